@@ -1,0 +1,75 @@
+"""The `weft` command: collects the subcommands and turns every error into one line and an exit code."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from typing import Any
+
+import typer
+
+import weft
+from weft.errors import WeftError
+
+# A subcommand is a module `weft.cli.NAME` with a function `NAME`; its heavy imports stay inside the function.
+COMMANDS = ("doctor", "run", "analyze", "report")
+
+PASS_THROUGH: dict[str, Any] = {"allow_interspersed_args": False}
+"""Settings of commands whose arguments belong to another program."""
+
+
+def _show_version(value: bool) -> None:
+    if value:
+        print(f"weft {weft.__version__}")
+        raise typer.Exit
+
+
+def build_app() -> typer.Typer:
+    """The application with every subcommand."""
+    app = typer.Typer(
+        name="weft",
+        help="Hide multi-GPU communication behind computation, on unmodified programs.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+    )
+
+    @app.callback()
+    def _root(
+        version: bool = typer.Option(
+            False, "--version", callback=_show_version, is_eager=True, help="Print the version and exit."
+        ),
+    ) -> None:
+        pass
+
+    for name in COMMANDS:
+        command = getattr(importlib.import_module(f"weft.cli.{name}"), name)
+        app.command(name, context_settings=PASS_THROUGH if name == "run" else {})(command)
+    return app
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Entry point of the console script."""
+    try:
+        code = build_app()(args=argv, prog_name="weft", standalone_mode=False)
+    except WeftError as error:
+        _fail(str(error), error.exit_code)
+    except BrokenPipeError:  # `weft … | head`: nothing is left to say, and nobody to say it to
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except (KeyboardInterrupt, typer.Abort):
+        _fail("interrupted", 130)
+    except Exception as error:
+        # typer ships its own copy of click in newer releases, so its errors are known by what they offer.
+        if not hasattr(error, "format_message"):
+            raise
+        hint = getattr(getattr(error, "ctx", None), "command_path", "weft")
+        _fail(f"{error.format_message().rstrip('.')}; see `{hint} --help`", 2)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _fail(message: str, code: int) -> None:
+    print("weft: " + " ".join(message.split()), file=sys.stderr)
+    sys.exit(code)

@@ -1,0 +1,46 @@
+"""Which kernels communicate: the one table that the shim and the trace reader share.
+
+A pattern is a case-insensitive glob over the whole kernel name (`*` any run of characters, `?` one).
+Every pattern must hold for the demangled name of a trace and for the mangled name that the driver knows.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+COMM_KERNELS: dict[str, tuple[str, ...]] = {
+    "nccl": ("nccl*", "void nccl*", "*ncclDevKernel*", "*ncclKernel*", "*ncclSym*Kernel*"),
+    "rccl": ("rccl*", "*mscclKernel*", "*mscclpp*"),
+    "nvshmem": ("*nvshmem*", "*rocshmem*"),
+    # DeepEP: `deep_ep::intranode::dispatch<…>`, mangled `…7deep_ep9intranode8dispatch…`. A bare
+    # "dispatch" would also match cub::DispatchReduce and the like, so the namespace is required.
+    "deep_ep": ("*deep_ep::*", "*N7deep_ep*", "*ep::internode*::*", "*ep::intranode::*"),
+    "symmetric memory": ("*multimem_*", "*one_shot_all*", "*two_shot_all*"),
+    "custom all-reduce": (
+        "*oneShotAllReduce*",
+        "*twoShotAllReduce*",
+        "*allreduce_fusion_kernel*",
+        "*cross_device_reduce*",
+        "*quickreduce*allreduce*",
+    ),
+}
+
+
+def glob_regex(globs: Iterable[str]) -> re.Pattern[str]:
+    """One compiled expression that matches a whole name against any of the globs."""
+    parts = ("".join({"*": ".*", "?": "."}.get(c, re.escape(c)) for c in glob) for glob in globs)
+    return re.compile("|".join(f"(?:{part})" for part in parts) or r"(?!)", re.IGNORECASE | re.DOTALL)
+
+
+def comm_globs() -> tuple[str, ...]:
+    """All patterns of the table, in order."""
+    return tuple(glob for globs in COMM_KERNELS.values() for glob in globs)
+
+
+_COMM = glob_regex(comm_globs())
+
+
+def is_comm(name: str) -> bool:
+    """Whether a kernel of this name moves data between GPUs."""
+    return _COMM.fullmatch(name) is not None
