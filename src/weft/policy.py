@@ -1,0 +1,233 @@
+"""Policy: how compute and communication may share the GPU. Pure data, JSON in and out."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from weft.errors import InputError, UsageError
+
+VERSION = 1
+MAX_RESIDENCY = 32  # no GPU of today holds more blocks on an SM (CUDA programming guide, compute capabilities)
+MAX_HEAD_START_US = 1000.0  # a longer wait is a stall, not a head start: 40 µs already costs on an H200
+MAX_CTAS = 1024
+MAX_RULES = 64  # the shim's control block has this many places
+MAX_PATTERN_BYTES = 127
+
+PRIORITIES = ("default", "high")
+MOMENTS = ("always", "overlap")
+ENGINES = ("sm", "dma")
+SCHEDULES = (
+    "serial",
+    "shard",
+    "uniform-fused-1d",
+    "hetero-fused-1d",
+    "hetero-unfused-1d",
+    "uniform-fused-2d",
+)
+
+# Where each control stands in the JSON document: field of Policy → (section, key).
+_PLACES = {
+    "priority": ("comm", "priority"),
+    "head_start_us": ("comm", "head_start_us"),
+    "max_ctas": ("comm", "max_ctas"),
+    "engine": ("comm", "engine"),
+    "residency": ("compute", "residency"),
+    "when": ("compute", "when"),
+    "rules": ("compute", "rules"),
+    "sm_reserve": ("compute", "sm_reserve"),
+    "schedule": (None, "schedule"),
+}
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What holds for the compute kernels whose name matches; the first rule that matches decides."""
+
+    kernel: str
+    """Case-insensitive glob over the whole kernel name: `*` any run of characters, `?` one."""
+    residency: int | None
+    """Resident blocks per SM, or None: leave these kernels alone."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.kernel, str) or not self.kernel:
+            raise UsageError(f"compute.rules: kernel must be a name pattern such as '*gemm*', not {self.kernel!r}")
+        if len(self.kernel.encode()) > MAX_PATTERN_BYTES or "\0" in self.kernel:
+            raise UsageError(
+                f"compute.rules: the pattern {self.kernel[:40]!r}… is too long; use at most "
+                f"{MAX_PATTERN_BYTES} bytes, with * for the rest"
+            )
+        _check_int("compute.rules residency", self.residency, 1, MAX_RESIDENCY)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policy:
+    """The controls. The defaults change nothing: `Policy()` is plain overlap."""
+
+    priority: str = "default"
+    """`high` lets pending blocks of a collective go before pending compute blocks."""
+    head_start_us: float = 0.0
+    """Microseconds that the first compute launch after a collective's launch waits on its own stream."""
+    max_ctas: int | None = None
+    """Most thread blocks (hence SMs) that a collective may take; None: the library's own choice."""
+    engine: str = "sm"
+    """What moves the bytes: `sm` kernels or `dma` copy engines."""
+    residency: int | None = None
+    """Resident compute blocks per SM for kernels that no rule names; None: leave them alone."""
+    when: str = "always"
+    """`overlap` shapes residency only while a collective is in flight."""
+    rules: tuple[Rule, ...] = ()
+    """Residency by kernel name, tried in order before `residency`."""
+    sm_reserve: int = 0
+    """SMs kept free of compute."""
+    schedule: str | None = None
+    """Granularity of a collective fused with a GEMM (`weft.ops`); None: chosen by shape."""
+
+    def __post_init__(self) -> None:
+        _check_choice("comm.priority", self.priority, PRIORITIES)
+        _check_choice("comm.engine", self.engine, ENGINES)
+        _check_choice("compute.when", self.when, MOMENTS)
+        if self.schedule is not None:
+            _check_choice("schedule", self.schedule, SCHEDULES)
+        _check_int("compute.residency", self.residency, 1, MAX_RESIDENCY)
+        _check_int("comm.max_ctas", self.max_ctas, 1, MAX_CTAS)
+        _check_int("compute.sm_reserve", self.sm_reserve, 0, 1024)
+        _check_head_start(self.head_start_us)
+        object.__setattr__(self, "rules", tuple(self.rules))
+        if len(self.rules) > MAX_RULES:
+            raise UsageError(f"compute.rules: {len(self.rules)} rules; a policy holds at most {MAX_RULES}")
+        if not all(isinstance(rule, Rule) for rule in self.rules):
+            raise UsageError("compute.rules: every entry must be a weft.Rule")
+
+    @property
+    def is_neutral(self) -> bool:
+        """Whether this policy changes nothing."""
+        return self == Policy(when=self.when)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON document: only what differs from the defaults, and the version."""
+        document: dict[str, Any] = {"version": VERSION}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value == field.default:
+                continue
+            if field.name == "rules":
+                value = [{"kernel": rule.kernel, "residency": rule.residency} for rule in value]
+            section, key = _PLACES[field.name]
+            (document.setdefault(section, {}) if section else document)[key] = value
+        return document
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_dict(), indent=2) + "\n"
+
+    @classmethod
+    def from_dict(cls, document: Any) -> Policy:
+        """A policy from its JSON document; unknown keys and impossible values are refused by name."""
+        if not isinstance(document, dict):
+            raise UsageError(f"a policy is a JSON object, not {type(document).__name__}")
+        if document.get("version") != VERSION:
+            raise UsageError(f"policy version {document.get('version')!r} is not known; this weft reads {VERSION}")
+        _check_keys("policy", document, ("version", "comm", "compute", "schedule"))
+        values: dict[str, Any] = {}
+        for name, (section, key) in _PLACES.items():
+            home = document.get(section, {}) if section else document
+            if not isinstance(home, dict):
+                raise UsageError(f"policy {section}: must be an object, not {home!r}")
+            if section:
+                _check_keys(section, home, [k for s, k in _PLACES.values() if s == section])
+            if key in home:
+                values[name] = _parse_rules(home[key]) if name == "rules" else home[key]
+        return cls(**values)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Policy:
+        """Read a policy file."""
+        try:
+            document = json.loads(Path(path).read_text(encoding="utf-8"))
+        except OSError as error:
+            raise InputError(f"cannot read policy {os.fspath(path)}: {error.strerror}") from None
+        except (ValueError, RecursionError) as error:
+            raise InputError(f"policy {os.fspath(path)} is not JSON: {error}") from None
+        try:
+            return cls.from_dict(document)
+        except UsageError as error:
+            raise InputError(f"policy {os.fspath(path)}: {error}") from None
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a policy file, whole or not at all."""
+        write_whole(path, self.to_json())
+
+    def __str__(self) -> str:
+        parts = [
+            f"{name} {getattr(self, name)}"
+            for name in ("priority", "residency", "head_start_us", "max_ctas", "sm_reserve", "schedule")
+            if getattr(self, name) != type(self).__dataclass_fields__[name].default
+        ]
+        parts += [f"{len(self.rules)} kernel rules"] if self.rules else []
+        parts += ["only while a collective is in flight"] if self.when == "overlap" else []
+        parts += ["engine dma"] if self.engine == "dma" else []
+        return ", ".join(parts) or "no control"
+
+
+def write_whole(path: str | os.PathLike[str], text: str) -> None:
+    """Replace a file in one step, so that a reader or a crash never meets half of it."""
+    target = Path(path)
+    try:
+        handle, partial = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    except OSError as error:
+        raise InputError(f"cannot write {target}: {error.strerror}") from None
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        umask = os.umask(0)
+        os.umask(umask)
+        Path(partial).chmod(0o666 & ~umask)
+        Path(partial).replace(target)
+    except OSError as error:
+        Path(partial).unlink(missing_ok=True)
+        raise InputError(f"cannot write {target}: {error.strerror}") from None
+
+
+def _parse_rules(value: Any) -> tuple[Rule, ...]:
+    if not isinstance(value, list):
+        raise UsageError(f"compute.rules: must be a list, not {value!r}")
+    for entry in value:
+        if not isinstance(entry, dict):
+            raise UsageError(f"compute.rules: every entry must be an object, not {entry!r}")
+        _check_keys("compute.rules", entry, ("kernel", "residency"))
+        if set(entry) != {"kernel", "residency"}:
+            raise UsageError(f"compute.rules: an entry needs kernel and residency (null: leave alone), not {entry!r}")
+    return tuple(Rule(entry["kernel"], entry["residency"]) for entry in value)
+
+
+def _check_keys(where: str, mapping: Mapping[str, Any], known: Any) -> None:
+    for key in mapping:
+        if key not in known:
+            raise UsageError(f"{where}: unknown key {key!r}; known are {', '.join(known)}")
+
+
+def _check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise UsageError(f"{name} {value!r} is not known; use one of {', '.join(choices)}")
+
+
+def _check_int(name: str, value: Any, low: int, high: int) -> None:
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise UsageError(f"{name} {value!r} is not possible; use a whole number from {low} to {high}")
+
+
+def _check_head_start(value: Any) -> None:
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not number or not math.isfinite(value) or not 0 <= value <= MAX_HEAD_START_US:
+        raise UsageError(
+            f"comm.head_start_us {value!r} is not possible; use 0 to {MAX_HEAD_START_US:g} microseconds "
+            "(5 is a good start)"
+        )
