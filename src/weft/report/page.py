@@ -1,24 +1,102 @@
-"""The HTML page of a result: one self-contained file that needs no network."""
+"""The HTML page of a result: one self-contained file that needs no network.
+
+Text of a document enters the page only by the templates' autoescape or in the escaped JSON block, which the
+script shows with textContent; the page's own policy (CSP) lets nothing run but its script, known by hash.
+"""
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import json
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
 from typing import Any
 
+import jinja2
+from markupsafe import Markup
+
+import weft
+from weft.report.build import Part, analysis_part, bench_part, comparison_parts, tune_part
 from weft.timeline import Timeline
 
 Document = dict[str, Any]
 
+_ASSETS = Path(__file__).parent / "assets"
+_STYLES = ("base", "blocks", "timeline", "results", "print")
+_SCRIPTS = ("format", "data", "view", "paint", "hover", "timeline", "input", "table", "main")
+# Inside a script block these would end it, or begin a comment; JSON does not mind the escapes.
+_ESCAPES = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
 
-def analysis_page(document: Document, timelines: list[Timeline]) -> str:
+
+def analysis_page(document: Document, timelines: Sequence[Timeline]) -> str:
     """The page of `weft analyze`; `timelines` are those of `document["ranks"]`, in the same order."""
-    raise NotImplementedError
+    return render([analysis_part(document, timelines)])
 
 
 def bench_page(document: Document) -> str:
     """The page of `weft bench`."""
-    raise NotImplementedError
+    return render([bench_part(document)])
 
 
-def tune_page(document: Document, before: Timeline | None, after: Timeline | None) -> str:
+def tune_page(document: Document, before: Timeline | None = None, after: Timeline | None = None) -> str:
     """The page of `weft tune`, with the timelines before and after where they are known."""
-    raise NotImplementedError
+    return render([tune_part(document, before, after)])
+
+
+def comparison_page(
+    document: Document, before: Sequence[Timeline] = (), after: Sequence[Timeline] = ()
+) -> str:
+    """The page of `weft analyze BEFORE AFTER`: the change, then both analyses."""
+    return render(comparison_parts(document, before, after))
+
+
+def render(parts: Sequence[Part]) -> str:
+    """One page of several parts."""
+    style = "\n".join(_asset(f"css/{name}.css") for name in _STYLES)
+    script = "(() => {\n'use strict';\n" + "\n".join(_asset(f"js/{name}.js") for name in _SCRIPTS) + "\n})();"
+    numbered = [part.numbered(position) for position, part in enumerate(parts)]
+    return (
+        _environment()
+        .get_template("page.html.j2")
+        .render(
+            title=numbered[0].title if len(numbered) == 1 else "Results",
+            parts=numbered,
+            version=weft.__version__,
+            style=Markup(style),
+            script=Markup(script),
+            policy=(
+                f"default-src 'none'; script-src '{_source_hash(script)}'; "
+                f"style-src '{_source_hash(style)}'; base-uri 'none'; form-action 'none'"
+            ),
+        )
+    )
+
+
+def embedded(payload: Any) -> Markup:
+    """JSON that is safe inside a script element."""
+    return Markup(json.dumps(payload, separators=(",", ":"), allow_nan=False).translate(_ESCAPES))
+
+
+@cache
+def _asset(name: str) -> str:
+    return (_ASSETS / name).read_text(encoding="utf-8")
+
+
+@cache
+def _environment() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_ASSETS),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["embedded"] = embedded
+    return environment
+
+
+def _source_hash(source: str) -> str:
+    digest = hashlib.sha256(source.encode()).digest()
+    return "sha256-" + base64.b64encode(digest).decode()

@@ -1,0 +1,244 @@
+"""What the page says about an analysis: sentence, key figures, bars, tables and advice."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Any
+
+from weft.report import words
+from weft.report.parts import (
+    MAX_ROWS,
+    Bar,
+    Card,
+    Cell,
+    Column,
+    Table,
+    cause_pieces,
+    causes,
+    main_cause,
+    stacked,
+)
+from weft.report.reading import Document, amount, interval, number, record, records, shorten, text
+
+MAX_RANKS = 128
+MAX_COLLECTIVE_BARS = 12
+
+
+@dataclass(frozen=True)
+class Advice:
+    """One thing to try."""
+
+    title: str
+    detail: str
+    control: str
+    collective: str
+    gain: str
+    command: str
+
+
+def rank_label(rank: Document, position: int) -> str:
+    """How a rank is called everywhere: its number, or the name of its file."""
+    known = number(rank, "rank")
+    if known is not None:
+        return f"rank {known:.0f}"
+    return PurePath(text(rank, "path")).name or f"trace {position}"
+
+
+def labels(document: Document) -> list[str]:
+    """The labels of all ranks, made distinct."""
+    found: list[str] = []
+    for position, rank in enumerate(records(document, "ranks")):
+        label = rank_label(rank, position)
+        found.append(label if label not in found else f"{label} ({position})")
+    return found
+
+
+def worst_rank(document: Document) -> dict[str, Any]:
+    """The rank with the most exposed communication."""
+    return max(records(document, "ranks"), key=lambda rank: amount(rank, "exposed_comm_us"), default={})
+
+
+def sentence(document: Document) -> str:
+    """What is exposed and why, in one sentence."""
+    ranks = records(document, "ranks")
+    worst = worst_rank(document)
+    comm, exposed = amount(worst, "comm_us"), amount(worst, "exposed_comm_us")
+    if comm <= 0:
+        return "No communication was found in the trace."
+    where = (
+        f" on {rank_label(worst, ranks.index(worst))}, the worst of {len(ranks)} ranks"
+        if len(ranks) > 1
+        else ""
+    )
+    if exposed <= 0:
+        return f"All {words.duration(comm)} of communication is hidden behind compute{where}."
+    said = f"{words.duration(exposed)} of {words.duration(comm)} communication "
+    said += f"({words.percent(words.share(exposed, comm), 0)}) is exposed{where}"
+    return f"{said}{_because(ranks)}."
+
+
+def _because(ranks: Sequence[Document]) -> str:
+    cause = main_cause(ranks)
+    if cause is None:
+        return ""
+    total = sum(us for rank in ranks for _, us in causes(rank))
+    part = sum(us for rank in ranks for key, us in causes(rank) if key == cause)
+    known = {item.key: item.because for item in words.CAUSES}
+    lead = "mostly because" if part * 2 > total else "first of all because"
+    why = known.get(cause) or f"of {words.cause_name(cause)}"
+    return f", {lead} {why} ({words.share(part, total):.0f}% of it)"
+
+
+def cards(document: Document) -> list[Card]:
+    """The key figures, of the rank with the most exposed communication."""
+    rank = worst_rank(document)
+    span, comm = amount(rank, "span_us"), amount(rank, "comm_us")
+
+    def of(part: float, whole: float, what: str) -> str:
+        return f"{words.percent(words.share(part, whole))} of {what}" if whole > 0 else ""
+
+    def figure(label: str, key: str, tone: str = "") -> Card:
+        return Card(label, words.duration(number(rank, key)), of(amount(rank, key), span, "the span"), tone)
+
+    exposed = amount(rank, "exposed_comm_us")
+    hidden = number(rank, "overlap_pct")
+    return [
+        Card(
+            "Exposed communication",
+            words.duration(number(rank, "exposed_comm_us")),
+            of(exposed, span, "the span"),
+            "exposed" if exposed > 0 else "good",
+        ),
+        Card("Hidden behind compute", words.percent(hidden), f"of {words.duration(comm)} communication"),
+        figure("Communication", "comm_us"),
+        figure("Compute", "compute_us"),
+        figure("Idle", "idle_us"),
+        Card(
+            "Span",
+            words.duration(number(rank, "span_us")),
+            f"memory {words.duration(number(rank, 'memory_us'))}",
+        ),
+    ]
+
+
+def rank_bars(document: Document) -> list[Bar]:
+    """Communication of each rank: the hidden part, then the exposed part by cause."""
+    ranks = records(document, "ranks")[:MAX_RANKS]
+    whole = max((amount(rank, "comm_us") for rank in ranks), default=0.0)
+    return [_comm_bar(label, rank, whole) for label, rank in zip(labels(document), ranks, strict=False)]
+
+
+def _comm_bar(label: str, source: Document, whole: float) -> Bar:
+    comm, exposed = amount(source, "comm_us"), amount(source, "exposed_comm_us")
+    hidden = number(source, "overlap_us")
+    hidden = comm - exposed if hidden is None else hidden
+    pieces = [("hidden", hidden, f"hidden {words.duration(hidden)}"), *_exposed_pieces(source, exposed)]
+    return Bar(label, stacked(pieces, whole), words.duration(exposed), f"exposed of {words.duration(comm)}")
+
+
+def _exposed_pieces(source: Document, exposed: float) -> list[tuple[str, float, str]]:
+    return cause_pieces(source) or [("cause-other", exposed, f"exposed {words.duration(exposed)}")]
+
+
+def collective_bars(document: Document) -> list[Bar]:
+    """Exposed time of the most exposed collectives over all ranks, by cause."""
+    merged: dict[str, dict[str, Any]] = {}
+    for rank in records(document, "ranks"):
+        for item in records(rank, "collectives"):
+            total = merged.setdefault(collective_name(item), {"exposed_us": 0.0, "attribution": {}})
+            total["exposed_us"] += amount(item, "exposed_us")
+            for key, us in causes(item):
+                total["attribution"][key] = total["attribution"].get(key, 0.0) + us
+    ranked = sorted(merged.items(), key=lambda entry: -entry[1]["exposed_us"])[:MAX_COLLECTIVE_BARS]
+    whole = max((item["exposed_us"] for _, item in ranked), default=0.0)
+    return [
+        Bar(
+            name,
+            stacked(_exposed_pieces(item, item["exposed_us"]), whole),
+            words.duration(item["exposed_us"]),
+        )
+        for name, item in ranked
+        if item["exposed_us"] > 0
+    ]
+
+
+def collective_name(item: Document) -> str:
+    """Kind and name of a collective, short enough for a label."""
+    name, kind = text(item, "name", "?"), text(item, "kind")
+    plain = name.split("(")[0].split("<")[0].removeprefix("void ").strip() or name
+    said = kind.lower().replace("_", "") in plain.lower().replace("_", "")
+    return shorten(plain if said else f"{kind} · {plain}", 60)
+
+
+def collective_table(document: Document) -> Table:
+    """Every collective of every rank, the most exposed first."""
+    found = [
+        (label, item)
+        for label, rank in zip(labels(document), records(document, "ranks"), strict=True)
+        for item in records(rank, "collectives")
+    ]
+    found.sort(key=lambda entry: -amount(entry[1], "exposed_us"))
+    columns = (
+        Column("Collective", numeric=False),
+        Column("Rank", numeric=False),
+        Column("Count"),
+        Column("Bytes", title="moved in all"),
+        Column("Total"),
+        Column("Median"),
+        Column("Exposed"),
+        Column("Exposed %", title="of its total"),
+        Column("Bus bandwidth"),
+        Column("Main cause", numeric=False),
+    )
+    rows = tuple(_collective_row(label, item) for label, item in found[:MAX_ROWS])
+    return Table("Collectives", columns, rows, max(len(found) - MAX_ROWS, 0), sorted_by=6)
+
+
+def _collective_row(label: str, item: Document) -> tuple[Cell, ...]:
+    count, size, busbw = number(item, "count"), number(item, "bytes"), number(item, "busbw_gbps")
+    total, median, exposed = number(item, "total_us"), number(item, "median_us"), number(item, "exposed_us")
+    part = None if not total or exposed is None else words.share(exposed, total)
+    cause = main_cause([item])
+    return (
+        Cell(collective_name(item), collective_name(item).lower(), "name", shorten(text(item, "name"), 300)),
+        Cell(label, label),
+        Cell(words.NOTHING if count is None else f"{count:,.0f}", count),
+        Cell(words.size(size), size),
+        Cell(words.duration(total), total),
+        Cell(words.duration(median), median),
+        Cell(words.duration(exposed), exposed, "strong"),
+        Cell(words.percent(part), part),
+        Cell(words.bandwidth(busbw), busbw),
+        Cell(words.cause_name(cause) if cause else words.NOTHING, words.cause_name(cause) if cause else ""),
+    )
+
+
+def advice(document: Document) -> list[Advice]:
+    """What to try, in the order given."""
+    return [
+        Advice(
+            title=text(item, "title", text(item, "control", "Advice")),
+            detail=text(item, "detail"),
+            control=text(item, "control"),
+            collective=text(item, "collective"),
+            gain=words.gain(interval(item, "gain_us")),
+            command=text(item, "command"),
+        )
+        for item in records(document, "advice")[:50]
+    ]
+
+
+def device(document: Document) -> str:
+    """The device, or the different ones."""
+    found = [text(rank, "device") for rank in records(document, "ranks")] + [text(document, "device")]
+    return ", ".join(dict.fromkeys(shorten(name, 60) for name in found if name))
+
+
+def summary_note(document: Document) -> str:
+    """The text that an analysis carries as its own summary, where it has one."""
+    summary = document.get("summary")
+    return (
+        text(document, "summary") if isinstance(summary, str) else text(record(document, "summary"), "text")
+    )

@@ -1,0 +1,116 @@
+// One timeline of the page: its data, its view, and the drawing of both.
+
+class Timeline {
+  constructor(root) {
+    this.root = root;
+    this.payload = JSON.parse(document.getElementById(root.dataset.source).textContent);
+    this.rows = decodeRows(this.payload);
+    this.layout = layOut(this.rows);
+    this.view = new View(this.payload.end);
+    this.stage = root.querySelector(".stage");
+    this.canvas = root.querySelector(".spans");
+    this.overview = root.querySelector(".overview");
+    this.range = root.querySelector(".range");
+    this.row = 0;
+    root.hidden = false;
+    root.querySelector(".spacer").style.height = `${this.layout.height}px`;
+    this.hover = new Hover(this.stage, this.payload);
+    this.view.listeners.push(() => { this.hover.hide(); this.schedule(); });
+    this.recolour();
+  }
+
+  recolour() {
+    this.colours = readColours(this.root);
+    this.draw();
+  }
+
+  size() {
+    const width = this.stage.clientWidth;
+    const height = this.stage.clientHeight || this.layout.height;
+    return { width, height, gutter: width < 560 ? 74 : 108, scroll: this.stage.scrollTop };
+  }
+
+  schedule() {
+    if (this.pending) return;
+    this.pending = true;
+    requestAnimationFrame(() => { this.pending = false; this.draw(); });
+    this.tell();
+  }
+
+  draw() {
+    const size = this.size();
+    const context = sharpen(this.canvas, size.width, size.height);
+    paintRows(context, this.rows, this.layout, this.view, size, this.colours, this.payload.names);
+    paintOverview(this.overview, this.payload.overview, this.view, size.gutter, this.colours);
+    this.tell();
+  }
+
+  // The range in words for everyone, and in exact nanoseconds for scripts.
+  tell() {
+    const { view, root } = this;
+    root.dataset.from = String(Math.round(view.from));
+    root.dataset.to = String(Math.round(view.to));
+    const whole = view.width >= view.end;
+    this.range.textContent = whole
+      ? `Showing all ${formatTime(view.end)}`
+      : `Showing ${formatTime(view.from)} to ${formatTime(view.to)}: ${formatTime(view.width)} of ${formatTime(view.end)}`;
+  }
+
+  momentAt(x) {
+    const { width, gutter } = this.size();
+    return this.view.from + (x - gutter) / (width - gutter) * this.view.width;
+  }
+
+  // The span under a point of the stage, in content coordinates; a short one may be missed by 3 pixels.
+  hit(x, y) {
+    const size = this.size();
+    if (x < size.gutter - 3) return null;
+    const tolerance = 3 * this.view.width / (size.width - size.gutter);
+    const row = this.rows.find((candidate) => y >= candidate.y - 1 && y <= candidate.y + candidate.height + 1);
+    if (!row) return null;
+    let best = null;
+    for (const track of row.tracks) {
+      const at = spanAt(track, this.momentAt(x), tolerance);
+      if (at < 0) continue;
+      const length = track.end[at] - track.start[at];
+      if (!best || length < best.length) best = { row, track, at, length };
+    }
+    return best;
+  }
+
+  // Choose the next or previous span of the current row by time.
+  step(direction) {
+    const row = this.rows[this.row];
+    const from = this.hover.chosen && this.hover.chosen.row === row
+      ? this.hover.chosen.track.start[this.hover.chosen.at] : (direction > 0 ? this.view.from - 1 : this.view.to);
+    this.choose(row, from, direction);
+  }
+
+  // Choose the next exposed range of any rank after what is chosen, or after the middle of the view.
+  stepExposed(direction) {
+    const chosen = this.hover.chosen;
+    const whole = this.view.width >= this.view.end;
+    const from = chosen && chosen.row.exposed ? chosen.track.start[chosen.at]
+      : whole ? (direction > 0 ? -1 : this.view.end + 1) : (this.view.from + this.view.to) / 2;
+    const current = this.rows[this.row];
+    const row = current && current.exposed ? current : this.rows.find((candidate) => candidate.exposed && candidate.group === (current || {}).group)
+      || this.rows.find((candidate) => candidate.exposed);
+    if (row) this.choose(row, from, direction);
+  }
+
+  choose(row, from, direction) {
+    let best = null;
+    for (const track of row.tracks) {
+      const at = direction > 0 ? firstOver(track.start, from) : firstOver(track.start, from - 0.5) - 1;
+      if (at < 0 || at >= track.length) continue;
+      if (!best || direction * (track.start[at] - best.track.start[best.at]) < 0) best = { track, at };
+    }
+    if (!best) return;
+    this.row = this.rows.indexOf(row);
+    this.view.reveal(best.track.start[best.at], best.track.end[best.at]);
+    this.stage.scrollTop = Math.min(this.stage.scrollTop, row.y - AXIS - HEADER);
+    if (row.y + row.height > this.stage.scrollTop + this.stage.clientHeight) this.stage.scrollTop = row.y + row.height - this.stage.clientHeight + 8;
+    this.hover.show(row, best.track, best.at, this.view, this.size());
+    this.range.textContent = this.hover.text();
+  }
+}

@@ -1,0 +1,220 @@
+"""From documents to the parts of a page: everything a template shows, ready to be shown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import PurePath
+from typing import TypeVar
+
+from weft.report import analysis, compare, details, results, words
+from weft.report.drawing import MAX_JSON_BYTES, Drawing, draw
+from weft.report.parts import Bar, Card, Table
+from weft.report.reading import Document, record, records, text
+from weft.timeline import Timeline
+
+AnyPart = TypeVar("AnyPart", bound="Part")
+_NO_TABLE = Table("", (), ())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """One result on a page."""
+
+    template: str
+    title: str
+    sentence: str
+    contents: tuple[tuple[str, str], ...]
+    """Identifier and label of the sections, for the page's navigation."""
+    id: str = "part"
+    subtitle: str = ""
+    simulated: bool = False
+    drawing: Drawing | None = None
+    what_is_drawn: str = ""
+    stream_table: Table = _NO_TABLE
+    exposed_table: Table = _NO_TABLE
+
+    def numbered(self, position: int) -> Part:
+        """The same part with identifiers of its own."""
+        return replace(self, id=f"part{position}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnalysisPart(Part):
+    """An analysis."""
+
+    cards: tuple[Card, ...]
+    summary: str
+    legend: tuple[tuple[str, str, str], ...]
+    rank_bars: tuple[Bar, ...]
+    collective_bars: tuple[Bar, ...]
+    collective_table: Table
+    step_table: Table
+    price_table: Table
+    price_sentence: str
+    advice: tuple[analysis.Advice, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchPart(Part):
+    """A bench."""
+
+    heatmaps: tuple[results.Heatmap, ...]
+    charts: tuple[results.Chart, ...]
+    table: Table
+
+
+@dataclass(frozen=True, kw_only=True)
+class TunePart(Part):
+    """A tune."""
+
+    cards: tuple[Card, ...]
+    chart: results.Chart
+    table: Table
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparisonPart(Part):
+    """What changed between two analyses."""
+
+    table: Table
+
+
+def analysis_part(
+    document: Document,
+    timelines: Sequence[Timeline] = (),
+    *,
+    title: str = "Analysis",
+    max_bytes: int = MAX_JSON_BYTES,
+) -> AnalysisPart:
+    """The part of `weft analyze`."""
+    names = analysis.labels(document)
+    # Timelines without a document of their own still get drawn, and a document without them is still shown.
+    drawn = [*names, *(f"timeline {i}" for i in range(len(names), len(timelines)))][: len(timelines)]
+    steps, price = details.step_table(document, names), details.price_table(document, names)
+    sections = [("summary", "Summary")]
+    sections += [("timeline", "Timeline")] if timelines else []
+    sections += [("causes", "Causes"), ("advice", "Advice"), ("collectives", "Collectives")]
+    sections += [("steps", "Steps")] if steps.rows else []
+    sections += [("price", "Price")] if price.rows else []
+    part = AnalysisPart(
+        template="analysis.html.j2",
+        title=title,
+        subtitle=_subtitle(analysis.device(document), _count(len(names), "rank"), _paths(document)),
+        sentence=analysis.sentence(document),
+        contents=tuple(sections),
+        simulated=results.is_simulated(document) or analysis.device(document).startswith("sim:"),
+        cards=tuple(analysis.cards(document)),
+        summary=analysis.summary_note(document),
+        legend=_legend(),
+        rank_bars=tuple(analysis.rank_bars(document)),
+        collective_bars=tuple(analysis.collective_bars(document)),
+        collective_table=analysis.collective_table(document),
+        step_table=steps,
+        price_table=price,
+        price_sentence=details.price_sentence(document),
+        advice=tuple(analysis.advice(document)),
+    )
+    return _with_timelines(part, timelines, drawn, shared_clock=True, max_bytes=max_bytes)
+
+
+def bench_part(document: Document) -> BenchPart:
+    """The part of `weft bench`."""
+    heatmaps, charts = results.heatmaps(document), results.bench_charts(document)
+    sections = [("heat", "Heatmaps")] if heatmaps else []
+    sections += [("times", "Times")] if charts else []
+    suite = text(document, "suite")
+    return BenchPart(
+        template="bench.html.j2",
+        title=f"Bench {suite}".strip(),
+        subtitle=_subtitle(text(document, "device"), _count(len(records(document, "rows")), "measurement")),
+        sentence=results.bench_sentence(document),
+        contents=(*sections, ("table", "Results")),
+        simulated=results.is_simulated(document),
+        heatmaps=tuple(heatmaps),
+        charts=tuple(charts),
+        table=results.bench_table(document),
+    )
+
+
+def tune_part(
+    document: Document,
+    before: Timeline | None = None,
+    after: Timeline | None = None,
+    *,
+    max_bytes: int = MAX_JSON_BYTES,
+) -> TunePart:
+    """The part of `weft tune`."""
+    shown = [(line, name) for line, name in ((before, "before"), (after, "after")) if line is not None]
+    sections = [("summary", "Summary"), ("candidates", "Candidates")]
+    part = TunePart(
+        template="tune.html.j2",
+        title=f"Tune {results.workload_name(document)}".strip(),
+        subtitle=_subtitle(
+            text(document, "device"), _count(len(records(document, "candidates")), "candidate")
+        ),
+        sentence=results.tune_sentence(document),
+        contents=(*sections, *([("timeline", "Timeline")] if shown else [])),
+        simulated=results.is_simulated(document),
+        cards=tuple(results.tune_cards(document)),
+        chart=results.tune_chart(document),
+        table=results.candidate_table(document),
+    )
+    timelines, names = [line for line, _ in shown], [name for _, name in shown]
+    return _with_timelines(part, timelines, names, shared_clock=False, max_bytes=max_bytes)
+
+
+def comparison_parts(
+    document: Document,
+    before: Sequence[Timeline] = (),
+    after: Sequence[Timeline] = (),
+    *,
+    max_bytes: int = MAX_JSON_BYTES,
+) -> list[Part]:
+    """What changed between two analyses, then each of them."""
+    part = ComparisonPart(
+        template="comparison.html.j2",
+        title="Comparison",
+        sentence=compare.sentence(document),
+        contents=(("change", "Change"),),
+        table=compare.change_table(document),
+    )
+    sides = (("before", "Before", before), ("after", "After", after))
+    analyses = [
+        analysis_part(record(document, key), timelines, title=title, max_bytes=max_bytes // 2)
+        for key, title, timelines in sides
+    ]
+    return [part, *analyses]
+
+
+def _with_timelines(
+    part: AnyPart, timelines: Sequence[Timeline], names: Sequence[str], *, shared_clock: bool, max_bytes: int
+) -> AnyPart:
+    if not timelines:
+        return part
+    return replace(
+        part,
+        drawing=draw(timelines, names, shared_clock=shared_clock, max_bytes=max_bytes),
+        what_is_drawn=", ".join(names),
+        stream_table=details.stream_table(timelines, names),
+        exposed_table=details.exposed_table(timelines, names),
+    )
+
+
+def _legend() -> tuple[tuple[str, str, str], ...]:
+    known = tuple((f"cause-{i}", cause.name, cause.meaning) for i, cause in enumerate(words.CAUSES))
+    return (("hidden", "hidden behind compute", "communication that runs beside compute"), *known)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" + ("" if number == 1 else "s") if number else ""
+
+
+def _paths(document: Document) -> str:
+    paths = [PurePath(text(rank, "path")) for rank in records(document, "ranks") if text(rank, "path")]
+    shown = ["/".join(path.parts[-2:]) for path in paths[:2]]
+    return ", ".join(shown) + (f" and {len(paths) - 2} more" if len(paths) > 2 else "")
+
+
+def _subtitle(*pieces: str) -> str:
+    return " · ".join(piece for piece in pieces if piece)

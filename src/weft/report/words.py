@@ -1,0 +1,143 @@
+"""The words and number formats that the terminal, the page and the export share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from weft.errors import UsageError
+from weft.policy import Policy
+from weft.report.reading import clean, finite
+
+NOTHING = "\N{EN DASH}"
+
+
+@dataclass(frozen=True)
+class Cause:
+    """Why communication is exposed: the key in a document, a short name, and what it means."""
+
+    key: str
+    name: str
+    meaning: str
+    because: str
+    """Ends the sentence "… is exposed, mostly because …"."""
+
+
+CAUSES = (
+    Cause(
+        "launched_late_us",
+        "launched late",
+        "the CPU launched the collective after the GPU had run out of compute",
+        "the CPU launches the collectives late",
+    ),
+    Cause(
+        "behind_compute_us",
+        "behind compute",
+        "the collective was ready but waited for compute to leave the SMs",
+        "the collectives wait behind compute that holds the SMs",
+    ),
+    Cause(
+        "slower_rank_us",
+        "slower rank",
+        "the collective waited for a rank that arrived later",
+        "the collectives wait for a slower rank",
+    ),
+    Cause(
+        "nothing_to_hide_behind_us",
+        "nothing to hide behind",
+        "no compute was left to run beside it: a dependency, or the end of the step",
+        "no compute is left to run beside the collectives",
+    ),
+)
+
+
+def cause_name(key: str) -> str:
+    """The short name of a cause, also of one this version does not know."""
+    known = {cause.key: cause.name for cause in CAUSES}
+    return known.get(key) or clean(key.removesuffix("_us").replace("_", " "))
+
+
+def duration(us: float | None) -> str:
+    """Microseconds in the unit that suits them, to four digits."""
+    if us is None:
+        return NOTHING
+    size = abs(us)
+    if size == 0:
+        return "0"
+    for limit, factor, unit in ((1.0, 1e3, "ns"), (1e3, 1.0, "µs"), (1e6, 1e-3, "ms")):
+        if size < limit:
+            return f"{us * factor:.4g} {unit}"
+    return f"{us * 1e-6:.4g} s" if size < 1e10 else f"{us * 1e-6:.0f} s"
+
+
+def milliseconds(ms: float | None) -> str:
+    """Milliseconds in the unit that suits them."""
+    return duration(None if ms is None else ms * 1e3)
+
+
+def percent(value: float | None, digits: int = 1) -> str:
+    """A percentage."""
+    return NOTHING if value is None else f"{value:.{digits}f}%"
+
+
+def ratio(value: float | None) -> str:
+    """A plain number with three decimals."""
+    return NOTHING if value is None else f"{value:.3f}"
+
+
+def size(count: float | None) -> str:
+    """Bytes in binary units."""
+    if count is None or count < 0:
+        return NOTHING
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if count < 1024 or unit == "TiB":
+            return f"{count:.4g} {unit}"
+        count /= 1024
+    return NOTHING
+
+
+def bandwidth(gbps: float | None) -> str:
+    """Bus bandwidth."""
+    return NOTHING if gbps is None else f"{gbps:.4g} GB/s"
+
+
+def share(part: float, whole: float) -> float:
+    """A part in percent of the whole, 0 where there is no whole."""
+    return 100.0 * part / whole if whole > 0 else 0.0
+
+
+def gain(low_high: tuple[float, float] | None) -> str:
+    """A predicted gain as a range."""
+    if low_high is None:
+        return ""
+    low, high = low_high
+    if high <= 0:
+        return "nothing to gain"
+    return f"up to {duration(high)}" if low <= 0 else f"{duration(low)} to {duration(high)}"
+
+
+def policy_name(policy: Any) -> str:
+    """A policy in one line, whether it is a name, a policy's document or an object of controls."""
+    if not isinstance(policy, dict):
+        return NOTHING if policy is None else clean(policy)
+    try:
+        return clean(Policy.from_dict(policy))
+    except UsageError:  # written by another version: show what it says
+        return ", ".join(_controls(policy)) or "no control"
+
+
+def _controls(section: dict[str, Any]) -> list[str]:
+    found: list[str] = []
+    for key, value in section.items():
+        if isinstance(value, dict):
+            found += _controls(value)
+        elif key != "version" and value not in (None, []):
+            found.append(f"{clean(key)} {_control(value)}")
+    return found
+
+
+def _control(value: Any) -> str:
+    if isinstance(value, list):
+        return f"[{len(value)}]"
+    exact = finite(value)
+    return f"{exact:g}" if exact is not None else clean(value)
