@@ -1,0 +1,141 @@
+"""`weft analyze`: overlap, exposed time and its causes, per rank and collective; advice."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from weft.errors import InputError, UsageError
+
+if TYPE_CHECKING:
+    from weft.trace.analysis import Progress
+
+QUIET_S = 2.0
+"""Progress is shown only when the work takes longer than this."""
+
+
+def analyze(
+    traces: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="TRACE…", help="Profiler traces or folders of ranks. Two folders: before, after."
+        ),
+    ],
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="Write a page to look at.")
+    ] = None,
+    perfetto: Annotated[
+        Path | None,
+        typer.Option("--perfetto", metavar="FILE", help="Write a trace for ui.perfetto.dev with the causes."),
+    ] = None,
+    comm: Annotated[
+        str | None,
+        typer.Option("--comm", metavar="REGEX", help="Kernels whose name this finds are communication too."),
+    ] = None,
+) -> None:
+    """Tell how much communication is exposed, why, and what would hide it."""
+    import weft.trace
+
+    if len(traces) == 2 and all(path.is_dir() for path in traces):
+        if perfetto:
+            raise UsageError("--perfetto takes one run; give one folder, or leave the option out")
+        _compare(traces, as_json, html, comm)
+        return
+    with _progress() as progress:
+        found = weft.trace.analyze(*traces, comm=comm, progress=progress)
+    document = found.to_json()
+    if html:
+        from weft.report.page import analysis_page
+
+        write_atomically(html, analysis_page(document, found.timelines).encode())
+    if perfetto:
+        from weft.report.perfetto import export
+
+        write_atomically(perfetto, export(document, found.timelines))
+    if as_json:
+        _print_json(document)
+    else:
+        from weft.report.terminal import show_analysis
+
+        show_analysis(document, _console())
+        _tell_written(html, perfetto)
+
+
+def _compare(folders: list[Path], as_json: bool, html: Path | None, comm: str | None) -> None:
+    import weft.trace
+
+    with _progress() as progress:
+        before, after = (weft.trace.analyze(folder, comm=comm, progress=progress) for folder in folders)
+    document = weft.trace.compare(before, after)
+    if html:
+        from weft.report.page import comparison_page
+
+        write_atomically(html, comparison_page(document, before.timelines, after.timelines).encode())
+    if as_json:
+        _print_json(document)
+    else:
+        from weft.report.terminal import show_comparison
+
+        show_comparison(document, _console())
+        _tell_written(html)
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """The whole file or nothing: a reader never sees half of it, and a failure leaves the old one."""
+    temporary = ""
+    try:
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        mask = os.umask(0)
+        os.umask(mask)
+        Path(temporary).chmod(0o666 & ~mask)
+        Path(temporary).replace(path)
+    except OSError as error:
+        if temporary:
+            Path(temporary).unlink(missing_ok=True)
+        raise InputError(f"{path}: cannot be written: {error.strerror or error}") from error
+
+
+def _print_json(document: dict[str, Any]) -> None:
+    print(json.dumps(document, ensure_ascii=False, allow_nan=False))
+
+
+def _console() -> Any:
+    from rich.console import Console
+
+    return Console(soft_wrap=False, highlight=False)
+
+
+def _tell_written(*files: Path | None) -> None:
+    for file in files:
+        if file:
+            print(f"wrote {file}", file=sys.stderr)
+
+
+@contextmanager
+def _progress() -> Iterator[Progress]:
+    """A line on stderr per file, once the work has taken a while; nothing if stderr is not a terminal."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    began = time.monotonic()
+    with console.status("reading traces …") as status:
+        status.stop()
+
+        def show(path: str, done: int, total: int) -> None:
+            if time.monotonic() - began > QUIET_S:
+                status.update(f"reading {path} ({done + 1} of {total}) …")
+                status.start()
+
+        yield show

@@ -1,0 +1,444 @@
+"""Decodes pieces of the events array into columns, keeping only what the analysis needs.
+
+Events become typed structs whose larger parts stay undecoded text (`msgspec.Raw`) until their category says
+that they matter; nine of ten events of a profiler trace never get further than that.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from weft.trace.digits import UNKNOWN, nanoseconds
+from weft.trace.scan import split
+
+I64 = npt.NDArray[np.int64]
+
+# Categories as PyTorch 2.x, 1.11 to 1.13, and 1.8 to 1.10 write them.
+KERNEL, MEMCPY, MEMSET = 0, 1, 2
+_GPU = {
+    "kernel": KERNEL,
+    "Kernel": KERNEL,
+    "gpu_memcpy": MEMCPY,
+    "Memcpy": MEMCPY,
+    "memcpy": MEMCPY,
+    "gpu_memset": MEMSET,
+    "Memset": MEMSET,
+    "memset": MEMSET,
+}
+_RUNTIME = (
+    "cuda_runtime",
+    "cuda_driver",
+    "hip_runtime",
+    "hip_driver",
+    "runtime",
+    "Runtime",
+    "driver",
+    "Driver",
+)
+_MARKS = ("user_annotation", "cpu_op", "Operator", "operator", "UserAnnotation")
+_SYNC = ("cuda_sync",)
+
+_LAUNCH = re.compile(rb"launch|memcpy|memset|graph", re.IGNORECASE)
+_BLOCKING = re.compile(rb"(?:Device|Stream|Event|Ctx)Synchronize", re.IGNORECASE)
+_MARK = re.compile(rb'"(?:ProfilerStep#|record_param_comms|nccl:|rccl:)')
+
+_EMPTY = msgspec.Raw(b"")
+_NO_ARGS = msgspec.Raw(b"{}")
+
+
+class Event(msgspec.Struct, gc=False):
+    ph: str | None = None
+    cat: str | None = None
+    name: msgspec.Raw = _EMPTY
+    ts: msgspec.Raw = _EMPTY
+    dur: msgspec.Raw = _EMPTY
+    pid: msgspec.Raw = _EMPTY
+    tid: msgspec.Raw = _EMPTY
+    args: msgspec.Raw = _NO_ARGS
+
+
+class Args(msgspec.Struct, gc=False):
+    """What the arguments of a GPU event can tell. -1 and "" stand for unknown."""
+
+    device: int = -1
+    stream: int = -1
+    correlation: int = -1
+    external: int = msgspec.field(default=-1, name="External id")
+    registers: int = msgspec.field(default=-1, name="registers per thread")
+    shared_bytes: int = msgspec.field(default=-1, name="shared memory")
+    bytes: int = -1
+    grid: tuple[int, ...] = ()
+    block: tuple[int, ...] = ()
+    collective: str = msgspec.field(default="", name="Collective name")
+    in_elements: int = msgspec.field(default=-1, name="In msg nelems")
+    out_elements: int = msgspec.field(default=-1, name="Out msg nelems")
+    group_size: int = msgspec.field(default=-1, name="Group size")
+    dtype: str = ""
+    group: str = msgspec.field(default="", name="Process Group Name")
+    members: str = msgspec.field(default="", name="Process Group Ranks")
+    sequence: int = msgspec.field(default=-1, name="Seq")
+
+
+class HostArgs(msgspec.Struct, gc=False):
+    """What the arguments of a CPU event can tell."""
+
+    correlation: int = -1
+    external: int = msgspec.field(default=-1, name="External id")
+    stream: int = -1
+    waits_for: int = msgspec.field(default=-1, name="wait_on_cuda_event_record_corr_id")
+    waits_for_stream: int = msgspec.field(default=-1, name="wait_on_stream")
+    dims: Any = msgspec.field(default=None, name="Input Dims")
+    types: Any = msgspec.field(default=None, name="Input type")
+
+
+class Message(NamedTuple):
+    """What a collective says about itself. Elements are counts; -1 and "" stand for unknown."""
+
+    collective: str = ""
+    in_elements: int = -1
+    out_elements: int = -1
+    dtype: str = ""
+    group_size: int = -1
+    group: str = ""
+    members: str = ""
+
+
+class Mark(NamedTuple):
+    """A CPU annotation that the analysis needs: a step, or the call that issued a collective."""
+
+    name: str
+    start_ns: int
+    end_ns: int
+    thread: int
+    external: int
+    message: Message
+
+
+_UNKNOWN_MESSAGE = Message()
+
+
+def _message(a: Args) -> Message:
+    if not a.collective and a.in_elements < 0 and not a.group:
+        return _UNKNOWN_MESSAGE
+    return Message(a.collective, a.in_elements, a.out_elements, a.dtype, a.group_size, a.group, a.members)
+
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+class _Batch(Generic[T]):
+    """Decodes many argument objects at once; where one has odd types, each alone and leniently."""
+
+    def __init__(self, kind: type[T]) -> None:
+        self._kind = kind
+        self._all = msgspec.json.Decoder(list[kind])  # type: ignore[valid-type]
+        fields = msgspec.structs.fields(kind)
+        self._fields = {f.encode_name: (f.name, f.type) for f in fields}
+
+    def decode(self, events: list[Event]) -> list[T]:
+        try:
+            return self._all.decode(b"[" + b",".join([e.args for e in events]) + b"]")
+        except (msgspec.DecodeError, RecursionError):
+            return [self._lenient(e.args) for e in events]
+
+    def _lenient(self, raw: msgspec.Raw) -> T:
+        out = self._kind()
+        try:
+            value = msgspec.json.decode(raw)
+        except (msgspec.DecodeError, RecursionError):
+            return out
+        if isinstance(value, dict):
+            for key, (name, kind) in self._fields.items():
+                if key in value:
+                    setattr(out, name, _coerced(value[key], kind, getattr(out, name)))
+        return out
+
+
+def _coerced(value: Any, kind: Any, default: Any) -> Any:
+    """A value of the wanted type if there is any sense in it, else the default."""
+    if kind is int:
+        return _integer(value, default)
+    if kind is str:
+        return value if isinstance(value, str) else json.dumps(value)[:4096]
+    if kind is Any:
+        return value
+    items = value if isinstance(value, list) else []
+    return tuple(_integer(item, -1) for item in items)
+
+
+def _integer(value: Any, default: int = -1) -> int:
+    try:
+        number = int(value)
+    except (TypeError, ValueError, OverflowError):
+        return default
+    return number if abs(number) < 1 << 62 else default
+
+
+class Interned:
+    """Small consecutive numbers for repeated values."""
+
+    def __init__(self) -> None:
+        self.index: dict[Any, int] = {}
+
+    def __call__(self, value: Any) -> int:
+        return self.index.setdefault(value, len(self.index))
+
+    def values(self) -> list[Any]:
+        return list(self.index)
+
+
+class Collector:
+    """Takes decoded pieces of one trace and grows columns from them."""
+
+    def __init__(self) -> None:
+        self.events = 0
+        self.damaged = 0
+        self.odd_times = 0
+        self.names = Interned()
+        self.messages = Interned()
+        self.threads = Interned()
+        self.pids = Interned()
+        self.marks: list[Mark] = []
+        self.messages(_UNKNOWN_MESSAGE)
+        self._gpu: list[I64] = []
+        self._launches: list[I64] = []
+        self._blocking: list[I64] = []
+        self._waits: list[I64] = []
+        self._decoder = msgspec.json.Decoder(list[Event])
+        self._args = _Batch(Args)
+        self._host_args = _Batch(HostArgs)
+        self._launch_names: dict[bytes, int] = {}
+
+    # Feeding ------------------------------------------------------------------------------------
+
+    def take(self, text: bytes) -> bool:
+        """Takes whole events, comma separated. False if the text is not that."""
+        try:
+            events = self._decoder.decode(b"[" + text + b"]")
+        except (msgspec.DecodeError, RecursionError):
+            return False
+        self._keep(events)
+        return True
+
+    def salvage(self, text: bytes) -> bool:
+        """Takes what can be had from damaged events; counts the rest."""
+        cleaned = _cleaned(text)
+        if self.take(cleaned):
+            return True
+        for piece in split(cleaned):
+            try:
+                self._keep([msgspec.json.decode(piece, type=Event)])
+            except (msgspec.DecodeError, RecursionError):
+                self.damaged += 1
+        return False
+
+    def _keep(self, events: list[Event]) -> None:
+        self.events += len(events)
+        gpu: list[Event] = []
+        kinds: list[int] = []
+        runtime: list[Event] = []
+        marks: list[Event] = []
+        syncs: list[Event] = []
+        for event in events:
+            cat = event.cat
+            if cat in _GPU:
+                if event.ph == "X":
+                    gpu.append(event)
+                    kinds.append(_GPU[cat])
+            elif cat in _RUNTIME:
+                runtime.append(event)
+            elif cat in _MARKS:
+                if _MARK.match(bytes(event.name)):
+                    marks.append(event)
+            elif cat in _SYNC:
+                syncs.append(event)
+        if gpu:
+            self._keep_gpu(gpu, kinds)
+        if runtime:
+            self._keep_runtime(runtime)
+        if marks:
+            self._keep_marks(marks)
+        if syncs:
+            self._keep_syncs(syncs)
+
+    def _keep_gpu(self, events: list[Event], kinds: list[int]) -> None:
+        args = self._args.decode(events)
+        start, end = self._times(events)
+        names = [self.names(bytes(e.name)) for e in events]
+        devices = [
+            a.device if a.device >= 0 else self.pids(bytes(e.pid)) for a, e in zip(args, events, strict=True)
+        ]
+        rows = [
+            (a.stream, a.correlation, a.external, a.registers, a.shared_bytes, a.bytes, a.sequence)
+            for a in args
+        ]
+        shape = [(_product(a.grid), _product(a.block)) for a in args]
+        messages = [self.messages(_message(a)) for a in args]
+        columns = np.column_stack(
+            (start, end, names, kinds, _array(devices), _array(rows, 7), _array(shape, 2), messages)
+        )
+        self._gpu.append(self._with_times(columns))
+
+    def _keep_runtime(self, events: list[Event]) -> None:
+        role = self._launch_names
+        for event in events:
+            name = bytes(event.name)
+            if name not in role:
+                role[name] = 1 if _LAUNCH.search(name) else 2 if _BLOCKING.search(name) else 0
+        launches = [e for e in events if role[bytes(e.name)] == 1]
+        if launches:
+            args = self._host_args.decode(launches)
+            start, end = self._times(launches)
+            threads = [self.threads(bytes(e.tid)) for e in launches]
+            columns = np.column_stack((start, end, _array([a.correlation for a in args]), threads))
+            self._launches.append(self._with_times(columns))
+        blocking = [e for e in events if role[bytes(e.name)] == 2]
+        if blocking:
+            self._blocking.append(self._with_times(np.column_stack(self._times(blocking))))
+
+    def _keep_marks(self, events: list[Event]) -> None:
+        args = self._args.decode(events)
+        host = self._host_args.decode(events)
+        start, end = self._times(events)
+        for i, event in enumerate(events):
+            if start[i] == UNKNOWN or end[i] == UNKNOWN or event.ph != "X":
+                continue
+            message = _message(args[i])
+            if message is _UNKNOWN_MESSAGE:
+                message = _from_dims(host[i])
+            self.marks.append(
+                Mark(
+                    text(bytes(event.name)),
+                    int(start[i]),
+                    int(end[i]),
+                    self.threads(bytes(event.tid)),
+                    host[i].external,
+                    message,
+                )
+            )
+
+    def _keep_syncs(self, events: list[Event]) -> None:
+        args = self._host_args.decode(events)
+        start, _ = self._times(events)
+        rows = [(a.stream, a.waits_for, a.waits_for_stream) for a in args]
+        self._waits.append(self._with_times(np.column_stack((start, start, _array(rows, 3)))))
+
+    def _times(self, events: list[Event]) -> tuple[I64, I64]:
+        start = nanoseconds([e.ts for e in events])
+        duration = nanoseconds([e.dur for e in events])
+        end = np.where((start == UNKNOWN) | (duration < 0), UNKNOWN, start + np.maximum(duration, 0))
+        return start, end
+
+    def _with_times(self, columns: I64) -> I64:
+        """Only rows whose times are known and whose duration is not negative; counts the others."""
+        good: npt.NDArray[np.bool_] = (columns[:, 0] != UNKNOWN) & (columns[:, 1] != UNKNOWN)
+        if good.all():
+            return columns
+        self.odd_times += int((~good).sum())
+        kept: I64 = columns[good]
+        return kept
+
+    # Results ------------------------------------------------------------------------------------
+
+    def gpu(self) -> I64:
+        """One row per GPU event: see GPU_COLUMNS."""
+        return _stacked(self._gpu, len(GPU_COLUMNS))
+
+    def launches(self) -> I64:
+        """One row per launching call: start, end, correlation, thread."""
+        return _stacked(self._launches, 4)
+
+    def blocking(self) -> I64:
+        """One row per call in which the CPU waits for the GPU: start, end."""
+        return _stacked(self._blocking, 2)
+
+    def waits(self) -> I64:
+        """One row per recorded event wait: time, time, stream, the record's correlation, its stream."""
+        return _stacked(self._waits, 5)
+
+
+GPU_COLUMNS = (
+    "start",
+    "end",
+    "name",
+    "kind",
+    "device",
+    "stream",
+    "correlation",
+    "external",
+    "registers",
+    "shared_bytes",
+    "bytes",
+    "sequence",
+    "blocks",
+    "threads",
+    "message",
+)
+
+
+def text(raw: bytes) -> str:
+    """The string that a JSON text stands for; the text itself where it is no string."""
+    try:
+        value = msgspec.json.decode(raw)
+    except (msgspec.DecodeError, RecursionError):
+        return raw.decode("utf-8", "replace")
+    return value if isinstance(value, str) else raw.decode("utf-8", "replace")
+
+
+def _stacked(parts: list[I64], width: int) -> I64:
+    """Joins the parts and lets go of them."""
+    if not parts:
+        return np.empty((0, width), dtype=np.int64)
+    joined = np.concatenate(parts)
+    parts.clear()
+    return joined
+
+
+def _array(values: list[Any], width: int = 0) -> I64:
+    try:
+        array = np.array(values, dtype=np.int64)
+    except OverflowError:
+        clean = [tuple(map(_integer, v)) if width else _integer(v) for v in values]
+        array = np.array(clean, dtype=np.int64)
+    return array.reshape(len(values), width) if width else array
+
+
+def _product(sizes: tuple[int, ...]) -> int:
+    if len(sizes) != 3:
+        return -1
+    total = sizes[0] * sizes[1] * sizes[2]
+    return total if 0 < total < 1 << 62 else -1
+
+
+def _from_dims(args: HostArgs) -> Message:
+    """Sizes of a collective from the recorded shapes of its input, as older traces have them."""
+    try:
+        elements = 0
+        for dims in args.dims:
+            count = 1
+            for dim in dims:
+                count *= int(dim)
+            elements += count if dims else 0
+        dtype = str(args.types[0])
+    except (TypeError, ValueError, IndexError, KeyError, OverflowError):
+        return Message()
+    return Message(in_elements=elements, dtype=dtype) if 0 < elements < 1 << 62 else Message()
+
+
+_BARE = re.compile(rb'("[^"\\]*(?:\\.[^"\\]*)*")|[-+]?\b(?:nan|inf|infinity)\b', re.IGNORECASE | re.DOTALL)
+_BAD_ESCAPE = re.compile(rb'\\(["\\/bfnrt]|u[0-9a-fA-F]{4})|\\', re.DOTALL)
+_CONTROL = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f]")
+
+
+def _cleaned(raw: bytes) -> bytes:
+    """Repairs what profilers are known to write wrongly: bare NaN and inf, bad UTF-8, stray escapes."""
+    raw = raw.decode("utf-8", "replace").encode()
+    raw = _CONTROL.sub(b" ", raw)
+    raw = _BAD_ESCAPE.sub(lambda m: m.group() if m.group(1) else rb"\\", raw)
+    return _BARE.sub(lambda m: m.group(1) or b"null", raw)

@@ -1,0 +1,206 @@
+"""Where trace bytes come from: files and folders, plain, gzip or zstd, within limits."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import re
+import threading
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO, Protocol
+
+import zstandard
+
+from weft.errors import InputError
+
+READ_BYTES = 1 << 18
+"""Compressed bytes taken from disk at a time."""
+
+MAX_TRACE_BYTES = 64 << 30
+"""A trace that unpacks to more than this is refused."""
+
+MAX_EXPANSION = 400
+"""Profiler JSON shrinks 10 to 40 times; deflate reaches 1032. More than this, past FREE_BYTES, is a bomb."""
+
+FREE_BYTES = 128 << 20
+"""Small files may expand as they like up to here."""
+
+# What goes into a decompressor at once: 16 KiB of deflate hold at most 16 MiB, 1 KiB of zstd at most 32 MiB.
+_PIECE_BYTES = {"gzip": 1 << 14, "zstd": 1 << 10}
+
+_SUFFIXES = (".json", ".json.gz", ".json.zst")
+_MAX_DEPTH = 3
+_QUEUED_BLOCKS = 8
+
+
+def find_traces(path: Path) -> list[Path]:
+    """The trace files behind a path: the file itself, or what a folder of ranks holds, in natural order."""
+    if path.is_file():
+        return [path]
+    if not path.exists():
+        raise InputError(
+            f"{path}: no such file or folder; give a profiler trace (.json, .json.gz, .json.zst)"
+        )
+    if not path.is_dir():
+        raise InputError(f"{path}: neither a file nor a folder; give a profiler trace")
+    for depth in range(_MAX_DEPTH):
+        found = [p for p in path.glob("/".join(["*"] * (depth + 1))) if _looks_like_trace(p)]
+        if found:
+            return sorted(found, key=lambda p: natural_key(str(p)))
+    raise InputError(f"{path}: this folder has no trace; expected files ending in {', '.join(_SUFFIXES)}")
+
+
+def _looks_like_trace(path: Path) -> bool:
+    return path.name.endswith(_SUFFIXES) and not path.name.startswith(".") and path.is_file()
+
+
+def natural_key(text: str) -> tuple[tuple[int, int, str], ...]:
+    """Sorts rank2 before rank10."""
+    parts = re.split(r"([0-9]+)", text)
+    return tuple((1, int(p), "") if i % 2 else (0, 0, p) for i, p in enumerate(parts))
+
+
+class _Unpacker(Protocol):
+    """What the decompressors of zlib and zstandard have in common."""
+
+    @property
+    def unused_data(self) -> bytes: ...
+
+    @property
+    def eof(self) -> bool: ...
+
+    def decompress(self, data: bytes, /) -> bytes: ...
+
+
+class Blocks:
+    """The unpacked bytes of a file, block by block. A thread unpacks ahead: zlib and zstd release the GIL.
+
+    After the last block `truncated` says why the data ended early, or is None.
+    """
+
+    def __init__(
+        self, path: Path, *, max_bytes: int = MAX_TRACE_BYTES, max_expansion: int = MAX_EXPANSION
+    ) -> None:
+        self.path = path
+        self.truncated: str | None = None
+        self._max_bytes = max_bytes
+        self._max_expansion = max_expansion
+        self._queue: queue.Queue[bytes | BaseException | None] = queue.Queue(_QUEUED_BLOCKS)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="weft-unpack", daemon=True)
+        self._thread.start()
+
+    def __iter__(self) -> Iterator[bytes]:
+        while (item := self._queue.get()) is not None:
+            if isinstance(item, BaseException):
+                raise item
+            yield item
+
+    def close(self) -> None:
+        """Ends the thread, also when the data was not read to its end."""
+        self._stop.set()
+        while self._thread.is_alive():
+            try:
+                self._queue.get(timeout=0.01)
+            except queue.Empty:
+                continue
+
+    def _work(self) -> None:
+        try:
+            for block in _coalesced(self._unpack()):
+                self._put(block)
+            self._put(None)
+        except _StoppedError:
+            pass
+        except OSError as error:
+            self._put_last(InputError(f"{self.path}: cannot be read: {error.strerror or error}"))
+        except BaseException as error:
+            self._put_last(error)
+
+    def _put(self, item: bytes | BaseException | None) -> None:
+        while not self._stop.is_set():
+            try:
+                self._queue.put(item, timeout=0.1)
+                return
+            except queue.Full:
+                continue
+        raise _StoppedError
+
+    def _put_last(self, error: BaseException) -> None:
+        with contextlib.suppress(_StoppedError):
+            self._put(error)
+
+    def _unpack(self) -> Iterator[bytes]:
+        with self.path.open("rb") as file:
+            magic = file.read(4)
+            file.seek(0)
+            if magic[:2] == b"\x1f\x8b":
+                yield from self._limited(file, "gzip")
+            elif magic == b"\x28\xb5\x2f\xfd":
+                yield from self._limited(file, "zstd")
+            else:
+                yield from iter(lambda: file.read(READ_BYTES), b"")
+
+    def _limited(self, file: BinaryIO, kind: str) -> Iterator[bytes]:
+        """Unpacks all members of a compressed file, piece by piece, under the limits."""
+        unpacker = _unpacker(kind)
+        taken = given = 0
+        while data := file.read(READ_BYTES):
+            taken += len(data)
+            for at in range(0, len(data), _PIECE_BYTES[kind]):
+                piece = data[at : at + _PIECE_BYTES[kind]]
+                while piece:
+                    if unpacker.eof:
+                        if not piece.strip(b"\0"):
+                            break  # padding after the last member, as tar and block devices leave it
+                        unpacker = _unpacker(kind)
+                    try:
+                        block = unpacker.decompress(piece)
+                    except (zlib.error, zstandard.ZstdError) as error:
+                        self.truncated = f"the {kind} data is damaged after {given} bytes ({error})"
+                        return
+                    piece = unpacker.unused_data if unpacker.eof else b""
+                    given += len(block)
+                    self._check(taken, given)
+                    if block:
+                        yield block
+        if not unpacker.eof:
+            self.truncated = f"the {kind} data ends early, after {given} bytes"
+
+    def _check(self, taken: int, given: int) -> None:
+        if given > self._max_bytes:
+            raise InputError(
+                f"{self.path}: unpacks to more than {self._max_bytes} bytes, which is the limit; "
+                "profile fewer steps, or split the trace"
+            )
+        if given > FREE_BYTES and given > self._max_expansion * taken:
+            raise InputError(
+                f"{self.path}: expands more than {self._max_expansion} times, which no profiler trace does "
+                "(a decompression bomb?); if it is yours, unpack it and pass the .json"
+            )
+
+
+def _coalesced(pieces: Iterator[bytes]) -> Iterator[bytes]:
+    """The same bytes in blocks of at least a mebibyte, so that handing them over costs little."""
+    held: list[bytes] = []
+    size = 0
+    for piece in pieces:
+        held.append(piece)
+        size += len(piece)
+        if size >= 1 << 20:
+            yield b"".join(held)
+            held, size = [], 0
+    if held:
+        yield b"".join(held)
+
+
+def _unpacker(kind: str) -> _Unpacker:
+    if kind == "gzip":
+        return zlib.decompressobj(wbits=31)
+    return zstandard.ZstdDecompressor(max_window_size=1 << 27).decompressobj()
+
+
+class _StoppedError(Exception):
+    """The reader no longer wants data."""

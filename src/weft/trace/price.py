@@ -1,0 +1,61 @@
+"""The price of overlap: how much longer the same kernel takes beside a collective than alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from weft.timeline import Kind, Timeline
+from weft.trace.attribute import Measure
+
+BESIDE = 0.5
+"""A kernel runs beside a collective if at least this share of it does; alone if none of it does."""
+
+MIN_SPANS = 2
+"""A median needs at least this many spans on each side."""
+
+
+@dataclass(frozen=True)
+class KernelPrice:
+    """One kernel (same name, grid and block size). Medians in nanoseconds."""
+
+    name: str
+    beside: int
+    alone: int
+    beside_ns: int
+    alone_ns: int
+
+    @property
+    def lost_ns(self) -> int:
+        """What all spans beside a collective took longer than alone; negative if they were faster."""
+        return self.beside * (self.beside_ns - self.alone_ns)
+
+    @property
+    def slowdown_pct(self) -> float:
+        return 100.0 * (self.beside_ns / self.alone_ns - 1) if self.alone_ns else 0.0
+
+
+def price_of_overlap(timeline: Timeline) -> list[KernelPrice]:
+    """Kernels seen both beside a collective and alone, the costliest first."""
+    at = np.flatnonzero((timeline.kind == Kind.COMPUTE) & (timeline.end_ns > timeline.start_ns))
+    comm = Measure(timeline.covered(Kind.COMM))
+    start, end = timeline.start_ns[at], timeline.end_ns[at]
+    shared = comm.between(start, end)
+    length = end - start
+    beside, alone = shared >= BESIDE * length, shared == 0
+    keys = np.stack([timeline.name[at], *(timeline.resources[k][at] for k in ("blocks", "threads"))], axis=1)
+    use = beside | alone
+    order = np.lexsort((*(keys[use][:, i] for i in range(3)),))
+    keys, length, beside = keys[use][order], length[use][order], beside[use][order]
+    if not len(keys):
+        return []
+    breaks = np.flatnonzero(np.any(keys[1:] != keys[:-1], axis=1)) + 1
+    out = []
+    for low, high in zip([0, *breaks.tolist()], [*breaks.tolist(), len(keys)], strict=True):
+        with_comm = length[low:high][beside[low:high]]
+        without = length[low:high][~beside[low:high]]
+        if min(len(with_comm), len(without)) >= MIN_SPANS:
+            medians = (int(np.median(part)) for part in (with_comm, without))
+            out.append(KernelPrice(timeline.names[int(keys[low, 0])], len(with_comm), len(without), *medians))
+    return sorted(out, key=lambda price: -price.lost_ns)

@@ -1,0 +1,238 @@
+"""Cuts a stream of trace JSON into pieces that a decoder can take whole, in bounded memory.
+
+The events array is cut at places that look like the end of one event and the start of the next. The decoder
+is the judge: from the true start of an event, text up to a wrong cut (inside a string or a nested array) leaves
+a string or a bracket open and cannot decode. Then an exact, slower scan finds the cut.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+from weft.errors import InputError
+
+CHUNK_BYTES = 2 << 20
+"""How much of the events array is decoded at a time."""
+
+MAX_EVENT_BYTES = 64 << 20
+"""A single event or metadata value larger than this is refused."""
+
+_BETWEEN = re.compile(rb"\}\s*,\s*\{")
+_TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[{}\[\]]|"', re.DOTALL)
+_SPACE = re.compile(rb"[ \t\r\n,]*")
+_SCALAR_END = re.compile(rb"[,}\]\s]")
+_TAIL_BYTES = 1 << 16
+
+Take = Callable[[bytes], bool]
+"""Takes the text of whole events, comma separated, and says whether it could be decoded."""
+
+
+class Source(Protocol):
+    """An iterator of byte blocks that may know why it ended early."""
+
+    truncated: str | None
+
+    def __iter__(self) -> Iterator[bytes]: ...
+
+
+class Scanner:
+    """Walks the top level of one trace. Feeds whole events to `take`, and metadata values to `keep`."""
+
+    def __init__(self, source: Source, name: str) -> None:
+        self._blocks = iter(source)
+        self._source = source
+        self._name = name
+        self._buffer = b""
+        self._at = 0
+        self._ended = False
+        self.truncated: str | None = None
+        self.found_events = False
+
+    def run(self, take: Take, salvage: Take, keep: Callable[[str, bytes], None]) -> None:
+        """Reads to the end. `salvage` gets the events that `take` refused although they were cut exactly."""
+        first = self._peek()
+        if first == b"":
+            raise InputError(f"{self._name}: the file is empty; expected a profiler trace")
+        if self._buffer.startswith(b"\xef\xbb\xbf"):
+            self._at = 3
+            first = self._peek()
+        if first == b"[":
+            self._at += 1
+            self._array(take, salvage)
+        elif first == b"{":
+            self._at += 1
+            self._object(take, salvage, keep)
+        else:
+            raise InputError(f"{self._name}: not JSON (it starts with {first!r}); expected a profiler trace")
+        self.truncated = self.truncated or self._source.truncated
+
+    def _object(self, take: Take, salvage: Take, keep: Callable[[str, bytes], None]) -> None:
+        while True:
+            mark = self._peek()
+            if mark == b"}":
+                return
+            key = self._value() if mark == b'"' else None
+            if key is None or self._peek() != b":":
+                self._stop(
+                    "the file ends early" if self._peek() == b"" else "malformed JSON between its keys"
+                )
+                return
+            self._at += 1
+            name = key[1:-1].decode("utf-8", "replace")
+            if name == "traceEvents" and self._peek() == b"[":
+                self._at += 1
+                if not self._array(take, salvage):
+                    return
+                continue
+            value = self._value()
+            if value is None:
+                self._stop("the file ends early")
+                return
+            keep(name, value)
+
+    def _array(self, take: Take, salvage: Take) -> bool:
+        """Feeds the events of an array whose bracket was just read. Returns whether its end was seen."""
+        self.found_events = True
+        while True:
+            self._fill(CHUNK_BYTES)
+            self._peek()
+            if self._ended and self._at >= len(self._buffer):
+                self._stop("the file ends early")
+                return False
+            cut = -1 if self._ended else self._guess()
+            if cut > 0 and take(self._buffer[self._at : cut]):
+                self._at = cut
+                continue
+            cut, closed = self._exact()
+            if cut > self._at:
+                text = self._buffer[self._at : cut]
+                if not take(text):
+                    salvage(text)
+                self._at = cut
+            if closed:
+                self._peek()
+                self._at += 1
+                return True
+            if self._ended:
+                self._stop("the file ends early")
+                return False
+            if cut <= self._at:
+                self._grow()
+
+    def _guess(self) -> int:
+        """A likely end of an event near the end of the buffer, or -1."""
+        low = max(self._at, len(self._buffer) - _TAIL_BYTES)
+        last = -1
+        for found in _BETWEEN.finditer(self._buffer, low):
+            last = found.start() + 1
+        return last
+
+    def _exact(self) -> tuple[int, bool]:
+        """The end of the last whole element in the buffer, and whether the array closes right after it."""
+        depth, cut = 0, self._at
+        for token in _TOKEN.finditer(self._buffer, self._at):
+            mark = token.group()
+            if mark in (b"{", b"["):
+                depth += 1
+            elif mark in (b"}", b"]"):
+                if depth == 0:
+                    return max(cut, self._scalars_end(cut, token.start())), True
+                depth -= 1
+                if depth == 0:
+                    cut = token.end()
+            elif mark == b'"':
+                break  # a string that does not end in this buffer
+        return cut, False
+
+    def _scalars_end(self, low: int, high: int) -> int:
+        """Stray numbers or strings before the closing bracket belong to the array too."""
+        return high if self._buffer[low:high].strip(b" \t\r\n,") else low
+
+    def _peek(self) -> bytes:
+        """The next byte that is not white space or a comma, or nothing at the end."""
+        while True:
+            found = _SPACE.match(self._buffer, self._at)
+            self._at = found.end() if found else self._at
+            if self._at < len(self._buffer):
+                return self._buffer[self._at : self._at + 1]
+            if not self._fill(1):
+                return b""
+
+    def _value(self) -> bytes | None:
+        """The text of the JSON value at hand, or None if the file ends in it."""
+        self._peek()
+        wanted = 1 << 12
+        while True:
+            enough = self._fill(wanted)
+            end = self._value_end()
+            if end is not None:
+                text = self._buffer[self._at : end]
+                self._at = end
+                return text
+            if not enough:
+                return None
+            wanted *= 4
+            if wanted > 4 * MAX_EVENT_BYTES:
+                raise InputError(
+                    f"{self._name}: a value of more than {MAX_EVENT_BYTES} bytes; not a profiler trace"
+                )
+
+    def _value_end(self) -> int | None:
+        first = self._buffer[self._at : self._at + 1]
+        if first not in (b"{", b"[", b'"'):
+            found = _SCALAR_END.search(self._buffer, self._at)
+            return found.start() if found else None
+        depth = 0
+        for token in _TOKEN.finditer(self._buffer, self._at):
+            mark = token.group()
+            if mark == b'"':
+                return None
+            depth += (mark in (b"{", b"[")) - (mark in (b"}", b"]"))
+            if depth <= 0:
+                return token.end()
+        return None
+
+    def _grow(self) -> None:
+        """The buffer holds no whole event: take twice as much, up to the limit of one event."""
+        held = len(self._buffer) - self._at
+        if held > MAX_EVENT_BYTES:
+            raise InputError(
+                f"{self._name}: an event of more than {MAX_EVENT_BYTES} bytes; not a profiler trace"
+            )
+        self._fill(2 * max(held, CHUNK_BYTES))
+
+    def _fill(self, wanted: int) -> bool:
+        """Holds at least `wanted` unread bytes, if the file has them."""
+        held = len(self._buffer) - self._at
+        if held >= wanted:
+            return True
+        parts = [self._buffer[self._at :]]
+        while held < wanted and not self._ended:
+            block = next(self._blocks, None)
+            if block is None:
+                self._ended = True
+            else:
+                parts.append(block)
+                held += len(block)
+        self._buffer, self._at = b"".join(parts), 0
+        return held >= wanted
+
+    def _stop(self, why: str) -> None:
+        self.truncated = self._source.truncated or why
+
+
+def split(text: bytes) -> Iterator[bytes]:
+    """The single objects of comma separated JSON text that was cut exactly."""
+    depth = start = 0
+    for token in _TOKEN.finditer(text):
+        mark = token.group()
+        if mark in (b"{", b"["):
+            if depth == 0:
+                start = token.start()
+            depth += 1
+        elif mark in (b"}", b"]"):
+            depth -= 1
+            if depth == 0:
+                yield text[start : token.end()]
