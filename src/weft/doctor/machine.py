@@ -1,0 +1,63 @@
+"""Everything that the checks ask of the machine, in one place, so that a test can stand in for it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from weft.doctor import libraries
+from weft.doctor.child import ask
+from weft.doctor.libraries import Torch
+
+COMMAND_LIMIT_S = 10.0
+
+
+def run(command: Sequence[str], text: str = "", env: Mapping[str, str] | None = None) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of a command with `text` on stdin; (-1, "", reason) if it cannot run."""
+    try:
+        done = subprocess.run(
+            list(command), input=text, capture_output=True, text=True, timeout=COMMAND_LIMIT_S, env=env
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return -1, "", str(error)
+    return done.returncode, done.stdout, done.stderr
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What the checks may ask. The defaults are the real machine."""
+
+    env: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+    ask: Callable[..., dict[str, Any]] = ask
+    """Question to a child process; see `weft.doctor.child`."""
+    run: Callable[..., tuple[int, str, str]] = run
+    which: Callable[[str], str | None] = shutil.which
+    torch: Callable[[], Torch | None] = libraries.find_torch
+    nccl: Callable[[Torch | None], Path | None] = libraries.find_nccl
+    shim: Callable[[], Path] = libraries.find_shim
+    """Path of the shim; raises UnavailableError where it is not built."""
+    preload: Callable[[Mapping[str, str]], None] = libraries.check_preload
+    """Raises where a process with this environment does not load what LD_PRELOAD names."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What one look at the GPUs told; several checks share it."""
+
+    gpus: tuple[dict[str, Any], ...] = ()
+    cuda: dict[str, Any] | None = None
+    error: str | None = None
+    """Why there is no CUDA driver, or why the look failed."""
+
+    @property
+    def nvidia(self) -> bool:
+        return any(gpu["vendor"] == "nvidia" for gpu in self.gpus)
+
+    @property
+    def amd(self) -> bool:
+        return any(gpu["vendor"] == "amd" for gpu in self.gpus)
