@@ -20,7 +20,7 @@ except ImportError:  # run by hand on a machine without hatchling
 
 SHIM = Path("src/weft/shim")
 LIBRARY = "libweft_shim.so"
-FLAGS = ("-std=c11", "-O2", "-g1", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall", "-Wextra")
+FLAGS = ("-std=c11", "-O2", "-g1", "-fPIC", "-shared", "-fvisibility=hidden", "-ftls-model=initial-exec", "-Wl,-Bsymbolic", "-Wall", "-Wextra")
 LINK = ("-ldl", "-lpthread")
 
 

@@ -14,7 +14,9 @@ from typing import Any
 from weft.errors import InputError, UsageError
 
 VERSION = 1
-MAX_RESIDENCY = 32  # no GPU of today holds more blocks on an SM (CUDA programming guide, compute capabilities)
+MAX_RESIDENCY = (
+    32  # no GPU of today holds more blocks on an SM (CUDA programming guide, compute capabilities)
+)
 MAX_HEAD_START_US = 1000.0  # a longer wait is a stall, not a head start: 40 µs already costs on an H200
 MAX_CTAS = 1024
 MAX_RULES = 64  # the shim's control block has this many places
@@ -57,7 +59,9 @@ class Rule:
 
     def __post_init__(self) -> None:
         if not isinstance(self.kernel, str) or not self.kernel:
-            raise UsageError(f"compute.rules: kernel must be a name pattern such as '*gemm*', not {self.kernel!r}")
+            raise UsageError(
+                f"compute.rules: kernel must be a name pattern such as '*gemm*', not {self.kernel!r}"
+            )
         if len(self.kernel.encode()) > MAX_PATTERN_BYTES or "\0" in self.kernel:
             raise UsageError(
                 f"compute.rules: the pattern {self.kernel[:40]!r}… is too long; use at most "
@@ -132,7 +136,9 @@ class Policy:
         if not isinstance(document, dict):
             raise UsageError(f"a policy is a JSON object, not {type(document).__name__}")
         if document.get("version") != VERSION:
-            raise UsageError(f"policy version {document.get('version')!r} is not known; this weft reads {VERSION}")
+            raise UsageError(
+                f"policy version {document.get('version')!r} is not known; this weft reads {VERSION}"
+            )
         _check_keys("policy", document, ("version", "comm", "compute", "schedule"))
         values: dict[str, Any] = {}
         for name, (section, key) in _PLACES.items():
@@ -202,7 +208,9 @@ def _parse_rules(value: Any) -> tuple[Rule, ...]:
             raise UsageError(f"compute.rules: every entry must be an object, not {entry!r}")
         _check_keys("compute.rules", entry, ("kernel", "residency"))
         if set(entry) != {"kernel", "residency"}:
-            raise UsageError(f"compute.rules: an entry needs kernel and residency (null: leave alone), not {entry!r}")
+            raise UsageError(
+                f"compute.rules: an entry needs kernel and residency (null: leave alone), not {entry!r}"
+            )
     return tuple(Rule(entry["kernel"], entry["residency"]) for entry in value)
 
 

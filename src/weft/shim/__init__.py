@@ -1,0 +1,8 @@
+"""The launch shim: a small C library that stands between a program and its GPU driver.
+
+csrc/      the C sources; layout.h is what they share with Python
+binding    the only module that knows the shim's memory layout and calls into it
+inject     starts programs under the shim
+stats      what the shim counted, as one JSON document per job
+overlap    the policy of the running process, from Python
+"""

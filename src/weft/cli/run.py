@@ -1,0 +1,113 @@
+"""`weft run`: an unmodified program under a policy."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from weft.errors import UsageError, WeftError
+from weft.policy import Policy, write_whole
+
+# What `weft run` cannot give a program that it does not know, and who can.
+_ELSEWHERE = {
+    "sm_reserve": "compute.sm_reserve is not applied by weft run: no launch can keep SMs free for another program",
+    "schedule": "schedule is not applied by weft run: it belongs to weft.ops",
+}
+
+
+def run(
+    command: Annotated[
+        list[str] | None, typer.Argument(metavar="-- CMD…", help="The program and its arguments.")
+    ] = None,
+    policy_file: Annotated[
+        Path | None, typer.Option("--policy", metavar="FILE", help="A policy file (JSON).")
+    ] = None,
+    priority: Annotated[
+        str | None, typer.Option(metavar="high", help="Let collectives go before pending compute blocks.")
+    ] = None,
+    residency: Annotated[
+        int | None, typer.Option(metavar="N", help="Let at most N blocks of a compute kernel live on an SM.")
+    ] = None,
+    when: Annotated[
+        str | None,
+        typer.Option(
+            metavar="always|overlap", help="Shape residency always, or only while a collective is in flight."
+        ),
+    ] = None,
+    head_start: Annotated[
+        float | None,
+        typer.Option(
+            metavar="US",
+            help="Microseconds that compute waits after a collective's launch (5 is a good start).",
+        ),
+    ] = None,
+    stats_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--stats", metavar="FILE", help="Write what was launched and shaped, in all processes, as JSON."
+        ),
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No closing line.")] = False,
+) -> None:
+    """Run an unmodified program under a policy; torchrun and all children are included.
+
+    Exit code and signals are the program's own.
+
+    weft run --priority high --head-start 5 -- torchrun --nproc-per-node 8 train.py
+    """
+    from weft.shim import launch, stats
+    from weft.shim.inject import Job, check_preload
+
+    if not command:
+        raise UsageError(
+            "no command: put the program after `--`, as in `weft run --priority high -- torchrun train.py`"
+        )
+    policy = _policy(policy_file, priority=priority, residency=residency, when=when, head_start_us=head_start)
+    if stats_file is not None:
+        _check_writable(stats_file)
+    _say_what_is_elsewhere(policy)
+    with Job(policy) as job:
+        env = job.environment()
+        check_preload(env)
+        status = launch.run(command, env)
+        counted = job.collect()
+    _report(counted, policy, stats_file, quiet, stats.summary(counted, policy))
+    launch.end_like(status)
+
+
+def _policy(path: Path | None, **given: Any) -> Policy:
+    base = Policy.load(path) if path else Policy()
+    return dataclasses.replace(base, **{name: value for name, value in given.items() if value is not None})
+
+
+def _check_writable(path: Path) -> None:
+    """Found out now, not after hours of training."""
+    if path.is_dir() or not os.access(path.parent, os.W_OK):
+        raise UsageError(
+            f"--stats {path}: cannot be written; name a file in a folder that exists and is yours to write"
+        )
+
+
+def _say_what_is_elsewhere(policy: Policy) -> None:
+    for name, line in _ELSEWHERE.items():
+        if getattr(policy, name) != type(policy).__dataclass_fields__[name].default:
+            print(f"weft: {line}", file=sys.stderr)
+    if policy.engine == "dma":
+        print("weft: comm.engine dma is not applied by weft run: it belongs to weft.ops", file=sys.stderr)
+
+
+def _report(counted: dict[str, Any], policy: Policy, path: Path | None, quiet: bool, line: str) -> None:
+    if not quiet:
+        print(f"weft: {line}", file=sys.stderr)
+    if path is None:
+        return
+    try:
+        write_whole(path, json.dumps({"policy": policy.to_dict(), **counted}, indent=1) + "\n")
+    except WeftError as error:  # the program's own exit code must stand
+        print(f"weft: {error}", file=sys.stderr)

@@ -1,0 +1,192 @@
+/* Launches: where the policy meets each kernel.
+ *
+ * Whatever the policy wants, the program's own launch is made once: a changed launch that the driver refuses
+ * is made again as it was, and counted. Cooperative launches are only counted. */
+#include "cuda_shim.h"
+
+#include <string.h>
+
+enum { MOST_ATTRIBUTES = 32 };
+
+typedef struct {
+    const CUlaunchConfig *config; /* the program's own where it called cuLaunchKernelEx */
+    CUfunction f;
+    void **params, **extra;
+    bool per_thread, plain; /* plain: by cuLaunchKernel */
+} launch;
+
+static CUresult make_with(const launch *l, const CUlaunchConfig *c) {
+    if (l->plain && c->numAttrs == 0)
+        return (l->per_thread ? REAL(cuLaunchKernel_ptsz) : REAL(cuLaunchKernel))(
+            l->f, c->gridDimX, c->gridDimY, c->gridDimZ, c->blockDimX, c->blockDimY, c->blockDimZ,
+            c->sharedMemBytes, c->hStream, l->params, l->extra);
+    return (l->per_thread ? REAL(cuLaunchKernelEx_ptsz) : REAL(cuLaunchKernelEx))(c, l->f, l->params, l->extra);
+}
+
+static CUresult make(const launch *l) { return make_with(l, l->config); }
+
+static void count(weft_variant *v, const launch *l, bool shaped) {
+    if (UNLIKELY(weft_capturing(weft_stream(l->config->hStream, l->per_thread))))
+        weft_count(WEFT_COUNT_CAPTURED); /* it runs when the graph does */
+    else
+        weft_count_launch(v, 1, shaped);
+}
+
+static int highest_priority(void) {
+    static _Atomic int known; /* the range is the same on every device; 0 is also "no priorities here" */
+    int greatest = atomic_load_explicit(&known, memory_order_relaxed), least;
+    if (greatest == 0 && weft_cuda()->cuCtxGetStreamPriorityRange &&
+        weft_cuda()->cuCtxGetStreamPriorityRange(&least, &greatest) == CUDA_SUCCESS)
+        atomic_store_explicit(&known, greatest, memory_order_relaxed);
+    return greatest;
+}
+
+static CUresult launch_prioritised(const launch *l) {
+    const CUlaunchConfig *c = l->config;
+    CUlaunchAttribute attributes[MOST_ATTRIBUTES];
+    int priority = highest_priority();
+    bool possible = priority != 0 && c->numAttrs < MOST_ATTRIBUTES;
+    for (unsigned i = 0; possible && i < c->numAttrs; i++) {
+        attributes[i] = c->attrs[i];
+        possible = c->attrs[i].id != CU_LAUNCH_ATTRIBUTE_PRIORITY; /* the program has chosen for itself */
+    }
+    if (!possible)
+        return make(l);
+    memset(&attributes[c->numAttrs], 0, sizeof *attributes);
+    attributes[c->numAttrs].id = CU_LAUNCH_ATTRIBUTE_PRIORITY;
+    attributes[c->numAttrs].value.priority = priority;
+    CUlaunchConfig changed = *c;
+    changed.attrs = attributes;
+    changed.numAttrs++;
+    CUresult result = make_with(l, &changed);
+    if (result == CUDA_SUCCESS) {
+        weft_count(WEFT_COUNT_PRIORITISED);
+        return result;
+    }
+    weft_count(WEFT_COUNT_PRIORITY_FAILURES);
+    return make(l);
+}
+
+static CUresult launch_comm(const weft_rules *rules, weft_variant *v, const launch *l) {
+    CUstream stream = weft_stream(l->config->hStream, l->per_thread);
+    CUresult result = rules->data.flags & WEFT_PRIORITY_HIGH ? launch_prioritised(l) : make(l);
+    if (result != CUDA_SUCCESS)
+        return result;
+    weft_comm_launched(rules, stream, weft_capturing(stream));
+    count(v, l, false);
+    return result;
+}
+
+/* The program may have lowered the limit that the shaped size needs; raise it and try once more. */
+static CUresult make_shaped(const launch *l, weft_variant *v, uint32_t shared) {
+    CUlaunchConfig shaped = *l->config;
+    shaped.sharedMemBytes = shared;
+    CUresult result = make_with(l, &shaped);
+    uint32_t bytes;
+    if (UNLIKELY(result != CUDA_SUCCESS) &&
+        weft_cuda_backend.pin(v->handle, (unsigned)(v->shape >> 32), (unsigned)v->shape,
+                              weft_self->rows[v->row].shaped_blocks, &bytes))
+        result = make_with(l, &shaped);
+    return result;
+}
+
+static CUresult launch_compute(const weft_rules *rules, weft_variant *v, const launch *l) {
+    const CUlaunchConfig *c = l->config;
+    CUstream stream = weft_stream(c->hStream, l->per_thread);
+    if (rules->data.head_start_ns)
+        weft_head_start(rules, stream);
+    if (rules->shapes) {
+        bool in_flight = (rules->data.flags & WEFT_WHEN_OVERLAP) && weft_comm_in_flight(stream, weft_capturing(stream));
+        uint64_t blocks = (uint64_t)c->gridDimX * c->gridDimY * c->gridDimZ;
+        uint32_t shared = weft_shape(&weft_cuda_backend, rules, v, c->sharedMemBytes, blocks, in_flight);
+        if (shared != c->sharedMemBytes) {
+            if (make_shaped(l, v, shared) == CUDA_SUCCESS) {
+                count(v, l, true);
+                return CUDA_SUCCESS;
+            }
+            weft_shape_refused(v, rules);
+        }
+    }
+    CUresult result = make(l);
+    if (result == CUDA_SUCCESS)
+        count(v, l, false);
+    return result;
+}
+
+static CUresult launch_cooperative(const launch *l, weft_variant *v, CUresult result) {
+    weft_count(WEFT_COUNT_COOPERATIVE);
+    weft_self->rows[v->row].reason = WEFT_COOPERATIVE;
+    if (result == CUDA_SUCCESS)
+        count(v, l, false);
+    return result;
+}
+
+static bool is_cooperative(const CUlaunchConfig *c) {
+    for (unsigned i = 0; i < c->numAttrs; i++)
+        if (c->attrs[i].id == CU_LAUNCH_ATTRIBUTE_COOPERATIVE && c->attrs[i].value.cooperative)
+            return true;
+    return false;
+}
+
+static weft_variant *variant_of(const launch *l) {
+    const CUlaunchConfig *c = l->config;
+    if (UNLIKELY(!weft_attach(WEFT_API_CUDA) || !l->f))
+        return NULL;
+    return weft_lookup(&weft_cuda_backend, l->f, c->blockDimX * c->blockDimY * c->blockDimZ, c->sharedMemBytes);
+}
+
+static CUresult route(const launch *l) {
+    weft_variant *v = variant_of(l);
+    if (UNLIKELY(!v))
+        return make(l);
+    if (UNLIKELY(l->config->numAttrs && is_cooperative(l->config)))
+        return launch_cooperative(l, v, make(l));
+    const weft_rules *rules = weft_policy_now();
+    if (rules->neutral || v->kind == WEFT_KIND_WEFT) {
+        CUresult result = make(l);
+        if (result == CUDA_SUCCESS)
+            count(v, l, false);
+        return result;
+    }
+    return v->kind == WEFT_KIND_COMM ? launch_comm(rules, v, l) : launch_compute(rules, v, l);
+}
+
+/* Declares `l`, a launch by the arguments of cuLaunchKernel. */
+#define PLAIN(per_thread, extra)                                                                            \
+    CUlaunchConfig config = {gx, gy, gz, bx, by, bz, shared, stream, NULL, 0};                              \
+    launch l = {&config, f, params, extra, per_thread, true}
+
+CUresult cuLaunchKernel(LAUNCH_ARGS, void **extra) {
+    PLAIN(false, extra);
+    return route(&l);
+}
+
+CUresult cuLaunchKernel_ptsz(LAUNCH_ARGS, void **extra) {
+    PLAIN(true, extra);
+    return route(&l);
+}
+
+static CUresult launch_ex(const CUlaunchConfig *config, CUfunction f, void **params, void **extra, bool per_thread) {
+    if (UNLIKELY(!config)) /* the driver's to refuse */
+        return (per_thread ? REAL(cuLaunchKernelEx_ptsz) : REAL(cuLaunchKernelEx))(config, f, params, extra);
+    launch l = {config, f, params, extra, per_thread, false};
+    return route(&l);
+}
+
+CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction f, void **params, void **extra) {
+    return launch_ex(config, f, params, extra, false);
+}
+
+CUresult cuLaunchKernelEx_ptsz(const CUlaunchConfig *config, CUfunction f, void **params, void **extra) {
+    return launch_ex(config, f, params, extra, true);
+}
+
+#define COOPERATIVE(name, per_thread)                                                                       \
+    CUresult name(LAUNCH_ARGS) {                                                                            \
+        CUresult result = REAL(name)(f, gx, gy, gz, bx, by, bz, shared, stream, params);                    \
+        PLAIN(per_thread, NULL);                                                                            \
+        weft_variant *v = variant_of(&l);                                                                   \
+        return v ? launch_cooperative(&l, v, result) : result;                                              \
+    }
+COOPERATIVE(cuLaunchCooperativeKernel, false)
+COOPERATIVE(cuLaunchCooperativeKernel_ptsz, true)

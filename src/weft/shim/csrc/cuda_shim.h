@@ -1,0 +1,115 @@
+/* The CUDA side of the shim: prototypes of what it exports, the real functions, and its parts. */
+#ifndef WEFT_CUDA_SHIM_H
+#define WEFT_CUDA_SHIM_H
+
+#include "cuda_api.h"
+#include "weft.h"
+
+/* --- the functions that stand in front of the driver's (names and signatures are the driver's) ------ */
+
+#define LAUNCH_ARGS                                                                                         \
+    CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,             \
+        unsigned shared, CUstream stream, void **params
+#define PAIR(name, ...)                                                                                     \
+    EXPORT CUresult name(__VA_ARGS__);                                                                      \
+    EXPORT CUresult name##_ptsz(__VA_ARGS__)
+
+EXPORT CUresult cuGetProcAddress(const char *symbol, void **pfn, int version, cuuint64_t flags);
+EXPORT CUresult cuGetProcAddress_v2(const char *symbol, void **pfn, int version, cuuint64_t flags, int *status);
+PAIR(cuLaunchKernel, LAUNCH_ARGS, void **extra);
+PAIR(cuLaunchKernelEx, const CUlaunchConfig *config, CUfunction f, void **params, void **extra);
+PAIR(cuLaunchCooperativeKernel, LAUNCH_ARGS);
+PAIR(cuStreamBeginCapture_v2, CUstream stream, int mode);
+PAIR(cuStreamBeginCaptureToGraph, CUstream stream, CUgraph graph, const CUgraphNode *dependencies,
+     const void *data, size_t count, int mode);
+PAIR(cuStreamEndCapture, CUstream stream, CUgraph *graph);
+EXPORT CUresult cuGraphInstantiate_v2(CUgraphExec *exec, CUgraph graph, CUgraphNode *error, char *log, size_t size);
+EXPORT CUresult cuGraphInstantiateWithFlags(CUgraphExec *exec, CUgraph graph, unsigned long long flags);
+PAIR(cuGraphInstantiateWithParams, CUgraphExec *exec, CUgraph graph, void *params);
+EXPORT CUresult cuGraphExecUpdate(CUgraphExec exec, CUgraph graph, CUgraphNode *error, int *result);
+EXPORT CUresult cuGraphExecUpdate_v2(CUgraphExec exec, CUgraph graph, void *result);
+EXPORT CUresult cuGraphExecDestroy(CUgraphExec exec);
+PAIR(cuGraphLaunch, CUgraphExec exec, CUstream stream);
+EXPORT CUresult cuModuleUnload(CUmodule module);
+EXPORT CUresult cuLibraryUnload(CUlibrary library);
+EXPORT CUresult cuCtxDestroy_v2(CUcontext context);
+EXPORT CUresult cuDevicePrimaryCtxReset_v2(CUdevice device);
+EXPORT CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device);
+
+/* --- cuda_driver.c: the driver's own functions ------------------------------------------------------- */
+
+/* The real function behind each hook. */
+typedef struct {
+#define HOOK(symbol, asked, per_thread, from, until) _Atomic(__typeof__(&symbol)) symbol;
+#define ALIAS(symbol, asked, per_thread, from, until)
+#include "cuda_hooks.def"
+} weft_cuda_real;
+extern weft_cuda_real weft_real;
+
+/* REAL(name): the real function, found on first use; the driver always has it when the hook is reached. */
+#define REAL(symbol)                                                                                        \
+    ({                                                                                                      \
+        __typeof__(&symbol) real_ = atomic_load_explicit(&weft_real.symbol, memory_order_relaxed);          \
+        LIKELY(real_ != NULL) ? real_ : (__typeof__(&symbol))weft_cuda_find(#symbol);                       \
+    })
+void *weft_cuda_find(const char *symbol);
+void *weft_cuda_own(const char *name);              /* our function of that name, or NULL */
+bool weft_cuda_driver(const char *name);            /* is a driver loaded that has it? */
+void weft_cuda_found(const char *name, void *real); /* the program found the real one: keep it */
+
+/* Driver functions that the shim calls for itself; any may be NULL on an old driver. */
+#define CUDA_CALLS(X)                                                                                       \
+    X(cuFuncGetName, CUresult (*)(const char **, CUfunction))                                               \
+    X(cuKernelGetName, CUresult (*)(const char **, CUkernel))                                               \
+    X(cuKernelGetFunction, CUresult (*)(CUfunction *, CUkernel))                                            \
+    X(cuFuncGetAttribute, CUresult (*)(int *, int, CUfunction))                                             \
+    X(cuFuncSetAttribute, CUresult (*)(CUfunction, int, int))                                               \
+    X(cuOccupancyMaxActiveBlocksPerMultiprocessor, CUresult (*)(int *, CUfunction, int, size_t))            \
+    X(cuOccupancyAvailableDynamicSMemPerBlock, CUresult (*)(size_t *, CUfunction, int, int))                \
+    X(cuCtxGetCurrent, CUresult (*)(CUcontext *))                                                           \
+    X(cuCtxGetDevice, CUresult (*)(CUdevice *))                                                             \
+    X(cuCtxGetStreamPriorityRange, CUresult (*)(int *, int *))                                              \
+    X(cuDeviceGetAttribute, CUresult (*)(int *, int, CUdevice))                                             \
+    X(cuStreamIsCapturing, CUresult (*)(CUstream, int *))                                                   \
+    X(cuThreadExchangeStreamCaptureMode, CUresult (*)(int *))                                               \
+    X(cuStreamWriteValue32_v2, CUresult (*)(CUstream, CUdeviceptr, uint32_t, unsigned))                     \
+    X(cuMemHostAlloc, CUresult (*)(void **, size_t, unsigned))                                              \
+    X(cuMemHostGetDevicePointer_v2, CUresult (*)(CUdeviceptr *, void *, unsigned))                          \
+    X(cuModuleLoadData, CUresult (*)(CUmodule *, const void *))                                             \
+    X(cuModuleGetFunction, CUresult (*)(CUfunction *, CUmodule, const char *))                              \
+    X(cuGraphGetNodes, CUresult (*)(CUgraph, CUgraphNode *, size_t *))                                      \
+    X(cuGraphNodeGetType, CUresult (*)(CUgraphNode, int *))                                                 \
+    X(cuGraphKernelNodeGetParams_v2, CUresult (*)(CUgraphNode, CUDA_KERNEL_NODE_PARAMS *))                  \
+    X(cuGraphChildGraphNodeGetGraph, CUresult (*)(CUgraphNode, CUgraph *))
+
+typedef struct {
+#define X(name, type) __typeof__((type)0) name;
+    CUDA_CALLS(X)
+#undef X
+} weft_cuda_calls;
+const weft_cuda_calls *weft_cuda(void);
+
+extern const weft_backend weft_cuda_backend;
+
+/* Our own calls are allowed while another thread captures: they touch nothing that is being captured. */
+int weft_capture_relax(void);
+void weft_capture_restore(int mode);
+
+/* A stream as an explicit handle, whatever the default stream of the calling convention. */
+static inline CUstream weft_stream(CUstream stream, bool per_thread) {
+    return stream ? stream : per_thread ? CU_STREAM_PER_THREAD : CU_STREAM_LEGACY;
+}
+
+/* --- cuda_graph.c -------------------------------------------------------------------------------------- */
+
+bool weft_capturing(CUstream stream); /* costs one load while nothing is captured */
+
+/* --- cuda_flight.c: collectives in flight and head starts ---------------------------------------------- */
+
+void weft_comm_launched(const weft_rules *rules, CUstream stream, bool capturing);
+void weft_comm_capture_over(void);
+bool weft_comm_in_flight(CUstream stream, bool capturing);
+void weft_head_start(const weft_rules *rules, CUstream stream);
+void weft_flight_forget(void);
+
+#endif

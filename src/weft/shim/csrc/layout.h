@@ -1,0 +1,122 @@
+/* What weft's Python side and the shim share: two kinds of memory-mapped files in the job's folder.
+ *
+ *   control   one per job; `weft run`, or weft from outside while the job runs, writes the policy there
+ *   PID.N     one per process that launched a kernel: its own policy, if it set one, and its counters
+ *
+ * src/weft/shim/binding.py mirrors these structures; both sides refuse a file of another version or size. */
+#ifndef WEFT_LAYOUT_H
+#define WEFT_LAYOUT_H
+
+#include <stdatomic.h>
+#include <stdint.h>
+
+#define WEFT_CONTROL_MAGIC "weftctl"
+#define WEFT_PROCESS_MAGIC "weftprc"
+#define WEFT_LAYOUT_VERSION 1
+
+enum {
+    WEFT_PATTERN = 128,
+    WEFT_RULES = 64,
+    WEFT_COMM_PATTERNS = 64,
+    WEFT_NAME = 512,
+    WEFT_ROWS = 4096,
+    WEFT_SHARDS = 16,
+};
+
+enum { /* weft_policy.flags */
+    WEFT_POLICY_SET = 1,
+    WEFT_PRIORITY_HIGH = 2,
+    WEFT_WHEN_OVERLAP = 4,
+};
+
+typedef struct {
+    char pattern[WEFT_PATTERN];
+    uint32_t residency; /* 0: leave these kernels alone */
+    uint32_t unused;
+} weft_rule;
+
+typedef struct {
+    uint32_t flags;
+    uint32_t residency; /* default for compute kernels; 0: leave them alone */
+    uint32_t head_start_ns;
+    uint32_t rule_count;
+    uint32_t comm_count;
+    uint32_t unused;
+    weft_rule rules[WEFT_RULES];
+    char comm[WEFT_COMM_PATTERNS][WEFT_PATTERN]; /* patterns of the kernels that communicate */
+} weft_policy;
+
+/* A policy that may be rewritten while it is read: `sequence` is odd during a write, and the checksum
+ * tells a torn copy where stores become visible out of order. */
+typedef struct {
+    char magic[8];
+    uint32_t version;
+    uint32_t size;
+    _Atomic uint64_t sequence;
+    uint64_t checksum; /* Adler-32 of `policy` */
+    weft_policy policy;
+} weft_control;
+
+enum { WEFT_KIND_COMPUTE = 0, WEFT_KIND_COMM = 1, WEFT_KIND_WEFT = 2 };
+enum { WEFT_API_CUDA = 1, WEFT_API_HIP = 2 };
+
+enum { /* weft_row.reason: why the latest launch was not shaped */
+    WEFT_SHAPED = 0,
+    WEFT_NOT_ASKED = 1,      /* the policy asks nothing of this kernel */
+    WEFT_ALREADY_FEWER = 2,  /* no more than N blocks fit as it is */
+    WEFT_INFEASIBLE = 3,     /* no size of shared memory gives exactly N */
+    WEFT_ONE_WAVE = 4,       /* the whole grid is resident at once and may count on it */
+    WEFT_NOT_IN_FLIGHT = 5,  /* `when: overlap` and no collective runs */
+    WEFT_COOPERATIVE = 6,
+    WEFT_REFUSED = 7, /* the driver refused the shaped launch */
+};
+
+typedef struct {
+    char name[WEFT_NAME];
+    uint32_t kind;
+    uint32_t threads;        /* per block */
+    uint32_t shared_bytes;   /* dynamic shared memory that the program asks for */
+    uint32_t natural_blocks; /* blocks per SM as the program launches it; 0: unknown */
+    uint32_t shaped_blocks;  /* blocks per SM as shaped last; 0: never shaped */
+    uint32_t shaped_bytes;   /* dynamic shared memory as shaped last */
+    uint32_t reason;
+    uint32_t unused;
+} weft_row;
+
+/* Counters of one row by one thread (the last shard is shared by all further threads). */
+typedef struct {
+    _Atomic uint64_t launches; /* kernels that run: direct launches and graph replays */
+    _Atomic uint64_t shaped;
+} weft_cell;
+
+enum { /* weft_process.counters */
+    WEFT_COUNT_SHAPE_FAILURES,
+    WEFT_COUNT_PRIORITISED,
+    WEFT_COUNT_PRIORITY_FAILURES,
+    WEFT_COUNT_HEAD_STARTS,
+    WEFT_COUNT_HEAD_START_FAILURES,
+    WEFT_COUNT_COOPERATIVE,
+    WEFT_COUNT_CAPTURED,
+    WEFT_COUNT_GRAPH_LAUNCHES,
+    WEFT_COUNT_UNKNOWN, /* launches of kernels that could not be named or had no row left */
+    WEFT_COUNT_TRACKING_FAILURES,
+    WEFT_COUNT_POLICY_CHANGES,
+    WEFT_COUNTERS = 16,
+};
+
+typedef struct {
+    char magic[8];
+    uint32_t version;
+    uint32_t size;
+    uint32_t pid;
+    int32_t rank;
+    uint32_t api;
+    _Atomic uint32_t rows_used;
+    char command[256];
+    _Atomic uint64_t counters[WEFT_COUNTERS];
+    weft_control control; /* the process's own policy; outranks the job's while WEFT_POLICY_SET */
+    weft_row rows[WEFT_ROWS];
+    weft_cell cells[WEFT_SHARDS][WEFT_ROWS];
+} weft_process;
+
+#endif

@@ -1,0 +1,94 @@
+"""Starting programs under the shim: the job's folder, the environment, and what could keep it from loading."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from weft.errors import UnavailableError, UsageError
+from weft.policy import Policy
+from weft.shim import binding, stats
+
+LIBRARY = "libweft_shim.so"
+PRELOAD_FAILURE = "cannot be preloaded"
+AMD_DRIVER = Path("/dev/kfd")
+
+
+def library_path() -> Path:
+    """The compiled shim; raises with the fix where it is missing."""
+    path = Path(__file__).with_name(LIBRARY)
+    if not path.is_file():
+        raise UnavailableError(
+            "the launch shim is not built on this machine: install a C compiler and reinstall weft "
+            "(`weft doctor` shows what is missing)"
+        )
+    return path
+
+
+def environment(policy: Policy, folder: Path, base: Mapping[str, str]) -> dict[str, str]:
+    """`base` with what starts a program, and all its children, under the shim and this policy."""
+    env = dict(base)
+    before = env.get("LD_PRELOAD", "")
+    env["LD_PRELOAD"] = f"{library_path()}:{before}" if before else str(library_path())
+    env["WEFT_JOB"] = str(folder)
+    if policy.max_ctas is not None:
+        env["NCCL_MAX_CTAS"] = str(policy.max_ctas)
+        env["NCCL_MIN_CTAS"] = str(min(policy.max_ctas, int(env.get("NCCL_MIN_CTAS", "1") or "1")))
+    if policy.priority == "high" and AMD_DRIVER.exists():
+        # HIP has no launch attribute to carry it; torch can put its collectives on a high-priority stream.
+        env.setdefault("TORCH_NCCL_HIGH_PRIORITY", "1")
+    return env
+
+
+def check_preload(env: Mapping[str, str]) -> None:
+    """Refuse now what the loader would only mumble about: a preloaded library that is missing or unfit."""
+    true = shutil.which("true") or "/bin/true"
+    checked = {**env, "LC_ALL": "C"}
+    checked.pop("WEFT_JOB", None)
+    done = subprocess.run([true], env=checked, stderr=subprocess.PIPE, check=False, timeout=60)
+    for line in done.stderr.decode(errors="replace").splitlines():
+        if PRELOAD_FAILURE in line:
+            name = line.split("object '", 1)[-1].split("'", 1)[0]
+            if name.endswith(LIBRARY):
+                raise UnavailableError(
+                    f"the launch shim cannot be loaded here: {line}; reinstall weft on this machine"
+                )
+            raise UsageError(f"LD_PRELOAD names {name}, which cannot be loaded: correct or unset LD_PRELOAD")
+
+
+class Job:
+    """A folder that a program and its children share with weft while they run; removed at the end."""
+
+    def __init__(self, policy: Policy | None = None) -> None:
+        self.policy = policy or Policy()
+
+    def __enter__(self) -> Job:
+        try:
+            self.folder = Path(tempfile.mkdtemp(prefix="weft-"))
+        except OSError as error:
+            raise UnavailableError(f"cannot make a temporary folder: {error.strerror}; set TMPDIR") from None
+        (self.folder / "control").write_bytes(binding.control_image(self.policy))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def environment(self, base: Mapping[str, str] | None = None) -> dict[str, str]:
+        """The environment that starts a program in this job."""
+        return environment(self.policy, self.folder, os.environ if base is None else base)
+
+    def set_policy(self, policy: Policy) -> None:
+        """Change the policy of every process of the job, while it runs."""
+        binding.write_policy(self.folder / "control", policy)
+
+    def collect(self) -> dict[str, Any]:
+        """What was counted so far, in all processes."""
+        return stats.collect(self.folder)

@@ -1,0 +1,168 @@
+"""What the shim counted in every process of a job, as one document."""
+
+from __future__ import annotations
+
+import ctypes
+from collections import Counter
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from weft.errors import InputError
+from weft.policy import Policy
+from weft.shim import binding
+
+
+def collect(folder: Path) -> dict[str, Any]:
+    """Sums over all processes of a job, and each process by itself."""
+    processes = []
+    for path in sorted(folder.glob("[0-9]*.[0-9]*")):
+        try:
+            processes.append(describe(binding.read_process(path)))
+        except (InputError, OSError):
+            continue  # a process that was killed while it made its file launched nothing
+    return {
+        **_totals(processes),
+        "kernels": _merge(kernel for process in processes for kernel in process["kernels"]),
+        "processes": processes,
+    }
+
+
+def snapshot() -> dict[str, Any]:
+    """What this process has counted so far; empty counts where the shim is not in it."""
+    path = binding.attach()
+    return describe(binding.read_process(path)) if path else {**_totals([]), "kernels": []}
+
+
+def describe(process: binding.CProcess) -> dict[str, Any]:
+    """One process's counters, largest kernels first."""
+    counters = dict(zip(binding.COUNTERS, process.counters, strict=False))
+    kernels = _merge(_kernel(process, row) for row in range(min(process.rows_used, binding.ROWS)))
+    if counters["head_starts"]:
+        kernels.append(_wait_kernel(counters["head_starts"]))
+    return {
+        "pid": process.pid,
+        "rank": process.rank if process.rank >= 0 else None,
+        "command": process.command.decode(errors="replace").strip(),
+        "api": binding.APIS.get(process.api, "unknown"),
+        "launches": sum(kernel["launches"] for kernel in kernels),
+        "comm_launches": sum(k["launches"] for k in kernels if k["kind"] == "comm"),
+        "shaped": sum(kernel["shaped"] for kernel in kernels),
+        **counters,
+        "kernels": kernels,
+    }
+
+
+def _kernel(process: binding.CProcess, index: int) -> dict[str, Any]:
+    row = process.rows[index]
+    cells = [process.cells[shard][index] for shard in range(binding.SHARDS)]
+    shaped = sum(cell.shaped for cell in cells)
+    return {
+        "name": demangle(row.name.decode(errors="replace")),
+        "kind": binding.KINDS[row.kind] if row.kind < len(binding.KINDS) else "unknown",
+        "launches": sum(cell.launches for cell in cells),
+        "shaped": shaped,
+        "blocks_per_sm": (row.shaped_blocks if shaped else row.natural_blocks) or None,
+        "natural_blocks_per_sm": row.natural_blocks or None,
+        "threads": row.threads,
+        "shared_bytes": row.shaped_bytes if shaped else row.shared_bytes,
+        "why_not": None if row.reason == 0 else binding.REASONS[min(row.reason, len(binding.REASONS) - 1)],
+    }
+
+
+def _wait_kernel(launches: int) -> dict[str, Any]:
+    return {
+        "name": "weft_head_start",
+        "kind": "weft",
+        "launches": launches,
+        "shaped": 0,
+        "blocks_per_sm": None,
+        "natural_blocks_per_sm": None,
+        "threads": 1,
+        "shared_bytes": 0,
+        "why_not": None,
+    }
+
+
+def _merge(kernels: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Equal kernels of several rows or processes as one, the most launched first."""
+    merged: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for kernel in kernels:
+        if not kernel["launches"]:
+            continue
+        key = tuple(
+            value for field, value in kernel.items() if field not in ("launches", "shaped", "why_not")
+        )
+        known = merged.setdefault(key, {**kernel, "launches": 0, "shaped": 0})
+        known["launches"] += kernel["launches"]
+        known["shaped"] += kernel["shaped"]
+    return sorted(merged.values(), key=lambda kernel: -kernel["launches"])
+
+
+def _totals(processes: list[dict[str, Any]]) -> dict[str, int]:
+    names = ("launches", "comm_launches", "shaped", *binding.COUNTERS)
+    return {name: sum(process[name] for process in processes) for name in names}
+
+
+def summary(stats: dict[str, Any], policy: Policy) -> str:
+    """One line that says what was done, or that nothing was, and why."""
+    if not stats["launches"]:
+        return "nothing was shaped: no process of this job launched a GPU kernel"
+    parts = []
+    if policy.residency or policy.rules:
+        parts.append(_shaped_part(stats))
+    if policy.priority == "high":
+        parts.append(f"{stats['prioritised']:,} of {stats['comm_launches']:,} collectives prioritised")
+    if policy.head_start_us:
+        parts.append(f"{stats['head_starts']:,} head starts of {policy.head_start_us:g} µs")
+    for name in ("shape_failures", "priority_failures", "head_start_failures", "tracking_failures"):
+        if stats[name]:
+            parts.append(f"{stats[name]:,} {name.replace('_', ' ')}")
+    if not stats["comm_launches"]:
+        parts.append("no collective was launched")
+    counted = f"{stats['launches']:,} kernels, {stats['comm_launches']:,} of them collectives"
+    return "; ".join([counted, *(parts or ["no control was asked for"])])
+
+
+def _shaped_part(stats: dict[str, Any]) -> str:
+    if stats["shaped"]:
+        return f"{stats['shaped']:,} launches shaped"
+    why: Counter[str] = Counter()
+    for kernel in stats["kernels"]:
+        if kernel["kind"] == "compute" and kernel["why_not"]:
+            why[kernel["why_not"]] += kernel["launches"]
+    reason = why.most_common(1)[0][0] if why else "there was no compute kernel"
+    return f"nothing was shaped: {reason}"
+
+
+@cache
+def _cxa_demangle() -> Any:
+    try:
+        function = ctypes.CDLL("libstdc++.so.6").__cxa_demangle
+    except (OSError, AttributeError):
+        return None
+    function.restype = ctypes.c_void_p
+    function.argtypes = (ctypes.c_char_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.POINTER(ctypes.c_int))
+    return function
+
+
+def demangle(name: str) -> str:
+    """A C++ kernel's name as a person writes it, where the C++ library is there to say."""
+    function = _cxa_demangle() if name.startswith("_Z") else None
+    if function is None:
+        return name
+    status = ctypes.c_int(-1)
+    text = function(name.encode(), None, None, ctypes.byref(status))
+    if status.value != 0 or not text:
+        return name
+    try:
+        return ctypes.string_at(text).decode(errors="replace")
+    finally:
+        _free(text)
+
+
+def _free(pointer: int) -> None:
+    free = ctypes.CDLL(None).free
+    free.argtypes = (ctypes.c_void_p,)
+    free(pointer)

@@ -1,0 +1,109 @@
+"""Builds the fake driver once and runs small programs against it, under `weft run`."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from weft.policy import Policy
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+CSRC = ROOT / "src/weft/shim/csrc"
+WARNINGS = ("-std=gnu11", "-Wall", "-Wextra", "-Werror")
+
+if shutil.which("cc") is None:
+    pytest.skip("the shim needs a C compiler", allow_module_level=True)
+
+
+def compile_c(output: Path, *arguments: str) -> Path:
+    subprocess.run(["cc", *WARNINGS, "-O2", "-g", f"-I{CSRC}", "-o", str(output), *arguments], check=True)
+    return output
+
+
+@pytest.fixture(scope="session")
+def fake_driver(tmp_path_factory) -> Path:
+    """The folder that holds the fake libcuda.so.1 (and the name that a linker looks for)."""
+    folder = tmp_path_factory.mktemp("fake")
+    library = compile_c(
+        folder / "libcuda.so.1",
+        "-shared",
+        "-fPIC",
+        "-Wl,-Bsymbolic,-soname,libcuda.so.1",
+        str(HERE / "fake_cuda.c"),
+        "-lpthread",
+    )
+    (folder / "libcuda.so").symlink_to(library.name)
+    return folder
+
+
+@dataclass
+class Outcome:
+    code: int
+    stdout: str
+    stderr: str
+    stats: dict
+
+    def kernel(self, name: str) -> dict:
+        (found,) = [kernel for kernel in self.stats["kernels"] if kernel["name"] == name]
+        return found
+
+    @property
+    def results(self):
+        """What the program printed as JSON."""
+        return json.loads(self.stdout)
+
+
+@pytest.fixture
+def environment(fake_driver) -> dict[str, str]:
+    path = f"{fake_driver}:{os.environ.get('LD_LIBRARY_PATH', '')}".rstrip(":")
+    return {**os.environ, "LD_LIBRARY_PATH": path, "PYTHONPATH": f"{ROOT / 'src'}:{HERE}"}
+
+
+@pytest.fixture
+def weft_run(tmp_path, environment):
+    """Runs a program under `weft run` with a policy and returns what it did and what was counted."""
+
+    def run(
+        command: list[str],
+        policy: Policy | None = None,
+        env: dict[str, str] | None = None,
+        timeout: float = 60,
+    ) -> Outcome:
+        stats, file = tmp_path / "stats.json", tmp_path / "policy.json"
+        (policy or Policy()).save(file)
+        weft = [sys.executable, "-m", "weft", "run", "--policy", str(file), "--stats", str(stats), "--"]
+        done = subprocess.run(
+            [*weft, *command],
+            env={**environment, **(env or {})},
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+        return Outcome(
+            done.returncode, done.stdout, done.stderr, json.loads(stats.read_text()) if stats.exists() else {}
+        )
+
+    return run
+
+
+@pytest.fixture
+def program(weft_run):
+    """Runs Python source that drives the fake driver (see driver.py) and returns its outcome; it must exit with 0."""
+
+    def run(source: str, policy: Policy | None = None, **kwargs) -> Outcome:
+        code = "from driver import *\n" + textwrap.dedent(source)
+        outcome = weft_run([sys.executable, "-c", code], policy, **kwargs)
+        assert outcome.code == 0, outcome.stderr
+        return outcome
+
+    return run

@@ -1,0 +1,121 @@
+"""The fake driver from Python, for programs that tests run under the shim."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import threading  # noqa: F401 (for programs)
+from ctypes import c_char, c_char_p, c_int, c_uint, c_uint64, c_void_p
+
+PER_THREAD = 2
+PRIORITY, COOPERATIVE = 8, 2
+
+_library = None
+
+
+class Record(ctypes.Structure):
+    _fields_ = (
+        ("route", c_char * 40),
+        ("name", c_char * 256),
+        ("grid", c_uint * 3),
+        ("block", c_uint * 3),
+        ("shared", c_uint),
+        ("stream", c_void_p),
+        ("priority", c_int),
+        ("has_priority", c_int),
+        ("cooperative", c_int),
+        ("attributes", c_int),
+        ("captured", c_int),
+    )
+
+
+class Attribute(ctypes.Structure):
+    _fields_ = (("id", c_uint), ("pad", c_char * 4), ("value", c_int), ("rest", c_char * 60))
+
+
+class Config(ctypes.Structure):
+    _fields_ = (
+        ("grid", c_uint * 3),
+        ("block", c_uint * 3),
+        ("shared", c_uint),
+        ("stream", c_void_p),
+        ("attributes", c_void_p),
+        ("count", c_uint),
+    )
+
+
+def library():
+    global _library
+    if _library is None:
+        _library = ctypes.CDLL("libcuda.so.1")
+        _library.fake_kernel.restype = c_void_p
+        _library.fake_launch.restype = ctypes.POINTER(Record)
+    return _library
+
+
+def kernel(name, registers=32, static_shared=0, as_kernel=False):
+    """A new kernel's handle: a CUfunction, or a CUkernel."""
+    return c_void_p(library().fake_kernel(name.encode(), registers, static_shared, as_kernel))
+
+
+def by_proc_address(name, version=12000, flags=0, way="cuGetProcAddress_v2"):
+    """A driver function as the CUDA runtime finds it."""
+    pointer, status = c_void_p(), c_int()
+    ask = getattr(library(), way)
+    arguments = [name.encode(), ctypes.byref(pointer), version, c_uint64(flags)]
+    result = ask(*arguments, ctypes.byref(status)) if way.endswith("_v2") else ask(*arguments)
+    assert result == 0, (name, result)
+    return pointer.value
+
+
+def call(function, *arguments):
+    """Calls a function by its symbol or its address; returns the driver's result."""
+    if isinstance(function, str):
+        return getattr(library(), function)(*arguments)
+    return ctypes.CFUNCTYPE(c_int)(function)(*arguments)
+
+
+def launch(handle, grid=100_000, threads=128, shared=0, stream=None, function="cuLaunchKernel"):
+    sizes = [c_uint(n) for n in (grid, 1, 1, threads, 1, 1, shared)]
+    return call(function, handle, *sizes, c_void_p(stream), None, None)
+
+
+def launch_ex(
+    handle, grid=100_000, threads=128, shared=0, stream=None, attributes=(), function="cuLaunchKernelEx"
+):
+    array = (Attribute * max(1, len(attributes)))(*(Attribute(id=i, value=v) for i, v in attributes))
+    config = Config((grid, 1, 1), (threads, 1, 1), shared, stream, ctypes.addressof(array), len(attributes))
+    return call(function, ctypes.byref(config), handle, None, None)
+
+
+def records():
+    """Every launch that reached the driver."""
+    lib = library()
+    found = (lib.fake_launch(i).contents for i in range(lib.fake_launches()))
+    return [
+        {
+            "route": r.route.decode(),
+            "name": r.name.decode(),
+            "grid": r.grid[0],
+            "shared": r.shared,
+            "stream": r.stream,
+            "priority": r.priority if r.has_priority else None,
+            "attributes": r.attributes,
+            "captured": r.captured,
+        }
+        for r in found
+    ]
+
+
+def fail(api, times=1, code=1):
+    """Lets the next calls of a driver function fail."""
+    library().fake_fail(api.encode(), times, code)
+
+
+def finish(stream):
+    library().fake_finish(c_void_p(stream))
+
+
+def show(value=None):
+    """Hands a result, by default every launch, to the test."""
+    print(json.dumps(records() if value is None else value))

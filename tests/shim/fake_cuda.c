@@ -1,0 +1,500 @@
+/* A libcuda.so.1 for tests: keeps a log of launches, models one Hopper SM's occupancy, captures and replays
+ * graphs, finishes streams only when it is told to, and fails on request. Built by the tests. */
+#define _GNU_SOURCE
+#include "cuda_api.h"
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define API __attribute__((visibility("default")))
+enum { KERNELS = 1024, LOG = 65536, NODES = 256, STREAMS = 64, WRITES = 1024 };
+enum { NOT_SUPPORTED = 801, INVALID_HANDLE = 400, ILLEGAL_STATE = 401 };
+
+typedef struct {
+    uint32_t magic; /* 'F' for a CUfunction, 'K' for a CUkernel */
+    char name[256];
+    int registers, static_shared, max_dynamic;
+    struct CUfunc_st *function; /* of a CUkernel */
+} kernel;
+
+typedef struct {
+    char route[40];
+    char name[256];
+    unsigned grid[3], block[3], shared;
+    void *stream;
+    int priority, has_priority, cooperative, attributes, captured;
+} record;
+
+typedef struct {
+    kernel *k;
+    unsigned grid, block, shared;
+    struct graph *child;
+    void *stream;
+    int priority, has_priority;
+} node;
+
+struct graph {
+    int count;
+    node nodes[NODES];
+};
+
+static kernel kernels[KERNELS];
+static int kernel_count;
+static record records[LOG];
+static _Atomic int record_count;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static bool logging = true;
+static __thread int capture_mode = 0;
+static int unsafe_calls; /* made while a capture forbids them to this thread */
+
+static struct {
+    char api[64];
+    int times, code;
+} failures[16];
+
+static struct {
+    void *stream;
+    struct graph *capture;
+    struct {
+        uint32_t *where, value;
+    } writes[WRITES];
+    int pending;
+} streams[STREAMS];
+
+/* --- what tests use ----------------------------------------------------------------------------------- */
+
+API void *fake_kernel(const char *name, int registers, int static_shared, int as_kernel) {
+    kernel *k = &kernels[kernel_count++];
+    *k = (kernel){'F', "", registers, static_shared, 48 * 1024, NULL};
+    snprintf(k->name, sizeof k->name, "%s", name);
+    if (!as_kernel)
+        return k;
+    kernel *handle = &kernels[kernel_count++];
+    *handle = *k;
+    handle->magic = 'K';
+    handle->function = (struct CUfunc_st *)k;
+    return handle;
+}
+
+API void fake_rename(void *handle, const char *name) {
+    snprintf(((kernel *)handle)->name, sizeof ((kernel *)handle)->name, "%s", name);
+}
+
+API int fake_max_dynamic(void *handle) {
+    kernel *k = handle;
+    return k->function ? ((kernel *)k->function)->max_dynamic : k->max_dynamic;
+}
+
+API int fake_launches(void) { return record_count; }
+API const record *fake_launch(int i) { return &records[i]; }
+API void fake_forget(void) { record_count = 0; }
+API void fake_logging(int on) { logging = on; }
+API int fake_unsafe_calls(void) { return unsafe_calls; }
+
+API void fake_fail(const char *api, int times, int code) {
+    for (int i = 0; i < 16; i++)
+        if (!failures[i].times) {
+            snprintf(failures[i].api, sizeof failures[i].api, "%s", api);
+            failures[i].times = times;
+            failures[i].code = code;
+            return;
+        }
+}
+
+static int stream_index(void *stream) {
+    for (int i = 0; i < STREAMS; i++) {
+        if (streams[i].stream == stream)
+            return i;
+        if (!streams[i].stream) {
+            streams[i].stream = stream;
+            return i;
+        }
+    }
+    abort();
+}
+
+/* Everything on the stream is done: what it had to write is written. */
+API void fake_finish(void *stream) {
+    int s = stream_index(stream);
+    for (int i = 0; i < streams[s].pending; i++)
+        *streams[s].writes[i].where = streams[s].writes[i].value;
+    streams[s].pending = 0;
+}
+
+static int failing(const char *api) {
+    for (int i = 0; i < 16; i++)
+        if (failures[i].times && strcmp(failures[i].api, api) == 0) {
+            failures[i].times--;
+            return failures[i].code;
+        }
+    return 0;
+}
+
+#define MAY_FAIL(api)                                                                                        \
+    do {                                                                                                     \
+        int code_ = failing(api);                                                                            \
+        if (code_)                                                                                           \
+            return code_;                                                                                    \
+    } while (0)
+
+static void unsafe(void) {
+    for (int i = 0; i < STREAMS; i++)
+        if (streams[i].capture && capture_mode != CU_STREAM_CAPTURE_MODE_RELAXED)
+            unsafe_calls++;
+}
+
+static void *explicit_stream(void *stream, bool per_thread) {
+    return stream ? stream : per_thread ? (void *)CU_STREAM_PER_THREAD : (void *)CU_STREAM_LEGACY;
+}
+
+/* --- occupancy of one SM of an H200 -------------------------------------------------------------------- */
+
+enum { SM_SHARED = 233472, BLOCK_SHARED = 232448, RESERVED = 1024, SM_REGISTERS = 65536, SM_THREADS = 2048, SM_BLOCKS = 32 };
+
+static kernel *function(void *handle) {
+    kernel *k = handle;
+    if (!k || (k->magic != 'F' && k->magic != 'K'))
+        return NULL;
+    return k->magic == 'K' ? (kernel *)k->function : k;
+}
+
+static int blocks_that_fit(kernel *k, int threads, size_t dynamic) {
+    int warps = (threads + 31) / 32;
+    int shared = (int)((dynamic + (size_t)k->static_shared + RESERVED + 127) / 128 * 128);
+    int registers = (k->registers * 32 + 255) / 256 * 256 * ((warps + 3) / 4 * 4);
+    int fit = SM_BLOCKS;
+    fit = fit < SM_THREADS / (warps * 32) ? fit : SM_THREADS / (warps * 32);
+    fit = fit < SM_REGISTERS / registers ? fit : SM_REGISTERS / registers;
+    return fit < SM_SHARED / shared ? fit : SM_SHARED / shared;
+}
+
+API CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, CUfunction f, int threads, size_t dynamic) {
+    MAY_FAIL("cuOccupancyMaxActiveBlocksPerMultiprocessor");
+    kernel *k = function(f);
+    if (!k || threads <= 0)
+        return CUDA_ERROR_INVALID_VALUE;
+    *blocks = blocks_that_fit(k, threads, dynamic);
+    return 0;
+}
+
+API CUresult cuOccupancyAvailableDynamicSMemPerBlock(size_t *bytes, CUfunction f, int blocks, int threads) {
+    MAY_FAIL("cuOccupancyAvailableDynamicSMemPerBlock");
+    kernel *k = function(f);
+    (void)threads;
+    if (!k || blocks <= 0)
+        return CUDA_ERROR_INVALID_VALUE;
+    long size = (long)SM_SHARED / blocks / 128 * 128 - RESERVED - k->static_shared;
+    *bytes = size > 0 ? (size_t)size : 0;
+    return 0;
+}
+
+/* --- facts ------------------------------------------------------------------------------------------------ */
+
+API CUresult cuInit(unsigned flags) { return (void)flags, 0; }
+API CUresult cuDriverGetVersion(int *v) { return *v = 13000, 0; }
+API CUresult cuCtxGetCurrent(CUcontext *c) { return *c = (CUcontext)0x1000, 0; }
+API CUresult cuCtxGetDevice(CUdevice *d) { return *d = 0, 0; }
+API CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest) {
+    MAY_FAIL("cuCtxGetStreamPriorityRange");
+    return *least = 0, *greatest = -5, 0;
+}
+
+API CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice d) {
+    (void)d;
+    *value = attribute == CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT                ? 132
+             : attribute == CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN ? BLOCK_SHARED
+                                                                                  : 0;
+    return 0;
+}
+
+API CUresult cuFuncGetName(const char **name, CUfunction f) {
+    MAY_FAIL("cuFuncGetName");
+    kernel *k = (kernel *)f;
+    if (!k || k->magic != 'F') /* as drivers that do not take a CUkernel here */
+        return INVALID_HANDLE;
+    *name = k->name;
+    return 0;
+}
+
+API CUresult cuKernelGetName(const char **name, CUkernel handle) {
+    MAY_FAIL("cuKernelGetName");
+    kernel *k = (kernel *)handle;
+    if (!k || k->magic != 'K')
+        return INVALID_HANDLE;
+    *name = k->name;
+    return 0;
+}
+
+API CUresult cuKernelGetFunction(CUfunction *f, CUkernel handle) {
+    kernel *k = (kernel *)handle;
+    if (!k || k->magic != 'K')
+        return INVALID_HANDLE;
+    *f = (CUfunction)k->function;
+    return 0;
+}
+
+API CUresult cuFuncGetAttribute(int *value, int attribute, CUfunction f) {
+    kernel *k = (kernel *)f;
+    if (!k || k->magic != 'F')
+        return INVALID_HANDLE;
+    *value = attribute == CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES ? k->static_shared : k->max_dynamic;
+    return 0;
+}
+
+API CUresult cuFuncSetAttribute(CUfunction f, int attribute, int value) {
+    MAY_FAIL("cuFuncSetAttribute");
+    kernel *k = function(f);
+    if (!k || attribute != CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES || value + k->static_shared > BLOCK_SHARED)
+        return CUDA_ERROR_INVALID_VALUE;
+    k->max_dynamic = value;
+    return 0;
+}
+
+API CUresult cuModuleLoadData(CUmodule *module, const void *image) {
+    unsafe();
+    MAY_FAIL("cuModuleLoadData");
+    *module = (CUmodule)0x2000;
+    return strstr(image, ".entry weft_head_start(") ? 0 : 218;
+}
+
+API CUresult cuModuleGetFunction(CUfunction *f, CUmodule module, const char *name) {
+    static CUfunction wait;
+    (void)module;
+    if (!wait)
+        wait = fake_kernel(name, 16, 0, 0);
+    *f = wait;
+    return 0;
+}
+
+API CUresult cuModuleUnload(CUmodule m) { return (void)m, 0; }
+API CUresult cuLibraryUnload(CUlibrary l) { return (void)l, 0; }
+API CUresult cuCtxDestroy_v2(CUcontext c) { return (void)c, 0; }
+API CUresult cuDevicePrimaryCtxReset_v2(CUdevice d) { return (void)d, 0; }
+API CUresult cuDevicePrimaryCtxRelease_v2(CUdevice d) { return (void)d, 0; }
+
+API CUresult cuMemHostAlloc(void **p, size_t size, unsigned flags) {
+    unsafe();
+    MAY_FAIL("cuMemHostAlloc");
+    (void)flags;
+    *p = calloc(1, size);
+    return 0;
+}
+
+API CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *d, void *p, unsigned flags) {
+    (void)flags;
+    *d = (CUdeviceptr)(uintptr_t)p;
+    return 0;
+}
+
+API CUresult cuStreamWriteValue32_v2(CUstream stream, CUdeviceptr where, uint32_t value, unsigned flags) {
+    MAY_FAIL("cuStreamWriteValue32_v2");
+    (void)flags;
+    int s = stream_index(stream);
+    if (streams[s].capture || streams[s].pending == WRITES)
+        return NOT_SUPPORTED;
+    streams[s].writes[streams[s].pending].where = (uint32_t *)(uintptr_t)where;
+    streams[s].writes[streams[s].pending++].value = value;
+    return 0;
+}
+
+/* --- launches --------------------------------------------------------------------------------------------- */
+
+static CUresult launch(const char *route, const CUlaunchConfig *c, void *f, bool per_thread, bool cooperative) {
+    kernel *k = function(f);
+    if (!k)
+        return INVALID_HANDLE;
+    if ((int)c->sharedMemBytes > k->max_dynamic || (int)c->sharedMemBytes + k->static_shared > BLOCK_SHARED)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (!logging)
+        return 0;
+    record r = {.grid = {c->gridDimX, c->gridDimY, c->gridDimZ}, .block = {c->blockDimX, c->blockDimY, c->blockDimZ}};
+    snprintf(r.route, sizeof r.route, "%s", route);
+    snprintf(r.name, sizeof r.name, "%s", k->name);
+    r.shared = c->sharedMemBytes;
+    r.stream = explicit_stream(c->hStream, per_thread);
+    r.cooperative = cooperative;
+    r.attributes = (int)c->numAttrs;
+    for (unsigned i = 0; i < c->numAttrs; i++) {
+        if (c->attrs[i].id == CU_LAUNCH_ATTRIBUTE_PRIORITY) {
+            r.has_priority++;
+            r.priority = c->attrs[i].value.priority;
+        }
+        if (c->attrs[i].id == CU_LAUNCH_ATTRIBUTE_COOPERATIVE)
+            r.cooperative = c->attrs[i].value.cooperative;
+    }
+    pthread_mutex_lock(&lock);
+    struct graph *capture = streams[stream_index(r.stream)].capture;
+    r.captured = capture != NULL;
+    if (capture && capture->count < NODES)
+        capture->nodes[capture->count++] = (node){.k = f, .grid = c->gridDimX, .block = c->blockDimX * c->blockDimY * c->blockDimZ, .shared = c->sharedMemBytes};
+    if (record_count < LOG)
+        records[record_count++] = r;
+    pthread_mutex_unlock(&lock);
+    return 0;
+}
+
+#define ARGS CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared, CUstream stream, void **params
+#define CONFIG {gx, gy, gz, bx, by, bz, shared, stream, NULL, 0}
+#define LAUNCHES(suffix, per_thread)                                                                         \
+    API CUresult cuLaunchKernel##suffix(ARGS, void **extra) {                                                \
+        MAY_FAIL("cuLaunchKernel" #suffix);                                                                  \
+        CUlaunchConfig c = CONFIG;                                                                           \
+        (void)params, (void)extra;                                                                           \
+        return launch("cuLaunchKernel" #suffix, &c, f, per_thread, false);                                   \
+    }                                                                                                        \
+    API CUresult cuLaunchKernelEx##suffix(const CUlaunchConfig *c, CUfunction f, void **params, void **extra) { \
+        MAY_FAIL("cuLaunchKernelEx" #suffix);                                                                \
+        (void)params, (void)extra;                                                                           \
+        return c ? launch("cuLaunchKernelEx" #suffix, c, f, per_thread, false) : CUDA_ERROR_INVALID_VALUE;   \
+    }                                                                                                        \
+    API CUresult cuLaunchCooperativeKernel##suffix(ARGS) {                                                   \
+        CUlaunchConfig c = CONFIG;                                                                           \
+        (void)params;                                                                                        \
+        return launch("cuLaunchCooperativeKernel" #suffix, &c, f, per_thread, true);                         \
+    }
+LAUNCHES(, false)
+LAUNCHES(_ptsz, true)
+
+/* --- capture and graphs ------------------------------------------------------------------------------------- */
+
+API CUresult cuThreadExchangeStreamCaptureMode(int *mode) {
+    int before = capture_mode;
+    capture_mode = *mode;
+    *mode = before;
+    return 0;
+}
+
+API CUresult cuStreamIsCapturing(CUstream stream, int *status) {
+    *status = streams[stream_index(stream)].capture != NULL;
+    return 0;
+}
+
+#define CAPTURES(suffix, per_thread)                                                                         \
+    API CUresult cuStreamBeginCapture_v2##suffix(CUstream stream, int mode) {                                \
+        (void)mode;                                                                                          \
+        streams[stream_index(explicit_stream(stream, per_thread))].capture = calloc(1, sizeof(struct graph)); \
+        return 0;                                                                                            \
+    }                                                                                                        \
+    API CUresult cuStreamBeginCaptureToGraph##suffix(CUstream stream, CUgraph g, const CUgraphNode *d,       \
+                                                     const void *data, size_t n, int mode) {                 \
+        (void)d, (void)data, (void)n, (void)mode;                                                            \
+        streams[stream_index(explicit_stream(stream, per_thread))].capture = (struct graph *)g;              \
+        return 0;                                                                                            \
+    }                                                                                                        \
+    API CUresult cuStreamEndCapture##suffix(CUstream stream, CUgraph *graph) {                               \
+        int s = stream_index(explicit_stream(stream, per_thread));                                           \
+        if (!streams[s].capture)                                                                             \
+            return ILLEGAL_STATE;                                                                            \
+        *graph = (CUgraph)streams[s].capture;                                                                \
+        streams[s].capture = NULL;                                                                           \
+        return 0;                                                                                            \
+    }                                                                                                        \
+    API CUresult cuGraphInstantiateWithParams##suffix(CUgraphExec *e, CUgraph g, void *p) {                  \
+        (void)p;                                                                                             \
+        return *e = (CUgraphExec)g, 0;                                                                       \
+    }                                                                                                        \
+    API CUresult cuGraphLaunch##suffix(CUgraphExec e, CUstream stream) {                                     \
+        (void)stream;                                                                                        \
+        return e ? 0 : INVALID_HANDLE;                                                                       \
+    }
+CAPTURES(, false)
+CAPTURES(_ptsz, true)
+
+/* A second stream joins the capture of a first, as an event wait makes it. */
+API void fake_join_capture(void *from, void *stream) { streams[stream_index(stream)].capture = streams[stream_index(from)].capture; }
+API void fake_leave_capture(void *stream) { streams[stream_index(stream)].capture = NULL; }
+API void fake_add_child(CUgraph graph, CUgraph child) {
+    struct graph *g = (struct graph *)graph;
+    g->nodes[g->count++].child = (struct graph *)child;
+}
+
+API CUresult cuGraphInstantiate_v2(CUgraphExec *e, CUgraph g, CUgraphNode *n, char *l, size_t s) {
+    (void)n, (void)l, (void)s;
+    return *e = (CUgraphExec)g, 0;
+}
+API CUresult cuGraphInstantiateWithFlags(CUgraphExec *e, CUgraph g, unsigned long long flags) {
+    (void)flags;
+    return *e = (CUgraphExec)g, 0;
+}
+API CUresult cuGraphExecUpdate(CUgraphExec e, CUgraph g, CUgraphNode *n, int *r) { return (void)e, (void)g, (void)n, (void)r, 0; }
+API CUresult cuGraphExecUpdate_v2(CUgraphExec e, CUgraph g, void *r) { return (void)e, (void)g, (void)r, 0; }
+API CUresult cuGraphExecDestroy(CUgraphExec e) { return (void)e, 0; }
+
+API CUresult cuGraphGetNodes(CUgraph graph, CUgraphNode *nodes, size_t *count) {
+    struct graph *g = (struct graph *)graph;
+    *count = (size_t)g->count;
+    for (int i = 0; nodes && i < g->count; i++)
+        nodes[i] = (CUgraphNode)&g->nodes[i];
+    return 0;
+}
+API CUresult cuGraphNodeGetType(CUgraphNode n, int *type) {
+    *type = ((node *)n)->child ? CU_GRAPH_NODE_TYPE_GRAPH : CU_GRAPH_NODE_TYPE_KERNEL;
+    return 0;
+}
+API CUresult cuGraphChildGraphNodeGetGraph(CUgraphNode n, CUgraph *g) { return *g = (CUgraph)((node *)n)->child, 0; }
+API CUresult cuGraphKernelNodeGetParams_v2(CUgraphNode handle, CUDA_KERNEL_NODE_PARAMS *p) {
+    node *n = (node *)handle;
+    *p = (CUDA_KERNEL_NODE_PARAMS){.gridDimX = n->grid, .gridDimY = 1, .gridDimZ = 1, .blockDimX = n->block, .blockDimY = 1, .blockDimZ = 1, .sharedMemBytes = n->shared};
+    if (n->k->magic == 'K')
+        p->kern = (CUkernel)n->k;
+    else
+        p->func = (CUfunction)n->k;
+    return 0;
+}
+
+/* --- cuGetProcAddress: as the driver answers, by name, version and default stream ---------------------------- */
+
+API CUresult cuGetProcAddress(const char *symbol, void **pfn, int version, cuuint64_t flags);
+API CUresult cuGetProcAddress_v2(const char *symbol, void **pfn, int version, cuuint64_t flags, int *status);
+
+static const struct {
+    const char *asked;
+    int from, until, per_thread;
+    void *function;
+} entries[] = {
+#define ONE(name, f) {#name, 0, 1 << 30, 2, (void *)f}
+#define TWO(name, f) {#name, 0, 1 << 30, 0, (void *)f}, {#name, 0, 1 << 30, 1, (void *)f##_ptsz}
+    {"cuGetProcAddress", 0, 11999, 2, (void *)cuGetProcAddress},
+    {"cuGetProcAddress", 12000, 1 << 30, 2, (void *)cuGetProcAddress_v2},
+    {"cuGraphInstantiate", 11000, 11999, 2, (void *)cuGraphInstantiate_v2},
+    {"cuGraphInstantiate", 12000, 1 << 30, 2, (void *)cuGraphInstantiateWithFlags},
+    {"cuGraphExecUpdate", 0, 11999, 2, (void *)cuGraphExecUpdate},
+    {"cuGraphExecUpdate", 12000, 1 << 30, 2, (void *)cuGraphExecUpdate_v2},
+    TWO(cuLaunchKernel, cuLaunchKernel),
+    TWO(cuLaunchKernelEx, cuLaunchKernelEx),
+    TWO(cuLaunchCooperativeKernel, cuLaunchCooperativeKernel),
+    TWO(cuStreamBeginCapture, cuStreamBeginCapture_v2),
+    TWO(cuStreamBeginCaptureToGraph, cuStreamBeginCaptureToGraph),
+    TWO(cuStreamEndCapture, cuStreamEndCapture),
+    TWO(cuGraphInstantiateWithParams, cuGraphInstantiateWithParams),
+    TWO(cuGraphLaunch, cuGraphLaunch),
+    ONE(cuGraphInstantiateWithFlags, cuGraphInstantiateWithFlags),
+    ONE(cuGraphExecDestroy, cuGraphExecDestroy),
+    ONE(cuModuleUnload, cuModuleUnload),
+    ONE(cuLibraryUnload, cuLibraryUnload),
+    ONE(cuCtxDestroy, cuCtxDestroy_v2),
+    ONE(cuDevicePrimaryCtxReset, cuDevicePrimaryCtxReset_v2),
+    ONE(cuDevicePrimaryCtxRelease, cuDevicePrimaryCtxRelease_v2),
+    ONE(cuInit, cuInit),
+};
+
+static CUresult get_address(const char *symbol, void **pfn, int version, cuuint64_t flags) {
+    int per_thread = (flags & CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM) != 0;
+    *pfn = NULL;
+    for (size_t i = 0; i < sizeof entries / sizeof *entries; i++)
+        if (strcmp(entries[i].asked, symbol) == 0 && version >= entries[i].from && version <= entries[i].until &&
+            (entries[i].per_thread == 2 || entries[i].per_thread == per_thread))
+            return *pfn = entries[i].function, 0;
+    return CUDA_ERROR_NOT_FOUND;
+}
+
+API CUresult cuGetProcAddress(const char *symbol, void **pfn, int version, cuuint64_t flags) { return get_address(symbol, pfn, version, flags); }
+API CUresult cuGetProcAddress_v2(const char *symbol, void **pfn, int version, cuuint64_t flags, int *status) {
+    CUresult result = get_address(symbol, pfn, version, flags);
+    if (status)
+        *status = result ? 1 : 0;
+    return result;
+}

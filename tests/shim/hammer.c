@@ -1,0 +1,88 @@
+/* Launches from many threads at once, through symbols that the linker bound.
+ *
+ *   hammer THREADS LAUNCHES          every thread makes LAUNCHES launches; exits with 0 if all succeeded
+ *   hammer THREADS LAUNCHES time     prints the nanoseconds of one launch, the least of several rounds */
+#define _GNU_SOURCE
+#include "cuda_api.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+extern CUresult cuLaunchKernel(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream,
+                               void **, void **);
+extern CUresult cuLaunchKernelEx(const CUlaunchConfig *, CUfunction, void **, void **);
+extern void *fake_kernel(const char *, int, int, int);
+extern void fake_logging(int);
+extern void fake_finish(void *);
+
+enum { KERNELS = 8, ROUNDS = 9 };
+static CUfunction kernels[KERNELS];
+static long launches;
+static int timing;
+static pthread_barrier_t barrier;
+
+static CUresult one(long i, CUstream stream) {
+    CUfunction f = kernels[i % KERNELS];
+    if (i % 2) {
+        CUlaunchConfig c = {4096, 8, 1, 128, 1, 1, 0, stream, NULL, 0};
+        return cuLaunchKernelEx(&c, f, NULL, NULL);
+    }
+    return cuLaunchKernel(f, 4096, 8, 1, 128, 1, 1, 0, stream, NULL, NULL);
+}
+
+static double now_ns(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t); /* what a launch costs, not how long other threads held the core */
+    return (double)t.tv_sec * 1e9 + (double)t.tv_nsec;
+}
+
+static void *work(void *id) {
+    CUstream stream = (CUstream)(0x100 + 0x10 * (uintptr_t)id);
+    long failed = 0;
+    double best = 1e30;
+    for (int round = 0; round < (timing ? ROUNDS : 1); round++) {
+        pthread_barrier_wait(&barrier);
+        double start = now_ns();
+        for (long i = 0; i < launches; i++)
+            failed += one(i, stream) != 0;
+        double each = (now_ns() - start) / (double)launches;
+        best = each < best ? each : best;
+    }
+    if (failed)
+        fprintf(stderr, "%ld launches failed\n", failed);
+    double *result = malloc(sizeof *result);
+    *result = failed ? -1 : best;
+    return result;
+}
+
+int main(int argc, char **argv) {
+    long threads = argc > 1 ? atol(argv[1]) : 1;
+    launches = argc > 2 ? atol(argv[2]) : 1000;
+    timing = argc > 3;
+    fake_logging(0);
+    kernels[0] = fake_kernel("ncclDevKernel_AllReduce_Sum_bf16_RING_LL", 96, 36800, 0);
+    for (int i = 1; i < KERNELS; i++) {
+        char name[32];
+        snprintf(name, sizeof name, "gemm_%d", i);
+        kernels[i] = fake_kernel(name, 32, 0, i % 2);
+    }
+    pthread_t all[64];
+    pthread_barrier_init(&barrier, NULL, (unsigned)threads);
+    for (long i = 0; i < threads; i++)
+        pthread_create(&all[i], NULL, work, (void *)i);
+    double worst = 0;
+    int bad = 0;
+    for (long i = 0; i < threads; i++) {
+        double *result;
+        pthread_join(all[i], (void **)&result);
+        bad |= *result < 0;
+        worst = *result > worst ? *result : worst;
+        free(result);
+    }
+    if (timing)
+        printf("%.2f\n", worst);
+    return bad;
+}

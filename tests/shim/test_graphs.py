@@ -1,0 +1,93 @@
+"""Captured launches carry the policy and are counted when the graph runs."""
+
+from __future__ import annotations
+
+import pytest
+
+from weft.policy import Policy
+
+NCCL = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL"
+
+CAPTURE = f"""
+gemm, nccl = kernel("gemm", as_kernel=True), kernel("{NCCL}")
+graph, executable = c_void_p(), c_void_p()
+def capture():
+    assert call("cuStreamBeginCapture_v2", c_void_p(0x10), 0) == 0
+    library().fake_join_capture(c_void_p(0x10), c_void_p(0x20))
+    assert launch(gemm, stream=0x10) == 0
+    assert launch(nccl, stream=0x20) == 0
+    assert launch(gemm, stream=0x10) == 0
+    library().fake_leave_capture(c_void_p(0x20))
+    assert call("cuStreamEndCapture", c_void_p(0x10), ctypes.byref(graph)) == 0
+capture()
+"""
+
+
+def test_kernels_in_a_graph_count_when_it_runs(program):
+    done = program(f"""
+{CAPTURE}
+assert call("cuGraphInstantiateWithFlags", ctypes.byref(executable), graph, c_uint64(0)) == 0
+for _ in range(5):
+    assert call("cuGraphLaunch", executable, c_void_p(0x10)) == 0
+assert call("cuGraphExecDestroy", executable) == 0
+""")
+    assert done.kernel("gemm")["launches"] == 10
+    assert done.kernel(NCCL)["launches"] == 5
+    assert done.stats["captured"] == 3
+    assert done.stats["graph_launches"] == 5
+
+
+def test_the_policy_is_captured_with_the_kernels(program):
+    done = program(
+        f"""
+{CAPTURE}
+assert call("cuGraphInstantiateWithParams", ctypes.byref(executable), graph, None) == 0
+assert call("cuGraphLaunch_ptsz", executable, None) == 0
+show([records(), library().fake_unsafe_calls()])
+""",
+        Policy(residency=2, when="overlap", priority="high", head_start_us=5),
+    )
+    records, unsafe_calls = done.results
+    assert [(r["name"], r["shared"] > 0, r["priority"]) for r in records] == [
+        ("gemm", False, None),  # before the collective
+        (NCCL, False, -5),
+        ("weft_head_start", False, None),
+        ("gemm", True, None),
+    ]
+    assert all(r["captured"] for r in records)
+    assert unsafe_calls == 0
+    launches = {k["name"]: (k["launches"], k["shaped"]) for k in done.stats["kernels"]}
+    assert launches == {"gemm": (2, 1), NCCL: (1, 0), "weft_head_start": (1, 0)}
+
+
+@pytest.mark.parametrize("version", [11040, 12000])
+def test_graphs_found_by_get_proc_address_are_counted(program, version):
+    arguments = "graph, c_uint64(0)" if version >= 12000 else "graph, None, None, c_uint64(0)"
+    done = program(f"""
+{CAPTURE}
+assert call(by_proc_address("cuGraphInstantiate", {version}), ctypes.byref(executable), {arguments}) == 0
+assert call(by_proc_address("cuGraphLaunch", {version}), executable, None) == 0
+""")
+    assert done.stats["launches"] == 3
+
+
+def test_an_updated_graph_and_a_graph_within_a_graph_are_read_again(program):
+    done = program(f"""
+{CAPTURE}
+inner = c_void_p(graph.value)
+capture()
+library().fake_add_child(graph, inner)
+assert call("cuGraphInstantiateWithFlags", ctypes.byref(executable), graph, c_uint64(0)) == 0
+assert call("cuGraphLaunch", executable, None) == 0
+assert call("cuGraphExecUpdate_v2", executable, inner, None) == 0
+assert call("cuGraphLaunch", executable, None) == 0
+""")
+    assert done.stats["launches"] == 6 + 3
+
+
+def test_counting_goes_on_after_a_capture_that_failed(program):
+    done = program("""
+        assert call("cuStreamEndCapture", c_void_p(0x10), None) == 401
+        assert launch(kernel("gemm"), stream=0x10) == 0
+    """)
+    assert done.kernel("gemm")["launches"] == 1

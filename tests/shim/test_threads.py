@@ -1,0 +1,235 @@
+"""Many threads, a policy that changes under them, and the tools that see what a test cannot."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import subprocess
+
+import pytest
+from conftest import CSRC, HERE, ROOT, compile_c
+from hatch_build import LINK, build_shim
+
+from weft.policy import Policy, Rule
+from weft.shim.inject import Job
+
+POLICIES = (
+    Policy(),
+    Policy(residency=3, priority="high"),
+    Policy(residency=2, when="overlap", head_start_us=5, rules=(Rule("gemm_3", 1), Rule("gemm_4", None))),
+    Policy(priority="high", head_start_us=1),
+)
+
+
+@pytest.fixture(scope="session")
+def hammer(fake_driver, tmp_path_factory):
+    """A program that is linked to the driver."""
+    program = tmp_path_factory.mktemp("hammer") / "hammer"
+    return compile_c(program, str(HERE / "hammer.c"), f"-L{fake_driver}", "-lcuda", "-lpthread")
+
+
+def test_eight_threads_under_a_policy_that_keeps_changing(hammer, environment):
+    threads, launches = 8, 2_000_000
+    with Job(POLICIES[0]) as job:
+        running = subprocess.Popen([hammer, str(threads), str(launches)], env=job.environment(environment))
+        changes = 0
+        for policy in itertools.cycle(POLICIES):
+            job.set_policy(policy)
+            changes += 1
+            try:
+                running.wait(timeout=0.01)
+                break
+            except subprocess.TimeoutExpired:
+                continue
+        stats = job.collect()
+    assert running.returncode == 0
+    assert changes > 3
+    assert stats["policy_changes"] > 2
+    by_kernel = [k for k in stats["kernels"] if k["kind"] != "weft"]
+    assert sum(k["launches"] for k in by_kernel) == threads * launches
+    assert stats["comm_launches"] == threads * launches // 8
+    assert 0 < stats["shaped"] < threads * launches
+    assert stats["shape_failures"] == stats["priority_failures"] == stats["unknown"] == 0
+
+
+def test_more_threads_than_counters_lose_nothing(hammer, environment):
+    with Job(Policy(residency=2)) as job:
+        subprocess.run([hammer, "40", "500"], env=job.environment(environment), check=True)
+        assert job.collect()["launches"] == 40 * 500
+
+
+@pytest.mark.skipif(shutil.which("valgrind") is None, reason="needs valgrind")
+def test_valgrind_finds_nothing(hammer, environment):
+    with Job(POLICIES[2]) as job:
+        valgrind = [
+            "valgrind",
+            "-q",
+            "--error-exitcode=9",
+            "--leak-check=full",
+            "--errors-for-leak-kinds=definite",
+        ]
+        done = subprocess.run(
+            [*valgrind, hammer, "4", "400"],
+            env=job.environment(environment),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+        assert job.collect()["comm_launches"] == 4 * 50
+
+
+@pytest.mark.parametrize("sanitizer", ["address,undefined", "thread"])
+def test_sanitizers_find_nothing(sanitizer, fake_driver, environment, tmp_path):
+    """The shim, the driver and the program in one sanitized executable, which the sanitizers need."""
+    flags = (f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all", "-rdynamic")
+    probe = tmp_path / "probe.c"
+    probe.write_text("int main(void) { return 0; }")
+    if subprocess.run(
+        ["cc", *flags, str(probe), "-o", str(tmp_path / "probe")], capture_output=True, check=False
+    ).returncode:
+        pytest.skip("this compiler has no such sanitizer")
+    library = build_shim(
+        ROOT, tmp_path / "libweft_shim.so", (f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all")
+    )
+    assert library is not None
+    program = compile_c(
+        tmp_path / "hammer",
+        *flags,
+        str(HERE / "hammer.c"),
+        str(library),
+        f"-L{fake_driver}",
+        "-lcuda",
+        *LINK,
+        f"-Wl,-rpath,{tmp_path}",
+    )
+    with Job(POLICIES[2]) as job:
+        env = {**job.environment(environment), "ASAN_OPTIONS": "verify_asan_link_order=0"}
+        del env["LD_PRELOAD"]
+        done = subprocess.run([program, "4", "2000"], env=env, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert job.collect()["comm_launches"] == 4 * 250
+
+
+def test_dlsym_still_sees_its_true_caller(environment, tmp_path):
+    """A library after the shim that asks for the next `malloc` must not be answered with its own."""
+    source = tmp_path / "wrap.c"
+    source.write_text("""
+        #define _GNU_SOURCE
+        #include <dlfcn.h>
+        #include <stddef.h>
+        #include <stdlib.h>
+        static __thread int depth;
+        void *malloc(size_t size) {
+            static void *(*next)(size_t);
+            if (depth++) abort();
+            if (!next) next = (void *(*)(size_t))dlsym(RTLD_NEXT, "malloc");
+            if ((void *)next == (void *)malloc) abort();
+            depth--;
+            return next(size);
+        }
+    """)
+    wrap = compile_c(tmp_path / "libwrap.so", "-shared", "-fPIC", str(source), "-ldl")
+    with Job() as job:
+        env = job.environment({**environment, "LD_PRELOAD": str(wrap)})
+        assert env["LD_PRELOAD"].endswith(f":{wrap}")
+        assert (
+            subprocess.run(
+                [shutil.which("ls") or "/bin/ls", "/"], env=env, capture_output=True, check=False
+            ).returncode
+            == 0
+        )
+
+
+def test_a_program_without_a_driver_is_not_disturbed(tmp_path):
+    """No file is made, and a look for the driver's functions finds none."""
+    source = tmp_path / "look.c"
+    source.write_text("""
+        #define _GNU_SOURCE
+        #include <dlfcn.h>
+        #include <stddef.h>
+        int main(void) { return dlsym(RTLD_DEFAULT, "cuLaunchKernel") != NULL || dlsym(RTLD_DEFAULT, "puts") == NULL; }
+    """)
+    program = compile_c(tmp_path / "look", str(source), "-ldl")
+    with Job() as job:
+        assert subprocess.run([program], env=job.environment(), check=False).returncode == 0
+        assert [path.name for path in job.folder.iterdir()] == ["control"]
+
+
+def test_the_shim_alone_changes_nothing(hammer, environment):
+    """Preloaded, but not by `weft run`: every launch passes through."""
+    with Job(Policy(residency=1)) as job:
+        env = job.environment(environment)
+        del env["WEFT_JOB"]
+        assert subprocess.run([hammer, "2", "100"], env=env, check=False).returncode == 0
+        assert job.collect()["launches"] == 0
+
+
+def test_a_control_file_of_another_version_is_not_trusted(hammer, environment):
+    with Job(Policy(residency=1)) as job:
+        control = job.folder / "control"
+        image = bytearray(control.read_bytes())
+        image[8] = 99
+        control.write_bytes(image)
+        assert (
+            subprocess.run([hammer, "2", "100"], env=job.environment(environment), check=False).returncode
+            == 0
+        )
+        assert job.collect()["launches"] == 0
+
+
+def test_a_torn_policy_is_not_used(hammer, environment):
+    with Job(Policy(residency=1)) as job:
+        control = job.folder / "control"
+        image = bytearray(control.read_bytes())
+        image[40] ^= 0xFF  # inside the policy: the checksum no longer fits
+        control.write_bytes(image)
+        assert (
+            subprocess.run([hammer, "1", "100"], env=job.environment(environment), check=False).returncode
+            == 0
+        )
+        stats = job.collect()
+    assert stats["launches"] == 100
+    assert stats["shaped"] == 0
+
+
+def test_the_layouts_of_both_sides_agree(tmp_path):
+    import ctypes
+
+    from weft.shim import binding
+
+    source = tmp_path / "sizes.c"
+    source.write_text("""
+        #include "layout.h"
+        #include <stddef.h>
+        #include <stdio.h>
+        int main(void) {
+            printf("%zu %zu %zu %zu %d", sizeof(weft_process), sizeof(weft_control), offsetof(weft_process, cells),
+                   offsetof(weft_process, rows), WEFT_COUNT_POLICY_CHANGES);
+        }
+    """)
+    program = compile_c(tmp_path / "sizes", f"-I{CSRC}", str(source))
+    sizes = [
+        int(n) for n in subprocess.run([program], capture_output=True, check=True, text=True).stdout.split()
+    ]
+    assert sizes == [
+        ctypes.sizeof(binding.CProcess),
+        ctypes.sizeof(binding.CControl),
+        binding.CProcess.cells.offset,
+        binding.CProcess.rows.offset,
+        len(binding.COUNTERS) - 1,
+    ]
+
+
+def test_a_full_disk_costs_the_counters_and_not_the_program(hammer, environment):
+    """The folder cannot be written: the controls work, nothing is counted, nothing breaks."""
+    if os.geteuid() == 0:
+        pytest.skip("root writes everywhere")
+    with Job(Policy(residency=1)) as job:
+        job.folder.chmod(0o500)
+        assert (
+            subprocess.run([hammer, "1", "100"], env=job.environment(environment), check=False).returncode
+            == 0
+        )
+        job.folder.chmod(0o700)
