@@ -73,6 +73,15 @@ def kernels(driver, gpu):
     return built
 
 
+def answer(driver, function, threads, dynamic):
+    try:
+        return driver.blocks_per_sm(function, threads, dynamic)
+    except UnavailableError as error:
+        if "(CUDA error 1)" in str(error):  # CUDA_ERROR_INVALID_VALUE: such a block can never launch
+            return 0
+        raise
+
+
 def test_the_kernels_use_many_register_counts(kernels):
     counts = {registers for _, registers, _ in kernels}
     assert len(counts) >= 12
@@ -88,7 +97,7 @@ def test_blocks_per_sm_equals_the_drivers_answer(driver, gpu, kernels):
         for threads, size in itertools.product(THREADS, sizes):
             dynamic = min(size, most - static)
             ours = blocks_per_sm(gpu.spec, threads, registers, static + dynamic)
-            theirs = driver.blocks_per_sm(function, threads, dynamic)
+            theirs = answer(driver, function, threads, dynamic)
             seen.add((threads, registers, static + dynamic))
             if ours != theirs:
                 wrong.append((threads, registers, static, dynamic, ours, theirs))

@@ -1,4 +1,3 @@
-import ctypes
 import shutil
 import subprocess
 import sys
@@ -237,75 +236,66 @@ def test_no_amd_runtime_is_an_empty_list():
     assert hip.devices(("libnosuch.so",)) == []
 
 
-class FakeGpu:
-    """A GPU of full waves: a low-priority kernel ends after all of them, a high one after the first."""
-
-    def __init__(self, honours):
-        self.honours, self.full_ms, self.end_ms = honours, 0.0, {}
-
-    def device(self, index):
-        return index
-
-    def context(self, device):
-        import contextlib
-
-        return contextlib.nullcontext()
-
-    def priority_range(self):
-        return 0, -5
-
-    def load(self, ptx):
-        assert "weft_spin" in ptx
-        return ctypes.c_void_p(1)
-
-    def function(self, module, name):
-        return name
-
-    def attribute(self, device, attribute):
-        return 10
-
-    def blocks_per_sm(self, function, threads, shared):
-        return 2048 // threads
-
-    def stream(self, priority):
-        return priority
-
-    def event(self):
-        return object()
-
-    def record(self, event, stream):
-        self.end_ms[event] = 0.0 if self.full_ms == 0 else self.small_ms
-
-    def launch(self, function, blocks, threads, stream, duration):
-        if blocks > 1:
-            self.full_ms = blocks / 40 * duration.value / 1e6
-        else:
-            self.small_ms = 0.4 if self.honours and stream < 0 else self.full_ms
-
-    def synchronize(self):
-        self.full_ms = 0.0
-
-    def elapsed_ms(self, start, end):
-        return self.end_ms[end] - self.end_ms[start]
+# A GPU of 10 SMs: a kernel ends after all the waves launched before it, at high priority (where that is
+# honoured) after the first. Streams are their priority plus 100, events the address of their time.
+FAKE_GPU = r"""
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+static double full_ms, small_ms;
+int cuInit(unsigned f) { return f != 0; }
+int cuDeviceGet(int *d, int i) { *d = i; return 0; }
+int cuDeviceGetAttribute(int *v, int a, int d) { (void)d; *v = 10; return a != 16; }
+int cuDevicePrimaryCtxRetain(void **c, int d) { (void)d; *c = (void *)77; return 0; }
+int cuDevicePrimaryCtxRelease_v2(int d) { (void)d; return 0; }
+int cuCtxSetCurrent(void *c) { return c != 0 && c != (void *)77; }
+int cuCtxGetStreamPriorityRange(int *least, int *most) { *least = 0; *most = MOST; return 0; }
+int cuModuleLoadData(void **m, const char *ptx) { *m = (void *)5; return strstr(ptx, "weft_spin") == NULL; }
+int cuModuleGetFunction(void **f, void *m, const char *n) {
+    *f = (void *)6;
+    return m != (void *)5 || strcmp(n, "weft_spin");
+}
+int cuOccupancyMaxActiveBlocksPerMultiprocessor(int *n, void *f, int threads, size_t shared) {
+    *n = 2048 / threads;
+    return f != (void *)6 || shared != 0;
+}
+int cuStreamCreateWithPriority(void **s, unsigned flags, int p) {
+    *s = (void *)(intptr_t)(100 + p);
+    return flags != 1;
+}
+int cuEventCreate(void **e, unsigned f) { *e = calloc(1, sizeof(double)); return f != 0; }
+int cuEventRecord(double *e, void *s) { (void)s; *e = small_ms; return 0; }
+int cuEventElapsedTime(float *ms, double *a, double *b) { *ms = (float)(*b - *a); return 0; }
+int cuCtxSynchronize(void) { full_ms = small_ms = 0; return 0; }
+int cuLaunchKernel(void *f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
+                   unsigned shared, void *stream, void **params, void **extra) {
+    if (f != (void *)6 || gy != 1 || gz != 1 || by != 1 || bz != 1 || shared || extra) return 1;
+    double ms = *(uint64_t *)params[0] / 1e6;
+    if (gx > 1) full_ms = ms * gx / (10 * (2048 / bx));
+    else small_ms = HONOURS && stream == (void *)95 ? 0.4 : full_ms;
+    return 0;
+}
+"""
 
 
-def test_priority_that_is_honoured_overtakes_the_waves():
-    effect = measure_priority(FakeGpu(honours=True))
+def test_priority_that_is_honoured_overtakes_the_waves(build):
+    effect = measure_priority(load_driver(build(FAKE_GPU, "-DMOST=-5", "-DHONOURS=1")))
     assert effect.equal_ms == pytest.approx(WAVES * BLOCK_US / 1000)
     assert effect.ratio == pytest.approx(WAVES)
     assert effect.conclusive
 
 
-def test_priority_that_is_ignored_gives_one():
-    assert measure_priority(FakeGpu(honours=False)).ratio == pytest.approx(1)
+def test_priority_that_is_ignored_gives_one(build):
+    effect = measure_priority(load_driver(build(FAKE_GPU, "-DMOST=-5", "-DHONOURS=0")))
+    assert effect.ratio == pytest.approx(1)
+
+
+def test_a_single_priority_is_an_error(build):
+    driver = load_driver(build(FAKE_GPU, "-DMOST=0", "-DHONOURS=1"))
+    with pytest.raises(UnavailableError, match="one stream priority"):
+        measure_priority(driver)
 
 
 def test_a_gpu_that_did_not_fill_up_proves_nothing():
     assert not PriorityEffect(equal_ms=0.5, high_ms=0.4, block_ms=0.4).conclusive
-
-
-def test_a_single_priority_is_an_error():
-    gpu = FakeGpu(honours=True)
-    gpu.priority_range = lambda: (0, 0)
-    with pytest.raises(UnavailableError, match="one stream priority"):
-        measure_priority(gpu)
