@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
@@ -19,9 +20,11 @@ from weft.trace.scan import split
 
 I64 = npt.NDArray[np.int64]
 
-# Categories as PyTorch 2.x, 1.11 to 1.13, and 1.8 to 1.10 write them.
 KERNEL, MEMCPY, MEMSET = 0, 1, 2
-_GPU = {
+_RUNTIME, _ANNOTATION, _OPERATOR, _SYNC = 3, 4, 5, 6
+
+# Categories as PyTorch 2.x, 1.11 to 1.13, and 1.8 to 1.10 write them. Events of other categories are dropped.
+_ROLES: dict[str | None, int] = {
     "kernel": KERNEL,
     "Kernel": KERNEL,
     "gpu_memcpy": MEMCPY,
@@ -30,23 +33,28 @@ _GPU = {
     "gpu_memset": MEMSET,
     "Memset": MEMSET,
     "memset": MEMSET,
+    "cuda_runtime": _RUNTIME,
+    "cuda_driver": _RUNTIME,
+    "hip_runtime": _RUNTIME,
+    "hip_driver": _RUNTIME,
+    "runtime": _RUNTIME,
+    "Runtime": _RUNTIME,
+    "driver": _RUNTIME,
+    "Driver": _RUNTIME,
+    "user_annotation": _ANNOTATION,
+    "UserAnnotation": _ANNOTATION,
+    "Operator": _ANNOTATION,
+    "operator": _ANNOTATION,
+    "cpu_op": _OPERATOR,
+    "cuda_sync": _SYNC,
 }
-_RUNTIME = (
-    "cuda_runtime",
-    "cuda_driver",
-    "hip_runtime",
-    "hip_driver",
-    "runtime",
-    "Runtime",
-    "driver",
-    "Driver",
-)
-_MARKS = ("user_annotation", "cpu_op", "Operator", "operator", "UserAnnotation")
-_SYNC = ("cuda_sync",)
 
+_LAUNCHES, _BLOCKS = 1, 2
 _LAUNCH = re.compile(rb"launch|memcpy|memset|graph", re.IGNORECASE)
 _BLOCKING = re.compile(rb"(?:Device|Stream|Event|Ctx)Synchronize", re.IGNORECASE)
-_MARK = re.compile(rb'"(?:ProfilerStep#|record_param_comms|nccl:|rccl:)')
+_MARKING_OPERATOR = b"record_param_comms"
+_MARK = re.compile(rb'"(?:ProfilerStep#|record_param_comms|nccl:)')
+_ROLES_WITHOUT_OPERATORS = {cat: role for cat, role in _ROLES.items() if role != _OPERATOR}
 
 _EMPTY = msgspec.Raw(b"")
 _NO_ARGS = msgspec.Raw(b"{}")
@@ -189,6 +197,11 @@ class Interned:
     def __call__(self, value: Any) -> int:
         return self.index.setdefault(value, len(self.index))
 
+    def all(self, values: Iterable[Any]) -> list[int]:
+        """The numbers of many values, most of which were seen before."""
+        get = self.index.get
+        return [self(value) if (found := get(value)) is None else found for value in values]
+
     def values(self) -> list[Any]:
         return list(self.index)
 
@@ -213,17 +226,18 @@ class Collector:
         self._decoder = msgspec.json.Decoder(list[Event])
         self._args = _Batch(Args)
         self._host_args = _Batch(HostArgs)
-        self._launch_names: dict[bytes, int] = {}
+        self._call_roles: dict[bytes, int] = {}
 
     # Feeding ------------------------------------------------------------------------------------
 
     def take(self, text: bytes) -> bool:
-        """Takes whole events, comma separated. False if the text is not that."""
+        """Takes a JSON array of events. False if the text is not that."""
         try:
-            events = self._decoder.decode(b"[" + text + b"]")
+            events = self._decoder.decode(text)
         except (msgspec.DecodeError, RecursionError):
             return False
-        self._keep(events)
+        # To look for the word once is cheaper than to ask every operator for its name.
+        self._keep(events, _ROLES if _MARKING_OPERATOR in text else _ROLES_WITHOUT_OPERATORS)
         return True
 
     def salvage(self, text: bytes) -> bool:
@@ -231,46 +245,41 @@ class Collector:
         cleaned = _cleaned(text)
         if self.take(cleaned):
             return True
-        for piece in split(cleaned):
+        for piece in split(cleaned[1:-1]):
             try:
-                self._keep([msgspec.json.decode(piece, type=Event)])
+                self._keep([msgspec.json.decode(piece, type=Event)], _ROLES)
             except (msgspec.DecodeError, RecursionError):
                 self.damaged += 1
         return False
 
-    def _keep(self, events: list[Event]) -> None:
+    def _keep(self, events: list[Event], roles: dict[str | None, int]) -> None:
         self.events += len(events)
         gpu: list[Event] = []
         kinds: list[int] = []
-        runtime: list[Event] = []
-        marks: list[Event] = []
-        syncs: list[Event] = []
+        others: dict[int, list[Event]] = {_RUNTIME: [], _ANNOTATION: [], _OPERATOR: [], _SYNC: []}
         for event in events:
-            cat = event.cat
-            if cat in _GPU:
-                if event.ph == "X":
-                    gpu.append(event)
-                    kinds.append(_GPU[cat])
-            elif cat in _RUNTIME:
-                runtime.append(event)
-            elif cat in _MARKS:
-                if _MARK.match(bytes(event.name)):
-                    marks.append(event)
-            elif cat in _SYNC:
-                syncs.append(event)
+            role = roles.get(event.cat)
+            if role is None:
+                continue
+            if role > MEMSET:
+                others[role].append(event)
+            elif event.ph == "X":
+                gpu.append(event)
+                kinds.append(role)
         if gpu:
             self._keep_gpu(gpu, kinds)
-        if runtime:
-            self._keep_runtime(runtime)
+        if others[_RUNTIME]:
+            self._keep_runtime(others[_RUNTIME])
+        marks = [e for e in others[_ANNOTATION] + others[_OPERATOR] if _MARK.match(bytes(e.name))]
         if marks:
             self._keep_marks(marks)
-        if syncs:
-            self._keep_syncs(syncs)
+        if others[_SYNC]:
+            self._keep_syncs(others[_SYNC])
 
     def _keep_gpu(self, events: list[Event], kinds: list[int]) -> None:
         args = self._args.decode(events)
         start, end = self._times(events)
-        names = [self.names(bytes(e.name)) for e in events]
+        names = self.names.all([bytes(e.name) for e in events])
         devices = [
             a.device if a.device >= 0 else self.pids(bytes(e.pid)) for a, e in zip(args, events, strict=True)
         ]
@@ -279,28 +288,31 @@ class Collector:
             for a in args
         ]
         shape = [(_product(a.grid), _product(a.block)) for a in args]
-        messages = [self.messages(_message(a)) for a in args]
+        messages = self.messages.all([_message(a) for a in args])
         columns = np.column_stack(
             (start, end, names, kinds, _array(devices), _array(rows, 7), _array(shape, 2), messages)
         )
         self._gpu.append(self._with_times(columns))
 
     def _keep_runtime(self, events: list[Event]) -> None:
-        role = self._launch_names
-        for event in events:
-            name = bytes(event.name)
-            if name not in role:
-                role[name] = 1 if _LAUNCH.search(name) else 2 if _BLOCKING.search(name) else 0
-        launches = [e for e in events if role[bytes(e.name)] == 1]
+        roles = [self._call_role(bytes(e.name)) for e in events]
+        launches = [e for e, role in zip(events, roles, strict=True) if role == _LAUNCHES]
         if launches:
             args = self._host_args.decode(launches)
             start, end = self._times(launches)
-            threads = [self.threads(bytes(e.tid)) for e in launches]
+            threads = self.threads.all([bytes(e.tid) for e in launches])
             columns = np.column_stack((start, end, _array([a.correlation for a in args]), threads))
             self._launches.append(self._with_times(columns))
-        blocking = [e for e in events if role[bytes(e.name)] == 2]
+        blocking = [e for e, role in zip(events, roles, strict=True) if role == _BLOCKS]
         if blocking:
             self._blocking.append(self._with_times(np.column_stack(self._times(blocking))))
+
+    def _call_role(self, name: bytes) -> int:
+        role = self._call_roles.get(name)
+        if role is None:
+            role = _LAUNCHES if _LAUNCH.search(name) else _BLOCKS if _BLOCKING.search(name) else 0
+            self._call_roles[name] = role
+        return role
 
     def _keep_marks(self, events: list[Event]) -> None:
         args = self._args.decode(events)

@@ -9,7 +9,7 @@ import threading
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import BinaryIO
 
 import zstandard
 
@@ -17,6 +17,12 @@ from weft.errors import InputError
 
 READ_BYTES = 1 << 18
 """Compressed bytes taken from disk at a time."""
+
+BLOCK_BYTES = 1 << 21
+"""The most that is unpacked at a time, however well it was packed."""
+
+MAX_WINDOW_BYTES = 1 << 27
+"""The memory that a zstd file may ask for."""
 
 MAX_TRACE_BYTES = 64 << 30
 """A trace that unpacks to more than this is refused."""
@@ -26,9 +32,6 @@ MAX_EXPANSION = 400
 
 FREE_BYTES = 128 << 20
 """Small files may expand as they like up to here."""
-
-# What goes into a decompressor at once: 16 KiB of deflate hold at most 16 MiB, 1 KiB of zstd at most 32 MiB.
-_PIECE_BYTES = {"gzip": 1 << 14, "zstd": 1 << 10}
 
 _SUFFIXES = (".json", ".json.gz", ".json.zst")
 _MAX_DEPTH = 3
@@ -60,18 +63,6 @@ def natural_key(text: str) -> tuple[tuple[int, int, str], ...]:
     """Sorts rank2 before rank10."""
     parts = re.split(r"([0-9]+)", text)
     return tuple((1, int(p), "") if i % 2 else (0, 0, p) for i, p in enumerate(parts))
-
-
-class _Unpacker(Protocol):
-    """What the decompressors of zlib and zstandard have in common."""
-
-    @property
-    def unused_data(self) -> bytes: ...
-
-    @property
-    def eof(self) -> bool: ...
-
-    def decompress(self, data: bytes, /) -> bytes: ...
 
 
 class Blocks:
@@ -109,7 +100,7 @@ class Blocks:
 
     def _work(self) -> None:
         try:
-            for block in _coalesced(self._unpack()):
+            for block in self._unpack():
                 self._put(block)
             self._put(None)
         except _StoppedError:
@@ -137,37 +128,51 @@ class Blocks:
             magic = file.read(4)
             file.seek(0)
             if magic[:2] == b"\x1f\x8b":
-                yield from self._limited(file, "gzip")
+                yield from self._gzip(file)
             elif magic == b"\x28\xb5\x2f\xfd":
-                yield from self._limited(file, "zstd")
+                yield from self._zstd(file)
             else:
-                yield from iter(lambda: file.read(READ_BYTES), b"")
+                yield from iter(lambda: file.read(BLOCK_BYTES), b"")
 
-    def _limited(self, file: BinaryIO, kind: str) -> Iterator[bytes]:
-        """Unpacks all members of a compressed file, piece by piece, under the limits."""
-        unpacker = _unpacker(kind)
+    def _gzip(self, file: BinaryIO) -> Iterator[bytes]:
+        """All members of a gzip file. Each call gives a bounded block and works without the GIL for long."""
+        unpacker = zlib.decompressobj(wbits=31)
         taken = given = 0
         while data := file.read(READ_BYTES):
             taken += len(data)
-            for at in range(0, len(data), _PIECE_BYTES[kind]):
-                piece = data[at : at + _PIECE_BYTES[kind]]
-                while piece:
-                    if unpacker.eof:
-                        if not piece.strip(b"\0"):
-                            break  # padding after the last member, as tar and block devices leave it
-                        unpacker = _unpacker(kind)
-                    try:
-                        block = unpacker.decompress(piece)
-                    except (zlib.error, zstandard.ZstdError) as error:
-                        self.truncated = f"the {kind} data is damaged after {given} bytes ({error})"
-                        return
-                    piece = unpacker.unused_data if unpacker.eof else b""
-                    given += len(block)
-                    self._check(taken, given)
-                    if block:
-                        yield block
+            while data:
+                if unpacker.eof:
+                    if not data.strip(b"\0"):
+                        break  # padding after the last member, as tapes and block devices leave it
+                    unpacker = zlib.decompressobj(wbits=31)
+                try:
+                    block = unpacker.decompress(data, BLOCK_BYTES)
+                except zlib.error as error:
+                    self.truncated = f"the gzip data is damaged after {given} bytes ({error})"
+                    return
+                data = unpacker.unused_data if unpacker.eof else unpacker.unconsumed_tail
+                given += len(block)
+                self._check(taken, given)
+                yield block
         if not unpacker.eof:
-            self.truncated = f"the {kind} data ends early, after {given} bytes"
+            self.truncated = f"the gzip data ends early, after {given} bytes"
+
+    def _zstd(self, file: BinaryIO) -> Iterator[bytes]:
+        """All frames of a zstd file. One that ends early shows as JSON that does."""
+        given = 0
+        unpacker = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW_BYTES)
+        with unpacker.stream_reader(file, read_across_frames=True, closefd=False) as reader:
+            while True:
+                try:
+                    block = reader.read(BLOCK_BYTES)
+                except zstandard.ZstdError as error:
+                    self.truncated = f"the zstd data is damaged after {given} bytes ({error})"
+                    return
+                if not block:
+                    return
+                given += len(block)
+                self._check(file.tell(), given)
+                yield block
 
     def _check(self, taken: int, given: int) -> None:
         if given > self._max_bytes:
@@ -180,26 +185,6 @@ class Blocks:
                 f"{self.path}: expands more than {self._max_expansion} times, which no profiler trace does "
                 "(a decompression bomb?); if it is yours, unpack it and pass the .json"
             )
-
-
-def _coalesced(pieces: Iterator[bytes]) -> Iterator[bytes]:
-    """The same bytes in blocks of at least a mebibyte, so that handing them over costs little."""
-    held: list[bytes] = []
-    size = 0
-    for piece in pieces:
-        held.append(piece)
-        size += len(piece)
-        if size >= 1 << 20:
-            yield b"".join(held)
-            held, size = [], 0
-    if held:
-        yield b"".join(held)
-
-
-def _unpacker(kind: str) -> _Unpacker:
-    if kind == "gzip":
-        return zlib.decompressobj(wbits=31)
-    return zstandard.ZstdDecompressor(max_window_size=1 << 27).decompressobj()
 
 
 class _StoppedError(Exception):

@@ -1,7 +1,7 @@
 """Cuts a stream of trace JSON into pieces that a decoder can take whole, in bounded memory.
 
 The events array is cut at places that look like the end of one event and the start of the next. The decoder
-is the judge: from the true start of an event, text up to a wrong cut (inside a string or a nested array) leaves
+is the judge: from the true start of an event, text up to a wrong cut (in a string or a nested array) leaves
 a string or a bracket open and cannot decode. Then an exact, slower scan finds the cut.
 """
 
@@ -26,7 +26,7 @@ _SCALAR_END = re.compile(rb"[,}\]\s]")
 _TAIL_BYTES = 1 << 16
 
 Take = Callable[[bytes], bool]
-"""Takes the text of whole events, comma separated, and says whether it could be decoded."""
+"""Takes whole events as a JSON array, and says whether it could be decoded."""
 
 
 class Source(Protocol):
@@ -102,14 +102,13 @@ class Scanner:
                 self._stop("the file ends early")
                 return False
             cut = -1 if self._ended else self._guess()
-            if cut > 0 and take(self._buffer[self._at : cut]):
+            if cut > 0 and take(self._events(cut)):
                 self._at = cut
                 continue
             cut, closed = self._exact()
             if cut > self._at:
-                text = self._buffer[self._at : cut]
-                if not take(text):
-                    salvage(text)
+                if not take(self._events(cut)):
+                    salvage(self._events(cut))
                 self._at = cut
             if closed:
                 self._peek()
@@ -120,6 +119,10 @@ class Scanner:
                 return False
             if cut <= self._at:
                 self._grow()
+
+    def _events(self, cut: int) -> bytes:
+        """The text up to the cut as an array, with one copy."""
+        return b"".join((b"[", memoryview(self._buffer)[self._at : cut], b"]"))
 
     def _guess(self) -> int:
         """A likely end of an event near the end of the buffer, or -1."""
