@@ -1,0 +1,1 @@
+"""Collectives where the lab needs them: several ranks on one GPU, torch.distributed, ghost ranks."""

@@ -1,0 +1,63 @@
+"""The collectives of R ranks within one process, by torch: the reference, and the ghosts of a CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+
+class LocalRanks:
+    """Like `weft.comm.nccl.Ranks`, for tensors that torch can add where they are. Streams are ignored."""
+
+    def __init__(self, size: int, max_ctas: int | None = None) -> None:
+        self.size, self.max_ctas = size, max_ctas
+
+    def all_reduce(self, send: Any, recv: Any, streams: Any = None, op: str = "sum") -> None:
+        total = _reduce(send, op)
+        for out in recv:
+            out.copy_(total)
+
+    def all_gather(self, send: Any, recv: Any, streams: Any = None) -> None:
+        import torch
+
+        whole = torch.cat([part.reshape(-1) for part in send])
+        for out in recv:
+            out.view(-1).copy_(whole)
+
+    def reduce_scatter(self, send: Any, recv: Any, streams: Any = None, op: str = "sum") -> None:
+        for out, part in zip(recv, _reduce(send, op).reshape(-1).chunk(self.size), strict=True):
+            out.view(-1).copy_(part)
+
+    def broadcast(self, send: Any, recv: Any, streams: Any = None, root: int = 0) -> None:
+        source = send[root].clone()
+        for out in recv:
+            out.copy_(source)
+
+    def all_to_all(self, send: Any, recv: Any, streams: Any = None) -> None:
+        part = send[0].numel() // self.size
+        self.exchange(
+            [
+                (i, send[i][j * part : (j + 1) * part], j, recv[j][i * part : (i + 1) * part])
+                for i in range(self.size)
+                for j in range(self.size)
+            ]
+        )
+
+    def exchange(self, moves: Sequence[tuple[int, Any, int, Any]], streams: Any = None) -> None:
+        kept = [given.clone() for _, given, _, _ in moves]
+        for (_, _, _, taken), value in zip(moves, kept, strict=True):
+            taken.copy_(value)
+
+    def close(self, *, abort: bool = False) -> None:
+        pass
+
+
+def _reduce(send: Any, op: str) -> Any:
+    import torch
+
+    stack = torch.stack([part.clone() for part in send])
+    if op == "avg":
+        return stack.sum(0) / len(send)
+    if op == "product":
+        return stack.prod(0)
+    return {"sum": stack.sum, "max": stack.amax, "min": stack.amin}[op](0).to(send[0].dtype)

@@ -1,0 +1,248 @@
+"""NCCL by its C API: R ranks in one process on one GPU, one communicator and one stream each.
+
+NCCL 2.30 and newer allow it (NCCL_MULTI_RANK_GPU_ENABLE=1). Tensors are torch's, and torch is not imported:
+only `data_ptr()`, `numel()` and `dtype` of a tensor and `cuda_stream` of a stream are used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+from collections.abc import Iterator, Sequence
+from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_uint, c_void_p
+from pathlib import Path
+from typing import Any
+
+from weft.errors import UnavailableError, UsageError, WeftError
+
+LIBRARY_VARIABLE = "WEFT_NCCL"
+"""Environment variable with the path of the NCCL library to use."""
+SHARED_GPU_VERSION = 23000  # first release that places several ranks on one GPU
+IN_PROGRESS = 7
+
+DTYPES = {
+    "float32": 7,
+    "float64": 8,
+    "float16": 6,
+    "bfloat16": 9,
+    "uint8": 1,
+    "int8": 0,
+    "int32": 2,
+    "int64": 4,
+}
+DTYPES |= {"bool": 1, "uint32": 3, "uint64": 5}
+OPS = {"sum": 0, "product": 1, "max": 2, "min": 3, "avg": 4}
+
+
+class UniqueId(ctypes.Structure):
+    """ncclUniqueId, passed by value."""
+
+    _fields_ = (("internal", ctypes.c_char * 128),)
+
+
+class Config(ctypes.Structure):
+    """ncclConfig_t as of 2.18. NCCL takes older layouts by their size and version."""
+
+    _fields_ = (
+        ("size", c_size_t),
+        ("magic", c_uint),
+        ("version", c_uint),
+        ("blocking", c_int),
+        ("cgaClusterSize", c_int),
+        ("minCTAs", c_int),
+        ("maxCTAs", c_int),
+        ("netName", c_char_p),
+        ("splitShare", c_int),
+    )
+
+
+def make_config(max_ctas: int | None) -> Config:
+    """A configuration that caps the CTAs of every collective; None: NCCL's choice."""
+    undefined = -(2**31)
+    ctas = undefined if max_ctas is None else max_ctas
+    return Config(ctypes.sizeof(Config), 0xCAFEBEEF, 21800, 1, undefined, undefined, ctas, None, undefined)
+
+
+_PROTOTYPES: dict[str, tuple[Any, ...]] = {
+    "ncclGetVersion": (POINTER(c_int),),
+    "ncclGetUniqueId": (POINTER(UniqueId),),
+    "ncclCommInitRankConfig": (POINTER(c_void_p), c_int, UniqueId, c_int, POINTER(Config)),
+    "ncclCommDestroy": (c_void_p,),
+    "ncclCommAbort": (c_void_p,),
+    "ncclGroupStart": (),
+    "ncclGroupEnd": (),
+    "ncclAllReduce": (c_void_p, c_void_p, c_size_t, c_int, c_int, c_void_p, c_void_p),
+    "ncclBroadcast": (c_void_p, c_void_p, c_size_t, c_int, c_int, c_void_p, c_void_p),
+    "ncclAllGather": (c_void_p, c_void_p, c_size_t, c_int, c_void_p, c_void_p),
+    "ncclReduceScatter": (c_void_p, c_void_p, c_size_t, c_int, c_int, c_void_p, c_void_p),
+    "ncclSend": (c_void_p, c_size_t, c_int, c_int, c_void_p, c_void_p),
+    "ncclRecv": (c_void_p, c_size_t, c_int, c_int, c_void_p, c_void_p),
+}
+
+
+class Library:
+    """A loaded NCCL. Every call that fails raises one line with NCCL's own words."""
+
+    def __init__(self, handle: Any, path: str) -> None:
+        self.path = path
+        self._handle = handle
+        try:
+            for name, arguments in _PROTOTYPES.items():
+                function = getattr(handle, name)
+                function.argtypes, function.restype = arguments, c_int
+            handle.ncclGetErrorString.argtypes, handle.ncclGetErrorString.restype = (c_int,), c_char_p
+        except AttributeError as error:
+            raise UnavailableError(f"{path} is not NCCL 2.18 or newer: {error}") from None
+        number = c_int()
+        self.call("ncclGetVersion", byref(number))
+        self.version = number.value
+
+    @property
+    def version_text(self) -> str:
+        """The version as NCCL writes it, such as 2.32.3."""
+        return f"{self.version // 10000}.{self.version // 100 % 100}.{self.version % 100}"
+
+    def call(self, name: str, *arguments: Any) -> None:
+        """Call a function of the library and raise if it does not succeed."""
+        result = getattr(self._handle, name)(*arguments)
+        if result:
+            words = (self._handle.ncclGetErrorString(result) or b"").decode(errors="replace")
+            detail = self._last_error()
+            raise WeftError(f"{name} failed: {words or result}{f' ({detail})' if detail else ''}")
+
+    def _last_error(self) -> str:
+        function = getattr(self._handle, "ncclGetLastError", None)
+        if function is None:
+            return ""
+        function.argtypes, function.restype = (c_void_p,), c_char_p
+        return " ".join((function(None) or b"").decode(errors="replace").split())
+
+    @contextlib.contextmanager
+    def group(self) -> Iterator[None]:
+        """The calls inside are issued as one; the group is closed even if one of them fails."""
+        self.call("ncclGroupStart")
+        try:
+            yield
+        except BaseException:
+            with contextlib.suppress(WeftError):
+                self.call("ncclGroupEnd")
+            raise
+        self.call("ncclGroupEnd")
+
+    def require_shared_gpu(self) -> None:
+        """Raise unless several ranks may share a GPU."""
+        if self.version < SHARED_GPU_VERSION:
+            raise UnavailableError(
+                f"NCCL {self.version_text} ({self.path}) takes one rank per GPU; several need 2.30 or newer: "
+                f"set {LIBRARY_VARIABLE} to a newer libnccl.so.2 (pip install -U nvidia-nccl-cu13)"
+            )
+
+
+def library_path() -> str:
+    """Where NCCL is: the variable, the wheel beside torch, or the system's."""
+    given = os.environ.get(LIBRARY_VARIABLE)
+    if given:
+        if not Path(given).is_file():
+            raise UnavailableError(f"{LIBRARY_VARIABLE}={given}: no such file; set it to a libnccl.so.2")
+        return str(Path(given).resolve())
+    with contextlib.suppress(ImportError, AttributeError, TypeError):
+        import nvidia.nccl  # type: ignore[import-not-found,unused-ignore]
+
+        for folder in nvidia.nccl.__path__:
+            found = Path(folder) / "lib" / "libnccl.so.2"
+            if found.is_file():
+                return str(found)
+    return "libnccl.so.2"
+
+
+def load(path: str | None = None) -> Library:
+    """Load NCCL, ready to place several ranks on one GPU where it can."""
+    os.environ.setdefault("NCCL_MULTI_RANK_GPU_ENABLE", "1")
+    path = path or library_path()
+    try:
+        # Not with RTLD_DEEPBIND: the shim must see the library's own dlsym calls.
+        return Library(ctypes.CDLL(path), path)
+    except OSError as error:
+        raise UnavailableError(
+            f"NCCL cannot be loaded ({error}); install nvidia-nccl-cu13 or set {LIBRARY_VARIABLE}"
+        ) from None
+
+
+class Ranks:
+    """R communicators of one process on one GPU. Each method issues a collective for all ranks as one group.
+
+    `send`, `recv` and `streams` have one entry per rank. Nothing waits for the GPU.
+    """
+
+    def __init__(self, library: Library, size: int, max_ctas: int | None = None) -> None:
+        if size < 2:
+            raise UsageError(f"ranks {size} is not possible; a collective takes at least 2")
+        library.require_shared_gpu()
+        self.library, self.size, self.max_ctas = library, size, max_ctas
+        unique, config = UniqueId(), make_config(max_ctas)
+        library.call("ncclGetUniqueId", byref(unique))
+        self._comms = [c_void_p() for _ in range(size)]
+        with library.group():
+            for rank, comm in enumerate(self._comms):
+                library.call("ncclCommInitRankConfig", byref(comm), size, unique, rank, byref(config))
+
+    def all_reduce(self, send: Any, recv: Any, streams: Any, op: str = "sum") -> None:
+        self._each("ncclAllReduce", send, recv, streams, send, OPS[op])
+
+    def all_gather(self, send: Any, recv: Any, streams: Any) -> None:
+        self._each("ncclAllGather", send, recv, streams, send)
+
+    def reduce_scatter(self, send: Any, recv: Any, streams: Any, op: str = "sum") -> None:
+        self._each("ncclReduceScatter", send, recv, streams, recv, OPS[op])
+
+    def broadcast(self, send: Any, recv: Any, streams: Any, root: int) -> None:
+        self._each("ncclBroadcast", send, recv, streams, recv, root)
+
+    def all_to_all(self, send: Any, recv: Any, streams: Any) -> None:
+        """Equal parts: part j of rank i's `send` becomes part i of rank j's `recv`."""
+        part = send[0].numel() // self.size
+        moves = [
+            (i, send[i][j * part : (j + 1) * part], j, recv[j][i * part : (i + 1) * part])
+            for i in range(self.size)
+            for j in range(self.size)
+        ]
+        self.exchange(moves, streams)
+
+    def exchange(self, moves: Sequence[tuple[int, Any, int, Any]], streams: Any) -> None:
+        """Point-to-point transfers as one group: (from rank, tensor, to rank, tensor of the same size)."""
+        with self.library.group():
+            for source, given, target, taken in moves:
+                if not given.numel():
+                    continue
+                size, kind = given.numel(), _dtype(given)
+                self._call("ncclSend", given.data_ptr(), size, kind, target, source, streams)
+                self._call("ncclRecv", taken.data_ptr(), size, kind, source, target, streams)
+
+    def close(self, *, abort: bool = False) -> None:
+        """Free the communicators; with `abort`, also what still runs on the GPU."""
+        comms, self._comms = self._comms, []
+        for comm in comms:
+            if comm.value:
+                with contextlib.suppress(WeftError):
+                    self.library.call("ncclCommAbort" if abort else "ncclCommDestroy", comm)
+
+    def _each(self, name: str, send: Any, recv: Any, streams: Any, counted: Any, *more: int) -> None:
+        """One call per rank; the count is the number of elements of `counted`."""
+        with self.library.group():
+            for rank in range(self.size):
+                count, kind = counted[rank].numel(), _dtype(counted[rank])
+                head = (send[rank].data_ptr(), recv[rank].data_ptr(), count, kind)
+                self.library.call(name, *head, *more, self._comms[rank], streams[rank].cuda_stream)
+
+    def _call(
+        self, name: str, pointer: int, count: int, kind: int, peer: int, rank: int, streams: Any
+    ) -> None:
+        self.library.call(name, pointer, count, kind, peer, self._comms[rank], streams[rank].cuda_stream)
+
+
+def _dtype(tensor: Any) -> int:
+    name = str(tensor.dtype).removeprefix("torch.")
+    if name not in DTYPES:
+        raise UsageError(f"NCCL has no collective for {name}; use one of {', '.join(DTYPES)}")
+    return DTYPES[name]

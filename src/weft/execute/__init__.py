@@ -1,0 +1,1 @@
+"""Executors: run a Workload under a Policy and return what was measured."""

@@ -1,0 +1,170 @@
+"""Executor and Run: what every way to run a Workload has in common, and the figures that follow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any, Protocol
+
+from weft.errors import UnavailableError, UsageError, WeftError
+from weft.policy import Policy
+from weft.timeline import Timeline
+from weft.workload import Workload
+
+MODES = ("overlap", "sequential", "compute", "comm")
+"""`sequential`: compute waits for each collective. `compute`, `comm`: one of the two alone. The policy's
+controls act in `overlap` only; its CTAs of a collective act in every mode."""
+
+BASELINE_CTAS = 8
+"""CTAs of a collective per rank where ranks share a GPU and the policy leaves them open. NCCL's own choice
+there (64) is an artefact of the shared GPU; 8 to 12 per rank resemble the SMs it takes on a Hopper node."""
+
+
+class HungError(WeftError):
+    """A run that did not end before its deadline."""
+
+
+class WorkerDiedError(WeftError):
+    """The process that ran the workload ended."""
+
+
+class WrongResultError(WeftError):
+    """A collective whose result differs from the reference."""
+
+
+class MemoryFullError(UnavailableError):
+    """The workload does not fit into the GPU's memory."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One measurement of the whole pipeline."""
+
+    ms: float
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """Clocks (MHz), temperature (°C), power (W), where known."""
+
+
+class Executor(Protocol):
+    """Runs a Workload under a Policy. `device` names where, `simulated` whether it is a model of that."""
+
+    device: str
+    simulated: bool
+
+    def measure(self, workload: Workload, policy: Policy, mode: str = "overlap") -> Sample:
+        """Run the pipeline once and check the collective's result."""
+        ...
+
+    def timeline(self, workload: Workload, policy: Policy, mode: str = "overlap") -> Timeline:
+        """Run the pipeline once more and record what ran when."""
+        ...
+
+    def info(self) -> dict[str, Any]:
+        """The machine and the versions, for the record."""
+        ...
+
+    def close(self) -> None:
+        """Give back what the executor holds."""
+        ...
+
+
+@dataclass(frozen=True)
+class References:
+    """Median times of the whole pipeline without overlap, in ms."""
+
+    sequential_ms: float
+    compute_ms: float
+    comm_ms: float
+    iterations: int
+
+    @property
+    def ideal_ms(self) -> float:
+        """max(compute, communication) and the pipeline fill: the shorter one's first or last iteration."""
+        low, high = sorted((self.compute_ms, self.comm_ms))
+        return high + low / self.iterations
+
+    def fraction_of_ideal(self, ms: float) -> float | None:
+        """How much of the possible gain over sequential `ms` reaches; None where nothing could be gained."""
+        room = self.sequential_ms - self.ideal_ms
+        return (self.sequential_ms - ms) / room if room > 0 else None
+
+
+@dataclass(frozen=True)
+class Run:
+    """Repeated measurements of one Workload under one Policy."""
+
+    workload: Workload
+    policy: Policy
+    mode: str
+    samples_ms: tuple[float, ...]
+    references: References | None = None
+    timeline: Timeline | None = None
+    device: str = ""
+    simulated: bool = False
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def ms(self) -> float:
+        """Median time of the whole pipeline."""
+        return median(self.samples_ms)
+
+    @property
+    def time_ratio(self) -> float | None:
+        """Time over sequential time."""
+        return self.ms / self.references.sequential_ms if self.references else None
+
+    @property
+    def fraction_of_ideal(self) -> float | None:
+        return self.references.fraction_of_ideal(self.ms) if self.references else None
+
+    @property
+    def overlap_rate(self) -> float | None:
+        """Share (0 to 1) of communication that runs beside compute."""
+        return self.timeline.figures().overlap_pct / 100 if self.timeline is not None else None
+
+
+def run(
+    executor: Executor, workload: Workload, policy: Policy, *, repeats: int = 5, with_timeline: bool = False
+) -> Run:
+    """Measure a workload under a policy, with its references taken in turn with it."""
+    if repeats < 1:
+        raise UsageError(f"repeats {repeats} is not possible; use at least 1")
+    times: dict[str, list[float]] = {mode: [] for mode in MODES}
+    plain = Policy(max_ctas=policy.max_ctas)
+    facts: Mapping[str, Any] = {}
+    for _ in range(repeats):
+        for mode in MODES:
+            sample = executor.measure(workload, policy if mode == "overlap" else plain, mode)
+            times[mode].append(sample.ms)
+            facts = sample.facts if mode == "overlap" else facts
+    references = References(
+        median(times["sequential"]), median(times["compute"]), median(times["comm"]), workload.iterations
+    )
+    return Run(
+        workload,
+        policy,
+        "overlap",
+        tuple(times["overlap"]),
+        references,
+        executor.timeline(workload, policy) if with_timeline else None,
+        executor.device,
+        executor.simulated,
+        facts,
+    )
+
+
+def collective_ctas(workload: Workload, ctas: int) -> int:
+    """CTAs that each rank's kernel has: point-to-point collectives round them up to a power of two."""
+    return 1 << (ctas - 1).bit_length() if workload.collective == "all_to_all" else ctas
+
+
+def check_resident(workload: Workload, ctas: int, sm_count: int) -> None:
+    """Refuse a collective whose CTAs do not all fit on the GPU that its ranks share: it would never end."""
+    needed = workload.ranks * collective_ctas(workload, ctas)
+    if needed > sm_count:
+        raise UsageError(
+            f"{workload}: {workload.ranks} ranks of {needed // workload.ranks} CTAs need {needed} SMs at "
+            f"once, this GPU has {sm_count}, and the collective would never end: set comm.max_ctas to "
+            f"{max(1, sm_count // workload.ranks // 2)} or less"
+        )

@@ -1,0 +1,319 @@
+"""The lab on one GPU: rank 0 computes, and ghost ranks in the same process take part in its collectives."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from weft.errors import UnavailableError, UsageError, WeftError
+from weft.execute import payload, spans
+from weft.execute.base import BASELINE_CTAS, MODES, MemoryFullError, Sample, WrongResultError, check_resident
+from weft.execute.compute import build
+from weft.execute.gpu import TorchGpu
+from weft.policy import Policy
+from weft.timeline import Timeline
+from weft.workload import DTYPE_BYTES, Workload
+
+MAX_SPIN_MS = 80.0
+
+
+@dataclass
+class Payload:
+    """Send and receive buffers of all ranks, and where to look for the right result."""
+
+    send: list[Any]
+    recv: list[Any]
+    positions: Any
+    wanted: list[Any]
+
+    def poison(self) -> None:
+        for buffer in self.recv:
+            buffer[self.positions] = math.nan
+
+    def check(self, workload: Workload) -> None:
+        for rank, (buffer, wanted) in enumerate(zip(self.recv, self.wanted, strict=True)):
+            got = buffer[self.positions]
+            if not bool((got == wanted).all()):
+                where = int((got != wanted).nonzero()[0])
+                raise WrongResultError(
+                    f"{workload}: {workload.collective} gave rank {rank} {float(got[where])} at element "
+                    f"{int(self.positions[where])} where {float(wanted[where])} is right"
+                )
+
+
+@dataclass
+class Prepared:
+    """A workload that is ready to run."""
+
+    workload: Workload
+    lanes: list[Any]
+    calls: list[Callable[[], object]]
+    payload: Payload
+    spin_ms: float
+    warm: set[Any] = field(default_factory=set)
+
+
+class CudaExecutor:
+    """Measures on this machine's GPU. Residency and head start act through the launch shim."""
+
+    simulated = False
+
+    def __init__(
+        self, *, baseline_ctas: int = BASELINE_CTAS, gpu: Any = None, ranks: Any = None, shim: Any = None
+    ) -> None:
+        self._gpu = gpu or TorchGpu()
+        self._make_ranks = ranks or _NcclRanks()
+        self._shim = shim if shim is not None else _find_shim()
+        self.baseline_ctas = baseline_ctas
+        self.device = f"cuda:{self._gpu.name}"
+        self._communicators: dict[tuple[int, int], Any] = {}
+        self._streams: dict[str, list[Any]] = {"default": [], "high": []}
+        self._lanes: list[Any] = []
+        self._payload: tuple[Any, Payload] | None = None
+        self._prepared: Prepared | None = None
+        self._applied: Policy | None = None
+
+    def measure(self, workload: Workload, policy: Policy, mode: str = "overlap") -> Sample:
+        """Run the pipeline once, from the first compute to the last collective, and check the result."""
+        prepared, pipeline = self._ready(workload, policy, mode)
+        for _ in range(6):
+            prepared.payload.poison()
+            self._gpu.synchronize()
+            begin, end, hidden = pipeline.issue(workload.iterations, prepared.spin_ms)
+            self._gpu.synchronize()
+            if mode != "compute":
+                prepared.payload.check(workload)
+            if hidden or prepared.spin_ms >= MAX_SPIN_MS:
+                break
+            prepared.spin_ms *= 2  # the GPU caught up with the launches: their skew is in the time
+        ms = self._gpu.elapsed_ms(begin, end)
+        return Sample(ms, {**self._gpu.clocks.read(), "launches_hidden": hidden})
+
+    def timeline(self, workload: Workload, policy: Policy, mode: str = "overlap") -> Timeline:
+        """Run the pipeline once under the profiler; where it sees no kernels, between events instead."""
+        prepared, pipeline = self._ready(workload, policy, mode)
+
+        def once() -> None:
+            pipeline.issue(workload.iterations, prepared.spin_ms)
+            self._gpu.synchronize()
+
+        found = spans.profile(once) if isinstance(self._gpu, TorchGpu) else None
+        if found is not None and len(found):
+            return found
+        marks: list[tuple[str, Any, Any]] = []
+        begin, _, _ = pipeline.issue(workload.iterations, prepared.spin_ms, marks)
+        self._gpu.synchronize()
+        return spans.from_marks(begin, marks, self._gpu.elapsed_ms)
+
+    def info(self) -> dict[str, Any]:
+        """GPU, versions, and whether the shim is in this process."""
+        found = {**self._gpu.info(), "ranks": "ghost ranks in one process", "shim": self._shim is not None}
+        return {**found, "baseline_ctas": self.baseline_ctas, **self._make_ranks.info()}
+
+    def close(self) -> None:
+        """Free the communicators and buffers."""
+        for ranks in self._communicators.values():
+            ranks.close()
+        self._communicators.clear()
+        self._prepared, self._payload = None, None
+        self._gpu.release()
+
+    def _ready(self, workload: Workload, policy: Policy, mode: str) -> tuple[Prepared, Pipeline]:
+        if mode not in MODES:
+            raise UsageError(f"mode {mode!r} is not known; use one of {', '.join(MODES)}")
+        ctas = policy.max_ctas or self.baseline_ctas
+        check_resident(workload, ctas, self._gpu.sm_count)
+        acting = policy if mode == "overlap" else Policy()
+        self._apply(acting)
+        prepared = self._prepare(workload)
+        streams = self._rank_streams(acting.priority, workload.ranks)
+        collective = self._collective(workload, ctas, prepared.payload, streams)
+        wait_us = acting.head_start_us if self._shim is None else 0.0
+        pipeline = Pipeline(self._gpu, prepared, streams, collective, mode, wait_us)
+        key = (mode == "compute", ctas, acting)
+        if key not in prepared.warm:
+            # Kernels and modules load now. What acts after a collective needs a second iteration to load.
+            pipeline.issue(2 if acting.head_start_us or acting.when == "overlap" else 1, 0.0)
+            self._gpu.synchronize()
+            prepared.warm.add(key)
+        return prepared, pipeline
+
+    def _apply(self, policy: Policy) -> None:
+        for name, neutral in (("sm_reserve", 0), ("engine", "sm"), ("schedule", None)):
+            if getattr(policy, name) != neutral:
+                raise UsageError(
+                    f"{name} {getattr(policy, name)!r}: the lab's pipeline does not have this control"
+                )
+        if self._shim is None:
+            if policy.residency is not None or policy.rules:
+                raise UnavailableError(
+                    "residency needs the launch shim, and this process was not started under it: "
+                    "use `weft bench`, or start it with `weft run -- python …`"
+                )
+        elif policy != self._applied:
+            self._shim.set_policy(policy)
+            self._applied = policy
+
+    def _prepare(self, workload: Workload) -> Prepared:
+        if self._prepared is not None and self._prepared.workload == workload:
+            return self._prepared
+        self._prepared = None
+        while len(self._lanes) < workload.compute_streams:
+            self._lanes.append(self._gpu.stream())
+        lanes = self._lanes[: workload.compute_streams]
+        try:
+            found = self._buffers(workload)
+            calls = []
+            for number, lane in enumerate(lanes):
+                with self._gpu.on(lane):
+                    calls.append(build(workload.compute, self._gpu.device, number))
+            self._gpu.synchronize()
+        except self._gpu.out_of_memory:
+            self._payload = None
+            self._gpu.release()
+            sent = 2 * workload.ranks * workload.elements * DTYPE_BYTES[workload.compute.dtype]
+            raise MemoryFullError(
+                f"{workload}: does not fit into {self._gpu.memory_bytes / 1e9:.0f} GB of GPU memory "
+                f"(collective buffers alone: up to {sent / 1e9:.1f} GB); use fewer bytes, ranks or streams"
+            ) from None
+        spin_ms = min(MAX_SPIN_MS, 1.0 + 0.2 * workload.iterations * (1 + workload.compute.repeat / 8))
+        self._prepared = Prepared(workload, lanes, calls, found, spin_ms)
+        return self._prepared
+
+    def _buffers(self, workload: Workload) -> Payload:
+        """The collective's buffers; workloads of one suite mostly share them."""
+        key = (workload.collective, workload.elements, workload.ranks, workload.compute.dtype)
+        if self._payload is not None and self._payload[0] == key:
+            return self._payload[1]
+        self._payload = None
+        import torch
+
+        device, ranks = self._gpu.device, range(workload.ranks)
+        send = [payload.make_send(workload, rank, device) for rank in ranks]
+        count = payload.sizes(workload)[1]
+        recv = [torch.full((count,), math.nan, dtype=send[0].dtype, device=device) for _ in ranks]
+        positions = payload.sample_positions(workload, 0, device)
+        wanted = [payload.expected(workload, rank, positions).to(send[0].dtype) for rank in ranks]
+        self._payload = (key, Payload(send, recv, positions, wanted))
+        return self._payload[1]
+
+    def _rank_streams(self, priority: str, count: int) -> list[Any]:
+        streams = self._streams[priority]
+        while len(streams) < count:
+            streams.append(self._gpu.stream(high=priority == "high"))
+        return streams[:count]
+
+    def _collective(
+        self, workload: Workload, ctas: int, data: Payload, streams: list[Any]
+    ) -> Callable[[], None]:
+        """A function that issues the workload's collective for every rank."""
+        key = (workload.ranks, ctas)
+        if key not in self._communicators:
+            self._communicators[key] = self._make_ranks(workload.ranks, ctas)
+        issue = getattr(self._communicators[key], workload.collective)
+        return lambda: issue(data.send, data.recv, streams)
+
+
+class Pipeline:
+    """Issues the iterations: compute_i, then on every rank's stream collective_i that waits for compute_i."""
+
+    def __init__(
+        self,
+        gpu: Any,
+        prepared: Prepared,
+        streams: list[Any],
+        collective: Callable[[], None],
+        mode: str,
+        wait_us: float,
+    ) -> None:
+        self.gpu, self.lanes, self.calls = gpu, prepared.lanes, prepared.calls
+        self.streams, self.collective, self.mode, self.wait_us = streams, collective, mode, wait_us
+
+    def issue(self, iterations: int, spin_ms: float, marks: list[Any] | None = None) -> tuple[Any, Any, bool]:
+        """Launch everything. Returns the first and last event, and whether launching was over before it.
+
+        With `marks`, (kind, start, end) of each compute and of rank 0's collectives are appended to it.
+        """
+        gpu, begin, end = self.gpu, self.gpu.event(timing=True), self.gpu.event(timing=True)
+        with gpu.on(self.lanes[0]):
+            gpu.flush_l2()
+            if spin_ms:
+                gpu.sleep(spin_ms)
+            begin.record(self.lanes[0])
+        for stream in (*self.lanes[1:], *self.streams):
+            stream.wait_event(begin)
+        ended: list[Any] = []
+        for i in range(iterations):
+            computed = self._compute(i, ended, marks) if self.mode != "comm" else begin
+            if self.mode != "compute":
+                ended = self._communicate(computed, marks)
+        for stream in (*self.lanes[1:], *self.streams):
+            self.lanes[0].wait_event(_recorded(gpu, stream))
+        end.record(self.lanes[0])
+        return begin, end, not begin.query()
+
+    def _compute(self, i: int, ended: list[Any], marks: list[Any] | None) -> Any:
+        lane, call = self.lanes[i % len(self.lanes)], self.calls[i % len(self.lanes)]
+        if self.mode == "sequential":
+            for event in ended:
+                lane.wait_event(event)
+        with self.gpu.on(lane):
+            if self.wait_us and i:
+                self.gpu.sleep(self.wait_us / 1000)
+            start = _recorded(self.gpu, lane, timing=True) if marks is not None else None
+            call()
+            computed = _recorded(self.gpu, lane, timing=marks is not None)
+        if marks is not None:
+            marks.append(("compute", start, computed))
+        return computed
+
+    def _communicate(self, computed: Any, marks: list[Any] | None) -> list[Any]:
+        for stream in self.streams:
+            stream.wait_event(computed)
+        timing = marks is not None
+        start = _recorded(self.gpu, self.streams[0], timing=True) if timing else None
+        self.collective()
+        ended = [_recorded(self.gpu, stream, timing=timing) for stream in self.streams]
+        if marks is not None:
+            marks.append(("comm", start, ended[0]))
+        return ended
+
+
+def _recorded(gpu: Any, stream: Any, *, timing: bool = False) -> Any:
+    event = gpu.event(timing=timing)
+    event.record(stream)
+    return event
+
+
+class _NcclRanks:
+    """Makes the communicators; NCCL is loaded with the first."""
+
+    def __init__(self) -> None:
+        self._library: Any = None
+
+    def __call__(self, size: int, ctas: int) -> Any:
+        from weft.comm import nccl
+
+        if self._library is None:
+            self._library = nccl.load()
+        return nccl.Ranks(self._library, size, ctas)
+
+    def info(self) -> dict[str, Any]:
+        from weft.comm import nccl
+
+        try:
+            self._library = self._library or nccl.load()
+        except WeftError as error:
+            return {"nccl": str(error)}
+        return {"nccl": self._library.version_text}
+
+
+def _find_shim() -> Any:
+    """The binding of the shim in this process, or None."""
+    try:
+        from weft.shim import binding
+    except ImportError:
+        return None
+    return binding if binding.injected() else None

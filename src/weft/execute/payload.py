@@ -1,0 +1,70 @@
+"""What the ranks send and what they must receive: small whole numbers, which every dtype adds exactly."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from weft.workload import Workload
+
+PERIOD = 7  # does not divide the parts of usual sizes, so a part in the wrong place shows
+SAMPLED = 4096
+
+
+def torch_dtype(name: str) -> Any:
+    """torch's dtype of that short name."""
+    import torch
+
+    return {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "fp64": torch.float64}[name]
+
+
+def sizes(workload: Workload) -> tuple[int, int]:
+    """Elements of a rank's send and receive buffer."""
+    whole, part = workload.elements, workload.elements // workload.ranks
+    return {"all_gather": (part, whole), "reduce_scatter": (whole, part)}.get(
+        workload.collective, (whole, whole)
+    )
+
+
+def value(rank: int, index: Any) -> Any:
+    """Element `index` of what a rank sends; at most PERIOD + 3, so 16 ranks add up exactly in bf16."""
+    return (index + 3 * rank) % PERIOD + rank % 4
+
+
+def make_send(workload: Workload, rank: int, device: Any) -> Any:
+    """A rank's send buffer."""
+    import torch
+
+    count = sizes(workload)[0]
+    buffer = torch.empty(count, dtype=torch_dtype(workload.compute.dtype), device=device)
+    step = 1 << 26  # in pieces: index arithmetic in 64 bits would need four times the buffer
+    for start in range(0, count, step):
+        index = torch.arange(start, min(start + step, count), device=device)
+        buffer[start : start + len(index)] = value(rank, index).to(buffer.dtype)
+    return buffer
+
+
+def expected(workload: Workload, rank: int, index: Any) -> Any:
+    """What a rank must find at `index` (a tensor of positions) of its receive buffer, as float64."""
+    import torch
+
+    ranks, part = workload.ranks, workload.elements // workload.ranks
+    if workload.collective == "all_reduce":
+        total = sum(value(r, index) for r in range(ranks))
+    elif workload.collective == "reduce_scatter":
+        total = sum(value(r, index + rank * part) for r in range(ranks))
+    elif workload.collective == "all_gather":
+        total = value(index // part, index % part)
+    else:
+        total = value(index // part, index % part + rank * part)
+    return total.to(torch.float64)
+
+
+def sample_positions(workload: Workload, seed: int, device: Any) -> Any:
+    """Positions of a receive buffer to look at: both ends, the seams between parts, and random ones."""
+    import torch
+
+    count, part = sizes(workload)[1], max(1, workload.elements // workload.ranks)
+    seams = torch.arange(0, count + 1, part)[: SAMPLED // 4]
+    some = torch.randint(0, count, (min(SAMPLED, count),), generator=torch.Generator().manual_seed(seed))
+    every = torch.cat([some, seams, seams - 1]).clamp(0, count - 1)
+    return torch.unique(every).to(device)

@@ -1,0 +1,1 @@
+"""Tuning: which policy is best, and whether the gain is real."""

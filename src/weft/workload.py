@@ -1,0 +1,278 @@
+"""Workload: a pipeline of iterations; in each, a compute operation and a collective that depends on it."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from weft.errors import UsageError
+
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+DTYPE_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4, "fp64": 8}
+
+# What the numbers of `shape` mean, by kind of compute.
+SHAPES: dict[str, tuple[str, ...]] = {
+    "gemm": ("M", "N", "K"),
+    "triton_gemm": ("M", "N", "K"),
+    "triton_mlp": ("tokens", "hidden", "inner"),
+    "layer_norm": ("rows", "columns"),
+    "softmax": ("rows", "columns"),
+    "gelu": ("rows", "columns"),
+    "attention": ("batch", "heads", "sequence", "head"),
+    "conv": ("batch", "channels", "height", "width", "filters", "kernel"),
+    "callable": (),
+}
+TRITON_KINDS = ("triton_gemm", "triton_mlp")
+
+MAX_RANKS = 1024
+MAX_ITERATIONS = 4096
+MAX_STREAMS = 16
+MAX_BYTES = 1 << 40
+
+_UNITS = {"": 1, "b": 1}
+_UNITS |= {f"{p}ib": 1 << (10 * i) for i, p in enumerate("kmgt", 1)}
+_UNITS |= {f"{p}b": 10 ** (3 * i) for i, p in enumerate("kmgt", 1)}
+
+
+Shape = tuple[int, ...]
+Cost = Callable[[Shape], tuple[float, float]]
+
+
+def _gemm(s: Shape) -> tuple[float, float]:
+    return 2.0 * math.prod(s), s[0] * s[2] + s[2] * s[1] + s[0] * s[1]
+
+
+def _rows(s: Shape) -> tuple[float, float]:
+    return 0.0, 2.0 * math.prod(s)
+
+
+# Operations and elements moved by one call, by kind of compute. Attention is causal: half of 4·B·H·S²·D.
+_COSTS: dict[str, Cost] = {
+    "gemm": _gemm,
+    "triton_gemm": _gemm,
+    "triton_mlp": lambda s: (4.0 * math.prod(s), 2 * s[0] * (s[1] + s[2]) + 2 * s[1] * s[2]),
+    "attention": lambda s: (2.0 * s[0] * s[1] * s[2] ** 2 * s[3], 4 * math.prod(s)),
+    "conv": lambda s: (
+        2.0 * math.prod(s) * s[5],
+        math.prod(s[:4]) + s[0] * s[2] * s[3] * s[4] + s[1] * s[4] * s[5] ** 2,
+    ),
+}
+
+
+def parse_bytes(text: str | int) -> int:
+    """Bytes from a size such as `896MiB`, `900 MB`, `1.5GiB` or `4096`."""
+    if isinstance(text, int) and not isinstance(text, bool):
+        return text
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", str(text))
+    if not match or match[2].lower() not in _UNITS:
+        raise UsageError(f"size {text!r} is not understood; write a number with kB/MB/GB or KiB/MiB/GiB")
+    return round(float(match[1]) * _UNITS[match[2].lower()])
+
+
+def parse_shape(text: str, names: tuple[str, ...] = ("M", "N", "K")) -> tuple[int, ...]:
+    """Positive whole numbers from `8192x8192x8192`; as many as there are names."""
+    parts = re.split(r"[x\u00d7,]", text.strip().lower())  # \u00d7: people paste the multiplication sign
+    if len(parts) != len(names) or not all(re.fullmatch(r"[1-9]\d*", part.strip()) for part in parts):
+        raise UsageError(f"{text!r} is not {'x'.join(names)}; write it like {'x'.join(['64'] * len(names))}")
+    return tuple(int(part) for part in parts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compute:
+    """The compute operation of one iteration."""
+
+    kind: str = "gemm"
+    """`gemm` is the vendor's library; `triton_*` are our kernels, whose tile and grid can be chosen."""
+    shape: tuple[int, ...] = (8192, 8192, 8192)
+    """See SHAPES; for a GEMM MxNxK."""
+    dtype: str = "bf16"
+    repeat: int = 1
+    """Calls per iteration, one after the other."""
+    tile: tuple[int, int, int] | None = None
+    """Tile MxNxK of a Triton kernel; None: 64x64x64."""
+    grid: tuple[int, int] | None = None
+    """Blocks X (along N) x Y (along M) of a Triton GEMM; None: one per tile. Blocks of a smaller grid loop
+    over tiles; the blocks of a larger one that have no tile end at once."""
+    warps: int = 4
+    stages: int = 3
+    target: str = ""
+    """For `callable`: `module:function` that returns what to call in each iteration."""
+    call: Callable[[], object] | None = None
+    """For `callable` in this process: what to call in each iteration."""
+
+    def __post_init__(self) -> None:
+        _choice("compute kind", self.kind, tuple(SHAPES))
+        _choice("dtype", self.dtype, tuple(DTYPE_BYTES))
+        names = SHAPES[self.kind]
+        if self.kind == "callable":
+            object.__setattr__(self, "shape", ())
+            if not self.target and self.call is None:
+                raise UsageError("compute callable: name it as module:function or pass call=")
+        object.__setattr__(self, "shape", tuple(self.shape))
+        if len(self.shape) != len(names):
+            raise UsageError(f"{self.kind} needs {'x'.join(names)}, not {len(self.shape)} numbers")
+        for name, value in zip(names, self.shape, strict=True):
+            _whole(f"{self.kind} {name}", value, 1, 1 << 31)
+        _whole("repeat", self.repeat, 1, 4096)
+        _check_launch(self)
+
+    @property
+    def flops(self) -> float:
+        """Floating-point operations of one iteration (0 where only memory counts)."""
+        return self.repeat * _COSTS.get(self.kind, _rows)(self.shape)[0]
+
+    @property
+    def traffic_bytes(self) -> float:
+        """Fewest bytes through device memory in one iteration."""
+        return self.repeat * _COSTS.get(self.kind, _rows)(self.shape)[1] * DTYPE_BYTES[self.dtype]
+
+    def tiles(self) -> tuple[int, int]:
+        """Tiles X (along N) x Y (along M) of a Triton GEMM: its natural grid."""
+        tile = self.tile or (64, 64, 64)
+        return -(-self.shape[1] // tile[1]), -(-self.shape[0] // tile[0])
+
+    def __str__(self) -> str:
+        if self.kind == "callable":
+            return self.target or "callable"
+        text = f"{self.kind} {'x'.join(map(str, self.shape))} {self.dtype}"
+        text += f" tile {'x'.join(map(str, self.tile))}" if self.tile else ""
+        text += f" grid {self.grid[0]}x{self.grid[1]}" if self.grid else ""
+        return text + (f" x{self.repeat}" if self.repeat > 1 else "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """What runs: `iterations` times a compute operation and then a collective that needs its result."""
+
+    name: str = ""
+    compute: Compute = field(default_factory=Compute)
+    collective: str = "all_reduce"
+    bytes: int = 8192 * 57344 * 2
+    """The larger buffer of each rank: all-reduce, reduce-scatter and all-to-all input, all-gather output.
+    It is rounded up to whole elements and, but for all-reduce, to equal parts for every rank."""
+    ranks: int = 2
+    iterations: int = 8
+    compute_streams: int = 1
+    """Streams that take the compute of the iterations in turn; more than one lets several run at once."""
+
+    def __post_init__(self) -> None:
+        _choice("collective", self.collective, COLLECTIVES)
+        _whole("bytes", self.bytes, 1, MAX_BYTES)
+        _whole("ranks", self.ranks, 2, MAX_RANKS)
+        _whole("iterations", self.iterations, 1, MAX_ITERATIONS)
+        _whole("compute_streams", self.compute_streams, 1, MAX_STREAMS)
+
+    @property
+    def elements(self) -> int:
+        """Elements of the larger buffer of a rank, rounded up as `bytes` says."""
+        count = -(-self.bytes // DTYPE_BYTES[self.compute.dtype])
+        part = 1 if self.collective == "all_reduce" else self.ranks
+        return -(-count // part) * part
+
+    @property
+    def wire_bytes(self) -> float:
+        """Bytes that each rank must send (nccl-tests' bus-bandwidth factor times the size)."""
+        factor = 2.0 if self.collective == "all_reduce" else 1.0
+        return factor * (self.ranks - 1) / self.ranks * self.elements * DTYPE_BYTES[self.compute.dtype]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON document; a callable given by value cannot be written."""
+        if self.compute.call is not None:
+            raise UsageError(
+                f"workload {self.name or 'callable'}: a function has no JSON; name it as module:function"
+            )
+        compute = {f.name: getattr(self.compute, f.name) for f in fields(Compute) if f.name != "call"}
+        compute = {k: list(v) if isinstance(v, tuple) else v for k, v in compute.items()}
+        return {**{f.name: getattr(self, f.name) for f in fields(Workload)}, "compute": compute}
+
+    @classmethod
+    def from_dict(cls, document: Mapping[str, Any]) -> Workload:
+        """A workload from its JSON document; unknown keys are refused by name."""
+        values = dict(document)
+        compute = dict(values.pop("compute", {}))
+        for known, given, where in ((cls, values, "workload"), (Compute, compute, "compute")):
+            names = [f.name for f in fields(known) if f.name not in ("call", "compute")]
+            for key in given:
+                if key not in names:
+                    raise UsageError(f"{where}: unknown key {key!r}; known are {', '.join(names)}")
+        for key in ("shape", "tile", "grid"):
+            if compute.get(key) is not None:
+                compute[key] = tuple(compute[key])
+        return cls(compute=Compute(**compute), **values)
+
+    def but(self, **changes: Any) -> Workload:
+        """This workload with other values; fields of its compute may be named directly."""
+        inner = {f.name for f in fields(Compute)}
+        compute = replace(self.compute, **{k: v for k, v in changes.items() if k in inner})
+        return replace(self, compute=compute, **{k: v for k, v in changes.items() if k not in inner})
+
+    def __str__(self) -> str:
+        return self.name or f"{self.compute} + {self.collective} {self.bytes / 1e6:.0f} MB x{self.ranks}"
+
+
+# arXiv:2606.09200: two GEMMs, 896 MB (= 8192·57344·2 B), four GPUs.
+_PAPER_GEMMS = {"cb": (8192, 8192, 8192), "mb": (8192, 57344, 8192)}
+_PAPER_COLLECTIVES = {"ar": "all_reduce", "a2a": "all_to_all"}
+_PAPER_TILES = {"opt1": (64, 64, 32), "opt2": (64, 64, 64)}
+
+
+def named_workloads() -> dict[str, Workload]:
+    """Every workload that has a name; one without `opt1` or `opt2` has the tile of `opt2`."""
+    found = {}
+    for gemm, shape in _PAPER_GEMMS.items():
+        for short, collective in _PAPER_COLLECTIVES.items():
+            for option, tile in {"": _PAPER_TILES["opt2"], **_PAPER_TILES}.items():
+                name = "-".join(part for part in (gemm, short, option) if part)
+                compute = Compute(kind="triton_gemm", shape=shape, tile=tile)
+                found[name] = Workload(name=name, compute=compute, collective=collective, ranks=4)
+    return found
+
+
+def named(name: str) -> Workload:
+    """The workload of that name."""
+    known = named_workloads()
+    if name not in known:
+        raise UsageError(f"workload {name!r} is not known; use one of {', '.join(known)}, or spell it out")
+    return known[name]
+
+
+def _check_launch(compute: Compute) -> None:
+    """Tile, grid, warps and stages: only for kernels that have them, and only what Triton accepts."""
+    if compute.kind not in TRITON_KINDS:
+        if compute.tile or compute.grid:
+            raise UsageError(f"tile and grid are for {' and '.join(TRITON_KINDS)}, not for {compute.kind}")
+        return
+    if compute.dtype not in ("bf16", "fp16"):
+        raise UsageError(f"{compute.kind} computes in bf16 or fp16, not {compute.dtype}; use gemm for that")
+    if compute.grid is not None:
+        if compute.kind != "triton_gemm" or len(compute.grid) != 2:
+            raise UsageError(f"grid {compute.grid!r} is not possible; a triton_gemm takes XxY blocks")
+        object.__setattr__(compute, "grid", tuple(compute.grid))
+        for value, most in zip(compute.grid, (2**31 - 1, 65535), strict=True):
+            _whole("grid", value, 1, most)
+    tile = compute.tile or (64, 64, 64)
+    object.__setattr__(compute, "tile", tuple(tile))
+    if len(tile) != 3 or any(not isinstance(t, int) or t < 16 or t > 512 or t & (t - 1) for t in tile):
+        raise UsageError(f"tile {tile!r} is not possible; use powers of two from 16 to 512, such as 64x64x64")
+    if compute.warps not in (1, 2, 4, 8, 16):
+        raise UsageError(f"warps {compute.warps!r} is not possible; use 1, 2, 4, 8 or 16")
+    _whole("stages", compute.stages, 1, 8)
+    shared = compute.stages * (tile[0] + tile[1]) * tile[2] * DTYPE_BYTES[compute.dtype]
+    if shared > 227 << 10:
+        raise UsageError(
+            f"tile {'x'.join(map(str, tile))} with {compute.stages} stages needs {shared >> 10} KiB of "
+            "shared memory; no SM gives a block more than 227: use fewer stages or a smaller tile"
+        )
+
+
+def _choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise UsageError(f"{name} {value!r} is not known; use one of {', '.join(choices)}")
+
+
+def _whole(name: str, value: Any, low: int, high: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise UsageError(f"{name} {value!r} is not possible; use a whole number from {low} to {high}")

@@ -1,0 +1,176 @@
+"""A GPU that only keeps time: streams and events on a virtual clock, tensors on the CPU."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+from collections.abc import Callable
+from typing import Any
+
+from weft.execute.base import Sample, WrongResultError
+from weft.policy import Policy
+from weft.timeline import Timeline
+from weft.workload import Workload
+
+
+class FakeEvent:
+    def __init__(self, gpu: FakeGpu) -> None:
+        self.gpu, self.at = gpu, math.nan
+
+    def record(self, stream: FakeStream | None = None) -> None:
+        stream = stream or self.gpu.current
+        self.at = stream.free_at
+
+    def query(self) -> bool:
+        return self.gpu.launches_too_slow
+
+
+class FakeStream:
+    def __init__(self, gpu: FakeGpu, high: bool) -> None:
+        self.gpu, self.high, self.free_at, self.number = gpu, high, 0.0, next(gpu.numbers)
+        self.cuda_stream = self.number
+
+    def wait_event(self, event: FakeEvent) -> None:
+        assert not math.isnan(event.at), "waits for an event that was never recorded"
+        self.free_at = max(self.free_at, event.at)
+
+    def run(self, ms: float) -> None:
+        self.free_at += ms
+
+
+class FakeClocks:
+    def read(self) -> dict[str, float]:
+        return {"sm_mhz": 1980.0}
+
+
+class FakeGpu:
+    """Compute runs `compute_ms` on its lane, a collective `comm_ms` on every rank's stream."""
+
+    name, sm_count, memory_bytes, device = "Fake", 132, 141 * 10**9, "cpu"
+    out_of_memory: Any = MemoryError
+
+    def __init__(self) -> None:
+        self.numbers = itertools.count()
+        self.clocks = FakeClocks()
+        self.current = FakeStream(self, False)
+        self.sleeps: list[float] = []
+        self.launches_too_slow = False
+        self.flushes = 0
+
+    def stream(self, *, high: bool = False) -> FakeStream:
+        return FakeStream(self, high)
+
+    def event(self, *, timing: bool = False) -> FakeEvent:
+        return FakeEvent(self)
+
+    @contextlib.contextmanager
+    def on(self, stream: FakeStream):
+        before, self.current = self.current, stream
+        yield
+        self.current = before
+
+    def synchronize(self) -> None:
+        pass
+
+    def release(self) -> None:
+        pass
+
+    def elapsed_ms(self, start: FakeEvent, end: FakeEvent) -> float:
+        return end.at - start.at
+
+    def sleep(self, ms: float) -> None:
+        self.sleeps.append(ms)
+        self.current.run(ms)
+
+    def flush_l2(self) -> None:
+        self.flushes += 1
+
+    def info(self) -> dict[str, Any]:
+        return {"gpu": self.name}
+
+
+class FakeRanksFactory:
+    """Makes LocalRanks whose collectives also take time on the streams."""
+
+    def __init__(self, comm_ms: float = 3.0, broken: bool = False) -> None:
+        self.comm_ms, self.broken, self.made = comm_ms, broken, []
+
+    def __call__(self, size: int, ctas: int) -> Any:
+        from weft.comm.local import LocalRanks
+
+        self.made.append((size, ctas))
+        inner, outer = LocalRanks(size), self
+
+        class Timed:
+            def __getattr__(self, name: str) -> Callable[..., None]:
+                def issue(send: Any, recv: Any, streams: Any) -> None:
+                    getattr(inner, name)(send, recv)
+                    if outer.broken:
+                        recv[-1][0] += 1
+                    for stream in streams:
+                        stream.run(outer.comm_ms * 8 / ctas)
+
+                return issue
+
+            def close(self) -> None:
+                pass
+
+        return Timed()
+
+    def info(self) -> dict[str, Any]:
+        return {"nccl": "fake"}
+
+
+class FakeShim:
+    def __init__(self) -> None:
+        self.policies: list[Policy] = []
+
+    def set_policy(self, policy: Policy) -> None:
+        self.policies.append(policy)
+
+
+class ModelExecutor:
+    """An executor that answers from a formula; used where only the bookkeeping is tested."""
+
+    simulated = False
+
+    def __init__(
+        self, device: str = "model", behaviour: str = "", die_on: str = "", baseline_ctas: int = 8
+    ) -> None:
+        self.device, self.behaviour, self.die_on = device, behaviour, die_on
+        self.calls = 0
+
+    def measure(self, workload: Workload, policy: Policy, mode: str = "overlap") -> Sample:
+        import os
+        import time
+
+        self.calls += 1
+        if self.behaviour == "hang" and policy.priority == "high":
+            time.sleep(600)
+        if self.behaviour == "die" and policy.priority == "high":
+            os._exit(3)
+        if self.behaviour == "crash" and policy.priority == "high":
+            raise RuntimeError("CUDA error: an illegal memory access was encountered\nmore lines")
+        if self.behaviour == "wrong" and policy.priority == "high":
+            raise WrongResultError(f"{workload}: wrong")
+        compute, comm = 4.0, workload.bytes / 3e8 * 8 / (policy.max_ctas or 8)
+        ms = {
+            "compute": compute,
+            "comm": comm,
+            "sequential": compute + comm,
+            "overlap": max(compute, comm) * (1.1 if policy.priority == "high" else 1.3) + 0.2,
+        }[mode]
+        ms *= 1 + 0.003 * math.sin(self.calls)
+        return Sample(ms * workload.iterations, {"sm_mhz": 1980.0})
+
+    def timeline(self, workload: Workload, policy: Policy, mode: str = "overlap") -> Timeline:
+        from weft.execute.spans import from_rows
+
+        return from_rows([(0, 100, 7, "gemm"), (50, 150, 8, "ncclDevKernel_AllReduce")])
+
+    def info(self) -> dict[str, Any]:
+        return {"gpu": self.device}
+
+    def close(self) -> None:
+        pass

@@ -1,0 +1,157 @@
+"""The one-GPU lab on a virtual clock: order, dependencies, controls and refusals, without a GPU."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from lab_fakes import FakeGpu, FakeRanksFactory, FakeShim  # noqa: E402
+
+from weft.errors import UnavailableError, UsageError  # noqa: E402
+from weft.execute.base import MemoryFullError, WrongResultError, run  # noqa: E402
+from weft.execute.cuda import CudaExecutor  # noqa: E402
+from weft.policy import Policy, Rule  # noqa: E402
+from weft.workload import Compute, Workload  # noqa: E402
+
+N = 5
+
+
+def make(gpu=None, ranks=None, shim=None, compute_ms=2.0, **options):
+    gpu = gpu or FakeGpu()
+    call = lambda: gpu.current.run(compute_ms)  # noqa: E731
+    workload = Workload(compute=Compute(kind="callable", call=call), bytes=1000, ranks=2, iterations=N)
+    return gpu, CudaExecutor(gpu=gpu, ranks=ranks or FakeRanksFactory(3.0), shim=shim, **options), workload
+
+
+@pytest.mark.parametrize("collective", ["all_reduce", "all_gather", "reduce_scatter", "all_to_all"])
+def test_times_follow_from_the_dependencies(collective):
+    _, executor, workload = make(shim=FakeShim())
+    workload = workload.but(collective=collective)
+    times = {
+        mode: executor.measure(workload, Policy(), mode).ms
+        for mode in ("overlap", "sequential", "compute", "comm")
+    }
+    assert times["compute"] == pytest.approx(2.0 * N)
+    assert times["comm"] == pytest.approx(3.0 * N)
+    assert times["sequential"] == pytest.approx(5.0 * N)
+    assert times["overlap"] == pytest.approx(2.0 + 3.0 * N)  # the ideal: fill and the longer side
+
+
+def test_run_reports_ideal_and_fraction():
+    _, executor, workload = make(shim=FakeShim())
+    result = run(executor, workload, Policy(), repeats=2, with_timeline=True)
+    assert result.references.ideal_ms == pytest.approx(3.0 * N + 2.0)
+    assert result.fraction_of_ideal == pytest.approx(1.0)
+    assert result.time_ratio == pytest.approx((2 + 3 * N) / (5 * N))
+    assert 0.5 < result.overlap_rate < 0.9
+
+
+def test_several_compute_streams_run_at_once():
+    _, executor, workload = make(shim=FakeShim())
+    workload = workload.but(compute_streams=N)
+    assert executor.measure(workload, Policy(), "compute").ms == pytest.approx(2.0)
+    assert executor.measure(workload, Policy(), "overlap").ms == pytest.approx(2.0 + 3.0 * N)
+    assert executor.measure(workload, Policy(), "sequential").ms == pytest.approx(5.0 * N)
+
+
+def test_priority_takes_other_streams_and_ctas_other_communicators():
+    ranks = FakeRanksFactory()
+    _, executor, workload = make(ranks=ranks, shim=FakeShim(), baseline_ctas=12)
+    executor.measure(workload, Policy(priority="high"))
+    executor.measure(workload, Policy(max_ctas=4))
+    executor.measure(workload, Policy(max_ctas=4, priority="high"))
+    assert ranks.made == [(2, 12), (2, 4)]
+    assert [stream.high for stream in executor._streams["high"]] == [True, True]
+    assert [stream.high for stream in executor._streams["default"]] == [False, False]
+
+
+def test_the_shim_gets_the_policy_only_in_overlap_and_only_when_it_changes():
+    shim = FakeShim()
+    _, executor, workload = make(shim=shim)
+    policy = Policy(residency=3, head_start_us=5)
+    for mode in ("overlap", "overlap", "sequential", "comm", "overlap"):
+        executor.measure(workload, policy, mode)
+    assert shim.policies == [policy, Policy(), policy]
+
+
+def test_without_the_shim_a_head_start_is_a_sleep_and_residency_is_refused():
+    gpu, executor, workload = make(shim=False)
+    executor._shim = None
+    plain = executor.measure(workload, Policy()).ms
+    ms = executor.measure(workload, Policy(head_start_us=500)).ms
+    assert gpu.sleeps.count(0.5) >= N - 1
+    assert ms >= plain
+    with pytest.raises(UnavailableError, match="weft run"):
+        executor.measure(workload, Policy(rules=(Rule("weft_gemm", 3),)))
+
+
+def test_skew_that_shows_doubles_the_spin():
+    gpu, executor, workload = make(shim=FakeShim())
+    gpu.launches_too_slow = True
+    sample = executor.measure(workload, Policy())
+    assert sample.facts["launches_hidden"] is False
+    assert gpu.sleeps[-1] > gpu.sleeps[0] * 8
+    assert gpu.flushes >= 6
+
+
+def test_wrong_result_names_rank_and_element():
+    _, executor, workload = make(ranks=FakeRanksFactory(broken=True), shim=FakeShim())
+    with pytest.raises(WrongResultError, match=r"rank 1 .* at element 0"):
+        executor.measure(workload, Policy())
+    executor.measure(workload, Policy(), "compute")  # no collective, nothing to check
+
+
+def test_a_collective_that_never_ran_is_seen():
+    class Lazy(FakeRanksFactory):
+        def __call__(self, size, ctas):
+            class Nothing:
+                def all_reduce(self, *_):
+                    pass
+
+            return Nothing()
+
+    _, executor, workload = make(ranks=Lazy(), shim=FakeShim())
+    with pytest.raises(WrongResultError, match="nan"):
+        executor.measure(workload, Policy())
+
+
+@pytest.mark.parametrize(
+    ("collective", "ranks", "ctas", "fits"),
+    [
+        ("all_reduce", 2, 66, True),
+        ("all_reduce", 2, 67, False),
+        ("all_reduce", 4, 64, False),
+        ("all_to_all", 4, 32, True),
+        ("all_to_all", 4, 33, False),
+    ],
+)
+def test_collectives_that_could_never_be_resident_are_refused(collective, ranks, ctas, fits):
+    _, executor, workload = make(shim=FakeShim())
+    workload = workload.but(collective=collective, ranks=ranks)
+    if fits:
+        executor.measure(workload, Policy(max_ctas=ctas))
+    else:
+        with pytest.raises(UsageError, match=r"never end: set comm\.max_ctas"):
+            executor.measure(workload, Policy(max_ctas=ctas))
+
+
+@pytest.mark.parametrize("policy", [Policy(engine="dma"), Policy(sm_reserve=4), Policy(schedule="shard")])
+def test_controls_that_the_pipeline_lacks_are_refused_by_name(policy):
+    _, executor, workload = make(shim=FakeShim())
+    with pytest.raises(UsageError, match="does not have this control"):
+        executor.measure(workload, policy)
+
+
+def test_out_of_memory_is_one_line_and_the_next_workload_runs(monkeypatch):
+    _, executor, workload = make(shim=FakeShim())
+    from weft.execute import cuda
+
+    def full(*_):
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cuda, "build", full)
+        with pytest.raises(MemoryFullError, match="does not fit into 141 GB"):
+            executor.measure(workload, Policy())
+    assert executor.measure(workload, Policy()).ms > 0
