@@ -12,21 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from building import HERE, ROOT, compile_c
 
 from weft.policy import Policy
 
-HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
-CSRC = ROOT / "src/weft/shim/csrc"
-WARNINGS = ("-std=gnu11", "-Wall", "-Wextra", "-Werror")
-
 if shutil.which("cc") is None:
     pytest.skip("the shim needs a C compiler", allow_module_level=True)
-
-
-def compile_c(output: Path, *arguments: str) -> Path:
-    subprocess.run(["cc", *WARNINGS, "-O2", "-g", f"-I{CSRC}", "-o", str(output), *arguments], check=True)
-    return output
 
 
 @pytest.fixture(scope="session")

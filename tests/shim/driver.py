@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import threading  # noqa: F401 (for programs)
-from ctypes import c_char, c_char_p, c_int, c_uint, c_uint64, c_void_p
+from ctypes import c_char, c_int, c_uint, c_uint64, c_void_p
 
 PER_THREAD = 2
 PRIORITY, COOPERATIVE = 8, 2

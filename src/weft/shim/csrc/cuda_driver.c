@@ -232,4 +232,34 @@ static bool cuda_pin(void *handle, unsigned threads, size_t dynamic_bytes, unsig
     return pinned;
 }
 
-const weft_backend weft_cuda_backend = {WEFT_API_CUDA, cuda_name, cuda_blocks_per_sm, cuda_sm_count, cuda_pin};
+static bool allocate_words(uint32_t count, volatile uint32_t **host, uint64_t *device) {
+    const weft_cuda_calls *cu = weft_cuda();
+    void *memory;
+    if (!cu->cuMemHostAlloc || !cu->cuMemHostGetDevicePointer_v2 || !cu->cuStreamWriteValue32_v2 ||
+        cu->cuMemHostAlloc(&memory, count * sizeof **host, CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP) !=
+            CUDA_SUCCESS)
+        return false;
+    *host = memory;
+    return cu->cuMemHostGetDevicePointer_v2(device, memory, 0) == CUDA_SUCCESS;
+}
+
+static bool cuda_host_words(uint32_t count, volatile uint32_t **host, uint64_t *device) {
+    int mode = weft_capture_relax();
+    bool there = allocate_words(count, host, device);
+    weft_capture_restore(mode);
+    return there;
+}
+
+static bool cuda_write_word(void *stream, uint64_t device, uint32_t value) {
+    return weft_cuda()->cuStreamWriteValue32_v2(stream, device, value, 0) == CUDA_SUCCESS;
+}
+
+const weft_backend weft_cuda_backend = {
+    .api = WEFT_API_CUDA,
+    .name = cuda_name,
+    .blocks_per_sm = cuda_blocks_per_sm,
+    .sm_count = cuda_sm_count,
+    .pin = cuda_pin,
+    .host_words = cuda_host_words,
+    .write_word = cuda_write_word,
+};

@@ -176,7 +176,7 @@ static CUresult launched(CUresult result, CUgraphExec exec, CUstream stream) {
     communicates = g && g->communicates;
     pthread_mutex_unlock(&lock);
     if (communicates)
-        weft_comm_launched(weft_policy_now(), stream, false);
+        weft_comm_launched(&weft_cuda_backend, weft_policy_now(), stream, false);
     return result;
 }
 
@@ -248,7 +248,7 @@ CUresult cuLibraryUnload(CUlibrary library) {
 #define CONTEXT_GOES(name, type)                                                                            \
     CUresult name(type what) {                                                                              \
         weft_forget_handles();                                                                              \
-        weft_flight_forget();                                                                               \
+        weft_head_start_forget();                                                                               \
         return REAL(name)(what);                                                                            \
     }
 CONTEXT_GOES(cuCtxDestroy_v2, CUcontext)

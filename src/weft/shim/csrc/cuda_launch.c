@@ -72,7 +72,7 @@ static CUresult launch_comm(const weft_rules *rules, weft_variant *v, const laun
     CUresult result = rules->data.flags & WEFT_PRIORITY_HIGH ? launch_prioritised(l) : make(l);
     if (result != CUDA_SUCCESS)
         return result;
-    weft_comm_launched(rules, stream, weft_capturing(stream));
+    weft_comm_launched(&weft_cuda_backend, rules, stream, weft_capturing(stream));
     count(v, l, false);
     return result;
 }

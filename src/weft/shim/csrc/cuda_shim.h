@@ -104,12 +104,9 @@ static inline CUstream weft_stream(CUstream stream, bool per_thread) {
 
 bool weft_capturing(CUstream stream); /* costs one load while nothing is captured */
 
-/* --- cuda_flight.c: collectives in flight and head starts ---------------------------------------------- */
+/* --- cuda_headstart.c ---------------------------------------------------------------------------------- */
 
-void weft_comm_launched(const weft_rules *rules, CUstream stream, bool capturing);
-void weft_comm_capture_over(void);
-bool weft_comm_in_flight(CUstream stream, bool capturing);
 void weft_head_start(const weft_rules *rules, CUstream stream);
-void weft_flight_forget(void);
+void weft_head_start_forget(void); /* a context went away, and our kernel with it */
 
 #endif

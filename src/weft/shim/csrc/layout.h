@@ -77,9 +77,9 @@ typedef struct {
     uint32_t threads;        /* per block */
     uint32_t shared_bytes;   /* dynamic shared memory that the program asks for */
     uint32_t natural_blocks; /* blocks per SM as the program launches it; 0: unknown */
-    uint32_t shaped_blocks;  /* blocks per SM as shaped last; 0: never shaped */
-    uint32_t shaped_bytes;   /* dynamic shared memory as shaped last */
-    uint32_t reason;
+    _Atomic uint32_t shaped_blocks; /* blocks per SM as shaped last; 0: never shaped */
+    _Atomic uint32_t shaped_bytes;  /* dynamic shared memory as shaped last */
+    _Atomic uint32_t reason;
     uint32_t unused;
 } weft_row;
 

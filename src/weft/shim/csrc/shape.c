@@ -82,13 +82,13 @@ uint32_t weft_shape(const weft_backend *api, const weft_rules *rules, weft_varia
                  grid_blocks > (uint64_t)blocks * v->sms)
             reason = WEFT_ONE_WAVE;
     }
-    if (row->reason != reason)
-        row->reason = reason;
+    if (UNLIKELY(atomic_load_explicit(&row->reason, memory_order_relaxed) != reason)) /* spare the cache line */
+        atomic_store_explicit(&row->reason, reason, memory_order_relaxed);
     if (reason != WEFT_SHAPED)
         return shared;
-    if (UNLIKELY(row->shaped_blocks != blocks)) {
-        row->shaped_blocks = blocks;
-        row->shaped_bytes = plan_bytes(plan);
+    if (UNLIKELY(atomic_load_explicit(&row->shaped_blocks, memory_order_relaxed) != blocks)) {
+        atomic_store_explicit(&row->shaped_blocks, blocks, memory_order_relaxed);
+        atomic_store_explicit(&row->shaped_bytes, plan_bytes(plan), memory_order_relaxed);
     }
     return plan_bytes(plan);
 }

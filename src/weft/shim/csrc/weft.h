@@ -67,6 +67,9 @@ typedef struct {
     uint32_t (*sm_count)(void);
     /* Dynamic shared memory that makes exactly `blocks` blocks fit; false where there is none. */
     bool (*pin)(void *handle, unsigned threads, size_t dynamic_bytes, unsigned blocks, uint32_t *bytes);
+    /* Host memory that the GPU can write, and a write to it in stream order. */
+    bool (*host_words)(uint32_t count, volatile uint32_t **host, uint64_t *device);
+    bool (*write_word)(void *stream, uint64_t device, uint32_t value);
 } weft_backend;
 
 weft_variant *weft_lookup(const weft_backend *api, void *handle, unsigned threads, unsigned shared);
@@ -80,6 +83,14 @@ void weft_count_launch(weft_variant *v, uint64_t times, bool shaped);
 uint32_t weft_shape(const weft_backend *api, const weft_rules *rules, weft_variant *v, unsigned shared,
                     uint64_t grid_blocks, bool in_flight);
 void weft_shape_refused(weft_variant *v, const weft_rules *rules);
+
+/* --- flight.c: collectives in flight ---------------------------------------------------------------- */
+
+void weft_comm_launched(const weft_backend *api, const weft_rules *rules, void *stream, bool capturing);
+void weft_comm_capture_over(void);
+bool weft_comm_in_flight(void *stream, bool capturing); /* on another stream than this one */
+uint64_t weft_comm_count(void);
+void *weft_comm_latest(void); /* the stream of the latest collective */
 
 /* --- interpose.c ----------------------------------------------------------------------------------- */
 

@@ -1,0 +1,104 @@
+"""What does the shim cost a launch?
+
+Runs tests/shim/hammer.c against the fake driver, directly and under the shim, interleaved, from 1 to 8 threads.
+CPU time of one launch, the least of nine rounds, median over repeats; the cost is the difference.
+
+    python benchmarks/shim_overhead.py [--repeats 7] [--out benchmarks/results/shim_overhead.json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "src"))
+
+from weft.policy import Policy  # noqa: E402
+from weft.shim.inject import Job  # noqa: E402
+
+POLICIES = {
+    "no policy": Policy(),
+    "residency and priority": Policy(residency=3, priority="high"),
+    "residency while a collective is in flight, priority, head start": Policy(
+        residency=3, priority="high", when="overlap", head_start_us=5
+    ),
+}
+THREADS = (1, 2, 4, 8)
+LAUNCHES = 200_000
+
+
+def build(folder: Path) -> Path:
+    shim, tests = ROOT / "src/weft/shim/csrc", ROOT / "tests/shim"
+    cc = ["cc", "-std=gnu11", "-O2", f"-I{shim}"]
+    fake = ["-shared", "-fPIC", "-Wl,-Bsymbolic,-soname,libcuda.so.1", str(tests / "fake_cuda.c")]
+    subprocess.run([*cc, *fake, "-o", str(folder / "libcuda.so.1"), "-lpthread"], check=True)
+    (folder / "libcuda.so").symlink_to("libcuda.so.1")
+    program = folder / "hammer"
+    hammer = [str(tests / "hammer.c"), f"-L{folder}", "-lcuda", "-lpthread"]
+    subprocess.run([*cc, *hammer, "-o", str(program)], check=True)
+    return program
+
+
+def launch_ns(program: Path, threads: int, env: dict[str, str]) -> float:
+    command = [str(program), str(threads), str(LAUNCHES), "time"]
+    return float(subprocess.run(command, env=env, check=True, capture_output=True, text=True).stdout)
+
+
+def measure(repeats: int) -> list[dict[str, object]]:
+    samples: dict[tuple[str, int], list[float]] = {}
+    with tempfile.TemporaryDirectory() as name:
+        program = build(Path(name))
+        plain = {**os.environ, "LD_LIBRARY_PATH": name}
+        cases = [(label, threads) for label in ("direct", *POLICIES) for threads in THREADS]
+        for _ in range(repeats):
+            random.shuffle(cases)
+            for label, threads in cases:
+                if label == "direct":
+                    ns = launch_ns(program, threads, plain)
+                else:
+                    with Job(POLICIES[label]) as job:
+                        ns = launch_ns(program, threads, job.environment(plain))
+                samples.setdefault((label, threads), []).append(ns)
+    rows = []
+    for label in POLICIES:
+        for threads in THREADS:
+            direct = statistics.median(samples["direct", threads])
+            under = statistics.median(samples[label, threads])
+            rows.append(
+                {
+                    "policy": label,
+                    "threads": threads,
+                    "direct_ns": round(direct, 1),
+                    "under_shim_ns": round(under, 1),
+                    "cost_ns": round(under - direct, 1),
+                    "samples_ns": samples[label, threads],
+                }
+            )
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    rows = measure(args.repeats)
+    for row in rows:
+        print(f"{row['policy']:<64} {row['threads']} threads  {row['cost_ns']:>6} ns")
+    if args.out:
+        machine = f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores"
+        document = {"command": "python benchmarks/shim_overhead.py", "machine": machine, "rows": rows}
+        args.out.write_text(json.dumps(document, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,115 @@
+/* The head start: a kernel of one thread that waits on the compute stream, so that a collective's blocks are placed
+ * first. It is bounded twice, by the GPU's timer and by clock cycles: it can never wait for anything but time. */
+#include "cuda_shim.h"
+
+#include <pthread.h>
+
+enum { COMPUTE_STREAMS = 256, CONTEXTS = 32 };
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+/* PTX of the oldest version that has both timers; the driver compiles it for the GPU it finds. */
+static const char WAIT_PTX[] = ".version 6.0\n"
+                               ".target sm_50\n"
+                               ".address_size 64\n"
+                               ".visible .entry weft_head_start(.param .u64 ns, .param .u64 cycles)\n"
+                               "{\n"
+                               "  .reg .pred %p<3>;\n"
+                               "  .reg .u64 %r<9>;\n"
+                               "  ld.param.u64 %r1, [ns];\n"
+                               "  ld.param.u64 %r2, [cycles];\n"
+                               "  mov.u64 %r3, %globaltimer;\n"
+                               "  mov.u64 %r4, %clock64;\n"
+                               "AGAIN:\n"
+                               "  mov.u64 %r5, %globaltimer;\n"
+                               "  sub.u64 %r6, %r5, %r3;\n"
+                               "  setp.ge.u64 %p1, %r6, %r1;\n"
+                               "  @%p1 bra OVER;\n"
+                               "  mov.u64 %r7, %clock64;\n"
+                               "  sub.u64 %r8, %r7, %r4;\n"
+                               "  setp.lt.u64 %p2, %r8, %r2;\n"
+                               "  @%p2 bra AGAIN;\n"
+                               "OVER:\n"
+                               "  ret;\n"
+                               "}\n";
+
+static struct {
+    CUcontext context;
+    CUfunction wait;
+} waits[CONTEXTS];
+static int contexts;
+
+static struct {
+    _Atomic(CUstream) stream;
+    _Atomic uint64_t seen;
+} compute[COMPUTE_STREAMS];
+
+static CUfunction load_wait(void) {
+    const weft_cuda_calls *cu = weft_cuda();
+    CUmodule module;
+    CUfunction f;
+    if (!cu->cuModuleLoadData || !cu->cuModuleGetFunction || cu->cuModuleLoadData(&module, WAIT_PTX) != CUDA_SUCCESS ||
+        cu->cuModuleGetFunction(&f, module, "weft_head_start") != CUDA_SUCCESS)
+        return NULL;
+    return f;
+}
+
+/* The waiting kernel in the current context, loaded once in each; NULL where it cannot be had. */
+static CUfunction wait_kernel(void) {
+    CUcontext context = NULL;
+    if (!weft_cuda()->cuCtxGetCurrent || weft_cuda()->cuCtxGetCurrent(&context) != CUDA_SUCCESS || !context)
+        return NULL;
+    pthread_mutex_lock(&lock);
+    CUfunction f = NULL;
+    int i = 0;
+    while (i < contexts && waits[i].context != context)
+        i++;
+    if (i < contexts) {
+        f = waits[i].wait;
+    } else if (contexts < CONTEXTS) {
+        f = load_wait();
+        waits[contexts].context = context;
+        waits[contexts++].wait = f;
+    }
+    pthread_mutex_unlock(&lock);
+    return f;
+}
+
+/* Whether this stream has not yet waited for the latest collective; notes that it now has. */
+static bool first_since_comm(CUstream stream) {
+    uint64_t now = weft_comm_count();
+    if (now == 0 || weft_comm_latest() == stream)
+        return false;
+    uint32_t start = (uint32_t)((uintptr_t)stream >> 4) ^ (uint32_t)((uintptr_t)stream >> 14);
+    for (int i = 0; i < COMPUTE_STREAMS; i++) {
+        uint32_t at = (start + (uint32_t)i) % COMPUTE_STREAMS;
+        CUstream there = atomic_load_explicit(&compute[at].stream, memory_order_relaxed);
+        if (!there && atomic_compare_exchange_strong(&compute[at].stream, &there, stream))
+            there = stream;
+        if (there == stream)
+            return atomic_exchange_explicit(&compute[at].seen, now, memory_order_relaxed) != now;
+    }
+    return false; /* more streams than places: no head start for the rest */
+}
+
+void weft_head_start(const weft_rules *rules, CUstream stream) {
+    if (LIKELY(!first_since_comm(stream)))
+        return;
+    int mode = weft_capture_relax();
+    CUfunction wait = wait_kernel();
+    weft_capture_restore(mode);
+    uint64_t ns = rules->data.head_start_ns, cycles = ns * 4; /* no GPU runs above 4 GHz */
+    void *params[] = {&ns, &cycles};
+    if (wait && REAL(cuLaunchKernel)(wait, 1, 1, 1, 1, 1, 1, 0, stream, params, NULL) == CUDA_SUCCESS) {
+        if (!weft_capturing(stream))
+            weft_count(WEFT_COUNT_HEAD_STARTS);
+    } else {
+        weft_count(WEFT_COUNT_HEAD_START_FAILURES);
+    }
+}
+
+void weft_head_start_forget(void) {
+    pthread_mutex_lock(&lock);
+    contexts = 0; /* modules died with their contexts; load again where still needed */
+    pthread_mutex_unlock(&lock);
+}

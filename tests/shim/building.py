@@ -1,0 +1,17 @@
+"""Compiling what the tests of the shim need."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+CSRC = ROOT / "src/weft/shim/csrc"
+WARNINGS = ("-std=gnu11", "-Wall", "-Wextra", "-Werror")
+
+
+def compile_c(output: Path, *arguments: str) -> Path:
+    """Compile with the shim's headers in reach; any warning fails the test."""
+    subprocess.run(["cc", *WARNINGS, "-O2", "-g", f"-I{CSRC}", "-o", str(output), *arguments], check=True)
+    return output

@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from weft.errors import InputError, UsageError
+from weft.policy import ENGINES, MAX_RESIDENCY, MOMENTS, PRIORITIES, SCHEDULES, Policy, Rule
+
+residencies = st.none() | st.integers(1, MAX_RESIDENCY)
+policies = st.builds(
+    Policy,
+    priority=st.sampled_from(PRIORITIES),
+    head_start_us=st.floats(0, 1000),
+    max_ctas=st.none() | st.integers(1, 1024),
+    engine=st.sampled_from(ENGINES),
+    residency=residencies,
+    when=st.sampled_from(MOMENTS),
+    rules=st.lists(st.builds(Rule, st.text("ab*?_é", min_size=1, max_size=20), residencies), max_size=4),
+    sm_reserve=st.integers(0, 64),
+    schedule=st.none() | st.sampled_from(SCHEDULES),
+)
+
+
+@given(policies)
+def test_a_policy_survives_json(policy):
+    assert Policy.from_dict(json.loads(policy.to_json())) == policy
+
+
+def test_the_defaults_change_nothing():
+    assert Policy().is_neutral
+    assert Policy().to_dict() == {"version": 1}
+    assert str(Policy()) == "no control"
+
+
+def test_save_and_load(tmp_path):
+    policy = Policy(
+        priority="high", residency=3, rules=(Rule("*gemm*", 2), Rule("*norm*", None)), when="overlap"
+    )
+    policy.save(tmp_path / "policy.json")
+    assert Policy.load(tmp_path / "policy.json") == policy
+    assert [path.name for path in tmp_path.iterdir()] == ["policy.json"]
+
+
+@pytest.mark.parametrize(
+    ("document", "named"),
+    [
+        ([], "object"),
+        ({}, "version None"),
+        ({"version": 2}, "version 2"),
+        ({"version": 1, "comm": {"prioritty": "high"}}, "unknown key 'prioritty'"),
+        ({"version": 1, "extra": 1}, "unknown key 'extra'"),
+        ({"version": 1, "comm": {"priority": "urgent"}}, "comm.priority 'urgent'"),
+        ({"version": 1, "comm": []}, "comm: must be an object"),
+        ({"version": 1, "comm": {"head_start_us": -1}}, "comm.head_start_us -1"),
+        ({"version": 1, "comm": {"head_start_us": 5000}}, "comm.head_start_us 5000"),
+        ({"version": 1, "comm": {"max_ctas": 0}}, "comm.max_ctas 0"),
+        ({"version": 1, "comm": {"engine": "warp"}}, "comm.engine 'warp'"),
+        ({"version": 1, "compute": {"residency": 0}}, "compute.residency 0"),
+        ({"version": 1, "compute": {"residency": -3}}, "compute.residency -3"),
+        ({"version": 1, "compute": {"residency": 33}}, "compute.residency 33"),
+        ({"version": 1, "compute": {"residency": True}}, "compute.residency True"),
+        ({"version": 1, "compute": {"residency": 2.5}}, "compute.residency 2.5"),
+        ({"version": 1, "compute": {"when": "sometimes"}}, "compute.when 'sometimes'"),
+        ({"version": 1, "compute": {"rules": {}}}, "compute.rules: must be a list"),
+        ({"version": 1, "compute": {"rules": [{"kernel": "*"}]}}, "kernel and residency"),
+        ({"version": 1, "compute": {"rules": [{"kernel": "", "residency": 1}]}}, "name pattern"),
+        ({"version": 1, "compute": {"rules": [{"kernel": "x" * 200, "residency": 1}]}}, "too long"),
+        ({"version": 1, "compute": {"rules": [{"kernel": "*", "residency": 1}] * 65}}, "65 rules"),
+        ({"version": 1, "schedule": "chaos"}, "schedule 'chaos'"),
+    ],
+)
+def test_what_is_wrong_is_named(document, named):
+    with pytest.raises(UsageError, match=named.replace("(", r"\(")):
+        Policy.from_dict(document)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[" * 100_000, "\x00", "nonsense"])
+def test_a_malformed_file_is_refused_by_name(tmp_path, text):
+    path = tmp_path / "broken.json"
+    path.write_text(text)
+    with pytest.raises(InputError, match="broken.json"):
+        Policy.load(path)
+
+
+def test_a_missing_file_and_a_binary_file_are_refused_by_name(tmp_path):
+    with pytest.raises(InputError, match="nowhere.json"):
+        Policy.load(tmp_path / "nowhere.json")
+    (tmp_path / "binary.json").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(InputError, match="binary.json"):
+        Policy.load(tmp_path / "binary.json")
