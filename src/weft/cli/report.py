@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Optional
+from typing import Annotated, Optional
 
 import typer
 
 
 def report(
-    folder: Path = typer.Argument(..., metavar="DIR", help="A folder with results of analyze, bench or tune."),
-    out: Optional[Path] = typer.Option(None, "--out", help="Where to write the page (DIR/report.html)."),  # noqa: UP007, UP045
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="A folder with results of analyze, bench or tune.")
+    ],
+    out: Annotated[
+        Optional[Path],  # noqa: UP045 - typer reads the annotation on Python 3.10 too
+        typer.Option("--out", metavar="FILE", help="Where to write the page; DIR/report.html if not given."),
+    ] = None,
 ) -> None:
     """Write the HTML page of the results in DIR and print its path."""
-    raise NotImplementedError
+    from weft.policy import write_whole
+    from weft.report.find import find_results
+    from weft.report.folder import folder_page
+
+    found = find_results(folder)
+    for reason in found.skipped:
+        typer.echo(f"weft: left out {reason}", err=True)
+    target = out or folder / "report.html"
+    write_whole(target, folder_page(found.results))
+    typer.echo(str(target))

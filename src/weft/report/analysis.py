@@ -20,10 +20,11 @@ from weft.report.parts import (
     main_cause,
     stacked,
 )
-from weft.report.reading import Document, amount, interval, number, record, records, shorten, text
+from weft.report.reading import Document, amount, clean, interval, number, record, records, shorten, text
 
 MAX_RANKS = 128
 MAX_COLLECTIVE_BARS = 12
+MAX_WARNINGS = 12
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ def sentence(document: Document) -> str:
     worst = worst_rank(document)
     comm, exposed = amount(worst, "comm_us"), amount(worst, "exposed_comm_us")
     if comm <= 0:
-        return "No communication was found in the trace."
+        return text(record(document, "summary"), "text") or "No communication was found in the trace."
     where = (
         f" on {rank_label(worst, ranks.index(worst))}, the worst of {len(ranks)} ranks"
         if len(ranks) > 1
@@ -202,7 +203,12 @@ def _collective_row(label: str, item: Document) -> tuple[Cell, ...]:
     part = None if not total or exposed is None else words.share(exposed, total)
     cause = main_cause([item])
     return (
-        Cell(collective_name(item), collective_name(item).lower(), "name", shorten(text(item, "name"), 300)),
+        Cell(
+            collective_name(item),
+            collective_name(item).lower(),
+            "name",
+            shorten(text(item, "kernel") or text(item, "name"), 300),
+        ),
         Cell(label, label),
         Cell(words.NOTHING if count is None else f"{count:,.0f}", count),
         Cell(words.size(size), size),
@@ -236,9 +242,15 @@ def device(document: Document) -> str:
     return ", ".join(dict.fromkeys(shorten(name, 60) for name in found if name))
 
 
-def summary_note(document: Document) -> str:
-    """The text that an analysis carries as its own summary, where it has one."""
-    summary = document.get("summary")
-    return (
-        text(document, "summary") if isinstance(summary, str) else text(record(document, "summary"), "text")
-    )
+def warnings(document: Document) -> list[str]:
+    """What the reader must know about the analysis: files left out, figures that cover only a part."""
+    listed = document.get("warnings")
+    found = [clean(item) for item in listed if isinstance(item, str)] if isinstance(listed, list) else []
+    if document.get("partial") is True and not found:
+        found = ["A trace was cut short or damaged; the figures cover only a part of it."]
+    return [shorten(item, 400) for item in dict.fromkeys(found)][:MAX_WARNINGS]
+
+
+def clock_offsets_ns(document: Document) -> list[int]:
+    """How far each rank's clock is ahead, as the analysis found by matching collectives."""
+    return [round(amount(rank, "clock_offset_us") * 1000) for rank in records(document, "ranks")]

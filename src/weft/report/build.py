@@ -29,6 +29,7 @@ class Part:
     id: str = "part"
     subtitle: str = ""
     simulated: bool = False
+    warnings: tuple[str, ...] = ()
     drawing: Drawing | None = None
     what_is_drawn: str = ""
     stream_table: Table = _NO_TABLE
@@ -44,7 +45,6 @@ class AnalysisPart(Part):
     """An analysis."""
 
     cards: tuple[Card, ...]
-    summary: str
     legend: tuple[tuple[str, str, str], ...]
     rank_bars: tuple[Bar, ...]
     collective_bars: tuple[Bar, ...]
@@ -104,8 +104,8 @@ def analysis_part(
         sentence=analysis.sentence(document),
         contents=tuple(sections),
         simulated=results.is_simulated(document) or analysis.device(document).startswith("sim:"),
+        warnings=tuple(analysis.warnings(document)),
         cards=tuple(analysis.cards(document)),
-        summary=analysis.summary_note(document),
         legend=_legend(),
         rank_bars=tuple(analysis.rank_bars(document)),
         collective_bars=tuple(analysis.collective_bars(document)),
@@ -115,7 +115,8 @@ def analysis_part(
         price_sentence=details.price_sentence(document),
         advice=tuple(analysis.advice(document)),
     )
-    return _with_timelines(part, timelines, drawn, shared_clock=True, max_bytes=max_bytes)
+    offsets = [*analysis.clock_offsets_ns(document), *(0 for _ in timelines)][: len(timelines)]
+    return _with_timelines(part, timelines, drawn, offsets, max_bytes)
 
 
 def bench_part(document: Document) -> BenchPart:
@@ -161,7 +162,7 @@ def tune_part(
         table=results.candidate_table(document),
     )
     timelines, names = [line for line, _ in shown], [name for _, name in shown]
-    return _with_timelines(part, timelines, names, shared_clock=False, max_bytes=max_bytes)
+    return _with_timelines(part, timelines, names, None, max_bytes)
 
 
 def comparison_parts(
@@ -177,6 +178,7 @@ def comparison_parts(
         title="Comparison",
         sentence=compare.sentence(document),
         contents=(("change", "Change"),),
+        warnings=tuple(analysis.warnings(document)),
         table=compare.change_table(document),
     )
     sides = (("before", "Before", before), ("after", "After", after))
@@ -188,13 +190,17 @@ def comparison_parts(
 
 
 def _with_timelines(
-    part: AnyPart, timelines: Sequence[Timeline], names: Sequence[str], *, shared_clock: bool, max_bytes: int
+    part: AnyPart,
+    timelines: Sequence[Timeline],
+    names: Sequence[str],
+    offsets_ns: Sequence[int] | None,
+    max_bytes: int,
 ) -> AnyPart:
     if not timelines:
         return part
     return replace(
         part,
-        drawing=draw(timelines, names, shared_clock=shared_clock, max_bytes=max_bytes),
+        drawing=draw(timelines, names, offsets_ns=offsets_ns, max_bytes=max_bytes),
         what_is_drawn=", ".join(names),
         stream_table=details.stream_table(timelines, names),
         exposed_table=details.exposed_table(timelines, names),

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from weft.report import words
-from weft.report.analysis import worst_rank
 from weft.report.parts import Cell, Column, Table
-from weft.report.reading import Document, number, record
+from weft.report.reading import Document, number, record, records, text
 
 # Label, key, and whether more of it is better (None: neither).
 _FIGURES: tuple[tuple[str, str, bool | None], ...] = (
@@ -19,6 +18,7 @@ _FIGURES: tuple[tuple[str, str, bool | None], ...] = (
     ("Memory", "memory_us", None),
     ("Idle", "idle_us", False),
 )
+MAX_COLLECTIVES = 12
 
 
 @dataclass(frozen=True)
@@ -34,46 +34,52 @@ class Change:
 
 
 def changes(document: Document) -> list[Change]:
-    """The figures of the rank with the most exposed communication, before and after."""
-    before, after = worst_rank(record(document, "before")), worst_rank(record(document, "after"))
-    found = []
-    for label, key, more_is_better in _FIGURES:
-        old, new = number(before, key), number(after, key)
-        if old is None and new is None:
-            continue
-        show = words.percent if key.endswith("_pct") else words.duration
-        found.append(Change(label, show(old), show(new), *_difference(old, new, key, more_is_better)))
-    return found
+    """The figures of `change`, means over ranks: of the run, by cause, and by kind of collective."""
+    change = record(document, "change")
+    found = [_change(label, record(change, key), key, better) for label, key, better in _FIGURES]
+    why = record(change, "attribution")
+    found += [
+        _change(f"Exposed: {words.cause_name(key)}", record(why, key), key, False) for key in map(str, why)
+    ]
+    found += [
+        _change(f"Exposed {text(item, 'kind', '?')}", record(item, "exposed_us"), "exposed_us", False)
+        for item in records(change, "collectives")[:MAX_COLLECTIVES]
+    ]
+    return [row for row in found if row is not None]
 
 
-def _difference(
-    old: float | None, new: float | None, key: str, more_is_better: bool | None
-) -> tuple[str, str]:
+def _change(label: str, entry: Document, key: str, more_is_better: bool | None) -> Change | None:
+    old, new = number(entry, "before"), number(entry, "after")
     if old is None or new is None:
-        return words.NOTHING, ""
-    delta = new - old
+        return None
+    show = words.percent if key.endswith("_pct") else words.duration
+    said, large = _difference(old, new, key)
+    tone = "" if not large or more_is_better is None else "good" if (new > old) == more_is_better else "bad"
+    return Change(label, show(old), show(new), said, tone)
+
+
+def _difference(old: float, new: float, key: str) -> tuple[str, bool]:
+    """The difference in words, and whether it is one that counts: at least 1% or a point."""
     if key.endswith("_pct"):
-        said, large = f"{delta:+.1f} points", abs(delta) >= 1
-    else:
-        said = f"{100 * delta / old:+.1f}%" if old else words.NOTHING
-        large = bool(old) and abs(delta / old) >= 0.01
-    if not large or more_is_better is None:
-        return said, ""
-    return said, "good" if (delta > 0) == more_is_better else "bad"
+        return f"{new - old:+.1f} points", abs(new - old) >= 1
+    if not old:
+        return words.NOTHING if not new else f"+{words.duration(new)}", bool(new)
+    return f"{100 * (new - old) / old:+.1f}%", abs(new - old) >= 0.01 * abs(old)
 
 
 def sentence(document: Document) -> str:
     """What became of the exposed communication, in one sentence."""
-    before, after = worst_rank(record(document, "before")), worst_rank(record(document, "after"))
-    old, new = number(before, "exposed_comm_us"), number(after, "exposed_comm_us")
+    change = record(document, "change")
+    exposed, span = record(change, "exposed_comm_us"), record(change, "span_us")
+    old, new = number(exposed, "before"), number(exposed, "after")
     if old is None or new is None:
-        return "The two runs cannot be compared: one has no figures."
-    said = f"Exposed communication went from {words.duration(old)} to {words.duration(new)}"
-    if old > 0:
-        said += f" ({100 * (new - old) / old:+.1f}%)"
-    spans = number(before, "span_us"), number(after, "span_us")
+        return text(change, "text") or "The two runs cannot be compared: one has no figures."
+    said = f"Exposed communication per rank went from {words.duration(old)} to {words.duration(new)}"
+    said += f" ({_difference(old, new, 'us')[0]})" if old else ""
+    spans = number(span, "before"), number(span, "after")
     if spans[0] and spans[1] is not None:
         said += f", the span from {words.duration(spans[0])} to {words.duration(spans[1])}"
+        said += f" ({_difference(spans[0], spans[1], 'us')[0]})"
     return said + "."
 
 

@@ -148,5 +148,9 @@ def price_sentence(document: Document) -> str:
     """What overlap costs over all ranks, in one sentence."""
     prices = [record(rank, "price_of_overlap") for rank in records(document, "ranks")]
     lost = [us for price in prices if (us := number(price, "lost_us")) is not None]
-    said = "Kernels that run beside a collective share SMs and memory bandwidth with it and take longer"
-    return f"{said}: {words.duration(sum(lost))} in all." if lost else f"{said}."
+    said = "Kernels that run beside a collective share SMs and memory bandwidth with it"
+    if not lost:
+        return f"{said} and may take longer."
+    if sum(lost) <= 0:
+        return f"{said}; on balance they lost nothing here."
+    return f"{said}: {words.duration(sum(lost))} longer in all, the gains of some kernels set off."

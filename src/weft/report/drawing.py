@@ -38,21 +38,29 @@ def draw(
     timelines: Sequence[Timeline],
     labels: Sequence[str],
     *,
-    shared_clock: bool = True,
+    offsets_ns: Sequence[int] | None = None,
     max_bytes: int = MAX_JSON_BYTES,
 ) -> Drawing:
-    """Pack timelines for the page; coarser and with shorter names until the data fits into `max_bytes`."""
+    """Pack timelines for the page; coarser and with shorter names until the data fits into `max_bytes`.
+
+    `offsets_ns` says how far the clock of each timeline is ahead. None: the timelines are runs of their
+    own, so each is drawn from its own start.
+    """
     for spans, name_length in ((1, 400), (1, 120), (2, 120), (4, 80), (8, 80), (20, 60), (80, 40)):
-        drawing = _draw(timelines, labels, shared_clock, MAX_SPANS // spans, name_length)
+        drawing = _draw(timelines, labels, offsets_ns, MAX_SPANS // spans, name_length)
         if len(json.dumps(drawing.payload, separators=(",", ":"))) <= max_bytes:
             break
     return drawing
 
 
 def _draw(
-    timelines: Sequence[Timeline], labels: Sequence[str], shared_clock: bool, budget: int, name_length: int
+    timelines: Sequence[Timeline],
+    labels: Sequence[str],
+    offsets_ns: Sequence[int] | None,
+    budget: int,
+    name_length: int,
 ) -> Drawing:
-    origins, aligned = _origins(timelines, shared_clock)
+    origins, aligned = _origins(timelines, offsets_ns)
     book = _Names(name_length)
     share = budget // max(len(timelines), 1)
     tracks: list[dict[str, Any]] = []
@@ -77,13 +85,20 @@ def _draw(
     return Drawing(payload, _notes(threshold, folded, aligned, events, drawn), events, drawn)
 
 
-def _origins(timelines: Sequence[Timeline], shared_clock: bool) -> tuple[list[int], bool]:
-    """Where each timeline's zero is. Ranks whose times do not even meet have different clocks."""
+def _origins(timelines: Sequence[Timeline], offsets_ns: Sequence[int] | None) -> tuple[list[int], bool]:
+    """Where each timeline's zero is. Clocks of ranks whose times do not even meet cannot be compared."""
     starts = [int(t.start_ns.min()) if len(t) else 0 for t in timelines]
-    known = [(int(t.start_ns.min()), int(t.end_ns.max())) for t in timelines if len(t)]
-    if shared_clock and known and max(a for a, _ in known) < min(b for _, b in known):
-        return [min(a for a, _ in known)] * len(timelines), True
-    return starts, not shared_clock or len(known) < 2
+    if offsets_ns is None:
+        return starts, True
+    known = [
+        (int(t.start_ns.min()) - ahead, int(t.end_ns.max()) - ahead)
+        for t, ahead in zip(timelines, offsets_ns, strict=True)
+        if len(t)
+    ]
+    if known and max(start for start, _ in known) < min(end for _, end in known):
+        first = min(start for start, _ in known)
+        return [first + ahead for ahead in offsets_ns], True
+    return starts, len(known) < 2
 
 
 class _Rows:

@@ -1,17 +1,179 @@
-"""Results in the terminal: tables that fit 80 columns, the causes, and the next command."""
+"""Results in the terminal: tables that fit 80 columns, the causes, and the next command.
+
+Names from a trace are printed as plain text: cleaned of control characters and never read as markup.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
+from rich import box
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from weft.report import analysis, compare, words
+from weft.report.parts import causes, main_cause
+from weft.report.reading import Document, amount, number, records, shorten
+
+WIDTH = 80
+MAX_RANKS = 16
+MAX_COLLECTIVES = 10
+MAX_ADVICE = 5
+_BAR = 24
 
 
 def show_analysis(document: dict[str, Any], console: Console) -> None:
     """Print the document of `weft analyze`."""
-    raise NotImplementedError
+    _line(console, analysis.sentence(document), style="bold")
+    if not records(document, "ranks"):
+        return
+    _print(console, _rank_table(document))
+    if any(records(rank, "collectives") for rank in records(document, "ranks")):
+        _print(console, _collective_table(document))
+    _show_causes(document, console)
+    _show_advice(document, console)
+    _show_warnings(document, console)
 
 
 def show_comparison(document: dict[str, Any], console: Console) -> None:
     """Print a comparison of two analyses: `before`, `after` and `change`."""
-    raise NotImplementedError
+    _line(console, compare.sentence(document), style="bold")
+    table = _table(("figure", "left"), ("before", "right"), ("after", "right"), ("change", "right"))
+    styles = {"good": "green", "bad": "red"}
+    for row in compare.changes(document):
+        table.add_row(row.label, row.before, row.after, Text(row.change, style=styles.get(row.tone, "")))
+    _print(console, table)
+    after = document.get("after")
+    if isinstance(after, dict):
+        _show_causes(after, console)
+        _show_advice(after, console)
+    _show_warnings(document, console)
+
+
+def _table(*columns: tuple[str, str]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    for label, justify in columns:
+        table.add_column(
+            label, justify="left" if justify == "left" else "right", no_wrap=True, overflow="ellipsis"
+        )
+    return table
+
+
+def _rank_table(document: Document) -> Table:
+    heads = ("span", "compute", "comm", "exposed", "hidden", "idle")
+    table = _table(("rank", "left"), *((head, "right") for head in heads))
+    names, ranks = analysis.labels(document), records(document, "ranks")
+    # The most exposed ranks are the ones to look at when there are too many to show.
+    chosen = sorted(range(len(ranks)), key=lambda i: -amount(ranks[i], "exposed_comm_us"))[:MAX_RANKS]
+    for i in sorted(chosen):
+        rank = ranks[i]
+        table.add_row(
+            Text(shorten(names[i].removeprefix("rank "), 18)),
+            words.duration(number(rank, "span_us")),
+            words.duration(number(rank, "compute_us")),
+            words.duration(number(rank, "comm_us")),
+            Text(words.duration(number(rank, "exposed_comm_us")), style="bold"),
+            words.percent(number(rank, "overlap_pct")),
+            words.duration(number(rank, "idle_us")),
+        )
+    _mention_rest(table, len(ranks) - len(chosen), "ranks, less exposed")
+    return table
+
+
+def _collective_table(document: Document) -> Table:
+    heads = ("collective", "rank", "count", "total", "exposed", "GB/s", "main cause")
+    rows = [
+        (name, item)
+        for name, rank in zip(analysis.labels(document), records(document, "ranks"), strict=True)
+        for item in records(rank, "collectives")
+    ]
+    rows.sort(key=lambda row: -amount(row[1], "exposed_us"))
+    cells = [_collective_row(name, item) for name, item in rows[:MAX_COLLECTIVES]]
+    # The name takes what the figures leave: figures are never cut.
+    taken = sum(max(len(row[at]) for row in (heads, *cells)) + 3 for at in range(1, len(heads)))
+    table = _table(*((head, "right" if 2 <= at <= 5 else "left") for at, head in enumerate(heads)))
+    for row in cells:
+        name = shorten(row[0], max(WIDTH - taken - 2, 10))
+        table.add_row(
+            Text(name), *(Text(cell, style="bold" if at == 4 else "") for at, cell in enumerate(row) if at)
+        )
+    _mention_rest(table, len(rows) - MAX_COLLECTIVES, "collectives, less exposed")
+    return table
+
+
+def _collective_row(rank: str, item: Document) -> tuple[str, ...]:
+    count, busbw, main = number(item, "count"), number(item, "busbw_gbps"), main_cause([item])
+    return (
+        _shown_name(item),
+        shorten(rank.removeprefix("rank "), 8),
+        words.NOTHING if count is None else f"{count:.0f}",
+        words.duration(number(item, "total_us")),
+        words.duration(number(item, "exposed_us")),
+        words.NOTHING if busbw is None else f"{busbw:.4g}",
+        words.brief_cause(main),
+    )
+
+
+def _shown_name(item: Document) -> str:
+    """What tells collectives apart in a narrow column: the kernel's name without what all of them share."""
+    name = analysis.collective_name(item)
+    for prefix in ("ncclDevKernel_", "ncclKernel_", "rcclDevKernel_"):
+        name = name.replace(prefix, "")
+    return name
+
+
+def _mention_rest(table: Table, left_out: int, noun: str) -> None:
+    if left_out > 0:
+        table.caption = f"{left_out} more {noun}"
+        table.caption_justify = "left"
+
+
+def _show_causes(document: Document, console: Console) -> None:
+    totals: dict[str, float] = {}
+    for rank in records(document, "ranks"):
+        for key, us in causes(rank):
+            totals[key] = totals.get(key, 0.0) + us
+    whole = sum(totals.values())
+    if whole <= 0:
+        return
+    _line(console, f"Why {words.duration(whole)} are exposed (all ranks)", style="bold")
+    table = _table(("cause", "left"), ("time", "right"), ("share", "right"), ("", "left"))
+    table.show_header = False
+    for key, us in sorted(totals.items(), key=lambda entry: -entry[1]):
+        bar = "█" * round(_BAR * us / whole)
+        table.add_row(words.cause_name(key), words.duration(us), words.percent(words.share(us, whole)), bar)
+    _print(console, table)
+
+
+def _show_advice(document: Document, console: Console) -> None:
+    items = analysis.advice(document)
+    if not items:
+        _line(console, "Nothing to gain: no control would hide more of this communication.")
+        return
+    _line(console, "What to try", style="bold")
+    for position, item in enumerate(items[:MAX_ADVICE], 1):
+        gain = f" ({item.gain})" if item.gain else ""
+        _line(console, f"{position}. {item.title}{gain}", indent=2)
+        if item.detail:
+            _line(console, item.detail, indent=5)
+        if item.command:
+            # A command is never wrapped: it is there to be copied.
+            console.print(Text("     " + item.command, style="cyan"), soft_wrap=True)
+    if len(items) > MAX_ADVICE:
+        _line(console, f"{len(items) - MAX_ADVICE} more in the page (--html FILE).", indent=2)
+
+
+def _show_warnings(document: Document, console: Console) -> None:
+    for warning in analysis.warnings(document):
+        _line(console, f"Note: {warning}", style="yellow")
+
+
+def _line(console: Console, said: str, *, style: str = "", indent: int = 0) -> None:
+    width = min(console.width, WIDTH) - indent
+    for line in Text(said, style=style).wrap(console, width):
+        console.print(Text(" " * indent).append_text(line), soft_wrap=True)
+
+
+def _print(console: Console, table: Table) -> None:
+    console.print(table, width=min(console.width, WIDTH))

@@ -7,7 +7,7 @@ from typing import Any
 
 from weft.errors import UsageError
 from weft.policy import Policy
-from weft.report.reading import clean, finite
+from weft.report.reading import clean, finite, shorten
 
 NOTHING = "\N{EN DASH}"
 
@@ -55,6 +55,13 @@ def cause_name(key: str) -> str:
     """The short name of a cause, also of one this version does not know."""
     known = {cause.key: cause.name for cause in CAUSES}
     return known.get(key) or clean(key.removesuffix("_us").replace("_", " "))
+
+
+def brief_cause(key: str | None) -> str:
+    """The name of a cause for a narrow column."""
+    if key is None:
+        return NOTHING
+    return "no compute left" if key == "nothing_to_hide_behind_us" else shorten(cause_name(key), 16)
 
 
 def duration(us: float | None) -> str:

@@ -35,5 +35,6 @@ function formatBytes(bytes) {
 
 // What fits on a span: the name without its template arguments and parameters.
 function shortName(name) {
-  return name.replace(/^void /, "").split(/[<(]/, 1)[0] || name;
+  const plain = name.replace(/^void /, "").split(/[<(]/, 1)[0];
+  return plain.length > 3 ? plain : name;
 }

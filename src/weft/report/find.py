@@ -1,0 +1,114 @@
+"""Finding the results in a folder: which files are documents of analyze, bench or tune."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from weft.errors import InputError
+
+MAX_BYTES = 64 << 20
+"""Larger files are traces, not results."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """A recognised document."""
+
+    path: Path
+    kind: str
+    """`analysis`, `comparison`, `bench` or `tune`."""
+    document: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a folder holds."""
+
+    results: tuple[Result, ...]
+    skipped: tuple[str, ...]
+    """Files that are no results, each with the reason."""
+
+
+def kind_of(document: Any) -> str | None:
+    """What a document is, by its keys; None where it is no result."""
+    if not isinstance(document, dict):
+        return None
+    lists = {key for key, value in document.items() if isinstance(value, list)}
+    if "ranks" in lists and "advice" in document:
+        return "analysis"
+    if all(isinstance(document.get(side), dict) for side in ("before", "after")):
+        return (
+            "comparison" if kind_of(document["before"]) == kind_of(document["after"]) == "analysis" else None
+        )
+    if "candidates" in lists and ("policy" in document or "best_ms" in document):
+        return "tune"
+    return "bench" if "rows" in lists and all(_is_row(row) for row in document["rows"]) else None
+
+
+def _is_row(row: Any) -> bool:
+    return isinstance(row, dict) and "workload" in row and "policy" in row
+
+
+def find_results(folder: Path) -> Found:
+    """Every result in a folder; InputError where there is none."""
+    if not folder.is_dir():
+        raise InputError(
+            f"{folder} is not a folder; give the one that holds the results of analyze, bench or tune"
+        )
+    files = sorted(path for path in folder.iterdir() if path.suffix in (".json", ".jsonl") and path.is_file())
+    results: list[Result] = []
+    skipped: list[str] = []
+    for path in files:
+        try:
+            found = list(_read(path))
+        except (OSError, ValueError, RecursionError) as error:
+            skipped.append(f"{path.name}: {_reason(error)}")
+            continue
+        results += found
+        skipped += [] if found else [f"{path.name}: not a result of analyze, bench or tune"]
+    if not results:
+        raise InputError(
+            f"no results in {folder}: none of its {len(files)} .json or .jsonl files is one of analyze, "
+            "bench or tune (write one with --json or --out)"
+        )
+    return Found(tuple(results), tuple(skipped))
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, OSError):
+        return error.strerror or "cannot be read"
+    return "not JSON" if not isinstance(error, _TooLargeError) else str(error)
+
+
+class _TooLargeError(ValueError):
+    pass
+
+
+def _read(path: Path) -> Iterator[Result]:
+    if path.stat().st_size > MAX_BYTES:
+        raise _TooLargeError(f"larger than {MAX_BYTES >> 20} MiB, so not a result")
+    content = path.read_text(encoding="utf-8")
+    documents = [json.loads(content)] if path.suffix == ".json" else _lines(content)
+    for document in documents:
+        kind = kind_of(document)
+        if kind is not None:
+            yield Result(path, kind, document)
+
+
+def _lines(content: str) -> list[Any]:
+    """The documents of a .jsonl file; loose bench rows, as a running bench writes them, become one."""
+    lines = content.split("\n")
+    loaded = [json.loads(line) for line in lines[:-1] if line.strip()]
+    with contextlib.suppress(ValueError):  # a bench that was interrupted while it wrote its last line
+        loaded += [json.loads(lines[-1])] if lines[-1].strip() else []
+    rows = [item for item in loaded if _is_row(item)]
+    whole = [item for item in loaded if not _is_row(item)]
+    if rows:
+        head = next((item for item in whole if isinstance(item, dict) and kind_of(item) is None), {})
+        whole.append({**head, "rows": rows})
+    return whole
