@@ -1,7 +1,7 @@
 """What does the shim cost a launch?
 
-Runs tests/shim/hammer.c against the fake driver, directly and under the shim, interleaved, from 1 to 8 threads.
-CPU time of one launch, the least of nine rounds, median over repeats; the cost is the difference.
+Runs tests/shim/hammer.c against the fake driver, directly and under the shim, interleaved, with 1 to
+8 threads. CPU time of one launch, the least of nine rounds, median over repeats; the cost is the difference.
 
     python benchmarks/shim_overhead.py [--repeats 7] [--out benchmarks/results/shim_overhead.json]
 """
@@ -87,7 +87,8 @@ def measure(repeats: int) -> list[dict[str, object]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()

@@ -16,7 +16,7 @@ from weft.policy import Policy, write_whole
 
 # What `weft run` cannot give a program that it does not know, and who can.
 _ELSEWHERE = {
-    "sm_reserve": "compute.sm_reserve is not applied by weft run: no launch can keep SMs free for another program",
+    "sm_reserve": "compute.sm_reserve is not applied by weft run: no launch can keep SMs free for others",
     "schedule": "schedule is not applied by weft run: it belongs to weft.ops",
 }
 

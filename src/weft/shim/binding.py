@@ -211,6 +211,7 @@ def set_policy(policy: Policy | None) -> None:
     path = attach()
     if path is None:
         raise UnavailableError(
-            "this process was not started by weft: start it with `weft run -- python …` (without options it changes nothing)"
+            "this process was not started by weft: start it with `weft run -- python …` "
+            "(which changes nothing by itself)"
         )
     write_policy(path, policy)

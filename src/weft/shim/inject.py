@@ -1,4 +1,4 @@
-"""Starting programs under the shim: the job's folder, the environment, and what could keep it from loading."""
+"""Starting programs under the shim: the job's folder, the environment, and what could keep it out."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ _current: ContextVar[Policy | None] = ContextVar("weft_policy", default=None)
 
 @contextmanager
 def overlap(policy: Policy) -> Iterator[None]:
-    """Launch what is inside under `policy`, in a process started by `weft run` (raises with the fix otherwise).
+    """Launch what is inside under `policy`; raises with the fix in a process not started by `weft run`.
 
     Holds for the whole process, from the next launch on; nests; the policy before comes back at the end.
     """
