@@ -12,7 +12,6 @@ import numpy as np
 
 from weft.errors import InputError
 from weft.timeline import Figures, Kind, Timeline
-from weft.trace import kineto
 from weft.trace.advise import Advice, advise
 from weft.trace.attribute import CAUSES, Attribution, attribute
 from weft.trace.collectives import Collectives, collectives
@@ -20,6 +19,7 @@ from weft.trace.custom import comm_matcher
 from weft.trace.files import find_traces
 from weft.trace.kineto import Trace
 from weft.trace.match import Match, match
+from weft.trace.parallel import read_all
 from weft.trace.price import KernelPrice, price_of_overlap
 from weft.trace.steps import StepFigures, step_figures
 
@@ -141,7 +141,7 @@ def analyze(*paths: str | Path, comm: str | None = None, progress: Progress | No
     """
     if not paths:
         raise InputError("no trace given; pass a file or a folder of ranks")
-    is_comm = comm_matcher(comm)
+    comm_matcher(comm)  # a bad expression is told before any file is read
     files: list[Path] = []
     in_folder: set[Path] = set()
     for path in map(Path, paths):
@@ -149,29 +149,27 @@ def analyze(*paths: str | Path, comm: str | None = None, progress: Progress | No
         files += found
         if path.is_dir():
             in_folder.update(found)
-    traces, warnings = _read_all(files, in_folder, is_comm, progress)
-    traces.sort(key=lambda t: (t.rank if t.rank is not None else 1 << 31, t.device))
-    return analyze_traces(traces, warnings)
+    read: list[Path] = []
 
+    def done(file: Path) -> None:
+        read.append(file)
+        if progress:
+            progress(str(file), len(read), len(files))
 
-def _read_all(
-    files: list[Path], in_folder: set[Path], is_comm: kineto.IsComm, progress: Progress | None
-) -> tuple[list[Trace], list[str]]:
-    """Reads all files. A folder may hold JSON that is no trace: it is left out, with a warning."""
     traces: list[Trace] = []
     warnings: list[str] = []
-    for done, file in enumerate(files):
-        if progress:
-            progress(str(file), done, len(files))
-        try:
-            traces += kineto.read(file, is_comm)
-        except InputError as error:
-            if file not in in_folder or len(files) == 1:
-                raise
-            warnings.append(f"left out: {error}")
+    for file, outcome in zip(files, read_all(files, comm, done), strict=True):
+        if isinstance(outcome, list):
+            traces += outcome
+        elif file in in_folder and len(files) > 1 and isinstance(outcome, InputError):
+            # A folder may hold JSON that is no trace.
+            warnings.append(f"left out: {outcome}")
+        else:
+            raise outcome
     if not traces:
         raise InputError(f"no usable trace; {warnings[0]}")
-    return traces, warnings
+    traces.sort(key=lambda t: (t.rank if t.rank is not None else 1 << 31, t.device))
+    return analyze_traces(traces, warnings)
 
 
 def analyze_traces(traces: Sequence[Trace], warnings: Sequence[str] = ()) -> Analysis:

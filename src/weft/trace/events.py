@@ -61,7 +61,8 @@ _NO_ARGS = msgspec.Raw(b"{}")
 
 
 class Event(msgspec.Struct, gc=False):
-    ph: str | None = None
+    """Complete events (`"ph": "X"`) are those with a duration, so the phase itself is not needed."""
+
     cat: str | None = None
     name: msgspec.Raw = _EMPTY
     ts: msgspec.Raw = _EMPTY
@@ -81,8 +82,8 @@ class Args(msgspec.Struct, gc=False):
     registers: int = msgspec.field(default=-1, name="registers per thread")
     shared_bytes: int = msgspec.field(default=-1, name="shared memory")
     bytes: int = -1
-    grid: tuple[int, ...] = ()
-    block: tuple[int, ...] = ()
+    grid: tuple[int, ...] = (-1, 1, 1)
+    block: tuple[int, ...] = (-1, 1, 1)
     collective: str = msgspec.field(default="", name="Collective name")
     in_elements: int = msgspec.field(default=-1, name="In msg nelems")
     out_elements: int = msgspec.field(default=-1, name="Out msg nelems")
@@ -132,7 +133,7 @@ _UNKNOWN_MESSAGE = Message()
 
 
 def _message(a: Args) -> Message:
-    if not a.collective and a.in_elements < 0 and not a.group:
+    if not a.collective and not a.group:
         return _UNKNOWN_MESSAGE
     return Message(a.collective, a.in_elements, a.out_elements, a.dtype, a.group_size, a.group, a.members)
 
@@ -254,48 +255,46 @@ class Collector:
 
     def _keep(self, events: list[Event], roles: dict[str | None, int]) -> None:
         self.events += len(events)
-        gpu: list[Event] = []
-        kinds: list[int] = []
-        others: dict[int, list[Event]] = {_RUNTIME: [], _ANNOTATION: [], _OPERATOR: [], _SYNC: []}
-        for event in events:
-            role = roles.get(event.cat)
-            if role is None:
-                continue
-            if role > MEMSET:
-                others[role].append(event)
-            elif event.ph == "X":
-                gpu.append(event)
-                kinds.append(role)
+        kept = [(event, roles[event.cat]) for event in events if event.cat in roles]
+        gpu = [(e, role) for e, role in kept if role <= MEMSET]
         if gpu:
-            self._keep_gpu(gpu, kinds)
-        if others[_RUNTIME]:
-            self._keep_runtime(others[_RUNTIME])
-        marks = [e for e in others[_ANNOTATION] + others[_OPERATOR] if _MARK.match(bytes(e.name))]
+            self._keep_gpu([e for e, _ in gpu], [role for _, role in gpu])
+        calls = [e for e, role in kept if role == _RUNTIME]
+        if calls:
+            self._keep_runtime(calls)
+        marks = [e for e, role in kept if role in (_ANNOTATION, _OPERATOR) and _MARK.match(bytes(e.name))]
         if marks:
             self._keep_marks(marks)
-        if others[_SYNC]:
-            self._keep_syncs(others[_SYNC])
+        syncs = [e for e, role in kept if role == _SYNC]
+        if syncs:
+            self._keep_syncs(syncs)
 
     def _keep_gpu(self, events: list[Event], kinds: list[int]) -> None:
         args = self._args.decode(events)
         start, end = self._times(events)
         names = self.names.all([bytes(e.name) for e in events])
-        devices = [
-            a.device if a.device >= 0 else self.pids(bytes(e.pid)) for a, e in zip(args, events, strict=True)
-        ]
+        devices = _array([a.device for a in args])
+        if devices.min() < 0:
+            pids = self.pids.all([bytes(e.pid) for e in events])
+            devices = np.where(devices < 0, pids, devices)
         rows = [
             (a.stream, a.correlation, a.external, a.registers, a.shared_bytes, a.bytes, a.sequence)
             for a in args
         ]
-        shape = [(_product(a.grid), _product(a.block)) for a in args]
-        messages = self.messages.all([_message(a) for a in args])
+        blocks = _products([a.grid for a in args])
+        threads = _products([a.block for a in args])
+        messages = [self.messages(_message(a)) if a.group or a.collective else 0 for a in args]
         columns = np.column_stack(
-            (start, end, names, kinds, _array(devices), _array(rows, 7), _array(shape, 2), messages)
+            (start, end, names, kinds, devices, _array(rows, 7), blocks, threads, messages)
         )
         self._gpu.append(self._with_times(columns))
 
     def _keep_runtime(self, events: list[Event]) -> None:
-        roles = [self._call_role(bytes(e.name)) for e in events]
+        known = self._call_roles
+        roles = [
+            self._call_role(name) if (role := known.get(name)) is None else role
+            for name in [bytes(e.name) for e in events]
+        ]
         launches = [e for e, role in zip(events, roles, strict=True) if role == _LAUNCHES]
         if launches:
             args = self._host_args.decode(launches)
@@ -308,10 +307,8 @@ class Collector:
             self._blocking.append(self._with_times(np.column_stack(self._times(blocking))))
 
     def _call_role(self, name: bytes) -> int:
-        role = self._call_roles.get(name)
-        if role is None:
-            role = _LAUNCHES if _LAUNCH.search(name) else _BLOCKS if _BLOCKING.search(name) else 0
-            self._call_roles[name] = role
+        role = _LAUNCHES if _LAUNCH.search(name) else _BLOCKS if _BLOCKING.search(name) else 0
+        self._call_roles[name] = role
         return role
 
     def _keep_marks(self, events: list[Event]) -> None:
@@ -319,7 +316,7 @@ class Collector:
         host = self._host_args.decode(events)
         start, end = self._times(events)
         for i, event in enumerate(events):
-            if start[i] == UNKNOWN or end[i] == UNKNOWN or event.ph != "X":
+            if start[i] == UNKNOWN or end[i] == UNKNOWN:
                 continue
             message = _message(args[i])
             if message is _UNKNOWN_MESSAGE:
@@ -421,11 +418,16 @@ def _array(values: list[Any], width: int = 0) -> I64:
     return array.reshape(len(values), width) if width else array
 
 
-def _product(sizes: tuple[int, ...]) -> int:
-    if len(sizes) != 3:
-        return -1
-    total = sizes[0] * sizes[1] * sizes[2]
-    return total if 0 < total < 1 << 62 else -1
+def _products(sizes: list[tuple[int, ...]]) -> I64:
+    """x times y times z of each; -1 where these are not three positive numbers."""
+    try:
+        xyz = np.array(sizes, dtype=np.int64)
+    except (ValueError, OverflowError):  # ragged, or too large
+        xyz = np.array([s if len(s) == 3 and max(s) < 1 << 31 else (-1, 1, 1) for s in sizes], dtype=np.int64)
+    if xyz.shape[1:] != (3,):
+        return np.full(len(sizes), -1, dtype=np.int64)
+    usable = (xyz > 0).all(axis=1) & (xyz < 1 << 31).all(axis=1) & (xyz[:, 0] * xyz[:, 1] < 1 << 31)
+    return np.where(usable, xyz.prod(axis=1), -1)
 
 
 def _from_dims(args: HostArgs) -> Message:

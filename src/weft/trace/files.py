@@ -11,8 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-import zstandard
-
 from weft.errors import InputError
 
 READ_BYTES = 1 << 18
@@ -159,6 +157,8 @@ class Blocks:
 
     def _zstd(self, file: BinaryIO) -> Iterator[bytes]:
         """All frames of a zstd file. One that ends early shows as JSON that does."""
+        import zstandard  # few traces need it
+
         given = 0
         unpacker = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW_BYTES)
         with unpacker.stream_reader(file, read_across_frames=True, closefd=False) as reader:

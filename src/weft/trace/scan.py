@@ -13,13 +13,15 @@ from typing import Protocol
 
 from weft.errors import InputError
 
-CHUNK_BYTES = 2 << 20
+CHUNK_BYTES = 1 << 20
 """How much of the events array is decoded at a time."""
 
 MAX_EVENT_BYTES = 64 << 20
 """A single event or metadata value larger than this is refused."""
 
 _BETWEEN = re.compile(rb"\}\s*,\s*\{")
+_CLOSING = re.compile(rb"\}\s*\]")
+_CLOSING_TRIES = 4
 _TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[{}\[\]]|"', re.DOTALL)
 _SPACE = re.compile(rb"[ \t\r\n,]*")
 _SCALAR_END = re.compile(rb"[,}\]\s]")
@@ -101,6 +103,8 @@ class Scanner:
             if self._ended and self._at >= len(self._buffer):
                 self._stop("the file ends early")
                 return False
+            if self._ended and self._take_last(take):
+                return True
             cut = -1 if self._ended else self._guess()
             if cut > 0 and take(self._events(cut)):
                 self._at = cut
@@ -131,6 +135,15 @@ class Scanner:
         for found in _BETWEEN.finditer(self._buffer, low):
             last = found.start() + 1
         return last
+
+    def _take_last(self, take: Take) -> bool:
+        """Takes the rest of the array if it closes with one of the last brackets of the file."""
+        low = max(self._at, len(self._buffer) - _TAIL_BYTES)
+        for found in list(_CLOSING.finditer(self._buffer, low))[: -_CLOSING_TRIES - 1 : -1]:
+            if take(self._events(found.start() + 1)):
+                self._at = found.end()
+                return True
+        return False
 
     def _exact(self) -> tuple[int, bool]:
         """The end of the last whole element in the buffer, and whether the array closes right after it."""

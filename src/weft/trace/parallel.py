@@ -1,0 +1,141 @@
+"""Reads many trace files at once: decoding holds the interpreter lock, so helpers are processes of their own.
+
+A helper is `python -m weft.trace.parallel`: it takes a path per line on standard input and answers with a
+pickled result. Unlike `multiprocessing` this neither forks a threaded program nor runs its main module again.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import BinaryIO
+
+from weft.errors import InputError, WeftError
+from weft.trace import kineto
+from weft.trace.custom import comm_matcher
+from weft.trace.kineto import Trace
+
+WORTH_BYTES = 4 << 20
+"""Below this much to read, starting helpers costs more than they save."""
+
+MAX_HELPERS = 15
+
+Outcome = list[Trace] | WeftError
+Done = Callable[[Path], None]
+
+
+def read_all(files: list[Path], comm: str | None, done: Done | None = None) -> list[Outcome]:
+    """Reads each file; what went wrong with one stands in its place. `done` is told of each file read."""
+    outcomes: list[Outcome] = [InputError(f"{file}: was not read") for file in files]
+    left = iter(range(len(files)))
+    lock = threading.Lock()
+
+    def work(read: Callable[[Path], Outcome]) -> None:
+        while True:
+            with lock:
+                at = next(left, None)
+            if at is None:
+                return
+            outcomes[at] = read(files[at])
+            if done:
+                done(files[at])
+
+    helpers = [_Helper(comm) for _ in range(_helper_count(files))]
+    threads = [threading.Thread(target=work, args=(helper.read,), daemon=True) for helper in helpers]
+    try:
+        for thread in threads:
+            thread.start()
+        work(_reader(comm))
+        for thread in threads:
+            thread.join()
+    finally:
+        for helper in helpers:
+            helper.close()
+    return outcomes
+
+
+def _helper_count(files: list[Path]) -> int:
+    size = sum(file.stat().st_size for file in files if file.exists())
+    if size < WORTH_BYTES:
+        return 0
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(0, min(len(files), cores, MAX_HELPERS + 1) - 1)
+
+
+def _reader(comm: str | None) -> Callable[[Path], Outcome]:
+    is_comm = comm_matcher(comm)
+
+    def read(path: Path) -> Outcome:
+        try:
+            return kineto.read(path, is_comm)
+        except WeftError as error:
+            return error
+
+    return read
+
+
+class _Helper:
+    """One process that reads files for this one."""
+
+    def __init__(self, comm: str | None) -> None:
+        source = str(Path(__file__).parents[2])
+        path = os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH"))))
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "weft.trace.parallel", *([] if comm is None else [comm])],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, "PYTHONPATH": path},
+        )
+
+    def read(self, path: Path) -> Outcome:
+        assert self._process.stdin
+        assert self._process.stdout
+        try:
+            self._process.stdin.write(os.fsencode(path.absolute()) + b"\0")
+            self._process.stdin.flush()
+            outcome: Outcome = pickle.load(self._process.stdout)
+        except (OSError, EOFError, pickle.UnpicklingError):
+            return InputError(f"{path}: the process that read it died; is there enough memory?")
+        return _renamed(outcome, path)
+
+    def close(self) -> None:
+        self._process.kill()
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream:
+                stream.close()
+        self._process.wait()
+
+
+def _renamed(outcome: Outcome, path: Path) -> Outcome:
+    """The path as the user gave it, not as the helper had to be told."""
+    if isinstance(outcome, WeftError):
+        return type(outcome)(str(outcome).replace(str(path.absolute()), str(path)))
+    return [replace(trace, path=str(path)) for trace in outcome]
+
+
+def _requests(stream: BinaryIO) -> Iterator[Path]:
+    name = b""
+    while byte := stream.read(1):
+        if byte == b"\0":
+            yield Path(os.fsdecode(name))
+            name = b""
+        else:
+            name += byte
+
+
+def _serve() -> None:
+    read = _reader(sys.argv[1] if len(sys.argv) > 1 else None)
+    for path in _requests(sys.stdin.buffer):
+        pickle.dump(read(path), sys.stdout.buffer, protocol=pickle.HIGHEST_PROTOCOL)
+        sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    _serve()
