@@ -37,7 +37,7 @@ def _parts(result: Result, max_bytes: int) -> Sequence[Part]:
 
 
 def find_timelines(document: Document, folder: Path) -> list[Timeline]:
-    """The timelines of an analysis from its trace files; none unless all are there and give the same figures."""
+    """The timelines of an analysis from its trace files; none unless all are there and agree with it."""
     found: list[Timeline] = []
     for rank in records(document, "ranks"):
         timeline = _timeline(rank, folder)

@@ -1,0 +1,126 @@
+"""`weft report DIR`: finds results, writes the page whole, and says plainly when there is nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from report_samples import analysis_document, bench_document, small_timeline, tune_document
+
+from weft.cli.report import report
+from weft.errors import InputError
+from weft.report.find import find_results, kind_of
+from weft.report.folder import NO_TIMELINE
+
+
+def write(folder: Path, name: str, *documents: object) -> None:
+    (folder / name).write_text("\n".join(json.dumps(document) for document in documents) + "\n")
+
+
+def test_documents_are_known_by_their_keys() -> None:
+    analysis = analysis_document([small_timeline()])
+    assert kind_of(analysis) == "analysis"
+    assert kind_of({"before": analysis, "after": analysis, "change": {}}) == "comparison"
+    assert kind_of(bench_document()) == "bench"
+    assert kind_of(tune_document()) == "tune"
+    for foreign in (
+        {},
+        [],
+        3,
+        None,
+        {"rows": [1]},
+        {"rows": [{"a": 1}]},
+        {"ranks": 3, "advice": []},
+        {"candidates": []},
+    ):
+        assert kind_of(foreign) is None
+    assert kind_of({"before": {}, "after": {}}) is None
+
+
+def test_the_page_of_a_folder_has_every_result(tmp_path, capsys) -> None:
+    write(tmp_path, "a.json", analysis_document([small_timeline()]))
+    write(tmp_path, "b.json", {**tune_document(), "device": "sim:h100"})
+    write(tmp_path, "rows.jsonl", {"device": "NVIDIA H200", "suite": "night"}, *bench_document()["rows"])
+    write(tmp_path, "foreign.json", {"hello": 1})
+    (tmp_path / "notes.txt").write_text("no result")
+    report(tmp_path, None)
+    said = capsys.readouterr()
+    assert said.out.strip() == str(tmp_path / "report.html")
+    assert said.err == "weft: left out foreign.json: not a result of analyze, bench or tune\n"
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    for expected in ("Analysis", "Tune cb-ar", "Bench night", NO_TIMELINE, 'class="badge">simulated<'):
+        assert expected in page
+    assert page.count("<article") == 3
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "a.json", "b.json", "foreign.json", "notes.txt", "report.html", "rows.jsonl",
+    ]  # fmt: skip
+
+
+def test_out_says_where(tmp_path, capsys) -> None:
+    write(tmp_path, "bench.json", bench_document())
+    target = tmp_path / "deep.html"
+    report(tmp_path, target)
+    assert capsys.readouterr().out.strip() == str(target)
+    assert target.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
+    with pytest.raises(InputError, match="cannot write"):
+        report(tmp_path, tmp_path / "missing" / "x.html")
+
+
+def test_a_bench_that_was_interrupted_is_still_shown(tmp_path) -> None:
+    rows = bench_document()["rows"]
+    lines = [json.dumps(row) for row in rows[:3]] + [json.dumps(rows[3])[:20]]
+    (tmp_path / "rows.jsonl").write_text("\n".join(lines))
+    (result,) = find_results(tmp_path).results
+    assert (result.kind, len(result.document["rows"])) == ("bench", 3)
+
+
+def test_an_empty_or_foreign_folder_is_one_clear_line(tmp_path) -> None:
+    with pytest.raises(InputError, match="no results in"):
+        report(tmp_path, None)
+    write(tmp_path, "x.json", [1, 2])
+    (tmp_path / "broken.json").write_text("{")
+    (tmp_path / "deep.json").write_text("[" * 100_000)
+    (tmp_path / "bytes.jsonl").write_bytes(b"\xff\xfe")
+    with pytest.raises(InputError, match=r"none of its 4 \.json") as caught:
+        report(tmp_path, None)
+    assert caught.value.exit_code == 2
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "report.html").exists()
+    with pytest.raises(InputError, match="is not a folder"):
+        report(tmp_path / "absent", None)
+
+
+def chrome_trace() -> dict:
+    """Two kernels and an all-reduce as a profiler writes them."""
+    spans = (
+        ("gemm", 0.0, 30.0, 7),
+        ("ncclDevKernel_AllReduce_Sum_bf16_RING_LL", 20.0, 40.25, 20),
+        ("gemm", 70.0, 5.0, 7),
+    )
+    return {
+        "traceEvents": [
+            {"ph": "X", "cat": "kernel", "name": name, "pid": 0, "tid": stream, "ts": ts, "dur": dur,
+             "args": {"device": 0, "stream": stream, "correlation": i}}
+            for i, (name, ts, dur, stream) in enumerate(spans)
+        ]
+    }  # fmt: skip
+
+
+def test_the_timeline_comes_from_the_traces_if_they_still_agree(tmp_path) -> None:
+    analyze = pytest.importorskip("weft.trace").analyze
+    (tmp_path / "trace").mkdir()
+    source = tmp_path / "trace" / "rank0.json"
+    source.write_text(json.dumps(chrome_trace()))
+    write(tmp_path, "a.json", analyze(source).to_json())
+    report(tmp_path, None)
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert 'class="timeline"' in page
+    assert NO_TIMELINE not in page
+    changed = chrome_trace()
+    changed["traceEvents"][0]["dur"] = 31.0
+    source.write_text(json.dumps(changed))
+    report(tmp_path, None)
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert 'class="timeline"' not in page
+    assert NO_TIMELINE in page
