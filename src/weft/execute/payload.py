@@ -43,13 +43,17 @@ def make_send(workload: Workload, rank: int, device: Any) -> Any:
     return buffer
 
 
-def expected(workload: Workload, rank: int, index: Any) -> Any:
-    """What a rank must find at `index` (a tensor of positions) of its receive buffer, as float64."""
+def expected(workload: Workload, rank: int, index: Any, op: str = "sum") -> Any:
+    """What a rank must find at `index` (a tensor of positions) of its receive buffer, as float64.
+
+    `op` is what an all-reduce does, `sum` or `max`.
+    """
     import torch
 
     ranks, part = workload.ranks, workload.elements // workload.ranks
     if workload.collective == "all_reduce":
-        total = sum(value(r, index) for r in range(ranks))
+        parts = torch.stack([value(r, index) for r in range(ranks)])
+        total = parts.sum(0) if op == "sum" else parts.amax(0)
     elif workload.collective == "reduce_scatter":
         total = sum(value(r, index + rank * part) for r in range(ranks))
     elif workload.collective == "all_gather":

@@ -97,8 +97,7 @@ class RemoteExecutor:
     def close(self) -> None:
         """End the worker."""
         if self._process is not None:
-            with contextlib.suppress(OSError, ValueError):
-                self._requests.close()
+            _close_quietly(self._requests)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(5)
         self._stop()
@@ -125,8 +124,9 @@ class RemoteExecutor:
         request_read, request_write = os.pipe()
         answer_read, answer_write = os.pipe()
         # Past this point a failure must not leave a pipe, a folder or a process behind.
-        for descriptor in (request_write, answer_read):
-            self._resources.callback(_close_quietly, descriptor)
+        self._requests: IO[bytes] = os.fdopen(request_write, "wb")
+        self._resources.callback(_close_quietly, self._requests)
+        self._resources.callback(os.close, answer_read)
         env = worker_environment(os.environ)
         if self._under_shim:
             from weft.shim.inject import Job
@@ -148,7 +148,6 @@ class RemoteExecutor:
         finally:
             os.close(request_read)
             os.close(answer_write)
-        self._requests: IO[bytes] = os.fdopen(os.dup(request_write), "wb")
         self._answers, self._pending = answer_read, b""
         return self._answer(self._start_deadline_s, "the worker's start")
 
@@ -197,8 +196,6 @@ class RemoteExecutor:
         if process is not None:
             self._errors.seek(0)
             self.log = self._errors.read().decode(errors="replace").strip()[-LOG_CHARACTERS:]
-            with contextlib.suppress(OSError, ValueError):
-                self._requests.close()
         self._resources.close()
 
 
@@ -208,9 +205,9 @@ def _with_package(env: Mapping[str, str]) -> dict[str, str]:
     return {**env, "PYTHONPATH": ":".join(part for part in (source, env.get("PYTHONPATH")) if part)}
 
 
-def _close_quietly(descriptor: int) -> None:
-    with contextlib.suppress(OSError):
-        os.close(descriptor)
+def _close_quietly(pipe: IO[bytes]) -> None:
+    with contextlib.suppress(OSError, ValueError):
+        pipe.close()
 
 
 def serve(make: Callable[[], Any], requests: IO[bytes], answers: IO[bytes]) -> None:

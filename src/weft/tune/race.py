@@ -64,12 +64,18 @@ class Entry(Generic[T]):
     kept: bool = True
     problem: str = ""
     """Why it could not be measured, or why it was dropped; empty for one that ran to the end."""
-    failed: bool = False
+    error: WeftError | None = None
     again: list[float] = field(default_factory=list)
     """Measurements out of sample, for the winner and the baselines."""
 
     @property
+    def failed(self) -> bool:
+        """Whether it could not be measured."""
+        return self.error is not None
+
+    @property
     def ms(self) -> float:
+        """Median, infinite without a sample."""
         return median(self.samples) if self.samples else math.inf
 
     @property
@@ -83,6 +89,7 @@ class Result(Generic[T]):
 
     entries: list[Entry[T]]
     baselines: tuple[int, ...]
+    aside: tuple[int, ...] = ()
     chosen: int | None = None
     measurements: int = 0
     out_of_time: bool = False
@@ -99,6 +106,7 @@ def race(
     measure: Callable[[T], float],
     *,
     baselines: Sequence[int] = (),
+    aside: Sequence[int] = (),
     rounds: int = 9,
     min_rounds: int = 3,
     confirm: int = 5,
@@ -110,11 +118,12 @@ def race(
     """Find the fastest candidate. `measure` returns ms, or raises WeftError for one that cannot run.
 
     Baselines (indices) are never dropped, and another candidate is chosen only if it beats the best of them
-    beyond doubt. After `deadline_s` no new round begins; the first `min_rounds` are always run.
+    beyond doubt. Those `aside` are references: measured in every round, never dropped and never chosen. After
+    `deadline_s` no new round begins; the first `min_rounds` are always run.
     """
     if not candidates:
         raise UsageError("a race needs at least one candidate")
-    result = Result([Entry(c) for c in candidates], tuple(baselines))
+    result = Result([Entry(c) for c in candidates], tuple(baselines), tuple(aside))
     order, until = random.Random(seed), math.inf if deadline_s is None else clock() + deadline_s
 
     def take(index: int, into: list[float]) -> None:
@@ -123,7 +132,7 @@ def race(
             into.append(float(measure(entry.candidate)))
             result.measurements += 1
         except WeftError as error:
-            entry.kept, entry.failed, entry.problem = False, True, str(error)
+            entry.kept, entry.error, entry.problem = False, error, str(error)
         if on_sample is not None:
             on_sample(index, into[-1] if into and not entry.failed else None)
 
@@ -143,7 +152,8 @@ def race(
 
 def _settled(result: Result[T], alive: Sequence[int]) -> bool:
     """Whether more rounds would change nothing: one challenger is left, and ahead or behind beyond doubt."""
-    challengers, baseline = [i for i in alive if i not in result.baselines], result.best_baseline
+    spared = {*result.baselines, *result.aside}
+    challengers, baseline = [i for i in alive if i not in spared], result.best_baseline
     if not challengers:
         return True
     if len(challengers) > 1 or baseline is None:
@@ -165,13 +175,15 @@ def _noise(entries: Sequence[Entry[T]]) -> float:
 
 
 def _drop(result: Result[T], rounds_done: int, min_rounds: int) -> None:
-    alive = [entry for entry in result.entries if entry.kept and entry.samples]
+    racing = [entry for i, entry in enumerate(result.entries) if i not in result.aside]
+    alive = [entry for entry in racing if entry.kept and entry.samples]
     if not alive:
         return
     leader = min(alive, key=lambda entry: entry.ms)
     margin = DROP_Z * _noise(alive) * math.sqrt(2 / rounds_done)
-    for index, entry in enumerate(result.entries):
-        if not entry.kept or entry is leader or index in result.baselines or not entry.samples:
+    spared = [leader, *(result.entries[i] for i in result.baselines)]
+    for entry in alive:
+        if any(entry is one for one in spared):
             continue
         # Rounds are shared, so a slow moment of the machine cancels in the ratio.
         behind = fmean(
@@ -183,7 +195,8 @@ def _drop(result: Result[T], rounds_done: int, min_rounds: int) -> None:
 
 
 def _choose(result: Result[T]) -> int | None:
-    usable = [i for i, entry in enumerate(result.entries) if entry.samples and not entry.failed]
+    entries = enumerate(result.entries)
+    usable = [i for i, e in entries if e.samples and not e.failed and i not in result.aside]
     alive = [i for i in usable if result.entries[i].kept] or usable
     if not alive:
         return None

@@ -1,0 +1,65 @@
+"""Result files: one JSON line per run, appended whole, so that an interrupted suite can go on."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from weft.errors import InputError
+
+Row = dict[str, Any]
+
+
+def append(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Add lines in one write: a crash leaves at worst a last line that `load` passes over."""
+    data = "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows).encode()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+        try:
+            size = os.fstat(descriptor).st_size
+            if size and os.pread(descriptor, 1, size - 1) != b"\n":
+                data = b"\n" + data  # what a crash left of a line must not swallow the next one
+            os.write(descriptor, data)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror}; choose another --out") from None
+
+
+def load(path: Path) -> tuple[list[Row], list[Row]]:
+    """Headers and rows of a result file, none if there is no file. Broken lines are passed over."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return [], []
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot read {path}: {error}") from None
+    headers: list[Row] = []
+    rows: list[Row] = []
+    for line in text.splitlines():
+        try:
+            document = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(document, dict):
+            (headers if "header" in document else rows).append(document)
+    return headers, whole_cells(rows)
+
+
+def whole_cells(rows: Iterable[Row]) -> list[Row]:
+    """The rows of cells that are there completely; the last ones where a cell was run again."""
+    kept = [row for row in rows if {"cell", "candidate", "device", "of"} <= set(row)]
+    latest = {(row["device"], row["cell"], row["candidate"]): row for row in kept}
+    counts = Counter((device, cell) for device, cell, _ in latest)
+    return [row for key, row in latest.items() if counts[key[:2]] >= row["of"]]
+
+
+def done_cells(rows: Iterable[Row], device: str) -> set[str]:
+    """Names of the cells that this device has results of."""
+    return {row["cell"] for row in rows if row["device"] == device}

@@ -1,0 +1,233 @@
+"""Runs the cells of a suite on an executor and turns what was measured into rows."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+from weft.bench.suites import Candidate, Cell, Suite
+from weft.errors import UnavailableError, UsageError, WeftError
+from weft.execute.base import Executor, HungError, MemoryFullError, References, WrongResultError
+from weft.policy import Policy
+from weft.tune.race import Entry, Result, bootstrap_ci, race
+from weft.workload import DTYPE_BYTES, Workload
+
+COMPUTE, COMM = Candidate("compute alone", mode="compute"), Candidate("collective alone", mode="comm")
+HANGS_ALLOWED = 2  # a candidate that hung this often is not tried on further cells
+MIN_BYTES = 1 << 20
+
+_STATUS: tuple[tuple[type[WeftError], str], ...] = (
+    (HungError, "hung"),
+    (MemoryFullError, "out of memory"),
+    (WrongResultError, "wrong result"),
+    (UsageError, "refused"),
+    (UnavailableError, "unavailable"),
+)
+
+
+@dataclass
+class Runner:
+    """Runs cells one after the other within a budget of seconds."""
+
+    executor: Executor
+    suite: Suite
+    budget_s: float
+    seed: int = 0
+    clock: Callable[[], float] = time.monotonic
+    on_sample: Callable[[Cell, float | None], None] | None = None
+    hangs: Counter[str] = field(default_factory=Counter)
+    missing: list[str] = field(default_factory=list)
+    """Cells for which no time was left."""
+
+    def run(self, skip: set[str]) -> Iterator[tuple[Cell, list[dict[str, Any]]]]:
+        """The rows of each cell that is not in `skip`, as they come."""
+        cells = [cell for cell in self.suite.cells if cell.name not in skip]
+        costs = [cell.estimate_s(self.suite.baseline_ctas) for cell in cells]
+        until = self.clock() + self.budget_s
+        for number, cell in enumerate(cells):
+            left = until - self.clock()
+            if left <= 0:
+                self.missing = [cell.name for cell in cells[number:]]
+                return
+            # What earlier cells saved or overran is shared out among those to come.
+            yield cell, self.cell(cell, costs[number] * left / sum(costs[number:]))
+
+    def cell(self, cell: Cell, allowance_s: float) -> list[dict[str, Any]]:
+        """Race one cell. Raises only what makes the whole suite pointless, such as a missing GPU."""
+        try:
+            workload = self._sized(cell)
+        except WeftError as error:
+            _raise_if_hopeless([error])
+            return [self._failed(cell, cell.workload, c, error) for c in cell.candidates]
+        baselines, others = cell.candidates[:2], cell.candidates[2:]
+        tried = [*baselines, *(c for c in others if self.hangs[c.label] < HANGS_ALLOWED)]
+        result = race(
+            [*tried, COMPUTE, COMM],
+            lambda candidate: self._ms(cell, workload, candidate),
+            baselines=(0, 1),
+            aside=(len(tried), len(tried) + 1),
+            rounds=cell.rounds,
+            confirm=cell.confirm,
+            seed=self.seed,
+            deadline_s=allowance_s,
+            clock=self.clock,
+        )
+        errors = [entry.error for entry in result.entries if entry.error]
+        if len(errors) == len(result.entries):
+            _raise_if_hopeless(errors)
+        self.hangs.update(e.candidate.label for e in result.entries if isinstance(e.error, HungError))
+        return self._rows(cell, workload, result)
+
+    def _ms(self, cell: Cell, workload: Workload, candidate: Candidate) -> float:
+        try:
+            ms = self.executor.measure(workload, candidate.policy, candidate.mode).ms
+        except WeftError:
+            self._tell(cell, None)
+            raise
+        self._tell(cell, ms)
+        return ms
+
+    def _tell(self, cell: Cell, ms: float | None) -> None:
+        if self.on_sample is not None:
+            self.on_sample(cell, ms)
+
+    def _sized(self, cell: Cell) -> Workload:
+        """The workload with a collective of the size that the cell's share of compute asks for."""
+        if cell.comm_share is None:
+            return cell.workload
+
+        def alone(workload: Workload, candidate: Candidate) -> float:
+            return median(self._ms(cell, workload, candidate) for _ in range(3))
+
+        part = cell.workload.ranks * DTYPE_BYTES[cell.workload.compute.dtype]
+        wanted = cell.comm_share * alone(cell.workload.but(bytes=MIN_BYTES), COMPUTE)
+        per_iteration_s = wanted / 1e3 / cell.workload.iterations
+        guess = cell.workload.but(bytes=MIN_BYTES)
+        size = per_iteration_s * self.suite.baseline_ctas * 22e9 / (guess.wire_bytes / guess.bytes)
+        for _ in range(2):  # the second corrects what the first guess of the bandwidth missed
+            size = min(max(size, MIN_BYTES), float(8 << 30))
+            sized = cell.workload.but(bytes=math.ceil(size / part) * part)
+            took = alone(sized, COMM)
+            if abs(took / wanted - 1) < 0.03:
+                break
+            size = sized.bytes * wanted / took
+        return cell.workload.but(bytes=math.ceil(min(max(size, MIN_BYTES), float(8 << 30)) / part) * part)
+
+    def _rows(self, cell: Cell, workload: Workload, result: Result[Candidate]) -> list[dict[str, Any]]:
+        *entries, compute, comm = result.entries
+        references = None
+        if entries[0].samples and compute.samples and comm.samples:
+            references = References(entries[0].ms, compute.ms, comm.ms, workload.iterations)
+        rows = []
+        for index, entry in enumerate(entries):
+            row = self._row(cell, workload, entry, references)
+            row["chosen"] = index == result.chosen
+            if index in (1, result.chosen):
+                row["overlap_rate"] = self._overlap_rate(workload, entry)
+            if index == result.chosen and references is not None:
+                row |= self._own_ideal(cell, workload, entry, references)
+            rows.append(row)
+        for candidate in cell.candidates:
+            if self.hangs[candidate.label] >= HANGS_ALLOWED and not any(
+                e.candidate is candidate for e in entries
+            ):
+                why = HungError(
+                    f"{candidate.label} hung {self.hangs[candidate.label]} times before; not tried"
+                )
+                rows.append(self._failed(cell, workload, candidate, why))
+        return [{**row, "of": len(rows)} for row in rows]
+
+    def _row(
+        self, cell: Cell, workload: Workload, entry: Entry[Candidate], references: References | None
+    ) -> dict[str, Any]:
+        row = self._blank(cell, workload, entry.candidate)
+        row["status"], row["problem"] = _status(entry), entry.problem
+        if not entry.samples:
+            return row
+        row |= {"ms": entry.ms, "ci_ms": list(entry.ci_ms), "samples_ms": entry.samples}
+        if entry.again:
+            row |= {"again_ms": median(entry.again), "again_ci_ms": list(bootstrap_ci(entry.again))}
+            row["again_samples_ms"] = entry.again
+        if references is not None:
+            row |= {
+                "sequential_ms": references.sequential_ms,
+                "compute_ms": references.compute_ms,
+                "comm_ms": references.comm_ms,
+                "ideal_ms": references.ideal_ms,
+                "time_ratio": entry.ms / references.sequential_ms,
+                "fraction_of_ideal": references.fraction_of_ideal(entry.ms),
+            }
+        return row
+
+    def _blank(self, cell: Cell, workload: Workload, candidate: Candidate) -> dict[str, Any]:
+        return {
+            "suite": self.suite.name,
+            "cell": cell.name,
+            "device": self.executor.device,
+            "simulated": self.executor.simulated,
+            "workload": workload.to_dict(),
+            "comm_share": cell.comm_share,
+            "baseline_ctas": self.suite.baseline_ctas,
+            "candidate": candidate.label,
+            "mode": candidate.mode,
+            "policy": candidate.policy.to_dict(),
+            "ms": None,
+            "ci_ms": None,
+            "time_ratio": None,
+            "overlap_rate": None,
+            "fraction_of_ideal": None,
+            "chosen": False,
+            "status": "ok",
+            "problem": "",
+            "of": len(cell.candidates),
+        }
+
+    def _failed(
+        self, cell: Cell, workload: Workload, candidate: Candidate, error: WeftError
+    ) -> dict[str, Any]:
+        return {**self._blank(cell, workload, candidate), "status": _word(error), "problem": str(error)}
+
+    def _overlap_rate(self, workload: Workload, entry: Entry[Candidate]) -> float | None:
+        if entry.failed or not entry.samples:
+            return None
+        try:
+            timeline = self.executor.timeline(workload, entry.candidate.policy, entry.candidate.mode)
+        except WeftError:
+            return None  # a figure less; the time was measured
+        return timeline.figures().overlap_pct / 100
+
+    def _own_ideal(
+        self, cell: Cell, workload: Workload, entry: Entry[Candidate], references: References
+    ) -> dict[str, Any]:
+        """The fraction of the ideal with the chosen policy's own number of CTAs."""
+        policy = Policy(max_ctas=entry.candidate.policy.max_ctas)
+        comm_ms = references.comm_ms
+        if policy.max_ctas is not None:
+            try:
+                probe = Candidate("collective alone", policy, "comm")
+                comm_ms = median(self._ms(cell, workload, probe) for _ in range(3))
+            except WeftError:
+                return {}
+        own = References(references.compute_ms + comm_ms, references.compute_ms, comm_ms, workload.iterations)
+        return {"own_comm_ms": comm_ms, "fraction_of_own_ideal": own.fraction_of_ideal(entry.ms)}
+
+
+def _word(error: WeftError) -> str:
+    return next((word for kind, word in _STATUS if isinstance(error, kind)), "failed")
+
+
+def _status(entry: Entry[Candidate]) -> str:
+    if entry.error is not None:
+        return _word(entry.error)
+    return "ok" if entry.kept else "dropped"
+
+
+def _raise_if_hopeless(errors: list[WeftError]) -> None:
+    """No GPU, no NCCL: nothing else in the suite can run either."""
+    if errors and all(isinstance(e, UnavailableError) and not isinstance(e, MemoryFullError) for e in errors):
+        raise errors[0]

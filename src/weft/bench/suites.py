@@ -1,0 +1,255 @@
+"""The suites as data: which workloads, under which candidates, and what they will cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from fnmatch import fnmatch
+
+from weft.errors import UsageError
+from weft.policy import Policy, Rule
+from weft.workload import Compute, Workload, named
+
+GEMM = "weft_gemm"  # the name of our Triton GEMM as the driver knows it
+PAPER_GRIDS = (8, 16, 32, 64, 128, 256, 512, 1024)
+# Below what a tile's shared memory and registers allow by themselves (7 and 4 blocks per SM on Hopper).
+PAPER_RESIDENCY = {"opt1": (5, 3), "opt2": (3, 2)}
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to run a workload."""
+
+    label: str
+    policy: Policy = field(default_factory=Policy)
+    mode: str = "overlap"
+
+
+SEQUENTIAL = Candidate("sequential", mode="sequential")
+PLAIN = Candidate("overlap")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One workload and the candidates that race on it; the first two are sequential and plain overlap."""
+
+    name: str
+    workload: Workload
+    candidates: tuple[Candidate, ...]
+    comm_share: float | None = None
+    """Size the collective so that, alone, it takes this share of the time of compute alone."""
+    rounds: int = 7
+    confirm: int = 4
+
+    def estimate_s(self, ctas: int) -> float:
+        """Rough seconds on a Hopper GPU: a guide for the plan, not a promise."""
+        n = self.workload.iterations
+        compute = n * compute_estimate_s(self.workload.compute)
+        comm = compute * self.comm_share if self.comm_share else n * self.workload.wire_bytes / (ctas * 22e9)
+        sample = compute + comm + 0.01
+        # About half of the challengers drop out after three rounds; references and warm-up come on top.
+        samples = 3 * len(self.candidates) + (self.rounds - 3) * len(self.candidates) / 2
+        return 0.5 + (samples + 3 * self.confirm + 12) * sample * 0.75
+
+
+@dataclass(frozen=True)
+class Suite:
+    """Cells in the order in which they run: if time runs out, the last are missing."""
+
+    name: str
+    about: str
+    cells: tuple[Cell, ...]
+    baseline_ctas: int
+    """CTAs per rank of `overlap` and `sequential` where ranks share one GPU."""
+    budget_s: float
+
+    def only(self, pattern: str | None) -> Suite:
+        """The cells whose name matches a glob."""
+        if not pattern:
+            return self
+        cells = tuple(cell for cell in self.cells if fnmatch(cell.name, pattern))
+        if not cells:
+            names = ", ".join(cell.name for cell in self.cells[:6])
+            raise UsageError(f"--only {pattern!r} matches nothing in suite {self.name}; it has {names}, …")
+        return Suite(self.name, self.about, cells, self.baseline_ctas, self.budget_s)
+
+
+def compute_estimate_s(compute: Compute) -> float:
+    """Seconds of one iteration on a Hopper GPU by what each kind reaches there."""
+    rate = {"triton_gemm": 280e12, "triton_mlp": 400e12, "attention": 350e12, "conv": 400e12}.get(
+        compute.kind, 700e12
+    )
+    if compute.dtype in ("fp32", "fp64"):
+        rate = 45e12
+    busy = 1.0
+    if compute.grid is not None:
+        # A block alone on an SM is about 3.5 times as fast as one of many.
+        busy = max(1.0, 132 * 4 / (compute.grid[0] * compute.grid[1]) / 3.5 * 2)
+    return busy * max(compute.flops / rate, compute.traffic_bytes / 3e12, 20e-6)
+
+
+def high(**controls: object) -> Policy:
+    return Policy(priority="high", **controls)  # type: ignore[arg-type]
+
+
+def paper_candidates(option: str, blocks: int) -> tuple[Candidate, ...]:
+    """Sequential, overlap, priority, priority with residency, and each with a head start."""
+    found = [
+        SEQUENTIAL,
+        PLAIN,
+        Candidate("priority", high()),
+        Candidate("priority+head5", high(head_start_us=5)),
+    ]
+    if blocks > 264:  # with at most two blocks for each SM there is nothing to shape
+        for n in PAPER_RESIDENCY[option]:
+            found.append(Candidate(f"priority+res{n}", high(rules=(Rule(GEMM, n),))))
+        first = PAPER_RESIDENCY[option][0]
+        both = high(rules=(Rule(GEMM, first),), head_start_us=5)
+        found.append(Candidate(f"priority+res{first}+head5", both))
+    return tuple(found)
+
+
+def _paper_cells() -> Iterator[Cell]:
+    yield _headline(iterations=4, rounds=9)
+    for name in ("cb-ar", "cb-a2a", "mb-ar", "mb-a2a"):
+        for option in ("opt2", "opt1"):
+            base = named(f"{name}-{option}").but(ranks=2, iterations=4)
+            natural = base.compute.tiles()
+            for grid in (None, *((n, n) for n in reversed(PAPER_GRIDS))):
+                blocks = (grid or natural)[0] * (grid or natural)[1]
+                label = f"{name}-{option}-{'natural' if grid is None else grid[0]}"
+                # Small grids are slow: fewer repeats, or they would take most of the time.
+                slow = blocks < 1024 and name.startswith("mb")
+                yield Cell(
+                    label,
+                    base.but(name=label, grid=grid),
+                    paper_candidates(option, blocks),
+                    rounds=4 if slow else 6,
+                    confirm=2 if slow else 3,
+                )
+    # The other reading of Fig. 2: ratios under 0.5 need several GEMMs at once.
+    for grid in ((n, n) for n in reversed(PAPER_GRIDS)):
+        label = f"cb-ar-opt2-{grid[0]}-streams4"
+        workload = named("cb-ar-opt2").but(name=label, ranks=2, iterations=8, compute_streams=4, grid=grid)
+        yield Cell(label, workload, (SEQUENTIAL, PLAIN, Candidate("priority", high())), rounds=5, confirm=2)
+
+
+def _headline(iterations: int, rounds: int) -> Cell:
+    """cb-ar with opt2's tile and natural grid: the case that the paper's best gain is about."""
+    workload = named("cb-ar").but(name="cb-ar-best", ranks=2, iterations=iterations)
+    tries = [SEQUENTIAL, PLAIN, Candidate("priority", high())]
+    for n in (3, 2):
+        for head in (0, 5):
+            label = f"priority+res{n}" + (f"+head{head}" if head else "")
+            tries.append(Candidate(label, high(rules=(Rule(GEMM, n),), head_start_us=head)))
+    tries.append(Candidate("priority+head5", high(head_start_us=5)))
+    tries.append(Candidate("res3", Policy(rules=(Rule(GEMM, 3),))))
+    tries.append(Candidate("default+res3", high(residency=3)))
+    return Cell("cb-ar-best", workload, tuple(tries), rounds=rounds, confirm=6)
+
+
+def modern_candidates(compute: Compute) -> tuple[Candidate, ...]:
+    """CTAs first, then head start and priority; residency only where our own kernel can take it."""
+    found = [SEQUENTIAL, PLAIN, Candidate("head5", Policy(head_start_us=5))]
+    for ctas in (4, 6, 12, 16):
+        found.append(Candidate(f"ctas{ctas}", Policy(max_ctas=ctas)))
+        found.append(Candidate(f"ctas{ctas}+head5", Policy(max_ctas=ctas, head_start_us=5)))
+    found.append(Candidate("priority", high()))
+    found.append(Candidate("priority+head3", high(head_start_us=3)))
+    found.append(Candidate("priority+head10", high(head_start_us=10)))
+    found.append(Candidate("priority+ctas6+head5", high(max_ctas=6, head_start_us=5)))
+    if compute.kind.startswith("triton"):
+        found.append(Candidate("priority+res1+head5", high(rules=(Rule(GEMM, 1),), head_start_us=5)))
+    return tuple(found)
+
+
+def _gemm(m: int, n: int, k: int) -> Compute:
+    return Compute(kind="gemm", shape=(m, n, k))
+
+
+# Llama-3 8B: hidden 4096, inner 14336, q+k+v 6144. 70B: hidden 8192, inner 28672, q+k+v 10240.
+# Gate and up projections are one GEMM, as frameworks run them.
+MODERN_COMPUTE: dict[str, Compute] = {
+    "cublas-8192": _gemm(8192, 8192, 8192),
+    "llama8b-qkv": Compute(kind="gemm", shape=(16384, 6144, 4096)),
+    "llama8b-out": Compute(kind="gemm", shape=(16384, 4096, 4096)),
+    "llama8b-up": _gemm(8192, 28672, 4096),
+    "llama8b-down": _gemm(8192, 4096, 14336),
+    "llama70b-qkv": _gemm(8192, 10240, 8192),
+    "llama70b-up": _gemm(4096, 57344, 8192),
+    "llama70b-down": _gemm(4096, 8192, 28672),
+    "attention-8b": Compute(kind="attention", shape=(8, 32, 2048, 128), repeat=3),
+    "attention-70b": Compute(kind="attention", shape=(4, 64, 4096, 128)),
+    "layernorm": Compute(kind="layer_norm", shape=(16384, 8192), repeat=8),
+    "gelu": Compute(kind="gelu", shape=(16384, 8192), repeat=8),
+    "triton-mlp": Compute(kind="triton_mlp", shape=(8192, 4096, 14336), tile=(128, 128, 64), warps=8),
+    "triton-128x256": Compute(kind="triton_gemm", shape=(8192, 8192, 8192), tile=(128, 256, 64), warps=8),
+    "conv-3x3": Compute(kind="conv", shape=(128, 256, 56, 56, 256, 3), repeat=3),
+}
+
+# Every compute once with the collective that real training runs beside it, and more for the most common.
+_MODERN: tuple[tuple[str, str, float], ...] = (
+    ("cublas-8192", "all_reduce", 1.0),
+    ("cublas-8192", "all_reduce", 0.5),
+    ("llama8b-qkv", "all_gather", 1.0),
+    ("llama8b-out", "reduce_scatter", 0.5),
+    ("llama8b-up", "all_gather", 0.5),
+    ("llama8b-down", "reduce_scatter", 1.0),
+    ("llama70b-qkv", "all_gather", 0.5),
+    ("llama70b-up", "all_reduce", 1.0),
+    ("llama70b-up", "reduce_scatter", 0.5),
+    ("llama70b-down", "all_reduce", 0.5),
+    ("attention-8b", "all_reduce", 1.0),
+    ("attention-8b", "all_to_all", 0.5),
+    ("attention-70b", "all_gather", 0.5),
+    ("layernorm", "all_reduce", 0.5),
+    ("layernorm", "all_gather", 1.0),
+    ("gelu", "reduce_scatter", 0.5),
+    ("triton-mlp", "all_reduce", 1.0),
+    ("triton-mlp", "all_to_all", 0.5),
+    ("triton-128x256", "all_reduce", 1.0),
+    ("conv-3x3", "all_reduce", 0.5),
+)
+
+_SHORT = {"all_reduce": "ar", "all_gather": "ag", "reduce_scatter": "rs", "all_to_all": "a2a"}
+
+
+def _modern_cell(compute: str, collective: str, share: float, iterations: int = 6) -> Cell:
+    name = f"{compute}-{_SHORT[collective]}-{share:g}"
+    what = MODERN_COMPUTE[compute]
+    workload = Workload(name=name, compute=what, collective=collective, ranks=2, iterations=iterations)
+    return Cell(name, workload, modern_candidates(what), comm_share=share, rounds=7, confirm=5)
+
+
+def _quick_cells() -> Iterator[Cell]:
+    yield _headline(iterations=4, rounds=5)
+    few = (SEQUENTIAL, PLAIN, Candidate("head5", Policy(head_start_us=5)), Candidate("priority", high()))
+    for compute, collective, share in (
+        ("cublas-8192", "all_reduce", 1.0),
+        ("attention-8b", "reduce_scatter", 0.5),
+        ("layernorm", "all_gather", 0.5),
+        ("triton-128x256", "all_to_all", 0.5),
+    ):
+        cell = _modern_cell(compute, collective, share)
+        yield Cell(cell.name, cell.workload, few, comm_share=share, rounds=7, confirm=3)
+
+
+def suites() -> dict[str, Suite]:
+    """Every suite by name."""
+    modern = tuple(_modern_cell(*row) for row in _MODERN)
+    return {
+        suite.name: suite
+        for suite in (
+            Suite("quick", "five workloads, under a minute", tuple(_quick_cells()), 12, 55),
+            Suite("paper", "the experiments of arXiv:2606.09200", tuple(_paper_cells()), 12, 600),
+            Suite("modern", "kernels of today's models, all four collectives", modern, 8, 300),
+        )
+    }
+
+
+def suite(name: str) -> Suite:
+    """The suite of that name."""
+    known = suites()
+    if name not in known:
+        raise UsageError(f"suite {name!r} is not known; use one of {', '.join(known)}")
+    return known[name]

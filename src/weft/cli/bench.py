@@ -1,0 +1,175 @@
+"""`weft bench`: run a whole suite, resumable, with a progress bar."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shlex
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+    from weft.bench.suites import Suite
+    from weft.execute.base import Executor
+
+
+def bench(
+    name: str = typer.Argument(..., metavar="SUITE", help="quick, paper or modern."),
+    device: str = typer.Option("auto", help="auto, cuda, cpu (under torchrun) or sim:NAME."),
+    out: Path = typer.Option(Path("weft-results"), help="Folder of the result files; a rerun goes on there."),  # noqa: B008
+    as_json: bool = typer.Option(False, "--json", help="Print one JSON object and nothing else."),
+    only: str = typer.Option("", metavar="GLOB", help="Only the workloads whose name matches."),
+    budget: float = typer.Option(
+        0.0, metavar="SECONDS", help="Time for the suite; default: the suite's own."
+    ),
+    deadline: float = typer.Option(
+        45.0, metavar="SECONDS", help="Time for one run before it counts as hung."
+    ),
+    seed: int = typer.Option(0, help="Seed of the order of measurements."),
+    again: bool = typer.Option(False, "--again", help="Measure also what the result file already has."),
+    shim: bool = typer.Option(True, help="Start the worker under the launch shim (residency, head start)."),
+    dry_run: bool = typer.Option(False, "--plan", help="Print the plan and stop."),
+) -> None:
+    """Measure how far overlap gets with each control, on a suite of workloads."""
+    from weft.bench import results
+    from weft.bench.suites import suite as find
+    from weft.errors import UsageError
+    from weft.execute.devices import open_executor, resolve
+
+    suite = find(name).only(only)
+    if budget < 0 or deadline <= 0:
+        raise UsageError("--budget and --deadline are seconds greater than zero")
+    budget = budget or suite.budget_s
+    leading = int(os.environ.get("RANK", "0")) == 0  # under torchrun every rank measures and one reports
+    target = out / f"{suite.name}.jsonl"
+    if leading and not as_json:
+        _print_plan(suite, resolve(device), budget, target)
+    if dry_run:
+        return
+    executor = open_executor(device, baseline_ctas=suite.baseline_ctas, deadline_s=deadline, under_shim=shim)
+    try:
+        _, before = results.load(target)
+        skip = set() if again else results.done_cells(before, executor.device)
+        missing = _run(executor, suite, budget, seed, skip, target, leading=leading, quiet=as_json)
+    finally:
+        executor.close()
+    if not leading:
+        return
+    names = {cell.name for cell in suite.cells}
+    rows = [r for r in results.load(target)[1] if r["device"] == executor.device and r["cell"] in names]
+    if as_json:
+        print(json.dumps(_document(executor, suite, rows, missing)))
+    else:
+        _print_table(rows, missing, target)
+
+
+def _run(
+    executor: Executor,
+    suite: Suite,
+    budget: float,
+    seed: int,
+    skip: set[str],
+    target: Path,
+    *,
+    leading: bool,
+    quiet: bool,
+) -> list[str]:
+    """Run what is left and write it down cell by cell; returns the cells for which no time was left."""
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    from weft.bench import results
+    from weft.bench.runner import Runner
+
+    runner = Runner(executor, suite, budget, seed)
+    todo = [cell for cell in suite.cells if cell.name not in skip]
+    if leading and todo:
+        results.append(target, [_header(executor, suite)])
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.completed}/{task.total}"),
+        *Progress.get_default_columns()[:2],
+    )
+    columns += (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), disable=quiet or not leading) as bar:
+        task = bar.add_task(suite.name, total=len(suite.cells), completed=len(suite.cells) - len(todo))
+        runner.on_sample = lambda cell, ms: bar.update(task, description=_doing(cell.name, ms))
+        for cell, rows in runner.run(skip):
+            if leading:
+                results.append(target, rows)
+                _tell(bar, cell.name, rows)
+            bar.advance(task)
+    return runner.missing
+
+
+def _doing(name: str, ms: float | None) -> str:
+    return f"{name} {'-' if ms is None else f'{ms:.2f} ms'}"
+
+
+def _tell(bar: Progress, name: str, rows: list[dict[str, Any]]) -> None:
+    """One line per cell as it is done, also where there is no terminal to draw a bar on."""
+    plain = next((r for r in rows if r["candidate"] == "overlap"), None)
+    best = next((r for r in rows if r["chosen"]), None)
+    if best is None or best["ms"] is None or plain is None or plain["ms"] is None:
+        problem = next((r["problem"] for r in rows if r["problem"]), "no result")
+        bar.console.print(f"{name}: {problem}", markup=False, highlight=False)
+        return
+    share = best["fraction_of_ideal"]
+    text = f"{name}: {best['candidate']} {best['ms']:.2f} ms, overlap {plain['ms']:.2f} ms"
+    text += f", {100 * share:.0f}% of ideal" if share is not None else ""
+    hung = [r["candidate"] for r in rows if r["status"] not in ("ok", "dropped")]
+    text += f"; not measured: {', '.join(hung)}" if hung else ""
+    bar.console.print(text, markup=False, highlight=False)
+
+
+def _header(executor: Executor, suite: Suite) -> dict[str, Any]:
+    import weft
+
+    return {
+        "header": suite.name,
+        "device": executor.device,
+        "machine": executor.info(),
+        "host": {"python": platform.python_version(), "system": platform.platform()},
+        "weft": weft.__version__,
+        "command": "weft " + shlex.join(sys.argv[1:]),
+        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
+
+
+def _print_plan(suite: Suite, device: str, budget: float, target: Path) -> None:
+    estimate = sum(cell.estimate_s(suite.baseline_ctas) for cell in suite.cells)
+    candidates = sum(len(cell.candidates) for cell in suite.cells)
+    print(
+        f"{suite.name}: {suite.about}; {len(suite.cells)} workloads, {candidates} candidates on {device}\n"
+        f"about {estimate:.0f} s on Hopper, at most {budget:.0f} s and what then runs; results: {target}"
+    )
+
+
+def _document(
+    executor: Executor, suite: Suite, rows: list[dict[str, Any]], missing: list[str]
+) -> dict[str, Any]:
+    return {
+        "device": executor.device,
+        "simulated": executor.simulated,
+        "suite": suite.name,
+        "rows": rows,
+        "missing": missing,
+    }
+
+
+def _print_table(rows: list[dict[str, Any]], missing: list[str], target: Path) -> None:
+    from rich.console import Console
+
+    from weft.bench.tables import table
+
+    Console().print(table(rows))
+    if missing:
+        print(f"no time was left for {len(missing)} workloads ({', '.join(missing[:4])}, …): run it again")
+    print(f"results: {target}")

@@ -1,0 +1,56 @@
+"""From the name of a device to its executor."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from pathlib import Path
+from typing import Any
+
+from weft.errors import UnavailableError, UsageError
+from weft.execute.base import BASELINE_CTAS, Executor
+
+DEFAULT_SIMULATED = "sim:h100"
+
+
+def has_gpu() -> bool:
+    """Whether this machine has a GPU driver, without loading it."""
+    return any(Path(path).exists() for path in ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd"))
+
+
+def resolve(device: str) -> str:
+    """`auto` is this machine's GPU, or a simulated one where there is none."""
+    if device == "auto":
+        return "cuda" if has_gpu() else DEFAULT_SIMULATED
+    if device not in ("cuda", "cpu") and not device.startswith("sim:"):
+        raise UsageError(f"device {device!r} is not known; use auto, cuda, cpu or sim:NAME")
+    return device
+
+
+def open_executor(
+    device: str, *, baseline_ctas: int = BASELINE_CTAS, deadline_s: float = 60.0, under_shim: bool = True
+) -> Executor:
+    """The executor of a device: one rank per process under torchrun, ghost ranks on one GPU otherwise."""
+    device = resolve(device)
+    if device.startswith("sim:"):
+        return _simulated(device.removeprefix("sim:"))
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ:
+        from weft.execute.dist import DistExecutor
+
+        return DistExecutor(device)
+    if device == "cpu":
+        raise UsageError("device cpu runs one rank per process: start it with torchrun --nproc-per-node 2")
+    from weft.execute.worker import RemoteExecutor
+
+    options = {"baseline_ctas": baseline_ctas}
+    return RemoteExecutor(options=options, deadline_s=deadline_s, under_shim=under_shim)
+
+
+def _simulated(name: str) -> Executor:
+    try:
+        module: Any = importlib.import_module("weft.sim.execute")
+    except ImportError:
+        raise UnavailableError(
+            f"this build has no simulator for sim:{name}; run on a machine with a GPU, --device cuda"
+        ) from None
+    return module.SimExecutor(name)  # type: ignore[no-any-return]

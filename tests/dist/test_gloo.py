@@ -1,0 +1,104 @@
+"""Real processes over gloo: every collective, several numbers of ranks, odd sizes, and a rank that dies."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+pytest.importorskip("torch")
+
+PROGRAM = """
+import json, os, sys
+from weft.execute.dist import DistExecutor
+from weft.policy import Policy
+from weft.workload import Compute, Workload
+from weft.errors import WeftError
+
+executor = DistExecutor("cpu")
+wrong = os.environ.get("CORRUPT")
+if wrong:
+    from weft.comm import dist as groups
+    whole = groups.issue
+    def broken(collective, send, recv, group):
+        work = whole(collective, send, recv, group)
+        work.wait()
+        recv[-1] += executor.rank == int(wrong)
+        return work
+    groups.issue = broken
+for collective in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all"):
+    for size in (4, 1001, 65537):
+        for dtype in ("fp32", "fp64"):
+            compute = Compute(kind="gemm", shape=(33, 17, 9), dtype=dtype)
+            workload = Workload(compute=compute, collective=collective, bytes=size, ranks=executor.size, iterations=3)
+            for mode in ("overlap", "sequential", "compute", "comm"):
+                try:
+                    ms = executor.measure(workload, Policy(priority="high", max_ctas=4), mode).ms
+                    assert ms > 0
+                except WeftError as error:
+                    print(f"problem rank {executor.rank}: {error}", flush=True)
+                    sys.exit(3)
+    if os.environ.get("DIE") == str(executor.rank):
+        os._exit(9)
+print("done", executor.rank, executor.device, flush=True)
+executor.close()
+"""
+
+
+def start(ranks: int, tmp_path, **extra: str) -> list[subprocess.Popen[str]]:
+    port = 20000 + (os.getpid() * 7 + ranks * 131 + len(extra) * 17) % 20000
+    program = tmp_path / "rank.py"
+    program.write_text(textwrap.dedent(PROGRAM))
+    common = {
+        "WORLD_SIZE": str(ranks),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "OMP_NUM_THREADS": "1",
+    }
+    return [
+        subprocess.Popen(
+            [sys.executable, str(program)],
+            env={**os.environ, **common, **extra, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(ranks)
+    ]
+
+
+def finish(processes: list[subprocess.Popen[str]]) -> list[str]:
+    try:
+        return [process.communicate(timeout=90)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_every_collective_is_right(ranks, tmp_path):
+    processes = start(ranks, tmp_path)
+    outputs = finish(processes)
+    assert [process.returncode for process in processes] == [0] * ranks, "\n".join(outputs)
+    assert all("done" in text and f"cpu:{ranks}xgloo" in text for text in outputs)
+
+
+def test_a_wrong_result_is_told_on_every_rank(tmp_path):
+    outputs = finish(start(2, tmp_path, CORRUPT="1"))
+    assert "problem rank 1" in outputs[1]
+    assert "gave rank 1" in outputs[1]
+    assert "problem rank 0" in outputs[0]
+
+
+def test_a_rank_that_dies_is_one_line_on_the_others(tmp_path):
+    processes = start(3, tmp_path, DIE="2")
+    outputs = finish(processes)
+    assert processes[2].returncode == 9
+    for process, text in list(zip(processes, outputs, strict=True))[:2]:
+        assert process.returncode == 3
+        assert sum("problem rank" in line for line in text.splitlines()) == 1
+        assert "did another one die?" in text
