@@ -139,6 +139,10 @@ class Page:
         mine = (event for event in self._browser.events if event.get("sessionId") == self._session)
         return [event["params"] for event in mine if event["method"] == method]
 
+    def forget(self) -> None:
+        """Drop what was reported so far."""
+        self._browser.events.clear()
+
     def run(self, expression: str) -> Any:
         """The value of a JavaScript expression; a promise is waited for."""
         asked = {"expression": expression, "returnByValue": True, "awaitPromise": True}

@@ -168,7 +168,10 @@ def collective_bars(document: Document) -> list[Bar]:
 def collective_name(item: Document) -> str:
     """Kind and name of a collective, short enough for a label."""
     name, kind = text(item, "name", "?"), text(item, "kind")
-    plain = name.split("(")[0].split("<")[0].removeprefix("void ").strip() or name
+    plain = (
+        name.replace("(anonymous namespace)::", "").split("(")[0].split("<")[0].removeprefix("void ").strip()
+        or name
+    )
     said = kind.lower().replace("_", "") in plain.lower().replace("_", "")
     return shorten(plain if said else f"{kind} · {plain}", 60)
 
@@ -190,7 +193,7 @@ def collective_table(document: Document) -> Table:
         Column("Median"),
         Column("Exposed"),
         Column("Exposed %", title="of its total"),
-        Column("Bus bandwidth"),
+        Column("GB/s", title="bus bandwidth, as nccl-tests counts it"),
         Column("Main cause", numeric=False),
     )
     rows = tuple(_collective_row(label, item) for label, item in found[:MAX_ROWS])
@@ -227,7 +230,7 @@ def advice(document: Document) -> list[Advice]:
         Advice(
             title=text(item, "title", text(item, "control", "Advice")),
             detail=text(item, "detail"),
-            control=text(item, "control"),
+            control=text(item, "control") if text(item, "control") != "none" else "",
             collective=text(item, "collective"),
             gain=words.gain(interval(item, "gain_us")),
             command=text(item, "command"),

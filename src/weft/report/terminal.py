@@ -110,7 +110,7 @@ def _collective_row(rank: str, item: Document) -> tuple[str, ...]:
         words.NOTHING if count is None else f"{count:.0f}",
         words.duration(number(item, "total_us")),
         words.duration(number(item, "exposed_us")),
-        words.NOTHING if busbw is None else f"{busbw:.4g}",
+        words.bandwidth(busbw),
         words.brief_cause(main),
     )
 

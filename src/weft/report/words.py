@@ -104,8 +104,8 @@ def size(count: float | None) -> str:
 
 
 def bandwidth(gbps: float | None) -> str:
-    """Bus bandwidth."""
-    return NOTHING if gbps is None else f"{gbps:.4g} GB/s"
+    """Bus bandwidth in GB/s, without the unit."""
+    return NOTHING if gbps is None else f"{gbps:.4g}"
 
 
 def share(part: float, whole: float) -> float:
@@ -114,12 +114,10 @@ def share(part: float, whole: float) -> float:
 
 
 def gain(low_high: tuple[float, float] | None) -> str:
-    """A predicted gain as a range."""
-    if low_high is None:
+    """A predicted gain as a range; empty where there is none."""
+    if low_high is None or low_high[1] <= 0:
         return ""
     low, high = low_high
-    if high <= 0:
-        return "nothing to gain"
     return f"up to {duration(high)}" if low <= 0 else f"{duration(low)} to {duration(high)}"
 
 

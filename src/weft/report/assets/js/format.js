@@ -33,8 +33,8 @@ function formatBytes(bytes) {
   return `${Number(bytes.toPrecision(4))} ${units[at]}`;
 }
 
-// What fits on a span: the name without its template arguments and parameters.
+// What fits on a span: the name without namespaces, template arguments and parameters.
 function shortName(name) {
-  const plain = name.replace(/^void /, "").split(/[<(]/, 1)[0];
+  const plain = name.replace(/^void /, "").replaceAll("(anonymous namespace)::", "").split(/[<(]/, 1)[0].split("::").pop();
   return plain.length > 3 ? plain : name;
 }

@@ -36,7 +36,7 @@ class Hover {
   constructor(stage, payload) {
     this.stage = stage;
     this.payload = payload;
-    this.tip = stage.querySelector(".tip");
+    this.tip = stage.parentElement.querySelector(".tip"); // beside the stage, which cuts off what is in it
     this.mark = stage.querySelector(".mark");
     this.chosen = null;
   }
@@ -64,9 +64,9 @@ class Hover {
   place(x, y, size) {
     const { offsetWidth: width, offsetHeight: height } = this.tip;
     const across = Math.max(4, Math.min(x + 14, size.width - width - 4));
-    const below = y + 16;
-    const bottom = size.scroll + size.height;
-    const down = below + height <= bottom || y - height - 12 < size.scroll ? below : y - height - 12;
+    const top = this.stage.offsetTop + y - size.scroll;
+    const room = window.innerHeight - this.stage.parentElement.getBoundingClientRect().top;
+    const down = top + 16 + height <= room || height + 12 > top ? top + 16 : top - height - 12;
     this.tip.style.transform = `translate(${across}px, ${down}px)`;
   }
 

@@ -73,6 +73,7 @@ function setUpTimeline(root) {
 
 document.querySelectorAll(".timeline").forEach(setUpTimeline);
 document.querySelectorAll("table.sortable").forEach(makeSortable);
+document.querySelectorAll("table.sortable").forEach(foldLong);
 document.querySelectorAll(".copy").forEach(setUpCopy);
 setUpTheme();
 showTheme();

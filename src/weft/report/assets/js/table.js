@@ -11,6 +11,25 @@ function compareCells(a, b, sign) {
   return sign * a.localeCompare(b, "en", { numeric: true });
 }
 
+const FOLD_OVER = 15;
+
+// A long table shows its first rows (twelve, by the style) until asked for all.
+function foldLong(table) {
+  const count = table.tBodies[0].rows.length;
+  if (count <= FOLD_OVER) return;
+  table.classList.add("folded");
+  const button = element("button", "unfold", `Show all ${count} rows`);
+  button.type = "button";
+  button.setAttribute("aria-controls", table.id);
+  button.setAttribute("aria-expanded", "false");
+  button.addEventListener("click", () => {
+    const folded = table.classList.toggle("folded");
+    button.textContent = folded ? `Show all ${count} rows` : "Show fewer rows";
+    button.setAttribute("aria-expanded", String(!folded));
+  });
+  table.parentElement.after(button);
+}
+
 function makeSortable(table) {
   const headers = [...table.tHead.rows[0].cells];
   const body = table.tBodies[0];

@@ -15,12 +15,13 @@ class Timeline {
     root.hidden = false;
     root.querySelector(".spacer").style.height = `${this.layout.height}px`;
     this.hover = new Hover(this.stage, this.payload);
-    this.view.listeners.push(() => { this.hover.hide(); this.schedule(); });
+    this.view.listeners.push(() => { this.hover.hide(); this.tell(); this.schedule(); });
     this.recolour();
   }
 
   recolour() {
     this.colours = readColours(this.root);
+    this.tell();
     this.draw();
   }
 
@@ -34,7 +35,6 @@ class Timeline {
     if (this.pending) return;
     this.pending = true;
     requestAnimationFrame(() => { this.pending = false; this.draw(); });
-    this.tell();
   }
 
   draw() {
@@ -42,7 +42,6 @@ class Timeline {
     const context = sharpen(this.canvas, size.width, size.height);
     paintRows(context, this.rows, this.layout, this.view, size, this.colours, this.payload.names);
     paintOverview(this.overview, this.payload.overview, this.view, size.gutter, this.colours);
-    this.tell();
   }
 
   // The range in words for everyone, and in exact nanoseconds for scripts.
@@ -68,12 +67,14 @@ class Timeline {
     const tolerance = 3 * this.view.width / (size.width - size.gutter);
     const row = this.rows.find((candidate) => y >= candidate.y - 1 && y <= candidate.y + candidate.height + 1);
     if (!row) return null;
+    const moment = this.momentAt(x);
     let best = null;
     for (const track of row.tracks) {
-      const at = spanAt(track, this.momentAt(x), tolerance);
+      const at = spanAt(track, moment, tolerance);
       if (at < 0) continue;
+      const off = Math.max(track.start[at] - moment, moment - track.end[at], 0);
       const length = track.end[at] - track.start[at];
-      if (!best || length < best.length) best = { row, track, at, length };
+      if (!best || off < best.off || (off === best.off && length < best.length)) best = { row, track, at, off, length };
     }
     return best;
   }
