@@ -66,9 +66,13 @@ def issue(collective: str, send: Any, recv: Any, group: Any) -> Any:
     if collective == "all_reduce":
         return dist.all_reduce(recv, op=dist.ReduceOp.MAX, group=group, async_op=True)
     if collective == "all_gather":
-        return dist.all_gather_into_tensor(recv, send, group=group, async_op=True)
+        gather = (
+            getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+        )  # torch 2.13 renamed it
+        return gather(recv, send, group=group, async_op=True)
     if collective == "reduce_scatter":
-        return dist.reduce_scatter_tensor(recv, send, group=group, async_op=True)
+        scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+        return scatter(recv, send, group=group, async_op=True)
     return dist.all_to_all_single(recv, send, group=group, async_op=True)
 
 

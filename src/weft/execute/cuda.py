@@ -96,7 +96,7 @@ class CudaExecutor:
         prepared, pipeline = self._ready(workload, policy, mode)
 
         def once() -> None:
-            pipeline.issue(workload.iterations, prepared.spin_ms)
+            pipeline.issue(workload.iterations, 2 * prepared.spin_ms)  # the profiler makes launches slower
             self._gpu.synchronize()
 
         found = spans.profile(once) if isinstance(self._gpu, TorchGpu) else None
@@ -134,8 +134,9 @@ class CudaExecutor:
         pipeline = Pipeline(self._gpu, prepared, streams, collective, mode, wait_us)
         key = (mode == "compute", ctas, acting)
         if key not in prepared.warm:
-            # Kernels and modules load now. What acts after a collective needs a second iteration to load.
-            pipeline.issue(2 if acting.head_start_us or acting.when == "overlap" else 1, 0.0)
+            # Kernels and modules load now, on every lane. What acts after a collective needs a second iteration.
+            least = 2 if acting.head_start_us or acting.when == "overlap" else 1
+            pipeline.issue(max(least, workload.compute_streams), 0.0)
             self._gpu.synchronize()
             prepared.warm.add(key)
         return prepared, pipeline

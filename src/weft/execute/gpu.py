@@ -9,7 +9,7 @@ from weft.errors import UnavailableError
 from weft.execute.clocks import Clocks
 
 FLUSH_BYTES = 256 << 20  # several times the L2 of any GPU of today
-CALIBRATION_CYCLES = 2_000_000
+CALIBRATION_CYCLES = 8_000_000
 
 
 class TorchGpu:
@@ -71,7 +71,8 @@ class TorchGpu:
 
     def _calibrate(self) -> float:
         start, end = self.event(timing=True), self.event(timing=True)
-        self._torch.cuda._sleep(CALIBRATION_CYCLES)  # the first one loads the kernel
+        for _ in range(3):  # the kernel loads, and an idle GPU's clock comes up
+            self._torch.cuda._sleep(CALIBRATION_CYCLES)
         start.record()
         self._torch.cuda._sleep(CALIBRATION_CYCLES)
         end.record()

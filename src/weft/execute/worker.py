@@ -72,6 +72,7 @@ class RemoteExecutor:
         self._under_shim = under_shim
         self._resources = contextlib.ExitStack()
         self._process: subprocess.Popen[bytes] | None = None
+        self._job: Any = None
         self.restarts = 0
         self.log = ""
         """The end of what the last worker that was replaced had printed."""
@@ -93,6 +94,10 @@ class RemoteExecutor:
 
     def info(self) -> dict[str, Any]:
         return self._info
+
+    def shim_stats(self) -> dict[str, Any]:
+        """What the shim counted in this worker so far; empty without the shim."""
+        return self._job.collect() if self._job is not None and self._process is not None else {}
 
     def close(self) -> None:
         """End the worker."""
@@ -131,7 +136,8 @@ class RemoteExecutor:
         if self._under_shim:
             from weft.shim.inject import Job
 
-            env = self._resources.enter_context(Job()).environment(env)
+            self._job = self._resources.enter_context(Job())
+            env = self._job.environment(env)
         self._errors = self._resources.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
         try:
             pipes = (str(request_read), str(answer_write))

@@ -1,0 +1,155 @@
+"""Ghost ranks on the CPU: torch.distributed's own calls, DDP and FSDP2, unmodified, in one process."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.distributed as dist  # noqa: E402
+
+from weft.comm import ghost  # noqa: E402
+from weft.errors import UsageError  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::FutureWarning", "ignore::DeprecationWarning", "ignore::UserWarning"
+)
+R = 3
+
+
+@pytest.fixture(autouse=True)
+def world():
+    ghost.init(R)
+    yield
+    dist.destroy_process_group()
+
+
+def numbers(count: int) -> torch.Tensor:
+    return torch.arange(float(count)) + 1
+
+
+def test_this_process_is_rank_0_of_r():
+    assert (dist.get_rank(), dist.get_world_size(), dist.get_backend()) == (0, R, "ghost")
+
+
+@pytest.mark.parametrize(("op", "factor"), [("SUM", R), ("AVG", 1), ("MAX", 1), ("MIN", 1)])
+def test_all_reduce_is_as_if_every_rank_had_the_same(op, factor):
+    x = numbers(7)
+    dist.all_reduce(x, op=getattr(dist.ReduceOp, op))
+    assert torch.equal(x, numbers(7) * factor)
+
+
+def test_every_other_collective():
+    x, out = numbers(4), torch.empty(4 * R)
+    dist.all_gather_into_tensor(out, x)
+    assert torch.equal(out, x.repeat(R))
+    part = torch.empty(2)
+    dist.reduce_scatter_tensor(part, numbers(2 * R))
+    assert torch.equal(part, numbers(2) * R)
+    dist.all_to_all_single(out := torch.empty(2 * R), numbers(2 * R))
+    assert torch.equal(out, numbers(2).repeat(R))
+    pieces = [torch.empty(2, 2) for _ in range(R)]
+    dist.all_gather(pieces, numbers(4).view(2, 2))
+    assert all(torch.equal(piece, numbers(4).view(2, 2)) for piece in pieces)
+    for root in range(R):
+        y = numbers(5)
+        dist.broadcast(y, src=root)
+        assert torch.equal(y, numbers(5))
+        dist.reduce(y := numbers(5), dst=root)
+        assert torch.equal(y, numbers(5) * (R if root == 0 else 1))
+    dist.gather(numbers(2), [torch.empty(2) for _ in range(R)])
+    dist.scatter(y := torch.empty(2), [numbers(2) + r for r in range(R)])
+    assert torch.equal(y, numbers(2))
+    dist.send(numbers(3), dst=1)
+    dist.recv(torch.empty(3), src=2)
+    dist.barrier()
+
+
+def test_uneven_all_to_all_and_objects():
+    out = torch.full((9,), -1.0)
+    dist.all_to_all_single(out, numbers(6), output_split_sizes=[1, 3, 5], input_split_sizes=[1, 2, 3])
+    assert out[0] == 1.0
+    assert (out >= 0).all()
+    found = [None] * R
+    dist.all_gather_object(found, {"a": 1})
+    assert found == [{"a": 1}] * R
+    with pytest.raises(UsageError, match="cannot be split"):
+        dist.group.WORLD.all_to_all_single(out, numbers(6), [1, 1, 1], None)
+
+
+def test_reductions_it_does_not_have_are_refused_by_name():
+    with pytest.raises(UsageError, match="use SUM, AVG"):
+        dist.all_reduce(torch.ones(3, dtype=torch.int32), op=dist.ReduceOp.BAND)
+
+
+def test_without_the_mirror_ghosts_add_nothing():
+    group = ghost.GhostGroup(0, R, ghost.GhostOptions(mirror=False))
+    x = numbers(4)
+    group.allreduce([x]).wait()
+    assert torch.equal(x, numbers(4))
+
+
+def net() -> torch.nn.Module:
+    torch.manual_seed(3)
+    return torch.nn.Sequential(torch.nn.Linear(9, 33), torch.nn.GELU(), torch.nn.Linear(33, 7))
+
+
+def train(model: torch.nn.Module, steps: int = 4) -> list[float]:
+    optimizer, losses = torch.optim.SGD(model.parameters(), 0.1), []
+    generator = torch.Generator().manual_seed(5)
+    for _ in range(steps):
+        loss = model(torch.randn(5, 9, generator=generator)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss))
+    return losses
+
+
+def test_ddp_trains_as_on_one_device():
+    alone, parallel = net(), net()
+    losses = train(alone)
+    wrapped = torch.nn.parallel.DistributedDataParallel(parallel, bucket_cap_mb=0.001)
+    assert train(wrapped) == pytest.approx(losses, rel=1e-5)
+    for one, other in zip(alone.parameters(), parallel.parameters(), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_fsdp2_trains():
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    model, mesh = net(), init_device_mesh("cpu", (R,))
+    for layer in model:
+        if isinstance(layer, torch.nn.Linear):
+            fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    assert all(p.to_local().numel() < p.numel() for p in model.parameters())
+    losses = train(model, 12)
+    assert losses[-1] < losses[0] / 2
+
+
+def test_an_unmodified_script(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(
+        textwrap.dedent("""
+        import os, sys, torch, torch.distributed as dist
+        dist.init_process_group("nccl")
+        x = torch.ones(3)
+        dist.all_reduce(x)
+        print(sys.argv[1:], os.environ["WORLD_SIZE"], x.tolist())
+        dist.destroy_process_group()
+        """)
+    )
+    command = [sys.executable, "-m", "weft.comm.ghost", "--ranks", "4", str(script), "--lr", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout.strip() == "['--lr', '1'] 4 [4.0, 4.0, 4.0]", done.stderr
+    bad = subprocess.run(
+        [*command[:3], "--rank", "2"], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert bad.returncode == 1
+    assert "usage: python -m weft.comm.ghost" in bad.stderr
