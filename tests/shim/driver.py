@@ -60,11 +60,11 @@ def kernel(name, registers=32, static_shared=0, as_kernel=False):
 
 def by_proc_address(name, version=12000, flags=0, way="cuGetProcAddress_v2"):
     """A driver function as the CUDA runtime finds it."""
-    pointer, status = c_void_p(), c_int()
-    ask = getattr(library(), way)
+    newer = way.endswith("_v2") if isinstance(way, str) else version >= 12000
+    pointer, status = c_void_p(), c_int(-1 if newer else 0)
     arguments = [name.encode(), ctypes.byref(pointer), version, c_uint64(flags)]
-    result = ask(*arguments, ctypes.byref(status)) if way.endswith("_v2") else ask(*arguments)
-    assert result == 0, (name, result)
+    result = call(way, *arguments, *([ctypes.byref(status)] if newer else []))
+    assert (result, status.value) == (0, 0), (name, result, status.value)
     return pointer.value
 
 

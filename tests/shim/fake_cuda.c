@@ -180,17 +180,6 @@ API CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, CUfunction
     return 0;
 }
 
-API CUresult cuOccupancyAvailableDynamicSMemPerBlock(size_t *bytes, CUfunction f, int blocks, int threads) {
-    MAY_FAIL("cuOccupancyAvailableDynamicSMemPerBlock");
-    kernel *k = function(f);
-    (void)threads;
-    if (!k || blocks <= 0)
-        return CUDA_ERROR_INVALID_VALUE;
-    long size = (long)SM_SHARED / blocks / 128 * 128 - RESERVED - k->static_shared;
-    *bytes = size > 0 ? (size_t)size : 0;
-    return 0;
-}
-
 /* --- facts ------------------------------------------------------------------------------------------------ */
 
 API CUresult cuInit(unsigned flags) { return (void)flags, 0; }
@@ -419,7 +408,7 @@ API CUresult cuGraphInstantiateWithFlags(CUgraphExec *e, CUgraph g, unsigned lon
     (void)flags;
     return *e = (CUgraphExec)g, 0;
 }
-API CUresult cuGraphExecUpdate(CUgraphExec e, CUgraph g, CUgraphNode *n, int *r) { return (void)e, (void)g, (void)n, (void)r, 0; }
+API CUresult cuGraphExecUpdate(CUgraphExec e, CUgraph g, CUgraphNode *n, int *r) { return (void)e, (void)g, (void)n, *r = 0, 0; }
 API CUresult cuGraphExecUpdate_v2(CUgraphExec e, CUgraph g, void *r) { return (void)e, (void)g, (void)r, 0; }
 API CUresult cuGraphExecDestroy(CUgraphExec e) { return (void)e, 0; }
 
@@ -494,7 +483,6 @@ static CUresult get_address(const char *symbol, void **pfn, int version, cuuint6
 API CUresult cuGetProcAddress(const char *symbol, void **pfn, int version, cuuint64_t flags) { return get_address(symbol, pfn, version, flags); }
 API CUresult cuGetProcAddress_v2(const char *symbol, void **pfn, int version, cuuint64_t flags, int *status) {
     CUresult result = get_address(symbol, pfn, version, flags);
-    if (status)
-        *status = result ? 1 : 0;
+    *status = result ? 1 : 0; /* a caller that takes the wrong version for this one passes no pointer */
     return result;
 }

@@ -79,7 +79,7 @@ capture()
 library().fake_add_child(graph, inner)
 assert call("cuGraphInstantiateWithFlags", ctypes.byref(executable), graph, c_uint64(0)) == 0
 assert call("cuGraphLaunch", executable, None) == 0
-assert call("cuGraphExecUpdate_v2", executable, inner, None) == 0
+assert call(by_proc_address("cuGraphExecUpdate", 12000), executable, inner, None) == 0
 assert call("cuGraphLaunch", executable, None) == 0
 """)
     assert done.stats["launches"] == 6 + 3

@@ -43,13 +43,8 @@ def test_a_launch_found_by_get_proc_address_is_counted(program, way, flags, name
 @pytest.mark.parametrize("version", [11030, 12000, 13000])
 def test_get_proc_address_found_through_itself_still_substitutes(program, version):
     done = program(f"""
-        import ctypes
         ask = by_proc_address("cuGetProcAddress", {version})
-        pointer, status = c_void_p(), c_int()
-        arguments = [b"cuLaunchKernel", ctypes.byref(pointer), 12000, c_uint64(0)]
-        arguments += [ctypes.byref(status)] if {version} >= 12000 else []
-        assert call(ask, *arguments) == 0
-        assert launch(kernel("gemm"), function=pointer.value) == 0
+        assert launch(kernel("gemm"), function=by_proc_address("cuLaunchKernel", {version}, way=ask)) == 0
     """)
     assert done.kernel("gemm")["launches"] == 1
 

@@ -61,9 +61,12 @@ def test_signals_reach_the_program_and_its_answer_stands(environment, temporary,
 
 
 def test_a_program_does_not_outlive_weft(environment, tmp_path):
-    script = f"echo $$ > {tmp_path}/pid; exec sleep 60"
+    script = (
+        f"echo $$ > {tmp_path}/pid; exec sleep 60"  # weft, killed, cannot clear up: its files go to tmp_path
+    )
     running = subprocess.Popen(
-        [sys.executable, "-m", "weft", "run", "--", "sh", "-c", script], env=environment
+        [sys.executable, "-m", "weft", "run", "--", "sh", "-c", script],
+        env={**environment, "TMPDIR": str(tmp_path)},
     )
     pid_file = tmp_path / "pid"
     while not pid_file.exists() or not pid_file.read_text().strip():

@@ -81,19 +81,25 @@ void weft_cuda_found(const char *name, void *real) {
     remember(by_symbol(name), real);
 }
 
-static void substitute_answer(const char *symbol, void **pfn, int version, cuuint64_t flags) {
-    if (!symbol || !pfn || !*pfn || !weft_enabled())
-        return;
+/* One name may stand for several functions, by version and default stream: all must fit. */
+static const hook *by_question(const char *asked, int version, cuuint64_t flags) {
     int per_thread = (flags & CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM) != 0;
     for (int i = 0; i < HOOKS; i++) {
         const hook *h = &hooks[i];
-        bool same = strcmp(h->asked, symbol) == 0 && (h->per_thread == 2 || h->per_thread == per_thread) &&
-                    version >= h->from && version <= h->until;
-        if (same || strcmp(h->symbol, symbol) == 0) {
-            remember(h, *pfn);
-            *pfn = h->ours;
-            return;
-        }
+        if (strcmp(h->asked, asked) == 0 && (h->per_thread == 2 || h->per_thread == per_thread) &&
+            version >= h->from && version <= h->until)
+            return h;
+    }
+    return NULL;
+}
+
+static void substitute_answer(const char *symbol, void **pfn, int version, cuuint64_t flags) {
+    if (!symbol || !pfn || !*pfn || !weft_enabled())
+        return;
+    const hook *h = by_question(symbol, version, flags);
+    if (h) {
+        remember(h, *pfn);
+        *pfn = h->ours;
     }
 }
 
@@ -169,7 +175,7 @@ static bool cuda_name(void *handle, char *out, size_t size) {
     return name != NULL;
 }
 
-static int occupancy(CUfunction f, unsigned threads, size_t dynamic_bytes) {
+static int occupancy(void *f, unsigned threads, size_t dynamic_bytes) {
     const weft_cuda_calls *cu = weft_cuda();
     int blocks = 0;
     if (!f || !cu->cuOccupancyMaxActiveBlocksPerMultiprocessor ||
@@ -199,35 +205,24 @@ static uint32_t cuda_sm_count(void) {
     return (uint32_t)device_attribute(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
 }
 
-/* The smallest size that the driver says admits `blocks` and not one more. */
-static bool pin_size(CUfunction f, unsigned threads, size_t dynamic_bytes, unsigned blocks, uint32_t *bytes) {
+/* Over 48 KiB a kernel must be allowed its shared memory first, for the question and for the launch. */
+static bool pin_function(CUfunction f, unsigned threads, size_t dynamic_bytes, unsigned blocks, uint32_t *bytes) {
     const weft_cuda_calls *cu = weft_cuda();
-    int fixed = 0, limit = device_attribute(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN);
-    size_t fits_one_more;
-    if (!f || !cu->cuOccupancyAvailableDynamicSMemPerBlock || !cu->cuFuncGetAttribute || !cu->cuFuncSetAttribute ||
+    int fixed, before, limit = device_attribute(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN);
+    if (!f || !cu->cuFuncGetAttribute || !cu->cuFuncSetAttribute ||
         cu->cuFuncGetAttribute(&fixed, CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, f) != CUDA_SUCCESS ||
-        cu->cuOccupancyAvailableDynamicSMemPerBlock(&fits_one_more, f, (int)blocks + 1, (int)threads) != CUDA_SUCCESS)
+        cu->cuFuncGetAttribute(&before, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, f) != CUDA_SUCCESS ||
+        limit <= fixed ||
+        cu->cuFuncSetAttribute(f, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, limit - fixed) != CUDA_SUCCESS)
         return false;
-    size_t most = limit > fixed ? (size_t)(limit - fixed) : 0;
-    size_t size = fits_one_more + 1 > dynamic_bytes ? fits_one_more + 1 : dynamic_bytes;
-    int before = 0;
-    cu->cuFuncGetAttribute(&before, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, f);
-    if (size > most || cu->cuFuncSetAttribute(f, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, (int)most) != CUDA_SUCCESS)
-        return false;
-    int fit = occupancy(f, threads, size);
-    while (fit > (int)blocks && size + 128 <= most) /* the driver rounds sizes up */
-        fit = occupancy(f, threads, size += 128);
-    bool pinned = fit == (int)blocks;
-    int keep = pinned && (int)size > before ? (int)size : before;
-    if (cu->cuFuncSetAttribute(f, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, keep) != CUDA_SUCCESS)
-        return false;
-    *bytes = (uint32_t)size;
-    return pinned;
+    bool pinned = weft_pin_size(occupancy, f, threads, dynamic_bytes, (size_t)(limit - fixed), blocks, bytes);
+    int keep = pinned && (int)*bytes > before ? (int)*bytes : before;
+    return cu->cuFuncSetAttribute(f, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, keep) == CUDA_SUCCESS && pinned;
 }
 
 static bool cuda_pin(void *handle, unsigned threads, size_t dynamic_bytes, unsigned blocks, uint32_t *bytes) {
     int mode = weft_capture_relax();
-    bool pinned = pin_size(function_of(handle), threads, dynamic_bytes, blocks, bytes);
+    bool pinned = pin_function(function_of(handle), threads, dynamic_bytes, blocks, bytes);
     weft_capture_restore(mode);
     return pinned;
 }

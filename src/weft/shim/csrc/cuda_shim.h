@@ -65,7 +65,6 @@ void weft_cuda_found(const char *name, void *real); /* the program found the rea
     X(cuFuncGetAttribute, CUresult (*)(int *, int, CUfunction))                                             \
     X(cuFuncSetAttribute, CUresult (*)(CUfunction, int, int))                                               \
     X(cuOccupancyMaxActiveBlocksPerMultiprocessor, CUresult (*)(int *, CUfunction, int, size_t))            \
-    X(cuOccupancyAvailableDynamicSMemPerBlock, CUresult (*)(size_t *, CUfunction, int, int))                \
     X(cuCtxGetCurrent, CUresult (*)(CUcontext *))                                                           \
     X(cuCtxGetDevice, CUresult (*)(CUdevice *))                                                             \
     X(cuCtxGetStreamPriorityRange, CUresult (*)(int *, int *))                                              \

@@ -182,20 +182,10 @@ static int module_blocks(void *f, unsigned threads, size_t lds) {
     return blocks;
 }
 
-/* The least LDS that lets no more than `blocks` fit, by bisection: HIP has no call that answers it. */
 static bool pin(int (*fit)(void *, unsigned, size_t), void *f, unsigned threads, size_t lds, unsigned blocks,
                 uint32_t *bytes) {
     int limit = attribute(ATTRIBUTE_LDS_PER_BLOCK);
-    size_t low = lds, high = limit > 0 ? (size_t)limit : LDS_DEFAULT;
-    while (low < high) {
-        size_t middle = low + (high - low) / 2;
-        if (fit(f, threads, middle) > (int)blocks)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    *bytes = (uint32_t)low;
-    return fit(f, threads, low) == (int)blocks;
+    return weft_pin_size(fit, f, threads, lds, limit > 0 ? (size_t)limit : LDS_DEFAULT, blocks, bytes);
 }
 
 static bool host_pin(void *f, unsigned threads, size_t lds, unsigned blocks, uint32_t *bytes) {

@@ -32,6 +32,21 @@ static uint32_t wanted(const weft_policy *policy, const char *name, bool *named)
 /* The top bit of `blocks` tells a rule that names the kernel from the default. */
 enum { NAMED = 0x80 };
 
+/* By bisection over the occupancy call: cuOccupancyAvailableDynamicSMemPerBlock, which seems to answer this at
+ * once, leaves the driver's own shared memory out of the sum (580.159 on an H200), and HIP has no such call. */
+bool weft_pin_size(int (*fit)(void *, unsigned, size_t), void *handle, unsigned threads, size_t low, size_t high,
+                   unsigned blocks, uint32_t *bytes) {
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+        if (fit(handle, threads, middle) > (int)blocks)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    *bytes = (uint32_t)low;
+    return fit(handle, threads, low) == (int)blocks;
+}
+
 static uint64_t make_plan(const weft_backend *api, const weft_rules *rules, weft_variant *v) {
     bool named;
     uint32_t blocks = wanted(&rules->data, weft_self->rows[v->row].name, &named);

@@ -82,6 +82,10 @@ void weft_count_launch(weft_variant *v, uint64_t times, bool shaped);
 /* Dynamic shared memory for this launch, or `shared` itself where it is left alone (the reason is noted). */
 uint32_t weft_shape(const weft_backend *api, const weft_rules *rules, weft_variant *v, unsigned shared,
                     uint64_t grid_blocks, bool in_flight);
+
+/* The least size from `low` to `high` bytes with which exactly `blocks` blocks fit, as `fit` answers. */
+bool weft_pin_size(int (*fit)(void *handle, unsigned threads, size_t bytes), void *handle, unsigned threads, size_t low,
+                   size_t high, unsigned blocks, uint32_t *bytes);
 void weft_shape_refused(weft_variant *v, const weft_rules *rules);
 
 /* --- flight.c: collectives in flight ---------------------------------------------------------------- */
