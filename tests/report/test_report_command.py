@@ -75,6 +75,40 @@ def test_a_bench_that_was_interrupted_is_still_shown(tmp_path) -> None:
     assert (result.kind, len(result.document["rows"])) == ("bench", 3)
 
 
+def test_the_result_file_of_a_bench_is_understood(tmp_path) -> None:
+    def row(device: str, cell: str, candidate: str, ms: float | None, **more: object) -> dict:
+        blank = {"suite": "night", "workload": {"gemm": [1, 2, 3]}, "policy": {"version": 1}, "status": "ok"}
+        ratio = None if ms is None else ms / 10
+        return {
+            **blank,
+            "device": device,
+            "cell": cell,
+            "candidate": candidate,
+            "ms": ms,
+            "time_ratio": ratio,
+            **more,
+        }
+
+    rows = [
+        row("sim:h100", "cb-ar", "overlap", 8.0, simulated=True),
+        row("NVIDIA H200", "cb-ar", "overlap", 9.5),
+        row("NVIDIA H200", "cb-ar", "overlap", 9.0),
+        row("NVIDIA H200", "cb-ar", "priority", 7.0, chosen=True, ci_ms=[6.9, 7.1]),
+        row("NVIDIA H200", "cb-ar", "all SMs", None, status="hung", problem="did not end in 60 s"),
+    ]
+    lines = [json.dumps({"header": "night", "device": "NVIDIA H200"}), *map(json.dumps, rows)]
+    (tmp_path / "night.jsonl").write_text(lines[0] + '\n{"broken": \n' + "\n".join(lines[1:]) + "\n")
+    simulated, measured = find_results(tmp_path).results
+    assert [len(simulated.document["rows"]), len(measured.document["rows"])] == [1, 3]
+    assert [row["ms"] for row in measured.document["rows"]] == [9.0, 7.0, None], "the last run counts"
+    report(tmp_path, None)
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert page.count('class="badge">simulated<') == 1
+    assert page.count("<h1") == 2
+    for expected in ("Bench night", "cb-ar", "priority", "did not end in 60 s", "7 ms ±0.1"):
+        assert expected in page
+
+
 def test_an_empty_or_foreign_folder_is_one_clear_line(tmp_path) -> None:
     with pytest.raises(InputError, match="no results in"):
         report(tmp_path, None)

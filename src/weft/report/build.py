@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import TypeVar
 
-from weft.report import analysis, compare, details, results, words
+from weft.report import analysis, bench, compare, details, tune, words
+from weft.report.charts import Chart, is_simulated, workload_name
 from weft.report.drawing import MAX_JSON_BYTES, Drawing, draw
 from weft.report.parts import Bar, Card, Table
 from weft.report.reading import Document, record, records, text
@@ -59,8 +60,8 @@ class AnalysisPart(Part):
 class BenchPart(Part):
     """A bench."""
 
-    heatmaps: tuple[results.Heatmap, ...]
-    charts: tuple[results.Chart, ...]
+    heatmaps: tuple[bench.Heatmap, ...]
+    charts: tuple[Chart, ...]
     table: Table
 
 
@@ -69,7 +70,7 @@ class TunePart(Part):
     """A tune."""
 
     cards: tuple[Card, ...]
-    chart: results.Chart
+    chart: Chart
     table: Table
 
 
@@ -103,7 +104,7 @@ def analysis_part(
         subtitle=_subtitle(analysis.device(document), _count(len(names), "rank"), _paths(document)),
         sentence=analysis.sentence(document),
         contents=tuple(sections),
-        simulated=results.is_simulated(document) or analysis.device(document).startswith("sim:"),
+        simulated=is_simulated(document) or analysis.device(document).startswith("sim:"),
         warnings=tuple(analysis.warnings(document)),
         cards=tuple(analysis.cards(document)),
         legend=_legend(),
@@ -121,7 +122,7 @@ def analysis_part(
 
 def bench_part(document: Document) -> BenchPart:
     """The part of `weft bench`."""
-    heatmaps, charts = results.heatmaps(document), results.bench_charts(document)
+    heatmaps, charts = bench.heatmaps(document), bench.times(document)
     sections = [("heat", "Heatmaps")] if heatmaps else []
     sections += [("times", "Times")] if charts else []
     suite = text(document, "suite")
@@ -129,12 +130,13 @@ def bench_part(document: Document) -> BenchPart:
         template="bench.html.j2",
         title=f"Bench {suite}".strip(),
         subtitle=_subtitle(text(document, "device"), _count(len(records(document, "rows")), "measurement")),
-        sentence=results.bench_sentence(document),
+        sentence=bench.sentence(document),
         contents=(*sections, ("table", "Results")),
-        simulated=results.is_simulated(document),
+        simulated=is_simulated(document),
+        warnings=tuple(bench.warnings(document)),
         heatmaps=tuple(heatmaps),
         charts=tuple(charts),
-        table=results.bench_table(document),
+        table=bench.row_table(document),
     )
 
 
@@ -150,16 +152,16 @@ def tune_part(
     sections = [("summary", "Summary"), ("candidates", "Candidates")]
     part = TunePart(
         template="tune.html.j2",
-        title=f"Tune {results.workload_name(document)}".strip(),
+        title=f"Tune {workload_name(document)}".strip(),
         subtitle=_subtitle(
             text(document, "device"), _count(len(records(document, "candidates")), "candidate")
         ),
-        sentence=results.tune_sentence(document),
+        sentence=tune.sentence(document),
         contents=(*sections, *([("timeline", "Timeline")] if shown else [])),
-        simulated=results.is_simulated(document),
-        cards=tuple(results.tune_cards(document)),
-        chart=results.tune_chart(document),
-        table=results.candidate_table(document),
+        simulated=is_simulated(document),
+        cards=tuple(tune.cards(document)),
+        chart=tune.candidate_chart(document),
+        table=tune.candidate_table(document),
     )
     timelines, names = [line for line, _ in shown], [name for _, name in shown]
     return _with_timelines(part, timelines, names, None, max_bytes)

@@ -101,14 +101,27 @@ def _read(path: Path) -> Iterator[Result]:
 
 
 def _lines(content: str) -> list[Any]:
-    """The documents of a .jsonl file; loose bench rows, as a running bench writes them, become one."""
-    lines = content.split("\n")
-    loaded = [json.loads(line) for line in lines[:-1] if line.strip()]
-    with contextlib.suppress(ValueError):  # a bench that was interrupted while it wrote its last line
-        loaded += [json.loads(lines[-1])] if lines[-1].strip() else []
+    """The documents of a .jsonl file; loose rows of a bench become a document for each device."""
+    loaded = []
+    for line in content.splitlines():
+        with contextlib.suppress(ValueError):  # what a bench left that was interrupted while it wrote
+            loaded.append(json.loads(line))
     rows = [item for item in loaded if _is_row(item)]
-    whole = [item for item in loaded if not _is_row(item)]
-    if rows:
-        head = next((item for item in whole if isinstance(item, dict) and kind_of(item) is None), {})
-        whole.append({**head, "rows": rows})
-    return whole
+    heads = [
+        item for item in loaded if isinstance(item, dict) and not _is_row(item) and kind_of(item) is None
+    ]
+    whole = [item for item in loaded if kind_of(item) is not None]
+    return [*whole, *_benches(heads, rows)]
+
+
+def _benches(heads: list[dict[str, Any]], rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """A bench for each device; where a cell was run again its last rows count."""
+    latest: dict[tuple[str, ...], dict[str, Any]] = {}
+    for at, row in enumerate(rows):
+        cell = [str(row.get(key)) for key in ("device", "suite", "cell", "candidate")]
+        latest[(*cell,) if "cell" in row else (*cell, str(at))] = row
+    for device in dict.fromkeys(key[0] for key in latest):
+        mine = [row for key, row in latest.items() if key[0] == device]
+        head = next((h for h in heads if str(h.get("device")) == device), heads[0] if heads else {})
+        suite = head.get("suite") or head.get("header") or mine[0].get("suite")
+        yield {**head, "device": mine[0].get("device") or head.get("device"), "suite": suite, "rows": mine}

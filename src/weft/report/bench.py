@@ -1,0 +1,151 @@
+"""What the page says about a bench: heatmaps, times with intervals, a table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from weft.report import words
+from weft.report.charts import MAX_BARS, Chart, chart, interval_cell, row_policy, row_workload
+from weft.report.parts import MAX_ROWS, Cell, Column, Table
+from weft.report.reading import Document, number, records, shorten, text
+
+MAX_POLICIES = 40
+
+
+@dataclass(frozen=True)
+class Heatmap:
+    """Workloads down, policies across."""
+
+    title: str
+    note: str
+    policies: tuple[str, ...]
+    rows: tuple[tuple[str, tuple[Cell, ...]], ...]
+
+
+def heatmaps(document: Document) -> list[Heatmap]:
+    """Time ratio and fraction of ideal, workload by policy, where the rows have them."""
+    maps = (
+        _heatmap(
+            document,
+            "time_ratio",
+            "Time ratio",
+            "Overlapped time over sequential time: under 1 (blue) is a gain, over 1 (orange) a loss.",
+        ),
+        _heatmap(
+            document,
+            "fraction_of_ideal",
+            "Fraction of ideal",
+            "How much of the possible gain was reached: 1 is ideal, 0 is no better than sequential.",
+        ),
+    )
+    return [found for found in maps if found is not None]
+
+
+def _heatmap(document: Document, key: str, title: str, note: str) -> Heatmap | None:
+    values: dict[tuple[str, str], float] = {}
+    for row in records(document, "rows"):
+        value = number(row, key)
+        if value is not None:
+            values[row_workload(row), row_policy(row)] = value
+    if not values:
+        return None
+    workloads = list(dict.fromkeys(workload for workload, _ in values))[:MAX_ROWS]
+    policies = list(dict.fromkeys(policy for _, policy in values))[:MAX_POLICIES]
+    better = min if key == "time_ratio" else max
+    rows = []
+    for workload in workloads:
+        best = better((v for (w, _), v in values.items() if w == workload))
+        cells = [_heat_cell(values.get((workload, policy)), key, best) for policy in policies]
+        rows.append((shorten(workload, 60), tuple(cells)))
+    return Heatmap(title, note, tuple(shorten(policy, 60) for policy in policies), tuple(rows))
+
+
+def _heat_cell(value: float | None, key: str, best: float) -> Cell:
+    if value is None:
+        return Cell(words.NOTHING, None, "heat-none")
+    # Ratios are shaded by 5% steps from 1; fractions of ideal from half, so that blue is good in both.
+    steps = (value - 1) / 0.05 if key == "time_ratio" else (0.5 - value) / 0.11
+    level = max(-4, min(4, round(steps)))
+    css = "heat-0" if level == 0 else f"heat-{'n' if level < 0 else 'p'}{abs(level)}"
+    return Cell(f"{value:.2f}", value, css + (" best" if value == best else ""))
+
+
+def times(document: Document) -> list[Chart]:
+    """Times of the policies, a chart for each workload."""
+    groups: dict[str, list[Document]] = {}
+    for row in records(document, "rows"):
+        groups.setdefault(row_workload(row), []).append(row)
+    charts = []
+    for workload, rows in list(groups.items())[:MAX_BARS]:
+        times = [ms for row in rows if (ms := number(row, "ms")) is not None]
+        charts.append(chart(shorten(workload, 80), rows, [], best=min(times, default=None)))
+    return [chart for chart in charts if chart.whiskers]
+
+
+def row_table(document: Document) -> Table:
+    """Every row of a bench."""
+    columns: tuple[Column, ...] = (
+        Column("Workload", numeric=False),
+        Column("Policy", numeric=False),
+        Column("Time"),
+        Column("Interval", title="confidence interval of the median"),
+        Column("Time ratio", title="overlapped over sequential"),
+        Column("Overlap rate", title="share of communication that runs beside compute"),
+        Column("Fraction of ideal"),
+    )
+    found = records(document, "rows")
+    rows = tuple(_bench_row(row) for row in found[:MAX_ROWS])
+    if any(_problem(row) for row in found):
+        columns = (*columns, Column("Problem", numeric=False))
+        problems = (Cell(shorten(_problem(row), 120), _problem(row)) for row in found[:MAX_ROWS])
+        rows = tuple((*cells, problem) for cells, problem in zip(rows, problems, strict=True))
+    return Table("Results", columns, rows, max(len(found) - MAX_ROWS, 0))
+
+
+def _problem(row: Document) -> str:
+    """Why a row has no time, or no trustworthy one; empty where all is well."""
+    status = text(row, "status")
+    return "" if status in ("", "ok", "dropped") else text(row, "problem") or status
+
+
+def warnings(document: Document) -> list[str]:
+    """What is missing from a bench."""
+    missing = document.get("missing")
+    if not isinstance(missing, list) or not missing:
+        return []
+    return [f"No time was left for {len(missing)} workloads; run the bench again to go on."]
+
+
+def _bench_row(row: Document) -> tuple[Cell, ...]:
+    ms, ratio = number(row, "ms"), number(row, "time_ratio")
+    rate, fraction = number(row, "overlap_rate"), number(row, "fraction_of_ideal")
+    workload, policy = row_workload(row), row_policy(row)
+    tone = "" if ratio is None or ratio == 1 else "good" if ratio < 1 else "bad"
+    return (
+        Cell(shorten(workload, 60), workload),
+        Cell(shorten(policy, 80), policy),
+        Cell(words.milliseconds(ms), ms),
+        interval_cell(row, ms),
+        Cell(words.ratio(ratio), ratio, tone),
+        Cell(words.ratio(rate), rate),
+        Cell(words.ratio(fraction), fraction),
+    )
+
+
+def sentence(document: Document) -> str:
+    """How many workloads gain, in one sentence."""
+    best: dict[str, float] = {}
+    for row in records(document, "rows"):
+        ratio, workload = number(row, "time_ratio"), row_workload(row)
+        if ratio is not None:
+            best[workload] = min(ratio, best.get(workload, ratio))
+    if not best:
+        return f"{len(records(document, 'rows'))} measurements."
+    gained = [workload for workload, ratio in best.items() if ratio < 1]
+    top = min(best, key=lambda workload: best[workload])
+    said = f"{len(gained)} of {len(best)} workloads run faster overlapped than in sequence"
+    return (
+        f"{said}; the best is {shorten(top, 40)} at {best[top]:.2f} of its sequential time."
+        if gained
+        else f"{said}."
+    )

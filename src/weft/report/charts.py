@@ -1,0 +1,113 @@
+"""Measured times on one axis, and what bench and tune rows have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from weft.report import words
+from weft.report.parts import Cell
+from weft.report.reading import Document, interval, number, record, records, shorten, text
+
+MAX_BARS = 120
+
+
+@dataclass(frozen=True)
+class Whisker:
+    """A measured time with its confidence interval; positions in per mille of the chart's width."""
+
+    label: str
+    at: float
+    low: float
+    high: float
+    value: str
+    kept: bool
+    description: str
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A vertical line that the times are read against."""
+
+    css: str
+    label: str
+    at: float
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Whiskers on one axis."""
+
+    title: str
+    whiskers: tuple[Whisker, ...]
+    references: tuple[Reference, ...]
+    left_out: int = 0
+
+
+def is_simulated(document: Document) -> bool:
+    """Whether a result comes from the simulator: it says so, or its device does."""
+    sources = [document, *records(document, "rows")]
+    return any(s.get("simulated") is True or text(s, "device").startswith("sim:") for s in sources)
+
+
+def workload_name(document: Document) -> str:
+    """The workload of a tune, as a name or as its parts."""
+    parts = record(document, "workload")
+    if not parts:
+        return text(document, "workload")
+    return text(parts, "name") or ", ".join(f"{key} {text(parts, key)}" for key in parts if text(parts, key))
+
+
+def row_workload(row: Document) -> str:
+    """What a bench row ran: the name of its cell, or its workload."""
+    return text(row, "cell") or workload_name(row) or "?"
+
+
+def row_policy(row: Document) -> str:
+    """What a bench row ran it under: the name of the candidate, or its policy."""
+    return text(row, "candidate") or words.policy_name(row.get("policy"))
+
+
+def confidence(source: Document, ms: float | None) -> tuple[float, float] | None:
+    """The confidence interval in ms, from a pair of bounds or a half width."""
+    bounds, half = interval(source, "ci_ms"), number(source, "ci_ms")
+    if bounds is None and half is not None and ms is not None:
+        bounds = (ms - abs(half), ms + abs(half))
+    return bounds
+
+
+def interval_cell(row: Document, ms: float | None) -> Cell:
+    """The confidence interval as a table cell, sorted by its width."""
+    bounds = confidence(row, ms)
+    if bounds is None:
+        return Cell(words.NOTHING)
+    return Cell(f"{bounds[0]:.4g} to {bounds[1]:.4g} ms", bounds[1] - bounds[0])
+
+
+def chart(
+    title: str, rows: Sequence[Document], lines: Sequence[tuple[str, float | None]], best: float | None
+) -> Chart:
+    """Rows as whiskers against reference lines; the row chosen, kept or `best` stands out."""
+    chosen = any(row.get("chosen") is True for row in rows)
+    measured = [(row, ms) for row in rows if (ms := number(row, "ms")) is not None]
+    ends = [ms for _, ms in measured] + [ms for _, ms in lines if ms is not None]
+    ends += [end for row, ms in measured for end in (confidence(row, ms) or ())]
+    top = max(ends, default=0.0) * 1.04 or 1.0
+
+    def place(ms: float) -> float:
+        return round(1000 * max(0.0, min(ms / top, 1.0)), 2)
+
+    whiskers = []
+    for row, ms in measured[:MAX_BARS]:
+        low, high = confidence(row, ms) or (ms, ms)
+        label = row_policy(row)
+        value = f"{words.milliseconds(ms)}" + ("" if low == high else f" ±{(high - low) / 2:.2g}")
+        kept = (row.get("chosen") if chosen else row.get("kept")) is True or (not chosen and ms == best)
+        said = f"{label}: {words.milliseconds(ms)}, {words.milliseconds(low)} to {words.milliseconds(high)}"
+        whiskers.append(Whisker(shorten(label, 80), place(ms), place(low), place(high), value, kept, said))
+    references = tuple(
+        Reference(f"ref-{position}", f"{label} {words.milliseconds(ms)}", place(ms))
+        for position, (label, ms) in enumerate(lines)
+        if ms is not None
+    )
+    return Chart(title, tuple(whiskers), references, max(len(measured) - MAX_BARS, 0))
