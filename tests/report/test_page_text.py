@@ -266,6 +266,32 @@ def test_a_million_spans_make_a_small_page_that_says_so() -> None:
     assert "Decimated: 1,000,000 spans are drawn as" in page
 
 
+def test_huge_documents_still_make_a_page_under_three_megabytes() -> None:
+    long = "name" * 200
+    rows = [
+        {"workload": f"{long}{i % 90}", "policy": f"{i // 90} {long}", "ms": 1.0 + i, "ci_ms": 0.5, "time_ratio": 0.9,
+         "fraction_of_ideal": 0.5, "status": "hung", "problem": long}
+        for i in range(9_000)
+    ]  # fmt: skip
+    assert len(bench_page({"rows": rows, "suite": long}).encode()) < 3_000_000
+    tune = {**tune_document(), "candidates": [{"policy": f"{i}{long}", "ms": i + 1.0} for i in range(3_000)]}
+    assert len(tune_page(tune, None, None).encode()) < 3_000_000
+    collective = {
+        "name": long,
+        "kernel": long * 3,
+        "exposed_us": 1.0,
+        "attribution": {"behind_compute_us": 1.0},
+    }
+    price = {"kernels": [{"name": long, "alone_us": 1.0, "beside_us": 2.0}] * 50}
+    rank = {**rank_document(small_timeline(), 0), "collectives": [collective] * 60, "price_of_overlap": price}
+    ranks = [{**rank, "rank": i, "device": f"{long}{i}", "path": long} for i in range(600)]
+    advice = [{"title": long, "detail": long * 9, "command": f"weft run -- {long}"}] * 300
+    page = analysis_page(
+        {"ranks": ranks, "advice": advice, "warnings": [long] * 99}, [small_timeline()] * 600
+    )
+    assert len(page.encode()) < 3_000_000
+
+
 def test_identifiers_are_unique() -> None:
     for page in all_pages().values():
         ids = [attributes["id"] for _, attributes in Elements(page).tags if "id" in attributes]

@@ -44,16 +44,16 @@ def rank_label(rank: Document, position: int) -> str:
     known = number(rank, "rank")
     if known is not None:
         return f"rank {known:.0f}"
-    return PurePath(text(rank, "path")).name or f"trace {position}"
+    return shorten(PurePath(text(rank, "path")).name, 60) or f"trace {position}"
 
 
 def labels(document: Document) -> list[str]:
     """The labels of all ranks, made distinct."""
-    found: list[str] = []
+    found: dict[str, None] = {}
     for position, rank in enumerate(records(document, "ranks")):
         label = rank_label(rank, position)
-        found.append(label if label not in found else f"{label} ({position})")
-    return found
+        found[label if label not in found else f"{label} ({position})"] = None
+    return list(found)
 
 
 def worst_rank(document: Document) -> dict[str, Any]:
@@ -228,10 +228,10 @@ def advice(document: Document) -> list[Advice]:
     """What to try, in the order given."""
     return [
         Advice(
-            title=text(item, "title", text(item, "control", "Advice")),
-            detail=text(item, "detail"),
-            control=text(item, "control") if text(item, "control") != "none" else "",
-            collective=text(item, "collective"),
+            title=shorten(text(item, "title", text(item, "control", "Advice")), 200),
+            detail=shorten(text(item, "detail"), 2000),
+            control=shorten(text(item, "control"), 60) if text(item, "control") != "none" else "",
+            collective=shorten(text(item, "collective"), 200),
             gain=words.gain(interval(item, "gain_us")),
             command=text(item, "command"),
         )
@@ -242,7 +242,8 @@ def advice(document: Document) -> list[Advice]:
 def device(document: Document) -> str:
     """The device, or the different ones."""
     found = [text(rank, "device") for rank in records(document, "ranks")] + [text(document, "device")]
-    return ", ".join(dict.fromkeys(shorten(name, 60) for name in found if name))
+    distinct = list(dict.fromkeys(shorten(name, 60) for name in found if name))
+    return ", ".join(distinct[:4]) + (f" and {len(distinct) - 4} more" if len(distinct) > 4 else "")
 
 
 def warnings(document: Document) -> list[str]:

@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from weft.report import words
-from weft.report.charts import MAX_BARS, Chart, chart, interval_cell, row_policy, row_workload
+from weft.report.charts import Chart, chart, interval_cell, row_policy, row_workload
 from weft.report.parts import MAX_ROWS, Cell, Column, Table
 from weft.report.reading import Document, number, records, shorten, text
 
 MAX_POLICIES = 40
+MAX_CELLS = 4000
+MAX_WHISKERS = 300
+"""Over this many times on the page, the workloads that follow are only in the heatmap and the table."""
 
 
 @dataclass(frozen=True)
@@ -49,13 +52,14 @@ def _heatmap(document: Document, key: str, title: str, note: str) -> Heatmap | N
             values[row_workload(row), row_policy(row)] = value
     if not values:
         return None
-    workloads = list(dict.fromkeys(workload for workload, _ in values))[:MAX_ROWS]
     policies = list(dict.fromkeys(policy for _, policy in values))[:MAX_POLICIES]
+    workloads = list(dict.fromkeys(workload for workload, _ in values))[: MAX_CELLS // len(policies)]
     better = min if key == "time_ratio" else max
     rows = []
     for workload in workloads:
-        best = better((v for (w, _), v in values.items() if w == workload))
-        cells = [_heat_cell(values.get((workload, policy)), key, best) for policy in policies]
+        mine = [values.get((workload, policy)) for policy in policies]
+        best = better((v for v in mine if v is not None), default=0.0)
+        cells = [_heat_cell(value, key, best) for value in mine]
         rows.append((shorten(workload, 60), tuple(cells)))
     return Heatmap(title, note, tuple(shorten(policy, 60) for policy in policies), tuple(rows))
 
@@ -75,8 +79,10 @@ def times(document: Document) -> list[Chart]:
     groups: dict[str, list[Document]] = {}
     for row in records(document, "rows"):
         groups.setdefault(row_workload(row), []).append(row)
-    charts = []
-    for workload, rows in list(groups.items())[:MAX_BARS]:
+    charts: list[Chart] = []
+    for workload, rows in groups.items():
+        if sum(len(c.whiskers) for c in charts) > MAX_WHISKERS:
+            break
         times = [ms for row in rows if (ms := number(row, "ms")) is not None]
         charts.append(chart(shorten(workload, 80), rows, [], best=min(times, default=None)))
     return [chart for chart in charts if chart.whiskers]
