@@ -108,7 +108,7 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 def _print_json(document: dict[str, Any]) -> None:
-    print(json.dumps(document, ensure_ascii=False, allow_nan=False))
+    print(json.dumps(document, allow_nan=False))
 
 
 def _console() -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from weft.trace.custom import comm_matcher
 from weft.trace.files import find_traces
 from weft.trace.kineto import Trace
 from weft.trace.match import Match, match
+from weft.trace.names import short_name
 from weft.trace.parallel import read_all
 from weft.trace.price import KernelPrice, price_of_overlap
 from weft.trace.steps import StepFigures, step_figures
@@ -26,7 +26,6 @@ from weft.trace.steps import StepFigures, step_figures
 Progress = Callable[[str, int, int], None]
 """Called with the path, how many files are done, and how many there are."""
 
-_ARGUMENTS = re.compile(r"\((?!anonymous)[^()]*(?:\([^()]*\)[^()]*)*\)\s*(?:const)?$")
 _PRICED_KERNELS = 50
 
 
@@ -248,11 +247,6 @@ def collective_rows(rank: RankAnalysis) -> list[dict[str, Any]]:
             }
         )
     return sorted(rows, key=lambda row: -row["exposed_us"])
-
-
-def short_name(kernel: str) -> str:
-    """A kernel's name without its return type and arguments."""
-    return _ARGUMENTS.sub("", kernel.removeprefix("void ")) or kernel
 
 
 def _price_json(prices: Sequence[KernelPrice]) -> dict[str, Any]:

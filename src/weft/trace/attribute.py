@@ -102,6 +102,7 @@ def attribute(trace: Trace, found: Collectives, matched: Match) -> Attribution:
     )
     late = np.clip(at_unlaunched - np.maximum(at_unstarved, hidden), 0, rest)
     late = np.clip(late + _starved_by_cpu(trace, owned_from, end), 0, rest)
+    late = np.where(_nothing_launched(trace, found, start, end), rest, late)
     rest = rest - late
     return Attribution(
         exposed_ns=exposed,
@@ -239,6 +240,32 @@ def _replay(
     return out
 
 
+def _nothing_launched(trace: Trace, found: Collectives, start: Ns, end: Ns) -> npt.NDArray[np.bool_]:
+    """Spans that started as soon as they were launched, with no compute launched to run beside them.
+
+    A CPU that waits for the GPU at that time is not late: it has nothing to launch.
+    """
+    launch = trace.launch_ns[found.span]
+    timeline = trace.timeline
+    mask = timeline.kind == Kind.COMPUTE
+    begun, launched = timeline.start_ns[mask], trace.launch_ns[mask]
+    if not len(begun):
+        return np.zeros(len(start), dtype=bool)
+    prompt = (launch != UNKNOWN_NS) & (start - launch <= _prompt_ns(trace)) & ~_shared_launch(trace, found)
+    following = np.searchsorted(begun, start, side="left")
+    next_launch = launched[np.minimum(following, len(begun) - 1)]
+    empty = (following < len(begun)) & (next_launch >= end)
+    running = Measure(timeline.covered(Kind.COMPUTE)).between(start, end) > 0
+    blocked = Measure(trace.blocking).between(start, end) > 0
+    out: npt.NDArray[np.bool_] = prompt & empty & ~running & ~blocked
+    return out
+
+
+def _prompt_ns(trace: Trace) -> int:
+    """A start within this of the launch came as soon as it could."""
+    return 2 * max(launch_latency_ns(trace), 1_000)
+
+
 def _starved_by_cpu(trace: Trace, owned_from: Ns, end: Ns) -> Ns:
     """Exposed time that ended because the CPU at last launched compute that ran beside the collective.
 
@@ -252,7 +279,7 @@ def _starved_by_cpu(trace: Trace, owned_from: Ns, end: Ns) -> Ns:
     compute = timeline.covered(Kind.COMPUTE)
     launch = trace.launch_ns[mask]
     begun = timeline.start_ns[mask]
-    prompt = (launch != UNKNOWN_NS) & (begun - launch <= 2 * max(launch_latency_ns(trace), 1_000))
+    prompt = (launch != UNKNOWN_NS) & (begun - launch <= _prompt_ns(trace))
     # Of each stretch of compute, the span that opens it.
     first = np.searchsorted(begun, compute.start, side="left")
     opened_promptly, launched = prompt[first], launch[first]

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from weft.trace.digits import UNKNOWN, nanoseconds
-from weft.trace.scan import split
+from weft.trace.scan import DECODE_ERRORS, split
 
 I64 = npt.NDArray[np.int64]
 
@@ -102,6 +102,9 @@ class HostArgs(msgspec.Struct, gc=False):
     stream: int = -1
     waits_for: int = msgspec.field(default=-1, name="wait_on_cuda_event_record_corr_id")
     waits_for_stream: int = msgspec.field(default=-1, name="wait_on_stream")
+    grid: tuple[int, ...] = (-1, 1, 1)
+    block: tuple[int, ...] = (-1, 1, 1)
+    shared_bytes: int = msgspec.field(default=-1, name="shared memory")
     dims: Any = msgspec.field(default=None, name="Input Dims")
     types: Any = msgspec.field(default=None, name="Input type")
 
@@ -153,14 +156,14 @@ class _Batch(Generic[T]):
     def decode(self, events: list[Event]) -> list[T]:
         try:
             return self._all.decode(b"[" + b",".join([e.args for e in events]) + b"]")
-        except (msgspec.DecodeError, RecursionError):
+        except DECODE_ERRORS:
             return [self._lenient(e.args) for e in events]
 
     def _lenient(self, raw: msgspec.Raw) -> T:
         out = self._kind()
         try:
             value = msgspec.json.decode(raw)
-        except (msgspec.DecodeError, RecursionError):
+        except DECODE_ERRORS:
             return out
         if isinstance(value, dict):
             for key, (name, kind) in self._fields.items():
@@ -235,7 +238,7 @@ class Collector:
         """Takes a JSON array of events. False if the text is not that."""
         try:
             events = self._decoder.decode(text)
-        except (msgspec.DecodeError, RecursionError):
+        except DECODE_ERRORS:
             return False
         # To look for the word once is cheaper than to ask every operator for its name.
         self._keep(events, _ROLES if _MARKING_OPERATOR in text else _ROLES_WITHOUT_OPERATORS)
@@ -249,7 +252,7 @@ class Collector:
         for piece in split(cleaned[1:-1]):
             try:
                 self._keep([msgspec.json.decode(piece, type=Event)], _ROLES)
-            except (msgspec.DecodeError, RecursionError):
+            except DECODE_ERRORS:
                 self.damaged += 1
         return False
 
@@ -300,8 +303,12 @@ class Collector:
             args = self._host_args.decode(launches)
             start, end = self._times(launches)
             threads = self.threads.all([bytes(e.tid) for e in launches])
-            columns = np.column_stack((start, end, _array([a.correlation for a in args]), threads))
-            self._launches.append(self._with_times(columns))
+            columns = (
+                *(start, end, _array([a.correlation for a in args]), threads),
+                *(_products([a.grid for a in args]), _products([a.block for a in args])),
+                _array([a.shared_bytes for a in args]),
+            )
+            self._launches.append(self._with_times(np.column_stack(columns)))
         blocking = [e for e, role in zip(events, roles, strict=True) if role == _BLOCKS]
         if blocking:
             self._blocking.append(self._with_times(np.column_stack(self._times(blocking))))
@@ -360,8 +367,11 @@ class Collector:
         return _stacked(self._gpu, len(GPU_COLUMNS))
 
     def launches(self) -> I64:
-        """One row per launching call: start, end, correlation, thread."""
-        return _stacked(self._launches, 4)
+        """One row per launching call: start, end, correlation, thread, blocks, threads, shared bytes.
+
+        The last three are known for HIP, whose kernel events lack them.
+        """
+        return _stacked(self._launches, 7)
 
     def blocking(self) -> I64:
         """One row per call in which the CPU waits for the GPU: start, end."""
@@ -393,11 +403,12 @@ GPU_COLUMNS = (
 
 def text(raw: bytes) -> str:
     """The string that a JSON text stands for; the text itself where it is no string."""
+    readable = raw.decode("utf-8", "replace")
     try:
-        value = msgspec.json.decode(raw)
-    except (msgspec.DecodeError, RecursionError):
-        return raw.decode("utf-8", "replace")
-    return value if isinstance(value, str) else raw.decode("utf-8", "replace")
+        value = msgspec.json.decode(readable)
+    except DECODE_ERRORS:
+        return readable
+    return value if isinstance(value, str) else readable
 
 
 def _stacked(parts: list[I64], width: int) -> I64:

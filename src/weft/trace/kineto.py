@@ -17,10 +17,16 @@ from weft.kernels import is_comm
 from weft.timeline import Intervals, Kind, Ns, Timeline, union
 from weft.trace.events import GPU_COLUMNS, KERNEL, MEMCPY, Collector, Mark, Message, text
 from weft.trace.files import MAX_TRACE_BYTES, Blocks
-from weft.trace.scan import Scanner
+from weft.trace.scan import DECODE_ERRORS, Scanner
 
 UNKNOWN_NS = -1 << 62
 """A launch time that the trace does not have."""
+
+MAX_NAME = 1 << 14
+"""Longer kernel names are cut; templates make names of a few thousand characters."""
+
+MAX_MATCHED = 1 << 12
+"""What of a name is compared with the table: a hostile name could take quadratic time."""
 
 _KEPT = ("distributedInfo", "deviceProperties", "schemaVersion", "baseTimeNanoseconds")
 _RANK_IN_NAME = re.compile(r"(?:rank|worker|gpu)[_\-.]?([0-9]{1,6})(?![0-9])", re.IGNORECASE)
@@ -80,7 +86,7 @@ def read(path: Path, is_comm_names: IsComm | None = None, *, max_bytes: int = MA
         if key in _KEPT and key not in metadata:
             try:
                 metadata[key] = msgspec.json.decode(value)
-            except (msgspec.DecodeError, RecursionError):
+            except DECODE_ERRORS:
                 metadata[key] = None
 
     blocks = Blocks(path, max_bytes=max_bytes)
@@ -99,7 +105,7 @@ def read(path: Path, is_comm_names: IsComm | None = None, *, max_bytes: int = MA
 
 def table(names: list[str]) -> list[bool]:
     """What the table of communication kernels says of these names."""
-    return [is_comm(name) for name in names]
+    return [is_comm(name[:MAX_MATCHED]) for name in names]
 
 
 def _traces(
@@ -113,10 +119,15 @@ def _traces(
             f"{path}: no GPU activity in its {collector.events} events{detail}; "
             "profile with ProfilerActivity.CUDA"
         )
-    names = [text(raw) for raw in collector.names.values()]
+    names = [text(raw)[:MAX_NAME] for raw in collector.names.values()]
     column = {name: i for i, name in enumerate(GPU_COLUMNS)}
     kinds = _kinds(rows[:, column["name"]], rows[:, column["kind"]], names, is_comm_names)
-    launch_ns, thread = _launches(rows[:, column["correlation"]], collector.launches())
+    launches = _launches(rows[:, column["correlation"]], collector.launches())
+    launch_ns, thread = launches[:, 0], launches[:, 1]
+    is_kernel = rows[:, column["kind"]] == KERNEL
+    for key, from_launch in (("blocks", 2), ("threads", 3), ("shared_bytes", 4)):
+        missing = is_kernel & (rows[:, column[key]] < 0)
+        rows[missing, column[key]] = launches[missing, from_launch]
     messages = list(collector.messages.values())
     message = _messages(rows, column, kinds, launch_ns, thread, collector.marks, messages)
     steps = tuple(
@@ -200,18 +211,19 @@ def _kinds(
     return kinds.astype(np.uint8)
 
 
-def _launches(
-    correlation: npt.NDArray[np.int64], launches: npt.NDArray[np.int64]
-) -> tuple[Ns, npt.NDArray[np.int64]]:
-    """Launch time and thread of each span by its correlation id; the first call where several share one."""
+def _launches(correlation: npt.NDArray[np.int64], launches: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """The launching call of each span by its correlation id, the first where several share one.
+
+    Columns: start, thread, blocks, threads per block, shared bytes; UNKNOWN_NS and -1 where there is none.
+    """
+    unknown = np.array([UNKNOWN_NS, -1, -1, -1, -1], dtype=np.int64)
     launches = launches[launches[:, 2] >= 0]
     if not len(launches):
-        return np.full(len(correlation), UNKNOWN_NS), np.full(len(correlation), -1)
+        return np.tile(unknown, (len(correlation), 1))
     launches = launches[np.lexsort((launches[:, 0], launches[:, 2]))]
-    at = np.searchsorted(launches[:, 2], correlation)
-    at = np.minimum(at, len(launches) - 1)
+    at = np.minimum(np.searchsorted(launches[:, 2], correlation), len(launches) - 1)
     known = (launches[at, 2] == correlation) & (correlation >= 0)
-    return np.where(known, launches[at, 0], UNKNOWN_NS), np.where(known, launches[at, 3], -1)
+    return np.where(known[:, None], launches[at][:, [0, 3, 4, 5, 6]], unknown)
 
 
 def _messages(

@@ -11,7 +11,12 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
+import msgspec
+
 from weft.errors import InputError
+
+DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What decoding malformed, badly encoded or too deeply nested JSON raises."""
 
 CHUNK_BYTES = 1 << 20
 """How much of the events array is decoded at a time."""

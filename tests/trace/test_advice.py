@@ -1,0 +1,155 @@
+"""Advice follows from the cause and from what the kernels leave room for."""
+
+from __future__ import annotations
+
+import pytest
+from trace_building import BASE_NS, GEMM, NCCL, TraceBuilder
+
+import weft
+from weft.policy import Policy
+
+US = 1_000
+
+
+def starved(path, *, name=GEMM, grid=(1024, 1, 1), registers=96, shared=0, device="NVIDIA H200", wait_us=400):
+    """Collectives that are ready and wait behind one kernel of the given shape."""
+    built = TraceBuilder(device_name=device)
+    for i in range(20):
+        at = i * 1_000 * US
+        resources = {"registers per thread": registers, "shared memory": shared}
+        built.gpu(GEMM, at, at + 100 * US, launch=at - 50 * US)
+        built.collective(at + (100 + wait_us) * US, at + (300 + wait_us) * US, launch=at - 40 * US)
+        built.gpu(
+            name, at + 100 * US, at + (100 + wait_us) * US, launch=at - 30 * US, grid=grid, block=(256, 1, 1), **resources
+        )  # fmt: skip
+    return weft.analyze(built.write(path / "rank0.json"))
+
+
+def controls(analysis):
+    return {item.control: item for item in analysis.advice}
+
+
+def test_persistent_kernels_call_for_a_head_start(tmp_path):
+    item = controls(starved(tmp_path, grid=(132, 1, 1), registers=168, shared=200_000))["head_start"]
+    assert "weft run --priority high --head-start 5 " in item.command
+    assert item.collective.startswith("ncclDevKernel_AllReduce")
+
+
+def test_matrix_kernels_of_many_waves_call_for_residency(tmp_path):
+    item = controls(starved(tmp_path, grid=(4096, 1, 1), registers=64))["residency"]
+    assert "--residency 2 --when overlap" in item.command  # four blocks of 256 threads and 64 registers fit
+
+
+def test_memory_bound_kernels_are_not_padded(tmp_path):
+    found = controls(
+        starved(tmp_path, name="void elementwise_kernel<4>(int)", grid=(4096, 1, 1), registers=64)
+    )
+    assert "residency" not in found
+    assert "priority" in found
+
+
+def test_unknown_resources_still_leave_priority(tmp_path):
+    assert "priority" in controls(starved(tmp_path, device=""))
+
+
+def test_kernels_that_leave_room_are_no_reason(tmp_path):
+    assert not {"head_start", "residency", "priority"} & set(controls(starved(tmp_path, grid=(60, 1, 1))))
+
+
+@pytest.mark.parametrize("wait_us", [40, 150, 400])
+def test_gains_are_bounded_by_what_waited(tmp_path, wait_us):
+    analysis = starved(tmp_path, grid=(132, 1, 1), registers=168, shared=200_000, wait_us=wait_us)
+    behind = analysis.attribution["behind_compute_us"]
+    assert behind > 0
+    for item in analysis.advice:
+        low, high = item.gain_us
+        assert 0 <= low <= high <= analysis.exposed_comm_us
+        if item.control in ("head_start", "residency", "priority"):
+            assert high <= behind
+
+
+def test_few_ctas_and_nothing_to_hide_behind(tmp_path):
+    built = TraceBuilder()
+    for i in range(10):
+        at = i * 1_000 * US
+        built.gpu(GEMM, at, at + 100 * US, launch=at - 5_000 * US)
+        built.gpu(NCCL, at + 100 * US, at + 900 * US, stream=20, launch=at - 4_900 * US, grid=(4, 1, 1))
+    item = controls(weft.analyze(built.write(tmp_path / "t.json")))["max_ctas"]
+    assert item.command == "NCCL_MAX_CTAS=8 weft run --stats weft-stats.json -- CMD"
+    assert item.gain_us == (0.0, 4000.0)
+
+
+def test_hidden_communication_has_nothing_to_gain(tmp_path):
+    built = TraceBuilder()
+    built.gpu(GEMM, 0, 1_000 * US, launch=-10 * US)
+    built.collective(100 * US, 900 * US, launch=-5 * US)
+    (item,) = weft.analyze(built.write(tmp_path / "t.json")).advice
+    assert item.control == "none"
+    assert "Only 0 µs" in item.detail
+
+
+def test_no_communication_says_so(tmp_path):
+    built = TraceBuilder()
+    built.gpu(GEMM, 0, 1_000 * US)
+    analysis = weft.analyze(built.write(tmp_path / "t.json"))
+    assert "--comm" in analysis.advice[0].detail
+    assert "--comm" in analysis.to_json()["summary"]["text"]
+
+
+def test_commands_are_ones_that_weft_run_takes(tmp_path):
+    """Every flag of an advised command is a control that a Policy accepts."""
+    for case in (
+        {"grid": (132, 1, 1), "registers": 168, "shared": 200_000},
+        {"grid": (4096, 1, 1), "registers": 64},
+    ):
+        for item in starved(tmp_path, **case).advice:
+            if item.command is None:
+                continue
+            words = item.command.split(" -- ")[0].removeprefix("weft run ").split()
+            flags = dict(zip(words[::2], words[1::2], strict=True))
+            known = {
+                "--priority": str,
+                "--residency": int,
+                "--head-start": float,
+                "--when": str,
+                "--stats": str,
+            }
+            given = {name: known[name](value) for name, value in flags.items()}
+            fields = {"--priority": "priority", "--residency": "residency", "--head-start": "head_start_us"}
+            Policy(**{fields[name]: value for name, value in given.items() if name in fields})
+
+
+def test_price_of_overlap_compares_like_with_like(tmp_path):
+    built = TraceBuilder()
+    for i in range(10):
+        at = i * 100 * US
+        beside = i % 2
+        built.gpu(GEMM, at, at + (15 if beside else 10) * US)
+        built.gpu(GEMM, at + 40 * US, at + 90 * US, grid=(4096, 1, 1))  # another size: never beside
+        if beside:
+            built.collective(at, at + 20 * US)
+    price = weft.analyze(built.write(tmp_path / "t.json")).to_json()["ranks"][0]["price_of_overlap"]
+    (kernel,) = price["kernels"]
+    assert (kernel["alone_us"], kernel["beside_us"], kernel["alone"], kernel["beside"]) == (10.0, 15.0, 5, 5)
+    assert (kernel["slowdown_pct"], price["lost_us"]) == (50.0, 25.0)
+
+
+def test_comparison_of_two_runs(tmp_path):
+    runs = []
+    for name, gap in (("before", 400), ("after", 0)):
+        (tmp_path / name).mkdir()
+        built = TraceBuilder(clock_ns=BASE_NS + gap)
+        built.gpu(GEMM, 0, 1_000 * US, launch=-10)
+        built.collective((500 + gap) * US, (800 + gap) * US, launch=-5)
+        built.write(tmp_path / name / "rank0.json")
+        runs.append(weft.analyze(tmp_path / name))
+    document = weft.trace.compare(*runs)
+    assert document["change"]["exposed_comm_us"] == {
+        "before": 200.0,
+        "after": 0.0,
+        "delta": -200.0,
+        "percent": -100.0,
+    }
+    assert document["before"]["ranks"][0]["exposed_comm_us"] == 200.0
+    assert document["change"]["collectives"][0]["kind"] == "all_reduce"
+    assert "200" in document["change"]["text"] or "0.200" in document["change"]["text"]

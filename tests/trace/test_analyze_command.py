@@ -1,0 +1,112 @@
+"""`weft analyze` as a user meets it: what goes to which stream, exit codes, files that are whole or not there."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from trace_building import GEMM, NCCL, TraceBuilder
+
+from weft.cli.main import main
+
+US = 1_000
+
+
+def run(capsys, *args) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as ended:
+        main(["analyze", *map(str, args)])
+    out, err = capsys.readouterr()
+    return int(ended.value.code or 0), out, err
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Two ranks of a run."""
+    for rank in range(2):
+        built = TraceBuilder(rank=rank)
+        for i in range(4):
+            built.gpu(GEMM, i * 1_000 * US, (i * 1_000 + 600) * US, launch=i * 1_000 * US - 50 * US)
+            built.collective((i * 1_000 + 500) * US, (i * 1_000 + 900) * US, launch=i * 1_000 * US - 40 * US)
+        (tmp_path / "before").mkdir(exist_ok=True)
+        built.write(tmp_path / "before" / f"rank{rank}.json.gz")
+    return tmp_path / "before"
+
+
+CONTRACT = {
+    "path", "rank", "device", "span_us", "compute_us", "comm_us", "overlap_us", "overlap_pct", "exposed_comm_us",
+    "memory_us", "idle_us", "steps", "collectives", "attribution", "price_of_overlap",
+}  # fmt: skip
+
+
+def test_json_is_one_object_and_nothing_else(capsys, folder):
+    code, out, err = run(capsys, folder, "--json")
+    document = json.loads(out)
+    assert (code, err) == (0, "")
+    assert set(document) >= {"ranks", "summary", "advice"}
+    for rank in document["ranks"]:
+        assert set(rank) >= CONTRACT
+        assert set(rank["attribution"]) == {
+            "launched_late_us", "behind_compute_us", "slower_rank_us", "nothing_to_hide_behind_us",
+        }  # fmt: skip
+        assert set(rank["collectives"][0]) >= {
+            "name", "kind", "count", "bytes", "total_us", "exposed_us", "median_us", "busbw_gbps", "attribution",
+        }  # fmt: skip
+        assert (rank["comm_us"], rank["overlap_us"], rank["exposed_comm_us"]) == (1600.0, 400.0, 1200.0)
+    assert set(document["advice"][0]) == {"control", "title", "detail", "collective", "gain_us", "command"}
+
+
+def test_the_terminal_shows_the_figures(capsys, folder):
+    code, out, _ = run(capsys, folder)
+    assert code == 0
+    assert "exposed" in out.lower()
+    assert max(map(len, out.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("arguments", [["missing.json"], ["--comm", "("], [], ["--no-such-flag"]])
+def test_a_wrong_argument_is_one_line_and_exit_code_2(capsys, tmp_path, folder, arguments, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    if "--comm" in arguments:
+        arguments = [folder, *arguments]
+    code, out, err = run(capsys, *arguments, "--json")
+    assert (code, out) == (2, "")
+    assert err.startswith("weft: ")
+    assert err.count("\n") == 1
+
+
+def test_files_are_written_whole_or_not_at_all(capsys, folder, tmp_path):
+    page, perfetto = tmp_path / "page.html", tmp_path / "perfetto.json"
+    code, _, err = run(capsys, folder, "--html", page, "--perfetto", perfetto)
+    assert code == 0
+    assert "page.html" in err
+    assert page.read_text().lstrip().lower().startswith("<!doctype html>")
+    assert perfetto.stat().st_size > 100
+    code, out, err = run(capsys, folder, "--json", "--html", tmp_path / "no" / "page.html")
+    assert (code, out) == (2, "")
+    assert "cannot be written" in err
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["before", "page.html", "perfetto.json"]
+
+
+def test_two_folders_are_before_and_after(capsys, folder, tmp_path):
+    after = tmp_path / "after"
+    after.mkdir()
+    for rank in range(2):
+        built = TraceBuilder(rank=rank)
+        built.gpu(GEMM, 0, 600 * US)
+        built.gpu(NCCL, 0, 500 * US, stream=20)
+        built.write(after / f"rank{rank}.json")
+    code, out, _ = run(capsys, folder, after, "--json")
+    document = json.loads(out)
+    assert code == 0
+    assert set(document) >= {"before", "after", "change"}
+    assert document["change"]["exposed_comm_us"]["delta"] == -1200.0
+    code, out, _ = run(capsys, folder, after, "--html", tmp_path / "change.html")
+    assert code == 0
+    assert out
+    assert (tmp_path / "change.html").exists()
+    assert run(capsys, folder, after, "--perfetto", tmp_path / "p.json")[0] == 2
+
+
+def test_two_files_are_two_ranks(capsys, folder):
+    code, out, _ = run(capsys, folder / "rank0.json.gz", folder / "rank1.json.gz", "--json")
+    assert code == 0
+    assert [rank["rank"] for rank in json.loads(out)["ranks"]] == [0, 1]
