@@ -134,7 +134,7 @@ class CudaExecutor:
         pipeline = Pipeline(self._gpu, prepared, streams, collective, mode, wait_us)
         key = (mode == "compute", ctas, acting)
         if key not in prepared.warm:
-            # Kernels and modules load now, on every lane. What acts after a collective needs a second iteration.
+            # Kernels and modules load now, on every lane; what acts after a collective in a second iteration.
             least = 2 if acting.head_start_us or acting.when == "overlap" else 1
             pipeline.issue(max(least, workload.compute_streams), 0.0)
             self._gpu.synchronize()
