@@ -6,6 +6,7 @@ a Unix clock in microseconds would lose nanoseconds in a reader that holds it as
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -29,23 +30,31 @@ def export(document: dict[str, Any], timelines: Sequence[Timeline]) -> bytes:
     offsets = [*clock_offsets_ns(document), *(0 for _ in timelines)][: len(timelines)]
     pairs = list(zip(timelines, offsets, strict=True))
     first = min((int(t.start_ns.min()) - ahead for t, ahead in pairs if len(t)), default=0)
-    names = [*labels(document), *(f"timeline {i}" for i in range(len(timelines)))]
-    ranks = [*records(document, "ranks"), *({} for _ in timelines)]
-    lines: list[str] = []
+    about = {"writer": f"weft {weft.__version__}", "baseTimeNanoseconds": str(first)}
+    out = io.BytesIO()  # piece by piece: a million events as separate strings would take gigabytes
+    out.write(_json({"displayTimeUnit": "ns", "otherData": about})[:-1].encode() + b',"traceEvents":[')
+    separator = "\n"
+    for line in _events(document, pairs, first):
+        out.write((separator + line).encode())
+        separator = ",\n"
+    out.write(b"\n]}\n")
+    return out.getvalue()
+
+
+def _events(document: dict[str, Any], pairs: Sequence[tuple[Timeline, int]], first: int) -> Iterator[str]:
+    names = [*labels(document), *(f"timeline {i}" for i in range(len(pairs)))]
+    ranks = [*records(document, "ranks"), *({} for _ in pairs)]
     for pid, ((timeline, ahead), name, rank) in enumerate(zip(pairs, names, ranks, strict=False)):
         origin = first + ahead  # the ranks' clocks as the analysis laid them over each other
-        lines += _process(pid, name, text(rank, "device"))
-        lines += _exposed(pid, timeline, rank, origin)
-        lines += _streams(pid, timeline, origin)
+        yield from _process(pid, name, text(rank, "device"))
+        yield from _exposed(pid, timeline, rank, origin)
+        yield from _streams(pid, timeline, origin)
         for kind in (Kind.COMPUTE, Kind.COMM):
-            lines += _counter(pid, f"{KINDS[kind]} running", timeline.covered(kind), origin)
-    head = json.dumps(
-        {
-            "displayTimeUnit": "ns",
-            "otherData": {"writer": f"weft {weft.__version__}", "baseTimeNanoseconds": str(first)},
-        }
-    )
-    return (head[:-1] + ', "traceEvents": [\n' + ",\n".join(lines) + "\n]}\n").encode()
+            yield from _counter(pid, f"{KINDS[kind]} running", timeline.covered(kind), origin)
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"))
 
 
 def _us(ns: int) -> str:
@@ -60,7 +69,7 @@ def _process(pid: int, name: str, device: str) -> Iterator[str]:
 
 
 def _meta(pid: int, tid: int, what: str, **args: Any) -> str:
-    return json.dumps({"ph": "M", "pid": pid, "tid": tid, "name": what, "args": args})
+    return _json({"ph": "M", "pid": pid, "tid": tid, "name": what, "args": args})
 
 
 def _track(pid: int, tid: int, name: str) -> list[str]:
@@ -73,21 +82,20 @@ def _span(pid: int, tid: int, start: int, end: int, name: str, category: str, ar
     return f'{head},"name":{name},"cat":"{category}","args":{args}}}'
 
 
-def _exposed(pid: int, timeline: Timeline, rank: dict[str, Any], origin: int) -> list[str]:
+def _exposed(pid: int, timeline: Timeline, rank: dict[str, Any], origin: int) -> Iterator[str]:
     """The exposed ranges as a track of their own, with the causes of the collective that ran."""
     start, end, owner = exposed_spans(timeline)
     if not len(start):
-        return []
+        return
     by_name = {text(item, "kernel") or text(item, "name"): item for item in records(rank, "collectives")}
     args: dict[str, str] = {}
-    lines = _track(pid, EXPOSED_TRACK, "exposed communication")
+    yield from _track(pid, EXPOSED_TRACK, "exposed communication")
     for first, last, span in zip(start.tolist(), end.tolist(), owner.tolist(), strict=True):
         name = clean(timeline.names[timeline.name[span]]) if span >= 0 else "communication"
         if name not in args:
-            args[name] = json.dumps(_annotation(name, by_name.get(name) or {}))
-        label = json.dumps("exposed: " + collective_name({"name": name}))
-        lines.append(_span(pid, EXPOSED_TRACK, first - origin, last - origin, label, "exposed", args[name]))
-    return lines
+            args[name] = _json(_annotation(name, by_name.get(name) or {}))
+        label = _json("exposed: " + collective_name({"name": name}))
+        yield _span(pid, EXPOSED_TRACK, first - origin, last - origin, label, "exposed", args[name])
 
 
 def _annotation(name: str, collective: dict[str, Any]) -> dict[str, Any]:
@@ -95,26 +103,38 @@ def _annotation(name: str, collective: dict[str, Any]) -> dict[str, Any]:
     return {"collective": name, "causes_of_this_collective_us": dict(causes(collective))}
 
 
-def _streams(pid: int, timeline: Timeline, origin: int) -> list[str]:
-    lines: list[str] = []
-    names = [json.dumps(clean(name)) for name in timeline.names]
-    keys = [key for key in timeline.resources if len(timeline.resources[key]) == len(timeline)]
-    columns = [timeline.resources[key].tolist() for key in keys]
+def _streams(pid: int, timeline: Timeline, origin: int) -> Iterator[str]:
+    names = [_json(clean(name)) for name in timeline.names]
+    args = _Arguments(timeline)
     start, end = (timeline.start_ns - origin).tolist(), (timeline.end_ns - origin).tolist()
     kind, name = timeline.kind.tolist(), timeline.name.tolist()
+    order = np.lexsort((-timeline.end_ns, timeline.start_ns, timeline.stream))
+    streams, begins = np.unique(timeline.stream[order], return_index=True)
     tid = _FIRST_STREAM_TRACK
-    for stream in np.unique(timeline.stream).tolist():
-        index = np.flatnonzero(timeline.stream == stream)
-        index = index[np.lexsort((-timeline.end_ns[index], timeline.start_ns[index]))]
+    for stream, index in zip(streams.tolist(), np.split(order, begins[1:]), strict=False):
         for number, lane in enumerate(_lanes(index, timeline)):
-            lines += _track(pid, tid, f"stream {stream}" + (f" ({number + 1})" if number else ""))
+            yield from _track(pid, tid, f"stream {stream}" + (f" ({number + 1})" if number else ""))
             for i in lane:
                 what = KINDS.get(kind[i], "other")
-                facts = {k: column[i] for k, column in zip(keys, columns, strict=True) if column[i] >= 0}
-                args = json.dumps({"kind": what, "stream": stream, **facts})
-                lines.append(_span(pid, tid, start[i], end[i], names[name[i]], what, args))
+                yield _span(pid, tid, start[i], end[i], names[name[i]], what, args.of(i, what))
             tid += 1
-    return lines
+
+
+class _Arguments:
+    """The arguments of spans as JSON: many kernels are launched alike, so each text is made once."""
+
+    def __init__(self, timeline: Timeline) -> None:
+        known = {key: column for key, column in timeline.resources.items() if len(column) == len(timeline)}
+        self._keys = list(known)
+        self._columns = [column.tolist() for column in known.values()]
+        self._made: dict[tuple[Any, ...], str] = {}
+
+    def of(self, span: int, kind: str) -> str:
+        values = (kind, *(column[span] for column in self._columns))
+        if values not in self._made:
+            facts = {key: value for key, value in zip(self._keys, values[1:], strict=True) if value >= 0}
+            self._made[values] = _json({"kind": kind, **facts})
+        return self._made[values]
 
 
 def _lanes(index: Ns, timeline: Timeline) -> list[list[int]]:
@@ -134,11 +154,9 @@ def _lanes(index: Ns, timeline: Timeline) -> list[list[int]]:
     return lanes
 
 
-def _counter(pid: int, name: str, running: Intervals, origin: int) -> list[str]:
+def _counter(pid: int, name: str, running: Intervals, origin: int) -> Iterator[str]:
     """1 while at least one span of a kind runs, else 0."""
-    head = f'{{"ph":"C","pid":{pid},"tid":0,"name":{json.dumps(name)}'
-    lines = []
+    head = f'{{"ph":"C","pid":{pid},"name":{_json(name)}'
     for start, end in zip((running.start - origin).tolist(), (running.end - origin).tolist(), strict=True):
-        lines.append(f'{head},"ts":{_us(start)},"args":{{"running":1}}}}')
-        lines.append(f'{head},"ts":{_us(end)},"args":{{"running":0}}}}')
-    return lines
+        yield f'{head},"ts":{_us(start)},"args":{{"running":1}}}}'
+        yield f'{head},"ts":{_us(end)},"args":{{"running":0}}}}'
