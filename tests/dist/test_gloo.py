@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -48,10 +49,10 @@ executor.close()
 """
 
 
-def start(ranks: int, tmp_path, **extra: str) -> list[subprocess.Popen[str]]:
-    port = 20000 + (os.getpid() * 7 + ranks * 131 + len(extra) * 17) % 20000
-    program = tmp_path / "rank.py"
-    program.write_text(textwrap.dedent(PROGRAM))
+def start(ranks: int, tmp_path, program=PROGRAM, arguments=(), **extra: str) -> list[subprocess.Popen[str]]:
+    port = 20000 + (os.getpid() * 7 + ranks * 131 + len(extra) * 17 + len(program)) % 20000
+    script = tmp_path / "rank.py"
+    script.write_text(textwrap.dedent(program))
     common = {
         "WORLD_SIZE": str(ranks),
         "MASTER_ADDR": "127.0.0.1",
@@ -60,7 +61,7 @@ def start(ranks: int, tmp_path, **extra: str) -> list[subprocess.Popen[str]]:
     }
     return [
         subprocess.Popen(
-            [sys.executable, str(program)],
+            [sys.executable, str(script), *arguments],
             env={**os.environ, **common, **extra, "RANK": str(rank), "LOCAL_RANK": str(rank)},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -102,3 +103,25 @@ def test_a_rank_that_dies_is_one_line_on_the_others(tmp_path):
         assert process.returncode == 3
         assert sum("problem rank" in line for line in text.splitlines()) == 1
         assert "did another one die?" in text
+
+
+BENCH = """
+import sys, typer
+from weft.cli.bench import bench
+app = typer.Typer()
+app.command()(bench)
+app(["check", "--device", "cpu", "--json", "--out", sys.argv[1]])
+"""
+
+
+def test_the_check_suite_over_gloo(tmp_path):
+    processes = start(2, tmp_path, program=BENCH, arguments=[str(tmp_path / "out")])
+    outputs = finish(processes)
+    assert [process.returncode for process in processes] == [0, 0], "\n".join(outputs)
+    lines = outputs[0].splitlines()
+    document = json.loads(next(line for line in lines if line.startswith("{")))
+    assert document["device"] == "cpu:2xgloo"
+    assert len(document["rows"]) == 16
+    assert all(row["status"] == "ok" for row in document["rows"])
+    assert "rows" not in outputs[1]
+    assert len((tmp_path / "out" / "check.jsonl").read_text().splitlines()) == 17

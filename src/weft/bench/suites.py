@@ -234,6 +234,18 @@ def _quick_cells() -> Iterator[Cell]:
         yield Cell(cell.name, cell.workload, few, comm_share=share, rounds=7, confirm=3)
 
 
+def _check_cells() -> Iterator[Cell]:
+    """Small and of odd sizes: the results of the collectives are what counts. Runs on a CPU, too."""
+    for collective, short in _SHORT.items():
+        for dtype in ("fp32", "fp64"):
+            name = f"{short}-{dtype}"
+            compute = Compute(kind="gemm", shape=(129, 65, 33), dtype=dtype)
+            workload = Workload(
+                name=name, compute=compute, collective=collective, bytes=1_000_003, iterations=3
+            )
+            yield Cell(name, workload, (SEQUENTIAL, PLAIN), rounds=3, confirm=1)
+
+
 def suites() -> dict[str, Suite]:
     """Every suite by name."""
     modern = tuple(_modern_cell(*row) for row in _MODERN)
@@ -242,6 +254,9 @@ def suites() -> dict[str, Suite]:
         for suite in (
             Suite("quick", "five workloads, under a minute", tuple(_quick_cells()), 12, 55),
             Suite("paper", "the experiments of arXiv:2606.09200", tuple(_paper_cells()), 12, 600),
+            Suite(
+                "check", "every collective against a reference, small and odd", tuple(_check_cells()), 8, 60
+            ),
             Suite("modern", "kernels of today's models, all four collectives", modern, 8, 300),
         )
     }

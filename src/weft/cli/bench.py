@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def bench(
-    name: str = typer.Argument(..., metavar="SUITE", help="quick, paper or modern."),
+    name: str = typer.Argument(..., metavar="SUITE", help="quick, paper, modern or check."),
     device: str = typer.Option("auto", help="auto, cuda, cpu (under torchrun) or sim:NAME."),
     out: Path = typer.Option(Path("weft-results"), help="Folder of the result files; a rerun goes on there."),  # noqa: B008
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object and nothing else."),
@@ -57,6 +57,7 @@ def bench(
     try:
         _, before = results.load(target)
         skip = set() if again else results.done_cells(before, executor.device)
+        skip = getattr(executor, "agree", lambda value: value)(skip)  # one rank's file decides for all
         missing = _run(executor, suite, budget, seed, skip, target, leading=leading, quiet=as_json)
     finally:
         executor.close()
@@ -88,7 +89,7 @@ def _run(
     from weft.bench import results
     from weft.bench.runner import Runner
 
-    runner = Runner(executor, suite, budget, seed)
+    runner = Runner(executor, suite, budget, seed, getattr(executor, "clock", time.monotonic))
     todo = [cell for cell in suite.cells if cell.name not in skip]
     if leading and todo:
         results.append(target, [_header(executor, suite)])

@@ -84,6 +84,18 @@ class DistExecutor:
         own = self._gpu.info() if self._gpu else {}
         return {**own, "ranks": f"{self.size} processes", "backend": "nccl" if self._cuda else "gloo"}
 
+    def agree(self, value: Any) -> Any:
+        """Rank 0's value, on every rank: what the ranks decide together must not depend on where they run."""
+        import torch.distributed as dist
+
+        box = [value]
+        dist.broadcast_object_list(box, src=0, device=self._where)
+        return box[0]
+
+    def clock(self) -> float:
+        """Rank 0's monotonic clock in seconds."""
+        return float(self.agree(time.monotonic()))
+
     def close(self) -> None:
         """Leave the process group."""
         import torch.distributed as dist
