@@ -53,13 +53,13 @@ def test_exposed_ranges_have_a_track_with_the_causes() -> None:
     found = events([line, line])
     exposed = [e for e in found if e["ph"] == "X" and e["cat"] == "exposed"]
     assert [(e["pid"], ns(e["ts"]), ns(e["dur"])) for e in exposed] == [
-        (0, 30_000, 20_000), (0, 80_000, 10_000), (1, 30_000, 20_000), (1, 80_000, 10_000),
+        (1, 30_000, 20_000), (1, 80_000, 10_000), (2, 30_000, 20_000), (2, 80_000, 10_000),
     ]  # fmt: skip
     assert exposed[0]["args"]["collective"].startswith("ncclDevKernel_AllReduce")
     assert float(exposed[0]["args"]["causes_of_this_collective_us"]["behind_compute_us"]) > 0
     named = {(e["pid"], e["tid"]): e["args"]["name"] for e in found if e["name"] == "thread_name"}
-    assert named[0, exposed[0]["tid"]] == "exposed communication"
-    assert named[1, exposed[2]["tid"]] == "exposed communication"
+    assert named[1, exposed[0]["tid"]] == "exposed communication"
+    assert named[2, exposed[2]["tid"]] == "exposed communication"
 
 
 def test_counters_say_when_each_kind_runs() -> None:
@@ -86,7 +86,7 @@ def test_ranks_are_laid_over_each_other_by_their_clocks() -> None:
     document = analysis_document(lines)
     document["ranks"][1]["clock_offset_us"] = 900.0
     first = [e for e in events(lines, document) if e["ph"] == "X" and e["name"].startswith("gemm")]
-    assert {(e["pid"], ns(e["ts"])) for e in first} >= {(0, 0), (1, 0)}
+    assert {(e["pid"], ns(e["ts"])) for e in first} >= {(1, 0), (2, 0)}
 
 
 def test_nothing_is_valid_too() -> None:

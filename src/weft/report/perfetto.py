@@ -44,7 +44,7 @@ def export(document: dict[str, Any], timelines: Sequence[Timeline]) -> bytes:
 def _events(document: dict[str, Any], pairs: Sequence[tuple[Timeline, int]], first: int) -> Iterator[str]:
     names = [*labels(document), *(f"timeline {i}" for i in range(len(pairs)))]
     ranks = [*records(document, "ranks"), *({} for _ in pairs)]
-    for pid, ((timeline, ahead), name, rank) in enumerate(zip(pairs, names, ranks, strict=False)):
+    for pid, ((timeline, ahead), name, rank) in enumerate(zip(pairs, names, ranks, strict=False), 1):
         origin = first + ahead  # the ranks' clocks as the analysis laid them over each other
         yield from _process(pid, name, text(rank, "device"))
         yield from _exposed(pid, timeline, rank, origin)
