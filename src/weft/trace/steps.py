@@ -25,18 +25,25 @@ def step_figures(trace: Trace) -> tuple[StepFigures, ...]:
     Steps share the timeline out without gap or overlap, so their figures add up to those of all steps; the
     last one is kept, up to the last span. Steps without any GPU work are left out.
     """
-    begun = [
-        (step, start) for step in _outermost(trace.steps) if (start := _first_span(trace, step)) is not None
-    ]
+    steps = _outermost(trace.steps)
+    begun = sorted(
+        (start, step.name)
+        for step, start in zip(steps, _first_spans(trace, steps), strict=True)
+        if start is not None
+    )
     if not begun:
         return ()
-    begun.sort(key=lambda item: item[1])
-    ends = [start for _, start in begun[1:]] + [int(trace.timeline.end_ns.max())]
-    return tuple(
-        StepFigures(step.name, start, clip(trace.timeline, start, end).figures())
-        for (step, start), end in zip(begun, ends, strict=True)
-        if end > start
-    )
+    timeline = trace.timeline
+    latest_end = np.maximum.accumulate(timeline.end_ns)
+    ends = [start for start, _ in begun[1:]] + [int(latest_end[-1])]
+    out = []
+    for (start, name), end in zip(begun, ends, strict=True):
+        # Spans are sorted by start, so those of a step lie close together.
+        low = int(np.searchsorted(latest_end, start, side="right"))
+        high = int(np.searchsorted(timeline.start_ns, end, side="left"))
+        if end > start:
+            out.append(StepFigures(name, start, clip(timeline, start, end, slice(low, high)).figures()))
+    return tuple(out)
 
 
 def _outermost(steps: tuple[Step, ...]) -> list[Step]:
@@ -47,23 +54,32 @@ def _outermost(steps: tuple[Step, ...]) -> list[Step]:
     return list(seen.values())
 
 
-def _first_span(trace: Trace, step: Step) -> int | None:
-    """The start of the first span launched in the step; by its own start where no launch is known."""
+def _first_spans(trace: Trace, steps: list[Step]) -> list[int | None]:
+    """The start of the first span launched in each step; by its own start where no launch is known."""
     start = trace.timeline.start_ns
     when = np.where(trace.launch_ns != UNKNOWN_NS, trace.launch_ns, start)
-    mine = start[(when >= step.start_ns) & (when < step.end_ns)]
-    return int(mine.min()) if len(mine) else None
+    order = np.argsort(when, kind="stable")
+    when, start = when[order], start[order]
+    out: list[int | None] = []
+    for step in steps:
+        low, high = np.searchsorted(when, (step.start_ns, step.end_ns)).tolist()
+        out.append(int(start[low:high].min()) if high > low else None)
+    return out
 
 
-def clip(timeline: Timeline, low: int, high: int) -> Timeline:
-    """The part of a timeline in [low, high), in nanoseconds; spans are cut at the edges."""
-    keep = (timeline.start_ns < high) & (timeline.end_ns > low)
+def clip(timeline: Timeline, low: int, high: int, where: slice = slice(None)) -> Timeline:
+    """The part of a timeline in [low, high), in nanoseconds; spans are cut at the edges.
+
+    `where` may narrow down which spans can be in it.
+    """
+    start, end = timeline.start_ns[where], timeline.end_ns[where]
+    keep = (start < high) & (end > low)
     return replace(
         timeline,
-        start_ns=np.maximum(timeline.start_ns[keep], low),
-        end_ns=np.minimum(timeline.end_ns[keep], high),
-        stream=timeline.stream[keep],
-        kind=timeline.kind[keep],
-        name=timeline.name[keep],
-        resources={key: column[keep] for key, column in timeline.resources.items()},
+        start_ns=np.maximum(start[keep], low),
+        end_ns=np.minimum(end[keep], high),
+        stream=timeline.stream[where][keep],
+        kind=timeline.kind[where][keep],
+        name=timeline.name[where][keep],
+        resources={key: column[where][keep] for key, column in timeline.resources.items()},
     )
