@@ -317,11 +317,21 @@ def test_the_canvas_is_as_sharp_as_the_screen(show: Opener) -> None:
 
 
 def test_it_prints(show: Opener) -> None:
-    page = show(analysis(), dark=True)
+    page = show(analysis(ranks=12), dark=True)
+    page.run(
+        "addEventListener('beforeprint', () => { window.printedHeight = document.querySelector('.spans').clientHeight;"
+        " window.wholeHeight = document.querySelector('.spacer').clientHeight; })"
+    )
     printed = page.call("Page.printToPDF", {"printBackground": True})["data"]
     assert len(printed) > 10_000
+    assert page.run("window.printedHeight === window.wholeHeight && window.wholeHeight > 800"), (
+        "every row is printed"
+    )
     page.wait("document.getElementById('theme').textContent === 'Light'")
+    assert not page.run("document.documentElement.classList.contains('printing')")
     page.call("Emulation.setEmulatedMedia", {"media": "print"})
+    page.resize(794, 1000)
+    assert page.run("document.documentElement.scrollWidth") <= 794, "A4 is wide enough"
     assert page.run("getComputedStyle(document.querySelector('.buttons')).display") == "none"
     assert brightness(page, "body") > 250
 

@@ -155,6 +155,15 @@ def test_the_bars_of_a_rank_add_up_to_its_communication() -> None:
         assert x + width == pytest.approx(following, abs=0.02)
 
 
+def test_of_many_ranks_the_most_exposed_are_shown() -> None:
+    rank = rank_document(small_timeline(), 0)
+    ranks = [{**rank, "rank": i, "exposed_comm_us": float(i)} for i in range(40)]
+    page = analysis_page({"ranks": ranks, "advice": []}, [])
+    bars = re.findall(r'<span class="bar-label" title="rank (\d+)"', page)
+    assert [int(bar) for bar in bars] == list(range(39, 7, -1))
+    assert "8 more are in the JSON document" in page
+
+
 def test_a_document_with_nothing_optional_is_still_a_page() -> None:
     for document in ({"ranks": [], "advice": []}, {"ranks": [{}], "summary": None, "advice": None}, {}):
         assert "No communication was found" in analysis_page(document, [])

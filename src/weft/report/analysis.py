@@ -22,7 +22,8 @@ from weft.report.parts import (
 )
 from weft.report.reading import Document, amount, clean, interval, number, record, records, shorten, text
 
-MAX_RANKS = 128
+MAX_RANKS = 32
+"""Bars of ranks; with more ranks the most exposed ones are shown."""
 MAX_COLLECTIVE_BARS = 12
 MAX_WARNINGS = 12
 
@@ -126,9 +127,11 @@ def cards(document: Document) -> list[Card]:
 
 def rank_bars(document: Document) -> list[Bar]:
     """Communication of each rank: the hidden part, then the exposed part by cause."""
-    ranks = records(document, "ranks")[:MAX_RANKS]
-    whole = max((amount(rank, "comm_us") for rank in ranks), default=0.0)
-    return [_comm_bar(label, rank, whole) for label, rank in zip(labels(document), ranks, strict=False)]
+    ranks = list(zip(labels(document), records(document, "ranks"), strict=True))
+    if len(ranks) > MAX_RANKS:
+        ranks = sorted(ranks, key=lambda entry: -amount(entry[1], "exposed_comm_us"))[:MAX_RANKS]
+    whole = max((amount(rank, "comm_us") for _, rank in ranks), default=0.0)
+    return [_comm_bar(label, rank, whole) for label, rank in ranks]
 
 
 def _comm_bar(label: str, source: Document, whole: float) -> Bar:

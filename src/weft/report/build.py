@@ -48,6 +48,7 @@ class AnalysisPart(Part):
     cards: tuple[Card, ...]
     legend: tuple[tuple[str, str, str], ...]
     rank_bars: tuple[Bar, ...]
+    ranks_left_out: int
     collective_bars: tuple[Bar, ...]
     collective_table: Table
     step_table: Table
@@ -109,6 +110,7 @@ def analysis_part(
         cards=tuple(analysis.cards(document)),
         legend=_legend(),
         rank_bars=tuple(analysis.rank_bars(document)),
+        ranks_left_out=max(len(names) - analysis.MAX_RANKS, 0),
         collective_bars=tuple(analysis.collective_bars(document)),
         collective_table=analysis.collective_table(document),
         step_table=steps,

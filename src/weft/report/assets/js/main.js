@@ -29,9 +29,11 @@ function setUpTheme() {
   window.addEventListener("beforeprint", () => {
     before = document.documentElement.dataset.theme;
     document.documentElement.dataset.theme = "light";
+    document.documentElement.classList.add("printing");
     showTheme();
   });
   window.addEventListener("afterprint", () => {
+    document.documentElement.classList.remove("printing");
     if (before) document.documentElement.dataset.theme = before;
     else delete document.documentElement.dataset.theme;
     showTheme();

@@ -94,7 +94,7 @@ function paintTrack(context, track, row, y, view, gutter, width, colours, names)
     context.fillRect(left, y + row.height - high, Math.max(1, right - left - (right - left > 3 ? 0.6 : 0)), high);
     context.globalAlpha = 1;
     if (right - left > 46 && !row.exposed) {
-      const label = density ? `${density.count.toLocaleString("en")} spans` : shortName(names[track.name[i]] || "");
+      const label = density ? `×${density.count.toLocaleString("en")}` : shortName(names[track.name[i]] || "");
       paintLabel(context, label, left, right, y + row.height / 2, track.kind, colours);
       context.fillStyle = colours.kinds[track.kind];
     }
