@@ -23,8 +23,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 ITERATIONS, ROUNDS = 6, 15
 WAYS = {
-    "plain overlap": None,
-    "weft run, no control": (),
+    "plain overlap, without weft": None,
+    "weft run": (),
     "weft run --head-start 5": ("--head-start", "5"),
     "weft run --priority high": ("--priority", "high"),
     "weft run --priority high --head-start 5": ("--priority", "high", "--head-start", "5"),
@@ -66,11 +66,18 @@ def program() -> None:
     def median(buffers: list[torch.Tensor], *mode: bool) -> float:
         return statistics.median(pipeline(buffers, *mode) for _ in range(ROUNDS))
 
-    probe = [torch.randn(64 << 20, device="cuda").bfloat16() for _ in ranks.streams]
-    pipeline(probe, True, True, False)
-    scale = median(probe, True, False, False) / median(probe, False, True, False)
-    size = int(probe[0].numel() * scale) // 4096 * 4096
-    buffers = [torch.randn(size, device="cuda").bfloat16() for _ in ranks.streams]
+    def buffers_of(size: int) -> list[torch.Tensor]:
+        return [torch.randn(size, device="cuda").bfloat16() for _ in ranks.streams]
+
+    size = 64 << 20
+    pipeline(buffers_of(size), True, True, False)
+    for _ in range(3):  # until the all-reduce takes as long as the product
+        buffers = buffers_of(size)
+        ratio = median(buffers, False, True, False) / median(buffers, True, False, False)
+        if abs(ratio - 1) < 0.005:
+            break
+        size = int(size / ratio) // 4096 * 4096
+    buffers = buffers_of(size)
     modes = {
         "compute": (True, False, False),
         "comm": (False, True, False),
@@ -116,7 +123,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     parser.add_argument("--program", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--nccl", type=Path)
-    parser.add_argument("--ctas", type=int, nargs="+", default=[4])
+    parser.add_argument("--ctas", type=int, nargs="+", default=[8])
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()

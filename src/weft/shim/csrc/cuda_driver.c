@@ -191,7 +191,7 @@ static int cuda_blocks_per_sm(void *handle, unsigned threads, size_t dynamic_byt
     return blocks;
 }
 
-static int device_attribute(int attribute) {
+int weft_cuda_device_attribute(int attribute) {
     const weft_cuda_calls *cu = weft_cuda();
     CUdevice device;
     int value;
@@ -202,13 +202,13 @@ static int device_attribute(int attribute) {
 }
 
 static uint32_t cuda_sm_count(void) {
-    return (uint32_t)device_attribute(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
+    return (uint32_t)weft_cuda_device_attribute(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
 }
 
 /* Over 48 KiB a kernel must be allowed its shared memory first, for the question and for the launch. */
 static bool pin_function(CUfunction f, unsigned threads, size_t dynamic_bytes, unsigned blocks, uint32_t *bytes) {
     const weft_cuda_calls *cu = weft_cuda();
-    int fixed, before, limit = device_attribute(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN);
+    int fixed, before, limit = weft_cuda_device_attribute(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN);
     if (!f || !cu->cuFuncGetAttribute || !cu->cuFuncSetAttribute ||
         cu->cuFuncGetAttribute(&fixed, CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, f) != CUDA_SUCCESS ||
         cu->cuFuncGetAttribute(&before, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, f) != CUDA_SUCCESS ||

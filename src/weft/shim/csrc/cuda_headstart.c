@@ -1,5 +1,5 @@
 /* The head start: a kernel of one thread that waits on the compute stream, so that a collective's blocks are placed
- * first. It is bounded twice, by the GPU's timer and by clock cycles: it can never wait for anything but time. */
+ * first. It is bounded twice, by clock cycles and by the GPU's timer: it can never wait for anything but time. */
 #include "cuda_shim.h"
 
 #include <pthread.h>
@@ -8,24 +8,25 @@ enum { COMPUTE_STREAMS = 256, CONTEXTS = 32 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
-/* PTX of the oldest version that has both timers; the driver compiles it for the GPU it finds. */
+/* PTX of the oldest version that has both timers; the driver compiles it for the GPU it finds. Cycles measure the
+ * wait, since the nanosecond timer may tick only once a microsecond; nanoseconds bound it. */
 static const char WAIT_PTX[] = ".version 6.0\n"
                                ".target sm_50\n"
                                ".address_size 64\n"
-                               ".visible .entry weft_head_start(.param .u64 ns, .param .u64 cycles)\n"
+                               ".visible .entry weft_head_start(.param .u64 cycles, .param .u64 limit_ns)\n"
                                "{\n"
                                "  .reg .pred %p<3>;\n"
                                "  .reg .u64 %r<9>;\n"
-                               "  ld.param.u64 %r1, [ns];\n"
-                               "  ld.param.u64 %r2, [cycles];\n"
-                               "  mov.u64 %r3, %globaltimer;\n"
-                               "  mov.u64 %r4, %clock64;\n"
+                               "  ld.param.u64 %r1, [cycles];\n"
+                               "  ld.param.u64 %r2, [limit_ns];\n"
+                               "  mov.u64 %r3, %clock64;\n"
+                               "  mov.u64 %r4, %globaltimer;\n"
                                "AGAIN:\n"
-                               "  mov.u64 %r5, %globaltimer;\n"
+                               "  mov.u64 %r5, %clock64;\n"
                                "  sub.u64 %r6, %r5, %r3;\n"
                                "  setp.ge.u64 %p1, %r6, %r1;\n"
                                "  @%p1 bra OVER;\n"
-                               "  mov.u64 %r7, %clock64;\n"
+                               "  mov.u64 %r7, %globaltimer;\n"
                                "  sub.u64 %r8, %r7, %r4;\n"
                                "  setp.lt.u64 %p2, %r8, %r2;\n"
                                "  @%p2 bra AGAIN;\n"
@@ -36,6 +37,7 @@ static const char WAIT_PTX[] = ".version 6.0\n"
 static struct {
     CUcontext context;
     CUfunction wait;
+    uint64_t mhz; /* the highest clock of the GPU's SMs */
 } waits[CONTEXTS];
 static int contexts;
 
@@ -55,22 +57,23 @@ static CUfunction load_wait(void) {
 }
 
 /* The waiting kernel in the current context, loaded once in each; NULL where it cannot be had. */
-static CUfunction wait_kernel(void) {
+static CUfunction wait_kernel(uint64_t *mhz) {
     CUcontext context = NULL;
     if (!weft_cuda()->cuCtxGetCurrent || weft_cuda()->cuCtxGetCurrent(&context) != CUDA_SUCCESS || !context)
         return NULL;
     pthread_mutex_lock(&lock);
-    CUfunction f = NULL;
     int i = 0;
     while (i < contexts && waits[i].context != context)
         i++;
-    if (i < contexts) {
-        f = waits[i].wait;
-    } else if (contexts < CONTEXTS) {
-        f = load_wait();
-        waits[contexts].context = context;
-        waits[contexts++].wait = f;
+    if (i == contexts && contexts < CONTEXTS) {
+        int khz = weft_cuda_device_attribute(CU_DEVICE_ATTRIBUTE_CLOCK_RATE);
+        waits[i].context = context;
+        waits[i].wait = load_wait();
+        waits[i].mhz = khz > 0 ? (uint64_t)khz / 1000 : 1500;
+        contexts++;
     }
+    CUfunction f = i < contexts ? waits[i].wait : NULL;
+    *mhz = i < contexts ? waits[i].mhz : 0;
     pthread_mutex_unlock(&lock);
     return f;
 }
@@ -96,10 +99,11 @@ void weft_head_start(const weft_rules *rules, CUstream stream) {
     if (LIKELY(!first_since_comm(stream)))
         return;
     int mode = weft_capture_relax();
-    CUfunction wait = wait_kernel();
+    uint64_t mhz = 0;
+    CUfunction wait = wait_kernel(&mhz);
     weft_capture_restore(mode);
-    uint64_t ns = rules->data.head_start_ns, cycles = ns * 4; /* no GPU runs above 4 GHz */
-    void *params[] = {&ns, &cycles};
+    uint64_t cycles = rules->data.head_start_ns * mhz / 1000, limit_ns = rules->data.head_start_ns * 4ull;
+    void *params[] = {&cycles, &limit_ns};
     if (wait && REAL(cuLaunchKernel)(wait, 1, 1, 1, 1, 1, 1, 0, stream, params, NULL) == CUDA_SUCCESS) {
         if (!weft_capturing(stream))
             weft_count(WEFT_COUNT_HEAD_STARTS);

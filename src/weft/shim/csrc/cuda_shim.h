@@ -89,6 +89,7 @@ typedef struct {
 const weft_cuda_calls *weft_cuda(void);
 
 extern const weft_backend weft_cuda_backend;
+int weft_cuda_device_attribute(int attribute); /* of the current context's device; 0: unknown */
 
 /* Our own calls are allowed while another thread captures: they touch nothing that is being captured. */
 int weft_capture_relax(void);
