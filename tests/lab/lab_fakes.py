@@ -174,3 +174,10 @@ class ModelExecutor:
 
     def close(self) -> None:
         pass
+
+
+def make_lab(**_: Any) -> Any:
+    """The real one-GPU executor on the virtual clock, for a worker process."""
+    from weft.execute.cuda import CudaExecutor
+
+    return CudaExecutor(gpu=FakeGpu(), ranks=FakeRanksFactory(), shim=FakeShim())

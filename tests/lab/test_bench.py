@@ -111,6 +111,21 @@ def test_rows_have_the_figures():
     json.dumps(rows, allow_nan=False)
 
 
+def test_a_cell_with_its_own_ctas_has_references_with_them():
+    asked = []
+
+    class Seen(ModelExecutor):
+        def measure(self, workload, policy, mode="overlap"):
+            asked.append((mode, policy.max_ctas))
+            return super().measure(workload, policy, mode)
+
+    cell = next(cell for cell in suite("paper").cells if cell.name == "cb-ar-best-ctas8")
+    rows = Runner(Seen(), suite("paper"), 100).cell(cell, 10)
+    assert {ctas for mode, ctas in asked if mode in ("comm", "overlap", "sequential")} == {8}
+    assert rows[0]["baseline_ctas"] == 8
+    assert rows[0]["comm_ms"] / rows[0]["compute_ms"] == pytest.approx(0.95, rel=0.05)
+
+
 def test_the_collective_is_sized_by_its_share_of_compute():
     executor = ModelExecutor()
     runner = Runner(executor, small(HIGH, share=0.5), 100)
@@ -234,7 +249,7 @@ def test_the_command_prints_plan_progress_and_table(tmp_path, monkeypatch, capsy
 def test_plan_measures_nothing(tmp_path, monkeypatch, capsys):
     executor = call(tmp_path, monkeypatch, "paper", "--plan")
     assert executor.calls == 0
-    assert "81 workloads" in capsys.readouterr().out
+    assert "82 workloads" in capsys.readouterr().out
     assert list(tmp_path.iterdir()) == []
 
 

@@ -108,3 +108,18 @@ def test_under_the_shim(tmp_path):
         pytest.skip("the shim is not built")
     with RemoteExecutor(FACTORY, options={"behaviour": ""}) as executor:
         assert executor.measure(WORKLOAD, HIGH).ms > 0
+
+
+def test_a_suite_through_worker_and_executor():
+    """Everything of `weft bench` but the GPU itself."""
+    pytest.importorskip("torch")
+    from weft.bench.runner import Runner
+    from weft.bench.suites import suite
+
+    with RemoteExecutor("lab_fakes:make_lab", under_shim=False) as executor:
+        runner = Runner(executor, suite("check"), 60)
+        rows = [row for _, found in runner.run(set()) for row in found]
+    assert len(rows) == 16
+    assert all(row["status"] == "ok" for row in rows), [row["problem"] for row in rows]
+    assert all(row["fraction_of_ideal"] is None or row["ms"] > 0 for row in rows)
+    assert executor.restarts == 0

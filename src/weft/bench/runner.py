@@ -17,7 +17,7 @@ from weft.policy import Policy
 from weft.tune.race import Entry, Result, bootstrap_ci, race
 from weft.workload import DTYPE_BYTES, Workload
 
-COMPUTE, COMM = Candidate("compute alone", mode="compute"), Candidate("collective alone", mode="comm")
+COMPUTE = Candidate("compute alone", mode="compute")
 HANGS_ALLOWED = 2  # a candidate that hung this often is not tried on further cells
 MIN_BYTES = 1 << 20
 
@@ -67,7 +67,7 @@ class Runner:
         baselines, others = cell.candidates[:2], cell.candidates[2:]
         tried = [*baselines, *(c for c in others if self.hangs[c.label] < HANGS_ALLOWED)]
         result = race(
-            [*tried, COMPUTE, COMM],
+            [*tried, COMPUTE, _alone(cell.ctas)],
             lambda candidate: self._ms(cell, workload, candidate),
             baselines=(0, 1),
             aside=(len(tried), len(tried) + 1),
@@ -108,11 +108,16 @@ class Runner:
         wanted = cell.comm_share * alone(cell.workload.but(bytes=MIN_BYTES), COMPUTE)
         per_iteration_s = wanted / 1e3 / cell.workload.iterations
         guess = cell.workload.but(bytes=MIN_BYTES)
-        size = per_iteration_s * self.suite.baseline_ctas * 22e9 / (guess.wire_bytes / guess.bytes)
+        size = (
+            per_iteration_s
+            * (cell.ctas or self.suite.baseline_ctas)
+            * 22e9
+            / (guess.wire_bytes / guess.bytes)
+        )
         for _ in range(2):  # the second corrects what the first guess of the bandwidth missed
             size = min(max(size, MIN_BYTES), float(8 << 30))
             sized = cell.workload.but(bytes=math.ceil(size / part) * part)
-            took = alone(sized, COMM)
+            took = alone(sized, _alone(cell.ctas))
             if abs(took / wanted - 1) < 0.03:
                 break
             size = sized.bytes * wanted / took
@@ -172,7 +177,7 @@ class Runner:
             "simulated": self.executor.simulated,
             "workload": workload.to_dict(),
             "comm_share": cell.comm_share,
-            "baseline_ctas": self.suite.baseline_ctas,
+            "baseline_ctas": cell.ctas or self.suite.baseline_ctas,
             "candidate": candidate.label,
             "mode": candidate.mode,
             "policy": candidate.policy.to_dict(),
@@ -205,16 +210,18 @@ class Runner:
         self, cell: Cell, workload: Workload, entry: Entry[Candidate], references: References
     ) -> dict[str, Any]:
         """The fraction of the ideal with the chosen policy's own number of CTAs."""
-        policy = Policy(max_ctas=entry.candidate.policy.max_ctas)
-        comm_ms = references.comm_ms
-        if policy.max_ctas is not None:
+        ctas, comm_ms = entry.candidate.policy.max_ctas, references.comm_ms
+        if ctas is not None and ctas != cell.ctas:
             try:
-                probe = Candidate("collective alone", policy, "comm")
-                comm_ms = median(self._ms(cell, workload, probe) for _ in range(3))
+                comm_ms = median(self._ms(cell, workload, _alone(ctas)) for _ in range(3))
             except WeftError:
                 return {}
         own = References(references.compute_ms + comm_ms, references.compute_ms, comm_ms, workload.iterations)
         return {"own_comm_ms": comm_ms, "fraction_of_own_ideal": own.fraction_of_ideal(entry.ms)}
+
+
+def _alone(ctas: int | None) -> Candidate:
+    return Candidate("collective alone", Policy(max_ctas=ctas), "comm")
 
 
 def _word(error: WeftError) -> str:

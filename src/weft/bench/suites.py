@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
 
 from weft.errors import UsageError
@@ -40,6 +40,8 @@ class Cell:
     """Size the collective so that, alone, it takes this share of the time of compute alone."""
     rounds: int = 7
     confirm: int = 4
+    ctas: int | None = None
+    """CTAs per rank of the references; None: the suite's baseline."""
 
     def estimate_s(self, ctas: int) -> float:
         """Rough seconds on a Hopper GPU: a guide for the plan, not a promise."""
@@ -111,7 +113,18 @@ def paper_candidates(option: str, blocks: int) -> tuple[Candidate, ...]:
 
 def _paper_cells() -> Iterator[Cell]:
     yield _headline(iterations=4, rounds=9)
-    for name in ("cb-ar", "cb-a2a", "mb-ar", "mb-a2a"):
+    yield _balanced(_headline(iterations=4, rounds=9), 8)
+    yield from _grid_cells(("cb-ar", "cb-a2a"))
+    # The other reading of Fig. 2: ratios under 0.5 need several GEMMs at once.
+    for grid in ((n, n) for n in reversed(PAPER_GRIDS)):
+        label = f"cb-ar-opt2-{grid[0]}-streams4"
+        workload = named("cb-ar-opt2").but(name=label, ranks=2, iterations=8, compute_streams=4, grid=grid)
+        yield Cell(label, workload, (SEQUENTIAL, PLAIN, Candidate("priority", high())), rounds=5, confirm=2)
+    yield from _grid_cells(("mb-ar", "mb-a2a"))
+
+
+def _grid_cells(names: tuple[str, ...]) -> Iterator[Cell]:
+    for name in names:
         for option in ("opt2", "opt1"):
             base = named(f"{name}-{option}").but(ranks=2, iterations=4)
             natural = base.compute.tiles()
@@ -127,11 +140,6 @@ def _paper_cells() -> Iterator[Cell]:
                     rounds=4 if slow else 6,
                     confirm=2 if slow else 3,
                 )
-    # The other reading of Fig. 2: ratios under 0.5 need several GEMMs at once.
-    for grid in ((n, n) for n in reversed(PAPER_GRIDS)):
-        label = f"cb-ar-opt2-{grid[0]}-streams4"
-        workload = named("cb-ar-opt2").but(name=label, ranks=2, iterations=8, compute_streams=4, grid=grid)
-        yield Cell(label, workload, (SEQUENTIAL, PLAIN, Candidate("priority", high())), rounds=5, confirm=2)
 
 
 def _headline(iterations: int, rounds: int) -> Cell:
@@ -145,7 +153,23 @@ def _headline(iterations: int, rounds: int) -> Cell:
     tries.append(Candidate("priority+head5", high(head_start_us=5)))
     tries.append(Candidate("res3", Policy(rules=(Rule(GEMM, 3),))))
     tries.append(Candidate("default+res3", high(residency=3)))
+    for ctas in (10, 16):
+        policy = high(rules=(Rule(GEMM, 3),), head_start_us=5, max_ctas=ctas)
+        tries.append(Candidate(f"priority+res3+head5+ctas{ctas}", policy))
     return Cell("cb-ar-best", workload, tuple(tries), rounds=rounds, confirm=6)
+
+
+def _balanced(cell: Cell, ctas: int) -> Cell:
+    """The same with fewer CTAs and a collective that, alone, takes as long as the GEMM."""
+    name = f"{cell.name}-ctas{ctas}"
+    tries = tuple(
+        replace(c, policy=replace(c.policy, max_ctas=ctas))
+        for c in cell.candidates
+        if c.policy.max_ctas is None
+    )
+    return replace(
+        cell, name=name, workload=cell.workload.but(name=name), candidates=tries, comm_share=0.95, ctas=ctas
+    )
 
 
 def modern_candidates(compute: Compute) -> tuple[Candidate, ...]:

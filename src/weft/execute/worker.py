@@ -6,6 +6,7 @@ The two sides speak JSON lines over two pipes of their own, so nothing that a li
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import importlib
 import json
 import os
@@ -29,6 +30,7 @@ CUDA_FACTORY = "weft.execute.cuda:CudaExecutor"
 START_DEADLINE_S = 180.0
 RUN_DEADLINE_S = 60.0
 LOG_CHARACTERS = 6000
+PR_SET_PDEATHSIG = 1
 _KINDS: dict[str, type[errors.WeftError]] = {
     kind.__name__: kind
     for module in (errors, base)
@@ -257,6 +259,9 @@ def _problem(error: Exception) -> dict[str, Any]:
 def main() -> None:
     """Entry point of the worker process."""
     factory, options, requests, answers = sys.argv[1:5]
+    if sys.platform == "linux":
+        # A worker whose parent was killed must not keep the GPU, least of all when it hangs.
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     module, _, name = factory.partition(":")
 
     def make() -> Any:
