@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from weft.gpu.occupancy import blocks_per_sm
-from weft.gpu.specs import GpuSpec
 from weft.timeline import Kind
 from weft.trace.kineto import Trace
 from weft.trace.names import short_name
 
 if TYPE_CHECKING:
+    from weft.gpu.specs import GpuSpec
     from weft.trace.analysis import RankAnalysis
 
 # Matrix kernels reuse what they load, so fewer per SM cost little. Memory-bound kernels need them all.
@@ -128,6 +127,8 @@ def device_spec(trace: Trace) -> GpuSpec | None:
 
 def judge(spec: GpuSpec | None, kernel: Kernel) -> tuple[str, int, str]:
     """The control that this kernel calls for, the residency to keep, and why in words."""
+    from weft.gpu.occupancy import blocks_per_sm
+
     name, blocks, threads, registers, shared = kernel
     if spec is None or min(blocks, threads) < 1 or min(registers, shared) < 0:
         return "priority", 0, "its resources are not in the trace"

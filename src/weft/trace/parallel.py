@@ -1,7 +1,7 @@
 """Reads many trace files at once: decoding holds the interpreter lock, so helpers are processes of their own.
 
-A helper is `python -m weft.trace.parallel`: it takes a path per line on standard input and answers with a
-pickled result. Unlike `multiprocessing` this neither forks a threaded program nor runs its main module again.
+A helper takes paths on its standard input, each ended by a zero byte, and answers with pickled results.
+Unlike `multiprocessing` this neither forks a threaded program nor runs its main module again.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ WORTH_BYTES = 4 << 20
 """Below this much to read, starting helpers costs more than they save."""
 
 MAX_HELPERS = 15
+
+_SERVE = "from weft.trace.parallel import serve; serve()"
 
 Outcome = list[Trace] | WeftError
 Done = Callable[[Path], None]
@@ -87,7 +89,7 @@ class _Helper:
         source = str(Path(__file__).parents[2])
         path = os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH"))))
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "weft.trace.parallel", *([] if comm is None else [comm])],
+            [sys.executable, "-c", _SERVE, *([] if comm is None else [comm])],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -130,12 +132,9 @@ def _requests(stream: BinaryIO) -> Iterator[Path]:
             name += byte
 
 
-def _serve() -> None:
+def serve() -> None:
+    """What a helper does: reads the files it is told to, until nobody is there to tell it more."""
     read = _reader(sys.argv[1] if len(sys.argv) > 1 else None)
     for path in _requests(sys.stdin.buffer):
         pickle.dump(read(path), sys.stdout.buffer, protocol=pickle.HIGHEST_PROTOCOL)
         sys.stdout.buffer.flush()
-
-
-if __name__ == "__main__":
-    _serve()

@@ -1,0 +1,265 @@
+# ruff: noqa: E501  (the text layout of the exporter)
+"""How fast and how large is `weft analyze` beside Holistic Trace Analysis, on traces this file makes itself?
+
+    python benchmarks/analyze_vs_hta.py --hta-python VENV/bin/python --out benchmarks/results
+
+`--hta-python` is a Python with `HolisticTraceAnalysis` and `pandas<3`. Every run is a process of its own; the
+two tools take turns; wall time and peak memory are the operating system's. `--scale` adds a trace of 10M events
+for weft alone. The synthetic trace has the mix of events of a training step on A100 (of ten events one kernel),
+the text layout of PyTorch's exporter, and a true overlap that is known by construction.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+BASE_US = 1_700_000_000_000_000
+KERNEL_NS, GAP_NS, COMM_NS = 40_320, 1_216, 300_512
+COMM_EVERY = 50
+
+HTA = """
+import sys, warnings; warnings.filterwarnings("ignore")
+from hta.trace_analysis import TraceAnalysis
+files = {i: f for i, f in enumerate(sys.argv[1:])}
+table = TraceAnalysis(trace_files=files, trace_dir="").get_comm_comp_overlap(visualize=False)
+print(list(table["comp_comm_overlap_pctg"]))
+"""
+
+
+def us(ns: int) -> str:
+    return f"{ns // 1000}.{ns % 1000:03}"
+
+
+def write_trace(path: Path, events: int, rank: int = 0) -> None:
+    """A trace of about `events` events in PyTorch's layout. Ten events per kernel."""
+    ops = events // 10
+    steps = max(ops // 2000, 2)
+    host, device = BASE_US * 1000, BASE_US * 1000 + 50_000
+    with gzip.open(path, "wt", compresslevel=4) as out:
+        out.write(
+            '\n{\n  "schemaVersion": 1,\n  "deviceProperties": [\n    {\n      "id": 0, "name": "NVIDIA A100-SXM4-80GB", '
+        )
+        out.write(
+            '"totalGlobalMem": 84990623744, "computeMajor": 8, "computeMinor": 0, "numSms": 108\n    }\n  ],\n'
+        )
+        out.write(
+            f'  "distributedInfo": {{"backend": "nccl", "rank": {rank}, "world_size": 8, "pg_count": 1}},\n'
+        )
+        out.write('  "traceEvents": [\n')
+        comm_free = 0
+        for op in range(ops):
+            if op % (ops // steps) == 0:
+                length = (ops // steps) * (KERNEL_NS + GAP_NS)
+                out.write(
+                    f'  {{\n    "ph": "X", "cat": "user_annotation", "name": "ProfilerStep#{op // (ops // steps)}", '
+                    f'"pid": 77, "tid": 77,\n    "ts": {us(host)}, "dur": {us(length)},\n    "args": {{\n      '
+                    f'"External id": {op * 10}, "Ev Idx": {op}\n    }}\n  }},\n'
+                )
+            for level in range(4):
+                out.write(
+                    f'  {{\n    "ph": "X", "cat": "cpu_op", "name": "aten::operator_{op % 97}_{level}", "pid": 77, '
+                    f'"tid": 77,\n    "ts": {us(host + level * 700)}, "dur": {us(20_000 - level * 1500)},\n    "args": '
+                    f'{{\n      "External id": {op * 10 + level}, "Ev Idx": {op}, "Input Dims": [[8, 1024, 8816], [], '
+                    f'[1024]], "Input type": ["float", "Scalar", "float"], "Fwd thread id": 0, "Sequence number": {op}'
+                    "\n    }\n  },\n"
+                )
+            correlation = op + 1
+            launch = host + 8_000
+            out.write(
+                f'  {{\n    "ph": "X", "cat": "cuda_runtime", "name": "cudaStreamIsCapturing", "pid": 77, "tid": 77,\n'
+                f'    "ts": {us(host + 5_000)}, "dur": {us(900)},\n    "args": {{\n      "External id": {op * 10}, '
+                f'"cbid": 317, "correlation": {ops + op}\n    }}\n  }},\n'
+                f'  {{\n    "ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": 77, "tid": 77,\n'
+                f'    "ts": {us(launch)}, "dur": {us(6_123)},\n    "args": {{\n      "External id": {op * 10}, '
+                f'"cbid": 211, "correlation": {correlation}\n    }}\n  }},\n'
+                f'  {{\n    "ph": "s", "id": {correlation}, "pid": 77, "tid": 77, "ts": {us(launch)},\n    "cat": "ac2g", '
+                '"name": "ac2g"\n  },\n'
+                f'  {{\n    "ph": "f", "id": {ops + op}, "pid": 77, "tid": 77, "ts": {us(host + 5_000)},\n    "cat": '
+                '"ac2g", "name": "ac2g", "bp": "e"\n  },\n'
+            )
+            if op % COMM_EVERY == COMM_EVERY - 1:
+                name, stream, length = (
+                    "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevComm*, unsigned long)",
+                    20,
+                    COMM_NS,
+                )
+                begin = max(device, comm_free)
+                comm_free = begin + length
+                more = (
+                    ', "Collective name": "allreduce", "In msg nelems": 6637568, "Out msg nelems": 6637568, "Group size": '
+                    '8, "dtype": "BFloat16", "Process Group Name": "0", "Process Group Ranks": "[0, 1, 2, 3, 4, 5, 6, 7]"'
+                )
+            else:
+                name = f"void at::native::vectorized_elementwise_kernel_{op % 41}<4, at::native::FillFunctor<float>, at::detail::Array<char*, 1> >(int, at::native::FillFunctor<float>, at::detail::Array<char*, 1>)"
+                stream, length, more = 7, KERNEL_NS - op % 13, ""
+                begin = device
+                # Every other stretch of communication runs with a pause of compute, so overlap is not total.
+                device += (
+                    KERNEL_NS + GAP_NS + (5 * COMM_NS // 4 if op % (2 * COMM_EVERY) == COMM_EVERY else 0)
+                )
+            out.write(
+                f'  {{\n    "ph": "X", "cat": "kernel", "name": "{name}", "pid": 0, "tid": {stream},\n    "ts": '
+                f'{us(begin)}, "dur": {us(length)},\n    "args": {{\n      "External id": {op * 10},\n      "queued": 0, '
+                f'"device": 0, "context": 1,\n      "stream": {stream}, "correlation": {correlation},\n      "registers per '
+                f'thread": 32,\n      "shared memory": 0,\n      "blocks per SM": 18.962963,\n      "warps per SM": '
+                f'75.851852,\n      "grid": [2048, 1, 1],\n      "block": [128, 1, 1],\n      "est. achieved occupancy %": '
+                f"100{more}\n    }}\n  }},\n"
+                f'  {{\n    "ph": "f", "id": {correlation}, "pid": 0, "tid": {stream}, "ts": {us(begin)},\n    "cat": "ac2g",'
+                ' "name": "ac2g", "bp": "e"\n  },\n'
+            )
+            host = max(host + 22_000, device - 3_000_000)
+        out.write(
+            f'  {{\n    "name": "process_name", "ph": "M", "ts": {us(host)}, "pid": 77, "tid": 0,\n    "args": {{\n'
+        )
+        out.write('      "name": "python"\n    }\n  }\n  ],\n  "traceName": "synthetic"\n}\n')
+
+
+def measure(command: list[str], env: dict[str, str]) -> dict[str, Any]:
+    """Wall seconds and peak resident bytes of a command and its children, as the kernel counts them."""
+    began = time.perf_counter()
+    with tempfile.TemporaryFile() as out:
+        process = subprocess.Popen(command, stdout=out, stderr=subprocess.DEVNULL, env=env)
+        peak = 0
+        while process.poll() is None:
+            peak = max(peak, resident(process.pid))
+            time.sleep(0.02)
+        wall = time.perf_counter() - began
+        out.seek(0)
+        text = out.read().decode()
+    if process.returncode:
+        raise SystemExit(f"{command[:4]} ended with {process.returncode}: {text[-500:]}")
+    return {"wall_s": round(wall, 3), "peak_mb": round(peak / 1e6, 1), "out": text}
+
+
+def resident(pid: int) -> int:
+    """Resident bytes of a process and its descendants now (a high-water mark for the process itself)."""
+    total = 0
+    try:
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                total += int(line.split()[1]) * 1024
+        for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+            total += resident(int(child))
+    except (OSError, ValueError):
+        pass
+    return total
+
+
+def compare(files: list[Path], repeat: int, hta_python: str | None, env: dict[str, str]) -> dict[str, Any]:
+    names = [str(file) for file in files]
+    commands = {"weft": [sys.executable, "-m", "weft", "analyze", "--json", *names]}
+    if hta_python:
+        commands["hta"] = [hta_python, "-c", HTA, *names]
+    runs: dict[str, list[dict[str, Any]]] = {tool: [] for tool in commands}
+    answers: dict[str, Any] = {}
+    for _ in range(repeat):
+        for tool, command in commands.items():
+            run = measure(command, env)
+            text = run.pop("out")
+            answers[tool] = (
+                [rank["overlap_pct"] for rank in json.loads(text)["ranks"]]
+                if tool == "weft"
+                else text.strip().splitlines()[-1]
+            )
+            runs[tool].append(run)
+            print(f"  {tool:5} {run['wall_s']:8.2f} s {run['peak_mb']:9.1f} MB", file=sys.stderr)
+    out: dict[str, Any] = {
+        "files": len(files),
+        "bytes": sum(f.stat().st_size for f in files),
+        "overlap_pct": answers,
+    }
+    for tool, measured in runs.items():
+        out[tool] = {
+            "wall_s": statistics.median(run["wall_s"] for run in measured),
+            "peak_mb": statistics.median(run["peak_mb"] for run in measured),
+            "runs": measured,
+        }
+    if "hta" in out:
+        out["times_faster"] = round(out["hta"]["wall_s"] / out["weft"]["wall_s"], 1)
+        out["memory_ratio"] = round(out["weft"]["peak_mb"] / out["hta"]["peak_mb"], 3)
+    return out
+
+
+def machine() -> dict[str, Any]:
+    model = next(
+        (
+            line.split(":")[1].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if "model name" in line
+        ),
+        "?",
+    )
+    return {
+        "cpu": model,
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "system": platform.system(),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--hta-python", help="Python with HolisticTraceAnalysis; without it only weft is measured"
+    )
+    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--events", type=int, default=1_000_000)
+    parser.add_argument("--scale", action="store_true", help="also 10M events, weft alone")
+    parser.add_argument("--out", type=Path, help="folder for analyze_vs_hta.json and .md")
+    args = parser.parse_args()
+    root = Path(__file__).parent.parent
+    env = {**os.environ, "PYTHONPATH": str(root / "src")}
+    results: dict[str, Any] = {"command": " ".join(["python", *sys.argv]), "machine": machine(), "cases": {}}
+    with tempfile.TemporaryDirectory() as folder:
+        cases: list[tuple[str, int, int, str | None]] = [
+            ("one rank, 1M events", 1, args.events, args.hta_python),
+            ("8 ranks of 100k events", 8, args.events // 10, args.hta_python),
+        ]
+        if args.scale:
+            cases.append(("one rank, 10M events", 1, args.events * 10, None))
+        for title, ranks, events, hta in cases:
+            files = [Path(folder) / f"rank{rank}.json.gz" for rank in range(ranks)]
+            for rank, file in enumerate(files):
+                write_trace(file, events, rank)
+            print(title, file=sys.stderr)
+            results["cases"][title] = compare(files, args.repeat if hta else 1, hta, env)
+    print(json.dumps(results, indent=2))
+    if args.out:
+        (args.out / "analyze_vs_hta.json").write_text(json.dumps(results, indent=2) + "\n")
+        (args.out / "analyze_vs_hta.md").write_text(table(results))
+
+
+def table(results: dict[str, Any]) -> str:
+    lines = [
+        "# weft analyze and Holistic Trace Analysis",
+        "",
+        f"`{results['command']}` on {results['machine']['cpu']}, {results['machine']['cores']} cores,"
+        f" Python {results['machine']['python']}. Medians; the raw runs are in the JSON file beside this one.",
+        "",
+        "| trace | weft | HTA | times faster | weft peak | HTA peak | ratio |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for title, case in results["cases"].items():
+        hta = case.get("hta", {"wall_s": "-", "peak_mb": "-"})
+        lines.append(
+            f"| {title} | {case['weft']['wall_s']} s | {hta['wall_s']} s | {case.get('times_faster', '-')} |"
+            f" {case['weft']['peak_mb']} MB | {hta['peak_mb']} MB | {case.get('memory_ratio', '-')} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    main()
