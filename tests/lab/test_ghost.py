@@ -106,7 +106,7 @@ def train(model: torch.nn.Module, steps: int = 4) -> list[float]:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        losses.append(float(loss))
+        losses.append(loss.item())
     return losses
 
 

@@ -128,18 +128,18 @@ class RemoteExecutor:
         return self._answer(self._deadline_s, f"{workload} ({policy}, {mode})")
 
     def _start(self) -> dict[str, Any]:
-        request_read, request_write = os.pipe()
-        answer_read, answer_write = os.pipe()
-        # Past this point a failure must not leave a pipe, a folder or a process behind.
-        self._requests: IO[bytes] = os.fdopen(request_write, "wb")
-        self._resources.callback(_close_quietly, self._requests)
-        self._resources.callback(os.close, answer_read)
         env = worker_environment(os.environ)
         if self._under_shim:
             from weft.shim.inject import Job
 
             self._job = self._resources.enter_context(Job())
             env = self._job.environment(env)
+        request_read, request_write = os.pipe()
+        answer_read, answer_write = os.pipe()
+        # Past this point a failure must not leave a pipe, a folder or a process behind.
+        self._requests: IO[bytes] = os.fdopen(request_write, "wb")
+        self._resources.callback(_close_quietly, self._requests)
+        self._resources.callback(os.close, answer_read)
         self._errors = self._resources.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
         try:
             pipes = (str(request_read), str(answer_write))
@@ -187,7 +187,9 @@ class RemoteExecutor:
         return line
 
     def _fail_dead(self, what: str) -> None:
-        code = self._process.wait(10) if self._process else None
+        code = None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            code = self._process.wait(10) if self._process else None
         self._stop()
         words = self.log.splitlines()
         how = f"signal {signal.Signals(-code).name}" if code and code < 0 else f"exit code {code}"
