@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
@@ -43,6 +43,7 @@ class Runner:
     hangs: Counter[str] = field(default_factory=Counter)
     missing: list[str] = field(default_factory=list)
     """Cells for which no time was left."""
+    _facts: dict[str, list[Mapping[str, Any]]] = field(default_factory=dict)
 
     def run(self, skip: set[str]) -> Iterator[tuple[Cell, list[dict[str, Any]]]]:
         """The rows of each cell that is not in `skip`, as they come."""
@@ -59,6 +60,7 @@ class Runner:
 
     def cell(self, cell: Cell, allowance_s: float) -> list[dict[str, Any]]:
         """Race one cell. Raises only what makes the whole suite pointless, such as a missing GPU."""
+        self._facts = {}
         try:
             workload = self._sized(cell)
         except WeftError as error:
@@ -85,12 +87,13 @@ class Runner:
 
     def _ms(self, cell: Cell, workload: Workload, candidate: Candidate) -> float:
         try:
-            ms = self.executor.measure(workload, candidate.policy, candidate.mode).ms
+            sample = self.executor.measure(workload, candidate.policy, candidate.mode)
         except WeftError:
             self._tell(cell, None)
             raise
-        self._tell(cell, ms)
-        return ms
+        self._facts.setdefault(candidate.label, []).append(sample.facts)
+        self._tell(cell, sample.ms)
+        return sample.ms
 
     def _tell(self, cell: Cell, ms: float | None) -> None:
         if self.on_sample is not None:
@@ -155,6 +158,7 @@ class Runner:
         if not entry.samples:
             return row
         row |= {"ms": entry.ms, "ci_ms": list(entry.ci_ms), "samples_ms": entry.samples}
+        row["facts"] = _summary(self._facts.get(entry.candidate.label, []))
         if entry.again:
             row |= {"again_ms": median(entry.again), "again_ci_ms": list(bootstrap_ci(entry.again))}
             row["again_samples_ms"] = entry.again
@@ -218,6 +222,15 @@ class Runner:
                 return {}
         own = References(references.compute_ms + comm_ms, references.compute_ms, comm_ms, workload.iterations)
         return {"own_comm_ms": comm_ms, "fraction_of_own_ideal": own.fraction_of_ideal(entry.ms)}
+
+
+def _summary(facts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Medians of the sensors; a yes-or-no fact holds if it held in every sample."""
+    found: dict[str, Any] = {}
+    for name in dict.fromkeys(key for one in facts for key in one):
+        values = [one[name] for one in facts if name in one]
+        found[name] = all(values) if isinstance(values[0], bool) else median(values)
+    return found
 
 
 def _alone(ctas: int | None) -> Candidate:

@@ -2,45 +2,22 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from weft.errors import UnavailableError, UsageError, WeftError
-from weft.execute import payload, spans
-from weft.execute.base import BASELINE_CTAS, MODES, MemoryFullError, Sample, WrongResultError, check_resident
+from weft.execute import spans
+from weft.execute.base import BASELINE_CTAS, MODES, MemoryFullError, Sample, check_resident
 from weft.execute.compute import build
 from weft.execute.gpu import TorchGpu
+from weft.execute.payload import Buffers
+from weft.execute.pipeline import Pipeline
 from weft.policy import Policy
 from weft.timeline import Timeline
 from weft.workload import DTYPE_BYTES, Workload
 
 MAX_SPIN_MS = 80.0
-
-
-@dataclass
-class Payload:
-    """Send and receive buffers of all ranks, and where to look for the right result."""
-
-    send: list[Any]
-    recv: list[Any]
-    positions: Any
-    wanted: list[Any]
-
-    def poison(self) -> None:
-        for buffer in self.recv:
-            buffer[self.positions] = math.nan
-
-    def check(self, workload: Workload) -> None:
-        for rank, (buffer, wanted) in enumerate(zip(self.recv, self.wanted, strict=True)):
-            got = buffer[self.positions]
-            if not bool((got == wanted).all()):
-                where = int((got != wanted).nonzero()[0])
-                raise WrongResultError(
-                    f"{workload}: {workload.collective} gave rank {rank} {float(got[where])} at element "
-                    f"{int(self.positions[where])} where {float(wanted[where])} is right"
-                )
 
 
 @dataclass
@@ -50,7 +27,7 @@ class Prepared:
     workload: Workload
     lanes: list[Any]
     calls: list[Callable[[], object]]
-    payload: Payload
+    payload: Buffers
     spin_ms: float
     warm: set[Any] = field(default_factory=set)
 
@@ -71,7 +48,7 @@ class CudaExecutor:
         self._communicators: dict[tuple[int, int], Any] = {}
         self._streams: dict[str, list[Any]] = {"default": [], "high": []}
         self._lanes: list[Any] = []
-        self._payload: tuple[Any, Payload] | None = None
+        self._held: tuple[Any, Buffers] | None = None
         self._prepared: Prepared | None = None
         self._applied: Policy | None = None
 
@@ -117,7 +94,7 @@ class CudaExecutor:
         for ranks in self._communicators.values():
             ranks.close()
         self._communicators.clear()
-        self._prepared, self._payload = None, None
+        self._prepared, self._held = None, None
         self._gpu.release()
 
     def _ready(self, workload: Workload, policy: Policy, mode: str) -> tuple[Prepared, Pipeline]:
@@ -131,7 +108,7 @@ class CudaExecutor:
         streams = self._rank_streams(acting.priority, workload.ranks)
         collective = self._collective(workload, ctas, prepared.payload, streams)
         wait_us = acting.head_start_us if self._shim is None else 0.0
-        pipeline = Pipeline(self._gpu, prepared, streams, collective, mode, wait_us)
+        pipeline = Pipeline(self._gpu, prepared.lanes, prepared.calls, streams, collective, mode, wait_us)
         key = (mode == "compute", ctas, acting)
         if key not in prepared.warm:
             # Kernels and modules load now, on every lane; what acts after a collective in a second iteration.
@@ -172,7 +149,7 @@ class CudaExecutor:
                     calls.append(build(workload.compute, self._gpu.device, number))
             self._gpu.synchronize()
         except self._gpu.out_of_memory:
-            self._payload = None
+            self._held = None
             self._gpu.release()
             sent = 2 * workload.ranks * workload.elements * DTYPE_BYTES[workload.compute.dtype]
             raise MemoryFullError(
@@ -183,22 +160,13 @@ class CudaExecutor:
         self._prepared = Prepared(workload, lanes, calls, found, spin_ms)
         return self._prepared
 
-    def _buffers(self, workload: Workload) -> Payload:
+    def _buffers(self, workload: Workload) -> Buffers:
         """The collective's buffers; workloads of one suite mostly share them."""
         key = (workload.collective, workload.elements, workload.ranks, workload.compute.dtype)
-        if self._payload is not None and self._payload[0] == key:
-            return self._payload[1]
-        self._payload = None
-        import torch
-
-        device, ranks = self._gpu.device, range(workload.ranks)
-        send = [payload.make_send(workload, rank, device) for rank in ranks]
-        count = payload.sizes(workload)[1]
-        recv = [torch.full((count,), math.nan, dtype=send[0].dtype, device=device) for _ in ranks]
-        positions = payload.sample_positions(workload, 0, device)
-        wanted = [payload.expected(workload, rank, positions).to(send[0].dtype) for rank in ranks]
-        self._payload = (key, Payload(send, recv, positions, wanted))
-        return self._payload[1]
+        if self._held is None or self._held[0] != key:
+            self._held = None  # the old ones go before the new ones come
+            self._held = (key, Buffers.make(workload, self._gpu.device))
+        return self._held[1]
 
     def _rank_streams(self, priority: str, count: int) -> list[Any]:
         streams = self._streams[priority]
@@ -207,7 +175,7 @@ class CudaExecutor:
         return streams[:count]
 
     def _collective(
-        self, workload: Workload, ctas: int, data: Payload, streams: list[Any]
+        self, workload: Workload, ctas: int, data: Buffers, streams: list[Any]
     ) -> Callable[[], None]:
         """A function that issues the workload's collective for every rank."""
         key = (workload.ranks, ctas)
@@ -215,77 +183,6 @@ class CudaExecutor:
             self._communicators[key] = self._make_ranks(workload.ranks, ctas)
         issue = getattr(self._communicators[key], workload.collective)
         return lambda: issue(data.send, data.recv, streams)
-
-
-class Pipeline:
-    """Issues the iterations: compute_i, then on every rank's stream collective_i that waits for compute_i."""
-
-    def __init__(
-        self,
-        gpu: Any,
-        prepared: Prepared,
-        streams: list[Any],
-        collective: Callable[[], None],
-        mode: str,
-        wait_us: float,
-    ) -> None:
-        self.gpu, self.lanes, self.calls = gpu, prepared.lanes, prepared.calls
-        self.streams, self.collective, self.mode, self.wait_us = streams, collective, mode, wait_us
-
-    def issue(self, iterations: int, spin_ms: float, marks: list[Any] | None = None) -> tuple[Any, Any, bool]:
-        """Launch everything. Returns the first and last event, and whether launching was over before it.
-
-        With `marks`, (kind, start, end) of each compute and of rank 0's collectives are appended to it.
-        """
-        gpu, begin, end = self.gpu, self.gpu.event(timing=True), self.gpu.event(timing=True)
-        with gpu.on(self.lanes[0]):
-            gpu.flush_l2()
-            if spin_ms:
-                gpu.sleep(spin_ms)
-            begin.record(self.lanes[0])
-        for stream in (*self.lanes[1:], *self.streams):
-            stream.wait_event(begin)
-        ended: list[Any] = []
-        for i in range(iterations):
-            computed = self._compute(i, ended, marks) if self.mode != "comm" else begin
-            if self.mode != "compute":
-                ended = self._communicate(computed, marks)
-        for stream in (*self.lanes[1:], *self.streams):
-            self.lanes[0].wait_event(_recorded(gpu, stream))
-        end.record(self.lanes[0])
-        return begin, end, not begin.query()
-
-    def _compute(self, i: int, ended: list[Any], marks: list[Any] | None) -> Any:
-        lane, call = self.lanes[i % len(self.lanes)], self.calls[i % len(self.lanes)]
-        if self.mode == "sequential":
-            for event in ended:
-                lane.wait_event(event)
-        with self.gpu.on(lane):
-            if self.wait_us and i:
-                self.gpu.sleep(self.wait_us / 1000)
-            start = _recorded(self.gpu, lane, timing=True) if marks is not None else None
-            call()
-            computed = _recorded(self.gpu, lane, timing=marks is not None)
-        if marks is not None:
-            marks.append(("compute", start, computed))
-        return computed
-
-    def _communicate(self, computed: Any, marks: list[Any] | None) -> list[Any]:
-        for stream in self.streams:
-            stream.wait_event(computed)
-        timing = marks is not None
-        start = _recorded(self.gpu, self.streams[0], timing=True) if timing else None
-        self.collective()
-        ended = [_recorded(self.gpu, stream, timing=timing) for stream in self.streams]
-        if marks is not None:
-            marks.append(("comm", start, ended[0]))
-        return ended
-
-
-def _recorded(gpu: Any, stream: Any, *, timing: bool = False) -> Any:
-    event = gpu.event(timing=timing)
-    event.record(stream)
-    return event
 
 
 class _NcclRanks:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
 from typing import Any
 
+from weft.execute.base import WrongResultError
 from weft.workload import Workload
 
 PERIOD = 7  # does not divide the parts of usual sizes, so a part in the wrong place shows
@@ -72,3 +75,42 @@ def sample_positions(workload: Workload, seed: int, device: Any) -> Any:
     some = torch.randint(0, count, (min(SAMPLED, count),), generator=torch.Generator().manual_seed(seed))
     every = torch.cat([some, seams, seams - 1]).clamp(0, count - 1)
     return torch.unique(every).to(device)
+
+
+@dataclass
+class Buffers:
+    """Send and receive buffers of all ranks, and where to look for the right result."""
+
+    send: list[Any]
+    recv: list[Any]
+    positions: Any
+    wanted: list[Any]
+
+    @classmethod
+    def make(cls, workload: Workload, device: Any) -> Buffers:
+        """Buffers of all ranks on one device; what is received is NaN until it is."""
+        import torch
+
+        ranks = range(workload.ranks)
+        send = [make_send(workload, rank, device) for rank in ranks]
+        count = sizes(workload)[1]
+        recv = [torch.full((count,), math.nan, dtype=send[0].dtype, device=device) for _ in ranks]
+        positions = sample_positions(workload, 0, device)
+        wanted = [expected(workload, rank, positions).to(send[0].dtype) for rank in ranks]
+        return cls(send, recv, positions, wanted)
+
+    def poison(self) -> None:
+        """Overwrite what will be looked at."""
+        for buffer in self.recv:
+            buffer[self.positions] = math.nan
+
+    def check(self, workload: Workload) -> None:
+        """Raise if a rank did not receive what it must."""
+        for rank, (buffer, wanted) in enumerate(zip(self.recv, self.wanted, strict=True)):
+            got = buffer[self.positions]
+            if not bool((got == wanted).all()):
+                where = int((got != wanted).nonzero()[0])
+                raise WrongResultError(
+                    f"{workload}: {workload.collective} gave rank {rank} {float(got[where])} at element "
+                    f"{int(self.positions[where])} where {float(wanted[where])} is right"
+                )

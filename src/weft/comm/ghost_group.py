@@ -1,0 +1,382 @@
+"""The process group of ghost ranks: torch.distributed's calls, each issued for all ranks on one device."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import _create_work_from_future
+
+from weft.comm.local import LocalRanks
+from weft.errors import UsageError
+
+BACKEND = "ghost"
+DEFAULT_CTAS = 12
+
+
+@dataclass(frozen=True)
+class GhostOptions:
+    """How the ghosts behave."""
+
+    max_ctas: int | None = DEFAULT_CTAS
+    """CTAs of a collective per rank. All of them sit on the one GPU, so NCCL's own choice would not do."""
+    high_priority: bool = False
+    """Collectives on high-priority streams."""
+    mirror: bool = True
+    """Ghosts contribute rank 0's data. Without it they contribute zeros: an in-place all-reduce then needs no
+    copy of its input, and averages are divided by R."""
+
+    @classmethod
+    def from_environment(cls) -> GhostOptions:
+        """WEFT_GHOST_CTAS, WEFT_GHOST_PRIORITY (high) and WEFT_GHOST_MIRROR (0)."""
+        env = os.environ
+        return cls(
+            int(env.get("WEFT_GHOST_CTAS", DEFAULT_CTAS)),
+            env.get("WEFT_GHOST_PRIORITY", "default") == "high",
+            env.get("WEFT_GHOST_MIRROR", "1") != "0",
+        )
+
+
+class Lane:
+    """The communicators, streams and scratch memory of one group on one device."""
+
+    def __init__(self, ranks: Any, streams: Sequence[Any] | None, device: Any) -> None:
+        self.ranks, self.streams, self.device = ranks, streams, device
+        self._scratch: dict[tuple[int, str], Any] = {}
+
+    def scratch(self, rank: int, like: Any, count: int, role: str = "recv") -> Any:
+        """A ghost's buffer of `count` elements; its content does not matter to anyone."""
+        key, size = (rank, role), count * like.element_size()
+        held = self._scratch.get(key)
+        if held is None or held.numel() < size:
+            with _on(self.streams[rank] if self.streams else None):
+                held = torch.zeros(max(size, 1024), dtype=torch.uint8, device=self.device)
+            if self.streams:  # other ranks' streams may read it, and growing is rare
+                self.streams[rank].synchronize()
+            self._scratch[key] = held
+        return held[:size].view(like.dtype)
+
+
+class _Nothing:
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+def _on(stream: Any) -> Any:
+    return torch.cuda.stream(stream) if stream is not None else _Nothing()
+
+
+def _make_lane(device: Any, size: int, options: GhostOptions) -> Lane:
+    if device.type != "cuda":
+        return Lane(LocalRanks(size), None, device)
+    from weft.comm import nccl
+    from weft.execute.base import check_resident
+    from weft.workload import Workload
+
+    if options.max_ctas is not None:
+        sm_count = torch.cuda.get_device_properties(device).multi_processor_count
+        check_resident(Workload(name="ghost ranks", ranks=size), options.max_ctas, sm_count)
+    with torch.cuda.device(device):
+        ranks = nccl.Ranks(nccl.load(), size, options.max_ctas)
+    priority = -1 if options.high_priority else 0
+    return Lane(ranks, [torch.cuda.Stream(device, priority=priority) for _ in range(size)], device)
+
+
+class GhostGroup(dist.ProcessGroup):  # type: ignore[misc,unused-ignore]
+    """A process group in which this process is one rank and the others are ghosts."""
+
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        options: GhostOptions,
+        make_lane: Callable[[Any, int, GhostOptions], Lane] = _make_lane,
+    ) -> None:
+        super().__init__(rank, size)
+        self._own, self._count, self._options = rank, size, options
+        self._make_lane, self._lanes = make_lane, dict[Any, Lane]()
+
+    def size(self) -> int:
+        return self._count
+
+    def rank(self) -> int:
+        return self._own
+
+    def getBackendName(self) -> str:  # noqa: N802 (torch's name)
+        return BACKEND
+
+    @property
+    def group_name(self) -> Any:
+        return dist.distributed_c10d._world.pg_names[self]
+
+    @property
+    def pg_name(self) -> Any:
+        return self.group_name
+
+    def allreduce(self, tensors: Sequence[Any], opts: Any = None) -> Any:
+        op = _operation(opts.reduceOp if opts is not None else dist.ReduceOp.SUM)
+
+        def issue(lane: Lane) -> None:
+            for tensor in tensors:
+                flat = _flat(tensor)
+                others = self._ghost_input(lane, flat)
+                send = self._mine(flat, lambda rank: others)  # noqa: B023 (called at once)
+                recv = self._mine(flat, lambda rank: lane.scratch(rank, flat, flat.numel()))  # noqa: B023
+                lane.ranks.all_reduce(send, recv, lane.streams, op)
+
+        return self._run(issue, tensors)
+
+    def allreduce_coalesced(self, tensors: Sequence[Any], opts: Any = None) -> Any:
+        return self.allreduce(tensors, opts)
+
+    def reduce(self, tensors: Sequence[Any], opts: Any = None) -> Any:
+        if opts is None or opts.rootRank == self._own:
+            return self.allreduce(tensors, opts)
+        copies = [tensor.clone() for tensor in tensors]  # only the root's tensor changes
+        return self.allreduce(copies, opts)
+
+    def broadcast(self, tensors: Sequence[Any], opts: Any = None) -> Any:
+        root = opts.rootRank if opts is not None else 0
+
+        def issue(lane: Lane) -> None:
+            for tensor in tensors:
+                flat = _flat(tensor)
+                source = flat if root == self._own else self._copy(lane, flat)
+                send = self._mine(flat, lambda rank: source)  # noqa: B023
+                recv = self._mine(flat, lambda rank: lane.scratch(rank, flat, flat.numel()))  # noqa: B023
+                lane.ranks.broadcast(send, recv, lane.streams, root)
+
+        return self._run(issue, tensors)
+
+    def all_gather_single(self, output: Any, given: Any, opts: Any = None) -> Any:
+        def issue(lane: Lane) -> None:
+            # Nobody overwrites the input, also where it lies in its own place of the output.
+            flat, whole = _flat(given), _flat(output)
+            send = self._mine(flat, lambda rank: self._ghost_view(lane, flat))
+            recv = self._mine(whole, lambda rank: lane.scratch(rank, whole, whole.numel()))
+            lane.ranks.all_gather(send, recv, lane.streams)
+
+        return self._run(issue, [output], [given])
+
+    def allgather(self, outputs: Sequence[Sequence[Any]], inputs: Sequence[Any], opts: Any = None) -> Any:
+        def issue(lane: Lane) -> None:
+            for parts, given in zip(outputs, inputs, strict=True):
+                flat = _flat(given)
+                whole = lane.scratch(self._own, flat, flat.numel() * self._count, "gathered")
+                send = self._mine(flat, lambda rank: self._ghost_view(lane, flat))  # noqa: B023
+                recv = self._mine(whole, lambda rank: lane.scratch(rank, whole, whole.numel()))  # noqa: B023
+                lane.ranks.all_gather(send, recv, lane.streams)
+                with _on(lane.streams[self._own] if lane.streams else None):
+                    for part, piece in zip(parts, whole.chunk(self._count), strict=True):
+                        part.copy_(piece.view(part.shape))
+
+        return self._run(issue, [part for parts in outputs for part in parts], inputs)
+
+    def reduce_scatter_single(self, output: Any, given: Any, opts: Any = None) -> Any:
+        op = _operation(opts.reduceOp if opts is not None else dist.ReduceOp.SUM)
+
+        def issue(lane: Lane) -> None:
+            part, whole = _flat(output), _flat(given)
+            shared = part.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()
+            others = self._ghost_input(lane, whole) if shared else self._ghost_view(lane, whole)
+            send = self._mine(whole, lambda rank: others)
+            recv = self._mine(part, lambda rank: lane.scratch(rank, part, part.numel()))
+            lane.ranks.reduce_scatter(send, recv, lane.streams, op)
+
+        return self._run(issue, [output], [given])
+
+    def reduce_scatter(
+        self, outputs: Sequence[Any], inputs: Sequence[Sequence[Any]], opts: Any = None
+    ) -> Any:
+        works = [
+            self.reduce_scatter_single(output, torch.cat([part.reshape(-1) for part in parts]), opts)
+            for output, parts in zip(outputs, inputs, strict=True)
+        ]
+        return works[-1]
+
+    def all_to_all_single(
+        self,
+        output: Any,
+        given: Any,
+        output_split_sizes: Sequence[int] | None = None,
+        input_split_sizes: Sequence[int] | None = None,
+        opts: Any = None,
+    ) -> Any:
+        taken = _parts(output, output_split_sizes, self._count)
+        sent = _parts(given, input_split_sizes, self._count)
+        return self.alltoall(taken, sent, opts, keep=[output, given])
+
+    def alltoall(
+        self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any = None, keep: Sequence[Any] = ()
+    ) -> Any:
+        def issue(lane: Lane) -> None:
+            moves = [(self._own, _flat(inputs[self._own]), self._own, _flat(outputs[self._own]))]
+            for ghost in (rank for rank in range(self._count) if rank != self._own):
+                give, take = _flat(inputs[ghost]), _flat(outputs[ghost])
+                moves.append((self._own, give, ghost, lane.scratch(ghost, give, give.numel())))
+                # What a ghost sends to rank 0 is what rank 0 keeps for itself, as far as the sizes allow.
+                own = _flat(inputs[self._own])
+                fits = self._options.mirror and own.numel() == take.numel()
+                moves.append(
+                    (ghost, own if fits else lane.scratch(ghost, take, take.numel(), "send"), self._own, take)
+                )
+                for other in (rank for rank in range(self._count) if rank not in (self._own, ghost)):
+                    size = _flat(inputs[other]).numel()
+                    source = lane.scratch(ghost, give, size, "send")
+                    moves.append((ghost, source, other, lane.scratch(other, give, size, f"from{ghost}")))
+            lane.ranks.exchange(moves, lane.streams)
+
+        return self._run(issue, outputs, [*inputs, *keep])
+
+    def scatter(self, outputs: Sequence[Any], inputs: Sequence[Sequence[Any]], opts: Any = None) -> Any:
+        root = opts.rootRank if opts is not None else 0
+
+        def issue(lane: Lane) -> None:
+            out = _flat(outputs[0])
+            if root != self._own:
+                lane.ranks.exchange(
+                    [(root, lane.scratch(root, out, out.numel(), "send"), self._own, out)], lane.streams
+                )
+                return
+            parts = [_flat(part) for part in inputs[0]]
+            moves = self._mine(out, lambda rank: lane.scratch(rank, out, parts[rank].numel()))
+            pairs = zip(parts, moves, strict=True)
+            lane.ranks.exchange([(root, a, rank, b) for rank, (a, b) in enumerate(pairs)], lane.streams)
+
+        return self._run(issue, outputs, inputs[0] if inputs else [])
+
+    def gather(self, outputs: Sequence[Sequence[Any]], inputs: Sequence[Any], opts: Any = None) -> Any:
+        root = opts.rootRank if opts is not None else 0
+
+        def issue(lane: Lane) -> None:
+            given = _flat(inputs[0])
+            if root != self._own:
+                into = lane.scratch(root, given, given.numel())
+                lane.ranks.exchange([(self._own, given, root, into)], lane.streams)
+                return
+            moves = [(rank, given, root, _flat(part)) for rank, part in enumerate(outputs[0])]
+            lane.ranks.exchange(moves, lane.streams)
+
+        return self._run(issue, outputs[0] if outputs else [], inputs)
+
+    def send(self, tensors: Sequence[Any], peer: int, tag: int = 0) -> Any:
+        def issue(lane: Lane) -> None:
+            moves = [(self._own, _flat(t), peer, lane.scratch(peer, t, t.numel())) for t in tensors]
+            lane.ranks.exchange(moves, lane.streams)
+
+        return self._run(issue, tensors)
+
+    def recv(self, tensors: Sequence[Any], peer: int, tag: int = 0) -> Any:
+        def issue(lane: Lane) -> None:
+            moves = [(peer, lane.scratch(peer, t, t.numel(), "send"), self._own, _flat(t)) for t in tensors]
+            lane.ranks.exchange(moves, lane.streams)
+
+        return self._run(issue, tensors)
+
+    def all_gather_single_coalesced(
+        self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any = None
+    ) -> Any:
+        return [self.all_gather_single(o, i, opts) for o, i in zip(outputs, inputs, strict=True)][-1]
+
+    def reduce_scatter_single_coalesced(
+        self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any = None
+    ) -> Any:
+        return [self.reduce_scatter_single(o, i, opts) for o, i in zip(outputs, inputs, strict=True)][-1]
+
+    def barrier(self, opts: Any = None) -> Any:
+        return _finished([])  # the ghosts are always there
+
+    def _start_coalescing(self, device: Any = None) -> None:
+        pass
+
+    def _end_coalescing(self, device: Any = None) -> Any:
+        return _finished([])
+
+    # What torch called them before 2.13.
+    _allgather_base = all_gather_single
+    _reduce_scatter_base = reduce_scatter_single
+    alltoall_base = all_to_all_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+    def _mine(self, own: Any, ghost: Callable[[int], Any]) -> list[Any]:
+        """One entry per rank: this process's own, and the ghosts'."""
+        return [own if rank == self._own else ghost(rank) for rank in range(self._count)]
+
+    def _ghost_view(self, lane: Lane, flat: Any) -> Any:
+        """What ghosts send where rank 0's input stays as it is: the input itself, or zeros."""
+        return flat if self._options.mirror else lane.scratch(self._own, flat, flat.numel(), "zeros")
+
+    def _ghost_input(self, lane: Lane, flat: Any) -> Any:
+        """What ghosts send where the operation overwrites rank 0's input: a copy of it, or zeros."""
+        return self._copy(lane, flat) if self._options.mirror else self._ghost_view(lane, flat)
+
+    def _copy(self, lane: Lane, flat: Any) -> Any:
+        into = lane.scratch(self._own, flat, flat.numel(), "mirror")
+        with _on(lane.streams[self._own] if lane.streams else None):
+            into.copy_(flat)
+        if lane.streams:
+            for stream in lane.streams:
+                stream.wait_stream(lane.streams[self._own])
+        return into
+
+    def _run(self, issue: Callable[[Lane], None], outputs: Sequence[Any], inputs: Sequence[Any] = ()) -> Any:
+        """Issue on the group's streams, after what the caller's stream has so far; returns the work."""
+        device = (outputs or inputs)[0].device
+        if device not in self._lanes:
+            self._lanes[device] = self._make_lane(device, self._count, self._options)
+        lane = self._lanes[device]
+        if not lane.streams:
+            issue(lane)
+            return _finished(list(outputs))
+        main = lane.streams[self._own]
+        for stream in lane.streams:
+            stream.wait_stream(torch.cuda.current_stream(device))
+        issue(lane)
+        for stream in lane.streams:
+            if stream is not main:
+                main.wait_stream(stream)  # so that scratch memory is free when the next collective starts
+        for tensor in (*outputs, *inputs):
+            tensor.record_stream(main)
+        with torch.cuda.stream(main):
+            return _finished(list(outputs), device)
+
+
+def _finished(result: list[Any], device: Any = None) -> Any:
+    """Work that is over when the current stream has come this far."""
+    future = torch.futures.Future(devices=[device] if device is not None else None)
+    future.set_result(result)
+    return _create_work_from_future(future)
+
+
+def _operation(op: Any) -> str:
+    for name, known in (
+        ("sum", "SUM"),
+        ("avg", "AVG"),
+        ("max", "MAX"),
+        ("min", "MIN"),
+        ("product", "PRODUCT"),
+    ):
+        if op == getattr(dist.ReduceOp, known):
+            return name
+    raise UsageError(f"the ghost backend has no reduction {op}; use SUM, AVG, MAX, MIN or PRODUCT")
+
+
+def _flat(tensor: Any) -> Any:
+    if not tensor.is_contiguous():
+        raise UsageError("the ghost backend takes contiguous tensors; call .contiguous() first")
+    return tensor.detach().view(-1)
+
+
+def _parts(tensor: Any, sizes: Sequence[int] | None, count: int) -> list[Any]:
+    rows = list(sizes) if sizes else [len(tensor) // count] * count
+    if sum(rows) != len(tensor):
+        raise UsageError(f"all-to-all of {len(tensor)} rows cannot be split as {rows}")
+    return list(tensor.split(rows))
