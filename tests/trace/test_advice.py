@@ -128,6 +128,9 @@ def test_price_of_overlap_compares_like_with_like(tmp_path):
         built.gpu(GEMM, at + 40 * US, at + 90 * US, grid=(4096, 1, 1))  # another size: never beside
         if beside:
             built.collective(at, at + 20 * US)
+        else:
+            built.gpu(GEMM, at + 91 * US, at + 97 * US)  # a third of it beside: neither one nor the other
+            built.collective(at + 95 * US, at + 97 * US)
     price = weft.analyze(built.write(tmp_path / "t.json")).to_json()["ranks"][0]["price_of_overlap"]
     (kernel,) = price["kernels"]
     assert (kernel["alone_us"], kernel["beside_us"], kernel["alone"], kernel["beside"]) == (10.0, 15.0, 5, 5)

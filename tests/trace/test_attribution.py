@@ -60,13 +60,7 @@ def test_a_collective_starved_by_compute_waited_behind_it(tmp_path, long_us):
 
 def test_a_starved_collective_holds_up_the_next_one(tmp_path):
     """Both wait for the greedy kernel: the second because the first runs late."""
-    step = [
-        compute(50 * US),
-        comm(100 * US),
-        compute(50 * US),
-        comm(100 * US),
-        compute(400 * US, greedy=True),
-    ]
+    step = [compute(50 * US), comm(100 * US), comm(100 * US), compute(400 * US, greedy=True)]
     found = shares(analyzed(tmp_path, [ahead(*[*step, wait()] * 8)] * 2))
     assert found["behind_compute"] >= 0.95
 

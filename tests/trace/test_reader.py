@@ -12,7 +12,7 @@ from trace_building import BASE_NS, GEMM, NCCL, TraceBuilder, as_text, us_text, 
 import weft
 from weft.errors import InputError
 from weft.timeline import Kind
-from weft.trace import events, scan
+from weft.trace import events, files, scan
 from weft.trace.digits import UNKNOWN, nanoseconds
 from weft.trace.kineto import read
 
@@ -111,7 +111,7 @@ def test_metadata_before_and_after_the_events(tmp_path):
 def test_wherever_the_text_is_cut(tmp_path, monkeypatch, chunk):
     """Small pieces put cuts into strings and nested arrays that look like the end of an event."""
     monkeypatch.setattr(scan, "CHUNK_BYTES", chunk)
-    monkeypatch.setattr(scan, "_TAIL_BYTES", chunk)
+    monkeypatch.setattr(files, "BLOCK_BYTES", chunk)
     built, covered = random_trace(5, spans=120)
     for event in built.events[::3]:
         event["args"]["odd"] = ["},{", {"x": [{"y": 1}, {"z": '"},{"'}]}, {}, {"},{": "]}"}]
@@ -327,7 +327,7 @@ def test_decoding_keeps_a_bounded_part_of_the_text(tmp_path, monkeypatch):
 
     monkeypatch.setattr(events.Collector, "take", take)
     built, covered = random_trace(8, spans=3_000)
-    monkeypatch.setattr("weft.trace.files.BLOCK_BYTES", 10_000)
+    monkeypatch.setattr(files, "BLOCK_BYTES", 10_000)
     (trace,) = read(built.write(tmp_path / "t.json"))
     check(trace, covered)
     assert max(sizes) < 40_000 < sum(sizes)

@@ -6,6 +6,7 @@ Unlike `multiprocessing` this neither forks a threaded program nor runs its main
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import subprocess
@@ -111,7 +112,8 @@ class _Helper:
         self._process.kill()
         for stream in (self._process.stdin, self._process.stdout):
             if stream:
-                stream.close()
+                with contextlib.suppress(OSError):  # what it was not told any more
+                    stream.close()
         self._process.wait()
 
 
