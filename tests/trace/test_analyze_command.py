@@ -110,3 +110,20 @@ def test_two_files_are_two_ranks(capsys, folder):
     code, out, _ = run(capsys, folder / "rank0.json.gz", folder / "rank1.json.gz", "--json")
     assert code == 0
     assert [rank["rank"] for rank in json.loads(out)["ranks"]] == [0, 1]
+
+
+def test_names_that_are_no_text(capsys, tmp_path):
+    """A file name of any bytes, and a kernel name of any characters, reach neither stream undigested."""
+    import os
+    from pathlib import Path
+
+    path = Path(os.fsdecode(os.fsencode(tmp_path) + b"/rank0-\xff.json"))
+    built = TraceBuilder()
+    built.gpu("kernel \ud800 \x1b[31m <script>alert(1)</script> \n", 0, 1_000)
+    built.collective(500, 2_000)
+    built.write(path)
+    for flags in (["--json"], [], ["--html", tmp_path / "page.html"]):
+        code, out, _ = run(capsys, path, *flags)
+        assert code == 0
+        assert "\x1b[31m" not in out
+    assert "<script>alert" not in (tmp_path / "page.html").read_text()

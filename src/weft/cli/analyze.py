@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import tempfile
-import time
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -57,7 +57,7 @@ def analyze(
     if html:
         from weft.report.page import analysis_page
 
-        write_atomically(html, analysis_page(document, found.timelines).encode())
+        write_atomically(html, analysis_page(document, found.timelines).encode("utf-8", "replace"))
     if perfetto:
         from weft.report.perfetto import export
 
@@ -80,7 +80,8 @@ def _compare(folders: list[Path], as_json: bool, html: Path | None, comm: str | 
     if html:
         from weft.report.page import comparison_page
 
-        write_atomically(html, comparison_page(document, before.timelines, after.timelines).encode())
+        page = comparison_page(document, before.timelines, after.timelines)
+        write_atomically(html, page.encode("utf-8", "replace"))
     if as_json:
         _print_json(document)
     else:
@@ -125,17 +126,20 @@ def _tell_written(*files: Path | None) -> None:
 
 @contextmanager
 def _progress() -> Iterator[Progress]:
-    """A line on stderr per file, once the work has taken a while; nothing if stderr is not a terminal."""
+    """A moving line on stderr once the work has taken a while; nothing if stderr is not a terminal."""
     from rich.console import Console
 
-    console = Console(stderr=True)
-    began = time.monotonic()
-    with console.status("reading traces …") as status:
-        status.stop()
+    status = Console(stderr=True).status("reading traces …")
+    timer = threading.Timer(QUIET_S, status.start)
+    timer.daemon = True
+    timer.start()
 
-        def show(path: str, done: int, total: int) -> None:
-            if time.monotonic() - began > QUIET_S:
-                status.update(f"reading {path} ({done + 1} of {total}) …")
-                status.start()
+    def show(path: str, done: int, total: int) -> None:
+        status.update(f"reading traces, {done} of {total} done …")
 
+    try:
         yield show
+    finally:
+        timer.cancel()
+        timer.join()
+        status.stop()

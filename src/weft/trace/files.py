@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import queue
 import re
 import threading
@@ -55,6 +56,11 @@ def find_traces(path: Path) -> list[Path]:
 
 def _looks_like_trace(path: Path) -> bool:
     return path.name.endswith(_SUFFIXES) and not path.name.startswith(".") and path.is_file()
+
+
+def shown(path: Path) -> str:
+    """A path that can be printed and written, also if its bytes are no text."""
+    return os.fsencode(path).decode("utf-8", "replace")
 
 
 def natural_key(text: str) -> tuple[tuple[int, int, str], ...]:

@@ -16,7 +16,7 @@ from weft.errors import InputError
 from weft.kernels import is_comm
 from weft.timeline import Intervals, Kind, Ns, Timeline, union
 from weft.trace.events import GPU_COLUMNS, KERNEL, MEMCPY, Collector, Mark, Message, text
-from weft.trace.files import MAX_TRACE_BYTES, Blocks
+from weft.trace.files import MAX_TRACE_BYTES, Blocks, shown
 from weft.trace.scan import DECODE_ERRORS, Scanner
 
 UNKNOWN_NS = -1 << 62
@@ -161,7 +161,7 @@ def _traces(
         )
         out.append(
             Trace(
-                path=str(path),
+                path=shown(path),
                 rank=_rank(path, info),
                 world_size=_whole(info.get("world_size")),
                 one_group=info.get("pg_count") == 1,

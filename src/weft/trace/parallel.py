@@ -20,6 +20,7 @@ from typing import BinaryIO
 from weft.errors import InputError, WeftError
 from weft.trace import kineto
 from weft.trace.custom import comm_matcher
+from weft.trace.files import shown
 from weft.trace.kineto import Trace
 
 WORTH_BYTES = 4 << 20
@@ -121,7 +122,7 @@ def _renamed(outcome: Outcome, path: Path) -> Outcome:
     """The path as the user gave it, not as the helper had to be told."""
     if isinstance(outcome, WeftError):
         return type(outcome)(str(outcome).replace(str(path.absolute()), str(path)))
-    return [replace(trace, path=str(path)) for trace in outcome]
+    return [replace(trace, path=shown(path)) for trace in outcome]
 
 
 def _requests(stream: BinaryIO) -> Iterator[Path]:
