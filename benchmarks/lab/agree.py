@@ -15,6 +15,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
 
 from weft.bench.results import load
+from weft.tune.race import bootstrap_ci
 
 
 def by_key(path: str) -> dict[tuple[str, str], dict[str, Any]]:
@@ -30,7 +31,8 @@ def main() -> None:
         sys.exit("the two files have no candidate in common")
     apart = []
     for key in shared:
-        (low, high), (other_low, other_high) = first[key]["ci_ms"], second[key]["ci_ms"]
+        low, high = bootstrap_ci(first[key]["samples_ms"])
+        other_low, other_high = bootstrap_ci(second[key]["samples_ms"])
         if low > other_high or other_low > high:
             apart.append(key)
             print(

@@ -242,7 +242,8 @@ def test_the_command_prints_plan_progress_and_table(tmp_path, monkeypatch, capsy
     assert "quick: five workloads" in captured.out
     assert "about" in captured.out.splitlines()[1]
     assert "cublas-8192-ar-1: " in captured.err
-    assert "geometric mean" in captured.out
+    assert "plain %" in captured.out
+    assert "cublas-8192-ar-1" in captured.out
     header = json.loads((tmp_path / "quick.jsonl").read_text().splitlines()[0])
     assert {"machine", "command", "started", "weft"} <= set(header)
 

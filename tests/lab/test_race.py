@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 
+import numpy as np
 import pytest
 
 from weft.errors import UsageError, WeftError
@@ -153,3 +154,20 @@ def test_intervals_cover_the_truth():
         low, high = bootstrap_ci([rng.gauss(10, 1) for _ in range(11)], seed=trial)
         covered += low <= 10 <= high
     assert covered > 170
+
+
+@pytest.mark.parametrize(("count", "k"), [(1, 0), (5, 0), (7, 0), (9, 1), (12, 2), (20, 5)])
+def test_the_interval_reaches_the_order_statistics_that_enclose_the_median(count, k):
+    # Tabulated ranks of the exact 95% interval of a median (k smaller ones are left out on each side).
+    samples = [float(n) for n in range(count)]
+    low, high = bootstrap_ci(samples)
+    assert low <= k
+    assert high >= count - 1 - k
+
+
+def test_intervals_of_seven_samples_hold_what_they_promise():
+    rng = np.random.default_rng(0)
+    held = sum(
+        low <= 0 <= high for low, high in (bootstrap_ci(rng.normal(size=7), seed=s) for s in range(400))
+    )
+    assert held >= 0.95 * 400

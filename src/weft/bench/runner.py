@@ -117,7 +117,7 @@ class Runner:
             * 22e9
             / (guess.wire_bytes / guess.bytes)
         )
-        for _ in range(2):  # the second corrects what the first guess of the bandwidth missed
+        for _ in range(5):  # each corrects what the guess of the bandwidth before it missed
             size = min(max(size, MIN_BYTES), float(8 << 30))
             sized = cell.workload.but(bytes=math.ceil(size / part) * part)
             took = alone(sized, _alone(cell.ctas))

@@ -45,19 +45,22 @@ def regret(cell: dict[str, Row]) -> float | None:
 
 def table(rows: Iterable[Row]) -> Table:
     """The suite for a terminal."""
+    from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
     rows = list(rows)
     title = "simulated" if any(row["simulated"] for row in rows) else None
-    made = Table(title=title)
-    for name in ("workload", "sequential", "overlap", "best", "ideal", "overlap %", "best %", "policy"):
-        made.add_column(name, justify="left" if name in ("workload", "policy") else "right")
+    made = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    made.add_column("workload", no_wrap=True)
+    for name in ("seq", "overlap", "best", "ideal", "plain %", "best %"):
+        made.add_column(name, justify="right", no_wrap=True)
+    made.add_column("best policy", overflow="fold")
     for name, cell in by_cell(rows).items():
         made.add_row(name, *_line(cell))
     shares = [row["fraction_of_ideal"] for row in map(chosen, by_cell(rows).values()) if row]
     mean = geometric_mean(shares)
     if mean is not None:
-        made.caption = f"ms of the whole pipeline; geometric mean of the fraction of ideal {100 * mean:.0f}%"
+        made.caption = f"ms of the whole pipeline; % of ideal, geometric mean of the best {100 * mean:.0f}%"
     return made
 
 

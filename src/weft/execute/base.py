@@ -69,6 +69,10 @@ class Executor(Protocol):
         ...
 
 
+NO_ROOM = 0.02
+"""Share of the sequential time below which a gain drowns in noise, and its fraction means nothing."""
+
+
 @dataclass(frozen=True)
 class References:
     """Median times of the whole pipeline without overlap, in ms."""
@@ -85,9 +89,9 @@ class References:
         return high + low / self.iterations
 
     def fraction_of_ideal(self, ms: float) -> float | None:
-        """How much of the possible gain over sequential `ms` reaches; None where nothing could be gained."""
+        """How much of the possible gain over sequential `ms` reaches; None where there is next to none."""
         room = self.sequential_ms - self.ideal_ms
-        return (self.sequential_ms - ms) / room if room > 0 else None
+        return (self.sequential_ms - ms) / room if room > NO_ROOM * self.sequential_ms else None
 
 
 @dataclass(frozen=True)

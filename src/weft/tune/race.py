@@ -27,13 +27,29 @@ RESAMPLES = 1000
 
 
 def bootstrap_ci(samples: Sequence[float], *, level: float = 0.95, seed: int = 0) -> tuple[float, float]:
-    """Confidence interval of the median, by resampling."""
-    values = np.asarray(samples, dtype=np.float64)
+    """Confidence interval of the median, by resampling.
+
+    Never narrower than the exact interval between two order statistics: of a handful of samples, resampling
+    promises more than it holds.
+    """
+    values = np.sort(np.asarray(samples, dtype=np.float64))
     if not len(values):
         return math.nan, math.nan
     picks = np.random.default_rng(seed).integers(0, len(values), (RESAMPLES, len(values)))
     low, high = np.quantile(np.median(values[picks], axis=1), [(1 - level) / 2, (1 + level) / 2])
-    return float(low), float(high)
+    outer = _order_statistic(len(values), level)
+    return float(min(low, values[outer])), float(max(high, values[-1 - outer]))
+
+
+def _order_statistic(count: int, level: float) -> int:
+    """The largest k for which the k-th smallest and k-th largest sample enclose the median at this level."""
+    k, outside = 0, 2 * 0.5**count
+    while k + 1 < count // 2:
+        outside += 2 * math.comb(count, k + 1) * 0.5**count
+        if outside > 1 - level:
+            break
+        k += 1
+    return k
 
 
 def ratio_ci(
