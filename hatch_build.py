@@ -1,4 +1,4 @@
-"""Build hook: compiles the launch shim with plain `cc`. No CUDA toolkit, no headers, and no compiler is required.
+"""Build hook: compiles the launch shim with plain `cc`. No CUDA toolkit and no headers are needed.
 
 A machine without a compiler still gets a working package; `weft doctor` then says that the shim is missing.
 Run it by hand to build in place: `python hatch_build.py`.
@@ -20,12 +20,23 @@ except ImportError:  # run by hand on a machine without hatchling
 
 SHIM = Path("src/weft/shim")
 LIBRARY = "libweft_shim.so"
-FLAGS = ("-std=c11", "-O2", "-g1", "-fPIC", "-shared", "-fvisibility=hidden", "-ftls-model=initial-exec", "-Wl,-Bsymbolic", "-Wall", "-Wextra")
+FLAGS = (
+    "-std=c11",
+    "-O2",
+    "-g1",
+    "-fPIC",
+    "-shared",
+    "-fvisibility=hidden",
+    "-ftls-model=initial-exec",
+    "-Wl,-Bsymbolic",
+    "-Wall",
+    "-Wextra",
+)
 LINK = ("-ldl", "-lpthread")
 
 
 def build_shim(root: Path, output: Path | None = None, extra: tuple[str, ...] = ()) -> Path | None:
-    """Compile the shim into the package (or to `output`); None, with a line on stderr, where that cannot be."""
+    """Compile the shim into the package (or to `output`); None, and a line on stderr, where that cannot be."""
     compiler = shutil.which(os.environ.get("CC", "cc")) or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
         print("weft: no C compiler found, the launch shim is not built", file=sys.stderr)

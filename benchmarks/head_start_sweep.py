@@ -1,10 +1,10 @@
 """For which lengths of a collective does a head start help a persistent cuBLAS GEMM?
 
-    WEFT_NCCL=libnccl.so.2 PYTHONPATH=src python benchmarks/head_start_sweep.py --out FILE      # 45 s on an H200
-    PYTHONPATH=src python benchmarks/head_start_sweep.py --show FILE                            # the table again
+    WEFT_NCCL=libnccl.so.2 PYTHONPATH=src python benchmarks/head_start_sweep.py --out FILE    # 45 s
+    PYTHONPATH=src python benchmarks/head_start_sweep.py --show FILE                         # the table again
 
-Products of 8192³ bf16, each followed by an all-reduce of 0.85 to 1.1 times its length, with 4 to 12 CTAs for each of
-two ranks on one GPU; every policy in turn, in random order.
+Products of 8192³ bf16, each followed by an all-reduce of 0.85 to 1.1 times its length, with 4 to 12 CTAs for
+each of two ranks on one GPU; every policy in turn, in random order.
 """
 
 from __future__ import annotations

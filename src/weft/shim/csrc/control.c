@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 enum { MAX_POLICIES = 4096 };
@@ -66,8 +67,16 @@ static weft_control *open_job(const char *folder) {
 
 static char self_path[4096]; /* empty: the counters are in no file */
 
+/* A file over the limit would end the program by a signal. */
+static bool may_write(size_t size) {
+    struct rlimit limit;
+    return getrlimit(RLIMIT_FSIZE, &limit) == 0 && (limit.rlim_cur == RLIM_INFINITY || limit.rlim_cur >= size);
+}
+
 static int create_file(const char *folder) {
     char *path = self_path;
+    if (!may_write(sizeof(weft_process)))
+        return -1;
     for (int n = 0; n < 1000; n++) { /* a program that execs another keeps its pid */
         if (snprintf(path, sizeof self_path, "%s/%d.%d", folder, (int)getpid(), n) >= (int)sizeof self_path)
             return -1;
