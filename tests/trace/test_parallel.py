@@ -35,7 +35,7 @@ def folder_of(tmp_path, ranks=6):
 def test_the_same_document(tmp_path, eager, monkeypatch):
     folder = folder_of(tmp_path)
     used = []
-    monkeypatch.setattr(parallel._Helper, "read", counting(parallel._Helper.read, used))
+    monkeypatch.setattr(parallel.Helper, "read", counting(parallel.Helper.read, used))
     together = weft.analyze(folder, comm="^ring_1$").to_json()
     monkeypatch.setattr(parallel, "WORTH_BYTES", 1 << 40)
     alone = weft.analyze(folder, comm="^ring_1$").to_json()

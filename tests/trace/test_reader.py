@@ -249,6 +249,15 @@ def test_kernels_without_a_launch_in_the_trace_count(tmp_path):
         (b"", UNKNOWN),
         (b"[1]", UNKNOWN),
         (b"9" * 5000, UNKNOWN),
+        (b"4611686018427387.904", 1 << 62),
+        (b"4611686018427387.905", UNKNOWN),
+        (b"4611686018427388", UNKNOWN),
+        (b"9223372036854775", UNKNOWN),
+        (b"3999999999999999.999", 3_999_999_999_999_999_999),
+        (b"1.2345", 1_235),
+        (b"+1.000", 1_000),
+        (b"1.5e3", 1_500_000),
+        (b"1.0-1", UNKNOWN),
     ],
 )
 def test_digits(text, ns):

@@ -17,7 +17,9 @@ import typer
 from weft.errors import InputError, UsageError
 
 if TYPE_CHECKING:
-    from weft.trace.analysis import Progress
+    from rich.status import Status
+
+    from weft.trace.parallel import Progress
 
 QUIET_S = 2.0
 """Progress is shown only when the work takes longer than this."""
@@ -127,19 +129,28 @@ def _tell_written(*files: Path | None) -> None:
 @contextmanager
 def _progress() -> Iterator[Progress]:
     """A moving line on stderr once the work has taken a while; nothing if stderr is not a terminal."""
-    from rich.console import Console
+    shown: list[Status] = []
+    text = ["reading traces …"]
 
-    status = Console(stderr=True).status("reading traces …")
-    timer = threading.Timer(QUIET_S, status.start)
+    def start() -> None:
+        from rich.console import Console
+
+        shown.append(Console(stderr=True).status(text[-1]))
+        shown[0].start()
+
+    timer = threading.Timer(QUIET_S, start)
     timer.daemon = True
     timer.start()
 
     def show(path: str, done: int, total: int) -> None:
-        status.update(f"reading traces, {done} of {total} done …")
+        text.append(f"reading traces, {done} of {total} done …")
+        for status in shown:
+            status.update(text[-1])
 
     try:
         yield show
     finally:
         timer.cancel()
         timer.join()
-        status.stop()
+        for status in shown:
+            status.stop()

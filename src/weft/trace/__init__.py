@@ -1,25 +1,52 @@
 """Profiler traces: what is exposed, why, and what would hide it. Needs neither torch nor a GPU.
 
-The names below are loaded when first used: processes that only read a file need none of them.
+What is imported here is light: processes that only read a file need no more.
 """
 
 from __future__ import annotations
 
 import importlib
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from weft.errors import InputError
 
 _HOMES = {
     "Analysis": "weft.trace.analysis",
     "RankAnalysis": "weft.trace.analysis",
-    "analyze": "weft.trace.analysis",
     "compare": "weft.trace.comparison",
 }
 
 __all__ = ["Analysis", "RankAnalysis", "analyze", "compare"]
 
 if TYPE_CHECKING:
-    from weft.trace.analysis import Analysis, RankAnalysis, analyze
+    from weft.trace.analysis import Analysis, RankAnalysis
     from weft.trace.comparison import compare
+    from weft.trace.parallel import Progress
+
+
+def analyze(*paths: str | Path, comm: str | None = None, progress: Progress | None = None) -> Analysis:
+    """Analyzes profiler traces: files, or folders that hold one file per rank.
+
+    `comm` is a regular expression; kernels whose name it finds count as communication too. Raises InputError
+    for a file that is no usable trace, UsageError for a bad expression.
+    """
+    from weft.trace.files import find_traces
+    from weft.trace.parallel import helpers_for
+
+    if not paths:
+        raise InputError("no trace given; pass a file or a folder of ranks")
+    files: list[Path] = []
+    in_folder: set[Path] = set()
+    for path in map(Path, paths):
+        found = find_traces(path)
+        files += found
+        if path.is_dir():
+            in_folder.update(found)
+    with helpers_for(files, comm) as helpers:
+        from weft.trace.analysis import analyze_files
+
+        return analyze_files(files, in_folder, comm, helpers, progress)
 
 
 def __getattr__(name: str) -> Any:

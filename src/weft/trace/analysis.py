@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,16 +15,12 @@ from weft.trace.advise import Advice, advise
 from weft.trace.attribute import CAUSES, Attribution, attribute
 from weft.trace.collectives import Collectives, collectives
 from weft.trace.custom import comm_matcher
-from weft.trace.files import find_traces
 from weft.trace.kineto import Trace
 from weft.trace.match import Match, match
 from weft.trace.names import short_name
-from weft.trace.parallel import read_all
+from weft.trace.parallel import Helper, Progress, read_all
 from weft.trace.price import KernelPrice, price_of_overlap
 from weft.trace.steps import StepFigures, step_figures
-
-Progress = Callable[[str, int, int], None]
-"""Called with the path, how many files are done, and how many there are."""
 
 _PRICED_KERNELS = 50
 
@@ -132,22 +128,15 @@ class Analysis:
         }
 
 
-def analyze(*paths: str | Path, comm: str | None = None, progress: Progress | None = None) -> Analysis:
-    """Analyzes profiler traces: files, or folders that hold one file per rank.
-
-    `comm` is a regular expression; kernels whose name it finds count as communication too. Raises InputError
-    for a file that is no usable trace, UsageError for a bad expression.
-    """
-    if not paths:
-        raise InputError("no trace given; pass a file or a folder of ranks")
+def analyze_files(
+    files: list[Path],
+    in_folder: set[Path],
+    comm: str | None,
+    helpers: list[Helper],
+    progress: Progress | None,
+) -> Analysis:
+    """Reads files and analyzes them, see `weft.trace.analyze`. In a folder some may be no traces."""
     comm_matcher(comm)  # a bad expression is told before any file is read
-    files: list[Path] = []
-    in_folder: set[Path] = set()
-    for path in map(Path, paths):
-        found = find_traces(path)
-        files += found
-        if path.is_dir():
-            in_folder.update(found)
     read: list[Path] = []
 
     def done(file: Path) -> None:
@@ -157,11 +146,10 @@ def analyze(*paths: str | Path, comm: str | None = None, progress: Progress | No
 
     traces: list[Trace] = []
     warnings: list[str] = []
-    for file, outcome in zip(files, read_all(files, comm, done), strict=True):
+    for file, outcome in zip(files, read_all(files, comm, helpers, done), strict=True):
         if isinstance(outcome, list):
             traces += outcome
         elif file in in_folder and len(files) > 1 and isinstance(outcome, InputError):
-            # A folder may hold JSON that is no trace.
             warnings.append(f"left out: {outcome}")
         else:
             raise outcome

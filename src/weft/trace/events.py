@@ -22,6 +22,9 @@ I64 = npt.NDArray[np.int64]
 
 KERNEL, MEMCPY, MEMSET = 0, 1, 2
 _RUNTIME, _ANNOTATION, _OPERATOR, _SYNC = 3, 4, 5, 6
+_GPU_ROLES = (KERNEL, MEMCPY, MEMSET)
+
+_OTHER_PROCESS = 1 << 20
 
 # Categories as PyTorch 2.x, 1.11 to 1.13, and 1.8 to 1.10 write them. Events of other categories are dropped.
 _ROLES: dict[str | None, int] = {
@@ -227,6 +230,7 @@ class Collector:
         self._launches: list[I64] = []
         self._blocking: list[I64] = []
         self._waits: list[I64] = []
+        self._shapes: dict[tuple[int, ...], int] = {}
         self._decoder = msgspec.json.Decoder(list[Event])
         self._args = _Batch(Args)
         self._host_args = _Batch(HostArgs)
@@ -249,28 +253,30 @@ class Collector:
         cleaned = _cleaned(text)
         if self.take(cleaned):
             return True
+        good = []
         for piece in split(cleaned[1:-1]):
             try:
-                self._keep([msgspec.json.decode(piece, type=Event)], _ROLES)
+                good.append(msgspec.json.decode(piece, type=Event))
             except DECODE_ERRORS:
                 self.damaged += 1
+        self._keep(good, _ROLES)
         return False
 
     def _keep(self, events: list[Event], roles: dict[str | None, int]) -> None:
         self.events += len(events)
-        kept = [(event, roles[event.cat]) for event in events if event.cat in roles]
-        gpu = [(e, role) for e, role in kept if role <= MEMSET]
+        kept: list[list[Event]] = [[] for _ in range(_SYNC + 1)]
+        for event in [e for e in events if e.cat in roles]:
+            kept[roles[event.cat]].append(event)
+        gpu = [e for role in _GPU_ROLES for e in kept[role]]
         if gpu:
-            self._keep_gpu([e for e, _ in gpu], [role for _, role in gpu])
-        calls = [e for e, role in kept if role == _RUNTIME]
-        if calls:
-            self._keep_runtime(calls)
-        marks = [e for e, role in kept if role in (_ANNOTATION, _OPERATOR) and _MARK.match(bytes(e.name))]
+            self._keep_gpu(gpu, [role for role in _GPU_ROLES for _ in kept[role]])
+        if kept[_RUNTIME]:
+            self._keep_runtime(kept[_RUNTIME])
+        marks = [e for e in kept[_ANNOTATION] + kept[_OPERATOR] if _MARK.match(bytes(e.name))]
         if marks:
             self._keep_marks(marks)
-        syncs = [e for e, role in kept if role == _SYNC]
-        if syncs:
-            self._keep_syncs(syncs)
+        if kept[_SYNC]:
+            self._keep_syncs(kept[_SYNC])
 
     def _keep_gpu(self, events: list[Event], kinds: list[int]) -> None:
         args = self._args.decode(events)
@@ -278,14 +284,12 @@ class Collector:
         names = self.names.all([bytes(e.name) for e in events])
         devices = _array([a.device for a in args])
         if devices.min() < 0:
-            pids = self.pids.all([bytes(e.pid) for e in events])
-            devices = np.where(devices < 0, pids, devices)
+            devices = np.where(devices < 0, [self._process(bytes(e.pid)) for e in events], devices)
         rows = [
             (a.stream, a.correlation, a.external, a.registers, a.shared_bytes, a.bytes, a.sequence)
             for a in args
         ]
-        blocks = _products([a.grid for a in args])
-        threads = _products([a.block for a in args])
+        blocks, threads = self._sizes([a.grid for a in args]), self._sizes([a.block for a in args])
         messages = [self.messages(_message(a)) if a.group or a.collective else 0 for a in args]
         columns = np.column_stack(
             (start, end, names, kinds, devices, _array(rows, 7), blocks, threads, messages)
@@ -305,13 +309,27 @@ class Collector:
             threads = self.threads.all([bytes(e.tid) for e in launches])
             columns = (
                 *(start, end, _array([a.correlation for a in args]), threads),
-                *(_products([a.grid for a in args]), _products([a.block for a in args])),
+                *(self._sizes([a.grid for a in args]), self._sizes([a.block for a in args])),
                 _array([a.shared_bytes for a in args]),
             )
             self._launches.append(self._with_times(np.column_stack(columns)))
         blocking = [e for e, role in zip(events, roles, strict=True) if role == _BLOCKS]
         if blocking:
             self._blocking.append(self._with_times(np.column_stack(self._times(blocking))))
+
+    def _sizes(self, shapes: list[tuple[int, ...]]) -> list[int]:
+        """x times y times z of each; -1 where these are not three positive numbers."""
+        known = self._shapes
+        return [self._size(shape) if (size := known.get(shape)) is None else size for shape in shapes]
+
+    def _size(self, shape: tuple[int, ...]) -> int:
+        usable = len(shape) == 3 and min(shape) > 0 and (total := shape[0] * shape[1] * shape[2]) < 1 << 62
+        size = self._shapes[shape] = total if usable else -1
+        return size
+
+    def _process(self, pid: bytes) -> int:
+        """Profilers give a GPU's spans its number as their process; other names get numbers of their own."""
+        return int(pid) if pid.isdigit() and len(pid) < 4 else _OTHER_PROCESS + self.pids(pid)
 
     def _call_role(self, name: bytes) -> int:
         role = _LAUNCHES if _LAUNCH.search(name) else _BLOCKS if _BLOCKING.search(name) else 0
@@ -427,18 +445,6 @@ def _array(values: list[Any], width: int = 0) -> I64:
         clean = [tuple(map(_integer, v)) if width else _integer(v) for v in values]
         array = np.array(clean, dtype=np.int64)
     return array.reshape(len(values), width) if width else array
-
-
-def _products(sizes: list[tuple[int, ...]]) -> I64:
-    """x times y times z of each; -1 where these are not three positive numbers."""
-    try:
-        xyz = np.array(sizes, dtype=np.int64)
-    except (ValueError, OverflowError):  # ragged, or too large
-        xyz = np.array([s if len(s) == 3 and max(s) < 1 << 31 else (-1, 1, 1) for s in sizes], dtype=np.int64)
-    if xyz.shape[1:] != (3,):
-        return np.full(len(sizes), -1, dtype=np.int64)
-    usable = (xyz > 0).all(axis=1) & (xyz < 1 << 31).all(axis=1) & (xyz[:, 0] * xyz[:, 1] < 1 << 31)
-    return np.where(usable, xyz.prod(axis=1), -1)
 
 
 def _from_dims(args: HostArgs) -> Message:

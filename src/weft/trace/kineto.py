@@ -111,8 +111,8 @@ def table(names: list[str]) -> list[bool]:
 def _traces(
     path: Path, collector: Collector, metadata: dict[str, Any], truncated: str | None, is_comm_names: IsComm
 ) -> list[Trace]:
-    warnings = _warnings(collector, truncated)
     rows = collector.gpu()
+    warnings = _warnings(collector, truncated)
     if not len(rows):
         detail = f" ({warnings[0]})" if warnings else ""
         raise InputError(

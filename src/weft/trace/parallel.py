@@ -15,13 +15,13 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, Union
 
 from weft.errors import InputError, WeftError
-from weft.trace import kineto
-from weft.trace.custom import comm_matcher
 from weft.trace.files import shown
-from weft.trace.kineto import Trace
+
+if TYPE_CHECKING:
+    from weft.trace.kineto import Trace
 
 WORTH_BYTES = 4 << 20
 """Below this much to read, starting helpers costs more than they save."""
@@ -30,12 +30,30 @@ MAX_HELPERS = 15
 
 _SERVE = "from weft.trace.parallel import serve; serve()"
 
-Outcome = list[Trace] | WeftError
+Outcome = Union["list[Trace]", WeftError]
 Done = Callable[[Path], None]
+Progress = Callable[[str, int, int], None]
+"""Called with the path, how many files are done, and how many there are."""
 
 
-def read_all(files: list[Path], comm: str | None, done: Done | None = None) -> list[Outcome]:
-    """Reads each file; what went wrong with one stands in its place. `done` is told of each file read."""
+@contextlib.contextmanager
+def helpers_for(files: list[Path], comm: str | None) -> Iterator[list[Helper]]:
+    """Starts as many helpers as the work is worth. They load while the caller loads what it needs itself."""
+    helpers = [Helper(comm) for _ in range(_helper_count(files))]
+    try:
+        yield helpers
+    finally:
+        for helper in helpers:
+            helper.close()
+
+
+def read_all(
+    files: list[Path], comm: str | None, helpers: list[Helper], done: Done | None = None
+) -> list[Outcome]:
+    """Reads each file, here and in the helpers; what went wrong with one stands in its place.
+
+    `done` is told of each file read.
+    """
     outcomes: list[Outcome] = [InputError(f"{file}: was not read") for file in files]
     left = iter(range(len(files)))
     lock = threading.Lock()
@@ -50,17 +68,12 @@ def read_all(files: list[Path], comm: str | None, done: Done | None = None) -> l
             if done:
                 done(files[at])
 
-    helpers = [_Helper(comm) for _ in range(_helper_count(files))]
     threads = [threading.Thread(target=work, args=(helper.read,), daemon=True) for helper in helpers]
-    try:
-        for thread in threads:
-            thread.start()
-        work(_reader(comm))
-        for thread in threads:
-            thread.join()
-    finally:
-        for helper in helpers:
-            helper.close()
+    for thread in threads:
+        thread.start()
+    work(_reader(comm))
+    for thread in threads:
+        thread.join()
     return outcomes
 
 
@@ -73,6 +86,9 @@ def _helper_count(files: list[Path]) -> int:
 
 
 def _reader(comm: str | None) -> Callable[[Path], Outcome]:
+    from weft.trace import kineto
+    from weft.trace.custom import comm_matcher
+
     is_comm = comm_matcher(comm)
 
     def read(path: Path) -> Outcome:
@@ -84,7 +100,7 @@ def _reader(comm: str | None) -> Callable[[Path], Outcome]:
     return read
 
 
-class _Helper:
+class Helper:
     """One process that reads files for this one."""
 
     def __init__(self, comm: str | None) -> None:

@@ -30,7 +30,7 @@ _CLOSING_TRIES = 4
 _TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[{}\[\]]|"', re.DOTALL)
 _SPACE = re.compile(rb"[ \t\r\n,]*")
 _SCALAR_END = re.compile(rb"[,}\]\s]")
-_TAIL_BYTES = 1 << 16
+_TAIL_BYTES = 1 << 17
 
 Take = Callable[[bytes], bool]
 """Takes whole events as a JSON array, and says whether it could be decoded."""
@@ -135,10 +135,13 @@ class Scanner:
 
     def _guess(self) -> int:
         """A likely end of an event near the end of the buffer, or -1."""
-        low = max(self._at, len(self._buffer) - _TAIL_BYTES)
         last = -1
-        for found in _BETWEEN.finditer(self._buffer, low):
-            last = found.start() + 1
+        for tail in (_TAIL_BYTES // 16, _TAIL_BYTES):  # most events are short, some carry a call stack
+            low = max(self._at, len(self._buffer) - tail)
+            for found in _BETWEEN.finditer(self._buffer, low):
+                last = found.start() + 1
+            if last > 0:
+                break
         return last
 
     def _take_last(self, take: Take) -> bool:
