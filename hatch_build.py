@@ -36,7 +36,7 @@ LINK = ("-ldl", "-lpthread")
 
 
 def build_shim(root: Path, output: Path | None = None, extra: tuple[str, ...] = ()) -> Path | None:
-    """Compile the shim into the package (or to `output`); None, and a line on stderr, where that cannot be."""
+    """Compile the shim into the package, or to `output`; None, and a line on stderr, where it cannot be."""
     compiler = shutil.which(os.environ.get("CC", "cc")) or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
         print("weft: no C compiler found, the launch shim is not built", file=sys.stderr)
