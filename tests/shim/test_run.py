@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -150,9 +151,21 @@ def test_the_stats_file_has_the_contracts_keys(program):
 
 
 def test_the_collectives_ctas_are_set_for_nccl(weft_run):
-    code = "import os, json; print(json.dumps([os.environ['NCCL_MAX_CTAS'], os.environ['NCCL_MIN_CTAS']]))"
-    done = weft_run([sys.executable, "-c", code], Policy(max_ctas=8), {"NCCL_MIN_CTAS": "16"})
-    assert done.results == ["8", "8"]
+    code = "import os, json; print(json.dumps([os.environ.get(f'NCCL_{n}_CTAS') for n in ('MAX', 'MIN')]))"
+    for least, expected in ((None, None), ("16", "8"), ("2", "2"), ("many", "many")):
+        env = {} if least is None else {"NCCL_MIN_CTAS": least}
+        assert weft_run([sys.executable, "-c", code], Policy(max_ctas=8), env).results == ["8", expected]
+
+
+def test_a_package_in_a_folder_with_a_space_is_preloaded_all_the_same(environment, tmp_path, monkeypatch):
+    from weft.shim import inject
+
+    folder = tmp_path / "my packages: weft"
+    folder.mkdir()
+    library = Path(shutil.copy(inject.library_path(), folder))
+    monkeypatch.setattr(inject, "library_path", lambda: library)
+    with inject.Job() as job:
+        inject.check_preload(job.environment(environment))
 
 
 def test_controls_that_no_launch_can_carry_are_said_not_to_be_applied(weft_run):

@@ -34,16 +34,25 @@ def library_path() -> Path:
 def environment(policy: Policy, folder: Path, base: Mapping[str, str]) -> dict[str, str]:
     """`base` with what starts a program, and all its children, under the shim and this policy."""
     env = dict(base)
-    before = env.get("LD_PRELOAD", "")
-    env["LD_PRELOAD"] = f"{library_path()}:{before}" if before else str(library_path())
+    env["LD_PRELOAD"] = ":".join(filter(None, (_preloadable(folder), env.get("LD_PRELOAD"))))
     env["WEFT_JOB"] = str(folder)
     if policy.max_ctas is not None:
         env["NCCL_MAX_CTAS"] = str(policy.max_ctas)
-        env["NCCL_MIN_CTAS"] = str(min(policy.max_ctas, int(env.get("NCCL_MIN_CTAS", "1") or "1")))
+        least = env.get("NCCL_MIN_CTAS", "")
+        if least.isdigit() and int(least) > policy.max_ctas:
+            env["NCCL_MIN_CTAS"] = str(policy.max_ctas)  # NCCL refuses a minimum above the maximum
     if policy.priority == "high" and AMD_DRIVER.exists():
         # HIP has no launch attribute to carry it; torch can put its collectives on a high-priority stream.
         env.setdefault("TORCH_NCCL_HIGH_PRIORITY", "1")
     return env
+
+
+def _preloadable(folder: Path) -> str:
+    """The shim by a name that LD_PRELOAD can hold: it separates by spaces and colons, and knows no quotes."""
+    library = library_path()
+    if not any(character.isspace() or character == ":" for character in str(library)):
+        return str(library)
+    return shutil.copy(library, folder)
 
 
 def check_preload(env: Mapping[str, str]) -> None:
