@@ -52,7 +52,7 @@ def _preloadable(folder: Path) -> str:
     library = library_path()
     if not any(character.isspace() or character == ":" for character in str(library)):
         return str(library)
-    return shutil.copy(library, folder)
+    return shutil.copy(library, str(folder))
 
 
 def check_preload(env: Mapping[str, str]) -> None:
