@@ -238,20 +238,21 @@ class Collector:
 
     # Feeding ------------------------------------------------------------------------------------
 
-    def take(self, text: bytes) -> bool:
-        """Takes a JSON array of events. False if the text is not that."""
+    def take(self, buffer: bytearray, low: int, high: int) -> bool:
+        """Takes the JSON array of events at [low, high). False if it is not that."""
         try:
-            events = self._decoder.decode(text)
+            events = self._decoder.decode(memoryview(buffer)[low:high])
         except DECODE_ERRORS:
             return False
         # To look for the word once is cheaper than to ask every operator for its name.
-        self._keep(events, _ROLES if _MARKING_OPERATOR in text else _ROLES_WITHOUT_OPERATORS)
+        marked = buffer.find(_MARKING_OPERATOR, low, high) >= 0
+        self._keep(events, _ROLES if marked else _ROLES_WITHOUT_OPERATORS)
         return True
 
-    def salvage(self, text: bytes) -> bool:
+    def salvage(self, buffer: bytearray, low: int, high: int) -> bool:
         """Takes what can be had from damaged events; counts the rest."""
-        cleaned = _cleaned(text)
-        if self.take(cleaned):
+        cleaned = _cleaned(bytes(buffer[low:high]))
+        if self.take(bytearray(cleaned), 0, len(cleaned)):
             return True
         good = []
         for piece in split(cleaned[1:-1]):

@@ -30,10 +30,11 @@ _CLOSING_TRIES = 4
 _TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[{}\[\]]|"', re.DOTALL)
 _SPACE = re.compile(rb"[ \t\r\n,]*")
 _SCALAR_END = re.compile(rb"[,}\]\s]")
+_OPEN, _CLOSE = b"[]"
 _TAIL_BYTES = 1 << 17
 
-Take = Callable[[bytes], bool]
-"""Takes whole events as a JSON array, and says whether it could be decoded."""
+Take = Callable[[bytearray, int, int], bool]
+"""Takes whole events, a JSON array at [low, high) of a buffer, and says whether it could be decoded."""
 
 
 class Source(Protocol):
@@ -51,8 +52,9 @@ class Scanner:
         self._blocks = iter(source)
         self._source = source
         self._name = name
-        self._buffer = b""
-        self._at = 0
+        # One byte is always before the text at hand, so that a bracket can be lent there.
+        self._buffer = bytearray(b" ")
+        self._at = 1
         self._ended = False
         self.truncated: str | None = None
         self.found_events = False
@@ -62,8 +64,8 @@ class Scanner:
         first = self._peek()
         if first == b"":
             raise InputError(f"{self._name}: the file is empty; expected a profiler trace")
-        if self._buffer.startswith(b"\xef\xbb\xbf"):
-            self._at = 3
+        if self._buffer.startswith(b"\xef\xbb\xbf", self._at):
+            self._at += 3
             first = self._peek()
         if first == b"[":
             self._at += 1
@@ -111,13 +113,13 @@ class Scanner:
             if self._ended and self._take_last(take):
                 return True
             cut = -1 if self._ended else self._guess()
-            if cut > 0 and take(self._events(cut)):
+            if cut > 0 and self._give(take, cut):
                 self._at = cut
                 continue
             cut, closed = self._exact()
             if cut > self._at:
-                if not take(self._events(cut)):
-                    salvage(self._events(cut))
+                if not self._give(take, cut):
+                    self._give(salvage, cut)
                 self._at = cut
             if closed:
                 self._peek()
@@ -129,9 +131,17 @@ class Scanner:
             if cut <= self._at:
                 self._grow()
 
-    def _events(self, cut: int) -> bytes:
-        """The text up to the cut as an array, with one copy."""
-        return b"".join((b"[", memoryview(self._buffer)[self._at : cut], b"]"))
+    def _give(self, take: Take, cut: int) -> bool:
+        """Gives the events up to the cut to `take`, as an array in place: what stands around them is lent."""
+        if cut == len(self._buffer):
+            self._buffer = self._buffer + b" "
+        buffer, low = self._buffer, self._at - 1
+        before, after = buffer[low], buffer[cut]
+        buffer[low], buffer[cut] = _OPEN, _CLOSE
+        try:
+            return take(buffer, low, cut + 1)
+        finally:
+            buffer[low], buffer[cut] = before, after
 
     def _guess(self) -> int:
         """A likely end of an event near the end of the buffer, or -1."""
@@ -148,7 +158,7 @@ class Scanner:
         """Takes the rest of the array if it closes with one of the last brackets of the file."""
         low = max(self._at, len(self._buffer) - _TAIL_BYTES)
         for found in list(_CLOSING.finditer(self._buffer, low))[: -_CLOSING_TRIES - 1 : -1]:
-            if take(self._events(found.start() + 1)):
+            if self._give(take, found.start() + 1):
                 self._at = found.end()
                 return True
         return False
@@ -180,7 +190,7 @@ class Scanner:
             found = _SPACE.match(self._buffer, self._at)
             self._at = found.end() if found else self._at
             if self._at < len(self._buffer):
-                return self._buffer[self._at : self._at + 1]
+                return bytes(self._buffer[self._at : self._at + 1])
             if not self._fill(1):
                 return b""
 
@@ -192,7 +202,7 @@ class Scanner:
             enough = self._fill(wanted)
             end = self._value_end()
             if end is not None:
-                text = self._buffer[self._at : end]
+                text = bytes(self._buffer[self._at : end])
                 self._at = end
                 return text
             if not enough:
@@ -204,7 +214,7 @@ class Scanner:
                 )
 
     def _value_end(self) -> int | None:
-        first = self._buffer[self._at : self._at + 1]
+        first = bytes(self._buffer[self._at : self._at + 1])
         if first not in (b"{", b"[", b'"'):
             found = _SCALAR_END.search(self._buffer, self._at)
             return found.start() if found else None
@@ -232,7 +242,7 @@ class Scanner:
         held = len(self._buffer) - self._at
         if held >= wanted:
             return True
-        parts = [self._buffer[self._at :]]
+        parts: list[bytes | bytearray] = [b" ", self._buffer[self._at :]]
         while held < wanted and not self._ended:
             block = next(self._blocks, None)
             if block is None:
@@ -240,7 +250,7 @@ class Scanner:
             else:
                 parts.append(block)
                 held += len(block)
-        self._buffer, self._at = b"".join(parts), 0
+        self._buffer, self._at = bytearray().join(parts), 1
         return held >= wanted
 
     def _stop(self, why: str) -> None:
