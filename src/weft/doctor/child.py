@@ -22,6 +22,7 @@ from weft.gpu.priority import measure_priority
 from weft.gpu.probe import Gpu, cuda_gpus, probe
 
 CHILD_LIMIT_S = 25.0
+MARK = "weft-answer "  # a library may write to stdout before, and C's buffer may be flushed after
 
 
 def ask(topic: str, *arguments: str, limit_s: float = CHILD_LIMIT_S) -> dict[str, Any]:
@@ -47,7 +48,10 @@ def ask(topic: str, *arguments: str, limit_s: float = CHILD_LIMIT_S) -> dict[str
         raise UnavailableError(
             f"the test process {_ended(done.returncode)}" + (f": {reason}" if reason else "")
         )
-    answer: dict[str, Any] = json.loads(_last_line(done.stdout))
+    said = [line for line in done.stdout.splitlines() if line.startswith(MARK)]
+    if not said:
+        raise UnavailableError("the test process ended without an answer")
+    answer: dict[str, Any] = json.loads(said[-1].removeprefix(MARK))
     if "error" in answer:
         raise UnavailableError(answer["error"])
     return answer
@@ -105,5 +109,4 @@ def main(arguments: list[str]) -> None:
         answer = TOPICS[arguments[0]](*arguments[1:])
     except WeftError as error:
         answer = {"error": str(error)}
-    # After a line break: a library may have written to stdout before.
-    sys.stdout.write("\n" + json.dumps(answer) + "\n")
+    sys.stdout.write(f"\n{MARK}{json.dumps(answer)}\n")
