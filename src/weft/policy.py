@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import math
 import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from weft.errors import InputError, UsageError
+from weft.files import write_whole
 
 VERSION = 1
 MAX_RESIDENCY = (
@@ -179,25 +179,6 @@ class Policy:
         parts += ["only while a collective is in flight"] if self.when == "overlap" else []
         parts += ["engine dma"] if self.engine == "dma" else []
         return ", ".join(parts) or "no control"
-
-
-def write_whole(path: str | os.PathLike[str], text: str) -> None:
-    """Replace a file in one step, so that a reader or a crash never meets half of it."""
-    target = Path(path)
-    try:
-        handle, partial = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    except OSError as error:
-        raise InputError(f"cannot write {target}: {error.strerror}") from None
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        umask = os.umask(0)
-        os.umask(umask)
-        Path(partial).chmod(0o666 & ~umask)
-        Path(partial).replace(target)
-    except OSError as error:
-        Path(partial).unlink(missing_ok=True)
-        raise InputError(f"cannot write {target}: {error.strerror}") from None
 
 
 def _parse_rules(value: Any) -> tuple[Rule, ...]:

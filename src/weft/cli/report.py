@@ -18,7 +18,7 @@ def report(
     ] = None,
 ) -> None:
     """Write the HTML page of the results in DIR and print its path."""
-    from weft.policy import write_whole
+    from weft.files import write_whole
     from weft.report.find import find_results
     from weft.report.folder import folder_page
 

@@ -12,7 +12,8 @@ from typing import Annotated, Any
 import typer
 
 from weft.errors import UsageError, WeftError
-from weft.policy import Policy, write_whole
+from weft.files import write_whole
+from weft.policy import Policy
 
 # What `weft run` cannot give a program that it does not know, and who can.
 _ELSEWHERE = {
