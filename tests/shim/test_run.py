@@ -202,6 +202,32 @@ def test_a_process_sets_its_own_policy_and_gives_it_back(program):
     assert done.kernel("gemm")["shaped"] == 4
 
 
+def test_a_running_job_is_read_and_changed_from_outside(program):
+    done = program(
+        """
+        import os, subprocess, sys
+        k = kernel("gemm")
+        launch(k)
+        outside = (
+            "import sys, weft; from weft.shim.inject import attach; job = attach(sys.argv[1]);"
+            "print(job.collect()['launches']); job.set_policy(weft.Policy(residency=2))"
+        )
+        seen = subprocess.run([sys.executable, "-c", outside, os.environ["WEFT_JOB"]], capture_output=True, check=True)
+        launch(k)
+        show([int(seen.stdout), [r["shared"] > 0 for r in records()]])
+        """
+    )
+    assert done.results == [1, [False, True]]
+
+
+def test_a_job_that_is_not_there_is_named(tmp_path):
+    from weft.errors import InputError
+    from weft.shim.inject import attach
+
+    with pytest.raises(InputError, match="not the folder of a running job"):
+        attach(tmp_path)
+
+
 def test_outside_weft_run_the_fix_is_told():
     code = "import weft\nwith weft.overlap(weft.Policy(residency=2)): pass"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from weft.errors import UnavailableError, UsageError
+from weft.errors import InputError, UnavailableError, UsageError
 from weft.policy import Policy
 from weft.shim import binding, stats
 
@@ -101,3 +101,14 @@ class Job:
     def collect(self) -> dict[str, Any]:
         """What was counted so far, in all processes."""
         return stats.collect(self.folder)
+
+
+def attach(folder: str | os.PathLike[str]) -> Job:
+    """A job that runs already, from outside: `folder` is WEFT_JOB in the environment of any of its processes."""
+    job = Job()
+    job.folder = Path(folder)
+    if not (job.folder / "control").is_file():
+        raise InputError(
+            f"{job.folder} is not the folder of a running job; look for WEFT_JOB in /proc/PID/environ"
+        )
+    return job
