@@ -1,4 +1,4 @@
-# ruff: noqa: E501  (the text layout of the exporter)
+# ruff: noqa: E501
 """How fast and how large is `weft analyze` beside Holistic Trace Analysis, on traces this file makes itself?
 
     python benchmarks/analyze_vs_hta.py --hta-python VENV/bin/python --out benchmarks/results
@@ -231,7 +231,10 @@ def main() -> None:
     args = parser.parse_args()
     root = Path(__file__).parent.parent
     env = {**os.environ, "PYTHONPATH": str(root / "src")}
-    results: dict[str, Any] = {"command": " ".join(["python", *sys.argv]), "machine": machine(), "cases": {}}
+    command = " ".join(["python", *sys.argv]).replace(
+        args.hta_python or "", "VENV/bin/python" if args.hta_python else ""
+    )
+    results: dict[str, Any] = {"command": command, "machine": machine(), "cases": {}}
     with tempfile.TemporaryDirectory() as folder:
         cases: list[tuple[str, int, int, str | None]] = [
             ("one rank, 1M events", 1, args.events, args.hta_python),

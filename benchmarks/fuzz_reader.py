@@ -1,4 +1,4 @@
-# ruff: noqa: E501  (sample events)
+# ruff: noqa: E501
 """Does any input make the reader crash, hang or eat memory? Coverage-guided, for as long as it is let run.
 
     python benchmarks/fuzz_reader.py CORPUS_DIR -max_total_time=600 -rss_limit_mb=2048 -timeout=20

@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from weft.timeline import Kind, Ns
-from weft.trace.events import Message
 from weft.trace.kineto import Trace
+from weft.trace.schema import Message
 
 # First match wins, on the collective's own name, then on the kernel's; underscores and case do not count.
 _KINDS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(

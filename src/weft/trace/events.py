@@ -6,10 +6,9 @@ that they matter; nine of ten events of a profiler trace never get further than 
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -17,6 +16,19 @@ import numpy.typing as npt
 
 from weft.trace.digits import UNKNOWN, nanoseconds
 from weft.trace.scan import DECODE_ERRORS, split
+from weft.trace.schema import (
+    UNKNOWN_MESSAGE,
+    Args,
+    Batch,
+    Event,
+    HostArgs,
+    Mark,
+    cleaned,
+    integer,
+    message_from_shapes,
+    message_of,
+    text,
+)
 
 I64 = npt.NDArray[np.int64]
 
@@ -59,141 +71,6 @@ _MARKING_OPERATOR = b"record_param_comms"
 _MARK = re.compile(rb'"(?:ProfilerStep#|record_param_comms|nccl:)')
 _ROLES_WITHOUT_OPERATORS = {cat: role for cat, role in _ROLES.items() if role != _OPERATOR}
 
-_EMPTY = msgspec.Raw(b"")
-_NO_ARGS = msgspec.Raw(b"{}")
-
-
-class Event(msgspec.Struct, gc=False):
-    """Complete events (`"ph": "X"`) are those with a duration, so the phase itself is not needed."""
-
-    cat: str | None = None
-    name: msgspec.Raw = _EMPTY
-    ts: msgspec.Raw = _EMPTY
-    dur: msgspec.Raw = _EMPTY
-    pid: msgspec.Raw = _EMPTY
-    tid: msgspec.Raw = _EMPTY
-    args: msgspec.Raw = _NO_ARGS
-
-
-class Args(msgspec.Struct, gc=False):
-    """What the arguments of a GPU event can tell. -1 and "" stand for unknown."""
-
-    device: int = -1
-    stream: int = -1
-    correlation: int = -1
-    external: int = msgspec.field(default=-1, name="External id")
-    registers: int = msgspec.field(default=-1, name="registers per thread")
-    shared_bytes: int = msgspec.field(default=-1, name="shared memory")
-    bytes: int = -1
-    grid: tuple[int, ...] = (-1, 1, 1)
-    block: tuple[int, ...] = (-1, 1, 1)
-    collective: str = msgspec.field(default="", name="Collective name")
-    in_elements: int = msgspec.field(default=-1, name="In msg nelems")
-    out_elements: int = msgspec.field(default=-1, name="Out msg nelems")
-    group_size: int = msgspec.field(default=-1, name="Group size")
-    dtype: str = ""
-    group: str = msgspec.field(default="", name="Process Group Name")
-    members: str = msgspec.field(default="", name="Process Group Ranks")
-    sequence: int = msgspec.field(default=-1, name="Seq")
-
-
-class HostArgs(msgspec.Struct, gc=False):
-    """What the arguments of a CPU event can tell."""
-
-    correlation: int = -1
-    external: int = msgspec.field(default=-1, name="External id")
-    stream: int = -1
-    waits_for: int = msgspec.field(default=-1, name="wait_on_cuda_event_record_corr_id")
-    waits_for_stream: int = msgspec.field(default=-1, name="wait_on_stream")
-    grid: tuple[int, ...] = (-1, 1, 1)
-    block: tuple[int, ...] = (-1, 1, 1)
-    shared_bytes: int = msgspec.field(default=-1, name="shared memory")
-    dims: Any = msgspec.field(default=None, name="Input Dims")
-    types: Any = msgspec.field(default=None, name="Input type")
-
-
-class Message(NamedTuple):
-    """What a collective says about itself. Elements are counts; -1 and "" stand for unknown."""
-
-    collective: str = ""
-    in_elements: int = -1
-    out_elements: int = -1
-    dtype: str = ""
-    group_size: int = -1
-    group: str = ""
-    members: str = ""
-
-
-class Mark(NamedTuple):
-    """A CPU annotation that the analysis needs: a step, or the call that issued a collective."""
-
-    name: str
-    start_ns: int
-    end_ns: int
-    thread: int
-    external: int
-    message: Message
-
-
-_UNKNOWN_MESSAGE = Message()
-
-
-def _message(a: Args) -> Message:
-    if not a.collective and not a.group:
-        return _UNKNOWN_MESSAGE
-    return Message(a.collective, a.in_elements, a.out_elements, a.dtype, a.group_size, a.group, a.members)
-
-
-T = TypeVar("T", bound=msgspec.Struct)
-
-
-class _Batch(Generic[T]):
-    """Decodes many argument objects at once; where one has odd types, each alone and leniently."""
-
-    def __init__(self, kind: type[T]) -> None:
-        self._kind = kind
-        self._all = msgspec.json.Decoder(list[kind])  # type: ignore[valid-type]
-        fields = msgspec.structs.fields(kind)
-        self._fields = {f.encode_name: (f.name, f.type) for f in fields}
-
-    def decode(self, events: list[Event]) -> list[T]:
-        try:
-            return self._all.decode(b"[" + b",".join([e.args for e in events]) + b"]")
-        except DECODE_ERRORS:
-            return [self._lenient(e.args) for e in events]
-
-    def _lenient(self, raw: msgspec.Raw) -> T:
-        out = self._kind()
-        try:
-            value = msgspec.json.decode(raw)
-        except DECODE_ERRORS:
-            return out
-        if isinstance(value, dict):
-            for key, (name, kind) in self._fields.items():
-                if key in value:
-                    setattr(out, name, _coerced(value[key], kind, getattr(out, name)))
-        return out
-
-
-def _coerced(value: Any, kind: Any, default: Any) -> Any:
-    """A value of the wanted type if there is any sense in it, else the default."""
-    if kind is int:
-        return _integer(value, default)
-    if kind is str:
-        return value if isinstance(value, str) else json.dumps(value)[:4096]
-    if kind is Any:
-        return value
-    items = value if isinstance(value, list) else []
-    return tuple(_integer(item, -1) for item in items)
-
-
-def _integer(value: Any, default: int = -1) -> int:
-    try:
-        number = int(value)
-    except (TypeError, ValueError, OverflowError):
-        return default
-    return number if abs(number) < 1 << 62 else default
-
 
 class Interned:
     """Small consecutive numbers for repeated values."""
@@ -225,15 +102,15 @@ class Collector:
         self.threads = Interned()
         self.pids = Interned()
         self.marks: list[Mark] = []
-        self.messages(_UNKNOWN_MESSAGE)
+        self.messages(UNKNOWN_MESSAGE)
         self._gpu: list[I64] = []
         self._launches: list[I64] = []
         self._blocking: list[I64] = []
         self._waits: list[I64] = []
         self._shapes: dict[tuple[int, ...], int] = {}
         self._decoder = msgspec.json.Decoder(list[Event])
-        self._args = _Batch(Args)
-        self._host_args = _Batch(HostArgs)
+        self._args = Batch(Args)
+        self._host_args = Batch(HostArgs)
         self._call_roles: dict[bytes, int] = {}
 
     # Feeding ------------------------------------------------------------------------------------
@@ -251,11 +128,11 @@ class Collector:
 
     def salvage(self, buffer: bytearray, low: int, high: int) -> bool:
         """Takes what can be had from damaged events; counts the rest."""
-        cleaned = _cleaned(bytes(buffer[low:high]))
-        if self.take(bytearray(cleaned), 0, len(cleaned)):
+        repaired = cleaned(bytes(buffer[low:high]))
+        if self.take(bytearray(repaired), 0, len(repaired)):
             return True
         good = []
-        for piece in split(cleaned[1:-1]):
+        for piece in split(repaired[1:-1]):
             try:
                 good.append(msgspec.json.decode(piece, type=Event))
             except DECODE_ERRORS:
@@ -291,7 +168,7 @@ class Collector:
             for a in args
         ]
         blocks, threads = self._sizes([a.grid for a in args]), self._sizes([a.block for a in args])
-        messages = [self.messages(_message(a)) if a.group or a.collective else 0 for a in args]
+        messages = [self.messages(message_of(a)) if a.group or a.collective else 0 for a in args]
         columns = np.column_stack(
             (start, end, names, kinds, devices, _array(rows, 7), blocks, threads, messages)
         )
@@ -344,9 +221,9 @@ class Collector:
         for i, event in enumerate(events):
             if start[i] == UNKNOWN or end[i] == UNKNOWN:
                 continue
-            message = _message(args[i])
-            if message is _UNKNOWN_MESSAGE:
-                message = _from_dims(host[i])
+            message = message_of(args[i])
+            if message is UNKNOWN_MESSAGE:
+                message = message_from_shapes(host[i])
             self.marks.append(
                 Mark(
                     text(bytes(event.name)),
@@ -420,16 +297,6 @@ GPU_COLUMNS = (
 )
 
 
-def text(raw: bytes) -> str:
-    """The string that a JSON text stands for; the text itself where it is no string."""
-    readable = raw.decode("utf-8", "replace")
-    try:
-        value = msgspec.json.decode(readable)
-    except DECODE_ERRORS:
-        return readable
-    return value if isinstance(value, str) else readable
-
-
 def _stacked(parts: list[I64], width: int) -> I64:
     """Joins the parts and lets go of them."""
     if not parts:
@@ -443,34 +310,6 @@ def _array(values: list[Any], width: int = 0) -> I64:
     try:
         array = np.array(values, dtype=np.int64)
     except OverflowError:
-        clean = [tuple(map(_integer, v)) if width else _integer(v) for v in values]
+        clean = [tuple(map(integer, v)) if width else integer(v) for v in values]
         array = np.array(clean, dtype=np.int64)
     return array.reshape(len(values), width) if width else array
-
-
-def _from_dims(args: HostArgs) -> Message:
-    """Sizes of a collective from the recorded shapes of its input, as older traces have them."""
-    try:
-        elements = 0
-        for dims in args.dims:
-            count = 1
-            for dim in dims:
-                count *= int(dim)
-            elements += count if dims else 0
-        dtype = str(args.types[0])
-    except (TypeError, ValueError, IndexError, KeyError, OverflowError):
-        return Message()
-    return Message(in_elements=elements, dtype=dtype) if 0 < elements < 1 << 62 else Message()
-
-
-_BARE = re.compile(rb'("[^"\\]*(?:\\.[^"\\]*)*")|[-+]?\b(?:nan|inf|infinity)\b', re.IGNORECASE | re.DOTALL)
-_BAD_ESCAPE = re.compile(rb'\\(["\\/bfnrt]|u[0-9a-fA-F]{4})|\\', re.DOTALL)
-_CONTROL = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f]")
-
-
-def _cleaned(raw: bytes) -> bytes:
-    """Repairs what profilers are known to write wrongly: bare NaN and inf, bad UTF-8, stray escapes."""
-    raw = raw.decode("utf-8", "replace").encode()
-    raw = _CONTROL.sub(b" ", raw)
-    raw = _BAD_ESCAPE.sub(lambda m: m.group() if m.group(1) else rb"\\", raw)
-    return _BARE.sub(lambda m: m.group(1) or b"null", raw)

@@ -15,9 +15,10 @@ import numpy.typing as npt
 from weft.errors import InputError
 from weft.kernels import is_comm
 from weft.timeline import Intervals, Kind, Ns, Timeline, union
-from weft.trace.events import GPU_COLUMNS, KERNEL, MEMCPY, Collector, Mark, Message, text
+from weft.trace.events import GPU_COLUMNS, KERNEL, MEMCPY, Collector
 from weft.trace.files import MAX_TRACE_BYTES, Blocks, shown
 from weft.trace.scan import DECODE_ERRORS, Scanner
+from weft.trace.schema import Mark, Message, text
 
 UNKNOWN_NS = -1 << 62
 """A launch time that the trace does not have."""
