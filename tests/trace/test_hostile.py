@@ -311,3 +311,9 @@ def test_any_bytes(tmp_path, data, gz):
     path = tmp_path / "t.json"
     path.write_bytes(b"\x1f\x8b" + data if gz else data)
     survives(path)
+
+
+def test_mostly_malformed_events_are_given_up_on(tmp_path):
+    path = write_text(tmp_path / "t.json", "[" + "[]," * 200_000 + '{"cat": "kernel"}]')
+    with pytest.raises(InputError, match="not a profiler trace: .* malformed events"):
+        read(path)

@@ -14,9 +14,11 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from weft.errors import InputError
 from weft.trace.digits import UNKNOWN, nanoseconds
 from weft.trace.scan import DECODE_ERRORS, split
 from weft.trace.schema import (
+    BARE_VALUE,
     UNKNOWN_MESSAGE,
     Args,
     Batch,
@@ -37,6 +39,9 @@ _RUNTIME, _ANNOTATION, _OPERATOR, _SYNC = 3, 4, 5, 6
 _GPU_ROLES = (KERNEL, MEMCPY, MEMSET)
 
 _OTHER_PROCESS = 1 << 20
+
+MAX_DAMAGED = 20_000
+"""More malformed events than this, and more than good ones: not a trace, and not worth the time."""
 
 # Categories as PyTorch 2.x, 1.11 to 1.13, and 1.8 to 1.10 write them. Events of other categories are dropped.
 _ROLES: dict[str | None, int] = {
@@ -120,7 +125,8 @@ class Collector:
         try:
             events = self._decoder.decode(memoryview(buffer)[low:high])
         except DECODE_ERRORS:
-            return False
+            mended, count = BARE_VALUE.subn(rb"\1null", bytes(buffer[low:high]))
+            return count > 0 and self.take(bytearray(mended), 0, len(mended))
         # To look for the word once is cheaper than to ask every operator for its name.
         marked = buffer.find(_MARKING_OPERATOR, low, high) >= 0
         self._keep(events, _ROLES if marked else _ROLES_WITHOUT_OPERATORS)
@@ -138,6 +144,8 @@ class Collector:
             except DECODE_ERRORS:
                 self.damaged += 1
         self._keep(good, _ROLES)
+        if self.damaged > MAX_DAMAGED and self.damaged > self.events:
+            raise InputError(f"{self.damaged} malformed events and {self.events} good ones")
         return False
 
     def _keep(self, events: list[Event], roles: dict[str | None, int]) -> None:

@@ -94,6 +94,10 @@ def read(path: Path, is_comm_names: IsComm | None = None, *, max_bytes: int = MA
     try:
         scanner = Scanner(blocks, str(path))
         scanner.run(collector.take, collector.salvage, keep)
+    except InputError as error:
+        if str(path) in str(error):
+            raise
+        raise InputError(f"{path}: not a profiler trace: {error}") from None
     finally:
         blocks.close()
     if not scanner.found_events:

@@ -171,6 +171,9 @@ def message_from_shapes(args: HostArgs) -> Message:
     return Message(in_elements=elements, dtype=dtype) if 0 < elements < 1 << 62 else Message()
 
 
+# Profilers write `inf` for a bandwidth over no time. Only where a value stands, and cheap to look for.
+BARE_VALUE = re.compile(rb"(:\s*)[-+]?(?:nan|inf|infinity)(?=\s*[,}\]])", re.IGNORECASE)
+
 _BARE = re.compile(rb'("[^"\\]*(?:\\.[^"\\]*)*")|[-+]?\b(?:nan|inf|infinity)\b', re.IGNORECASE | re.DOTALL)
 _BAD_ESCAPE = re.compile(rb'\\(["\\/bfnrt]|u[0-9a-fA-F]{4})|\\', re.DOTALL)
 _CONTROL = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f]")
