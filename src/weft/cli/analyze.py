@@ -29,7 +29,7 @@ def analyze(
     traces: Annotated[
         list[Path],
         typer.Argument(
-            metavar="TRACE…", help="Profiler traces or folders of ranks. Two folders: before, after."
+            metavar="TRACE", help="Profiler traces or folders of ranks. Two folders: before, after."
         ),
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,

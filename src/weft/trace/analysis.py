@@ -279,7 +279,7 @@ def summary(analysis: Analysis) -> dict[str, Any]:
         "worst_rank": worst.trace.rank,
         "worst_rank_exposed_comm_us": worst.exposed_comm_us,
         "attribution": analysis.attribution,
-        "recoverable_us": max((item.gain_us[1] for item in analysis.advice), default=0.0),
+        "recoverable_us": max((a.gain_us[1] for a in analysis.advice if a.control != "program"), default=0.0),
     }
 
 
