@@ -33,22 +33,39 @@ FLAGS = (
     "-Wextra",
 )
 LINK = ("-ldl", "-lpthread")
+SIM = Path("src/weft/sim")
+SIM_LIBRARY = "libweft_sim.so"
+# No fused multiply-add: a simulation gives the same digits on every machine.
+SIM_FLAGS = ("-std=c11", "-O2", "-g1", "-fPIC", "-shared", "-ffp-contract=off", "-Wall", "-Wextra")
+SIM_LINK = ("-lm",)
 
 
 def build_shim(root: Path, output: Path | None = None, extra: tuple[str, ...] = ()) -> Path | None:
     """Compile the shim into the package, or to `output`; None, and a line on stderr, where it cannot be."""
+    target = output or root / SHIM / LIBRARY
+    return _compile("the launch shim", root / SHIM / "csrc", target, (*FLAGS, *extra), LINK)
+
+
+def build_sim(root: Path, output: Path | None = None, extra: tuple[str, ...] = ()) -> Path | None:
+    """Compile the simulator's core in the same way."""
+    target = output or root / SIM / SIM_LIBRARY
+    return _compile("the simulator's core", root / SIM / "csrc", target, (*SIM_FLAGS, *extra), SIM_LINK)
+
+
+def _compile(
+    what: str, folder: Path, target: Path, flags: tuple[str, ...], link: tuple[str, ...]
+) -> Path | None:
     compiler = shutil.which(os.environ.get("CC", "cc")) or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
-        print("weft: no C compiler found, the launch shim is not built", file=sys.stderr)
+        print(f"weft: no C compiler found, {what} is not built", file=sys.stderr)
         return None
-    sources = sorted(str(path) for path in (root / SHIM / "csrc").glob("*.c"))
-    target = output or root / SHIM / LIBRARY
+    sources = sorted(str(path) for path in folder.glob("*.c"))
     partial = target.with_suffix(f".{os.getpid()}.tmp")
-    command = [compiler, *FLAGS, *extra, "-o", str(partial), *sources, *LINK]
+    command = [compiler, *flags, "-o", str(partial), *sources, *link]
     try:
         subprocess.run(command, check=True)
     except (subprocess.CalledProcessError, OSError) as error:
-        print(f"weft: the launch shim is not built: {error}", file=sys.stderr)
+        print(f"weft: {what} is not built: {error}", file=sys.stderr)
         partial.unlink(missing_ok=True)
         return None
     partial.replace(target)
@@ -56,13 +73,14 @@ def build_shim(root: Path, output: Path | None = None, extra: tuple[str, ...] = 
 
 
 class CustomBuildHook(BuildHookInterface):  # type: ignore[type-arg, unused-ignore]
-    """Adds the compiled shim to the wheel and tags the wheel with this platform."""
+    """Adds what was compiled to the wheel and tags the wheel with this platform."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        library = build_shim(Path(self.root))
-        if library is None:
+        built = {SHIM / LIBRARY: build_shim(Path(self.root)), SIM / SIM_LIBRARY: build_sim(Path(self.root))}
+        found = [str(path) for path, library in built.items() if library is not None]
+        if not found:
             return
-        build_data["artifacts"].append(str(SHIM / LIBRARY))
+        build_data["artifacts"].extend(found)
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-{_platform_tag()}"
 
@@ -74,4 +92,5 @@ def _platform_tag() -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(0 if build_shim(Path(__file__).parent) else 1)
+    ROOT = Path(__file__).parent
+    sys.exit(0 if all([build_shim(ROOT), build_sim(ROOT)]) else 1)

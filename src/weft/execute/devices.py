@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 from pathlib import Path
-from typing import Any
 
-from weft.errors import UnavailableError, UsageError
+from weft.errors import UsageError
 from weft.execute.base import BASELINE_CTAS, Executor
 
 DEFAULT_SIMULATED = "sim:h100"
@@ -33,7 +31,7 @@ def open_executor(
     """The executor of a device: one rank per process under torchrun, ghost ranks on one GPU otherwise."""
     device = resolve(device)
     if device.startswith("sim:"):
-        return _simulated(device.removeprefix("sim:"))
+        return _simulated(device.removeprefix("sim:"), baseline_ctas)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ:
         from weft.execute.dist import DistExecutor
 
@@ -46,11 +44,7 @@ def open_executor(
     return RemoteExecutor(options=options, deadline_s=deadline_s, under_shim=under_shim)
 
 
-def _simulated(name: str) -> Executor:
-    try:
-        module: Any = importlib.import_module("weft.sim.execute")
-    except ImportError:
-        raise UnavailableError(
-            f"this build has no simulator for sim:{name}; run on a machine with a GPU, --device cuda"
-        ) from None
-    return module.SimExecutor(name)  # type: ignore[no-any-return]
+def _simulated(name: str, baseline_ctas: int) -> Executor:
+    from weft.sim.execute import SimExecutor
+
+    return SimExecutor(name, baseline_ctas=baseline_ctas)

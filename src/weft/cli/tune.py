@@ -1,0 +1,175 @@
+"""`weft tune`: race the candidates on one workload, show the table, write the policy."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from weft.execute.base import Executor
+    from weft.tune.space import Candidate
+    from weft.tune.verdict import Verdict
+    from weft.workload import Workload
+
+SHOWN = 12  # candidates in the table; --json has them all
+
+
+def tune(
+    name: str = typer.Argument("", metavar="[WORKLOAD]", help="cb-ar, mb-ar, cb-a2a, mb-a2a, …, or none."),
+    device: str = typer.Option("auto", help="auto, cuda or sim:NAME (a40, a100, h100, h200, mi250x, …)."),
+    out: Path | None = typer.Option(None, help="Write the policy to this file."),  # noqa: B008
+    as_json: bool = typer.Option(False, "--json", help="Print one JSON object and nothing else."),
+    html: Path | None = typer.Option(None, help="Write a page with both timelines to this file."),  # noqa: B008
+    gemm: str = typer.Option("", metavar="MxNxK", help="Compute: a GEMM of this shape."),
+    dtype: str = typer.Option("", help="bf16, fp16, fp32 or fp64."),
+    tile: str = typer.Option("", metavar="MxNxK", help="Tile of our own GEMM; without it the library's."),
+    grid: str = typer.Option("", metavar="XxY", help="Blocks of our own GEMM; default: one per tile."),
+    collective: str = typer.Option("", help="all_reduce, all_gather, reduce_scatter or all_to_all."),
+    size: str = typer.Option("", "--bytes", help="Bytes of each rank, such as 896MiB."),
+    ranks: int = typer.Option(0, help="Ranks of the collective."),
+    iterations: int = typer.Option(0, help="Iterations of the pipeline."),
+    streams: int = typer.Option(0, help="Streams that take the compute in turn."),
+    budget: float = typer.Option(60.0, metavar="SECONDS", help="After this, no new round of measurements."),
+    seed: int = typer.Option(0, help="Seed of the order of measurements."),
+) -> None:
+    """Find the policy that hides most of a workload's communication, or say that there is none."""
+    from weft.errors import UsageError
+    from weft.execute.devices import open_executor
+    from weft.tune.verdict import decide
+
+    if budget <= 0:
+        raise UsageError("--budget is a number of seconds greater than zero")
+    workload = _workload(name, gemm, dtype, tile, grid, collective, size, ranks, iterations, streams)
+    executor = open_executor(device)
+    try:
+        tried = _candidates(executor, workload)
+        verdict = decide(executor, workload, tried, seed=seed, deadline_s=budget)
+        document = verdict.to_dict()
+        page = _page(executor, verdict, document) if html else ""
+    finally:
+        executor.close()
+    _write(verdict, out, html, page)
+    if as_json:
+        print(json.dumps(document))
+    else:
+        _show(verdict, out, html)
+
+
+def _workload(
+    name: str,
+    gemm: str,
+    dtype: str,
+    tile: str,
+    grid: str,
+    collective: str,
+    size: str,
+    ranks: int,
+    iterations: int,
+    streams: int,
+) -> Workload:
+    """A named workload, or one that is spelled out; options change what they name."""
+    from weft.errors import UsageError
+    from weft.workload import Compute, Workload, named, parse_bytes, parse_shape
+
+    if not name and not gemm:
+        raise UsageError("no workload: give a name such as cb-ar, or spell it out: --gemm 8192x8192x8192 …")
+    if name and gemm:
+        raise UsageError(f"both the workload {name!r} and --gemm are given; use one of them")
+    changes: dict[str, Any] = {}
+    if dtype:
+        changes["dtype"] = dtype
+    if tile:
+        changes["tile"] = parse_shape(tile)
+    if grid:
+        changes["grid"] = parse_shape(grid, ("X", "Y"))
+    if name:
+        workload = named(name).but(**changes)
+    else:
+        kind = "triton_gemm" if tile or grid else "gemm"
+        workload = Workload(compute=Compute(kind=kind, shape=parse_shape(gemm), **changes))
+    given = {
+        "collective": collective,
+        "bytes": parse_bytes(size) if size else 0,
+        "ranks": ranks,
+        "iterations": iterations,
+        "compute_streams": streams,
+    }
+    return workload.but(**{key: value for key, value in given.items() if value})
+
+
+def _candidates(executor: Executor, workload: Workload) -> list[Candidate]:
+    from weft.execute.base import BASELINE_CTAS
+    from weft.tune.space import candidates
+
+    if executor.simulated:
+        from weft.sim.execute import SimExecutor
+
+        assert isinstance(executor, SimExecutor)
+        most = executor.most_ctas(workload)
+        return candidates(workload, executor.profile.spec, executor.ctas, most, engines=not executor.ghost)
+    info = executor.info()
+    sms = int(info.get("sm_count") or 0)
+    return candidates(workload, _spec(str(info.get("gpu", ""))), BASELINE_CTAS, sms // workload.ranks)
+
+
+def _spec(title: str) -> Any:
+    """The preset of a real GPU by its marketing name, or None: then residency is left alone."""
+    from weft.gpu.presets import PRESETS
+
+    words = title.lower().replace("-", " ").split()
+    return next((gpu for name, gpu in PRESETS.items() if name.split("-")[0] in words), None)
+
+
+def _page(executor: Executor, verdict: Verdict, document: dict[str, Any]) -> str:
+    from weft.policy import Policy
+    from weft.report.page import tune_page
+
+    mode = "sequential" if verdict.chosen == "sequential" else "overlap"
+    before = executor.timeline(verdict.workload, Policy())
+    after = executor.timeline(verdict.workload, verdict.policy, mode)
+    return tune_page(document, before, after)
+
+
+def _write(verdict: Verdict, out: Path | None, html: Path | None, page: str) -> None:
+    from weft.files import write_whole
+
+    if out is not None:
+        verdict.policy.save(out)
+    if html is not None:
+        write_whole(html, page)
+
+
+def _show(verdict: Verdict, out: Path | None, html: Path | None) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    note = " (simulated)" if verdict.simulated else ""
+    references = verdict.references
+    table = Table(title=f"{verdict.workload} on {verdict.device}{note}", box=box.SIMPLE_HEAD, width=76)
+    table.add_column("candidate", overflow="fold")
+    for heading in ("ms", "vs overlap", "% of ideal"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    ranked = sorted((e for e in verdict.entries if e.samples), key=lambda e: e.ms)
+    shown = ranked[:SHOWN] + [e for e in ranked[SHOWN:] if e in verdict.entries[:2]]
+    for entry in shown:
+        share = references.fraction_of_ideal(entry.ms)
+        table.add_row(
+            entry.candidate.label + (" ←" if entry.candidate.label == verdict.chosen else ""),
+            f"{entry.ms:.2f}",
+            f"{100 * (entry.ms / verdict.overlap_ms - 1):+.1f}%",
+            "-" if share is None else f"{100 * share:.0f}",
+        )
+    Console().print(table)
+    failed = [e for e in verdict.entries if e.failed]
+    print(
+        f"ideal {references.ideal_ms:.2f} ms; {len(verdict.entries)} candidates, {len(failed)} not possible"
+    )
+    print(verdict.text)
+    if out is not None:
+        print(f"policy: {out}; apply it with `weft run --policy {out} -- CMD…`")
+    if html is not None:
+        print(f"page: {html}")

@@ -1,0 +1,91 @@
+"""A collective as a launch: its blocks, and how fast one of them moves bytes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from weft.errors import UsageError
+from weft.execute.base import collective_ctas
+from weft.gpu.occupancy import blocks_per_sm
+from weft.sim.core import DeadlockError
+from weft.sim.launches import Footprint, Launch, LaunchKind, Speed
+from weft.sim.profile import Profile, footprint
+from weft.workload import Workload
+
+NAMES = {
+    "all_reduce": "ncclDevKernel_AllReduce",
+    "all_gather": "ncclDevKernel_AllGather",
+    "reduce_scatter": "ncclDevKernel_ReduceScatter",
+    "all_to_all": "ncclDevKernel_SendRecv",
+}
+REDUCING = ("all_reduce", "reduce_scatter")
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One rank's part of a collective, and how many ranks have theirs on the simulated GPU."""
+
+    launch: Launch
+    members: int
+
+
+def collective(workload: Workload, profile: Profile, ctas: int, *, ghost: bool, engine: str) -> Collective:
+    """The collective of one iteration with `ctas` blocks for each rank.
+
+    `ghost`: all ranks share this GPU, as in the lab; otherwise each has its own and links join them, and by
+    symmetry this GPU stands for all. Raises DeadlockError where not all blocks can be resident at once.
+    """
+    if engine == "dma":
+        return Collective(_copied(workload, profile, ghost=ghost), 1)
+    figures, count = profile.figures, collective_ctas(workload, ctas)
+    members = workload.ranks if ghost else 1
+    name = NAMES[workload.collective]
+    size = int(figures.comm_threads), int(figures.comm_registers), round(figures.comm_shared_kib * 1024)
+    place = footprint(profile.spec, name, *size)
+    _check_resident(workload, profile, members * count, members, blocks_per_sm(profile.spec, *size))
+    if ghost:
+        rate = getattr(figures, f"ghost_{workload.collective}_gb_s") * 1e9
+    else:
+        rate = min(figures.cta_gb_s, figures.bus_gb_s / count) * 1e9
+    traffic = figures.comm_traffic
+    return Collective(
+        _launch(name, place, count, workload.wire_bytes * traffic, rate * traffic, profile), members
+    )
+
+
+def _launch(name: str, place: Footprint, count: int, work: float, rate: float, profile: Profile) -> Launch:
+    figures = profile.figures
+    return Launch(
+        name=name,
+        comm=True,
+        runs=((count, work / count),),
+        footprint=place,
+        speed=Speed(
+            block_rate=rate,
+            window_bytes=figures.comm_window_kib * 1024,
+            miss=figures.comm_miss,
+            start_s=figures.event_gap_us * 1e-6,
+        ),
+    )
+
+
+def _copied(workload: Workload, profile: Profile, *, ghost: bool) -> Launch:
+    """On copy engines: no SM, no reduction."""
+    if workload.collective in REDUCING:
+        raise UsageError(
+            f"comm.engine dma: copy engines cannot add, so {workload.collective} needs SMs; use engine sm"
+        )
+    if ghost:
+        raise UsageError("comm.engine dma: a copy within one GPU runs on SMs; simulate a node, sim:NAME")
+    seconds = workload.wire_bytes / (profile.figures.bus_gb_s * 1e9)
+    return Launch(name="Memcpy PtoP", kind=LaunchKind.ENGINE, comm=True, seconds=seconds)
+
+
+def _check_resident(workload: Workload, profile: Profile, needed: int, members: int, per_sm: int) -> None:
+    room = profile.spec.sms * per_sm
+    if needed > room:
+        raise DeadlockError(
+            f"{workload}: {members} rank{'s' if members > 1 else ''} of {needed // members} CTAs need "
+            f"{needed} places at once, {profile.spec.title} has {room}, and the collective would never end "
+            f"(a real GPU hangs here): set comm.max_ctas to {max(1, room // members // 2)} or less"
+        )

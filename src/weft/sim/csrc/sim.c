@@ -1,0 +1,649 @@
+/* Event-driven simulation of the blocks of one GPU.
+ *
+ * A block's speed is `base` (what its SM gives it, at most what it reaches alone) times its launch's share of
+ * the memory system. The share is the same for all blocks of a launch, so each launch has a clock of its own
+ * that runs at that share; on one SM the blocks of a launch progress alike, so each (launch, SM) pair, a cell,
+ * has a clock in units of work. A block's end is then a fixed mark on its cell's clock, and an event costs one
+ * heap operation over the SMs, whatever the number of blocks.
+ */
+#include "sim.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define MAX_ACTIVE 48
+#define SAME_TIME 1e-12 /* seconds; ends closer than this are one event */
+#define MAX_MARKS 64 /* blocks of one launch on one SM; no GPU holds more than 32 */
+
+typedef struct {
+    double at;
+    int32_t count;
+} mark;
+
+typedef struct {
+    double clock, since, rate; /* work done per block; launch clock of the last update; work per launch second */
+    int32_t resident, running, marks, place; /* place in the heap, -1: not in it */
+    mark ends[MAX_MARKS];
+} cell;
+
+typedef struct {
+    int32_t launch, heap_size, members_placed;
+    double clock, share, base; /* base: sum of the base rates of running blocks, work per second */
+    int64_t running;
+    double *key;
+    int32_t *heap;
+    cell *cells;
+    int32_t *waiting; /* SMs of placed blocks whose channel is not complete, in order of placement */
+    int32_t waiting_room;
+} active;
+
+typedef struct {
+    int32_t run;
+    int64_t left_in_run, to_place, to_end, units_left, placed;
+    int32_t deps_left, slot;
+    double ready;
+    int state; /* 0 waits, 1 arrived, 2 ended */
+} progress;
+
+typedef struct {
+    int32_t warps, blocks, compute_running;
+    int64_t registers, shared;
+} sm_free;
+
+typedef struct {
+    double time;
+    int32_t launch;
+} arrival;
+
+typedef struct {
+    const sim_gpu *gpu;
+    const sim_launch *launch;
+    const int64_t *run_count;
+    const double *run_work;
+    int32_t launches;
+    progress *at;
+    sm_free *sm;
+    active slot[MAX_ACTIVE];
+    int32_t used[MAX_ACTIVE], active_count; /* slots in use */
+    int32_t *pending, pending_count;        /* launches with blocks to place, highest priority first */
+    arrival *queue;
+    int32_t queue_size;
+    int32_t *next_first, *next; /* dependents, as lists */
+    double *next_latency;
+    int32_t *next_launch;
+    int32_t *peer; /* the next launch of the same collective, -1 after the last */
+    sim_span *span;
+    sim_change *log;
+    int64_t log_room;
+    sim_totals *totals;
+    int32_t *freed;
+    double now;
+    int failed;
+} sim;
+
+/* ---- heaps ---- */
+
+static void queue_push(sim *s, double time, int32_t launch) {
+    int32_t i = s->queue_size++;
+    while (i > 0) {
+        int32_t up = (i - 1) / 2;
+        arrival *p = &s->queue[up];
+        if (p->time < time || (p->time == time && p->launch < launch))
+            break;
+        s->queue[i] = *p;
+        i = up;
+    }
+    s->queue[i] = (arrival){time, launch};
+}
+
+static arrival queue_pop(sim *s) {
+    arrival top = s->queue[0], last = s->queue[--s->queue_size];
+    int32_t i = 0, n = s->queue_size;
+    for (;;) {
+        int32_t c = 2 * i + 1;
+        if (c >= n)
+            break;
+        if (c + 1 < n && (s->queue[c + 1].time < s->queue[c].time ||
+                          (s->queue[c + 1].time == s->queue[c].time && s->queue[c + 1].launch < s->queue[c].launch)))
+            c++;
+        if (last.time < s->queue[c].time || (last.time == s->queue[c].time && last.launch < s->queue[c].launch))
+            break;
+        s->queue[i] = s->queue[c];
+        i = c;
+    }
+    if (n > 0)
+        s->queue[i] = last;
+    return top;
+}
+
+static int before(const active *a, int32_t x, int32_t y) {
+    return a->key[x] < a->key[y] || (a->key[x] == a->key[y] && x < y);
+}
+
+static void heap_move(active *a, int32_t i, int32_t sm) {
+    while (i > 0 && before(a, sm, a->heap[(i - 1) / 2])) {
+        a->heap[i] = a->heap[(i - 1) / 2];
+        a->cells[a->heap[i]].place = i;
+        i = (i - 1) / 2;
+    }
+    for (;;) {
+        int32_t c = 2 * i + 1;
+        if (c >= a->heap_size)
+            break;
+        if (c + 1 < a->heap_size && before(a, a->heap[c + 1], a->heap[c]))
+            c++;
+        if (!before(a, a->heap[c], sm))
+            break;
+        a->heap[i] = a->heap[c];
+        a->cells[a->heap[i]].place = i;
+        i = c;
+    }
+    a->heap[i] = sm;
+    a->cells[sm].place = i;
+}
+
+static void heap_remove(active *a, int32_t sm) {
+    int32_t i = a->cells[sm].place, last = a->heap[--a->heap_size];
+    a->cells[sm].place = -1;
+    if (last != sm)
+        heap_move(a, i, last);
+}
+
+/* ---- clocks ---- */
+
+static void rekey(active *a, int32_t sm) {
+    cell *c = &a->cells[sm];
+    if (!c->marks) {
+        if (c->place >= 0)
+            heap_remove(a, sm);
+        return;
+    }
+    a->key[sm] = c->since + (c->ends[0].at - c->clock) / c->rate;
+    heap_move(a, c->place >= 0 ? c->place : a->heap_size++, sm);
+}
+
+static double base_rate(const sim *s, const sim_launch *l, int32_t sharing) {
+    double rate = l->block_rate, window = l->window / s->gpu->latency;
+    double share = l->sm_rate > 0 ? l->sm_rate / (sharing > 0 ? sharing : 1) : rate;
+    rate = share < rate ? share : rate;
+    return window < rate ? window : rate;
+}
+
+/* Bring a cell's clock up to date and give it the rate that its SM now allows. */
+static void retime(sim *s, active *a, int32_t sm) {
+    cell *c = &a->cells[sm];
+    double rate = base_rate(s, &s->launch[a->launch], s->sm[sm].compute_running);
+    if (c->rate == rate && c->running) {
+        rekey(a, sm);
+        return;
+    }
+    c->clock += c->rate * (a->clock - c->since);
+    c->since = a->clock;
+    a->base += c->running * (rate - c->rate);
+    c->rate = rate;
+    rekey(a, sm);
+}
+
+static void retime_others(sim *s, active *changed, int32_t sm) {
+    for (int32_t i = 0; i < s->active_count; i++) {
+        active *a = &s->slot[s->used[i]];
+        if (a != changed && a->cells[sm].running && s->launch[a->launch].sm_rate > 0)
+            retime(s, a, sm);
+    }
+}
+
+static void start_running(sim *s, active *a, int32_t sm, double work) {
+    const sim_launch *l = &s->launch[a->launch];
+    cell *c = &a->cells[sm];
+    c->clock += c->rate * (a->clock - c->since);
+    c->since = a->clock;
+    double at = c->clock + work + l->start_work;
+    int32_t i = c->marks;
+    while (i > 0 && c->ends[i - 1].at > at)
+        i--;
+    if (i > 0 && c->ends[i - 1].at >= at * (1 - 1e-12)) {
+        c->ends[i - 1].count++;
+    } else {
+        memmove(&c->ends[i + 1], &c->ends[i], (size_t)(c->marks - i) * sizeof(mark));
+        c->ends[i] = (mark){at, 1};
+        c->marks++;
+    }
+    c->running++;
+    a->running++;
+    a->base += c->rate;
+    if (l->sm_rate > 0)
+        s->sm[sm].compute_running++;
+}
+
+/* ---- the memory system ---- */
+
+/* Little's law: blocks keep their windows in flight, so beyond saturation the latency grows until the rates
+ * window / latency add up to the bandwidth; a launch that needs less than that keeps its speed. */
+static void share_memory(sim *s) {
+    double base[MAX_ACTIVE], limit[MAX_ACTIVE], windows[MAX_ACTIVE];
+    double demand = 0;
+    int32_t n = 0, order[MAX_ACTIVE], of[MAX_ACTIVE];
+    for (int32_t i = 0; i < s->active_count; i++) {
+        active *a = &s->slot[s->used[i]];
+        a->share = 1;
+        if (!a->running)
+            continue;
+        of[n] = s->used[i];
+        base[n] = a->base;
+        windows[n] = (double)a->running * s->launch[a->launch].window;
+        limit[n] = windows[n] / a->base;
+        demand += base[n];
+        n++;
+    }
+    if (demand > s->gpu->bandwidth) {
+        for (int32_t i = 0; i < n; i++) { /* by the latency from which on a launch is held back */
+            int32_t j = i;
+            while (j > 0 && limit[order[j - 1]] > limit[i]) {
+                order[j] = order[j - 1];
+                j--;
+            }
+            order[j] = i;
+        }
+        double rest = demand, held = 0, latency = s->gpu->latency;
+        for (int32_t i = 0; i < n; i++) {
+            int32_t k = order[i];
+            rest -= base[k];
+            held += windows[k];
+            double room = s->gpu->bandwidth - rest;
+            if (room > 0) {
+                latency = held / room;
+                if (i + 1 == n || latency <= limit[order[i + 1]])
+                    break;
+            }
+        }
+        for (int32_t i = 0; i < n; i++)
+            if (limit[i] < latency)
+                s->slot[of[i]].share = limit[i] / latency;
+    }
+    double misses = 0;
+    for (int32_t i = 0; i < n; i++) {
+        active *a = &s->slot[of[i]];
+        misses += base[i] * a->share * s->launch[a->launch].miss;
+    }
+    if (misses > s->gpu->memory)
+        for (int32_t i = 0; i < n; i++)
+            if (s->launch[s->slot[of[i]].launch].miss > 0)
+                s->slot[of[i]].share *= s->gpu->memory / misses;
+}
+
+/* ---- placement ---- */
+
+static void note(sim *s, int32_t sm, int32_t launch, int32_t change) {
+    if (s->totals->changes < s->log_room)
+        s->log[s->totals->changes] = (sim_change){s->now, sm, launch, change, 0};
+    s->totals->changes++;
+}
+
+static int fits(const sim *s, const sim_launch *l, int32_t sm) {
+    const sm_free *f = &s->sm[sm];
+    return sm >= l->first_sm && f->blocks >= 1 && f->warps >= l->warps && f->registers >= l->registers && f->shared >= l->shared;
+}
+
+static double next_work(sim *s, const sim_launch *l, progress *p) {
+    if (l->kind == KIND_POOL) {
+        if (p->units_left <= 0)
+            return 0;
+        p->units_left--;
+        return l->unit_work;
+    }
+    while (p->left_in_run == 0)
+        p->left_in_run = s->run_count[l->first_run + ++p->run];
+    p->left_in_run--;
+    return s->run_work[l->first_run + p->run];
+}
+
+/* A channel of a collective moves once every rank's block of it is resident. */
+static void complete_channels(sim *s, int32_t group) {
+    for (;;) {
+        for (int32_t i = group; i >= 0; i = s->peer[i]) {
+            active *a = s->at[i].slot >= 0 ? &s->slot[s->at[i].slot] : NULL;
+            if (!a || s->at[i].placed <= a->members_placed)
+                return;
+        }
+        for (int32_t i = group; i >= 0; i = s->peer[i]) {
+            active *a = &s->slot[s->at[i].slot];
+            int32_t sm = a->waiting[a->members_placed++];
+            start_running(s, a, sm, next_work(s, &s->launch[i], &s->at[i]));
+            retime(s, a, sm);
+        }
+    }
+}
+
+static void place(sim *s, int32_t launch, int32_t sm) {
+    const sim_launch *l = &s->launch[launch];
+    progress *p = &s->at[launch];
+    active *a = &s->slot[p->slot];
+    sm_free *f = &s->sm[sm];
+    f->blocks--;
+    f->warps -= l->warps;
+    f->registers -= l->registers;
+    f->shared -= l->shared;
+    a->cells[sm].resident++;
+    if (!p->placed)
+        s->span[launch].start = s->now;
+    p->placed++;
+    p->to_place--;
+    note(s, sm, launch, 1);
+    if (l->group >= 0) {
+        a->waiting[p->placed - 1] = sm;
+        complete_channels(s, l->group);
+        return;
+    }
+    start_running(s, a, sm, next_work(s, l, p));
+    retime(s, a, sm);
+    if (l->sm_rate > 0)
+        retime_others(s, a, sm);
+}
+
+/* Only the first launch in order of priority and arrival may place blocks; those after it get what is left
+ * over once all of its blocks are placed. Each block goes to the emptiest SM that takes it. Only the SMs in
+ * `where` can have room that was not there before; NULL: any may. */
+static void place_pending(sim *s, const int32_t *where, int32_t count) {
+    while (s->pending_count) {
+        int32_t launch = s->pending[0];
+        const sim_launch *l = &s->launch[launch];
+        while (s->at[launch].to_place) {
+            int32_t best = -1, n = where ? count : s->gpu->sms;
+            for (int32_t i = 0; i < n; i++) {
+                int32_t sm = where ? where[i] : i;
+                if (fits(s, l, sm) && (best < 0 || s->sm[sm].warps > s->sm[best].warps))
+                    best = sm;
+            }
+            if (best < 0)
+                return;
+            place(s, launch, best);
+        }
+        s->pending_count--;
+        memmove(s->pending, s->pending + 1, (size_t)s->pending_count * sizeof(int32_t));
+        where = NULL; /* what was too large for the first launch may do for the next one */
+    }
+}
+
+/* ---- launches ---- */
+
+static void end_launch(sim *s, int32_t launch) {
+    progress *p = &s->at[launch];
+    p->state = 2;
+    s->span[launch].end = s->now;
+    if (s->now > s->totals->end)
+        s->totals->end = s->now;
+    if (p->slot >= 0) {
+        for (int32_t i = 0; i < s->active_count; i++)
+            if (s->used[i] == p->slot) {
+                memmove(&s->used[i], &s->used[i + 1], (size_t)(s->active_count - i - 1) * sizeof(int32_t));
+                s->active_count--;
+                break;
+            }
+        s->slot[p->slot].launch = -1;
+    }
+    for (int32_t e = s->next_first[launch]; e >= 0; e = s->next[e]) {
+        progress *q = &s->at[s->next_launch[e]];
+        double ready = s->now + s->next_latency[e];
+        q->ready = ready > q->ready ? ready : q->ready;
+        if (--q->deps_left == 0)
+            queue_push(s, q->ready, s->next_launch[e]);
+    }
+}
+
+static int open_slot(sim *s, int32_t launch) {
+    int32_t k = 0;
+    while (k < MAX_ACTIVE && s->slot[k].launch >= 0)
+        k++;
+    if (k == MAX_ACTIVE)
+        return -1;
+    active *a = &s->slot[k];
+    size_t sms = (size_t)s->gpu->sms;
+    if (!a->cells) {
+        a->cells = malloc(sms * sizeof(cell));
+        a->key = malloc(sms * sizeof(double));
+        a->heap = malloc(sms * sizeof(int32_t));
+    }
+    int32_t room = s->launch[launch].group >= 0 ? (int32_t)s->at[launch].to_place : 0;
+    if (room > a->waiting_room) {
+        free(a->waiting);
+        a->waiting = malloc((size_t)room * sizeof(int32_t));
+        a->waiting_room = a->waiting ? room : 0;
+    }
+    if (!a->cells || !a->key || !a->heap || (room && !a->waiting))
+        return -2;
+    double rate = base_rate(s, &s->launch[launch], 1);
+    for (size_t i = 0; i < sms; i++) {
+        cell *c = &a->cells[i];
+        c->clock = c->since = 0;
+        c->rate = rate;
+        c->resident = c->running = c->marks = 0;
+        c->place = -1;
+    }
+    a->launch = launch;
+    a->heap_size = a->members_placed = 0;
+    a->clock = a->base = 0;
+    a->share = 1;
+    a->running = 0;
+    s->used[s->active_count++] = k;
+    return k;
+}
+
+static void arrive(sim *s, int32_t launch) {
+    const sim_launch *l = &s->launch[launch];
+    progress *p = &s->at[launch];
+    if (p->state == 1) { /* a delay or a copy that ends */
+        end_launch(s, launch);
+        return;
+    }
+    p->state = 1;
+    if (l->kind >= KIND_DELAY) {
+        s->span[launch].start = s->now;
+        queue_push(s, s->now + l->delay, launch);
+        return;
+    }
+    p->slot = open_slot(s, launch);
+    if (p->slot < 0) {
+        s->failed = p->slot == -1 ? SIM_TOO_MANY : SIM_NO_MEMORY;
+        s->totals->stuck_launch = launch;
+        return;
+    }
+    int32_t i = s->pending_count++;
+    while (i > 0 && s->launch[s->pending[i - 1]].priority < l->priority) {
+        s->pending[i] = s->pending[i - 1];
+        i--;
+    }
+    s->pending[i] = launch;
+    if (i == 0)
+        place_pending(s, NULL, 0);
+}
+
+/* The blocks of the first mark of a cell end; those of a pool take the next piece of work instead. */
+static void finish(sim *s, active *a, int32_t sm) {
+    int32_t launch = a->launch;
+    const sim_launch *l = &s->launch[launch];
+    progress *p = &s->at[launch];
+    cell *c = &a->cells[sm];
+    int32_t count = c->ends[0].count;
+    c->clock = c->ends[0].at;
+    c->since = a->clock;
+    c->marks--;
+    memmove(&c->ends[0], &c->ends[1], (size_t)c->marks * sizeof(mark));
+    c->running -= count;
+    a->running -= count;
+    a->base -= count * c->rate;
+    s->totals->block_events += count;
+    if (l->sm_rate > 0)
+        s->sm[sm].compute_running -= count;
+    int32_t again = 0;
+    while (l->kind == KIND_POOL && p->units_left > 0 && again < count) {
+        p->units_left--;
+        start_running(s, a, sm, l->unit_work - l->start_work);
+        again++;
+    }
+    count -= again;
+    c->resident -= count;
+    p->to_end -= count;
+    if (!c->running)
+        c->clock = 0; /* keeps the marks of long launches exact */
+    if (!a->running)
+        a->base = 0;
+    retime(s, a, sm);
+    if (l->sm_rate > 0)
+        retime_others(s, a, sm);
+    if (!count)
+        return;
+    sm_free *f = &s->sm[sm];
+    f->blocks += count;
+    f->warps += count * l->warps;
+    f->registers += count * l->registers;
+    f->shared += count * l->shared;
+    note(s, sm, launch, -count);
+    if (!p->to_end)
+        end_launch(s, launch);
+}
+
+/* ---- the loop ---- */
+
+static int run(sim *s) {
+    for (;;) {
+        double next = s->queue_size ? s->queue[0].time : INFINITY;
+        active *who = NULL;
+        share_memory(s);
+        for (int32_t i = 0; i < s->active_count; i++) {
+            active *a = &s->slot[s->used[i]];
+            if (!a->heap_size)
+                continue;
+            double left = (a->key[a->heap[0]] - a->clock) / a->share;
+            double time = s->now + (left > 0 ? left : 0);
+            if (time < next) {
+                next = time;
+                who = a;
+            }
+        }
+        if (next == INFINITY)
+            break;
+        double step = next - s->now;
+        s->now = next;
+        if (step > 0)
+            for (int32_t i = 0; i < s->active_count; i++)
+                s->slot[s->used[i]].clock += step * s->slot[s->used[i]].share;
+        if (!who) {
+            arrive(s, queue_pop(s).launch);
+            if (s->failed)
+                return s->failed;
+            continue;
+        }
+        /* All that ends now ends before anything is placed: otherwise the first SM would take it all. */
+        int32_t freed = 0;
+        double until = who->key[who->heap[0]];
+        if (who->clock < until)
+            who->clock = until;
+        until += SAME_TIME * who->share;
+        while (who->launch >= 0 && who->heap_size && who->key[who->heap[0]] <= until) {
+            int32_t sm = who->heap[0];
+            if (who->clock < who->key[sm])
+                who->clock = who->key[sm];
+            s->freed[freed++] = sm;
+            finish(s, who, sm);
+            if (freed == s->gpu->sms)
+                break;
+        }
+        if (s->pending_count)
+            place_pending(s, s->freed, freed);
+    }
+    for (int32_t i = 0; i < s->launches; i++)
+        if (s->at[i].state == 1) {
+            s->totals->stuck_launch = i;
+            return SIM_STUCK;
+        }
+    return SIM_OK;
+}
+
+static int prepare(sim *s, const int32_t *dep, const double *dep_latency) {
+    int32_t edges = 0;
+    for (int32_t i = 0; i < s->launches; i++) {
+        const sim_launch *l = &s->launch[i];
+        progress *p = &s->at[i];
+        p->run = -1;
+        p->slot = -1;
+        p->deps_left = l->deps;
+        for (int32_t r = 0; r < l->runs; r++)
+            p->to_place += s->run_count[l->first_run + r];
+        p->to_end = p->to_place;
+        p->units_left = l->units;
+        s->next_first[i] = s->peer[i] = -1;
+        if (l->group >= 0 && l->group < i) { /* after the peers known so far */
+            int32_t last = l->group;
+            while (s->peer[last] >= 0)
+                last = s->peer[last];
+            s->peer[last] = i;
+        }
+        if (l->kind < KIND_DELAY) {
+            const sim_gpu *g = s->gpu;
+            if (!p->to_place || l->warps > g->warps || l->registers > g->registers || l->shared > g->shared ||
+                g->blocks < 1 || l->first_sm >= g->sms) {
+                s->totals->stuck_launch = i;
+                return SIM_NEVER_FITS;
+            }
+        }
+    }
+    for (int32_t i = 0; i < s->launches; i++) {
+        const sim_launch *l = &s->launch[i];
+        for (int32_t d = 0; d < l->deps; d++, edges++) {
+            int32_t on = dep[l->first_dep + d];
+            s->next_launch[edges] = i;
+            s->next_latency[edges] = dep_latency[l->first_dep + d];
+            s->next[edges] = s->next_first[on];
+            s->next_first[on] = edges;
+        }
+        if (!l->deps)
+            queue_push(s, 0, i);
+    }
+    for (int32_t i = 0; i < s->gpu->sms; i++)
+        s->sm[i] = (sm_free){s->gpu->warps, s->gpu->blocks, 0, s->gpu->registers, s->gpu->shared};
+    for (int32_t k = 0; k < MAX_ACTIVE; k++)
+        s->slot[k].launch = -1;
+    return SIM_OK;
+}
+
+int weft_simulate(const sim_gpu *gpu, int32_t launches, const sim_launch *launch, const int64_t *run_count,
+                  const double *run_work, const int32_t *dep, const double *dep_latency, sim_span *span,
+                  sim_change *log, int64_t log_room, sim_totals *totals) {
+    size_t n = (size_t)launches, edges = 0;
+    for (size_t i = 0; i < n; i++)
+        edges += (size_t)launch[i].deps;
+    sim *s = calloc(1, sizeof(sim));
+    if (!s)
+        return SIM_NO_MEMORY;
+    *s = (sim){.gpu = gpu, .launch = launch, .run_count = run_count, .run_work = run_work, .launches = launches,
+               .span = span, .log = log, .log_room = log_room, .totals = totals};
+    memset(totals, 0, sizeof *totals);
+    totals->stuck_launch = -1;
+    s->at = calloc(n, sizeof(progress));
+    s->sm = calloc((size_t)gpu->sms, sizeof(sm_free));
+    s->freed = calloc((size_t)gpu->sms, sizeof(int32_t));
+    s->pending = calloc(n + 1, sizeof(int32_t));
+    s->queue = calloc(n + 1, sizeof(arrival));
+    s->next_first = calloc(n, sizeof(int32_t));
+    s->peer = calloc(n, sizeof(int32_t));
+    s->next = calloc(edges + 1, sizeof(int32_t));
+    s->next_launch = calloc(edges + 1, sizeof(int32_t));
+    s->next_latency = calloc(edges + 1, sizeof(double));
+    int status = SIM_NO_MEMORY;
+    if (s->at && s->sm && s->freed && s->peer && s->pending && s->queue && s->next_first && s->next && s->next_launch && s->next_latency) {
+        status = prepare(s, dep, dep_latency);
+        if (status == SIM_OK)
+            status = run(s);
+    }
+    for (int32_t k = 0; k < MAX_ACTIVE; k++) {
+        free(s->slot[k].cells);
+        free(s->slot[k].key);
+        free(s->slot[k].heap);
+        free(s->slot[k].waiting);
+    }
+    free(s->at), free(s->sm), free(s->pending), free(s->queue), free(s->peer), free(s->freed);
+    free(s->next_first), free(s->next), free(s->next_launch), free(s->next_latency);
+    free(s);
+    return status;
+}

@@ -1,0 +1,97 @@
+"""SimExecutor: from Workload and Policy to a Run, as on a real GPU, on a simulated one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from weft.execute.base import BASELINE_CTAS, Sample
+from weft.gpu.occupancy import blocks_per_sm
+from weft.policy import Policy
+from weft.sim.core import Outcome, simulate
+from weft.sim.launches import Launch, LaunchKind
+from weft.sim.pipeline import pipeline
+from weft.sim.profile import Profile, profile
+from weft.timeline import Kind, Timeline
+from weft.workload import Workload
+
+GHOST = "-ghost"
+
+
+class SimExecutor:
+    """A simulated GPU by name: `h100`, a file of `weft calibrate`, or `h200-ghost`.
+
+    A plain name is a node: every rank has a GPU of its own, links join them, and one GPU stands for all.
+    `-ghost` puts all ranks on one GPU, as the lab does.
+    """
+
+    simulated = True
+
+    def __init__(
+        self, name: str, *, baseline_ctas: int = BASELINE_CTAS, model: Profile | None = None
+    ) -> None:
+        self.ghost = name.endswith(GHOST)
+        self.profile = model or profile(name.removesuffix(GHOST))
+        self.device = f"sim:{self.profile.name}{GHOST if self.ghost else ''}"
+        self.ctas = baseline_ctas if self.ghost else int(self.profile.figures.comm_ctas)
+        self._known: dict[tuple[Workload, Policy, str], float] = {}
+
+    def launches(self, workload: Workload, policy: Policy, mode: str = "overlap") -> list[Launch]:
+        """What would run."""
+        return pipeline(workload, policy, mode, self.profile, ghost=self.ghost, ctas=self.ctas)
+
+    def most_ctas(self, workload: Workload) -> int:
+        """CTAs of each rank's collective that can all be resident at once."""
+        figures, gpu = self.profile.figures, self.profile.spec
+        shared = round(figures.comm_shared_kib * 1024)
+        per_sm = blocks_per_sm(gpu, int(figures.comm_threads), int(figures.comm_registers), shared)
+        return gpu.sms * per_sm // (workload.ranks if self.ghost else 1)
+
+    def measure(self, workload: Workload, policy: Policy, mode: str = "overlap") -> Sample:
+        """Simulated time of the pipeline in ms: the same every time, so it is computed once."""
+        key = (workload, policy, mode)
+        if key not in self._known:
+            launches = self.launches(workload, policy, mode)
+            self._known[key] = simulate(self.profile.machine(), launches).total_s * 1e3
+        return Sample(self._known[key], {"simulated": True})
+
+    def timeline(self, workload: Workload, policy: Policy, mode: str = "overlap") -> Timeline:
+        """What ran when."""
+        launches = self.launches(workload, policy, mode)
+        return to_timeline(launches, simulate(self.profile.machine(), launches))
+
+    def info(self) -> dict[str, Any]:
+        """The model, for the record."""
+        return {
+            "simulated": True,
+            "gpu": self.profile.spec.title,
+            "sm_count": self.profile.spec.sms,
+            "ranks": "ghost ranks on one GPU" if self.ghost else "one GPU for each rank",
+            "baseline_ctas": self.ctas,
+            "profile": self.profile.to_dict()["figures"],
+        }
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def to_timeline(launches: list[Launch], outcome: Outcome) -> Timeline:
+    """Kernels and copies as spans; head starts are neither compute nor communication."""
+    shown = [i for i, launch in enumerate(launches) if launch.kind is not LaunchKind.DELAY]
+    shown.sort(key=lambda i: outcome.start_s[i])
+    names = tuple(dict.fromkeys(launches[i].name for i in shown))
+    index = {name: i for i, name in enumerate(names)}
+    return Timeline(
+        start_ns=np.array([round(outcome.start_s[i] * 1e9) for i in shown], dtype=np.int64),
+        end_ns=np.array([round(outcome.end_s[i] * 1e9) for i in shown], dtype=np.int64),
+        stream=np.array([launches[i].stream for i in shown], dtype=np.int64),
+        kind=np.array([Kind.COMM if launches[i].comm else Kind.COMPUTE for i in shown], dtype=np.uint8),
+        name=np.array([index[launches[i].name] for i in shown], dtype=np.int32),
+        names=names,
+        resources={
+            "blocks": np.array([launches[i].blocks for i in shown], dtype=np.int64),
+            "threads": np.array([launches[i].footprint.warps * 32 for i in shown], dtype=np.int64),
+            "shared_bytes": np.array([launches[i].footprint.shared_bytes for i in shown], dtype=np.int64),
+        },
+    )

@@ -1,0 +1,276 @@
+"""The compute operation of a Workload as launches: blocks, footprint and speed, from shapes and a profile."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from weft.errors import UsageError
+from weft.gpu.occupancy import blocks_per_sm, shared_bytes_for
+from weft.sim.launches import Footprint, LaunchKind, Speed
+from weft.sim.profile import Profile, footprint
+from weft.workload import DTYPE_BYTES, Compute
+
+GEMM_NAME = "weft_gemm"
+MAX_WAVES = 64
+"""Blocks of row kernels beyond this many waves are simulated in bunches: they are short and all alike."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kernel:
+    """One kernel of a compute operation, before a policy shapes it."""
+
+    name: str
+    threads: int
+    registers: int
+    shared_bytes: int
+    runs: Callable[[int], tuple[tuple[int, float], ...]]
+    """Blocks and their work for a number of resident blocks per SM."""
+    speed: Callable[[int], Speed]
+    kind: LaunchKind = LaunchKind.GRID
+    units: int = 0
+    unit_bytes: float = 0.0
+
+    def shaped(self, profile: Profile, residency: int | None) -> Shaped:
+        """This kernel with at most `residency` blocks on an SM, where shared memory can bring that about."""
+        gpu, shared = profile.spec, self.shared_bytes
+        if residency is not None:
+            shared = shared_bytes_for(gpu, self.threads, self.registers, shared, residency) or shared
+        place = footprint(gpu, self.name, self.threads, self.registers, shared)
+        count = blocks_per_sm(gpu, self.threads, self.registers, shared)
+        return Shaped(self, place, count, self.runs(count), self.speed(count))
+
+
+@dataclass(frozen=True)
+class Shaped:
+    """A kernel as it is launched."""
+
+    kernel: Kernel
+    footprint: Footprint
+    residency: int
+    runs: tuple[tuple[int, float], ...]
+    speed: Speed = field(default_factory=Speed)
+
+
+def kernels(compute: Compute, profile: Profile) -> list[Kernel]:
+    """The kernels of one iteration, in order."""
+    if compute.kind == "callable":
+        raise UsageError(
+            f"{compute}: a callable cannot be simulated; run it with --device cuda, or spell out its --gemm"
+        )
+    return _MODELS[compute.kind](compute, profile) * compute.repeat
+
+
+def _triton_gemm(compute: Compute, profile: Profile) -> list[Kernel]:
+    m, n, k = compute.shape
+    return [_tiled(compute, profile, (m, n, k), compute.grid)]
+
+
+def _triton_mlp(compute: Compute, profile: Profile) -> list[Kernel]:
+    tokens, hidden, inner = compute.shape
+    return [_tiled(compute, profile, s, None) for s in ((tokens, inner, hidden), (tokens, hidden, inner))]
+
+
+def _tiled(
+    compute: Compute, profile: Profile, shape: tuple[int, int, int], grid: tuple[int, int] | None
+) -> Kernel:
+    """A GEMM of our own, tile by tile; blocks of a small grid loop over tiles, surplus ones end at once."""
+    m, n, k = shape
+    tile_m, tile_n, tile_k = compute.tile or (64, 64, 64)
+    size = DTYPE_BYTES[compute.dtype]
+    across, down = -(-n // tile_n), -(-m // tile_m)
+    columns, rows = grid or (across, down)
+    threads = compute.warps * profile.spec.warp_size
+    # The accumulator and about 40 for addresses and operands: 72 for 64x64 and 4 warps, as compiled.
+    registers = min(255, tile_m * tile_n // threads + 40)
+    tile_bytes = (tile_m + tile_n) * k * size
+    step = (tile_m + tile_n) * tile_k * size
+    flops_per_byte = 2 * tile_m * tile_n * k / tile_bytes
+    rate = profile.spec.flops(compute.dtype) / profile.spec.sms * profile.figures.matrix_efficiency
+
+    def speed(residency: int) -> Speed:
+        resident = min(residency * profile.spec.sms, columns * rows)
+        return Speed(
+            sm_rate=rate / flops_per_byte,
+            window_bytes=max(1, compute.stages - 1) * step,
+            miss=_miss(profile, shape, (tile_m, tile_n), size, min(columns, across), resident),
+            start_s=profile.figures.block_start_ns * 1e-9,
+        )
+
+    return Kernel(
+        name=GEMM_NAME,
+        threads=threads,
+        registers=registers,
+        shared_bytes=compute.stages * step,
+        runs=lambda _: _grid_runs(across, down, columns, rows, tile_bytes),
+        speed=speed,
+    )
+
+
+def _grid_runs(
+    across: int, down: int, columns: int, rows: int, tile_bytes: float
+) -> tuple[tuple[int, float], ...]:
+    """Blocks in launch order (x first) with the tiles that each loops over."""
+    runs: list[list[float]] = []
+    for y in range(rows):
+        high = (down - y + rows - 1) // rows if y < down else 0
+        wide, extra = divmod(across, columns)
+        for count, tiles in ((extra, (wide + 1) * high), (columns - extra, wide * high)):
+            if not count:
+                continue
+            if runs and runs[-1][1] == tiles * tile_bytes:
+                runs[-1][0] += count
+            else:
+                runs.append([count, tiles * tile_bytes])
+    return tuple((int(count), work) for count, work in runs)
+
+
+def _miss(
+    profile: Profile,
+    shape: tuple[int, int, int],
+    tile: tuple[int, int],
+    size: int,
+    columns: int,
+    resident: int,
+) -> float:
+    """Share of a GEMM's cache traffic that goes to memory.
+
+    Resident blocks walk along K together, so each panel of A and B is fetched once for all of them; what a
+    later wave needs again is gone by then, unless the operand fits into the cache.
+    """
+    m, n, k = shape
+    covered = min(resident, -(-m // tile[0]) * -(-n // tile[1]))
+    panels_b = min(covered, columns)
+    panels_a = max(1.0, covered / panels_b)
+    keeps = profile.spec.l2_bytes / 2
+    bytes_a = panels_a * tile[0] * (k * size if m * k * size > keeps else 0)
+    bytes_b = panels_b * tile[1] * (k * size if n * k * size > keeps else 0)
+    written = covered * tile[0] * tile[1] * size
+    return min(1.0, (bytes_a + bytes_b + written) / (covered * (tile[0] + tile[1]) * k * size))
+
+
+def _gemm(compute: Compute, profile: Profile) -> list[Kernel]:
+    m, n, k = compute.shape
+    return [_library_gemm(compute, profile, (m, n, k), "gemm")]
+
+
+def _conv(compute: Compute, profile: Profile) -> list[Kernel]:
+    batch, channels, height, width, filters, size = compute.shape
+    shape = (batch * height * width, filters, channels * size * size)
+    # Implicit GEMM: neighbouring rows are the same pixels, so the input is read about once.
+    return [_library_gemm(compute, profile, shape, "conv", persistent=False)]
+
+
+def _library_gemm(
+    compute: Compute,
+    profile: Profile,
+    shape: tuple[int, int, int],
+    word: str,
+    *,
+    persistent: bool | None = None,
+) -> Kernel:
+    """The vendor's kernel: large tiles, one block for each SM, persistent on the newest GPUs."""
+    m, n, k = shape
+    size = DTYPE_BYTES[compute.dtype]
+    tile_m, tile_n = 128, 256
+    tiles = -(-m // tile_m) * -(-n // tile_n)
+    # Pairs of blocks share what they load (clusters with multicast).
+    loaded = (2 * tile_m + tile_n) / 2 * k * size
+    flops = 2.0 * m * n * k / tiles
+    rate = profile.spec.flops(compute.dtype) / profile.spec.sms * profile.figures.library_efficiency
+    pool = bool(profile.figures.persistent) if persistent is None else persistent
+    share = loaded / flops
+    miss = _miss(profile, shape, (tile_m, tile_n), size, -(-n // tile_n), profile.spec.sms)
+    most = profile.spec.shared_bytes_per_block_optin
+    speed = Speed(
+        sm_rate=rate * share,
+        window_bytes=0.8 * most,
+        miss=min(1.0, miss),
+        start_s=profile.figures.block_start_ns * 1e-9,
+    )
+    return Kernel(
+        name=f"{'nvjet' if pool else 'library'}_{word}",
+        threads=min(384, 6 * profile.spec.warp_size * 2),
+        registers=168,
+        shared_bytes=min(184 << 10, int(0.9 * most)),
+        runs=lambda _: ((min(tiles, profile.spec.sms), 0.0),) if pool else ((tiles, loaded),),
+        speed=lambda _: speed,
+        kind=LaunchKind.POOL if pool else LaunchKind.GRID,
+        units=tiles if pool else 0,
+        unit_bytes=loaded if pool else 0.0,
+    )
+
+
+def _attention(compute: Compute, profile: Profile) -> list[Kernel]:
+    batch, heads, sequence, head = compute.shape
+    size = DTYPE_BYTES[compute.dtype]
+    tiles = batch * heads * -(-sequence // 128)
+    loaded = (sequence + 128) * head * size  # half of K and V (causal), and Q
+    flops = compute.flops / compute.repeat / tiles
+    rate = profile.spec.flops(compute.dtype) / profile.spec.sms * profile.figures.attention_efficiency
+    most = profile.spec.shared_bytes_per_block_optin
+    pool = bool(profile.figures.persistent)
+    speed = Speed(
+        sm_rate=rate * loaded / flops,
+        window_bytes=0.5 * most,
+        miss=min(1.0, 4 * math.prod(compute.shape) * size / (tiles * loaded)),
+        start_s=profile.figures.block_start_ns * 1e-9,
+    )
+    return [
+        Kernel(
+            name="flash_fprop",
+            threads=384,
+            registers=168,
+            shared_bytes=int(0.95 * most),
+            runs=lambda _: ((min(tiles, profile.spec.sms), 0.0),) if pool else ((tiles, loaded),),
+            speed=lambda _: speed,
+            kind=LaunchKind.POOL if pool else LaunchKind.GRID,
+            units=tiles if pool else 0,
+            unit_bytes=loaded if pool else 0.0,
+        )
+    ]
+
+
+def _rows(compute: Compute, profile: Profile) -> list[Kernel]:
+    """Kernels bound by memory: every byte is read and written once."""
+    total = compute.traffic_bytes / compute.repeat * profile.figures.rows_traffic
+    natural = compute.shape[0] if compute.kind != "gelu" else -(-math.prod(compute.shape) // 1024)
+    speed = Speed(
+        window_bytes=profile.figures.rows_bytes * profile.figures.rows_traffic,
+        miss=1.0,
+        start_s=profile.figures.block_start_ns * 1e-9,
+        sm_rate=1e18,
+    )
+
+    def runs(residency: int) -> tuple[tuple[int, float], ...]:
+        count = min(natural, MAX_WAVES * residency * profile.spec.sms)
+        return ((count, total / count),)
+
+    return [
+        Kernel(
+            name=_ROW_NAMES[compute.kind],
+            threads=128,
+            registers=32,
+            shared_bytes=0,
+            runs=runs,
+            speed=lambda _: speed,
+        )
+    ]
+
+
+_ROW_NAMES = {
+    "layer_norm": "vectorized_layer_norm_kernel",
+    "softmax": "softmax_warp_forward",
+    "gelu": "vectorized_elementwise_kernel",
+}
+_MODELS: dict[str, Callable[[Compute, Profile], list[Kernel]]] = {
+    "triton_gemm": _triton_gemm,
+    "triton_mlp": _triton_mlp,
+    "gemm": _gemm,
+    "conv": _conv,
+    "attention": _attention,
+    "layer_norm": _rows,
+    "softmax": _rows,
+    "gelu": _rows,
+}

@@ -1,0 +1,119 @@
+"""The pipeline of a Workload under a Policy: what is launched on which stream, and what waits for what."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from weft.errors import UsageError
+from weft.execute.base import MODES
+from weft.kernels import glob_regex
+from weft.policy import Policy
+from weft.sim.collective import Collective, collective
+from weft.sim.kernels import Shaped, kernels
+from weft.sim.launches import Launch, LaunchKind
+from weft.sim.profile import Profile
+from weft.workload import Workload
+
+COMM_STREAM = 100
+"""Streams of collectives are numbered from here, those of compute from 0."""
+
+
+@dataclass
+class _Builder:
+    """Appends launches; knows the last one of every stream."""
+
+    profile: Profile
+    launches: list[Launch] = field(default_factory=list)
+    last: dict[int, int] = field(default_factory=dict)
+
+    def add(self, launch: Launch, stream: int, events: tuple[int, ...] = ()) -> int:
+        """Put a launch on a stream, behind what is there and behind `events` of other streams."""
+        figures = self.profile.figures
+        after = [(index, figures.event_gap_us * 1e-6) for index in events]
+        if stream in self.last:
+            after.append((self.last[stream], figures.stream_gap_us * 1e-6))
+        self.launches.append(replace(launch, stream=stream, after=tuple(after)))
+        self.last[stream] = len(self.launches) - 1
+        return self.last[stream]
+
+
+def pipeline(
+    workload: Workload,
+    policy: Policy,
+    mode: str,
+    profile: Profile,
+    *,
+    ghost: bool = False,
+    ctas: int | None = None,
+) -> list[Launch]:
+    """All launches of a run. `ctas`: of each rank's collective where the policy leaves them open."""
+    if mode not in MODES:
+        raise UsageError(f"mode {mode!r} is not known; use one of {', '.join(MODES)}")
+    controls = policy if mode == "overlap" else Policy()
+    count = policy.max_ctas or ctas or int(profile.figures.comm_ctas)
+    comm = collective(workload, profile, count, ghost=ghost, engine=policy.engine)
+    shaped = [_shapes(workload, controls, profile, collectives=n > 0) for n in (0, 1)]
+    if controls.sm_reserve >= profile.spec.sms:
+        raise UsageError(
+            f"compute.sm_reserve {controls.sm_reserve}: {profile.spec.title} has {profile.spec.sms} SMs"
+        )
+    build = _Builder(profile)
+    ended: tuple[int, ...] = ()
+    for i in range(workload.iterations):
+        events: tuple[int, ...] = ()
+        if mode != "comm":
+            waits = ended if mode == "sequential" else ()
+            events = (_compute(build, shaped[min(i, 1)], i, workload, controls, waits),)
+        if mode != "compute":
+            ended = _communicate(build, comm, controls, profile, events)
+    return build.launches
+
+
+def _shapes(workload: Workload, policy: Policy, profile: Profile, *, collectives: bool) -> list[Shaped]:
+    """The kernels of an iteration under the policy's residency; `collectives`: one may be in flight."""
+    found = []
+    for kernel in kernels(workload.compute, profile):
+        residency = policy.residency
+        for rule in policy.rules:
+            if glob_regex([rule.kernel]).fullmatch(kernel.name):
+                residency = rule.residency
+                break
+        if policy.when == "overlap" and not collectives:
+            residency = None
+        found.append(kernel.shaped(profile, residency))
+    return found
+
+
+def _compute(
+    build: _Builder, shaped: list[Shaped], i: int, workload: Workload, policy: Policy, waits: tuple[int, ...]
+) -> int:
+    lane = i % workload.compute_streams
+    if policy.head_start_us and i:
+        wait = Launch(name="head start", kind=LaunchKind.DELAY, seconds=policy.head_start_us * 1e-6)
+        build.add(wait, lane, waits)
+        waits = ()
+    index = -1
+    for one in shaped:
+        launch = Launch(
+            name=one.kernel.name,
+            kind=one.kernel.kind,
+            runs=one.runs,
+            units=one.kernel.units,
+            unit_bytes=one.kernel.unit_bytes,
+            footprint=one.footprint,
+            speed=one.speed,
+            first_sm=policy.sm_reserve,
+        )
+        index = build.add(launch, lane, waits)
+        waits = ()
+    return index
+
+
+def _communicate(
+    build: _Builder, comm: Collective, policy: Policy, profile: Profile, events: tuple[int, ...]
+) -> tuple[int, ...]:
+    high = policy.priority == "high" and profile.figures.priority > 0
+    first = len(build.launches)
+    group = -1 if comm.launch.kind is LaunchKind.ENGINE else first
+    launch = replace(comm.launch, priority=int(high), group=group)
+    return tuple(build.add(launch, COMM_STREAM + rank, events) for rank in range(comm.members))

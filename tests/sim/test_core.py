@@ -1,0 +1,169 @@
+"""Properties of the block scheduler: what must hold for any program."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from sim_building import MACHINE, SMALL, kernel, program
+
+from weft.sim.core import DeadlockError, NeverFitsError, simulate
+from weft.sim.launches import Footprint, Launch, LaunchKind, Speed
+
+SEEDS = range(60)
+
+
+def finished(launches):
+    """Simulated, or None for a random program whose collectives block each other."""
+    try:
+        return simulate(MACHINE, launches, log=True)
+    except DeadlockError:
+        return None
+
+
+def test_most_random_programs_end():
+    assert sum(finished(program(seed)) is not None for seed in SEEDS) > 40
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_no_resource_is_over_subscribed(seed):
+    launches = program(seed)
+    outcome = finished(launches)
+    if outcome is None:
+        return
+    used = np.zeros((MACHINE.sms, 4))
+    room = (
+        MACHINE.warps_per_sm,
+        MACHINE.blocks_per_sm,
+        MACHINE.registers_per_sm,
+        MACHINE.shared_bytes_per_sm,
+    )
+    for change in outcome.changes:
+        foot = launches[change["launch"]].footprint
+        used[change["sm"]] += change["change"] * np.array([foot.warps, 1, foot.registers, foot.shared_bytes])
+        assert (used[change["sm"]] <= room).all()
+        assert (used >= 0).all()
+    assert not used.any()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_every_block_runs_once_and_in_the_order_of_its_dependencies(seed):
+    launches = program(seed)
+    outcome = finished(launches)
+    if outcome is None:
+        return
+    assert (np.diff(outcome.changes["time"]) >= 0).all()
+    for i, launch in enumerate(launches):
+        mine = outcome.changes[outcome.changes["launch"] == i]
+        assert mine["change"][mine["change"] > 0].sum() == launch.blocks
+        assert mine["change"].sum() == 0
+        assert outcome.end_s[i] >= outcome.start_s[i]
+        for before, latency in launch.after:
+            assert outcome.start_s[i] >= outcome.end_s[before] + latency - 1e-15
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_same_program_gives_the_same_digits(seed):
+    launches = program(seed)
+    first, second = finished(launches), finished(launches)
+    if first is not None:
+        assert first.total_s == second.total_s
+        assert (first.end_s == second.end_s).all()
+
+
+@pytest.mark.parametrize("residents", [1, 2, 4])
+def test_work_is_conserved(residents):
+    # However many share an SM, it works at its rate: 40 blocks of 1 MB at 4 x 100 GB/s.
+    foot = Footprint(warps=16 // residents, registers=0, shared_bytes=0)
+    outcome = simulate(MACHINE, [kernel(40, footprint=foot)])
+    assert outcome.total_s == pytest.approx(40 * 1e6 / 4e11)
+    assert outcome.block_events == 40
+
+
+def test_a_block_alone_is_as_fast_as_its_window_allows():
+    alone = kernel(1, speed=Speed(sm_rate=1e11, window_bytes=5e4))
+    assert simulate(MACHINE, [alone]).total_s == pytest.approx(1e6 / (5e4 / 1e-6))
+
+
+def test_beyond_saturation_the_cache_is_shared_by_bytes_in_flight():
+    machine = replace(MACHINE, cache_bytes_per_s=1e11)
+    heavy = kernel(4, speed=Speed(block_rate=1e11, window_bytes=1e5))
+    light = kernel(4, speed=Speed(block_rate=1e11, window_bytes=5e4), name="light")
+    outcome = simulate(machine, [heavy, light])
+    # 6e5 bytes in flight at 1e11 B/s: heavy gets 2/3 until it ends, then light the rest.
+    assert outcome.end_s[0] == pytest.approx(4e6 / (2e11 / 3))
+    assert outcome.total_s == pytest.approx(8e6 / 1e11)
+
+
+def test_device_memory_limits_what_misses_the_cache():
+    machine = replace(MACHINE, memory_bytes_per_s=1e11)
+    outcome = simulate(machine, [kernel(8, speed=Speed(block_rate=1e11, miss=0.5))])
+    assert outcome.total_s == pytest.approx(8e6 * 0.5 / 1e11)
+
+
+def test_priority_decides_among_pending_blocks_and_preempts_nothing():
+    full = kernel(32)
+    urgent = kernel(4, name="urgent", priority=1, footprint=replace(SMALL, shared_bytes=100_000))
+    late = replace(urgent, priority=0)
+    delay = Launch(name="wait", kind=LaunchKind.DELAY, seconds=1e-6)
+
+    def start(launch):
+        return simulate(MACHINE, [full, delay, replace(launch, after=((1, 0.0),))]).start_s[2]
+
+    # 16 blocks are resident and take 40 µs together; nothing is preempted.
+    assert start(urgent) == pytest.approx(40e-6)
+    assert start(late) == pytest.approx(80e-6)
+
+
+def test_a_pool_keeps_its_sms_until_its_work_is_done():
+    pool = Launch(
+        name="pool",
+        kind=LaunchKind.POOL,
+        runs=((4, 0.0),),
+        units=40,
+        unit_bytes=1e6,
+        footprint=replace(SMALL, shared_bytes=90_000),
+        speed=Speed(sm_rate=1e11),
+    )
+    delay = Launch(name="wait", kind=LaunchKind.DELAY, seconds=1e-6)
+    urgent = kernel(1, name="urgent", priority=1, after=((1, 0.0),))
+    outcome = simulate(MACHINE, [pool, delay, urgent])
+    assert outcome.end_s[0] == pytest.approx(100e-6)
+    assert outcome.start_s[2] == pytest.approx(100e-6)
+
+
+def test_a_channel_moves_once_every_rank_is_there():
+    delay = Launch(name="wait", kind=LaunchKind.DELAY, seconds=7e-6)
+    rank = Launch(name="c", comm=True, runs=((2, 1e6),), footprint=SMALL, speed=Speed(block_rate=1e11))
+    outcome = simulate(MACHINE, [delay, replace(rank, group=1), replace(rank, group=1, after=((0, 0.0),))])
+    assert outcome.start_s[1] == 0
+    assert outcome.end_s[1] == pytest.approx(17e-6)
+
+
+def test_reserved_sms_stay_free():
+    outcome = simulate(MACHINE, [kernel(40, first_sm=3)], log=True)
+    assert set(outcome.changes["sm"]) == {3}
+
+
+@pytest.mark.parametrize("more", range(1, 40))
+def test_time_never_falls_when_a_kernel_grows(more):
+    for sizes in ((more, more + 1), (7 * more, 7 * more + 3)):
+        first, second = (simulate(MACHINE, [kernel(n), kernel(n, after=((0, 0.0),))]) for n in sizes)
+        assert second.total_s >= first.total_s - 1e-15
+
+
+def test_a_kernel_that_fits_no_sm_is_named():
+    with pytest.raises(NeverFitsError, match="k: not one block fits on an SM of toy"):
+        simulate(MACHINE, [kernel(footprint=replace(SMALL, shared_bytes=200_000))])
+
+
+def test_a_collective_that_can_never_be_resident_is_a_deadlock():
+    rank = Launch(name="c", comm=True, runs=((4, 1e6),), footprint=replace(SMALL, shared_bytes=90_000))
+    with pytest.raises(DeadlockError, match="c: its blocks can never all be resident on toy"):
+        simulate(MACHINE, [replace(rank, group=0), replace(rank, group=0)])
+
+
+def test_cost_grows_no_faster_than_the_blocks():
+    few, many = (simulate(MACHINE, [kernel(n)]).block_events for n in (1000, 100_000))
+    assert (few, many) == (1000, 100_000)

@@ -1,0 +1,143 @@
+"""Workloads on simulated GPUs: the modes, the controls, the profiles and the errors."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+
+import pytest
+
+from weft.errors import InputError, UsageError
+from weft.execute.base import run
+from weft.execute.devices import open_executor
+from weft.policy import Policy, Rule
+from weft.sim.core import DeadlockError, NeverFitsError
+from weft.sim.execute import SimExecutor
+from weft.sim.profile import Figures, load, names, profile
+from weft.timeline import Kind
+from weft.workload import SHAPES, Compute, Workload, named
+
+SMALL = named("cb-ar").but(shape=(2048, 2048, 2048), bytes=64 << 20, ranks=2, iterations=3)
+GPUS = ("a40", "a100", "h100", "h200", "mi250x", "mi300x")
+
+
+@pytest.mark.parametrize("name", GPUS)
+def test_every_gpu_runs_every_mode(name):
+    executor = open_executor(f"sim:{name}")
+    compute, comm, sequential, overlap = (
+        executor.measure(SMALL, Policy(), mode).ms for mode in ("compute", "comm", "sequential", "overlap")
+    )
+    assert max(compute, comm) < overlap <= sequential * 1.001
+    assert sequential == pytest.approx(compute + comm, rel=0.05)
+    assert executor.device == f"sim:{name}"
+    assert executor.simulated
+    assert executor.info()["simulated"]
+
+
+@pytest.mark.parametrize("name", GPUS)
+def test_every_figure_of_a_profile_has_a_source(name):
+    assert all(profile(name).sources.get(f.name) for f in fields(Figures) if f.name != "priority")
+
+
+def test_all_gpus_have_a_profile():
+    assert set(GPUS) <= set(names())
+
+
+@pytest.mark.parametrize("kind", [k for k in SHAPES if k != "callable"])
+def test_every_kind_of_compute_has_a_model(kind):
+    shape = {"attention": (2, 8, 512, 64), "conv": (8, 64, 28, 28, 64, 3)}.get(
+        kind, (1024,) * len(SHAPES[kind])
+    )
+    workload = Workload(compute=Compute(kind=kind, shape=shape), bytes=1 << 24, iterations=2)
+    assert SimExecutor("h100").measure(workload, Policy(), "compute").ms > 0
+
+
+@pytest.mark.parametrize("workload", [SMALL, SMALL.but(collective="all_to_all"), SMALL.but(grid=(8, 8))])
+@pytest.mark.parametrize("device", ["h200", "h200-ghost", "mi250x"])
+def test_a_policy_without_controls_is_plain_overlap(device, workload):
+    executor = SimExecutor(device)
+    plain = executor.measure(workload, Policy()).ms
+    assert executor.measure(workload, Policy(when="overlap")).ms == plain
+    assert executor.measure(workload, Policy(rules=(Rule("another", 1),))).ms == plain
+    assert executor.measure(workload, Policy(max_ctas=executor.ctas)).ms == plain
+
+
+@pytest.mark.parametrize("mode", ["compute", "comm", "sequential"])
+def test_time_never_falls_when_the_work_grows(mode):
+    executor = SimExecutor("h200-ghost")
+    sizes = [SMALL.but(shape=(n, 2048, 2048), bytes=n << 15) for n in range(512, 4097, 256)]
+    times = [executor.measure(size, Policy(), mode).ms for size in sizes]
+    assert times == sorted(times)
+
+
+def test_controls_act_in_overlap_only():
+    executor = SimExecutor("h200-ghost")
+    policy = Policy(priority="high", head_start_us=50, rules=(Rule("weft_gemm", 1),))
+    for mode in ("compute", "sequential"):
+        assert executor.measure(SMALL, policy, mode).ms == executor.measure(SMALL, Policy(), mode).ms
+    assert executor.measure(SMALL, policy).ms != executor.measure(SMALL, Policy()).ms
+
+
+def test_fewer_blocks_per_sm_are_what_the_timeline_shows():
+    executor = SimExecutor("h200")
+    three = executor.launches(SMALL, Policy(rules=(Rule("WEFT_*", 3),)))[0]
+    assert 228 * 1024 // three.footprint.shared_bytes == 3
+
+
+def test_ghost_ranks_have_their_blocks_on_the_same_gpu():
+    node, ghost = (SimExecutor(name).timeline(SMALL, Policy()) for name in ("h200", "h200-ghost"))
+    assert (node.kind == Kind.COMM).sum() == 3
+    assert (ghost.kind == Kind.COMM).sum() == 6
+    assert {int(s) for s in ghost.stream} == {0, 100, 101}
+
+
+def test_a_run_has_references_and_a_timeline():
+    result = run(SimExecutor("h100"), SMALL, Policy(priority="high"), repeats=2, with_timeline=True)
+    assert result.simulated
+    assert result.samples_ms[0] == result.samples_ms[1]
+    assert 0 < result.overlap_rate <= 1
+
+
+def test_copy_engines_take_no_sm_and_cannot_add():
+    executor = SimExecutor("h100")
+    gather = SMALL.but(collective="all_gather")
+    dma = Policy(engine="dma")
+    assert executor.measure(gather, dma).ms <= executor.measure(gather, Policy()).ms
+    with pytest.raises(UsageError, match="copy engines cannot add"):
+        executor.measure(SMALL, dma)
+
+
+def test_a_deadlock_is_found_before_it_hangs():
+    with pytest.raises(DeadlockError, match="never end .* set comm.max_ctas to 8 or less") as found:
+        SimExecutor("h200-ghost").measure(SMALL.but(ranks=8), Policy(max_ctas=32))
+    assert found.value.exit_code == 2
+
+
+def test_a_kernel_that_fits_no_sm_is_explained():
+    big = SMALL.but(tile=(128, 128, 64), stages=4, warps=8)
+    with pytest.raises(NeverFitsError, match="128 KiB of shared memory fits on no SM of NVIDIA A40") as found:
+        SimExecutor("a40").measure(big, Policy())
+    assert found.value.exit_code == 2
+
+
+def test_unknown_gpus_and_callables_are_refused_by_name():
+    with pytest.raises(UsageError, match="no GPU preset named 'h900'"):
+        SimExecutor("h900")
+    with pytest.raises(UsageError, match="no simulator profile for NVIDIA B200"):
+        SimExecutor("b200")
+    workload = Workload(compute=Compute(kind="callable", target="a:b"))
+    with pytest.raises(UsageError, match="cannot be simulated"):
+        SimExecutor("h100").measure(workload, Policy())
+
+
+def test_a_profile_file_reads_back_as_written(tmp_path):
+    path = tmp_path / "mine.json"
+    changed = profile("h200").with_figures(latency_ns=555.0)
+    changed.save(path)
+    assert load(path).figures == changed.figures
+    assert SimExecutor(str(path)).profile.figures.latency_ns == 555.0
+    path.write_text(json.dumps({"version": 1, "name": "x", "gpu": "h200", "figures": {}}))
+    with pytest.raises(InputError, match="incomplete"):
+        load(path)
+    with pytest.raises(InputError, match="cannot read profile"):
+        load(tmp_path / "none.json")

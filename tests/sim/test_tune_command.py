@@ -1,0 +1,158 @@
+"""`weft tune` on simulated GPUs: the document, the table, the files, the verdicts and the errors."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+
+from weft.cli import main as cli
+from weft.errors import UsageError
+from weft.execute.base import Sample
+from weft.gpu.specs import spec
+from weft.policy import Policy
+from weft.tune.space import PLAIN, SEQUENTIAL, Candidate, candidates, residency_choices
+from weft.tune.verdict import decide
+from weft.workload import Compute, Workload, named
+
+SPELLED = [
+    *("--gemm", "2048x2048x2048", "--dtype", "bf16", "--tile", "64x64x64", "--grid", "32x32"),
+    *("--collective", "all_reduce", "--bytes", "64MiB", "--ranks", "2", "--iterations", "4"),
+]
+
+
+@pytest.fixture
+def weft(monkeypatch, capsys):
+    """Run a command line; returns its exit code, stdout and stderr."""
+    monkeypatch.setattr(cli, "COMMANDS", tuple({*cli.COMMANDS, "tune"}))
+
+    def call(*words):
+        with pytest.raises(SystemExit) as end:
+            cli.main([str(word) for word in words])
+        captured = capsys.readouterr()
+        return end.value.code, captured.out, captured.err
+
+    return call
+
+
+def test_the_document_keeps_its_contract(weft):
+    code, out, _ = weft("tune", *SPELLED, "--device", "sim:h200-ghost", "--json")
+    document = json.loads(out)
+    assert code == 0
+    assert {"device", "workload", "sequential_ms", "overlap_ms", "best_ms", "ideal_ms"} <= set(document)
+    assert {"fraction_of_ideal", "policy", "verdict", "candidates", "simulated"} <= set(document)
+    assert document["device"] == "sim:h200-ghost"
+    assert document["simulated"] is True
+    for row in document["candidates"]:
+        assert {"policy", "ms", "ci_ms", "kept"} <= set(row)
+    assert document["best_ms"] <= min(document["sequential_ms"], document["overlap_ms"])
+    assert document["candidates"][0]["mode"] == "sequential"
+    assert Workload.from_dict(document["workload"]).compute.grid == (32, 32)
+
+
+def test_auto_without_a_gpu_is_a_simulated_h100(weft, monkeypatch):
+    monkeypatch.setattr("weft.execute.devices.has_gpu", lambda: False)
+    _, out, _ = weft("tune", *SPELLED, "--json")
+    assert json.loads(out)["device"] == "sim:h100"
+
+
+def test_the_table_says_simulated_and_fits_a_terminal(weft, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    _, out, _ = weft("tune", "cb-ar", "--iterations", 2, "--device", "sim:a100")
+    assert "simulated" in out
+    assert "sequential" in out
+    assert max(len(line) for line in out.splitlines()) <= 80
+
+
+def test_policy_and_page_are_written(weft, tmp_path):
+    policy, page = tmp_path / "policy.json", tmp_path / "page.html"
+    words = ["tune", "cb-ar", "--iterations", 4, "--device", "sim:h200-ghost", "--ranks", 2]
+    _, out, _ = weft(*words, "--out", policy, "--html", page, "--json")
+    assert Policy.load(policy) == Policy.from_dict(json.loads(out)["policy"])
+    assert "simulated" in page.read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["tune", "cb-ar", "--device", "sim:h900"], "no GPU preset named 'h900'"),
+        (["tune", "nonsense"], "workload 'nonsense' is not known"),
+        (["tune"], "no workload: give a name such as cb-ar"),
+        (["tune", "cb-ar", "--gemm", "1x1x1"], "both the workload"),
+        (["tune", "cb-ar", "--bytes", "many"], "size 'many' is not understood"),
+        (["tune", *SPELLED, "--device", "sim:h200-ghost", "--ranks", 40], "never end"),
+        (["tune", "cb-ar", "--tile", "128x128x128", "--device", "sim:a40"], "fits on no SM of NVIDIA A40"),
+        (["tune", "cb-ar", "--device", "sim:h100", "--out", "/no/such/folder/p.json"], "cannot write"),
+    ],
+)
+def test_wrong_arguments_are_one_line_and_exit_code_2(weft, words, said):
+    code, out, err = weft(*words)
+    assert code == 2
+    assert out == ""
+    assert said in err
+    assert len(err.splitlines()) == 1
+
+
+class Fixed:
+    """An executor with given times."""
+
+    device, simulated = "fixed", False
+
+    def __init__(self, times, noise=0.0):
+        self.times, self.noise, self.draw = times, noise, random.Random(7)
+
+    def measure(self, workload, policy, mode="overlap"):
+        key = mode if mode != "overlap" else ("high" if policy.priority == "high" else "overlap")
+        if self.times[key] is None:
+            raise UsageError(f"{key} cannot run")
+        return Sample(self.times[key] * (1 + self.draw.gauss(0, self.noise)))
+
+
+TIMES = {"sequential": 20.0, "overlap": 15.0, "high": 12.0, "compute": 10.0, "comm": 10.0}
+TRIED = [SEQUENTIAL, PLAIN, Candidate("priority", Policy(priority="high"))]
+
+
+def test_a_policy_that_beats_both_baselines_is_chosen():
+    verdict = decide(Fixed(TIMES), named("cb-ar"), TRIED)
+    assert verdict.policy == Policy(priority="high")
+    assert verdict.gain_pct == pytest.approx(20)
+    assert not verdict.leave
+
+
+@pytest.mark.parametrize("high", [15.0, 15.5, 40.0, None])
+def test_a_policy_that_does_not_beat_them_is_left_alone(high):
+    verdict = decide(Fixed({**TIMES, "high": high}), named("cb-ar"), TRIED)
+    assert verdict.leave
+    assert verdict.best_ms == 15.0
+    assert "Leave it alone" in verdict.text
+
+
+def test_a_gain_within_the_noise_is_left_alone():
+    verdict = decide(Fixed({**TIMES, "high": 14.99}, noise=0.05), named("cb-ar"), TRIED)
+    assert verdict.leave
+
+
+def test_where_sequential_is_fastest_it_is_said():
+    verdict = decide(Fixed({**TIMES, "overlap": 25.0, "high": 24.0}), named("cb-ar"), TRIED)
+    assert verdict.leave
+    assert "do not overlap" in verdict.text
+
+
+def test_a_baseline_that_cannot_run_ends_the_tune():
+    with pytest.raises(UsageError, match="sequential cannot run"):
+        decide(Fixed({**TIMES, "sequential": None}), named("cb-ar"), TRIED)
+
+
+def test_residency_is_for_our_own_gemm_and_below_what_fits():
+    assert residency_choices(named("cb-ar").compute, spec("h200")) == [3, 2]
+    assert residency_choices(Compute(kind="layer_norm", shape=(64, 64)), spec("h200")) == []
+    assert residency_choices(Compute(kind="gemm"), spec("h200")) == []
+
+
+def test_candidates_start_with_the_baselines_and_are_distinct():
+    found = candidates(named("cb-a2a"), spec("h100"), 16, 132, engines=True)
+    assert found[:2] == [SEQUENTIAL, PLAIN]
+    assert len({c.label for c in found}) == len(found)
+    assert len({c.policy for c in found[1:]}) == len(found) - 1
+    assert found[-1].policy.engine == "dma"
