@@ -104,7 +104,7 @@ class Job:
 
 
 def attach(folder: str | os.PathLike[str]) -> Job:
-    """A job that runs already, from outside: `folder` is WEFT_JOB in the environment of any of its processes."""
+    """A job that runs already, from outside: `folder` is WEFT_JOB in the environment of its processes."""
     job = Job()
     job.folder = Path(folder)
     if not (job.folder / "control").is_file():
