@@ -317,3 +317,32 @@ def test_mostly_malformed_events_are_given_up_on(tmp_path):
     path = write_text(tmp_path / "t.json", "[" + "[]," * 200_000 + '{"cat": "kernel"}]')
     with pytest.raises(InputError, match="not a profiler trace: .* malformed events"):
         read(path)
+
+
+@pytest.mark.parametrize("number", [1 << 40, 1 << 62, 1 << 63, 1 << 70, -(1 << 70), 10**90, 1e300])
+def test_huge_numbers_in_every_place(tmp_path, number):
+    keys = [
+        "In msg nelems", "Out msg nelems", "Group size", "Seq", "stream", "correlation", "External id", "bytes",
+        "registers per thread", "shared memory",
+    ]  # fmt: skip
+    for key in keys:
+        built = small()
+        built.collective(7_000, 7_500, launch=6_000, **{key: number})
+        built.gpu("Memcpy PtoP", 8_000, 8_100, cat="gpu_memcpy", **{key: number})
+        survives(built.write(tmp_path / "t.json"))
+        row = weft.analyze(tmp_path / "t.json").to_json()["ranks"][0]["collectives"][0]
+        assert row["bytes"] is None or row["bytes"] >= 0
+
+
+@pytest.mark.parametrize("ts", ["4611686018427387.9", "-4611686018427387", "-1e15", "1e15", "4e15"])
+@pytest.mark.parametrize("dur", ["4611686018427387.9", "1e15", "1e12", "0"])
+def test_extreme_times(tmp_path, ts, dur):
+    built = small()
+    for name in (NCCL, GEMM):
+        built.gpu(name, 0, 1, launch=0)
+        built.events[-2] |= {"ts": f"@{ts}@", "dur": f"@{dur}@"}
+    path = built.write(tmp_path / "t.json")
+    survives(path)
+    figures = weft.analyze(path).ranks[0].figures
+    assert 0 <= figures.overlap_ns <= figures.comm_ns <= figures.span_ns
+    assert 0 <= figures.idle_ns <= figures.span_ns

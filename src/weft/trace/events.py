@@ -40,6 +40,9 @@ _GPU_ROLES = (KERNEL, MEMCPY, MEMSET)
 
 _OTHER_PROCESS = 1 << 20
 
+MAX_NS = 1 << 60
+"""No span lasts 36 years, and none began so long before its clock; so no difference leaves 64 bits."""
+
 MAX_DAMAGED = 20_000
 """More malformed events than this, and more than good ones: not a trace, and not worth the time."""
 
@@ -252,7 +255,8 @@ class Collector:
     def _times(self, events: list[Event]) -> tuple[I64, I64]:
         start = nanoseconds([e.ts for e in events])
         duration = nanoseconds([e.dur for e in events])
-        end = np.where((start == UNKNOWN) | (duration < 0), UNKNOWN, start + np.maximum(duration, 0))
+        usable = (start > -MAX_NS) & (duration >= 0) & (duration < MAX_NS)
+        end = np.where(usable, start + np.where(usable, duration, 0), UNKNOWN)
         return start, end
 
     def _with_times(self, columns: I64) -> I64:
