@@ -10,9 +10,9 @@ from weft.errors import InputError
 
 
 def write_whole(path: str | os.PathLike[str], data: str | bytes) -> None:
-    """Replace a file in one step; a reader or a crash never meets half of it, and a failure leaves the old one.
+    """Replace a file in one step: a failure leaves the old one.
 
-    Text is written as UTF-8; what cannot be encoded (half a surrogate pair from a trace) becomes a question mark.
+    Text is written as UTF-8; what cannot be encoded, as half a surrogate pair, becomes a question mark.
     """
     target = Path(path)
     content = data.encode("utf-8", "replace") if isinstance(data, str) else data
