@@ -91,7 +91,7 @@ class Policy:
     sm_reserve: int = 0
     """SMs kept free of compute."""
     schedule: str | None = None
-    """Granularity of a collective fused with a GEMM (`weft.ops`); None: chosen by shape."""
+    """Granularity of a collective fused with a GEMM; None: chosen by shape."""
 
     def __post_init__(self) -> None:
         _check_choice("comm.priority", self.priority, PRIORITIES)

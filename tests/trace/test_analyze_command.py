@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 
 import pytest
@@ -82,8 +83,15 @@ def test_files_are_written_whole_or_not_at_all(capsys, folder, tmp_path):
     assert perfetto.stat().st_size > 100
     code, out, err = run(capsys, folder, "--json", "--html", tmp_path / "no" / "page.html")
     assert (code, out) == (2, "")
-    assert "cannot be written" in err
+    assert "cannot write" in err
     assert sorted(p.name for p in tmp_path.iterdir()) == ["before", "page.html", "perfetto.json"]
+
+
+def test_a_perfetto_file_is_compressed_where_its_name_says_so(capsys, folder, tmp_path):
+    plain, packed = tmp_path / "p.json", tmp_path / "p.json.gz"
+    assert run(capsys, folder, "--perfetto", plain)[0] == 0
+    assert run(capsys, folder, "--perfetto", packed)[0] == 0
+    assert gzip.decompress(packed.read_bytes()) == plain.read_bytes()
 
 
 def test_two_folders_are_before_and_after(capsys, folder, tmp_path):

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import json
-import os
 import sys
-import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from weft.errors import InputError, UsageError
+from weft.errors import UsageError
+from weft.files import write_whole
 
 if TYPE_CHECKING:
     from rich.status import Status
@@ -59,11 +59,12 @@ def analyze(
     if html:
         from weft.report.page import analysis_page
 
-        write_atomically(html, analysis_page(document, found.timelines).encode("utf-8", "replace"))
+        write_whole(html, analysis_page(document, found.timelines))
     if perfetto:
         from weft.report.perfetto import export
 
-        write_atomically(perfetto, export(document, found.timelines))
+        data = export(document, found.timelines)
+        write_whole(perfetto, gzip.compress(data, 6) if perfetto.suffix == ".gz" else data)
     if as_json:
         _print_json(document)
     else:
@@ -83,7 +84,7 @@ def _compare(folders: list[Path], as_json: bool, html: Path | None, comm: str | 
         from weft.report.page import comparison_page
 
         page = comparison_page(document, before.timelines, after.timelines)
-        write_atomically(html, page.encode("utf-8", "replace"))
+        write_whole(html, page)
     if as_json:
         _print_json(document)
     else:
@@ -91,23 +92,6 @@ def _compare(folders: list[Path], as_json: bool, html: Path | None, comm: str | 
 
         show_comparison(document, _console())
         _tell_written(html)
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """The whole file or nothing: a reader never sees half of it, and a failure leaves the old one."""
-    temporary = ""
-    try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        mask = os.umask(0)
-        os.umask(mask)
-        Path(temporary).chmod(0o666 & ~mask)
-        Path(temporary).replace(path)
-    except OSError as error:
-        if temporary:
-            Path(temporary).unlink(missing_ok=True)
-        raise InputError(f"{path}: cannot be written: {error.strerror or error}") from error
 
 
 def _print_json(document: dict[str, Any]) -> None:

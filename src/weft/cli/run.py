@@ -18,7 +18,7 @@ from weft.policy import Policy
 # What `weft run` cannot give a program that it does not know, and who can.
 _ELSEWHERE = {
     "sm_reserve": "compute.sm_reserve is not applied by weft run: no launch can keep SMs free for others",
-    "schedule": "schedule is not applied by weft run: it belongs to weft.ops",
+    "schedule": "schedule is not applied by weft run: it is for fused operations",
 }
 
 
@@ -100,7 +100,7 @@ def _say_what_is_elsewhere(policy: Policy) -> None:
         if getattr(policy, name) != type(policy).__dataclass_fields__[name].default:
             print(f"weft: {line}", file=sys.stderr)
     if policy.engine == "dma":
-        print("weft: comm.engine dma is not applied by weft run: it belongs to weft.ops", file=sys.stderr)
+        print("weft: comm.engine dma is not applied by weft run: it is for fused operations", file=sys.stderr)
 
 
 def _report(counted: dict[str, Any], policy: Policy, path: Path | None, quiet: bool, line: str) -> None:
