@@ -8,25 +8,12 @@ from fnmatch import fnmatch
 
 from weft.errors import UsageError
 from weft.policy import Policy, Rule
+from weft.tune.space import GEMM, PLAIN, SEQUENTIAL, Candidate
 from weft.workload import Compute, Workload, named
 
-GEMM = "weft_gemm"  # the name of our Triton GEMM as the driver knows it
 PAPER_GRIDS = (8, 16, 32, 64, 128, 256, 512, 1024)
 # Below what a tile's shared memory and registers allow by themselves (7 and 4 blocks per SM on Hopper).
 PAPER_RESIDENCY = {"opt1": (5, 3), "opt2": (3, 2)}
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """One way to run a workload."""
-
-    label: str
-    policy: Policy = field(default_factory=Policy)
-    mode: str = "overlap"
-
-
-SEQUENTIAL = Candidate("sequential", mode="sequential")
-PLAIN = Candidate("overlap")
 
 
 @dataclass(frozen=True)
