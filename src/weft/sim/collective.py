@@ -62,7 +62,7 @@ def _launch(name: str, place: Footprint, count: int, work: float, rate: float, p
         footprint=place,
         speed=Speed(
             block_rate=rate,
-            window_bytes=figures.comm_window_kib * 1024,
+            window_bytes=rate * figures.comm_latency_ns * 1e-9,
             miss=figures.comm_miss,
             start_s=figures.event_gap_us * 1e-6,
         ),

@@ -40,6 +40,8 @@ class Machine:
     latency_s: float
     cache_bytes_per_s: float
     memory_bytes_per_s: float
+    sharpness: float = 4.0
+    """Of the bend where demand meets bandwidth; large: a corner."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +60,7 @@ class _Gpu(Structure):
     _fields_ = (
         *((name, c_int32) for name in ("sms", "warps", "blocks", "pad")),
         *((name, c_int64) for name in ("registers", "shared")),
-        *((name, c_double) for name in ("latency", "bandwidth", "memory")),
+        *((name, c_double) for name in ("latency", "bandwidth", "memory", "sharpness")),
     )
 
 
@@ -125,7 +127,7 @@ def simulate(machine: Machine, launches: Sequence[Launch], *, log: bool = False)
     gpu = _Gpu(
         machine.sms, machine.warps_per_sm, machine.blocks_per_sm, 0,
         machine.registers_per_sm, machine.shared_bytes_per_sm,
-        machine.latency_s, machine.cache_bytes_per_s, machine.memory_bytes_per_s,
+        machine.latency_s, machine.cache_bytes_per_s, machine.memory_bytes_per_s, machine.sharpness,
     )  # fmt: skip
     columns = (rows, counts, work, deps, latencies, spans, changes)
     status = _library().weft_simulate(

@@ -10,8 +10,9 @@ from weft.execute.base import BASELINE_CTAS, Sample
 from weft.gpu.occupancy import blocks_per_sm
 from weft.policy import Policy
 from weft.sim.core import Outcome, simulate
+from weft.sim.kernels import kernels
 from weft.sim.launches import Launch, LaunchKind
-from weft.sim.pipeline import pipeline
+from weft.sim.pipeline import Model, pipeline
 from weft.sim.profile import Profile, profile
 from weft.timeline import Kind, Timeline
 from weft.workload import Workload
@@ -29,17 +30,25 @@ class SimExecutor:
     simulated = True
 
     def __init__(
-        self, name: str, *, baseline_ctas: int = BASELINE_CTAS, model: Profile | None = None
+        self,
+        name: str,
+        *,
+        baseline_ctas: int = BASELINE_CTAS,
+        model: Profile | None = None,
+        compute: Model = kernels,
     ) -> None:
         self.ghost = name.endswith(GHOST)
         self.profile = model or profile(name.removesuffix(GHOST))
         self.device = f"sim:{self.profile.name}{GHOST if self.ghost else ''}"
         self.ctas = baseline_ctas if self.ghost else int(self.profile.figures.comm_ctas)
+        self.compute = compute
         self._known: dict[tuple[Workload, Policy, str], float] = {}
 
     def launches(self, workload: Workload, policy: Policy, mode: str = "overlap") -> list[Launch]:
         """What would run."""
-        return pipeline(workload, policy, mode, self.profile, ghost=self.ghost, ctas=self.ctas)
+        return pipeline(
+            workload, policy, mode, self.profile, ghost=self.ghost, ctas=self.ctas, model=self.compute
+        )
 
     def most_ctas(self, workload: Workload) -> int:
         """CTAs of each rank's collective that can all be resident at once."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from weft.errors import UsageError
 from weft.gpu.occupancy import blocks_per_sm, shared_bytes_for
@@ -13,6 +13,8 @@ from weft.sim.profile import Profile, footprint
 from weft.workload import DTYPE_BYTES, Compute
 
 GEMM_NAME = "weft_gemm"
+SURPLUS_WAVES = 16
+"""Blocks without a tile beyond this many waves in a row are simulated in bunches."""
 MAX_WAVES = 64
 """Blocks of row kernels beyond this many waves are simulated in bunches: they are short and all alike."""
 
@@ -90,22 +92,70 @@ def _tiled(
     rate = profile.spec.flops(compute.dtype) / profile.spec.sms * profile.figures.matrix_efficiency
 
     def speed(residency: int) -> Speed:
-        resident = min(residency * profile.spec.sms, columns * rows)
+        slots = residency * profile.spec.sms
+        # Blocks that are all resident loop over their tiles in step; those of several waves drift apart, and
+        # then they are spread over all columns.
+        walk = min(columns, across) if columns * rows <= slots else across
+        miss = _miss(profile, shape, (tile_m, tile_n), size, walk, min(slots, columns * rows))
         return Speed(
-            sm_rate=rate / flops_per_byte,
-            window_bytes=max(1, compute.stages - 1) * step,
-            miss=_miss(profile, shape, (tile_m, tile_n), size, min(columns, across), resident),
+            sm_rate=min(rate / flops_per_byte, profile.figures.intake_gb_s * 1e9),
+            window_bytes=_window(profile, max(1, compute.stages - 1) * step, miss),
+            miss=miss,
             start_s=profile.figures.block_start_ns * 1e-9,
         )
+
+    def runs(residency: int) -> tuple[tuple[int, float], ...]:
+        model = speed(residency)
+        alone = min(model.sm_rate, model.window_bytes / (profile.figures.latency_ns * 1e-9))
+        most = SURPLUS_WAVES * residency * profile.spec.sms
+        return _bunched(_grid_runs(across, down, columns, rows, tile_bytes), most, model.start_s * alone)
 
     return Kernel(
         name=GEMM_NAME,
         threads=threads,
         registers=registers,
         shared_bytes=compute.stages * step,
-        runs=lambda _: _grid_runs(across, down, columns, rows, tile_bytes),
+        runs=runs,
         speed=speed,
     )
+
+
+def _bunched(
+    runs: tuple[tuple[int, float], ...], most: int, start_work: float
+) -> tuple[tuple[int, float], ...]:
+    """Long runs of blocks without work as fewer blocks that each start and end several times."""
+    found = []
+    for count, work in runs:
+        size = -(-count // most) if not work else 1
+        found.append((-(-count // size), work + (size - 1) * start_work))
+    return tuple(found)
+
+
+def unpipelined_gemm(compute: Compute, profile: Profile) -> list[Kernel]:
+    """A tiled GEMM as textbooks have it: vector units, one tile in shared memory, load, barrier, compute.
+
+    Loads and arithmetic of a block take turns, so a block alone leaves its SM idle while it waits.
+    """
+    tiled = _tiled(compute, profile, (compute.shape[0], compute.shape[1], compute.shape[2]), compute.grid)
+    tile_m, tile_n, tile_k = compute.tile or (64, 64, 64)
+    step = (tile_m + tile_n) * tile_k * DTYPE_BYTES[compute.dtype]
+    bytes_per_flop = step / (2.0 * tile_m * tile_n * tile_k)
+    peak = profile.spec.flops("fp32") / profile.spec.sms
+    sm_rate = peak * profile.figures.vector_efficiency * bytes_per_flop
+
+    def speed(residency: int) -> Speed:
+        model = tiled.speed(residency)
+        window = _window(profile, step, model.miss)
+        alone = window / (profile.figures.latency_ns * 1e-9)
+        return replace(model, sm_rate=sm_rate, block_rate=1 / (1 / alone + 1 / sm_rate), window_bytes=window)
+
+    return [replace(tiled, threads=256, registers=64, shared_bytes=step, speed=speed)]
+
+
+def _window(profile: Profile, in_flight: float, miss: float) -> float:
+    """Bytes in flight, as if all came from the cache: what misses it takes longer."""
+    latency = profile.figures.latency_ns
+    return in_flight * latency / (latency + miss * profile.figures.memory_latency_ns)
 
 
 def _grid_runs(
@@ -181,7 +231,9 @@ def _library_gemm(
     rate = profile.spec.flops(compute.dtype) / profile.spec.sms * profile.figures.library_efficiency
     pool = bool(profile.figures.persistent) if persistent is None else persistent
     share = loaded / flops
-    miss = _miss(profile, shape, (tile_m, tile_n), size, -(-n // tile_n), profile.spec.sms)
+    # Libraries order their tiles so that those of a wave form a square: the least traffic to memory.
+    square = max(1, round(math.sqrt(profile.spec.sms * tile_m / tile_n)))
+    miss = _miss(profile, shape, (tile_m, tile_n), size, min(square, -(-n // tile_n)), profile.spec.sms)
     most = profile.spec.shared_bytes_per_block_optin
     speed = Speed(
         sm_rate=rate * share,
@@ -234,10 +286,12 @@ def _attention(compute: Compute, profile: Profile) -> list[Kernel]:
 
 def _rows(compute: Compute, profile: Profile) -> list[Kernel]:
     """Kernels bound by memory: every byte is read and written once."""
-    total = compute.traffic_bytes / compute.repeat * profile.figures.rows_traffic
+    figures = profile.figures
+    factor = figures.elementwise_traffic if compute.kind == "gelu" else figures.rows_traffic
+    total = compute.traffic_bytes / compute.repeat * factor
     natural = compute.shape[0] if compute.kind != "gelu" else -(-math.prod(compute.shape) // 1024)
     speed = Speed(
-        window_bytes=profile.figures.rows_bytes * profile.figures.rows_traffic,
+        window_bytes=figures.rows_bytes * factor,
         miss=1.0,
         start_s=profile.figures.block_start_ns * 1e-9,
         sm_rate=1e18,

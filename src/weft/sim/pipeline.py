@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from weft.errors import UsageError
@@ -9,13 +10,17 @@ from weft.execute.base import MODES
 from weft.kernels import glob_regex
 from weft.policy import Policy
 from weft.sim.collective import Collective, collective
-from weft.sim.kernels import Shaped, kernels
+from weft.sim.kernels import Kernel, Shaped, kernels
 from weft.sim.launches import Launch, LaunchKind
 from weft.sim.profile import Profile
-from weft.workload import Workload
+from weft.workload import Compute, Workload
 
 COMM_STREAM = 100
 """Streams of collectives are numbered from here, those of compute from 0."""
+
+
+Model = Callable[[Compute, Profile], list[Kernel]]
+"""From a compute operation to its kernels."""
 
 
 @dataclass
@@ -45,6 +50,7 @@ def pipeline(
     *,
     ghost: bool = False,
     ctas: int | None = None,
+    model: Model = kernels,
 ) -> list[Launch]:
     """All launches of a run. `ctas`: of each rank's collective where the policy leaves them open."""
     if mode not in MODES:
@@ -52,7 +58,8 @@ def pipeline(
     controls = policy if mode == "overlap" else Policy()
     count = policy.max_ctas or ctas or int(profile.figures.comm_ctas)
     comm = collective(workload, profile, count, ghost=ghost, engine=policy.engine)
-    shaped = [_shapes(workload, controls, profile, collectives=n > 0) for n in (0, 1)]
+    plain = model(workload.compute, profile)
+    shaped = [_shapes(plain, controls, profile, collectives=n > 0) for n in (0, 1)]
     if controls.sm_reserve >= profile.spec.sms:
         raise UsageError(
             f"compute.sm_reserve {controls.sm_reserve}: {profile.spec.title} has {profile.spec.sms} SMs"
@@ -69,10 +76,10 @@ def pipeline(
     return build.launches
 
 
-def _shapes(workload: Workload, policy: Policy, profile: Profile, *, collectives: bool) -> list[Shaped]:
+def _shapes(plain: list[Kernel], policy: Policy, profile: Profile, *, collectives: bool) -> list[Shaped]:
     """The kernels of an iteration under the policy's residency; `collectives`: one may be in flight."""
     found = []
-    for kernel in kernels(workload.compute, profile):
+    for kernel in plain:
         residency = policy.residency
         for rule in policy.rules:
             if glob_regex([rule.kernel]).fullmatch(kernel.name):
@@ -87,7 +94,7 @@ def _shapes(workload: Workload, policy: Policy, profile: Profile, *, collectives
 def _compute(
     build: _Builder, shaped: list[Shaped], i: int, workload: Workload, policy: Policy, waits: tuple[int, ...]
 ) -> int:
-    lane = i % workload.compute_streams
+    lane = i % min(workload.compute_streams, int(build.profile.figures.compute_queues))
     if policy.head_start_us and i:
         wait = Launch(name="head start", kind=LaunchKind.DELAY, seconds=policy.head_start_us * 1e-6)
         build.add(wait, lane, waits)

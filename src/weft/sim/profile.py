@@ -27,12 +27,18 @@ class Figures:
 
     latency_ns: float
     """From a load to its data without load on the memory system."""
+    memory_latency_ns: float
+    """How much longer it takes where the shared cache does not have it."""
+    intake_gb_s: float
+    """Bytes per second that one SM takes in."""
     cache_tb_s: float
     """What the shared cache (L2) delivers to all SMs."""
     memory_tb_s: float
     """What device memory delivers."""
     matrix_efficiency: float
     """Share of the peak matrix rate that an SM full of GEMM blocks reaches."""
+    vector_efficiency: float
+    """Share of the peak fp32 rate that an SM full of blocks of a textbook GEMM reaches."""
     library_efficiency: float
     """The same for the vendor's GEMM and convolution, whole waves."""
     attention_efficiency: float
@@ -40,13 +46,17 @@ class Figures:
     rows_bytes: float
     """Bytes that a block of 128 threads of a LayerNorm, softmax or GELU keeps in flight."""
     rows_traffic: float
-    """Bytes through memory per byte that such a kernel must move."""
+    """Bytes through memory per byte that a LayerNorm or softmax must move."""
+    elementwise_traffic: float
+    """The same for GELU."""
     block_start_ns: float
     """Start and end of a block that does nothing, alone."""
     stream_gap_us: float
     """From the end of a kernel to the start of the next on its stream."""
     event_gap_us: float
     """The same across streams, by an event."""
+    compute_queues: float
+    """Compute streams that really run at once."""
     persistent: float
     """1: the vendor's matrix kernels are persistent, one block for each SM."""
 
@@ -54,8 +64,8 @@ class Figures:
     comm_registers: float
     comm_shared_kib: float
     """Footprint of a collective's block: threads, registers per thread, shared memory as launched."""
-    comm_window_kib: float
-    """Bytes in memory that a collective's block keeps in flight."""
+    comm_latency_ns: float
+    """Latency up to which a collective's block keeps its speed: it has that much in flight."""
     comm_traffic: float
     """Bytes through the cache per byte that a rank sends."""
     comm_miss: float
@@ -113,9 +123,12 @@ class Profile:
         }
         return document
 
+    def to_json(self) -> str:
+        return json.dumps(self.to_dict(), indent=1) + "\n"
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a profile file, whole or not at all."""
-        write_whole(path, json.dumps(self.to_dict(), indent=1) + "\n")
+        write_whole(path, self.to_json())
 
 
 def footprint(gpu: GpuSpec, name: str, threads: int, registers: int, shared_bytes: int) -> Footprint:
@@ -152,6 +165,15 @@ def profile(name: str) -> Profile:
     if stem not in names():
         raise UsageError(f"no simulator profile for {gpu.title}; use one of {', '.join(names())}")
     return _shipped(stem)
+
+
+def by_title(title: str) -> Profile:
+    """The profile of a real GPU by the name that its driver gives it."""
+    words = title.lower().replace("-", " ").split()
+    for name in names():
+        if name in words:
+            return profile(name)
+    raise UsageError(f"no simulator profile for {title or 'this GPU'}; use one of {', '.join(names())}")
 
 
 @cache

@@ -218,58 +218,76 @@ static void start_running(sim *s, active *a, int32_t sm, double work) {
 
 /* ---- the memory system ---- */
 
+/* How much longer everything takes at a load (demand over limit): queues build up before a limit is reached.
+ * With a sharpness of 4, 1.19 where the demand equals the limit. */
+static double stretch(const sim *s, double load) {
+    double p = s->gpu->sharpness;
+    if (load < 0.2)
+        return 1;
+    if (p == 4)
+        return sqrt(sqrt(1 + load * load * load * load));
+    return load > 1 ? load * pow(1 + pow(1 / load, p), 1 / p) : pow(1 + pow(load, p), 1 / p);
+}
+
 /* Little's law: blocks keep their windows in flight, so beyond saturation the latency grows until the rates
- * window / latency add up to the bandwidth; a launch that needs less than that keeps its speed. */
+ * window / latency add up to the bandwidth. Returns that latency over the one without load; below 1 where the
+ * demand can be met. A launch whose window is larger than it needs is held back later than others. */
+static double cache_load(const sim *s, int32_t n, const double *base, const double *windows,
+                         const double *limit) {
+    double demand = 0, held = 0, latency = s->gpu->latency;
+    int32_t order[MAX_ACTIVE];
+    for (int32_t i = 0; i < n; i++) {
+        int32_t j = i;
+        while (j > 0 && limit[order[j - 1]] > limit[i]) {
+            order[j] = order[j - 1];
+            j--;
+        }
+        order[j] = i;
+        demand += base[i];
+    }
+    if (demand <= s->gpu->bandwidth)
+        return demand / s->gpu->bandwidth;
+    for (int32_t i = 0; i < n; i++) {
+        demand -= base[order[i]];
+        held += windows[order[i]];
+        double room = s->gpu->bandwidth - demand;
+        if (room <= 0)
+            continue;
+        latency = held / room;
+        if (i + 1 == n || latency <= limit[order[i + 1]])
+            break;
+    }
+    return latency / s->gpu->latency;
+}
+
 static void share_memory(sim *s) {
-    double base[MAX_ACTIVE], limit[MAX_ACTIVE], windows[MAX_ACTIVE];
-    double demand = 0;
-    int32_t n = 0, order[MAX_ACTIVE], of[MAX_ACTIVE];
+    double base[MAX_ACTIVE], windows[MAX_ACTIVE], limit[MAX_ACTIVE];
+    active *of[MAX_ACTIVE];
+    int32_t n = 0;
     for (int32_t i = 0; i < s->active_count; i++) {
         active *a = &s->slot[s->used[i]];
         a->share = 1;
         if (!a->running)
             continue;
-        of[n] = s->used[i];
+        of[n] = a;
         base[n] = a->base;
         windows[n] = (double)a->running * s->launch[a->launch].window;
         limit[n] = windows[n] / a->base;
-        demand += base[n];
         n++;
     }
-    if (demand > s->gpu->bandwidth) {
-        for (int32_t i = 0; i < n; i++) { /* by the latency from which on a launch is held back */
-            int32_t j = i;
-            while (j > 0 && limit[order[j - 1]] > limit[i]) {
-                order[j] = order[j - 1];
-                j--;
-            }
-            order[j] = i;
-        }
-        double rest = demand, held = 0, latency = s->gpu->latency;
-        for (int32_t i = 0; i < n; i++) {
-            int32_t k = order[i];
-            rest -= base[k];
-            held += windows[k];
-            double room = s->gpu->bandwidth - rest;
-            if (room > 0) {
-                latency = held / room;
-                if (i + 1 == n || latency <= limit[order[i + 1]])
-                    break;
-            }
-        }
-        for (int32_t i = 0; i < n; i++)
-            if (limit[i] < latency)
-                s->slot[of[i]].share = limit[i] / latency;
-    }
-    double misses = 0;
+    if (!n)
+        return;
+    double latency = s->gpu->latency * stretch(s, cache_load(s, n, base, windows, limit)), misses = 0;
     for (int32_t i = 0; i < n; i++) {
-        active *a = &s->slot[of[i]];
-        misses += base[i] * a->share * s->launch[a->launch].miss;
+        if (limit[i] < latency)
+            of[i]->share = limit[i] / latency;
+        misses += base[i] * of[i]->share * s->launch[of[i]->launch].miss;
     }
-    if (misses > s->gpu->memory)
-        for (int32_t i = 0; i < n; i++)
-            if (s->launch[s->slot[of[i]].launch].miss > 0)
-                s->slot[of[i]].share *= s->gpu->memory / misses;
+    double left = 1 / stretch(s, misses / s->gpu->memory);
+    for (int32_t i = 0; left < 1 && i < n; i++) { /* who mostly hits the cache hardly notices */
+        double concerned = 2 * s->launch[of[i]->launch].miss;
+        of[i]->share *= 1 - (1 - left) * (concerned < 1 ? concerned : 1);
+    }
 }
 
 /* ---- placement ---- */

@@ -13,6 +13,7 @@ typedef struct {
     double latency;   /* of memory without load */
     double bandwidth; /* of the shared cache, bytes per second */
     double memory;    /* of device memory, bytes per second */
+    double sharpness; /* of the bend where demand meets bandwidth; large: a corner */
 } sim_gpu;
 
 /* One launch. Work is counted in bytes through the shared cache. */

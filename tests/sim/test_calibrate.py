@@ -1,0 +1,84 @@
+"""Calibration without a GPU: another simulated GPU plays the real one."""
+
+from __future__ import annotations
+
+import pytest
+
+from weft.cli import main as cli
+from weft.errors import UsageError
+from weft.sim.calibrate import FITTED, Probe, Reading, error, fit, probes, take
+from weft.sim.execute import SimExecutor
+from weft.sim.profile import by_title, load, profile
+
+FEW = [p for p in probes() if p.mode == "comm" or p.name.startswith("gemm 64")]
+
+
+def readings(model):
+    run = SimExecutor("h200-ghost", model=model)
+    return [Reading(p, run.measure(p.workload, p.policy, p.mode).ms) for p in FEW]
+
+
+def test_the_fit_finds_figures_that_predict_what_was_measured():
+    truth = profile("h200").with_figures(cache_tb_s=7.0, latency_ns=800.0, ghost_all_reduce_gb_s=12.0)
+    measured = readings(truth)
+    before = error(profile("h200"), measured, 8)
+    found = fit(profile("h200"), measured, ctas=8, budget_s=20, source="a test")
+    assert error(found, measured, 8) < before / 4
+    assert found.figures.ghost_all_reduce_gb_s == pytest.approx(12.0, rel=0.05)
+    assert found.sources["latency_ns"] == "a test"
+
+
+def test_a_perfect_profile_stays_as_it_is():
+    measured = readings(profile("h200"))
+    assert fit(profile("h200"), measured, ctas=8, budget_s=2).figures == profile("h200").figures
+
+
+def test_every_fitted_figure_matters_to_some_probe():
+    run = SimExecutor("h200-ghost")
+    base = {p.name: run.measure(p.workload, p.policy, p.mode).ms for p in probes()}
+    for name in FITTED:
+        value = getattr(profile("h200").figures, name)
+        changed = SimExecutor("h200-ghost", model=profile("h200").with_figures(**{name: 0.8 * value}))
+        assert any(changed.measure(p.workload, p.policy, p.mode).ms != base[p.name] for p in probes()), name
+
+
+def test_probes_that_cannot_run_are_named():
+    def measure(probe: Probe) -> float:
+        if probe is not FEW[0]:
+            raise UsageError("no room")
+        return 1.0
+
+    found, problems = take(measure, FEW)
+    assert len(found) == 1
+    assert problems[0] == f"{FEW[1].name}: no room"
+    with pytest.raises(UsageError, match="nothing could be measured"):
+        take(measure, FEW[1:])
+
+
+def test_a_driver_name_finds_its_profile():
+    assert by_title("NVIDIA A100-SXM4-40GB").name == "a100"
+    assert by_title("NVIDIA H200").name == "h200"
+    with pytest.raises(UsageError, match="no simulator profile for GeForce"):
+        by_title("GeForce")
+
+
+def test_the_command_writes_a_profile(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(cli, "COMMANDS", tuple({*cli.COMMANDS, "calibrate"}))
+    monkeypatch.setattr("weft.sim.calibrate.probes", lambda: FEW)
+    out = tmp_path / "mine.json"
+    with pytest.raises(SystemExit) as end:
+        cli.main(
+            ["calibrate", "--device", "sim:h200-ghost", "--budget", "1", "--repeats", "1", "--out", str(out)]
+        )
+    assert end.value.code == 0
+    assert load(out).name == "h200"
+    assert "mean error" in capsys.readouterr().out
+
+
+def test_without_a_gpu_it_says_so(monkeypatch, capsys):
+    monkeypatch.setattr(cli, "COMMANDS", tuple({*cli.COMMANDS, "calibrate"}))
+    monkeypatch.setattr("weft.execute.devices.has_gpu", lambda: False)
+    with pytest.raises(SystemExit) as end:
+        cli.main(["calibrate"])
+    assert end.value.code == 2
+    assert "this machine has none" in capsys.readouterr().err
