@@ -38,7 +38,6 @@ def tune(
     """Find the policy that hides most of a workload's communication, or say that there is none."""
     from weft.errors import UsageError
     from weft.execute.devices import open_executor
-    from weft.tune.verdict import decide
 
     if budget <= 0:
         raise UsageError("--budget is a number of seconds greater than zero")
@@ -46,7 +45,7 @@ def tune(
     executor = open_executor(device)
     try:
         tried = _candidates(executor, workload)
-        verdict = decide(executor, workload, tried, seed=seed, deadline_s=budget)
+        verdict = _race(executor, workload, tried, seed, budget, quiet=as_json or executor.simulated)
         document = verdict.to_dict()
         page = _page(executor, verdict, document) if html else ""
     finally:
@@ -98,6 +97,26 @@ def _workload(
         "compute_streams": streams,
     }
     return workload.but(**{key: value for key, value in given.items() if value})
+
+
+def _race(
+    executor: Executor, workload: Workload, tried: list[Candidate], seed: int, budget: float, *, quiet: bool
+) -> Verdict:
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    from weft.tune.verdict import decide
+
+    columns = (SpinnerColumn(), TextColumn("{task.completed} runs"), TextColumn("{task.description}"))
+    with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True), disable=quiet) as bar:
+        task = bar.add_task(str(workload), total=None)
+
+        def tell(index: int, ms: float | None) -> None:
+            label = tried[index].label if index < len(tried) else "alone"
+            took = "-" if ms is None else f"{ms:.2f} ms"
+            bar.update(task, advance=1, description=f"{label} {took}")
+
+        return decide(executor, workload, tried, seed=seed, deadline_s=budget, on_sample=tell)
 
 
 def _candidates(executor: Executor, workload: Workload) -> list[Candidate]:

@@ -80,7 +80,8 @@ class Figures:
     ghost_all_gather_gb_s: float
     ghost_reduce_scatter_gb_s: float
     ghost_all_to_all_gb_s: float
-    """Bytes that a rank's block sends per second, alone, where all ranks share one GPU."""
+    """Bytes that a rank's block sends per second, alone, where all ranks share one GPU;
+    all-to-all: with 16 blocks."""
     priority: float = 1.0
     """1: the hardware heeds a stream's priority."""
 

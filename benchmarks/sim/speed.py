@@ -1,0 +1,55 @@
+"""How fast the simulator is: block events per second, and how the cost grows with the number of blocks.
+
+python benchmarks/sim/speed.py [--out benchmarks/results/sim/speed.json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from weft.policy import Policy
+from weft.sim.core import simulate
+from weft.sim.execute import SimExecutor
+from weft.workload import named
+
+
+def timed(device: str, shape: tuple[int, int, int], repeats: int = 3) -> dict[str, Any]:
+    """cb-ar with another GEMM: tiles of 64x64 are its blocks."""
+    run = SimExecutor(device)
+    launches = run.launches(named("cb-ar").but(shape=shape), Policy())
+    seconds, events = float("inf"), 0
+    for _ in range(repeats):
+        start = time.perf_counter()
+        events = simulate(run.profile.machine(), launches).block_events
+        seconds = min(seconds, time.perf_counter() - start)
+    return {
+        "device": run.device,
+        "gemm": "x".join(map(str, shape)),
+        "block_events": events,
+        "seconds": round(seconds, 5),
+        "million_events_per_s": round(events / seconds / 1e6, 2),
+        "ns_per_event": round(seconds / events * 1e9, 1),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/sim/speed.json"))
+    options = parser.parse_args()
+    rows = [timed("a100", (8192 * n, 8192, 8192)) for n in (1, 2, 4, 8, 16, 32, 64)]
+    rows += [timed(device, (8192, 8192, 8192)) for device in ("a40", "h100", "h200-ghost", "mi300x")]
+    for row in rows:
+        print(row)
+    document = {"command": "python " + " ".join(sys.argv), "machine": platform.machine(), "rows": rows}
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(json.dumps(document, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
