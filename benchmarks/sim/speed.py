@@ -10,6 +10,7 @@ import json
 import platform
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,14 @@ from weft.sim.execute import SimExecutor
 from weft.workload import named
 
 
-def timed(device: str, shape: tuple[int, int, int], repeats: int = 3) -> dict[str, Any]:
-    """cb-ar with another GEMM: tiles of 64x64 are its blocks."""
+def timed(device: str, times: int = 1, repeats: int = 3) -> dict[str, Any]:
+    """cb-ar with `times` as many blocks in each GEMM, one by one: no bunches."""
     run = SimExecutor(device)
-    launches = run.launches(named("cb-ar").but(shape=shape), Policy())
+    launches = run.launches(named("cb-ar"), Policy())
+    launches = [
+        one if one.comm else replace(one, runs=tuple((times * n, work) for n, work in one.runs))
+        for one in launches
+    ]
     seconds, events = float("inf"), 0
     for _ in range(repeats):
         start = time.perf_counter()
@@ -30,7 +35,7 @@ def timed(device: str, shape: tuple[int, int, int], repeats: int = 3) -> dict[st
         seconds = min(seconds, time.perf_counter() - start)
     return {
         "device": run.device,
-        "gemm": "x".join(map(str, shape)),
+        "blocks_per_gemm": launches[0].blocks,
         "block_events": events,
         "seconds": round(seconds, 5),
         "million_events_per_s": round(events / seconds / 1e6, 2),
@@ -42,8 +47,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/sim/speed.json"))
     options = parser.parse_args()
-    rows = [timed("a100", (8192 * n, 8192, 8192)) for n in (1, 2, 4, 8, 16, 32, 64)]
-    rows += [timed(device, (8192, 8192, 8192)) for device in ("a40", "h100", "h200-ghost", "mi300x")]
+    rows = [timed("a100", n) for n in (1, 2, 4, 8, 16, 32, 64)]
+    rows += [timed(device) for device in ("a40", "h100", "h200-ghost", "mi300x")]
     for row in rows:
         print(row)
     document = {"command": "python " + " ".join(sys.argv), "machine": platform.machine(), "rows": rows}

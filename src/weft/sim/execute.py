@@ -68,7 +68,7 @@ class SimExecutor:
     def timeline(self, workload: Workload, policy: Policy, mode: str = "overlap") -> Timeline:
         """What ran when."""
         launches = self.launches(workload, policy, mode)
-        return to_timeline(launches, simulate(self.profile.machine(), launches))
+        return to_timeline(launches, simulate(self.profile.machine(), launches), self.profile.spec.warp_size)
 
     def info(self) -> dict[str, Any]:
         """The model, for the record."""
@@ -85,7 +85,7 @@ class SimExecutor:
         """Nothing is held."""
 
 
-def to_timeline(launches: list[Launch], outcome: Outcome) -> Timeline:
+def to_timeline(launches: list[Launch], outcome: Outcome, warp_size: int = 32) -> Timeline:
     """Kernels and copies as spans; head starts are neither compute nor communication."""
     shown = [i for i, launch in enumerate(launches) if launch.kind is not LaunchKind.DELAY]
     shown.sort(key=lambda i: outcome.start_s[i])
@@ -100,7 +100,7 @@ def to_timeline(launches: list[Launch], outcome: Outcome) -> Timeline:
         names=names,
         resources={
             "blocks": np.array([launches[i].blocks for i in shown], dtype=np.int64),
-            "threads": np.array([launches[i].footprint.warps * 32 for i in shown], dtype=np.int64),
+            "threads": np.array([launches[i].footprint.warps * warp_size for i in shown], dtype=np.int64),
             "shared_bytes": np.array([launches[i].footprint.shared_bytes for i in shown], dtype=np.int64),
         },
     )

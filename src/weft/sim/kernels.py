@@ -15,8 +15,10 @@ from weft.workload import DTYPE_BYTES, Compute
 GEMM_NAME = "weft_gemm"
 SURPLUS_WAVES = 16
 """Blocks without a tile beyond this many waves in a row are simulated in bunches."""
-MAX_WAVES = 64
-"""Blocks of row kernels beyond this many waves are simulated in bunches: they are short and all alike."""
+ROW_WAVES = 64
+"""The same for row kernels, whose blocks are short."""
+MAX_WAVES = 512
+"""The same for blocks with work: by then one more or less makes no difference."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,8 +109,8 @@ def _tiled(
     def runs(residency: int) -> tuple[tuple[int, float], ...]:
         model = speed(residency)
         alone = min(model.sm_rate, model.window_bytes / (profile.figures.latency_ns * 1e-9))
-        most = SURPLUS_WAVES * residency * profile.spec.sms
-        return _bunched(_grid_runs(across, down, columns, rows, tile_bytes), most, model.start_s * alone)
+        slots = residency * profile.spec.sms
+        return _bunched(_grid_runs(across, down, columns, rows, tile_bytes), slots, model.start_s * alone)
 
     return Kernel(
         name=GEMM_NAME,
@@ -121,13 +123,13 @@ def _tiled(
 
 
 def _bunched(
-    runs: tuple[tuple[int, float], ...], most: int, start_work: float
+    runs: tuple[tuple[int, float], ...], slots: int, start_work: float
 ) -> tuple[tuple[int, float], ...]:
-    """Long runs of blocks without work as fewer blocks that each start and end several times."""
+    """Long runs of equal blocks as fewer blocks that each do the work of several, one after the other."""
     found = []
     for count, work in runs:
-        size = -(-count // most) if not work else 1
-        found.append((-(-count // size), work + (size - 1) * start_work))
+        size = -(-count // (slots * (MAX_WAVES if work else SURPLUS_WAVES)))
+        found.append((-(-count // size), size * work + (size - 1) * start_work))
     return tuple(found)
 
 
@@ -298,7 +300,7 @@ def _rows(compute: Compute, profile: Profile) -> list[Kernel]:
     )
 
     def runs(residency: int) -> tuple[tuple[int, float], ...]:
-        count = min(natural, MAX_WAVES * residency * profile.spec.sms)
+        count = min(natural, ROW_WAVES * residency * profile.spec.sms)
         return ((count, total / count),)
 
     return [

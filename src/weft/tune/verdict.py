@@ -55,9 +55,10 @@ class Verdict:
             spread = "" if self.simulated else f" (95%: {low:.1f} to {high:.1f})"
             than = "sequential" if self.references.sequential_ms < self.overlap_ms else "plain overlap"
             return f"{self.chosen}: {self.gain_pct:.1f}%{spread} less time than {than} on {where}."
-        if self.chosen == "sequential":
+        if self.chosen == "sequential" and self.overlap_ms > self.best_ms * (1 + SIMULATED_TIE):
             return f"Leave it alone, and do not overlap: sequential is fastest on {where}."
-        return f"Leave it alone: no control beats plain overlap beyond doubt on {where}."
+        base = "plain overlap" if self.chosen == "overlap" else self.chosen
+        return f"Leave it alone: no control beats {base} beyond doubt on {where}."
 
     def to_dict(self) -> dict[str, Any]:
         """The document of `weft tune --json`."""
