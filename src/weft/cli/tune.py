@@ -10,6 +10,7 @@ import typer
 
 if TYPE_CHECKING:
     from weft.execute.base import Executor
+    from weft.report.occupancy import Picture
     from weft.tune.space import Candidate
     from weft.tune.verdict import Verdict
     from weft.workload import Workload
@@ -149,7 +150,22 @@ def _page(executor: Executor, verdict: Verdict, document: dict[str, Any]) -> str
     mode = "sequential" if verdict.chosen == "sequential" else "overlap"
     before = executor.timeline(verdict.workload, Policy())
     after = executor.timeline(verdict.workload, verdict.policy, mode)
-    return tune_page(document, before, after)
+    return tune_page(document, before, after, _pictures(executor, verdict, mode))
+
+
+def _pictures(executor: Executor, verdict: Verdict, mode: str) -> list[Picture]:
+    """Per-SM occupancy before and after: a simulated GPU knows it."""
+    from weft.policy import Policy
+    from weft.report.occupancy import picture
+    from weft.sim.execute import SimExecutor
+
+    if not isinstance(executor, SimExecutor):
+        return []
+    before = executor.occupancy(verdict.workload, Policy())
+    after = executor.occupancy(verdict.workload, verdict.policy, mode)
+    most = max(float((found.compute + found.comm).max()) for found in (before, after))
+    named = (("Plain overlap", before), (verdict.chosen, after))
+    return [picture(title, found.total_s, found.compute, found.comm, most) for title, found in named]
 
 
 def _write(verdict: Verdict, out: Path | None, html: Path | None, page: str) -> None:

@@ -10,6 +10,7 @@ from typing import TypeVar
 from weft.report import analysis, bench, compare, details, tune, words
 from weft.report.charts import Chart, is_simulated, workload_name
 from weft.report.drawing import MAX_JSON_BYTES, Drawing, draw
+from weft.report.occupancy import Picture
 from weft.report.parts import Bar, Card, Table
 from weft.report.reading import Document, record, records, text
 from weft.timeline import Timeline
@@ -73,6 +74,7 @@ class TunePart(Part):
     cards: tuple[Card, ...]
     chart: Chart
     table: Table
+    pictures: tuple[Picture, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,6 +148,7 @@ def tune_part(
     document: Document,
     before: Timeline | None = None,
     after: Timeline | None = None,
+    pictures: Sequence[Picture] = (),
     *,
     max_bytes: int = MAX_JSON_BYTES,
 ) -> TunePart:
@@ -159,8 +162,13 @@ def tune_part(
             text(document, "device"), _count(len(records(document, "candidates")), "candidate")
         ),
         sentence=tune.sentence(document),
-        contents=(*sections, *([("timeline", "Timeline")] if shown else [])),
+        contents=(
+            *sections,
+            *([("timeline", "Timeline")] if shown else []),
+            *([("occupancy", "Occupancy")] if pictures else []),
+        ),
         simulated=is_simulated(document),
+        pictures=tuple(pictures),
         cards=tuple(tune.cards(document)),
         chart=tune.candidate_chart(document),
         table=tune.candidate_table(document),

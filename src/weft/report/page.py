@@ -19,6 +19,7 @@ from markupsafe import Markup
 
 import weft
 from weft.report.build import Part, analysis_part, bench_part, comparison_parts, tune_part
+from weft.report.occupancy import Picture
 from weft.timeline import Timeline
 
 Document = dict[str, Any]
@@ -40,9 +41,14 @@ def bench_page(document: Document) -> str:
     return render([bench_part(document)])
 
 
-def tune_page(document: Document, before: Timeline | None = None, after: Timeline | None = None) -> str:
-    """The page of `weft tune`, with the timelines before and after where they are known."""
-    return render([tune_part(document, before, after)])
+def tune_page(
+    document: Document,
+    before: Timeline | None = None,
+    after: Timeline | None = None,
+    pictures: Sequence[Picture] = (),
+) -> str:
+    """The page of `weft tune`; timelines and occupancy before and after where they are known."""
+    return render([tune_part(document, before, after, pictures)])
 
 
 def comparison_page(
@@ -68,7 +74,7 @@ def render(parts: Sequence[Part]) -> str:
             script=Markup(script),
             policy=(
                 f"default-src 'none'; script-src '{_source_hash(script)}'; "
-                f"style-src '{_source_hash(style)}'; base-uri 'none'; form-action 'none'"
+                f"style-src '{_source_hash(style)}'; img-src data:; base-uri 'none'; form-action 'none'"
             ),
         )
     )

@@ -12,6 +12,7 @@ from weft.policy import Policy
 from weft.sim.core import Outcome, simulate
 from weft.sim.kernels import kernels
 from weft.sim.launches import Launch, LaunchKind
+from weft.sim.occupancy import Occupancy, occupancy
 from weft.sim.pipeline import Model, pipeline
 from weft.sim.profile import Profile, profile
 from weft.timeline import Kind, Timeline
@@ -69,6 +70,10 @@ class SimExecutor:
         """What ran when."""
         launches = self.launches(workload, policy, mode)
         return to_timeline(launches, simulate(self.profile.machine(), launches), self.profile.spec.warp_size)
+
+    def occupancy(self, workload: Workload, policy: Policy, mode: str = "overlap") -> Occupancy:
+        """What lived on each SM, over time."""
+        return occupancy(self.profile.machine(), self.launches(workload, policy, mode))
 
     def info(self) -> dict[str, Any]:
         """The model, for the record."""

@@ -1,0 +1,52 @@
+"""Per-SM occupancy as a picture inside the page: one row of pixels per SM, one column per bin of time."""
+
+from __future__ import annotations
+
+import base64
+import struct
+import zlib
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+COMPUTE, COMM = (68, 119, 170), (221, 170, 51)  # the page's colours of both kinds
+FAINTEST = 0.12  # of one resident block, so that a lone one is seen
+
+
+@dataclass(frozen=True)
+class Picture:
+    """An image with its caption; `uri` holds the pixels."""
+
+    title: str
+    caption: str
+    uri: str
+
+
+def picture(
+    title: str, total_s: float, compute: npt.NDArray[np.float64], comm: npt.NDArray[np.float64], most: float
+) -> Picture:
+    """Draw resident blocks by SM and time; an SM with `most` blocks is full, so that pictures compare."""
+    blocks = compute + comm
+    share = np.divide(comm, blocks, out=np.zeros_like(comm), where=blocks > 0)[..., None]
+    colours = (1 - share) * np.array(COMPUTE) + share * np.array(COMM)
+    shade = np.where(blocks > 0, FAINTEST + (1 - FAINTEST) * np.minimum(1, blocks / max(most, 1)), 0)
+    shade = np.maximum(shade, np.clip(comm, 0, 1))  # a collective's block has its SM almost to itself
+    pixels = np.concatenate((colours, 255 * shade[..., None]), axis=2).round().astype(np.uint8)
+    caption = (
+        f"{len(blocks)} SMs over {1e3 * total_s:.2f} ms; on average {compute.mean():.1f} compute blocks "
+        f"on an SM, a collective on {100 * (comm > 0.5).mean():.0f}% of SMs and time"
+    )
+    return Picture(title, caption, "data:image/png;base64," + base64.b64encode(png(pixels)).decode())
+
+
+def png(pixels: npt.NDArray[np.uint8]) -> bytes:
+    """An RGBA image file, from an array of rows, columns and four bytes each."""
+    height, width, _ = pixels.shape
+    lines = np.concatenate((np.zeros((height, 1), np.uint8), pixels.reshape(height, -1)), axis=1)
+    head = struct.pack(">IIBBBBB", width, height, 8, 6, 0, 0, 0)
+    parts = ((b"IHDR", head), (b"IDAT", zlib.compress(lines.tobytes(), 9)), (b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        for kind, data in parts
+    )
