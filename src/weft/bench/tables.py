@@ -51,12 +51,12 @@ def table(rows: Iterable[Row]) -> Table:
     rows = list(rows)
     title = "simulated" if any(row["simulated"] for row in rows) else None
     made = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    made.add_column("workload", no_wrap=True)
+    made.add_column("workload, best policy")
     for name in ("seq", "overlap", "best", "ideal", "plain %", "best %"):
         made.add_column(name, justify="right", no_wrap=True)
-    made.add_column("best policy", overflow="fold")
     for name, cell in by_cell(rows).items():
-        made.add_row(name, *_line(cell))
+        policy, *figures = _line(cell)
+        made.add_row(f"{name}\n  {policy}", *figures)
     shares = [row["fraction_of_ideal"] for row in map(chosen, by_cell(rows).values()) if row]
     mean = geometric_mean(shares)
     if mean is not None:
@@ -68,15 +68,15 @@ def _line(cell: dict[str, Row]) -> list[str]:
     best, plain, sequential = chosen(cell), cell.get("overlap", {}), cell.get("sequential", {})
     if best is None:
         problem = next((row["problem"] for row in cell.values() if row["problem"]), "no result")
-        return ["", "", "", "", "", "", problem[:60]]
+        return [problem[:60], "", "", "", "", "", ""]
     return [
+        best["candidate"],
         _ms(sequential.get("ms")),
         _ms(plain.get("ms")),
         _ms(best["ms"]),
         _ms(best.get("ideal_ms")),
         _percent(plain.get("fraction_of_ideal")),
         _percent(best["fraction_of_ideal"]),
-        best["candidate"],
     ]
 
 
