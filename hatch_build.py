@@ -36,7 +36,17 @@ LINK = ("-ldl", "-lpthread")
 SIM = Path("src/weft/sim")
 SIM_LIBRARY = "libweft_sim.so"
 # No fused multiply-add: a simulation gives the same digits on every machine.
-SIM_FLAGS = ("-std=c11", "-O2", "-g1", "-fPIC", "-shared", "-ffp-contract=off", "-Wall", "-Wextra")
+SIM_FLAGS = (
+    "-std=c11",
+    "-O2",
+    "-g1",
+    "-fPIC",
+    "-shared",
+    "-fvisibility=hidden",
+    "-ffp-contract=off",
+    "-Wall",
+    "-Wextra",
+)
 SIM_LINK = ("-lm",)
 
 

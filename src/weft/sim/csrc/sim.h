@@ -49,7 +49,7 @@ typedef struct {
     double end;
 } sim_totals;
 
-int weft_simulate(const sim_gpu *gpu, int32_t launches, const sim_launch *launch, const int64_t *run_count,
+__attribute__((visibility("default"))) int weft_simulate(const sim_gpu *gpu, int32_t launches, const sim_launch *launch, const int64_t *run_count,
                   const double *run_work, const int32_t *dep, const double *dep_latency, sim_span *span,
                   sim_change *log, int64_t log_room, sim_totals *totals);
 
