@@ -243,11 +243,21 @@ def _library_gemm(
         miss=min(1.0, miss),
         start_s=profile.figures.block_start_ns * 1e-9,
     )
+    threads = min(384, 6 * profile.spec.warp_size * 2)
+    name = f"{'nvjet' if pool else 'library'}_{word}"
+    return _library_kernel(profile, name, threads, min(184 << 10, int(0.9 * most)), tiles, loaded, speed)
+
+
+def _library_kernel(
+    profile: Profile, name: str, threads: int, shared_bytes: int, tiles: int, loaded: float, speed: Speed
+) -> Kernel:
+    """A library's kernel of so many tiles: persistent where libraries are, else a block for each tile."""
+    pool = bool(profile.figures.persistent)
     return Kernel(
-        name=f"{'nvjet' if pool else 'library'}_{word}",
-        threads=min(384, 6 * profile.spec.warp_size * 2),
+        name=name,
+        threads=threads,
         registers=168,
-        shared_bytes=min(184 << 10, int(0.9 * most)),
+        shared_bytes=shared_bytes,
         runs=lambda _: ((min(tiles, profile.spec.sms), 0.0),) if pool else ((tiles, loaded),),
         speed=lambda _: speed,
         kind=LaunchKind.POOL if pool else LaunchKind.GRID,
@@ -264,26 +274,13 @@ def _attention(compute: Compute, profile: Profile) -> list[Kernel]:
     flops = compute.flops / compute.repeat / tiles
     rate = profile.spec.flops(compute.dtype) / profile.spec.sms * profile.figures.attention_efficiency
     most = profile.spec.shared_bytes_per_block_optin
-    pool = bool(profile.figures.persistent)
     speed = Speed(
         sm_rate=rate * loaded / flops,
         window_bytes=0.5 * most,
         miss=min(1.0, 4 * math.prod(compute.shape) * size / (tiles * loaded)),
         start_s=profile.figures.block_start_ns * 1e-9,
     )
-    return [
-        Kernel(
-            name="flash_fprop",
-            threads=384,
-            registers=168,
-            shared_bytes=int(0.95 * most),
-            runs=lambda _: ((min(tiles, profile.spec.sms), 0.0),) if pool else ((tiles, loaded),),
-            speed=lambda _: speed,
-            kind=LaunchKind.POOL if pool else LaunchKind.GRID,
-            units=tiles if pool else 0,
-            unit_bytes=loaded if pool else 0.0,
-        )
-    ]
+    return [_library_kernel(profile, "flash_fprop", 384, int(0.95 * most), tiles, loaded, speed)]
 
 
 def _rows(compute: Compute, profile: Profile) -> list[Kernel]:
