@@ -1,0 +1,333 @@
+"""Compression of gradients and weights: what one collective becomes, and what it costs the GPU.
+
+One pure function, `apply`, turns a collective into the collectives that replace it, the kernels that
+compress and restore, and their seconds. Accuracy is not modelled: whether a run still converges is not said here.
+
+Where the counts come from
+  bf16, fp8  the same collective on narrower elements; fp8 with one scale for a tensor, summed by NCCL (2.24 and
+             later, Hopper and later), as FP8-LM (arXiv:2310.18313) does
+  int8       sums of int8 overflow, so a reduction becomes an all-to-all of quantised pieces, a sum in full
+             precision, and an all-gather of the quantised result (blocks of 256 with an fp32 scale)
+  powersgd   arXiv:1905.13727, Algorithm 1: two all-reduces of r(n + m) numbers for an n x m matrix, error feedback
+  topk       values and 32-bit indices of every rank go to every rank: an all-gather that grows with the ranks
+  zero++     arXiv:2306.10209: qwz gathers int8 weights, hpz gathers within the node in the backward pass, qgz reduces
+             int4 gradients in two all-to-alls, within the node and then across
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from weft.errors import UsageError
+from weft.gpu.specs import GpuSpec
+
+METHODS = ("none", "bf16", "fp8", "int8", "powersgd", "topk", "qwz", "hpz", "qgz", "zero++")
+PARTS = ("qwz", "hpz", "qgz")
+"""What ZeRO++ is made of; `zero++` is all three."""
+SHARDED = ("zero2", "zero3", "fsdp")
+FULLY_SHARDED = ("zero3", "fsdp")
+
+STREAM_SHARE = 0.73
+"""Share of the peak memory rate that an elementwise kernel reaches: 4.73 / 1.35 of 4.8 TB/s, measured on an H200."""
+LAUNCH_S = 5e-6
+"""A small kernel from launch to end where nothing hides it: an assumption."""
+SCALE_BYTES = 4
+INT8_BLOCK = 256
+"""Elements that share a scale in int8 and int4 blocks."""
+INDEX_BYTES = 4
+SECTOR_BYTES = 32
+"""What memory moves for one scattered element."""
+SELECT_PASSES = 4
+"""Reads of all elements by a radix selection of the k largest of 32-bit keys, 8 bits at a time."""
+
+
+@dataclass(frozen=True)
+class Method:
+    """How gradients or weights are compressed."""
+
+    name: str = "none"
+    rank: int = 4
+    """PowerSGD: columns of the two factors."""
+    density: float = 0.01
+    """Top-k: share of the elements that is sent."""
+    parts: tuple[str, ...] = ()
+    """ZeRO++: which of qwz, hpz and qgz."""
+
+    def __str__(self) -> str:
+        if self.name == "powersgd":
+            return f"powersgd:{self.rank}"
+        if self.name == "topk":
+            return f"topk:{self.density:g}"
+        return "+".join(self.parts) if self.name == "zero++" and self.parts != PARTS else self.name
+
+
+NONE = Method()
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """Gradient matrices of one shape on one rank."""
+
+    rows: int
+    columns: int
+    count: float = 1
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """One collective on gradients or weights, before compression."""
+
+    kind: str
+    """`all_reduce`, `reduce_scatter` or `all_gather`."""
+    purpose: str
+    """`gradient`, `weight`, or `weight-backward` for the second gather of a fully sharded layer."""
+    elements: float
+    """Of the whole buffer: what is reduced, or what a rank has after the gather."""
+    element_bytes: float
+    ranks: int
+    ranks_per_node: int = 1
+    """How many of the ranks share a node (an NVLink domain)."""
+    matrices: tuple[Matrix, ...] = ()
+    """The shapes, for PowerSGD; what they leave of `elements` is sent as it is."""
+
+    @property
+    def bytes(self) -> float:
+        return self.elements * self.element_bytes
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One collective after compression. `bytes` as in nccl-tests: the whole buffer, not a rank's share."""
+
+    kind: str
+    bytes: float
+    ranks: int
+    ranks_per_node: int
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """Work on the SMs that compression adds."""
+
+    name: str
+    bytes: float
+    """Through device memory."""
+    flops: float = 0.0
+    launches: float = 1.0
+    """Launches whose latency shows: one after the other, too small to fill the GPU."""
+
+    def seconds(self, gpu: GpuSpec) -> float:
+        """On an otherwise idle GPU: bound by memory or by arithmetic, plus the launches."""
+        rate = gpu.flops("fp32") * 0.5
+        return max(self.bytes / (STREAM_SHARE * gpu.memory_bytes_per_s), self.flops / rate) + (
+            self.launches * LAUNCH_S
+        )
+
+
+@dataclass(frozen=True)
+class Compressed:
+    """What replaces one collective."""
+
+    pieces: tuple[Piece, ...]
+    kernels: tuple[Kernel, ...] = ()
+    compute_s: float = 0.0
+    """Of the kernels, on the compute stream. They run on the SMs and through the memory that compute uses, so they
+    are charged to compute in full: nothing hides them."""
+    memory_bytes: float = 0.0
+    """Kept on the GPU for it: error feedback, a second copy of the weights."""
+
+
+def parse(words: str) -> Method:
+    """A method from the command line: `none`, `fp8`, `powersgd:4`, `topk:0.01`, `qwz+qgz`, `zero++`, …"""
+    text = words.strip().lower()
+    head, _, value = text.partition(":")
+    pieces = head.split("+") if head != "zero++" else ["zero++"]
+    if all(piece in PARTS for piece in pieces) and not value:
+        chosen = tuple(part for part in PARTS if part in pieces)
+        return Method("zero++", parts=chosen)
+    if head == "zero++" and not value:
+        return Method("zero++", parts=PARTS)
+    if head == "powersgd":
+        return Method("powersgd", rank=_number(value or "4", "powersgd rank", 1, 1024, whole=True))
+    if head == "topk":
+        return Method("topk", density=_number(value or "0.01", "topk density", 1e-6, 1.0, whole=False))
+    if head in METHODS and not value:
+        return Method(head)
+    near = difflib.get_close_matches(head, METHODS, n=1, cutoff=0.0)[0]
+    raise UsageError(
+        f"no compression named {words!r}; did you mean {near!r}? "
+        f"({', '.join(METHODS)}; powersgd:RANK, topk:DENSITY, qwz+hpz+qgz)"
+    )
+
+
+def _number(value: str, name: str, low: float, high: float, *, whole: bool) -> float:
+    try:
+        found = int(value) if whole else float(value)
+    except ValueError:
+        found = math.nan
+    if not low <= found <= high:
+        raise UsageError(f"{name} {value!r} is not possible; use a number from {low:g} to {high:g}")
+    return found
+
+
+def check(method: Method, *, sharding: str, data_ranks: int, gpu: GpuSpec) -> None:
+    """Refuse a method where nothing implements it or nothing is there to compress."""
+    if method == NONE:
+        return
+    if data_ranks < 2:
+        raise UsageError(
+            f"--compression {method}: one data-parallel rank has no gradients to exchange; "
+            "use more GPUs, or --compression none"
+        )
+    if method.name in ("powersgd", "topk") and sharding in (*SHARDED, "zero1"):
+        raise UsageError(
+            f"--compression {method} needs whole gradients on every rank, and --sharding {sharding} reduces them "
+            "to shards; use --sharding none, or --compression int8"
+        )
+    if method.name == "zero++" and sharding not in FULLY_SHARDED:
+        raise UsageError(
+            f"--compression {method} compresses the gathers of fully sharded weights; use --sharding zero3, "
+            f"or --compression int8 with --sharding {sharding}"
+        )
+    if method.name == "fp8" and gpu.throughput.fp8_tflops is None:
+        raise UsageError(f"--compression fp8: {gpu.title} has no fp8; use int8 or bf16")
+
+
+def apply(method: Method, traffic: Traffic, gpu: GpuSpec) -> Compressed:
+    """What replaces a collective under a method; the collective itself where the method leaves it alone."""
+    plain = Compressed((_piece(traffic, traffic.kind, traffic.bytes),))
+    if traffic.ranks < 2 or traffic.elements <= 0:
+        return plain
+    gradient = traffic.purpose == "gradient"
+    if method.name in ("bf16", "fp8") and gradient:
+        found = _narrow(traffic, 2.0 if method.name == "bf16" else 1.0, scaled=method.name == "fp8")
+    elif method.name == "int8" and gradient:
+        found = _quantised(traffic)
+    elif method.name == "powersgd" and gradient:
+        found = _low_rank(traffic, method.rank)
+    elif method.name == "topk" and gradient:
+        found = _sparse(traffic, method.density)
+    elif method.name == "zero++":
+        found = _zeropp(traffic, method.parts)
+    else:
+        found = None
+    if found is None:
+        return plain
+    return replace(found, compute_s=sum(kernel.seconds(gpu) for kernel in found.kernels))
+
+
+def _piece(traffic: Traffic, kind: str, size: float) -> Piece:
+    return Piece(kind, size, traffic.ranks, traffic.ranks_per_node)
+
+
+def _narrow(traffic: Traffic, width: float, *, scaled: bool) -> Compressed | None:
+    """The same collective on narrower elements."""
+    if width >= traffic.element_bytes:
+        return None
+    wide = traffic.element_bytes
+    back = traffic.elements * _kept(traffic)
+    passes = wide if scaled else 0.0  # the largest magnitude is known only after a pass of its own
+    kernels = (
+        Kernel("narrow", traffic.elements * (wide + width + passes)),
+        Kernel("widen", back * (wide + width)),
+    )
+    return Compressed((_piece(traffic, traffic.kind, traffic.elements * width),), kernels)
+
+
+def _kept(traffic: Traffic) -> float:
+    """Share of the buffer that a rank holds after a reduction."""
+    return 1.0 / traffic.ranks if traffic.kind == "reduce_scatter" else 1.0
+
+
+def _quantised(traffic: Traffic) -> Compressed | None:
+    """Int8 gradients: an all-to-all in place of the reduction, then a gather where all ranks want the sum."""
+    width = 1 + SCALE_BYTES / INT8_BLOCK
+    if width >= traffic.element_bytes:
+        return None
+    n, wide = traffic.elements, traffic.element_bytes
+    shard = n / traffic.ranks
+    pieces = [_piece(traffic, "all_to_all", n * width)]
+    kernels = [
+        Kernel("quantise", n * (wide + width)),
+        Kernel("sum", n * width + shard * wide),
+    ]
+    if traffic.kind == "all_reduce":
+        pieces.append(_piece(traffic, "all_gather", n * width))
+        kernels.append(Kernel("quantise the sum", shard * (wide + width)))
+        kernels.append(Kernel("restore", n * (wide + width)))
+    return Compressed(tuple(pieces), tuple(kernels))
+
+
+def _low_rank(traffic: Traffic, rank: int) -> Compressed | None:
+    """PowerSGD: two small all-reduces for the matrices, one for what is no matrix."""
+    if traffic.kind != "all_reduce":
+        return None
+    wide = traffic.element_bytes
+    fit = [m for m in traffic.matrices if rank * (m.rows + m.columns) < m.rows * m.columns]
+    covered = sum(m.rows * m.columns * m.count for m in fit)
+    if covered <= 0:
+        return None
+    left = sum(m.rows * m.count for m in fit) * rank
+    right = sum(m.columns * m.count for m in fit) * rank
+    rest = max(traffic.elements - covered, 0.0)
+    pieces = [_piece(traffic, "all_reduce", left * wide), _piece(traffic, "all_reduce", right * wide)]
+    pieces += [_piece(traffic, "all_reduce", rest * wide)] if rest else []
+    # Each pass over a matrix: add the error (read two, write one), M Q (read), M^T P (read), P Q^T (write),
+    # keep the new error (read two, write one).
+    kernels = (
+        Kernel("error feedback", 6 * covered * wide, 2 * covered, launches=2 * len(fit)),
+        Kernel("factors", 3 * covered * wide, 6 * covered * rank, launches=3 * len(fit)),
+        # Gram-Schmidt goes column by column; equal shapes go in one batch. Four launches for a column.
+        Kernel("orthogonalise", 2 * left * wide * rank, 2 * left * rank, launches=4 * rank * len(fit)),
+    )
+    return Compressed(tuple(pieces), kernels, memory_bytes=covered * wide)
+
+
+def _sparse(traffic: Traffic, density: float) -> Compressed | None:
+    """Top-k: no sum on the way, so every rank gets every rank's values and adds them up itself."""
+    if traffic.kind != "all_reduce":
+        return None
+    n, wide = traffic.elements, traffic.element_bytes
+    sent = density * n * (wide + INDEX_BYTES)
+    kernels = (
+        Kernel("error feedback", 3 * n * wide, n),
+        Kernel("select", SELECT_PASSES * n * wide + 2 * sent),
+        Kernel("add up", n * wide + traffic.ranks * (sent + 2 * SECTOR_BYTES * density * n)),
+    )
+    return Compressed((_piece(traffic, "all_gather", traffic.ranks * sent),), kernels, memory_bytes=n * wide)
+
+
+def _zeropp(traffic: Traffic, parts: Sequence[str]) -> Compressed | None:
+    n, wide, node = traffic.elements, traffic.element_bytes, max(1, traffic.ranks_per_node)
+    nodes = max(1, traffic.ranks // node)
+    if traffic.purpose == "weight-backward" and "hpz" in parts and nodes > 1 and node > 1:
+        copy = n * wide / node
+        return Compressed((Piece("all_gather", n * wide, node, node),), memory_bytes=copy)
+    if traffic.purpose.startswith("weight") and "qwz" in parts:
+        width = 1 + SCALE_BYTES / INT8_BLOCK
+        shard = n / traffic.ranks
+        kernels = (
+            Kernel("quantise", shard * (wide + width)),
+            Kernel("restore", n * (wide + width)),
+        )
+        return Compressed((_piece(traffic, "all_gather", n * width),), kernels) if width < wide else None
+    if traffic.purpose == "gradient" and "qgz" in parts and traffic.kind == "reduce_scatter":
+        return _two_hops(traffic, node, nodes)
+    return None
+
+
+def _two_hops(traffic: Traffic, node: int, nodes: int) -> Compressed:
+    """qgZ: int4 within the node, summed, int4 again across the nodes with a node's share of the bytes."""
+    n, wide = traffic.elements, traffic.element_bytes
+    width = 0.5 + SCALE_BYTES / INT8_BLOCK
+    pieces, kernels = [], [Kernel("quantise", n * (wide + width))]
+    if node > 1:
+        pieces.append(Piece("all_to_all", n * width, node, node))
+        kernels.append(Kernel("sum and quantise", n * width + n / node * width))
+    if nodes > 1:
+        pieces.append(Piece("all_to_all", n / node * width, nodes, 1))
+    kernels.append(Kernel("sum", n / node * width + n / traffic.ranks * wide))
+    return Compressed(tuple(pieces), tuple(kernels))
