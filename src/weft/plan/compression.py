@@ -1,17 +1,17 @@
 """Compression of gradients and weights: what one collective becomes, and what it costs the GPU.
 
 One pure function, `apply`, turns a collective into the collectives that replace it, the kernels that
-compress and restore, and their seconds. Accuracy is not modelled: whether a run still converges is not said here.
+compress and restore, and their seconds. Accuracy is not modelled: nothing here says whether a run converges.
 
 Where the counts come from
-  bf16, fp8  the same collective on narrower elements; fp8 with one scale for a tensor, summed by NCCL (2.24 and
-             later, Hopper and later), as FP8-LM (arXiv:2310.18313) does
+  bf16, fp8  the same collective on narrower elements; fp8 with one scale for a tensor and summed by NCCL (2.24
+             and later, Hopper and later), as FP8-LM (arXiv:2310.18313) does
   int8       sums of int8 overflow, so a reduction becomes an all-to-all of quantised pieces, a sum in full
              precision, and an all-gather of the quantised result (blocks of 256 with an fp32 scale)
-  powersgd   arXiv:1905.13727, Algorithm 1: two all-reduces of r(n + m) numbers for an n x m matrix, error feedback
+  powersgd   arXiv:1905.13727, Algorithm 1: all-reduces of r n and r m numbers for an n x m matrix, error feedback
   topk       values and 32-bit indices of every rank go to every rank: an all-gather that grows with the ranks
-  zero++     arXiv:2306.10209: qwz gathers int8 weights, hpz gathers within the node in the backward pass, qgz reduces
-             int4 gradients in two all-to-alls, within the node and then across
+  zero++     arXiv:2306.10209: qwz gathers int8 weights, hpz gathers within the node in the backward pass, qgz
+             reduces int4 gradients in two all-to-alls, within the node and then across
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SHARDED = ("zero2", "zero3", "fsdp")
 FULLY_SHARDED = ("zero3", "fsdp")
 
 STREAM_SHARE = 0.73
-"""Share of the peak memory rate that an elementwise kernel reaches: 4.73 / 1.35 of 4.8 TB/s, measured on an H200."""
+"""Share of the peak memory rate that an elementwise kernel reaches: 4.73 / 1.35 of 4.8 TB/s, fitted on an H200."""
 LAUNCH_S = 5e-6
 """A small kernel from launch to end where nothing hides it: an assumption."""
 SCALE_BYTES = 4
@@ -134,8 +134,8 @@ class Compressed:
     pieces: tuple[Piece, ...]
     kernels: tuple[Kernel, ...] = ()
     compute_s: float = 0.0
-    """Of the kernels, on the compute stream. They run on the SMs and through the memory that compute uses, so they
-    are charged to compute in full: nothing hides them."""
+    """Of the kernels. They need the SMs and the memory that compute uses, so they are charged to compute in
+    full: nothing hides them."""
     memory_bytes: float = 0.0
     """Kept on the GPU for it: error feedback, a second copy of the weights."""
 
@@ -151,7 +151,7 @@ def parse(words: str) -> Method:
     if head == "zero++" and not value:
         return Method("zero++", parts=PARTS)
     if head == "powersgd":
-        return Method("powersgd", rank=_number(value or "4", "powersgd rank", 1, 1024, whole=True))
+        return Method("powersgd", rank=int(_number(value or "4", "powersgd rank", 1, 1024, whole=True)))
     if head == "topk":
         return Method("topk", density=_number(value or "0.01", "topk density", 1e-6, 1.0, whole=False))
     if head in METHODS and not value:
@@ -184,8 +184,8 @@ def check(method: Method, *, sharding: str, data_ranks: int, gpu: GpuSpec) -> No
         )
     if method.name in ("powersgd", "topk") and sharding in (*SHARDED, "zero1"):
         raise UsageError(
-            f"--compression {method} needs whole gradients on every rank, and --sharding {sharding} reduces them "
-            "to shards; use --sharding none, or --compression int8"
+            f"--compression {method} needs whole gradients on every rank, and --sharding {sharding} reduces "
+            "them to shards; use --sharding none, or --compression int8"
         )
     if method.name == "zero++" and sharding not in FULLY_SHARDED:
         raise UsageError(
