@@ -1,0 +1,396 @@
+"""Store: verdicts that were measured before, in one SQLite file that many ranks and jobs share.
+
+A verdict belongs to a GPU, a driver, an NCCL, a torch and a workload: with another of these it is measured
+again. No connection, hence no lock, outlives a call; nothing is held while somebody measures.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+import weft
+from weft.errors import UsageError, WeftError
+from weft.policy import Policy
+
+T = TypeVar("T")
+
+VARIABLE = "WEFT_STORE"
+SCHEMA = 1
+APPLICATION = 0x77656674  # "weft": tells our file from the database of another program
+DOCUMENT_VERSION = 1
+MAX_AGE_S = 30 * 86400.0
+CLOCK_SKEW_S = 86400.0
+MAX_TEXT = 2048
+MAX_VERDICT_BYTES = 1 << 20
+MAX_ENTRIES = 10_000
+HEADER_BYTES = 100
+LOCAL = ("btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "tmpfs", "xfs", "zfs")
+"""File systems of one host. Write-ahead logging needs memory that all users of the file share."""
+
+_TABLE = """CREATE TABLE IF NOT EXISTS verdicts (
+    gpu TEXT NOT NULL, driver TEXT NOT NULL, nccl TEXT NOT NULL, torch TEXT NOT NULL, workload TEXT NOT NULL,
+    policy TEXT NOT NULL, verdict TEXT NOT NULL, made REAL NOT NULL, weft TEXT NOT NULL,
+    PRIMARY KEY (gpu, driver, nccl, torch, workload))"""
+_COLUMNS = ("gpu", "driver", "nccl", "torch", "workload", "policy", "verdict", "made", "weft")
+_UPSERT = (
+    f"INSERT INTO verdicts ({', '.join(_COLUMNS)}) VALUES ({', '.join('?' * len(_COLUMNS))}) "
+    "ON CONFLICT (gpu, driver, nccl, torch, workload) DO UPDATE SET "
+    "policy = excluded.policy, verdict = excluded.verdict, made = excluded.made, weft = excluded.weft"
+)
+_WHERE = "gpu = ? AND driver = ? AND nccl = ? AND torch = ? AND workload = ?"
+
+
+class StoreError(WeftError):
+    """The store cannot be read or written. It costs a measurement, never a job: callers warn and go on."""
+
+    exit_code = 2
+
+
+@dataclass(frozen=True)
+class Key:
+    """What a verdict holds for."""
+
+    gpu: str
+    driver: str
+    nccl: str
+    torch: str
+    workload: str
+
+    def __post_init__(self) -> None:
+        for part in fields(self):
+            value = getattr(self, part.name)
+            if not isinstance(value, str) or not 0 < len(value) <= MAX_TEXT or not value.isprintable():
+                raise UsageError(
+                    f"store key: {part.name} must be printable text of 1 to {MAX_TEXT} characters, "
+                    f"not {str(value)[:40]!r}"
+                )
+
+    @property
+    def parts(self) -> tuple[str, str, str, str, str]:
+        return self.gpu, self.driver, self.nccl, self.torch, self.workload
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A stored verdict."""
+
+    key: Key
+    policy: Policy
+    verdict: Mapping[str, Any]
+    """The document that the tuner wrote: text, gain and so on."""
+    made: float
+    """Seconds since 1970."""
+    weft: str
+    """The version that made it."""
+
+    @property
+    def stale(self) -> bool:
+        """Whether it is too old, from another minor version of weft, or from the future: measure again."""
+        return self.stale_at(time.time())
+
+    def stale_at(self, now: float) -> bool:
+        """`stale`, at a moment in seconds since 1970."""
+        return not -CLOCK_SKEW_S <= now - self.made <= MAX_AGE_S or _minor(self.weft) != _minor(
+            weft.__version__
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """One entry of an export."""
+        key = dict(zip(_COLUMNS, self.key.parts, strict=False))
+        rest = {"policy": self.policy.to_dict(), "verdict": dict(self.verdict)}
+        return {**key, **rest, "made": self.made, "weft": self.weft}
+
+    @classmethod
+    def from_dict(cls, document: Any) -> Entry:
+        """An entry from its JSON document, which may come from anywhere."""
+        if not isinstance(document, dict) or set(document) != set(_COLUMNS):
+            raise UsageError(f"an entry is an object with exactly {', '.join(_COLUMNS)}")
+        made, version, verdict = document["made"], document["weft"], document["verdict"]
+        if isinstance(made, bool) or not isinstance(made, (int, float)) or not 0 <= made < 1e11:
+            raise UsageError(f"made {str(made)[:40]!r} is not a time in seconds since 1970")
+        if not isinstance(version, str) or not 0 < len(version) <= 64 or not version.isprintable():
+            raise UsageError(f"weft {str(version)[:40]!r} is not a version")
+        if not isinstance(verdict, dict):
+            raise UsageError("verdict must be an object")
+        _text(verdict)
+        key = Key(*(document[part.name] for part in fields(Key)))
+        return cls(key, Policy.from_dict(document["policy"]), verdict, float(made), version)
+
+
+def here(workload: str) -> Key:
+    """The key of a workload on the GPU that this process uses, through torch."""
+    import torch
+
+    version = str(torch.__version__)
+    if not torch.cuda.is_available():
+        return Key("cpu", "none", "none", version, workload)
+    from weft.gpu import nvml
+
+    with nvml.session() as library:
+        driver = nvml.driver_release(library) or str(torch.version.hip or "unknown")
+    try:
+        nccl = ".".join(map(str, torch.cuda.nccl.version()))
+    except (RuntimeError, AttributeError):
+        nccl = "none"
+    return Key(torch.cuda.get_device_name(), driver, nccl, version, workload)
+
+
+def default_path() -> Path:
+    """$WEFT_STORE, or verdicts.sqlite in weft's folder of the user's data."""
+    named = os.environ.get(VARIABLE)
+    if named:
+        return Path(named)
+    data = os.environ.get("XDG_DATA_HOME", "")
+    try:
+        home = Path(data) if Path(data).is_absolute() else Path.home() / ".local" / "share"
+    except RuntimeError:
+        raise StoreError(f"no home folder to keep verdicts in: set {VARIABLE} to a file") from None
+    return home / "weft" / "verdicts.sqlite"
+
+
+class Store:
+    """Verdicts by Key. Every method raises StoreError, in one line, where the file does not let it."""
+
+    def __init__(self, path: str | os.PathLike[str] | None = None, *, timeout_s: float = 10.0) -> None:
+        self.path = Path(path) if path is not None else default_path()
+        self.timeout_s = timeout_s
+        """How long to wait for others that write."""
+
+    def get(self, key: Key) -> Entry | None:
+        """The verdict for exactly this key, stale or not."""
+        rows = self._read(f"SELECT {', '.join(_COLUMNS)} FROM verdicts WHERE {_WHERE}", key.parts)
+        return self._entry(rows[0]) if rows else None
+
+    def put(self, key: Key, policy: Policy, verdict: Mapping[str, Any]) -> Entry:
+        """Store what was found just now, in place of what was there."""
+        entry = Entry(key, policy, dict(verdict), time.time(), weft.__version__)
+        row = self._row(entry)
+        self._write(lambda db: db.execute(_UPSERT, row))
+        return entry
+
+    def entries(self) -> list[Entry]:
+        """All verdicts, the newest first."""
+        columns = ", ".join(_COLUMNS)
+        return [
+            self._entry(row) for row in self._read(f"SELECT {columns} FROM verdicts ORDER BY made DESC", ())
+        ]
+
+    def remove(self, key: Key) -> bool:
+        """Forget one verdict; whether there was one."""
+        if not self._exists():
+            return False
+        done = self._write(lambda db: db.execute(f"DELETE FROM verdicts WHERE {_WHERE}", key.parts).rowcount)
+        return done > 0
+
+    def clear(self) -> int:
+        """Forget everything, damaged entries too; returns how many there were."""
+        if not self._exists():
+            return 0
+        return self._write(lambda db: db.execute("DELETE FROM verdicts").rowcount)
+
+    def export(self) -> dict[str, Any]:
+        """All verdicts as one JSON document."""
+        found = [entry.to_dict() for entry in self.entries()]
+        return {"version": DOCUMENT_VERSION, "kind": "weft verdicts", "entries": found}
+
+    def import_(self, document: Any) -> int:
+        """Add the verdicts of an export, all or none; of two for one key the newer stays.
+
+        Returns how many were new here. The document is not trusted: whatever is not an export is refused.
+        """
+        rows = [self._row(entry) for entry in _document(document)]
+        newer = _UPSERT + " WHERE excluded.made > verdicts.made"
+        return self._write(lambda db: sum(db.execute(newer, row).rowcount for row in rows))
+
+    def _exists(self) -> bool:
+        with self._problems():
+            return self.path.exists()
+
+    def _row(self, entry: Entry) -> tuple[Any, ...]:
+        try:
+            verdict = _text(dict(entry.verdict))
+        except UsageError as error:
+            raise StoreError(f"store {self.path}: {error}") from None
+        return *entry.key.parts, json.dumps(entry.policy.to_dict()), verdict, entry.made, entry.weft
+
+    def _entry(self, row: tuple[Any, ...]) -> Entry:
+        try:
+            values = dict(zip(_COLUMNS, row, strict=True))
+            values["policy"], values["verdict"] = (_json(values[name]) for name in ("policy", "verdict"))
+            return Entry.from_dict(values)
+        except (UsageError, ValueError, RecursionError) as error:
+            raise StoreError(
+                f"store {self.path}: the entry for {str(row[4])[:60]!r} is damaged ({error}); "
+                "`weft store forget --all` empties the store"
+            ) from None
+
+    def _read(self, query: str, values: tuple[str, ...]) -> list[tuple[Any, ...]]:
+        if not self._exists():
+            return []
+
+        def rows(db: sqlite3.Connection) -> list[tuple[Any, ...]]:
+            return db.execute(query, values).fetchall() if self._known(db) else []
+
+        return self._attempt(lambda: self._connected(rows, write=False))
+
+    def _write(self, change: Callable[[sqlite3.Connection], T]) -> T:
+        def within(db: sqlite3.Connection) -> T:
+            self._known(db)  # refuses a file that is not ours before anything in it changes
+            if _local(self.path):
+                db.execute("PRAGMA journal_mode = WAL")
+            db.execute("BEGIN IMMEDIATE")
+            if not self._known(db):
+                db.execute(_TABLE)
+                db.execute(f"PRAGMA application_id = {APPLICATION}")
+                db.execute(f"PRAGMA user_version = {SCHEMA}")
+            done = change(db)
+            db.execute("COMMIT")
+            return done
+
+        return self._attempt(lambda: self._connected(within, write=True))
+
+    def _known(self, db: sqlite3.Connection) -> bool:
+        """Whether the file is a store already; False for an empty one."""
+        (application,) = db.execute("PRAGMA application_id").fetchone()
+        (schema,) = db.execute("PRAGMA user_version").fetchone()
+        (tables,) = db.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        if application != APPLICATION:
+            if application or tables:
+                raise StoreError(
+                    f"store {self.path}: this is the database of another program; "
+                    f"set {VARIABLE} to another file"
+                )
+            return False
+        if schema != SCHEMA:
+            raise StoreError(
+                f"store {self.path}: schema {schema} is not known (this weft reads {SCHEMA}): update weft, "
+                f"or set {VARIABLE} to another file"
+            )
+        return True
+
+    def _connected(self, use: Callable[[sqlite3.Connection], T], *, write: bool) -> T:
+        with self._problems():
+            if self.path.is_dir():
+                raise StoreError(f"store {self.path}: this is a folder; set {VARIABLE} to a file")
+            if self.path.exists() and 0 < self.path.stat().st_size < HEADER_BYTES:
+                raise sqlite3.DatabaseError("file is not a database")  # SQLite would take it for an empty one
+            if write:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+            with closing(self._connect(write)) as db:
+                db.execute("PRAGMA trusted_schema = OFF")  # the file may come from somebody else
+                return use(db)
+
+    def _connect(self, write: bool) -> sqlite3.Connection:
+        address = self.path.absolute().as_uri()
+        if not write:
+            address += "?mode=ro"
+            if not os.access(self.path.parent, os.W_OK) and not Path(f"{self.path}-wal").exists():
+                address += "&immutable=1"  # a reader could not make the files that its lock needs
+        return sqlite3.connect(address, timeout=self.timeout_s, isolation_level=None, uri=True)
+
+    def _attempt(self, act: Callable[[], T]) -> T:
+        """`act`, again while others keep it out: SQLite itself does not wait in every case."""
+        until = time.monotonic() + self.timeout_s
+        while True:
+            try:
+                return act()
+            except _BusyError as error:
+                if time.monotonic() >= until:
+                    raise StoreError(str(error)) from None
+                time.sleep(0.02)
+
+    @contextmanager
+    def _problems(self) -> Iterator[None]:
+        """What the system and SQLite say, as one line that names the file and the fix."""
+        elsewhere = f"set {VARIABLE} to another file"
+        try:
+            yield
+        except OSError as error:
+            raise StoreError(f"store {self.path}: {error.strerror or error}; {elsewhere}") from None
+        except sqlite3.Error as error:
+            said = str(error)
+            if "locked" in said or "busy" in said:
+                raise _BusyError(
+                    f"store {self.path}: another process has kept it locked for over {self.timeout_s:g} s; "
+                    f"end that process, or {elsewhere}"
+                ) from None
+            if "not a database" in said or "malformed" in said or "encrypted" in said:
+                raise StoreError(
+                    f"store {self.path}: damaged ({said}); weft leaves it as it is: move it away, "
+                    f"or {elsewhere}"
+                ) from None
+            if "full" in said:
+                raise StoreError(f"store {self.path}: no room left on its disk; {elsewhere}") from None
+            if "readonly" in said or "read-only" in said or "unable to open" in said:
+                raise StoreError(f"store {self.path}: cannot be opened or written; {elsewhere}") from None
+            raise StoreError(f"store {self.path}: {said}; {elsewhere}") from None
+
+
+class _BusyError(Exception):
+    """Somebody else has it just now."""
+
+
+def _document(document: Any) -> list[Entry]:
+    if not isinstance(document, dict) or document.get("kind") != "weft verdicts":
+        raise UsageError("this is not an export of weft's verdicts; make one with `weft store export FILE`")
+    if document.get("version") != DOCUMENT_VERSION:
+        raise UsageError(
+            f"verdicts: version {str(document.get('version'))[:40]!r} is not known; this weft reads "
+            f"{DOCUMENT_VERSION}"
+        )
+    found = document.get("entries")
+    if not isinstance(found, list) or len(found) > MAX_ENTRIES:
+        raise UsageError(f"verdicts: entries must be a list of at most {MAX_ENTRIES}")
+    entries = []
+    for number, item in enumerate(found):
+        try:
+            entries.append(Entry.from_dict(item))
+        except UsageError as error:
+            raise UsageError(f"verdicts: entry {number}: {error}") from None
+    return entries
+
+
+def _text(verdict: dict[str, Any]) -> str:
+    """A verdict as JSON; refuses what has none, or too much."""
+    try:
+        text = json.dumps(verdict, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UsageError(f"the verdict has no JSON: {error}") from None
+    if len(text) > MAX_VERDICT_BYTES:
+        raise UsageError(f"a verdict of {len(text)} bytes; the store takes at most {MAX_VERDICT_BYTES}")
+    return text
+
+
+def _json(text: Any) -> Any:
+    if not isinstance(text, str):
+        raise ValueError("no text where JSON should be")
+    return json.loads(text)
+
+
+def _minor(version: str) -> tuple[str, ...]:
+    return tuple(version.split(".")[:2])
+
+
+def _local(path: Path) -> bool:
+    """Whether the file is on a disk (or in the memory) of this host alone, as far as the system tells."""
+    try:
+        where = str(path.parent.resolve())
+        lines = Path("/proc/self/mounts").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return False
+    best, kind = -1, ""
+    for line in lines:
+        _, point, found, *_ = [*line.split(" "), "", "", ""]
+        point = point.replace("\\040", " ")
+        inside = where == point or where.startswith(point.rstrip("/") + "/")
+        if inside and len(point) >= best:
+            best, kind = len(point), found
+    return kind in LOCAL
