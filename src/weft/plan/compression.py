@@ -4,11 +4,11 @@ One pure function, `apply`, turns a collective into the collectives that replace
 compress and restore, and their seconds. Accuracy is not modelled: nothing here says whether a run converges.
 
 Where the counts come from
-  bf16, fp8  the same collective on narrower elements; fp8 with one scale for a tensor and summed by NCCL (2.24
-             and later, Hopper and later), as FP8-LM (arXiv:2310.18313) does
+  bf16, fp8  the same collective on narrower elements; fp8 with one scale for a tensor, summed by NCCL (since
+             2.24, from Hopper on), as FP8-LM (arXiv:2310.18313) does
   int8       sums of int8 overflow, so a reduction becomes an all-to-all of quantised pieces, a sum in full
              precision, and an all-gather of the quantised result (blocks of 256 with an fp32 scale)
-  powersgd   arXiv:1905.13727, Algorithm 1: all-reduces of r n and r m numbers for an n x m matrix, error feedback
+  powersgd   arXiv:1905.13727, Algorithm 1: all-reduces of r n and r m numbers for an n x m matrix; error kept
   topk       values and 32-bit indices of every rank go to every rank: an all-gather that grows with the ranks
   zero++     arXiv:2306.10209: qwz gathers int8 weights, hpz gathers within the node in the backward pass, qgz
              reduces int4 gradients in two all-to-alls, within the node and then across
@@ -31,7 +31,7 @@ SHARDED = ("zero2", "zero3", "fsdp")
 FULLY_SHARDED = ("zero3", "fsdp")
 
 STREAM_SHARE = 0.73
-"""Share of the peak memory rate that an elementwise kernel reaches: 4.73 / 1.35 of 4.8 TB/s, fitted on an H200."""
+"""Share of the peak memory rate of an elementwise kernel: 4.73 / 1.35 of 4.8 TB/s, fitted on an H200."""
 LAUNCH_S = 5e-6
 """A small kernel from launch to end where nothing hides it: an assumption."""
 SCALE_BYTES = 4
