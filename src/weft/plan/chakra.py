@@ -58,7 +58,7 @@ def _text(tag: int, value: str) -> bytes:
 
 
 def _attribute(name: str, value: Value) -> bytes:
-    """AttributeProto: bool_val 27, int64_val 9, string_val 29; a member of a oneof is written also when zero."""
+    """AttributeProto: bool_val 27, int64_val 9, string_val 29; a oneof's member is written also when zero."""
     if isinstance(value, bool):
         payload = varint(27 << 3 | _VARINT) + varint(int(value))
     elif isinstance(value, int):
