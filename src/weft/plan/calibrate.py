@@ -1,0 +1,138 @@
+"""The compute side from a profiler trace of one node: what its kernels took, by kind, without communication.
+
+A kernel that ran beside a collective was slowed by it, so where a kernel also ran alone, its time alone counts.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from weft.errors import InputError, UsageError
+from weft.timeline import Intervals, Kind, Timeline
+from weft.trace import kineto
+from weft.trace.kineto import Trace
+
+KINDS = ("gemm", "attention", "optimizer", "elementwise")
+"""What a compute kernel does; the last is everything that the names of the others do not find."""
+_NAMES = {
+    "attention": re.compile(r"flash|fmha|sdpa|attention|attn", re.IGNORECASE),
+    "gemm": re.compile(r"gemm|nvjet|cutlass|cublas|xmma|matmul|Cijk_|_mm_|wgmma", re.IGNORECASE),
+    "optimizer": re.compile(r"multi_tensor_apply|adam|lamb|sgd", re.IGNORECASE),
+}
+_BACKWARD = re.compile(r"bwd|backward|bprop|_dkv|_dq|dgrad|wgrad", re.IGNORECASE)
+_REDUCTION = re.compile(r"combine|reduce|convert|postprocess|preprocess|dot_do_o", re.IGNORECASE)
+MAX_MATCHED = 1 << 12
+MAX_GAP_NS = 1_000_000
+"""A longer pause is a wait, not the gap between two launches."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Seconds of one step on one GPU."""
+
+    device_name: str
+    steps: int
+    gemm_s: float
+    attention_s: float
+    optimizer_s: float
+    elementwise_s: float
+    gap_s: float
+    """Median pause between two kernels that follow each other on the busiest compute stream."""
+    launches: float
+    """Compute kernels of a step."""
+    beside_pct: float
+    """Share of compute time that only ever ran beside communication: it may be slower than alone."""
+
+    @property
+    def compute_s(self) -> float:
+        return self.gemm_s + self.attention_s + self.optimizer_s + self.elementwise_s
+
+
+def kind_of(name: str) -> str:
+    """What a compute kernel does, by its name."""
+    head = name[:MAX_MATCHED]
+    return next((kind for kind, pattern in _NAMES.items() if pattern.search(head)), KINDS[-1])
+
+
+def measure(path: Path, layers: float) -> Measured:
+    """What the kernels of a trace took.
+
+    `layers`: how often a step runs a layer forward on this GPU (its layers times the micro-batches). Steps are
+    counted by the profiler's marks, or else by the forward attention kernels.
+    """
+    traces = kineto.read(path)
+    trace = max(traces, key=lambda found: int((found.timeline.kind == Kind.COMPUTE).sum()))
+    timeline = trace.timeline
+    compute = np.flatnonzero(timeline.kind == Kind.COMPUTE)
+    if not len(compute):
+        raise InputError(f"{path}: no compute kernels in it; profile a whole training step")
+    steps = _steps(trace, compute, layers, path)
+    length = (timeline.end_ns - timeline.start_ns)[compute]
+    alone = ~_touches(timeline, compute, timeline.covered(Kind.COMM))
+    seconds = dict.fromkeys(KINDS, 0.0)
+    beside = 0.0
+    names, which = np.unique(timeline.name[compute], return_inverse=True)
+    blocks = timeline.resources.get("blocks", np.full(len(timeline), -1, dtype=np.int64))[compute]
+    # One kernel serves several shapes; its grid tells most of them apart.
+    for name, grid in {(int(n), int(b)) for n, b in zip(which, blocks, strict=True)}:
+        mine = (which == name) & (blocks == grid)
+        free = mine & alone
+        total = float(length[mine].sum())
+        if free.any():
+            total = float(np.median(length[free])) * int(mine.sum())
+        else:
+            beside += total
+        seconds[kind_of(timeline.names[int(names[name])])] += total * 1e-9
+    whole = sum(seconds.values())
+    return Measured(
+        device_name=trace.device_name,
+        steps=steps,
+        gap_s=_gap_ns(timeline, compute) * 1e-9,
+        launches=len(compute) / steps,
+        beside_pct=100.0 * beside * 1e-9 / whole if whole else 0.0,
+        **{f"{kind}_s": total / steps for kind, total in seconds.items()},
+    )
+
+
+def _steps(trace: Trace, compute: npt.NDArray[np.intp], layers: float, path: Path) -> int:
+    marked = len({step.name for step in trace.steps})
+    if marked:
+        return marked
+    timeline = trace.timeline
+    forward = 0
+    counts = np.bincount(timeline.name[compute], minlength=len(timeline.names))
+    for index in np.flatnonzero(counts).tolist():
+        name = timeline.names[index][:MAX_MATCHED]
+        if kind_of(name) == "attention" and not _BACKWARD.search(name) and not _REDUCTION.search(name):
+            forward += int(counts[index])
+    steps = round(forward / layers)
+    if steps < 1 or abs(steps * layers - forward) > 0.01 * forward:
+        raise UsageError(
+            f"--calibrate {path}: cannot count its steps: no ProfilerStep marks, and {forward} forward attention "
+            f"kernels are no multiple of {layers:g} layers a step; mark steps with prof.step(), or give the "
+            "options of the job that was traced"
+        )
+    return steps
+
+
+def _touches(timeline: Timeline, index: npt.NDArray[np.intp], comm: Intervals) -> npt.NDArray[np.bool_]:
+    """Whether each span ran beside communication for a while."""
+    if not len(comm.start):
+        return np.zeros(len(index), dtype=bool)
+    start, end = timeline.start_ns[index], timeline.end_ns[index]
+    first = np.searchsorted(comm.end, start, side="right")
+    later = np.minimum(first, len(comm.start) - 1)
+    return (first < len(comm.start)) & (comm.start[later] < end)
+
+
+def _gap_ns(timeline: Timeline, compute: npt.NDArray[np.intp]) -> float:
+    streams, counts = np.unique(timeline.stream[compute], return_counts=True)
+    mine = compute[timeline.stream[compute] == streams[counts.argmax()]]
+    gaps = timeline.start_ns[mine][1:] - np.maximum.accumulate(timeline.end_ns[mine])[:-1]
+    short = gaps[(gaps >= 0) & (gaps < MAX_GAP_NS)]
+    return float(np.median(short)) if len(short) else 0.0
