@@ -1,0 +1,1 @@
+"""A collective and the product that depends on it, as one operation."""

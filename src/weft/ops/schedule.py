@@ -1,0 +1,62 @@
+"""Schedules of a collective fused with a product: lists of steps, as data. One definition, every executor.
+
+A schedule says what one rank does: what it sends and receives, what it multiplies, copies and adds, and which
+step must be done before which. How long a step takes is left to whoever runs it.
+
+| operation | x on each rank | moved | result on each rank |
+| --- | --- | --- | --- |
+| `all_gather_matmul` | its shard: some rows, k columns | rows of x | all m rows of x, times w |
+| `all_to_all_matmul` | m rows, a block of them for each rank | rows of x | the blocks sent to it, times w |
+| `matmul_reduce_scatter` | m rows, k columns | rows of x @ w | its rows of the sum over ranks of x @ w |
+
+The names (`weft.policy.SCHEDULES`): `serial` moves everything, then multiplies (or multiplies, then moves);
+`shard` moves one rank's whole shard per round, in ring order. The finer ones cut every shard again, by
+default into as many pieces as there are ranks, so that each round exchanges one piece with every peer at
+once. `hetero`: the local shard is one large product, which hides the first transfer (the last one of a
+reduce-scatter); `uniform`: it is cut like the rest. `fused`: a round is one product; `unfused`: one per peer.
+`1d` pieces are rows; `2d` pieces are columns: of k, accumulated in the result, or of n where the product is
+what moves.
+
+Steps that share a resource (the compute units, the link to one peer) run in list order. `after` holds what
+else a step waits for; it names only steps earlier in the list.
+"""
+
+from __future__ import annotations
+
+from weft.errors import UsageError
+from weft.ops.plan_gather import Gather
+from weft.ops.plan_scatter import Scatter
+from weft.ops.plans import shards, split
+from weft.ops.steps import Add, Copy, Matmul, Problem, Recv, Region, Schedule, Send, Step, runs
+from weft.policy import SCHEDULES
+
+__all__ = [
+    "OPERATIONS",
+    "Add",
+    "Copy",
+    "Matmul",
+    "Problem",
+    "Recv",
+    "Region",
+    "Schedule",
+    "Send",
+    "Step",
+    "build",
+    "runs",
+    "shards",
+    "split",
+]
+
+OPERATIONS = ("all_gather_matmul", "matmul_reduce_scatter", "all_to_all_matmul")
+
+
+def build(operation: str, name: str, problem: Problem, rank: int) -> Schedule:
+    """The schedule of one rank. Every rank's has the same rounds, so that sends and receives match."""
+    if operation not in OPERATIONS:
+        raise UsageError(f"operation {operation!r} is not known; use one of {', '.join(OPERATIONS)}")
+    if name not in SCHEDULES:
+        raise UsageError(f"schedule {name!r} is not known; use one of {', '.join(SCHEDULES)}")
+    if not 0 <= rank < problem.ranks:
+        raise UsageError(f"rank {rank} is not one of {problem.ranks}")
+    plan = Scatter if operation == "matmul_reduce_scatter" else Gather
+    return plan(operation, name, problem, rank).schedule()
