@@ -7,16 +7,17 @@ import ctypes
 import fcntl
 import mmap
 import zlib
-from collections.abc import Iterator
-from ctypes import c_char, c_int32, c_uint32, c_uint64
-from functools import lru_cache
+from collections.abc import Callable, Iterator
+from ctypes import c_char, c_double, c_int, c_int32, c_uint32, c_uint64
+from functools import cache, lru_cache
 from pathlib import Path
+from typing import Any
 
 from weft.errors import InputError, UnavailableError
 from weft.kernels import comm_globs
 from weft.policy import MAX_RULES, Policy
 
-LAYOUT_VERSION = 1
+LAYOUT_VERSION = 2
 CONTROL_MAGIC = b"weftctl"
 PROCESS_MAGIC = b"weftprc"
 PATTERN_BYTES = 128
@@ -25,7 +26,7 @@ NAME_BYTES = 512
 ROWS = 4096
 SHARDS = 16
 
-POLICY_SET, PRIORITY_HIGH, WHEN_OVERLAP = 1, 2, 4
+POLICY_SET, PRIORITY_HIGH, WHEN_OVERLAP, TRACK = 1, 2, 4, 8
 
 KINDS = ("compute", "comm", "weft")
 APIS = {1: "cuda", 2: "hip"}
@@ -51,6 +52,8 @@ COUNTERS = (
     "unknown",
     "tracking_failures",
     "policy_changes",
+    "routed",
+    "split_failures",
 )
 
 
@@ -92,12 +95,12 @@ class CRow(ctypes.Structure):
         ("shaped_blocks", c_uint32),
         ("shaped_bytes", c_uint32),
         ("reason", c_uint32),
-        ("unused", c_uint32),
+        ("grid_blocks", c_uint32),
     )
 
 
 class CCell(ctypes.Structure):
-    _fields_ = (("launches", c_uint64), ("shaped", c_uint64))
+    _fields_ = (("launches", c_uint64), ("shaped", c_uint64), ("beside", c_uint64))
 
 
 class CProcess(ctypes.Structure):
@@ -118,9 +121,13 @@ class CProcess(ctypes.Structure):
 
 
 @lru_cache(maxsize=64)
-def encode(policy: Policy | None) -> bytes:
-    """A policy as the shim reads it; None: no policy of one's own. Residency 0 means: leave alone."""
+def encode(policy: Policy | None, track: bool = False) -> bytes:
+    """A policy as the shim reads it; None: no policy of one's own. Residency 0 means: leave alone.
+
+    `track`: note which kernels are launched beside collectives, whatever the policy asks for.
+    """
     c = CPolicy()
+    c.flags = TRACK if track else 0
     comm = comm_globs()
     assert len(comm) <= COMM_PATTERNS
     c.comm_count = len(comm)
@@ -128,7 +135,7 @@ def encode(policy: Policy | None) -> bytes:
         c.comm[i].value = glob.encode()
     if policy is None:
         return bytes(c)
-    c.flags = POLICY_SET
+    c.flags |= POLICY_SET
     c.flags |= PRIORITY_HIGH if policy.priority == "high" else 0
     c.flags |= WHEN_OVERLAP if policy.when == "overlap" else 0
     c.residency = policy.residency or 0
@@ -147,11 +154,11 @@ def control_image(policy: Policy | None) -> bytes:
     return bytes(head)[: CControl.policy.offset] + image
 
 
-def write_policy(path: Path, policy: Policy | None) -> None:
+def write_policy(path: Path, policy: Policy | None, track: bool = False) -> None:
     """Change the policy of a running job (its control file) or of one process (its own file)."""
     with _mapped(path) as memory:
         control = _control_in(memory, path)
-        image = encode(policy)
+        image = encode(policy, track)
         control.sequence |= 1
         ctypes.memmove(ctypes.addressof(control) + CControl.policy.offset, image, len(image))
         control.checksum = zlib.adler32(image)
@@ -206,12 +213,163 @@ def injected() -> bool:
     return attach() is not None
 
 
-def set_policy(policy: Policy | None) -> None:
-    """Set the policy of this process; None gives the job's policy back its place."""
+def set_policy(policy: Policy | None, track: bool = False) -> None:
+    """Set the policy of this process; None gives the job's policy back its place.
+
+    `track` counts the launches beside collectives (`beside` in the statistics) and shapes nothing by itself.
+    """
     path = attach()
     if path is None:
         raise UnavailableError(
             "this process was not started by weft: start it with `weft run -- python …` "
             "(which changes nothing by itself)"
         )
-    write_policy(path, policy)
+    write_policy(path, policy, track)
+
+
+# --- NCCL: mirrors csrc/nccl.h -------------------------------------------------------------------------------
+
+OPERATIONS = (
+    "all_reduce",
+    "broadcast",
+    "reduce",
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+    "gather",
+    "scatter",
+    "send",
+    "recv",
+)
+LIMITS = 16
+CALLS = 4096
+COMMUNICATORS = 1024
+WHY_BYTES = 256
+NOT_THERE = "this process was not started by weft: start it with `weft run -- python …`"
+
+
+class CCommunicator(ctypes.Structure):
+    _fields_ = (
+        ("key", c_uint64),
+        ("collectives", c_uint64),
+        ("point_to_point", c_uint64),
+        ("bytes", c_uint64 * len(OPERATIONS)),
+        ("rank", c_int32),
+        ("size", c_int32),
+        ("device", c_int32),
+        ("max_ctas", c_int32),
+        ("order", c_uint32),
+        ("routed_to", c_int32),
+        ("prepared", c_int32 * LIMITS),
+        ("why_not", c_char * WHY_BYTES),
+    )
+
+
+class CCall(ctypes.Structure):
+    _fields_ = (
+        ("number", c_uint64),
+        ("key", c_uint64),
+        ("bytes", c_uint64),
+        ("host_ns", c_uint64),
+        ("operation", c_uint32),
+        ("routed", c_uint32),
+    )
+
+
+_CALLBACK = ctypes.CFUNCTYPE(None, c_uint64, c_uint64)
+_callbacks: list[Any] = []  # a thread may still be inside one that was taken away
+_callback_errors = 0
+
+
+@cache
+def _nccl() -> Any:
+    """The shim's functions for NCCL, or None where it is not in this process."""
+    if attach() is None:
+        return None
+    shim = ctypes.CDLL(None)
+    try:
+        shim.weft_nccl_prepare.argtypes = (c_int, c_double, ctypes.c_char_p, ctypes.c_size_t)
+        shim.weft_nccl_route.argtypes = (c_int, ctypes.c_char_p, ctypes.c_size_t)
+        shim.weft_nccl_release.argtypes = (ctypes.c_char_p, ctypes.c_size_t)
+        shim.weft_nccl_list.argtypes = (ctypes.POINTER(CCommunicator), c_int)
+        shim.weft_nccl_calls.argtypes = (ctypes.POINTER(CCall), c_int)
+        shim.weft_nccl_on_call.argtypes = (ctypes.c_void_p, c_uint64, c_uint64)
+        shim.weft_nccl_on_call.restype = None
+    except AttributeError:
+        return None
+    return shim
+
+
+def nccl_seen() -> bool:
+    """Whether a communicator was made in this process."""
+    shim = _nccl()
+    return shim is not None and bool(shim.weft_nccl_seen())
+
+
+def nccl_list() -> list[CCommunicator]:
+    """Every live communicator, in the order of creation."""
+    shim = _nccl()
+    if shim is None:
+        return []
+    room = (CCommunicator * COMMUNICATORS)()
+    return list(room[: shim.weft_nccl_list(room, COMMUNICATORS)])
+
+
+def nccl_calls() -> list[CCall]:
+    """The latest collective calls, oldest first."""
+    shim = _nccl()
+    if shim is None:
+        return []
+    room = (CCall * CALLS)()
+    return list(room[: shim.weft_nccl_calls(room, CALLS)])
+
+
+def nccl_prepare(ctas: int, timeout_s: float) -> str:
+    """Empty, or why not."""
+    return _asked("weft_nccl_prepare", ctas, timeout_s)
+
+
+def nccl_route(ctas: int) -> str:
+    """Empty, or why not. 0: the program's own communicators."""
+    return _asked("weft_nccl_route", ctas)
+
+
+def nccl_release() -> str:
+    """Empty, or why not."""
+    return _asked("weft_nccl_release")
+
+
+def _asked(name: str, *arguments: float) -> str:
+    shim = _nccl()
+    if shim is None:
+        return NOT_THERE
+    why = ctypes.create_string_buffer(WHY_BYTES)
+    refused = getattr(shim, name)(*arguments, why, WHY_BYTES)
+    return (why.value.decode(errors="replace") or "unknown") if refused else ""
+
+
+def nccl_on_call(callback: Callable[[int, int], None] | None, key: int, every: int) -> None:
+    """Have `callback(key, count)` run after collectives; None: no more."""
+    if callback is None:
+        if _callbacks:  # else there is nothing to take away, and no reason to touch the shim
+            _nccl().weft_nccl_on_call(None, 0, 1)
+        return
+    shim = _nccl()
+    if shim is None:
+        raise UnavailableError(NOT_THERE)
+
+    def guarded(found: int, count: int) -> None:
+        global _callback_errors
+        try:
+            callback(found, count)
+        except BaseException:
+            _callback_errors += 1
+
+    held = _CALLBACK(guarded)
+    _callbacks.append(held)
+    shim.weft_nccl_on_call(ctypes.cast(held, ctypes.c_void_p), key, every)
+
+
+def nccl_callback_errors() -> int:
+    """Exceptions that callbacks raised so far."""
+    return _callback_errors

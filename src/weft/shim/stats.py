@@ -14,6 +14,10 @@ from weft.policy import Policy
 from weft.shim import binding
 
 
+_SUMMED = ("launches", "shaped", "beside")
+_LATEST = ("ctas", "why_not")  # of the latest launch: equal kernels may differ in it
+
+
 def collect(folder: Path) -> dict[str, Any]:
     """Sums over all processes of a job, and each process by itself."""
     processes = []
@@ -63,6 +67,8 @@ def _kernel(process: binding.CProcess, index: int) -> dict[str, Any]:
         "kind": binding.KINDS[row.kind] if row.kind < len(binding.KINDS) else "unknown",
         "launches": sum(cell.launches for cell in cells),
         "shaped": shaped,
+        "beside": sum(cell.beside for cell in cells),
+        "ctas": row.grid_blocks or None,
         "blocks_per_sm": (row.shaped_blocks if shaped else row.natural_blocks) or None,
         "natural_blocks_per_sm": row.natural_blocks or None,
         "threads": row.threads,
@@ -77,6 +83,8 @@ def _wait_kernel(launches: int) -> dict[str, Any]:
         "kind": "weft",
         "launches": launches,
         "shaped": 0,
+        "beside": 0,
+        "ctas": None,
         "blocks_per_sm": None,
         "natural_blocks_per_sm": None,
         "threads": 1,
@@ -91,12 +99,10 @@ def _merge(kernels: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     for kernel in kernels:
         if not kernel["launches"]:
             continue
-        key = tuple(
-            value for field, value in kernel.items() if field not in ("launches", "shaped", "why_not")
-        )
-        known = merged.setdefault(key, {**kernel, "launches": 0, "shaped": 0})
-        known["launches"] += kernel["launches"]
-        known["shaped"] += kernel["shaped"]
+        key = tuple(value for field, value in kernel.items() if field not in (*_SUMMED, *_LATEST))
+        known = merged.setdefault(key, {**kernel, **dict.fromkeys(_SUMMED, 0)})
+        for field in _SUMMED:
+            known[field] += kernel[field]
     return sorted(merged.values(), key=lambda kernel: -kernel["launches"])
 
 

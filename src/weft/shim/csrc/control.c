@@ -227,7 +227,8 @@ static const weft_rules *publish(const weft_policy *policy) {
     rules->shapes = policy->residency > 0;
     for (uint32_t i = 0; i < policy->rule_count; i++)
         rules->shapes |= policy->rules[i].residency > 0;
-    rules->neutral = !rules->shapes && !(policy->flags & WEFT_PRIORITY_HIGH) && policy->head_start_ns == 0;
+    rules->neutral =
+        !rules->shapes && !(policy->flags & (WEFT_PRIORITY_HIGH | WEFT_TRACK)) && policy->head_start_ns == 0;
     known[known_count++] = rules;
     return rules;
 }
@@ -242,6 +243,7 @@ const weft_rules *weft_refresh(void) {
             mine.comm_count = theirs.comm_count;
             memcpy(mine.comm, theirs.comm, sizeof mine.comm);
         }
+        theirs.flags |= mine.flags & WEFT_TRACK;
         const weft_rules *rules = publish(own ? &mine : &theirs);
         if (rules && rules != atomic_load(&weft_active)) {
             if (atomic_load(&weft_active))

@@ -25,6 +25,8 @@ bool weft_capturing(CUstream stream) {
            status != 0;
 }
 
+bool weft_capture_open(void) { return atomic_load(&captures) > 0; }
+
 /* --- what a graph holds --------------------------------------------------------------------------------- */
 
 typedef struct {

@@ -25,7 +25,16 @@ static CUresult make_with(const launch *l, const CUlaunchConfig *c) {
 
 static CUresult make(const launch *l) { return make_with(l, l->config); }
 
+static void note_ctas(const weft_variant *v, const CUlaunchConfig *c) {
+    _Atomic uint32_t *noted = &weft_self->rows[v->row].grid_blocks;
+    uint32_t blocks = c->gridDimX * c->gridDimY * c->gridDimZ;
+    if (UNLIKELY(atomic_load_explicit(noted, memory_order_relaxed) != blocks)) /* spare the cache line */
+        atomic_store_explicit(noted, blocks, memory_order_relaxed);
+}
+
 static void count(weft_variant *v, const launch *l, bool shaped) {
+    if (v->kind == WEFT_KIND_COMM)
+        note_ctas(v, l->config);
     if (UNLIKELY(weft_capturing(weft_stream(l->config->hStream, l->per_thread))))
         weft_count(WEFT_COUNT_CAPTURED); /* it runs when the graph does */
     else
@@ -95,8 +104,12 @@ static CUresult launch_compute(const weft_rules *rules, weft_variant *v, const l
     CUstream stream = weft_stream(c->hStream, l->per_thread);
     if (rules->data.head_start_ns)
         weft_head_start(rules, stream);
+    bool track = rules->data.flags & WEFT_TRACK;
+    bool in_flight = (track || (rules->shapes && (rules->data.flags & WEFT_WHEN_OVERLAP))) &&
+                     weft_comm_in_flight(stream, weft_capturing(stream));
+    if (UNLIKELY(track && in_flight) && !weft_capturing(stream))
+        weft_count_beside(v);
     if (rules->shapes) {
-        bool in_flight = (rules->data.flags & WEFT_WHEN_OVERLAP) && weft_comm_in_flight(stream, weft_capturing(stream));
         uint64_t blocks = (uint64_t)c->gridDimX * c->gridDimY * c->gridDimZ;
         uint32_t shared = weft_shape(&weft_cuda_backend, rules, v, c->sharedMemBytes, blocks, in_flight);
         if (shared != c->sharedMemBytes) {

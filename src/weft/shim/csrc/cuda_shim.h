@@ -66,6 +66,7 @@ void weft_cuda_found(const char *name, void *real); /* the program found the rea
     X(cuFuncSetAttribute, CUresult (*)(CUfunction, int, int))                                               \
     X(cuOccupancyMaxActiveBlocksPerMultiprocessor, CUresult (*)(int *, CUfunction, int, size_t))            \
     X(cuCtxGetCurrent, CUresult (*)(CUcontext *))                                                           \
+    X(cuCtxSetCurrent, CUresult (*)(CUcontext))                                                             \
     X(cuCtxGetDevice, CUresult (*)(CUdevice *))                                                             \
     X(cuCtxGetStreamPriorityRange, CUresult (*)(int *, int *))                                              \
     X(cuDeviceGetAttribute, CUresult (*)(int *, int, CUdevice))                                             \
@@ -103,6 +104,7 @@ static inline CUstream weft_stream(CUstream stream, bool per_thread) {
 /* --- cuda_graph.c -------------------------------------------------------------------------------------- */
 
 bool weft_capturing(CUstream stream); /* costs one load while nothing is captured */
+bool weft_capture_open(void);         /* on any stream */
 
 /* --- cuda_headstart.c ---------------------------------------------------------------------------------- */
 

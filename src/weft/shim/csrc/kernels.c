@@ -176,6 +176,10 @@ static uint32_t shard_of_this_thread(void) {
     return mine - 1;
 }
 
+void weft_count_beside(const weft_variant *v) {
+    atomic_fetch_add_explicit(&weft_self->cells[shard_of_this_thread()][v->row].beside, 1, memory_order_relaxed);
+}
+
 void weft_count_launch(weft_variant *v, uint64_t times, bool shaped) {
     weft_variant *origin = atomic_load_explicit(&v->shaped_from, memory_order_relaxed);
     if (UNLIKELY(origin != NULL)) { /* a graph node: it was shaped when it was captured */

@@ -12,7 +12,7 @@
 
 #define WEFT_CONTROL_MAGIC "weftctl"
 #define WEFT_PROCESS_MAGIC "weftprc"
-#define WEFT_LAYOUT_VERSION 1
+#define WEFT_LAYOUT_VERSION 2
 
 enum {
     WEFT_PATTERN = 128,
@@ -27,6 +27,7 @@ enum { /* weft_policy.flags */
     WEFT_POLICY_SET = 1,
     WEFT_PRIORITY_HIGH = 2,
     WEFT_WHEN_OVERLAP = 4,
+    WEFT_TRACK = 8, /* count launches beside collectives, whatever else is asked for */
 };
 
 typedef struct {
@@ -80,13 +81,14 @@ typedef struct {
     _Atomic uint32_t shaped_blocks; /* blocks per SM as shaped last; 0: never shaped */
     _Atomic uint32_t shaped_bytes;  /* dynamic shared memory as shaped last */
     _Atomic uint32_t reason;
-    uint32_t unused;
+    _Atomic uint32_t grid_blocks; /* of the latest launch; kept for kernels that communicate: their CTAs */
 } weft_row;
 
 /* Counters of one row by one thread (the last shard is shared by all further threads). */
 typedef struct {
     _Atomic uint64_t launches; /* kernels that run: direct launches and graph replays */
     _Atomic uint64_t shaped;
+    _Atomic uint64_t beside; /* launched while a collective was in flight, as far as that was tracked */
 } weft_cell;
 
 enum { /* weft_process.counters */
@@ -101,6 +103,8 @@ enum { /* weft_process.counters */
     WEFT_COUNT_UNKNOWN, /* launches of kernels that could not be named or had no row left */
     WEFT_COUNT_TRACKING_FAILURES,
     WEFT_COUNT_POLICY_CHANGES,
+    WEFT_COUNT_ROUTED, /* collectives that went to a sibling of the program's communicator */
+    WEFT_COUNT_SPLIT_FAILURES,
     WEFT_COUNTERS = 16,
 };
 

@@ -76,6 +76,7 @@ weft_variant *weft_lookup(const weft_backend *api, void *handle, unsigned thread
 void weft_forget_handles(void); /* a module or context went away: its handles may be used again */
 bool weft_glob(const char *pattern, const char *name);
 void weft_count_launch(weft_variant *v, uint64_t times, bool shaped);
+void weft_count_beside(const weft_variant *v); /* launched while a collective was in flight */
 
 /* --- shape.c: residency --------------------------------------------------------------------------- */
 
@@ -105,5 +106,11 @@ void *weft_real_symbol(void *handle, const char *name); /* the libc's own dlsym 
 void *weft_hip_own(const char *name);              /* our function of that name, or NULL */
 bool weft_hip_driver(const char *name);            /* is a library loaded that has it? */
 void weft_hip_found(const char *name, void *real); /* the program found the real one: keep it */
+
+/* --- nccl.c ----------------------------------------------------------------------------------------- */
+
+void *weft_nccl_substitute(const char *name, void *real); /* ours for the library that has `real`, or NULL */
+bool weft_nccl_own(const char *name, void **ours);        /* is it one that we stand in front of? */
+bool weft_nccl_library(void);                             /* is an NCCL loaded? */
 
 #endif

@@ -1,0 +1,171 @@
+"""The communicators of the running process, and the CTAs of their collectives, changed while the program runs.
+
+NCCL fixes the CTAs of a communicator when it is made. Under `weft run` the shim sees every communicator that the
+program makes; `prepare` makes a sibling of each with another limit (`ncclCommSplit`: same ranks, same order), and
+`route` sends the program's collectives to those siblings from the next call on. The program is not changed and
+sees one communicator; what it aborts, finalizes or destroys takes the siblings with it.
+
+`prepare`, `route` and `release` concern all ranks: every rank must call them between the same two collectives, and
+`prepare` with the GPU idle (a sibling's memory is allocated). The sequence of collectives on a communicator is the
+same on all of its ranks, so `Communicator.collectives` is a clock that all of them share.
+
+NCCL_MAX_CTAS and NCCL_MIN_CTAS in the environment outrank a communicator's own limit, and NCCL reads them once. Set
+`LIVE_VARIABLE` to 1 where the job is started: the shim then gives every communicator these limits as its own, with
+the same effect, and they can be changed.
+"""
+
+from __future__ import annotations
+
+import atexit
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from weft.errors import UnavailableError, UsageError
+from weft.shim import binding
+
+LIVE_VARIABLE = "WEFT_LIVE"
+"""Environment variable: 1 keeps NCCL_MAX_CTAS and NCCL_MIN_CTAS changeable. `weft run --tune` sets it."""
+MOST_CTAS = 64
+"""NCCL has no more channels than these."""
+
+
+@dataclass(frozen=True)
+class Communicator:
+    """One communicator of the program, in the order of creation."""
+
+    key: str
+    """Equal on all ranks of the communicator and different for any other; empty where it cannot be known."""
+    rank: int
+    """-1: not known yet."""
+    size: int
+    """-1: not known yet."""
+    device: int | None
+    max_ctas: int | None
+    """The program's own limit, by configuration or environment; None: NCCL's choice."""
+    order: int
+    collectives: int
+    """Collective calls so far, routed or not: the clock that all ranks share."""
+    point_to_point: int
+    """Send and recv calls so far."""
+    bytes: dict[str, int]
+    """By operation: the counts that were asked for, times the size of an element."""
+    routed_to: int | None
+    """CTAs that its next collective is limited to by `route`; None: as the program made it."""
+    prepared: tuple[int, ...]
+    """Limits that `route` can choose from."""
+    why_not: str | None
+    """Why it is never routed; None where it can be."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """One collective call of the program."""
+
+    number: int
+    """Over all communicators of the process."""
+    key: str
+    operation: str
+    bytes: int
+    host_ns: int
+    """CLOCK_MONOTONIC, as `time.monotonic_ns()`."""
+    routed: bool
+
+
+def available() -> bool:
+    """Whether the shim is in this process and the program has used NCCL."""
+    return binding.nccl_seen()
+
+
+def communicators() -> list[Communicator]:
+    """Every live communicator that the program made."""
+    return [
+        Communicator(
+            key=f"{found.key:016x}" if found.key else "",
+            rank=found.rank,
+            size=found.size,
+            device=found.device if found.device >= 0 else None,
+            max_ctas=found.max_ctas if found.max_ctas > 0 else None,
+            order=found.order,
+            collectives=found.collectives,
+            point_to_point=found.point_to_point,
+            bytes={
+                name: amount for name, amount in zip(binding.OPERATIONS, found.bytes, strict=True) if amount
+            },
+            routed_to=found.routed_to if found.routed_to > 0 else None,
+            prepared=tuple(sorted(ctas for ctas in found.prepared if ctas)),
+            why_not=found.why_not.decode(errors="replace") or None,
+        )
+        for found in binding.nccl_list()
+    ]
+
+
+def prepare(ctas: int, timeout_s: float) -> None:
+    """Make a sibling with at most `ctas` CTAs of every communicator that has carried collectives.
+
+    Collective over all ranks. Raises UnavailableError with the reason; the program's communicators stay in use.
+    After a failure on any rank no rank may `route` to this limit: let the ranks agree first.
+    """
+    _check(ctas)
+    reason = binding.nccl_prepare(ctas, timeout_s)
+    if reason:
+        raise UnavailableError(f"the collectives' CTAs cannot be changed in this run: {reason}")
+
+
+def route(ctas: int | None) -> None:
+    """From the next collective on, use the siblings with this limit; None: the program's own communicators.
+
+    Takes effect between groups, never inside one. Point-to-point calls and captured calls are not routed.
+    """
+    if ctas is not None:
+        _check(ctas)
+    reason = binding.nccl_route(ctas or 0)
+    if reason:
+        raise UnavailableError(reason)
+
+
+def release() -> None:
+    """Destroy the siblings that `route` does not use now. Every rank must; nothing may run on them."""
+    reason = binding.nccl_release()
+    if reason:
+        raise UnavailableError(reason)
+
+
+def calls() -> list[Call]:
+    """The latest collective calls, oldest first (up to 4096)."""
+    return [
+        Call(
+            number=found.number,
+            key=f"{found.key:016x}" if found.key else "",
+            operation=binding.OPERATIONS[found.operation],
+            bytes=found.bytes,
+            host_ns=found.host_ns,
+            routed=bool(found.routed),
+        )
+        for found in binding.nccl_calls()
+    ]
+
+
+def on_call(callback: Callable[[str, int], None] | None, key: str | None = None, every: int = 1) -> None:
+    """Run `callback(key, collectives)` on the calling thread after every `every`-th collective of a communicator.
+
+    `key` None: the first communicator that carries a collective from now on. Never inside an NCCL group or a
+    capture: then at the next boundary. What it raises is swallowed and counted (`callback_errors`). One callback at
+    a time; None takes it away.
+    """
+    if every < 1:
+        raise UsageError(f"every {every} is not possible; use 1 or more")
+    number = int(key, 16) if key else 0
+    binding.nccl_on_call((lambda k, n: callback(f"{k:016x}", n)) if callback else None, number, every)
+
+
+def callback_errors() -> int:
+    """Exceptions that callbacks of `on_call` raised so far."""
+    return binding.nccl_callback_errors()
+
+
+def _check(ctas: int) -> None:
+    if not 1 <= ctas <= MOST_CTAS:
+        raise UsageError(f"{ctas} CTAs are not possible; use 1 to {MOST_CTAS}")
+
+
+atexit.register(binding.nccl_on_call, None, 0, 1)
