@@ -74,6 +74,7 @@ class Scatter(Plan):
 
     def columns(self) -> None:
         m, mine, ranks = self.problem.m, self.mine, self.problem.ranks
+        sums: list[tuple[int, list[Region], Region, tuple[str, ...]]] = []
         for i, (col, cols) in enumerate(cut(self.problem.n, min(self.problem.cuts, self.problem.n))):
             home = self.buffer(f"partial.{i}", m, cols)
             box = self.buffer(f"inbox.{i}", ranks * mine, cols)
@@ -88,7 +89,10 @@ class Scatter(Plan):
                 after += self.recv(i, peer, slots[peer], lane=peer)
             kept = Region(home, self.at[self.rank], mine, 0, cols)
             after += self.copy(f"copy.r{i}", i, [kept], [slots[self.rank]], done)
-            self.add(i, slots, Region("out", 0, mine, col, cols), after)
+            sums.append((i, slots, Region("out", 0, mine, col, cols), after))
+        # Last, or a sum that waits for its transfer would hold up the next product.
+        for each in sums:
+            self.add(*each)
 
     def pieces(self) -> None:
         cuts = self.problem.cuts
