@@ -1,6 +1,6 @@
 """The compute side from a profiler trace of one node: what its kernels took, by kind, without communication.
 
-A kernel that ran beside a collective was slowed by it, so where a kernel also ran alone, its time alone counts.
+A kernel that ran beside a collective was slowed by it: where a kernel also ran alone, its time alone counts.
 """
 
 from __future__ import annotations
@@ -13,6 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from weft.errors import InputError, UsageError
+from weft.plan.compute import Pass, Work, head, layer
+from weft.plan.config import Job
+from weft.plan.figures import Figures
 from weft.timeline import Intervals, Kind, Timeline
 from weft.trace import kineto
 from weft.trace.kineto import Trace
@@ -62,8 +65,8 @@ def kind_of(name: str) -> str:
 def measure(path: Path, layers: float) -> Measured:
     """What the kernels of a trace took.
 
-    `layers`: how often a step runs a layer forward on this GPU (its layers times the micro-batches). Steps are
-    counted by the profiler's marks, or else by the forward attention kernels.
+    `layers`: how often a step runs a layer forward on this GPU (its layers times the micro-batches). Steps
+    are counted by the profiler's marks, or else by the forward attention kernels.
     """
     traces = kineto.read(path)
     trace = max(traces, key=lambda found: int((found.timeline.kind == Kind.COMPUTE).sum()))
@@ -113,9 +116,9 @@ def _steps(trace: Trace, compute: npt.NDArray[np.intp], layers: float, path: Pat
     steps = round(forward / layers)
     if steps < 1 or abs(steps * layers - forward) > 0.01 * forward:
         raise UsageError(
-            f"--calibrate {path}: cannot count its steps: no ProfilerStep marks, and {forward} forward attention "
-            f"kernels are no multiple of {layers:g} layers a step; mark steps with prof.step(), or give the "
-            "options of the job that was traced"
+            f"--calibrate {path}: cannot count its steps: no ProfilerStep marks, and {forward} forward "
+            f"attention kernels are no multiple of {layers:g} layers a step; mark steps with prof.step(), "
+            "or give the options of the job that was traced"
         )
     return steps
 
@@ -136,3 +139,63 @@ def _gap_ns(timeline: Timeline, compute: npt.NDArray[np.intp]) -> float:
     gaps = timeline.start_ns[mine][1:] - np.maximum.accumulate(timeline.end_ns[mine])[:-1]
     short = gaps[(gaps >= 0) & (gaps < MAX_GAP_NS)]
     return float(np.median(short)) if len(short) else 0.0
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Figures that reproduce a trace's compute, and what they replaced."""
+
+    figures: Figures
+    measured: Measured
+    changes: tuple[tuple[str, float, float], ...]
+    """Name of a figure, before and after."""
+    model_s: float
+    """Compute of the step by the figures before, in seconds, to be compared with the trace's."""
+
+
+def calibrate(measured: Measured, job: Job, figures: Figures) -> Calibration:
+    """Set the software's figures so that the model takes what the trace took for each kind of kernel.
+
+    `job` is the one that was traced. Raises UsageError where it cannot have been: faster than the GPU can be.
+    """
+    rank = _rank(job, figures)
+    software = figures.find(job.software)
+    changes: dict[str, float] = {}
+    if measured.gemm_s > 0 and rank.gemm > 0:
+        changes["speed"] = software.speed * rank.gemm / measured.gemm_s
+        reached = figures.gemm_share(job.gpu, job.precision) * changes["speed"]
+        if not 0.02 < reached <= 1.0:
+            raise UsageError(
+                f"--calibrate: for this job the trace's matrix products ran at {100 * reached:.0f}% "
+                f"of the {job.gpu.title}'s peak, so the trace is of another job; give the options of the "
+                "traced one"
+            )
+    if measured.attention_s > 0 and rank.attention > 0:
+        changes["attention_efficiency"] = min(
+            1.0, software.attention_efficiency * rank.attention / measured.attention_s
+        )
+    if measured.elementwise_s > 0 and rank.elementwise > 0:
+        changes["elementwise"] = software.elementwise * measured.elementwise_s / rank.elementwise
+    passes = 3 * _layer_passes(job)
+    changes["layer_us"] = 1e6 * measured.gap_s * measured.launches / passes
+    before = tuple((name, float(getattr(software, name)), value) for name, value in changes.items())
+    return Calibration(figures.with_software(job.software, **changes), measured, before, rank.total)
+
+
+def _layer_passes(job: Job) -> float:
+    """Forward passes over a layer in a step of one GPU."""
+    return job.model.layers / job.pp * job.micro_batches
+
+
+def _rank(job: Job, figures: Figures) -> Work:
+    """What one GPU computes in a step, by the model; the output's work is shared out over the stages."""
+    moe_share = job.model.moe_layers / job.model.layers
+    plain, routed = layer(job, figures), layer(job, figures, moe=True) if moe_share else Pass()
+    each = plain * (1 - moe_share) + routed * moe_share
+    whole = each * (job.model.layers / job.pp) + head(job, figures) * (1 / job.pp)
+    return (whole.forward + whole.backward + whole.recompute) * job.micro_batches
+
+
+def calibrated(path: Path, job: Job, figures: Figures) -> Calibration:
+    """Figures from the trace of a job."""
+    return calibrate(measure(path, _layer_passes(job)), job, figures)

@@ -1,0 +1,112 @@
+"""Weak and strong scaling: one job on more and more GPUs, with and without weft's controls."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from weft.errors import UsageError
+from weft.plan.config import AUTO, Job
+from weft.plan.step import Prediction, predict
+
+MAX_GPUS = 1 << 18
+KINDS = ("weak", "strong")
+
+Predict = Callable[[Job], Prediction]
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Point:
+    """One size of a curve; `without` has no control of weft, `with_weft` the best for each collective."""
+
+    gpus: int
+    job: Job
+    without: Prediction
+    with_weft: Prediction
+
+    def tokens_per_s_per_gpu(self, prediction: Prediction) -> float:
+        return self.job.tokens / prediction.step_s / self.gpus
+
+
+@dataclass(frozen=True)
+class Curve:
+    """`weak`: the batch grows with the GPUs; `strong`: it stays."""
+
+    kind: str
+    points: tuple[Point, ...]
+    note: str = ""
+    """Why the curve ends before the range does."""
+
+
+def parse_range(words: str) -> tuple[int, int]:
+    """`8..16384` as two numbers of GPUs."""
+    match = re.fullmatch(r"\s*(\d{1,9})\s*(?:\.\.|-|:)\s*(\d{1,9})\s*", words)
+    if not match:
+        raise UsageError(f"--scale {words!r} is not a range of GPUs; write it as 8..16384")
+    low, high = int(match[1]), int(match[2])
+    if not 1 <= low <= high:
+        raise UsageError(
+            f"--scale {words!r}: the first number is above the second; did you mean {high}..{low}?"
+        )
+    if high > MAX_GPUS:
+        raise UsageError(f"--scale {words!r}: more than {MAX_GPUS} GPUs; nearest is {low}..{MAX_GPUS}")
+    return low, high
+
+
+def sizes(job: Job, low: int, high: int) -> list[int]:
+    """GPUs in the range that the split divides: the smallest number, doubled again and again."""
+    unit = job.tp * job.pp * job.cp
+    start = max(unit, -(-low // unit) * unit)
+    if start > high:
+        raise UsageError(
+            f"--scale {low}..{high}: tp {job.tp} x pp {job.pp} x cp {job.cp} needs at least {unit} GPUs; "
+            f"nearest is {unit}..{max(unit, high) * 2}"
+        )
+    found = []
+    while start <= high:
+        found.append(start)
+        start *= 2
+    return found
+
+
+def resized(job: Job, gpus: int, kind: str) -> Job:
+    """The job on another number of GPUs."""
+    unit = job.tp * job.pp * job.cp
+    dp = gpus // unit
+    batch = job.global_batch // job.dp * dp if kind == "weak" else job.global_batch
+    return job.but(gpus=gpus, dp=dp, global_batch=batch)
+
+
+def curve(
+    job: Job, low: int, high: int, kind: str, *, run: Predict = predict, tell: Progress | None = None
+) -> Curve:
+    """Predictions over a range of GPUs. A strong curve ends where the batch has nothing left to divide."""
+    chosen = sizes(job, low, high)
+    points: list[Point] = []
+    note = ""
+    for at, gpus in enumerate(chosen):
+        try:
+            here = resized(job, gpus, kind)
+            points.append(Point(gpus, here, run(here.but(policy=None)), run(here.but(policy=AUTO))))
+        except UsageError as error:
+            note = f"{gpus} GPUs: {error}"
+            if points:
+                break
+        if tell:
+            tell(at + 1, len(chosen))
+    if not points:
+        raise UsageError(note)
+    return Curve(kind, tuple(points), note)
+
+
+def curves(
+    job: Job, low: int, high: int, *, run: Predict = predict, tell: Progress | None = None
+) -> Iterator[Curve]:
+    """The weak and the strong curve.
+
+    The batch of the strong one is the job's own; the weak one keeps what each data-parallel rank has.
+    """
+    for kind in KINDS:
+        yield curve(job, low, high, kind, run=run, tell=tell)
