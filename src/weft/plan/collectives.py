@@ -1,0 +1,121 @@
+"""Collectives: how long one takes alone, by ring, tree or hierarchy, whichever is fastest."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from weft.gpu.specs import GpuSpec
+from weft.plan.figures import Links
+from weft.plan.network import Network
+
+
+@dataclass(frozen=True)
+class Group:
+    """Ranks that take part, and how many of them share an NVLink domain."""
+
+    ranks: int
+    per_domain: int
+    span: int
+    """GPUs from the first to the last rank: what decides on oversubscription."""
+
+    @property
+    def domains(self) -> int:
+        return -(-self.ranks // self.per_domain)
+
+    @property
+    def scope(self) -> str:
+        return "domain" if self.domains == 1 else "network"
+
+
+def group(ranks: int, stride: int, network: Network) -> Group:
+    """Ranks that are `stride` GPUs apart."""
+    per_domain = max(1, min(ranks, network.domain // stride if stride <= network.domain else 1))
+    while ranks % per_domain:
+        per_domain -= 1
+    return Group(ranks, per_domain, ranks * stride)
+
+
+def domain_rate(gpu: GpuSpec, links: Links) -> float:
+    """Bytes per second that a rank sends inside its domain."""
+    if gpu.link_kind == "pcie":
+        return gpu.pcie_bytes_per_s * links.domain_share
+    return gpu.fabric_bytes_per_s * links.domain_share
+
+
+def rail_rate(g: Group, network: Network, links: Links) -> float:
+    """Bytes per second that one rank sends between domains."""
+    beyond = network.oversubscription if g.span > network.leaf_gpus else 1.0
+    return network.rail_bytes_per_s * links.network_share / beyond
+
+
+def collective_s(kind: str, bytes_: float, g: Group, gpu: GpuSpec, network: Network, links: Links) -> float:
+    """Seconds of a collective alone. `bytes_`: the larger buffer of a rank, as in Workload."""
+    if g.ranks < 2 or bytes_ <= 0:
+        return 0.0
+    if kind == "p2p":
+        return _p2p(bytes_, g, gpu, network, links)
+    if kind == "all_to_all":
+        return links.launch_us * 1e-6 + _all_to_all(bytes_, g, gpu, network, links)
+    rounds = 2 if kind == "all_reduce" else 1
+    ways = [rounds * _ring(bytes_, g, gpu, network, links)]
+    if g.domains > 1 and g.per_domain > 1:
+        ways.append(rounds * _hierarchy(bytes_, g, gpu, network, links))
+    if kind == "all_reduce":
+        ways.append(_tree(bytes_, g, gpu, network, links))
+    return links.launch_us * 1e-6 + min(ways)
+
+
+def _hop_s(network: Network, links: Links) -> float:
+    return (network.latency_us + links.network_us) * 1e-6
+
+
+def _ramp(part: float, links: Links) -> float:
+    """Messages below a size do not fill the links."""
+    return 1.0 + links.domain_half_bytes / max(part, 1.0)
+
+
+def _ring(bytes_: float, g: Group, gpu: GpuSpec, network: Network, links: Links) -> float:
+    """Reduce-scatter or all-gather around a ring; every domain is left over as many rails as it has ranks."""
+    rate = domain_rate(gpu, links)
+    latency = (g.ranks - g.domains) * links.domain_us * 1e-6
+    if g.domains > 1:
+        rails = g.per_domain * rail_rate(g, network, links)
+        rate = min(rate, rails) if g.per_domain > 1 else rails
+        latency += g.domains * _hop_s(network, links)
+    sent = bytes_ * (g.ranks - 1) / g.ranks
+    return latency + sent * _ramp(bytes_, links) / rate
+
+
+def _hierarchy(bytes_: float, g: Group, gpu: GpuSpec, network: Network, links: Links) -> float:
+    """Inside the domain first, then each rank with its peers along its rail."""
+    inner = bytes_ * (g.per_domain - 1) / g.per_domain / domain_rate(gpu, links)
+    outer = bytes_ / g.per_domain * (g.domains - 1) / g.domains / rail_rate(g, network, links)
+    latency = (g.per_domain - 1) * links.domain_us * 1e-6
+    latency += math.ceil(math.log2(g.domains)) * _hop_s(network, links)
+    return latency + (inner + outer) * _ramp(bytes_, links)
+
+
+def _tree(bytes_: float, g: Group, gpu: GpuSpec, network: Network, links: Links) -> float:
+    """Up and down a double tree between domains, a chain inside each."""
+    rate = domain_rate(gpu, links)
+    hops = 2 * (g.per_domain - 1) * links.domain_us * 1e-6
+    if g.domains > 1:
+        rails = g.per_domain * rail_rate(g, network, links)
+        rate = min(rate, rails) if g.per_domain > 1 else rails
+        hops += 2 * math.ceil(math.log2(g.domains)) * _hop_s(network, links)
+    return hops + 2 * bytes_ * _ramp(bytes_, links) / rate
+
+
+def _all_to_all(bytes_: float, g: Group, gpu: GpuSpec, network: Network, links: Links) -> float:
+    near = bytes_ * (g.per_domain - 1) / g.ranks / domain_rate(gpu, links)
+    if g.domains == 1:
+        return near * _ramp(bytes_, links) + links.domain_us * 1e-6
+    far = bytes_ * (g.ranks - g.per_domain) / g.ranks / rail_rate(g, network, links)
+    return max(near, far) * _ramp(bytes_, links) + _hop_s(network, links)
+
+
+def _p2p(bytes_: float, g: Group, gpu: GpuSpec, network: Network, links: Links) -> float:
+    if g.domains == 1:
+        return links.launch_us * 1e-6 + bytes_ / domain_rate(gpu, links)
+    return links.launch_us * 1e-6 + _hop_s(network, links) + bytes_ / rail_rate(g, network, links)

@@ -1,0 +1,157 @@
+"""Compute: seconds of matrix products, attention and the rest of a layer on one GPU."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+
+from weft.gpu.specs import GpuSpec
+from weft.plan.config import Job
+from weft.plan.figures import Figures, Software
+from weft.plan.models import Gemm
+
+TILE_M, TILE_N = 128, 256
+BACKWARD_ATTENTION = 2.5  # flash attention computes the scores again: five products instead of two
+
+
+@dataclass(frozen=True)
+class Work:
+    """Seconds of one pass over something, by what the GPU is busy with."""
+
+    gemm: float = 0.0
+    attention: float = 0.0
+    elementwise: float = 0.0
+    overhead: float = 0.0
+
+    @property
+    def total(self) -> float:
+        return self.gemm + self.attention + self.elementwise + self.overhead
+
+    def __add__(self, other: Work) -> Work:
+        return Work(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+
+    def __mul__(self, times: float) -> Work:
+        return Work(*(getattr(self, f.name) * times for f in fields(self)))
+
+
+@dataclass(frozen=True)
+class Pass:
+    """Forward, backward and what is computed again before it."""
+
+    forward: Work = Work()
+    backward: Work = Work()
+    recompute: Work = Work()
+
+    @property
+    def total(self) -> float:
+        return self.forward.total + self.backward.total + self.recompute.total
+
+    def __add__(self, other: Pass) -> Pass:
+        return Pass(
+            self.forward + other.forward, self.backward + other.backward, self.recompute + other.recompute
+        )
+
+    def __mul__(self, times: float) -> Pass:
+        return Pass(self.forward * times, self.backward * times, self.recompute * times)
+
+
+def gemm_s(gemm: Gemm, gpu: GpuSpec, precision: str, figures: Figures, speed: float = 1.0) -> float:
+    """Seconds of a matrix product: waves of tiles at a rate that deep products reach, or its bytes."""
+    tiles = math.ceil(gemm.m / TILE_M) * math.ceil(gemm.n / TILE_N) * gemm.count
+    waves = tiles / gpu.sms
+    tail = (math.ceil(waves) / waves) ** figures.gemm_tail if waves < 64 else 1.0
+    share = figures.gemm_share(gpu, precision) * speed * gemm.k / (gemm.k + figures.gemm_k_half)
+    padded = 2.0 * tiles * TILE_M * TILE_N * gemm.k if gemm.m < TILE_M or gemm.n < TILE_N else gemm.flops
+    busy = padded / (gpu.flops(precision) * share) * tail
+    size = 1 if precision == "fp8" else 2
+    moved = (size * (gemm.m * gemm.k + gemm.n * gemm.k) + 2 * gemm.m * gemm.n) * gemm.count
+    return max(busy, moved / (gpu.memory_bytes_per_s * figures.memory_share))
+
+
+def gemm_passes(gemms: list[Gemm], job: Job, figures: Figures, precision: str = "") -> tuple[float, float]:
+    """Seconds forward and backward (input and weight gradients) of these products."""
+    software, kind = figures.find(job.software), precision or job.precision
+    forward = backward = 0.0
+    for g in gemms:
+        forward += gemm_s(g, job.gpu, kind, figures, software.speed)
+        for m, n, k in ((g.m, g.k, g.n), (g.n, g.k, g.m)):
+            backward += gemm_s(Gemm(g.name, m, n, k, g.count), job.gpu, kind, figures, software.speed)
+    return forward, backward
+
+
+def layer(job: Job, figures: Figures, *, moe: bool = False) -> Pass:
+    """One layer and one micro-batch on one rank, without communication."""
+    software, m = figures.find(job.software), job.model
+    tokens = job.micro_batch * job.seq_len // job.cp
+    gemms = m.attention_gemms(tokens, job.tp)
+    gemms += m.moe_gemms(tokens, job.tp, job.ep, job.expert_tp) if moe else m.mlp_gemms(tokens, job.tp)
+    forward, backward = gemm_passes(gemms, job, figures)
+    attention_f, attention_b = _attention(job, figures, software, tokens)
+    rest = _elementwise_bytes(job, software, tokens, moe=moe) / _bandwidth(job.gpu, figures)
+    once = software.layer_us * 1e-6
+    work_f = Work(forward, attention_f, rest, once)
+    work_b = Work(backward, attention_b, 2 * rest, 2 * once)
+    return Pass(work_f, work_b, _recomputed(job, software, work_f))
+
+
+def _recomputed(job: Job, software: Software, forward: Work) -> Work:
+    if job.recompute == "full":
+        return forward
+    if job.recompute == "selective":
+        if software.selective == "half":
+            return Work(0.5 * forward.gemm, 0.0, forward.elementwise, 0.5 * forward.overhead)
+        return Work(0.0, forward.attention, 0.0, 0.0)
+    return Work()
+
+
+def _bandwidth(gpu: GpuSpec, figures: Figures) -> float:
+    return gpu.memory_bytes_per_s * figures.memory_share
+
+
+def _attention(job: Job, figures: Figures, software: Software, tokens: int) -> tuple[float, float]:
+    """Seconds forward and backward of scores, softmax and values on one rank."""
+    m, peak = job.model, job.gpu.flops("bf16")
+    if software.attention == "flash":
+        flops = m.attention_flops(job.seq_len) * tokens / job.tp
+        # Attention's own width counts: short heads leave matrix units idle.
+        seconds = flops / (peak * software.attention_efficiency)
+        return seconds, BACKWARD_ATTENTION * seconds
+    flops = m.attention_flops(job.seq_len, causal=False) * tokens / job.tp
+    products = flops / (peak * figures.gemm_share(job.gpu, "bf16") * software.attention_efficiency)
+    # Scores are written, masked and normalised, dropped out, and read again: elements of 2 bytes.
+    scores = float(m.heads // job.tp) * tokens * job.seq_len
+    passes = 8.0
+    moved = 2.0 * passes * scores / _bandwidth(job.gpu, figures)
+    return products + moved, 2 * products + 1.25 * moved
+
+
+def _elementwise_bytes(job: Job, software: Software, tokens: int, *, moe: bool) -> float:
+    """Memory traffic forward of a layer outside matrix products, least passes times the software's factor."""
+    m = job.model
+    rows = tokens / job.tp if job.sequence_parallel else float(tokens)
+    # Two norms and two residual additions with dropout: read and write, 2 bytes an element.
+    wide = 2 * (2 + 3) * rows * m.hidden
+    width = m.expert_ffn * m.experts_per_token / job.expert_tp if moe else m.ffn / job.tp
+    inner = 2 * (3 if m.gated else 2) * tokens * (width + (m.shared_ffn / job.tp if moe else 0))
+    rope = 2 * 2 * tokens * (m.heads + 2 * m.kv_heads) * m.head_dim / job.tp
+    routed = 4 * 2 * tokens * m.experts_per_token * m.hidden if moe else 0.0
+    cast = 0.0
+    if job.precision == "fp8":
+        cast = 4 * tokens * (2 * m.hidden + width)
+    return software.elementwise * (wide + inner + rope + routed + cast)
+
+
+def head(job: Job, figures: Figures) -> Pass:
+    """Output product and loss of one micro-batch, in bf16."""
+    software, m = figures.find(job.software), job.model
+    tokens = job.micro_batch * job.seq_len // job.cp
+    forward, backward = gemm_passes([m.output_gemm(tokens, job.tp)], job, figures, "bf16")
+    # Logits in 16 bits, the loss in 32: written, read for the maximum, the sum and the gradient.
+    loss = 14.0 * tokens * m.vocab / job.tp / _bandwidth(job.gpu, figures)
+    once = software.layer_us * 1e-6
+    return Pass(Work(forward, 0.0, loss / 2, once), Work(backward, 0.0, loss / 2, once))
+
+
+def optimizer_s(params: float, job: Job, figures: Figures) -> float:
+    """Seconds of Adam over this rank's share: 16-bit gradients and parameters, three 32-bit states."""
+    return params * (4 * 3 * 2 + 4 + 2) / _bandwidth(job.gpu, figures)

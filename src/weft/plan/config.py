@@ -1,0 +1,279 @@
+"""Job: a training run to be planned. Checked when it is made; every error names the nearest valid choice."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from weft.errors import UsageError
+from weft.gpu.specs import GpuSpec, spec
+from weft.plan.models import Model, model, nearest_divisor
+from weft.plan.network import Network, network, usual_network
+from weft.plan.wire import NONE, Wire
+from weft.policy import Policy
+
+SCHEDULES = ("1f1b", "gpipe", "interleaved")
+SHARDINGS = ("none", "zero1", "zero2", "zero3")
+RECOMPUTES = ("none", "selective", "full")
+PRECISIONS = ("bf16", "fp16", "fp8")
+AUTO = "auto"
+SOFTWARE = "megatron-2025"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A model on so many GPUs. Names of presets are looked up; what is left out is derived."""
+
+    model: Model
+    """Or the name of a preset."""
+    gpu: GpuSpec
+    """Or the name of a preset."""
+    gpus: int
+    tp: int = 1
+    pp: int = 1
+    cp: int = 1
+    ep: int = 1
+    """Ranks that share the experts; they are taken from the data and context parallel ranks."""
+    expert_tp: int = 0
+    """Tensor parallelism inside an expert; 0: as `tp`."""
+    dp: int = 0
+    """0: what is left of `gpus`."""
+    interleave: int = 1
+    """Model chunks of each pipeline stage."""
+    schedule: str = ""
+    """`1f1b`, `gpipe` or `interleaved`; empty: by `interleave`."""
+    micro_batch: int = 1
+    """Sequences."""
+    global_batch: int = 0
+    """Sequences; 0: eight micro-batches for each pipeline stage."""
+    seq_len: int = 0
+    """0: the model's own."""
+    sharding: str = "zero1"
+    shard_ranks: int = 0
+    """Ranks over which `sharding` spreads; 0: all that hold the same part of the model."""
+    sequence_parallel: bool | None = None
+    """None: wherever there is tensor parallelism."""
+    recompute: str = "none"
+    precision: str = "bf16"
+    compression: str | Wire = "none"
+    network: Network = None  # type: ignore[assignment]
+    """Or the name of a preset; None: what the GPU is mostly sold with."""
+    policy: Policy | str | None = None
+    """A Policy for all collectives, `auto` (the best for each), or None: without weft's controls."""
+    software: str = SOFTWARE
+    """The training framework and its age: how well it computes, and what it overlaps."""
+    hide: frozenset[str] | None = None
+    """Collectives (`tp`, `cp`, `ep`, `pp`, `grads`, `params`) that run beside compute; None: as the software
+    does it."""
+
+    def __post_init__(self) -> None:
+        self._look_up()
+        for field in ("gpus", "tp", "pp", "cp", "ep", "interleave", "micro_batch", "seq_len"):
+            _whole(field, getattr(self, field))
+        for field, choices in (
+            ("sharding", SHARDINGS),
+            ("recompute", RECOMPUTES),
+            ("precision", PRECISIONS),
+        ):
+            _choice(field, getattr(self, field), choices)
+        self._derive_dp()
+        self._check_split()
+        self._derive_pipeline()
+        self._derive_batch()
+        self._check_experts()
+        if self.sequence_parallel is None:
+            self._set("sequence_parallel", self.tp > 1)
+        if self.sequence_parallel and self.tp == 1:
+            raise UsageError(
+                "sequence_parallel needs tensor parallelism: set tp to 2 or more, or leave it off"
+            )
+        self.gpu.flops(self.precision)
+
+    def _set(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
+
+    def _look_up(self) -> None:
+        if isinstance(self.model, str):
+            self._set("model", model(self.model))
+        if isinstance(self.gpu, str):
+            self._set("gpu", spec(self.gpu))
+        if self.network is None:
+            self._set("network", usual_network(self.gpu.name))
+        elif isinstance(self.network, str):
+            self._set("network", network(self.network))
+        if not self.seq_len:
+            self._set("seq_len", self.model.seq_len)
+        if isinstance(self.policy, str):
+            if self.policy not in (AUTO, "none"):
+                raise UsageError(f"policy {self.policy!r} is not known; use auto, none or a Policy")
+            if self.policy == "none":
+                self._set("policy", None)
+        if isinstance(self.compression, str):
+            self._set("compression", _wire(self.compression))
+        if self.hide is not None:
+            self._set("hide", frozenset(self.hide))
+
+    def _derive_dp(self) -> None:
+        rest = self.tp * self.pp * self.cp
+        if self.gpus % rest:
+            near = max(1, round(self.gpus / rest)) * rest
+            raise UsageError(
+                f"gpus {self.gpus} is not a multiple of tp {self.tp} x pp {self.pp} x cp {self.cp} = {rest}; "
+                f"nearest is {near}"
+            )
+        if not self.dp:
+            self._set("dp", self.gpus // rest)
+        _whole("dp", self.dp)
+        if self.dp * rest != self.gpus:
+            raise UsageError(
+                f"tp {self.tp} x pp {self.pp} x cp {self.cp} x dp {self.dp} = {rest * self.dp}, not gpus "
+                f"{self.gpus}; with these, dp is {self.gpus // rest}"
+            )
+
+    def _check_split(self) -> None:
+        m = self.model
+        if m.heads % self.tp:
+            raise UsageError(
+                f"tp {self.tp} does not divide the {m.heads} heads of {m.name}; nearest is "
+                f"{nearest_divisor(m.heads, self.tp)}"
+            )
+        if self.seq_len % self.cp:
+            raise UsageError(
+                f"cp {self.cp} does not divide seq_len {self.seq_len}; nearest is "
+                f"{nearest_divisor(self.seq_len, self.cp)}"
+            )
+        replicas = self.dp * self.cp
+        if not self.shard_ranks:
+            self._set("shard_ranks", replicas)
+        if replicas % self.shard_ranks:
+            raise UsageError(
+                f"shard_ranks {self.shard_ranks} does not divide dp x cp = {replicas}; nearest is "
+                f"{nearest_divisor(replicas, self.shard_ranks)}"
+            )
+
+    def _derive_pipeline(self) -> None:
+        v = self.interleave
+        if not self.schedule:
+            self._set("schedule", "interleaved" if v > 1 else "1f1b")
+        _choice("schedule", self.schedule, SCHEDULES)
+        if v > 1 and self.pp == 1:
+            raise UsageError(f"interleave {v} needs pipeline stages: set pp to 2 or more, or interleave to 1")
+        if v > 1 and self.schedule != "interleaved":
+            raise UsageError(
+                f"schedule {self.schedule} has one chunk for each stage, interleave is {v}; "
+                "use schedule interleaved, or interleave 1"
+            )
+        if self.schedule == "interleaved" and v == 1 and self.pp > 1:
+            raise UsageError("schedule interleaved needs interleave 2 or more, or use schedule 1f1b")
+        chunks = self.pp * v
+        # Megatron lets the embedding and the output count as layers, so that 126 layers split like 128.
+        if self.model.layers % chunks and (self.model.layers + 2) % chunks:
+            fits = [p for p in range(1, self.model.layers + 1) if not self.model.layers % (p * v)]
+            if fits:
+                near = min(fits, key=lambda p: max(p / self.pp, self.pp / p))
+                what = f"nearest is pp {near}" + (f" with interleave {v}" if v > 1 else "")
+            else:
+                what = f"use interleave 1 with pp {nearest_divisor(self.model.layers, self.pp)}"
+            raise UsageError(
+                f"pp {self.pp}{f' x interleave {v}' if v > 1 else ''} does not divide the {self.model.layers} "
+                f"layers of {self.model.name}; {what}"
+            )
+
+    def _derive_batch(self) -> None:
+        unit = self.dp * self.micro_batch
+        if not self.global_batch:
+            self._set("global_batch", unit * (8 * self.pp if self.pp > 1 else 1))
+        _whole("global_batch", self.global_batch)
+        if self.global_batch % unit:
+            near = max(1, round(self.global_batch / unit)) * unit
+            raise UsageError(
+                f"global_batch {self.global_batch} is not a multiple of dp {self.dp} x micro_batch "
+                f"{self.micro_batch} = {unit}; nearest is {near}"
+            )
+        if self.schedule == "interleaved" and self.micro_batches % self.pp:
+            near = max(1, round(self.micro_batches / self.pp)) * self.pp * unit
+            raise UsageError(
+                f"the interleaved schedule needs micro-batches in multiples of pp {self.pp}, not "
+                f"{self.micro_batches}; nearest is global_batch {near}"
+            )
+
+    def _check_experts(self) -> None:
+        m = self.model
+        if not m.experts:
+            if self.ep > 1 or self.expert_tp > 1:
+                raise UsageError(f"ep {self.ep}: {m.name} has no experts; use ep 1")
+            return
+        if m.experts % self.ep:
+            raise UsageError(
+                f"ep {self.ep} does not divide the {m.experts} experts of {m.name}; nearest is "
+                f"{nearest_divisor(m.experts, self.ep)}"
+            )
+        if not self.expert_tp:
+            self._set("expert_tp", self.tp)
+        room = self.tp * self.cp * self.dp
+        if room % (self.ep * self.expert_tp):
+            near = nearest_divisor(room // self.expert_tp if not room % self.expert_tp else room, self.ep)
+            raise UsageError(
+                f"ep {self.ep} x expert_tp {self.expert_tp} does not divide tp x cp x dp = {room}; "
+                f"nearest is ep {near}"
+            )
+
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches of a step on one pipeline."""
+        return self.global_batch // (self.dp * self.micro_batch)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a step, all GPUs together."""
+        return self.global_batch * self.seq_len
+
+    @property
+    def wire(self) -> Wire:
+        return self.compression if isinstance(self.compression, Wire) else _wire(self.compression)
+
+    def but(self, **changes: Any) -> Job:
+        """This job with other values; what was derived is derived again unless it is given."""
+        kept = {f.name: getattr(self, f.name) for f in fields(self)}
+        moved = set(changes)
+        if "dp" not in moved and moved & {"gpus", "tp", "pp", "cp"}:
+            kept["dp"] = 0
+        if "schedule" not in moved and moved & {"interleave", "pp"}:
+            kept["schedule"] = "gpipe" if self.schedule == "gpipe" else ""
+        if "sequence_parallel" not in moved and "tp" in moved:
+            kept["sequence_parallel"] = None
+        if "shard_ranks" not in moved and (moved & {"gpus", "tp", "pp", "cp", "dp"}):
+            kept["shard_ranks"] = 0 if self.shard_ranks == self.dp * self.cp else self.shard_ranks
+        if "expert_tp" not in moved and moved & {"tp", "model"}:
+            kept["expert_tp"] = 0
+        if "seq_len" not in moved and "model" in moved:
+            kept["seq_len"] = 0
+        if "network" not in moved and "gpu" in moved:
+            kept["network"] = None
+        return replace(self, **{**kept, **changes})
+
+    def __str__(self) -> str:
+        split = [
+            f"{name}{getattr(self, name)}" for name in ("tp", "pp", "cp", "ep") if getattr(self, name) > 1
+        ]
+        return f"{self.model.name} on {self.gpus} {self.gpu.name} ({' '.join([*split, f'dp{self.dp}'])})"
+
+
+def _wire(name: str) -> Wire:
+    if name == "none":
+        return NONE
+    from weft.plan.compression import compression
+
+    return compression(name)
+
+
+def _whole(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise UsageError(f"{name} {value!r} is not possible; use a whole number above 0")
+
+
+def _choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        near = difflib.get_close_matches(str(value), choices, n=1, cutoff=0.0)
+        raise UsageError(f"{name} {value!r} is not known; did you mean {near[0]}? ({', '.join(choices)})")

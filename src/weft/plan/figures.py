@@ -1,0 +1,124 @@
+"""Figures: what was fitted, or is known of a software generation. They come from `data/figures.json`."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from weft.errors import InputError, UsageError
+from weft.gpu.specs import GpuSpec
+
+SHIPPED = Path(__file__).parent / "data" / "figures.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Software:
+    """A training framework at a point in time."""
+
+    name: str
+    title: str
+    speed: float
+    """Rate of its matrix kernels against the GPU's `gemm` figure: 1 is the same."""
+    attention: str
+    """`flash`, or `unfused`: scores go through memory."""
+    attention_efficiency: float
+    """Share of the peak matrix rate that flash attention reaches forward, causal FLOPs."""
+    elementwise: float
+    """Memory traffic of norms, activations, dropouts and residuals against the fused least."""
+    layer_us: float
+    """Microseconds per layer, micro-batch and pass that no kernel accounts for."""
+    step_s: float
+    """Seconds of every step outside the micro-batches: data, logging, clipping."""
+    grad_bytes: float
+    """Bytes of a gradient element on the wire."""
+    hides: frozenset[str]
+    """Collectives that run beside compute: `tp` (fused with their GEMM), `tp_backward`, `cp`, `ep`, `pp`,
+    `grads`, `params`."""
+    selective: str
+    """What selective recomputation repeats: `attention`, or `half`: every other matrix product."""
+    skew: float
+    """Share of the step lost for each doubling of the number of nodes: skew and jitter."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Links:
+    """Collectives: latency and the share of the data sheet's bandwidth that large ones reach."""
+
+    domain_us: float
+    """One step between GPUs of an NVLink domain."""
+    domain_share: float
+    domain_half_bytes: float
+    """Bytes for each rank at which half of the bandwidth is reached, beyond latency."""
+    network_us: float
+    """One step between domains, on top of the network's own latency."""
+    network_share: float
+    launch_us: float
+    """Start of any collective."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figures:
+    """All figures of a prediction."""
+
+    gemm: Mapping[str, Mapping[str, float]]
+    """By GPU and precision: share of the peak that a large matrix product reaches in training."""
+    gemm_k_half: float
+    """Depth of a product at which half of that is reached."""
+    gemm_tail: float
+    """How much of a ragged last wave is lost: 0 nothing, 1 all of it."""
+    memory_share: float
+    """Share of the data sheet's memory bandwidth."""
+    links: Links
+    software: Mapping[str, Software]
+
+    def gemm_share(self, gpu: GpuSpec, precision: str) -> float:
+        """Share of the peak; of a GPU that nobody measured, that of its nearest relative."""
+        family = self.gemm.get(gpu.name) or self.gemm[_relative(gpu)]
+        kind = "fp8" if precision == "fp8" else "bf16"
+        return family.get(kind, family["bf16"])
+
+    def but(self, **changes: Any) -> Figures:
+        return replace(self, **changes)
+
+    def with_software(self, name: str, **changes: Any) -> Figures:
+        """These figures with others for one software."""
+        return replace(self, software={**self.software, name: replace(self.software[name], **changes)})
+
+    def find(self, name: str) -> Software:
+        """The software of that name. Raises UsageError with the nearest valid name."""
+        if name not in self.software:
+            near = difflib.get_close_matches(name, list(self.software), n=1, cutoff=0.0)
+            raise UsageError(
+                f"no software named {name!r}; did you mean {near[0]!r}? ({', '.join(self.software)})"
+            )
+        return self.software[name]
+
+
+def _relative(gpu: GpuSpec) -> str:
+    if gpu.vendor == "amd":
+        return "h100" if gpu.throughput.fp8_tflops else "a100-80gb"
+    return "h100" if gpu.compute_capability >= (9, 0) else "a100-80gb"
+
+
+def from_dict(document: Mapping[str, Any]) -> Figures:
+    """Figures from their JSON document."""
+    try:
+        software = {
+            name: Software(name=name, **{**entry, "hides": frozenset(entry["hides"])})
+            for name, entry in document["software"].items()
+        }
+        plain = {k: document[k] for k in ("gemm", "gemm_k_half", "gemm_tail", "memory_share")}
+        return Figures(links=Links(**document["links"]), software=software, **plain)
+    except (KeyError, TypeError) as error:
+        raise InputError(f"the figures of the planner are incomplete: {error}") from None
+
+
+@cache
+def shipped() -> Figures:
+    """The figures that come with weft."""
+    return from_dict(json.loads(SHIPPED.read_text(encoding="utf-8")))

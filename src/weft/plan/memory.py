@@ -1,0 +1,109 @@
+"""Memory: bytes of the fullest GPU by kind, and the refusal of what does not fit."""
+
+from __future__ import annotations
+
+from weft.errors import UsageError
+from weft.plan.config import Job
+from weft.plan.figures import Figures
+from weft.plan.pipeline import Stage, in_flight, stages
+
+RESERVED_BYTES = 3 << 30  # the CUDA context, NCCL's buffers and the allocator's slack
+
+
+def stage_params(job: Job, stage: Stage) -> tuple[float, float]:
+    """Parameters on one rank: those that data parallelism repeats everywhere, and those of experts."""
+    m = job.model
+    shared = stage.layers * m.attention_params + stage.dense_layers * m.mlp_params
+    shared += stage.moe_layers * m.shared_params
+    if stage.embedding:
+        shared += (m.vocab + m.positions) * m.hidden
+    if stage.head and not (m.tied and stage.embedding):
+        shared += m.vocab * m.hidden
+    experts = stage.moe_layers * m.experts * m.expert_params
+    return shared / job.tp, experts / (job.ep * max(1, job.expert_tp))
+
+
+def activation_bytes(job: Job, figures: Figures, *, moe: bool) -> float:
+    """Bytes that one layer keeps of one micro-batch for its backward pass (after Korthikanti et al.)."""
+    m, software = job.model, figures.find(job.software)
+    tokens = job.micro_batch * job.seq_len / job.cp
+    rows = tokens / job.tp if job.sequence_parallel else tokens
+    if job.recompute == "full":
+        return 2 * rows * m.hidden
+    attention = 2.0 * tokens * (2 * m.heads * m.query_dim + m.kv_heads * (m.query_dim + m.value_dim)) / job.tp
+    if moe:
+        width = m.expert_ffn * m.experts_per_token / max(1, job.expert_tp) + m.shared_ffn / job.tp
+        routed = 2.0 * tokens * m.experts_per_token * m.hidden / job.tp
+    else:
+        width, routed = m.ffn / job.tp, 0.0
+    inner = 2.0 * tokens * width * (3 if m.gated else 2)
+    if job.recompute == "selective" and software.selective == "half":
+        attention, inner = attention / 2, inner / 2
+    masks = 2.0 if software.attention == "unfused" else 0.0
+    wide = (8.0 + masks) * rows * m.hidden
+    total = wide + attention + inner + routed
+    if software.attention == "unfused" and job.recompute == "none":
+        total += 5.0 * m.heads / job.tp * tokens * job.seq_len
+    return total
+
+
+def memory_bytes(job: Job, figures: Figures) -> dict[str, float]:
+    """Bytes by kind on the GPU that needs most."""
+    return max(
+        (_of_stage(job, figures, stage) for stage in stages(job)), key=lambda kinds: sum(kinds.values())
+    )
+
+
+def _of_stage(job: Job, figures: Figures, stage: Stage) -> dict[str, float]:
+    shared, experts = stage_params(job, stage)
+    replicas = job.shard_ranks
+    expert_replicas = max(1, job.dp * job.cp * job.tp // (job.ep * max(1, job.expert_tp)))
+    spread = {"none": 0, "zero1": 1, "zero2": 2, "zero3": 3}[job.sharding]
+
+    def held(bytes_each: float, sharded: bool) -> float:
+        if not sharded:
+            return bytes_each * (shared + experts)
+        return bytes_each * (shared / replicas + experts / min(replicas, expert_replicas))
+
+    layers = stage.dense_layers * activation_bytes(job, figures, moe=False)
+    layers += stage.moe_layers * activation_bytes(job, figures, moe=True)
+    # Layers are rebuilt one at a time, and the gathered parameters of two of them are there at once.
+    scratch = 0.0
+    if job.recompute == "full":
+        scratch = activation_bytes(job.but(recompute="none"), figures, moe=stage.moe_layers > 0)
+    if spread == 3:
+        scratch += 2 * 2 * (shared + experts) / max(1, stage.layers)
+    logits = 0.0
+    if stage.head:
+        logits = 6.0 * job.micro_batch * job.seq_len / job.cp * job.model.vocab / job.tp
+    flight = in_flight(job) if stage.embedding or not stage.head else 1.0
+    return {
+        "parameters": held(2, spread >= 3),
+        "gradients": held(figures.find(job.software).grad_bytes, spread >= 2),
+        "optimizer": held(12, spread >= 1),
+        "activations": layers * flight,
+        "working": scratch + logits,
+        "reserved": float(RESERVED_BYTES),
+    }
+
+
+def check_fits(job: Job, kinds: dict[str, float]) -> None:
+    """Raises UsageError with the number where the fullest GPU has too little memory."""
+    total = sum(kinds.values())
+    if total <= job.gpu.memory_bytes:
+        return
+    most = max(kinds, key=lambda kind: kinds[kind])
+    raise UsageError(
+        f"{job} needs {total / 2**30:.0f} GiB on its fullest GPU, {job.gpu.title} has "
+        f"{job.gpu.memory_bytes / 2**30:.0f} GiB ({most} take {kinds[most] / 2**30:.0f}); {_fix(job, most)}"
+    )
+
+
+def _fix(job: Job, most: str) -> str:
+    if most in ("activations", "working"):
+        if job.recompute != "full":
+            return "recompute more (recompute full), or raise tp, cp or use a smaller micro_batch"
+        return "raise tp or cp, or use a smaller micro_batch"
+    if job.sharding in ("none", "zero1", "zero2") and job.dp * job.cp > 1:
+        return "shard more (sharding zero3), or raise tp or pp"
+    return "raise tp or pp, or use more GPUs"

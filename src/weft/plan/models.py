@@ -1,0 +1,328 @@
+"""Models: parameters, FLOPs and GEMM shapes, per layer, and the named presets."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass, replace
+
+from weft.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Gemm:
+    """A matrix product of `count` equal pieces: m by k times k by n, forward; backward has two of the same size."""
+
+    name: str
+    m: int
+    n: int
+    k: int
+    count: int = 1
+
+    @property
+    def flops(self) -> float:
+        return 2.0 * self.m * self.n * self.k * self.count
+
+
+@dataclass(frozen=True)
+class Mla:
+    """Attention with low-rank projections, as in DeepSeek-V2 and V3."""
+
+    q_rank: int
+    kv_rank: int
+    nope_dim: int
+    rope_dim: int
+    value_dim: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """A decoder-only transformer by its dimensions."""
+
+    name: str = "custom"
+    layers: int
+    hidden: int
+    heads: int
+    ffn: int
+    vocab: int
+    kv_heads: int = 0
+    """Groups of keys and values; 0: one for each head."""
+    head_dim: int = 0
+    """0: hidden / heads."""
+    gated: bool = False
+    """Three MLP matrices (SwiGLU) instead of two."""
+    tied: bool = False
+    """One matrix for the embedding and the output."""
+    positions: int = 0
+    """Rows of a learned position embedding."""
+    experts: int = 0
+    """Experts in each MoE layer; 0: a dense model."""
+    experts_per_token: int = 0
+    expert_ffn: int = 0
+    """Width of one expert; 0: `ffn`."""
+    shared_ffn: int = 0
+    """Width of the expert that every token visits."""
+    dense_layers: int = 0
+    """Layers of an MoE model that have a plain MLP."""
+    window: int = 0
+    """Tokens that attention looks back at; 0: all of them."""
+    parallel_block: bool = False
+    """Attention and MLP read the same input: half as many tensor-parallel collectives."""
+    mla: Mla | None = None
+    seq_len: int = 2048
+    """Tokens of a sequence where a job names none."""
+
+    def __post_init__(self) -> None:
+        for name in ("layers", "hidden", "heads", "ffn", "vocab", "seq_len"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise UsageError(f"model {name} {value!r} is not possible; use a whole number above 0")
+        if not self.kv_heads:
+            object.__setattr__(self, "kv_heads", self.heads)
+        if not self.head_dim:
+            if self.hidden % self.heads:
+                near = nearest_divisor(self.hidden, self.heads)
+                raise UsageError(
+                    f"model heads {self.heads} does not divide hidden {self.hidden}; nearest is {near}"
+                )
+            object.__setattr__(self, "head_dim", self.hidden // self.heads)
+        if self.experts:
+            if not 1 <= self.experts_per_token <= self.experts:
+                raise UsageError(
+                    f"model experts_per_token {self.experts_per_token} is not possible with "
+                    f"{self.experts} experts; use 1 to {self.experts}"
+                )
+            if not self.expert_ffn:
+                object.__setattr__(self, "expert_ffn", self.ffn)
+
+    @property
+    def moe_layers(self) -> int:
+        return self.layers - self.dense_layers if self.experts else 0
+
+    @property
+    def query_dim(self) -> int:
+        """Width of a head's query and key, in elements."""
+        return self.mla.nope_dim + self.mla.rope_dim if self.mla else self.head_dim
+
+    @property
+    def value_dim(self) -> int:
+        return self.mla.value_dim if self.mla else self.head_dim
+
+    @property
+    def mlp_matrices(self) -> int:
+        return 3 if self.gated else 2
+
+    @property
+    def attention_params(self) -> int:
+        """Parameters of one layer's attention."""
+        h, a = self.hidden, self.heads
+        if self.mla:
+            m = self.mla
+            q = h * m.q_rank + m.q_rank * a * self.query_dim
+            kv = h * (m.kv_rank + m.rope_dim) + m.kv_rank * a * (m.nope_dim + m.value_dim)
+            return q + kv + a * m.value_dim * h
+        return h * self.head_dim * (2 * a + 2 * self.kv_heads)
+
+    @property
+    def mlp_params(self) -> int:
+        """Parameters of one plain MLP."""
+        return self.mlp_matrices * self.hidden * self.ffn
+
+    @property
+    def expert_params(self) -> int:
+        """Parameters of one expert."""
+        return self.mlp_matrices * self.hidden * self.expert_ffn
+
+    @property
+    def shared_params(self) -> int:
+        """Parameters of an MoE layer's router and shared expert."""
+        return self.hidden * self.experts + self.mlp_matrices * self.hidden * self.shared_ffn
+
+    @property
+    def embedding_params(self) -> int:
+        """Parameters of embedding and output."""
+        return (self.vocab * (1 if self.tied else 2) + self.positions) * self.hidden
+
+    @property
+    def params(self) -> int:
+        """All parameters (norms and biases left out: below 0.1%)."""
+        moe = self.moe_layers * (self.experts * self.expert_params + self.shared_params)
+        dense = (self.layers - self.moe_layers) * self.mlp_params
+        return self.layers * self.attention_params + dense + moe + self.embedding_params
+
+    @property
+    def active_params(self) -> int:
+        """Parameters that one token meets, embedding lookup left out."""
+        moe = self.moe_layers * (self.experts_per_token * self.expert_params + self.shared_params)
+        dense = (self.layers - self.moe_layers) * self.mlp_params
+        return self.layers * self.attention_params + dense + moe + self.vocab * self.hidden
+
+    def attention_flops(self, seq_len: int, *, causal: bool = True) -> float:
+        """Forward FLOPs of one layer's score and value products, per token.
+
+        `causal`: only what is computed below the diagonal, as flash attention does; otherwise the full
+        square, as the sources of published rates count it.
+        """
+        if self.window and self.window < seq_len:
+            span = self.window - self.window * (self.window - 1) / (2 * seq_len) if causal else self.window
+        else:
+            span = (seq_len + 1) / 2 if causal else float(seq_len)
+        return 2.0 * self.heads * (self.query_dim + self.value_dim) * span
+
+    def flops(self, tokens: float, seq_len: int, *, recompute: bool = False, causal: bool = False) -> float:
+        """FLOPs of one step over `tokens`: forward and twice as many backward.
+
+        The model FLOPs of Korthikanti et al., 72·B·l·s·h²(1 + s/6h + V/12lh); with `recompute` those of
+        Narayanan et al., 96·B·l·s·h²(1 + s/6h + V/16lh): layers count four times, the output three.
+        """
+        times = 4 if recompute else 3
+        output = 2.0 * self.vocab * self.hidden
+        layers = 2.0 * self.active_params - output
+        layers += self.layers * self.attention_flops(seq_len, causal=causal)
+        return tokens * (times * layers + 3 * output)
+
+    def attention_gemms(self, tokens: int, tp: int = 1) -> list[Gemm]:
+        """Forward projections of one layer's attention on one of `tp` ranks."""
+        h, a = self.hidden, self.heads
+        if self.mla:
+            m = self.mla
+            return [
+                Gemm("q_down", tokens, m.q_rank, h),
+                Gemm("q_up", tokens, a * self.query_dim // tp, m.q_rank),
+                Gemm("kv_down", tokens, m.kv_rank + m.rope_dim, h),
+                Gemm("kv_up", tokens, a * (m.nope_dim + m.value_dim) // tp, m.kv_rank),
+                Gemm("proj", tokens, h, a * m.value_dim // tp),
+            ]
+        qkv = (a + 2 * max(self.kv_heads, tp)) * self.head_dim // tp
+        return [Gemm("qkv", tokens, qkv, h), Gemm("proj", tokens, h, a * self.head_dim // tp)]
+
+    def mlp_gemms(self, tokens: int, tp: int = 1) -> list[Gemm]:
+        """Forward products of a plain MLP on one of `tp` ranks."""
+        return _mlp("", tokens, self.hidden, max(1, self.ffn // tp), self.gated)
+
+    def moe_gemms(self, tokens: int, tp: int = 1, ep: int = 1, expert_tp: int = 1) -> list[Gemm]:
+        """Forward products of an MoE layer on one rank: its experts see the tokens of `ep` ranks, evenly."""
+        local = max(1, self.experts // ep)
+        rows = max(1, round(tokens * self.experts_per_token / local))
+        found = _mlp("expert_", rows, self.hidden, max(1, self.expert_ffn // expert_tp), self.gated, local)
+        if self.shared_ffn:
+            found += _mlp("shared_", tokens, self.hidden, max(1, self.shared_ffn // tp), self.gated)
+        return found
+
+    def output_gemm(self, tokens: int, tp: int = 1) -> Gemm:
+        """Forward product with the vocabulary on one of `tp` ranks."""
+        return Gemm("output", tokens, max(1, self.vocab // tp), self.hidden)
+
+    def but(self, **changes: object) -> Model:
+        """This model with other values."""
+        return replace(self, **changes)  # type: ignore[arg-type]
+
+
+def _mlp(prefix: str, tokens: int, hidden: int, width: int, gated: bool, count: int = 1) -> list[Gemm]:
+    up = 2 * width if gated else width
+    return [
+        Gemm(f"{prefix}up", tokens, up, hidden, count),
+        Gemm(f"{prefix}down", tokens, hidden, width, count),
+    ]
+
+
+def nearest_divisor(number: int, wanted: int) -> int:
+    """The divisor of `number` that is nearest to `wanted` in ratio."""
+    found = {d for i in range(1, int(number**0.5) + 1) if number % i == 0 for d in (i, number // i)}
+    return min(sorted(found), key=lambda d: max(d / wanted, wanted / d) if wanted > 0 else d)
+
+
+def _gpt(name: str, layers: int, hidden: int, heads: int) -> Model:
+    return Model(
+        name=name,
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        ffn=4 * hidden,
+        vocab=51200,
+        tied=True,
+        positions=2048,
+        seq_len=2048,
+    )
+
+
+def _llama(name: str, layers: int, hidden: int, heads: int, kv: int, ffn: int, vocab: int, seq: int) -> Model:
+    return Model(
+        name=name,
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=kv,
+        ffn=ffn,
+        vocab=vocab,
+        gated=True,
+        seq_len=seq,
+    )
+
+
+def _mixtral(name: str, layers: int, hidden: int, heads: int, ffn: int, vocab: int) -> Model:
+    return _llama(name, layers, hidden, heads, 8, ffn, vocab, 4096).but(experts=8, experts_per_token=2)
+
+
+PRESETS: dict[str, Model] = {
+    m.name: m
+    for m in (
+        # Narayanan et al., SC'21, table 1; Korthikanti et al., 2022, table 3
+        _gpt("gpt-1.7b", 24, 2304, 24),
+        _gpt("gpt-3.6b", 30, 3072, 32),
+        _gpt("gpt-7.5b", 36, 4096, 32),
+        _gpt("gpt-18b", 40, 6144, 48),
+        _gpt("gpt-22b", 48, 6144, 64),
+        _gpt("gpt-39b", 48, 8192, 64),
+        _gpt("gpt-76b", 60, 10240, 80),
+        _gpt("gpt-145b", 80, 12288, 96),
+        _gpt("gpt-175b", 96, 12288, 96),
+        _gpt("gpt-310b", 96, 16384, 128),
+        _gpt("gpt-530b", 105, 20480, 128),
+        _gpt("gpt-1t", 128, 25600, 160),
+        # Touvron et al., 2023; Llama 3 Herd of Models, table 3
+        _llama("llama2-7b", 32, 4096, 32, 32, 11008, 32000, 4096),
+        _llama("llama2-13b", 40, 5120, 40, 40, 13824, 32000, 4096),
+        _llama("llama2-70b", 80, 8192, 64, 8, 28672, 32000, 4096),
+        _llama("llama3-8b", 32, 4096, 32, 8, 14336, 128256, 8192),
+        _llama("llama3-70b", 80, 8192, 64, 8, 28672, 128256, 8192),
+        _llama("llama3-405b", 126, 16384, 128, 8, 53248, 128256, 8192),
+        # Jiang et al., 2024, and the configuration files of the released weights
+        _mixtral("mixtral-8x7b", 32, 4096, 32, 14336, 32000),
+        _mixtral("mixtral-8x22b", 56, 6144, 48, 16384, 32768),
+        # Parmar et al., 2024 (squared ReLU: two matrices)
+        _llama("nemotron4-15b", 32, 6144, 48, 8, 24576, 256000, 4096).but(gated=False),
+        _llama("nemotron4-340b", 96, 18432, 96, 8, 73728, 256000, 4096).but(gated=False),
+        # configuration of the released weights: 8 experts, 2 a token
+        _llama("grok1-314b", 64, 6144, 48, 8, 32768, 131072, 8192).but(experts=8, experts_per_token=2),
+        # DeepSeek-AI, 2024, section 4.2
+        Model(
+            name="deepseek-v3",
+            layers=61,
+            hidden=7168,
+            heads=128,
+            head_dim=128,
+            ffn=18432,
+            vocab=129280,
+            gated=True,
+            experts=256,
+            experts_per_token=8,
+            expert_ffn=2048,
+            shared_ffn=2048,
+            dense_layers=3,
+            mla=Mla(q_rank=1536, kv_rank=512, nope_dim=128, rope_dim=64, value_dim=128),
+            seq_len=4096,
+        ),
+    )
+}
+
+
+def model(name: str) -> Model:
+    """The preset of that name, in any case. Raises UsageError with the nearest valid name."""
+    key = name.strip().lower().replace("_", "-").replace(" ", "-").replace("llama-", "llama")
+    key = key.replace("llama3.1", "llama3").replace("gpt3", "gpt")
+    if key not in PRESETS:
+        near = difflib.get_close_matches(key, list(PRESETS), n=1, cutoff=0.0)
+        raise UsageError(
+            f"no model named {name!r}; did you mean {near[0]!r}? ({', '.join(PRESETS)}, or give dimensions)"
+        )
+    return PRESETS[key]

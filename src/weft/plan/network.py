@@ -1,0 +1,81 @@
+"""Network: the NVLink domain, the rails between domains, and what they have left over."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass, replace
+
+from weft.errors import UsageError
+
+GBIT = 1e9 / 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Network:
+    """How the GPUs of a job reach each other."""
+
+    name: str = "custom"
+    domain: int = 8
+    """GPUs that reach each other over NVLink (or xGMI)."""
+    rail_bytes_per_s: float
+    """One GPU's share of the fabric between domains, one direction."""
+    oversubscription: float = 1.0
+    """Bandwidth lost above the leaf switches: 2 means that half is left there."""
+    leaf_gpus: int = 256
+    """GPUs under one set of leaf switches: groups inside it do not meet oversubscription."""
+    latency_us: float = 5.0
+    """From one domain to another, one hop of a ring."""
+
+    def __post_init__(self) -> None:
+        if self.domain < 1 or self.leaf_gpus < 1:
+            raise UsageError(f"network domain {self.domain} is not possible; use a whole number above 0")
+        if not self.rail_bytes_per_s > 0:
+            raise UsageError(
+                f"network rail_bytes_per_s {self.rail_bytes_per_s!r} is not possible; use bytes per second, "
+                "50e9 for one 400 Gbit/s adapter"
+            )
+        if not self.oversubscription >= 1:
+            raise UsageError(
+                f"network oversubscription {self.oversubscription!r} is not possible; 1 is none, 2 halves it"
+            )
+        if self.latency_us < 0:
+            raise UsageError(f"network latency_us {self.latency_us!r} is not possible; use 0 or more")
+
+    def but(self, **changes: object) -> Network:
+        """This network with other values."""
+        return replace(self, **changes)  # type: ignore[arg-type]
+
+
+PRESETS: dict[str, Network] = {
+    n.name: n
+    for n in (
+        # Narayanan et al., SC'21, section 5: eight 200 Gbit/s HDR adapters for each DGX A100
+        Network(name="hdr200", rail_bytes_per_s=200 * GBIT),
+        # DGX H100 and H200: eight ConnectX-7 of 400 Gbit/s
+        Network(name="ndr400", rail_bytes_per_s=400 * GBIT),
+        # AWS p4d: four EFA of 100 Gbit/s for eight GPUs; p5: 3200 Gbit/s for eight
+        Network(name="efa-p4d", rail_bytes_per_s=50 * GBIT, latency_us=15),
+        Network(name="efa-p5", rail_bytes_per_s=400 * GBIT, latency_us=15),
+        # DGX B300 class: 800 Gbit/s for each GPU
+        Network(name="xdr800", rail_bytes_per_s=800 * GBIT),
+        # GB200 NVL72: 72 GPUs in one NVLink domain, 400 Gbit/s for each GPU beyond it
+        Network(name="nvl72", domain=72, rail_bytes_per_s=400 * GBIT),
+        # one 100 Gbit/s Ethernet adapter for a node of eight
+        Network(name="eth100", rail_bytes_per_s=12.5 * GBIT, latency_us=25),
+    )
+}
+_OF_GPU = {"a40": "hdr200", "a100-40gb": "hdr200", "a100-80gb": "hdr200", "mi250x": "hdr200"}
+
+
+def network(name: str) -> Network:
+    """The preset of that name. Raises UsageError with the nearest valid name."""
+    key = name.strip().lower()
+    if key not in PRESETS:
+        near = difflib.get_close_matches(key, list(PRESETS), n=1, cutoff=0.0)
+        raise UsageError(f"no network named {name!r}; did you mean {near[0]!r}? ({', '.join(PRESETS)})")
+    return PRESETS[key]
+
+
+def usual_network(gpu: str) -> Network:
+    """What a GPU of that name is mostly sold with."""
+    return PRESETS[_OF_GPU.get(gpu, "ndr400")]

@@ -1,0 +1,153 @@
+"""Overlap: what a collective and compute take from each other, from the block-level simulator."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from functools import cache
+
+from weft.gpu.specs import GpuSpec
+from weft.plan.collectives import Group
+from weft.plan.compute import Work
+from weft.plan.config import AUTO
+from weft.plan.network import usual_network
+from weft.policy import Policy
+from weft.sim.execute import SimExecutor
+from weft.sim.profile import names, profile
+from weft.timeline import Kind
+from weft.workload import Compute, Workload
+
+# One kernel of each class, large enough for its steady state, small enough to simulate in milliseconds.
+KERNELS = {
+    "gemm": Compute(kind="gemm", shape=(4096, 8192, 8192), repeat=4),
+    "attention": Compute(kind="attention", shape=(1, 32, 8192, 128), repeat=4),
+    "elementwise": Compute(kind="layer_norm", shape=(8192, 8192), repeat=4),
+}
+SHARE = 0.7  # the collective lasts this share of the compute beside it, so that it can hide
+ITERATIONS = 4
+RANKS = 8
+CANDIDATES = (
+    Policy(priority="high"),
+    Policy(priority="high", head_start_us=5.0),
+    Policy(priority="high", head_start_us=5.0, max_ctas=8),
+    Policy(priority="high", head_start_us=5.0, max_ctas=4),
+    Policy(max_ctas=8),
+    Policy(priority="high", head_start_us=5.0, max_ctas=32),
+)
+COPY = Policy(engine="dma")
+
+
+@dataclass(frozen=True)
+class Contention:
+    """One class of kernel beside one class of collective under a policy."""
+
+    stretch: float
+    """Time of the collective beside compute, against alone and without a control."""
+    loss: float
+    """Seconds that compute loses for each second in which the collective is in flight."""
+
+
+def simulated_gpu(gpu: GpuSpec) -> str:
+    """The GPU whose blocks are simulated: its own, or that of its nearest relative with a profile."""
+    if gpu.name in names():
+        return gpu.name
+    if gpu.name.startswith("a100"):
+        return "a100-40gb"
+    return "h100" if gpu.vendor == "nvidia" else "mi300x"
+
+
+@cache
+def contention(gpu: str, kernel: str, collective: str, rate_gb_s: float, policy: Policy) -> Contention:
+    """Simulate the pair once. `rate_gb_s`: what links let a rank send; 0: those of the GPU's own domain."""
+    model = profile(gpu)
+    if rate_gb_s:
+        model = model.with_figures(bus_gb_s=min(rate_gb_s, model.figures.bus_gb_s))
+    executor = SimExecutor(gpu, model=model)
+    plain = Policy()
+    work = Workload(
+        compute=KERNELS[kernel], collective=collective, bytes=1 << 28, ranks=RANKS, iterations=ITERATIONS
+    )
+    compute_ms = executor.measure(work, plain, "compute").ms
+    work = work.but(bytes=round(work.bytes * SHARE * compute_ms / executor.measure(work, policy, "comm").ms))
+    base_ms = executor.measure(work, plain, "comm").ms
+    alone_ms = executor.measure(work, policy, "comm").ms
+    both = executor.timeline(work, policy, "overlap")
+    comm = both.kind == Kind.COMM
+    spans = (both.end_ns - both.start_ns)[comm][:-1].mean() * 1e-6
+    stretch = max(alone_ms / base_ms, spans * ITERATIONS / base_ms)
+    total_ms = executor.measure(work, policy, "overlap").ms
+    last_ms = alone_ms / ITERATIONS
+    lost = max(0.0, total_ms - compute_ms - last_ms)
+    return Contention(float(stretch), float(lost / (spans * (ITERATIONS - 1))))
+
+
+@dataclass(frozen=True)
+class Hidden:
+    """What became of a collective, in seconds."""
+
+    alone_s: float
+    hidden_s: float
+    exposed_s: float
+    slows_compute_by_s: float
+    policy: Policy | None
+    """None: it runs by itself, nothing beside it."""
+
+    @property
+    def cost_s(self) -> float:
+        return self.exposed_s + self.slows_compute_by_s
+
+
+def hide(
+    kind: str,
+    alone_s: float,
+    window: Work,
+    floor: float,
+    gpu: GpuSpec,
+    group: Group,
+    policy: Policy | str | None,
+) -> Hidden:
+    """A collective beside the compute of `window`; the share `floor` of it has nothing to run beside.
+
+    It never costs more than it takes alone: a program can always wait for it.
+    """
+    apart = Hidden(alone_s, 0.0, alone_s, 0.0, None)
+    if alone_s <= 0 or window.total <= 0:
+        return apart
+    options = _options(kind, group, policy)
+    return min([apart, *(_hide(kind, apart, window, floor, gpu, group, p) for p in options)], key=_cost)
+
+
+def _cost(found: Hidden) -> float:
+    return found.cost_s
+
+
+def _options(kind: str, group: Group, policy: Policy | str | None) -> tuple[Policy, ...]:
+    copies = kind in ("all_gather", "all_to_all", "p2p") and group.scope == "domain"
+    if policy == AUTO:
+        return (Policy(), *CANDIDATES, *((COPY,) if copies else ()))
+    if isinstance(policy, Policy):
+        # Copy engines cannot add, and do not reach beyond the domain.
+        return (policy if copies or policy.engine != "dma" else replace(policy, engine="sm"),)
+    return (Policy(),)
+
+
+def _hide(
+    kind: str, apart: Hidden, window: Work, floor: float, gpu: GpuSpec, group: Group, policy: Policy
+) -> Hidden:
+    pair = mixed(kind, window, gpu, group, policy)
+    lasts = apart.alone_s * pair.stretch
+    hidden = min(lasts * (1.0 - floor), window.total)
+    return Hidden(apart.alone_s, hidden, lasts - hidden, pair.loss * hidden, policy)
+
+
+def mixed(kind: str, window: Work, gpu: GpuSpec, group: Group, policy: Policy) -> Contention:
+    """The contention of a collective beside a mix of kernels, each by its share of the time."""
+    busy = {f.name: getattr(window, f.name) for f in fields(window) if f.name in KERNELS}
+    total = sum(busy.values())
+    simulated = "all_to_all" if kind == "p2p" else kind
+    # The pair is simulated at the rate of the GPU's usual network, so that a faster one is never worse.
+    rate = 0.0
+    if group.scope == "network":
+        rate = usual_network(gpu.name).rail_bytes_per_s * group.per_domain / 1e9
+    pairs = {k: contention(simulated_gpu(gpu), k, simulated, rate, policy) for k, s in busy.items() if s > 0}
+    stretch = sum(busy[k] / total * pair.stretch for k, pair in pairs.items())
+    return Contention(stretch, sum(busy[k] / total * pair.loss for k, pair in pairs.items()))

@@ -1,0 +1,219 @@
+"""The step: from a Job to a Prediction, with every second accounted for."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+
+from weft.plan.collectives import Group, collective_s
+from weft.plan.compute import Pass, Work, gemm_s, head, layer, optimizer_s
+from weft.plan.config import AUTO, Job
+from weft.plan.figures import Figures, shipped
+from weft.plan.memory import check_fits, memory_bytes, stage_params
+from weft.plan.models import Gemm
+from weft.plan.overlap import Hidden, hide, simulated_gpu
+from weft.plan.pipeline import Stage, span_s, stages
+from weft.plan.traffic import Need, needs
+from weft.policy import Policy
+
+
+@dataclass(frozen=True)
+class Collective:
+    """All collectives of one kind in a step, on the slowest stage; seconds are those of a step."""
+
+    name: str
+    kind: str
+    group: Group
+    bytes: float
+    """The larger buffer of a rank, once."""
+    count: float
+    """In a step."""
+    alone_s: float
+    hidden_s: float
+    exposed_s: float
+    slows_compute_by_s: float
+    policy: Policy | None
+    """None: nothing runs beside it."""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A predicted step. Simulated: nothing of it was measured."""
+
+    job: Job
+    step_s: float
+    tflops_per_gpu: float
+    """Model FLOPs (attention as a full square, no recomputation) per second and GPU."""
+    mfu_pct: float
+    """The same against the peak of bf16, in percent, whatever the precision."""
+    exposed_comm_s: float
+    breakdown: dict[str, float]
+    """Seconds by kind; they add up to `step_s`."""
+    collectives: tuple[Collective, ...]
+    memory_bytes: dict[str, float]
+    """Of the fullest GPU, by kind."""
+    policy: dict[str, Policy | None]
+    """By collective: what it runs under."""
+    notes: tuple[str, ...] = ()
+    simulated: bool = field(default=True, init=False)
+
+    @property
+    def compute_s(self) -> float:
+        """Seconds of the slowest stage's own kernels, undisturbed."""
+        return sum(self.breakdown[k] for k in ("gemm", "attention", "elementwise", "recompute", "optimizer"))
+
+    @property
+    def hidden_comm_s(self) -> float:
+        return sum(c.hidden_s for c in self.collectives)
+
+    @property
+    def tokens_per_s_per_gpu(self) -> float:
+        return self.job.tokens / self.step_s / self.job.gpus
+
+
+def predict(job: Job, figures: Figures | None = None, *, check_memory: bool = True) -> Prediction:
+    """The step of a job. Raises UsageError, with the number, where it does not fit into memory."""
+    known = figures or shipped()
+    software = known.find(job.software)
+    memory = memory_bytes(job, known)
+    if check_memory:
+        check_fits(job, memory)
+    dense = layer(job, known)
+    moe = layer(job, known, moe=True) if job.model.moe_layers else Pass()
+    kinds = stages(job)
+    parts = {stage: _part(job, known, stage, dense, moe) for stage in kinds}
+    times = {stage: part.micro_batch_s for stage, part in parts.items()}
+    slowest = max(parts.values(), key=lambda part: part.micro_batch_s * job.micro_batches + part.step_s)
+    busy, bubble = span_s(times, kinds, job)
+    breakdown = slowest.breakdown(job.micro_batches)
+    breakdown["bubble"] = bubble + busy - slowest.micro_batch_s * job.micro_batches
+    breakdown["fixed"] = software.step_s
+    nodes = math.log2(max(1.0, job.gpus / job.network.domain))
+    breakdown["skew"] = software.skew * nodes * sum(breakdown.values())
+    step = sum(breakdown.values())
+    flops = job.model.flops(job.tokens, job.seq_len)
+    found = slowest.collectives(job.micro_batches)
+    return Prediction(
+        job=job,
+        step_s=step,
+        tflops_per_gpu=flops / step / job.gpus / 1e12,
+        mfu_pct=100 * flops / step / job.gpus / job.gpu.flops("bf16"),
+        exposed_comm_s=sum(c.exposed_s for c in found),
+        breakdown=breakdown,
+        collectives=found,
+        memory_bytes=memory,
+        policy={f"{c.name} {c.kind}": c.policy for c in found},
+        notes=_notes(job, software.title),
+    )
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One stage: its compute and its collectives, for a micro-batch and for the step."""
+
+    work: Pass
+    optimizer_s: float
+    extra_s: float
+    traffic: tuple[tuple[Need, Hidden], ...]
+
+    @property
+    def micro_batch_s(self) -> float:
+        return self.work.total + sum(n.count * h.cost_s for n, h in self.traffic if not n.each_step)
+
+    @property
+    def step_s(self) -> float:
+        rest = sum(n.count * h.cost_s for n, h in self.traffic if n.each_step)
+        return rest + self.optimizer_s + self.extra_s
+
+    def breakdown(self, micro_batches: int) -> dict[str, float]:
+        both = self.work.forward + self.work.backward
+        found = {
+            "gemm": both.gemm * micro_batches,
+            "attention": both.attention * micro_batches,
+            "elementwise": both.elementwise * micro_batches,
+            "recompute": (self.work.recompute.total - self.work.recompute.overhead) * micro_batches,
+            "overhead": (both.overhead + self.work.recompute.overhead) * micro_batches,
+            "optimizer": self.optimizer_s,
+            "compression": self.extra_s,
+        }
+        for name in ("tp", "cp", "ep", "pp", "grads", "params"):
+            found[name] = sum(c.exposed_s for c in self.collectives(micro_batches) if c.name == name)
+        found["contention"] = sum(c.slows_compute_by_s for c in self.collectives(micro_batches))
+        return found
+
+    def collectives(self, micro_batches: int) -> tuple[Collective, ...]:
+        found: dict[tuple[object, ...], Collective] = {}
+        for need, hidden in self.traffic:
+            times = need.count * (1 if need.each_step else micro_batches)
+            key = (need.name, need.kind, need.group, need.bytes, hidden.policy)
+            one = Collective(
+                need.name,
+                need.kind,
+                need.group,
+                need.bytes,
+                times,
+                hidden.alone_s * times,
+                hidden.hidden_s * times,
+                hidden.exposed_s * times,
+                hidden.slows_compute_by_s * times,
+                hidden.policy,
+            )
+            found[key] = _merged(found[key], one) if key in found else one
+        return tuple(found.values())
+
+
+def _merged(a: Collective, b: Collective) -> Collective:
+    return replace(
+        a,
+        count=a.count + b.count,
+        alone_s=a.alone_s + b.alone_s,
+        hidden_s=a.hidden_s + b.hidden_s,
+        exposed_s=a.exposed_s + b.exposed_s,
+        slows_compute_by_s=a.slows_compute_by_s + b.slows_compute_by_s,
+    )
+
+
+def _part(job: Job, figures: Figures, stage: Stage, dense: Pass, moe: Pass) -> _Part:
+    software = figures.find(job.software)
+    work = dense * stage.dense_layers + moe * stage.moe_layers
+    if stage.head:
+        work = work + head(job, figures)
+    traffic = []
+    for need in needs(job, software, stage, dense, moe):
+        alone = collective_s(need.kind, need.bytes, need.group, job.gpu, job.network, figures.links)
+        if need.hidden:
+            found = hide(need.kind, alone, need.window, need.floor, job.gpu, need.group, job.policy)
+        else:
+            found = Hidden(alone, 0.0, alone, 0.0, None)
+        traffic.append((need, found))
+    shared, experts = stage_params(job, stage)
+    shards = job.shard_ranks if job.sharding != "none" else 1
+    return _Part(
+        work,
+        optimizer_s((shared + experts) / shards, job, figures),
+        _compression_s(job, figures, shared + experts),
+        tuple(traffic),
+    )
+
+
+def _compression_s(job: Job, figures: Figures, params: float) -> float:
+    """Kernels that encode and decode gradients, once a step."""
+    wire = job.wire
+    moved = params * wire.traffic_bytes / (job.gpu.memory_bytes_per_s * figures.memory_share)
+    side = max(1, round((params * wire.flops / 2) ** (1 / 3)))
+    products = gemm_s(Gemm("low rank", side, side, side), job.gpu, "bf16", figures) if wire.flops else 0.0
+    return moved + products
+
+
+def _notes(job: Job, title: str) -> tuple[str, ...]:
+    found = [f"software: {title}"]
+    if simulated_gpu(job.gpu) not in (job.gpu.name, "a100-40gb"):
+        found.append(
+            f"contention of {job.gpu.title} is simulated with the profile of {simulated_gpu(job.gpu)}"
+        )
+    if job.policy == AUTO:
+        found.append("policies are the best of the simulated candidates, collective by collective")
+    return tuple(found)
+
+
+__all__ = ["Collective", "Prediction", "Work", "predict"]

@@ -1,0 +1,215 @@
+"""Traffic: every collective of a step, and the compute that it could run beside."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from weft.plan.collectives import Group, group
+from weft.plan.compute import Pass, Work
+from weft.plan.config import Job
+from weft.plan.figures import Software
+from weft.plan.memory import stage_params
+from weft.plan.pipeline import Stage
+
+BUCKET_BYTES = (
+    200e6  # gradients travel in buckets of about this size: the last one has nothing to hide behind
+)
+
+
+@dataclass(frozen=True)
+class Need:
+    """A collective that a stage needs."""
+
+    name: str
+    """`tp`, `cp`, `ep`, `pp`, `grads`, `params`: whose it is."""
+    kind: str
+    group: Group
+    bytes: float
+    count: float
+    """Times for each micro-batch, or for each step."""
+    window: Work
+    """Compute beside which one of them can run."""
+    floor: float = 0.0
+    """Share that has nothing to run beside."""
+    hidden: bool = False
+    """Whether the software runs it beside compute."""
+    each_step: bool = False
+
+
+def hides(job: Job, software: Software, name: str) -> bool:
+    """Whether the job or its software runs this kind of collective beside compute."""
+    return name in (job.hide if job.hide is not None else software.hides)
+
+
+def needs(job: Job, software: Software, stage: Stage, dense: Pass, moe: Pass) -> list[Need]:
+    """All collectives of one stage, for one micro-batch or for the step."""
+    found: list[Need] = []
+    for count, layer, routed in ((stage.dense_layers, dense, False), (stage.moe_layers, moe, True)):
+        if count:
+            found += _tensor(job, software, layer, count, routed)
+            found += _context(job, software, layer, count)
+            found += _expert(job, software, layer, count) if routed else []
+    found += _stages(job, software, dense * stage.dense_layers + moe * stage.moe_layers)
+    found += _data(job, software, stage, dense, moe)
+    return [need for need in found if need.group.ranks > 1 and need.bytes > 0 and need.count > 0]
+
+
+def _tokens(job: Job) -> float:
+    return job.micro_batch * job.seq_len / job.cp
+
+
+def _tensor(job: Job, software: Software, layer: Pass, layers: int, routed: bool) -> Iterator[Need]:
+    """Two pairs of collectives in a layer, attention's and the MLP's, forward and backward."""
+    ranks = group(job.tp, 1, job.network)
+    size = 2.0 * _tokens(job) * job.model.hidden
+    sites = [size] if job.model.parallel_block and not routed else [size, size]
+    if routed:
+        sites[1] = size * job.model.experts_per_token if job.expert_tp > 1 else 0.0
+    again = 1 if job.recompute == "full" else 0
+    forward = layer.forward.gemm / len(sites)
+    backward = layer.backward.gemm / len(sites)
+    fused, behind = hides(job, software, "tp"), hides(job, software, "tp_backward")
+    for bytes_ in sites:
+        if job.sequence_parallel:
+            for kind in ("all_gather", "reduce_scatter"):
+                beside = Work(gemm=forward / 2)
+                yield Need("tp", kind, ranks, bytes_, layers * (1 + again), beside, 1 / job.tp, fused)
+                beside = Work(gemm=backward / 2)
+                yield Need("tp", kind, ranks, bytes_, layers, beside, 1 / job.tp, fused or behind)
+            if fused or behind:
+                # The input is gathered again for the weight gradient, beside the input gradient.
+                beside = Work(gemm=backward / 2)
+                yield Need("tp", "all_gather", ranks, bytes_, layers, beside, 0.0, True)
+        else:
+            yield Need(
+                "tp", "all_reduce", ranks, bytes_, layers * (1 + again), Work(gemm=forward), 1.0, fused
+            )
+            beside = Work(gemm=backward / 2)
+            yield Need("tp", "all_reduce", ranks, bytes_, layers, beside, 0.0, fused or behind)
+
+
+def _context(job: Job, software: Software, layer: Pass, layers: int) -> Iterator[Need]:
+    """Keys and values go around; each step beside the attention of the part that is there."""
+    m = job.model
+    pair = Group(2, 1, 2) if job.tp * job.cp > job.network.domain else Group(2, 2, 2)
+    width = (m.mla.kv_rank + m.mla.rope_dim) if m.mla else m.kv_heads * (m.query_dim + m.value_dim) / job.tp
+    size = 2.0 * _tokens(job) * width
+    hidden = hides(job, software, "cp")
+    steps = layers * (job.cp - 1)
+    again = 2 if job.recompute == "full" else 1
+    yield Need(
+        "cp", "p2p", pair, size, steps * again, Work(attention=layer.forward.attention / job.cp), 0.0, hidden
+    )
+    beside = Work(attention=layer.backward.attention / job.cp)
+    yield Need("cp", "p2p", pair, 2 * size, steps, beside, 0.0, hidden)
+
+
+def _expert(job: Job, software: Software, layer: Pass, layers: int) -> Iterator[Need]:
+    """Tokens to their experts and back."""
+    stride = job.tp if job.expert_tp > 1 else 1
+    ranks = group(job.ep, stride, job.network)
+    size = 2.0 * _tokens(job) * job.model.experts_per_token * job.model.hidden / job.tp
+    again = 2 if job.recompute == "full" else 1
+    hidden = hides(job, software, "ep")
+    for work, times in ((layer.forward, again), (layer.backward, 1)):
+        beside = Work(attention=work.attention / 2, gemm=work.gemm / 2)
+        yield Need("ep", "all_to_all", ranks, size, 2 * layers * times, beside, 0.0, hidden)
+
+
+def _stages(job: Job, software: Software, stage: Pass) -> Iterator[Need]:
+    """Activations to the next stage, gradients to the one before."""
+    if job.pp == 1:
+        return
+    stride = job.tp * job.cp * job.dp
+    pair = Group(2, 2, 2) if stride * 2 <= job.network.domain else Group(2, 1, stride * job.pp)
+    size = 2.0 * _tokens(job) * job.model.hidden / job.tp
+    hidden = hides(job, software, "pp")
+    for work in (stage.forward, stage.backward):
+        yield Need("pp", "p2p", pair, size, job.interleave, work * (1 / job.interleave), 0.0, hidden)
+
+
+def _data(job: Job, software: Software, stage: Stage, dense: Pass, moe: Pass) -> Iterator[Need]:
+    shared, experts = stage_params(job, stage)
+    stage_pass = dense * stage.dense_layers + moe * stage.moe_layers
+    replicas = job.dp * job.cp
+    expert_replicas = max(1, replicas * job.tp // (job.ep * max(1, job.expert_tp)))
+    parts = [(shared, replicas, job.tp)]
+    if experts:
+        parts.append((experts, expert_replicas, job.tp * job.ep))
+    for params, ranks, stride in parts:
+        if job.sharding == "zero3" and job.pp == 1:
+            yield from _fully_sharded(job, software, stage, params, ranks, stride, stage_pass)
+        else:
+            yield from _replicated(job, software, params, ranks, stride, stage_pass)
+    if job.pp > 1 and job.model.tied and (stage.embedding or stage.head):
+        pair = Group(2, 1, job.gpus)
+        size = job.model.vocab * job.model.hidden / job.tp * software.grad_bytes
+        yield Need("grads", "all_reduce", pair, size, 1, Work(), 1.0, False, each_step=True)
+
+
+def _replicated(
+    job: Job, software: Software, params: float, ranks: int, stride: int, stage: Pass
+) -> Iterator[Need]:
+    """Gradients once a step, and parameters back where the optimizer is sharded."""
+    wire = job.wire
+    grad_bytes = software.grad_bytes if wire.grad_bytes is None else wire.grad_bytes
+    gather_bytes = 2.0 if wire.gather_bytes is None else wire.gather_bytes
+    shards = min(ranks, job.shard_ranks)
+    ranks_of = group(shards if job.sharding != "none" else ranks, stride, job.network)
+    # With chunks, all but the last one's gradients travel beside the micro-batches that are still to come.
+    chunks = job.interleave
+    times = 1 + job.pp * (chunks - 1) / chunks if chunks > 1 else 1.0
+    grads, gathered = params * grad_bytes, params * gather_bytes
+    for kind in _reduction(job, "reduce_scatter" if job.sharding != "none" else "all_reduce"):
+        floor = min(1.0, BUCKET_BYTES / grads) if grads else 1.0
+        hidden = hides(job, software, "grads")
+        size = grads * (ranks_of.ranks if kind == "all_gather" and job.wire.reduction == "gather" else 1)
+        yield Need("grads", kind, ranks_of, size, 1, stage.backward * times, floor, hidden, each_step=True)
+    if job.sharding == "none":
+        return
+    if ranks > shards:
+        across = group(ranks // shards, stride * shards, job.network)
+        beside = stage.backward * times
+        hidden = hides(job, software, "grads")
+        yield Need("grads", "all_reduce", across, grads / shards, 1, beside, 0.5, hidden, each_step=True)
+    floor = min(1.0, BUCKET_BYTES / gathered) if gathered else 1.0
+    hidden = hides(job, software, "params")
+    yield Need(
+        "params", "all_gather", ranks_of, gathered, 1, stage.forward * times, floor, hidden, each_step=True
+    )
+
+
+def _reduction(job: Job, plain: str) -> tuple[str, ...]:
+    """The collectives that add up gradients, by how the compressed ones can be added."""
+    if job.wire.reduction == "gather":
+        return ("all_gather",)
+    if job.wire.reduction == "all_to_all":
+        return ("all_to_all",) if plain == "reduce_scatter" else ("all_to_all", "all_gather")
+    return (plain,)
+
+
+def _fully_sharded(
+    job: Job, software: Software, stage: Stage, params: float, ranks: int, stride: int, work: Pass
+) -> Iterator[Need]:
+    """Each layer's parameters before it is used, forward and backward; its gradients after."""
+    wire, layers = job.wire, stage.layers
+    grad_bytes = software.grad_bytes if wire.grad_bytes is None else wire.grad_bytes
+    gather_bytes = 2.0 if wire.gather_bytes is None else wire.gather_bytes
+    shards = min(ranks, job.shard_ranks)
+    ranks_of = group(shards, stride, job.network)
+    each = params / layers
+    edge = 1 / layers
+    forward, backward = work.forward * edge, (work.backward + work.recompute) * edge
+    gathers, sums = hides(job, software, "params"), hides(job, software, "grads")
+    yield Need("params", "all_gather", ranks_of, each * gather_bytes, layers, forward, edge, gathers)
+    # Backward, the gather of one layer and the sum of another share the window.
+    half = backward * 0.5
+    yield Need("params", "all_gather", ranks_of, each * gather_bytes, layers, half, edge, gathers)
+    for kind in _reduction(job, "reduce_scatter"):
+        size = each * grad_bytes * (shards if kind == "all_gather" and wire.reduction == "gather" else 1)
+        yield Need("grads", kind, ranks_of, size, layers, half, edge, sums)
+    if ranks > shards:
+        across = group(ranks // shards, stride * shards, job.network)
+        size = params * grad_bytes / shards
+        yield Need("grads", "all_reduce", across, size, 1, work.backward, edge, sums, each_step=True)
