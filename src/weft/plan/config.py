@@ -176,8 +176,8 @@ class Job:
             else:
                 what = f"use interleave 1 with pp {nearest_divisor(self.model.layers, self.pp)}"
             raise UsageError(
-                f"pp {self.pp}{f' x interleave {v}' if v > 1 else ''} does not divide the {self.model.layers} "
-                f"layers of {self.model.name}; {what}"
+                f"pp {self.pp}{f' x interleave {v}' if v > 1 else ''} does not divide the "
+                f"{self.model.layers} layers of {self.model.name}; {what}"
             )
 
     def _derive_batch(self) -> None:

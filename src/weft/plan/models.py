@@ -10,7 +10,7 @@ from weft.errors import UsageError
 
 @dataclass(frozen=True)
 class Gemm:
-    """A matrix product of `count` equal pieces: m by k times k by n, forward; backward has two of the same size."""
+    """A matrix product of `count` equal pieces: m by k times k by n. Backward has two of the same size."""
 
     name: str
     m: int

@@ -208,9 +208,7 @@ def _compression_s(job: Job, figures: Figures, params: float) -> float:
 def _notes(job: Job, title: str) -> tuple[str, ...]:
     found = [f"software: {title}"]
     if simulated_gpu(job.gpu) not in (job.gpu.name, "a100-40gb"):
-        found.append(
-            f"contention of {job.gpu.title} is simulated with the profile of {simulated_gpu(job.gpu)}"
-        )
+        found.append(f"contention is simulated with the profile of {simulated_gpu(job.gpu)}")
     if job.policy == AUTO:
         found.append("policies are the best of the simulated candidates, collective by collective")
     return tuple(found)

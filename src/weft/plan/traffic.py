@@ -12,9 +12,7 @@ from weft.plan.figures import Software
 from weft.plan.memory import stage_params
 from weft.plan.pipeline import Stage
 
-BUCKET_BYTES = (
-    200e6  # gradients travel in buckets of about this size: the last one has nothing to hide behind
-)
+BUCKET_BYTES = 200e6  # of gradients that travel together: the last has nothing to hide behind
 
 
 @dataclass(frozen=True)
