@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import _create_work_from_future
+from torch._compile import _disable_dynamo
 
 from weft.comm.local import LocalRanks
 from weft.errors import UsageError
@@ -347,6 +348,12 @@ class GhostGroup(dist.ProcessGroup):  # type: ignore[misc,unused-ignore]
             tensor.record_stream(main)
         with torch.cuda.stream(main):
             return _finished(list(outputs), device)
+
+
+# torch calls these from C++, also out of a compiled forward pass, and torch.compile must not follow it there.
+for _name, _method in list(vars(GhostGroup).items()):
+    if callable(_method) and not _name.startswith("__"):
+        setattr(GhostGroup, _name, _disable_dynamo(_method))
 
 
 def _finished(result: list[Any], device: Any = None) -> Any:

@@ -1,0 +1,36 @@
+"""torch.compile over DDP: the graph is cut where buckets end, so that communication still overlaps.
+
+torchrun --nproc-per-node 2 examples/compiled.py
+"""
+
+from __future__ import annotations
+
+import torch
+from common import arguments, dtype_of, loop, start, tokens
+from model import GPT, loss_of
+from torch.nn.parallel import DistributedDataParallel
+
+
+def main() -> None:
+    parser = arguments(__doc__)
+    parser.add_argument("--compiler", default="inductor", help="backend of torch.compile")
+    args = parser.parse_args()
+    device = start(args)
+    model = DistributedDataParallel(GPT(args).to(device, dtype_of(device)))
+    compiled = torch.compile(model, backend=args.compiler)
+    optimizer = torch.optim.SGD(model.parameters(), args.lr)
+    batches = tokens(args, device)
+
+    def step(number: int) -> torch.Tensor:
+        batch = batches[number % len(batches)]
+        loss = loss_of(compiled(batch[:, :-1]), batch[:, 1:])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    loop(step, args)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,33 @@
+"""DistributedDataParallel: gradients are all-reduced in buckets while the backward pass goes on.
+
+torchrun --nproc-per-node 2 examples/ddp.py
+"""
+
+from __future__ import annotations
+
+import torch
+from common import arguments, dtype_of, loop, start, tokens
+from model import GPT, loss_of
+from torch.nn.parallel import DistributedDataParallel
+
+
+def main() -> None:
+    args = arguments(__doc__).parse_args()
+    device = start(args)
+    model = DistributedDataParallel(GPT(args).to(device, dtype_of(device)))
+    optimizer = torch.optim.SGD(model.parameters(), args.lr)
+    batches = tokens(args, device)
+
+    def step(number: int) -> torch.Tensor:
+        batch = batches[number % len(batches)]
+        loss = loss_of(model(batch[:, :-1]), batch[:, 1:])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    loop(step, args)
+
+
+if __name__ == "__main__":
+    main()

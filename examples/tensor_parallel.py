@@ -1,0 +1,48 @@
+"""Tensor parallelism by DTensor: each rank has some heads and some of the MLP; two all-reduces per block.
+
+torchrun --nproc-per-node 2 examples/tensor_parallel.py
+"""
+
+from __future__ import annotations
+
+import torch
+from common import arguments, dtype_of, loop, start, tokens
+from model import GPT, loss_of
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+
+def cut(model: GPT, mesh: DeviceMesh) -> None:
+    """Cut every block over the ranks of `mesh`."""
+    plan = {
+        "attention.qkv": ColwiseParallel(),
+        "attention.out": RowwiseParallel(),
+        "mlp.up": ColwiseParallel(),
+        "mlp.down": RowwiseParallel(),
+    }
+    for block in model.blocks:
+        parallelize_module(block, mesh, plan)
+
+
+def main() -> None:
+    args = arguments(__doc__).parse_args()
+    device = start(args)
+    model = GPT(args).to(device, dtype_of(device))
+    cut(model, init_device_mesh(device.type, (torch.distributed.get_world_size(),)))
+    # Some parameters are DTensors and some are not, which a fused update does not take together.
+    optimizer = torch.optim.SGD(model.parameters(), args.lr, foreach=False)
+    batches = tokens(args, device, shared=True)
+
+    def step(number: int) -> torch.Tensor:
+        batch = batches[number % len(batches)]
+        loss = loss_of(model(batch[:, :-1]), batch[:, 1:])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    loop(step, args)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,34 @@
+"""DDP of a transformer whose products are a Triton kernel: compute whose residency can be shaped.
+
+torchrun --nproc-per-node 2 examples/triton_ddp.py
+"""
+
+from __future__ import annotations
+
+import torch
+from common import arguments, dtype_of, loop, start, tokens
+from model import GPT, loss_of
+from torch.nn.parallel import DistributedDataParallel
+from triton_linear import TritonLinear
+
+
+def main() -> None:
+    args = arguments(__doc__).parse_args()
+    device = start(args)
+    model = DistributedDataParallel(GPT(args, TritonLinear).to(device, dtype_of(device)))
+    optimizer = torch.optim.SGD(model.parameters(), args.lr)
+    batches = tokens(args, device)
+
+    def step(number: int) -> torch.Tensor:
+        batch = batches[number % len(batches)]
+        loss = loss_of(model(batch[:, :-1]), batch[:, 1:])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    loop(step, args)
+
+
+if __name__ == "__main__":
+    main()
