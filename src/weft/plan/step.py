@@ -6,11 +6,10 @@ import math
 from dataclasses import dataclass, field, replace
 
 from weft.plan.collectives import Group, collective_s
-from weft.plan.compute import Pass, Work, gemm_s, head, layer, optimizer_s
+from weft.plan.compute import Pass, Work, head, layer, optimizer_s
 from weft.plan.config import AUTO, Job
 from weft.plan.figures import Figures, shipped
 from weft.plan.memory import check_fits, memory_bytes, stage_params
-from weft.plan.models import Gemm
 from weft.plan.overlap import Hidden, hide, simulated_gpu
 from weft.plan.pipeline import Stage, span_s, stages
 from weft.plan.traffic import Need, needs
@@ -113,17 +112,17 @@ class _Part:
 
     work: Pass
     optimizer_s: float
-    extra_s: float
     traffic: tuple[tuple[Need, Hidden], ...]
 
     @property
     def micro_batch_s(self) -> float:
-        return self.work.total + sum(n.count * h.cost_s for n, h in self.traffic if not n.each_step)
+        rest = sum(n.count * (h.cost_s + n.kernels_s) for n, h in self.traffic if not n.each_step)
+        return self.work.total + rest
 
     @property
     def step_s(self) -> float:
-        rest = sum(n.count * h.cost_s for n, h in self.traffic if n.each_step)
-        return rest + self.optimizer_s + self.extra_s
+        rest = sum(n.count * (h.cost_s + n.kernels_s) for n, h in self.traffic if n.each_step)
+        return rest + self.optimizer_s
 
     def breakdown(self, micro_batches: int) -> dict[str, float]:
         both = self.work.forward + self.work.backward
@@ -134,7 +133,9 @@ class _Part:
             "recompute": (self.work.recompute.total - self.work.recompute.overhead) * micro_batches,
             "overhead": (both.overhead + self.work.recompute.overhead) * micro_batches,
             "optimizer": self.optimizer_s,
-            "compression": self.extra_s,
+            "compression": sum(
+                n.count * n.kernels_s * (1 if n.each_step else micro_batches) for n, _ in self.traffic
+            ),
         }
         for name in ("tp", "cp", "ep", "pp", "grads", "params"):
             found[name] = sum(c.exposed_s for c in self.collectives(micro_batches) if c.name == name)
@@ -191,18 +192,8 @@ def _part(job: Job, figures: Figures, stage: Stage, dense: Pass, moe: Pass) -> _
     return _Part(
         work,
         optimizer_s((shared + experts) / shards, job, figures),
-        _compression_s(job, figures, shared + experts),
         tuple(traffic),
     )
-
-
-def _compression_s(job: Job, figures: Figures, params: float) -> float:
-    """Kernels that encode and decode gradients, once a step."""
-    wire = job.wire
-    moved = params * wire.traffic_bytes / (job.gpu.memory_bytes_per_s * figures.memory_share)
-    side = max(1, round((params * wire.flops / 2) ** (1 / 3)))
-    products = gemm_s(Gemm("low rank", side, side, side), job.gpu, "bf16", figures) if wire.flops else 0.0
-    return moved + products
 
 
 def _notes(job: Job, title: str) -> tuple[str, ...]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from weft.plan.collectives import Group, group
+from weft.plan.compression import Matrix, Traffic, apply, parse
 from weft.plan.compute import Pass, Work
 from weft.plan.config import Job
 from weft.plan.figures import Software
@@ -33,6 +34,8 @@ class Need:
     hidden: bool = False
     """Whether the software runs it beside compute."""
     each_step: bool = False
+    kernels_s: float = 0.0
+    """Seconds of compute that compression adds to each."""
 
 
 def hides(job: Job, software: Software, name: str) -> bool:
@@ -139,7 +142,8 @@ def _data(job: Job, software: Software, stage: Stage, dense: Pass, moe: Pass) ->
         if job.sharding == "zero3" and job.pp == 1:
             yield from _fully_sharded(job, software, stage, params, ranks, stride, stage_pass)
         else:
-            yield from _replicated(job, software, params, ranks, stride, stage_pass)
+            shapes = _matrices(job, stage, routed=params is not shared)
+            yield from _replicated(job, software, params, ranks, stride, stage_pass, shapes)
     if job.pp > 1 and job.model.tied and (stage.embedding or stage.head):
         pair = Group(2, 1, job.gpus)
         size = job.model.vocab * job.model.hidden / job.tp * software.grad_bytes
@@ -147,23 +151,33 @@ def _data(job: Job, software: Software, stage: Stage, dense: Pass, moe: Pass) ->
 
 
 def _replicated(
-    job: Job, software: Software, params: float, ranks: int, stride: int, stage: Pass
+    job: Job,
+    software: Software,
+    params: float,
+    ranks: int,
+    stride: int,
+    stage: Pass,
+    matrices: tuple[Matrix, ...],
 ) -> Iterator[Need]:
     """Gradients once a step, and parameters back where the optimizer is sharded."""
-    wire = job.wire
-    grad_bytes = software.grad_bytes if wire.grad_bytes is None else wire.grad_bytes
-    gather_bytes = 2.0 if wire.gather_bytes is None else wire.gather_bytes
     shards = min(ranks, job.shard_ranks)
     ranks_of = group(shards if job.sharding != "none" else ranks, stride, job.network)
     # With chunks, all but the last one's gradients travel beside the micro-batches that are still to come.
     chunks = job.interleave
     times = 1 + job.pp * (chunks - 1) / chunks if chunks > 1 else 1.0
-    grads, gathered = params * grad_bytes, params * gather_bytes
-    for kind in _reduction(job, "reduce_scatter" if job.sharding != "none" else "all_reduce"):
-        floor = min(1.0, BUCKET_BYTES / grads) if grads else 1.0
-        hidden = hides(job, software, "grads")
-        size = grads * (ranks_of.ranks if kind == "all_gather" and job.wire.reduction == "gather" else 1)
-        yield Need("grads", kind, ranks_of, size, 1, stage.backward * times, floor, hidden, each_step=True)
+    grads, gathered = params * software.grad_bytes, params * 2.0
+    plain = Need(
+        "grads",
+        "reduce_scatter" if job.sharding != "none" else "all_reduce",
+        ranks_of,
+        grads,
+        1,
+        stage.backward * times,
+        min(1.0, BUCKET_BYTES / grads) if grads else 1.0,
+        hides(job, software, "grads"),
+        each_step=True,
+    )
+    yield from _compressed(job, plain, "gradient", params, matrices)
     if job.sharding == "none":
         return
     if ranks > shards:
@@ -178,36 +192,60 @@ def _replicated(
     )
 
 
-def _reduction(job: Job, plain: str) -> tuple[str, ...]:
-    """The collectives that add up gradients, by how the compressed ones can be added."""
-    if job.wire.reduction == "gather":
-        return ("all_gather",)
-    if job.wire.reduction == "all_to_all":
-        return ("all_to_all",) if plain == "reduce_scatter" else ("all_to_all", "all_gather")
-    return (plain,)
+def _compressed(
+    job: Job, plain: Need, purpose: str, elements: float, matrices: tuple[Matrix, ...] = ()
+) -> Iterator[Need]:
+    """A collective of gradients or parameters as the job's compression sends it."""
+    g = plain.group
+    width = plain.bytes / elements if elements else 0.0
+    payload = Traffic(plain.kind, purpose, elements, width, g.ranks, g.per_domain, matrices)
+    found = apply(parse(job.wire.name), payload, job.gpu)
+    whole = sum(piece.bytes for piece in found.pieces)
+    for at, piece in enumerate(found.pieces):
+        near = piece.ranks_per_node == piece.ranks
+        ranks = Group(piece.ranks, piece.ranks_per_node, piece.ranks if near else g.span)
+        yield replace(
+            plain,
+            kind=piece.kind,
+            group=g if piece.ranks == g.ranks else ranks,
+            bytes=piece.bytes,
+            window=plain.window * (piece.bytes / whole if whole else 1.0),
+            kernels_s=found.compute_s if at == 0 else 0.0,
+        )
+
+
+def _matrices(job: Job, stage: Stage, *, routed: bool) -> tuple[Matrix, ...]:
+    """Shapes of the gradients of one rank."""
+    m, found = job.model, []
+    if not routed:
+        found += [(g, stage.layers) for g in m.attention_gemms(1, job.tp)]
+        found += [(g, stage.dense_layers) for g in m.mlp_gemms(1, job.tp)]
+    elif stage.moe_layers:
+        moe = m.moe_gemms(1, job.tp, job.ep, job.expert_tp)
+        found += [(g, stage.moe_layers) for g in moe]
+    return tuple(Matrix(g.n, g.k, g.count * layers) for g, layers in found if layers)
 
 
 def _fully_sharded(
     job: Job, software: Software, stage: Stage, params: float, ranks: int, stride: int, work: Pass
 ) -> Iterator[Need]:
     """Each layer's parameters before it is used, forward and backward; its gradients after."""
-    wire, layers = job.wire, stage.layers
-    grad_bytes = software.grad_bytes if wire.grad_bytes is None else wire.grad_bytes
-    gather_bytes = 2.0 if wire.gather_bytes is None else wire.gather_bytes
+    layers = stage.layers
     shards = min(ranks, job.shard_ranks)
     ranks_of = group(shards, stride, job.network)
     each = params / layers
     edge = 1 / layers
     forward, backward = work.forward * edge, (work.backward + work.recompute) * edge
     gathers, sums = hides(job, software, "params"), hides(job, software, "grads")
-    yield Need("params", "all_gather", ranks_of, each * gather_bytes, layers, forward, edge, gathers)
+    gather = Need("params", "all_gather", ranks_of, each * 2.0, layers, forward, edge, gathers)
+    yield from _compressed(job, gather, "weight", each)
     # Backward, the gather of one layer and the sum of another share the window.
     half = backward * 0.5
-    yield Need("params", "all_gather", ranks_of, each * gather_bytes, layers, half, edge, gathers)
-    for kind in _reduction(job, "reduce_scatter"):
-        size = each * grad_bytes * (shards if kind == "all_gather" and wire.reduction == "gather" else 1)
-        yield Need("grads", kind, ranks_of, size, layers, half, edge, sums)
+    yield from _compressed(job, replace(gather, window=half), "weight-backward", each)
+    size = each * software.grad_bytes
+    reduce = Need("grads", "reduce_scatter", ranks_of, size, layers, half, edge, sums)
+    yield from _compressed(job, reduce, "gradient", each)
     if ranks > shards:
         across = group(ranks // shards, stride * shards, job.network)
-        size = params * grad_bytes / shards
+        size = params * software.grad_bytes / shards
         yield Need("grads", "all_reduce", across, size, 1, work.backward, edge, sums, each_step=True)
