@@ -5,6 +5,7 @@ A kernel that ran beside a collective was slowed by it: where a kernel also ran 
 
 from __future__ import annotations
 
+import difflib
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -199,3 +200,23 @@ def _rank(job: Job, figures: Figures) -> Work:
 def calibrated(path: Path, job: Job, figures: Figures) -> Calibration:
     """Figures from the trace of a job."""
     return calibrate(measure(path, _layer_passes(job)), job, figures)
+
+
+def traced_job(job: Job, words: str) -> Job:
+    """The job of a trace: as planned, but for what `words` says, such as `layers=4 tp=1 gpus=2`."""
+    known = {"layers", "gpus", "tp", "pp", "cp", "ep", "dp", "micro_batch", "global_batch", "seq_len"}
+    changes: dict[str, int] = {}
+    for part in words.replace(",", " ").split():
+        name, _, value = part.partition("=")
+        key = name.strip().replace("-", "_")
+        if key not in known or not value.isdigit() or len(value) > 9:
+            near = difflib.get_close_matches(key, sorted(known), n=1, cutoff=0.0)[0]
+            raise UsageError(
+                f"--traced {part!r} is not understood; write it as {near}=4 ({', '.join(sorted(known))})"
+            )
+        changes[key] = int(value)
+    layers = changes.pop("layers", None)
+    traced = job.but(model=job.model.but(layers=layers), seq_len=job.seq_len) if layers else job
+    if changes.keys() & {"gpus", "tp", "pp", "cp", "dp", "micro_batch"} and "global_batch" not in changes:
+        changes["global_batch"] = 0
+    return traced.but(**changes) if changes else traced

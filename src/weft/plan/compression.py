@@ -138,8 +138,6 @@ class Compressed:
     compute_s: float = 0.0
     """Of the kernels. They need the SMs and the memory that compute uses, so they are charged to compute in
     full: nothing hides them."""
-    memory_bytes: float = 0.0
-    """Kept on the GPU for it: error feedback, a second copy of the weights."""
 
 
 def parse(words: str) -> Method:
@@ -195,7 +193,7 @@ def _number(value: str, name: str, low: float, high: float, *, whole: bool) -> f
     return found
 
 
-def check(method: Method, *, sharding: str, data_ranks: int, gpu: GpuSpec) -> None:
+def check(method: Method, *, sharding: str, data_ranks: int, stages: int, gpu: GpuSpec) -> None:
     """Refuse a method where nothing implements it or nothing is there to compress."""
     if method == NONE:
         return
@@ -213,6 +211,11 @@ def check(method: Method, *, sharding: str, data_ranks: int, gpu: GpuSpec) -> No
         raise UsageError(
             f"--compression {method} compresses the gathers of fully sharded weights; use --sharding zero3, "
             f"or --compression int8 with --sharding {sharding}"
+        )
+    if method.name == "zero++" and stages > 1:
+        raise UsageError(
+            f"--compression {method}: with pipeline stages the weights are not gathered layer by layer; "
+            "use --pp 1, or --compression int8"
         )
     if method.name == "fp8" and gpu.throughput.fp8_tflops is None:
         raise UsageError(f"--compression fp8: {gpu.title} has no fp8; use int8 or bf16")
@@ -239,6 +242,13 @@ def apply(method: Method, traffic: Traffic, gpu: GpuSpec) -> Compressed:
     if found is None:
         return plain
     return replace(found, compute_s=sum(kernel.seconds(gpu) for kernel in found.kernels))
+
+
+def kept_bytes(method: Method, elements: float, element_bytes: float, *, node: int, nodes: int) -> float:
+    """Bytes that a rank keeps for a method: the error that it feeds back, or a node's copy of the weights."""
+    if method.name in ("powersgd", "topk"):
+        return elements * element_bytes
+    return elements * 2.0 / node if "hpz" in method.parts and node > 1 and nodes > 1 else 0.0
 
 
 def _piece(traffic: Traffic, kind: str, size: float) -> Piece:
@@ -305,7 +315,7 @@ def _low_rank(traffic: Traffic, rank: int) -> Compressed | None:
         # Gram-Schmidt goes column by column; equal shapes go in one batch. Four launches for a column.
         Kernel("orthogonalise", 2 * left * wide * rank, 2 * left * rank, launches=4 * rank * len(fit)),
     )
-    return Compressed(tuple(pieces), kernels, memory_bytes=covered * wide)
+    return Compressed(tuple(pieces), kernels)
 
 
 def _sparse(traffic: Traffic, density: float) -> Compressed | None:
@@ -319,15 +329,14 @@ def _sparse(traffic: Traffic, density: float) -> Compressed | None:
         Kernel("select", SELECT_PASSES * n * wide + 2 * sent),
         Kernel("add up", n * wide + traffic.ranks * (sent + 2 * SECTOR_BYTES * density * n)),
     )
-    return Compressed((_piece(traffic, "all_gather", traffic.ranks * sent),), kernels, memory_bytes=n * wide)
+    return Compressed((_piece(traffic, "all_gather", traffic.ranks * sent),), kernels)
 
 
 def _zeropp(traffic: Traffic, parts: Sequence[str]) -> Compressed | None:
     n, wide, node = traffic.elements, traffic.element_bytes, max(1, traffic.ranks_per_node)
     nodes = max(1, traffic.ranks // node)
     if traffic.purpose == "weight-backward" and "hpz" in parts and nodes > 1 and node > 1:
-        copy = n * wide / node
-        return Compressed((Piece("all_gather", n * wide, node, node),), memory_bytes=copy)
+        return Compressed((Piece("all_gather", n * wide, node, node),))
     if traffic.purpose.startswith("weight") and "qwz" in parts:
         width = 1 + SCALE_BYTES / INT8_BLOCK
         shard = n / traffic.ranks

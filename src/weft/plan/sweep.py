@@ -8,6 +8,8 @@ from itertools import product
 
 from weft.errors import UsageError
 from weft.plan.config import AUTO, Job
+from weft.plan.figures import Figures, shipped
+from weft.plan.memory import check_fits, memory_bytes
 from weft.plan.step import Prediction, predict
 from weft.policy import Policy
 
@@ -136,11 +138,30 @@ def sweep(
 
 def front(rows: Sequence[Row]) -> list[Row]:
     """The rows, fastest first, those on the front of step time against memory marked."""
-    ordered = sorted(rows, key=lambda row: (row.prediction.step_s, row.prediction.memory_bytes))
+    ordered = sorted(rows, key=lambda row: (row.prediction.step_s, total_memory(row.prediction)))
     least = float("inf")
     marked = []
     for row in ordered:
-        best = row.prediction.memory_bytes < least
-        least = min(least, row.prediction.memory_bytes)
-        marked.append(Row(row.job, row.prediction, best))
+        memory = total_memory(row.prediction)
+        marked.append(Row(row.job, row.prediction, memory < least))
+        least = min(least, memory)
     return marked
+
+
+def total_memory(found: Prediction) -> float:
+    """Bytes of the fullest GPU."""
+    return float(sum(found.memory_bytes.values()))
+
+
+def room(figures: Figures | None = None) -> Callable[[Job], str]:
+    """Says why a job does not fit into memory, or nothing."""
+    known = figures or shipped()
+
+    def reason(job: Job) -> str:
+        try:
+            check_fits(job, memory_bytes(job, known))
+        except UsageError as error:
+            return str(error)
+        return ""
+
+    return reason

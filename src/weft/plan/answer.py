@@ -1,0 +1,194 @@
+"""The answer of `weft plan` as a document: one configuration, a sweep, scaling curves. All simulated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from weft.plan.calibrate import Calibration
+from weft.plan.config import AUTO, Job
+from weft.plan.figures import Figures
+from weft.plan.scaling import Curve
+from weft.plan.step import Prediction, predict
+from weft.plan.sweep import Row, Sweep, total_memory
+from weft.policy import Policy
+
+Document = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One configuration: with weft's controls (or the policy that was asked for), and without any."""
+
+    job: Job
+    prediction: Prediction
+    without: Prediction
+
+    @property
+    def gain_pct(self) -> float:
+        """How much less time the step takes than without a control."""
+        return 100.0 * (1.0 - self.prediction.step_s / self.without.step_s)
+
+
+def answer(job: Job, figures: Figures | None = None) -> Answer:
+    """Predict a job under its own policy, and without weft's controls."""
+    return Answer(job, predict(job, figures), predict(job.but(policy=None), figures))
+
+
+def job_document(job: Job) -> Document:
+    """The configuration."""
+    names = ("gpus", "tp", "pp", "cp", "ep", "dp", "interleave", "schedule", "micro_batch", "global_batch")
+    names += ("seq_len", "sharding", "sequence_parallel", "recompute", "precision", "software")
+    return {
+        "model": job.model.name,
+        "params": job.model.params,
+        "gpu": job.gpu.name,
+        **{name: getattr(job, name) for name in names},
+        "compression": job.wire.name,
+        "network": job.network.name,
+        "tokens": job.tokens,
+    }
+
+
+def policy_document(policy: Any) -> Any:
+    """A policy, a policy for each collective, or none."""
+    if isinstance(policy, Policy):
+        return policy.to_dict()
+    if isinstance(policy, dict):
+        return {str(name): policy_document(value) for name, value in policy.items()}
+    return policy
+
+
+def prediction_document(job: Job, found: Prediction) -> Document:
+    """The figures of one prediction; times in seconds."""
+    return {
+        "step_time_s": found.step_s,
+        "tflops_per_gpu": found.tflops_per_gpu,
+        "mfu_pct": found.mfu_pct,
+        "tokens_per_s": job.tokens / found.step_s,
+        "tokens_per_s_per_gpu": job.tokens / found.step_s / job.gpus,
+        "exposed_comm_s": found.exposed_comm_s,
+        "breakdown": dict(found.breakdown),
+        "policy": policy_document(found.policy),
+        "memory_bytes": total_memory(found),
+        "memory": dict(found.memory_bytes),
+        "collectives": [
+            {**{k: v for k, v in asdict(one).items() if k != "policy"}, "policy": policy_document(one.policy)}
+            for one in found.collectives
+        ],
+    }
+
+
+def document(
+    found: Answer, *, calibration: Calibration | None = None, error: Document | None = None
+) -> Document:
+    """What `weft plan --json` prints for one configuration."""
+    without = prediction_document(found.job, found.without)
+    return {
+        "kind": "plan",
+        "simulated": True,
+        "job": job_document(found.job),
+        **prediction_document(found.job, found.prediction),
+        "memory_limit_bytes": found.job.gpu.memory_bytes,
+        "without_weft": {k: without[k] for k in ("step_time_s", "exposed_comm_s", "mfu_pct", "breakdown")},
+        "gain_pct": found.gain_pct,
+        "known_error": error,
+        "calibration": calibration_document(calibration),
+        "notes": list(found.prediction.notes),
+    }
+
+
+def calibration_document(found: Calibration | None) -> Document | None:
+    """What a trace changed."""
+    if found is None:
+        return None
+    return {
+        "trace": asdict(found.measured),
+        "figures": [{"name": name, "before": a, "after": b} for name, a, b in found.changes],
+        "model_compute_s": found.model_s,
+        "trace_compute_s": found.measured.compute_s,
+    }
+
+
+def row_document(row: Row) -> Document:
+    """One way of a sweep."""
+    made = prediction_document(row.job, row.prediction)
+    kept = (
+        "step_time_s",
+        "tflops_per_gpu",
+        "mfu_pct",
+        "tokens_per_s_per_gpu",
+        "exposed_comm_s",
+        "memory_bytes",
+    )
+    return {
+        "label": row.label,
+        "controls": "weft" if row.job.policy is not None else "none",
+        "job": job_document(row.job),
+        **{name: made[name] for name in (*kept, "memory_bytes")},
+        "pareto": row.best,
+    }
+
+
+def sweep_document(job: Job, found: Sweep, error: Document | None = None) -> Document:
+    """What `weft plan --sweep --json` prints."""
+    rows = [row_document(row) for row in found.rows]
+    best = rows[0]
+    return {
+        "kind": "plan-sweep",
+        "simulated": True,
+        "job": job_document(job),
+        **{name: best[name] for name in ("step_time_s", "tflops_per_gpu", "mfu_pct", "exposed_comm_s")},
+        "breakdown": dict(found.rows[0].prediction.breakdown),
+        "policy": policy_document(found.rows[0].prediction.policy),
+        "best": best,
+        "rows": rows,
+        "refused": summarised(found.refused),
+        "left_out": found.left_out,
+        "memory_limit_bytes": job.gpu.memory_bytes,
+        "known_error": error,
+    }
+
+
+def summarised(reasons: Iterable[str], most: int = 5) -> list[str]:
+    """The first few reasons, each once, and how many more there are."""
+    unique = list(dict.fromkeys(reasons))
+    rest = len(unique) - most
+    return unique[:most] + ([f"{rest} more reasons of the same kind"] if rest > 0 else [])
+
+
+def scaling_document(job: Job, curves: Iterable[Curve], error: Document | None = None) -> Document:
+    """What `weft plan --scale --json` prints."""
+    made = [_curve_document(curve) for curve in curves]
+    last = made[0]["points"][-1]["with_weft"]
+    return {
+        "kind": "plan-scaling",
+        "simulated": True,
+        "job": job_document(job),
+        **{k: last[k] for k in ("step_time_s", "tflops_per_gpu", "mfu_pct", "exposed_comm_s", "breakdown")},
+        "policy": last["policy"],
+        "curves": made,
+        "known_error": error,
+    }
+
+
+def _curve_document(curve: Curve) -> Document:
+    points = []
+    first = curve.points[0]
+    for point in curve.points:
+        entry: Document = {"gpus": point.gpus, "global_batch": point.job.global_batch}
+        for name in ("without", "with_weft"):
+            found: Prediction = getattr(point, name)
+            made = prediction_document(point.job, found)
+            rate = point.tokens_per_s_per_gpu(found)
+            base = first.tokens_per_s_per_gpu(getattr(first, name))
+            entry[name] = {**{k: v for k, v in made.items() if k != "collectives"}}
+            entry[name]["efficiency_pct"] = 100.0 * rate / base
+        points.append(entry)
+    return {"kind": curve.kind, "points": points, "note": curve.note}
+
+
+def with_controls(job: Job) -> Job:
+    """The job under the best policy for each collective."""
+    return job.but(policy=AUTO)
