@@ -1,0 +1,177 @@
+"""Options: what may be tried in a running job, from what was seen in it. No point that cannot matter."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from weft.kernels import glob_regex
+from weft.policy import MAX_PATTERN_BYTES, MAX_RULES, Policy, Rule
+
+HEAD_START_US = 5.0  # enough for a collective's blocks to be placed first; 40 already costs on an H200
+SHAPED_KERNELS = 2  # kernels tried in the last stage; each costs several steps of the job
+MEMORY_KERNELS = (
+    "*elementwise*",
+    "*reduce_kernel*",
+    "*norm_*kernel*",
+    "*softmax*",
+    "*copy*",
+    "*cat*batch*",
+    "*multi_tensor*",
+    "*embedding*",
+    "*index*",
+    "*dropout*",
+    "*fill*",
+    "triton_poi_*",
+    "triton_red_*",
+    "triton_per_*",
+)
+"""For kernels that wait for memory, fewer resident blocks are pure loss (docs/lab.md)."""
+_WAITS_FOR_MEMORY = glob_regex(MEMORY_KERNELS)
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A compute kernel of the job, per step."""
+
+    name: str
+    """As a person writes it."""
+    symbol: str
+    """As the driver knows it; rules are matched against this one."""
+    launches: float
+    beside: float
+    """Launches made while a collective was in flight."""
+    blocks_per_sm: int | None
+    """Blocks of it that fit on an SM by themselves; None: unknown."""
+
+    @property
+    def can_be_shaped(self) -> bool:
+        """Whether fewer resident blocks are possible and could help."""
+        return (self.blocks_per_sm or 1) > 1 and _WAITS_FOR_MEMORY.fullmatch(self.symbol) is None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What was learnt about the job before anything is tried."""
+
+    launches: bool = True
+    """Whether launches can be changed: the shim is in the process and a GPU is used."""
+    collectives: float = 0.0
+    """Collective kernels per step."""
+    ctas: int | None = None
+    """CTAs that a collective takes now; None: unknown."""
+    cta_choices: tuple[int, ...] = ()
+    """Other numbers of CTAs that the running job can be switched to."""
+    why_no_ctas: str = ""
+    """Why there are none."""
+    kernels: tuple[Kernel, ...] = ()
+    world: int = 1
+    """Ranks of the job."""
+    ranks_at_work: int = 1
+    """Processes that take part in tuning."""
+    workload: str = ""
+    """What tells this job from another one in the store."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, document: Mapping[str, Any]) -> Facts:
+        kernels = tuple(Kernel(**kernel) for kernel in document["kernels"])
+        choices = tuple(document["cta_choices"])
+        return cls(**{**document, "kernels": kernels, "cta_choices": choices})
+
+    @property
+    def beside(self) -> tuple[Kernel, ...]:
+        """Compute kernels seen beside collectives, the most launched first."""
+        found = (kernel for kernel in self.kernels if kernel.beside > 0)
+        return tuple(sorted(found, key=lambda kernel: -kernel.beside))
+
+
+def merge(facts: Iterable[Facts]) -> Facts:
+    """What holds for the job as a whole: a choice must be there on every rank, a kernel on any of them."""
+    everyone = list(facts)
+    kernels: dict[str, Kernel] = {}
+    for kernel in (kernel for one in everyone for kernel in one.kernels):
+        known = kernels.get(kernel.name)
+        if known is None or kernel.beside > known.beside:
+            kernels[kernel.name] = kernel
+    common = [c for c in everyone[0].cta_choices if all(c in one.cta_choices for one in everyone)]
+    return dataclasses.replace(
+        everyone[0],
+        launches=all(one.launches for one in everyone),
+        collectives=max(one.collectives for one in everyone),
+        cta_choices=tuple(common),
+        why_no_ctas=next((one.why_no_ctas for one in everyone if one.why_no_ctas), ""),
+        kernels=tuple(kernels.values()),
+        ranks_at_work=len(everyone),
+    )
+
+
+def stages(facts: Facts, default: Policy) -> list[list[dict[str, Any]]]:
+    """What to try, stage by stage, as fields to replace in the best policy so far.
+
+    What mattered most in our measurements comes first: the collectives' CTAs.
+    """
+    first: list[dict[str, Any]] = [{"max_ctas": count} for count in facts.cta_choices]
+    second: list[dict[str, Any]] = []
+    if facts.launches and facts.collectives:
+        head = {"head_start_us": HEAD_START_US} if default.head_start_us == 0 else {"head_start_us": 0.0}
+        first_in = {"priority": "high" if default.priority == "default" else "default"}
+        second = [head, first_in, {**head, **first_in}]
+    shaped_already = default.residency is not None or default.rules
+    third = residency_changes(facts) if facts.launches and not shaped_already else []
+    return [stage for stage in (first, second, third) if stage]
+
+
+def residency_changes(facts: Facts) -> list[dict[str, Any]]:
+    """One block less and half of them, for the kernels most often beside collectives, one kernel at a time.
+
+    The kernel gets it by the policy's default and the others are excepted by name, not the other way round:
+    the shim then still spares launches whose whole grid is resident at once, and whose blocks may wait for
+    each other.
+    """
+    changes = []
+    shaped = [kernel for kernel in facts.beside if kernel.can_be_shaped]
+    for kernel in shaped[:SHAPED_KERNELS]:
+        natural = kernel.blocks_per_sm or 1
+        others = [pattern(k.symbol) for k in shaped]
+        globs = (g for g in (*MEMORY_KERNELS, *others) if not glob_regex([g]).fullmatch(kernel.symbol))
+        spared = tuple(Rule(glob, None) for glob in globs)[:MAX_RULES]
+        for count in sorted({natural - 1, natural // 2}, reverse=True):
+            changes.append({"when": "overlap", "residency": count, "rules": spared})
+    return changes
+
+
+def pattern(name: str) -> str:
+    """A rule's pattern for exactly this kernel, as far as a pattern's length allows."""
+    plain = "".join("?" if c in "*?[]" else c for c in name)
+    if len(plain.encode()) <= MAX_PATTERN_BYTES:
+        return plain
+    return plain.encode()[: MAX_PATTERN_BYTES - 1].decode(errors="ignore") + "*"
+
+
+def explain(facts: Facts) -> list[dict[str, Any]]:
+    """By kernel: how much of it runs beside collectives, and what could be done about it."""
+    rows = []
+    total = sum(kernel.beside for kernel in facts.kernels)
+    for kernel in facts.beside[:12]:
+        if (kernel.blocks_per_sm or 1) <= 1:
+            what = "one block per SM: residency cannot be shaped"
+        elif not kernel.can_be_shaped:
+            what = "waits for memory: fewer blocks would be pure loss"
+        else:
+            what = f"{kernel.blocks_per_sm} blocks per SM: residency can be shaped"
+        share = round(100 * kernel.beside / total, 1)
+        rows.append(
+            {
+                "kernel": kernel.name,
+                "launches_per_step": kernel.launches,
+                "beside_collectives_pct": share,
+                "blocks_per_sm": kernel.blocks_per_sm,
+                "what": what,
+            }
+        )
+    return rows

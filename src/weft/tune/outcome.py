@@ -1,0 +1,158 @@
+"""Outcome: what live tuning concludes about a job, as data and in one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+from weft.policy import Policy
+from weft.tune.options import Facts, explain
+
+
+def label(policy: Policy) -> str:
+    """A short name: `ctas16+priority+head5+res3`."""
+    shaped = {rule.residency for rule in policy.rules if rule.residency} | {policy.residency or 0}
+    parts = [f"ctas{policy.max_ctas}"] if policy.max_ctas else []
+    parts += ["priority"] if policy.priority == "high" else []
+    parts += [f"head{policy.head_start_us:g}"] if policy.head_start_us else []
+    parts += [f"res{count}" for count in sorted(shaped) if count]
+    return "+".join(parts) or "no control"
+
+
+@dataclass
+class Tried:
+    """A policy and the steps that were run under it."""
+
+    policy: Policy
+    ms: list[float] = field(default_factory=list)
+    note: str = ""
+    """Why it dropped out of the race."""
+    problem: str = ""
+    """Why it may not be used at all: it stalled, was clearly slower, or could not be applied."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "label": label(self.policy),
+            "policy": self.policy.to_dict(),
+            "ms": round(median(self.ms), 4) if self.ms else None,
+            "steps": len(self.ms),
+            "note": self.problem or self.note,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What live tuning concludes."""
+
+    policy: Policy
+    """What the job goes on with; the policy it was started with where it is left alone."""
+    kept: bool
+    """Whether that is a change."""
+    gain_pct: float = 0.0
+    """Percent less time per step than without the change; 0 where the job is left alone."""
+    ci_pct: tuple[float, float] = (0.0, 0.0)
+    """95% confidence interval of the measured gain."""
+    reason: str = ""
+    """Why the job is left alone."""
+    source: str = ""
+    """Where the policy came from, if not from this job's own search."""
+    steps: int = 0
+    """Steps of the job that tuning used, without warm-up."""
+    warm_up_steps: int = 0
+    noise_pct: float = 0.0
+    """Scatter of one step, percent of its time."""
+    default_ms: float | None = None
+    best_ms: float | None = None
+    tried: Sequence[Tried] = ()
+    facts: Facts = field(default_factory=Facts)
+
+    @property
+    def text(self) -> str:
+        """The outcome in one sentence."""
+        used = f"{self.steps} steps" if self.steps != 1 else "1 step"
+        if not self.kept:
+            return f"left alone after {used}: {self.reason}"
+        low, high = self.ci_pct
+        found = f", from {self.source}" if self.source else ""
+        return (
+            f"{label(self.policy)}{found}: {self.gain_pct:.1f}% less time per step "
+            f"(95%: {low:.1f} to {high:.1f}), found in {used}"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The key `tuning` of `weft run --stats`."""
+        return {
+            "state": "kept" if self.kept else "left alone",
+            "text": self.text,
+            "policy": self.policy.to_dict(),
+            "gain_pct": round(self.gain_pct, 3),
+            "ci": [round(value, 3) for value in self.ci_pct],
+            "steps": self.steps,
+            "warm_up_steps": self.warm_up_steps,
+            "noise_pct": round(self.noise_pct, 3),
+            "default_ms": self.default_ms,
+            "best_ms": self.best_ms,
+            "reason": self.reason,
+            "source": self.source,
+            "candidates": [one.to_dict() for one in self.tried],
+            "explanation": explain(self.facts),
+            "facts": {
+                "collectives_per_step": self.facts.collectives,
+                "ctas": self.facts.ctas,
+                "cta_choices": list(self.facts.cta_choices),
+                "why_no_ctas": self.facts.why_no_ctas,
+                "world": self.facts.world,
+                "processes": self.facts.ranks_at_work,
+                "workload": self.facts.workload,
+            },
+        }
+
+
+def stopped(reason: str, **more: Any) -> Mapping[str, Any]:
+    """The same document where tuning did not come to an end."""
+    return {
+        "state": "stopped",
+        "text": f"left alone: {reason}",
+        "policy": None,
+        "gain_pct": 0.0,
+        "ci": [0.0, 0.0],
+        "steps": 0,
+        "reason": reason,
+        "candidates": [],
+        "explanation": [],
+        **more,
+    }
+
+
+def why_nothing_to_try(facts: Facts) -> str:
+    """The reason where no candidate could matter."""
+    if not facts.launches and not facts.cta_choices:
+        return facts.why_no_ctas or "nothing can be changed in this job: no GPU kernel was launched"
+    if not facts.collectives:
+        return "no collective was launched in a step"
+    return facts.why_no_ctas or "there is no control that could matter"
+
+
+def why_none_was_better(facts: Facts, tried: Sequence[Tried], default: Policy, noise_pct: float) -> str:
+    """The reason where candidates were measured and none was ahead."""
+    base = next((median(one.ms) for one in tried if one.policy == default and one.ms), None)
+    parts = []
+    for one in tried:
+        if one.policy == default:
+            continue
+        if one.problem:
+            parts.append(f"{label(one.policy)} {one.problem}")
+        elif base and one.ms:
+            parts.append(f"{label(one.policy)} {100 * (median(one.ms) / base - 1):+.1f}%")
+    beside = facts.beside
+    about = ""
+    if not facts.launches:
+        about = ""
+    elif not beside:
+        about = "no compute kernel was seen beside a collective; "
+    elif not any(kernel.can_be_shaped for kernel in beside):
+        about = "kernels beside collectives hold one block per SM or wait for memory; "
+    seen = ", ".join(parts)
+    return f"{about}nothing was faster ({seen}; a step scatters by {noise_pct:.1f}%)"
