@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from weft.plan.calibrate import Calibration
+from weft.plan.changes import Change, changes
 from weft.plan.config import AUTO, Job
 from weft.plan.figures import Figures
 from weft.plan.scaling import Curve
@@ -15,6 +16,26 @@ from weft.plan.sweep import Row, Sweep, total_memory
 from weft.policy import Policy
 
 Document = dict[str, Any]
+SHOWN = (
+    "gpus",
+    "tp",
+    "pp",
+    "cp",
+    "ep",
+    "dp",
+    "interleave",
+    "schedule",
+    "micro_batch",
+    "micro_batches",
+    "global_batch",
+    "seq_len",
+    "sharding",
+    "sequence_parallel",
+    "recompute",
+    "precision",
+    "software",
+)
+"""What of a job stands in the document."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +45,8 @@ class Answer:
     job: Job
     prediction: Prediction
     without: Prediction
+    others: tuple[Change, ...] = ()
+    """What other schedules and compressions would change, most first."""
 
     @property
     def gain_pct(self) -> float:
@@ -33,18 +56,17 @@ class Answer:
 
 def answer(job: Job, figures: Figures | None = None) -> Answer:
     """Predict a job under its own policy, and without weft's controls."""
-    return Answer(job, predict(job, figures), predict(job.but(policy=None), figures))
+    found = predict(job, figures)
+    return Answer(job, found, predict(job.but(policy=None), figures), changes(job, found, figures))
 
 
 def job_document(job: Job) -> Document:
     """The configuration."""
-    names = ("gpus", "tp", "pp", "cp", "ep", "dp", "interleave", "schedule", "micro_batch", "global_batch")
-    names += ("seq_len", "sharding", "sequence_parallel", "recompute", "precision", "software")
     return {
         "model": job.model.name,
         "params": job.model.params,
         "gpu": job.gpu.name,
-        **{name: getattr(job, name) for name in names},
+        **{name: getattr(job, name) for name in SHOWN},
         "compression": job.wire.name,
         "network": job.network.name,
         "tokens": job.tokens,
@@ -93,6 +115,7 @@ def document(
         "memory_limit_bytes": found.job.gpu.memory_bytes,
         "without_weft": {k: without[k] for k in ("step_time_s", "exposed_comm_s", "mfu_pct", "breakdown")},
         "gain_pct": found.gain_pct,
+        "changes": [asdict(change) for change in found.others],
         "known_error": error,
         "calibration": calibration_document(calibration),
         "notes": list(found.prediction.notes),

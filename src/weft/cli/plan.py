@@ -1,0 +1,391 @@
+"""`weft plan`: a training step at scale, where communication is exposed, and what would hide it."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from weft.errors import UsageError
+
+if TYPE_CHECKING:
+    from weft.plan.calibrate import Calibration
+    from weft.plan.config import Job
+    from weft.plan.figures import Figures
+    from weft.plan.models import Model
+
+QUIET_S = 2.0
+"""Progress is shown only when the work takes longer than this."""
+# The largest numbers that still mean something; beyond them a typing error is more likely than a plan.
+MOST = {
+    "gpus": 1 << 18,
+    "layers": 10_000,
+    "hidden": 1 << 20,
+    "heads": 1 << 14,
+    "kv-heads": 1 << 14,
+    "ffn": 1 << 23,
+    "vocab": 1 << 24,
+    "experts": 1 << 14,
+    "experts-per-token": 1 << 14,
+    "expert-ffn": 1 << 23,
+    "seq": 1 << 26,
+    "micro-batch": 1 << 20,
+    "global-batch": 1 << 30,
+    "interleave": 10_000,
+    "limit": 100_000,
+}
+
+
+def _option(text: str, *names: str, metavar: str | None = None) -> Any:
+    return typer.Option(*names, help=text, metavar=metavar)
+
+
+def plan(
+    model: Annotated[str, _option("A model, such as llama3-70b; or give its dimensions.", "--model")] = "",
+    gpu: Annotated[str, _option("A GPU: a100-80gb, h100, h200, b200, mi300x, …", "--gpu")] = "h100",
+    gpus: Annotated[int, _option("GPUs of the whole job.", "--gpus")] = 0,
+    tp: Annotated[int, _option("Tensor parallel ranks.", "--tp")] = 1,
+    pp: Annotated[int, _option("Pipeline stages.", "--pp")] = 1,
+    cp: Annotated[int, _option("Context parallel ranks.", "--cp")] = 1,
+    ep: Annotated[int, _option("Expert parallel ranks.", "--ep")] = 1,
+    dp: Annotated[int, _option("Data parallel ranks; default: what is left.", "--dp")] = 0,
+    interleave: Annotated[int, _option("Model chunks of each pipeline stage.", "--interleave")] = 1,
+    schedule: Annotated[str, _option("1f1b, gpipe or interleaved.", "--schedule")] = "",
+    micro_batch: Annotated[int, _option("Sequences of a micro-batch.", "--micro-batch")] = 1,
+    global_batch: Annotated[int, _option("Sequences of a step.", "--global-batch")] = 0,
+    seq: Annotated[int, _option("Tokens of a sequence; default: the model's.", "--seq")] = 0,
+    sharding: Annotated[str, _option("none, zero1, zero2 or zero3 (FSDP).", "--sharding")] = "zero1",
+    sequence_parallel: Annotated[
+        bool | None,
+        typer.Option("--sequence-parallel/--no-sequence-parallel", help="Default: where tp is above 1."),
+    ] = None,
+    recompute: Annotated[str, _option("none, selective or full.", "--recompute")] = "none",
+    precision: Annotated[str, _option("bf16, fp16 or fp8.", "--precision")] = "bf16",
+    compression: Annotated[
+        str,
+        _option("none, bf16, fp8, int8, powersgd:RANK, topk:DENSITY, zero++, qwz+qgz, …", "--compression"),
+    ] = "none",
+    network: Annotated[str, _option("A fabric: hdr200, ndr400, xdr800, eth100, …", "--network")] = "",
+    rail_gbit: Annotated[
+        float, _option("Gbit/s of the fabric for each GPU, instead of the network's own.", "--rail-gbit")
+    ] = 0.0,
+    oversubscription: Annotated[
+        float, _option("Bandwidth lost above the leaf switches: 2 halves it.", "--oversubscription")
+    ] = 0.0,
+    policy: Annotated[
+        str, _option("auto (the best for each collective), none, or a policy file.", "--policy")
+    ] = "auto",
+    software: Annotated[str, _option("Training software, such as megatron-2025.", "--software")] = "",
+    layers: Annotated[int, _option("Dimensions instead of --model: layers.", "--layers")] = 0,
+    hidden: Annotated[int, _option("Hidden size.", "--hidden")] = 0,
+    heads: Annotated[int, _option("Attention heads.", "--heads")] = 0,
+    kv_heads: Annotated[int, _option("Heads of keys and values.", "--kv-heads")] = 0,
+    ffn: Annotated[int, _option("MLP width; default: four times hidden.", "--ffn")] = 0,
+    vocab: Annotated[int, _option("Vocabulary; default: 51200.", "--vocab")] = 0,
+    gated: Annotated[bool, typer.Option("--gated", help="A gated MLP (SwiGLU).")] = False,
+    experts: Annotated[int, _option("Experts of each layer.", "--experts")] = 0,
+    experts_per_token: Annotated[int, _option("Experts that a token visits.", "--experts-per-token")] = 0,
+    expert_ffn: Annotated[int, _option("Width of one expert.", "--expert-ffn")] = 0,
+    sweep: Annotated[
+        bool, typer.Option("--sweep", help="Try the ways to split the job; options given here stay fixed.")
+    ] = False,
+    limit: Annotated[int, _option("Predictions of a sweep.", "--limit")] = 200,
+    scale: Annotated[
+        str,
+        _option("Weak and strong scaling over a range of GPUs, such as 8..16384.", "--scale", metavar="A..B"),
+    ] = "",
+    calibrate: Annotated[
+        Path | None,
+        _option("A profiler trace of one node: sets the compute side.", "--calibrate", metavar="TRACE"),
+    ] = None,
+    traced: Annotated[
+        str,
+        _option("How the traced job differed: 'layers=4 tp=1 gpus=2'.", "--traced", metavar="K=V …"),
+    ] = "",
+    html: Annotated[Path | None, _option("Write a page to look at.", "--html", metavar="FILE")] = None,
+    chakra: Annotated[
+        Path | None, _option("Write Chakra execution traces into this folder.", "--chakra", metavar="DIR")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    context: typer.Context = None,  # type: ignore[assignment]
+) -> None:
+    """Predict a training step on many GPUs: simulated, with an error known from published runs."""
+    given = _given(context)
+    _check_numbers(given, locals())
+    _check_flags(given, sweep=sweep, scale=scale)
+    wanted = _model(given, locals())
+    options = {
+        "gpu": gpu,
+        "tp": tp,
+        "pp": pp,
+        "cp": cp,
+        "ep": ep,
+        "dp": dp,
+        "interleave": interleave,
+        "schedule": schedule,
+        "micro_batch": micro_batch,
+        "global_batch": global_batch,
+        "seq_len": seq,
+        "sharding": sharding,
+        "sequence_parallel": sequence_parallel,
+        "recompute": recompute,
+        "precision": precision,
+        "compression": compression,
+        "policy": _policy(policy),
+        "network": _network(gpu, network, rail_gbit, oversubscription),
+    }
+    if software:
+        options["software"] = software
+    _check_output(html, chakra)
+    job = _job(wanted, options, gpus, scale)
+    with _progress(quiet=as_json) as tell:
+        calibration = _calibration(calibrate, traced, job)
+        figures = calibration.figures if calibration else None
+        if sweep:
+            document = _sweep(job, given, limit, figures, tell)
+        elif scale:
+            document = _scale(job, scale, figures, tell)
+        else:
+            document = _one(job, figures, calibration, chakra)
+        page = _page(document) if html else ""
+    if html:
+        from weft.files import write_whole
+
+        write_whole(html, page)
+    if as_json:
+        print(json.dumps(document, allow_nan=False))
+        return
+    from weft.report.plan_terminal import show_plan
+
+    show_plan(document)
+    for path, what in ((html, "page"), (chakra, "execution traces")):
+        if path:
+            print(f"{what}: {path}")
+
+
+def _given(context: typer.Context) -> set[str]:
+    """Options that the user typed, by their parameter's name."""
+    names = context.params if context is not None else {}
+    found = set()
+    for name in names:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            found.add(name)
+    return found
+
+
+def _check_numbers(given: set[str], values: dict[str, Any]) -> None:
+    for name in given:
+        shown, value = name.replace("_", "-"), values.get(name)
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            continue
+        most = MOST.get(shown, 1 << 18)
+        least = 1.0 if name == "oversubscription" else (0.001 if isinstance(value, float) else 1)
+        if not least <= value <= most:
+            near = least if not value >= least else most
+            raise UsageError(
+                f"--{shown} {value} is not possible; use {least:g} to {most:g}, nearest is {near:g}"
+            )
+
+
+def _check_flags(given: set[str], *, sweep: bool, scale: str) -> None:
+    if sweep and scale:
+        raise UsageError("--sweep and --scale are two questions; ask them one after the other")
+    if (sweep or scale) and "chakra" in given:
+        raise UsageError(f"--chakra writes one configuration; leave out {'--sweep' if sweep else '--scale'}")
+    if "limit" in given and not sweep:
+        raise UsageError("--limit bounds a sweep; add --sweep, or leave it out")
+    if "traced" in given and "calibrate" not in given:
+        raise UsageError("--traced describes the job of a trace; add --calibrate TRACE, or leave it out")
+    if scale and "dp" in given:
+        raise UsageError("--scale varies the data parallel ranks; leave out --dp")
+    if scale and "policy" in given:
+        raise UsageError("--scale compares no policy with the best ones; leave out --policy")
+
+
+DIMENSIONS = (
+    *("layers", "hidden", "heads", "kv_heads", "ffn", "vocab"),
+    *("experts", "experts_per_token", "expert_ffn", "gated"),
+)
+
+
+def _model(given: set[str], values: dict[str, Any]) -> Model:
+    """The named model, or one by its dimensions."""
+    from weft.plan.models import Model, model
+
+    typed = [name for name in DIMENSIONS if name in given]
+    if values["model"] and typed:
+        flag = typed[0].replace("_", "-")
+        raise UsageError(
+            f"both --model {values['model']} and --{flag} are given; use the name or the dimensions"
+        )
+    if values["model"]:
+        return model(values["model"])
+    missing = [name for name in ("layers", "hidden", "heads") if not values[name]]
+    if missing:
+        raise UsageError(
+            "no model: give --model NAME, such as llama3-70b, or its dimensions "
+            f"({', '.join('--' + name for name in missing)} {'is' if len(missing) == 1 else 'are'} missing)"
+        )
+    return Model(
+        name="custom",
+        layers=values["layers"],
+        hidden=values["hidden"],
+        heads=values["heads"],
+        kv_heads=values["kv_heads"],
+        ffn=values["ffn"] or 4 * values["hidden"],
+        vocab=values["vocab"] or 51200,
+        gated=values["gated"],
+        experts=values["experts"],
+        experts_per_token=values["experts_per_token"],
+        expert_ffn=values["expert_ffn"],
+    )
+
+
+def _network(gpu: str, name: str, rail_gbit: float, oversubscription: float) -> Any:
+    from weft.gpu.specs import spec
+    from weft.plan.network import GBIT, network, usual_network
+
+    found = network(name) if name else usual_network(spec(gpu).name)
+    if rail_gbit:
+        found = found.but(name=f"{rail_gbit:g} Gbit/s", rail_bytes_per_s=rail_gbit * GBIT)
+    if oversubscription:
+        found = found.but(name=f"{found.name} 1:{oversubscription:g}", oversubscription=oversubscription)
+    return found
+
+
+def _policy(words: str) -> Any:
+    from weft.policy import Policy
+
+    if words in ("auto", "none"):
+        return words
+    if words.endswith(".json") or Path(words).exists():
+        return Policy.load(words)
+    raise UsageError(f"--policy {words!r} is no policy file; use auto, none, or a file that weft tune wrote")
+
+
+def _check_output(html: Path | None, chakra: Path | None) -> None:
+    """Refuse before the work what could not be written after it."""
+    if html and (html.is_dir() or not html.parent.is_dir()):
+        raise UsageError(f"--html {html}: not a file in a folder that exists")
+    if chakra and chakra.exists() and (not chakra.is_dir() or any(chakra.iterdir())):
+        raise UsageError(f"--chakra {chakra}: not an empty folder; give a new one")
+
+
+def _job(model: Model, options: dict[str, Any], gpus: int, scale: str) -> Job:
+    from weft.plan.config import Job
+    from weft.plan.scaling import parse_range
+
+    unit = options["tp"] * options["pp"] * options["cp"]
+    if not gpus and options["dp"]:
+        gpus = unit * options["dp"]
+    if not gpus and scale:
+        gpus = max(unit, parse_range(scale)[0])
+        gpus = -(-gpus // unit) * unit
+    if not gpus:
+        raise UsageError("no --gpus: how many GPUs does the job have? for example --gpus 1024")
+    job = Job(model=model, gpus=gpus, **options)
+    from weft.plan.compression import check, parse
+
+    ranks = job.dp * job.cp
+    check(parse(job.wire.name), sharding=job.sharding, data_ranks=ranks, stages=job.pp, gpu=job.gpu)
+    return job
+
+
+def _calibration(trace: Path | None, traced: str, job: Job) -> Calibration | None:
+    if trace is None:
+        return None
+    from weft.plan.calibrate import calibrated, traced_job
+    from weft.plan.figures import shipped
+
+    return calibrated(trace, traced_job(job, traced), shipped())
+
+
+def _known_error() -> dict[str, Any] | None:
+    from weft.plan.accuracy import known_error
+
+    return known_error()
+
+
+def _one(
+    job: Job, figures: Figures | None, calibration: Calibration | None, chakra: Path | None
+) -> dict[str, Any]:
+    from weft.plan.answer import answer, document
+
+    found = answer(job, figures)
+    if chakra:
+        from weft.plan.execution_trace import write
+
+        write(chakra, job, found.prediction)
+    return document(found, calibration=calibration, error=_known_error())
+
+
+def _sweep(
+    job: Job, given: set[str], limit: int, figures: Figures | None, tell: Callable[[int, int], None]
+) -> dict[str, Any]:
+    from weft.plan.answer import sweep_document
+    from weft.plan.step import predict
+    from weft.plan.sweep import room, sweep
+
+    fits = room(figures)
+    found = sweep(job, fixed=given, limit=limit, run=lambda way: predict(way, figures), fits=fits, tell=tell)
+    return sweep_document(job, found, _known_error())
+
+
+def _scale(job: Job, words: str, figures: Figures | None, tell: Callable[[int, int], None]) -> dict[str, Any]:
+    from weft.plan.answer import scaling_document
+    from weft.plan.scaling import curves, parse_range
+    from weft.plan.step import predict
+
+    low, high = parse_range(words)
+    found = curves(job, low, high, run=lambda here: predict(here, figures), tell=tell)
+    return scaling_document(job, found, _known_error())
+
+
+def _page(document: dict[str, Any]) -> str:
+    from weft.report.plan_page import plan_page
+
+    return plan_page(document)
+
+
+@contextmanager
+def _progress(*, quiet: bool) -> Iterator[Callable[[int, int], None]]:
+    """A moving line on stderr once the work has taken a while."""
+    started, done = time.monotonic(), [0, 0]
+    shown: list[Any] = []
+
+    def start() -> None:
+        from rich.console import Console
+
+        shown.append(Console(stderr=True).status(_words(done, started)))
+        shown[0].start()
+
+    def tell(at: int, total: int) -> None:
+        done[:] = [at, total]
+        for status in shown:
+            status.update(_words(done, started))
+
+    timer = threading.Timer(QUIET_S, start)
+    timer.daemon = True
+    if not quiet and sys.stderr.isatty():
+        timer.start()
+    try:
+        yield tell
+    finally:
+        timer.cancel()
+        if timer.ident is not None:
+            timer.join()
+        for status in shown:
+            status.stop()
+
+
+def _words(done: list[int], started: float) -> str:
+    count = f"{done[0]} of {done[1]} predictions" if done[1] else "predicting"
+    return f"{count}, {time.monotonic() - started:.0f} s …"

@@ -1,0 +1,86 @@
+"""What one change to a job would do to its step: another pipeline, other collectives hidden, compression."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from weft.errors import UsageError
+from weft.plan import compression
+from weft.plan.config import Job
+from weft.plan.figures import Figures, shipped
+from weft.plan.step import Prediction, predict
+
+NAMES = {
+    "tp": "tensor parallel collectives, in pieces beside their GEMMs (a finer-grain schedule, weft.ops)",
+    "cp": "context parallel transfers beside attention",
+    "ep": "expert all-to-all beside the other half of the batch",
+    "pp": "transfers between pipeline stages beside the next micro-batch",
+    "grads": "gradient sums beside the backward pass",
+    "params": "parameter gathers beside the forward pass",
+}
+COMPRESSIONS = ("bf16", "fp8", "int8", "powersgd:4", "topk:0.01", "zero++", "qwz")
+LEAST_PCT = 0.2
+"""Changes of the step below this are left out: the model does not know them that well."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """One change and what it does; negative percentages are a loss."""
+
+    kind: str
+    """`schedule`, `pipeline` or `compression`."""
+    text: str
+    option: str
+    """For the command line, where there is one."""
+    step_time_s: float
+    gain_pct: float
+
+
+def changes(job: Job, found: Prediction, figures: Figures | None = None) -> tuple[Change, ...]:
+    """The changes that matter, most gain first, losses of compression included: they answer a question too."""
+    made = []
+    for kind, text, option, what in _candidates(job, found, figures or shipped()):
+        try:
+            other = predict(job.but(**what), figures)
+        except UsageError:
+            continue
+        gain = 100.0 * (1.0 - other.step_s / found.step_s)
+        if abs(gain) >= LEAST_PCT and (gain > 0 or kind == "compression"):
+            made.append(Change(kind, text, option, other.step_s, gain))
+    return tuple(sorted(made, key=lambda change: -change.gain_pct))
+
+
+def _candidates(
+    job: Job, found: Prediction, figures: Figures
+) -> Iterator[tuple[str, str, str, dict[str, Any]]]:
+    hidden = job.hide if job.hide is not None else figures.find(job.software).hides
+    for name, text in NAMES.items():
+        more = {name, "tp_backward"} if name == "tp" else {name}
+        if found.breakdown.get(name, 0.0) > 0 and not more <= hidden:
+            yield "schedule", f"hide the {text}", "", {"hide": frozenset(hidden | more)}
+    for chunks in (2, 4, 8):
+        if job.pp > 1 and chunks != job.interleave:
+            text = f"{chunks} chunks for each pipeline stage: a smaller bubble, more transfers"
+            yield "pipeline", text, f"--interleave {chunks}", {"interleave": chunks}
+    if job.pp > 1 and job.interleave > 1:
+        yield "pipeline", "one chunk for each stage", "--interleave 1", {"interleave": 1}
+    if job.dp * job.cp > 1 and job.wire.name == "none":
+        for name in COMPRESSIONS:
+            yield from _compressed(job, name)
+
+
+def _compressed(job: Job, name: str) -> Iterator[tuple[str, str, str, dict[str, Any]]]:
+    try:
+        compression.check(
+            compression.parse(name),
+            sharding=job.sharding,
+            data_ranks=job.dp * job.cp,
+            stages=job.pp,
+            gpu=job.gpu,
+        )
+    except UsageError:
+        return
+    what = "weights and gradients" if name == "zero++" else "weights" if name == "qwz" else "gradients"
+    yield "compression", f"{name} {what}", f"--compression {name}", {"compression": name}

@@ -1,0 +1,258 @@
+"""What the terminal and the page say about a plan: sentences and rows, read from its document."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from weft.report import words
+from weft.report.reading import Document, amount, clean, number, record, records, text
+
+LABELS = {
+    "gemm": "matrix products",
+    "attention": "attention",
+    "elementwise": "norms, activations, loss",
+    "recompute": "recomputation",
+    "overhead": "launch gaps",
+    "optimizer": "optimizer",
+    "compression": "compression kernels",
+    "tp": "exposed: tensor parallel",
+    "cp": "exposed: context parallel",
+    "ep": "exposed: expert parallel",
+    "pp": "exposed: between stages",
+    "grads": "exposed: gradients",
+    "params": "exposed: parameters",
+    "contention": "compute slowed by collectives",
+    "bubble": "pipeline bubble",
+    "fixed": "once a step",
+    "skew": "skew and jitter",
+}
+OF = {
+    "tp": "tensor parallel",
+    "cp": "context parallel",
+    "ep": "expert parallel",
+    "pp": "between stages",
+    "grads": "gradients",
+    "params": "parameters",
+}
+EXPOSED = tuple(OF)
+COMPUTE = ("gemm", "attention", "elementwise", "recompute", "optimizer", "compression")
+
+
+@dataclass(frozen=True)
+class CollectiveRow:
+    """One kind of collective in a step; times in seconds."""
+
+    name: str
+    ranks: str
+    bytes: float
+    count: float
+    alone_s: float
+    hidden_s: float
+    exposed_s: float
+    slows_s: float
+    policy: str
+
+
+@dataclass(frozen=True)
+class Control:
+    """Which policy a collective runs under."""
+
+    collective: str
+    policy: str
+
+
+@dataclass(frozen=True)
+class ChangeRow:
+    """What another schedule or compression would do."""
+
+    label: str
+    step_s: float
+    gain_pct: float
+
+
+def title(document: Document) -> str:
+    """The job in a few words."""
+    job = record(document, "job")
+    split = [f"{key}{amount(job, key):.0f}" for key in ("tp", "pp", "cp", "ep", "dp") if amount(job, key) > 1]
+    gpus = f"{amount(job, 'gpus'):,.0f} {text(job, 'gpu')}"
+    return f"{text(job, 'model')} on {gpus}" + (f" ({' '.join(split)})" if split else "")
+
+
+def subtitle(document: Document) -> str:
+    """The rest of the configuration."""
+    job = record(document, "job")
+    parts = [
+        f"{amount(job, 'params') / 1e9:.4g}B parameters",
+        f"{amount(job, 'seq_len'):.0f} tokens a sequence",
+        f"batch {amount(job, 'global_batch'):.0f} in micro-batches of {amount(job, 'micro_batch'):.0f}",
+        f"{text(job, 'schedule')} pipeline" if amount(job, "pp") > 1 else "",
+        f"sharding {text(job, 'sharding')}",
+        f"{text(job, 'recompute')} recomputation" if text(job, "recompute") != "none" else "",
+        text(job, "precision"),
+        f"compression {text(job, 'compression')}" if text(job, "compression") != "none" else "",
+        f"network {text(job, 'network')}",
+        text(job, "software"),
+    ]
+    return ", ".join(part for part in parts if part)
+
+
+def sentence(document: Document) -> str:
+    """The answer in one sentence."""
+    kind = text(document, "kind")
+    if kind == "plan-sweep":
+        best = record(document, "best")
+        return (
+            f"{title(document)}: the fastest of {len(records(document, 'rows'))} predictions is "
+            f"{text(best, 'label')}, {words.duration(1e6 * amount(best, 'step_time_s'))} a step, "
+            f"MFU {words.percent(number(best, 'mfu_pct'))}."
+        )
+    if kind == "plan-scaling":
+        return f"{text(record(document, 'job'), 'model')}: {_scaling_words(document)}"
+    step, exposed = amount(document, "step_time_s"), amount(document, "exposed_comm_s")
+    return (
+        f"{title(document)}: {words.duration(1e6 * step)} a step, "
+        f"{amount(document, 'tflops_per_gpu'):.0f} TFLOP/s a GPU, MFU {words.percent(number(document, 'mfu_pct'))}, "
+        f"{amount(document, 'tokens_per_s_per_gpu'):,.0f} tokens/s a GPU; "
+        f"{words.duration(1e6 * exposed)} of communication exposed ({words.percent(words.share(exposed, step))})."
+    )
+
+
+def _scaling_words(document: Document) -> str:
+    parts = []
+    for curve in records(document, "curves"):
+        points = records(curve, "points")
+        if not points:
+            continue
+        last = points[-1]
+        without = number(record(last, "without"), "efficiency_pct")
+        with_weft = number(record(last, "with_weft"), "efficiency_pct")
+        parts.append(
+            f"{text(curve, 'kind')} scaling from {amount(points[0], 'gpus'):,.0f} to {amount(last, 'gpus'):,.0f} GPUs "
+            f"keeps {words.percent(without)} of the rate without a control, {words.percent(with_weft)} with"
+        )
+    return "; ".join(parts) + "."
+
+
+def honesty(document: Document) -> str:
+    """What kind of number this is."""
+    said = "Simulated, not measured."
+    error = record(document, "known_error")
+    mean, high = number(error, "mean_pct"), number(error, "p90_pct")
+    if mean is not None and high is not None:
+        runs = amount(error, "runs")
+        said += (
+            f" On {runs:.0f} published runs that the figures were not fitted on, the step was off by "
+            f"{mean:.1f}% on average, {high:.1f}% at the 90th percentile."
+        )
+    calibration = record(document, "calibration")
+    if calibration:
+        said += (
+            " Compute calibrated by a trace: "
+            f"{words.duration(1e6 * amount(calibration, 'trace_compute_s'))} a step there, "
+            f"{words.duration(1e6 * amount(calibration, 'model_compute_s'))} by the figures before."
+        )
+    return said
+
+
+def notes(document: Document) -> list[str]:
+    """What the reader should know about the prediction."""
+    found = document.get("notes")
+    return [clean(note) for note in found] if isinstance(found, list) else []
+
+
+def breakdown(document: Document) -> list[tuple[str, float]]:
+    """(label, seconds) of what the step is made of, without what is nothing."""
+    found = record(document, "breakdown")
+    known = [key for key in LABELS if key in found]
+    rest = [key for key in found if key not in LABELS]
+    return [
+        (LABELS.get(key) or clean(key), amount(found, key))
+        for key in (*known, *rest)
+        if amount(found, key) > 0
+    ]
+
+
+def collectives(document: Document) -> list[CollectiveRow]:
+    """The collectives, the most exposed first."""
+    rows = []
+    for one in records(document, "collectives"):
+        group = record(one, "group")
+        ranks, near = amount(group, "ranks"), amount(group, "per_domain")
+        where = f"{ranks:.0f}" if ranks <= near else f"{ranks:.0f} ({max(ranks / max(near, 1), 1):.0f} nodes)"
+        rows.append(
+            CollectiveRow(
+                name=f"{OF.get(text(one, 'name'), text(one, 'name'))} {text(one, 'kind').replace('_', '-')}",
+                ranks=where,
+                bytes=amount(one, "bytes"),
+                count=amount(one, "count"),
+                alone_s=amount(one, "alone_s"),
+                hidden_s=amount(one, "hidden_s"),
+                exposed_s=amount(one, "exposed_s"),
+                slows_s=amount(one, "slows_compute_by_s"),
+                policy=_policy(one.get("policy")),
+            )
+        )
+    return sorted(rows, key=lambda row: -row.exposed_s)
+
+
+def _policy(policy: object) -> str:
+    return "nothing runs beside it" if policy is None else words.policy_name(policy)
+
+
+def weft_sentence(document: Document) -> str:
+    """What the controls change."""
+    before = record(document, "without_weft")
+    step, base = amount(document, "step_time_s"), amount(before, "step_time_s")
+    if base <= 0 or abs(step / base - 1) < 5e-4:
+        return "What weft changes: nothing worth a control here; leave it alone."
+    exposed = f"{words.duration(1e6 * amount(before, 'exposed_comm_s'))} to "
+    exposed += words.duration(1e6 * amount(document, "exposed_comm_s"))
+    return (
+        f"What weft changes: {words.duration(1e6 * base)} a step without a control, "
+        f"{words.duration(1e6 * step)} with ({100 * (1 - step / base):.1f}% less); exposed {exposed}."
+    )
+
+
+def controls(document: Document) -> list[Control]:
+    """Which collective runs under which control; those without are left out."""
+    found: dict[str, str] = {}
+    for row in collectives(document):
+        if row.policy not in ("no control", "nothing runs beside it"):
+            found.setdefault(row.name, row.policy)
+    return [Control(name, policy) for name, policy in found.items()]
+
+
+def changes(document: Document) -> list[ChangeRow]:
+    """What else would change the step."""
+    rows = []
+    for one in records(document, "changes"):
+        option = text(one, "option")
+        label = text(one, "text") + (f" ({option})" if option else "")
+        rows.append(ChangeRow(label, amount(one, "step_time_s"), amount(one, "gain_pct")))
+    return rows
+
+
+def memory_sentence(document: Document) -> str:
+    """Memory of the fullest GPU, by kind."""
+    total, limit = amount(document, "memory_bytes"), amount(document, "memory_limit_bytes")
+    kinds = sorted(
+        record(document, "memory").items(), key=lambda item: -(number(dict([item]), item[0]) or 0.0)
+    )
+    parts = [f"{clean(name)} {amount(dict([(name, size)]), name) / 2**30:.1f}" for name, size in kinds]
+    parts = [part for part in parts if not part.endswith(" 0.0")]
+    return f"Memory of the fullest GPU: {total / 2**30:.1f} of {limit / 2**30:.0f} GiB ({', '.join(parts)})."
+
+
+def refused(document: Document) -> list[str]:
+    """Why ways were left out of a sweep."""
+    found = document.get("refused")
+    reasons = [clean(reason) for reason in found] if isinstance(found, list) else []
+    more = amount(document, "left_out")
+    return reasons + ([f"{more:.0f} more ways that fit; raise --limit to try them"] if more else [])
+
+
+def curve_title(curve: Document) -> str:
+    """What a scaling curve shows."""
+    if text(curve, "kind") == "weak":
+        return "Weak scaling: the batch grows with the GPUs"
+    return "Strong scaling: the batch stays"

@@ -1,0 +1,150 @@
+"""A plan in the terminal: tables that fit 80 columns, what is simulated and how good it is said first."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from weft.report import plan, words
+from weft.report.reading import Document, amount, number, record, records, shorten, text
+
+WIDTH = 80
+MAX_ROWS = 14
+_BAR = 22
+
+
+def show_plan(document: dict[str, Any], console: Console | None = None) -> None:
+    """Print the document of `weft plan`."""
+    out = console or Console(soft_wrap=False, highlight=False)
+    _line(out, plan.sentence(document), style="bold")
+    _line(out, plan.honesty(document), style="yellow")
+    kind = text(document, "kind")
+    if kind == "plan-sweep":
+        _show_sweep(document, out)
+    elif kind == "plan-scaling":
+        _show_scaling(document, out)
+    else:
+        _show_one(document, out)
+    for note in plan.notes(document):
+        _line(out, f"Note: {note}")
+
+
+def _table(*columns: tuple[str, str]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    for label, justify in columns:
+        left = justify == "left"
+        table.add_column(
+            label,
+            justify="left" if left else "right",
+            no_wrap=not left,
+            overflow="fold" if left else "ellipsis",
+        )
+    return table
+
+
+def _print(out: Console, table: Table) -> None:
+    out.print(table, width=min(out.width, WIDTH))
+
+
+def _line(out: Console, said: str, *, style: str = "", indent: int = 0) -> None:
+    width = min(out.width, WIDTH) - indent
+    for line in Text(said, style=style).wrap(out, width):
+        out.print(Text(" " * indent).append_text(line), soft_wrap=True)
+
+
+def _show_one(document: Document, out: Console) -> None:
+    _show_breakdown(document, out)
+    _show_collectives(document, out)
+    _line(out, plan.weft_sentence(document), style="bold")
+    for entry in plan.controls(document):
+        _line(out, f"{entry.collective}: {entry.policy}", indent=2)
+    if plan.changes(document):
+        _line(out, "What else would change the step", style="bold")
+        table = _table(("change", "left"), ("step", "right"), ("gain", "right"))
+        for change in plan.changes(document):
+            style = "green" if change.gain_pct > 0 else "red"
+            gain = Text(f"{change.gain_pct:+.1f}%", style=style)
+            table.add_row(Text(change.label), words.duration(1e6 * change.step_s), gain)
+        _print(out, table)
+    _line(out, plan.memory_sentence(document))
+
+
+def _show_breakdown(document: Document, out: Console) -> None:
+    _line(out, "Where the step goes", style="bold")
+    table = _table(("", "left"), ("time", "right"), ("share", "right"), ("", "left"))
+    table.show_header = False
+    step = amount(document, "step_time_s")
+    for name, seconds in plan.breakdown(document):
+        part = words.share(seconds, step)
+        bar = "█" * round(_BAR * part / 100)
+        table.add_row(name, words.duration(1e6 * seconds), words.percent(part), bar)
+    _print(out, table)
+
+
+def _show_collectives(document: Document, out: Console) -> None:
+    found = plan.collectives(document)
+    if not found:
+        _line(out, "No communication: one GPU for each part of the model.")
+        return
+    _line(out, "Communication of a step, on the slowest stage", style="bold")
+    heads = ("collective", "ranks", "size", "count", "alone", "hidden", "exposed")
+    table = _table(*((head, "left" if at == 0 else "right") for at, head in enumerate(heads)))
+    for one in found[:MAX_ROWS]:
+        table.add_row(
+            Text(one.name),
+            one.ranks,
+            words.size(one.bytes),
+            f"{one.count:.0f}",
+            words.duration(1e6 * one.alone_s),
+            words.duration(1e6 * one.hidden_s),
+            Text(words.duration(1e6 * one.exposed_s), style="bold"),
+        )
+    _print(out, table)
+
+
+def _show_sweep(document: Document, out: Console) -> None:
+    heads = ("way", "controls", "step", "tokens/s/GPU", "exposed", "memory", "front")
+    table = _table(*((head, "left" if at < 2 else "right") for at, head in enumerate(heads)))
+    rows = records(document, "rows")
+    shown = rows[:MAX_ROWS]
+    shown += [row for row in rows[MAX_ROWS:] if row.get("pareto") is True][:MAX_ROWS]
+    for row in shown:
+        table.add_row(
+            Text(shorten(text(row, "label"), 36)),
+            text(row, "controls"),
+            words.duration(1e6 * amount(row, "step_time_s")),
+            f"{amount(row, 'tokens_per_s_per_gpu'):,.0f}",
+            words.duration(1e6 * amount(row, "exposed_comm_s")),
+            f"{amount(row, 'memory_bytes') / 2**30:.0f} GiB",
+            "●" if row.get("pareto") is True else "",
+        )
+    _print(out, table)
+    _line(out, f"{len(rows)} predictions; ● nothing is faster with less memory.")
+    for reason in plan.refused(document):
+        _line(out, f"left out: {reason}", indent=2)
+
+
+def _show_scaling(document: Document, out: Console) -> None:
+    for curve in records(document, "curves"):
+        _line(out, plan.curve_title(curve), style="bold")
+        heads = ("GPUs", "step", "exposed", "efficiency", "step", "exposed", "efficiency", "gain")
+        table = _table(*((head, "right") for head in heads))
+        for point in records(curve, "points"):
+            without, with_weft = record(point, "without"), record(point, "with_weft")
+            base, best = amount(without, "step_time_s"), amount(with_weft, "step_time_s")
+            cells = [f"{amount(point, 'gpus'):.0f}"]
+            for side in (without, with_weft):
+                cells += [
+                    words.duration(1e6 * amount(side, "step_time_s")),
+                    words.duration(1e6 * amount(side, "exposed_comm_s")),
+                    words.percent(number(side, "efficiency_pct")),
+                ]
+            table.add_row(*cells, words.percent(100 * (1 - best / base) if base else None))
+        _print(out, table)
+        _line(out, "Left: without a control; right: the best control for each collective.", indent=2)
+        if text(curve, "note"):
+            _line(out, f"The curve ends: {text(curve, 'note')}", indent=2)
