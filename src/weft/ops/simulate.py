@@ -1,0 +1,352 @@
+"""Schedules on a simulated node: what a fused operation takes, what it loses and where, and its Timeline."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+
+import numpy as np
+
+from weft.errors import UsageError
+from weft.ops.schedule import OPERATIONS, Add, Matmul, Problem, Recv, Schedule, Send, Step, build
+from weft.policy import SCHEDULES
+from weft.sim.fabric import Fabric, default_topology, fabric
+from weft.sim.flow import Flowed, Node, Task, flow
+from weft.sim.gemm import Gemm, Gemms, gemms
+from weft.timeline import Kind, Timeline
+from weft.workload import DTYPE_BYTES
+
+ENGINES = ("dma", "sm")
+MAX_SIZE = 1 << 24
+MAX_ELEMENTS = 1 << 40
+
+ISSUE_S = 3e-6
+"""Host time to issue one step (assumed: a launch or copy call and its event)."""
+SM_START_S = 8e-6
+"""From the issue of a library collective or send to its first byte (assumed: latency of small messages)."""
+HOP_S = 2e-6
+"""For each further round of a library collective (assumed)."""
+ROW_BYTES = 128
+"""Lost for each row of a copy that is not contiguous (assumed: a cache line)."""
+KERNEL_S = 2e-6
+"""The shortest kernel."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One fused operation on one node."""
+
+    operation: str
+    m: int
+    n: int
+    k: int
+    ranks: int
+    dtype: str = "bf16"
+    gpu: str = "h100"
+    """A preset's name or a profile file."""
+    topology: str = ""
+    """Empty: the usual one of that GPU."""
+
+    def __post_init__(self) -> None:
+        if self.operation not in OPERATIONS:
+            raise UsageError(f"operation {self.operation!r} is not known; use one of {', '.join(OPERATIONS)}")
+        if self.dtype not in DTYPE_BYTES:
+            raise UsageError(f"dtype {self.dtype!r} is not known; use one of {', '.join(DTYPE_BYTES)}")
+        for name in ("m", "n", "k"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_SIZE:
+                raise UsageError(
+                    f"{name.upper()} = {value!r} is not possible; use a whole number from 1 to {MAX_SIZE}"
+                )
+        if max(self.m * self.k, self.k * self.n, self.m * self.n) > MAX_ELEMENTS:
+            raise UsageError(
+                f"{self.m}x{self.n}x{self.k}: a matrix of more than {MAX_ELEMENTS} elements fits on no GPU; "
+                "use a smaller shape"
+            )
+        if not self.topology:
+            object.__setattr__(self, "topology", default_topology(self.costs.profile.spec))
+        _ = self.fabric
+
+    @property
+    def fabric(self) -> Fabric:
+        return fabric(self.topology, self.ranks, self.gpu)
+
+    @property
+    def costs(self) -> Gemms:
+        return gemms(self.gpu)
+
+    @property
+    def problem(self) -> Problem:
+        return Problem(m=self.m, n=self.n, k=self.k, ranks=self.ranks, itemsize=DTYPE_BYTES[self.dtype])
+
+    @property
+    def shard_bytes(self) -> int:
+        """Bytes that each rank takes from each other."""
+        columns = self.n if self.operation == "matmul_reduce_scatter" else self.k
+        return -(-self.m // self.ranks) * columns * DTYPE_BYTES[self.dtype]
+
+
+@dataclass(frozen=True)
+class Result:
+    """A schedule as it ran, for rank 0."""
+
+    case: Case
+    name: str
+    engine: str
+    tasks: Sequence[Task]
+    flowed: Flowed
+
+    @property
+    def seconds(self) -> float:
+        return self.flowed.total_s
+
+    @property
+    def ms(self) -> float:
+        return 1e3 * self.flowed.total_s
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        """What rank 0 did: its kernels on stream 0, a stream for the copies from each peer."""
+        shown = [i for i, task in enumerate(self.tasks) if task.rank == 0]
+        shown.sort(key=lambda i: self.flowed.start_s[i])
+        names = tuple(dict.fromkeys(self.tasks[i].name for i in shown))
+        index = {name: i for i, name in enumerate(names)}
+        comm = [self.tasks[i].is_copy or bool(self.tasks[i].fixed_s) for i in shown]
+        streams = [
+            0 if not moves else 100 + max(self.tasks[i].source, 0)
+            for i, moves in zip(shown, comm, strict=True)
+        ]
+        return Timeline(
+            start_ns=np.array([round(self.flowed.start_s[i] * 1e9) for i in shown], dtype=np.int64),
+            end_ns=np.array([round(self.flowed.end_s[i] * 1e9) for i in shown], dtype=np.int64),
+            stream=np.array(streams, dtype=np.int64),
+            kind=np.array([Kind.COMM if moves else Kind.COMPUTE for moves in comm], dtype=np.uint8),
+            name=np.array([index[self.tasks[i].name] for i in shown], dtype=np.int32),
+            names=names,
+            resources={"bytes": np.array([int(self.tasks[i].copied_bytes) for i in shown], dtype=np.int64)},
+        )
+
+    @cached_property
+    def losses(self) -> Losses:
+        return _losses(self)
+
+
+@dataclass(frozen=True)
+class Losses:
+    """Where the time of a schedule goes, in seconds; they add up to its time."""
+
+    product_s: float
+    """The whole product in one piece, alone."""
+    decomposition_s: float
+    """More, because it is cut."""
+    contention_s: float
+    """More, because copies run beside it."""
+    staging_s: float
+    """Copies and sums on this rank."""
+    exposed_s: float
+    """Nothing is computed: a transfer is waited for, or a launch."""
+    links_used: int
+    """Links into this rank that were busy at the same time, at most."""
+    links: int
+
+    def to_dict(self) -> dict[str, float]:
+        """Milliseconds, for JSON."""
+        times = ("product", "decomposition", "contention", "staging", "exposed")
+        found: dict[str, float] = {f"{name}_ms": round(1e3 * getattr(self, f"{name}_s"), 6) for name in times}
+        return {**found, "links_used": self.links_used, "links": self.links}
+
+
+def simulate(case: Case, name: str, engine: str = "dma") -> Result:
+    """One schedule of a case with one engine."""
+    if engine not in ENGINES:
+        raise UsageError(f"engine {engine!r} is not known; use one of {', '.join(ENGINES)}")
+    tasks = _library(case) if name == "serial" and engine == "sm" else _tasks(case, name)
+    return Result(case, name, engine, tasks, flow(node(case, engine), tasks))
+
+
+def exhaustive(case: Case) -> list[Result]:
+    """Every schedule with every engine."""
+    return [simulate(case, name, engine) for name in SCHEDULES for engine in ENGINES]
+
+
+def node(case: Case, engine: str) -> Node:
+    """What the tasks of a case share."""
+    figures, joined = case.costs.profile.figures, case.fabric
+    shared = {
+        "fabric": joined,
+        "memory_bytes_per_s": figures.memory_tb_s * 1e12,
+        "stream_gap_s": figures.stream_gap_us * 1e-6,
+        "event_gap_s": figures.event_gap_us * 1e-6,
+    }
+    if engine == "dma":
+        return Node(**shared, lanes=joined.engines, start_s=joined.copy_start_s, traffic=1.0)  # type: ignore[arg-type]
+    return Node(
+        **shared,  # type: ignore[arg-type]
+        lanes=case.ranks - 1,
+        start_s=SM_START_S,
+        traffic=figures.comm_traffic * figures.comm_miss / 2,
+        most_bytes_per_s=figures.comm_ctas * figures.cta_gb_s * 1e9,
+        takes_sms=True,
+    )
+
+
+def _tasks(case: Case, name: str) -> list[Task]:
+    """The steps of the ranks that stand for all. A Recv is the copy; a Send says when it may start."""
+    schedules = [build(case.operation, name, case.problem, rank) for rank in range(case.fabric.period)]
+    issued = [[step for step in schedule.steps if not isinstance(step, Send)] for schedule in schedules]
+    order = [(rank, step) for rank, steps in enumerate(issued) for step in steps]
+    index = {(rank, step.id): i for i, (rank, step) in enumerate(order)}
+    tasks: list[Task] = []
+    for rank, steps in enumerate(issued):
+        for i, step in enumerate(steps, 1):
+            after = [index[rank, before] for before in step.after]
+            if isinstance(step, Recv):
+                after += _given(schedules, index, rank, step)
+            tasks.append(_task(case, rank, step, tuple(after), i * ISSUE_S))
+    return tasks
+
+
+def _given(
+    schedules: Sequence[Schedule], index: Mapping[tuple[int, str], int], rank: int, step: Recv
+) -> list[int]:
+    """What the peer must have done before its part can be pulled, on the rank that stands for the peer."""
+    ranks, stand_in = schedules[0].problem.ranks, step.peer % len(schedules)
+    send = schedules[stand_in].sends.get(((rank + stand_in - step.peer) % ranks, step.round))
+    if send is None:  # the last rows of an uneven split, which the stand-in does not have
+        return []
+    return [index[stand_in, before] for before in send.after if (stand_in, before) in index]
+
+
+def _task(case: Case, rank: int, step: Step, after: tuple[int, ...], issue_s: float) -> Task:
+    if isinstance(step, Recv):
+        whole = step.target.cols == (case.n if case.operation == "matmul_reduce_scatter" else case.k)
+        lost = 0 if whole else ROW_BYTES * step.target.rows
+        return Task(
+            name=f"copy from {step.peer}",
+            rank=rank,
+            after=after,
+            issue_s=issue_s,
+            source=step.peer,
+            copied_bytes=step.bytes + lost,
+        )
+    if isinstance(step, Matmul):
+        alone, beside = product(case, *step.shape, parts=len(step.a), accumulate=step.accumulate)
+        return Task(
+            name="matmul {}x{}x{}".format(*step.shape),
+            rank=rank,
+            after=after,
+            issue_s=issue_s,
+            alone_s=alone.compute_s,
+            beside_s=beside.compute_s,
+            memory_bytes=alone.memory_bytes,
+        )
+    word = "sum" if isinstance(step, Add) else "permute" if step.id.startswith("permute") else "stage"
+    return Task(
+        name=word,
+        rank=rank,
+        after=after,
+        issue_s=issue_s,
+        alone_s=KERNEL_S,
+        beside_s=KERNEL_S,
+        memory_bytes=step.bytes,
+    )
+
+
+def product(
+    case: Case, m: int, n: int, k: int, *, parts: int = 1, accumulate: bool = False
+) -> tuple[Gemm, Gemm]:
+    """The cost of a product alone, and with the SMs that the library's copies leave it."""
+    of = case.costs.profile
+    fewer = max(1, of.spec.sms - int(of.figures.comm_ctas))
+    return (
+        case.costs.cost(m, n, k, case.dtype, parts=parts, accumulate=accumulate),
+        case.costs.cost(m, n, k, case.dtype, parts=parts, accumulate=accumulate, sms=fewer),
+    )
+
+
+def _library(case: Case) -> list[Task]:
+    """The collective of the vendor's library and the product, one after the other."""
+    whole, _ = product(case, case.m, case.n, case.k)
+    compute = Task(
+        name=f"matmul {case.m}x{case.n}x{case.k}",
+        rank=0,
+        issue_s=ISSUE_S,
+        alone_s=whole.compute_s,
+        beside_s=whole.compute_s,
+        memory_bytes=whole.memory_bytes,
+    )
+    move = Task(name=f"library {case.operation}", rank=0, issue_s=ISSUE_S, fixed_s=collective_s(case))
+    first, last = (compute, move) if case.operation == "matmul_reduce_scatter" else (move, compute)
+    return [first, replace(last, after=(0,), issue_s=2 * ISSUE_S)]
+
+
+def collective_s(case: Case) -> float:
+    """Seconds of the library's collective: straight to every peer, or round the ring where that is faster."""
+    figures = case.costs.profile.figures
+    direct, ring = _loads(case.topology, case.ranks, case.gpu)
+    moved = case.shard_bytes * (case.ranks - 1)
+    least = moved / (figures.comm_ctas * figures.cta_gb_s * 1e9)
+    found = [SM_START_S + max(least, direct * case.shard_bytes)]
+    if case.operation != "all_to_all_matmul":
+        found.append(SM_START_S + (case.ranks - 2) * HOP_S + max(least, ring * moved))
+    return min(found)
+
+
+@lru_cache(maxsize=512)
+def _loads(topology: str, ranks: int, gpu: str) -> tuple[float, float]:
+    """Seconds for each byte of a shard that all send to all, and for each byte passed on in a ring."""
+    joined = fabric(topology, ranks, gpu)
+    direct, ring = [0.0] * len(joined.capacity), [0.0] * len(joined.capacity)
+    for a in range(ranks):
+        for b in range(ranks):
+            for link in joined.routes[a][b]:
+                direct[link] += 1.0
+        for b in (a + 1, a - 1):
+            for link in joined.routes[a][b % ranks]:
+                ring[link] += 0.5
+    pairs = list(zip(direct, ring, joined.capacity, strict=True))
+    return max(d / c for d, _, c in pairs), max(r / c for _, r, c in pairs)
+
+
+def _losses(result: Result) -> Losses:
+    case, flowed = result.case, result.flowed
+    whole = product(case, case.m, case.n, case.k)[0].seconds
+    memory = case.costs.profile.figures.memory_tb_s * 1e12
+    alone = staged = busy = 0.0
+    for i, task in enumerate(result.tasks):
+        if task.rank == 0 and not task.is_copy and not task.fixed_s:
+            seconds = max(task.alone_s, task.memory_bytes / memory)
+            busy += flowed.end_s[i] - flowed.start_s[i]
+            alone += seconds
+            staged += seconds if not task.name.startswith("matmul") else 0.0
+    return Losses(
+        product_s=whole,
+        decomposition_s=alone - staged - whole,
+        contention_s=busy - alone,
+        staging_s=staged,
+        exposed_s=flowed.total_s - busy,
+        links_used=_links_used(result),
+        links=len({link for source in range(1, case.ranks) for link in _last(case.fabric, source)}),
+    )
+
+
+def _last(joined: Fabric, source: int) -> tuple[int, ...]:
+    """The link by which copies from there come in."""
+    return joined.routes[source][0][-1:]
+
+
+def _links_used(result: Result) -> int:
+    """Most links into rank 0 that were busy at once."""
+    joined, flowed = result.case.fabric, result.flowed
+    copies = [(i, t) for i, t in enumerate(result.tasks) if t.rank == 0 and t.is_copy]
+    if not copies:
+        return len({link for source in range(1, result.case.ranks) for link in _last(joined, source)})
+    changes = [(flowed.start_s[i], 1, _last(joined, t.source)[0]) for i, t in copies]
+    changes += [(flowed.end_s[i], -1, _last(joined, t.source)[0]) for i, t in copies]
+    busy: dict[int, int] = {}
+    most = 0
+    for _, change, link in sorted(changes, key=lambda each: (each[0], each[1])):
+        busy[link] = busy.get(link, 0) + change
+        most = max(most, sum(1 for count in busy.values() if count))
+    return most

@@ -1,0 +1,224 @@
+"""How the GPUs of a node are joined: links, routes, and how copies at the same time share them."""
+
+from __future__ import annotations
+
+import difflib
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+from weft.errors import UsageError
+from weft.gpu.specs import GpuSpec
+from weft.sim.gemm import machine
+
+TOPOLOGIES = ("mesh", "nvswitch", "ring", "pcie")
+MAX_RANKS = 64
+SWITCH_GPUS = 4
+"""GPUs below one PCIe switch at most; they share its link to the host bridge."""
+PCIE_SHARE = 0.85
+"""Of a PCIe link's rate, what copies between peers reach (assumed; headers take the rest)."""
+
+# arXiv:2511.06605 has the share of a copy on an MI300X that is overhead: 71% at 1 KB, 54% at 64 KB, 21% at
+# 1 MB, 2% at 16 MB. 6 µs of overhead and 2.4 µs of latency before the first byte give 71, 61, 20 and 2%.
+_COPY_START_US = {"amd": 6.0 + 2.4, "nvidia": 4.0}
+"""From the issue of a DMA copy to its first byte; NVIDIA's is assumed until it is measured."""
+
+Flow = tuple[int, int]
+"""A copy in progress: from rank, to rank."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fabric:
+    """The links of a node as copies see them. Every link has one direction."""
+
+    topology: str
+    ranks: int
+    gpu: str
+    capacity: tuple[float, ...]
+    """Bytes per second of each link."""
+    routes: tuple[tuple[tuple[int, ...], ...], ...]
+    """Links on the way, by source and destination."""
+    period: int
+    """Rotating all ranks by this many maps the fabric onto itself, so that so many ranks stand for all."""
+    engines: int
+    """DMA engines of a GPU."""
+    copy_start_s: float
+    """From the issue of a DMA copy to its first byte."""
+
+    @cached_property
+    def folded(self) -> dict[Flow, dict[int, float]]:
+        """What a copy takes of links per unit of its rate, if all that rotation makes of it run with it:
+        links that rotate into each other count as one. By (source, target), for targets below the period."""
+        orbit = self._orbits()
+        sizes = Counter(orbit)
+        turns = self.ranks // self.period
+        weights: dict[Flow, dict[int, float]] = {}
+        for target in range(self.period):
+            for source in range(self.ranks):
+                count = Counter(orbit[link] for link in self.routes[source][target])
+                weights[source, target] = {link: times * turns / sizes[link] for link, times in count.items()}
+        return weights
+
+    def _orbits(self) -> list[int]:
+        """For every link the first of those that rotating the ranks by `period` makes of it."""
+        first = list(range(len(self.capacity)))
+
+        def find(link: int) -> int:
+            while first[link] != link:
+                first[link] = first[first[link]]
+                link = first[link]
+            return link
+
+        if self.period < self.ranks:
+            for a in range(self.ranks):
+                for b in range(self.ranks):
+                    turned = self.routes[(a + self.period) % self.ranks][(b + self.period) % self.ranks]
+                    for one, other in zip(self.routes[a][b], turned, strict=True):
+                        low, high = sorted((find(one), find(other)))
+                        first[high] = low
+        return [find(link) for link in range(len(self.capacity))]
+
+    def route(self, source: int, target: int) -> tuple[int, ...]:
+        return self.routes[source][target]
+
+    def rates(self, flows: Sequence[Flow]) -> list[float]:
+        """Bytes per second of copies at the same time: max-min fair."""
+        routes = [self.routes[source][target] for source, target in flows]
+        return fair(
+            [dict.fromkeys(route, 1.0) for route in routes], dict(enumerate(self.capacity)), float("inf")
+        )
+
+    def peer_rate(self, source: int, target: int) -> float:
+        """Bytes per second of one copy alone."""
+        return min(self.capacity[link] for link in self.routes[source][target])
+
+    def busy_links(self, flows: Sequence[Flow]) -> int:
+        """Links that copies at the same time use."""
+        return len({link for source, target in flows for link in self.routes[source][target]})
+
+
+def fair(weights: Sequence[dict[int, float]], capacity: dict[int, float], most: float) -> list[float]:
+    """Max-min fair rates of flows; `weights`: what a flow takes of each link per unit of its rate."""
+    rates = [0.0] * len(weights)
+    active = {i for i, links in enumerate(weights) if links}
+    for i in range(len(weights)):
+        if i not in active:
+            rates[i] = most
+    level = 0.0
+    users: dict[int, list[int]] = {}
+    load: dict[int, float] = {}
+    for i in active:
+        for link, weight in weights[i].items():
+            users.setdefault(link, []).append(i)
+            load[link] = load.get(link, 0.0) + weight
+    left = {link: capacity[link] for link in load}
+    while active:
+        room = min(left[link] / load[link] for link in load)
+        level += room
+        full = []
+        for link, total in load.items():
+            left[link] -= room * total
+            if left[link] <= 1e-9 * capacity[link]:
+                full.append(link)
+        for link in full:
+            for i in users[link]:
+                if i in active:
+                    active.discard(i)
+                    rates[i] = level
+                    for other, weight in weights[i].items():
+                        load[other] -= weight
+        load = {link: total for link, total in load.items() if total > 1e-9}
+    return rates
+
+
+def default_topology(gpu: GpuSpec) -> str:
+    """How such GPUs are usually joined in a node of eight."""
+    if gpu.name == "a40":
+        return "pcie"
+    return "mesh" if gpu.link_kind == "xgmi" else "nvswitch"
+
+
+@lru_cache(maxsize=512)
+def fabric(topology: str, ranks: int, gpu: str) -> Fabric:
+    """The node of `ranks` GPUs of that name (or profile file) that are joined so."""
+    if topology not in TOPOLOGIES:
+        near = difflib.get_close_matches(topology, TOPOLOGIES, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise UsageError(f"topology {topology!r} is not known; {hint}use one of {', '.join(TOPOLOGIES)}")
+    if isinstance(ranks, bool) or not isinstance(ranks, int) or not 2 <= ranks <= MAX_RANKS:
+        raise UsageError(f"ranks {ranks!r} is not possible; use a whole number from 2 to {MAX_RANKS}")
+    of = machine(gpu)
+    # What collectives reach of the links' rate, protocol included.
+    share = min(1.0, of.figures.bus_gb_s * 1e9 / of.spec.fabric_bytes_per_s) if of.spec.links else 1.0
+    links, routes, period = _BUILDERS[topology](ranks, of.spec, share)
+    return Fabric(
+        topology=topology,
+        ranks=ranks,
+        gpu=gpu,
+        capacity=tuple(links),
+        routes=tuple(tuple(row) for row in routes),
+        period=period,
+        engines=of.spec.copy_engines,
+        copy_start_s=_COPY_START_US[of.spec.vendor] * 1e-6,
+    )
+
+
+_Way = Callable[[int, int], tuple[int, ...]]
+_Built = tuple[list[float], list[list[tuple[int, ...]]], int]
+
+
+def _ways(ranks: int, way: _Way) -> list[list[tuple[int, ...]]]:
+    return [[way(a, b) if a != b else () for b in range(ranks)] for a in range(ranks)]
+
+
+def _mesh(ranks: int, gpu: GpuSpec, share: float) -> _Built:
+    """A link of its own to every peer. NVLink's are dealt out evenly; xGMI has one for each peer."""
+    peers = ranks - 1
+    each = 1 if gpu.link_kind == "xgmi" else max(1, gpu.links // peers)
+    rate = share * (each * gpu.link_bytes_per_s if gpu.links >= peers else gpu.fabric_bytes_per_s / peers)
+    return [rate] * ranks**2, _ways(ranks, lambda a, b: (a * ranks + b,)), 1
+
+
+def _nvswitch(ranks: int, gpu: GpuSpec, share: float) -> _Built:
+    """All links of a GPU go to switches, which join any GPUs at full speed."""
+    rate = share * gpu.fabric_bytes_per_s
+    return [rate] * (2 * ranks), _ways(ranks, lambda a, b: (a, ranks + b)), 1
+
+
+def _ring(ranks: int, gpu: GpuSpec, share: float) -> _Built:
+    """Half of a GPU's links go to each neighbour; a copy takes the shorter way, through the GPUs between."""
+    rate = share * gpu.fabric_bytes_per_s / 2
+
+    def way(a: int, b: int) -> tuple[int, ...]:
+        forth = (b - a) % ranks
+        if forth <= ranks - forth:
+            return tuple((a + i) % ranks for i in range(forth))
+        return tuple(ranks + (a - i) % ranks for i in range(ranks - forth))
+
+    return [rate] * (2 * ranks), _ways(ranks, way), 1
+
+
+def _pcie(ranks: int, gpu: GpuSpec, share: float) -> _Built:
+    """GPUs dealt out to switches; between switches, copies share each one's link to the host bridge."""
+    del share
+    rate = PCIE_SHARE * gpu.pcie_bytes_per_s
+    switches = -(-ranks // SWITCH_GPUS)
+    each = -(-ranks // switches)
+
+    def way(a: int, b: int) -> tuple[int, ...]:
+        above, below = a // each, b // each
+        if above == below:
+            return (a, ranks + b)
+        return (a, 2 * ranks + above, 2 * ranks + switches + below, ranks + b)
+
+    period = 1 if switches == 1 else each if ranks % each == 0 else ranks
+    return [rate] * (2 * ranks + 2 * switches), _ways(ranks, way), period
+
+
+_BUILDERS: dict[str, Callable[[int, GpuSpec, float], _Built]] = {
+    "mesh": _mesh,
+    "nvswitch": _nvswitch,
+    "ring": _ring,
+    "pcie": _pcie,
+}

@@ -1,0 +1,257 @@
+"""Copies and kernels of the GPUs of a node as fluids: rates change only where something starts or ends.
+
+Kernels of a rank run one after the other. Copies share links max-min fairly; they slow the kernels beside
+them by the memory bandwidth they take and, where SMs move the bytes, by those SMs.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from weft.sim.fabric import Fabric, fair
+
+_SAME_S = 1e-10
+"""Ends closer than this are one event."""
+_ENDLESS = float("inf")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """A kernel, a copy from a peer, or a wait of fixed length, of one rank."""
+
+    name: str
+    rank: int
+    after: tuple[int, ...] = ()
+    """Tasks, by index, that end first."""
+    issue_s: float = 0.0
+    """When the host has issued it."""
+    source: int = -1
+    """A copy: from this rank."""
+    copied_bytes: float = 0.0
+    alone_s: float = 0.0
+    """A kernel: its time by arithmetic."""
+    beside_s: float = 0.0
+    """The same with the SMs that copies leave it."""
+    memory_bytes: float = 0.0
+    """A kernel: bytes through device memory."""
+    fixed_s: float = 0.0
+    """A collective of the library: how long it takes."""
+
+    @property
+    def is_copy(self) -> bool:
+        return self.source >= 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    """What the tasks share."""
+
+    fabric: Fabric
+    memory_bytes_per_s: float
+    lanes: int
+    """Copies of a rank at the same time."""
+    start_s: float
+    """From a copy's turn to its first byte."""
+    traffic: float
+    """Bytes through memory at each end for each byte copied."""
+    most_bytes_per_s: float = _ENDLESS
+    """That a rank takes in."""
+    takes_sms: bool = False
+    stream_gap_s: float = 0.0
+    """From a kernel to the next one of the rank."""
+    event_gap_s: float = 0.0
+    """From the end of a task to what waits for it elsewhere."""
+
+
+@dataclass(frozen=True)
+class Flowed:
+    """When each task began and ended, in seconds."""
+
+    start_s: list[float]
+    end_s: list[float]
+
+    @property
+    def total_s(self) -> float:
+        return max(self.end_s, default=0.0)
+
+
+@dataclass
+class _State:
+    """What runs, what waits, and for what."""
+
+    waits: list[int]
+    ready_s: list[float]
+    followers: list[list[int]]
+    kernels: list[list[int]]
+    """By rank, in order, those that have not started; the next one last."""
+    free_s: list[float]
+    lanes: list[int]
+    queues: list[list[int]]
+    """By rank, copies whose turn it is, in order of issue."""
+    left: dict[int, float] = field(default_factory=dict)
+    """Bytes of copies that move, shares of kernels that run."""
+    running: list[int] = field(default_factory=list)
+    """Kernel of each rank; -1: none."""
+    timers: list[tuple[float, int]] = field(default_factory=list)
+    """Copies that become ready, have their first byte or, if of fixed length, end; kernels that may start."""
+
+
+def flow(node: Node, tasks: Sequence[Task]) -> Flowed:
+    """Run the tasks of the ranks below the fabric's period to their end."""
+    return _Run(node, tasks).result()
+
+
+class _Run:
+    def __init__(self, node: Node, tasks: Sequence[Task]) -> None:
+        self.node, self.tasks = node, tasks
+        ranks = node.fabric.period
+        self.start = [-1.0] * len(tasks)
+        self.end = [-1.0] * len(tasks)
+        self.now = 0.0
+        self.rates: dict[tuple[tuple[int, int], ...], list[float]] = {}
+        self.capacity = dict(enumerate(node.fabric.capacity))
+        self.weights = dict(node.fabric.folded)
+        if node.most_bytes_per_s < _ENDLESS:
+            first = len(node.fabric.capacity)
+            for (source, target), links in node.fabric.folded.items():
+                self.weights[source, target] = {**links, first + target: 1.0}
+                self.capacity[first + target] = node.most_bytes_per_s
+        followers: list[list[int]] = [[] for _ in tasks]
+        kernels: list[list[int]] = [[] for _ in range(ranks)]
+        for i, task in enumerate(tasks):
+            for before in task.after:
+                followers[before].append(i)
+            if not task.is_copy and not task.fixed_s:
+                kernels[task.rank].append(i)
+        for queue in kernels:
+            queue.reverse()
+        self.state = _State(
+            waits=[len(task.after) for task in tasks],
+            ready_s=[task.issue_s for task in tasks],
+            followers=followers,
+            kernels=kernels,
+            free_s=[0.0] * ranks,
+            lanes=[node.lanes] * ranks,
+            queues=[[] for _ in range(ranks)],
+            running=[-1] * ranks,
+        )
+
+    def result(self) -> Flowed:
+        for i, task in enumerate(self.tasks):
+            if not task.after:
+                self._ready(i)
+        self._wake()
+        while self.state.left or self.state.timers:
+            speeds = self._speeds()
+            step = min((left / speeds[i] for i, left in self.state.left.items()), default=_ENDLESS)
+            if self.state.timers:
+                step = min(step, self.state.timers[0][0] - self.now)
+            self._advance(max(0.0, step), speeds)
+            self._wake()
+        return Flowed(self.start, self.end)
+
+    def _speeds(self) -> dict[int, float]:
+        """Bytes per second of copies, shares per second of kernels."""
+        tasks, state, ranks = self.tasks, self.state, self.node.fabric.period
+        moving = [i for i in state.left if tasks[i].is_copy]
+        moving.sort(key=lambda i: (tasks[i].source, tasks[i].rank))
+        key = tuple((tasks[i].source, tasks[i].rank) for i in moving)
+        rates = self.rates.get(key)
+        if rates is None:
+            rates = fair([self.weights[pair] for pair in key], self.capacity, _ENDLESS)
+            self.rates[key] = rates
+        speeds = dict(zip(moving, rates, strict=True))
+        busy = [0.0] * ranks
+        for (source, target), rate in zip(key, rates, strict=True):
+            busy[target] += rate
+            busy[source % ranks] += rate
+        for rank, i in enumerate(state.running):
+            if i >= 0:
+                task = tasks[i]
+                free = self.node.memory_bytes_per_s - self.node.traffic * busy[rank]
+                free = max(free, 0.25 * self.node.memory_bytes_per_s)
+                beside = self.node.takes_sms and state.lanes[rank] < self.node.lanes
+                arithmetic = task.beside_s if beside else task.alone_s
+                speeds[i] = 1.0 / max(arithmetic, task.memory_bytes / free, 1e-9)
+        return speeds
+
+    def _advance(self, step: float, speeds: dict[int, float]) -> None:
+        state = self.state
+        self.now += step
+        ended = []
+        for i in state.left:
+            state.left[i] -= step * speeds[i]
+            if state.left[i] <= _SAME_S * speeds[i]:
+                ended.append(i)
+        for i in ended:
+            del state.left[i]
+            self._ended(i)
+
+    def _ended(self, i: int) -> None:
+        task, state, gap = self.tasks[i], self.state, self.node.event_gap_s
+        self.end[i] = self.now
+        if task.is_copy:
+            state.lanes[task.rank] += 1
+            self._feed(task.rank)
+        elif not task.fixed_s:
+            state.running[task.rank] = -1
+            state.free_s[task.rank] = self.now + self.node.stream_gap_s
+            self._next_kernel(task.rank)
+        for follower in state.followers[i]:
+            other = self.tasks[follower]
+            # Kernels of one rank follow each other on their stream without an event.
+            late = 0.0 if not task.is_copy and not other.is_copy and not task.fixed_s else gap
+            state.ready_s[follower] = max(state.ready_s[follower], self.now + late)
+            state.waits[follower] -= 1
+            if not state.waits[follower]:
+                self._ready(follower)
+
+    def _ready(self, i: int) -> None:
+        """All that a task waits for has ended; it may start at `ready_s`."""
+        task, state = self.tasks[i], self.state
+        if task.is_copy or task.fixed_s:
+            heapq.heappush(state.timers, (max(state.ready_s[i], self.now), i))
+        else:
+            self._next_kernel(task.rank)
+
+    def _next_kernel(self, rank: int) -> None:
+        state = self.state
+        if state.running[rank] >= 0 or not state.kernels[rank]:
+            return
+        i = state.kernels[rank][-1]
+        if not state.waits[i]:
+            state.kernels[rank].pop()
+            state.running[rank] = i
+            heapq.heappush(state.timers, (max(state.ready_s[i], state.free_s[rank], self.now), i))
+
+    def _wake(self) -> None:
+        """What is due at this time: copies take their turn and then move, kernels run."""
+        state = self.state
+        while state.timers and state.timers[0][0] <= self.now + _SAME_S:
+            _, i = heapq.heappop(state.timers)
+            task = self.tasks[i]
+            if task.fixed_s:
+                if self.start[i] >= 0:
+                    self._ended(i)
+                else:
+                    self.start[i] = self.now
+                    heapq.heappush(state.timers, (self.now + task.fixed_s, i))
+            elif not task.is_copy:
+                self.start[i] = self.now
+                state.left[i] = 1.0
+            elif self.start[i] >= 0:
+                state.left[i] = max(task.copied_bytes, 1.0)
+            else:
+                heapq.heappush(state.queues[task.rank], i)
+                self._feed(task.rank)
+
+    def _feed(self, rank: int) -> None:
+        """Give waiting copies the lanes that are free."""
+        state = self.state
+        while state.lanes[rank] and state.queues[rank]:
+            i = heapq.heappop(state.queues[rank])
+            state.lanes[rank] -= 1
+            self.start[i] = self.now
+            heapq.heappush(state.timers, (self.now + self.node.start_s, i))
