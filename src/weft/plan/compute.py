@@ -113,8 +113,9 @@ def _attention(job: Job, figures: Figures, software: Software, tokens: int) -> t
     m, peak = job.model, job.gpu.flops("bf16")
     if software.attention == "flash":
         flops = m.attention_flops(job.seq_len) * tokens / job.tp
-        # Attention's own width counts: short heads leave matrix units idle.
         seconds = flops / (peak * software.attention_efficiency)
+        if not software.context_balanced:
+            seconds *= 2 * job.cp / (job.cp + 1)  # the rank with the last part of the sequence has most to do
         return seconds, BACKWARD_ATTENTION * seconds
     flops = m.attention_flops(job.seq_len, causal=False) * tokens / job.tp
     products = flops / (peak * figures.gemm_share(job.gpu, "bf16") * software.attention_efficiency)
@@ -131,14 +132,15 @@ def _elementwise_bytes(job: Job, software: Software, tokens: int, *, moe: bool) 
     rows = tokens / job.tp if job.sequence_parallel else float(tokens)
     # Two norms and two residual additions with dropout: read and write, 2 bytes an element.
     wide = 2 * (2 + 3) * rows * m.hidden
-    width = m.expert_ffn * m.experts_per_token / job.expert_tp if moe else m.ffn / job.tp
+    width = m.expert_ffn * m.experts_per_token / job.tp if moe else m.ffn / job.tp
     inner = 2 * (3 if m.gated else 2) * tokens * (width + (m.shared_ffn / job.tp if moe else 0))
     rope = 2 * 2 * tokens * (m.heads + 2 * m.kv_heads) * m.head_dim / job.tp
-    routed = 4 * 2 * tokens * m.experts_per_token * m.hidden if moe else 0.0
-    cast = 0.0
-    if job.precision == "fp8":
-        cast = 4 * tokens * (2 * m.hidden + width)
-    return software.elementwise * (wide + inner + rope + routed + cast)
+    # Tokens are put in order for their experts and back: two copies each way.
+    routed = 4 * 2 * tokens * m.experts_per_token * m.hidden * job.expert_tp / job.tp if moe else 0.0
+    # The input of every product in 8 bits: read 2 bytes, write 1 as it is and 1 transposed.
+    cast = 4 * tokens * (2 * m.hidden + width + m.heads * m.value_dim / job.tp)
+    eight = software.cast * cast if job.precision == "fp8" else 0.0
+    return software.elementwise * (wide + inner + rope + routed) + eight
 
 
 def head(job: Job, figures: Figures) -> Pass:

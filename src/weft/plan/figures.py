@@ -30,6 +30,12 @@ class Software:
     """Share of the peak matrix rate that flash attention reaches forward, causal FLOPs."""
     elementwise: float
     """Memory traffic of norms, activations, dropouts and residuals against the fused least."""
+    cast: float
+    """Memory traffic of conversions to 8 bits against one pass over each product's input."""
+    context_balanced: bool
+    """Whether context parallelism gives each rank an equal share of the causal triangle."""
+    network: float
+    """Share of the network's bandwidth that its collectives reach, against the fitted `network_share`."""
     layer_us: float
     """Microseconds per layer, micro-batch and pass that no kernel accounts for."""
     step_s: float

@@ -202,7 +202,7 @@ class Model:
     def moe_gemms(self, tokens: int, tp: int = 1, ep: int = 1, expert_tp: int = 1) -> list[Gemm]:
         """Forward products of an MoE layer on one rank: its experts see the tokens of `ep` ranks, evenly."""
         local = max(1, self.experts // ep)
-        rows = max(1, round(tokens * self.experts_per_token / local))
+        rows = max(1, round(tokens * expert_tp / tp * self.experts_per_token / local))
         found = _mlp("expert_", rows, self.hidden, max(1, self.expert_ffn // expert_tp), self.gated, local)
         if self.shared_ffn:
             found += _mlp("shared_", tokens, self.hidden, max(1, self.shared_ffn // tp), self.gated)

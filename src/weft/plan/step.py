@@ -179,9 +179,10 @@ def _part(job: Job, figures: Figures, stage: Stage, dense: Pass, moe: Pass) -> _
     work = dense * stage.dense_layers + moe * stage.moe_layers
     if stage.head:
         work = work + head(job, figures)
+    links = replace(figures.links, network_share=figures.links.network_share * software.network)
     traffic = []
     for need in needs(job, software, stage, dense, moe):
-        alone = collective_s(need.kind, need.bytes, need.group, job.gpu, job.network, figures.links)
+        alone = collective_s(need.kind, need.bytes, need.group, job.gpu, job.network, links)
         if need.hidden:
             found = hide(need.kind, alone, need.window, need.floor, job.gpu, need.group, job.policy)
         else:

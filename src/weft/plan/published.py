@@ -1,0 +1,75 @@
+"""Published runs: a table of jobs with the step that somebody measured, to judge and to fit predictions."""
+
+from __future__ import annotations
+
+import csv
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from weft.errors import InputError
+from weft.gpu.specs import GpuSpec, spec
+from weft.plan.config import Job
+from weft.plan.models import Model
+
+_MODEL = "layers hidden heads kv_heads ffn vocab experts experts_per_token window seq_len".split()
+_JOB = "gpus tp pp cp ep expert_tp dp interleave micro_batch global_batch shard_ranks".split()
+
+
+@dataclass(frozen=True)
+class Published:
+    """One run: what it was, and what was measured."""
+
+    source: str
+    half: str
+    """`fit` or `held-out`."""
+    label: str
+    job: Job
+    step_s: float
+    assumed: str
+    """What the publication leaves open, and what was taken instead."""
+    provenance: str
+
+
+def gpu_of(name: str) -> GpuSpec:
+    """A GPU by name; `h100-96gb` is the one of Meta's Grand Teton: HBM2e, 500 W (torchtitan's benchmarks)."""
+    if name == "h100-96gb":
+        return replace(spec("h100"), name=name, memory_bytes=96 << 30, memory_bytes_per_s=2.4e12)
+    return spec(name)
+
+
+def load(path: str | os.PathLike[str]) -> list[Published]:
+    """Read a table of published runs."""
+    try:
+        with Path(path).open(encoding="utf-8", newline="") as file:
+            return [_row(row) for row in csv.DictReader(file)]
+    except OSError as error:
+        raise InputError(f"cannot read {os.fspath(path)}: {error.strerror}") from None
+    except (KeyError, ValueError) as error:
+        raise InputError(f"{os.fspath(path)} is not a table of published runs: {error}") from None
+
+
+def _row(row: dict[str, str]) -> Published:
+    model = Model(
+        name=row["label"],
+        **{name: int(row[name]) for name in _MODEL},
+        gated=row["gated"] == "1",
+        tied=row["tied"] == "1",
+        parallel_block=row["parallel_block"] == "1",
+    )
+    job = Job(
+        model=model,
+        gpu=gpu_of(row["gpu"]),
+        network=row["network"],  # type: ignore[arg-type]
+        **{name: int(row[name]) for name in _JOB},
+        sharding=row["sharding"],
+        sequence_parallel=row["sequence_parallel"] == "1",
+        recompute=row["recompute"],
+        precision=row["precision"],
+        software=row["software"],
+        hide=frozenset(row["hide"].split()) if row["hide"] else None,
+    )
+    label = f"{row['label']} {row['precision']} {job.software}"
+    return Published(
+        row["source"], row["half"], label, job, float(row["step_s"]), row["assumed"], row["provenance"]
+    )
