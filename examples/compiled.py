@@ -16,7 +16,9 @@ def main() -> None:
     parser.add_argument("--compiler", default="inductor", help="backend of torch.compile")
     args = parser.parse_args()
     device = start(args)
-    model = DistributedDataParallel(GPT(args).to(device, dtype_of(device)))
+    with device:  # weights are made where they live
+        net = GPT(args).to(dtype_of(device))
+    model = DistributedDataParallel(net)
     compiled = torch.compile(model, backend=args.compiler)
     optimizer = torch.optim.SGD(model.parameters(), args.lr)
     batches = tokens(args, device)

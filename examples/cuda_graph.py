@@ -14,7 +14,8 @@ from model import GPT, loss_of
 def main() -> None:
     args = arguments(__doc__).parse_args()
     device = start(args)
-    model = GPT(args).to(device, dtype_of(device))
+    with device:  # weights are made where they live
+        model = GPT(args).to(dtype_of(device))
     optimizer = torch.optim.SGD(model.parameters(), args.lr)
     batches = tokens(args, device)
     batch, works = batches[0].clone(), []

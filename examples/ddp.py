@@ -14,7 +14,9 @@ from torch.nn.parallel import DistributedDataParallel
 def main() -> None:
     args = arguments(__doc__).parse_args()
     device = start(args)
-    model = DistributedDataParallel(GPT(args).to(device, dtype_of(device)))
+    with device:  # weights are made where they live
+        net = GPT(args).to(dtype_of(device))
+    model = DistributedDataParallel(net)
     optimizer = torch.optim.SGD(model.parameters(), args.lr)
     batches = tokens(args, device)
 

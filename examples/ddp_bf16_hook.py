@@ -15,7 +15,9 @@ from torch.nn.parallel import DistributedDataParallel
 def main() -> None:
     args = arguments(__doc__).parse_args()
     device = start(args)
-    model = DistributedDataParallel(GPT(args).to(device))
+    with device:  # weights are made where they live
+        net = GPT(args)
+    model = DistributedDataParallel(net)
     # torch takes the bf16 hook only with NCCL; over gloo its half-precision sister does.
     model.register_comm_hook(None, bf16_compress_hook if device.type == "cuda" else fp16_compress_hook)
     optimizer = torch.optim.SGD(model.parameters(), args.lr)

@@ -17,7 +17,9 @@ def main() -> None:
     parser.add_argument("--rank", type=int, default=2, help="columns of the factors")
     args = parser.parse_args()
     device = start(args)
-    model = DistributedDataParallel(GPT(args).to(device))
+    with device:  # weights are made where they live
+        net = GPT(args)
+    model = DistributedDataParallel(net)
     state = powerSGD_hook.PowerSGDState(
         process_group=None, matrix_approximation_rank=args.rank, start_powerSGD_iter=2, random_seed=args.seed
     )

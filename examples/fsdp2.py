@@ -21,7 +21,8 @@ def main() -> None:
     args = parser.parse_args()
     device = start(args)
     linear = TritonLinear if args.triton else torch.nn.Linear
-    model = GPT(args, linear).to(device, dtype_of(device))
+    with device:  # weights are made where they live
+        model = GPT(args, linear).to(dtype_of(device))
     mesh = init_device_mesh(device.type, (torch.distributed.get_world_size(),))
     for block in model.blocks:
         if args.compile:

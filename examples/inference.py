@@ -16,8 +16,8 @@ from torch.distributed.device_mesh import init_device_mesh
 def main() -> None:
     args = arguments(__doc__).parse_args()
     device = start(args)
-    with torch.inference_mode(False):
-        model = GPT(args).to(device, dtype_of(device)).eval()
+    with torch.inference_mode(False), device:  # weights are made where they live
+        model = GPT(args).to(dtype_of(device)).eval()
         cut(model, init_device_mesh(device.type, (torch.distributed.get_world_size(),)))
     batches = tokens(args, device, shared=True)
 

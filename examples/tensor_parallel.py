@@ -27,7 +27,8 @@ def cut(model: GPT, mesh: DeviceMesh) -> None:
 def main() -> None:
     args = arguments(__doc__).parse_args()
     device = start(args)
-    model = GPT(args).to(device, dtype_of(device))
+    with device:  # weights are made where they live
+        model = GPT(args).to(dtype_of(device))
     cut(model, init_device_mesh(device.type, (torch.distributed.get_world_size(),)))
     # Some parameters are DTensors and some are not, which a fused update does not take together.
     optimizer = torch.optim.SGD(model.parameters(), args.lr, foreach=False)

@@ -15,7 +15,9 @@ from triton_linear import TritonLinear
 def main() -> None:
     args = arguments(__doc__).parse_args()
     device = start(args)
-    model = DistributedDataParallel(GPT(args, TritonLinear).to(device, dtype_of(device)))
+    with device:  # weights are made where they live
+        net = GPT(args, TritonLinear).to(dtype_of(device))
+    model = DistributedDataParallel(net)
     optimizer = torch.optim.SGD(model.parameters(), args.lr)
     batches = tokens(args, device)
 
