@@ -227,7 +227,7 @@ def set_policy(policy: Policy | None, track: bool = False) -> None:
     write_policy(path, policy, track)
 
 
-# --- NCCL: mirrors csrc/nccl.h -------------------------------------------------------------------------------
+# --- NCCL: mirrors csrc/nccl.h ---------------------------------------------------------------------------
 
 OPERATIONS = (
     "all_reduce",

@@ -1,17 +1,17 @@
-"""The communicators of the running process, and the CTAs of their collectives, changed while the program runs.
+"""The communicators of the running process, and the CTAs of their collectives, changed while it runs.
 
-NCCL fixes the CTAs of a communicator when it is made. Under `weft run` the shim sees every communicator that the
-program makes; `prepare` makes a sibling of each with another limit (`ncclCommSplit`: same ranks, same order), and
-`route` sends the program's collectives to those siblings from the next call on. The program is not changed and
-sees one communicator; what it aborts, finalizes or destroys takes the siblings with it.
+NCCL fixes the CTAs of a communicator when it is made. Under `weft run` the shim sees every communicator that
+the program makes; `prepare` makes a sibling of each with another limit (`ncclCommSplit`: same ranks, same
+order), and `route` sends the program's collectives to those siblings from the next call on. The program is not
+changed and sees one communicator; what it aborts, finalizes or destroys takes the siblings with it.
 
-`prepare`, `route` and `release` concern all ranks: every rank must call them between the same two collectives, and
-`prepare` with the GPU idle (a sibling's memory is allocated). The sequence of collectives on a communicator is the
-same on all of its ranks, so `Communicator.collectives` is a clock that all of them share.
+`prepare`, `route` and `release` concern all ranks: every rank must call them between the same two collectives,
+and `prepare` with the GPU idle (a sibling's memory is allocated). The sequence of collectives on a communicator
+is the same on all of its ranks, so `Communicator.collectives` is a clock that all of them share.
 
-NCCL_MAX_CTAS and NCCL_MIN_CTAS in the environment outrank a communicator's own limit, and NCCL reads them once. Set
-`LIVE_VARIABLE` to 1 where the job is started: the shim then gives every communicator these limits as its own, with
-the same effect, and they can be changed.
+NCCL_MAX_CTAS and NCCL_MIN_CTAS in the environment outrank a communicator's own limit, and NCCL reads them once.
+Set `LIVE_VARIABLE` to 1 where the job is started: the shim then gives every communicator these limits as its
+own, with the same effect, and they can be changed.
 """
 
 from __future__ import annotations
@@ -102,8 +102,8 @@ def communicators() -> list[Communicator]:
 def prepare(ctas: int, timeout_s: float) -> None:
     """Make a sibling with at most `ctas` CTAs of every communicator that has carried collectives.
 
-    Collective over all ranks. Raises UnavailableError with the reason; the program's communicators stay in use.
-    After a failure on any rank no rank may `route` to this limit: let the ranks agree first.
+    Collective over all ranks. Raises UnavailableError with the reason; the program's communicators stay in
+    use. After a failure on any rank no rank may `route` to this limit: let the ranks agree first.
     """
     _check(ctas)
     reason = binding.nccl_prepare(ctas, timeout_s)
@@ -146,11 +146,11 @@ def calls() -> list[Call]:
 
 
 def on_call(callback: Callable[[str, int], None] | None, key: str | None = None, every: int = 1) -> None:
-    """Run `callback(key, collectives)` on the calling thread after every `every`-th collective of a communicator.
+    """Run `callback(key, collectives)` on the calling thread after every `every`-th collective of one communicator.
 
-    `key` None: the first communicator that carries a collective from now on. Never inside an NCCL group or a
-    capture: then at the next boundary. What it raises is swallowed and counted (`callback_errors`). One callback at
-    a time; None takes it away.
+    `key` None: the first communicator that has carried a collective. Never inside an NCCL group or a capture:
+    then at the next boundary. What it raises is swallowed and counted (`callback_errors`). One callback at a
+    time; None takes it away.
     """
     if every < 1:
         raise UsageError(f"every {every} is not possible; use 1 or more")

@@ -1,6 +1,6 @@
 /* dlsym, stood in front of: the CUDA runtime (also the copies inside cuBLAS, cuDNN and NCCL) finds the driver
- * through it, and so does Triton. Everything that weft does not hook goes straight on to the libc's dlsym by
- * a jump, so that dlsym still sees its true caller, which RTLD_NEXT depends on. */
+ * through it, and so does Triton; some programs find NCCL through it. Everything that weft does not hook goes
+ * straight on to the libc's dlsym by a jump, so that dlsym still sees its true caller, which RTLD_NEXT depends on. */
 #define _GNU_SOURCE
 #include "cuda_shim.h"
 
@@ -45,14 +45,24 @@ static void *substitute(void *handle, const char *name, bool cuda) {
     return ours;
 }
 
+static void *substitute_nccl(void *handle, const char *name) {
+    void *ours, *real = weft_nccl_own(name, &ours) ? weft_real_symbol(handle, name) : NULL;
+    if (!real)
+        return ASK_LIBC;
+    if (real == ours)
+        return weft_nccl_library() ? ours : FOUND_NOTHING;
+    return weft_enabled() ? weft_nccl_substitute(name, real) : ASK_LIBC;
+}
+
 /* Our function where `name` is one that we stand in front of and `handle` has it. */
 EARLY __attribute__((visibility("hidden"), used)) void *weft_dlsym_filter(void *handle, const char *name) {
     if (UNLIKELY(!weft_libc_dlsym))
         find_libc_dlsym();
     bool cuda = name && name[0] == 'c' && name[1] == 'u', hip = name && name[0] == 'h' && name[1] == 'i';
-    if (LIKELY(!cuda && !hip) || handle == RTLD_NEXT)
+    bool nccl = name && name[0] == 'n' && name[1] == 'c' && name[2] == 'c';
+    if (LIKELY(!cuda && !hip && !nccl) || handle == RTLD_NEXT)
         return ASK_LIBC;
-    return substitute(handle, name, cuda);
+    return nccl ? substitute_nccl(handle, name) : substitute(handle, name, cuda);
 }
 
 #if defined(__x86_64__)

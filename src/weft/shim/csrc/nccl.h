@@ -1,0 +1,109 @@
+/* The NCCL side of the shim: the program's communicators, their siblings with other limits of CTAs, and which of
+ * them a collective uses. src/weft/shim/binding.py mirrors weft_nccl_info and weft_nccl_call. */
+#ifndef WEFT_NCCL_H
+#define WEFT_NCCL_H
+
+#include "nccl_api.h"
+#include "weft.h"
+
+enum { NCCL_LIBRARIES = 4, NCCL_LIMITS = 16, NCCL_WHY = 256, NCCL_CONFIG_BYTES = 256 };
+
+enum { /* operations, as binding.py names them */
+    OP_ALL_REDUCE,
+    OP_BROADCAST,
+    OP_REDUCE,
+    OP_ALL_GATHER,
+    OP_REDUCE_SCATTER,
+    OP_ALL_TO_ALL,
+    OP_GATHER,
+    OP_SCATTER,
+    OP_SEND,
+    OP_RECV,
+    NCCL_OPERATIONS,
+};
+
+/* An NCCL library of this process: its own functions, NULL where it lacks one. */
+typedef struct {
+    void *base; /* where it is loaded */
+    int version;
+    _Atomic bool limits_fixed; /* it has read a limit of CTAs from the environment, which outranks every configuration */
+#define HOOK(name, args, ...) ncclResult_t (*name)(__VA_ARGS__);
+#include "nccl_hooks.def"
+    ncclResult_t (*ncclGetVersion)(int *);
+    const char *(*ncclGetErrorString)(ncclResult_t);
+    const char *(*ncclGetLastError)(ncclComm_t);
+    ncclResult_t (*ncclCommCount)(ncclComm_t, int *);
+    ncclResult_t (*ncclCommUserRank)(ncclComm_t, int *);
+    ncclResult_t (*ncclCommCuDevice)(ncclComm_t, int *);
+} weft_nccl;
+
+typedef union {
+    ncclConfig_t config;
+    char bytes[NCCL_CONFIG_BYTES]; /* a later version's is longer */
+} nccl_config;
+
+/* A communicator of the program. Never freed: a thread may still be looking at it. */
+typedef struct weft_comm {
+    struct weft_comm *next; /* by order of creation */
+    weft_nccl *library;
+    ncclComm_t handle;
+    uint64_t key; /* 0: cannot be known */
+    _Atomic int rank, size, device; /* -1: not known yet */
+    int max_ctas;                   /* 0: NCCL's choice */
+    uint32_t order;
+    nccl_config config; /* what it was made with */
+    bool blocking, shares;
+    _Atomic bool dead, registered, mixed;
+    _Atomic uint32_t splits;
+    _Atomic uint64_t collectives, point_to_point, bytes[NCCL_OPERATIONS];
+    _Atomic(ncclComm_t) sibling[NCCL_LIMITS]; /* by place of the limit; place 0 is never filled */
+} weft_comm;
+
+/* --- nccl_comms.c: what the program made, and what it called ------------------------------------------- */
+
+weft_comm *weft_comm_of(ncclComm_t handle); /* NULL: not known */
+void weft_comm_add(weft_comm *c, ncclComm_t handle);
+void weft_comm_gone(weft_comm *c);
+weft_comm *weft_comm_first(void);
+weft_comm *weft_comm_next(weft_comm *c);
+void weft_comm_complete(weft_comm *c); /* ask NCCL what is not known yet */
+uint64_t weft_key(uint64_t seed, const void *data, size_t size);
+void weft_comm_configure(weft_comm *c, const ncclConfig_t *config, const weft_comm *parent);
+const char *weft_comm_why_not(weft_comm *c); /* NULL: it can have siblings */
+void weft_comm_called(weft_comm *c, int operation, uint64_t bytes, bool routed);
+void weft_comm_boundary(void); /* outside of groups and captures: the program's callback may run */
+
+/* The limits in the environment as part of a configuration, where they must stay changeable. A communicator that
+ * inherits its configuration inherits them, too. */
+const ncclConfig_t *weft_limits_begin(weft_nccl *library, const ncclConfig_t *config, bool inherits, nccl_config *room);
+void weft_limits_end(void);
+
+/* --- nccl_route.c: siblings ------------------------------------------------------------------------------- */
+
+int weft_route_take(void); /* the place of the limit in force, held until it is given back */
+void weft_route_give(int place);
+
+/* --- nccl.c ---------------------------------------------------------------------------------------------------- */
+
+bool weft_nccl_in_group(void); /* has this thread opened one? */
+void weft_nccl_private(bool on); /* what this thread calls now is our own */
+
+/* --- for Python -------------------------------------------------------------------------------------------------- */
+
+typedef struct {
+    uint64_t key, collectives, point_to_point, bytes[NCCL_OPERATIONS];
+    int32_t rank, size, device, max_ctas;
+    uint32_t order;
+    int32_t routed_to, prepared[NCCL_LIMITS];
+    char why_not[NCCL_WHY];
+} weft_nccl_info;
+
+typedef struct {
+    uint64_t number, key, bytes, host_ns;
+    uint32_t operation, routed;
+} weft_nccl_call;
+
+int weft_route_limit(int place); /* CTAs; 0: none */
+int weft_route_now(void);        /* the place in force */
+
+#endif

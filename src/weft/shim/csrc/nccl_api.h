@@ -1,0 +1,32 @@
+/* The few types of NCCL's C API that weft needs, so that no header is required to build. RCCL has the same API.
+ * A configuration tells its own size and version: NCCL takes any layout since 2.14, members are only ever added. */
+#ifndef WEFT_NCCL_API_H
+#define WEFT_NCCL_API_H
+
+#include <limits.h>
+#include <stddef.h>
+#include <stdint.h>
+
+typedef int ncclResult_t;
+typedef struct ncclComm *ncclComm_t;
+typedef struct {
+    char internal[128];
+} ncclUniqueId;
+
+enum { NCCL_SUCCESS = 0, NCCL_INTERNAL_ERROR = 3, NCCL_IN_PROGRESS = 7 };
+enum { NCCL_BUILT_IN_OPS = 5 }; /* larger numbers are the program's own, known to one communicator only */
+enum { NCCL_UNDEFINED = INT_MIN, NCCL_NO_COLOR = -1 };
+enum { NCCL_WITH_CTAS = 21700, NCCL_WITH_SPLIT = 21800 };
+#define NCCL_MAGIC 0xcafebeefu
+
+typedef struct { /* as of 2.18, which every later version takes */
+    size_t size;
+    unsigned magic, version;
+    int blocking, cgaClusterSize, minCTAs, maxCTAs;
+    const char *netName;
+    int splitShare;
+    int trafficClass;     /* 2.25 */
+    const char *commName; /* 2.27 */
+} ncclConfig_t;
+
+#endif

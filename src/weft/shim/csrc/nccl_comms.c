@@ -1,0 +1,409 @@
+/* The program's communicators: a key that all ranks share, what each carries, and the latest calls.
+ *
+ * Looking one up takes no lock: handles live in an open-addressed table that only grows. A handle may come back as
+ * another communicator after the first was destroyed. */
+#define _GNU_SOURCE
+#include "cuda_shim.h"
+#include "nccl.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+extern char **environ;
+
+enum { SLOTS = 1 << 12, FULL = SLOTS - SLOTS / 4, CALLS = 1 << 12 };
+
+static struct {
+    _Atomic(ncclComm_t) handle;
+    _Atomic(weft_comm *) comm; /* NULL: it was destroyed */
+} table[SLOTS];
+static uint32_t used, made;
+static _Atomic(weft_comm *) first;
+static weft_comm *last;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+/* --- keys ------------------------------------------------------------------------------------------------------------- */
+
+static uint64_t mix(uint64_t x) {
+    x = (x ^ (x >> 33)) * 0xff51afd7ed558ccdu;
+    x = (x ^ (x >> 33)) * 0xc4ceb9fe1a85ec53u;
+    return x ^ (x >> 33);
+}
+
+uint64_t weft_key(uint64_t seed, const void *data, size_t size) {
+    const unsigned char *bytes = data;
+    uint64_t key = mix(seed + 0x9e3779b97f4a7c15u);
+    for (size_t i = 0; i < size; i++)
+        key = mix(key ^ bytes[i]);
+    return key ? key : 1;
+}
+
+/* --- the table -------------------------------------------------------------------------------------------------------- */
+
+static uint32_t slot_of(ncclComm_t handle) {
+    for (uint32_t i = (uint32_t)(mix((uintptr_t)handle) >> 40) % SLOTS;; i = (i + 1) % SLOTS) {
+        ncclComm_t there = atomic_load_explicit(&table[i].handle, memory_order_acquire);
+        if (there == handle || !there)
+            return i;
+    }
+}
+
+weft_comm *weft_comm_of(ncclComm_t handle) {
+    if (UNLIKELY(!handle || !atomic_load_explicit(&first, memory_order_acquire)))
+        return NULL;
+    return atomic_load_explicit(&table[slot_of(handle)].comm, memory_order_acquire);
+}
+
+weft_comm *weft_comm_first(void) { return atomic_load(&first); }
+weft_comm *weft_comm_next(weft_comm *c) { return __atomic_load_n(&c->next, __ATOMIC_ACQUIRE); }
+
+static void append(weft_comm *c) {
+    c->order = made++;
+    if (last)
+        __atomic_store_n(&last->next, c, __ATOMIC_RELEASE);
+    else
+        atomic_store(&first, c);
+    last = c;
+}
+
+void weft_comm_add(weft_comm *c, ncclComm_t handle) {
+    if (!c || !handle || !weft_attach(WEFT_API_CUDA)) {
+        free(c);
+        return;
+    }
+    pthread_mutex_lock(&lock);
+    uint32_t i = slot_of(handle);
+    bool room = atomic_load(&table[i].handle) || used < FULL;
+    if (room) {
+        c->handle = handle;
+        append(c);
+        used += atomic_load(&table[i].handle) == NULL;
+        atomic_store_explicit(&table[i].comm, c, memory_order_release);
+        atomic_store_explicit(&table[i].handle, handle, memory_order_release);
+    }
+    pthread_mutex_unlock(&lock);
+    if (!room)
+        free(c);
+}
+
+void weft_comm_gone(weft_comm *c) {
+    weft_comm *self = c;
+    atomic_store(&c->dead, true);
+    atomic_compare_exchange_strong(&table[slot_of(c->handle)].comm, &self, NULL);
+}
+
+/* --- configurations ------------------------------------------------------------------------------------------------ */
+
+enum { LIMIT_MAX, LIMIT_MIN, ENVIRONMENT_LIMITS };
+static const char *const limit_names[] = {"NCCL_MAX_CTAS", "NCCL_MIN_CTAS"};
+
+static int limit_in_environment(int which) {
+    const char *text = getenv(limit_names[which]);
+    int value = text ? atoi(text) : 0;
+    return value > 0 ? value : 0;
+}
+
+static bool live(void) {
+    static _Atomic int state;
+    int known = atomic_load_explicit(&state, memory_order_relaxed);
+    if (known == 0) {
+        const char *asked = getenv("WEFT_LIVE");
+        known = asked && *asked && strcmp(asked, "0") != 0 && weft_enabled() ? 1 : -1;
+        atomic_store_explicit(&state, known, memory_order_relaxed);
+    }
+    return known > 0;
+}
+
+static bool has_ctas(const ncclConfig_t *config) {
+    return config && config->magic == NCCL_MAGIC && config->version >= NCCL_WITH_CTAS &&
+           config->size >= offsetof(ncclConfig_t, splitShare) && config->size <= NCCL_CONFIG_BYTES;
+}
+
+static void fresh(ncclConfig_t *config) {
+    memset(config, 0, sizeof *config);
+    config->size = offsetof(ncclConfig_t, trafficClass) + sizeof(int); /* padded, as the 2.18 layout */
+    config->magic = NCCL_MAGIC;
+    config->version = NCCL_WITH_SPLIT;
+    config->blocking = config->cgaClusterSize = config->minCTAs = config->maxCTAs = config->splitShare = NCCL_UNDEFINED;
+    config->trafficClass = NCCL_UNDEFINED;
+}
+
+static void copy_config(nccl_config *into, const ncclConfig_t *config) {
+    fresh(&into->config);
+    if (has_ctas(config))
+        memcpy(into, config, config->size);
+    else if (config && config->magic == NCCL_MAGIC && config->size >= offsetof(ncclConfig_t, cgaClusterSize))
+        into->config.blocking = config->blocking;
+}
+
+/* NCCL lets the environment outrank every configuration, and reads it once. To keep the limits changeable it must
+ * not find them: while a communicator is made, the entries of `environ` point elsewhere. */
+static char hidden_entries[][40] = {"WEFT_HIDDEN_NCCL_MAX_CTAS=1", "WEFT_HIDDEN_NCCL_MIN_CTAS=1"};
+static char *kept_entries[ENVIRONMENT_LIMITS];
+static int hidden_limits[ENVIRONMENT_LIMITS];
+static int hiders;
+static _Thread_local bool hiding;
+static pthread_mutex_t hide_lock = PTHREAD_MUTEX_INITIALIZER;
+
+static void hide(void) {
+    for (int which = 0; which < ENVIRONMENT_LIMITS; which++) {
+        size_t length = strlen(limit_names[which]);
+        hidden_limits[which] = limit_in_environment(which);
+        kept_entries[which] = NULL;
+        for (char **entry = environ; entry && *entry && hidden_limits[which]; entry++)
+            if (strncmp(*entry, limit_names[which], length) == 0 && (*entry)[length] == '=') {
+                kept_entries[which] = *entry;
+                __atomic_store_n(entry, hidden_entries[which], __ATOMIC_RELEASE);
+                break;
+            }
+    }
+}
+
+static void show(void) {
+    for (int which = 0; which < ENVIRONMENT_LIMITS; which++)
+        for (char **entry = environ; entry && *entry && kept_entries[which]; entry++)
+            if (*entry == hidden_entries[which]) {
+                __atomic_store_n(entry, kept_entries[which], __ATOMIC_RELEASE);
+                break;
+            }
+}
+
+const ncclConfig_t *weft_limits_begin(weft_nccl *library, const ncclConfig_t *config, bool inherits, nccl_config *room) {
+    if (!live() || library->version < NCCL_WITH_CTAS || !library->ncclCommInitRankConfig || library->limits_fixed ||
+        (config && config->magic != NCCL_MAGIC)) {
+        if (limit_in_environment(LIMIT_MAX) || limit_in_environment(LIMIT_MIN))
+            library->limits_fixed = true;
+        return config;
+    }
+    pthread_mutex_lock(&hide_lock);
+    hiding = true;
+    if (hiders++ == 0)
+        hide();
+    int most = hidden_limits[LIMIT_MAX], least = hidden_limits[LIMIT_MIN];
+    pthread_mutex_unlock(&hide_lock);
+    if ((!most && !least) || (!config && inherits))
+        return config;
+    copy_config(room, config);
+    if (most)
+        room->config.maxCTAs = most;
+    if (least)
+        room->config.minCTAs = least;
+    if (room->config.maxCTAs > 0 && room->config.minCTAs > room->config.maxCTAs)
+        room->config.minCTAs = room->config.maxCTAs;
+    return &room->config;
+}
+
+void weft_limits_end(void) {
+    if (!hiding)
+        return;
+    hiding = false;
+    pthread_mutex_lock(&hide_lock);
+    if (--hiders == 0)
+        show();
+    pthread_mutex_unlock(&hide_lock);
+}
+
+void weft_comm_configure(weft_comm *c, const ncclConfig_t *config, const weft_comm *parent) {
+    if (!config && parent)
+        c->config = parent->config;
+    else
+        copy_config(&c->config, config);
+    ncclConfig_t *own = &c->config.config;
+    if (own->netName) /* the program may free its own */
+        own->netName = strdup(own->netName);
+    if (own->size >= offsetof(ncclConfig_t, commName) + sizeof own->commName)
+        own->commName = NULL;
+    int fixed = c->library->limits_fixed ? limit_in_environment(LIMIT_MAX) : 0;
+    c->max_ctas = fixed ? fixed : own->maxCTAs > 0 ? own->maxCTAs : 0;
+    const char *blocking = getenv("NCCL_COMM_BLOCKING"), *share = getenv("NCCL_COMM_SPLIT_SHARE_RESOURCES");
+    c->blocking = blocking && *blocking ? atoi(blocking) != 0 : own->blocking != 0;
+    c->shares = share && *share ? atoi(share) == 1 : own->splitShare == 1;
+}
+
+const char *weft_comm_why_not(weft_comm *c) {
+    if (c->library->version < NCCL_WITH_SPLIT || !c->library->ncclCommSplit)
+        return "this NCCL cannot split a communicator (2.18 and newer can)";
+    if (c->library->limits_fixed)
+        return "NCCL_MAX_CTAS or NCCL_MIN_CTAS is in the environment and outranks every other limit: unset it, or set "
+               "WEFT_LIVE=1 when the job is started";
+    if (!c->key)
+        return "its ranks have no key in common (ncclCommGrow)";
+    if (c->rank < 0 || c->size < 0)
+        return "it is not ready";
+    if (c->size == 1)
+        return "it has one rank";
+    if (c->shares)
+        return "its splits share its channels (splitShare, NCCL_COMM_SPLIT_SHARE_RESOURCES)";
+    if (atomic_load(&c->registered))
+        return "memory is registered with it";
+    if (atomic_load(&c->mixed))
+        return "the program groups its collectives with point-to-point calls";
+    return NULL;
+}
+
+/* --- calls ----------------------------------------------------------------------------------------------------------- */
+
+static struct {
+    _Atomic uint64_t number; /* plus one; 0 while it is written */
+    _Atomic uint64_t key, bytes, host_ns;
+    _Atomic uint32_t operation, routed;
+} ring[CALLS];
+static _Atomic uint64_t calls;
+
+static uint64_t now_ns(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+#define PUT(field, value) atomic_store_explicit(&ring[i].field, value, memory_order_relaxed)
+#define GET(field) atomic_load_explicit(&ring[i].field, memory_order_relaxed)
+
+void weft_comm_called(weft_comm *c, int operation, uint64_t bytes, bool routed) {
+    atomic_fetch_add_explicit(&c->bytes[operation], bytes, memory_order_relaxed);
+    if (operation >= OP_SEND) {
+        atomic_fetch_add_explicit(&c->point_to_point, 1, memory_order_relaxed);
+        return;
+    }
+    atomic_fetch_add_explicit(&c->collectives, 1, memory_order_relaxed);
+    if (routed)
+        weft_count(WEFT_COUNT_ROUTED);
+    uint64_t number = atomic_fetch_add_explicit(&calls, 1, memory_order_relaxed);
+    uint64_t i = number % CALLS;
+    PUT(number, 0);
+    atomic_thread_fence(memory_order_release);
+    PUT(key, c->key);
+    PUT(bytes, bytes);
+    PUT(host_ns, now_ns());
+    PUT(operation, (uint32_t)operation);
+    PUT(routed, routed);
+    atomic_store_explicit(&ring[i].number, number + 1, memory_order_release);
+}
+
+EXPORT int weft_nccl_calls(weft_nccl_call *out, int room) {
+    uint64_t end = atomic_load(&calls), start = end > CALLS ? end - CALLS : 0;
+    int count = 0;
+    for (uint64_t n = start; n < end && count < room; n++) {
+        uint64_t i = n % CALLS;
+        if (atomic_load_explicit(&ring[i].number, memory_order_acquire) != n + 1)
+            continue;
+        out[count] = (weft_nccl_call){n, GET(key), GET(bytes), GET(host_ns), GET(operation), GET(routed)};
+        atomic_thread_fence(memory_order_acquire);
+        count += GET(number) == n + 1; /* else it was overwritten meanwhile */
+    }
+    return count;
+}
+
+/* --- a callback between two collectives ------------------------------------------------------------------------------ */
+
+static _Atomic bool listening;
+static struct {
+    void (*run)(uint64_t, uint64_t);
+    uint64_t key, every, done;
+    weft_comm *c;
+} listener;
+static pthread_mutex_t listener_lock = PTHREAD_MUTEX_INITIALIZER;
+
+EXPORT void weft_nccl_on_call(void *run, uint64_t key, uint64_t every) {
+    pthread_mutex_lock(&listener_lock);
+    listener.run = (void (*)(uint64_t, uint64_t))run;
+    listener.key = key;
+    listener.every = every ? every : 1;
+    listener.c = NULL;
+    atomic_store(&listening, run != NULL);
+    pthread_mutex_unlock(&listener_lock);
+}
+
+/* Ghost ranks are several communicators of one key: the first of them tells the time. */
+static weft_comm *listened_to(void) {
+    for (weft_comm *c = weft_comm_first(); c; c = weft_comm_next(c))
+        if (!atomic_load(&c->dead) && c->key && (!listener.key || c->key == listener.key) &&
+            (listener.key || atomic_load(&c->collectives)))
+            return c;
+    return NULL;
+}
+
+static void ring_listener(void) {
+    static _Thread_local bool ringing;
+    void (*run)(uint64_t, uint64_t) = NULL;
+    uint64_t key = 0, count = 0;
+    if (ringing || weft_capture_open())
+        return;
+    pthread_mutex_lock(&listener_lock);
+    if (listener.c && atomic_load(&listener.c->dead))
+        listener.c = NULL;
+    if (!listener.c && (listener.c = listened_to())) {
+        count = atomic_load(&listener.c->collectives);
+        listener.done = count ? count - 1 : 0;
+    }
+    if (listener.c && atomic_load(&listening)) {
+        count = atomic_load(&listener.c->collectives);
+        if (count / listener.every != listener.done / listener.every) {
+            run = listener.run;
+            key = listener.c->key;
+        }
+        listener.done = count;
+    }
+    pthread_mutex_unlock(&listener_lock);
+    if (run) {
+        ringing = true;
+        run(key, count);
+        ringing = false;
+    }
+}
+
+void weft_comm_boundary(void) {
+    if (UNLIKELY(atomic_load_explicit(&listening, memory_order_relaxed)))
+        ring_listener();
+}
+
+/* --- for Python ------------------------------------------------------------------------------------------------------- */
+
+EXPORT int weft_nccl_seen(void) { return weft_comm_first() != NULL; }
+
+static void ask(weft_comm *c, _Atomic int *what, ncclResult_t (*question)(ncclComm_t, int *)) {
+    int answer;
+    if (atomic_load(what) < 0 && question && question(c->handle, &answer) == NCCL_SUCCESS)
+        atomic_store(what, answer);
+}
+
+void weft_comm_complete(weft_comm *c) {
+    weft_nccl *l = c->library;
+    ncclResult_t state = NCCL_SUCCESS;
+    if (l->ncclCommGetAsyncError && (l->ncclCommGetAsyncError(c->handle, &state) != NCCL_SUCCESS || state != NCCL_SUCCESS))
+        return;
+    ask(c, &c->rank, l->ncclCommUserRank);
+    ask(c, &c->size, l->ncclCommCount);
+    ask(c, &c->device, l->ncclCommCuDevice);
+}
+
+static void inform(weft_comm *c, weft_nccl_info *info) {
+    weft_comm_complete(c);
+    memset(info, 0, sizeof *info);
+    info->key = c->key;
+    info->collectives = atomic_load(&c->collectives);
+    info->point_to_point = atomic_load(&c->point_to_point);
+    for (int i = 0; i < NCCL_OPERATIONS; i++)
+        info->bytes[i] = atomic_load(&c->bytes[i]);
+    info->rank = c->rank;
+    info->size = c->size;
+    info->device = c->device;
+    info->max_ctas = c->max_ctas;
+    info->order = c->order;
+    for (int i = 1; i < NCCL_LIMITS; i++)
+        info->prepared[i] = atomic_load(&c->sibling[i]) ? weft_route_limit(i) : 0;
+    info->routed_to = info->prepared[weft_route_now()];
+    const char *why = weft_comm_why_not(c);
+    if (why)
+        strncpy(info->why_not, why, sizeof info->why_not - 1);
+}
+
+EXPORT int weft_nccl_list(weft_nccl_info *out, int room) {
+    int count = 0;
+    for (weft_comm *c = weft_comm_first(); c && count < room; c = weft_comm_next(c))
+        if (!atomic_load(&c->dead))
+            inform(c, &out[count++]);
+    return count;
+}

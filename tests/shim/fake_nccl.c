@@ -1,0 +1,291 @@
+/* A libnccl.so.2 for tests: keeps a log of calls, lets the environment outrank configurations as NCCL does, fails
+ * on request, and can let a split wait for ranks that never come. Built by the tests, in several versions. */
+#define _GNU_SOURCE
+#include "nccl_api.h"
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#ifndef FAKE_VERSION
+#define FAKE_VERSION 22800
+#endif
+#define API __attribute__((visibility("default")))
+enum { LOG = 65536, MAGIC = 0x6e63636c, QUEUE = 64, INVALID = 4 };
+
+struct ncclComm {
+    int magic, rank, size, max_ctas, min_ctas, blocking, split_share;
+    const char *net;
+    ncclResult_t async;
+    int polls; /* questions until a comm that works in the background is ready */
+};
+
+typedef struct {
+    char name[32];
+    void *comm;
+    int ctas, depth, in_order;
+} record;
+
+static record records[LOG];
+static _Atomic int record_count;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static bool logging = true;
+static _Atomic int hanging;
+static __thread int depth;
+static __thread struct {
+    ncclComm_t *where, comm;
+} queue[QUEUE];
+static __thread int queued;
+
+static struct {
+    char api[32];
+    int times, code;
+} failures[8];
+
+API int fake_version(void) { return FAKE_VERSION; }
+API int fake_calls(void) { return record_count; }
+API const record *fake_call(int i) { return &records[i]; }
+API void fake_logging(int on) { logging = on; }
+API void fake_hang(int on) { hanging = on; }
+API void fake_async(ncclComm_t comm, int code) { comm->async = code; }
+API int fake_ctas(ncclComm_t comm) { return comm->max_ctas; }
+API const char *fake_net(ncclComm_t comm) { return comm->net; }
+API int fake_alive(ncclComm_t comm) { return comm->magic == MAGIC; }
+API void fake_fail(const char *api, int times, int code) {
+    for (int i = 0; i < 8; i++)
+        if (!failures[i].times) {
+            snprintf(failures[i].api, sizeof failures[i].api, "%s", api);
+            failures[i].times = times;
+            failures[i].code = code;
+            return;
+        }
+}
+
+static int failing(const char *api) {
+    int code = 0;
+    pthread_mutex_lock(&lock);
+    for (int i = 0; i < 8 && !code; i++)
+        if (failures[i].times && strcmp(failures[i].api, api) == 0) {
+            failures[i].times--;
+            code = failures[i].code;
+        }
+    pthread_mutex_unlock(&lock);
+    return code;
+}
+
+static int note(const char *name, ncclComm_t comm) {
+    if (comm && comm->magic != MAGIC)
+        return INVALID;
+    if (!logging)
+        return 0;
+    int i = record_count++;
+    if (i < LOG) {
+        snprintf(records[i].name, sizeof records[i].name, "%s", name);
+        records[i].comm = comm;
+        records[i].ctas = comm ? comm->max_ctas : 0;
+        records[i].depth = depth;
+    }
+    return failing(name);
+}
+
+/* --- making them -------------------------------------------------------------------------------------------------- */
+
+static int environment(const char *name, int *cache) {
+    if (!*cache) {
+        const char *text = getenv(name);
+        *cache = text && atoi(text) > 0 ? atoi(text) : -1;
+    }
+    return *cache;
+}
+
+static ncclComm_t make(int rank, int size, const ncclConfig_t *config, ncclComm_t parent) {
+    static int most, least; /* read once, as NCCL does */
+    ncclConfig_t own;
+    memset(&own, 0, sizeof own);
+    own.blocking = own.minCTAs = own.maxCTAs = own.splitShare = NCCL_UNDEFINED;
+    if (config) {
+        if (config->magic != NCCL_MAGIC)
+            return NULL;
+        memcpy(&own, config, config->size < sizeof own ? config->size : sizeof own);
+        if (own.version < NCCL_WITH_CTAS)
+            own.minCTAs = own.maxCTAs = NCCL_UNDEFINED;
+    }
+    ncclComm_t c = calloc(1, sizeof *c);
+    *c = (struct ncclComm){MAGIC, rank, size, own.maxCTAs, own.minCTAs, own.blocking, own.splitShare, NULL, 0, 0};
+    if (!config && parent)
+        *c = *parent;
+    if (config && own.version >= NCCL_WITH_CTAS && own.netName)
+        c->net = strdup(own.netName);
+    if (environment("NCCL_MAX_CTAS", &most) > 0)
+        c->max_ctas = most;
+    if (environment("NCCL_MIN_CTAS", &least) > 0)
+        c->min_ctas = least;
+    if (c->max_ctas == NCCL_UNDEFINED)
+        c->max_ctas = 64;
+    if (c->min_ctas > c->max_ctas)
+        c->min_ctas = c->max_ctas;
+    if (c->blocking == 0) {
+        c->async = NCCL_IN_PROGRESS;
+        c->polls = 3;
+    }
+    return c;
+}
+
+static ncclResult_t give(ncclComm_t *where, ncclComm_t comm) {
+    if (!comm)
+        return INVALID;
+    *where = comm;
+    return comm->async;
+}
+
+API ncclResult_t ncclGetVersion(int *version) { return *version = FAKE_VERSION, 0; }
+API ncclResult_t ncclGetUniqueId(ncclUniqueId *id) {
+    static int number;
+    memset(id, 0, sizeof *id);
+    snprintf(id->internal, sizeof id->internal, "%d.%d", (int)getpid(), number++);
+    return 0;
+}
+API const char *ncclGetErrorString(ncclResult_t code) { return code == 5 ? "invalid usage" : "some error"; }
+API const char *ncclGetLastError(ncclComm_t comm) { return (void)comm, "as the test asked"; }
+API ncclResult_t ncclCommCount(ncclComm_t comm, int *count) { return *count = comm->size, 0; }
+API ncclResult_t ncclCommUserRank(ncclComm_t comm, int *rank) { return *rank = comm->rank, 0; }
+API ncclResult_t ncclCommCuDevice(ncclComm_t comm, int *device) { return (void)comm, *device = 0, 0; }
+
+API ncclResult_t ncclCommInitRank(ncclComm_t *made, int size, ncclUniqueId id, int rank) {
+    (void)id;
+    ncclResult_t result = note("ncclCommInitRank", NULL);
+    return result ? result : give(made, make(rank, size, NULL, NULL));
+}
+
+API ncclResult_t ncclCommInitRankConfig(ncclComm_t *made, int size, ncclUniqueId id, int rank, ncclConfig_t *config) {
+    (void)id;
+    ncclResult_t result = note("ncclCommInitRankConfig", NULL);
+    return result ? result : give(made, make(rank, size, config, NULL));
+}
+
+API ncclResult_t ncclCommInitRankScalable(ncclComm_t *made, int size, int rank, int count, ncclUniqueId *ids,
+                                          ncclConfig_t *config) {
+    (void)ids, (void)count;
+    ncclResult_t result = note("ncclCommInitRankScalable", NULL);
+    return result ? result : give(made, make(rank, size, config, NULL));
+}
+
+API ncclResult_t ncclCommInitAll(ncclComm_t *made, int count, const int *devices) {
+    (void)devices;
+    note("ncclCommInitAll", NULL);
+    for (int i = 0; i < count; i++)
+        made[i] = make(i, count, NULL, NULL);
+    return 0;
+}
+
+#ifndef FAKE_NO_SPLIT
+API ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *made, ncclConfig_t *config) {
+    ncclResult_t result = note("ncclCommSplit", comm);
+    *made = NULL;
+    if (result)
+        return result;
+    while (hanging)
+        usleep(1000);
+    if (comm->magic != MAGIC)
+        return 2;
+    if (color == NCCL_NO_COLOR)
+        return 0;
+    ncclComm_t child = make(key, comm->size, config, comm);
+    if (!child)
+        return INVALID;
+    child->rank = key;
+    if (depth == 0)
+        return give(made, child);
+    queue[queued].where = made;
+    queue[queued++].comm = child;
+    return 0;
+}
+#endif
+
+API ncclResult_t ncclGroupStart(void) { return depth++, 0; }
+API ncclResult_t ncclGroupEnd(void) {
+    if (depth == 0)
+        return 5;
+    ncclResult_t result = failing("ncclGroupEnd");
+    if (--depth == 0) {
+        for (int i = 0; i < queued; i++) {
+            *queue[i].where = queue[i].comm;
+            result = result ? result : queue[i].comm->async;
+        }
+        queued = 0;
+    }
+    return result;
+}
+
+/* --- using and ending them ------------------------------------------------------------------------------------------- */
+
+API ncclResult_t ncclAllReduce(const void *send, void *recv, size_t count, int type, int op, ncclComm_t comm, void *stream) {
+    (void)stream, (void)op;
+    ncclResult_t result = note("ncclAllReduce", comm);
+    if (!result && send && recv && type == 1)
+        memmove(recv, send, count);
+    return result;
+}
+
+API ncclResult_t ncclBroadcast(const void *send, void *recv, size_t count, int type, int root, ncclComm_t comm, void *stream) {
+    (void)send, (void)recv, (void)count, (void)type, (void)root, (void)stream;
+    return note("ncclBroadcast", comm);
+}
+
+/* As NCCL: by way of the linker, which may find another ncclBroadcast first. */
+API ncclResult_t ncclBcast(void *buffer, size_t count, int type, int root, ncclComm_t comm, void *stream) {
+    return ncclBroadcast(buffer, buffer, count, type, root, comm, stream);
+}
+
+API ncclResult_t ncclAllGather(const void *send, void *recv, size_t count, int type, ncclComm_t comm, void *stream) {
+    (void)send, (void)recv, (void)count, (void)type, (void)stream;
+    return note("ncclAllGather", comm);
+}
+
+API ncclResult_t ncclReduceScatter(const void *send, void *recv, size_t count, int type, int op, ncclComm_t comm, void *stream) {
+    (void)send, (void)recv, (void)count, (void)type, (void)op, (void)stream;
+    return note("ncclReduceScatter", comm);
+}
+
+API ncclResult_t ncclSend(const void *send, size_t count, int type, int peer, ncclComm_t comm, void *stream) {
+    (void)send, (void)count, (void)type, (void)peer, (void)stream;
+    return note("ncclSend", comm);
+}
+
+API ncclResult_t ncclRecv(void *recv, size_t count, int type, int peer, ncclComm_t comm, void *stream) {
+    (void)recv, (void)count, (void)type, (void)peer, (void)stream;
+    return note("ncclRecv", comm);
+}
+
+API ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *error) {
+    if (comm->async == NCCL_IN_PROGRESS && comm->polls-- <= 0)
+        comm->async = 0;
+    return *error = comm->async, 0;
+}
+
+static ncclResult_t end(const char *name, ncclComm_t comm) {
+    ncclResult_t result = note(name, comm);
+    if (!result)
+        comm->magic = 0; /* never freed, so that a test can look */
+    return result;
+}
+
+API ncclResult_t ncclCommFinalize(ncclComm_t comm) { return note("ncclCommFinalize", comm); }
+API ncclResult_t ncclCommDestroy(ncclComm_t comm) { return end("ncclCommDestroy", comm); }
+API ncclResult_t ncclCommAbort(ncclComm_t comm) {
+    hanging = 0;
+    return end("ncclCommAbort", comm);
+}
+API ncclResult_t ncclCommRegister(ncclComm_t comm, void *buffer, size_t size, void **handle) {
+    (void)buffer, (void)size;
+    *handle = comm;
+    return note("ncclCommRegister", comm);
+}
+API ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void *buffer, size_t size, void **window, int flags) {
+    (void)buffer, (void)size, (void)flags;
+    *window = comm;
+    return note("ncclCommWindowRegister", comm);
+}

@@ -1,0 +1,136 @@
+"""The fake NCCL from Python, for programs that tests run under the shim."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import threading  # noqa: F401 (for programs)
+import time  # noqa: F401 (for programs)
+from ctypes import byref, c_char, c_char_p, c_int, c_size_t, c_uint, c_void_p
+
+from weft.errors import UnavailableError
+from weft.shim import communicators as routes  # noqa: F401 (for programs)
+
+UNDEFINED = -(2**31)
+FLOAT32, BYTES = 7, 1
+
+
+class Record(ctypes.Structure):
+    _fields_ = (
+        ("name", c_char * 32),
+        ("comm", c_void_p),
+        ("ctas", c_int),
+        ("depth", c_int),
+        ("in_order", c_int),
+    )
+
+
+class UniqueId(ctypes.Structure):
+    _fields_ = (("internal", c_char * 128),)
+
+
+class Config(ctypes.Structure):
+    _fields_ = (
+        ("size", c_size_t),
+        ("magic", c_uint),
+        ("version", c_uint),
+        ("blocking", c_int),
+        ("cga", c_int),
+        ("min", c_int),
+        ("max", c_int),
+        ("net", c_char_p),
+        ("share", c_int),
+    )
+
+
+def config(most=UNDEFINED, least=UNDEFINED, blocking=UNDEFINED, net=None, share=UNDEFINED, version=21800):
+    return Config(ctypes.sizeof(Config), 0xCAFEBEEF, version, blocking, UNDEFINED, least, most, net, share)
+
+
+class Nccl:
+    """One library, found by dlsym as ctypes does."""
+
+    def __init__(self, path="libnccl.so.2"):
+        self.lib = ctypes.CDLL(path)
+        self.lib.fake_call.restype = ctypes.POINTER(Record)
+        self.lib.fake_net.restype = c_char_p
+
+    def init(self, size=2, rank=0, unique=None, settings=None):
+        comm = c_void_p()
+        self.check(
+            self.lib.ncclCommInitRankConfig(
+                byref(comm), size, unique or self.unique(), rank, byref(settings or config())
+            ),
+            (0, 7),
+        )
+        return comm
+
+    def unique(self):
+        made = UniqueId()
+        self.check(self.lib.ncclGetUniqueId(byref(made)))
+        return made
+
+    def split(self, comm, color=0, key=0, settings=None):
+        made = c_void_p()
+        self.check(
+            self.lib.ncclCommSplit(comm, color, key, byref(made), byref(settings) if settings else None)
+        )
+        return made
+
+    def all_reduce(self, comm, count=256, op=0, stream=None, kind=FLOAT32):
+        self.check(self.lib.ncclAllReduce(None, None, c_size_t(count), kind, op, comm, c_void_p(stream)))
+
+    def send(self, comm, count=1):
+        self.check(self.lib.ncclSend(None, c_size_t(count), FLOAT32, 1, comm, None))
+
+    def group(self, *calls):
+        self.check(self.lib.ncclGroupStart())
+        for call in calls:
+            call()
+        self.check(self.lib.ncclGroupEnd())
+
+    def check(self, result, fine=(0,)):
+        assert result in fine, result
+
+    def log(self, *names):
+        """(name, communicator, its CTAs) of every call that reached the library."""
+        found = (self.lib.fake_call(i).contents for i in range(self.lib.fake_calls()))
+        return [[r.name.decode(), r.comm, r.ctas] for r in found if not names or r.name.decode() in names]
+
+    def ctas(self, *names):
+        """The limits that the all-reduces (or `names`) ran with."""
+        return [ctas for _, _, ctas in self.log(*(names or ("ncclAllReduce",)))]
+
+
+def user():
+    """A library that is linked to NCCL."""
+    found = ctypes.CDLL("libuser.so")
+    found.user_init.restype = c_void_p
+    for name in ("user_all_reduce", "user_group", "user_abort", "user_destroy"):
+        getattr(found, name).argtypes = (c_void_p, c_int) if name == "user_all_reduce" else (c_void_p,)
+    return found
+
+
+def refused(function, *arguments):
+    """The reason for which weft refuses, or None."""
+    try:
+        function(*arguments)
+    except UnavailableError as error:
+        return str(error)
+    return None
+
+
+def show(value):
+    print(json.dumps(value), flush=True)
+
+
+def environ(name):
+    """The environment as C sees it."""
+    function = ctypes.CDLL(None).getenv
+    function.restype = c_char_p
+    found = function(name.encode())
+    return found.decode() if found else None
+
+
+__all__ = [name for name in dir() if not name.startswith("_")] + ["os"]
