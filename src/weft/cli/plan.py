@@ -151,7 +151,7 @@ def plan(
         if sweep:
             document = _sweep(job, given, limit, figures, tell)
         elif scale:
-            document = _scale(job, scale, figures, tell)
+            document = _scale(job, scale, "global_batch" in given, figures, tell)
         else:
             document = _one(job, figures, calibration, chakra)
         page = _page(document) if html else ""
@@ -339,13 +339,17 @@ def _sweep(
     return sweep_document(job, found, _known_error())
 
 
-def _scale(job: Job, words: str, figures: Figures | None, tell: Callable[[int, int], None]) -> dict[str, Any]:
+def _scale(
+    job: Job, words: str, batch_given: bool, figures: Figures | None, tell: Callable[[int, int], None]
+) -> dict[str, Any]:
     from weft.plan.answer import scaling_document
     from weft.plan.scaling import curves, parse_range
     from weft.plan.step import predict
 
     low, high = parse_range(words)
-    found = curves(job, low, high, run=lambda here: predict(here, figures), tell=tell)
+    found = curves(
+        job, low, high, batch_given=batch_given, run=lambda here: predict(here, figures), tell=tell
+    )
     return scaling_document(job, found, _known_error())
 
 

@@ -39,7 +39,7 @@ class Change:
 
 
 def changes(job: Job, found: Prediction, figures: Figures | None = None) -> tuple[Change, ...]:
-    """The changes that matter, most gain first, losses of compression included: they answer a question too."""
+    """The changes that matter, most gain first; losses by compression too, for they answer a question."""
     made = []
     for kind, text, option, what in _candidates(job, found, figures or shipped()):
         try:

@@ -12,6 +12,8 @@ from weft.plan.step import Prediction, predict
 
 MAX_GPUS = 1 << 18
 KINDS = ("weak", "strong")
+STRONG_TOKENS = 1 << 24
+"""Most tokens of a step that a strong curve divides where no batch is given, as in Llama 3's largest run."""
 
 Predict = Callable[[Job], Prediction]
 Progress = Callable[[int, int], None]
@@ -102,11 +104,29 @@ def curve(
 
 
 def curves(
-    job: Job, low: int, high: int, *, run: Predict = predict, tell: Progress | None = None
+    job: Job,
+    low: int,
+    high: int,
+    *,
+    batch_given: bool = True,
+    run: Predict = predict,
+    tell: Progress | None = None,
 ) -> Iterator[Curve]:
     """The weak and the strong curve.
 
-    The batch of the strong one is the job's own; the weak one keeps what each data-parallel rank has.
+    The weak one keeps what each data-parallel rank has. The strong one divides the job's batch, or where none
+    was given one that the largest size can divide, of at most `STRONG_TOKENS`.
     """
     for kind in KINDS:
-        yield curve(job, low, high, kind, run=run, tell=tell)
+        base = job
+        if kind == "strong" and not batch_given:
+            base = job.but(global_batch=strong_batch(job, sizes(job, low, high)[-1]))
+        yield curve(base, low, high, kind, run=run, tell=tell)
+
+
+def strong_batch(job: Job, gpus: int) -> int:
+    """Sequences of a step that so many GPUs can divide, a micro-batch for each stage and rank."""
+    unit = job.dp * job.micro_batch * job.pp
+    most = max(unit, STRONG_TOKENS // job.seq_len // unit * unit)
+    wanted = gpus // (job.tp * job.pp * job.cp) * job.micro_batch * job.pp
+    return min(most, -(-wanted // unit) * unit)

@@ -42,7 +42,7 @@ class Row:
         parts = [f"tp{job.tp}", f"pp{job.pp}" + (f"x{job.interleave}" if job.interleave > 1 else "")]
         parts += [f"{name}{getattr(job, name)}" for name in ("cp", "ep") if getattr(job, name) > 1]
         parts += [f"dp{job.dp}", f"mb{job.micro_batch}", job.sharding]
-        parts += [] if job.recompute == "none" else [f"{job.recompute} recompute"]
+        parts += [] if job.recompute == "none" else [f"re-{job.recompute}"]
         return " ".join(parts)
 
     @property
@@ -114,11 +114,10 @@ def sweep(
     if "policy" in set(fixed):
         policies = [job.policy]
     found, impossible = ways(job, fixed)
-    refused: list[str] = []
-    roomy = []
-    for way in found:
-        reason = fits(way)
-        (refused.append(reason) if reason else roomy.append(way))
+    reasons = [fits(way) for way in found]
+    roomy = [way for way, reason in zip(found, reasons, strict=True) if not reason]
+    full = [reason for reason in reasons if reason]
+    refused = [f"{len(full)} ways do not fit into memory, such as {full[-1]}"] if full else []
     chosen = spread(roomy, max(1, limit // len(policies)))
     rows: list[Row] = []
     tried = [way.but(policy=policy) for way in chosen for policy in policies]

@@ -43,6 +43,7 @@ class CollectiveRow:
     """One kind of collective in a step; times in seconds."""
 
     name: str
+    short: str
     ranks: str
     bytes: float
     count: float
@@ -111,9 +112,11 @@ def sentence(document: Document) -> str:
     step, exposed = amount(document, "step_time_s"), amount(document, "exposed_comm_s")
     return (
         f"{title(document)}: {words.duration(1e6 * step)} a step, "
-        f"{amount(document, 'tflops_per_gpu'):.0f} TFLOP/s a GPU, MFU {words.percent(number(document, 'mfu_pct'))}, "
+        f"{amount(document, 'tflops_per_gpu'):.0f} TFLOP/s a GPU, "
+        f"MFU {words.percent(number(document, 'mfu_pct'))}, "
         f"{amount(document, 'tokens_per_s_per_gpu'):,.0f} tokens/s a GPU; "
-        f"{words.duration(1e6 * exposed)} of communication exposed ({words.percent(words.share(exposed, step))})."
+        f"{words.duration(1e6 * exposed)} of communication exposed "
+        f"({words.percent(words.share(exposed, step))})."
     )
 
 
@@ -127,7 +130,8 @@ def _scaling_words(document: Document) -> str:
         without = number(record(last, "without"), "efficiency_pct")
         with_weft = number(record(last, "with_weft"), "efficiency_pct")
         parts.append(
-            f"{text(curve, 'kind')} scaling from {amount(points[0], 'gpus'):,.0f} to {amount(last, 'gpus'):,.0f} GPUs "
+            f"{text(curve, 'kind')} scaling from {amount(points[0], 'gpus'):,.0f} to "
+            f"{amount(last, 'gpus'):,.0f} GPUs "
             f"keeps {words.percent(without)} of the rate without a control, {words.percent(with_weft)} with"
         )
     return "; ".join(parts) + "."
@@ -178,10 +182,12 @@ def collectives(document: Document) -> list[CollectiveRow]:
     for one in records(document, "collectives"):
         group = record(one, "group")
         ranks, near = amount(group, "ranks"), amount(group, "per_domain")
-        where = f"{ranks:.0f}" if ranks <= near else f"{ranks:.0f} ({max(ranks / max(near, 1), 1):.0f} nodes)"
+        where = f"{ranks:.0f}" if ranks <= near else f"{ranks:.0f} on {max(ranks / max(near, 1), 1):.0f}"
+        kind = text(one, "kind").replace("_", "-")
         rows.append(
             CollectiveRow(
-                name=f"{OF.get(text(one, 'name'), text(one, 'name'))} {text(one, 'kind').replace('_', '-')}",
+                name=f"{OF.get(text(one, 'name'), text(one, 'name'))} {kind}",
+                short=f"{text(one, 'name')} {kind}",
                 ranks=where,
                 bytes=amount(one, "bytes"),
                 count=amount(one, "count"),
@@ -235,11 +241,11 @@ def changes(document: Document) -> list[ChangeRow]:
 def memory_sentence(document: Document) -> str:
     """Memory of the fullest GPU, by kind."""
     total, limit = amount(document, "memory_bytes"), amount(document, "memory_limit_bytes")
-    kinds = sorted(
-        record(document, "memory").items(), key=lambda item: -(number(dict([item]), item[0]) or 0.0)
-    )
-    parts = [f"{clean(name)} {amount(dict([(name, size)]), name) / 2**30:.1f}" for name, size in kinds]
-    parts = [part for part in parts if not part.endswith(" 0.0")]
+    kinds = record(document, "memory")
+    order = sorted(kinds, key=lambda kind: -amount(kinds, kind))
+    parts = [
+        f"{clean(kind)} {amount(kinds, kind) / 2**30:.1f}" for kind in order if amount(kinds, kind) > 5e7
+    ]
     return f"Memory of the fullest GPU: {total / 2**30:.1f} of {limit / 2**30:.0f} GiB ({', '.join(parts)})."
 
 

@@ -36,12 +36,12 @@ def show_plan(document: dict[str, Any], console: Console | None = None) -> None:
 def _table(*columns: tuple[str, str]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
     for label, justify in columns:
-        left = justify == "left"
+        text_column = justify != "right"
         table.add_column(
             label,
-            justify="left" if left else "right",
-            no_wrap=not left,
-            overflow="fold" if left else "ellipsis",
+            justify="left" if text_column else "right",
+            no_wrap=justify != "fold",
+            overflow="fold" if justify == "fold" else "ellipsis",
         )
     return table
 
@@ -64,7 +64,7 @@ def _show_one(document: Document, out: Console) -> None:
         _line(out, f"{entry.collective}: {entry.policy}", indent=2)
     if plan.changes(document):
         _line(out, "What else would change the step", style="bold")
-        table = _table(("change", "left"), ("step", "right"), ("gain", "right"))
+        table = _table(("change", "fold"), ("step", "right"), ("gain", "right"))
         for change in plan.changes(document):
             style = "green" if change.gain_pct > 0 else "red"
             gain = Text(f"{change.gain_pct:+.1f}%", style=style)
@@ -95,32 +95,41 @@ def _show_collectives(document: Document, out: Console) -> None:
     table = _table(*((head, "left" if at == 0 else "right") for at, head in enumerate(heads)))
     for one in found[:MAX_ROWS]:
         table.add_row(
-            Text(one.name),
+            Text(shorten(one.short, 24)),
             one.ranks,
             words.size(one.bytes),
             f"{one.count:.0f}",
-            words.duration(1e6 * one.alone_s),
-            words.duration(1e6 * one.hidden_s),
-            Text(words.duration(1e6 * one.exposed_s), style="bold"),
+            _short(one.alone_s),
+            _short(one.hidden_s),
+            Text(_short(one.exposed_s), style="bold"),
         )
     _print(out, table)
+    _line(out, "ranks: how many, and on how many nodes where it is more than one.", indent=1)
+
+
+def _short(seconds: float) -> str:
+    """Seconds to three digits, for narrow columns."""
+    for limit, factor, unit in ((1e-3, 1e6, "µs"), (0.9995, 1e3, "ms")):
+        if seconds < limit:
+            return f"{seconds * factor:.3g} {unit}" if seconds else "0"
+    return f"{seconds:.3g} s" if seconds < 999.5 else f"{seconds:.0f} s"
 
 
 def _show_sweep(document: Document, out: Console) -> None:
-    heads = ("way", "controls", "step", "tokens/s/GPU", "exposed", "memory", "front")
-    table = _table(*((head, "left" if at < 2 else "right") for at, head in enumerate(heads)))
+    heads = ("", "way", "weft", "step", "tok/s/GPU", "exposed", "memory")
+    table = _table(*((head, "left" if at < 3 else "right") for at, head in enumerate(heads)))
     rows = records(document, "rows")
     shown = rows[:MAX_ROWS]
     shown += [row for row in rows[MAX_ROWS:] if row.get("pareto") is True][:MAX_ROWS]
     for row in shown:
         table.add_row(
-            Text(shorten(text(row, "label"), 36)),
-            text(row, "controls"),
-            words.duration(1e6 * amount(row, "step_time_s")),
-            f"{amount(row, 'tokens_per_s_per_gpu'):,.0f}",
-            words.duration(1e6 * amount(row, "exposed_comm_s")),
-            f"{amount(row, 'memory_bytes') / 2**30:.0f} GiB",
             "●" if row.get("pareto") is True else "",
+            Text(shorten(text(row, "label"), 33)),
+            "yes" if text(row, "controls") == "weft" else "no",
+            _short(amount(row, "step_time_s")),
+            f"{amount(row, 'tokens_per_s_per_gpu'):,.0f}",
+            _short(amount(row, "exposed_comm_s")),
+            f"{amount(row, 'memory_bytes') / 2**30:.0f} GiB",
         )
     _print(out, table)
     _line(out, f"{len(rows)} predictions; ● nothing is faster with less memory.")
@@ -131,7 +140,7 @@ def _show_sweep(document: Document, out: Console) -> None:
 def _show_scaling(document: Document, out: Console) -> None:
     for curve in records(document, "curves"):
         _line(out, plan.curve_title(curve), style="bold")
-        heads = ("GPUs", "step", "exposed", "efficiency", "step", "exposed", "efficiency", "gain")
+        heads = ("GPUs", "step", "exposed", "keeps", "step", "exposed", "keeps", "gain")
         table = _table(*((head, "right") for head in heads))
         for point in records(curve, "points"):
             without, with_weft = record(point, "without"), record(point, "with_weft")
@@ -139,8 +148,8 @@ def _show_scaling(document: Document, out: Console) -> None:
             cells = [f"{amount(point, 'gpus'):.0f}"]
             for side in (without, with_weft):
                 cells += [
-                    words.duration(1e6 * amount(side, "step_time_s")),
-                    words.duration(1e6 * amount(side, "exposed_comm_s")),
+                    _short(amount(side, "step_time_s")),
+                    _short(amount(side, "exposed_comm_s")),
                     words.percent(number(side, "efficiency_pct")),
                 ]
             table.add_row(*cells, words.percent(100 * (1 - best / base) if base else None))
