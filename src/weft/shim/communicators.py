@@ -2,16 +2,16 @@
 
 NCCL fixes the CTAs of a communicator when it is made. Under `weft run` the shim sees every communicator that
 the program makes; `prepare` makes a sibling of each with another limit (`ncclCommSplit`: same ranks, same
-order), and `route` sends the program's collectives to those siblings from the next call on. The program is not
-changed and sees one communicator; what it aborts, finalizes or destroys takes the siblings with it.
+order), and `route` sends the program's collectives to those siblings from the next call on. The program is
+not changed and sees one communicator; what it aborts, finalizes or destroys takes the siblings with it.
 
-`prepare`, `route` and `release` concern all ranks: every rank must call them between the same two collectives,
-and `prepare` with the GPU idle (a sibling's memory is allocated). The sequence of collectives on a communicator
-is the same on all of its ranks, so `Communicator.collectives` is a clock that all of them share.
+`prepare`, `route` and `release` concern all ranks: every rank must call them between the same two
+collectives, and `prepare` with the GPU idle (a sibling's memory is allocated). The sequence of collectives on
+a communicator is the same on all of its ranks: `Communicator.collectives` is a clock that all of them share.
 
-NCCL_MAX_CTAS and NCCL_MIN_CTAS in the environment outrank a communicator's own limit, and NCCL reads them once.
-Set `LIVE_VARIABLE` to 1 where the job is started: the shim then gives every communicator these limits as its
-own, with the same effect, and they can be changed.
+NCCL_MAX_CTAS and NCCL_MIN_CTAS in the environment outrank a communicator's own limit, and NCCL reads them
+once. Set `LIVE_VARIABLE` to 1 where the job is started: the shim then gives every communicator these limits
+as its own, with the same effect, and they can be changed.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def calls() -> list[Call]:
 
 
 def on_call(callback: Callable[[str, int], None] | None, key: str | None = None, every: int = 1) -> None:
-    """Run `callback(key, collectives)` on the calling thread after every `every`-th collective of one communicator.
+    """Run `callback(key, collectives)` on the calling thread after every so many collectives of a communicator.
 
     `key` None: the first communicator that has carried a collective. Never inside an NCCL group or a capture:
     then at the next boundary. What it raises is swallowed and counted (`callback_errors`). One callback at a

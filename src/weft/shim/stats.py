@@ -13,7 +13,6 @@ from weft.errors import InputError
 from weft.policy import Policy
 from weft.shim import binding
 
-
 _SUMMED = ("launches", "shaped", "beside")
 _LATEST = ("ctas", "why_not")  # of the latest launch: equal kernels may differ in it
 
