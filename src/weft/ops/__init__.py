@@ -1,1 +1,52 @@
-"""A collective and the product that depends on it, as one operation."""
+"""A collective and the product that depends on it, as one operation whose schedule follows from its shape.
+
+The operations need torch; each name is loaded when it is first used, so that schedules, the simulator and the
+pick are there without it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+_HOMES = {
+    "all_gather_matmul": "weft.ops.functions",
+    "matmul_reduce_scatter": "weft.ops.functions",
+    "all_to_all_matmul": "weft.ops.functions",
+    "ColumnParallelLinear": "weft.ops.layers",
+    "RowParallelLinear": "weft.ops.layers",
+    "SequenceColumnwise": "weft.ops.layers",
+    "SequenceRowwise": "weft.ops.layers",
+    "HostPeers": "weft.comm.dma",
+}
+
+__all__ = [
+    "ColumnParallelLinear",
+    "HostPeers",
+    "RowParallelLinear",
+    "SequenceColumnwise",
+    "SequenceRowwise",
+    "all_gather_matmul",
+    "all_to_all_matmul",
+    "matmul_reduce_scatter",
+]
+
+if TYPE_CHECKING:
+    from weft.comm.dma import HostPeers
+    from weft.ops.functions import all_gather_matmul, all_to_all_matmul, matmul_reduce_scatter
+    from weft.ops.layers import (
+        ColumnParallelLinear,
+        RowParallelLinear,
+        SequenceColumnwise,
+        SequenceRowwise,
+    )
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'weft.ops' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

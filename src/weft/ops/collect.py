@@ -1,0 +1,75 @@
+"""The rows that an operation brought together, and the plain collectives that gradients need."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from weft.ops.program import Program
+from weft.ops.steps import Recv, Schedule
+from weft.ops.teams import Team
+
+
+def arrived(schedule: Schedule, program: Program, x: torch.Tensor) -> torch.Tensor:
+    """All rows that were multiplied, in the order of the result, as one new tensor."""
+    if schedule.problem.ranks == 1:
+        return x
+    if "gather" in program.tensors:  # serial: they lie there in this order
+        return program.tensors["gather"].clone()
+    whole = x.new_empty(schedule.buffers["out"][0], schedule.problem.k)
+    incoming = schedule.problem.rows or ()
+    rank = schedule.rank
+    starts = [sum(incoming[:peer]) for peer in range(len(incoming))]
+    mine = sum((schedule.problem.sent or ())[:rank]) if schedule.problem.sent else 0
+    whole.narrow(0, starts[rank], incoming[rank]).copy_(x.narrow(0, mine, incoming[rank]))
+    done = dict.fromkeys(range(len(incoming)), 0)
+    for step in schedule.steps:
+        if isinstance(step, Recv):
+            here = step.target
+            piece = program.tensors[here.buffer].narrow(0, here.row, here.rows)
+            if here.cols == schedule.problem.k:
+                whole.narrow(0, starts[step.peer] + done[step.peer], here.rows).copy_(piece)
+                done[step.peer] += here.rows
+            else:
+                rows = whole.narrow(0, starts[step.peer], here.rows)
+                rows.narrow(1, done[step.peer], here.cols).copy_(piece)
+                done[step.peer] += here.cols
+    return whole
+
+
+def start_gather(x: torch.Tensor, rows: Sequence[int] | None, team: Team) -> Callable[[], torch.Tensor]:
+    """Begin to gather every rank's rows; the result of the returned function is all of them."""
+    if team.size == 1:
+        return lambda: x
+    if hasattr(team.group, "gather_rows"):
+        whole: torch.Tensor = team.group.gather_rows(x, rows)
+        return lambda: whole
+    counts = list(rows or (x.shape[0],) * team.size)
+    most = max(counts)
+    mine = x if x.shape[0] == most else torch.cat([x, x.new_zeros(most - x.shape[0], x.shape[1])])
+    every = x.new_empty(team.size * most, x.shape[1])
+    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    work: Any = gather(every, mine, group=team.group, async_op=True)
+
+    def finish() -> torch.Tensor:
+        work.wait()
+        if min(counts) == most:
+            return every
+        return torch.cat([every[i * most : i * most + count] for i, count in enumerate(counts)])
+
+    return finish
+
+
+def all_to_all(x: torch.Tensor, sent: Sequence[int], received: Sequence[int], team: Team) -> torch.Tensor:
+    """Blocks of rows to every rank, blocks from every rank."""
+    if team.size == 1:
+        return x
+    if hasattr(team.group, "swap_rows"):
+        swapped: torch.Tensor = team.group.swap_rows(x, sent, received)
+        return swapped
+    made = x.new_empty(sum(received), x.shape[1])
+    dist.all_to_all_single(made, x, list(received), list(sent), group=team.group)
+    return made

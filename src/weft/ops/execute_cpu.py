@@ -1,0 +1,67 @@
+"""Runs a schedule over send and receive of torch.distributed, one message per step: gloo on CPUs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from weft.ops.program import Instruction, Program, perform
+from weft.ops.steps import Recv, Schedule, Send
+
+
+class MessageExecutor:
+    """Sends and receives are posted as early as their data allows; a step waits only for what it reads."""
+
+    def __init__(self, schedule: Schedule, program: Program, group: Any) -> None:
+        self.program, self._group = program, group
+        steps = schedule.steps
+        self._recvs = [
+            (step.id, program.view(step.target), step.peer, step.round)
+            for step in steps
+            if isinstance(step, Recv)
+        ]
+        names = {step.id for step in steps if isinstance(step, Recv)}
+        self._steps: list[tuple[tuple[str, ...], tuple[int, int, int] | None, list[Instruction]]] = []
+        early = [step for step in steps if isinstance(step, Send) and step.source.buffer == "x"]
+        late = [step for step in steps if step not in early and not isinstance(step, Recv)]
+        for step in [*early, *late]:
+            waits = tuple(name for name in step.after if name in names)
+            if isinstance(step, Send):
+                self._steps.append((waits, (program.view(step.source), step.peer, step.round), []))
+            else:
+                self._steps.append((waits, None, program.compute(step)))
+        program.finish()
+
+    def run(self, x: torch.Tensor, w: torch.Tensor, out: torch.Tensor) -> None:
+        slots = self.program.bind(x, w, out)
+        group = self._group
+        arriving = {name: group.recv([slots[slot]], peer, tag) for name, slot, peer, tag in self._recvs}
+        leaving: list[tuple[Any, torch.Tensor]] = []
+        for waits, send, instructions in self._steps:
+            for name in waits:
+                work = arriving.pop(name, None)
+                if work is not None:
+                    work.wait()
+            if send is not None:
+                slot, peer, tag = send
+                data = slots[slot].contiguous()
+                leaving.append((group.send([data], peer, tag), data))
+            for instruction in instructions:
+                perform(slots, instruction)
+        for work, _ in leaving:
+            work.wait()
+
+
+class LocalExecutor:
+    """A group of one: only products."""
+
+    def __init__(self, schedule: Schedule, program: Program) -> None:
+        self.program = program
+        self._instructions = [made for step in schedule.steps for made in program.compute(step)]
+        program.finish()
+
+    def run(self, x: torch.Tensor, w: torch.Tensor, out: torch.Tensor) -> None:
+        slots = self.program.bind(x, w, out)
+        for instruction in self._instructions:
+            perform(slots, instruction)

@@ -1,0 +1,183 @@
+"""A process group as the operations see it, and how its ranks agree on what they are about to do.
+
+The first call with new sizes is checked through the group's key-value store: each rank posts what it is about to
+do and reads what the others posted. Later calls with the same sizes cost nothing. If a rank fails or finds itself
+alone, what was posted tells both sides.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from weft.errors import UsageError, WeftError
+
+GRACE_S = 5.0  # after a failure, how long to wait for the others to say what they were doing
+DEFAULT_TIMEOUT_S = 300.0
+
+Facts = Mapping[str, Any]
+
+
+class DisagreementError(UsageError):
+    """Ranks of one group are about to do different things."""
+
+
+class PeerError(WeftError):
+    """A peer did not take part, or its connection broke."""
+
+
+class Team:
+    """Rank, size and store of one process group; counts its calls."""
+
+    def __init__(self, group: Any) -> None:
+        self.group = group
+        self.rank: int = group.rank()
+        self.size: int = group.size()
+        self.calls = 0
+        self.plans: dict[Any, Any] = {}
+        self._store: Any = None
+        self._posted = -1
+
+    @property
+    def timeout_s(self) -> float:
+        try:
+            return float(self.group._get_backend(torch.device("cpu")).options._timeout.total_seconds())
+        except (AttributeError, RuntimeError):
+            return DEFAULT_TIMEOUT_S
+
+    @property
+    def store(self) -> Any:
+        if self._store is None:
+            base = dist.distributed_c10d._get_process_group_store(self.group)
+            self._store = dist.PrefixStore("weft.ops", base)
+        return self._store
+
+    def agree(self, facts: Facts) -> list[Facts]:
+        """What every rank is about to do in this call; raises on every rank if they do not fit together."""
+        if self.size == 1:
+            return [facts]
+        self._post(facts)
+        try:
+            self.store.wait(
+                [self._key(rank) for rank in range(self.size)], timedelta(seconds=self.timeout_s + GRACE_S)
+            )
+        except RuntimeError as error:
+            raise self._missing(facts, self._read(), error) from None
+        everyone = [json.loads(self.store.get(self._key(rank))) for rank in range(self.size)]
+        compare(everyone)
+        return everyone
+
+    def explain(self, facts: Facts, error: BaseException) -> WeftError:
+        """The error to raise after a transfer failed: what the other ranks were doing instead."""
+        try:
+            if self._posted != self.calls:
+                self._post(facts)
+            end = time.monotonic() + GRACE_S
+            posted = self._read()
+            while len(posted) < self.size and time.monotonic() < end:
+                time.sleep(0.05)
+                posted = self._read()
+            compare([posted.get(rank) for rank in range(self.size)])
+        except DisagreementError as disagreement:
+            return disagreement
+        except RuntimeError:
+            posted = {}
+        return self._missing(facts, posted, error)
+
+    def _missing(self, facts: Facts, posted: Mapping[int, Facts], error: BaseException) -> PeerError:
+        silent = [rank for rank in range(self.size) if rank != self.rank and rank not in posted]
+        who = f"rank {', '.join(map(str, silent))}" if silent else "a peer"
+        reason = str(error).strip().splitlines()
+        return PeerError(
+            f"{facts['operation']} on rank {self.rank} of {self.size}: {who} did not take part "
+            f"(it ended, or is elsewhere in the program): {reason[0] if reason else type(error).__name__}"
+        )
+
+    def _key(self, rank: int) -> str:
+        return f"{self.calls}/{rank}"
+
+    def _post(self, facts: Facts) -> None:
+        self._posted = self.calls
+        self.store.set(self._key(self.rank), json.dumps(dict(facts)))
+
+    def _read(self) -> dict[int, Facts]:
+        found = {}
+        for rank in range(self.size):
+            if self.store.check([self._key(rank)]):
+                found[rank] = json.loads(self.store.get(self._key(rank)))
+        return found
+
+
+def compare(everyone: list[Facts | None]) -> None:
+    """Raise unless all that is said fits together. A fact `problem` is a rank that cannot go on at all."""
+    said = [(rank, facts) for rank, facts in enumerate(everyone) if facts is not None]
+    for rank, facts in said:
+        if "problem" in facts:
+            raise DisagreementError(f"rank {rank} cannot go on: {facts['problem']}")
+    first_rank, first = said[0]
+    for rank, facts in said[1:]:
+        for name in [*first, *facts]:
+            if name.startswith("own "):
+                continue
+            here, there = first.get(name), facts.get(name)
+            if here != there:
+                raise DisagreementError(
+                    f"{first['operation']}: ranks disagree on {name}: rank {first_rank} has "
+                    f"{_said(here)}, rank {rank} has {_said(there)}; all ranks must call it alike"
+                )
+    _compare_blocks(said)
+
+
+def _compare_blocks(said: list[tuple[int, Facts]]) -> None:
+    """All-to-all: what one rank sends is what the other expects."""
+    for rank, facts in said:
+        for peer, other in said:
+            sent, expected = facts.get("own sent"), other.get("own received")
+            if sent is not None and expected is not None and sent[peer] != expected[rank]:
+                raise DisagreementError(
+                    f"{facts['operation']}: rank {rank} sends {sent[peer]} rows to rank {peer}, which expects "
+                    f"{expected[rank]}; input_splits and output_splits must fit"
+                )
+
+
+def _said(value: Any) -> str:
+    return "nothing" if value is None else str(value)
+
+
+_TEAMS: dict[Any, Team] = {}
+
+
+def team_of(group: Any) -> Team:
+    """The team of a group; None is torch's default group, or a team of one where there is none."""
+    if group is None:
+        group = dist.group.WORLD if dist.is_initialized() else _ALONE
+    team = _TEAMS.get(group)
+    if team is None:
+        if not hasattr(group, "rank") or not hasattr(group, "size"):
+            raise UsageError(f"group must be a torch process group, not {type(group).__name__}")
+        team = _TEAMS[group] = Team(group)
+    return team
+
+
+class Alone:
+    """A group of one rank, where torch.distributed was not started."""
+
+    def rank(self) -> int:
+        return 0
+
+    def size(self) -> int:
+        return 1
+
+
+_ALONE = Alone()
+
+
+def forget() -> None:
+    """Drop every team and its plans; for use after destroy_process_group."""
+    _TEAMS.clear()

@@ -1,0 +1,255 @@
+"""Runs named checks of weft.ops on P ranks over gloo: `ops_ranks.py P FOLDER CHECK…`. Ranks are forked, once."""
+
+from __future__ import annotations
+
+import datetime
+import itertools
+import os
+import sys
+import traceback
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+import weft.ops.functions  # noqa: F401  (before the fork, so that ranks need not import it again)
+from weft.errors import WeftError
+from weft.ops import all_gather_matmul, all_to_all_matmul, matmul_reduce_scatter
+from weft.ops.schedule import OPERATIONS, split
+from weft.policy import SCHEDULES, Policy
+
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}
+
+
+def tensors(operation, rank, ranks, m, n, k, dtype, rows):
+    """Everyone's x, w and the gradient of the result, the same on every rank."""
+    made = torch.Generator().manual_seed(7)
+
+    def random(*shape):
+        return torch.randn(*shape, generator=made).to(dtype)
+
+    if operation == "all_gather_matmul":  # columns of w differ by rank
+        xs = [random(count, k) for count in rows]
+        ws = [random(k, n + q % 2) for q in range(ranks)]
+        gs = [random(sum(rows), n + q % 2) for q in range(ranks)]
+    elif operation == "matmul_reduce_scatter":  # rows of w differ by rank
+        xs = [random(m, k + q % 3) for q in range(ranks)]
+        ws = [random(k + q % 3, n) for q in range(ranks)]
+        gs = [random(count, n) for count in rows]
+    else:
+        xs = [random(m, k) for _ in range(ranks)]
+        ws = [random(k, n + q % 2) for q in range(ranks)]
+        gs = [random(ranks * rows[q], n + q % 2) for q in range(ranks)]
+    return xs, ws, gs
+
+
+def expected(operation, rank, xs, ws, gs, rows):
+    """The serial reference in fp64: result, gradient of x, gradient of w."""
+    xs = [x.double().requires_grad_() for x in xs]
+    ws = [w.double().requires_grad_() for w in ws]
+    if operation == "all_gather_matmul":
+        ys = [torch.cat(xs) @ w for w in ws]
+    elif operation == "matmul_reduce_scatter":
+        ys = list(sum(x @ w for x, w in zip(xs, ws, strict=True)).split(rows))
+    else:
+        ys = [torch.cat([x.split(rows)[q] for x in xs]) @ w for q, w in enumerate(ws)]
+    sum((y * g.double()).sum() for y, g in zip(ys, gs, strict=True)).backward()
+    return ys[rank], xs[rank].grad, ws[rank].grad
+
+
+def close(got, want, dtype, what):
+    scale = want.abs().max().clamp(min=1.0)
+    error = ((got.double() - want).abs().max() / scale).item() if want.numel() else 0.0
+    assert got.shape == want.shape, f"{what}: {tuple(got.shape)}, not {tuple(want.shape)}"
+    assert error < TOLERANCE[dtype], f"{what}: off by {error:.2g} of the largest value"
+
+
+def call(operation, x, w, rows, **options):
+    if operation == "all_gather_matmul":
+        return all_gather_matmul(x, w, rows=rows, **options)
+    if operation == "matmul_reduce_scatter":
+        return matmul_reduce_scatter(x, w, rows=rows, **options)
+    return all_to_all_matmul(x, w, **options)
+
+
+def check_every_schedule(rank, ranks):
+    """Forward and backward of every schedule of every operation, uneven m, n and k, three dtypes."""
+    sizes = [(ranks * ranks + 3, 5, 7), (ranks * ranks * 2, 8, ranks * 3)]
+    for operation, (m, n, k), dtype in itertools.product(OPERATIONS, sizes, TOLERANCE):
+        for rows in (split(m, ranks), (m - ranks + 1, *[1] * (ranks - 1))):
+            if operation == "all_to_all_matmul" and rows != split(m, ranks):
+                continue
+            if dtype != torch.float32 and rows == split(m, ranks):
+                continue  # every dtype once
+            xs, ws, gs = tensors(operation, rank, ranks, m, n, k, dtype, rows)
+            y, dx, dw = expected(operation, rank, xs, ws, gs, rows)
+            for schedule in SCHEDULES:
+                x, w = xs[rank].clone().requires_grad_(), ws[rank].clone().requires_grad_()
+                what = f"{operation} {schedule} {m}x{n}x{k} {rows} {dtype} rank {rank}"
+                got = call(operation, x, w, rows, schedule=schedule)
+                close(got, y, dtype, f"{what}: result")
+                got.backward(gs[rank])
+                close(x.grad, dx, dtype, f"{what}: gradient of x")
+                close(w.grad, dw, dtype, f"{what}: gradient of w")
+
+
+def check_again_and_again(rank, ranks):
+    """One plan, many calls with other tensors; a transposed w; out=; more dimensions; more pieces; a policy."""
+    m, n, k = ranks * 6, 5, 4
+    for operation in OPERATIONS:
+        rows = split(m, ranks)
+        for schedule in SCHEDULES:
+            for turn in range(3):
+                xs, ws, gs = tensors(operation, rank, ranks, m, n, k, torch.float32, rows)
+                y, _, _ = expected(operation, rank, [x + turn for x in xs], ws, gs, rows)
+                x, w = xs[rank] + turn, ws[rank].t().contiguous().t()
+                what = f"{operation} {schedule} turn {turn}"
+                out = torch.full(y.shape, float("nan"))
+                assert call(operation, x, w, rows, schedule=schedule, out=out) is out
+                close(out, y, torch.float32, what)
+                close(call(operation, x, w, rows, policy=Policy(schedule=schedule)), y, torch.float32, what)
+                close(call(operation, x, w, rows, schedule=schedule, pieces=3), y, torch.float32, what)
+                strided = torch.randn(x.shape[0], 2 * x.shape[1])[:, ::2].copy_(x)
+                close(call(operation, strided, w, rows), y, torch.float32, f"{what} strided")
+    x = torch.randn(3, 2, k, generator=torch.Generator().manual_seed(rank))
+    w = torch.randn(k, n, generator=torch.Generator().manual_seed(100))
+    everyone = [torch.randn(3, 2, k, generator=torch.Generator().manual_seed(q)) for q in range(ranks)]
+    close(all_gather_matmul(x, w), torch.cat(everyone).double() @ w.double(), torch.float32, "3-d")
+    tall = torch.ones(2 * ranks + 1, 3, k)
+    kept = matmul_reduce_scatter(tall, w)
+    want = (ranks * tall.double() @ w.double()).split(split(2 * ranks + 1, ranks))[rank]
+    close(kept, want, torch.float32, "3-d, uneven")
+
+
+def check_uneven_blocks(rank, ranks):
+    """Blocks of an all-to-all with any sizes, empty ones too."""
+    sizes = [[(3 * source + 2 * to) % 5 for to in range(ranks)] for source in range(ranks)]
+    sizes[0][0] += 1
+    k, n = 6, 4
+    xs = [torch.randn(max(sum(s), 1), k, generator=torch.Generator().manual_seed(q)) for q, s in enumerate(sizes)]
+    xs = [x[: sum(s)] for x, s in zip(xs, sizes, strict=True)]
+    w = torch.randn(k, n, generator=torch.Generator().manual_seed(50 + rank)).requires_grad_()
+    blocks = torch.cat([x.split(s)[rank] for x, s in zip(xs, sizes, strict=True)])
+    for schedule in SCHEDULES:
+        x = xs[rank].clone().requires_grad_()
+        got = all_to_all_matmul(
+            x, w, input_splits=sizes[rank], output_splits=[s[rank] for s in sizes], schedule=schedule
+        )
+        close(got, blocks.double() @ w.detach().double(), torch.float32, f"blocks {schedule}")
+        w.grad = None
+        (got * (rank + 1)).sum().backward()
+        ones = torch.full((len(blocks), n), float(rank + 1), dtype=torch.double)
+        close(w.grad, blocks.double().t() @ ones, torch.float32, "gradient of w")
+        to = torch.arange(ranks).repeat_interleave(torch.tensor(sizes[rank]))
+        every = [torch.randn(k, n, generator=torch.Generator().manual_seed(50 + q)).double() for q in range(ranks)]
+        want = torch.stack([every[q].sum(1) * (q + 1) for q in to.tolist()]) if len(to) else torch.zeros(0, k)
+        close(x.grad, want, torch.float32, "gradient of x")
+
+
+def problem(*words):
+    """A context that wants a WeftError with all these words in it."""
+
+    class Wanted:
+        def __enter__(self):
+            return self
+
+        def __exit__(self, kind, error, trace):
+            assert error is not None, f"no error; wanted {words}"
+            assert isinstance(error, WeftError), f"{kind}: {error}"
+            assert all(word in str(error) for word in words), f"{error} lacks one of {words}"
+            return True
+
+    return Wanted()
+
+
+def check_disagreements(rank, ranks):
+    """Ranks that call with other shapes, dtypes, schedules: the error names both sides, on every rank."""
+    odd = rank == ranks - 1
+    last = f"rank {ranks - 1}"
+    w = torch.ones(4, 4)
+    with problem("columns of x", "rank 0 has 4", f"{last} has 5"):
+        all_gather_matmul(torch.ones(2, 5 if odd else 4), torch.ones(5 if odd else 4, 4))
+    with problem("rows", "rank 0 has", last):
+        all_gather_matmul(torch.ones(3 if odd else 2, 4), w)
+    with problem("dtype", "float32", "bfloat16", last):
+        kind = torch.bfloat16 if odd else torch.float32
+        all_gather_matmul(torch.ones(2, 4, dtype=kind), w.to(kind))
+    with problem("schedule", "serial", "shard", last):
+        matmul_reduce_scatter(torch.ones(ranks, 4), w, schedule="shard" if odd else "serial")
+    with problem("operation", "all_gather_matmul", "matmul_reduce_scatter"):
+        (matmul_reduce_scatter if odd else all_gather_matmul)(torch.ones(7, 4), w)
+    with problem("sends", "expects"):
+        all_to_all_matmul(
+            torch.ones(ranks, 4), w, input_splits=[1] * ranks, output_splits=[*[1] * (ranks - 1), 2 if not odd else 1]
+        )
+    with problem("int32", "not supported"):
+        kind = torch.int32 if odd else torch.float32
+        all_gather_matmul(torch.ones(9, 4, dtype=kind), w.to(kind))
+    with problem("x has 4 columns and w has 3 rows"):
+        all_gather_matmul(torch.ones(11, 4), torch.ones(3 if odd else 4, 2))
+    got = all_gather_matmul(torch.ones(2, 4), w)
+    assert torch.equal(got, torch.full((2 * ranks, 4), 4.0)), "the group must still work afterwards"
+
+
+def check_late_disagreement(rank, ranks):
+    """One rank changes its shape, the others repeat a call they have agreed on before."""
+    w = torch.ones(4, 4)
+    all_gather_matmul(torch.ones(2, 4), w)
+    odd = rank == ranks - 1
+    with problem("rows" if ranks > 1 else "", f"rank {ranks - 1}"):
+        all_gather_matmul(torch.ones(3 if odd else 2, 4), w)
+
+
+def check_peer_dies(rank, ranks):
+    """A rank that ends: the others get an error that says so, within the group's timeout."""
+    w = torch.ones(4, 4)
+    all_gather_matmul(torch.ones(2, 4), w, schedule="hetero-fused-1d")
+    if rank == ranks - 1:
+        os._exit(0)
+    with problem(f"rank {ranks - 1}", "did not take part"):
+        for _ in range(3):
+            all_gather_matmul(torch.ones(2, 4), w, schedule="hetero-fused-1d")
+
+
+def check_layers(rank, ranks):
+    """Tensor-parallel layers equal the plain ones; so does parallelize_module with the plan."""
+    from layers_check import check
+
+    check(rank, ranks, close)
+
+
+def rank_main(rank, ranks, folder, checks, timeout_s):
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{folder}/rendezvous",
+        rank=rank,
+        world_size=ranks,
+        timeout=datetime.timedelta(seconds=timeout_s),
+    )
+    for name in checks:
+        globals()[f"check_{name}"](rank, ranks)
+    Path(folder, f"ok.{rank}").touch()
+
+
+def main():
+    ranks, folder, timeout_s, *checks = int(sys.argv[1]), sys.argv[2], float(sys.argv[3]), *sys.argv[4:]
+    children = []
+    for rank in range(ranks):
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                rank_main(rank, ranks, folder, checks, timeout_s)
+                code = 0
+            except BaseException:
+                traceback.print_exc()
+            sys.stderr.flush()
+            os._exit(code)
+        children.append(child)
+    failed = sum(os.waitpid(child, 0)[1] != 0 for child in children)
+    sys.exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    main()

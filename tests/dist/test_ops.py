@@ -1,0 +1,47 @@
+"""weft.ops on real processes over gloo: every schedule of every operation, and what happens when ranks differ."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+PROGRAM = Path(__file__).parent / "programs" / "ops_ranks.py"
+
+
+def ranks(count: int, folder: Path, *checks: str, timeout_s: float = 60.0) -> None:
+    done = subprocess.run(
+        [sys.executable, str(PROGRAM), str(count), str(folder), str(timeout_s), *checks],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:] + done.stdout[-500:]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("count", [2, 3, 4, 8])
+def test_every_schedule_equals_the_serial_reference(count, tmp_path):
+    ranks(count, tmp_path, "every_schedule", "uneven_blocks", "again_and_again")
+
+
+@pytest.mark.timeout(300)
+def test_ranks_that_disagree_learn_from_whom(tmp_path):
+    ranks(3, tmp_path, "disagreements")
+
+
+@pytest.mark.timeout(300)
+def test_a_rank_that_changes_its_mind_later(tmp_path):
+    ranks(2, tmp_path, "late_disagreement", timeout_s=3.0)
+
+
+@pytest.mark.timeout(300)
+def test_a_peer_that_dies(tmp_path):
+    ranks(3, tmp_path, "peer_dies", timeout_s=5.0)
