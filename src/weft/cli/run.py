@@ -48,6 +48,12 @@ def run(
             help="Microseconds that compute waits after a collective's launch (5 is a good start).",
         ),
     ] = None,
+    tune: Annotated[
+        bool,
+        typer.Option(
+            "--tune", help="Try policies during the first steps of a PyTorch job, and keep what is faster."
+        ),
+    ] = False,
     stats_file: Annotated[
         Path | None,
         typer.Option(
@@ -61,9 +67,12 @@ def run(
     Exit code and signals are the program's own.
 
     weft run --priority high --head-start 5 -- torchrun --nproc-per-node 8 train.py
+
+    weft run --tune -- torchrun --nproc-per-node 8 train.py
     """
     from weft.shim import launch, stats
     from weft.shim.inject import Job, check_preload
+    from weft.tune.outcome import read_result
 
     if not command:
         raise UsageError(
@@ -73,12 +82,16 @@ def run(
     if stats_file is not None:
         _check_writable(stats_file)
     _say_what_is_elsewhere(policy)
-    with Job(policy) as job:
+    with Job(policy, tune=tune) as job:
         env = job.environment()
         check_preload(env)
         status = launch.run(command, env)
         counted = job.collect()
-    _report(counted, policy, stats_file, quiet, stats.summary(counted, policy))
+        line = stats.summary(counted, policy)
+        if tune:
+            counted["tuning"] = read_result(job.folder)
+            line = counted["tuning"]["text"]
+    _report(counted, policy, stats_file, quiet, line)
     launch.end_like(status)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -13,9 +14,11 @@ from typing import Any
 
 from weft.errors import InputError, UnavailableError, UsageError
 from weft.policy import Policy
-from weft.shim import binding, stats
+from weft.shim import binding, communicators, stats
 
 LIBRARY = "libweft_shim.so"
+PACKAGE = Path(__file__).parent.parent
+AUTOLOAD = PACKAGE / "integrations" / "autoload"
 PRELOAD_FAILURE = "cannot be preloaded"
 AMD_DRIVER = Path("/dev/kfd")
 
@@ -47,6 +50,22 @@ def environment(policy: Policy, folder: Path, base: Mapping[str, str]) -> dict[s
     return env
 
 
+def tuning_environment(policy: Policy, base: Mapping[str, str]) -> dict[str, str]:
+    """`base` with what makes torch, in this job only, load the part of weft that tunes it while it runs.
+
+    The path goes to the end of PYTHONPATH, so that it hides nothing of the program's.
+    """
+    path = [entry for entry in base.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    return {
+        **base,
+        "PYTHONPATH": os.pathsep.join([*path, str(AUTOLOAD)]),
+        "WEFT_TUNE": "1",
+        "WEFT_TUNE_HOME": str(PACKAGE.parent),
+        "WEFT_TUNE_POLICY": json.dumps(policy.to_dict()),
+        communicators.LIVE_VARIABLE: "1",
+    }
+
+
 def _preloadable(folder: Path) -> str:
     """The shim by a name that LD_PRELOAD can hold: it separates by spaces and colons, and knows no quotes."""
     library = library_path()
@@ -74,8 +93,8 @@ def check_preload(env: Mapping[str, str]) -> None:
 class Job:
     """A folder that a program and its children share with weft while they run; removed at the end."""
 
-    def __init__(self, policy: Policy | None = None) -> None:
-        self.policy = policy or Policy()
+    def __init__(self, policy: Policy | None = None, *, tune: bool = False) -> None:
+        self.policy, self.tune = policy or Policy(), tune
 
     def __enter__(self) -> Job:
         try:
@@ -92,7 +111,8 @@ class Job:
 
     def environment(self, base: Mapping[str, str] | None = None) -> dict[str, str]:
         """The environment that starts a program in this job."""
-        return environment(self.policy, self.folder, os.environ if base is None else base)
+        env = environment(self.policy, self.folder, os.environ if base is None else base)
+        return tuning_environment(self.policy, env) if self.tune else env
 
     def set_policy(self, policy: Policy) -> None:
         """Change the policy of every process of the job, while it runs."""

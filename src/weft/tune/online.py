@@ -77,7 +77,9 @@ def tune(
     yield from search.warm_up()
     facts = yield from search.learn()
     known = recall(facts)
-    if known is not None and known != default:
+    if known == default:
+        return search.left_alone("an earlier run of this job found nothing better")
+    if known is not None:
         outcome = yield from search.prove(known, FOR_KNOWN, source="an earlier run, measured again")
         if outcome.kept:
             return outcome
@@ -234,7 +236,7 @@ class _Search:
             if self._slow(ms[arm]):
                 self.tried[arm].problem = self.tried[arm].problem or "was more than 1.3 times as slow"
         for arm in arms:
-            self.tried[arm].ms.append(ms[arm])
+            self.tried[arm].ms.extend([ms[arm]] if math.isfinite(ms[arm]) else [])
         return ms
 
     def _measure(self, policy: Policy) -> Generator[Trial, Sample, float]:
@@ -289,7 +291,7 @@ class _Search:
             noise_pct=100 * self.noise.sigma,
             default_ms=median(default.ms) if default.ms else None,
             best_ms=median(best.ms) if best.ms else None,
-            tried=tuple(self.tried.values()),
+            tried=tuple(one for one in self.tried.values() if one.ms or one.problem),
             facts=self.facts,
             **more,
         )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -110,7 +112,7 @@ class Outcome:
         }
 
 
-def stopped(reason: str, **more: Any) -> Mapping[str, Any]:
+def stopped(reason: str, **more: Any) -> dict[str, Any]:
     """The same document where tuning did not come to an end."""
     return {
         "state": "stopped",
@@ -124,6 +126,25 @@ def stopped(reason: str, **more: Any) -> Mapping[str, Any]:
         "explanation": [],
         **more,
     }
+
+
+def result_file(rank: int) -> str:
+    """Where a rank leaves its result, in the folder of the job."""
+    return f"tuning.{rank}.json"
+
+
+def read_result(folder: Path) -> dict[str, Any]:
+    """What the processes of a job left there: the result of the lowest rank, or why there is none."""
+    found = sorted(folder.glob("tuning.*.json"), key=lambda path: int(path.name.split(".")[1]))
+    if found:
+        result: dict[str, Any] = json.loads(found[0].read_text(encoding="utf-8"))
+        return result
+    if (folder / "tuning.loaded").exists():
+        return stopped("no process of this job initialised torch.distributed")
+    return stopped(
+        "no process of this job loaded weft's part: it needs Python with torch 2.5 or later, and neither "
+        "TORCH_DEVICE_BACKEND_AUTOLOAD=0 nor `python -I` or `-E`"
+    )
 
 
 def why_nothing_to_try(facts: Facts) -> str:

@@ -1,0 +1,167 @@
+"""Controls: what can be changed in a running process, and what is learnt about it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from weft.errors import UnavailableError
+from weft.policy import Policy
+from weft.shim import binding, communicators, stats
+from weft.tune.options import Facts, Kernel
+
+PREPARE_S = 20.0  # for new communicators
+SM_SHARE = 2  # collectives may take one SM of so many, all ranks on the GPU together
+Counts = dict[str, tuple[int, int, int, int, str]]
+
+
+class LaunchControls:
+    """The shim of this process: launches, and the communicators of NCCL."""
+
+    def __init__(self, default: Policy, world: int, parameters: int = 0) -> None:
+        self.default, self._world, self._parameters = default, world, parameters
+        self._before: Counts = {}
+        self._calls = 0
+
+    def learn(self) -> None:
+        binding.set_policy(self.default, track=True)
+        self._before, self._calls = _counts(), _last_call()
+
+    def facts(self, steps: int) -> Facts:
+        after = _counts()
+        seen = {name: _less(now, self._before.get(name)) for name, now in after.items()}
+        comm = {name: row for name, row in seen.items() if row[4] == "comm" and row[0]}
+        kernels = tuple(
+            Kernel(stats.demangle(symbol), symbol, launches / steps, beside / steps, blocks or None)
+            for symbol, (launches, beside, blocks, _, kind) in seen.items()
+            if kind == "compute" and launches
+        )
+        calls = [call for call in communicators.calls() if call.number > self._calls]
+        ctas = max((row[3] for row in comm.values()), default=0)
+        choices, why = self._cta_choices(ctas)
+        binding.set_policy(None)
+        return Facts(
+            launches=bool(seen),
+            collectives=sum(row[0] for row in comm.values()) / steps,
+            ctas=ctas or None,
+            cta_choices=choices,
+            why_no_ctas=why,
+            kernels=kernels,
+            world=self._world,
+            workload=self._workload(kernels, Counter(call.operation for call in calls), steps),
+        )
+
+    def _workload(self, kernels: Sequence[Kernel], calls: Mapping[str, int], steps: int) -> str:
+        names = "\n".join(sorted(kernel.symbol for kernel in kernels))
+        mark = hashlib.sha256(names.encode()).hexdigest()[:12]
+        each = ", ".join(f"{count // steps} {name}" for name, count in sorted(calls.items()))
+        size = f"{self._world} ranks, {self._parameters} parameters"
+        return f"job of {size}, {each or 'no collective'} a step, kernels {mark}"
+
+    def _cta_choices(self, now: int) -> tuple[tuple[int, ...], str]:
+        if not communicators.available():
+            return (), "the program has made no NCCL communicator that weft can see"
+        used = [found for found in communicators.communicators() if found.collectives]
+        if not used:
+            return (), "no NCCL communicator has carried a collective"
+        refused = next((found.why_not for found in used if found.why_not), None)
+        if refused:
+            return (), f"the collectives' CTAs cannot be changed in this run: {refused}"
+        if _order_of_sums_matters() and max(found.size for found in used) > 2:
+            return (), (
+                "the program asks for deterministic algorithms, and with more than 2 ranks the CTAs of a "
+                "collective may change the order of its sums"
+            )
+        limit = min((found.max_ctas for found in used if found.max_ctas), default=now) or now
+        return cta_choices(min(limit, now or limit) or 0, _most_ctas(used)), ""
+
+    def prepare(self, ctas: int) -> None:
+        communicators.prepare(ctas, PREPARE_S)
+
+    def apply(self, policy: Policy) -> None:
+        if communicators.available():
+            other = policy.max_ctas != self.default.max_ctas
+            communicators.route(policy.max_ctas if other else None)
+        elif policy.max_ctas != self.default.max_ctas:
+            raise UnavailableError("the program has made no NCCL communicator that weft can see")
+        binding.set_policy(None if policy == self.default else policy)
+
+    def harmless(self) -> None:
+        binding.set_policy(Policy())
+
+    def release(self) -> None:
+        if communicators.available():
+            communicators.release()
+
+    def synchronize(self) -> None:
+        import torch
+
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+
+    def clock(self) -> dict[str, int]:
+        if not communicators.available():
+            return {}
+        return {
+            f"communicator {found.key}": found.collectives
+            for found in communicators.communicators()
+            if found.key
+        }
+
+
+def cta_choices(now: int, most: int) -> tuple[int, ...]:
+    """Half, a third more and twice as many, within what fits."""
+    wanted = (now // 2, round(now * 4 / 3), 2 * now)
+    return tuple(dict.fromkeys(count for count in wanted if 1 <= count <= most and count != now))
+
+
+def _most_ctas(used: Sequence[communicators.Communicator]) -> int:
+    """What fits on the GPU at once, beside the program's own work, for all ranks that share it."""
+    import torch
+
+    device = used[0].device if used[0].device is not None else torch.cuda.current_device()
+    sms = torch.cuda.get_device_properties(device).multi_processor_count
+    here = Counter((found.key, found.device) for found in used)
+    processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1") or 1)
+    sharing = max(max(here.values()), -(-processes // max(1, torch.cuda.device_count())))
+    return int(min(communicators.MOST_CTAS, sms // SM_SHARE // sharing))
+
+
+def _order_of_sums_matters() -> bool:
+    import torch
+
+    return bool(torch.are_deterministic_algorithms_enabled())
+
+
+def _counts() -> Counts:
+    """By the driver's name: launches, launches beside collectives, blocks per SM, grid and kind."""
+    path = binding.attach()
+    if path is None:
+        return {}
+    process, found = binding.read_process(path), Counts()
+    for index in range(min(process.rows_used, binding.ROWS)):
+        row = process.rows[index]
+        cells = [process.cells[shard][index] for shard in range(binding.SHARDS)]
+        name = row.name.decode(errors="replace")
+        launches, beside, blocks, grid, _ = found.get(name, (0, 0, 0, 0, ""))
+        found[name] = (
+            launches + sum(cell.launches for cell in cells),
+            beside + sum(cell.beside for cell in cells),
+            max(blocks, row.natural_blocks),
+            max(grid, row.grid_blocks),
+            binding.KINDS[row.kind] if row.kind < len(binding.KINDS) else "",
+        )
+    return found
+
+
+def _less(now: tuple[int, int, int, int, str], before: Any) -> tuple[int, int, int, int, str]:
+    launches, beside = (before[0], before[1]) if before else (0, 0)
+    return now[0] - launches, now[1] - beside, *now[2:]
+
+
+def _last_call() -> int:
+    calls = communicators.calls()
+    return calls[-1].number if calls else 0

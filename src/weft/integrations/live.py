@@ -1,0 +1,295 @@
+"""Live: tunes the job that it finds itself in. Torch's autoload starts it under `weft run --tune`.
+
+A process waits until the program has made a process group and its step is known, then takes part in the
+tuning (`weft.tune.session`). When that is over nothing is left in the program but the policy. Whatever goes
+wrong here ends the tuning, not the program.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+import threading
+from contextlib import suppress
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+from weft.files import write_whole
+from weft.integrations.step import Steps, period
+from weft.policy import Policy
+from weft.tune.outcome import result_file, stopped
+
+POLICY_VARIABLE = "WEFT_TUNE_POLICY"
+CONTROLS_VARIABLE = "WEFT_TUNE_CONTROLS"
+"""For tests: `module:function` that makes the controls from the default policy and the number of ranks."""
+STALL_VARIABLE = "WEFT_TUNE_STALL_S"
+DEADLINE_VARIABLE = "WEFT_TUNE_DEADLINE_S"
+FIRST_DEADLINE_S = 20.0  # for all ranks to find their step
+STORE_TIMEOUT_S = 2.0
+EVENTS_WITHOUT_STEP = 1000  # optimizer steps after which a program without a period, or a group, is let be
+CALLS_BETWEEN_LOOKS = 64  # collectives, where no optimizer steps
+PERIODS_WITHOUT_OPTIMIZER = 12  # more than anybody accumulates gradients
+
+
+class Live:
+    """The tuning of this process, from the import of torch to its end."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder, self._process = folder, os.getpid()
+        self._thread: int | None = None
+        self._steps, self._events = Steps(), 0
+        self._session: Any = None
+        self._over = False
+        self._rank: int | None = None
+        self._leads = False
+        self._key: Any = None
+
+    def watch(self) -> None:
+        """Look out for steps from now on."""
+        from torch.optim.optimizer import register_optimizer_step_post_hook
+
+        self._hook = register_optimizer_step_post_hook(self._optimizer_stepped)
+        self._restore = _after_init_process_group(self._group_made)
+
+    # --- where a step ends ------------------------------------------------------------------------------
+
+    def _group_made(self) -> None:
+        try:
+            import torch.distributed as dist
+
+            if self._rank is None and not self._over:
+                self._rank = dist.get_rank()
+                self._tell(stopped("no optimizer step and no repeating collective of NCCL was seen"))
+                self._watch_calls()
+        except Exception as error:
+            self._stop(error)
+
+    def _optimizer_stepped(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if not self._mine():
+            return
+        try:
+            if self._steps.ends_with(id(optimizer)):
+                self._step_ended(optimizer)
+            elif self._session is None:
+                self._wait()
+        except Exception as error:
+            self._stop(error)
+
+    def _watch_calls(self) -> None:
+        from weft.shim import binding, communicators
+
+        if binding.injected():
+            communicators.on_call(self._called, every=CALLS_BETWEEN_LOOKS)
+
+    def _called(self, key: str, count: int) -> None:
+        """Now and then, while no optimizer steps: does the stream of collectives repeat itself?"""
+        from weft.shim import communicators
+
+        if self._over or self._steps.seen:
+            communicators.on_call(None)
+            return
+        calls = [(c.operation, c.bytes) for c in communicators.calls() if c.key == key]
+        length = period(calls, PERIODS_WITHOUT_OPTIMIZER)
+        if length is not None:
+            communicators.on_call(self._calls_repeated, key, every=length)
+
+    def _calls_repeated(self, key: str, count: int) -> None:
+        if self._mine():
+            try:
+                self._step_ended(None)
+            except Exception as error:
+                self._stop(error)
+
+    def _mine(self) -> bool:
+        """Whether this is our process (not a fork of it) and the thread on which steps end."""
+        if self._over or os.getpid() != self._process:
+            return False
+        self._thread = self._thread or threading.get_ident()
+        return threading.get_ident() == self._thread
+
+    def _wait(self) -> None:
+        self._events += 1
+        if self._events > EVENTS_WITHOUT_STEP:
+            self._end(stopped("no step was found that repeats itself"))
+
+    # --- the tuning -------------------------------------------------------------------------------------
+
+    def _step_ended(self, optimizer: Any) -> None:
+        import torch.distributed as dist
+
+        if self._session is not None:
+            self._session.step()
+        elif dist.is_available() and dist.is_initialized():
+            self._begin(optimizer)
+        else:
+            self._wait()
+
+    def _begin(self, optimizer: Any) -> None:
+        import torch.distributed as dist
+
+        from weft.tune.agree import Agreement
+        from weft.tune.conduct import conduct
+        from weft.tune.online import tune
+        from weft.tune.session import LEAST_STALL_S, Session
+
+        self._rank, world = dist.get_rank(), dist.get_world_size()
+        if world < 2:
+            self._end(stopped("there is one rank, hence no collective"))
+            return
+        base = dist.distributed_c10d._get_default_store()
+        ranks = (self._rank,) if _within_process(base) else range(world)
+        deadline_s = float(os.environ.get(DEADLINE_VARIABLE, FIRST_DEADLINE_S))
+        agreement = Agreement(dist.PrefixStore("weft/tune", base), self._rank, ranks, deadline_s)
+        default = _default_policy()
+        controls = _controls(default, world, optimizer)
+        if isinstance(controls, str):
+            self._end(stopped(controls))
+            return
+        conductor = conduct(tune(default, self._recall), default)
+        stall_s = float(os.environ.get(STALL_VARIABLE, LEAST_STALL_S))
+        self._leads = agreement.leads
+        self._session = Session(controls, agreement, conductor, self._end, least_stall_s=stall_s)
+        self._tell(stopped("the job ended before tuning was over"))
+        self._say(f"tuning {world} ranks during the next steps")
+        self._session.begin()
+
+    def _recall(self, facts: Any) -> Policy | None:
+        """What the same job ended with before, unless that is too old."""
+        from weft.tune.store import Store, StoreError, here
+
+        self._key = here(facts.workload) if facts.workload else None
+        if self._key is None:
+            return None
+        try:
+            entry = Store(timeout_s=STORE_TIMEOUT_S).get(self._key)
+        except StoreError as error:
+            self._warn(f"earlier results are not used: {error}")
+            return None
+        return entry.policy if entry is not None and not entry.stale else None
+
+    def _remember(self, result: dict[str, Any]) -> None:
+        from weft.tune.store import Store, StoreError
+
+        if self._key is None or result["state"] == "stopped":
+            return
+        try:
+            Store(timeout_s=STORE_TIMEOUT_S).put(self._key, Policy.from_dict(result["policy"]), result)
+        except StoreError as error:
+            self._warn(f"the result is not kept for the next start: {error}")
+
+    def _end(self, result: dict[str, Any]) -> None:
+        """Tuning is over, one way or the other: leave the program."""
+        self._over = True
+        self._hook.remove()
+        self._restore()
+        with suppress(Exception):
+            self._unwatch_calls()
+        self._tell(result)
+        self._say(f"tuning is over: {result['text']}")
+        if self._leads:
+            self._remember(result)
+        self._session = None
+
+    def _unwatch_calls(self) -> None:
+        communicators = sys.modules.get("weft.shim.communicators")
+        if communicators is not None:
+            communicators.on_call(None)
+
+    def _stop(self, error: Exception) -> None:
+        """Something of ours went wrong: back to the default, one line, and out of the way."""
+        reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        self._warn(f"tuning stops: {reason}")
+        session, self._over = self._session, True
+        with suppress(Exception):
+            if session is not None and not session.over:
+                session.stop(reason)
+            else:
+                self._end(stopped(reason))
+
+    # --- what it says -----------------------------------------------------------------------------------
+
+    def _tell(self, result: dict[str, Any]) -> None:
+        """For `weft run`, which reads it when the program has ended, however that was."""
+        if self._folder is not None and self._rank is not None:
+            with suppress(Exception):
+                write_whole(self._folder / result_file(self._rank), json.dumps(result))
+
+    def _say(self, line: str) -> None:
+        if self._leads:
+            self._warn(line)
+
+    def _warn(self, line: str) -> None:
+        with suppress(Exception):
+            sys.stderr.write(f"weft: {line}\n")
+            sys.stderr.flush()
+
+
+def start() -> None:
+    """Called while torch is imported, in every process of a job under `weft run --tune`."""
+    folder = os.environ.get("WEFT_JOB")
+    if folder:
+        with suppress(OSError):
+            (Path(folder) / "tuning.loaded").touch()
+    import torch.distributed as dist
+
+    if dist.is_available():
+        Live(Path(folder) if folder else None).watch()
+
+
+def _after_init_process_group(then: Any) -> Any:
+    """Have `then` called when the program makes its process group; returns what undoes that."""
+    import torch.distributed as dist
+    import torch.distributed.device_mesh as device_mesh
+
+    real = dist.init_process_group
+
+    @wraps(real)
+    def init_process_group(*args: Any, **kwargs: Any) -> Any:
+        made = real(*args, **kwargs)
+        then()
+        return made
+
+    places = [place for place in (dist, dist.distributed_c10d, device_mesh) if hasattr(place, real.__name__)]
+    for place in places:
+        place.init_process_group = init_process_group
+
+    def restore() -> None:
+        for place in places:
+            if place.init_process_group is init_process_group:
+                place.init_process_group = real
+
+    return restore
+
+
+def _within_process(store: Any) -> bool:
+    """Whether nobody else can see this store, as with ghost ranks: then this process is the only one."""
+    while hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    return type(store).__name__ in ("HashStore", "FakeStore")
+
+
+def _default_policy() -> Policy:
+    given = os.environ.get(POLICY_VARIABLE)
+    return Policy.from_dict(json.loads(given)) if given else Policy()
+
+
+def _controls(default: Policy, world: int, optimizer: Any) -> Any:
+    """What can be changed here, or why nothing can be."""
+    made_by = os.environ.get(CONTROLS_VARIABLE)
+    if made_by:
+        module, _, name = made_by.partition(":")
+        return getattr(importlib.import_module(module), name)(default, world)
+    import torch
+
+    from weft.integrations.controls import LaunchControls
+    from weft.shim import binding
+
+    if not torch.cuda.is_initialized():
+        return "the program uses no GPU"
+    if not binding.injected():
+        return "the launch shim is not in this process"
+    groups = optimizer.param_groups if optimizer is not None else ()
+    return LaunchControls(default, world, sum(p.numel() for group in groups for p in group["params"]))

@@ -1,0 +1,63 @@
+"""Step: where one step of a program ends and the next begins, from what it repeats."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+REPEATS = 3
+REPEATS_OF_ONE = 4  # one optimizer alone; a few steps of it may also be the start of a longer pattern
+LONGEST = 512  # events in which a period must show itself
+
+
+def period(stream: Sequence[Hashable], repeats: int = REPEATS) -> int | None:
+    """The shortest period with which a stream ends, seen `repeats` times; None: there is none."""
+    backwards = list(reversed(stream))
+    failure = [0] * len(backwards)  # the longest border of each prefix: Knuth, Morris and Pratt
+    for i in range(1, len(backwards)):
+        k = failure[i - 1]
+        while k and backwards[i] != backwards[k]:
+            k = failure[k - 1]
+        failure[i] = k + (backwards[i] == backwards[k])
+        length = i + 1 - failure[i]
+        if failure[i] and length * repeats <= i + 1 and _repeats(backwards, length, repeats):
+            return length
+    return None
+
+
+def _repeats(backwards: Sequence[Hashable], length: int, repeats: int) -> bool:
+    return all(backwards[i] == backwards[i + length] for i in range(length * (repeats - 1)))
+
+
+class Steps:
+    """Tells from a stream of events (optimizers that stepped) which of them end a step.
+
+    Several optimizers, or several steps of one of them before another, make a longer period. A step ends with
+    an event that a period has only once, so that one left out, as by a gradient scaler, does no harm. An
+    event never seen before, as of an optimizer that steps rarely, makes it learn again.
+    """
+
+    def __init__(self) -> None:
+        self._seen: list[Hashable] = []
+        self._known: set[Hashable] = set()
+        self._last: Hashable | None = None
+        self.length: int | None = None
+
+    @property
+    def seen(self) -> bool:
+        """Whether there was any event."""
+        return bool(self._known)
+
+    def ends_with(self, event: Hashable) -> bool:
+        """Note an event; whether a step has ended with it. Never before a period was found."""
+        if self.length is not None and event in self._known:
+            return event == self._last
+        self._known.add(event)
+        self._seen = [*self._seen, event][-LONGEST:]
+        self.length = None
+        found = period(self._seen)
+        if found is None or (found == 1 and len(self._seen) < REPEATS_OF_ONE):
+            return False
+        cycle = self._seen[-found:]
+        self._last = next((e for e in reversed(cycle) if cycle.count(e) == 1), event)
+        self.length = found
+        return event == self._last

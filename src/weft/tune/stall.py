@@ -1,0 +1,48 @@
+"""Stall: a guard that goes back to a harmless policy where a trial does not come to its end."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+
+class Guard:
+    """Calls `rescue`, on a thread of its own, if it is not disarmed in time. The thread ends with `stop`."""
+
+    def __init__(self, rescue: Callable[[], None]) -> None:
+        self._rescue = rescue
+        self._changed = threading.Condition()
+        self._until: float | None = None
+        self._fired = self._stopped = False
+        self._thread: threading.Thread | None = None
+
+    def arm(self, seconds: float) -> None:
+        """From now on there are so many seconds."""
+        with self._changed:
+            self._until, self._fired = time.monotonic() + seconds, False
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._watch, name="weft stall guard", daemon=True)
+                self._thread.start()
+            self._changed.notify()
+
+    def disarm(self) -> bool:
+        """The trial is over; whether that was too late."""
+        with self._changed:
+            self._until = None
+            return self._fired
+
+    def stop(self) -> None:
+        with self._changed:
+            self._stopped, self._until = True, None
+            self._changed.notify()
+
+    def _watch(self) -> None:
+        with self._changed:
+            while not self._stopped:
+                left = None if self._until is None else self._until - time.monotonic()
+                if left is not None and left <= 0:
+                    self._until, self._fired = None, True
+                    self._rescue()
+                else:
+                    self._changed.wait(left)

@@ -1,0 +1,122 @@
+"""A small DDP job over gloo whose step takes as long as the policy in force says, and that notes what was in force.
+
+The controls stand in for the shim and NCCL. The test's environment says what a policy does:
+EFFECTS   {"ctas16": 0.5, …}: factors on the step's sleep, by what a policy has
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+from weft.policy import Policy
+from weft.tune.options import Facts, Kernel
+from weft.tune.outcome import label
+
+EFFECTS = json.loads(os.environ.get("EFFECTS", "{}"))
+STEP_S = float(os.environ.get("STEP_S", "0.02"))
+now = Policy()
+released = False
+
+
+class FakeControls:
+    def __init__(self, default: Policy, world: int) -> None:
+        self.default, self.world = default, world
+
+    def learn(self) -> None:
+        pass
+
+    def facts(self, steps: int) -> Facts:
+        kernels = (Kernel("gemm", "gemm", 10, 8, 4), Kernel("nvjet", "nvjet", 10, 8, 1))
+        choices = tuple(map(int, os.environ.get("CTAS", "6,16,24").split(","))) if os.environ.get("CTAS", "6,16,24") else ()
+        return Facts(collectives=4, ctas=12, cta_choices=choices, kernels=kernels, world=self.world, workload="gloo job")
+
+    def prepare(self, ctas: int) -> None:
+        if os.environ.get("REFUSE") == f"{ctas}@{os.environ['RANK']}":
+            raise RuntimeError(f"{ctas} CTAs are refused here")
+
+    def apply(self, policy: Policy) -> None:
+        global now
+        now = policy
+
+    def harmless(self) -> None:
+        global now
+        now = Policy()
+
+    def release(self) -> None:
+        global released
+        released = True
+
+    def synchronize(self) -> None:
+        pass
+
+    def clock(self) -> dict[str, int]:
+        return {"steps": step_number}
+
+
+step_number = 0
+
+
+def work() -> None:
+    """The part of a step that the policy makes longer or shorter."""
+    factor = 1.0
+    for part in label(now).split("+"):
+        factor *= EFFECTS.get(part, 1.0)
+    begin, policy = time.monotonic(), now
+    while time.monotonic() - begin < STEP_S * factor and now is policy:  # a stalled one ends when it is taken back
+        time.sleep(0.002)
+
+
+def main() -> None:
+    global step_number
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+    from torch.nn.parallel import DistributedDataParallel
+
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    model: nn.Module = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 8))
+    if os.environ.get("NO_GROUP") != "1":
+        dist.init_process_group("gloo")
+        rank = dist.get_rank()
+        model = DistributedDataParallel(model)
+    else:
+        rank = int(os.environ.get("RANK", "0"))
+    kinds = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}
+    parts = list(model.parameters())
+    names = os.environ.get("OPTIMIZERS", "sgd").split(",") if os.environ.get("OPTIMIZERS", "sgd") else []
+    optimizers = [kinds[name](parts[i :: len(names)], lr=1e-3) for i, name in enumerate(names)]
+    torch.manual_seed(rank)
+    losses, policies = [], []
+    for step in range(int(os.environ.get("STEPS", "90"))):
+        step_number = step
+        policies.append(label(now))
+        if os.environ.get("DIE") == f"{step}@{rank}":
+            os._exit(9)
+        x = torch.randn(16, 32)
+        loss = model(x).pow(2).mean()
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        loss.backward()
+        work()
+        for optimizer in optimizers:
+            optimizer.step()
+        losses.append(loss.item())
+    from torch.optim import optimizer as module
+
+    hooks = len(module._global_optimizer_post_hooks)
+    Path(os.environ["RECORD"], f"rank{rank}.json").write_text(
+        json.dumps({"losses": losses, "policies": policies, "hooks": hooks, "released": released, "end": label(now)})
+    )
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    # The controls are made by an import of this file as a module: one module, one policy in force.
+    sys.modules["live_job"] = sys.modules["__main__"]
+    main()
