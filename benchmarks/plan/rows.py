@@ -2,9 +2,9 @@
 
     python benchmarks/plan/rows.py COLLECTED.csv tests/data/published_training.csv
 
-Keeps the sources with complete configurations: Korthikanti et al. (table 5, section 6.3), Narayanan et al. SC'21
-(tables 1 and 2), MegaScale, NVIDIA dgxc-benchmarking on H100, torchtitan. The half that may be fitted is drawn here,
-once, source by source, with the seed below.
+Keeps the sources with complete configurations: Korthikanti et al. (table 5, section 6.3), Narayanan et al.
+SC'21 (tables 1 and 2), MegaScale, NVIDIA dgxc-benchmarking on H100, torchtitan. The half to be fitted is
+drawn here, once, source by source, with the seed below.
 """
 
 from __future__ import annotations
@@ -16,11 +16,48 @@ import sys
 from pathlib import Path
 
 SEED = 8
-COLUMNS = (
-    "source half label step_s software gpu network gpus layers hidden heads kv_heads ffn vocab gated tied experts "
-    "experts_per_token window parallel_block tp pp cp ep expert_tp dp interleave micro_batch global_batch seq_len "
-    "sharding shard_ranks sequence_parallel recompute precision hide assumed published provenance confidence"
-).split()
+COLUMNS = [
+    "source",
+    "half",
+    "label",
+    "step_s",
+    "software",
+    "gpu",
+    "network",
+    "gpus",
+    "layers",
+    "hidden",
+    "heads",
+    "kv_heads",
+    "ffn",
+    "vocab",
+    "gated",
+    "tied",
+    "experts",
+    "experts_per_token",
+    "window",
+    "parallel_block",
+    "tp",
+    "pp",
+    "cp",
+    "ep",
+    "expert_tp",
+    "dp",
+    "interleave",
+    "micro_batch",
+    "global_batch",
+    "seq_len",
+    "sharding",
+    "shard_ranks",
+    "sequence_parallel",
+    "recompute",
+    "precision",
+    "hide",
+    "assumed",
+    "published",
+    "provenance",
+    "confidence",
+]
 
 # NVIDIA/Megatron-LM examples/sc21/run_table_1.sh: micro-batch and layers of a virtual stage.
 SC21 = {

@@ -71,8 +71,8 @@ def _hop_s(network: Network, links: Links) -> float:
 
 
 def _ramp(part: float, links: Links) -> float:
-    """Messages below a size do not fill the links."""
-    return 1.0 + links.domain_half_bytes / max(part, 1.0)
+    """Small messages do not fill the links; the published curves rise with the root of the size."""
+    return 1.0 + math.sqrt(links.half_bytes / max(part, 1.0))
 
 
 def _ring(bytes_: float, g: Group, gpu: GpuSpec, network: Network, links: Links) -> float:
@@ -82,7 +82,7 @@ def _ring(bytes_: float, g: Group, gpu: GpuSpec, network: Network, links: Links)
     if g.domains > 1:
         rails = g.per_domain * rail_rate(g, network, links)
         rate = min(rate, rails) if g.per_domain > 1 else rails
-        latency += g.domains * _hop_s(network, links)
+        latency += g.domains * network.latency_us * 1e-6
     sent = bytes_ * (g.ranks - 1) / g.ranks
     return latency + sent * _ramp(bytes_, links) / rate
 
@@ -97,14 +97,24 @@ def _hierarchy(bytes_: float, g: Group, gpu: GpuSpec, network: Network, links: L
 
 
 def _tree(bytes_: float, g: Group, gpu: GpuSpec, network: Network, links: Links) -> float:
-    """Up and down a double tree between domains, a chain inside each."""
+    """Up and down a double tree between domains; inside each a chain, or the switch."""
     rate = domain_rate(gpu, links)
     hops = 2 * (g.per_domain - 1) * links.domain_us * 1e-6
+    sent = 2.0 * bytes_ / rate
+    if _adds(gpu):
+        hops = 2 * links.domain_us * 1e-6
+        sent = 2 * bytes_ * (g.ranks - 1) / g.ranks / (rate * links.switch_gain)
     if g.domains > 1:
-        rails = g.per_domain * rail_rate(g, network, links)
-        rate = min(rate, rails) if g.per_domain > 1 else rails
+        # A node sends its half up and down in both trees; two nodes just exchange halves.
+        crossing = bytes_ if g.domains == 2 and _adds(gpu) else 2 * bytes_
+        sent = max(sent, crossing / (g.per_domain * rail_rate(g, network, links)))
         hops += 2 * math.ceil(math.log2(g.domains)) * _hop_s(network, links)
-    return hops + 2 * bytes_ * _ramp(bytes_, links) / rate
+    return hops + sent * _ramp(bytes_, links)
+
+
+def _adds(gpu: GpuSpec) -> bool:
+    """Whether the switch of an NVLink domain can add (NVLink 4 and later)."""
+    return gpu.vendor == "nvidia" and gpu.compute_capability >= (9, 0) and gpu.link_kind == "nvlink"
 
 
 def _all_to_all(bytes_: float, g: Group, gpu: GpuSpec, network: Network, links: Links) -> float:

@@ -140,7 +140,7 @@ def _elementwise_bytes(job: Job, software: Software, tokens: int, *, moe: bool) 
     # The input of every product in 8 bits: read 2 bytes, write 1 as it is and 1 transposed.
     cast = 4 * tokens * (2 * m.hidden + width + m.heads * m.value_dim / job.tp)
     eight = software.cast * cast if job.precision == "fp8" else 0.0
-    return software.elementwise * (wide + inner + rope + routed) + eight
+    return software.elementwise * (wide + inner + rope) + software.routing * routed + eight
 
 
 def head(job: Job, figures: Figures) -> Pass:

@@ -32,6 +32,8 @@ class Software:
     """Memory traffic of norms, activations, dropouts and residuals against the fused least."""
     cast: float
     """Memory traffic of conversions to 8 bits against one pass over each product's input."""
+    routing: float
+    """Memory traffic of putting tokens in order for their experts against the least."""
     context_balanced: bool
     """Whether context parallelism gives each rank an equal share of the causal triangle."""
     network: float
@@ -58,8 +60,10 @@ class Links:
     domain_us: float
     """One step between GPUs of an NVLink domain."""
     domain_share: float
-    domain_half_bytes: float
-    """Bytes for each rank at which half of the bandwidth is reached, beyond latency."""
+    switch_gain: float
+    """How much faster an all-reduce of one domain is where the switch adds (NVLink 4 and later)."""
+    half_bytes: float
+    """Bytes at which a collective reaches half of its bandwidth, beyond latency."""
     network_us: float
     """One step between domains, on top of the network's own latency."""
     network_share: float

@@ -34,7 +34,7 @@ def activation_bytes(job: Job, figures: Figures, *, moe: bool) -> float:
         return 2 * rows * m.hidden
     attention = 2.0 * tokens * (2 * m.heads * m.query_dim + m.kv_heads * (m.query_dim + m.value_dim)) / job.tp
     if moe:
-        width = m.expert_ffn * m.experts_per_token / max(1, job.expert_tp) + m.shared_ffn / job.tp
+        width = (m.expert_ffn * m.experts_per_token + m.shared_ffn) / job.tp
         routed = 2.0 * tokens * m.experts_per_token * m.hidden / job.tp
     else:
         width, routed = m.ffn / job.tp, 0.0

@@ -12,8 +12,14 @@ from weft.gpu.specs import GpuSpec, spec
 from weft.plan.config import Job
 from weft.plan.models import Model
 
-_MODEL = "layers hidden heads kv_heads ffn vocab experts experts_per_token window seq_len".split()
-_JOB = "gpus tp pp cp ep expert_tp dp interleave micro_batch global_batch shard_ranks".split()
+_MODEL = (
+    *("layers", "hidden", "heads", "kv_heads", "ffn", "vocab"),
+    *("experts", "experts_per_token", "window", "seq_len"),
+)
+_JOB = (
+    *("gpus", "tp", "pp", "cp", "ep", "expert_tp", "dp"),
+    *("interleave", "micro_batch", "global_batch", "shard_ranks"),
+)
 
 
 @dataclass(frozen=True)
