@@ -112,7 +112,7 @@ class Result:
         shown.sort(key=lambda i: self.flowed.start_s[i])
         names = tuple(dict.fromkeys(self.tasks[i].name for i in shown))
         index = {name: i for i, name in enumerate(names)}
-        comm = [self.tasks[i].is_copy or bool(self.tasks[i].fixed_s) for i in shown]
+        comm = [self.tasks[i].moves for i in shown]
         streams = [
             0 if not moves else 100 + max(self.tasks[i].source, 0)
             for i, moves in zip(shown, comm, strict=True)
@@ -315,7 +315,7 @@ def _losses(result: Result) -> Losses:
     memory = case.costs.profile.figures.memory_tb_s * 1e12
     alone = staged = busy = 0.0
     for i, task in enumerate(result.tasks):
-        if task.rank == 0 and not task.is_copy and not task.fixed_s:
+        if task.rank == 0 and not task.moves:
             seconds = max(task.alone_s, task.memory_bytes / memory)
             busy += flowed.end_s[i] - flowed.start_s[i]
             alone += seconds
@@ -327,7 +327,7 @@ def _losses(result: Result) -> Losses:
         staging_s=staged,
         exposed_s=flowed.total_s - busy,
         links_used=_links_used(result),
-        links=len({link for source in range(1, case.ranks) for link in _last(case.fabric, source)}),
+        links=case.fabric.in_links,
     )
 
 
@@ -341,7 +341,7 @@ def _links_used(result: Result) -> int:
     joined, flowed = result.case.fabric, result.flowed
     copies = [(i, t) for i, t in enumerate(result.tasks) if t.rank == 0 and t.is_copy]
     if not copies:
-        return len({link for source in range(1, result.case.ranks) for link in _last(joined, source)})
+        return joined.in_links
     changes = [(flowed.start_s[i], 1, _last(joined, t.source)[0]) for i, t in copies]
     changes += [(flowed.end_s[i], -1, _last(joined, t.source)[0]) for i, t in copies]
     busy: dict[int, int] = {}

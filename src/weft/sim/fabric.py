@@ -79,6 +79,11 @@ class Fabric:
                         first[high] = low
         return [find(link) for link in range(len(self.capacity))]
 
+    @cached_property
+    def in_links(self) -> int:
+        """Links by which a rank takes in copies."""
+        return len({self.routes[source][0][-1] for source in range(1, self.ranks)})
+
     def route(self, source: int, target: int) -> tuple[int, ...]:
         return self.routes[source][target]
 

@@ -43,6 +43,11 @@ class Task:
     def is_copy(self) -> bool:
         return self.source >= 0
 
+    @property
+    def moves(self) -> bool:
+        """A copy or a collective: not on the kernels' stream."""
+        return self.source >= 0 or self.fixed_s > 0
+
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
@@ -123,7 +128,7 @@ class _Run:
         for i, task in enumerate(tasks):
             for before in task.after:
                 followers[before].append(i)
-            if not task.is_copy and not task.fixed_s:
+            if not task.moves:
                 kernels[task.rank].append(i)
         for queue in kernels:
             queue.reverse()
@@ -202,7 +207,7 @@ class _Run:
         for follower in state.followers[i]:
             other = self.tasks[follower]
             # Kernels of one rank follow each other on their stream without an event.
-            late = 0.0 if not task.is_copy and not other.is_copy and not task.fixed_s else gap
+            late = gap if task.moves or other.moves else 0.0
             state.ready_s[follower] = max(state.ready_s[follower], self.now + late)
             state.waits[follower] -= 1
             if not state.waits[follower]:
@@ -211,7 +216,7 @@ class _Run:
     def _ready(self, i: int) -> None:
         """All that a task waits for has ended; it may start at `ready_s`."""
         task, state = self.tasks[i], self.state
-        if task.is_copy or task.fixed_s:
+        if task.moves:
             heapq.heappush(state.timers, (max(state.ready_s[i], self.now), i))
         else:
             self._next_kernel(task.rank)

@@ -1,0 +1,292 @@
+"""The time of a schedule from sizes alone: two lanes, the links and the SMs, that wait for each other.
+
+Constant time: a round of copies and a product are worked out once each, and a loop goes over the rounds. What
+it leaves out, and `simulate` has: copies of a round that drift apart, and ranks that do.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from weft.ops.simulate import ISSUE_S, KERNEL_S, ROW_BYTES, SM_START_S, Case, collective_s, product
+from weft.sim.fabric import fabric
+from weft.sim.gemm import Gemm
+from weft.workload import DTYPE_BYTES
+
+GROUPED = {"ring": 0.8}
+"""How much copies that find all engines taken wait for each other in groups; the rest flows (fitted)."""
+
+
+def seconds(case: Case, name: str, engine: str) -> float:
+    """The time of a schedule with an engine."""
+    lanes = _Lanes(case, engine)
+    if name == "serial":
+        return lanes.serial()
+    if name == "shard":
+        return lanes.scattered_shards() if lanes.scatter else lanes.gathered_shards()
+    return lanes.scattered(name) if lanes.scatter else lanes.gathered(name)
+
+
+@dataclass(frozen=True, slots=True)
+class _Kernel:
+    alone_s: float
+    beside_s: float
+    """While copies move."""
+
+    def end(self, start: float, moving_until: float) -> float:
+        """When it ends if copies slow it until then."""
+        if start >= moving_until:
+            return start + self.alone_s
+        if start + self.beside_s <= moving_until:
+            return start + self.beside_s
+        done = (moving_until - start) / self.beside_s
+        return moving_until + (1 - done) * self.alone_s
+
+
+@dataclass(frozen=True, slots=True)
+class _Rounds:
+    """The rounds of a finer schedule, all alike."""
+
+    count: int
+    bytes: float
+    """Of a piece."""
+    whole_s: float
+    """Of a round of copies among others."""
+    first_s: float
+    """Until its first copies have come."""
+    product: _Kernel
+    """Of a round; where it is several, all of them."""
+    stage_s: float
+    """Of the copy on this rank that goes with it."""
+    steps: int
+    """That the host issues in a round."""
+    own: _Kernel | None
+    """The product of the local shard."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Loads:
+    """Seconds for each byte of a piece that all ranks copy at the same time."""
+
+    single: tuple[float, ...]
+    """From the peer at each distance."""
+    whole: float
+    """From every peer, some at a time: one round of many."""
+    once: float
+    """The same, a round by itself."""
+    first: float
+    """Of its first copies."""
+
+
+@lru_cache(maxsize=2048)
+def _loads(topology: str, ranks: int, gpu: str, lanes: int) -> _Loads:
+    joined = fabric(topology, ranks, gpu)
+    loads = []
+    for distance in range(1, ranks):
+        load = [0.0] * len(joined.capacity)
+        for rank in range(ranks):
+            for link in joined.routes[(rank + distance) % ranks][rank]:
+                load[link] += 1 / joined.capacity[link]
+        loads.append(load)
+    single = tuple(max(load) for load in loads)
+    (at_once,) = _grouped(loads, ranks)
+    if lanes >= ranks - 1:
+        return _Loads(single, at_once, at_once, at_once)
+    # Groups go on over the ends of rounds: after `lanes` rounds they come back to their start.
+    many, one = _grouped(loads * lanes, lanes), _grouped(loads, lanes)
+    share = GROUPED.get(topology, 1.0)
+    whole = share * sum(many) / lanes + (1 - share) * at_once
+    return _Loads(single, whole, sum(one), one[0])
+
+
+def _grouped(loads: list[list[float]], lanes: int) -> list[float]:
+    """The most loaded link of each group of so many at a time."""
+    return [max(map(sum, zip(*loads[i : i + lanes], strict=True))) for i in range(0, len(loads), lanes)]
+
+
+class _Lanes:
+    """The links' lane and the SMs' lane of one rank."""
+
+    def __init__(self, case: Case, engine: str) -> None:
+        figures, joined = case.costs.profile.figures, case.fabric
+        self.case, self.sm = case, engine == "sm"
+        self.peers, self.rows = case.ranks - 1, -(-case.m // case.ranks)
+        self.scatter = case.operation == "matmul_reduce_scatter"
+        self.columns = case.n if self.scatter else case.k
+        self.size = DTYPE_BYTES[case.dtype]
+        self.shard = float(self.rows * self.columns * self.size)
+        self.event_s, self.gap_s = figures.event_gap_us * 1e-6, figures.stream_gap_us * 1e-6
+        self.memory = figures.memory_tb_s * 1e12
+        self.start_s = SM_START_S if self.sm else joined.copy_start_s
+        lanes = self.peers if self.sm else joined.engines
+        self.groups = max(1.0, self.peers / lanes)
+        self.loads = _loads(case.topology, case.ranks, case.gpu, lanes)
+        self.least = 1 / (figures.comm_ctas * figures.cta_gb_s * 1e9) if self.sm else 0.0
+        self.traffic = figures.comm_traffic * figures.comm_miss if self.sm else 2.0
+        # Copies that share a link start one after the other, as issued: some move while others start.
+        sharing = min(lanes, self.peers, self.loads.whole / max(self.loads.single))
+        self.stagger_s = 0.0 if self.scatter else ISSUE_S * (sharing - 1)
+
+    def serial(self) -> float:
+        case = self.case
+        whole = product(case, case.m, case.n, case.k)[0].seconds
+        if self.sm:
+            return ISSUE_S + collective_s(case) + whole + self.event_s
+        moved = self._by_itself(self.shard) + self.event_s
+        last = ISSUE_S * self.peers + self.start_s + self.shard * self.loads.single[-1] + self.event_s
+        if not self.scatter:
+            return max(ISSUE_S + moved, last, ISSUE_S * case.ranks) + whole
+        return max(ISSUE_S + whole + moved, last + ISSUE_S) + self.event_s + self._sum_s(1)
+
+    def _by_itself(self, piece: float) -> float:
+        """Seconds of a round of copies before which there was none."""
+        return math.ceil(self.groups) * self.start_s + piece * max(self.loads.once, self.peers * self.least)
+
+    def _exchange(self, piece: float) -> tuple[float, float]:
+        """Seconds of a round of copies among others, and of the first copies of it."""
+        idle = max(0.0, (self.event_s if self.groups == 1.0 else 0.0) + self.start_s - self.stagger_s)
+        whole = idle * self.groups + piece * max(self.loads.whole, self.peers * self.least)
+        first = self.start_s + piece * max(self.loads.first, self.peers / self.groups * self.least)
+        return whole, first
+
+    def _kernel(self, cost: tuple[Gemm, Gemm], busy: float, times: int = 1) -> _Kernel:
+        """A product, `times` in a row; `busy`: bytes per second that copies beside it bring to this rank."""
+        alone, beside = cost
+        free = max(self.memory - self.traffic * busy, 0.25 * self.memory)
+        slowed = max(beside.compute_s if self.sm else alone.compute_s, alone.memory_bytes / free)
+        gaps = (times - 1) * self.gap_s
+        return _Kernel(times * alone.seconds + gaps, times * slowed + gaps)
+
+    def _local_s(self, moved: float) -> float:
+        """A copy or sum on this rank."""
+        return max(KERNEL_S, moved / self.memory)
+
+    def _sum_s(self, rounds: int) -> float:
+        return self._local_s(self.shard / rounds * (self.case.ranks + 1))
+
+    def _rounds(self, name: str) -> _Rounds:
+        case, ranks, n, k = self.case, self.case.ranks, self.case.n, self.case.k
+        staged = "uniform" in name
+        own = None
+        if name == "uniform-fused-2d":
+            count = min(ranks, self.columns)
+            width = -(-self.columns // count)
+            piece = float(self.rows * (width * self.size + ROW_BYTES))
+            whole, first = self._exchange(piece)
+            busy = piece * self.peers / whole
+            cost = (
+                product(case, case.m, width, k)
+                if self.scatter
+                else product(case, case.m, n, width, accumulate=True)
+            )
+            one = self._kernel(cost, busy)
+        else:
+            count = min(ranks, self.rows)
+            rows, piece = -(-self.rows // count), self.shard / count
+            whole, first = self._exchange(piece)
+            busy = piece * self.peers / whole
+            parts = ranks if staged else self.peers
+            if name == "hetero-unfused-1d":
+                one = self._kernel(product(case, rows, n, k), busy, self.peers)
+            else:
+                one = self._kernel(product(case, parts * rows, n, k, parts=parts), busy)
+            if not staged:
+                own = self._kernel(product(case, self.rows, n, k), busy)
+        return _Rounds(
+            count=count,
+            bytes=piece,
+            whole_s=whole,
+            first_s=first,
+            product=one,
+            stage_s=self._local_s(2 * self.shard / count) + self.gap_s if staged else 0.0,
+            steps=self.peers + (2 if staged else self.peers if name == "hetero-unfused-1d" else 1),
+            own=own,
+        )
+
+    # All-gather and all-to-all: copies depend on nothing, products on copies.
+
+    def gathered_shards(self) -> float:
+        spent = [
+            self.event_s + self.start_s + self.shard * max(load, self.least) for load in self.loads.single
+        ]
+        spent[0] -= self.event_s
+        cost = product(self.case, self.rows, self.case.n, self.case.k)
+        one = self._kernel(cost, self.shard * self.peers / sum(spent))
+        ends, now = [], 0.0
+        for i, each in enumerate(spent):
+            now = max(now, ISSUE_S * (2 + 2 * i)) + each
+            ends.append(now)
+        t = one.end(ISSUE_S, now)
+        for i, end in enumerate(ends):
+            t = one.end(max(t + self.gap_s, end + self.event_s, ISSUE_S * (3 + 2 * i)), now)
+        return t
+
+    def gathered(self, name: str) -> float:
+        rounds = self._rounds(name)
+        early = name == "hetero-unfused-1d"
+        ahead = 0 if rounds.own is None else 1
+        begins, ends, now = [], [], 0.0
+        for i in range(rounds.count):
+            start = max(now, ISSUE_S * (ahead + rounds.steps * i + self.peers))
+            begins.append(start + rounds.first_s)
+            now = start + (rounds.whole_s if i else self._by_itself(rounds.bytes))
+            ends.append(now)
+        t = 0.0 if rounds.own is None else rounds.own.end(ISSUE_S, now) + self.gap_s
+        last_s = rounds.product.alone_s / self.peers
+        for i, (begin, end) in enumerate(zip(begins, ends, strict=True)):
+            t = max(t, ISSUE_S * (ahead + rounds.steps * (i + 1)))
+            t = max(t + rounds.stage_s, (begin if early else end) + self.event_s)
+            t = rounds.product.end(t, now)
+            t = max(t, end + self.event_s + last_s) if early else t
+            t += self.gap_s
+        return t - self.gap_s
+
+    # Reduce-scatter: products depend on nothing, copies on products, sums on copies.
+
+    def scattered_shards(self) -> float:
+        spent = [self.start_s + self.shard * max(load, self.least) for load in self.loads.single]
+        cost = product(self.case, self.rows, self.case.n, self.case.k)
+        one = self._kernel(cost, self.shard * self.peers / sum(spent))
+        t, moved, _ = self._scatter(one, spent, steps=2)
+        t = one.end(t, moved)
+        return max(t + self.gap_s, moved + self.event_s) + self._sum_s(1)
+
+    def scattered(self, name: str) -> float:
+        rounds = self._rounds(name)
+        chained = self.event_s if self.groups == 1.0 else 0.0
+        spent = [rounds.whole_s - chained] * rounds.count
+        early = (self.peers - 1) / self.peers * rounds.product.alone_s if name == "hetero-unfused-1d" else 0.0
+        t, moved, ends = self._scatter(
+            rounds.product, spent, steps=rounds.steps, stage_s=rounds.stage_s, early_s=early
+        )
+        if rounds.own is not None:
+            t = rounds.own.end(t, moved) + self.gap_s
+        for end in ends:
+            t = max(t, end + self.event_s) + self._sum_s(rounds.count) + self.gap_s
+        return t - self.gap_s
+
+    def _scatter(
+        self,
+        one: _Kernel,
+        spent: Sequence[float],
+        *,
+        steps: int,
+        stage_s: float = 0.0,
+        early_s: float = 0.0,
+    ) -> tuple[float, float, list[float]]:
+        """When the SMs and the links are free, and when each round's copies have come.
+
+        `stage_s`: of what follows each product; `early_s`: how long before its end the first parts can go.
+        """
+        t, moved, ends = 0.0, 0.0, []
+        for i, each in enumerate(spent):
+            t = one.end(max(t, ISSUE_S * (1 + steps * i)), moved)
+            ready = t + self.event_s
+            begun = max(moved + self.event_s if moved else 0.0, ready - early_s)
+            moved = max(begun + each, ready + each / self.peers if early_s else 0.0)
+            ends.append(moved)
+            t += stage_s + self.gap_s
+        return t, moved, ends

@@ -1,0 +1,130 @@
+"""Pick a schedule and an engine from sizes alone, and say why. Nothing is simulated or measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from weft.errors import UsageError
+from weft.ops.estimate import seconds
+from weft.ops.simulate import ENGINES, Case, collective_s, product
+from weft.policy import SCHEDULES
+
+MARGIN = 0.01
+"""What a schedule must gain over serial by the estimate to be picked."""
+TIE = 0.002
+"""Estimates this close are equal."""
+CAUTION: dict[tuple[str, str, str], float] = {}
+"""Factors on the estimates, by topology, schedule and engine, where the estimate is not exact; fitted by
+benchmarks/ops/fit_pick.py."""
+
+
+@dataclass(frozen=True)
+class Pick:
+    """What to run, and why in one sentence."""
+
+    schedule: str
+    engine: str
+    why: str
+    seconds: float = 0.0
+    """By the estimate."""
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A schedule with an engine and its time by the estimate."""
+
+    schedule: str
+    engine: str
+    seconds: float
+
+
+def pick(
+    operation: str,
+    m: int,
+    n: int,
+    k: int,
+    ranks: int,
+    dtype: str = "bf16",
+    gpu: str = "h100",
+    topology: str = "",
+    *,
+    engines: tuple[str, ...] = ENGINES,
+) -> Pick:
+    """The schedule and engine for a fused operation of these sizes, as one rank sees them.
+
+    `gpu` is a preset's name or a profile file, `topology` mesh, nvswitch, ring, pcie or empty for the GPU's
+    usual one, `engines` those that are there. The same call is answered from memory.
+    """
+    if not engines:
+        raise UsageError(f"no engine to pick from; give one of {', '.join(ENGINES)}")
+    return _pick(operation, m, n, k, ranks, dtype, gpu, topology, tuple(engines))
+
+
+@lru_cache(maxsize=4096)
+def _pick(
+    operation: str,
+    m: int,
+    n: int,
+    k: int,
+    ranks: int,
+    dtype: str,
+    gpu: str,
+    topology: str,
+    engines: tuple[str, ...],
+) -> Pick:
+    case = Case(operation=operation, m=m, n=n, k=k, ranks=ranks, dtype=dtype, gpu=gpu, topology=topology)
+    found = estimates(case, engines)
+    serial = min((e for e in found if e.schedule == "serial"), key=lambda e: e.seconds)
+    least = min(e.seconds for e in found)
+    # In order of preference, engines first, then schedules from simple to fine: the first that is as good.
+    best = next(e for e in found if e.seconds <= least * (1 + TIE))
+    if best.seconds > serial.seconds * (1 - MARGIN):
+        best = serial
+    return Pick(best.schedule, best.engine, why(case, best, serial), best.seconds)
+
+
+def estimates(case: Case, engines: tuple[str, ...] = ENGINES) -> list[Estimate]:
+    """The time of every schedule with every engine, with the fitted caution."""
+    return [
+        Estimate(name, engine, seconds(case, name, engine) * CAUTION.get((case.topology, name, engine), 1.0))
+        for engine in engines
+        for name in SCHEDULES
+    ]
+
+
+def why(case: Case, best: Estimate, serial: Estimate) -> str:
+    """One sentence."""
+    whole = product(case, case.m, case.n, case.k)[0]
+    moved = case.shard_bytes * (case.ranks - 1)
+    share = collective_s(case) / max(whole.seconds, 1e-12)
+    flops = 2.0 * case.m * case.n * case.k / max(moved, 1)
+    lead = (
+        f"moving {moved / 1e6:.3g} MB takes {share:.2g} of the product's time "
+        f"({flops:.3g} operations for each byte)"
+    )
+    return f"{best.schedule} on {best.engine}: {lead}, and {_reason(case, best, serial)}"
+
+
+def _reason(case: Case, best: Estimate, serial: Estimate) -> str:
+    rows, links = -(-case.m // case.ranks), case.fabric.in_links
+    sms = case.costs.profile.spec.sms
+    gain = f"{serial.seconds / best.seconds:.2f}x of serial's speed is expected"
+    if best.schedule == "serial":
+        piece = product(case, rows, case.n, case.k)[0]
+        loss = 100 * (case.ranks * piece.seconds / product(case, case.m, case.n, case.k)[0].seconds - 1)
+        return (
+            f"cutting it {case.ranks} ways hides less than it costs: the pieces take {loss:+.0f}% "
+            f"({piece.waves} tiles for each of {sms} SMs), and every copy has its start"
+        )
+    if best.schedule == "shard":
+        return f"whole shards of {rows} rows keep the SMs full while one copy at a time goes: {gain}"
+    every = f"pieces from all {case.ranks - 1} peers at once keep {links} link{'s' if links > 1 else ''} busy"
+    if best.schedule == "uniform-fused-2d":
+        cut = "N" if case.operation == "matmul_reduce_scatter" else "K"
+        return f"{every}, cut along {cut} so that all {case.m} rows stay one product: {gain}"
+    if best.schedule == "uniform-fused-1d":
+        return f"{every}, and a round's rows, the local ones too, fill {sms} SMs as one product: {gain}"
+    hides = "last" if case.operation == "matmul_reduce_scatter" else "first"
+    kind = "one product a round" if best.schedule == "hetero-fused-1d" else "each multiplied as it arrives"
+    return f"{every}, {kind}, and the local shard's product hides the {hides} transfer: {gain}"
