@@ -21,6 +21,7 @@ struct ncclComm {
     const char *net;
     ncclResult_t async;
     int polls; /* questions until a comm that works in the background is ready */
+    struct ncclComm *older; /* never freed, so that a test can look */
 };
 
 typedef struct {
@@ -32,6 +33,7 @@ typedef struct {
 static record records[LOG];
 static _Atomic int record_count;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct ncclComm *newest;
 static bool logging = true;
 static _Atomic int hanging;
 static __thread int depth;
@@ -114,7 +116,7 @@ static ncclComm_t make(int rank, int size, const ncclConfig_t *config, ncclComm_
             own.minCTAs = own.maxCTAs = NCCL_UNDEFINED;
     }
     ncclComm_t c = calloc(1, sizeof *c);
-    *c = (struct ncclComm){MAGIC, rank, size, own.maxCTAs, own.minCTAs, own.blocking, own.splitShare, NULL, 0, 0};
+    *c = (struct ncclComm){MAGIC, rank, size, own.maxCTAs, own.minCTAs, own.blocking, own.splitShare, NULL, 0, 0, NULL};
     if (!config && parent)
         *c = *parent;
     if (config && own.version >= NCCL_WITH_CTAS && own.netName)
@@ -127,6 +129,10 @@ static ncclComm_t make(int rank, int size, const ncclConfig_t *config, ncclComm_
         c->max_ctas = 64;
     if (c->min_ctas > c->max_ctas)
         c->min_ctas = c->max_ctas;
+    pthread_mutex_lock(&lock);
+    c->older = newest;
+    newest = c;
+    pthread_mutex_unlock(&lock);
     if (c->blocking == 0) {
         c->async = NCCL_IN_PROGRESS;
         c->polls = 3;
@@ -269,7 +275,7 @@ API ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *error) {
 static ncclResult_t end(const char *name, ncclComm_t comm) {
     ncclResult_t result = note(name, comm);
     if (!result)
-        comm->magic = 0; /* never freed, so that a test can look */
+        comm->magic = 0;
     return result;
 }
 

@@ -274,3 +274,36 @@ def test_no_policy_changes_nothing(program):
     done = program(f'launch(kernel("{NCCL}"), stream=2); launch(kernel("gemm"), stream=1); show()')
     assert [(r["name"], r["shared"], r["attributes"]) for r in done.results] == [(NCCL, 0, 0), ("gemm", 0, 0)]
     assert "no control was asked for" in done.stderr
+
+
+# --- which kernels run beside collectives -------------------------------------------------------------------
+
+
+TRACKED = f"""
+    from weft.shim import binding
+    from weft.shim.stats import snapshot
+    compute, other = kernel("gemm"), kernel("norm")
+    comm = kernel("{NCCL}")
+    binding.set_policy(None, track=True)
+    launch(compute)
+    launch(comm, grid=24, stream=0x70)
+    launch(compute)
+    launch(compute)
+    launch(other, stream=0x70)
+    finish(0x70)
+    launch(compute)
+    binding.set_policy(None)
+    launch(comm, grid=6, stream=0x70)
+    launch(compute)
+    show([[k["name"], k["beside"], k["launches"], k["shaped"], k["ctas"]] for k in snapshot()["kernels"]])
+"""
+
+
+def test_launches_beside_a_collective_are_counted_without_shaping_any(program):
+    done = program(TRACKED)
+    assert sorted(done.results) == [["gemm", 2, 5, 0, None], [NCCL, 0, 2, 0, 6], ["norm", 0, 1, 0, None]]
+
+
+def test_tracking_keeps_the_jobs_policy(program):
+    done = program(TRACKED, Policy(residency=2))
+    assert sorted(done.results)[0] == ["gemm", 2, 5, 5, None]

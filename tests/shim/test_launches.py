@@ -62,6 +62,8 @@ def test_kernel_handles_are_named_and_shaped_like_functions(program):
         "kind": "compute",
         "launches": 1,
         "shaped": 1,
+        "beside": 0,
+        "ctas": None,
         "blocks_per_sm": 3,
         "natural_blocks_per_sm": 16,
         "threads": 128,

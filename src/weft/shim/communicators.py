@@ -146,7 +146,7 @@ def calls() -> list[Call]:
 
 
 def on_call(callback: Callable[[str, int], None] | None, key: str | None = None, every: int = 1) -> None:
-    """Run `callback(key, collectives)` on the calling thread after every so many collectives of a communicator.
+    """Run `callback(key, collectives)` on the calling thread, after `every` collectives of one communicator.
 
     `key` None: the first communicator that has carried a collective. Never inside an NCCL group or a capture:
     then at the next boundary. What it raises is swallowed and counted (`callback_errors`). One callback at a

@@ -360,16 +360,23 @@ ON(ncclCommDestroy, ncclComm_t comm) { WITH_SIBLINGS(false, true, ncclCommDestro
 ON(ncclCommAbort, ncclComm_t comm) { WITH_SIBLINGS(true, true, ncclCommAbort(it)); }
 ON(ncclCommRevoke, ncclComm_t comm, int flags) { WITH_SIBLINGS(false, false, ncclCommRevoke(it, flags)); }
 
+static ncclResult_t error_of_sibling(weft_nccl *l, weft_comm *c, int place) {
+    ncclResult_t error = NCCL_SUCCESS;
+    weft_route_hold(place); /* a watchdog may ask while another thread releases it */
+    ncclComm_t sibling = atomic_load(&c->sibling[place]);
+    if (sibling && l->ncclCommGetAsyncError(sibling, &error) != NCCL_SUCCESS)
+        error = NCCL_SUCCESS;
+    weft_route_give(place);
+    return error;
+}
+
 /* A sibling's error is its communicator's; so is that a sibling is not ready yet. */
 ON(ncclCommGetAsyncError, ncclComm_t comm, ncclResult_t *error) {
     ncclResult_t result = l->ncclCommGetAsyncError(comm, error);
     weft_comm *c = me.inside == 0 && result == NCCL_SUCCESS && error && *error == NCCL_SUCCESS ? weft_comm_of(comm) : NULL;
-    for (int i = 1; c && i < NCCL_LIMITS && *error == NCCL_SUCCESS; i++) {
-        ncclComm_t sibling = atomic_load(&c->sibling[i]);
-        ncclResult_t theirs = NCCL_SUCCESS;
-        if (sibling && l->ncclCommGetAsyncError(sibling, &theirs) == NCCL_SUCCESS)
-            *error = theirs;
-    }
+    for (int i = 1; c && i < NCCL_LIMITS && *error == NCCL_SUCCESS; i++)
+        if (atomic_load(&c->sibling[i]))
+            *error = error_of_sibling(l, c, i);
     return result;
 }
 

@@ -81,6 +81,7 @@ void weft_limits_end(void);
 /* --- nccl_route.c: siblings ------------------------------------------------------------------------------- */
 
 int weft_route_take(void); /* the place of the limit in force, held until it is given back */
+void weft_route_hold(int place);
 void weft_route_give(int place);
 
 /* --- nccl.c ---------------------------------------------------------------------------------------------------- */

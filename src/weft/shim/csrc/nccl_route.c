@@ -37,6 +37,8 @@ int weft_route_take(void) {
     return place;
 }
 
+void weft_route_hold(int place) { atomic_fetch_add(&holders[place], 1); }
+
 void weft_route_give(int place) {
     if (UNLIKELY(place > 0))
         atomic_fetch_sub(&holders[place], 1);
@@ -334,15 +336,25 @@ static bool drained(int place) {
     return true;
 }
 
-static void destroy_all(int place) {
+/* Taken away first: then nobody can find it, and whoever has found it gives it back soon. */
+static bool destroy(weft_comm *c, int place) {
+    ncclComm_t sibling = atomic_exchange(&c->sibling[place], NULL);
+    if (!sibling)
+        return true;
+    if (!drained(place))
+        return false; /* kept for ever rather than pulled from under somebody */
     weft_nccl_private(true);
-    for (weft_comm *c = weft_comm_first(); c; c = weft_comm_next(c)) {
-        ncclComm_t sibling = atomic_exchange(&c->sibling[place], NULL);
-        if (sibling)
-            c->library->ncclCommDestroy(sibling);
-    }
+    c->library->ncclCommDestroy(sibling);
     weft_nccl_private(false);
+    return true;
+}
+
+static bool destroy_all(int place) {
+    bool well = true;
+    for (weft_comm *c = weft_comm_first(); c; c = weft_comm_next(c))
+        well &= destroy(c, place);
     atomic_store(&limits[place], 0);
+    return well;
 }
 
 EXPORT int weft_nccl_release(char *why, size_t size) {
@@ -352,9 +364,8 @@ EXPORT int weft_nccl_release(char *why, size_t size) {
     for (int place = 1; place < NCCL_LIMITS; place++) {
         if (!atomic_load(&limits[place]) || place == atomic_load(&in_force))
             continue;
-        if (!drained(place))
+        if (!drained(place) || !destroy_all(place))
             return refuse(why, size, "another thread is inside an NCCL group that uses them");
-        destroy_all(place);
     }
     return 0;
 }
