@@ -25,7 +25,7 @@ from weft.timeline import Timeline
 Document = dict[str, Any]
 
 _ASSETS = Path(__file__).parent / "assets"
-_STYLES = ("base", "blocks", "timeline", "results", "print")
+_STYLES = ("base", "blocks", "timeline", "results", "plan", "print")
 _SCRIPTS = ("format", "data", "view", "paint", "hover", "timeline", "input", "table", "main")
 # Inside a script block these would end it, or begin a comment; JSON does not mind the escapes.
 _ESCAPES = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}

@@ -34,7 +34,7 @@ def show_plan(document: dict[str, Any], console: Console | None = None) -> None:
 
 
 def _table(*columns: tuple[str, str]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
     for label, justify in columns:
         text_column = justify != "right"
         table.add_column(
@@ -97,7 +97,7 @@ def _show_collectives(document: Document, out: Console) -> None:
         table.add_row(
             Text(shorten(one.short, 24)),
             one.ranks,
-            words.size(one.bytes),
+            _size(one.bytes),
             f"{one.count:.0f}",
             _short(one.alone_s),
             _short(one.hidden_s),
@@ -105,6 +105,14 @@ def _show_collectives(document: Document, out: Console) -> None:
         )
     _print(out, table)
     _line(out, "ranks: how many, and on how many nodes where it is more than one.", indent=1)
+
+
+def _size(count: float) -> str:
+    """Bytes to three digits."""
+    for limit, unit in ((2.0**10, "B"), (2.0**20, "KiB"), (2.0**30, "MiB"), (2.0**40, "GiB")):
+        if count < limit * 0.9995:
+            return f"{count / limit * 1024:.3g} {unit}"
+    return f"{count / 2.0**40:.3g} TiB"
 
 
 def _short(seconds: float) -> str:
@@ -123,7 +131,7 @@ def _show_sweep(document: Document, out: Console) -> None:
     shown += [row for row in rows[MAX_ROWS:] if row.get("pareto") is True][:MAX_ROWS]
     for row in shown:
         table.add_row(
-            "●" if row.get("pareto") is True else "",
+            "●" if row.get("pareto") is True else " ",
             Text(shorten(text(row, "label"), 33)),
             "yes" if text(row, "controls") == "weft" else "no",
             _short(amount(row, "step_time_s")),

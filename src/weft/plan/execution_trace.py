@@ -1,0 +1,329 @@
+"""A planned step as Chakra execution traces, one file for each rank, so that a network simulator can go on.
+
+Each rank's micro-batches run in the order of its pipeline schedule. A pass over a stage is cut into pieces: a
+compute node, and the collectives of its layers, those of one kind as one node with their bytes together. What
+the software hides runs beside the next piece; what it does not is waited for. What contention costs compute
+is in the compute nodes' durations, because a network simulator does not know it. Every stage has the durations
+of the slowest one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from weft.errors import InputError, UsageError
+from weft.plan.chakra import COLLECTIVE, COLLECTIVES, COMP, RECV, SEND, Node, encode
+from weft.plan.config import Job
+from weft.plan.step import Collective, Prediction
+
+PREFIX = "weft"
+FINE_NODES = 300_000
+"""Passes are cut into more pieces only as long as all files together have fewer nodes."""
+MOST_NODES = 4_000_000
+COMPUTE = ("gemm", "attention", "elementwise", "recompute", "overhead", "contention")
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One pass of one micro-batch through one chunk of a stage."""
+
+    forward: bool
+    chunk: int
+    micro_batch: int
+
+
+def order(job: Job, stage: int) -> list[Slot]:
+    """What a stage runs, in order: GPipe, 1F1B, or 1F1B over interleaved chunks."""
+    m, p, v = job.micro_batches, job.pp, job.interleave
+    forward = [_slot(k, p, v, forward=True) for k in range(m * v)]
+    backward = [_slot(k, p, v, forward=False) for k in range(m * v)]
+    if job.schedule == "gpipe":
+        return forward + backward
+    ahead = min(m * v, (p - stage - 1) * (2 if v > 1 else 1) + (v - 1) * p)
+    steady = [slot for pair in zip(forward[ahead:], backward, strict=False) for slot in pair]
+    return forward[:ahead] + steady + backward[m * v - ahead :]
+
+
+def _slot(k: int, p: int, v: int, *, forward: bool) -> Slot:
+    if v == 1:
+        return Slot(forward, 0, k)
+    chunk = k // p % v
+    return Slot(forward, chunk if forward else v - 1 - chunk, k // (p * v) * p + k % p)
+
+
+@dataclass
+class Groups:
+    """Communicators by their ranks; 0 is all ranks, as ASTRA-sim has it."""
+
+    ids: dict[tuple[int, ...], int] = field(default_factory=dict)
+
+    def name(self, ranks: tuple[int, ...], world: int) -> str:
+        if len(ranks) == world:
+            return "0"
+        return str(self.ids.setdefault(ranks, len(self.ids) + 1))
+
+
+@dataclass(frozen=True)
+class Place:
+    """A rank's coordinates; tensor parallel ranks are neighbours, stages are farthest apart."""
+
+    tp: int
+    cp: int
+    dp: int
+    pp: int
+
+    @staticmethod
+    def of(rank: int, job: Job) -> Place:
+        rest, tp = divmod(rank, job.tp)
+        rest, cp = divmod(rest, job.cp)
+        pp, dp = divmod(rest, job.dp)
+        return Place(tp, cp, dp, pp)
+
+    def rank(self, job: Job) -> int:
+        return ((self.pp * job.dp + self.dp) * job.cp + self.cp) * job.tp + self.tp
+
+
+def members(name: str, size: int, near: int, place: Place, job: Job) -> tuple[int, ...]:
+    """The ranks of a rank's group of that size; `near` of them share a node."""
+    if name == "tp":
+        return tuple(Place(t, place.cp, place.dp, place.pp).rank(job) for t in range(job.tp))
+    inner = job.tp if name != "ep" or job.expert_tp > 1 else 1
+    here = place.rank(job)
+    first = place.pp * job.tp * job.cp * job.dp
+    line = [first + (here - first) % inner + i * inner for i in range(job.tp * job.cp * job.dp // inner)]
+    at = line.index(here)
+    if near == 1 and size < len(line) and name != "ep":
+        # One rank of each node, a node's ranks apart.
+        step = max(1, len(line) // size)
+        return tuple(line[at % step :: step][:size])
+    begin = at // size * size
+    return tuple(line[begin : begin + size])
+
+
+@dataclass
+class _Rank:
+    """Builds the nodes of one rank."""
+
+    job: Job
+    found: Prediction
+    place: Place
+    groups: Groups
+    pieces: int
+    nodes: list[Node] = field(default_factory=list)
+    compute: int = -1
+    """The last compute node."""
+    awaited: list[int] = field(default_factory=list)
+    """What the next compute node waits for beside it."""
+    behind: list[int] = field(default_factory=list)
+    """Hidden collectives that the compute node after next waits for."""
+
+    def add(
+        self, name: str, kind: int, after: list[int], us: float = 0.0, **attributes: bool | int | str
+    ) -> int:
+        node = Node(
+            len(self.nodes),
+            name,
+            kind,
+            tuple(sorted({index for index in after if index >= 0})),
+            round(us),
+            {"is_cpu_op": False, **attributes},
+        )
+        self.nodes.append(node)
+        return node.id
+
+    def work(self, name: str, seconds: float) -> None:
+        """A compute node after the last one and what it waits for."""
+        self.compute = self.add(name, COMP, [self.compute, *self.awaited], 1e6 * seconds)
+        self.awaited, self.behind = self.behind, []
+
+    def communicate(self, one: Collective, times: float, label: str) -> None:
+        """So many collectives of one kind as one node."""
+        hidden = one.hidden_s > one.exposed_s
+        where = self.behind if hidden else self.awaited
+        if one.kind == "p2p":
+            where += self._ring(one, times, label)
+            return
+        ranks = members(one.name, one.group.ranks, one.group.per_domain, self.place, self.job)
+        size = one.bytes * times / (len(ranks) if one.kind == "all_gather" else 1)
+        where.append(
+            self.add(
+                f"{label} {one.name} {one.kind}",
+                COLLECTIVE,
+                [self.compute],
+                comm_type=COLLECTIVES[one.kind],
+                comm_size=max(1, round(size)),
+                pg_name=self.groups.name(ranks, self.job.gpus),
+            )
+        )
+
+    def _ring(self, one: Collective, times: float, label: str) -> list[int]:
+        """Keys and values to the next context parallel rank, those of the one before to us."""
+        job, here = self.job, self.place
+        peers = [Place(here.tp, (here.cp + step) % job.cp, here.dp, here.pp).rank(job) for step in (1, -1)]
+        size = max(1, round(one.bytes * times))
+        return [
+            self.transfer(f"{label} cp", SEND, peers[0], size, [self.compute], len(self.nodes)),
+            self.transfer(f"{label} cp", RECV, peers[1], size, [self.compute], len(self.nodes) - 1),
+        ]
+
+    def transfer(self, label: str, kind: int, peer: int, size: int, after: list[int], tag: int) -> int:
+        mine = self.place.rank(self.job)
+        source, target = (mine, peer) if kind == SEND else (peer, mine)
+        word = "send" if kind == SEND else "receive"
+        return self.add(
+            f"{label} {word}", kind, after, comm_src=source, comm_dst=target, comm_size=size, comm_tag=tag
+        )
+
+
+def rank_nodes(job: Job, found: Prediction, rank: int, groups: Groups, pieces: int = 1) -> list[Node]:
+    """The step of one rank."""
+    build = _Rank(job, found, Place.of(rank, job), groups, pieces)
+    once = [c for c in found.collectives if c.name in ("grads", "params") and not _every_pass(job, c)]
+    inside = [c for c in found.collectives if c not in once and c.name != "pp"]
+    for one in once:
+        if one.name == "params":
+            build.communicate(one, one.count, "gather")
+    for slot in order(job, build.place.pp):
+        _pass(build, slot, inside)
+    extra = found.breakdown.get("compression", 0.0)
+    if extra:
+        build.work("compress", extra)
+    for one in once:
+        if one.name == "grads":
+            build.communicate(one, one.count, "sum")
+    build.awaited += build.behind
+    build.behind = []
+    build.work("optimizer", found.breakdown.get("optimizer", 0.0) + found.breakdown.get("fixed", 0.0))
+    return build.nodes
+
+
+def _every_pass(job: Job, one: Collective) -> bool:
+    """Whether fully sharded layers need it in every pass."""
+    return job.sharding == "zero3" and job.pp == 1 and one.count > 1
+
+
+def _pass(build: _Rank, slot: Slot, inside: list[Collective]) -> None:
+    job, found = build.job, build.found
+    busy = sum(found.breakdown.get(kind, 0.0) for kind in COMPUTE) / (job.micro_batches * job.interleave)
+    again = found.breakdown.get("recompute", 0.0) / (job.micro_batches * job.interleave)
+    seconds = (busy - again) / 3 if slot.forward else (busy - again) * 2 / 3 + again
+    word = "forward" if slot.forward else "backward"
+    label = f"{word} {slot.micro_batch}" + (f" chunk {slot.chunk}" if job.interleave > 1 else "")
+    came = _receive(build, slot, label)
+    build.awaited += [came] if came >= 0 else []
+    shares = job.micro_batches * job.interleave * build.pieces
+    for piece in range(build.pieces):
+        build.work(f"{label} piece {piece}" if build.pieces > 1 else label, seconds / build.pieces)
+        for one in inside:
+            times = one.count / shares
+            if one.name == "grads":
+                times = 0.0 if slot.forward else times
+            else:
+                times /= 2
+            if times > 0:
+                build.communicate(one, times, label)
+    _send(build, slot, label)
+
+
+def _virtual(build: _Rank, slot: Slot) -> int:
+    """Where in the model the slot's chunk stands."""
+    return slot.chunk * build.job.pp + build.place.pp
+
+
+def _peer(build: _Rank, slot: Slot, step: int) -> int:
+    """The rank that has the chunk before or after; -1 at the ends of the model."""
+    other = _virtual(build, slot) + step
+    if not 0 <= other < build.job.pp * build.job.interleave:
+        return -1
+    here = build.place
+    return Place(here.tp, here.cp, here.dp, other % build.job.pp).rank(build.job)
+
+
+def _tag(build: _Rank, slot: Slot, sender: int) -> int:
+    """One number for both ends of a transfer, by who sends, which micro-batch and which way."""
+    chunks = build.job.pp * build.job.interleave
+    return 1_000_000 + 2 * (slot.micro_batch * chunks + sender) + int(slot.forward)
+
+
+def _size(build: _Rank) -> int:
+    size = next((c.bytes for c in build.found.collectives if c.name == "pp"), 0.0)
+    return max(1, round(size))
+
+
+def _receive(build: _Rank, slot: Slot, label: str) -> int:
+    step = -1 if slot.forward else 1
+    peer = _peer(build, slot, step)
+    if peer < 0 or build.job.pp == 1:
+        return -1
+    tag = _tag(build, slot, _virtual(build, slot) + step)
+    return build.transfer(f"{label} pp", RECV, peer, _size(build), [], tag)
+
+
+def _send(build: _Rank, slot: Slot, label: str) -> None:
+    peer = _peer(build, slot, 1 if slot.forward else -1)
+    if peer < 0 or build.job.pp == 1:
+        return
+    after = [build.compute, *build.awaited, *build.behind]
+    build.transfer(f"{label} pp", SEND, peer, _size(build), after, _tag(build, slot, _virtual(build, slot)))
+
+
+def pieces_for(job: Job, found: Prediction) -> int:
+    """Pieces of a pass: as fine as the files stay small, at most one for each layer."""
+    kinds = sum(1 for c in found.collectives if c.name in ("tp", "cp", "ep")) + 1
+    passes = 2 * job.micro_batches * job.interleave * job.gpus
+    if passes * (kinds + 2) > MOST_NODES:
+        raise UsageError(
+            f"--chakra: {job.gpus} ranks of {job.micro_batches} micro-batches are over "
+            f"{MOST_NODES // 10**6} million nodes; use a smaller --global-batch (fewer micro-batches repeat "
+            "the same pattern) or fewer --gpus"
+        )
+    layers = max(1, job.model.layers // (job.pp * job.interleave))
+    fits = [n for n in range(1, layers + 1) if layers % n == 0 and passes * (n * kinds + 2) <= FINE_NODES]
+    return max(fits, default=1)
+
+
+def traces(job: Job, found: Prediction, groups: Groups) -> Iterator[tuple[int, bytes]]:
+    """Each rank's file."""
+    pieces = pieces_for(job, found)
+    for rank in range(job.gpus):
+        yield rank, encode(rank_nodes(job, found, rank, groups, pieces))
+
+
+def write(folder: Path, job: Job, found: Prediction, tell: Progress | None = None) -> int:
+    """Write all files into a new folder, all or none, and say how many ranks there are.
+
+    `weft.N.et` for rank N, and `comm_group.json`, as ASTRA-sim takes them:
+    --workload-configuration FOLDER/weft --comm-group-configuration FOLDER/comm_group.json.
+    """
+    pieces_for(job, found)
+    partial = ""
+    groups = Groups()
+    try:
+        partial = tempfile.mkdtemp(dir=folder.absolute().parent, prefix=f".{folder.name}.")
+        for rank, data in traces(job, found, groups):
+            (Path(partial) / f"{PREFIX}.{rank}.et").write_bytes(data)
+            if tell:
+                tell(rank + 1, job.gpus)
+        listed = {str(number): list(ranks) for ranks, number in groups.ids.items()}
+        (Path(partial) / "comm_group.json").write_text(json.dumps(listed), encoding="utf-8")
+        umask = os.umask(0)
+        os.umask(umask)
+        Path(partial).chmod(0o777 & ~umask)
+        if folder.exists():
+            folder.rmdir()
+        Path(partial).rename(folder)
+        partial = ""
+    except OSError as error:
+        raise InputError(f"cannot write {folder}: {error.strerror or error}") from None
+    finally:
+        if partial:
+            shutil.rmtree(partial, ignore_errors=True)
+    return job.gpus

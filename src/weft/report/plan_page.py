@@ -1,0 +1,194 @@
+"""The page of a plan: one configuration, a sweep or scaling curves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from weft.report import plan, words
+from weft.report.build import Part
+from weft.report.page import render
+from weft.report.parts import Bar, Card, Cell, Column, Table, stacked
+from weft.report.plan_plots import Plot, pareto, scaling
+from weft.report.reading import Document, amount, clean, number, record, records, text
+
+_NO_TABLE = Table("", (), ())
+_KINDS = {
+    "plan-compute": ("compute", ("gemm", "attention", "elementwise", "optimizer")),
+    "plan-extra": ("recomputation and compression", ("recompute", "compression")),
+    "plan-exposed": ("exposed communication", plan.EXPOSED),
+    "plan-contention": ("compute slowed by collectives", ("contention",)),
+    "plan-bubble": ("pipeline bubble", ("bubble",)),
+    "plan-other": ("gaps, skew, once a step", ("overhead", "fixed", "skew")),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanPart(Part):
+    """A plan."""
+
+    cards: tuple[Card, ...]
+    bars: tuple[Bar, ...] = ()
+    legend: tuple[tuple[str, str, str], ...] = ()
+    weft: str = ""
+    breakdown: Table = _NO_TABLE
+    collectives: Table = _NO_TABLE
+    changes: Table = _NO_TABLE
+    plots: tuple[Plot, ...] = ()
+    memory: str = ""
+    memory_bars: tuple[Bar, ...] = ()
+    refused: tuple[str, ...] = ()
+
+
+def plan_page(document: Document) -> str:
+    """The page of `weft plan`."""
+    return render([plan_part(document)])
+
+
+def plan_part(document: Document) -> PlanPart:
+    """The part of a plan's document."""
+    kind = text(document, "kind")
+    if kind == "plan-sweep":
+        return _part(
+            document,
+            (("plot0", "Ways"), ("refused", "Left out")),
+            plots=(pareto(document),),
+            refused=tuple(plan.refused(document)),
+        )
+    if kind == "plan-scaling":
+        plots = tuple(scaling(curve) for curve in records(document, "curves"))
+        sections = tuple((f"plot{at}", plot.title.split(":")[0]) for at, plot in enumerate(plots))
+        return _part(document, sections, plots=plots)
+    changes = _change_table(document)
+    sections = (("step", "Step"), ("collectives", "Communication"))
+    sections += (("changes", "Changes"),) if changes.rows else ()
+    return _part(
+        document,
+        (*sections, ("memory", "Memory")),
+        bars=_bars(document),
+        legend=tuple((css, label, "") for css, (label, _) in _KINDS.items()),
+        weft=plan.weft_sentence(document),
+        breakdown=_breakdown_table(document),
+        collectives=_collective_table(document),
+        changes=changes if changes.rows else _NO_TABLE,
+        memory=plan.memory_sentence(document),
+        memory_bars=_memory_bars(document),
+    )
+
+
+def _part(document: Document, sections: tuple[tuple[str, str], ...], **content: object) -> PlanPart:
+    return PlanPart(
+        template="plan.html.j2",
+        title=f"Plan {plan.title(document)}",
+        subtitle=plan.subtitle(document),
+        sentence=plan.sentence(document),
+        contents=(("summary", "Summary"), *sections),
+        simulated=True,
+        warnings=(plan.honesty(document), *plan.notes(document)),
+        cards=tuple(_cards(document)),
+        **content,  # type: ignore[arg-type]
+    )
+
+
+def _cards(document: Document) -> list[Card]:
+    step, exposed = amount(document, "step_time_s"), amount(document, "exposed_comm_s")
+    without = amount(record(document, "without_weft"), "step_time_s")
+    found = [
+        Card("Step", words.duration(1e6 * step), "with weft's controls" if without else ""),
+        Card("Rate", f"{amount(document, 'tflops_per_gpu'):.0f} TFLOP/s", "model FLOPs of each GPU"),
+        Card("MFU", words.percent(number(document, "mfu_pct"))),
+        Card(
+            "Exposed communication",
+            words.duration(1e6 * exposed),
+            f"{words.share(exposed, step):.1f}% of the step",
+            "exposed",
+        ),
+    ]
+    if without:
+        gain = 100 * (1 - step / without)
+        found.append(
+            Card("Without a control", words.duration(1e6 * without), f"weft saves {gain:.1f}%", "good")
+        )
+    return found
+
+
+def _bars(document: Document) -> tuple[Bar, ...]:
+    sides = [("no control", record(document, "without_weft")), ("with weft", document)]
+    whole = max((amount(side, "step_time_s") for _, side in sides), default=0.0)
+    made = []
+    for label, side in sides:
+        found = record(side, "breakdown")
+        pieces = []
+        for css, (name, keys) in _KINDS.items():
+            seconds = sum(amount(found, key) for key in keys)
+            pieces.append((css, seconds, f"{name} {words.duration(1e6 * seconds)}"))
+        step = amount(side, "step_time_s")
+        made.append(Bar(label, stacked(pieces, whole), words.duration(1e6 * step)))
+    return tuple(made)
+
+
+def _breakdown_table(document: Document) -> Table:
+    step = amount(document, "step_time_s")
+    before = record(record(document, "without_weft"), "breakdown")
+    keys = {label: key for key, label in plan.LABELS.items()}
+    rows = []
+    for label, seconds in plan.breakdown(document):
+        base = amount(before, keys.get(label, label))
+        share = words.share(seconds, step)
+        rows.append(
+            (
+                Cell(label, label),
+                Cell(words.duration(1e6 * seconds), seconds),
+                Cell(words.percent(share), share),
+                Cell(words.duration(1e6 * base), base),
+            )
+        )
+    columns = (Column("Part", numeric=False), Column("Time"), Column("Share"), Column("Without a control"))
+    return Table("Where the step goes", columns, tuple(rows))
+
+
+def _collective_table(document: Document) -> Table:
+    heads = ("Ranks", "Size", "Count", "Alone", "Hidden", "Exposed", "Slows compute by")
+    rows = []
+    for one in plan.collectives(document):
+        rows.append(
+            (
+                Cell(one.name, one.name),
+                Cell(one.ranks, one.ranks),
+                Cell(words.size(one.bytes), one.bytes),
+                Cell(f"{one.count:,.0f}", one.count),
+                Cell(words.duration(1e6 * one.alone_s), one.alone_s),
+                Cell(words.duration(1e6 * one.hidden_s), one.hidden_s),
+                Cell(words.duration(1e6 * one.exposed_s), one.exposed_s, "strong"),
+                Cell(words.duration(1e6 * one.slows_s), one.slows_s),
+                Cell(one.policy, one.policy),
+            )
+        )
+    columns = (
+        Column("Collective", numeric=False),
+        *(Column(head) for head in heads),
+        Column("Control", numeric=False),
+    )
+    return Table("Communication of a step; ranks: how many on how many nodes", columns, tuple(rows))
+
+
+def _change_table(document: Document) -> Table:
+    rows = tuple(
+        (
+            Cell(one.label, one.label),
+            Cell(words.duration(1e6 * one.step_s), one.step_s),
+            Cell(f"{one.gain_pct:+.1f}%", one.gain_pct, "good" if one.gain_pct > 0 else "bad"),
+        )
+        for one in plan.changes(document)
+    )
+    return Table("Changes", (Column("Change", numeric=False), Column("Step"), Column("Gain")), rows)
+
+
+def _memory_bars(document: Document) -> tuple[Bar, ...]:
+    kinds, limit = record(document, "memory"), amount(document, "memory_limit_bytes")
+    order = sorted(kinds, key=lambda kind: -amount(kinds, kind))
+    made = []
+    for kind in order:
+        size = amount(kinds, kind)
+        said = f"{clean(kind)} {words.size(size)}"
+        made.append(Bar(clean(kind), stacked([("plan-compute", size, said)], limit), words.size(size)))
+    return tuple(made)
