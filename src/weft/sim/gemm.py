@@ -57,9 +57,11 @@ def _kin(name: str) -> Profile:
     if gpu.name in names() or gpu.name == "a100-40gb":
         return profile(gpu.name)
     base = profile(NEAREST.get(gpu.name, "h200" if gpu.vendor == "nvidia" else "mi300x"))
+    faster = gpu.fabric_bytes_per_s / base.spec.fabric_bytes_per_s
     share = {
         "memory_tb_s": MEMORY_SHARE * gpu.memory_bytes_per_s / 1e12,
-        "bus_gb_s": base.figures.bus_gb_s * gpu.fabric_bytes_per_s / base.spec.fabric_bytes_per_s,
+        "bus_gb_s": base.figures.bus_gb_s * faster,
+        "cta_gb_s": base.figures.cta_gb_s * faster,
     }
     source = f"taken from {base.name}, not measured here"
     found = replace(base, name=gpu.name, spec=gpu, sources=dict.fromkeys(base.sources, source))
