@@ -133,6 +133,16 @@ def test_a_preloaded_nccl_comes_first_as_for_the_linker(nccl_program, tmp_path):
     assert seen == [23200, [64]]
 
 
+def test_functions_that_nccl_lacks_are_not_there(nccl_program):
+    """A program may look for them in the whole process, where the shim has all."""
+    assert nccl_program("""
+    whole = ctypes.CDLL(None)
+    before = hasattr(whole, "ncclAllReduce")
+    n = Nccl()
+    show([before, [hasattr(ctypes.CDLL(None), name) for name in ("ncclAllReduce", "ncclCommGrow")], hasattr(n.lib, "ncclCommGrow")])
+    """) == [False, [True, False], False]
+
+
 def test_two_nccls_in_one_process_are_kept_apart(nccl_program, fake_nccl, tmp_path):
     other = tmp_path / "other"
     other.mkdir()

@@ -5,4 +5,5 @@ binding    the only module that knows the shim's memory layout and calls into it
 inject     starts programs under the shim
 stats      what the shim counted, as one JSON document per job
 overlap    the policy of the running process, from Python
+communicators  the CTAs of the running program's collectives, from Python
 """

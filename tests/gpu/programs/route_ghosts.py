@@ -15,7 +15,7 @@ from weft.shim import binding, communicators
 from weft.shim.stats import snapshot
 
 LIMITS = (None, 4, 16, None, 16, 4, None)
-BYTES = 256 << 20
+BYTES = 64 << 20
 REPEATS = 12
 
 

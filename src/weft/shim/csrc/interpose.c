@@ -50,7 +50,7 @@ static void *substitute_nccl(void *handle, const char *name) {
     if (!real)
         return ASK_LIBC;
     if (real == ours)
-        return weft_nccl_library() ? ours : FOUND_NOTHING;
+        return weft_nccl_library(name) ? ours : FOUND_NOTHING;
     return weft_enabled() ? weft_nccl_substitute(name, real) : ASK_LIBC;
 }
 

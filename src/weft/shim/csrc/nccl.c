@@ -541,7 +541,14 @@ bool weft_nccl_own(const char *name, void **ours) {
     return i >= 0;
 }
 
-bool weft_nccl_library(void) { return weft_real_symbol(RTLD_NEXT, PROBE) || loaded_anywhere(); }
+static bool has(weft_nccl *l, const char *name) { return l && *(void **)((char *)l + hooks[index_of(name)].place); }
+
+bool weft_nccl_library(const char *name) {
+    if (weft_real_symbol(RTLD_NEXT, name))
+        return true;
+    void *real = loaded_anywhere();
+    return real && has(library_with(real), name);
+}
 
 void *weft_nccl_substitute(const char *name, void *real) {
     weft_nccl *l = library_with(real);

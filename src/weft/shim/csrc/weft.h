@@ -111,6 +111,6 @@ void weft_hip_found(const char *name, void *real); /* the program found the real
 
 void *weft_nccl_substitute(const char *name, void *real); /* ours for the library that has `real`, or NULL */
 bool weft_nccl_own(const char *name, void **ours);        /* is it one that we stand in front of? */
-bool weft_nccl_library(void);                             /* is an NCCL loaded? */
+bool weft_nccl_library(const char *name);                 /* is an NCCL loaded that has it? */
 
 #endif
