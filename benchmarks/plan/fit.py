@@ -28,7 +28,7 @@ def of(field: str, prior: float, spread: float, *software: str, most: float = 1e
 SELENE = ("megatron-2021", "megatron-2022", "deepspeed-2021")
 BYTEDANCE = ("megatron-2023", "megascale-2024")
 NEMO = ("megatron-2024", "megatron-2025")
-TITAN = ("torchtitan-2024", "torchtitan-eager")
+TITAN = ("torchtitan-2024", "torchtitan-2025", "torchtitan-eager")
 
 # Few figures, each with a meaning and with what is known of it beforehand. The reference of `speed` is
 # megatron-2022 on A100 and megatron-2025 on H100: theirs is 1.
@@ -36,10 +36,12 @@ FREE = [
     Free(("gemm.a100-80gb.bf16",), 0.80, 0.10, 1.0),
     Free(("gemm.h100.bf16",), 0.68, 0.10, 1.0),
     Free(("gemm.h100.fp8",), 0.58, 0.15, 1.0),
-    Free(("gemm.h100-96gb.bf16",), 0.58, 0.15, 1.0),
-    Free(("gemm.h100-96gb.fp8",), 0.48, 0.20, 1.0),
+    # 500 W instead of 700 W
+    Free(("scale.h100-96gb.h100",), 0.85, 0.10, 1.0),
     Free(("gemm_k_half",), 128.0, 0.7),
     Free(("gemm_tail",), 0.5, 0.5, 1.0),
+    Free(("power",), 0.2, 0.5, 1.0),
+    Free(("links.congestion",), 0.03, 0.7),
     of("speed", 0.95, 0.05, "megatron-2021", "deepspeed-2021"),
     of("speed", 0.85, 0.10, "megatron-2023"),
     of("speed", 0.90, 0.10, "megascale-2024"),
@@ -52,18 +54,20 @@ FREE = [
     of("elementwise", 1.4, 0.3, *SELENE),
     of("elementwise", 1.3, 0.3, *BYTEDANCE),
     of("elementwise", 1.2, 0.3, *NEMO, "maxtext-2024"),
-    of("elementwise", 1.2, 0.3, "torchtitan-2024"),
+    of("elementwise", 1.2, 0.3, "torchtitan-2024", "torchtitan-2025"),
     of("elementwise", 2.5, 0.3, "torchtitan-eager"),
     of("cast", 1.0, 0.5, *NEMO, "maxtext-2024"),
     of("cast", 2.0, 0.5, "torchtitan-2024"),
+    of("cast", 4.0, 0.5, "torchtitan-2025"),
     of("routing", 1.5, 0.7, *NEMO),
-    of("layer_us", 20.0, 1.0, *NEMO),
+    of("layer_us", 60.0, 0.4, *NEMO),
     of("network", 0.2, 0.5, "deepspeed-2021"),
     of("network", 0.6, 0.4, *BYTEDANCE),
     of("skew", 0.004, 0.7, *SELENE),
     of("skew", 0.004, 0.7, *BYTEDANCE),
     of("skew", 0.004, 0.7, *NEMO, "maxtext-2024"),
     of("skew", 0.004, 0.7, *TITAN),
+    of("skew_fp8", 0.006, 0.7, *NEMO, "maxtext-2024", *TITAN),
 ]
 
 
@@ -79,12 +83,21 @@ def main() -> None:
         elif path.startswith("gemm."):
             _, gpu, precision = path.split(".")
             value = found.gemm[gpu][precision]
+        elif path.startswith("scale."):
+            _, gpu, other = path.split(".")
+            document["gemm"][gpu] = {k: float(f"{v:.4g}") for k, v in found.gemm[gpu].items()}
+            print(
+                f"{found.gemm[gpu]['bf16'] / found.gemm[other]['bf16']:10.4g}  (prior {one.prior:g})  {path}"
+            )
+            continue
+        elif path.startswith("links."):
+            value = getattr(found.links, path.removeprefix("links."))
         else:
             value = getattr(found, path)
         print(f"{value:10.4g}  (prior {one.prior:g})  {' '.join(one.paths)}")
         for each in one.paths:
             home = document
-            *way, last = each.split(".") if each.startswith("gemm.") else _way(each)
+            *way, last = each.split(".") if each.startswith(("gemm.", "links.")) else _way(each)
             for key in way:
                 home = home[key]
             home[last] = float(f"{value:.4g}")

@@ -221,6 +221,8 @@ def torchtitan(row: dict[str, str]) -> dict[str, object]:
     notes = row["notes"].lower()
     if "eager" in notes or "performance.md" in row["source"]:
         job["software"] = "torchtitan-eager"
+    if "asyncTP" in row["source"]:
+        job["software"] = "torchtitan-2025"
     hide = {"cp", "grads", "params"}
     if "async" in notes and "vanilla" not in notes:
         hide |= {"tp", "tp_backward"}

@@ -46,7 +46,8 @@ def domain_rate(gpu: GpuSpec, links: Links) -> float:
 def rail_rate(g: Group, network: Network, links: Links) -> float:
     """Bytes per second that one rank sends between domains."""
     beyond = network.oversubscription if g.span > network.leaf_gpus else 1.0
-    return network.rail_bytes_per_s * links.network_share / beyond
+    lost = 1.0 + links.congestion * math.log2(max(1.0, g.span / network.domain))
+    return network.rail_bytes_per_s * links.network_share / beyond / lost
 
 
 def collective_s(kind: str, bytes_: float, g: Group, gpu: GpuSpec, network: Network, links: Links) -> float:

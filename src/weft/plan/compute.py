@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from weft.gpu.specs import GpuSpec
 from weft.plan.config import Job
@@ -11,6 +11,7 @@ from weft.plan.figures import Figures, Software
 from weft.plan.models import Gemm
 
 TILE_M, TILE_N = 128, 256
+USUAL_SHARE = 0.75  # of a layer's time in matrix products: where the figures `gemm` hold
 BACKWARD_ATTENTION = 2.5  # flash attention computes the scores again: five products instead of two
 
 
@@ -91,6 +92,9 @@ def layer(job: Job, figures: Figures, *, moe: bool = False) -> Pass:
     once = software.layer_us * 1e-6
     work_f = Work(forward, attention_f, rest, once)
     work_b = Work(backward, attention_b, 2 * rest, 2 * once)
+    share = (forward + backward) / (work_f.total + work_b.total)
+    slower = (share / USUAL_SHARE) ** figures.power
+    work_f, work_b = replace(work_f, gemm=forward * slower), replace(work_b, gemm=backward * slower)
     return Pass(work_f, work_b, _recomputed(job, software, work_f))
 
 

@@ -51,6 +51,8 @@ class Software:
     """What selective recomputation repeats: `attention`, or `half`: every other matrix product."""
     skew: float
     """Share of the step lost for each doubling of the number of nodes: skew and jitter."""
+    skew_fp8: float
+    """The same in fp8, where all ranks join their maxima in every micro-batch: nothing averages out."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +69,8 @@ class Links:
     network_us: float
     """One step between domains, on top of the network's own latency."""
     network_share: float
+    congestion: float
+    """Share of the bandwidth between domains that is lost for each doubling of a group's span."""
     launch_us: float
     """Start of any collective."""
 
@@ -81,6 +85,9 @@ class Figures:
     """Depth of a product at which half of that is reached."""
     gemm_tail: float
     """How much of a ragged last wave is lost: 0 nothing, 1 all of it."""
+    power: float
+    """How much slower matrix products get the more of the time they fill: a GPU at its power limit lowers its
+    clock. Exponent of their share of a layer's time."""
     memory_share: float
     """Share of the data sheet's memory bandwidth."""
     links: Links
@@ -122,7 +129,7 @@ def from_dict(document: Mapping[str, Any]) -> Figures:
             name: Software(name=name, **{**entry, "hides": frozenset(entry["hides"])})
             for name, entry in document["software"].items()
         }
-        plain = {k: document[k] for k in ("gemm", "gemm_k_half", "gemm_tail", "memory_share")}
+        plain = {k: document[k] for k in ("gemm", "gemm_k_half", "gemm_tail", "power", "memory_share")}
         return Figures(links=Links(**document["links"]), software=software, **plain)
     except (KeyError, TypeError) as error:
         raise InputError(f"the figures of the planner are incomplete: {error}") from None

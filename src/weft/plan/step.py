@@ -88,7 +88,8 @@ def predict(job: Job, figures: Figures | None = None, *, check_memory: bool = Tr
     breakdown["bubble"] = bubble + busy - slowest.micro_batch_s * job.micro_batches
     breakdown["fixed"] = software.step_s
     nodes = math.log2(max(1.0, job.gpus / job.network.domain))
-    breakdown["skew"] = software.skew * nodes * sum(breakdown.values())
+    skew = software.skew_fp8 if job.precision == "fp8" else software.skew
+    breakdown["skew"] = skew * nodes * sum(breakdown.values())
     step = sum(breakdown.values())
     flops = job.model.flops(job.tokens, job.seq_len)
     found = slowest.collectives(job.micro_batches)

@@ -123,7 +123,7 @@ def _stages(job: Job, software: Software, stage: Pass) -> Iterator[Need]:
     if job.pp == 1:
         return
     stride = job.tp * job.cp * job.dp
-    pair = Group(2, 2, 2) if stride * 2 <= job.network.domain else Group(2, 1, stride * job.pp)
+    pair = Group(2, 2, 2) if stride * 2 <= job.network.domain else Group(2, 1, 2 * stride)
     size = 2.0 * _tokens(job) * job.model.hidden / job.tp
     hidden = hides(job, software, "pp")
     for work in (stage.forward, stage.backward):

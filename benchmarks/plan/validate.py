@@ -1,0 +1,208 @@
+"""How far are predicted steps from published ones? Fitted and held-out halves apart, source by source.
+
+    python benchmarks/plan/validate.py [--out benchmarks/results/plan]
+
+Also: what data parallelism adds (Korthikanti et al., 530B, from 1 to 8 replicas), weak-scaling efficiency of
+the dgxc-benchmarking series at their largest sizes, and the time of one layer (Korthikanti et al., table 4).
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
+
+from weft.plan.compute import layer
+from weft.plan.config import Job
+from weft.plan.figures import shipped
+from weft.plan.models import model
+from weft.plan.published import Published, load
+from weft.plan.step import Prediction, predict
+
+ROOT = Path(__file__).resolve().parents[2]
+# What Calculon reaches, mean absolute error in percent, where its figures are known.
+CALCULON = {"korthikanti": 3.65, "korthikanti dp=8": 11.5, "megascale": 6.2, "sc21": 9.0}
+Pair = tuple[Published, Prediction]
+
+
+def error(pair: Pair) -> float:
+    return 100 * (pair[1].step_s / pair[0].step_s - 1)
+
+
+def summary(pairs: list[Pair]) -> dict[str, float]:
+    """Mean, 90th percentile (nearest rank) and largest absolute error in percent."""
+    sizes = sorted(abs(error(pair)) for pair in pairs)
+    return {
+        "rows": len(sizes),
+        "mean": round(statistics.fmean(sizes), 2),
+        "p90": round(sizes[-(-9 * len(sizes) // 10) - 1], 2),
+        "max": round(sizes[-1], 2),
+    }
+
+
+def halves(pairs: list[Pair]) -> dict[str, dict[str, dict[str, float]]]:
+    found: dict[str, dict[str, dict[str, float]]] = {}
+    for source in [*sorted({row.source for row, _ in pairs}), "all"]:
+        mine = [pair for pair in pairs if source in ("all", pair[0].source)]
+        found[source] = {
+            half: summary([pair for pair in mine if half in ("both", pair[0].half)])
+            for half in ("fit", "held-out", "both")
+        }
+    return found
+
+
+def calculon(pairs: list[Pair]) -> dict[str, dict[str, float]]:
+    """The rows on which Calculon's error is known: its mean and ours."""
+    rows = defaultdict(list)
+    for row, prediction in pairs:
+        key = row.source
+        if key == "korthikanti" and row.job.dp > 1:
+            key = "korthikanti dp=8"
+        if key in CALCULON and row.job.software != "deepspeed-2021":
+            rows[key].append((row, prediction))
+    return {key: {"calculon": CALCULON[key], **summary(mine)} for key, mine in rows.items()}
+
+
+def data_parallel(pairs: list[Pair]) -> dict[str, float]:
+    """Seconds that going from 1 to 8 replicas adds to the 530B step."""
+    steps = {
+        row.job.dp: (row.step_s, prediction.step_s)
+        for row, prediction in pairs
+        if row.source == "korthikanti" and row.job.model.layers == 105 and row.job.recompute == "selective"
+    }
+    return {
+        "published_s": round(steps[8][0] - steps[1][0], 2),
+        "predicted_s": round(steps[8][1] - steps[1][1], 2),
+    }
+
+
+def weak_scaling(pairs: list[Pair]) -> list[dict[str, Any]]:
+    """Efficiency of the largest run of each dgxc series against its smallest, in percent."""
+    series = defaultdict(list)
+    for row, prediction in pairs:
+        j = row.job
+        if row.source == "dgxc":
+            key = (
+                j.model.layers,
+                j.model.hidden,
+                j.software,
+                j.precision,
+                j.tp,
+                j.pp,
+                j.cp,
+                j.ep,
+                j.expert_tp,
+            )
+            series[(*key, j.micro_batches, j.seq_len, row.provenance)].append((row, prediction))
+    found = []
+    for mine in series.values():
+        mine.sort(key=lambda pair: pair[0].job.gpus)
+        first, last = mine[0], mine[-1]
+        if first[0].job.gpus == last[0].job.gpus:
+            continue
+        per = [
+            pair[0].job.global_batch / pair[0].job.gpus / first[0].job.global_batch * first[0].job.gpus
+            for pair in (first, last)
+        ]
+        real = 100 * first[0].step_s / last[0].step_s * per[1] / per[0]
+        ours = 100 * first[1].step_s / last[1].step_s * per[1] / per[0]
+        found.append(
+            {
+                "series": first[0].label,
+                "gpus": f"{first[0].job.gpus}..{last[0].job.gpus}",
+                "published_pct": round(real, 1),
+                "predicted_pct": round(ours, 1),
+                "off_points": round(ours - real, 1),
+            }
+        )
+    return found
+
+
+def one_layer() -> list[dict[str, Any]]:
+    """Korthikanti et al., table 4: one layer of the 22B model, milliseconds. Not fitted."""
+    published = {
+        ("none", False): (7.7, 11.9),
+        ("none", True): (7.2, 11.8),
+        ("full", False): (7.7, 19.5),
+        ("selective", False): (7.7, 13.2),
+        ("selective", True): (7.2, 13.1),
+    }
+    found = []
+    for (recompute, parallel), (forward, backward) in published.items():
+        job = Job(
+            model=model("gpt-22b").but(layers=1),
+            gpu="a100-80gb",  # type: ignore[arg-type]
+            gpus=8,
+            tp=8,
+            micro_batch=4,
+            precision="fp16",
+            recompute=recompute,
+            sequence_parallel=parallel,
+            sharding="none",
+            software="megatron-2022",
+        )
+        work = layer(job, shipped())
+        comm = [c for c in predict(job, check_memory=False).collectives if c.name == "tp"]
+        exposed = 1e3 * sum(c.exposed_s + c.slows_compute_by_s for c in comm)
+        total = 1e3 * work.total + exposed
+        found.append(
+            {
+                "recompute": recompute,
+                "sequence_parallel": parallel,
+                "published_ms": round(forward + backward, 1),
+                "predicted_ms": round(total, 1),
+                "forward_ms": round(1e3 * work.forward.total, 2),
+                "recompute_ms": round(1e3 * work.recompute.total, 2),
+                "exposed_ms": round(exposed, 2),
+            }
+        )
+    return found
+
+
+def main() -> None:
+    rows = load(ROOT / "tests" / "data" / "published_training.csv")
+    pairs = [(row, predict(row.job, check_memory=False)) for row in rows]
+    answer: dict[str, Any] = {
+        "errors_pct": halves(pairs),
+        "calculon": calculon(pairs),
+        "data_parallel_530b": data_parallel(pairs),
+        "weak_scaling": weak_scaling(pairs),
+        "one_layer": one_layer(),
+    }
+    for name, part in answer.items():
+        print(name)
+        for line in part.items() if isinstance(part, dict) else enumerate(part):
+            print("  ", *line)
+    if "--out" in sys.argv:
+        folder = Path(sys.argv[sys.argv.index("--out") + 1])
+        folder.mkdir(parents=True, exist_ok=True)
+        commit = subprocess.run(
+            ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=ROOT
+        )
+        answer["command"] = "python benchmarks/plan/validate.py --out benchmarks/results/plan"
+        answer["commit"] = commit.stdout.strip()
+        answer["rows"] = [
+            {
+                "source": row.source,
+                "half": row.half,
+                "run": row.label,
+                "job": str(row.job),
+                "published_s": row.step_s,
+                "predicted_s": round(prediction.step_s, 4),
+                "error_pct": round(error((row, prediction)), 2),
+                "assumed": row.assumed,
+                "breakdown_s": {k: round(v, 4) for k, v in prediction.breakdown.items() if v},
+            }
+            for row, prediction in pairs
+        ]
+        (folder / "published.json").write_text(json.dumps(answer, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
