@@ -15,6 +15,18 @@ from hatch_build import LINK, build_shim
 from weft.shim.inject import Job
 
 
+class mentions:  # noqa: N801 (reads as a word)
+    """Equal to any text with `word` in it."""
+
+    def __init__(self, word):
+        self.word = word
+
+    def __eq__(self, text):
+        return self.word in text
+
+    __hash__ = None
+
+
 def build_nccl(folder, *flags):
     folder.mkdir(parents=True, exist_ok=True)
     library = compile_c(
@@ -141,6 +153,21 @@ def test_functions_that_nccl_lacks_are_not_there(nccl_program):
     n = Nccl()
     show([before, [hasattr(ctypes.CDLL(None), name) for name in ("ncclAllReduce", "ncclCommGrow")], hasattr(n.lib, "ncclCommGrow")])
     """) == [False, [True, False], False]
+
+
+def test_dlerror_tells_of_the_programs_own_questions_only(nccl_program):
+    assert nccl_program("""
+    whole = ctypes.CDLL(None)
+    whole.dlerror.restype = c_char_p
+    whole.dlsym.restype = c_void_p
+    whole.dlopen.restype = c_void_p
+    def ask(handle, name):
+        whole.dlerror()
+        found = whole.dlsym(c_void_p(handle), name)
+        return [bool(found), (whole.dlerror() or b"").decode()]
+    handle = whole.dlopen(b"libnccl.so.2", 1)
+    show([ask(handle, b"ncclAllReduce"), ask(handle, b"ncclCommGrow"), ask(None, b"ncclCommGrow"), ask(None, b"ncclAllReduce")])
+    """) == [[True, ""], [False, mentions("ncclCommGrow")], [False, mentions("ncclCommGrow")], [True, ""]]
 
 
 def test_two_nccls_in_one_process_are_kept_apart(nccl_program, fake_nccl, tmp_path):

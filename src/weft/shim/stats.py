@@ -121,7 +121,10 @@ def summary(stats: dict[str, Any], policy: Policy) -> str:
         parts.append(f"{stats['prioritised']:,} of {stats['comm_launches']:,} collectives prioritised")
     if policy.head_start_us:
         parts.append(f"{stats['head_starts']:,} head starts of {policy.head_start_us:g} µs")
-    for name in ("shape_failures", "priority_failures", "head_start_failures", "tracking_failures"):
+    if stats["routed"]:
+        parts.append(f"{stats['routed']:,} collectives with CTAs of weft's choice")
+    failures = ("shape", "priority", "head_start", "tracking", "split")
+    for name in (f"{kind}_failures" for kind in failures):
         if stats[name]:
             parts.append(f"{stats[name]:,} {name.replace('_', ' ')}")
     if not stats["comm_launches"]:

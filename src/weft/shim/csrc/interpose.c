@@ -30,6 +30,17 @@ void *weft_real_symbol(void *handle, const char *name) {
     return weft_libc_dlsym ? weft_libc_dlsym(handle, name) : NULL;
 }
 
+/* The program may ask dlerror next: it must hear of its own question, and of none of ours. */
+static void *found_nothing(const char *name) {
+    weft_real_symbol(RTLD_NEXT, name);
+    return FOUND_NOTHING;
+}
+
+static void *found(void *ours) {
+    dlerror();
+    return ours;
+}
+
 static void *substitute(void *handle, const char *name, bool cuda) {
     void *ours = cuda ? weft_cuda_own(name) : weft_hip_own(name);
     void *real = ours ? weft_real_symbol(handle, name) : NULL;
@@ -37,7 +48,7 @@ static void *substitute(void *handle, const char *name, bool cuda) {
         return ASK_LIBC;
     if (real == ours) { /* asked of the whole program, which meets ours first: is there a driver behind it? */
         bool driver = cuda ? weft_cuda_driver(name) : weft_hip_driver(name);
-        return driver ? ours : FOUND_NOTHING;
+        return driver ? found(ours) : found_nothing(name);
     }
     if (!weft_enabled())
         return ASK_LIBC;
@@ -50,8 +61,8 @@ static void *substitute_nccl(void *handle, const char *name) {
     if (!real)
         return ASK_LIBC;
     if (real == ours)
-        return weft_nccl_library(name) ? ours : FOUND_NOTHING;
-    return weft_enabled() ? weft_nccl_substitute(name, real) : ASK_LIBC;
+        return weft_nccl_library(name) ? found(ours) : found_nothing(name);
+    return weft_enabled() ? found(weft_nccl_substitute(name, real)) : ASK_LIBC;
 }
 
 /* Our function where `name` is one that we stand in front of and `handle` has it. */

@@ -451,24 +451,39 @@ static void fill(weft_nccl *l, void *handle) {
         l->ncclGetVersion(&l->version);
 }
 
-/* The library that has this function; NULL where there are too many. */
+static weft_nccl *loaded_at(void *base) {
+    int count = atomic_load(&library_count);
+    for (int i = 0; i < count; i++)
+        if (libraries[i].base == base)
+            return &libraries[i];
+    return NULL;
+}
+
+static weft_nccl *keep(const weft_nccl *found) {
+    pthread_mutex_lock(&lock);
+    weft_nccl *l = loaded_at(found->base);
+    int count = atomic_load(&library_count);
+    if (!l && count < NCCL_LIBRARIES) {
+        l = memcpy(&libraries[count], found, sizeof *found);
+        atomic_store(&library_count, count + 1);
+    }
+    pthread_mutex_unlock(&lock);
+    return l;
+}
+
+/* The library that has this function; NULL where there are too many. It is asked before our lock is taken, since the
+ * loader has a lock, too, and may hold it while a library that it starts calls us. */
 static weft_nccl *library_with(void *real) {
     Dl_info info;
     if (!dladdr(real, &info))
         return NULL;
-    pthread_mutex_lock(&lock);
-    int count = atomic_load(&library_count), i = 0;
-    while (i < count && libraries[i].base != info.dli_fbase)
-        i++;
-    void *handle = i == count && i < NCCL_LIBRARIES ? dlopen(info.dli_fname, RTLD_LAZY | RTLD_NOLOAD) : NULL;
-    if (handle) {
-        libraries[i].base = info.dli_fbase; /* the handle is kept: it must stay loaded */
-        fill(&libraries[i], handle);
-        atomic_store(&library_count, i + 1);
-    }
-    weft_nccl *found = i < count || handle ? &libraries[i] : NULL;
-    pthread_mutex_unlock(&lock);
-    return found;
+    weft_nccl *known = loaded_at(info.dli_fbase);
+    void *handle = known ? NULL : dlopen(info.dli_fname, RTLD_LAZY | RTLD_NOLOAD); /* kept: it must stay loaded */
+    if (!handle)
+        return known;
+    weft_nccl found = {.base = info.dli_fbase};
+    fill(&found, handle);
+    return keep(&found);
 }
 
 static const char PROBE[] = "ncclGroupStart"; /* every NCCL has it */
@@ -518,7 +533,9 @@ static weft_nccl *find_for(void *address) {
         real = probe_file(info.dli_fname);
     if (!real)
         real = loaded_anywhere();
-    return real ? library_with(real) : NULL;
+    weft_nccl *found = real ? library_with(real) : NULL;
+    dlerror(); /* what was not found is nobody else's business */
+    return found;
 }
 
 static weft_nccl *of_caller(void *address) {
