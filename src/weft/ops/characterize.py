@@ -147,7 +147,7 @@ def _copy_row(case: Case, size: int) -> dict[str, Any]:
 
 def measured(shapes: Sequence[Shape] = SHAPES, dtype: str = "bf16", repeats: int = 7) -> dict[str, Any]:
     """The same on this machine's GPU; DMA copies come from pinned host memory, SM copies stay on the GPU."""
-    torch = _torch()
+    torch = torch_with_gpu()
     title = torch.cuda.get_device_name()
     kind = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[dtype]
     try:
@@ -176,7 +176,8 @@ def measured(shapes: Sequence[Shape] = SHAPES, dtype: str = "bf16", repeats: int
     }
 
 
-def _torch() -> Any:
+def torch_with_gpu() -> Any:
+    """PyTorch, where it and a GPU are there."""
     try:
         import torch
     except ImportError:
@@ -212,7 +213,7 @@ def _time_ms(torch: Any, work: Callable[[], object]) -> float:
     return float(begin.elapsed_time(end))
 
 
-def _interleaved(torch: Any, works: Mapping[Any, Callable[[], object]], repeats: int) -> dict[Any, float]:
+def interleaved(torch: Any, works: Mapping[Any, Callable[[], object]], repeats: int) -> dict[Any, float]:
     """Median time of each in ms, in a new random order each round; the first round warms up."""
     draw = random.Random(0)
     times: dict[Any, list[float]] = {key: [] for key in works}
@@ -244,7 +245,7 @@ def _measured_cuts(torch: Any, shape: Shape, dtype: Any, repeats: int) -> list[d
     for ways in WAYS:
         works["M", ways] = _graph(torch, partial(rows, ways))
         works["K", ways] = _graph(torch, partial(columns, ways))
-    times = _interleaved(torch, works, repeats)
+    times = interleaved(torch, works, repeats)
     return [_cut_row(shape, axis, ways, times["M", 1], times[axis, ways]) for axis in AXES for ways in WAYS]
 
 
@@ -303,7 +304,7 @@ def _measured_copies(torch: Any, repeats: int) -> tuple[list[dict[str, Any]], fl
     source = torch.empty(largest, dtype=torch.uint8).pin_memory()
     target = torch.empty(largest, device="cuda", dtype=torch.uint8)
     works = {size: partial(target[:size].copy_, source[:size], non_blocking=True) for size in COPY_BYTES}
-    times = _interleaved(torch, works, 3 * repeats)
+    times = interleaved(torch, works, 3 * repeats)
     rate = (largest - COPY_BYTES[-2]) / (times[largest] - times[COPY_BYTES[-2]]) / 1e6
     rows = []
     for size in COPY_BYTES:

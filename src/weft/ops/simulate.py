@@ -153,7 +153,9 @@ class Losses:
     def to_dict(self) -> dict[str, float]:
         """Milliseconds, for JSON."""
         times = ("product", "decomposition", "contention", "staging", "exposed")
-        found: dict[str, float] = {f"{name}_ms": round(1e3 * getattr(self, f"{name}_s"), 6) for name in times}
+        found: dict[str, float] = {
+            f"{name}_ms": round(1e3 * getattr(self, f"{name}_s"), 6) + 0.0 for name in times
+        }
         return {**found, "links_used": self.links_used, "links": self.links}
 
 

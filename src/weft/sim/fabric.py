@@ -13,6 +13,7 @@ from weft.gpu.specs import GpuSpec
 from weft.sim.gemm import machine
 
 TOPOLOGIES = ("mesh", "nvswitch", "ring", "pcie")
+"""Besides, `host`: peers that are data in pinned host memory, as one GPU measures them."""
 MAX_RANKS = 64
 SWITCH_GPUS = 4
 """GPUs below one PCIe switch at most; they share its link to the host bridge."""
@@ -147,7 +148,7 @@ def default_topology(gpu: GpuSpec) -> str:
 @lru_cache(maxsize=512)
 def fabric(topology: str, ranks: int, gpu: str) -> Fabric:
     """The node of `ranks` GPUs of that name (or profile file) that are joined so."""
-    if topology not in TOPOLOGIES:
+    if topology not in _BUILDERS:
         near = difflib.get_close_matches(topology, TOPOLOGIES, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]!r}? " if near else ""
         raise UsageError(f"topology {topology!r} is not known; {hint}use one of {', '.join(TOPOLOGIES)}")
@@ -221,7 +222,15 @@ def _pcie(ranks: int, gpu: GpuSpec, share: float) -> _Built:
     return [rate] * (2 * ranks + 2 * switches), _ways(ranks, way), period
 
 
+def _host(ranks: int, gpu: GpuSpec, share: float) -> _Built:
+    """Every GPU has its own link to the host, where all that peers give and take lies."""
+    del share
+    rate = PCIE_SHARE * gpu.pcie_bytes_per_s
+    return [rate] * (2 * ranks), _ways(ranks, lambda a, b: (a, ranks + b)), 1
+
+
 _BUILDERS: dict[str, Callable[[int, GpuSpec, float], _Built]] = {
+    "host": _host,
     "mesh": _mesh,
     "nvswitch": _nvswitch,
     "ring": _ring,
