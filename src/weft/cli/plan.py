@@ -19,28 +19,9 @@ if TYPE_CHECKING:
     from weft.plan.calibrate import Calibration
     from weft.plan.config import Job
     from weft.plan.figures import Figures
-    from weft.plan.models import Model
 
 QUIET_S = 2.0
 """Progress is shown only when the work takes longer than this."""
-# The largest numbers that still mean something; beyond them a typing error is more likely than a plan.
-MOST = {
-    "gpus": 1 << 18,
-    "layers": 10_000,
-    "hidden": 1 << 20,
-    "heads": 1 << 14,
-    "kv-heads": 1 << 14,
-    "ffn": 1 << 23,
-    "vocab": 1 << 24,
-    "experts": 1 << 14,
-    "experts-per-token": 1 << 14,
-    "expert-ffn": 1 << 23,
-    "seq": 1 << 26,
-    "micro-batch": 1 << 20,
-    "global-batch": 1 << 30,
-    "interleave": 10_000,
-    "limit": 100_000,
-}
 
 
 def _option(text: str, *names: str, metavar: str | None = None) -> Any:
@@ -117,10 +98,13 @@ def plan(
     context: typer.Context = None,  # type: ignore[assignment]
 ) -> None:
     """Predict a training step on many GPUs: simulated, with an error known from published runs."""
+    from weft.plan import request
+
+    typed = dict(locals())
     given = _given(context)
-    _check_numbers(given, locals())
+    request.check_numbers(given, typed)
     _check_flags(given, sweep=sweep, scale=scale)
-    wanted = _model(given, locals())
+    wanted = request.read_model(given, typed)
     options = {
         "gpu": gpu,
         "tp": tp,
@@ -139,12 +123,12 @@ def plan(
         "precision": precision,
         "compression": compression,
         "policy": _policy(policy),
-        "network": _network(gpu, network, rail_gbit, oversubscription),
+        "network": request.read_network(gpu, network, rail_gbit, oversubscription),
     }
     if software:
         options["software"] = software
     _check_output(html, chakra)
-    job = _job(wanted, options, gpus, scale)
+    job = request.read_job(wanted, _gpus(gpus, scale, options), options)
     with _progress(quiet=as_json) as tell:
         calibration = _calibration(calibrate, traced, job)
         figures = calibration.figures if calibration else None
@@ -181,20 +165,6 @@ def _given(context: typer.Context) -> set[str]:
     return found
 
 
-def _check_numbers(given: set[str], values: dict[str, Any]) -> None:
-    for name in given:
-        shown, value = name.replace("_", "-"), values.get(name)
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            continue
-        most = MOST.get(shown, 1 << 18)
-        least = 1.0 if name == "oversubscription" else (0.001 if isinstance(value, float) else 1)
-        if not least <= value <= most:
-            near = least if not value >= least else most
-            raise UsageError(
-                f"--{shown} {value} is not possible; use {least:g} to {most:g}, nearest is {near:g}"
-            )
-
-
 def _check_flags(given: set[str], *, sweep: bool, scale: str) -> None:
     if sweep and scale:
         raise UsageError("--sweep and --scale are two questions; ask them one after the other")
@@ -208,57 +178,6 @@ def _check_flags(given: set[str], *, sweep: bool, scale: str) -> None:
         raise UsageError("--scale varies the data parallel ranks; leave out --dp")
     if scale and "policy" in given:
         raise UsageError("--scale compares no policy with the best ones; leave out --policy")
-
-
-DIMENSIONS = (
-    *("layers", "hidden", "heads", "kv_heads", "ffn", "vocab"),
-    *("experts", "experts_per_token", "expert_ffn", "gated"),
-)
-
-
-def _model(given: set[str], values: dict[str, Any]) -> Model:
-    """The named model, or one by its dimensions."""
-    from weft.plan.models import Model, model
-
-    typed = [name for name in DIMENSIONS if name in given]
-    if values["model"] and typed:
-        flag = typed[0].replace("_", "-")
-        raise UsageError(
-            f"both --model {values['model']} and --{flag} are given; use the name or the dimensions"
-        )
-    if values["model"]:
-        return model(values["model"])
-    missing = [name for name in ("layers", "hidden", "heads") if not values[name]]
-    if missing:
-        raise UsageError(
-            "no model: give --model NAME, such as llama3-70b, or its dimensions "
-            f"({', '.join('--' + name for name in missing)} {'is' if len(missing) == 1 else 'are'} missing)"
-        )
-    return Model(
-        name="custom",
-        layers=values["layers"],
-        hidden=values["hidden"],
-        heads=values["heads"],
-        kv_heads=values["kv_heads"],
-        ffn=values["ffn"] or 4 * values["hidden"],
-        vocab=values["vocab"] or 51200,
-        gated=values["gated"],
-        experts=values["experts"],
-        experts_per_token=values["experts_per_token"],
-        expert_ffn=values["expert_ffn"],
-    )
-
-
-def _network(gpu: str, name: str, rail_gbit: float, oversubscription: float) -> Any:
-    from weft.gpu.specs import spec
-    from weft.plan.network import GBIT, network, usual_network
-
-    found = network(name) if name else usual_network(spec(gpu).name)
-    if rail_gbit:
-        found = found.but(name=f"{rail_gbit:g} Gbit/s", rail_bytes_per_s=rail_gbit * GBIT)
-    if oversubscription:
-        found = found.but(name=f"{found.name} 1:{oversubscription:g}", oversubscription=oversubscription)
-    return found
 
 
 def _policy(words: str) -> Any:
@@ -279,24 +198,16 @@ def _check_output(html: Path | None, chakra: Path | None) -> None:
         raise UsageError(f"--chakra {chakra}: not an empty folder; give a new one")
 
 
-def _job(model: Model, options: dict[str, Any], gpus: int, scale: str) -> Job:
-    from weft.plan.config import Job
+def _gpus(gpus: int, scale: str, options: dict[str, Any]) -> int:
+    """How many GPUs: as given, by the ranks, or where a range begins."""
     from weft.plan.scaling import parse_range
 
-    unit = options["tp"] * options["pp"] * options["cp"]
+    unit: int = options["tp"] * options["pp"] * options["cp"]
     if not gpus and options["dp"]:
-        gpus = unit * options["dp"]
+        return unit * int(options["dp"])
     if not gpus and scale:
-        gpus = max(unit, parse_range(scale)[0])
-        gpus = -(-gpus // unit) * unit
-    if not gpus:
-        raise UsageError("no --gpus: how many GPUs does the job have? for example --gpus 1024")
-    job = Job(model=model, gpus=gpus, **options)
-    from weft.plan.compression import check, parse
-
-    ranks = job.dp * job.cp
-    check(parse(job.wire.name), sharding=job.sharding, data_ranks=ranks, stages=job.pp, gpu=job.gpu)
-    return job
+        return -(-parse_range(scale)[0] // unit) * unit
+    return gpus
 
 
 def _calibration(trace: Path | None, traced: str, job: Job) -> Calibration | None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from weft.plan.calibrate import Calibration
 from weft.plan.changes import Change, changes
-from weft.plan.config import AUTO, Job
+from weft.plan.config import Job
 from weft.plan.figures import Figures
 from weft.plan.scaling import Curve
 from weft.plan.step import Prediction, predict
@@ -113,6 +113,7 @@ def document(
         "job": job_document(found.job),
         **prediction_document(found.job, found.prediction),
         "memory_limit_bytes": found.job.gpu.memory_bytes,
+        "controls": found.job.policy if isinstance(found.job.policy, str) else _asked(found.job),
         "without_weft": {k: without[k] for k in ("step_time_s", "exposed_comm_s", "mfu_pct", "breakdown")},
         "gain_pct": found.gain_pct,
         "changes": [asdict(change) for change in found.others],
@@ -120,6 +121,10 @@ def document(
         "calibration": calibration_document(calibration),
         "notes": list(found.prediction.notes),
     }
+
+
+def _asked(job: Job) -> str:
+    return "none" if job.policy is None else "given"
 
 
 def calibration_document(found: Calibration | None) -> Document | None:
@@ -210,8 +215,3 @@ def _curve_document(curve: Curve) -> Document:
             entry[name]["efficiency_pct"] = 100.0 * rate / base
         points.append(entry)
     return {"kind": curve.kind, "points": points, "note": curve.note}
-
-
-def with_controls(job: Job) -> Job:
-    """The job under the best policy for each collective."""
-    return job.but(policy=AUTO)

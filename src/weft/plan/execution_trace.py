@@ -3,8 +3,8 @@
 Each rank's micro-batches run in the order of its pipeline schedule. A pass over a stage is cut into pieces: a
 compute node, and the collectives of its layers, those of one kind as one node with their bytes together. What
 the software hides runs beside the next piece; what it does not is waited for. What contention costs compute
-is in the compute nodes' durations, because a network simulator does not know it. Every stage has the durations
-of the slowest one.
+is in the compute nodes' durations: a network simulator does not know it. Every stage has the durations of
+the slowest one.
 """
 
 from __future__ import annotations

@@ -207,6 +207,8 @@ def _policy(policy: object) -> str:
 
 def weft_sentence(document: Document) -> str:
     """What the controls change."""
+    if text(document, "controls") == "none":
+        return "Planned without weft's controls; --policy auto finds the best for each collective."
     before = record(document, "without_weft")
     step, base = amount(document, "step_time_s"), amount(before, "step_time_s")
     if base <= 0 or abs(step / base - 1) < 5e-4:

@@ -93,7 +93,7 @@ def _cards(document: Document) -> list[Card]:
     step, exposed = amount(document, "step_time_s"), amount(document, "exposed_comm_s")
     without = amount(record(document, "without_weft"), "step_time_s")
     found = [
-        Card("Step", words.duration(1e6 * step), "with weft's controls" if without else ""),
+        Card("Step", words.duration(1e6 * step), _which(document)),
         Card("Rate", f"{amount(document, 'tflops_per_gpu'):.0f} TFLOP/s", "model FLOPs of each GPU"),
         Card("MFU", words.percent(number(document, "mfu_pct"))),
         Card(
@@ -109,6 +109,12 @@ def _cards(document: Document) -> list[Card]:
             Card("Without a control", words.duration(1e6 * without), f"weft saves {gain:.1f}%", "good")
         )
     return found
+
+
+def _which(document: Document) -> str:
+    """Which step the cards show."""
+    kinds = {"plan-sweep": "the fastest way", "plan-scaling": "weak scaling, the largest size"}
+    return kinds.get(text(document, "kind"), "with weft's controls")
 
 
 def _bars(document: Document) -> tuple[Bar, ...]:

@@ -179,7 +179,8 @@ def scaling(curve: Document) -> Plot:
     title = curve_title(curve)
     return Plot(
         title=title,
-        note=(f"The curve ends: {text(curve, 'note')}" if text(curve, "note") else "Simulated."),
+        note="The axis does not begin at zero."
+        + (f" The curve ends: {text(curve, 'note')}." if text(curve, "note") else ""),
         description=f"{title}; the table below says the same",
         x_label="GPUs",
         y_label="tokens per second and GPU",
