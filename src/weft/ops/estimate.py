@@ -13,6 +13,7 @@ from functools import lru_cache
 
 from weft.ops.simulate import ISSUE_S, KERNEL_S, ROW_BYTES, SM_START_S, Case, collective_s, product
 from weft.sim.fabric import fabric
+from weft.sim.flow import slowed
 from weft.sim.gemm import Gemm
 from weft.workload import DTYPE_BYTES
 
@@ -155,10 +156,10 @@ class _Lanes:
     def _kernel(self, cost: tuple[Gemm, Gemm], busy: float, times: int = 1) -> _Kernel:
         """A product, `times` in a row; `busy`: bytes per second that copies beside it bring to this rank."""
         alone, beside = cost
-        free = max(self.memory - self.traffic * busy, 0.25 * self.memory)
-        slowed = max(beside.compute_s if self.sm else alone.compute_s, alone.memory_bytes / free)
+        arithmetic = beside.compute_s if self.sm else alone.compute_s
+        longer = slowed(arithmetic, alone.memory_bytes, self.traffic * busy, self.memory)
         gaps = (times - 1) * self.gap_s
-        return _Kernel(times * alone.seconds + gaps, times * slowed + gaps)
+        return _Kernel(times * alone.seconds + gaps, times * longer + gaps)
 
     def _local_s(self, moved: float) -> float:
         """A copy or sum on this rank."""
