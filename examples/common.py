@@ -86,6 +86,7 @@ def finish(found: list[Any], times_ms: list[float], args: argparse.Namespace) ->
             f"loss {values[0]:.4f} -> {values[-1]:.4f} in {len(values)} steps of {middle:.2f} ms", flush=True
         )
     if dist.is_initialized():
+        dist.barrier()  # a communication hook's last callback may still hold the group
         dist.destroy_process_group()
 
 
