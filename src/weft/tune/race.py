@@ -1,7 +1,8 @@
 """Race: which candidate is fastest, with as few measurements as the noise allows. `measure` is injected.
 
-Candidates are measured in rounds, each in a new random order, so that drift of the machine hits all alike.
-Those that are clearly behind drop out. The winner is measured again beside the baselines, out of sample.
+Candidates are measured in rounds, in a random order and then in its reverse, so that drift of the machine
+hits all alike. Those that are clearly behind drop out, and what they save goes to those that are close. The
+winner is measured again beside the baselines, out of sample.
 """
 
 from __future__ import annotations
@@ -11,18 +12,28 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean, median
+from statistics import median
 from typing import Generic, TypeVar
 
 import numpy as np
 
 from weft.errors import UsageError, WeftError
+from weft.tune.scores import Noise, Round, fit
 
 T = TypeVar("T")
 
-HOPELESS = 1.5  # times the fastest in a round: dropped without waiting for statistics
-DROP_Z = 2.5  # standard errors behind the leader
-NOISE_FLOOR = 0.002  # relative; keeps a lucky quiet start from dropping good candidates
+HOPELESS = 1.75  # times the fastest in a round: dropped without waiting for statistics
+DROP_Z = 2.4  # standard errors behind the leader, and so much more for each doubling of the rounds:
+DROP_Z_STEP = 0.15
+ONCE_Z = 3.0  # after a single round, whose leader is mostly one that was lucky
+LOOKS = 16  # rounds after each of which somebody may drop out; later, after every sixteenth part more
+MANY = 16  # challengers from which a few of them tell the noise before the rest is measured again
+ENOUGH = 8  # measurements for each candidate: then all are measured twice before any drops out
+PROBED = 8
+AGAIN_AT_MOST = 4  # times the rounds of confirmation, while it is open who is ahead
+FEW = 12  # challengers that get all the rounds they were promised; of more, a third
+TIE = 0.005
+"""Candidates that are this close (relative) may be taken for one another."""
 RESAMPLES = 1000
 
 
@@ -126,6 +137,7 @@ def race(
     rounds: int = 9,
     min_rounds: int = 3,
     confirm: int = 5,
+    tie: float = TIE,
     seed: int = 0,
     deadline_s: float | None = None,
     clock: Callable[[], float] = time.monotonic,
@@ -133,104 +145,220 @@ def race(
 ) -> Result[T]:
     """Find the fastest candidate. `measure` returns ms, or raises WeftError for one that cannot run.
 
+    `rounds` is how often a full grid would measure each candidate. A race of many takes at most a third of
+    that grid (`most_measurements`), and gives more than `rounds` to those that are hard to tell apart. It
+    ends when the leader is ahead of the rest beyond doubt, or within `tie` of the best.
+
     Baselines (indices) are never dropped, and another candidate is chosen only if it beats the best of them
-    beyond doubt. Those `aside` are references: measured in every round, never dropped and never chosen. After
-    `deadline_s` no new round begins; the first `min_rounds` are always run.
+    beyond doubt. Those `aside` are references: measured in `rounds` rounds, never dropped and never chosen.
+    After `deadline_s` no new round begins; the first `min_rounds` are always run.
     """
     if not candidates:
         raise UsageError("a race needs at least one candidate")
     result = Result([Entry(c) for c in candidates], tuple(baselines), tuple(aside))
-    order, until = random.Random(seed), math.inf if deadline_s is None else clock() + deadline_s
-
-    def take(index: int, into: list[float]) -> None:
-        entry = result.entries[index]
-        try:
-            into.append(float(measure(entry.candidate)))
-            result.measurements += 1
-        except WeftError as error:
-            entry.kept, entry.error, entry.problem = False, error, str(error)
-        if on_sample is not None:
-            on_sample(index, into[-1] if into and not entry.failed else None)
-
-    for number in range(rounds):
-        alive = [i for i, entry in enumerate(result.entries) if entry.kept]
-        if number >= min_rounds and (clock() >= until or _settled(result, alive)):
-            result.out_of_time = clock() >= until
+    course = _Course(result, measure, on_sample, rounds, min_rounds, tie, random.Random(seed))
+    until = math.inf if deadline_s is None else clock() + deadline_s
+    while not course.over:
+        if len(course.table) >= min_rounds and clock() >= until:
+            result.out_of_time = True
             break
-        order.shuffle(alive)
-        for index in alive:
-            take(index, result.entries[index].samples)
-        _drop(result, number + 1, min_rounds)
-    result.chosen = _choose(result)
-    _measure_again(result, take, confirm, order)
+        course.round()
+    result.chosen = course.choose()
+    course.measure_again(confirm, lambda: clock() >= until)
     return result
 
 
-def _settled(result: Result[T], alive: Sequence[int]) -> bool:
-    """Whether more rounds would change nothing: one challenger is left, and ahead or behind beyond doubt."""
-    spared = {*result.baselines, *result.aside}
-    challengers, baseline = [i for i in alive if i not in spared], result.best_baseline
-    if not challengers:
-        return True
-    if len(challengers) > 1 or baseline is None:
-        return False
-    _, low, high = ratio_ci(result.entries[challengers[0]].samples, result.entries[baseline].samples)
-    return high < 1.0 or low > 1.0
+def most_measurements(candidates: int, rounds: int) -> int:
+    """What a race takes at most before it confirms: the full grid of a few, a third of the grid of many."""
+    return max(candidates, math.ceil(rounds * max(candidates / 3, min(candidates, FEW))))
 
 
-def _noise(entries: Sequence[Entry[T]]) -> float:
-    """Pooled relative standard deviation of one measurement."""
-    squares, freedom = 0.0, 0
-    for entry in entries:
-        if len(entry.samples) > 1:
-            logs = [math.log(s) for s in entry.samples]
-            middle = fmean(logs)
-            squares += sum((value - middle) ** 2 for value in logs)
-            freedom += len(logs) - 1
-    return max(NOISE_FLOOR, math.sqrt(squares / freedom)) if freedom else NOISE_FLOOR
+class _Course(Generic[T]):
+    """A race while it is run."""
+
+    def __init__(
+        self,
+        result: Result[T],
+        measure: Callable[[T], float],
+        on_sample: Callable[[int, float | None], None] | None,
+        rounds: int,
+        min_rounds: int,
+        tie: float,
+        order: random.Random,
+    ) -> None:
+        self.result, self.measure, self.on_sample = result, measure, on_sample
+        self.rounds, self.min_rounds, self.tie, self.order = rounds, min_rounds, tie, order
+        self.most = most_measurements(len(result.entries), rounds)
+        self.spared = {*result.baselines, *result.aside}
+        self.table: list[Round] = []
+        self.noise = Noise()
+        self.places: dict[int, int] = {}
+        self.passed: set[int] = set()
+        """Baselines that are out of reach of the leader: not measured beyond `rounds`."""
+        self.over = rounds < 1
+
+    def round(self) -> None:
+        """Measure those in the race once more, and see who is out."""
+        found: dict[int, float] = {}
+        members = self._members()
+        for index in self._shuffled(members) if self._probing() else self._ordered(members):
+            samples = self.result.entries[index].samples
+            if self._take(index, samples):
+                found[index] = math.log(max(samples[-1], 1e-12))
+        self.table.append(found)
+        done = len(self.table)
+        if done <= LOOKS or done % (done // LOOKS) == 0:
+            self._look()
+        left = self.most - self.result.measurements
+        if self.most < self.rounds * len(self.result.entries):
+            self._thin(left)
+        self.over |= len(self._members()) > left or (not self._challengers() and done >= self.min_rounds)
+
+    def choose(self) -> int | None:
+        """The fastest, unless a baseline is not beaten beyond doubt."""
+        field = self._field() or [i for i, e in enumerate(self.result.entries) if e.samples and not e.failed]
+        if not field:
+            return None
+        best, baseline = self._ranked(field)[0][1], self.result.best_baseline
+        if baseline is None or best in self.result.baselines:
+            return best
+        return best if self._ratio(best, baseline)[2] < 1.0 else baseline
+
+    def measure_again(self, rounds: int, late: Callable[[], bool]) -> None:
+        """Measure the chosen one and the baselines out of sample; longer while it is open who is ahead."""
+        chosen, entries = self.result.chosen, self.result.entries
+        if chosen is None:
+            return
+        again = [i for i in {chosen, *self.result.baselines} if not entries[i].failed]
+        for number in range(rounds * AGAIN_AT_MOST):
+            if number >= rounds and (late() or self._clear(chosen)):
+                break
+            for index in self._ordered(again):
+                if not entries[index].failed:
+                    self._take(index, entries[index].again)
+
+    def _clear(self, chosen: int) -> bool:
+        baseline = self.result.best_baseline
+        if baseline is None or chosen in self.result.baselines:
+            return True
+        again = [self.result.entries[i].again for i in (chosen, baseline)]
+        _, low, high = ratio_ci(*again)
+        return not low <= 1.0 <= high
+
+    def _take(self, index: int, into: list[float]) -> bool:
+        entry = self.result.entries[index]
+        try:
+            ms = float(self.measure(entry.candidate))
+            if not math.isfinite(ms):
+                raise WeftError(f"measured {ms} ms, which is not a time")
+            into.append(ms)
+            self.result.measurements += 1
+        except WeftError as error:
+            entry.kept, entry.error, entry.problem = False, error, str(error)
+        if self.on_sample is not None:
+            self.on_sample(index, None if entry.failed else into[-1])
+        return not entry.failed
+
+    def _challengers(self) -> list[int]:
+        return [i for i, entry in enumerate(self.result.entries) if entry.kept and i not in self.spared]
+
+    def _probing(self) -> bool:
+        """Whether the next round is for a few only: they tell the noise, and it tells who is out already."""
+        short = self.most < ENOUGH * len(self.result.entries)
+        return short and len(self.table) == 1 and len(self._challengers()) >= MANY
+
+    def _members(self) -> list[int]:
+        """Who is measured in the next round."""
+        done, members = len(self.table), self._challengers()
+        if self._probing():
+            members = sorted(members, key=self.table[0].__getitem__)[: max(PROBED, len(members) // 5)]
+        others = self.spared if done < self.rounds else set(self.result.baselines) - self.passed
+        return members + [i for i in sorted(others) if not self.result.entries[i].failed]
+
+    def _ordered(self, members: Sequence[int]) -> list[int]:
+        """A random order, and the next time its reverse: then a steady drift cancels."""
+        if self.places:
+            order = sorted(members, key=lambda i: -self.places.get(i, 0))
+            self.places = {}
+        else:
+            order = self._shuffled(members)
+            self.places = {index: place for place, index in enumerate(order)}
+        return order
+
+    def _shuffled(self, members: Sequence[int]) -> list[int]:
+        return self.order.sample(members, len(members))
+
+    def _field(self) -> list[int]:
+        """Those that can still win, by what all of them took part in."""
+        rest = [i for i in self.result.baselines if i not in self.passed and self.result.entries[i].samples]
+        return self._challengers() + [i for i in rest if not self.result.entries[i].failed]
+
+    def _ranked(self, field: Sequence[int]) -> list[tuple[float, int, int]]:
+        """How far each is behind the first (relative), its index, and how often it was measured."""
+        level, counts, self.noise = fit(self.table, field, self.noise)
+        found = zip((level - level.min()).tolist(), field, counts.tolist(), strict=True)
+        return sorted(found)
+
+    def _look(self) -> None:
+        """Drop who is behind beyond doubt; end the race when the leader is the best, or as good."""
+        field, done = self._field(), len(self.table)
+        if not field:
+            return
+        ranked = self._ranked(field)
+        margins = [self._margin(ranked[0][2], count) for _, _, count in ranked]
+        for (behind, index, count), margin in zip(ranked[1:], margins[1:], strict=True):
+            if behind > min(margin, math.log(HOPELESS)):
+                self._leave(index, f"{100 * math.expm1(behind):.1f}% behind after {_times(count)}")
+        rest = [
+            margin - behind
+            for (behind, index, _), margin in zip(ranked[1:], margins[1:], strict=True)
+            if index in self.spared or self.result.entries[index].kept
+        ]
+        best = all(room < self.tie for room in rest)
+        self.over = done >= self.min_rounds and best and self._decided(ranked)
+
+    def _margin(self, leader: int, count: int) -> float:
+        """How far behind one must be to drop out, after so many measurements of the leader and of it."""
+        if len(self.table) < self.min_rounds and not self._may_drop_early(count):
+            return math.inf
+        z = DROP_Z + DROP_Z_STEP * math.log2(count) if count > 1 else ONCE_Z
+        return self.noise.margin(z, leader, count)
+
+    def _may_drop_early(self, count: int) -> bool:
+        """Many candidates tell the noise soon; one slow time alone tells nothing where there are outliers."""
+        return len(self.result.entries) >= MANY and (count > 1 or not self.noise.outliers)
+
+    def _leave(self, index: int, why: str) -> None:
+        if index in self.result.baselines:
+            if len(self.table) >= self.rounds:
+                self.passed.add(index)
+        else:
+            self.result.entries[index].kept, self.result.entries[index].problem = False, why
+
+    def _thin(self, left: int) -> None:
+        """Leave as many in the race as three more rounds can be had for."""
+        cost, challengers = len(self._members()), self._challengers()
+        if len(self.table) < 2 or 3 * cost <= left or len(challengers) <= 2:
+            return
+        places = max(2, left // 3 - (cost - len(challengers)))
+        inside = [i for _, i, _ in self._ranked(self._field()) if i in challengers]
+        for index in inside[places:]:
+            self._leave(index, f"not among the first {places} when measurements ran short")
+
+    def _decided(self, ranked: Sequence[tuple[float, int, int]]) -> bool:
+        """Whether the leader is a baseline, or ahead of all of them beyond doubt, or as good as level."""
+        leader, baseline = ranked[0][1], self.result.best_baseline
+        if baseline is None or leader in self.result.baselines:
+            return True
+        _, low, high = self._ratio(leader, baseline)
+        level = any(behind < self.tie for behind, index, _ in ranked if index in self.result.baselines)
+        return level or not low <= 1.0 <= high
+
+    def _ratio(self, a: int, b: int) -> tuple[float, float, float]:
+        """Time of a over that of b, in the rounds that both were in."""
+        both = [(math.exp(found[a]), math.exp(found[b])) for found in self.table if a in found and b in found]
+        return ratio_ci([x for x, _ in both], [y for _, y in both])
 
 
-def _drop(result: Result[T], rounds_done: int, min_rounds: int) -> None:
-    racing = [entry for i, entry in enumerate(result.entries) if i not in result.aside]
-    alive = [entry for entry in racing if entry.kept and entry.samples]
-    if not alive:
-        return
-    leader = min(alive, key=lambda entry: entry.ms)
-    margin = DROP_Z * _noise(alive) * math.sqrt(2 / rounds_done)
-    spared = [leader, *(result.entries[i] for i in result.baselines)]
-    for entry in alive:
-        if any(entry is one for one in spared):
-            continue
-        # Rounds are shared, so a slow moment of the machine cancels in the ratio.
-        behind = fmean(
-            math.log(a / b) for a, b in zip(entry.samples, leader.samples, strict=False) if a > 0 and b > 0
-        )
-        if behind > math.log(HOPELESS) or (rounds_done >= min_rounds and behind > margin):
-            entry.kept = False
-            entry.problem = f"{100 * math.expm1(behind):.1f}% behind after {rounds_done} rounds"
-
-
-def _choose(result: Result[T]) -> int | None:
-    entries = enumerate(result.entries)
-    usable = [i for i, e in entries if e.samples and not e.failed and i not in result.aside]
-    alive = [i for i in usable if result.entries[i].kept] or usable
-    if not alive:
-        return None
-    best, baseline = min(alive, key=lambda i: result.entries[i].ms), result.best_baseline
-    if baseline is None or best in result.baselines:
-        return best
-    _, _, high = ratio_ci(result.entries[best].samples, result.entries[baseline].samples)
-    return best if high < 1.0 else baseline
-
-
-def _measure_again(
-    result: Result[T], take: Callable[[int, list[float]], None], rounds: int, order: random.Random
-) -> None:
-    if result.chosen is None:
-        return
-    again = [i for i in {result.chosen, *result.baselines} if not result.entries[i].failed]
-    for _ in range(rounds):
-        order.shuffle(again)
-        for index in again:
-            if not result.entries[index].failed:
-                take(index, result.entries[index].again)
+def _times(rounds: int) -> str:
+    return "1 round" if rounds == 1 else f"{rounds} rounds"
