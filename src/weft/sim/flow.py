@@ -13,9 +13,11 @@ from dataclasses import dataclass, field
 from weft.sim.fabric import Fabric, fair
 
 STALL = 0.5
-"""How much a kernel bound by arithmetic is slowed by the share of memory bandwidth that copies take. Fitted to
-one measurement: an all-gather of 64 MiB shards and a product as large as 8192³ on eight H100 (pytorch PR 172714)
-take 2.96 ms one after the other, 2.02 by shards on SMs, 1.77 on copy engines; here 2.79, 2.00 and 1.59."""
+"""How much a kernel bound by arithmetic is slowed by the share of memory bandwidth that copies take.
+
+Fitted to one measurement: an all-gather of 64 MiB shards and a product as large as 8192³ on eight H100
+(pytorch PR 172714) take 2.96 ms one after the other, 2.02 by shards on SMs, 1.77 on copy engines; here they
+take 2.79, 2.00 and 1.59."""
 LEAST_MEMORY = 0.25
 """Share of the memory bandwidth that copies leave to kernels in any case."""
 _SAME_S = 1e-10

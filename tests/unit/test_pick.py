@@ -1,0 +1,122 @@
+"""The pick from sizes alone, against exhaustive search on shapes that no fit has seen."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+
+from weft.errors import UsageError
+from weft.ops import pick as module
+from weft.ops.pick import estimates, pick
+from weft.ops.schedule import OPERATIONS
+from weft.ops.simulate import Case, exhaustive
+from weft.policy import SCHEDULES
+from weft.sim.fabric import TOPOLOGIES
+
+
+def cases(count: int) -> list[Case]:
+    draw = random.Random("pick, unit tests")
+
+    def size(high: int) -> int:
+        return round(math.exp(draw.uniform(math.log(192), math.log(high))))
+
+    found = []
+    for i in range(count):
+        topology = TOPOLOGIES[i % 4]
+        found.append(
+            Case(
+                operation=OPERATIONS[i // 4 % 3],
+                m=size(200_000),
+                n=size(40_000),
+                k=size(40_000),
+                ranks=draw.choice([2, 3, 4, 6, 8, 12]) if topology == "pcie" else draw.randint(2, 16),
+                gpu=draw.choice(["h200", "a100-80gb", "a40", "mi250x", "mi300x", "b200"]),
+                topology=topology,
+            )
+        )
+    return found
+
+
+def test_the_pick_is_close_to_the_best_and_never_loses_to_serial():
+    regrets, against_serial = [], []
+    for case in cases(48):
+        times = {(r.name, r.engine): r.seconds for r in exhaustive(case)}
+        found = pick(case.operation, case.m, case.n, case.k, case.ranks, case.dtype, case.gpu, case.topology)
+        taken = times[found.schedule, found.engine]
+        regrets.append(taken / min(times.values()) - 1)
+        against_serial.append(taken / min(times["serial", "dma"], times["serial", "sm"]) - 1)
+    assert sum(r <= 0.02 for r in regrets) / len(regrets) >= 0.92
+    assert sum(regrets) / len(regrets) <= 0.01
+    assert max(against_serial) <= 0.01
+
+
+def test_it_says_why_in_one_sentence():
+    found = pick("all_gather_matmul", 131072, 2048, 16384, 8, "bf16", "mi300x", "mesh")
+    assert found.schedule == "hetero-fused-1d"
+    assert found.engine == "dma"
+    for part in ("hetero-fused-1d on dma", "operations for each byte", "7 links", "hides the first transfer"):
+        assert part in found.why
+    assert "\n" not in found.why
+    assert ". " not in found.why
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_every_schedule_has_its_reason(name):
+    case = Case(operation="matmul_reduce_scatter", m=8192, n=8192, k=8192, ranks=8, gpu="h100")
+    of = {e.schedule: e for e in estimates(case)}
+    assert module.why(case, of[name], of["serial"]).startswith(f"{name} on ")
+
+
+def test_a_tiny_product_stays_serial():
+    for operation in OPERATIONS:
+        assert pick(operation, 64, 64, 64, 8).schedule == "serial"
+
+
+def test_only_engines_that_are_there():
+    for engine in ("dma", "sm"):
+        assert pick("all_gather_matmul", 65536, 4096, 8192, 8, engines=(engine,)).engine == engine
+    with pytest.raises(UsageError, match="no engine to pick from"):
+        pick("all_gather_matmul", 64, 64, 64, 8, engines=())
+
+
+def test_nothing_is_simulated_and_the_same_call_is_remembered(monkeypatch):
+    def refuse(*_):
+        raise AssertionError("the pick must not simulate")
+
+    monkeypatch.setattr("weft.ops.simulate.flow", refuse)
+    module._pick.cache_clear()
+    first = pick("all_to_all_matmul", 12345, 4321, 2345, 5, "fp16", "h200", "ring")
+    assert pick("all_to_all_matmul", 12345, 4321, 2345, 5, "fp16", "h200", "ring") is first
+
+
+def test_equal_estimates_go_to_dma_and_the_simpler_schedule(monkeypatch):
+    monkeypatch.setattr(module, "seconds", lambda case, name, engine: 1.0 if name == "serial" else 0.5)
+    module._pick.cache_clear()
+    found = pick("all_gather_matmul", 999, 999, 999, 3)
+    module._pick.cache_clear()
+    assert (found.schedule, found.engine) == ("shard", "dma")
+
+
+def test_a_gain_within_the_margin_is_left_alone(monkeypatch):
+    monkeypatch.setattr(module, "seconds", lambda case, name, engine: 1.0 if name == "serial" else 0.995)
+    module._pick.cache_clear()
+    found = pick("all_gather_matmul", 999, 999, 999, 3)
+    module._pick.cache_clear()
+    assert found.schedule == "serial"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("all_reduce", 64, 64, 64, 8), "operation 'all_reduce' is not known"),
+        (("all_gather_matmul", 0, 64, 64, 8), "M = 0 is not possible"),
+        (("all_gather_matmul", 64, 64, 64, 1), "ranks 1 is not possible"),
+        (("all_gather_matmul", 64, 64, 64, 8, "bf16", "h900"), "no GPU preset"),
+        (("all_gather_matmul", 64, 64, 64, 8, "bf16", "h100", "star"), "topology 'star'"),
+    ],
+)
+def test_what_is_not_possible_is_named(words, said):
+    with pytest.raises(UsageError, match=said):
+        pick(*words)
