@@ -66,11 +66,11 @@ def tokens(args: argparse.Namespace, device: torch.device, *, shared: bool = Fal
 
 def loop(step: Callable[[int], torch.Tensor], args: argparse.Namespace) -> None:
     """Call `step` for every step, time it without stopping the GPU, and say how it went."""
-    losses, marks = [], [_mark()]
+    losses, marks = [], [mark()]
     for number in range(args.steps):
         losses.append(step(number).detach().float().clone())
-        marks.append(_mark())
-    finish(losses, _elapsed_ms(marks), args)
+        marks.append(mark())
+    finish(losses, milliseconds(marks), args)
 
 
 def finish(found: list[Any], times_ms: list[float], args: argparse.Namespace) -> None:
@@ -90,7 +90,8 @@ def finish(found: list[Any], times_ms: list[float], args: argparse.Namespace) ->
         dist.destroy_process_group()
 
 
-def _mark() -> Any:
+def mark() -> Any:
+    """Now, on this rank's GPU where there is one."""
     if not torch.cuda.is_available():
         return time.perf_counter()
     event = torch.cuda.Event(enable_timing=True)
@@ -98,7 +99,8 @@ def _mark() -> Any:
     return event
 
 
-def _elapsed_ms(marks: list[Any]) -> list[float]:
+def milliseconds(marks: list[Any]) -> list[float]:
+    """Between each mark and the next."""
     if not torch.cuda.is_available():
         return [1e3 * (b - a) for a, b in itertools.pairwise(marks)]
     torch.cuda.synchronize()

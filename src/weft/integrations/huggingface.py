@@ -1,0 +1,38 @@
+"""A callback for the Hugging Face Trainer. `weft run` needs none; this is for what it cannot do from outside.
+
+    trainer = Trainer(…, callbacks=[WeftCallback("policy.json")])   # then: weft run -- python train.py
+
+It applies a policy while `train` lasts, and adds the verdict of `weft run --tune` to the trainer's log history.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from typing import Any
+
+from weft.errors import UnavailableError
+from weft.integrations.callback import Training
+from weft.policy import Policy
+
+
+def _base() -> Any:
+    try:
+        return importlib.import_module("transformers").TrainerCallback
+    except ImportError as error:
+        raise UnavailableError(f"transformers cannot be used ({error}): pip install transformers") from None
+
+
+class WeftCallback(_base()):  # type: ignore[misc]
+    """Applies `policy` (a Policy or a policy file) while training lasts; logs what tuning found."""
+
+    def __init__(self, policy: Policy | str | os.PathLike[str] | None = None) -> None:
+        self._training = Training(policy)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._training.begin()
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        figures = self._training.end()
+        if figures:
+            state.log_history.append({"step": state.global_step, **figures})
