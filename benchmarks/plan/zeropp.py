@@ -1,0 +1,107 @@
+"""Compression against published runs: the speed-up of ZeRO++ over ZeRO-3 (arXiv:2306.10209, figures 6 to 8).
+
+python benchmarks/plan/zeropp.py [--out benchmarks/results/plan/zeropp.json]
+
+384 V100 in DGX-2 nodes of 16. Nothing is fitted on these rows; the figures are Megatron-LM's of 2022 with the
+16-bit gradients of DeepSpeed. What is compared is the ratio of the two rates, which does not depend on how
+FLOPs are counted. The papers on PowerSGD and 1-bit Adam publish no pair of step times with a complete
+configuration.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from weft.gpu.presets import PRESETS
+from weft.gpu.specs import Throughput
+from weft.plan import Job, Model, Network, predict
+from weft.plan.figures import shipped
+from weft.plan.models import PRESETS as MODELS
+
+V100 = replace(
+    PRESETS["a100-40gb"],  # figures of the V100 data sheet and the DGX-2 user guide
+    name="v100",
+    title="NVIDIA V100 32GB",
+    arch="sm_70",
+    compute_capability=(7, 0),
+    sms=80,
+    memory_bytes=32 << 30,
+    memory_bytes_per_s=900e9,
+    throughput=Throughput(bf16_tflops=125.0, fp16_tflops=125.0, fp32_tflops=15.7, fp64_tflops=7.8),
+    links=6,
+    link_bytes_per_s=25e9,
+)
+# 12 l h^2 = 138B with the width of GPT-3; the paper gives no dimensions.
+GPT_138B = Model(
+    name="gpt-138b", layers=76, hidden=12288, heads=96, ffn=49152, vocab=51200, tied=True, positions=2048
+)
+# model, tokens of a micro-batch, Gbit/s of a node, TFLOP/s with ZeRO-3, with ZeRO++ (labels of the bars)
+PUBLISHED = (
+    ("gpt-18b", 1024, 400, 25, 35),
+    ("gpt-138b", 1024, 400, 23, 36),
+    ("gpt-18b", 2048, 400, 40, 53),
+    ("gpt-138b", 2048, 400, 36, 50),
+    ("gpt-18b", 1024, 100, 14, 31),
+    ("gpt-138b", 1024, 100, 11, 22),
+    ("gpt-18b", 2048, 100, 26, 46),
+    ("gpt-138b", 2048, 100, 20, 38),
+    ("gpt-18b", 2048, 200, 37, 50),
+    ("gpt-18b", 2048, 800, 47, 54),
+    ("gpt-138b", 2048, 200, 32, 48),
+    ("gpt-138b", 2048, 800, 48, 55),
+)
+SOFTWARE = "megatron-2022"
+
+
+def compare() -> dict[str, Any]:
+    """Every published pair beside the predicted one."""
+    figures = shipped().with_software(SOFTWARE, grad_bytes=2.0)
+    rows = []
+    for name, tokens, gbit, base, fast in PUBLISHED:
+        job = Job(
+            model=MODELS["gpt-18b"] if name == "gpt-18b" else GPT_138B,
+            gpu=V100,
+            gpus=384,
+            seq_len=tokens,
+            sharding="zero3",
+            recompute="full",
+            precision="fp16",
+            network=Network(name="dgx2", domain=16, rail_bytes_per_s=gbit / 16 / 8 * 1e9, leaf_gpus=4096),
+            software=SOFTWARE,
+        )
+        plain = predict(job, figures, check_memory=False)
+        packed = predict(job.but(compression="zero++"), figures, check_memory=False)
+        ratio = plain.step_s / packed.step_s
+        rows.append(
+            {
+                "model": name,
+                "tokens": tokens,
+                "node_gbit_s": gbit,
+                "published_speedup": round(fast / base, 3),
+                "predicted_speedup": round(ratio, 3),
+                "error_pct": round(100 * (ratio / (fast / base) - 1), 1),
+            }
+        )
+    errors = [abs(row["error_pct"]) for row in rows]
+    return {"rows": rows, "mean_pct": round(sum(errors) / len(errors), 1), "max_pct": max(errors)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/plan/zeropp.json"))
+    options = parser.parse_args()
+    found = compare()
+    for row in found["rows"]:
+        print(row)
+    print(f"mean error of the speed-up {found['mean_pct']}%, largest {found['max_pct']}%")
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    document = {"command": "python benchmarks/plan/zeropp.py", "simulated": True, **found}
+    options.out.write_text(json.dumps(document, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
