@@ -13,7 +13,7 @@ import weft
 from weft.errors import WeftError
 
 # A subcommand is a module `weft.cli.NAME` with a function `NAME`; its heavy imports stay inside the function.
-COMMANDS = ("doctor", "run", "tune", "bench", "analyze", "report", "calibrate", "plan", "explore")
+COMMANDS = ("doctor", "run", "tune", "store", "bench", "analyze", "report", "calibrate", "plan", "explore")
 
 PASS_THROUGH: dict[str, Any] = {"allow_interspersed_args": False}
 """Settings of commands whose arguments belong to another program."""

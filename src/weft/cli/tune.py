@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,8 +15,11 @@ import typer
 
 if TYPE_CHECKING:
     from weft.execute.base import Executor
+    from weft.gpu.specs import GpuSpec
+    from weft.policy import Policy
     from weft.report.occupancy import Picture
     from weft.tune.space import Candidate
+    from weft.tune.store import Entry, Key, Store
     from weft.tune.verdict import Verdict
     from weft.workload import Workload
 
@@ -35,27 +43,112 @@ def tune(
     streams: int = typer.Option(0, help="Streams that take the compute in turn."),
     budget: float = typer.Option(60.0, metavar="SECONDS", help="After this, no new round of measurements."),
     seed: int = typer.Option(0, help="Seed of the order of measurements."),
+    kernel: str = typer.Option(
+        "", metavar="PATTERN", help="Write the rule for our GEMM for these kernels of your program."
+    ),
+    fresh: bool = typer.Option(False, "--fresh", help="Measure, also where a verdict is in the store."),
+    every: bool = typer.Option(False, "--every", help="Race every candidate, also unpromising ones."),
 ) -> None:
-    """Find the policy that hides most of a workload's communication, or say that there is none."""
+    """Find the policy that hides most of a workload's communication, or say that there is none.
+
+    What a GPU of this machine said is kept in a store, and shown at once the next time.
+    """
     from weft.errors import UsageError
     from weft.execute.devices import open_executor
+    from weft.tune.space import for_kernel
 
     if budget <= 0:
         raise UsageError("--budget is a number of seconds greater than zero")
     workload = _workload(name, gemm, dtype, tile, grid, collective, size, ranks, iterations, streams)
     executor = open_executor(device)
     try:
-        tried = _candidates(executor, workload)
-        verdict = _race(executor, workload, tried, seed, budget, quiet=as_json or executor.simulated)
-        document = verdict.to_dict()
-        page = _page(executor, verdict, document) if html else ""
+        kept = _Kept(executor, workload)
+        found = None if fresh or html else kept.fresh()
+        if found is None:
+            tried, ranked_out = _candidates(executor, workload, kept.entry, every)
+            quiet = as_json or executor.simulated
+            verdict = _race(executor, workload, tried, seed, budget, ranked_out, quiet=quiet)
+            document = verdict.to_dict()
+            page = _page(executor, verdict, document) if html else ""
+            kept.put(verdict.policy, document)
     finally:
         executor.close()
-    _write(verdict, out, html, page)
+    policy = found.policy if found is not None else verdict.policy
+    policy = for_kernel(policy, kernel) if kernel else policy
+    if found is not None:
+        document = {**found.verdict, "stored": _made(found)}
+    document["policy"] = policy.to_dict()
+    _write(policy, out, html, page if found is None else "")
     if as_json:
         print(json.dumps(document))
+    elif found is not None:
+        print(f"{document['verdict']['text']}\nMeasured {_made(found)}; `--fresh` measures again.")
     else:
-        _show(verdict, out, html)
+        _show(verdict, html)
+    if not as_json and out is not None:
+        _say_how_to_apply(policy, out)
+
+
+class _Kept:
+    """What the store knows of a workload on a real GPU; its troubles are told, and cost nothing else."""
+
+    def __init__(self, executor: Executor, workload: Workload) -> None:
+        self.entry: Entry | None = None
+        self.key: Key | None = None
+        # Ranks must all do the same, and their stores may differ: there nothing is read.
+        self.alone = int(os.environ.get("WORLD_SIZE", "1")) == 1
+        if executor.simulated:
+            return
+        with self._telling():
+            self.key = _key(executor, workload)
+            self.entry = self._store().get(self.key) if self.alone else None
+
+    def fresh(self) -> Entry | None:
+        """A verdict that need not be measured again."""
+        return self.entry if self.entry is not None and not self.entry.stale else None
+
+    def put(self, policy: Policy, document: dict[str, Any]) -> None:
+        if self.key is not None and (self.alone or os.environ.get("RANK") == "0"):
+            with self._telling():
+                self._store().put(self.key, policy, document)
+
+    @staticmethod
+    def _store() -> Store:
+        from weft.tune.store import Store
+
+        return Store()
+
+    @staticmethod
+    @contextmanager
+    def _telling() -> Iterator[None]:
+        from weft.errors import WeftError
+
+        try:
+            yield
+        except WeftError as error:
+            print(f"weft: {error}", file=sys.stderr)
+
+
+def _key(executor: Executor, workload: Workload) -> Key:
+    from weft.gpu import nvml
+    from weft.tune.store import Key
+
+    info = executor.info()
+    with nvml.session() as library:
+        driver = nvml.driver_release(library) or str(info.get("cuda") or "unknown")
+    what = {k: v for k, v in workload.to_dict().items() if k != "name"}
+    text = json.dumps(what, sort_keys=True, separators=(",", ":"))
+    return Key(
+        gpu=str(info.get("gpu") or executor.device),
+        driver=driver,
+        nccl=str(info.get("nccl") or "unknown"),
+        torch=str(info.get("torch") or "unknown"),
+        workload=f"{info.get('ranks', '')} {text}",
+    )
+
+
+def _made(entry: Entry) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.made))
 
 
 def _workload(
@@ -101,7 +194,14 @@ def _workload(
 
 
 def _race(
-    executor: Executor, workload: Workload, tried: list[Candidate], seed: int, budget: float, *, quiet: bool
+    executor: Executor,
+    workload: Workload,
+    tried: list[Candidate],
+    seed: int,
+    budget: float,
+    ranked_out: int,
+    *,
+    quiet: bool,
 ) -> Verdict:
     from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -117,25 +217,50 @@ def _race(
             took = "-" if ms is None else f"{ms:.2f} ms"
             bar.update(task, advance=1, description=f"{label} {took}")
 
-        return decide(executor, workload, tried, seed=seed, deadline_s=budget, on_sample=tell)
+        return decide(
+            executor, workload, tried, seed=seed, deadline_s=budget, on_sample=tell, ranked_out=ranked_out
+        )
 
 
-def _candidates(executor: Executor, workload: Workload) -> list[Candidate]:
+def _candidates(
+    executor: Executor, workload: Workload, before: Entry | None, every: bool
+) -> tuple[list[Candidate], int]:
+    """Whom to race, and how many a simulated GPU ruled out."""
     from weft.execute.base import BASELINE_CTAS
-    from weft.tune.space import candidates
+    from weft.tune.space import Candidate, candidates, label
 
     if executor.simulated:
         from weft.sim.execute import SimExecutor
 
         assert isinstance(executor, SimExecutor)
         most = executor.most_ctas(workload)
-        return candidates(workload, executor.profile.spec, executor.ctas, most, engines=not executor.ghost)
+        engines = not executor.ghost
+        return candidates(workload, executor.profile.spec, executor.ctas, most, engines=engines), 0
     info = executor.info()
-    sms = int(info.get("sm_count") or 0)
-    return candidates(workload, _spec(str(info.get("gpu", ""))), BASELINE_CTAS, sms // workload.ranks)
+    title, sms = str(info.get("gpu", "")), int(info.get("sm_count") or 0)
+    tried = candidates(workload, _spec(title), BASELINE_CTAS, sms // workload.ranks)
+    likely = tried if every else _promising(title, "ghost" in str(info.get("ranks")), workload, tried)
+    if before is not None and before.policy not in [c.policy for c in likely]:
+        likely.append(Candidate(label(before.policy), before.policy))  # the winner of another time
+    return likely, len(tried) - len([c for c in tried if c in likely])
 
 
-def _spec(title: str) -> Any:
+def _promising(title: str, ghost: bool, workload: Workload, tried: list[Candidate]) -> list[Candidate]:
+    """What the simulated GPU nearest to this one does not rule out; all where there is none."""
+    from weft.errors import WeftError
+    from weft.sim.execute import GHOST, SimExecutor
+    from weft.sim.profile import by_title
+    from weft.tune.space import promising
+
+    try:
+        model = by_title(title)
+        simulated = SimExecutor(model.name + (GHOST if ghost else ""), model=model)
+        return promising(tried, lambda c: simulated.measure(workload, c.policy, c.mode).ms)
+    except WeftError:  # a GPU or a workload that the model does not know
+        return list(tried)
+
+
+def _spec(title: str) -> GpuSpec | None:
     """The preset of a real GPU by its marketing name, or None: then residency is left alone."""
     from weft.gpu.presets import PRESETS
 
@@ -168,16 +293,16 @@ def _pictures(executor: Executor, verdict: Verdict, mode: str) -> list[Picture]:
     return [picture(title, found.total_s, found.compute, found.comm, most) for title, found in named]
 
 
-def _write(verdict: Verdict, out: Path | None, html: Path | None, page: str) -> None:
+def _write(policy: Policy, out: Path | None, html: Path | None, page: str) -> None:
     from weft.files import write_whole
 
     if out is not None:
-        verdict.policy.save(out)
+        policy.save(out)
     if html is not None:
         write_whole(html, page)
 
 
-def _show(verdict: Verdict, out: Path | None, html: Path | None) -> None:
+def _show(verdict: Verdict, html: Path | None) -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -200,11 +325,17 @@ def _show(verdict: Verdict, out: Path | None, html: Path | None) -> None:
         )
     Console().print(table)
     failed = [e for e in verdict.entries if e.failed]
-    print(
-        f"ideal {references.ideal_ms:.2f} ms; {len(verdict.entries)} candidates, {len(failed)} not possible"
-    )
+    counted = f"{len(verdict.entries)} candidates, {len(failed)} not possible"
+    counted += f"; {verdict.ranked_out} more ruled out by simulation" if verdict.ranked_out else ""
+    print(f"ideal {references.ideal_ms:.2f} ms; {counted}")
     print(verdict.text)
-    if out is not None:
-        print(f"policy: {out}; apply it with `weft run --policy {out} -- CMD…`")
     if html is not None:
         print(f"page: {html}")
+
+
+def _say_how_to_apply(policy: Policy, out: Path) -> None:
+    from weft.tune.space import GEMM
+
+    print(f"policy: {out}; apply it with `weft run --policy {out} -- CMD…`")
+    if any(rule.kernel == GEMM for rule in policy.rules):
+        print(f"its rule is for {GEMM}, our own kernel; `--kernel PATTERN` names that of your program")

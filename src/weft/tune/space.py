@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import product
 
 from weft.gpu.occupancy import blocks_per_sm, shared_bytes_for
@@ -12,6 +12,8 @@ from weft.policy import Policy, Rule
 from weft.workload import DTYPE_BYTES, TRITON_KINDS, Compute, Workload
 
 GEMM = "weft_gemm"  # the name of our Triton GEMM as the driver knows it
+PROMISING = 12  # candidates that a model ranks first
+NEAR_BEST = 1.02  # times the model's best: it cannot tell these apart
 HEAD_START_US = 5.0  # enough for a collective's blocks to be placed first; 40 already costs on an H200
 
 
@@ -49,6 +51,33 @@ def candidates(
     if engines and workload.collective in ("all_gather", "all_to_all"):
         found.append(Candidate("dma", Policy(engine="dma")))
     return found
+
+
+def promising(
+    tried: Sequence[Candidate], predict: Callable[[Candidate], float], most: int = PROMISING
+) -> list[Candidate]:
+    """Those worth a measurement, by a model's times: the first `most`, and a safety set.
+
+    The safety set is what no model may rule out: the baselines (the first two), and every control alone.
+    """
+    rest = [c for c in tried[2:] if not _alone(c)]
+    times = {c.label: predict(c) for c in rest}
+    least = min(times.values(), default=0.0)
+    ranked = sorted(rest, key=lambda c: times[c.label])
+    first = [c for c in ranked[:most] if times[c.label] <= NEAR_BEST * least or c in ranked[: most // 2]]
+    return [c for number, c in enumerate(tried) if number < 2 or _alone(c) or c in first]
+
+
+def _alone(candidate: Candidate) -> bool:
+    return "+" not in candidate.label
+
+
+def for_kernel(policy: Policy, pattern: str) -> Policy:
+    """A policy found with our GEMM, for kernels of another program, there only while a collective runs."""
+    if not policy.rules:
+        return policy
+    rules = tuple(Rule(pattern, rule.residency) if rule.kernel == GEMM else rule for rule in policy.rules)
+    return replace(policy, rules=rules, when="overlap")
 
 
 def cta_choices(baseline: int, most: int) -> Iterator[int]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from weft.errors import WeftError
@@ -40,6 +41,11 @@ class Verdict:
     """Percent less time than the better of sequential and plain overlap; 0 for "leave it alone"."""
     gain_ci_pct: tuple[float, float]
     entries: tuple[Entry[Candidate], ...]
+    reason: str = ""
+    """Why it is left alone; empty where a policy is to be applied."""
+    ranked_out: int = 0
+    """Candidates that a simulated GPU ruled out before the race."""
+    measurements: int = 0
 
     @property
     def leave(self) -> bool:
@@ -58,7 +64,11 @@ class Verdict:
         if self.chosen == "sequential" and self.overlap_ms > self.best_ms * (1 + SIMULATED_TIE):
             return f"Leave it alone, and do not overlap: sequential is fastest on {where}."
         base = "plain overlap" if self.chosen == "overlap" else self.chosen
-        return f"Leave it alone: no control beats {base} beyond doubt on {where}."
+        return f"Leave it alone: no control beats {base} beyond doubt on {where}{self._because}."
+
+    @property
+    def _because(self) -> str:
+        return f" ({self.reason})" if self.reason else ""
 
     def to_dict(self) -> dict[str, Any]:
         """The document of `weft tune --json`."""
@@ -78,7 +88,10 @@ class Verdict:
                 "candidate": self.chosen,
                 "gain_pct": self.gain_pct,
                 "gain_ci_pct": list(self.gain_ci_pct),
+                "reason": self.reason,
             },
+            "ranked_out": self.ranked_out,
+            "measurements": self.measurements,
             "candidates": [_row(entry) for entry in self.entries],
         }
 
@@ -88,15 +101,16 @@ def decide(
     workload: Workload,
     candidates: Sequence[Candidate],
     *,
-    rounds: int = 7,
+    rounds: int = 15,
     seed: int = 0,
     deadline_s: float | None = None,
     on_sample: Callable[[int, float | None], None] | None = None,
+    ranked_out: int = 0,
 ) -> Verdict:
     """Race the candidates, of which the first two are sequential and plain overlap.
 
     A simulated GPU has no noise, so one round tells all. Raises the executor's error where a baseline cannot
-    run at all.
+    run at all. `ranked_out`: how many others a model ruled out before, for the record.
     """
     everyone = [*candidates, COMPUTE, COMM]
     once = executor.simulated
@@ -110,9 +124,10 @@ def decide(
         confirm=0 if once else 5,
         seed=seed,
         deadline_s=deadline_s,
+        clock=getattr(executor, "clock", time.monotonic),  # ranks must agree on when time is up
         on_sample=on_sample,
     )
-    return _verdict(executor, workload, result, len(candidates))
+    return replace(_verdict(executor, workload, result, len(candidates)), ranked_out=ranked_out)
 
 
 def _verdict(executor: Executor, workload: Workload, result: Result[Candidate], count: int) -> Verdict:
@@ -132,7 +147,12 @@ def _verdict(executor: Executor, workload: Workload, result: Result[Candidate], 
             chosen = baseline
     best, base = entries[chosen], entries[baseline]
     middle, low, high = ratio_ci(best.again or best.samples, base.again or base.samples)
-    if chosen in result.baselines or middle >= 1.0:  # measured again, it must still be ahead
+    reason = ""
+    if chosen in result.baselines:
+        reason = _nearest(entries[2:count], base, "the model's error" if executor.simulated else "the noise")
+    elif not executor.simulated and high >= 1.0:
+        reason = f"{best.candidate.label} was ahead, but not when measured again"
+    if reason or chosen in result.baselines:
         chosen, best, middle, low, high = baseline, base, 1.0, 1.0, 1.0
     return Verdict(
         device=executor.device,
@@ -146,7 +166,20 @@ def _verdict(executor: Executor, workload: Workload, result: Result[Candidate], 
         gain_pct=100 * (1 - middle),
         gain_ci_pct=(100 * (1 - high), 100 * (1 - low)),
         entries=tuple(entries[:count]),
+        reason=reason,
+        measurements=result.measurements,
     )
+
+
+def _nearest(others: Sequence[Entry[Candidate]], base: Entry[Candidate], within: str) -> str:
+    """How close the others came to the baseline that stays."""
+    measured = [entry for entry in others if entry.samples and not entry.failed]
+    if not measured:
+        return "no other candidate can run here" if others else "no control can matter here"
+    first = min(measured, key=lambda entry: entry.ms)
+    change = 100 * (first.ms / base.ms - 1)
+    how = f"within {within}" if change < 0 else "no gain"
+    return f"nearest: {first.candidate.label}, {change:+.1f}%, {how}"
 
 
 def _simplest(entries: Sequence[Entry[Candidate]], chosen: int) -> int:
