@@ -10,10 +10,10 @@ from torch.autograd.function import once_differentiable
 
 from weft.ops.collect import all_to_all, arrived, start_gather
 from weft.ops.plan import Call, Plan
-from weft.ops.run import run, run_planned
+from weft.ops.run import prepare, run, run_planned
 
 
-class AllGatherMatmul(torch.autograd.Function):
+class AllGatherMatmul(torch.autograd.Function):  # type: ignore[misc,unused-ignore]
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, w: torch.Tensor, group: Any, call: Call) -> torch.Tensor:
         y, plan, flat = run_planned(call, x, w, group)
@@ -22,7 +22,7 @@ class AllGatherMatmul(torch.autograd.Function):
         return y
 
     @staticmethod
-    @once_differentiable
+    @once_differentiable  # type: ignore[misc,unused-ignore,untyped-decorator]
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x, w = ctx.saved_tensors
         return (
@@ -32,7 +32,7 @@ class AllGatherMatmul(torch.autograd.Function):
         )
 
 
-class MatmulReduceScatter(torch.autograd.Function):
+class MatmulReduceScatter(torch.autograd.Function):  # type: ignore[misc,unused-ignore]
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, w: torch.Tensor, group: Any, call: Call) -> torch.Tensor:
         y, plan, flat = run_planned(call, x, w, group)
@@ -41,7 +41,7 @@ class MatmulReduceScatter(torch.autograd.Function):
         return y
 
     @staticmethod
-    @once_differentiable
+    @once_differentiable  # type: ignore[misc,unused-ignore,untyped-decorator]
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x, w = ctx.saved_tensors
         return (
@@ -51,7 +51,7 @@ class MatmulReduceScatter(torch.autograd.Function):
         )
 
 
-class AllToAllMatmul(torch.autograd.Function):
+class AllToAllMatmul(torch.autograd.Function):  # type: ignore[misc,unused-ignore]
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, w: torch.Tensor, group: Any, call: Call) -> torch.Tensor:
         y, plan, flat = run_planned(call, x, w, group)
@@ -61,7 +61,7 @@ class AllToAllMatmul(torch.autograd.Function):
         return y
 
     @staticmethod
-    @once_differentiable
+    @once_differentiable  # type: ignore[misc,unused-ignore,untyped-decorator]
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         received, w = ctx.saved_tensors
         return (
@@ -116,6 +116,27 @@ def all_to_all_matmul_backward(
         dx = all_to_all(grad @ w.t(), problem.rows or (), problem.sent or (), plan.team).view(shape)
     dw = None if received is None else received.t() @ grad
     return dx, dw
+
+
+def backward_of(
+    call: Call, grad: torch.Tensor, x: torch.Tensor, w: torch.Tensor, group: Any, needs: tuple[bool, bool]
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """The gradients of a call from its inputs alone; what an all-to-all brought is fetched once more."""
+    flat, made, _ = prepare(call, x, w, group)
+    if call.operation == "all_gather_matmul":
+        return all_gather_matmul_backward(made, grad, flat, w, x.shape, needs)
+    if call.operation == "matmul_reduce_scatter":
+        return matmul_reduce_scatter_backward(made, grad, flat, w, x.shape, needs)
+    problem = made.schedule.problem
+    received = all_to_all(flat, problem.sent or (), problem.rows or (), made.team) if needs[1] else None
+    return all_to_all_matmul_backward(made, grad, received, w, x.shape, needs)
+
+
+FUNCTIONS: dict[str, Any] = {
+    "all_gather_matmul": AllGatherMatmul,
+    "matmul_reduce_scatter": MatmulReduceScatter,
+    "all_to_all_matmul": AllToAllMatmul,
+}
 
 
 def _backward(operation: str, plan: Plan, rows: tuple[int, ...] | None) -> Call:

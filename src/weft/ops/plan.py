@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any, Protocol
 
 import torch
@@ -111,6 +112,19 @@ def problem_of(call: Call, x: torch.Tensor, w: torch.Tensor, rank: int, ranks: i
     return Problem(m=rows, rows=call.rows or (sent[rank],) * ranks, sent=sent, **shape)
 
 
+def out_rows(operation: str, shape: Sequence[int], rows: Sequence[int] | None, rank: int, ranks: int) -> int:
+    """The first dimension of the result, for an x of this shape. `rows` counts rows of the flattened x."""
+    first = shape[0]
+    inner = prod(shape[1:-1])
+    if rows is not None:
+        counted = rows[rank] if operation == "matmul_reduce_scatter" else sum(rows)
+        return counted // inner
+    if operation == "all_gather_matmul":
+        return first * ranks
+    mine = split(first, ranks)[rank]
+    return mine if operation == "matmul_reduce_scatter" else mine * ranks
+
+
 def _facts(call: Call, problem: Problem, x: torch.Tensor, choice: Choice) -> dict[str, Any]:
     """What all ranks must have in common; `own …` is each rank's own."""
     facts: dict[str, Any] = {
@@ -166,6 +180,6 @@ def _executor(
             if team.size == 1
             else MessageExecutor(schedule, program, team.group)
         )
-    from weft.ops.execute_cuda import cuda_executor
+    from weft.ops.engines import cuda_executor
 
     return cuda_executor(schedule, choice.engine, everyone, x.dtype, x.device, strides, team)

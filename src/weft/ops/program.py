@@ -54,7 +54,7 @@ class Program:
             tuple[int, tuple[int, ...], tuple[int, ...], int, int | None, tuple[int, ...]]
         ] = []
         self._wide: torch.Tensor | None = None
-        self._wide_slot = -1
+        self._wide_slot = self._nothing = -1
 
     def view(self, *regions: Region) -> int:
         """The slot of one region, or of several evenly spaced ones as a batch."""
@@ -74,8 +74,16 @@ class Program:
                 self._slots.append(None)
                 self._wanted.setdefault(buffer, []).append((size, stride, offset, slot))
             else:
-                self._slots.append(torch.as_strided(self.tensors[buffer], size, stride, offset))
+                home = self.tensors[buffer]
+                self._slots.append(torch.as_strided(home, size, stride, home.storage_offset() + offset))
         return self._views[key]
+
+    def nothing(self) -> int:
+        """The slot of an empty tensor."""
+        if self._nothing < 0:
+            self._nothing = len(self._slots)
+            self._slots.append(torch.empty(0, dtype=self.dtype, device=self.device))
+        return self._nothing
 
     def compute(self, step: Step) -> list[Instruction]:
         """The instructions of a step that stays on this rank."""

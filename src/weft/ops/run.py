@@ -26,6 +26,18 @@ def run_planned(
     call: Call, x: torch.Tensor, w: torch.Tensor, group: Any = None, out: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, Plan, torch.Tensor]:
     """The same, with the plan and x as the plan saw it."""
+    flat, plan, w = prepare(call, x, w, group)
+    result = flat.new_empty(plan.out_shape) if out is None else _given(call, plan, flat, x, w, out)
+    plan.run(flat, w, result)
+    if out is not None:
+        return out, plan, flat
+    return (result if x.dim() == 2 else result.view(_shape(plan, x, w))), plan, flat
+
+
+def prepare(
+    call: Call, x: torch.Tensor, w: torch.Tensor, group: Any
+) -> tuple[torch.Tensor, Plan, torch.Tensor]:
+    """x as a contiguous matrix, the plan, and w with one contiguous dimension."""
     flat = x
     if x.dim() != 2:
         flat, call = _flatten(call, x, group)
@@ -33,15 +45,7 @@ def run_planned(
         flat = flat.contiguous()
     if 1 not in w.stride():
         w = w.contiguous()
-    plan = plan_for(call, flat, w, group)
-    if out is None:
-        result = flat.new_empty(plan.out_shape)
-    else:
-        result = _given(call, plan, flat, x, w, out)
-    plan.run(flat, w, result)
-    if out is not None:
-        return out, plan, flat
-    return (result if x.dim() == 2 else result.view(_shape(plan, x, w))), plan, flat
+    return flat, plan_for(call, flat, w, group), w
 
 
 def _flatten(call: Call, x: torch.Tensor, group: Any) -> tuple[torch.Tensor, Call]:

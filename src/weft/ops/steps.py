@@ -33,8 +33,9 @@ class Problem:
     def __post_init__(self) -> None:
         for name in ("m", "n", "k", "ranks", "itemsize"):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise UsageError(f"{name} {value!r} is not possible; use a whole number from 1")
+            least = 0 if name == "m" and self.rows is not None else 1
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise UsageError(f"{name} {value!r} is not possible; use a whole number from {least}")
         if self.pieces is not None and self.pieces < 1:
             raise UsageError(f"pieces {self.pieces!r} is not possible; use a whole number from 1")
         for name in ("rows", "sent"):

@@ -1,8 +1,8 @@
 """A process group as the operations see it, and how its ranks agree on what they are about to do.
 
-The first call with new sizes is checked through the group's key-value store: each rank posts what it is about to
-do and reads what the others posted. Later calls with the same sizes cost nothing. If a rank fails or finds itself
-alone, what was posted tells both sides.
+The first call with new sizes is checked through the group's key-value store: each rank posts what it is about
+to do and reads what the others posted. Later calls with the same sizes cost nothing. If a rank fails or finds
+itself alone, what was posted tells both sides.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ class Team:
         self.plans: dict[Any, Any] = {}
         self._store: Any = None
         self._posted = -1
+        self._part = 0  # exchanges so far, beyond one per call
 
     @property
     def timeout_s(self) -> float:
@@ -60,18 +61,29 @@ class Team:
 
     def agree(self, facts: Facts) -> list[Facts]:
         """What every rank is about to do in this call; raises on every rank if they do not fit together."""
-        if self.size == 1:
-            return [facts]
+        if self.size == 1 or getattr(self.group, "silent", False):
+            return [facts] * self.size
         self._post(facts)
-        try:
-            self.store.wait(
-                [self._key(rank) for rank in range(self.size)], timedelta(seconds=self.timeout_s + GRACE_S)
-            )
-        except RuntimeError as error:
-            raise self._missing(facts, self._read(), error) from None
-        everyone = [json.loads(self.store.get(self._key(rank))) for rank in range(self.size)]
+        everyone = self._wait(facts)
         compare(everyone)
         return everyone
+
+    def all_can(self, facts: Facts, reason: str | None) -> str | None:
+        """None where every rank can do something (reason None); else the first reason, on every rank."""
+        self._part += 1
+        self._post({"operation": facts["operation"], "reason": reason})
+        for rank, said in enumerate(self._wait(facts)):
+            if said["reason"] is not None:
+                return f"rank {rank}: {said['reason']}"
+        return None
+
+    def _wait(self, facts: Facts) -> list[Any]:
+        keys = [self._key(rank) for rank in range(self.size)]
+        try:
+            self.store.wait(keys, timedelta(seconds=self.timeout_s + GRACE_S))
+        except RuntimeError as error:
+            raise self._missing(facts, self._read(), error) from None
+        return [json.loads(self.store.get(key)) for key in keys]
 
     def explain(self, facts: Facts, error: BaseException) -> WeftError:
         """The error to raise after a transfer failed: what the other ranks were doing instead."""
@@ -100,7 +112,7 @@ class Team:
         )
 
     def _key(self, rank: int) -> str:
-        return f"{self.calls}/{rank}"
+        return f"{self.calls}.{self._part}/{rank}"
 
     def _post(self, facts: Facts) -> None:
         self._posted = self.calls
@@ -141,8 +153,8 @@ def _compare_blocks(said: list[tuple[int, Facts]]) -> None:
             sent, expected = facts.get("own sent"), other.get("own received")
             if sent is not None and expected is not None and sent[peer] != expected[rank]:
                 raise DisagreementError(
-                    f"{facts['operation']}: rank {rank} sends {sent[peer]} rows to rank {peer}, which expects "
-                    f"{expected[rank]}; input_splits and output_splits must fit"
+                    f"{facts['operation']}: rank {rank} sends {sent[peer]} rows to rank {peer}, which "
+                    f"expects {expected[rank]}; input_splits and output_splits must fit"
                 )
 
 
@@ -178,6 +190,29 @@ class Alone:
 _ALONE = Alone()
 
 
+_NAMED: dict[str, Any] = {}
+
+
+def name_of(group: Any) -> str:
+    """A name by which `group_named` finds this group: torch's own where it has one."""
+    if group is None:
+        return ""
+    name = getattr(group, "group_name", None)
+    if name is None:
+        name = f"weft.{id(group)}"
+        _NAMED[name] = group
+    return str(name)
+
+
+def group_named(name: str) -> Any:
+    if not name:
+        return None
+    if name in _NAMED:
+        return _NAMED[name]
+    return dist.distributed_c10d._resolve_process_group(name)
+
+
 def forget() -> None:
     """Drop every team and its plans; for use after destroy_process_group."""
     _TEAMS.clear()
+    _NAMED.clear()

@@ -126,7 +126,10 @@ def check_uneven_blocks(rank, ranks):
     sizes = [[(3 * source + 2 * to) % 5 for to in range(ranks)] for source in range(ranks)]
     sizes[0][0] += 1
     k, n = 6, 4
-    xs = [torch.randn(max(sum(s), 1), k, generator=torch.Generator().manual_seed(q)) for q, s in enumerate(sizes)]
+    xs = [
+        torch.randn(max(sum(s), 1), k, generator=torch.Generator().manual_seed(q))
+        for q, s in enumerate(sizes)
+    ]
     xs = [x[: sum(s)] for x, s in zip(xs, sizes, strict=True)]
     w = torch.randn(k, n, generator=torch.Generator().manual_seed(50 + rank)).requires_grad_()
     blocks = torch.cat([x.split(s)[rank] for x, s in zip(xs, sizes, strict=True)])
@@ -141,7 +144,9 @@ def check_uneven_blocks(rank, ranks):
         ones = torch.full((len(blocks), n), float(rank + 1), dtype=torch.double)
         close(w.grad, blocks.double().t() @ ones, torch.float32, "gradient of w")
         to = torch.arange(ranks).repeat_interleave(torch.tensor(sizes[rank]))
-        every = [torch.randn(k, n, generator=torch.Generator().manual_seed(50 + q)).double() for q in range(ranks)]
+        every = [
+            torch.randn(k, n, generator=torch.Generator().manual_seed(50 + q)).double() for q in range(ranks)
+        ]
         want = torch.stack([every[q].sum(1) * (q + 1) for q in to.tolist()]) if len(to) else torch.zeros(0, k)
         close(x.grad, want, torch.float32, "gradient of x")
 
@@ -180,7 +185,10 @@ def check_disagreements(rank, ranks):
         (matmul_reduce_scatter if odd else all_gather_matmul)(torch.ones(7, 4), w)
     with problem("sends", "expects"):
         all_to_all_matmul(
-            torch.ones(ranks, 4), w, input_splits=[1] * ranks, output_splits=[*[1] * (ranks - 1), 2 if not odd else 1]
+            torch.ones(ranks, 4),
+            w,
+            input_splits=[1] * ranks,
+            output_splits=[*[1] * (ranks - 1), 2 if not odd else 1],
         )
     with problem("int32", "not supported"):
         kind = torch.int32 if odd else torch.float32
@@ -216,6 +224,13 @@ def check_layers(rank, ranks):
     from layers_check import check
 
     check(rank, ranks, close)
+
+
+def check_compiled(rank, ranks):
+    """torch.compile keeps the operations whole."""
+    from layers_check import check_compiled
+
+    check_compiled(rank, ranks, close)
 
 
 def rank_main(rank, ranks, folder, checks, timeout_s):

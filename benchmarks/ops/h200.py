@@ -1,0 +1,350 @@
+"""How much of a transfer does each schedule hide on one GPU, and what do the copies cost a product?
+
+    PYTHONPATH=src python benchmarks/ops/h200.py --out DIR            # about two minutes on an H200
+
+One GPU is rank 0 of eight. What its peers hold lies in pinned host memory (`weft.ops.HostPeers`), so that
+copies are real transfers by a copy engine (`dma`) or by a kernel on 16 SMs (`sm`). Sizes are such that
+communication takes 0.5 to 1.5 times as long as the product. All variants of a size are measured in turn, in
+random order.
+
+ideal = max(product, transfer) + the product of the last piece at the finest cut tried: nothing can hide it.
+fraction of ideal = (serial - measured) / (serial - ideal).
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import random
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from weft.comm.dma import Block, copies
+from weft.ops import HostPeers, all_gather_matmul, all_to_all_matmul, matmul_reduce_scatter
+from weft.ops.teams import forget
+from weft.policy import SCHEDULES
+from weft.tune.race import bootstrap_ci
+
+RANKS = 8
+ROUNDS = 11
+PIECES = (8, 16, 32)
+OPERATIONS = {
+    "all_gather_matmul": all_gather_matmul,
+    "matmul_reduce_scatter": matmul_reduce_scatter,
+    "all_to_all_matmul": all_to_all_matmul,
+}
+# Operation, M, N, K. What moves is M x K (M x N for the reduce-scatter), so N (K) sets the balance.
+SHAPES = [
+    ("all_gather_matmul", 32768, 11264, 8192),
+    ("all_gather_matmul", 32768, 22528, 8192),
+    ("all_gather_matmul", 32768, 14848, 8192),
+    ("all_gather_matmul", 32768, 9216, 8192),
+    ("all_gather_matmul", 32768, 7680, 8192),
+    ("all_gather_matmul", 65536, 11264, 4096),
+    ("all_gather_matmul", 16384, 11264, 16384),
+    ("all_gather_matmul", 16384, 11264, 4096),
+    ("matmul_reduce_scatter", 32768, 8192, 11264),
+    ("matmul_reduce_scatter", 32768, 8192, 22528),
+    ("matmul_reduce_scatter", 32768, 8192, 7680),
+    ("all_to_all_matmul", 32768, 11264, 8192),
+    ("all_to_all_matmul", 32768, 16384, 8192),
+]
+
+
+class Case:
+    """One size: its tensors, its peers, and every way to run it."""
+
+    def __init__(self, operation: str, m: int, n: int, k: int) -> None:
+        self.operation, self.m, self.n, self.k = operation, m, n, k
+        device = torch.device("cuda")
+        self.scatters = operation == "matmul_reduce_scatter"
+        x = torch.randn(m, k, device=device, dtype=torch.bfloat16)
+        self.w = torch.randn(k, n, device=device, dtype=torch.bfloat16) / k**0.5
+        rows = m // RANKS
+        if self.scatters:
+            self.x, self.product = x, torch.empty(m, n, device=device, dtype=torch.bfloat16)
+            held: list[torch.Tensor | None] = [
+                torch.randn(rows, n, device=device, dtype=torch.bfloat16) for _ in range(RANKS)
+            ]
+            own = (x[:rows].float() @ self.w.float()).bfloat16()
+            self.expected = (own.float() + sum(h.float() for h in held[1:] if h is not None)).bfloat16()
+        else:
+            self.product = torch.empty(m, n, device=device, dtype=torch.bfloat16)
+            self.whole = x
+            if operation == "all_gather_matmul":
+                held = list(x.split(rows))
+                self.x = x[:rows].clone()
+            else:  # rank p's block for this rank is its first
+                held = [torch.randn_like(x) if p else None for p in range(RANKS)]
+                self.x = x
+                blocks = [x[:rows], *(h[:rows] for h in held if h is not None)]
+                self.whole = torch.cat(blocks)
+            self.expected = self.whole @ self.w
+        self.peers = HostPeers(held)
+        held.clear()
+        self.out = torch.empty_like(self.expected)
+        self.variants: dict[str, Any] = {}
+        for engine in ("dma", "sm"):
+            for name in SCHEDULES:
+                cuts = (None,) if name in ("serial", "shard") else (8,)
+                if name == "hetero-fused-1d":
+                    cuts = PIECES
+                for pieces in cuts:
+                    label = f"{name}{'' if pieces in (None, RANKS) else f'/{pieces}'} {engine}"
+                    self.variants[label] = self._variant(name, engine, pieces)
+        self.moved = (RANKS - 1) * rows * (n if self.scatters else k) * 2
+        self.variants["product alone"] = lambda: torch.mm(
+            self.x if self.scatters else self.whole, self.w, out=self.product
+        )
+        for engine in ("dma", "sm"):
+            self.variants[f"transfer alone {engine}"] = self._transfer(engine)
+
+    def _variant(self, name: str, engine: str, pieces: int | None) -> Any:
+        function = OPERATIONS[self.operation]
+
+        def call() -> None:
+            function(self.x, self.w, self.peers, schedule=name, engine=engine, pieces=pieces, out=self.out)
+
+        return call
+
+    def _transfer(self, engine: str) -> Any:
+        """All that one call receives (and for a reduce-scatter sends, at the same time), and nothing else."""
+        rows, cols = self.m // RANKS, self.n if self.scatters else self.k
+        sources = [h[:rows] for h in self.peers.held if h is not None]
+        arriving = torch.empty((RANKS - 1) * rows, cols, device="cuda", dtype=torch.bfloat16)
+        targets = list(arriving.split(rows))
+        lanes = [torch.cuda.Stream(), torch.cuda.Stream()]
+        pairs = [(0, t, s) for t, s in zip(targets, sources, strict=True)]
+        if self.scatters:
+            boxes = [torch.empty(rows, cols, dtype=torch.bfloat16, pin_memory=True) for _ in sources]
+            pairs += [(1, box, t) for box, t in zip(boxes, targets, strict=True)]
+        driver = copies()
+
+        def call() -> None:
+            main = torch.cuda.current_stream()
+            for lane in lanes:
+                lane.wait_stream(main)
+            for lane, target, source in pairs:
+                if engine == "dma":
+                    function, arguments = driver.entry(
+                        Block.of(target), Block.of(source), lanes[lane].cuda_stream
+                    )
+                    function(*arguments)
+                else:
+                    from weft.comm.copy_kernel import launch_copy
+
+                    launch_copy(source, target, lanes[lane])
+            for lane in lanes:
+                main.wait_stream(lane)
+
+        return call
+
+    def wrong(self) -> dict[str, float]:
+        """The largest error of every variant, as a share of the largest value."""
+        found = {}
+        scale = self.expected.float().abs().max().item()
+        for name, call in self.variants.items():
+            if "alone" in name:
+                continue
+            self.out.fill_(float("nan"))
+            call()
+            torch.cuda.synchronize()
+            found[name] = (
+                max(
+                    (a.float() - b.float()).abs().max().item()
+                    for a, b in zip(self.out.split(4096), self.expected.split(4096), strict=True)
+                )
+                / scale
+            )
+        return found
+
+
+def timed(call: Any) -> tuple[float, float]:
+    """Milliseconds on the GPU, and microseconds that the CPU took to issue it."""
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    torch.cuda.synchronize()
+    start.record()
+    begun = time.perf_counter()
+    call()
+    issued = time.perf_counter() - begun
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end), issued * 1e6
+
+
+def beside(case: Case, engine: str) -> tuple[float, float]:
+    """A product while copies run all along, over the product alone; and a transfer while products run."""
+    product = case.variants["product alone"]
+    transfer = case.variants[f"transfer alone {engine}"]
+    side = torch.cuda.Stream()
+    ratios, others = [], []
+    for _ in range(ROUNDS):
+        alone, _ = timed(product)
+        moved, _ = timed(transfer)
+        times = [torch.cuda.Event(enable_timing=True) for _ in range(4)]
+        torch.cuda.synchronize()
+        repeats = max(1, int(2 * alone / moved) + 1)
+        with torch.cuda.stream(side):
+            for _ in range(repeats):
+                transfer()
+        times[0].record()
+        product()
+        times[1].record()
+        torch.cuda.synchronize()
+        ratios.append(times[0].elapsed_time(times[1]) / alone)
+        many = max(1, int(2 * moved / alone) + 1)
+        for _ in range(many):
+            product()
+        with torch.cuda.stream(side):
+            times[2].record()
+            transfer()
+            times[3].record()
+        torch.cuda.synchronize()
+        others.append(times[2].elapsed_time(times[3]) / moved)
+    return median(ratios), median(others)
+
+
+def measure(case: Case, rng: random.Random, rounds: int) -> dict[str, Any]:
+    errors = case.wrong()
+    for call in case.variants.values():
+        call()
+    samples: dict[str, list[float]] = {name: [] for name in case.variants}
+    issue: dict[str, list[float]] = {name: [] for name in case.variants}
+    for _ in range(rounds):
+        for name in rng.sample(list(case.variants), len(case.variants)):
+            ms, us = timed(case.variants[name])
+            samples[name].append(ms)
+            issue[name].append(us)
+    row: dict[str, Any] = {
+        "operation": case.operation,
+        "m": case.m,
+        "n": case.n,
+        "k": case.k,
+        "moved_bytes": case.moved,
+        "max_error": max(errors.values()),
+        "variants": {},
+    }
+    product = median(samples["product alone"])
+    row["product_ms"], row["tflops"] = product, 2 * case.m * case.n * case.k / product / 1e9
+    for engine in ("dma", "sm"):
+        transfer = median(samples[f"transfer alone {engine}"])
+        serial = median(samples[f"serial {engine}"])
+        fill = product * (RANKS - 1) / RANKS / max(PIECES)
+        ideal = max(product, transfer) + fill
+        tried = {
+            name: times for name, times in samples.items() if name.endswith(engine) and "alone" not in name
+        }
+        best = min(tried, key=lambda name: median(tried[name]))
+        gemm, copy = beside(case, engine)
+        row[engine] = {
+            "transfer_ms": transfer,
+            "gbytes_per_s": case.moved / transfer / 1e6,
+            "comm_over_compute": transfer / product,
+            "serial_ms": serial,
+            "ideal_ms": ideal,
+            "best": best.removesuffix(f" {engine}"),
+            "best_ms": median(tried[best]),
+            "speedup": serial / median(tried[best]),
+            "fraction_of_ideal": (serial - median(tried[best])) / (serial - ideal),
+            "fraction_without_fill": (serial - median(tried[best])) / (serial - ideal + fill),
+            "product_slowed_by_copies": gemm - 1,
+            "copies_slowed_by_product": copy - 1,
+        }
+        for name, times in tried.items():
+            row["variants"][name] = {
+                "ms": median(times),
+                "ci_ms": list(bootstrap_ci(times)),
+                "speedup": serial / median(times),
+                "fraction_of_ideal": (serial - median(times)) / (serial - ideal),
+                "issue_us": median(issue[name]),
+                "max_error": errors[name],
+                "samples_ms": times,
+            }
+    return row
+
+
+def table(rows: list[dict[str, Any]], machine: str, command: str) -> str:
+    lines = [
+        f"# Schedules on one GPU ({machine})",
+        "",
+        f"`{command}`. One GPU as rank 0 of {RANKS}, bf16, the peers' data in pinned host memory. Medians of "
+        f"{ROUNDS} interleaved measurements.",
+        "",
+        "| operation | M, N, K | engine | transfer / product | serial ms | best ms | best | speed-up | of ideal "
+        "| of ideal, no fill | product slowed | copies slowed |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for row in rows:
+        for engine in ("dma", "sm"):
+            e = row[engine]
+            lines.append(
+                f"| {row['operation']} | {row['m']}, {row['n']}, {row['k']} | {engine} | "
+                f"{e['comm_over_compute']:.2f} | {e['serial_ms']:.2f} | {e['best_ms']:.2f} | {e['best']} | "
+                f"{e['speedup']:.2f} | {e['fraction_of_ideal']:.0%} | {e['fraction_without_fill']:.0%} | "
+                f"{e['product_slowed_by_copies']:+.1%} | {e['copies_slowed_by_product']:+.1%} |"
+            )
+    lines += ["", "Speed-up over serial of every schedule (after `/`: pieces, else 8):", ""]
+    names = list(rows[0]["variants"]) if rows else []
+    lines += ["| schedule | " + " | ".join(f"{r['m']}, {r['n']}, {r['k']}" for r in rows) + " |"]
+    lines += ["| --- |" + " --- |" * len(rows)]
+    for name in names:
+        lines.append(
+            f"| {name} | " + " | ".join(f"{r['variants'][name]['speedup']:.2f}" for r in rows) + " |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--seconds", type=float, default=160.0, help="stop before a size that would not fit")
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--shape", action="append", help="OPERATION:MxNxK instead of the built-in sizes")
+    arguments = parser.parse_args()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    shapes = SHAPES
+    if arguments.shape:
+        shapes = [(o, *map(int, s.split("x"))) for o, s in (text.split(":") for text in arguments.shape)]
+    begun, longest = time.monotonic(), 0.0
+    torch.manual_seed(arguments.seed)
+    rng = random.Random(arguments.seed)
+    machine = f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
+    rows: list[dict[str, Any]] = []
+    skipped = []
+    for shape in shapes:
+        if time.monotonic() - begun + longest > arguments.seconds:
+            skipped.append(shape)
+            continue
+        at = time.monotonic()
+        case = Case(*shape)
+        rows.append(measure(case, rng, arguments.rounds))
+        del case
+        forget()
+        gc.collect()
+        torch.cuda.empty_cache()
+        longest = max(longest, time.monotonic() - at)
+        command = "PYTHONPATH=src python benchmarks/ops/h200.py"
+        document = {"machine": machine, "command": command, "ranks": RANKS, "rows": rows, "skipped": skipped}
+        (arguments.out / "ops_h200.json").write_text(json.dumps(document, indent=1) + "\n")
+        (arguments.out / "ops_h200.md").write_text(table(rows, machine, command))
+        row = rows[-1]
+        best = ", ".join(
+            f"{e}: {row[e]['best']} {row[e]['speedup']:.2f}x {row[e]['fraction_of_ideal']:.0%}, product "
+            f"{row[e]['product_slowed_by_copies']:+.1%}"
+            for e in ("dma", "sm")
+        )
+        print(f"{time.monotonic() - begun:5.0f} s {shape} error {row['max_error']:.1e} {best}", flush=True)
+    for shape in skipped:
+        print(f"no time left for {shape}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,61 @@
+"""Memory that every GPU of a group can read and write directly (torch symmetric memory), and its signals."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from weft.errors import UnavailableError
+
+ALIGNMENT = 256
+BARRIERS = 2
+CHANNELS = 16
+
+
+class SymmetricBuffer:
+    """One allocation of the same size on each rank. Making it is a collective."""
+
+    def __init__(self, size: int, device: torch.device, group: Any, timeout_s: float) -> None:
+        try:
+            from torch.distributed import _symmetric_memory as symmetric
+
+            own = symmetric.empty(_round_up(size), dtype=torch.uint8, device=device)
+            self._handle: Any = symmetric.rendezvous(own, group.group_name)
+        except (ImportError, RuntimeError, AttributeError) as error:
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise UnavailableError(f"no symmetric memory between these GPUs: {reason}") from None
+        self._own, self._size = own, _round_up(size)
+        self._timeout_ms = max(1, math.ceil(timeout_s * 1000))
+
+    def matrix(self, rank: int, offset: int, rows: int, cols: int, dtype: torch.dtype) -> torch.Tensor:
+        """A matrix in a rank's part, from a byte offset."""
+        size = rows * cols * dtype.itemsize
+        whole: torch.Tensor = self._handle.get_buffer(rank, (self._size,), torch.uint8)
+        return whole[offset : offset + size].view(dtype).view(rows, cols)
+
+    def barrier(self, which: int) -> None:
+        """On the current stream: wait until every rank is here; after the timeout, an error."""
+        self._handle.barrier(channel=which, timeout_ms=self._timeout_ms)
+
+    def signal(self, rank: int, message: int) -> None:
+        """On the current stream: tell a rank that what came before is there."""
+        self._handle.put_signal(rank, channel=BARRIERS + message % CHANNELS, timeout_ms=self._timeout_ms)
+
+    def wait_signal(self, rank: int, message: int) -> None:
+        """On the current stream: wait until a rank has told."""
+        self._handle.wait_signal(rank, channel=BARRIERS + message % CHANNELS, timeout_ms=self._timeout_ms)
+
+
+def layout(shapes: list[tuple[int, int]], itemsize: int) -> tuple[list[int], int]:
+    """Byte offsets of matrices that lie one after the other, and their size in all."""
+    offsets, total = [], 0
+    for rows, cols in shapes:
+        offsets.append(total)
+        total += _round_up(rows * cols * itemsize)
+    return offsets, total
+
+
+def _round_up(size: int) -> int:
+    return max(ALIGNMENT, -(-size // ALIGNMENT) * ALIGNMENT)

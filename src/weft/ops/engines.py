@@ -1,0 +1,104 @@
+"""Which link an operation on a GPU gets. What is not available is said once, and the next best is used."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from weft.comm.dma import HostPeers, copies
+from weft.comm.symmetric import SymmetricBuffer
+from weft.errors import UnavailableError, UsageError, WeftError
+from weft.ops.execute_cuda import CudaExecutor
+from weft.ops.links import HostLink, NcclLink, SymmetricLink, peer_schedule, symmetric_size
+from weft.ops.program import Program
+from weft.ops.steps import Schedule
+from weft.ops.teams import Facts, Team
+
+PULL_LANES = 2  # one copy is on its way while the next begins
+
+_SAID: set[str] = set()
+_LANES: dict[tuple[int, int], list[Any]] = {}
+
+
+def say_once(text: str) -> None:
+    if text not in _SAID:
+        _SAID.add(text)
+        warnings.warn(text, RuntimeWarning, stacklevel=2)
+
+
+def cuda_executor(
+    schedule: Schedule,
+    engine: str,
+    everyone: Sequence[Facts],
+    dtype: torch.dtype,
+    device: torch.device,
+    w_strides: tuple[int, int],
+    team: Team,
+) -> CudaExecutor:
+    """The executor of one schedule on one GPU, by the engine asked for or the next best."""
+    lanes = _lanes(device)
+
+    def current() -> int:
+        return int(torch._C._cuda_getCurrentRawStream(device.index))
+
+    if isinstance(team.group, HostPeers):
+        driver = copies()
+        host = HostLink(schedule, team.group, engine, driver, lanes)
+        program = Program(schedule, dtype, device, w_strides)
+        return CudaExecutor(schedule, program, host, driver, current)
+    if engine == "dma":
+        made = _symmetric(schedule, everyone, dtype, device, team, lanes)
+        if made is not None:
+            program = Program(schedule, dtype, device, w_strides, made.buffers())
+            return CudaExecutor(schedule, program, made, copies(), current)
+    _check_nccl(team)
+    program = Program(schedule, dtype, device, w_strides)
+    return CudaExecutor(schedule, program, NcclLink(schedule, team.group, lanes[0]), copies(), current)
+
+
+def _lanes(device: torch.device) -> list[Any]:
+    key = (device.index, PULL_LANES)
+    if key not in _LANES:
+        _LANES[key] = [torch.cuda.Stream(device) for _ in range(PULL_LANES)]
+    return _LANES[key]
+
+
+def _symmetric(
+    schedule: Schedule,
+    everyone: Sequence[Facts],
+    dtype: torch.dtype,
+    device: torch.device,
+    team: Team,
+    lanes: Sequence[Any],
+) -> SymmetricLink | None:
+    """A link by symmetric memory, if every rank can have it."""
+    theirs = {
+        rank: schedule if rank == team.rank else peer_schedule(schedule, rank, everyone[rank].get("own sent"))
+        for rank in range(team.size)
+    }
+    memory, reason = None, None
+    try:
+        driver = copies()
+        size = symmetric_size(theirs, dtype.itemsize)
+        memory = SymmetricBuffer(size, device, team.group, team.timeout_s)
+    except WeftError as error:
+        reason = str(error)
+    reason = team.all_can(everyone[team.rank], reason)
+    if reason is not None or memory is None:
+        say_once(f"weft.ops: engine dma is not available ({reason}); NCCL moves the bytes instead")
+        return None
+    return SymmetricLink(schedule, theirs, memory, dtype, driver, lanes)
+
+
+def _check_nccl(team: Team) -> None:
+    try:
+        backend = team.group._get_backend(torch.device("cuda"))
+    except (AttributeError, RuntimeError):
+        raise UsageError(
+            "this group has no backend for GPU tensors; make it with backend 'nccl' or 'cpu:gloo,cuda:nccl'"
+        ) from None
+    if "gloo" in type(backend).__name__.lower():
+        raise UnavailableError("gloo cannot move GPU tensors between ranks; use a group with backend 'nccl'")

@@ -1,0 +1,277 @@
+"""What moves bytes on a GPU: copy engines and pinned host memory, copy engines between GPUs, SMs.
+
+| link | engine | peers |
+| --- | --- | --- |
+| `HostLink` | dma, sm | data in pinned host memory (`weft.comm.dma.HostPeers`) |
+| `SymmetricLink` | dma | other GPUs, through torch symmetric memory |
+| `NcclLink` | sm | other GPUs, through NCCL |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from weft.comm.dma import Block, Copies, HostPeers
+from weft.comm.symmetric import layout
+from weft.errors import UsageError
+from weft.ops.execute_cuda import Transfer
+from weft.ops.program import Program
+from weft.ops.schedule import build, split
+from weft.ops.steps import Add, Problem, Recv, Region, Schedule, Send
+
+
+def region_of(tensor: torch.Tensor, region: Region) -> torch.Tensor:
+    return tensor[region.row : region.row + region.rows, region.col : region.col + region.cols]
+
+
+def peer_schedule(schedule: Schedule, peer: int, sent: Sequence[int] | None = None) -> Schedule:
+    """What a peer does for the same operation. `sent`: what it sends to each rank, for an all-to-all."""
+    mine = schedule.problem
+    rows = mine.rows
+    if schedule.operation == "all_to_all_matmul":
+        sent = tuple(sent or split(mine.m, mine.ranks))
+        rows = (sent[peer],) * mine.ranks  # what it receives has no part in what it sends
+    problem = Problem(
+        m=sum(sent) if sent else mine.m,
+        n=mine.n,
+        k=mine.k,
+        ranks=mine.ranks,
+        itemsize=mine.itemsize,
+        pieces=mine.pieces,
+        rows=rows,
+        sent=None if sent is None else tuple(sent),
+    )
+    return build(schedule.operation, schedule.name, problem, peer)
+
+
+class HostLink:
+    """Peers are data in pinned host memory: what they send is taken there, what they get is left there.
+
+    In a reduce-scatter a peer has its product of a round when this rank has its own: a receive waits for it.
+    """
+
+    def __init__(
+        self, schedule: Schedule, peers: HostPeers, engine: str, driver: Copies, lanes: Sequence[Any]
+    ) -> None:
+        """`lanes`: two streams, one for each direction of the bus."""
+        self.lanes: Sequence[int] = [lane.cuda_stream for lane in lanes]
+        self._streams, self._schedule, self._peers = lanes, schedule, peers
+        self._engine, self._driver = engine, driver
+        self._gathers = schedule.operation != "matmul_reduce_scatter"
+        self._places = {
+            source: step.target for step in schedule.steps if isinstance(step, Add) for source in step.sources
+        }
+        self._theirs = (
+            {peer: peer_schedule(schedule, peer) for peer in range(peers.size()) if peer != peers.rank()}
+            if self._gathers
+            else {}
+        )
+        self._check()
+
+    def _check(self) -> None:
+        for peer, held in enumerate(self._peers.held):
+            if held is None:
+                continue
+            mine = self._schedule.buffers["out"]
+            wanted = self._theirs[peer].buffers["x"] if self._gathers else mine
+            if tuple(held.shape) != wanted:
+                raise UsageError(
+                    f"{self._schedule.operation}: host peer {peer} holds {tuple(held.shape)}, "
+                    f"but rank {self._schedule.rank} expects {wanted}"
+                )
+
+    def begin(self, program: Program) -> Transfer | None:
+        return None
+
+    def end(self, program: Program) -> Transfer | None:
+        return None
+
+    def send(self, step: Send, program: Program) -> Transfer | None:
+        if self._gathers:
+            return None  # peers pull, and these have no use for it
+        source = region_of(program.tensors[step.source.buffer], step.source)
+        key = (self._schedule.name, self._schedule.problem, step.id)
+        box = self._peers.outbox(key, step.source.rows, step.source.cols, source.dtype)
+        return self._copy(1, box, source)
+
+    def recv(self, step: Recv, program: Program) -> Transfer | None:
+        held = self._peers.held[step.peer]
+        if held is None:
+            raise UsageError(f"host peer {step.peer} holds nothing")
+        target = region_of(program.tensors[step.target.buffer], step.target)
+        if self._gathers:
+            source = self._theirs[step.peer].sends[self._schedule.rank, step.round].source
+            return self._copy(0, target, region_of(held, source))
+        made = self._copy(0, target, region_of(held, self._places[step.target]))
+        mine = self._schedule.sends.get((step.peer, step.round))
+        made.after = mine.after if mine else ()
+        return made
+
+    def _copy(self, lane: int, target: torch.Tensor, source: torch.Tensor) -> Transfer:
+        if self._engine == "dma":
+            entry = self._driver.entry(Block.of(target), Block.of(source), self.lanes[lane])
+            return Transfer(lane, [entry])
+        from weft.comm.copy_kernel import launch_copy
+
+        stream = self._streams[lane]
+        return Transfer(lane, call=lambda _: launch_copy(source, target, stream))
+
+
+class SymmetricLink:
+    """Peers are GPUs whose memory this one can reach; copy engines move the bytes.
+
+    Gathered rows are pulled from where each rank has put its x; products are pushed into their owner's inbox,
+    and a signal follows them. A barrier at the start says that all inboxes are free (or all x are there), one
+    at the end of a gather that all have taken what they need.
+    """
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        theirs: dict[int, Schedule],
+        memory: Any,
+        dtype: torch.dtype,
+        driver: Copies,
+        lanes: Sequence[Any],
+    ) -> None:
+        """`memory`: a weft.comm.symmetric.SymmetricBuffer with room for `symmetric_size`."""
+        self.lanes: Sequence[int] = [lane.cuda_stream for lane in lanes]
+        self._streams, self._schedule, self._theirs = lanes, schedule, theirs
+        self._memory, self._dtype, self._driver = memory, dtype, driver
+        self._gathers = schedule.operation != "matmul_reduce_scatter"
+        self._peers = [peer for peer in theirs if peer != schedule.rank]
+
+    def buffers(self) -> dict[str, torch.Tensor]:
+        """The scratch that lies in symmetric memory."""
+        if self._gathers:
+            return {}
+        rank = self._schedule.rank
+        return {name: self._inbox(self._schedule, rank, name) for name in symmetric_buffers(self._schedule)}
+
+    def _inbox(self, schedule: Schedule, rank: int, name: str) -> torch.Tensor:
+        names = symmetric_buffers(schedule)
+        offsets, _ = layout([schedule.buffers[each] for each in names], self._dtype.itemsize)
+        place = offsets[names.index(name)]
+        return self._matrix(rank, place, *schedule.buffers[name])
+
+    def _matrix(self, rank: int, offset: int, rows: int, cols: int) -> torch.Tensor:
+        made: torch.Tensor = self._memory.matrix(rank, offset, rows, cols, self._dtype)
+        return made
+
+    def _lane(self, peer: int) -> int:
+        return self._peers.index(peer) % len(self.lanes)
+
+    def begin(self, program: Program) -> Transfer | None:
+        first, others = self._streams[0], self._streams[1:]
+        rows, cols = self._schedule.buffers["x"]
+        stage = None
+        if self._gathers and rows:
+            stage = program.view(Region("x", 0, rows, 0, cols))
+            home = self._matrix(self._schedule.rank, 0, rows, cols)
+
+        def call(slots: list[Any]) -> None:
+            with torch.cuda.stream(first):
+                if stage is not None:
+                    home.copy_(slots[stage])
+                self._memory.barrier(0)
+            for lane in others:
+                lane.wait_stream(first)
+
+        return Transfer(0, call=call)
+
+    def end(self, program: Program) -> Transfer | None:
+        if not self._gathers:
+            return None
+        first, others = self._streams[0], self._streams[1:]
+
+        def call(_: list[Any]) -> None:
+            for lane in others:
+                first.wait_stream(lane)
+            with torch.cuda.stream(first):
+                self._memory.barrier(1)
+
+        return Transfer(0, call=call)
+
+    def send(self, step: Send, program: Program) -> Transfer | None:
+        if self._gathers:
+            return None  # the peer pulls
+        lane = self._lane(step.peer)
+        target = self._theirs[step.peer].recvs[self._schedule.rank, step.round].target
+        inbox = self._inbox(self._theirs[step.peer], step.peer, target.buffer)
+        source = region_of(program.tensors[step.source.buffer], step.source)
+        entry = self._driver.entry(Block.of(region_of(inbox, target)), Block.of(source), self.lanes[lane])
+
+        def call(_: list[Any]) -> None:
+            with torch.cuda.stream(self._streams[lane]):
+                self._memory.signal(step.peer, step.round)
+
+        return Transfer(lane, [entry], call)
+
+    def recv(self, step: Recv, program: Program) -> Transfer | None:
+        if not self._gathers:
+            return Transfer(-1, call=lambda _: self._memory.wait_signal(step.peer, step.round))
+        theirs = self._theirs[step.peer]
+        source = theirs.sends[self._schedule.rank, step.round].source
+        home = self._matrix(step.peer, 0, *theirs.buffers["x"])
+        target = region_of(program.tensors[step.target.buffer], step.target)
+        lane = self._lane(step.peer)
+        entry = self._driver.entry(Block.of(target), Block.of(region_of(home, source)), self.lanes[lane])
+        return Transfer(lane, [entry])
+
+
+def symmetric_buffers(schedule: Schedule) -> list[str]:
+    """The buffers that peers reach: x of a gather, the inboxes of a reduce-scatter."""
+    if schedule.operation != "matmul_reduce_scatter":
+        return ["x"]
+    return [name for name in schedule.buffers if name.startswith("inbox")]
+
+
+def symmetric_size(schedules: dict[int, Schedule], itemsize: int) -> int:
+    """Bytes of symmetric memory that each rank needs: the most of any."""
+    return max(
+        layout([schedule.buffers[name] for name in symmetric_buffers(schedule)], itemsize)[1]
+        for schedule in schedules.values()
+    )
+
+
+class NcclLink:
+    """Peers are reached through a process group; each round is one group of sends and receives on SMs."""
+
+    def __init__(self, schedule: Schedule, group: Any, lane: Any) -> None:
+        self.lanes: Sequence[int] = [lane.cuda_stream]
+        self._stream, self._group, self._schedule = lane, group, schedule
+        self._issued: set[int] = set()
+
+    def begin(self, program: Program) -> Transfer | None:
+        return None
+
+    def end(self, program: Program) -> Transfer | None:
+        return None
+
+    def send(self, step: Send, program: Program) -> Transfer | None:
+        return self._round(step.round, program)
+
+    def recv(self, step: Recv, program: Program) -> Transfer | None:
+        return self._round(step.round, program)
+
+    def _round(self, number: int, program: Program) -> Transfer:
+        """The first step of a round moves all of it: in every schedule they stand together."""
+        if number in self._issued:
+            return Transfer(0)
+        self._issued.add(number)
+        ranks, empty = range(self._schedule.problem.ranks), program.nothing()
+        sends = [self._schedule.sends.get((peer, number)) for peer in ranks]
+        recvs = [self._schedule.recvs.get((peer, number)) for peer in ranks]
+        leaving = [empty if step is None else program.view(step.source) for step in sends]
+        arriving = [empty if step is None else program.view(step.target) for step in recvs]
+        after = tuple(name for step in sends if step for name in step.after)
+
+        def call(slots: list[Any]) -> None:
+            with torch.cuda.stream(self._stream):
+                given = [slots[slot].contiguous() for slot in leaving]
+                self._group.alltoall([slots[slot] for slot in arriving], given).wait()
+
+        return Transfer(0, call=call, after=after)
