@@ -143,6 +143,26 @@ def pipelines() -> list[Row]:
     return rows
 
 
+def schedules() -> list[Row]:
+    """What a schedule is worth beside a control: GPT 175B under the software of 2022, which hides little."""
+    rows = []
+    job = jobs()["GPT 175B on A100, tp8 pp8"]
+    hide = frozenset({"tp_backward", "grads", "params"})
+    for gpus in (256, 1024, 4096, 16384):
+        here = resized(job, gpus, "weak")
+        base = predict(here.but(policy=None), check_memory=False)
+        row: Row = {"gpus": gpus, "step_s": base.step_s, "exposed_pct": share(base, *COMMUNICATION)}
+        for name, changes in (
+            ("controls_pct", {"policy": AUTO}),
+            ("schedule_pct", {"policy": None, "hide": hide}),
+            ("both_pct", {"policy": AUTO, "hide": hide}),
+        ):
+            other = predict(here.but(**changes), check_memory=False)
+            row[name] = round(100 * (1 - other.step_s / base.step_s), 2)
+        rows.append(row)
+    return rows
+
+
 def compressed() -> Iterator[Row]:
     """Gain of each method by bandwidth and scale, under the best controls: replicated and sharded weights."""
     plain = Job(model="llama3-8b", gpu="h100", gpus=64, tp=4, sharding="none", policy=AUTO)
@@ -224,6 +244,7 @@ def main() -> None:
     found: Row = {"command": "python benchmarks/plan/study.py", "simulated": True}
     for name, make in (
         ("scale", scale),
+        ("schedules", schedules),
         ("pipelines", pipelines),
         ("compression", lambda: list(compressed())),
         ("pipelines_compressed", pipelines_compressed),

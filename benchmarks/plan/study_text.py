@@ -240,28 +240,96 @@ def _about_strong(found: Row) -> str:
 def _about_stages(found: Row) -> str:
     rows = [row for row in found["pipelines"] if row["network"] == "ndr400"]
     one, most = ([row for row in rows if row["pp"] == stages] for stages in (1, 16))
+    slow = [row for row in found["pipelines"] if row["network"] == "eth100" and row["pp"] == 16]
+    chunks = {row["interleave"]: row for row in slow}
     return (
         "**Pipeline stages trade exposed communication for bubble.** 70B on 1,024 GPUs: one stage has "
         f"{_range(one, 'data_parallel_pct')} exposed data-parallel communication and no bubble; 16 stages "
         f"{_range(most, 'data_parallel_pct')} and a bubble of {_range(most, 'bubble_pct')}. The controls "
-        f"gain {_range(one, 'gain_pct')} with one stage and {_range(most, 'gain_pct')} with 16."
+        f"gain {_range(one, 'gain_pct')} with one stage and {_range(most, 'gain_pct')} with 16. Chunks shrink "
+        "the bubble and add transfers: with 12.5 Gbit/s and 16 stages a step takes "
+        f"{chunks[1]['step_s']:.3g} s with one chunk and {chunks[5]['step_s']:.3g} s with five."
     )
+
+
+def block_schedules(found: Row) -> str:
+    heads = [
+        "GPUs",
+        "step as it was",
+        "exposed",
+        "best controls gain",
+        "hiding gradients and parameters gains",
+        "both",
+    ]
+    rows = [
+        [
+            f"{row['gpus']:,}",
+            f"{row['step_s']:.3g} s",
+            f"{row['exposed_pct']:.1f}%",
+            f"{row['controls_pct']:.1f}%",
+            f"{row['schedule_pct']:.1f}%",
+            f"{row['both_pct']:.1f}%",
+        ]
+        for row in found["schedules"]
+    ]
+    return table(heads, rows)
+
+
+def _best(rows: list[Row]) -> list[Row]:
+    """The best method of each scale and bandwidth."""
+    found: dict[tuple[int, float], Row] = {}
+    for row in rows:
+        key = (row["gpus"], row["gbit_per_gpu"])
+        if key not in found or row["gain_pct"] > found[key]["gain_pct"]:
+            found[key] = row
+    return list(found.values())
 
 
 def _about_compression(found: Row) -> list[str]:
     plain = [row for row in found["compression"] if row["weights"] == "replicated"]
-    fast = [row for row in plain if row["gbit_per_gpu"] >= 200]
-    slow = [row for row in plain if row["gbit_per_gpu"] <= 25]
+    best = _best(plain)
+    slow, fast = (
+        [r for r in best if keep(r["gbit_per_gpu"])] for keep in (lambda g: g <= 100, lambda g: g >= 400)
+    )
+    narrow = [r for r in plain if r["method"] in ("fp8", "int8") and r["gbit_per_gpu"] >= 400]
+    sparse = [r for r in plain if r["method"] == "topk:0.01" and r["gpus"] >= 512]
     zero = [row for row in found["compression"] if row["method"] == "zero++"]
     quick = [row for row in zero if row["gbit_per_gpu"] >= 400]
     return [
-        "**Compressed gradients.** Replicated weights, methods and scales together: the step changes by "
-        f"{_range(slow, 'gain_pct')} at 25 Gbit/s for each GPU and below, and by {_range(fast, 'gain_pct')} "
-        f"at 200 and above, where the kernels take {_range(fast, 'kernels_pct')} of it. Minus is a loss.",
+        "**Compressed gradients.** Replicated weights, one sequence a rank: the best method gains "
+        f"{_range(slow, 'gain_pct')} of the step at 100 Gbit/s for each GPU and below, and at most "
+        f"{max(r['gain_pct'] for r in fast):.1f}% at 400 and above; there fp8 and int8 change it by "
+        f"{_range(narrow, 'gain_pct')} and their kernels take {_range(narrow, 'kernels_pct')}. Top-k's gather "
+        f"grows with the ranks: 1% density changes the step by {_range(sparse, 'gain_pct')} from 512 GPUs on. "
+        "Minus is a loss.",
         "**Compressed gathers.** Fully sharded training moves weights twice and gradients once for every "
         f"layer: ZeRO++ gains {_range(zero, 'gain_pct')} over all bandwidths and scales, "
         f"{_range(quick, 'gain_pct')} at 400 Gbit/s and above.",
+        _about_both(found),
     ]
+
+
+def _about_both(found: Row) -> str:
+    rows = [
+        r
+        for r in found["compression"]
+        if r["method"] in ("int8", "powersgd:4", "zero++") and r["gpus"] == 512
+    ]
+    hidden = [r for r in rows if r["gbit_per_gpu"] >= 400]
+    bound = [r for r in rows if r["gbit_per_gpu"] <= 50]
+    plain, packed = "controls_gain_pct", "controls_gain_compressed_pct"
+    return (
+        "**Together.** Where the network is the bottleneck (50 Gbit/s and below, 512 GPUs) the controls gain "
+        f"{_range(bound, plain)} without compression and {_range(bound, packed)} with it"
+        f"{_reason(bound, 'what compression makes short enough to hide, the controls then hide')}. "
+        f"At 400 Gbit/s and above they gain {_range(hidden, plain)} without and {_range(hidden, packed)} with."
+    )
+
+
+def _reason(rows: list[Row], words: str) -> str:
+    """Why, where the numbers say so: on average the controls gain more with compression."""
+    more = sum(row["controls_gain_compressed_pct"] - row["controls_gain_pct"] for row in rows)
+    return f": {words}" if more > 0 else ""
 
 
 def _range(rows: list[Row], key: str) -> str:
@@ -276,6 +344,7 @@ BLOCKS: dict[str, Callable[[Row], str]] = {
     "findings": block_findings,
     "scale": block_scale,
     "strong": block_strong,
+    "schedules": block_schedules,
     "pipeline": block_pipeline,
     "pays": block_pays,
     "interaction": block_interaction,

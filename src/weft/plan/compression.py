@@ -6,8 +6,8 @@ compress and restore, and their seconds. Accuracy is not modelled: nothing here 
 Where the counts come from
   bf16, fp8  the same collective on narrower elements; fp8 with one scale for a tensor, summed by NCCL (since
              2.24, from Hopper on), as FP8-LM (arXiv:2310.18313) does
-  int8       sums of int8 overflow, so a reduction becomes an all-to-all of quantised pieces, a sum in full
-             precision, and an all-gather of the quantised result (blocks of 256 with an fp32 scale)
+  int8       sums of int8 overflow, so a reduction becomes all-to-alls of quantised pieces (within the node,
+             then across), sums in full precision, and an all-gather of the quantised result (blocks of 256)
   powersgd   arXiv:1905.13727, Algorithm 1: all-reduces of r n and r m numbers for an n x m matrix; error kept
   topk       values and 32-bit indices of every rank go to every rank: an all-gather that grows with the ranks
   zero++     arXiv:2306.10209: qwz gathers int8 weights, hpz gathers within the node in the backward pass, qgz
@@ -275,22 +275,20 @@ def _kept(traffic: Traffic) -> float:
 
 
 def _quantised(traffic: Traffic) -> Compressed | None:
-    """Int8 gradients: an all-to-all in place of the reduction, then a gather where all ranks want the sum."""
+    """Int8 gradients: all-to-alls in place of the reduction, then a gather where all ranks want the sum."""
     width = 1 + SCALE_BYTES / INT8_BLOCK
     if width >= traffic.element_bytes:
         return None
     n, wide = traffic.elements, traffic.element_bytes
-    shard = n / traffic.ranks
-    pieces = [_piece(traffic, "all_to_all", n * width)]
-    kernels = [
-        Kernel("quantise", n * (wide + width)),
-        Kernel("sum", n * width + shard * wide),
-    ]
-    if traffic.kind == "all_reduce":
-        pieces.append(_piece(traffic, "all_gather", n * width))
-        kernels.append(Kernel("quantise the sum", shard * (wide + width)))
-        kernels.append(Kernel("restore", n * (wide + width)))
-    return Compressed(tuple(pieces), tuple(kernels))
+    found = _two_hops(traffic, width)
+    if traffic.kind != "all_reduce":
+        return found
+    back = (
+        Kernel("quantise the sum", n / traffic.ranks * (wide + width)),
+        Kernel("restore", n * (wide + width)),
+    )
+    gather = _piece(traffic, "all_gather", n * width)
+    return Compressed((*found.pieces, gather), (*found.kernels, *back))
 
 
 def _low_rank(traffic: Traffic, rank: int) -> Compressed | None:
@@ -346,19 +344,24 @@ def _zeropp(traffic: Traffic, parts: Sequence[str]) -> Compressed | None:
         )
         return Compressed((_piece(traffic, "all_gather", n * width),), kernels) if width < wide else None
     if traffic.purpose == "gradient" and "qgz" in parts and traffic.kind == "reduce_scatter":
-        return _two_hops(traffic, node, nodes)
+        return _two_hops(traffic, 0.5 + SCALE_BYTES / INT8_BLOCK)
     return None
 
 
-def _two_hops(traffic: Traffic, node: int, nodes: int) -> Compressed:
-    """qgZ: int4 within the node, summed, int4 again across the nodes with a node's share of the bytes."""
-    n, wide = traffic.elements, traffic.element_bytes
-    width = 0.5 + SCALE_BYTES / INT8_BLOCK
+def _two_hops(traffic: Traffic, width: float) -> Compressed:
+    """A sum of quantised elements: an all-to-all within the node, a sum, and again across the nodes.
+
+    One all-to-all of all ranks would send a node's share of the bytes as often as the node has ranks.
+    """
+    n, wide, node = traffic.elements, traffic.element_bytes, max(1, traffic.ranks_per_node)
+    nodes = max(1, traffic.ranks // node)
     pieces, kernels = [], [Kernel("quantise", n * (wide + width))]
     if node > 1:
         pieces.append(Piece("all_to_all", n * width, node, node))
+    if node > 1 and nodes > 1:
         kernels.append(Kernel("sum and quantise", n * width + n / node * width))
     if nodes > 1:
         pieces.append(Piece("all_to_all", n / node * width, nodes, 1))
-    kernels.append(Kernel("sum", n / node * width + n / traffic.ranks * wide))
+    last = n / node if nodes > 1 else n
+    kernels.append(Kernel("sum", last * width + n / traffic.ranks * wide))
     return Compressed(tuple(pieces), tuple(kernels))
