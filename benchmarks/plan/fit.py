@@ -60,6 +60,7 @@ FREE = [
     of("cast", 2.0, 0.5, "torchtitan-2024"),
     of("cast", 4.0, 0.5, "torchtitan-2025"),
     of("routing", 1.5, 0.7, *NEMO),
+    of("fusion", 0.7, 0.4, "torchtitan-2025", "torchtitan-2024", "torchtitan-eager", most=1.0),
     of("layer_us", 60.0, 0.4, *NEMO),
     of("network", 0.2, 0.5, "deepspeed-2021"),
     of("network", 0.6, 0.4, *BYTEDANCE),

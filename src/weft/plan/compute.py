@@ -11,6 +11,7 @@ from weft.plan.figures import Figures, Software
 from weft.plan.models import Gemm
 
 TILE_M, TILE_N = 128, 256
+REFERENCE_RATE = 989.4e12 / 132  # of one SM of an H100 in bf16, for which `gemm_k_half` holds
 USUAL_SHARE = 0.75  # of a layer's time in matrix products: where the figures `gemm` hold
 BACKWARD_ATTENTION = 2.5  # flash attention computes the scores again: five products instead of two
 
@@ -57,16 +58,21 @@ class Pass:
 
 
 def gemm_s(gemm: Gemm, gpu: GpuSpec, precision: str, figures: Figures, speed: float = 1.0) -> float:
-    """Seconds of a matrix product: waves of tiles at a rate that deep products reach, or its bytes."""
+    """Seconds of a matrix product: waves of tiles at a rate that deep products reach, and its bytes.
+
+    To fill and drain a tile takes the same time whatever the rate, so a faster GPU needs deeper products.
+    """
+    peak = gpu.flops(precision)
     tiles = math.ceil(gemm.m / TILE_M) * math.ceil(gemm.n / TILE_N) * gemm.count
     waves = tiles / gpu.sms
     tail = (math.ceil(waves) / waves) ** figures.gemm_tail if waves < 64 else 1.0
-    share = figures.gemm_share(gpu, precision) * speed * gemm.k / (gemm.k + figures.gemm_k_half)
+    half = figures.gemm_k_half * peak / gpu.sms / REFERENCE_RATE
+    share = figures.gemm_share(gpu, precision) * speed * gemm.k / (gemm.k + half)
     padded = 2.0 * tiles * TILE_M * TILE_N * gemm.k if gemm.m < TILE_M or gemm.n < TILE_N else gemm.flops
-    busy = padded / (gpu.flops(precision) * share) * tail
+    busy = padded / (peak * share) * tail
     size = 1 if precision == "fp8" else 2
     moved = (size * (gemm.m * gemm.k + gemm.n * gemm.k) + 2 * gemm.m * gemm.n) * gemm.count
-    return max(busy, moved / (gpu.memory_bytes_per_s * figures.memory_share))
+    return math.hypot(busy, moved / (gpu.memory_bytes_per_s * figures.memory_share))
 
 
 def gemm_passes(gemms: list[Gemm], job: Job, figures: Figures, precision: str = "") -> tuple[float, float]:

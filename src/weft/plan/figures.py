@@ -47,6 +47,10 @@ class Software:
     hides: frozenset[str]
     """Collectives that run beside compute: `tp` (fused with their GEMM), `tp_backward`, `cp`, `ep`, `pp`,
     `grads`, `params`."""
+    fusion: float
+    """Share that kernels fused with a tensor-parallel collective hide of what they could."""
+    joins_maxima: bool
+    """Whether fp8 joins the maxima of all ranks in every pass over a chunk (delayed scaling)."""
     selective: str
     """What selective recomputation repeats: `attention`, or `half`: every other matrix product."""
     skew: float
@@ -82,7 +86,7 @@ class Figures:
     gemm: Mapping[str, Mapping[str, float]]
     """By GPU and precision: share of the peak that a large matrix product reaches in training."""
     gemm_k_half: float
-    """Depth of a product at which half of that is reached."""
+    """Depth of a product at which an H100 reaches half of that in bf16."""
     gemm_tail: float
     """How much of a ragged last wave is lost: 0 nothing, 1 all of it."""
     power: float

@@ -99,8 +99,8 @@ def fit(
     """Gauss-Newton on logarithms. `noise`, `scale_noise`: errors that are taken as they come, of a row and of
     the differences within a series.
 
-    What is far off weighs less (Huber), sources count alike whatever their number of rows, and every figure is
-    pulled towards its prior.
+    What is far off weighs less (Huber), sources count alike whatever their number of rows, and every figure
+    is pulled towards its prior.
     """
     prior = np.log([one.prior for one in free])
     spread = np.array([one.spread for one in free])

@@ -138,7 +138,7 @@ class _Part:
                 n.count * n.kernels_s * (1 if n.each_step else micro_batches) for n, _ in self.traffic
             ),
         }
-        for name in ("tp", "cp", "ep", "pp", "grads", "params"):
+        for name in ("tp", "cp", "ep", "pp", "grads", "params", "amax"):
             found[name] = sum(c.exposed_s for c in self.collectives(micro_batches) if c.name == name)
         found["contention"] = sum(c.slows_compute_by_s for c in self.collectives(micro_batches))
         return found

@@ -16,12 +16,15 @@ from weft.plan.pipeline import Stage
 BUCKET_BYTES = 200e6  # of gradients that travel together: the last has nothing to hide behind
 
 
+MAXIMA = 12  # scaled tensors of a layer: input, weight and gradient of four products
+
+
 @dataclass(frozen=True)
 class Need:
     """A collective that a stage needs."""
 
     name: str
-    """`tp`, `cp`, `ep`, `pp`, `grads`, `params`: whose it is."""
+    """`tp`, `cp`, `ep`, `pp`, `grads`, `params`, `amax`: whose it is."""
     kind: str
     group: Group
     bytes: float
@@ -53,6 +56,10 @@ def needs(job: Job, software: Software, stage: Stage, dense: Pass, moe: Pass) ->
             found += _expert(job, software, layer, count) if routed else []
     found += _stages(job, software, dense * stage.dense_layers + moe * stage.moe_layers)
     found += _data(job, software, stage, dense, moe)
+    if job.precision == "fp8" and software.joins_maxima:
+        ranks = group(job.tp * job.cp * job.dp, 1, job.network)
+        size = 4.0 * MAXIMA * stage.layers / job.interleave
+        found.append(Need("amax", "all_reduce", ranks, size, 2 * job.interleave, Work()))
     return [need for need in found if need.group.ranks > 1 and need.bytes > 0 and need.count > 0]
 
 
@@ -68,16 +75,20 @@ def _tensor(job: Job, software: Software, layer: Pass, layers: int, routed: bool
     if routed:
         sites[1] = size * job.model.experts_per_token if job.expert_tp > 1 else 0.0
     again = 1 if job.recompute == "full" else 0
+    # Keeping every other product's output, what was gathered is gathered again.
+    regather = 1 if job.recompute == "selective" and software.selective == "half" else again
     forward = layer.forward.gemm / len(sites)
     backward = layer.backward.gemm / len(sites)
     fused, behind = hides(job, software, "tp"), hides(job, software, "tp_backward")
     for bytes_ in sites:
         if job.sequence_parallel:
-            for kind in ("all_gather", "reduce_scatter"):
+            # Fused kernels send the last of `tp` pieces with nothing left to compute.
+            edge = 1 - software.fusion * (1 - 1 / job.tp)
+            for kind, times in (("all_gather", 1 + regather), ("reduce_scatter", 1 + again)):
                 beside = Work(gemm=forward / 2)
-                yield Need("tp", kind, ranks, bytes_, layers * (1 + again), beside, 1 / job.tp, fused)
+                yield Need("tp", kind, ranks, bytes_, layers * times, beside, edge, fused)
                 beside = Work(gemm=backward / 2)
-                yield Need("tp", kind, ranks, bytes_, layers, beside, 1 / job.tp, fused or behind)
+                yield Need("tp", kind, ranks, bytes_, layers, beside, edge, fused or behind)
             if fused or behind:
                 # The input is gathered again for the weight gradient, beside the input gradient.
                 beside = Work(gemm=backward / 2)
