@@ -1,4 +1,4 @@
-"""Seeded generators of fused operations: one to fit the pick, another, with its own seed and ranges, to judge it."""
+"""Seeded generators of fused operations: one to fit the pick, another with its own ranges to judge it."""
 
 from __future__ import annotations
 
@@ -36,10 +36,14 @@ def fit_cases(count: int, seed: int = FIT_SEED) -> Iterator[Case]:
 
 
 def check_cases(count: int, seed: int = CHECK_SEED) -> Iterator[Case]:
-    """Unseen shapes: log-uniform M, N, K, half of them multiples of 128, every preset, each topology in turn."""
+    """Unseen shapes: log-uniform M, N, K, half of them multiples of 128, every preset and topology."""
     draw = random.Random(f"check {seed}")
     for i in range(count):
-        sizes = [_log_uniform(draw, 128, 1 << 18), _log_uniform(draw, 128, 1 << 16), _log_uniform(draw, 128, 1 << 16)]
+        sizes = [
+            _log_uniform(draw, 128, 1 << 18),
+            _log_uniform(draw, 128, 1 << 16),
+            _log_uniform(draw, 128, 1 << 16),
+        ]
         if draw.random() < 0.5:
             sizes = [-(-size // 128) * 128 for size in sizes]
         yield Case(

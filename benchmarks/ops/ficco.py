@@ -1,9 +1,9 @@
-"""The 16 shapes of FiCCO (arXiv:2512.10236) on a simulated node of eight MI300X: finer grain against whole shards.
+"""The 16 shapes of FiCCO (arXiv:2512.10236) on eight simulated MI300X: finer grain against whole shards.
 
 python benchmarks/ops/ficco.py [--out benchmarks/results/ops/ficco.json]
 
-The shapes are said to be the paper's (a comment in ROCm/iris); whether N is all of a layer's columns or one rank's
-is not said, so both readings are run: `split` divides N by eight, as tensor parallelism does, `whole` does not.
+The shapes are said to be the paper's (a comment in ROCm/iris); whether N is all of a layer's columns or one
+rank's is not said, so both are run: `split` divides N by eight, as tensor parallelism does, `whole` does not.
 """
 
 from __future__ import annotations
@@ -74,7 +74,8 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 def table(rows: list[dict[str, Any]]) -> list[str]:
     lines = [
-        "| M, N, K | comm / product | bound | serial ms | shard ms | finer ms | schedule | over serial | over shard |",
+        "| M, N, K | comm / product | bound | serial ms | shard ms | finer ms | schedule "
+        "| over serial | over shard |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for r in rows:

@@ -11,10 +11,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from weft.ops.simulate import ISSUE_S, KERNEL_S, ROW_BYTES, SM_START_S, Case, collective_s, product
+from weft.ops.simulate import (
+    ISSUE_S,
+    KERNEL_S,
+    ROW_BYTES,
+    SM_START_S,
+    Case,
+    collective_s,
+    product,
+    product_beside,
+)
 from weft.sim.fabric import fabric
 from weft.sim.flow import slowed
-from weft.sim.gemm import Gemm
 from weft.workload import DTYPE_BYTES
 
 GROUPED = {"ring": 0.8}
@@ -133,7 +141,7 @@ class _Lanes:
 
     def serial(self) -> float:
         case = self.case
-        whole = product(case, case.m, case.n, case.k)[0].seconds
+        whole = product(case, case.m, case.n, case.k).seconds
         if self.sm:
             return ISSUE_S + collective_s(case) + whole + self.event_s
         moved = self._by_itself(self.shard) + self.event_s
@@ -144,7 +152,8 @@ class _Lanes:
 
     def _by_itself(self, piece: float) -> float:
         """Seconds of a round of copies before which there was none."""
-        return math.ceil(self.groups) * self.start_s + piece * max(self.loads.once, self.peers * self.least)
+        later = (math.ceil(self.groups) - 1) * max(0.0, self.start_s - self.stagger_s)
+        return self.start_s + later + piece * max(self.loads.once, self.peers * self.least)
 
     def _exchange(self, piece: float) -> tuple[float, float]:
         """Seconds of a round of copies among others, and of the first copies of it."""
@@ -153,10 +162,20 @@ class _Lanes:
         first = self.start_s + piece * max(self.loads.first, self.peers / self.groups * self.least)
         return whole, first
 
-    def _kernel(self, cost: tuple[Gemm, Gemm], busy: float, times: int = 1) -> _Kernel:
+    def _kernel(
+        self,
+        shape: tuple[int, int, int],
+        busy: float,
+        times: int = 1,
+        *,
+        parts: int = 1,
+        accumulate: bool = False,
+    ) -> _Kernel:
         """A product, `times` in a row; `busy`: bytes per second that copies beside it bring to this rank."""
-        alone, beside = cost
-        arithmetic = beside.compute_s if self.sm else alone.compute_s
+        alone = product(self.case, *shape, parts=parts, accumulate=accumulate)
+        arithmetic = alone.compute_s
+        if self.sm:
+            arithmetic = product_beside(self.case, *shape, parts=parts, accumulate=accumulate).compute_s
         longer = slowed(arithmetic, alone.memory_bytes, self.traffic * busy, self.memory)
         gaps = (times - 1) * self.gap_s
         return _Kernel(times * alone.seconds + gaps, times * longer + gaps)
@@ -178,12 +197,8 @@ class _Lanes:
             piece = float(self.rows * (width * self.size + ROW_BYTES))
             whole, first = self._exchange(piece)
             busy = piece * self.peers / whole
-            cost = (
-                product(case, case.m, width, k)
-                if self.scatter
-                else product(case, case.m, n, width, accumulate=True)
-            )
-            one = self._kernel(cost, busy)
+            shape = (case.m, width, k) if self.scatter else (case.m, n, width)
+            one = self._kernel(shape, busy, accumulate=not self.scatter)
         else:
             count = min(ranks, self.rows)
             rows, piece = -(-self.rows // count), self.shard / count
@@ -191,11 +206,11 @@ class _Lanes:
             busy = piece * self.peers / whole
             parts = ranks if staged else self.peers
             if name == "hetero-unfused-1d":
-                one = self._kernel(product(case, rows, n, k), busy, self.peers)
+                one = self._kernel((rows, n, k), busy, self.peers)
             else:
-                one = self._kernel(product(case, parts * rows, n, k, parts=parts), busy)
+                one = self._kernel((parts * rows, n, k), busy, parts=parts)
             if not staged:
-                own = self._kernel(product(case, self.rows, n, k), busy)
+                own = self._kernel((self.rows, n, k), busy)
         return _Rounds(
             count=count,
             bytes=piece,
@@ -214,8 +229,8 @@ class _Lanes:
             self.event_s + self.start_s + self.shard * max(load, self.least) for load in self.loads.single
         ]
         spent[0] -= self.event_s
-        cost = product(self.case, self.rows, self.case.n, self.case.k)
-        one = self._kernel(cost, self.shard * self.peers / sum(spent))
+        shape = (self.rows, self.case.n, self.case.k)
+        one = self._kernel(shape, self.shard * self.peers / sum(spent))
         ends, now = [], 0.0
         for i, each in enumerate(spent):
             now = max(now, ISSUE_S * (2 + 2 * i)) + each
@@ -249,8 +264,8 @@ class _Lanes:
 
     def scattered_shards(self) -> float:
         spent = [self.start_s + self.shard * max(load, self.least) for load in self.loads.single]
-        cost = product(self.case, self.rows, self.case.n, self.case.k)
-        one = self._kernel(cost, self.shard * self.peers / sum(spent))
+        shape = (self.rows, self.case.n, self.case.k)
+        one = self._kernel(shape, self.shard * self.peers / sum(spent))
         t, moved, _ = self._scatter(one, spent, steps=2)
         t = one.end(t, moved)
         return max(t + self.gap_s, moved + self.event_s) + self._sum_s(1)

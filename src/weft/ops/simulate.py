@@ -233,7 +233,8 @@ def _task(case: Case, rank: int, step: Step, after: tuple[int, ...], issue_s: fl
             copied_bytes=step.bytes + lost,
         )
     if isinstance(step, Matmul):
-        alone, beside = product(case, *step.shape, parts=len(step.a), accumulate=step.accumulate)
+        alone = product(case, *step.shape, parts=len(step.a), accumulate=step.accumulate)
+        beside = product_beside(case, *step.shape, parts=len(step.a), accumulate=step.accumulate)
         return Task(
             name="matmul {}x{}x{}".format(*step.shape),
             rank=rank,
@@ -255,21 +256,21 @@ def _task(case: Case, rank: int, step: Step, after: tuple[int, ...], issue_s: fl
     )
 
 
-def product(
-    case: Case, m: int, n: int, k: int, *, parts: int = 1, accumulate: bool = False
-) -> tuple[Gemm, Gemm]:
-    """The cost of a product alone, and with the SMs that the library's copies leave it."""
+def product(case: Case, m: int, n: int, k: int, *, parts: int = 1, accumulate: bool = False) -> Gemm:
+    """The cost of a product alone."""
+    return case.costs.cost(m, n, k, case.dtype, parts=parts, accumulate=accumulate)
+
+
+def product_beside(case: Case, m: int, n: int, k: int, *, parts: int = 1, accumulate: bool = False) -> Gemm:
+    """The same with the SMs that the library's copies leave it."""
     of = case.costs.profile
     fewer = max(1, of.spec.sms - int(of.figures.comm_ctas))
-    return (
-        case.costs.cost(m, n, k, case.dtype, parts=parts, accumulate=accumulate),
-        case.costs.cost(m, n, k, case.dtype, parts=parts, accumulate=accumulate, sms=fewer),
-    )
+    return case.costs.cost(m, n, k, case.dtype, parts=parts, accumulate=accumulate, sms=fewer)
 
 
 def _library(case: Case) -> list[Task]:
     """The collective of the vendor's library and the product, one after the other."""
-    whole, _ = product(case, case.m, case.n, case.k)
+    whole = product(case, case.m, case.n, case.k)
     compute = Task(
         name=f"matmul {case.m}x{case.n}x{case.k}",
         rank=0,
@@ -313,7 +314,7 @@ def _loads(topology: str, ranks: int, gpu: str) -> tuple[float, float]:
 
 def _losses(result: Result) -> Losses:
     case, flowed = result.case, result.flowed
-    whole = product(case, case.m, case.n, case.k)[0].seconds
+    whole = product(case, case.m, case.n, case.k).seconds
     memory = case.costs.profile.figures.memory_tb_s * 1e12
     alone = staged = busy = 0.0
     for i, task in enumerate(result.tasks):

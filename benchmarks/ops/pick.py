@@ -1,0 +1,92 @@
+"""The pick from sizes alone against exhaustive search, on shapes that the fit has not seen.
+
+python benchmarks/ops/pick.py [--count 320] [--seed 7] [--out benchmarks/results/ops/pick.json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from cases import CHECK_SEED, check_cases
+
+from weft.ops.pick import pick
+from weft.ops.simulate import Case, exhaustive
+
+NEAR, WORSE = 0.02, 0.01
+
+
+def judge(case: Case) -> dict[str, Any]:
+    """What the pick takes against the best and against serial, both with their best engine."""
+    began = time.perf_counter()
+    found = pick(case.operation, case.m, case.n, case.k, case.ranks, case.dtype, case.gpu, case.topology)
+    picked_us = 1e6 * (time.perf_counter() - began)
+    times = {(r.name, r.engine): r.seconds for r in exhaustive(case)}
+    best = min(times, key=lambda key: times[key])
+    serial = min(seconds for (name, _), seconds in times.items() if name == "serial")
+    taken = times[found.schedule, found.engine]
+    return {
+        "case": [case.operation, case.m, case.n, case.k, case.ranks, case.dtype, case.gpu, case.topology],
+        "picked": [found.schedule, found.engine],
+        "best": list(best),
+        "best_ms": round(1e3 * times[best], 6),
+        "regret": round(taken / times[best] - 1, 6),
+        "over_serial": round(taken / serial - 1, 6),
+        "possible_gain": round(serial / times[best], 4),
+        "picked_us": round(picked_us, 1),
+    }
+
+
+def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    regrets = np.array([row["regret"] for row in rows])
+    return {
+        "shapes": len(rows),
+        "same_schedule": round(float(np.mean([r["picked"][0] == r["best"][0] for r in rows])), 4),
+        "best_or_within_2_pct": round(float(np.mean(regrets <= NEAR)), 4),
+        "mean_regret_pct": round(100 * float(regrets.mean()), 4),
+        "largest_regret_pct": round(100 * float(regrets.max()), 2),
+        "slower_than_serial_pct": round(100 * max(row["over_serial"] for row in rows), 3),
+        "cases_over_1_pct_slower": sum(row["over_serial"] > WORSE for row in rows),
+        "always_serial_mean_regret_pct": round(
+            100 * float(np.mean([r["possible_gain"] - 1 for r in rows])), 2
+        ),
+        "median_pick_us": round(float(np.median([row["picked_us"] for row in rows])), 1),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--count", type=int, default=320)
+    parser.add_argument("--seed", type=int, default=CHECK_SEED)
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/ops/pick.json"))
+    options = parser.parse_args()
+    began = time.perf_counter()
+    rows = [judge(case) for case in check_cases(options.count, options.seed)]
+    took = time.perf_counter() - began
+    groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for row in rows:
+        groups[row["case"][-1]].append(row)
+        groups[row["case"][0]].append(row)
+    document = {
+        "simulated": True,
+        "command": "python " + " ".join(sys.argv),
+        "seed": options.seed,
+        "seconds": round(took, 1),
+        "all": summary(rows),
+        "by": {name: summary(found) for name, found in sorted(groups.items())},
+        "rows": rows,
+    }
+    for name, found in (("all", document["all"]), *document["by"].items()):
+        print(name, found, flush=True)
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(json.dumps(document) + "\n")
+
+
+if __name__ == "__main__":
+    main()
