@@ -275,8 +275,8 @@ def table(rows: list[dict[str, Any]], machine: str, command: str) -> str:
         f"`{command}`. One GPU as rank 0 of {RANKS}, bf16, the peers' data in pinned host memory. Medians of "
         f"{ROUNDS} interleaved measurements.",
         "",
-        "| operation | M, N, K | engine | transfer / product | serial ms | best ms | best | speed-up | of ideal "
-        "| of ideal, no fill | product slowed | copies slowed |",
+        "| operation | M, N, K | engine | transfer / product | serial ms | best ms | best | speed-up | "
+        "of ideal | of ideal, no fill | product slowed | copies slowed |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for row in rows:

@@ -28,6 +28,15 @@ from weft.policy import SCHEDULES  # noqa: E402
 MAIN = 99
 
 
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Tiny products: threads only get in each other's way."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 class Gpu:
     """Streams as queues. `settle` runs them in a random order that keeps what events and streams promise."""
 

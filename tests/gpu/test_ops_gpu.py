@@ -1,0 +1,173 @@
+"""weft.ops on a GPU: every schedule with both engines, graphs, streams, torch.compile, and two ranks on one GPU."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from weft.errors import UsageError  # noqa: E402
+from weft.ops import HostPeers, all_gather_matmul, all_to_all_matmul, matmul_reduce_scatter  # noqa: E402
+from weft.ops.schedule import OPERATIONS, split  # noqa: E402
+from weft.policy import SCHEDULES  # noqa: E402
+
+PROGRAM = Path(__file__).parent / "programs" / "ops_two_ranks.py"
+FUNCTIONS = {
+    "all_gather_matmul": all_gather_matmul,
+    "matmul_reduce_scatter": matmul_reduce_scatter,
+    "all_to_all_matmul": all_to_all_matmul,
+}
+TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 1.5e-2, torch.float16: 3e-3}
+
+
+class Case:
+    """A problem with its peers in pinned host memory, and what must come out."""
+
+    def __init__(self, operation, m, n, k, ranks=4, rank=0, dtype=torch.bfloat16, seed=0):
+        self.function, self.options = FUNCTIONS[operation], {}
+        random = torch.Generator("cuda").manual_seed(seed)
+
+        def make(*shape):
+            return torch.randn(*shape, device="cuda", generator=random).to(dtype)
+
+        rows = split(m, ranks)
+        self.w = make(k, n) / k**0.5
+        if operation == "all_gather_matmul":
+            xs = [make(count, k) for count in rows]
+            self.x, held, self.options = xs[rank], xs, {"rows": rows}
+            self.gathered = torch.cat(xs)
+            self.expected = self.gathered.float() @ self.w.float()
+        elif operation == "all_to_all_matmul":
+            xs = [make(m, k) for _ in range(ranks)]
+            self.x, held = xs[rank], xs
+            self.gathered = torch.cat([x.split(rows)[rank] for x in xs])
+            self.expected = self.gathered.float() @ self.w.float()
+        else:
+            self.x = make(m, k)
+            held = [make(rows[rank], n) for _ in range(ranks)]
+            own = (self.x.float() @ self.w.float()).to(dtype).split(rows)[rank].float()
+            self.expected = own + sum(h.float() for q, h in enumerate(held) if q != rank)
+        self.peers = HostPeers(held, rank)
+        self.dtype = dtype
+
+    def run(self, **more):
+        return self.function(self.x, self.w, self.peers, **self.options, **more)
+
+    def check(self, got):
+        torch.cuda.synchronize()
+        assert got.shape == self.expected.shape
+        error = (got.float() - self.expected).abs().max() / self.expected.abs().max()
+        assert error < TOLERANCE[self.dtype]
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("engine", ["dma", "sm"])
+def test_every_schedule_with_peers_in_host_memory(operation, name, engine):
+    torch.backends.cuda.matmul.allow_tf32 = False
+    for number, (dtype, sizes) in enumerate(
+        [
+            (torch.bfloat16, (512, 384, 256)),
+            (torch.float16, (509, 131, 200)),
+            (torch.float32, (67, 33, 30)),
+        ]
+    ):
+        case = Case(operation, *sizes, rank=number, dtype=dtype, seed=number)
+        for pieces in (None, 7):
+            case.check(case.run(schedule=name, engine=engine, pieces=pieces))
+        out = torch.full_like(case.expected, float("nan"), dtype=dtype)
+        assert case.run(schedule=name, engine=engine, out=out) is out
+        case.check(out)
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_many_calls_in_a_row_and_on_another_stream(operation, name):
+    """Scratch is used again at once: a missing event would show as a wrong result."""
+    case = Case(operation, 2048, 1024, 512, ranks=8)
+    outs = [case.run(schedule=name, engine="dma") for _ in range(6)]
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        outs += [case.run(schedule=name, engine="dma") for _ in range(3)]
+    torch.cuda.current_stream().wait_stream(side)
+    for out in outs:
+        case.check(out)
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("engine", ["dma", "sm"])
+def test_a_cuda_graph_replays_the_operation(operation, engine):
+    case = Case(operation, 1024, 512, 256, ranks=8)
+    out = case.run(schedule="hetero-fused-1d", engine=engine)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        case.run(schedule="hetero-fused-1d", engine=engine, out=out)
+    for _ in range(3):
+        out.fill_(float("nan"))
+        graph.replay()
+        case.check(out)
+    for held in case.peers.held:
+        if held is not None:
+            held.zero_()
+    graph.replay()
+    torch.cuda.synchronize()
+    eager = case.run(schedule="hetero-fused-1d", engine=engine)
+    torch.cuda.synchronize()
+    assert torch.equal(out, eager)
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_torch_compile_keeps_it_whole(operation):
+    case = Case(operation, 256, 128, 64, ranks=4)
+
+    def layer(x, w):
+        return case.function(x * 2, w, case.peers, schedule="hetero-fused-1d", **case.options) * 0.5
+
+    x = case.x
+    case.x = x * 2
+    plain = case.run(schedule="hetero-fused-1d") * 0.5
+    got = torch.compile(layer, fullgraph=True)(x, case.w)
+    torch.cuda.synchronize()
+    assert torch.allclose(got.float(), plain.float(), atol=0.1, rtol=0.02)
+
+
+def test_left_open_it_picks_and_agrees():
+    case = Case("all_gather_matmul", 1024, 512, 256, ranks=8)
+    case.check(case.run())
+
+
+def test_peers_that_do_not_fit_are_refused():
+    x, w = torch.ones(4, 8, device="cuda"), torch.ones(8, 8, device="cuda")
+    with pytest.raises(UsageError, match="host peer 1 holds"):
+        all_gather_matmul(x, w, HostPeers([None, torch.ones(5, 8)]), schedule="shard")
+
+
+@pytest.mark.parametrize("engine", ["dma", "sm"])
+def test_two_ranks_on_one_gpu(engine, tmp_path):
+    """Symmetric memory between two processes; NCCL where it can place two ranks on one GPU."""
+    if torch.cuda.device_count() < 2 and engine == "sm":
+        pytest.skip("NCCL needs a GPU for each rank")
+    command = [sys.executable, str(PROGRAM), "2", str(tmp_path), engine]
+    done = subprocess.run(
+        command,
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+            "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES": "1",
+        },
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    if "no symmetric memory" in done.stderr and "cannot move GPU tensors" in done.stderr:
+        pytest.skip("no symmetric memory between two processes on this GPU")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.count("all well") == 2
