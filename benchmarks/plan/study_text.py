@@ -246,8 +246,8 @@ def _about_stages(found: Row) -> str:
         "**Pipeline stages trade exposed communication for bubble.** 70B on 1,024 GPUs: one stage has "
         f"{_range(one, 'data_parallel_pct')} exposed data-parallel communication and no bubble; 16 stages "
         f"{_range(most, 'data_parallel_pct')} and a bubble of {_range(most, 'bubble_pct')}. The controls "
-        f"gain {_range(one, 'gain_pct')} with one stage and {_range(most, 'gain_pct')} with 16. Chunks shrink "
-        "the bubble and add transfers: with 12.5 Gbit/s and 16 stages a step takes "
+        f"gain {_range(one, 'gain_pct')} with one stage and {_range(most, 'gain_pct')} with 16. Chunks "
+        "shrink the bubble and add transfers: with 12.5 Gbit/s and 16 stages a step takes "
         f"{chunks[1]['step_s']:.3g} s with one chunk and {chunks[5]['step_s']:.3g} s with five."
     )
 
@@ -299,9 +299,9 @@ def _about_compression(found: Row) -> list[str]:
         "**Compressed gradients.** Replicated weights, one sequence a rank: the best method gains "
         f"{_range(slow, 'gain_pct')} of the step at 100 Gbit/s for each GPU and below, and at most "
         f"{max(r['gain_pct'] for r in fast):.1f}% at 400 and above; there fp8 and int8 change it by "
-        f"{_range(narrow, 'gain_pct')} and their kernels take {_range(narrow, 'kernels_pct')}. Top-k's gather "
-        f"grows with the ranks: 1% density changes the step by {_range(sparse, 'gain_pct')} from 512 GPUs on. "
-        "Minus is a loss.",
+        f"{_range(narrow, 'gain_pct')} and their kernels take {_range(narrow, 'kernels_pct')}. Top-k's "
+        f"gather grows with the ranks: 1% density changes the step by {_range(sparse, 'gain_pct')} from 512 "
+        "GPUs on. Minus is a loss.",
         "**Compressed gathers.** Fully sharded training moves weights twice and gradients once for every "
         f"layer: ZeRO++ gains {_range(zero, 'gain_pct')} over all bandwidths and scales, "
         f"{_range(quick, 'gain_pct')} at 400 Gbit/s and above.",
@@ -322,7 +322,7 @@ def _about_both(found: Row) -> str:
         "**Together.** Where the network is the bottleneck (50 Gbit/s and below, 512 GPUs) the controls gain "
         f"{_range(bound, plain)} without compression and {_range(bound, packed)} with it"
         f"{_reason(bound, 'what compression makes short enough to hide, the controls then hide')}. "
-        f"At 400 Gbit/s and above they gain {_range(hidden, plain)} without and {_range(hidden, packed)} with."
+        f"At 400 and above they gain {_range(hidden, plain)} without and {_range(hidden, packed)} with."
     )
 
 
