@@ -16,20 +16,25 @@ _HOMES = {
     "Timeline": "weft.timeline",
     "WeftError": "weft.errors",
     "overlap": "weft.shim.overlap",
+    "restart": "weft.shim.restart",
     "analyze": "weft.trace",
 }
 
-__all__ = ["Policy", "Rule", "Timeline", "WeftError", "__version__", "analyze", "overlap"]
+__all__ = ["Policy", "Rule", "Timeline", "WeftError", "__version__", "analyze", "overlap", "restart", "tune"]
 
 if TYPE_CHECKING:
     from weft.errors import WeftError
     from weft.policy import Policy, Rule
     from weft.shim.overlap import overlap
+    from weft.shim.restart import restart
     from weft.timeline import Timeline
     from weft.trace import analyze
+    from weft.tune.callable import tune
 
 
 def __getattr__(name: str) -> Any:
+    if name == "tune":
+        return importlib.import_module("weft.tune")  # a package that can be called
     if name not in _HOMES:
         raise AttributeError(f"module 'weft' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOMES[name]), name)

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 from weft.policy import Policy
-from weft.shim import binding
+from weft.shim import binding, restart
 
 _current: ContextVar[Policy | None] = ContextVar("weft_policy", default=None)
 
@@ -18,6 +18,7 @@ def overlap(policy: Policy) -> Iterator[None]:
 
     Holds for the whole process, from the next launch on; nests; the policy before comes back at the end.
     """
+    restart.require()
     outer = _current.get()
     binding.set_policy(policy)
     token = _current.set(policy)
@@ -26,3 +27,8 @@ def overlap(policy: Policy) -> Iterator[None]:
     finally:
         _current.reset(token)
         binding.set_policy(outer)
+
+
+def again() -> None:
+    """Set the policy of the innermost `overlap` anew, or the job's where there is none."""
+    binding.set_policy(_current.get())
