@@ -16,7 +16,7 @@
 #include <unistd.h>
 
 #define UNWRAP(...) __VA_ARGS__
-enum { CALLERS = 16, PENDING = 64, GROUPED = 16 };
+enum { CALLERS = 64, PENDING = 64, GROUPED = 16 };
 
 static weft_nccl libraries[NCCL_LIBRARIES];
 static _Atomic int library_count;
@@ -538,12 +538,18 @@ static weft_nccl *find_for(void *address) {
     return found;
 }
 
+/* Every place in the program that calls NCCL is looked up once per thread: a search may cost microseconds. */
 static weft_nccl *of_caller(void *address) {
-    unsigned at = (unsigned)((uintptr_t)address >> 3) % CALLERS;
-    if (LIKELY(me.callers[at].address == address))
-        return me.callers[at].library;
+    unsigned start = (unsigned)(((uintptr_t)address * 0x9e3779b97f4a7c15u) >> 58), at = start; /* CALLERS is 2^6 */
+    for (int tries = 0; tries < CALLERS; tries++, at = (at + 1) % CALLERS) {
+        if (LIKELY(me.callers[at].address == address))
+            return me.callers[at].library;
+        if (!me.callers[at].address)
+            break;
+    }
     weft_nccl *l = find_for(address);
     if (l) {
+        at = me.callers[at].address ? start : at;
         me.callers[at].address = address;
         me.callers[at].library = l;
     }
