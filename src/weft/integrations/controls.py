@@ -41,13 +41,17 @@ class LaunchControls:
         )
         calls = [call for call in communicators.calls() if call.number > self._calls]
         ctas = max((row[3] for row in comm.values()), default=0)
-        choices, why = self._cta_choices(ctas)
+        why, most = self._why_no_ctas(), 0
+        if not why:
+            most = _most_ctas(_used())
+        choices = cta_choices(ctas, most)
         binding.set_policy(None)
         return Facts(
             launches=bool(seen),
             collectives=sum(row[0] for row in comm.values()) / steps,
             ctas=ctas or None,
             cta_choices=choices,
+            most_ctas=most,
             why_no_ctas=why,
             kernels=kernels,
             world=self._world,
@@ -61,22 +65,21 @@ class LaunchControls:
         size = f"{self._world} ranks, {self._parameters} parameters"
         return f"job of {size}, {each or 'no collective'} a step, kernels {mark}"
 
-    def _cta_choices(self, now: int) -> tuple[tuple[int, ...], str]:
+    def _why_no_ctas(self) -> str:
         if not communicators.available():
-            return (), "the program has made no NCCL communicator that weft can see"
-        used = [found for found in communicators.communicators() if found.collectives]
+            return "the program has made no NCCL communicator that weft can see"
+        used = _used()
         if not used:
-            return (), "no NCCL communicator has carried a collective"
+            return "no NCCL communicator has carried a collective"
         refused = next((found.why_not for found in used if found.why_not), None)
         if refused:
-            return (), f"the collectives' CTAs cannot be changed in this run: {refused}"
+            return f"the collectives' CTAs cannot be changed in this run: {refused}"
         if _order_of_sums_matters() and max(found.size for found in used) > 2:
-            return (), (
+            return (
                 "the program asks for deterministic algorithms, and with more than 2 ranks the CTAs of a "
                 "collective may change the order of its sums"
             )
-        limit = min((found.max_ctas for found in used if found.max_ctas), default=now) or now
-        return cta_choices(min(limit, now or limit) or 0, _most_ctas(used)), ""
+        return ""
 
     def prepare(self, ctas: int) -> None:
         communicators.prepare(ctas, PREPARE_S)
@@ -116,6 +119,10 @@ def cta_choices(now: int, most: int) -> tuple[int, ...]:
     """Half, a third more and twice as many, within what fits."""
     wanted = (now // 2, round(now * 4 / 3), 2 * now)
     return tuple(dict.fromkeys(count for count in wanted if 1 <= count <= most and count != now))
+
+
+def _used() -> list[communicators.Communicator]:
+    return [found for found in communicators.communicators() if found.collectives]
 
 
 def _most_ctas(used: Sequence[communicators.Communicator]) -> int:

@@ -2,7 +2,7 @@
 
     trainer = Trainer(…, callbacks=[WeftCallback("policy.json")])   # then: weft run -- python train.py
 
-It applies a policy while `train` lasts, and adds the verdict of `weft run --tune` to the trainer's log history.
+It applies a policy while `train` lasts, and adds the verdict of `weft run --tune` to the log history.
 """
 
 from __future__ import annotations

@@ -31,7 +31,8 @@ FIRST_DEADLINE_S = 20.0  # for all ranks to find their step
 STORE_TIMEOUT_S = 2.0
 EVENTS_WITHOUT_STEP = 1000  # optimizer steps after which a program without a period, or a group, is let be
 CALLS_BETWEEN_LOOKS = 64  # collectives, where no optimizer steps
-PERIODS_WITHOUT_OPTIMIZER = 12  # more than anybody accumulates gradients
+PERIODS_WITHOUT_OPTIMIZER = 12  # more than most accumulate gradients
+CALLS_OF_A_STEP = 64  # at least, where collectives are all there is to go by: a boundary costs a wait
 
 
 class Live:
@@ -94,7 +95,8 @@ class Live:
         calls = [(c.operation, c.bytes) for c in communicators.calls() if c.key == key]
         length = period(calls, PERIODS_WITHOUT_OPTIMIZER)
         if length is not None:
-            communicators.on_call(self._calls_repeated, key, every=length)
+            every = length * -(-CALLS_OF_A_STEP // length)
+            communicators.on_call(self._calls_repeated, key, every=every)
 
     def _calls_repeated(self, key: str, count: int) -> None:
         if self._mine():

@@ -10,22 +10,21 @@ LONGEST = 512  # events in which a period must show itself
 
 
 def period(stream: Sequence[Hashable], repeats: int = REPEATS) -> int | None:
-    """The shortest period with which a stream ends, seen `repeats` times; None: there is none."""
+    """The shortest period of the latter half of a stream, seen `repeats` times; None: there is none."""
     backwards = list(reversed(stream))
-    failure = [0] * len(backwards)  # the longest border of each prefix: Knuth, Morris and Pratt
+    borders = [0] * len(backwards)  # the longest border of each prefix (Knuth, Morris and Pratt)
     for i in range(1, len(backwards)):
-        k = failure[i - 1]
+        k = borders[i - 1]
         while k and backwards[i] != backwards[k]:
-            k = failure[k - 1]
-        failure[i] = k + (backwards[i] == backwards[k])
-        length = i + 1 - failure[i]
-        if failure[i] and length * repeats <= i + 1 and _repeats(backwards, length, repeats):
+            k = borders[k - 1]
+        borders[i] = k + (backwards[i] == backwards[k])
+    size = (len(backwards) + 1) // 2
+    while 0 < size <= len(backwards):
+        length = size - borders[size - 1]
+        if length * repeats <= size:
             return length
+        size = length * repeats
     return None
-
-
-def _repeats(backwards: Sequence[Hashable], length: int, repeats: int) -> bool:
-    return all(backwards[i] == backwards[i + length] for i in range(length * (repeats - 1)))
 
 
 class Steps:
@@ -49,10 +48,10 @@ class Steps:
 
     def ends_with(self, event: Hashable) -> bool:
         """Note an event; whether a step has ended with it. Never before a period was found."""
+        self._seen = [*self._seen, event][-LONGEST:]
         if self.length is not None and event in self._known:
             return event == self._last
         self._known.add(event)
-        self._seen = [*self._seen, event][-LONGEST:]
         self.length = None
         found = period(self._seen)
         if found is None or (found == 1 and len(self._seen) < REPEATS_OF_ONE):

@@ -22,21 +22,21 @@ from statistics import fmean, median
 from typing import Any
 
 from weft.policy import Policy
-from weft.tune.options import Facts, stages
+from weft.tune.options import Facts, beyond, stages
 from weft.tune.outcome import Outcome, Tried, label, why_none_was_better, why_nothing_to_try
 from weft.tune.steadiness import Noise, steady
 
-BUDGET = 56  # steps of the job that tuning may use; a step or two more where odd ones are repeated
+BUDGET = 57  # steps of the job that tuning may use
 FOR_KNOWN = 24  # of these, for the check of what an earlier run found
 LEARN = 2
 MOST_WARM_UP = 40
 MOST_ROUNDS = 6
 SLOW = 1.3  # times the default: out at once
-DROP_Z = 2.0  # standard errors behind the leader
-LEAD_Z = 0.5  # standard errors; a shorter lead changes nothing
-ODD_Z, ODD_LEAST = 4.0, 0.03  # a step this far above expectation is measured once more
-PROOF_Z = 2.1  # standard errors; a little over 1.96, because the comparison is looked at more than once
-PROOF_PAIRS = (4, 11)  # turns of winner and default: at least, and kept for it at most
+DROP_Z = 1.5  # standard errors behind the leader
+LEAD_Z = 0.3  # standard errors; a shorter lead changes nothing
+ODD_Z, ODD_LEAST = 4.0, 0.02  # a step this far above expectation is measured once more
+PROOF_Z = 2.0  # standard errors; a little over 1.96, because the comparison is looked at more than once
+PROOF_PAIRS = (4, 10)  # turns of winner and default: at least, and kept for it at most
 WORTH = 0.005  # a smaller gain is not worth a change
 
 
@@ -87,9 +87,12 @@ def tune(
     if not plan:
         return search.left_alone(why_nothing_to_try(facts))
     best = default
-    for number, stage in enumerate(plan):
-        share = 1 / (len(plan) - number)
-        best = yield from search.race(best, stage, share)
+    if "max_ctas" in plan[0][0]:
+        best = yield from search.race(best, plan.pop(0), share=1 / (len(plan) + 1))
+        further = beyond(facts, best)
+        plan = [further, *plan] if further else plan
+    while plan:
+        best = yield from search.race(best, plan.pop(0), share=1 / (len(plan) + 1))
     best = yield from search.race(best, search.doubts, share=1)
     if best == default:
         return search.left_alone()
@@ -144,11 +147,10 @@ class _Search:
         arms = [arm for arm in arms if not self._about(arm).problem]
         logs: Logs = {arm: [] for arm in arms}
         until = self.spent + share * (self.budget - self.spent - self._for_proof())
-        noise = self.noise
+        noise, order = self.noise, list[Policy]()
         while len(arms) > 1 and len(logs[best]) < MOST_ROUNDS and self.spent + self._cost(arms) <= until:
-            others = arms[1:]
-            self.order.shuffle(others)
-            turn = yield from self._turn((best, *others))
+            order = self._order(arms, order if len(logs[best]) % 2 else [])
+            turn = yield from self._turn(order)
             for arm, ms in turn.items():
                 logs[arm].append(math.log(ms))
             arms = [arm for arm in arms if arm == best or not self.tried[arm].problem]
@@ -163,6 +165,14 @@ class _Search:
         """Note what was not clearly behind, the closest first: it gets a second look if steps are left."""
         close = sorted((arm for arm in arms if arm != leader and logs[arm]), key=lambda arm: fmean(logs[arm]))
         self.doubts += [{name: getattr(arm, name) for name in names} for arm in close[:2]]
+
+    def _order(self, arms: Sequence[Policy], last: Sequence[Policy]) -> list[Policy]:
+        """A random order, and in the next turn its reverse, so that drift cancels."""
+        if last:
+            return [arm for arm in reversed(last) if arm in arms]
+        shuffled = list(arms)
+        self.order.shuffle(shuffled)
+        return shuffled
 
     def _cost(self, arms: Sequence[Policy]) -> int:
         return len(arms) + len({arm.max_ctas for arm in arms} - self.connected)
@@ -230,24 +240,25 @@ class _Search:
         for arm in arms:
             ms[arm] = yield from self._measure(arm)
         for arm in [arm for arm in arms if arm != self.default and self._slow(ms[arm])]:
-            if not self.tried[arm].problem:
+            if not self.tried[arm].problem and self.spent + 2 <= self.budget:
                 yield from self._step(self.default)
                 ms[arm] = yield from self._measure(arm)
-            if self._slow(ms[arm]):
-                self.tried[arm].problem = self.tried[arm].problem or "was more than 1.3 times as slow"
+                if self._slow(ms[arm]) and not self.tried[arm].problem:
+                    self.tried[arm].problem = f"was more than {SLOW} times as slow"
         for arm in arms:
             self.tried[arm].ms.extend([ms[arm]] if math.isfinite(ms[arm]) else [])
         return ms
 
     def _measure(self, policy: Policy) -> Generator[Trial, Sample, float]:
         """One step under a policy, in ms; a little slow, it is measured once more."""
-        if policy.max_ctas not in self.connected:
-            self.connected.add(policy.max_ctas)
-            yield from self._step(policy)  # a new communicator connects now: this step tells nothing
-        ms = yield from self._step(policy)
         about = self._about(policy)
+        ms = yield from self._step(policy)
+        if policy.max_ctas not in self.connected and not about.problem:
+            # A new communicator connects in its first step: that one tells nothing.
+            self.connected.add(policy.max_ctas)
+            ms = yield from self._step(policy)
         excess = math.log(ms / median(about.ms or self.tried[self.default].ms))
-        odd = excess > max(ODD_Z * self.noise.sigma, ODD_LEAST)
+        odd = excess > max(ODD_Z * self.noise.sigma, ODD_LEAST) and self.spent < self.budget
         if odd and not about.problem and (policy == self.default or not self._slow(ms)):
             ms = min(ms, (yield from self._step(policy)))
         return ms

@@ -64,6 +64,8 @@ class Facts:
     """CTAs that a collective takes now; None: unknown."""
     cta_choices: tuple[int, ...] = ()
     """Other numbers of CTAs that the running job can be switched to."""
+    most_ctas: int = 0
+    """The largest number that fits."""
     why_no_ctas: str = ""
     """Why there are none."""
     kernels: tuple[Kernel, ...] = ()
@@ -104,6 +106,7 @@ def merge(facts: Iterable[Facts]) -> Facts:
         launches=all(one.launches for one in everyone),
         collectives=max(one.collectives for one in everyone),
         cta_choices=tuple(common),
+        most_ctas=min(one.most_ctas for one in everyone),
         why_no_ctas=next((one.why_no_ctas for one in everyone if one.why_no_ctas), ""),
         kernels=tuple(kernels.values()),
         ranks_at_work=len(everyone),
@@ -124,6 +127,17 @@ def stages(facts: Facts, default: Policy) -> list[list[dict[str, Any]]]:
     shaped_already = default.residency is not None or default.rules
     third = residency_changes(facts) if facts.launches and not shaped_already else []
     return [stage for stage in (first, second, third) if stage]
+
+
+def beyond(facts: Facts, best: Policy) -> list[dict[str, Any]]:
+    """Where the best number of CTAs is the largest or smallest that was tried: one step further."""
+    count = best.max_ctas
+    if count is None or count not in facts.cta_choices:
+        return []
+    further = round(count * 4 / 3) if count == max(facts.cta_choices) else 0
+    if count == min(facts.cta_choices) and count < (facts.ctas or 0):
+        further = count // 2
+    return [{"max_ctas": further}] if 1 <= further <= facts.most_ctas else []
 
 
 def residency_changes(facts: Facts) -> list[dict[str, Any]]:

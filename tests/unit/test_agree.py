@@ -1,0 +1,253 @@
+"""Ranks that agree through a store: the same decision everywhere, also when one is late, silent or out of step."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+
+import pytest
+
+from weft.policy import Policy
+from weft.tune.agree import Agreement
+from weft.tune.conduct import conduct, differing, slowest
+from weft.tune.online import tune
+from weft.tune.options import Facts
+from weft.tune.outcome import label
+from weft.tune.session import Session
+
+
+class MemoryStore:
+    """What torch.distributed's stores do, between threads."""
+
+    def __init__(self) -> None:
+        self.data: dict[str, bytes] = {}
+        self.changed = threading.Condition()
+        self.broken_for: set[int] = set()
+
+    def set(self, key: str, value: str) -> None:
+        with self.changed:
+            self.data[key] = value.encode()
+            self.changed.notify_all()
+
+    def get(self, key: str) -> bytes:
+        return self.data[key]
+
+    def check(self, keys: list[str]) -> bool:
+        return all(key in self.data for key in keys)
+
+    def wait(self, keys: list[str], timeout: timedelta) -> None:
+        with self.changed:
+            if not self.changed.wait_for(lambda: self.check(keys), timeout.total_seconds()):
+                raise RuntimeError("wait timeout")
+
+    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
+        with self.changed:
+            if self.data.get(key, b"") == expected.encode():
+                self.data[key] = desired.encode()
+                self.changed.notify_all()
+            return self.data[key]
+
+
+def together(count: int, act) -> list:
+    """Every rank on a thread of its own."""
+    with ThreadPoolExecutor(count) as pool:
+        return [future.result(timeout=60) for future in [pool.submit(act, rank) for rank in range(count)]]
+
+
+def test_all_ranks_do_what_the_first_decides_from_all_reports():
+    store = MemoryStore()
+
+    def rank(number: int) -> list[dict]:
+        agreement = Agreement(store, number, range(4), deadline_s=20)
+        decide = lambda reports: {"do": "run", "sum": sum(r["value"] for r in reports)}  # noqa: E731
+        return [agreement.exchange({"value": number * turn}, decide) for turn in range(5)]
+
+    decisions = together(4, rank)
+    assert decisions == [decisions[0]] * 4
+    assert [d["sum"] for d in decisions[0]] == [0, 6, 12, 18, 24]
+
+
+def test_a_silent_rank_ends_the_exchange_for_all_and_is_named():
+    store = MemoryStore()
+
+    def rank(number: int) -> dict | None:
+        agreement = Agreement(store, number, range(4), deadline_s=0.3)
+        return None if number == 2 else agreement.exchange({}, lambda reports: {"do": "run"})
+
+    zero, one, two, three = together(4, rank)
+    assert two is None
+    assert zero == one == three
+    assert zero["do"] == "abandon"
+    assert "rank 2" in zero["reason"]
+
+
+def test_a_silent_leader_ends_it_too_and_cannot_go_on_alone_later():
+    store = MemoryStore()
+    followers = together(
+        3, lambda n: Agreement(store, n + 1, range(4), 0.1).exchange({}, lambda reports: {"do": "run"})
+    )
+    assert {d["do"] for d in followers} == {"abandon"}
+    late = Agreement(store, 0, range(4), 5).exchange({}, lambda reports: {"do": "run"})
+    assert late == followers[0] == followers[1] == followers[2]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_however_the_race_for_the_decision_ends_it_ends_the_same_for_all(seed):
+    """The leader decides just when the followers' patience ends."""
+    store, gate = MemoryStore(), threading.Event()
+
+    def rank(number: int) -> dict:
+        agreement = Agreement(store, number, range(3), deadline_s=0.05 if number else 20)
+
+        def decide(reports: list) -> dict:
+            gate.wait(0.08 + seed * 0.002)
+            return {"do": "run"}
+
+        return agreement.exchange({}, decide)
+
+    decisions = together(3, rank)
+    assert decisions == [decisions[0]] * 3
+
+
+def test_one_process_alone_needs_no_store():
+    agreement = Agreement(None, 0, (0,), 1.0)  # type: ignore[arg-type]
+    assert agreement.exchange({"a": 1}, lambda reports: {"do": "run", "got": reports}) == {
+        "do": "run",
+        "got": [{"a": 1}],
+    }
+
+
+def test_an_error_of_the_store_is_not_taken_for_a_late_rank():
+    class Broken(MemoryStore):
+        def wait(self, keys: list[str], timeout: timedelta) -> None:
+            raise RuntimeError("Connection reset by peer")
+
+    with pytest.raises(RuntimeError, match="reset by peer"):
+        Agreement(Broken(), 1, range(2), 1.0).exchange({}, lambda reports: {})
+
+
+def test_the_slowest_rank_is_judged_and_one_ranks_problem_is_all_ranks_problem():
+    sample = slowest([{"ms": 10.0}, {"ms": 30.0, "problem": "stalled"}, {"ms": 20.0}])
+    assert (sample.ms, sample.problem) == (30.0, "stalled")
+
+
+def test_ranks_at_different_steps_are_noticed_by_any_clock_they_share():
+    assert differing([{"clock": {"a": 1, "b": 2}}, {"clock": {"a": 1}}, {"clock": {"c": 9, "b": 2}}]) == ""
+    assert "b: 2 and 3" in differing([{"clock": {"a": 1, "b": 2}}, {"clock": {"b": 3}}])
+
+
+# --- whole sessions -----------------------------------------------------------------------------------------
+
+
+class Rank:
+    """A rank of a job whose step takes as long as its policy says. Time is simulated; the threads are real."""
+
+    def __init__(self, number: int, effects: dict[str, float]) -> None:
+        self.number, self.effects = number, effects
+        self.default = self.now = Policy()
+        self.time = 0.0
+        self.steps = self.prepared = 0
+        self.ran: list[str] = []
+        self.refuse: int | None = None
+        self.skip = 0
+        self.released = False
+        self.result: dict | None = None
+
+    def learn(self) -> None: ...
+
+    def facts(self, steps: int) -> Facts:
+        return Facts(collectives=4, ctas=12, cta_choices=(6, 16, 24), world=3)
+
+    def prepare(self, ctas: int) -> None:
+        self.prepared += 1
+        if self.refuse == ctas:
+            raise RuntimeError(f"no {ctas} here")
+
+    def apply(self, policy: Policy) -> None:
+        self.now = policy
+
+    def harmless(self) -> None:
+        self.now = Policy()
+
+    def release(self) -> None:
+        self.released = True
+
+    def synchronize(self) -> None: ...
+
+    def clock(self) -> dict[str, int]:
+        return {"steps": self.steps}
+
+    def run(self, store: MemoryStore, ranks: int, steps: int = 120) -> Rank:
+        agreement = Agreement(store, self.number, range(ranks), deadline_s=10)
+        session = Session(
+            self, agreement, conduct(tune(self.default), self.default), self.ended, clock=lambda: self.time
+        )
+        session.begin()
+        for _ in range(steps):
+            self.ran.append(label(self.now))
+            factor = 1.0
+            for part in label(self.now).split("+"):
+                factor *= self.effects.get(part, 1.0)
+            self.time += 0.04 * factor * (1 + 0.001 * (self.steps % 7)) * (1 + 0.1 * self.number)
+            self.steps += 2 if self.steps == self.skip - 1 else 1
+            if not session.over:
+                session.step()
+        return self
+
+    def ended(self, result: dict) -> None:
+        assert self.result is None
+        self.result = result
+
+
+def job(effects: dict[str, float], **of_rank_1: object) -> list[Rank]:
+    store = MemoryStore()
+
+    def one(number: int) -> Rank:
+        rank = Rank(number, effects)
+        for name, value in of_rank_1.items() if number == 1 else ():
+            setattr(rank, name, value)
+        return rank.run(store, 3)
+
+    return together(3, one)
+
+
+def test_all_ranks_change_policy_at_the_same_step_and_end_with_the_same():
+    ranks = job({"ctas6": 1.2, "ctas16": 0.9, "ctas24": 0.95, "priority": 0.97, "head5": 1.02})
+    assert ranks[0].ran == ranks[1].ran == ranks[2].ran
+    assert len(set(ranks[0].ran)) > 5
+    assert ranks[0].result == ranks[1].result == ranks[2].result
+    assert ranks[0].ran[-1] == "ctas16+priority"
+    assert all(rank.released for rank in ranks)
+    assert ranks[0].result["default_ms"] == pytest.approx(1.2 * 40, rel=0.02)  # the slowest of the three
+
+
+def test_what_one_rank_cannot_prepare_is_tried_on_none():
+    ranks = job({"ctas6": 1.2, "ctas16": 0.8, "ctas24": 0.9}, refuse=16)
+    assert ranks[0].ran == ranks[1].ran == ranks[2].ran
+    assert not any("ctas16" in policy for policy in ranks[0].ran)
+    assert ranks[0].ran[-1].startswith("ctas")
+    assert "no 16 here" in str(ranks[0].result["candidates"])
+
+
+def test_a_rank_that_is_out_of_step_ends_the_tuning_on_all_ranks():
+    ranks = job({"ctas16": 0.8}, skip=30)
+    assert {rank.ran[-1] for rank in ranks} == {"no control"}
+    assert all("not at the same step" in rank.result["reason"] for rank in ranks)
+
+
+def test_a_mistake_in_the_method_ends_the_tuning_on_all_ranks():
+    store = MemoryStore()
+
+    def broken():
+        yield {}
+        raise ZeroDivisionError("oh")
+
+    def one(number: int) -> Rank:
+        rank = Rank(number, {})
+        session = Session(rank, Agreement(store, number, range(2), 5), broken(), rank.ended)
+        session.begin()
+        assert session.over
+        return rank
+
+    assert {rank.result["reason"] for rank in together(2, one)} == {"ZeroDivisionError: oh"}

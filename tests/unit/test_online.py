@@ -1,0 +1,281 @@
+"""Live tuning's method on simulated jobs: noise, drift, odd steps, connecting communicators, policies that stall."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+
+import pytest
+
+from weft.policy import Policy
+from weft.tune import online
+from weft.tune.online import Sample, Trial, tune
+from weft.tune.options import Facts, Kernel, beyond, merge, stages
+from weft.tune.outcome import Outcome, label, read_result, result_file
+
+TRITON = Kernel("my_gemm", "my_gemm", 40, 30, 4)
+CUBLAS = Kernel("nvjet_hsh", "nvjet_hsh", 40, 30, 1)
+NORM = Kernel("layer_norm_kernel", "vectorized_layer_norm_kernel", 20, 10, 16)
+CTAS = (6, 16, 24)
+
+
+class Job:
+    """A job of 40 ms a step, 12 CTAs, of which everything else is drawn at random, as far as it is not given."""
+
+    def __init__(self, seed: int = 0, **given: object) -> None:
+        r = self.random = random.Random(seed)
+        self.noise = r.uniform(0.005, 0.01)
+        exposed, speed, cost = r.uniform(0, 0.9) * r.uniform(0.2, 0.6), r.uniform(0.3, 1), r.uniform(0, 0.006)
+        counts = (3, 6, 16, 24, 32)
+        self.ctas = {c: 1 + exposed * ((12 / c) ** speed - 1) + cost * (c - 12) for c in counts}
+        self.head = 1 + r.choice([0, 0, r.uniform(-0.02, 0.02)])
+        self.priority = 1 + r.choice([0, 0, r.uniform(-0.03, 0.01)])
+        shaped = r.choice([0, 0, r.uniform(-0.08, 0.08)])
+        self.residency = {3: 1 + shaped, 2: 1 + shaped + r.uniform(-0.02, 0.08)}
+        self.kernels = (TRITON, CUBLAS, NORM) if r.random() < 0.5 else (CUBLAS, NORM)
+        self.wave, self.length, self.slope = r.uniform(0, 0.02), r.uniform(15, 60), r.uniform(-2e-4, 2e-4)
+        self.odd = 0.02
+        self.warm_up = 4
+        self.choices: tuple[int, ...] = CTAS
+        self.stalls: set[str] = set()
+        self.steps = 0
+        self.connected: set[int | None] = {None}
+        self.ran: list[Policy] = []
+        for name, value in given.items():
+            setattr(self, name, value)
+
+    def ms(self, policy: Policy) -> float:
+        """What a step truly takes."""
+        factor = self.ctas[policy.max_ctas] if policy.max_ctas else 1.0
+        factor *= self.head if policy.head_start_us else 1.0
+        factor *= self.priority if policy.priority == "high" else 1.0
+        return 40 * factor * (self.residency[policy.residency] if policy.residency else 1.0)
+
+    @property
+    def best_ms(self) -> float:
+        """Of all combinations, 32 CTAs included, which the first choices leave out."""
+        shaped = self.residency.values() if TRITON in self.kernels else ()
+        ctas = min([1.0, *(self.ctas[c] for c in (*self.choices, *((32,) if self.choices else ())))])
+        return 40 * ctas * min(1, self.head) * min(1, self.priority) * min([1.0, *shaped])
+
+    def step(self, policy: Policy) -> float:
+        self.steps += 1
+        self.ran.append(policy)
+        ms = self.ms(policy) * math.exp(self.random.gauss(0, self.noise))
+        ms *= 1 + self.wave * math.sin(self.steps / self.length) + self.slope * self.steps
+        if self.steps <= self.warm_up:
+            ms *= 1 + 2 / self.steps**2
+        if self.random.random() < self.odd:
+            ms *= 1 + self.random.expovariate(1 / 0.2)
+        if policy.max_ctas not in self.connected:
+            self.connected.add(policy.max_ctas)
+            ms *= 4
+        return ms
+
+    def trial(self, trial: Trial) -> Sample:
+        if label(trial.policy) in self.stalls:
+            self.ran.append(trial.policy)
+            return Sample(5000.0, "stalled")
+        ms = sum(self.step(trial.policy) for _ in range(trial.steps)) / trial.steps
+        facts = Facts(collectives=10, ctas=12, cta_choices=self.choices, most_ctas=33, kernels=self.kernels)
+        return Sample(ms, facts=facts if trial.learn else None)
+
+
+def play(job: Job, default: Policy | None = None, **options: object) -> Outcome:
+    method = tune(default or Policy(), **options)  # type: ignore[arg-type]
+    trial = next(method)
+    for _ in range(500):
+        try:
+            trial = method.send(job.trial(trial))
+        except StopIteration as end:
+            return end.value
+    raise AssertionError("the method does not end")
+
+
+def quiet(**given: object) -> Job:
+    same = {
+        "head": 1.0,
+        "priority": 1.0,
+        "residency": {3: 1.0, 2: 1.0},
+        "ctas": dict.fromkeys((3, 6, 16, 24, 32), 1.0),
+    }
+    return Job(1, **{"noise": 0.004, "wave": 0.0, "slope": 0.0, "odd": 0.0, **same, **given})
+
+
+def test_it_ends_within_1_percent_of_the_best_and_never_slower_in_under_60_steps():
+    behind = []
+    for seed in range(200):
+        job = Job(seed)
+        outcome = play(job, seed=seed)
+        behind.append(job.ms(outcome.policy) / job.best_ms - 1)
+        assert job.ms(outcome.policy) <= 40 * 1.01
+        assert outcome.steps < 60
+        assert outcome.steps + outcome.warm_up_steps == job.steps
+        assert outcome.warm_up_steps <= online.MOST_WARM_UP
+    assert sum(excess <= 0.01 for excess in behind) >= 0.95 * len(behind)
+
+
+def test_where_nothing_helps_the_job_is_left_alone_and_told_why():
+    outcomes = [
+        play(quiet(random=random.Random(seed), ctas={3: 1.5, 6: 1.2, 16: 1.0, 24: 1.01, 32: 1.02}), seed=seed)
+        for seed in range(100)
+    ]
+    kept = [outcome for outcome in outcomes if outcome.kept]
+    assert len(kept) <= 5  # by chance, at the 95% level, and then it does no harm
+    told = next(outcome for outcome in outcomes if "nothing was faster" in outcome.reason)
+    assert told.policy == Policy()
+    assert "ctas6 +" in told.text
+    assert "a step scatters by" in told.text
+
+
+def test_a_gain_is_stated_with_an_interval_that_holds_it():
+    held = 0
+    for seed in range(100):
+        job = quiet(
+            random=random.Random(seed), ctas={3: 1.4, 6: 1.2, 16: 0.92, 24: 0.97, 32: 1.0}, noise=0.01
+        )
+        outcome = play(job, seed=seed)
+        assert outcome.kept
+        low, high = outcome.ci_pct
+        held += low <= 100 * (1 - job.ms(outcome.policy) / 40) <= high
+    assert held >= 90
+
+
+def test_a_policy_that_is_clearly_slower_is_left_after_one_step():
+    job = quiet(kernels=(TRITON,), residency={3: 2.5, 2: 4.0}, choices=())
+    play(job)
+    slow = [i for i, policy in enumerate(job.ran) if policy.residency]
+    assert slow
+    assert all(job.ran[i + 1].residency != job.ran[i].residency for i in slow)
+    assert max(Counter(job.ran[i] for i in slow).values()) <= 2
+
+
+def test_a_policy_that_stalls_is_dropped_and_the_rest_still_tried():
+    job = quiet(ctas={3: 1.4, 6: 1.2, 16: 0.9, 24: 0.8, 32: 1.0}, stalls={"ctas24"})
+    outcome = play(job)
+    assert outcome.policy.max_ctas == 16
+    assert next(one for one in outcome.tried if one.policy.max_ctas == 24).problem == "stalled"
+    assert job.ran.count(Policy(max_ctas=24)) == 1
+
+
+def test_the_largest_number_of_ctas_is_not_the_end_where_it_is_best():
+    job = quiet(ctas={3: 1.5, 6: 1.3, 16: 0.9, 24: 0.8, 32: 0.7})
+    assert play(job).policy.max_ctas == 32
+
+
+@pytest.mark.parametrize("warm_up", [0, 12, 30])
+def test_it_waits_for_even_steps_but_not_for_ever(warm_up):
+    job = quiet(ctas={3: 1.4, 6: 1.2, 16: 0.9, 24: 0.95, 32: 1.0})
+    slow = iter([3.0 - 2.0 * i / 30 for i in range(warm_up)])
+    step = job.step
+    job.step = lambda policy: step(policy) * next(slow, 1.0)  # type: ignore[method-assign]
+    outcome = play(job)
+    assert outcome.policy.max_ctas == 16
+    assert outcome.warm_up_steps >= min(warm_up, 6)
+
+    uneven = Job(3, noise=0.5, odd=0.0)
+    outcome = play(uneven)
+    assert outcome.warm_up_steps <= online.MOST_WARM_UP
+    assert uneven.ms(outcome.policy) <= 40.4
+
+
+def test_what_an_earlier_run_found_is_measured_and_not_believed():
+    known = Policy(max_ctas=16, priority="high")
+    good = quiet(ctas={3: 1.4, 6: 1.2, 16: 0.9, 24: 0.95, 32: 1.0})
+    outcome = play(good, recall=lambda facts: known)
+    assert outcome.policy == known
+    assert outcome.steps <= online.FOR_KNOWN + online.LEARN
+    assert set(good.ran) == {Policy(), known}
+    assert "an earlier run, measured again" in outcome.text
+
+    changed = quiet(ctas={3: 1.4, 6: 0.9, 16: 1.1, 24: 1.1, 32: 1.2})
+    outcome = play(changed, recall=lambda facts: known)
+    assert outcome.policy.max_ctas == 6
+    assert outcome.steps < 60
+
+    alone = quiet()
+    outcome = play(alone, recall=lambda facts: Policy())
+    assert outcome.steps == online.LEARN
+    assert "an earlier run of this job found nothing better" in outcome.text
+
+
+def test_the_policy_that_the_job_was_started_with_is_the_default():
+    default = Policy(priority="high", max_ctas=16)
+    job = quiet(priority=1.2, choices=(6, 24), ctas={3: 1.4, 6: 1.2, 16: 1.0, 24: 1.1, 32: 1.2})
+    outcome = play(job, default)
+    assert outcome.kept
+    assert (outcome.policy.priority, outcome.policy.max_ctas) == ("default", 16)
+
+
+# --- what is tried ------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_tried_that_cannot_matter():
+    assert stages(Facts(launches=False), Policy()) == []
+    assert stages(Facts(collectives=0), Policy()) == []
+    names = [
+        set(change)
+        for stage in stages(Facts(collectives=4, kernels=(CUBLAS, NORM)), Policy())
+        for change in stage
+    ]
+    assert all(
+        name <= {"priority", "head_start_us"} for name in names
+    )  # no CTAs to be had, one block, memory
+    *_, shaped = stages(Facts(collectives=4, kernels=(TRITON, NORM)), Policy())
+    assert [change["residency"] for change in shaped] == [3, 2]
+    assert all(change["when"] == "overlap" for change in shaped)
+
+
+def test_a_kernel_is_shaped_by_default_and_the_others_spared_by_name():
+    other = Kernel("other", "other_gemm", 10, 40, 2)
+    *_, shaped = stages(Facts(collectives=4, kernels=(TRITON, other, NORM)), Policy())
+    assert [change["residency"] for change in shaped] == [
+        1,
+        3,
+        2,
+    ]  # the most launched beside collectives first
+    spared = {rule.kernel: rule.residency for rule in shaped[1]["rules"]}
+    assert spared["other_gemm"] is None
+    assert "my_gemm" not in spared
+    assert Policy(**shaped[1])
+
+
+def test_ctas_beyond_the_choices_are_tried_only_at_their_edge_and_where_they_fit():
+    facts = Facts(ctas=12, cta_choices=CTAS, most_ctas=33)
+    assert beyond(facts, Policy(max_ctas=24)) == [{"max_ctas": 32}]
+    assert beyond(facts, Policy(max_ctas=6)) == [{"max_ctas": 3}]
+    assert beyond(facts, Policy(max_ctas=16)) == beyond(facts, Policy()) == []
+    assert beyond(Facts(ctas=12, cta_choices=CTAS, most_ctas=30), Policy(max_ctas=24)) == []
+
+
+def test_what_holds_for_the_job_is_what_holds_on_every_rank():
+    one = Facts(collectives=4, cta_choices=(6, 16), most_ctas=33, kernels=(TRITON,))
+    two = Facts(collectives=6, cta_choices=(16, 24), most_ctas=20, kernels=(CUBLAS,), why_no_ctas="")
+    both = merge([one, two])
+    assert (both.cta_choices, both.most_ctas, both.collectives, both.ranks_at_work) == ((16,), 20, 6, 2)
+    assert {kernel.name for kernel in both.kernels} == {"my_gemm", "nvjet_hsh"}
+    assert Facts.from_dict(both.to_dict()) == both
+
+
+# --- what is reported ---------------------------------------------------------------------------------------
+
+
+def test_the_result_is_json_and_has_what_the_command_promises(tmp_path):
+    import json
+
+    job = quiet(ctas={3: 1.4, 6: 1.2, 16: 0.9, 24: 0.95, 32: 1.0}, stalls={"ctas24"})
+    result = play(job).to_dict()
+    assert {"policy", "gain_pct", "ci", "steps", "candidates", "reason", "explanation", "text"} <= set(result)
+    text = json.dumps(result, allow_nan=False)
+    (tmp_path / result_file(3)).write_text(text)
+    (tmp_path / result_file(12)).write_text("{}")
+    assert read_result(tmp_path) == json.loads(text)
+    assert Policy.from_dict(result["policy"]).max_ctas == 16
+    assert result["explanation"][0]["kernel"] in ("my_gemm", "nvjet_hsh")
+
+
+def test_without_a_report_the_likely_cause_is_told(tmp_path):
+    assert "torch 2.5 or later" in read_result(tmp_path)["text"]
+    (tmp_path / "tuning.loaded").touch()
+    assert "initialised torch.distributed" in read_result(tmp_path)["text"]

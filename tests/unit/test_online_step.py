@@ -1,0 +1,72 @@
+"""Where a step ends: one optimizer, several, several steps of one, an optimizer that is left out now and then."""
+
+from __future__ import annotations
+
+import random
+import threading
+
+import pytest
+
+from weft.integrations.step import Steps, period
+from weft.tune.stall import Guard
+
+
+@pytest.mark.parametrize(
+    ("stream", "length"),
+    [
+        ("aaaa", 1),
+        ("xababab", 2),
+        ("abcabc", None),
+        ("abcabcabc", 3),
+        ("aab" * 3, 3),
+        ("aabaab", None),
+        ("", None),
+        ("warmup" + "fffrrr" * 3, 6),
+    ],
+)
+def test_the_shortest_period_that_is_seen_three_times(stream, length):
+    assert period(stream) == length
+
+
+def test_a_long_stream_of_calls_has_its_period_found():
+    some = random.Random(1)
+    cycle, noise = [some.randrange(3) for _ in range(200)], [some.randrange(9) for _ in range(90)]
+    assert period(noise + cycle * 12, 12) == 200
+    assert period([some.random() for _ in range(3000)], 12) is None
+
+
+def ends(stream: str) -> str:
+    steps = Steps()
+    return "".join("|" if steps.ends_with(event) else "." for event in stream)
+
+
+def test_one_optimizer_ends_every_step():
+    assert ends("aaaaaa") == "...|||"
+
+
+def test_of_two_optimizers_the_second_ends_the_step():
+    assert ends("ababababab") == ".....|.|.|"
+
+
+def test_one_left_out_does_no_harm():
+    found = ends("ab" * 4 + "b" + "ab" * 2)
+    assert found[-5:] == "|.|.|"
+
+
+def test_a_rare_optimizer_makes_it_learn_again():
+    found = ends("aaaaab" * 5)
+    assert found.endswith("|.....|")
+    assert found.count("|") < 8
+
+
+def test_a_guard_rescues_once_and_only_when_it_is_late():
+    rescued = threading.Event()
+    guard = Guard(rescued.set)
+    guard.arm(60)
+    assert not guard.disarm()
+    guard.arm(0.01)
+    assert rescued.wait(20)
+    assert guard.disarm()
+    guard.arm(60)
+    assert not guard.disarm()
+    guard.stop()
