@@ -99,11 +99,16 @@ def why(case: Case, best: Estimate, serial: Estimate) -> str:
     moved = case.shard_bytes * (case.ranks - 1)
     share = collective_s(case) / max(whole.seconds, 1e-12)
     flops = 2.0 * case.m * case.n * case.k / max(moved, 1)
-    lead = (
-        f"moving {moved / 1e6:.3g} MB takes {share:.2g} of the product's time "
-        f"({flops:.3g} operations for each byte)"
-    )
+    time = f"takes {share:.2g} of the product's time"
+    lead = f"moving {_bytes(moved)} {time} ({flops:.0f} operations for each byte)"
     return f"{best.schedule} on {best.engine}: {lead}, and {_reason(case, best, serial)}"
+
+
+def _bytes(count: float) -> str:
+    for unit, size in (("GB", 1e9), ("MB", 1e6)):
+        if count >= size:
+            return f"{count / size:.3g} {unit}"
+    return f"{count / 1e3:.3g} kB"
 
 
 def _reason(case: Case, best: Estimate, serial: Estimate) -> str:

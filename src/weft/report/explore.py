@@ -78,6 +78,8 @@ def show(console: Console, document: Document, timelines: Sequence[tuple[str, Ti
 
 def _number(row: Document, key: str) -> str:
     value = number(row, key)
+    if key == "ms" and value is not None:
+        return f"{value:.4g}"
     if value is None:
         return words.NOTHING
     return "0" if abs(value) < 5e-7 else f"{value:.3g}" if abs(value) < 100 else f"{value:.1f}"
