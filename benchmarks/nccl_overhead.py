@@ -1,7 +1,7 @@
 """What does the shim cost an NCCL call?
 
 Runs tests/shim/nccl_hammer.c against the fake NCCL, directly and under the shim, interleaved, with 1 to 4
-threads. CPU time of one all-reduce, the least of nine rounds, median over repeats; the cost is the difference.
+threads. CPU time of one all-reduce, least of nine rounds, median over repeats; the cost is the difference.
 
     python benchmarks/nccl_overhead.py [--repeats 7] [--out benchmarks/results/nccl_overhead.json]
 """

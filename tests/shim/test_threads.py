@@ -201,12 +201,13 @@ def test_the_layouts_of_both_sides_agree(tmp_path):
 
     source = tmp_path / "sizes.c"
     source.write_text("""
-        #include "layout.h"
+        #include "nccl.h"
         #include <stddef.h>
         #include <stdio.h>
         int main(void) {
-            printf("%zu %zu %zu %zu %d", sizeof(weft_process), sizeof(weft_control), offsetof(weft_process, cells),
-                   offsetof(weft_process, rows), WEFT_COUNT_POLICY_CHANGES);
+            printf("%zu %zu %zu %zu %d ", sizeof(weft_process), sizeof(weft_control), offsetof(weft_process, cells),
+                   offsetof(weft_process, rows), WEFT_COUNT_SPLIT_FAILURES);
+            printf("%zu %zu %d %d", sizeof(weft_nccl_info), sizeof(weft_nccl_call), NCCL_OPERATIONS, NCCL_LIMITS);
         }
     """)
     program = compile_c(tmp_path / "sizes", f"-I{CSRC}", str(source))
@@ -219,6 +220,10 @@ def test_the_layouts_of_both_sides_agree(tmp_path):
         binding.CProcess.cells.offset,
         binding.CProcess.rows.offset,
         len(binding.COUNTERS) - 1,
+        ctypes.sizeof(binding.CCommunicator),
+        ctypes.sizeof(binding.CCall),
+        len(binding.OPERATIONS),
+        binding.LIMITS,
     ]
 
 
