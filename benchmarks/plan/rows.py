@@ -237,6 +237,89 @@ def torchtitan(row: dict[str, str]) -> dict[str, object]:
     return job
 
 
+# Rows of torchtitan's tables that the collected table leaves out, added after the draw: all held out.
+# Model, GPU, GPUs, tp, micro-batch, precision, recompute, software, hidden, tokens per second and GPU, table.
+LLAMA = {
+    "Llama-3.1 8B": (32, 4096, 32, 8, 14336, 128256, 8192),
+    "Llama-3.1 70B": (80, 8192, 64, 8, 28672, 128256, 8192),
+    "Llama-2 13B": (40, 5120, 40, 40, 13824, 32000, 4096),
+}
+OVERLAPS = "cp grads params"
+MORE = [
+    ("Llama-3.1 8B", "h100-96gb", 8, 1, 2, "fp8", "selective", "torchtitan-2024", OVERLAPS, 8532, "T1"),
+    ("Llama-3.1 8B", "h100-96gb", 128, 1, 2, "bf16", "selective", "torchtitan-eager", OVERLAPS, 5605, "T3"),
+    ("Llama-3.1 8B", "h100-96gb", 128, 1, 2, "bf16", "selective", "torchtitan-2024", OVERLAPS, 6514, "T3"),
+    ("Llama-3.1 8B", "h100-96gb", 128, 1, 2, "fp8", "selective", "torchtitan-2024", OVERLAPS, 8380, "T3"),
+    ("Llama-3.1 70B", "h100-96gb", 256, 8, 16, "fp8", "full", "torchtitan-2024", OVERLAPS, 829, "T4"),
+    (
+        *("Llama-3.1 70B", "h100-96gb", 256, 8, 16, "fp8", "full", "torchtitan-2024"),
+        *(f"{OVERLAPS} tp tp_backward", 876, "T4"),
+    ),
+    (
+        "Llama-3.1 70B",
+        "a100-80gb",
+        64,
+        1,
+        1,
+        "bf16",
+        "full",
+        "torchtitan-eager",
+        OVERLAPS,
+        331,
+        "performance.md",
+    ),
+    (
+        "Llama-2 13B",
+        "a100-80gb",
+        64,
+        1,
+        2,
+        "bf16",
+        "none",
+        "torchtitan-eager",
+        OVERLAPS,
+        2162,
+        "performance.md",
+    ),
+    (
+        *("Llama-2 13B", "a100-80gb", 64, 1, 2, "bf16", "selective", "torchtitan-eager"),
+        *(OVERLAPS, 1914, "performance.md"),
+    ),
+]
+
+
+def more() -> list[dict[str, object]]:
+    found: list[dict[str, object]] = []
+    for name, gpu, gpus, tp, micro, precision, recompute, software, hide, rate, table in MORE:
+        layers, hidden, heads, kv_heads, ffn, vocab, seq = LLAMA[name]
+        batch = micro * gpus // tp
+        blank = dict.fromkeys(COLUMNS, 0)
+        found.append(
+            blank
+            | {
+                "source": "torchtitan",
+                "half": "held-out",
+                "label": f"{name} {gpus} GPUs",
+                "software": software,
+            }
+            | {"step_s": round(batch * seq / gpus / rate, 3), "gpu": gpu, "gpus": gpus, "gated": 1}
+            | {
+                "network": "hdr200" if gpu.startswith("a100") else "ndr400",
+                "layers": layers,
+                "hidden": hidden,
+            }
+            | {"heads": heads, "kv_heads": kv_heads, "ffn": ffn, "vocab": vocab, "seq_len": seq, "tp": tp}
+            | {"pp": 1, "cp": 1, "ep": 1, "dp": gpus // tp, "interleave": 1, "micro_batch": micro}
+            | {"global_batch": batch, "sharding": "zero3", "sequence_parallel": int(tp > 1)}
+            | {"recompute": recompute, "precision": precision, "hide": hide, "assumed": ""}
+            | {"published": rate, "confidence": "high"}
+            | {
+                "provenance": f"pytorch/torchtitan benchmarks/llama3_h100_202412, docs/performance.md: {table}"
+            }
+        )
+    return found
+
+
 def main() -> None:
     if len(sys.argv) != 3:
         sys.exit(__doc__)
@@ -263,6 +346,7 @@ def main() -> None:
         fitted = set(draw.sample(mine, len(mine) // 2))
         for i in mine:
             jobs[i]["half"] = "fit" if i in fitted else "held-out"
+    jobs += more()
     with Path(sys.argv[2]).open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS)
         writer.writeheader()

@@ -148,7 +148,8 @@ def _elementwise_bytes(job: Job, software: Software, tokens: int, *, moe: bool) 
     # Tokens are put in order for their experts and back: two copies each way.
     routed = 4 * 2 * tokens * m.experts_per_token * m.hidden * job.expert_tp / job.tp if moe else 0.0
     # The input of every product in 8 bits: read 2 bytes, write 1 as it is and 1 transposed.
-    cast = 4 * tokens * (2 * m.hidden + width + m.heads * m.value_dim / job.tp)
+    gathered = rows if software.gathers_fp8 else tokens
+    cast = 4 * (2 * gathered * m.hidden + tokens * (width + m.heads * m.value_dim / job.tp))
     eight = software.cast * cast if job.precision == "fp8" else 0.0
     return software.elementwise * (wide + inner + rope) + software.routing * routed + eight
 

@@ -49,6 +49,8 @@ class Software:
     `grads`, `params`."""
     fusion: float
     """Share that kernels fused with a tensor-parallel collective hide of what they could."""
+    gathers_fp8: bool
+    """Whether activations are converted to fp8 before a tensor-parallel gather: half the bytes, less work."""
     joins_maxima: bool
     """Whether fp8 joins the maxima of all ranks in every pass over a chunk (delayed scaling)."""
     selective: str

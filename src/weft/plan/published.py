@@ -6,11 +6,13 @@ import csv
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from weft.errors import InputError
 from weft.gpu.specs import GpuSpec, spec
 from weft.plan.config import Job
 from weft.plan.models import Model
+from weft.plan.network import network
 
 _MODEL = (
     *("layers", "hidden", "heads", "kv_heads", "ffn", "vocab"),
@@ -56,9 +58,11 @@ def load(path: str | os.PathLike[str]) -> list[Published]:
 
 
 def _row(row: dict[str, str]) -> Published:
+    sizes: dict[str, Any] = {name: int(row[name]) for name in _MODEL}
+    split: dict[str, Any] = {name: int(row[name]) for name in _JOB}
     model = Model(
         name=row["label"],
-        **{name: int(row[name]) for name in _MODEL},
+        **sizes,
         gated=row["gated"] == "1",
         tied=row["tied"] == "1",
         parallel_block=row["parallel_block"] == "1",
@@ -66,8 +70,8 @@ def _row(row: dict[str, str]) -> Published:
     job = Job(
         model=model,
         gpu=gpu_of(row["gpu"]),
-        network=row["network"],  # type: ignore[arg-type]
-        **{name: int(row[name]) for name in _JOB},
+        network=network(row["network"]),
+        **split,
         sharding=row["sharding"],
         sequence_parallel=row["sequence_parallel"] == "1",
         recompute=row["recompute"],

@@ -84,15 +84,18 @@ def _tensor(job: Job, software: Software, layer: Pass, layers: int, routed: bool
         if job.sequence_parallel:
             # Fused kernels send the last of `tp` pieces with nothing left to compute.
             edge = 1 - software.fusion * (1 - 1 / job.tp)
-            for kind, times in (("all_gather", 1 + regather), ("reduce_scatter", 1 + again)):
-                beside = Work(gemm=forward / 2)
-                yield Need("tp", kind, ranks, bytes_, layers * times, beside, edge, fused)
-                beside = Work(gemm=backward / 2)
-                yield Need("tp", kind, ranks, bytes_, layers, beside, edge, fused or behind)
+            eight = job.precision == "fp8" and software.gathers_fp8
+            gathered = bytes_ / 2 if eight else bytes_
+            after, before = Work(gemm=forward / 2), Work(gemm=backward / 2)
+            for kind, size, times in (
+                ("all_gather", gathered, 1 + regather),
+                ("reduce_scatter", bytes_, 1 + again),
+            ):
+                yield Need("tp", kind, ranks, size, layers * times, after, edge, fused)
+                yield Need("tp", kind, ranks, size, layers, before, edge, fused or behind)
             if fused or behind:
                 # The input is gathered again for the weight gradient, beside the input gradient.
-                beside = Work(gemm=backward / 2)
-                yield Need("tp", "all_gather", ranks, bytes_, layers, beside, 0.0, True)
+                yield Need("tp", "all_gather", ranks, gathered, layers, before, 0.0, True)
         else:
             yield Need(
                 "tp", "all_reduce", ranks, bytes_, layers * (1 + again), Work(gemm=forward), 1.0, fused

@@ -1,0 +1,55 @@
+"""Simulate beforehand what compute and collectives take from each other: the table that plans look up.
+
+    python benchmarks/plan/contention.py
+
+Writes src/weft/plan/data/contention.json. Run it again when the simulator or its profiles change; a test
+compares a few entries. A pair that is not in the table is simulated when it is asked for.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
+
+from weft.plan.network import usual_network
+from weft.plan.overlap import CANDIDATES, COPY, KERNELS, TABLE, simulate_pair
+from weft.policy import Policy
+
+GPUS = ("h100", "h200", "a100-40gb", "mi300x")
+COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
+POLICIES = (Policy(), *CANDIDATES, COPY)
+
+
+def main() -> None:
+    pairs: list[dict[str, Any]] = []
+    for gpu in GPUS:
+        rail = usual_network(gpu).rail_bytes_per_s / 1e9
+        rates = (0.0, *(rail * n for n in (1, 2, 4, 8)))
+        for kernel, collective, rate in product(KERNELS, COLLECTIVES, rates):
+            line = []
+            for policy in POLICIES:
+                if policy.engine == "dma" and (rate or collective in ("reduce_scatter", "all_reduce")):
+                    line.append(None)
+                    continue
+                found = simulate_pair(gpu, kernel, collective, rate, policy)
+                line.append([round(found.stretch, 4), round(found.loss, 4)])
+            pairs.append({"pair": [gpu, kernel, collective, rate], "stretch_loss": line})
+        print(gpu, len(pairs))
+    head = {
+        "what": "time of a collective beside compute against alone, and compute seconds lost for each of its seconds",
+        "command": "python benchmarks/plan/contention.py",
+        "policies": [policy.to_dict() for policy in POLICIES],
+    }
+    lines = ",\n".join("  " + json.dumps(pair) for pair in pairs)
+    text = json.dumps(head, indent=1).rstrip("}\n") + ',\n "pairs": [\n' + lines + "\n ]\n}\n"
+    json.loads(text)
+    TABLE.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
