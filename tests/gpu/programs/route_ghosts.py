@@ -37,6 +37,12 @@ def main() -> None:
     prepare_s = time.monotonic() - started
     used = free - torch.cuda.mem_get_info()[0]
     phases = [phase(limit, ranks, send, recv, streams) for limit in LIMITS]
+    communicators.route(None)
+    fresh_ms = {}
+    for limit in (4, 16):
+        made = nccl.Ranks(ranks.library, 2, limit)
+        fresh_ms[limit] = phase(None, made, send, recv, streams)["ms"]
+        made.close()
     # Which kernels run beside a collective: tracked without a policy of any kind.
     binding.set_policy(None, track=True)
     a = torch.randn(2048, 2048, device="cuda", dtype=torch.bfloat16)
@@ -57,6 +63,7 @@ def main() -> None:
         "prepare_s": prepare_s,
         "sibling_bytes": used,
         "phases": phases,
+        "fresh_ms": fresh_ms,
         "beside": beside,
         "heard": heard[:4],
         "prepared_after_release": found[0].prepared,
