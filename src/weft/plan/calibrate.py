@@ -31,6 +31,8 @@ _NAMES = {
 _BACKWARD = re.compile(r"bwd|backward|bprop|_dkv|_dq|dgrad|wgrad", re.IGNORECASE)
 _REDUCTION = re.compile(r"combine|reduce|convert|postprocess|preprocess|dot_do_o", re.IGNORECASE)
 MAX_MATCHED = 1 << 12
+ROUNDS = 12
+"""Figures are set one after the other until they agree; each has some effect on the others' times."""
 MAX_GAP_NS = 1_000_000
 """A longer pause is a wait, not the gap between two launches."""
 
@@ -159,28 +161,38 @@ def calibrate(measured: Measured, job: Job, figures: Figures) -> Calibration:
 
     `job` is the one that was traced. Raises UsageError where it cannot have been: faster than the GPU can be.
     """
-    rank = _rank(job, figures)
-    software = figures.find(job.software)
-    changes: dict[str, float] = {}
-    if measured.gemm_s > 0 and rank.gemm > 0:
-        changes["speed"] = software.speed * rank.gemm / measured.gemm_s
-        reached = figures.gemm_share(job.gpu, job.precision) * changes["speed"]
-        if not 0.02 < reached <= 1.0:
-            raise UsageError(
-                f"--calibrate: for this job the trace's matrix products ran at {100 * reached:.0f}% "
-                f"of the {job.gpu.title}'s peak, so the trace is of another job; give the options of the "
-                "traced one"
-            )
-    if measured.attention_s > 0 and rank.attention > 0:
-        changes["attention_efficiency"] = min(
-            1.0, software.attention_efficiency * rank.attention / measured.attention_s
+    _check_possible(measured, job)
+    before = figures.find(job.software)
+    gaps_us = 1e6 * measured.gap_s * measured.launches / (3 * _layer_passes(job))
+    found = figures.with_software(job.software, layer_us=gaps_us)
+    for _ in range(ROUNDS):
+        rank, software = _rank(job, found), found.find(job.software)
+        changes: dict[str, float] = {}
+        if measured.gemm_s > 0 and rank.gemm > 0:
+            changes["speed"] = software.speed * rank.gemm / measured.gemm_s
+        if measured.attention_s > 0 and rank.attention > 0:
+            wanted = software.attention_efficiency * rank.attention / measured.attention_s
+            changes["attention_efficiency"] = min(1.0, wanted)
+        if measured.elementwise_s > 0 and rank.elementwise > 0:
+            changes["elementwise"] = software.elementwise * measured.elementwise_s / rank.elementwise
+        found = found.with_software(job.software, **changes)
+    after = found.find(job.software)
+    names = (*changes, "layer_us")
+    pairs = tuple((name, float(getattr(before, name)), float(getattr(after, name))) for name in names)
+    return Calibration(found, measured, pairs, _rank(job, figures).total)
+
+
+def _check_possible(measured: Measured, job: Job) -> None:
+    """Whether the traced matrix products can have been this job's."""
+    passes = 4 if job.recompute == "full" else 3
+    tokens = job.tokens / (job.dp * job.cp)
+    flops = 2.0 * passes * job.model.active_params * tokens / (job.tp * job.pp)
+    reached = flops / (measured.gemm_s * job.gpu.flops(job.precision)) if measured.gemm_s > 0 else 0.5
+    if not 0.02 < reached <= 1.0:
+        raise UsageError(
+            f"--calibrate: for this job the trace's matrix products ran at {100 * reached:.0f}% of the "
+            f"{job.gpu.title}'s peak, so the trace is of another job; give the options of the traced one"
         )
-    if measured.elementwise_s > 0 and rank.elementwise > 0:
-        changes["elementwise"] = software.elementwise * measured.elementwise_s / rank.elementwise
-    passes = 3 * _layer_passes(job)
-    changes["layer_us"] = 1e6 * measured.gap_s * measured.launches / passes
-    before = tuple((name, float(getattr(software, name)), value) for name, value in changes.items())
-    return Calibration(figures.with_software(job.software, **changes), measured, before, rank.total)
 
 
 def _layer_passes(job: Job) -> float:
