@@ -42,7 +42,7 @@ class Row:
         parts = [f"tp{job.tp}", f"pp{job.pp}" + (f"x{job.interleave}" if job.interleave > 1 else "")]
         parts += [f"{name}{getattr(job, name)}" for name in ("cp", "ep") if getattr(job, name) > 1]
         parts += [f"dp{job.dp}", f"mb{job.micro_batch}", job.sharding]
-        parts += [] if job.recompute == "none" else [f"re-{job.recompute}"]
+        parts += {"selective": ["re-some"], "full": ["re-all"]}.get(job.recompute, [])
         return " ".join(parts)
 
     @property
