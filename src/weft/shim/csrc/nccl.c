@@ -8,8 +8,6 @@
 #include "cuda_shim.h"
 
 #include <dlfcn.h>
-#include <link.h>
-#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -17,10 +15,6 @@
 
 #define UNWRAP(...) __VA_ARGS__
 enum { CALLERS = 64, PENDING = 64, GROUPED = 16 };
-
-static weft_nccl libraries[NCCL_LIBRARIES];
-static _Atomic int library_count;
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 typedef struct {
     weft_comm *c;
@@ -402,7 +396,7 @@ ON(ncclCommWindowRegister, ncclComm_t comm, void *buffer, size_t size, void **wi
 static weft_nccl *of_caller(void *address);
 
 #define FOR_LIBRARY(n, name, args, ...)                                                                     \
-    static ncclResult_t name##_##n(__VA_ARGS__) { return on_##name(&libraries[n] UNWRAP args); }
+    static ncclResult_t name##_##n(__VA_ARGS__) { return on_##name(&weft_nccl_libraries[n] UNWRAP args); }
 #define HOOK(name, args, ...)                                                                               \
     FOR_LIBRARY(0, name, args, __VA_ARGS__)                                                                 \
     FOR_LIBRARY(1, name, args, __VA_ARGS__)                                                                 \
@@ -433,9 +427,9 @@ static int index_of(const char *name) {
     return -1;
 }
 
-/* --- libraries ------------------------------------------------------------------------------------------------------ */
+/* --- which library ---------------------------------------------------------------------------------------------------- */
 
-static void fill(weft_nccl *l, void *handle) {
+void weft_nccl_fill(weft_nccl *l, void *handle) {
     for (int i = 0; i < HOOKS; i++) {
         void *real = weft_real_symbol(handle, hooks[i].name);
         *(void **)((char *)l + hooks[i].place) = real == hooks[i].ours ? NULL : real;
@@ -451,93 +445,6 @@ static void fill(weft_nccl *l, void *handle) {
         l->ncclGetVersion(&l->version);
 }
 
-static weft_nccl *loaded_at(void *base) {
-    int count = atomic_load(&library_count);
-    for (int i = 0; i < count; i++)
-        if (libraries[i].base == base)
-            return &libraries[i];
-    return NULL;
-}
-
-static weft_nccl *keep(const weft_nccl *found) {
-    pthread_mutex_lock(&lock);
-    weft_nccl *l = loaded_at(found->base);
-    int count = atomic_load(&library_count);
-    if (!l && count < NCCL_LIBRARIES) {
-        l = memcpy(&libraries[count], found, sizeof *found);
-        atomic_store(&library_count, count + 1);
-    }
-    pthread_mutex_unlock(&lock);
-    return l;
-}
-
-/* The library that has this function; NULL where there are too many. It is asked before our lock is taken, since the
- * loader has a lock, too, and may hold it while a library that it starts calls us. */
-static weft_nccl *library_with(void *real) {
-    Dl_info info;
-    if (!dladdr(real, &info))
-        return NULL;
-    weft_nccl *known = loaded_at(info.dli_fbase);
-    void *handle = known ? NULL : dlopen(info.dli_fname, RTLD_LAZY | RTLD_NOLOAD); /* kept: it must stay loaded */
-    if (!handle)
-        return known;
-    weft_nccl found = {.base = info.dli_fbase};
-    fill(&found, handle);
-    return keep(&found);
-}
-
-static const char PROBE[] = "ncclGroupStart"; /* every NCCL has it */
-
-static void *probe(void *handle) {
-    void *real = handle ? weft_real_symbol(handle, PROBE) : NULL;
-    return real == (void *)ncclGroupStart ? NULL : real;
-}
-
-typedef struct {
-    char paths[8][1024];
-    int count;
-} candidates;
-
-static int note_candidate(struct dl_phdr_info *info, size_t size, void *into) {
-    candidates *found = into;
-    const char *name = info->dlpi_name ? strrchr(info->dlpi_name, '/') : NULL;
-    (void)size;
-    if (name && (strstr(name, "nccl") || strstr(name, "rccl")) && strlen(info->dlpi_name) < sizeof *found->paths)
-        strcpy(found->paths[found->count++], info->dlpi_name);
-    return found->count == (int)(sizeof found->paths / sizeof *found->paths);
-}
-
-static void *probe_file(const char *path) {
-    void *handle = dlopen(path, RTLD_LAZY | RTLD_NOLOAD), *real = probe(handle);
-    if (handle)
-        dlclose(handle);
-    return real;
-}
-
-/* The loader's lock is held while it iterates, so nothing is opened then. */
-static void *loaded_anywhere(void) {
-    candidates found = {.count = 0};
-    void *real = NULL;
-    dl_iterate_phdr(note_candidate, &found);
-    for (int i = 0; i < found.count && !real; i++)
-        real = probe_file(found.paths[i]);
-    return real;
-}
-
-/* As the linker would have bound the caller: the whole program's libraries first, then those that the caller was
- * loaded with. */
-static weft_nccl *find_for(void *address) {
-    void *real = weft_real_symbol(RTLD_NEXT, PROBE);
-    Dl_info info;
-    if (!real && dladdr(address, &info) && info.dli_fname)
-        real = probe_file(info.dli_fname);
-    if (!real)
-        real = loaded_anywhere();
-    weft_nccl *found = real ? library_with(real) : NULL;
-    dlerror(); /* what was not found is nobody else's business */
-    return found;
-}
-
 /* Every place in the program that calls NCCL is looked up once per thread: a search may cost microseconds. */
 static weft_nccl *of_caller(void *address) {
     unsigned start = (unsigned)(((uintptr_t)address * 0x9e3779b97f4a7c15u) >> 58), at = start; /* CALLERS is 2^6 */
@@ -547,7 +454,7 @@ static weft_nccl *of_caller(void *address) {
         if (!me.callers[at].address)
             break;
     }
-    weft_nccl *l = find_for(address);
+    weft_nccl *l = weft_nccl_for(address);
     if (l) {
         at = me.callers[at].address ? start : at;
         me.callers[at].address = address;
@@ -564,16 +471,14 @@ bool weft_nccl_own(const char *name, void **ours) {
     return i >= 0;
 }
 
-static bool has(weft_nccl *l, const char *name) { return l && *(void **)((char *)l + hooks[index_of(name)].place); }
-
 bool weft_nccl_library(const char *name) {
     if (weft_real_symbol(RTLD_NEXT, name))
         return true;
-    void *real = loaded_anywhere();
-    return real && has(library_with(real), name);
+    weft_nccl *l = weft_nccl_anywhere();
+    return l && *(void **)((char *)l + hooks[index_of(name)].place);
 }
 
 void *weft_nccl_substitute(const char *name, void *real) {
-    weft_nccl *l = library_with(real);
-    return l ? hooks[index_of(name)].of_library[l - libraries] : NULL;
+    weft_nccl *l = weft_nccl_with(real);
+    return l ? hooks[index_of(name)].of_library[l - weft_nccl_libraries] : NULL;
 }

@@ -59,6 +59,13 @@ typedef struct weft_comm {
     _Atomic(ncclComm_t) sibling[NCCL_LIMITS]; /* by place of the limit; place 0 is never filled */
 } weft_comm;
 
+/* --- nccl_library.c: the libraries of this process ----------------------------------------------------------- */
+
+extern weft_nccl weft_nccl_libraries[NCCL_LIBRARIES];
+weft_nccl *weft_nccl_with(void *real);   /* the library that has this function; NULL where there are too many */
+weft_nccl *weft_nccl_for(void *address); /* the library that code at this address means */
+weft_nccl *weft_nccl_anywhere(void);     /* one that is loaded, if any is */
+
 /* --- nccl_comms.c: what the program made, and what it called ------------------------------------------- */
 
 weft_comm *weft_comm_of(ncclComm_t handle); /* NULL: not known */
@@ -68,10 +75,13 @@ weft_comm *weft_comm_first(void);
 weft_comm *weft_comm_next(weft_comm *c);
 void weft_comm_complete(weft_comm *c); /* ask NCCL what is not known yet */
 uint64_t weft_key(uint64_t seed, const void *data, size_t size);
-void weft_comm_configure(weft_comm *c, const ncclConfig_t *config, const weft_comm *parent);
 const char *weft_comm_why_not(weft_comm *c); /* NULL: it can have siblings */
 void weft_comm_called(weft_comm *c, int operation, uint64_t bytes, bool routed);
 void weft_comm_boundary(void); /* outside of groups and captures: the program's callback may run */
+
+/* --- nccl_config.c --------------------------------------------------------------------------------------- */
+
+void weft_comm_configure(weft_comm *c, const ncclConfig_t *config, const weft_comm *parent);
 
 /* The limits in the environment as part of a configuration, where they must stay changeable. A communicator that
  * inherits its configuration inherits them, too. */
@@ -86,6 +96,7 @@ void weft_route_give(int place);
 
 /* --- nccl.c ---------------------------------------------------------------------------------------------------- */
 
+void weft_nccl_fill(weft_nccl *l, void *handle); /* the library's functions */
 bool weft_nccl_in_group(void); /* has this thread opened one? */
 void weft_nccl_private(bool on); /* what this thread calls now is our own */
 

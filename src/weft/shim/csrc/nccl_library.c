@@ -1,0 +1,105 @@
+/* The NCCL libraries of this process, and which of them a caller means. */
+#define _GNU_SOURCE
+#include "nccl.h"
+
+#include <dlfcn.h>
+#include <link.h>
+#include <pthread.h>
+#include <string.h>
+
+weft_nccl weft_nccl_libraries[NCCL_LIBRARIES];
+static _Atomic int library_count;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+static weft_nccl *loaded_at(void *base) {
+    int count = atomic_load(&library_count);
+    for (int i = 0; i < count; i++)
+        if (weft_nccl_libraries[i].base == base)
+            return &weft_nccl_libraries[i];
+    return NULL;
+}
+
+static weft_nccl *keep(const weft_nccl *found) {
+    pthread_mutex_lock(&lock);
+    weft_nccl *l = loaded_at(found->base);
+    int count = atomic_load(&library_count);
+    if (!l && count < NCCL_LIBRARIES) {
+        l = memcpy(&weft_nccl_libraries[count], found, sizeof *found);
+        atomic_store(&library_count, count + 1);
+    }
+    pthread_mutex_unlock(&lock);
+    return l;
+}
+
+/* The library that has this function; NULL where there are too many. It is asked before our lock is taken, since the
+ * loader has a lock, too, and may hold it while a library that it starts calls us. */
+weft_nccl *weft_nccl_with(void *real) {
+    Dl_info info;
+    if (!dladdr(real, &info))
+        return NULL;
+    weft_nccl *known = loaded_at(info.dli_fbase);
+    void *handle = known ? NULL : dlopen(info.dli_fname, RTLD_LAZY | RTLD_NOLOAD); /* kept: it must stay loaded */
+    if (!handle)
+        return known;
+    weft_nccl found = {.base = info.dli_fbase};
+    weft_nccl_fill(&found, handle);
+    return keep(&found);
+}
+
+static const char PROBE[] = "ncclGroupStart"; /* every NCCL has it */
+
+static void *probe(void *handle) {
+    void *real = handle ? weft_real_symbol(handle, PROBE) : NULL, *ours = NULL;
+    weft_nccl_own(PROBE, &ours);
+    return real == ours ? NULL : real;
+}
+
+typedef struct {
+    char paths[8][1024];
+    int count;
+} candidates;
+
+static int note_candidate(struct dl_phdr_info *info, size_t size, void *into) {
+    candidates *found = into;
+    const char *name = info->dlpi_name ? strrchr(info->dlpi_name, '/') : NULL;
+    (void)size;
+    if (name && (strstr(name, "nccl") || strstr(name, "rccl")) && strlen(info->dlpi_name) < sizeof *found->paths)
+        strcpy(found->paths[found->count++], info->dlpi_name);
+    return found->count == (int)(sizeof found->paths / sizeof *found->paths);
+}
+
+static void *probe_file(const char *path) {
+    void *handle = dlopen(path, RTLD_LAZY | RTLD_NOLOAD), *real = probe(handle);
+    if (handle)
+        dlclose(handle);
+    return real;
+}
+
+/* The loader's lock is held while it iterates, so nothing is opened then. */
+static void *loaded_anywhere(void) {
+    candidates found = {.count = 0};
+    void *real = NULL;
+    dl_iterate_phdr(note_candidate, &found);
+    for (int i = 0; i < found.count && !real; i++)
+        real = probe_file(found.paths[i]);
+    return real;
+}
+
+weft_nccl *weft_nccl_anywhere(void) {
+    void *real = loaded_anywhere();
+    return real ? weft_nccl_with(real) : NULL;
+}
+
+/* As the linker would have bound the caller: the whole program's libraries first, then those that the caller was
+ * loaded with. */
+weft_nccl *weft_nccl_for(void *address) {
+    void *real = weft_real_symbol(RTLD_NEXT, PROBE);
+    Dl_info info;
+    if (!real && dladdr(address, &info) && info.dli_fname)
+        real = probe_file(info.dli_fname);
+    if (!real)
+        real = loaded_anywhere();
+    weft_nccl *found = real ? weft_nccl_with(real) : NULL;
+    dlerror(); /* what was not found is nobody else's business */
+    return found;
+}
