@@ -313,9 +313,7 @@ def more() -> list[dict[str, object]]:
             | {"global_batch": batch, "sharding": "zero3", "sequence_parallel": int(tp > 1)}
             | {"recompute": recompute, "precision": precision, "hide": hide, "assumed": ""}
             | {"published": rate, "confidence": "high"}
-            | {
-                "provenance": f"pytorch/torchtitan benchmarks/llama3_h100_202412, docs/performance.md: {table}"
-            }
+            | {"provenance": f"pytorch/torchtitan llama3_h100_202412, docs/performance.md: {table}"}
         )
     return found
 

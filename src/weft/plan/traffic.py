@@ -187,8 +187,7 @@ def _replicated(
         grads,
         1,
         stage.backward * times,
-        min(1.0, BUCKET_BYTES / grads) if grads else 1.0,
-        hides(job, software, "grads"),
+        hidden=hides(job, software, "grads"),
         each_step=True,
     )
     yield from _compressed(job, plain, "gradient", params, matrices)
@@ -198,11 +197,12 @@ def _replicated(
         across = group(ranks // shards, stride * shards, job.network)
         beside = stage.backward * times
         hidden = hides(job, software, "grads")
-        yield Need("grads", "all_reduce", across, grads / shards, 1, beside, 0.5, hidden, each_step=True)
-    floor = min(1.0, BUCKET_BYTES / gathered) if gathered else 1.0
+        need = Need("grads", "all_reduce", across, grads / shards, 1, beside, hidden=hidden, each_step=True)
+        yield _bucketed(need)
     hidden = hides(job, software, "params")
-    yield Need(
-        "params", "all_gather", ranks_of, gathered, 1, stage.forward * times, floor, hidden, each_step=True
+    beside = stage.forward * times
+    yield _bucketed(
+        Need("params", "all_gather", ranks_of, gathered, 1, beside, hidden=hidden, each_step=True)
     )
 
 
@@ -218,14 +218,31 @@ def _compressed(
     for at, piece in enumerate(found.pieces):
         near = piece.ranks_per_node == piece.ranks
         ranks = Group(piece.ranks, piece.ranks_per_node, piece.ranks if near else g.span)
-        yield replace(
-            plain,
-            kind=piece.kind,
-            group=g if piece.ranks == g.ranks else ranks,
-            bytes=piece.bytes,
-            window=plain.window * (piece.bytes / whole if whole else 1.0),
-            kernels_s=found.compute_s if at == 0 else 0.0,
+        yield _bucketed(
+            replace(
+                plain,
+                kind=piece.kind,
+                group=g if piece.ranks == g.ranks else ranks,
+                bytes=piece.bytes,
+                window=plain.window * (piece.bytes / whole if whole else 1.0),
+                kernels_s=found.compute_s if at == 0 else 0.0,
+            )
         )
+
+
+def _bucketed(need: Need) -> Need:
+    """Once a step and beside compute, in buckets: each pays its latency, the last has nothing beside it."""
+    if not (need.each_step and need.hidden):
+        return need
+    count = max(1, round(need.bytes / BUCKET_BYTES))
+    return replace(
+        need,
+        bytes=need.bytes / count,
+        count=need.count * count,
+        window=need.window * (1 / count),
+        floor=1 / count,
+        kernels_s=need.kernels_s / count,
+    )
 
 
 def _matrices(job: Job, stage: Stage, *, routed: bool) -> tuple[Matrix, ...]:

@@ -1,0 +1,101 @@
+"""How long does a plan take, how much memory, and does it grow with the number of GPUs?
+
+python benchmarks/plan/speed.py [--out benchmarks/results/plan]
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import resource
+import subprocess
+import sys
+import time
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
+
+from weft.errors import UsageError
+from weft.plan.config import Job
+from weft.plan.step import predict
+
+ROOT = Path(__file__).resolve().parents[2]
+FIRST = """
+import time
+start = time.perf_counter()
+from weft.plan import Job, predict
+predict(Job(model="llama3-405b", gpu="h100", gpus=16384, tp=8, pp=16, recompute="full", policy="auto"))
+print(time.perf_counter() - start)
+"""
+
+
+def first_s() -> float:
+    """One configuration at 16,384 GPUs in a fresh process, imports included."""
+    done = subprocess.run([sys.executable, "-c", FIRST], capture_output=True, text=True, check=True, cwd=ROOT)
+    return float(done.stdout)
+
+
+def by_gpus() -> dict[int, float]:
+    """Milliseconds of a prediction, warm, by the number of GPUs."""
+    found = {}
+    for gpus in (128, 512, 2048, 8192, 16384, 131072):
+        job = Job(model="llama3-405b", gpu="h100", gpus=gpus, tp=8, pp=16, recompute="full", policy="auto")  # type: ignore[arg-type]
+        predict(job)
+        times = []
+        for _ in range(20):
+            start = time.perf_counter()
+            predict(job)
+            times.append(time.perf_counter() - start)
+        found[gpus] = round(1e3 * sorted(times)[10], 2)
+    return found
+
+
+def sweep_s() -> tuple[int, int, float]:
+    """Configurations, those that fit, and seconds of a sweep."""
+    start = time.perf_counter()
+    count = fits = 0
+    for tp, pp, micro, recompute, policy in product(
+        (1, 2, 4, 8), (1, 2, 4, 8, 16), (1, 2), ("none", "selective", "full"), (None, "auto")
+    ):
+        job = Job(
+            model="llama3-70b",  # type: ignore[arg-type]
+            gpu="h100",  # type: ignore[arg-type]
+            gpus=1024,
+            tp=tp,
+            pp=pp,
+            micro_batch=micro,
+            global_batch=2048,
+            recompute=recompute,
+            policy=policy,
+        )
+        count += 1
+        try:
+            predict(job)
+            fits += 1
+        except UsageError:
+            continue
+    return count, fits, time.perf_counter() - start
+
+
+def main() -> None:
+    first = first_s()
+    count, fits, seconds = sweep_s()
+    answer: dict[str, Any] = {
+        "first_s": round(first, 3),
+        "warm_ms_by_gpus": by_gpus(),
+        "sweep": {"configurations": count, "fit": fits, "seconds": round(seconds, 2)},
+        "peak_memory_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
+        "machine": f"{platform.machine()}, Python {platform.python_version()}, shared with other work",
+        "command": "python benchmarks/plan/speed.py --out benchmarks/results/plan",
+    }
+    print(json.dumps(answer, indent=1))
+    if "--out" in sys.argv:
+        folder = Path(sys.argv[sys.argv.index("--out") + 1])
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "speed.json").write_text(json.dumps(answer, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
