@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from building import HERE, ROOT, compile_c
+from hatch_build import LINK, build_shim
 
 from weft.policy import Policy
 
@@ -34,6 +35,26 @@ def fake_driver(tmp_path_factory) -> Path:
     )
     (folder / "libcuda.so").symlink_to(library.name)
     return folder
+
+
+@pytest.fixture(scope="session", params=["address,undefined", "thread"])
+def sanitized(request, tmp_path_factory):
+    """Compiles a program with a sanitizer, and links it to a sanitized shim: they need to be in one executable."""
+    folder = tmp_path_factory.mktemp("sanitized")
+    flags = (f"-fsanitize={request.param}", "-fno-sanitize-recover=all")
+    probe = folder / "probe.c"
+    probe.write_text("int main(void) { return 0; }")
+    probed = ["cc", *flags, str(probe), "-o", str(folder / "probe")]
+    if subprocess.run(probed, capture_output=True, check=False).returncode:
+        pytest.skip("this compiler has no such sanitizer")
+    library = build_shim(ROOT, folder / "libweft_shim.so", flags)
+    assert library is not None
+
+    def build(output: Path, *arguments: str) -> Path:
+        linked = (str(library), *LINK, f"-Wl,-rpath,{folder}")
+        return compile_c(output, *flags, "-rdynamic", arguments[0], *linked[:1], *arguments[1:], *linked[1:])
+
+    return build
 
 
 @dataclass

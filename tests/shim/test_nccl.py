@@ -9,8 +9,7 @@ import sys
 import textwrap
 
 import pytest
-from building import HERE, ROOT, compile_c
-from hatch_build import LINK, build_shim
+from building import HERE, compile_c
 
 from weft.shim.inject import Job
 
@@ -611,29 +610,8 @@ def test_many_threads_under_a_route_that_keeps_changing(nccl_hammer, fake_nccl, 
         assert job.collect()["routed"] > 0
 
 
-@pytest.mark.parametrize("sanitizer", ["address,undefined", "thread"])
-def test_sanitizers_find_nothing(sanitizer, fake_nccl, environment, tmp_path):
-    flags = (f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all", "-rdynamic")
-    probe = tmp_path / "probe.c"
-    probe.write_text("int main(void) { return 0; }")
-    if subprocess.run(
-        ["cc", *flags, str(probe), "-o", str(tmp_path / "probe")], capture_output=True, check=False
-    ).returncode:
-        pytest.skip("this compiler has no such sanitizer")
-    library = build_shim(
-        ROOT, tmp_path / "libweft_shim.so", (f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all")
-    )
-    assert library is not None
-    program = compile_c(
-        tmp_path / "hammer",
-        *flags,
-        str(HERE / "nccl_hammer.c"),
-        str(library),
-        f"-L{fake_nccl}",
-        "-lnccl",
-        *LINK,
-        f"-Wl,-rpath,{tmp_path}",
-    )
+def test_sanitizers_find_nothing(sanitized, fake_nccl, environment, tmp_path):
+    program = sanitized(tmp_path / "hammer", str(HERE / "nccl_hammer.c"), f"-L{fake_nccl}", "-lnccl")
     with Job() as job:
         env = {**job.environment(environment), "ASAN_OPTIONS": "verify_asan_link_order=0"}
         env["LD_LIBRARY_PATH"] = f"{fake_nccl}:{env['LD_LIBRARY_PATH']}"

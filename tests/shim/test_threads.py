@@ -7,8 +7,7 @@ import shutil
 import subprocess
 
 import pytest
-from building import CSRC, HERE, ROOT, compile_c
-from hatch_build import LINK, build_shim
+from building import CSRC, HERE, compile_c
 
 from weft.policy import Policy, Rule
 from weft.shim.inject import Job
@@ -79,30 +78,8 @@ def test_valgrind_finds_nothing(hammer, environment):
         assert job.collect()["comm_launches"] == 4 * 50
 
 
-@pytest.mark.parametrize("sanitizer", ["address,undefined", "thread"])
-def test_sanitizers_find_nothing(sanitizer, fake_driver, environment, tmp_path):
-    """The shim, the driver and the program in one sanitized executable, which the sanitizers need."""
-    flags = (f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all", "-rdynamic")
-    probe = tmp_path / "probe.c"
-    probe.write_text("int main(void) { return 0; }")
-    if subprocess.run(
-        ["cc", *flags, str(probe), "-o", str(tmp_path / "probe")], capture_output=True, check=False
-    ).returncode:
-        pytest.skip("this compiler has no such sanitizer")
-    library = build_shim(
-        ROOT, tmp_path / "libweft_shim.so", (f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all")
-    )
-    assert library is not None
-    program = compile_c(
-        tmp_path / "hammer",
-        *flags,
-        str(HERE / "hammer.c"),
-        str(library),
-        f"-L{fake_driver}",
-        "-lcuda",
-        *LINK,
-        f"-Wl,-rpath,{tmp_path}",
-    )
+def test_sanitizers_find_nothing(sanitized, fake_driver, environment, tmp_path):
+    program = sanitized(tmp_path / "hammer", str(HERE / "hammer.c"), f"-L{fake_driver}", "-lcuda")
     with Job(POLICIES[2]) as job:
         env = {**job.environment(environment), "ASAN_OPTIONS": "verify_asan_link_order=0"}
         del env["LD_PRELOAD"]
