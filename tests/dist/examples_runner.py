@@ -1,0 +1,107 @@
+"""Runs many examples, each with two ranks over gloo: torch is imported once, and each rank is a fork.
+
+    python examples_runner.py FOLDER '[["ddp", "ddp.py", ["--steps", "4"]], …]'
+
+Leaves FOLDER/NAME.losses of rank 0, FOLDER/NAME.RANK.log, and FOLDER/results.json with the exit codes by name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import runpy
+import signal
+import socket
+import sys
+import time
+import traceback
+from pathlib import Path
+
+import torch._dynamo
+import torch.distributed as dist
+import torch.distributed.fsdp
+import torch.distributed.pipelining
+import torch.distributed.tensor.parallel
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+RANKS, DEADLINE_S = 2, 100.0
+
+
+def run_rank(rank: int, port: int, folder: Path, name: str, command: list[str]) -> None:
+    """In the child: be one rank, as torchrun would have started it."""
+    log = os.open(folder / f"{name}.{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    torch.set_num_threads(1)
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(RANKS)}
+    os.environ |= {"LOCAL_WORLD_SIZE": str(RANKS), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    keep_the_group()
+    code = 1
+    try:
+        sys.argv = [str(EXAMPLES / command[0]), *command[1:], "--losses", str(folder / f"{name}.losses")]
+        sys.path.insert(0, str(EXAMPLES))
+        runpy.run_path(sys.argv[0], run_name="__main__")
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def keep_the_group() -> None:
+    """Gloo's destructor waits for its threads and keeps the interpreter's lock, which a communication hook's last
+    callback may need on such a thread. A rank ends by _exit here, so its group need never be destructed."""
+    real, kept = dist.destroy_process_group, []
+
+    def destroy() -> None:
+        kept.append(dist.distributed_c10d._get_default_group())
+        real()
+
+    dist.destroy_process_group = destroy
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def run(folder: Path, name: str, command: list[str]) -> list[int]:
+    port, until = free_port(), time.monotonic() + DEADLINE_S
+    children: list[int] = []
+    for rank in range(RANKS):
+        child = os.fork()
+        if child == 0:
+            run_rank(rank, port, folder, name, command)
+        children.append(child)
+    codes: dict[int, int] = {}
+    while len(codes) < RANKS:
+        for child in set(children) - set(codes):
+            done, status = os.waitpid(child, os.WNOHANG)
+            if done:
+                codes[child] = os.waitstatus_to_exitcode(status)
+        if time.monotonic() > until or any(codes.values()):
+            for child in set(children) - set(codes):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(child, signal.SIGKILL)
+        time.sleep(0.02)
+    return [codes[child] for child in children]
+
+
+def main() -> None:
+    folder, results = Path(sys.argv[1]), {}
+    jobs = json.loads(sys.argv[2])
+    if any(script.startswith("lightning") for _, script, _ in jobs):
+        import lightning.pytorch  # noqa: F401 (once here, not in every rank)
+    if any(script.startswith("huggingface") for _, script, _ in jobs):
+        from transformers import Trainer  # noqa: F401
+    for name, script, more in jobs:
+        results[name] = run(folder, name, [script, *more])
+    (folder / "results.json").write_text(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()

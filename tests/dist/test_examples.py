@@ -1,0 +1,117 @@
+"""Every example over gloo, two ranks, with and without `weft run`: the same losses, bit by bit."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+ROOT = Path(__file__).parents[2]
+RUNNER = Path(__file__).with_name("examples_runner.py")
+STEPS = 4
+SIZES = ("--steps", str(STEPS), "--width", "32", "--length", "16")
+JOBS = {
+    "ddp": ("ddp.py",),
+    "bf16-hook": ("ddp_bf16_hook.py",),
+    "powersgd": ("ddp_powersgd.py",),
+    "compiled": ("compiled.py", "--compiler", "aot_eager"),
+    "triton": ("triton_ddp.py",),
+    "fsdp2": ("fsdp2.py",),
+    "fsdp2-compiled": ("fsdp2.py", "--compile", "--compiler", "aot_eager", "--triton"),
+    "tensor-parallel": ("tensor_parallel.py",),
+    "inference": ("inference.py",),
+    "1f1b": ("pipeline.py", "--batch", "4", "--layers", "4"),
+    "interleaved": ("pipeline.py", "--schedule", "Interleaved1F1B", "--batch", "4", "--layers", "4"),
+    "gpipe": ("pipeline.py", "--schedule", "GPipe", "--batch", "4", "--layers", "4"),
+    "cuda-graph": ("cuda_graph.py",),
+    "lightning": ("lightning_gpt.py",),
+    "huggingface": ("huggingface_trainer.py",),
+}
+NEEDS = {"lightning": "lightning", "huggingface": "transformers"}
+
+pytestmark = pytest.mark.timeout(600)  # the first test of each way runs them all
+
+
+def present(name: str) -> bool:
+    return name not in NEEDS or importlib.util.find_spec(NEEDS[name]) is not None
+
+
+def run_all(folder: Path, *before: str) -> dict[str, list[int]]:
+    jobs = [(name, script, [*more, *SIZES]) for name, (script, *more) in JOBS.items() if present(name)]
+    command = [*before, sys.executable, str(RUNNER), str(folder), json.dumps(jobs)]
+    env = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONWARNINGS": "ignore",
+        "WEFT_STORE": str(folder / "store"),
+    }
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=550, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found: dict[str, list[int]] = json.loads((folder / "results.json").read_text())
+    return found
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("plain")
+    return folder, run_all(folder)
+
+
+@pytest.fixture(scope="module")
+def under_weft(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("weft")
+    options = ("--priority", "high", "--head-start", "5", "--residency", "2")
+    return folder, run_all(folder, sys.executable, "-m", "weft", "run", *options, "--")
+
+
+def losses(found, name: str) -> list[str]:
+    folder, codes = found
+    logs = "\n".join(path.read_text()[-2000:] for path in sorted(folder.glob(f"{name}.*.log")))
+    assert codes[name] == [0, 0], logs
+    return (folder / f"{name}.losses").read_text().split()
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_an_example_runs_as_it_is(plain, name):
+    if not present(name):
+        pytest.skip(f"needs {NEEDS[name]}")
+    values = [float.fromhex(text) for text in losses(plain, name)]
+    assert len(values) == STEPS
+    assert all(math.isfinite(value) for value in values)
+    assert len(set(values)) > 1  # it does compute something, and something new in each step
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_its_losses_are_the_same_under_weft(plain, under_weft, name):
+    if not present(name):
+        pytest.skip(f"needs {NEEDS[name]}")
+    assert losses(under_weft, name) == losses(plain, name)
+
+
+def test_every_example_is_tested():
+    scripts = {path.name for path in (ROOT / "examples").glob("*.py")}
+    assert scripts - {"common.py", "model.py", "triton_linear.py"} == {script for script, *_ in JOBS.values()}
+
+
+@pytest.mark.parametrize("name", ["ddp", "inference"])
+def test_under_tune_by_torchrun_it_is_left_alone_on_a_cpu(plain, tmp_path, name):
+    """Nothing can be changed on a CPU: the job runs as ever, and the statistics say why it was left alone."""
+    out, stats = tmp_path / "losses", tmp_path / "stats.json"
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    job = [*torchrun, str(ROOT / "examples" / JOBS[name][0]), *SIZES, "--losses", str(out)]
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "WEFT_STORE": str(tmp_path / "store")}
+    command = [sys.executable, "-m", "weft", "run", "--tune", "--stats", str(stats), "--", *job]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert out.read_text().split() == losses(plain, name)
+    tuning = json.loads(stats.read_text())["tuning"]
+    assert tuning["state"] == "stopped"
+    assert "left alone" in done.stderr
