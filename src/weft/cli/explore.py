@@ -100,10 +100,12 @@ def _simulated(
 
 def _characterize(device: str, shape: tuple[int, ...], dtype: str, html: Path | None, as_json: bool) -> None:
     from weft.files import write_whole
-    from weft.ops.characterize import SHAPES, measured, simulated
+    from weft.ops.characterize import SHAPES, simulated
 
     shapes = [(shape[0], shape[1], shape[2])] if shape else list(SHAPES)
     if device == "cuda":
+        from weft.ops.characterize_device import measured
+
         document = measured(shapes, dtype)
     else:
         document = simulated(device.removeprefix("sim:"), shapes, dtype)

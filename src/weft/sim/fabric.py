@@ -21,7 +21,7 @@ PCIE_SHARE = 0.85
 """Of a PCIe link's rate, what copies between peers reach (assumed; headers take the rest)."""
 
 # arXiv:2511.06605 has the share of a copy on an MI300X that is overhead: 71% at 1 KB, 54% at 64 KB, 21% at
-# 1 MB, 2% at 16 MB. 6 µs of overhead and 2.4 µs of latency before the first byte give 71, 61, 20 and 2%.
+# 1 MB, 2% at 16 MB. 6 µs of overhead and 2.4 µs of latency before the first byte give 71, 61, 19 and 2%.
 _COPY_START_US = {"amd": 6.0 + 2.4, "nvidia": 4.0}
 """From the issue of a DMA copy to its first byte; NVIDIA's is assumed until it is measured."""
 

@@ -1,0 +1,199 @@
+"""What cutting a product and sharing the GPU with copies cost, measured on this machine's GPU."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from statistics import median
+from typing import Any
+
+from weft.errors import UnavailableError, WeftError
+from weft.ops.characterize import AXES, COPY_BYTES, SHAPES, WAYS, Shape, contention_row, cut_row, cut_s
+from weft.sim.gemm import Gemms
+from weft.sim.profile import by_title
+
+CHUNK = 64 << 20
+PRODUCT = 8192
+WAIT_CYCLES = 20_000_000
+"""How long both streams wait for the host to have issued everything: about 10 ms."""
+
+
+def measured(shapes: Sequence[Shape] = SHAPES, dtype: str = "bf16", repeats: int = 7) -> dict[str, Any]:
+    """The JSON document, as of a simulated GPU.
+
+    Copies come from pinned host memory: by a copy engine, and by a kernel on as many SMs as NCCL takes.
+    """
+    torch = torch_with_gpu()
+    title = torch.cuda.get_device_name()
+    kind = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[dtype]
+    rows = [row for shape in shapes for row in _cuts(torch, shape, kind, repeats)]
+    _compare(rows, title, dtype)
+    copies, start_us, rate = _copies(torch, repeats)
+    return {
+        "device": "cuda",
+        "simulated": False,
+        "gpu": title,
+        "dtype": dtype,
+        "decomposition": rows,
+        "contention": [_contention(torch, engine, kind, repeats) for engine in ("dma", "sm")],
+        "copies": copies,
+        "copy_start_us": start_us,
+        "copy_gb_s": rate,
+    }
+
+
+def torch_with_gpu() -> Any:
+    """PyTorch, where it and a GPU are there."""
+    try:
+        import torch
+    except ImportError:
+        raise UnavailableError(
+            "weft explore --device cuda needs PyTorch; install it, or use --device sim:NAME"
+        ) from None
+    if not torch.cuda.is_available():
+        raise UnavailableError("this machine has no GPU that PyTorch can use; use --device sim:NAME")
+    return torch
+
+
+def interleaved(torch: Any, works: Mapping[Any, Callable[[], object]], repeats: int) -> dict[Any, float]:
+    """Median time of each in ms, in a new random order each round; the first round warms up."""
+    draw = random.Random(0)
+    times: dict[Any, list[float]] = {key: [] for key in works}
+    for turn in range(repeats + 1):
+        for key in draw.sample(list(works), len(works)):
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            works[key]()
+            end.record()
+            end.synchronize()
+            if turn:
+                times[key].append(float(begin.elapsed_time(end)))
+    return {key: median(values) for key, values in times.items()}
+
+
+def _compare(rows: list[dict[str, Any]], title: str, dtype: str) -> None:
+    """Put the model's loss beside each measured one, where there is a model of this GPU."""
+    try:
+        costs = Gemms(by_title(title))
+    except WeftError:
+        return
+    for row in rows:
+        m, n, k = row["gemm"]
+        seconds = cut_s(costs, (m, n, k), dtype, row["axis"], row["ways"])
+        row["simulated_loss_pct"] = round(100 * (seconds / costs.cost(m, n, k, dtype).seconds - 1), 2)
+
+
+def _graph(torch: Any, work: Callable[[], object]) -> Callable[[], object]:
+    """The same work without the host's launches between its kernels."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(2):
+            work()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        work()
+    replay: Callable[[], object] = graph.replay
+    return replay
+
+
+def _cuts(torch: Any, shape: Shape, dtype: Any, repeats: int) -> list[dict[str, Any]]:
+    m, n, k = shape
+    a, b = torch.randn(m, k, device="cuda", dtype=dtype), torch.randn(k, n, device="cuda", dtype=dtype)
+    c = torch.empty(m, n, device="cuda", dtype=dtype)
+
+    def rows(ways: int) -> None:
+        for part, out in zip(a.chunk(ways), c.chunk(ways), strict=True):
+            torch.mm(part, b, out=out)
+
+    def columns(ways: int) -> None:
+        for i, (left, right) in enumerate(zip(a.chunk(ways, 1), b.chunk(ways), strict=True)):
+            if i:
+                c.addmm_(left, right)
+            else:
+                torch.mm(left, right, out=c)
+
+    works = {("M", 1): _graph(torch, partial(rows, 1))}
+    for ways in WAYS:
+        works["M", ways] = _graph(torch, partial(rows, ways))
+        works["K", ways] = _graph(torch, partial(columns, ways))
+    times = interleaved(torch, works, repeats)
+    return [cut_row(shape, axis, ways, times["M", 1], times[axis, ways]) for axis in AXES for ways in WAYS]
+
+
+class _Beside:
+    """A product and a copy that can run on two streams at once."""
+
+    def __init__(self, torch: Any, engine: str, dtype: Any) -> None:
+        self.torch, self.engine = torch, engine
+        self.a, self.b = (torch.randn(PRODUCT, PRODUCT, device="cuda", dtype=dtype) for _ in range(2))
+        self.c = torch.empty_like(self.a)
+        rows = CHUNK // PRODUCT // dtype.itemsize
+        self.target = torch.empty(rows, PRODUCT, device="cuda", dtype=dtype)
+        self.source = torch.zeros(rows, PRODUCT, dtype=dtype).pin_memory()
+        self.streams = {"gemm": torch.cuda.Stream(), "copy": torch.cuda.Stream()}
+        self.work = {"gemm": self._multiply, "copy": self._copy}
+
+    def _multiply(self) -> None:
+        self.torch.mm(self.a, self.b, out=self.c)
+
+    def _copy(self) -> None:
+        if self.engine == "dma":
+            self.target.copy_(self.source, non_blocking=True)
+            return
+        from weft.comm.copy_kernel import launch_copy
+
+        launch_copy(self.source, self.target, self.torch.cuda.current_stream())
+
+    def ms(self, of: str, count: int, others: int) -> float:
+        """Milliseconds of each of `count` products or copies, with so many of the other kind beside them."""
+        torch, other = self.torch, "copy" if of == "gemm" else "gemm"
+        begin, end, gate = (torch.cuda.Event(enable_timing=True) for _ in range(3))
+        torch.cuda.synchronize()
+        torch.cuda._sleep(WAIT_CYCLES)
+        gate.record()
+        for stream in self.streams.values():
+            stream.wait_event(gate)
+        with torch.cuda.stream(self.streams[other]):
+            for _ in range(others):
+                self.work[other]()
+        with torch.cuda.stream(self.streams[of]):
+            begin.record()
+            for _ in range(count):
+                self.work[of]()
+            end.record()
+        torch.cuda.synchronize()
+        return float(begin.elapsed_time(end)) / count
+
+
+def _contention(torch: Any, engine: str, dtype: Any, repeats: int) -> dict[str, Any]:
+    both = _Beside(torch, engine, dtype)
+    both.ms("gemm", 4, 4)  # warms up, and compiles the copy kernel
+    products = 8
+    moves = max(4, round(products * both.ms("gemm", 4, 0) / both.ms("copy", 4, 0)))
+    found: dict[tuple[str, bool], list[float]] = {}
+    for _ in range(repeats):
+        for of, count, others in (("gemm", products, 2 * moves), ("copy", moves, 2 * products)):
+            for beside in (False, True):
+                found.setdefault((of, beside), []).append(both.ms(of, count, others if beside else 0))
+    ms = {key: median(values) for key, values in found.items()}
+    how = "host to device" + (", 16 SMs" if engine == "sm" else "")
+    rates = (CHUNK / 1e6 / ms["copy", False], CHUNK / 1e6 / ms["copy", True])
+    return contention_row(engine, (ms["gemm", False], ms["gemm", True]), rates, how)
+
+
+def _copies(torch: Any, repeats: int) -> tuple[list[dict[str, Any]], float, float]:
+    """Copies from pinned memory by size; µs that a copy costs besides its bytes, and GB/s of large ones."""
+    largest, before = COPY_BYTES[-1], COPY_BYTES[-2]
+    source = torch.empty(largest, dtype=torch.uint8).pin_memory()
+    target = torch.empty(largest, device="cuda", dtype=torch.uint8)
+    works = {size: partial(target[:size].copy_, source[:size], non_blocking=True) for size in COPY_BYTES}
+    times = interleaved(torch, works, 3 * repeats)
+    rate = (largest - before) / (times[largest] - times[before]) / 1e6
+    rows = []
+    for size in COPY_BYTES:
+        us, moving = 1e3 * times[size], size / rate / 1e3
+        rows.append({"bytes": size, "us": round(us, 3), "overhead_pct": round(100 * (1 - moving / us), 2)})
+    return rows, round(1e3 * times[COPY_BYTES[0]], 3), round(rate, 3)

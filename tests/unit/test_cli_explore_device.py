@@ -1,0 +1,141 @@
+"""What `weft explore --device cuda` measures, with a clock and streams that stand in for the GPU's."""
+
+from __future__ import annotations
+
+import sys
+import time
+import types
+from contextlib import nullcontext
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from weft.errors import UnavailableError, UsageError  # noqa: E402
+from weft.ops import characterize_device as device  # noqa: E402
+from weft.ops import explore_device  # noqa: E402
+from weft.ops.simulate import ENGINES, Case  # noqa: E402
+from weft.policy import SCHEDULES  # noqa: E402
+
+
+class Event:
+    def __init__(self, enable_timing=False):
+        self.at = 0.0
+
+    def record(self, stream=None):
+        self.at = time.perf_counter()
+
+    def synchronize(self):
+        pass
+
+    def elapsed_time(self, other):
+        return max(1e-6, 1e3 * (other.at - self.at))
+
+
+class Stream:
+    def wait_event(self, event):
+        pass
+
+    wait_stream = wait_event
+
+
+class Graph:
+    def replay(self):
+        self.work()
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """PyTorch whose GPU is this CPU."""
+    fake = types.ModuleType("torch")
+    fake.__dict__.update(
+        {name: getattr(torch, name) for name in ("mm", "bfloat16", "float16", "float32", "uint8")}
+    )
+    for name in ("randn", "empty", "zeros"):
+        fake.__dict__[name] = lambda *size, device=None, name=name, **more: getattr(torch, name)(
+            *size, **more
+        )
+    fake.empty_like = torch.empty_like
+    fake.cuda = types.SimpleNamespace(
+        is_available=lambda: True,
+        get_device_name=lambda *_: "NVIDIA H200",
+        Event=Event,
+        Stream=Stream,
+        stream=lambda _: nullcontext(),
+        current_stream=Stream,
+        synchronize=lambda: None,
+        _sleep=lambda _: None,
+    )
+    copies = types.ModuleType("weft.comm.copy_kernel")
+    copies.launch_copy = lambda source, target, stream: target.copy_(source)
+    monkeypatch.setitem(sys.modules, "weft.comm.copy_kernel", copies)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: self)
+    monkeypatch.setattr(device, "torch_with_gpu", lambda: fake)
+    monkeypatch.setattr(device, "_graph", lambda _, work: work)
+    monkeypatch.setattr(device, "PRODUCT", 64)
+    monkeypatch.setattr(device, "CHUNK", 1 << 16)
+    return fake
+
+
+def test_every_loss_is_measured_and_set_beside_the_model(gpu):
+    document = device.measured([(128, 64, 128)], "fp32", repeats=2)
+    assert document["simulated"] is False
+    assert document["gpu"] == "NVIDIA H200"
+    rows = document["decomposition"]
+    assert [(row["axis"], row["ways"]) for row in rows] == [("M", 8), ("M", 64), ("K", 8), ("K", 64)]
+    for row in rows:
+        assert row["ms"] > 0
+        assert "simulated_loss_pct" in row
+    assert [row["engine"] for row in document["contention"]] == ["dma", "sm"]
+    assert all(row["gemm_beside_ms"] > 0 and row["copy_beside_gb_s"] > 0 for row in document["contention"])
+    assert len(document["copies"]) == len(device.COPY_BYTES)
+
+
+def test_the_pieces_of_a_product_make_up_the_product(gpu, monkeypatch):
+    made = []
+    monkeypatch.setattr(
+        device,
+        "interleaved",
+        lambda _, works, __: [work() for work in works.values()] and dict.fromkeys(works, 1.0),
+    )
+    keep = gpu.empty
+    gpu.empty = lambda *size, **more: made.append(keep(*size, **more)) or made[-1]
+    operands = []
+    gpu.randn = lambda *size, **more: operands.append(torch.randn(*size)) or operands[-1]
+    device._cuts(gpu, (128, 32, 128), torch.float32, 1)
+    torch.testing.assert_close(made[0], operands[0] @ operands[1], rtol=1e-4, atol=1e-3)
+
+
+def test_a_gpu_that_the_model_does_not_know_stands_alone(gpu):
+    gpu.cuda.get_device_name = lambda *_: "Some GPU"
+    document = device.measured([(64, 64, 64)], "fp32", repeats=1)
+    assert all("simulated_loss_pct" not in row for row in document["decomposition"])
+
+
+def test_without_a_gpu_the_fix_is_named(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(UnavailableError, match="use --device sim:NAME"):
+        device.torch_with_gpu()
+
+
+def test_the_document_of_measured_schedules_keeps_the_contract():
+    case = Case(operation="all_gather_matmul", m=8192, n=8192, k=8192, ranks=8, gpu="h200", topology="host")
+    found = {(name, engine): 3.0 for name in SCHEDULES for engine in ENGINES}
+    found |= {("serial", "dma"): 4.0, ("serial", "sm"): 4.2, ("hetero-fused-1d", "dma"): 2.5}
+    del found["uniform-fused-2d", "dma"], found["uniform-fused-2d", "sm"]
+    times = {**found, "product": 1.5, "transfer": 2.4}
+    document = explore_device._document(case, "NVIDIA H200", times, found, {"uniform-fused-2d dma": "no"})
+    assert (document["best"], document["best_engine"]) == ("hetero-fused-1d", "dma")
+    rows = {row["name"]: row for row in document["schedules"]}
+    assert "uniform-fused-2d" not in rows
+    assert rows["serial"]["ms"] == 4.0
+    assert rows["hetero-fused-1d"]["speedup_vs_serial"] == pytest.approx(1.6)
+    assert rows["hetero-fused-1d"]["fraction_of_ideal"] == pytest.approx(1.5 / 1.6)
+    assert document["bound"] == pytest.approx(4.0 / 2.4)
+    assert document["picked"] in SCHEDULES
+
+
+def test_peers_that_host_memory_cannot_hold_are_refused(gpu, monkeypatch):
+    monkeypatch.setattr(explore_device, "torch_with_gpu", lambda: gpu)
+    with pytest.raises(UsageError, match="GiB of pinned host memory"):
+        explore_device.measure("all_gather_matmul", 1 << 20, 64, 1 << 15, 8, "bf16")
