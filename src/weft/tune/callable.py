@@ -290,6 +290,7 @@ class _Stage:
             problem = str(error)
         problems = [text for text in self.team.gather(problem) if text]
         if problems:  # all ranks must run the callable, or none: it may hold collectives
+            self.applied = None
             raise UnavailableError(problems[0])
         if changed:
             self._run(1)  # kernels load anew when they are launched another way

@@ -14,7 +14,7 @@ NOISE_FLOOR = 0.002
 CLIP = 2.0  # standard deviations: what lies further out counts as this in the noise,
 CLIPPED = 0.9205  # the variance that this leaves of a normal distribution
 SURE = 16  # degrees of freedom at which the noise is known well enough
-PASSES = 6
+PASSES = 4
 STEADY = 6  # degrees of freedom from which a median deviation can be had
 NORMAL_MAD = 1.4826
 HICCUP = 3.5  # standard deviations: further out it is a hiccup of the machine, and left out
@@ -49,19 +49,26 @@ def fit(rounds: Sequence[Round], members: Sequence[int], known: Noise) -> tuple[
     """
     held = [found for found in rounds if any(i in found for i in members)]
     x = np.array([[found.get(i, math.nan) for found in held] for i in members]).reshape(len(members), -1)
-    counts = np.sum(~np.isnan(x), axis=1)
-    level = np.nanmedian(x, axis=1)
-    for _ in range(PASSES):
-        ground = np.nanmedian(x - level[:, None], axis=0)
-        level = np.nanmean(x - ground, axis=1)
-    rest = x - ground - level[:, None]
-    noise = _noise(rest, known)
-    # Now without what is far from the member's own middle.
-    clean = x - ground
-    middle = np.sort(clean, axis=1)[np.arange(len(members)), (counts - 1) // 2]
+    last = np.arange(len(members)), (np.sum(~np.isnan(x), axis=1) - 1) // 2
     part = math.sqrt(max(len(members) - 1, 1) / len(members))
-    clean[np.abs(clean - middle[:, None]) > HICCUP * noise.sigma * part] = math.nan
-    return np.nanmean(clean, axis=1), np.sum(~np.isnan(clean), axis=1), noise
+    whole = x[:, ~np.isnan(x).any(axis=0)]  # rounds in which all took part: a level to begin with
+    level = np.median(whole - np.median(whole, axis=0), axis=1) if whole.size else _median(x, 1)
+    noise = known
+    for number in range(PASSES):
+        clean = x - _median(x - level[:, None], 0)
+        rest = clean - level[:, None]
+        if number:  # what is far from the member's own middle says nothing about it
+            middle = np.sort(clean, axis=1)[last]
+            clean[np.abs(clean - middle[:, None]) > HICCUP * noise.sigma * part] = math.nan
+        level = np.nanmean(clean, axis=1)
+        noise = _noise(rest, known)
+    return level, np.sum(~np.isnan(clean), axis=1), noise
+
+
+def _median(x: Array, axis: int) -> Array:
+    """Without what is missing; many times faster where nothing is."""
+    found: Array = np.nanmedian(x, axis=axis) if np.isnan(x).any() else np.median(x, axis=axis)
+    return found
 
 
 def _noise(rest: Array, known: Noise) -> Noise:

@@ -1,0 +1,153 @@
+"""The race's bar: the best of 40 candidates under 5% noise, at most a third of a full grid (benchmarks/race.py has more)."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from weft.errors import UsageError, WeftError
+from weft.tune.race import most_measurements, race
+from weft.tune.scores import Noise, fit
+
+COUNT, NOISE = 40, 0.05
+
+
+def machine(seed, gap, spread, draw=None):
+    """One candidate is `gap` ahead of the rest, which is spread over `spread`; at a random place."""
+    rng = np.random.default_rng(seed)
+    times = rng.permutation(np.append(1.0, (1 + gap) * (1 + spread * rng.random(COUNT - 1))))
+    drawn = iter((draw or (lambda r, n: NOISE * r.standard_normal(n)))(rng, 20_000).tolist())
+    return times, lambda candidate: float(times[candidate] * np.exp(next(drawn)))
+
+
+def grid_finds(repeats, gap, spread, trials=300):
+    """How often measuring each candidate so many times finds the best."""
+    found = 0
+    for seed in range(trials):
+        times, _ = machine(10**6 + seed, gap, spread)
+        rng = np.random.default_rng([seed, 7])
+        found += np.argmin(np.log(times) + NOISE / repeats**0.5 * rng.standard_normal(COUNT)) == np.argmin(
+            times
+        )
+    return found / trials
+
+
+@pytest.mark.parametrize(("gap", "spread", "repeats"), [(0.03, 0.3, 14), (0.05, 0.5, 7)])
+def test_the_best_of_forty_at_a_third_of_the_grid(gap, spread, repeats):
+    assert grid_finds(repeats - 3, gap, spread) < 0.97  # the grid is not larger than it has to be
+    wins = 0
+    for seed in range(100):
+        times, measure = machine(seed, gap, spread)
+        result = race(range(COUNT), measure, rounds=repeats, confirm=0, seed=seed)
+        wins += result.chosen == int(np.argmin(times))
+        assert result.measurements <= COUNT * repeats / 3 + 1
+    assert wins >= 95
+
+
+def test_outliers_do_not_decide():
+    def draw(rng, count):
+        slow = np.log(rng.uniform(1.2, 2.0, count)) * (rng.random(count) < 0.05)
+        return NOISE * rng.standard_normal(count) + slow
+
+    wins = 0
+    for seed in range(40):
+        times, measure = machine(seed, 0.04, 0.3, draw)
+        wins += race(range(COUNT), measure, rounds=30, confirm=0, seed=seed).chosen == int(np.argmin(times))
+    assert wins >= 36
+
+
+def test_a_quiet_race_ends_early_also_where_many_are_equal():
+    rng = np.random.default_rng(1)
+    result = race(
+        range(12),
+        lambda c: (1.0 + 0.1 * (c % 3)) * np.exp(0.001 * rng.standard_normal()),
+        rounds=20,
+        confirm=0,
+    )
+    assert result.chosen % 3 == 0
+    assert result.measurements <= 12 * 8
+
+
+def test_more_rounds_for_those_that_are_close():
+    rng = np.random.default_rng(3)
+    times = [1.0, 1.02, *([1.4] * 38)]
+    result = race(range(40), lambda c: times[c] * np.exp(0.05 * rng.standard_normal()), rounds=20, confirm=0)
+    assert len(result.entries[0].samples) > 20
+    assert max(len(entry.samples) for entry in result.entries[2:]) < 10
+
+
+@pytest.mark.parametrize(
+    ("count", "rounds", "most"), [(40, 9, 120), (12, 7, 84), (3, 9, 27), (20, 7, 84), (40, 1, 40), (1, 5, 5)]
+)
+def test_what_a_race_takes_at_most(count, rounds, most):
+    assert most_measurements(count, rounds) == most
+    calls = []
+    race(range(count), lambda c: calls.append(c) or 1.0, rounds=rounds, confirm=0, tie=0.0)
+    assert len(calls) <= most
+
+
+def test_a_steady_drift_cancels():
+    """Each measurement is 1% slower than the one before: in a fixed order the second would never win."""
+    for seed in range(10):
+        ticks = iter(range(10**6))
+        times = {"slow": 1.01, "fast": 1.0}
+        result = race(
+            list(times),
+            lambda c, t=times, n=ticks: t[c] * 1.01 ** next(n),
+            rounds=16,
+            min_rounds=16,
+            confirm=0,
+            seed=seed,
+        )
+        assert result.chosen == 1
+
+
+def test_a_time_that_is_none_is_a_failure():
+    result = race(["nan", "fine"], lambda c: float("nan") if c == "nan" else 1.0)
+    assert result.entries[0].failed
+    assert "not a time" in result.entries[0].problem
+    assert result.chosen == 1
+
+
+def test_confirmation_goes_on_while_it_is_open():
+    rng = np.random.default_rng(0)
+    times = [1.0, 0.97]
+    result = race(
+        [0, 1],
+        lambda c: times[c] * np.exp(0.04 * rng.standard_normal()),
+        baselines=(0,),
+        rounds=200,
+        confirm=5,
+    )
+    assert result.chosen == 1
+    assert 5 <= len(result.entries[1].again) <= 20
+
+
+def test_many_ways_to_fail_leave_a_result():
+    def measure(candidate):
+        if candidate % 2:
+            raise WeftError("no")
+        return 1.0
+
+    result = race(range(40), measure, baselines=(0, 1))
+    assert result.chosen % 2 == 0
+    assert sum(entry.failed for entry in result.entries) == 20
+    with pytest.raises(UsageError):
+        race([], measure)
+
+
+def test_levels_are_those_of_candidates_not_of_rounds():
+    rounds = [{0: 0.0, 1: 0.1, 2: 0.2}, {0: 1.0, 1: 1.1}, {1: 5.1, 2: 5.2}]
+    level, counts, _ = fit(rounds, [0, 1, 2], Noise())
+    assert level - level[0] == pytest.approx([0.0, 0.1, 0.2], abs=0.002)
+    assert counts.tolist() == [2, 3, 2]
+
+
+def test_the_noise_is_found_also_beside_outliers():
+    rng = np.random.default_rng(5)
+    values = 0.05 * rng.standard_normal((30, 12))
+    values[rng.random((30, 12)) < 0.05] += 0.5
+    rounds = [dict(enumerate(column)) for column in values.T]
+    _, _, noise = fit(rounds, range(30), Noise())
+    assert 0.045 < noise.sigma < 0.065
+    assert noise.outliers
