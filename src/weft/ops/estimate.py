@@ -141,7 +141,7 @@ class _Lanes:
 
     def serial(self) -> float:
         case = self.case
-        whole = product(case, case.m, case.n, case.k).seconds
+        whole = product(case, case.rows, case.n, case.k).seconds
         if self.sm:
             return ISSUE_S + collective_s(case) + whole + self.event_s
         moved = self._by_itself(self.shard) + self.event_s
@@ -197,7 +197,7 @@ class _Lanes:
             piece = float(self.rows * (width * self.size + ROW_BYTES))
             whole, first = self._exchange(piece)
             busy = piece * self.peers / whole
-            shape = (case.m, width, k) if self.scatter else (case.m, n, width)
+            shape = (case.rows, width, k) if self.scatter else (case.rows, n, width)
             one = self._kernel(shape, busy, accumulate=not self.scatter)
         else:
             count = min(ranks, self.rows)

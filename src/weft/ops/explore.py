@@ -55,7 +55,7 @@ class Exploration:
 
     @property
     def product_s(self) -> float:
-        return product(self.case, self.case.m, self.case.n, self.case.k).seconds
+        return product(self.case, self.case.rows, self.case.n, self.case.k).seconds
 
     @property
     def ideal_s(self) -> float:

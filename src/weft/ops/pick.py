@@ -95,7 +95,7 @@ def estimates(case: Case, engines: tuple[str, ...] = ENGINES) -> list[Estimate]:
 
 def why(case: Case, best: Estimate, serial: Estimate) -> str:
     """One sentence."""
-    whole = product(case, case.m, case.n, case.k)
+    whole = product(case, case.rows, case.n, case.k)
     moved = case.shard_bytes * (case.ranks - 1)
     share = collective_s(case) / max(whole.seconds, 1e-12)
     flops = 2.0 * case.m * case.n * case.k / max(moved, 1)
@@ -117,7 +117,7 @@ def _reason(case: Case, best: Estimate, serial: Estimate) -> str:
     gain = f"{serial.seconds / best.seconds:.2f}x of serial's speed is expected"
     if best.schedule == "serial":
         piece = product(case, rows, case.n, case.k)
-        loss = 100 * (case.ranks * piece.seconds / product(case, case.m, case.n, case.k).seconds - 1)
+        loss = 100 * (case.ranks * piece.seconds / product(case, case.rows, case.n, case.k).seconds - 1)
         return (
             f"cutting it {case.ranks} ways hides less than it costs: the pieces take {loss:+.0f}% "
             f"({piece.waves} tiles for each of {sms} SMs), and every copy has its start"

@@ -81,6 +81,13 @@ class Case:
         return Problem(m=self.m, n=self.n, k=self.k, ranks=self.ranks, itemsize=DTYPE_BYTES[self.dtype])
 
     @property
+    def rows(self) -> int:
+        """Rows of the product of rank 0, which in an all-to-all has the most."""
+        if self.operation == "all_to_all_matmul":
+            return -(-self.m // self.ranks) * self.ranks
+        return self.m
+
+    @property
     def shard_bytes(self) -> int:
         """Bytes that each rank takes from each other."""
         columns = self.n if self.operation == "matmul_reduce_scatter" else self.k
@@ -270,9 +277,9 @@ def product_beside(case: Case, m: int, n: int, k: int, *, parts: int = 1, accumu
 
 def _library(case: Case) -> list[Task]:
     """The collective of the vendor's library and the product, one after the other."""
-    whole = product(case, case.m, case.n, case.k)
+    whole = product(case, case.rows, case.n, case.k)
     compute = Task(
-        name=f"matmul {case.m}x{case.n}x{case.k}",
+        name=f"matmul {case.rows}x{case.n}x{case.k}",
         rank=0,
         issue_s=ISSUE_S,
         alone_s=whole.compute_s,
@@ -314,7 +321,7 @@ def _loads(topology: str, ranks: int, gpu: str) -> tuple[float, float]:
 
 def _losses(result: Result) -> Losses:
     case, flowed = result.case, result.flowed
-    whole = product(case, case.m, case.n, case.k).seconds
+    whole = product(case, case.rows, case.n, case.k).seconds
     memory = case.costs.profile.figures.memory_tb_s * 1e12
     alone = staged = busy = 0.0
     for i, task in enumerate(result.tasks):
