@@ -17,7 +17,7 @@ PROGRAM = Path(__file__).parent / "programs" / "ops_ranks.py"
 def ranks(count: int, folder: Path, *checks: str, timeout_s: float = 60.0) -> None:
     done = subprocess.run(
         [sys.executable, str(PROGRAM), str(count), str(folder), str(timeout_s), *checks],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "WEFT_STORE": str(folder / "verdicts.sqlite")},
         capture_output=True,
         text=True,
         timeout=240,
@@ -27,14 +27,19 @@ def ranks(count: int, folder: Path, *checks: str, timeout_s: float = 60.0) -> No
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("count", [2, 3, 4, 8])
-def test_every_schedule_equals_the_serial_reference(count, tmp_path):
-    ranks(count, tmp_path, "every_schedule", "uneven_blocks", "again_and_again")
-
-
-@pytest.mark.timeout(300)
-def test_ranks_that_disagree_learn_from_whom(tmp_path):
-    ranks(3, tmp_path, "disagreements")
+@pytest.mark.parametrize(
+    ("count", "more"),
+    [
+        (2, ["again_and_again", "tuned", "compiled"]),
+        (3, ["again_and_again", "layers", "disagreements"]),
+        (4, []),
+        (8, []),
+    ],
+    ids=["2", "3", "4", "8"],
+)
+def test_every_schedule_equals_the_serial_reference(count, more, tmp_path):
+    """And, in the same processes: many calls, a stored verdict, torch.compile, layers, ranks that disagree."""
+    ranks(count, tmp_path, "every_schedule", "uneven_blocks", *more)
 
 
 @pytest.mark.timeout(300)

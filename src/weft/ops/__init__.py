@@ -18,6 +18,8 @@ _HOMES = {
     "SequenceColumnwise": "weft.ops.layers",
     "SequenceRowwise": "weft.ops.layers",
     "HostPeers": "weft.comm.dma",
+    "Tuned": "weft.ops.live",
+    "tune": "weft.ops.live",
 }
 
 __all__ = [
@@ -26,9 +28,11 @@ __all__ = [
     "RowParallelLinear",
     "SequenceColumnwise",
     "SequenceRowwise",
+    "Tuned",
     "all_gather_matmul",
     "all_to_all_matmul",
     "matmul_reduce_scatter",
+    "tune",
 ]
 
 if TYPE_CHECKING:
@@ -40,6 +44,7 @@ if TYPE_CHECKING:
         SequenceColumnwise,
         SequenceRowwise,
     )
+    from weft.ops.live import Tuned, tune
 
 
 def __getattr__(name: str) -> Any:

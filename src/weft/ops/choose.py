@@ -1,10 +1,16 @@
-"""Which schedule and which engine an operation uses: what was asked for, else what the shape suggests."""
+"""Which schedule and engine an operation uses: what was asked for, what was measured, what the shape says.
+
+In this order: the call's own `schedule` and `engine`, or its policy's; a verdict in the store, measured on
+this kind of machine (`weft.ops.tune`); the pick from the sizes alone. Rank 0's choice holds for all.
+"""
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from weft.errors import UsageError
+from weft.comm.dma import HostPeers
+from weft.errors import UsageError, WeftError
 from weft.ops.steps import Problem
 from weft.policy import ENGINES, SCHEDULES
 
@@ -12,7 +18,9 @@ if TYPE_CHECKING:
     from weft.ops.plan import Call
     from weft.ops.teams import Team
 
-SMALL_FLOPS = 2e9  # a product below this takes microseconds: cutting it costs more than it hides
+SMALL_FLOPS = 2e9  # on a CPU: cutting a smaller product costs more than it hides
+DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+_SAID: set[str] = set()
 
 
 class Choice(NamedTuple):
@@ -29,17 +37,70 @@ def choose(call: Call, problem: Problem, x: Any, team: Team) -> Choice:
         raise UsageError(f"engine {call.engine!r} is not known; use one of {', '.join(ENGINES)}")
     if call.pieces is not None and call.pieces < 1:
         raise UsageError(f"pieces {call.pieces!r} is not possible; use a whole number from 1")
-    engine = call.engine or _engine(x, team)
-    return Choice(call.schedule or _schedule(call.operation, problem), engine, call.pieces)
+    if call.schedule is not None and call.engine is not None:
+        return Choice(call.schedule, call.engine, call.pieces)
+    found = _found(call, problem, x, team)
+    return Choice(call.schedule or found.schedule, call.engine or found.engine, call.pieces or found.pieces)
 
 
-def _engine(x: Any, team: Team) -> str:
-    if x.device.type != "cuda" or team.size == 1:
-        return "sm"
-    return "dma"
+def _found(call: Call, problem: Problem, x: Any, team: Team) -> Choice:
+    if problem.ranks == 1:
+        return Choice("serial", "sm", None)
+    measured = _stored(call.operation, problem, x, team)
+    if measured is not None:
+        return measured
+    if x.device.type != "cuda":
+        small = 2 * problem.m * problem.n * problem.k < SMALL_FLOPS
+        return Choice("serial" if small else "hetero-fused-1d", "sm", None)
+    return _picked(call, problem, x, team)
 
 
-def _schedule(operation: str, problem: Problem) -> str:
-    if problem.ranks == 1 or 2 * problem.m * problem.n * problem.k < SMALL_FLOPS:
-        return "serial"
-    return "hetero-fused-1d"
+def workload(operation: str, problem: Problem, dtype: Any, group: Any) -> str:
+    """The name under which a verdict on an operation is stored."""
+    where = "host peers" if isinstance(group, HostPeers) else "ranks"
+    kind = str(dtype).removeprefix("torch.")
+    return f"weft.ops {operation} {problem.m}x{problem.n}x{problem.k} {kind} {problem.ranks} {where}"
+
+
+def _stored(operation: str, problem: Problem, x: Any, team: Team) -> Choice | None:
+    """A measured verdict. A store that cannot be read costs nothing but a word."""
+    from weft.tune.store import Store, here
+
+    try:
+        entry = Store().get(here(workload(operation, problem, x.dtype, team.group)))
+    except WeftError as error:
+        _say_once(f"weft.ops: no stored verdicts: {error}")
+        return None
+    if entry is None or entry.stale or entry.policy.schedule is None:
+        return None
+    pieces = entry.verdict.get("pieces")
+    return Choice(entry.policy.schedule, entry.policy.engine, pieces if isinstance(pieces, int) else None)
+
+
+def _picked(call: Call, problem: Problem, x: Any, team: Team) -> Choice:
+    from weft.ops.pick import pick
+
+    topology = "host" if isinstance(team.group, HostPeers) else ""
+    engines = (call.engine,) if call.engine else ("dma", "sm")
+    sizes = (problem.m, problem.n, problem.k, problem.ranks)
+    kind = DTYPES[str(x.dtype).removeprefix("torch.")]
+    found = pick(call.operation, *sizes, kind, _profile_name(x.device), topology, engines=engines)
+    return Choice(found.schedule, found.engine, None)
+
+
+def _profile_name(device: Any) -> str:
+    import torch
+
+    from weft.sim.profile import by_title
+
+    try:
+        return by_title(torch.cuda.get_device_name(device)).name
+    except WeftError as error:
+        _say_once(f"weft.ops: {error}; schedules are picked as for an h100")
+        return "h100"
+
+
+def _say_once(text: str) -> None:
+    if text not in _SAID:
+        _SAID.add(text)
+        warnings.warn(text, RuntimeWarning, stacklevel=2)

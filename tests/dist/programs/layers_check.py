@@ -76,7 +76,7 @@ def check_compiled(rank, ranks, close):
     """The same values and gradients under torch.compile, with no graph break."""
     torch._dynamo.config.cache_size_limit = 64
     for operation in (all_gather_matmul, matmul_reduce_scatter, all_to_all_matmul):
-        for group in (None, dist.group.WORLD):
+        for group in (None, dist.group.WORLD) if operation is all_gather_matmul else (None,):
 
             def layer(x, w, operation=operation, group=group):
                 return operation(torch.sin(x), w, group, schedule="hetero-fused-1d").relu()
