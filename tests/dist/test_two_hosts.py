@@ -1,0 +1,112 @@
+"""Two hosts, each a network namespace of its own, joined by a cable: torchrun's rendezvous, the job tuned live.
+
+Needs `unshare`, `nsenter` and `ip`, and a kernel that lets this user make namespaces; skips otherwise.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+HERE = Path(__file__).parent
+ADDRESSES = ("10.234.77.1", "10.234.77.2")
+
+# The first argument is the folder; HOST0 and HOST1 are the commands of the two hosts.
+NETWORK = f"""
+set -eu
+ip link set lo up
+unshare --net -- sleep 600 &
+other=$!
+trap 'kill $other 2>/dev/null || true' EXIT
+for _ in $(seq 100); do
+  [ "$(readlink /proc/$other/ns/net)" != "$(readlink /proc/self/ns/net)" ] && break
+  sleep 0.05
+done
+there="nsenter --net=/proc/$other/ns/net --"
+ip link add weft0 type veth peer name weft1 netns $other
+ip addr add {ADDRESSES[0]}/24 dev weft0
+ip link set weft0 up
+$there ip link set lo up
+$there ip addr add {ADDRESSES[1]}/24 dev weft1
+$there ip link set weft1 up
+echo "cable is up" >&2
+sh -c "$HOST0" >"$1/host0.log" 2>&1 &
+first=$!
+$there sh -c "$HOST1" >"$1/host1.log" 2>&1 &
+second=$!
+code=0
+wait $first || code=$?
+wait $second || code=$?
+exit $code
+"""
+
+
+def command(host: int, folder: Path) -> str:
+    """What is typed on one host: GLOO_SOCKET_IFNAME is what one sets on a host with several networks."""
+    words = [
+        "env",
+        f"GLOO_SOCKET_IFNAME=weft{host}",
+        f"WEFT_STORE={folder}/store{host}",
+        *(sys.executable, "-m", "weft", "run", "--tune", "--stats", f"{folder}/stats{host}.json", "--"),
+        *(sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"),
+        *("--node-rank", str(host), "--rdzv-backend", "c10d", "--rdzv-id", "weft"),
+        *("--rdzv-endpoint", f"{ADDRESSES[0]}:29417", "--rdzv-conf", f"is_host={int(host == 0)}"),
+        *("--local-addr", ADDRESSES[host]),
+        str(HERE / "live_job.py"),
+    ]
+    return " ".join(words)
+
+
+def namespaces(
+    script: str, folder: Path, env: dict[str, str], timeout: float
+) -> subprocess.CompletedProcess[str]:
+    missing = [tool for tool in ("unshare", "nsenter", "ip") if shutil.which(tool) is None]
+    if missing:
+        pytest.skip(f"needs {', '.join(missing)}")
+    line = ["unshare", "--map-root-user", "--net", "--kill-child", "--fork", "--"]
+    done = subprocess.run(
+        [*line, "bash", "-c", script, "bash", str(folder)],
+        env={**os.environ, **env},
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+    if "cable is up" not in done.stderr:
+        pytest.skip(f"this machine does not allow two network namespaces: {done.stderr.strip()[:200]}")
+    return done
+
+
+@pytest.mark.timeout(300)
+def test_a_job_on_two_hosts_is_tuned_as_one(tmp_path):
+    env = {
+        "HOST0": command(0, tmp_path),
+        "HOST1": command(1, tmp_path),
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]),
+        "WEFT_TUNE_CONTROLS": "live_job:FakeControls",
+        "WEFT_TUNE_DEADLINE_S": "60",
+        "EFFECTS": json.dumps({"ctas16": 0.5}),
+        "STEP_S": "0.04",
+        "STEPS": "110",
+        "RECORD": str(tmp_path),
+    }
+    done = namespaces(NETWORK, tmp_path, env, timeout=280)
+    logs = "\n".join((tmp_path / f"host{host}.log").read_text()[-3000:] for host in (0, 1))
+    assert done.returncode == 0, logs
+    first, second = (json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in (0, 1))
+    assert first["policies"] == second["policies"], "both hosts change policy at the same step"
+    assert len(set(first["policies"])) > 2, "several policies were tried"
+    assert first["end"] == second["end"]
+    assert "ctas16" in first["end"], logs
+    tunings = [json.loads((tmp_path / f"stats{host}.json").read_text())["tuning"] for host in (0, 1)]
+    assert tunings[0]["state"] == "kept", tunings[0]["text"]
+    assert tunings[0]["policy"]["comm"]["max_ctas"] == tunings[1]["policy"]["comm"]["max_ctas"] == 16
