@@ -148,6 +148,17 @@ def test_when_overlap_follows_the_collectives(program):
     assert [r["shared"] > 0 for r in done.results] == [False, False, True, False]
 
 
+def test_launches_beside_a_collective_are_counted_without_shaping_any(program):
+    done = program("""
+        from weft.shim import binding
+        gemm, rccl = kernel("gemm"), kernel("ncclDevKernel_Generic_4")
+        binding.set_policy(None, track=True)
+        launch(gemm); launch(rccl, stream=0x20, grid=24); launch(gemm); hip.fake_finish(); launch(gemm); show()
+    """)
+    assert [r["shared"] for r in done.results] == [0] * 4
+    assert (done.kernel("gemm")["beside"], done.kernel("ncclDevKernel_Generic_4")["ctas"]) == (1, 24)
+
+
 def test_a_refused_launch_is_made_again_as_it_was(program):
     done = program('hip.fake_fail(1); assert launch(kernel("gemm")) == 0; show()', Policy(residency=2))
     assert [r["shared"] for r in done.results] == [0]

@@ -25,17 +25,11 @@ static CUresult make_with(const launch *l, const CUlaunchConfig *c) {
 
 static CUresult make(const launch *l) { return make_with(l, l->config); }
 
-static void note_ctas(const weft_variant *v, const CUlaunchConfig *c) {
-    _Atomic uint32_t *noted = &weft_self->rows[v->row].grid_blocks;
-    uint32_t blocks = c->gridDimX * c->gridDimY * c->gridDimZ;
-    if (UNLIKELY(atomic_load_explicit(noted, memory_order_relaxed) != blocks)) /* spare the cache line */
-        atomic_store_explicit(noted, blocks, memory_order_relaxed);
-}
-
 static void count(weft_variant *v, const launch *l, bool shaped) {
+    const CUlaunchConfig *c = l->config;
     if (v->kind == WEFT_KIND_COMM)
-        note_ctas(v, l->config);
-    if (UNLIKELY(weft_capturing(weft_stream(l->config->hStream, l->per_thread))))
+        weft_note_ctas(v, (uint64_t)c->gridDimX * c->gridDimY * c->gridDimZ);
+    if (UNLIKELY(weft_capturing(weft_stream(c->hStream, l->per_thread))))
         weft_count(WEFT_COUNT_CAPTURED); /* it runs when the graph does */
     else
         weft_count_launch(v, 1, shaped);

@@ -222,6 +222,7 @@ typedef struct {
     const weft_rules *rules;
     weft_variant *v;
     size_t asked, shared; /* dynamic LDS that the program asks for, and that it gets */
+    uint64_t blocks;
     void *stream;
 } decision;
 
@@ -234,8 +235,15 @@ static decision decide(const weft_backend *api, const void *f, uint64_t blocks, 
     if (!d.v)
         return d;
     d.rules = weft_policy_now();
-    if (d.v->kind == WEFT_KIND_COMPUTE && d.rules->shapes)
-        d.shared = weft_shape(api, d.rules, d.v, (unsigned)shared, blocks, weft_comm_in_flight(d.stream, false));
+    d.blocks = blocks;
+    bool track = d.rules->data.flags & WEFT_TRACK;
+    if (d.v->kind != WEFT_KIND_COMPUTE || !(track || d.rules->shapes))
+        return d;
+    bool in_flight = weft_comm_in_flight(d.stream, false);
+    if (track && in_flight)
+        weft_count_beside(d.v);
+    if (d.rules->shapes)
+        d.shared = weft_shape(api, d.rules, d.v, (unsigned)shared, blocks, in_flight);
     return d;
 }
 
@@ -251,6 +259,8 @@ static bool refused(decision *d, int result) {
 static int finished(const decision *d, int result) {
     if (result == 0 && d->v) {
         weft_count_launch(d->v, 1, d->shared != d->asked);
+        if (d->v->kind == WEFT_KIND_COMM)
+            weft_note_ctas(d->v, d->blocks);
         if (d->v->kind == WEFT_KIND_COMM)
             weft_comm_launched(d->api, d->rules, d->stream, false);
     }

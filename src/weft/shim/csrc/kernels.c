@@ -176,6 +176,12 @@ static uint32_t shard_of_this_thread(void) {
     return mine - 1;
 }
 
+void weft_note_ctas(const weft_variant *v, uint64_t blocks) {
+    _Atomic uint32_t *noted = &weft_self->rows[v->row].grid_blocks;
+    if (UNLIKELY(atomic_load_explicit(noted, memory_order_relaxed) != (uint32_t)blocks)) /* spare the cache line */
+        atomic_store_explicit(noted, (uint32_t)blocks, memory_order_relaxed);
+}
+
 void weft_count_beside(const weft_variant *v) {
     atomic_fetch_add_explicit(&weft_self->cells[shard_of_this_thread()][v->row].beside, 1, memory_order_relaxed);
 }

@@ -76,6 +76,7 @@ weft_variant *weft_lookup(const weft_backend *api, void *handle, unsigned thread
 void weft_forget_handles(void); /* a module or context went away: its handles may be used again */
 bool weft_glob(const char *pattern, const char *name);
 void weft_count_launch(weft_variant *v, uint64_t times, bool shaped);
+void weft_note_ctas(const weft_variant *v, uint64_t blocks); /* of a kernel that communicates */
 void weft_count_beside(const weft_variant *v); /* launched while a collective was in flight */
 
 /* --- shape.c: residency --------------------------------------------------------------------------- */
