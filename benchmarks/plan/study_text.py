@@ -199,6 +199,16 @@ def block_zeropp(found: Row) -> str:
     return table(heads, rows) + f"\n\nMean error of the speed-up {mean:.1f}%, largest {most:.1f}%."
 
 
+def block_accuracy(found: Row) -> str:
+    """The error on published runs, by source."""
+    heads = ["source", "held-out runs", "mean error", "90th percentile", "largest"]
+    rows = [
+        [name, str(row["runs"]), *(f"{row[key]:.1f}%" for key in ("mean_pct", "p90_pct", "max_pct"))]
+        for name, row in found["accuracy"].items()
+    ]
+    return table(heads, rows)
+
+
 def block_findings(found: Row) -> str:
     """The answers, with their numbers."""
     said = [_about_scale(found), _about_strong(found), _about_stages(found), *_about_compression(found)]

@@ -14,7 +14,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from weft.errors import InputError, UsageError
@@ -91,21 +91,25 @@ class Place:
         return ((self.pp * job.dp + self.dp) * job.cp + self.cp) * job.tp + self.tp
 
 
-def members(name: str, size: int, near: int, place: Place, job: Job) -> tuple[int, ...]:
-    """The ranks of a rank's group of that size; `near` of them share a node."""
-    if name == "tp":
+def members(one: Collective, place: Place, job: Job) -> tuple[int, ...]:
+    """The ranks of a rank's group: evenly over the GPUs that the group spans."""
+    if one.name == "tp":
         return tuple(Place(t, place.cp, place.dp, place.pp).rank(job) for t in range(job.tp))
-    inner = job.tp if name != "ep" or job.expert_tp > 1 else 1
-    here = place.rank(job)
-    first = place.pp * job.tp * job.cp * job.dp
-    line = [first + (here - first) % inner + i * inner for i in range(job.tp * job.cp * job.dp // inner)]
-    at = line.index(here)
-    if near == 1 and size < len(line) and name != "ep":
-        # One rank of each node, a node's ranks apart.
-        step = max(1, len(line) // size)
-        return tuple(line[at % step :: step][:size])
-    begin = at // size * size
-    return tuple(line[begin : begin + size])
+    if _ties_embeddings(one, job):
+        return tuple(replace(place, pp=stage).rank(job) for stage in (0, job.pp - 1))
+    inner = job.tp if one.name != "ep" or job.expert_tp > 1 else 1
+    first, here = place.pp * job.tp * job.cp * job.dp, place.rank(job)
+    line = range(first + (here - first) % inner, first + job.tp * job.cp * job.dp, inner)
+    at, size = line.index(here), one.group.ranks
+    block = min(len(line), max(size, one.group.span // inner))
+    step = block // size
+    begin = at // block * block
+    return tuple(line[begin + (at - begin) % step : begin + block : step])
+
+
+def _ties_embeddings(one: Collective, job: Job) -> bool:
+    """Whether it adds up the gradients of an embedding that the first and the last stage share."""
+    return one.name == "grads" and job.pp > 1 and one.group.ranks == 2 and one.group.span == job.gpus
 
 
 @dataclass
@@ -151,7 +155,7 @@ class _Rank:
         if one.kind == "p2p":
             where += self._ring(one, times, label)
             return
-        ranks = members(one.name, one.group.ranks, one.group.per_domain, self.place, self.job)
+        ranks = members(one, self.place, self.job)
         size = one.bytes * times / (len(ranks) if one.kind == "all_gather" else 1)
         where.append(
             self.add(
@@ -188,6 +192,8 @@ def rank_nodes(job: Job, found: Prediction, rank: int, groups: Groups, pieces: i
     build = _Rank(job, found, Place.of(rank, job), groups, pieces)
     once = [c for c in found.collectives if c.name in ("grads", "params") and not _every_pass(job, c)]
     inside = [c for c in found.collectives if c not in once and c.name != "pp"]
+    if 0 < build.place.pp < job.pp - 1:
+        once = [c for c in once if not _ties_embeddings(c, job)]
     for one in once:
         if one.name == "params":
             build.communicate(one, one.count, "gather")
