@@ -42,13 +42,17 @@ def cards(document: Document) -> list[Card]:
         change = 100 * (best / base - 1)
         return f"best is {abs(change):.1f}% {'less' if change < 0 else 'more'}"
 
-    return [
+    found = [
         Card("Best", words.milliseconds(best), words.policy_name(document.get("policy")), "good"),
         Card("Overlap, no control", words.milliseconds(plain), against(plain)),
         Card("Sequential", words.milliseconds(sequential), against(sequential)),
         Card("Ideal", words.milliseconds(number(document, "ideal_ms"))),
         Card("Fraction of ideal", words.ratio(fraction), "of the possible gain"),
     ]
+    if ruled_out := number(document, "ranked_out"):
+        raced = len(records(document, "candidates"))
+        found.append(Card("Candidates", f"{raced}", f"{ruled_out:.0f} more ruled out by simulation"))
+    return found
 
 
 def candidate_chart(document: Document) -> Chart:
