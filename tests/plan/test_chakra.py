@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from weft.errors import InputError, UsageError
 from weft.plan import Job, predict
 from weft.plan.chakra import COLLECTIVE, COMP, RECV, SEND, Node, encode, varint
-from weft.plan.execution_trace import Groups, Place, order, pieces_for, rank_nodes, write
+from weft.plan.execution_trace import Groups, Place, members, order, pieces_for, rank_nodes, write
 
 # --- an independent decoder: what the bytes say, field by field ------------------------------------------------
 
@@ -327,3 +327,36 @@ def test_too_many_nodes_are_refused_with_a_way_out():
     job = Job(model="llama3-8b", gpu="h100", gpus=16384, tp=1, pp=4, global_batch=4096 * 256)
     with pytest.raises(UsageError, match="smaller --global-batch"):
         pieces_for(job, predict(job, check_memory=False))
+
+
+def test_a_stage_runs_ahead_by_the_stages_after_it():
+    job = Job(gpu="h100", **{**JOBS["gpipe"], "schedule": "1f1b"})
+    for stage in range(job.pp):
+        slots = order(job, stage)
+        first_backward = next(i for i, slot in enumerate(slots) if not slot.forward)
+        assert first_backward == min(job.micro_batches, job.pp - stage)
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_groups_are_as_large_as_predicted_and_split_the_ranks(name):
+    job, found, _, _ = made(name)
+    for one in found.collectives:
+        if one.kind == "p2p":
+            continue
+        seen = set()
+        for rank in range(job.gpus):
+            place = Place.of(rank, job)
+            if one.group.span == job.gpus and job.pp > 1 and place.pp not in (0, job.pp - 1):
+                continue
+            ranks = members(one, place, job)
+            assert rank in ranks
+            assert len(ranks) == one.group.ranks
+            assert all(members(one, Place.of(other, job), job) == ranks for other in ranks)
+            seen.add(ranks)
+        assert sum(map(len, seen)) == len({rank for ranks in seen for rank in ranks})
+
+
+def test_ranks_of_different_nodes_meet_one_of_each():
+    job, found, _, _ = made("zero++")
+    (across,) = [c for c in found.collectives if c.group.per_domain == 1 and c.group.ranks == 2]
+    assert members(across, Place.of(3, job), job) == (3, 11)
