@@ -103,6 +103,7 @@ def test_ghost_ranks_are_routed_between_limits_and_back(nccl_program):
         routes.route(limit)
         step()
     found = routes.communicators()
+    assert [call.routed for call in routes.calls()] == [False, True, True, False, True]
     show([n.ctas(), [[c.key == found[0].key, c.rank, c.size, c.max_ctas, c.collectives, c.routed_to, c.prepared, c.why_not, c.bytes] for c in found]])
     """,
         statistics=statistics,

@@ -115,6 +115,7 @@ def route(ctas: int | None) -> None:
     """From the next collective on, use the siblings with this limit; None: the program's own communicators.
 
     Takes effect between groups, never inside one. Point-to-point calls and captured calls are not routed.
+    The first collective on a sibling connects it and takes longer.
     """
     if ctas is not None:
         _check(ctas)
@@ -131,7 +132,10 @@ def release() -> None:
 
 
 def calls() -> list[Call]:
-    """The latest collective calls, oldest first (up to 4096)."""
+    """The latest collective calls, oldest first (up to 4096).
+
+    Where several ranks of a communicator live in this process, those of the first.
+    """
     return [
         Call(
             number=found.number,

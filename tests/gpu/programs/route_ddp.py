@@ -51,7 +51,8 @@ def main() -> None:
             losses.append(loss.item())
             times.append(time.monotonic() - started)
         ctas = [ctas for name, (count, ctas) in launches().items() if count > before.get(name, (0, 0))[0]]
-        phases.append({"limit": limit, "step_ms": 1e3 * statistics.median(times[2:]), "ctas": ctas})
+        step_ms = 1e3 * statistics.median(times[2:])
+        phases.append({"limit": limit, "first_ms": 1e3 * times[0], "step_ms": step_ms, "ctas": ctas})
     if rank == 0:
         found = communicators.communicators() if route else []
         result = {

@@ -99,6 +99,7 @@ def phase(limit, ranks, send, recv, streams) -> dict[str, object]:
     return {
         "limit": limit,
         "ctas": [ctas for name, (count, ctas) in launches().items() if count > before.get(name, (0, 0))[0]],
+        "first_ms": times[0],
         "ms": statistics.median(times[2:]),
         "digests": digests,
     }

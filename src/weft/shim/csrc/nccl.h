@@ -53,6 +53,7 @@ typedef struct weft_comm {
     uint32_t order;
     nccl_config config; /* what it was made with */
     bool blocking, shares;
+    bool leads; /* the first of this key in the process: its calls are remembered */
     _Atomic bool dead, registered, mixed;
     _Atomic uint32_t splits;
     _Atomic uint64_t collectives, point_to_point, bytes[NCCL_OPERATIONS];

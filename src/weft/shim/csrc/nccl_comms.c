@@ -57,8 +57,16 @@ weft_comm *weft_comm_of(ncclComm_t handle) {
 weft_comm *weft_comm_first(void) { return atomic_load(&first); }
 weft_comm *weft_comm_next(weft_comm *c) { return __atomic_load_n(&c->next, __ATOMIC_ACQUIRE); }
 
+static bool alone(uint64_t key) {
+    for (weft_comm *c = weft_comm_first(); c; c = weft_comm_next(c))
+        if (c->key == key && !atomic_load(&c->dead))
+            return false;
+    return true;
+}
+
 static void append(weft_comm *c) {
     c->order = made++;
+    c->leads = !c->key || alone(c->key);
     if (last)
         __atomic_store_n(&last->next, c, __ATOMIC_RELEASE);
     else
@@ -142,6 +150,8 @@ void weft_comm_called(weft_comm *c, int operation, uint64_t bytes, bool routed) 
     atomic_fetch_add_explicit(&c->collectives, 1, memory_order_relaxed);
     if (routed)
         weft_count(WEFT_COUNT_ROUTED);
+    if (!c->leads)
+        return;
     uint64_t number = atomic_fetch_add_explicit(&calls, 1, memory_order_relaxed);
     uint64_t i = number % CALLS;
     PUT(number, 0);
