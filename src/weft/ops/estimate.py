@@ -26,7 +26,8 @@ from weft.sim.flow import slowed
 from weft.workload import DTYPE_BYTES
 
 GROUPED = {"ring": 0.8}
-"""How much copies that find all engines taken wait for each other in groups; the rest flows (fitted)."""
+"""How much copies that find all engines taken wait for each other in groups; 1 where nothing is said, and the
+rest flows. Fitted by benchmarks/ops/fit_pick.py; the picks hardly depend on it."""
 
 
 def seconds(case: Case, name: str, engine: str) -> float:

@@ -7,16 +7,12 @@ from functools import lru_cache
 
 from weft.errors import UsageError
 from weft.ops.estimate import seconds
-from weft.ops.simulate import ENGINES, Case, collective_s, product
-from weft.policy import SCHEDULES
+from weft.ops.simulate import ENGINES, Case, candidates, collective_s, product
 
 MARGIN = 0.01
 """What a schedule must gain over serial by the estimate to be picked."""
 TIE = 0.002
 """Estimates this close are equal."""
-CAUTION: dict[tuple[str, str, str], float] = {}
-"""Factors on the estimates, by topology, schedule and engine, where the estimate is not exact; fitted by
-benchmarks/ops/fit_pick.py."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +71,7 @@ def _pick(
 ) -> Pick:
     case = Case(operation=operation, m=m, n=n, k=k, ranks=ranks, dtype=dtype, gpu=gpu, topology=topology)
     found = estimates(case, engines)
-    serial = min((e for e in found if e.schedule == "serial"), key=lambda e: e.seconds)
+    (serial,) = (e for e in found if e.schedule == "serial")
     least = min(e.seconds for e in found)
     # In order of preference, engines first, then schedules from simple to fine: the first that is as good.
     best = next(e for e in found if e.seconds <= least * (1 + TIE))
@@ -85,12 +81,8 @@ def _pick(
 
 
 def estimates(case: Case, engines: tuple[str, ...] = ENGINES) -> list[Estimate]:
-    """The time of every schedule with every engine, with the fitted caution."""
-    return [
-        Estimate(name, engine, seconds(case, name, engine) * CAUTION.get((case.topology, name, engine), 1.0))
-        for engine in engines
-        for name in SCHEDULES
-    ]
+    """The time of every candidate."""
+    return [Estimate(name, engine, seconds(case, name, engine)) for name, engine in candidates(engines)]
 
 
 def why(case: Case, best: Estimate, serial: Estimate) -> str:

@@ -174,9 +174,17 @@ def simulate(case: Case, name: str, engine: str = "dma") -> Result:
     return Result(case, name, engine, tasks, flow(node(case, engine), tasks))
 
 
-def exhaustive(case: Case) -> list[Result]:
-    """Every schedule with every engine."""
-    return [simulate(case, name, engine) for name in SCHEDULES for engine in ENGINES]
+def candidates(engines: tuple[str, ...] = ENGINES) -> list[tuple[str, str]]:
+    """Every schedule with every engine; serial is the library's collective, on SMs, where it may use them."""
+    serial = "sm" if "sm" in engines else "dma"
+    return [
+        (name, engine) for engine in engines for name in SCHEDULES if name != "serial" or engine == serial
+    ]
+
+
+def exhaustive(case: Case, engines: tuple[str, ...] = ENGINES) -> list[Result]:
+    """All candidates, simulated."""
+    return [simulate(case, name, engine) for name, engine in candidates(engines)]
 
 
 def node(case: Case, engine: str) -> Node:
