@@ -19,7 +19,7 @@ static _Atomic int in_force;
 static _Atomic int limits[NCCL_LIMITS]; /* CTAs of each place; 0: free */
 static _Atomic int holders[NCCL_LIMITS];
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static bool stuck; /* a split has outlived its deadline; guarded by the lock */
+static bool busy; /* communicators are being split, perhaps beyond the deadline; guarded by the lock */
 
 int weft_route_limit(int place) { return atomic_load(&limits[place]); }
 int weft_route_now(void) { return atomic_load(&in_force); }
@@ -148,8 +148,10 @@ static bool make_all(job *j) {
         for (until = from + 1; until < j->count && j->comms[until]->key == j->comms[from]->key &&
                                j->comms[until]->library == j->comms[from]->library;)
             until++;
-        if (!split(j, from, until))
+        if (!split(j, from, until)) { /* what it left may be freed already: never to be touched */
+            memset(&j->made[from], 0, (size_t)(until - from) * sizeof *j->made);
             return false;
+        }
     }
     return true;
 }
@@ -165,7 +167,7 @@ static void *work(void *argument) {
     j->failed = !well;
     j->over = true;
     if (abandoned)
-        stuck = false;
+        busy = false;
     pthread_cond_signal(&j->changed);
     pthread_mutex_unlock(&lock);
     if (abandoned) {
@@ -193,7 +195,7 @@ static bool run(job *j) {
     while (!j->over && pthread_cond_timedwait(&j->changed, &lock, &until) != ETIMEDOUT)
         ;
     bool over = j->over;
-    j->abandoned = stuck = !over;
+    j->abandoned = !over;
     pthread_mutex_unlock(&lock);
     if (over)
         pthread_join(thread, NULL);
@@ -260,6 +262,21 @@ static int finish(job *j, char *why, size_t size) {
     return result;
 }
 
+static bool begin(void) {
+    pthread_mutex_lock(&lock);
+    bool mine = !busy;
+    busy = true;
+    pthread_mutex_unlock(&lock);
+    return mine;
+}
+
+static int end(int result) {
+    pthread_mutex_lock(&lock);
+    busy = false;
+    pthread_mutex_unlock(&lock);
+    return result;
+}
+
 static bool any(int place) {
     for (weft_comm *c = weft_comm_first(); c; c = weft_comm_next(c))
         if (!atomic_load(&c->dead) && atomic_load(&c->sibling[place]))
@@ -275,41 +292,43 @@ static const char *not_now(void) {
     return NULL;
 }
 
+static job *new_job(int ctas, int place, double timeout_s) {
+    job *j = calloc(1, sizeof *j);
+    if (!j)
+        return NULL;
+    j->ctas = ctas;
+    j->place = place;
+    j->deadline_ns = now_ns() + (uint64_t)(timeout_s > 0 ? timeout_s * 1e9 : 0);
+    if (weft_cuda()->cuCtxGetCurrent && weft_cuda()->cuCtxGetCurrent(&j->context) != CUDA_SUCCESS)
+        j->context = NULL;
+    return j;
+}
+
 EXPORT int weft_nccl_prepare(int ctas, double timeout_s, char *why, size_t size) {
     const char *no = not_now(), *excluded = NULL;
     if (no)
         return refuse(why, size, no);
     if (!weft_comm_first())
         return refuse(why, size, "the program has made no NCCL communicator yet");
-    pthread_mutex_lock(&lock);
-    bool waiting = stuck;
-    int place = place_for(ctas);
-    pthread_mutex_unlock(&lock);
-    if (waiting)
+    if (!begin())
         return refuse(why, size, "an earlier split of a communicator is not over");
-    if (!place)
-        return refuse(why, size, "too many limits are prepared: release some first");
-    job *j = calloc(1, sizeof *j);
+    int place = place_for(ctas);
+    job *j = place ? new_job(ctas, place, timeout_s) : NULL;
     if (!j)
-        return refuse(why, size, "no memory");
-    j->ctas = ctas;
-    j->place = place;
-    j->deadline_ns = now_ns() + (uint64_t)(timeout_s > 0 ? timeout_s * 1e9 : 0);
+        return end(refuse(why, size, place ? "no memory" : "too many limits are prepared: release some first"));
     gather(j, &excluded);
     if (j->count == 0) {
         free(j);
         if (any(place))
-            return 0; /* all are there */
-        return refuse(why, size, excluded ? excluded : "no communicator has carried a collective yet");
+            return end(0); /* all are there */
+        return end(refuse(why, size, excluded ? excluded : "no communicator has carried a collective yet"));
     }
     sort(j);
-    if (weft_cuda()->cuCtxGetCurrent && weft_cuda()->cuCtxGetCurrent(&j->context) != CUDA_SUCCESS)
-        j->context = NULL;
-    if (!run(j)) {
+    if (!run(j)) { /* the thread that waits will say when it is over */
         weft_count(WEFT_COUNT_SPLIT_FAILURES);
         return refuse(why, size, "ncclCommSplit was not over by the deadline: did every rank ask for it?");
     }
-    return finish(j, why, size);
+    return end(finish(j, why, size));
 }
 
 /* --- choosing, and getting rid of them -------------------------------------------------------------------------------- */
