@@ -1,6 +1,6 @@
-"""Runs many examples, each with two ranks over gloo: torch is imported once, and each rank is a fork.
+"""Runs many examples with two ranks each, by gloo or NCCL, or one and a ghost: torch is imported once, a rank is a fork.
 
-    python examples_runner.py FOLDER '[["ddp", "ddp.py", ["--steps", "4"]], …]'
+    python examples_runner.py FOLDER '[["ddp", "ddp.py", ["--steps", "4"]], …]' [ghost]
 
 Leaves FOLDER/NAME.losses of rank 0, FOLDER/NAME.RANK.log, and FOLDER/results.json with the exit codes by name.
 """
@@ -24,11 +24,13 @@ import torch.distributed.fsdp
 import torch.distributed.pipelining
 import torch.distributed.tensor.parallel
 
+from weft.comm import ghost
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
-RANKS, DEADLINE_S = 2, 100.0
+RANKS, DEADLINE_S = 2, float(os.environ.get("EXAMPLES_DEADLINE_S", "100"))  # for each example
 
 
-def run_rank(rank: int, port: int, folder: Path, name: str, command: list[str]) -> None:
+def run_rank(rank: int, port: int, folder: Path, name: str, command: list[str], with_ghost: bool) -> None:
     """In the child: be one rank, as torchrun would have started it."""
     log = os.open(folder / f"{name}.{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(log, 1)
@@ -36,6 +38,8 @@ def run_rank(rank: int, port: int, folder: Path, name: str, command: list[str]) 
     torch.set_num_threads(1)
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(RANKS)}
     os.environ |= {"LOCAL_WORLD_SIZE": str(RANKS), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    if with_ghost:
+        ghost.impersonate(RANKS)
     keep_the_group()
     code = 1
     try:
@@ -69,16 +73,16 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def run(folder: Path, name: str, command: list[str]) -> list[int]:
+def run(folder: Path, name: str, command: list[str], with_ghost: bool) -> list[int]:
     port, until = free_port(), time.monotonic() + DEADLINE_S
     children: list[int] = []
-    for rank in range(RANKS):
+    for rank in range(1 if with_ghost else RANKS):
         child = os.fork()
         if child == 0:
-            run_rank(rank, port, folder, name, command)
+            run_rank(rank, port, folder, name, command, with_ghost)
         children.append(child)
     codes: dict[int, int] = {}
-    while len(codes) < RANKS:
+    while len(codes) < len(children):
         for child in set(children) - set(codes):
             done, status = os.waitpid(child, os.WNOHANG)
             if done:
@@ -93,13 +97,15 @@ def run(folder: Path, name: str, command: list[str]) -> list[int]:
 
 def main() -> None:
     folder, results = Path(sys.argv[1]), {}
-    jobs = json.loads(sys.argv[2])
+    jobs, with_ghost = json.loads(sys.argv[2]), sys.argv[3:] == ["ghost"]
     if any(script.startswith("lightning") for _, script, _ in jobs):
         import lightning.pytorch  # noqa: F401 (once here, not in every rank)
     if any(script.startswith("huggingface") for _, script, _ in jobs):
         from transformers import Trainer  # noqa: F401
     for name, script, more in jobs:
-        results[name] = run(folder, name, [script, *more])
+        start = time.monotonic()
+        results[name] = run(folder, name, [script, *more], with_ghost)
+        print(f"{name}: {results[name]} {time.monotonic() - start:.1f} s", flush=True)
     (folder / "results.json").write_text(json.dumps(results))
 
 

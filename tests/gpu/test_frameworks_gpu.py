@@ -1,17 +1,19 @@
 """Every example on a GPU: with ghost ranks, and by torchrun with two ranks under MPS; the same losses under weft.
 
-WEFT_TEST_NCCL names the NCCL (2.30 or newer). MPS is used where nvidia-cuda-mps-control runs already or can be started.
+WEFT_TEST_NCCL names the NCCL (2.30 or newer).
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import math
 import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -39,35 +41,81 @@ UNDER_MPS = {
     "1f1b": ("pipeline.py",),
     "interleaved": ("pipeline.py", "--schedule", "Interleaved1F1B"),
     "tensor-parallel": ("tensor_parallel.py",),
-    "cuda-graph": ("cuda_graph.py",),
 }
 NEEDS = {"lightning": "lightning", "huggingface": "transformers"}
+RUNNER = Path(__file__).parents[1] / "dist" / "examples_runner.py"
+POLICY = ("--priority", "high", "--head-start", "5", "--residency", "2", "--when", "overlap")
 DEADLINE_S = 90
 
 
-def run(command: list[str], tmp_path: Path, env: dict[str, str], weft: tuple[str, ...] | None) -> list[str]:
-    """Run one job to its end; returns its losses."""
-    losses = tmp_path / "losses"
-    losses.unlink(missing_ok=True)
-    command = [sys.executable, *command, "--losses", str(losses)]
-    if weft is not None:
-        stats = tmp_path / "stats.json"
-        command = [sys.executable, "-m", "weft", "run", *weft, "--stats", str(stats), "--", *command]
+def start(command: list[str], env: dict[str, str], deadline_s: float) -> None:
+    """Run a command to its end, in a session of its own: one that hangs is ended with all its ranks."""
     paths = os.pathsep.join(path for path in sys.path if path)
-    full = {**os.environ, "PYTHONPATH": paths, "WEFT_STORE": str(tmp_path / "store"), **env}
-    # In a session of its own: a job that hangs is ended with all its ranks.
+    full = {**os.environ, "PYTHONPATH": paths, **env}
     with subprocess.Popen(
         command, env=full, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
     ) as process:
         try:
-            said = process.communicate(timeout=DEADLINE_S)[0]
+            said = process.communicate(timeout=deadline_s)[0]
         except subprocess.TimeoutExpired:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, 9)
             said = process.communicate()[0]
-            pytest.fail(f"took longer than {DEADLINE_S} s:\n{said[-3000:]}")
+            pytest.fail(f"took longer than {deadline_s} s:\n{said[-3000:]}")
     assert process.returncode == 0, said[-3000:]
-    return losses.read_text().split()
+
+
+def under(weft: tuple[str, ...] | None, folder: Path) -> list[str]:
+    """What comes before a command."""
+    if weft is None:
+        return []
+    return [sys.executable, "-m", "weft", "run", *weft, "--stats", str(folder / "stats.json"), "--"]
+
+
+def run_all(folder: Path, nccl: str, weft: tuple[str, ...] | None) -> tuple[Path, dict[str, list[int]]]:
+    """All examples with ghost ranks, a fork each."""
+    chosen = {name: job for name, job in JOBS.items() if importlib.util.find_spec(NEEDS.get(name, "torch"))}
+    jobs = [(name, script, [*SIZES, "--steps", "12", *more]) for name, (script, *more) in chosen.items()]
+    command = [*under(weft, folder), sys.executable, str(RUNNER), str(folder), json.dumps(jobs), "ghost"]
+    start(command, {"WEFT_NCCL": nccl, "EXAMPLES_DEADLINE_S": "45"}, deadline_s=240)
+    return folder, json.loads((folder / "results.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def plain(nccl, tmp_path_factory):
+    return run_all(tmp_path_factory.mktemp("plain"), nccl, None)
+
+
+@pytest.fixture(scope="module")
+def under_weft(nccl, tmp_path_factory):
+    return run_all(tmp_path_factory.mktemp("weft"), nccl, POLICY)
+
+
+def losses(found: tuple[Path, dict[str, list[int]]], name: str) -> list[str]:
+    folder, codes = found
+    if name not in codes:
+        pytest.skip(f"needs {NEEDS[name]}")
+    assert codes[name] == [0], (folder / f"{name}.0.log").read_text()[-3000:]
+    return (folder / f"{name}.losses").read_text().split()
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_an_example_with_a_ghost_rank(plain, name):
+    assert all(math.isfinite(float.fromhex(text)) for text in losses(plain, name))
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_its_losses_are_the_same_under_weft(plain, under_weft, name):
+    assert losses(under_weft, name) == losses(plain, name)
+
+
+def run(command: list[str], tmp_path: Path, env: dict[str, str], weft: tuple[str, ...] | None) -> list[str]:
+    """Run one job to its end; returns its losses."""
+    path = tmp_path / "losses"
+    path.unlink(missing_ok=True)
+    line = [*under(weft, tmp_path), sys.executable, *command, "--losses", str(path)]
+    start(line, {"WEFT_STORE": str(tmp_path / "store"), **env}, DEADLINE_S)
+    return path.read_text().split()
 
 
 def ghost(name: str, steps: int) -> list[str]:
@@ -76,18 +124,7 @@ def ghost(name: str, steps: int) -> list[str]:
     return ["-m", "weft.comm.ghost", "--ranks", "2", str(EXAMPLES / script), *sizes]
 
 
-@pytest.mark.parametrize("name", JOBS)
-def test_ghost_ranks_same_losses_under_weft(name, nccl, tmp_path):
-    if name in NEEDS:
-        pytest.importorskip(NEEDS[name])
-    env, command = {"WEFT_NCCL": nccl}, ghost(name, 12)
-    plain = run(command, tmp_path, env, None)
-    assert all(math.isfinite(float.fromhex(text)) for text in plain)
-    policy = ("--priority", "high", "--head-start", "5", "--residency", "2", "--when", "overlap")
-    assert run(command, tmp_path, env, policy) == plain
-
-
-@pytest.mark.parametrize("name", ["triton", "tensor-parallel", "inference"])
+@pytest.mark.parametrize("name", ["triton", "inference"])
 def test_tuned_with_ghost_ranks_same_losses(name, nccl, tmp_path):
     env, command = {"WEFT_NCCL": nccl}, ghost(name, 140)
     plain = run(command, tmp_path, env, None)
@@ -114,6 +151,7 @@ def mps(tmp_path_factory):
     )
     if started.returncode:
         pytest.skip(f"MPS does not start: {started.stderr[:200]}")
+    time.sleep(1)
     yield env
     subprocess.run([control], input="quit\n", env={**os.environ, **env}, text=True, check=False, timeout=30)
 
