@@ -41,7 +41,7 @@ def main() -> None:
             pairs.append({"pair": [gpu, kernel, collective, rate], "stretch_loss": line})
         print(gpu, len(pairs))
     head = {
-        "what": "time of a collective beside compute against alone; compute seconds lost for each of its seconds",
+        "what": "time beside compute against alone; compute seconds lost for each second of the collective",
         "command": "python benchmarks/plan/contention.py",
         "policies": [policy.to_dict() for policy in POLICIES],
     }

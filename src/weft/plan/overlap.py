@@ -112,6 +112,7 @@ class Hidden:
 
     alone_s: float
     hidden_s: float
+    """What is not exposed of it."""
     exposed_s: float
     slows_compute_by_s: float
     policy: Policy | None
@@ -161,8 +162,9 @@ def _hide(
 ) -> Hidden:
     pair = mixed(kind, window, gpu, group, policy)
     lasts = apart.alone_s * pair.stretch
-    hidden = min(lasts * (1.0 - floor), window.total)
-    return Hidden(apart.alone_s, hidden, lasts - hidden, pair.loss * hidden, policy)
+    beside = min(lasts * (1.0 - floor), window.total)
+    exposed = lasts - beside
+    return Hidden(apart.alone_s, max(0.0, apart.alone_s - exposed), exposed, pair.loss * beside, policy)
 
 
 def mixed(kind: str, window: Work, gpu: GpuSpec, group: Group, policy: Policy) -> Contention:
@@ -175,5 +177,5 @@ def mixed(kind: str, window: Work, gpu: GpuSpec, group: Group, policy: Policy) -
     if group.scope == "network":
         rate = usual_network(gpu.name).rail_bytes_per_s * group.per_domain / 1e9
     pairs = {k: contention(simulated_gpu(gpu), k, simulated, rate, policy) for k, s in busy.items() if s > 0}
-    stretch = sum(busy[k] / total * pair.stretch for k, pair in pairs.items())
+    stretch = max(1.0, sum(busy[k] / total * pair.stretch for k, pair in pairs.items()))
     return Contention(stretch, sum(busy[k] / total * pair.loss for k, pair in pairs.items()))

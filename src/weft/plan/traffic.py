@@ -190,7 +190,7 @@ def _replicated(
         hidden=hides(job, software, "grads"),
         each_step=True,
     )
-    yield from _compressed(job, plain, "gradient", params, matrices)
+    yield from _compressed(job, software, plain, "gradient", params, matrices)
     if job.sharding == "none":
         return
     if ranks > shards:
@@ -198,16 +198,20 @@ def _replicated(
         beside = stage.backward * times
         hidden = hides(job, software, "grads")
         need = Need("grads", "all_reduce", across, grads / shards, 1, beside, hidden=hidden, each_step=True)
-        yield _bucketed(need)
+        yield _bucketed(need, software)
     hidden = hides(job, software, "params")
     beside = stage.forward * times
-    yield _bucketed(
-        Need("params", "all_gather", ranks_of, gathered, 1, beside, hidden=hidden, each_step=True)
-    )
+    need = Need("params", "all_gather", ranks_of, gathered, 1, beside, hidden=hidden, each_step=True)
+    yield _bucketed(need, software)
 
 
 def _compressed(
-    job: Job, plain: Need, purpose: str, elements: float, matrices: tuple[Matrix, ...] = ()
+    job: Job,
+    software: Software,
+    plain: Need,
+    purpose: str,
+    elements: float,
+    matrices: tuple[Matrix, ...] = (),
 ) -> Iterator[Need]:
     """A collective of gradients or parameters as the job's compression sends it."""
     g = plain.group
@@ -218,21 +222,20 @@ def _compressed(
     for at, piece in enumerate(found.pieces):
         near = piece.ranks_per_node == piece.ranks
         ranks = Group(piece.ranks, piece.ranks_per_node, piece.ranks if near else g.span)
-        yield _bucketed(
-            replace(
-                plain,
-                kind=piece.kind,
-                group=g if piece.ranks == g.ranks else ranks,
-                bytes=piece.bytes,
-                window=plain.window * (piece.bytes / whole if whole else 1.0),
-                kernels_s=found.compute_s if at == 0 else 0.0,
-            )
+        sent = replace(
+            plain,
+            kind=piece.kind,
+            group=g if piece.ranks == g.ranks else ranks,
+            bytes=piece.bytes,
+            window=plain.window * (piece.bytes / whole if whole else 1.0),
+            kernels_s=found.compute_s if at == 0 else 0.0,
         )
+        yield _bucketed(sent, software)
 
 
-def _bucketed(need: Need) -> Need:
-    """Once a step and beside compute, in buckets: each pays its latency, the last has nothing beside it."""
-    if not (need.each_step and need.hidden):
+def _bucketed(need: Need, software: Software) -> Need:
+    """In buckets where the software can overlap them: each has its latency, the last nothing beside it."""
+    if not need.each_step or need.name not in software.hides:
         return need
     count = max(1, round(need.bytes / BUCKET_BYTES))
     return replace(
@@ -269,13 +272,13 @@ def _fully_sharded(
     forward, backward = work.forward * edge, (work.backward + work.recompute) * edge
     gathers, sums = hides(job, software, "params"), hides(job, software, "grads")
     gather = Need("params", "all_gather", ranks_of, each * 2.0, layers, forward, edge, gathers)
-    yield from _compressed(job, gather, "weight", each)
+    yield from _compressed(job, software, gather, "weight", each)
     # Backward, the gather of one layer and the sum of another share the window.
     half = backward * 0.5
-    yield from _compressed(job, replace(gather, window=half), "weight-backward", each)
+    yield from _compressed(job, software, replace(gather, window=half), "weight-backward", each)
     size = each * software.grad_bytes
     reduce = Need("grads", "reduce_scatter", ranks_of, size, layers, half, edge, sums)
-    yield from _compressed(job, reduce, "gradient", each)
+    yield from _compressed(job, software, reduce, "gradient", each)
     if ranks > shards:
         across = group(ranks // shards, stride * shards, job.network)
         size = params * software.grad_bytes / shards

@@ -1,0 +1,94 @@
+"""Memory: Korthikanti's formulas, what sharding saves, and the refusal with its number."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from weft.errors import UsageError
+from weft.plan.config import Job
+from weft.plan.figures import shipped
+from weft.plan.memory import activation_bytes, check_fits, memory_bytes
+from weft.plan.published import load
+from weft.plan.step import predict
+
+FIGURES = shipped()
+ROWS = load(Path(__file__).parents[1] / "data" / "published_training.csv")
+
+
+def gpt(**changes):
+    base = {"model": "gpt-175b", "gpu": "a100-80gb", "gpus": 64, "tp": 8, "pp": 8, "global_batch": 64}
+    return Job(**{**base, "precision": "fp16", "sharding": "none", "software": "megatron-2022", **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "formula"),
+    [
+        # Korthikanti et al., table 2, bytes of a layer: sbh times this, with a s/h = 16 for GPT-3
+        ({"recompute": "none", "sequence_parallel": True}, (34 + 5 * 16) / 8),
+        ({"recompute": "selective", "sequence_parallel": True}, 34 / 8),
+        ({"recompute": "none", "sequence_parallel": False}, 10 + (24 + 5 * 16) / 8),
+        ({"recompute": "full", "sequence_parallel": False}, 2),
+    ],
+)
+def test_activations_follow_korthikanti(changes, formula):
+    j = gpt(**changes)
+    assert activation_bytes(j, FIGURES, moe=False) == pytest.approx(2048 * 12288 * formula, rel=0.12)
+
+
+@pytest.mark.parametrize(
+    ("sharding", "each"),
+    [("none", 2 + 2 + 12), ("zero1", 2 + 2 + 12 / 64), ("zero2", 2 + 14 / 64), ("zero3", 16 / 64)],
+)
+def test_sharding_divides_what_it_says(sharding, each):
+    j = Job(model="llama2-7b", gpu="h100", gpus=64, sharding=sharding)
+    kinds = memory_bytes(j, FIGURES)
+    held = kinds["parameters"] + kinds["gradients"] + kinds["optimizer"]
+    assert held / j.model.params == pytest.approx(each)
+
+
+def test_memory_that_does_not_fit_is_refused_with_the_number():
+    j = Job(model="llama3-405b", gpu="h100", gpus=8, tp=8)
+    needed = sum(memory_bytes(j, FIGURES).values()) / 2**30
+    with pytest.raises(UsageError, match=re.escape(f"needs {needed:.0f} GiB on its fullest GPU")) as caught:
+        predict(j)
+    assert "NVIDIA H100 SXM has 80 GiB" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert predict(j, check_memory=False).step_s > 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "fix"),
+    [
+        ({"micro_batch": 16, "tp": 8, "sharding": "zero3"}, "recompute more"),
+        (
+            {"micro_batch": 64, "tp": 8, "sharding": "zero3", "recompute": "full"},
+            "raise tp or cp, or use a smaller",
+        ),
+        ({"tp": 1, "sharding": "zero1", "recompute": "full"}, "sharding zero3"),
+    ],
+)
+def test_the_refusal_says_what_would_help(changes, fix):
+    j = Job(model="llama3-70b", gpu="h100", gpus=64, **changes)
+    with pytest.raises(UsageError, match=fix):
+        check_fits(j, memory_bytes(j, FIGURES))
+
+
+def test_runs_that_took_place_fit():
+    """All but a few: what people did to squeeze in the rest (offloading, other recomputation) is not published."""
+    over = [
+        row.label
+        for row in ROWS
+        if sum(memory_bytes(row.job, FIGURES).values()) > 1.03 * row.job.gpu.memory_bytes
+    ]
+    assert len(over) <= 3, over
+
+
+def test_more_recomputation_never_needs_more():
+    need = [
+        sum(memory_bytes(Job(model="llama3-8b", gpu="h100", gpus=8, recompute=r), FIGURES).values())
+        for r in ("none", "selective", "full")
+    ]
+    assert need[0] >= need[1] >= need[2]

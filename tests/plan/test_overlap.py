@@ -1,0 +1,92 @@
+"""Overlap: the shipped table is what the simulator says, and hiding never costs more than waiting."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from weft.gpu.specs import spec
+from weft.plan.collectives import Group
+from weft.plan.compute import Work
+from weft.plan.overlap import CANDIDATES, COPY, contention, hide, simulate_pair, simulated_gpu, table
+from weft.policy import Policy
+
+H100 = spec("h100")
+NEAR, FAR = Group(8, 8, 8), Group(64, 1, 512)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        ("h100", "gemm", "all_gather", 0.0, Policy()),
+        ("h100", "gemm", "reduce_scatter", 50.0, CANDIDATES[2]),
+        ("h100", "attention", "all_reduce", 400.0, CANDIDATES[0]),
+        ("h200", "gemm", "all_to_all", 0.0, COPY),
+        ("a100-40gb", "gemm", "all_reduce", 25.0, Policy()),
+        ("mi300x", "gemm", "all_gather", 0.0, CANDIDATES[3]),
+    ],
+    ids=str,
+)
+def test_the_table_is_what_the_simulator_says(key):
+    """Where this fails, the simulator has changed: run benchmarks/plan/contention.py again, and fit.py."""
+    found = simulate_pair(*key)
+    assert table()[key].stretch == pytest.approx(found.stretch, abs=1e-3)
+    assert table()[key].loss == pytest.approx(found.loss, abs=1e-3)
+
+
+def test_what_is_not_in_the_table_is_simulated():
+    key = ("h100", "gemm", "all_gather", 0.0, Policy(max_ctas=12))
+    assert key not in table()
+    found = contention(*key)
+    assert found.stretch >= 1
+    assert 0 <= found.loss < 1
+    assert contention(*key) is found
+
+
+def test_contention_is_real_and_copies_cost_no_sm():
+    plain = contention("h100", "gemm", "all_gather", 0.0, Policy())
+    copied = contention("h100", "gemm", "all_gather", 0.0, COPY)
+    assert plain.loss > 0.05
+    assert copied.loss < 0.01
+
+
+@given(
+    kind=st.sampled_from(["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "p2p"]),
+    alone=st.floats(1e-6, 10),
+    gemm=st.floats(0, 10),
+    attention=st.floats(0, 10),
+    elementwise=st.floats(0, 10),
+    floor=st.floats(0, 1),
+    group=st.sampled_from([NEAR, FAR]),
+    policy=st.sampled_from([None, "auto", COPY, *CANDIDATES]),
+)
+@settings(deadline=None, max_examples=200)
+def test_hiding_never_costs_more_than_waiting(
+    kind, alone, gemm, attention, elementwise, floor, group, policy
+):
+    window = Work(gemm, attention, elementwise)
+    found = hide(kind, alone, window, floor, H100, group, policy)
+    assert found.cost_s <= alone * (1 + 1e-9)
+    assert found.exposed_s >= floor * alone * 0.98 - 1e-12
+    assert found.hidden_s == pytest.approx(max(0.0, alone - found.exposed_s))
+    assert found.hidden_s <= window.total * 1.03
+    assert found.slows_compute_by_s >= 0
+    best = hide(kind, alone, window, floor, H100, group, "auto")
+    plain = hide(kind, alone, window, floor, H100, group, None)
+    assert best.cost_s <= plain.cost_s
+
+
+def test_copy_engines_move_what_they_can():
+    window = Work(gemm=1.0)
+    assert hide("all_gather", 0.1, window, 0.0, H100, NEAR, "auto").policy == COPY
+    assert hide("reduce_scatter", 0.1, window, 0.0, H100, NEAR, COPY).policy.engine == "sm"
+    assert hide("all_gather", 0.1, window, 0.0, H100, FAR, COPY).policy.engine == "sm"
+    assert hide("all_gather", 0.1, Work(), 0.0, H100, NEAR, "auto").policy is None
+
+
+@pytest.mark.parametrize(
+    ("gpu", "stands_for"), [("a100-80gb", "a100-40gb"), ("b200", "h100"), ("h200", "h200")]
+)
+def test_a_gpu_without_a_profile_borrows_that_of_a_relative(gpu, stands_for):
+    assert simulated_gpu(spec(gpu)) == stands_for
