@@ -7,10 +7,12 @@ it is a real transfer by a copy engine.
 from __future__ import annotations
 
 import ctypes
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeAlias
+from weakref import WeakValueDictionary
 
 import torch
 
@@ -130,6 +132,15 @@ def copies() -> Copies:
         raise UnavailableError(f"no copies by the copy engine: {error}; use engine='sm'") from None
 
 
+_NUMBERS = itertools.count()
+_NAMED: WeakValueDictionary[str, HostPeers] = WeakValueDictionary()
+
+
+def host_peers(name: str) -> HostPeers | None:
+    """The group of this name, while it is in use."""
+    return _NAMED.get(name)
+
+
 class HostPeers:
     """A group of which this process is one rank and the other ranks are data in pinned host memory.
 
@@ -147,6 +158,8 @@ class HostPeers:
         if any(tensor is None for peer, tensor in enumerate(held) if peer != rank):
             raise UsageError("every peer needs its data")
         self._rank, self._size = rank, len(held)
+        self.group_name = f"weft.host.{next(_NUMBERS)}"
+        _NAMED[self.group_name] = self
         self.held = [
             None if peer == rank or tensor is None else _pinned(tensor) for peer, tensor in enumerate(held)
         ]

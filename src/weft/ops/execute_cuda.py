@@ -1,7 +1,8 @@
 """Runs a schedule on a GPU: products on the caller's stream, transfers on their own, events between them.
 
-The list of what to issue is made once. A lane is a stream for transfers; work on a lane runs in order, so a
-product waits for the last transfer it needs on each lane, and a transfer for the last product it needs.
+What to issue is found once and written out as a function. A lane is a stream for transfers; work on a lane
+runs in order, so a product waits for the last transfer it needs on each lane, and a transfer for the last
+product it needs.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ from typing import Any, Protocol
 import torch
 
 from weft.comm.dma import Copies, Entry, check
-from weft.ops.program import Instruction, Program, perform
+from weft.ops.program import Program, perform
 from weft.ops.steps import Recv, Schedule, Send, Step
 
-_COMPUTE, _DRIVER, _WAIT, _RECORD, _CALL = range(5)
+COMPUTE, DRIVER, WAIT, RECORD, CALL = range(5)
 
 
 @dataclass(slots=True)
@@ -65,36 +66,62 @@ class CudaExecutor:
     ) -> None:
         self.program, self._link, self._driver, self._current = program, link, driver, current
         self._start, self._finish = driver.event(), [driver.event() for _ in link.lanes]
-        self._list: list[tuple[int, Any, Any]] = []
+        self._list: list[tuple[int, Any]] = []
         self._transfers: dict[str, tuple[int, int]] = {}  # id → lane, place in the lane
         self._products: dict[str, int] = {}  # id → place on the caller's stream
         self._waited = [-1] * len(link.lanes)  # the last product that each lane waited for
         self._events: dict[str, int] = {}
         self._compile(schedule)
         program.finish()
+        self._issue = self._write()
 
     def run(self, x: torch.Tensor, w: torch.Tensor, out: torch.Tensor) -> None:
-        slots = self.program.bind(x, w, out)
-        stream, driver, lanes = self._current(), self._driver, self._link.lanes
-        wait, record = driver.wait, driver.record
-        failed = record(self._start, stream)
-        for lane in lanes:
-            failed |= wait(lane, self._start, 0)
-        for kind, what, more in self._list:
-            if kind == _COMPUTE:
-                perform(slots, what)
-            elif kind == _DRIVER:
-                failed |= what(*more)
-            elif kind == _WAIT:
-                failed |= wait(stream, what, 0)
-            elif kind == _RECORD:
-                failed |= record(what, stream)
-            else:
-                what(slots)
-        for lane, event in zip(lanes, self._finish, strict=True):
-            failed |= record(event, lane) | wait(stream, event, 0)
+        failed = self._issue(self.program.bind(x, w, out), self._current())
         if failed:
             check(failed, "a copy or an event of this operation")
+
+    def calls(self, slots: Any, stream: Any) -> list[tuple[Callable[..., Any], tuple[Any, ...], bool]]:
+        """All that a call issues, in order: function, arguments, and whether it returns an error code."""
+        driver, lanes = self._driver, self._link.lanes
+        made: list[Any] = [(driver.record, (self._start, stream), True)]
+        made += [(driver.wait, (lane, self._start, 0), True) for lane in lanes]
+        for kind, what in self._list:
+            if kind == DRIVER:
+                made.append((*what, True))
+            elif kind == COMPUTE:
+                made.append((perform, (slots, what), False))
+            elif kind == WAIT:
+                made.append((driver.wait, (stream, what, 0), True))
+            elif kind == RECORD:
+                made.append((driver.record, (what, stream), True))
+            else:
+                made.append((what, (slots,), False))
+        for lane, event in zip(lanes, self._finish, strict=True):
+            made += [(driver.record, (event, lane), True), (driver.wait, (stream, event, 0), True)]
+        return made
+
+    def _write(self) -> Callable[[list[Any], int], int]:
+        """The calls as a function of their own, written out: walking a list of 200 would cost 10 µs."""
+        known: dict[str, Any] = {}
+        names: dict[int, str] = {}
+
+        def name(value: Any) -> str:
+            if isinstance(value, _Given):
+                return value.name
+            if isinstance(value, int):
+                return repr(value)
+            if id(value) not in names:
+                names[id(value)] = f"v{len(names)}"
+                known[names[id(value)]] = value
+            return names[id(value)]
+
+        lines = ["def issue(slots, stream):", "    failed = 0"]
+        for function, arguments, coded in self.calls(_Given("slots"), _Given("stream")):
+            call = f"{name(function)}({', '.join(name(value) for value in arguments)})"
+            lines.append(f"    failed |= {call}" if coded else f"    {call}")
+        exec("\n".join([*lines, "    return failed"]), known)  # our own names and numbers only
+        written: Callable[[list[Any], int], int] = known["issue"]
+        return written
 
     def _compile(self, schedule: Schedule) -> None:
         transfers = {
@@ -119,12 +146,12 @@ class CudaExecutor:
         if needs and max(needs) > self._waited[lane]:
             self._waited[lane] = max(needs)
             (last,) = [name for name, place in self._products.items() if place == max(needs)]
-            self._list.append((_DRIVER, self._driver.wait, (self._link.lanes[lane], self._events[last], 0)))
+            self._drive((self._driver.wait, (self._link.lanes[lane], self._events[last], 0)))
         self._put(transfer)
         self._transfers[step.id] = (lane, len(self._transfers))
         if wanted:
             event = self._events[step.id] = self._driver.event()
-            self._list.append((_DRIVER, self._driver.record, (event, self._link.lanes[lane])))
+            self._drive((self._driver.record, (event, self._link.lanes[lane])))
 
     def _compute(self, step: Step, transfers: dict[str, Transfer | None], waited_for: bool) -> None:
         for name in step.after:
@@ -133,23 +160,29 @@ class CudaExecutor:
                 self._put(transfer)
                 transfers[name] = None
         for name in _last_by_lane(step.after, transfers, self._transfers):
-            self._list.append((_WAIT, self._events[name], None))
-        self._list += [(_COMPUTE, made, None) for made in self.program.compute(step)]
+            self._list.append((WAIT, self._events[name]))
+        self._list += [(COMPUTE, made) for made in self.program.compute(step)]
         self._products[step.id] = len(self._products)
         if waited_for:
             event = self._events[step.id] = self._driver.event()
-            self._list.append((_RECORD, event, None))
+            self._list.append((RECORD, event))
 
     def _put(self, transfer: Transfer | None) -> None:
         if transfer is not None:
-            self._list += [(_DRIVER, function, arguments) for function, arguments in transfer.entries]
+            for entry in transfer.entries:
+                self._drive(entry)
             if transfer.call is not None:
-                self._list.append((_CALL, transfer.call, None))
+                self._list.append((CALL, transfer.call))
 
-    @property
-    def issued(self) -> list[Instruction]:
-        """The products, copies and sums of a call, for looking at."""
-        return [what for kind, what, _ in self._list if kind == _COMPUTE]
+    def _drive(self, entry: Entry) -> None:
+        self._list.append((DRIVER, entry))
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """Something that each call brings along, by name."""
+
+    name: str
 
 
 def ordered(schedule: Schedule) -> list[Step]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -25,8 +25,7 @@ class Executor(Protocol):
     def run(self, x: torch.Tensor, w: torch.Tensor, out: torch.Tensor) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(NamedTuple):
     """What a caller asked for, besides the tensors."""
 
     operation: str

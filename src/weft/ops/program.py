@@ -7,6 +7,7 @@ in a few strided calls, then walks the list.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any, TypeAlias
 
 import torch
@@ -122,6 +123,8 @@ class Program:
     def _wide_matmul(self, step: Matmul) -> list[Instruction]:
         """Partial sums over k stay in fp32 until the last one."""
         if self._wide is None:
+            if self.device.type == "cuda":
+                mixed_products(self.device, self.dtype)  # asked before a graph may be captured
             rows, cols = self.schedule.buffers["out"]
             self._wide = torch.empty(rows, cols, dtype=torch.float32, device=self.device)
             self._wide_slot = len(self._slots)
@@ -193,19 +196,27 @@ def perform(slots: list[Any], instruction: Instruction) -> None:
         torch.sum(slots[a], 0, out=slots[c])
     elif code == ADDMM:
         torch.addmm(slots[c], slots[a], slots[b], out=slots[c])
-    elif slots[a].is_cuda:
-        _wide_cuda(code, slots[a], slots[b], slots[c])
+    elif slots[a].is_cuda and mixed_products(slots[a].device, slots[a].dtype):
+        if code == WIDE_FIRST:
+            torch.mm(slots[a], slots[b], out_dtype=torch.float32, out=slots[c])
+        else:
+            torch.addmm(slots[c], slots[a], slots[b], out_dtype=torch.float32, out=slots[c])
     elif code == WIDE_FIRST:
         torch.mm(slots[a].float(), slots[b].float(), out=slots[c])
     else:
         slots[c].addmm_(slots[a].float(), slots[b].float())
 
 
-def _wide_cuda(code: int, a: torch.Tensor, b: torch.Tensor, total: torch.Tensor) -> None:
-    if code == WIDE_FIRST:
-        torch.mm(a, b, out_dtype=torch.float32, out=total)
-    else:
-        torch.addmm(total, a, b, out_dtype=torch.float32, out=total)
+@cache
+def mixed_products(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether this torch multiplies two of this dtype into fp32; where not, they are widened first."""
+    one = torch.ones(16, 16, device=device, dtype=dtype)
+    total = torch.ones(16, 16, device=device)
+    try:
+        torch.addmm(total, one, one, out_dtype=torch.float32, out=total)
+    except (RuntimeError, TypeError):
+        return False
+    return True
 
 
 def check_tensors(operation: str, x: torch.Tensor, w: torch.Tensor, out: torch.Tensor | None) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -55,9 +54,9 @@ def _flatten(call: Call, x: torch.Tensor, group: Any) -> tuple[torch.Tensor, Cal
     inner, ranks = prod(x.shape[1:-1]), team_of(group).size
     parts = tuple(count * inner for count in split(x.shape[0], ranks))
     if call.operation == "matmul_reduce_scatter" and call.rows is None:
-        call = replace(call, rows=parts)
+        call = call._replace(rows=parts)
     elif call.operation == "all_to_all_matmul" and call.sent is None:
-        call = replace(call, sent=parts, rows=(parts[team_of(group).rank],) * ranks)
+        call = call._replace(sent=parts, rows=(parts[team_of(group).rank],) * ranks)
     return x.reshape(-1, x.shape[-1]), call
 
 

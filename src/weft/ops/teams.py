@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from weft.comm.dma import host_peers
 from weft.errors import UsageError, WeftError
 
 GRACE_S = 5.0  # after a failure, how long to wait for the others to say what they were doing
@@ -190,29 +191,17 @@ class Alone:
 _ALONE = Alone()
 
 
-_NAMED: dict[str, Any] = {}
-
-
 def name_of(group: Any) -> str:
-    """A name by which `group_named` finds this group: torch's own where it has one."""
-    if group is None:
-        return ""
-    name = getattr(group, "group_name", None)
-    if name is None:
-        name = f"weft.{id(group)}"
-        _NAMED[name] = group
-    return str(name)
+    """A name by which `group_named` finds this group; empty for the default."""
+    return "" if group is None else str(group.group_name)
 
 
 def group_named(name: str) -> Any:
     if not name:
         return None
-    if name in _NAMED:
-        return _NAMED[name]
-    return dist.distributed_c10d._resolve_process_group(name)
+    return host_peers(name) or dist.distributed_c10d._resolve_process_group(name)
 
 
 def forget() -> None:
     """Drop every team and its plans; for use after destroy_process_group."""
     _TEAMS.clear()
-    _NAMED.clear()
