@@ -195,6 +195,24 @@ def test_two_nccls_in_one_process_are_kept_apart(nccl_program, fake_nccl, tmp_pa
     assert seen == [[10, 4], [20, 4, 4], 1, 1]
 
 
+def test_a_library_that_calls_itself_meets_itself(nccl_program, tmp_path):
+    """Though another NCCL is the first that the linker finds."""
+    preloaded = build_nccl(tmp_path / "preloaded", "-DFAKE_VERSION=23200")
+    seen = nccl_program(
+        f"""
+    other, own = Nccl("{preloaded}/libnccl.so.2"), Nccl(os.environ["OWN"])
+    a = own.init(settings=config(10))
+    own.check(own.lib.ncclBcast(None, c_size_t(8), 7, 0, a, None))
+    show([len(other.log("ncclBroadcast")), len(own.log("ncclBroadcast")), own.lib.fake_version()])
+    """,
+        env={
+            "LD_PRELOAD": str(preloaded / "libnccl.so.2"),
+            "OWN": str(build_nccl(tmp_path / "own") / "libnccl.so.2"),
+        },
+    )
+    assert seen == [0, 1, 22800]
+
+
 def test_without_a_route_the_calls_are_the_programs_own(nccl_program):
     source = """
     n = Nccl()

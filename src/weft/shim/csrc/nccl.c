@@ -454,7 +454,9 @@ static weft_nccl *of_caller(void *address) {
         if (!me.callers[at].address)
             break;
     }
-    weft_nccl *l = weft_nccl_for(address);
+    weft_nccl *l = me.inside > 0 ? weft_nccl_at(address) : NULL; /* a library that calls itself */
+    if (!l)
+        l = weft_nccl_for(address);
     if (l) {
         at = me.callers[at].address ? start : at;
         me.callers[at].address = address;

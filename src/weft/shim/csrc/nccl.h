@@ -65,6 +65,7 @@ typedef struct weft_comm {
 extern weft_nccl weft_nccl_libraries[NCCL_LIBRARIES];
 weft_nccl *weft_nccl_with(void *real);   /* the library that has this function; NULL where there are too many */
 weft_nccl *weft_nccl_for(void *address); /* the library that code at this address means */
+weft_nccl *weft_nccl_at(void *address);  /* the library that this address is in, if it is known */
 weft_nccl *weft_nccl_anywhere(void);     /* one that is loaded, if any is */
 
 /* --- nccl_comms.c: what the program made, and what it called ------------------------------------------- */

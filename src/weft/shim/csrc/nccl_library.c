@@ -19,6 +19,11 @@ static weft_nccl *loaded_at(void *base) {
     return NULL;
 }
 
+weft_nccl *weft_nccl_at(void *address) {
+    Dl_info info;
+    return dladdr(address, &info) ? loaded_at(info.dli_fbase) : NULL;
+}
+
 static weft_nccl *keep(const weft_nccl *found) {
     pthread_mutex_lock(&lock);
     weft_nccl *l = loaded_at(found->base);
