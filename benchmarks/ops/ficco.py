@@ -2,8 +2,9 @@
 
 python benchmarks/ops/ficco.py [--out benchmarks/results/ops/ficco.json]
 
-The shapes are said to be the paper's (a comment in ROCm/iris); whether N is all of a layer's columns or one
-rank's is not said, so both are run: `split` divides N by eight, as tensor parallelism does, `whole` does not.
+The shapes are said to be the paper's (a comment in ROCm/iris); whether they are a layer's or one rank's is
+not said, so both are run: `split` divides N (of a reduce-scatter, K) by eight, as tensor parallelism does,
+`whole` does not.
 """
 
 from __future__ import annotations
@@ -32,15 +33,16 @@ FINER = tuple(name for name in SCHEDULES if name not in ("serial", "shard"))
 
 def row(operation: str, reading: str, shape: tuple[int, int, int]) -> dict[str, Any]:
     m, n, k = shape
-    columns = n // RANKS if reading == "split" else n
-    case = Case(operation=operation, m=m, n=columns, k=k, ranks=RANKS, gpu=GPU, topology=TOPOLOGY)
+    if reading == "split":
+        n, k = (n, k // RANKS) if operation == "matmul_reduce_scatter" else (n // RANKS, k)
+    case = Case(operation=operation, m=m, n=n, k=k, ranks=RANKS, gpu=GPU, topology=TOPOLOGY)
     found = explore(case)
     finest = min((found.fastest(name) for name in FINER), key=lambda r: r.seconds)
     shard, serial = found.fastest("shard"), found.serial
     document = found.to_dict()
     return {
         "shape": list(shape),
-        "n_per_rank": columns,
+        "of_a_rank": [m, n, k],
         "collective_over_product": round(document["collective_ms"] / document["product_ms"], 4),
         "bound": document["bound"],
         "serial_ms": round(serial.ms, 4),
@@ -102,7 +104,8 @@ def main() -> None:
             found = {"summary": summary(rows), "rows": rows}
             document[operation][reading] = found
             print(operation, reading, found["summary"], flush=True)
-            said = "N divided by eight" if reading == "split" else "N as it stands"
+            cut = "K" if operation == "matmul_reduce_scatter" else "N"
+            said = f"{cut} divided by eight" if reading == "split" else "as they stand"
             lines += ["", f"## {operation}, {said}", "", *table(rows), ""]
             lines += [f"- {key.replace('_', ' ')}: {value}" for key, value in found["summary"].items()]
     options.out.parent.mkdir(parents=True, exist_ok=True)

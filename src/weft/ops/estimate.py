@@ -275,15 +275,26 @@ class _Lanes:
         rounds = self._rounds(name)
         chained = self.event_s if self.groups == 1.0 else 0.0
         spent = [rounds.whole_s - chained] * rounds.count
-        early = (self.peers - 1) / self.peers * rounds.product.alone_s if name == "hetero-unfused-1d" else 0.0
-        t, moved, ends = self._scatter(
-            rounds.product, spent, steps=rounds.steps, stage_s=rounds.stage_s, early_s=early
-        )
+        one, early = rounds.product, 0.0
+        if name == "hetero-unfused-1d":
+            early = (self.peers - 1) / self.peers * one.alone_s
+            one = self._trickled(rounds)
+        t, moved, ends = self._scatter(one, spent, steps=rounds.steps, stage_s=rounds.stage_s, early_s=early)
         if rounds.own is not None:
             t = rounds.own.end(t, moved) + self.gap_s
         for end in ends:
             t = max(t, end + self.event_s) + self._sum_s(rounds.count) + self.gap_s
         return t - self.gap_s
+
+    def _trickled(self, rounds: _Rounds) -> _Kernel:
+        """A round's products, each of which sends its copy off: copies move all along, not all at once."""
+        case, one = self.case, rounds.product
+        if rounds.whole_s < one.alone_s / self.peers:
+            return one
+        busy = rounds.bytes * self.peers / max(rounds.whole_s, one.alone_s)
+        rows = -(-self.rows // rounds.count)
+        slow = self._kernel((rows, case.n, case.k), busy, self.peers).beside_s
+        return _Kernel(slow, slow)
 
     def _scatter(
         self,
