@@ -218,6 +218,8 @@ WRONG = [
     ("--model llama3-8b --gpus 8 --sequence-parallel", "tp to 2"),
     ("--model llama3-8b --gpus 8 --ep 8", "no experts"),
     ("--model mixtral-8x7b --gpus 64 --ep 3", "nearest is 4"),
+    ("--model llama3-8b --gpus 8 --expert-tp 2", "no experts"),
+    ("--model mixtral-8x7b --gpus 64 --tp 4 --ep 2 --expert-tp 3", "nearest is --expert-tp 4"),
     ("--model llama3-8b --gpus 8 --global-batch 7", "nearest is 8"),
     ("--model llama3-405b --gpus 8 --tp 8", "GiB on its fullest GPU"),
     ("--model llama3-8b --gpus 8 --network wifi", "did you mean"),

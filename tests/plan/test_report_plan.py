@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 import sys
 from pathlib import Path
@@ -17,6 +18,8 @@ from weft.plan.answer import answer, document, scaling_document, sweep_document
 from weft.plan.scaling import curves
 from weft.plan.sweep import room, sweep
 from weft.report import plan
+from weft.report.find import find_results
+from weft.report.folder import folder_page
 from weft.report.plan_page import plan_page
 from weft.report.plan_plots import pareto, scaling
 from weft.report.plan_terminal import show_plan
@@ -84,7 +87,7 @@ junk = st.recursive(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     st.sampled_from(["plan", "plan-sweep", "plan-scaling", "?"]),
     st.dictionaries(
@@ -128,6 +131,16 @@ def test_faster_is_lower_and_less_memory_is_left(documents):
     steps = [row["step_time_s"] for row in rows]
     assert [place.y for place in places] == sorted((p.y for p in places), reverse=True)
     assert steps == sorted(steps)
+
+
+def test_a_folder_of_results_shows_plans_too(documents, tmp_path):
+    for name, found in documents.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps(found))
+    found = find_results(tmp_path)
+    assert [result.kind for result in found.results] == ["plan"] * 3
+    page = folder_page(found.results)
+    for words in ("Where the step goes", "Step time against memory", "Weak scaling"):
+        assert words in page
 
 
 def test_shares_of_the_step_add_up(documents):

@@ -25,35 +25,49 @@ QUIET_S = 2.0
 
 
 def _option(text: str, *names: str, metavar: str | None = None) -> Any:
-    return typer.Option(*names, help=text, metavar=metavar)
+    """An option whose help says its default, where there is one."""
+    return typer.Option(*names, help=text, metavar=metavar, show_default=False)
 
 
 def plan(
     model: Annotated[str, _option("A model, such as llama3-70b; or give its dimensions.", "--model")] = "",
-    gpu: Annotated[str, _option("A GPU: a100-80gb, h100, h200, b200, mi300x, …", "--gpu")] = "h100",
+    gpu: Annotated[str, _option("A GPU: a100-80gb, h100 (default), h200, b200, mi300x, …", "--gpu")] = "h100",
     gpus: Annotated[int, _option("GPUs of the whole job.", "--gpus")] = 0,
     tp: Annotated[int, _option("Tensor parallel ranks.", "--tp")] = 1,
     pp: Annotated[int, _option("Pipeline stages.", "--pp")] = 1,
     cp: Annotated[int, _option("Context parallel ranks.", "--cp")] = 1,
     ep: Annotated[int, _option("Expert parallel ranks.", "--ep")] = 1,
+    expert_tp: Annotated[
+        int, _option("Tensor parallel ranks of an expert; default: as --tp.", "--expert-tp")
+    ] = 0,
     dp: Annotated[int, _option("Data parallel ranks; default: what is left.", "--dp")] = 0,
-    interleave: Annotated[int, _option("Model chunks of each pipeline stage.", "--interleave")] = 1,
-    schedule: Annotated[str, _option("1f1b, gpipe or interleaved.", "--schedule")] = "",
-    micro_batch: Annotated[int, _option("Sequences of a micro-batch.", "--micro-batch")] = 1,
-    global_batch: Annotated[int, _option("Sequences of a step.", "--global-batch")] = 0,
+    interleave: Annotated[
+        int, _option("Model chunks of each pipeline stage; default: 1.", "--interleave")
+    ] = 1,
+    schedule: Annotated[
+        str, _option("1f1b, gpipe or interleaved; default: by --interleave.", "--schedule")
+    ] = "",
+    micro_batch: Annotated[int, _option("Sequences of a micro-batch; default: 1.", "--micro-batch")] = 1,
+    global_batch: Annotated[
+        int, _option("Sequences of a step; default: 8 micro-batches for each stage.", "--global-batch")
+    ] = 0,
     seq: Annotated[int, _option("Tokens of a sequence; default: the model's.", "--seq")] = 0,
-    sharding: Annotated[str, _option("none, zero1, zero2 or zero3 (FSDP).", "--sharding")] = "zero1",
+    sharding: Annotated[
+        str, _option("none, zero1 (default), zero2 or zero3 (FSDP).", "--sharding")
+    ] = "zero1",
     sequence_parallel: Annotated[
         bool | None,
         typer.Option("--sequence-parallel/--no-sequence-parallel", help="Default: where tp is above 1."),
     ] = None,
-    recompute: Annotated[str, _option("none, selective or full.", "--recompute")] = "none",
-    precision: Annotated[str, _option("bf16, fp16 or fp8.", "--precision")] = "bf16",
+    recompute: Annotated[str, _option("none (default), selective or full.", "--recompute")] = "none",
+    precision: Annotated[str, _option("bf16 (default), fp16 or fp8.", "--precision")] = "bf16",
     compression: Annotated[
         str,
         _option("none, bf16, fp8, int8, powersgd:RANK, topk:DENSITY, zero++, qwz+qgz, …", "--compression"),
     ] = "none",
-    network: Annotated[str, _option("A fabric: hdr200, ndr400, xdr800, eth100, …", "--network")] = "",
+    network: Annotated[
+        str, _option("A fabric: hdr200, ndr400, eth100, …; default: the GPU's usual.", "--network")
+    ] = "",
     rail_gbit: Annotated[
         float, _option("Gbit/s of the fabric for each GPU, instead of the network's own.", "--rail-gbit")
     ] = 0.0,
@@ -61,9 +75,9 @@ def plan(
         float, _option("Bandwidth lost above the leaf switches: 2 halves it.", "--oversubscription")
     ] = 0.0,
     policy: Annotated[
-        str, _option("auto (the best for each collective), none, or a policy file.", "--policy")
+        str, _option("auto (default: the best for each collective), none, or a file.", "--policy")
     ] = "auto",
-    software: Annotated[str, _option("Training software, such as megatron-2025.", "--software")] = "",
+    software: Annotated[str, _option("Training software; default: megatron-2025.", "--software")] = "",
     layers: Annotated[int, _option("Dimensions instead of --model: layers.", "--layers")] = 0,
     hidden: Annotated[int, _option("Hidden size.", "--hidden")] = 0,
     heads: Annotated[int, _option("Attention heads.", "--heads")] = 0,
@@ -77,7 +91,7 @@ def plan(
     sweep: Annotated[
         bool, typer.Option("--sweep", help="Try the ways to split the job; options given here stay fixed.")
     ] = False,
-    limit: Annotated[int, _option("Predictions of a sweep.", "--limit")] = 200,
+    limit: Annotated[int, _option("Predictions of a sweep; default: 200.", "--limit")] = 200,
     scale: Annotated[
         str,
         _option("Weak and strong scaling over a range of GPUs, such as 8..16384.", "--scale", metavar="A..B"),
@@ -111,6 +125,7 @@ def plan(
         "pp": pp,
         "cp": cp,
         "ep": ep,
+        "expert_tp": expert_tp,
         "dp": dp,
         "interleave": interleave,
         "schedule": schedule,
@@ -137,7 +152,7 @@ def plan(
         elif scale:
             document = _scale(job, scale, "global_batch" in given, figures, tell)
         else:
-            document = _one(job, figures, calibration, chakra)
+            document = _one(job, figures, calibration, chakra, tell)
         page = _page(document) if html else ""
     if html:
         from weft.files import write_whole
@@ -226,7 +241,11 @@ def _known_error() -> dict[str, Any] | None:
 
 
 def _one(
-    job: Job, figures: Figures | None, calibration: Calibration | None, chakra: Path | None
+    job: Job,
+    figures: Figures | None,
+    calibration: Calibration | None,
+    chakra: Path | None,
+    tell: Callable[[int, int], None],
 ) -> dict[str, Any]:
     from weft.plan.answer import answer, document
 
@@ -234,7 +253,7 @@ def _one(
     if chakra:
         from weft.plan.execution_trace import write
 
-        write(chakra, job, found.prediction)
+        write(chakra, job, found.prediction, tell)
     return document(found, calibration=calibration, error=_known_error())
 
 
@@ -302,5 +321,5 @@ def _progress(*, quiet: bool) -> Iterator[Callable[[int, int], None]]:
 
 
 def _words(done: list[int], started: float) -> str:
-    count = f"{done[0]} of {done[1]} predictions" if done[1] else "predicting"
+    count = f"{done[0]} of {done[1]} done" if done[1] else "predicting"
     return f"{count}, {time.monotonic() - started:.0f} s …"

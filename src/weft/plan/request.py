@@ -97,6 +97,15 @@ def read_job(wanted: Model, gpus: int, options: Mapping[str, Any]) -> Job:
     if (wanted.layers + 2) % (options["pp"] * chunks):
         rest = gpus // max(1, options["tp"] * options["cp"])
         _divides("pp", options["pp"], wanted.layers, f"layers of {wanted.name}", rest, chunks)
+    if options["expert_tp"]:
+        if not wanted.experts:
+            raise UsageError(
+                f"--expert-tp {options['expert_tp']}: {wanted.name} has no experts; leave it out"
+            )
+        rest = gpus // max(1, options["pp"] * options["ep"])
+        _divides(
+            "expert_tp", options["expert_tp"], wanted.expert_ffn, f"columns of {wanted.name}'s experts", rest
+        )
     job = Job(model=wanted, gpus=gpus, **options)
     compression.check(
         compression.parse(job.wire.name),

@@ -21,7 +21,7 @@ class Result:
 
     path: Path
     kind: str
-    """`analysis`, `comparison`, `bench` or `tune`."""
+    """`analysis`, `comparison`, `bench`, `tune` or `plan`."""
     document: dict[str, Any]
 
 
@@ -39,6 +39,8 @@ def kind_of(document: Any) -> str | None:
     if not isinstance(document, dict):
         return None
     lists = {key for key, value in document.items() if isinstance(value, list)}
+    if document.get("kind") in ("plan", "plan-sweep", "plan-scaling") and "step_time_s" in document:
+        return "plan"
     if "ranks" in lists and "advice" in document:
         return "analysis"
     if all(isinstance(document.get(side), dict) for side in ("before", "after")):

@@ -11,6 +11,7 @@ from weft.report.build import Part, analysis_part, bench_part, comparison_parts,
 from weft.report.drawing import MAX_JSON_BYTES
 from weft.report.find import Result
 from weft.report.page import render
+from weft.report.plan_page import plan_part
 from weft.report.reading import Document, number, records, text
 from weft.timeline import Timeline
 
@@ -33,6 +34,8 @@ def _parts(result: Result, max_bytes: int) -> Sequence[Part]:
     if result.kind == "comparison":
         sides = [find_timelines(result.document[key], result.path.parent) for key in ("before", "after")]
         return comparison_parts(result.document, *sides, max_bytes=max_bytes)
+    if result.kind == "plan":
+        return [plan_part(result.document)]
     return [tune_part(result.document) if result.kind == "tune" else bench_part(result.document)]
 
 
