@@ -19,6 +19,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -102,7 +103,7 @@ class Comparison:
             job = [sys.executable, str(HERE / "job.py"), *gate, *self.config.arguments(steps), *files]
             options = {"without": None, "tune": ["--tune"], "policy": ["--policy", str(self.best)]}[way]
             command = job if options is None else [*weft, *options, "--", *job]
-        return Process(name, command, environment(self.args.out, self.folder / f"{name}.store"), self.folder)
+        return Process(name, command, environment(self.folder / f"{name}.store"), self.folder)
 
     def row(self, way: str, name: str, code: int | str, seconds: float) -> dict[str, Any]:
         """What one process showed."""
@@ -127,7 +128,7 @@ class Comparison:
         return row
 
 
-def environment(out: Path, store: Path) -> dict[str, str]:
+def environment(store: Path) -> dict[str, str]:
     """The baseline's CTAs, no memory of earlier tuning, compiled kernels kept between processes."""
     store.unlink(missing_ok=True)
     path = os.pathsep.join(filter(None, (str(ROOT / "src"), os.environ.get("PYTHONPATH"))))
@@ -137,7 +138,7 @@ def environment(out: Path, store: Path) -> dict[str, str]:
         "PYTHONPATH": path,
         "WEFT_GHOST_CTAS": str(BASELINE_CTAS),
         "WEFT_STORE": str(store),
-        **{name: str(out.parent / f"{out.name}-caches" / folder) for name, folder in caches.items()},
+        **{name: str(Path(tempfile.gettempdir(), "weft-live", folder)) for name, folder in caches.items()},
     }
 
 

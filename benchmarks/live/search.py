@@ -45,7 +45,7 @@ class Job:
 
     def __init__(self, step: Callable[[int], Any]) -> None:
         self._step, self._number = step, 0
-        self._lanes: dict[tuple[int, int], Any] = {}
+        self._lanes: dict[tuple[int, str, int], Any] = {}
 
     def steps(self, count: int) -> None:
         for _ in range(count):
@@ -80,17 +80,13 @@ class Job:
     def _lane(self, group: Any, device: Any, ctas: int) -> Any:
         from weft.comm.ghost_group import Lane
 
-        key = (id(group), ctas)
+        own = self._lanes.setdefault((id(group), str(device), BASELINE_CTAS), group._lanes[device])
+        key = (id(group), str(device), ctas)
         if key not in self._lanes:
-            own = group._lanes[device]
-            if not any(known == id(group) for known, _ in self._lanes):
-                self._lanes[id(group), BASELINE_CTAS] = own
-            if key not in self._lanes:
-                options = dataclasses.replace(group._options, max_ctas=ctas)
-                made = group._make_lane(device, group.size(), options)
-                lane = Lane(made.ranks, own.streams, device)
-                lane._scratch = own._scratch
-                self._lanes[key] = lane
+            options = dataclasses.replace(group._options, max_ctas=ctas)
+            lane = Lane(group._make_lane(device, group.size(), options).ranks, own.streams, device)
+            lane._scratch = own._scratch
+            self._lanes[key] = lane
         return self._lanes[key]
 
 
@@ -236,6 +232,7 @@ class Search:
         """Takes the place of the examples' loop."""
         job, default = Job(step), Policy()
         job.steps(WARM_STEPS)
+        self.start = time.monotonic()
         rough = statistics.median(job.ms(default, 2) for _ in range(3))
         self.count = max(2, math.ceil(SAMPLE_MS / rough))
         seen = look(job)

@@ -351,8 +351,10 @@ class GhostGroup(dist.ProcessGroup):  # type: ignore[misc,unused-ignore]
 
 
 # torch calls these from C++, also out of a compiled forward pass, and torch.compile must not follow it there.
+_BY_TORCH = ("_allgather_base", "_reduce_scatter_base", "_start_coalescing", "_end_coalescing")
 for _name, _method in list(vars(GhostGroup).items()):
-    if callable(_method) and not _name.startswith("__"):
+    _public = not _name.startswith("_") and _name not in ("size", "rank", "getBackendName")
+    if callable(_method) and (_public or _name in _BY_TORCH):
         setattr(GhostGroup, _name, _disable_dynamo(_method))
 
 
