@@ -19,6 +19,8 @@ TILES: tuple[tuple[int, int, float], ...] = (
     (64, 64, 0.6),
 )
 """Tiles that a library chooses from, and the share of the largest ones' speed that each reaches (assumed)."""
+TAIL = 1.0
+"""Of a tile, besides its steps along K: so many times a load from memory and a block's start (assumed)."""
 STEP_K = 64
 SPLITS = (2, 4, 8, 16)
 MOST_KNOWN = 200_000
@@ -110,7 +112,8 @@ def _cost(of: Profile, m: int, n: int, k: int, dtype: str, parts: int, sms: int,
     if min(m, n, k) <= 0:
         return Gemm(0.0, 0.0, 0.0, (0, 0), 0)
     rate, size = _rate(of.spec, dtype) * of.figures.library_efficiency, DTYPE_BYTES[dtype]
-    tail_s = (of.figures.latency_ns + of.figures.memory_latency_ns + of.figures.block_start_ns) * 1e-9
+    waits_ns = of.figures.latency_ns + of.figures.memory_latency_ns + of.figures.block_start_ns
+    tail_s = TAIL * waits_ns * 1e-9
     memory = of.figures.memory_tb_s * 1e12
     steps = -(-k // STEP_K)
     found = []

@@ -1,0 +1,63 @@
+"""Fit what is assumed of products to a GPU: the speed of smaller tiles, and the start and end of a tile.
+
+weft explore --characterize --device cuda --json > measured.json
+python benchmarks/ops/fit_gemm.py measured.json
+
+Prints the losses, measured and simulated, before and after, and the figures to set in `weft.sim.gemm`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from weft.ops.characterize import cut_s
+from weft.sim import gemm
+from weft.sim.gemm import Gemms
+from weft.sim.profile import by_title
+
+POWERS = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0)
+TAILS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0)
+TILES = gemm.TILES
+
+
+def losses(document: dict[str, Any], power: float, tail: float) -> list[tuple[float, float]]:
+    """Measured and simulated time over the whole product's; `power`: of the tiles' shares."""
+    gemm.TILES = tuple((m, n, share**power) for m, n, share in TILES)
+    gemm.TAIL = tail
+    costs = Gemms(by_title(document["gpu"]))
+    found = []
+    for row in document["decomposition"]:
+        m, n, k = row["gemm"]
+        whole = costs.cost(m, n, k, document["dtype"]).seconds
+        cut = cut_s(costs, (m, n, k), document["dtype"], row["axis"], row["ways"])
+        found.append((1 + row["loss_pct"] / 100, cut / whole))
+    return found
+
+
+def error(document: dict[str, Any], power: float, tail: float) -> float:
+    """Mean relative error of the time over the whole's."""
+    pairs = losses(document, power, tail)
+    return sum(abs(simulated / measured - 1) for measured, simulated in pairs) / max(1, len(pairs))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("measured", type=Path)
+    document = json.loads(parser.parse_args().measured.read_text())
+    power, tail = min(((p, t) for p in POWERS for t in TAILS), key=lambda pair: error(document, *pair))
+    before, after = losses(document, 1.0, 1.0), losses(document, power, tail)
+    for row, (measured, first), (_, fitted) in zip(document["decomposition"], before, after, strict=True):
+        shape = "x".join(map(str, row["gemm"]))
+        print(
+            f"{shape} {row['axis']}/{row['ways']}: {measured:.3f} measured, {first:.3f}, {fitted:.3f} fitted"
+        )
+    print(f"mean error {error(document, 1.0, 1.0):.3f}, fitted {error(document, power, tail):.3f}")
+    shares = [(m, n, round(share**power, 3)) for m, n, share in TILES]
+    print(f"TILES = {shares}, TAIL = {tail}; NVIDIA's copy start {document['copy_start_us']} µs")
+
+
+if __name__ == "__main__":
+    main()
