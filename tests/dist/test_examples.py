@@ -35,6 +35,11 @@ JOBS = {
     "lightning": ("lightning_gpt.py",),
     "huggingface": ("huggingface_trainer.py",),
 }
+PIPELINES = (
+    "1f1b",
+    "interleaved",
+    "gpipe",
+)  # a stage asks the next one for shapes, and a ghost cannot answer
 NEEDS = {"lightning": "lightning", "huggingface": "transformers"}
 
 pytestmark = pytest.mark.timeout(600)  # the first test of each way runs them all
@@ -44,9 +49,17 @@ def present(name: str) -> bool:
     return name not in NEEDS or importlib.util.find_spec(NEEDS[name]) is not None
 
 
-def run_all(folder: Path, *before: str) -> dict[str, list[int]]:
-    jobs = [(name, script, [*more, *SIZES]) for name, (script, *more) in JOBS.items() if present(name)]
-    command = [*before, sys.executable, str(RUNNER), str(folder), json.dumps(jobs)]
+def run_all(folder: Path, *before: str, ghost: bool = False) -> dict[str, list[int]]:
+    chosen = {name: job for name, job in JOBS.items() if present(name) and not (ghost and name in PIPELINES)}
+    jobs = [(name, script, [*more, *SIZES]) for name, (script, *more) in chosen.items()]
+    command = [
+        *before,
+        sys.executable,
+        str(RUNNER),
+        str(folder),
+        json.dumps(jobs),
+        *(["ghost"] if ghost else []),
+    ]
     env = {
         **os.environ,
         "OMP_NUM_THREADS": "1",
@@ -72,10 +85,10 @@ def under_weft(tmp_path_factory):
     return folder, run_all(folder, sys.executable, "-m", "weft", "run", *options, "--")
 
 
-def losses(found, name: str) -> list[str]:
+def losses(found, name: str, ranks: int = 2) -> list[str]:
     folder, codes = found
     logs = "\n".join(path.read_text()[-2000:] for path in sorted(folder.glob(f"{name}.*.log")))
-    assert codes[name] == [0, 0], logs
+    assert codes[name] == [0] * ranks, logs
     return (folder / f"{name}.losses").read_text().split()
 
 
@@ -94,6 +107,15 @@ def test_its_losses_are_the_same_under_weft(plain, under_weft, name):
     if not present(name):
         pytest.skip(f"needs {NEEDS[name]}")
     assert losses(under_weft, name) == losses(plain, name)
+
+
+def test_with_a_ghost_rank(tmp_path):
+    codes = run_all(tmp_path, ghost=True)
+    assert set(codes) == {name for name in JOBS if present(name) and name not in PIPELINES}
+    for name in codes:
+        values = [float.fromhex(text) for text in losses((tmp_path, codes), name, ranks=1)]
+        assert len(set(values)) > 1
+        assert all(math.isfinite(value) for value in values)
 
 
 def test_every_example_is_tested():
