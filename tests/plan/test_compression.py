@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from weft.errors import UsageError
 from weft.gpu.specs import spec
+from weft.plan import Job
 from weft.plan.compression import (
     METHODS,
     Matrix,
@@ -15,7 +16,6 @@ from weft.plan.compression import (
     Traffic,
     apply,
     check,
-    compression,
     kept_bytes,
     parse,
 )
@@ -167,7 +167,7 @@ def test_kernels_are_bound_by_memory():
 def test_names_go_there_and_back(name):
     assert str(parse(name)) == name
     assert parse(str(parse(name.upper()))) == parse(name)
-    assert compression(name).name == name
+    assert Job(model="llama3-8b", gpu="h100", gpus=8, compression=name).compression == parse(name)
 
 
 @pytest.mark.parametrize(

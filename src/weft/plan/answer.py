@@ -67,7 +67,7 @@ def job_document(job: Job) -> Document:
         "params": job.model.params,
         "gpu": job.gpu.name,
         **{name: getattr(job, name) for name in SHOWN},
-        "compression": job.wire.name,
+        "compression": str(job.compression),
         "network": job.network.name,
         "tokens": job.tokens,
     }

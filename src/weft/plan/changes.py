@@ -66,7 +66,7 @@ def _candidates(
             yield "pipeline", text, f"--interleave {chunks}", {"interleave": chunks}
     if job.pp > 1 and job.interleave > 1:
         yield "pipeline", "one chunk for each stage", "--interleave 1", {"interleave": 1}
-    if job.dp * job.cp > 1 and job.wire.name == "none":
+    if job.dp * job.cp > 1 and job.compression == compression.NONE:
         for name in COMPRESSIONS:
             yield from _compressed(job, name)
 

@@ -22,9 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from weft.errors import UsageError
-from weft.gpu.presets import PRESETS
 from weft.gpu.specs import GpuSpec
-from weft.plan.wire import Wire
 
 METHODS = ("none", "bf16", "fp8", "int8", "powersgd", "topk", "qwz", "hpz", "qgz", "zero++")
 PARTS = ("qwz", "hpz", "qgz")
@@ -160,26 +158,6 @@ def parse(words: str) -> Method:
     raise UsageError(
         f"no compression named {words!r}; did you mean {near!r}? "
         f"({', '.join(METHODS)}; powersgd:RANK, topk:DENSITY, qwz+hpz+qgz)"
-    )
-
-
-def compression(words: str) -> Wire:
-    """The same as data for one gradient element; `apply` also knows ranks, nodes and shapes."""
-    method = parse(words)
-    kind = "reduce_scatter" if method.name == "zero++" else "all_reduce"
-    sample = Traffic(kind, "gradient", 2.0**26, 4.0, 2, 2, (Matrix(8192, 8192),))
-    found = apply(method, sample, PRESETS["h100"])
-    n, first = sample.elements, found.pieces[0]
-    moved = sum(piece.bytes for piece in found.pieces if piece.kind == first.kind)
-    reduction = {"all_to_all": "all_to_all", "all_gather": "gather"}.get(first.kind, "ring")
-    return Wire(
-        name=str(method),
-        grad_bytes=moved / (n * (2 if reduction == "gather" else 1)) if found.kernels else None,
-        gather_bytes=1 + SCALE_BYTES / INT8_BLOCK if "qwz" in method.parts else None,
-        reduction=reduction,
-        traffic_bytes=sum(kernel.bytes for kernel in found.kernels) / n,
-        flops=sum(kernel.flops for kernel in found.kernels) / n,
-        launches=round(sum(kernel.launches for kernel in found.kernels)),
     )
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from weft.errors import UsageError
 from weft.gpu.specs import GpuSpec, spec
+from weft.plan.compression import NONE, Method, parse
 from weft.plan.models import Model, model, nearest_divisor
 from weft.plan.network import Network, network, usual_network
-from weft.plan.wire import NONE, Wire
 from weft.policy import Policy
 
 SCHEDULES = ("1f1b", "gpipe", "interleaved")
@@ -56,7 +56,8 @@ class Job:
     """None: wherever there is tensor parallelism."""
     recompute: str = "none"
     precision: str = "bf16"
-    compression: str | Wire = "none"
+    compression: Method = NONE
+    """Or its name, such as `int8` or `powersgd:4`."""
     network: Network = None  # type: ignore[assignment]
     """Or the name of a preset; None: what the GPU is mostly sold with."""
     policy: Policy | str | None = None
@@ -110,7 +111,7 @@ class Job:
             if self.policy == "none":
                 self._set("policy", None)
         if isinstance(self.compression, str):
-            self._set("compression", _wire(self.compression))
+            self._set("compression", parse(self.compression))
         if self.hide is not None:
             self._set("hide", frozenset(self.hide))
 
@@ -229,10 +230,6 @@ class Job:
         """Tokens of a step, all GPUs together."""
         return self.global_batch * self.seq_len
 
-    @property
-    def wire(self) -> Wire:
-        return self.compression if isinstance(self.compression, Wire) else _wire(self.compression)
-
     def but(self, **changes: Any) -> Job:
         """This job with other values; what was derived is derived again unless it is given."""
         kept = {f.name: getattr(self, f.name) for f in fields(self)}
@@ -258,14 +255,6 @@ class Job:
             f"{name}{getattr(self, name)}" for name in ("tp", "pp", "cp", "ep") if getattr(self, name) > 1
         ]
         return f"{self.model.name} on {self.gpus} {self.gpu.name} ({' '.join([*split, f'dp{self.dp}'])})"
-
-
-def _wire(name: str) -> Wire:
-    if name == "none":
-        return NONE
-    from weft.plan.compression import compression
-
-    return compression(name)
 
 
 def _whole(name: str, value: Any) -> None:

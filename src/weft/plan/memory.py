@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from weft.errors import UsageError
 from weft.plan.collectives import group
-from weft.plan.compression import kept_bytes, parse
+from weft.plan.compression import kept_bytes
 from weft.plan.config import Job
 from weft.plan.figures import Figures
 from weft.plan.pipeline import Stage, in_flight, stages
@@ -93,7 +93,7 @@ def _of_stage(job: Job, figures: Figures, stage: Stage) -> dict[str, float]:
 def _for_compression(job: Job, figures: Figures, params: float) -> float:
     software, ranks = figures.find(job.software), group(job.shard_ranks, job.tp, job.network)
     return kept_bytes(
-        parse(job.wire.name), params, software.grad_bytes, node=ranks.per_domain, nodes=ranks.domains
+        job.compression, params, software.grad_bytes, node=ranks.per_domain, nodes=ranks.domains
     )
 
 

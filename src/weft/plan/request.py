@@ -108,7 +108,7 @@ def read_job(wanted: Model, gpus: int, options: Mapping[str, Any]) -> Job:
         )
     job = Job(model=wanted, gpus=gpus, **options)
     compression.check(
-        compression.parse(job.wire.name),
+        job.compression,
         sharding=job.sharding,
         data_ranks=job.dp * job.cp,
         stages=job.pp,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from weft.plan.collectives import Group, group
-from weft.plan.compression import Matrix, Traffic, apply, parse
+from weft.plan.compression import Matrix, Traffic, apply
 from weft.plan.compute import Pass, Work
 from weft.plan.config import Job
 from weft.plan.figures import Software
@@ -217,7 +217,7 @@ def _compressed(
     g = plain.group
     width = plain.bytes / elements if elements else 0.0
     payload = Traffic(plain.kind, purpose, elements, width, g.ranks, g.per_domain, matrices)
-    found = apply(parse(job.wire.name), payload, job.gpu)
+    found = apply(job.compression, payload, job.gpu)
     whole = sum(piece.bytes for piece in found.pieces)
     for at, piece in enumerate(found.pieces):
         near = piece.ranks_per_node == piece.ranks
