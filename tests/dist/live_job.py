@@ -1,13 +1,18 @@
 """A small DDP job over gloo whose step takes as long as the policy in force says, and that notes what was in force.
 
 The controls stand in for the shim and NCCL. The test's environment says what a policy does:
-EFFECTS   {"ctas16": 0.5, …}: factors on the step's sleep, by what a policy has
+EFFECTS     {"ctas16": 0.5, …}: factors on the length of a step, by what a policy has; over 100: it stalls
+UNEVEN      steps scatter a lot
+STEPS       how many; OPTIMIZERS: sgd,adam or none; NO_GROUP: without torch.distributed
+DIE         step@rank; REFUSE: ctas@rank; RECORD: the folder for what was seen
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
+import random
 import sys
 import time
 from pathlib import Path
@@ -16,10 +21,17 @@ from weft.policy import Policy
 from weft.tune.options import Facts, Kernel
 from weft.tune.outcome import label
 
-EFFECTS = json.loads(os.environ.get("EFFECTS", "{}"))
-STEP_S = float(os.environ.get("STEP_S", "0.02"))
+EFFECTS: dict[str, float] = {}
 now = Policy()
+seconds = 0.0
 released = False
+step_number = 0
+
+
+def settings() -> None:
+    """Read what the test wants from the environment."""
+    global EFFECTS
+    EFFECTS = json.loads(os.environ.get("EFFECTS", "{}"))
 
 
 class FakeControls:
@@ -31,8 +43,19 @@ class FakeControls:
 
     def facts(self, steps: int) -> Facts:
         kernels = (Kernel("gemm", "gemm", 10, 8, 4), Kernel("nvjet", "nvjet", 10, 8, 1))
-        choices = tuple(map(int, os.environ.get("CTAS", "6,16,24").split(","))) if os.environ.get("CTAS", "6,16,24") else ()
-        return Facts(collectives=4, ctas=12, cta_choices=choices, kernels=kernels, world=self.world, workload="gloo job")
+        choices = (
+            tuple(map(int, os.environ.get("CTAS", "6,16,24").split(",")))
+            if os.environ.get("CTAS", "6,16,24")
+            else ()
+        )
+        return Facts(
+            collectives=4,
+            ctas=12,
+            cta_choices=choices,
+            kernels=kernels,
+            world=self.world,
+            workload="gloo job",
+        )
 
     def prepare(self, ctas: int) -> None:
         if os.environ.get("REFUSE") == f"{ctas}@{os.environ['RANK']}":
@@ -53,24 +76,27 @@ class FakeControls:
     def synchronize(self) -> None:
         pass
 
+    def now(self) -> float:
+        return seconds
+
     def clock(self) -> dict[str, int]:
         return {"steps": step_number}
 
 
-step_number = 0
-
-
 def work() -> None:
-    """The part of a step that the policy makes longer or shorter."""
+    """The part of a step that the policy makes longer or shorter, on a clock of its own."""
+    global seconds
     factor = 1.0
     for part in label(now).split("+"):
         factor *= EFFECTS.get(part, 1.0)
-    begin, policy = time.monotonic(), now
-    while time.monotonic() - begin < STEP_S * factor and now is policy:  # a stalled one ends when it is taken back
-        time.sleep(0.002)
+    scatter = random.Random(step_number).gauss(0, 0.3 if "UNEVEN" in os.environ else 0.005)
+    seconds += 0.03 * factor * math.exp(scatter)
+    stalled = now
+    while factor > 100 and now is stalled:  # until it is taken back
+        time.sleep(0.01)
 
 
-def main() -> None:
+def main() -> list[object]:
     global step_number
     import torch
     import torch.distributed as dist
@@ -110,13 +136,17 @@ def main() -> None:
 
     hooks = len(module._global_optimizer_post_hooks)
     Path(os.environ["RECORD"], f"rank{rank}.json").write_text(
-        json.dumps({"losses": losses, "policies": policies, "hooks": hooks, "released": released, "end": label(now)})
+        json.dumps(
+            {"losses": losses, "policies": policies, "hooks": hooks, "released": released, "end": label(now)}
+        )
     )
     if dist.is_initialized():
         dist.destroy_process_group()
+    return [model, optimizers]
 
 
 if __name__ == "__main__":
     # The controls are made by an import of this file as a module: one module, one policy in force.
     sys.modules["live_job"] = sys.modules["__main__"]
+    settings()
     main()

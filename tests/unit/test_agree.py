@@ -145,7 +145,7 @@ class Rank:
 
     def __init__(self, number: int, effects: dict[str, float]) -> None:
         self.number, self.effects = number, effects
-        self.default = self.now = Policy()
+        self.default = self.policy = Policy()
         self.time = 0.0
         self.steps = self.prepared = 0
         self.ran: list[str] = []
@@ -165,29 +165,30 @@ class Rank:
             raise RuntimeError(f"no {ctas} here")
 
     def apply(self, policy: Policy) -> None:
-        self.now = policy
+        self.policy = policy
 
     def harmless(self) -> None:
-        self.now = Policy()
+        self.policy = Policy()
 
     def release(self) -> None:
         self.released = True
 
     def synchronize(self) -> None: ...
 
+    def now(self) -> float:
+        return self.time
+
     def clock(self) -> dict[str, int]:
         return {"steps": self.steps}
 
     def run(self, store: MemoryStore, ranks: int, steps: int = 120) -> Rank:
         agreement = Agreement(store, self.number, range(ranks), deadline_s=10)
-        session = Session(
-            self, agreement, conduct(tune(self.default), self.default), self.ended, clock=lambda: self.time
-        )
+        session = Session(self, agreement, conduct(tune(self.default), self.default), self.ended)
         session.begin()
         for _ in range(steps):
-            self.ran.append(label(self.now))
+            self.ran.append(label(self.policy))
             factor = 1.0
-            for part in label(self.now).split("+"):
+            for part in label(self.policy).split("+"):
                 factor *= self.effects.get(part, 1.0)
             self.time += 0.04 * factor * (1 + 0.001 * (self.steps % 7)) * (1 + 0.1 * self.number)
             self.steps += 2 if self.steps == self.skip - 1 else 1

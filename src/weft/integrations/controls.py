@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -104,6 +105,9 @@ class LaunchControls:
 
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()
+
+    def now(self) -> float:
+        return time.perf_counter()
 
     def clock(self) -> dict[str, int]:
         if not communicators.available():

@@ -38,9 +38,8 @@ CALLS_OF_A_STEP = 64  # at least, where collectives are all there is to go by: a
 class Live:
     """The tuning of this process, from the import of torch to its end."""
 
-    def __init__(self, folder: Path | None) -> None:
-        self._folder, self._process = folder, os.getpid()
-        self._thread: int | None = None
+    def __init__(self) -> None:
+        self._owner: tuple[int, int] | None = None  # process and thread
         self._steps, self._events = Steps(), 0
         self._session: Any = None
         self._over = False
@@ -106,11 +105,10 @@ class Live:
                 self._stop(error)
 
     def _mine(self) -> bool:
-        """Whether this is our process (not a fork of it) and the thread on which steps end."""
-        if self._over or os.getpid() != self._process:
-            return False
-        self._thread = self._thread or threading.get_ident()
-        return threading.get_ident() == self._thread
+        """Whether this is the process (not a fork of it) and the thread on which steps end."""
+        here = os.getpid(), threading.get_ident()
+        self._owner = self._owner or here
+        return not self._over and self._owner == here
 
     def _wait(self) -> None:
         self._events += 1
@@ -215,9 +213,10 @@ class Live:
 
     def _tell(self, result: dict[str, Any]) -> None:
         """For `weft run`, which reads it when the program has ended, however that was."""
-        if self._folder is not None and self._rank is not None:
+        folder = os.environ.get("WEFT_JOB")
+        if folder and self._rank is not None:
             with suppress(Exception):
-                write_whole(self._folder / result_file(self._rank), json.dumps(result))
+                write_whole(Path(folder, result_file(self._rank)), json.dumps(result))
 
     def _say(self, line: str) -> None:
         if self._leads:
@@ -234,11 +233,11 @@ def start() -> None:
     folder = os.environ.get("WEFT_JOB")
     if folder:
         with suppress(OSError):
-            (Path(folder) / "tuning.loaded").touch()
+            Path(folder, "tuning.loaded").touch()
     import torch.distributed as dist
 
     if dist.is_available():
-        Live(Path(folder) if folder else None).watch()
+        Live().watch()
 
 
 def _after_init_process_group(then: Any) -> Any:

@@ -5,7 +5,6 @@ It knows neither torch nor NCCL: what can be changed comes as controls, and how 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
@@ -50,6 +49,9 @@ class Controls(Protocol):
     def synchronize(self) -> None:
         """Wait until the device has done all that was launched."""
 
+    def now(self) -> float:
+        """Seconds, by the clock that times steps."""
+
     def clock(self) -> dict[str, int]:
         """Counts that must be equal on all ranks that report them."""
 
@@ -68,11 +70,10 @@ class Session:
         on_end: Callable[[dict[str, Any]], None],
         *,
         least_stall_s: float = LEAST_STALL_S,
-        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.controls, self.agreement, self.on_end = controls, agreement, on_end
         self.over = False
-        self._conductor, self._time = conductor, clock
+        self._conductor = conductor
         self._guard, self._least_stall_s = Guard(controls.harmless), least_stall_s
         self._trial: Decision = {"steps": 0, "learn": False}
         self._policy = controls.default
@@ -91,7 +92,7 @@ class Session:
         if self.over or self._steps < self._trial["steps"]:
             return
         self.controls.synchronize()
-        ms = 1e3 * (self._time() - self._since) / self._steps
+        ms = 1e3 * (self.controls.now() - self._since) / self._steps
         late = self._guard.disarm()
         if self._policy == self.controls.default:
             self._usual_ms = ms
@@ -153,7 +154,7 @@ class Session:
             usual_s = self._usual_ms / 1e3
             self._guard.arm(max(self._least_stall_s, STALL * usual_s * decision["steps"]))
         self._trial, self._steps = decision, 0
-        self._since = self._time()
+        self._since = self.controls.now()
 
     def _finish(self, result: dict[str, Any], policy: Policy) -> None:
         self.over = True

@@ -1,0 +1,103 @@
+"""Runs many small jobs of `live_job`, each with ranks forked from this process: torch is imported only once.
+
+usage: live_zoo.py SCENARIOS.json OUT      {"name": {"ranks": 4, "weft": true, "env": {…}}, …}
+Leaves in OUT/name: rankN.json (what the job recorded), N.err, tuning.N.json, and codes.json (exit codes, seconds).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sqlite3
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+
+import live_job
+import torch
+
+from weft.shim.inject import AUTOLOAD
+
+sys.path.append(str(AUTOLOAD))
+import weft_autoload
+
+DEADLINE_S = 60
+
+
+def free_port() -> int:
+    with closing(socket.socket()) as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+def rank(number: int, scenario: dict, folder: Path, port: int) -> object:
+    """In a forked child: one rank of the job, to its end. Returns what must not be torn down: in a fork that may hang."""
+    error = os.open(folder / f"{number}.err", os.O_CREAT | os.O_WRONLY)
+    os.dup2(error, 2)
+    common = {"WORLD_SIZE": str(scenario["ranks"]), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    os.environ |= {
+        **common,
+        "RANK": str(number),
+        "RECORD": str(folder),
+        "WEFT_JOB": str(folder),
+        **scenario["env"],
+    }
+    live_job.settings()
+    if scenario.get("weft", True):
+        weft_autoload.start()
+    return live_job.main()
+
+
+def play(name: str, scenario: dict, folder: Path) -> None:
+    folder.mkdir()
+    port, children, began = free_port(), {}, time.monotonic()
+    locked = None
+    if scenario.get("lock"):
+        locked = sqlite3.connect(scenario["env"]["WEFT_STORE"], isolation_level=None)
+        locked.execute("BEGIN EXCLUSIVE")
+    for number in range(scenario["ranks"]):
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                kept = rank(number, scenario, folder, port)
+                code = 0 if kept else 1
+            except BaseException as error:
+                os.write(2, f"{type(error).__name__}: {error}\n".encode())
+            finally:
+                os._exit(code)
+        children[pid] = number
+    codes: dict[int, int] = {}
+    while len(codes) < len(children):
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if pid:
+            codes[children[pid]] = os.waitstatus_to_exitcode(status)
+        elif time.monotonic() - began > DEADLINE_S:
+            for left in [pid for pid, number in children.items() if number not in codes]:
+                os.kill(left, 9)
+        time.sleep(0.02)
+    if locked is not None:
+        locked.close()
+    seconds = time.monotonic() - began
+    (folder / "codes.json").write_text(
+        json.dumps({"codes": [codes[n] for n in range(len(codes))], "seconds": seconds})
+    )
+
+
+def warm_up() -> None:
+    """What torch imports late, once for all ranks."""
+    from torch.nn.parallel import DistributedDataParallel  # noqa: F401
+
+    weight = torch.zeros(2, requires_grad=True)
+    weight.sum().backward()
+    for kind in (torch.optim.SGD, torch.optim.Adam):
+        kind([weight], lr=0.1).step()
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    warm_up()
+    for name, scenario in json.loads(Path(sys.argv[1]).read_text()).items():
+        play(name, scenario, Path(sys.argv[2], name))

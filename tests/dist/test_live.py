@@ -1,0 +1,281 @@
+"""`weft run --tune` on real processes over gloo: in step, in order, and never in the program's way."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+HERE = Path(__file__).parent
+JOB, ZOO = HERE / "live_job.py", HERE / "live_zoo.py"
+EFFECTS = {
+    "ctas6": 1.8,
+    "ctas16": 0.5,
+    "ctas24": 0.8,
+    "ctas32": 0.9,
+    "head5": 1.1,
+    "priority": 1.1,
+    "res3": 1.2,
+    "res2": 1.25,
+}
+CLEAN = {
+    name: value for name, value in os.environ.items() if not name.startswith(("WEFT", "TORCH", "PYTHONPATH"))
+}
+BASE = {
+    "EFFECTS": json.dumps(EFFECTS),
+    "WEFT_TUNE": "1",
+    "WEFT_TUNE_CONTROLS": "live_job:FakeControls",
+}
+
+
+@dataclass
+class Played:
+    """What one job left behind."""
+
+    folder: Path
+
+    @property
+    def codes(self) -> list[int]:
+        return json.loads((self.folder / "codes.json").read_text())["codes"]
+
+    @property
+    def ranks(self) -> list[dict]:
+        return [json.loads(path.read_text()) for path in sorted(self.folder.glob("rank*.json"))]
+
+    def tuning(self, rank: int = 0) -> dict:
+        return json.loads((self.folder / f"tuning.{rank}.json").read_text())
+
+    def error(self, rank: int = 0) -> str:
+        return (self.folder / f"{rank}.err").read_text()
+
+    def in_step(self) -> list[str]:
+        """The policy of each step, which must be the same on all ranks."""
+        first, *others = (rank["policies"] for rank in self.ranks)
+        assert all(other == first for other in others)
+        return first
+
+
+@pytest.fixture(scope="module")
+def zoo(tmp_path_factory):
+    """All jobs, played once."""
+    import weft
+
+    folder = tmp_path_factory.mktemp("live")
+    store = str(folder / "store.sqlite")
+    broken = folder / "broken.sqlite"
+    broken.write_bytes(b"this was a database once " * 400)
+    stall = {**EFFECTS, "ctas24": 1000}
+
+    def job(ranks: int = 2, weft: bool = True, lock: bool = False, **env: str) -> dict:
+        env = {**BASE, "WEFT_STORE": str(folder / f"{len(scenarios)}.sqlite"), **env}
+        return {"ranks": ranks, "weft": weft, "lock": lock, "env": env}
+
+    scenarios: dict[str, dict] = {}
+    scenarios["tuned"] = job(4, STEPS="100", WEFT_STORE=store)
+    scenarios["without"] = job(4, weft=False, STEPS="100")
+    scenarios["restarted"] = job(4, STEPS="45", WEFT_STORE=store)
+    scenarios["killed"] = job(4, DIE="20@2", STEPS="60")
+    scenarios["killed without weft"] = job(4, weft=False, DIE="20@2", STEPS="60")
+    scenarios["stalled"] = job(4, STEPS="90", EFFECTS=json.dumps(stall), WEFT_TUNE_STALL_S="1.5")
+    scenarios["refused"] = job(3, STEPS="90", REFUSE="16@1")
+    scenarios["two optimizers"] = job(STEPS="90", OPTIMIZERS="sgd,adam")
+    scenarios["no optimizer"] = job(STEPS="20", OPTIMIZERS="")
+    scenarios["short"] = job(STEPS="18")
+    scenarios["uneven"] = job(STEPS="110", EFFECTS="{}", UNEVEN="1")
+    scenarios["broken store"] = job(STEPS="90", WEFT_STORE=str(broken))
+    scenarios["locked store"] = job(STEPS="45", WEFT_STORE=store, lock=True)
+    scenarios["no group"] = job(1, STEPS="10", NO_GROUP="1")
+    (folder / "scenarios.json").write_text(json.dumps(scenarios))
+    home = str(Path(weft.__file__).parent.parent)
+    env = {**CLEAN, "PYTHONPATH": f"{home}:{HERE}", "OMP_NUM_THREADS": "1", "WEFT_TUNE_HOME": home}
+    out = folder / "out"
+    out.mkdir()
+    done = subprocess.run(
+        [sys.executable, str(ZOO), str(folder / "scenarios.json"), str(out)],
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=400,
+    )
+    assert done.returncode == 0, done.stderr
+    return lambda name: Played(out / name)
+
+
+pytestmark = pytest.mark.timeout(420)
+
+
+def test_every_policy_change_is_at_the_same_step_on_all_ranks(zoo):
+    played = zoo("tuned")
+    assert played.codes == [0] * 4
+    steps = played.in_step()
+    assert {"ctas6", "ctas16", "ctas24"} <= set(steps)
+    assert steps[-1] == played.ranks[0]["end"]
+    assert "ctas16" in steps[-1]
+    result = played.tuning()
+    assert result["state"] == "kept"
+    assert result["steps"] < 60
+    low, high = result["ci"]
+    assert 0 < low <= result["gain_pct"] <= high
+    assert all(played.tuning(rank) == result for rank in range(4))
+    assert [rank["released"] for rank in played.ranks] == [True] * 4
+
+
+def test_nothing_is_left_in_the_program_and_only_the_first_rank_speaks(zoo):
+    played = zoo("tuned")
+    assert [rank["hooks"] for rank in played.ranks] == [0] * 4
+    assert "tuning is over: ctas16" in played.error(0)
+    assert all("weft" not in played.error(rank) for rank in (1, 2, 3))
+
+
+def test_losses_are_the_same_to_the_last_bit(zoo):
+    for tuned, without in zip(zoo("tuned").ranks, zoo("without").ranks, strict=True):
+        assert len(tuned["losses"]) == 100
+        assert tuned["losses"] == without["losses"]
+
+
+def test_a_restart_takes_the_policy_from_the_store_and_measures_it_again(zoo):
+    played = zoo("restarted")
+    result = played.tuning()
+    assert result["source"] == "an earlier run, measured again"
+    assert result["policy"] == zoo("tuned").tuning()["policy"]
+    assert len(set(played.in_step())) == 2
+
+
+def test_a_killed_rank_ends_the_job_as_it_would_without_weft(zoo):
+    played, plain = zoo("killed"), zoo("killed without weft")
+    assert played.codes == plain.codes
+    assert played.codes[2] == 9
+    assert all(code not in (0, -9) for code in played.codes)
+
+
+def test_a_stalled_trial_is_abandoned_and_the_job_goes_on(zoo):
+    played = zoo("stalled")
+    assert played.codes == [0] * 4
+    steps = played.in_step()
+    assert steps.count("ctas24") == 1
+    assert "ctas16" in steps[-1]
+    (stalled,) = [one for one in played.tuning()["candidates"] if one["label"] == "ctas24"]
+    assert stalled["note"] == "stalled"
+
+
+def test_what_one_rank_cannot_do_is_tried_on_none(zoo):
+    played = zoo("refused")
+    assert played.codes == [0] * 3
+    assert not any("ctas16" in policy for policy in played.in_step())
+    assert "16 CTAs are refused here" in json.dumps(played.tuning())
+
+
+def test_two_optimizers_make_one_step(zoo):
+    played = zoo("two optimizers")
+    assert "ctas16" in played.in_step()[-1]
+    assert played.tuning()["state"] == "kept"
+
+
+def test_without_an_optimizer_the_job_is_left_alone_and_told_why(zoo):
+    played = zoo("no optimizer")
+    assert played.codes == [0, 0]
+    assert set(played.in_step()) == {"no control"}
+    assert "no optimizer step" in played.tuning()["text"]
+
+
+def test_a_job_that_ends_during_tuning_ends_well(zoo):
+    played = zoo("short")
+    assert played.codes == [0, 0]
+    assert "the job ended before tuning was over" in played.tuning()["text"]
+
+
+def test_uneven_steps_lead_to_no_change(zoo):
+    played = zoo("uneven")
+    assert played.codes == [0, 0]
+    played.in_step()
+    result = played.tuning()
+    assert result["steps"] < 60
+    assert result["state"] in ("left alone", "kept")
+    assert result["noise_pct"] > 1
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("broken store", "earlier results are not used: store "),
+        ("broken store", "the result is not kept for the next start: store "),
+        ("locked store", "the result is not kept for the next start: store "),  # others may still read
+    ],
+)
+def test_a_store_that_cannot_be_used_costs_a_warning(zoo, name, told):
+    played = zoo(name)
+    assert played.codes == [0, 0]
+    assert [line for line in played.error(0).splitlines() if line.startswith(f"weft: {told}")]
+    assert "ctas16" in played.in_step()[-1]  # it is tuned all the same
+
+
+def test_a_program_without_a_process_group_is_not_touched(zoo):
+    played = zoo("no group")
+    assert played.codes == [0]
+    assert played.error() == ""
+    assert not list(played.folder.glob("tuning.*.json"))
+
+
+# --- the command itself ---------------------------------------------------------------------------------------
+
+
+def weft_run(
+    folder: Path, *options: str, launcher: tuple[str, ...] = (), **env: str
+) -> subprocess.CompletedProcess[str]:
+    command = [
+        sys.executable,
+        "-m",
+        "weft",
+        "run",
+        "--tune",
+        "--stats",
+        str(folder / "stats.json"),
+        *options,
+        "--",
+    ]
+    program = launcher or (sys.executable,)
+    everything = {**CLEAN, **BASE, "RECORD": str(folder), "OMP_NUM_THREADS": "1", "STEPS": "80", **env}
+    everything |= {"PYTHONPATH": str(HERE), "WEFT_STORE": str(folder / "store.sqlite")}
+    everything.pop("WEFT_TUNE")
+    return subprocess.run(
+        [*command, *program, str(JOB)],
+        env=everything,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=200,
+    )
+
+
+def test_torchrun_under_weft_run_is_tuned_without_an_edit(tmp_path):
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    done = weft_run(tmp_path, launcher=torchrun)
+    assert done.returncode == 0, done.stderr
+    stats = json.loads((tmp_path / "stats.json").read_text())
+    assert stats["tuning"]["state"] == "kept"
+    assert stats["tuning"]["policy"]["comm"]["max_ctas"] == 16
+    assert done.stderr.splitlines()[-1] == f"weft: {stats['tuning']['text']}"
+    assert Played(tmp_path).in_step()[-1] == Played(tmp_path).ranks[0]["end"]
+
+
+@pytest.mark.parametrize(
+    ("env", "told"),
+    [
+        ({"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}, "no process of this job loaded weft's part"),
+        ({}, "no process of this job initialised torch.distributed"),
+    ],
+)
+def test_a_job_that_cannot_be_tuned_runs_as_ever_and_the_reason_is_told(tmp_path, env, told):
+    done = weft_run(tmp_path, **env, NO_GROUP="1", STEPS="5")
+    assert done.returncode == 0, done.stderr
+    assert told in done.stderr.splitlines()[-1]
+    assert len(done.stderr.splitlines()) == 1
+    assert len(Played(tmp_path).ranks) == 1
