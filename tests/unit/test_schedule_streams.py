@@ -222,6 +222,21 @@ def test_peers_in_host_memory(operation, name, ranks, m, monkeypatch):
         moved = [x + (1 if q == rank else 0) for q, x in enumerate(xs)]
         second = reference(operation, moved, ws, rows)[rank]
         assert torch.equal(outs[1], second)
+        if operation == "matmul_reduce_scatter":
+            check_sent(schedule, peers, (moved[rank] @ ws[rank]).split(rows))
+
+
+def check_sent(schedule, peers, products):
+    """What lies in the peers' pinned memory is this rank's product for them."""
+    for peer, product in enumerate(products):
+        boxes = [
+            peers.sent[schedule.name, schedule.problem, send.id]
+            for (to, _), send in sorted(schedule.sends.items())
+            if to == peer
+        ]
+        if boxes:
+            whole = torch.cat(boxes, dim=1 if schedule.name == "uniform-fused-2d" else 0)
+            assert torch.equal(whole, product)
 
 
 class Shared:

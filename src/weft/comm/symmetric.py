@@ -59,3 +59,19 @@ def layout(shapes: list[tuple[int, int]], itemsize: int) -> tuple[list[int], int
 
 def _round_up(size: int) -> int:
     return max(ALIGNMENT, -(-size // ALIGNMENT) * ALIGNMENT)
+
+
+def zero_cta_group(ranks: list[int] | None = None) -> Any:
+    """A new group whose NCCL collectives are copies by copy engines: they take no SM. A collective call.
+
+    NCCL does so for all-gather and all-to-all of registered buffers within an NVLink domain, from 2.28.
+    """
+    import torch.distributed as dist
+
+    kind = getattr(dist, "ProcessGroupNCCL", None)
+    policy = getattr(kind, "NCCL_CTA_POLICY_ZERO", None)
+    if kind is None or policy is None:
+        raise UnavailableError("this torch has no zero-CTA collectives: it needs NCCL 2.28 or newer")
+    options = kind.Options()
+    options.config.cta_policy = policy
+    return dist.new_group(ranks, backend="nccl", pg_options=options)
