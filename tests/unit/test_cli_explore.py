@@ -123,6 +123,10 @@ def test_losses_in_the_terminal(weft):
         (["--gemm", "64x64x64", "--ranks", "1000"], "ranks 1000 is not possible"),
         (["--gemm", "64x64x64", "--collective", "all_reduce"], "cannot be fused with a product"),
         (["--gemm", "64x64x64", "--topology", "star"], "topology 'star' is not known"),
+        (
+            ["--gemm", "64x64x64", "--device", "sim:h100", "--topology", "pcie", "--ranks", "31"],
+            "use 28 ranks",
+        ),
         (["--gemm", "64x64x64", "--dtype", "int8"], "dtype 'int8' is not known"),
         (["--gemm", "64x64x64", "--device", "sim:"], "has no name"),
         (["--gemm", "64x64x64", "--device", "sim:h900"], "no GPU preset named 'h900'"),

@@ -11,7 +11,7 @@ import numpy as np
 from weft.errors import UsageError
 from weft.ops.schedule import OPERATIONS, Add, Matmul, Problem, Recv, Schedule, Send, Step, build
 from weft.policy import SCHEDULES
-from weft.sim.fabric import Fabric, default_topology, fabric
+from weft.sim.fabric import SWITCH_GPUS, Fabric, default_topology, fabric
 from weft.sim.flow import Flowed, Node, Task, flow
 from weft.sim.gemm import Gemm, Gemms, gemms
 from weft.timeline import Kind, Timeline
@@ -19,6 +19,8 @@ from weft.workload import DTYPE_BYTES
 
 ENGINES = ("dma", "sm")
 MAX_SIZE = 1 << 24
+MAX_PERIOD = 18
+"""Ranks that are simulated one by one where none stands for others."""
 MAX_ELEMENTS = 1 << 40
 
 ISSUE_S = 3e-6
@@ -170,6 +172,11 @@ def simulate(case: Case, name: str, engine: str = "dma") -> Result:
     """One schedule of a case with one engine."""
     if engine not in ENGINES:
         raise UsageError(f"engine {engine!r} is not known; use one of {', '.join(ENGINES)}")
+    if case.fabric.period > MAX_PERIOD:
+        raise UsageError(
+            f"{case.ranks} ranks do not fill the switches of a PCIe tree evenly, and more than {MAX_PERIOD} ranks "
+            f"cannot be simulated one by one; use {case.ranks // SWITCH_GPUS * SWITCH_GPUS} ranks"
+        )
     tasks = _library(case) if name == "serial" and engine == "sm" else _tasks(case, name)
     return Result(case, name, engine, tasks, flow(node(case, engine), tasks))
 
