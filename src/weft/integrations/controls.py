@@ -43,9 +43,11 @@ class LaunchControls:
         calls = [call for call in communicators.calls() if call.number > self._calls]
         ctas = max((row[3] for row in comm.values()), default=0)
         why, most = self._why_no_ctas(), 0
+        choices: tuple[int, ...] = ()
         if not why:
-            most = _most_ctas(_used())
-        choices = cta_choices(ctas, most)
+            limits = [found.max_ctas for found in _used() if found.max_ctas]
+            ctas, most = min(limits, default=ctas), _most_ctas(_used())
+            choices = cta_choices(ctas, most)
         binding.set_policy(None)
         return Facts(
             launches=bool(seen),

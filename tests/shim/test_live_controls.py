@@ -1,0 +1,96 @@
+"""What live tuning changes and learns in a process, against a fake driver and a fake NCCL."""
+
+from __future__ import annotations
+
+from test_nccl import TWO_GHOSTS, fake_nccl, nccl_program  # noqa: F401 (fixtures)
+
+CONTROLS = (
+    """
+    import sys, types
+    gpu = types.SimpleNamespace(multi_processor_count=132)
+    cuda = types.SimpleNamespace(
+        get_device_properties=lambda device: gpu, current_device=lambda: 0, device_count=lambda: 1,
+        is_initialized=lambda: False,
+    )
+    torch = types.SimpleNamespace(cuda=cuda, are_deterministic_algorithms_enabled=lambda: bool(deterministic))
+    deterministic = []
+    sys.modules["torch"] = torch
+    import driver
+    from weft import Policy
+    from weft.integrations.controls import LaunchControls
+    """
+    + TWO_GHOSTS
+    + """
+    controls = LaunchControls(Policy(), world=2, parameters=1000)
+    gemm = driver.kernel("_Z4gemmPf")
+    def whole_step():
+        step()
+        driver.launch(gemm)
+        driver.launch(gemm)
+    whole_step()
+    controls.learn()
+    whole_step()
+    whole_step()
+    facts = controls.facts(2)
+    """
+)
+
+
+def test_what_a_job_launches_and_what_can_be_tried_is_learnt(nccl_program):  # noqa: F811
+    facts = nccl_program(
+        CONTROLS + "show(facts.to_dict())", env={"WEFT_LIVE": "1", "LOCAL_WORLD_SIZE": "2"}
+    )
+    assert facts["launches"]
+    assert facts["ctas"] == 12
+    assert facts["cta_choices"] == [6, 16, 24]
+    assert facts["most_ctas"] == 33
+    assert facts["why_no_ctas"] == ""
+    (gemm,) = facts["kernels"]
+    assert (gemm["name"], gemm["symbol"], gemm["launches"]) == ("gemm(float*)", "_Z4gemmPf", 2)
+    assert "2 ranks, 1000 parameters" in facts["workload"]
+    assert "all_reduce a step" in facts["workload"]
+
+
+def test_policies_are_applied_to_launches_and_collectives_and_taken_back(nccl_program):  # noqa: F811
+    seen = nccl_program(
+        CONTROLS
+        + """
+    controls.prepare(16)
+    def ran(policy):
+        controls.apply(policy)
+        n.ctas()
+        before = len(n.ctas())
+        whole_step()
+        return [n.ctas()[before:], driver.records()[-1]["shared"] > 0]
+    shown = [ran(Policy()), ran(Policy(max_ctas=16)), ran(Policy(max_ctas=16, residency=2)), ran(Policy())]
+    controls.apply(Policy(max_ctas=16, residency=2))
+    controls.harmless()
+    driver.launch(gemm)
+    harmless = driver.records()[-1]["shared"] > 0
+    controls.apply(Policy())
+    controls.release()
+    prepared = routes.communicators()[0].prepared
+    show([shown, harmless, prepared, controls.clock()])
+    """,
+        env={"WEFT_LIVE": "1"},
+    )
+    shown, harmless, prepared, clock = seen
+    assert shown == [[[12, 12], False], [[16, 16], False], [[16, 16], True], [[12, 12], False]]
+    assert not harmless
+    assert prepared == []
+    assert len(clock) == 1
+    assert next(iter(clock.values())) == 7
+
+
+def test_where_sums_must_keep_their_order_ctas_are_left_alone(nccl_program):  # noqa: F811
+    source = (
+        CONTROLS.replace(
+            "n.init(2, 1, unique, config(12)))",
+            "n.init(3, 1, unique, config(12))), lambda: ghosts.append(n.init(3, 2, unique, config(12)))",
+        )
+        .replace("n.init(2, 0", "n.init(3, 0")
+        .replace("deterministic = []", "deterministic = [1]")
+    )
+    facts = nccl_program(source + "show(facts.to_dict())", env={"WEFT_LIVE": "1"})
+    assert facts["cta_choices"] == []
+    assert "deterministic" in facts["why_no_ctas"]
