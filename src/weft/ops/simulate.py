@@ -174,7 +174,7 @@ def simulate(case: Case, name: str, engine: str = "dma") -> Result:
         raise UsageError(f"engine {engine!r} is not known; use one of {', '.join(ENGINES)}")
     if case.fabric.period > MAX_PERIOD:
         raise UsageError(
-            f"{case.ranks} ranks do not fill the switches of a PCIe tree evenly, and more than {MAX_PERIOD} ranks "
+            f"{case.ranks} ranks do not fill the switches of a PCIe tree evenly, and more than {MAX_PERIOD} "
             f"cannot be simulated one by one; use {case.ranks // SWITCH_GPUS * SWITCH_GPUS} ranks"
         )
     tasks = _library(case) if name == "serial" and engine == "sm" else _tasks(case, name)

@@ -129,6 +129,10 @@ class _Run:
         self.start = [-1.0] * len(tasks)
         self.end = [-1.0] * len(tasks)
         self.now = 0.0
+        self.changed = True
+        """Whether other copies move than when the links were shared."""
+        self.copying: dict[int, float] = {}
+        self.busy: list[float] = []
         self.rates: dict[tuple[tuple[int, int], ...], list[float]] = {}
         self.capacity = dict(enumerate(node.fabric.capacity))
         self.weights = dict(node.fabric.folded)
@@ -173,19 +177,10 @@ class _Run:
 
     def _speeds(self) -> dict[int, float]:
         """Bytes per second of copies, shares per second of kernels."""
-        tasks, state, ranks = self.tasks, self.state, self.node.fabric.period
-        moving = [i for i in state.left if tasks[i].is_copy]
-        moving.sort(key=lambda i: (tasks[i].source, tasks[i].rank))
-        key = tuple((tasks[i].source, tasks[i].rank) for i in moving)
-        rates = self.rates.get(key)
-        if rates is None:
-            rates = fair([self.weights[pair] for pair in key], self.capacity, _ENDLESS)
-            self.rates[key] = rates
-        speeds = dict(zip(moving, rates, strict=True))
-        busy = [0.0] * ranks
-        for (source, target), rate in zip(key, rates, strict=True):
-            busy[target] += rate
-            busy[source % ranks] += rate
+        tasks, state = self.tasks, self.state
+        if self.changed:
+            self._share()
+        speeds, busy = dict(self.copying), self.busy
         for rank, i in enumerate(state.running):
             if i >= 0:
                 task = tasks[i]
@@ -194,6 +189,23 @@ class _Run:
                 taken = self.node.traffic * busy[rank]
                 speeds[i] = 1.0 / slowed(arithmetic, task.memory_bytes, taken, self.node.memory_bytes_per_s)
         return speeds
+
+    def _share(self) -> None:
+        """Share the links among the copies that move; patterns come back, so their rates are kept."""
+        tasks, ranks = self.tasks, self.node.fabric.period
+        moving = [i for i in self.state.left if tasks[i].is_copy]
+        moving.sort(key=lambda i: (tasks[i].source, tasks[i].rank))
+        key = tuple((tasks[i].source, tasks[i].rank) for i in moving)
+        rates = self.rates.get(key)
+        if rates is None:
+            rates = fair([self.weights[pair] for pair in key], self.capacity, _ENDLESS)
+            self.rates[key] = rates
+        self.copying = dict(zip(moving, rates, strict=True))
+        self.busy = [0.0] * ranks
+        for (source, target), rate in zip(key, rates, strict=True):
+            self.busy[target] += rate
+            self.busy[source % ranks] += rate
+        self.changed = False
 
     def _advance(self, step: float, speeds: dict[int, float]) -> None:
         state = self.state
@@ -211,6 +223,7 @@ class _Run:
         task, state, gap = self.tasks[i], self.state, self.node.event_gap_s
         self.end[i] = self.now
         if task.is_copy:
+            self.changed = True
             state.lanes[task.rank] += 1
             self._feed(task.rank)
         elif not task.fixed_s:
@@ -260,6 +273,7 @@ class _Run:
                 self.start[i] = self.now
                 state.left[i] = 1.0
             elif self.start[i] >= 0:
+                self.changed = True
                 state.left[i] = max(task.copied_bytes, 1.0)
             else:
                 heapq.heappush(state.queues[task.rank], i)
