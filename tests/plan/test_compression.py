@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from weft.errors import UsageError
 from weft.gpu.specs import spec
-from weft.plan import Job
+from weft.plan import Job, Network, Prediction, predict
 from weft.plan.compression import (
     METHODS,
     Matrix,
@@ -209,3 +209,73 @@ def test_every_method_applies_somewhere():
         sharding = "zero3" if name in ("zero++", "qwz", "hpz", "qgz") else "none"
         check(parse(name), sharding=sharding, data_ranks=8, stages=1, gpu=H100)
     check(Method(), sharding="zero1", data_ranks=1, stages=4, gpu=H100)
+
+
+# --- in a whole step ---------------------------------------------------------------------------------------------
+
+
+def job(name: str, gpus: int = 64, gbit: float = 400, **changes) -> Job:
+    sharded = name in ("zero++", "qwz", "hpz", "qgz")
+    network = Network(name="test", rail_bytes_per_s=gbit * 1e9 / 8)
+    values = {"tp": 1 if sharded else 2, "sharding": "zero3" if sharded else "none", **changes}
+    return Job(model="llama3-8b", gpu="h100", gpus=gpus, compression=name, network=network, **values)
+
+
+def step(*arguments, **changes) -> Prediction:
+    return predict(job(*arguments, **changes), check_memory=False)
+
+
+METHOD_NAMES = ["none", "bf16", "fp8", "int8", "powersgd:2", "topk:0.01", "zero++", "qwz", "hpz", "qgz"]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.sampled_from(METHOD_NAMES),
+    st.sampled_from([16, 128, 1024]),
+    st.floats(5, 400),
+    st.floats(1.0, 8.0),
+    st.sampled_from([None, "auto"]),
+)
+def test_more_bandwidth_is_never_slower_under_any_method(name, gpus, gbit, more, policy):
+    slow = step(name, gpus, gbit, policy=policy)
+    fast = step(name, gpus, gbit * more, policy=policy)
+    assert fast.step_s <= slow.step_s * (1 + 1e-9)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.sampled_from(METHOD_NAMES), st.sampled_from([16, 256, 2048]), st.floats(5, 800))
+def test_a_step_holds_its_kernels_and_its_collectives(name, gpus, gbit):
+    found = step(name, gpus, gbit)
+    assert found.step_s == pytest.approx(sum(found.breakdown.values()))
+    assert found.step_s >= found.compute_s + found.breakdown["compression"]
+    packed = str(parse(name)) not in ("none", "hpz") and not (
+        name == "bf16" and found.breakdown["compression"] == 0
+    )
+    assert (found.breakdown["compression"] > 0) == packed
+
+
+def test_what_is_sent_is_what_the_method_says():
+    kinds = {c.kind for c in step("int8").collectives if c.name == "grads"}
+    assert kinds == {"all_to_all", "all_gather"}
+    plain, packed = (
+        sum(c.bytes * c.count for c in step(name).collectives if c.name == "grads")
+        for name in ("none", "fp8")
+    )
+    assert packed == pytest.approx(plain / 2, rel=0.01)
+    near = [c for c in step("hpz").collectives if c.name == "params" and c.group.ranks == 8]
+    assert near
+    assert all(c.group.domains == 1 for c in near)
+
+
+def test_compression_pays_where_the_network_is_slow_and_costs_where_it_is_not():
+    for name in ("fp8", "int8", "powersgd:4"):
+        assert step(name, gbit=10).step_s < step("none", gbit=10).step_s
+    fast = {"gbit": 6400, "global_batch": 512}
+    for name in ("int8", "powersgd:4", "topk:0.01"):
+        assert step(name, **fast).step_s > step("none", **fast).step_s
+
+
+def test_topk_loses_more_and_more_ranks():
+    ratios = [step("topk:0.01", n, 100).step_s / step("none", n, 100).step_s for n in (16, 256, 4096)]
+    assert ratios == sorted(ratios)
+    assert ratios[-1] > 1
