@@ -13,6 +13,8 @@ from weft.ops.steps import Recv, Schedule, Send
 class MessageExecutor:
     """Sends and receives are posted as early as their data allows; a step waits only for what it reads."""
 
+    exchanges = True
+
     def __init__(self, schedule: Schedule, program: Program, group: Any) -> None:
         self.program, self._group = program, group
         steps = schedule.steps
@@ -55,6 +57,8 @@ class MessageExecutor:
 
 class LocalExecutor:
     """A group of one: only products."""
+
+    exchanges = False
 
     def __init__(self, schedule: Schedule, program: Program) -> None:
         self.program = program

@@ -56,6 +56,8 @@ class Link(Protocol):
 class CudaExecutor:
     """One schedule, its link and the list of what to issue."""
 
+    exchanges = False  # what fails on the way fails later, on the GPU
+
     def __init__(
         self,
         schedule: Schedule,

@@ -103,6 +103,9 @@ def _apply(
         inner = prod(x.shape[1:-1])
         rows = None if rows is None else tuple(count * inner for count in rows)
         sent = None if sent is None else tuple(count * inner for count in sent)
+    if torch.is_autocast_enabled(x.device.type):
+        dtype = torch.get_autocast_dtype(x.device.type)
+        x, w = x.to(dtype), w.to(dtype)
     if torch.compiler.is_compiling():
         from weft.ops.compiled import compiled
 

@@ -19,6 +19,16 @@ from weft.ops.schedule import split
 from weft.ops.teams import team_of
 
 
+class _Held:
+    """A process group in a module: a copy of the module shares it."""
+
+    def __init__(self, group: Any) -> None:
+        self.group = group
+
+    def __deepcopy__(self, _: Any) -> _Held:
+        return self
+
+
 class _Parallel(nn.Linear):  # type: ignore[misc,unused-ignore]
     """A linear layer of which this rank holds a part."""
 
@@ -37,7 +47,7 @@ class _Parallel(nn.Linear):  # type: ignore[misc,unused-ignore]
         sizes = {"in": in_features, "out": out_features}
         sizes[self.part] = split(sizes[self.part], team.size)[team.rank]
         super().__init__(sizes["in"], sizes["out"], bias, device, dtype)
-        self.group: Any = group
+        self._held: _Held = _Held(group)
         self.options: dict[str, Any] = {}
 
     @classmethod
@@ -61,7 +71,11 @@ class _Parallel(nn.Linear):  # type: ignore[misc,unused-ignore]
         if bias is not None and cls.part == "out":
             layer.bias = _piece(bias, 0, counts, team.rank)
         layer.out_features, layer.in_features = layer.weight.shape
-        layer.group, layer.options = group, dict(options)
+        layer._held, layer.options = _Held(group), dict(options)
+
+    @property
+    def group(self) -> Any:
+        return self._held.group
 
 
 def _piece(whole: nn.Parameter, dim: int, counts: tuple[int, ...], rank: int) -> nn.Parameter:
@@ -79,7 +93,7 @@ class ColumnParallelLinear(_Parallel):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         made = all_gather_matmul(x, self.weight.t(), self.group, **self.options)
-        return made if self.bias is None else made + self.bias
+        return made if self.bias is None else made + self.bias.to(made.dtype)
 
 
 class RowParallelLinear(_Parallel):
@@ -93,7 +107,7 @@ class RowParallelLinear(_Parallel):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         made = matmul_reduce_scatter(x, self.weight.t(), self.group, **self.options)
-        return made if self.bias is None else made + _SharedBias.apply(self.bias, self.group)
+        return made if self.bias is None else made + _SharedBias.apply(self.bias, self.group).to(made.dtype)
 
 
 class _SharedBias(torch.autograd.Function):  # type: ignore[misc,unused-ignore]

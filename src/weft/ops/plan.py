@@ -21,6 +21,8 @@ class Executor(Protocol):
     """Runs one schedule, on the caller's current stream."""
 
     program: Program
+    exchanges: bool
+    """Whether a RuntimeError here may mean that a peer failed."""
 
     def run(self, x: torch.Tensor, w: torch.Tensor, out: torch.Tensor) -> None: ...
 
@@ -52,7 +54,7 @@ class Plan:
         except WeftError:
             raise
         except RuntimeError as error:
-            if self.team.size == 1:
+            if not self.executor.exchanges or isinstance(error, torch.cuda.OutOfMemoryError):
                 raise
             raise self.team.explain(self.facts, error) from error
 

@@ -48,10 +48,14 @@ class Team:
 
     @property
     def timeout_s(self) -> float:
-        try:
-            return float(self.group._get_backend(torch.device("cpu")).options._timeout.total_seconds())
-        except (AttributeError, RuntimeError):
-            return DEFAULT_TIMEOUT_S
+        """Of the group's backend, GPU or CPU."""
+        for device in ("cuda", "cpu"):
+            try:
+                backend = self.group._get_backend(torch.device(device))
+                return float(backend.options._timeout.total_seconds())
+            except (AttributeError, RuntimeError):
+                continue
+        return DEFAULT_TIMEOUT_S
 
     @property
     def store(self) -> Any:

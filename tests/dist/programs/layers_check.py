@@ -62,6 +62,13 @@ def check(rank, ranks, close):
         ]
         for grad, expected in pairs:
             close(grad, expected.double(), torch.float32, "gradient of the mlp")
+    twin = copy.deepcopy(by_plan)
+    with torch.autocast("cpu", torch.bfloat16):
+        got = twin(x[mine])
+        plain = whole(x)[mine]
+    assert got.dtype == plain.dtype == torch.bfloat16
+    close(got.detach(), plain.detach().double(), torch.bfloat16, "mlp, autocast")
+    got.sum().backward()
     fresh = ColumnParallelLinear(width, inner, bias=False)
     assert fresh.weight.shape == (split(inner, ranks)[rank], width)
 

@@ -1,0 +1,155 @@
+"""The operations in one process: a group of one, what is refused, and which schedule is chosen."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from weft.errors import UsageError  # noqa: E402
+from weft.ops import all_gather_matmul, all_to_all_matmul, choose, matmul_reduce_scatter  # noqa: E402
+from weft.ops.choose import Choice, workload  # noqa: E402
+from weft.ops.plan import Call, out_rows  # noqa: E402
+from weft.ops.program import Program  # noqa: E402
+from weft.ops.schedule import OPERATIONS, Problem, build  # noqa: E402
+from weft.ops.teams import DisagreementError, compare, team_of  # noqa: E402
+from weft.policy import SCHEDULES, Policy  # noqa: E402
+
+FUNCTIONS = {
+    "all_gather_matmul": all_gather_matmul,
+    "matmul_reduce_scatter": matmul_reduce_scatter,
+    "all_to_all_matmul": all_to_all_matmul,
+}
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("name", [None, *SCHEDULES])
+def test_alone_it_is_a_product(operation, name):
+    x, w = torch.randn(3, 5, 4, requires_grad=True), torch.randn(4, 6, requires_grad=True)
+    y = FUNCTIONS[operation](x, w, schedule=name)
+    want = x.detach() @ w.detach()
+    assert torch.allclose(y, want, atol=1e-5)
+    y.sum().backward()
+    assert torch.allclose(x.grad, torch.ones(3, 5, 6) @ w.detach().t(), atol=1e-5)
+    assert torch.allclose(w.grad, x.detach().reshape(-1, 4).t() @ torch.ones(15, 6), atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "says"),
+    [
+        ((torch.ones(2, 3), torch.ones(4, 5)), {}, "x has 3 columns and w has 4 rows"),
+        ((torch.ones(3), torch.ones(3, 5)), {}, "needs at least 2"),
+        ((torch.ones(2, 3), torch.ones(3)), {}, "w has 1; x needs at least 2, w exactly 2"),
+        ((torch.ones(2, 3), torch.ones(3, 5).half()), {}, "x is float32 on cpu and w is float16 on cpu"),
+        ((torch.ones(2, 3).int(), torch.ones(3, 5).int()), {}, "int32 is not supported; use bfloat16"),
+        ((torch.ones(2, 3), torch.ones(3, 5)), {"schedule": "fast"}, "schedule 'fast' is not known"),
+        ((torch.ones(2, 3), torch.ones(3, 5)), {"engine": "tpu"}, "engine 'tpu' is not known"),
+        ((torch.ones(2, 3), torch.ones(3, 5)), {"pieces": 0}, "pieces 0 is not possible"),
+        ((torch.ones(2, 3), torch.ones(3, 5)), {"rows": [1, 1]}, "2 counts were given for 1 ranks"),
+        ((torch.ones(2, 3), torch.ones(3, 5)), {"rows": [3]}, "rows says 3 for rank 0, whose x has 2"),
+        ((torch.ones(2, 3), torch.ones(3, 5)), {"out": torch.ones(5, 2)}, r"must be contiguous, \(2, 5\)"),
+        ((torch.ones(2, 3), torch.ones(3, 5)), {"out": torch.ones(2, 5).half()}, "out is float16"),
+        ((torch.ones(2, 3), torch.ones(3, 5)), {"group": "tp"}, "must be a torch process group, not str"),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_one_line(arguments, options, says):
+    with pytest.raises(UsageError, match=says) as error:
+        all_gather_matmul(*arguments, **options)
+    assert "\n" not in str(error.value)
+
+
+def test_out_has_no_gradient():
+    with pytest.raises(UsageError, match="out= has no gradient"):
+        all_gather_matmul(torch.ones(2, 3, requires_grad=True), torch.ones(3, 4), out=torch.ones(2, 4))
+
+
+def test_splits_come_in_pairs():
+    with pytest.raises(UsageError, match="both input_splits and output_splits"):
+        all_to_all_matmul(torch.ones(2, 3), torch.ones(3, 4), input_splits=[2])
+
+
+def test_the_call_goes_before_the_policy():
+    x, w = torch.ones(2, 3), torch.ones(3, 4)
+    all_gather_matmul(x, w, schedule="shard", policy=Policy(schedule="serial", engine="dma"))
+    plan = list(team_of(None).plans.values())[-1]
+    assert (plan.call.schedule, plan.call.engine) == ("shard", "dma")
+
+
+class Shape:
+    """Stands for a tensor on a GPU."""
+
+    dtype = torch.bfloat16
+    device = torch.device("cuda", 0)
+
+
+class Ranks:
+    size, rank, group = 8, 0, None
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_on_a_gpu_the_sizes_decide(operation, monkeypatch, tmp_path):
+    monkeypatch.setenv("WEFT_STORE", str(tmp_path / "none.sqlite"))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: "NVIDIA H200")
+    tiny = Problem(m=8, n=8, k=8, ranks=8)
+    found = choose.choose(Call(operation), tiny, Shape, Ranks)
+    assert found.schedule == "serial"
+    large = Problem(m=131072, n=16384, k=8192, ranks=8)
+    assert choose.choose(Call(operation), large, Shape, Ranks).schedule in SCHEDULES
+    only = choose.choose(Call(operation, engine="sm"), large, Shape, Ranks)
+    assert only.engine == "sm"
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: "Something else")
+    with pytest.warns(RuntimeWarning, match="picked as for an h100"):
+        choose.choose(Call(operation), large, Shape, Ranks)
+    choose._SAID.clear()
+
+
+def test_a_stored_verdict_goes_before_the_pick(monkeypatch, tmp_path):
+    from weft.tune.store import Store, here
+
+    monkeypatch.setenv("WEFT_STORE", str(tmp_path / "verdicts.sqlite"))
+    problem = Problem(m=64, n=8, k=8, ranks=8)
+    name = workload("all_gather_matmul", problem, torch.bfloat16, None)
+    Store().put(here(name), Policy(schedule="uniform-fused-2d", engine="dma"), {"pieces": 4})
+    found = choose.choose(Call("all_gather_matmul"), problem, Shape, Ranks)
+    assert found == Choice("uniform-fused-2d", "dma", 4)
+    assert (
+        choose.choose(Call("all_gather_matmul", schedule="shard"), problem, Shape, Ranks).schedule == "shard"
+    )
+
+
+def test_the_shape_of_a_result_is_known_beforehand():
+    assert out_rows("all_gather_matmul", (3, 2, 5), None, 0, 4) == 12
+    assert out_rows("all_gather_matmul", (3, 2, 5), (6, 2), 0, 2) == 4
+    assert out_rows("matmul_reduce_scatter", (7, 5), None, 0, 2) == 4
+    assert out_rows("matmul_reduce_scatter", (7, 5), (2, 5), 1, 2) == 5
+    assert out_rows("all_to_all_matmul", (7, 5), None, 1, 2) == 6
+
+
+def test_ranks_are_compared_by_what_they_say():
+    same = {"operation": "all_gather_matmul", "columns of x": 4}
+    compare([same, None, {**same}])
+    with pytest.raises(DisagreementError, match="rank 0 has 4, rank 2 has 5"):
+        compare([same, None, {**same, "columns of x": 5}])
+    with pytest.raises(DisagreementError, match="rank 1 cannot go on: no GPU"):
+        compare([same, {"operation": "all_gather_matmul", "problem": "no GPU"}])
+    with pytest.raises(DisagreementError, match="rank 0 sends 3 rows to rank 1, which expects 2"):
+        compare(
+            [
+                {"operation": "all_to_all_matmul", "own sent": [1, 3], "own received": [1, 1]},
+                {"operation": "all_to_all_matmul", "own sent": [1, 1], "own received": [2, 1]},
+            ]
+        )
+
+
+def test_views_of_a_call_take_few_calls(monkeypatch):
+    """57 products, one strided view of out for all but the local one: that keeps a call cheap."""
+    schedule = build("all_gather_matmul", "hetero-unfused-1d", Problem(m=512, n=4, k=4, ranks=8), 0)
+    program = Program(schedule, torch.float32, torch.device("cpu"), (4, 1))
+    for step in schedule.matmuls:
+        program.compute(step)
+    program.finish()
+    calls = []
+    whole = torch.as_strided
+    monkeypatch.setattr(torch, "as_strided", lambda *given: calls.append(given) or whole(*given))
+    program.bind(torch.ones(64, 4), torch.ones(4, 4), torch.ones(512, 4))
+    assert len(calls) <= 5
