@@ -110,7 +110,9 @@ def _why(line: dict[str, Any]) -> str:
     parts = [f"\n**{line['config']}** ({line['about']})\n\n"]
     parts += [f"- {tuning.get('text', '')}\n" for tuning in line["tuning"]]
     if line.get("without_communication_ms"):
-        parts.append(f"- without any communication a step takes {line['without_communication_ms']:.2f} ms\n")
+        alone, default = line["without_communication_ms"], line["search_default_ms"]
+        most = f"{max(0.0, 100 * (1 - alone / default)):.0f}% is the most that could be gained"
+        parts.append(f"- without any communication a step takes {alone:.2f} of {default:.2f} ms: {most}\n")
     for kernel in line.get("kernels", []):
         blocks = kernel.get("blocks_per_sm")
         what = f"{blocks} blocks per SM" if blocks else "blocks per SM unknown"

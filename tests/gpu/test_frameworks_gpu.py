@@ -99,6 +99,33 @@ def losses(found: tuple[Path, dict[str, list[int]]], name: str) -> list[str]:
     return (folder / f"{name}.losses").read_text().split()
 
 
+NUMERICS = """
+import copy, sys, torch
+sys.path.insert(0, sys.argv[1])
+from triton_linear import TritonLinear
+torch.manual_seed(0)
+for tokens, width, out in ((256, 512, 1024), (100, 200, 72)):
+    layer = TritonLinear(width, out, bias=False, device="cuda", dtype=torch.bfloat16)
+    x = torch.randn(2, tokens, width, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    exact, y = copy.deepcopy(layer).double(), x.detach().double().requires_grad_()
+    found, wanted = layer(x), torch.nn.functional.linear(y, exact.weight)
+    grad = torch.randn_like(found)
+    found.backward(grad)
+    wanted.backward(grad.double())
+    pairs = ((found, wanted), (x.grad, y.grad), (layer.weight.grad, exact.weight.grad))
+    for ours, theirs in pairs:
+        assert float((ours.double() - theirs).norm() / theirs.norm()) < 1e-2
+print("right")
+"""
+
+
+def test_the_triton_layer_is_right():
+    pytest.importorskip("triton")
+    command = [sys.executable, "-c", NUMERICS, str(EXAMPLES)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    assert done.stdout.strip() == "right", done.stderr[-3000:]
+
+
 @pytest.mark.parametrize("name", JOBS)
 def test_an_example_with_a_ghost_rank(plain, name):
     assert all(math.isfinite(float.fromhex(text)) for text in losses(plain, name))
