@@ -72,6 +72,24 @@ FREE = [
 ]
 
 
+ABOUT = {
+    "command": "python benchmarks/plan/fit.py --write; links: benchmarks/plan/collectives.py --write",
+    "data": "tests/data/published_training.csv (rows marked fit) and published_collectives.csv",
+    "links": {
+        "domain_share": "nccl-tests issues 212 and 326: 360 to 370 of 450 GB/s by ring on H100",
+        "switch_gain": "the same: 480 GB/s where the switch adds",
+        "others": "fitted to half of the published nccl-tests points",
+    },
+    "known": {
+        "memory_share": "assumed; elementwise and cast are fitted on top of it",
+        "attention, hides, grad_bytes, selective": "papers and recipes of each software (see rows.py)",
+        "joins_maxima, gathers_fp8": "Transformer Engine's delayed scaling; torchao's tensorwise float8",
+        "context_balanced": "torchtitan's long-sequence tables grow as without a balanced causal split",
+        "speed": "reference 1: megatron-2022 on A100, megatron-2025 on H100; others fitted",
+    },
+}
+
+
 def main() -> None:
     rows = [row for row in load(ROOT / "tests" / "data" / "published_training.csv") if row.half == "fit"]
     found = fit(shipped(), FREE, rows)
@@ -102,6 +120,12 @@ def main() -> None:
             for key in way:
                 home = home[key]
             home[last] = float(f"{value:.4g}")
+    document["about"] = ABOUT | {
+        "fitted": {path: f"prior {one.prior:g}, spread {one.spread:g}" for one in FREE for path in one.paths},
+        "rows": {
+            source: sum(row.source == source for row in rows) for source in sorted({r.source for r in rows})
+        },
+    }
     if "--write" in sys.argv:
         SHIPPED.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 

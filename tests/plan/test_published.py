@@ -87,12 +87,19 @@ def test_what_data_parallelism_adds(pairs, judge):
 
 
 def test_weak_scaling_efficiency(pairs, judge):
-    """Within 3 points in all series but two of NeMo 24.12 and MaxText in fp8, of which the worst is 5 points off."""
+    """Within 3 points in all series but one: Nemotron-4 340B in fp8 with NeMo 24.12 is 5 points off."""
     found = judge.weak_scaling(pairs)
     assert len(found) >= 20
     off = sorted(abs(line["off_points"]) for line in found)
-    assert off[-3] <= 3
+    assert off[-2] <= 3
     assert off[-1] <= 6
+
+
+def test_publications_that_were_used_for_nothing(judge):
+    found = [abs(line["error_pct"]) for line in judge.elsewhere()]
+    assert len(found) >= 10
+    assert sum(found) / len(found) <= 7
+    assert max(found) <= 15
 
 
 def test_one_layer_that_was_never_fitted(judge):

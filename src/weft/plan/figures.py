@@ -47,6 +47,8 @@ class Software:
     hides: frozenset[str]
     """Collectives that run beside compute: `tp` (fused with their GEMM), `tp_backward`, `cp`, `ep`, `pp`,
     `grads`, `params`."""
+    hides_replicas: bool
+    """Whether sums across replicas of a sharded model run beside compute, where its other sums do."""
     fusion: float
     """Share that kernels fused with a tensor-parallel collective hide of what they could."""
     gathers_fp8: bool
@@ -101,9 +103,18 @@ class Figures:
 
     def gemm_share(self, gpu: GpuSpec, precision: str) -> float:
         """Share of the peak; of a GPU that nobody measured, that of its nearest relative."""
-        family = self.gemm.get(gpu.name) or self.gemm[_relative(gpu)]
+        family = self.gemm[self.relative(gpu)]
         kind = "fp8" if precision == "fp8" else "bf16"
         return family.get(kind, family["bf16"])
+
+    def relative(self, gpu: GpuSpec) -> str:
+        """The GPU whose shares are taken: its own, or those of one of its generation that was measured."""
+        if gpu.name in self.gemm:
+            return gpu.name
+        modern = (
+            gpu.compute_capability >= (9, 0) if gpu.vendor == "nvidia" else bool(gpu.throughput.fp8_tflops)
+        )
+        return "h100" if modern else "a100-80gb"
 
     def but(self, **changes: Any) -> Figures:
         return replace(self, **changes)
@@ -120,12 +131,6 @@ class Figures:
                 f"no software named {name!r}; did you mean {near[0]!r}? ({', '.join(self.software)})"
             )
         return self.software[name]
-
-
-def _relative(gpu: GpuSpec) -> str:
-    if gpu.vendor == "amd":
-        return "h100" if gpu.throughput.fp8_tflops else "a100-80gb"
-    return "h100" if gpu.compute_capability >= (9, 0) else "a100-80gb"
 
 
 def from_dict(document: Mapping[str, Any]) -> Figures:

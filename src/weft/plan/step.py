@@ -103,7 +103,7 @@ def predict(job: Job, figures: Figures | None = None, *, check_memory: bool = Tr
         collectives=found,
         memory_bytes=memory,
         policy={f"{c.name} {c.kind}": c.policy for c in found},
-        notes=_notes(job, software.title),
+        notes=_notes(job, known),
     )
 
 
@@ -198,10 +198,12 @@ def _part(job: Job, figures: Figures, stage: Stage, dense: Pass, moe: Pass) -> _
     )
 
 
-def _notes(job: Job, title: str) -> tuple[str, ...]:
-    found = [f"software: {title}"]
+def _notes(job: Job, figures: Figures) -> tuple[str, ...]:
+    found = [f"software: {figures.find(job.software).title}"]
     if simulated_gpu(job.gpu) not in (job.gpu.name, "a100-40gb"):
         found.append(f"contention is simulated with the profile of {simulated_gpu(job.gpu)}")
+    if job.gpu.name not in figures.gemm:
+        found.append(f"rates of matrix products: shares of the peak as on {figures.relative(job.gpu)}")
     if job.policy == AUTO:
         found.append("policies are the best of the simulated candidates, collective by collective")
     return tuple(found)

@@ -11,6 +11,7 @@ from weft.plan.compute import Pass, Work
 from weft.plan.config import Job
 from weft.plan.figures import Software
 from weft.plan.memory import stage_params
+from weft.plan.network import usual_network
 from weft.plan.pipeline import Stage
 
 BUCKET_BYTES = 200e6  # of gradients that travel together: the last has nothing to hide behind
@@ -196,7 +197,7 @@ def _replicated(
     if ranks > shards:
         across = group(ranks // shards, stride * shards, job.network)
         beside = stage.backward * times
-        hidden = hides(job, software, "grads")
+        hidden = hides(job, software, "grads") and software.hides_replicas
         need = Need("grads", "all_reduce", across, grads / shards, 1, beside, hidden=hidden, each_step=True)
         yield _bucketed(need, software)
     hidden = hides(job, software, "params")
@@ -218,7 +219,13 @@ def _compressed(
     width = plain.bytes / elements if elements else 0.0
     payload = Traffic(plain.kind, purpose, elements, width, g.ranks, g.per_domain, matrices)
     found = apply(job.compression, payload, job.gpu)
-    whole = sum(piece.bytes for piece in found.pieces)
+    # The pieces share the window by how long each takes, roughly; beyond the usual network's rate latency counts.
+    fabric = job.gpu.fabric_bytes_per_s
+    rail = min(job.network.rail_bytes_per_s, usual_network(job.gpu.name).rail_bytes_per_s)
+    shares = [
+        piece.bytes / (fabric if piece.ranks_per_node == piece.ranks else rail * piece.ranks_per_node)
+        for piece in found.pieces
+    ]
     for at, piece in enumerate(found.pieces):
         near = piece.ranks_per_node == piece.ranks
         ranks = Group(piece.ranks, piece.ranks_per_node, piece.ranks if near else g.span)
@@ -227,7 +234,7 @@ def _compressed(
             kind=piece.kind,
             group=g if piece.ranks == g.ranks else ranks,
             bytes=piece.bytes,
-            window=plain.window * (piece.bytes / whole if whole else 1.0),
+            window=plain.window * (shares[at] / sum(shares) if sum(shares) else 1.0),
             kernels_s=found.compute_s if at == 0 else 0.0,
         )
         yield _bucketed(sent, software)
@@ -282,4 +289,14 @@ def _fully_sharded(
     if ranks > shards:
         across = group(ranks // shards, stride * shards, job.network)
         size = params * software.grad_bytes / shards
-        yield Need("grads", "all_reduce", across, size, 1, work.backward, edge, sums, each_step=True)
+        yield Need(
+            "grads",
+            "all_reduce",
+            across,
+            size,
+            1,
+            work.backward,
+            edge,
+            sums and software.hides_replicas,
+            each_step=True,
+        )
