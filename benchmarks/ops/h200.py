@@ -89,9 +89,10 @@ class Case:
         held.clear()
         self.out = torch.empty_like(self.expected)
         self.variants: dict[str, Any] = {}
+        self.failed: dict[str, str] = {}
         for engine in ("dma", "sm"):
             for name in SCHEDULES:
-                cuts = (None,) if name in ("serial", "shard") else (8,)
+                cuts: tuple[int | None, ...] = (None,) if name in ("serial", "shard") else (8,)
                 if name == "hetero-fused-1d":
                     cuts = PIECES
                 for pieces in cuts:
@@ -148,12 +149,17 @@ class Case:
         """The largest error of every variant, as a share of the largest value."""
         found = {}
         scale = self.expected.float().abs().max().item()
-        for name, call in self.variants.items():
+        for name, call in list(self.variants.items()):
+            self.out.fill_(float("nan"))
+            try:
+                call()
+                torch.cuda.synchronize()
+            except Exception as error:  # one that cannot run must not cost the others
+                self.failed[name] = f"{type(error).__name__}: {error}"[:500]
+                del self.variants[name]
+                continue
             if "alone" in name:
                 continue
-            self.out.fill_(float("nan"))
-            call()
-            torch.cuda.synchronize()
             found[name] = (
                 max(
                     (a.float() - b.float()).abs().max().item()
@@ -227,11 +233,14 @@ def measure(case: Case, rng: random.Random, rounds: int) -> dict[str, Any]:
         "k": case.k,
         "moved_bytes": case.moved,
         "max_error": max(errors.values()),
+        "failed": case.failed,
         "variants": {},
     }
     product = median(samples["product alone"])
     row["product_ms"], row["tflops"] = product, 2 * case.m * case.n * case.k / product / 1e9
     for engine in ("dma", "sm"):
+        if not {f"serial {engine}", f"transfer alone {engine}"} <= set(samples):
+            continue
         transfer = median(samples[f"transfer alone {engine}"])
         serial = median(samples[f"serial {engine}"])
         fill = product * (RANKS - 1) / RANKS / max(PIECES)
@@ -281,6 +290,8 @@ def table(rows: list[dict[str, Any]], machine: str, command: str) -> str:
     ]
     for row in rows:
         for engine in ("dma", "sm"):
+            if engine not in row:
+                continue
             e = row[engine]
             lines.append(
                 f"| {row['operation']} | {row['m']}, {row['n']}, {row['k']} | {engine} | "
@@ -289,13 +300,13 @@ def table(rows: list[dict[str, Any]], machine: str, command: str) -> str:
                 f"{e['product_slowed_by_copies']:+.1%} | {e['copies_slowed_by_product']:+.1%} |"
             )
     lines += ["", "Speed-up over serial of every schedule (after `/`: pieces, else 8):", ""]
-    names = list(rows[0]["variants"]) if rows else []
+    names = list(dict.fromkeys(name for row in rows for name in row["variants"]))
     lines += ["| schedule | " + " | ".join(f"{r['m']}, {r['n']}, {r['k']}" for r in rows) + " |"]
     lines += ["| --- |" + " --- |" * len(rows)]
     for name in names:
-        lines.append(
-            f"| {name} | " + " | ".join(f"{r['variants'][name]['speedup']:.2f}" for r in rows) + " |"
-        )
+        found = (row["variants"].get(name) for row in rows)
+        gains = (f"{variant['speedup']:.2f}" if variant else "-" for variant in found)
+        lines.append(f"| {name} | " + " | ".join(gains) + " |")
     return "\n".join(lines) + "\n"
 
 
@@ -340,7 +351,10 @@ def main() -> None:
             f"{e}: {row[e]['best']} {row[e]['speedup']:.2f}x {row[e]['fraction_of_ideal']:.0%}, product "
             f"{row[e]['product_slowed_by_copies']:+.1%}"
             for e in ("dma", "sm")
+            if e in row
         )
+        for name, problem in row["failed"].items():
+            print(f"failed: {name}: {problem}", flush=True)
         print(f"{time.monotonic() - begun:5.0f} s {shape} error {row['max_error']:.1e} {best}", flush=True)
     for shape in skipped:
         print(f"no time left for {shape}", flush=True)
