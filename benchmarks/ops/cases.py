@@ -6,8 +6,8 @@ import math
 import random
 from collections.abc import Iterator
 
+from weft.ops.case import Case
 from weft.ops.schedule import OPERATIONS
-from weft.ops.simulate import Case
 from weft.sim.fabric import TOPOLOGIES
 
 FIT_SEED, CHECK_SEED = 20261115, 11

@@ -16,9 +16,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from weft.ops.case import Case
 from weft.ops.explore import explore
 from weft.ops.schedule import OPERATIONS
-from weft.ops.simulate import Case
 from weft.policy import SCHEDULES
 
 RANKS, GPU, TOPOLOGY = 8, "mi300x", "mesh"

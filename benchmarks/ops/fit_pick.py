@@ -16,8 +16,9 @@ from typing import Any
 from cases import FIT_SEED, fit_cases
 
 from weft.ops import estimate
+from weft.ops.case import Case
 from weft.ops.pick import estimates
-from weft.ops.simulate import Case, exhaustive
+from weft.ops.simulate import exhaustive
 
 SHARES = (0.6, 0.7, 0.8, 0.9, 1.0)
 Row = tuple[Case, dict[tuple[str, str], float]]

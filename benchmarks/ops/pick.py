@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 from cases import CHECK_SEED, check_cases
 
+from weft.ops.case import Case
 from weft.ops.pick import pick
-from weft.ops.simulate import Case, exhaustive
+from weft.ops.simulate import exhaustive
 
 NEAR, WORSE = 0.02, 0.01
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from devtools import Browser
 
+from weft.ops.case import Case
 from weft.ops.characterize import simulated
 from weft.ops.explore import explore
-from weft.ops.simulate import Case
 from weft.report.explore import losses_page, page
 
 

@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 
 from weft.errors import UsageError
-from weft.ops.simulate import Case, node
+from weft.ops.case import Case
+from weft.ops.simulate import node
 from weft.sim.fabric import TOPOLOGIES, default_topology, fabric, fair
 from weft.sim.flow import STALL, Node, Task, flow
 from weft.sim.gemm import machine

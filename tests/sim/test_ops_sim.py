@@ -7,9 +7,10 @@ import random
 import pytest
 
 from weft.errors import UsageError
+from weft.ops.case import ENGINES, Case, collective_s, product
 from weft.ops.explore import explore, operation_of
 from weft.ops.schedule import OPERATIONS
-from weft.ops.simulate import ENGINES, Case, collective_s, exhaustive, product, simulate
+from weft.ops.simulate import exhaustive, simulate
 from weft.policy import SCHEDULES
 from weft.sim.fabric import TOPOLOGIES
 from weft.timeline import Kind

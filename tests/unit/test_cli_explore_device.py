@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 from weft.errors import UnavailableError, UsageError  # noqa: E402
 from weft.ops import characterize_device as device  # noqa: E402
 from weft.ops import explore_device  # noqa: E402
-from weft.ops.simulate import ENGINES, Case  # noqa: E402
+from weft.ops.case import ENGINES, Case  # noqa: E402
 from weft.policy import SCHEDULES  # noqa: E402
 
 

@@ -9,9 +9,10 @@ import pytest
 
 from weft.errors import UsageError
 from weft.ops import pick as module
+from weft.ops.case import Case
 from weft.ops.pick import estimates, pick
 from weft.ops.schedule import OPERATIONS
-from weft.ops.simulate import Case, exhaustive
+from weft.ops.simulate import exhaustive
 from weft.policy import SCHEDULES
 from weft.sim.fabric import TOPOLOGIES
 

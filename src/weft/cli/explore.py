@@ -83,8 +83,8 @@ def _explore(
 def _simulated(
     device: str, operation: str, shape: tuple[int, ...], ranks: int, topology: str, dtype: str
 ) -> tuple[dict[str, Any], list[tuple[str, Timeline]]]:
+    from weft.ops.case import Case
     from weft.ops.explore import explore as run
-    from weft.ops.simulate import Case
 
     m, n, k = shape
     gpu = device.removeprefix("sim:")

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from weft.ops.simulate import Case, node
+from weft.ops.case import Case
+from weft.ops.simulate import node
 from weft.policy import Policy
 from weft.sim.execute import SimExecutor
 from weft.sim.flow import Task, flow

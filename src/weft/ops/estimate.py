@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from weft.ops.simulate import (
+from weft.ops.case import (
     ISSUE_S,
     KERNEL_S,
     ROW_BYTES,

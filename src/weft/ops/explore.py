@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from weft.errors import UsageError
+from weft.ops.case import Case, collective_s, product
 from weft.ops.pick import Pick, pick
-from weft.ops.simulate import Case, Result, collective_s, exhaustive, product
+from weft.ops.simulate import Result, exhaustive
 from weft.policy import SCHEDULES
 
 COLLECTIVES = {

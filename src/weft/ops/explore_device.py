@@ -7,9 +7,9 @@ from functools import partial
 from typing import Any
 
 from weft.errors import UsageError, WeftError
+from weft.ops.case import ENGINES, Case
 from weft.ops.characterize_device import interleaved, torch_with_gpu
 from weft.ops.pick import pick
-from weft.ops.simulate import ENGINES, Case
 from weft.policy import SCHEDULES
 from weft.sim.profile import by_title
 

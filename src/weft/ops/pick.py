@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from weft.errors import UsageError
+from weft.ops.case import ENGINES, Case, candidates, collective_s, product
 from weft.ops.estimate import seconds
-from weft.ops.simulate import ENGINES, Case, candidates, collective_s, product
 
 MARGIN = 0.01
 """What a schedule must gain over serial by the estimate to be picked."""

@@ -4,96 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 
 import numpy as np
 
 from weft.errors import UsageError
-from weft.ops.schedule import OPERATIONS, Add, Matmul, Problem, Recv, Schedule, Send, Step, build
-from weft.policy import SCHEDULES
-from weft.sim.fabric import SWITCH_GPUS, Fabric, default_topology, fabric
+from weft.ops.case import (
+    ENGINES,
+    ISSUE_S,
+    KERNEL_S,
+    ROW_BYTES,
+    SM_START_S,
+    Case,
+    candidates,
+    collective_s,
+    product,
+    product_beside,
+)
+from weft.ops.schedule import Add, Matmul, Recv, Schedule, Send, Step, build
+from weft.sim.fabric import SWITCH_GPUS, Fabric
 from weft.sim.flow import Flowed, Node, Task, flow
-from weft.sim.gemm import Gemm, Gemms, gemms
 from weft.timeline import Kind, Timeline
-from weft.workload import DTYPE_BYTES
 
-ENGINES = ("dma", "sm")
-MAX_SIZE = 1 << 24
 MAX_PERIOD = 18
 """Ranks that are simulated one by one where none stands for others."""
-MAX_ELEMENTS = 1 << 40
-
-ISSUE_S = 3e-6
-"""Host time to issue one step (assumed: a launch or copy call and its event)."""
-SM_START_S = 8e-6
-"""From the issue of a library collective or send to its first byte (assumed: latency of small messages)."""
-HOP_S = 2e-6
-"""For each further round of a library collective (assumed)."""
-ROW_BYTES = 128
-"""Lost for each row of a copy that is not contiguous (assumed: a cache line)."""
-KERNEL_S = 2e-6
-"""The shortest kernel."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Case:
-    """One fused operation on one node."""
-
-    operation: str
-    m: int
-    n: int
-    k: int
-    ranks: int
-    dtype: str = "bf16"
-    gpu: str = "h100"
-    """A preset's name or a profile file."""
-    topology: str = ""
-    """Empty: the usual one of that GPU."""
-
-    def __post_init__(self) -> None:
-        if self.operation not in OPERATIONS:
-            raise UsageError(f"operation {self.operation!r} is not known; use one of {', '.join(OPERATIONS)}")
-        if self.dtype not in DTYPE_BYTES:
-            raise UsageError(f"dtype {self.dtype!r} is not known; use one of {', '.join(DTYPE_BYTES)}")
-        for name in ("m", "n", "k"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_SIZE:
-                raise UsageError(
-                    f"{name.upper()} = {value!r} is not possible; use a whole number from 1 to {MAX_SIZE}"
-                )
-        if max(self.m * self.k, self.k * self.n, self.m * self.n) > MAX_ELEMENTS:
-            raise UsageError(
-                f"{self.m}x{self.n}x{self.k}: a matrix of more than {MAX_ELEMENTS} elements fits on no GPU; "
-                "use a smaller shape"
-            )
-        if not self.topology:
-            object.__setattr__(self, "topology", default_topology(self.costs.profile.spec))
-        _ = self.fabric
-
-    @property
-    def fabric(self) -> Fabric:
-        return fabric(self.topology, self.ranks, self.gpu)
-
-    @property
-    def costs(self) -> Gemms:
-        return gemms(self.gpu)
-
-    @property
-    def problem(self) -> Problem:
-        return Problem(m=self.m, n=self.n, k=self.k, ranks=self.ranks, itemsize=DTYPE_BYTES[self.dtype])
-
-    @property
-    def rows(self) -> int:
-        """Rows of the product of rank 0, which in an all-to-all has the most."""
-        if self.operation == "all_to_all_matmul":
-            return -(-self.m // self.ranks) * self.ranks
-        return self.m
-
-    @property
-    def shard_bytes(self) -> int:
-        """Bytes that each rank takes from each other."""
-        columns = self.n if self.operation == "matmul_reduce_scatter" else self.k
-        return -(-self.m // self.ranks) * columns * DTYPE_BYTES[self.dtype]
 
 
 @dataclass(frozen=True)
@@ -179,14 +113,6 @@ def simulate(case: Case, name: str, engine: str = "dma") -> Result:
         )
     tasks = _library(case) if name == "serial" and engine == "sm" else _tasks(case, name)
     return Result(case, name, engine, tasks, flow(node(case, engine), tasks))
-
-
-def candidates(engines: tuple[str, ...] = ENGINES) -> list[tuple[str, str]]:
-    """Every schedule with every engine; serial is the library's collective, on SMs, where it may use them."""
-    serial = "sm" if "sm" in engines else "dma"
-    return [
-        (name, engine) for engine in engines for name in SCHEDULES if name != "serial" or engine == serial
-    ]
 
 
 def exhaustive(case: Case, engines: tuple[str, ...] = ENGINES) -> list[Result]:
@@ -278,18 +204,6 @@ def _task(case: Case, rank: int, step: Step, after: tuple[int, ...], issue_s: fl
     )
 
 
-def product(case: Case, m: int, n: int, k: int, *, parts: int = 1, accumulate: bool = False) -> Gemm:
-    """The cost of a product alone."""
-    return case.costs.cost(m, n, k, case.dtype, parts=parts, accumulate=accumulate)
-
-
-def product_beside(case: Case, m: int, n: int, k: int, *, parts: int = 1, accumulate: bool = False) -> Gemm:
-    """The same with the SMs that the library's copies leave it."""
-    of = case.costs.profile
-    fewer = max(1, of.spec.sms - int(of.figures.comm_ctas))
-    return case.costs.cost(m, n, k, case.dtype, parts=parts, accumulate=accumulate, sms=fewer)
-
-
 def _library(case: Case) -> list[Task]:
     """The collective of the vendor's library and the product, one after the other."""
     whole = product(case, case.rows, case.n, case.k)
@@ -304,34 +218,6 @@ def _library(case: Case) -> list[Task]:
     move = Task(name=f"library {case.operation}", rank=0, issue_s=ISSUE_S, fixed_s=collective_s(case))
     first, last = (compute, move) if case.operation == "matmul_reduce_scatter" else (move, compute)
     return [first, replace(last, after=(0,), issue_s=2 * ISSUE_S)]
-
-
-def collective_s(case: Case) -> float:
-    """Seconds of the library's collective: straight to every peer, or round the ring where that is faster."""
-    figures = case.costs.profile.figures
-    direct, ring = _loads(case.topology, case.ranks, case.gpu)
-    moved = case.shard_bytes * (case.ranks - 1)
-    least = moved / (figures.comm_ctas * figures.cta_gb_s * 1e9)
-    found = [SM_START_S + max(least, direct * case.shard_bytes)]
-    if case.operation != "all_to_all_matmul":
-        found.append(SM_START_S + (case.ranks - 2) * HOP_S + max(least, ring * moved))
-    return min(found)
-
-
-@lru_cache(maxsize=512)
-def _loads(topology: str, ranks: int, gpu: str) -> tuple[float, float]:
-    """Seconds for each byte of a shard that all send to all, and for each byte passed on in a ring."""
-    joined = fabric(topology, ranks, gpu)
-    direct, ring = [0.0] * len(joined.capacity), [0.0] * len(joined.capacity)
-    for a in range(ranks):
-        for b in range(ranks):
-            for link in joined.routes[a][b]:
-                direct[link] += 1.0
-        for b in (a + 1, a - 1):
-            for link in joined.routes[a][b % ranks]:
-                ring[link] += 0.5
-    pairs = list(zip(direct, ring, joined.capacity, strict=True))
-    return max(d / c for d, _, c in pairs), max(r / c for _, r, c in pairs)
 
 
 def _losses(result: Result) -> Losses:
