@@ -87,16 +87,17 @@ def _tensor(job: Job, software: Software, layer: Pass, layers: int, routed: bool
             edge = 1 - software.fusion * (1 - 1 / job.tp)
             eight = job.precision == "fp8" and software.gathers_fp8
             gathered = bytes_ / 2 if eight else bytes_
-            after, before = Work(gemm=forward / 2), Work(gemm=backward / 2)
+            # Megatron keeps its part of the input and gathers it once more for the weight gradient.
+            once_more = software.selective != "half"
+            after, before = Work(gemm=forward / 2), Work(gemm=backward / (3 if once_more else 2))
             for kind, size, times in (
                 ("all_gather", gathered, 1 + regather),
                 ("reduce_scatter", bytes_, 1 + again),
             ):
                 yield Need("tp", kind, ranks, size, layers * times, after, edge, fused)
                 yield Need("tp", kind, ranks, size, layers, before, edge, fused or behind)
-            if fused or behind:
-                # The input is gathered again for the weight gradient, beside the input gradient.
-                yield Need("tp", "all_gather", ranks, gathered, layers, before, 0.0, True)
+            if once_more:
+                yield Need("tp", "all_gather", ranks, gathered, layers, before, 0.0, fused or behind)
         else:
             yield Need(
                 "tp", "all_reduce", ranks, bytes_, layers * (1 + again), Work(gemm=forward), 1.0, fused
@@ -219,7 +220,7 @@ def _compressed(
     width = plain.bytes / elements if elements else 0.0
     payload = Traffic(plain.kind, purpose, elements, width, g.ranks, g.per_domain, matrices)
     found = apply(job.compression, payload, job.gpu)
-    # The pieces share the window by how long each takes, roughly; beyond the usual network's rate latency counts.
+    # The pieces share the window by how long each takes, roughly; on faster networks latency counts.
     fabric = job.gpu.fabric_bytes_per_s
     rail = min(job.network.rail_bytes_per_s, usual_network(job.gpu.name).rail_bytes_per_s)
     shares = [
