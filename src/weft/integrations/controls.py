@@ -16,6 +16,7 @@ from weft.tune.options import Facts, Kernel
 
 PREPARE_S = 20.0  # for new communicators
 SM_SHARE = 2  # collectives may take one SM of so many, all ranks on the GPU together
+SHARED_CTAS = 8  # where processes share a GPU: with 16 per rank and priority, collectives were seen to hang
 Counts = dict[str, tuple[int, int, int, int, str]]
 
 
@@ -138,9 +139,10 @@ def _most_ctas(used: Sequence[communicators.Communicator]) -> int:
     device = used[0].device if used[0].device is not None else torch.cuda.current_device()
     sms = torch.cuda.get_device_properties(device).multi_processor_count
     here = Counter((found.key, found.device) for found in used)
-    processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1") or 1)
-    sharing = max(max(here.values()), -(-processes // max(1, torch.cuda.device_count())))
-    return int(min(communicators.MOST_CTAS, sms // SM_SHARE // sharing))
+    own, processes = max(here.values()), int(os.environ.get("LOCAL_WORLD_SIZE", "1") or 1)
+    sharing = max(own, -(-processes // max(1, torch.cuda.device_count())))
+    most = SHARED_CTAS if sharing > own else communicators.MOST_CTAS
+    return int(min(most, sms // SM_SHARE // sharing))
 
 
 def _order_of_sums_matters() -> bool:

@@ -49,9 +49,14 @@ class Live:
 
     def watch(self) -> None:
         """Look out for steps from now on."""
+        import torch
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
-        self._hook = register_optimizer_step_post_hook(self._optimizer_stepped)
+        def stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
+            if not torch.compiler.is_compiling():  # a compiled optimizer stays whole, and is not seen
+                self._optimizer_stepped(optimizer)
+
+        self._hook = register_optimizer_step_post_hook(stepped)
         self._restore = _after_init_process_group(self._group_made)
 
     # --- where a step ends ------------------------------------------------------------------------------
@@ -67,7 +72,7 @@ class Live:
         except Exception as error:
             self._stop(error)
 
-    def _optimizer_stepped(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+    def _optimizer_stepped(self, optimizer: Any) -> None:
         if not self._mine():
             return
         try:
@@ -120,7 +125,9 @@ class Live:
     def _step_ended(self, optimizer: Any) -> None:
         import torch.distributed as dist
 
-        if self._session is not None:
+        if _capturing():  # what is captured keeps the policy that it was launched under
+            self._give_up("the program captures its step in a CUDA graph")
+        elif self._session is not None:
             self._session.step()
         elif dist.is_available() and dist.is_initialized():
             self._begin(optimizer)
@@ -202,6 +209,9 @@ class Live:
         """Something of ours went wrong: back to the default, one line, and out of the way."""
         reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         self._warn(f"tuning stops: {reason}")
+        self._give_up(reason)
+
+    def _give_up(self, reason: str) -> None:
         session, self._over = self._session, True
         with suppress(Exception):
             if session is not None and not session.over:
@@ -263,6 +273,12 @@ def _after_init_process_group(then: Any) -> Any:
                 place.init_process_group = real
 
     return restore
+
+
+def _capturing() -> bool:
+    import torch
+
+    return torch.cuda.is_initialized() and bool(torch.cuda.is_current_stream_capturing())
 
 
 def _within_process(store: Any) -> bool:

@@ -103,8 +103,11 @@ class Session:
         self._meet(report)
 
     def stop(self, reason: str) -> None:
-        """End the tuning on this rank alone, as after an error; the others will miss its word and end too."""
-        self._finish(stopped(reason, steps=self._total), self.controls.default)
+        """End the tuning on this rank alone, at any point; the others will miss its word and end too.
+
+        What was made stays, as the device may not be touched now.
+        """
+        self._finish(stopped(reason, steps=self._total), self.controls.default, release=False)
 
     def _report(self, ms: float, problem: str = "") -> Report:
         clock = {"steps tuned": self._total, **self.controls.clock()}
@@ -156,10 +159,11 @@ class Session:
         self._trial, self._steps = decision, 0
         self._since = self.controls.now()
 
-    def _finish(self, result: dict[str, Any], policy: Policy) -> None:
+    def _finish(self, result: dict[str, Any], policy: Policy, release: bool = True) -> None:
         self.over = True
         self._guard.stop()
         with suppress(Exception):
             self._apply(policy)
-            self.controls.release()
+            if release:
+                self.controls.release()
         self.on_end(result)
