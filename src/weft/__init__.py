@@ -20,9 +20,21 @@ _HOMES = {
     "analyze": "weft.trace",
 }
 
-__all__ = ["Policy", "Rule", "Timeline", "WeftError", "__version__", "analyze", "overlap", "restart", "tune"]
+__all__ = [
+    "Policy",
+    "Rule",
+    "Timeline",
+    "WeftError",
+    "__version__",
+    "analyze",
+    "ops",
+    "overlap",
+    "restart",
+    "tune",
+]
 
 if TYPE_CHECKING:
+    from weft import ops
     from weft.errors import WeftError
     from weft.policy import Policy, Rule
     from weft.shim.overlap import overlap
@@ -33,8 +45,8 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    if name == "tune":
-        return importlib.import_module("weft.tune")  # a package that can be called
+    if name in ("ops", "tune"):  # packages; tune can be called
+        return importlib.import_module(f"weft.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'weft' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOMES[name]), name)

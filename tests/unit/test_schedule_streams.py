@@ -17,6 +17,7 @@ torch = pytest.importorskip("torch")
 
 from weft.comm.dma import Copies, HostPeers  # noqa: E402
 from weft.comm.symmetric import layout  # noqa: E402
+from weft.errors import UnavailableError  # noqa: E402
 from weft.ops import execute_cuda  # noqa: E402
 from weft.ops.execute_cuda import CudaExecutor  # noqa: E402
 from weft.ops.links import HostLink, NcclLink, SymmetricLink, symmetric_size  # noqa: E402
@@ -239,6 +240,11 @@ def check_sent(schedule, peers, products):
             assert torch.equal(whole, product)
 
 
+class Work:
+    def wait(self):
+        pass
+
+
 class Shared:
     """Stands for symmetric memory: one buffer per rank, signals as counters."""
 
@@ -372,6 +378,9 @@ def test_peers_by_rounds_of_sends_and_receives(operation, name, monkeypatch):
             class Group:
                 turn = 0
 
+                def allreduce(self, tensors):
+                    return Work()
+
                 def alltoall(self, arriving, leaving):
                     turn, self.turn = self.turn, self.turn + 1
 
@@ -394,15 +403,55 @@ def test_peers_by_rounds_of_sends_and_receives(operation, name, monkeypatch):
                     assert turn >= 0
                     assert len(arriving) == len(leaving) == ranks
 
-                    class Work:
-                        def wait(self):
-                            pass
-
                     return Work()
 
-            return NcclLink(schedules[rank], Group(), Stream(gpu, 1)), None
+            return NcclLink(schedules[rank], Group(), Stream(gpu, 1), torch.device("cpu")), None
 
         return make
 
     # The views of x are made contiguous when the call is issued: x itself must not change in between.
     all_ranks(monkeypatch, operation, name, 3, 20, make_link, seeds=2)
+
+
+def test_what_is_not_available_is_said_once(monkeypatch):
+    """Without symmetric memory NCCL is used; without NCCL the error says what to do."""
+    from weft.ops import engines
+
+    gpu = Gpu(0)
+    monkeypatch.setattr(engines, "copies", lambda: Copies(gpu.library()))
+    monkeypatch.setattr(engines, "_lanes", lambda device: [Stream(gpu, 1), Stream(gpu, 2)])
+
+    class ProcessGroupNCCL:
+        pass
+
+    class ProcessGroupGloo:
+        pass
+
+    class Group:
+        group_name = "nobody"
+        backend = ProcessGroupNCCL()
+
+        def _get_backend(self, device):
+            return self.backend
+
+        def allreduce(self, tensors):
+            return Work()
+
+    class Team:
+        rank, size, timeout_s, group = 0, 3, 1.0, Group()
+
+        def all_can(self, facts, reason):
+            return reason
+
+    schedule = build("all_gather_matmul", "shard", Problem(m=9, n=4, k=4, ranks=3, rows=(3, 3, 3)), 0)
+    facts = [{"operation": "all_gather_matmul"}] * 3
+    given = (schedule, "dma", facts, torch.float32, torch.device("cpu"), (4, 1))
+    engines._SAID.clear()
+    with pytest.warns(RuntimeWarning, match="engine dma is not available .*NCCL moves the bytes") as said:
+        made = [engines.cuda_executor(*given, Team()) for _ in range(3)]
+    assert all(isinstance(executor._link, NcclLink) for executor in made)
+    assert len(said) == 1
+    Group.backend = ProcessGroupGloo()
+    with pytest.raises(UnavailableError, match="use a group with backend 'nccl'"):
+        engines.cuda_executor(*given, Team())
+    engines._SAID.clear()

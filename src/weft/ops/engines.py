@@ -56,7 +56,8 @@ def cuda_executor(
             return CudaExecutor(schedule, program, made, copies(), current)
     _check_nccl(team)
     program = Program(schedule, dtype, device, w_strides)
-    return CudaExecutor(schedule, program, NcclLink(schedule, team.group, lanes[0]), copies(), current)
+    nccl = NcclLink(schedule, team.group, lanes[0], device)
+    return CudaExecutor(schedule, program, nccl, copies(), current)
 
 
 def _lanes(device: torch.device) -> list[Any]:

@@ -71,6 +71,7 @@ class CudaExecutor:
         self._list: list[tuple[int, Any]] = []
         self._transfers: dict[str, tuple[int, int]] = {}  # id → lane, place in the lane
         self._products: dict[str, int] = {}  # id → place on the caller's stream
+        self._order: list[str] = []  # the same, by place
         self._waited = [-1] * len(link.lanes)  # the last product that each lane waited for
         self._events: dict[str, int] = {}
         self._compile(schedule)
@@ -131,13 +132,13 @@ class CudaExecutor:
             for step in schedule.steps
             if isinstance(step, Send | Recv)
         }
-        wanted = _lasts(schedule, transfers)
+        wanted, awaited = _lasts(schedule, transfers), _awaited(schedule, transfers)
         self._put(self._link.begin(self.program))
         for step in ordered(schedule):
             if isinstance(step, Send | Recv):
                 self._transfer(step, transfers[step.id], step.id in wanted)
             else:
-                self._compute(step, transfers, any(_waits_for(step.id, schedule, transfers)))
+                self._compute(step, transfers, step.id in awaited)
         self._put(self._link.end(self.program))
 
     def _transfer(self, step: Send | Recv, transfer: Transfer | None, wanted: bool) -> None:
@@ -147,7 +148,7 @@ class CudaExecutor:
         needs = [self._products[name] for name in (*step.after, *transfer.after) if name in self._products]
         if needs and max(needs) > self._waited[lane]:
             self._waited[lane] = max(needs)
-            (last,) = [name for name, place in self._products.items() if place == max(needs)]
+            last = self._order[max(needs)]
             self._drive((self._driver.wait, (self._link.lanes[lane], self._events[last], 0)))
         self._put(transfer)
         self._transfers[step.id] = (lane, len(self._transfers))
@@ -165,6 +166,7 @@ class CudaExecutor:
             self._list.append((WAIT, self._events[name]))
         self._list += [(COMPUTE, made) for made in self.program.compute(step)]
         self._products[step.id] = len(self._products)
+        self._order.append(step.id)
         if waited_for:
             event = self._events[step.id] = self._driver.event()
             self._list.append((RECORD, event))
@@ -224,11 +226,11 @@ def _lasts(schedule: Schedule, transfers: dict[str, Transfer | None]) -> set[str
     return found
 
 
-def _waits_for(product: str, schedule: Schedule, transfers: dict[str, Transfer | None]) -> list[bool]:
-    """Whether some transfer waits for a product, one truth each."""
-    found = []
+def _awaited(schedule: Schedule, transfers: dict[str, Transfer | None]) -> set[str]:
+    """The steps that some transfer waits for."""
+    found: set[str] = set()
     for step in schedule.steps:
         transfer = transfers.get(step.id)
-        if isinstance(step, Send | Recv) and transfer is not None:
-            found.append(product in step.after or product in transfer.after)
+        if transfer is not None:
+            found.update(step.after, transfer.after)
     return found
