@@ -19,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
+import weft
 from weft.files import write_whole
 from weft.tune.race import race
 
@@ -191,6 +192,21 @@ def run(case: Case, trials: int, near: bool) -> dict[str, object]:
     return row
 
 
+def false_gains(noise: float, trials: int) -> dict[str, object]:
+    """How often a policy is offered where 39 candidates and the program as it is are all alike."""
+    policies, wrong, gains = [weft.Policy(max_ctas=n) for n in range(1, CANDIDATES)], 0, []
+    for seed in range(trials):
+        rng = np.random.default_rng([seed, 3])
+
+        def measure(policy: weft.Policy, rng: np.random.Generator = rng) -> float:
+            return float(math.exp(noise * rng.standard_normal()))
+
+        tuned = weft.tune(lambda: None, measure=measure, candidates=policies, seed=seed)
+        wrong += not tuned.leave
+        gains += [] if tuned.leave else [tuned.gain_pct]
+    return {"noise": noise, "trials": trials, "offered": wrong, "gains_pct": gains}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -218,6 +234,9 @@ def main() -> None:
                 f"{row['share_of_grid']:.2f} of the grid",
                 flush=True,
             )
+    alike = [false_gains(noise, given.trials) for noise in (0.003, 0.02, NOISE)] if not given.only else []
+    for row in alike:
+        print(f"all alike, noise {row['noise']}: a policy offered in {row['offered']} of {row['trials']}")
     if given.out is not None:
         given.out.parent.mkdir(parents=True, exist_ok=True)
         command = f"python benchmarks/race.py --trials {given.trials}"

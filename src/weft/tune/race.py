@@ -30,6 +30,7 @@ LOOKS = 16  # rounds after each of which somebody may drop out; later, after eve
 MANY = 16  # challengers from which a few of them tell the noise before the rest is measured again
 ENOUGH = 8  # measurements for each candidate: then all are measured twice before any drops out
 PROBED = 8
+LAST = 5  # rounds that those who are left at the end should get
 AGAIN_AT_MOST = 4  # times the rounds of confirmation, while it is open who is ahead
 FEW = 12  # challengers that get all the rounds they were promised; of more, a third
 TIE = 0.005
@@ -216,7 +217,7 @@ class _Course(Generic[T]):
 
     def choose(self) -> int | None:
         """The fastest, unless a baseline is not beaten beyond doubt."""
-        field = self._field() or [i for i, e in enumerate(self.result.entries) if e.samples and not e.failed]
+        field = self._field()
         if not field:
             return None
         best, baseline = self._ranked(field)[0][1], self.result.best_baseline
@@ -231,7 +232,8 @@ class _Course(Generic[T]):
             return
         again = [i for i in {chosen, *self.result.baselines} if not entries[i].failed]
         for number in range(rounds * AGAIN_AT_MOST):
-            if number >= rounds and (late() or self._clear(chosen)):
+            # Few looks: who looks after every round sees a gain sooner or later where there is none.
+            if number >= rounds and (late() or (number in (rounds, 2 * rounds) and self._clear(chosen))):
                 break
             for index in self._ordered(again):
                 if not entries[index].failed:
@@ -336,11 +338,11 @@ class _Course(Generic[T]):
             self.result.entries[index].kept, self.result.entries[index].problem = False, why
 
     def _thin(self, left: int) -> None:
-        """Leave as many in the race as three more rounds can be had for."""
+        """Leave as many in the race as a few more rounds can be had for."""
         cost, challengers = len(self._members()), self._challengers()
-        if len(self.table) < 2 or 3 * cost <= left or len(challengers) <= 2:
+        if len(self.table) < 2 or LAST * cost <= left or len(challengers) <= 2:
             return
-        places = max(2, left // 3 - (cost - len(challengers)))
+        places = max(2, left // LAST - (cost - len(challengers)))
         inside = [i for _, i, _ in self._ranked(self._field()) if i in challengers]
         for index in inside[places:]:
             self._leave(index, f"not among the first {places} when measurements ran short")
