@@ -12,8 +12,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from weft.errors import UsageError  # noqa: E402
-from weft.ops import HostPeers, all_gather_matmul, all_to_all_matmul, matmul_reduce_scatter  # noqa: E402
+from weft.ops import HostPeers, all_gather_matmul, all_to_all_matmul, matmul_reduce_scatter, tune  # noqa: E402
 from weft.ops.schedule import OPERATIONS, split  # noqa: E402
+from weft.ops.teams import team_of  # noqa: E402
 from weft.policy import SCHEDULES  # noqa: E402
 
 PROGRAM = Path(__file__).parent / "programs" / "ops_two_ranks.py"
@@ -143,8 +144,20 @@ def test_left_open_it_picks_and_agrees():
     case.check(case.run())
 
 
+def test_what_is_measured_is_used(monkeypatch, tmp_path):
+    monkeypatch.setenv("WEFT_STORE", str(tmp_path / "verdicts.sqlite"))
+    case = Case("matmul_reduce_scatter", 1024, 512, 256, ranks=4)
+    found = tune("matmul_reduce_scatter", case.x, case.w, case.peers, rounds=3)
+    assert found.ms <= found.serial_ms
+    case.check(case.run())
+    plan = list(team_of(case.peers).plans.values())[-1]
+    assert (plan.schedule.name, plan.choice.engine) == (found.schedule, found.engine)
+
+
 def test_peers_that_do_not_fit_are_refused():
     x, w = torch.ones(4, 8, device="cuda"), torch.ones(8, 8, device="cuda")
+    with pytest.raises(UsageError, match="host peers hold torch.bfloat16"):
+        all_gather_matmul(x, w, HostPeers([None, torch.ones(4, 8).bfloat16()]), schedule="shard")
     with pytest.raises(UsageError, match="host peer 1 holds"):
         all_gather_matmul(x, w, HostPeers([None, torch.ones(5, 8)]), schedule="shard")
 

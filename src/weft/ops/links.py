@@ -111,6 +111,11 @@ class HostLink:
         return made
 
     def _copy(self, lane: int, target: torch.Tensor, source: torch.Tensor) -> Transfer:
+        if target.dtype != source.dtype:
+            raise UsageError(
+                f"{self._schedule.operation}: x is {target.dtype}, and host peers hold {source.dtype}; "
+                "they must be alike"
+            )
         if self._engine == "dma":
             entry = self._driver.entry(Block.of(target), Block.of(source), self.lanes[lane])
             return Transfer(lane, [entry])
