@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 VERSION = "0.0.4"
 
@@ -18,6 +19,7 @@ COLLECTIVES = {"all_reduce": 0, "all_gather": 2, "all_to_all": 6, "reduce_scatte
 """CollectiveCommType."""
 
 _VARINT, _LENGTH = 0, 2
+_SMALL = tuple(bytes([value]) for value in range(128))
 Value = bool | int | str
 
 
@@ -36,6 +38,8 @@ class Node:
 
 def varint(value: int) -> bytes:
     """Seven bits a byte, the lowest first; negative numbers as 64-bit two's complement."""
+    if 0 <= value < 128:
+        return _SMALL[value]
     value &= (1 << 64) - 1
     out = bytearray()
     while value > 0x7F:
@@ -57,6 +61,7 @@ def _text(tag: int, value: str) -> bytes:
     return _bytes(tag, value.encode("utf-8", "replace")) if value else b""
 
 
+@lru_cache(maxsize=1 << 16, typed=True)
 def _attribute(name: str, value: Value) -> bytes:
     """AttributeProto: bool_val 27, int64_val 9, string_val 29; a oneof's member is written also when zero."""
     if isinstance(value, bool):

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from weft.errors import InputError, UsageError
 from weft.plan.chakra import COLLECTIVE, COLLECTIVES, COMP, RECV, SEND, Node, encode
+from weft.plan.collectives import Group
 from weft.plan.config import Job
 from weft.plan.step import Collective, Prediction
 
@@ -122,6 +123,8 @@ class _Rank:
     groups: Groups
     pieces: int
     nodes: list[Node] = field(default_factory=list)
+    known: dict[tuple[str, Group], str] = field(default_factory=dict)
+    """Names of the rank's groups."""
     compute: int = -1
     """The last compute node."""
     awaited: list[int] = field(default_factory=list)
@@ -155,8 +158,10 @@ class _Rank:
         if one.kind == "p2p":
             where += self._ring(one, times, label)
             return
-        ranks = members(one, self.place, self.job)
-        size = one.bytes * times / (len(ranks) if one.kind == "all_gather" else 1)
+        key = (one.name, one.group)
+        if key not in self.known:
+            self.known[key] = self.groups.name(members(one, self.place, self.job), self.job.gpus)
+        size = one.bytes * times / (one.group.ranks if one.kind == "all_gather" else 1)
         where.append(
             self.add(
                 f"{label} {one.name} {one.kind}",
@@ -164,7 +169,7 @@ class _Rank:
                 [self.compute],
                 comm_type=COLLECTIVES[one.kind],
                 comm_size=max(1, round(size)),
-                pg_name=self.groups.name(ranks, self.job.gpus),
+                pg_name=self.known[key],
             )
         )
 
