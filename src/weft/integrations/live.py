@@ -190,7 +190,7 @@ class Live:
     def _end(self, result: dict[str, Any]) -> None:
         """Tuning is over, one way or the other: leave the program."""
         self._over = True
-        self._hook.remove()
+        self._remove_hook()
         self._restore()
         with suppress(Exception):
             self._unwatch_calls()
@@ -199,6 +199,14 @@ class Live:
         if self._leads:
             self._remember(result)
         self._session = None
+
+    def _remove_hook(self) -> None:
+        """Torch is going through its hooks just now, and only the last of them may go: with a hook of the
+        program behind ours, torch would raise. Ours then stays, and does nothing any more."""
+        from torch.optim.optimizer import _global_optimizer_post_hooks as hooks
+
+        if next(reversed(hooks), None) == self._hook.id:
+            self._hook.remove()
 
     def _unwatch_calls(self) -> None:
         communicators = sys.modules.get("weft.shim.communicators")
