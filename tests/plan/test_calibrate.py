@@ -156,6 +156,11 @@ def test_a_trace_of_another_job_is_refused():
         calibrated(TRACE, traced(micro_batch=2), shipped())
 
 
+def test_a_trace_of_another_gpu_is_refused():
+    with pytest.raises(UsageError, match="the trace is of NVIDIA H200.*--gpu h200"):
+        calibrated(TRACE, traced(gpu="h100"), shipped())
+
+
 def test_a_file_that_is_no_trace_is_refused(tmp_path):
     with pytest.raises(InputError, match="cannot be read"):
         measure(tmp_path / "absent.json", 1)
@@ -173,6 +178,6 @@ def test_the_traced_job_differs_as_told():
     assert (found.model.layers, found.gpus, found.tp, found.pp, found.dp) == (4, 2, 1, 1, 2)
     assert (found.micro_batches, found.seq_len) == (1, job.seq_len)
     assert traced_job(job, "") == job
-    for wrong in ("layrs=4", "tp", "tp=x", "tp=99999999999"):
+    for wrong in ("layrs=4", "tp", "tp=x", "tp=0", "tp=99999999999"):
         with pytest.raises(UsageError, match="=4"):
             traced_job(job, wrong)

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from weft.errors import InputError, UsageError
+from weft.gpu.presets import PRESETS
 from weft.plan.compute import Pass, Work, head, layer
 from weft.plan.config import Job
 from weft.plan.figures import Figures
@@ -211,7 +212,19 @@ def _rank(job: Job, figures: Figures) -> Work:
 
 def calibrated(path: Path, job: Job, figures: Figures) -> Calibration:
     """Figures from the trace of a job."""
-    return calibrate(measure(path, _layer_passes(job)), job, figures)
+    found = measure(path, _layer_passes(job))
+    _check_gpu(found.device_name, job, path)
+    return calibrate(found, job, figures)
+
+
+def _check_gpu(title: str, job: Job, path: Path) -> None:
+    """A trace of another GPU says nothing about this one; a name that no preset has is not judged."""
+    words = title.lower().replace("-", " ").split()
+    traced = next((name for name in PRESETS if name.split("-")[0] in words), None)
+    if traced and traced.split("-")[0] != job.gpu.name.split("-")[0]:
+        raise UsageError(
+            f"--calibrate {path}: the trace is of {title}, the plan for {job.gpu.title}; use --gpu {traced}"
+        )
 
 
 def traced_job(job: Job, words: str) -> Job:
@@ -221,7 +234,7 @@ def traced_job(job: Job, words: str) -> Job:
     for part in words.replace(",", " ").split():
         name, _, value = part.partition("=")
         key = name.strip().replace("-", "_")
-        if key not in known or not value.isdigit() or len(value) > 9:
+        if key not in known or not value.isdigit() or len(value) > 9 or not int(value):
             near = difflib.get_close_matches(key, sorted(known), n=1, cutoff=0.0)[0]
             raise UsageError(
                 f"--traced {part!r} is not understood; write it as {near}=4 ({', '.join(sorted(known))})"
