@@ -1,8 +1,10 @@
-"""Fit the one figure of the estimate that is not derived: how much copies wait for each other in groups.
+"""Fit what the estimate does not derive, on shapes of the fit's own generator.
 
 python benchmarks/ops/fit_pick.py [--count 240] [--out benchmarks/results/ops/fit_pick.json]
 
-The shapes are of the fit's own generator. What it prints goes to `weft.ops.estimate.GROUPED` by hand.
+Three figures: how much copies wait for each other in groups on a ring (GROUPED), how much longer they take in
+a PCIe tree whose ranks fall out of step (DRIFT), and what is added there for caution (CAUTION, relative to
+what it is). What it prints goes to `weft.ops.estimate` by hand.
 """
 
 from __future__ import annotations
@@ -16,33 +18,55 @@ from typing import Any
 from cases import FIT_SEED, fit_cases
 
 from weft.ops import estimate
+from weft.ops import pick as picking
 from weft.ops.case import Case
-from weft.ops.pick import estimates
 from weft.ops.simulate import exhaustive
 
-SHARES = (0.6, 0.7, 0.8, 0.9, 1.0)
+GRIDS: dict[str, tuple[str, tuple[float, ...]]] = {
+    "GROUPED": ("ring", (0.6, 0.7, 0.8, 0.9, 1.0)),
+    "DRIFT": ("pcie", (1.0, 1.02, 1.04, 1.06, 1.08)),
+}
+CAUTIONS = (0.0, 0.5, 1.0, 1.5, 2.0)
+"""Times the caution as it is."""
 Row = tuple[Case, dict[tuple[str, str], float]]
 
 
-def regret(rows: list[Row]) -> float:
-    """What the fastest estimate takes over the best, on average."""
-    total = 0.0
-    for case, times in rows:
-        found = min(estimates(case), key=lambda e: e.seconds)
-        total += times[found.schedule, found.engine] / min(times.values()) - 1
-    return total / max(1, len(rows))
-
-
-def by_share(topology: str, rows: list[Row]) -> dict[float, float]:
-    """Mean regret for each share."""
-    before, found = dict(estimate.GROUPED), {}
-    for share in SHARES:
-        estimate.GROUPED[topology] = share
-        estimate._loads.cache_clear()
-        found[share] = round(regret(rows), 6)
-    estimate.GROUPED.clear()
-    estimate.GROUPED.update(before)
+def score(rows: list[Row]) -> dict[str, float]:
+    """How good the picks are."""
+    regrets, worse = [], []
+    picking._pick.cache_clear()
     estimate._loads.cache_clear()
+    for case, times in rows:
+        sizes = (case.m, case.n, case.k, case.ranks)
+        found = picking.pick(case.operation, *sizes, case.dtype, case.gpu, case.topology)
+        taken = times[found.schedule, found.engine]
+        regrets.append(taken / min(times.values()) - 1)
+        worse.append(taken / times["serial", "sm"] - 1)
+    return {
+        "within_2_pct": round(sum(r <= 0.02 for r in regrets) / len(regrets), 4),
+        "mean_regret_pct": round(100 * sum(regrets) / len(regrets), 4),
+        "slower_than_serial_pct": round(100 * max(worse), 3),
+    }
+
+
+def scan(figure: str, topology: str, values: tuple[float, ...], rows: list[Row]) -> dict[float, Any]:
+    """The score for each value of one figure."""
+    table: dict[str, float] = getattr(estimate, figure)
+    before, found = table[topology], {}
+    for value in values:
+        table[topology] = value
+        found[value] = score(rows)
+    table[topology] = before
+    return found
+
+
+def scan_caution(rows: list[Row]) -> dict[float, Any]:
+    """The score for multiples of the caution."""
+    before, found = dict(estimate.CAUTION), {}
+    for times in CAUTIONS:
+        estimate.CAUTION.update({key: 1 + times * (value - 1) for key, value in before.items()})
+        found[times] = score(rows)
+    estimate.CAUTION.update(before)
     return found
 
 
@@ -57,10 +81,17 @@ def main() -> None:
         for case in fit_cases(options.count, options.seed)
     ]
     document: dict[str, Any] = {"command": "python " + " ".join(sys.argv), "seed": options.seed}
-    for topology in sorted({case.topology for case, _ in rows}):
+    document["all"] = score(rows)
+    for figure, (topology, values) in GRIDS.items():
         mine = [row for row in rows if row[0].topology == topology]
-        document[topology] = {"shapes": len(mine), "mean_regret_by_share": by_share(topology, mine)}
-        print(topology, document[topology], flush=True)
+        document[figure] = {
+            "topology": topology,
+            "shapes": len(mine),
+            "scores": scan(figure, topology, values, mine),
+        }
+    document["CAUTION"] = scan_caution([row for row in rows if row[0].topology == "pcie"])
+    for name, found in document.items():
+        print(name, found, flush=True)
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(document, indent=1) + "\n")
 

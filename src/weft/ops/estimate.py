@@ -28,6 +28,16 @@ from weft.workload import DTYPE_BYTES
 GROUPED = {"ring": 0.8}
 """How much copies that find all engines taken wait for each other in groups; 1 where nothing is said, and the
 rest flows. Fitted by benchmarks/ops/fit_pick.py; the picks hardly depend on it."""
+DRIFT = {"pcie": 1.06}
+"""How much longer copies take one at a time where ranks are not alike and fall out of step. Fitted by
+benchmarks/ops/fit_pick.py, as is CAUTION."""
+CAUTION = {
+    ("pcie", "hetero-unfused-1d", "dma"): 1.03,
+    ("pcie", "hetero-fused-1d", "dma"): 1.01,
+    ("pcie", "uniform-fused-1d", "dma"): 1.01,
+    ("pcie", "uniform-fused-2d", "dma"): 1.01,
+}
+"""What is added, for the same reason, where a pick that is too hopeful would lose to serial."""
 
 
 def seconds(case: Case, name: str, engine: str) -> float:
@@ -37,7 +47,9 @@ def seconds(case: Case, name: str, engine: str) -> float:
         return lanes.serial()
     if name == "shard":
         return lanes.scattered_shards() if lanes.scatter else lanes.gathered_shards()
-    return lanes.scattered(name) if lanes.scatter else lanes.gathered(name)
+    found = lanes.scattered(name) if lanes.scatter else lanes.gathered(name)
+    alike = case.fabric.period == 1
+    return found if alike else found * CAUTION.get((case.topology, name, engine), 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +113,8 @@ def _loads(topology: str, ranks: int, gpu: str, lanes: int) -> _Loads:
             for link in joined.routes[(rank + distance) % ranks][rank]:
                 load[link] += 1 / joined.capacity[link]
         loads.append(load)
-    single = tuple(max(load) for load in loads)
+    drift = 1.0 if joined.period == 1 else DRIFT.get(topology, 1.0)
+    single = tuple(drift * max(load) for load in loads)
     (at_once,) = _grouped(loads, ranks)
     if lanes >= ranks - 1:
         return _Loads(single, at_once, at_once, at_once)
