@@ -149,7 +149,8 @@ class Live:
         base = dist.distributed_c10d._get_default_store()
         ranks = (self._rank,) if _within_process(base) else range(world)
         deadline_s = float(os.environ.get(DEADLINE_VARIABLE, FIRST_DEADLINE_S))
-        agreement = Agreement(dist.PrefixStore("weft/tune", base), self._rank, ranks, deadline_s)
+        prefix = f"weft/tune/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+        agreement = Agreement(dist.PrefixStore(prefix, base), self._rank, ranks, deadline_s)
         default = _default_policy()
         controls = _controls(default, world, optimizer)
         if isinstance(controls, str):

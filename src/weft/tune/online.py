@@ -118,6 +118,7 @@ class _Search:
     def __post_init__(self) -> None:
         self.order = random.Random(self.seed)  # never the program's own random numbers
         self.connected = {self.default.max_ctas}
+        self.best = self.default
 
     def warm_up(self) -> Generator[Trial, Sample, None]:
         """Steps under the default until they are even, or patience ends."""
@@ -146,6 +147,7 @@ class _Search:
         arms = list(dict.fromkeys([best, *(dataclasses.replace(best, **change) for change in changes)]))
         arms = [arm for arm in arms if not self._about(arm).problem]
         logs: Logs = {arm: [] for arm in arms}
+        self.best = best
         until = self.spent + share * (self.budget - self.spent - self._for_proof())
         noise, order = self.noise, list[Policy]()
         while len(arms) > 1 and len(logs[best]) < MOST_ROUNDS and self.spent + self._cost(arms) <= until:
@@ -188,7 +190,8 @@ class _Search:
         """Without those clearly behind; only the best so far where no other can still be worth a change."""
         best, rounds = arms[0], len(logs[arms[0]])
         margin = DROP_Z * noise.sigma * math.sqrt(2 / rounds) * (2 if rounds == 1 else 1)
-        lead = min(fmean(logs[arm]) for arm in arms)
+        # After one turn an odd step may hide a good one; those behind the best so far were measured twice.
+        lead = fmean(logs[best]) if rounds == 1 else min(fmean(logs[arm]) for arm in arms)
         kept = []
         for arm in arms:
             behind = fmean(logs[arm]) - lead
@@ -257,7 +260,7 @@ class _Search:
             # A new communicator connects in its first step: that one tells nothing.
             self.connected.add(policy.max_ctas)
             ms = yield from self._step(policy)
-        excess = math.log(ms / median(about.ms or self.tried[self.default].ms))
+        excess = math.log(ms / median(about.ms or self.tried[self.best].ms))
         odd = excess > max(ODD_Z * self.noise.sigma, ODD_LEAST) and self.spent < self.budget
         if odd and not about.problem and (policy == self.default or not self._slow(ms)):
             ms = min(ms, (yield from self._step(policy)))
