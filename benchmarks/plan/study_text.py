@@ -199,7 +199,7 @@ def block_zeropp(found: Row) -> str:
     adam = [row["error_pct"] for row in found["zeropp"]["all_reduces"]]
     return table(heads, rows) + (
         f"\n\nMean error of the speed-up {mean:.1f}%, largest {most:.1f}%. The uncompressed all-reduces of "
-        f"the 1-bit Adam paper (V100, TCP and EDR, 2020) are missed by {min(adam):+d} to {max(adam):+d}%: the "
+        f"the 1-bit Adam paper (V100, TCP, EDR, 2020) are missed by {min(adam):+d} to {max(adam):+d}%: the "
         "network's figures are those of the clusters of 2021 to 2025."
     )
 
