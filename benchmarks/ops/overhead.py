@@ -4,8 +4,8 @@
 
 The real operations, plans and executor of a GPU, for 8 ranks. Kernels, copies and events are replaced by
 functions that do nothing, so what is left is weft's own time: finding the plan, the result tensor, the views,
-walking the list. With a GPU (--device cuda) the real calls are made, and the time of the same calls without
-weft is taken off.
+issuing. `new memory`: x, w and the result at addresses that the plan has not met before. With a GPU
+(--device cuda) the real calls are made, and the time of the same calls without weft is taken off.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from weft.ops.schedule import OPERATIONS
 from weft.ops.teams import team_of
 from weft.policy import SCHEDULES
 
-RANKS, M, N, K = 8, 2048, 64, 64
+RANKS, M, N, K = 8, 2048, 8, 64  # so small that malloc, like a GPU allocator, gives the same memory again
 BATCHES = 15
 FUNCTIONS = {
     "all_gather_matmul": all_gather_matmul,
@@ -88,15 +88,26 @@ def measure(operation: str, name: str, needs_grad: bool, device: str) -> dict[st
             function(*arguments)
 
     sync, repeats = (torch.cuda.synchronize, 4) if device == "cuda" else (None, 40)
-    times: dict[Any, list[float]] = {call: [], bare: []}
+
+    def fresh() -> None:
+        executor.program._kept.clear()
+        call()
+
+    times: dict[Any, list[float]] = {call: [], fresh: [], bare: []}
     for _ in range(BATCHES):
         for one in times:
-            with torch.set_grad_enabled(one is call):
+            with torch.set_grad_enabled(one is not bare):
                 times[one].append(microseconds(one, repeats))
             if sync:
                 sync()
-    whole, alone = median(times[call]), median(times[bare])
-    return {"calls": len(calls), "op_us": whole, "bare_us": alone, "weft_us": whole - alone}
+    whole, new, alone = (median(times[one]) for one in (call, fresh, bare))
+    return {
+        "calls": len(calls),
+        "op_us": whole,
+        "bare_us": alone,
+        "weft_us": whole - alone,
+        "weft_fresh_us": new - alone,
+    }
 
 
 def microseconds(call: Any, repeats: int) -> float:
@@ -153,7 +164,7 @@ def main() -> None:
         if not row["gradient"]:
             print(
                 f"{row['operation']:22s} {row['schedule']:18s} {row['calls']:4d} calls, "
-                f"weft {row['weft_us']:6.1f} µs of {row['op_us']:6.1f}"
+                f"weft {row['weft_us']:6.1f} µs of {row['op_us']:6.1f}, new memory {row['weft_fresh_us']:.1f}"
             )
     for gradient in (False, True):
         some = [row for row in rows if row["gradient"] == gradient]

@@ -213,8 +213,9 @@ def test_peers_in_host_memory(operation, name, ranks, m, monkeypatch):
         link = HostLink(schedule, peers, "dma", driver, [Stream(gpu, 1), Stream(gpu, 2)])
         executor = CudaExecutor(schedule, program, link, driver, lambda: MAIN)
         outs = [torch.full(schedule.buffers["out"], float("nan")) for _ in range(2)]
-        for turn, out in enumerate(outs):  # issued one after the other, nothing done in between
-            executor.run(xs[rank] + turn, ws[rank], out)
+        given = [xs[rank], xs[rank] + 1]
+        for x, out in zip(given, outs, strict=True):  # one after the other, nothing done in between
+            executor.run(x, ws[rank], out)
         while gpu.step():
             pass
         assert gpu.idle
@@ -310,8 +311,10 @@ def all_ranks(monkeypatch, operation, name, ranks, m, make_link, seeds, pieces=N
             kept.append(executor)  # its scratch is known by address only
             for turn in range(2):
                 out = torch.full(schedules[rank].buffers["out"], float("nan"))
+                x = xs[rank] + turn
                 outs.append((rank, turn, out))
-                executor.run(xs[rank] + turn, ws[rank], out)
+                kept.append(x)
+                executor.run(x, ws[rank], out)
         order = random.Random(seed)
         while sum(gpu.step() for gpu in gpus for _ in range(order.randint(1, 9))):
             pass

@@ -79,7 +79,7 @@ class CudaExecutor:
         self._issue = self._write()
 
     def run(self, x: torch.Tensor, w: torch.Tensor, out: torch.Tensor) -> None:
-        failed = self._issue(self.program.bind(x, w, out), self._current())
+        failed = self._issue(self.program.bind_again(x, w, out), self._current())
         if failed:
             check(failed, "a copy or an event of this operation")
 
