@@ -151,3 +151,16 @@ def test_the_noise_is_found_also_beside_outliers():
     _, _, noise = fit(rounds, range(30), Noise())
     assert 0.045 < noise.sigma < 0.065
     assert noise.outliers
+
+
+def test_where_nothing_helps_nothing_is_offered():
+    """All candidates are like the baseline: the confirmation must not be fooled by the luckiest of them."""
+    import weft
+    from weft.policy import Policy
+
+    policies, offered = [Policy(max_ctas=n) for n in range(1, 21)], 0
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        measure = lambda policy, rng=rng: float(np.exp(0.02 * rng.standard_normal()))  # noqa: E731
+        offered += not weft.tune(lambda: None, measure=measure, candidates=policies, seed=seed).leave
+    assert offered <= 4
