@@ -245,6 +245,7 @@ def main() -> None:
             "python": platform.python_version(),
             "numpy": np.__version__,
             "rows": rows,
+            "all_alike": alike,
         }
         write_whole(given.out, json.dumps(document, indent=1) + "\n")
 
