@@ -10,10 +10,10 @@ CONTROLS = (
     gpu = types.SimpleNamespace(multi_processor_count=132)
     cuda = types.SimpleNamespace(
         get_device_properties=lambda device: gpu, current_device=lambda: 0, device_count=lambda: 1,
-        is_initialized=lambda: False,
+        is_initialized=lambda: False, mem_get_info=lambda: (free[0], 141 << 30),
     )
     torch = types.SimpleNamespace(cuda=cuda, are_deterministic_algorithms_enabled=lambda: bool(deterministic))
-    deterministic = []
+    deterministic, free = [], [80 << 30]
     sys.modules["torch"] = torch
     import driver
     from weft import Policy
@@ -37,9 +37,7 @@ CONTROLS = (
 
 
 def test_what_a_job_launches_and_what_can_be_tried_is_learnt(nccl_program):  # noqa: F811
-    facts = nccl_program(
-        CONTROLS + "show(facts.to_dict())", env={"WEFT_LIVE": "1", "LOCAL_WORLD_SIZE": "2"}
-    )
+    facts = nccl_program(CONTROLS + "show(facts.to_dict())", env={"WEFT_LIVE": "1", "LOCAL_WORLD_SIZE": "2"})
     assert facts["launches"]
     assert facts["ctas"] == 12
     assert facts["cta_choices"] == [6, 16, 24]
@@ -89,8 +87,15 @@ def test_where_sums_must_keep_their_order_ctas_are_left_alone(nccl_program):  # 
             "n.init(3, 1, unique, config(12))), lambda: ghosts.append(n.init(3, 2, unique, config(12)))",
         )
         .replace("n.init(2, 0", "n.init(3, 0")
-        .replace("deterministic = []", "deterministic = [1]")
+        .replace("deterministic, free = []", "deterministic, free = [1]")
     )
     facts = nccl_program(source + "show(facts.to_dict())", env={"WEFT_LIVE": "1"})
     assert facts["cta_choices"] == []
     assert "deterministic" in facts["why_no_ctas"]
+
+
+def test_where_memory_is_short_no_communicators_are_made(nccl_program):  # noqa: F811
+    source = CONTROLS.replace("[80 << 30]", "[1 << 30]")
+    facts = nccl_program(source + "show(facts.to_dict())", env={"WEFT_LIVE": "1"})
+    assert facts["cta_choices"] == []
+    assert "memory is free" in facts["why_no_ctas"]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import random
+import subprocess
+import sys
 from collections import Counter
 
 import pytest
@@ -279,3 +281,14 @@ def test_without_a_report_the_likely_cause_is_told(tmp_path):
     assert "torch 2.5 or later" in read_result(tmp_path)["text"]
     (tmp_path / "tuning.loaded").touch()
     assert "initialised torch.distributed" in read_result(tmp_path)["text"]
+
+
+def test_the_part_that_runs_in_a_program_needs_none_of_wefts_dependencies():
+    code = """
+import importlib, sys
+for name in ("numpy", "msgspec", "typer", "rich", "jinja2", "zstandard"):
+    sys.modules[name] = None  # importing it fails
+for name in ("integrations.live", "integrations.controls", "tune.session", "tune.conduct", "tune.store"):
+    importlib.import_module(f"weft.{name}")
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -13,8 +13,9 @@ from weft.errors import UnavailableError
 from weft.policy import Policy
 from weft.shim import binding, communicators, stats
 from weft.tune.options import Facts, Kernel
+from weft.tune.session import PREPARE_S
 
-PREPARE_S = 20.0  # for new communicators
+FREE_BYTES = 2 << 30  # of the GPU's memory, for the buffers of new communicators
 SM_SHARE = 2  # collectives may take one SM of so many, all ranks on the GPU together
 SHARED_CTAS = 8  # where processes share a GPU: with 16 per rank and priority, collectives were seen to hang
 Counts = dict[str, tuple[int, int, int, int, str]]
@@ -78,6 +79,8 @@ class LaunchControls:
         refused = next((found.why_not for found in used if found.why_not), None)
         if refused:
             return f"the collectives' CTAs cannot be changed in this run: {refused}"
+        if _free_bytes() < FREE_BYTES:
+            return "the collectives' CTAs were not tried: less than 2 GiB of the GPU's memory is free"
         if _order_of_sums_matters() and max(found.size for found in used) > 2:
             return (
                 "the program asks for deterministic algorithms, and with more than 2 ranks the CTAs of a "
@@ -143,6 +146,12 @@ def _most_ctas(used: Sequence[communicators.Communicator]) -> int:
     sharing = max(own, -(-processes // max(1, torch.cuda.device_count())))
     most = SHARED_CTAS if sharing > own else communicators.MOST_CTAS
     return int(min(most, sms // SM_SHARE // sharing))
+
+
+def _free_bytes() -> int:
+    import torch
+
+    return int(torch.cuda.mem_get_info()[0])
 
 
 def _order_of_sums_matters() -> bool:

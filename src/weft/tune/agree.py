@@ -45,25 +45,31 @@ class Agreement:
         """Whether this rank decides."""
         return self.rank == self.ranks[0]
 
-    def exchange(self, report: Report, decide: Callable[[list[Report]], Decision]) -> Decision:
-        """Publish what this rank has to say; returns what all ranks do. `decide` is called on the leader."""
+    def exchange(
+        self, report: Report, decide: Callable[[list[Report]], Decision], *, extra_s: float = 0.0
+    ) -> Decision:
+        """Publish what this rank has to say; returns what all ranks do. `decide` is called on the leader.
+
+        `extra_s`: how much longer than the deadline the others may take this time.
+        """
         self.number += 1
         if len(self.ranks) == 1:
             return decide([report])
         self.store.set(self._key(f"report/{self.rank}"), json.dumps(report))
-        return self._lead(decide) if self.leads else self._follow()
+        deadline_s = self.deadline_s + extra_s
+        return self._lead(decide, deadline_s) if self.leads else self._follow(PATIENCE * deadline_s)
 
-    def _lead(self, decide: Callable[[list[Report]], Decision]) -> Decision:
+    def _lead(self, decide: Callable[[list[Report]], Decision], deadline_s: float) -> Decision:
         keys = [self._key(f"report/{rank}") for rank in self.ranks]
-        if not self._wait(keys, self.deadline_s):
+        if not self._wait(keys, deadline_s):
             absent = [rank for rank, key in zip(self.ranks, keys, strict=True) if not self.store.check([key])]
             ranks = ", ".join(map(str, absent[:8]))
-            return self._settle({**ABANDON, "reason": f"no word from rank {ranks} for {self.deadline_s:g} s"})
+            return self._settle({**ABANDON, "reason": f"no word from rank {ranks} for {deadline_s:.3g} s"})
         return self._settle(decide([json.loads(self.store.get(key)) for key in keys]))
 
-    def _follow(self) -> Decision:
+    def _follow(self, deadline_s: float) -> Decision:
         key = self._key("decision")
-        if self._wait([key], PATIENCE * self.deadline_s):
+        if self._wait([key], deadline_s):
             found: Decision = json.loads(self.store.get(key))
             return found
         reason = f"rank {self.rank} had no word from rank {self.ranks[0]}"

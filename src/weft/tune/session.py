@@ -18,6 +18,7 @@ from weft.tune.stall import Guard
 
 LEAST_DEADLINE_S = 5.0
 DEADLINE = 10.0  # times the usual step, for the other ranks to come to the boundary
+PREPARE_S = 20.0  # for new communicators
 STALL = 10.0  # times the usual step, for a trial
 LEAST_STALL_S = 5.0
 
@@ -35,7 +36,7 @@ class Controls(Protocol):
         """What was seen in the `steps` steps since `learn`."""
 
     def prepare(self, ctas: int) -> None:
-        """Make policies with so many CTAs possible; called on all ranks. Raises where they are not."""
+        """Make policies with so many CTAs possible, within PREPARE_S, or raise. Called on all ranks."""
 
     def apply(self, policy: Policy) -> None:
         """Run what follows under this policy; raises where it cannot be."""
@@ -115,8 +116,10 @@ class Session:
 
     def _meet(self, report: Report) -> None:
         """Exchange reports and do what is decided, until the job may run on."""
+        what = ""
         while True:
-            decision = self.agreement.exchange(report, self._decide)
+            extra_s = PREPARE_S if what == "prepare" else 0.0
+            decision = self.agreement.exchange(report, self._decide, extra_s=extra_s)
             what = decision["do"]
             if what == "run":
                 return self._run(decision)
