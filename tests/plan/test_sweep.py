@@ -37,6 +37,19 @@ def test_what_was_asked_for_stays():
     assert len({way.pp for way in found}) > 1
 
 
+def test_what_follows_from_the_split_is_held_where_it_was_given():
+    found, _ = ways(JOB.but(tp=2, pp=2, schedule="gpipe"), fixed={"schedule", "dp"})
+    assert {(way.schedule, way.dp) for way in found} == {("gpipe", 8)}
+    assert {way.tp * way.pp for way in found} == {4}
+
+
+def test_ways_where_the_compression_cannot_apply_are_left_out():
+    found, _ = ways(JOB.but(sharding="zero3", compression="zero++"), fixed={"compression"})
+    assert {(way.sharding, way.pp) for way in found} == {("zero3", 1)}
+    found, _ = ways(JOB.but(compression="int8"))
+    assert all(way.dp > 1 for way in found)
+
+
 @settings(max_examples=50, deadline=None)
 @given(st.integers(1, 300), st.integers(1, 100))
 def test_a_limit_spreads_evenly(count, most):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from weft.errors import UsageError
+from weft.plan.compression import check
 from weft.plan.config import AUTO, Job
 from weft.plan.figures import Figures, shipped
 from weft.plan.memory import check_fits, memory_bytes
@@ -84,10 +85,25 @@ def ways(job: Job, fixed: Iterable[str] = ()) -> tuple[list[Job], int]:
         if chosen["interleave"] != 1 and chosen["pp"] == 1:
             continue
         try:
-            found.append(job.but(dp=0, schedule="", sequence_parallel=None, **chosen))
+            found.append(_way(job, held, chosen))
         except UsageError:
             impossible += 1
     return found, impossible
+
+
+def _way(job: Job, held: set[str], chosen: dict[str, object]) -> Job:
+    """The job split that way; what follows from the split is derived again unless it was given."""
+    derived = {"dp": 0, "schedule": "", "sequence_parallel": None}
+    kept = {name: getattr(job, name) if name in held else value for name, value in derived.items()}
+    way = job.but(**{**kept, **chosen})
+    check(
+        way.compression,
+        sharding=way.sharding,
+        data_ranks=way.dp * way.cp,
+        stages=way.pp,
+        gpu=way.gpu,
+    )
+    return way
 
 
 def spread(found: Sequence[Job], most: int) -> list[Job]:
