@@ -16,11 +16,11 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
 
-from weft.plan.network import usual_network
-from weft.plan.overlap import CANDIDATES, COPY, KERNELS, TABLE, simulate_pair
+from weft.plan.collectives import Group
+from weft.plan.overlap import CANDIDATES, COPY, KERNELS, TABLE, network_rate_gb_s, simulate_pair
 from weft.policy import Policy
 
-GPUS = ("h100", "h200", "a100-40gb", "mi300x")
+GPUS = ("h100", "h200", "a100-40gb", "a40", "mi250x", "mi300x")
 COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
 POLICIES = (Policy(), *CANDIDATES, COPY)
 
@@ -28,8 +28,7 @@ POLICIES = (Policy(), *CANDIDATES, COPY)
 def main() -> None:
     pairs: list[dict[str, Any]] = []
     for gpu in GPUS:
-        rail = usual_network(gpu).rail_bytes_per_s / 1e9
-        rates = (0.0, *(rail * n for n in (1, 2, 4, 8)))
+        rates = sorted({0.0, *(network_rate_gb_s(gpu, Group(64, n, 64)) for n in (1, 2, 4, 8))})
         for kernel, collective, rate in product(KERNELS, COLLECTIVES, rates):
             line = []
             for policy in POLICIES:

@@ -21,7 +21,7 @@ NEAR, FAR = Group(8, 8, 8), Group(64, 1, 512)
     [
         ("h100", "gemm", "all_gather", 0.0, Policy()),
         ("h100", "gemm", "reduce_scatter", 50.0, CANDIDATES[2]),
-        ("h100", "attention", "all_reduce", 400.0, CANDIDATES[0]),
+        ("h100", "attention", "all_reduce", 200.0, CANDIDATES[0]),
         ("h200", "gemm", "all_to_all", 0.0, COPY),
         ("a100-40gb", "gemm", "all_reduce", 25.0, Policy()),
         ("mi300x", "gemm", "all_gather", 0.0, CANDIDATES[3]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
@@ -51,11 +52,16 @@ class Contention:
 
 def simulated_gpu(gpu: GpuSpec) -> str:
     """The GPU whose blocks are simulated: its own, or that of its nearest relative with a profile."""
-    if gpu.name in names():
+    if gpu.name in _profiles():
         return gpu.name
     if gpu.name.startswith("a100"):
         return "a100-40gb"
     return "h100" if gpu.vendor == "nvidia" else "mi300x"
+
+
+@cache
+def _profiles() -> frozenset[str]:
+    return frozenset(names())
 
 
 @cache
@@ -167,15 +173,25 @@ def _hide(
     return Hidden(apart.alone_s, max(0.0, apart.alone_s - exposed), exposed, pair.loss * beside, policy)
 
 
+@cache
+def network_rate_gb_s(gpu: str, group: Group) -> float:
+    """What the usual network lets a rank of the group send; 0 where its links inside the domain are slower.
+
+    In steps of two, so that few rates have to be simulated.
+    """
+    rails = 2.0 ** math.floor(math.log2(group.per_domain))
+    rate = usual_network(gpu).rail_bytes_per_s * rails / 1e9
+    return rate if rate < profile(gpu).figures.bus_gb_s else 0.0
+
+
 def mixed(kind: str, window: Work, gpu: GpuSpec, group: Group, policy: Policy) -> Contention:
     """The contention of a collective beside a mix of kernels, each by its share of the time."""
     busy = {f.name: getattr(window, f.name) for f in fields(window) if f.name in KERNELS}
     total = sum(busy.values())
     simulated = "all_to_all" if kind == "p2p" else kind
     # The pair is simulated at the rate of the GPU's usual network, so that a faster one is never worse.
-    rate = 0.0
-    if group.scope == "network":
-        rate = usual_network(gpu.name).rail_bytes_per_s * group.per_domain / 1e9
-    pairs = {k: contention(simulated_gpu(gpu), k, simulated, rate, policy) for k, s in busy.items() if s > 0}
+    name = simulated_gpu(gpu)
+    rate = network_rate_gb_s(name, group) if group.scope == "network" else 0.0
+    pairs = {k: contention(name, k, simulated, rate, policy) for k, s in busy.items() if s > 0}
     stretch = max(1.0, sum(busy[k] / total * pair.stretch for k, pair in pairs.items()))
     return Contention(stretch, sum(busy[k] / total * pair.loss for k, pair in pairs.items()))

@@ -138,9 +138,10 @@ class _Part:
                 n.count * n.kernels_s * (1 if n.each_step else micro_batches) for n, _ in self.traffic
             ),
         }
+        collectives = self.collectives(micro_batches)
         for name in ("tp", "cp", "ep", "pp", "grads", "params", "amax"):
-            found[name] = sum(c.exposed_s for c in self.collectives(micro_batches) if c.name == name)
-        found["contention"] = sum(c.slows_compute_by_s for c in self.collectives(micro_batches))
+            found[name] = sum((c.exposed_s for c in collectives if c.name == name), 0.0)
+        found["contention"] = sum((c.slows_compute_by_s for c in collectives), 0.0)
         return found
 
     def collectives(self, micro_batches: int) -> tuple[Collective, ...]:
