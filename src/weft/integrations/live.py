@@ -42,7 +42,7 @@ class Live:
         self._owner: tuple[int, int] | None = None  # process and thread
         self._steps, self._events = Steps(), 0
         self._session: Any = None
-        self._over = False
+        self._over = self._by_calls = False
         self._rank: int | None = None
         self._leads = False
         self._key: Any = None
@@ -73,7 +73,7 @@ class Live:
             self._stop(error)
 
     def _optimizer_stepped(self, optimizer: Any) -> None:
-        if not self._mine():
+        if self._by_calls or not self._mine():
             return
         try:
             if self._steps.ends_with(id(optimizer)):
@@ -103,7 +103,12 @@ class Live:
             communicators.on_call(self._calls_repeated, key, every=every)
 
     def _calls_repeated(self, key: str, count: int) -> None:
-        if self._mine():
+        from weft.shim import communicators
+
+        if self._steps.seen:
+            communicators.on_call(None)
+        elif self._mine():
+            self._by_calls = True
             try:
                 self._step_ended(None)
             except Exception as error:

@@ -1,0 +1,152 @@
+"""Live tuning in a process, without ranks: the collectives' period where no optimizer steps, and what is left behind."""
+
+from __future__ import annotations
+
+import json
+from typing import ClassVar
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from weft.integrations import live  # noqa: E402
+from weft.shim import binding, communicators  # noqa: E402
+from weft.tune.options import Facts  # noqa: E402
+from weft.tune.outcome import read_result  # noqa: E402
+
+
+class Calls:
+    """The program's collectives, as the shim would report them."""
+
+    def __init__(self, monkeypatch) -> None:
+        self.log: list[communicators.Call] = []
+        self.callback, self.every = None, 1
+        monkeypatch.setattr(binding, "injected", lambda: True)
+        monkeypatch.setattr(communicators, "on_call", self.on_call)
+        monkeypatch.setattr(communicators, "calls", lambda: self.log[-4096:])
+
+    def on_call(self, callback, key=None, every=1) -> None:
+        self.callback, self.every = callback, every
+
+    def make(self, operation: str, size: int) -> None:
+        self.log.append(communicators.Call(len(self.log), "ab", operation, size, 0, False))
+        if self.callback and len(self.log) % self.every == 0:
+            self.callback("ab", len(self.log))
+
+
+class Session:
+    """Stands in for the tuning; counts steps."""
+
+    made: ClassVar[list[Session]] = []
+
+    def __init__(self, controls, agreement, conductor, on_end, **_: object) -> None:
+        self.steps, self.over, self.on_end = 0, False, on_end
+        Session.made.append(self)
+
+    def begin(self) -> None: ...
+
+    def step(self) -> None:
+        self.steps += 1
+
+
+class Controls:
+    def __init__(self, default, world) -> None:
+        self.default = default
+
+    def facts(self, steps: int) -> Facts:
+        return Facts()
+
+
+@pytest.fixture
+def group(monkeypatch, tmp_path):
+    """A process group of two ranks of which this process is the only one there, as with ghost ranks."""
+    import torch.distributed as dist
+
+    monkeypatch.setenv("WEFT_JOB", str(tmp_path))
+    monkeypatch.setenv(live.CONTROLS_VARIABLE, f"{__name__}:Controls")
+    monkeypatch.setattr("weft.tune.session.Session", Session)
+    Session.made.clear()
+    made = []
+
+    def make() -> None:
+        dist.init_process_group("fake", rank=0, world_size=2, store=dist.HashStore())
+        made.append(1)
+
+    from torch.testing._internal.distributed import fake_pg  # noqa: F401 (registers the backend)
+
+    yield make
+    if made:
+        dist.destroy_process_group()
+
+
+@pytest.fixture
+def watching():
+    found = live.Live()
+    found.watch()
+    yield found
+    found._end({"text": "", "state": "stopped"})
+
+
+def test_without_an_optimizer_the_period_of_the_collectives_is_the_step(monkeypatch, group, watching):
+    calls = Calls(monkeypatch)
+    group()
+    for _ in range(60):
+        for operation, size in (
+            ("all_gather", 10),
+            ("all_reduce", 20),
+            ("all_reduce", 20),
+            ("reduce_scatter", 5),
+        ) * 5:
+            calls.make(operation, size)
+    (session,) = Session.made
+    assert calls.every == 64
+    assert session.steps >= 5
+
+
+def test_an_optimizer_that_steps_goes_before_the_collectives(monkeypatch, group, watching):
+    calls = Calls(monkeypatch)
+    group()
+    weight = torch.zeros(2, requires_grad=True)
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    for _ in range(40):
+        for _ in range(20):
+            calls.make("all_reduce", 20)
+        weight.sum().backward()
+        optimizer.step()
+    (session,) = Session.made
+    assert session.steps == 40 - 4
+    assert calls.callback is None
+
+
+def test_a_group_without_a_step_is_reported_as_such(monkeypatch, group, watching, tmp_path):
+    Calls(monkeypatch)
+    group()
+    assert "no optimizer step" in read_result(tmp_path)["text"]
+
+
+def test_an_error_of_ours_is_one_line_and_the_hooks_are_gone(monkeypatch, group, watching, tmp_path, capsys):
+    import torch.distributed as dist
+    from torch.optim import optimizer as hooks
+
+    def broken(self) -> None:
+        raise ZeroDivisionError("ours")
+
+    monkeypatch.setattr(Session, "step", broken)
+    monkeypatch.setattr(
+        Session, "stop", lambda self, reason: self.on_end({"text": reason, "state": "stopped"}), raising=False
+    )
+    group()
+    weight = torch.zeros(2, requires_grad=True)
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    before = len(hooks._global_optimizer_post_hooks)
+    for _ in range(8):
+        weight.sum().backward()
+        optimizer.step()
+    assert len(hooks._global_optimizer_post_hooks) == before - 1
+    assert dist.init_process_group.__module__ == "torch.distributed.distributed_c10d"
+    assert (
+        not hasattr(dist.init_process_group, "__wrapped__")
+        or dist.init_process_group.__wrapped__.__module__ != live.__name__
+    )
+    assert capsys.readouterr().err.count("tuning stops: ZeroDivisionError: ours") == 1
+    assert "ZeroDivisionError" in json.loads((tmp_path / "tuning.0.json").read_text())["text"]
