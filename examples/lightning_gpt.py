@@ -40,7 +40,7 @@ def main() -> None:
     lightning.seed_everything(args.seed, verbose=False)
     cuda, world = torch.cuda.is_available(), int(os.environ.get("WORLD_SIZE", 1))
     devices = min(int(os.environ.get("LOCAL_WORLD_SIZE", 1)), torch.cuda.device_count() if cuda else world)
-    tokens = torch.randint(args.vocab, (args.batch * args.steps * world, args.length + 1))
+    tokens = torch.randint(args.vocab, (64 * args.batch, args.length + 1))
     module = Module(args)
     trainer = lightning.Trainer(
         accelerator="gpu" if cuda else "cpu",
@@ -49,6 +49,7 @@ def main() -> None:
         strategy="ddp",
         precision="bf16-mixed" if cuda else "32-true",
         max_steps=args.steps,
+        max_epochs=-1,
         deterministic=True,
         logger=False,
         enable_checkpointing=False,

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -123,17 +124,44 @@ def test_every_example_is_tested():
     assert scripts - {"common.py", "model.py", "triton_linear.py"} == {script for script, *_ in JOBS.values()}
 
 
-@pytest.mark.parametrize("name", ["ddp", "inference"])
-def test_under_tune_by_torchrun_it_is_left_alone_on_a_cpu(plain, tmp_path, name):
-    """Nothing can be changed on a CPU: the job runs as ever, and the statistics say why it was left alone."""
+def tune(name: str, tmp_path: Path, steps: int, **env: str) -> tuple[dict[str, Any], list[str]]:
+    """An example by torchrun under `weft run --tune`: what tuning said, and the losses."""
     out, stats = tmp_path / "losses", tmp_path / "stats.json"
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    job = [*torchrun, str(ROOT / "examples" / JOBS[name][0]), *SIZES, "--losses", str(out)]
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "WEFT_STORE": str(tmp_path / "store")}
+    script, *more = JOBS[name]
+    sizes = [*SIZES, "--steps", str(steps), "--losses", str(out)]
+    job = [*torchrun, str(ROOT / "examples" / script), *more, *sizes]
     command = [sys.executable, "-m", "weft", "run", "--tune", "--stats", str(stats), "--", *job]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=200, check=False)
+    full = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONWARNINGS": "ignore",
+        "WEFT_STORE": str(tmp_path / "store"),
+    }
+    done = subprocess.run(
+        command, env={**full, **env}, capture_output=True, text=True, timeout=250, check=False
+    )
     assert done.returncode == 0, done.stderr[-3000:]
-    assert out.read_text().split() == losses(plain, name)
-    tuning = json.loads(stats.read_text())["tuning"]
+    return json.loads(stats.read_text())["tuning"], out.read_text().split()
+
+
+def test_where_nothing_can_be_changed_tuning_leaves_a_job_alone(plain, tmp_path):
+    tuning, found = tune("inference", tmp_path, STEPS)
     assert tuning["state"] == "stopped"
-    assert "left alone" in done.stderr
+    assert found == losses(plain, "inference")
+
+
+@pytest.mark.parametrize("name", ["fsdp2", "lightning", "huggingface"])
+def test_a_frameworks_steps_are_found_and_tuned_on_all_ranks_alike(plain, tmp_path, name):
+    """With controls whose effect is known: the best of them is found within the budget, at the same steps."""
+    if not present(name):
+        pytest.skip(f"needs {NEEDS[name]}")
+    path = os.pathsep.join([str(RUNNER.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    controls = {"WEFT_TUNE_CONTROLS": "examples_controls:VirtualControls", "WEFT_TUNE_DEADLINE_S": "60"}
+    tuning, found = tune(name, tmp_path, 120, RECORD=str(tmp_path), PYTHONPATH=path, **controls)
+    assert tuning["state"] == "kept", tuning["text"]
+    assert tuning["policy"]["comm"]["max_ctas"] == 16
+    assert 0 < tuning["steps"] < 60
+    first, second = (json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in (0, 1))
+    assert first == second
+    assert found[:STEPS] == losses(plain, name)
