@@ -22,10 +22,12 @@ CONTROLS = (
     + TWO_GHOSTS
     + """
     controls = LaunchControls(Policy(), world=2, parameters=1000)
-    gemm = driver.kernel("_Z4gemmPf")
+    gemm, comm = driver.kernel("_Z4gemmPf"), driver.kernel("ncclDevKernel_AllReduce")
     def whole_step():
         step()
+        driver.launch(comm, grid=12, stream=7)
         driver.launch(gemm)
+        driver.finish(7)
         driver.launch(gemm)
     whole_step()
     controls.learn()
@@ -44,7 +46,9 @@ def test_what_a_job_launches_and_what_can_be_tried_is_learnt(nccl_program):  # n
     assert facts["most_ctas"] == 33
     assert facts["why_no_ctas"] == ""
     (gemm,) = facts["kernels"]
-    assert (gemm["name"], gemm["symbol"], gemm["launches"]) == ("gemm(float*)", "_Z4gemmPf", 2)
+    assert (gemm["name"], gemm["symbol"]) == ("gemm(float*)", "_Z4gemmPf")
+    assert (gemm["launches"], gemm["beside"]) == (2, 1)
+    assert facts["collectives"] == 1
     assert "2 ranks, 1000 parameters" in facts["workload"]
     assert "all_reduce a step" in facts["workload"]
 

@@ -7,6 +7,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from weft.errors import UnavailableError
@@ -18,6 +19,7 @@ from weft.tune.session import PREPARE_S
 FREE_BYTES = 2 << 30  # of the GPU's memory, for the buffers of new communicators
 SM_SHARE = 2  # collectives may take one SM of so many, all ranks on the GPU together
 SHARED_CTAS = 8  # where processes share a GPU: with 16 per rank and priority, collectives were seen to hang
+TOLD_KERNELS, TOLD_NAME = 32, 200
 Counts = dict[str, tuple[int, int, int, int, str]]
 
 
@@ -58,13 +60,13 @@ class LaunchControls:
             cta_choices=choices,
             most_ctas=most,
             why_no_ctas=why,
-            kernels=kernels,
+            kernels=_worth_telling(kernels),
             world=self._world,
             workload=self._workload(kernels, Counter(call.operation for call in calls), steps),
         )
 
     def _workload(self, kernels: Sequence[Kernel], calls: Mapping[str, int], steps: int) -> str:
-        names = "\n".join(sorted(kernel.symbol for kernel in kernels))
+        names = "\n".join(sorted(kernel.symbol for kernel in kernels if kernel.launches >= 1))
         mark = hashlib.sha256(names.encode()).hexdigest()[:12]
         each = ", ".join(f"{count // steps} {name}" for name, count in sorted(calls.items()))
         size = f"{self._world} ranks, {self._parameters} parameters"
@@ -123,6 +125,12 @@ class LaunchControls:
             for found in communicators.communicators()
             if found.key
         }
+
+
+def _worth_telling(kernels: Sequence[Kernel]) -> tuple[Kernel, ...]:
+    """Those most often beside collectives, with names cut: all ranks' go through the rendezvous store."""
+    most = sorted((k for k in kernels if k.beside), key=lambda k: -k.beside)[:TOLD_KERNELS]
+    return tuple(replace(k, name=k.name[:TOLD_NAME], symbol=k.symbol[:TOLD_NAME]) for k in most)
 
 
 def cta_choices(now: int, most: int) -> tuple[int, ...]:
