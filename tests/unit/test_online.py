@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 import subprocess
@@ -161,6 +162,25 @@ def test_a_policy_that_stalls_is_dropped_and_the_rest_still_tried():
     assert job.ran.count(Policy(max_ctas=24)) == 1
 
 
+def test_whatever_happens_it_ends_in_time_and_says_something():
+    for seed in range(300):
+        some = random.Random(seed)
+        job = Job(seed, noise=some.choice([0.0, 0.01, 0.5, 2.0]), odd=some.choice([0.0, 0.3]))
+        trial, share = job.trial, some.choice([0.02, 0.3])
+
+        def hostile(asked: Trial, job=job, trial=trial, some=some, share=share) -> Sample:
+            sample = trial(asked)
+            if asked.policy != Policy() and some.random() < share:
+                return Sample(some.choice([math.inf, 0.0, sample.ms]), "stalled")
+            return Sample(0.0 if some.random() < share / 10 else sample.ms, facts=sample.facts)
+
+        job.trial = hostile  # type: ignore[method-assign]
+        outcome = play(job, seed=seed)
+        assert outcome.steps < 60
+        assert json.dumps(outcome.to_dict(), allow_nan=False)
+        assert outcome.text
+
+
 def test_the_largest_number_of_ctas_is_not_the_end_where_it_is_best():
     job = quiet(ctas={3: 1.5, 6: 1.3, 16: 0.9, 24: 0.8, 32: 0.7})
     assert play(job).policy.max_ctas == 32
@@ -264,8 +284,6 @@ def test_what_holds_for_the_job_is_what_holds_on_every_rank():
 
 
 def test_the_result_is_json_and_has_what_the_command_promises(tmp_path):
-    import json
-
     job = quiet(ctas={3: 1.4, 6: 1.2, 16: 0.9, 24: 0.95, 32: 1.0}, stalls={"ctas24"})
     result = play(job).to_dict()
     assert {"policy", "gain_pct", "ci", "steps", "candidates", "reason", "explanation", "text"} <= set(result)

@@ -144,8 +144,10 @@ class _Search:
 
         `share`: of the steps left, after those kept for the proof, that it may use.
         """
+        if self._about(best).problem:  # found out since it became the best
+            best, self.lead = self.default, 0.0
         arms = list(dict.fromkeys([best, *(dataclasses.replace(best, **change) for change in changes)]))
-        arms = [arm for arm in arms if not self._about(arm).problem]
+        arms = [arm for arm in arms if arm == best or not self._about(arm).problem]
         logs: Logs = {arm: [] for arm in arms}
         self.best = best
         until = self.spent + share * (self.budget - self.spent - self._for_proof())
