@@ -310,3 +310,30 @@ for name in ("integrations.live", "integrations.controls", "tune.session", "tune
     importlib.import_module(f"weft.{name}")
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def seen(*kernels: Kernel, comm_ms: float) -> Facts:
+    exposed = comm_ms - sum(kernel.beside_ms or 0 for kernel in kernels)
+    figures = {"span_ms": 40.0, "comm_ms": comm_ms, "exposed_ms": exposed}
+    return Facts(collectives=8, ctas=12, cta_choices=CTAS, most_ctas=32, kernels=kernels, **figures)
+
+
+def test_where_nothing_runs_beside_collectives_only_more_ctas_can_matter():
+    launched_ahead = Kernel("my_gemm", "my_gemm", 40, 30, 4, 20.0, 0.0)
+    assert stages(seen(launched_ahead, comm_ms=8), Policy()) == [[{"max_ctas": 16}, {"max_ctas": 24}]]
+
+
+def test_only_kernels_with_time_beside_collectives_are_shaped():
+    often = Kernel("small", "small", 400, 300, 8, 0.4, 0.2)
+    long = Kernel("my_gemm", "my_gemm", 40, 30, 4, 20.0, 6.0)
+    *_, shaped = stages(seen(often, long, comm_ms=8), Policy())
+    assert [change["residency"] for change in shaped] == [3, 2]
+    assert seen(often, long, comm_ms=8).beside == (long, often)
+
+
+def test_times_count_only_if_every_rank_has_them():
+    long = Kernel("my_gemm", "my_gemm", 40, 30, 4, 20.0, 6.0)
+    timed = seen(long, comm_ms=8)
+    slower = seen(long, comm_ms=9)
+    assert merge([timed, slower]).comm_ms == 9
+    assert merge([timed, Facts(kernels=(TRITON,))]).comm_ms is None

@@ -22,20 +22,25 @@ def profile(once: Callable[[], None]) -> Timeline | None:
 
         with torch.profiler.profile(activities=[ProfilerActivity.CUDA]) as profiler:
             once()
-        events = profiler.profiler.kineto_results.events()
-        rows = [
+        return timeline_of(profiler)
+    except (ImportError, AttributeError, RuntimeError):
+        return None
+
+
+def timeline_of(profiler: Any) -> Timeline:
+    """What a stopped profiler of torch saw on the GPU."""
+    return from_rows(
+        [
             (
                 int(e.start_ns()),
                 int(e.start_ns()) + int(e.duration_ns()),
                 int(e.device_resource_id()),
                 e.name(),
             )
-            for e in events
+            for e in profiler.profiler.kineto_results.events()
             if str(e.device_type()).endswith("CUDA") and e.duration_ns() > 0
         ]
-    except (ImportError, AttributeError, RuntimeError):
-        return None
-    return from_rows(rows)
+    )
 
 
 def from_rows(rows: Sequence[tuple[int, int, int, str]]) -> Timeline:

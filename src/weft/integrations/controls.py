@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from weft.errors import UnavailableError
+from weft.integrations.look import Look
 from weft.policy import Policy
 from weft.shim import binding, communicators, stats
 from weft.tune.options import Facts, Kernel
@@ -30,17 +31,20 @@ class LaunchControls:
         self.default, self._world, self._parameters = default, world, parameters
         self._before: Counts = {}
         self._calls = 0
+        self._look = Look()
 
     def learn(self) -> None:
+        self._look.begin()
         binding.set_policy(self.default, track=True)
         self._before, self._calls = _counts(), _last_call()
 
     def facts(self, steps: int) -> Facts:
-        after = _counts()
+        looked, after = self._look.end(steps), _counts()
+        times = looked.kernels if looked else {}
         seen = {name: _less(now, self._before.get(name)) for name, now in after.items()}
         comm = {name: row for name, row in seen.items() if row[4] == "comm" and row[0]}
         kernels = tuple(
-            Kernel(stats.demangle(symbol), symbol, launches / steps, beside / steps, blocks or None)
+            _kernel(symbol, launches / steps, beside / steps, blocks, times)
             for symbol, (launches, beside, blocks, _, kind) in seen.items()
             if kind == "compute" and launches
         )
@@ -133,9 +137,18 @@ def _worth_telling(kernels: Sequence[Kernel]) -> tuple[Kernel, ...]:
     return tuple(replace(k, name=k.name[:TOLD_NAME], symbol=k.symbol[:TOLD_NAME]) for k in most)
 
 
+def _kernel(
+    symbol: str, launches: float, beside: float, blocks: int, times: Mapping[str, tuple[float, float]]
+) -> Kernel:
+    """The profiler knows a kernel by its readable name, or by the driver's."""
+    name = stats.demangle(symbol)
+    ms, beside_ms = times.get(name) or times.get(symbol) or (None, None)
+    return Kernel(name, symbol, launches, beside, blocks or None, ms, beside_ms)
+
+
 def cta_choices(now: int, most: int) -> tuple[int, ...]:
-    """Half, a third more and twice as many, within what fits."""
-    wanted = (now // 2, round(now * 4 / 3), 2 * now)
+    """Half, 4/3, twice and 8/3 times as many, within what fits."""
+    wanted = (now // 2, round(now * 4 / 3), 2 * now, round(now * 8 / 3))
     return tuple(dict.fromkeys(count for count in wanted if 1 <= count <= most and count != now))
 
 

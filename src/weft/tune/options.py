@@ -12,6 +12,8 @@ from weft.policy import MAX_PATTERN_BYTES, MAX_RULES, Policy, Rule
 
 HEAD_START_US = 5.0  # enough for a collective's blocks to be placed first; 40 already costs on an H200
 SHAPED_KERNELS = 2  # kernels tried in the last stage; each costs several steps of the job
+SHAPED_SHARE = 0.1  # of the time beside collectives: a kernel with less is not worth shaping
+BESIDE_SHARE = 0.05  # of the collectives' time: with less compute beside them, nothing shares the GPU
 MEMORY_KERNELS = (
     "*elementwise*",
     "*reduce_kernel*",
@@ -45,6 +47,10 @@ class Kernel:
     """Launches made while a collective was in flight."""
     blocks_per_sm: int | None
     """Blocks of it that fit on an SM by themselves; None: unknown."""
+    ms: float | None = None
+    """All of its time; None: the profiler could not be used."""
+    beside_ms: float | None = None
+    """Its time beside collectives."""
 
     @property
     def can_be_shaped(self) -> bool:
@@ -69,6 +75,12 @@ class Facts:
     why_no_ctas: str = ""
     """Why there are none."""
     kernels: tuple[Kernel, ...] = ()
+    span_ms: float | None = None
+    """A step, as the profiler saw it; None: it could not be used."""
+    comm_ms: float | None = None
+    """Communication in a step."""
+    exposed_ms: float | None = None
+    """Communication beside which no compute kernel runs."""
     world: int = 1
     """Ranks of the job."""
     ranks_at_work: int = 1
@@ -87,9 +99,19 @@ class Facts:
 
     @property
     def beside(self) -> tuple[Kernel, ...]:
-        """Compute kernels seen beside collectives, the most launched first."""
-        found = (kernel for kernel in self.kernels if kernel.beside > 0)
-        return tuple(sorted(found, key=lambda kernel: -kernel.beside))
+        """Compute kernels seen beside collectives: those that run there longest, or most often, first."""
+        return tuple(sorted((k for k in self.kernels if self.weight(k) > 0), key=lambda k: -self.weight(k)))
+
+    def weight(self, kernel: Kernel) -> float:
+        """How much of a kernel is beside collectives: in ms, or in launches where times are not known."""
+        return kernel.beside if self.comm_ms is None else kernel.beside_ms or 0.0
+
+    @property
+    def shares_the_gpu(self) -> bool:
+        """Whether compute runs beside collectives to speak of, as far as that is known."""
+        if self.comm_ms is None:
+            return True
+        return sum(map(self.weight, self.kernels)) > BESIDE_SHARE * self.comm_ms
 
 
 def merge(facts: Iterable[Facts]) -> Facts:
@@ -98,8 +120,10 @@ def merge(facts: Iterable[Facts]) -> Facts:
     kernels: dict[str, Kernel] = {}
     for kernel in (kernel for one in everyone for kernel in one.kernels):
         known = kernels.get(kernel.name)
-        if known is None or kernel.beside > known.beside:
+        if known is None or (kernel.beside_ms or 0, kernel.beside) > (known.beside_ms or 0, known.beside):
             kernels[kernel.name] = kernel
+    timed = [one for one in everyone if one.comm_ms is not None]
+    slowest = max(timed, key=lambda one: one.comm_ms or 0) if len(timed) == len(everyone) else Facts()
     common = [c for c in everyone[0].cta_choices if all(c in one.cta_choices for one in everyone)]
     return dataclasses.replace(
         everyone[0],
@@ -109,6 +133,9 @@ def merge(facts: Iterable[Facts]) -> Facts:
         most_ctas=min(one.most_ctas for one in everyone),
         why_no_ctas=next((one.why_no_ctas for one in everyone if one.why_no_ctas), ""),
         kernels=tuple(kernels.values()),
+        span_ms=slowest.span_ms,
+        comm_ms=slowest.comm_ms,
+        exposed_ms=slowest.exposed_ms,
         ranks_at_work=len(everyone),
     )
 
@@ -118,14 +145,17 @@ def stages(facts: Facts, default: Policy) -> list[list[dict[str, Any]]]:
 
     What mattered most in our measurements comes first: the collectives' CTAs.
     """
-    first: list[dict[str, Any]] = [{"max_ctas": count} for count in facts.cta_choices]
+    shared = facts.shares_the_gpu
+    # Fewer CTAs leave more to the compute beside them, and help nobody where there is none.
+    counts = [count for count in facts.cta_choices if shared or count > (facts.ctas or 0)]
+    first: list[dict[str, Any]] = [{"max_ctas": count} for count in counts]
     second: list[dict[str, Any]] = []
-    if facts.launches and facts.collectives:
+    if facts.launches and facts.collectives and shared:
         head = {"head_start_us": HEAD_START_US} if default.head_start_us == 0 else {"head_start_us": 0.0}
         first_in = {"priority": "high" if default.priority == "default" else "default"}
         second = [head, first_in, {**head, **first_in}]
     shaped_already = default.residency is not None or default.rules
-    third = residency_changes(facts) if facts.launches and not shaped_already else []
+    third = residency_changes(facts) if facts.launches and shared and not shaped_already else []
     return [stage for stage in (first, second, third) if stage]
 
 
@@ -141,7 +171,7 @@ def beyond(facts: Facts, best: Policy) -> list[dict[str, Any]]:
 
 
 def residency_changes(facts: Facts) -> list[dict[str, Any]]:
-    """One block less and half of them, for the kernels most often beside collectives, one kernel at a time.
+    """One block less and half of them, for the kernels most beside collectives, one kernel at a time.
 
     The kernel gets it by the policy's default and the others are excepted by name, not the other way round:
     the shim then still spares launches whose whole grid is resident at once, and whose blocks may wait for
@@ -149,7 +179,8 @@ def residency_changes(facts: Facts) -> list[dict[str, Any]]:
     """
     changes = []
     shaped = [kernel for kernel in facts.beside if kernel.can_be_shaped]
-    for kernel in shaped[:SHAPED_KERNELS]:
+    least = SHAPED_SHARE * sum(map(facts.weight, facts.kernels))
+    for kernel in [kernel for kernel in shaped if facts.weight(kernel) >= least][:SHAPED_KERNELS]:
         natural = kernel.blocks_per_sm or 1
         others = [pattern(k.symbol) for k in shaped]
         globs = (g for g in (*MEMORY_KERNELS, *others) if not glob_regex([g]).fullmatch(kernel.symbol))
@@ -170,7 +201,7 @@ def pattern(name: str) -> str:
 def explain(facts: Facts) -> list[dict[str, Any]]:
     """By kernel: how much of it runs beside collectives, and what could be done about it."""
     rows = []
-    total = sum(kernel.beside for kernel in facts.kernels)
+    total = sum(map(facts.weight, facts.kernels))
     for kernel in facts.beside[:12]:
         if (kernel.blocks_per_sm or 1) <= 1:
             what = "one block per SM: residency cannot be shaped"
@@ -178,11 +209,13 @@ def explain(facts: Facts) -> list[dict[str, Any]]:
             what = "waits for memory: fewer blocks would be pure loss"
         else:
             what = f"{kernel.blocks_per_sm} blocks per SM: residency can be shaped"
-        share = round(100 * kernel.beside / total, 1)
+        share = round(100 * facts.weight(kernel) / total, 1)
         rows.append(
             {
                 "kernel": kernel.name,
                 "launches_per_step": kernel.launches,
+                "ms": kernel.ms,
+                "beside_ms": kernel.beside_ms,
                 "beside_collectives_pct": share,
                 "blocks_per_sm": kernel.blocks_per_sm,
                 "what": what,

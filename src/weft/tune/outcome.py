@@ -102,6 +102,9 @@ class Outcome:
             "explanation": explain(self.facts),
             "facts": {
                 "collectives_per_step": self.facts.collectives,
+                "step_ms": self.facts.span_ms,
+                "comm_ms": self.facts.comm_ms,
+                "exposed_ms": self.facts.exposed_ms,
                 "ctas": self.facts.ctas,
                 "cta_choices": list(self.facts.cta_choices),
                 "why_no_ctas": self.facts.why_no_ctas,
