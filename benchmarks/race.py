@@ -160,7 +160,7 @@ def grid_repeats(case: Case, near: bool, trials: int = 400, most: int = 1 << 11)
     return high
 
 
-def run(case: Case, trials: int, near: bool) -> dict[str, object]:
+def run(case: Case, trials: int, near: bool, first: int = 0) -> dict[str, object]:
     """One row of the table."""
     repeats = grid_repeats(case, near)
     row: dict[str, object] = {
@@ -171,7 +171,7 @@ def run(case: Case, trials: int, near: bool) -> dict[str, object]:
     if repeats is None:
         return row
     results = []
-    for seed in range(trials):
+    for seed in range(first, first + trials):
         machine = Machine(case, seed)
         done = race(
             range(CANDIDATES), machine, rounds=repeats, confirm=0, seed=seed, tie=NEAR if near else 0.0
@@ -212,6 +212,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--trials", type=int, default=100)
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--only", default="", help="cases whose name contains this")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
@@ -220,7 +221,7 @@ def main() -> None:
         if given.only not in case.name:
             continue
         for near in (False, True) if case.times in (uniform, clusters) else (False,):
-            row = run(case, given.trials, near)
+            row = run(case, given.trials, near, given.first)
             rows.append(row)
             if row["repeats"] is None:
                 print(
