@@ -99,7 +99,7 @@ def test_without_an_optimizer_the_period_of_the_collectives_is_the_step(monkeypa
         ) * 5:
             calls.make(operation, size)
     (session,) = Session.made
-    assert calls.every == 64
+    assert calls.every == 16
     assert session.steps >= 5
 
 

@@ -32,7 +32,7 @@ STORE_TIMEOUT_S = 2.0
 EVENTS_WITHOUT_STEP = 1000  # optimizer steps after which a program without a period, or a group, is let be
 CALLS_BETWEEN_LOOKS = 256  # collectives, where no optimizer steps
 PERIODS_WITHOUT_OPTIMIZER = 12  # more than most accumulate gradients
-CALLS_OF_A_STEP = 64  # at least, where collectives are all there is to go by: a boundary costs a wait
+CALLS_OF_A_STEP = 16  # at least, where collectives are all there is to go by: a boundary costs a wait
 
 
 class Live:
