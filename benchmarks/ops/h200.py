@@ -32,7 +32,7 @@ from weft.tune.race import bootstrap_ci
 
 RANKS = 8
 ROUNDS = 11
-PIECES = (8, 16, 32)
+PIECES = (4, 8, 16, 32)
 OPERATIONS = {
     "all_gather_matmul": all_gather_matmul,
     "matmul_reduce_scatter": matmul_reduce_scatter,
@@ -95,6 +95,8 @@ class Case:
                 cuts: tuple[int | None, ...] = (None,) if name in ("serial", "shard") else (8,)
                 if name == "hetero-fused-1d":
                     cuts = PIECES
+                if name == "hetero-unfused-1d":
+                    cuts = PIECES[:2]
                 for pieces in cuts:
                     label = f"{name}{'' if pieces in (None, RANKS) else f'/{pieces}'} {engine}"
                     self.variants[label] = self._variant(name, engine, pieces)
@@ -183,36 +185,44 @@ def timed(call: Any) -> tuple[float, float]:
     return start.elapsed_time(end), issued * 1e6
 
 
-def beside(case: Case, engine: str) -> tuple[float, float]:
-    """A product while copies run all along, over the product alone; and a transfer while products run."""
+def beside(case: Case, engine: str, rng: random.Random) -> tuple[float, float]:
+    """A product while copies run all along, over the product alone; and a transfer while products run.
+
+    Each is measured behind one of its kind, so that clocks are those of a busy GPU, in random order.
+    """
     product = case.variants["product alone"]
     transfer = case.variants[f"transfer alone {engine}"]
     side = torch.cuda.Stream()
-    ratios, others = [], []
+    usual, moved = timed(product)[0], timed(transfer)[0]
+    copies, products = int(3 * usual / moved) + 2, int(3 * moved / usual) + 2
+
+    def one(call: Any, on: Any, other: Any, other_on: Any, count: int) -> float:
+        torch.cuda.synchronize()
+        with torch.cuda.stream(other_on):
+            for _ in range(count):
+                other()
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        with torch.cuda.stream(on):
+            call()
+            start.record()
+            call()
+            end.record()
+        torch.cuda.synchronize()
+        return start.elapsed_time(end)
+
+    main = torch.cuda.current_stream()
+    ways = {
+        "product": (product, main, transfer, side, 0),
+        "product beside": (product, main, transfer, side, copies),
+        "transfer": (transfer, side, product, main, 0),
+        "transfer beside": (transfer, side, product, main, products),
+    }
+    times: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(ROUNDS):
-        alone, _ = timed(product)
-        moved, _ = timed(transfer)
-        times = [torch.cuda.Event(enable_timing=True) for _ in range(4)]
-        torch.cuda.synchronize()
-        repeats = max(1, int(2 * alone / moved) + 1)
-        with torch.cuda.stream(side):
-            for _ in range(repeats):
-                transfer()
-        times[0].record()
-        product()
-        times[1].record()
-        torch.cuda.synchronize()
-        ratios.append(times[0].elapsed_time(times[1]) / alone)
-        many = max(1, int(2 * moved / alone) + 1)
-        for _ in range(many):
-            product()
-        with torch.cuda.stream(side):
-            times[2].record()
-            transfer()
-            times[3].record()
-        torch.cuda.synchronize()
-        others.append(times[2].elapsed_time(times[3]) / moved)
-    return median(ratios), median(others)
+        for name in rng.sample(list(ways), len(ways)):
+            times[name].append(one(*ways[name]))
+    middle = {name: median(found) for name, found in times.items()}
+    return middle["product beside"] / middle["product"], middle["transfer beside"] / middle["transfer"]
 
 
 def measure(case: Case, rng: random.Random, rounds: int) -> dict[str, Any]:
@@ -249,7 +259,7 @@ def measure(case: Case, rng: random.Random, rounds: int) -> dict[str, Any]:
             name: times for name, times in samples.items() if name.endswith(engine) and "alone" not in name
         }
         best = min(tried, key=lambda name: median(tried[name]))
-        gemm, copy = beside(case, engine)
+        gemm, copy = beside(case, engine, rng)
         row[engine] = {
             "transfer_ms": transfer,
             "gbytes_per_s": case.moved / transfer / 1e6,
