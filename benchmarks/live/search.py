@@ -267,7 +267,8 @@ class Search:
         samples: dict[Policy, list[float]] = {policy: [] for policy in policies}
         order = random.Random(len(policies))
         for number in range(most):
-            if number >= least and time.monotonic() - self.start > until_s:
+            late = time.monotonic() - self.start > until_s * (1 if number >= least else 2)
+            if number and late:
                 break
             for policy in order.sample(policies, len(policies)):
                 samples[policy].append(job.ms(policy, self.count))
