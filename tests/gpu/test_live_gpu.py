@@ -52,10 +52,10 @@ def test_a_ddp_job_is_tuned_and_its_losses_stay_the_same_to_the_last_bit(job):
     assert tuning["state"] in ("kept", "left alone"), tuning
     assert tuning["steps"] < 60
     assert tuning["facts"]["ctas"] == 12
-    assert tuning["facts"]["cta_choices"] == [6, 16, 24]
+    assert tuning["facts"]["cta_choices"] == [6, 16, 24, 32]
     assert tuning["facts"]["collectives_per_step"] > 0
     tried = {candidate["label"] for candidate in tuning["candidates"]}
-    assert {"ctas6", "ctas16", "ctas24"} <= tried
+    assert {"ctas16", "ctas24", "ctas32"} <= tried
     assert not [c for c in tuning["candidates"] if "stalled" in c["note"]]
     assert tuning["explanation"], "no kernel was seen beside a collective"
     assert stats["routed"] > 0

@@ -42,7 +42,7 @@ def test_what_a_job_launches_and_what_can_be_tried_is_learnt(nccl_program):  # n
     facts = nccl_program(CONTROLS + "show(facts.to_dict())", env={"WEFT_LIVE": "1", "LOCAL_WORLD_SIZE": "2"})
     assert facts["launches"]
     assert facts["ctas"] == 12
-    assert facts["cta_choices"] == [6, 16, 24]
+    assert facts["cta_choices"] == [6, 16, 24, 32]
     assert facts["most_ctas"] == 33
     assert facts["why_no_ctas"] == ""
     (gemm,) = facts["kernels"]

@@ -20,7 +20,7 @@ from weft.tune.outcome import Outcome, label, read_result, result_file
 TRITON = Kernel("my_gemm", "my_gemm", 40, 30, 4)
 CUBLAS = Kernel("nvjet_hsh", "nvjet_hsh", 40, 30, 1)
 NORM = Kernel("layer_norm_kernel", "vectorized_layer_norm_kernel", 20, 10, 16)
-CTAS = (6, 16, 24)
+CTAS = (6, 16, 24, 32)
 
 
 class Job:
@@ -57,9 +57,9 @@ class Job:
 
     @property
     def best_ms(self) -> float:
-        """Of all combinations, 32 CTAs included, which the first choices leave out."""
+        """Of all combinations."""
         shaped = self.residency.values() if TRITON in self.kernels else ()
-        ctas = min([1.0, *(self.ctas[c] for c in (*self.choices, *((32,) if self.choices else ())))])
+        ctas = min([1.0, *(self.ctas[c] for c in self.choices)])
         return 40 * ctas * min(1, self.head) * min(1, self.priority) * min([1.0, *shaped])
 
     def step(self, policy: Policy) -> float:
@@ -182,7 +182,7 @@ def test_whatever_happens_it_ends_in_time_and_says_something():
 
 
 def test_the_largest_number_of_ctas_is_not_the_end_where_it_is_best():
-    job = quiet(ctas={3: 1.5, 6: 1.3, 16: 0.9, 24: 0.8, 32: 0.7})
+    job = quiet(ctas={3: 1.5, 6: 1.3, 16: 0.9, 24: 0.8, 32: 0.7}, choices=(6, 16, 24))
     assert play(job).policy.max_ctas == 32
 
 
@@ -264,11 +264,11 @@ def test_a_kernel_is_shaped_by_default_and_the_others_spared_by_name():
 
 
 def test_ctas_beyond_the_choices_are_tried_only_at_their_edge_and_where_they_fit():
-    facts = Facts(ctas=12, cta_choices=CTAS, most_ctas=33)
+    facts = Facts(ctas=12, cta_choices=(6, 16, 24), most_ctas=33)
     assert beyond(facts, Policy(max_ctas=24)) == [{"max_ctas": 32}]
     assert beyond(facts, Policy(max_ctas=6)) == [{"max_ctas": 3}]
     assert beyond(facts, Policy(max_ctas=16)) == beyond(facts, Policy()) == []
-    assert beyond(Facts(ctas=12, cta_choices=CTAS, most_ctas=30), Policy(max_ctas=24)) == []
+    assert beyond(Facts(ctas=12, cta_choices=(6, 16, 24), most_ctas=30), Policy(max_ctas=24)) == []
 
 
 def test_what_holds_for_the_job_is_what_holds_on_every_rank():
@@ -320,7 +320,9 @@ def seen(*kernels: Kernel, comm_ms: float) -> Facts:
 
 def test_where_nothing_runs_beside_collectives_only_more_ctas_can_matter():
     launched_ahead = Kernel("my_gemm", "my_gemm", 40, 30, 4, 20.0, 0.0)
-    assert stages(seen(launched_ahead, comm_ms=8), Policy()) == [[{"max_ctas": 16}, {"max_ctas": 24}]]
+    assert stages(seen(launched_ahead, comm_ms=8), Policy()) == [
+        [{"max_ctas": count} for count in (16, 24, 32)]
+    ]
 
 
 def test_only_kernels_with_time_beside_collectives_are_shaped():

@@ -133,7 +133,9 @@ class LaunchControls:
 
 def _worth_telling(kernels: Sequence[Kernel]) -> tuple[Kernel, ...]:
     """Those most often beside collectives, with names cut: all ranks' go through the rendezvous store."""
-    most = sorted((k for k in kernels if k.beside), key=lambda k: -k.beside)[:TOLD_KERNELS]
+    beside = [(k.beside_ms or 0.0, k.beside) for k in kernels]
+    told = sorted(zip(beside, kernels, strict=True), key=lambda pair: pair[0], reverse=True)
+    most = [kernel for weight, kernel in told if any(weight)][:TOLD_KERNELS]
     return tuple(replace(k, name=k.name[:TOLD_NAME], symbol=k.symbol[:TOLD_NAME]) for k in most)
 
 
