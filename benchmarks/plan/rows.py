@@ -202,8 +202,8 @@ def dgxc(row: dict[str, str]) -> dict[str, object] | None:
         job.update(gated=1, kv_heads=8, experts=8, experts_per_token=2)
         job["hide"] = "tp_backward cp pp grads params"
     if "MaxText" in name:
-        job.update(software="maxtext-2024", sharding="zero3", shard_ranks=128, recompute="full")
-        job["assumed"] = "full recomputation: less would not fit into memory"
+        job.update(software="maxtext-2024", sharding="zero3", shard_ranks=128, recompute="selective")
+        job["assumed"] = "queries, keys and values kept (remat_policy save_qkv_proj of the recipe)"
     if "340B" in name:
         job["recompute"] = "selective"
         if old:

@@ -227,6 +227,24 @@ ELSEWHERE: list[tuple[str, float, dict[str, Any]]] = [
         {"model": "llama3-405b", "gpus": 1024, "tp": 8, "pp": 8, "cp": 2, "interleave": 8}
         | {"global_batch": 512, "precision": "fp8"},
     ),
+    *(
+        (
+            f"MaxText, an earlier recipe: Llama-2 70B {precision}, {gpus} GPUs",
+            seconds,
+            {
+                "model": "llama2-70b",
+                "gpus": gpus,
+                "micro_batch": 2,
+                "sharding": "zero3",
+                "precision": precision,
+            }
+            | {"shard_ranks": min(gpus, 128), "recompute": "selective", "software": "maxtext-2024"},
+        )
+        for precision, gpus, seconds in (
+            *(("bf16", 64, 6.999), ("bf16", 512, 7.091), ("bf16", 2048, 7.066)),
+            *(("fp8", 64, 4.324), ("fp8", 512, 5.043), ("fp8", 2048, 4.93)),
+        )
+    ),
     (
         "Llama 3 Herd of Models: 405B, 8192 GPUs (4 chunks assumed)",
         11.57,

@@ -101,15 +101,19 @@ def layer(job: Job, figures: Figures, *, moe: bool = False) -> Pass:
     share = (forward + backward) / (work_f.total + work_b.total)
     slower = (share / USUAL_SHARE) ** figures.power
     work_f, work_b = replace(work_f, gemm=forward * slower), replace(work_b, gemm=backward * slower)
-    return Pass(work_f, work_b, _recomputed(job, software, work_f))
+    return Pass(work_f, work_b, _recomputed(job, software, work_f, gemms))
 
 
-def _recomputed(job: Job, software: Software, forward: Work) -> Work:
+def _recomputed(job: Job, software: Software, forward: Work, gemms: list[Gemm]) -> Work:
     if job.recompute == "full":
         return forward
     if job.recompute == "selective":
         if software.selective == "half":
             return Work(0.5 * forward.gemm, 0.0, forward.elementwise, 0.5 * forward.overhead)
+        if software.selective == "projections":
+            kept = sum(g.flops for g in gemms if g.name in ("qkv", "down", "expert_down"))
+            share = 1 - kept / sum(g.flops for g in gemms)
+            return Work(share * forward.gemm, forward.attention, forward.elementwise, forward.overhead)
         return Work(0.0, forward.attention, 0.0, 0.0)
     return Work()
 

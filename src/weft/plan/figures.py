@@ -47,8 +47,6 @@ class Software:
     hides: frozenset[str]
     """Collectives that run beside compute: `tp` (fused with their GEMM), `tp_backward`, `cp`, `ep`, `pp`,
     `grads`, `params`."""
-    hides_replicas: bool
-    """Whether sums across replicas of a sharded model run beside compute, where its other sums do."""
     fusion: float
     """Share that kernels fused with a tensor-parallel collective hide of what they could."""
     gathers_fp8: bool
@@ -56,7 +54,8 @@ class Software:
     joins_maxima: bool
     """Whether fp8 joins the maxima of all ranks in every pass over a chunk (delayed scaling)."""
     selective: str
-    """What selective recomputation repeats: `attention`, or `half`: every other matrix product."""
+    """What selective recomputation repeats: `attention`; `half`: every other matrix product; `projections`:
+    all but the projections to queries, keys and values, and what nothing needs again."""
     skew: float
     """Share of the step lost for each doubling of the number of nodes: skew and jitter."""
     skew_fp8: float

@@ -41,6 +41,8 @@ def activation_bytes(job: Job, figures: Figures, *, moe: bool) -> float:
     inner = 2.0 * tokens * width * (3 if m.gated else 2)
     if job.recompute == "selective" and software.selective == "half":
         attention, inner = attention / 2, inner / 2
+    if job.recompute == "selective" and software.selective == "projections":
+        return 2 * rows * m.hidden + attention
     masks = 2.0 if software.attention == "unfused" else 0.0
     wide = (8.0 + masks) * rows * m.hidden
     total = wide + attention + inner + routed

@@ -198,7 +198,7 @@ def _replicated(
     if ranks > shards:
         across = group(ranks // shards, stride * shards, job.network)
         beside = stage.backward * times
-        hidden = hides(job, software, "grads") and software.hides_replicas
+        hidden = hides(job, software, "grads")
         need = Need("grads", "all_reduce", across, grads / shards, 1, beside, hidden=hidden, each_step=True)
         yield _bucketed(need, software)
     hidden = hides(job, software, "params")
@@ -298,6 +298,6 @@ def _fully_sharded(
             1,
             work.backward,
             edge,
-            sums and software.hides_replicas,
+            sums,
             each_step=True,
         )
