@@ -42,7 +42,7 @@ def activation_bytes(job: Job, figures: Figures, *, moe: bool) -> float:
     if job.recompute == "selective" and software.selective == "half":
         attention, inner = attention / 2, inner / 2
     if job.recompute == "selective" and software.selective == "projections":
-        return 2 * rows * m.hidden + attention
+        return attention - 2.0 * tokens * m.heads * m.query_dim / job.tp + 2 * rows * m.hidden
     masks = 2.0 if software.attention == "unfused" else 0.0
     wide = (8.0 + masks) * rows * m.hidden
     total = wide + attention + inner + routed
