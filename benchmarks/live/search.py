@@ -27,10 +27,11 @@ from configs import BASELINE_CTAS, CONFIGS, EXAMPLES, RANKS, Config
 from job import take_gate
 
 from weft.errors import InputError
-from weft.kernels import is_comm
+from weft.kernels import glob_regex, is_comm
 from weft.policy import MAX_PATTERN_BYTES, Policy, Rule
 from weft.shim import binding, stats
 from weft.timeline import Kind, intersect, union
+from weft.tune.options import MEMORY_KERNELS
 from weft.tune.race import bootstrap_ci, ratio_ci
 
 CTAS = (BASELINE_CTAS, 6, 16, 24, 32)
@@ -183,19 +184,25 @@ def residents() -> dict[str, tuple[str, int]]:
 
 
 def residencies(seen: dict[str, Any], known: dict[str, tuple[str, int]]) -> list[dict[str, Any]]:
-    """Fields of a Policy that shape the kernels which take most of the time beside communication."""
+    """Fields of a Policy that shape the kernels which take most of the time beside communication.
+
+    Those that wait for memory are left out: fewer blocks are pure loss for them (docs/lab.md).
+    """
+    waits = glob_regex(MEMORY_KERNELS)
     total = sum(kernel["beside_ms"] for kernel in seen["kernels"]) or 1.0
     shapable = [
         known[kernel["name"]]
         for kernel in seen["kernels"]
-        if known.get(kernel["name"], ("", 0))[1] > 1 and kernel["beside_ms"] / total >= SHAPED_SHARE
+        if known.get(kernel["name"], ("", 0))[1] > 1
+        and kernel["beside_ms"] / total >= SHAPED_SHARE
+        and waits.fullmatch(known[kernel["name"]][0]) is None
     ]
     choices: list[dict[str, Any]] = [{}]
     for symbol, natural in shapable[:2]:
         pattern = symbol if len(symbol) <= MAX_PATTERN_BYTES else symbol[: MAX_PATTERN_BYTES - 1] + "*"
         for count in sorted({natural - 1, math.ceil(natural / 2)}):
             rules = (Rule(pattern, count),)
-            choices += [{"rules": rules, "when": when} for when in ("overlap", "always")]
+            choices.append({"rules": rules, "when": "overlap"})
     return choices
 
 
