@@ -188,6 +188,8 @@ def mixed(kind: str, window: Work, gpu: GpuSpec, group: Group, policy: Policy) -
     """The contention of a collective beside a mix of kernels, each by its share of the time."""
     busy = {f.name: getattr(window, f.name) for f in fields(window) if f.name in KERNELS}
     total = sum(busy.values())
+    if not total:
+        return Contention(1.0, 0.0)
     simulated = "all_to_all" if kind == "p2p" else kind
     # The pair is simulated at the rate of the GPU's usual network, so that a faster one is never worse.
     name = simulated_gpu(gpu)
