@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from weft.errors import WeftError
 from weft.gpu.specs import spec
 from weft.plan.collectives import Group
 from weft.plan.compute import Work
@@ -90,3 +91,14 @@ def test_copy_engines_move_what_they_can():
 )
 def test_a_gpu_without_a_profile_borrows_that_of_a_relative(gpu, stands_for):
     assert simulated_gpu(spec(gpu)) == stands_for
+
+
+def test_launch_gaps_alone_contend_with_nothing():
+    assert hide("all_gather", 0.1, Work(overhead=1.0), 0.0, H100, FAR, None).cost_s == 0
+
+
+@pytest.mark.parametrize("policy", [Policy(max_ctas=1024), Policy(sm_reserve=132)], ids=str)
+def test_a_policy_that_no_gpu_can_run_is_refused_in_one_line(policy):
+    with pytest.raises(WeftError) as caught:
+        hide("all_gather", 0.1, Work(gemm=1.0), 0.0, H100, NEAR, policy)
+    assert len(str(caught.value).splitlines()) == 1
