@@ -18,15 +18,16 @@ from weft.sim import gemm
 from weft.sim.gemm import Gemms
 from weft.sim.profile import by_title
 
+ADDED = (0.5, 0.75, 1.0, 1.25, 1.5)
 POWERS = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0)
 TAILS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0)
-TILES = gemm.TILES
+TILES, TODAY = gemm.TILES, (1.0, gemm.TAIL, gemm.ADDED)
 
 
-def losses(document: dict[str, Any], power: float, tail: float) -> list[tuple[float, float]]:
+def losses(document: dict[str, Any], power: float, tail: float, added: float) -> list[tuple[float, float]]:
     """Measured and simulated time over the whole product's; `power`: of the tiles' shares."""
     gemm.TILES = tuple((m, n, share**power) for m, n, share in TILES)
-    gemm.TAIL = tail
+    gemm.TAIL, gemm.ADDED = tail, added
     costs = Gemms(by_title(document["gpu"]))
     found = []
     for row in document["decomposition"]:
@@ -37,9 +38,9 @@ def losses(document: dict[str, Any], power: float, tail: float) -> list[tuple[fl
     return found
 
 
-def error(document: dict[str, Any], power: float, tail: float) -> float:
+def error(document: dict[str, Any], power: float, tail: float, added: float) -> float:
     """Mean relative error of the time over the whole's."""
-    pairs = losses(document, power, tail)
+    pairs = losses(document, power, tail, added)
     return sum(abs(simulated / measured - 1) for measured, simulated in pairs) / max(1, len(pairs))
 
 
@@ -47,16 +48,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("measured", type=Path)
     document = json.loads(parser.parse_args().measured.read_text())
-    power, tail = min(((p, t) for p in POWERS for t in TAILS), key=lambda pair: error(document, *pair))
-    before, after = losses(document, 1.0, 1.0), losses(document, power, tail)
+    grid = ((p, t, a) for p in POWERS for t in TAILS for a in ADDED)
+    power, tail, added = min(grid, key=lambda figures: error(document, *figures))
+    before, after = losses(document, *TODAY), losses(document, power, tail, added)
     for row, (measured, first), (_, fitted) in zip(document["decomposition"], before, after, strict=True):
         shape = "x".join(map(str, row["gemm"]))
         print(
             f"{shape} {row['axis']}/{row['ways']}: {measured:.3f} measured, {first:.3f}, {fitted:.3f} fitted"
         )
-    print(f"mean error {error(document, 1.0, 1.0):.3f}, fitted {error(document, power, tail):.3f}")
+    print(f"mean error {error(document, *TODAY):.3f}, fitted {error(document, power, tail, added):.3f}")
     shares = [(m, n, round(share**power, 3)) for m, n, share in TILES]
-    print(f"TILES = {shares}, TAIL = {tail}; NVIDIA's copy start {document['copy_start_us']} µs")
+    print(f"TILES = {shares}, TAIL = {tail}, ADDED = {added}")
+    print(f"a copy starts in {document['copy_start_us']} µs")
 
 
 if __name__ == "__main__":

@@ -89,12 +89,17 @@ class Case:
         return -(-self.m // self.ranks) * columns * DTYPE_BYTES[self.dtype]
 
 
-def candidates(engines: tuple[str, ...] = ENGINES) -> list[tuple[str, str]]:
-    """Every schedule with every engine; serial is the library's collective, on SMs, where it may use them."""
+def candidates(case: Case, engines: tuple[str, ...] = ENGINES) -> list[tuple[str, str]]:
+    """Schedules and engines to choose from; serial is the library's collective, on SMs where it may use them.
+
+    Where products are persistent kernels, copies on SMs find no SM until a product ends (on an H200 they took
+    three times as long): there they are no candidates if there is DMA.
+    """
+    persistent = case.costs.profile.figures.persistent > 0
+    beside = tuple(engine for engine in engines if engine == "dma" or not persistent) or engines
     serial = "sm" if "sm" in engines else "dma"
-    return [
-        (name, engine) for engine in engines for name in SCHEDULES if name != "serial" or engine == serial
-    ]
+    finer = [name for name in SCHEDULES if name != "serial"]
+    return [*((name, engine) for engine in beside for name in finer), ("serial", serial)]
 
 
 def product(case: Case, m: int, n: int, k: int, *, parts: int = 1, accumulate: bool = False) -> Gemm:

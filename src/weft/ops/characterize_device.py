@@ -15,6 +15,7 @@ from weft.sim.profile import by_title
 
 CHUNK = 64 << 20
 PRODUCT = 8192
+COPIES = 16
 WAIT_CYCLES = 20_000_000
 """How long both streams wait for the host to have issued everything: about 10 ms."""
 
@@ -185,12 +186,26 @@ def _contention(torch: Any, engine: str, dtype: Any, repeats: int) -> dict[str, 
 
 
 def _copies(torch: Any, repeats: int) -> tuple[list[dict[str, Any]], float, float]:
-    """Copies from pinned memory by size; µs that a copy costs besides its bytes, and GB/s of large ones."""
+    """Copies from pinned memory by size; µs that a copy costs besides its bytes, and GB/s of large ones.
+
+    Several back to back, behind a wait, so that the host's own time to issue them is not counted.
+    """
     largest, before = COPY_BYTES[-1], COPY_BYTES[-2]
     source = torch.empty(largest, dtype=torch.uint8).pin_memory()
     target = torch.empty(largest, device="cuda", dtype=torch.uint8)
-    works = {size: partial(target[:size].copy_, source[:size], non_blocking=True) for size in COPY_BYTES}
-    times = interleaved(torch, works, 3 * repeats)
+
+    def ms(size: int) -> float:
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda._sleep(WAIT_CYCLES)
+        begin.record()
+        for _ in range(COPIES):
+            target[:size].copy_(source[:size], non_blocking=True)
+        end.record()
+        end.synchronize()
+        return float(begin.elapsed_time(end)) / COPIES
+
+    ms(largest)
+    times = {size: median(ms(size) for _ in range(repeats)) for size in COPY_BYTES}
     rate = (largest - before) / (times[largest] - times[before]) / 1e6
     rows = []
     for size in COPY_BYTES:

@@ -82,7 +82,7 @@ def _pick(
 
 def estimates(case: Case, engines: tuple[str, ...] = ENGINES) -> list[Estimate]:
     """The time of every candidate."""
-    return [Estimate(name, engine, seconds(case, name, engine)) for name, engine in candidates(engines)]
+    return [Estimate(name, engine, seconds(case, name, engine)) for name, engine in candidates(case, engines)]
 
 
 def why(case: Case, best: Estimate, serial: Estimate) -> str:

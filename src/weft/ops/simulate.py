@@ -117,7 +117,7 @@ def simulate(case: Case, name: str, engine: str = "dma") -> Result:
 
 def exhaustive(case: Case, engines: tuple[str, ...] = ENGINES) -> list[Result]:
     """All candidates, simulated."""
-    return [simulate(case, name, engine) for name, engine in candidates(engines)]
+    return [simulate(case, name, engine) for name, engine in candidates(case, engines)]
 
 
 def node(case: Case, engine: str) -> Node:

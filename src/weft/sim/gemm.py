@@ -21,6 +21,9 @@ TILES: tuple[tuple[int, int, float], ...] = (
 """Tiles that a library chooses from, and the share of the largest ones' speed that each reaches (assumed)."""
 TAIL = 1.0
 """Of a tile, besides its steps along K: so many times a load from memory and a block's start (assumed)."""
+ADDED = 1.0
+"""How much of the time to read and write C stays exposed where a product is added to it. An H200 shows 0.8
+with K of 1024 and 1.2 with 128 (8192³ cut along K, benchmarks/results/ops/h200_characterize.json)."""
 STEP_K = 64
 SPLITS = (2, 4, 8, 16)
 MOST_KNOWN = 200_000
@@ -122,12 +125,13 @@ def _cost(of: Profile, m: int, n: int, k: int, dtype: str, parts: int, sms: int,
         step_s = 2.0 * tile_m * tile_n * STEP_K * of.spec.sms / (rate * share)
         moved = _traffic(of.spec, (m, n, k), (tile_m, tile_n), tiles, sms, size)
         moved += m * n * size if accumulate else 0
+        added_s = ADDED * 2 * m * n * size / memory if accumulate else 0.0
         for split in (1, *SPLITS) if 2 * tiles <= sms else (1,):
             if split > 1 and (split > steps or tiles * split > 2 * sms):
                 break
             waves = -(-tiles * split // sms)
             extra = 8.0 * m * n * split if split > 1 else 0.0  # partial sums in fp32, written and read
-            compute_s = waves * (-(-steps // split) * step_s + tail_s) + extra / memory
+            compute_s = waves * (-(-steps // split) * step_s + tail_s) + extra / memory + added_s
             seconds = max(compute_s, (moved + extra) / memory)
             found.append(Gemm(seconds, compute_s, moved + extra, (tile_m, tile_n), waves, split))
     return min(found, key=lambda one: one.seconds)
