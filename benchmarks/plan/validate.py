@@ -22,7 +22,7 @@ from weft.plan.accuracy import SHIPPED, held_out_error
 from weft.plan.compute import layer
 from weft.plan.config import Job
 from weft.plan.figures import shipped
-from weft.plan.models import model
+from weft.plan.models import Model, model
 from weft.plan.published import Published, load
 from weft.plan.step import Prediction, predict
 
@@ -166,7 +166,22 @@ def one_layer() -> list[dict[str, Any]]:
     return found
 
 
-# Publications that were used for nothing: label, seconds, job. Tokens per second and GPU turned into steps.
+def gpt(layers: int, hidden: int, heads: int) -> Model:
+    """A GPT of Megatron-Core's README: sequences of 4096, 131072 words."""
+    return Model(
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        ffn=4 * hidden,
+        vocab=131072,
+        tied=True,
+        positions=4096,
+        seq_len=4096,
+    )
+
+
+# Publications that no figure was fitted on: label, seconds, job. Tokens per second and GPU turned into steps.
+# All that were ever predicted are here, whatever came out; "assumed" marks what a publication leaves open.
 ELSEWHERE: list[tuple[str, float, dict[str, Any]]] = [
     (
         "Megatron-LM examples/llama: Llama-3 8B fp8",
@@ -241,8 +256,8 @@ ELSEWHERE: list[tuple[str, float, dict[str, Any]]] = [
             | {"shard_ranks": min(gpus, 128), "recompute": "selective", "software": "maxtext-2024"},
         )
         for precision, gpus, seconds in (
-            *(("bf16", 64, 6.999), ("bf16", 512, 7.091), ("bf16", 2048, 7.066)),
-            *(("fp8", 64, 4.324), ("fp8", 512, 5.043), ("fp8", 2048, 4.93)),
+            *(("bf16", 64, 6.999), ("bf16", 128, 7.072), ("bf16", 512, 7.091), ("bf16", 2048, 7.066)),
+            *(("fp8", 64, 4.324), ("fp8", 128, 4.556), ("fp8", 512, 5.043), ("fp8", 2048, 4.93)),
         )
     ),
     (
@@ -255,6 +270,43 @@ ELSEWHERE: list[tuple[str, float, dict[str, Any]]] = [
         6.22,
         {"model": "llama3-405b", "gpus": 16384, "tp": 8, "pp": 16, "interleave": 4, "global_batch": 2048},
     ),
+    *(
+        (
+            f"Megatron-Core r0.8: GPT 177B, {gpus} GPUs, strong scaling (chunks and micro-batch assumed)",
+            seconds,
+            {"model": gpt(96, 12288, 96), "gpus": gpus, "tp": 8, "pp": 6, "interleave": 16}
+            | {"global_batch": 1152, "software": "megatron-2024"},
+        )
+        for gpus, seconds in ((576, 19.991), (2304, 5.242), (3072, 4.021), (4608, 2.749))
+    ),
+    *(
+        (
+            f"Megatron-Core r0.8: GPT {layers}x{hidden}, {gpus} GPUs, weak scaling (micro-batch 1 assumed)",
+            seconds,
+            {"model": gpt(layers, hidden, heads), "gpus": gpus, "tp": tp, "pp": pp, "global_batch": batch}
+            | {"software": "megatron-2024"},
+        )
+        for layers, hidden, heads, gpus, tp, pp, batch, seconds in (
+            (24, 2048, 16, 48, 1, 1, 192, 0.452),
+            (30, 4096, 32, 96, 2, 1, 192, 0.8),
+            (32, 6144, 48, 192, 4, 1, 192, 0.85),
+            (84, 8192, 64, 768, 8, 2, 384, 2.177),
+            (96, 16384, 128, 3072, 8, 8, 1536, 8.399),
+        )
+    ),
+    *(
+        (
+            f"PyTorch and IBM: {name}, 128 A100, 400 Gbit/s a node (torchtitan's software assumed)",
+            seconds,
+            {"model": name, "gpu": "a100-80gb", "gpus": 128, "micro_batch": 2, "sharding": "zero3"}
+            | {"recompute": recompute, "software": "torchtitan-eager", "network": "efa-p4d"},
+        )
+        for name, recompute, seconds in (
+            ("llama2-7b", "none", 2.214),
+            ("llama2-13b", "selective", 4.551),
+            ("llama2-70b", "full", 22.141),
+        )
+    ),
 ]
 
 
@@ -262,12 +314,21 @@ def elsewhere() -> list[dict[str, Any]]:
     """Runs of publications that played no part."""
     found = []
     for label, seconds, options in ELSEWHERE:
-        step = predict(Job(gpu="h100", **options), check_memory=False).step_s  # type: ignore[arg-type]
+        step = predict(Job(**{"gpu": "h100", **options}), check_memory=False).step_s
         off = 100 * (step / seconds - 1)
         found.append(
             {"run": label, "published_s": seconds, "predicted_s": round(step, 3), "error_pct": round(off, 1)}
         )
     return found
+
+
+def open_and_complete(rows: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """Runs whose configuration is published in full, those of which something is assumed, and all."""
+    return {
+        "Configuration published": [row for row in rows if "assumed" not in row["run"]],
+        "Something assumed": [row for row in rows if "assumed" in row["run"]],
+        "All": rows,
+    }
 
 
 def page(answer: dict[str, Any]) -> str:
@@ -324,23 +385,31 @@ def page(answer: dict[str, Any]) -> str:
             f"| {line['recompute']} | {'yes' if line['sequence_parallel'] else 'no'} | "
             f"{line['published_ms']} | {line['predicted_ms']} |"
         )
-    lines += ["", "## Publications that were used for nothing", ""]
+    lines += ["", "## Publications that no figure was fitted on", ""]
     lines += ["| run | published s | predicted s | off % |", "| --- | ---: | ---: | ---: |"]
     for line in answer["elsewhere"]:
         numbers = f"{line['published_s']} | {line['predicted_s']} | {line['error_pct']:+}"
         lines.append(f"| {line['run']} | {numbers} |")
-    off = [abs(line["error_pct"]) for line in answer["elsewhere"]]
-    lines += ["", f"Mean {statistics.fmean(off):.1f}%, largest {max(off):.1f}%."]
+    for words, rows in open_and_complete(answer["elsewhere"]).items():
+        off = [abs(line["error_pct"]) for line in rows]
+        lines += ["", f"{words} ({len(off)}): mean {statistics.fmean(off):.1f}%, largest {max(off):.1f}%."]
+    lines += [
+        "",
+        "These were looked at while the model was built. Those of MaxText shaped it: its recomputation is ",
+    ]
+    lines[-1] += "that of their recipe, and that sums across replicas are hidden was judged by them."
     return "\n".join(lines) + "\n"
 
 
 METHOD = """\
 The half that may be fitted was drawn once for each source, with the seed in `rows.py`; nine rows of
-torchtitan were added later, all held out. Figures were fitted on the drawn half only. The structure of
-the model (which effects it has) was worked out with all rows in view, so the held-out error is that of
-the figures, not of a blind test; the publications at the end of this page were used for neither. What a
-publication leaves open and what was taken instead stands in each row under `assumed`. Software differs,
-and so do its figures: a prediction is for the software that the job names (`software=`)."""
+torchtitan were added later, all held out. Figures were fitted on the drawn half only. This is no blind
+test: which effects the model has was worked out over a dozen rounds of fitting with the held-out errors
+in view. Gathers in fp8, for one, were added because held-out rows of torchtitan were 27 to 29% off, and
+MaxText got a skew of its own in fp8 because its series missed 3 points by 0.1. Expect more on software
+and machines that are not here; the last table gives an idea. What a publication leaves open and what was
+taken instead stands in each row under `assumed`. Software differs, and so do its figures: a prediction is
+for the software that the job names (`software=`)."""
 
 
 def main() -> None:
