@@ -7,7 +7,7 @@ import random
 import pytest
 
 from weft.errors import UsageError
-from weft.ops.case import ENGINES, Case, collective_s, product
+from weft.ops.case import ENGINES, ROW_BYTES, Case, collective_s, product
 from weft.ops.explore import explore, operation_of
 from weft.ops.schedule import OPERATIONS
 from weft.ops.simulate import exhaustive, simulate
@@ -75,9 +75,7 @@ def test_every_byte_of_a_peer_arrives_once(operation):
     case = Case(operation=operation, m=4096, n=1024, k=2048, **MESH)
     for name in SCHEDULES:
         moved = simulate(case, name, "dma").timeline.resources["bytes"]
-        extra = (
-            128 * 4096 * 7 / 8 * 8 if name == "uniform-fused-2d" else 0
-        )  # rows of a copy in two dimensions
+        extra = ROW_BYTES * 4096 * 7 if name == "uniform-fused-2d" else 0  # copies in two dimensions
         assert moved.sum() == pytest.approx(case.shard_bytes * 7 + extra, rel=1e-6)
 
 

@@ -22,8 +22,9 @@ SM_START_S = 8e-6
 """From the issue of a library collective or send to its first byte (assumed: latency of small messages)."""
 HOP_S = 2e-6
 """For each further round of a library collective (assumed)."""
-ROW_BYTES = 128
-"""Lost for each row of a copy that is not contiguous (assumed: a cache line)."""
+ROW_BYTES = 1600
+"""Bytes that could have moved for each row of a copy that is not contiguous: an H200's copy engine takes
+about 30 ns for a row, at some 50 GB/s (benchmarks/results/ops/h200.md, 2d)."""
 KERNEL_S = 2e-6
 """The shortest kernel."""
 
