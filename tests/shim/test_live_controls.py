@@ -103,3 +103,16 @@ def test_where_memory_is_short_no_communicators_are_made(nccl_program):  # noqa:
     facts = nccl_program(source + "show(facts.to_dict())", env={"WEFT_LIVE": "1"})
     assert facts["cta_choices"] == []
     assert "memory is free" in facts["why_no_ctas"]
+
+
+def test_what_the_profiler_saw_goes_with_what_was_launched(nccl_program):  # noqa: F811
+    looked = """
+    from weft.integrations.look import Look, Seen
+    Look.begin = lambda self: None
+    Look.end = lambda self, steps: Seen(10.0, 4.0, 1.5, {"gemm(float*)": (6.0, 2.5)})
+    """
+    source = CONTROLS.replace("controls = LaunchControls", looked.strip() + "\n    controls = LaunchControls")
+    facts = nccl_program(source + "show(facts.to_dict())", env={"WEFT_LIVE": "1"})
+    assert (facts["span_ms"], facts["comm_ms"], facts["exposed_ms"]) == (10, 4, 1.5)
+    (gemm,) = facts["kernels"]
+    assert (gemm["ms"], gemm["beside_ms"]) == (6, 2.5)

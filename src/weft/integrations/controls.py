@@ -65,6 +65,9 @@ class LaunchControls:
             most_ctas=most,
             why_no_ctas=why,
             kernels=_worth_telling(kernels),
+            span_ms=looked and looked.span_ms,
+            comm_ms=looked and looked.comm_ms,
+            exposed_ms=looked and looked.exposed_ms,
             world=self._world,
             workload=self._workload(kernels, Counter(call.operation for call in calls), steps),
         )
