@@ -86,7 +86,11 @@ def finish(found: list[Any], times_ms: list[float], args: argparse.Namespace) ->
             f"loss {values[0]:.4f} -> {values[-1]:.4f} in {len(values)} steps of {middle:.2f} ms", flush=True
         )
     if dist.is_initialized():
-        dist.barrier()  # a communication hook's last callback may still hold the group
+        if dist.get_backend() == "gloo":
+            # At its end gloo's group waits for its threads and keeps Python's lock, which the last of
+            # their work may still need (torch 2.13): let them finish first.
+            dist.barrier()
+            time.sleep(0.2)
         dist.destroy_process_group()
 
 

@@ -5,9 +5,11 @@ Needs `unshare`, `nsenter` and `ip`, and a kernel that lets this user make names
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -23,7 +25,7 @@ ADDRESSES = ("10.234.77.1", "10.234.77.2")
 NETWORK = f"""
 set -eu
 ip link set lo up
-unshare --net -- sleep 600 &
+unshare --net -- sleep 600 </dev/null >/dev/null 2>&1 &
 other=$!
 trap 'kill $other 2>/dev/null || true' EXIT
 for _ in $(seq 100); do
@@ -65,24 +67,23 @@ def command(host: int, folder: Path) -> str:
     return " ".join(words)
 
 
-def namespaces(
-    script: str, folder: Path, env: dict[str, str], timeout: float
-) -> subprocess.CompletedProcess[str]:
+def namespaces(script: str, folder: Path, env: dict[str, str], timeout: float) -> int:
     missing = [tool for tool in ("unshare", "nsenter", "ip") if shutil.which(tool) is None]
     if missing:
         pytest.skip(f"needs {', '.join(missing)}")
     line = ["unshare", "--map-root-user", "--net", "--kill-child", "--fork", "--"]
-    done = subprocess.run(
-        [*line, "bash", "-c", script, "bash", str(folder)],
-        env={**os.environ, **env},
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        check=False,
-    )
-    if "cable is up" not in done.stderr:
-        pytest.skip(f"this machine does not allow two network namespaces: {done.stderr.strip()[:200]}")
-    return done
+    command = [*line, "bash", "-c", script, "bash", str(folder)]
+    with subprocess.Popen(
+        command, env={**os.environ, **env}, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        try:
+            said = process.communicate(timeout=timeout)[1]
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # nothing of it outlives the test
+    if "cable is up" not in said:
+        pytest.skip(f"this machine does not allow two network namespaces: {said.strip()[:200]}")
+    return process.returncode
 
 
 @pytest.mark.timeout(300)
@@ -96,9 +97,9 @@ def test_a_job_on_two_hosts_is_tuned_as_one(tmp_path):
         "WEFT_TUNE_DEADLINE_S": "60",
         "RECORD": str(tmp_path),
     }
-    done = namespaces(NETWORK, tmp_path, env, timeout=280)
+    code = namespaces(NETWORK, tmp_path, env, timeout=280)
     logs = "\n".join((tmp_path / f"host{host}.log").read_text()[-3000:] for host in (0, 1))
-    assert done.returncode == 0, logs
+    assert code == 0, logs
     first, second = (json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in (0, 1))
     assert first == second, "both hosts change policy at the same step"
     tried = {json.dumps(policy, sort_keys=True) for policy in first["policies"]}
