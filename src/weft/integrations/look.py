@@ -8,6 +8,7 @@ nothing is looked at, and where the program wants it in the meantime, it gets it
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -37,7 +38,8 @@ class Look:
 
     def begin(self) -> None:
         """Watch from now on, if that is possible."""
-        with suppress(Exception):
+        with suppress(Exception), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what torch has to say about profilers is not about the program
             import torch
 
             profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])

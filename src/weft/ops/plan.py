@@ -122,7 +122,7 @@ def out_rows(operation: str, shape: Sequence[int], rows: Sequence[int] | None, r
         return counted // inner
     if operation == "all_gather_matmul":
         return first * ranks
-    mine = split(first, ranks)[rank]
+    mine = (first + ranks - 1 - rank) // ranks  # as `split` has it, for sizes known and symbolic
     return mine if operation == "matmul_reduce_scatter" else mine * ranks
 
 

@@ -89,12 +89,14 @@ def check_compiled(rank, ranks, close):
                 return operation(torch.sin(x), w, group, schedule="hetero-fused-1d").relu()
 
             random = torch.Generator().manual_seed(rank)
-            x, w = torch.randn(2 * ranks, 4, generator=random), torch.randn(4, 5, generator=random)
-            results = []
-            for function in (layer, torch.compile(layer, fullgraph=True, backend="aot_eager")):
-                x, w = x.detach().requires_grad_(), w.detach().requires_grad_()
-                y = function(x, w)
-                y.square().sum().backward()
-                results.append((y.detach(), x.grad, w.grad))
-            for eager, compiled in zip(*results, strict=True):
-                close(compiled, eager.double(), torch.float32, f"{operation.__name__} compiled")
+            compiled_layer = torch.compile(layer, fullgraph=True, backend="aot_eager")
+            for rows in (2 * ranks, 3 * ranks, 5 * ranks):  # from the second on, sizes are symbolic
+                x, w = torch.randn(rows, 4, generator=random), torch.randn(4, 5, generator=random)
+                results = []
+                for function in (layer, compiled_layer):
+                    x, w = x.detach().requires_grad_(), w.detach().requires_grad_()
+                    y = function(x, w)
+                    y.square().sum().backward()
+                    results.append((y.detach(), x.grad, w.grad))
+                for eager, compiled in zip(*results, strict=True):
+                    close(compiled, eager.double(), torch.float32, f"{operation.__name__} compiled")
