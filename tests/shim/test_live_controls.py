@@ -116,3 +116,42 @@ def test_what_the_profiler_saw_goes_with_what_was_launched(nccl_program):  # noq
     assert (facts["span_ms"], facts["comm_ms"], facts["exposed_ms"]) == (10, 4, 1.5)
     (gemm,) = facts["kernels"]
     assert (gemm["ms"], gemm["beside_ms"]) == (6, 2.5)
+
+
+def test_overlap_from_python_moves_collectives_and_gives_them_back(nccl_program):  # noqa: F811
+    seen = nccl_program(
+        CONTROLS
+        + """
+    import weft
+    def ran():
+        before = len(n.ctas())
+        whole_step()
+        return n.ctas()[before:]
+    with weft.overlap(Policy(max_ctas=16)):
+        inside = ran()
+        with weft.overlap(Policy(max_ctas=16, residency=2)):
+            shaped = [ran(), driver.records()[-1]["shared"] > 0]
+        with weft.overlap(Policy(priority="high")):
+            none = ran()
+        again = ran()
+    show([inside, shaped, none, again, ran()])
+    """,
+        env={"WEFT_LIVE": "1"},
+    )
+    assert seen == [[16, 16], [[16, 16], True], [12, 12], [16, 16], [12, 12]]
+
+
+def test_overlap_says_why_ctas_stay_as_they_are(nccl_program):  # noqa: F811
+    said = nccl_program(
+        """
+    import warnings
+    import weft
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with weft.overlap(weft.Policy(max_ctas=16)):
+            pass
+    show([str(one.message) for one in caught])
+    """
+    )
+    (line,) = said
+    assert "max_ctas 16 is not applied (the program has made no NCCL communicator yet)" in line

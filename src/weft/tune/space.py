@@ -112,7 +112,7 @@ def launch_size(compute: Compute, gpu: GpuSpec) -> tuple[int, int, int]:
 def label(policy: Policy) -> str:
     """A short name: `priority+res3+head5+ctas12`."""
     parts = ["priority"] if policy.priority == "high" else []
-    parts += [f"res{rule.residency}" for rule in policy.rules]
+    parts += [f"res{rule.residency}" for rule in policy.rules if rule.residency]
     parts += [f"res{policy.residency}"] if policy.residency else []
     parts += [f"head{policy.head_start_us:g}"] if policy.head_start_us else []
     parts += [f"ctas{policy.max_ctas}"] if policy.max_ctas else []
