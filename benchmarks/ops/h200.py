@@ -188,23 +188,27 @@ def timed(call: Any) -> tuple[float, float]:
 def beside(case: Case, engine: str, rng: random.Random) -> tuple[float, float]:
     """A product while copies run all along, over the product alone; and a transfer while products run.
 
-    Each is measured behind one of its kind, so that clocks are those of a busy GPU, in random order.
+    In random order. A product is measured behind another one, so that clocks are those of a busy GPU; of two
+    transfers both count, because the first may wait for a free SM.
     """
     product = case.variants["product alone"]
     transfer = case.variants[f"transfer alone {engine}"]
     side = torch.cuda.Stream()
     usual, moved = timed(product)[0], timed(transfer)[0]
-    copies, products = int(3 * usual / moved) + 2, int(3 * moved / usual) + 2
+    copies, products = int(3 * usual / moved) + 2, int(9 * moved / usual) + 2
 
-    def one(call: Any, on: Any, other: Any, other_on: Any, count: int) -> float:
+    def one(call: Any, on: Any, other: Any, other_on: Any, count: int, both: bool) -> float:
         torch.cuda.synchronize()
         with torch.cuda.stream(other_on):
             for _ in range(count):
                 other()
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         with torch.cuda.stream(on):
+            if both:
+                start.record()
             call()
-            start.record()
+            if not both:
+                start.record()
             call()
             end.record()
         torch.cuda.synchronize()
@@ -212,10 +216,10 @@ def beside(case: Case, engine: str, rng: random.Random) -> tuple[float, float]:
 
     main = torch.cuda.current_stream()
     ways = {
-        "product": (product, main, transfer, side, 0),
-        "product beside": (product, main, transfer, side, copies),
-        "transfer": (transfer, side, product, main, 0),
-        "transfer beside": (transfer, side, product, main, products),
+        "product": (product, main, transfer, side, 0, False),
+        "product beside": (product, main, transfer, side, copies, False),
+        "transfer": (transfer, side, product, main, 0, True),
+        "transfer beside": (transfer, side, product, main, products, True),
     }
     times: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(ROUNDS):
