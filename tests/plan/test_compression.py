@@ -162,12 +162,26 @@ def test_kernels_are_bound_by_memory():
 
 
 @pytest.mark.parametrize(
-    "name", ["none", "bf16", "fp8", "int8", "powersgd:7", "topk:0.25", "zero++", "qwz+qgz"]
+    ("name", "sharding"),
+    [
+        *((name, "zero1") for name in ("none", "bf16", "fp8", "int8")),
+        *((name, "none") for name in ("powersgd:7", "topk:0.25")),
+        *((name, "zero3") for name in ("zero++", "qwz+qgz")),
+    ],
 )
-def test_names_go_there_and_back(name):
+def test_names_go_there_and_back(name, sharding):
     assert str(parse(name)) == name
     assert parse(str(parse(name.upper()))) == parse(name)
-    assert Job(model="llama3-8b", gpu="h100", gpus=8, compression=name).compression == parse(name)
+    j = Job(model="llama3-8b", gpu="h100", gpus=8, sharding=sharding, compression=name)
+    assert j.compression == parse(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "sharding", "pp"), [("powersgd:4", "zero1", 1), ("zero++", "zero2", 1), ("zero++", "zero3", 2)]
+)
+def test_a_job_refuses_what_nothing_implements(name, sharding, pp):
+    with pytest.raises(UsageError, match="--compression"):
+        Job(model="llama3-8b", gpu="h100", gpus=8, pp=pp, sharding=sharding, compression=name)
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,11 @@ WRONG = [
     ({"sharding": "zero4"}, "sharding 'zero4' is not known", {"sharding": "zero3"}),
     ({"recompute": "some"}, "recompute 'some' is not known", {"recompute": "none"}),
     ({"precision": "int4"}, "precision 'int4' is not known", {"precision": "fp8"}),
-    ({"gpu": "a100-80gb", "precision": "fp8"}, "has no fp8 rate", {"gpu": "a100-80gb"}),
+    (
+        {"gpu": "a100-80gb", "precision": "fp8"},
+        "NVIDIA A100 80GB has none; nearest is bf16 (bf16, fp16)",
+        {"gpu": "a100-80gb"},
+    ),
     ({"ep": 8}, "llama3-70b has no experts; use ep 1", {"ep": 1}),
     ({"tp": 1, "sequence_parallel": True}, "sequence_parallel needs tensor parallelism", {"tp": 1}),
     ({"shard_ranks": 5}, "shard_ranks 5 does not divide dp x cp = 8; nearest is 4", {"shard_ranks": 4}),

@@ -49,6 +49,17 @@ def test_sharding_divides_what_it_says(sharding, each):
     assert held / j.model.params == pytest.approx(each)
 
 
+@pytest.mark.parametrize("sharding", ["zero2", "zero3"])
+def test_what_is_summed_or_gathered_once_a_step_is_held_whole(sharding):
+    """With pipeline stages nothing is gathered layer by layer, so memory must not be counted as if it were."""
+    j = Job(model="llama2-7b", gpu="h100", gpus=64, pp=4, sharding=sharding)
+    plain = j.but(sharding="zero1")
+    assert memory_bytes(j, FIGURES) == memory_bytes(plain, FIGURES)
+    assert predict(j).step_s == pytest.approx(predict(plain).step_s)
+    summed = Job(model="llama2-7b", gpu="h100", gpus=64, sharding="zero2", global_batch=128)
+    assert memory_bytes(summed, FIGURES)["gradients"] == 2 * summed.model.params
+
+
 def test_memory_that_does_not_fit_is_refused_with_the_number():
     j = Job(model="llama3-405b", gpu="h100", gpus=8, tp=8)
     needed = sum(memory_bytes(j, FIGURES).values()) / 2**30
@@ -68,10 +79,13 @@ def test_memory_that_does_not_fit_is_refused_with_the_number():
             "raise tp or cp, or use a smaller",
         ),
         ({"tp": 1, "sharding": "zero1", "recompute": "full"}, "sharding zero3"),
+        # Activations are the largest part, and yet the rest alone does not fit.
+        ({"tp": 1, "sharding": "zero1", "gpus": 8}, "sharding zero3"),
+        ({"pp": 2, "sharding": "zero3", "recompute": "full"}, "raise tp or pp, or use more"),
     ],
 )
 def test_the_refusal_says_what_would_help(changes, fix):
-    j = Job(model="llama3-70b", gpu="h100", gpus=64, **changes)
+    j = Job(**{"model": "llama3-70b", "gpu": "h100", "gpus": 64, **changes})
     with pytest.raises(UsageError, match=fix):
         check_fits(j, memory_bytes(j, FIGURES))
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from weft.plan.accuracy import unchecked
 from weft.plan.calibrate import Calibration
 from weft.plan.changes import Change, changes
 from weft.plan.config import Job
@@ -119,7 +120,7 @@ def document(
         "changes": [asdict(change) for change in found.others],
         "known_error": error,
         "calibration": calibration_document(calibration),
-        "notes": list(found.prediction.notes),
+        "notes": [*found.prediction.notes, *filter(None, [unchecked(found.job, error)])],
     }
 
 
@@ -154,7 +155,7 @@ def row_document(row: Row) -> Document:
         "label": row.label,
         "controls": "weft" if row.job.policy is not None else "none",
         "job": job_document(row.job),
-        **{name: made[name] for name in (*kept, "memory_bytes")},
+        **{name: made[name] for name in kept},
         "pareto": row.best,
     }
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from weft.errors import UsageError
-from weft.plan import compression
+from weft.plan.compression import NONE
 from weft.plan.config import Job
 from weft.plan.figures import Figures, shipped
 from weft.plan.step import Prediction, predict
@@ -66,21 +66,9 @@ def _candidates(
             yield "pipeline", text, f"--interleave {chunks}", {"interleave": chunks}
     if job.pp > 1 and job.interleave > 1:
         yield "pipeline", "one chunk for each stage", "--interleave 1", {"interleave": 1}
-    if job.dp * job.cp > 1 and job.compression == compression.NONE:
+    if job.dp * job.cp > 1 and job.compression == NONE:
         for name in COMPRESSIONS:
-            yield from _compressed(job, name)
-
-
-def _compressed(job: Job, name: str) -> Iterator[tuple[str, str, str, dict[str, Any]]]:
-    try:
-        compression.check(
-            compression.parse(name),
-            sharding=job.sharding,
-            data_ranks=job.dp * job.cp,
-            stages=job.pp,
-            gpu=job.gpu,
-        )
-    except UsageError:
-        return
-    what = "weights and gradients" if name == "zero++" else "weights" if name == "qwz" else "gradients"
-    yield "compression", f"{name} {what}", f"--compression {name}", {"compression": name}
+            what = (
+                "weights and gradients" if name == "zero++" else "weights" if name == "qwz" else "gradients"
+            )
+            yield "compression", f"{name} {what}", f"--compression {name}", {"compression": name}

@@ -27,8 +27,6 @@ from weft.gpu.specs import GpuSpec
 METHODS = ("none", "bf16", "fp8", "int8", "powersgd", "topk", "qwz", "hpz", "qgz", "zero++")
 PARTS = ("qwz", "hpz", "qgz")
 """What ZeRO++ is made of; `zero++` is all three."""
-SHARDED = ("zero2", "zero3", "fsdp")
-FULLY_SHARDED = ("zero3", "fsdp")
 
 STREAM_SHARE = 0.73
 """Share of the peak memory rate of an elementwise kernel: 4.73 / 1.35 of 4.8 TB/s, fitted on an H200."""
@@ -180,12 +178,12 @@ def check(method: Method, *, sharding: str, data_ranks: int, stages: int, gpu: G
             f"--compression {method}: one data-parallel rank has no gradients to exchange; "
             "use more GPUs, or --compression none"
         )
-    if method.name in ("powersgd", "topk") and sharding in (*SHARDED, "zero1"):
+    if method.name in ("powersgd", "topk") and sharding != "none":
         raise UsageError(
             f"--compression {method} needs whole gradients on every rank, and --sharding {sharding} reduces "
             "them to shards; use --sharding none, or --compression int8"
         )
-    if method.name == "zero++" and sharding not in FULLY_SHARDED:
+    if method.name == "zero++" and sharding != "zero3":
         raise UsageError(
             f"--compression {method} compresses the gathers of fully sharded weights; use --sharding zero3, "
             f"or --compression int8 with --sharding {sharding}"

@@ -72,7 +72,7 @@ def gemm_s(gemm: Gemm, gpu: GpuSpec, precision: str, figures: Figures, speed: fl
     busy = padded / (peak * share) * tail
     size = 1 if precision == "fp8" else 2
     moved = (size * (gemm.m * gemm.k + gemm.n * gemm.k) + 2 * gemm.m * gemm.n) * gemm.count
-    return math.hypot(busy, moved / (gpu.memory_bytes_per_s * figures.memory_share))
+    return math.hypot(busy, moved / _bandwidth(gpu, figures))
 
 
 def gemm_passes(gemms: list[Gemm], job: Job, figures: Figures, precision: str = "") -> tuple[float, float]:

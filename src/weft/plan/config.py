@@ -8,7 +8,7 @@ from typing import Any
 
 from weft.errors import UsageError
 from weft.gpu.specs import GpuSpec, spec
-from weft.plan.compression import NONE, Method, parse
+from weft.plan.compression import NONE, Method, check, parse
 from weft.plan.models import Model, model, nearest_divisor
 from weft.plan.network import Network, network, usual_network
 from weft.policy import Policy
@@ -89,7 +89,14 @@ class Job:
             raise UsageError(
                 "sequence_parallel needs tensor parallelism: set tp to 2 or more, or leave it off"
             )
-        self.gpu.flops(self.precision)
+        self._check_precision()
+        check(
+            self.compression,
+            sharding=self.sharding,
+            data_ranks=self.dp * self.cp,
+            stages=self.pp,
+            gpu=self.gpu,
+        )
 
     def _set(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
@@ -170,7 +177,7 @@ class Job:
         chunks = self.pp * v
         # Megatron lets the embedding and the output count as layers, so that 126 layers split like 128.
         if self.model.layers % chunks and (self.model.layers + 2) % chunks:
-            fits = [p for p in range(1, self.model.layers + 1) if not self.model.layers % (p * v)]
+            fits = stage_counts(self.model.layers, v)
             if fits:
                 near = min(fits, key=lambda p: max(p / self.pp, self.pp / p))
                 what = f"nearest is pp {near}" + (f" with interleave {v}" if v > 1 else "")
@@ -220,10 +227,28 @@ class Job:
                 f"nearest is ep {near}"
             )
 
+    def _check_precision(self) -> None:
+        have = [kind for kind in PRECISIONS if getattr(self.gpu.throughput, f"{kind}_tflops")]
+        if self.precision not in have:
+            raise UsageError(
+                f"precision {self.precision}: {self.gpu.title} has none; nearest is {have[0]} "
+                f"({', '.join(have)})"
+            )
+
     @property
     def micro_batches(self) -> int:
         """Micro-batches of a step on one pipeline."""
         return self.global_batch // (self.dp * self.micro_batch)
+
+    @property
+    def gathers_layers(self) -> bool:
+        """Whether weights are gathered layer by layer; with pipeline stages, once for all micro-batches."""
+        return self.sharding == "zero3" and self.pp == 1
+
+    @property
+    def expert_replicas(self) -> int:
+        """Ranks that hold the same experts."""
+        return max(1, self.dp * self.cp * self.tp // (self.ep * max(1, self.expert_tp)))
 
     @property
     def tokens(self) -> int:
@@ -255,6 +280,12 @@ class Job:
             f"{name}{getattr(self, name)}" for name in ("tp", "pp", "cp", "ep") if getattr(self, name) > 1
         ]
         return f"{self.model.name} on {self.gpus} {self.gpu.name} ({' '.join([*split, f'dp{self.dp}'])})"
+
+
+def stage_counts(layers: int, interleave: int = 1) -> list[int]:
+    """Numbers of pipeline stages that so many layers split into, with or without embedding and output."""
+    whole = (layers, layers + 2)
+    return [p for p in range(1, layers + 1) if any(not n % (p * interleave) for n in whole)]
 
 
 def _whole(name: str, value: Any) -> None:

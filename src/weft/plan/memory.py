@@ -61,13 +61,13 @@ def memory_bytes(job: Job, figures: Figures) -> dict[str, float]:
 def _of_stage(job: Job, figures: Figures, stage: Stage) -> dict[str, float]:
     shared, experts = stage_params(job, stage)
     replicas = job.shard_ranks
-    expert_replicas = max(1, job.dp * job.cp * job.tp // (job.ep * max(1, job.expert_tp)))
-    spread = {"none": 0, "zero1": 1, "zero2": 2, "zero3": 3}[job.sharding]
+    # Gradients that are summed over micro-batches stay whole until the last, unless each layer is scattered.
+    scattered = job.sharding in ("zero2", "zero3") and job.micro_batches == 1
 
     def held(bytes_each: float, sharded: bool) -> float:
         if not sharded:
             return bytes_each * (shared + experts)
-        return bytes_each * (shared / replicas + experts / min(replicas, expert_replicas))
+        return bytes_each * (shared / replicas + experts / min(replicas, job.expert_replicas))
 
     layers = stage.dense_layers * activation_bytes(job, figures, moe=False)
     layers += stage.moe_layers * activation_bytes(job, figures, moe=True)
@@ -75,16 +75,16 @@ def _of_stage(job: Job, figures: Figures, stage: Stage) -> dict[str, float]:
     scratch = 0.0
     if job.recompute == "full":
         scratch = activation_bytes(job.but(recompute="none"), figures, moe=stage.moe_layers > 0)
-    if spread == 3:
+    if job.gathers_layers:
         scratch += 2 * 2 * (shared + experts) / max(1, stage.layers)
     logits = 0.0
     if stage.head:
         logits = 6.0 * job.micro_batch * job.seq_len / job.cp * job.model.vocab / job.tp
     flight = in_flight(job) if stage.embedding or not stage.head else 1.0
     return {
-        "parameters": held(2, spread >= 3),
-        "gradients": held(figures.find(job.software).grad_bytes, spread >= 2),
-        "optimizer": held(12, spread >= 1),
+        "parameters": held(2, job.gathers_layers),
+        "gradients": held(figures.find(job.software).grad_bytes, job.gathers_layers or scattered),
+        "optimizer": held(12, job.sharding != "none"),
         "activations": layers * flight,
         "working": scratch + logits,
         "compression": _for_compression(job, figures, shared + experts),
@@ -105,17 +105,19 @@ def check_fits(job: Job, kinds: dict[str, float]) -> None:
     if total <= job.gpu.memory_bytes:
         return
     most = max(kinds, key=lambda kind: kinds[kind])
+    states = sum(kinds[kind] for kind in ("parameters", "gradients", "optimizer"))
     raise UsageError(
         f"{job} needs {total / 2**30:.0f} GiB on its fullest GPU, {job.gpu.title} has "
-        f"{job.gpu.memory_bytes / 2**30:.0f} GiB ({most} take {kinds[most] / 2**30:.0f}); {_fix(job, most)}"
+        f"{job.gpu.memory_bytes / 2**30:.0f} GiB ({most} take {kinds[most] / 2**30:.0f}); "
+        f"{_fix(job, states > total / 2)}"
     )
 
 
-def _fix(job: Job, most: str) -> str:
-    if most in ("activations", "working"):
+def _fix(job: Job, states: bool) -> str:
+    if not states:
         if job.recompute != "full":
             return "recompute more (recompute full), or raise tp, cp or use a smaller micro_batch"
         return "raise tp or cp, or use a smaller micro_batch"
-    if job.sharding in ("none", "zero1", "zero2") and job.dp * job.cp > 1:
+    if job.sharding != "zero3" and job.pp == 1 and job.dp * job.cp > 1:
         return "shard more (sharding zero3), or raise tp or pp"
     return "raise tp or pp, or use more GPUs"

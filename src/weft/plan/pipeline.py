@@ -23,7 +23,6 @@ class Stage:
 
 def stages(job: Job) -> dict[Stage, int]:
     """The distinct kinds of stages and how many there are of each: their number does not grow with GPUs."""
-    per = job.model.layers / job.pp
     # Megatron lets embedding and output count as layers: the first and the last stage have one less.
     short = 0 if job.model.layers % job.pp == 0 else 1
     full = (job.model.layers + 2 * short) // job.pp
@@ -36,7 +35,7 @@ def stages(job: Job) -> dict[Stage, int]:
         stage = Stage(dense, count - dense, index == 0, index == job.pp - 1)
         found[stage] = found.get(stage, 0) + 1
         start += count
-    assert start == job.model.layers, (per, found)
+    assert start == job.model.layers, found
     return found
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from weft.errors import UsageError
 from weft.gpu.specs import spec
-from weft.plan import compression
-from weft.plan.config import Job
+from weft.plan.config import Job, stage_counts
 from weft.plan.models import Model, model
 from weft.plan.network import GBIT, Network, network, usual_network
 
@@ -92,37 +91,31 @@ def read_job(wanted: Model, gpus: int, options: Mapping[str, Any]) -> Job:
     if not gpus:
         raise UsageError("no --gpus: how many GPUs does the job have? for example --gpus 1024")
     rest = gpus // max(1, options["pp"] * options["cp"])
-    _divides("tp", options["tp"], wanted.heads, f"heads of {wanted.name}", rest)
+    _divides("tp", options["tp"], _divisors(wanted.heads), f"{wanted.heads} heads of {wanted.name}", rest)
     chunks = options["interleave"]
-    if (wanted.layers + 2) % (options["pp"] * chunks):
-        rest = gpus // max(1, options["tp"] * options["cp"])
-        _divides("pp", options["pp"], wanted.layers, f"layers of {wanted.name}", rest, chunks)
+    rest = gpus // max(1, options["tp"] * options["cp"])
+    counts = stage_counts(wanted.layers, chunks)
+    _divides("pp", options["pp"], counts, f"{wanted.layers} layers of {wanted.name}", rest, chunks)
     if options["expert_tp"]:
         if not wanted.experts:
             raise UsageError(
                 f"--expert-tp {options['expert_tp']}: {wanted.name} has no experts; leave it out"
             )
         rest = gpus // max(1, options["pp"] * options["ep"])
-        _divides(
-            "expert_tp", options["expert_tp"], wanted.expert_ffn, f"columns of {wanted.name}'s experts", rest
-        )
-    job = Job(model=wanted, gpus=gpus, **options)
-    compression.check(
-        job.compression,
-        sharding=job.sharding,
-        data_ranks=job.dp * job.cp,
-        stages=job.pp,
-        gpu=job.gpu,
-    )
-    return job
+        what = f"{wanted.expert_ffn} columns of {wanted.name}'s experts"
+        _divides("expert_tp", options["expert_tp"], _divisors(wanted.expert_ffn), what, rest)
+    return Job(model=wanted, gpus=gpus, **options)
 
 
-def _divides(name: str, value: int, whole: int, what: str, ranks: int, times: int = 1) -> None:
-    """Refuse a split that does not divide; the nearest one also divides the ranks, where any does."""
-    if not whole % (value * times):
+def _divisors(whole: int) -> list[int]:
+    return [d for d in range(1, whole + 1) if not whole % d]
+
+
+def _divides(name: str, value: int, choices: Sequence[int], what: str, ranks: int, times: int = 1) -> None:
+    """Refuse a split that is none of the choices; the nearest one also divides the ranks, where any does."""
+    if value in choices:
         return
-    found = [d for d in range(1, whole + 1) if not whole % (d * times)] or [1]
-    found = [d for d in found if not ranks % d] or found
+    found = [d for d in choices if not ranks % d] or choices or [1]
     near = min(found, key=lambda d: max(d / value, value / d))
     shown = f"{flag(name)} {value}" + (f" x --interleave {times}" if times > 1 else "")
-    raise UsageError(f"{shown} does not divide the {whole} {what}; nearest is {flag(name)} {near}")
+    raise UsageError(f"{shown} does not divide the {what}; nearest is {flag(name)} {near}")

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field, replace
 
 from weft.plan.collectives import Group, collective_s
-from weft.plan.compute import Pass, Work, head, layer, optimizer_s
+from weft.plan.compute import Pass, head, layer, optimizer_s
 from weft.plan.config import AUTO, Job
 from weft.plan.figures import Figures, shipped
 from weft.plan.memory import check_fits, memory_bytes, stage_params
@@ -194,7 +194,7 @@ def _part(job: Job, figures: Figures, stage: Stage, dense: Pass, moe: Pass) -> _
     shards = job.shard_ranks if job.sharding != "none" else 1
     return _Part(
         work,
-        optimizer_s((shared + experts) / shards, job, figures),
+        optimizer_s(shared / shards + experts / min(shards, job.expert_replicas), job, figures),
         tuple(traffic),
     )
 
@@ -205,9 +205,8 @@ def _notes(job: Job, figures: Figures) -> tuple[str, ...]:
         found.append(f"contention is simulated with the profile of {simulated_gpu(job.gpu)}")
     if job.gpu.name not in figures.gemm:
         found.append(f"rates of matrix products: shares of the peak as on {figures.relative(job.gpu)}")
+    if job.sharding == "zero3" and not job.gathers_layers:
+        found.append("with pipeline stages weights are gathered once a step and stay whole, as with zero1")
     if job.policy == AUTO:
         found.append("policies are the best of the simulated candidates, collective by collective")
     return tuple(found)
-
-
-__all__ = ["Collective", "Prediction", "Work", "predict"]

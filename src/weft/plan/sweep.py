@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from itertools import product
 
 from weft.errors import UsageError
-from weft.plan.compression import check
 from weft.plan.config import AUTO, Job
 from weft.plan.figures import Figures, shipped
 from weft.plan.memory import check_fits, memory_bytes
@@ -84,6 +83,8 @@ def ways(job: Job, fixed: Iterable[str] = ()) -> tuple[list[Job], int]:
         chosen = dict(zip(axes, values, strict=True))
         if chosen["interleave"] != 1 and chosen["pp"] == 1:
             continue
+        if chosen["sharding"] == "zero3" and chosen["pp"] != 1 and "sharding" not in held:
+            continue  # the same as zero1, see Job.gathers_layers
         try:
             found.append(_way(job, held, chosen))
         except UsageError:
@@ -95,15 +96,7 @@ def _way(job: Job, held: set[str], chosen: dict[str, object]) -> Job:
     """The job split that way; what follows from the split is derived again unless it was given."""
     derived = {"dp": 0, "schedule": "", "sequence_parallel": None}
     kept = {name: getattr(job, name) if name in held else value for name, value in derived.items()}
-    way = job.but(**{**kept, **chosen})
-    check(
-        way.compression,
-        sharding=way.sharding,
-        data_ranks=way.dp * way.cp,
-        stages=way.pp,
-        gpu=way.gpu,
-    )
-    return way
+    return job.but(**{**kept, **chosen})
 
 
 def spread(found: Sequence[Job], most: int) -> list[Job]:

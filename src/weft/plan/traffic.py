@@ -15,8 +15,6 @@ from weft.plan.network import usual_network
 from weft.plan.pipeline import Stage
 
 BUCKET_BYTES = 200e6  # of gradients that travel together: the last has nothing to hide behind
-
-
 MAXIMA = 12  # scaled tensors of a layer: input, weight and gradient of four products
 
 
@@ -150,12 +148,11 @@ def _data(job: Job, software: Software, stage: Stage, dense: Pass, moe: Pass) ->
     shared, experts = stage_params(job, stage)
     stage_pass = dense * stage.dense_layers + moe * stage.moe_layers
     replicas = job.dp * job.cp
-    expert_replicas = max(1, replicas * job.tp // (job.ep * max(1, job.expert_tp)))
     parts = [(shared, replicas, job.tp)]
     if experts:
-        parts.append((experts, expert_replicas, job.tp * job.ep))
+        parts.append((experts, job.expert_replicas, job.tp * job.ep))
     for params, ranks, stride in parts:
-        if job.sharding == "zero3" and job.pp == 1:
+        if job.gathers_layers:
             yield from _fully_sharded(job, software, stage, params, ranks, stride, stage_pass)
         else:
             shapes = _matrices(job, stage, routed=params is not shared)
@@ -242,17 +239,22 @@ def _compressed(
 
 
 def _bucketed(need: Need, software: Software) -> Need:
-    """In buckets where the software can overlap them: each has its latency, the last nothing beside it."""
-    if not need.each_step or need.name not in software.hides:
+    """In buckets where it runs beside compute: the last has nothing beside it, each has its latency.
+
+    Where only the job asks for it, latency is that of one: what is hidden is never slower than what is not.
+    """
+    if not need.each_step or not (need.hidden or need.name in software.hides):
         return need
-    count = max(1, round(need.bytes / BUCKET_BYTES))
+    buckets = max(1, round(need.bytes / BUCKET_BYTES))
+    if need.name not in software.hides:
+        return replace(need, floor=1 / buckets)
     return replace(
         need,
-        bytes=need.bytes / count,
-        count=need.count * count,
-        window=need.window * (1 / count),
-        floor=1 / count,
-        kernels_s=need.kernels_s / count,
+        bytes=need.bytes / buckets,
+        count=need.count * buckets,
+        window=need.window * (1 / buckets),
+        floor=1 / buckets,
+        kernels_s=need.kernels_s / buckets,
     )
 
 
