@@ -65,9 +65,9 @@ class LaunchControls:
             most_ctas=most,
             why_no_ctas=why,
             kernels=_worth_telling(kernels),
-            span_ms=looked and looked.span_ms,
-            comm_ms=looked and looked.comm_ms,
-            exposed_ms=looked and looked.exposed_ms,
+            span_ms=looked.span_ms if looked else None,
+            comm_ms=looked.comm_ms if looked else None,
+            exposed_ms=looked.exposed_ms if looked else None,
             world=self._world,
             workload=self._workload(kernels, Counter(call.operation for call in calls), steps),
         )
