@@ -37,10 +37,11 @@ def choose(call: Call, problem: Problem, x: Any, team: Team) -> Choice:
         raise UsageError(f"engine {call.engine!r} is not known; use one of {', '.join(ENGINES)}")
     if call.pieces is not None and call.pieces < 1:
         raise UsageError(f"pieces {call.pieces!r} is not possible; use a whole number from 1")
-    if call.schedule is not None and call.engine is not None:
-        return Choice(call.schedule, call.engine, call.pieces)
+    if call.schedule is not None:  # the engine must not depend on sizes that ranks may not share
+        engine = call.engine or ("sm" if call.schedule == "serial" or x.device.type != "cuda" else "dma")
+        return Choice(call.schedule, engine, call.pieces)
     found = _found(call, problem, x, team)
-    return Choice(call.schedule or found.schedule, call.engine or found.engine, call.pieces or found.pieces)
+    return Choice(found.schedule, call.engine or found.engine, call.pieces or found.pieces)
 
 
 def _found(call: Call, problem: Problem, x: Any, team: Team) -> Choice:

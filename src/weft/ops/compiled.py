@@ -118,7 +118,13 @@ def compiled(
     """What torch.compile traces."""
     named = name_of(group)
     made: torch.Tensor = fused_matmul(x, w, operation, named, rows, sent, schedule, engine, pieces)
-    return made if out is None else out.copy_(made)
+    if out is None:
+        return made
+    if out.shape != made.shape or out.dtype != made.dtype:
+        raise UsageError(
+            f"{operation}: out is {tuple(out.shape)} {out.dtype}; it must be {tuple(made.shape)} {made.dtype}"
+        )
+    return out.copy_(made)
 
 
 def _call(

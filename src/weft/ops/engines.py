@@ -15,7 +15,7 @@ from weft.ops.execute_cuda import CudaExecutor
 from weft.ops.links import HostLink, NcclLink, SymmetricLink, peer_schedule, symmetric_size
 from weft.ops.program import Program
 from weft.ops.steps import Schedule
-from weft.ops.teams import Facts, Team
+from weft.ops.teams import Agreement, Team
 
 PULL_LANES = 2  # one copy is on its way while the next begins
 
@@ -32,7 +32,7 @@ def say_once(text: str) -> None:
 def cuda_executor(
     schedule: Schedule,
     engine: str,
-    everyone: Sequence[Facts],
+    agreement: Agreement,
     dtype: torch.dtype,
     device: torch.device,
     w_strides: tuple[int, int],
@@ -50,13 +50,17 @@ def cuda_executor(
         program = Program(schedule, dtype, device, w_strides)
         return CudaExecutor(schedule, program, host, driver, current)
     if engine == "dma":
-        made = _symmetric(schedule, everyone, dtype, device, team, lanes)
+        made = _symmetric(schedule, agreement, dtype, device, team, lanes)
         if made is not None:
             program = Program(schedule, dtype, device, w_strides, made.buffers())
             return CudaExecutor(schedule, program, made, copies(), current)
     _check_nccl(team)
     program = Program(schedule, dtype, device, w_strides)
-    nccl = NcclLink(schedule, team.group, lanes[0], device)
+    if not agreement.joined:
+        # All ranks are here; one that moves nothing would miss the first use of the group.
+        team.group.allreduce([torch.zeros(1, device=device)]).wait()
+        agreement.joined = True
+    nccl = NcclLink(schedule, team.group, lanes[0])
     return CudaExecutor(schedule, program, nccl, copies(), current)
 
 
@@ -69,29 +73,46 @@ def _lanes(device: torch.device) -> list[Any]:
 
 def _symmetric(
     schedule: Schedule,
-    everyone: Sequence[Facts],
+    agreement: Agreement,
     dtype: torch.dtype,
     device: torch.device,
     team: Team,
     lanes: Sequence[Any],
 ) -> SymmetricLink | None:
-    """A link by symmetric memory, if every rank can have it."""
+    """A link by symmetric memory, if every rank can have it. The memory is made once for a kind of call."""
+    everyone = agreement.everyone
+    if everyone[team.rank].get("blocks") == "given":
+        say_once(
+            "weft.ops: engine dma needs sizes that every rank knows, and input_splits may change on one "
+            "rank alone; NCCL moves the bytes instead"
+        )
+        return None
+    if agreement.joined and agreement.memory is None:
+        return None
     theirs = {
         rank: schedule if rank == team.rank else peer_schedule(schedule, rank, everyone[rank].get("own sent"))
         for rank in range(team.size)
     }
+    size = symmetric_size(theirs, dtype.itemsize)
+    if agreement.memory is None and not _share(agreement, size, device, team):
+        return None
+    return SymmetricLink(schedule, theirs, agreement.memory, dtype, copies(), lanes)
+
+
+def _share(agreement: Agreement, size: int, device: torch.device, team: Team) -> bool:
+    """Make the symmetric memory of an agreement; all ranks have it, or none."""
     memory, reason = None, None
     try:
-        driver = copies()
-        size = symmetric_size(theirs, dtype.itemsize)
+        copies()
         memory = SymmetricBuffer(size, device, team.group, team.timeout_s)
     except WeftError as error:
         reason = str(error)
-    reason = team.all_can(everyone[team.rank], reason)
+    reason = team.all_can(agreement.everyone[team.rank], reason)
     if reason is not None or memory is None:
         say_once(f"weft.ops: engine dma is not available ({reason}); NCCL moves the bytes instead")
-        return None
-    return SymmetricLink(schedule, theirs, memory, dtype, driver, lanes)
+        return False
+    agreement.memory, agreement.joined = memory, True
+    return True
 
 
 def _check_nccl(team: Team) -> None:

@@ -97,6 +97,8 @@ def _apply(
     policy: Policy | None,
     out: torch.Tensor | None,
 ) -> torch.Tensor:
+    if type(x) is not torch.Tensor or type(w) is not torch.Tensor:
+        _check_kinds(operation, x, w)
     if policy is not None:
         schedule, engine = schedule or policy.schedule, engine or policy.engine
     if rows is not None or sent is not None:
@@ -105,7 +107,7 @@ def _apply(
         sent = None if sent is None else tuple(count * inner for count in sent)
     if torch.is_autocast_enabled(x.device.type):
         dtype = torch.get_autocast_dtype(x.device.type)
-        x, w = x.to(dtype), w.to(dtype)
+        x, w = _cast(x, dtype), _cast(w, dtype)
     if torch.compiler.is_compiling():
         from weft.ops.compiled import compiled
 
@@ -117,3 +119,18 @@ def _apply(
         made: torch.Tensor = FUNCTIONS[operation].apply(x, w, group, call)
         return made
     return run(call, x, w, group, out)
+
+
+def _cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """As autocast does it: whole numbers and fp64 stay."""
+    return tensor.to(dtype) if tensor.is_floating_point() and tensor.dtype != torch.float64 else tensor
+
+
+def _check_kinds(operation: str, x: Any, w: Any) -> None:
+    for name, tensor in (("x", x), ("w", w)):
+        if not isinstance(tensor, torch.Tensor):
+            raise UsageError(f"{operation}: {name} must be a tensor, not {type(tensor).__name__}")
+        if hasattr(tensor, "to_local"):
+            raise UsageError(
+                f"{operation}: {name} is a {type(tensor).__name__}; give this rank's part, {name}.to_local()"
+            )

@@ -16,7 +16,7 @@ from torch.distributed.tensor.parallel import ParallelStyle
 from weft.errors import UsageError
 from weft.ops.functions import all_gather_matmul, matmul_reduce_scatter
 from weft.ops.schedule import split
-from weft.ops.teams import team_of
+from weft.ops.teams import Team, team_of
 
 
 class _Held:
@@ -48,7 +48,7 @@ class _Parallel(nn.Linear):  # type: ignore[misc,unused-ignore]
         sizes[self.part] = split(sizes[self.part], team.size)[team.rank]
         super().__init__(sizes["in"], sizes["out"], bias, device, dtype)
         self._held: _Held = _Held(group)
-        self.options: dict[str, Any] = {}
+        self.options: dict[str, Any] = _options({}, {"in": in_features, "out": out_features}[self.part], team)
 
     @classmethod
     def from_linear(cls, linear: nn.Linear, group: Any = None, **options: Any) -> Any:
@@ -71,11 +71,18 @@ class _Parallel(nn.Linear):  # type: ignore[misc,unused-ignore]
         if bias is not None and cls.part == "out":
             layer.bias = _piece(bias, 0, counts, team.rank)
         layer.out_features, layer.in_features = layer.weight.shape
-        layer._held, layer.options = _Held(group), dict(options)
+        layer._held, layer.options = _Held(group), _options(options, sum(counts), team)
 
     @property
     def group(self) -> Any:
         return self._held.group
+
+
+def _options(given: dict[str, Any], features: int, team: Team) -> dict[str, Any]:
+    """Ranks that hold different sizes cannot each find the schedule from its own: there it is fixed."""
+    if features % team.size and not {"schedule", "policy"} & set(given):
+        return {**given, "schedule": "hetero-fused-1d"}
+    return dict(given)
 
 
 def _piece(whole: nn.Parameter, dim: int, counts: tuple[int, ...], rank: int) -> nn.Parameter:

@@ -245,12 +245,10 @@ def symmetric_size(schedules: dict[int, Schedule], itemsize: int) -> int:
 class NcclLink:
     """Peers are reached through a process group; each round is one group of sends and receives on SMs."""
 
-    def __init__(self, schedule: Schedule, group: Any, lane: Any, device: torch.device) -> None:
+    def __init__(self, schedule: Schedule, group: Any, lane: Any) -> None:
         self.lanes: Sequence[int] = [lane.cuda_stream]
         self._stream, self._group, self._schedule = lane, group, schedule
         self._issued: set[int] = set()
-        # All ranks make a plan together, but a rank that moves nothing would miss the first use of the group.
-        group.allreduce([torch.zeros(1, device=device)]).wait()
 
     def begin(self, program: Program) -> Transfer | None:
         return None

@@ -124,9 +124,7 @@ def _keep(
     options: dict[str, Any],
 ) -> None:
     """Write the verdict, and make no plan of before answer for it."""
-    open_plans = [key for key in team.plans if key[0].operation == operation and key[0].schedule is None]
-    for key in open_plans:
-        del team.plans[key]
+    team.drop(lambda plan: plan.call.operation == operation and plan.call.schedule is None)
     if store and team.rank == 0:
         name = workload(operation, _problem(operation, x, w, team, options), x.dtype, team.group)
         gain = found.serial_ms / found.ms - 1

@@ -3,6 +3,7 @@ kind of call and kept with the group."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
@@ -14,7 +15,7 @@ from weft.errors import UsageError, WeftError
 from weft.ops.choose import Choice, choose
 from weft.ops.program import Program, check_tensors
 from weft.ops.schedule import Problem, Schedule, build, split
-from weft.ops.teams import Facts, Team, team_of
+from weft.ops.teams import Agreement, Facts, Team, team_of
 
 
 class Executor(Protocol):
@@ -46,7 +47,7 @@ class Plan:
     schedule: Schedule
     executor: Executor
     out_shape: tuple[int, int]
-    choice: Choice
+    agreement: Agreement
 
     def run(self, x: torch.Tensor, w: torch.Tensor, out: torch.Tensor) -> None:
         try:
@@ -66,7 +67,9 @@ def plan_for(call: Call, x: torch.Tensor, w: torch.Tensor, group: Any) -> Plan:
     key = (call, x.shape, w.shape, w.stride(), x.dtype, w.dtype, x.device)
     plan: Plan | None = team.plans.get(key)
     if plan is None:
-        plan = team.plans[key] = _make(team, call, x, w)
+        plan = _make(team, call, x, w)
+        team.keep(key, plan)
+    team.used(key, plan)
     return plan
 
 
@@ -77,14 +80,28 @@ def _make(team: Team, call: Call, x: torch.Tensor, w: torch.Tensor) -> Plan:
         asked = choose(call, problem, x, team)
         facts = _facts(call, problem, x, asked)
     except WeftError as error:
-        if team.size > 1:
-            team.agree({"operation": call.operation, "problem": f"{error}"})
+        team.refuse(call.operation, error)
         raise
-    everyone = team.agree(facts)
-    choice = Choice(*everyone[0]["own choice"])
+    agreement = team.agreement(_kind(call, problem, facts), facts)
+    choice = Choice(*agreement.everyone[0]["own choice"])
     schedule = build(call.operation, choice.schedule, _with_pieces(problem, choice.pieces), team.rank)
-    executor = _executor(schedule, choice, everyone, x, w, team)
-    return Plan(team, call, facts, schedule, executor, schedule.buffers["out"], choice)
+    with torch.inference_mode(False):  # scratch made there could not be written elsewhere
+        executor = _executor(schedule, choice, agreement, x, w, team)
+    return Plan(team, call, facts, schedule, executor, schedule.buffers["out"], agreement)
+
+
+def _kind(call: Call, problem: Problem, facts: Facts) -> str:
+    """What makes a call one that the ranks have to agree on: what they have in common.
+
+    Where the schedule follows from the sizes, so do those sizes; but not the blocks of an all-to-all, which
+    each rank may change alone: there the schedule of the first call stays.
+    """
+    common = {name: fact for name, fact in facts.items() if not name.startswith("own ")}
+    if call.schedule is None:
+        common["own size"] = problem.k if call.operation == "matmul_reduce_scatter" else problem.n
+    if call.operation == "all_to_all_matmul" and call.sent is None:
+        common["own rows"] = problem.m
+    return json.dumps(common)
 
 
 def problem_of(call: Call, x: torch.Tensor, w: torch.Tensor, rank: int, ranks: int) -> Problem:
@@ -145,6 +162,7 @@ def _facts(call: Call, problem: Problem, x: torch.Tensor, choice: Choice) -> dic
         if call.operation == "all_gather_matmul":
             facts["rows"] = list(problem.rows or ())
         else:
+            facts["blocks"] = "even" if call.sent is None else "given"
             facts["own sent"] = list(problem.sent or ())
             facts["own received"] = list(problem.rows or ())
     return facts
@@ -166,7 +184,7 @@ def _with_pieces(problem: Problem, pieces: int | None) -> Problem:
 def _executor(
     schedule: Schedule,
     choice: Choice,
-    everyone: Sequence[Facts],
+    agreement: Agreement,
     x: torch.Tensor,
     w: torch.Tensor,
     team: Team,
@@ -183,4 +201,4 @@ def _executor(
         )
     from weft.ops.engines import cuda_executor
 
-    return cuda_executor(schedule, choice.engine, everyone, x.dtype, x.device, strides, team)
+    return cuda_executor(schedule, choice.engine, agreement, x.dtype, x.device, strides, team)

@@ -178,7 +178,8 @@ class Program:
                 self._kept.clear()
             self._kept[places] = []
             return self._bound(x, w, out)
-        slots = self._kept[places] = self._bound(_alias(x), _alias(w), _alias(out))
+        with torch.inference_mode(False):
+            slots = self._kept[places] = self._bound(_alias(x), _alias(w), _alias(out))
         return slots
 
     def _bound(self, x: torch.Tensor, w: torch.Tensor, out: torch.Tensor) -> list[Any]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from weft.errors import UsageError
+from weft.errors import UsageError, WeftError
 from weft.ops.plan import Call, Plan, plan_for
 from weft.ops.program import check_tensors
 from weft.ops.schedule import split
@@ -26,7 +26,14 @@ def run_planned(
 ) -> tuple[torch.Tensor, Plan, torch.Tensor]:
     """The same, with the plan and x as the plan saw it."""
     flat, plan, w = prepare(call, x, w, group)
-    result = flat.new_empty(plan.out_shape) if out is None else _given(call, plan, flat, x, w, out)
+    if out is None:
+        result = flat.new_empty(plan.out_shape)
+    else:
+        try:
+            result = _given(call, plan, flat, x, w, out)
+        except WeftError as error:
+            plan.team.tell(call.operation, error)
+            raise
     plan.run(flat, w, result)
     if out is not None:
         return out, plan, flat
@@ -39,7 +46,13 @@ def prepare(
     """x as a contiguous matrix, the plan, and w with one contiguous dimension."""
     flat = x
     if x.dim() != 2:
-        flat, call = _flatten(call, x, group)
+        try:
+            flat, call = _flatten(call, x, group)
+        except WeftError as error:
+            team = team_of(group)
+            team.calls += 1
+            team.refuse(call.operation, error)
+            raise
     if not flat.is_contiguous():
         flat = flat.contiguous()
     if 1 not in w.stride():
@@ -52,10 +65,12 @@ def _flatten(call: Call, x: torch.Tensor, group: Any) -> tuple[torch.Tensor, Cal
     if x.dim() < 2:
         raise UsageError(f"{call.operation}: x has {x.dim()} dimensions; it needs at least 2")
     inner, ranks = prod(x.shape[1:-1]), team_of(group).size
+    if not inner:
+        raise UsageError(f"{call.operation}: x is {tuple(x.shape)}; only its first dimension may be empty")
     parts = tuple(count * inner for count in split(x.shape[0], ranks))
     if call.operation == "matmul_reduce_scatter" and call.rows is None:
         call = call._replace(rows=parts)
-    elif call.operation == "all_to_all_matmul" and call.sent is None:
+    elif call.operation == "all_to_all_matmul" and call.sent is None and x.shape[0] % ranks:
         call = call._replace(sent=parts, rows=(parts[team_of(group).rank],) * ranks)
     return x.reshape(-1, x.shape[-1]), call
 
@@ -80,4 +95,20 @@ def _given(
             f"{call.operation}: out has shape {tuple(out.shape)}"
             f"{'' if out.is_contiguous() else ' and is not contiguous'}; it must be contiguous, {wanted}"
         )
+    for name, given in (("x", flat), ("w", w)):
+        if _overlap(given, out):
+            raise UsageError(f"{call.operation}: out shares memory with {name}; give it memory of its own")
     return out.view(plan.out_shape)
+
+
+def _overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
+    if not a.numel() or not b.numel() or a.device.type == "meta":
+        return False
+    (first, end), (other, last) = _span(a), _span(b)
+    return first < last and other < end
+
+
+def _span(tensor: torch.Tensor) -> tuple[int, int]:
+    """The addresses between which a tensor lies."""
+    reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr(), tensor.data_ptr() + (reach + 1) * tensor.element_size()

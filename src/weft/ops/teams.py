@@ -1,15 +1,18 @@
 """A process group as the operations see it, and how its ranks agree on what they are about to do.
 
-The first call with new sizes is checked through the group's key-value store: each rank posts what it is about
-to do and reads what the others posted. Later calls with the same sizes cost nothing. If a rank fails or finds
-itself alone, what was posted tells both sides.
+The first call of a kind is checked through the group's key-value store: each rank posts what it is about to
+do and reads what the others posted. Later calls of that kind cost nothing. A kind is what all ranks have in
+common; what one rank may change alone (its blocks of an all-to-all) makes a new plan there, asking nobody. If
+a rank fails or finds itself alone, what was posted tells both sides.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -21,6 +24,9 @@ from weft.errors import UsageError, WeftError
 
 GRACE_S = 5.0  # after a failure, how long to wait for the others to say what they were doing
 DEFAULT_TIMEOUT_S = 300.0
+PROBLEM = " problem"
+
+KEPT = 32  # kinds of calls, and plans, that a group remembers; each plan has its scratch memory
 
 Facts = Mapping[str, Any]
 
@@ -33,6 +39,18 @@ class PeerError(WeftError):
     """A peer did not take part, or its connection broke."""
 
 
+@dataclass(slots=True)
+class Agreement:
+    """What all ranks said about one kind of call, and what they made together for it."""
+
+    everyone: list[Facts]
+    kind: str = ""
+    memory: Any = None
+    """Symmetric memory, where there is any."""
+    joined: bool = False
+    """Whether the ranks have tried to make what they share."""
+
+
 class Team:
     """Rank, size and store of one process group; counts its calls."""
 
@@ -41,7 +59,8 @@ class Team:
         self.rank: int = group.rank()
         self.size: int = group.size()
         self.calls = 0
-        self.plans: dict[Any, Any] = {}
+        self.plans: OrderedDict[Any, Any] = OrderedDict()
+        self._agreements: OrderedDict[str, Agreement] = OrderedDict()
         self._store: Any = None
         self._posted = -1
         self._part = 0  # exchanges so far, beyond one per call
@@ -63,6 +82,42 @@ class Team:
             base = dist.distributed_c10d._get_process_group_store(self.group)
             self._store = dist.PrefixStore("weft.ops", base)
         return self._store
+
+    def agreement(self, kind: str, facts: Facts) -> Agreement:
+        """What was agreed for calls of this kind; new ones are agreed on now, by all ranks."""
+        found = self._agreements.get(kind)
+        if found is None:
+            found = self._agreements[kind] = Agreement(self.agree(facts), kind)
+            if len(self._agreements) > KEPT:
+                old, _ = self._agreements.popitem(last=False)
+                self.drop(lambda plan: plan.agreement.kind == old)
+        return found
+
+    def keep(self, key: Any, plan: Any) -> None:
+        """Remember a plan; the one that was used longest ago goes."""
+        self.plans[key] = plan
+        if len(self.plans) > KEPT:
+            self.plans.popitem(last=False)
+
+    def used(self, key: Any, plan: Any) -> None:
+        """Every rank does this for every call, so that all forget the same agreements."""
+        self.plans.move_to_end(key)
+        self._agreements.move_to_end(plan.agreement.kind)
+
+    def drop(self, unwanted: Callable[[Any], bool]) -> None:
+        """Forget plans and what was agreed for them; on all ranks alike."""
+        for key in [key for key, plan in self.plans.items() if unwanted(plan)]:
+            self._agreements.pop(self.plans.pop(key).agreement.kind, None)
+
+    def tell(self, operation: str, error: WeftError) -> None:
+        """Say why this rank does not move its data, for those who then miss it."""
+        if self.size > 1 and not getattr(self.group, "silent", False):
+            said = {"operation": operation, "problem": str(error)}
+            self.store.set(self._key(self.rank) + PROBLEM, json.dumps(said))
+
+    def refuse(self, operation: str, error: WeftError) -> None:
+        """Instead of agreeing: make every rank raise this error."""
+        self.agree({"operation": operation, "problem": str(error)})
 
     def agree(self, facts: Facts) -> list[Facts]:
         """What every rank is about to do in this call; raises on every rank if they do not fit together."""
@@ -126,8 +181,10 @@ class Team:
     def _read(self) -> dict[int, Facts]:
         found = {}
         for rank in range(self.size):
-            if self.store.check([self._key(rank)]):
-                found[rank] = json.loads(self.store.get(self._key(rank)))
+            key = self._key(rank)
+            for each in (key + PROBLEM, key):
+                if rank not in found and self.store.check([each]):
+                    found[rank] = json.loads(self.store.get(each))
         return found
 
 
@@ -176,10 +233,21 @@ def team_of(group: Any) -> Team:
         group = dist.group.WORLD if dist.is_initialized() else _ALONE
     team = _TEAMS.get(group)
     if team is None:
+        if group is dist.GroupMember.NON_GROUP_MEMBER:
+            raise UsageError("this rank is not in the group; only its members may call the operation")
         if not hasattr(group, "rank") or not hasattr(group, "size"):
-            raise UsageError(f"group must be a torch process group, not {type(group).__name__}")
+            raise UsageError(
+                f"group must be a torch process group (mesh.get_group()), not {type(group).__name__}"
+            )
+        _forget_destroyed()
         team = _TEAMS[group] = Team(group)
     return team
+
+
+def _forget_destroyed() -> None:
+    known = dist.distributed_c10d._world.pg_map
+    for group in [each for each in _TEAMS if isinstance(each, dist.ProcessGroup) and each not in known]:
+        del _TEAMS[group]
 
 
 class Alone:

@@ -151,6 +151,77 @@ def check_uneven_blocks(rank, ranks):
         close(x.grad, want, torch.float32, "gradient of x")
 
 
+def check_changes_alone(rank, ranks):
+    """What one rank may change by itself needs nobody's consent: blocks between two others, its own n or k."""
+    for count in (1, 2, 3, 1):
+        blocks = [[count if {q, p} == {0, 1} else 1 for p in range(ranks)] for q in range(ranks)]
+        sent, received = blocks[rank], [blocks[q][rank] for q in range(ranks)]
+        y = all_to_all_matmul(
+            torch.full((sum(sent), 4), 1.0 + rank),
+            torch.ones(4, 3),
+            input_splits=sent,
+            output_splits=received,
+        )
+        want = torch.cat([torch.full((received[q], 3), 4.0 * (1 + q)) for q in range(ranks)])
+        close(y, want.double(), torch.float32, f"{count} rows between 0 and 1")
+    for size in (5, 6, 5):
+        own = size if rank == 0 else 5
+        y = all_gather_matmul(torch.ones(2, 4), torch.ones(4, own), schedule="hetero-fused-1d")
+        close(y, torch.full((2 * ranks, own), 4.0).double(), torch.float32, f"n {own}")
+        y = matmul_reduce_scatter(torch.ones(ranks, own), torch.ones(own, 3), schedule="shard")
+        close(y, torch.full((1, 3), 5.0 * (ranks - 1) + size).double(), torch.float32, f"k {own}")
+
+
+def check_odd_calls(rank, ranks):
+    """Refused alike on every rank, and the group lives on."""
+    from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
+
+    from weft.ops.teams import KEPT, team_of
+
+    x, w = torch.ones(2 * ranks, 4), torch.ones(4, 4)
+    with torch.inference_mode():
+        matmul_reduce_scatter(x, w)
+    close(
+        matmul_reduce_scatter(x, w),
+        torch.full((2, 4), 4.0 * ranks).double(),
+        torch.float32,
+        "after inference",
+    )
+    for schedule in SCHEDULES:
+        error = refused(lambda schedule=schedule: all_to_all_matmul(x, w, out=x, schedule=schedule))
+        assert "out shares memory with x" in error
+    part = distribute_tensor(x, init_device_mesh("cpu", (ranks,)), [Shard(0)])
+    assert "x is a DTensor; give this rank's part, x.to_local()" in refused(
+        lambda: all_gather_matmul(part, w)
+    )
+    assert "must be a tensor, not list" in refused(lambda: all_gather_matmul(x, [1]))
+    assert "only its first dimension may be empty" in refused(
+        lambda: all_gather_matmul(torch.ones(2, 0, 4), w)
+    )
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert "int64 is not supported" in refused(lambda: all_gather_matmul(x.long(), w.long()))
+    pair = dist.new_group([0, 1])
+    if rank < 2:
+        close(all_gather_matmul(w, w, pair), torch.full((8, 4), 4.0).double(), torch.float32, "a pair")
+    else:
+        assert "this rank is not in the group" in refused(lambda: all_gather_matmul(w, w, pair))
+    for rows in (*range(1, KEPT + 5), 1):
+        y = all_gather_matmul(torch.ones(rows, 4), w)
+        close(y, torch.full((rows * ranks, 4), 4.0).double(), torch.float32, f"{rows} rows")
+    assert len(team_of(None).plans) == KEPT
+    bad = torch.empty(1) if rank == 0 else None  # the others learn why rank 0 does not take part
+    error = refused(lambda: all_gather_matmul(torch.ones(1, 4), w, out=bad))
+    assert "out has shape (1,)" in error, error
+
+
+def refused(call):
+    try:
+        call()
+    except WeftError as error:
+        return str(error)
+    raise AssertionError("was not refused")
+
+
 def problem(*words):
     """A context that wants a WeftError with all these words in it."""
 
