@@ -27,6 +27,7 @@ from weft.plan.published import Published, load
 from weft.plan.step import Prediction, predict
 
 ROOT = Path(__file__).resolve().parents[2]
+FAR_POINTS = 3
 # What Calculon reaches, mean absolute error in percent, where its figures are known.
 CALCULON = {"korthikanti": 3.65, "korthikanti dp=8": 11.5, "megascale": 6.2, "sc21": 9.0}
 Pair = tuple[Published, Prediction]
@@ -362,11 +363,17 @@ def page(answer: dict[str, Any]) -> str:
     lines += ["", "## What data parallelism costs", ""]
     lines.append(
         f"530B from 1 to 8 replicas adds {cost['published_s']} s as published, {cost['predicted_s']} s as "
-        "predicted (the run with 8 replicas is held out)."
+        "predicted (the run with 8 replicas is held out). What is missing was not found: gradients already "
+        "travel in 32 bits with nothing beside them, the first and the last stage join their embeddings, and "
+        "a share of the network for this cluster alone, fitted, came out at 0.97 and adds 0.02 s."
     )
+    far = [line for line in answer["weak_scaling"] if abs(line["off_points"]) > FAR_POINTS]
     lines += [
         "",
-        "Efficiency of weak scaling, largest against smallest run of each dgxc-benchmarking series:",
+        "Efficiency of weak scaling, largest against smallest run of each dgxc-benchmarking series."
+        f" {len(far)} of {len(answer['weak_scaling'])} are over {FAR_POINTS} points off. Nemotron4 340B in"
+        " fp8 takes 3.34 s on 1,024 GPUs and 3.49 s on 2,048; series that join their maxima more often grow "
+        "less, so no figure was bent for it.",
         "",
     ]
     lines += ["| series | GPUs | published % | predicted % | off |", "| --- | --- | ---: | ---: | ---: |"]

@@ -262,7 +262,7 @@ def test_a_rank_computes_and_sends_what_was_predicted(name):
         found.breakdown[k]
         for k in ("gemm", "attention", "elementwise", "recompute", "overhead", "contention")
     )
-    busy += sum(found.breakdown.get(k, 0.0) for k in ("compression", "optimizer", "fixed"))
+    busy += sum(found.breakdown.get(k, 0.0) for k in ("compression", "optimizer"))
     for rank, nodes in enumerate(ranks):
         compute = sum(node.duration_us for node in nodes if node.type == COMP)
         assert compute == pytest.approx(1e6 * busy, rel=1e-3, abs=len(nodes))

@@ -69,6 +69,12 @@ WRONG = [
     ({"schedule": "1f1"}, "did you mean 1f1b", {"schedule": "1f1b"}),
     ({"sharding": "zero4"}, "sharding 'zero4' is not known", {"sharding": "zero3"}),
     ({"recompute": "some"}, "recompute 'some' is not known", {"recompute": "none"}),
+    # 61 layers and two of embedding and output are 63
+    (
+        {"model": "deepseek-v3", "gpus": 1008, "tp": 1, "pp": 16},
+        "nearest is pp 21",
+        {"model": "deepseek-v3", "gpus": 1008, "tp": 1, "pp": 21},
+    ),
     ({"precision": "int4"}, "precision 'int4' is not known", {"precision": "fp8"}),
     (
         {"gpu": "a100-80gb", "precision": "fp8"},

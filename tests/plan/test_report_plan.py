@@ -33,7 +33,7 @@ JOB = Job(model="llama3-8b", gpu="h100", gpus=16, tp=2, pp=2, global_batch=32, p
 @pytest.fixture(scope="module")
 def documents():
     return {
-        "plan": document(answer(JOB), error={"mean_pct": 5.0, "p90_pct": 11.0, "runs": 60}),
+        "plan": document(answer(JOB), error={"mean_pct": 5.0, "p90_pct": 11.0, "runs": 60, "on": []}),
         "sweep": sweep_document(JOB, sweep(JOB, limit=10, fits=room())),
         "scaling": scaling_document(JOB, curves(JOB, 4, 32)),
     }

@@ -57,7 +57,7 @@ def test_every_second_is_accounted_for(config, policy):
 @pytest.mark.parametrize("config", JOBS, ids=NAMES)
 def test_a_step_is_at_most_the_sum_of_its_parts(config):
     p = predict(Job(**config))
-    extra = p.breakdown["bubble"] + p.breakdown["overhead"] + p.breakdown["fixed"] + p.breakdown["skew"]
+    extra = p.breakdown["bubble"] + p.breakdown["overhead"] + p.breakdown["skew"]
     alone = sum(c.alone_s for c in p.collectives)
     assert p.step_s <= p.compute_s + alone + extra + p.breakdown["compression"] + 1e-9
 

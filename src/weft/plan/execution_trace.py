@@ -212,7 +212,7 @@ def rank_nodes(job: Job, found: Prediction, rank: int, groups: Groups, pieces: i
             build.communicate(one, one.count, "sum")
     build.awaited += build.behind
     build.behind = []
-    build.work("optimizer", found.breakdown.get("optimizer", 0.0) + found.breakdown.get("fixed", 0.0))
+    build.work("optimizer", found.breakdown["optimizer"])
     return build.nodes
 
 

@@ -40,8 +40,6 @@ class Software:
     """Share of the network's bandwidth that its collectives reach, against the fitted `network_share`."""
     layer_us: float
     """Microseconds per layer, micro-batch and pass that no kernel accounts for."""
-    step_s: float
-    """Seconds of every step outside the micro-batches: data, logging, clipping."""
     grad_bytes: float
     """Bytes of a gradient element on the wire."""
     hides: frozenset[str]

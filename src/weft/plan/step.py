@@ -86,7 +86,6 @@ def predict(job: Job, figures: Figures | None = None, *, check_memory: bool = Tr
     busy, bubble = span_s(times, kinds, job)
     breakdown = slowest.breakdown(job.micro_batches)
     breakdown["bubble"] = bubble + busy - slowest.micro_batch_s * job.micro_batches
-    breakdown["fixed"] = software.step_s
     nodes = math.log2(max(1.0, job.gpus / job.network.domain))
     skew = software.skew_fp8 if job.precision == "fp8" else software.skew
     breakdown["skew"] = skew * nodes * sum(breakdown.values())

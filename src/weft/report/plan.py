@@ -23,7 +23,6 @@ LABELS = {
     "params": "exposed: parameters",
     "contention": "compute slowed by collectives",
     "bubble": "pipeline bubble",
-    "fixed": "once a step",
     "skew": "skew and jitter",
 }
 OF = {

@@ -18,7 +18,7 @@ _KINDS = {
     "plan-exposed": ("exposed communication", plan.EXPOSED),
     "plan-contention": ("compute slowed by collectives", ("contention",)),
     "plan-bubble": ("pipeline bubble", ("bubble",)),
-    "plan-other": ("gaps, skew, once a step", ("overhead", "fixed", "skew")),
+    "plan-other": ("gaps and skew", ("overhead", "skew")),
 }
 
 
