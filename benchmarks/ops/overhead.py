@@ -90,7 +90,7 @@ def measure(operation: str, name: str, needs_grad: bool, device: str) -> dict[st
     sync, repeats = (torch.cuda.synchronize, 4) if device == "cuda" else (None, 40)
 
     def fresh() -> None:
-        executor.program._kept.clear()
+        executor.program.forget_views()
         call()
 
     times: dict[Any, list[float]] = {call: [], fresh: [], bare: []}

@@ -11,6 +11,8 @@ from weft.ops.estimate import seconds
 
 MARGIN = 0.01
 """What a schedule must gain over serial by the estimate to be picked."""
+SCATTER_MARGIN = 0.03
+"""The same for a reduce-scatter, whose copies wait for products: there the estimate is less sure."""
 TIE = 0.002
 """Estimates this close are equal."""
 
@@ -75,7 +77,8 @@ def _pick(
     least = min(e.seconds for e in found)
     # In order of preference, engines first, then schedules from simple to fine: the first that is as good.
     best = next(e for e in found if e.seconds <= least * (1 + TIE))
-    if best.seconds > serial.seconds * (1 - MARGIN):
+    margin = SCATTER_MARGIN if operation == "matmul_reduce_scatter" else MARGIN
+    if best.seconds > serial.seconds * (1 - margin):
         best = serial
     return Pick(best.schedule, best.engine, why(case, best, serial), best.seconds)
 

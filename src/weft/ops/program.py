@@ -20,9 +20,14 @@ MM, BMM, COPY, SUM, WIDE_FIRST, WIDE_MORE, NARROW, ADDMM = range(8)
 Instruction: TypeAlias = tuple[int, int, int, int]
 """What to do, and the views it reads (two) and writes."""
 
+Binding: TypeAlias = tuple[tuple[int, ...], tuple[int, ...], int, tuple[int, ...]]
+"""Size, strides and offset of a view of the caller's tensor, and its slot; of several, their slots."""
+Views: TypeAlias = list[tuple[int, Any]]
+"""Slots and what is in them."""
+
 CALLERS = ("x", "w", "out")
-KEPT = 64
-"""Sets of addresses that a plan remembers, with the views of those that came twice."""
+KEPT = 256
+"""Addresses of x, of w and of results that a plan remembers, with the views of those that came twice."""
 NARROW_DTYPES = (torch.bfloat16, torch.float16)
 
 
@@ -53,12 +58,11 @@ class Program:
         self._views: dict[tuple[Any, ...], int] = {}
         self._slots: list[torch.Tensor | None] = []
         self._wanted: dict[str, list[tuple[tuple[int, ...], tuple[int, ...], int, int]]] = {}
-        self._bindings: list[
-            tuple[int, tuple[int, ...], tuple[int, ...], int, int | None, tuple[int, ...]]
-        ] = []
+        self._bindings: tuple[list[Binding], ...] = ([], [], [])
         self._wide: torch.Tensor | None = None
         self._wide_slot = self._nothing = -1
         self._kept: dict[tuple[int, int, int], list[Any]] = {}
+        self._views_at: tuple[dict[int, Views], ...] = ({}, {}, {})
 
     def view(self, *regions: Region) -> int:
         """The slot of one region, or of several evenly spaced ones as a batch."""
@@ -153,47 +157,74 @@ class Program:
                     slots = tuple(slot for _, slot in group)
                     start = group[0][0]
                     if len(group) == 1:
-                        self._bindings.append((source, size, stride, start, None, slots))
+                        self._bindings[source].append((size, stride, start, slots))
                     else:
                         step = group[1][0] - start
                         batch = (len(group), *size)
-                        self._bindings.append((source, batch, (step, *stride), start, 0, slots))
+                        self._bindings[source].append((batch, (step, *stride), start, slots))
 
     def bind(self, x: torch.Tensor, w: torch.Tensor, out: torch.Tensor) -> list[Any]:
         """All views, with the caller's tensors in their places."""
-        return self._bound(x, w, out)
+        slots: list[Any] = self._slots.copy()
+        for source, tensor in enumerate((x, w, out)):
+            for slot, view in self._bound(source, tensor):
+                slots[slot] = view
+        return slots
 
     def bind_again(self, x: torch.Tensor, w: torch.Tensor, out: torch.Tensor) -> list[Any]:
         """The same, but views of an earlier call serve again where the memory is the same.
 
         An allocator hands out the same addresses over and over, and 57 views cost 25 µs. From the second time
-        on views are kept that own nothing: they are for use during a call, while the caller holds the memory.
+        on a tensor's views are kept. They own nothing: they are for use during a call, while the caller holds
+        the memory. x, w and out are remembered apart: in a model each layer has its own w.
         """
         places = (x.data_ptr(), w.data_ptr(), out.data_ptr())
         slots = self._kept.get(places)
-        if slots:
+        if slots is not None:
             return slots
-        if slots is None:
+        slots = self._slots.copy()
+        again = True
+        for source, tensor in enumerate((x, w, out)):
+            views = self._views_at[source].get(places[source])
+            if not views:
+                again = again and views is not None
+                views = self._remember(source, tensor, places[source], views is not None)
+            for slot, view in views:
+                slots[slot] = view
+        if again:
             if len(self._kept) >= KEPT:
                 self._kept.clear()
-            self._kept[places] = []
-            return self._bound(x, w, out)
-        with torch.inference_mode(False):
-            slots = self._kept[places] = self._bound(_alias(x), _alias(w), _alias(out))
+            self._kept[places] = slots
         return slots
 
-    def _bound(self, x: torch.Tensor, w: torch.Tensor, out: torch.Tensor) -> list[Any]:
-        slots: list[Any] = self._slots.copy()
-        given = (x, w, out)
-        starts = (x.storage_offset(), w.storage_offset(), out.storage_offset())
-        for source, size, stride, offset, batch, places in self._bindings:
-            made = torch.as_strided(given[source], size, stride, offset + starts[source])
-            if batch is None:
-                slots[places[0]] = made
+    def forget_views(self) -> None:
+        """As if no tensor had come before."""
+        self._kept.clear()
+        for views_at in self._views_at:
+            views_at.clear()
+
+    def _remember(self, source: int, tensor: torch.Tensor, place: int, again: bool) -> Views:
+        """The views of a tensor. Of one that came before they are kept, else only its address."""
+        views_at = self._views_at[source]
+        if again:
+            with torch.inference_mode(False):
+                views_at[place] = views = self._bound(source, _alias(tensor))
+            return views
+        if len(views_at) >= KEPT:
+            self.forget_views()
+        views_at[place] = []
+        return self._bound(source, tensor)
+
+    def _bound(self, source: int, tensor: torch.Tensor) -> Views:
+        views: Views = []
+        start = tensor.storage_offset()
+        for size, stride, offset, places in self._bindings[source]:
+            made = torch.as_strided(tensor, size, stride, offset + start)
+            if len(places) == 1:
+                views.append((places[0], made))
             else:
-                for place, one in zip(places, made.unbind(0), strict=True):
-                    slots[place] = one
-        return slots
+                views += zip(places, made.unbind(0), strict=True)
+        return views
 
 
 def _alias(tensor: torch.Tensor) -> torch.Tensor:
