@@ -249,3 +249,21 @@ def test_a_mistake_is_one_line_with_the_way_out(line, said, capsys, tmp_path, mo
     assert len(out.err.splitlines()) == 1
     assert said in out.err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_rate_in_fp8_says_of_what(capsys):
+    assert weft("--model", "llama3-70b", "--gpus", "512", "--tp", "4", "--pp", "4", "--precision", "fp8") == 0
+    assert "% of the bf16 peak" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_size_that_does_not_fit_is_left_out_of_the_curve(capsys):
+    assert (
+        weft("--model", "llama3-8b", "--gpu", "mi300x", "--tp", "1", "--sharding", "none", "--scale", "1..4")
+        == 0
+    )
+    said = " ".join(capsys.readouterr().out.split())
+    assert "no published run of megatron-2025 on mi300x was checked" in said
+    assert weft("--model", "llama3-8b", "--scale", "8..32") == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "from 16 to 32 GPUs" in said
+    assert "Left out: 8 GPUs: llama3-8b on 8 h100 (dp8) needs" in said

@@ -49,7 +49,8 @@ def plan(
     ] = "",
     micro_batch: Annotated[int, _option("Sequences of a micro-batch; default: 1.", "--micro-batch")] = 1,
     global_batch: Annotated[
-        int, _option("Sequences of a step; default: 8 micro-batches for each stage.", "--global-batch")
+        int,
+        _option("Sequences of a step; default: 8 micro-batches a stage, 1 if --pp 1.", "--global-batch"),
     ] = 0,
     seq: Annotated[int, _option("Tokens of a sequence; default: the model's.", "--seq")] = 0,
     sharding: Annotated[

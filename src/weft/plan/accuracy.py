@@ -35,11 +35,11 @@ def _kind(job: Job) -> str:
     return f"{job.software} on {job.gpu.name}"
 
 
-def unchecked(job: Job, error: Mapping[str, Any] | None) -> str:
-    """That the known error says nothing about this software on this GPU, where no run of it was checked."""
+def unchecked(job: Job, error: Mapping[str, Any] | None) -> list[str]:
+    """A warning that the known error is of other software or other GPUs than this job has."""
     if not error or _kind(job) in error["on"]:
-        return ""
-    return f"no published run of {_kind(job)} was checked: the error may be larger"
+        return []
+    return [f"no published run of {_kind(job)} was checked: the error may be larger"]
 
 
 @cache

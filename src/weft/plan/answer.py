@@ -120,7 +120,7 @@ def document(
         "changes": [asdict(change) for change in found.others],
         "known_error": error,
         "calibration": calibration_document(calibration),
-        "notes": [*found.prediction.notes, *filter(None, [unchecked(found.job, error)])],
+        "notes": [*found.prediction.notes, *unchecked(found.job, error)],
     }
 
 
@@ -177,6 +177,7 @@ def sweep_document(job: Job, found: Sweep, error: Document | None = None) -> Doc
         "left_out": found.left_out,
         "memory_limit_bytes": job.gpu.memory_bytes,
         "known_error": error,
+        "notes": unchecked(job, error),
     }
 
 
@@ -199,6 +200,7 @@ def scaling_document(job: Job, curves: Iterable[Curve], error: Document | None =
         "policy": last["policy"],
         "curves": made,
         "known_error": error,
+        "notes": unchecked(job, error),
     }
 
 

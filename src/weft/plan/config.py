@@ -46,7 +46,7 @@ class Job:
     micro_batch: int = 1
     """Sequences."""
     global_batch: int = 0
-    """Sequences; 0: eight micro-batches for each pipeline stage."""
+    """Sequences; 0: eight micro-batches for each pipeline stage, one where there are no stages."""
     seq_len: int = 0
     """0: the model's own."""
     sharding: str = "zero1"

@@ -39,7 +39,7 @@ class Curve:
     kind: str
     points: tuple[Point, ...]
     note: str = ""
-    """Why the curve ends before the range does."""
+    """Why the curve begins later or ends earlier than the range does."""
 
 
 def parse_range(words: str) -> tuple[int, int]:

@@ -104,7 +104,7 @@ def sentence(document: Document) -> str:
         return (
             f"{title(document)}: the fastest of {len(records(document, 'rows'))} predictions is "
             f"{text(best, 'label')}, {words.duration(1e6 * amount(best, 'step_time_s'))} a step, "
-            f"MFU {words.percent(number(best, 'mfu_pct'))}."
+            f"{_mfu(document, best)}."
         )
     if kind == "plan-scaling":
         return f"{text(record(document, 'job'), 'model')}: {_scaling_words(document)}"
@@ -112,7 +112,7 @@ def sentence(document: Document) -> str:
     return (
         f"{title(document)}: {words.duration(1e6 * step)} a step, "
         f"{amount(document, 'tflops_per_gpu'):.0f} TFLOP/s a GPU, "
-        f"MFU {words.percent(number(document, 'mfu_pct'))}, "
+        f"{_mfu(document, document)}, "
         f"{amount(document, 'tokens_per_s_per_gpu'):,.0f} tokens/s a GPU; "
         f"{words.duration(1e6 * exposed)} of communication exposed "
         f"({words.percent(words.share(exposed, step))})."
@@ -134,6 +134,12 @@ def _scaling_words(document: Document) -> str:
             f"keeps {words.percent(without)} of the rate without a control, {words.percent(with_weft)} with"
         )
     return "; ".join(parts) + "."
+
+
+def _mfu(document: Document, found: Document) -> str:
+    said = f"MFU {words.percent(number(found, 'mfu_pct'))}"
+    fp8 = text(record(document, "job"), "precision") == "fp8"
+    return f"{said} of the bf16 peak" if fp8 else said
 
 
 def honesty(document: Document) -> str:

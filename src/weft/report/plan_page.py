@@ -95,7 +95,7 @@ def _cards(document: Document) -> list[Card]:
     found = [
         Card("Step", words.duration(1e6 * step), _which(document)),
         Card("Rate", f"{amount(document, 'tflops_per_gpu'):.0f} TFLOP/s", "model FLOPs of each GPU"),
-        Card("MFU", words.percent(number(document, "mfu_pct"))),
+        Card("MFU", words.percent(number(document, "mfu_pct")), "of the bf16 peak"),
         Card(
             "Exposed communication",
             words.duration(1e6 * exposed),

@@ -180,7 +180,7 @@ def scaling(curve: Document) -> Plot:
     return Plot(
         title=title,
         note="The axis does not begin at zero."
-        + (f" The curve ends: {text(curve, 'note')}." if text(curve, "note") else ""),
+        + (f" Left out: {text(curve, 'note')}." if text(curve, "note") else ""),
         description=f"{title}; the table below says the same",
         x_label="GPUs",
         y_label="tokens per second and GPU",

@@ -164,4 +164,4 @@ def _show_scaling(document: Document, out: Console) -> None:
         _print(out, table)
         _line(out, "Left: without a control; right: the best control for each collective.", indent=2)
         if text(curve, "note"):
-            _line(out, f"The curve ends: {text(curve, 'note')}", indent=2)
+            _line(out, f"Left out: {text(curve, 'note')}", indent=2)
