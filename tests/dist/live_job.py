@@ -4,6 +4,7 @@ The controls stand in for the shim and NCCL. The test's environment says what a 
 EFFECTS     {"ctas16": 0.5, …}: factors on the length of a step, by what a policy has; over 100: it stalls
 UNEVEN      steps scatter a lot
 STEPS       how many; OPTIMIZERS: sgd,adam or none; NO_GROUP: without torch.distributed
+AGAIN       step at which the process group is destroyed and made anew
 DIE         step@rank; REFUSE: ctas@rank; RECORD: the folder for what was seen
 """
 
@@ -14,6 +15,7 @@ import math
 import os
 import random
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -83,6 +85,11 @@ class FakeControls:
         return {"steps": step_number}
 
 
+def hooked(function: object) -> bool:
+    """Whether weft is still around a function of torch.distributed."""
+    return "integrations" in Path(function.__code__.co_filename).parts
+
+
 def work() -> None:
     """The part of a step that the policy makes longer or shorter, on a clock of its own."""
     global seconds
@@ -123,6 +130,12 @@ def main() -> list[object]:
         policies.append(label(now))
         if os.environ.get("DIE") == f"{step}@{rank}":
             os._exit(9)
+        if os.environ.get("AGAIN") == str(step):
+            plain = model.module
+            del model
+            dist.destroy_process_group()
+            dist.init_process_group("gloo")
+            model = DistributedDataParallel(plain)
         x = torch.randn(16, 32)
         loss = model(x).pow(2).mean()
         for optimizer in optimizers:
@@ -135,9 +148,18 @@ def main() -> list[object]:
     from torch.optim import optimizer as module
 
     hooks = len(module._global_optimizer_post_hooks)
+    left = [f.__name__ for f in (dist.init_process_group, dist.destroy_process_group) if hooked(f)]
     Path(os.environ["RECORD"], f"rank{rank}.json").write_text(
         json.dumps(
-            {"losses": losses, "policies": policies, "hooks": hooks, "released": released, "end": label(now)}
+            {
+                "losses": losses,
+                "policies": policies,
+                "hooks": hooks,
+                "left": left,
+                "threads": [t.name for t in threading.enumerate() if "weft" in t.name],
+                "released": released,
+                "end": label(now),
+            }
         )
     )
     if dist.is_initialized():

@@ -88,6 +88,7 @@ def zoo(tmp_path_factory):
     scenarios["two optimizers"] = job(STEPS="90", OPTIMIZERS="sgd,adam")
     scenarios["no optimizer"] = job(STEPS="20", OPTIMIZERS="")
     scenarios["short"] = job(STEPS="18")
+    scenarios["a new group"] = job(STEPS="60", AGAIN="25")
     scenarios["uneven"] = job(STEPS="110", EFFECTS="{}", UNEVEN="1")
     scenarios["broken store"] = job(STEPS="90", WEFT_STORE=str(broken))
     scenarios["locked store"] = job(STEPS="45", WEFT_STORE=store, lock=True)
@@ -130,7 +131,8 @@ def test_every_policy_change_is_at_the_same_step_on_all_ranks(zoo):
 
 def test_nothing_is_left_in_the_program_and_only_the_first_rank_speaks(zoo):
     played = zoo("tuned")
-    assert [rank["hooks"] for rank in played.ranks] == [0] * 4
+    for rank in played.ranks:
+        assert (rank["hooks"], rank["left"], rank["threads"]) == (0, [], [])
     assert "tuning is over: ctas16" in played.error(0)
     assert all("weft" not in played.error(rank) for rank in (1, 2, 3))
 
@@ -189,7 +191,17 @@ def test_without_an_optimizer_the_job_is_left_alone_and_told_why(zoo):
 def test_a_job_that_ends_during_tuning_ends_well(zoo):
     played = zoo("short")
     assert played.codes == [0, 0]
-    assert "the job ended before tuning was over" in played.tuning()["text"]
+    assert "destroyed its process group before tuning was over" in played.tuning()["text"]
+
+
+def test_a_process_group_made_anew_ends_the_tuning_on_all_ranks_at_once(zoo):
+    played = zoo("a new group")
+    assert played.codes == [0, 0]
+    steps = played.in_step()
+    assert set(steps[:26]) != {"no control"}
+    assert set(steps[26:]) == {"no control"}
+    assert [rank["left"] for rank in played.ranks] == [[], []]
+    assert all("destroyed its process group" in played.tuning(rank)["reason"] for rank in (0, 1))
 
 
 def test_uneven_steps_lead_to_no_change(zoo):

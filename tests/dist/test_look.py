@@ -51,12 +51,20 @@ def test_without_a_gpu_there_is_nothing_to_see():
     assert Look().end(1) is None
 
 
-def test_the_programs_own_profiler_comes_first():
+@pytest.fixture
+def on_cpu(monkeypatch):
+    """The look's profiler watches the CPU: here is no GPU to watch, and it would not begin."""
+    real, cpu = torch.profiler.profile, [torch.profiler.ProfilerActivity.CPU]
+    monkeypatch.setattr(torch.profiler, "profile", lambda **_: real(activities=cpu))
+
+
+def test_the_programs_own_profiler_comes_first(on_cpu):
     from torch.autograd import profiler as module
 
     before = module._prepare_profiler, module._enable_profiler
     look = Look()
     look.begin()
+    assert module._prepare_profiler is not before[0]
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as own:
         torch.ones(8).sum()
     assert any(e.key == "aten::sum" for e in own.key_averages())
@@ -64,7 +72,21 @@ def test_the_programs_own_profiler_comes_first():
     assert (module._prepare_profiler, module._enable_profiler) == before
 
 
-def test_it_keeps_out_where_a_profiler_runs_already():
+def test_it_can_be_dropped_at_any_time_and_leaves_nothing_behind(on_cpu):
+    from torch.autograd import profiler as module
+
+    before = module._prepare_profiler, module._enable_profiler
+    look = Look()
+    look.begin()
+    assert torch.autograd._profiler_enabled()
+    look.drop()
+    look.drop()
+    assert not torch.autograd._profiler_enabled()
+    assert (module._prepare_profiler, module._enable_profiler) == before
+    assert look.end(1) is None
+
+
+def test_it_keeps_out_where_a_profiler_runs_already(on_cpu):
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as own:
         look = Look()
         look.begin()

@@ -150,6 +150,7 @@ class Rank:
         self.steps = self.prepared = 0
         self.ran: list[str] = []
         self.refuse: int | None = None
+        self.cannot = ""
         self.skip = 0
         self.released = False
         self.result: dict | None = None
@@ -165,6 +166,8 @@ class Rank:
             raise RuntimeError(f"no {ctas} here")
 
     def apply(self, policy: Policy) -> None:
+        if self.cannot and self.cannot in label(policy):
+            raise RuntimeError(f"no {self.cannot} here")
         self.policy = policy
 
     def harmless(self) -> None:
@@ -229,6 +232,15 @@ def test_what_one_rank_cannot_prepare_is_tried_on_none():
     assert not any("ctas16" in policy for policy in ranks[0].ran)
     assert ranks[0].ran[-1].startswith("ctas")
     assert "no 16 here" in str(ranks[0].result["candidates"])
+
+
+def test_what_one_rank_cannot_apply_is_dropped_on_all_and_communicators_stay_the_same():
+    """A rank that went back to its own communicators here, alone, would leave the others waiting in a collective."""
+    ranks = job({"ctas6": 1.2, "ctas16": 0.8, "ctas24": 0.9, "head5": 0.9}, cannot="priority")
+    ctas = [[policy.split("+")[0] for policy in rank.ran] for rank in ranks]
+    assert ctas[0] == ctas[1] == ctas[2]
+    assert {rank.ran[-1] for rank in ranks} == {"ctas16+head5"}
+    assert "no priority here" in str(ranks[0].result["candidates"])
 
 
 def test_a_rank_that_is_out_of_step_ends_the_tuning_on_all_ranks():

@@ -59,6 +59,21 @@ def test_a_rare_optimizer_makes_it_learn_again():
     assert found.count("|") < 8
 
 
+def test_a_rescue_that_fails_does_not_end_the_guard():
+    tried = threading.Semaphore(0)
+
+    def rescue() -> None:
+        tried.release()
+        raise OSError("the job's folder is gone")
+
+    guard = Guard(rescue)
+    for _ in range(2):
+        guard.arm(0.01)
+        assert tried.acquire(timeout=20)
+        assert guard.disarm()
+    guard.stop()
+
+
 def test_a_guard_rescues_once_and_only_when_it_is_late():
     rescued = threading.Event()
     guard = Guard(rescued.set)

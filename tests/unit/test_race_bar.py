@@ -44,6 +44,27 @@ def test_the_best_of_forty_at_a_third_of_the_grid(gap, spread, repeats):
     assert wins >= 95
 
 
+@pytest.mark.parametrize("spread", ["uniform", "even", "lognormal"])
+def test_the_call_as_it_comes_meets_the_bar(spread):
+    """No option given: a third of 15 rounds, where the grid needs 20 rounds for the first two of these."""
+    wins = 0
+    for seed in range(100):
+        rng = np.random.default_rng([seed, 31])
+        others = {
+            "uniform": rng.uniform(10.3, 15, COUNT - 1),
+            "even": np.linspace(10, 20, COUNT)[1:],
+            "lognormal": 10.3 * np.exp(np.abs(0.3 * rng.standard_normal(COUNT - 1))),
+        }
+        times = dict(enumerate(rng.permutation(np.append(10.0, others[spread])).tolist()))
+        draw = np.random.default_rng([seed, 32])
+        result = race(
+            list(times), lambda c, t=times, d=draw: t[c] * (1 + NOISE * d.standard_normal()), seed=seed
+        )
+        wins += result.best == min(times, key=times.__getitem__)
+        assert result.measurements <= COUNT * 15 / 3
+    assert wins >= 95
+
+
 def test_outliers_do_not_decide():
     def draw(rng, count):
         slow = np.log(rng.uniform(1.2, 2.0, count)) * (rng.random(count) < 0.05)

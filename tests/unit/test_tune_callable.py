@@ -191,6 +191,16 @@ def test_what_the_callable_raises_comes_out_and_the_process_is_as_before(live):
     assert live.applied[-2:] == [Policy(), "again"]
 
 
+def test_what_the_callable_raises_while_it_is_watched_ends_the_watching(live):
+    def step():
+        if live.applied == ["learn"]:
+            raise RuntimeError("out of memory")
+
+    with pytest.raises(RuntimeError, match="out of memory"):
+        weft.tune(step)
+    assert live.applied == ["learn", Policy(), "again"]
+
+
 def test_a_named_callable_is_measured_once(live, monkeypatch):
     first = weft.tune(live.step, name="step", rounds=5)
     known = len(live.applied)

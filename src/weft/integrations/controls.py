@@ -101,6 +101,7 @@ class LaunchControls:
         communicators.prepare(ctas, PREPARE_S)
 
     def apply(self, policy: Policy) -> None:
+        self._look.drop()  # where the tuning ends while it learns
         if communicators.available():
             other = policy.max_ctas != self.default.max_ctas
             communicators.route(policy.max_ctas if other else None)
@@ -158,7 +159,8 @@ def cta_choices(now: int, most: int) -> tuple[int, ...]:
 
 
 def _used() -> list[communicators.Communicator]:
-    return [found for found in communicators.communicators() if found.collectives]
+    """Those that carry collectives; with one rank alone, nothing is communicated."""
+    return [found for found in communicators.communicators() if found.collectives and found.size != 1]
 
 
 def _most_ctas(used: Sequence[communicators.Communicator]) -> int:

@@ -57,11 +57,14 @@ class Live:
                 self._optimizer_stepped(optimizer)
 
         self._hook = register_optimizer_step_post_hook(stepped)
-        self._restore = _after_init_process_group(self._group_made)
+        self._restore = [
+            _wrap("init_process_group", after=self._group_made),
+            _wrap("destroy_process_group", before=self._group_goes),
+        ]
 
     # --- where a step ends ------------------------------------------------------------------------------
 
-    def _group_made(self) -> None:
+    def _group_made(self, *args: Any, **options: Any) -> None:
         try:
             import torch.distributed as dist
 
@@ -71,6 +74,13 @@ class Live:
                 self._watch_calls()
         except Exception as error:
             self._stop(error)
+
+    def _group_goes(self, group: Any = None) -> None:
+        """With the group go its store and communicators: what is made later was not prepared for trials."""
+        import torch.distributed as dist
+
+        if self._session is not None and self._mine() and group in (None, dist.group.WORLD):
+            self._give_up("the program destroyed its process group before tuning was over")
 
     def _optimizer_stepped(self, optimizer: Any) -> None:
         if self._by_calls or not self._mine():
@@ -184,20 +194,21 @@ class Live:
         return entry.policy if entry is not None and not entry.stale else None
 
     def _remember(self, result: dict[str, Any]) -> None:
-        from weft.tune.store import Store, StoreError
+        from weft.tune.store import Store
 
         if self._key is None or result["state"] == "stopped":
             return
         try:
             Store(timeout_s=STORE_TIMEOUT_S).put(self._key, Policy.from_dict(result["policy"]), result)
-        except StoreError as error:
+        except Exception as error:  # the result holds, kept or not
             self._warn(f"the result is not kept for the next start: {error}")
 
     def _end(self, result: dict[str, Any]) -> None:
         """Tuning is over, one way or the other: leave the program."""
         self._over = True
         self._remove_hook()
-        self._restore()
+        for restore in self._restore:
+            restore()
         with suppress(Exception):
             self._unwatch_calls()
         self._tell(result)
@@ -264,27 +275,33 @@ def start() -> None:
         Live().watch()
 
 
-def _after_init_process_group(then: Any) -> Any:
-    """Have `then` called when the program makes its process group; returns what undoes that."""
+def _nothing(*args: Any, **options: Any) -> None: ...
+
+
+def _wrap(name: str, *, before: Any = _nothing, after: Any = _nothing) -> Any:
+    """Have something called around a function of torch.distributed; returns what undoes that."""
     import torch.distributed as dist
     import torch.distributed.device_mesh as device_mesh
 
-    real = dist.init_process_group
+    real = getattr(dist, name)
 
     @wraps(real)
-    def init_process_group(*args: Any, **kwargs: Any) -> Any:
-        made = real(*args, **kwargs)
-        then()
-        return made
+    def wrapped(*args: Any, **options: Any) -> Any:
+        with suppress(Exception):
+            before(*args, **options)
+        returned = real(*args, **options)
+        with suppress(Exception):
+            after(*args, **options)
+        return returned
 
-    places = [place for place in (dist, dist.distributed_c10d, device_mesh) if hasattr(place, real.__name__)]
+    places = [place for place in (dist, dist.distributed_c10d, device_mesh) if hasattr(place, name)]
     for place in places:
-        place.init_process_group = init_process_group
+        setattr(place, name, wrapped)
 
     def restore() -> None:
         for place in places:
-            if place.init_process_group is init_process_group:
-                place.init_process_group = real
+            if getattr(place, name) is wrapped:
+                setattr(place, name, real)
 
     return restore
 

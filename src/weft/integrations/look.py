@@ -45,7 +45,7 @@ class Look:
             profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
             profiler.start()
             self._profiler = profiler
-            self._undo = _before_another(self._drop)
+            self._undo = _before_another(self.drop)
 
     def end(self, steps: int) -> Seen | None:
         """What was seen in so many steps; None where nothing could be."""
@@ -58,7 +58,8 @@ class Look:
             return seen_in(profiler, steps)
         return None
 
-    def _drop(self) -> None:
+    def drop(self) -> None:
+        """Stop watching, if it is still on; nothing comes of it."""
         profiler, self._profiler = self._profiler, None
         self._undo()
         if profiler is not None:

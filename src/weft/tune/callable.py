@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from weft.errors import UnavailableError, UsageError, WeftError
 from weft.policy import Policy
-from weft.tune.race import Entry, Result, race, ratio_ci
+from weft.tune.race import ROUNDS, Entry, Result, race, ratio_ci
 from weft.tune.space import Candidate, label
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def tune(
     measure: Measure | None = None,
     device: str = "cuda",
     name: str = "",
-    rounds: int = 15,
+    rounds: int = ROUNDS,
     budget_s: float = 60.0,
     seed: int = 0,
 ) -> Tuned:
@@ -232,11 +232,15 @@ class _Stage:
             self.controls = _controls(team.size)
 
     def __enter__(self) -> _Stage:
-        if self.controls is None:
-            self._run(1)
-        else:
-            self._learn()
-        took = self.team.most(self._run(1))
+        try:
+            if self.controls is None:
+                self._run(1)
+            else:
+                self._learn()
+            took = self.team.most(self._run(1))
+        except BaseException:
+            self.__exit__(*sys.exc_info())
+            raise
         self.calls = max(1, min(MOST_CALLS, math.ceil(SAMPLE_MS / max(took, 1e-3))))
         return self
 

@@ -78,6 +78,7 @@ class Session:
         self._guard, self._least_stall_s = Guard(controls.harmless), least_stall_s
         self._trial: Decision = {"steps": 0, "learn": False}
         self._policy = controls.default
+        self._problem = ""
         self._since, self._steps, self._total, self._usual_ms = 0.0, 0, 0, 0.0
 
     def begin(self) -> None:
@@ -98,7 +99,7 @@ class Session:
         if self._policy == self.controls.default:
             self._usual_ms = ms
             self.agreement.deadline_s = max(LEAST_DEADLINE_S, DEADLINE * ms / 1e3)
-        report = self._report(ms, "stalled" if late else "")
+        report = self._report(ms, "stalled" if late else self._problem)
         if self._trial["learn"]:
             report["facts"] = self.controls.facts(self._steps).to_dict()
         self._meet(report)
@@ -136,7 +137,7 @@ class Session:
             return {**ABANDON, "reason": f"{type(error).__name__}: {error}"}
 
     def _attempt(self, decision: Decision) -> str:
-        """Prepare or apply; why it could not be, or nothing."""
+        """Prepare communicators, or apply a policy; why it could not be, or nothing."""
         try:
             if decision["do"] == "prepare":
                 self.controls.prepare(decision["ctas"])
@@ -152,8 +153,8 @@ class Session:
 
     def _run(self, decision: Decision) -> None:
         policy = Policy.from_dict(decision["policy"])
-        if policy != self._policy:
-            self._apply(policy)
+        # The others run already: what goes wrong is reported at the next boundary, where all can go back.
+        self._problem = self._attempt(decision) if policy != self._policy else ""
         if decision["learn"]:
             self.controls.learn()
         if policy != self.controls.default:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 
 class Guard:
@@ -43,6 +44,7 @@ class Guard:
                 left = None if self._until is None else self._until - time.monotonic()
                 if left is not None and left <= 0:
                     self._until, self._fired = None, True
-                    self._rescue()
+                    with suppress(Exception):  # the guard must outlive it
+                        self._rescue()
                 else:
                     self._changed.wait(left)

@@ -10,7 +10,7 @@ from typing import Any
 from weft.errors import WeftError
 from weft.execute.base import Executor, References
 from weft.policy import Policy
-from weft.tune.race import Entry, Result, race, ratio_ci
+from weft.tune.race import ROUNDS, Entry, Result, race, ratio_ci
 from weft.tune.space import Candidate
 from weft.workload import Workload
 
@@ -101,7 +101,7 @@ def decide(
     workload: Workload,
     candidates: Sequence[Candidate],
     *,
-    rounds: int = 15,
+    rounds: int = ROUNDS,
     seed: int = 0,
     deadline_s: float | None = None,
     on_sample: Callable[[int, float | None], None] | None = None,

@@ -33,4 +33,8 @@ def _import_weft(home: str) -> None:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules["weft"] = module
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules["weft"]  # half of it helps nobody
+        raise
