@@ -418,7 +418,7 @@ def test_peers_by_rounds_of_sends_and_receives(operation, name, monkeypatch):
 
 def test_what_is_not_available_is_said_once(monkeypatch):
     """Without symmetric memory NCCL is used; without NCCL the error says what to do."""
-    from weft.ops import engines
+    from weft.ops import choose, engines
     from weft.ops.teams import Agreement
 
     gpu = Gpu(0)
@@ -450,7 +450,7 @@ def test_what_is_not_available_is_said_once(monkeypatch):
     schedule = build("all_gather_matmul", "shard", Problem(m=9, n=4, k=4, ranks=3, rows=(3, 3, 3)), 0)
     facts = [{"operation": "all_gather_matmul"}] * 3
     given = (torch.float32, torch.device("cpu"), (4, 1), Team())
-    engines._SAID.clear()
+    choose._SAID.clear()
     with pytest.warns(RuntimeWarning, match="engine dma is not available .*NCCL moves the bytes") as said:
         made = [engines.cuda_executor(schedule, "dma", Agreement(facts), *given) for _ in range(3)]
     assert all(isinstance(executor._link, NcclLink) for executor in made)
@@ -458,4 +458,4 @@ def test_what_is_not_available_is_said_once(monkeypatch):
     Group.backend = ProcessGroupGloo()
     with pytest.raises(UnavailableError, match="use a group with backend 'nccl'"):
         engines.cuda_executor(schedule, "dma", Agreement(facts), *given)
-    engines._SAID.clear()
+    choose._SAID.clear()

@@ -73,6 +73,7 @@ class Copies:
     def __init__(self, library: Any) -> None:
         handle, address, size = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_size_t
         self._library = library
+        self._free: list[int] = []
         self.copy = self._function("cuMemcpyAsync", address, address, size, handle)
         self.copy_2d = self._function("cuMemcpy2DAsync_v2", handle, handle)
         self.record = self._function("cuEventRecord", handle, handle)
@@ -85,10 +86,16 @@ class Copies:
         return function
 
     def event(self) -> int:
-        """A new event, kept for the life of the process."""
+        """An event to use until it is given back."""
+        if self._free:
+            return self._free.pop()
         made = ctypes.c_void_p()
         check(self._create(ctypes.byref(made), _NO_TIMING), "cuEventCreate")
         return made.value or 0
+
+    def give_back(self, events: Sequence[int]) -> None:
+        """Let others use these events. Work that waits for an earlier use of one still waits for that."""
+        self._free += events
 
     def entry(self, target: Block, source: Block, stream: int) -> Entry:
         """The call that copies a block on a stream."""

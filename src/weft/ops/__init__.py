@@ -2,6 +2,17 @@
 
 The operations need torch; each name is loaded when it is first used, so that schedules, the simulator and the
 pick are there without it.
+
+A map of the package, from the call to the bytes:
+
+| files | what they hold |
+| --- | --- |
+| `functions`, `layers`, `autograd`, `compiled` | what users call; gradients; torch.compile |
+| `run`, `plan`, `teams`, `choose` | one call: its plan, what the ranks agree on, which schedule |
+| `schedule`, `steps`, `builder`, `build_gather`, `build_scatter` | schedules as data; no torch |
+| `program`, `execute_cpu`, `execute_cuda`, `engines`, `links`, `collect` | the executors of that data |
+| `case`, `simulate`, `estimate`, `pick` | the same data on a simulated node; the pick from sizes; no torch |
+| `explore`, `explore_device`, `characterize`, `characterize_device`, `race` | all schedules, all losses |
 """
 
 from __future__ import annotations
@@ -18,8 +29,8 @@ _HOMES = {
     "SequenceColumnwise": "weft.ops.layers",
     "SequenceRowwise": "weft.ops.layers",
     "HostPeers": "weft.comm.dma",
-    "Tuned": "weft.ops.live",
-    "tune": "weft.ops.live",
+    "Tuned": "weft.ops.race",
+    "tune": "weft.ops.race",
 }
 
 __all__ = [
@@ -44,7 +55,7 @@ if TYPE_CHECKING:
         SequenceColumnwise,
         SequenceRowwise,
     )
-    from weft.ops.live import Tuned, tune
+    from weft.ops.race import Tuned, tune
 
 
 def __getattr__(name: str) -> Any:

@@ -70,7 +70,7 @@ def _stored(operation: str, problem: Problem, x: Any, team: Team) -> Choice | No
     try:
         entry = Store().get(here(workload(operation, problem, x.dtype, team.group)))
     except WeftError as error:
-        _say_once(f"weft.ops: no stored verdicts: {error}")
+        say_once(f"weft.ops: no stored verdicts: {error}")
         return None
     if entry is None or entry.stale or entry.policy.schedule is None:
         return None
@@ -97,11 +97,12 @@ def _profile_name(device: Any) -> str:
     try:
         return by_title(torch.cuda.get_device_name(device)).name
     except WeftError as error:
-        _say_once(f"weft.ops: {error}; schedules are picked as for an h100")
+        say_once(f"weft.ops: {error}; schedules are picked as for an h100")
         return "h100"
 
 
-def _say_once(text: str) -> None:
+def say_once(text: str) -> None:
+    """Warn, but not twice of the same."""
     if text not in _SAID:
         _SAID.add(text)
         warnings.warn(text, RuntimeWarning, stacklevel=2)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from weft.errors import UsageError
 from weft.ops.program import Program
 from weft.ops.steps import Recv, Schedule
 from weft.ops.teams import Team
@@ -44,9 +45,7 @@ def start_gather(x: torch.Tensor, rows: Sequence[int] | None, team: Team) -> Cal
     """Begin to gather every rank's rows; the result of the returned function is all of them."""
     if team.size == 1:
         return lambda: x
-    if hasattr(team.group, "gather_rows"):
-        whole: torch.Tensor = team.group.gather_rows(x, rows)
-        return lambda: whole
+    _check_peers(team)
     counts = list(rows or (x.shape[0],) * team.size)
     most = max(counts)
     mine = x if x.shape[0] == most else torch.cat([x, x.new_zeros(most - x.shape[0], x.shape[1])])
@@ -67,9 +66,12 @@ def all_to_all(x: torch.Tensor, sent: Sequence[int], received: Sequence[int], te
     """Blocks of rows to every rank, blocks from every rank."""
     if team.size == 1:
         return x
-    if hasattr(team.group, "swap_rows"):
-        swapped: torch.Tensor = team.group.swap_rows(x, sent, received)
-        return swapped
+    _check_peers(team)
     made = x.new_empty(sum(received), x.shape[1])
     dist.all_to_all_single(made, x, list(received), list(sent), group=team.group)
     return made
+
+
+def _check_peers(team: Team) -> None:
+    if getattr(team.group, "silent", False):
+        raise UsageError("host peers are data and cannot answer: this gradient needs a process group")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ import torch
 from weft.comm.dma import HostPeers, copies
 from weft.comm.symmetric import SymmetricBuffer
 from weft.errors import UnavailableError, UsageError, WeftError
+from weft.ops.choose import say_once
 from weft.ops.execute_cuda import CudaExecutor
 from weft.ops.links import HostLink, NcclLink, SymmetricLink, peer_schedule, symmetric_size
 from weft.ops.program import Program
@@ -19,14 +19,7 @@ from weft.ops.teams import Agreement, Team
 
 PULL_LANES = 2  # one copy is on its way while the next begins
 
-_SAID: set[str] = set()
 _LANES: dict[tuple[int, int], list[Any]] = {}
-
-
-def say_once(text: str) -> None:
-    if text not in _SAID:
-        _SAID.add(text)
-        warnings.warn(text, RuntimeWarning, stacklevel=2)
 
 
 def cuda_executor(

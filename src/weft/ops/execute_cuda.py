@@ -67,7 +67,8 @@ class CudaExecutor:
         current: Callable[[], int],
     ) -> None:
         self.program, self._link, self._driver, self._current = program, link, driver, current
-        self._start, self._finish = driver.event(), [driver.event() for _ in link.lanes]
+        self._made: list[int] = []
+        self._start, self._finish = self._event(), [self._event() for _ in link.lanes]
         self._list: list[tuple[int, Any]] = []
         self._transfers: dict[str, tuple[int, int]] = {}  # id → lane, place in the lane
         self._products: dict[str, int] = {}  # id → place on the caller's stream
@@ -82,6 +83,13 @@ class CudaExecutor:
         failed = self._issue(self.program.bind_again(x, w, out), self._current())
         if failed:
             check(failed, "a copy or an event of this operation")
+
+    def _event(self) -> int:
+        self._made.append(self._driver.event())
+        return self._made[-1]
+
+    def __del__(self) -> None:
+        self._driver.give_back(self._made)
 
     def calls(self, slots: Any, stream: Any) -> list[tuple[Callable[..., Any], tuple[Any, ...], bool]]:
         """All that a call issues, in order: function, arguments, and whether it returns an error code."""
@@ -153,7 +161,7 @@ class CudaExecutor:
         self._put(transfer)
         self._transfers[step.id] = (lane, len(self._transfers))
         if wanted:
-            event = self._events[step.id] = self._driver.event()
+            event = self._events[step.id] = self._event()
             self._drive((self._driver.record, (event, self._link.lanes[lane])))
 
     def _compute(self, step: Step, transfers: dict[str, Transfer | None], waited_for: bool) -> None:
@@ -168,7 +176,7 @@ class CudaExecutor:
         self._products[step.id] = len(self._products)
         self._order.append(step.id)
         if waited_for:
-            event = self._events[step.id] = self._driver.event()
+            event = self._events[step.id] = self._event()
             self._list.append((RECORD, event))
 
     def _put(self, transfer: Transfer | None) -> None:

@@ -24,9 +24,9 @@ else a step waits for; it names only steps earlier in the list.
 from __future__ import annotations
 
 from weft.errors import UsageError
-from weft.ops.plan_gather import Gather
-from weft.ops.plan_scatter import Scatter
-from weft.ops.plans import shards, split
+from weft.ops.build_gather import Gather
+from weft.ops.build_scatter import Scatter
+from weft.ops.builder import shards, split
 from weft.ops.steps import Add, Copy, Matmul, Problem, Recv, Region, Schedule, Send, Step, runs
 from weft.policy import SCHEDULES
 
@@ -58,5 +58,5 @@ def build(operation: str, name: str, problem: Problem, rank: int) -> Schedule:
         raise UsageError(f"schedule {name!r} is not known; use one of {', '.join(SCHEDULES)}")
     if not 0 <= rank < problem.ranks:
         raise UsageError(f"rank {rank} is not one of {problem.ranks}")
-    plan = Scatter if operation == "matmul_reduce_scatter" else Gather
-    return plan(operation, name, problem, rank).schedule()
+    builder = Scatter if operation == "matmul_reduce_scatter" else Gather
+    return builder(operation, name, problem, rank).schedule()

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from weft.ops.plans import Plan, cut, join, offsets, shards
+from weft.ops.builder import Builder, cut, join, offsets, shards
 from weft.ops.steps import Add, Problem, Region, runs
 
 
-class Scatter(Plan):
+class Scatter(Builder):
     """Rows of x are multiplied, then the products move and are added: reduce-scatter."""
 
     def __init__(self, operation: str, name: str, problem: Problem, rank: int) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from weft.errors import UsageError
-from weft.ops.plans import Plan, cut, join, offsets, shards, split
+from weft.ops.builder import Builder, cut, join, offsets, shards, split
 from weft.ops.steps import Problem, Region, runs
 
 
-class Gather(Plan):
+class Gather(Builder):
     """Rows of x move, then are multiplied: all-gather and all-to-all."""
 
     def __init__(self, operation: str, name: str, problem: Problem, rank: int) -> None:

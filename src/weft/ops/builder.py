@@ -59,7 +59,7 @@ def _longer(one: Region, other: Region) -> Region:
     return Region(one.buffer, one.row, one.rows + other.rows, one.col, one.cols)
 
 
-class Plan:
+class Builder:
     """Collects the steps of one rank."""
 
     def __init__(self, operation: str, name: str, problem: Problem, rank: int) -> None:
