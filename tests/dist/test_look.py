@@ -54,8 +54,12 @@ def test_without_a_gpu_there_is_nothing_to_see():
 @pytest.fixture
 def on_cpu(monkeypatch):
     """The look's profiler watches the CPU: here is no GPU to watch, and it would not begin."""
-    real, cpu = torch.profiler.profile, [torch.profiler.ProfilerActivity.CPU]
-    monkeypatch.setattr(torch.profiler, "profile", lambda **_: real(activities=cpu))
+
+    class OnCpu(torch.profiler.profile):
+        def __init__(self, **options) -> None:
+            super().__init__(**{**options, "activities": [torch.profiler.ProfilerActivity.CPU]})
+
+    monkeypatch.setattr(torch.profiler, "profile", OnCpu)
 
 
 def test_the_programs_own_profiler_comes_first(on_cpu):
@@ -91,5 +95,18 @@ def test_it_keeps_out_where_a_profiler_runs_already(on_cpu):
         look = Look()
         look.begin()
         torch.ones(8).sum()
+        assert look.end(1) is None
+    assert any(e.key == "aten::sum" for e in own.key_averages())
+
+
+def test_it_keeps_out_where_a_profiler_warms_up(on_cpu):
+    schedule = torch.profiler.schedule(wait=0, warmup=2, active=2, repeat=1)
+    cpu = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=cpu, schedule=schedule, on_trace_ready=lambda _: None) as own:
+        look = Look()
+        look.begin()
+        for _ in range(4):
+            torch.ones(8).sum()
+            own.step()
         assert look.end(1) is None
     assert any(e.key == "aten::sum" for e in own.key_averages())

@@ -7,6 +7,7 @@ nothing is looked at, and where the program wants it in the meantime, it gets it
 
 from __future__ import annotations
 
+import gc
 import math
 import warnings
 from collections.abc import Callable
@@ -42,6 +43,8 @@ class Look:
             warnings.simplefilter("ignore")  # what torch has to say about profilers is not about the program
             import torch
 
+            if _in_use():
+                return
             profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
             profiler.start()
             self._profiler = profiler
@@ -65,6 +68,17 @@ class Look:
         if profiler is not None:
             with suppress(Exception):
                 profiler.stop()
+
+
+def _in_use() -> bool:
+    """Whether the program profiles now. While its profiler warms up, only the object itself says so."""
+    import torch
+    from torch.autograd import profiler as module
+
+    if torch.autograd._profiler_enabled() or getattr(module, "_is_profiler_enabled", False):
+        return True
+    own, warming = torch.profiler.profile, torch.profiler.ProfilerAction.WARMUP
+    return any(issubclass(type(one), own) and one.current_action is warming for one in gc.get_objects())
 
 
 def _before_another(stop: Callable[[], None]) -> Callable[[], None]:
