@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from test_nccl import TWO_GHOSTS, fake_nccl, nccl_program  # noqa: F401 (fixtures)
+from test_nccl_routes import TWO_GHOSTS, fake_nccl, nccl_program  # noqa: F401 (fixtures)
 
 CONTROLS = (
     """
