@@ -121,3 +121,20 @@ def test_a_gain_within_the_margin_is_left_alone(monkeypatch):
 def test_what_is_not_possible_is_named(words, said):
     with pytest.raises(UsageError, match=said):
         pick(*words)
+
+
+def test_rows_that_must_be_permuted_are_in_the_estimate():
+    """14 shards that differ below PCIe switches: a rank in the middle copies all of x once more."""
+    case = Case(
+        operation="matmul_reduce_scatter",
+        m=41856,
+        n=256,
+        k=20480,
+        ranks=14,
+        dtype="fp16",
+        gpu="a100-80gb",
+        topology="pcie",
+    )
+    truth = {(r.name, r.engine): r.seconds for r in exhaustive(case)}["hetero-fused-1d", "dma"]
+    (found,) = (e for e in estimates(case) if (e.schedule, e.engine) == ("hetero-fused-1d", "dma"))
+    assert found.seconds == pytest.approx(truth, rel=0.05)

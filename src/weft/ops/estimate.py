@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from weft.ops.builder import cut, join, offsets, split
 from weft.ops.case import (
     ISSUE_S,
     KERNEL_S,
@@ -21,6 +22,7 @@ from weft.ops.case import (
     product,
     product_beside,
 )
+from weft.ops.steps import Region, runs
 from weft.sim.fabric import fabric
 from weft.sim.flow import slowed
 from weft.workload import DTYPE_BYTES
@@ -130,6 +132,26 @@ def _grouped(loads: list[list[float]], lanes: int) -> list[float]:
     return [max(map(sum, zip(*loads[i : i + lanes], strict=True))) for i in range(0, len(loads), lanes)]
 
 
+@lru_cache(maxsize=512)
+def _permutes(m: int, ranks: int) -> bool:
+    """Whether the rows of a hetero-fused round have to be moved together, or apart, on a rank in the middle.
+
+    They do where shards differ: its own is missing, and the distances of the others change.
+    """
+    if m % ranks == 0:
+        return False
+    counts, own = split(m, ranks), ranks // 2
+    at = offsets(counts)
+    first = [(at[i], cut(count, min(ranks, count))[0][1]) for i, count in enumerate(counts) if count]
+    peers = [each for i, each in enumerate(first) if i != own]
+    apart = [Region("x", row, rows, 0, 1) for row, rows in peers]
+    together = [
+        Region("y", row, rows, 0, 1)
+        for row, (_, rows) in zip(offsets([rows for _, rows in peers]), peers, strict=False)
+    ]
+    return len(runs(*join(apart, together))) > 2
+
+
 class _Lanes:
     """The links' lane and the SMs' lane of one rank."""
 
@@ -147,6 +169,9 @@ class _Lanes:
         lanes = self.peers if self.sm else joined.engines
         self.groups = max(1.0, self.peers / lanes)
         self.loads = _loads(case.topology, case.ranks, case.gpu, lanes)
+        # Where all ranks are alike the first stands for them, and it has nothing to permute.
+        uneven = case.operation != "all_to_all_matmul" and joined.period > 1
+        self.permutes = uneven and _permutes(case.m, case.ranks)
         self.least = 1 / (figures.comm_ctas * figures.cta_gb_s * 1e9) if self.sm else 0.0
         self.traffic = figures.comm_traffic * figures.comm_miss if self.sm else 2.0
         # Copies that share a link start one after the other, as issued: some move while others start.
@@ -221,6 +246,10 @@ class _Lanes:
             parts = ranks if staged else self.peers
             if name == "hetero-unfused-1d":
                 one = self._kernel((rows, n, k), busy, self.peers)
+            elif name == "hetero-fused-1d" and self.permutes:
+                one = self._kernel((parts * rows, n, k), busy)
+                moved = self._local_s(2 * parts * rows * (k if self.scatter else n) * self.size) + self.gap_s
+                one = _Kernel(one.alone_s + moved, one.beside_s + moved)
             else:
                 one = self._kernel((parts * rows, n, k), busy, parts=parts)
             if not staged:
