@@ -1,6 +1,6 @@
 """The pick from sizes alone against exhaustive search, on shapes that the fit has not seen.
 
-python benchmarks/ops/pick.py [--count 320] [--seed 29] [--out benchmarks/results/ops/pick.json]
+python benchmarks/ops/pick.py [--count 320] [--seed 31] [--out benchmarks/results/ops/pick.json]
 """
 
 from __future__ import annotations

@@ -136,4 +136,5 @@ def reason(found: Exploration) -> str:
 
 
 def _ms(seconds: float) -> str:
-    return "0" if abs(seconds) < 1e-9 else f"{1e3 * seconds:.3g} ms"
+    ms = 1e3 * seconds
+    return "0" if abs(ms) < 1e-6 else f"{ms:.0f} ms" if abs(ms) >= 1000 else f"{ms:.3g} ms"
