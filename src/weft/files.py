@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-import tempfile
+import secrets
+from contextlib import suppress
 from pathlib import Path
 
 from weft.errors import InputError
@@ -16,16 +17,12 @@ def write_whole(path: str | os.PathLike[str], data: str | bytes) -> None:
     """
     target = Path(path)
     content = data.encode("utf-8", "replace") if isinstance(data, str) else data
-    partial = ""
+    partial = target.parent / f".{target.name}.{os.getpid()}-{secrets.token_hex(4)}"
     try:
-        handle, partial = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-        with os.fdopen(handle, "wb") as file:
+        with partial.open("xb") as file:
             file.write(content)
-        umask = os.umask(0)
-        os.umask(umask)
-        Path(partial).chmod(0o666 & ~umask)  # as any new file, not as a private temporary one
-        Path(partial).replace(target)
+        partial.replace(target)
     except OSError as error:
-        if partial:
-            Path(partial).unlink(missing_ok=True)
+        with suppress(OSError):
+            partial.unlink()
         raise InputError(f"cannot write {target}: {error.strerror or error}") from None

@@ -15,7 +15,7 @@ from weft.policy import Policy
 from weft.tune import online
 from weft.tune.online import Sample, Trial, tune
 from weft.tune.options import Facts, Kernel, beyond, merge, stages
-from weft.tune.outcome import Outcome, label, read_result, result_file
+from weft.tune.outcome import Outcome, label, read_result, result_file, stopped
 
 TRITON = Kernel("my_gemm", "my_gemm", 40, 30, 4)
 CUBLAS = Kernel("nvjet_hsh", "nvjet_hsh", 40, 30, 1)
@@ -293,6 +293,12 @@ def test_the_result_is_json_and_has_what_the_command_promises(tmp_path):
     assert read_result(tmp_path) == json.loads(text)
     assert Policy.from_dict(result["policy"]).max_ctas == 16
     assert result["explanation"][0]["kernel"] in ("my_gemm", "nvjet_hsh")
+
+
+def test_a_result_has_the_same_keys_however_it_ended():
+    whole = play(quiet(ctas={16: 0.9})).to_dict()
+    assert set(stopped("a reason")) == set(whole)
+    json.dumps(stopped("a reason"), allow_nan=False)
 
 
 def test_without_a_report_the_likely_cause_is_told(tmp_path):

@@ -116,17 +116,12 @@ class Outcome:
 
 
 def stopped(reason: str, **more: Any) -> dict[str, Any]:
-    """The same document where tuning did not come to an end."""
+    """The same document where tuning did not come to an end: what is not known is None."""
     return {
+        **Outcome(policy=Policy(), kept=False, reason=reason).to_dict(),
         "state": "stopped",
         "text": f"left alone: {reason}",
-        "policy": None,
-        "gain_pct": 0.0,
-        "ci": [0.0, 0.0],
-        "steps": 0,
-        "reason": reason,
-        "candidates": [],
-        "explanation": [],
+        **dict.fromkeys(("policy", "noise_pct", "facts")),
         **more,
     }
 
