@@ -459,3 +459,40 @@ def test_what_is_not_available_is_said_once(monkeypatch):
     with pytest.raises(UnavailableError, match="use a group with backend 'nccl'"):
         engines.cuda_executor(schedule, "dma", Agreement(facts), *given)
     choose._SAID.clear()
+
+
+def test_plans_of_one_kind_share_their_symmetric_memory(monkeypatch):
+    """Making it takes all ranks, and a rank may need a new plan alone. Given blocks go by NCCL: sizes may change."""
+    from weft.ops import choose, engines
+    from weft.ops.teams import Agreement
+
+    gpu, made = Gpu(0), []
+    monkeypatch.setattr(engines, "copies", lambda: Copies(gpu.library()))
+
+    class Memory:
+        def __init__(self, size, *_):
+            made.append(size)
+
+    monkeypatch.setattr(engines, "SymmetricBuffer", Memory)
+
+    class Team:
+        rank, size, timeout_s, group = 0, 3, 1.0, None
+
+        def all_can(self, facts, reason):
+            return reason
+
+    def link(operation, agreement, n):
+        schedule = build(operation, "shard", Problem(m=9, n=n, k=4, ranks=3, rows=(3, 3, 3)), 0)
+        lanes = [Stream(gpu, 1), Stream(gpu, 2)]
+        given = (torch.float32, torch.device("cpu"), Team(), lanes)
+        return engines._symmetric(schedule, agreement, *given)
+
+    agreement = Agreement([{"operation": "all_gather_matmul"}] * 3)
+    first, second = (link("all_gather_matmul", agreement, n) for n in (4, 5))
+    assert len(made) == 1
+    assert first._memory is second._memory
+    choose._SAID.clear()
+    with pytest.warns(RuntimeWarning, match="input_splits may change on one rank alone; NCCL moves"):
+        assert link("all_to_all_matmul", Agreement([{"blocks": "given"}] * 3), 4) is None
+    assert len(made) == 1
+    choose._SAID.clear()
