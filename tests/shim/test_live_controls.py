@@ -123,6 +123,7 @@ def test_overlap_from_python_moves_collectives_and_gives_them_back(nccl_program)
         CONTROLS
         + """
     import weft
+    from weft.shim import overlap
     def ran():
         before = len(n.ctas())
         whole_step()
@@ -134,11 +135,15 @@ def test_overlap_from_python_moves_collectives_and_gives_them_back(nccl_program)
         with weft.overlap(Policy(priority="high")):
             none = ran()
         again = ran()
-    show([inside, shaped, none, again, ran()])
+        controls.apply(Policy())  # as weft.tune does at its end
+        overlap.again()
+        tuned = ran()
+    overlap.again()
+    show([inside, shaped, none, again, tuned, ran()])
     """,
         env={"WEFT_LIVE": "1"},
     )
-    assert seen == [[16, 16], [[16, 16], True], [12, 12], [16, 16], [12, 12]]
+    assert seen == [[16, 16], [[16, 16], True], [12, 12], [16, 16], [16, 16], [12, 12]]
 
 
 def test_overlap_says_why_ctas_stay_as_they_are(nccl_program):  # noqa: F811

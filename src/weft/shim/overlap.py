@@ -16,6 +16,8 @@ from weft.shim import binding, communicators, restart
 PREPARE_S = 20.0  # for new communicators
 
 _current: ContextVar[Policy | None] = ContextVar("weft_policy", default=None)
+_routed: int | None = None
+"""CTAs that all ranks agreed on; None: as the communicators were made."""
 
 
 @contextmanager
@@ -46,11 +48,15 @@ def overlap(policy: Policy) -> Iterator[None]:
 def again() -> None:
     """Set the policy of the innermost `overlap` anew, or the job's where there is none."""
     binding.set_policy(_current.get())
+    if _routed is not None:
+        communicators.route(_routed)
 
 
 def _use_ctas(ctas: int | None) -> None:
     """From here on collectives have at most so many CTAs, on all ranks or none; None: as they were made."""
+    global _routed
     if ctas is None:
+        _routed = None
         if communicators.available():
             _wait_for_gpu()
             communicators.route(None)
@@ -73,6 +79,7 @@ def _use_ctas(ctas: int | None) -> None:
         )
         return
     communicators.route(ctas)
+    _routed = ctas
 
 
 def _wait_for_gpu() -> None:
