@@ -63,6 +63,7 @@ class Team:
         self._agreements: OrderedDict[str, Agreement] = OrderedDict()
         self._store: Any = None
         self._posted = -1
+        self._answered = ""  # what this rank posted for the last exchange that all took part in
         self._part = 0  # exchanges so far, beyond one per call
 
     @property
@@ -143,7 +144,12 @@ class Team:
             self.store.wait(keys, timedelta(seconds=self.timeout_s + GRACE_S))
         except RuntimeError as error:
             raise self._missing(facts, self._read(), error) from None
-        return [json.loads(self.store.get(key)) for key in keys]
+        everyone = [json.loads(self.store.get(key)) for key in keys]
+        # Who is here has read all of the exchange before: what was said there is of no more use.
+        if self._answered:
+            self.store.delete_key(self._answered)
+        self._answered = keys[self.rank]
+        return everyone
 
     def explain(self, facts: Facts, error: BaseException) -> WeftError:
         """The error to raise after a transfer failed: what the other ranks were doing instead."""

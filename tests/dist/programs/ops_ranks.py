@@ -209,6 +209,9 @@ def check_odd_calls(rank, ranks):
         y = all_gather_matmul(torch.ones(rows, 4), w)
         close(y, torch.full((rows * ranks, 4), 4.0).double(), torch.float32, f"{rows} rows")
     assert len(team_of(None).plans) == KEPT
+    team = team_of(None)
+    said = [key for key in (f"{call}.0/{rank}" for call in range(team.calls + 1)) if team.store.check([key])]
+    assert len(said) <= 1, said  # the store does not grow
     bad = torch.empty(1) if rank == 0 else None  # the others learn why rank 0 does not take part
     error = refused(lambda: all_gather_matmul(torch.ones(1, 4), w, out=bad))
     assert "out has shape (1,)" in error, error
