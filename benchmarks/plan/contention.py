@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import astuple
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -36,11 +37,12 @@ def main() -> None:
                     line.append(None)
                     continue
                 found = simulate_pair(gpu, kernel, collective, rate, policy)
-                line.append([round(found.stretch, 4), round(found.loss, 4)])
-            pairs.append({"pair": [gpu, kernel, collective, rate], "stretch_loss": line})
+                line.append([round(value, 4) for value in astuple(found)])
+            pairs.append({"pair": [gpu, kernel, collective, rate], "contention": line})
         print(gpu, len(pairs))
     head = {
-        "what": "time beside compute against alone; compute seconds lost for each second of the collective",
+        "what": "time beside compute against alone; compute seconds lost for each second of the collective; "
+        "time alone against without a control",
         "command": "python benchmarks/plan/contention.py",
         "policies": [policy.to_dict() for policy in POLICIES],
     }

@@ -10,7 +10,7 @@ from weft.errors import WeftError
 from weft.gpu.specs import spec
 from weft.plan.collectives import Group
 from weft.plan.compute import Work
-from weft.plan.overlap import CANDIDATES, COPY, contention, hide, simulate_pair, simulated_gpu, table
+from weft.plan.overlap import CANDIDATES, COPY, contention, hide, mixed, simulate_pair, simulated_gpu, table
 from weft.policy import Policy
 
 H100 = spec("h100")
@@ -34,6 +34,7 @@ def test_the_table_is_what_the_simulator_says(key):
     found = simulate_pair(*key)
     assert table()[key].stretch == pytest.approx(found.stretch, abs=1e-3)
     assert table()[key].loss == pytest.approx(found.loss, abs=1e-3)
+    assert table()[key].alone == pytest.approx(found.alone, abs=1e-3)
 
 
 def test_what_is_not_in_the_table_is_simulated():
@@ -76,6 +77,16 @@ def test_hiding_never_costs_more_than_waiting(
     best = hide(kind, alone, window, floor, H100, group, "auto")
     plain = hide(kind, alone, window, floor, H100, group, None)
     assert best.cost_s <= plain.cost_s
+
+
+def test_what_the_window_does_not_hide_runs_undisturbed():
+    """A long collective beside a little compute is slowed only while that runs."""
+    window, alone = Work(elementwise=0.01), 1.0
+    found = hide("all_reduce", alone, window, 0.0, H100, FAR, None)
+    assert found.policy == Policy()
+    stretch = mixed("all_reduce", window, H100, FAR, Policy()).stretch
+    assert stretch > 1
+    assert found.exposed_s == pytest.approx(alone - 0.01 / stretch)
 
 
 def test_copy_engines_move_what_they_can():

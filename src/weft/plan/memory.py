@@ -72,10 +72,10 @@ def _of_stage(job: Job, figures: Figures, stage: Stage) -> dict[str, float]:
     layers = stage.dense_layers * activation_bytes(job, figures, moe=False)
     layers += stage.moe_layers * activation_bytes(job, figures, moe=True)
     # Layers are rebuilt one at a time, and the gathered parameters of two of them are there at once.
-    scratch = 0.0
-    if job.recompute == "full":
-        scratch = activation_bytes(job.but(recompute="none"), figures, moe=stage.moe_layers > 0)
-    if job.gathers_layers:
+    moe = stage.moe_layers > 0
+    scratch = activation_bytes(job.but(recompute="none"), figures, moe=moe)
+    scratch -= activation_bytes(job, figures, moe=moe)
+    if job.gathers_layers and job.shard_ranks > 1:
         scratch += 2 * 2 * (shared + experts) / max(1, stage.layers)
     logits = 0.0
     if stage.head:

@@ -48,6 +48,8 @@ class Contention:
     """Time of the collective beside compute, against alone and without a control."""
     loss: float
     """Seconds that compute loses for each second in which the collective is in flight."""
+    alone: float
+    """Time of the collective under the policy with nothing beside it, against without a control."""
 
 
 def simulated_gpu(gpu: GpuSpec) -> str:
@@ -82,7 +84,7 @@ def table() -> dict[tuple[str, str, str, float, Policy], Contention]:
     found = {}
     for line in document["pairs"]:
         gpu, kernel, collective, rate = line["pair"]
-        for policy, entry in zip(policies, line["stretch_loss"], strict=True):
+        for policy, entry in zip(policies, line["contention"], strict=True):
             if entry:
                 found[gpu, kernel, collective, rate, policy] = Contention(*entry)
     return found
@@ -109,7 +111,8 @@ def simulate_pair(gpu: str, kernel: str, collective: str, rate_gb_s: float, poli
     total_ms = executor.measure(work, policy, "overlap").ms
     last_ms = alone_ms / ITERATIONS
     lost = max(0.0, total_ms - compute_ms - last_ms)
-    return Contention(float(stretch), float(lost / (spans * (ITERATIONS - 1))))
+    loss = lost / (spans * (ITERATIONS - 1))
+    return Contention(float(stretch), float(loss), float(max(1.0, alone_ms / base_ms)))
 
 
 @dataclass(frozen=True)
@@ -167,9 +170,9 @@ def _hide(
     kind: str, apart: Hidden, window: Work, floor: float, gpu: GpuSpec, group: Group, policy: Policy
 ) -> Hidden:
     pair = mixed(kind, window, gpu, group, policy)
-    lasts = apart.alone_s * pair.stretch
-    beside = min(lasts * (1.0 - floor), window.total)
-    exposed = lasts - beside
+    beside = min(apart.alone_s * pair.stretch * (1.0 - floor), window.total)
+    # What is left after the window has the GPU to itself again.
+    exposed = (apart.alone_s - beside / pair.stretch) * pair.alone
     return Hidden(apart.alone_s, max(0.0, apart.alone_s - exposed), exposed, pair.loss * beside, policy)
 
 
@@ -189,11 +192,13 @@ def mixed(kind: str, window: Work, gpu: GpuSpec, group: Group, policy: Policy) -
     busy = {f.name: getattr(window, f.name) for f in fields(window) if f.name in KERNELS}
     total = sum(busy.values())
     if not total:
-        return Contention(1.0, 0.0)
+        return Contention(1.0, 0.0, 1.0)
     simulated = "all_to_all" if kind == "p2p" else kind
     # The pair is simulated at the rate of the GPU's usual network, so that a faster one is never worse.
     name = simulated_gpu(gpu)
     rate = network_rate_gb_s(name, group) if group.scope == "network" else 0.0
     pairs = {k: contention(name, k, simulated, rate, policy) for k, s in busy.items() if s > 0}
-    stretch = max(1.0, sum(busy[k] / total * pair.stretch for k, pair in pairs.items()))
-    return Contention(stretch, sum(busy[k] / total * pair.loss for k, pair in pairs.items()))
+    stretch, loss, alone = (
+        sum(busy[k] / total * getattr(pair, f.name) for k, pair in pairs.items()) for f in fields(Contention)
+    )
+    return Contention(max(1.0, stretch), loss, alone)
