@@ -153,3 +153,26 @@ def test_views_of_a_call_take_few_calls(monkeypatch):
     monkeypatch.setattr(torch, "as_strided", lambda *given: calls.append(given) or whole(*given))
     program.bind(torch.ones(64, 4), torch.ones(4, 4), torch.ones(512, 4))
     assert len(calls) <= 5
+
+
+@pytest.mark.parametrize(
+    ("schedule", "device", "engine"),
+    [("shard", "cuda", "dma"), ("serial", "cuda", "sm"), ("shard", "cpu", "sm")],
+)
+def test_the_engine_of_a_schedule_asked_for_does_not_follow_from_sizes(schedule, device, engine):
+    """Ranks may have different sizes, and must use one engine."""
+    from types import SimpleNamespace
+
+    from weft.ops.choose import choose
+    from weft.ops.plan import Call
+    from weft.ops.schedule import Problem
+
+    x = SimpleNamespace(device=SimpleNamespace(type=device), dtype="torch.bfloat16")
+    for n in (1, 30000):
+        found = choose(
+            Call("all_gather_matmul", schedule=schedule),
+            Problem(m=8192, n=n, k=4096, ranks=8),
+            x,
+            SimpleNamespace(group=None),
+        )
+        assert found == (schedule, engine, None)

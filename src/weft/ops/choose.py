@@ -37,11 +37,16 @@ def choose(call: Call, problem: Problem, x: Any, team: Team) -> Choice:
         raise UsageError(f"engine {call.engine!r} is not known; use one of {', '.join(ENGINES)}")
     if call.pieces is not None and call.pieces < 1:
         raise UsageError(f"pieces {call.pieces!r} is not possible; use a whole number from 1")
-    if call.schedule is not None:  # the engine must not depend on sizes that ranks may not share
-        engine = call.engine or ("sm" if call.schedule == "serial" or x.device.type != "cuda" else "dma")
-        return Choice(call.schedule, engine, call.pieces)
+    if call.schedule is not None:
+        return Choice(call.schedule, call.engine or _usual_engine(call.schedule, x, team), call.pieces)
     found = _found(call, problem, x, team)
     return Choice(found.schedule, call.engine or found.engine, call.pieces or found.pieces)
+
+
+def _usual_engine(schedule: str, x: Any, team: Team) -> str:
+    """The engine of a schedule that was asked for. It must not follow from sizes, which ranks may not share."""
+    library = schedule == "serial" and not isinstance(team.group, HostPeers)
+    return "sm" if library or x.device.type != "cuda" else "dma"
 
 
 def _found(call: Call, problem: Problem, x: Any, team: Team) -> Choice:
