@@ -44,7 +44,7 @@ def choose(call: Call, problem: Problem, x: Any, team: Team) -> Choice:
 
 
 def _usual_engine(schedule: str, x: Any, team: Team) -> str:
-    """The engine of a schedule that was asked for. It must not follow from sizes, which ranks may not share."""
+    """The engine of a schedule that was asked for: not found from sizes, in which ranks may differ."""
     library = schedule == "serial" and not isinstance(team.group, HostPeers)
     return "sm" if library or x.device.type != "cuda" else "dma"
 
