@@ -77,6 +77,17 @@ def test_outliers_do_not_decide():
     assert wins >= 36
 
 
+def test_a_hiccup_does_not_hide_a_large_gain_over_the_baseline():
+    """Of five rounds that both were in, one in which the winner hiccups must not cast doubt on twice the speed."""
+    times = [4.0, *(4.0 if i % 3 else 2.0 for i in range(1, 24))]
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        slow = lambda r=rng: 3 * r.random() if r.random() < 0.08 else 0.0  # noqa: E731
+        noise = lambda r=rng: 1 + abs(0.02 * r.standard_normal())  # noqa: E731
+        result = race(range(24), lambda c, s=slow, n=noise: times[c] * n() + s(), baselines=(0,), rounds=5)
+        assert times[result.best] == 2.0
+
+
 def test_a_quiet_race_ends_early_also_where_many_are_equal():
     rng = np.random.default_rng(1)
     result = race(

@@ -17,7 +17,7 @@ import weft
 from weft.errors import UnavailableError, UsageError
 from weft.policy import Policy
 from weft.shim import restart
-from weft.tune import callable as module
+from weft.tune import stage
 from weft.tune.options import Facts, Kernel
 from weft.tune.store import Key, Store
 
@@ -160,11 +160,11 @@ class FakeControls:
 @pytest.fixture
 def live(monkeypatch, tmp_path):
     controls = FakeControls(refuses=(4,))
-    monkeypatch.setattr(module, "_controls", lambda world: controls)
+    monkeypatch.setattr(stage, "_controls", lambda world: controls)
     monkeypatch.setattr("weft.shim.overlap.again", lambda: controls.applied.append("again"))
     monkeypatch.setenv("WEFT_STORE", str(tmp_path / "verdicts.sqlite"))
     monkeypatch.setattr("weft.tune.store.here", lambda workload: Key("g", "d", "n", "t", workload))
-    monkeypatch.setattr(module, "SAMPLE_MS", 1.0)
+    monkeypatch.setattr(stage, "SAMPLE_MS", 1.0)
     return controls
 
 
@@ -232,7 +232,7 @@ RANKS = """
 import json, os, sys, time
 import torch.distributed as dist
 import weft
-from weft.tune import callable as module
+from weft.tune import stage
 dist.init_process_group("gloo")
 rank = dist.get_rank()
 seen = []
@@ -254,8 +254,8 @@ class Controls:
         return Facts(collectives=1.0, cta_choices=(4,) if rank else (4, 8))
 
 controls = Controls()
-module._controls = lambda world: controls
-module.SAMPLE_MS = 1.0
+stage._controls = lambda world: controls
+stage.SAMPLE_MS = 1.0
 import weft.shim.overlap
 weft.shim.overlap.again = lambda: None
 

@@ -231,8 +231,8 @@ class _Course(Generic[T]):
         if not field:
             return None
         best, baseline = self._ranked(field)[0][1], self.result.best_baseline
-        if baseline is None or best in self.result.baselines:
-            return best
+        if baseline is None or best in self.result.baselines or baseline in self.passed:
+            return best  # who is out of reach of the leader is beaten, hiccups or not
         return best if self._ratio(best, baseline)[2] < 1.0 else baseline
 
     def measure_again(self, rounds: int, late: Callable[[], bool]) -> None:

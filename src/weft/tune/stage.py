@@ -1,0 +1,193 @@
+"""Stage: runs a callable under one policy after the other, on all ranks, and leaves the process as it was."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from weft.errors import UnavailableError, WeftError
+from weft.policy import Policy
+
+if TYPE_CHECKING:
+    from weft.tune.options import Facts
+
+LEARNT_CALLS = 3  # under observation, before anything is tried
+SAMPLE_MS = 20.0  # a shorter callable is called several times for one measurement
+MOST_CALLS = 100
+MOST_CANDIDATES = 40
+
+
+class Team:
+    """The ranks that tune together: those of torch.distributed, or this process alone."""
+
+    def __init__(self) -> None:
+        dist: Any = sys.modules.get("torch.distributed")
+        joined = dist is not None and dist.is_available() and dist.is_initialized()
+        self.dist = dist if joined and dist.get_world_size() > 1 else None
+        self.size = self.dist.get_world_size() if self.dist else 1
+        self.leads = self.dist is None or self.dist.get_rank() == 0
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every rank's value, on every rank."""
+        if self.dist is None:
+            return [value]
+        found: list[Any] = [None] * self.size
+        self.dist.all_gather_object(found, value)
+        return found
+
+    def first(self, value: Any) -> Any:
+        """Rank 0's value, on every rank."""
+        return self.gather(value)[0]
+
+    def most(self, value: float) -> float:
+        """The largest of all ranks' values."""
+        return max(map(float, self.gather(value)))
+
+    def clock(self) -> float:
+        """Rank 0's clock in seconds."""
+        return float(self.first(time.monotonic()))
+
+
+class Stage:
+    """Runs the callable under one policy after the other, and leaves the process as it was."""
+
+    def __init__(
+        self, fn: Callable[[], object], setup: Callable[[], object] | None, device: str, team: Team
+    ) -> None:
+        self.fn, self.setup, self.team = fn, setup, team
+        self.cuda = device == "cuda"
+        self.calls = 1
+        self.facts: Facts | None = None
+        self.applied: Policy | None = None
+        self.controls: Any = None
+        if self.cuda:
+            self.controls = _controls(team.size)
+
+    def __enter__(self) -> Stage:
+        try:
+            if self.controls is None:
+                self._run(1)
+            else:
+                self._learn()
+            took = self.team.most(self._run(1))
+        except BaseException:
+            self.__exit__(*sys.exc_info())
+            raise
+        self.calls = max(1, min(MOST_CALLS, math.ceil(SAMPLE_MS / max(took, 1e-3))))
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        if self.controls is None:
+            return
+        from weft.shim import overlap
+
+        self.controls.apply(Policy())
+        overlap.again()
+        if problem[0] is None:
+            self.synchronize()
+            self.team.gather(None)  # nobody is still on a communicator that goes
+            self.controls.release()
+
+    def options(self) -> list[Policy]:
+        """What can matter for this callable, on all ranks."""
+        from weft.tune.options import stages
+
+        if self.facts is None:
+            return []
+        choices = [[{}, *stage] for stage in stages(self.facts, Policy())]
+        changes = sorted(itertools.product(*choices), key=lambda parts: sum(map(bool, parts)))
+        policies = [
+            dataclasses.replace(Policy(), **{k: v for part in parts for k, v in part.items()})
+            for parts in changes
+        ]
+        return [policy for policy in policies if not policy.is_neutral][:MOST_CANDIDATES]
+
+    def prepared(self, policies: Sequence[Policy]) -> list[Policy]:
+        """Those whose number of CTAs can be had on every rank."""
+        wanted = sorted({p.max_ctas for p in policies if p.max_ctas is not None})
+        ready: set[int | None] = {None}
+        for ctas in wanted if self.controls is not None else ():
+            self.synchronize()
+            self.team.gather(None)
+            try:
+                self.controls.prepare(ctas)
+                done = True
+            except WeftError:
+                done = False
+            ready |= {ctas} if all(self.team.gather(done)) else set()
+        return [p for p in policies if p.max_ctas in ready or self.controls is None]
+
+    def measure(self, policy: Policy) -> float:
+        """Milliseconds of one call on the slowest rank."""
+        changed, problem = policy != self.applied, ""
+        try:
+            self._apply(policy)
+        except WeftError as error:
+            problem = str(error)
+        problems = [text for text in self.team.gather(problem) if text]
+        if problems:  # all ranks must run the callable, or none: it may hold collectives
+            self.applied = None
+            raise UnavailableError(problems[0])
+        if changed:
+            self._run(1)  # kernels load anew when they are launched another way
+        return self.team.most(self._run(self.calls))
+
+    def synchronize(self) -> None:
+        if self.controls is not None:
+            self.controls.synchronize()
+
+    def _apply(self, policy: Policy) -> None:
+        if self.controls is not None and policy != self.applied:
+            self.synchronize()
+            self.controls.apply(policy)
+        self.applied = policy
+
+    def _learn(self) -> None:
+        from weft.tune.options import Facts, merge
+
+        self._run(1)
+        self._ready()
+        self.controls.learn()  # from here to the facts, nothing but the callable
+        self._timed(LEARNT_CALLS)
+        own = self.controls.facts(LEARNT_CALLS)
+        self.facts = merge([Facts.from_dict(found) for found in self.team.gather(own.to_dict())])
+
+    def _run(self, calls: int) -> float:
+        """Milliseconds of one call, of this rank; all ranks begin together."""
+        self._ready()
+        return self._timed(calls)
+
+    def _ready(self) -> None:
+        if self.setup is not None:
+            self.setup()
+        self.synchronize()
+        self.team.gather(None)
+
+    def _timed(self, calls: int) -> float:
+        begin = time.perf_counter()
+        for _ in range(calls):
+            self.fn()
+        self.synchronize()
+        return (time.perf_counter() - begin) * 1e3 / calls
+
+
+def _controls(world: int) -> Any:
+    """The live controls of this process's GPU; raises with the fix where there are none."""
+    try:
+        import torch
+    except ImportError:
+        raise UnavailableError("weft.tune needs PyTorch: pip install torch") from None
+    if not torch.cuda.is_available():
+        raise UnavailableError(
+            'this machine has no GPU that PyTorch can use; weft.tune(fn, device="cpu") measures without one'
+        )
+    from weft.integrations.controls import LaunchControls
+    from weft.shim import restart
+
+    restart.require()
+    return LaunchControls(Policy(), world)
