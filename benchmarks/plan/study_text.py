@@ -351,7 +351,7 @@ def _range(rows: list[Row], key: str) -> str:
     values = [row[key] for row in rows]
     if not values:
         return "-"
-    low, high = min(values), max(values)
+    low, high = (round(value, 1) + 0.0 for value in (min(values), max(values)))  # never -0.0
     return f"{low:.1f}%" if high - low < 0.05 else f"{low:.1f} to {high:.1f}%"
 
 
