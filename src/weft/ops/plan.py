@@ -47,6 +47,7 @@ class Plan:
     schedule: Schedule
     executor: Executor
     out_shape: tuple[int, int]
+    choice: Choice
     agreement: Agreement
 
     def run(self, x: torch.Tensor, w: torch.Tensor, out: torch.Tensor) -> None:
@@ -87,7 +88,7 @@ def _make(team: Team, call: Call, x: torch.Tensor, w: torch.Tensor) -> Plan:
     schedule = build(call.operation, choice.schedule, _with_pieces(problem, choice.pieces), team.rank)
     with torch.inference_mode(False):  # scratch made there could not be written elsewhere
         executor = _executor(schedule, choice, agreement, x, w, team)
-    return Plan(team, call, facts, schedule, executor, schedule.buffers["out"], agreement)
+    return Plan(team, call, facts, schedule, executor, schedule.buffers["out"], choice, agreement)
 
 
 def _kind(call: Call, problem: Problem, facts: Facts) -> str:

@@ -323,7 +323,7 @@ def check_tuned(rank, ranks):
     got = matmul_reduce_scatter(x, w)
     close(got, torch.full((4, 6), 8.0 * ranks).double(), torch.float32, "tuned")
     plan = list(team_of(None).plans.values())[-1]
-    assert plan.schedule.name == "uniform-fused-2d"
+    assert plan.schedule.name == plan.choice.schedule == "uniform-fused-2d"
 
 
 def check_compiled(rank, ranks):
