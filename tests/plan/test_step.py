@@ -110,3 +110,14 @@ def test_what_a_gpu_borrows_is_noted():
     assert any("matrix products: shares of the peak as on h100" in note for note in notes)
     assert any("profile of h100" in note for note in notes)
     assert any("software" in note for note in notes)
+
+
+def test_experts_and_the_rest_share_the_compute_to_hide_behind():
+    """Both leave over the same rails: together they cannot hide behind more compute than there is."""
+    job = Job(model="mixtral-8x7b", gpu="h100", gpus=128, ep=8, network="eth100")
+    found = predict(job, check_memory=False)
+    hidden = sum(c.hidden_s for c in found.collectives if c.name == "grads")
+    backward = found.compute_s + found.breakdown["overhead"]
+    assert len({c.group for c in found.collectives if c.name == "grads"}) == 2
+    assert 0 < hidden < backward
+    assert found.breakdown["grads"] > 0

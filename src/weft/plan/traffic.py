@@ -151,12 +151,15 @@ def _data(job: Job, software: Software, stage: Stage, dense: Pass, moe: Pass) ->
     parts = [(shared, replicas, job.tp)]
     if experts:
         parts.append((experts, job.expert_replicas, job.tp * job.ep))
+    sent = sum(params for params, ranks, _ in parts if ranks > 1)
     for params, ranks, stride in parts:
+        # Experts and the rest leave over the same rails, so they share the compute to hide behind.
+        window = stage_pass * (params / sent) if ranks > 1 else stage_pass
         if job.gathers_layers:
-            yield from _fully_sharded(job, software, stage, params, ranks, stride, stage_pass)
+            yield from _fully_sharded(job, software, stage, params, ranks, stride, window)
         else:
             shapes = _matrices(job, stage, routed=params is not shared)
-            yield from _replicated(job, software, params, ranks, stride, stage_pass, shapes)
+            yield from _replicated(job, software, params, ranks, stride, window, shapes)
     if job.pp > 1 and job.model.tied and (stage.embedding or stage.head):
         pair = Group(2, 1, job.gpus)
         size = job.model.vocab * job.model.hidden / job.tp * software.grad_bytes
