@@ -272,7 +272,7 @@ def test_torchrun_under_weft_run_is_tuned_without_an_edit(tmp_path):
     done = weft_run(tmp_path, launcher=torchrun)
     assert done.returncode == 0, done.stderr
     stats = json.loads((tmp_path / "stats.json").read_text())
-    assert stats["tuning"]["state"] == "kept"
+    assert stats["tuning"]["state"] == "kept", done.stderr
     assert stats["tuning"]["policy"]["comm"]["max_ctas"] == 16
     assert done.stderr.splitlines()[-1] == f"weft: {stats['tuning']['text']}"
     assert Played(tmp_path).in_step()[-1] == Played(tmp_path).ranks[0]["end"]
