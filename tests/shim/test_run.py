@@ -52,7 +52,11 @@ def test_signals_reach_the_program_and_its_answer_stands(environment, temporary,
     script = f"trap 'exit 42' {number.value}; echo ready; while :; do sleep 0.05; done"
     command = [sys.executable, "-m", "weft", "run", "--", "sh", "-c", script]
     with subprocess.Popen(
-        command, env={**environment, "TMPDIR": str(temporary)}, stdout=subprocess.PIPE, text=True
+        command,
+        env={**environment, "TMPDIR": str(temporary)},
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),  # under nohup SIGHUP would be ignored
     ) as running:
         assert running.stdout is not None
         assert running.stdout.readline() == "ready\n"
