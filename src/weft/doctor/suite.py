@@ -67,4 +67,4 @@ def next_step(findings: list[Check]) -> str:
     if any(f.name == "gpus" and f.status == "skip" for f in findings):
         return "No GPU here. Next: `weft analyze TRACE` on a profiler trace from your job."
     also = f" ({count['warn']} warning{'s' * (count['warn'] > 1)} above)" if count["warn"] else ""
-    return f"Ready{also}. Next: `weft run --priority high --head-start 5 -- torchrun train.py`"
+    return f"Ready{also}. Next: `weft run --tune -- torchrun train.py`"

@@ -158,7 +158,8 @@ def _for_program(ranks: Sequence[RankAnalysis]) -> list[Advice]:
             "program",
             "Give the collectives something to hide behind",
             f"{bare:.0f} µs per rank run while no compute is ready: it depends on them, or none is left. "
-            "Prefetching, smaller buckets, or fusing a collective with its GEMM change that.",
+            "Prefetching, smaller buckets, or fusing a collective with its GEMM (`weft explore`, weft.ops) "
+            "change that.",
             None,
             (0.0, round(bare, 1)),
             None,
