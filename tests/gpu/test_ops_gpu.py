@@ -124,6 +124,19 @@ def test_a_cuda_graph_replays_the_operation(operation, engine):
     assert torch.equal(out, eager)
 
 
+def test_a_cuda_graph_outlives_the_plans_of_many_other_sizes():
+    case = Case("all_gather_matmul", 1024, 512, 256, ranks=4)
+    out = case.run(schedule="uniform-fused-1d")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        case.run(schedule="uniform-fused-1d", out=out)
+    for columns in range(8, 8 * 50, 8):
+        all_gather_matmul(case.x, case.w[:, :columns].contiguous(), case.peers, schedule="uniform-fused-1d")
+    out.fill_(float("nan"))
+    graph.replay()
+    case.check(out)
+
+
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_torch_compile_keeps_it_whole(operation):
     case = Case(operation, 256, 128, 64, ranks=4)

@@ -176,3 +176,32 @@ def test_the_engine_of_a_schedule_asked_for_does_not_follow_from_sizes(schedule,
             SimpleNamespace(group=None),
         )
         assert found == (schedule, engine, None)
+
+
+def test_plans_go_when_many_came_after_them_but_not_those_that_a_graph_replays():
+    import gc
+    import weakref
+    from types import SimpleNamespace
+
+    from weft.ops.teams import KEPT, Agreement, Team
+
+    class Plan:
+        agreement = Agreement([], "a kind")
+
+    team = Team(SimpleNamespace(rank=lambda: 0, size=lambda: 1))
+    team._agreements["a kind"] = Plan.agreement
+    replayed, eager = Plan(), Plan()
+    team.keep("replayed", replayed)
+    team.hold(replayed)
+    team.hold(replayed)
+    team.keep("eager", eager)
+    alive = weakref.ref(replayed), weakref.ref(eager)
+    for number in range(KEPT):
+        team.keep(number, Plan())
+        team.used(number, Plan)
+    team.drop(lambda plan: True)
+    del replayed, eager
+    gc.collect()
+    assert alive[0]() is not None
+    assert alive[1]() is None
+    assert len(team._captured) == 1

@@ -71,6 +71,8 @@ def plan_for(call: Call, x: torch.Tensor, w: torch.Tensor, group: Any) -> Plan:
         plan = _make(team, call, x, w)
         team.keep(key, plan)
     team.used(key, plan)
+    if x.is_cuda and torch.cuda.is_current_stream_capturing():
+        team.hold(plan)
     return plan
 
 

@@ -60,6 +60,7 @@ class Team:
         self.size: int = group.size()
         self.calls = 0
         self.plans: OrderedDict[Any, Any] = OrderedDict()
+        self._captured: list[Any] = []
         self._agreements: OrderedDict[str, Agreement] = OrderedDict()
         self._store: Any = None
         self._posted = -1
@@ -99,6 +100,11 @@ class Team:
         self.plans[key] = plan
         if len(self.plans) > KEPT:
             self.plans.popitem(last=False)
+
+    def hold(self, plan: Any) -> None:
+        """Never let go of a plan: a CUDA graph replays what it issued, on the plan's own scratch memory."""
+        if not any(plan is held for held in self._captured):
+            self._captured.append(plan)
 
     def used(self, key: Any, plan: Any) -> None:
         """Every rank does this for every call, so that all forget the same agreements."""
