@@ -160,3 +160,9 @@ def test_overlap_says_why_ctas_stay_as_they_are(nccl_program):  # noqa: F811
     )
     (line,) = said
     assert "max_ctas 16 is not applied (the program has made no NCCL communicator yet)" in line
+
+
+def test_where_ctas_cannot_be_switched_another_start_could_have_others(nccl_program):  # noqa: F811
+    source = CONTROLS.replace("[80 << 30]", "[1 << 30]")
+    facts = nccl_program(source + "show(facts.to_dict())", env={"WEFT_LIVE": "1"})
+    assert facts["cta_choices_at_start"] == [6, 16, 24, 32]

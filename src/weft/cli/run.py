@@ -73,6 +73,7 @@ def run(
     from weft.shim import launch, stats
     from weft.shim.inject import Job, check_preload
     from weft.tune.outcome import read_result
+    from weft.tune.starts import Memory
 
     if not command:
         raise UsageError(
@@ -82,6 +83,13 @@ def run(
     if stats_file is not None:
         _check_writable(stats_file)
     _say_what_is_elsewhere(policy)
+    asked = not tune or policy.max_ctas is not None or "NCCL_MAX_CTAS" in os.environ
+    earlier = None if asked else Memory(command)
+    if earlier is not None:
+        ctas = earlier.begin()
+        policy = dataclasses.replace(policy, max_ctas=ctas)
+        _say(earlier.problem, quiet)
+        _say(f"this start has {ctas} CTAs for a collective" if ctas else "", quiet)
     with Job(policy, tune=tune) as job:
         env = job.environment()
         check_preload(env)
@@ -91,6 +99,7 @@ def run(
         if tune:
             counted["tuning"] = read_result(job.folder)
             line = counted["tuning"]["text"]
+            _say(earlier.learn(counted["tuning"]) if earlier is not None else "", quiet)
     _report(counted, policy, stats_file, quiet, line)
     launch.end_like(status)
 
@@ -98,6 +107,11 @@ def run(
 def _policy(path: Path | None, **given: Any) -> Policy:
     base = Policy.load(path) if path else Policy()
     return dataclasses.replace(base, **{name: value for name, value in given.items() if value is not None})
+
+
+def _say(line: str, quiet: bool) -> None:
+    if line and not quiet:
+        print(f"weft: {line}", file=sys.stderr)
 
 
 def _check_writable(path: Path) -> None:
@@ -117,8 +131,7 @@ def _say_what_is_elsewhere(policy: Policy) -> None:
 
 
 def _report(counted: dict[str, Any], policy: Policy, path: Path | None, quiet: bool, line: str) -> None:
-    if not quiet:
-        print(f"weft: {line}", file=sys.stderr)
+    _say(line, quiet)
     if path is None:
         return
     try:

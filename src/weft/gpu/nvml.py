@@ -1,4 +1,4 @@
-"""What only NVML tells: the driver's release and the NVLinks that are up. None where it is silent."""
+"""What NVML tells without a context: the driver's release, a name, the NVLinks. None where it is silent."""
 
 from __future__ import annotations
 
@@ -30,6 +30,16 @@ def driver_release(nvml: ctypes.CDLL | None) -> str | None:
     """The NVIDIA driver's release, as in `570.86.15`."""
     text = ctypes.create_string_buffer(96)
     if nvml is None or nvml.nvmlSystemGetDriverVersion(text, len(text)):
+        return None
+    return text.value.decode(errors="replace")
+
+
+def first_name(nvml: ctypes.CDLL | None) -> str | None:
+    """The first GPU's name."""
+    device, text = ctypes.c_void_p(), ctypes.create_string_buffer(96)
+    if nvml is None or nvml.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(device)):
+        return None
+    if nvml.nvmlDeviceGetName(device, text, len(text)):
         return None
     return text.value.decode(errors="replace")
 

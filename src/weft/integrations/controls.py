@@ -52,10 +52,13 @@ class LaunchControls:
         ctas = max((row[3] for row in comm.values()), default=0)
         why, most = self._why_no_ctas(), 0
         choices: tuple[int, ...] = ()
+        at_start: tuple[int, ...] = ()
         if not why:
             limits = [found.max_ctas for found in _used() if found.max_ctas]
             ctas, most = min(limits, default=ctas), _most_ctas(_used())
             choices = cta_choices(ctas, most)
+        elif ctas and _used() and not _order_of_sums_matters(_used()):
+            at_start = cta_choices(ctas, _most_ctas(_used()))
         binding.set_policy(None)
         return Facts(
             launches=bool(seen),
@@ -64,6 +67,7 @@ class LaunchControls:
             cta_choices=choices,
             most_ctas=most,
             why_no_ctas=why,
+            cta_choices_at_start=at_start,
             kernels=_worth_telling(kernels),
             span_ms=looked.span_ms if looked else None,
             comm_ms=looked.comm_ms if looked else None,
@@ -90,7 +94,7 @@ class LaunchControls:
             return f"the collectives' CTAs cannot be changed in this run: {refused}"
         if _free_bytes() < FREE_BYTES:
             return "the collectives' CTAs were not tried: less than 2 GiB of the GPU's memory is free"
-        if _order_of_sums_matters() and max(found.size for found in used) > 2:
+        if _order_of_sums_matters(used):
             return (
                 "the program asks for deterministic algorithms, and with more than 2 ranks the CTAs of a "
                 "collective may change the order of its sums"
@@ -182,10 +186,10 @@ def _free_bytes() -> int:
     return int(torch.cuda.mem_get_info()[0])
 
 
-def _order_of_sums_matters() -> bool:
+def _order_of_sums_matters(used: Sequence[communicators.Communicator]) -> bool:
     import torch
 
-    return bool(torch.are_deterministic_algorithms_enabled())
+    return torch.are_deterministic_algorithms_enabled() and max(found.size for found in used) > 2
 
 
 def _counts() -> Counts:

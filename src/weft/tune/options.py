@@ -74,6 +74,8 @@ class Facts:
     """The largest number that fits."""
     why_no_ctas: str = ""
     """Why there are none."""
+    cta_choices_at_start: tuple[int, ...] = ()
+    """Where there are none: numbers that the job could be started with."""
     kernels: tuple[Kernel, ...] = ()
     span_ms: float | None = None
     """A step, as the profiler saw it; None: it could not be used."""
@@ -94,8 +96,8 @@ class Facts:
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> Facts:
         kernels = tuple(Kernel(**kernel) for kernel in document["kernels"])
-        choices = tuple(document["cta_choices"])
-        return cls(**{**document, "kernels": kernels, "cta_choices": choices})
+        choices = {name: tuple(document[name]) for name in ("cta_choices", "cta_choices_at_start")}
+        return cls(**{**document, "kernels": kernels, **choices})
 
     @property
     def beside(self) -> tuple[Kernel, ...]:
@@ -125,13 +127,15 @@ def merge(facts: Iterable[Facts]) -> Facts:
     timed = [one for one in everyone if one.comm_ms is not None]
     slowest = max(timed, key=lambda one: one.comm_ms or 0) if len(timed) == len(everyone) else Facts()
     common = [c for c in everyone[0].cta_choices if all(c in one.cta_choices for one in everyone)]
+    refused = next((one for one in everyone if one.why_no_ctas), Facts())
     return dataclasses.replace(
         everyone[0],
         launches=all(one.launches for one in everyone),
         collectives=max(one.collectives for one in everyone),
         cta_choices=tuple(common),
         most_ctas=min(one.most_ctas for one in everyone),
-        why_no_ctas=next((one.why_no_ctas for one in everyone if one.why_no_ctas), ""),
+        why_no_ctas=refused.why_no_ctas,
+        cta_choices_at_start=refused.cta_choices_at_start,
         kernels=tuple(kernels.values()),
         span_ms=slowest.span_ms,
         comm_ms=slowest.comm_ms,

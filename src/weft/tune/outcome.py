@@ -108,6 +108,7 @@ class Outcome:
                 "ctas": self.facts.ctas,
                 "cta_choices": list(self.facts.cta_choices),
                 "why_no_ctas": self.facts.why_no_ctas,
+                "cta_choices_at_start": list(self.facts.cta_choices_at_start),
                 "world": self.facts.world,
                 "processes": self.facts.ranks_at_work,
                 "workload": self.facts.workload,
