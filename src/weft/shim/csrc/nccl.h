@@ -96,11 +96,26 @@ int weft_route_take(void); /* the place of the limit in force, held until it is 
 void weft_route_hold(int place);
 void weft_route_give(int place);
 
+/* --- nccl_calls.c and nccl_lifetime.c: what is done in place of each function of NCCL --------------------------- */
+
+#define HOOK(name, args, ...) ncclResult_t weft_on_##name(weft_nccl *l, __VA_ARGS__);
+#define HOOK_WITHOUT(name) ncclResult_t weft_on_##name(weft_nccl *l);
+#include "nccl_hooks.def"
+#define ON(name, ...) ncclResult_t weft_on_##name(weft_nccl *l, __VA_ARGS__)
+
+typedef struct {
+    int depth;  /* of the program's groups */
+    int inside; /* the library, or weft itself, is calling */
+} weft_nccl_thread;
+
+extern _Thread_local weft_nccl_thread weft_nccl_me;
+bool weft_nccl_in_group(void);   /* has this thread opened one? */
+void weft_nccl_private(bool on); /* what this thread calls now is our own */
+void weft_comms_made(ncclResult_t result); /* a group is over, and with it what it was to make */
+
 /* --- nccl.c ---------------------------------------------------------------------------------------------------- */
 
 void weft_nccl_fill(weft_nccl *l, void *handle); /* the library's functions */
-bool weft_nccl_in_group(void); /* has this thread opened one? */
-void weft_nccl_private(bool on); /* what this thread calls now is our own */
 
 /* --- for Python -------------------------------------------------------------------------------------------------- */
 

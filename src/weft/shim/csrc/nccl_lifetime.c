@@ -1,0 +1,218 @@
+/* Communicators from the call that makes them to the one that ends them, with their siblings. */
+#include "nccl.h"
+
+#include <stdlib.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { PENDING = 64 };
+
+static _Thread_local struct {
+    int pending_count;
+    struct {
+        ncclComm_t *where;
+        weft_comm *c;
+    } pending[PENDING]; /* communicators that are there when the group ends */
+} me;
+
+static bool went_well(ncclResult_t result) { return result == NCCL_SUCCESS || result == NCCL_IN_PROGRESS; }
+
+void weft_comms_made(ncclResult_t result) {
+    for (int i = 0; i < me.pending_count; i++)
+        weft_comm_add(me.pending[i].c, went_well(result) ? *me.pending[i].where : NULL);
+    me.pending_count = 0;
+}
+
+/* --- communicators that are made --------------------------------------------------------------------------------- */
+
+/* In a group it is there when the group ends; one that is made in the background may never be seen. */
+static ncclResult_t made(ncclResult_t result, ncclComm_t *where, weft_comm *c) {
+    if (weft_nccl_me.depth > 0 && c && where && went_well(result) && me.pending_count < PENDING) {
+        me.pending[me.pending_count].where = where;
+        me.pending[me.pending_count++].c = c;
+    } else {
+        weft_comm_add(c, weft_nccl_me.depth == 0 && where && went_well(result) ? *where : NULL);
+    }
+    return result;
+}
+
+static weft_comm *describe(weft_nccl *l, uint64_t key, int rank, int size) {
+    weft_comm *c = calloc(1, sizeof *c);
+    if (c) {
+        c->library = l;
+        c->key = key;
+        c->rank = rank;
+        c->size = size;
+        c->device = -1;
+    }
+    return c;
+}
+
+static uint64_t key_of_id(const ncclUniqueId *id, int size) {
+    return weft_key((uint64_t)(unsigned)size, id->internal, sizeof id->internal);
+}
+
+static weft_comm *by_id(weft_nccl *l, const ncclUniqueId *id, int rank, int size, const ncclConfig_t *config) {
+    weft_comm *c = describe(l, key_of_id(id, size), rank, size);
+    if (c)
+        weft_comm_configure(c, config, NULL);
+    return c;
+}
+
+/* CALL is the real call, written with `given`, the configuration with the environment's limits in it. */
+#define INIT(inherits, CALL, WITHOUT, c)                                                                    \
+    if (weft_nccl_me.inside > 0)                                                                                      \
+        return l->WITHOUT;                                                                                  \
+    nccl_config room;                                                                                       \
+    ncclConfig_t *given = (ncclConfig_t *)weft_limits_begin(l, config, inherits, &room);                    \
+    weft_comm *new = c;                                                                                     \
+    weft_nccl_me.inside++;                                                                                            \
+    ncclResult_t result = given ? l->CALL : l->WITHOUT;                                                     \
+    weft_nccl_me.inside--;                                                                                            \
+    weft_limits_end();                                                                                      \
+    return made(result, made_at, new)
+
+ON(ncclCommInitRank, ncclComm_t *made_at, int size, ncclUniqueId id, int rank) {
+    const ncclConfig_t *config = NULL;
+    INIT(false, ncclCommInitRankConfig(made_at, size, id, rank, given), ncclCommInitRank(made_at, size, id, rank),
+         by_id(l, &id, rank, size, given));
+}
+
+ON(ncclCommInitRankConfig, ncclComm_t *made_at, int size, ncclUniqueId id, int rank, ncclConfig_t *config) {
+    INIT(false, ncclCommInitRankConfig(made_at, size, id, rank, given),
+         ncclCommInitRankConfig(made_at, size, id, rank, config), by_id(l, &id, rank, size, given));
+}
+
+ON(ncclCommInitRankScalable, ncclComm_t *made_at, int size, int rank, int count, ncclUniqueId *ids,
+   ncclConfig_t *config) {
+    INIT(false, ncclCommInitRankScalable(made_at, size, rank, count, ids, given),
+         ncclCommInitRankScalable(made_at, size, rank, count, ids, config),
+         count > 0 && ids ? by_id(l, ids, rank, size, given) : NULL);
+}
+
+/* All ranks are in this process, so any key will do that no other communicator has. */
+ON(ncclCommInitAll, ncclComm_t *made_at, int count, const int *devices) {
+    static _Atomic uint32_t number;
+    if (weft_nccl_me.inside > 0)
+        return l->ncclCommInitAll(made_at, count, devices);
+    if (getenv("NCCL_MAX_CTAS") || getenv("NCCL_MIN_CTAS"))
+        l->limits_fixed = true; /* there is no configuration to put them into */
+    weft_nccl_me.inside++;
+    ncclResult_t result = l->ncclCommInitAll(made_at, count, devices);
+    weft_nccl_me.inside--;
+    struct {
+        uint64_t pid, time, number;
+    } unique = {(uint64_t)getpid(), (uint64_t)time(NULL), atomic_fetch_add(&number, 1)};
+    uint64_t key = weft_key((uint64_t)(unsigned)count, &unique, sizeof unique);
+    for (int i = 0; result == NCCL_SUCCESS && made_at && i < count; i++) {
+        weft_comm *c = describe(l, key, i, count);
+        if (c)
+            weft_comm_configure(c, NULL, NULL);
+        made(result, &made_at[i], c);
+    }
+    return result;
+}
+
+/* Splits of one communicator happen in the same order on all of its ranks. */
+static weft_comm *child(weft_nccl *l, ncclComm_t comm, const void *what, size_t size, const ncclConfig_t *config) {
+    weft_comm *parent = weft_comm_of(comm);
+    if (!parent)
+        return NULL;
+    uint32_t number = atomic_fetch_add(&parent->splits, 1);
+    uint64_t key = parent->key ? weft_key(weft_key(parent->key, &number, sizeof number), what, size) : 0;
+    weft_comm *c = describe(l, key, -1, -1);
+    if (c)
+        weft_comm_configure(c, config, parent);
+    return c;
+}
+
+ON(ncclCommSplit, ncclComm_t comm, int color, int key, ncclComm_t *made_at, ncclConfig_t *config) {
+    INIT(true, ncclCommSplit(comm, color, key, made_at, given), ncclCommSplit(comm, color, key, made_at, config),
+         child(l, comm, &color, sizeof color, given));
+}
+
+ON(ncclCommShrink, ncclComm_t comm, int *excluded, int count, ncclComm_t *made_at, ncclConfig_t *config, int flags) {
+    INIT(true, ncclCommShrink(comm, excluded, count, made_at, given, flags),
+         ncclCommShrink(comm, excluded, count, made_at, config, flags),
+         child(l, comm, &count, sizeof count, given));
+}
+
+/* Ranks that join and ranks that were there have nothing in common to make a key of. */
+ON(ncclCommGrow, ncclComm_t comm, int size, const ncclUniqueId *id, int rank, ncclComm_t *made_at,
+   ncclConfig_t *config) {
+    INIT(comm != NULL, ncclCommGrow(comm, size, id, rank, made_at, given), ncclCommGrow(comm, size, id, rank, made_at, config),
+         describe(l, 0, rank, size));
+}
+
+/* --- communicators that end, with their siblings ------------------------------------------------------------------ */
+
+/* CALL is made for every sibling with `it`, and then for the program's own. In one group where asked: all are told
+ * before any is waited for, since freeing the memory of one waits for whatever still runs on the GPU. */
+#define WITH_SIBLINGS(as_group, gone, CALL)                                                                 \
+    weft_comm *c = weft_nccl_me.inside == 0 ? weft_comm_of(comm) : NULL;                                              \
+    bool grouped_ = as_group && c && has_siblings(c) && l->ncclGroupStart() == NCCL_SUCCESS;                \
+    weft_nccl_me.inside++;                                                                                            \
+    for (int i = 1; c && i < NCCL_LIMITS; i++) {                                                            \
+        ncclComm_t it = gone ? atomic_exchange(&c->sibling[i], NULL) : atomic_load(&c->sibling[i]);         \
+        if (it)                                                                                             \
+            l->CALL;                                                                                        \
+    }                                                                                                       \
+    if (c && gone)                                                                                          \
+        weft_comm_gone(c);                                                                                  \
+    ncclComm_t it = comm;                                                                                   \
+    ncclResult_t result = l->CALL;                                                                          \
+    if (grouped_) {                                                                                         \
+        ncclResult_t ended = l->ncclGroupEnd();                                                             \
+        result = result ? result : ended;                                                                   \
+    }                                                                                                       \
+    weft_nccl_me.inside--;                                                                                            \
+    return result
+
+static bool has_siblings(weft_comm *c) {
+    for (int i = 1; i < NCCL_LIMITS; i++)
+        if (atomic_load(&c->sibling[i]))
+            return true;
+    return false;
+}
+
+ON(ncclCommFinalize, ncclComm_t comm) { WITH_SIBLINGS(false, false, ncclCommFinalize(it)); }
+ON(ncclCommDestroy, ncclComm_t comm) { WITH_SIBLINGS(false, true, ncclCommDestroy(it)); }
+ON(ncclCommAbort, ncclComm_t comm) { WITH_SIBLINGS(true, true, ncclCommAbort(it)); }
+ON(ncclCommRevoke, ncclComm_t comm, int flags) { WITH_SIBLINGS(false, false, ncclCommRevoke(it, flags)); }
+
+static ncclResult_t error_of_sibling(weft_nccl *l, weft_comm *c, int place) {
+    ncclResult_t error = NCCL_SUCCESS;
+    weft_route_hold(place); /* a watchdog may ask while another thread releases it */
+    ncclComm_t sibling = atomic_load(&c->sibling[place]);
+    if (sibling && l->ncclCommGetAsyncError(sibling, &error) != NCCL_SUCCESS)
+        error = NCCL_SUCCESS;
+    weft_route_give(place);
+    return error;
+}
+
+/* A sibling's error is its communicator's; so is that a sibling is not ready yet. */
+ON(ncclCommGetAsyncError, ncclComm_t comm, ncclResult_t *error) {
+    ncclResult_t result = l->ncclCommGetAsyncError(comm, error);
+    weft_comm *c = weft_nccl_me.inside == 0 && result == NCCL_SUCCESS && error && *error == NCCL_SUCCESS ? weft_comm_of(comm) : NULL;
+    for (int i = 1; c && i < NCCL_LIMITS && *error == NCCL_SUCCESS; i++)
+        if (atomic_load(&c->sibling[i]))
+            *error = error_of_sibling(l, c, i);
+    return result;
+}
+
+/* --- memory that is registered with one communicator -------------------------------------------------------------- */
+
+static ncclResult_t registered(ncclComm_t comm, ncclResult_t result) {
+    weft_comm *c = weft_nccl_me.inside == 0 && result == NCCL_SUCCESS ? weft_comm_of(comm) : NULL;
+    if (c)
+        atomic_store(&c->registered, true);
+    return result;
+}
+
+ON(ncclCommRegister, ncclComm_t comm, void *buffer, size_t size, void **handle) {
+    return registered(comm, l->ncclCommRegister(comm, buffer, size, handle));
+}
+
+ON(ncclCommWindowRegister, ncclComm_t comm, void *buffer, size_t size, void **window, int flags) {
+    return registered(comm, l->ncclCommWindowRegister(comm, buffer, size, window, flags));
+}
