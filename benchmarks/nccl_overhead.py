@@ -8,15 +8,14 @@ threads. CPU time of one all-reduce, least of nine rounds, median over repeats; 
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+
+from overhead_main import Rows, main
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "src"))
@@ -44,8 +43,8 @@ def call_ns(program: Path, threads: int, env: dict[str, str]) -> float:
     return float(subprocess.run(command, env=env, check=True, capture_output=True, text=True).stdout)
 
 
-def measure(repeats: int) -> list[dict[str, object]]:
-    rows: list[dict[str, object]] = []
+def measure(repeats: int) -> Rows:
+    rows: Rows = []
     with tempfile.TemporaryDirectory() as name:
         program = build(Path(name))
         plain = {**os.environ, "LD_LIBRARY_PATH": name}
@@ -62,20 +61,5 @@ def measure(repeats: int) -> list[dict[str, object]]:
     return rows
 
 
-def main() -> None:
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
-    parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--out", type=Path)
-    args = parser.parse_args()
-    rows = measure(args.repeats)
-    for row in rows:
-        print(f"{row['threads']} threads  {row['cost_ns']:>6} ns")
-    if args.out:
-        machine = f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores"
-        document = {"command": "python benchmarks/nccl_overhead.py", "machine": machine, "rows": rows}
-        args.out.write_text(json.dumps(document, indent=1) + "\n")
-
-
 if __name__ == "__main__":
-    main()
+    main(__doc__, "nccl_overhead.py", measure)

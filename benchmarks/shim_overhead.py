@@ -8,16 +8,15 @@ Runs tests/shim/hammer.c against the fake driver, directly and under the shim, i
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
-import platform
 import random
 import statistics
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+
+from overhead_main import Rows, main
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "src"))
@@ -53,7 +52,7 @@ def launch_ns(program: Path, threads: int, env: dict[str, str]) -> float:
     return float(subprocess.run(command, env=env, check=True, capture_output=True, text=True).stdout)
 
 
-def measure(repeats: int) -> list[dict[str, object]]:
+def measure(repeats: int) -> Rows:
     samples: dict[tuple[str, int], list[float]] = {}
     with tempfile.TemporaryDirectory() as name:
         program = build(Path(name))
@@ -86,20 +85,5 @@ def measure(repeats: int) -> list[dict[str, object]]:
     return rows
 
 
-def main() -> None:
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
-    parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--out", type=Path)
-    args = parser.parse_args()
-    rows = measure(args.repeats)
-    for row in rows:
-        print(f"{row['policy']:<64} {row['threads']} threads  {row['cost_ns']:>6} ns")
-    if args.out:
-        machine = f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores"
-        document = {"command": "python benchmarks/shim_overhead.py", "machine": machine, "rows": rows}
-        args.out.write_text(json.dumps(document, indent=1) + "\n")
-
-
 if __name__ == "__main__":
-    main()
+    main(__doc__, "shim_overhead.py", measure)

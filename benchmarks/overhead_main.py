@@ -1,0 +1,29 @@
+"""What the benchmarks of the shim's cost share: options, the lines they print, the file they write."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+Rows = list[dict[str, Any]]
+
+
+def main(about: str | None, name: str, measure: Callable[[int], Rows]) -> None:
+    """Measure, print a line for each row, and keep all of it where that is asked for."""
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=about, formatter_class=raw)
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    rows = measure(args.repeats)
+    for row in rows:
+        print(f"{row.get('policy', ''):<64} {row['threads']} threads  {row['cost_ns']:>6} ns".lstrip())
+    if args.out:
+        machine = f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores"
+        document = {"command": f"python benchmarks/{name}", "machine": machine, "rows": rows}
+        args.out.write_text(json.dumps(document, indent=1) + "\n")
