@@ -75,6 +75,21 @@ def test_the_call_goes_before_the_policy():
     assert (plan.call.schedule, plan.call.engine) == ("shard", "dma")
 
 
+@pytest.mark.parametrize(
+    ("policy", "asked"),
+    [
+        (Policy(), (None, None)),
+        (Policy(priority="high"), (None, None)),
+        (Policy(schedule="shard"), ("shard", "sm")),
+        (Policy(engine="dma"), (None, "dma")),
+    ],
+)
+def test_a_policy_that_says_nothing_of_schedules_changes_nothing(policy, asked):
+    all_gather_matmul(torch.ones(2, 7), torch.ones(7, 4), policy=policy)
+    call = list(team_of(None).plans.values())[-1].call
+    assert (call.schedule, call.engine) == asked
+
+
 class Shape:
     """Stands for a tensor on a GPU."""
 

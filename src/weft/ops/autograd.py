@@ -3,6 +3,7 @@ the other's backward; the gradient of w needs the rows of all ranks."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,62 +14,24 @@ from weft.ops.plan import Call, Plan
 from weft.ops.run import prepare, run, run_planned
 
 
-class AllGatherMatmul(torch.autograd.Function):  # type: ignore[misc,unused-ignore]
+class Fused(torch.autograd.Function):  # type: ignore[misc,unused-ignore]
+    """Any of the operations. Kept for the gradient of w: x, or of an all-to-all what arrived."""
+
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, w: torch.Tensor, group: Any, call: Call) -> torch.Tensor:
-        y, plan, flat = run_planned(call, x, w, group)
-        ctx.save_for_backward(flat, w)
-        ctx.plan, ctx.group, ctx.shape = plan, group, x.shape
-        return y
-
-    @staticmethod
-    @once_differentiable  # type: ignore[misc,unused-ignore,untyped-decorator]
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        x, w = ctx.saved_tensors
-        return (
-            *all_gather_matmul_backward(ctx.plan, grad, x, w, ctx.shape, ctx.needs_input_grad[:2]),
-            None,
-            None,
-        )
-
-
-class MatmulReduceScatter(torch.autograd.Function):  # type: ignore[misc,unused-ignore]
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, w: torch.Tensor, group: Any, call: Call) -> torch.Tensor:
-        y, plan, flat = run_planned(call, x, w, group)
-        ctx.save_for_backward(flat, w)
+        y, plan, kept = run_planned(call, x, w, group)
+        if call.operation == "all_to_all_matmul":
+            kept = arrived(plan.schedule, plan.executor.program, kept) if ctx.needs_input_grad[1] else None
+        ctx.save_for_backward(kept, w)
         ctx.plan, ctx.shape = plan, x.shape
         return y
 
     @staticmethod
     @once_differentiable  # type: ignore[misc,unused-ignore,untyped-decorator]
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        x, w = ctx.saved_tensors
-        return (
-            *matmul_reduce_scatter_backward(ctx.plan, grad, x, w, ctx.shape, ctx.needs_input_grad[:2]),
-            None,
-            None,
-        )
-
-
-class AllToAllMatmul(torch.autograd.Function):  # type: ignore[misc,unused-ignore]
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, w: torch.Tensor, group: Any, call: Call) -> torch.Tensor:
-        y, plan, flat = run_planned(call, x, w, group)
-        received = arrived(plan.schedule, plan.executor.program, flat) if ctx.needs_input_grad[1] else None
-        ctx.save_for_backward(received, w)
-        ctx.plan, ctx.shape = plan, x.shape
-        return y
-
-    @staticmethod
-    @once_differentiable  # type: ignore[misc,unused-ignore,untyped-decorator]
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        received, w = ctx.saved_tensors
-        return (
-            *all_to_all_matmul_backward(ctx.plan, grad, received, w, ctx.shape, ctx.needs_input_grad[:2]),
-            None,
-            None,
-        )
+        gradients = BACKWARDS[ctx.plan.call.operation]
+        kept, w = ctx.saved_tensors
+        return *gradients(ctx.plan, grad, kept, w, ctx.shape, ctx.needs_input_grad[:2]), None, None
 
 
 def all_gather_matmul_backward(
@@ -123,19 +86,17 @@ def backward_of(
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     """The gradients of a call from its inputs alone; what an all-to-all brought is fetched once more."""
     flat, made, _ = prepare(call, x, w, group)
-    if call.operation == "all_gather_matmul":
-        return all_gather_matmul_backward(made, grad, flat, w, x.shape, needs)
-    if call.operation == "matmul_reduce_scatter":
-        return matmul_reduce_scatter_backward(made, grad, flat, w, x.shape, needs)
-    problem = made.schedule.problem
-    received = all_to_all(flat, problem.sent or (), problem.rows or (), made.team) if needs[1] else None
-    return all_to_all_matmul_backward(made, grad, received, w, x.shape, needs)
+    kept: torch.Tensor | None = flat
+    if call.operation == "all_to_all_matmul":
+        problem = made.schedule.problem
+        kept = all_to_all(flat, problem.sent or (), problem.rows or (), made.team) if needs[1] else None
+    return BACKWARDS[call.operation](made, grad, kept, w, x.shape, needs)
 
 
-FUNCTIONS: dict[str, Any] = {
-    "all_gather_matmul": AllGatherMatmul,
-    "matmul_reduce_scatter": MatmulReduceScatter,
-    "all_to_all_matmul": AllToAllMatmul,
+BACKWARDS: dict[str, Callable[..., tuple[torch.Tensor | None, torch.Tensor | None]]] = {
+    "all_gather_matmul": all_gather_matmul_backward,
+    "matmul_reduce_scatter": matmul_reduce_scatter_backward,
+    "all_to_all_matmul": all_to_all_matmul_backward,
 }
 
 

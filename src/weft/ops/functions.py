@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from weft.errors import UsageError
-from weft.ops.autograd import FUNCTIONS
+from weft.ops.autograd import Fused
 from weft.ops.plan import Call
 from weft.ops.run import run
 from weft.policy import Policy
@@ -99,7 +99,7 @@ def _apply(
 ) -> torch.Tensor:
     if type(x) is not torch.Tensor or type(w) is not torch.Tensor:
         _check_kinds(operation, x, w)
-    if policy is not None:
+    if policy is not None and (policy.schedule is not None or policy.engine == "dma"):  # else it says nothing
         schedule, engine = schedule or policy.schedule, engine or policy.engine
     if rows is not None or sent is not None:
         inner = prod(x.shape[1:-1])
@@ -116,7 +116,7 @@ def _apply(
     if torch.is_grad_enabled() and (x.requires_grad or w.requires_grad):
         if out is not None:
             raise UsageError(f"{operation}: out= has no gradient; leave it out, or use torch.no_grad()")
-        made: torch.Tensor = FUNCTIONS[operation].apply(x, w, group, call)
+        made: torch.Tensor = Fused.apply(x, w, group, call)
         return made
     return run(call, x, w, group, out)
 
