@@ -21,7 +21,7 @@ import numpy as np
 
 import weft
 from weft.files import write_whole
-from weft.tune.race import race
+from weft.measure.race import race
 
 CANDIDATES = 40
 NOISE = 0.05

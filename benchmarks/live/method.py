@@ -1,4 +1,4 @@
-"""How often does live tuning find the best policy? On simulated jobs, those of tests/unit/test_online.py.
+"""How often does live tuning find the best policy? On the simulated jobs of tests/unit/test_live_search.py.
 
 python benchmarks/live/method.py [--jobs 2000] [--out FILE]
 """
@@ -14,7 +14,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests" / "unit")]
 
-from test_online import Job, play  # noqa: E402
+from test_live_search import Job, play  # noqa: E402
 
 
 def study(jobs: int, noise: float | None) -> dict[str, float]:

@@ -28,11 +28,11 @@ from job import take_gate
 
 from weft.errors import InputError
 from weft.kernels import glob_regex, is_comm
+from weft.measure.race import bootstrap_ci, ratio_ci
 from weft.policy import MAX_PATTERN_BYTES, Policy, Rule
 from weft.shim import binding, stats
 from weft.timeline import Kind, intersect, union
-from weft.tune.options import MEMORY_KERNELS
-from weft.tune.race import bootstrap_ci, ratio_ci
+from weft.tuning.live.options import MEMORY_KERNELS
 
 CTAS = (BASELINE_CTAS, 6, 16, 24, 32)
 SAMPLE_MS = 40.0  # a sample is as many steps as fill this

@@ -25,10 +25,10 @@ from typing import Any
 import torch
 
 from weft.comm.dma import Block, copies
+from weft.measure.race import bootstrap_ci
 from weft.ops import HostPeers, all_gather_matmul, all_to_all_matmul, matmul_reduce_scatter
 from weft.ops.teams import forget
 from weft.policy import SCHEDULES
-from weft.tune.race import bootstrap_ci
 
 RANKS = 8
 ROUNDS = 11

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from lab_rows import SEED, Case, cases, halves
 
-from weft.sim.execute import SimExecutor
+from weft.execute.sim import SimExecutor
 
 REFERENCES = ("compute", "comm")  # measured alone: shown, not counted as pipelines
 BASELINES = ("sequential", "overlap")

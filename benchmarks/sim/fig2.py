@@ -16,8 +16,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from weft.execute.sim import SimExecutor
 from weft.policy import Policy
-from weft.sim.execute import SimExecutor
 from weft.sim.kernels import unpipelined_gemm
 from weft.sim.profile import Profile
 from weft.workload import Workload, named

@@ -20,8 +20,8 @@ from statistics import fmean
 
 from lab_rows import Case, cases, halves
 
-from weft.sim.calibrate import FIRST_STEP, FITTED, LAST_STEP, SHARES
-from weft.sim.execute import SimExecutor
+from weft.execute.calibrate import FIRST_STEP, FITTED, LAST_STEP, SHARES
+from weft.execute.sim import SimExecutor
 from weft.sim.profile import Profile, profile
 
 REFERENCES = ("compute", "comm")

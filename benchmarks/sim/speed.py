@@ -14,9 +14,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from weft.execute.sim import SimExecutor
 from weft.policy import Policy
 from weft.sim.core import simulate
-from weft.sim.execute import SimExecutor
 from weft.workload import named
 
 

@@ -18,6 +18,7 @@ _HOMES = {
     "overlap": "weft.shim.overlap",
     "restart": "weft.shim.restart",
     "analyze": "weft.trace",
+    "tune": "weft.tuning.callable",
 }
 
 __all__ = [
@@ -41,12 +42,12 @@ if TYPE_CHECKING:
     from weft.shim.restart import restart
     from weft.timeline import Timeline
     from weft.trace import analyze
-    from weft.tune.callable import tune
+    from weft.tuning.callable import tune
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("ops", "tune"):  # packages; tune can be called
-        return importlib.import_module(f"weft.{name}")
+    if name == "ops":
+        return importlib.import_module("weft.ops")
     if name not in _HOMES:
         raise AttributeError(f"module 'weft' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOMES[name]), name)

@@ -40,6 +40,14 @@ _UNITS |= {f"{p}b": 10 ** (3 * i) for i, p in enumerate("kmgt", 1)}
 Shape = tuple[int, ...]
 Cost = Callable[[Shape], tuple[float, float]]
 
+MODES = ("overlap", "sequential", "compute", "comm")
+"""`sequential`: compute waits for each collective. `compute`, `comm`: one of the two alone. The policy's
+controls act in `overlap` only; its CTAs of a collective act in every mode."""
+
+BASELINE_CTAS = 8
+"""CTAs of a collective per rank where ranks share a GPU and the policy leaves them open. NCCL's own choice
+there (64) is an artefact of the shared GPU; 8 to 12 per rank resemble the SMs it takes on a Hopper node."""
+
 
 def _gemm(s: Shape) -> tuple[float, float]:
     return 2.0 * math.prod(s), s[0] * s[2] + s[2] * s[1] + s[0] * s[1]
@@ -276,3 +284,19 @@ def _choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
 def _whole(name: str, value: Any, low: int, high: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise UsageError(f"{name} {value!r} is not possible; use a whole number from {low} to {high}")
+
+
+def collective_ctas(workload: Workload, ctas: int) -> int:
+    """CTAs that each rank's kernel has: point-to-point collectives round them up to a power of two."""
+    return 1 << (ctas - 1).bit_length() if workload.collective == "all_to_all" else ctas
+
+
+def check_resident(workload: Workload, ctas: int, sm_count: int) -> None:
+    """Refuse a collective whose CTAs do not all fit on the GPU that its ranks share: it would never end."""
+    needed = workload.ranks * collective_ctas(workload, ctas)
+    if needed > sm_count:
+        raise UsageError(
+            f"{workload}: {workload.ranks} ranks of {needed // workload.ranks} CTAs need {needed} SMs at "
+            f"once, this GPU has {sm_count}, and the collective would never end: set comm.max_ctas to "
+            f"{max(1, sm_count // workload.ranks // 2)} or less"
+        )

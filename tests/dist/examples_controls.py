@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.policy import Policy
-from weft.tune.options import Facts, Kernel
+from weft.tuning.live.options import Facts, Kernel
 
 STEP_S = 0.02
 FASTER = {16: 0.8, 24: 0.9, 6: 1.2}  # by CTAs

@@ -20,8 +20,8 @@ import time
 from pathlib import Path
 
 from weft.policy import Policy
-from weft.tune.options import Facts, Kernel
-from weft.tune.outcome import label
+from weft.tuning.live.options import Facts, Kernel
+from weft.tuning.live.outcome import label
 
 EFFECTS: dict[str, float] = {}
 now = Policy()

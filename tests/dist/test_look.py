@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from weft.integrations.look import Look, seen_in  # noqa: E402
+from weft.tuning.live.look import Look, seen_in  # noqa: E402
 
 MS = 1_000_000
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from weft.errors import UsageError, WeftError
-from weft.tune.race import bootstrap_ci, race, ratio_ci
+from weft.measure.race import bootstrap_ci, race, ratio_ci
 
 
 def noisy(times, seed=0, noise=0.02):

@@ -17,7 +17,7 @@ CONTROLS = (
     sys.modules["torch"] = torch
     import driver
     from weft import Policy
-    from weft.integrations.controls import LaunchControls
+    from weft.tuning.live.controls import LaunchControls
     """
     + TWO_GHOSTS
     + """
@@ -107,7 +107,7 @@ def test_where_memory_is_short_no_communicators_are_made(nccl_program):  # noqa:
 
 def test_what_the_profiler_saw_goes_with_what_was_launched(nccl_program):  # noqa: F811
     looked = """
-    from weft.integrations.look import Look, Seen
+    from weft.tuning.live.look import Look, Seen
     Look.begin = lambda self: None
     Look.end = lambda self, steps: Seen(10.0, 4.0, 1.5, {"gemm(float*)": (6.0, 2.5)})
     """

@@ -9,8 +9,8 @@ from statistics import median
 
 import pytest
 
+from weft.execute.sim import SimExecutor
 from weft.policy import Policy
-from weft.sim.execute import SimExecutor
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks" / "sim"))

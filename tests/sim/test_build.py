@@ -8,9 +8,9 @@ import hatch_build
 import pytest
 
 from weft.errors import UnavailableError
+from weft.execute.sim import SimExecutor
 from weft.policy import Policy
 from weft.sim import core
-from weft.sim.execute import SimExecutor
 from weft.workload import named
 
 ROOT = Path(__file__).parents[2]

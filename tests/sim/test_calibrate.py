@@ -6,8 +6,8 @@ import pytest
 
 from weft.cli import main as cli
 from weft.errors import UsageError
-from weft.sim.calibrate import FITTED, Probe, Reading, error, fit, probes, take
-from weft.sim.execute import SimExecutor
+from weft.execute.calibrate import FITTED, Probe, Reading, error, fit, probes, take
+from weft.execute.sim import SimExecutor
 from weft.sim.profile import by_title, load, profile
 
 FEW = [p for p in probes() if p.mode == "comm" or p.name.startswith("gemm 64")]
@@ -68,7 +68,7 @@ def test_a_driver_name_finds_its_profile():
 
 def test_the_command_writes_a_profile(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(cli, "COMMANDS", tuple({*cli.COMMANDS, "calibrate"}))
-    monkeypatch.setattr("weft.sim.calibrate.probes", lambda: FEW)
+    monkeypatch.setattr("weft.execute.calibrate.probes", lambda: FEW)
     out = tmp_path / "mine.json"
     with pytest.raises(SystemExit) as end:
         cli.main(

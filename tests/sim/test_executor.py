@@ -10,9 +10,9 @@ import pytest
 from weft.errors import InputError, UsageError
 from weft.execute.base import run
 from weft.execute.devices import open_executor
+from weft.execute.sim import SimExecutor
 from weft.policy import Policy, Rule
 from weft.sim.core import DeadlockError, NeverFitsError
-from weft.sim.execute import SimExecutor
 from weft.sim.profile import Figures, load, names, profile
 from weft.timeline import Kind
 from weft.workload import SHAPES, Compute, Workload, named

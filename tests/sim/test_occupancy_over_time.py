@@ -10,10 +10,10 @@ import zlib
 import numpy as np
 import pytest
 
+from weft.execute.sim import SimExecutor
 from weft.policy import Policy
 from weft.report.occupancy import picture
 from weft.sim.core import simulate
-from weft.sim.execute import SimExecutor
 from weft.workload import named
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from weft.execute.sim import SimExecutor
 from weft.gpu.presets import PRESETS
 from weft.ops.characterize import cut_s
 from weft.policy import Policy
-from weft.sim.execute import SimExecutor
 from weft.sim.gemm import gemms, machine
 from weft.workload import Compute, Workload
 

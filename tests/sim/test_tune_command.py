@@ -12,8 +12,8 @@ from weft.errors import UsageError
 from weft.execute.base import Sample
 from weft.gpu.specs import spec
 from weft.policy import Policy
-from weft.tune.space import PLAIN, SEQUENTIAL, Candidate, candidates, residency_choices
-from weft.tune.verdict import decide
+from weft.tuning.candidates import PLAIN, SEQUENTIAL, Candidate, candidates, residency_choices
+from weft.tuning.verdict import decide
 from weft.workload import Compute, Workload, named
 
 SPELLED = [

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from weft.errors import UsageError, WeftError
-from weft.tune.race import most_measurements, race
-from weft.tune.scores import Noise, fit
+from weft.measure.race import most_measurements, race
+from weft.measure.scores import Noise, fit
 
 COUNT, NOISE = 40, 0.05
 

@@ -119,7 +119,7 @@ def test_on_a_gpu_the_sizes_decide(operation, monkeypatch, tmp_path):
 
 
 def test_a_stored_verdict_goes_before_the_pick(monkeypatch, tmp_path):
-    from weft.tune.store import Store, here
+    from weft.tuning.store import Store, here
 
     monkeypatch.setenv("WEFT_STORE", str(tmp_path / "verdicts.sqlite"))
     problem = Problem(m=64, n=8, k=8, ranks=8)

@@ -9,11 +9,11 @@ import pytest
 
 from weft.cli.main import main
 from weft.policy import Policy
-from weft.tune import starts
-from weft.tune.options import Facts
-from weft.tune.outcome import Outcome
-from weft.tune.starts import Memory, Starts
-from weft.tune.store import Store
+from weft.tuning.live import starts
+from weft.tuning.live.options import Facts
+from weft.tuning.live.outcome import Outcome
+from weft.tuning.live.starts import Memory, Starts
+from weft.tuning.store import Store
 
 COMMAND = ["torchrun", "train.py"]
 

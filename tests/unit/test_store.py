@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 import weft
 from weft.errors import UsageError
 from weft.policy import Policy, Rule
-from weft.tune import store as module
-from weft.tune.store import Entry, Key, Store, StoreError, default_path
+from weft.tuning import store as module
+from weft.tuning.store import Entry, Key, Store, StoreError, default_path
 
 KEY = Key("NVIDIA H200", "580.159.04", "2.32.3", "2.11.0", "cb-ar")
 POLICY = Policy(priority="high", head_start_us=5.0, rules=(Rule("*gemm*", 3), Rule("*norm*", None)))
@@ -110,7 +110,7 @@ def test_write_ahead_logging_on_a_local_disk_only(store, monkeypatch, tmp_path):
 WRITER = """
 import sys
 from weft.policy import Policy
-from weft.tune.store import Key, Store
+from weft.tuning.store import Key, Store
 store, number = Store(sys.argv[1], timeout_s=60), int(sys.argv[2])
 for turn in range(15):
     store.put(Key("g", "d", "n", "t", f"own {number}"), Policy(max_ctas=turn + 1), {"turn": turn})
@@ -266,7 +266,7 @@ READ_ONLY = """
 import os, sys
 from pathlib import Path
 from weft.policy import Policy
-from weft.tune.store import Key, Store, StoreError
+from weft.tuning.store import Key, Store, StoreError
 path = Path(sys.argv[1])
 os.setgid(65534)
 os.setuid(65534)

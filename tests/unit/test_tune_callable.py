@@ -17,9 +17,9 @@ import weft
 from weft.errors import UnavailableError, UsageError
 from weft.policy import Policy
 from weft.shim import restart
-from weft.tune import stage
-from weft.tune.options import Facts, Kernel
-from weft.tune.store import Key, Store
+from weft.tuning import callable_runner as stage
+from weft.tuning.live.options import Facts, Kernel
+from weft.tuning.store import Key, Store
 
 HIGH, HEAD = Policy(priority="high"), Policy(head_start_us=5.0)
 
@@ -39,9 +39,9 @@ def nothing():
 
 
 def test_the_package_is_the_function():
-    import weft.tune.store  # the import that makes the package an attribute of weft
+    import weft.tuning.store  # the import that makes the package an attribute of weft
 
-    assert weft.tune.store is sys.modules["weft.tune.store"]
+    assert weft.tuning.store is sys.modules["weft.tuning.store"]
     assert weft.tune(nothing, measure=times(), candidates=[HIGH]).policy == HIGH
     assert list(inspect.signature(weft.tune).parameters)[:2] == ["fn", "candidates"]
 
@@ -163,7 +163,7 @@ def live(monkeypatch, tmp_path):
     monkeypatch.setattr(stage, "_controls", lambda world: controls)
     monkeypatch.setattr("weft.shim.overlap.again", lambda: controls.applied.append("again"))
     monkeypatch.setenv("WEFT_STORE", str(tmp_path / "verdicts.sqlite"))
-    monkeypatch.setattr("weft.tune.store.here", lambda workload: Key("g", "d", "n", "t", workload))
+    monkeypatch.setattr("weft.tuning.store.here", lambda workload: Key("g", "d", "n", "t", workload))
     monkeypatch.setattr(stage, "SAMPLE_MS", 1.0)
     return controls
 
@@ -209,7 +209,9 @@ def test_a_named_callable_is_measured_once(live, monkeypatch):
     assert second.stored
     assert (second.policy, second.text) == (first.policy, first.text)
     assert not weft.tune(live.step, name="another", candidates=[HIGH], rounds=3).stored
-    monkeypatch.setattr("weft.tune.store.MAX_AGE_S", -1.0)  # all is stale: measured again, the old winner too
+    monkeypatch.setattr(
+        "weft.tuning.store.MAX_AGE_S", -1.0
+    )  # all is stale: measured again, the old winner too
     again = weft.tune(live.step, name="step", candidates=[HIGH], rounds=3)
     assert not again.stored
     assert first.policy in [entry.candidate.policy for entry in again.entries]
@@ -232,7 +234,7 @@ RANKS = """
 import json, os, sys, time
 import torch.distributed as dist
 import weft
-from weft.tune import stage
+from weft.tuning import callable_runner as stage
 dist.init_process_group("gloo")
 rank = dist.get_rank()
 seen = []
@@ -250,7 +252,7 @@ class Controls:
     def synchronize(self): pass
     def release(self): pass
     def facts(self, steps):
-        from weft.tune.options import Facts
+        from weft.tuning.live.options import Facts
         return Facts(collectives=1.0, cta_choices=(4,) if rank else (4, 8))
 
 controls = Controls()

@@ -10,8 +10,8 @@ from weft.cli import main as cli
 from weft.execute.base import Sample
 from weft.gpu.specs import spec
 from weft.policy import Policy, Rule
-from weft.tune.space import GEMM, PLAIN, SEQUENTIAL, Candidate, candidates, for_kernel, promising
-from weft.tune.store import Store
+from weft.tuning.candidates import GEMM, PLAIN, SEQUENTIAL, Candidate, candidates, for_kernel, promising
+from weft.tuning.store import Store
 from weft.workload import named
 
 WORDS = ("tune", "cb-ar", "--iterations", 2, "--ranks", 2)
@@ -106,7 +106,7 @@ def test_a_stale_verdict_is_measured_again_with_its_winner(weft, gpu, monkeypatc
     (entry,) = Store().entries()
     odd = Policy(priority="high", head_start_us=9.0)
     Store().put(entry.key, odd, {"text": "of another time"})
-    monkeypatch.setattr("weft.tune.store.MAX_AGE_S", -1.0)
+    monkeypatch.setattr("weft.tuning.store.MAX_AGE_S", -1.0)
     _, out, _ = weft(*WORDS, "--json")
     assert odd.to_dict() in [row["policy"] for row in json.loads(out)["candidates"]]
 
@@ -157,7 +157,7 @@ def test_promising_keeps_the_safety_set_and_the_first_by_the_model():
 
 def fill(path):
     store = Store(path)
-    from weft.tune.store import Key
+    from weft.tuning.store import Key
 
     for workload, policy in (("one", Policy(priority="high")), ("two", Policy(rules=(Rule("*gemm*", 3),)))):
         store.put(

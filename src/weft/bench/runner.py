@@ -13,9 +13,9 @@ from typing import Any
 from weft.bench.suites import Cell, Suite
 from weft.errors import UnavailableError, UsageError, WeftError
 from weft.execute.base import Executor, HungError, MemoryFullError, References, WrongResultError
+from weft.measure.race import Entry, Result, bootstrap_ci, race
 from weft.policy import Policy
-from weft.tune.race import Entry, Result, bootstrap_ci, race
-from weft.tune.space import Candidate
+from weft.tuning.candidates import Candidate
 from weft.workload import DTYPE_BYTES, Workload
 
 COMPUTE = Candidate("compute alone", mode="compute")

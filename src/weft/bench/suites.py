@@ -8,7 +8,7 @@ from fnmatch import fnmatch
 
 from weft.errors import UsageError
 from weft.policy import Policy, Rule
-from weft.tune.space import GEMM, PLAIN, SEQUENTIAL, Candidate
+from weft.tuning.candidates import GEMM, PLAIN, SEQUENTIAL, Candidate
 from weft.workload import Compute, Workload, named
 
 PAPER_GRIDS = (8, 16, 32, 64, 128, 256, 512, 1024)

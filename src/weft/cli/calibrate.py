@@ -17,10 +17,10 @@ def calibrate(
 ) -> None:
     """Measure what the simulator must know of this GPU and write a profile: `--device sim:profile.json`."""
     from weft.errors import UnavailableError, UsageError
-    from weft.execute.base import BASELINE_CTAS
+    from weft.execute.calibrate import Probe, error, fit, probes, take
     from weft.execute.devices import has_gpu, open_executor
-    from weft.sim.calibrate import Probe, error, fit, probes, take
     from weft.sim.profile import by_title, profile
+    from weft.workload import BASELINE_CTAS
 
     if budget <= 0 or repeats < 1:
         raise UsageError("--budget is seconds greater than zero, --repeats at least 1")

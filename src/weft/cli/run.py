@@ -72,8 +72,8 @@ def run(
     """
     from weft.shim import launch, stats
     from weft.shim.inject import Job, check_preload
-    from weft.tune.outcome import read_result
-    from weft.tune.starts import Memory
+    from weft.tuning.live.outcome import read_result
+    from weft.tuning.live.starts import Memory
 
     if not command:
         raise UsageError(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 if TYPE_CHECKING:
-    from weft.tune.store import Entry, Store
+    from weft.tuning.store import Entry, Store
 
 ACTIONS = ("list", "export", "import", "forget")
 MAX_FILE_BYTES = 64 << 20
@@ -28,7 +28,7 @@ def store(
 ) -> None:
     """List, export, import or forget the verdicts that were measured on this machine's GPUs."""
     from weft.errors import UsageError
-    from weft.tune.store import Store
+    from weft.tuning.store import Store
 
     if action not in ACTIONS:
         raise UsageError(f"store {action!r} is not known; use one of {', '.join(ACTIONS)}")

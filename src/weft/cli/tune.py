@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from weft.gpu.specs import GpuSpec
     from weft.policy import Policy
     from weft.report.occupancy import Picture
-    from weft.tune.space import Candidate
-    from weft.tune.store import Entry, Key, Store
-    from weft.tune.verdict import Verdict
+    from weft.tuning.candidates import Candidate
+    from weft.tuning.store import Entry, Key, Store
+    from weft.tuning.verdict import Verdict
     from weft.workload import Workload
 
 SHOWN = 12  # candidates in the table; --json has them all
@@ -55,7 +55,7 @@ def tune(
     """
     from weft.errors import UsageError
     from weft.execute.devices import open_executor
-    from weft.tune.space import for_kernel
+    from weft.tuning.candidates import for_kernel
 
     if budget <= 0:
         raise UsageError("--budget is a number of seconds greater than zero")
@@ -114,7 +114,7 @@ class _Kept:
 
     @staticmethod
     def _store() -> Store:
-        from weft.tune.store import Store
+        from weft.tuning.store import Store
 
         return Store()
 
@@ -131,7 +131,7 @@ class _Kept:
 
 def _key(executor: Executor, workload: Workload) -> Key:
     from weft.gpu import nvml
-    from weft.tune.store import Key
+    from weft.tuning.store import Key
 
     info = executor.info()
     with nvml.session() as library:
@@ -206,7 +206,7 @@ def _race(
     from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    from weft.tune.verdict import decide
+    from weft.tuning.verdict import decide
 
     columns = (SpinnerColumn(), TextColumn("{task.completed} runs"), TextColumn("{task.description}"))
     with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True), disable=quiet) as bar:
@@ -226,11 +226,11 @@ def _candidates(
     executor: Executor, workload: Workload, before: Entry | None, every: bool
 ) -> tuple[list[Candidate], int]:
     """Whom to race, and how many a simulated GPU ruled out."""
-    from weft.execute.base import BASELINE_CTAS
-    from weft.tune.space import Candidate, candidates, label
+    from weft.tuning.candidates import Candidate, candidates, label
+    from weft.workload import BASELINE_CTAS
 
     if executor.simulated:
-        from weft.sim.execute import SimExecutor
+        from weft.execute.sim import SimExecutor
 
         assert isinstance(executor, SimExecutor)
         most = executor.most_ctas(workload)
@@ -248,9 +248,9 @@ def _candidates(
 def _promising(title: str, ghost: bool, workload: Workload, tried: list[Candidate]) -> list[Candidate]:
     """What the simulated GPU nearest to this one does not rule out; all where there is none."""
     from weft.errors import WeftError
-    from weft.sim.execute import GHOST, SimExecutor
+    from weft.execute.sim import GHOST, SimExecutor
     from weft.sim.profile import by_title
-    from weft.tune.space import promising
+    from weft.tuning.candidates import promising
 
     try:
         model = by_title(title)
@@ -280,9 +280,9 @@ def _page(executor: Executor, verdict: Verdict, document: dict[str, Any]) -> str
 
 def _pictures(executor: Executor, verdict: Verdict, mode: str) -> list[Picture]:
     """Per-SM occupancy before and after: a simulated GPU knows it."""
+    from weft.execute.sim import SimExecutor
     from weft.policy import Policy
     from weft.report.occupancy import picture
-    from weft.sim.execute import SimExecutor
 
     if not isinstance(executor, SimExecutor):
         return []
@@ -334,7 +334,7 @@ def _show(verdict: Verdict, html: Path | None) -> None:
 
 
 def _say_how_to_apply(policy: Policy, out: Path) -> None:
-    from weft.tune.space import GEMM
+    from weft.tuning.candidates import GEMM
 
     print(f"policy: {out}; apply it with `weft run --policy {out} -- CMD…`")
     if any(rule.kernel == GEMM for rule in policy.rules):

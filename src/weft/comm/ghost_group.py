@@ -78,8 +78,7 @@ def _make_lane(device: Any, size: int, options: GhostOptions) -> Lane:
     if device.type != "cuda":
         return Lane(LocalRanks(size), None, device)
     from weft.comm import nccl
-    from weft.execute.base import check_resident
-    from weft.workload import Workload
+    from weft.workload import Workload, check_resident
 
     if options.max_ctas is not None:
         sm_count = torch.cuda.get_device_properties(device).multi_processor_count

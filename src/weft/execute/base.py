@@ -1,4 +1,4 @@
-"""Executor and Run: what every way to run a Workload has in common, and the figures that follow."""
+"""Executor: what every way to run a Workload has in common, and the reference times of a workload."""
 
 from __future__ import annotations
 
@@ -10,15 +10,7 @@ from typing import Any, Protocol
 from weft.errors import UnavailableError, UsageError, WeftError
 from weft.policy import Policy
 from weft.timeline import Timeline
-from weft.workload import Workload
-
-MODES = ("overlap", "sequential", "compute", "comm")
-"""`sequential`: compute waits for each collective. `compute`, `comm`: one of the two alone. The policy's
-controls act in `overlap` only; its CTAs of a collective act in every mode."""
-
-BASELINE_CTAS = 8
-"""CTAs of a collective per rank where ranks share a GPU and the policy leaves them open. NCCL's own choice
-there (64) is an artefact of the shared GPU; 8 to 12 per rank resemble the SMs it takes on a Hopper node."""
+from weft.workload import MODES, Workload
 
 
 class HungError(WeftError):
@@ -156,19 +148,3 @@ def run(
         executor.simulated,
         facts,
     )
-
-
-def collective_ctas(workload: Workload, ctas: int) -> int:
-    """CTAs that each rank's kernel has: point-to-point collectives round them up to a power of two."""
-    return 1 << (ctas - 1).bit_length() if workload.collective == "all_to_all" else ctas
-
-
-def check_resident(workload: Workload, ctas: int, sm_count: int) -> None:
-    """Refuse a collective whose CTAs do not all fit on the GPU that its ranks share: it would never end."""
-    needed = workload.ranks * collective_ctas(workload, ctas)
-    if needed > sm_count:
-        raise UsageError(
-            f"{workload}: {workload.ranks} ranks of {needed // workload.ranks} CTAs need {needed} SMs at "
-            f"once, this GPU has {sm_count}, and the collective would never end: set comm.max_ctas to "
-            f"{max(1, sm_count // workload.ranks // 2)} or less"
-        )

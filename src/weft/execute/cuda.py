@@ -8,14 +8,14 @@ from typing import Any
 
 from weft.errors import UnavailableError, UsageError, WeftError
 from weft.execute import spans
-from weft.execute.base import BASELINE_CTAS, MODES, MemoryFullError, Sample, check_resident
+from weft.execute.base import MemoryFullError, Sample
 from weft.execute.compute import build
 from weft.execute.gpu import TorchGpu
 from weft.execute.payload import Buffers
 from weft.execute.pipeline import Pipeline
 from weft.policy import Policy
 from weft.timeline import Timeline
-from weft.workload import DTYPE_BYTES, Workload
+from weft.workload import BASELINE_CTAS, DTYPE_BYTES, MODES, Workload, check_resident
 
 MAX_SPIN_MS = 80.0
 

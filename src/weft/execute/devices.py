@@ -6,7 +6,8 @@ import os
 from pathlib import Path
 
 from weft.errors import UsageError
-from weft.execute.base import BASELINE_CTAS, Executor
+from weft.execute.base import Executor
+from weft.workload import BASELINE_CTAS
 
 DEFAULT_SIMULATED = "sim:h100"
 
@@ -45,6 +46,6 @@ def open_executor(
 
 
 def _simulated(name: str, baseline_ctas: int) -> Executor:
-    from weft.sim.execute import SimExecutor
+    from weft.execute.sim import SimExecutor
 
     return SimExecutor(name, baseline_ctas=baseline_ctas)

@@ -13,12 +13,12 @@ from typing import Any
 from weft.comm import dist as groups
 from weft.errors import UnavailableError, UsageError, WeftError
 from weft.execute import payload, spans
-from weft.execute.base import MODES, Sample, WrongResultError
+from weft.execute.base import Sample, WrongResultError
 from weft.execute.compute import build
 from weft.execute.gpu import TorchGpu
 from weft.policy import Policy
 from weft.timeline import Timeline
-from weft.workload import Workload
+from weft.workload import MODES, Workload
 
 
 class DistExecutor:

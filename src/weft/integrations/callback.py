@@ -40,7 +40,7 @@ class Training:
         folder = _tuned()
         if folder is None:
             return {}
-        from weft.tune.outcome import read_result
+        from weft.tuning.live.outcome import read_result
 
         result = read_result(folder)
         log.info("live tuning: %s", result["text"])

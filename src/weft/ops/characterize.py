@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from weft.execute.sim import SimExecutor
 from weft.ops.case import Case
 from weft.ops.simulate import node
 from weft.policy import Policy
-from weft.sim.execute import SimExecutor
 from weft.sim.flow import Task, flow
 from weft.sim.gemm import Gemms, gemms
 from weft.sim.profile import names

@@ -70,7 +70,7 @@ def workload(operation: str, problem: Problem, dtype: Any, group: Any) -> str:
 
 def _stored(operation: str, problem: Problem, x: Any, team: Team) -> Choice | None:
     """A measured verdict. A store that cannot be read costs nothing but a word."""
-    from weft.tune.store import Store, here
+    from weft.tuning.store import Store, here
 
     try:
         entry = Store().get(here(workload(operation, problem, x.dtype, team.group)))

@@ -13,14 +13,14 @@ import torch
 import torch.distributed as dist
 
 from weft.errors import UsageError
+from weft.measure.race import ratio_ci
 from weft.ops import functions
 from weft.ops.choose import Choice, workload
 from weft.ops.plan import Call, problem_of
 from weft.ops.schedule import OPERATIONS, Problem
 from weft.ops.teams import Team, team_of
 from weft.policy import ENGINES, SCHEDULES, Policy
-from weft.tune.race import ratio_ci
-from weft.tune.store import Store, here
+from weft.tuning.store import Store, here
 
 
 @dataclass(frozen=True)

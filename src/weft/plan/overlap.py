@@ -8,13 +8,13 @@ from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
 
+from weft.execute.sim import SimExecutor
 from weft.gpu.specs import GpuSpec
 from weft.plan.collectives import Group
 from weft.plan.compute import Work
 from weft.plan.config import AUTO
 from weft.plan.network import usual_network
 from weft.policy import Policy
-from weft.sim.execute import SimExecutor
 from weft.sim.profile import names, profile
 from weft.timeline import Kind
 from weft.workload import Compute, Workload

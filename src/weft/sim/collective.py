@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from weft.errors import UsageError
-from weft.execute.base import collective_ctas
 from weft.gpu.occupancy import blocks_per_sm
 from weft.sim.core import DeadlockError
 from weft.sim.launches import Footprint, Launch, LaunchKind, Speed
 from weft.sim.profile import Profile, footprint
-from weft.workload import Workload
+from weft.workload import Workload, collective_ctas
 
 NAMES = {
     "all_reduce": "ncclDevKernel_AllReduce",

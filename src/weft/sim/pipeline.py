@@ -6,14 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from weft.errors import UsageError
-from weft.execute.base import MODES
 from weft.kernels import glob_regex
 from weft.policy import Policy
 from weft.sim.collective import Collective, collective
 from weft.sim.kernels import Kernel, Shaped, kernels
 from weft.sim.launches import Launch, LaunchKind
 from weft.sim.profile import Profile
-from weft.workload import Compute, Workload
+from weft.workload import MODES, Compute, Workload
 
 COMM_STREAM = 100
 """Streams of collectives are numbered from here, those of compute from 0."""

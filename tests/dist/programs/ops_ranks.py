@@ -304,7 +304,7 @@ def check_tuned(rank, ranks):
     """A measured verdict is kept, and holds for the next call on every rank; rank 0 alone reads the store."""
     from weft.ops import tune
     from weft.ops.teams import team_of
-    from weft.tune.store import Store
+    from weft.tuning.store import Store
 
     x, w = torch.ones(4 * ranks, 8), torch.ones(8, 6)
     found = tune("matmul_reduce_scatter", x, w, rounds=3)

@@ -15,9 +15,9 @@ def start() -> None:
     try:
         if os.environ.get("WEFT_TUNE") == "1":
             _import_weft(os.environ["WEFT_TUNE_HOME"])
-            from weft.integrations import live
+            from weft.tuning.live import job
 
-            live.start()
+            job.start()
     except Exception as error:
         sys.stderr.write(f"weft: this process is not tuned: {type(error).__name__}: {error}\n")
 

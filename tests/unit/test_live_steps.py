@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from weft.integrations.step import Steps, period
-from weft.tune.stall import Guard
+from weft.tuning.live.steps import Steps, period
+from weft.tuning.live.watchdog import Guard
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from weft.errors import UnavailableError, WeftError
 from weft.policy import Policy
 
 if TYPE_CHECKING:
-    from weft.tune.options import Facts
+    from weft.tuning.live.options import Facts
 
 LEARNT_CALLS = 3  # under observation, before anything is tried
 SAMPLE_MS = 20.0  # a shorter callable is called several times for one measurement
@@ -95,7 +95,7 @@ class Stage:
 
     def options(self) -> list[Policy]:
         """What can matter for this callable, on all ranks."""
-        from weft.tune.options import stages
+        from weft.tuning.live.options import stages
 
         if self.facts is None:
             return []
@@ -148,7 +148,7 @@ class Stage:
         self.applied = policy
 
     def _learn(self) -> None:
-        from weft.tune.options import Facts, merge
+        from weft.tuning.live.options import Facts, merge
 
         self._run(1)
         self._ready()
@@ -186,8 +186,8 @@ def _controls(world: int) -> Any:
         raise UnavailableError(
             'this machine has no GPU that PyTorch can use; weft.tune(fn, device="cpu") measures without one'
         )
-    from weft.integrations.controls import LaunchControls
     from weft.shim import restart
+    from weft.tuning.live.controls import LaunchControls
 
     restart.require()
     return LaunchControls(Policy(), world)

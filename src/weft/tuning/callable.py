@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from weft.errors import UsageError, WeftError
+from weft.measure.race import ROUNDS, Entry, Result, race, ratio_ci
 from weft.policy import Policy
-from weft.tune.race import ROUNDS, Entry, Result, race, ratio_ci
-from weft.tune.space import Candidate, label
-from weft.tune.stage import Stage, Team
+from weft.tuning.callable_runner import Stage, Team
+from weft.tuning.candidates import Candidate, label
 
 if TYPE_CHECKING:
-    from weft.tune import store
+    from weft.tuning import store
 
 AS_IS = Candidate("as it is")
 MOST_POLICIES = 160
@@ -212,13 +212,13 @@ class _Kept:
                 self._store().put(self._key(), tuned.policy, tuned.to_dict())
 
     def _key(self) -> store.Key:
-        from weft.tune import store
+        from weft.tuning import store
 
         return store.here(f"callable {self.name}, {self.team.size} ranks")
 
     @staticmethod
     def _store() -> store.Store:
-        from weft.tune import store
+        from weft.tuning import store
 
         return store.Store()
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from weft.execute.base import BASELINE_CTAS, Sample
+from weft.execute.base import Sample
 from weft.gpu.occupancy import blocks_per_sm
 from weft.policy import Policy
 from weft.sim.core import Outcome, simulate
@@ -16,7 +16,7 @@ from weft.sim.occupancy import Occupancy, occupancy
 from weft.sim.pipeline import Model, pipeline
 from weft.sim.profile import Profile, profile
 from weft.timeline import Kind, Timeline
-from weft.workload import Workload
+from weft.workload import BASELINE_CTAS, Workload
 
 GHOST = "-ghost"
 

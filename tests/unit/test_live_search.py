@@ -12,10 +12,10 @@ from collections import Counter
 import pytest
 
 from weft.policy import Policy
-from weft.tune import online
-from weft.tune.online import Sample, Trial, tune
-from weft.tune.options import Facts, Kernel, beyond, merge, stages
-from weft.tune.outcome import Outcome, label, read_result, result_file, stopped
+from weft.tuning.live import search
+from weft.tuning.live.options import Facts, Kernel, beyond, merge, stages
+from weft.tuning.live.outcome import Outcome, label, read_result, result_file, stopped
+from weft.tuning.live.search import Sample, Trial, tune
 
 TRITON = Kernel("my_gemm", "my_gemm", 40, 30, 4)
 CUBLAS = Kernel("nvjet_hsh", "nvjet_hsh", 40, 30, 1)
@@ -115,7 +115,7 @@ def test_it_ends_within_1_percent_of_the_best_and_never_slower_in_under_60_steps
         assert job.ms(outcome.policy) <= 40 * 1.01
         assert outcome.steps < 60
         assert outcome.steps + outcome.warm_up_steps == job.steps
-        assert outcome.warm_up_steps <= online.MOST_WARM_UP
+        assert outcome.warm_up_steps <= search.MOST_WARM_UP
     assert sum(excess <= 0.01 for excess in behind) >= 0.95 * len(behind)
 
 
@@ -198,7 +198,7 @@ def test_it_waits_for_even_steps_but_not_for_ever(warm_up):
 
     uneven = Job(3, noise=0.5, odd=0.0)
     outcome = play(uneven)
-    assert outcome.warm_up_steps <= online.MOST_WARM_UP
+    assert outcome.warm_up_steps <= search.MOST_WARM_UP
     assert uneven.ms(outcome.policy) <= 40.4
 
 
@@ -207,7 +207,7 @@ def test_what_an_earlier_run_found_is_measured_and_not_believed():
     good = quiet(ctas={3: 1.4, 6: 1.2, 16: 0.9, 24: 0.95, 32: 1.0})
     outcome = play(good, recall=lambda facts: known)
     assert outcome.policy == known
-    assert outcome.steps <= online.FOR_KNOWN + online.LEARN
+    assert outcome.steps <= search.FOR_KNOWN + search.LEARN
     assert set(good.ran) == {Policy(), known}
     assert "an earlier run, measured again" in outcome.text
 
@@ -218,7 +218,7 @@ def test_what_an_earlier_run_found_is_measured_and_not_believed():
 
     alone = quiet()
     outcome = play(alone, recall=lambda facts: Policy())
-    assert outcome.steps == online.LEARN
+    assert outcome.steps == search.LEARN
     assert "an earlier run of this job found nothing better" in outcome.text
 
 
@@ -312,8 +312,8 @@ def test_the_part_that_runs_in_a_program_needs_none_of_wefts_dependencies():
 import importlib, sys
 for name in ("numpy", "msgspec", "typer", "rich", "jinja2", "zstandard"):
     sys.modules[name] = None  # importing it fails
-for name in ("integrations.live", "integrations.controls", "tune.session", "tune.conduct", "tune.store"):
-    importlib.import_module(f"weft.{name}")
+for name in ("job", "controls", "session", "conductor", "search"):
+    importlib.import_module(f"weft.tuning.live.{name}")
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 

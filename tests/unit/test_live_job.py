@@ -9,10 +9,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from weft.integrations import live  # noqa: E402
 from weft.shim import binding, communicators  # noqa: E402
-from weft.tune.options import Facts  # noqa: E402
-from weft.tune.outcome import read_result  # noqa: E402
+from weft.tuning.live import job  # noqa: E402
+from weft.tuning.live.options import Facts  # noqa: E402
+from weft.tuning.live.outcome import read_result  # noqa: E402
 
 
 class Calls:
@@ -63,8 +63,8 @@ def group(monkeypatch, tmp_path):
     import torch.distributed as dist
 
     monkeypatch.setenv("WEFT_JOB", str(tmp_path))
-    monkeypatch.setenv(live.CONTROLS_VARIABLE, f"{__name__}:Controls")
-    monkeypatch.setattr("weft.tune.session.Session", Session)
+    monkeypatch.setenv(job.CONTROLS_VARIABLE, f"{__name__}:Controls")
+    monkeypatch.setattr("weft.tuning.live.session.Session", Session)
     Session.made.clear()
     made = []
 
@@ -81,7 +81,7 @@ def group(monkeypatch, tmp_path):
 
 @pytest.fixture
 def watching():
-    found = live.Live()
+    found = job.Live()
     found.watch()
     yield found
     found._end({"text": "", "state": "stopped"})
@@ -146,7 +146,7 @@ def test_an_error_of_ours_is_one_line_and_the_hooks_are_gone(monkeypatch, group,
     assert dist.init_process_group.__module__ == "torch.distributed.distributed_c10d"
     assert (
         not hasattr(dist.init_process_group, "__wrapped__")
-        or dist.init_process_group.__wrapped__.__module__ != live.__name__
+        or dist.init_process_group.__wrapped__.__module__ != job.__name__
     )
     assert capsys.readouterr().err.count("tuning stops: ZeroDivisionError: ours") == 1
     assert "ZeroDivisionError" in json.loads((tmp_path / "tuning.0.json").read_text())["text"]
@@ -159,7 +159,7 @@ def test_a_result_that_cannot_be_kept_stays_the_result(monkeypatch, group, watch
     def refuse(*_: object) -> None:
         raise UsageError("the verdict has no JSON")
 
-    monkeypatch.setattr("weft.tune.store.Store.put", refuse)
+    monkeypatch.setattr("weft.tuning.store.Store.put", refuse)
     group()
     watching._leads, watching._key = True, object()
     watching._end({"text": "ctas16", "state": "kept", "policy": Policy(max_ctas=16).to_dict()})

@@ -9,9 +9,9 @@ from typing import Any
 
 from weft.errors import WeftError
 from weft.execute.base import Executor, References
+from weft.measure.race import ROUNDS, Entry, Result, race, ratio_ci
 from weft.policy import Policy
-from weft.tune.race import ROUNDS, Entry, Result, race, ratio_ci
-from weft.tune.space import Candidate
+from weft.tuning.candidates import Candidate
 from weft.workload import Workload
 
 LEAVE = "leave it alone"

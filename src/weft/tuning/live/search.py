@@ -21,10 +21,10 @@ from dataclasses import dataclass, field
 from statistics import fmean, median
 from typing import Any
 
+from weft.measure.steadiness import Noise, steady
 from weft.policy import Policy
-from weft.tune.options import Facts, beyond, stages
-from weft.tune.outcome import Outcome, Tried, label, why_none_was_better, why_nothing_to_try
-from weft.tune.steadiness import Noise, steady
+from weft.tuning.live.options import Facts, beyond, stages
+from weft.tuning.live.outcome import Outcome, Tried, label, why_none_was_better, why_nothing_to_try
 
 BUDGET = 57  # steps of the job that tuning may use
 FOR_KNOWN = 24  # of these, for the check of what an earlier run found

@@ -10,11 +10,11 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 from weft.policy import Policy
-from weft.tune.agree import ABANDON, Agreement, Decision, Report
-from weft.tune.conduct import Conductor
-from weft.tune.options import Facts
-from weft.tune.outcome import stopped
-from weft.tune.stall import Guard
+from weft.ranks import ABANDON, Agreement, Decision, Report
+from weft.tuning.live.conductor import Conductor
+from weft.tuning.live.options import Facts
+from weft.tuning.live.outcome import stopped
+from weft.tuning.live.watchdog import Guard
 
 LEAST_DEADLINE_S = 5.0
 DEADLINE = 10.0  # times the usual step, for the other ranks to come to the boundary

@@ -1,8 +1,8 @@
 """Live: tunes the job that it finds itself in. Torch's autoload starts it under `weft run --tune`.
 
 A process waits until the program has made a process group and its step is known, then takes part in the
-tuning (`weft.tune.session`). When that is over nothing is left in the program but the policy. Whatever goes
-wrong here ends the tuning, not the program.
+tuning (`weft.tuning.live.session`). Afterwards nothing is left in the program but the policy. An error
+in here ends the tuning, never the program.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from weft.files import write_whole
-from weft.integrations.step import Steps, period
 from weft.policy import Policy
-from weft.tune.outcome import result_file, stopped
+from weft.tuning.live.outcome import result_file, stopped
+from weft.tuning.live.steps import Steps, period
 
 POLICY_VARIABLE = "WEFT_TUNE_POLICY"
 CONTROLS_VARIABLE = "WEFT_TUNE_CONTROLS"
@@ -152,10 +152,10 @@ class Live:
     def _begin(self, optimizer: Any) -> None:
         import torch.distributed as dist
 
-        from weft.tune.agree import Agreement
-        from weft.tune.conduct import conduct
-        from weft.tune.online import tune
-        from weft.tune.session import LEAST_STALL_S, Session
+        from weft.ranks import Agreement
+        from weft.tuning.live.conductor import conduct
+        from weft.tuning.live.search import tune
+        from weft.tuning.live.session import LEAST_STALL_S, Session
 
         self._rank, world = dist.get_rank(), dist.get_world_size()
         if world < 2:
@@ -181,7 +181,7 @@ class Live:
 
     def _recall(self, facts: Any) -> Policy | None:
         """What the same job ended with before, unless that is too old."""
-        from weft.tune.store import Store, StoreError, here
+        from weft.tuning.store import Store, StoreError, here
 
         self._key = here(facts.workload) if facts.workload else None
         if self._key is None:
@@ -194,7 +194,7 @@ class Live:
         return entry.policy if entry is not None and not entry.stale else None
 
     def _remember(self, result: dict[str, Any]) -> None:
-        from weft.tune.store import Store
+        from weft.tuning.store import Store
 
         if self._key is None or result["state"] == "stopped":
             return
@@ -332,8 +332,8 @@ def _controls(default: Policy, world: int, optimizer: Any) -> Any:
         return getattr(importlib.import_module(module), name)(default, world)
     import torch
 
-    from weft.integrations.controls import LaunchControls
     from weft.shim import binding
+    from weft.tuning.live.controls import LaunchControls
 
     if not torch.cuda.is_initialized():
         return "the program uses no GPU"

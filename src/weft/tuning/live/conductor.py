@@ -11,10 +11,10 @@ from collections.abc import Generator, Sequence
 from typing import Any
 
 from weft.policy import Policy
-from weft.tune.agree import ABANDON, Decision, Report
-from weft.tune.online import Method, Sample, Trial
-from weft.tune.options import Facts, merge
-from weft.tune.outcome import Outcome
+from weft.ranks import ABANDON, Decision, Report
+from weft.tuning.live.options import Facts, merge
+from weft.tuning.live.outcome import Outcome
+from weft.tuning.live.search import Method, Sample, Trial
 
 Conductor = Generator[Decision, list[Report], None]
 

@@ -9,12 +9,12 @@ from datetime import timedelta
 import pytest
 
 from weft.policy import Policy
-from weft.tune.agree import Agreement
-from weft.tune.conduct import conduct, differing, slowest
-from weft.tune.online import tune
-from weft.tune.options import Facts
-from weft.tune.outcome import label
-from weft.tune.session import Session
+from weft.ranks import Agreement
+from weft.tuning.live.conductor import conduct, differing, slowest
+from weft.tuning.live.options import Facts
+from weft.tuning.live.outcome import label
+from weft.tuning.live.search import tune
+from weft.tuning.live.session import Session
 
 
 class MemoryStore:

@@ -10,7 +10,7 @@ from statistics import median
 from typing import Any
 
 from weft.policy import Policy
-from weft.tune.options import Facts, explain
+from weft.tuning.live.options import Facts, explain
 
 
 def label(policy: Policy) -> str:

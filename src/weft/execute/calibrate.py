@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 from weft.errors import UsageError, WeftError
+from weft.execute.sim import GHOST, SimExecutor
 from weft.policy import Policy
-from weft.sim.execute import GHOST, SimExecutor
 from weft.sim.profile import Profile
 from weft.workload import Compute, Workload
 

@@ -18,7 +18,7 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from weft.errors import UsageError, WeftError
-from weft.tune.scores import Noise, Round, fit
+from weft.measure.scores import Noise, Round, fit
 
 T = TypeVar("T")
 

@@ -11,11 +11,11 @@ from dataclasses import replace
 from typing import Any
 
 from weft.errors import UnavailableError
-from weft.integrations.look import Look
 from weft.policy import Policy
 from weft.shim import binding, communicators, stats
-from weft.tune.options import Facts, Kernel
-from weft.tune.session import PREPARE_S
+from weft.tuning.live.look import Look
+from weft.tuning.live.options import Facts, Kernel
+from weft.tuning.live.session import PREPARE_S
 
 FREE_BYTES = 2 << 30  # of the GPU's memory, for the buffers of new communicators
 SM_SHARE = 2  # collectives may take one SM of so many, all ranks on the GPU together

@@ -16,7 +16,7 @@ from typing import Any
 from weft.errors import WeftError
 from weft.gpu import nvml
 from weft.policy import MAX_CTAS, Policy
-from weft.tune.store import Entry, Key, Store
+from weft.tuning.store import Entry, Key, Store
 
 AHEAD = 0.03  # share of a step by which the best number must lead
 OWN = 0  # stands for the number that the program starts with

@@ -1,0 +1,1 @@
+"""Interleaved measurement and its statistics. Knows neither torch nor GPUs: what is measured is injected."""

@@ -1,0 +1,1 @@
+"""Live tuning: everything that runs inside a job under `weft run --tune`."""
