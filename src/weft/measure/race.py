@@ -2,7 +2,7 @@
 
 Candidates are measured in rounds, in a random order and then in its reverse, so that drift of the machine
 hits all alike. Those that are clearly behind drop out, and what they save goes to those that are close. The
-winner is measured again beside the baselines, out of sample.
+winner is measured again, interleaved with the baselines, in fresh rounds.
 """
 
 from __future__ import annotations
@@ -11,13 +11,11 @@ import math
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from statistics import median
 from typing import Generic, TypeVar
 
-import numpy as np
-
 from weft.errors import UsageError, WeftError
+from weft.measure.intervals import ratio_ci
+from weft.measure.result import Entry, Result
 from weft.measure.scores import Noise, Round, fit
 
 T = TypeVar("T")
@@ -37,103 +35,8 @@ ROUNDS = 15
 """Of a full grid: a third of it finds the best of 40 candidates where that is 3% ahead under 5% noise."""
 TIE = 0.005
 """Candidates that are this close (relative) may be taken for one another."""
-RESAMPLES = 1000
-
-
-def bootstrap_ci(samples: Sequence[float], *, level: float = 0.95, seed: int = 0) -> tuple[float, float]:
-    """Confidence interval of the median, by resampling.
-
-    Never narrower than the exact interval between two order statistics: of a handful of samples, resampling
-    promises more than it holds.
-    """
-    values = np.sort(np.asarray(samples, dtype=np.float64))
-    if not len(values):
-        return math.nan, math.nan
-    picks = np.random.default_rng(seed).integers(0, len(values), (RESAMPLES, len(values)))
-    low, high = np.quantile(np.median(values[picks], axis=1), [(1 - level) / 2, (1 + level) / 2])
-    outer = _order_statistic(len(values), level)
-    return float(min(low, values[outer])), float(max(high, values[-1 - outer]))
-
-
-def _order_statistic(count: int, level: float) -> int:
-    """The largest k for which the k-th smallest and k-th largest sample enclose the median at this level."""
-    k, outside = 0, 2 * 0.5**count
-    while k + 1 < count // 2:
-        outside += 2 * math.comb(count, k + 1) * 0.5**count
-        if outside > 1 - level:
-            break
-        k += 1
-    return k
-
-
-def ratio_ci(
-    a: Sequence[float], b: Sequence[float], *, level: float = 0.95, seed: int = 0
-) -> tuple[float, float, float]:
-    """Median of a/b and its confidence interval. Samples are paired by round where both have as many."""
-    x, y = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
-    if not len(x) or not len(y):
-        return math.nan, math.nan, math.nan
-    rng = np.random.default_rng(seed)
-    first = rng.integers(0, len(x), (RESAMPLES, len(x)))
-    if len(x) == len(y):
-        estimates, middle = np.median((x / y)[first], axis=1), float(np.median(x / y))
-    else:
-        second = rng.integers(0, len(y), (RESAMPLES, len(y)))
-        estimates = np.median(x[first], axis=1) / np.median(y[second], axis=1)
-        middle = float(np.median(x) / np.median(y))
-    low, high = np.quantile(estimates, [(1 - level) / 2, (1 + level) / 2])
-    return middle, float(low), float(high)
-
-
-@dataclass
-class Entry(Generic[T]):
-    """A candidate and its measurements in ms."""
-
-    candidate: T
-    samples: list[float] = field(default_factory=list)
-    kept: bool = True
-    problem: str = ""
-    """Why it could not be measured, or why it was dropped; empty for one that ran to the end."""
-    error: WeftError | None = None
-    again: list[float] = field(default_factory=list)
-    """Measurements out of sample, for the winner and the baselines."""
-
-    @property
-    def failed(self) -> bool:
-        """Whether it could not be measured."""
-        return self.error is not None
-
-    @property
-    def ms(self) -> float:
-        """Median, infinite without a sample."""
-        return median(self.samples) if self.samples else math.inf
-
-    @property
-    def ci_ms(self) -> tuple[float, float]:
-        return bootstrap_ci(self.samples)
-
-
-@dataclass
-class Result(Generic[T]):
-    """All entries in the order given, and the index of the chosen one (None: nothing could be measured)."""
-
-    entries: list[Entry[T]]
-    baselines: tuple[int, ...]
-    aside: tuple[int, ...] = ()
-    chosen: int | None = None
-    measurements: int = 0
-    out_of_time: bool = False
-
-    @property
-    def best(self) -> T | None:
-        """The chosen candidate."""
-        return None if self.chosen is None else self.entries[self.chosen].candidate
-
-    @property
-    def best_baseline(self) -> int | None:
-        """The fastest baseline that could be measured."""
-        alive = [i for i in self.baselines if self.entries[i].samples]
-        return min(alive, key=lambda i: self.entries[i].ms, default=None)
+CONFIRM = 6
+"""Fresh rounds that a confirmation takes at least: with fewer, five equal ratios in a row are mere luck."""
 
 
 def race(
@@ -160,8 +63,10 @@ def race(
     ends when the leader is ahead of the rest beyond doubt, or within `tie` of the best.
 
     Baselines (indices) are never dropped, and another candidate is chosen only if it beats the best of them
-    beyond doubt; then both are measured again, `confirm` times or more. Without baselines the fastest is
-    chosen as it is. Those `aside` are references: measured in `rounds` rounds, never dropped, never chosen.
+    beyond doubt, in the race and again in a confirmation: fresh rounds of both, at least `confirm` and at
+    least CONFIRM of them. Where all candidates are equal, a baseline is chosen in over 95% of races. With
+    `confirm` 0 (times without noise) the race alone decides. Without baselines the fastest is chosen.
+    Those `aside` are references: measured in `rounds` rounds, never dropped, never chosen.
     After `deadline_s` no new round begins; the first `min_rounds` are always run.
     """
     if not candidates:
@@ -175,7 +80,8 @@ def race(
             break
         course.round()
     result.chosen = course.choose()
-    course.measure_again(confirm, lambda: clock() >= until)
+    if confirm:
+        course.confirm(confirm, lambda: clock() >= until)
     return result
 
 
@@ -235,27 +141,36 @@ class _Course(Generic[T]):
             return best  # who is out of reach of the leader is beaten, hiccups or not
         return best if self._ratio(best, baseline)[2] < 1.0 else baseline
 
-    def measure_again(self, rounds: int, late: Callable[[], bool]) -> None:
-        """Measure the chosen one and the baselines out of sample; longer while it is open who is ahead."""
-        chosen, entries = self.result.chosen, self.result.entries
-        if chosen is None or not self.result.baselines:  # without a baseline there is nothing to confirm
+    def confirm(self, rounds: int, late: Callable[[], bool]) -> None:
+        """Measure the chosen one and the baselines afresh; a baseline is chosen unless the lead holds."""
+        result, chosen = self.result, self.result.chosen
+        if chosen is None or not result.baselines:  # without a baseline there is nothing to confirm
             return
-        again = [i for i in {chosen, *self.result.baselines} if not entries[i].failed]
+        leads = chosen not in result.baselines
+        rounds = max(rounds, CONFIRM) if leads else rounds
+        again = [i for i in {chosen, *result.baselines} if not result.entries[i].failed]
         for number in range(rounds * AGAIN_AT_MOST):
-            # Few looks: who looks after every round sees a gain sooner or later where there is none.
+            # Few looks: whoever looks after every round sees a gain sooner or later where there is none.
             if number >= rounds and (late() or (number in (rounds, 2 * rounds) and self._clear(chosen))):
                 break
             for index in self._ordered(again):
-                if not entries[index].failed:
-                    self._take(index, entries[index].again)
+                if not result.entries[index].failed:
+                    self._take(index, result.entries[index].again)
+        if leads and not (self._confirmed(chosen) and not result.entries[chosen].failed):
+            result.unconfirmed, result.chosen = chosen, result.best_baseline
 
     def _clear(self, chosen: int) -> bool:
-        baseline = self.result.best_baseline
-        if baseline is None or chosen in self.result.baselines:
-            return True
-        again = [self.result.entries[i].again for i in (chosen, baseline)]
-        _, low, high = ratio_ci(*again)
-        return not low <= 1.0 <= high
+        """Whether the confirmation can end: a baseline was chosen, or who is ahead is beyond doubt."""
+        _, low, high = self.result.ratio(chosen)
+        return chosen in self.result.baselines or not low <= 1.0 <= high
+
+    def _confirmed(self, chosen: int) -> bool:
+        """Whether the lead over every baseline that still runs held in the fresh rounds."""
+        mine = self.result.entries[chosen].again
+        others = [self.result.entries[i] for i in self.result.baselines]
+        return bool(mine) and all(
+            entry.failed or ratio_ci(mine, entry.again)[2] < 1.0 for entry in others if entry.samples
+        )
 
     def _take(self, index: int, into: list[float]) -> bool:
         entry = self.result.entries[index]
