@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weft.errors import OutputError, UsageError
+from weft.errors import InputError, UsageError
 from weft.plan import Job, predict
 from weft.plan.chakra import COLLECTIVE, COMP, RECV, SEND, Node, encode, varint
 from weft.plan.execution_trace import Groups, Place, members, order, pieces_for, rank_nodes, write
@@ -318,7 +318,7 @@ def test_nothing_is_left_where_writing_fails(tmp_path):
     job = Job(gpu="h100", **JOBS["1f1b"])
     found = predict(job)
     (tmp_path / "file").write_text("here first")
-    with pytest.raises(OutputError, match="cannot write"):
+    with pytest.raises(InputError, match="cannot write"):
         write(tmp_path / "file", job, found)
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
