@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import logging
 import math
 import sys
 import time
@@ -16,6 +17,8 @@ from weft.ranks import Ranks
 
 if TYPE_CHECKING:
     from weft.tuning.live.options import Facts
+
+log = logging.getLogger(__name__)
 
 LEARNT_CALLS = 3  # under observation, before anything is tried
 SAMPLE_MS = 20.0  # a shorter callable is called several times for one measurement
@@ -60,7 +63,7 @@ class CallableRunner:
         apply.restore()
         if problem[0] is None:
             self.synchronize()
-            self.ranks.gather(None)  # nobody is still on a communicator that goes
+            self.ranks.gather(None)  # no rank still uses a communicator that is released
             self.controls.release()
 
     def options(self) -> list[Policy]:
@@ -78,7 +81,7 @@ class CallableRunner:
         return [policy for policy in policies if not policy.is_neutral][:MOST_CANDIDATES]
 
     def prepared(self, policies: Sequence[Policy]) -> list[Policy]:
-        """Those whose number of CTAs can be had on every rank."""
+        """The policies whose number of CTAs is possible on every rank."""
         wanted = sorted({p.max_ctas for p in policies if p.max_ctas is not None})
         ready: set[int | None] = {None}
         for ctas in wanted if self.controls is not None else ():
@@ -87,7 +90,8 @@ class CallableRunner:
             try:
                 self.controls.prepare(ctas)
                 done = True
-            except WeftError:
+            except WeftError as error:
+                log.debug("%d CTAs are not tried: %s", ctas, error)
                 done = False
             ready |= {ctas} if all(self.ranks.gather(done)) else set()
         return [p for p in policies if p.max_ctas in ready or self.controls is None]

@@ -1,4 +1,4 @@
-"""The candidates of `weft tune`: which policies are worth a race, from what the kernels allow."""
+"""Candidates: the policies worth trying, their labels, the CTA ladder and the standard head start."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CTA_LADDER = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 
 @dataclass(frozen=True)
 class Candidate:
-    """One way to run a workload."""
+    """A policy under test, with its label."""
 
     label: str
     policy: Policy = field(default_factory=Policy)
@@ -60,9 +60,9 @@ def candidates(
 def promising(
     tried: Sequence[Candidate], predict: Callable[[Candidate], float], most: int = PROMISING
 ) -> list[Candidate]:
-    """Those worth a measurement, by a model's times: the first `most`, and a safety set.
+    """The candidates worth measuring by a model's times: the best `most`, and a safety set.
 
-    The safety set is what no model may rule out: the baselines (the first two), and every control alone.
+    The safety set, which no model may rule out: the baselines (the first two) and every single control.
     """
     rest = [c for c in tried[2:] if c.policy.controls > 1]
     times = {c.label: predict(c) for c in rest}
@@ -73,7 +73,7 @@ def promising(
 
 
 def for_kernel(policy: Policy, pattern: str) -> Policy:
-    """A policy found with our GEMM, for kernels of another program, there only while a collective runs."""
+    """A policy found with our GEMM, rewritten for kernels of another program while a collective runs."""
     if not policy.rules:
         return policy
     rules = tuple(Rule(pattern, rule.residency) if rule.kernel == GEMM else rule for rule in policy.rules)
@@ -88,9 +88,9 @@ def cta_choices(now: int, most: int) -> tuple[int, ...]:
 
 
 def residency_choices(compute: Compute, gpu: GpuSpec) -> list[int]:
-    """Fewer blocks per SM than fit by themselves; only for our GEMM, whose shared memory can be raised.
+    """Fewer blocks per SM than would fit; only for our GEMM, whose shared memory can be raised.
 
-    Library kernels of today have one block per SM, and for kernels bound by memory fewer is pure loss.
+    Current library kernels have one block per SM, and memory-bound kernels only lose with fewer.
     """
     if compute.kind not in TRITON_KINDS:
         return []
