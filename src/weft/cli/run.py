@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from weft.errors import UsageError, WeftError
+from weft.errors import UnavailableError, UsageError, WeftError
 from weft.files import write_whole
 from weft.policy import Policy
 
@@ -64,6 +64,7 @@ def run(
 
     weft run --tune -- torchrun --nproc-per-node 8 train.py
     """
+    _check_platform()
     from weft.shim import launch, stats
     from weft.shim.apply import not_applied
     from weft.shim.inject import Job, check_preload
@@ -98,6 +99,13 @@ def run(
             _say(earlier.learn(counted["tuning"]) if earlier is not None else "", quiet)
     _report(counted, policy, stats_file, quiet, line)
     launch.end_like(status)
+
+
+def _check_platform() -> None:
+    if sys.platform != "linux":
+        raise UnavailableError(
+            "weft run needs Linux, whose loader preloads the shim; analyze, plan and report work here"
+        )
 
 
 def _policy(path: Path | None, **given: Any) -> Policy:
