@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from weft.errors import UsageError
+from weft.gpu.cost import NODE_LINKS, node_transfer_s, switch_reduces
 from weft.gpu.occupancy import blocks_per_sm
 from weft.sim.core import DeadlockError
+from weft.sim.fabric import default_topology, node_links
 from weft.sim.launches import Footprint, Launch, LaunchKind, Speed
 from weft.sim.profile import Profile, footprint
-from weft.workload import Workload, collective_ctas
+from weft.workload import DTYPE_BYTES, Workload, collective_ctas
 
 NAMES = {
     "all_reduce": "ncclDevKernel_AllReduce",
@@ -45,19 +47,35 @@ def collective(workload: Workload, profile: Profile, ctas: int, *, ghost: bool, 
     place = footprint(profile.spec, name, *size)
     _check_resident(workload, profile, members * count, members, blocks_per_sm(profile.spec, *size))
     if ghost:
+        start_s = figures.event_gap_us * 1e-6
         rate = getattr(figures, f"ghost_{workload.collective}_gb_s") * 1e9
         if workload.collective == "all_to_all":
             # Point-to-point channels are as fast with a cap on CTAs as without, measured on an H200.
             rate *= FREE_CHANNELS / count
     else:
-        rate = min(figures.cta_gb_s, figures.bus_gb_s / count) * 1e9
+        start_s = NODE_LINKS.launch_us * 1e-6
+        rate = workload.wire_bytes / _node_transfer_s(workload, profile, count) / count
     traffic = figures.comm_traffic
-    return Collective(
-        _launch(name, place, count, workload.wire_bytes * traffic, rate * traffic, profile), members
+    work = workload.wire_bytes * traffic
+    return Collective(_launch(name, place, count, work, rate * traffic, start_s, profile), members)
+
+
+def _node_transfer_s(workload: Workload, profile: Profile, ctas: int) -> float:
+    """Seconds that the blocks of a collective move bytes between the GPUs of a node."""
+    figures, gpu = profile.figures, profile.spec
+    larger_bytes = workload.elements * DTYPE_BYTES[workload.compute.dtype]
+    rate = min(ctas * figures.cta_gb_s, figures.bus_gb_s) * 1e9
+    links = node_links(gpu, default_topology(gpu))
+    # With a bus far below NVLink's rate the bottleneck is another network, and its switches do not reduce.
+    in_switch = switch_reduces(gpu) and figures.bus_gb_s * 1e9 > 0.5 * gpu.fabric_bytes_per_s
+    return node_transfer_s(
+        workload.collective, larger_bytes, workload.ranks, rate, links, in_switch=in_switch
     )
 
 
-def _launch(name: str, place: Footprint, count: int, work: float, rate: float, profile: Profile) -> Launch:
+def _launch(
+    name: str, place: Footprint, count: int, work: float, rate: float, start_s: float, profile: Profile
+) -> Launch:
     figures = profile.figures
     return Launch(
         name=name,
@@ -68,7 +86,7 @@ def _launch(name: str, place: Footprint, count: int, work: float, rate: float, p
             block_rate=rate,
             window_bytes=rate * figures.comm_latency_ns * 1e-9,
             miss=figures.comm_miss,
-            start_s=figures.event_gap_us * 1e-6,
+            start_s=start_s,
         ),
     )
 

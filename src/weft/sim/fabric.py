@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 from weft.errors import UsageError
+from weft.gpu.cost import NODE_LINKS, UNFITTED_LINKS, NodeLinks
 from weft.gpu.specs import GpuSpec
 from weft.sim.gemm import machine
 
@@ -143,6 +144,12 @@ def default_topology(gpu: GpuSpec) -> str:
     if gpu.name == "a40":
         return "pcie"
     return "mesh" if gpu.link_kind == "xgmi" else "nvswitch"
+
+
+def node_links(gpu: GpuSpec, topology: str) -> NodeLinks:
+    """Latency and bandwidth of the library's collectives on a node of such GPUs."""
+    fitted = gpu.link_kind == "nvlink" and topology not in ("pcie", "host")
+    return NODE_LINKS if fitted else UNFITTED_LINKS
 
 
 @lru_cache(maxsize=512)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from weft.errors import UsageError
+from weft.gpu.cost import LARGE_TILE, wave_columns
 from weft.gpu.occupancy import blocks_per_sm, shared_bytes_for
 from weft.sim.launches import Footprint, LaunchKind, Speed
 from weft.sim.profile import Profile, footprint
@@ -225,7 +226,7 @@ def _library_gemm(
     """The vendor's kernel: large tiles, one block for each SM, persistent on the newest GPUs."""
     m, n, k = shape
     size = DTYPE_BYTES[compute.dtype]
-    tile_m, tile_n = 128, 256
+    tile_m, tile_n = LARGE_TILE
     tiles = -(-m // tile_m) * -(-n // tile_n)
     # Pairs of blocks share what they load (clusters with multicast).
     loaded = (2 * tile_m + tile_n) / 2 * k * size
@@ -233,8 +234,7 @@ def _library_gemm(
     rate = profile.spec.flops(compute.dtype) / profile.spec.sms * profile.figures.library_efficiency
     pool = bool(profile.figures.persistent) if persistent is None else persistent
     share = loaded / flops
-    # Libraries order their tiles so that those of a wave form a square: the least traffic to memory.
-    square = max(1, round(math.sqrt(profile.spec.sms * tile_m / tile_n)))
+    square = wave_columns(profile.spec.sms, LARGE_TILE)
     miss = _miss(profile, shape, (tile_m, tile_n), size, min(square, -(-n // tile_n)), profile.spec.sms)
     most = profile.spec.shared_bytes_per_block_optin
     speed = Speed(
