@@ -36,7 +36,7 @@ class Stream:
 
 
 def ranks_of(path, size, ctas=8):
-    return nccl.Ranks(nccl.load(path), size, ctas)
+    return nccl.Ranks(nccl.load_nccl(path), size, ctas)
 
 
 @pytest.fixture(params=[2, 3, 4])
@@ -134,14 +134,14 @@ def test_too_old_for_several_ranks(fake_nccl, monkeypatch):
 
 def test_where_the_library_is(fake_nccl, monkeypatch, tmp_path):
     monkeypatch.setenv("WEFT_NCCL", fake_nccl)
-    assert nccl.load().version_text == "2.32.3"
+    assert nccl.load_nccl().version_text == "2.32.3"
     monkeypatch.setenv("WEFT_NCCL", str(tmp_path / "missing.so"))
     with pytest.raises(UnavailableError, match=r"missing\.so: no such file"):
-        nccl.load()
+        nccl.load_nccl()
     with pytest.raises(UnavailableError, match="set WEFT_NCCL"):
-        nccl.load(str(tmp_path / "missing.so"))
+        nccl.load_nccl(str(tmp_path / "missing.so"))
     with pytest.raises(UnavailableError, match="is not NCCL"):
-        nccl.load("libm.so.6")
+        nccl.load_nccl("libm.so.6")
 
 
 def test_one_rank_is_refused(fake_nccl):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from weft.execute.sim import SimExecutor
-from weft.gpu.presets import PRESETS
+from weft.gpu.presets import GPU_PRESETS
 from weft.ops.characterize import cut_s
 from weft.policy import Policy
 from weft.sim.gemm import gemms, machine
@@ -39,7 +39,7 @@ def test_fewer_sms_cost_what_they_cost_block_by_block(gpu):
     assert cost[1] / cost[0] == pytest.approx(slower, rel=0.03)
 
 
-@pytest.mark.parametrize("gpu", sorted(PRESETS))
+@pytest.mark.parametrize("gpu", sorted(GPU_PRESETS))
 def test_every_preset_has_costs(gpu):
     cost = gemms(gpu).cost(4096, 4096, 4096)
     peak = machine(gpu).spec.flops("bf16")

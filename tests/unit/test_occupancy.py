@@ -4,10 +4,10 @@ import pytest
 
 from weft.errors import UsageError
 from weft.gpu.occupancy import UNLIMITED, blocks_per_sm, limits, shared_bytes_for
-from weft.gpu.presets import PRESETS
+from weft.gpu.presets import GPU_PRESETS
 from weft.gpu.specs import spec
 
-EVERY = pytest.mark.parametrize("gpu", PRESETS.values(), ids=PRESETS.keys())
+EVERY = pytest.mark.parametrize("gpu", GPU_PRESETS.values(), ids=GPU_PRESETS.keys())
 
 
 @pytest.mark.parametrize(

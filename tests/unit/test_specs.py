@@ -3,14 +3,14 @@ import dataclasses
 import pytest
 
 from weft.errors import UsageError
-from weft.gpu.presets import ALIASES, PRESETS
+from weft.gpu.presets import ALIASES, GPU_PRESETS
 from weft.gpu.specs import spec
 
-EVERY = pytest.mark.parametrize("gpu", PRESETS.values(), ids=PRESETS.keys())
+EVERY = pytest.mark.parametrize("gpu", GPU_PRESETS.values(), ids=GPU_PRESETS.keys())
 
 
 def test_all_promised_presets_exist():
-    assert set(PRESETS) == {"a40", "a100-40gb", "a100-80gb", "h100", "h200", "b200", "mi250x", "mi300x"}
+    assert set(GPU_PRESETS) == {"a40", "a100-40gb", "a100-80gb", "h100", "h200", "b200", "mi250x", "mi300x"}
 
 
 @pytest.mark.parametrize(
@@ -33,8 +33,8 @@ def test_a_name_like_nothing_is_still_answered():
 
 
 def test_aliases_lead_to_presets_and_hide_none():
-    assert set(ALIASES.values()) <= set(PRESETS)
-    assert not set(ALIASES) & set(PRESETS)
+    assert set(ALIASES.values()) <= set(GPU_PRESETS)
+    assert not set(ALIASES) & set(GPU_PRESETS)
 
 
 @EVERY

@@ -262,10 +262,10 @@ def _promising(title: str, ghost: bool, workload: Workload, tried: list[Candidat
 
 def _spec(title: str) -> GpuSpec | None:
     """The preset of a real GPU by its marketing name, or None: then residency is left alone."""
-    from weft.gpu.presets import PRESETS
+    from weft.gpu.presets import GPU_PRESETS
 
     words = title.lower().replace("-", " ").split()
-    return next((gpu for name, gpu in PRESETS.items() if name.split("-")[0] in words), None)
+    return next((gpu for name, gpu in GPU_PRESETS.items() if name.split("-")[0] in words), None)
 
 
 def _page(executor: Executor, verdict: Verdict, document: dict[str, Any]) -> str:
