@@ -12,20 +12,20 @@ from weft.sim.profile import Profile, names, profile
 MOST_KNOWN = 200_000
 """GEMMs whose cost is kept."""
 MEMORY_SHARE = 0.85
-"""Of the data sheet's memory bandwidth, where no profile says more: what the H200 reaches."""
+"""Fraction of the data sheet's memory bandwidth for GPUs without a profile: what the H200 reaches."""
 NEAREST = {"a100-80gb": "a100", "b200": "h200"}
-"""GPUs without a profile of their own take the rest of their figures from these."""
+"""The profile that a GPU without its own is derived from."""
 
 
 def machine(name: str) -> Profile:
-    """The profile of a GPU by name or file; of one without a profile, what its data sheet and its kin say."""
+    """The profile of a GPU by name or file; without one, derived from its data sheet and a similar GPU."""
     if name.endswith(".json"):
         return profile(name)
-    return _kin(spec(name).name)
+    return _derived(spec(name).name)
 
 
 @lru_cache(maxsize=64)
-def _kin(name: str) -> Profile:
+def _derived(name: str) -> Profile:
     gpu = spec(name)
     if gpu.name in names() or gpu.name == "a100-40gb":
         return profile(gpu.name)
