@@ -1,4 +1,4 @@
-"""Measured times on one axis, and what bench and tune rows have in common."""
+"""Charts of measured times, and the fields that bench and tune rows share."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from weft.report.parts import Cell
 from weft.report.reading import Document, interval, number, record, records, shorten, text
 
 MAX_BARS = 120
+"""Times in one chart."""
 
 
 @dataclass(frozen=True)
 class Whisker:
-    """A measured time with its confidence interval; positions in per mille of the chart's width."""
+    """A measured time with its confidence interval; positions in thousandths of the chart's width."""
 
     label: str
     at: float
@@ -27,7 +28,7 @@ class Whisker:
 
 @dataclass(frozen=True)
 class Reference:
-    """A vertical line that the times are read against."""
+    """A vertical reference line."""
 
     css: str
     label: str
@@ -45,13 +46,13 @@ class Chart:
 
 
 def is_simulated(document: Document) -> bool:
-    """Whether a result comes from the simulator: it says so, or its device does."""
+    """Whether a result comes from the simulator."""
     sources = [document, *records(document, "rows")]
     return any(s.get("simulated") is True or text(s, "device").startswith("sim:") for s in sources)
 
 
 def workload_name(document: Document) -> str:
-    """The workload of a tune, as a name or as its parts."""
+    """The workload of a tune: its name, or its fields."""
     parts = record(document, "workload")
     if not parts:
         return text(document, "workload")
@@ -59,12 +60,12 @@ def workload_name(document: Document) -> str:
 
 
 def row_workload(row: Document) -> str:
-    """What a bench row ran: the name of its cell, or its workload."""
+    """The workload of a bench row: the name of its cell, or of the workload."""
     return text(row, "cell") or workload_name(row) or "?"
 
 
 def row_policy(row: Document) -> str:
-    """What a bench row ran it under: the name of the candidate, or its policy."""
+    """The policy of a bench row: the name of the candidate, or of the policy."""
     return text(row, "candidate") or words.policy_name(row.get("policy"))
 
 
@@ -87,7 +88,7 @@ def interval_cell(row: Document, ms: float | None) -> Cell:
 def chart(
     title: str, rows: Sequence[Document], lines: Sequence[tuple[str, float | None]], best: float | None
 ) -> Chart:
-    """Rows as whiskers against reference lines; the row chosen, kept or `best` stands out."""
+    """Rows as whiskers against reference lines; the chosen, kept or `best` row is highlighted."""
     chosen = any(row.get("chosen") is True for row in rows)
     measured = [(row, ms) for row in rows if (ms := number(row, "ms")) is not None]
     ends = [ms for _, ms in measured] + [ms for _, ms in lines if ms is not None]
@@ -103,8 +104,12 @@ def chart(
         label = row_policy(row)
         value = f"{words.milliseconds(ms)}" + ("" if low == high else f" ±{(high - low) / 2:.2g}")
         kept = (row.get("chosen") if chosen else row.get("kept")) is True or (not chosen and ms == best)
-        said = f"{label}: {words.milliseconds(ms)}, {words.milliseconds(low)} to {words.milliseconds(high)}"
-        whiskers.append(Whisker(shorten(label, 80), place(ms), place(low), place(high), value, kept, said))
+        description = (
+            f"{label}: {words.milliseconds(ms)}, {words.milliseconds(low)} to {words.milliseconds(high)}"
+        )
+        whiskers.append(
+            Whisker(shorten(label, 80), place(ms), place(low), place(high), value, kept, description)
+        )
     references = tuple(
         Reference(f"ref-{position}", f"{label} {words.milliseconds(ms)}", place(ms))
         for position, (label, ms) in enumerate(lines)

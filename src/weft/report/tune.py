@@ -1,4 +1,4 @@
-"""What the page says about a tune: the verdict, the key figures, the candidates."""
+"""The report of a tune: the verdict, the key figures, the candidates."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from weft.report.parts import MAX_ROWS, Card, Cell, Column, Table
 from weft.report.reading import Document, number, records, shorten, text
 
 
-def sentence(document: Document) -> str:
+def tune_sentence(document: Document) -> str:
     """The verdict in one sentence."""
     verdict = document.get("verdict")
     if isinstance(verdict, dict):
-        said = (
+        summary = (
             text(verdict, "text")
             or text(verdict, "summary")
             or text(verdict, "reason")
             or text(verdict, "verdict")
         )
     else:
-        said = text(document, "verdict")
-    if said:
-        return said
+        summary = text(document, "verdict")
+    if summary:
+        return summary
     best, plain = number(document, "best_ms"), number(document, "overlap_ms")
     policy = words.policy_name(document.get("policy"))
     if best is None or not plain:
@@ -31,7 +31,7 @@ def sentence(document: Document) -> str:
     return f"{policy}: {words.milliseconds(best)}, {against}."
 
 
-def cards(document: Document) -> list[Card]:
+def tune_cards(document: Document) -> list[Card]:
     """The key figures of a tune."""
     sequential, best = number(document, "sequential_ms"), number(document, "best_ms")
     plain, fraction = number(document, "overlap_ms"), number(document, "fraction_of_ideal")
