@@ -29,8 +29,8 @@ _HOMES = {
     "SequenceColumnwise": "weft.ops.layers",
     "SequenceRowwise": "weft.ops.layers",
     "HostPeers": "weft.comm.dma",
-    "Tuned": "weft.ops.race",
-    "tune": "weft.ops.race",
+    "Tuned": "weft.ops.tuner",
+    "tune": "weft.ops.tuner",
 }
 
 __all__ = [
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
         SequenceColumnwise,
         SequenceRowwise,
     )
-    from weft.ops.race import Tuned, tune
+    from weft.ops.tuner import Tuned, tune
 
 
 def __getattr__(name: str) -> Any:

@@ -189,13 +189,13 @@ def check_odd_calls(rank, ranks):
     )
     for schedule in SCHEDULES:
         error = refused(lambda schedule=schedule: all_to_all_matmul(x, w, out=x, schedule=schedule))
-        assert "out shares memory with x" in error
+        assert "out shares memory with A" in error
     part = distribute_tensor(x, init_device_mesh("cpu", (ranks,)), [Shard(0)])
-    assert "x is a DTensor; give this rank's part, x.to_local()" in refused(
+    assert "A is a DTensor; give this rank's part, A.to_local()" in refused(
         lambda: all_gather_matmul(part, w)
     )
-    assert "must be a tensor, not list" in refused(lambda: all_gather_matmul(x, [1]))
-    assert "only its first dimension may be empty" in refused(
+    assert "must be a tensor, not int" in refused(lambda: all_gather_matmul(x, [1]))
+    assert "only the dimension that is gathered or scattered may be empty" in refused(
         lambda: all_gather_matmul(torch.ones(2, 0, 4), w)
     )
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -208,7 +208,7 @@ def check_odd_calls(rank, ranks):
     for rows in (*range(1, KEPT + 5), 1):
         y = all_gather_matmul(torch.ones(rows, 4), w)
         close(y, torch.full((rows * ranks, 4), 4.0).double(), torch.float32, f"{rows} rows")
-    assert len(team_of(None).plans) == KEPT
+    assert len(team_of(None).prepared) == KEPT
     team = team_of(None)
     said = [key for key in (f"{call}.0/{rank}" for call in range(team.calls + 1)) if team.store.check([key])]
     assert len(said) <= 1, said  # the store does not grow
@@ -246,7 +246,7 @@ def check_disagreements(rank, ranks):
     odd = rank == ranks - 1
     last = f"rank {ranks - 1}"
     w = torch.ones(4, 4)
-    with problem("columns of x", "rank 0 has 4", f"{last} has 5"):
+    with problem("columns of A", "rank 0 has 4", f"{last} has 5"):
         all_gather_matmul(torch.ones(2, 5 if odd else 4), torch.ones(5 if odd else 4, 4))
     with problem("rows", "rank 0 has", last):
         all_gather_matmul(torch.ones(3 if odd else 2, 4), w)
@@ -267,7 +267,7 @@ def check_disagreements(rank, ranks):
     with problem("int32", "not supported"):
         kind = torch.int32 if odd else torch.float32
         all_gather_matmul(torch.ones(9, 4, dtype=kind), w.to(kind))
-    with problem("x has 4 columns and w has 3 rows"):
+    with problem("A has 4 columns and B has 3 rows"):
         all_gather_matmul(torch.ones(11, 4), torch.ones(3 if odd else 4, 2))
     got = all_gather_matmul(torch.ones(2, 4), w)
     assert torch.equal(got, torch.full((2 * ranks, 4), 4.0)), "the group must still work afterwards"
@@ -302,18 +302,33 @@ def check_layers(rank, ranks):
 
 def check_tuned(rank, ranks):
     """A measured verdict is kept, and holds for the next call on every rank; rank 0 alone reads the store."""
-    from weft.ops import tune
+    from weft.ops import tune, tuner
     from weft.ops.teams import team_of
     from weft.tuning.store import Store
 
     x, w = torch.ones(4 * ranks, 8), torch.ones(8, 6)
-    found = tune("matmul_reduce_scatter", x, w, rounds=3)
-    assert found.schedule in SCHEDULES
-    assert found.ms <= found.serial_ms
-    assert len(found.tried) == len(SCHEDULES) + 1
+    timed, ms = tuner._timed, {"serial": 2.0, "shard": 1.0}
+
+    def slow_on_rank(function, x, w, group, choice, options):
+        timed(function, x, w, group, choice, options)
+        return ms.get(choice.schedule, 3.0) * (1 + 0.5 * rank)  # ranks differ; all must decide alike
+
+    tuner._timed = slow_on_rank
+    found = tune("matmul_reduce_scatter", x, w, rounds=5)
+    slowest = 1 + 0.5 * (ranks - 1)
+    assert (found.schedule, found.ms, found.serial_ms) == ("shard", slowest, 2 * slowest), found
+    assert found.gain_ci_pct == (50.0, 50.0), found.gain_ci_pct
+    ms["shard"] = 2.5
+    lost = tune("matmul_reduce_scatter", x + 1, w, rounds=5, store=False)
+    assert (lost.schedule, lost.gain_ci_pct) == ("serial", (0.0, 0.0)), lost
+    tuner._timed = timed
+    assert set(found.tried) == {f"{name} sm" for name in SCHEDULES} | {f"hetero-fused-1d/{2 * ranks} sm"}
     dist.barrier()
     (entry,) = Store().entries()
-    assert entry.policy.schedule == found.schedule
+    assert entry.policy.schedule == "shard"
+    matmul_reduce_scatter(x, w)
+    assert list(team_of(None).prepared.values())[-1].schedule.name == "shard"
+    tune("matmul_reduce_scatter", x, w, rounds=3, store=False)  # drops what was prepared
     dist.barrier()
     if rank == 0:
         Store().put(entry.key, Policy(schedule="uniform-fused-2d"), {"text": "by hand"})
@@ -322,8 +337,8 @@ def check_tuned(rank, ranks):
     dist.barrier()
     got = matmul_reduce_scatter(x, w)
     close(got, torch.full((4, 6), 8.0 * ranks).double(), torch.float32, "tuned")
-    plan = list(team_of(None).plans.values())[-1]
-    assert plan.schedule.name == plan.choice.schedule == "uniform-fused-2d"
+    prepared = list(team_of(None).prepared.values())[-1]
+    assert prepared.schedule.name == prepared.choice.schedule == "uniform-fused-2d"
 
 
 def check_compiled(rank, ranks):
