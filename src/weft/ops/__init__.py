@@ -26,9 +26,10 @@ _HOMES = {
     "all_to_all_matmul": "weft.ops.functions",
     "ColumnParallelLinear": "weft.ops.layers",
     "RowParallelLinear": "weft.ops.layers",
-    "SequenceColumnwise": "weft.ops.layers",
-    "SequenceRowwise": "weft.ops.layers",
+    "SequenceColumnwise": "weft.ops.styles",
+    "SequenceRowwise": "weft.ops.styles",
     "HostPeers": "weft.comm.dma",
+    "parallelize": "weft.ops.model",
     "Tuned": "weft.ops.tuner",
     "tune": "weft.ops.tuner",
 }
@@ -43,18 +44,16 @@ __all__ = [
     "all_gather_matmul",
     "all_to_all_matmul",
     "matmul_reduce_scatter",
+    "parallelize",
     "tune",
 ]
 
 if TYPE_CHECKING:
     from weft.comm.dma import HostPeers
     from weft.ops.functions import all_gather_matmul, all_to_all_matmul, matmul_reduce_scatter
-    from weft.ops.layers import (
-        ColumnParallelLinear,
-        RowParallelLinear,
-        SequenceColumnwise,
-        SequenceRowwise,
-    )
+    from weft.ops.layers import ColumnParallelLinear, RowParallelLinear
+    from weft.ops.model import parallelize
+    from weft.ops.styles import SequenceColumnwise, SequenceRowwise
     from weft.ops.tuner import Tuned, tune
 
 

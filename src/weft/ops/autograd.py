@@ -72,7 +72,7 @@ def backward(
         ]
         dx, dws = BACKWARDS[prepared.call.operation](prepared, matrices, kept, whole, ws, needs)
     if of_gathered is not None and needs[0]:
-        returned = _sum_over_ranks(prepared, of_gathered.reshape(shapes[0][0], -1).contiguous())
+        returned = _sum_over_ranks(prepared, of_gathered.reshape(shapes[0][0], prepared.schedule.problem.k).contiguous())
         dx = returned if dx is None else dx + returned
     return (None if dx is None else dx.view(shape)), dws
 
@@ -144,7 +144,7 @@ def _sum_over_ranks(prepared: PreparedCall, grad: torch.Tensor) -> torch.Tensor:
         return all_to_all(grad, rows, problem.sent or (), team)
     mine = rows[team.rank]
     parts = all_to_all(grad, rows, (mine,) * team.size, team)
-    return parts.view(team.size, mine, -1).sum(0)
+    return parts.view(team.size, mine, problem.k).sum(0)
 
 
 def backward_of(

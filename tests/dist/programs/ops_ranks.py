@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import datetime
 import itertools
 import os
 import sys
-import traceback
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from forked_ranks import run_ranks
 
 import weft.ops.functions  # noqa: F401  (before the fork, so that ranks need not import it again)
 from weft.errors import WeftError
@@ -293,13 +291,6 @@ def check_peer_dies(rank, ranks):
             all_gather_matmul(torch.ones(2, 4), w, schedule="hetero-fused-1d")
 
 
-def check_layers(rank, ranks):
-    """Tensor-parallel layers equal the plain ones; so does parallelize_module with the plan."""
-    from layers_check import check
-
-    check(rank, ranks, close)
-
-
 def check_tuned(rank, ranks):
     """A measured verdict is kept, and holds for the next call on every rank; rank 0 alone reads the store."""
     from weft.ops import tune, tuner
@@ -342,43 +333,43 @@ def check_tuned(rank, ranks):
 
 
 def check_compiled(rank, ranks):
-    """torch.compile keeps the operations whole."""
-    from layers_check import check_compiled
-
-    check_compiled(rank, ranks, close)
-
-
-def rank_main(rank, ranks, folder, checks, timeout_s):
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{folder}/rendezvous",
-        rank=rank,
-        world_size=ranks,
-        timeout=datetime.timedelta(seconds=timeout_s),
-    )
-    for name in checks:
-        globals()[f"check_{name}"](rank, ranks)
-    Path(folder, f"ok.{rank}").touch()
+    """The same values and gradients under torch.compile, with no graph break; several weights, any dimension."""
+    torch._dynamo.config.cache_size_limit = 64
+    options = {"schedule": "hetero-fused-1d"}
+    layers = {
+        "all_gather_matmul": lambda x, w: all_gather_matmul(torch.sin(x), w, **options).relu(),
+        "with a group": lambda x, w: all_gather_matmul(torch.sin(x), w, dist.group.WORLD, **options).relu(),
+        "matmul_reduce_scatter": lambda x, w: matmul_reduce_scatter(torch.sin(x), w, **options).relu(),
+        "all_to_all_matmul": lambda x, w: all_to_all_matmul(torch.sin(x), w, **options).relu(),
+        "two weights": lambda x, w: sum(all_gather_matmul(torch.sin(x), [w, 2 * w], bias=[w[0], None])),
+        "gathered": lambda x, w: torch.cat(all_gather_matmul(torch.sin(x), w, return_A=True), 1),
+        "second dimension": lambda x, w: matmul_reduce_scatter(
+            torch.stack([x, torch.sin(x)]), w, scatter_dim=1
+        ),
+    }
+    for name, layer in layers.items():
+        random = torch.Generator().manual_seed(rank)
+        compiled_layer = torch.compile(layer, fullgraph=True, backend="aot_eager")
+        for rows in (2 * ranks, 3 * ranks, 5 * ranks):  # from the second on, sizes are symbolic
+            x, w = torch.randn(rows, 4, generator=random), torch.randn(4, 5, generator=random)
+            results = []
+            for function in (layer, compiled_layer):
+                x, w = x.detach().requires_grad_(), w.detach().requires_grad_()
+                y = function(x, w)
+                y.square().sum().backward()
+                results.append((y.detach(), x.grad, w.grad))
+            for eager, compiled in zip(*results, strict=True):
+                close(compiled, eager.double(), torch.float32, f"{name} compiled")
 
 
 def main():
     ranks, folder, timeout_s, *checks = int(sys.argv[1]), sys.argv[2], float(sys.argv[3]), *sys.argv[4:]
-    children = []
-    for rank in range(ranks):
-        child = os.fork()
-        if child == 0:
-            code = 1
-            try:
-                rank_main(rank, ranks, folder, checks, timeout_s)
-                code = 0
-            except BaseException:
-                traceback.print_exc()
-            sys.stderr.flush()
-            os._exit(code)
-        children.append(child)
-    failed = sum(os.waitpid(child, 0)[1] != 0 for child in children)
-    sys.exit(1 if failed else 0)
+
+    def rank_main(rank, ranks):
+        for name in checks:
+            globals()[f"check_{name}"](rank, ranks)
+
+    sys.exit(1 if run_ranks(ranks, folder, timeout_s, rank_main) else 0)
 
 
 if __name__ == "__main__":
