@@ -34,9 +34,10 @@ def test_of_equal_candidates_serial_stays(noise):
     trials, wrong = 167, 0
     for seed in range(trials):
         draw = random.Random(1000 + seed)
-        found = decide(CANDIDATES, lambda _, draw=draw: 10 * noise(draw))
-        wrong += found.schedule != "serial"
-        assert (found.gain_ci_pct == (0.0, 0.0)) == (found.schedule == "serial")
+        choice, found = decide(CANDIDATES, lambda _, draw=draw: 10 * noise(draw))
+        wrong += found.applies
+        assert (choice.schedule == found.policy.schedule == "serial") == found.leave
+        assert (found.gain_ci_pct == (0.0, 0.0)) == found.leave
     assert wrong <= 0.05 * trials
 
 
@@ -50,8 +51,8 @@ def test_a_schedule_that_is_faster_is_found(gain):
             faster = choice == Choice("shard", "dma", None)
             return 10 * gaussian(draw) * (1 - gain if faster else 1)
 
-        found = decide(CANDIDATES, measure)
-        if (found.schedule, found.engine) == ("shard", "dma"):
+        choice, found = decide(CANDIDATES, measure)
+        if choice == Choice("shard", "dma", None):
             found_it += 1
             low, high = found.gain_ci_pct
             assert 0 < low < 100 * gain + 5
@@ -65,9 +66,10 @@ def test_a_candidate_that_cannot_run_is_left_out():
             raise WeftError("no copy engine")
         return 1.0 if choice.schedule == "shard" else 2.0
 
-    found = decide(CANDIDATES, measure)
-    assert (found.schedule, found.engine) == ("shard", "sm")
-    assert not any(name.endswith("dma") for name in found.tried)
+    choice, found = decide(CANDIDATES, measure)
+    assert choice == Choice("shard", "sm", None)
+    assert (found.source, found.chosen, found.baseline) == ("ops", "shard sm", "serial")
+    assert all((each.ms is None) == each.candidate.endswith("dma") for each in found.candidates)
 
 
 def test_where_nothing_runs_the_reason_is_given():

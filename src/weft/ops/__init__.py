@@ -30,7 +30,6 @@ _HOMES = {
     "SequenceRowwise": "weft.ops.styles",
     "HostPeers": "weft.comm.dma",
     "parallelize": "weft.ops.model",
-    "Tuned": "weft.ops.tuner",
     "tune": "weft.ops.tuner",
 }
 
@@ -40,7 +39,6 @@ __all__ = [
     "RowParallelLinear",
     "SequenceColumnwise",
     "SequenceRowwise",
-    "Tuned",
     "all_gather_matmul",
     "all_to_all_matmul",
     "matmul_reduce_scatter",
@@ -54,7 +52,7 @@ if TYPE_CHECKING:
     from weft.ops.layers import ColumnParallelLinear, RowParallelLinear
     from weft.ops.model import parallelize
     from weft.ops.styles import SequenceColumnwise, SequenceRowwise
-    from weft.ops.tuner import Tuned, tune
+    from weft.ops.tuner import tune
 
 
 def __getattr__(name: str) -> Any:

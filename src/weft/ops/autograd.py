@@ -72,7 +72,9 @@ def backward(
         ]
         dx, dws = BACKWARDS[prepared.call.operation](prepared, matrices, kept, whole, ws, needs)
     if of_gathered is not None and needs[0]:
-        returned = _sum_over_ranks(prepared, of_gathered.reshape(shapes[0][0], prepared.schedule.problem.k).contiguous())
+        returned = _sum_over_ranks(
+            prepared, of_gathered.reshape(shapes[0][0], prepared.schedule.problem.k).contiguous()
+        )
         dx = returned if dx is None else dx + returned
     return (None if dx is None else dx.view(shape)), dws
 

@@ -47,5 +47,7 @@ class GatherOnce:
         """Whether all weights are whole on this rank now: FSDP may have divided those of other layers."""
         first = self.layers[0]
         return first.mesh is None or all(
-            layer.weight.device_mesh.ndim == 1 for layer in self.layers if hasattr(layer.weight, "device_mesh")
+            layer.weight.device_mesh.ndim == 1
+            for layer in self.layers
+            if hasattr(layer.weight, "device_mesh")
         )

@@ -1,4 +1,4 @@
-"""Linear layers for tensor and sequence parallelism, with the parameters and placements of torch's own styles.
+"""Linear layers for tensor and sequence parallelism, with the placements of torch's own styles.
 
 Between the two layers of a pair every rank has all tokens and some features; outside, some tokens and all
 features. Parameters are DTensors: Shard(0) of a column-parallel weight and bias, Shard(1) of a row-parallel
@@ -60,7 +60,7 @@ class _ParallelLinear(nn.Linear):  # type: ignore[misc,unused-ignore]
         dtype: torch.dtype | None = None,
         **settings: Any,
     ) -> None:
-        """in_features, out_features: of the whole layer. group: a process group or a mesh of one dimension."""
+        """in_features, out_features: of the whole layer. group: a process group or a one-dimensional mesh."""
         super().__init__(in_features, out_features, bias, device, dtype)
         self._divide(group, **settings)
 
@@ -175,9 +175,9 @@ def compute_columns(layers: Sequence[Any], x: torch.Tensor) -> list[Any]:
 class RowParallelLinear(_ParallelLinear):
     """Multiplies this rank's input features, adds up over ranks, keeps this rank's tokens.
 
-    x: all tokens, … by this rank's input features, or a DTensor of all features. Result: this rank's tokens, …
-    by out_features; tokens are divided as `torch.chunk` does. The bias is the same on every rank, and so is its
-    gradient.
+    x: all tokens, … by this rank's input features, or a DTensor of all features. Result: this rank's tokens,
+    … by out_features; tokens are divided as `torch.chunk` does. The bias is the same on every rank, and so is
+    its gradient.
     """
 
     placements = {"weight": Shard(1), "bias": Replicate()}  # noqa: RUF012
@@ -236,7 +236,9 @@ def _check_shards(name: str, whole: torch.Tensor, placement: Any, ranks: int) ->
     if isinstance(placement, Shard):
         size = whole.shape[placement.dim]
         if (ranks - 1) * -(-size // ranks) >= size and ranks > 1:
-            raise UsageError(f"{name}: {size} features leave some of {ranks} ranks without any; use fewer ranks")
+            raise UsageError(
+                f"{name}: {size} features leave some of {ranks} ranks without any; use fewer ranks"
+            )
 
 
 def _uneven(size: int, mesh: Any) -> list[int] | None:

@@ -1,8 +1,8 @@
 """Tensor and sequence parallelism for Llama-like models in one call, every gather and scatter fused.
 
 The placements are those of torch's own recipe: tokens sharded between the blocks (`SequenceParallel` norms),
-embedding and output by vocabulary, attention by heads, feed-forward by inner features. Activations between the
-blocks are DTensors, so that a model's own code sees the shape of the whole sequence.
+embedding and output by vocabulary, attention by heads, feed-forward by inner features. Activations between
+the blocks are DTensors, so that a model's own code sees the shape of the whole sequence.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def parallelize(model: nn.Module, mesh: Any, *, gather_logits: bool = True, **op
 
     Inputs are batch, sequence; every rank gets the same ones, and returns the same logits and loss. With
     gather_logits=False each rank returns a DTensor of logits sharded by vocabulary (for
-    `torch.distributed.tensor.parallel.loss_parallel`). `options`: schedule, engine, pieces or policy of the fused
-    operations. For FSDP2 call `fully_shard` afterwards, on the other dimension of the mesh.
+    `torch.distributed.tensor.parallel.loss_parallel`). `options`: schedule, engine, pieces or policy of the
+    fused operations. For FSDP2 call `fully_shard` afterwards, on the other dimension of the mesh.
 
     Knows models whose blocks have q_proj, k_proj, v_proj, o_proj and gate_proj, up_proj, down_proj (Llama,
     Mistral, Qwen of Hugging Face), or wq, wk, wv, wo and w1, w3, w2 (torchtitan, the original Llama).
@@ -73,8 +73,8 @@ def plan(model: nn.Module, ranks: int, *, gather_logits: bool = True, **options:
         _plan_block(made, name, block, ranks, options)
     if not made.blocks:
         raise UsageError(
-            "parallelize knows no layer of this model: it looks for q_proj, k_proj, v_proj, o_proj or wq, wk, "
-            "wv, wo in its blocks; use weft.ops.SequenceColumnwise and SequenceRowwise with parallelize_module"
+            "parallelize knows no layer of this model: it looks for q_proj, k_proj, v_proj, o_proj or wq, wk, wv, "
+            "wo in its blocks; use weft.ops.SequenceColumnwise, SequenceRowwise and parallelize_module"
         )
     _plan_ends(made, model, gather_logits, options)
     return made
@@ -154,7 +154,9 @@ def _plan_ends(made: Plan, model: nn.Module, gather_logits: bool, options: dict[
             made.styles[name] = SequenceParallel(sequence_dim=SEQUENCE_DIM)
         elif isinstance(module, nn.Linear):
             if name.split(".")[-1] not in OUTPUTS:
-                raise UsageError(f"parallelize does not know what {name} is for; it knows {', '.join(OUTPUTS)}")
+                raise UsageError(
+                    f"parallelize does not know what {name} is for; it knows {', '.join(OUTPUTS)}"
+                )
             made.styles[name] = SequenceColumnwise(
                 sequence_dim=SEQUENCE_DIM,
                 output_layouts=Replicate() if gather_logits else None,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -12,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from weft.errors import UnavailableError, UsageError
-from weft.measure.race import Entry, Result, race, ratio_ci
+from weft.measure.race import race
 from weft.ops import functions
 from weft.ops.call import Call
 from weft.ops.choose import Choice, workload
@@ -20,27 +19,12 @@ from weft.ops.prepare import problem_of
 from weft.ops.schedule import OPERATIONS, Problem
 from weft.ops.teams import Team, team_of
 from weft.policy import ENGINES, SCHEDULES, Policy
+from weft.tuning.candidates import Candidate
+from weft.tuning.lab import why_left_alone
 from weft.tuning.store import Store, here
+from weft.tuning.verdict import Measured, Verdict
 
 ROUNDS = 9
-
-
-@dataclass(frozen=True)
-class Tuned:
-    """What `tune` found. Times are milliseconds, medians, of the slowest rank."""
-
-    schedule: str
-    engine: str
-    pieces: int | None
-    ms: float
-    serial_ms: float
-    gain_ci_pct: tuple[float, float]
-    """Percent less time than serial, 95% interval, of measurements taken after the choice; 0 for serial."""
-    tried: dict[str, float]
-
-    @property
-    def policy(self) -> Policy:
-        return Policy(schedule=self.schedule, engine=self.engine)
 
 
 def tune(
@@ -52,12 +36,12 @@ def tune(
     rounds: int = ROUNDS,
     store: bool = True,
     **options: Any,
-) -> Tuned:
+) -> Verdict:
     """Race every schedule on every engine, on all ranks; the fastest is used for calls like this one.
 
     Serial stays unless another schedule is faster beyond doubt, also when both are measured again. `options`:
     rows, or input_splits and output_splits. `store`: whether rank 0 writes the verdict to the store, from
-    which later processes on machines like this one take it.
+    which later processes on machines like this one take it. Times are of the slowest rank.
     """
     if operation not in OPERATIONS:
         raise UsageError(f"operation {operation!r} is not known; use one of {', '.join(OPERATIONS)}")
@@ -69,38 +53,54 @@ def tune(
     candidates = _candidates(team, x)
     for choice in candidates:
         measure(choice)  # the first call of each prepares it
-    found = decide(candidates, measure, rounds)
-    _keep(operation, x, w, team, found, store, options)
-    return found
+    choice, verdict = decide(candidates, measure, rounds)
+    # Calls that were prepared before the verdict was known must not answer for it.
+    team.drop(lambda prepared: prepared.call.operation == operation and prepared.call.schedule is None)
+    if store and team.rank == 0:
+        name = workload(operation, _problem(operation, x, w, team, options), x.dtype, team.group)
+        Store().put(here(name), verdict.policy, {**verdict.to_dict(), "pieces": choice.pieces})
+    return verdict
 
 
-def decide(candidates: Sequence[Choice], measure: Callable[[Choice], float], rounds: int = ROUNDS) -> Tuned:
+def decide(
+    candidates: Sequence[Choice], measure: Callable[[Choice], float], rounds: int = ROUNDS
+) -> tuple[Choice, Verdict]:
     """Race the candidates, in ms; the serial ones are the baselines."""
     baselines = [i for i, choice in enumerate(candidates) if choice.schedule == "serial"]
-    result = race(candidates, measure, baselines=baselines, rounds=rounds, min_rounds=min(3, rounds))
-    best, serial = _chosen(result)
-    interval = (0.0, 0.0)
-    if best is not serial:
-        _, low, high = ratio_ci(best.again, serial.again)
-        interval = (100 * (1 - high), 100 * (1 - low))
-    return Tuned(
-        *best.candidate,
-        ms=best.ms,
-        serial_ms=serial.ms,
-        gain_ci_pct=interval,
-        tried={_name(entry.candidate): entry.ms for entry in result.entries if entry.samples},
+    labelled = [
+        Candidate(_label(choice), Policy(schedule=choice.schedule, engine=choice.engine))
+        for choice in candidates
+    ]
+    choices = dict(zip((each.label for each in labelled), candidates, strict=True))
+    result = race(
+        labelled,
+        lambda each: measure(choices[each.label]),
+        baselines=baselines,
+        rounds=rounds,
+        min_rounds=min(3, rounds),
     )
-
-
-def _chosen(result: Result[Choice]) -> tuple[Entry[Choice], Entry[Choice]]:
-    """The winner, if the measurements that were taken after the choice confirm it, and the best baseline."""
-    if result.chosen is None or result.best_baseline is None:
+    baseline, chosen = result.best_baseline, result.chosen
+    if chosen is None or baseline is None:
         reason = next((entry.problem for entry in result.entries if entry.failed), "no candidate")
         raise UnavailableError(f"no schedule could be measured here: {reason}")
-    chosen, serial = result.entries[result.chosen], result.entries[result.best_baseline]
-    if result.chosen in result.baselines or ratio_ci(chosen.again, serial.again)[2] >= 1.0:
-        return serial, serial
-    return chosen, serial
+    applies = chosen not in result.baselines
+    best = result.entries[chosen if applies else baseline]
+    middle, low, high = result.ratio(chosen) if applies else (1.0, 1.0, 1.0)
+    verdict = Verdict(
+        source="ops",
+        policy=best.candidate.policy,
+        chosen=best.candidate.label,
+        applies=applies,
+        gain_pct=100 * (1 - middle),
+        gain_ci_pct=(100 * (1 - high), 100 * (1 - low)),
+        best_ms=best.ms,
+        baseline_ms=result.entries[baseline].ms,
+        baseline="serial",
+        reason="" if applies else why_left_alone(result, "noise"),
+        measurements=result.measurements,
+        candidates=tuple(map(Measured.of, result.entries)),
+    )
+    return choices[best.candidate.label], verdict
 
 
 def _candidates(team: Team, x: torch.Tensor) -> list[Choice]:
@@ -111,7 +111,7 @@ def _candidates(team: Team, x: torch.Tensor) -> list[Choice]:
     return made
 
 
-def _name(choice: Choice) -> str:
+def _label(choice: Choice) -> str:
     return f"{choice.schedule}{f'/{choice.pieces}' if choice.pieces else ''} {choice.engine}"
 
 
@@ -136,25 +136,6 @@ def _slowest(team: Team, device: torch.device, ms: float) -> float:
     longest = torch.tensor(ms, dtype=torch.float64, device=device)
     dist.all_reduce(longest, op=dist.ReduceOp.MAX, group=team.group)
     return float(longest)
-
-
-def _keep(
-    operation: str,
-    x: torch.Tensor,
-    w: torch.Tensor,
-    team: Team,
-    found: Tuned,
-    store: bool,
-    options: dict[str, Any],
-) -> None:
-    """Write the verdict, and drop calls that were prepared before it was known."""
-    team.drop(lambda prepared: prepared.call.operation == operation and prepared.call.schedule is None)
-    if store and team.rank == 0:
-        name = workload(operation, _problem(operation, x, w, team, options), x.dtype, team.group)
-        gain = found.serial_ms / found.ms - 1
-        text = f"{found.schedule} on {found.engine}: {gain:+.1%} over serial"
-        document = {"text": text, "pieces": found.pieces, "ms": found.ms, "serial_ms": found.serial_ms}
-        Store().put(here(name), found.policy, document)
 
 
 def _problem(

@@ -42,7 +42,9 @@ class Case:
         self.bias = draw.random() < 0.4
         self.return_a = self.gathers and draw.random() < 0.4
         self.grad = not self.fp8 and draw.random() < 0.6
-        self.needs = draw.choice([(True, True), (True, False), (False, True)]) if self.grad else (False, False)
+        self.needs = (
+            draw.choice([(True, True), (True, False), (False, True)]) if self.grad else (False, False)
+        )
         self.out = not self.grad and draw.random() < 0.3
         self.strided, self.transposed = draw.random() < 0.3, draw.random() < 0.5
         self.rows_scaled = self.fp8 and draw.random() < 0.5
@@ -133,7 +135,9 @@ class Case:
             loss = 0.0
             for q in range(self.ranks):
                 given = [torch.randn(y.shape, generator=made) for y in results[q]]
-                loss = loss + sum((y * g.to(self.dtype).double()).sum() for y, g in zip(results[q], given, strict=True))
+                loss = loss + sum(
+                    (y * g.to(self.dtype).double()).sum() for y, g in zip(results[q], given, strict=True)
+                )
                 if self.return_a:
                     g = torch.randn(gathered[q].shape, generator=made)
                     loss = loss + (gathered[q] * g.to(self.dtype).double()).sum()

@@ -212,16 +212,24 @@ def check_meta(rank, ranks):
     plain = mlp(inner=4 * ranks)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            parameter.copy_(DTensor.from_local(
-                _chunk(dict(plain.named_parameters())[name].detach(), parameter.placements[0], rank, ranks),
-                mesh, parameter.placements, run_check=False,
-            ))
+            parameter.copy_(
+                DTensor.from_local(
+                    _chunk(
+                        dict(plain.named_parameters())[name].detach(), parameter.placements[0], rank, ranks
+                    ),
+                    mesh,
+                    parameter.placements,
+                    run_check=False,
+                )
+            )
     x = torch.randn(2 * ranks, 6, generator=torch.Generator().manual_seed(1))
     same(model(x.chunk(ranks)[rank]), plain(x).chunk(ranks)[rank], "filled")
 
 
 def _chunk(tensor, placement, rank, ranks):
-    return tensor if isinstance(placement, Replicate) else tensor.chunk(ranks, placement.dim)[rank].contiguous()
+    return (
+        tensor if isinstance(placement, Replicate) else tensor.chunk(ranks, placement.dim)[rank].contiguous()
+    )
 
 
 def check_compiled(rank, ranks):
@@ -377,7 +385,9 @@ def train(rank, ranks, first):
         weights, state = get_state_dict(model, optimizers[1])
         found = {"model": weights, "optimizer": state}
         dcp.load(found, checkpoint_id=folder)
-        set_state_dict(model, optimizers[1], model_state_dict=found["model"], optim_state_dict=found["optimizer"])
+        set_state_dict(
+            model, optimizers[1], model_state_dict=found["model"], optim_state_dict=found["optimizer"]
+        )
         same_parameters(model, plain, "restored", 1e-3)
         losses = [step(model, optimizers[1], number) for number in range(3, 6)]
         try:

@@ -307,13 +307,14 @@ def check_tuned(rank, ranks):
     tuner._timed = slow_on_rank
     found = tune("matmul_reduce_scatter", x, w, rounds=5)
     slowest = 1 + 0.5 * (ranks - 1)
-    assert (found.schedule, found.ms, found.serial_ms) == ("shard", slowest, 2 * slowest), found
+    assert (found.policy.schedule, found.best_ms, found.baseline_ms) == ("shard", slowest, 2 * slowest), found
     assert found.gain_ci_pct == (50.0, 50.0), found.gain_ci_pct
     ms["shard"] = 2.5
     lost = tune("matmul_reduce_scatter", x + 1, w, rounds=5, store=False)
-    assert (lost.schedule, lost.gain_ci_pct) == ("serial", (0.0, 0.0)), lost
+    assert (lost.policy.schedule, lost.leave, lost.gain_pct) == ("serial", True, 0.0), lost
     tuner._timed = timed
-    assert set(found.tried) == {f"{name} sm" for name in SCHEDULES} | {f"hetero-fused-1d/{2 * ranks} sm"}
+    labels = {each.candidate for each in found.candidates}
+    assert labels == {f"{name} sm" for name in SCHEDULES} | {f"hetero-fused-1d/{2 * ranks} sm"}
     dist.barrier()
     (entry,) = Store().entries()
     assert entry.policy.schedule == "shard"

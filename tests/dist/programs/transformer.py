@@ -37,7 +37,9 @@ class Attention(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         batch, length, _ = x.shape
-        q, k, v = (w(x).view(batch, length, -1, self.head_dim).transpose(1, 2) for w in (self.wq, self.wk, self.wv))
+        q, k, v = (
+            w(x).view(batch, length, -1, self.head_dim).transpose(1, 2) for w in (self.wq, self.wk, self.wv)
+        )
         k, v = k.repeat_interleave(self.groups, 1), v.repeat_interleave(self.groups, 1)
         made = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.wo(made.transpose(1, 2).reshape(batch, length, -1))
