@@ -54,9 +54,11 @@ class PreparedCall:
             self.runner.run(tensors)
         except WeftError:
             raise
-        except RuntimeError as error:
-            if not self.runner.exchanges or isinstance(error, torch.cuda.OutOfMemoryError):
-                self.team.tell(self.call.operation, WeftError(str(error).splitlines()[0]))
+        except Exception as error:
+            own = isinstance(error, torch.cuda.OutOfMemoryError) or not isinstance(error, RuntimeError)
+            if own or not self.runner.exchanges:
+                reason = (str(error).splitlines() or [""])[0]
+                self.team.tell(self.call.operation, WeftError(f"{type(error).__name__}: {reason}"))
                 raise
             raise self.team.explain(self.facts, error) from error
 

@@ -133,24 +133,24 @@ class Team:
         """What every rank is about to do in this call; raises on every rank if they do not fit together."""
         if self.size == 1 or getattr(self.group, "silent", False):
             return [facts] * self.size
-        self._post(facts)
-        everyone = self._wait(facts)
+        everyone = self._exchange(facts, facts)
         compare(everyone)
         return everyone
 
     def all_can(self, facts: Facts, reason: str | None) -> str | None:
         """None where every rank can do something (reason None); else the first reason, on every rank."""
         self._part += 1
-        self._post({"operation": facts["operation"], "reason": reason})
-        for rank, said in enumerate(self._wait(facts)):
+        own = {"operation": facts["operation"], "reason": reason}
+        for rank, said in enumerate(self._exchange(facts, own)):
             if said["reason"] is not None:
                 return f"rank {rank}: {said['reason']}"
         return None
 
-    def _wait(self, facts: Facts) -> list[Any]:
-        """What every rank posted. Who waits in a transfer posts when its timeout ends, hence the grace."""
+    def _exchange(self, facts: Facts, own: Facts) -> list[Any]:
+        """What every rank posts. Who waits in a transfer posts when its timeout ends, hence the grace."""
         keys = [self._key(rank) for rank in range(self.size)]
         try:
+            self._post(own)
             everyone = published(self.store, keys, self.timeout_s + GRACE_S)
         except RuntimeError as error:
             raise self._lost(facts, error) from None

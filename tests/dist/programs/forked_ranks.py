@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import os
+import socket
 import sys
 import traceback
 from collections.abc import Callable
@@ -14,6 +15,11 @@ import torch.distributed as dist
 
 def run_ranks(ranks: int, folder: str, timeout_s: float, main: Callable[[int, int], None]) -> int:
     """How many ranks failed. The modules that `main` needs are best imported before, once for all ranks."""
+    init = f"file://{folder}/rendezvous"
+    if os.environ.get("OPS_STORE") == "tcp":  # then rank 0 hosts the store
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            init = f"tcp://127.0.0.1:{free.getsockname()[1]}"
     children = []
     for rank in range(ranks):
         child = os.fork()
@@ -23,7 +29,7 @@ def run_ranks(ranks: int, folder: str, timeout_s: float, main: Callable[[int, in
                 torch.set_num_threads(1)
                 dist.init_process_group(
                     "gloo",
-                    init_method=f"file://{folder}/rendezvous",
+                    init_method=init,
                     rank=rank,
                     world_size=ranks,
                     timeout=datetime.timedelta(seconds=timeout_s),

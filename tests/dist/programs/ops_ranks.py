@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import sys
+import time
 
 import torch
 import torch.distributed as dist
@@ -280,15 +281,68 @@ def check_late_disagreement(rank, ranks):
         all_gather_matmul(torch.ones(3 if odd else 2, 4), w)
 
 
+def in_time(begun, ranks):
+    """An error has to come within the group's timeout, and the time that the ranks take to compare notes."""
+    from weft.ops.teams import GRACE_S, team_of
+
+    took, most = time.monotonic() - begun, team_of(None).timeout_s + 2 * GRACE_S
+    assert took < most, f"the error took {took:.1f} s, more than {most:.1f}"
+
+
+def check_fails_midway(rank, ranks):
+    """A rank whose matmul fails in the middle of a schedule: the others are told which one, and all can leave."""
+    from weft.ops import run_messages
+
+    w = torch.ones(4, 4)
+    for schedule in SCHEDULES:  # all prepared, so that nothing is exchanged but data
+        matmul_reduce_scatter(torch.ones(2 * ranks, 4), w, schedule=schedule)
+    begun, last = time.monotonic(), ranks - 1
+    if rank == last:
+        run_messages.perform = fail
+        try:
+            matmul_reduce_scatter(torch.ones(2 * ranks, 4), w, schedule="shard")
+        except MemoryError:
+            pass
+        else:
+            raise AssertionError("the matmul did not fail")
+    else:
+        with problem(f"rank {last} cannot go on: MemoryError: no memory for this matmul"):
+            matmul_reduce_scatter(torch.ones(2 * ranks, 4), w, schedule="shard")
+    in_time(begun, ranks)
+    dist.destroy_process_group()
+
+
+def fail(*_):
+    raise MemoryError("no memory for this matmul")
+
+
+def check_first_rank_dies(rank, ranks):
+    """Rank 0 hosts the store of the group; without it the others still get an error that names it."""
+    w = torch.ones(4, 4)
+    all_gather_matmul(torch.ones(2, 4), w)
+    if rank == 0:
+        os._exit(0)
+    begun = time.monotonic()
+    with problem("rank 0", "did not take part"):
+        for _ in range(3):
+            all_gather_matmul(torch.ones(2, 4), w)
+    with problem("rank 0", "did not take part"):
+        all_gather_matmul(torch.ones(5, 4), w)  # a new kind of call: by the store alone
+    in_time(begun, ranks)
+
+
 def check_peer_dies(rank, ranks):
     """A rank that ends: the others get an error that says so, within the group's timeout."""
     w = torch.ones(4, 4)
     all_gather_matmul(torch.ones(2, 4), w, schedule="hetero-fused-1d")
     if rank == ranks - 1:
         os._exit(0)
+    begun = time.monotonic()
     with problem(f"rank {ranks - 1}", "did not take part"):
         for _ in range(3):
             all_gather_matmul(torch.ones(2, 4), w, schedule="hetero-fused-1d")
+    in_time(begun, ranks)
+    dist.destroy_process_group()
 
 
 def check_tuned(rank, ranks):
