@@ -274,7 +274,7 @@ def test_amd_priority_is_not_assumed():
     ],
 )
 def test_environment_rules(name, value, status):
-    findings = [c for c in check_check_environment({name: value}) if c.name.startswith("env:")]
+    findings = [c for c in check_environment({name: value}) if c.name.startswith("env:")]
     if status is None:
         assert not findings
         return
