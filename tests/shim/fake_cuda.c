@@ -246,7 +246,9 @@ API CUresult cuFuncGetAttribute(int *value, int attribute, CUfunction f) {
     kernel *k = (kernel *)f;
     if (!k || k->magic != 'F')
         return INVALID_HANDLE;
-    *value = attribute == CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES ? k->static_shared : k->max_dynamic;
+    *value = attribute == CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES ? k->static_shared
+             : attribute == CU_FUNC_ATTRIBUTE_NUM_REGS        ? k->registers
+                                                              : k->max_dynamic;
     return 0;
 }
 

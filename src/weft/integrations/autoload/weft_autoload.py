@@ -1,9 +1,10 @@
-"""Torch loads this when it is imported in a job under `weft run --tune`, by the entry point beside this file.
+"""Torch loads this by its entry point, when it is imported in a job under `weft run --tune` or `--trace`.
 
 It finds weft by an environment variable: the program's own module path stays as it is, and weft need not be
 installed where the program runs.
 """
 
+import importlib
 import importlib.util
 import os
 import sys
@@ -12,14 +13,17 @@ from pathlib import Path
 
 def start() -> None:
     """Never raises: torch would pass it on to the program."""
-    try:
-        if os.environ.get("WEFT_TUNE") == "1":
-            _import_weft(os.environ["WEFT_TUNE_HOME"])
-            from weft.tuning.live import job
+    _start("WEFT_TUNE", "weft.tuning.live.job", "is not tuned")
+    _start("WEFT_TRACE", "weft.tuning.live.tracing", "is traced by time, not by steps")
 
-            job.start()
+
+def _start(variable: str, module: str, otherwise: str) -> None:
+    try:
+        if os.environ.get(variable):
+            _import_weft(os.environ["WEFT_TUNE_HOME"])
+            importlib.import_module(module).start()
     except Exception as error:
-        sys.stderr.write(f"weft: this process is not tuned: {type(error).__name__}: {error}\n")
+        sys.stderr.write(f"weft: this process {otherwise}: {type(error).__name__}: {error}\n")
 
 
 def _import_weft(home: str) -> None:

@@ -56,7 +56,7 @@ static bool take_base(weft_trace_context *c) {
         return false;
     for (int i = 0; i < BASE_TRIES; i++) {
         if (cu->cuEventCreate(&tried, 0) != CUDA_SUCCESS)
-            break;
+            continue;
         uint64_t start = weft_trace_now(), end;
         CUresult state = cu->cuEventRecord(tried, c->own);
         while (state == CUDA_SUCCESS && (state = cu->cuEventQuery(tried)) == NOT_READY && weft_trace_now() < limit)
@@ -92,6 +92,8 @@ static weft_trace_context *add_context(CUcontext context) {
     bool usable = complete(cu) && take_base(c);
     weft_capture_restore(mode);
     if (!usable) {
+        if (c->own)
+            cu->cuStreamDestroy_v2(c->own);
         weft_trace_count(WEFT_TRACED_EVENT_FAILURES, 1);
         atomic_store(&c->gone, true); /* not asked again in this trace */
     }
