@@ -57,7 +57,7 @@ class Collective:
 
 
 @triton.jit
-def scaled(x, out, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, N803
+def scaled(x, out, n, BLOCK: tl.constexpr) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001, N803
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(out + at, 2.0 * tl.load(x + at, mask=at < n), mask=at < n)
 

@@ -9,7 +9,6 @@ import textwrap
 
 import pytest
 from building import HERE, compile_c
-from test_nccl_routes import fake_nccl  # noqa: F401 (fixture)
 
 NCCL = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL"
 
@@ -82,17 +81,32 @@ def test_a_program_that_ends_before_is_not_traced(trace_run):
 
 
 def test_a_program_without_python_is_traced(trace_run, fake_driver, tmp_path):
-    program = tmp_path / "hammer"
-    compile_c(program, str(HERE / "hammer.c"), f"-L{fake_driver}", "-lcuda", "-lpthread")
-    traces, _ = trace_run([str(program), "2", "3000000"], "--trace-after", "0", "--trace-steps", "1")
+    source = tmp_path / "plain.c"
+    source.write_text("""
+        #include "cuda_api.h"
+        #include <unistd.h>
+        CUresult cuLaunchKernel(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
+                                CUstream, void **, void **);
+        void *fake_kernel(const char *, int, int, int);
+        int main(void) {
+            CUfunction gemm = fake_kernel("gemm", 32, 0, 0);
+            for (int i = 0; i < 300; i++) {
+                if (cuLaunchKernel(gemm, 64, 1, 1, 128, 1, 1, 0, (CUstream)0x10, NULL, NULL))
+                    return 1;
+                usleep(5000);
+            }
+            return 0;
+        }
+    """)
+    program = compile_c(tmp_path / "plain", str(source), f"-L{fake_driver}", "-lcuda")
+    traces, _ = trace_run([str(program)], "--trace-after", "0", "--trace-steps", "1")
     (trace,) = traces.values()
-    assert sum(e["cat"] == "kernel" for e in trace["traceEvents"]) > 100
+    assert 20 < sum(e["cat"] == "kernel" for e in trace["traceEvents"]) <= 300
 
 
 STEPS = """
 import sys, types
 from tracer_driver import *
-sys.path.append(next(p for p in sys.path if "autoload" in p) if any("autoload" in p for p in sys.path) else "")
 hooks = {}
 class Handle:
     id = 0
@@ -112,9 +126,9 @@ modules = {"torch": torch, "torch.distributed": dist, "torch.optim": types.Modul
 sys.modules.update({**modules, "torch.optim.optimizer": optimizer})
 import weft_autoload
 weft_autoload.start()
-gemm, comm = kernel("gemm"), kernel("%s")
+gemm, comm = kernel("gemm"), kernel("COLLECTIVE")
 cost("gemm", 1000, sms=100)
-cost("%s", 700, sms=8)
+cost("COLLECTIVE", 700, sms=8)
 for step in range(20):
     for i in range(3):
         launch(gemm, stream=0x10)
@@ -124,7 +138,7 @@ for step in range(20):
     for hook in list(hooks.values()):
         hook("optimizer", (), {})
     library().fake_host(ctypes.c_int64(10_000_000))
-""" % (NCCL, NCCL)
+""".replace("COLLECTIVE", NCCL)
 
 
 def test_the_steps_of_torch_are_found(trace_run):
@@ -156,7 +170,9 @@ def independent(trace):
 
 
 def test_analyze_reads_what_was_traced(trace_run, tmp_path, environment):
-    traces, _ = trace_run(STEPS, "--trace-after", "6", "--trace-steps", "5", env={"RANK": "0", "WORLD_SIZE": "2"})
+    traces, _ = trace_run(
+        STEPS, "--trace-after", "6", "--trace-steps", "5", env={"RANK": "0", "WORLD_SIZE": "2"}
+    )
     done = subprocess.run(
         [sys.executable, "-m", "weft", "analyze", "--json", str(tmp_path / "traces" / "weft.rank0.json")],
         env=environment,
@@ -173,27 +189,69 @@ def test_analyze_reads_what_was_traced(trace_run, tmp_path, environment):
     assert rank["exposed_comm_us"] == pytest.approx((expected["comm"] - expected["both"]) / 1e3, abs=1)
 
 
-def test_collectives_carry_their_sizes_and_communicators(trace_run, fake_nccl, environment):  # noqa: F811
-    path = f"{fake_nccl}:{environment['LD_LIBRARY_PATH']}"
-    traces, _ = trace_run(
-        f"""
+LAUNCHING = """
 from tracer_driver import *
-from nccl_driver import *
-import ctypes, time
-n = Nccl()
-comm = n.init(2, 1)
-kernels = {{name: kernel(name) for name in ("ncclDevKernel_AllReduce", "ncclDevKernel_AllGather")}}
-# The fake NCCL launches nothing: launch what it would have, from inside the call.
-tracer.start()
-tracer.drop()
-inside = ctypes.CDLL(None)
-def collective(name, count, dtype, stream, operation):
-    inside.weft_nccl_test = None
-    n.lib  # the call itself
-""",
-        env={"LD_LIBRARY_PATH": path},
+from ctypes import byref, c_size_t
+import time
+n = ctypes.CDLL("libnccl.so.2")
+n.fake_launch_with(ctypes.cast(library().cuLaunchKernel, c_void_p), kernel("ncclDevKernel_Generic"))
+class Id(ctypes.Structure):
+    _fields_ = (("internal", ctypes.c_char * 128),)
+unique = Id()
+n.ncclGetUniqueId(byref(unique))
+world, pair = c_void_p(), c_void_p()
+n.ncclCommInitRank(byref(world), 4, unique, 2)
+unique.internal = b"other"
+n.ncclCommInitRank(byref(pair), 2, unique, 0)
+BFLOAT16, FLOAT = 9, 7
+def step():
+    n.ncclAllReduce(None, None, c_size_t(1000), BFLOAT16, 0, world, c_void_p(0x20))
+    n.ncclAllGather(None, None, c_size_t(100), FLOAT, pair, c_void_p(0x30))
+    n.ncclReduceScatter(None, None, c_size_t(50), FLOAT, 0, pair, c_void_p(0x30))
+    n.ncclGroupStart()
+    for i in range(3):
+        n.ncclAllReduce(None, None, c_size_t(10), FLOAT, 0, world, c_void_p(0x20))
+    n.ncclAllGather(None, None, c_size_t(7), FLOAT, pair, c_void_p(0x30))
+    n.ncclGroupEnd()
+step()
+time.sleep(0.6)
+for i in range(30):
+    step()
+    sync()
+    time.sleep(0.05)
+"""
+
+
+def test_collectives_carry_their_sizes_and_communicators(trace_run, environment, tmp_path):
+    flags = ("-shared", "-fPIC", "-Wl,-soname,libnccl.so.2")
+    compile_c(tmp_path / "libnccl.so.2", *flags, str(HERE / "launching_nccl.c"))
+    path = f"{tmp_path}:{environment['LD_LIBRARY_PATH']}"
+    options = ("--trace-after", "0", "--trace-steps", "1")
+    traces, _ = trace_run(LAUNCHING, *options, env={"LD_LIBRARY_PATH": path, "RANK": "2", "WORLD_SIZE": "4"})
+    trace = traces["weft.rank2.json"]
+    found = [e["args"] for e in trace["traceEvents"] if e["cat"] == "kernel"]
+    names = (
+        "Collective name",
+        "In msg nelems",
+        "Out msg nelems",
+        "dtype",
+        "Group size",
+        "calls",
+        "Rank in group",
     )
-    assert traces == {}
+    told = [tuple(args[name] for name in names) for args in found]
+    step = [
+        ("all_reduce", 1000, 1000, "BFloat16", 4, 1, 2),
+        ("all_gather", 100, 200, "Float", 2, 1, 0),
+        ("reduce_scatter", 100, 50, "Float", 2, 1, 0),
+        ("all_reduce", 30, 30, "Float", 4, 3, 2),
+        ("all_gather", 7, 14, "Float", 2, 1, 0),
+    ]
+    first = told.index(step[0])
+    assert told[first : first + 10] == step * 2
+    groups = {args["Process Group Name"] for args in found}
+    assert len(groups) == 2
+    assert trace["distributedInfo"] == {"backend": "nccl", "pg_count": 2, "rank": 2, "world_size": 4}
 
 
 def test_a_folder_that_cannot_be_written_is_refused_at_once(environment, tmp_path):

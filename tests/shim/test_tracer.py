@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
 from itertools import pairwise
 
 import pytest
+from building import HERE, compile_c
+
+from weft.shim.inject import Job
 
 NCCL = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL"
 CLOSE_NS = 6_000  # launch latency of an idle stream, and the calls of the tracer itself
@@ -412,3 +416,29 @@ tell(recording, steps=[s.step for s in recording.spans], marks=len(recording.mar
     assert result["steps"] == [0, 1, 1, 2, 2, 2]
     assert result["marks"] == 3
     assert result["raw"] == [[10, 1, 1], [256, 1, 1], 2048, 1024, 64, 4]
+
+
+@pytest.fixture
+def hammered(environment):
+    def run(program, *arguments):
+        with Job() as job:
+            env = {**job.environment(environment), "ASAN_OPTIONS": "verify_asan_link_order=0"}
+            if "sanitized" in str(program):
+                del env["LD_PRELOAD"]
+            done = subprocess.run(
+                [program, *arguments], env=env, capture_output=True, text=True, timeout=120, check=False
+            )
+            assert (done.returncode, done.stderr) == (0, "")
+
+    return run
+
+
+def test_traces_come_and_go_under_many_threads(hammered, fake_driver, tmp_path):
+    shim = HERE.parents[1] / "src/weft/shim/libweft_shim.so"
+    links = (f"-L{fake_driver}", "-lcuda", str(shim), "-lpthread")
+    hammered(compile_c(tmp_path / "hammer", str(HERE / "tracer_hammer.c"), *links), "6", "12")
+
+
+def test_sanitizers_find_nothing_in_the_tracer(hammered, sanitized, fake_driver, tmp_path):
+    program = tmp_path / "sanitized-hammer"
+    hammered(sanitized(program, str(HERE / "tracer_hammer.c"), f"-L{fake_driver}", "-lcuda"), "4", "5")
