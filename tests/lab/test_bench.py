@@ -106,7 +106,7 @@ def test_rows_have_the_figures():
     assert high["fraction_of_ideal"] == pytest.approx((refs[2] - high["ms"]) / (refs[2] - ideal))
     assert high["overlap_rate"] == 0.5
     assert high["fraction_of_own_ideal"] is not None
-    assert len(high["again_samples_ms"]) == 4
+    assert len(high["again_samples_ms"]) == 6
     assert high["facts"] == {"sm_mhz": 1980.0}
     assert all(row["of"] == 3 for row in rows)
     json.dumps(rows, allow_nan=False)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from weft.errors import InputError
+from weft.errors import InputError, OutputError
 
 Row = dict[str, Any]
 
@@ -29,7 +29,7 @@ def append(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
         finally:
             os.close(descriptor)
     except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror}; choose another --out") from None
+        raise OutputError(f"cannot write {path}: {error.strerror}; choose another --out") from None
 
 
 def load(path: Path) -> tuple[list[Row], list[Row]]:

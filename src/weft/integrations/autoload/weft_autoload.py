@@ -21,6 +21,7 @@ def _start(variable: str, module: str, otherwise: str) -> None:
     try:
         if os.environ.get(variable):
             _import_weft(os.environ["WEFT_TUNE_HOME"])
+            importlib.import_module("weft.logs").show()
             importlib.import_module(module).start()
     except Exception as error:
         sys.stderr.write(f"weft: this process {otherwise}: {type(error).__name__}: {error}\n")
