@@ -158,6 +158,12 @@ def mark() -> None:
         _shim().weft_trace_mark()
 
 
+def pause() -> None:
+    """Record no more, without waiting for anything; `stop`, `finish` or `drop` must follow."""
+    if available():
+        _shim().weft_trace_pause()
+
+
 def recording() -> bool:
     """Whether a trace is on."""
     return available() and _shim().weft_trace_state() == 1

@@ -415,7 +415,7 @@ void weft_trace_mark(void) {
 
 /* Threads that are inside an operation come out by themselves; they find their records as they left them. */
 static bool wait_for_users(void) {
-    uint64_t limit = weft_trace_now() + 10000000000u;
+    uint64_t limit = weft_trace_now() + 2000000000u;
     while (atomic_load(&users) > 0 && weft_trace_now() < limit)
         usleep(50);
     return atomic_load(&users) == 0;
@@ -432,6 +432,8 @@ static void close_all(void) {
         lanes[i].open = NULL;
     }
 }
+
+void weft_trace_pause(void) { atomic_store(&weft_trace_on, WEFT_TRACE_OFF); }
 
 void weft_trace_end(void) {
     int recording = RECORDING;

@@ -141,7 +141,8 @@ const uint64_t *weft_trace_period(void); /* when it began and ended */
 EXPORT int weft_trace_begin(void);      /* 0: on; else it is in use, or cannot be had */
 EXPORT void weft_trace_watch(void);     /* learn which launches are programmatic, until begin or end */
 EXPORT void weft_trace_mark(void);      /* a step ends here */
-EXPORT void weft_trace_end(void);       /* records no more */
+EXPORT void weft_trace_pause(void);     /* records no more; never waits */
+EXPORT void weft_trace_end(void);       /* the same, and can be read: waits for threads that are launching */
 EXPORT void weft_trace_free(void);      /* destroys events and records */
 EXPORT int weft_trace_state(void);      /* 0 off and empty, 1 recording, 2 ended: can be read, 3 changing */
 

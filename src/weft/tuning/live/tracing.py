@@ -75,6 +75,7 @@ class StepTracer:
         self._recorded = (self._recorded or 0) + 1
         if self._recorded >= self._length:
             self.over = True
+            tracer.pause()
             # The GPU is still busy with these steps: wait for it off the program's thread.
             threading.Thread(target=tracer.finish, name="weft-trace", daemon=True).start()
 
