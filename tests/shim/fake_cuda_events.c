@@ -51,6 +51,7 @@ static int event_calls;
 static unsigned long long next_stream = 0x5000;
 
 API void fake_host(int64_t ns) { __atomic_fetch_add(&host, ns, __ATOMIC_RELAXED); }
+API uint64_t fake_clock(void) { return (uint64_t)__atomic_load_n(&host, __ATOMIC_RELAXED); }
 API int fake_live_events(void) { return live_events; }
 API int fake_live_streams(void) { return live_streams; }
 API int fake_captured_events(void) { return captured_events; }
@@ -222,8 +223,8 @@ API CUresult cuEventRecord(CUevent e, CUstream stream) {
     call_made();
     pthread_mutex_lock(&lock);
     int s = at(explicit_stream(stream, 0));
-    if (streams[s].ready < host)
-        streams[s].ready = host;
+    if (streams[s].ready < host + LATENCY_NS)
+        streams[s].ready = host + LATENCY_NS;
     e->recorded = 1;
     e->at = streams[s].ready;
     streams[s].last_kernel = -1;

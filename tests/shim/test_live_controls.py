@@ -108,6 +108,7 @@ def test_where_memory_is_short_no_communicators_are_made(nccl_program):  # noqa:
 
 def test_what_the_tracer_recorded_goes_with_what_was_launched(nccl_program):  # noqa: F811
     costs = """
+    import tracer_driver
     driver.library().fake_cost(b"_Z4gemmPf", driver.ctypes.c_int64(2_000_000), 8)
     driver.library().fake_cost(b"ncclDevKernel_AllReduce", driver.ctypes.c_int64(3_000_000), 8)
     controls = LaunchControls"""

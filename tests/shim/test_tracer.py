@@ -11,7 +11,7 @@ from building import HERE, compile_c
 from weft.shim.inject import Job
 
 NCCL = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL"
-CLOSE_NS = 6_000  # launch latency of an idle stream, and the calls of the tracer itself
+CLOSE_NS = 6_000  # launch latency of an idle stream
 
 
 @pytest.fixture
@@ -30,8 +30,8 @@ def compare(result, close_ns=CLOSE_NS):
     assert [s[:2] for s in spans] == [list(t[:2]) for t in truth]
     base = truth[0][3] - spans[0][3]
     for (name, _, start, end, _), (_, _, true_start, true_end) in zip(spans, truth, strict=True):
-        assert abs(end + base - true_end) <= 20, name
-        assert -20 <= true_start - (start + base) <= close_ns, name
+        assert abs(end + base - true_end) <= 100, name
+        assert -2_000 <= true_start - (start + base) <= close_ns, name
 
 
 def test_kernels_of_a_busy_and_of_an_idle_stream(traced):
@@ -87,9 +87,9 @@ assert tracer.start()
 for i in range(3):
     assert launch(comm, grid=8, stream=0x20) == 0
 sync()
-tell(tracer.stop(), launched=[r["attributes"] for r in records()])
+tell(tracer.stop(), launched=[r["attributes"] for r in launched()])
 """)
-    compare(result)
+    compare(result, close_ns=50_000)  # two launches instead of one
     assert result["counters"]["placed_failures"] == 1
     assert result["launched"] == [0, 0, 0]
     assert {s[4] for s in result["spans"]} == {"stream ready"}
@@ -258,7 +258,7 @@ assert tracer.start()
 for i in range(300):
     assert launch(gemm, stream=0x10) == 0
 sync()
-tell(tracer.stop(), launches=len(records()))
+tell(tracer.stop(), launches=len(launched()))
 """)
     assert result["launches"] == 300
     assert result["spans"] == []
@@ -274,7 +274,7 @@ fail("cuEventCreate", times=100_000)
 for i in range(4000):
     assert launch(gemm, stream=0x10) == 0
 sync()
-tell(tracer.stop(), launches=len(records()))
+tell(tracer.stop(), launches=len(launched()))
 """)
     assert result["launches"] == 4000
     assert 1000 < len(result["spans"]) < 4000
@@ -291,7 +291,7 @@ fail("cuEventRecord", times=2)
 for i in range(5):
     assert launch(gemm, stream=0x10) == 0
 sync()
-tell(tracer.stop(), launches=len(records()))
+tell(tracer.stop(), launches=len(launched()))
 """)
     assert result["launches"] == 6
     assert 4 <= len(result["spans"]) <= 5
@@ -442,3 +442,27 @@ def test_traces_come_and_go_under_many_threads(hammered, fake_driver, tmp_path):
 def test_sanitizers_find_nothing_in_the_tracer(hammered, sanitized, fake_driver, tmp_path):
     program = tmp_path / "sanitized-hammer"
     hammered(sanitized(program, str(HERE / "tracer_hammer.c"), f"-L{fake_driver}", "-lcuda"), "4", "5")
+
+
+def test_kernels_shorter_than_their_launch(traced):
+    """Their end events fire when they are submitted: a few launches that are held back tell the durations."""
+    result = traced("""
+tiny, small = kernel("tiny"), kernel("small")
+cost("tiny", 0.4)
+cost("small", 0.8)
+assert tracer.start()
+for i in range(400):
+    launch(tiny, stream=0x10)
+    host(4)
+    launch(small, stream=0x10)
+    host(4)
+sync()
+tell(tracer.stop())
+""")
+    for name, true_ns in (("tiny", 400), ("small", 800)):
+        found = [s for s in result["spans"] if s[0] == name]
+        assert len(found) == 400
+        assert sum(s[3] - s[2] for s in found) == pytest.approx(400 * true_ns, rel=0.1)
+    assert 4 <= result["counters"]["stalls"] <= 20
+    starts = [t[2] for t in result["truth"]]
+    assert [s[2] for s in result["spans"]] == pytest.approx([t - starts[0] for t in starts], abs=4_000)

@@ -7,7 +7,7 @@ import json
 from ctypes import c_char, c_int, c_int64, c_void_p
 
 from driver import *  # noqa: F403
-from driver import launch_ex, library
+from driver import launch_ex, library, records
 
 from weft.shim import spans, tracer  # noqa: F401 (for programs)
 
@@ -35,7 +35,7 @@ def truths():
     lib = library()
     lib.fake_truth.restype = ctypes.POINTER(Truth)
     found = (lib.fake_truth(i).contents for i in range(lib.fake_truths()))
-    return [(t.name.decode(), t.stream, t.start, t.end) for t in found]
+    return [(t.name.decode(), t.stream, t.start, t.end) for t in found if t.name != b"weft_head_start"]
 
 
 def sync():
@@ -43,7 +43,18 @@ def sync():
 
 
 def host(us):
+    """The host does something else for a while."""
     library().fake_host(c_int64(int(us * 1000)))
+
+
+def one_clock():
+    """Let the shim read the simulated clock."""
+    ctypes.CDLL(None).weft_trace_set_clock(ctypes.cast(library().fake_clock, c_void_p))
+
+
+def launched():
+    """Kernels of the program that reached the driver."""
+    return [r for r in records() if r["name"] != "weft_head_start"]  # the tracer's own waits
 
 
 def copy(function, a, b, size, stream):
@@ -92,3 +103,6 @@ def tell(recording, **more):
         **more,
     }
     print(json.dumps(result))
+
+
+one_clock()

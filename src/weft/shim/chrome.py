@@ -54,6 +54,8 @@ def write_traces(folder: Path, out: Path) -> list[Path]:
     written: list[Path] = []
     for path in sorted(folder.glob("trace.*")):
         recording = tracer.read_file(path)
+        if not recording.header.spans:
+            continue
         target = out / _file_name(recording, {file.name for file in written})
         write_whole(target, document(recording))
         written.append(target)

@@ -19,10 +19,20 @@ Interval = tuple[int, int]
 
 PLACED_LATENCY_NS = 10_000
 """From a collective's placement to the event behind it, at most; a longer distance is a wait for SMs."""
-USUAL_LATENCY_NS = 3_000
+USUAL_LATENCY_NS = 1_500
 """Where every collective of a recording waited, so that the latency cannot be told from it."""
 
-EXACT, CHAIN, LATE_END, FRONT_ONLY = "events", "chain", "late end", "stream ready"
+SUBMITTED_NS = 2_500
+"""An end event that fires so soon after its submission tells only that the kernel was over by then."""
+NEIGHBOURS = 128
+
+EXACT, CHAIN, LATE_END, FRONT_ONLY, SHORT = (
+    "events",
+    "chain",
+    "late end",
+    "stream ready",
+    "shorter than its launch",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +69,9 @@ def spans_of(recording: Recording) -> list[Span]:
     for raw in recording.spans:
         if not raw.flags & (tracer.FAILED | tracer.UNTIMED):
             by_lane[raw.lane].append(raw)
-    latency_ns = _placed_latency(recording.spans)
-    timed = [found for lane in by_lane.values() for found in _lane(lane, latency_ns)]
+    delays = _Delays(recording.spans)
+    latency_ns = _placed_latency(recording.spans, delays)
+    timed = [found for lane in by_lane.values() for found in _lane(lane, latency_ns, delays)]
     usual = _usual_durations(timed)
     spans = [_span(recording, *found, usual) for found in timed]
     return sorted(spans, key=lambda span: span.raw.host_ns)
@@ -69,7 +80,27 @@ def spans_of(recording: Recording) -> list[Span]:
 Timed = tuple[int, int, str, Any]
 
 
-def _lane(lane: Sequence[Any], latency_ns: int) -> Iterable[Timed]:
+class _Delays:
+    """From a call of the driver to the GPU's doing it on an idle stream: the least seen around that time.
+
+    The two clocks drift, so it is taken from the neighbourhood.
+    """
+
+    def __init__(self, spans: Iterable[Any]) -> None:
+        found = [(s.host_front_ns, s.before_ns - s.host_front_ns) for s in spans if s.before_ns >= 0]
+        self._starts: list[int] = []
+        self._least: list[int] = []
+        for at in range(0, len(found), NEIGHBOURS):
+            self._starts.append(found[at][0])
+            self._least.append(min(delay for _, delay in found[at : at + NEIGHBOURS]))
+
+    def at(self, host_ns: int) -> int | None:
+        i = max(0, bisect_right(self._starts, host_ns) - 1)
+        near = self._least[max(0, i - 1) : i + 2]
+        return min(near) if near else None
+
+
+def _lane(lane: Sequence[Any], latency_ns: int, delays: _Delays) -> Iterable[Timed]:
     """The spans of one stream. Operations of a stream never overlap, except programmatic launches."""
     chain: list[Any] = []
     free_ns = -1
@@ -82,23 +113,31 @@ def _lane(lane: Sequence[Any], latency_ns: int) -> Iterable[Timed]:
         if raw.flags & tracer.OPEN:
             continue
         if raw.after_ns >= 0:
-            yield from _chain(chain, free_ns, latency_ns)
+            yield from _chain(chain, free_ns, latency_ns, delays)
         free_ns, chain = raw.after_ns, []
 
 
-def _chain(chain: Sequence[Any], free_ns: int, latency_ns: int) -> Iterable[Timed]:
+def _chain(chain: Sequence[Any], free_ns: int, latency_ns: int, delays: _Delays) -> Iterable[Timed]:
     """One operation, or several kernels without an event between them, which share the time equally."""
-    first, end_ns = chain[0], chain[-1].after_ns
-    ready_ns = max(first.before_ns, free_ns)
-    if ready_ns < 0:
-        ready_ns = first.host_ns
-    start_ns, timing = ready_ns, EXACT
+    first, last = chain[0], chain[-1]
+    end_ns = last.after_ns
+    start_ns = max(first.before_ns, free_ns)
+    if start_ns < 0:
+        start_ns = first.host_ns
+    timing = EXACT
     if first.placed_ns >= 0:
-        start_ns = max(ready_ns, first.placed_ns - latency_ns)
+        if not _at_once(first, delays):
+            start_ns = max(start_ns, first.placed_ns - latency_ns)
     elif first.flags & tracer.COMM and first.kind == tracer.KERNEL:
         timing = FRONT_ONLY
+    delay_ns = delays.at(first.host_front_ns)
+    if first.before_ns >= 0 and delay_ns is not None and not first.flags & tracer.STALLED:
+        # On an idle stream the event in front fires before the operation is even submitted.
+        start_ns = max(start_ns, first.host_ns + delay_ns)
+        if end_ns <= last.host_end_ns + delay_ns + SUBMITTED_NS and first.kind == tracer.KERNEL:
+            timing = SHORT
     start_ns = min(start_ns, end_ns)
-    if chain[-1].flags & tracer.LATE:
+    if last.flags & tracer.LATE:
         timing = LATE_END
     if len(chain) > 1:
         timing = CHAIN
@@ -107,19 +146,27 @@ def _chain(chain: Sequence[Any], free_ns: int, latency_ns: int) -> Iterable[Time
         yield start_ns + round(i * each), start_ns + round((i + 1) * each), timing, raw
 
 
-def _placed_latency(spans: Iterable[Any]) -> int:
+def _at_once(raw: Any, delays: _Delays) -> bool:
+    """Whether a collective was placed before the event that tells so had even been submitted."""
+    delay_ns = delays.at(raw.host_front_ns)
+    return delay_ns is not None and raw.placed_ns <= raw.host_placed_ns + delay_ns + SUBMITTED_NS
+
+
+def _placed_latency(spans: Iterable[Any], delays: _Delays) -> int:
     """How long after a collective was placed its event fires: the least distance to "stream ready"."""
-    gaps = [s.placed_ns - s.before_ns for s in spans if s.placed_ns >= 0 and s.before_ns >= 0]
+    both = [s for s in spans if s.placed_ns >= 0 and s.before_ns >= 0 and not _at_once(s, delays)]
+    gaps = [s.placed_ns - s.before_ns for s in both]
     least = min((gap for gap in gaps if gap >= 0), default=0)
     return least if least < PLACED_LATENCY_NS else USUAL_LATENCY_NS
 
 
 def _usual_durations(timed: Iterable[Timed]) -> dict[tuple[int, ...], float]:
-    """By kernel and grid, from ends that were recorded in time."""
+    """By kernel and grid, and by kernel alone, from spans whose start and end are both exact."""
     found: dict[tuple[int, ...], list[int]] = defaultdict(list)
     for start_ns, end_ns, timing, raw in timed:
         if timing == EXACT and raw.kind == tracer.KERNEL:
             found[_key(raw)].append(end_ns - start_ns)
+            found[raw.row,].append(end_ns - start_ns)
     return {key: statistics.median(values) for key, values in found.items()}
 
 
@@ -135,8 +182,8 @@ def _span(
     raw: Any,
     usual: dict[tuple[int, ...], float],
 ) -> Span:
-    if timing == LATE_END:
-        expected = usual.get(_key(raw))
+    if timing in (LATE_END, SHORT):
+        expected = usual.get(_key(raw), usual.get((raw.row,)))
         end_ns = min(end_ns, start_ns + round(expected)) if expected is not None else end_ns
     return Span(start_ns, end_ns, name_of(recording, raw), kind_of(raw), timing, raw)
 

@@ -25,7 +25,7 @@ log = logging.getLogger("weft.tracer")
 MAGIC, VERSION = b"wefttrc", 1
 DEVICES, COUNTERS_ROOM = 16, 16
 KERNEL, MEMCPY, MEMSET, GRAPH = range(4)
-CHAINED, OPEN, LATE, FAILED, UNTIMED, COMM, PDL_SPLIT, COOPERATIVE = (1 << bit for bit in range(8))
+CHAINED, OPEN, LATE, FAILED, UNTIMED, COMM, PDL_SPLIT, COOPERATIVE, STALLED = (1 << bit for bit in range(9))
 COUNTERS = (
     "events",
     "event_failures",
@@ -36,6 +36,7 @@ COUNTERS = (
     "unfinished",
     "left_behind",
     "pdl_splits",
+    "stalls",
     "skipped_fronts",
 )
 READ_TIMEOUT_S = 20.0
@@ -43,7 +44,7 @@ READ_TIMEOUT_S = 20.0
 
 class CSpan(ctypes.Structure):
     _fields_ = (
-        *((name, c_uint64) for name in ("host_ns", "host_end_ns")),
+        *((name, c_uint64) for name in ("host_ns", "host_end_ns", "host_front_ns", "host_placed_ns")),
         *((name, c_int64) for name in ("before_ns", "after_ns", "placed_ns")),
         *((name, c_uint64) for name in ("stream", "bytes", "comm_key", "count", "comm_sequence")),
         *((name, c_uint32) for name in ("kind", "row", "lane", "step", "thread", "flags")),

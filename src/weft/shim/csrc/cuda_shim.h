@@ -144,6 +144,7 @@ bool weft_capture_open(void);         /* on any stream */
 /* --- cuda_headstart.c ---------------------------------------------------------------------------------- */
 
 void weft_head_start(const weft_rules *rules, CUstream stream);
+CUfunction weft_wait_kernel(uint64_t *mhz); /* takes clock cycles and a limit in ns; NULL: cannot be had */
 void weft_head_start_forget(void); /* a context went away, and our kernel with it */
 
 #endif

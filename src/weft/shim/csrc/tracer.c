@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 enum { LANES = 1024, CAPACITY = 1 << 18, GRAPH_ROWS = 1 << 20, NOT_READY = 600, NON_BLOCKING = 1 };
+enum { STALL_NS = 12000, MOST_STALLED = 1024 };
 enum { WITH_COMPLETION = 12030 }; /* the CUDA version that has the attribute */
 
 struct weft_trace_lane {
@@ -223,6 +224,27 @@ static bool traceable(CUstream stream) {
     return true;
 }
 
+/* On an idle stream a kernel may be over before the event behind it is even submitted, so the events tell when it was
+ * launched, not how long it took. A few launches of each kernel, ever rarer, are held back until all is queued. */
+static bool stall(weft_variant *v, CUstream stream) {
+    uint64_t number = (uint64_t)graph_epoch << 32, mhz = 0;
+    uint64_t seen = atomic_load_explicit(&v->idle_launches, memory_order_relaxed);
+    number = seen >> 32 == graph_epoch ? seen + 1 : number + 1;
+    atomic_store_explicit(&v->idle_launches, number, memory_order_relaxed);
+    uint32_t count = (uint32_t)number;
+    if (count < 4 || count > MOST_STALLED || (count & (count - 1)))
+        return false;
+    int mode = weft_capture_relax();
+    CUfunction wait = weft_wait_kernel(&mhz);
+    weft_capture_restore(mode);
+    uint64_t cycles = STALL_NS * mhz / 1000, limit_ns = STALL_NS * 4ull;
+    void *params[] = {&cycles, &limit_ns};
+    if (!wait || REAL(cuLaunchKernel)(wait, 1, 1, 1, 1, 1, 1, 0, stream, params, NULL) != CUDA_SUCCESS)
+        return false;
+    weft_trace_count(WEFT_TRACED_STALLS, 1);
+    return true;
+}
+
 bool weft_trace_before(weft_trace_op *op, uint32_t kind, weft_variant *v, CUstream stream, bool programmatic) {
     weft_trace_record *open = NULL;
     CUevent earlier = NULL;
@@ -247,8 +269,12 @@ bool weft_trace_before(weft_trace_op *op, uint32_t kind, weft_variant *v, CUstre
     describe_kernel(s, v);
     bool comm = kind == WEFT_TRACE_KERNEL && (s->flags & WEFT_SPAN_COMM);
     close_open(open, stream);
-    front |= !programmatic && (comm || kind == WEFT_TRACE_GRAPH || !still_busy(earlier));
+    bool idle = !programmatic && !still_busy(earlier);
+    front |= !programmatic && (comm || kind == WEFT_TRACE_GRAPH || idle);
     r->after = weft_trace_event(c, true);
+    if (idle && v && v->kind == WEFT_KIND_COMPUTE && stall(v, stream))
+        s->flags |= WEFT_SPAN_STALLED;
+    s->host_front_ns = weft_trace_now();
     if (front && (r->before = weft_trace_event(c, true)) && !put(r->before, stream))
         r->before = NULL;
     if (!front && !programmatic)
@@ -290,6 +316,7 @@ static void put_placed(weft_trace_op *op) {
     if (stamp && weft_cuda()->cuStreamWaitEvent(op->lane->side, op->completion, 0) == CUDA_SUCCESS &&
         put(stamp, op->lane->side))
         r->placed = stamp;
+    r->span.host_placed_ns = weft_trace_now();
 }
 
 void weft_trace_after(weft_trace_op *op, CUstream stream, CUresult result) {
@@ -415,8 +442,7 @@ void weft_trace_mark(void) {
 
 /* Threads that are inside an operation come out by themselves; they find their records as they left them. */
 static bool wait_for_users(void) {
-    uint64_t limit = weft_trace_now() + 2000000000u;
-    while (atomic_load(&users) > 0 && weft_trace_now() < limit)
+    for (int i = 0; i < 40000 && atomic_load(&users) > 0; i++)
         usleep(50);
     return atomic_load(&users) == 0;
 }

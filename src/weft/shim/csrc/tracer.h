@@ -23,10 +23,13 @@ enum { /* weft_trace_span.flags */
     WEFT_SPAN_COMM = 32,        /* communicates; a graph: holds a kernel that does */
     WEFT_SPAN_PDL_SPLIT = 64,   /* an event stood between this launch and the one it depends on: seen for the first time */
     WEFT_SPAN_COOPERATIVE = 128,
+    WEFT_SPAN_STALLED = 256, /* the stream was held until all was queued: the events tell its duration */
 };
 
 typedef struct {
     uint64_t host_ns, host_end_ns;          /* of the call, CLOCK_MONOTONIC */
+    uint64_t host_front_ns;                 /* before the event in front was recorded */
+    uint64_t host_placed_ns;                /* after the event behind the launch completion was */
     int64_t before_ns, after_ns, placed_ns; /* when events fired, same clock; -1: there was none */
     uint64_t stream, bytes, comm_key, count, comm_sequence;
     uint32_t kind, row, lane, step, thread, flags;
@@ -51,6 +54,7 @@ enum { /* weft_trace_header.counters */
     WEFT_TRACED_UNFINISHED,       /* operations whose events did not fire in time */
     WEFT_TRACED_LEFT_BEHIND,      /* events that could not be destroyed */
     WEFT_TRACED_PDL_SPLITS,
+    WEFT_TRACED_STALLS,           /* short waits of ours, to time kernels shorter than their launch */
     WEFT_TRACED_SKIPPED_FRONTS,   /* operations whose start is the end of the one in front on their stream */
     WEFT_TRACED_COUNTERS = 16,
 };
@@ -86,7 +90,8 @@ typedef struct weft_trace_context {
     } pool[2]; /* with and without timing */
 } weft_trace_context;
 
-uint64_t weft_trace_now(void);
+uint64_t weft_trace_now(void); /* CLOCK_MONOTONIC */
+EXPORT void weft_trace_set_clock(uint64_t (*clock)(void)); /* for tests: that of a simulated GPU */
 void weft_trace_count(int counter, uint64_t n);
 uint64_t weft_trace_counted(int counter);
 weft_trace_context *weft_trace_context_now(void);                 /* of the calling thread; NULL: cannot be traced */

@@ -58,6 +58,7 @@ typedef struct weft_variant {
     _Atomic uint64_t plans[WEFT_PLANS]; /* by policy id: see plan_* in shape.c */
     _Atomic uint32_t refusals;
     _Atomic uint32_t registers, static_shared; /* registers plus one; 0: not asked yet */
+    _Atomic uint64_t idle_launches;            /* in the trace of the upper half's number, on an idle stream */
     _Atomic bool before_programmatic; /* a programmatic dependent launch was seen to follow it */
 } weft_variant;
 
