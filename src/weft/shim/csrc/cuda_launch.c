@@ -51,7 +51,7 @@ static CUresult make_recorded(const launch *l, const CUlaunchConfig *c, weft_tra
     return result;
 }
 
-static CUresult make_traced(const launch *l, const CUlaunchConfig *c) {
+__attribute__((noinline, cold)) static CUresult make_traced(const launch *l, const CUlaunchConfig *c) {
     CUstream stream = weft_stream(c->hStream, l->per_thread);
     bool programmatic = c->numAttrs && weft_trace_programmatic(c);
     weft_trace_op op;
