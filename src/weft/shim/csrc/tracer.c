@@ -212,7 +212,7 @@ static void prepare_completion(weft_trace_op *op) {
     int version = 0, mode = weft_capture_relax();
     if (weft_cuda()->cuDriverGetVersion && weft_cuda()->cuDriverGetVersion(&version) == CUDA_SUCCESS &&
         version >= WITH_COMPLETION)
-        l->side = weft_trace_side_stream();
+        l->side = weft_trace_spare(l->context);
     weft_capture_restore(mode);
 }
 
@@ -226,20 +226,17 @@ static bool traceable(CUstream stream) {
 
 /* On an idle stream a kernel may be over before the event behind it is even submitted, so the events tell when it was
  * launched, not how long it took. A few launches of each kernel, ever rarer, are held back until all is queued. */
-static bool stall(weft_variant *v, CUstream stream) {
-    uint64_t number = (uint64_t)graph_epoch << 32, mhz = 0;
+static bool stall(const weft_trace_context *c, weft_variant *v, CUstream stream) {
+    uint64_t number = (uint64_t)graph_epoch << 32;
     uint64_t seen = atomic_load_explicit(&v->idle_launches, memory_order_relaxed);
     number = seen >> 32 == graph_epoch ? seen + 1 : number + 1;
     atomic_store_explicit(&v->idle_launches, number, memory_order_relaxed);
     uint32_t count = (uint32_t)number;
     if (count < 4 || count > MOST_STALLED || (count & (count - 1)))
         return false;
-    int mode = weft_capture_relax();
-    CUfunction wait = weft_wait_kernel(&mhz);
-    weft_capture_restore(mode);
-    uint64_t cycles = STALL_NS * mhz / 1000, limit_ns = STALL_NS * 4ull;
+    uint64_t cycles = STALL_NS * c->mhz / 1000, limit_ns = STALL_NS * 4ull;
     void *params[] = {&cycles, &limit_ns};
-    if (!wait || REAL(cuLaunchKernel)(wait, 1, 1, 1, 1, 1, 1, 0, stream, params, NULL) != CUDA_SUCCESS)
+    if (!c->wait || REAL(cuLaunchKernel)(c->wait, 1, 1, 1, 1, 1, 1, 0, stream, params, NULL) != CUDA_SUCCESS)
         return false;
     weft_trace_count(WEFT_TRACED_STALLS, 1);
     return true;
@@ -272,7 +269,7 @@ bool weft_trace_before(weft_trace_op *op, uint32_t kind, weft_variant *v, CUstre
     bool idle = !programmatic && !still_busy(earlier);
     front |= !programmatic && (comm || kind == WEFT_TRACE_GRAPH || idle);
     r->after = weft_trace_event(c, true);
-    if (idle && v && v->kind == WEFT_KIND_COMPUTE && stall(v, stream))
+    if (idle && v && v->kind == WEFT_KIND_COMPUTE && stall(c, v, stream))
         s->flags |= WEFT_SPAN_STALLED;
     s->host_front_ns = weft_trace_now();
     if (front && (r->before = weft_trace_event(c, true)) && !put(r->before, stream))

@@ -83,7 +83,9 @@ typedef struct weft_trace_context {
     _Atomic bool gone;
     CUevent base, anchor;
     int64_t base_ns, anchor_ns;
-    CUstream own;
+    CUstream own, spare[4]; /* spare: side streams in stock */
+    CUfunction wait; /* holds a stream for a while; NULL: there is none */
+    uint64_t mhz;
     struct {
         CUevent *all;
         size_t made, taken, room;
@@ -97,6 +99,7 @@ uint64_t weft_trace_counted(int counter);
 weft_trace_context *weft_trace_context_now(void);                 /* of the calling thread; NULL: cannot be traced */
 CUevent weft_trace_event(weft_trace_context *c, bool timed);      /* from the pool; NULL: none to be had */
 void weft_trace_warm(weft_trace_context *c);                       /* events in stock */
+CUstream weft_trace_spare(weft_trace_context *c);                 /* a side stream from stock, or a new one */
 CUstream weft_trace_side_stream(void);                            /* a new stream in the current context, or NULL */
 void weft_trace_side_over(CUstream stream);
 int64_t weft_trace_time(weft_trace_context *c, CUevent e, uint64_t deadline_ns); /* -1: unknown */

@@ -166,11 +166,32 @@ CUevent weft_trace_event(weft_trace_context *c, bool timed) {
     return e;
 }
 
+/* What might make the driver wait for the GPU is done here, between steps: to load a module inside a step, between the
+ * collectives of two ranks of one process, could wait for ever. */
 void weft_trace_warm(weft_trace_context *c) {
+    int mode = weft_capture_relax();
+    CUfunction wait = weft_wait_kernel(&c->mhz);
+    weft_capture_restore(mode);
     pthread_mutex_lock(&lock);
+    c->wait = wait;
     for (int i = 0; i < WARM && !atomic_load(&c->gone); i++)
         make_events(c, true);
+    for (int i = 0; i < 4 && !atomic_load(&c->gone); i++)
+        c->spare[i] = weft_trace_side_stream();
     pthread_mutex_unlock(&lock);
+}
+
+CUstream weft_trace_spare(weft_trace_context *c) {
+    CUstream found = NULL;
+    pthread_mutex_lock(&lock);
+    for (int i = 0; i < 4 && !found; i++) {
+        found = c->spare[i];
+        c->spare[i] = NULL;
+    }
+    if (!found && !atomic_load(&c->gone))
+        found = weft_trace_side_stream();
+    pthread_mutex_unlock(&lock);
+    return found;
 }
 
 /* --- reading ------------------------------------------------------------------------------------------------ */
@@ -268,6 +289,9 @@ static void destroy(weft_trace_context *c) {
             cu->cuEventDestroy_v2(c->base);
         if (c->own)
             cu->cuStreamDestroy_v2(c->own);
+        for (int i = 0; i < 4; i++)
+            if (c->spare[i])
+                cu->cuStreamDestroy_v2(c->spare[i]);
         weft_trace_leave(before);
     }
 }

@@ -240,6 +240,12 @@ void weft_trace_attached(void) {
     atexit(at_exit);
     if (weft_cuda()->cuCtxGetCurrent)
         weft_cuda()->cuCtxGetCurrent(&context);
+    if (context) { /* now, while the GPU has nothing to do: see weft_trace_warm */
+        uint64_t mhz;
+        int mode = weft_capture_relax();
+        weft_wait_kernel(&mhz);
+        weft_capture_restore(mode);
+    }
     if (pthread_create(&thread, NULL, trace_by_time, context) == 0)
         pthread_detach(thread);
 }
