@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from weft.errors import UsageError, WeftError
+from weft.errors import UnavailableError, UsageError, WeftError
 from weft.files import write_whole
 from weft.policy import Policy
 
@@ -82,6 +82,7 @@ def run(
 
     weft run --trace traces -- torchrun --nproc-per-node 8 train.py
     """
+    _check_platform()
     from weft.shim import chrome, launch, stats
     from weft.shim.apply import not_applied
     from weft.shim.inject import Job, TraceRequest, check_preload
@@ -121,6 +122,13 @@ def run(
             _write_traces(job.folder, trace, quiet)
     _report(counted, policy, stats_file, quiet, line)
     launch.end_like(status)
+
+
+def _check_platform() -> None:
+    if sys.platform != "linux":
+        raise UnavailableError(
+            "weft run needs Linux, whose loader preloads the shim; analyze, plan and report work here"
+        )
 
 
 def _policy(path: Path | None, **given: Any) -> Policy:
