@@ -233,7 +233,24 @@ def gaps(recording: Any) -> list[float]:
     return [found[0], statistics.median(found), found[-1]] if found else []
 
 
-def with_kineto(step: Callable[[], None]) -> dict[str, Any]:
+RAW = (
+    *("host_front_ns", "host_ns", "host_end_ns", "host_placed_ns", "before_ns", "after_ns", "placed_ns"),
+    *("stream", "lane", "kind", "row", "flags", "graph_kernels"),
+)
+
+
+def details(kineto: list[Row], recording: Any) -> dict[str, Any]:
+    """Everything about the same steps, to look at afterwards."""
+    return {
+        "kineto": kineto,
+        "fields": RAW,
+        "raw": [[getattr(span, name) for name in RAW] for span in recording.spans],
+        "symbols": recording.symbols,
+        "spans": [(s.name, s.start_ns, s.end_ns, s.timing) for s in spans.spans_of(recording)],
+    }
+
+
+def with_kineto(step: Callable[[], None], keep: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
     step()
     alone, same = [], []
     kernels = 0
@@ -247,6 +264,7 @@ def with_kineto(step: Callable[[], None]) -> dict[str, Any]:
         theirs, ours = figures(rows), figures(rows_of(recording))
         same.append({f"kineto_{key}": value for key, value in theirs.items()} | ours)
         errors += comm_errors(rows, rows_of(recording))
+        keep(details(rows, recording))
     return {
         "kineto": middle(alone),
         "kineto_kernels": kernels,
@@ -301,7 +319,12 @@ def main() -> None:
         print(name, json.dumps(results[name]), flush=True)
         keep()
     for name, step in steps.items():
-        results[name] |= with_kineto(step)
+
+        def keep_details(found: dict[str, Any], name: str = name) -> None:
+            if args.out:
+                args.out.with_suffix(f".{name}.json").write_text(json.dumps(found))
+
+        results[name] |= with_kineto(step, keep_details)
         results[name]["compared"] = compared(results[name])
         print(name, json.dumps(results[name]["compared"]), flush=True)
         keep()
