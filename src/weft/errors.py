@@ -21,6 +21,12 @@ class InputError(WeftError):
     exit_code = 2
 
 
+class OutputError(WeftError):
+    """A file that cannot be written."""
+
+    exit_code = 2
+
+
 class UnavailableError(WeftError):
     """Something required is missing on this machine: a GPU, a driver, a compiler, the shim."""
 
