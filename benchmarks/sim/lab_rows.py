@@ -1,4 +1,4 @@
-"""The committed lab results as cases for the simulator: a half to fit, and a half to test."""
+"""The committed lab results as cases for the simulator: one half to fit, one to test."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SEED = 2606
 
 @dataclass(frozen=True)
 class Case:
-    """One candidate of one workload as it was measured, in ms."""
+    """One measured candidate of one workload; `ms`: time of the pipeline."""
 
     suite: str
     cell: str
@@ -30,7 +30,7 @@ class Case:
 
 
 def cases() -> list[Case]:
-    """Every measured candidate, and compute alone and the collective alone of every cell."""
+    """Every measured candidate, and for every cell compute alone and the collective alone."""
     found = []
     for suite in SUITES:
         seen = set()
@@ -50,7 +50,7 @@ def cases() -> list[Case]:
 
 
 def halves(found: list[Case]) -> tuple[list[Case], list[Case]]:
-    """The cases to fit and those to test, drawn by workload: all candidates of one go to the same half."""
+    """The cases to fit and to test, divided by workload: all its candidates are in the same half."""
     names = sorted({case.cell for case in found})
     random.Random(SEED).shuffle(names)
     fit = set(names[: len(names) // 2])
