@@ -17,7 +17,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
 
-from weft.bench.results import load
+from weft.bench.results import load_results
 from weft.bench.suites import PAPER_GRIDS
 from weft.bench.tables import by_cell, chosen, geometric_mean, regret
 from weft.execute.base import NO_ROOM
@@ -204,7 +204,7 @@ def main() -> None:
     folder = args.docs / "lab"
     folder.mkdir(parents=True, exist_ok=True)
     for name, draw in (("paper", paper_pictures), ("modern", modern_pictures), ("quick", lambda cells: {})):
-        headers, rows = load(args.results / f"{name}.jsonl")
+        headers, rows = load_results(args.results / f"{name}.jsonl")
         if not rows:
             continue
         cells = by_cell(rows)

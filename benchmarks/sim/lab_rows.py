@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass
 from pathlib import Path
 
-from weft.bench.results import load
+from weft.bench.results import load_results
 from weft.policy import Policy
 from weft.workload import Workload
 
@@ -34,7 +34,7 @@ def cases() -> list[Case]:
     found = []
     for suite in SUITES:
         seen = set()
-        for row in load(LAB / f"{suite}.jsonl")[1]:
+        for row in load_results(LAB / f"{suite}.jsonl")[1]:
             if row["ms"] is None:
                 continue
             workload, ctas = Workload.from_dict(row["workload"]), row["baseline_ctas"]
