@@ -69,6 +69,13 @@ class _Kernel:
         done = (moving_until - start) / self.beside_s
         return moving_until + (1 - done) * self.alone_s
 
+    def mixed(self, other: _Kernel, more_s: float, share: float) -> _Kernel:
+        """The mean of this one and of another that takes so much longer, which has a share of the rounds."""
+        return _Kernel(
+            self.alone_s + share * (other.alone_s + more_s - self.alone_s),
+            self.beside_s + share * (other.beside_s + more_s - self.beside_s),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class _Rounds:
@@ -133,23 +140,37 @@ def _grouped(loads: list[list[float]], lanes: int) -> list[float]:
 
 
 @lru_cache(maxsize=512)
-def _permutes(m: int, ranks: int) -> bool:
-    """Whether the rows of a hetero-fused round have to be moved together, or apart, on a rank in the middle.
+def _permuted(m: int, ranks: int) -> tuple[float, float]:
+    """The share of hetero-fused rounds whose rows are moved together, or apart: least and most of any rank.
 
-    They do where shards differ: its own is missing, and the distances of the others change.
+    They are where shards differ: a rank's own is missing, and the distances of the others change. Pieces of a
+    shard differ as well, so that one round needs it and the next does not.
     """
     if m % ranks == 0:
-        return False
-    counts, own = split(m, ranks), ranks // 2
+        return 0.0, 0.0
+    shares = [_permuted_on(m, ranks, own) for own in {0, ranks // 2, ranks - 1}]
+    return min(shares), max(shares)
+
+
+def _permuted_on(m: int, ranks: int, own: int) -> float:
+    counts = split(m, ranks)
     at = offsets(counts)
-    first = [(at[i], cut(count, min(ranks, count))[0][1]) for i, count in enumerate(counts) if count]
-    peers = [each for i, each in enumerate(first) if i != own]
-    apart = [Region("x", row, rows, 0, 1) for row, rows in peers]
-    together = [
-        Region("y", row, rows, 0, 1)
-        for row, (_, rows) in zip(offsets([rows for _, rows in peers]), peers, strict=False)
-    ]
-    return len(runs(*join(apart, together))) > 2
+    rounds = min(ranks, counts[0])
+    pieces = [cut(count, rounds) for count in counts]
+    moved = 0
+    for i in range(rounds):
+        peers = [
+            (at[peer] + each[i][0], each[i][1])
+            for peer, each in enumerate(pieces)
+            if peer != own and each[i][1]
+        ]
+        apart = [Region("x", row, rows, 0, 1) for row, rows in peers]
+        together = [
+            Region("y", row, rows, 0, 1)
+            for row, (_, rows) in zip(offsets([rows for _, rows in peers]), peers, strict=False)
+        ]
+        moved += len(runs(*join(apart, together))) > 2
+    return moved / rounds
 
 
 class _Lanes:
@@ -171,7 +192,7 @@ class _Lanes:
         self.loads = _loads(case.topology, case.ranks, case.gpu, lanes)
         # Where all ranks are alike the first stands for them, and it has nothing to permute.
         uneven = case.operation != "all_to_all_matmul" and joined.period > 1
-        self.permutes = uneven and _permutes(case.m, case.ranks)
+        self.permuted = _permuted(case.m, case.ranks) if uneven else (0.0, 0.0)
         self.least = 1 / (figures.comm_ctas * figures.cta_gb_s * 1e9) if self.sm else 0.0
         self.traffic = figures.comm_traffic * figures.comm_miss if self.sm else 2.0
         # Copies that share a link start one after the other, as issued: some move while others start.
@@ -246,12 +267,13 @@ class _Lanes:
             parts = ranks if staged else self.peers
             if name == "hetero-unfused-1d":
                 one = self._kernel((rows, n, k), busy, self.peers)
-            elif name == "hetero-fused-1d" and self.permutes:
-                one = self._kernel((parts * rows, n, k), busy)
-                moved = self._local_s(2 * parts * rows * (k if self.scatter else n) * self.size) + self.gap_s
-                one = _Kernel(one.alone_s + moved, one.beside_s + moved)
             else:
                 one = self._kernel((parts * rows, n, k), busy, parts=parts)
+                if name == "hetero-fused-1d" and self.permuted[1]:
+                    joined = self._kernel((parts * rows, n, k), busy)
+                    moved = self._local_s(2 * parts * rows * (k if self.scatter else n) * self.size)
+                    found = [one.mixed(joined, moved + self.gap_s, share) for share in self.permuted]
+                    one = max(found, key=lambda kernel: kernel.alone_s)
             if not staged:
                 own = self._kernel((self.rows, n, k), busy)
         return _Rounds(
