@@ -91,10 +91,13 @@ def test_only_a_pick_in_doubt_is_simulated_and_the_same_call_is_remembered(monke
     sizes = ("all_gather_matmul", 131072, 2048, 16384, 8, "bf16", "mi300x")
     assert pick(*sizes, "mesh").schedule != "serial"
     assert pick("all_to_all_matmul", 128, 128, 128, 5, "fp16", "h200", "ring").schedule == "serial"
-    with pytest.raises(AssertionError, match="must not simulate"):
-        pick(*sizes, "pcie")
-    monkeypatch.undo()
-    assert pick(*sizes, "pcie") is pick(*sizes, "pcie")
+    assert pick(*sizes, "mesh") is pick(*sizes, "mesh")
+    for gain, topology in ((0.05, "mesh"), (0.5, "pcie")):
+        monkeypatch.setattr(module, "seconds", lambda _, name, __, g=gain: 1 - g * ("hetero" in name))
+        module._pick.cache_clear()
+        with pytest.raises(AssertionError, match="must not simulate"):
+            pick(*sizes[:4], 7, *sizes[5:], topology)
+    module._pick.cache_clear()
 
 
 def test_a_pick_that_the_simulator_does_not_confirm_stays_serial(monkeypatch):

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from weft.ops.call import Call
     from weft.ops.teams import Team
 
-SMALL_FLOPS = 2e9  # on a CPU: cutting a smaller product costs more than it hides
+SMALL_FLOPS = 2e9  # on a CPU: cutting a smaller GEMM costs more than it hides
 DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 _SAID: set[str] = set()
 

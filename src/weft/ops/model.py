@@ -73,8 +73,8 @@ def plan(model: nn.Module, ranks: int, *, gather_logits: bool = True, **options:
         _plan_block(made, name, block, ranks, options)
     if not made.blocks:
         raise UsageError(
-            "parallelize knows no layer of this model: it looks for q_proj, k_proj, v_proj, o_proj or wq, wk, "
-            "wv, wo in its blocks; use weft.ops.SequenceColumnwise, SequenceRowwise and parallelize_module"
+            "parallelize knows no layer of this model: it looks for q_proj, k_proj, v_proj, o_proj or wq, "
+            "wk, wv, wo in its blocks; use weft.ops.SequenceColumnwise and its kin with parallelize_module"
         )
     _plan_ends(made, model, gather_logits, options)
     return made

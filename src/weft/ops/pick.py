@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from weft.errors import UsageError
-from weft.ops.case import ENGINES, Case, candidates, collective_s, product
+from weft.ops.case import ENGINES, Case, candidates, collective_s, gemm
 from weft.ops.estimate import seconds
 
 MARGIN = 0.01
 """What a schedule must gain over serial by the estimate to be picked."""
 SCATTER_MARGIN = 0.03
-"""The same for a reduce-scatter, whose copies wait for products: there the estimate is less sure."""
-DOUBT = 0.08
+"""The same for a reduce-scatter, whose copies wait for GEMMs: there the estimate is less sure."""
+DOUBT = 0.25
 """An estimated gain below this is simulated before it is believed, except of whole shards."""
 CONFIRMED_AT_MOST = 3
 """How many candidates are simulated where the estimate alone is not sure enough."""
@@ -95,7 +95,7 @@ def _first(found: list[Estimate]) -> Estimate | None:
 
 
 def _confirmed(case: Case, found: list[Estimate], serial: Estimate) -> Estimate | None:
-    """The fastest that is sure to be faster than serial; the simulator has the last word on those in doubt."""
+    """The fastest that is sure to beat serial; the simulator has the last word on those in doubt."""
     from weft.ops.simulate import simulate
 
     alike = case.fabric.period == 1
@@ -124,11 +124,11 @@ def estimates(case: Case, engines: tuple[str, ...] = ENGINES) -> list[Estimate]:
 
 def why(case: Case, best: Estimate, serial: Estimate) -> str:
     """One sentence."""
-    whole = product(case, case.rows, case.n, case.k)
+    whole = gemm(case, case.rows, case.n, case.k)
     moved = case.shard_bytes * (case.ranks - 1)
     share = collective_s(case) / max(whole.seconds, 1e-12)
     flops = 2.0 * case.m * case.n * case.k / max(moved, 1)
-    time = f"takes {share:.2g} of the product's time"
+    time = f"takes {share:.2g} of the GEMM's time"
     lead = f"moving {_bytes(moved)} {time} ({flops:.0f} operations for each byte)"
     return f"{best.schedule} on {best.engine}: {lead}, and {_reason(case, best, serial)}"
 
@@ -145,8 +145,8 @@ def _reason(case: Case, best: Estimate, serial: Estimate) -> str:
     sms = case.costs.profile.spec.sms
     gain = f"{serial.seconds / best.seconds:.2f}x of serial's speed is expected"
     if best.schedule == "serial":
-        piece = product(case, rows, case.n, case.k)
-        loss = 100 * (case.ranks * piece.seconds / product(case, case.rows, case.n, case.k).seconds - 1)
+        piece = gemm(case, rows, case.n, case.k)
+        loss = 100 * (case.ranks * piece.seconds / gemm(case, case.rows, case.n, case.k).seconds - 1)
         return (
             f"cutting it {case.ranks} ways hides less than it costs: the pieces take {loss:+.0f}% "
             f"({piece.waves} tiles for each of {sms} SMs), and every copy has its start"
@@ -156,9 +156,9 @@ def _reason(case: Case, best: Estimate, serial: Estimate) -> str:
     every = f"pieces from all {case.ranks - 1} peers at once keep {links} link{'s' if links > 1 else ''} busy"
     if best.schedule == "uniform-fused-2d":
         cut = "N" if case.operation == "matmul_reduce_scatter" else "K"
-        return f"{every}, cut along {cut} so that all {case.m} rows stay one product: {gain}"
+        return f"{every}, cut along {cut} so that all {case.m} rows stay one GEMM: {gain}"
     if best.schedule == "uniform-fused-1d":
-        return f"{every}, and a round's rows, the local ones too, fill {sms} SMs as one product: {gain}"
+        return f"{every}, and a round's rows, the local ones too, fill {sms} SMs as one GEMM: {gain}"
     hides = "last" if case.operation == "matmul_reduce_scatter" else "first"
-    kind = "one product a round" if best.schedule == "hetero-fused-1d" else "each multiplied as it arrives"
-    return f"{every}, {kind}, and the local shard's product hides the {hides} transfer: {gain}"
+    kind = "one GEMM a round" if best.schedule == "hetero-fused-1d" else "each multiplied as it arrives"
+    return f"{every}, {kind}, and the local shard's GEMM hides the {hides} transfer: {gain}"
