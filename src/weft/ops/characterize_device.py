@@ -167,8 +167,8 @@ class _Concurrent:
     def ms(self, of: str, count: int, others: int) -> float:
         """Milliseconds of each of `count` GEMMs or copies, with so many of the other kind at the same time.
 
-        Copies go in, or in and out at once as a rank does that sends what it receives; then the slower of both
-        directions counts.
+        Copies go in, or in and out at once as a rank does that sends what it receives; then the slower of
+        both directions counts.
         """
         torch = self.torch
         copies = ("in", "out") if self.both_ways else ("in",)
