@@ -4,7 +4,7 @@
 
 The real operations, prepared calls and runner of a GPU, for 8 ranks. Kernels, copies and events are
 replaced by functions that do nothing, so what is left is weft's own time: finding the prepared call, the
-result tensor, the views, issuing. Each time is the least of 25 batches: what else runs here only adds.
+result tensor, the views, issuing. Each time is the least of 25 batches: other load on the machine only adds.
 `new memory`: x, w and the result at addresses that the call has not met before. With a GPU (--device cuda)
 the real calls are made, and the time of the same calls without weft is taken off.
 """

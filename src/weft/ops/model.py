@@ -74,7 +74,7 @@ def plan(model: nn.Module, ranks: int, *, gather_logits: bool = True, **options:
     if not made.blocks:
         raise UsageError(
             "parallelize knows no layer of this model: it looks for q_proj, k_proj, v_proj, o_proj or wq, "
-            "wk, wv, wo in its blocks; use weft.ops.SequenceColumnwise and its kin with parallelize_module"
+            "wk, wv, wo in its blocks; use SequenceColumnwise and SequenceRowwise with parallelize_module"
         )
     _plan_ends(made, model, gather_logits, options)
     return made

@@ -21,6 +21,8 @@ DOUBT = 0.25
 """An estimated gain below this is simulated before it is believed, except of whole shards."""
 CONFIRMED_AT_MOST = 3
 """How many candidates are simulated where the estimate alone is not sure enough."""
+LEAST_GAIN_S = 10e-6
+"""A smaller gain is within the error of the latencies of launches, copies and small collectives."""
 TIE = 0.002
 """Estimates this close are equal."""
 
@@ -83,7 +85,8 @@ def _pick(
     found = estimates(case, engines)
     (serial,) = (e for e in found if e.schedule == "serial")
     margin = SCATTER_MARGIN if operation == "matmul_reduce_scatter" else MARGIN
-    faster = [e for e in found if e.seconds <= serial.seconds * (1 - margin)]
+    least = max(margin * serial.seconds, LEAST_GAIN_S)
+    faster = [e for e in found if serial.seconds - e.seconds >= least]
     best = _confirmed(case, faster, serial) or serial
     return Pick(best.schedule, best.engine, why(case, best, serial), best.seconds)
 
