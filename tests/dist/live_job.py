@@ -78,8 +78,11 @@ class FakeControls:
     def synchronize(self) -> None:
         pass
 
-    def now(self) -> float:
+    def mark(self) -> float:
         return seconds
+
+    def between_ms(self, start: float, end: float) -> float:
+        return 1e3 * (end - start)
 
     def clock(self) -> dict[str, int]:
         return {"steps": step_number}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +13,9 @@ from typing import Any
 
 from weft.policy import Policy
 from weft.tuning.live.options import Facts, explain
+
+RECORD_FILE = "steps.json"
+"""All steps of a job (`weft.tuning.live.trial.Record`), in its folder."""
 
 
 def label(policy: Policy) -> str:
@@ -29,17 +34,26 @@ class Tried:
 
     policy: Policy
     ms: list[float] = field(default_factory=list)
+    proof_ms: list[float] = field(default_factory=list)
+    """Its steps of the proof, which then stand for it."""
     note: str = ""
     """Why it dropped out of the race."""
     problem: str = ""
     """Why it may not be used at all: it stalled, was clearly slower, or could not be applied."""
 
+    @property
+    def typical_ms(self) -> float | None:
+        """Median of a step; None: it was never measured."""
+        times = [ms for ms in self.proof_ms or self.ms if math.isfinite(ms)]
+        return median(times) if times else None
+
     def to_dict(self) -> dict[str, Any]:
+        typical = self.typical_ms
         return {
             "label": label(self.policy),
             "policy": self.policy.to_dict(),
-            "ms": round(median(self.ms), 4) if self.ms else None,
-            "steps": len(self.ms),
+            "ms": None if typical is None else round(typical, 4),
+            "steps": len(self.ms) + len(self.proof_ms),
             "note": self.problem or self.note,
         }
 
@@ -52,6 +66,8 @@ class Outcome:
     """What the job goes on with; the policy it was started with where it is left alone."""
     kept: bool
     """Whether that is a change."""
+    default: Policy = field(default_factory=Policy)
+    """What the job was started with."""
     gain_pct: float = 0.0
     """Percent less time per step than without the change; 0 where the job is left alone."""
     ci_pct: tuple[float, float] = (0.0, 0.0)
@@ -63,12 +79,19 @@ class Outcome:
     steps: int = 0
     """Steps of the job that tuning used, without warm-up."""
     warm_up_steps: int = 0
+    cost_ms: float = 0.0
+    """What these steps took more (or, below 0, less) than under the default."""
     noise_pct: float = 0.0
     """Scatter of one step, percent of its time."""
     default_ms: float | None = None
     best_ms: float | None = None
     tried: Sequence[Tried] = ()
     facts: Facts = field(default_factory=Facts)
+
+    @property
+    def candidates_exist(self) -> bool:
+        """Whether there was anything to try."""
+        return any(one.policy != self.default for one in self.tried)
 
     @property
     def text(self) -> str:
@@ -78,9 +101,13 @@ class Outcome:
             return f"left alone after {used}: {self.reason}"
         low, high = self.ci_pct
         found = f", from {self.source}" if self.source else ""
+        times = (
+            f" ({self.default_ms:.4g} to {self.best_ms:.4g} ms)" if self.default_ms and self.best_ms else ""
+        )
+        cost = f"{abs(self.cost_ms):.0f} ms {'more' if self.cost_ms >= 0 else 'less'} than without"
         return (
-            f"{label(self.policy)}{found}: {self.gain_pct:.1f}% less time per step "
-            f"(95%: {low:.1f} to {high:.1f}), found in {used}"
+            f"{label(self.policy)}{found}: {self.gain_pct:.1f}% less time per step{times} "
+            f"(95%: {low:.1f} to {high:.1f}), found in {used} that took {cost}"
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -99,6 +126,8 @@ class Outcome:
             "reason": self.reason,
             "source": self.source,
             "candidates": [one.to_dict() for one in self.tried],
+            "cost_ms": round(self.cost_ms, 1),
+            "watch": None,
             "explanation": explain(self.facts),
             "facts": {
                 "collectives_per_step": self.facts.collectives,
@@ -114,6 +143,17 @@ class Outcome:
                 "workload": self.facts.workload,
             },
         }
+
+
+def final(status: Any) -> dict[str, Any]:
+    """The document of a job that was watched (`weft.tuning.live.watch.Status`), as it stands now."""
+    outcome: Outcome = status.outcome
+    if status.reverted:
+        why = f"{label(outcome.policy)} was taken back: {status.reverted}"
+        outcome = dataclasses.replace(
+            outcome, kept=False, policy=outcome.default, gain_pct=0.0, ci_pct=(0.0, 0.0), reason=why
+        )
+    return {**outcome.to_dict(), "watch": status.to_dict()}
 
 
 def stopped(reason: str, **more: Any) -> dict[str, Any]:
