@@ -2,6 +2,7 @@
 
 The controls stand in for the shim and NCCL. The test's environment says what a policy does:
 EFFECTS     {"ctas16": 0.5, …}: factors on the length of a step, by what a policy has; over 100: it stalls
+DRIFT_AT    step from which DRIFT, of the same form, takes the place of EFFECTS
 UNEVEN      steps scatter a lot
 STEPS       how many; OPTIMIZERS: sgd,adam or none; NO_GROUP: without torch.distributed
 AGAIN       step at which the process group is destroyed and made anew
@@ -97,8 +98,10 @@ def work() -> None:
     """The part of a step that the policy makes longer or shorter, on a clock of its own."""
     global seconds
     factor = 1.0
+    drifted = step_number >= int(os.environ.get("DRIFT_AT", "1000000"))
+    effects = json.loads(os.environ["DRIFT"]) if drifted else EFFECTS
     for part in label(now).split("+"):
-        factor *= EFFECTS.get(part, 1.0)
+        factor *= effects.get(part, 1.0)
     scatter = random.Random(step_number).gauss(0, 0.3 if "UNEVEN" in os.environ else 0.005)
     seconds += 0.03 * factor * math.exp(scatter)
     stalled = now

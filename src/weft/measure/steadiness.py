@@ -15,7 +15,8 @@ FALLING = 0.97
 FLOOR = 0.002  # relative; keeps a lucky quiet start from looking exact
 NORMAL = 1.4826  # from a median of absolute values to a standard deviation
 LONGEST_CYCLE = 8
-CYCLE_GAIN = 0.5  # a cycle must at least halve the scatter of successive steps
+CYCLE_GAIN = 0.33  # a cycle must reduce the scatter of successive steps to this share
+CYCLE_STEPS = 10  # that it takes to tell a cycle
 
 
 def steady(times: Sequence[float]) -> bool:
@@ -55,11 +56,11 @@ def cycle(times: Sequence[float], first: int = 0) -> Cycle:
     It must have been seen twice and explain most of the scatter.
     """
     logs = [math.log(t) for t in times if t > 0]
-    if len(logs) < len(times) or len(logs) < WINDOW:
+    if len(logs) < len(times) or len(logs) < CYCLE_STEPS:
         return Cycle()
     scatter = {
         p: fmean(min(abs(b - a), 1.0) for a, b in zip(logs, logs[p:], strict=False))
-        for p in range(1, min(LONGEST_CYCLE, len(logs) // 2) + 1)
+        for p in range(1, min(LONGEST_CYCLE, len(logs) - WINDOW, len(logs) // 2 + 1) + 1)
     }
     best = min(scatter, key=lambda p: (scatter[p], p))
     shortest = next(p for p in scatter if scatter[p] <= 1.2 * scatter[best] + FLOOR / 4)
@@ -68,6 +69,13 @@ def cycle(times: Sequence[float], first: int = 0) -> Cycle:
     whole = median(logs)
     at = [[y - whole for i, y in enumerate(logs, first) if i % shortest == k] for k in range(shortest)]
     return Cycle(tuple(median(values) for values in at))
+
+
+def roughness(times: Sequence[float]) -> float:
+    """Relative scatter of successive steps, odd ones included."""
+    logs = [math.log(t) for t in times if t > 0]
+    squares = [(b - a) ** 2 / 2 for a, b in pairwise(logs)]
+    return math.sqrt(fmean(squares)) if squares else math.inf
 
 
 @dataclass

@@ -54,8 +54,9 @@ def conduct(
             yield from _settle(outcome.policy)
             yield {"do": "end", "policy": outcome.policy.to_dict(), "result": result(outcome)}
             return
-        yield from _settle(outcome.policy, result(outcome))
-        ready &= {default.max_ctas, outcome.policy.max_ctas}
+        if not outcome.still_open:
+            ready &= {default.max_ctas, outcome.policy.max_ctas}
+        yield from _settle(outcome.policy, result(outcome), release=not outcome.still_open)
         steps = meeting(outcome.default_ms or 0.0)
         yield from _watch(watch(outcome, steps + LAG), default, steps, ready)
         yield {"do": "end", "policy": outcome.policy.to_dict(), "result": result(outcome)}
@@ -129,9 +130,10 @@ def _watch(watch: Watch, default: Policy, steps: int, ready: set[int | None]) ->
         return
 
 
-def _settle(policy: Policy, result: dict[str, Any] | None = None) -> Conductor:
+def _settle(policy: Policy, result: dict[str, Any] | None = None, *, release: bool = True) -> Conductor:
     """Have all ranks run under a policy and give back what it does not need."""
-    problem = yield from _asked({"do": "settle", "policy": policy.to_dict(), "result": result})
+    settle = {"do": "settle", "policy": policy.to_dict(), "release": release, "result": result}
+    problem = yield from _asked(settle)
     if problem:
         raise _AbandonError(problem)
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from weft.policy import Policy
 from weft.tuning.live.options import Facts, explain
+from weft.tuning.live.proof import Proof
 
 RECORD_FILE = "steps.json"
 """All steps of a job (`weft.tuning.live.trial.Record`), in its folder."""
@@ -87,6 +88,35 @@ class Outcome:
     best_ms: float | None = None
     tried: Sequence[Tried] = ()
     facts: Facts = field(default_factory=Facts)
+    proof: Proof | None = None
+    """The last proof; where it is still open and promising, a watch goes on with it."""
+
+    def after(self, proof: Proof, source: str = "") -> Outcome:
+        """This outcome with what a proof has shown. Before and after come from the proof's own steps."""
+        claim, policy = proof.claim(), proof.policy
+        gain, low, high = claim.less_pct
+        about = {one.policy: one for one in self.tried}
+        for arm, one in ((0, self.default), (1, policy)):
+            known = about.get(one, Tried(one))
+            about[one] = dataclasses.replace(known, proof_ms=proof.times(arm))
+        shown = dataclasses.replace(
+            self, tried=tuple(about.values()), proof=proof, default_ms=about[self.default].typical_ms
+        )
+        if claim.proven:
+            ends, best_ms = (low, high), about[policy].typical_ms
+            return dataclasses.replace(
+                shown, policy=policy, kept=True, gain_pct=gain, ci_pct=ends, source=source, best_ms=best_ms
+            )
+        reason = (
+            f"{label(policy)} was best, but its gain of {gain:.1f}% (95%: {low:.1f} to {high:.1f}) "
+            "is not beyond doubt"
+        )
+        return dataclasses.replace(shown, reason=reason, best_ms=shown.default_ms)
+
+    @property
+    def still_open(self) -> bool:
+        """Whether more steps may well prove the best candidate."""
+        return not self.kept and self.proof is not None and self.proof.promising
 
     @property
     def candidates_exist(self) -> bool:

@@ -38,15 +38,25 @@ from dataclasses import dataclass, field
 from statistics import fmean, median
 from typing import Any
 
-from weft.measure.steadiness import Cycle, Noise, cycle, steady
+from weft.measure.steadiness import UNEVEN_WINDOW, WINDOW, Cycle, Noise, cycle, roughness, steady
 from weft.policy import Policy
 from weft.tuning.live.options import Facts, beyond, stages
 from weft.tuning.live.outcome import Outcome, Tried, label, why_none_was_better, why_nothing_to_try
-from weft.tuning.live.proof import FOR_KNOWN, KNOWN_LEVEL, LEVEL, NOISY, PROOF_STEPS, WORTH, Claim, prove
+from weft.tuning.live.proof import (
+    FOR_KNOWN,
+    KNOWN_LEVEL,
+    LEVEL,
+    NOISY,
+    PROOF_STEPS,
+    WORTH,
+    Proof,
+    earlier,
+    prove,
+)
 from weft.tuning.live.trial import Record, Sample, Trial, ask, ask_all
 
 BUDGET = 58  # steps of the job that the search may use
-MOST_NOISY = 2.0  # times as many, at most, where steps scatter by more than NOISY
+MOST_NOISY = 2.5  # times as many, at most, where steps scatter by more than NOISY
 LEARN = 2
 MOST_WARM_UP = 40
 MOST_ROUNDS = 6
@@ -129,19 +139,25 @@ class _Search:
         """Steps under the default until they are even, or patience ends."""
         times: list[float] = []
         first = self.record.number
-        while not steady(times) and len(times) < MOST_WARM_UP:
+        while len(times) < MOST_WARM_UP and not (steady(times) and self._quiet(times, first)):
             sample = yield from ask(Trial(self.default), self.record, "warm-up")
             times.append(sample.ms)
         self.warm_up_steps = len(times)
         # Digits of measured times: a cycle of the job cannot be in step with a fixed sequence of draws.
         self.order = random.Random(f"{self.seed} {times!r}")
-        usual = times[-2 * len(times) // 3 :]
-        self.cycle = cycle(usual, first + len(times) - len(usual))
-        even = [ms / math.exp(self.cycle.level(first + i)) for i, ms in enumerate(times)]
-        self.noise.start(even[-max(6, len(usual)) :])
         self.effort = min(max((self.noise.sigma / NOISY) ** 2, 1.0), MOST_NOISY)
         self.budget = round(self.budget * self.effort)
-        self._about(self.default).ms.extend(even[-4:])
+
+    def _quiet(self, times: Sequence[float], first: int) -> bool:
+        """Learn cycle and scatter; whether they are clear. Much scatter needs more steps to be told."""
+        start = min(len(times) // 4, len(times) - WINDOW)
+        usual = times[start:]
+        self.cycle = cycle(usual, first + start)
+        even = [ms / math.exp(self.cycle.level(first + start + i)) for i, ms in enumerate(usual)]
+        self.noise = Noise()
+        self.noise.start(even)
+        self._about(self.default).ms = even[-4:]
+        return len(times) >= UNEVEN_WINDOW or roughness(even) <= NOISY
 
     def learn(self) -> Generator[Trial, Sample, Facts]:
         """Steps in which launches are counted and timed."""
@@ -223,9 +239,9 @@ class _Search:
 
     def prove_known(self, policy: Policy) -> Method:
         """What an earlier run found, against the default."""
-        yield from self._measure(policy)
-        if not self.tried[policy].problem and self._slow(self.tried[policy].ms[-1]):
-            yield from self._measure(policy)
+        about, ms = self._about(policy), (yield from self._measure(policy))
+        if not about.problem and self._slow(ms) and self._slow((yield from self._step(policy))):
+            about.problem = f"was more than {SLOW} times as slow"
         source, level = "an earlier run, measured again", self.level * KNOWN_LEVEL
         self.level -= level
         return (yield from self.prove(policy, FOR_KNOWN, source, level=level))
@@ -235,36 +251,23 @@ class _Search:
         about = self._about(policy)
         if about.problem:
             return self.left_alone(f"{label(policy)} {about.problem}")
-        claim = yield from prove(
+        proof = Proof(
             self.default,
             policy,
-            steps,
-            level=self.level if level is None else level,
-            lead=self.lead,
-            sigma=self.noise.sigma,
-            periods=(1, self.cycle.period),
-            order=self.order,
-            record=self.record,
+            self.level if level is None else level,
+            self.lead,
+            self.noise.sigma,
+            (1, self.cycle.period),
+            earlier(self.default, self.record),
         )
-        self._count(claim)
-        if claim.problem:
-            about.problem = claim.problem
-            return self.left_alone(f"{label(policy)} {claim.problem}")
-        gain, low, high = (100 * value for value in claim.less)
-        if claim.proven:
-            return self._outcome(policy, kept=True, gain_pct=gain, ci_pct=(low, high), source=source)
-        return self.left_alone(
-            f"{label(policy)} was best, but its gain of {gain:.1f}% (95%: {low:.1f} to {high:.1f}) "
-            "is not beyond doubt"
-        )
-
-    def _count(self, claim: Claim) -> None:
-        """The proof's steps replace those of the race: before and after come from the same steps."""
-        self.spent += len(claim.default_ms) + len(claim.policy_ms)
-        for policy, times in ((self.default, claim.default_ms), (claim.policy, claim.policy_ms)):
-            about = self._about(policy)
-            about.proof_ms = list(times)
-            self.extra_ms += sum(times) - len(times) * self._usual()
+        before = self.record.number
+        yield from prove(proof, steps, self.order, self.record)
+        self.spent += self.record.number - before
+        self.extra_ms += sum(proof.times(0)) + sum(proof.times(1)) - len(proof.drawn) * self._usual()
+        if proof.problem:
+            about.problem = proof.problem
+            return self.left_alone(f"{label(policy)} {proof.problem}")
+        return self._outcome(self.default, kept=False).after(proof, source)
 
     def _turn(self, arms: Sequence[Policy]) -> Generator[Trial, Sample, dict[Policy, float]]:
         """A step under each policy, in ms.

@@ -206,7 +206,8 @@ class Session:
                 self._apply(self.controls.default)
             else:
                 self._apply(Policy.from_dict(decision["policy"]))
-                self.controls.release()
+                if decision["release"]:
+                    self.controls.release()
                 if decision["result"] is not None:
                     self.on_result(decision["result"])
         except Exception as error:

@@ -39,7 +39,7 @@ from weft.policy import Policy
 from weft.tuning.live.options import Facts
 from weft.tuning.live.outcome import Outcome, label
 from weft.tuning.live.pace import Pace
-from weft.tuning.live.proof import LEVEL
+from weft.tuning.live.proof import LEVEL, PROMISING_STEPS, draw
 from weft.tuning.live.search import BUDGET, tune
 from weft.tuning.live.trial import Record, Sample, Trial, ask
 
@@ -112,6 +112,7 @@ def watch(
     state = status or Status(outcome, outcome.policy)
     watching = _Watch(outcome.default, budget, max(1, ahead), random.Random(f"{seed} {outcome}"), state)
     watching.record = record or Record()
+    yield from watching.finish_proof()
     while True:
         why = yield from watching.until_it_may_search()
         if not why:
@@ -122,6 +123,7 @@ def watch(
         watching.spent += again.steps
         state.outcome, state.in_force, state.reverted = again, again.policy, ""
         watching.announce(f"searched again, because {why}: {again.text}")
+        yield from watching.finish_proof()
 
 
 class _Watch:
@@ -139,6 +141,34 @@ class _Watch:
     def announce(self, line: str) -> None:
         """Say a line with the next trial."""
         self.say = line
+
+    def finish_proof(self) -> Generator[Trial, Sample, None]:
+        """Go on with a proof that was promising when the search had used up its steps."""
+        outcome = self.status.outcome
+        proof = outcome.proof
+        if proof is None or not outcome.still_open or self.budget <= 0:
+            return
+        plan: deque[tuple[int, float]] = deque()
+        known, undecided = list(proof.drawn), True
+        while undecided or plan:
+            while undecided and len(plan) < self.ahead + 1:
+                (arm, share), *_ = draw(self.order, known, 1)
+                plan.append((arm, share))
+                known.append(Step(0.0, arm, share, 0))
+            arm, share = plan.popleft()
+            policies = [proof.policy if one else self.default for one, _ in (*[(arm, share)], *plan)]
+            number = self.record.number
+            trial = Trial(policies[0], then=tuple(policies[1 : self.ahead + 1]), light=True)
+            proof.add((yield from self._ask(trial, "proof")), arm, share, number)
+            enough = proof.proven() is not None or len(proof.drawn) >= PROMISING_STEPS
+            undecided = undecided and not enough
+        after = outcome.after(proof)
+        steps = outcome.steps + len(known) - sum(len(t.proof_ms) for t in outcome.tried)
+        self.status.outcome = replace(after, steps=steps)
+        self.status.in_force = after.policy
+        if after.kept:
+            self.announce(f"proven in further steps: {self.status.outcome.text}")
+        yield from self._ask(Trial(after.policy, settle=True), "watch")
 
     def until_it_may_search(self) -> Generator[Trial, Sample, str]:
         """Watch until a search is due; returns why. Empty: there is nothing to watch."""
@@ -203,9 +233,8 @@ class _Watch:
         """Draw the steps after those that are decided already; returns how many."""
         while len(plan) > self.ahead:
             plan.pop()
-        for _ in range(CHECK):
-            arm = int(self.order.random() < 0.5)
-            plan.append(_Planned(policy if arm else self.default, arm, 0.5, "check"))
+        for arm, share in draw(self.order, (), CHECK):
+            plan.append(_Planned(policy if arm else self.default, arm, share, "check"))
         self.status.checks += 1
         return CHECK
 
