@@ -156,7 +156,7 @@ def test_a_policy_that_turns_slower_is_taken_back_on_all_ranks_at_the_same_step(
     assert played.codes == [0] * 3
     steps = played.in_step()
     assert "ctas16" in Counter(steps[100:119]).most_common(1)[0][0]
-    assert set(steps[175:]) == {"no control"}
+    assert set(steps[175:]) == {"overlap"}
     result = played.tuning()
     assert result["state"] == "left alone"
     assert "was taken back: it took" in result["text"]
@@ -212,7 +212,7 @@ def test_two_optimizers_make_one_step(zoo):
 def test_without_an_optimizer_the_job_is_left_alone_and_told_why(zoo):
     played = zoo("no optimizer")
     assert played.codes == [0, 0]
-    assert set(played.in_step()) == {"no control"}
+    assert set(played.in_step()) == {"overlap"}
     assert "no optimizer step" in played.tuning()["text"]
 
 
@@ -226,8 +226,8 @@ def test_a_process_group_made_anew_ends_the_tuning_on_all_ranks_at_once(zoo):
     played = zoo("a new group")
     assert played.codes == [0, 0]
     steps = played.in_step()
-    assert set(steps[:26]) != {"no control"}
-    assert set(steps[26:]) == {"no control"}
+    assert set(steps[:26]) != {"overlap"}
+    assert set(steps[26:]) == {"overlap"}
     assert [rank["left"] for rank in played.ranks] == [[], []]
     assert all("destroyed its process group" in played.tuning(rank)["reason"] for rank in (0, 1))
 

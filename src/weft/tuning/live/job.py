@@ -21,7 +21,7 @@ from typing import Any
 
 from weft.files import write_whole
 from weft.policy import Policy
-from weft.tuning.live.outcome import RECORD_FILE, final, label, result_file, stopped
+from weft.tuning.live.outcome import RECORD_FILE, final, result_file, stopped
 from weft.tuning.live.steps import Steps, period
 
 POLICY_VARIABLE = "WEFT_TUNE_POLICY"
@@ -326,7 +326,7 @@ class Live:
         folder = os.environ.get("WEFT_JOB")
         if folder and self._leads and self._record is not None:
             with suppress(Exception):
-                labels = [label(policy) for policy in self._record.policies]
+                labels = [policy.label for policy in self._record.policies]
                 write_whole(Path(folder, RECORD_FILE), json.dumps(self._record.to_dict(labels)))
 
     def _say(self, line: str) -> None:

@@ -19,16 +19,6 @@ RECORD_FILE = "steps.json"
 """All steps of a job (`weft.tuning.live.trial.Record`), in its folder."""
 
 
-def label(policy: Policy) -> str:
-    """A short name: `ctas16+priority+head5+res3`."""
-    shaped = {rule.residency for rule in policy.rules if rule.residency} | {policy.residency or 0}
-    parts = [f"ctas{policy.max_ctas}"] if policy.max_ctas else []
-    parts += ["priority"] if policy.priority == "high" else []
-    parts += [f"head{policy.head_start_us:g}"] if policy.head_start_us else []
-    parts += [f"res{count}" for count in sorted(shaped) if count]
-    return "+".join(parts) or "no control"
-
-
 @dataclass
 class Tried:
     """A policy and the steps that were run under it."""
@@ -51,7 +41,7 @@ class Tried:
     def to_dict(self) -> dict[str, Any]:
         typical = self.typical_ms
         return {
-            "label": label(self.policy),
+            "label": self.policy.label,
             "policy": self.policy.to_dict(),
             "ms": None if typical is None else round(typical, 4),
             "steps": len(self.ms) + len(self.proof_ms),
@@ -108,7 +98,7 @@ class Outcome:
                 shown, policy=policy, kept=True, gain_pct=gain, ci_pct=ends, source=source, best_ms=best_ms
             )
         reason = (
-            f"{label(policy)} was best, but its gain of {gain:.1f}% (95%: {low:.1f} to {high:.1f}) "
+            f"{policy.label} was best, but its gain of {gain:.1f}% (95%: {low:.1f} to {high:.1f}) "
             "is not beyond doubt"
         )
         return dataclasses.replace(shown, reason=reason, best_ms=shown.default_ms)
@@ -136,7 +126,7 @@ class Outcome:
         )
         cost = f"{abs(self.cost_ms):.0f} ms {'more' if self.cost_ms >= 0 else 'less'} than without"
         return (
-            f"{label(self.policy)}{found}: {self.gain_pct:.1f}% less time per step{times} "
+            f"{self.policy.label}{found}: {self.gain_pct:.1f}% less time per step{times} "
             f"(95%: {low:.1f} to {high:.1f}), found in {used} that took {cost}"
         )
 
@@ -179,7 +169,7 @@ def final(status: Any) -> dict[str, Any]:
     """The document of a job that was watched (`weft.tuning.live.watch.Status`), as it stands now."""
     outcome: Outcome = status.outcome
     if status.reverted:
-        why = f"{label(outcome.policy)} was taken back: {status.reverted}"
+        why = f"{outcome.policy.label} was taken back: {status.reverted}"
         outcome = dataclasses.replace(
             outcome, kept=False, policy=outcome.default, gain_pct=0.0, ci_pct=(0.0, 0.0), reason=why
         )
@@ -233,9 +223,9 @@ def why_none_was_better(facts: Facts, tried: Sequence[Tried], default: Policy, n
         if one.policy == default:
             continue
         if one.problem:
-            parts.append(f"{label(one.policy)} {one.problem}")
+            parts.append(f"{one.policy.label} {one.problem}")
         elif base and one.ms:
-            parts.append(f"{label(one.policy)} {100 * (median(one.ms) / base - 1):+.1f}%")
+            parts.append(f"{one.policy.label} {100 * (median(one.ms) / base - 1):+.1f}%")
     beside = facts.beside
     about = ""
     if not facts.launches:

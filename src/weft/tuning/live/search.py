@@ -41,7 +41,7 @@ from typing import Any
 from weft.measure.steadiness import UNEVEN_WINDOW, WINDOW, Cycle, Noise, cycle, roughness, steady
 from weft.policy import Policy
 from weft.tuning.live.options import Facts, beyond, stages
-from weft.tuning.live.outcome import Outcome, Tried, label, why_none_was_better, why_nothing_to_try
+from weft.tuning.live.outcome import Outcome, Tried, why_none_was_better, why_nothing_to_try
 from weft.tuning.live.proof import (
     FOR_KNOWN,
     KNOWN_LEVEL,
@@ -250,7 +250,7 @@ class _Search:
         """The policy against the default, in steps of their own."""
         about = self._about(policy)
         if about.problem:
-            return self.left_alone(f"{label(policy)} {about.problem}")
+            return self.left_alone(f"{policy.label} {about.problem}")
         proof = Proof(
             self.default,
             policy,
@@ -266,7 +266,7 @@ class _Search:
         self.extra_ms += sum(proof.times(0)) + sum(proof.times(1)) - len(proof.drawn) * self._usual()
         if proof.problem:
             about.problem = proof.problem
-            return self.left_alone(f"{label(policy)} {proof.problem}")
+            return self.left_alone(f"{policy.label} {proof.problem}")
         return self._outcome(self.default, kept=False).after(proof, source)
 
     def _turn(self, arms: Sequence[Policy]) -> Generator[Trial, Sample, dict[Policy, float]]:

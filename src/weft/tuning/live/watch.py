@@ -37,7 +37,7 @@ from statistics import median
 from weft.measure.sequential import Coins, Step, estimate
 from weft.policy import Policy
 from weft.tuning.live.options import Facts
-from weft.tuning.live.outcome import Outcome, label
+from weft.tuning.live.outcome import Outcome
 from weft.tuning.live.pace import Pace
 from weft.tuning.live.proof import LEVEL, PROMISING_STEPS, draw
 from weft.tuning.live.search import BUDGET, tune
@@ -266,7 +266,7 @@ class _Watch:
             then = tuple(one.policy for one in rest)
             yield from self._ask(Trial(step.policy, then=then, light=True), step.purpose)
         self.status.in_force, self.status.reverted = self.default, why
-        self.announce(f"{label(policy)} is taken back, the job goes on with the default: {why}")
+        self.announce(f"{policy.label} is taken back, the job goes on with the default: {why}")
 
     # --- the default is in force ----------------------------------------------------------------------------
 
