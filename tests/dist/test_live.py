@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+import weft
+
 pytest.importorskip("torch")
 
 HERE = Path(__file__).parent
@@ -70,8 +72,6 @@ class Played:
 @pytest.fixture(scope="module")
 def zoo(tmp_path_factory):
     """All jobs, played once."""
-    import weft
-
     folder = tmp_path_factory.mktemp("live")
     store = str(folder / "store.sqlite")
     broken = folder / "broken.sqlite"
@@ -84,9 +84,9 @@ def zoo(tmp_path_factory):
 
     scenarios: dict[str, dict] = {}
     scenarios["tuned"] = job(4, STEPS="100", WEFT_STORE=store)
-    slower = {**EFFECTS, "ctas16": 1.06}
-    drift = {"DRIFT_AT": "120", "DRIFT": json.dumps(slower)}
-    scenarios["drift"] = job(3, STEPS="200", EFFECTS=json.dumps({**EFFECTS, "ctas16": 0.9}), **drift)
+    first = {**EFFECTS, "ctas16": 0.9, "ctas24": 1.1, "ctas32": 1.1}
+    drift = {"DRIFT_AT": "120", "DRIFT": json.dumps({**first, "ctas16": 1.06})}
+    scenarios["drift"] = job(3, STEPS="200", EFFECTS=json.dumps(first), **drift)
     scenarios["once"] = job(2, STEPS="100", WEFT_TUNE_BUDGET="0")
     scenarios["without"] = job(4, weft=False, STEPS="100")
     scenarios["restarted"] = job(4, STEPS="45", WEFT_STORE=store)
@@ -282,7 +282,8 @@ def weft_run(
     ]
     program = launcher or (sys.executable,)
     everything = {**CLEAN, **BASE, "RECORD": str(folder), "OMP_NUM_THREADS": "1", "STEPS": "80", **env}
-    everything |= {"PYTHONPATH": str(HERE), "WEFT_STORE": str(folder / "store.sqlite")}
+    home = Path(weft.__file__).parent.parent
+    everything |= {"PYTHONPATH": f"{home}:{HERE}", "WEFT_STORE": str(folder / "store.sqlite")}
     everything.pop("WEFT_TUNE")
     return subprocess.run(
         [*command, *program, str(JOB)],

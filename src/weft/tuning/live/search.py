@@ -242,9 +242,12 @@ class _Search:
         about, ms = self._about(policy), (yield from self._measure(policy))
         if not about.problem and self._slow(ms) and self._slow((yield from self._step(policy))):
             about.problem = f"was more than {SLOW} times as slow"
+        self.lead = math.log(self._usual() / ms) if 0 < ms < math.inf else 0.0
         source, level = "an earlier run, measured again", self.level * KNOWN_LEVEL
         self.level -= level
-        return (yield from self.prove(policy, FOR_KNOWN, source, level=level))
+        outcome = yield from self.prove(policy, FOR_KNOWN, source, level=level)
+        self.lead = 0.0
+        return outcome
 
     def prove(self, policy: Policy, steps: int, source: str = "", level: float | None = None) -> Method:
         """The policy against the default, in steps of their own."""
