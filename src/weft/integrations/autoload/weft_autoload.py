@@ -1,7 +1,7 @@
-"""Torch loads this when it is imported in a job under `weft run --tune`, by the entry point beside this file.
+"""Loaded by torch in a job under `weft run --tune`, through the entry point next to this file.
 
-It finds weft by an environment variable: the program's own module path stays as it is, and weft need not be
-installed where the program runs.
+It finds weft through an environment variable: the program's module path is left unchanged, and weft need not
+be installed in the program's environment.
 """
 
 import importlib.util
@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def start() -> None:
-    """Never raises: torch would pass it on to the program."""
+    """Start live tuning. Never raises, because torch would pass the exception on to the program."""
     try:
         if os.environ.get("WEFT_TUNE") == "1":
             _import_weft(os.environ["WEFT_TUNE_HOME"])
@@ -38,5 +38,5 @@ def _import_weft(home: str) -> None:
     try:
         spec.loader.exec_module(module)
     except BaseException:
-        del sys.modules["weft"]  # half of it helps nobody
+        del sys.modules["weft"]  # do not leave a partly initialised module
         raise
