@@ -133,7 +133,7 @@ class _Search:
         self.connected = {self.default.max_ctas}
         self.best = self.default
         self.order = random.Random(self.seed)
-        self.effort, self.extra_ms = 1.0, 0.0
+        self.effort, self.rough, self.extra_ms = 1.0, 0.0, 0.0
 
     def warm_up(self) -> Generator[Trial, Sample, None]:
         """Steps under the default until they are even, or patience ends."""
@@ -145,7 +145,7 @@ class _Search:
         self.warm_up_steps = len(times)
         # Digits of measured times: a cycle of the job cannot be in step with a fixed sequence of draws.
         self.order = random.Random(f"{self.seed} {times!r}")
-        self.effort = min(max((self.noise.sigma / NOISY) ** 2, 1.0), MOST_NOISY)
+        self.effort = min(max((self.rough / NOISY) ** 2, 1.0), MOST_NOISY)
         self.budget = round(self.budget * self.effort)
 
     def _quiet(self, times: Sequence[float], first: int) -> bool:
@@ -157,7 +157,9 @@ class _Search:
         self.noise = Noise()
         self.noise.start(even)
         self._about(self.default).ms = even[-4:]
-        return len(times) >= UNEVEN_WINDOW or roughness(even) <= NOISY
+        rough = roughness(even)
+        self.rough = min(rough, self.noise.sigma)  # a few odd steps, or a few alike, are not the rule
+        return len(times) >= UNEVEN_WINDOW or rough <= NOISY
 
     def learn(self) -> Generator[Trial, Sample, Facts]:
         """Steps in which launches are counted and timed."""
