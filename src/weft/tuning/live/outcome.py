@@ -206,6 +206,15 @@ def read_result(folder: Path) -> dict[str, Any]:
     )
 
 
+def read_record(folder: Path) -> dict[str, Any]:
+    """All steps of a job, from its folder; empty where it left none."""
+    try:
+        found = json.loads((folder / RECORD_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
 def why_nothing_to_try(facts: Facts) -> str:
     """The reason where no candidate could matter."""
     if not facts.launches and not facts.cta_choices:
