@@ -70,6 +70,22 @@ def run(
             "--stats", metavar="FILE", help="Write what was launched and shaped, in all processes, as JSON."
         ),
     ] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            "--trace", metavar="DIR", help="Write a trace of some steps of each rank, for `weft analyze`."
+        ),
+    ] = None,
+    trace_steps: Annotated[
+        int,
+        typer.Option(
+            min=1, max=1000, metavar="N", help="Steps to trace (seconds where no step can be found)."
+        ),
+    ] = 3,
+    trace_after: Annotated[
+        int,
+        typer.Option(min=0, metavar="M", help="Steps before the trace (seconds where no step can be found)."),
+    ] = 10,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No closing line.")] = False,
 ) -> None:
     """Run an unmodified program under a policy; torchrun and all children are included.
@@ -79,11 +95,13 @@ def run(
     weft run --priority high --head-start 5 -- torchrun --nproc-per-node 8 train.py
 
     weft run --tune -- torchrun --nproc-per-node 8 train.py
+
+    weft run --trace traces -- torchrun --nproc-per-node 8 train.py
     """
     _check_platform()
-    from weft.shim import launch, stats
+    from weft.shim import chrome, launch, stats
     from weft.shim.apply import not_applied
-    from weft.shim.inject import Job, check_preload
+    from weft.shim.inject import Job, TraceRequest, check_preload
     from weft.tuning.live.outcome import read_record, read_result
     from weft.tuning.live.starts import Memory
 
@@ -107,7 +125,10 @@ def run(
         policy = dataclasses.replace(policy, max_ctas=ctas)
         _say(earlier.problem, quiet)
         _say(f"this start has {ctas} CTAs for a collective" if ctas else "", quiet)
-    with Job(policy, tune=tune) as job:
+    wanted = TraceRequest(trace_steps, trace_after) if trace is not None else None
+    if trace is not None:
+        chrome.check_folder(trace)
+    with Job(policy, tune=tune, trace=wanted) as job:
         env = {**job.environment(), **budget}
         check_preload(env)
         status = launch.run(command, env)
@@ -118,6 +139,8 @@ def run(
             line = counted["tuning"]["text"]
             _write_page(html, counted["tuning"], read_record(job.folder))
             _say(earlier.learn(counted["tuning"]) if earlier is not None else "", quiet)
+        if trace is not None:
+            _write_traces(job.folder, trace, quiet)
     _report(counted, policy, stats_file, quiet, line)
     launch.end_like(status)
 
@@ -144,9 +167,7 @@ def _tune_budget(tune: bool, share: float | None, once: bool) -> dict[str, str]:
     if not tune and (once or share is not None):
         raise UsageError("--tune-budget and --tune-once go with --tune: add it")
     if share is not None and not 0 <= share <= MOST_BUDGET:
-        raise UsageError(
-            f"--tune-budget {share:g} is not a share of 0 to {MOST_BUDGET:g}; 0.05 is a good one"
-        )
+        raise UsageError(f"--tune-budget {share:g} is not a share; give 0 to {MOST_BUDGET:g}, such as 0.05")
     return {"WEFT_TUNE_BUDGET": "0" if once else f"{share:g}"} if once or share is not None else {}
 
 
@@ -159,6 +180,20 @@ def _write_page(path: Path | None, tuning: dict[str, Any], steps: dict[str, Any]
         write_whole(path, live_page(tuning, steps))
     except WeftError as error:  # the program's own exit code must stand
         print(f"weft: {error}", file=sys.stderr)
+
+
+def _write_traces(folder: Path, out: Path, quiet: bool) -> None:
+    from weft.shim import chrome
+
+    try:
+        written = chrome.write_traces(folder, out)
+    except WeftError as error:  # the program's own exit code must stand
+        print(f"weft: {error}", file=sys.stderr)
+        return
+    if written:
+        _say(f"traces of {len(written)} processes: weft analyze {out}/weft.*.json", quiet)
+    else:
+        _say("nothing was traced: the program launched no kernel, or ended before --trace-after", quiet)
 
 
 def _check_writable(option: str, path: Path) -> None:
