@@ -12,9 +12,11 @@ import atexit
 import importlib
 import json
 import os
+import re
 import sys
 import threading
 from contextlib import suppress
+from dataclasses import replace
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -244,12 +246,16 @@ class Live:
         self._key = here(facts.workload) if facts.workload else None
         if self._key is None:
             return None
+        store = Store(timeout_s=STORE_TIMEOUT_S)
         try:
-            entry = Store(timeout_s=STORE_TIMEOUT_S).get(self._key)
+            entry = store.get(self._key) or _alike(store, self._key)
         except StoreError as error:
             self._warn(f"earlier results are not used: {error}")
             return None
-        return entry.policy if entry is not None and not entry.stale else None
+        if entry is None or entry.stale:
+            return None
+        # Only a job of exactly this kind tells that there is nothing to gain.
+        return None if entry.key != self._key and entry.policy == _default_policy() else entry.policy
 
     def _remember(self, result: dict[str, Any]) -> None:
         from weft.tuning.store import Store
@@ -393,6 +399,24 @@ def _within_process(store: Any) -> bool:
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
     return type(store).__name__ in ("HashStore", "FakeStore")
+
+
+def _alike(store: Any, key: Any) -> Any:
+    """The newest verdict of a job that differs from this one only in its number of ranks."""
+    alike = replace(key, workload=_any_ranks(key.workload), setting="")
+    return next(
+        (
+            entry
+            for entry in store.entries()
+            if replace(entry.key, workload=_any_ranks(entry.key.workload), setting="") == alike
+            and ("ghost" in entry.key.setting) == ("ghost" in key.setting)
+        ),
+        None,
+    )
+
+
+def _any_ranks(workload: str) -> str:
+    return re.sub(r"^job of \d+ ranks", "job of any ranks", workload)
 
 
 def _budget() -> float:
