@@ -92,6 +92,10 @@ def zoo(tmp_path_factory):
     scenarios["restarted"] = job(4, STEPS="45", WEFT_STORE=store)
     scenarios["killed"] = job(4, DIE="20@2", STEPS="60")
     scenarios["killed without weft"] = job(4, weft=False, DIE="20@2", STEPS="60")
+    scenarios["killed in the watch"] = job(3, DIE="130@1", STEPS="160")
+    scenarios["killed late without weft"] = job(3, weft=False, DIE="130@1", STEPS="160")
+    scenarios["paused in the watch"] = job(3, PAUSE="130@1", STEPS="160")
+    scenarios["leader paused in the watch"] = job(2, PAUSE="130@0", STEPS="160")
     scenarios["stalled"] = job(4, STEPS="90", EFFECTS=json.dumps(stall), WEFT_TUNE_STALL_S="1.5")
     scenarios["refused"] = job(3, STEPS="90", REFUSE="16@1")
     scenarios["two optimizers"] = job(STEPS="90", OPTIMIZERS="sgd,adam")
@@ -184,6 +188,21 @@ def test_a_killed_rank_ends_the_job_as_it_would_without_weft(zoo):
     assert played.codes == plain.codes
     assert played.codes[2] == 9
     assert all(code not in (0, -9) for code in played.codes)
+
+
+def test_a_rank_killed_in_the_watch_ends_the_job_as_it_would_without_weft(zoo):
+    played, plain = zoo("killed in the watch"), zoo("killed late without weft")
+    assert played.codes == plain.codes
+    assert played.codes[1] == 9
+    assert played.tuning()["state"] == "kept"
+
+
+@pytest.mark.parametrize("name", ["paused in the watch", "leader paused in the watch"])
+def test_a_rank_that_pauses_in_the_watch_delays_the_job_and_nothing_else(zoo, name):
+    played = zoo(name)
+    assert set(played.codes) == {0}
+    assert "ctas16" in played.ends_with()
+    assert played.tuning()["state"] == "kept"
 
 
 def test_a_stalled_trial_is_abandoned_and_the_job_goes_on(zoo):
@@ -304,6 +323,29 @@ def test_torchrun_under_weft_run_is_tuned_without_an_edit(tmp_path):
     assert stats["tuning"]["policy"]["comm"]["max_ctas"] == 16
     assert done.stderr.splitlines()[-1] == f"weft: {stats['tuning']['text']}"
     assert "ctas16" in Played(tmp_path).ends_with()
+
+
+def test_an_elastic_restart_is_tuned_again_from_the_start(tmp_path):
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    done = weft_run(tmp_path, launcher=(*torchrun, "--max-restarts", "1"), DIE="40@1", STEPS="110")
+    assert done.returncode == 0, done.stderr
+    stats = json.loads((tmp_path / "stats.json").read_text())
+    assert stats["tuning"]["state"] == "kept", done.stderr
+    assert "ctas16" in Played(tmp_path).ends_with()
+    assert done.stderr.count("weft: tuning 2 ranks") == 2
+
+
+def test_the_page_and_the_options_of_the_watch(tmp_path):
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    page = tmp_path / "page.html"
+    done = weft_run(tmp_path, "--html", str(page), "--tune-budget", "0.1", launcher=torchrun, STEPS="140")
+    assert done.returncode == 0, done.stderr
+    stats = json.loads((tmp_path / "stats.json").read_text())
+    watch = stats["tuning"]["watch"]
+    assert watch["probes"] >= 0.05 * watch["steps"]
+    text = page.read_text()
+    assert text.count("<circle") >= 130
+    assert 'class="step-proof"' in text
 
 
 @pytest.mark.parametrize(
