@@ -39,7 +39,9 @@ class Session:
 
     made: ClassVar[list[Session]] = []
 
-    def __init__(self, controls, agreement, conductor, on_end, **_: object) -> None:
+    watching = False
+
+    def __init__(self, controls, agreement, conductor, on_end, *_: object, **__: object) -> None:
         self.steps, self.over, self.on_end = 0, False, on_end
         Session.made.append(self)
 
