@@ -259,8 +259,8 @@ def why_none_was_better(facts: Facts, tried: Sequence[Tried], default: Policy, n
     if not facts.launches:
         about = ""
     elif not beside:
-        about = "no compute kernel was seen beside a collective; "
+        about = "no compute kernel overlapped with a collective; "
     elif not any(kernel.can_be_shaped for kernel in beside):
-        about = "kernels beside collectives hold one block per SM or wait for memory; "
+        about = "kernels that overlap with collectives hold one block per SM or wait for memory; "
     seen = ", ".join(parts)
     return f"{about}nothing was faster ({seen}; a step scatters by {noise_pct:.1f}%)"
