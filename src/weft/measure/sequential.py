@@ -86,7 +86,8 @@ class Coins:
 
     def add(self, step: Step) -> None:
         """Bet on the arm of a step. Where the share is 0 or 1 the step only gives the level."""
-        for bet in self._bets:
+        open_bet = 0 < step.share < 1
+        for bet in self._bets if open_bet or not self._renewed else ():
             self._bet(bet, step)
         self._recent = [*self._recent, step][-self._reach :]
 

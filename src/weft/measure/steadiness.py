@@ -63,7 +63,7 @@ def cycle(times: Sequence[float], first: int = 0) -> Cycle:
         for p in range(1, min(LONGEST_CYCLE, len(logs) - WINDOW, len(logs) // 2 + 1) + 1)
     }
     best = min(scatter, key=lambda p: (scatter[p], p))
-    shortest = next(p for p in scatter if scatter[p] <= 1.2 * scatter[best] + FLOOR / 4)
+    shortest = next(p for p in scatter if scatter[p] <= 1.5 * scatter[best] + FLOOR / 2)
     if scatter[shortest] > CYCLE_GAIN * scatter[1]:
         return Cycle()
     whole = median(logs)

@@ -1,4 +1,4 @@
-"""Live: tunes the job that it finds itself in. Torch's autoload starts it under `weft run --tune`.
+"""Live: tunes the job of which this process is a rank. Torch's autoload starts it under `weft run --tune`.
 
 A process waits until the program has made a process group and its step is known, then takes part in the
 tuning (`weft.tuning.live.session`). Afterwards the job is watched (`weft.tuning.live.watch`): a mark per step
@@ -12,11 +12,9 @@ import atexit
 import importlib
 import json
 import os
-import re
 import sys
 import threading
 from contextlib import suppress
-from dataclasses import replace
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -34,8 +32,9 @@ DEADLINE_VARIABLE = "WEFT_TUNE_DEADLINE_S"
 BUDGET_VARIABLE = "WEFT_TUNE_BUDGET"
 """Share of the steps that the watch may use; 0: the job is not watched."""
 FIRST_DEADLINE_S = 20.0  # for all ranks to find their step
-STORE_TIMEOUT_S = 2.0
-EVENTS_WITHOUT_STEP = 1000  # optimizer steps after which a program without a period, or a group, is let be
+EVENTS_WITHOUT_STEP = (
+    1000  # optimizer steps after which a program without a period, or a group, is left alone
+)
 CALLS_BETWEEN_LOOKS = 256  # collectives, where no optimizer steps
 PERIODS_WITHOUT_OPTIMIZER = 12  # more than most accumulate gradients
 CALLS_OF_A_STEP = 16  # at least, where collectives are all there is to go by: a boundary costs a wait
@@ -51,7 +50,7 @@ class Live:
         self._over = self._by_calls = False
         self._rank: int | None = None
         self._leads = False
-        self._key: Any = None
+        self._earlier: Any = None
         self._status: Any = None
         self._record: Any = None
         self._result: dict[str, Any] | None = None
@@ -155,7 +154,10 @@ class Live:
         import torch.distributed as dist
 
         if _capturing():  # what is captured keeps the policy that it was launched under
-            self._give_up("the program captures its step in a CUDA graph")
+            if self._session is not None and self._session.watching:
+                self._session.leave(self._final())
+            else:
+                self._give_up("the program captures its step in a CUDA graph")
         elif self._session is not None:
             self._session.step()
         elif dist.is_available() and dist.is_initialized():
@@ -168,6 +170,7 @@ class Live:
 
         from weft.ranks import Agreement
         from weft.tuning.live.conductor import conduct
+        from weft.tuning.live.earlier import Earlier
         from weft.tuning.live.search import tune
         from weft.tuning.live.session import LEAST_STALL_S, Session
         from weft.tuning.live.trial import Record
@@ -186,8 +189,8 @@ class Live:
         if isinstance(controls, str):
             self._end(stopped(controls))
             return
-        self._record = Record()
-        method = tune(default, self._recall, record=self._record)
+        self._record, self._earlier = Record(), Earlier(default, self._warn)
+        method = tune(default, self._earlier.recall, record=self._record)
         budget = _budget()
         conductor = conduct(method, default, self._watch if budget > 0 else None)
         stall_s = float(os.environ.get(STALL_VARIABLE, LEAST_STALL_S))
@@ -214,7 +217,7 @@ class Live:
         self._tell(result)
         self._say(f"tuning is over: {result['text']}")
         if self._leads:
-            self._remember(result)
+            self._earlier.remember(result)
 
     def _said(self, line: str) -> None:
         """Something happened in the watch."""
@@ -223,9 +226,9 @@ class Live:
             result = self._final()
             self._tell(result)
             if self._status.reverted:
-                self._forget()
+                self._earlier.forget()
             elif self._status.searches:
-                self._remember(result)
+                self._earlier.remember(result)
 
     def _final(self) -> dict[str, Any]:
         """The result as it stands now, the watch included."""
@@ -239,42 +242,6 @@ class Live:
             self._tell(self._final())
             self._write_record()
 
-    def _recall(self, facts: Any) -> Policy | None:
-        """What the same job ended with before, unless that is too old."""
-        from weft.tuning.store import Store, StoreError, here
-
-        self._key = here(facts.workload) if facts.workload else None
-        if self._key is None:
-            return None
-        store = Store(timeout_s=STORE_TIMEOUT_S)
-        try:
-            entry = store.get(self._key) or _alike(store, self._key)
-        except StoreError as error:
-            self._warn(f"earlier results are not used: {error}")
-            return None
-        if entry is None or entry.stale:
-            return None
-        # Only a job of exactly this kind tells that there is nothing to gain.
-        return None if entry.key != self._key and entry.policy == _default_policy() else entry.policy
-
-    def _remember(self, result: dict[str, Any]) -> None:
-        from weft.tuning.store import Store
-
-        if self._key is None or result["state"] == "stopped":
-            return
-        try:
-            Store(timeout_s=STORE_TIMEOUT_S).put(self._key, Policy.from_dict(result["policy"]), result)
-        except Exception as error:  # the result holds, kept or not
-            self._warn(f"the result is not kept for the next start: {error}")
-
-    def _forget(self) -> None:
-        """A policy that had to be taken back is not where the next job starts."""
-        from weft.tuning.store import Store
-
-        with suppress(Exception):
-            if self._key is not None:
-                Store(timeout_s=STORE_TIMEOUT_S).remove(self._key)
-
     def _end(self, result: dict[str, Any]) -> None:
         """Tuning is over, one way or the other: leave the program."""
         known, self._over = self._result is not None, True
@@ -287,8 +254,8 @@ class Live:
         self._write_record()
         if not known or result["state"] == "stopped":
             self._say(f"tuning is over: {result['text']}")
-        if self._leads and not known:
-            self._remember(result)
+        if self._leads and not known and self._earlier is not None:
+            self._earlier.remember(result)
         self._session = None
 
     def _remove_hook(self) -> None:
@@ -399,24 +366,6 @@ def _within_process(store: Any) -> bool:
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
     return type(store).__name__ in ("HashStore", "FakeStore")
-
-
-def _alike(store: Any, key: Any) -> Any:
-    """The newest verdict of a job that differs from this one only in its number of ranks."""
-    alike = replace(key, workload=_any_ranks(key.workload), setting="")
-    return next(
-        (
-            entry
-            for entry in store.entries()
-            if replace(entry.key, workload=_any_ranks(entry.key.workload), setting="") == alike
-            and ("ghost" in entry.key.setting) == ("ghost" in key.setting)
-        ),
-        None,
-    )
-
-
-def _any_ranks(workload: str) -> str:
-    return re.sub(r"^job of \d+ ranks", "job of any ranks", workload)
 
 
 def _budget() -> float:

@@ -14,6 +14,7 @@ from typing import Any
 from weft.policy import Policy
 from weft.tuning.live.options import Facts, explain
 from weft.tuning.live.proof import Proof
+from weft.tuning.verdict import Verdict
 
 RECORD_FILE = "steps.json"
 """All steps of a job (`weft.tuning.live.trial.Record`), in its folder."""
@@ -130,11 +131,29 @@ class Outcome:
             f"(95%: {low:.1f} to {high:.1f}), found in {used} that took {cost}"
         )
 
+    @property
+    def verdict(self) -> Verdict:
+        """The conclusion as every tuner states it."""
+        return Verdict(
+            source="live",
+            policy=self.policy,
+            chosen=self.policy.label,
+            applies=self.kept,
+            gain_pct=self.gain_pct,
+            gain_ci_pct=self.ci_pct,
+            best_ms=self.best_ms,
+            baseline_ms=self.default_ms,
+            baseline=self.default.label,
+            reason=self.reason,
+            measurements=self.steps,
+        )
+
     def to_dict(self) -> dict[str, Any]:
         """The key `tuning` of `weft run --stats`."""
         return {
             "state": "kept" if self.kept else "left alone",
             "text": self.text,
+            "verdict": self.verdict.to_dict(),
             "policy": self.policy.to_dict(),
             "gain_pct": round(self.gain_pct, 3),
             "ci": [round(value, 3) for value in self.ci_pct],
@@ -240,8 +259,8 @@ def why_none_was_better(facts: Facts, tried: Sequence[Tried], default: Policy, n
     if not facts.launches:
         about = ""
     elif not beside:
-        about = "no compute kernel was seen beside a collective; "
+        about = "no compute kernel overlapped with a collective; "
     elif not any(kernel.can_be_shaped for kernel in beside):
-        about = "kernels beside collectives hold one block per SM or wait for memory; "
+        about = "kernels that overlap with collectives hold one block per SM or wait for memory; "
     seen = ", ".join(parts)
     return f"{about}nothing was faster ({seen}; a step scatters by {noise_pct:.1f}%)"

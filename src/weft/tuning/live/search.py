@@ -55,6 +55,8 @@ from weft.tuning.live.proof import (
 )
 from weft.tuning.live.trial import Record, Sample, Trial, ask, ask_all
 
+__all__ = ["BUDGET", "Method", "Sample", "Trial", "tune"]
+
 BUDGET = 58  # steps of the job that the search may use
 MOST_NOISY = 2.5  # times as many, at most, where steps scatter by more than NOISY
 LEARN = 2

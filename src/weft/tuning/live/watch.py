@@ -49,6 +49,8 @@ CREDIT = 36  # steps of checks that a job has at once
 CHECK = 12  # steps of a check
 SUSPICIOUS = 4.0  # capital of the test against the policy that leads to a check
 CLEAR = 20.0  # capital of the test that ends a check early
+LIKELY = 2.0  # and that is enough when its steps are used up; with less it goes on, up to so many steps:
+MOST_CHECKED = 36
 SLOWER = (-0.025, -0.06, -0.15)
 LEAST_BLOCK = 8
 Watch = Generator[Trial, Sample, None]
@@ -192,25 +194,29 @@ class _Watch:
             then = tuple(one.policy for one in list(plan)[: self.ahead])
             number = self.record.number
             sample = yield from self._ask(Trial(step.policy, then=then, light=True), step.purpose)
+            left -= step.purpose == "check"
             if sample.problem or not 0 < sample.ms < math.inf:
                 continue
             seen = Step(math.log(sample.ms), step.arm, step.share, number)
             coins.add(seen)
             if step.purpose == "check":
                 drawn.append(seen)
-                left -= 1
-                slower = self._is_slower(coins, drawn, left)
-                if slower:
-                    return (yield from self._revert(plan, slower))
-                if left == 0:
+                gain = estimate(drawn)
+                enough = coins.capital >= (CLEAR if left else LIKELY) or len(drawn) >= MOST_CHECKED
+                if gain < 0 and enough:
+                    return (yield from self._revert(plan, _slower(gain, len(drawn))))
+                if left == 0 and gain < 0:
+                    left = self._draw_check(plan, policy)
+                elif left == 0:
                     pace, coins = Pace([one.log_ms for one in drawn if one.arm]), self._doubt()
             elif left == 0:
                 changed = step.arm == 1 and pace.changed(seen.log_ms)
                 # Only a probe can tell: before it, the capital has grown by what the probe may cost.
                 suspicious = pace.faster(seen.log_ms) and step.arm == 0 and coins.capital >= SUSPICIOUS
                 if (changed or suspicious) and self._may(CHECK // 2):
-                    left, drawn = self._start_check(plan, policy), []
+                    left, drawn = self._draw_check(plan, policy), []
                     coins.restart()
+                    self.status.checks += 1
                 elif suspicious and coins.capital >= CLEAR:
                     return (yield from self._revert(plan, "probes of the default were faster"))
 
@@ -229,13 +235,12 @@ class _Watch:
             steps[at] = _Planned(self.default, 0, 1 - 1 / (size - at), "probe")
         return steps
 
-    def _start_check(self, plan: deque[_Planned], policy: Policy) -> int:
+    def _draw_check(self, plan: deque[_Planned], policy: Policy) -> int:
         """Draw the steps after those that are decided already; returns how many."""
         while len(plan) > self.ahead:
             plan.pop()
         for arm, share in draw(self.order, (), CHECK):
             plan.append(_Planned(policy if arm else self.default, arm, share, "check"))
-        self.status.checks += 1
         return CHECK
 
     def _doubt(self) -> Coins:
@@ -249,13 +254,6 @@ class _Watch:
     def _proof_ms(self, policy: Policy) -> list[float]:
         tried = self.status.outcome.tried
         return next((one.proof_ms for one in tried if one.policy == policy), [])
-
-    def _is_slower(self, coins: Coins, drawn: list[Step], left: int) -> str:
-        """Why the policy has to go; empty: it may stay, or it is not known yet."""
-        gain = -100 * math.expm1(-estimate(drawn))
-        if gain < 0 and (left == 0 or coins.capital >= CLEAR):
-            return f"it took {-gain:.1f}% more time than the default in a check of {len(drawn)} steps"
-        return ""
 
     def _revert(self, plan: deque[_Planned], why: str) -> Generator[Trial, Sample, None]:
         """Back to the default, after the steps that are decided already."""
@@ -305,3 +303,7 @@ class _Watch:
         """Whether the budget has so many steps left."""
         credit = CREDIT if steps < BUDGET else 0
         return self.spent + steps <= credit + self.budget * self.status.steps
+
+
+def _slower(gain: float, steps: int) -> str:
+    return f"it took {100 * math.expm1(-gain):.1f}% more time than the default in a check of {steps} steps"
