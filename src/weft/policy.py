@@ -151,9 +151,6 @@ class Policy:
             (document.setdefault(section, {}) if section else document)[key] = value
         return document
 
-    def to_json(self) -> str:
-        return json.dumps(self.to_dict(), indent=2) + "\n"
-
     @classmethod
     def from_dict(cls, document: Any) -> Policy:
         """A policy from its JSON document; unknown keys and impossible values are refused by name."""
@@ -191,7 +188,7 @@ class Policy:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a policy file, whole or not at all."""
-        write_whole(path, self.to_json())
+        write_whole(path, json.dumps(self.to_dict(), indent=2) + "\n")
 
     def __str__(self) -> str:
         parts = [
