@@ -31,7 +31,13 @@ class Record(ctypes.Structure):
 
 
 class Attribute(ctypes.Structure):
-    _fields_ = (("id", c_uint), ("pad", c_char * 4), ("value", c_int), ("more", c_int * 2), ("rest", c_char * 52))
+    _fields_ = (
+        ("id", c_uint),
+        ("pad", c_char * 4),
+        ("value", c_int),
+        ("more", c_int * 2),
+        ("rest", c_char * 52),
+    )
 
 
 class Config(ctypes.Structure):

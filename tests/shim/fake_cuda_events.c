@@ -13,7 +13,7 @@
 
 #define API __attribute__((visibility("default")))
 enum { STREAMS = 128, TRUTHS = 1 << 18, COSTS = 256, SMS = 132, NOT_READY = 600, INVALID_HANDLE = 400, WINDOW = 64 };
-enum { DISABLE_TIMING = 2, LATENCY_NS = 2000, CALL_NS = 500, EARLY_NS = 3000, STAMP_NS = 1000 };
+enum { DISABLE_TIMING = 2, LATENCY_NS = 2000, CALL_NS = 500, EARLY_NS = 3000, STAMP_NS = 1000, EMPTY_NS = 600 };
 
 int fake_failing(const char *api);     /* of fake_cuda.c */
 int fake_is_capturing(void *stream);
@@ -41,7 +41,7 @@ static struct {
     void *stream;
     int64_t ready;
     int behind;      /* 1 + the truth that a kernel of no higher priority is placed after */
-    int priority;
+    int priority, after_event;
     int last_kernel; /* index of the truth that a programmatic launch may follow; -1: none */
 } streams[STREAMS];
 static struct {
@@ -53,6 +53,9 @@ static int cost_count;
 static int live_events, live_streams, captured_events, broken_programmatic, dead_calls, timed_completions, context_dead;
 static int event_calls;
 static unsigned long long next_stream = 0x5000;
+
+static int64_t event_gap;
+API void fake_event_gap(int64_t ns) { event_gap = ns; } /* from an event to the kernel queued behind it */
 
 API void fake_host(int64_t ns) { __atomic_fetch_add(&host, ns, __ATOMIC_RELAXED); }
 API uint64_t fake_clock(void) { return (uint64_t)__atomic_load_n(&host, __ATOMIC_RELAXED); }
@@ -139,7 +142,7 @@ void fake_timed_launch(const char *name, void *stream, const CUlaunchAttribute *
             completion = attributes[i].value.launchCompletionEvent.event;
     }
     if (strncmp(name, "weft_", 5) == 0)
-        ns = fake_spin_ns ? fake_spin_ns : STAMP_NS;
+        ns = fake_spin_ns ? fake_spin_ns + EMPTY_NS : STAMP_NS;
     call_made();
     pthread_mutex_lock(&lock);
     int s = at(stream), priority = streams[s].priority;
@@ -154,6 +157,9 @@ void fake_timed_launch(const char *name, void *stream, const CUlaunchAttribute *
     } else if (programmatic) {
         broken_programmatic++;
     }
+    if (streams[s].after_event && ready < streams[s].ready + event_gap)
+        ready = streams[s].ready + event_gap;
+    streams[s].after_event = 0;
     int64_t from = ready;
     const truth *front = streams[s].behind ? &truths[streams[s].behind - 1] : NULL;
     if (front && priority >= front->priority && from < front->start)
@@ -241,6 +247,7 @@ API CUresult cuEventRecord(CUevent e, CUstream stream) {
     if (streams[s].ready < host + LATENCY_NS)
         streams[s].ready = host + LATENCY_NS;
     e->recorded = 1;
+    streams[s].after_event = 1;
     e->of_launch = 0;
     e->at = streams[s].ready;
     streams[s].last_kernel = -1;

@@ -527,3 +527,27 @@ tell(tracer.stop())
     assert 4 <= result["counters"]["stalls"] <= 20
     starts = [t[2] for t in result["truth"]]
     assert [s[2] for s in result["spans"]] == pytest.approx([t - starts[0] for t in starts], abs=4_000)
+
+
+@pytest.mark.parametrize("gap_us", [0, 2.4])
+def test_what_events_cost_is_subtracted(traced, gap_us):
+    """A kernel starts some time after the event in front of it: measured at the start of a trace."""
+    result = traced(f"""
+library().fake_event_gap(ctypes.c_int64(int({gap_us} * 1000)))
+one, two = kernel("one"), kernel("two")
+cost("one", 20)
+cost("two", 9)
+assert tracer.start()
+for i in range(50):
+    launch(one, stream=0x10)
+    launch(two, stream=0x10)
+sync()
+recording = tracer.stop()
+tell(recording, calibrated=list(recording.header.calibrated_ns))
+""")
+    spin, twice, stamp, nothing = result["calibrated"]
+    assert (twice - spin, nothing) == (6_000, 0)
+    assert stamp - 1_000 == spin - 6_600 == gap_us * 1_000
+    found = sum(s[3] - s[2] for s in result["spans"])
+    true = sum(t[3] - t[2] for t in result["truth"])
+    assert found == pytest.approx(true, rel=0.01)

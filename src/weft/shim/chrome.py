@@ -110,7 +110,7 @@ def _metadata(recording: Recording, spans: list[Span]) -> dict[str, Any]:
 
 
 def _base_ns(recording: Recording) -> int:
-    """What times are relative to, as in Kineto: a float cannot hold the microseconds since 1970 and their fractions."""
+    """What times are relative to, as in Kineto: no float holds microseconds since 1970 with fractions."""
     began_ns = recording.header.begin_ns + recording.header.realtime_offset_ns
     return int(began_ns - began_ns % BASE_NS)
 

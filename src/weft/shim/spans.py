@@ -18,7 +18,7 @@ from weft.shim.tracer import Recording
 Interval = tuple[int, int]
 
 PLACED_LATENCY_NS = 12_000
-"""From a collective's placement to the event behind its stamp, at most; a longer distance is a wait for SMs."""
+"""From a collective's placement to the event behind its stamp, at most: more is a wait for SMs."""
 USUAL_LATENCY_NS = 8_000
 """Where every collective of a recording waited, so that the latency cannot be told from it."""
 
@@ -34,8 +34,8 @@ EMPTY_NS = 600
 MOST_OVERHEAD_NS = 10_000
 LEAST_LAGS, MOST_LAG_NS = 4, 5_000
 DOORBELL_SHARE = 0.4
-"""Of the time between an event and the kernel behind it, all queued: how much later than an event a kernel of an
-idle stream starts. From an H200, where it is 1.0 of 2.4 us."""
+"""How much later than an event a kernel of an idle stream starts, as a share of the time between an event and
+the kernel queued behind it. From an H200, where it is 1.0 of 2.4 us."""
 
 EXACT, CHAIN, LATE_END, FRONT_ONLY, SHORT, IDLE = (
     "events",
@@ -117,7 +117,9 @@ class _Clock:
             near = found[at : at + NEIGHBOURS]
             least = min(delay for _, delay, _ in near)
             self._starts.append(near[0][0])
-            self._delays.append(statistics.median(after for _, delay, after in near if delay <= least + LATE_NS))
+            self._delays.append(
+                statistics.median(after for _, delay, after in near if delay <= least + LATE_NS)
+            )
         self.latency_ns = self._placed_latency(recording.spans)
         self.lag_ns = _lag(recording.spans, pair_ns)
 
@@ -157,7 +159,7 @@ class _Clock:
         return delay_ns is not None and bool(raw.placed_ns <= raw.host_placed_ns + delay_ns + SUBMITTED_NS)
 
     def _placed_latency(self, spans: Iterable[Any]) -> int:
-        """How long after a collective was placed on free SMs the event behind its stamp fires: the least seen."""
+        """From a collective's placement on free SMs to the event behind its stamp: the least seen."""
         both = [s for s in spans if s.placed_ns >= 0 and s.before_ns >= 0 and not self._at_once(s)]
         gaps = (s.placed_ns - self.earliest_ns(s, -1)[0] for s in both)
         least = min((gap for gap in gaps if gap >= 0), default=USUAL_LATENCY_NS)
@@ -165,13 +167,13 @@ class _Clock:
 
 
 def _lag(spans: Sequence[Any], pair_ns: int) -> int:
-    """How much later than usual an event fires behind a kernel while collectives run: as much as between two events."""
+    """How much later than usual events fire while collectives run: told by two events in a row."""
     comm = union((s.before_ns, s.after_ns) for s in spans if s.flags & tracer.COMM and s.before_ns >= 0)
     starts = [start for start, _ in comm]
     found = [s.again_ns - s.after_ns for s in spans if s.again_ns >= 0 and _inside(s.after_ns, comm, starts)]
     if len(found) < LEAST_LAGS or pair_ns < 0:
         return 0
-    return min(max(round(statistics.median(found)) - pair_ns, 0), MOST_LAG_NS)
+    return int(min(max(round(statistics.median(found)) - pair_ns, 0), MOST_LAG_NS))
 
 
 def _inside(at_ns: int, intervals: Sequence[Interval], starts: Sequence[int]) -> bool:
@@ -225,21 +227,27 @@ def _without_lag(timed: Sequence[Timed], lag_ns: int) -> list[Timed]:
     starts = [start for start, _ in comm]
     found = []
     for start_ns, end_ns, timing, raw in timed:
-        late = raw.kind in (tracer.KERNEL, tracer.GRAPH) and kind_of(raw) != "comm" and _inside(end_ns, comm, starts)
+        late = (
+            raw.kind in (tracer.KERNEL, tracer.GRAPH)
+            and kind_of(raw) != "comm"
+            and _inside(end_ns, comm, starts)
+        )
         found.append((start_ns, max(start_ns, end_ns - lag_ns) if late else end_ns, timing, raw))
     return found
 
 
 def _usual_durations(timed: Iterable[Timed]) -> dict[tuple[int, ...], float]:
-    """By kernel and grid, and by kernel alone: from launches that were held back, else from those on a busy stream."""
-    held: dict[tuple[int, ...], list[int]] = defaultdict(list)
-    busy: dict[tuple[int, ...], list[int]] = defaultdict(list)
+    """By kernel and grid, and by kernel alone.
+
+    From launches that were held back; where there are none, from a busy stream; else from an idle one.
+    """
+    idle, busy, held = (defaultdict[tuple[int, ...], list[int]](list) for _ in range(3))
     for start_ns, end_ns, timing, raw in timed:
-        if timing == EXACT and raw.kind == tracer.KERNEL:
-            found = held if raw.flags & tracer.STALLED else busy
+        if timing in (EXACT, IDLE) and raw.kind == tracer.KERNEL:
+            found = held if raw.flags & tracer.STALLED else idle if timing == IDLE else busy
             found[_key(raw)].append(end_ns - start_ns)
             found[raw.row,].append(end_ns - start_ns)
-    return {key: statistics.median(values) for key, values in {**busy, **held}.items()}
+    return {key: statistics.median(values) for key, values in {**idle, **busy, **held}.items()}
 
 
 def _key(raw: Any) -> tuple[int, ...]:
