@@ -211,7 +211,7 @@ def _parse_rules(value: Any) -> tuple[Rule, ...]:
         _check_keys("compute.rules", entry, ("kernel", "residency"))
         if set(entry) != {"kernel", "residency"}:
             raise UsageError(
-                f"compute.rules: an entry needs kernel and residency (null: leave alone), not {entry!r}"
+                f"compute.rules: an entry needs kernel and residency (null: leave unchanged), not {entry!r}"
             )
     return tuple(Rule(entry["kernel"], entry["residency"]) for entry in value)
 
@@ -231,13 +231,13 @@ def _check_int(name: str, value: Any, low: int, high: int) -> None:
     if value is None:
         return
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise UsageError(f"{name} {value!r} is not possible; use a whole number from {low} to {high}")
+        raise UsageError(f"{name} {value!r} is not valid; use an integer from {low} to {high}")
 
 
 def _check_head_start(value: Any) -> None:
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not number or not math.isfinite(value) or not 0 <= value <= MAX_HEAD_START_US:
         raise UsageError(
-            f"comm.head_start_us {value!r} is not possible; use 0 to {MAX_HEAD_START_US:g} microseconds "
+            f"comm.head_start_us {value!r} is not valid; use 0 to {MAX_HEAD_START_US:g} microseconds "
             "(5 is a good start)"
         )

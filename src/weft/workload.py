@@ -305,16 +305,16 @@ def _check_launch(compute: Compute) -> None:
         raise UsageError(f"{compute.kind} computes in bf16 or fp16, not {compute.dtype}; use gemm for that")
     if compute.grid is not None:
         if compute.kind != "triton_gemm" or len(compute.grid) != 2:
-            raise UsageError(f"grid {compute.grid!r} is not possible; a triton_gemm takes XxY blocks")
+            raise UsageError(f"grid {compute.grid!r} is not valid; a triton_gemm takes XxY blocks")
         object.__setattr__(compute, "grid", tuple(compute.grid))
         for value, most in zip(compute.grid, (2**31 - 1, 65535), strict=True):
             _whole("grid", value, 1, most)
     tile = compute.tile or (64, 64, 64)
     object.__setattr__(compute, "tile", tuple(tile))
     if len(tile) != 3 or any(not isinstance(t, int) or t < 16 or t > 512 or t & (t - 1) for t in tile):
-        raise UsageError(f"tile {tile!r} is not possible; use powers of two from 16 to 512, such as 64x64x64")
+        raise UsageError(f"tile {tile!r} is not valid; use powers of two from 16 to 512, such as 64x64x64")
     if compute.warps not in (1, 2, 4, 8, 16):
-        raise UsageError(f"warps {compute.warps!r} is not possible; use 1, 2, 4, 8 or 16")
+        raise UsageError(f"warps {compute.warps!r} is not valid; use 1, 2, 4, 8 or 16")
     _whole("stages", compute.stages, 1, 8)
     shared = compute.stages * (tile[0] + tile[1]) * tile[2] * DTYPE_BYTES[compute.dtype]
     if shared > 227 << 10:
@@ -331,7 +331,7 @@ def _choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
 
 def _whole(name: str, value: Any, low: int, high: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise UsageError(f"{name} {value!r} is not possible; use a whole number from {low} to {high}")
+        raise UsageError(f"{name} {value!r} is not valid; use an integer from {low} to {high}")
 
 
 def collective_ctas(workload: Workload, ctas: int) -> int:

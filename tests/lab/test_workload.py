@@ -67,9 +67,9 @@ def test_the_papers_workloads():
     ("values", "words"),
     [
         ({"collective": "bcast"}, "collective 'bcast' is not known"),
-        ({"bytes": 0}, "bytes 0 is not possible"),
+        ({"bytes": 0}, "bytes 0 is not valid"),
         ({"bytes": 2.5}, "bytes 2.5"),
-        ({"ranks": 1}, "ranks 1 is not possible"),
+        ({"ranks": 1}, "ranks 1 is not valid"),
         ({"iterations": 0}, "iterations 0"),
         ({"compute_streams": 17}, "compute_streams 17"),
         ({"compute_streams": True}, "compute_streams True"),

@@ -88,8 +88,8 @@ WRONG = [
     ({"gpu": "h10"}, "did you mean 'h100'", {"gpu": "h100"}),
     ({"network": "ndr40"}, "did you mean 'ndr400'", {"network": "ndr400"}),
     ({"policy": "best"}, "use auto, none or a Policy", {"policy": "auto"}),
-    ({"micro_batch": 0}, "micro_batch 0 is not possible", {"micro_batch": 1}),
-    ({"gpus": 2.5}, "gpus 2.5 is not possible", {"gpus": 32}),
+    ({"micro_batch": 0}, "micro_batch 0 is not valid", {"micro_batch": 1}),
+    ({"gpus": 2.5}, "gpus 2.5 is not valid", {"gpus": 32}),
 ]
 
 

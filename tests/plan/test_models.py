@@ -97,7 +97,7 @@ def test_heads_that_do_not_divide_name_the_nearest():
         Model(layers=2, hidden=4096, heads=30, ffn=4, vocab=10)
     with pytest.raises(UsageError, match="experts_per_token 9"):
         Model(layers=2, hidden=4096, heads=32, ffn=4, vocab=10, experts=8, experts_per_token=9)
-    with pytest.raises(UsageError, match="layers 0 is not possible"):
+    with pytest.raises(UsageError, match="layers 0 is not valid"):
         Model(layers=0, hidden=4096, heads=32, ffn=4, vocab=10)
 
 

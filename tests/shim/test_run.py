@@ -251,7 +251,7 @@ def test_outside_weft_run_the_fix_is_told():
         (
             ("--residency", "0", "--", "true"),
             2,
-            "compute.residency 0 is not possible; use a whole number from 1 to 32",
+            "compute.residency 0 is not valid; use an integer from 1 to 32",
         ),
         (("--residency", "-2", "--", "true"), 2, "compute.residency -2"),
         (("--residency", "33", "--", "true"), 2, "compute.residency 33"),

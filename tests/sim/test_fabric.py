@@ -144,8 +144,8 @@ def test_the_usual_topology_of_a_gpu():
     [
         (("star", 8, "h100"), "topology 'star' is not known"),
         (("mash", 8, "h100"), "did you mean 'mesh'"),
-        (("mesh", 1, "h100"), "ranks 1 is not possible"),
-        (("mesh", 65, "h100"), "ranks 65 is not possible"),
+        (("mesh", 1, "h100"), "ranks 1 is not valid"),
+        (("mesh", 65, "h100"), "ranks 65 is not valid"),
         (("mesh", 8, "h900"), "no GPU preset named 'h900'"),
     ],
 )

@@ -131,8 +131,8 @@ def test_a_gain_within_the_margin_is_left_alone(monkeypatch):
     ("words", "said"),
     [
         (("all_reduce", 64, 64, 64, 8), "operation 'all_reduce' is not known"),
-        (("all_gather_matmul", 0, 64, 64, 8), "M = 0 is not possible"),
-        (("all_gather_matmul", 64, 64, 64, 1), "ranks 1 is not possible"),
+        (("all_gather_matmul", 0, 64, 64, 8), "M = 0 is not valid"),
+        (("all_gather_matmul", 64, 64, 64, 1), "ranks 1 is not valid"),
         (("all_gather_matmul", 64, 64, 64, 8, "bf16", "h900"), "no GPU preset"),
         (("all_gather_matmul", 64, 64, 64, 8, "bf16", "h100", "star"), "topology 'star'"),
     ],

@@ -45,7 +45,7 @@ def test_on_one_rank_it_is_a_matmul(operation, name):
         ((torch.ones(2, 3).int(), torch.ones(3, 5).int()), {}, "int32 is not supported; use bfloat16"),
         ((torch.ones(2, 3), torch.ones(3, 5)), {"schedule": "fast"}, "schedule 'fast' is not known"),
         ((torch.ones(2, 3), torch.ones(3, 5)), {"engine": "tpu"}, "engine 'tpu' is not known"),
-        ((torch.ones(2, 3), torch.ones(3, 5)), {"pieces": 0}, "pieces 0 is not possible"),
+        ((torch.ones(2, 3), torch.ones(3, 5)), {"pieces": 0}, "pieces 0 is not valid"),
         ((torch.ones(2, 3), torch.ones(3, 5)), {"rows": [1, 1]}, "2 counts were given for 1 ranks"),
         ((torch.ones(2, 3), torch.ones(3, 5)), {"rows": [3]}, "rows says 3 for rank 0, whose A has 2"),
         ((torch.ones(2, 3), torch.ones(3, 5)), {"out": torch.ones(5, 2)}, r"must be contiguous, \(2, 5\)"),
@@ -146,7 +146,7 @@ def test_ranks_are_compared_by_what_they_say():
     compare([same, None, {**same}])
     with pytest.raises(DisagreementError, match="rank 0 has 4, rank 2 has 5"):
         compare([same, None, {**same, "columns of A": 5}])
-    with pytest.raises(DisagreementError, match="rank 1 cannot go on: no GPU"):
+    with pytest.raises(DisagreementError, match="rank 1 cannot continue: no GPU"):
         compare([same, {"operation": "all_gather_matmul", "problem": "no GPU"}])
     with pytest.raises(DisagreementError, match="rank 0 sends 3 rows to rank 1, which expects 2"):
         compare(
@@ -273,8 +273,8 @@ def test_scales_that_do_not_fit_are_refused(given, says):
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        (lambda x, w: all_gather_matmul(x, w, gather_dim=2), "gather_dim 2 is not possible"),
-        (lambda x, w: matmul_reduce_scatter(x, w, scatter_dim=-1), "scatter_dim -1 is not possible"),
+        (lambda x, w: all_gather_matmul(x, w, gather_dim=2), "gather_dim 2 is not valid"),
+        (lambda x, w: matmul_reduce_scatter(x, w, scatter_dim=-1), "scatter_dim -1 is not valid"),
         (lambda x, w: matmul_reduce_scatter(x, [w, w]), "a reduce-scatter takes one"),
         (lambda x, w: all_gather_matmul(x, []), "B has no tensor"),
         (lambda x, w: all_gather_matmul(x, [w], bias=[w, w]), "bias has 2 tensors for 1 of B"),

@@ -259,7 +259,7 @@ def test_a_full_disk(store, monkeypatch):
         return db
 
     monkeypatch.setattr(Store, "_connect", small)
-    with pytest.raises(StoreError, match="no room left"):
+    with pytest.raises(StoreError, match="no space left"):
         store.put(KEY, POLICY, {"filler": "x" * 100_000})
     assert store.get(KEY).verdict == VERDICT
 

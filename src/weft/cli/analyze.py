@@ -29,23 +29,24 @@ def analyze(
     traces: Annotated[
         list[Path],
         typer.Argument(
-            metavar="TRACE", help="Profiler traces or folders of ranks. Two folders: before, after."
+            metavar="TRACE",
+            help="Profiler traces, or folders with one trace per rank. Two folders: before and after.",
         ),
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
-    html: Annotated[
-        Path | None, typer.Option("--html", metavar="FILE", help="Write a page to look at.")
-    ] = None,
+    html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write an HTML page.")] = None,
     perfetto: Annotated[
         Path | None,
         typer.Option("--perfetto", metavar="FILE", help="Write a trace for ui.perfetto.dev with the causes."),
     ] = None,
     comm: Annotated[
         str | None,
-        typer.Option("--comm", metavar="REGEX", help="Kernels whose name this finds are communication too."),
+        typer.Option(
+            "--comm", metavar="REGEX", help="Also treat kernels whose names match as communication."
+        ),
     ] = None,
 ) -> None:
-    """Tell how much communication is exposed, why, and what would hide it."""
+    """Show how much communication is exposed, why, and what would hide it."""
     import weft.trace
 
     if len(traces) == 2 and all(path.is_dir() for path in traces):

@@ -27,7 +27,7 @@ def bench(
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object and nothing else."),
     only: str = typer.Option("", metavar="GLOB", help="Run only the workloads whose names match."),
     budget: float = typer.Option(
-        0.0, metavar="SECONDS", help="Time budget of the suite; by default the suite's own."
+        0.0, metavar="SECONDS", show_default=False, help="Time budget of the suite; default: the suite's own."
     ),
     deadline: float = typer.Option(
         45.0, metavar="SECONDS", help="Time limit of one run; a longer run counts as hung."

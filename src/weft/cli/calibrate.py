@@ -10,9 +10,7 @@ import typer
 
 def calibrate(
     out: Path = typer.Option(Path("profile.json"), help="File to write."),  # noqa: B008
-    gpu: str = typer.Option(
-        "", metavar="NAME", help="Profile to start from; by default chosen by the GPU's name."
-    ),
+    gpu: str = typer.Option("", metavar="NAME", help="Profile to start from; default: by the GPU's name."),
     device: str = typer.Option("cuda", help="cuda, or sim:NAME to try the command without a GPU."),
     budget: float = typer.Option(120.0, metavar="SECONDS", help="Time for the fit after the measurements."),
     repeats: int = typer.Option(3, help="Measurements of each probe; the median is used."),

@@ -13,19 +13,19 @@ if TYPE_CHECKING:
 
 
 def explore(
-    gemm: str = typer.Option("", metavar="MxNxK", help="The GEMM as one rank sees it."),
+    gemm: str = typer.Option("", metavar="MxNxK", help="Shape of the GEMM on one rank."),
     collective: str = typer.Option("all_gather", help="all_gather, reduce_scatter or all_to_all."),
-    ranks: int = typer.Option(8, help="Ranks that take part."),
+    ranks: int = typer.Option(8, help="Number of ranks."),
     device: str = typer.Option("auto", help="auto, cuda or sim:NAME (a40, a100, h100, h200, mi300x, …)."),
     topology: str = typer.Option("", help="mesh, nvswitch, ring or pcie; default: the GPU's usual one."),
     dtype: str = typer.Option("bf16", help="bf16, fp16 or fp32."),
-    html: Path | None = typer.Option(None, help="Write a page with the timelines to this file."),  # noqa: B008
+    html: Path | None = typer.Option(None, help="Write an HTML page with the timelines."),  # noqa: B008
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object and nothing else."),
     characterize: bool = typer.Option(
-        False, "--characterize", help="Measure what cutting and sharing cost, instead."
+        False, "--characterize", help="Instead, measure the cost of splitting a GEMM and of sharing the GPU."
     ),
 ) -> None:
-    """Show the design space of a collective fused with a GEMM, and which schedule to take."""
+    """Compare all schedules of a collective fused with a GEMM, and pick one."""
     from weft.errors import UsageError
     from weft.execute.devices import resolve
     from weft.workload import parse_shape
@@ -34,7 +34,7 @@ def explore(
         raise UsageError(f"dtype {dtype!r} is not known; use bf16, fp16 or fp32")
     where = resolve(device)
     if where == "cpu":
-        raise UsageError("device cpu tells nothing about a GPU; use sim:NAME or cuda")
+        raise UsageError("device cpu is not supported here; use sim:NAME or cuda")
     if where == "sim:":
         raise UsageError("device 'sim:' has no name; use sim:h100 or another GPU")
     shape = parse_shape(gemm) if gemm else ()

@@ -59,7 +59,7 @@ def plan(
     ] = "zero1",
     sequence_parallel: Annotated[
         bool | None,
-        typer.Option("--sequence-parallel/--no-sequence-parallel", help="Default: where tp is above 1."),
+        typer.Option("--sequence-parallel/--no-sequence-parallel", help="Default: if tp is above 1."),
     ] = None,
     recompute: Annotated[str, _option("none (default), selective or full.", "--recompute")] = "none",
     precision: Annotated[str, _option("bf16 (default), fp16 or fp8.", "--precision")] = "bf16",
@@ -100,13 +100,15 @@ def plan(
     ] = "",
     calibrate: Annotated[
         Path | None,
-        _option("A profiler trace of one node: sets the compute side.", "--calibrate", metavar="TRACE"),
+        _option("A profiler trace of one node, to calibrate compute.", "--calibrate", metavar="TRACE"),
     ] = None,
     traced: Annotated[
         str,
-        _option("How the traced job differed: 'layers=4 tp=1 gpus=2'.", "--traced", metavar="K=V …"),
+        _option(
+            "Options in which the traced job differs: 'layers=4 tp=1 gpus=2'.", "--traced", metavar="K=V …"
+        ),
     ] = "",
-    html: Annotated[Path | None, _option("Write a page to look at.", "--html", metavar="FILE")] = None,
+    html: Annotated[Path | None, _option("Write an HTML page.", "--html", metavar="FILE")] = None,
     chakra: Annotated[
         Path | None, _option("Write Chakra execution traces into this folder.", "--chakra", metavar="DIR")
     ] = None,
@@ -183,7 +185,7 @@ def _given(context: typer.Context) -> set[str]:
 
 def _check_flags(given: set[str], *, sweep: bool, scale: str) -> None:
     if sweep and scale:
-        raise UsageError("--sweep and --scale are two questions; ask them one after the other")
+        raise UsageError("--sweep and --scale cannot be combined; run them separately")
     if (sweep or scale) and "chakra" in given:
         raise UsageError(f"--chakra writes one configuration; leave out {'--sweep' if sweep else '--scale'}")
     if "limit" in given and not sweep:
@@ -203,13 +205,15 @@ def _policy(words: str) -> Any:
         return words
     if words.endswith(".json") or Path(words).exists():
         return Policy.load(words)
-    raise UsageError(f"--policy {words!r} is no policy file; use auto, none, or a file that weft tune wrote")
+    raise UsageError(
+        f"--policy {words!r} is not a policy file; use auto, none, or a file that weft tune wrote"
+    )
 
 
 def _check_output(html: Path | None, chakra: Path | None) -> None:
     """Refuse before the work what could not be written after it."""
     if html and (html.is_dir() or not html.parent.is_dir()):
-        raise UsageError(f"--html {html}: not a file in a folder that exists")
+        raise UsageError(f"--html {html}: give a file in an existing folder")
     if chakra and chakra.exists() and (not chakra.is_dir() or any(chakra.iterdir())):
         raise UsageError(f"--chakra {chakra}: not an empty folder; give a new one")
 

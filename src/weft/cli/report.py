@@ -14,7 +14,7 @@ def report(
     ],
     out: Annotated[
         Optional[Path],  # noqa: UP045 - typer reads the annotation on Python 3.10 too
-        typer.Option("--out", metavar="FILE", help="File to write; by default DIR/report.html."),
+        typer.Option("--out", metavar="FILE", help="File to write; default: DIR/report.html."),
     ] = None,
 ) -> None:
     """Write an HTML page of the results in DIR and print its path."""

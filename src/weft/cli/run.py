@@ -26,15 +26,16 @@ def run(
         Path | None, typer.Option("--policy", metavar="FILE", help="A policy file (JSON).")
     ] = None,
     priority: Annotated[
-        str | None, typer.Option(metavar="high", help="Let collectives go before pending compute blocks.")
+        str | None,
+        typer.Option(metavar="high", help="Place blocks of collectives before pending compute blocks."),
     ] = None,
     residency: Annotated[
-        int | None, typer.Option(metavar="N", help="Let at most N blocks of a compute kernel live on an SM.")
+        int | None, typer.Option(metavar="N", help="Limit compute kernels to N resident blocks per SM.")
     ] = None,
     when: Annotated[
         str | None,
         typer.Option(
-            metavar="always|overlap", help="Shape residency always, or only while a collective is in flight."
+            metavar="always|overlap", help="Limit residency always, or only while a collective is in flight."
         ),
     ] = None,
     head_start: Annotated[
@@ -66,9 +67,7 @@ def run(
     ] = None,
     stats_file: Annotated[
         Path | None,
-        typer.Option(
-            "--stats", metavar="FILE", help="Write what was launched and shaped, in all processes, as JSON."
-        ),
+        typer.Option("--stats", metavar="FILE", help="Write launch statistics of all processes as JSON."),
     ] = None,
     trace: Annotated[
         Path | None,
@@ -86,7 +85,7 @@ def run(
         int,
         typer.Option(min=0, metavar="M", help="Steps before the trace (seconds where no step can be found)."),
     ] = 10,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No closing line.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no closing line.")] = False,
 ) -> None:
     """Run an unmodified program under a policy; torchrun and all children are included.
 
@@ -199,9 +198,7 @@ def _write_traces(folder: Path, out: Path, quiet: bool) -> None:
 def _check_writable(option: str, path: Path) -> None:
     """Found out now, not after hours of training."""
     if path.is_dir() or not os.access(path.parent, os.W_OK):
-        raise UsageError(
-            f"{option} {path}: cannot be written; name a file in a folder that exists and is yours to write"
-        )
+        raise UsageError(f"{option} {path}: cannot be written; give a file in an existing, writable folder")
 
 
 def _report(counted: dict[str, Any], policy: Policy, path: Path | None, quiet: bool, line: str) -> None:

@@ -26,7 +26,7 @@ def store(
         None,
         "--store",
         metavar="PATH",
-        help="The store; by default $WEFT_STORE or a file in your data folder.",
+        help="The store; default: $WEFT_STORE, or a file in your data folder.",
     ),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object and nothing else."),
 ) -> None:

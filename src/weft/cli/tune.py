@@ -29,27 +29,39 @@ def tune(
     device: str = typer.Option("auto", help="auto, cuda or sim:NAME (a40, a100, h100, h200, mi250x, …)."),
     out: Path | None = typer.Option(None, help="Write the policy to this file."),  # noqa: B008
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object and nothing else."),
-    html: Path | None = typer.Option(None, help="Write a page with both timelines to this file."),  # noqa: B008
+    html: Path | None = typer.Option(None, help="Write an HTML page with both timelines."),  # noqa: B008
     gemm: str = typer.Option("", metavar="MxNxK", help="Compute: a GEMM of this shape."),
     dtype: str = typer.Option("", help="bf16, fp16, fp32 or fp64."),
-    tile: str = typer.Option("", metavar="MxNxK", help="Tile of our own GEMM; without it the library's."),
-    grid: str = typer.Option("", metavar="XxY", help="Blocks of our own GEMM; default: one per tile."),
+    tile: str = typer.Option(
+        "", metavar="MxNxK", help="Tile of the Triton GEMM; default: the library's GEMM."
+    ),
+    grid: str = typer.Option("", metavar="XxY", help="Blocks of the Triton GEMM; default: one per tile."),
     collective: str = typer.Option("", help="all_reduce, all_gather, reduce_scatter or all_to_all."),
     size: str = typer.Option("", "--bytes", help="Bytes of each rank, such as 896MiB."),
-    ranks: int = typer.Option(0, help="Ranks of the collective."),
-    iterations: int = typer.Option(0, help="Iterations of the pipeline."),
-    streams: int = typer.Option(0, help="Streams that take the compute in turn."),
-    budget: float = typer.Option(60.0, metavar="SECONDS", help="After this, no new round of measurements."),
-    seed: int = typer.Option(0, help="Seed of the order of measurements."),
-    kernel: str = typer.Option(
-        "", metavar="PATTERN", help="Write the rule for our GEMM for these kernels of your program."
+    ranks: int = typer.Option(
+        0, show_default=False, help="Ranks of the collective; default: the workload's."
     ),
-    fresh: bool = typer.Option(False, "--fresh", help="Measure, also where a verdict is in the store."),
-    every: bool = typer.Option(False, "--every", help="Race every candidate, also unpromising ones."),
+    iterations: int = typer.Option(
+        0, show_default=False, help="Iterations of the pipeline; default: the workload's."
+    ),
+    streams: int = typer.Option(
+        0,
+        show_default=False,
+        help="Streams over which compute is distributed in turn; default: the workload's.",
+    ),
+    budget: float = typer.Option(
+        60.0, metavar="SECONDS", help="Time after which no new round of measurements starts."
+    ),
+    seed: int = typer.Option(0, help="Seed for the order of measurements."),
+    kernel: str = typer.Option(
+        "", metavar="PATTERN", help="Write the rule of the Triton GEMM for these kernels of your program."
+    ),
+    fresh: bool = typer.Option(False, "--fresh", help="Measure even if the store has a verdict."),
+    every: bool = typer.Option(False, "--every", help="Race every candidate, including unpromising ones."),
 ) -> None:
     """Find the policy that hides most of a workload's communication, or say that there is none.
 
-    What a GPU of this machine said is kept in a store, and shown at once the next time.
+    Verdicts measured on this machine are stored and reused.
     """
     from weft.errors import UsageError
     from weft.execute.devices import open_executor
@@ -58,7 +70,7 @@ def tune(
     from weft.workload import specify
 
     if budget <= 0:
-        raise UsageError("--budget is a number of seconds greater than zero")
+        raise UsageError("--budget must be greater than 0 seconds")
     workload = specify(
         name,
         gemm=gemm,

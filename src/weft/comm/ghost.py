@@ -38,7 +38,7 @@ def register(options: GhostOptions | None = None) -> None:
 def init(ranks: int, options: GhostOptions | None = None) -> None:
     """Make this process rank 0 of `ranks`; the other ranks are ghosts."""
     if ranks < 2:
-        raise UsageError(f"ranks {ranks} is not possible; use 2 or more")
+        raise UsageError(f"ranks {ranks} is not valid; use 2 or more")
     register(options)
     dist.init_process_group(BACKEND, rank=0, world_size=ranks, store=dist.HashStore())
 

@@ -176,7 +176,7 @@ class Ranks:
 
     def __init__(self, library: Library, size: int, max_ctas: int | None = None) -> None:
         if size < 2:
-            raise UsageError(f"ranks {size} is not possible; use 2 or more")
+            raise UsageError(f"ranks {size} is not valid; use 2 or more")
         library.require_shared_gpu()
         self.library, self.size, self.max_ctas = library, size, max_ctas
         unique, config = UniqueId(), make_config(max_ctas)

@@ -58,7 +58,7 @@ class Case:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_SIZE:
                 raise UsageError(
-                    f"{name.upper()} = {value!r} is not possible; use a whole number from 1 to {MAX_SIZE}"
+                    f"{name.upper()} = {value!r} is not valid; use an integer from 1 to {MAX_SIZE}"
                 )
         if max(self.m * self.k, self.k * self.n, self.m * self.n) > MAX_ELEMENTS:
             raise UsageError(

@@ -37,7 +37,7 @@ def choose(call: Call, problem: Problem, x: Any, team: Team) -> Choice:
     if call.engine is not None and call.engine not in ENGINES:
         raise UsageError(f"engine {call.engine!r} is not known; use one of {', '.join(ENGINES)}")
     if call.pieces is not None and call.pieces < 1:
-        raise UsageError(f"pieces {call.pieces!r} is not possible; use a whole number from 1")
+        raise UsageError(f"pieces {call.pieces!r} is not valid; use an integer from 1")
     if call.schedule == ACCUMULATES and _is_fp8(x) and not call.scatters:
         raise UsageError(f"schedule {ACCUMULATES} adds up over K, which fp8 cannot; leave the schedule open")
     if call.schedule is not None:

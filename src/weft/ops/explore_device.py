@@ -95,7 +95,7 @@ def _profile_name(title: str) -> str:
     try:
         return by_title(title).name
     except WeftError:
-        raise UsageError(f"weft has no figures of {title}; use --device sim:NAME") from None
+        raise UsageError(f"weft has no specification of {title}; use --device sim:NAME") from None
 
 
 class _Setup:

@@ -237,7 +237,7 @@ def _dimension(call: Call, x: torch.Tensor, dim: int, group: Any) -> int:
         return found
     name = "scatter_dim" if call.scatters else "gather_dim"
     error = UsageError(
-        f"{call.operation}: {name} {dim} is not possible for A of {tuple(x.shape)}; use one of its "
+        f"{call.operation}: {name} {dim} is not valid for A of {tuple(x.shape)}; use one of its "
         "dimensions except the last"
     )
     if not torch.compiler.is_compiling():

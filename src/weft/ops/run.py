@@ -134,7 +134,7 @@ def _given(
         raise UsageError(f"{operation}: out has {len(outs)} tensors for {len(prepared.out_shapes)} results")
     for out, (_, columns) in zip(outs, prepared.out_shapes, strict=True):
         if out.dtype != prepared.out_dtype or out.device != x.device:
-            raise UsageError(f"{operation}: out is {kind(out)} and A is {kind(x)}; they must be alike")
+            raise UsageError(f"{operation}: out is {kind(out)} and A is {kind(x)}; they must match")
         wanted = (*_shape(prepared, x), columns)
         if tuple(out.shape) != wanted or not out.is_contiguous():
             raise UsageError(

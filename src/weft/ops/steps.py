@@ -37,9 +37,9 @@ class Problem:
             value = getattr(self, name)
             least = 0 if name == "m" and self.rows is not None else 1
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise UsageError(f"{name} {value!r} is not possible; use a whole number from {least}")
+                raise UsageError(f"{name} {value!r} is not valid; use an integer from {least}")
         if self.pieces is not None and self.pieces < 1:
-            raise UsageError(f"pieces {self.pieces!r} is not possible; use a whole number from 1")
+            raise UsageError(f"pieces {self.pieces!r} is not valid; use an integer from 1")
         for name in ("rows", "sent"):
             counts = getattr(self, name)
             if counts is not None and (len(counts) != self.ranks or min(counts) < 0):

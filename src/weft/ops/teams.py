@@ -227,7 +227,7 @@ def compare(everyone: list[Facts | None]) -> None:
     said = [(rank, facts) for rank, facts in enumerate(everyone) if facts is not None]
     for rank, facts in said:
         if "problem" in facts:
-            raise DisagreementError(f"rank {rank} cannot go on: {facts['problem']}")
+            raise DisagreementError(f"rank {rank} cannot continue: {facts['problem']}")
     first_rank, first = said[0]
     for rank, facts in said[1:]:
         for name in [*first, *facts]:
@@ -237,7 +237,7 @@ def compare(everyone: list[Facts | None]) -> None:
             if here != there:
                 raise DisagreementError(
                     f"{first['operation']}: ranks disagree on {name}: rank {first_rank} has "
-                    f"{_said(here)}, rank {rank} has {_said(there)}; all ranks must call it alike"
+                    f"{_said(here)}, rank {rank} has {_said(there)}; all ranks must make the same call"
                 )
     _compare_blocks(said)
 

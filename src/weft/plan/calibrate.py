@@ -191,7 +191,7 @@ def _check_possible(measured: Measured, job: Job) -> None:
     reached = flops / (measured.gemm_s * job.gpu.flops(job.precision)) if measured.gemm_s > 0 else 0.5
     if not 0.02 < reached <= 1.0:
         raise UsageError(
-            f"--calibrate: for this job the trace's matrix products ran at {100 * reached:.0f}% of the "
+            f"--calibrate: for this job the trace's GEMMs ran at {100 * reached:.0f}% of the "
             f"{job.gpu.title}'s peak, so the trace is of another job; give the options of the traced one"
         )
 
@@ -237,7 +237,7 @@ def traced_job(job: Job, words: str) -> Job:
         if key not in known or not value.isdigit() or len(value) > 9 or not int(value):
             near = difflib.get_close_matches(key, sorted(known), n=1, cutoff=0.0)[0]
             raise UsageError(
-                f"--traced {part!r} is not understood; write it as {near}=4 ({', '.join(sorted(known))})"
+                f"--traced {part!r} is not valid; write it as {near}=4 ({', '.join(sorted(known))})"
             )
         changes[key] = int(value)
     layers = changes.pop("layers", None)

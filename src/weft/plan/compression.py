@@ -165,7 +165,7 @@ def _number(value: str, name: str, low: float, high: float, *, whole: bool) -> f
     except ValueError:
         found = math.nan
     if not low <= found <= high:
-        raise UsageError(f"{name} {value!r} is not possible; use a number from {low:g} to {high:g}")
+        raise UsageError(f"{name} {value!r} is not valid; use a number from {low:g} to {high:g}")
     return found
 
 

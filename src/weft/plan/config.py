@@ -290,7 +290,7 @@ def stage_counts(layers: int, interleave: int = 1) -> list[int]:
 
 def _whole(name: str, value: Any) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise UsageError(f"{name} {value!r} is not possible; use a whole number above 0")
+        raise UsageError(f"{name} {value!r} is not valid; use an integer above 0")
 
 
 def _choice(name: str, value: Any, choices: tuple[str, ...]) -> None:

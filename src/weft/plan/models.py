@@ -75,7 +75,7 @@ class Model:
         for name in ("layers", "hidden", "heads", "ffn", "vocab", "seq_len"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise UsageError(f"model {name} {value!r} is not possible; use a whole number above 0")
+                raise UsageError(f"model {name} {value!r} is not valid; use an integer above 0")
         if not self.kv_heads:
             object.__setattr__(self, "kv_heads", self.heads)
         if not self.head_dim:
@@ -88,7 +88,7 @@ class Model:
         if self.experts:
             if not 1 <= self.experts_per_token <= self.experts:
                 raise UsageError(
-                    f"model experts_per_token {self.experts_per_token} is not possible with "
+                    f"model experts_per_token {self.experts_per_token} is not valid with "
                     f"{self.experts} experts; use 1 to {self.experts}"
                 )
             if not self.expert_ffn:

@@ -28,18 +28,18 @@ class Network:
 
     def __post_init__(self) -> None:
         if self.domain < 1 or self.leaf_gpus < 1:
-            raise UsageError(f"network domain {self.domain} is not possible; use a whole number above 0")
+            raise UsageError(f"network domain {self.domain} is not valid; use an integer above 0")
         if not self.rail_bytes_per_s > 0:
             raise UsageError(
-                f"network rail_bytes_per_s {self.rail_bytes_per_s!r} is not possible; use bytes per second, "
+                f"network rail_bytes_per_s {self.rail_bytes_per_s!r} is not valid; use bytes per second, "
                 "50e9 for one 400 Gbit/s adapter"
             )
         if not self.oversubscription >= 1:
             raise UsageError(
-                f"network oversubscription {self.oversubscription!r} is not possible; 1 is none, 2 halves it"
+                f"network oversubscription {self.oversubscription!r} is not valid; 1 is none, 2 halves it"
             )
         if self.latency_us < 0:
-            raise UsageError(f"network latency_us {self.latency_us!r} is not possible; use 0 or more")
+            raise UsageError(f"network latency_us {self.latency_us!r} is not valid; use 0 or more")
 
     def but(self, **changes: object) -> Network:
         """This network with other values."""

@@ -52,9 +52,7 @@ def check_numbers(given: Iterable[str], values: Mapping[str, Any]) -> None:
         least, most = LEAST.get(name, 1), MOST.get(name, 1 << 18)
         if not least <= value <= most:
             near = most if value > most else least
-            raise UsageError(
-                f"{flag(name)} {value} is not possible; use {least} to {most}, nearest is {near}"
-            )
+            raise UsageError(f"{flag(name)} {value} is not valid; use {least} to {most}, nearest is {near}")
 
 
 def read_model(given: Iterable[str], values: Mapping[str, Any]) -> Model:

@@ -222,5 +222,5 @@ def check_folder(out: Path) -> None:
         probe.unlink()
     except OSError as error:
         raise InputError(
-            f"--trace {out}: cannot be written ({error.strerror}); name a folder that is yours to write"
+            f"--trace {out}: cannot be written ({error.strerror}); give a writable folder"
         ) from None

@@ -157,7 +157,7 @@ def on_call(callback: Callable[[str, int], None] | None, key: str | None = None,
     time; None takes it away.
     """
     if every < 1:
-        raise UsageError(f"every {every} is not possible; use 1 or more")
+        raise UsageError(f"every {every} is not valid; use 1 or more")
     number = int(key, 16) if key else 0
     binding.nccl_on_call((lambda k, n: callback(f"{k:016x}", n)) if callback else None, number, every)
 
@@ -169,7 +169,7 @@ def callback_errors() -> int:
 
 def _check(ctas: int) -> None:
     if not 1 <= ctas <= MOST_CTAS:
-        raise UsageError(f"{ctas} CTAs are not possible; use 1 to {MOST_CTAS}")
+        raise UsageError(f"{ctas} CTAs are not valid; use 1 to {MOST_CTAS}")
 
 
 atexit.register(binding.nccl_on_call, None, 0, 1)

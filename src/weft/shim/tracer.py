@@ -243,7 +243,7 @@ def read_file(path: Path) -> Recording:
         raise InputError(f"{path} was written by another version of weft")
     kinds: list[Any] = [CSpan * header.spans, c_uint64 * header.marks, c_uint32 * header.graph_rows]
     if len(data) < size + sum(ctypes.sizeof(kind) for kind in kinds):
-        raise InputError(f"{path} is not whole")
+        raise InputError(f"{path} is incomplete")
     parts = []
     for kind in kinds:
         parts.append(kind.from_buffer_copy(data, size))

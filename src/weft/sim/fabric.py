@@ -167,7 +167,7 @@ def fabric(topology: str, ranks: int, gpu: str) -> Fabric:
         hint = f"did you mean {near[0]!r}? " if near else ""
         raise UsageError(f"topology {topology!r} is not known; {hint}use one of {', '.join(TOPOLOGIES)}")
     if isinstance(ranks, bool) or not isinstance(ranks, int) or not 2 <= ranks <= MAX_NODE_RANKS:
-        raise UsageError(f"ranks {ranks!r} is not possible; use a whole number from 2 to {MAX_NODE_RANKS}")
+        raise UsageError(f"ranks {ranks!r} is not valid; use an integer from 2 to {MAX_NODE_RANKS}")
     of = machine(gpu)
     # Fraction of the links' rate that collectives reach, protocol included.
     share = min(1.0, of.figures.bus_gb_s * 1e9 / of.spec.fabric_bytes_per_s) if of.spec.links else 1.0

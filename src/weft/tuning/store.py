@@ -260,11 +260,11 @@ class Store:
                 ) from None
             if "not a database" in said or "malformed" in said or "encrypted" in said:
                 raise StoreError(
-                    f"store {self.path}: damaged ({said}); weft leaves it as it is: move it away, "
+                    f"store {self.path}: damaged ({said}); weft leaves it unchanged: move it away, "
                     f"or {elsewhere}"
                 ) from None
             if "full" in said:
-                raise StoreError(f"store {self.path}: no room left on its disk; {elsewhere}") from None
+                raise StoreError(f"store {self.path}: no space left on its disk; {elsewhere}") from None
             if "readonly" in said or "read-only" in said or "unable to open" in said or "I/O" in said:
                 # Also for a moment where another process makes or removes the files of its lock just now.
                 line = f"store {self.path}: cannot be opened or written; {elsewhere}"

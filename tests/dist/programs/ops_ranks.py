@@ -306,7 +306,7 @@ def check_fails_midway(rank, ranks):
         else:
             raise AssertionError("the matmul did not fail")
     else:
-        with problem(f"rank {last} cannot go on: MemoryError: no memory for this matmul"):
+        with problem(f"rank {last} cannot continue: MemoryError: no memory for this matmul"):
             matmul_reduce_scatter(torch.ones(2 * ranks, 4), w, schedule="shard")
     in_time(begun, ranks)
     dist.destroy_process_group()
