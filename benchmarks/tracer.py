@@ -41,7 +41,7 @@ class Collective:
 
     def __init__(self, megabytes: float, ctas: int = 8) -> None:
         count = int(megabytes * (1 << 20) // 2)
-        self._ranks = nccl.Ranks(nccl.load(), 2, ctas)
+        self._ranks = nccl.Ranks(nccl.load_nccl(), 2, ctas)
         self._streams = [torch.cuda.Stream() for _ in range(2)]
         self._send = [torch.ones(count, device="cuda", dtype=torch.bfloat16) for _ in range(2)]
         self._recv = [torch.empty_like(part) for part in self._send]
