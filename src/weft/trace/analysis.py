@@ -12,14 +12,14 @@ import numpy as np
 from weft.errors import InputError
 from weft.timeline import Figures, Kind, Timeline
 from weft.trace.advise import Advice, advise
-from weft.trace.attribute import CAUSES, Attribution, attribute
+from weft.trace.attribute import CAUSES, REASONS, Attribution, attribute, transfer_times
 from weft.trace.collectives import Collectives, collectives
 from weft.trace.custom import comm_matcher
-from weft.trace.kineto import Trace
 from weft.trace.match import Match, match
 from weft.trace.names import short_name
 from weft.trace.parallel import Helper, Progress, read_all
 from weft.trace.price import KernelPrice, price_of_overlap
+from weft.trace.record import Trace
 from weft.trace.steps import StepFigures, step_figures
 
 _PRICED_KERNELS = 50
@@ -163,13 +163,14 @@ def analyze_traces(traces: Sequence[Trace], warnings: Sequence[str] = ()) -> Ana
     """Analyzes traces already read, which belong to one run."""
     found = [collectives(trace) for trace in traces]
     matched = match(traces, found)
+    transfers = transfer_times(list(traces), found)
     ranks = tuple(
         RankAnalysis(
             trace=trace,
             figures=trace.timeline.figures(),
             found=spans,
             matched=pairing,
-            attribution=attribute(trace, spans, pairing),
+            attribution=attribute(trace, spans, pairing, transfers),
             steps=step_figures(trace),
             prices=tuple(price_of_overlap(trace.timeline)),
         )

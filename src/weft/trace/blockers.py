@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from weft.timeline import Kind
-from weft.trace.kineto import Trace
 from weft.trace.names import short_name
+from weft.trace.record import Trace
 
 if TYPE_CHECKING:
     from weft.gpu.specs import GpuSpec
@@ -73,7 +73,7 @@ def blockers(ranks: Sequence[RankAnalysis]) -> list[Blocker]:
 def _waits(rank: RankAnalysis) -> list[tuple[str, int, dict[Kernel, int]]]:
     """Collectives that waited behind compute: name, what that exposed, and the kernels waited for."""
     timeline, why = rank.trace.timeline, rank.attribution
-    behind = why.cause_ns[:, 1]
+    behind = why.of("behind_compute")
     compute = np.flatnonzero(timeline.kind == Kind.COMPUTE)
     begun, ended = timeline.start_ns[compute], timeline.end_ns[compute]
     longest = int((ended - begun).max()) if len(compute) else 0

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,70 +11,19 @@ import numpy as np
 import numpy.typing as npt
 
 from weft.errors import InputError
-from weft.kernels import is_comm
-from weft.timeline import Intervals, Kind, Ns, Timeline, union
+from weft.timeline import Kind, Ns, Timeline, union
 from weft.trace.events import GPU_COLUMNS, KERNEL, MEMCPY, Collector
 from weft.trace.files import MAX_TRACE_BYTES, Blocks, shown
+from weft.trace.record import UNKNOWN_NS, IsComm, Step, Trace, table
 from weft.trace.scan import DECODE_ERRORS, Scanner
 from weft.trace.schema import Mark, Message, text
-
-UNKNOWN_NS = -1 << 62
-"""A launch time that the trace does not have."""
 
 MAX_NAME = 1 << 14
 """Longer kernel names are cut; templates make names of a few thousand characters."""
 
-MAX_MATCHED = 1 << 12
-"""What of a name is compared with the table: a hostile name could take quadratic time."""
-
 _KEPT = ("distributedInfo", "deviceProperties", "schemaVersion", "baseTimeNanoseconds")
 _RANK_IN_NAME = re.compile(r"(?:rank|worker|gpu)[_\-.]?([0-9]{1,6})(?![0-9])", re.IGNORECASE)
 _PEER_COPY = re.compile(r"\bp(?:eer)?[ _]?to[ _]?p(?:eer)?\b|\bp2p\b", re.IGNORECASE)
-
-IsComm = Callable[[list[str]], list[bool]]
-"""Says of kernel names which ones communicate."""
-
-
-@dataclass(frozen=True)
-class Step:
-    """A marked step of the program. Times in nanoseconds of the trace's clock, on the CPU."""
-
-    name: str
-    start_ns: int
-    end_ns: int
-
-
-@dataclass(frozen=True, eq=False)
-class Trace:
-    """One GPU's part of a trace file. Columns are parallel to those of `timeline`, sorted by start."""
-
-    path: str
-    rank: int | None
-    world_size: int | None
-    one_group: bool
-    """Whether the job has one process group only, so that its size is the world's."""
-    device: int
-    device_name: str
-    properties: dict[str, Any]
-    timeline: Timeline
-    launch_ns: Ns
-    """When the CPU call that launched a span began; UNKNOWN_NS where the trace does not say."""
-    thread: npt.NDArray[np.int64]
-    """Which CPU thread launched it, -1 where unknown."""
-    correlation: npt.NDArray[np.int64]
-    sequence: npt.NDArray[np.int64]
-    message: npt.NDArray[np.int64]
-    """Index into `messages`; 0 is "nothing known"."""
-    messages: tuple[Message, ...]
-    steps: tuple[Step, ...]
-    blocking: Intervals
-    """When some CPU thread waited for the GPU."""
-    waits: npt.NDArray[np.int64]
-    """Recorded event waits, rows of (time, stream, correlation of the record, recorded stream)."""
-    events: int
-    partial: bool = False
-    warnings: tuple[str, ...] = field(default=())
-
 
 def read(path: Path, is_comm_names: IsComm | None = None, *, max_bytes: int = MAX_TRACE_BYTES) -> list[Trace]:
     """The GPUs of one trace file, in device order. Raises InputError if the file holds no usable trace."""
@@ -108,11 +55,6 @@ def read(path: Path, is_comm_names: IsComm | None = None, *, max_bytes: int = MA
     return _traces(path, collector, metadata, scanner.truncated, is_comm_names or table)
 
 
-def table(names: list[str]) -> list[bool]:
-    """What the table of communication kernels says of these names."""
-    return [is_comm(name[:MAX_MATCHED]) for name in names]
-
-
 def _traces(
     path: Path, collector: Collector, metadata: dict[str, Any], truncated: str | None, is_comm_names: IsComm
 ) -> list[Trace]:
@@ -128,7 +70,7 @@ def _traces(
     column = {name: i for i, name in enumerate(GPU_COLUMNS)}
     kinds = _kinds(rows[:, column["name"]], rows[:, column["kind"]], names, is_comm_names)
     launches = _launches(rows[:, column["correlation"]], collector.launches())
-    launch_ns, thread = launches[:, 0], launches[:, 1]
+    launch_ns, thread, launch_end_ns = launches[:, 0], launches[:, 1], launches[:, 5]
     is_kernel = rows[:, column["kind"]] == KERNEL
     for key, from_launch in (("blocks", 2), ("threads", 3), ("shared_bytes", 4)):
         missing = is_kernel & (rows[:, column[key]] < 0)
@@ -175,6 +117,7 @@ def _traces(
                 properties=properties,
                 timeline=timeline,
                 launch_ns=launch_ns[here],
+                launch_end_ns=launch_end_ns[here],
                 thread=thread[here],
                 correlation=take("correlation"),
                 sequence=take("sequence"),
@@ -219,16 +162,16 @@ def _kinds(
 def _launches(correlation: npt.NDArray[np.int64], launches: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """The launching call of each span by its correlation id, the first where several share one.
 
-    Columns: start, thread, blocks, threads per block, shared bytes; UNKNOWN_NS and -1 where there is none.
+    Columns: start, thread, blocks, threads per block, shared bytes, end; UNKNOWN_NS and -1 where there is none.
     """
-    unknown = np.array([UNKNOWN_NS, -1, -1, -1, -1], dtype=np.int64)
+    unknown = np.array([UNKNOWN_NS, -1, -1, -1, -1, UNKNOWN_NS], dtype=np.int64)
     launches = launches[launches[:, 2] >= 0]
     if not len(launches):
         return np.tile(unknown, (len(correlation), 1))
     launches = launches[np.lexsort((launches[:, 0], launches[:, 2]))]
     at = np.minimum(np.searchsorted(launches[:, 2], correlation), len(launches) - 1)
     known = (launches[at, 2] == correlation) & (correlation >= 0)
-    return np.where(known[:, None], launches[at][:, [0, 3, 4, 5, 6]], unknown)
+    return np.where(known[:, None], launches[at][:, [0, 3, 4, 5, 6, 1]], unknown)
 
 
 def _messages(

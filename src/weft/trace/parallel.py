@@ -21,7 +21,7 @@ from weft.errors import InputError, WeftError
 from weft.trace.files import shown
 
 if TYPE_CHECKING:
-    from weft.trace.kineto import Trace
+    from weft.trace.record import Trace
 
 WORTH_BYTES = 4 << 20
 """Below this much to read, starting helpers costs more than they save."""

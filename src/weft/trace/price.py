@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from weft.timeline import Kind, Timeline
-from weft.trace.attribute import Measure
+from weft.trace.covered import Measure
 
 BESIDE = 0.5
 """A kernel runs beside a collective if at least this share of it does; alone if none of it does."""
