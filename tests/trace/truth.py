@@ -36,7 +36,9 @@ class Machine:
         begun = self.now
         full = len(self.starts) >= self.depth
         returned = max(begun, self.starts[-self.depth]) + CALL_NS if full else begun + CALL_NS
-        start = max(returned - CALL_NS + LATENCY_NS, self.free.get(stream, 0), after + EVENT_NS if after else 0)
+        start = max(
+            returned - CALL_NS + LATENCY_NS, self.free.get(stream, 0), after + EVENT_NS if after else 0
+        )
         end = max(start + ns, until)
         self.free[stream] = end
         self.starts.append(start)
@@ -47,7 +49,9 @@ class Machine:
                 wait_on_cuda_event_record_corr_id=producer + 1,
             )  # fmt: skip
         if copy:
-            identity = self.trace.gpu("Memcpy HtoD (Pinned -> Device)", start, end, stream=stream, cat="gpu_memcpy")
+            identity = self.trace.gpu(
+                "Memcpy HtoD (Pinned -> Device)", start, end, stream=stream, cat="gpu_memcpy"
+            )
         elif comm:
             identity = self.trace.collective(start, end, stream=stream, **args)
         else:
@@ -66,5 +70,7 @@ class Machine:
         """The CPU waits for everything it issued."""
         done = max(self.free.values(), default=0)
         end = max(self.now, done) + CALL_NS
-        self.trace.span("cuda_runtime", "cudaDeviceSynchronize", self.now, end, pid=9, tid=1, cbid=165, correlation=0)
+        self.trace.span(
+            "cuda_runtime", "cudaDeviceSynchronize", self.now, end, pid=9, tid=1, cbid=165, correlation=0
+        )
         self.now = end

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
@@ -21,6 +20,7 @@ from weft.report.parts import (
     stacked,
 )
 from weft.report.reading import Document, amount, clean, interval, number, record, records, shorten, text
+from weft.trace.summary import summary_sentence
 
 MAX_RANKS = 32
 """Bars of ranks; with more ranks the most exposed ones are shown."""
@@ -63,34 +63,20 @@ def worst_rank(document: Document) -> dict[str, Any]:
 
 
 def sentence(document: Document) -> str:
-    """What is exposed and why, in one sentence."""
-    ranks = records(document, "ranks")
-    worst = worst_rank(document)
-    comm, exposed = amount(worst, "comm_us"), amount(worst, "exposed_comm_us")
-    if comm <= 0:
-        return text(record(document, "summary"), "text") or "No communication was found in the trace."
-    where = (
-        f" on {rank_label(worst, ranks.index(worst))}, the worst of {len(ranks)} ranks"
-        if len(ranks) > 1
-        else ""
+    """The summary that the analysis wrote; from the figures where a document has none."""
+    ranks, worst = records(document, "ranks"), worst_rank(document)
+    said = text(record(document, "summary"), "text")
+    totals: dict[str, float] = {}
+    for rank in ranks:
+        for key, us in causes(rank):
+            totals[key] = totals.get(key, 0.0) + us
+    return said or summary_sentence(
+        exposed_us=amount(worst, "exposed_comm_us"),
+        comm_us=amount(worst, "comm_us"),
+        ranks=len(ranks),
+        name=rank_label(worst, ranks.index(worst)) if worst else "",
+        reasons_us=totals,
     )
-    if exposed <= 0:
-        return f"All {words.duration(comm)} of communication is hidden behind compute{where}."
-    said = f"{words.duration(exposed)} of {words.duration(comm)} communication "
-    said += f"({words.percent(words.share(exposed, comm), 0)}) is exposed{where}"
-    return f"{said}{_because(ranks)}."
-
-
-def _because(ranks: Sequence[Document]) -> str:
-    cause = main_cause(ranks)
-    if cause is None:
-        return ""
-    total = sum(us for rank in ranks for _, us in causes(rank))
-    part = sum(us for rank in ranks for key, us in causes(rank) if key == cause)
-    known = {item.key: item.because for item in words.CAUSES}
-    lead = "mostly because" if part * 2 > total else "first of all because"
-    why = known.get(cause) or f"of {words.cause_name(cause)}"
-    return f", {lead} {why} ({words.share(part, total):.0f}% of it)"
 
 
 def cards(document: Document) -> list[Card]:
@@ -105,7 +91,7 @@ def cards(document: Document) -> list[Card]:
         return Card(label, words.duration(number(rank, key)), of(amount(rank, key), span, "the span"), tone)
 
     exposed = amount(rank, "exposed_comm_us")
-    hidden = number(rank, "overlap_pct")
+    hidden = overlap_pct(rank)
     return [
         Card(
             "Exposed communication",
@@ -123,6 +109,11 @@ def cards(document: Document) -> list[Card]:
             f"memory {words.duration(number(rank, 'memory_us'))}",
         ),
     ]
+
+
+def overlap_pct(source: Document) -> float | None:
+    """The share of communication that is hidden; None where there is none to hide."""
+    return number(source, "overlap_pct") if amount(source, "comm_us") > 0 else None
 
 
 def rank_bars(document: Document) -> list[Bar]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from weft.report import words
+from weft.report.analysis import overlap_pct
 from weft.report.decimate import exposed_spans
 from weft.report.parts import MAX_ROWS, Cell, Column, Table
 from weft.report.reading import Document, clean, number, record, records, shorten, text
@@ -92,7 +93,7 @@ def step_table(document: Document, names: Sequence[str]) -> Table:
         for position, step in enumerate(records(rank, "steps")):
             name = text(step, "name") or text(step, "step") or text(step, "index") or str(position)
             figures = [number(step, key) for _, key in _STEP_FIGURES]
-            hidden = number(step, "overlap_pct")
+            hidden = overlap_pct(step)
             rows.append(
                 (
                     Cell(label, label),

@@ -91,8 +91,11 @@ def stacked(pieces: Sequence[tuple[str, float, str]], whole: float) -> tuple[Seg
 
 
 def causes(source: Document) -> list[tuple[str, float]]:
-    """(key, microseconds) of the attribution in a document, known causes first and in their order."""
-    attribution = record(source, "attribution")
+    """(key, microseconds) of the reasons in a document, known ones first and in their order.
+
+    Documents of earlier versions have the four groups of `attribution` only.
+    """
+    attribution = record(source, "reasons") or record(source, "attribution")
     known = [cause.key for cause in CAUSES]
     keys = [key for key in known if key in attribution]
     keys += sorted(str(key) for key in attribution if key not in known and str(key).endswith("_us"))
@@ -105,6 +108,7 @@ def cause_pieces(source: Document) -> list[tuple[str, float, str]]:
     return [
         (f"cause-{known.index(key) if key in known else 'other'}", us, f"{cause_name(key)} {duration(us)}")
         for key, us in causes(source)
+        if us > 0
     ]
 
 

@@ -73,6 +73,12 @@ class Attribution:
     owned_from_ns: Ns
     """From when on each span is the longest-running one; its end if it never is."""
 
+    @property
+    def cause_ns(self) -> npt.NDArray[np.int64]:
+        """One column per entry of CAUSES: the reasons added up into the four groups."""
+        columns = [[GROUPS[reason] == cause for reason in REASONS] for cause in CAUSES]
+        return self.reason_ns @ np.array(columns, dtype=np.int64).T
+
     def of(self, reason: str) -> Ns:
         """Nanoseconds of one reason, per span."""
         column: Ns = self.reason_ns[:, REASONS.index(reason)]
@@ -184,13 +190,19 @@ def transfer_times(traces: list[Trace], found: list[Collectives]) -> dict[int, i
         mixed |= "all_to_all" in mine.kind
         point_to_point = np.array([kind == "send_recv" for kind in mine.kind], dtype=bool)[mine.label]
         length = (trace.timeline.end_ns - trace.timeline.start_ns)[mine.span]
-        for size, ns in zip(mine.bytes[point_to_point].tolist(), length[point_to_point].tolist(), strict=True):
+        for size, ns in zip(
+            mine.bytes[point_to_point].tolist(), length[point_to_point].tolist(), strict=True
+        ):
             seen.setdefault(size, []).append(ns)
     return {size: min(times) for size, times in seen.items() if len(times) > 1 and (size >= 0 or not mixed)}
 
 
 def _sent(
-    found: Collectives, start: Ns, end: Ns, point_to_point: npt.NDArray[np.bool_], transfers: Mapping[int, int]
+    found: Collectives,
+    start: Ns,
+    end: Ns,
+    point_to_point: npt.NDArray[np.bool_],
+    transfers: Mapping[int, int],
 ) -> Ns:
     """When a send or receive began to move data; the start where nothing says that it waited."""
     begun = start.copy()

@@ -108,7 +108,9 @@ def _walk(trace: Trace) -> tuple[list[tuple[int, int, int]], list[tuple[int, int
     gap = 0
     i = int(order[-1])
     now = end[i]
-    while now > first:
+    passed = bytearray(len(start))  # spans of no length may seem to wait for each other
+    while now > first and not passed[i]:
+        passed[i] = 1
         if start[i] < now:
             spans.append((i, start[i], now))
         now = min(now, start[i])
@@ -148,8 +150,8 @@ def _predecessors(trace: Trace) -> npt.NDArray[np.int64]:
     at = np.searchsorted(end[by_end], start, side="right") - 1
     ended = np.where(at >= 0, by_end[np.maximum(at, 0)], _START)
     ended = np.where(ended == np.arange(count), on_stream, ended)  # a span of no length ends as it starts
-    gap_stream = np.where(on_stream >= 0, start - end[on_stream], np.iinfo(np.int64).max)
-    gap_ended = np.where(ended >= 0, start - end[ended], np.iinfo(np.int64).max)
+    gap_stream = np.where(on_stream >= 0, start - end[np.maximum(on_stream, 0)], np.iinfo(np.int64).max)
+    gap_ended = np.where(ended >= 0, start - end[np.maximum(ended, 0)], np.iinfo(np.int64).max)
     known = (trace.launch_ns != UNKNOWN_NS) & (trace.launch_ns <= start)
     since = np.where(known, start - trace.launch_ns, np.iinfo(np.int64).max)
     prompt = since <= max(2 * launch_latency_ns(trace), EVENT_NS)
@@ -158,4 +160,3 @@ def _predecessors(trace: Trace) -> npt.NDArray[np.int64]:
     choice = np.where(prompt & (gap_ended > STREAM_GAP_NS), _HOST, choice)
     choice = np.where((gap_stream >= 0) & (gap_stream <= STREAM_GAP_NS), on_stream, choice)
     return np.where((choice >= 0) & (end[np.maximum(choice, 0)] > start), ended, choice)
-

@@ -72,7 +72,9 @@ def held(trace: Trace, found: Collectives, owned_from: Ns, entered: Ns) -> Held:
     else:
         launch = begun = nobody
     known = launch != UNKNOWN_NS
-    until = np.where(known, np.clip(launch + launch_latency_ns(trace), pieces.start, pieces.end), pieces.start)
+    until = np.where(
+        known, np.clip(launch + launch_latency_ns(trace), pieces.start, pieces.end), pieces.start
+    )
     in_queue = Measure(queue_full(trace)).between(pieces.start, until)
     waiting = Measure(subtract(trace.blocking, queue_full(trace))).between(pieces.start, until)
     by_host = (until - pieces.start) - in_queue - waiting

@@ -25,6 +25,7 @@ _KEPT = ("distributedInfo", "deviceProperties", "schemaVersion", "baseTimeNanose
 _RANK_IN_NAME = re.compile(r"(?:rank|worker|gpu)[_\-.]?([0-9]{1,6})(?![0-9])", re.IGNORECASE)
 _PEER_COPY = re.compile(r"\bp(?:eer)?[ _]?to[ _]?p(?:eer)?\b|\bp2p\b", re.IGNORECASE)
 
+
 def read(path: Path, is_comm_names: IsComm | None = None, *, max_bytes: int = MAX_TRACE_BYTES) -> list[Trace]:
     """The GPUs of one trace file, in device order. Raises InputError if the file holds no usable trace."""
     collector = Collector()

@@ -62,6 +62,8 @@ class Trace:
     waits: npt.NDArray[np.int64]
     """Recorded event waits, rows of (time, stream, correlation of the record, recorded stream)."""
     events: int
+    cycle: int | None = None
+    """Which of several traces of this rank, one after the other, this is; None where there is one."""
     partial: bool = False
     warnings: tuple[str, ...] = field(default=())
 
