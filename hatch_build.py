@@ -48,6 +48,9 @@ SIM_FLAGS = (
     "-Wextra",
 )
 SIM_LINK = ("-lm",)
+SCAN = Path("src/weft/trace")
+SCAN_LIBRARY = "libweft_scan.so"
+SCAN_FLAGS = ("-std=gnu11", "-O3", "-g1", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall", "-Wextra")
 
 
 def build_shim(root: Path, output: Path | None = None, extra: tuple[str, ...] = ()) -> Path | None:
@@ -60,6 +63,12 @@ def build_sim(root: Path, output: Path | None = None, extra: tuple[str, ...] = (
     """Compile the simulator's core in the same way."""
     target = output or root / SIM / SIM_LIBRARY
     return _compile("the simulator's core", root / SIM / "csrc", target, (*SIM_FLAGS, *extra), SIM_LINK)
+
+
+def build_scan(root: Path, output: Path | None = None, extra: tuple[str, ...] = ()) -> Path | None:
+    """Compile the trace scanner in the same way; without it, traces are read by Python alone."""
+    target = output or root / SCAN / SCAN_LIBRARY
+    return _compile("the trace scanner", root / SCAN / "csrc", target, (*SCAN_FLAGS, *extra), ())
 
 
 def _compile(
@@ -86,7 +95,12 @@ class CustomBuildHook(BuildHookInterface):  # type: ignore[type-arg, unused-igno
     """Adds what was compiled to the wheel and tags the wheel with this platform."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        built = {SHIM / LIBRARY: build_shim(Path(self.root)), SIM / SIM_LIBRARY: build_sim(Path(self.root))}
+        root = Path(self.root)
+        built = {
+            SHIM / LIBRARY: build_shim(root),
+            SIM / SIM_LIBRARY: build_sim(root),
+            SCAN / SCAN_LIBRARY: build_scan(root),
+        }
         found = [str(path) for path, library in built.items() if library is not None]
         if not found:
             return
@@ -103,4 +117,4 @@ def _platform_tag() -> str:
 
 if __name__ == "__main__":
     ROOT = Path(__file__).parent
-    sys.exit(0 if all([build_shim(ROOT), build_sim(ROOT)]) else 1)
+    sys.exit(0 if all([build_shim(ROOT), build_sim(ROOT), build_scan(ROOT)]) else 1)

@@ -58,9 +58,11 @@ def critical_path(trace: Trace, found: Collectives, why: Attribution) -> Critica
     if not len(timeline):
         return CriticalPath(0, 0, 0, 0, 0, np.zeros((0, len(REASONS)), dtype=np.int64))
     spans, host, gap_ns = _walk(trace)
-    kinds = {kind: [(a, b) for i, a, b in spans if timeline.kind[i] == kind] for kind in Kind}
-    on_comm, on_host = _intervals(kinds[Kind.COMM]), _intervals(host)
-    lengths = {kind: sum(b - a for a, b in pieces) for kind, pieces in kinds.items()}
+    pieces = np.array(spans, dtype=np.int64).reshape(-1, 3)
+    kinds = timeline.kind[pieces[:, 0]]
+    lengths = {kind: int((pieces[:, 2] - pieces[:, 1])[kinds == kind].sum()) for kind in Kind}
+    on_comm = union(pieces[kinds == Kind.COMM, 1], pieces[kinds == Kind.COMM, 2])
+    on_host = _intervals(host)
     return CriticalPath(
         compute_ns=lengths[Kind.COMPUTE],
         comm_ns=lengths[Kind.COMM],

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from weft.errors import InputError
 from weft.trace.digits import UNKNOWN, nanoseconds
+from weft.trace.native import Scanned
 from weft.trace.scan import DECODE_ERRORS, split
 from weft.trace.schema import (
     BARE_VALUE,
@@ -150,6 +151,26 @@ class Collector:
         if self.damaged > MAX_DAMAGED and self.damaged > self.events:
             raise InputError(f"{self.damaged} malformed events and {self.events} good ones")
         return False
+
+    def absorb(self, found: Scanned) -> None:
+        """Takes what the compiled scanner found, and decodes what it left over."""
+        self.events += found.events - len(found.later)
+        self.odd_times += found.odd_times
+        if len(found.gpu):
+            found.gpu[:, 2] = np.array(self.names.all(found.names), dtype=np.int64)[found.gpu[:, 2]]
+            self._gpu.append(found.gpu)
+        if len(found.launches):
+            threads = np.array(self.threads.all(found.threads), dtype=np.int64)
+            found.launches[:, 3] = threads[found.launches[:, 3]]
+            self._launches.append(found.launches)
+        if len(found.blocking):
+            self._blocking.append(found.blocking)
+        if len(found.waits):
+            self._waits.append(found.waits)
+        if found.later:
+            text = bytearray(b"[" + b",".join(found.later) + b"]")
+            if not self.take(text, 0, len(text)):
+                self.salvage(text, 0, len(text))
 
     def _keep(self, events: list[Event], roles: dict[str | None, int]) -> None:
         self.events += len(events)

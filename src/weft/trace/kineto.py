@@ -12,6 +12,8 @@ import numpy.typing as npt
 
 from weft.errors import InputError
 from weft.timeline import Kind, Ns, Timeline, union
+from weft.trace import native
+from weft.trace.bulk import Bulk
 from weft.trace.events import GPU_COLUMNS, KERNEL, MEMCPY, Collector
 from weft.trace.files import MAX_TRACE_BYTES, Blocks, shown
 from weft.trace.record import UNKNOWN_NS, IsComm, Step, Trace, table
@@ -26,8 +28,17 @@ _RANK_IN_NAME = re.compile(r"(?:rank|worker|gpu)[_\-.]?([0-9]{1,6})(?![0-9])", r
 _PEER_COPY = re.compile(r"\bp(?:eer)?[ _]?to[ _]?p(?:eer)?\b|\bp2p\b", re.IGNORECASE)
 
 
-def read(path: Path, is_comm_names: IsComm | None = None, *, max_bytes: int = MAX_TRACE_BYTES) -> list[Trace]:
-    """The GPUs of one trace file, in device order. Raises InputError if the file holds no usable trace."""
+def read(
+    path: Path,
+    is_comm_names: IsComm | None = None,
+    *,
+    max_bytes: int = MAX_TRACE_BYTES,
+    workers: int | None = None,
+) -> list[Trace]:
+    """The GPUs of one trace file, in device order. Raises InputError if the file holds no usable trace.
+
+    `workers`: threads that scan it; None: as many as there are processors.
+    """
     collector = Collector()
     metadata: dict[str, Any] = {}
 
@@ -41,7 +52,8 @@ def read(path: Path, is_comm_names: IsComm | None = None, *, max_bytes: int = MA
     blocks = Blocks(path, max_bytes=max_bytes)
     try:
         scanner = Scanner(blocks, str(path))
-        scanner.run(collector.take, collector.salvage, keep)
+        bulk = Bulk(collector, workers) if native.library() else None
+        scanner.run(collector.take, collector.salvage, keep, bulk)
     except InputError as error:
         if str(path) in str(error):
             raise

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 import numpy.typing as npt
 
@@ -28,6 +30,7 @@ MIN_DEPTH = 8
 """A queue that never held more than this was never full."""
 
 
+@lru_cache(maxsize=2)
 def launch_latency_ns(trace: Trace) -> int:
     """The usual time from a launch to the start on an idle GPU: the 10th percentile over all spans."""
     known = trace.launch_ns != UNKNOWN_NS
@@ -53,6 +56,7 @@ def ready_times(trace: Trace, found: Collectives, start: Ns) -> tuple[Ns, Ns, Ns
     return ready, np.minimum(by_data, ready), np.where(dependency <= start, dependency, UNKNOWN_NS)
 
 
+@lru_cache(maxsize=2)  # several steps of the analysis of one rank ask
 def queue_full(trace: Trace) -> Intervals:
     """When the CPU could not launch because the queue to the GPU was full.
 
