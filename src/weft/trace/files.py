@@ -33,7 +33,7 @@ MAX_EXPANSION = 400
 FREE_BYTES = 128 << 20
 """Small files may expand as they like up to here."""
 
-_SUFFIXES = (".json", ".json.gz", ".json.zst")
+_SUFFIXES = (".json", ".json.gz", ".json.zst", ".sqlite", ".xplane.pb", "_kernel_trace.csv")
 _MAX_DEPTH = 3
 _QUEUED_BLOCKS = 8
 

@@ -85,15 +85,15 @@ def _helper_count(files: list[Path]) -> int:
     return max(0, min(len(files), cores, MAX_HELPERS + 1) - 1)
 
 
-def _reader(comm: str | None) -> Callable[[Path], Outcome]:
-    from weft.trace import kineto
+def _reader(comm: str | None, workers: int | None = None) -> Callable[[Path], Outcome]:
+    from weft.trace import formats
     from weft.trace.custom import comm_matcher
 
     is_comm = comm_matcher(comm)
 
     def read(path: Path) -> Outcome:
         try:
-            return kineto.read(path, is_comm)
+            return formats.read(path, is_comm, workers=workers)
         except WeftError as error:
             return error
 
