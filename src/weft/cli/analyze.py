@@ -72,7 +72,8 @@ def check_outputs(inputs: Sequence[Path], outputs: dict[str, Path | None]) -> No
     """Refuse an output that is an input, an alias, a device or another output, before anything is read."""
     from weft.trace.files import find_traces
 
-    read = [file for path in inputs for file in (find_traces(path) if path.exists() else [])]
+    given = [path for path in inputs if str(path) != "-" and path.exists()]
+    read = [file for path in given for file in find_traces(path)]
     taken: dict[str, str] = {}
     for option, path in outputs.items():
         if path is None:

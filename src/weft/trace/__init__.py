@@ -5,6 +5,7 @@ What is imported here is light: processes that only read a file need no more.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,24 +27,25 @@ if TYPE_CHECKING:
 
 
 def analyze(*paths: str | Path, comm: str | None = None, progress: Progress | None = None) -> Analysis:
-    """Analyzes profiler traces: files, or folders that hold one file per rank.
+    """Analyzes profiler traces: files, folders that hold one file per rank, or `-` for standard input.
 
     `comm` is a regular expression; kernels whose name it finds count as communication too. Raises InputError
     for a file that is no usable trace, UsageError for a bad expression.
     """
-    from weft.trace.files import find_traces
+    from weft.trace.files import find_traces, standard_input
     from weft.trace.parallel import helpers_for
 
     if not paths:
         raise InputError("no trace given; pass a file or a folder of ranks")
     files: list[Path] = []
     in_folder: set[Path] = set()
-    for path in map(Path, paths):
-        found = find_traces(path)
-        files += found
-        if path.is_dir():
-            in_folder.update(found)
-    with helpers_for(files, comm) as helpers:
+    with contextlib.ExitStack() as held:
+        for path in map(Path, paths):
+            found = [held.enter_context(standard_input())] if str(path) == "-" else find_traces(path)
+            files += found
+            if path.is_dir():
+                in_folder.update(found)
+        helpers = held.enter_context(helpers_for(files, comm))
         from weft.trace.analysis import analyze_files
 
         return analyze_files(files, in_folder, comm, helpers, progress)

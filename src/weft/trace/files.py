@@ -7,6 +7,8 @@ import importlib
 import os
 import queue
 import re
+import sys
+import tempfile
 import threading
 import zlib
 from collections.abc import Callable, Iterator
@@ -53,6 +55,24 @@ def find_traces(path: Path) -> list[Path]:
         if found:
             return sorted(found, key=lambda p: natural_key(str(p)))
     raise InputError(f"{path}: this folder has no trace; expected files ending in {', '.join(_SUFFIXES)}")
+
+
+@contextlib.contextmanager
+def standard_input() -> Iterator[Path]:
+    """Standard input as a file: readers look at the start twice, and databases need one."""
+    if sys.stdin is None or sys.stdin.buffer.isatty():
+        raise InputError("-: standard input is a terminal; pipe a trace into it")
+    with tempfile.TemporaryDirectory(prefix="weft-") as folder:
+        path = Path(folder) / "standard-input"
+        try:
+            with path.open("xb") as file:
+                while block := sys.stdin.buffer.read(BLOCK_BYTES):
+                    if file.tell() > MAX_TRACE_BYTES:
+                        raise InputError(f"-: more than {MAX_TRACE_BYTES} bytes on standard input")
+                    file.write(block)
+        except OSError as error:
+            raise InputError(f"-: standard input cannot be kept: {error.strerror or error}") from None
+        yield path
 
 
 def _looks_like_trace(path: Path) -> bool:

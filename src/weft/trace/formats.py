@@ -37,7 +37,7 @@ _SUFFIXES = {
 }
 
 
-def read(path: Path, is_comm_names: IsComm | None = None, *, workers: int | None = None) -> list[Trace]:
+def read(path: Path, is_comm_names: IsComm | None = None) -> list[Trace]:
     """The GPUs of one file, by the reader that its content calls for."""
     try:
         with path.open("rb") as file:
@@ -55,8 +55,8 @@ def read(path: Path, is_comm_names: IsComm | None = None, *, workers: int | None
         if head.startswith(magic):
             raise InputError(f"{path}: {what}; {advice}")
     if path.name.endswith(".pb") or head[:1] == b"\x0a":
-        return xplane.read(path, is_comm_names) if _is_protobuf(head) else kineto.read(path, is_comm_names, workers=workers)
-    return kineto.read(path, is_comm_names, workers=workers)
+        return (xplane if _is_protobuf(head) else kineto).read(path, is_comm_names)
+    return kineto.read(path, is_comm_names)
 
 
 def _is_protobuf(head: bytes) -> bool:
