@@ -103,7 +103,7 @@ def _analyze(
     if html:
         from weft.report.page import analysis_page
 
-        write_whole(html, analysis_page(found.to_json(), found.timelines))
+        write_whole(html, analysis_page(found.to_json(), found.timelines, [rank.main_reasons for rank in found.ranks]))
     if perfetto:
         from weft.report.perfetto import export
 

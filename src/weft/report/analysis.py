@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
@@ -60,6 +61,12 @@ def labels(document: Document) -> list[str]:
 def worst_rank(document: Document) -> dict[str, Any]:
     """The rank with the most exposed communication."""
     return max(records(document, "ranks"), key=lambda rank: amount(rank, "exposed_comm_us"), default={})
+
+
+def worst_position(document: Document) -> int:
+    """Where the rank with the most exposed communication stands."""
+    ranks = records(document, "ranks")
+    return ranks.index(worst_rank(document)) if ranks else 0
 
 
 def sentence(document: Document) -> str:
@@ -191,7 +198,11 @@ def collective_table(document: Document) -> Table:
         Column("Main cause", numeric=False),
     )
     rows = tuple(_collective_row(label, item) for label, item in found[:MAX_ROWS])
-    return Table("Collectives", columns, rows, max(len(found) - MAX_ROWS, 0), sorted_by=6)
+    links = tuple(
+        json.dumps({"group": label, "name": text(item, "kernel") or text(item, "name")})
+        for label, item in found[:MAX_ROWS]
+    )
+    return Table("Collectives", columns, rows, max(len(found) - MAX_ROWS, 0), sorted_by=6, links=links)
 
 
 def _collective_row(label: str, item: Document) -> tuple[Cell, ...]:
@@ -226,11 +237,20 @@ def advice(document: Document) -> list[Advice]:
             detail=shorten(text(item, "detail"), 2000),
             control=shorten(text(item, "control"), 60) if text(item, "control") != "none" else "",
             collective=shorten(text(item, "collective"), 200),
-            gain=words.gain(interval(item, "gain_us")),
+            gain=gain(item),
             command=text(item, "command"),
         )
         for item in records(document, "advice")[:50]
     ]
+
+
+def gain(item: Document) -> str:
+    """What a change is expected to save: of the step where the document says so, else of the trace."""
+    step, percent = interval(item, "step_ms"), interval(item, "step_pct")
+    if step is None or percent is None:
+        return words.gain(interval(item, "gain_us"))
+    said = words.gain((step[0] * 1e3, step[1] * 1e3))
+    return f"{said} of the step, {percent[0]:.1f} to {percent[1]:.1f}%" if said else ""
 
 
 def device(document: Document) -> str:

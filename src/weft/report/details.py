@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
 import numpy as np
@@ -77,7 +78,11 @@ def exposed_table(timelines: Sequence[Timeline], names: Sequence[str]) -> Table:
         )
         for us, begun, where, collective in found[:MAX_RANGES]
     )
-    return Table("Longest exposed ranges", columns, rows, sorted_by=2)
+    links = tuple(
+        json.dumps({"group": where, "name": collective, "at_us": begun})
+        for us, begun, where, collective in found[:MAX_RANGES]
+    )
+    return Table("Longest exposed ranges", columns, rows, sorted_by=2, links=links)
 
 
 def step_table(document: Document, names: Sequence[str]) -> Table:
@@ -106,12 +111,12 @@ def step_table(document: Document, names: Sequence[str]) -> Table:
 
 
 def price_table(document: Document, names: Sequence[str]) -> Table:
-    """How much slower the same kernel runs beside a collective, the most costly first."""
+    """How much slower the same kernel runs while a collective does, the most costly first."""
     columns = (
         Column("Kernel", numeric=False),
         Column("Rank", numeric=False),
-        Column("Alone", title="median without a collective beside it"),
-        Column("Beside a collective", title="median"),
+        Column("Alone", title="median without a collective"),
+        Column("With a collective", title="median"),
         Column("Slower by"),
         Column("Lost in all"),
     )
@@ -149,9 +154,9 @@ def price_sentence(document: Document) -> str:
     """What overlap costs over all ranks, in one sentence."""
     prices = [record(rank, "price_of_overlap") for rank in records(document, "ranks")]
     lost = [us for price in prices if (us := number(price, "lost_us")) is not None]
-    said = "Kernels that run beside a collective share SMs and memory bandwidth with it"
+    said = "Kernels that overlap with a collective share SMs and memory bandwidth with it"
     if not lost:
         return f"{said} and may take longer."
     if sum(lost) <= 0:
-        return f"{said}; on balance they lost nothing here."
-    return f"{said}: {words.duration(sum(lost))} longer in all, the gains of some kernels set off."
+        return f"{said}; none of them took longer here."
+    return f"{said}: {words.duration(sum(lost))} longer in all, over the kernels that got slower."

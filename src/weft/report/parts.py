@@ -76,6 +76,8 @@ class Table:
     left_out: int = 0
     sorted_by: int | None = None
     """The column that the rows come sorted by, descending."""
+    links: tuple[str, ...] = ()
+    """Where each row leads in the timeline: JSON with the rank's label and a name or a time; empty: nowhere."""
 
 
 def stacked(pieces: Sequence[tuple[str, float, str]], whole: float) -> tuple[Segment, ...]:

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from weft.errors import InputError
 from weft.timeline import Figures, Timeline
 from weft.trace import checks
@@ -46,6 +49,15 @@ class RankAnalysis:
     path: CriticalPath
     steps: tuple[StepFigures, ...]
     prices: tuple[KernelPrice, ...]
+
+    @property
+    def main_reasons(self) -> npt.NDArray[np.int64]:
+        """For each span of the timeline the reason (an index into REASONS) of its exposed time; -1: not exposed."""
+        out = np.full(len(self.trace.timeline), -1, dtype=np.int64)
+        why = self.attribution
+        if len(why.reason_ns):
+            out[self.found.span] = np.where(why.exposed_ns > 0, np.argmax(why.reason_ns, axis=1), -1)
+        return out
 
     @property
     def exposed_comm_us(self) -> float:

@@ -147,7 +147,8 @@ def _event(data: bytes, plane: _Plane, line: _Line, place: tuple[int, int]) -> t
         elif number == 3 and isinstance(value, int):
             length = signed(value)
         elif number == 4 and isinstance(value, tuple):
-            key, content = "", None
+            key: str = ""
+            content: int | str | None = None
             for inner, part in fields(data, *value):
                 if inner == 1 and isinstance(part, int):
                     key = plane.stats.get(part, "")
