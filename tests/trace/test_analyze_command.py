@@ -192,7 +192,7 @@ def test_warnings_name_a_repeated_rank_a_stray_time_and_ranks_without_communicat
     assert "1 of 202 GPU events are 1e+06 s away" in told
     assert "no communication in rank 1" in told
     code, out, _ = run(capsys, tmp_path)
-    assert "–" in out
+    assert "\N{EN DASH}" in out
 
 
 def test_cycles_of_one_rank_are_kept_apart(capsys, tmp_path):

@@ -40,7 +40,11 @@ def test_collectives_are_matched_by_kind_group_and_size(tmp_path):
     assert {(row["bytes"], row["in_both"]) for row in rows} == {(2 << 20, False), (8 << 20, False)}
     (row,) = weft.trace.compare(before, run_of(tmp_path / "c", exposed_us=0))["change"]["matched"]
     assert row["in_both"]
-    assert (row["exposed_us"]["before"], row["exposed_us"]["after"], row["calls"]["before"]) == (200.0, 0.0, 1.0)
+    assert (row["exposed_us"]["before"], row["exposed_us"]["after"], row["calls"]["before"]) == (
+        200.0,
+        0.0,
+        1.0,
+    )
 
 
 def test_runs_of_different_sizes_are_refused(tmp_path):
@@ -50,7 +54,9 @@ def test_runs_of_different_sizes_are_refused(tmp_path):
 
 def test_another_model_or_gpu_is_flagged(tmp_path):
     before = run_of(tmp_path / "a")
-    told = " ".join(weft.trace.compare(before, run_of(tmp_path / "b", kernel="other", device="A100"))["warnings"])
+    told = " ".join(
+        weft.trace.compare(before, run_of(tmp_path / "b", kernel="other", device="A100"))["warnings"]
+    )
     assert "0% of the compute" in told
     assert "different GPUs" in told
     assert not weft.trace.compare(before, run_of(tmp_path / "c"))["warnings"]

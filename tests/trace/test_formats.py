@@ -53,7 +53,9 @@ def xspace(device, lines, names):
     for identity, (title, events) in enumerate(lines, 1):
         body = field(1, identity) + field(2, title) + field(3, 1_700_000_000_000_000_000)
         for name, start, end in events:
-            body += field(4, field(1, names.index(name) + 1) + field(2, start * 1000) + field(3, (end - start) * 1000))
+            body += field(
+                4, field(1, names.index(name) + 1) + field(2, start * 1000) + field(3, (end - start) * 1000)
+            )
         plane += field(3, body)
     return field(1, plane)
 
@@ -62,11 +64,18 @@ def test_communication_in_an_xla_profile(tmp_path):
     """Kernels on the streams of a GPU count; the lines that XLA derives from them do not."""
     kernels = [(GEMM, 0, 1_000), (GEMM, 2_000, 3_000)]
     collectives = [(NCCL, 500, 2_500)]
-    lines = [("Stream #1(Compute)", kernels), ("Stream #2(NCCL)", collectives), ("XLA Ops", [(NCCL, 0, 9_000)])]
+    lines = [
+        ("Stream #1(Compute)", kernels),
+        ("Stream #2(NCCL)", collectives),
+        ("XLA Ops", [(NCCL, 0, 9_000)]),
+    ]
     (tmp_path / "host.xplane.pb").write_bytes(xspace("/device:GPU:3", lines, [GEMM, NCCL]))
     (rank,) = weft.analyze(tmp_path).ranks
     assert (rank.figures.comm_ns, rank.figures.overlap_ns, rank.figures.compute_ns) == (2_000, 1_000, 2_000)
-    lines = [("XLA Ops", [("fusion.3", 0, 1_000), ("all-reduce.7", 1_000, 1_400)]), ("Steps", [("1", 0, 5_000)])]
+    lines = [
+        ("XLA Ops", [("fusion.3", 0, 1_000), ("all-reduce.7", 1_000, 1_400)]),
+        ("Steps", [("1", 0, 5_000)]),
+    ]
     names = ["fusion.3", "all-reduce.7", "1"]
     (tmp_path / "host.xplane.pb").write_bytes(xspace("/device:TPU:0", lines, names))
     (rank,) = weft.analyze(tmp_path).ranks
@@ -92,7 +101,9 @@ def as_nsys(path, traces):
     texts = {}
     for trace in traces:
         process = (1000 + trace.rank) << 24
-        base.execute("insert into TARGET_INFO_GPU values (?, ?, 132, 9, 0, 32)", (trace.rank, trace.device_name))
+        base.execute(
+            "insert into TARGET_INFO_GPU values (?, ?, 132, 9, 0, 32)", (trace.rank, trace.device_name)
+        )
         for event in trace.events:
             start = round(float(event["ts"].strip("@").replace(".", "")))
             start = int(event["ts"].strip("@").replace(".", ""))
@@ -101,7 +112,9 @@ def as_nsys(path, traces):
             if event["cat"] == "kernel":
                 row = (start, end, trace.rank, 1, None, args["stream"], args["correlation"], process, name, name, name,
                        0, args["registers per thread"], *args["grid"], *args["block"], 0, args["shared memory"])  # fmt: skip
-                base.execute(f"insert into CUPTI_ACTIVITY_KIND_KERNEL values ({','.join('?' * len(row))})", row)
+                base.execute(
+                    f"insert into CUPTI_ACTIVITY_KIND_KERNEL values ({','.join('?' * len(row))})", row
+                )
             else:
                 row = (start, end, 0, process + 7, args["correlation"], name, 0)
                 base.execute("insert into CUPTI_ACTIVITY_KIND_RUNTIME values (?,?,?,?,?,?,?)", row)
@@ -117,7 +130,9 @@ def test_an_nsight_systems_export_says_what_the_same_run_says_elsewhere(tmp_path
     base = 1_700_000_000_000_000_000
     for trace in traces:
         for event in trace.events:  # both formats with the same clock
-            event["args"] = {k: v for k, v in event["args"].items() if not k.startswith(("Coll", "Proc", "dtype"))}
+            event["args"] = {
+                k: v for k, v in event["args"].items() if not k.startswith(("Coll", "Proc", "dtype"))
+            }
         trace.clock_ns = base
         trace.write(tmp_path / f"rank{trace.rank}.json")
     expected = weft.analyze(tmp_path / "rank0.json", tmp_path / "rank1.json")
@@ -129,19 +144,21 @@ def test_an_nsight_systems_export_says_what_the_same_run_says_elsewhere(tmp_path
         assert ours.trace.device_name == "NVIDIA H200"
 
 
-ROCPROF = '''"Kind","Agent_Id","Queue_Id","Stream_Id","Thread_Id","Dispatch_Id","Kernel_Id","Kernel_Name","Correlation_Id",\
+ROCPROF = """"Kind","Agent_Id","Queue_Id","Stream_Id","Thread_Id","Dispatch_Id","Kernel_Id","Kernel_Name","Correlation_Id",\
 "Start_Timestamp","End_Timestamp","LDS_Block_Size","Scratch_Size","VGPR_Count","Accum_VGPR_Count","SGPR_Count",\
 "Workgroup_Size_X","Workgroup_Size_Y","Workgroup_Size_Z","Grid_Size_X","Grid_Size_Y","Grid_Size_Z"
 "KERNEL_DISPATCH","Agent 4",1,1,852831,1,10,"void addition_kernel<float>(float*, float const*, float const*, int, int)",1,1551874061244694,1551874061255734,0,0,8,0,16,64,1,1,1024,1024,1
 "KERNEL_DISPATCH","Agent 4",1,1,852831,2,13,"subtract_kernel(float*, float const*, float const*, int, int)",2,1551874061259214,1551874061270254,0,0,8,0,16,64,1,1,1024,1024,1
 "KERNEL_DISPATCH","Agent 4",1,1,852831,3,12,"multiply_kernel(float*, float const*, float const*, int, int)",3,1551874061270254,1551874061279974,0,0,8,0,16,64,1,1,1024,1024,1
 "KERNEL_DISPATCH","Agent 4",2,2,852831,8,11,"divide_kernel(float*, float const*, float const*, int, int)",8,1551874061326294,1551874061335454,0,0,12,4,16,64,1,1,1024,1024,1
-'''  # noqa: E501 - as ROCm's documentation prints it
+"""
 
 
 def test_a_rocprof_table_of_the_documentation(tmp_path):
     """The example of rocprofv3's manual, with a collective and a copy between GPUs added."""
-    more = '"KERNEL_DISPATCH","Agent 4",3,3,852831,9,14,"ncclDevKernel_Generic_1(ncclDevKernelArgsStorage)",9,'
+    more = (
+        '"KERNEL_DISPATCH","Agent 4",3,3,852831,9,14,"ncclDevKernel_Generic_1(ncclDevKernelArgsStorage)",9,'
+    )
     rows = ROCPROF + more + "1551874061250000,1551874061272000,0,0,96,0,16,256,1,1,7168,1,1\n"
     (tmp_path / "123_kernel_trace.csv").write_text(rows)
     (tmp_path / "123_memory_copy_trace.csv").write_text(

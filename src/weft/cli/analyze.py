@@ -103,7 +103,9 @@ def _analyze(
     if html:
         from weft.report.page import analysis_page
 
-        write_whole(html, analysis_page(found.to_json(), found.timelines, [rank.main_reasons for rank in found.ranks]))
+        write_whole(
+            html, analysis_page(found.to_json(), found.timelines, [rank.main_reasons for rank in found.ranks])
+        )
     if perfetto:
         from weft.report.perfetto import export
 
@@ -166,7 +168,7 @@ def _output() -> Iterator[Any]:
 
 def _silence() -> None:
     """Drop what is left to write, so that the interpreter does not try again when it exits."""
-    sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
 
 
 def _console() -> Any:

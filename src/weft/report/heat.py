@@ -1,4 +1,4 @@
-"""Ranks over time: how exposed each rank is when, for any number of ranks, and who keeps the others waiting."""
+"""Ranks over time: when each rank is exposed, for any number of ranks, and who keeps the others waiting."""
 
 from __future__ import annotations
 
@@ -28,10 +28,14 @@ class Heat:
     sentence: str
 
 
-def heat(document: Document, timelines: Sequence[Timeline], labels: Sequence[str], offsets: Sequence[int]) -> Heat:
+def heat(
+    document: Document, timelines: Sequence[Timeline], labels: Sequence[str], offsets: Sequence[int]
+) -> Heat:
     """The map of two or more ranks."""
     ranks = records(document, "ranks")
-    waits = [amount(record(rank, "reasons") or record(rank, "attribution"), "slower_rank_us") for rank in ranks]
+    waits = [
+        amount(record(rank, "reasons") or record(rank, "attribution"), "slower_rank_us") for rank in ranks
+    ]
     waits += [0.0] * (len(timelines) - len(waits))
     # Who waits least is waited for most.
     order = sorted(range(len(timelines)), key=lambda i: (waits[i], i))
@@ -55,15 +59,17 @@ def heat(document: Document, timelines: Sequence[Timeline], labels: Sequence[str
 
 def _sentence(waits: Sequence[float], labels: Sequence[str], order: Sequence[int]) -> str:
     if not waits or max(waits) <= 0:
-        return "A row per rank; the darker, the more of its communication is exposed. No rank waits for a slower one."
+        return "A row per rank; the darker, the more is exposed. No rank waits for a slower one."
     mean = sum(waits) / len(waits)
     return (
-        f"A row per rank, stragglers first: {clean(labels[order[0]])} keeps the others waiting most; ranks wait "
-        f"{words.duration(mean)} for slower ones on average. The darker, the more is exposed."
+        f"A row per rank, stragglers first: {clean(labels[order[0]])} keeps the others waiting most; "
+        f"ranks wait {words.duration(mean)} for slower ones on average. The darker, the more is exposed."
     )
 
 
-def _table(ranks: Sequence[Document], waits: Sequence[float], labels: Sequence[str], order: Sequence[int]) -> Table:
+def _table(
+    ranks: Sequence[Document], waits: Sequence[float], labels: Sequence[str], order: Sequence[int]
+) -> Table:
     """The first rows of the map in figures; empty where nobody waits."""
     if not waits or max(waits) <= 0:
         return Table("Stragglers", (), ())

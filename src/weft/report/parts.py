@@ -77,7 +77,7 @@ class Table:
     sorted_by: int | None = None
     """The column that the rows come sorted by, descending."""
     links: tuple[str, ...] = ()
-    """Where each row leads in the timeline: JSON with the rank's label and a name or a time; empty: nowhere."""
+    """Where each row leads in the timeline: JSON with a rank's label and a name or time; empty: nowhere."""
 
 
 def stacked(pieces: Sequence[tuple[str, float, str]], whole: float) -> tuple[Segment, ...]:

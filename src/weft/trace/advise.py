@@ -25,13 +25,13 @@ WORTH_SHARE = 0.01
 """A change is advised if it is expected to save at least this share of the step."""
 
 HALF_WIDTH = 0.015
-"""Half of the widest range, as a share of the step: the model is not known to be better or worse than that."""
+"""Half of the widest range, as a share of the step: the model is not known to be more exact than that."""
 
 HEAD_START_US = 5
 """The wait that gave most on the H200; 40 µs already cost more than it gave."""
 
 UNKNOWN_GPU_SHARE = 0.2
-"""What priority gets back of a wait where neither the GPU nor the kernel is known, as on the H200 at least."""
+"""What priority gets back of a wait where the GPU or the kernel is unknown: the least seen on the H200."""
 
 
 @dataclass(frozen=True)
@@ -164,8 +164,8 @@ _TEXT = {
     ),
     "residency": (
         "Keep room: at most {residency} blocks per SM while a collective runs",
-        "With fewer resident blocks an SM drains sooner and goes to the collective. Memory-bound kernels lose "
-        "by it: if some do, give rules per kernel in a policy file.",
+        "With fewer resident blocks an SM drains sooner and goes to the collective. Memory-bound kernels "
+        "lose by it: if some do, give rules per kernel in a policy file.",
     ),
     "priority": (
         "Raise the priority of the collective",
@@ -294,7 +294,7 @@ def _kinds_needed(ranks: Sequence[RankAnalysis]) -> str:
 
 def _earlier(kind: str) -> str:
     return {
-        "all_gather": "Prefetch: FSDP2 set_modules_to_forward_prefetch and set_modules_to_backward_prefetch, or "
+        "all_gather": "Prefetch (FSDP2: set_modules_to_forward_prefetch and the one for backward), or "
         "keep parameters gathered with reshard_after_forward=False.",
         "all_reduce": "Smaller DDP buckets (bucket_cap_mb) start before the last gradient is there; tensor "
         "parallelism can fuse the collective with its GEMM (`weft explore`, weft.ops).",
@@ -326,7 +326,8 @@ def _nothing(ranks: Sequence[RankAnalysis], step: Step) -> Advice:
     else:
         why = (
             f"Of {exposed:.0f} exposed µs per rank only {behind:.0f} µs waited behind compute, which is what "
-            f"priority, residency and a head start can change; {on_path:.0f} µs of it are on the critical path."
+            f"priority, residency and a head start can change; {on_path:.0f} µs of it are on the critical "
+            "path."
         )
     title = "Nothing to gain from weft's controls"
     return Advice("none", title, why, None, (0.0, 0.0), None, why, step.us, step.steps)

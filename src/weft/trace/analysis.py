@@ -52,7 +52,7 @@ class RankAnalysis:
 
     @property
     def main_reasons(self) -> npt.NDArray[np.int64]:
-        """For each span of the timeline the reason (an index into REASONS) of its exposed time; -1: not exposed."""
+        """For each span of the timeline the reason (index into REASONS) why it is exposed; -1: it is not."""
         out = np.full(len(self.trace.timeline), -1, dtype=np.int64)
         why = self.attribution
         if len(why.reason_ns):

@@ -30,7 +30,7 @@ def traces_from(
     truncated: str | None,
     is_comm_names: IsComm,
 ) -> list[Trace]:
-    """The GPUs of one file, in device order. `metadata` has Kineto's keys: distributedInfo, deviceProperties."""
+    """The GPUs of one file, in device order. `metadata` has the keys of Kineto's JSON."""
     rows = collector.gpu()
     warnings = _warnings(collector, truncated)
     if not len(rows):
@@ -135,7 +135,7 @@ def _kinds(
 def _launches(correlation: npt.NDArray[np.int64], launches: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """The launching call of each span by its correlation id, the first where several share one.
 
-    Columns: start, thread, blocks, threads per block, shared bytes, end; UNKNOWN_NS and -1 where there is none.
+    Columns: start, thread, blocks, threads per block, shared bytes, end; UNKNOWN_NS and -1 where unknown.
     """
     unknown = np.array([UNKNOWN_NS, -1, -1, -1, -1, UNKNOWN_NS], dtype=np.int64)
     launches = launches[launches[:, 2] >= 0]

@@ -37,7 +37,7 @@ REASONS = (
 """Why an exposed nanosecond is exposed; docs/analyze.md defines each."""
 
 CAUSES = ("launched_late", "behind_compute", "slower_rank", "nothing_to_hide_behind")
-"""The reasons in four groups, by who could change them: the CPU, the GPU's schedule, the ranks, the program."""
+"""The reasons in four groups, by who could change them: the CPU, the GPU's schedule, ranks, the program."""
 
 GROUPS: Mapping[str, str] = {
     "same_stream": "nothing_to_hide_behind",

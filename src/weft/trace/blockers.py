@@ -107,7 +107,7 @@ def blockers(ranks: Sequence[RankAnalysis]) -> list[Blocker]:
 
 
 def _waits(rank: RankAnalysis) -> list[tuple[str, Wait, int, int, int]]:
-    """Collectives that waited behind compute: name, the wait, and how long it was, exposed and on the path."""
+    """Collectives that waited behind compute: name, wait, its length, the exposed part, that on the path."""
     timeline, why = rank.trace.timeline, rank.attribution
     behind = why.of("behind_compute")
     on_path = rank.path.saved_ns[:, REASONS.index("behind_compute")]

@@ -73,8 +73,8 @@ def _stray(traces: Sequence[Trace]) -> list[str]:
         whole = int(trace.timeline.end_ns.max()) - int(start[0])
         if gaps[at] > STRAY_SPAN * whole and few <= max(STRAY_SHARE * len(start), 1):
             out.append(
-                f"{trace.path}: {few} of {len(start)} GPU events are {gaps[at] / 1e9:.3g} s away from the rest; "
-                "the span and the idle time include that gap"
+                f"{trace.path}: {few} of {len(start)} GPU events are {gaps[at] / 1e9:.3g} s away from the "
+                "rest; the span and the idle time include that gap"
             )
     return out
 

@@ -29,9 +29,7 @@ def compare(before: Analysis, after: Analysis) -> dict[str, Any]:
     change = {key: _delta(_mean(old, key), _mean(new, key)) for key in _PER_RANK}
     change["overlap_pct"] = _delta(old["summary"]["overlap_pct"], new["summary"]["overlap_pct"])
     counts = (_steps(before), _steps(after))
-    per_step = {
-        key: _delta(_mean(old, key) / counts[0], _mean(new, key) / counts[1]) for key in _PER_RANK
-    }
+    per_step = {key: _delta(_mean(old, key) / counts[0], _mean(new, key) / counts[1]) for key in _PER_RANK}
     return {
         "before": old,
         "after": new,
@@ -135,7 +133,12 @@ def _by_collective(analysis: Analysis, steps: int) -> dict[Key, tuple[float, flo
     for rank in analysis.ranks:
         found, timeline = rank.found, rank.trace.timeline
         length = (timeline.end_ns - timeline.start_ns)[found.span]
-        columns = (found.label.tolist(), found.bytes.tolist(), length.tolist(), rank.attribution.exposed_ns.tolist())
+        columns = (
+            found.label.tolist(),
+            found.bytes.tolist(),
+            length.tolist(),
+            rank.attribution.exposed_ns.tolist(),
+        )
         for label, size, took, exposed in zip(*columns, strict=True):
             key = (found.kind[label], found.group[label], size)
             row = totals.setdefault(key, np.zeros(3))
@@ -150,7 +153,8 @@ def _text(per_step: dict[str, dict[str, float | None]], steps: tuple[int, int]) 
 
     stepped = max(steps) > 1
     where, whole = ("Per rank and step", "step") if stepped else ("Per rank", "span")
-    return f"{where}: exposed communication {said(per_step['exposed_comm_us'])}, {whole} {said(per_step['span_us'])}."
+    exposed, span = said(per_step["exposed_comm_us"]), said(per_step["span_us"])
+    return f"{where}: exposed communication {exposed}, {whole} {span}."
 
 
 def _warnings(before: Analysis, after: Analysis, steps: tuple[int, int]) -> list[str]:

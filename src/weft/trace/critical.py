@@ -76,7 +76,7 @@ def critical_path(trace: Trace, found: Collectives, why: Attribution) -> Critica
 def _saved(
     trace: Trace, found: Collectives, why: Attribution, on_comm: Intervals, on_host: Intervals
 ) -> npt.NDArray[np.int64]:
-    """Exposed time of each collective on the path. What the CPU delays counts where the CPU is on the path."""
+    """Exposed time of each collective on the path; what the CPU delays counts where the CPU is on it."""
     timeline = trace.timeline
     end = timeline.end_ns[found.span]
     compute = timeline.covered(Kind.COMPUTE)

@@ -27,7 +27,7 @@ COSTLY_PCT = 15.0
 """Compute that slows down more than this while a collective runs is worth fewer CTAs."""
 
 _NOT_BY_SPEED = ("slower_rank", "pipeline_bubble", "launched_late", "queue_full")
-"""What is exposed for these reasons ends when another rank or the CPU lets it, however fast the collective."""
+"""Exposed for these reasons, a collective ends when another rank or the CPU lets it, however fast it is."""
 
 
 @dataclass(frozen=True)
@@ -78,8 +78,8 @@ def _raised(
         control="min_ctas",
         title=f"Let large collectives take {usual} SMs",
         evidence=(
-            f"large collectives run on {ctas} CTAs each, where NCCL takes {usual} on this GPU by itself: a cap "
-            f"(NCCL_MAX_CTAS, NCCL_MAX_NCHANNELS or a communicator's configuration)"
+            f"large collectives run on {ctas} CTAs each, where NCCL takes {usual} on this GPU by itself: a "
+            f"cap (NCCL_MAX_CTAS, NCCL_MAX_NCHANNELS or a communicator's configuration)"
             + (f"; they reach {speed:.0f} of {limit:.0f} GB/s" if speed else "")
         ),
         why=(
@@ -105,7 +105,9 @@ def _lowered(ranks: Sequence[RankAnalysis], figures: Figures, ctas: int) -> CtaC
     return CtaChange(
         control="max_ctas",
         title=f"Let collectives take only {fewer} SMs",
-        evidence=f"kernels take {100 * lost / alone:.0f}% longer while a collective runs, {lost:.0f} µs per rank",
+        evidence=(
+            f"kernels take {100 * lost / alone:.0f}% longer while a collective runs, {lost:.0f} µs per rank"
+        ),
         why=f"Its {ctas} CTAs take SMs from them, and {fewer} carry as much over the links.",
         setting=f"NCCL_MAX_CTAS={fewer}",
         expected_us=lost / 2 * float(on_path),

@@ -54,9 +54,8 @@ def read(path: Path, is_comm_names: IsComm | None = None) -> list[Trace]:
     for magic, what, advice in _OTHERS:
         if head.startswith(magic):
             raise InputError(f"{path}: {what}; {advice}")
-    if path.name.endswith(".pb") or head[:1] == b"\x0a":
-        if _is_protobuf(head):
-            return xplane.read(path, is_comm_names)
+    if _is_protobuf(head):
+        return xplane.read(path, is_comm_names)
     return kineto.read(path, is_comm_names)
 
 

@@ -41,22 +41,31 @@ def _quoted(path: Path) -> str:
 
 
 def _read(path: Path, base: sqlite3.Connection, is_comm_names: IsComm) -> list[Trace]:
-    tables = {str(row[0]) for row in base.execute("select name from sqlite_master where type in ('table', 'view')")}
+    tables = {
+        str(row[0]) for row in base.execute("select name from sqlite_master where type in ('table', 'view')")
+    }
     if _KERNELS not in tables:
         if any(name.startswith("rocpd_") for name in tables):
             raise InputError(
-                f"{path}: a rocpd database of rocprofv3; convert it: rocpd convert -i {path.name} --output-format csv"
+                f"{path}: a rocpd database of rocprofv3; convert it with: "
+                f"rocpd convert -i {path.name} --output-format csv"
             )
-        known = "an Nsight Systems export without GPU kernels" if "StringIds" in tables else "an SQLite database"
+        known = (
+            "an Nsight Systems export without GPU kernels" if "StringIds" in tables else "an SQLite database"
+        )
         raise InputError(f"{path}: {known}; expected the table {_KERNELS} (profile with --trace=cuda)")
-    texts = {int(i): str(value) for i, value in _rows(base, "StringIds", ("id", "value")) if isinstance(i, int)}
+    texts = {
+        int(i): str(value) for i, value in _rows(base, "StringIds", ("id", "value")) if isinstance(i, int)
+    }
     found: dict[int, Columns] = defaultdict(Columns)
     _spans(base, tables, texts, found)
     _calls(base, tables, texts, found)
     metadata = {"deviceProperties": _devices(base, tables)}
     out: list[Trace] = []
     several = len(found) > 1
-    for columns in sorted(found.values(), key=lambda mine: min((row[4] for row in mine.gpu), default=1 << 31)):
+    for columns in sorted(
+        found.values(), key=lambda mine: min((row[4] for row in mine.gpu), default=1 << 31)
+    ):
         if columns.gpu:
             info = {"distributedInfo": {"rank": len(out), "world_size": len(found)}} if several else {}
             out += traces_from(path, columns.collector(), {**metadata, **info}, None, is_comm_names)
@@ -76,12 +85,27 @@ def _process(identity: Any) -> int:
     return identity >> _PID_SHIFT if isinstance(identity, int) else 0
 
 
-def _spans(base: sqlite3.Connection, tables: set[str], texts: dict[int, str], found: dict[int, Columns]) -> None:
+def _spans(
+    base: sqlite3.Connection, tables: set[str], texts: dict[int, str], found: dict[int, Columns]
+) -> None:
     shape = ("gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ")
     common = ("start", "end", "globalPid", "deviceId", "streamId", "correlationId")
     more = ("demangledName", "shortName", "registersPerThread", "staticSharedMemory", "dynamicSharedMemory")
     for row in _rows(base, _KERNELS, (*common, *more, *shape)):
-        start, end, process, device, stream, correlation, demangled, short, registers, static, dynamic, *xyz = row
+        (
+            start,
+            end,
+            process,
+            device,
+            stream,
+            correlation,
+            demangled,
+            short,
+            registers,
+            static,
+            dynamic,
+            *xyz,
+        ) = row
         known = {"stream": stream, "correlation": correlation, "registers": registers}
         if isinstance(static, int) and isinstance(dynamic, int):
             known["shared_bytes"] = static + dynamic
@@ -106,7 +130,9 @@ def _whole(value: Any) -> int:
     return value if isinstance(value, int) else 0
 
 
-def _calls(base: sqlite3.Connection, tables: set[str], texts: dict[int, str], found: dict[int, Columns]) -> None:
+def _calls(
+    base: sqlite3.Connection, tables: set[str], texts: dict[int, str], found: dict[int, Columns]
+) -> None:
     if "CUPTI_ACTIVITY_KIND_RUNTIME" in tables:
         columns = ("start", "end", "globalTid", "correlationId", "nameId")
         for start, end, thread, correlation, name in _rows(base, "CUPTI_ACTIVITY_KIND_RUNTIME", columns):
@@ -134,7 +160,7 @@ def _devices(base: sqlite3.Connection, tables: set[str]) -> list[dict[str, Any]]
     gpus = {row[0]: row[1:] for row in _rows(base, "TARGET_INFO_GPU", columns)}
     numbers = {gpu: gpu for gpu in gpus}
     if "TARGET_INFO_CUDA_DEVICE" in tables:
-        numbers = {gpu: cuda for gpu, cuda in _rows(base, "TARGET_INFO_CUDA_DEVICE", ("gpuId", "cudaId"))}
+        numbers = dict(_rows(base, "TARGET_INFO_CUDA_DEVICE", ("gpuId", "cudaId")))
     keys = ("name", "numSms", "computeMajor", "computeMinor", "warpSize")
     return [
         {"id": numbers.get(gpu, gpu), **dict(zip(keys, values, strict=True))} for gpu, values in gpus.items()

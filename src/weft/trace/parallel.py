@@ -1,5 +1,7 @@
-"""Reads many trace files at once: in threads where the compiled scanner does the work, which does not hold the
-interpreter lock, and otherwise in helpers, processes of their own.
+"""Reads many trace files at once.
+
+The compiled scanner does not hold the interpreter lock, so threads are enough; without it, helpers are
+processes of their own.
 
 A helper takes paths on its standard input, each ended by a zero byte, and answers with pickled results.
 Unlike `multiprocessing` this neither forks a threaded program nor runs its main module again.

@@ -46,7 +46,7 @@ class Saving:
 
 
 def saving(wait: Wait, policy: Policy, profile_name: str) -> Saving:
-    """Simulates one wait without and with a policy. No change where the simulator cannot place the kernels."""
+    """Simulates one wait without and with a policy; nothing saved where the kernels cannot be placed."""
     rounded = replace(
         wait,
         ready_ns=round(wait.ready_ns / TICK_NS) * TICK_NS,

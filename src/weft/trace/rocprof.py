@@ -1,4 +1,4 @@
-"""Reads what `rocprofv3 --kernel-trace --output-format csv` writes: `*_kernel_trace.csv` and the files next to it."""
+"""Reads tables of `rocprofv3 --kernel-trace --output-format csv`, `*_kernel_trace.csv` and others."""
 
 from __future__ import annotations
 

@@ -20,7 +20,8 @@ _DEVICE = re.compile(r"/device:(GPU|TPU|CUSTOM)[^0-9]*(\d+)")
 _DETAILS = re.compile(r"(\w+):([0-9,]+)")
 # What XLA calls collectives where a line shows operations instead of kernels.
 _COLLECTIVE = re.compile(
-    r"(?:all-?reduce|all-?gather|reduce-?scatter|all-?to-?all|collective-?permute|collective-?broadcast|send|recv)"
+    r"(?:all-?reduce|all-?gather|reduce-?scatter|all-?to-?all|collective-?permute|collective-?broadcast|"
+    r"send|recv)"
     r"(?:-start|-done)?(?:[.\d]|$)"
 )
 _OPERATION_LINES = ("XLA Ops", "Async XLA Ops")
@@ -43,7 +44,9 @@ def read(path: Path, is_comm_names: IsComm | None = None) -> list[Trace]:
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
     try:
-        planes = [_plane(data, *place) for number, place in fields(data) if number == 1 and isinstance(place, tuple)]
+        planes = [
+            _plane(data, *place) for number, place in fields(data) if number == 1 and isinstance(place, tuple)
+        ]
         host = [_host_calls(data, plane) for plane in planes if plane.name.startswith("/host:CPU")]
         out: list[Trace] = []
         for plane in planes:
@@ -66,7 +69,8 @@ def read(path: Path, is_comm_names: IsComm | None = None) -> list[Trace]:
     if not out:
         names = ", ".join(plane.name for plane in planes[:6]) or "none"
         raise InputError(
-            f"{path}: an XLA profile without GPU or TPU activity (planes: {names}); profile on the accelerator"
+            f"{path}: an XLA profile without GPU or TPU activity (planes: {names}); "
+            "profile on the accelerator"
         )
     return out
 
@@ -135,7 +139,9 @@ def _line(data: bytes, low: int, high: int) -> _Line:
     return line
 
 
-def _event(data: bytes, plane: _Plane, line: _Line, place: tuple[int, int]) -> tuple[str, int, int, dict[str, Any]]:
+def _event(
+    data: bytes, plane: _Plane, line: _Line, place: tuple[int, int]
+) -> tuple[str, int, int, dict[str, Any]]:
     """Name, start and end in nanoseconds, and statistics of one event."""
     name, offset, length = "", 0, 0
     stats: dict[str, Any] = {}
@@ -172,7 +178,15 @@ def _host_calls(data: bytes, plane: _Plane) -> list[tuple[str, int, int, Any, in
             name, start, end, stats = _event(data, plane, line, event)
             correlation = stats.get("correlation_id")
             if isinstance(correlation, int):
-                found.append((name if "ynchronize" in name else f"launch {name}", start, end, correlation, line.identity))
+                found.append(
+                    (
+                        name if "ynchronize" in name else f"launch {name}",
+                        start,
+                        end,
+                        correlation,
+                        line.identity,
+                    )
+                )
     return found
 
 
@@ -184,9 +198,17 @@ def _spans(data: bytes, plane: _Plane, device: int, columns: Columns) -> bool:
     for line in streams or [line for line in lines if line.name in _OPERATION_LINES]:
         for place in line.events:
             name, start, end, stats = _event(data, plane, line, place)
-            kind = MEMCPY if name.lower().startswith("memcpy") else MEMSET if name.lower().startswith("memset") else KERNEL
+            kind = (
+                MEMCPY
+                if name.lower().startswith("memcpy")
+                else MEMSET
+                if name.lower().startswith("memset")
+                else KERNEL
+            )
             known: dict[str, Any] = {"stream": line.identity, "correlation": stats.get("correlation_id")}
-            details = dict(_DETAILS.findall(str(stats.get("kernel_details") or stats.get("memcpy_details") or "")))
+            details = dict(
+                _DETAILS.findall(str(stats.get("kernel_details") or stats.get("memcpy_details") or ""))
+            )
             _resources(details, known)
             columns.span(kind, name or "kernel", start, end, device, **known)
     return operations

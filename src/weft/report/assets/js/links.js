@@ -19,17 +19,22 @@ function exposedBySize(timeline) {
       for (const track of row.tracks) for (let at = 0; at < track.length; at += 1) found.push({ row, track, at });
     }
     timeline.bySize = found.sort((a, b) => sizeOf(b) - sizeOf(a));
-    timeline.sizeAt = -1;
   }
   return timeline.bySize;
 }
 
+// Step through the exposed ranges of the current rank; the page opens at the worst one.
 function stepBySize(timeline, direction) {
-  const found = exposedBySize(timeline);
+  const { group } = timeline.rows[timeline.row] || {};
+  const found = exposedBySize(timeline).filter(({ row }) => row.group === group);
   if (!found.length) return;
+  if (timeline.sizeGroup !== group) {
+    timeline.sizeGroup = group;
+    timeline.sizeAt = -1;
+  }
   timeline.sizeAt = Math.min(Math.max(timeline.sizeAt + direction, 0), found.length - 1);
   const { row, track, at } = found[timeline.sizeAt];
-  timeline.select(row, track, at, `${timeline.sizeAt + 1} of ${found.length} by size; `);
+  timeline.select(row, track, at, ` (${timeline.sizeAt + 1} of ${found.length} by size)`);
 }
 
 // The exposed range that a row of a table means: at its time, or the largest one of its name.
@@ -114,7 +119,7 @@ function findNext(timeline, wanted) {
   }
   timeline.foundAt = (timeline.foundAt + 1) % matches.length;
   const { row, track, at } = matches[timeline.foundAt];
-  timeline.select(row, track, at, `${timeline.foundAt + 1} of ${matches.length}; `);
+  timeline.select(row, track, at, ` (${timeline.foundAt + 1} of ${matches.length})`);
 }
 
 function listenToSearch(timeline) {

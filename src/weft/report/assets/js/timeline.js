@@ -98,13 +98,13 @@ class Timeline {
   }
 
   // Bring one span into view, frame it and say what it is.
-  select(row, track, at, before = "") {
+  select(row, track, at, after = "") {
     this.row = this.rows.indexOf(row);
     this.view.reveal(track.start[at], track.end[at]);
     this.stage.scrollTop = Math.min(this.stage.scrollTop, row.y - AXIS - HEADER);
     if (row.y + row.height > this.stage.scrollTop + this.stage.clientHeight) this.stage.scrollTop = row.y + row.height - this.stage.clientHeight + 8;
     this.hover.show(row, track, at, this.view, this.size());
-    this.range.textContent = before + this.hover.text();
+    this.range.textContent = this.hover.text() + after;
   }
 
   // The page opens at the worst rank.
