@@ -1,13 +1,20 @@
-"""Agree: all ranks of a job do the same thing at the same step, through a key-value store.
+"""Agreement between ranks: all ranks of a job do the same thing at the same step.
 
-In each exchange every rank publishes a report. The first rank, the leader, reads them all and writes one
-decision; the others wait for it. The decision is written once, by compare-and-set: a rank whose patience ends
-writes "abandon" there, and whoever came first counts, for all ranks. So no rank can go on alone.
+Ranks      the ranks of torch.distributed as they share small Python values by its collectives; where all of
+           them are known to call together (the lab, `weft.tune`, `weft.overlap`)
+Agreement  decisions through a key-value store, with deadlines: inside a running job, where a rank may be late
+           or gone, and no collective of the program's may be disturbed
+
+In each exchange of an Agreement every rank publishes a report. The first rank, the leader, reads them all and
+writes one decision; the others wait for it. The decision is written once, by compare-and-set: a rank whose
+deadline passes writes "abandon" there, and the first write counts for all ranks. So no rank goes on alone.
 """
 
 from __future__ import annotations
 
 import json
+import sys
+import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, Protocol
@@ -17,6 +24,42 @@ PATIENCE = 2.0  # a follower waits this many times as long as the leader, so tha
 
 Report = dict[str, Any]
 Decision = dict[str, Any]
+
+
+class Ranks:
+    """The ranks of torch.distributed, or this process alone. All of them make the same calls together."""
+
+    def __init__(self) -> None:
+        dist: Any = sys.modules.get("torch.distributed")
+        joined = dist is not None and dist.is_available() and dist.is_initialized()
+        self._dist = dist if joined and dist.get_world_size() > 1 else None
+        self.size: int = self._dist.get_world_size() if self._dist else 1
+        self.rank: int = self._dist.get_rank() if self._dist else 0
+
+    @property
+    def leads(self) -> bool:
+        """Whether this is rank 0."""
+        return self.rank == 0
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every rank's value, on every rank."""
+        if self._dist is None:
+            return [value]
+        found: list[Any] = [None] * self.size
+        self._dist.all_gather_object(found, value)
+        return found
+
+    def first(self, value: Any) -> Any:
+        """Rank 0's value, on every rank."""
+        return self.gather(value)[0]
+
+    def most(self, value: float) -> float:
+        """The largest of all ranks' values."""
+        return max(map(float, self.gather(value)))
+
+    def clock(self) -> float:
+        """Rank 0's monotonic clock in seconds."""
+        return float(self.first(time.monotonic()))
 
 
 class KeyValueStore(Protocol):
@@ -55,22 +98,23 @@ class Agreement:
         self.number += 1
         if len(self.ranks) == 1:
             return decide([report])
-        self.store.set(self._key(f"report/{self.rank}"), json.dumps(report))
+        publish(self.store, self._key(f"report/{self.rank}"), report)
         deadline_s = self.deadline_s + extra_s
         return self._lead(decide, deadline_s) if self.leads else self._follow(PATIENCE * deadline_s)
 
     def _lead(self, decide: Callable[[list[Report]], Decision], deadline_s: float) -> Decision:
         keys = [self._key(f"report/{rank}") for rank in self.ranks]
-        if not self._wait(keys, deadline_s):
-            absent = [rank for rank, key in zip(self.ranks, keys, strict=True) if not self.store.check([key])]
+        reports = published(self.store, keys, deadline_s)
+        absent = [rank for rank, report in zip(self.ranks, reports, strict=True) if report is None]
+        if absent:
             ranks = ", ".join(map(str, absent[:8]))
             return self._settle({**ABANDON, "reason": f"no word from rank {ranks} for {deadline_s:.3g} s"})
-        return self._settle(decide([json.loads(self.store.get(key)) for key in keys]))
+        return self._settle(decide([report for report in reports if report is not None]))
 
     def _follow(self, deadline_s: float) -> Decision:
         key = self._key("decision")
-        if self._wait([key], deadline_s):
-            found: Decision = json.loads(self.store.get(key))
+        (found,) = published(self.store, [key], deadline_s)
+        if found is not None:
             return found
         reason = f"rank {self.rank} had no word from rank {self.ranks[0]}"
         return self._settle({**ABANDON, "reason": reason})
@@ -82,17 +126,24 @@ class Agreement:
         )
         return settled
 
-    def _wait(self, keys: list[str], seconds: float) -> bool:
-        try:
-            self.store.wait(keys, timedelta(seconds=seconds))
-        except Exception as error:  # each store has its own kind for "time is up"
-            if _time_is_up(error):
-                return False
-            raise
-        return True
-
     def _key(self, name: str) -> str:
         return f"{self.number}/{name}"
+
+
+def publish(store: KeyValueStore, key: str, report: Report) -> None:
+    """Let the other ranks read this rank's report."""
+    store.set(key, json.dumps(report))
+
+
+def published(store: KeyValueStore, keys: Sequence[str], wait_s: float) -> list[Report | None]:
+    """The report under each key, once all are there; None for those that are missing when the time is up."""
+    try:
+        store.wait(list(keys), timedelta(seconds=wait_s))
+    except Exception as error:  # each store has its own kind for "time is up"
+        if not _time_is_up(error):
+            raise
+        return [json.loads(store.get(key)) if store.check([key]) else None for key in keys]
+    return [json.loads(store.get(key)) for key in keys]
 
 
 def _time_is_up(error: Exception) -> bool:

@@ -1,4 +1,4 @@
-"""A GPU that only keeps time: streams and events on a virtual clock, tensors on the CPU."""
+"""A fake GPU: streams and events on a virtual clock, tensors on the CPU."""
 
 from __future__ import annotations
 
@@ -126,12 +126,12 @@ class FakeShim:
     def __init__(self) -> None:
         self.policies: list[Policy] = []
 
-    def set_policy(self, policy: Policy) -> None:
+    def shape_launches(self, policy: Policy) -> None:
         self.policies.append(policy)
 
 
 class ModelExecutor:
-    """An executor that answers from a formula; used where only the bookkeeping is tested."""
+    """An executor that computes times from a formula, to test the bookkeeping only."""
 
     simulated = False
 

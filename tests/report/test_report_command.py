@@ -9,7 +9,7 @@ import pytest
 from report_samples import analysis_document, bench_document, small_timeline, tune_document
 
 from weft.cli.report import report
-from weft.errors import InputError
+from weft.errors import InputError, OutputError
 from weft.report.find import find_results, kind_of
 from weft.report.folder import NO_TIMELINE
 
@@ -47,7 +47,7 @@ def test_the_page_of_a_folder_has_every_result(tmp_path, capsys) -> None:
     report(tmp_path, None)
     said = capsys.readouterr()
     assert said.out.strip() == str(tmp_path / "report.html")
-    assert said.err == "weft: left out foreign.json: not a result of analyze, bench or tune\n"
+    assert said.err == "weft: skipped foreign.json: not a result of analyze, bench or tune\n"
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     for expected in ("Analysis", "Tune cb-ar", "Bench night", NO_TIMELINE, 'class="badge">simulated<'):
         assert expected in page
@@ -63,7 +63,7 @@ def test_out_says_where(tmp_path, capsys) -> None:
     report(tmp_path, target)
     assert capsys.readouterr().out.strip() == str(target)
     assert target.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
-    with pytest.raises(InputError, match="cannot write"):
+    with pytest.raises(OutputError, match="cannot write"):
         report(tmp_path, tmp_path / "missing" / "x.html")
 
 

@@ -1,4 +1,4 @@
-"""The compiled core: built with plain cc, and missed clearly where it could not be."""
+"""The compiled core: built with plain cc; a clear error where it is missing."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from weft.workload import named
 ROOT = Path(__file__).parents[2]
 
 
-def test_without_a_compiler_the_build_goes_on_and_says_so(monkeypatch, tmp_path, capsys):
+def test_without_a_compiler_the_error_names_the_core(monkeypatch, tmp_path):
     monkeypatch.setattr(hatch_build.shutil, "which", lambda name: None)
-    assert hatch_build.build_sim(ROOT, tmp_path / "sim.so") is None
-    assert "no C compiler found, the simulator's core is not built" in capsys.readouterr().err
+    with pytest.raises(hatch_build.CompileError, match="no C compiler found for the simulator's core"):
+        hatch_build.build_sim(ROOT, tmp_path / "sim.so")
     assert not list(tmp_path.iterdir())
 
 
@@ -28,7 +28,7 @@ def test_the_core_compiles_without_warnings(tmp_path):
 
 
 def test_a_missing_core_is_one_line_with_the_fix(monkeypatch):
-    monkeypatch.setattr(core, "LIBRARY", "no_such_library.so")
+    monkeypatch.setattr(core, "CORE_LIBRARY", "no_such_library.so")
     core._library.cache_clear()
     try:
         with pytest.raises(UnavailableError, match=r"core is not built: install a C compiler") as found:

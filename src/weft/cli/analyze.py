@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from weft.errors import InputError, UsageError
+from weft.errors import OutputError, UsageError
 from weft.files import write_whole
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ def _read(traces: list[Path], comm: str | None) -> Analysis:
 def _output() -> Iterator[Any]:
     """Standard output, written to the end: a closed or full one is an error, not a lost result."""
     if sys.stdout is None or sys.stdout.closed:
-        raise InputError("standard output is closed; redirect it to a file or /dev/null")
+        raise OutputError("standard output is closed; redirect it to a file or /dev/null")
     try:
         yield sys.stdout
         sys.stdout.flush()
@@ -163,7 +163,7 @@ def _output() -> Iterator[Any]:
         raise
     except OSError as error:
         _silence()
-        raise InputError(f"cannot write to standard output: {error.strerror or error}") from None
+        raise OutputError(f"cannot write to standard output: {error.strerror or error}") from None
 
 
 def _silence() -> None:

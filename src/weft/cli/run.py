@@ -11,15 +11,9 @@ from typing import Annotated, Any
 
 import typer
 
-from weft.errors import UsageError, WeftError
+from weft.errors import UnavailableError, UsageError, WeftError
 from weft.files import write_whole
 from weft.policy import Policy
-
-# What `weft run` cannot give a program that it does not know, and who can.
-_ELSEWHERE = {
-    "sm_reserve": "compute.sm_reserve is not applied by weft run: no launch can keep SMs free for others",
-    "schedule": "schedule is not applied by weft run: it is for fused operations",
-}
 
 
 def run(
@@ -60,6 +54,22 @@ def run(
             "--stats", metavar="FILE", help="Write what was launched and shaped, in all processes, as JSON."
         ),
     ] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            "--trace", metavar="DIR", help="Write a trace of some steps of each rank, for `weft analyze`."
+        ),
+    ] = None,
+    trace_steps: Annotated[
+        int,
+        typer.Option(
+            min=1, max=1000, metavar="N", help="Steps to trace (seconds where no step can be found)."
+        ),
+    ] = 3,
+    trace_after: Annotated[
+        int,
+        typer.Option(min=0, metavar="M", help="Steps before the trace (seconds where no step can be found)."),
+    ] = 10,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No closing line.")] = False,
 ) -> None:
     """Run an unmodified program under a policy; torchrun and all children are included.
@@ -69,9 +79,13 @@ def run(
     weft run --priority high --head-start 5 -- torchrun --nproc-per-node 8 train.py
 
     weft run --tune -- torchrun --nproc-per-node 8 train.py
+
+    weft run --trace traces -- torchrun --nproc-per-node 8 train.py
     """
-    from weft.shim import launch, stats
-    from weft.shim.inject import Job, check_preload
+    _check_platform()
+    from weft.shim import chrome, launch, stats
+    from weft.shim.apply import not_applied
+    from weft.shim.inject import Job, TraceRequest, check_preload
     from weft.tuning.live.outcome import read_result
     from weft.tuning.live.starts import Memory
 
@@ -82,7 +96,8 @@ def run(
     policy = _policy(policy_file, priority=priority, residency=residency, when=when, head_start_us=head_start)
     if stats_file is not None:
         _check_writable(stats_file)
-    _say_what_is_elsewhere(policy)
+    for line in not_applied(policy):
+        print(f"weft: {line}", file=sys.stderr)
     asked = not tune or policy.max_ctas is not None or "NCCL_MAX_CTAS" in os.environ
     earlier = None if asked else Memory(command)
     if earlier is not None:
@@ -90,7 +105,10 @@ def run(
         policy = dataclasses.replace(policy, max_ctas=ctas)
         _say(earlier.problem, quiet)
         _say(f"this start has {ctas} CTAs for a collective" if ctas else "", quiet)
-    with Job(policy, tune=tune) as job:
+    wanted = TraceRequest(trace_steps, trace_after) if trace is not None else None
+    if trace is not None:
+        chrome.check_folder(trace)
+    with Job(policy, tune=tune, trace=wanted) as job:
         env = job.environment()
         check_preload(env)
         status = launch.run(command, env)
@@ -100,8 +118,17 @@ def run(
             counted["tuning"] = read_result(job.folder)
             line = counted["tuning"]["text"]
             _say(earlier.learn(counted["tuning"]) if earlier is not None else "", quiet)
+        if trace is not None:
+            _write_traces(job.folder, trace, quiet)
     _report(counted, policy, stats_file, quiet, line)
     launch.end_like(status)
+
+
+def _check_platform() -> None:
+    if sys.platform != "linux":
+        raise UnavailableError(
+            "weft run needs Linux, whose loader preloads the shim; analyze, plan and report work here"
+        )
 
 
 def _policy(path: Path | None, **given: Any) -> Policy:
@@ -114,20 +141,26 @@ def _say(line: str, quiet: bool) -> None:
         print(f"weft: {line}", file=sys.stderr)
 
 
+def _write_traces(folder: Path, out: Path, quiet: bool) -> None:
+    from weft.shim import chrome
+
+    try:
+        written = chrome.write_traces(folder, out)
+    except WeftError as error:  # the program's own exit code must stand
+        print(f"weft: {error}", file=sys.stderr)
+        return
+    if written:
+        _say(f"traces of {len(written)} processes: weft analyze {out}/weft.*.json", quiet)
+    else:
+        _say("nothing was traced: the program launched no kernel, or ended before --trace-after", quiet)
+
+
 def _check_writable(path: Path) -> None:
     """Found out now, not after hours of training."""
     if path.is_dir() or not os.access(path.parent, os.W_OK):
         raise UsageError(
             f"--stats {path}: cannot be written; name a file in a folder that exists and is yours to write"
         )
-
-
-def _say_what_is_elsewhere(policy: Policy) -> None:
-    for name, line in _ELSEWHERE.items():
-        if getattr(policy, name) != type(policy).__dataclass_fields__[name].default:
-            print(f"weft: {line}", file=sys.stderr)
-    if policy.engine == "dma":
-        print("weft: comm.engine dma is not applied by weft run: it is for fused operations", file=sys.stderr)
 
 
 def _report(counted: dict[str, Any], policy: Policy, path: Path | None, quiet: bool, line: str) -> None:

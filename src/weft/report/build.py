@@ -1,4 +1,4 @@
-"""From documents to the parts of a page: everything a template shows, ready to be shown."""
+"""From documents to the parts of a page, ready for the templates."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from pathlib import PurePath
 from typing import TypeVar
 
 from weft.report import analysis, bench, compare, details, tune, words
-from weft.report.charts import Chart, is_simulated, workload_name
+from weft.report.charts import Chart, is_simulated
 from weft.report.drawing import MAX_JSON_BYTES, Drawing, draw
 from weft.report.heat import Heat, heat
 from weft.report.occupancy import Picture
 from weft.report.parts import Bar, Card, Table
 from weft.report.reading import Document, record, records, text
 from weft.timeline import Ns, Timeline
+from weft.tuning.tuned_workload import TunedWorkload
 
 AnyPart = TypeVar("AnyPart", bound="Part")
 MAX_DRAWN = 24
@@ -42,13 +43,13 @@ class Part:
     heat: Heat | None = None
 
     def numbered(self, position: int) -> Part:
-        """The same part with identifiers of its own."""
+        """A copy with a unique identifier."""
         return replace(self, id=f"part{position}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class AnalysisPart(Part):
-    """An analysis."""
+    """The result of `weft analyze`."""
 
     cards: tuple[Card, ...]
     legend: tuple[tuple[str, str, str], ...]
@@ -64,7 +65,7 @@ class AnalysisPart(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class BenchPart(Part):
-    """A bench."""
+    """The result of `weft bench`."""
 
     heatmaps: tuple[bench.Heatmap, ...]
     charts: tuple[Chart, ...]
@@ -73,7 +74,7 @@ class BenchPart(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class TunePart(Part):
-    """A tune."""
+    """The result of `weft tune`."""
 
     cards: tuple[Card, ...]
     chart: Chart
@@ -83,7 +84,7 @@ class TunePart(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class ComparisonPart(Part):
-    """What changed between two analyses."""
+    """The comparison of two analyses."""
 
     table: Table
 
@@ -96,9 +97,9 @@ def analysis_part(
     title: str = "Analysis",
     max_bytes: int = MAX_JSON_BYTES,
 ) -> AnalysisPart:
-    """The part of `weft analyze`."""
+    """The page part of `weft analyze`."""
     names = analysis.labels(document)
-    # Timelines without a document of their own still get drawn, and a document without them is still shown.
+    # Timelines without a document are drawn, and a document without timelines is shown.
     drawn = [*names, *(f"timeline {i}" for i in range(len(names), len(timelines)))][: len(timelines)]
     steps, price = details.step_table(document, names), details.price_table(document, names)
     offsets = [*analysis.clock_offsets_ns(document), *(0 for _ in timelines)][: len(timelines)]
@@ -138,7 +139,7 @@ def analysis_part(
 
 
 def bench_part(document: Document) -> BenchPart:
-    """The part of `weft bench`."""
+    """The page part of `weft bench`."""
     heatmaps, charts = bench.heatmaps(document), bench.times(document)
     sections = [("heat", "Heatmaps")] if heatmaps else []
     sections += [("times", "Times")] if charts else []
@@ -147,10 +148,10 @@ def bench_part(document: Document) -> BenchPart:
         template="bench.html.j2",
         title=f"Bench {suite}".strip(),
         subtitle=_subtitle(text(document, "device"), _count(len(records(document, "rows")), "measurement")),
-        sentence=bench.sentence(document),
+        sentence=bench.bench_sentence(document),
         contents=(*sections, ("table", "Results")),
         simulated=is_simulated(document),
-        warnings=tuple(bench.warnings(document)),
+        warnings=tuple(bench.bench_warnings(document)),
         heatmaps=tuple(heatmaps),
         charts=tuple(charts),
         table=bench.row_table(document),
@@ -158,33 +159,31 @@ def bench_part(document: Document) -> BenchPart:
 
 
 def tune_part(
-    document: Document,
+    tuned: TunedWorkload,
     before: Timeline | None = None,
     after: Timeline | None = None,
     pictures: Sequence[Picture] = (),
     *,
     max_bytes: int = MAX_JSON_BYTES,
 ) -> TunePart:
-    """The part of `weft tune`."""
+    """The page part of `weft tune`."""
     shown = [(line, name) for line, name in ((before, "before"), (after, "after")) if line is not None]
-    sections = [("summary", "Summary"), ("candidates", "Candidates")]
     part = TunePart(
         template="tune.html.j2",
-        title=f"Tune {workload_name(document)}".strip(),
-        subtitle=_subtitle(
-            text(document, "device"), _count(len(records(document, "candidates")), "candidate")
-        ),
-        sentence=tune.sentence(document),
+        title=f"Tune {tuned.workload}",
+        subtitle=_subtitle(tuned.device, _count(len(tuned.candidates), "candidate")),
+        sentence=tuned.text,
         contents=(
-            *sections,
+            ("summary", "Summary"),
+            ("candidates", "Candidates"),
             *([("timeline", "Timeline")] if shown else []),
             *([("occupancy", "Occupancy")] if pictures else []),
         ),
-        simulated=is_simulated(document),
+        simulated=tuned.verdict.simulated,
         pictures=tuple(pictures),
-        cards=tuple(tune.cards(document)),
-        chart=tune.candidate_chart(document),
-        table=tune.candidate_table(document),
+        cards=tuple(tune.cards(tuned)),
+        chart=tune.candidate_chart(tuned),
+        table=tune.candidate_table(tuned),
     )
     timelines, names = [line for line, _ in shown], [name for _, name in shown]
     return _with_timelines(part, timelines, names, None, max_bytes)
@@ -197,7 +196,7 @@ def comparison_parts(
     *,
     max_bytes: int = MAX_JSON_BYTES,
 ) -> list[Part]:
-    """What changed between two analyses, then each of them."""
+    """The comparison of two analyses, then each of them."""
     part = ComparisonPart(
         template="comparison.html.j2",
         title="Comparison",

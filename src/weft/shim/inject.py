@@ -8,19 +8,31 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from weft.errors import InputError, UnavailableError, UsageError
 from weft.policy import Policy
-from weft.shim import binding, communicators, stats
+from weft.shim import apply, binding, communicators, stats
 
 LIBRARY = "libweft_shim.so"
 PACKAGE = Path(__file__).parent.parent
 AUTOLOAD = PACKAGE / "integrations" / "autoload"
 PRELOAD_FAILURE = "cannot be preloaded"
-AMD_DRIVER = Path("/dev/kfd")
+
+
+TRACE_PATIENCE_S = 60.0
+"""How long after the first launch a trace waits for a torch program's step to show itself."""
+
+
+@dataclass(frozen=True)
+class TraceRequest:
+    """Which part of a program to trace: `steps` after `after` others; seconds where no step is known."""
+
+    steps: int
+    after: int
 
 
 def library_path() -> Path:
@@ -36,17 +48,9 @@ def library_path() -> Path:
 
 def environment(policy: Policy, folder: Path, base: Mapping[str, str]) -> dict[str, str]:
     """`base` with what starts a program, and all its children, under the shim and this policy."""
-    env = dict(base)
+    env = apply.start_environment(policy, base)
     env["LD_PRELOAD"] = ":".join(filter(None, (_preloadable(folder), env.get("LD_PRELOAD"))))
     env["WEFT_JOB"] = str(folder)
-    if policy.max_ctas is not None:
-        env["NCCL_MAX_CTAS"] = str(policy.max_ctas)
-        least = env.get("NCCL_MIN_CTAS", "")
-        if least.isdigit() and int(least) > policy.max_ctas:
-            env["NCCL_MIN_CTAS"] = str(policy.max_ctas)  # NCCL refuses a minimum above the maximum
-    if policy.priority == "high" and AMD_DRIVER.exists():
-        # HIP has no launch attribute to carry it; torch can put its collectives on a high-priority stream.
-        env.setdefault("TORCH_NCCL_HIGH_PRIORITY", "1")
     return env
 
 
@@ -63,6 +67,20 @@ def tuning_environment(policy: Policy, base: Mapping[str, str]) -> dict[str, str
         "WEFT_TUNE_HOME": str(PACKAGE.parent),
         "WEFT_TUNE_POLICY": json.dumps(policy.to_dict()),
         communicators.LIVE_VARIABLE: "1",
+    }
+
+
+def tracing_environment(trace: TraceRequest, base: Mapping[str, str]) -> dict[str, str]:
+    """`base` with what makes the shim, and torch where there is one, record a trace in every process."""
+    path = [entry for entry in base.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    if str(AUTOLOAD) not in path:
+        path.append(str(AUTOLOAD))
+    patience_s = float(base.get("WEFT_TRACE_PATIENCE_S", TRACE_PATIENCE_S))
+    return {
+        **base,
+        "PYTHONPATH": os.pathsep.join(path),
+        "WEFT_TUNE_HOME": str(PACKAGE.parent),
+        "WEFT_TRACE": f"{trace.after} {trace.steps} {patience_s}",
     }
 
 
@@ -93,8 +111,10 @@ def check_preload(env: Mapping[str, str]) -> None:
 class Job:
     """A folder that a program and its children share with weft while they run; removed at the end."""
 
-    def __init__(self, policy: Policy | None = None, *, tune: bool = False) -> None:
-        self.policy, self.tune = policy or Policy(), tune
+    def __init__(
+        self, policy: Policy | None = None, *, tune: bool = False, trace: TraceRequest | None = None
+    ) -> None:
+        self.policy, self.tune, self.trace = policy or Policy(), tune, trace
 
     def __enter__(self) -> Job:
         try:
@@ -112,7 +132,8 @@ class Job:
     def environment(self, base: Mapping[str, str] | None = None) -> dict[str, str]:
         """The environment that starts a program in this job."""
         env = environment(self.policy, self.folder, os.environ if base is None else base)
-        return tuning_environment(self.policy, env) if self.tune else env
+        env = tuning_environment(self.policy, env) if self.tune else env
+        return tracing_environment(self.trace, env) if self.trace else env
 
     def set_policy(self, policy: Policy) -> None:
         """Change the policy of every process of the job, while it runs."""

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from weft.errors import InputError
-from weft.timeline import Figures, Timeline
+from weft.timeline import OverlapFigures, Timeline
 from weft.trace import checks
 from weft.trace.advise import Advice, advise
 from weft.trace.attribute import Attribution, attribute, transfer_times
@@ -42,7 +42,7 @@ class RankAnalysis:
     """One GPU of the run."""
 
     trace: Trace
-    figures: Figures
+    figures: OverlapFigures
     found: Collectives
     matched: Match
     attribution: Attribution

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from weft.sim.profile import Figures, profile
+from weft.sim.profile import SimFigures, profile
 from weft.timeline import Kind
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def cta_changes(ranks: Sequence[RankAnalysis], profile_name: str) -> list[CtaCha
 
 
 def _raised(
-    ranks: Sequence[RankAnalysis], figures: Figures, sms: int, ctas: int, speed: float | None, share: float
+    ranks: Sequence[RankAnalysis], figures: SimFigures, sms: int, ctas: int, speed: float | None, share: float
 ) -> CtaChange | None:
     """NCCL_MIN_CTAS: large collectives all run on fewer CTAs than the library takes by itself on this GPU."""
     usual = int(figures.comm_ctas)
@@ -92,7 +92,7 @@ def _raised(
     )
 
 
-def _lowered(ranks: Sequence[RankAnalysis], figures: Figures, ctas: int) -> CtaChange | None:
+def _lowered(ranks: Sequence[RankAnalysis], figures: SimFigures, ctas: int) -> CtaChange | None:
     """NCCL_MAX_CTAS: compute pays for the collectives' SMs, and half of them would carry the same bytes."""
     fewer = ctas // 2
     lost = float(np.mean([sum(price.lost_ns for price in rank.prices) for rank in ranks])) / 1e3

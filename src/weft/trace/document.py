@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weft.timeline import Figures
+from weft.timeline import OverlapFigures
 from weft.trace.attribute import CAUSES, REASONS
 from weft.trace.critical import CriticalPath
 from weft.trace.names import short_name
@@ -25,7 +25,7 @@ def us(ns: int) -> float:
     return round(ns / 1000, 3)
 
 
-def figures_json(figures: Figures) -> dict[str, float]:
+def figures_json(figures: OverlapFigures) -> dict[str, float]:
     """The figures under the names of the contract, in µs and percent."""
     return {
         "span_us": us(figures.span_ns),

@@ -14,7 +14,7 @@ from functools import lru_cache
 from weft.errors import WeftError
 from weft.gpu.occupancy import blocks_per_sm, shared_bytes_for
 from weft.policy import Policy
-from weft.sim.core import simulate
+from weft.sim.core import simulate_launches
 from weft.sim.launches import Footprint, Launch, LaunchKind, Speed
 from weft.sim.profile import Profile, footprint
 from weft.sim.profile import profile as named_profile
@@ -96,7 +96,7 @@ def _outcome(wait: Wait, policy: Policy, profile_name: str) -> tuple[float, floa
             after=((len(launches) - 1, 0.0),),
         )
     )
-    done = simulate(profile.machine(), launches)
+    done = simulate_launches(profile.machine(), launches)
     return float(done.start_s[-1]), float(done.end_s[compute])
 
 

@@ -454,6 +454,7 @@ static int keep(scan *s, const char *at, const char *end) {
         case 3:
             if (is(key, "cat")) {
                 e.cat = value;
+                if (*value.at != '"' && !is(value, "null")) return 0;
                 role = category(value);
                 if (role == OTHER) return 1;
             } else if (is(key, "dur")) e.dur = value;

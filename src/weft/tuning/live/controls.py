@@ -10,12 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from weft.errors import UnavailableError
 from weft.policy import Policy
-from weft.shim import binding, communicators, stats
-from weft.tuning.live.look import Look
+from weft.shim import apply, binding, communicators, spans, stats, tracer
+from weft.tuning.candidates import cta_choices
 from weft.tuning.live.options import Facts, Kernel
-from weft.tuning.live.session import PREPARE_S
 
 FREE_BYTES = 2 << 30  # of the GPU's memory, for the buffers of new communicators
 SM_SHARE = 2  # collectives may take one SM of so many, all ranks on the GPU together
@@ -31,16 +29,17 @@ class LaunchControls:
         self.default, self._world, self._parameters = default, world, parameters
         self._before: Counts = {}
         self._calls = 0
-        self._look = Look()
+        self._traces = False
+        tracer.watch()
 
     def learn(self) -> None:
-        self._look.begin()
-        binding.set_policy(self.default, track=True)
+        self._traces = tracer.start()
+        apply.shape_launches(self.default, track=True)
         self._before, self._calls = _counts(), _last_call()
 
     def facts(self, steps: int) -> Facts:
-        looked, after = self._look.end(steps), _counts()
-        times = looked.kernels if looked else {}
+        profile, after = self._profile(steps), _counts()
+        times = profile.kernels if profile else {}
         seen = {name: _less(now, self._before.get(name)) for name, now in after.items()}
         comm = {name: row for name, row in seen.items() if row[4] == "comm" and row[0]}
         kernels = tuple(
@@ -59,7 +58,7 @@ class LaunchControls:
             choices = cta_choices(ctas, most)
         elif ctas and _used() and not _order_of_sums_matters(_used()):
             at_start = cta_choices(ctas, _most_ctas(_used()))
-        binding.set_policy(None)
+        apply.shape_launches(None)
         return Facts(
             launches=bool(seen),
             collectives=sum(row[0] for row in comm.values()) / steps,
@@ -69,12 +68,18 @@ class LaunchControls:
             why_no_ctas=why,
             cta_choices_at_start=at_start,
             kernels=_worth_telling(kernels),
-            span_ms=looked.span_ms if looked else None,
-            comm_ms=looked.comm_ms if looked else None,
-            exposed_ms=looked.exposed_ms if looked else None,
+            span_ms=profile.span_ms if profile else None,
+            comm_ms=profile.comm_ms if profile else None,
+            exposed_ms=profile.exposed_ms if profile else None,
             world=self._world,
             workload=self._workload(kernels, Counter(call.operation for call in calls), steps),
         )
+
+    def _profile(self, steps: int) -> spans.StepProfile | None:
+        """What the shim's tracer recorded since `learn`; None where it could not, as while it is in use."""
+        recording = tracer.stop() if self._traces else None
+        self._traces = False
+        return spans.profile(recording, steps) if recording is not None else None
 
     def _workload(self, kernels: Sequence[Kernel], calls: Mapping[str, int], steps: int) -> str:
         names = "\n".join(sorted(kernel.symbol for kernel in kernels if kernel.launches >= 1))
@@ -102,29 +107,24 @@ class LaunchControls:
         return ""
 
     def prepare(self, ctas: int) -> None:
-        communicators.prepare(ctas, PREPARE_S)
+        communicators.prepare(ctas, apply.PREPARE_S)
 
     def apply(self, policy: Policy) -> None:
-        self._look.drop()  # where the tuning ends while it learns
-        if communicators.available():
-            other = policy.max_ctas != self.default.max_ctas
-            communicators.route(policy.max_ctas if other else None)
-        elif policy.max_ctas != self.default.max_ctas:
-            raise UnavailableError("the program has made no NCCL communicator that weft can see")
-        binding.set_policy(None if policy == self.default else policy)
+        if self._traces:  # the tuning ends while it learns
+            self._traces = False
+            tracer.drop()
+        apply.apply(policy, self.default)
 
     def harmless(self) -> None:
-        binding.set_policy(Policy())
+        apply.shape_launches(Policy())
 
     def release(self) -> None:
         if communicators.available():
             communicators.release()
+        tracer.unwatch()
 
     def synchronize(self) -> None:
-        import torch
-
-        if torch.cuda.is_initialized():
-            torch.cuda.synchronize()
+        apply.synchronize()
 
     def now(self) -> float:
         return time.perf_counter()
@@ -150,16 +150,9 @@ def _worth_telling(kernels: Sequence[Kernel]) -> tuple[Kernel, ...]:
 def _kernel(
     symbol: str, launches: float, beside: float, blocks: int, times: Mapping[str, tuple[float, float]]
 ) -> Kernel:
-    """The profiler knows a kernel by its readable name, or by the driver's."""
     name = stats.demangle(symbol)
-    ms, beside_ms = times.get(name) or times.get(symbol) or (None, None)
+    ms, beside_ms = times.get(symbol, (None, None))
     return Kernel(name, symbol, launches, beside, blocks or None, ms, beside_ms)
-
-
-def cta_choices(now: int, most: int) -> tuple[int, ...]:
-    """Half, 4/3, twice and 8/3 times as many, within what fits."""
-    wanted = (now // 2, round(now * 4 / 3), 2 * now, round(now * 8 / 3))
-    return tuple(dict.fromkeys(count for count in wanted if 1 <= count <= most and count != now))
 
 
 def _used() -> list[communicators.Communicator]:
