@@ -32,8 +32,11 @@ def analyze(*paths: str | Path, comm: str | None = None, progress: Progress | No
     `comm` is a regular expression; kernels whose name it finds count as communication too. Raises InputError
     for a file that is no usable trace, UsageError for a bad expression.
     """
+    from concurrent.futures import ThreadPoolExecutor
+
+    from weft.trace.custom import comm_matcher
     from weft.trace.files import find_traces, standard_input
-    from weft.trace.parallel import helpers_for
+    from weft.trace.parallel import helpers_for, read_files
 
     if not paths:
         raise InputError("no trace given; pass a file or a folder of ranks")
@@ -45,10 +48,12 @@ def analyze(*paths: str | Path, comm: str | None = None, progress: Progress | No
             files += found
             if path.is_dir():
                 in_folder.update(found)
+        comm_matcher(comm)  # a bad expression is reported before any file is read
         helpers = held.enter_context(helpers_for(files, comm))
-        from weft.trace.analysis import analyze_files
+        reading = held.enter_context(ThreadPoolExecutor(1)).submit(read_files, files, comm, helpers, progress)
+        from weft.trace.analysis import analyze_outcomes  # loads while the scanner works
 
-        return analyze_files(files, in_folder, comm, helpers, progress)
+        return analyze_outcomes(files, in_folder, reading.result())
 
 
 def __getattr__(name: str) -> Any:

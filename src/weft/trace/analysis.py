@@ -18,7 +18,6 @@ from weft.trace.attribute import Attribution, attribute, transfer_times
 from weft.trace.checks import in_order
 from weft.trace.collectives import Collectives, collectives
 from weft.trace.critical import CriticalPath, critical_path
-from weft.trace.custom import comm_matcher
 from weft.trace.document import (
     causes_json,
     collective_rows,
@@ -31,7 +30,7 @@ from weft.trace.document import (
     us,
 )
 from weft.trace.match import Match, match
-from weft.trace.parallel import Helper, Progress, read_all
+from weft.trace.parallel import Outcome
 from weft.trace.price import KernelPrice, price_of_overlap
 from weft.trace.record import Trace
 from weft.trace.steps import StepFigures, step_figures
@@ -153,25 +152,11 @@ class Analysis:
         }
 
 
-def analyze_files(
-    files: list[Path],
-    in_folder: set[Path],
-    comm: str | None,
-    helpers: list[Helper],
-    progress: Progress | None,
-) -> Analysis:
-    """Reads files and analyzes them, see `weft.trace.analyze`. In a folder some may be no traces."""
-    comm_matcher(comm)  # a bad expression is told before any file is read
-    read: list[Path] = []
-
-    def done(file: Path) -> None:
-        read.append(file)
-        if progress:
-            progress(str(file), len(read), len(files))
-
+def analyze_outcomes(files: Sequence[Path], in_folder: set[Path], outcomes: Sequence[Outcome]) -> Analysis:
+    """Analyzes what was read of each file, see `weft.trace.analyze`. In a folder some may be no traces."""
     traces: list[Trace] = []
     warnings: list[str] = []
-    for file, outcome in zip(files, read_all(files, comm, helpers, done), strict=True):
+    for file, outcome in zip(files, outcomes, strict=True):
         if isinstance(outcome, list):
             traces += outcome
         elif file in in_folder and len(files) > 1 and isinstance(outcome, InputError):

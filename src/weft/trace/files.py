@@ -37,7 +37,7 @@ FREE_BYTES = 128 << 20
 
 _SUFFIXES = (".json", ".json.gz", ".json.zst", ".sqlite", ".xplane.pb", "_kernel_trace.csv")
 _MAX_DEPTH = 3
-_QUEUED_BLOCKS = 8
+_QUEUED_BLOCKS = 4
 
 
 def find_traces(path: Path) -> list[Path]:

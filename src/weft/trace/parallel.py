@@ -52,6 +52,20 @@ def helpers_for(files: list[Path], comm: str | None) -> Iterator[list[Helper]]:
             helper.close()
 
 
+def read_files(
+    files: list[Path], comm: str | None, helpers: list[Helper], progress: Progress | None
+) -> list[Outcome]:
+    """Reads each file and tells `progress` of each."""
+    read: list[Path] = []
+
+    def done(file: Path) -> None:
+        read.append(file)
+        if progress:
+            progress(str(file), len(read), len(files))
+
+    return read_all(files, comm, helpers, done)
+
+
 def read_all(
     files: list[Path], comm: str | None, helpers: list[Helper], done: Done | None = None
 ) -> list[Outcome]:
