@@ -16,7 +16,7 @@ from report_samples import (
     bench_document,
     large_timeline,
     small_timeline,
-    tune_document,
+    tuned_workload,
 )
 
 from weft.report.page import analysis_page, bench_page, tune_page
@@ -306,7 +306,7 @@ def test_dark_and_light_follow_the_system_and_the_button(show: Opener) -> None:
 @pytest.mark.parametrize("width", [1280, 768, 390])
 def test_no_page_is_wider_than_the_window(show: Opener, width: int) -> None:
     line = small_timeline()
-    for html in (analysis(2), bench_page(bench_document()), tune_page(tune_document(), line, line)):
+    for html in (analysis(2), bench_page(bench_document()), tune_page(tuned_workload(), line, line)):
         page = show(html, width=width)
         assert page.run("document.documentElement.scrollWidth") <= width
 

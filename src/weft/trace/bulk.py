@@ -12,11 +12,8 @@ from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from weft.trace import native
+from weft.trace import native, scan
 from weft.trace.events import Collector
-
-MAX_CARRY_BYTES = 64 << 20
-"""More than this without the end of an event is left to the Python reader, which refuses it."""
 
 _BETWEEN = re.compile(rb"\}\s*,\s*\{")
 _TAILS = (1 << 13, 1 << 17)
@@ -58,7 +55,7 @@ class Bulk:
                 carry = text[found.consumed : cut]
                 if not carry.strip():
                     carry = b""
-                if found.status != native.FED or len(carry) > MAX_CARRY_BYTES:
+                if found.status != native.FED or len(carry) > scan.MAX_EVENT_BYTES:
                     rest = [carry, *(text[:cut] for text, cut, _ in waiting), parts.rest()]
                     return b"".join(rest), found.status == native.CLOSED
 
@@ -88,7 +85,7 @@ class _Parts:
             self._held = text[cut:] if cut > 0 else text
             if cut > 0:
                 return text, cut
-            if len(text) > MAX_CARRY_BYTES:
+            if len(text) > scan.MAX_EVENT_BYTES:
                 self._held = b""
                 return text, len(text)
         raise StopIteration
