@@ -57,11 +57,11 @@ def critical_path(trace: Trace, found: Collectives, why: Attribution) -> Critica
     timeline = trace.timeline
     if not len(timeline):
         return CriticalPath(0, 0, 0, 0, 0, np.zeros((0, len(REASONS)), dtype=np.int64))
-    spans, host, gap_ns = _walk(trace)
-    pieces = np.array(spans, dtype=np.int64).reshape(-1, 3)
-    kinds = timeline.kind[pieces[:, 0]]
-    lengths = {kind: int((pieces[:, 2] - pieces[:, 1])[kinds == kind].sum()) for kind in Kind}
-    on_comm = union(pieces[kinds == Kind.COMM, 1], pieces[kinds == Kind.COMM, 2])
+    walked, host, gap_ns = _walk(trace)
+    begun, until = timeline.start_ns[walked[:, 0]], walked[:, 1]
+    kinds = timeline.kind[walked[:, 0]]
+    lengths = {kind: int((until - begun)[kinds == kind].sum()) for kind in Kind}
+    on_comm = union(begun[kinds == Kind.COMM], until[kinds == Kind.COMM])
     on_host = _intervals(host)
     return CriticalPath(
         compute_ns=lengths[Kind.COMPUTE],
@@ -93,8 +93,8 @@ def _intervals(pieces: list[tuple[int, int]]) -> Intervals:
     return union(columns[:, 0], columns[:, 1])
 
 
-def _walk(trace: Trace) -> tuple[list[tuple[int, int, int]], list[tuple[int, int]], int]:
-    """Pieces (span, from, to) of the path on the GPU, those on the CPU, and the gaps in between."""
+def _walk(trace: Trace) -> tuple[npt.NDArray[np.int64], list[tuple[int, int]], int]:
+    """The path on the GPU as rows (span, until when), its pieces on the CPU, and the gaps in between."""
     timeline = trace.timeline
     start, end = timeline.start_ns.tolist(), timeline.end_ns.tolist()
     before, launch = _predecessors(trace).tolist(), trace.launch_ns.tolist()
@@ -105,7 +105,8 @@ def _walk(trace: Trace) -> tuple[list[tuple[int, int, int]], list[tuple[int, int
         np.concatenate((trace.blocking.end, queue_full(trace).end)),
     )
     first = int(timeline.start_ns.min())
-    spans: list[tuple[int, int, int]] = []
+    walked: list[int] = []
+    until: list[int] = []
     host: list[tuple[int, int]] = []
     gap = 0
     i = int(order[-1])
@@ -114,21 +115,23 @@ def _walk(trace: Trace) -> tuple[list[tuple[int, int, int]], list[tuple[int, int
     while now > first and not passed[i]:
         passed[i] = 1
         if start[i] < now:
-            spans.append((i, start[i], now))
-        now = min(now, start[i])
+            walked.append(i)
+            until.append(now)
+            now = start[i]
         j = before[i]
-        if j == _START:
-            break
         if j == _HOST:
             j = _waited_for(waits, order, ends, launch[i])
             since = max(end[j], first) if j >= 0 else first
             host.append((min(since, now), now))
-        elif end[j] < now:
+        elif j >= 0 and end[j] < now:
             gap += now - end[j]
         if j < 0:
             break
-        now, i = min(now, end[j]), j
-    return spans, host, gap
+        if end[j] < now:
+            now = end[j]
+        i = j
+    pieces = np.array((walked, until), dtype=np.int64).T.reshape(-1, 2)
+    return pieces, host, gap
 
 
 def _waited_for(waits: Intervals, order: Ns, ends: Ns, launch: int) -> int:
