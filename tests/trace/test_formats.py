@@ -8,7 +8,7 @@ import sqlite3
 import sys
 
 import pytest
-from trace_building import GEMM, NCCL, TraceBuilder
+from trace_building import GEMM, NCCL, TraceBuilder, as_text
 from trace_programs import comm, compute, host, run, wait
 
 import weft
@@ -200,6 +200,17 @@ def test_a_database_of_something_else_is_named(tmp_path):
     base.close()
     with pytest.raises(InputError, match="rocpd convert"):
         weft.analyze(tmp_path / "x.sqlite")
+
+
+def test_a_trace_of_weft_run_says_what_it_could_not_see(tmp_path):
+    built = TraceBuilder()
+    built.gpu(GEMM, 0, 1_000, launch=-500)
+    built.collective(500, 2_000)
+    document = {**built.document(), "weft": {"source": "weft run --trace", "overlap_unknown": 3}}
+    (tmp_path / "weft.rank0.json").write_text(as_text(document))
+    analysis = weft.analyze(tmp_path)
+    assert analysis.ranks[0].figures.exposed_ns == 1_000
+    assert any("3 CUDA graphs" in warning for warning in analysis.warnings)
 
 
 def test_standard_input(tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from weft.trace.files import MAX_TRACE_BYTES, Blocks
 from weft.trace.record import IsComm, Trace, table
 from weft.trace.scan import DECODE_ERRORS, Scanner
 
-_KEPT = ("distributedInfo", "deviceProperties", "schemaVersion", "baseTimeNanoseconds")
+_KEPT = ("distributedInfo", "deviceProperties", "schemaVersion", "baseTimeNanoseconds", "weft")
 
 
 def read(
@@ -56,4 +57,14 @@ def read(
         raise InputError(f"{path}: no traceEvents in it{ending}; expected a PyTorch profiler (Kineto) trace")
     if scanner.truncated and not collector.events:
         raise InputError(f"{path}: {scanner.truncated}, before the first event; export the trace again")
-    return traces_from(path, collector, metadata, scanner.truncated, is_comm_names or table)
+    found = traces_from(path, collector, metadata, scanner.truncated, is_comm_names or table)
+    unseen = _unseen(metadata.get("weft"))
+    return [replace(trace, warnings=(*trace.warnings, *unseen)) for trace in found] if unseen else found
+
+
+def _unseen(told: Any) -> tuple[str, ...]:
+    """What a trace of `weft run --trace` says it could not see."""
+    graphs = told.get("overlap_unknown") if isinstance(told, dict) else None
+    if not isinstance(graphs, int) or graphs < 1:
+        return ()
+    return (f"{graphs} CUDA graphs with collectives inside are left out: their overlap cannot be seen",)
