@@ -58,6 +58,7 @@ class AnalysisPart(Part):
     collective_bars: tuple[Bar, ...]
     collective_table: Table
     step_table: Table
+    module_table: Table
     price_table: Table
     price_sentence: str
     advice: tuple[analysis.Advice, ...]
@@ -102,6 +103,7 @@ def analysis_part(
     # Timelines without a document are drawn, and a document without timelines is shown.
     drawn = [*names, *(f"timeline {i}" for i in range(len(names), len(timelines)))][: len(timelines)]
     steps, price = details.step_table(document, names), details.price_table(document, names)
+    modules = details.module_table(document, names)
     offsets = [*analysis.clock_offsets_ns(document), *(0 for _ in timelines)][: len(timelines)]
     ranks = heat(document, timelines, drawn, offsets) if len(timelines) > 1 else None
     collectives = analysis.collective_table(document)
@@ -112,6 +114,7 @@ def analysis_part(
     sections += [("causes", "Causes")] if bars else []
     sections += [("advice", "Advice")]
     sections += [("collectives", "Collectives")] if collectives.rows else []
+    sections += [("modules", "Modules")] if modules.rows else []
     sections += [("steps", "Steps")] if steps.rows else []
     sections += [("price", "Price")] if price.rows else []
     part = AnalysisPart(
@@ -130,6 +133,7 @@ def analysis_part(
         collective_bars=tuple(analysis.collective_bars(document)),
         collective_table=collectives,
         step_table=steps,
+        module_table=modules,
         price_table=price,
         price_sentence=details.price_sentence(document),
         advice=tuple(analysis.advice(document)),

@@ -110,6 +110,37 @@ def step_table(document: Document, names: Sequence[str]) -> Table:
     return Table("Steps", columns, tuple(rows[:MAX_ROWS]), max(len(rows) - MAX_ROWS, 0))
 
 
+def module_table(document: Document, names: Sequence[str]) -> Table:
+    """Communication by the module of the model that launched it, the most exposed first."""
+    columns = (
+        Column("Module", numeric=False),
+        Column("Rank", numeric=False),
+        Column("Count"),
+        Column("Communication"),
+        Column("Exposed"),
+    )
+    found = [
+        (label, item)
+        for rank, label in zip(records(document, "ranks"), names, strict=True)
+        for item in records(rank, "modules")
+    ]
+    found.sort(key=lambda entry: -(number(entry[1], "exposed_us") or 0.0))
+    rows = []
+    for label, item in found[:MAX_ROWS]:
+        count, comm, exposed = (number(item, key) for key in ("count", "comm_us", "exposed_us"))
+        module = text(item, "module", "?")
+        rows.append(
+            (
+                Cell(shorten(module, 80), module.lower(), "name", shorten(module, 300)),
+                Cell(label, label),
+                Cell(words.NOTHING if count is None else f"{count:,.0f}", count),
+                Cell(words.duration(comm), comm),
+                Cell(words.duration(exposed), exposed, "strong"),
+            )
+        )
+    return Table("Modules", columns, tuple(rows), max(len(found) - MAX_ROWS, 0), sorted_by=4)
+
+
 def price_table(document: Document, names: Sequence[str]) -> Table:
     """How much slower the same kernel runs while a collective does, the most costly first."""
     columns = (

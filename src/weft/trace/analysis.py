@@ -30,6 +30,7 @@ from weft.trace.document import (
     us,
 )
 from weft.trace.match import Match, match
+from weft.trace.modules import module_rows
 from weft.trace.parallel import Outcome
 from weft.trace.price import KernelPrice, price_of_overlap
 from weft.trace.record import Trace
@@ -83,6 +84,7 @@ class RankAnalysis:
                 for step in self.steps
             ],
             "collectives": collective_rows(self),
+            "modules": module_rows(self),
             "attribution": causes_json(self.attribution.totals()),
             "reasons": reasons_json(self.attribution.reasons()),
             "critical_path": path_json(self.path),

@@ -13,6 +13,7 @@ from weft.errors import InputError
 from weft.timeline import Kind, Ns, Timeline, union
 from weft.trace.events import GPU_COLUMNS, KERNEL, MEMCPY, Collector
 from weft.trace.files import shown
+from weft.trace.modules import module_of
 from weft.trace.record import UNKNOWN_NS, IsComm, Step, Trace
 from weft.trace.schema import Mark, Message, text
 
@@ -55,6 +56,7 @@ def traces_from(
         for m in sorted(collector.marks, key=lambda m: m.start_ns)
         if m.name.startswith("ProfilerStep#")
     )
+    module, modules = module_of(np.flatnonzero(kinds == Kind.COMM), launch_ns, thread, collector.modules)
     blocking = collector.blocking()
     blocked = union(blocking[:, 0].copy(), blocking[:, 1].copy())
     info = metadata.get("distributedInfo")
@@ -100,6 +102,8 @@ def traces_from(
                 blocking=blocked,
                 waits=waits,
                 events=collector.events,
+                module=module[here],
+                modules=modules,
                 partial=bool(truncated) or collector.damaged > 0,
                 warnings=tuple(warnings),
             )

@@ -62,6 +62,9 @@ class Trace:
     waits: npt.NDArray[np.int64]
     """Recorded event waits, rows of (time, stream, correlation of the record, recorded stream)."""
     events: int
+    module: npt.NDArray[np.int64]
+    """Index into `modules` of the innermost module that launched each communication span; -1 elsewhere."""
+    modules: tuple[str, ...]
     cycle: int | None = None
     """Which of several traces of this rank, one after the other, this is; None where there is one."""
     partial: bool = False

@@ -18,7 +18,7 @@
 
 #define EXPORT __attribute__((visibility("default")))
 
-enum { KERNEL, MEMCPY, MEMSET, RUNTIME, ANNOTATION, OPERATOR, SYNC, OTHER };
+enum { KERNEL, MEMCPY, MEMSET, RUNTIME, ANNOTATION, OPERATOR, SYNC, MODULE, OTHER };
 enum { GPU_WIDTH = 15, LAUNCH_WIDTH = 7, BLOCKING_WIDTH = 2, WAIT_WIDTH = 5, LATER_WIDTH = 2 };
 enum { LAUNCHES = 1, BLOCKS = 2, NEITHER = 3 };
 enum { FED = 0, CLOSED = 1, MALFORMED = 2, NO_MEMORY = 3 };
@@ -276,6 +276,7 @@ static int category(text cat) {
         {"Memcpy", MEMCPY}, {"memcpy", MEMCPY}, {"Memset", MEMSET}, {"memset", MEMSET},
         {"runtime", RUNTIME}, {"Runtime", RUNTIME}, {"driver", RUNTIME}, {"Driver", RUNTIME},
         {"UserAnnotation", ANNOTATION}, {"Operator", ANNOTATION}, {"operator", ANNOTATION},
+        {"python_function", MODULE},
     };
     if (cat.length < 2 || cat.at[0] != '"') return OTHER;
     text name = {cat.at + 1, cat.length - 2};
@@ -299,6 +300,8 @@ static int starts(text name, const char *word) {
 static int is_mark(text name) {
     return starts(name, "\"ProfilerStep#") || starts(name, "\"record_param_comms") || starts(name, "\"nccl:");
 }
+
+static int is_module(text name) { return starts(name, "\"nn.Module: "); }
 
 static int call_role(scan *s, text name) {
     static const char *launching[] = {"launch", "memcpy", "memset", "graph"};
@@ -466,6 +469,7 @@ static int keep(scan *s, const char *at, const char *end) {
                 e.name = value;
                 if (role == OPERATOR && !is_mark(value)) return 1;
                 if (role == ANNOTATION && !is_mark(value)) return 1;
+                if (role == MODULE && !is_module(value)) return 1;
             } else if (is(key, "args")) e.args = value;
             break;
         default: break;
@@ -483,7 +487,8 @@ static int keep(scan *s, const char *at, const char *end) {
         return call == LAUNCHES ? keep_launch(s, &e) : call == BLOCKS ? keep_blocking(s, &e) : 1;
     }
     case SYNC: return keep_wait(s, &e);
-    default: return !e.name.at || !is_mark(e.name); /* marks are few and rich: Python's */
+    default: /* marks and modules are few and rich: Python's */
+        return !e.name.at || !(is_mark(e.name) || (role == MODULE && is_module(e.name)));
     }
 }
 
