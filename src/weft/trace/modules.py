@@ -1,4 +1,4 @@
-"""Which module of the model launched a collective, where the trace has calls of modules (`with_stack=True`)."""
+"""Which module of the model launched a collective, where the trace has calls of modules (with_stack)."""
 
 from __future__ import annotations
 
