@@ -65,7 +65,7 @@ def traces_from(
     out = []
     for device in np.unique(rows[:, column["device"]]).tolist():
         here = np.flatnonzero(rows[:, column["device"]] == device)
-        here = here[_by_time(rows[here], column)]
+        here = here[_by_time(rows, here, column)]
         name, properties = _device(metadata, device)
 
         def take(key: str, here: npt.NDArray[np.intp] = here) -> npt.NDArray[np.int64]:
@@ -111,12 +111,15 @@ def traces_from(
     return out
 
 
-def _by_time(rows: npt.NDArray[np.int64], column: dict[str, int]) -> npt.NDArray[np.intp]:
+def _by_time(
+    rows: npt.NDArray[np.int64], here: npt.NDArray[np.intp], column: dict[str, int]
+) -> npt.NDArray[np.intp]:
     """Spans by start. Among those that start together the order must not depend on how they were read."""
-    order = np.argsort(rows[:, 0], kind="stable")
-    if len(order) and bool((np.diff(rows[order, 0]) == 0).any()):
+    start = rows[here, 0]
+    order = np.argsort(start, kind="stable")
+    if bool((np.diff(start[order]) == 0).any()):
         keys = ("correlation", "stream", "kind", "end", "start")
-        order = np.lexsort(tuple(rows[:, column[key]] for key in keys))
+        order = np.lexsort(tuple(rows[here, column[key]] for key in keys))
     return order
 
 

@@ -96,8 +96,11 @@ def _intervals(pieces: list[tuple[int, int]]) -> Intervals:
 def _walk(trace: Trace) -> tuple[npt.NDArray[np.int64], list[tuple[int, int]], int]:
     """The path on the GPU as rows (span, until when), its pieces on the CPU, and the gaps in between."""
     timeline = trace.timeline
-    start, end = timeline.start_ns.tolist(), timeline.end_ns.tolist()
-    before, launch = _predecessors(trace).tolist(), trace.launch_ns.tolist()
+    # Views, not lists: a million spans as Python's integers would take a hundred megabytes.
+    start, end, before, launch = (
+        memoryview(np.ascontiguousarray(column))
+        for column in (timeline.start_ns, timeline.end_ns, _predecessors(trace), trace.launch_ns)
+    )
     order = np.argsort(timeline.end_ns, kind="stable")
     ends = timeline.end_ns[order]
     waits = union(
