@@ -98,7 +98,7 @@ def _walk(trace: Trace) -> tuple[npt.NDArray[np.int64], list[tuple[int, int]], i
     timeline = trace.timeline
     # Views, not lists: a million spans as Python's integers would take a hundred megabytes.
     start, end, before, launch = (
-        memoryview(np.ascontiguousarray(column).view(np.uint8)).cast("q")
+        np.ascontiguousarray(column).view(np.uint8).data.cast("q")
         for column in (timeline.start_ns, timeline.end_ns, _predecessors(trace), trace.launch_ns)
     )
     order = np.argsort(timeline.end_ns, kind="stable")
