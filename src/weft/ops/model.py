@@ -133,7 +133,7 @@ def _plan_inside(made: Plan, path: str, module: nn.Module, known: tuple[str, ...
             raise UsageError(f"parallelize does not know {path}.{name} ({type(child).__name__})")
         made.styles[f"{path}.{name}"] = SequenceParallel(sequence_dim=HEADS_DIM, use_local_output=True)
     if any(True for _ in module.parameters(recurse=False)):
-        raise UsageError(f"parallelize does not know the parameters of {path} ({type(module).__name__}) itself")
+        raise UsageError(f"parallelize does not know the parameters of {path} ({type(module).__name__})")
 
 
 def _check_heads(path: str, attention: nn.Module, columns: tuple[str, ...], ranks: int) -> None:
