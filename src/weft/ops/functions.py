@@ -157,7 +157,7 @@ def _apply(
         call = call._replace(out_dtype=str(out_dtype).removeprefix("torch."))
     if dim:
         dim = _dimension(call, x, dim, group)
-        x = x.movedim(dim, 0)
+        x, call = x.movedim(dim, 0), call._replace(dim=dim)
         scales = (scales[0].movedim(dim, 0), *scales[1:]) if scales and scales[0].dim() > 1 else scales
     if rows is not None or sent is not None:
         inner = prod(x.shape[1:-1])
