@@ -9,7 +9,7 @@ A map of the package, from the call to the bytes:
 | --- | --- |
 | `model`, `styles`, `layers`, `gather_once` | models and layers, on DTensors |
 | `functions`, `call`, `autograd`, `compiled` | what users call; gradients; torch.compile |
-| `run`, `prepare`, `operands`, `teams`, `choose` | one call: its tensors, what ranks agree on, which schedule |
+| `run`, `prepare`, `operands`, `teams`, `choose` | one call: tensors, what ranks agree on, schedule |
 | `schedule`, `steps`, `builder`, `build_gather`, `build_scatter` | schedules as data; no torch |
 | `program`, `run_messages`, `run_streams`, `engines`, `links`, `collect` | the runners of that data |
 | `case`, `simulate`, `estimate`, `pick`, `ficco` | the same data on a simulated node; the pick; no torch |
