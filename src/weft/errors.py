@@ -21,6 +21,12 @@ class InputError(WeftError):
     exit_code = 2
 
 
+class OutputError(WeftError):
+    """A file that cannot be written."""
+
+    exit_code = 2
+
+
 class UnavailableError(WeftError):
     """This machine lacks what was asked for: a GPU, a driver, a compiler, the shim."""
 

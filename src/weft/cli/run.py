@@ -6,13 +6,14 @@ import dataclasses
 import json
 import os
 import sys
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from weft.errors import UsageError, WeftError
-from weft.files import write_whole
+from weft.errors import OutputError, UsageError
+from weft.files import check_writable, write_whole
 from weft.policy import Policy
 
 # What `weft run` cannot give a program that it does not know, and who can.
@@ -81,8 +82,8 @@ def run(
         )
     policy = _policy(policy_file, priority=priority, residency=residency, when=when, head_start_us=head_start)
     if stats_file is not None:
-        _check_writable(stats_file)
-    _say_what_is_elsewhere(policy)
+        _check_output(stats_file, policy_file)
+    _warn_of_unapplied_controls(policy)
     asked = not tune or policy.max_ctas is not None or "NCCL_MAX_CTAS" in os.environ
     earlier = None if asked else Memory(command)
     if earlier is not None:
@@ -90,18 +91,31 @@ def run(
         policy = dataclasses.replace(policy, max_ctas=ctas)
         _say(earlier.problem, quiet)
         _say(f"this start has {ctas} CTAs for a collective" if ctas else "", quiet)
-    with Job(policy, tune=tune) as job:
-        env = job.environment()
+    with ExitStack() as held:
+        job = held.enter_context(Job(policy, tune=tune))
+        _say(job.problem, quiet)
+        env = job.environment(launch.original_environment())
         check_preload(env)
-        status = launch.run(command, env)
-        counted = job.collect()
-        line = stats.summary(counted, policy)
-        if tune:
-            counted["tuning"] = read_result(job.folder)
-            line = counted["tuning"]["text"]
-            _say(earlier.learn(counted["tuning"]) if earlier is not None else "", quiet)
-    _report(counted, policy, stats_file, quiet, line)
-    launch.end_like(status)
+        kept = _kept_descriptors(stats_file)
+        status = launch.run(command, env, keep=kept, now_and_then=job.keep_alive)
+        held.pop_all()  # from here on the program's status stands, whatever fails
+
+    def report() -> None:
+        try:
+            counted = job.collect()
+            line = stats.summary(counted, policy)
+            if tune:
+                counted["tuning"] = read_result(job.folder)
+                line = counted["tuning"]["text"]
+                _say(earlier.learn(counted["tuning"]) if earlier is not None else "", quiet)
+        finally:
+            job.close()
+        _say(line, quiet)
+        if stats_file is not None:
+            document = {"policy": policy.to_dict(), **counted}
+            write_whole(stats_file, json.dumps(document, indent=1) + "\n")
+
+    launch.end(status, report)
 
 
 def _policy(path: Path | None, **given: Any) -> Policy:
@@ -111,30 +125,32 @@ def _policy(path: Path | None, **given: Any) -> Policy:
 
 def _say(line: str, quiet: bool) -> None:
     if line and not quiet:
-        print(f"weft: {line}", file=sys.stderr)
+        with suppress(OSError):  # whoever read it has gone
+            print(f"weft: {line}", file=sys.stderr, flush=True)
 
 
-def _check_writable(path: Path) -> None:
+def _check_output(stats_file: Path, policy_file: Path | None) -> None:
     """Found out now, not after hours of training."""
-    if path.is_dir() or not os.access(path.parent, os.W_OK):
-        raise UsageError(
-            f"--stats {path}: cannot be written; name a file in a folder that exists and is yours to write"
-        )
+    try:
+        check_writable(stats_file)
+    except (OutputError, OSError) as error:
+        raise UsageError(f"--stats {stats_file}: {error}") from None
+    if policy_file is not None and stats_file.exists() and policy_file.samefile(stats_file):
+        raise UsageError(f"--stats {stats_file} is the policy file: name another file")
 
 
-def _say_what_is_elsewhere(policy: Policy) -> None:
+def _kept_descriptors(stats_file: Path | None) -> tuple[int, ...]:
+    """Standard output, where the statistics go there; else a reader may see the program close it."""
+    try:
+        same = stats_file is not None and os.path.samestat(stats_file.stat(), os.fstat(1))
+    except OSError:
+        same = False
+    return (1,) if same else ()
+
+
+def _warn_of_unapplied_controls(policy: Policy) -> None:
     for name, line in _ELSEWHERE.items():
         if getattr(policy, name) != type(policy).__dataclass_fields__[name].default:
-            print(f"weft: {line}", file=sys.stderr)
+            _say(line, quiet=False)
     if policy.engine == "dma":
-        print("weft: comm.engine dma is not applied by weft run: it is for fused operations", file=sys.stderr)
-
-
-def _report(counted: dict[str, Any], policy: Policy, path: Path | None, quiet: bool, line: str) -> None:
-    _say(line, quiet)
-    if path is None:
-        return
-    try:
-        write_whole(path, json.dumps({"policy": policy.to_dict(), **counted}, indent=1) + "\n")
-    except WeftError as error:  # the program's own exit code must stand
-        print(f"weft: {error}", file=sys.stderr)
+        _say("comm.engine dma is not applied by weft run: it is for fused operations", quiet=False)
