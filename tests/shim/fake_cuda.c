@@ -264,11 +264,16 @@ API CUresult cuCtxDestroy_v2(CUcontext c) { return (void)c, 0; }
 API CUresult cuDevicePrimaryCtxReset_v2(CUdevice d) { return (void)d, 0; }
 API CUresult cuDevicePrimaryCtxRelease_v2(CUdevice d) { return (void)d, 0; }
 
-API CUresult cuMemHostAlloc(void **p, size_t size, unsigned flags) {
+/* Registered memory stays so only as long as the context that registered it. */
+static void *registered;
+
+API CUresult cuMemHostRegister_v2(void *p, size_t size, unsigned flags) {
     unsafe();
-    MAY_FAIL("cuMemHostAlloc");
-    (void)flags;
-    *p = calloc(1, size);
+    MAY_FAIL("cuMemHostRegister_v2");
+    (void)flags, (void)size;
+    if (registered == p)
+        return 712;
+    registered = p;
     return 0;
 }
 

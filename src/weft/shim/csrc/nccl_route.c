@@ -13,7 +13,7 @@
 #include <string.h>
 #include <time.h>
 
-enum { MOST_AT_ONCE = 1024, POLL_NS = 200000, DRAIN_MS = 2000 };
+enum { POLL_NS = 200000, DRAIN_MS = 2000, SETTLE_MS = 60000 };
 
 static _Atomic int in_force;
 static _Atomic int limits[NCCL_LIMITS]; /* CTAs of each place; 0: free */
@@ -51,17 +51,29 @@ static int refuse(char *why, size_t size, const char *reason) {
 
 /* --- making siblings -------------------------------------------------------------------------------------------------- */
 
+/* One communicator and the sibling that NCCL makes of it. NCCL reads the configuration and writes the sibling when the
+ * split is over, which may be long after the deadline: a part is freed only once NCCL has said that it is. */
 typedef struct {
+    weft_comm *c;
+    ncclComm_t handle; /* of `c`, which may be another communicator by the time a late split ends */
+    _Atomic(ncclComm_t) made;
+    nccl_config config;
+    bool started, settled;
+} part;
+
+typedef struct job {
+    struct job *next; /* of those that NCCL may still write to */
     int ctas, place;
     uint64_t deadline_ns;
     CUcontext context;
-    int count;
-    weft_comm *comms[MOST_AT_ONCE];
-    ncclComm_t made[MOST_AT_ONCE];
+    int count, room;
+    part *parts;
     char why[NCCL_WHY];
     bool failed, over, abandoned; /* guarded by the lock */
     pthread_cond_t changed;
 } job;
+
+static job *lingering; /* guarded by the lock */
 
 static uint64_t now_ns(void) {
     struct timespec t;
@@ -108,52 +120,160 @@ static bool await(job *j, weft_comm *c, ncclComm_t handle) {
 }
 
 static bool await_all(job *j, int from, int until) {
-    for (int i = from; i < until; i++)
-        if (!j->comms[i]->blocking && (!await(j, j->comms[i], j->comms[i]->handle) ||
-                                       (j->made[i] && !await(j, j->comms[i], j->made[i]))))
+    for (int i = from; i < until; i++) {
+        part *p = &j->parts[i];
+        if (!p->c->blocking && (!await(j, p->c, p->handle) || (p->made && !await(j, p->c, p->made))))
             return false;
+        p->settled = true;
+    }
     return true;
 }
 
 /* Ranks of one communicator that live in this process are split as one group: each waits for the others. */
 static bool split(job *j, int from, int until) {
-    weft_nccl *l = j->comms[from]->library;
-    nccl_config configs[until - from];
-    if (failed(j, j->comms[from], l->ncclGroupStart()))
+    weft_comm *c = j->parts[from].c;
+    weft_nccl *l = c->library;
+    if (failed(j, c, l->ncclGroupStart()))
         return false;
     bool well = true;
     for (int i = from; i < until && well; i++) {
-        configure(j->comms[i], j->ctas, &configs[i - from]);
-        well = !failed(j, j->comms[i],
-                       l->ncclCommSplit(j->comms[i]->handle, 0, j->comms[i]->rank, &j->made[i], &configs[i - from].config));
+        part *p = &j->parts[i];
+        configure(p->c, j->ctas, &p->config);
+        p->started = true;
+        well = !failed(j, p->c, l->ncclCommSplit(p->handle, 0, p->c->rank, (ncclComm_t *)&p->made, &p->config.config));
     }
     ncclResult_t ended = l->ncclGroupEnd();
-    well = well && !failed(j, j->comms[from], ended) && await_all(j, from, until);
+    well = well && !failed(j, c, ended) && await_all(j, from, until);
     for (int i = from; i < until && well; i++)
-        if (!j->made[i]) {
+        if (!j->parts[i].made) {
             snprintf(j->why, sizeof j->why, "ncclCommSplit made no communicator");
             well = false;
         }
     return well;
 }
 
+/* Of a split that failed, what it left may be freed already or come later: only whole siblings are taken back. */
 static void undo(job *j) {
-    for (int i = 0; i < j->count; i++)
-        if (j->made[i])
-            j->comms[i]->library->ncclCommAbort(j->made[i]);
+    for (int i = 0; i < j->count; i++) {
+        part *p = &j->parts[i];
+        ncclComm_t made = p->settled ? atomic_exchange(&p->made, NULL) : NULL;
+        if (made)
+            p->c->library->ncclCommAbort(made);
+    }
 }
 
 static bool make_all(job *j) {
     for (int from = 0, until; from < j->count; from = until) {
-        for (until = from + 1; until < j->count && j->comms[until]->key == j->comms[from]->key &&
-                               j->comms[until]->library == j->comms[from]->library;)
+        for (until = from + 1; until < j->count && j->parts[until].c->key == j->parts[from].c->key &&
+                               j->parts[until].c->library == j->parts[from].c->library;)
             until++;
-        if (!split(j, from, until)) { /* what it left may be freed already: never to be touched */
-            memset(&j->made[from], 0, (size_t)(until - from) * sizeof *j->made);
+        if (!split(j, from, until)) {
+            for (int i = from; i < until; i++) {
+                j->parts[i].settled = false;
+                j->parts[i].started &= !j->parts[i].c->blocking; /* NCCL has returned and is done with it */
+            }
             return false;
         }
     }
     return true;
+}
+
+/* --- splits that end late ------------------------------------------------------------------------------------------- */
+
+static bool in_progress(const part *p) {
+    ncclResult_t state = NCCL_SUCCESS;
+    return p->c->library->ncclCommGetAsyncError(p->handle, &state) == NCCL_SUCCESS && state == NCCL_IN_PROGRESS;
+}
+
+static bool is_gone(const part *p) { return atomic_load(&p->c->dead) || atomic_load(&p->c->handle) != p->handle; }
+
+static void mark_splitting(job *j) {
+    for (int i = 0; i < j->count; i++)
+        if (j->parts[i].started && !j->parts[i].settled && !j->parts[i].c->blocking && in_progress(&j->parts[i]))
+            atomic_store(&j->parts[i].c->splitting, true);
+}
+
+/* Whether NCCL is done with this part; a sibling that came too late is taken back. Where the program has ended the
+ * communicator meanwhile, nothing is known of the split, and its memory is left to it for ever. */
+static bool has_settled(part *p) {
+    if (!p->started || p->settled)
+        return true;
+    if (is_gone(p) || p->c->blocking || in_progress(p))
+        return false;
+    atomic_store(&p->c->splitting, false);
+    p->settled = true;
+    ncclComm_t made = atomic_exchange(&p->made, NULL);
+    if (made)
+        p->c->library->ncclCommAbort(made);
+    return true;
+}
+
+static bool all_settled(job *j) {
+    bool settled = true;
+    for (int i = 0; i < j->count; i++)
+        settled &= has_settled(&j->parts[i]);
+    return settled;
+}
+
+static void discard(job *j) {
+    pthread_cond_destroy(&j->changed);
+    free(j->parts);
+    free(j);
+}
+
+/* Nothing that NCCL may still write to is freed. */
+static void let_go(job *j) {
+    bool settled = true;
+    for (int i = 0; i < j->count; i++)
+        settled &= !j->parts[i].started || j->parts[i].settled;
+    if (settled) {
+        discard(j);
+        return;
+    }
+    mark_splitting(j);
+    pthread_mutex_lock(&lock);
+    j->next = lingering;
+    lingering = j;
+    pthread_mutex_unlock(&lock);
+}
+
+/* Only whoever prepares comes here: one thread at a time. */
+static void collect_late_splits(void) {
+    pthread_mutex_lock(&lock);
+    job *late = lingering, *kept = NULL;
+    lingering = NULL;
+    pthread_mutex_unlock(&lock);
+    while (late) {
+        job *j = late;
+        late = j->next;
+        if (all_settled(j)) {
+            discard(j);
+        } else {
+            j->next = kept;
+            kept = j;
+        }
+    }
+    pthread_mutex_lock(&lock);
+    while (kept) {
+        job *j = kept;
+        kept = j->next;
+        j->next = lingering;
+        lingering = j;
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+/* NCCL refuses calls on a communicator that works in the background. Its peers may only be late. */
+void weft_route_settle(weft_comm *c) {
+    ncclResult_t state = NCCL_IN_PROGRESS;
+    uint64_t deadline = now_ns() + SETTLE_MS * 1000000ull;
+    while (state == NCCL_IN_PROGRESS && now_ns() < deadline) {
+        if (c->library->ncclCommGetAsyncError(c->handle, &state) != NCCL_SUCCESS)
+            break;
+        if (state == NCCL_IN_PROGRESS)
+            nap();
+    }
+    atomic_store(&c->splitting, false);
 }
 
 static void *work(void *argument) {
@@ -172,7 +292,7 @@ static void *work(void *argument) {
     pthread_mutex_unlock(&lock);
     if (abandoned) {
         undo(j);
-        free(j);
+        let_go(j);
     }
     weft_nccl_private(false);
     return NULL;
@@ -180,11 +300,6 @@ static void *work(void *argument) {
 
 static bool run(job *j) {
     pthread_t thread;
-    pthread_condattr_t clock;
-    pthread_condattr_init(&clock);
-    pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
-    pthread_cond_init(&j->changed, &clock);
-    pthread_condattr_destroy(&clock);
     if (pthread_create(&thread, NULL, work, j) != 0) {
         snprintf(j->why, sizeof j->why, "no thread could be started");
         j->failed = true;
@@ -206,31 +321,55 @@ static bool run(job *j) {
 
 /* In order of creation, but the ranks of one communicator together: as they were made, so that ranks which share
  * several communicators do not wait for each other in a circle. */
-static void sort(job *j) {
-    weft_comm *sorted[MOST_AT_ONCE];
+static void sort(job *j, part *sorted) {
     int count = 0;
     for (int i = 0; i < j->count; i++)
-        for (int k = i; j->comms[i] && k < j->count; k++)
-            if (k > i && j->comms[k] && j->comms[k]->key == j->comms[i]->key) {
-                sorted[count++] = j->comms[k];
-                j->comms[k] = NULL;
+        for (int k = i; j->parts[i].c && k < j->count; k++)
+            if (k > i && j->parts[k].c && j->parts[k].c->key == j->parts[i].c->key) {
+                sorted[count++] = j->parts[k];
+                j->parts[k].c = NULL;
             } else if (k == i) {
-                sorted[count++] = j->comms[i];
+                sorted[count++] = j->parts[i];
             }
-    memcpy(j->comms, sorted, (size_t)count * sizeof *sorted);
+    free(j->parts);
+    j->parts = sorted;
 }
 
-static void gather(job *j, const char **why_not) {
+static bool is_among(uint64_t key, const uint64_t *keys, int count) {
+    for (int i = 0; i < count; i++)
+        if (keys[i] == key)
+            return true;
+    return count < 0;
+}
+
+static bool add_part(job *j, weft_comm *c) {
+    if (j->count == j->room) {
+        int room = j->room ? 2 * j->room : 16;
+        part *grown = realloc(j->parts, (size_t)room * sizeof *grown);
+        if (!grown)
+            return false;
+        j->parts = grown;
+        j->room = room;
+    }
+    part *p = memset(&j->parts[j->count++], 0, sizeof *p);
+    p->c = c;
+    p->handle = c->handle;
+    return true;
+}
+
+/* The communicators to split: those of `keys`, which all ranks agreed on; of any key where `count` is negative. */
+static bool gather(job *j, const uint64_t *keys, int count, const char **why_not) {
     for (weft_comm *c = weft_comm_first(); c; c = weft_comm_next(c)) {
-        if (atomic_load(&c->dead) || atomic_load(&c->collectives) == 0 || j->count == MOST_AT_ONCE)
+        if (atomic_load(&c->dead) || atomic_load(&c->collectives) == 0 || !is_among(c->key, keys, count))
             continue;
         weft_comm_complete(c);
         const char *why = weft_comm_why_not(c);
         if (why)
             *why_not = why;
-        else if (!atomic_load(&c->sibling[j->place]))
-            j->comms[j->count++] = c;
+        else if (!atomic_load(&c->sibling[j->place]) && !add_part(j, c))
+            return false;
     }
+    return true;
 }
 
 static int place_for(int ctas) {
@@ -245,6 +384,7 @@ static int place_for(int ctas) {
 }
 
 static int finish(job *j, char *why, size_t size) {
+    int result = j->failed ? -1 : 0;
     if (j->failed) {
         weft_count(WEFT_COUNT_SPLIT_FAILURES);
         weft_nccl_private(true);
@@ -254,11 +394,9 @@ static int finish(job *j, char *why, size_t size) {
     } else {
         atomic_store(&limits[j->place], j->ctas);
         for (int i = 0; i < j->count; i++)
-            atomic_store_explicit(&j->comms[i]->sibling[j->place], j->made[i], memory_order_release);
+            atomic_store_explicit(&j->parts[i].c->sibling[j->place], j->parts[i].made, memory_order_release);
     }
-    int result = j->failed ? -1 : 0;
-    pthread_cond_destroy(&j->changed);
-    free(j);
+    let_go(j);
     return result;
 }
 
@@ -296,6 +434,11 @@ static job *new_job(int ctas, int place, double timeout_s) {
     job *j = calloc(1, sizeof *j);
     if (!j)
         return NULL;
+    pthread_condattr_t clock;
+    pthread_condattr_init(&clock);
+    pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
+    pthread_cond_init(&j->changed, &clock);
+    pthread_condattr_destroy(&clock);
     j->ctas = ctas;
     j->place = place;
     j->deadline_ns = now_ns() + (uint64_t)(timeout_s > 0 ? timeout_s * 1e9 : 0);
@@ -304,7 +447,9 @@ static job *new_job(int ctas, int place, double timeout_s) {
     return j;
 }
 
-EXPORT int weft_nccl_prepare(int ctas, double timeout_s, char *why, size_t size) {
+/* `keys`: the communicators that every rank can split, where the ranks have agreed on them; NULL: all that this rank
+ * can. A communicator that one rank splits and another does not waits for the deadline. */
+EXPORT int weft_nccl_prepare_keys(int ctas, double timeout_s, const uint64_t *keys, int key_count, char *why, size_t size) {
     const char *no = not_now(), *excluded = NULL;
     if (no)
         return refuse(why, size, no);
@@ -312,23 +457,34 @@ EXPORT int weft_nccl_prepare(int ctas, double timeout_s, char *why, size_t size)
         return refuse(why, size, "the program has made no NCCL communicator yet");
     if (!begin())
         return refuse(why, size, "an earlier split of a communicator is not over");
+    weft_nccl_private(true);
+    collect_late_splits();
+    weft_nccl_private(false);
     int place = place_for(ctas);
     job *j = place ? new_job(ctas, place, timeout_s) : NULL;
     if (!j)
         return end(refuse(why, size, place ? "no memory" : "too many limits are prepared: release some first"));
-    gather(j, &excluded);
-    if (j->count == 0) {
-        free(j);
-        if (any(place))
+    bool gathered = gather(j, keys, keys ? key_count : -1, &excluded);
+    part *sorted = gathered && j->count ? calloc((size_t)j->count, sizeof *sorted) : NULL;
+    if (!sorted) {
+        bool empty = gathered && j->count == 0;
+        discard(j);
+        if (empty && any(place))
             return end(0); /* all are there */
-        return end(refuse(why, size, excluded ? excluded : "no communicator has carried a collective yet"));
+        return end(refuse(why, size, !empty      ? "no memory"
+                                     : excluded ? excluded
+                                                : "no communicator has carried a collective yet"));
     }
-    sort(j);
+    sort(j, sorted);
     if (!run(j)) { /* the thread that waits will say when it is over */
         weft_count(WEFT_COUNT_SPLIT_FAILURES);
         return refuse(why, size, "ncclCommSplit was not over by the deadline: did every rank ask for it?");
     }
     return end(finish(j, why, size));
+}
+
+EXPORT int weft_nccl_prepare(int ctas, double timeout_s, char *why, size_t size) {
+    return weft_nccl_prepare_keys(ctas, timeout_s, NULL, 0, why, size);
 }
 
 /* --- choosing, and getting rid of them -------------------------------------------------------------------------------- */
@@ -387,4 +543,15 @@ EXPORT int weft_nccl_release(char *why, size_t size) {
             return refuse(why, size, "another thread is inside an NCCL group that uses them");
     }
     return 0;
+}
+
+void weft_forget_route(void) {
+    pthread_mutex_init(&lock, NULL);
+    atomic_store(&in_force, 0);
+    for (int i = 0; i < NCCL_LIMITS; i++) {
+        atomic_store(&limits[i], 0);
+        atomic_store(&holders[i], 0);
+    }
+    lingering = NULL;
+    busy = false;
 }
