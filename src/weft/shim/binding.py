@@ -143,6 +143,12 @@ class Process:
     head: CHead
     chunks: list[CChunk]
 
+    @property
+    def control(self) -> CControl:
+        """The process's own policy."""
+        control: CControl = self.head.control
+        return control
+
     def rows(self) -> Iterator[tuple[CRow, list[CCell]]]:
         """Each kernel's row, with its counters by shard."""
         for number in range(min(self.head.rows_used, len(self.chunks) * CHUNK_ROWS)):

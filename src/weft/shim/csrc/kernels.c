@@ -15,7 +15,11 @@ enum { VARIANTS = 1 << 18, BATCH = 256, SPILL = 256, FORMS = 1 << 16, LOOK_AGAIN
 
 static weft_map variants, forms;
 static weft_variant *unused;
-static uint32_t made;            /* variants in use */
+static struct batch {
+    struct batch *next;
+    weft_variant variants[BATCH];
+} *batches; /* never freed */
+static _Atomic uint32_t made;     /* variants in use */
 static _Atomic uint32_t swept_at; /* the epoch of the latest sweep */
 static uint32_t forms_made;
 static _Atomic uint32_t epoch = 1;
@@ -153,17 +157,20 @@ static weft_variant *new_variant(void) {
     if (made >= VARIANTS)
         return NULL;
     if (!unused) {
-        weft_variant *batch = aligned_alloc(64, BATCH * sizeof *batch);
-        if (!batch)
+        struct batch *more = aligned_alloc(64, sizeof *more);
+        if (!more)
             return NULL;
-        memset(batch, 0, BATCH * sizeof *batch);
+        memset(more, 0, sizeof *more);
+        more->next = batches;
+        batches = more;
         for (int i = 0; i < BATCH; i++) {
-            batch[i].next = unused;
-            unused = &batch[i];
+            more->variants[i].next = unused;
+            unused = &more->variants[i];
         }
     }
     weft_variant *v = unused;
     unused = v->next;
+    atomic_store(&v->looks, 0);
     made++;
     return v;
 }
@@ -183,7 +190,6 @@ static void fill(weft_variant *v, void *handle, uint64_t shape, const facts *f, 
     PUT(natural_blocks, f->natural_blocks);
     PUT(cell, weft_cell_at(row));
     PUT(refusals, 0);
-    PUT(looks, 0);
     for (int i = 0; i < WEFT_PLANS; i++)
         PUT(plans[i], 0);
     atomic_store_explicit(&v->epoch, now, memory_order_release);
@@ -244,7 +250,7 @@ static void spill(void *handle, const facts *f, uint32_t asked_at, weft_kernel *
 static void look_up_slowly(const weft_backend *api, void *handle, uint64_t shape, weft_kernel *out) {
     uint32_t now = atomic_load(&epoch);
     facts f;
-    if (UNLIKELY(__atomic_load_n(&made, __ATOMIC_RELAXED) >= VARIANTS && swept_at == now)) {
+    if (UNLIKELY(atomic_load(&made) >= VARIANTS && atomic_load(&swept_at) == now)) {
         spill(handle, NULL, now, out);
         if (out->cell)
             return;
@@ -262,11 +268,12 @@ static void look_up_slowly(const weft_backend *api, void *handle, uint64_t shape
     spill(handle, &f, now, out);
 }
 
-/* A name that was refused once may be given later. */
+/* A name that was refused once may be given later: asked for again at first, and then now and then. */
 static bool worth_another_look(weft_variant *v) {
-    if (LIKELY(!v || GET(kind) != WEFT_KIND_UNKNOWN))
+    if (LIKELY(GET(kind) != WEFT_KIND_UNKNOWN))
         return false;
-    return atomic_fetch_add_explicit(&v->looks, 1, memory_order_relaxed) % LOOK_AGAIN == LOOK_AGAIN - 1;
+    uint32_t looks = atomic_fetch_add_explicit(&v->looks, 1, memory_order_relaxed);
+    return (looks & (looks - 1)) == 0 || looks % LOOK_AGAIN == 0;
 }
 
 void weft_lookup(const weft_backend *api, void *handle, unsigned threads, unsigned shared, weft_kernel *out) {
@@ -351,6 +358,8 @@ void weft_forget_kernels(void) {
     weft_map_clear(&forms);
     row_index = NULL; /* the parent's memory stays as it is: writing to it would copy it into every child */
     unused = NULL;
-    made = forms_made = 0;
+    made = 0;
+    forms_made = 0;
+    batches = NULL;
     weft_forget_handles();
 }

@@ -58,8 +58,9 @@ enum { WEFT_PLANS = 4 };
 /* A kernel as launched with one block size and one amount of shared memory. Its memory is only ever used again for
  * another variant, and whoever found it compares handle, shape and epoch after reading the rest. */
 typedef struct weft_variant {
-    _Atomic uint64_t handle, shape; /* shape: threads per block << 32 | dynamic shared bytes */
-    _Atomic uint32_t epoch;         /* 0: being written */
+    _Alignas(64) _Atomic uint64_t handle;
+    _Atomic uint64_t shape; /* threads per block << 32 | dynamic shared bytes */
+    _Atomic uint32_t epoch; /* 0: being written */
     _Atomic uint32_t row, kind, sms, natural_blocks;
     _Atomic(weft_cell *) cell;          /* of the first shard */
     _Atomic uint32_t refusals, looks;
