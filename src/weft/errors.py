@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class WeftError(Exception):
-    """A problem to be told in one line that names the thing and the fix."""
+    """A problem that is reported in one line that names the thing and the fix."""
 
     exit_code = 1
 

@@ -1,4 +1,4 @@
-"""Writing files: a regular file is replaced in one step, anything else (a device, a pipe) is written through."""
+"""Writing files: a regular file is replaced in one step; a device or a pipe is written to."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from weft.errors import OutputError
 
-# A file that cannot be replaced, though it may be writable: another owner's folder, a mount point, a read-only folder.
+# A file that may be writable though it cannot be replaced: in another's folder, or a mount point.
 _IRREPLACEABLE = (
     errno.EACCES,
     errno.EPERM,
@@ -124,7 +124,7 @@ def _behind_links(path: str | os.PathLike[str]) -> Path:
             target = Path(os.path.realpath(target.parent), target.name)
         if _DESCRIPTOR.fullmatch(str(target)) or not target.is_symlink():
             return target
-        target = target.parent / os.readlink(target)
+        target = target.parent / target.readlink()
     raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
 
 

@@ -12,15 +12,9 @@ from typing import Annotated, Any
 
 import typer
 
-from weft.errors import OutputError, UsageError
+from weft.errors import OutputError, UnavailableError, UsageError
 from weft.files import check_writable, write_whole
 from weft.policy import Policy
-
-# What `weft run` cannot give a program that it does not know, and who can.
-_ELSEWHERE = {
-    "sm_reserve": "compute.sm_reserve is not applied by weft run: no launch can keep SMs free for others",
-    "schedule": "schedule is not applied by weft run: it is for fused operations",
-}
 
 
 def run(
@@ -71,7 +65,9 @@ def run(
 
     weft run --tune -- torchrun --nproc-per-node 8 train.py
     """
+    _check_platform()
     from weft.shim import launch, stats
+    from weft.shim.apply import not_applied
     from weft.shim.inject import Job, check_preload
     from weft.tuning.live.outcome import read_result
     from weft.tuning.live.starts import Memory
@@ -83,7 +79,8 @@ def run(
     policy = _policy(policy_file, priority=priority, residency=residency, when=when, head_start_us=head_start)
     if stats_file is not None:
         _check_output(stats_file, policy_file)
-    _warn_of_unapplied_controls(policy)
+    for line in not_applied(policy):
+        _say(line, quiet=False)
     asked = not tune or policy.max_ctas is not None or "NCCL_MAX_CTAS" in os.environ
     earlier = None if asked else Memory(command)
     if earlier is not None:
@@ -118,6 +115,13 @@ def run(
     launch.end(status, report)
 
 
+def _check_platform() -> None:
+    if sys.platform != "linux":
+        raise UnavailableError(
+            "weft run needs Linux, whose loader preloads the shim; analyze, plan and report work here"
+        )
+
+
 def _policy(path: Path | None, **given: Any) -> Policy:
     base = Policy.load(path) if path else Policy()
     return dataclasses.replace(base, **{name: value for name, value in given.items() if value is not None})
@@ -146,11 +150,3 @@ def _kept_descriptors(stats_file: Path | None) -> tuple[int, ...]:
     except OSError:
         same = False
     return (1,) if same else ()
-
-
-def _warn_of_unapplied_controls(policy: Policy) -> None:
-    for name, line in _ELSEWHERE.items():
-        if getattr(policy, name) != type(policy).__dataclass_fields__[name].default:
-            _say(line, quiet=False)
-    if policy.engine == "dma":
-        _say("comm.engine dma is not applied by weft run: it is for fused operations", quiet=False)

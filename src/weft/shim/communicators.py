@@ -17,7 +17,8 @@ as its own, with the same effect, and they can be changed.
 from __future__ import annotations
 
 import atexit
-from collections.abc import Callable, Collection
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 from weft.errors import UnavailableError, UsageError
@@ -99,19 +100,24 @@ def communicators() -> list[Communicator]:
     ]
 
 
-def preparable() -> list[str]:
-    """Keys of the communicators that `prepare` would make siblings of, on this rank."""
-    found = [c for c in communicators() if c.key and c.collectives and not c.why_not]
-    return sorted({c.key for c in found})
+def preparable() -> list[tuple[str, int]]:
+    """Key and size of each communicator that `prepare` can make a sibling of, on this rank."""
+    return [(c.key, c.size) for c in communicators() if c.key and c.collectives and not c.why_not]
+
+
+def agreed(of_ranks: Iterable[Iterable[tuple[str, int]]]) -> list[str]:
+    """Keys of the communicators that every one of their ranks can prepare, from each rank's `preparable()`."""
+    able = Counter((key, size) for found in of_ranks for key, size in found)
+    return sorted(key for (key, size), count in able.items() if count == size)
 
 
 def prepare(ctas: int, timeout_s: float, keys: Collection[str] | None = None) -> None:
     """Make a sibling with at most `ctas` CTAs of every communicator that has carried collectives.
 
-    Collective over all ranks. `keys`: only these; pass what every rank of them has in `preparable()`, else a
-    rank that can split a communicator waits for one that cannot, until the deadline. Raises UnavailableError
-    with the reason; the program's communicators stay in use. After a failure on any rank no rank may `route`
-    to this limit: let the ranks agree first.
+    Collective over all ranks. `keys`: only these, as `agreed` gives them; without, a rank that can split a
+    communicator waits for one that cannot, until the deadline. Raises UnavailableError with the reason; the
+    program's communicators stay in use. After a failure on any rank no rank may `route` to this limit: let
+    the ranks agree first.
     """
     _check(ctas)
     numbers = None if keys is None else [int(key, 16) for key in keys]

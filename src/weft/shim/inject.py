@@ -15,7 +15,7 @@ from typing import Any
 
 from weft.errors import InputError, UnavailableError
 from weft.policy import Policy
-from weft.shim import binding, communicators, job_folder, stats
+from weft.shim import apply, binding, communicators, job_folder, stats
 
 log = logging.getLogger("weft.shim")
 
@@ -23,7 +23,6 @@ LIBRARY = "libweft_shim.so"
 PACKAGE = Path(__file__).parent.parent
 AUTOLOAD = PACKAGE / "integrations" / "autoload"
 PRELOAD_FAILURE = "cannot be preloaded"
-AMD_DRIVER = Path("/dev/kfd")
 
 
 def library_path() -> Path:
@@ -39,27 +38,19 @@ def library_path() -> Path:
 
 def environment(policy: Policy, folder: Path, base: Mapping[str, str]) -> dict[str, str]:
     """`base` with what starts a program, and all its children, under the shim and this policy."""
-    env = dict(base)
+    env = apply.start_environment(policy, base)
     env["LD_PRELOAD"] = _preload(_preloadable(folder), env.get("LD_PRELOAD", ""))
     env["WEFT_JOB"] = str(folder)
     # A program built with AddressSanitizer refuses to start with another library in front of its runtime. The
     # shim defines nothing that the sanitizer intercepts, so their order does not matter.
     env["ASAN_OPTIONS"] = ":".join(filter(None, (env.get("ASAN_OPTIONS"), "verify_asan_link_order=0")))
-    if policy.max_ctas is not None:
-        env["NCCL_MAX_CTAS"] = str(policy.max_ctas)
-        least = env.get("NCCL_MIN_CTAS", "")
-        if least.isdigit() and int(least) > policy.max_ctas:
-            env["NCCL_MIN_CTAS"] = str(policy.max_ctas)  # NCCL refuses a minimum above the maximum
-    if policy.priority == "high" and AMD_DRIVER.exists():
-        # HIP has no launch attribute to carry it; torch can put its collectives on a high-priority stream.
-        env.setdefault("TORCH_NCCL_HIGH_PRIORITY", "1")
     return env
 
 
 def tuning_environment(policy: Policy, base: Mapping[str, str]) -> dict[str, str]:
     """`base` with what makes torch, in this job only, load the part of weft that tunes it while it runs.
 
-    PYTHONPATH keeps its value, empty entries (the current folder) included; ours comes last and hides nothing.
+    PYTHONPATH keeps its value, empty entries (the current folder) included; ours comes last.
     """
     path = base.get("PYTHONPATH", "")
     return {
@@ -85,14 +76,14 @@ def _preloadable(folder: Path) -> str:
         return str(library)
     if not folder.is_dir():
         raise UnavailableError(
-            f"the launch shim is in {library.parent}, a path that LD_PRELOAD cannot hold, and no temporary folder "
-            "can be written for a copy: set TMPDIR"
+            f"LD_PRELOAD cannot hold the path of the launch shim, {library.parent}, and no temporary folder can "
+            "be written for a copy: set TMPDIR"
         )
     return shutil.copy(library, str(folder))
 
 
 def check_preload(env: Mapping[str, str]) -> None:
-    """Raise where the loader cannot load the shim. Other libraries in LD_PRELOAD are the loader's business."""
+    """Raise where the loader cannot load the shim. Other libraries in LD_PRELOAD are its own business."""
     true = shutil.which("true") or "/bin/true"
     checked = {**env, "LC_ALL": "C"}
     checked.pop("WEFT_JOB", None)
@@ -111,8 +102,8 @@ def check_preload(env: Mapping[str, str]) -> None:
 class Job:
     """What a program and its children share with weft while they run: a folder, removed at the end.
 
-    Where no folder can be written (a full or read-only disk), the policy lives in memory: it holds all the same,
-    only nothing is counted, and `problem` says so.
+    Where no folder can be written (a full or read-only disk), the policy lives in memory: it holds all the
+    same, only nothing is counted, and `problem` says so.
     """
 
     folder: Path

@@ -1,8 +1,8 @@
 """The folder of a job: made, kept from cleaners, and removed, also after a weft that was killed.
 
-Its owner holds a lock on the folder for as long as it lives. `systemd-tmpfiles` skips locked folders; older cleaners
-go by age, so a long job touches its files. A folder that nobody holds belongs to a weft that was killed: the next
-start removes it.
+Its owner holds a lock on the folder for as long as it lives. `systemd-tmpfiles` skips locked folders; older
+cleaners go by age, so a long job touches its files. A folder that nobody holds belongs to a weft that was
+killed: the next start removes it.
 """
 
 from __future__ import annotations
@@ -38,15 +38,16 @@ def create(control: bytes) -> tuple[Path, int]:
     raise problem or FileNotFoundError(2, "no temporary folder")
 
 
-def _parents() -> Iterator[str]:
+def _parents() -> Iterator[Path]:
     seen = set()
     for name in (os.environ.get("TMPDIR"), "/tmp", "/var/tmp", _SHARED_MEMORY):
-        if name and name not in seen and os.path.isdir(name):
-            seen.add(name)
-            yield os.path.abspath(name)
+        folder = Path(name or "/tmp").absolute()
+        if folder not in seen and folder.is_dir():
+            seen.add(folder)
+            yield folder
 
 
-def _create_in(parent: str, control_image: bytes) -> tuple[Path, int]:
+def _create_in(parent: Path, control_image: bytes) -> tuple[Path, int]:
     made = Path(tempfile.mkdtemp(prefix=_UNFINISHED, dir=parent))  # no leftover yet: a name of its own
     try:
         (made / "control").write_bytes(control_image)
@@ -88,7 +89,7 @@ def remove(folder: Path, lock: int) -> None:
         os.close(lock)
 
 
-def _remove_leftovers(parent: str) -> None:
+def _remove_leftovers(parent: Path) -> None:
     """Folders of this user that no living weft holds."""
     try:
         found = list(os.scandir(parent))

@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
@@ -20,8 +21,8 @@ STOPS = (signal.SIGSTOP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
 def original_environment() -> dict[str, str]:
     """The environment that weft was started with: Python itself may add LC_CTYPE (PEP 538)."""
     env = dict(os.environ)
-    with suppress(OSError), open("/proc/self/environ", "rb") as file:
-        given = file.read()
+    with suppress(OSError):
+        given = Path("/proc/self/environ").read_bytes()
         if given and not any(entry.startswith(b"LC_CTYPE=") for entry in given.split(b"\0")):
             env.pop("LC_CTYPE", None)
     return env
@@ -37,9 +38,9 @@ def run(
 ) -> int:
     """Run `command` to its end; returns its wait status.
 
-    Every signal that can be caught is blocked meanwhile and passed on as it comes, so none ends weft, and with it
-    the program. Standard input and output are let go unless in `keep`: a reader must see the program close them.
-    `now_and_then` runs every `every_s` seconds.
+    Every signal that can be caught is blocked meanwhile and passed on as it comes, so none ends weft, and with
+    it the program. Standard input and output are let go unless in `keep`: a reader must see the program close
+    them. `now_and_then` runs every `every_s` seconds.
     """
     previous = signal.pthread_sigmask(signal.SIG_BLOCK, signals.ALL)
     inherited = signals.inherited()
@@ -94,7 +95,7 @@ def end_like(status: int) -> NoReturn:
 def _start(
     command: list[str],
     env: Mapping[str, str],
-    mask: set[signal.Signals],
+    mask: set[int | signal.Signals],
     inherited: dict[int, signal.Handlers],
 ) -> int:
     if sys.stdout is not None:
@@ -122,7 +123,7 @@ def _become(
     env: Mapping[str, str],
     writer: int,
     parent: int,
-    mask: set[signal.Signals],
+    mask: set[int | signal.Signals],
     inherited: dict[int, signal.Handlers],
 ) -> NoReturn:
     """In the child: turn into the command, or report why not."""
@@ -181,7 +182,7 @@ def _attend(pid: int, witness: signals.Witness, every_s: float, now_and_then: Ca
 
 
 def _state_of(pid: int) -> int | None:
-    """The wait status of the command, if it changed. Other children, which an init process gets, are collected."""
+    """The wait status of the command, if it changed. Orphans, which an init process gets, are collected."""
     while True:
         try:
             found, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED)
@@ -207,7 +208,7 @@ def _stop_like(number: int) -> None:
 
 
 def _discard_pending() -> None:
-    """Signals that came when the command had ended: there is nobody to pass them on to, and its status stands."""
+    """Drop the signals that came when the command had ended: its status stands."""
     while signal.sigpending():
         if signal.sigtimedwait(signals.ALL, 0) is None:
             return

@@ -47,10 +47,10 @@ def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
 
 
 def inherited() -> dict[int, signal.Handlers]:
-    """The dispositions that a program started directly would have inherited, where this interpreter has others.
+    """The dispositions that a program started directly would have inherited, where Python has others.
 
-    Python ignores SIGPIPE and SIGXFSZ from its start and keeps no note of what they were: they are the default,
-    except under a shell that ignores them (`trap '' PIPE`), whose commands do too.
+    Python ignores SIGPIPE and SIGXFSZ from its start and keeps no note of what they were: they are the
+    default, except under a shell that ignores them (`trap '' PIPE`), whose commands do too.
     """
     found: dict[int, signal.Handlers] = {}
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
@@ -77,8 +77,8 @@ def _ignored_by_a_shell(pid: int) -> Iterable[int]:
 class Witness:
     """A process of the same group that notes the signals it gets.
 
-    A signal sent to the whole group (`kill -TERM -PGID`, `timeout`) has reached the program already and must not
-    be passed on a second time; one sent to weft alone must be. Only another member of the group can tell.
+    A signal sent to the whole group (`kill -TERM -PGID`, `timeout`) has reached the program already and must
+    not be passed on a second time; one sent to weft alone must be. Only another member of the group can tell.
     """
 
     def __init__(self) -> None:

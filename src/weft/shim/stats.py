@@ -26,7 +26,7 @@ def collect(folder: Path) -> dict[str, Any]:
     for path in sorted(folder.glob("[0-9]*.[0-9]*")) if folder.is_dir() else ():
         try:
             processes.append(describe(binding.read_process(path)))
-        except (InputError, OSError) as error:  # a process that was killed while it made its file launched nothing
+        except (InputError, OSError) as error:  # a process killed while it made its file launched nothing
             log.debug("skipped %s: %s", path, error)
     return {
         **_totals(processes),
@@ -132,7 +132,9 @@ def summary(stats: dict[str, Any], policy: Policy) -> str:
         if stats[name]:
             parts.append(f"{stats[name]:,} {name.replace('_', ' ')}")
     if stats["unknown"]:
-        parts.append(f"{stats['unknown']:,} launches of kernels that this driver does not name, left unchanged")
+        parts.append(
+            f"{stats['unknown']:,} launches of kernels that this driver does not name, left unchanged"
+        )
     if stats["unlisted"]:
         parts.append(f"{stats['unlisted']:,} launches of more kernels than weft lists, counted together")
     if stats["unhandled"]:
