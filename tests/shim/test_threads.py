@@ -182,8 +182,8 @@ def test_the_layouts_of_both_sides_agree(tmp_path):
         #include <stddef.h>
         #include <stdio.h>
         int main(void) {
-            printf("%zu %zu %zu %zu %d ", sizeof(weft_process), sizeof(weft_control), offsetof(weft_process, cells),
-                   offsetof(weft_process, rows), WEFT_COUNT_SPLIT_FAILURES);
+            printf("%zu %zu %zu %zu %zu %d ", sizeof(weft_process), sizeof(weft_control), sizeof(weft_chunk),
+                   offsetof(weft_process, chunks), offsetof(weft_chunk, cells), WEFT_COUNT_UNHANDLED);
             printf("%zu %zu %d %d", sizeof(weft_nccl_info), sizeof(weft_nccl_call), NCCL_OPERATIONS, NCCL_LIMITS);
         }
     """)
@@ -192,10 +192,11 @@ def test_the_layouts_of_both_sides_agree(tmp_path):
         int(n) for n in subprocess.run([program], capture_output=True, check=True, text=True).stdout.split()
     ]
     assert sizes == [
-        ctypes.sizeof(binding.CProcess),
+        binding.PROCESS_BYTES,
         ctypes.sizeof(binding.CControl),
-        binding.CProcess.cells.offset,
-        binding.CProcess.rows.offset,
+        ctypes.sizeof(binding.CChunk),
+        binding.CHUNKS_OFFSET,
+        binding.CChunk.cells.offset,
         len(binding.COUNTERS) - 1,
         ctypes.sizeof(binding.CCommunicator),
         ctypes.sizeof(binding.CCall),

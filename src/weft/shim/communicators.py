@@ -106,7 +106,7 @@ def preparable() -> list[tuple[str, int]]:
 
 
 def agreed(of_ranks: Iterable[Iterable[tuple[str, int]]]) -> list[str]:
-    """Keys of the communicators that every one of their ranks can prepare, from each rank's `preparable()`."""
+    """Keys of the communicators that all of their ranks can prepare, from each rank's `preparable()`."""
     able = Counter((key, size) for found in of_ranks for key, size in found)
     return sorted(key for (key, size), count in able.items() if count == size)
 

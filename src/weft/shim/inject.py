@@ -76,8 +76,8 @@ def _preloadable(folder: Path) -> str:
         return str(library)
     if not folder.is_dir():
         raise UnavailableError(
-            f"LD_PRELOAD cannot hold the path of the launch shim, {library.parent}, and no temporary folder can "
-            "be written for a copy: set TMPDIR"
+            f"LD_PRELOAD cannot hold the path of the launch shim, {library.parent}, and no temporary folder "
+            "can be written for a copy: set TMPDIR"
         )
     return shutil.copy(library, str(folder))
 

@@ -38,7 +38,7 @@ def run(
 ) -> int:
     """Run `command` to its end; returns its wait status.
 
-    Every signal that can be caught is blocked meanwhile and passed on as it comes, so none ends weft, and with
+    Every signal that can be caught is blocked meanwhile and passed on as it comes, so none ends weft and with
     it the program. Standard input and output are let go unless in `keep`: a reader must see the program close
     them. `now_and_then` runs every `every_s` seconds.
     """

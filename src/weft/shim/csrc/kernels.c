@@ -123,10 +123,11 @@ static uint32_t row_for(const facts *f, uint64_t shape) {
 
 /* --- variants --------------------------------------------------------------------------------------------- */
 
-static void ask(const weft_backend *api, void *handle, unsigned threads, unsigned shared, facts *f) {
-    memset(f, 0, sizeof *f);
+/* `before`: the row of this handle's kernel until something was unloaded, which is most likely still its own. */
+static void ask(const weft_backend *api, void *handle, unsigned threads, unsigned shared, uint32_t before, facts *f) {
     f->named = api->name(handle, f->name, sizeof f->name);
-    f->kind = f->named ? classify(f->name) : WEFT_KIND_UNKNOWN;
+    bool same = f->named && before >= WEFT_FIRST_ROW && strcmp(weft_row_at(before)->name, f->name) == 0;
+    f->kind = !f->named ? WEFT_KIND_UNKNOWN : same ? weft_row_at(before)->kind : classify(f->name);
     int blocks = f->named ? api->blocks_per_sm(handle, threads, shared) : 0;
     f->natural_blocks = blocks > 0 ? (uint32_t)blocks : 0;
     f->sms = f->named ? api->sm_count() : 0;
@@ -258,7 +259,8 @@ static void look_up_slowly(const weft_backend *api, void *handle, uint64_t shape
     weft_variant *v = NULL;
     for (int tries = 0; tries < TRIES; tries++) { /* something may be unloaded just now */
         now = atomic_load(&epoch);
-        ask(api, handle, (unsigned)(shape >> 32), (unsigned)shape, &f);
+        v = weft_map_find(&variants, (uint64_t)(uintptr_t)handle, shape);
+        ask(api, handle, (unsigned)(shape >> 32), (unsigned)shape, v ? GET(row) : 0, &f);
         v = add_variant(handle, shape, &f, now);
         if (!v)
             break;
