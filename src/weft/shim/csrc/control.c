@@ -200,6 +200,21 @@ static void after_fork_in_child(void) {
 #undef X
 }
 
+/* By the name that the running libc has: glibc links pthread_atfork statically, musl lacks what that calls. */
+extern int __register_atfork(void (*)(void), void (*)(void), void (*)(void), void *) __attribute__((weak));
+extern void *__dso_handle;
+
+static void on_fork(void (*child)(void)) {
+    if (__register_atfork) {
+        __register_atfork(NULL, NULL, child, __dso_handle);
+        return;
+    }
+    int (*atfork)(void (*)(void), void (*)(void), void (*)(void)) =
+        (int (*)(void (*)(void), void (*)(void), void (*)(void)))weft_next_symbol("pthread_atfork");
+    if (atfork)
+        atfork(NULL, NULL, child);
+}
+
 static void attach_locked(uint32_t api) {
     static bool told_fork;
     const char *job_path = getenv("WEFT_JOB");
@@ -208,7 +223,7 @@ static void attach_locked(uint32_t api) {
     if (job)
         self = create_process(job_path);
     if (!told_fork) { /* also where it failed: a child may find what this process did not */
-        pthread_atfork(NULL, NULL, after_fork_in_child);
+        on_fork(after_fork_in_child);
         told_fork = true;
     }
     if (!self) {
