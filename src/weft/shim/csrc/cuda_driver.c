@@ -167,8 +167,9 @@ int weft_capture_relax(void) {
 }
 
 void weft_capture_restore(int mode) {
-    if (mode >= 0)
-        weft_cuda()->cuThreadExchangeStreamCaptureMode(&mode);
+    for (int tries = 0; mode >= 0 && tries < 2; tries++) /* the thread must not be left as we need it */
+        if (weft_cuda()->cuThreadExchangeStreamCaptureMode(&mode) == CUDA_SUCCESS)
+            return;
 }
 
 /* --- what the driver knows about a kernel ------------------------------------------------------------- */
