@@ -103,7 +103,11 @@ API void fake_fail_at(long n) {
     calls = 0;
     fail_at = n;
 }
-__attribute__((constructor)) static void begin(void) { slow = getenv("FAKE_SLOW") != NULL; }
+static void after_fork(void) { pthread_mutex_init(&lock, NULL); }
+__attribute__((constructor)) static void begin(void) {
+    slow = getenv("FAKE_SLOW") != NULL;
+    pthread_atfork(NULL, NULL, after_fork);
+}
 
 /* About a microsecond, as a driver takes to answer. */
 static void take_time(void) {

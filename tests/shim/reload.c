@@ -18,5 +18,5 @@ int main(int argc, char **argv) {
         mmap(info.dli_fbase, 1 << 20, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     handle = dlopen(library, RTLD_NOW | RTLD_LOCAL);
     void *kernel = ((make)dlsym(handle, "fake_kernel"))("gemm", 32, 0, 0);
-    return ((launch)dlsym(handle, "cuLaunchKernel"))(kernel, 1000, 1, 1, 128, 1, 1, 0, NULL, NULL, NULL);
+    return ((launch)dlsym(handle, "cuLaunchKernel"))(kernel, 100000, 1, 1, 128, 1, 1, 0, NULL, NULL, NULL);
 }

@@ -13,7 +13,7 @@
 #include <string.h>
 #include <time.h>
 
-enum { POLL_NS = 200000, DRAIN_MS = 2000, SETTLE_MS = 60000 };
+enum { POLL_NS = 200000, DRAIN_MS = 2000, SETTLE_MS = 60000, GRACE_MS = 50 };
 
 static _Atomic int in_force;
 static _Atomic int limits[NCCL_LIMITS]; /* CTAs of each place; 0: free */
@@ -230,7 +230,6 @@ static void let_go(job *j) {
         discard(j);
         return;
     }
-    mark_splitting(j);
     pthread_mutex_lock(&lock);
     j->next = lingering;
     lingering = j;
@@ -282,6 +281,8 @@ static void *work(void *argument) {
         weft_cuda()->cuCtxSetCurrent(j->context);
     weft_nccl_private(true);
     bool well = make_all(j);
+    if (!well)
+        mark_splitting(j);
     pthread_mutex_lock(&lock);
     bool abandoned = j->abandoned;
     j->failed = !well;
@@ -305,7 +306,8 @@ static bool run(job *j) {
         j->failed = true;
         return true;
     }
-    struct timespec until = {(time_t)(j->deadline_ns / 1000000000u), (long)(j->deadline_ns % 1000000000u)};
+    uint64_t patience = j->deadline_ns + GRACE_MS * 1000000ull; /* the thread is to give up first, where it can */
+    struct timespec until = {(time_t)(patience / 1000000000u), (long)(patience % 1000000000u)};
     pthread_mutex_lock(&lock);
     while (!j->over && pthread_cond_timedwait(&j->changed, &lock, &until) != ETIMEDOUT)
         ;
