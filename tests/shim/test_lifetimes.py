@@ -16,7 +16,9 @@ NCCL = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL"
 OVERLAP = Policy(residency=2, when="overlap", head_start_us=5, priority="high")
 
 
-@pytest.mark.parametrize("end", ["cuDevicePrimaryCtxReset_v2", "cuCtxDestroy_v2", "cuDevicePrimaryCtxRelease_v2"])
+@pytest.mark.parametrize(
+    "end", ["cuDevicePrimaryCtxReset_v2", "cuCtxDestroy_v2", "cuDevicePrimaryCtxRelease_v2"]
+)
 def test_what_is_in_flight_dies_with_its_context_and_comes_back(program, end):
     done = program(
         f"""
@@ -174,9 +176,10 @@ def test_a_split_that_ends_after_the_deadline_writes_into_nobodys_memory(nccl_pr
 
 
 def test_a_communicator_that_ends_before_its_late_split_is_let_go(nccl_program):  # noqa: F811
-    assert nccl_program(
-        LATE
-        + """
+    assert (
+        nccl_program(
+            LATE
+            + """
     b = n.init(settings=config(12))
     n.all_reduce(b)
     refused(routes.prepare, 24, 0.1)
@@ -188,7 +191,9 @@ def test_a_communicator_that_ends_before_its_late_split_is_let_go(nccl_program):
     n.all_reduce(b)
     show(n.ctas()[-1])
     """,
-    ) == 24
+        )
+        == 24
+    )
 
 
 def test_children_of_a_split_in_the_background_are_counted_as_not_handled(nccl_program):  # noqa: F811

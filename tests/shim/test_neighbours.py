@@ -63,7 +63,11 @@ def test_another_tool_in_front_of_nccl_is_called(environment, fake_nccl, tmp_pat
     }
     with Job() as job:
         done = subprocess.run(
-            [program, "1", "100", "time"], env=job.environment(env), capture_output=True, text=True, check=True
+            [program, "1", "100", "time"],
+            env=job.environment(env),
+            capture_output=True,
+            text=True,
+            check=True,
         )
     assert "901 all-reduces" in done.stderr
 
@@ -88,7 +92,9 @@ def old_driver(tmp_path_factory):
 
 
 @pytest.mark.parametrize("way", ["cuModuleGetFunction", "cuLibraryGetKernel"])
-def test_an_old_drivers_kernels_have_the_names_that_the_program_asked_for(program, old_driver, environment, way):
+def test_an_old_drivers_kernels_have_the_names_that_the_program_asked_for(
+    program, old_driver, environment, way
+):
     done = program(
         f"""
         def load(name):
@@ -122,8 +128,12 @@ def test_kernels_that_cannot_be_named_are_counted_and_said(program, old_driver, 
 # --- the program's own limits -------------------------------------------------------------------------------------
 
 
-def test_a_limit_that_the_program_sets_is_never_overwritten_by_a_stale_one(environment, fake_driver, tmp_path):
-    program = compile_c(tmp_path / "race", str(HERE / "attr_race.c"), f"-L{fake_driver}", "-lcuda", "-lpthread")
+def test_a_limit_that_the_program_sets_is_never_overwritten_by_a_stale_one(
+    environment, fake_driver, tmp_path
+):
+    program = compile_c(
+        tmp_path / "race", str(HERE / "attr_race.c"), f"-L{fake_driver}", "-lcuda", "-lpthread"
+    )
     with Job(Policy(residency=2)) as job:
         env = {**job.environment(environment), "FAKE_SLOW": "1"}
         done = subprocess.run([program], env=env, capture_output=True, text=True, check=True, timeout=120)

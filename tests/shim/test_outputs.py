@@ -66,7 +66,11 @@ def test_standard_output_takes_the_statistics_after_the_program(tmp_path, path):
     env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     out = tmp_path / "out"
     script = f"{sys.executable} -m weft run --quiet --stats {path} -- echo first"
-    for command in (f"{script} > {out}", f"{script} | cat > {out}", f"echo before > {out}; {script} >> {out}"):
+    for command in (
+        f"{script} > {out}",
+        f"{script} | cat > {out}",
+        f"echo before > {out}; {script} >> {out}",
+    ):
         subprocess.run(["sh", "-c", command], env=env, check=True)
         text = out.read_text()
         assert "first\n{" in text
@@ -131,7 +135,19 @@ def test_what_fails_after_the_end_does_not_change_the_exit_code(tmp_path, stats)
 def test_an_interrupt_during_the_report_does_not_change_the_exit_code(tmp_path):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)  # nobody reads it: the report waits
-    command = [sys.executable, "-m", "weft", "run", "--quiet", "--stats", str(pipe), "--", "sh", "-c", "exit 7"]
+    command = [
+        sys.executable,
+        "-m",
+        "weft",
+        "run",
+        "--quiet",
+        "--stats",
+        str(pipe),
+        "--",
+        "sh",
+        "-c",
+        "exit 7",
+    ]
     with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(ROOT / "src")}) as running:
         time.sleep(1.5)
         running.send_signal(signal.SIGINT)
@@ -183,7 +199,12 @@ def test_what_is_not_a_job_folder_of_ours_is_not_removed(tmp_path, monkeypatch):
     (tmp_path / "weft-other").mkdir()
     with Job():
         pass
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["outside", "weft-job-file", "weft-job-link", "weft-other"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        "outside",
+        "weft-job-file",
+        "weft-job-link",
+        "weft-other",
+    ]
     assert (outside / "file").exists()
 
 
@@ -208,12 +229,20 @@ def test_without_any_folder_the_policy_still_holds(environment, monkeypatch, fak
     with Job(Policy(residency=2)) as job:
         assert "nothing is counted" in job.problem
         done = subprocess.run(
-            [sys.executable, "-c", source], env=job.environment(environment), capture_output=True, text=True, check=True
+            [sys.executable, "-c", source],
+            env=job.environment(environment),
+            capture_output=True,
+            text=True,
+            check=True,
         )
         assert int(done.stdout) > 0
         job.set_policy(Policy())
         done = subprocess.run(
-            [sys.executable, "-c", source], env=job.environment(environment), capture_output=True, text=True, check=True
+            [sys.executable, "-c", source],
+            env=job.environment(environment),
+            capture_output=True,
+            text=True,
+            check=True,
         )
         assert int(done.stdout) == 0
         assert job.collect()["launches"] == 0

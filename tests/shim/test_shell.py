@@ -59,13 +59,13 @@ CASES = {
     "a writer sees its reader gone": "{ sleep 0.3; yes; } | @ sh -c 'exec <&-; sleep 0.6'",
     "timeout": "timeout -s TERM 1 @ sleep 20",
     "timeout with a trap": "timeout 1 @ sh -c 'trap \"exit 4\" TERM; while :; do sleep 0.1; done'",
-    "a group's signal comes once": "setsid -w sh -c '@ sh -c \"trap \\\"echo got\\\" USR1; echo ready; sleep 0.5; sleep 0.5; sleep 0.5\" & trap \"\" USR1; sleep 0.9; kill -USR1 0; wait'",
+    "a group's signal comes once": 'setsid -w sh -c \'@ sh -c "trap \\"echo got\\" USR1; echo ready; sleep 0.5; sleep 0.5; sleep 0.5" & trap "" USR1; sleep 0.9; kill -USR1 0; wait\'',
     "a background child outlives": "@ sh -c 'sleep 0.2 > /dev/null 2>&1 & echo $? '",
     "a read-only TMPDIR": "TMPDIR=/proc @ sh -c 'exit 6'",
     "a TMPDIR that is not there": "TMPDIR=/nowhere @ sh -c 'exit 6'",
     "a preloaded library that is missing": "LD_PRELOAD=libnowhere.so @ sh -c 'exit 5' 2>/dev/null",
     "one weft in another": "@ @ sh -c 'exit 8'",
-    "an alarm set before": f"{sys.executable} -c 'import os, signal; signal.alarm(2); os.execvp(\"sh\", [\"sh\", \"-c\", \"exec @ sleep 20\"])'",
+    "an alarm set before": f'{sys.executable} -c \'import os, signal; signal.alarm(2); os.execvp("sh", ["sh", "-c", "exec @ sleep 20"])\'',
     "PYTHONPATH with an empty entry": f"cd work; PYTHONPATH=:$PYTHONPATH @ {sys.executable} -c 'import sys, here; print(sys.path[1] == \"\" or here.__file__)'",
     "a module called weft": f"cd work; @ {sys.executable} -c 'import sys; sys.path.insert(0, \"own\"); import weft; print(weft.MINE)'",
     "stopped and continued": "@ sh -c 'kill -STOP $$; echo on' & sleep 0.7; kill -CONT $! 2>/dev/null; wait $!",
@@ -93,7 +93,9 @@ def run(script: str, prefix: str, folder: Path, timeout: float = 60) -> tuple[in
         check=False,
         preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
     )
-    left = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if "__pycache__" not in str(path))
+    left = sorted(
+        str(path.relative_to(folder)) for path in folder.rglob("*") if "__pycache__" not in str(path)
+    )
     return done.returncode, done.stdout, left
 
 
@@ -116,7 +118,12 @@ def test_a_full_or_read_only_tmpdir_costs_the_counters_only(folder, options):
     argument = script.replace("@ ", f"{WEFT.replace('--quiet ', '')} ")
     env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     done = subprocess.run(
-        ["unshare", "-m", "sh", "-c", argument], env=env, capture_output=True, text=True, check=False, timeout=60
+        ["unshare", "-m", "sh", "-c", argument],
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
     )
     if done.returncode == 99 or "unshare failed" in done.stderr:
         pytest.skip("cannot mount here")
@@ -197,7 +204,9 @@ time.sleep(20)
 def test_every_signal_that_can_be_caught_reaches_the_program(folder, number):
     env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "TMPDIR": str(folder / "tmp")}
     command = [*WEFT.split(), sys.executable, "-c", ANSWER, str(int(number))]
-    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True, start_new_session=True) as running:
+    with subprocess.Popen(
+        command, env=env, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as running:
         assert running.stdout is not None
         assert running.stdout.readline() == "ready\n"
         running.send_signal(number)
@@ -222,7 +231,9 @@ os._exit(0 if got >= 20 else 1)
 """
     env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "TMPDIR": str(folder / "tmp")}
     command = [*WEFT.split(), sys.executable, "-c", script]
-    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True, start_new_session=True) as running:
+    with subprocess.Popen(
+        command, env=env, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as running:
         assert running.stdout is not None
         assert running.stdout.readline() == "ready\n"
         while running.poll() is None:
@@ -269,16 +280,30 @@ def at_a_terminal(command: list[str], keys: list[tuple[str, bytes]], folder: Pat
 
 
 TERMINAL = {
-    "control-C ends it": (["sh", "-c", "@ sh -c 'echo here; sleep 20'; echo code $?; exit 0"], [("here", b"\x03")]),
+    "control-C ends it": (
+        ["sh", "-c", "@ sh -c 'echo here; sleep 20'; echo code $?; exit 0"],
+        [("here", b"\x03")],
+    ),
     "control-C is answered": (
-        ["sh", "-c", "trap : INT; @ sh -c 'trap \"echo answered; exit 5\" INT; echo here; sleep 20'; echo code $?"],
+        [
+            "sh",
+            "-c",
+            "trap : INT; @ sh -c 'trap \"echo answered; exit 5\" INT; echo here; sleep 20'; echo code $?",
+        ],
         [("here", b"\x03")],
     ),
     "control-backslash": (
-        ["sh", "-c", "trap : QUIT; ulimit -c 0; @ sh -c 'trap \"echo quit; exit 6\" QUIT; echo here; sleep 20'; echo code $?"],
+        [
+            "sh",
+            "-c",
+            "trap : QUIT; ulimit -c 0; @ sh -c 'trap \"echo quit; exit 6\" QUIT; echo here; sleep 20'; echo code $?",
+        ],
         [("here", b"\x1c")],
     ),
-    "it is a terminal": (["sh", "-c", "@ sh -c 'test -t 0 && test -t 1 && tty > /dev/null && echo terminal'"], []),
+    "it is a terminal": (
+        ["sh", "-c", "@ sh -c 'test -t 0 && test -t 1 && tty > /dev/null && echo terminal'"],
+        [],
+    ),
     "typed input": (["sh", "-c", "@ sh -c 'echo here; read x; echo got $x'"], [("here", b"word\n")]),
     "control-Z and fg": (
         ["bash", "--norc", "--noprofile", "-i"],
@@ -301,6 +326,11 @@ def test_a_terminal_sees_no_difference(folder, name):
         typed = [(when, key.replace(b"@ ", prefix.encode())) for when, key in keys]
         status, seen = at_a_terminal(words, typed, folder)
         lines = [line.strip() for line in seen.decode(errors="replace").splitlines()]
-        return status, [line for line in lines if line in ("answered", "quit", "terminal", "awake", "here", "got word") or line.startswith("code ")]
+        return status, [
+            line
+            for line in lines
+            if line in ("answered", "quit", "terminal", "awake", "here", "got word")
+            or line.startswith("code ")
+        ]
 
     assert outcome(WEFT + " ") == outcome("")

@@ -101,8 +101,8 @@ static bool has_attribute(const CUlaunchConfig *c, unsigned id) {
 
 /* A dependent launch (PDL) may start before its predecessor on the stream ends: nothing is put between them. */
 static void head_start(const weft_rules *rules, const launch *l, CUstream stream) {
-    if (UNLIKELY(has_attribute(l->config, CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_SERIALIZATION) ||
-                 has_attribute(l->config, CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT)))
+    if (UNLIKELY(l->config->numAttrs && (has_attribute(l->config, CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_SERIALIZATION) ||
+                                         has_attribute(l->config, CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT))))
         weft_count(WEFT_COUNT_UNHANDLED);
     else
         weft_head_start(rules, stream);

@@ -35,10 +35,15 @@ static weft_table *new_table(weft_map *m, uint64_t size) {
         empty(t);
         return t;
     }
-    t = calloc(1, sizeof *t + size * sizeof *t->entries);
-    if (t)
-        t->mask = size - 1;
-    return t;
+    weft_table *larger = calloc(1, sizeof *larger + size * sizeof *larger->entries);
+    if (larger)
+        larger->mask = size - 1;
+    if (larger && t) {
+        t->older = m->outgrown;
+        m->outgrown = t;
+        m->spare = NULL;
+    }
+    return larger;
 }
 
 /* Readers may still be in the old table: it is kept. Those that are outgrown are together smaller than the newest. */
@@ -90,6 +95,6 @@ void weft_map_remove(weft_map *m, uint64_t a, uint64_t b) {
 
 void weft_map_clear(weft_map *m) {
     atomic_store_explicit(&m->table, NULL, memory_order_release);
-    m->spare = NULL;
+    m->spare = m->outgrown = NULL;
     m->live = 0;
 }

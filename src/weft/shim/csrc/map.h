@@ -16,7 +16,8 @@ typedef struct {
     _Atomic(void *) value; /* NULL: removed */
 } weft_entry;
 
-typedef struct {
+typedef struct weft_table {
+    struct weft_table *older; /* outgrown ones */
     uint64_t mask;
     uint32_t used;
     weft_entry entries[];
@@ -24,7 +25,7 @@ typedef struct {
 
 typedef struct {
     _Atomic(weft_table *) table;
-    weft_table *spare; /* of the same size, out of use */
+    weft_table *spare, *outgrown; /* out of use: the latest, and those that are too small */
     uint32_t live;
 } weft_map;
 
