@@ -121,7 +121,7 @@ bool weft_pin_function(CUfunction f, unsigned threads, size_t dynamic_bytes, uns
 int weft_occupancy(void *f, unsigned threads, size_t dynamic_bytes); /* 0: unknown */
 bool weft_name_noted(void *handle, char *out, size_t size);          /* as the program asked for it */
 
-/* --- cuda_graph.c -------------------------------------------------------------------------------------- */
+/* --- cuda_capture.c ------------------------------------------------------------------------------------ */
 
 bool weft_capturing(CUstream stream); /* costs one load while nothing is captured */
 bool weft_capture_open(void);         /* on any stream; asks the driver */

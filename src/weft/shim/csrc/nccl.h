@@ -95,11 +95,20 @@ void weft_comm_configure(weft_comm *c, const ncclConfig_t *config, const weft_co
 const ncclConfig_t *weft_limits_begin(weft_nccl *library, const ncclConfig_t *config, bool inherits, nccl_config *room);
 void weft_limits_end(void);
 
-/* --- nccl_route.c: siblings ------------------------------------------------------------------------------- */
+/* --- nccl_route.c: which siblings are used ------------------------------------------------------------------------------- */
 
 int weft_route_take(void); /* the place of the limit in force, held until it is given back */
 void weft_route_hold(int place);
 void weft_route_give(int place);
+int weft_route_limit(int place); /* CTAs; 0: none */
+int weft_route_now(void);        /* the place in force */
+void weft_route_set_limit(int place, int ctas);
+const char *weft_route_not_now(void); /* why siblings can be neither made nor ended here; NULL: they can */
+int weft_refuse(char *why, size_t size, const char *reason);
+void weft_nap(void);
+
+/* --- nccl_split.c: making siblings ---------------------------------------------------------------------------- */
+
 void weft_route_settle(weft_comm *c); /* wait until a split of weft's lets the communicator be used again */
 
 /* --- nccl_calls.c and nccl_lifetime.c: what is done in place of each function of NCCL --------------------------- */
@@ -137,8 +146,5 @@ typedef struct {
     uint64_t number, key, bytes, host_ns;
     uint32_t operation, routed;
 } weft_nccl_call;
-
-int weft_route_limit(int place); /* CTAs; 0: none */
-int weft_route_now(void);        /* the place in force */
 
 #endif
