@@ -1,8 +1,8 @@
 """A long run of the shim against the fake driver: are all launches counted, is memory flat?
 
-Threads launch 512 kernels of a changing set while the policy changes every 20 ms, modules are unloaded and children are
-forked (tests/shim/soak.c). Counts must be exact; memory may grow by 50 MB. `--sanitizer` builds program and shim with
-it, and fails where it finds anything.
+Threads launch 512 kernels of a changing set while the policy changes every 20 ms, modules are unloaded and
+children are forked (tests/shim/soak.c). Counts must be exact; memory may grow by 50 MB. `--sanitizer` builds
+program and shim with it, and fails where it finds anything.
 
     python benchmarks/shim_soak.py --launches 1e9 --threads 16
     python benchmarks/shim_soak.py --launches 1e7 --sanitizer thread      # or address, undefined

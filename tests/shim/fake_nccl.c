@@ -203,6 +203,7 @@ API ncclResult_t ncclCommInitAll(ncclComm_t *made, int count, const int *devices
     return 0;
 }
 
+#ifndef FAKE_NO_SPLIT
 struct late_split {
     ncclComm_t *made, child, parent;
 };
@@ -218,7 +219,6 @@ static void *split_late(void *argument) {
     return NULL;
 }
 
-#ifndef FAKE_NO_SPLIT
 API ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *made, ncclConfig_t *config) {
     ncclResult_t result = note("ncclCommSplit", comm);
     *made = NULL;

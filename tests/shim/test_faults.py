@@ -44,8 +44,12 @@ def test_a_call_that_fails_for_weft_is_not_seen_to_fail(sweep, fake_nccl, enviro
 
 
 def test_sanitizers_find_nothing_in_the_paths_of_failure(
-    sanitized, fake_driver, fake_nccl, environment, tmp_path
-):  # noqa: F811
+    sanitized,
+    fake_driver,
+    fake_nccl,
+    environment,
+    tmp_path,  # noqa: F811
+):
     libraries = (f"-L{fake_driver}", f"-L{fake_nccl}", "-lcuda", "-lnccl")
     program = sanitized(tmp_path / "sweep", str(HERE / "sweep.c"), *libraries)
     with Job(POLICIES["overlap"]) as job:

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -237,16 +238,14 @@ os._exit(0 if got >= 20 else 1)
         assert running.stdout is not None
         assert running.stdout.readline() == "ready\n"
         while running.poll() is None:
-            with_suppressed_race(running, number)
+            send(running, number)
             time.sleep(0.02)
         assert running.returncode == 0
 
 
-def with_suppressed_race(running: subprocess.Popen, number: int) -> None:
-    try:
+def send(running: subprocess.Popen, number: int) -> None:
+    with suppress(ProcessLookupError):
         running.send_signal(number)
-    except ProcessLookupError:
-        pass
 
 
 # --- a terminal ---------------------------------------------------------------------------------------------------

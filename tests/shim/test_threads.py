@@ -5,9 +5,10 @@ from __future__ import annotations
 import itertools
 import shutil
 import subprocess
+import sys
 
 import pytest
-from building import CSRC, HERE, compile_c
+from building import CSRC, HERE, ROOT, compile_c
 
 from weft.policy import Policy, Rule
 from weft.shim.inject import Job
@@ -211,3 +212,14 @@ def test_where_no_file_can_be_written_only_the_counters_are_lost(hammer, environ
         command = ["sh", "-c", f"ulimit -f 1; exec {hammer} 2 100"]
         assert subprocess.run(command, env=job.environment(environment), check=False).returncode == 0
         assert [path.name for path in job.folder.iterdir()] == ["control"]
+
+
+@pytest.mark.parametrize("sanitizer", [None, "address", "undefined", "thread"])
+def test_a_short_soak_counts_every_launch(sanitizer):
+    """Many threads, changing policies, modules that go, forked children; benchmarks/shim_soak.py has the long one."""
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    from shim_soak import soak
+
+    row = soak(160_000 if sanitizer else 1_600_000, 16, sanitizer)
+    assert row["clean"], row
+    assert row["counted"] == row["launches"] > 0
