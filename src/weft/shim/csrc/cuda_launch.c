@@ -137,8 +137,10 @@ static CUresult launch_compute(const weft_rules *rules, const weft_kernel *k, co
 
 static CUresult launch_cooperative(const launch *l, const weft_kernel *k, CUresult result) {
     weft_count(WEFT_COUNT_COOPERATIVE);
-    if (k->row >= WEFT_FIRST_ROW)
+    if (k->row >= WEFT_FIRST_ROW) {
         weft_row_at(k->row)->reason = WEFT_COOPERATIVE;
+        atomic_store_explicit(&k->v->noted, UINT32_MAX, memory_order_relaxed);
+    }
     if (result == CUDA_SUCCESS)
         count(k, l, false);
     return result;

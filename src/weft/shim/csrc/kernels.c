@@ -11,9 +11,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { VARIANTS = 1 << 18, BATCH = 256, SPILL = 256, FORMS = 1 << 16, LOOK_AGAIN = 256, TRIES = 4 };
+enum { VARIANTS = 1 << 18, BATCH = 256, SPILL = 256, FORMS = 1 << 16, LOOK_AGAIN = 256, TRIES = 4, LATELY = 4096 };
 
 static weft_map variants, forms;
+
+/* The variants that were launched lately, close together: the map of many kernels is spread over many pages. Whatever
+ * is found here is compared as what is found there. */
+static _Atomic(weft_variant *) lately[LATELY][2];
 static weft_variant *unused;
 static struct batch {
     struct batch *next;
@@ -191,6 +195,7 @@ static void fill(weft_variant *v, void *handle, uint64_t shape, const facts *f, 
     PUT(natural_blocks, f->natural_blocks);
     PUT(cell, weft_cell_at(row));
     PUT(refusals, 0);
+    PUT(noted, UINT32_MAX);
     for (int i = 0; i < WEFT_PLANS; i++)
         PUT(plans[i], 0);
     atomic_store_explicit(&v->epoch, now, memory_order_release);
@@ -278,12 +283,27 @@ static bool worth_another_look(weft_variant *v) {
     return (looks & (looks - 1)) == 0 || looks % LOOK_AGAIN == 0;
 }
 
+static weft_variant *find_and_keep(_Atomic(weft_variant *) *place, uint64_t key, uint64_t shape) {
+    weft_variant *v = atomic_load_explicit(&place[1], memory_order_acquire);
+    if (v && GET(handle) == key && GET(shape) == shape)
+        return v;
+    v = weft_map_find(&variants, key, shape);
+    if (v) {
+        atomic_store_explicit(&place[1], atomic_load_explicit(&place[0], memory_order_relaxed), memory_order_release);
+        atomic_store_explicit(&place[0], v, memory_order_release);
+    }
+    return v;
+}
+
 void weft_lookup(const weft_backend *api, void *handle, unsigned threads, unsigned shared, weft_kernel *out) {
     uint64_t key = (uint64_t)(uintptr_t)handle, shape = shape_of(threads, shared);
-    weft_variant *v = weft_map_find(&variants, key, shape);
     out->handle = handle;
     out->threads = threads;
     out->shared = shared;
+    _Atomic(weft_variant *) *place = lately[weft_map_hash(key, shape) % LATELY];
+    weft_variant *v = atomic_load_explicit(&place[0], memory_order_acquire);
+    if (UNLIKELY(!v || GET(handle) != key || GET(shape) != shape))
+        v = find_and_keep(place, key, shape);
     if (UNLIKELY(!v || worth_another_look(v) || !copy(v, key, shape, out)))
         look_up_slowly(api, handle, shape, out);
     if (UNLIKELY(out->row < WEFT_FIRST_ROW))
@@ -358,6 +378,7 @@ void weft_forget_kernels(void) {
     pthread_mutex_init(&lock, NULL);
     weft_map_clear(&variants);
     weft_map_clear(&forms);
+    memset(lately, 0, sizeof lately);
     row_index = NULL; /* the parent's memory stays as it is: writing to it would copy it into every child */
     unused = NULL;
     made = 0;

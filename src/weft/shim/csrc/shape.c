@@ -86,11 +86,21 @@ static bool may_wait_for_itself(const weft_kernel *k, uint64_t plan, uint32_t bl
     return atomic_load_explicit(&partitioned, memory_order_relaxed) || grid_blocks > (uint64_t)blocks * k->sms;
 }
 
+/* Only where something changed: the row is in memory that launches do not touch otherwise. */
+static void note(const weft_kernel *k, uint32_t reason, uint32_t blocks, uint32_t bytes) {
+    weft_row *row = weft_row_at(k->row);
+    atomic_store_explicit(&row->reason, reason, memory_order_relaxed);
+    if (reason == WEFT_SHAPED) {
+        atomic_store_explicit(&row->shaped_blocks, blocks, memory_order_relaxed);
+        atomic_store_explicit(&row->shaped_bytes, bytes, memory_order_relaxed);
+    }
+    atomic_store_explicit(&k->v->noted, reason << 8 | blocks, memory_order_relaxed);
+}
+
 uint32_t weft_shape(const weft_backend *api, const weft_rules *rules, const weft_kernel *k, uint64_t grid_blocks,
                     bool in_flight) {
     if (UNLIKELY(k->row < WEFT_FIRST_ROW || !k->v)) /* its name is not known, or not kept */
         return k->shared;
-    weft_row *row = weft_row_at(k->row);
     uint64_t plan = plan_for(api, rules, k);
     uint32_t reason = plan_reason(plan), blocks = plan_blocks(plan) & ~(uint32_t)NAMED, bytes = plan_bytes(plan);
     if (reason == WEFT_SHAPED) {
@@ -99,20 +109,15 @@ uint32_t weft_shape(const weft_backend *api, const weft_rules *rules, const weft
         else if (may_wait_for_itself(k, plan, blocks, grid_blocks))
             reason = WEFT_ONE_WAVE;
     }
-    if (UNLIKELY(atomic_load_explicit(&row->reason, memory_order_relaxed) != reason)) /* spare the cache line */
-        atomic_store_explicit(&row->reason, reason, memory_order_relaxed);
-    if (reason != WEFT_SHAPED || bytes < k->shared)
-        return k->shared;
-    if (UNLIKELY(atomic_load_explicit(&row->shaped_blocks, memory_order_relaxed) != blocks)) {
-        atomic_store_explicit(&row->shaped_blocks, blocks, memory_order_relaxed);
-        atomic_store_explicit(&row->shaped_bytes, bytes, memory_order_relaxed);
-    }
-    return bytes;
+    if (UNLIKELY(atomic_load_explicit(&k->v->noted, memory_order_relaxed) != (reason << 8 | blocks)))
+        note(k, reason, blocks, bytes);
+    return reason == WEFT_SHAPED && bytes >= k->shared ? bytes : k->shared;
 }
 
 void weft_shape_refused(const weft_kernel *k, const weft_rules *rules) {
     weft_count(WEFT_COUNT_SHAPE_FAILURES);
     weft_row_at(k->row)->reason = WEFT_REFUSED;
+    atomic_store(&k->v->noted, UINT32_MAX);
     if (atomic_fetch_add(&k->v->refusals, 1) + 1 >= GIVE_UP_AFTER)
         atomic_store(&k->v->plans[rules->id % WEFT_PLANS], 0); /* the next plan leaves it unchanged */
 }

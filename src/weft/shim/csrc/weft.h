@@ -64,6 +64,7 @@ typedef struct weft_variant {
     _Atomic uint32_t row, kind, sms, natural_blocks;
     _Atomic(weft_cell *) cell;          /* of the first shard */
     _Atomic uint32_t refusals, looks;
+    _Atomic uint32_t noted; /* what its row says of the latest launch: reason << 8 | blocks */
     _Atomic uint64_t plans[WEFT_PLANS]; /* by policy id: see plan_* in shape.c */
     struct weft_variant *next;          /* where it is kept for use again */
 } weft_variant;
