@@ -45,7 +45,7 @@ def build(folder: Path, sanitizer: str | None) -> Path:
         "-shared",
         "-fPIC",
         "-Wl,-Bsymbolic,-soname,libcuda.so.1",
-        str(tests / "fake_cuda.c"),
+        *(str(tests / name) for name in ("fake_cuda.c", "fake_cuda_events.c")),
         "-lpthread",
     ]
     subprocess.run([*cc, *fake, "-o", str(folder / "libcuda.so.1")], check=True)

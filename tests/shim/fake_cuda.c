@@ -70,6 +70,15 @@ static struct {
     int pending;
 } streams[STREAMS];
 
+/* fake_cuda_events.c: time */
+void fake_timed_launch(const char *name, void *stream, const CUlaunchAttribute *attributes, unsigned count);
+void fake_timed_operation(const char *name, void *stream, int64_t ns);
+int fake_completion_allowed(const CUlaunchAttribute *attributes, unsigned count);
+void fake_context_destroyed(void);
+int fake_failing(const char *api);
+int fake_is_capturing(void *stream);
+void fake_stream_destroyed(void *stream);
+
 /* --- what tests use ----------------------------------------------------------------------------------- */
 
 API void *fake_kernel(const char *name, int registers, int static_shared, int as_kernel) {
@@ -154,6 +163,15 @@ static int failing(const char *api) {
             failures[i].times--;
             return failures[i].code;
         }
+    return 0;
+}
+
+int fake_failing(const char *api) { return failing(api); }
+
+int fake_is_capturing(void *stream) {
+    for (int i = 0; i < STREAMS && streams[i].stream; i++)
+        if (streams[i].stream == stream)
+            return streams[i].capture != NULL;
     return 0;
 }
 
@@ -270,7 +288,9 @@ API CUresult cuFuncGetAttribute(int *value, int attribute, CUfunction f) {
     kernel *k = (kernel *)f;
     if (!k || k->magic != 'F')
         return INVALID_HANDLE;
-    *value = attribute == CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES ? k->static_shared : k->max_dynamic;
+    *value = attribute == CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES ? k->static_shared
+             : attribute == CU_FUNC_ATTRIBUTE_NUM_REGS        ? k->registers
+                                                              : k->max_dynamic;
     return 0;
 }
 
@@ -328,6 +348,7 @@ static CUresult end_context(const char *api) {
     wait = NULL;
     registered = NULL;
     context_number++;
+    fake_context_destroyed();
     pthread_mutex_lock(&lock);
     for (int i = 0; i < STREAMS; i++) {
         streams[i].pending = 0;
@@ -405,6 +426,8 @@ static CUresult launch(const char *route, const CUlaunchConfig *c, void *f, bool
         return INVALID_HANDLE; /* also of a context that is gone */
     if ((int)c->sharedMemBytes > k->max_dynamic || (int)c->sharedMemBytes + k->static_shared > BLOCK_SHARED)
         return CUDA_ERROR_INVALID_VALUE;
+    if (!fake_completion_allowed(c->attrs, c->numAttrs))
+        return CUDA_ERROR_INVALID_VALUE;
     if (!logging)
         return 0;
     record r = {.grid = {c->gridDimX, c->gridDimY, c->gridDimZ}, .block = {c->blockDimX, c->blockDimY, c->blockDimZ}};
@@ -430,6 +453,8 @@ static CUresult launch(const char *route, const CUlaunchConfig *c, void *f, bool
     if (record_count < LOG)
         records[record_count++] = r;
     pthread_mutex_unlock(&lock);
+    if (!r.captured)
+        fake_timed_launch(k->name, r.stream, c->attrs, c->numAttrs);
     return 0;
 }
 
@@ -510,7 +535,8 @@ API CUresult cuStreamIsCapturing(CUstream stream, int *status) {
     }                                                                                                        \
     API CUresult cuGraphLaunch##suffix(CUgraphExec e, CUstream stream) {                                     \
         MAY_FAIL("cuGraphLaunch" #suffix);                                                                   \
-        (void)stream;                                                                                        \
+        if (e)                                                                                               \
+            fake_timed_operation("graph", explicit_stream(stream, per_thread), 50000);                       \
         return e ? 0 : INVALID_HANDLE;                                                                       \
     }
 CAPTURES(, false)
@@ -552,12 +578,10 @@ API CUresult cuGraphExecNodeSetParams(CUgraphExec e, CUgraphNode n, CUgraphNodeP
     return (void)e, (void)n, (void)p, 0;
 }
 API void fake_add_conditional(CUgraph graph) { ((struct graph *)graph)->nodes[((struct graph *)graph)->count++].conditional = true; }
-API CUresult cuStreamDestroy_v2(CUstream stream) {
-    MAY_FAIL("cuStreamDestroy_v2");
+void fake_stream_destroyed(void *stream) {
     pthread_mutex_lock(&lock);
     streams[stream_index(stream)].capture = NULL;
     pthread_mutex_unlock(&lock);
-    return 0;
 }
 
 API CUresult cuGraphGetNodes(CUgraph graph, CUgraphNode *nodes, size_t *count) {

@@ -86,6 +86,7 @@ def old_driver(tmp_path_factory):
         "-DFAKE_OLD",
         "-Wl,-Bsymbolic,-soname,libcuda.so.1",
         str(HERE / "fake_cuda.c"),
+        str(HERE / "fake_cuda_events.c"),
         "-lpthread",
     )
     return folder

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from weft.gpu.cost import link_bytes_per_s, node_collective_s, size_factor, switch_reduces
 from weft.gpu.specs import GpuSpec
 from weft.plan.figures import Links
 from weft.plan.network import Network
@@ -36,13 +37,6 @@ def group(ranks: int, stride: int, network: Network) -> Group:
     return Group(ranks, per_domain, ranks * stride)
 
 
-def domain_rate(gpu: GpuSpec, links: Links) -> float:
-    """Bytes per second that a rank sends inside its domain."""
-    if gpu.link_kind == "pcie":
-        return gpu.pcie_bytes_per_s * links.domain_share
-    return gpu.fabric_bytes_per_s * links.domain_share
-
-
 def rail_rate(g: Group, network: Network, links: Links) -> float:
     """Bytes per second that one rank sends between domains."""
     beyond = network.oversubscription if g.span > network.leaf_gpus else 1.0
@@ -56,11 +50,14 @@ def collective_s(kind: str, bytes_: float, g: Group, gpu: GpuSpec, network: Netw
         return 0.0
     if kind == "p2p":
         return _p2p(bytes_, g, gpu, network, links)
+    if g.domains == 1:
+        rate = link_bytes_per_s(gpu, links)
+        return node_collective_s(kind, bytes_, g.ranks, rate, links, in_switch=switch_reduces(gpu))
     if kind == "all_to_all":
         return links.launch_us * 1e-6 + _all_to_all(bytes_, g, gpu, network, links)
     rounds = 2 if kind == "all_reduce" else 1
     ways = [rounds * _ring(bytes_, g, gpu, network, links)]
-    if g.domains > 1 and g.per_domain > 1:
+    if g.per_domain > 1:
         ways.append(rounds * _hierarchy(bytes_, g, gpu, network, links))
     if kind == "all_reduce":
         ways.append(_tree(bytes_, g, gpu, network, links))
@@ -71,62 +68,46 @@ def _hop_s(network: Network, links: Links) -> float:
     return (network.latency_us + links.network_us) * 1e-6
 
 
-def _ramp(part: float, links: Links) -> float:
-    """Small messages do not fill the links; the published curves rise with the root of the size."""
-    return 1.0 + math.sqrt(links.half_bytes / max(part, 1.0))
-
-
 def _ring(bytes_: float, g: Group, gpu: GpuSpec, network: Network, links: Links) -> float:
     """Reduce-scatter or all-gather around a ring; every domain is left over as many rails as it has ranks."""
-    rate = domain_rate(gpu, links)
-    latency = (g.ranks - g.domains) * links.domain_us * 1e-6
-    if g.domains > 1:
-        rails = g.per_domain * rail_rate(g, network, links)
-        rate = min(rate, rails) if g.per_domain > 1 else rails
-        latency += g.domains * network.latency_us * 1e-6
+    rails = g.per_domain * rail_rate(g, network, links)
+    rate = min(link_bytes_per_s(gpu, links), rails) if g.per_domain > 1 else rails
+    latency = (g.ranks - g.domains) * links.domain_us * 1e-6 + g.domains * network.latency_us * 1e-6
     sent = bytes_ * (g.ranks - 1) / g.ranks
-    return latency + sent * _ramp(bytes_, links) / rate
+    return latency + sent * size_factor(bytes_, links) / rate
 
 
 def _hierarchy(bytes_: float, g: Group, gpu: GpuSpec, network: Network, links: Links) -> float:
     """Inside the domain first, then each rank with its peers along its rail."""
-    inner = bytes_ * (g.per_domain - 1) / g.per_domain / domain_rate(gpu, links)
+    inner = bytes_ * (g.per_domain - 1) / g.per_domain / link_bytes_per_s(gpu, links)
     outer = bytes_ / g.per_domain * (g.domains - 1) / g.domains / rail_rate(g, network, links)
     latency = (g.per_domain - 1) * links.domain_us * 1e-6
     latency += math.ceil(math.log2(g.domains)) * _hop_s(network, links)
-    return latency + (inner + outer) * _ramp(bytes_, links)
+    return latency + (inner + outer) * size_factor(bytes_, links)
 
 
 def _tree(bytes_: float, g: Group, gpu: GpuSpec, network: Network, links: Links) -> float:
     """Up and down a double tree between domains; inside each a chain, or the switch."""
-    rate = domain_rate(gpu, links)
+    rate = link_bytes_per_s(gpu, links)
     hops = 2 * (g.per_domain - 1) * links.domain_us * 1e-6
     sent = 2.0 * bytes_ / rate
-    if _adds(gpu):
+    if switch_reduces(gpu):
         hops = 2 * links.domain_us * 1e-6
         sent = 2 * bytes_ * (g.ranks - 1) / g.ranks / (rate * links.switch_gain)
-    if g.domains > 1:
-        # A node sends its half up and down in both trees; two nodes just exchange halves.
-        crossing = bytes_ if g.domains == 2 and _adds(gpu) else 2 * bytes_
-        sent = max(sent, crossing / (g.per_domain * rail_rate(g, network, links)))
-        hops += 2 * math.ceil(math.log2(g.domains)) * _hop_s(network, links)
-    return hops + sent * _ramp(bytes_, links)
-
-
-def _adds(gpu: GpuSpec) -> bool:
-    """Whether the switch of an NVLink domain can add (NVLink 4 and later)."""
-    return gpu.vendor == "nvidia" and gpu.compute_capability >= (9, 0) and gpu.link_kind == "nvlink"
+    # A node sends its half up and down in both trees; two nodes just exchange halves.
+    crossing = bytes_ if g.domains == 2 and switch_reduces(gpu) else 2 * bytes_
+    sent = max(sent, crossing / (g.per_domain * rail_rate(g, network, links)))
+    hops += 2 * math.ceil(math.log2(g.domains)) * _hop_s(network, links)
+    return hops + sent * size_factor(bytes_, links)
 
 
 def _all_to_all(bytes_: float, g: Group, gpu: GpuSpec, network: Network, links: Links) -> float:
-    near = bytes_ * (g.per_domain - 1) / g.ranks / domain_rate(gpu, links)
-    if g.domains == 1:
-        return near * _ramp(bytes_, links) + links.domain_us * 1e-6
+    near = bytes_ * (g.per_domain - 1) / g.ranks / link_bytes_per_s(gpu, links)
     far = bytes_ * (g.ranks - g.per_domain) / g.ranks / rail_rate(g, network, links)
-    return max(near, far) * _ramp(bytes_, links) + _hop_s(network, links)
+    return max(near, far) * size_factor(bytes_, links) + _hop_s(network, links)
 
 
 def _p2p(bytes_: float, g: Group, gpu: GpuSpec, network: Network, links: Links) -> float:
     if g.domains == 1:
-        return links.launch_us * 1e-6 + bytes_ / domain_rate(gpu, links)
+        return links.launch_us * 1e-6 + bytes_ / link_bytes_per_s(gpu, links)
     return links.launch_us * 1e-6 + _hop_s(network, links) + bytes_ / rail_rate(g, network, links)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, fields, replace
 
+from weft.gpu.cost import LARGE_TILE
 from weft.gpu.specs import GpuSpec
 from weft.plan.config import Job
 from weft.plan.figures import Figures, Software
 from weft.plan.models import Gemm
 
-TILE_M, TILE_N = 128, 256
+TILE_M, TILE_N = LARGE_TILE
 REFERENCE_RATE = 989.4e12 / 132  # of one SM of an H100 in bf16, for which `gemm_k_half` holds
 USUAL_SHARE = 0.75  # of a layer's time in matrix products: where the figures `gemm` hold
 BACKWARD_ATTENTION = 2.5  # flash attention computes the scores again: five products instead of two

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.errors import InputError, UsageError
+from weft.gpu.cost import NodeLinks
 from weft.gpu.specs import GpuSpec
 
 SHIPPED = Path(__file__).parent / "data" / "figures.json"
@@ -61,23 +62,14 @@ class Software:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Links:
-    """Collectives: latency and the share of the data sheet's bandwidth that large ones reach."""
+class Links(NodeLinks):
+    """Collectives inside a node and between nodes: latency, and the share of the data sheet's bandwidth."""
 
-    domain_us: float
-    """One step between GPUs of an NVLink domain."""
-    domain_share: float
-    switch_gain: float
-    """How much faster an all-reduce of one domain is where the switch adds (NVLink 4 and later)."""
-    half_bytes: float
-    """Bytes at which a collective reaches half of its bandwidth, beyond latency."""
     network_us: float
     """One step between domains, on top of the network's own latency."""
     network_share: float
     congestion: float
     """Share of the bandwidth between domains that is lost for each doubling of a group's span."""
-    launch_us: float
-    """Start of any collective."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -23,6 +24,18 @@ LIBRARY = "libweft_shim.so"
 PACKAGE = Path(__file__).parent.parent
 AUTOLOAD = PACKAGE / "integrations" / "autoload"
 PRELOAD_FAILURE = "cannot be preloaded"
+
+
+TRACE_PATIENCE_S = 60.0
+"""How long after the first launch a trace waits for a torch program's step to show itself."""
+
+
+@dataclass(frozen=True)
+class TraceRequest:
+    """Which part of a program to trace: `steps` after `after` others; seconds where no step is known."""
+
+    steps: int
+    after: int
 
 
 def library_path() -> Path:
@@ -52,10 +65,9 @@ def tuning_environment(policy: Policy, base: Mapping[str, str]) -> dict[str, str
 
     PYTHONPATH keeps its value, empty entries (the current folder) included; ours comes last.
     """
-    path = base.get("PYTHONPATH", "")
     return {
         **base,
-        "PYTHONPATH": f"{path}{os.pathsep}{AUTOLOAD}" if path else str(AUTOLOAD),
+        "PYTHONPATH": _with_autoload(base.get("PYTHONPATH", "")),
         "WEFT_TUNE": "1",
         "WEFT_TUNE_HOME": str(PACKAGE.parent),
         "WEFT_TUNE_POLICY": json.dumps(policy.to_dict()),
@@ -63,10 +75,27 @@ def tuning_environment(policy: Policy, base: Mapping[str, str]) -> dict[str, str
     }
 
 
+def _with_autoload(path: str) -> str:
+    if path.split(os.pathsep)[-1] == str(AUTOLOAD):
+        return path
+    return f"{path}{os.pathsep}{AUTOLOAD}" if path else str(AUTOLOAD)
+
+
 def _preload(library: str, given: str) -> str:
     """`given` with the shim first; once, where one weft runs another."""
     others = [name for name in re.split("[ :]+", given) if name and name != library]
     return ":".join([library, *others])
+
+
+def tracing_environment(trace: TraceRequest, base: Mapping[str, str]) -> dict[str, str]:
+    """`base` with what makes the shim, and torch where there is one, record a trace in every process."""
+    patience_s = float(base.get("WEFT_TRACE_PATIENCE_S", TRACE_PATIENCE_S))
+    return {
+        **base,
+        "PYTHONPATH": _with_autoload(base.get("PYTHONPATH", "")),
+        "WEFT_TUNE_HOME": str(PACKAGE.parent),
+        "WEFT_TRACE": f"{trace.after} {trace.steps} {patience_s}",
+    }
 
 
 def _preloadable(folder: Path) -> str:
@@ -109,8 +138,10 @@ class Job:
     folder: Path
     problem: str = ""
 
-    def __init__(self, policy: Policy | None = None, *, tune: bool = False) -> None:
-        self.policy, self.tune = policy or Policy(), tune
+    def __init__(
+        self, policy: Policy | None = None, *, tune: bool = False, trace: TraceRequest | None = None
+    ) -> None:
+        self.policy, self.tune, self.trace = policy or Policy(), tune, trace
         self._lock = -1
 
     def __enter__(self) -> Job:
@@ -137,7 +168,8 @@ class Job:
     def environment(self, base: Mapping[str, str] | None = None) -> dict[str, str]:
         """The environment that starts a program in this job."""
         env = environment(self.policy, self.folder, os.environ if base is None else base)
-        return tuning_environment(self.policy, env) if self.tune else env
+        env = tuning_environment(self.policy, env) if self.tune else env
+        return tracing_environment(self.trace, env) if self.trace else env
 
     def set_policy(self, policy: Policy) -> None:
         """Change the policy of every process of the job, while it runs."""

@@ -1,5 +1,5 @@
 /* Captures that are open, and handles that die: streams, modules and contexts. */
-#include "cuda_shim.h"
+#include "tracer.h"
 
 #include <pthread.h>
 #include <string.h>
@@ -134,11 +134,13 @@ static CUresult context_gone(CUresult result, CUcontext context, bool gone) {
 }
 
 CUresult cuCtxDestroy_v2(CUcontext context) {
+    weft_trace_context_gone(context);
     weft_forget_handles();
     return context_gone(REAL(cuCtxDestroy_v2)(context), context, true);
 }
 
 CUresult cuDevicePrimaryCtxReset_v2(CUdevice device) {
+    weft_trace_context_gone(NULL);
     weft_forget_handles();
     return context_gone(REAL(cuDevicePrimaryCtxReset_v2)(device), NULL, true);
 }
@@ -147,6 +149,7 @@ CUresult cuDevicePrimaryCtxReset_v2(CUdevice device) {
 CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device) {
     unsigned flags;
     int active = 0;
+    weft_trace_context_gone(NULL);
     weft_forget_handles();
     CUresult result = REAL(cuDevicePrimaryCtxRelease_v2)(device);
     if (weft_cuda()->cuDevicePrimaryCtxGetState &&

@@ -1,20 +1,15 @@
 /* Graphs: kernels are captured once and run at every replay, so they are counted when the graph is launched. */
-#include "cuda_shim.h"
+#include "tracer.h"
 
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
 typedef struct {
-    CUgraphNode node;
-    uint32_t row;
-    bool shaped, communicates;
-} graph_kernel;
-
-typedef struct {
     size_t count, room;
     bool unhandled; /* it holds nodes whose kernels cannot be counted: bodies that run as often as the GPU decides */
-    graph_kernel *kernels;
+    weft_graph_kernel *kernels;
+    _Atomic uint64_t traced; /* where the tracer listed its kernels */
 } graph_kernels;
 
 enum { EXECUTABLES = 1 << 18 };
@@ -23,10 +18,10 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 /* --- what a graph holds --------------------------------------------------------------------------------- */
 
-static void append(graph_kernels *l, graph_kernel k) {
+static void append(graph_kernels *l, weft_graph_kernel k) {
     if (l->count == l->room) {
         size_t room = l->room ? l->room * 2 : 64;
-        graph_kernel *grown = realloc(l->kernels, room * sizeof *grown);
+        weft_graph_kernel *grown = realloc(l->kernels, room * sizeof *grown);
         if (!grown)
             return;
         l->kernels = grown;
@@ -35,10 +30,10 @@ static void append(graph_kernels *l, graph_kernel k) {
     l->kernels[l->count++] = k;
 }
 
-static bool describe(CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS *p, graph_kernel *out) {
+static bool describe(CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS *p, weft_graph_kernel *out) {
     void *handle = p->func ? (void *)p->func : (void *)p->kern;
     unsigned threads = p->blockDimX * p->blockDimY * p->blockDimZ;
-    *out = (graph_kernel){.node = node};
+    *out = (weft_graph_kernel){.node = node};
     if (!handle)
         return false;
     if (weft_shaped_form(handle, threads, p->sharedMemBytes, &out->row)) {
@@ -54,7 +49,7 @@ static bool describe(CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS *p, graph_k
 
 static void read_kernel(CUgraphNode node, graph_kernels *into) {
     CUDA_KERNEL_NODE_PARAMS p = {0};
-    graph_kernel k;
+    weft_graph_kernel k;
     if (weft_cuda()->cuGraphKernelNodeGetParams_v2 &&
         weft_cuda()->cuGraphKernelNodeGetParams_v2(node, &p) == CUDA_SUCCESS && describe(node, &p, &k))
         append(into, k);
@@ -154,7 +149,7 @@ CUresult cuGraphExecUpdate_v2(CUgraphExec exec, CUgraph graph, void *outcome) {
 
 /* A node of the executable graph now launches another kernel, or this one with another shape. */
 static void change(CUgraphExec exec, CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS *params) {
-    graph_kernel k;
+    weft_graph_kernel k;
     if (!params || !weft_attach(WEFT_API_CUDA) || !describe(node, params, &k))
         return;
     pthread_mutex_lock(&lock);
@@ -220,13 +215,29 @@ static CUresult launched(CUresult result, CUgraphExec exec, CUstream stream) {
     return result;
 }
 
-CUresult cuGraphLaunch(CUgraphExec exec, CUstream stream) {
-    return launched(REAL(cuGraphLaunch)(exec, stream), exec, weft_stream(stream, false));
+static bool trace_graph(weft_trace_op *op, CUgraphExec exec, CUstream stream) {
+    if (!weft_attach(WEFT_API_CUDA) || !weft_trace_before(op, WEFT_TRACE_GRAPH, NULL, stream, false))
+        return false;
+    pthread_mutex_lock(&lock);
+    graph_kernels *g = weft_map_find(&executables, key_of(exec), 0);
+    if (g)
+        weft_trace_graph_of(&g->traced, g->kernels, g->count, op);
+    pthread_mutex_unlock(&lock);
+    return true;
 }
 
-CUresult cuGraphLaunch_ptsz(CUgraphExec exec, CUstream stream) {
-    return launched(REAL(cuGraphLaunch_ptsz)(exec, stream), exec, weft_stream(stream, true));
-}
+#define GRAPH_LAUNCH(name, per_thread)                                                                      \
+    CUresult name(CUgraphExec exec, CUstream stream) {                                                      \
+        CUstream named = weft_stream(stream, per_thread);                                                   \
+        weft_trace_op op;                                                                                   \
+        bool traced = UNLIKELY(weft_tracing() == WEFT_TRACE_RECORD) && trace_graph(&op, exec, named);       \
+        CUresult result = REAL(name)(exec, stream);                                                         \
+        if (traced)                                                                                         \
+            weft_trace_after(&op, named, result);                                                           \
+        return launched(result, exec, named);                                                               \
+    }
+GRAPH_LAUNCH(cuGraphLaunch, false)
+GRAPH_LAUNCH(cuGraphLaunch_ptsz, true)
 
 void weft_forget_graph(void) {
     pthread_mutex_init(&lock, NULL);

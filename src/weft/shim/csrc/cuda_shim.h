@@ -42,6 +42,26 @@ EXPORT CUresult cuKernelGetFunction(CUfunction *f, CUkernel kernel);
 EXPORT CUresult cuStreamDestroy_v2(CUstream stream);
 EXPORT CUresult cuGreenCtxCreate(CUgreenCtx *made, void *resources, CUdevice device, unsigned flags);
 EXPORT CUresult cuGreenCtxDestroy(CUgreenCtx context);
+PAIR(cuStreamWaitEvent, CUstream stream, CUevent event, unsigned flags);
+PAIR(cuLaunchHostFunc, CUstream stream, void *function, void *data);
+PAIR(cuStreamWaitValue32_v2, CUstream stream, CUdeviceptr at, uint32_t value, unsigned flags);
+PAIR(cuStreamWaitValue64_v2, CUstream stream, CUdeviceptr at, cuuint64_t value, unsigned flags);
+PAIR(cuStreamBatchMemOp_v2, CUstream stream, unsigned count, void *operations, unsigned flags);
+PAIR(cuMemcpyAsync, CUdeviceptr to, CUdeviceptr from, size_t size, CUstream stream);
+PAIR(cuMemcpyHtoDAsync_v2, CUdeviceptr to, const void *from, size_t size, CUstream stream);
+PAIR(cuMemcpyDtoHAsync_v2, void *to, CUdeviceptr from, size_t size, CUstream stream);
+PAIR(cuMemcpyDtoDAsync_v2, CUdeviceptr to, CUdeviceptr from, size_t size, CUstream stream);
+PAIR(cuMemcpyPeerAsync, CUdeviceptr to, CUcontext to_context, CUdeviceptr from, CUcontext from_context, size_t size,
+     CUstream stream);
+PAIR(cuMemcpy2DAsync_v2, const CUDA_MEMCPY2D *copy, CUstream stream);
+PAIR(cuMemcpy3DAsync_v2, const CUDA_MEMCPY3D *copy, CUstream stream);
+PAIR(cuMemsetD8Async, CUdeviceptr to, unsigned char value, size_t count, CUstream stream);
+PAIR(cuMemsetD16Async, CUdeviceptr to, unsigned short value, size_t count, CUstream stream);
+PAIR(cuMemsetD32Async, CUdeviceptr to, unsigned value, size_t count, CUstream stream);
+PAIR(cuMemsetD2D8Async, CUdeviceptr to, size_t pitch, unsigned char value, size_t width, size_t height, CUstream stream);
+PAIR(cuMemsetD2D16Async, CUdeviceptr to, size_t pitch, unsigned short value, size_t width, size_t height,
+     CUstream stream);
+PAIR(cuMemsetD2D32Async, CUdeviceptr to, size_t pitch, unsigned value, size_t width, size_t height, CUstream stream);
 EXPORT CUresult cuModuleUnload(CUmodule module);
 EXPORT CUresult cuLibraryUnload(CUlibrary library);
 EXPORT CUresult cuCtxDestroy_v2(CUcontext context);
@@ -93,7 +113,21 @@ void weft_cuda_found(const char *name, void *real); /* the program found the rea
     X(cuGraphGetNodes, CUresult (*)(CUgraph, CUgraphNode *, size_t *))                                      \
     X(cuGraphNodeGetType, CUresult (*)(CUgraphNode, int *))                                                 \
     X(cuGraphKernelNodeGetParams_v2, CUresult (*)(CUgraphNode, CUDA_KERNEL_NODE_PARAMS *))                  \
-    X(cuGraphChildGraphNodeGetGraph, CUresult (*)(CUgraphNode, CUgraph *))
+    X(cuGraphChildGraphNodeGetGraph, CUresult (*)(CUgraphNode, CUgraph *))                                  \
+    X(cuDriverGetVersion, CUresult (*)(int *))                                                              \
+    X(cuDeviceGetName, CUresult (*)(char *, int, CUdevice))                                                 \
+    X(cuPointerGetAttribute, CUresult (*)(void *, int, CUdeviceptr))                                        \
+    X(cuEventCreate, CUresult (*)(CUevent *, unsigned))                                                     \
+    X(cuEventRecord, CUresult (*)(CUevent, CUstream))                                                       \
+    X(cuEventQuery, CUresult (*)(CUevent))                                                                  \
+    X(cuEventElapsedTime, CUresult (*)(float *, CUevent, CUevent))                                          \
+    X(cuEventDestroy_v2, CUresult (*)(CUevent))                                                             \
+    X(cuStreamCreateWithPriority, CUresult (*)(CUstream *, unsigned, int))                                  \
+    X(cuStreamDestroy_v2, CUresult (*)(CUstream))                                                           \
+    X(cuStreamQuery, CUresult (*)(CUstream))                                                                \
+    X(cuStreamGetFlags, CUresult (*)(CUstream, unsigned *))                                                 \
+    X(cuStreamGetId, CUresult (*)(CUstream, unsigned long long *))                                          \
+    X(cuStreamWaitEvent, CUresult (*)(CUstream, CUevent, unsigned))
 
 typedef struct {
 #define X(name, type) __typeof__((type)0) name;
@@ -103,6 +137,7 @@ typedef struct {
 const weft_cuda_calls *weft_cuda(void);
 
 extern const weft_backend weft_cuda_backend;
+void weft_cuda_kernel_sizes(void *handle, int *registers, int *static_shared); /* left unchanged where unknown */
 int weft_cuda_device_attribute(int attribute); /* of the current context's device; 0: unknown */
 
 /* Our own calls are allowed while another thread captures: they touch nothing that is being captured. */
@@ -121,6 +156,15 @@ bool weft_pin_function(CUfunction f, unsigned threads, size_t dynamic_bytes, uns
 int weft_occupancy(void *f, unsigned threads, size_t dynamic_bytes); /* 0: unknown */
 bool weft_name_noted(void *handle, char *out, size_t size);          /* as the program asked for it */
 
+/* --- cuda_graph.c -------------------------------------------------------------------------------------- */
+
+/* A kernel of a graph. */
+typedef struct {
+    CUgraphNode node;
+    uint32_t row;
+    bool shaped, communicates;
+} weft_graph_kernel;
+
 /* --- cuda_capture.c ------------------------------------------------------------------------------------ */
 
 bool weft_capturing(CUstream stream); /* costs one load while nothing is captured */
@@ -130,5 +174,6 @@ bool weft_capture_open(void);         /* on any stream; asks the driver */
 
 void weft_head_start(const weft_rules *rules, CUstream stream);
 void weft_head_start_context_gone(CUcontext context); /* and our kernel with it; NULL: of any context that may be gone */
+CUfunction weft_wait_kernel(uint64_t *mhz); /* takes clock cycles and a limit in ns; NULL: cannot be had */
 
 #endif

@@ -196,6 +196,9 @@ static void fill(weft_variant *v, void *handle, uint64_t shape, const facts *f, 
     PUT(cell, weft_cell_at(row));
     PUT(refusals, 0);
     PUT(noted, UINT32_MAX);
+    PUT(registers, 0);
+    PUT(idle_launches, 0);
+    PUT(before_programmatic, false);
     for (int i = 0; i < WEFT_PLANS; i++)
         PUT(plans[i], 0);
     atomic_store_explicit(&v->epoch, now, memory_order_release);

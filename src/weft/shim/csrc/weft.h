@@ -46,7 +46,7 @@ bool weft_chunk_ready(uint32_t chunk); /* reserve the file's blocks for a chunk 
 
 /* What each part forgets in a child that was forked: the driver's handles, and locks that other threads held. */
 #define WEFT_FORGETS(X) \
-    X(kernels) X(shape) X(flight) X(limits) X(names) X(headstart) X(graph) X(captures) X(comms) X(route) X(split) X(config) X(calls) X(library)
+    X(kernels) X(shape) X(flight) X(limits) X(names) X(headstart) X(tracer) X(graph) X(captures) X(comms) X(route) X(split) X(config) X(calls) X(library)
 #define X(part) void weft_forget_##part(void);
 WEFT_FORGETS(X)
 #undef X
@@ -67,6 +67,9 @@ typedef struct weft_variant {
     _Atomic uint32_t noted; /* what its row says of the latest launch: reason << 8 | blocks */
     _Atomic uint64_t plans[WEFT_PLANS]; /* by policy id: see plan_* in shape.c */
     struct weft_variant *next;          /* where it is kept for use again */
+    _Atomic uint32_t registers, static_shared; /* registers plus one; 0: not asked yet */
+    _Atomic uint64_t idle_launches;            /* in the trace of the upper half's number, on an idle stream */
+    _Atomic bool before_programmatic; /* a programmatic dependent launch was seen to follow it */
 } weft_variant;
 
 /* What a launch needs of a variant: a copy that nobody changes. */
