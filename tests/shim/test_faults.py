@@ -46,9 +46,9 @@ def test_a_call_that_fails_for_weft_is_not_seen_to_fail(sweep, fake_nccl, enviro
 def test_sanitizers_find_nothing_in_the_paths_of_failure(
     sanitized,
     fake_driver,
-    fake_nccl,
+    fake_nccl,  # noqa: F811
     environment,
-    tmp_path,  # noqa: F811
+    tmp_path,
 ):
     libraries = (f"-L{fake_driver}", f"-L{fake_nccl}", "-lcuda", "-lnccl")
     program = sanitized(tmp_path / "sweep", str(HERE / "sweep.c"), *libraries)

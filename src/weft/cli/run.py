@@ -152,7 +152,7 @@ def _policy(path: Path | None, **given: Any) -> Policy:
 
 def _say(line: str, quiet: bool) -> None:
     if line and not quiet:
-        with suppress(OSError):  # whoever read it has gone
+        with suppress(OSError):  # standard error is closed
             print(f"weft: {line}", file=sys.stderr, flush=True)
 
 

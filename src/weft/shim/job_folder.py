@@ -1,7 +1,7 @@
 """The folder of a job: made, kept from cleaners, and removed, also after a weft that was killed.
 
 Its owner holds a lock on the folder for as long as it lives. `systemd-tmpfiles` skips locked folders; older
-cleaners go by age, so a long job touches its files. A folder that nobody holds belongs to a weft that was
+cleaners go by age, so a long job touches its files. A folder without a lock belongs to a weft that was
 killed: the next start removes it.
 """
 

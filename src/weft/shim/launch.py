@@ -195,7 +195,7 @@ def _state_of(pid: int) -> int | None:
 
 
 def _stop_like(number: int) -> None:
-    """The command stopped: whoever waits for weft must see it stop."""
+    """Stop this process as the command stopped, for the shell that waits for it."""
     if number not in STOPS:
         number = signal.SIGSTOP
     if number != signal.SIGSTOP:

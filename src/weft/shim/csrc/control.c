@@ -216,15 +216,15 @@ static void on_fork(void (*child)(void)) {
 }
 
 static void attach_locked(uint32_t api) {
-    static bool told_fork;
+    static bool registered;
     const char *job_path = getenv("WEFT_JOB");
     weft_process *self = NULL;
     job = job_path ? open_job(job_path) : NULL;
     if (job)
         self = create_process(job_path);
-    if (!told_fork) { /* also where it failed: a child may find what this process did not */
+    if (!registered) { /* also where it failed: a child may find what this process did not */
         on_fork(after_fork_in_child);
-        told_fork = true;
+        registered = true;
     }
     if (!self) {
         atomic_store(&attach_state, -1);

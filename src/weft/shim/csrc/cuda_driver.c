@@ -154,7 +154,7 @@ const weft_cuda_calls *weft_cuda(void) {
         atomic_store_explicit(&found, true, memory_order_release);
     }
     pthread_mutex_unlock(&lock);
-    dlerror(); /* what an old driver lacks is nobody else's business */
+    dlerror(); /* the program must not see our failed lookups */
     return &calls;
 }
 

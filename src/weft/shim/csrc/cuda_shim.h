@@ -5,7 +5,7 @@
 #include "cuda_api.h"
 #include "weft.h"
 
-/* --- the functions that stand in front of the driver's (names and signatures are the driver's) ------ */
+/* --- the functions that replace the driver's (names and signatures are the driver's) --------------- */
 
 #define LAUNCH_ARGS                                                                                         \
     CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,             \

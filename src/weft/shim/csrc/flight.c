@@ -88,7 +88,7 @@ static void track(const weft_backend *api, void *stream) {
         return;
     }
     if (!api->write_word(stream, device + (uint64_t)place * sizeof(uint32_t), number)) {
-        atomic_store(&ended[place], atomic_load(&comm[place].issued)); /* never in flight for ever */
+        atomic_store(&ended[place], atomic_load(&comm[place].issued)); /* else it would stay in flight */
         weft_count(WEFT_COUNT_TRACKING_FAILURES);
     }
 }

@@ -87,7 +87,7 @@ static void *substitute_nccl(void *handle, const char *name) {
     return weft_enabled() ? found(weft_nccl_substitute(name, real)) : ASK_NEXT;
 }
 
-/* Our function where `name` is one that we stand in front of and `handle` has it. */
+/* Our function, where `name` is one that we intercept and `handle` has it. */
 EARLY __attribute__((visibility("hidden"), used)) void *weft_dlsym_filter(void *handle, const char *name) {
     if (UNLIKELY(!weft_next_dlsym))
         find_dlsym();

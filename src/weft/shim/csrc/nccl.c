@@ -2,7 +2,7 @@
  *
  * A program reaches NCCL through the linker (torch) or through dlsym (ctypes, plugins), and may have two of them. A
  * function that dlsym gave away belongs to one library, so each library has functions of its own here; the exported
- * ones ask where their caller would have been bound. Whatever is not understood goes straight on. */
+ * ones ask where their caller would have been bound. Whatever is not recognized is passed on. */
 #define _GNU_SOURCE
 #include "nccl.h"
 
@@ -19,7 +19,7 @@ static _Thread_local struct {
     weft_nccl *library;
 } callers[CALLERS];
 
-/* --- the functions that stand in front, once for the linker and once for each library ----------------------------- */
+/* --- the intercepting functions, once for the linker and once for each library ------------------------------------- */
 
 static weft_nccl *of_caller(void *address);
 

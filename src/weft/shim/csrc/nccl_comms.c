@@ -48,7 +48,7 @@ weft_comm *weft_comm_of(ncclComm_t handle) {
 weft_comm *weft_comm_first(void) { return atomic_load(&first); }
 weft_comm *weft_comm_next(weft_comm *c) { return __atomic_load_n(&c->next, __ATOMIC_ACQUIRE); }
 
-/* One that ended rests until many others have: nobody looks at it any more. */
+/* A record is used again only after many others: by then no thread holds it. */
 weft_comm *weft_comm_new(void) {
     weft_comm *c = NULL;
     pthread_mutex_lock(&lock);
@@ -230,7 +230,7 @@ EXPORT void weft_nccl_on_call(void *run, uint64_t key, uint64_t every) {
     pthread_mutex_unlock(&listener_lock);
 }
 
-/* Ghost ranks are several communicators of one key: the first of them tells the time. */
+/* Ghost ranks are several communicators of one key: the first of them is the clock. */
 static weft_comm *listened_to(void) {
     for (weft_comm *c = weft_comm_first(); c; c = weft_comm_next(c))
         if (!atomic_load(&c->dead) && c->key && (!listener.key || c->key == listener.key) &&

@@ -117,7 +117,7 @@ void weft_limits_end(void) {
     pthread_mutex_unlock(&hide_lock);
 }
 
-/* Programs have few networks and may make communicators for ever: each name is copied once. */
+/* A program has few networks and may make communicators without end: each name is copied once. */
 static const char *kept_name(const char *name) {
     static char *names[NAMES];
     pthread_mutex_lock(&hide_lock);

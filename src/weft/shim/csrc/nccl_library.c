@@ -108,7 +108,7 @@ static void *bound_for(void *address) {
 weft_nccl *weft_nccl_for(void *address) {
     void *real = bound_for(address);
     weft_nccl *found = real ? weft_nccl_with(real) : NULL;
-    dlerror(); /* what was not found is nobody else's business */
+    dlerror(); /* the program must not see our failed lookups */
     return found;
 }
 

@@ -76,13 +76,13 @@ static bool drained(int place) {
     return true;
 }
 
-/* Taken away first: then nobody can find it, and whoever has found it gives it back soon. */
+/* Removed first: no thread can find it any more, and those that hold it release it soon. */
 static bool destroy(weft_comm *c, int place) {
     ncclComm_t sibling = atomic_exchange(&c->sibling[place], NULL);
     if (!sibling)
         return true;
     if (!drained(place))
-        return false; /* kept for ever rather than pulled from under somebody */
+        return false; /* leaked, since a thread still uses it */
     weft_nccl_private(true);
     c->library->ncclCommDestroy(sibling);
     weft_nccl_private(false);

@@ -159,7 +159,7 @@ static void mark_splitting(job *j) {
 }
 
 /* Whether NCCL is done with this part; a sibling that came too late is taken back. Where the program has ended the
- * communicator meanwhile, nothing is known of the split, and its memory is left to it for ever. */
+ * communicator meanwhile, nothing is known of the split, and its memory is never freed. */
 static bool has_settled(part *p) {
     if (!p->started || p->settled)
         return true;
@@ -201,7 +201,7 @@ static void let_go(job *j) {
     pthread_mutex_unlock(&lock);
 }
 
-/* Only whoever prepares comes here: one thread at a time. */
+/* Called by `prepare` only: one thread at a time. */
 static void collect_late_splits(void) {
     pthread_mutex_lock(&lock);
     job *late = lingering, *kept = NULL;

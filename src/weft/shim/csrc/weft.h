@@ -56,7 +56,7 @@ WEFT_FORGETS(X)
 enum { WEFT_PLANS = 4 };
 
 /* A kernel as launched with one block size and one amount of shared memory. Its memory is only ever used again for
- * another variant, and whoever found it compares handle, shape and epoch after reading the rest. */
+ * another variant, and a reader compares handle, shape and epoch after reading the rest. */
 typedef struct weft_variant {
     _Alignas(64) _Atomic uint64_t handle;
     _Atomic uint64_t shape; /* threads per block << 32 | dynamic shared bytes */
@@ -72,7 +72,7 @@ typedef struct weft_variant {
     _Atomic bool before_programmatic; /* a programmatic dependent launch was seen to follow it */
 } weft_variant;
 
-/* What a launch needs of a variant: a copy that nobody changes. */
+/* What a launch needs of a variant: a private copy. */
 typedef struct {
     weft_variant *v; /* NULL: no facts are kept of it */
     weft_cell *cell;
@@ -147,7 +147,7 @@ void weft_hip_found(const char *name, void *real); /* the program found the real
 /* --- nccl.c ----------------------------------------------------------------------------------------- */
 
 void *weft_nccl_substitute(const char *name, void *real); /* ours for the library that has `real`, or NULL */
-bool weft_nccl_own(const char *name, void **ours);        /* is it one that we stand in front of? */
+bool weft_nccl_own(const char *name, void **ours);        /* do we intercept it? */
 bool weft_nccl_library(const char *name);                 /* is an NCCL loaded that has it? */
 
 #endif
