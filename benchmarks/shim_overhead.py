@@ -43,7 +43,6 @@ def build(folder: Path) -> Path:
     cc = ["cc", "-std=gnu11", "-O2", f"-I{shim}"]
     sources = [str(tests / name) for name in ("fake_cuda.c", "fake_cuda_events.c")]
     fake = ["-shared", "-fPIC", "-Wl,-Bsymbolic,-soname,libcuda.so.1", *sources]
-    fake.append(str(tests / "fake_cuda_events.c"))
     subprocess.run([*cc, *fake, "-o", str(folder / "libcuda.so.1"), "-lpthread"], check=True)
     (folder / "libcuda.so").symlink_to("libcuda.so.1")
     program = folder / "hammer"
