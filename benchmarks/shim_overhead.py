@@ -1,4 +1,4 @@
-"""What does the shim cost a launch?
+"""Overhead of the shim per kernel launch.
 
 Runs tests/shim/hammer.c against the fake driver, directly and under the shim, interleaved, with 1 to
 8 threads, and with 100,000 kernels loaded of which 2,000 are launched. CPU time of one launch, the least of

@@ -43,6 +43,8 @@ enum {
 
 enum {
     CU_LAUNCH_ATTRIBUTE_COOPERATIVE = 2,
+    CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION = 4, /* CUDA 11.8 */
+    CU_LAUNCH_ATTRIBUTE_CLUSTER_SCHEDULING = 5,
     CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION = 6,
     CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT = 7,
     CU_LAUNCH_ATTRIBUTE_PRIORITY = 8,
@@ -60,6 +62,7 @@ typedef struct {
         char bytes[64];
         int cooperative;
         int priority;
+        unsigned cluster[3];
         struct {
             CUevent event;
             int flags;
