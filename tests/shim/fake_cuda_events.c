@@ -287,9 +287,12 @@ API CUresult cuStreamCreateWithPriority(CUstream *s, unsigned flags, int priorit
     return 0;
 }
 
+void fake_stream_destroyed(void *stream); /* fake_cuda.c */
+
 API CUresult cuStreamDestroy_v2(CUstream s) {
     if (context_dead)
         return dead_calls++, INVALID_HANDLE;
+    fake_stream_destroyed(s);
     pthread_mutex_lock(&lock);
     int i = at(s);
     streams[i].ready = 0;
