@@ -30,6 +30,7 @@ def _option(text: str, *names: str, metavar: str | None = None) -> Any:
 
 
 def plan(
+    context: typer.Context,  # no default: Python 3.10 would make it Optional, which typer does not know
     model: Annotated[str, _option("A model, such as llama3-70b; or give its dimensions.", "--model")] = "",
     gpu: Annotated[str, _option("A GPU: a100-80gb, h100 (default), h200, b200, mi300x, …", "--gpu")] = "h100",
     gpus: Annotated[int, _option("GPUs of the whole job.", "--gpus")] = 0,
@@ -110,7 +111,6 @@ def plan(
         Path | None, _option("Write Chakra execution traces into this folder.", "--chakra", metavar="DIR")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
-    context: typer.Context = None,  # type: ignore[assignment]
 ) -> None:
     """Predict a training step on many GPUs: simulated, with an error known from published runs."""
     from weft.plan import request
