@@ -18,15 +18,15 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
 
 from weft.errors import UsageError
-from weft.plan.config import Job
+from weft.plan.config import TrainingJob
 from weft.plan.step import predict
 
 ROOT = Path(__file__).resolve().parents[2]
 FIRST = """
 import time
 start = time.perf_counter()
-from weft.plan import Job, predict
-predict(Job(model="llama3-405b", gpu="h100", gpus=16384, tp=8, pp=16, recompute="full", policy="auto"))
+from weft.plan import TrainingJob, predict
+predict(TrainingJob(model="llama3-405b", gpu="h100", gpus=16384, tp=8, pp=16, recompute="full", policy="auto"))
 print(time.perf_counter() - start)
 """
 
@@ -41,7 +41,9 @@ def by_gpus() -> dict[int, float]:
     """Milliseconds of a prediction, warm, by the number of GPUs."""
     found = {}
     for gpus in (128, 512, 2048, 8192, 16384, 131072):
-        job = Job(model="llama3-405b", gpu="h100", gpus=gpus, tp=8, pp=16, recompute="full", policy="auto")  # type: ignore[arg-type]
+        job = TrainingJob(
+            model="llama3-405b", gpu="h100", gpus=gpus, tp=8, pp=16, recompute="full", policy="auto"
+        )  # type: ignore[arg-type]
         predict(job)
         times = []
         for _ in range(20):
@@ -59,7 +61,7 @@ def sweep_s() -> tuple[int, int, float]:
     for tp, pp, micro, recompute, policy in product(
         (1, 2, 4, 8), (1, 2, 4, 8, 16), (1, 2), ("none", "selective", "full"), (None, "auto")
     ):
-        job = Job(
+        job = TrainingJob(
             model="llama3-70b",  # type: ignore[arg-type]
             gpu="h100",  # type: ignore[arg-type]
             gpus=1024,

@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
 
 from weft.plan.accuracy import SHIPPED, held_out_error
 from weft.plan.compute import layer
-from weft.plan.config import Job
+from weft.plan.config import TrainingJob
 from weft.plan.figures import shipped
 from weft.plan.models import Model, model
 from weft.plan.published import Published, load
@@ -137,7 +137,7 @@ def one_layer() -> list[dict[str, Any]]:
     }
     found = []
     for (recompute, parallel), (forward, backward) in published.items():
-        job = Job(
+        job = TrainingJob(
             model=model("gpt-22b").but(layers=1),
             gpu="a100-80gb",  # type: ignore[arg-type]
             gpus=8,
@@ -315,7 +315,7 @@ def elsewhere() -> list[dict[str, Any]]:
     """Runs of publications that played no part."""
     found = []
     for label, seconds, options in ELSEWHERE:
-        step = predict(Job(**{"gpu": "h100", **options}), check_memory=False).step_s
+        step = predict(TrainingJob(**{"gpu": "h100", **options}), check_memory=False).step_s
         off = 100 * (step / seconds - 1)
         found.append(
             {"run": label, "published_s": seconds, "predicted_s": round(step, 3), "error_pct": round(off, 1)}

@@ -19,7 +19,7 @@ from typing import Any
 
 from weft.gpu.presets import PRESETS
 from weft.gpu.specs import Throughput
-from weft.plan import Job, Model, Network, predict
+from weft.plan import TrainingJob, Model, Network, predict
 from weft.plan.collectives import collective_s, group
 from weft.plan.figures import shipped
 from weft.plan.models import PRESETS as MODELS
@@ -88,7 +88,7 @@ def compare() -> dict[str, Any]:
     figures = shipped().with_software(SOFTWARE, grad_bytes=2.0)
     rows = []
     for name, tokens, gbit, base, fast in PUBLISHED:
-        job = Job(
+        job = TrainingJob(
             model=MODELS["gpt-18b"] if name == "gpt-18b" else GPT_138B,
             gpu=V100,
             gpus=384,

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weft.errors import InputError, UsageError
-from weft.plan import Job, predict
+from weft.plan import TrainingJob, predict
 from weft.plan.chakra import COLLECTIVE, COMP, RECV, SEND, Node, encode, varint
 from weft.plan.execution_trace import Groups, Place, members, order, pieces_for, rank_nodes, write
 
@@ -197,7 +197,7 @@ JOBS = {
 
 
 def made(name: str):
-    job = Job(gpu="h100", **JOBS[name])
+    job = TrainingJob(gpu="h100", **JOBS[name])
     found = predict(job, check_memory=False)
     groups = Groups()
     pieces = pieces_for(job, found)
@@ -205,7 +205,7 @@ def made(name: str):
     return job, found, groups, ranks
 
 
-def run(job: Job, groups: Groups, ranks: list[list[Node]]) -> None:
+def run(job: TrainingJob, groups: Groups, ranks: list[list[Node]]) -> None:
     """Start what is ready until all is done: a collective when its ranks are there, a transfer when both ends are."""
     members = {str(number): set(who) for who, number in groups.ids.items()} | {"0": set(range(job.gpus))}
     done = [set() for _ in ranks]
@@ -283,7 +283,7 @@ def test_a_rank_computes_and_sends_what_was_predicted(name):
 
 @pytest.mark.parametrize("name", ["1f1b", "gpipe", "interleaved"])
 def test_each_stage_runs_every_micro_batch_once_each_way(name):
-    job = Job(gpu="h100", **JOBS[name])
+    job = TrainingJob(gpu="h100", **JOBS[name])
     for stage in range(job.pp):
         slots = order(job, stage)
         assert len(slots) == len(set(slots)) == 2 * job.micro_batches * job.interleave
@@ -294,12 +294,12 @@ def test_each_stage_runs_every_micro_batch_once_each_way(name):
 
 
 def test_places_go_there_and_back():
-    job = Job(model="llama3-8b", gpu="h100", gpus=64, tp=2, pp=4, cp=2)
+    job = TrainingJob(model="llama3-8b", gpu="h100", gpus=64, tp=2, pp=4, cp=2)
     assert [Place.of(rank, job).rank(job) for rank in range(64)] == list(range(64))
 
 
 def test_a_folder_is_written_whole(tmp_path):
-    job = Job(gpu="h100", **JOBS["1f1b"])
+    job = TrainingJob(gpu="h100", **JOBS["1f1b"])
     found = predict(job)
     folder = tmp_path / "traces"
     assert write(folder, job, found) == 8
@@ -315,7 +315,7 @@ def test_a_folder_is_written_whole(tmp_path):
 
 
 def test_nothing_is_left_where_writing_fails(tmp_path):
-    job = Job(gpu="h100", **JOBS["1f1b"])
+    job = TrainingJob(gpu="h100", **JOBS["1f1b"])
     found = predict(job)
     (tmp_path / "file").write_text("here first")
     with pytest.raises(InputError, match="cannot write"):
@@ -324,13 +324,13 @@ def test_nothing_is_left_where_writing_fails(tmp_path):
 
 
 def test_too_many_nodes_are_refused_with_a_way_out():
-    job = Job(model="llama3-8b", gpu="h100", gpus=16384, tp=1, pp=4, global_batch=4096 * 256)
+    job = TrainingJob(model="llama3-8b", gpu="h100", gpus=16384, tp=1, pp=4, global_batch=4096 * 256)
     with pytest.raises(UsageError, match="smaller --global-batch"):
         pieces_for(job, predict(job, check_memory=False))
 
 
 def test_a_stage_runs_ahead_by_the_stages_after_it():
-    job = Job(gpu="h100", **{**JOBS["gpipe"], "schedule": "1f1b"})
+    job = TrainingJob(gpu="h100", **{**JOBS["gpipe"], "schedule": "1f1b"})
     for stage in range(job.pp):
         slots = order(job, stage)
         first_backward = next(i for i, slot in enumerate(slots) if not slot.forward)

@@ -7,13 +7,13 @@ import re
 import pytest
 
 from weft.errors import UsageError
-from weft.plan.config import Job
+from weft.plan.config import TrainingJob
 from weft.plan.network import PRESETS, Network, network
 from weft.policy import Policy
 
 
 def job(**changes):
-    return Job(**{"model": "llama3-70b", "gpu": "h100", "gpus": 256, "tp": 8, "pp": 4, **changes})
+    return TrainingJob(**{"model": "llama3-70b", "gpu": "h100", "gpus": 256, "tp": 8, "pp": 4, **changes})
 
 
 def test_what_is_left_out_is_derived():
@@ -105,13 +105,13 @@ def test_a_wrong_job_is_refused_in_one_line_with_a_choice_that_works(wrong, word
 def test_experts_need_a_split_that_multiplies_up():
     moe = {"model": "mixtral-8x7b", "gpu": "h100", "gpus": 16, "tp": 2}
     with pytest.raises(UsageError, match="ep 3 does not divide the 8 experts of mixtral-8x7b; nearest is"):
-        Job(**moe, ep=3)
+        TrainingJob(**moe, ep=3)
     with pytest.raises(
         UsageError, match="ep 8 x expert_tp 4 does not divide tp x cp x dp = 16; nearest is ep 4"
     ):
-        Job(**moe, ep=8, expert_tp=4)
-    assert Job(**moe, ep=8).expert_tp == 2
-    assert Job(**moe, ep=8, expert_tp=1).expert_tp == 1
+        TrainingJob(**moe, ep=8, expert_tp=4)
+    assert TrainingJob(**moe, ep=8).expert_tp == 2
+    assert TrainingJob(**moe, ep=8, expert_tp=1).expert_tp == 1
 
 
 def test_an_unknown_software_names_the_nearest():
@@ -122,7 +122,7 @@ def test_an_unknown_software_names_the_nearest():
 
 
 def test_126_layers_split_like_128():
-    assert Job(model="llama3-405b", gpu="h100", gpus=1024, tp=8, pp=8, interleave=8, global_batch=128)
+    assert TrainingJob(model="llama3-405b", gpu="h100", gpus=1024, tp=8, pp=8, interleave=8, global_batch=128)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from weft.plan.config import Job
+from weft.plan.config import TrainingJob
 from weft.plan.figures import shipped
 from weft.plan.fit import Free, fit, log_errors, series, with_value
 from weft.plan.published import Published
@@ -18,7 +18,7 @@ SKEW = "software.megatron-2025.skew"
 def runs(figures):
     """Steps that these figures predict, as if somebody had measured them."""
     jobs = [
-        Job(model=name, gpu="h100", gpus=gpus, tp=tp, global_batch=gpus)
+        TrainingJob(model=name, gpu="h100", gpus=gpus, tp=tp, global_batch=gpus)
         for name, tp in (("llama3-8b", 2), ("llama3-70b", 8))
         for gpus in (16, 64, 512)
     ]

@@ -7,7 +7,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from weft.errors import UsageError
-from weft.plan import Job, predict
+from weft.plan import TrainingJob, predict
 from weft.plan.network import PRESETS
 
 MODELS = ("llama3-8b", "llama3-70b", "gpt-175b", "mixtral-8x7b", "deepseek-v3")
@@ -39,7 +39,7 @@ def jobs(draw):
         "network": draw(st.sampled_from(["ndr400", "eth100", "efa-p4d"])),
     }
     try:
-        return Job(**settings_)
+        return TrainingJob(**settings_)
     except UsageError:
         assume(False)
 
@@ -114,7 +114,7 @@ def test_what_does_not_fit_is_refused_with_the_number_and_only_that(job):
 def test_a_job_multiplies_up_or_is_refused_in_one_line(tp, pp, gpus):
     wrong = ""
     try:
-        job = Job(model="llama3-70b", gpu="h100", gpus=gpus, tp=tp, pp=pp)
+        job = TrainingJob(model="llama3-70b", gpu="h100", gpus=gpus, tp=tp, pp=pp)
     except UsageError as error:
         wrong = str(error)
     if wrong:

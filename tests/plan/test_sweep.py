@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weft.errors import UsageError
-from weft.plan import Job, predict
+from weft.plan import TrainingJob, predict
 from weft.plan.config import AUTO
 from weft.plan.sweep import Row, front, room, spread, sweep, total_memory, ways
 
-JOB = Job(model="llama3-8b", gpu="h100", gpus=32, global_batch=64)
-SAMPLE = predict(Job(model="llama3-8b", gpu="h100", gpus=8, tp=8))
+JOB = TrainingJob(model="llama3-8b", gpu="h100", gpus=32, global_batch=64)
+SAMPLE = predict(TrainingJob(model="llama3-8b", gpu="h100", gpus=8, tp=8))
 
 
 def fake(step_s: float, memory: float):

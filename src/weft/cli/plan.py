@@ -17,7 +17,7 @@ from weft.errors import UsageError
 
 if TYPE_CHECKING:
     from weft.plan.calibrate import Calibration
-    from weft.plan.config import Job
+    from weft.plan.config import TrainingJob
     from weft.plan.figures import Figures
 
 QUIET_S = 2.0
@@ -226,7 +226,7 @@ def _gpus(gpus: int, scale: str, options: dict[str, Any]) -> int:
     return gpus
 
 
-def _calibration(trace: Path | None, traced: str, job: Job) -> Calibration | None:
+def _calibration(trace: Path | None, traced: str, job: TrainingJob) -> Calibration | None:
     if trace is None:
         return None
     from weft.plan.calibrate import calibrated, traced_job
@@ -242,7 +242,7 @@ def _known_error() -> dict[str, Any] | None:
 
 
 def _one(
-    job: Job,
+    job: TrainingJob,
     figures: Figures | None,
     calibration: Calibration | None,
     chakra: Path | None,
@@ -259,7 +259,7 @@ def _one(
 
 
 def _sweep(
-    job: Job, given: set[str], limit: int, figures: Figures | None, tell: Callable[[int, int], None]
+    job: TrainingJob, given: set[str], limit: int, figures: Figures | None, tell: Callable[[int, int], None]
 ) -> dict[str, Any]:
     from weft.plan.answer import sweep_document
     from weft.plan.step import predict
@@ -271,7 +271,7 @@ def _sweep(
 
 
 def _scale(
-    job: Job, words: str, batch_given: bool, figures: Figures | None, tell: Callable[[int, int], None]
+    job: TrainingJob, words: str, batch_given: bool, figures: Figures | None, tell: Callable[[int, int], None]
 ) -> dict[str, Any]:
     from weft.plan.answer import scaling_document
     from weft.plan.scaling import curves, parse_range

@@ -2,7 +2,7 @@
 
 Where to look, from the question to the answer:
 
-- the job: `models`, `network`, `config` (Job, and what it refuses), `request` (a Job from what a user types)
+- the job: `models`, `network`, `config` (TrainingJob, and what it refuses), `request` (a TrainingJob from what a user types)
 - what a rank does: `compute` (kernels), `memory`, `pipeline` (stages and bubble)
 - what it sends: `traffic` (which collectives, beside which compute), `compression`, `collectives` (seconds
   alone), `overlap` (what both take from each other, from the block-level simulator)
@@ -13,10 +13,10 @@ Where to look, from the question to the answer:
 """
 
 from weft.plan.compression import Method
-from weft.plan.config import Job
+from weft.plan.config import TrainingJob
 from weft.plan.figures import Figures
 from weft.plan.models import Model
 from weft.plan.network import Network
 from weft.plan.step import Collective, Prediction, predict
 
-__all__ = ["Collective", "Figures", "Job", "Method", "Model", "Network", "Prediction", "predict"]
+__all__ = ["Collective", "Figures", "TrainingJob", "Method", "Model", "Network", "Prediction", "predict"]

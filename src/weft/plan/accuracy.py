@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from weft.plan.config import Job
+from weft.plan.config import TrainingJob
 from weft.plan.published import Published
 from weft.plan.step import predict
 
@@ -31,11 +31,11 @@ def held_out_error(rows: Iterable[Published]) -> dict[str, Any]:
     }
 
 
-def _kind(job: Job) -> str:
+def _kind(job: TrainingJob) -> str:
     return f"{job.software} on {job.gpu.name}"
 
 
-def unchecked(job: Job, error: Mapping[str, Any] | None) -> list[str]:
+def unchecked(job: TrainingJob, error: Mapping[str, Any] | None) -> list[str]:
     """A warning that the known error is of other software or other GPUs than this job has."""
     if not error or _kind(job) in error["on"]:
         return []

@@ -9,7 +9,7 @@ from typing import Any
 from weft.plan.accuracy import unchecked
 from weft.plan.calibrate import Calibration
 from weft.plan.changes import Change, changes
-from weft.plan.config import Job
+from weft.plan.config import TrainingJob
 from weft.plan.figures import Figures
 from weft.plan.scaling import Curve
 from weft.plan.step import Prediction, predict
@@ -43,7 +43,7 @@ SHOWN = (
 class Answer:
     """One configuration: with weft's controls (or the policy that was asked for), and without any."""
 
-    job: Job
+    job: TrainingJob
     prediction: Prediction
     without: Prediction
     others: tuple[Change, ...] = ()
@@ -55,13 +55,13 @@ class Answer:
         return 100.0 * (1.0 - self.prediction.step_s / self.without.step_s)
 
 
-def answer(job: Job, figures: Figures | None = None) -> Answer:
+def answer(job: TrainingJob, figures: Figures | None = None) -> Answer:
     """Predict a job under its own policy, and without weft's controls."""
     found = predict(job, figures)
     return Answer(job, found, predict(job.but(policy=None), figures), changes(job, found, figures))
 
 
-def job_document(job: Job) -> Document:
+def job_document(job: TrainingJob) -> Document:
     """The configuration."""
     return {
         "model": job.model.name,
@@ -83,7 +83,7 @@ def policy_document(policy: Any) -> Any:
     return policy
 
 
-def prediction_document(job: Job, found: Prediction) -> Document:
+def prediction_document(job: TrainingJob, found: Prediction) -> Document:
     """The figures of one prediction; times in seconds."""
     return {
         "step_time_s": found.step_s,
@@ -124,7 +124,7 @@ def document(
     }
 
 
-def _asked(job: Job) -> str:
+def _asked(job: TrainingJob) -> str:
     return "none" if job.policy is None else "given"
 
 
@@ -160,7 +160,7 @@ def row_document(row: Row) -> Document:
     }
 
 
-def sweep_document(job: Job, found: Sweep, error: Document | None = None) -> Document:
+def sweep_document(job: TrainingJob, found: Sweep, error: Document | None = None) -> Document:
     """What `weft plan --sweep --json` prints."""
     rows = [row_document(row) for row in found.rows]
     best = rows[0]
@@ -188,7 +188,7 @@ def summarised(reasons: Iterable[str], most: int = 5) -> list[str]:
     return unique[:most] + ([f"{rest} more reasons of the same kind"] if rest > 0 else [])
 
 
-def scaling_document(job: Job, curves: Iterable[Curve], error: Document | None = None) -> Document:
+def scaling_document(job: TrainingJob, curves: Iterable[Curve], error: Document | None = None) -> Document:
     """What `weft plan --scale --json` prints."""
     made = [_curve_document(curve) for curve in curves]
     last = made[0]["points"][-1]["with_weft"]

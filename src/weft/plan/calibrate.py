@@ -16,7 +16,7 @@ import numpy.typing as npt
 from weft.errors import InputError, UsageError
 from weft.gpu.presets import PRESETS
 from weft.plan.compute import Pass, Work, head, layer
-from weft.plan.config import Job
+from weft.plan.config import TrainingJob
 from weft.plan.figures import Figures
 from weft.timeline import Intervals, Kind, Timeline
 from weft.trace import kineto
@@ -157,7 +157,7 @@ class Calibration:
     """Compute of the step by the figures before, in seconds, to be compared with the trace's."""
 
 
-def calibrate(measured: Measured, job: Job, figures: Figures) -> Calibration:
+def calibrate(measured: Measured, job: TrainingJob, figures: Figures) -> Calibration:
     """Set the software's figures so that the model takes what the trace took for each kind of kernel.
 
     `job` is the one that was traced. Raises UsageError where it cannot have been: faster than the GPU can be.
@@ -183,7 +183,7 @@ def calibrate(measured: Measured, job: Job, figures: Figures) -> Calibration:
     return Calibration(found, measured, pairs, _rank(job, figures).total)
 
 
-def _check_possible(measured: Measured, job: Job) -> None:
+def _check_possible(measured: Measured, job: TrainingJob) -> None:
     """Whether the traced matrix products can have been this job's."""
     passes = 4 if job.recompute == "full" else 3
     tokens = job.tokens / (job.dp * job.cp)
@@ -196,12 +196,12 @@ def _check_possible(measured: Measured, job: Job) -> None:
         )
 
 
-def _layer_passes(job: Job) -> float:
+def _layer_passes(job: TrainingJob) -> float:
     """Forward passes over a layer in a step of one GPU."""
     return job.model.layers / job.pp * job.micro_batches
 
 
-def _rank(job: Job, figures: Figures) -> Work:
+def _rank(job: TrainingJob, figures: Figures) -> Work:
     """What one GPU computes in a step, by the model; the output's work is shared out over the stages."""
     moe_share = job.model.moe_layers / job.model.layers
     plain, routed = layer(job, figures), layer(job, figures, moe=True) if moe_share else Pass()
@@ -210,14 +210,14 @@ def _rank(job: Job, figures: Figures) -> Work:
     return (whole.forward + whole.backward + whole.recompute) * job.micro_batches
 
 
-def calibrated(path: Path, job: Job, figures: Figures) -> Calibration:
+def calibrated(path: Path, job: TrainingJob, figures: Figures) -> Calibration:
     """Figures from the trace of a job."""
     found = measure(path, _layer_passes(job))
     _check_gpu(found.device_name, job, path)
     return calibrate(found, job, figures)
 
 
-def _check_gpu(title: str, job: Job, path: Path) -> None:
+def _check_gpu(title: str, job: TrainingJob, path: Path) -> None:
     """A trace of another GPU says nothing about this one; a name that no preset has is not judged."""
     words = title.lower().replace("-", " ").split()
     traced = next((name for name in PRESETS if name.split("-")[0] in words), None)
@@ -227,7 +227,7 @@ def _check_gpu(title: str, job: Job, path: Path) -> None:
         )
 
 
-def traced_job(job: Job, words: str) -> Job:
+def traced_job(job: TrainingJob, words: str) -> TrainingJob:
     """The job of a trace: as planned, but for what `words` says, such as `layers=4 tp=1 gpus=2`."""
     known = {"layers", "gpus", "tp", "pp", "cp", "ep", "dp", "micro_batch", "global_batch", "seq_len"}
     changes: dict[str, int] = {}

@@ -8,7 +8,7 @@ from typing import Any
 
 from weft.errors import UsageError
 from weft.plan.compression import NONE
-from weft.plan.config import Job
+from weft.plan.config import TrainingJob
 from weft.plan.figures import Figures, shipped
 from weft.plan.step import Prediction, predict
 
@@ -38,7 +38,7 @@ class Change:
     gain_pct: float
 
 
-def changes(job: Job, found: Prediction, figures: Figures | None = None) -> tuple[Change, ...]:
+def changes(job: TrainingJob, found: Prediction, figures: Figures | None = None) -> tuple[Change, ...]:
     """The changes that matter, most gain first; losses by compression too, for they answer a question."""
     made = []
     for kind, text, option, what in _candidates(job, found, figures or shipped()):
@@ -53,7 +53,7 @@ def changes(job: Job, found: Prediction, figures: Figures | None = None) -> tupl
 
 
 def _candidates(
-    job: Job, found: Prediction, figures: Figures
+    job: TrainingJob, found: Prediction, figures: Figures
 ) -> Iterator[tuple[str, str, str, dict[str, Any]]]:
     hidden = job.hide if job.hide is not None else figures.find(job.software).hides
     for name, text in NAMES.items():

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, fields, replace
 
 from weft.gpu.specs import GpuSpec
-from weft.plan.config import Job
+from weft.plan.config import TrainingJob
 from weft.plan.figures import Figures, Software
 from weft.plan.models import Gemm
 
@@ -75,7 +75,9 @@ def gemm_s(gemm: Gemm, gpu: GpuSpec, precision: str, figures: Figures, speed: fl
     return math.hypot(busy, moved / _bandwidth(gpu, figures))
 
 
-def gemm_passes(gemms: list[Gemm], job: Job, figures: Figures, precision: str = "") -> tuple[float, float]:
+def gemm_passes(
+    gemms: list[Gemm], job: TrainingJob, figures: Figures, precision: str = ""
+) -> tuple[float, float]:
     """Seconds forward and backward (input and weight gradients) of these products."""
     software, kind = figures.find(job.software), precision or job.precision
     forward = backward = 0.0
@@ -86,7 +88,7 @@ def gemm_passes(gemms: list[Gemm], job: Job, figures: Figures, precision: str = 
     return forward, backward
 
 
-def layer(job: Job, figures: Figures, *, moe: bool = False) -> Pass:
+def layer(job: TrainingJob, figures: Figures, *, moe: bool = False) -> Pass:
     """One layer and one micro-batch on one rank, without communication."""
     software, m = figures.find(job.software), job.model
     tokens = job.micro_batch * job.seq_len // job.cp
@@ -104,7 +106,7 @@ def layer(job: Job, figures: Figures, *, moe: bool = False) -> Pass:
     return Pass(work_f, work_b, _recomputed(job, software, work_f, gemms))
 
 
-def _recomputed(job: Job, software: Software, forward: Work, gemms: list[Gemm]) -> Work:
+def _recomputed(job: TrainingJob, software: Software, forward: Work, gemms: list[Gemm]) -> Work:
     if job.recompute == "full":
         return forward
     if job.recompute == "selective":
@@ -122,7 +124,7 @@ def _bandwidth(gpu: GpuSpec, figures: Figures) -> float:
     return gpu.memory_bytes_per_s * figures.memory_share
 
 
-def _attention(job: Job, figures: Figures, software: Software, tokens: int) -> tuple[float, float]:
+def _attention(job: TrainingJob, figures: Figures, software: Software, tokens: int) -> tuple[float, float]:
     """Seconds forward and backward of scores, softmax and values on one rank."""
     m, peak = job.model, job.gpu.flops("bf16")
     if software.attention == "flash":
@@ -140,7 +142,7 @@ def _attention(job: Job, figures: Figures, software: Software, tokens: int) -> t
     return products + moved, 2 * products + 1.25 * moved
 
 
-def _elementwise_bytes(job: Job, software: Software, tokens: int, *, moe: bool) -> float:
+def _elementwise_bytes(job: TrainingJob, software: Software, tokens: int, *, moe: bool) -> float:
     """Memory traffic forward of a layer outside matrix products, least passes times the software's factor."""
     m = job.model
     rows = tokens / job.tp if job.sequence_parallel else float(tokens)
@@ -158,7 +160,7 @@ def _elementwise_bytes(job: Job, software: Software, tokens: int, *, moe: bool) 
     return software.elementwise * (wide + inner + rope) + software.routing * routed + eight
 
 
-def head(job: Job, figures: Figures) -> Pass:
+def head(job: TrainingJob, figures: Figures) -> Pass:
     """Output product and loss of one micro-batch, in bf16."""
     software, m = figures.find(job.software), job.model
     tokens = job.micro_batch * job.seq_len // job.cp
@@ -169,6 +171,6 @@ def head(job: Job, figures: Figures) -> Pass:
     return Pass(Work(forward, 0.0, loss / 2, once), Work(backward, 0.0, loss / 2, once))
 
 
-def optimizer_s(params: float, job: Job, figures: Figures) -> float:
+def optimizer_s(params: float, job: TrainingJob, figures: Figures) -> float:
     """Seconds of Adam over this rank's share: 16-bit gradients and parameters, three 32-bit states."""
     return params * (4 * 3 * 2 + 4 + 2) / _bandwidth(job.gpu, figures)

@@ -1,4 +1,4 @@
-"""Job: a training run to be planned. Checked when it is made; every error names the nearest valid choice."""
+"""TrainingJob: a training run to be planned. Checked when it is made; every error names the nearest valid choice."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SOFTWARE = "megatron-2025"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class TrainingJob:
     """A model on so many GPUs. Names of presets are looked up; what is left out is derived."""
 
     model: Model
@@ -255,7 +255,7 @@ class Job:
         """Tokens of a step, all GPUs together."""
         return self.global_batch * self.seq_len
 
-    def but(self, **changes: Any) -> Job:
+    def but(self, **changes: Any) -> TrainingJob:
         """This job with other values; what was derived is derived again unless it is given."""
         kept = {f.name: getattr(self, f.name) for f in fields(self)}
         moved = set(changes)

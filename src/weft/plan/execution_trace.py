@@ -20,7 +20,7 @@ from pathlib import Path
 from weft.errors import InputError, UsageError
 from weft.plan.chakra import COLLECTIVE, COLLECTIVES, COMP, RECV, SEND, Node, encode
 from weft.plan.collectives import Group
-from weft.plan.config import Job
+from weft.plan.config import TrainingJob
 from weft.plan.step import Collective, Prediction
 
 PREFIX = "weft"
@@ -41,7 +41,7 @@ class Slot:
     micro_batch: int
 
 
-def order(job: Job, stage: int) -> list[Slot]:
+def order(job: TrainingJob, stage: int) -> list[Slot]:
     """What a stage runs, in order: GPipe, 1F1B, or 1F1B over interleaved chunks."""
     m, p, v = job.micro_batches, job.pp, job.interleave
     forward = [_slot(k, p, v, forward=True) for k in range(m * v)]
@@ -82,17 +82,17 @@ class Place:
     pp: int
 
     @staticmethod
-    def of(rank: int, job: Job) -> Place:
+    def of(rank: int, job: TrainingJob) -> Place:
         rest, tp = divmod(rank, job.tp)
         rest, cp = divmod(rest, job.cp)
         pp, dp = divmod(rest, job.dp)
         return Place(tp, cp, dp, pp)
 
-    def rank(self, job: Job) -> int:
+    def rank(self, job: TrainingJob) -> int:
         return ((self.pp * job.dp + self.dp) * job.cp + self.cp) * job.tp + self.tp
 
 
-def members(one: Collective, place: Place, job: Job) -> tuple[int, ...]:
+def members(one: Collective, place: Place, job: TrainingJob) -> tuple[int, ...]:
     """The ranks of a rank's group: evenly over the GPUs that the group spans."""
     if one.name == "tp":
         return tuple(Place(t, place.cp, place.dp, place.pp).rank(job) for t in range(job.tp))
@@ -108,7 +108,7 @@ def members(one: Collective, place: Place, job: Job) -> tuple[int, ...]:
     return tuple(line[begin + (at - begin) % step : begin + block : step])
 
 
-def _ties_embeddings(one: Collective, job: Job) -> bool:
+def _ties_embeddings(one: Collective, job: TrainingJob) -> bool:
     """Whether it adds up the gradients of an embedding that the first and the last stage share."""
     return one.name == "grads" and job.pp > 1 and one.group.ranks == 2 and one.group.span == job.gpus
 
@@ -117,7 +117,7 @@ def _ties_embeddings(one: Collective, job: Job) -> bool:
 class _Rank:
     """Builds the nodes of one rank."""
 
-    job: Job
+    job: TrainingJob
     found: Prediction
     place: Place
     groups: Groups
@@ -192,7 +192,7 @@ class _Rank:
         )
 
 
-def rank_nodes(job: Job, found: Prediction, rank: int, groups: Groups, pieces: int = 1) -> list[Node]:
+def rank_nodes(job: TrainingJob, found: Prediction, rank: int, groups: Groups, pieces: int = 1) -> list[Node]:
     """The step of one rank."""
     build = _Rank(job, found, Place.of(rank, job), groups, pieces)
     once = [c for c in found.collectives if c.name in ("grads", "params") and not _every_pass(job, c)]
@@ -216,7 +216,7 @@ def rank_nodes(job: Job, found: Prediction, rank: int, groups: Groups, pieces: i
     return build.nodes
 
 
-def _every_pass(job: Job, one: Collective) -> bool:
+def _every_pass(job: TrainingJob, one: Collective) -> bool:
     """Whether fully sharded layers need it in every pass."""
     return job.sharding == "zero3" and job.pp == 1 and one.count > 1
 
@@ -286,7 +286,7 @@ def _send(build: _Rank, slot: Slot, label: str) -> None:
     build.transfer(f"{label} pp", SEND, peer, _size(build), after, _tag(build, slot, _virtual(build, slot)))
 
 
-def pieces_for(job: Job, found: Prediction) -> int:
+def pieces_for(job: TrainingJob, found: Prediction) -> int:
     """Pieces of a pass: as fine as the files stay small, at most one for each layer."""
     kinds = sum(1 for c in found.collectives if c.name in ("tp", "cp", "ep")) + 1
     passes = 2 * job.micro_batches * job.interleave * job.gpus
@@ -301,14 +301,14 @@ def pieces_for(job: Job, found: Prediction) -> int:
     return max(fits, default=1)
 
 
-def traces(job: Job, found: Prediction, groups: Groups) -> Iterator[tuple[int, bytes]]:
+def traces(job: TrainingJob, found: Prediction, groups: Groups) -> Iterator[tuple[int, bytes]]:
     """Each rank's file."""
     pieces = pieces_for(job, found)
     for rank in range(job.gpus):
         yield rank, encode(rank_nodes(job, found, rank, groups, pieces))
 
 
-def write(folder: Path, job: Job, found: Prediction, tell: Progress | None = None) -> int:
+def write(folder: Path, job: TrainingJob, found: Prediction, tell: Progress | None = None) -> int:
     """Write all files into a new folder, all or none, and say how many ranks there are.
 
     `weft.N.et` for rank N, and `comm_group.json`, as ASTRA-sim takes them:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from weft.errors import UsageError
 from weft.plan.collectives import group
 from weft.plan.compression import kept_bytes
-from weft.plan.config import Job
+from weft.plan.config import TrainingJob
 from weft.plan.figures import Figures
 from weft.plan.pipeline import Stage, in_flight, stages
 
 RESERVED_BYTES = 3 << 30  # the CUDA context, NCCL's buffers and the allocator's slack
 
 
-def stage_params(job: Job, stage: Stage) -> tuple[float, float]:
+def stage_params(job: TrainingJob, stage: Stage) -> tuple[float, float]:
     """Parameters on one rank: those that data parallelism repeats everywhere, and those of experts."""
     m = job.model
     shared = stage.layers * m.attention_params + stage.dense_layers * m.mlp_params
@@ -25,7 +25,7 @@ def stage_params(job: Job, stage: Stage) -> tuple[float, float]:
     return shared / job.tp, experts / (job.ep * max(1, job.expert_tp))
 
 
-def activation_bytes(job: Job, figures: Figures, *, moe: bool) -> float:
+def activation_bytes(job: TrainingJob, figures: Figures, *, moe: bool) -> float:
     """Bytes that one layer keeps of one micro-batch for its backward pass (after Korthikanti et al.)."""
     m, software = job.model, figures.find(job.software)
     tokens = job.micro_batch * job.seq_len / job.cp
@@ -51,14 +51,14 @@ def activation_bytes(job: Job, figures: Figures, *, moe: bool) -> float:
     return total
 
 
-def memory_bytes(job: Job, figures: Figures) -> dict[str, float]:
+def memory_bytes(job: TrainingJob, figures: Figures) -> dict[str, float]:
     """Bytes by kind on the GPU that needs most."""
     return max(
         (_of_stage(job, figures, stage) for stage in stages(job)), key=lambda kinds: sum(kinds.values())
     )
 
 
-def _of_stage(job: Job, figures: Figures, stage: Stage) -> dict[str, float]:
+def _of_stage(job: TrainingJob, figures: Figures, stage: Stage) -> dict[str, float]:
     shared, experts = stage_params(job, stage)
     replicas = job.shard_ranks
     # Gradients that are summed over micro-batches stay whole until the last, unless each layer is scattered.
@@ -92,14 +92,14 @@ def _of_stage(job: Job, figures: Figures, stage: Stage) -> dict[str, float]:
     }
 
 
-def _for_compression(job: Job, figures: Figures, params: float) -> float:
+def _for_compression(job: TrainingJob, figures: Figures, params: float) -> float:
     software, ranks = figures.find(job.software), group(job.shard_ranks, job.tp, job.network)
     return kept_bytes(
         job.compression, params, software.grad_bytes, node=ranks.per_domain, nodes=ranks.domains
     )
 
 
-def check_fits(job: Job, kinds: dict[str, float]) -> None:
+def check_fits(job: TrainingJob, kinds: dict[str, float]) -> None:
     """Raises UsageError with the number where the fullest GPU has too little memory."""
     total = sum(kinds.values())
     if total <= job.gpu.memory_bytes:
@@ -113,7 +113,7 @@ def check_fits(job: Job, kinds: dict[str, float]) -> None:
     )
 
 
-def _fix(job: Job, states: bool) -> str:
+def _fix(job: TrainingJob, states: bool) -> str:
     if not states:
         if job.recompute != "full":
             return "recompute more (recompute full), or raise tp, cp or use a smaller micro_batch"

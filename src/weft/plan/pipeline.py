@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from weft.plan.config import Job
+from weft.plan.config import TrainingJob
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Stage:
         return self.dense_layers + self.moe_layers
 
 
-def stages(job: Job) -> dict[Stage, int]:
+def stages(job: TrainingJob) -> dict[Stage, int]:
     """The distinct kinds of stages and how many there are of each: their number does not grow with GPUs."""
     # Megatron lets embedding and output count as layers: the first and the last stage have one less.
     short = 0 if job.model.layers % job.pp == 0 else 1
@@ -39,7 +39,7 @@ def stages(job: Job) -> dict[Stage, int]:
     return found
 
 
-def span_s(times_s: dict[Stage, float], counts: dict[Stage, int], job: Job) -> tuple[float, float]:
+def span_s(times_s: dict[Stage, float], counts: dict[Stage, int], job: TrainingJob) -> tuple[float, float]:
     """Seconds of all micro-batches on the slowest stage, and of the bubble around them.
 
     Each micro-batch passes all stages; all but one of them wait at the slowest. GPipe, 1F1B and the
@@ -50,7 +50,7 @@ def span_s(times_s: dict[Stage, float], counts: dict[Stage, int], job: Job) -> t
     return job.micro_batches * slowest, (once - slowest) / job.interleave
 
 
-def in_flight(job: Job) -> float:
+def in_flight(job: TrainingJob) -> float:
     """Micro-batches whose activations the first stage keeps, in units of the whole stage."""
     m, p, v = job.micro_batches, job.pp, job.interleave
     if job.schedule == "gpipe":

@@ -10,7 +10,7 @@ from typing import Any
 
 from weft.errors import InputError
 from weft.gpu.specs import GpuSpec, spec
-from weft.plan.config import Job
+from weft.plan.config import TrainingJob
 from weft.plan.models import Model
 from weft.plan.network import network
 
@@ -32,7 +32,7 @@ class Published:
     half: str
     """`fit` or `held-out`."""
     label: str
-    job: Job
+    job: TrainingJob
     step_s: float
     assumed: str
     """What the publication leaves open, and what was taken instead."""
@@ -67,7 +67,7 @@ def _row(row: dict[str, str]) -> Published:
         tied=row["tied"] == "1",
         parallel_block=row["parallel_block"] == "1",
     )
-    job = Job(
+    job = TrainingJob(
         model=model,
         gpu=gpu_of(row["gpu"]),
         network=network(row["network"]),

@@ -1,4 +1,4 @@
-"""From what a user types to a Job: bounds, the model by name or dimensions, the nearest valid split."""
+"""From what a user types to a TrainingJob: bounds, the model by name or dimensions, the nearest valid split."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from weft.errors import UsageError
 from weft.gpu.specs import spec
-from weft.plan.config import Job, stage_counts
+from weft.plan.config import TrainingJob, stage_counts
 from weft.plan.models import Model, model
 from weft.plan.network import GBIT, Network, network, usual_network
 
@@ -86,7 +86,7 @@ def read_network(gpu: str, name: str, rail_gbit: float, oversubscription: float)
     return found
 
 
-def read_job(wanted: Model, gpus: int, options: Mapping[str, Any]) -> Job:
+def read_job(wanted: Model, gpus: int, options: Mapping[str, Any]) -> TrainingJob:
     """The job; where something does not divide, the error names the nearest choice that does."""
     if not gpus:
         raise UsageError("no --gpus: how many GPUs does the job have? for example --gpus 1024")
@@ -104,7 +104,7 @@ def read_job(wanted: Model, gpus: int, options: Mapping[str, Any]) -> Job:
         rest = gpus // max(1, options["pp"] * options["ep"])
         what = f"{wanted.expert_ffn} columns of {wanted.name}'s experts"
         _divides("expert_tp", options["expert_tp"], _divisors(wanted.expert_ffn), what, rest)
-    return Job(model=wanted, gpus=gpus, **options)
+    return TrainingJob(model=wanted, gpus=gpus, **options)
 
 
 def _divisors(whole: int) -> list[int]:

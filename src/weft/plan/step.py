@@ -1,4 +1,4 @@
-"""The step: from a Job to a Prediction, with every second accounted for."""
+"""The step: from a TrainingJob to a Prediction, with every second accounted for."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from weft.plan.collectives import Group, collective_s
 from weft.plan.compute import Pass, head, layer, optimizer_s
-from weft.plan.config import AUTO, Job
+from weft.plan.config import AUTO, TrainingJob
 from weft.plan.figures import Figures, shipped
 from weft.plan.memory import check_fits, memory_bytes, stage_params
 from weft.plan.overlap import Hidden, hide, simulated_gpu
@@ -39,7 +39,7 @@ class Collective:
 class Prediction:
     """A predicted step. Simulated: nothing of it was measured."""
 
-    job: Job
+    job: TrainingJob
     step_s: float
     tflops_per_gpu: float
     """Model FLOPs (attention as a full square, no recomputation) per second and GPU."""
@@ -70,7 +70,7 @@ class Prediction:
         return self.job.tokens / self.step_s / self.job.gpus
 
 
-def predict(job: Job, figures: Figures | None = None, *, check_memory: bool = True) -> Prediction:
+def predict(job: TrainingJob, figures: Figures | None = None, *, check_memory: bool = True) -> Prediction:
     """The step of a job. Raises UsageError, with the number, where it does not fit into memory."""
     known = figures or shipped()
     software = known.find(job.software)
@@ -175,7 +175,7 @@ def _merged(a: Collective, b: Collective) -> Collective:
     )
 
 
-def _part(job: Job, figures: Figures, stage: Stage, dense: Pass, moe: Pass) -> _Part:
+def _part(job: TrainingJob, figures: Figures, stage: Stage, dense: Pass, moe: Pass) -> _Part:
     software = figures.find(job.software)
     work = dense * stage.dense_layers + moe * stage.moe_layers
     if stage.head:
@@ -198,7 +198,7 @@ def _part(job: Job, figures: Figures, stage: Stage, dense: Pass, moe: Pass) -> _
     )
 
 
-def _notes(job: Job, figures: Figures) -> tuple[str, ...]:
+def _notes(job: TrainingJob, figures: Figures) -> tuple[str, ...]:
     found = [f"software: {figures.find(job.software).title}"]
     if simulated_gpu(job.gpu) not in (job.gpu.name, "a100-40gb"):
         found.append(f"contention is simulated with the profile of {simulated_gpu(job.gpu)}")

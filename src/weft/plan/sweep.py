@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from weft.errors import UsageError
-from weft.plan.config import AUTO, Job
+from weft.plan.config import AUTO, TrainingJob
 from weft.plan.figures import Figures, shipped
 from weft.plan.memory import check_fits, memory_bytes
 from weft.plan.step import Prediction, predict
@@ -22,7 +22,7 @@ MICRO = (1, 2, 4)
 SHARDINGS = ("zero1", "zero3")
 RECOMPUTE = ("none", "selective", "full")
 
-Predict = Callable[[Job], Prediction]
+Predict = Callable[[TrainingJob], Prediction]
 Progress = Callable[[int, int], None]
 
 
@@ -30,7 +30,7 @@ Progress = Callable[[int, int], None]
 class Row:
     """One way to run the job, and what it takes."""
 
-    job: Job
+    job: TrainingJob
     prediction: Prediction
     best: bool = False
     """Nothing else in the sweep is faster with as little memory."""
@@ -62,7 +62,7 @@ class Sweep:
     """Valid ways beyond the limit."""
 
 
-def ways(job: Job, fixed: Iterable[str] = ()) -> tuple[list[Job], int]:
+def ways(job: TrainingJob, fixed: Iterable[str] = ()) -> tuple[list[TrainingJob], int]:
     """Jobs that differ in how they are split, and how many such splits do not divide.
 
     `fixed` names what the user chose; the rest varies. The GPUs, the batch and the model stay.
@@ -77,14 +77,14 @@ def ways(job: Job, fixed: Iterable[str] = ()) -> tuple[list[Job], int]:
         "recompute": RECOMPUTE,
     }
     axes = {name: (getattr(job, name),) if name in held else values for name, values in options.items()}
-    found: list[Job] = []
+    found: list[TrainingJob] = []
     impossible = 0
     for values in product(*axes.values()):
         chosen = dict(zip(axes, values, strict=True))
         if chosen["interleave"] != 1 and chosen["pp"] == 1:
             continue
         if chosen["sharding"] == "zero3" and chosen["pp"] != 1 and "sharding" not in held:
-            continue  # the same as zero1, see Job.gathers_layers
+            continue  # the same as zero1, see TrainingJob.gathers_layers
         try:
             found.append(_way(job, held, chosen))
         except UsageError:
@@ -92,14 +92,14 @@ def ways(job: Job, fixed: Iterable[str] = ()) -> tuple[list[Job], int]:
     return found, impossible
 
 
-def _way(job: Job, held: set[str], chosen: dict[str, object]) -> Job:
+def _way(job: TrainingJob, held: set[str], chosen: dict[str, object]) -> TrainingJob:
     """The job split that way; what follows from the split is derived again unless it was given."""
     derived = {"dp": 0, "schedule": "", "sequence_parallel": None}
     kept = {name: getattr(job, name) if name in held else value for name, value in derived.items()}
     return job.but(**{**kept, **chosen})
 
 
-def spread(found: Sequence[Job], most: int) -> list[Job]:
+def spread(found: Sequence[TrainingJob], most: int) -> list[TrainingJob]:
     """At most so many of them, evenly from the first to the last."""
     if len(found) <= most:
         return list(found)
@@ -107,12 +107,12 @@ def spread(found: Sequence[Job], most: int) -> list[Job]:
 
 
 def sweep(
-    job: Job,
+    job: TrainingJob,
     *,
     fixed: Iterable[str] = (),
     limit: int = LIMIT,
     run: Predict = predict,
-    fits: Callable[[Job], str] = lambda job: "",
+    fits: Callable[[TrainingJob], str] = lambda job: "",
     tell: Progress | None = None,
 ) -> Sweep:
     """Predict every way, with and without the controls, up to `limit` predictions.
@@ -161,11 +161,11 @@ def total_memory(found: Prediction) -> float:
     return float(sum(found.memory_bytes.values()))
 
 
-def room(figures: Figures | None = None) -> Callable[[Job], str]:
+def room(figures: Figures | None = None) -> Callable[[TrainingJob], str]:
     """Says why a job does not fit into memory, or nothing."""
     known = figures or shipped()
 
-    def reason(job: Job) -> str:
+    def reason(job: TrainingJob) -> str:
         try:
             check_fits(job, memory_bytes(job, known))
         except UsageError as error:

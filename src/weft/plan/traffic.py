@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from weft.plan.collectives import Group, group
 from weft.plan.compression import Matrix, Traffic, apply
 from weft.plan.compute import Pass, Work
-from weft.plan.config import Job
+from weft.plan.config import TrainingJob
 from weft.plan.figures import Software
 from weft.plan.memory import stage_params
 from weft.plan.network import usual_network
@@ -40,12 +40,12 @@ class Need:
     """Seconds of compute that compression adds to each."""
 
 
-def hides(job: Job, software: Software, name: str) -> bool:
+def hides(job: TrainingJob, software: Software, name: str) -> bool:
     """Whether the job or its software runs this kind of collective beside compute."""
     return name in (job.hide if job.hide is not None else software.hides)
 
 
-def needs(job: Job, software: Software, stage: Stage, dense: Pass, moe: Pass) -> list[Need]:
+def needs(job: TrainingJob, software: Software, stage: Stage, dense: Pass, moe: Pass) -> list[Need]:
     """All collectives of one stage, for one micro-batch or for the step."""
     found: list[Need] = []
     for count, layer, routed in ((stage.dense_layers, dense, False), (stage.moe_layers, moe, True)):
@@ -62,11 +62,11 @@ def needs(job: Job, software: Software, stage: Stage, dense: Pass, moe: Pass) ->
     return [need for need in found if need.group.ranks > 1 and need.bytes > 0 and need.count > 0]
 
 
-def _tokens(job: Job) -> float:
+def _tokens(job: TrainingJob) -> float:
     return job.micro_batch * job.seq_len / job.cp
 
 
-def _tensor(job: Job, software: Software, layer: Pass, layers: int, routed: bool) -> Iterator[Need]:
+def _tensor(job: TrainingJob, software: Software, layer: Pass, layers: int, routed: bool) -> Iterator[Need]:
     """Two pairs of collectives in a layer, attention's and the MLP's, forward and backward."""
     ranks = group(job.tp, 1, job.network)
     size = 2.0 * _tokens(job) * job.model.hidden
@@ -104,7 +104,7 @@ def _tensor(job: Job, software: Software, layer: Pass, layers: int, routed: bool
             yield Need("tp", "all_reduce", ranks, bytes_, layers, beside, 0.0, fused or behind)
 
 
-def _context(job: Job, software: Software, layer: Pass, layers: int) -> Iterator[Need]:
+def _context(job: TrainingJob, software: Software, layer: Pass, layers: int) -> Iterator[Need]:
     """Keys and values go around; each step beside the attention of the part that is there."""
     m = job.model
     pair = Group(2, 1, 2) if job.tp * job.cp > job.network.domain else Group(2, 2, 2)
@@ -120,7 +120,7 @@ def _context(job: Job, software: Software, layer: Pass, layers: int) -> Iterator
     yield Need("cp", "p2p", pair, 2 * size, steps, beside, 0.0, hidden)
 
 
-def _expert(job: Job, software: Software, layer: Pass, layers: int) -> Iterator[Need]:
+def _expert(job: TrainingJob, software: Software, layer: Pass, layers: int) -> Iterator[Need]:
     """Tokens to their experts and back."""
     stride = job.tp if job.expert_tp > 1 else 1
     ranks = group(job.ep, stride, job.network)
@@ -132,7 +132,7 @@ def _expert(job: Job, software: Software, layer: Pass, layers: int) -> Iterator[
         yield Need("ep", "all_to_all", ranks, size, 2 * layers * times, beside, 0.0, hidden)
 
 
-def _stages(job: Job, software: Software, stage: Pass) -> Iterator[Need]:
+def _stages(job: TrainingJob, software: Software, stage: Pass) -> Iterator[Need]:
     """Activations to the next stage, gradients to the one before."""
     if job.pp == 1:
         return
@@ -144,7 +144,7 @@ def _stages(job: Job, software: Software, stage: Pass) -> Iterator[Need]:
         yield Need("pp", "p2p", pair, size, job.interleave, work * (1 / job.interleave), 0.0, hidden)
 
 
-def _data(job: Job, software: Software, stage: Stage, dense: Pass, moe: Pass) -> Iterator[Need]:
+def _data(job: TrainingJob, software: Software, stage: Stage, dense: Pass, moe: Pass) -> Iterator[Need]:
     shared, experts = stage_params(job, stage)
     stage_pass = dense * stage.dense_layers + moe * stage.moe_layers
     replicas = job.dp * job.cp
@@ -167,7 +167,7 @@ def _data(job: Job, software: Software, stage: Stage, dense: Pass, moe: Pass) ->
 
 
 def _replicated(
-    job: Job,
+    job: TrainingJob,
     software: Software,
     params: float,
     ranks: int,
@@ -208,7 +208,7 @@ def _replicated(
 
 
 def _compressed(
-    job: Job,
+    job: TrainingJob,
     software: Software,
     plain: Need,
     purpose: str,
@@ -261,7 +261,7 @@ def _bucketed(need: Need, software: Software) -> Need:
     )
 
 
-def _matrices(job: Job, stage: Stage, *, routed: bool) -> tuple[Matrix, ...]:
+def _matrices(job: TrainingJob, stage: Stage, *, routed: bool) -> tuple[Matrix, ...]:
     """Shapes of the gradients of one rank."""
     m, found = job.model, []
     if not routed:
@@ -274,7 +274,7 @@ def _matrices(job: Job, stage: Stage, *, routed: bool) -> tuple[Matrix, ...]:
 
 
 def _fully_sharded(
-    job: Job, software: Software, stage: Stage, params: float, ranks: int, stride: int, work: Pass
+    job: TrainingJob, software: Software, stage: Stage, params: float, ranks: int, stride: int, work: Pass
 ) -> Iterator[Need]:
     """Each layer's parameters before it is used, forward and backward; its gradients after."""
     layers = stage.layers
