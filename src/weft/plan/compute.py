@@ -1,4 +1,4 @@
-"""Compute: seconds of matrix products, attention and the rest of a layer on one GPU."""
+"""Compute: seconds of matmuls, attention and the rest of a layer on one GPU."""
 
 from __future__ import annotations
 
@@ -7,13 +7,24 @@ from dataclasses import dataclass, fields, replace
 
 from weft.gpu.specs import GpuSpec
 from weft.plan.config import TrainingJob
-from weft.plan.figures import Figures, Software
+from weft.plan.figures import (
+    CAST_PASSES,
+    EXPERT_LAUNCHES,
+    LAYER_LAUNCHES,
+    ROUTER_LAUNCHES,
+    Figures,
+    Software,
+    half_rate,
+)
 from weft.plan.models import Gemm
 
 TILE_M, TILE_N = 128, 256
 REFERENCE_RATE = 989.4e12 / 132  # of one SM of an H100 in bf16, for which `gemm_k_half` holds
-USUAL_SHARE = 0.75  # of a layer's time in matrix products: where the figures `gemm` hold
-BACKWARD_ATTENTION = 2.5  # flash attention computes the scores again: five products instead of two
+GEMM_TAIL = 0.5  # how much of a ragged last wave is lost, 0 to 1: assumed, other kernels fill the rest
+USUAL_SHARE = 0.75  # of a layer's time in matmuls: where the shares of the peak hold
+BACKWARD_ATTENTION = 2.5  # flash attention computes the scores again: five matmuls instead of two
+LOW = ("fp8", "mxfp8", "nvfp4")
+WIDTH = {"fp8": 1.0, "mxfp8": 1.03125, "nvfp4": 0.5625}  # bytes of an element with its share of the scales
 
 
 @dataclass(frozen=True)
@@ -58,27 +69,34 @@ class Pass:
 
 
 def gemm_s(gemm: Gemm, gpu: GpuSpec, precision: str, figures: Figures, speed: float = 1.0) -> float:
-    """Seconds of a matrix product: waves of tiles at a rate that deep products reach, and its bytes.
+    """Seconds of a matmul: waves of tiles at the rate that deep matmuls reach, and its bytes.
 
-    To fill and drain a tile takes the same time whatever the rate, so a faster GPU needs deeper products.
+    To fill and drain a tile takes the same time whatever the rate, so a faster GPU needs deeper matmuls.
     """
-    peak = gpu.flops(precision)
+    peak = peak_rate(gpu, precision)
     tiles = math.ceil(gemm.m / TILE_M) * math.ceil(gemm.n / TILE_N) * gemm.count
     waves = tiles / gpu.sms
-    tail = (math.ceil(waves) / waves) ** figures.gemm_tail if waves < 64 else 1.0
-    half = figures.gemm_k_half * peak / gpu.sms / REFERENCE_RATE
+    tail = (math.ceil(waves) / waves) ** GEMM_TAIL if waves < 64 else 1.0
+    half = figures.constants.gemm_k_half * peak / gpu.sms / REFERENCE_RATE
     share = figures.gemm_share(gpu, precision) * speed * gemm.k / (gemm.k + half)
     padded = 2.0 * tiles * TILE_M * TILE_N * gemm.k if gemm.m < TILE_M or gemm.n < TILE_N else gemm.flops
     busy = padded / (peak * share) * tail
-    size = 1 if precision == "fp8" else 2
+    size = WIDTH.get(precision, 2.0)
     moved = (size * (gemm.m * gemm.k + gemm.n * gemm.k) + 2 * gemm.m * gemm.n) * gemm.count
     return math.hypot(busy, moved / _bandwidth(gpu, figures))
+
+
+def peak_rate(gpu: GpuSpec, precision: str) -> float:
+    """Peak FLOP/s of matmuls in a training precision."""
+    if precision in ("bf16", "fp16"):
+        return half_rate(gpu)
+    return gpu.flops({"mxfp8": "fp8", "nvfp4": "fp4"}.get(precision, precision))
 
 
 def gemm_passes(
     gemms: list[Gemm], job: TrainingJob, figures: Figures, precision: str = ""
 ) -> tuple[float, float]:
-    """Seconds forward and backward (input and weight gradients) of these products."""
+    """Seconds forward and backward (input and weight gradients) of these matmuls."""
     software, kind = figures.find(job.software), precision or job.precision
     forward = backward = 0.0
     for g in gemms:
@@ -96,12 +114,15 @@ def layer(job: TrainingJob, figures: Figures, *, moe: bool = False) -> Pass:
     gemms += m.moe_gemms(tokens, job.tp, job.ep, job.expert_tp) if moe else m.mlp_gemms(tokens, job.tp)
     forward, backward = gemm_passes(gemms, job, figures)
     attention_f, attention_b = _attention(job, figures, software, tokens)
-    rest = _elementwise_bytes(job, software, tokens, moe=moe) / _bandwidth(job.gpu, figures)
+    rest = _elementwise_bytes(job, figures, software, tokens, moe=moe) / _bandwidth(job.gpu, figures)
     once = software.layer_us * 1e-6
+    if moe:
+        launches = ROUTER_LAUNCHES + EXPERT_LAUNCHES * max(1, m.experts // job.ep)
+        once *= 1 + launches / LAYER_LAUNCHES
     work_f = Work(forward, attention_f, rest, once)
     work_b = Work(backward, attention_b, 2 * rest, 2 * once)
     share = (forward + backward) / (work_f.total + work_b.total)
-    slower = (share / USUAL_SHARE) ** figures.power
+    slower = (share / USUAL_SHARE) ** figures.constants.power
     work_f, work_b = replace(work_f, gemm=forward * slower), replace(work_b, gemm=backward * slower)
     return Pass(work_f, work_b, _recomputed(job, software, work_f, gemms))
 
@@ -126,24 +147,25 @@ def _bandwidth(gpu: GpuSpec, figures: Figures) -> float:
 
 def _attention(job: TrainingJob, figures: Figures, software: Software, tokens: int) -> tuple[float, float]:
     """Seconds forward and backward of scores, softmax and values on one rank."""
-    m, peak = job.model, job.gpu.flops("bf16")
-    if software.attention == "flash":
-        flops = m.attention_flops(job.seq_len) * tokens / job.tp
-        seconds = flops / (peak * software.attention_efficiency)
+    m, peak = job.model, half_rate(job.gpu) * software.attention_share(job.gpu, job.model.query_dim)
+    if software.attention != "unfused":
+        seconds = m.attention_flops(job.seq_len) * tokens / job.tp / peak
         if not software.context_balanced:
             seconds *= 2 * job.cp / (job.cp + 1)  # the rank with the last part of the sequence has most to do
         return seconds, BACKWARD_ATTENTION * seconds
     flops = m.attention_flops(job.seq_len, causal=False) * tokens / job.tp
-    products = flops / (peak * figures.gemm_share(job.gpu, "bf16") * software.attention_efficiency)
+    matmuls = flops / (peak * figures.gemm_share(job.gpu, "bf16"))
     # Scores are written, masked and normalised, dropped out, and read again: elements of 2 bytes.
     scores = float(m.heads // job.tp) * tokens * job.seq_len
     passes = 8.0
     moved = 2.0 * passes * scores / _bandwidth(job.gpu, figures)
-    return products + moved, 2 * products + 1.25 * moved
+    return matmuls + moved, 2 * matmuls + 1.25 * moved
 
 
-def _elementwise_bytes(job: TrainingJob, software: Software, tokens: int, *, moe: bool) -> float:
-    """Memory traffic forward of a layer outside matrix products, least passes times the software's factor."""
+def _elementwise_bytes(
+    job: TrainingJob, figures: Figures, software: Software, tokens: int, *, moe: bool
+) -> float:
+    """Memory traffic forward of a layer outside matmuls, least passes times the software's factor."""
     m = job.model
     rows = tokens / job.tp if job.sequence_parallel else float(tokens)
     # Two norms and two residual additions with dropout: read and write, 2 bytes an element.
@@ -153,15 +175,18 @@ def _elementwise_bytes(job: TrainingJob, software: Software, tokens: int, *, moe
     rope = 2 * 2 * tokens * (m.heads + 2 * m.kv_heads) * m.head_dim / job.tp
     # Tokens are put in order for their experts and back: two copies each way.
     routed = 4 * 2 * tokens * m.experts_per_token * m.hidden * job.expert_tp / job.tp if moe else 0.0
-    # The input of every product in 8 bits: read 2 bytes, write 1 as it is and 1 transposed.
+    # The input of every matmul in 8 bits: read 2 bytes, write 1 as it is and 1 transposed.
     gathered = rows if software.gathers_fp8 else tokens
-    cast = 4 * (2 * gathered * m.hidden + tokens * (width + m.heads * m.value_dim / job.tp))
-    eight = software.cast * cast if job.precision == "fp8" else 0.0
-    return software.elementwise * (wide + inner + rope) + software.routing * routed + eight
+    visits = tokens * m.experts_per_token * job.expert_tp / job.tp if moe else gathered
+    inputs = (gathered + visits) * m.hidden
+    cast = 4 * (inputs + tokens * (width + m.heads * m.value_dim / job.tp))
+    c = figures.constants
+    low = c.cast * CAST_PASSES[software.scaling] * cast if job.precision in LOW else 0.0
+    return software.elementwise * (wide + inner + rope) + c.routing * routed + low
 
 
 def head(job: TrainingJob, figures: Figures) -> Pass:
-    """Output product and loss of one micro-batch, in bf16."""
+    """Output matmul and loss of one micro-batch, in 16 bits."""
     software, m = figures.find(job.software), job.model
     tokens = job.micro_batch * job.seq_len // job.cp
     forward, backward = gemm_passes([m.output_gemm(tokens, job.tp)], job, figures, "bf16")

@@ -61,6 +61,8 @@ class Model:
     """Width of one expert; 0: `ffn`."""
     shared_ffn: int = 0
     """Width of the expert that every token visits."""
+    most_nodes: int = 0
+    """Nodes that the router lets a token visit; 0: no limit."""
     dense_layers: int = 0
     """Layers of an MoE model that have a plain MLP."""
     window: int = 0
@@ -349,6 +351,7 @@ PRESETS: dict[str, Model] = {
             expert_ffn=2048,
             shared_ffn=2048,
             dense_layers=3,
+            most_nodes=4,
             mla=Mla(q_rank=1536, kv_rank=512, nope_dim=128, rope_dim=64, value_dim=128),
             seq_len=4096,
         ),

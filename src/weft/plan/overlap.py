@@ -12,7 +12,7 @@ from weft.execute.sim import SimExecutor
 from weft.gpu.specs import GpuSpec
 from weft.plan.collectives import Group
 from weft.plan.compute import Work
-from weft.plan.config import AUTO
+from weft.plan.config import AUTO, TrainingJob
 from weft.plan.network import usual_network
 from weft.policy import Policy
 from weft.sim.profile import names, profile
@@ -137,19 +137,22 @@ def hide(
     alone_s: float,
     window: Work,
     floor: float,
-    gpu: GpuSpec,
+    job: TrainingJob,
     group: Group,
-    policy: Policy | str | None,
 ) -> Hidden:
-    """A collective beside the compute of `window`; the share `floor` of it has nothing to run beside.
+    """A collective that overlaps with the compute of `window`; the share `floor` of it has no overlap.
 
     It never costs more than it takes alone: a program can always wait for it.
     """
     apart = Hidden(alone_s, 0.0, alone_s, 0.0, None)
     if alone_s <= 0 or window.total <= 0:
         return apart
-    options = _options(kind, group, policy)
-    return min([apart, *(_hide(kind, apart, window, floor, gpu, group, p) for p in options)], key=_cost)
+    options = _options(kind, group, job.policy)
+    # NCCL opens channels for the bandwidth there is: a slower network holds fewer SMs for longer.
+    usual = usual_network(job.gpu.name).rail_bytes_per_s
+    held = min(1.0, job.network.rail_bytes_per_s / usual) if group.scope == "network" else 1.0
+    tried = (_hide(kind, apart, window, floor, job.gpu, group, p, held) for p in options)
+    return min([apart, *tried], key=_cost)
 
 
 def _cost(found: Hidden) -> float:
@@ -167,13 +170,21 @@ def _options(kind: str, group: Group, policy: Policy | str | None) -> tuple[Poli
 
 
 def _hide(
-    kind: str, apart: Hidden, window: Work, floor: float, gpu: GpuSpec, group: Group, policy: Policy
+    kind: str,
+    apart: Hidden,
+    window: Work,
+    floor: float,
+    gpu: GpuSpec,
+    group: Group,
+    policy: Policy,
+    held: float,
 ) -> Hidden:
     pair = mixed(kind, window, gpu, group, policy)
-    beside = min(apart.alone_s * pair.stretch * (1.0 - floor), window.total)
+    overlapped = min(apart.alone_s * pair.stretch * (1.0 - floor), window.total)
     # What is left after the window has the GPU to itself again.
-    exposed = (apart.alone_s - beside / pair.stretch) * pair.alone
-    return Hidden(apart.alone_s, max(0.0, apart.alone_s - exposed), exposed, pair.loss * beside, policy)
+    exposed = (apart.alone_s - overlapped / pair.stretch) * pair.alone
+    slowed = pair.loss * held * overlapped
+    return Hidden(apart.alone_s, max(0.0, apart.alone_s - exposed), exposed, slowed, policy)
 
 
 @cache

@@ -7,7 +7,7 @@ from typing import Any
 
 from weft.errors import UsageError
 from weft.gpu.specs import spec
-from weft.plan.config import TrainingJob, stage_counts
+from weft.plan.config import TrainingJob
 from weft.plan.models import Model, model
 from weft.plan.network import GBIT, Network, network, usual_network
 
@@ -92,10 +92,6 @@ def read_job(wanted: Model, gpus: int, options: Mapping[str, Any]) -> TrainingJo
         raise UsageError("no --gpus: how many GPUs does the job have? for example --gpus 1024")
     rest = gpus // max(1, options["pp"] * options["cp"])
     _divides("tp", options["tp"], _divisors(wanted.heads), f"{wanted.heads} heads of {wanted.name}", rest)
-    chunks = options["interleave"]
-    rest = gpus // max(1, options["tp"] * options["cp"])
-    counts = stage_counts(wanted.layers, chunks)
-    _divides("pp", options["pp"], counts, f"{wanted.layers} layers of {wanted.name}", rest, chunks)
     if options["expert_tp"]:
         if not wanted.experts:
             raise UsageError(
