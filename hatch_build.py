@@ -1,15 +1,20 @@
-"""Build hook: compiles the launch shim with plain `cc`. No CUDA toolkit and no headers are needed.
+"""Build hook: compiles the launch shim and the simulator's core with plain `cc`. No CUDA toolkit is needed.
 
-A machine without a compiler still gets a working package; `weft doctor` then says that the shim is missing.
+On Linux a failed compile fails the build. Set WEFT_NO_SHIM=1 to build without the shim: `weft run` and live
+tuning then do not work, and the simulator's core is compiled only if that is possible. On macOS, which cannot
+preload the shim, the build always works this way; on Windows nothing is compiled.
 Run it by hand to build in place: `python hatch_build.py`.
 """
 
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
+import sysconfig
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -48,59 +53,92 @@ SIM_FLAGS = (
     "-Wextra",
 )
 SIM_LINK = ("-lm",)
+OPT_OUT = "WEFT_NO_SHIM"
 
 
-def build_shim(root: Path, output: Path | None = None, extra: tuple[str, ...] = ()) -> Path | None:
-    """Compile the shim into the package, or to `output`; None, and a line on stderr, where it cannot be."""
+class CompileError(RuntimeError):
+    """The C sources could not be compiled; the message names the way out."""
+
+
+def build(root: Path, platform: str = sys.platform, env: Mapping[str, str] = os.environ) -> list[Path]:
+    """Compile what this platform can use into the package; returns the libraries, relative to `root`."""
+    if platform == "linux" and env.get(OPT_OUT, "") in ("", "0"):
+        build_shim(root)
+        build_sim(root)
+        return [SHIM / LIBRARY, SIM / SIM_LIBRARY]
+    if platform == "win32":  # its compilers build no library that the simulator's binding was tested with
+        return []
+    try:
+        build_sim(root)
+    except CompileError as error:
+        print(f"weft: built without the simulator's core: {error}", file=sys.stderr)
+        return []
+    return [SIM / SIM_LIBRARY]
+
+
+def build_shim(root: Path, output: Path | None = None, extra: tuple[str, ...] = ()) -> Path:
+    """Compile the shim into the package, or to `output`."""
     target = output or root / SHIM / LIBRARY
     return _compile("the launch shim", root / SHIM / "csrc", target, (*FLAGS, *extra), LINK)
 
 
-def build_sim(root: Path, output: Path | None = None, extra: tuple[str, ...] = ()) -> Path | None:
-    """Compile the simulator's core in the same way."""
+def build_sim(root: Path, output: Path | None = None, extra: tuple[str, ...] = ()) -> Path:
+    """Compile the simulator's core into the package, or to `output`."""
     target = output or root / SIM / SIM_LIBRARY
     return _compile("the simulator's core", root / SIM / "csrc", target, (*SIM_FLAGS, *extra), SIM_LINK)
 
 
-def _compile(
-    what: str, folder: Path, target: Path, flags: tuple[str, ...], link: tuple[str, ...]
-) -> Path | None:
-    compiler = shutil.which(os.environ.get("CC", "cc")) or shutil.which("gcc") or shutil.which("clang")
-    if compiler is None:
-        print(f"weft: no C compiler found, {what} is not built", file=sys.stderr)
-        return None
+def _compile(what: str, folder: Path, target: Path, flags: tuple[str, ...], link: tuple[str, ...]) -> Path:
     sources = sorted(str(path) for path in folder.glob("*.c"))
     partial = target.with_suffix(f".{os.getpid()}.tmp")
-    command = [compiler, *flags, "-o", str(partial), *sources, *link]
+    command = [*_compiler(what), *flags, "-o", str(partial), *sources, *link]
     try:
         subprocess.run(command, check=True)
     except (subprocess.CalledProcessError, OSError) as error:
-        print(f"weft: {what} is not built: {error}", file=sys.stderr)
         partial.unlink(missing_ok=True)
-        return None
+        raise CompileError(
+            f"{what} does not compile ({error}); {OPT_OUT}=1 builds weft without the shim"
+        ) from None
     partial.replace(target)
     return target
 
 
+def _compiler(what: str) -> list[str]:
+    """The C compiler and its own arguments: $CC, or the first usual name that exists."""
+    given = shlex.split(os.environ.get("CC", ""))
+    names = given[:1] or ["cc", "gcc", "clang"]
+    found = next((path for path in map(shutil.which, names) if path), None)
+    if found is None:
+        raise CompileError(
+            f"no C compiler found for {what} (tried {', '.join(names)}); install one, for example gcc, or "
+            f"set {OPT_OUT}=1 to build weft without the shim"
+        )
+    return [found, *given[1:]]
+
+
 class CustomBuildHook(BuildHookInterface):  # type: ignore[type-arg, unused-ignore]
-    """Adds what was compiled to the wheel and tags the wheel with this platform."""
+    """Adds the compiled libraries to the wheel and tags the wheel with this platform."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        built = {SHIM / LIBRARY: build_shim(Path(self.root)), SIM / SIM_LIBRARY: build_sim(Path(self.root))}
-        found = [str(path) for path, library in built.items() if library is not None]
-        if not found:
+        libraries = build(Path(self.root))
+        if not libraries:
             return
-        build_data["artifacts"].extend(found)
+        build_data["artifacts"].extend(map(str, libraries))
         build_data["pure_python"] = False
-        build_data["tag"] = f"py3-none-{_platform_tag()}"
+        build_data["tag"] = f"py3-none-{platform_tag()}"
 
 
-def _platform_tag() -> str:
-    from packaging.tags import sys_tags
+def platform_tag() -> str:
+    """The platform that the libraries were compiled for."""
+    if sys.platform == "linux":  # auditwheel finds out which manylinux it is
+        return sysconfig.get_platform().replace("-", "_").replace(".", "_")
+    from packaging.tags import platform_tags
 
-    return next(tag.platform for tag in sys_tags())
+    return next(iter(platform_tags()))
 
 
 if __name__ == "__main__":
-    ROOT = Path(__file__).parent
-    sys.exit(0 if all([build_shim(ROOT), build_sim(ROOT)]) else 1)
+    try:
+        build(Path(__file__).parent)
+    except CompileError as error:
+        sys.exit(f"weft: {error}")

@@ -15,7 +15,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
 
 from weft.bench.results import load
-from weft.measure.race import bootstrap_ci
+from weft.measure.intervals import bootstrap_ci
 
 
 def by_key(path: str) -> dict[tuple[str, str], dict[str, Any]]:

@@ -22,7 +22,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
 
 from weft.errors import UsageError, WeftError
-from weft.execute.base import HungError, run
+from weft.execute.base import HungError, References
 from weft.execute.worker import RemoteExecutor, worker_environment
 from weft.policy import Policy, Rule
 from weft.workload import Compute, Workload
@@ -116,13 +116,14 @@ def timeline(executor: RemoteExecutor) -> str:
 
 def one_run(executor: RemoteExecutor) -> str:
     workload = Workload(compute=GEMM, bytes=128 * MiB, iterations=6)
-    found = run(executor, workload, Policy(head_start_us=5), repeats=3, with_timeline=True)
-    refs = found.references
-    assert refs is not None
+    alone = (executor.measure(workload, Policy(), mode).ms for mode in ("sequential", "compute", "comm"))
+    refs, policy = References(*alone, workload.iterations), Policy(head_start_us=5)
+    sample = executor.measure(workload, policy)
+    overlap_pct = executor.timeline(workload, policy).figures().overlap_pct
     return (
         f"compute {refs.compute_ms:.2f} comm {refs.comm_ms:.2f} seq {refs.sequential_ms:.2f} "
-        f"ideal {refs.ideal_ms:.2f} measured {found.ms:.2f} fraction {found.fraction_of_ideal} "
-        f"overlap {found.overlap_rate} {dict(found.facts)}"
+        f"ideal {refs.ideal_ms:.2f} measured {sample.ms:.2f} "
+        f"fraction {refs.fraction_of_ideal(sample.ms)} overlap {overlap_pct:.0f}% {dict(sample.facts)}"
     )
 
 

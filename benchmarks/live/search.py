@@ -28,7 +28,7 @@ from job import take_gate
 
 from weft.errors import InputError
 from weft.kernels import glob_regex, is_comm
-from weft.measure.race import bootstrap_ci, ratio_ci
+from weft.measure.intervals import bootstrap_ci, ratio_ci
 from weft.policy import MAX_PATTERN_BYTES, Policy, Rule
 from weft.shim import binding, stats
 from weft.timeline import Kind, intersect, union
@@ -217,16 +217,6 @@ def grid(shapes: list[dict[str, Any]]) -> list[Policy]:
     return policies
 
 
-def label(policy: Policy) -> str:
-    """A short name."""
-    parts = [f"ctas{policy.max_ctas}"] if policy.max_ctas else []
-    parts += ["priority"] if policy.priority == "high" else []
-    parts += [f"head{policy.head_start_us:g}"] if policy.head_start_us else []
-    shaped = {rule.residency for rule in policy.rules if rule.residency} | {policy.residency}
-    moment = "o" if policy.when == "overlap" else ""
-    return "+".join(parts + [f"res{count}{moment}" for count in sorted(filter(None, shaped))]) or "default"
-
-
 class Search:
     """Measures the grid and writes what it knows after every round."""
 
@@ -284,7 +274,7 @@ class Search:
     def row(self, policy: Policy, samples: list[float], default: list[float]) -> dict[str, Any]:
         ratio, low, high = ratio_ci(samples, default)
         return {
-            "label": label(policy),
+            "label": policy.label,
             "policy": policy.to_dict(),
             "ms": statistics.median(samples),
             "ci_ms": bootstrap_ci(samples),

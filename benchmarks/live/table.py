@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from weft.measure.race import ratio_ci
+from weft.measure.intervals import ratio_ci
 
 Rows = list[dict[str, Any]]
 

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from weft.comm.dma import Block, copies
-from weft.measure.race import bootstrap_ci
+from weft.measure.intervals import bootstrap_ci
 from weft.ops import HostPeers, all_gather_matmul, all_to_all_matmul, matmul_reduce_scatter
 from weft.ops.teams import forget
 from weft.policy import SCHEDULES

@@ -15,7 +15,7 @@ _HOMES = {
     "Rule": "weft.policy",
     "Timeline": "weft.timeline",
     "WeftError": "weft.errors",
-    "overlap": "weft.shim.overlap",
+    "overlap": "weft.shim.apply",
     "restart": "weft.shim.restart",
     "analyze": "weft.trace",
     "tune": "weft.tuning.callable",
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from weft import ops
     from weft.errors import WeftError
     from weft.policy import Policy, Rule
-    from weft.shim.overlap import overlap
+    from weft.shim.apply import overlap
     from weft.shim.restart import restart
     from weft.timeline import Timeline
     from weft.trace import analyze

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class WeftError(Exception):
-    """A problem to be told in one line that names the thing and the fix."""
+    """A problem that is reported in one line that names the thing and the fix."""
 
     exit_code = 1
 
@@ -17,6 +17,12 @@ class UsageError(WeftError):
 
 class InputError(WeftError):
     """A file that cannot be read or does not say what it should."""
+
+    exit_code = 2
+
+
+class OutputError(WeftError):
+    """A file that cannot be written."""
 
     exit_code = 2
 

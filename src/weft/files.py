@@ -7,7 +7,7 @@ import secrets
 from contextlib import suppress
 from pathlib import Path
 
-from weft.errors import InputError
+from weft.errors import OutputError
 
 
 def write_whole(path: str | os.PathLike[str], data: str | bytes) -> None:
@@ -25,4 +25,4 @@ def write_whole(path: str | os.PathLike[str], data: str | bytes) -> None:
     except OSError as error:
         with suppress(OSError):
             partial.unlink()
-        raise InputError(f"cannot write {target}: {error.strerror or error}") from None
+        raise OutputError(f"cannot write {target}: {error.strerror or error}") from None

@@ -114,6 +114,30 @@ class Policy:
         """Whether this policy changes nothing."""
         return self == Policy(when=self.when)
 
+    @property
+    def label(self) -> str:
+        """A short name of the controls in a fixed order, such as `priority+res3+head5+ctas12`.
+
+        For people: code reads the fields. A policy that changes nothing is `overlap`.
+        """
+        parts = ["priority"] if self.priority == "high" else []
+        limits = {rule.residency for rule in self.rules if rule.residency} | {self.residency or 0}
+        parts += [f"res{count}" for count in sorted(limits) if count]
+        parts += [f"head{self.head_start_us:g}"] if self.head_start_us else []
+        parts += [f"ctas{self.max_ctas}"] if self.max_ctas else []
+        parts += [f"reserve{self.sm_reserve}"] if self.sm_reserve else []
+        parts += ["dma"] if self.engine == "dma" else []
+        parts += [self.schedule] if self.schedule else []
+        return "+".join(parts) or "overlap"
+
+    @property
+    def controls(self) -> int:
+        """How many controls differ from the defaults."""
+        shaped = self.residency is not None or bool(self.rules)
+        rest = (self.priority, self.head_start_us, self.max_ctas, self.sm_reserve, self.engine, self.schedule)
+        defaults = ("default", 0, None, 0, "sm", None)
+        return shaped + sum(value != default for value, default in zip(rest, defaults, strict=True))
+
     def to_dict(self) -> dict[str, Any]:
         """The JSON document: only what differs from the defaults, and the version."""
         document: dict[str, Any] = {"version": VERSION}

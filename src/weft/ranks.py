@@ -1,13 +1,20 @@
-"""Agree: all ranks of a job do the same thing at the same step, through a key-value store.
+"""Agreement between ranks: all ranks of a job do the same thing at the same step.
 
-In each exchange every rank publishes a report. The first rank, the leader, reads them all and writes one
-decision; the others wait for it. The decision is written once, by compare-and-set: a rank whose patience ends
-writes "abandon" there, and whoever came first counts, for all ranks. So no rank can go on alone.
+Ranks      the ranks of torch.distributed as they share small Python values by its collectives; where all of
+           them are known to call together (the lab, `weft.tune`, `weft.overlap`)
+Agreement  decisions through a key-value store, with deadlines: inside a running job, where a rank may be late
+           or gone, and no collective of the program's may be disturbed
+
+In each exchange of an Agreement every rank publishes a report. The first rank, the leader, reads them all and
+writes one decision; the others wait for it. The decision is written once, by compare-and-set: a rank whose
+deadline passes writes "abandon" there, and the first write counts for all ranks. So no rank goes on alone.
 """
 
 from __future__ import annotations
 
 import json
+import sys
+import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, Protocol
@@ -17,6 +24,42 @@ PATIENCE = 2.0  # a follower waits this many times as long as the leader, so tha
 
 Report = dict[str, Any]
 Decision = dict[str, Any]
+
+
+class Ranks:
+    """The ranks of torch.distributed, or this process alone. All of them make the same calls together."""
+
+    def __init__(self) -> None:
+        dist: Any = sys.modules.get("torch.distributed")
+        joined = dist is not None and dist.is_available() and dist.is_initialized()
+        self._dist = dist if joined and dist.get_world_size() > 1 else None
+        self.size: int = self._dist.get_world_size() if self._dist else 1
+        self.rank: int = self._dist.get_rank() if self._dist else 0
+
+    @property
+    def leads(self) -> bool:
+        """Whether this is rank 0."""
+        return self.rank == 0
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every rank's value, on every rank."""
+        if self._dist is None:
+            return [value]
+        found: list[Any] = [None] * self.size
+        self._dist.all_gather_object(found, value)
+        return found
+
+    def first(self, value: Any) -> Any:
+        """Rank 0's value, on every rank."""
+        return self.gather(value)[0]
+
+    def most(self, value: float) -> float:
+        """The largest of all ranks' values."""
+        return max(map(float, self.gather(value)))
+
+    def clock(self) -> float:
+        """Rank 0's monotonic clock in seconds."""
+        return float(self.first(time.monotonic()))
 
 
 class KeyValueStore(Protocol):

@@ -247,6 +247,49 @@ def named(name: str) -> Workload:
     return known[name]
 
 
+def specify(
+    name: str = "",
+    *,
+    gemm: str = "",
+    dtype: str = "",
+    tile: str = "",
+    grid: str = "",
+    collective: str = "",
+    size: str = "",
+    ranks: int = 0,
+    iterations: int = 0,
+    streams: int = 0,
+) -> Workload:
+    """The workload of a name, or one described by its parts; parts that are given change the named one.
+
+    Shapes are texts such as `8192x8192x8192`, `size` such as `896MiB`; empty and 0 stand for "not given".
+    """
+    if not name and not gemm:
+        raise UsageError("no workload: give a name such as cb-ar, or describe it: --gemm 8192x8192x8192 …")
+    if name and gemm:
+        raise UsageError(f"both the workload {name!r} and --gemm are given; use one of them")
+    compute: dict[str, Any] = {}
+    if dtype:
+        compute["dtype"] = dtype
+    if tile:
+        compute["tile"] = parse_shape(tile)
+    if grid:
+        compute["grid"] = parse_shape(grid, ("X", "Y"))
+    if name:
+        workload = named(name).but(**compute)
+    else:
+        kind = "triton_gemm" if tile or grid else "gemm"
+        workload = Workload(compute=Compute(kind=kind, shape=parse_shape(gemm), **compute))
+    changes = {
+        "collective": collective,
+        "bytes": parse_bytes(size) if size else 0,
+        "ranks": ranks,
+        "iterations": iterations,
+        "compute_streams": streams,
+    }
+    return workload.but(**{key: value for key, value in changes.items() if value})
+
+
 def _check_launch(compute: Compute) -> None:
     """Tile, grid, warps and stages: only for kernels that have them, and only what Triton accepts."""
     if compute.kind not in TRITON_KINDS:

@@ -21,7 +21,6 @@ from pathlib import Path
 
 from weft.policy import Policy
 from weft.tuning.live.options import Facts, Kernel
-from weft.tuning.live.outcome import label
 
 EFFECTS: dict[str, float] = {}
 now = Policy()
@@ -94,7 +93,7 @@ def work() -> None:
     """The part of a step that the policy makes longer or shorter, on a clock of its own."""
     global seconds
     factor = 1.0
-    for part in label(now).split("+"):
+    for part in now.label.split("+"):
         factor *= EFFECTS.get(part, 1.0)
     scatter = random.Random(step_number).gauss(0, 0.3 if "UNEVEN" in os.environ else 0.005)
     seconds += 0.03 * factor * math.exp(scatter)
@@ -127,7 +126,7 @@ def main() -> list[object]:
     losses, policies = [], []
     for step in range(int(os.environ.get("STEPS", "90"))):
         step_number = step
-        policies.append(label(now))
+        policies.append(now.label)
         if os.environ.get("DIE") == f"{step}@{rank}":
             os._exit(9)
         if os.environ.get("AGAIN") == str(step):
@@ -158,7 +157,7 @@ def main() -> list[object]:
                 "left": left,
                 "threads": [t.name for t in threading.enumerate() if "weft" in t.name],
                 "released": released,
-                "end": label(now),
+                "end": now.label,
             }
         )
     )

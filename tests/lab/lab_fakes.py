@@ -126,7 +126,7 @@ class FakeShim:
     def __init__(self) -> None:
         self.policies: list[Policy] = []
 
-    def set_policy(self, policy: Policy) -> None:
+    def shape_launches(self, policy: Policy) -> None:
         self.policies.append(policy)
 
 

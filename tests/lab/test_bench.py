@@ -15,7 +15,7 @@ from weft.bench.suites import GEMM, Candidate, Cell, Suite, suite, suites
 from weft.cli.bench import bench
 from weft.errors import UnavailableError, UsageError, WeftError
 from weft.execute import devices
-from weft.execute.base import HungError, Sample
+from weft.execute.base import HungError
 from weft.policy import Policy
 from weft.workload import Workload
 
@@ -106,7 +106,7 @@ def test_rows_have_the_figures():
     assert high["fraction_of_ideal"] == pytest.approx((refs[2] - high["ms"]) / (refs[2] - ideal))
     assert high["overlap_rate"] == 0.5
     assert high["fraction_of_own_ideal"] is not None
-    assert len(high["again_samples_ms"]) == 4
+    assert len(high["again_samples_ms"]) == 6
     assert high["facts"] == {"sm_mhz": 1980.0}
     assert all(row["of"] == 3 for row in rows)
     json.dumps(rows, allow_nan=False)
@@ -276,4 +276,3 @@ def test_tables():
     assert tables.regret(cell) < 1
     assert tables.geometric_mean([0.5, 2.0, None]) == pytest.approx(1.0)
     assert tables.geometric_mean([0.5, -1.0]) is None
-    assert isinstance(ModelExecutor().measure(Workload(), Policy()), Sample)

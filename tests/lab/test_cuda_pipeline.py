@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 from lab_fakes import FakeGpu, FakeRanksFactory, FakeShim  # noqa: E402
 
 from weft.errors import UnavailableError, UsageError  # noqa: E402
-from weft.execute.base import MemoryFullError, WrongResultError, run  # noqa: E402
+from weft.execute.base import MemoryFullError, References, WrongResultError  # noqa: E402
 from weft.execute.cuda import CudaExecutor  # noqa: E402
 from weft.policy import Policy, Rule  # noqa: E402
 from weft.workload import Compute, Workload  # noqa: E402
@@ -38,13 +38,15 @@ def test_times_follow_from_the_dependencies(collective):
     assert times["overlap"] == pytest.approx(2.0 + 3.0 * N)  # the ideal: fill and the longer side
 
 
-def test_run_reports_ideal_and_fraction():
+def test_references_give_the_ideal_that_overlap_reaches():
     _, executor, workload = make(shim=FakeShim())
-    result = run(executor, workload, Policy(), repeats=2, with_timeline=True)
-    assert result.references.ideal_ms == pytest.approx(3.0 * N + 2.0)
-    assert result.fraction_of_ideal == pytest.approx(1.0)
-    assert result.time_ratio == pytest.approx((2 + 3 * N) / (5 * N))
-    assert 0.5 < result.overlap_rate < 0.9
+    alone = (executor.measure(workload, Policy(), mode).ms for mode in ("sequential", "compute", "comm"))
+    found = References(*alone, workload.iterations)
+    assert found.ideal_ms == pytest.approx(3.0 * N + 2.0)
+    assert found.sequential_ms == pytest.approx(5 * N)
+    ms = executor.measure(workload, Policy()).ms
+    assert found.fraction_of_ideal(ms) == pytest.approx(1.0)
+    assert 50 < executor.timeline(workload, Policy()).figures().overlap_pct < 90
 
 
 def test_several_compute_streams_run_at_once():
@@ -139,7 +141,7 @@ def test_collectives_that_could_never_be_resident_are_refused(collective, ranks,
 @pytest.mark.parametrize("policy", [Policy(engine="dma"), Policy(sm_reserve=4), Policy(schedule="shard")])
 def test_controls_that_the_pipeline_lacks_are_refused_by_name(policy):
     _, executor, workload = make(shim=FakeShim())
-    with pytest.raises(UsageError, match="does not have this control"):
+    with pytest.raises(UsageError, match="is not applied"):
         executor.measure(workload, policy)
 
 

@@ -60,5 +60,5 @@ def test_heatmap():
 
 
 def test_nothing_to_show_is_still_a_picture():
-    for text in (lines("t", {}, [], y_label="y"), bars("t", {}), heatmap("t", [], [], [])):
-        parse(text)
+    for text in (lines("title", {}, [], y_label="y"), bars("title", {}), heatmap("title", [], [], [])):
+        assert "title" in parse(text)[1]

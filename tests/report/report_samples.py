@@ -6,7 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from weft.policy import Policy
 from weft.timeline import Kind, Timeline
+from weft.tuning.tuned_workload import Measured, TunedWorkload
+from weft.tuning.verdict import Verdict
+from weft.workload import named
 
 HOSTILE = ("<script>alert(1)</script>", '"><img src=x onerror=alert(2)>')
 SPLITS = {
@@ -157,22 +161,49 @@ def bench_document() -> dict[str, Any]:
     return {"device": "NVIDIA H200", "suite": "paper", "rows": rows}
 
 
-def tune_document() -> dict[str, Any]:
+def tuned_workload(**changes: Any) -> TunedWorkload:
     """Four candidates, one kept."""
-    times = (("sequential", 29.3), ("overlap", 25.9), ({"version": 1, "comm": {"priority": "high"}}, 22.8))
-    best = {"version": 1, "comm": {"priority": "high"}, "compute": {"residency": 3}}
-    candidates = [
-        {"policy": policy, "ms": ms, "ci_ms": [ms - 0.3, ms + 0.3], "kept": False} for policy, ms in times
-    ]
-    return {
+    high, best = Policy(priority="high"), Policy(priority="high", residency=3)
+    times = (
+        ("sequential", "sequential", Policy(), 29.3),
+        ("overlap", "overlap", Policy(), 25.9),
+        (high.label, "overlap", high, 22.8),
+        (best.label, "overlap", best, 19.3),
+    )
+    measured = tuple(
+        Measured(
+            candidate=label,
+            mode=mode,
+            policy=policy,
+            ms=ms,
+            ci_ms=(ms - 0.2, ms + 0.2),
+            kept=policy == best,
+        )
+        for label, mode, policy, ms in times
+    )
+    verdict = Verdict(
+        source=changes.pop("source", "lab"),
+        policy=best,
+        chosen=best.label,
+        applies=True,
+        gain_pct=25.5,
+        gain_ci_pct=(24.9, 26.1),
+        best_ms=19.3,
+        baseline_ms=25.9,
+        baseline="plain overlap",
+        candidates=changes.pop("candidates", measured),
+    )
+    values = {
+        "verdict": verdict,
         "device": "NVIDIA H200",
-        "workload": "cb-ar",
+        "workload": named("cb-ar"),
         "sequential_ms": 29.3,
         "overlap_ms": 25.9,
-        "best_ms": 19.3,
         "ideal_ms": 18.8,
-        "fraction_of_ideal": 0.95,
-        "policy": best,
-        "verdict": "priority high, residency 3: 25.5% less than plain overlap.",
-        "candidates": [*candidates, {"policy": best, "ms": 19.3, "ci_ms": [19.1, 19.5], "kept": True}],
     }
+    return TunedWorkload(**{**values, **changes})
+
+
+def tune_document() -> dict[str, Any]:
+    """The same as `weft tune --json` prints it."""
+    return tuned_workload().to_dict()

@@ -9,7 +9,7 @@ import pytest
 from report_samples import analysis_document, bench_document, small_timeline, tune_document
 
 from weft.cli.report import report
-from weft.errors import InputError
+from weft.errors import InputError, OutputError
 from weft.report.find import find_results, kind_of
 from weft.report.folder import NO_TIMELINE
 
@@ -63,7 +63,7 @@ def test_out_says_where(tmp_path, capsys) -> None:
     report(tmp_path, target)
     assert capsys.readouterr().out.strip() == str(target)
     assert target.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
-    with pytest.raises(InputError, match="cannot write"):
+    with pytest.raises(OutputError, match="cannot write"):
         report(tmp_path, tmp_path / "missing" / "x.html")
 
 

@@ -123,7 +123,7 @@ def test_overlap_from_python_moves_collectives_and_gives_them_back(nccl_program)
         CONTROLS
         + """
     import weft
-    from weft.shim import overlap
+    from weft.shim import apply
     def ran():
         before = len(n.ctas())
         whole_step()
@@ -136,9 +136,9 @@ def test_overlap_from_python_moves_collectives_and_gives_them_back(nccl_program)
             none = ran()
         again = ran()
         controls.apply(Policy())  # as weft.tune does at its end
-        overlap.again()
+        apply.restore()
         tuned = ran()
-    overlap.again()
+    apply.restore()
     show([inside, shaped, none, again, tuned, ran()])
     """,
         env={"WEFT_LIVE": "1"},

@@ -1,4 +1,4 @@
-"""The compiled core: built with plain cc, and missed clearly where it could not be."""
+"""The compiled core: built with plain cc; a clear error where it is missing."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from weft.workload import named
 ROOT = Path(__file__).parents[2]
 
 
-def test_without_a_compiler_the_build_goes_on_and_says_so(monkeypatch, tmp_path, capsys):
+def test_without_a_compiler_the_error_names_the_core(monkeypatch, tmp_path):
     monkeypatch.setattr(hatch_build.shutil, "which", lambda name: None)
-    assert hatch_build.build_sim(ROOT, tmp_path / "sim.so") is None
-    assert "no C compiler found, the simulator's core is not built" in capsys.readouterr().err
+    with pytest.raises(hatch_build.CompileError, match="no C compiler found for the simulator's core"):
+        hatch_build.build_sim(ROOT, tmp_path / "sim.so")
     assert not list(tmp_path.iterdir())
 
 

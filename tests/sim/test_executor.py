@@ -8,7 +8,6 @@ from dataclasses import fields
 import pytest
 
 from weft.errors import InputError, UsageError
-from weft.execute.base import run
 from weft.execute.devices import open_executor
 from weft.execute.sim import SimExecutor
 from weft.policy import Policy, Rule
@@ -91,11 +90,11 @@ def test_ghost_ranks_have_their_blocks_on_the_same_gpu():
     assert {int(s) for s in ghost.stream} == {0, 100, 101}
 
 
-def test_a_run_has_references_and_a_timeline():
-    result = run(SimExecutor("h100"), SMALL, Policy(priority="high"), repeats=2, with_timeline=True)
-    assert result.simulated
-    assert result.samples_ms[0] == result.samples_ms[1]
-    assert 0 < result.overlap_rate <= 1
+def test_a_measurement_repeats_and_has_a_timeline():
+    executor, policy = SimExecutor("h100"), Policy(priority="high")
+    assert executor.simulated
+    assert executor.measure(SMALL, policy).ms == SimExecutor("h100").measure(SMALL, policy).ms
+    assert 0 < executor.timeline(SMALL, policy).figures().overlap_pct <= 100
 
 
 def test_copy_engines_take_no_sm_and_cannot_add():

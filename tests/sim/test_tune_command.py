@@ -12,8 +12,9 @@ from weft.errors import UsageError
 from weft.execute.base import Sample
 from weft.gpu.specs import spec
 from weft.policy import Policy
+from weft.shim.apply import not_applied
 from weft.tuning.candidates import PLAIN, SEQUENTIAL, Candidate, candidates, residency_choices
-from weft.tuning.verdict import decide
+from weft.tuning.lab import tune_workload
 from weft.workload import Compute, Workload, named
 
 SPELLED = [
@@ -114,7 +115,7 @@ TRIED = [SEQUENTIAL, PLAIN, Candidate("priority", Policy(priority="high"))]
 
 
 def test_a_policy_that_beats_both_baselines_is_chosen():
-    verdict = decide(Fixed(TIMES), named("cb-ar"), TRIED)
+    verdict = tune_workload(Fixed(TIMES), named("cb-ar"), TRIED).verdict
     assert verdict.policy == Policy(priority="high")
     assert verdict.gain_pct == pytest.approx(20)
     assert not verdict.leave
@@ -122,26 +123,26 @@ def test_a_policy_that_beats_both_baselines_is_chosen():
 
 @pytest.mark.parametrize("high", [15.0, 15.5, 40.0, None])
 def test_a_policy_that_does_not_beat_them_is_left_alone(high):
-    verdict = decide(Fixed({**TIMES, "high": high}), named("cb-ar"), TRIED)
+    verdict = tune_workload(Fixed({**TIMES, "high": high}), named("cb-ar"), TRIED).verdict
     assert verdict.leave
     assert verdict.best_ms == 15.0
     assert "Leave it alone" in verdict.text
 
 
 def test_a_gain_within_the_noise_is_left_alone():
-    verdict = decide(Fixed({**TIMES, "high": 14.99}, noise=0.05), named("cb-ar"), TRIED)
+    verdict = tune_workload(Fixed({**TIMES, "high": 14.99}, noise=0.05), named("cb-ar"), TRIED).verdict
     assert verdict.leave
 
 
 def test_where_sequential_is_fastest_it_is_said():
-    verdict = decide(Fixed({**TIMES, "overlap": 25.0, "high": 24.0}), named("cb-ar"), TRIED)
-    assert verdict.leave
-    assert "do not overlap" in verdict.text
+    tuned = tune_workload(Fixed({**TIMES, "overlap": 25.0, "high": 24.0}), named("cb-ar"), TRIED)
+    assert tuned.verdict.leave
+    assert "do not overlap" in tuned.text
 
 
 def test_a_baseline_that_cannot_run_ends_the_tune():
     with pytest.raises(UsageError, match="sequential cannot run"):
-        decide(Fixed({**TIMES, "sequential": None}), named("cb-ar"), TRIED)
+        tune_workload(Fixed({**TIMES, "sequential": None}), named("cb-ar"), TRIED)
 
 
 def test_residency_is_for_our_own_gemm_and_below_what_fits():
@@ -151,8 +152,8 @@ def test_residency_is_for_our_own_gemm_and_below_what_fits():
 
 
 def test_candidates_start_with_the_baselines_and_are_distinct():
-    found = candidates(named("cb-a2a"), spec("h100"), 16, 132, engines=True)
+    found = candidates(named("cb-a2a"), spec("h100"), 16, 132)
     assert found[:2] == [SEQUENTIAL, PLAIN]
     assert len({c.label for c in found}) == len(found)
     assert len({c.policy for c in found[1:]}) == len(found) - 1
-    assert found[-1].policy.engine == "dma"
+    assert all(not not_applied(c.policy) for c in found)  # nothing that `weft run` cannot apply

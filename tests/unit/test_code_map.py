@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ import weft
 SOURCE = Path(weft.__file__).parent
 # Every package and module of weft, each importing only those before it. Modules at the root import each other
 # but no package.
-ROOT = ("errors", "files", "kernels", "policy", "ranks", "timeline", "workload")
+ROOT = ("errors", "files", "kernels", "logs", "policy", "ranks", "timeline", "workload")
 PACKAGES = (
     "gpu",
     "shim",
@@ -34,6 +35,10 @@ PACKAGES = (
 )
 OPTIONAL = {"ops": {"report", "integrations", "cli"}, "plan": {"report", "integrations", "cli"}}
 """Packages that the core never imports, and who may."""
+PUBLIC = {
+    *("Policy", "Rule", "Timeline", "WeftError", "__version__"),
+    *("analyze", "ops", "overlap", "restart", "tune"),
+}
 NEVER_TORCH = (
     "sim",
     "measure",
@@ -126,9 +131,19 @@ def test_importing_weft_loads_neither_torch_nor_the_shim():
     assert done.stdout.strip() == "[]"
 
 
-def test_every_public_name_is_there():
-    assert sorted(weft.__all__) == weft.__dir__()
-    for name in weft.__all__:
-        assert getattr(weft, name) is not None
+def test_the_public_names_are_there_each_with_a_docstring():
+    assert set(weft.__all__) >= PUBLIC
+    for name in PUBLIC - {"__version__"}:
+        value = getattr(weft, name)
+        assert value.__name__.removeprefix("weft.") == name
+        assert len(inspect.getdoc(value) or "") > 20
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         _ = weft.nonsense
+
+
+@pytest.mark.parametrize("name", ["analyze", "overlap", "tune"])
+def test_help_of_a_public_function_shows_its_parameters(name):
+    function = getattr(weft, name)
+    assert inspect.isfunction(function) or inspect.isclass(function)
+    kinds = {parameter.kind for parameter in inspect.signature(function).parameters.values()}
+    assert kinds - {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}

@@ -290,10 +290,13 @@ def test_one_connection_is_explained_for_both_sides():
     assert "FSDP" in check.detail
 
 
-def test_every_rule_survives_any_value():
+def test_every_rule_has_an_answer_to_any_value():
     for name in RULES:
         for value in ("", " ", "0", "1", "-1", "1e9", "☃", "99999999999999999999"):
-            environment({name: value})
+            findings = environment({name: value})
+            assert {finding.status for finding in findings} <= {"ok", "warn", "fail"}
+            assert all(finding.detail for finding in findings)
+            assert {finding.name for finding in findings} & {f"env:{name}", "environment"}
 
 
 def test_a_clean_environment_is_said_to_be_clean():

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from weft.errors import InputError
+from weft.errors import OutputError
 from weft.files import write_whole
 
 
@@ -25,6 +25,6 @@ def test_a_failure_is_one_line_and_leaves_nothing(tmp_path):
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").touch()
     for target in (tmp_path / "folder", tmp_path / "none" / "out", tmp_path / "file" / "out"):
-        with pytest.raises(InputError, match="cannot write"):
+        with pytest.raises(OutputError, match="cannot write"):
             write_whole(target, "x")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder"]

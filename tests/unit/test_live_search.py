@@ -14,7 +14,7 @@ import pytest
 from weft.policy import Policy
 from weft.tuning.live import search
 from weft.tuning.live.options import Facts, Kernel, beyond, merge, stages
-from weft.tuning.live.outcome import Outcome, label, read_result, result_file, stopped
+from weft.tuning.live.outcome import Outcome, read_result, result_file, stopped
 from weft.tuning.live.search import Sample, Trial, tune
 
 TRITON = Kernel("my_gemm", "my_gemm", 40, 30, 4)
@@ -77,7 +77,7 @@ class Job:
         return ms
 
     def trial(self, trial: Trial) -> Sample:
-        if label(trial.policy) in self.stalls:
+        if trial.policy.label in self.stalls:
             self.ran.append(trial.policy)
             return Sample(5000.0, "stalled")
         ms = sum(self.step(trial.policy) for _ in range(trial.steps)) / trial.steps

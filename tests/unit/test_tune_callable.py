@@ -54,7 +54,7 @@ def test_a_policy_that_helps_is_found_with_its_gain():
     assert 7 < tuned.gain_pct < 13
     assert not tuned.leave
     assert tuned.text.startswith("priority: ")
-    assert len(tuned.entries) == 3
+    assert len(tuned.candidates) == 3
     assert Policy.from_dict(tuned.to_dict()["policy"]) == HIGH
 
 
@@ -78,7 +78,7 @@ def test_a_gain_that_does_not_hold_is_left_alone():
 
     tuned = weft.tune(nothing, measure=ms, candidates=[HIGH])
     assert tuned.leave
-    assert "not when measured again" in tuned.reason or "no candidate is faster" in tuned.reason
+    assert "not when measured again" in tuned.reason or "nearest: priority" in tuned.reason
 
 
 def test_candidates_that_cannot_run_are_no_trouble():
@@ -88,7 +88,7 @@ def test_candidates_that_cannot_run_are_no_trouble():
         return 10.0
 
     assert "not here" in weft.tune(nothing, measure=ms, candidates=[HIGH]).reason
-    assert "no control that can matter" in weft.tune(nothing, measure=ms).reason
+    assert "no control can matter" in weft.tune(nothing, measure=ms).reason
 
 
 @pytest.mark.parametrize(
@@ -161,9 +161,9 @@ class FakeControls:
 def live(monkeypatch, tmp_path):
     controls = FakeControls(refuses=(4,))
     monkeypatch.setattr(stage, "_controls", lambda world: controls)
-    monkeypatch.setattr("weft.shim.overlap.again", lambda: controls.applied.append("again"))
+    monkeypatch.setattr("weft.shim.apply.restore", lambda: controls.applied.append("again"))
     monkeypatch.setenv("WEFT_STORE", str(tmp_path / "verdicts.sqlite"))
-    monkeypatch.setattr("weft.tuning.store.here", lambda workload: Key("g", "d", "n", "t", workload))
+    monkeypatch.setattr("weft.tuning.callable.here", lambda workload: Key("g", "d", "n", "t", workload))
     monkeypatch.setattr(stage, "SAMPLE_MS", 1.0)
     return controls
 
@@ -172,9 +172,9 @@ def test_live_controls_are_tried_and_given_back(live):
     tuned = weft.tune(live.step, rounds=5)
     assert tuned.policy.max_ctas == 16
     assert live.prepared == [16]  # 4 was refused, and is no candidate
-    assert all("ctas4" not in entry.candidate.label for entry in tuned.entries)
-    assert any(entry.candidate.policy.priority == "high" for entry in tuned.entries)
-    assert any(entry.candidate.policy.residency == 3 for entry in tuned.entries)
+    assert all(one.policy.max_ctas != 4 for one in tuned.candidates)
+    assert any(one.policy.priority == "high" for one in tuned.candidates)
+    assert any(one.policy.residency == 3 for one in tuned.candidates)
     assert live.applied[-2:] == [Policy(), "again"]
     assert live.released == 1
 
@@ -214,7 +214,7 @@ def test_a_named_callable_is_measured_once(live, monkeypatch):
     )  # all is stale: measured again, the old winner too
     again = weft.tune(live.step, name="step", candidates=[HIGH], rounds=3)
     assert not again.stored
-    assert first.policy in [entry.candidate.policy for entry in again.entries]
+    assert first.policy in [one.policy for one in again.candidates]
 
 
 def test_a_broken_store_costs_a_warning(live, tmp_path):
@@ -226,7 +226,7 @@ def test_a_broken_store_costs_a_warning(live, tmp_path):
 
 def test_a_stored_verdict_of_another_kind_is_measured_again(live, tmp_path):
     Store().put(Key("g", "d", "n", "t", "callable step, 1 ranks"), HIGH, {"text": "?"})
-    with pytest.warns(UserWarning, match="not one of weft.tune"):
+    with pytest.warns(UserWarning, match="not a verdict of weft"):
         assert not weft.tune(live.step, name="step", candidates=[HIGH], rounds=3).stored
 
 
@@ -258,8 +258,8 @@ class Controls:
 controls = Controls()
 stage._controls = lambda world: controls
 stage.SAMPLE_MS = 1.0
-import weft.shim.overlap
-weft.shim.overlap.again = lambda: None
+import weft.shim.apply
+weft.shim.apply.restore = lambda: None
 
 def step():
     seen.append(str(controls.now))
@@ -271,7 +271,7 @@ tried = [weft.Policy(priority="high"), weft.Policy(head_start_us=5), weft.Policy
 tuned = weft.tune(step, candidates=tried, rounds=4)
 with open(sys.argv[1] + f".{rank}", "w") as file:
     json.dump({"policy": tuned.policy.to_dict(), "seen": seen, "gain": tuned.gain_pct, "text": tuned.text,
-               "labels": [e.candidate.label for e in tuned.entries], "problems": [e.problem for e in tuned.entries]}, file)
+               "labels": [c.candidate for c in tuned.candidates], "problems": [c.problem for c in tuned.candidates]}, file)
 dist.destroy_process_group()
 """
 
@@ -304,7 +304,7 @@ def test_two_ranks_try_the_same_and_judge_the_slowest(tmp_path):
     assert first["policy"] == second["policy"] == HIGH.to_dict()
     assert first["seen"] == second["seen"]
     assert first["gain"] == second["gain"]
-    assert first["labels"] == ["as it is", "priority", "head5", "head7"]  # 4 CTAs: not on every rank
+    assert first["labels"] == ["overlap", "priority", "head5", "head7"]  # 4 CTAs: not on every rank
     assert "rank 1 cannot" in first["problems"][3]
     assert first["problems"] == second["problems"]
 

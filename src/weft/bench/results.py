@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from weft.errors import InputError
+from weft.errors import InputError, OutputError
 
 Row = dict[str, Any]
 
@@ -19,17 +19,15 @@ def append(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     data = "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows).encode()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
-        try:
-            size = os.fstat(descriptor).st_size
-            if size and os.pread(descriptor, 1, size - 1) != b"\n":
-                data = b"\n" + data  # what a crash left of a line must not swallow the next one
-            os.write(descriptor, data)
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        with path.open("a+b", buffering=0) as file:
+            if file.tell():
+                file.seek(-1, os.SEEK_END)
+                if file.read(1) != b"\n":
+                    data = b"\n" + data  # what a crash left of a line must not swallow the next one
+            file.write(data)  # at the end, wherever it was read: the file is opened for appending
+            os.fsync(file.fileno())
     except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror}; choose another --out") from None
+        raise OutputError(f"cannot write {path}: {error.strerror}; choose another --out") from None
 
 
 def load(path: Path) -> tuple[list[Row], list[Row]]:

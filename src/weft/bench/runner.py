@@ -13,12 +13,14 @@ from typing import Any
 from weft.bench.suites import Cell, Suite
 from weft.errors import UnavailableError, UsageError, WeftError
 from weft.execute.base import Executor, HungError, MemoryFullError, References, WrongResultError
-from weft.measure.race import Entry, Result, bootstrap_ci, race
+from weft.measure.intervals import bootstrap_ci
+from weft.measure.race import race
+from weft.measure.result import Entry, Result
 from weft.policy import Policy
 from weft.tuning.candidates import Candidate
+from weft.tuning.lab import COMPUTE
 from weft.workload import DTYPE_BYTES, Workload
 
-COMPUTE = Candidate("compute alone", mode="compute")
 HANGS_ALLOWED = 2  # a candidate that hung this often is not tried on further cells
 MIN_BYTES = 1 << 20
 

@@ -86,15 +86,15 @@ def paper_candidates(option: str, blocks: int) -> tuple[Candidate, ...]:
     found = [
         SEQUENTIAL,
         PLAIN,
-        Candidate("priority", high()),
-        Candidate("priority+head5", high(head_start_us=5)),
+        Candidate.of(high()),
+        Candidate.of(high(head_start_us=5)),
     ]
     if blocks > 264:  # with at most two blocks for each SM there is nothing to shape
         for n in PAPER_RESIDENCY[option]:
-            found.append(Candidate(f"priority+res{n}", high(rules=(Rule(GEMM, n),))))
+            found.append(Candidate.of(high(rules=(Rule(GEMM, n),))))
         first = PAPER_RESIDENCY[option][0]
         both = high(rules=(Rule(GEMM, first),), head_start_us=5)
-        found.append(Candidate(f"priority+res{first}+head5", both))
+        found.append(Candidate.of(both))
     return tuple(found)
 
 
@@ -106,7 +106,7 @@ def _paper_cells() -> Iterator[Cell]:
     for grid in ((n, n) for n in reversed(PAPER_GRIDS)):
         label = f"cb-ar-opt2-{grid[0]}-streams4"
         workload = named("cb-ar-opt2").but(name=label, ranks=2, iterations=8, compute_streams=4, grid=grid)
-        yield Cell(label, workload, (SEQUENTIAL, PLAIN, Candidate("priority", high())), rounds=5, confirm=2)
+        yield Cell(label, workload, (SEQUENTIAL, PLAIN, Candidate.of(high())), rounds=5, confirm=2)
     yield from _grid_cells(("mb-ar", "mb-a2a"))
 
 
@@ -132,17 +132,16 @@ def _grid_cells(names: tuple[str, ...]) -> Iterator[Cell]:
 def _headline(iterations: int, rounds: int) -> Cell:
     """cb-ar with opt2's tile and natural grid: the case that the paper's best gain is about."""
     workload = named("cb-ar").but(name="cb-ar-best", ranks=2, iterations=iterations)
-    tries = [SEQUENTIAL, PLAIN, Candidate("priority", high())]
+    tries = [SEQUENTIAL, PLAIN, Candidate.of(high())]
     for n in (3, 2):
         for head in (0, 5):
-            label = f"priority+res{n}" + (f"+head{head}" if head else "")
-            tries.append(Candidate(label, high(rules=(Rule(GEMM, n),), head_start_us=head)))
-    tries.append(Candidate("priority+head5", high(head_start_us=5)))
-    tries.append(Candidate("res3", Policy(rules=(Rule(GEMM, 3),))))
+            tries.append(Candidate.of(high(rules=(Rule(GEMM, n),), head_start_us=head)))
+    tries.append(Candidate.of(high(head_start_us=5)))
+    tries.append(Candidate.of(Policy(rules=(Rule(GEMM, 3),))))
     tries.append(Candidate("default+res3", high(residency=3)))
     for ctas in (10, 16):
         policy = high(rules=(Rule(GEMM, 3),), head_start_us=5, max_ctas=ctas)
-        tries.append(Candidate(f"priority+res3+head5+ctas{ctas}", policy))
+        tries.append(Candidate.of(policy))
     return Cell("cb-ar-best", workload, tuple(tries), rounds=rounds, confirm=6)
 
 
@@ -161,16 +160,16 @@ def _balanced(cell: Cell, ctas: int) -> Cell:
 
 def modern_candidates(compute: Compute) -> tuple[Candidate, ...]:
     """CTAs first, then head start and priority; residency only where our own kernel can take it."""
-    found = [SEQUENTIAL, PLAIN, Candidate("head5", Policy(head_start_us=5))]
+    found = [SEQUENTIAL, PLAIN, Candidate.of(Policy(head_start_us=5))]
     for ctas in (4, 6, 12, 16):
-        found.append(Candidate(f"ctas{ctas}", Policy(max_ctas=ctas)))
-        found.append(Candidate(f"ctas{ctas}+head5", Policy(max_ctas=ctas, head_start_us=5)))
-    found.append(Candidate("priority", high()))
-    found.append(Candidate("priority+head3", high(head_start_us=3)))
-    found.append(Candidate("priority+head10", high(head_start_us=10)))
-    found.append(Candidate("priority+ctas6+head5", high(max_ctas=6, head_start_us=5)))
+        found.append(Candidate.of(Policy(max_ctas=ctas)))
+        found.append(Candidate.of(Policy(max_ctas=ctas, head_start_us=5)))
+    found.append(Candidate.of(high()))
+    found.append(Candidate.of(high(head_start_us=3)))
+    found.append(Candidate.of(high(head_start_us=10)))
+    found.append(Candidate.of(high(max_ctas=6, head_start_us=5)))
     if compute.kind.startswith("triton"):
-        found.append(Candidate("priority+res1+head5", high(rules=(Rule(GEMM, 1),), head_start_us=5)))
+        found.append(Candidate.of(high(rules=(Rule(GEMM, 1),), head_start_us=5)))
     return tuple(found)
 
 
@@ -234,7 +233,7 @@ def _modern_cell(compute: str, collective: str, share: float, iterations: int = 
 
 def _quick_cells() -> Iterator[Cell]:
     yield _headline(iterations=4, rounds=5)
-    few = (SEQUENTIAL, PLAIN, Candidate("head5", Policy(head_start_us=5)), Candidate("priority", high()))
+    few = (SEQUENTIAL, PLAIN, Candidate.of(Policy(head_start_us=5)), Candidate.of(high()))
     # Fixed sizes, near the share of compute in the name on an H200: two runs then measure the same thing.
     for compute, collective, share, size in (
         ("cublas-8192", "all_reduce", 1.0, 304 << 20),

@@ -42,6 +42,7 @@ def bench(
     from weft.bench.suites import suite as find
     from weft.errors import UsageError
     from weft.execute.devices import open_executor, resolve
+    from weft.ranks import Ranks
 
     suite = find(name).only(only)
     if budget < 0 or deadline <= 0:
@@ -57,7 +58,7 @@ def bench(
     try:
         _, before = results.load(target)
         skip = set() if again else results.done_cells(before, executor.device)
-        skip = getattr(executor, "agree", lambda value: value)(skip)  # one rank's file decides for all
+        skip = Ranks().first(skip)  # rank 0's file decides for all
         missing = _run(executor, suite, budget, seed, skip, target, leading=leading, quiet=as_json)
     finally:
         executor.close()

@@ -10,6 +10,7 @@ from typing import Any
 import typer
 
 import weft
+from weft import logs
 from weft.errors import WeftError
 
 # A subcommand is a module `weft.cli.NAME` with a function `NAME`; its heavy imports stay inside the function.
@@ -41,8 +42,14 @@ def build_app() -> typer.Typer:
         version: bool = typer.Option(
             False, "--version", callback=_show_version, is_eager=True, help="Print the version and exit."
         ),
+        verbose: bool = typer.Option(
+            False,
+            "--verbose",
+            "-v",
+            help="Print diagnostics on stderr (WEFT_LOG=debug: in a whole job).",
+        ),
     ) -> None:
-        pass
+        logs.show("debug" if verbose else None)
 
     for name in COMMANDS:
         command = getattr(importlib.import_module(f"weft.cli.{name}"), name)

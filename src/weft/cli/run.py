@@ -11,15 +11,9 @@ from typing import Annotated, Any
 
 import typer
 
-from weft.errors import UsageError, WeftError
+from weft.errors import UnavailableError, UsageError, WeftError
 from weft.files import write_whole
 from weft.policy import Policy
-
-# What `weft run` cannot give a program that it does not know, and who can.
-_ELSEWHERE = {
-    "sm_reserve": "compute.sm_reserve is not applied by weft run: no launch can keep SMs free for others",
-    "schedule": "schedule is not applied by weft run: it is for fused operations",
-}
 
 
 def run(
@@ -70,7 +64,9 @@ def run(
 
     weft run --tune -- torchrun --nproc-per-node 8 train.py
     """
+    _check_platform()
     from weft.shim import launch, stats
+    from weft.shim.apply import not_applied
     from weft.shim.inject import Job, check_preload
     from weft.tuning.live.outcome import read_result
     from weft.tuning.live.starts import Memory
@@ -82,7 +78,8 @@ def run(
     policy = _policy(policy_file, priority=priority, residency=residency, when=when, head_start_us=head_start)
     if stats_file is not None:
         _check_writable(stats_file)
-    _say_what_is_elsewhere(policy)
+    for line in not_applied(policy):
+        print(f"weft: {line}", file=sys.stderr)
     asked = not tune or policy.max_ctas is not None or "NCCL_MAX_CTAS" in os.environ
     earlier = None if asked else Memory(command)
     if earlier is not None:
@@ -104,6 +101,13 @@ def run(
     launch.end_like(status)
 
 
+def _check_platform() -> None:
+    if sys.platform != "linux":
+        raise UnavailableError(
+            "weft run needs Linux, whose loader preloads the shim; analyze, plan and report work here"
+        )
+
+
 def _policy(path: Path | None, **given: Any) -> Policy:
     base = Policy.load(path) if path else Policy()
     return dataclasses.replace(base, **{name: value for name, value in given.items() if value is not None})
@@ -120,14 +124,6 @@ def _check_writable(path: Path) -> None:
         raise UsageError(
             f"--stats {path}: cannot be written; name a file in a folder that exists and is yours to write"
         )
-
-
-def _say_what_is_elsewhere(policy: Policy) -> None:
-    for name, line in _ELSEWHERE.items():
-        if getattr(policy, name) != type(policy).__dataclass_fields__[name].default:
-            print(f"weft: {line}", file=sys.stderr)
-    if policy.engine == "dma":
-        print("weft: comm.engine dma is not applied by weft run: it is for fused operations", file=sys.stderr)
 
 
 def _report(counted: dict[str, Any], policy: Policy, path: Path | None, quiet: bool, line: str) -> None:

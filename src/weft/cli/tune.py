@@ -6,21 +6,19 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
 if TYPE_CHECKING:
     from weft.execute.base import Executor
-    from weft.gpu.specs import GpuSpec
     from weft.policy import Policy
     from weft.report.occupancy import Picture
     from weft.tuning.candidates import Candidate
-    from weft.tuning.store import Entry, Key, Store
-    from weft.tuning.verdict import Verdict
+    from weft.tuning.remembered import Remembered
+    from weft.tuning.store import Entry
+    from weft.tuning.tuned_workload import TunedWorkload
     from weft.workload import Workload
 
 SHOWN = 12  # candidates in the table; --json has them all
@@ -56,24 +54,38 @@ def tune(
     from weft.errors import UsageError
     from weft.execute.devices import open_executor
     from weft.tuning.candidates import for_kernel
+    from weft.tuning.lab import choose_candidates
+    from weft.workload import specify
 
     if budget <= 0:
         raise UsageError("--budget is a number of seconds greater than zero")
-    workload = _workload(name, gemm, dtype, tile, grid, collective, size, ranks, iterations, streams)
+    workload = specify(
+        name,
+        gemm=gemm,
+        dtype=dtype,
+        tile=tile,
+        grid=grid,
+        collective=collective,
+        size=size,
+        ranks=ranks,
+        iterations=iterations,
+        streams=streams,
+    )
     executor = open_executor(device)
     try:
-        kept = _Kept(executor, workload)
-        found = None if fresh or html else kept.fresh()
+        remembered = _remembered(executor, workload)
+        found = None if fresh or html else remembered.fresh
         if found is None:
-            tried, ranked_out = _candidates(executor, workload, kept.entry, every)
+            before = remembered.entry.policy if remembered.entry else None
+            tried, ranked_out = choose_candidates(executor, workload, before=before, every=every)
             quiet = as_json or executor.simulated
-            verdict = _race(executor, workload, tried, seed, budget, ranked_out, quiet=quiet)
-            document = verdict.to_dict()
-            page = _page(executor, verdict, document) if html else ""
-            kept.put(verdict.policy, document)
+            tuned = _race(executor, workload, tried, seed, budget, ranked_out, quiet=quiet)
+            document = tuned.to_dict()
+            page = _page(executor, tuned) if html else ""
+            remembered.put(tuned.verdict.policy, document)
     finally:
         executor.close()
-    policy = found.policy if found is not None else verdict.policy
+    policy = found.policy if found is not None else tuned.verdict.policy
     policy = for_kernel(policy, kernel) if kernel else policy
     if found is not None:
         document = {**found.verdict, "stored": _made(found)}
@@ -84,113 +96,27 @@ def tune(
     elif found is not None:
         print(f"{document['verdict']['text']}\nMeasured {_made(found)}; `--fresh` measures again.")
     else:
-        _show(verdict, html)
+        _show(tuned, html)
     if not as_json and out is not None:
         _say_how_to_apply(policy, out)
 
 
-class _Kept:
-    """What the store knows of a workload on a real GPU; its troubles are told, and cost nothing else."""
+def _remembered(executor: Executor, workload: Workload) -> Remembered:
+    """What the store holds for a workload on a real GPU."""
+    from weft.tuning.remembered import Remembered, workload_key
 
-    def __init__(self, executor: Executor, workload: Workload) -> None:
-        self.entry: Entry | None = None
-        self.key: Key | None = None
-        # Ranks must all do the same, and their stores may differ: there nothing is read.
-        self.alone = int(os.environ.get("WORLD_SIZE", "1")) == 1
-        if executor.simulated:
-            return
-        with self._telling():
-            self.key = _key(executor, workload)
-            self.entry = self._store().get(self.key) if self.alone else None
-
-    def fresh(self) -> Entry | None:
-        """A verdict that need not be measured again."""
-        return self.entry if self.entry is not None and not self.entry.stale else None
-
-    def put(self, policy: Policy, document: dict[str, Any]) -> None:
-        if self.key is not None and (self.alone or os.environ.get("RANK") == "0"):
-            with self._telling():
-                self._store().put(self.key, policy, document)
-
-    @staticmethod
-    def _store() -> Store:
-        from weft.tuning.store import Store
-
-        return Store()
-
-    @staticmethod
-    @contextmanager
-    def _telling() -> Iterator[None]:
-        from weft.errors import WeftError
-
-        try:
-            yield
-        except WeftError as error:
-            print(f"weft: {error}", file=sys.stderr)
-
-
-def _key(executor: Executor, workload: Workload) -> Key:
-    from weft.gpu import nvml
-    from weft.tuning.store import Key
-
-    info = executor.info()
-    with nvml.session() as library:
-        driver = nvml.driver_release(library) or str(info.get("cuda") or "unknown")
-    what = {k: v for k, v in workload.to_dict().items() if k != "name"}
-    text = json.dumps(what, sort_keys=True, separators=(",", ":"))
-    return Key(
-        gpu=str(info.get("gpu") or executor.device),
-        driver=driver,
-        nccl=str(info.get("nccl") or "unknown"),
-        torch=str(info.get("torch") or "unknown"),
-        workload=f"{info.get('ranks', '')} {text}",
+    # Ranks must all do the same, and their stores may differ: there nothing is read.
+    alone = int(os.environ.get("WORLD_SIZE", "1")) == 1
+    return Remembered(
+        lambda: workload_key(executor, workload),
+        lambda line: print(f"weft: {line}", file=sys.stderr),
+        reads=alone and not executor.simulated,
+        writes=not executor.simulated and (alone or os.environ.get("RANK") == "0"),
     )
 
 
 def _made(entry: Entry) -> str:
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.made))
-
-
-def _workload(
-    name: str,
-    gemm: str,
-    dtype: str,
-    tile: str,
-    grid: str,
-    collective: str,
-    size: str,
-    ranks: int,
-    iterations: int,
-    streams: int,
-) -> Workload:
-    """A named workload, or one that is spelled out; options change what they name."""
-    from weft.errors import UsageError
-    from weft.workload import Compute, Workload, named, parse_bytes, parse_shape
-
-    if not name and not gemm:
-        raise UsageError("no workload: give a name such as cb-ar, or spell it out: --gemm 8192x8192x8192 …")
-    if name and gemm:
-        raise UsageError(f"both the workload {name!r} and --gemm are given; use one of them")
-    changes: dict[str, Any] = {}
-    if dtype:
-        changes["dtype"] = dtype
-    if tile:
-        changes["tile"] = parse_shape(tile)
-    if grid:
-        changes["grid"] = parse_shape(grid, ("X", "Y"))
-    if name:
-        workload = named(name).but(**changes)
-    else:
-        kind = "triton_gemm" if tile or grid else "gemm"
-        workload = Workload(compute=Compute(kind=kind, shape=parse_shape(gemm), **changes))
-    given = {
-        "collective": collective,
-        "bytes": parse_bytes(size) if size else 0,
-        "ranks": ranks,
-        "iterations": iterations,
-        "compute_streams": streams,
-    }
-    return workload.but(**{key: value for key, value in given.items() if value})
 
 
 def _race(
@@ -202,11 +128,11 @@ def _race(
     ranked_out: int,
     *,
     quiet: bool,
-) -> Verdict:
+) -> TunedWorkload:
     from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    from weft.tuning.verdict import decide
+    from weft.tuning.lab import tune_workload
 
     columns = (SpinnerColumn(), TextColumn("{task.completed} runs"), TextColumn("{task.description}"))
     with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True), disable=quiet) as bar:
@@ -217,68 +143,22 @@ def _race(
             took = "-" if ms is None else f"{ms:.2f} ms"
             bar.update(task, advance=1, description=f"{label} {took}")
 
-        return decide(
+        return tune_workload(
             executor, workload, tried, seed=seed, deadline_s=budget, on_sample=tell, ranked_out=ranked_out
         )
 
 
-def _candidates(
-    executor: Executor, workload: Workload, before: Entry | None, every: bool
-) -> tuple[list[Candidate], int]:
-    """Whom to race, and how many a simulated GPU ruled out."""
-    from weft.tuning.candidates import Candidate, candidates, label
-    from weft.workload import BASELINE_CTAS
-
-    if executor.simulated:
-        from weft.execute.sim import SimExecutor
-
-        assert isinstance(executor, SimExecutor)
-        most = executor.most_ctas(workload)
-        engines = not executor.ghost
-        return candidates(workload, executor.profile.spec, executor.ctas, most, engines=engines), 0
-    info = executor.info()
-    title, sms = str(info.get("gpu", "")), int(info.get("sm_count") or 0)
-    tried = candidates(workload, _spec(title), BASELINE_CTAS, sms // workload.ranks)
-    likely = tried if every else _promising(title, "ghost" in str(info.get("ranks")), workload, tried)
-    if before is not None and before.policy not in [c.policy for c in likely]:
-        likely.append(Candidate(label(before.policy), before.policy))  # the winner of another time
-    return likely, len(tried) - len([c for c in tried if c in likely])
-
-
-def _promising(title: str, ghost: bool, workload: Workload, tried: list[Candidate]) -> list[Candidate]:
-    """What the simulated GPU nearest to this one does not rule out; all where there is none."""
-    from weft.errors import WeftError
-    from weft.execute.sim import GHOST, SimExecutor
-    from weft.sim.profile import by_title
-    from weft.tuning.candidates import promising
-
-    try:
-        model = by_title(title)
-        simulated = SimExecutor(model.name + (GHOST if ghost else ""), model=model)
-        return promising(tried, lambda c: simulated.measure(workload, c.policy, c.mode).ms)
-    except WeftError:  # a GPU or a workload that the model does not know
-        return list(tried)
-
-
-def _spec(title: str) -> GpuSpec | None:
-    """The preset of a real GPU by its marketing name, or None: then residency is left alone."""
-    from weft.gpu.presets import PRESETS
-
-    words = title.lower().replace("-", " ").split()
-    return next((gpu for name, gpu in PRESETS.items() if name.split("-")[0] in words), None)
-
-
-def _page(executor: Executor, verdict: Verdict, document: dict[str, Any]) -> str:
+def _page(executor: Executor, tuned: TunedWorkload) -> str:
     from weft.policy import Policy
     from weft.report.page import tune_page
 
-    mode = "sequential" if verdict.chosen == "sequential" else "overlap"
-    before = executor.timeline(verdict.workload, Policy())
-    after = executor.timeline(verdict.workload, verdict.policy, mode)
-    return tune_page(document, before, after, _pictures(executor, verdict, mode))
+    mode = "sequential" if tuned.verdict.chosen == "sequential" else "overlap"
+    before = executor.timeline(tuned.workload, Policy())
+    after = executor.timeline(tuned.workload, tuned.verdict.policy, mode)
+    return tune_page(tuned, before, after, _pictures(executor, tuned, mode))
 
 
-def _pictures(executor: Executor, verdict: Verdict, mode: str) -> list[Picture]:
+def _pictures(executor: Executor, tuned: TunedWorkload, mode: str) -> list[Picture]:
     """Per-SM occupancy before and after: a simulated GPU knows it."""
     from weft.execute.sim import SimExecutor
     from weft.policy import Policy
@@ -286,10 +166,10 @@ def _pictures(executor: Executor, verdict: Verdict, mode: str) -> list[Picture]:
 
     if not isinstance(executor, SimExecutor):
         return []
-    before = executor.occupancy(verdict.workload, Policy())
-    after = executor.occupancy(verdict.workload, verdict.policy, mode)
+    before = executor.occupancy(tuned.workload, Policy())
+    after = executor.occupancy(tuned.workload, tuned.verdict.policy, mode)
     most = max(float((found.compute + found.comm).max()) for found in (before, after))
-    named = (("Plain overlap", before), (verdict.chosen, after))
+    named = (("Plain overlap", before), (tuned.verdict.chosen, after))
     return [picture(title, found.total_s, found.compute, found.comm, most) for title, found in named]
 
 
@@ -302,33 +182,32 @@ def _write(policy: Policy, out: Path | None, html: Path | None, page: str) -> No
         write_whole(html, page)
 
 
-def _show(verdict: Verdict, html: Path | None) -> None:
+def _show(tuned: TunedWorkload, html: Path | None) -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table
 
-    note = " (simulated)" if verdict.simulated else ""
-    references = verdict.references
-    table = Table(title=f"{verdict.workload} on {verdict.device}{note}", box=box.SIMPLE_HEAD, width=76)
+    note = " (simulated)" if tuned.verdict.simulated else ""
+    table = Table(title=f"{tuned.workload} on {tuned.device}{note}", box=box.SIMPLE_HEAD, width=76)
     table.add_column("candidate", overflow="fold")
     for heading in ("ms", "vs overlap", "% of ideal"):
         table.add_column(heading, justify="right", no_wrap=True)
-    ranked = sorted((e for e in verdict.entries if e.samples), key=lambda e: e.ms)
-    shown = ranked[:SHOWN] + [e for e in ranked[SHOWN:] if e in verdict.entries[:2]]
-    for entry in shown:
-        share = references.fraction_of_ideal(entry.ms)
+    measured = [(one, one.ms) for one in tuned.candidates if one.ms is not None]
+    ranked = sorted(measured, key=lambda pair: pair[1])
+    baselines = [pair for pair in ranked[SHOWN:] if pair[0] in tuned.candidates[:2]]
+    for one, ms in ranked[:SHOWN] + baselines:
+        share = tuned.fraction_of_ideal(ms)
         table.add_row(
-            entry.candidate.label + (" ←" if entry.candidate.label == verdict.chosen else ""),
-            f"{entry.ms:.2f}",
-            f"{100 * (entry.ms / verdict.overlap_ms - 1):+.1f}%",
+            one.candidate + (" ←" if one.candidate == tuned.verdict.chosen else ""),
+            f"{ms:.2f}",
+            f"{100 * (ms / tuned.overlap_ms - 1):+.1f}%",
             "-" if share is None else f"{100 * share:.0f}",
         )
     Console().print(table)
-    failed = [e for e in verdict.entries if e.failed]
-    counted = f"{len(verdict.entries)} candidates, {len(failed)} not possible"
-    counted += f"; {verdict.ranked_out} more ruled out by simulation" if verdict.ranked_out else ""
-    print(f"ideal {references.ideal_ms:.2f} ms; {counted}")
-    print(verdict.text)
+    counted = f"{len(tuned.candidates)} candidates, {len(tuned.candidates) - len(measured)} not possible"
+    counted += f"; {tuned.ranked_out} more ruled out by simulation" if tuned.ranked_out else ""
+    print(f"ideal {tuned.ideal_ms:.2f} ms; {counted}")
+    print(tuned.text)
     if html is not None:
         print(f"page: {html}")
 

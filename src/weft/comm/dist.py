@@ -74,18 +74,3 @@ def issue(collective: str, send: Any, recv: Any, group: Any) -> Any:
         scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
         return scatter(recv, send, group=group, async_op=True)
     return dist.all_to_all_single(recv, send, group=group, async_op=True)
-
-
-def slowest(ms: float, device: Any) -> float:
-    """The largest of all ranks' times, the same number on every rank."""
-    import torch
-    import torch.distributed as dist
-
-    value = torch.tensor([ms], dtype=torch.float64, device=device)
-    dist.all_reduce(value, op=dist.ReduceOp.MAX)
-    return float(value)
-
-
-def any_rank(flag: bool, device: Any) -> bool:
-    """Whether any rank says so."""
-    return slowest(float(flag), device) > 0

@@ -14,6 +14,7 @@ from weft.execute.gpu import TorchGpu
 from weft.execute.payload import Buffers
 from weft.execute.pipeline import Pipeline
 from weft.policy import Policy
+from weft.shim import apply, binding
 from weft.timeline import Timeline
 from weft.workload import BASELINE_CTAS, DTYPE_BYTES, MODES, Workload, check_resident
 
@@ -119,11 +120,9 @@ class CudaExecutor:
         return prepared, pipeline
 
     def _apply(self, policy: Policy) -> None:
-        for name, neutral in (("sm_reserve", 0), ("engine", "sm"), ("schedule", None)):
-            if getattr(policy, name) != neutral:
-                raise UsageError(
-                    f"{name} {getattr(policy, name)!r}: the lab's pipeline does not have this control"
-                )
+        refused = apply.not_applied(policy)
+        if refused:
+            raise UsageError(f"the lab cannot run this policy: {refused[0]}")
         if self._shim is None:
             if policy.residency is not None or policy.rules:
                 raise UnavailableError(
@@ -131,7 +130,7 @@ class CudaExecutor:
                     "use `weft bench`, or start it with `weft run -- python …`"
                 )
         elif policy != self._applied:
-            self._shim.set_policy(policy)
+            self._shim.shape_launches(policy)
             self._applied = policy
 
     def _prepare(self, workload: Workload) -> Prepared:
@@ -209,9 +208,5 @@ class _NcclRanks:
 
 
 def _find_shim() -> Any:
-    """The binding of the shim in this process, or None."""
-    try:
-        from weft.shim import binding
-    except ImportError:
-        return None
-    return binding if binding.injected() else None
+    """What applies policies to the launches of this process, or None where the shim is not in it."""
+    return apply if binding.injected() else None

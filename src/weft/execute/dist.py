@@ -17,6 +17,8 @@ from weft.execute.base import Sample, WrongResultError
 from weft.execute.compute import build
 from weft.execute.gpu import TorchGpu
 from weft.policy import Policy
+from weft.ranks import Ranks
+from weft.shim import apply, binding
 from weft.timeline import Timeline
 from weft.workload import MODES, Workload
 
@@ -32,6 +34,7 @@ class DistExecutor:
         except ImportError:
             raise UnavailableError("the lab needs PyTorch: pip install torch") from None
         self.rank, self.size = groups.start(device)
+        self._ranks = Ranks()
         self._cuda = device == "cuda"
         self._gpu = TorchGpu(torch.cuda.current_device()) if self._cuda else None
         self._where = self._gpu.device if self._gpu else torch.device("cpu")
@@ -64,10 +67,10 @@ class DistExecutor:
         run = self._gpu_pipeline if self._cuda else self._cpu_pipeline
         ms = run(workload, calls, send, recv, group, mode)
         problem = "" if mode == "compute" else self._wrong(workload, recv)
-        if groups.any_rank(bool(problem), self._where):
+        if any(self._ranks.gather(bool(problem))):
             raise WrongResultError(problem or f"{workload}: another rank received a wrong result")
         facts = self._gpu.clocks.read() if self._gpu else {}
-        return Sample(groups.slowest(ms, self._where), facts)
+        return Sample(self._ranks.most(ms), facts)
 
     def timeline(self, workload: Workload, policy: Policy, mode: str = "overlap") -> Timeline:
         """What this rank's GPU ran."""
@@ -84,17 +87,9 @@ class DistExecutor:
         own = self._gpu.info() if self._gpu else {}
         return {**own, "ranks": f"{self.size} processes", "backend": "nccl" if self._cuda else "gloo"}
 
-    def agree(self, value: Any) -> Any:
-        """Rank 0's value, on every rank: what the ranks decide together must not depend on where they run."""
-        import torch.distributed as dist
-
-        box = [value]
-        dist.broadcast_object_list(box, src=0, device=self._where)
-        return box[0]
-
     def clock(self) -> float:
-        """Rank 0's monotonic clock in seconds."""
-        return float(self.agree(time.monotonic()))
+        """Rank 0's monotonic clock in seconds: all ranks agree on when time is up."""
+        return self._ranks.clock()
 
     def close(self) -> None:
         """Leave the process group."""
@@ -132,14 +127,9 @@ class DistExecutor:
             return  # a CPU has no launches to shape
         else:
             wanted = policy
-        try:
-            from weft.shim import binding
-
-            if binding.injected():
-                binding.set_policy(wanted or Policy())
-                return
-        except ImportError:
-            pass
+        if binding.injected():
+            apply.shape_launches(wanted or Policy())
+            return
         if wanted is not None:
             raise UnavailableError(
                 f"{policy}: needs the launch shim; start with weft run -- torchrun … -m weft bench …"

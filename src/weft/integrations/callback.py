@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from weft.policy import Policy
-from weft.shim import binding
+from weft.shim.apply import overlap
 
 log = logging.getLogger("weft")
 
@@ -18,7 +19,7 @@ class Training:
 
     def __init__(self, policy: Policy | str | os.PathLike[str] | None = None) -> None:
         self._policy = Policy.load(policy) if isinstance(policy, (str, os.PathLike)) else policy
-        self._applied = False
+        self._applied: ExitStack | None = None
 
     def begin(self) -> None:
         """Apply the policy; raises with the fix where the process was not started by `weft run`."""
@@ -27,16 +28,14 @@ class Training:
         if _tuned() is not None:
             log.warning("the policy of this callback is not applied: `weft run --tune` chooses its own")
             return
-        if self._policy.max_ctas is not None:
-            log.warning("comm.max_ctas is not applied by a callback: give the policy to `weft run --policy`")
-        binding.set_policy(self._policy)
-        self._applied = True
+        self._applied = ExitStack()
+        self._applied.enter_context(overlap(self._policy))
 
     def end(self) -> dict[str, Any]:
         """Take the policy back; what live tuning concluded, for the framework's own log, if there was any."""
-        if self._applied:
-            binding.set_policy(None)
-            self._applied = False
+        if self._applied is not None:
+            self._applied.close()
+            self._applied = None
         folder = _tuned()
         if folder is None:
             return {}

@@ -1,8 +1,8 @@
 """Race: which candidate is fastest, with as few measurements as the noise allows. `measure` is injected.
 
 Candidates are measured in rounds, in a random order and then in its reverse, so that drift of the machine
-hits all alike. Those that are clearly behind drop out, and what they save goes to those that are close. The
-winner is measured again beside the baselines, out of sample.
+affects all of them equally. Candidates that are clearly behind are dropped, and the measurements saved go to
+close contenders. The winner is measured again, interleaved with the baselines, in fresh rounds.
 """
 
 from __future__ import annotations
@@ -11,129 +11,32 @@ import math
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from statistics import median
 from typing import Generic, TypeVar
 
-import numpy as np
-
 from weft.errors import UsageError, WeftError
+from weft.measure.intervals import ratio_ci
+from weft.measure.result import Entry, Result
 from weft.measure.scores import Noise, Round, fit
 
 T = TypeVar("T")
 
-HOPELESS = 1.75  # times the fastest in a round: dropped without waiting for statistics
-DROP_Z = 2.4  # standard errors behind the leader, and so much more for each doubling of the rounds:
-DROP_Z_STEP = 0.15
-ONCE_Z = 3.0  # after a single round, whose leader is mostly one that was lucky
-LOOKS = 16  # rounds after each of which somebody may drop out; later, after every sixteenth part more
-MANY = 16  # challengers from which a few of them tell the noise before the rest is measured again
-ENOUGH = 8  # measurements for each candidate: then all are measured twice before any drops out
-PROBED = 8
-LAST = 5  # rounds that those who are left at the end should get
-AGAIN_AT_MOST = 4  # times the rounds of confirmation, while it is open who is ahead
-FEW = 12  # challengers that get all the rounds they were promised; of more, a third
+HOPELESS = 1.75  # times the fastest of a round: dropped at once
+DROP_Z = 2.4  # standard errors behind the leader at which a candidate is dropped,
+DROP_Z_STEP = 0.15  # plus this for each doubling of the rounds
+ONCE_Z = 3.0  # the same after a single round, whose leader is usually a lucky one
+LOOKS = 16  # rounds that each end with a decision on drops; afterwards, every 1/16 more of them
+MANY = 16  # from this many challengers on, a few of them are measured twice first to estimate the noise
+ENOUGH = 8  # affordable measurements per candidate from which all are measured twice before any is dropped
+PROBED = 8  # challengers measured twice first
+LAST = 5  # rounds reserved for the finalists
+MAX_CONFIRM = 4  # times the rounds of a confirmation, while its result is unclear
+FEW = 12  # up to this many challengers get the full grid; more share a third of theirs
 ROUNDS = 15
-"""Of a full grid: a third of it finds the best of 40 candidates where that is 3% ahead under 5% noise."""
+"""Of a full grid; a third of it finds the best of 40 candidates that leads by 3% under 5% noise."""
 TIE = 0.005
-"""Candidates that are this close (relative) may be taken for one another."""
-RESAMPLES = 1000
-
-
-def bootstrap_ci(samples: Sequence[float], *, level: float = 0.95, seed: int = 0) -> tuple[float, float]:
-    """Confidence interval of the median, by resampling.
-
-    Never narrower than the exact interval between two order statistics: of a handful of samples, resampling
-    promises more than it holds.
-    """
-    values = np.sort(np.asarray(samples, dtype=np.float64))
-    if not len(values):
-        return math.nan, math.nan
-    picks = np.random.default_rng(seed).integers(0, len(values), (RESAMPLES, len(values)))
-    low, high = np.quantile(np.median(values[picks], axis=1), [(1 - level) / 2, (1 + level) / 2])
-    outer = _order_statistic(len(values), level)
-    return float(min(low, values[outer])), float(max(high, values[-1 - outer]))
-
-
-def _order_statistic(count: int, level: float) -> int:
-    """The largest k for which the k-th smallest and k-th largest sample enclose the median at this level."""
-    k, outside = 0, 2 * 0.5**count
-    while k + 1 < count // 2:
-        outside += 2 * math.comb(count, k + 1) * 0.5**count
-        if outside > 1 - level:
-            break
-        k += 1
-    return k
-
-
-def ratio_ci(
-    a: Sequence[float], b: Sequence[float], *, level: float = 0.95, seed: int = 0
-) -> tuple[float, float, float]:
-    """Median of a/b and its confidence interval. Samples are paired by round where both have as many."""
-    x, y = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
-    if not len(x) or not len(y):
-        return math.nan, math.nan, math.nan
-    rng = np.random.default_rng(seed)
-    first = rng.integers(0, len(x), (RESAMPLES, len(x)))
-    if len(x) == len(y):
-        estimates, middle = np.median((x / y)[first], axis=1), float(np.median(x / y))
-    else:
-        second = rng.integers(0, len(y), (RESAMPLES, len(y)))
-        estimates = np.median(x[first], axis=1) / np.median(y[second], axis=1)
-        middle = float(np.median(x) / np.median(y))
-    low, high = np.quantile(estimates, [(1 - level) / 2, (1 + level) / 2])
-    return middle, float(low), float(high)
-
-
-@dataclass
-class Entry(Generic[T]):
-    """A candidate and its measurements in ms."""
-
-    candidate: T
-    samples: list[float] = field(default_factory=list)
-    kept: bool = True
-    problem: str = ""
-    """Why it could not be measured, or why it was dropped; empty for one that ran to the end."""
-    error: WeftError | None = None
-    again: list[float] = field(default_factory=list)
-    """Measurements out of sample, for the winner and the baselines."""
-
-    @property
-    def failed(self) -> bool:
-        """Whether it could not be measured."""
-        return self.error is not None
-
-    @property
-    def ms(self) -> float:
-        """Median, infinite without a sample."""
-        return median(self.samples) if self.samples else math.inf
-
-    @property
-    def ci_ms(self) -> tuple[float, float]:
-        return bootstrap_ci(self.samples)
-
-
-@dataclass
-class Result(Generic[T]):
-    """All entries in the order given, and the index of the chosen one (None: nothing could be measured)."""
-
-    entries: list[Entry[T]]
-    baselines: tuple[int, ...]
-    aside: tuple[int, ...] = ()
-    chosen: int | None = None
-    measurements: int = 0
-    out_of_time: bool = False
-
-    @property
-    def best(self) -> T | None:
-        """The chosen candidate."""
-        return None if self.chosen is None else self.entries[self.chosen].candidate
-
-    @property
-    def best_baseline(self) -> int | None:
-        """The fastest baseline that could be measured."""
-        alive = [i for i in self.baselines if self.entries[i].samples]
-        return min(alive, key=lambda i: self.entries[i].ms, default=None)
+"""Candidates this close (relative) count as equally good."""
+CONFIRM = 6
+"""Fewest fresh rounds of a confirmation: with six, a 95% interval between order statistics exists."""
 
 
 def race(
@@ -153,15 +56,15 @@ def race(
 ) -> Result[T]:
     """Find the fastest candidate. `measure` returns ms, or raises WeftError for one that cannot run.
 
-    `result.best` is what was found, `result.measurements` what it took.
-
-    `rounds` is how often a full grid would measure each candidate. A race of many takes at most a third of
-    that grid (`most_measurements`), and gives more than `rounds` to those that are hard to tell apart. It
-    ends when the leader is ahead of the rest beyond doubt, or within `tie` of the best.
+    `rounds` is how often a full grid would measure each candidate. A race of many candidates takes at most a
+    third of that grid (`most_measurements`), and measures close contenders more than `rounds` times. It ends
+    when the leader is ahead of the rest beyond doubt, or within `tie` of the best.
 
     Baselines (indices) are never dropped, and another candidate is chosen only if it beats the best of them
-    beyond doubt; then both are measured again, `confirm` times or more. Without baselines the fastest is
-    chosen as it is. Those `aside` are references: measured in `rounds` rounds, never dropped, never chosen.
+    beyond doubt, in the race and again in a confirmation: fresh rounds of both, at least `confirm` and at
+    least CONFIRM of them. Where all candidates are equal, a baseline is chosen in over 95% of races. With
+    `confirm` 0 (times without noise) the race alone decides. Without baselines the fastest is chosen.
+    Those `aside` are references: measured in `rounds` rounds, never dropped, never chosen.
     After `deadline_s` no new round begins; the first `min_rounds` are always run.
     """
     if not candidates:
@@ -175,12 +78,13 @@ def race(
             break
         course.round()
     result.chosen = course.choose()
-    course.measure_again(confirm, lambda: clock() >= until)
+    if confirm:
+        course.confirm(confirm, lambda: clock() >= until)
     return result
 
 
 def most_measurements(candidates: int, rounds: int) -> int:
-    """What a race takes at most before it confirms: the full grid of a few, a third of the grid of many."""
+    """Upper bound before the confirmation: the full grid for few candidates, a third of it for many."""
     return max(candidates, math.ceil(rounds * max(candidates / 3, min(candidates, FEW))))
 
 
@@ -205,11 +109,11 @@ class _Course(Generic[T]):
         self.noise = Noise()
         self.places: dict[int, int] = {}
         self.passed: set[int] = set()
-        """Baselines that are out of reach of the leader: not measured beyond `rounds`."""
+        """Baselines clearly behind the leader: not measured beyond `rounds`."""
         self.over = rounds < 1
 
     def round(self) -> None:
-        """Measure those in the race once more, and see who is out."""
+        """Measure the remaining candidates once more, and drop those that are clearly behind."""
         found: dict[int, float] = {}
         members = self._members()
         for index in self._shuffled(members) if self._probing() else self._ordered(members):
@@ -232,30 +136,39 @@ class _Course(Generic[T]):
             return None
         best, baseline = self._ranked(field)[0][1], self.result.best_baseline
         if baseline is None or best in self.result.baselines or baseline in self.passed:
-            return best  # who is out of reach of the leader is beaten, hiccups or not
+            return best  # clearly behind in the ranking, which outliers do not distort
         return best if self._ratio(best, baseline)[2] < 1.0 else baseline
 
-    def measure_again(self, rounds: int, late: Callable[[], bool]) -> None:
-        """Measure the chosen one and the baselines out of sample; longer while it is open who is ahead."""
-        chosen, entries = self.result.chosen, self.result.entries
-        if chosen is None or not self.result.baselines:  # without a baseline there is nothing to confirm
+    def confirm(self, rounds: int, late: Callable[[], bool]) -> None:
+        """Measure the chosen one and the baselines afresh; a baseline is chosen unless the lead holds."""
+        result, chosen = self.result, self.result.chosen
+        if chosen is None or not result.baselines:  # without a baseline there is nothing to confirm
             return
-        again = [i for i in {chosen, *self.result.baselines} if not entries[i].failed]
-        for number in range(rounds * AGAIN_AT_MOST):
-            # Few looks: who looks after every round sees a gain sooner or later where there is none.
+        leads = chosen not in result.baselines
+        rounds = max(rounds, CONFIRM) if leads else rounds
+        again = [i for i in {chosen, *result.baselines} if not result.entries[i].failed]
+        for number in range(rounds * MAX_CONFIRM):
+            # Only three looks: testing after every round finds a gain sooner or later where there is none.
             if number >= rounds and (late() or (number in (rounds, 2 * rounds) and self._clear(chosen))):
                 break
             for index in self._ordered(again):
-                if not entries[index].failed:
-                    self._take(index, entries[index].again)
+                if not result.entries[index].failed:
+                    self._take(index, result.entries[index].again)
+        if leads and not (self._confirmed(chosen) and not result.entries[chosen].failed):
+            result.unconfirmed, result.chosen = chosen, result.best_baseline
 
     def _clear(self, chosen: int) -> bool:
-        baseline = self.result.best_baseline
-        if baseline is None or chosen in self.result.baselines:
-            return True
-        again = [self.result.entries[i].again for i in (chosen, baseline)]
-        _, low, high = ratio_ci(*again)
-        return not low <= 1.0 <= high
+        """Whether the confirmation can end: a baseline was chosen, or the order is beyond doubt."""
+        _, low, high = self.result.ratio(chosen)
+        return chosen in self.result.baselines or not low <= 1.0 <= high
+
+    def _confirmed(self, chosen: int) -> bool:
+        """Whether the lead over every baseline that still runs held in the fresh rounds."""
+        mine = self.result.entries[chosen].again
+        others = [self.result.entries[i] for i in self.result.baselines]
+        return bool(mine) and all(
+            entry.failed or ratio_ci(mine, entry.again)[2] < 1.0 for entry in others if entry.samples
+        )
 
     def _take(self, index: int, into: list[float]) -> bool:
         entry = self.result.entries[index]
@@ -275,12 +188,12 @@ class _Course(Generic[T]):
         return [i for i, entry in enumerate(self.result.entries) if entry.kept and i not in self.spared]
 
     def _probing(self) -> bool:
-        """Whether the next round is for a few only: they tell the noise, and it tells who is out already."""
+        """Whether the next round measures a few only: they give the noise, by which others can be dropped."""
         short = self.most < ENOUGH * len(self.result.entries)
         return short and len(self.table) == 1 and len(self._challengers()) >= MANY
 
     def _members(self) -> list[int]:
-        """Who is measured in the next round."""
+        """The candidates of the next round."""
         done, members = len(self.table), self._challengers()
         if self._probing():
             members = sorted(members, key=self.table[0].__getitem__)[: max(PROBED, len(members) // 5)]
@@ -288,7 +201,7 @@ class _Course(Generic[T]):
         return members + [i for i in sorted(others) if not self.result.entries[i].failed]
 
     def _ordered(self, members: Sequence[int]) -> list[int]:
-        """A random order, and the next time its reverse: then a steady drift cancels."""
+        """A random order, and the next time its reverse, so that a steady drift cancels."""
         if self.places:
             order = sorted(members, key=lambda i: -self.places.get(i, 0))
             self.places = {}
@@ -301,18 +214,18 @@ class _Course(Generic[T]):
         return self.order.sample(members, len(members))
 
     def _field(self) -> list[int]:
-        """Those that can still win, by what all of them took part in."""
+        """The candidates that can still win."""
         rest = [i for i in self.result.baselines if i not in self.passed and self.result.entries[i].samples]
         return self._challengers() + [i for i in rest if not self.result.entries[i].failed]
 
     def _ranked(self, field: Sequence[int]) -> list[tuple[float, int, int]]:
-        """How far each is behind the first (relative), its index, and how often it was measured."""
+        """Distance behind the leader (relative), index and number of measurements of each, best first."""
         level, counts, self.noise = fit(self.table, field, self.noise)
         found = zip((level - level.min()).tolist(), field, counts.tolist(), strict=True)
         return sorted(found)
 
     def _look(self) -> None:
-        """Drop who is behind beyond doubt; end the race when the leader is the best, or as good."""
+        """Drop candidates that are clearly behind; end the race when the leader is the best, or as good."""
         field, done = self._field(), len(self.table)
         if not field:
             return
@@ -330,14 +243,14 @@ class _Course(Generic[T]):
         self.over = done >= self.min_rounds and best and self._decided(ranked)
 
     def _margin(self, leader: int, count: int) -> float:
-        """How far behind one must be to drop out, after so many measurements of the leader and of it."""
+        """Distance behind the leader at which a candidate is dropped, by their numbers of measurements."""
         if len(self.table) < self.min_rounds and not self._may_drop_early(count):
             return math.inf
         z = DROP_Z + DROP_Z_STEP * math.log2(count) if count > 1 else ONCE_Z
         return self.noise.margin(z, leader, count)
 
     def _may_drop_early(self, count: int) -> bool:
-        """Many candidates tell the noise soon; one slow time alone tells nothing where there are outliers."""
+        """Many candidates give the noise early; with outliers, one slow time alone proves nothing."""
         return len(self.result.entries) >= MANY and (count > 1 or not self.noise.outliers)
 
     def _leave(self, index: int, why: str) -> None:
@@ -348,7 +261,7 @@ class _Course(Generic[T]):
             self.result.entries[index].kept, self.result.entries[index].problem = False, why
 
     def _thin(self, left: int) -> None:
-        """Leave as many in the race as a few more rounds can be had for."""
+        """Keep as many candidates as a few more rounds can be afforded for."""
         cost, challengers = len(self._members()), self._challengers()
         if len(self.table) < 2 or LAST * cost <= left or len(challengers) <= 2:
             return
@@ -358,7 +271,7 @@ class _Course(Generic[T]):
             self._leave(index, f"not among the first {places} when measurements ran short")
 
     def _decided(self, ranked: Sequence[tuple[float, int, int]]) -> bool:
-        """Whether the leader is a baseline, or ahead of all of them beyond doubt, or as good as level."""
+        """Whether the leader is a baseline, ahead of all baselines beyond doubt, or practically level."""
         leader, baseline = ranked[0][1], self.result.best_baseline
         if baseline is None or leader in self.result.baselines:
             return True
@@ -367,7 +280,7 @@ class _Course(Generic[T]):
         return level or not low <= 1.0 <= high
 
     def _ratio(self, a: int, b: int) -> tuple[float, float, float]:
-        """Time of a over that of b, in the rounds that both were in."""
+        """Time of a over that of b, in the rounds that measured both."""
         both = [(math.exp(found[a]), math.exp(found[b])) for found in self.table if a in found and b in found]
         return ratio_ci([x for x, _ in both], [y for _, y in both])
 

@@ -1,4 +1,4 @@
-"""Scores: how far apart candidates are, from measurements in shared rounds with noise, outliers and drift."""
+"""Levels of candidates and the noise, from measurements in shared rounds with outliers and drift."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import numpy as np
 import numpy.typing as npt
 
 NOISE_FLOOR = 0.002
-"""Relative; keeps a lucky quiet start from dropping good candidates."""
-CLIP = 2.0  # standard deviations: what lies further out counts as this in the noise,
-CLIPPED = 0.9205  # the variance that this leaves of a normal distribution
+"""Relative; an accidentally quiet start must not drop good candidates."""
+CLIP = 2.0  # standard deviations at which residuals are clipped,
+CLIPPED = 0.9205  # and the variance that a normal distribution has left then
 SURE = 16  # degrees of freedom at which the noise is known well enough
 PASSES = 4
-STEADY = 6  # degrees of freedom from which a median deviation can be had
+STEADY = 6  # degrees of freedom from which a median deviation is usable
 NORMAL_MAD = 1.4826
-HICCUP = 3.5  # standard deviations: further out it is a hiccup of the machine, and left out
+HICCUP = 3.5  # standard deviations beyond which a measurement is an outlier and left out
 
 Array = npt.NDArray[np.float64]
 Round = Mapping[int, float]
@@ -35,29 +35,29 @@ class Noise:
     def margin(self, z: float, a: int, b: int) -> float:
         """z standard errors of the difference of two means of a and b measurements.
 
-        Student's way: wider while sigma is a guess.
+        Wider while sigma is poorly known, as with Student's t.
         """
         wider = 1 + (z * z + 1) / (4 * self.freedom) if self.freedom else math.inf
         return z * wider * self.sigma * math.sqrt(1 / a + 1 / b)
 
 
 def fit(rounds: Sequence[Round], members: Sequence[int], known: Noise) -> tuple[Array, Array, Noise]:
-    """The level of each member, from how many measurements, and the noise.
+    """The level of each member, its number of measurements, and the noise.
 
-    A measurement is the member's level and the round's level and noise: what slows a whole round slows
-    nobody more than others. `known` is the noise so far; it stays where these rounds tell less.
+    Model: a measurement is the member's level plus the round's level plus noise, so what slows a whole round
+    affects no comparison. `known` is the noise so far; it is kept where these rounds say less about it.
     """
     held = [found for found in rounds if any(i in found for i in members)]
     x = np.array([[found.get(i, math.nan) for found in held] for i in members]).reshape(len(members), -1)
     last = np.arange(len(members)), (np.sum(~np.isnan(x), axis=1) - 1) // 2
     part = math.sqrt(max(len(members) - 1, 1) / len(members))
-    whole = x[:, ~np.isnan(x).any(axis=0)]  # rounds in which all took part: a level to begin with
+    whole = x[:, ~np.isnan(x).any(axis=0)]  # rounds that measured all members give the initial level
     level = np.median(whole - np.median(whole, axis=0), axis=1) if whole.size else _median(x, 1)
     noise = known
     for number in range(PASSES):
         clean = x - _median(x - level[:, None], 0)
         rest = clean - level[:, None]
-        if number:  # what is far from the member's own middle says nothing about it
+        if number:  # measurements far from the member's median are outliers
             middle = np.sort(clean, axis=1)[last]
             clean[np.abs(clean - middle[:, None]) > HICCUP * noise.sigma * part] = math.nan
         level = np.nanmean(clean, axis=1)
@@ -66,22 +66,22 @@ def fit(rounds: Sequence[Round], members: Sequence[int], known: Noise) -> tuple[
 
 
 def _median(x: Array, axis: int) -> Array:
-    """Without what is missing; many times faster where nothing is."""
+    """Median that ignores missing values; many times faster where there are none."""
     found: Array = np.nanmedian(x, axis=axis) if np.isnan(x).any() else np.median(x, axis=axis)
     return found
 
 
 def _noise(rest: Array, known: Noise) -> Noise:
-    """The noise that is left when the levels of members and rounds are taken out."""
+    """The noise of the residuals, with the levels of members and rounds removed."""
     rest = rest[np.sum(~np.isnan(rest), axis=1) > 1]
     rest = rest[:, np.sum(~np.isnan(rest), axis=0) > 1]
     found = rest[~np.isnan(rest)]
     freedom = found.size - sum(rest.shape) + 1 if found.size else 0
     if freedom < min(SURE, max(known.freedom, 1)):
         return known
-    part = math.sqrt(freedom / found.size)  # the levels took some of the noise with them
+    part = math.sqrt(freedom / found.size)  # the fitted levels absorbed part of the noise
     scale = float(np.sqrt(np.mean(found**2)))
-    if freedom >= STEADY:  # a start that outliers cannot spoil
+    if freedom >= STEADY:  # a starting value that is robust to outliers
         scale = min(scale, NORMAL_MAD * float(np.median(np.abs(found))))
     for _ in range(PASSES):
         scale = math.sqrt(float(np.mean(np.clip(found, -CLIP * scale, CLIP * scale) ** 2)) / CLIPPED)

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from weft.errors import UsageError
-from weft.measure.race import ratio_ci
+from weft.measure.intervals import ratio_ci
 from weft.ops import functions
 from weft.ops.choose import Choice, workload
 from weft.ops.plan import Call, problem_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from weft.report import words
-from weft.report.charts import Chart, chart, interval_cell, row_policy, row_workload
+from weft.report.charts import Chart, chart, confidence, interval_cell, row_policy, row_workload, timings
 from weft.report.parts import MAX_ROWS, Cell, Column, Table
 from weft.report.reading import Document, number, records, shorten, text
 
@@ -84,7 +84,7 @@ def times(document: Document) -> list[Chart]:
         if sum(len(c.whiskers) for c in charts) > MAX_WHISKERS:
             break
         times = [ms for row in rows if (ms := number(row, "ms")) is not None]
-        charts.append(chart(shorten(workload, 80), rows, [], best=min(times, default=None)))
+        charts.append(chart(shorten(workload, 80), timings(rows, best=min(times, default=None)), []))
     return [chart for chart in charts if chart.whiskers]
 
 
@@ -96,7 +96,7 @@ def row_table(document: Document) -> Table:
         Column("Time"),
         Column("Interval", title="confidence interval of the median"),
         Column("Time ratio", title="overlapped over sequential"),
-        Column("Overlap rate", title="share of communication that runs beside compute"),
+        Column("Overlap rate", title="share of communication that overlaps with compute"),
         Column("Fraction of ideal"),
     )
     found = records(document, "rows")
@@ -131,7 +131,7 @@ def _bench_row(row: Document) -> tuple[Cell, ...]:
         Cell(shorten(workload, 60), workload),
         Cell(shorten(policy, 80), policy),
         Cell(words.milliseconds(ms), ms),
-        interval_cell(row, ms),
+        interval_cell(confidence(row, ms)),
         Cell(words.ratio(ratio), ratio, tone),
         Cell(words.ratio(rate), rate),
         Cell(words.ratio(fraction), fraction),

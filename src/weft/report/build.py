@@ -8,12 +8,13 @@ from pathlib import PurePath
 from typing import TypeVar
 
 from weft.report import analysis, bench, compare, details, tune, words
-from weft.report.charts import Chart, is_simulated, workload_name
+from weft.report.charts import Chart, is_simulated
 from weft.report.drawing import MAX_JSON_BYTES, Drawing, draw
 from weft.report.occupancy import Picture
 from weft.report.parts import Bar, Card, Table
 from weft.report.reading import Document, record, records, text
 from weft.timeline import Timeline
+from weft.tuning.tuned_workload import TunedWorkload
 
 AnyPart = TypeVar("AnyPart", bound="Part")
 _NO_TABLE = Table("", (), ())
@@ -145,7 +146,7 @@ def bench_part(document: Document) -> BenchPart:
 
 
 def tune_part(
-    document: Document,
+    tuned: TunedWorkload,
     before: Timeline | None = None,
     after: Timeline | None = None,
     pictures: Sequence[Picture] = (),
@@ -154,24 +155,22 @@ def tune_part(
 ) -> TunePart:
     """The part of `weft tune`."""
     shown = [(line, name) for line, name in ((before, "before"), (after, "after")) if line is not None]
-    sections = [("summary", "Summary"), ("candidates", "Candidates")]
     part = TunePart(
         template="tune.html.j2",
-        title=f"Tune {workload_name(document)}".strip(),
-        subtitle=_subtitle(
-            text(document, "device"), _count(len(records(document, "candidates")), "candidate")
-        ),
-        sentence=tune.sentence(document),
+        title=f"Tune {tuned.workload}",
+        subtitle=_subtitle(tuned.device, _count(len(tuned.candidates), "candidate")),
+        sentence=tuned.text,
         contents=(
-            *sections,
+            ("summary", "Summary"),
+            ("candidates", "Candidates"),
             *([("timeline", "Timeline")] if shown else []),
             *([("occupancy", "Occupancy")] if pictures else []),
         ),
-        simulated=is_simulated(document),
+        simulated=tuned.verdict.simulated,
         pictures=tuple(pictures),
-        cards=tuple(tune.cards(document)),
-        chart=tune.candidate_chart(document),
-        table=tune.candidate_table(document),
+        cards=tuple(tune.cards(tuned)),
+        chart=tune.candidate_chart(tuned),
+        table=tune.candidate_table(tuned),
     )
     timelines, names = [line for line, _ in shown], [name for _, name in shown]
     return _with_timelines(part, timelines, names, None, max_bytes)

@@ -13,6 +13,17 @@ MAX_BARS = 120
 
 
 @dataclass(frozen=True)
+class Timing:
+    """What a chart shows of one candidate."""
+
+    label: str
+    ms: float
+    ci_ms: tuple[float, float] | None
+    kept: bool
+    """Whether it stands out: the chosen one, or one that was raced to the end."""
+
+
+@dataclass(frozen=True)
 class Whisker:
     """A measured time with its confidence interval; positions in per mille of the chart's width."""
 
@@ -76,38 +87,53 @@ def confidence(source: Document, ms: float | None) -> tuple[float, float] | None
     return bounds
 
 
-def interval_cell(row: Document, ms: float | None) -> Cell:
-    """The confidence interval as a table cell, sorted by its width."""
-    bounds = confidence(row, ms)
+def interval_cell(bounds: tuple[float, float] | None) -> Cell:
+    """A confidence interval in ms as a table cell, sorted by its width."""
     if bounds is None:
         return Cell(words.NOTHING)
     return Cell(f"{bounds[0]:.4g} to {bounds[1]:.4g} ms", bounds[1] - bounds[0])
 
 
-def chart(
-    title: str, rows: Sequence[Document], lines: Sequence[tuple[str, float | None]], best: float | None
-) -> Chart:
-    """Rows as whiskers against reference lines; the row chosen, kept or `best` stands out."""
+def timings(rows: Sequence[Document], *, best: float | None = None) -> list[Timing]:
+    """Rows with a time; the row that was chosen, kept, or took `best` ms stands out."""
     chosen = any(row.get("chosen") is True for row in rows)
-    measured = [(row, ms) for row in rows if (ms := number(row, "ms")) is not None]
-    ends = [ms for _, ms in measured] + [ms for _, ms in lines if ms is not None]
-    ends += [end for row, ms in measured for end in (confidence(row, ms) or ())]
+    found = []
+    for row in rows:
+        ms = number(row, "ms")
+        if ms is not None:
+            kept = (row.get("chosen") if chosen else row.get("kept")) is True or (not chosen and ms == best)
+            found.append(Timing(row_policy(row), ms, confidence(row, ms), kept))
+    return found
+
+
+def chart(title: str, shown: Sequence[Timing], lines: Sequence[tuple[str, float | None]]) -> Chart:
+    """Timings as whiskers against reference lines."""
+    ends = [one.ms for one in shown] + [ms for _, ms in lines if ms is not None]
+    ends += [end for one in shown for end in one.ci_ms or ()]
     top = max(ends, default=0.0) * 1.04 or 1.0
 
     def place(ms: float) -> float:
         return round(1000 * max(0.0, min(ms / top, 1.0)), 2)
 
     whiskers = []
-    for row, ms in measured[:MAX_BARS]:
-        low, high = confidence(row, ms) or (ms, ms)
-        label = row_policy(row)
-        value = f"{words.milliseconds(ms)}" + ("" if low == high else f" ±{(high - low) / 2:.2g}")
-        kept = (row.get("chosen") if chosen else row.get("kept")) is True or (not chosen and ms == best)
-        said = f"{label}: {words.milliseconds(ms)}, {words.milliseconds(low)} to {words.milliseconds(high)}"
-        whiskers.append(Whisker(shorten(label, 80), place(ms), place(low), place(high), value, kept, said))
+    for one in shown[:MAX_BARS]:
+        low, high = one.ci_ms or (one.ms, one.ms)
+        value = f"{words.milliseconds(one.ms)}" + ("" if low == high else f" ±{(high - low) / 2:.2g}")
+        times = f"{words.milliseconds(one.ms)}, {words.milliseconds(low)} to {words.milliseconds(high)}"
+        whiskers.append(
+            Whisker(
+                label=shorten(one.label, 80),
+                at=place(one.ms),
+                low=place(low),
+                high=place(high),
+                value=value,
+                kept=one.kept,
+                description=f"{one.label}: {times}",
+            )
+        )
     references = tuple(
         Reference(f"ref-{position}", f"{label} {words.milliseconds(ms)}", place(ms))
         for position, (label, ms) in enumerate(lines)
         if ms is not None
     )
-    return Chart(title, tuple(whiskers), references, max(len(measured) - MAX_BARS, 0))
+    return Chart(title, tuple(whiskers), references, max(len(shown) - MAX_BARS, 0))

@@ -14,7 +14,7 @@ from rich.table import Table as Grid
 
 from weft.report import figures, words
 from weft.report.build import Part
-from weft.report.charts import Chart, chart, is_simulated
+from weft.report.charts import Chart, chart, is_simulated, timings
 from weft.report.details import exposed_table, stream_table
 from weft.report.drawing import draw
 from weft.report.occupancy import Picture
@@ -132,7 +132,7 @@ def page(document: Document, timelines: Sequence[tuple[str, Timeline]] = ()) -> 
         ),
         simulated=is_simulated(document),
         cards=tuple(_cards(document, best)),
-        chart=chart("", rows, (("ideal", number(document, "ideal_ms")),), best),
+        chart=chart("", timings(rows, best=best), (("ideal", number(document, "ideal_ms")),)),
         table=_table(document),
         drawing=drawn,
         what_is_drawn=", ".join(names),

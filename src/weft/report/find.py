@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from weft.errors import InputError
+from weft.errors import InputError, UsageError
+from weft.tuning.tuned_workload import TunedWorkload
 
 MAX_BYTES = 64 << 20
 """Larger files are traces, not results."""
@@ -68,7 +69,7 @@ def find_results(folder: Path) -> Found:
     for path in files:
         try:
             found = list(_read(path))
-        except (OSError, ValueError, RecursionError) as error:
+        except (OSError, ValueError, RecursionError, UsageError) as error:
             skipped.append(f"{path.name}: {_reason(error)}")
             continue
         results += found
@@ -98,6 +99,8 @@ def _read(path: Path) -> Iterator[Result]:
     documents = [json.loads(content)] if path.suffix == ".json" else _lines(content)
     for document in documents:
         kind = kind_of(document)
+        if kind == "tune":
+            TunedWorkload.from_dict(document)  # raises for one that is damaged
         if kind is not None:
             yield Result(path, kind, document)
 

@@ -14,6 +14,7 @@ from weft.report.page import render
 from weft.report.plan_page import plan_part
 from weft.report.reading import Document, number, records, text
 from weft.timeline import Timeline
+from weft.tuning.tuned_workload import TunedWorkload
 
 NO_TIMELINE = "No timeline: the traces are not where they were, or were analyzed with other options."
 
@@ -36,7 +37,9 @@ def _parts(result: Result, max_bytes: int) -> Sequence[Part]:
         return comparison_parts(result.document, *sides, max_bytes=max_bytes)
     if result.kind == "plan":
         return [plan_part(result.document)]
-    return [tune_part(result.document) if result.kind == "tune" else bench_part(result.document)]
+    if result.kind == "tune":
+        return [tune_part(TunedWorkload.from_dict(result.document))]
+    return [bench_part(result.document)]
 
 
 def find_timelines(document: Document, folder: Path) -> list[Timeline]:

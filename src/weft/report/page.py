@@ -21,6 +21,7 @@ import weft
 from weft.report.build import Part, analysis_part, bench_part, comparison_parts, tune_part
 from weft.report.occupancy import Picture
 from weft.timeline import Timeline
+from weft.tuning.tuned_workload import TunedWorkload
 
 Document = dict[str, Any]
 
@@ -28,6 +29,7 @@ _ASSETS = Path(__file__).parent / "assets"
 _STYLES = ("base", "blocks", "timeline", "results", "plan", "print")
 _SCRIPTS = ("format", "data", "view", "paint", "hover", "timeline", "input", "table", "main")
 # Inside a script block these would end it, or begin a comment; JSON does not mind the escapes.
+_NO_CONTROLS = {code: None for code in range(32) if chr(code) not in "\t\n\r"}
 _ESCAPES = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
 
 
@@ -42,13 +44,13 @@ def bench_page(document: Document) -> str:
 
 
 def tune_page(
-    document: Document,
+    tuned: TunedWorkload,
     before: Timeline | None = None,
     after: Timeline | None = None,
     pictures: Sequence[Picture] = (),
 ) -> str:
     """The page of `weft tune`; timelines and occupancy before and after where they are known."""
-    return render([tune_part(document, before, after, pictures)])
+    return render([tune_part(tuned, before, after, pictures)])
 
 
 def comparison_page(
@@ -63,7 +65,7 @@ def render(parts: Sequence[Part]) -> str:
     style = "\n".join(_asset(f"css/{name}.css") for name in _STYLES)
     script = "(() => {\n'use strict';\n" + "\n".join(_asset(f"js/{name}.js") for name in _SCRIPTS) + "\n})();"
     numbered = [part.numbered(position) for position, part in enumerate(parts)]
-    return (
+    page = (
         _environment()
         .get_template("page.html.j2")
         .render(
@@ -78,6 +80,8 @@ def render(parts: Sequence[Part]) -> str:
             ),
         )
     )
+    # Half a surrogate pair cannot be written, and control characters have no meaning on a page.
+    return page.encode("utf-8", "replace").decode("utf-8").translate(_NO_CONTROLS)
 
 
 def embedded(payload: Any) -> Markup:

@@ -3,85 +3,63 @@
 from __future__ import annotations
 
 from weft.report import words
-from weft.report.charts import Chart, chart, interval_cell
+from weft.report.charts import Chart, Timing, chart, interval_cell
 from weft.report.parts import MAX_ROWS, Card, Cell, Column, Table
-from weft.report.reading import Document, number, records, shorten, text
+from weft.report.reading import shorten
+from weft.tuning.tuned_workload import TunedWorkload
 
 
-def sentence(document: Document) -> str:
-    """The verdict in one sentence."""
-    verdict = document.get("verdict")
-    if isinstance(verdict, dict):
-        said = (
-            text(verdict, "text")
-            or text(verdict, "summary")
-            or text(verdict, "reason")
-            or text(verdict, "verdict")
-        )
-    else:
-        said = text(document, "verdict")
-    if said:
-        return said
-    best, plain = number(document, "best_ms"), number(document, "overlap_ms")
-    policy = words.policy_name(document.get("policy"))
-    if best is None or not plain:
-        return f"Policy: {policy}."
-    change = 100 * (best / plain - 1)
-    against = f"{abs(change):.1f}% {'less' if change < 0 else 'more'} than overlap with no control"
-    return f"{policy}: {words.milliseconds(best)}, {against}."
-
-
-def cards(document: Document) -> list[Card]:
+def cards(tuned: TunedWorkload) -> list[Card]:
     """The key figures of a tune."""
-    sequential, best = number(document, "sequential_ms"), number(document, "best_ms")
-    plain, fraction = number(document, "overlap_ms"), number(document, "fraction_of_ideal")
+    best = tuned.best_ms
 
-    def against(base: float | None) -> str:
-        if base is None or best is None or base <= 0:
-            return ""
-        change = 100 * (best / base - 1)
+    def against(base: float) -> str:
+        change = 100 * (best / base - 1) if base > 0 else 0.0
         return f"best is {abs(change):.1f}% {'less' if change < 0 else 'more'}"
 
     found = [
-        Card("Best", words.milliseconds(best), words.policy_name(document.get("policy")), "good"),
-        Card("Overlap, no control", words.milliseconds(plain), against(plain)),
-        Card("Sequential", words.milliseconds(sequential), against(sequential)),
-        Card("Ideal", words.milliseconds(number(document, "ideal_ms"))),
-        Card("Fraction of ideal", words.ratio(fraction), "of the possible gain"),
+        Card("Best", words.milliseconds(best), str(tuned.verdict.policy), "good"),
+        Card("Overlap, no control", words.milliseconds(tuned.overlap_ms), against(tuned.overlap_ms)),
+        Card("Sequential", words.milliseconds(tuned.sequential_ms), against(tuned.sequential_ms)),
+        Card("Ideal", words.milliseconds(tuned.ideal_ms)),
+        Card("Fraction of ideal", words.ratio(tuned.fraction_of_ideal(best)), "of the possible gain"),
     ]
-    if ruled_out := number(document, "ranked_out"):
-        raced = len(records(document, "candidates"))
-        found.append(Card("Candidates", f"{raced}", f"{ruled_out:.0f} more ruled out by simulation"))
+    if tuned.ranked_out:
+        ruled_out = f"{tuned.ranked_out} more ruled out by simulation"
+        found.append(Card("Candidates", f"{len(tuned.candidates)}", ruled_out))
     return found
 
 
-def candidate_chart(document: Document) -> Chart:
+def candidate_chart(tuned: TunedWorkload) -> Chart:
     """The candidates against sequential, plain overlap and ideal."""
-    named = (("sequential", "sequential_ms"), ("overlap, no control", "overlap_ms"), ("ideal", "ideal_ms"))
-    lines = [(label, number(document, key)) for label, key in named]
-    candidates = sorted(records(document, "candidates"), key=lambda c: number(c, "ms") or float("inf"))
-    return chart("Candidates", candidates, lines, best=None)
+    lines = [
+        ("sequential", tuned.sequential_ms),
+        ("overlap, no control", tuned.overlap_ms),
+        ("ideal", tuned.ideal_ms),
+    ]
+    bars = [
+        Timing(one.candidate, one.ms, one.ci_ms, one.kept) for one in tuned.candidates if one.ms is not None
+    ]
+    return chart("Candidates", sorted(bars, key=lambda bar: bar.ms), lines)
 
 
-def candidate_table(document: Document) -> Table:
+def candidate_table(tuned: TunedWorkload) -> Table:
     """Every candidate of a tune."""
     columns = (
-        Column("Policy", numeric=False),
+        Column("Candidate", numeric=False),
         Column("Time"),
         Column("Interval"),
         Column("Kept", numeric=False),
     )
-    found = records(document, "candidates")
     rows = []
-    for item in found[:MAX_ROWS]:
-        ms, policy = number(item, "ms"), words.policy_name(item.get("policy"))
-        kept = "kept" if item.get("kept") is True else ""
+    for one in tuned.candidates[:MAX_ROWS]:
+        kept = "kept" if one.kept else ""
         rows.append(
             (
-                Cell(shorten(policy, 90), policy),
-                Cell(words.milliseconds(ms), ms),
-                interval_cell(item, ms),
+                Cell(shorten(one.candidate, 90), one.candidate),
+                Cell(words.milliseconds(one.ms), one.ms),
+                interval_cell(one.ci_ms),
                 Cell(kept, kept),
             )
         )
-    return Table("Candidates", columns, tuple(rows), max(len(found) - MAX_ROWS, 0))
+    return Table("Candidates", columns, tuple(rows), max(len(tuned.candidates) - MAX_ROWS, 0))

@@ -14,13 +14,12 @@ from typing import Any
 
 from weft.errors import InputError, UnavailableError, UsageError
 from weft.policy import Policy
-from weft.shim import binding, communicators, stats
+from weft.shim import apply, binding, communicators, stats
 
 LIBRARY = "libweft_shim.so"
 PACKAGE = Path(__file__).parent.parent
 AUTOLOAD = PACKAGE / "integrations" / "autoload"
 PRELOAD_FAILURE = "cannot be preloaded"
-AMD_DRIVER = Path("/dev/kfd")
 
 
 def library_path() -> Path:
@@ -36,17 +35,9 @@ def library_path() -> Path:
 
 def environment(policy: Policy, folder: Path, base: Mapping[str, str]) -> dict[str, str]:
     """`base` with what starts a program, and all its children, under the shim and this policy."""
-    env = dict(base)
+    env = apply.start_environment(policy, base)
     env["LD_PRELOAD"] = ":".join(filter(None, (_preloadable(folder), env.get("LD_PRELOAD"))))
     env["WEFT_JOB"] = str(folder)
-    if policy.max_ctas is not None:
-        env["NCCL_MAX_CTAS"] = str(policy.max_ctas)
-        least = env.get("NCCL_MIN_CTAS", "")
-        if least.isdigit() and int(least) > policy.max_ctas:
-            env["NCCL_MIN_CTAS"] = str(policy.max_ctas)  # NCCL refuses a minimum above the maximum
-    if policy.priority == "high" and AMD_DRIVER.exists():
-        # HIP has no launch attribute to carry it; torch can put its collectives on a high-priority stream.
-        env.setdefault("TORCH_NCCL_HIGH_PRIORITY", "1")
     return env
 
 

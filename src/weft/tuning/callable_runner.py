@@ -1,9 +1,10 @@
-"""Stage: runs a callable under one policy after the other, on all ranks, and leaves the process as it was."""
+"""Runs a callable under one policy after the other, on all ranks, and leaves the process unchanged."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
+import logging
 import math
 import sys
 import time
@@ -12,9 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from weft.errors import UnavailableError, WeftError
 from weft.policy import Policy
+from weft.ranks import Ranks
 
 if TYPE_CHECKING:
     from weft.tuning.live.options import Facts
+
+log = logging.getLogger(__name__)
 
 LEARNT_CALLS = 3  # under observation, before anything is tried
 SAMPLE_MS = 20.0  # a shorter callable is called several times for one measurement
@@ -22,59 +26,28 @@ MOST_CALLS = 100
 MOST_CANDIDATES = 40
 
 
-class Team:
-    """The ranks that tune together: those of torch.distributed, or this process alone."""
-
-    def __init__(self) -> None:
-        dist: Any = sys.modules.get("torch.distributed")
-        joined = dist is not None and dist.is_available() and dist.is_initialized()
-        self.dist = dist if joined and dist.get_world_size() > 1 else None
-        self.size = self.dist.get_world_size() if self.dist else 1
-        self.leads = self.dist is None or self.dist.get_rank() == 0
-
-    def gather(self, value: Any) -> list[Any]:
-        """Every rank's value, on every rank."""
-        if self.dist is None:
-            return [value]
-        found: list[Any] = [None] * self.size
-        self.dist.all_gather_object(found, value)
-        return found
-
-    def first(self, value: Any) -> Any:
-        """Rank 0's value, on every rank."""
-        return self.gather(value)[0]
-
-    def most(self, value: float) -> float:
-        """The largest of all ranks' values."""
-        return max(map(float, self.gather(value)))
-
-    def clock(self) -> float:
-        """Rank 0's clock in seconds."""
-        return float(self.first(time.monotonic()))
-
-
-class Stage:
-    """Runs the callable under one policy after the other, and leaves the process as it was."""
+class CallableRunner:
+    """Runs the callable under one policy after the other; a context that leaves the process unchanged."""
 
     def __init__(
-        self, fn: Callable[[], object], setup: Callable[[], object] | None, device: str, team: Team
+        self, fn: Callable[[], object], setup: Callable[[], object] | None, device: str, ranks: Ranks
     ) -> None:
-        self.fn, self.setup, self.team = fn, setup, team
+        self.fn, self.setup, self.ranks = fn, setup, ranks
         self.cuda = device == "cuda"
         self.calls = 1
         self.facts: Facts | None = None
         self.applied: Policy | None = None
         self.controls: Any = None
         if self.cuda:
-            self.controls = _controls(team.size)
+            self.controls = _controls(ranks.size)
 
-    def __enter__(self) -> Stage:
+    def __enter__(self) -> CallableRunner:
         try:
             if self.controls is None:
                 self._run(1)
             else:
                 self._learn()
-            took = self.team.most(self._run(1))
+            took = self.ranks.most(self._run(1))
         except BaseException:
             self.__exit__(*sys.exc_info())
             raise
@@ -84,13 +57,13 @@ class Stage:
     def __exit__(self, *problem: object) -> None:
         if self.controls is None:
             return
-        from weft.shim import overlap
+        from weft.shim import apply
 
         self.controls.apply(Policy())
-        overlap.again()
+        apply.restore()
         if problem[0] is None:
             self.synchronize()
-            self.team.gather(None)  # nobody is still on a communicator that goes
+            self.ranks.gather(None)  # no rank still uses a communicator that is released
             self.controls.release()
 
     def options(self) -> list[Policy]:
@@ -108,18 +81,19 @@ class Stage:
         return [policy for policy in policies if not policy.is_neutral][:MOST_CANDIDATES]
 
     def prepared(self, policies: Sequence[Policy]) -> list[Policy]:
-        """Those whose number of CTAs can be had on every rank."""
+        """The policies whose number of CTAs is possible on every rank."""
         wanted = sorted({p.max_ctas for p in policies if p.max_ctas is not None})
         ready: set[int | None] = {None}
         for ctas in wanted if self.controls is not None else ():
             self.synchronize()
-            self.team.gather(None)
+            self.ranks.gather(None)
             try:
                 self.controls.prepare(ctas)
                 done = True
-            except WeftError:
+            except WeftError as error:
+                log.debug("%d CTAs are not tried: %s", ctas, error)
                 done = False
-            ready |= {ctas} if all(self.team.gather(done)) else set()
+            ready |= {ctas} if all(self.ranks.gather(done)) else set()
         return [p for p in policies if p.max_ctas in ready or self.controls is None]
 
     def measure(self, policy: Policy) -> float:
@@ -129,13 +103,13 @@ class Stage:
             self._apply(policy)
         except WeftError as error:
             problem = str(error)
-        problems = [text for text in self.team.gather(problem) if text]
+        problems = [text for text in self.ranks.gather(problem) if text]
         if problems:  # all ranks must run the callable, or none: it may hold collectives
             self.applied = None
             raise UnavailableError(problems[0])
         if changed:
             self._run(1)  # kernels load anew when they are launched another way
-        return self.team.most(self._run(self.calls))
+        return self.ranks.most(self._run(self.calls))
 
     def synchronize(self) -> None:
         if self.controls is not None:
@@ -155,7 +129,7 @@ class Stage:
         self.controls.learn()  # from here to the facts, nothing but the callable
         self._timed(LEARNT_CALLS)
         own = self.controls.facts(LEARNT_CALLS)
-        self.facts = merge([Facts.from_dict(found) for found in self.team.gather(own.to_dict())])
+        self.facts = merge([Facts.from_dict(found) for found in self.ranks.gather(own.to_dict())])
 
     def _run(self, calls: int) -> float:
         """Milliseconds of one call, of this rank; all ranks begin together."""
@@ -166,7 +140,7 @@ class Stage:
         if self.setup is not None:
             self.setup()
         self.synchronize()
-        self.team.gather(None)
+        self.ranks.gather(None)
 
     def _timed(self, calls: int) -> float:
         begin = time.perf_counter()

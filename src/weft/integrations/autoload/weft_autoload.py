@@ -15,8 +15,10 @@ def start() -> None:
     try:
         if os.environ.get("WEFT_TUNE") == "1":
             _import_weft(os.environ["WEFT_TUNE_HOME"])
+            from weft import logs
             from weft.tuning.live import job
 
+            logs.show()
             job.start()
     except Exception as error:
         sys.stderr.write(f"weft: this process is not tuned: {type(error).__name__}: {error}\n")

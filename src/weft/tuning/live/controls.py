@@ -10,12 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from weft.errors import UnavailableError
 from weft.policy import Policy
-from weft.shim import binding, communicators, stats
+from weft.shim import apply, binding, communicators, stats
+from weft.tuning.candidates import cta_choices
 from weft.tuning.live.look import Look
 from weft.tuning.live.options import Facts, Kernel
-from weft.tuning.live.session import PREPARE_S
 
 FREE_BYTES = 2 << 30  # of the GPU's memory, for the buffers of new communicators
 SM_SHARE = 2  # collectives may take one SM of so many, all ranks on the GPU together
@@ -35,7 +34,7 @@ class LaunchControls:
 
     def learn(self) -> None:
         self._look.begin()
-        binding.set_policy(self.default, track=True)
+        apply.shape_launches(self.default, track=True)
         self._before, self._calls = _counts(), _last_call()
 
     def facts(self, steps: int) -> Facts:
@@ -59,7 +58,7 @@ class LaunchControls:
             choices = cta_choices(ctas, most)
         elif ctas and _used() and not _order_of_sums_matters(_used()):
             at_start = cta_choices(ctas, _most_ctas(_used()))
-        binding.set_policy(None)
+        apply.shape_launches(None)
         return Facts(
             launches=bool(seen),
             collectives=sum(row[0] for row in comm.values()) / steps,
@@ -102,29 +101,21 @@ class LaunchControls:
         return ""
 
     def prepare(self, ctas: int) -> None:
-        communicators.prepare(ctas, PREPARE_S)
+        communicators.prepare(ctas, apply.PREPARE_S)
 
     def apply(self, policy: Policy) -> None:
         self._look.drop()  # where the tuning ends while it learns
-        if communicators.available():
-            other = policy.max_ctas != self.default.max_ctas
-            communicators.route(policy.max_ctas if other else None)
-        elif policy.max_ctas != self.default.max_ctas:
-            raise UnavailableError("the program has made no NCCL communicator that weft can see")
-        binding.set_policy(None if policy == self.default else policy)
+        apply.apply(policy, self.default)
 
     def harmless(self) -> None:
-        binding.set_policy(Policy())
+        apply.shape_launches(Policy())
 
     def release(self) -> None:
         if communicators.available():
             communicators.release()
 
     def synchronize(self) -> None:
-        import torch
-
-        if torch.cuda.is_initialized():
-            torch.cuda.synchronize()
+        apply.synchronize()
 
     def now(self) -> float:
         return time.perf_counter()
@@ -154,12 +145,6 @@ def _kernel(
     name = stats.demangle(symbol)
     ms, beside_ms = times.get(name) or times.get(symbol) or (None, None)
     return Kernel(name, symbol, launches, beside, blocks or None, ms, beside_ms)
-
-
-def cta_choices(now: int, most: int) -> tuple[int, ...]:
-    """Half, 4/3, twice and 8/3 times as many, within what fits."""
-    wanted = (now // 2, round(now * 4 / 3), 2 * now, round(now * 8 / 3))
-    return tuple(dict.fromkeys(count for count in wanted if 1 <= count <= most and count != now))
 
 
 def _used() -> list[communicators.Communicator]:

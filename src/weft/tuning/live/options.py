@@ -9,8 +9,8 @@ from typing import Any
 
 from weft.kernels import glob_regex
 from weft.policy import MAX_PATTERN_BYTES, MAX_RULES, Policy, Rule
+from weft.tuning.candidates import HEAD_START_US
 
-HEAD_START_US = 5.0  # enough for a collective's blocks to be placed first; 40 already costs on an H200
 SHAPED_KERNELS = 2  # kernels tried in the last stage; each costs several steps of the job
 SHAPED_SHARE = 0.1  # of the time beside collectives: a kernel with less is not worth shaping
 BESIDE_SHARE = 0.05  # of the collectives' time: with less compute beside them, nothing shares the GPU

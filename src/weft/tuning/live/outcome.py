@@ -13,16 +13,6 @@ from weft.policy import Policy
 from weft.tuning.live.options import Facts, explain
 
 
-def label(policy: Policy) -> str:
-    """A short name: `ctas16+priority+head5+res3`."""
-    shaped = {rule.residency for rule in policy.rules if rule.residency} | {policy.residency or 0}
-    parts = [f"ctas{policy.max_ctas}"] if policy.max_ctas else []
-    parts += ["priority"] if policy.priority == "high" else []
-    parts += [f"head{policy.head_start_us:g}"] if policy.head_start_us else []
-    parts += [f"res{count}" for count in sorted(shaped) if count]
-    return "+".join(parts) or "no control"
-
-
 @dataclass
 class Tried:
     """A policy and the steps that were run under it."""
@@ -36,7 +26,7 @@ class Tried:
 
     def to_dict(self) -> dict[str, Any]:
         return {
-            "label": label(self.policy),
+            "label": self.policy.label,
             "policy": self.policy.to_dict(),
             "ms": round(median(self.ms), 4) if self.ms else None,
             "steps": len(self.ms),
@@ -79,7 +69,7 @@ class Outcome:
         low, high = self.ci_pct
         found = f", from {self.source}" if self.source else ""
         return (
-            f"{label(self.policy)}{found}: {self.gain_pct:.1f}% less time per step "
+            f"{self.policy.label}{found}: {self.gain_pct:.1f}% less time per step "
             f"(95%: {low:.1f} to {high:.1f}), found in {used}"
         )
 
@@ -163,9 +153,9 @@ def why_none_was_better(facts: Facts, tried: Sequence[Tried], default: Policy, n
         if one.policy == default:
             continue
         if one.problem:
-            parts.append(f"{label(one.policy)} {one.problem}")
+            parts.append(f"{one.policy.label} {one.problem}")
         elif base and one.ms:
-            parts.append(f"{label(one.policy)} {100 * (median(one.ms) / base - 1):+.1f}%")
+            parts.append(f"{one.policy.label} {100 * (median(one.ms) / base - 1):+.1f}%")
     beside = facts.beside
     about = ""
     if not facts.launches:

@@ -24,7 +24,7 @@ from typing import Any
 from weft.measure.steadiness import Noise, steady
 from weft.policy import Policy
 from weft.tuning.live.options import Facts, beyond, stages
-from weft.tuning.live.outcome import Outcome, Tried, label, why_none_was_better, why_nothing_to_try
+from weft.tuning.live.outcome import Outcome, Tried, why_none_was_better, why_nothing_to_try
 
 BUDGET = 57  # steps of the job that tuning may use
 FOR_KNOWN = 24  # of these, for the check of what an earlier run found
@@ -224,7 +224,7 @@ class _Search:
             pair = (self.default, policy) if len(gains) % 2 == 0 else (policy, self.default)
             ms = yield from self._turn(pair)
             if self.tried[policy].problem:
-                return self.left_alone(f"{label(policy)} {self.tried[policy].problem}")
+                return self.left_alone(f"{policy.label} {self.tried[policy].problem}")
             gains.append(math.log(ms[self.default] / ms[policy]))
             gain, error = self.noise.paired(gains)
             low, high = gain - PROOF_Z * error, gain + PROOF_Z * error
@@ -288,7 +288,7 @@ class _Search:
     def _unproven(self, policy: Policy, gain: float, bounds: tuple[float, float]) -> Outcome:
         low, high = map(_less, bounds)
         return self.left_alone(
-            f"{label(policy)} was best, but its gain of {_less(gain):.1f}% (95%: {low:.1f} to {high:.1f}) "
+            f"{policy.label} was best, but its gain of {_less(gain):.1f}% (95%: {low:.1f} to {high:.1f}) "
             "is not beyond doubt"
         )
 

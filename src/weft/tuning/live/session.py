@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from weft.policy import Policy
 from weft.ranks import ABANDON, Agreement, Decision, Report
+from weft.shim.apply import PREPARE_S
 from weft.tuning.live.conductor import Conductor
 from weft.tuning.live.options import Facts
 from weft.tuning.live.outcome import stopped
@@ -18,7 +19,6 @@ from weft.tuning.live.watchdog import Guard
 
 LEAST_DEADLINE_S = 5.0
 DEADLINE = 10.0  # times the usual step, for the other ranks to come to the boundary
-PREPARE_S = 20.0  # for new communicators
 STALL = 10.0  # times the usual step, for a trial
 LEAST_STALL_S = 5.0
 

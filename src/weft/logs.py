@@ -1,0 +1,38 @@
+"""Diagnostics: the standard `logging` under the name `weft`, on stderr when asked for.
+
+`WEFT_LOG=debug` (or info, warning) shows them in every process of a job, `weft -v …` in the command itself.
+Nothing is shown, and no handler is added, without either of them.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+
+VARIABLE = "WEFT_LOG"
+LEVELS = ("debug", "info", "warning", "error")
+_FORMAT = "weft %(process)d %(levelname).1s %(relativeCreated).0f ms %(name)s: %(message)s"
+
+
+def show(level: str | None = None) -> None:
+    """Print diagnostics of this level and above on stderr; None: as WEFT_LOG says, if it says anything.
+
+    A level that is not known counts as debug: somebody wants to see something.
+    """
+    wanted = (level if level is not None else os.environ.get(VARIABLE, "")).strip().lower()
+    if not wanted:
+        return
+    logger = logging.getLogger("weft")
+    logger.setLevel(wanted.upper() if wanted in LEVELS else "DEBUG")
+    if not any(isinstance(handler, _Handler) for handler in logger.handlers):
+        handler = _Handler()
+        handler.setFormatter(logging.Formatter(_FORMAT))
+        logger.addHandler(handler)
+        logger.propagate = False  # the program's own handlers would print each line twice
+
+
+class _Handler(logging.StreamHandler):  # type: ignore[type-arg]
+    """Stderr; an error while logging is never the program's."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
+        pass

@@ -1,0 +1,152 @@
+"""Applying a policy: the only way in which controls reach a program, when it starts and while it runs.
+
+start_environment   what a program needs in its environment; `weft run` sets it
+apply               this process from now on; live tuning, on all ranks between the same two steps
+overlap             the same for a block of Python code, with the agreement of all ranks
+shape_launches      the part of a policy that single launches carry; the lab has communicators of its own
+not_applied         the controls of a policy that none of these can apply, each with the reason
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any
+
+from weft.errors import UnavailableError, WeftError
+from weft.policy import Policy
+from weft.ranks import Ranks
+from weft.shim import binding, communicators, restart
+
+log = logging.getLogger(__name__)
+
+PREPARE_S = 20.0  # for new communicators
+AMD_DRIVER = Path("/dev/kfd")
+
+_NOT_BY_LAUNCHES = {
+    "sm_reserve": "compute.sm_reserve is not applied: no launch can keep SMs free for others",
+    "schedule": "schedule is not applied: it is for fused operations (weft.ops)",
+    "engine": "comm.engine dma is not applied: it is for fused operations (weft.ops)",
+}
+
+_current: ContextVar[Policy | None] = ContextVar("weft_policy", default=None)
+_routed: int | None = None
+"""CTAs that all ranks agreed on in `overlap`; None: the program's own communicators."""
+
+
+def not_applied(policy: Policy) -> list[str]:
+    """One line for each control of the policy that cannot be applied to a program's launches."""
+    neutral = Policy()
+    return [
+        line for name, line in _NOT_BY_LAUNCHES.items() if getattr(policy, name) != getattr(neutral, name)
+    ]
+
+
+def start_environment(policy: Policy, base: Mapping[str, str]) -> dict[str, str]:
+    """`base` with the controls that must be in force when a program starts."""
+    env = dict(base)
+    if policy.max_ctas is not None:
+        env["NCCL_MAX_CTAS"] = str(policy.max_ctas)
+        least = env.get("NCCL_MIN_CTAS", "")
+        if least.isdigit() and int(least) > policy.max_ctas:
+            env["NCCL_MIN_CTAS"] = str(policy.max_ctas)  # NCCL refuses a minimum above the maximum
+    if policy.priority == "high" and AMD_DRIVER.exists():
+        # HIP has no launch attribute to carry it; torch can put its collectives on a high-priority stream.
+        env.setdefault("TORCH_NCCL_HIGH_PRIORITY", "1")
+    return env
+
+
+def shape_launches(policy: Policy | None, *, track: bool = False) -> None:
+    """Set priority, head start and residency of this process's launches; None: the job's policy.
+
+    `track` counts the launches that overlap with collectives, and changes nothing by itself.
+    """
+    binding.set_policy(policy, track)
+
+
+def apply(policy: Policy, default: Policy) -> None:
+    """Run this process under `policy` from the next launch on. `default`: what the job was started with.
+
+    The collectives' CTAs concern all ranks: every rank must call this between the same two collectives, after
+    `communicators.prepare` succeeded on all of them. Raises UnavailableError where that is not possible here.
+    """
+    if communicators.available():
+        changed = policy.max_ctas != default.max_ctas
+        communicators.route(policy.max_ctas if changed else None)
+    elif policy.max_ctas != default.max_ctas:
+        raise UnavailableError("the program has made no NCCL communicator that weft can see")
+    shape_launches(None if policy == default else policy)
+    log.debug("policy in force: %s", policy)
+
+
+@contextmanager
+def overlap(policy: Policy) -> Iterator[None]:
+    """Launch what is inside under `policy`; raises with the fix in a process not started by `weft run`.
+
+    Applies to the whole process, from the next launch on; nests; the previous policy is restored at the end.
+    A policy with `max_ctas` moves the collectives to other communicators, between two waits for the GPU: all
+    ranks enter and leave together, after the first collective, and best around the loop, not in it. Where
+    that is not possible on every rank, a warning says why, and the rest of the policy applies.
+    """
+    restart.require()
+    outer = _current.get()
+    before = outer.max_ctas if outer else None
+    if policy.max_ctas != before:
+        _use_ctas(policy.max_ctas)
+    shape_launches(policy)
+    token = _current.set(policy)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+        shape_launches(outer)
+        if policy.max_ctas != before:
+            _use_ctas(before)
+
+
+def restore() -> None:
+    """Set the policy of the innermost `overlap` anew, or the job's where there is none."""
+    shape_launches(_current.get())
+    if _routed is not None:
+        communicators.route(_routed)
+
+
+def synchronize() -> None:
+    """Wait until the GPU has done all that this process launched."""
+    torch: Any = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+
+
+def _use_ctas(ctas: int | None) -> None:
+    """Limit collectives to so many CTAs on all ranks or none; None: the program's own communicators."""
+    global _routed
+    synchronize()
+    if ctas is None:
+        _routed = None
+        if communicators.available():
+            communicators.route(None)
+        return
+    problem = ""
+    try:
+        if not communicators.available():
+            raise UnavailableError("the program has made no NCCL communicator yet")
+        communicators.prepare(ctas, PREPARE_S)
+    except WeftError as error:
+        problem = str(error)
+    problems = [text for text in Ranks().gather(problem) if text]
+    if problems:
+        warnings.warn(
+            f"weft: comm.max_ctas {ctas} is not applied ({problems[0]}); "
+            "`weft run --policy` sets it when the program starts",
+            RuntimeWarning,
+            stacklevel=4,
+        )
+        return
+    communicators.route(ctas)
+    _routed = ctas

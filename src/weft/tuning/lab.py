@@ -1,0 +1,164 @@
+"""The best policy of one workload on one executor: which candidates to race, the race, the verdict."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from weft.errors import WeftError
+from weft.execute.base import Executor, References
+from weft.execute.sim import GHOST, SimExecutor
+from weft.gpu.presets import PRESETS
+from weft.gpu.specs import GpuSpec
+from weft.measure.race import ROUNDS, race
+from weft.measure.result import Entry, Result
+from weft.policy import Policy
+from weft.sim.profile import by_title
+from weft.tuning.candidates import Candidate, candidates, promising
+from weft.tuning.tuned_workload import TIE, TunedWorkload
+from weft.tuning.verdict import Measured, Verdict
+from weft.workload import BASELINE_CTAS, Workload
+
+log = logging.getLogger(__name__)
+
+COMPUTE = Candidate("compute alone", mode="compute")
+COMM = Candidate("collective alone", mode="comm")
+SIMULATED_GAIN = 0.02
+"""A simulated gain below this share is within the model's error, and no reason to change anything."""
+
+
+def choose_candidates(
+    executor: Executor, workload: Workload, *, before: Policy | None = None, every: bool = False
+) -> tuple[list[Candidate], int]:
+    """The candidates to race, and how many more a simulated GPU ruled out.
+
+    `before`: the winner of an earlier time, always raced again. `every`: rule nothing out.
+    """
+    if isinstance(executor, SimExecutor):
+        spec, most = executor.profile.spec, executor.most_ctas(workload)
+        return candidates(workload, spec, executor.ctas, most), 0
+    info = executor.info()
+    title, sms = str(info.get("gpu", "")), int(info.get("sm_count") or 0)
+    possible = candidates(workload, _preset(title), BASELINE_CTAS, sms // workload.ranks)
+    likely = possible if every else _likely(title, "ghost" in str(info.get("ranks")), workload, possible)
+    ruled_out = len(possible) - len(likely)
+    if before is not None and before not in [c.policy for c in likely]:
+        likely = [*likely, Candidate.of(before)]
+    return likely, ruled_out
+
+
+def _likely(title: str, ghost: bool, workload: Workload, possible: list[Candidate]) -> list[Candidate]:
+    """What the simulated GPU nearest to this one does not rule out; all where there is none."""
+    try:
+        model = by_title(title)
+        simulated = SimExecutor(model.name + (GHOST if ghost else ""), model=model)
+        return promising(possible, lambda c: simulated.measure(workload, c.policy, c.mode).ms)
+    except WeftError as error:  # a GPU or a workload that the model does not know
+        log.debug("no candidate is ruled out by simulation: %s", error)
+        return list(possible)
+
+
+def _preset(title: str) -> GpuSpec | None:
+    """The preset of a real GPU by its marketing name, or None: then residency is not tried."""
+    words = title.lower().replace("-", " ").split()
+    return next((gpu for name, gpu in PRESETS.items() if name.split("-")[0] in words), None)
+
+
+def tune_workload(
+    executor: Executor,
+    workload: Workload,
+    tried: Sequence[Candidate],
+    *,
+    rounds: int = ROUNDS,
+    seed: int = 0,
+    deadline_s: float | None = None,
+    on_sample: Callable[[int, float | None], None] | None = None,
+    ranked_out: int = 0,
+) -> TunedWorkload:
+    """Race the candidates, of which the first two are sequential and plain overlap.
+
+    A simulated GPU has no noise, so one round suffices. Raises the executor's error where a baseline cannot
+    run at all. `ranked_out`: how many others a model ruled out before, for the record.
+    """
+    once = executor.simulated
+    result = race(
+        [*tried, COMPUTE, COMM],
+        lambda c: executor.measure(workload, c.policy, c.mode).ms,
+        baselines=(0, 1),
+        aside=(len(tried), len(tried) + 1),
+        rounds=1 if once else rounds,
+        min_rounds=1 if once else 3,
+        confirm=0 if once else 5,
+        seed=seed,
+        deadline_s=deadline_s,
+        clock=getattr(executor, "clock", time.monotonic),  # ranks must agree on when time is up
+        on_sample=on_sample,
+    )
+    return replace(_conclude(executor, workload, result, len(tried)), ranked_out=ranked_out)
+
+
+def _conclude(executor: Executor, workload: Workload, result: Result[Candidate], count: int) -> TunedWorkload:
+    entries = result.entries
+    for entry in (*entries[:2], *entries[count:]):
+        if entry.error is not None:
+            raise entry.error
+    sequential, overlap, compute, comm = entries[0], entries[1], entries[count], entries[count + 1]
+    baseline, chosen = result.best_baseline, result.chosen
+    if chosen is None or baseline is None:
+        raise WeftError(f"{workload}: nothing could be measured on {executor.device}; see `weft doctor`")
+    once = executor.simulated
+    if once:
+        chosen = _simplest(entries[:count], chosen)
+        if entries[chosen].ms > (1 - SIMULATED_GAIN) * entries[baseline].ms:
+            chosen = baseline
+    applies = chosen not in result.baselines
+    best = entries[chosen if applies else baseline]
+    middle, low, high = result.ratio(chosen) if applies else (1.0, 1.0, 1.0)
+    verdict = Verdict(
+        source="simulator" if once else "lab",
+        policy=best.candidate.policy if applies else Policy(),
+        chosen=best.candidate.label,
+        applies=applies,
+        gain_pct=100 * (1 - middle),
+        gain_ci_pct=(100 * (1 - high), 100 * (1 - low)),
+        best_ms=best.ms,
+        baseline_ms=entries[baseline].ms,
+        baseline="sequential" if baseline == 0 else "plain overlap",
+        reason=""
+        if applies
+        else why_left_alone(result, "the model's error" if executor.simulated else "noise"),
+        measurements=result.measurements,
+        candidates=tuple(map(Measured.of, entries[:count])),
+    )
+    log.debug("%s on %s: %s", workload, executor.device, verdict.text)
+    references = References(sequential.ms, compute.ms, comm.ms, workload.iterations)
+    return TunedWorkload(
+        verdict=verdict,
+        device=executor.device,
+        workload=workload,
+        overlap_ms=overlap.ms,
+        sequential_ms=references.sequential_ms,
+        ideal_ms=references.ideal_ms,
+    )
+
+
+def why_left_alone(result: Result[Candidate], within: str) -> str:
+    """Why a race ended with a baseline: how close the others came. `within`: what hides a small gain."""
+    if result.unconfirmed is not None:
+        return f"{result.entries[result.unconfirmed].candidate.label} was ahead, but not when measured again"
+    skip = {*result.baselines, *result.aside}
+    others = [entry for i, entry in enumerate(result.entries) if i not in skip]
+    found = result.nearest()
+    if found is None:
+        return f"no candidate can run here ({others[0].problem})" if others else "no control can matter here"
+    first, change = found
+    how = f"within {within}" if change < 0 else "no gain"
+    return f"nearest: {result.entries[first].candidate.label}, {100 * change:+.1f}%, {how}"
+
+
+def _simplest(entries: Sequence[Entry[Candidate]], chosen: int) -> int:
+    """Of the candidates that a model cannot tell from the fastest, the one with the fewest controls."""
+    near = [i for i, e in enumerate(entries) if e.ms <= entries[chosen].ms * (1 + TIE)]
+    return min(near, key=lambda i: (entries[i].candidate.policy.controls, entries[i].ms))
