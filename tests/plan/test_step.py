@@ -111,7 +111,7 @@ def test_a_model_flops_rate_is_that_of_the_paper():
 
 def test_what_a_gpu_borrows_is_noted():
     notes = predict(TrainingJob(model="llama3-8b", gpu="b200", gpus=8)).notes
-    assert any("matrix products: shares of the peak as on h100" in note for note in notes)
+    assert any("matmuls: shares of the peak as on h100" in note for note in notes)
     assert any("profile of h100" in note for note in notes)
     assert any("software" in note for note in notes)
 

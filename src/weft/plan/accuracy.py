@@ -145,7 +145,7 @@ def known_error() -> dict[str, Any] | None:
 def error_of(job: TrainingJob, known: Mapping[str, Any] | None = None) -> dict[str, Any] | None:
     """The error that applies to a job: that of its family; without one, the largest of all and no runs."""
     table = known if known is not None else known_error()
-    if not table:
+    if not table or "families" not in table:
         return None
     families, name = table["families"], family(job)
     if name in families:

@@ -133,6 +133,9 @@ def _recomputed(job: TrainingJob, software: Software, forward: Work, gemms: list
     if job.recompute == "selective":
         if software.selective == "half":
             return Work(0.5 * forward.gemm, 0.0, forward.elementwise, 0.5 * forward.overhead)
+        if software.selective == "cheap":
+            up = sum(g.flops for g in gemms if g.name in ("q_up", "kv_up")) / sum(g.flops for g in gemms)
+            return Work(up * forward.gemm, 0.0, forward.elementwise / 2, forward.overhead / 4)
         if software.selective == "projections":
             kept = sum(g.flops for g in gemms if g.name in ("qkv", "down", "expert_down"))
             share = 1 - kept / sum(g.flops for g in gemms)

@@ -118,7 +118,8 @@ class Software:
     """`flash2`, `flash3` (also cuDNN's), or `unfused`: scores go through memory."""
     selective: str
     """What selective recomputation repeats: `attention`; `half`: every other matmul; `projections`: all but
-    the projections to queries, keys and values, and what nothing needs again."""
+    the projections to queries, keys and values, and what nothing needs again; `cheap`: norms, up-projections
+    and activations."""
     grad_bytes: float
     """Bytes of a gradient element on the wire."""
     hides: frozenset[str]
@@ -138,6 +139,8 @@ class Software:
     """Collectives in which fully sharded parameters of a layer are gathered."""
     regathers: bool = False
     """Whether full recomputation gathers fully sharded parameters a third time."""
+    offloads: bool = False
+    """Whether the inputs of recomputed layers go to the host."""
     speed: float = 1.0
     """Rate of its matmuls against the GPU's `gemm` figure. From here on: set by the constants."""
     attention_efficiency: float = 1.0

@@ -9,8 +9,9 @@ from weft.plan.collectives import Group, collective_s
 from weft.plan.compute import Pass, head, layer, optimizer_s
 from weft.plan.config import AUTO, TrainingJob
 from weft.plan.figures import Figures, half_rate, shipped
-from weft.plan.memory import check_fits, memory_bytes, stage_params
+from weft.plan.memory import check_fits, memory_bytes, stage_params, tight
 from weft.plan.overlap import Hidden, hide, simulated_gpu
+from weft.plan.network import usual_network
 from weft.plan.pipeline import Stage, span_s, stages
 from weft.plan.traffic import Need, needs
 from weft.policy import Policy
@@ -104,7 +105,7 @@ def predict(job: TrainingJob, figures: Figures | None = None, *, check_memory: b
         collectives=found,
         memory_bytes=memory,
         policy={f"{c.name} {c.kind}": c.policy for c in found},
-        notes=_notes(job, known),
+        notes=(*_notes(job, known), *tight(job, memory)),
     )
 
 
@@ -183,10 +184,16 @@ def _part(job: TrainingJob, figures: Figures, stage: Stage, dense: Pass, moe: Pa
     if stage.head:
         work = work + head(job, figures)
     traffic = []
+    usual = job.network.but(
+        rail_bytes_per_s=max(job.network.rail_bytes_per_s, usual_network(job.gpu.name).rail_bytes_per_s)
+    )
     for need in needs(job, software, figures.constants.fusion, stage, dense, moe):
         alone = collective_s(need.kind, need.bytes, need.group, job.gpu, job.network, figures.links)
         if need.hidden:
-            found = hide(need.kind, alone, need.window, need.floor, job, need.group)
+            most = alone
+            if need.group.scope == "network" and job.network.rail_bytes_per_s < usual.rail_bytes_per_s:
+                most = collective_s(need.kind, need.bytes, need.group, job.gpu, usual, figures.links)
+            found = hide(need.kind, alone, need.window, need.floor, job.gpu, need.group, job.policy, most)
         else:
             found = Hidden(alone, 0.0, alone, 0.0, None)
         traffic.append((need, found))
@@ -207,6 +214,9 @@ def _notes(job: TrainingJob, figures: Figures) -> tuple[str, ...]:
         found.append(f"rates of matmuls: shares of the peak as on {figures.relative(job.gpu)}")
     if job.sharding == "zero3" and not job.gathers_layers:
         found.append("with pipeline stages weights are gathered once a step and stay whole, as with zero1")
+    sizes = {stage.layers for stage in stages(job)}
+    if len(sizes) > 1:
+        found.append(f"uneven stages: {min(sizes)} to {max(sizes)} layers")
     if job.policy == AUTO:
         found.append("policies are the best of the simulated candidates, collective by collective")
     return tuple(found)

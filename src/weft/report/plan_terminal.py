@@ -71,6 +71,8 @@ def _show_one(document: Document, out: Console) -> None:
             table.add_row(Text(change.label), words.duration(1e6 * change.step_s), gain)
         _print(out, table)
     _line(out, plan.memory_sentence(document))
+    if plan.cost_sentence(document):
+        _line(out, plan.cost_sentence(document))
 
 
 def _show_breakdown(document: Document, out: Console) -> None:
@@ -132,7 +134,7 @@ def _show_sweep(document: Document, out: Console) -> None:
     for row in shown:
         table.add_row(
             "●" if row.get("pareto") is True else " ",
-            Text(shorten(text(row, "label"), 33)),
+            Text(shorten(text(row, "label"), 40)),
             "yes" if text(row, "controls") == "weft" else "no",
             _short(amount(row, "step_time_s")),
             f"{amount(row, 'tokens_per_s_per_gpu'):,.0f}",
