@@ -113,7 +113,9 @@ def main() -> None:
         print(f"{getattr(whole.constants, one.name):12.5g}  (prior {one.prior:g})  {one.name}")
     errors = fitted.errors[: len(rows)]
     for kind in sorted({family(row.job) for row in rows}):
-        off = [100 * abs(math.expm1(e)) for e, row in zip(errors, rows, strict=True) if family(row.job) == kind]
+        off = [
+            100 * abs(math.expm1(e)) for e, row in zip(errors, rows, strict=True) if family(row.job) == kind
+        ]
         print(f"  fitted to all: {kind:12} {len(off):4} rows: mean {statistics.fmean(off):.1f}%")
     off = [100 * abs(math.expm1(e)) for e in extra(whole)]
     print(f"  single collectives: {len(off)} points: median {statistics.median(off):.1f}%")

@@ -416,7 +416,9 @@ def deepseek(row: dict[str, str]) -> dict[str, object]:
     job.update(source="deepseek", software="deepseek-2024", model="deepseek-v3", gpu="h800")
     job.update(schedule="dualpipe", micro_batch=1, expert_tp=1, network="ndr400")
     job.update(recompute="selective")
-    job["assumed"] = "micro-batch 1; recomputation of norms, up-projections and activations as the report says"
+    job["assumed"] = (
+        "micro-batch 1; recomputation of norms, up-projections and activations as the report says"
+    )
     return job
 
 
@@ -525,7 +527,9 @@ KEY = ("model", "layers", "hidden", "gpus", "tp", "precision", "recompute", "hid
 
 def part(source: str) -> str:
     """Which table or release of a publisher a row is from: what is left out together."""
-    release = re.search(r"v?\d+\.\d+(\.\d+)?(?= NeMo|$)|(Table|Fig|T)s? ?[\d/+T]+$|sec [\d.]+|r0\.8\.0 README \w+", source)
+    release = re.search(
+        r"v?\d+\.\d+(\.\d+)?(?= NeMo|$)|(Table|Fig|T)s? ?[\d/+T]+$|sec [\d.]+|r0\.8\.0 README \w+", source
+    )
     words = release[0] if release else source.split(" ")[-1].split("/")[-1]
     return {"2024)": "2024-08"}.get(words, words).strip("()").replace(" ", "-").replace("/", "+")
 

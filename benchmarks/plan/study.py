@@ -22,7 +22,7 @@ import zeropp
 from study_text import BLOCKS, COMPRESSIONS, GBITS, SHARDED, SIZES, Row, block_accuracy, pictures
 
 from weft.errors import UsageError
-from weft.plan import TrainingJob, Prediction, predict
+from weft.plan import Prediction, TrainingJob, predict
 from weft.plan.accuracy import held_out_error
 from weft.plan.compression import parse
 from weft.plan.config import AUTO

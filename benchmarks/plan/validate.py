@@ -102,7 +102,9 @@ def data_parallel(pairs: list[Pair]) -> dict[str, float]:
     steps = {
         row.job.dp: (row.step_s, prediction.step_s)
         for row, prediction in pairs
-        if publisher(row.source) == "korthikanti" and row.job.model.layers == 105 and row.job.recompute == "selective"
+        if publisher(row.source) == "korthikanti"
+        and row.job.model.layers == 105
+        and row.job.recompute == "selective"
     }
     return {
         "published_s": round(steps[8][0] - steps[1][0], 2),
@@ -228,7 +230,11 @@ def page(answer: dict[str, Any]) -> str:
     ]
     for name, one in answer["sources"].items():
         lines.append(f"| {name} | {one['rows']} | {one['mean']} | {one['max']} |")
-    lines += ["", "## Against Calculon, on the same publications (mean error in percent, SC'21 without ZeRO-3)", ""]
+    lines += [
+        "",
+        "## Against Calculon, on the same publications (mean error in percent, SC'21 without ZeRO-3)",
+        "",
+    ]
     lines += ["| rows | Calculon | here |", "| --- | ---: | ---: |"]
     for name, line in answer["calculon"].items():
         lines.append(f"| {name} ({line['rows']}) | {line['calculon']} | {line['mean']} |")

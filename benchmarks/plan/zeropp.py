@@ -19,7 +19,7 @@ from typing import Any
 
 from weft.gpu.presets import PRESETS
 from weft.gpu.specs import Throughput
-from weft.plan import TrainingJob, Model, Network, predict
+from weft.plan import Model, Network, TrainingJob, predict
 from weft.plan.collectives import collective_s, group
 from weft.plan.figures import shipped
 from weft.plan.models import PRESETS as MODELS

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from weft.errors import UsageError
 from weft.gpu.specs import spec
-from weft.plan import TrainingJob, Network, Prediction, predict
+from weft.plan import Network, Prediction, TrainingJob, predict
 from weft.plan.compression import (
     METHODS,
     Matrix,

@@ -69,7 +69,11 @@ WRONG = [
     ({"schedule": "1f1"}, "did you mean 1f1b", {"schedule": "1f1b"}),
     ({"sharding": "zero4"}, "sharding 'zero4' is not known", {"sharding": "zero3"}),
     ({"recompute": "some"}, "recompute 'some' is not known", {"recompute": "none"}),
-    ({"pp": 5, "gpus": 40, "schedule": "dualpipe"}, "nearest is 6", {"pp": 6, "gpus": 48, "schedule": "dualpipe"}),
+    (
+        {"pp": 5, "gpus": 40, "schedule": "dualpipe"},
+        "nearest is 6",
+        {"pp": 6, "gpus": 48, "schedule": "dualpipe"},
+    ),
     ({"precision": "int4"}, "precision 'int4' is not known", {"precision": "fp8"}),
     (
         {"gpu": "a100-80gb", "precision": "fp8"},

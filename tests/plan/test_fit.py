@@ -80,5 +80,6 @@ def test_every_constant_changes_some_prediction(name):
     value = getattr(shipped().constants, name)
     changed = shipped().but(**{name: value * 0.9})
     assert any(
-        predict(job, changed, check_memory=False).step_s != predict(job, check_memory=False).step_s for job in jobs
+        predict(job, changed, check_memory=False).step_s != predict(job, check_memory=False).step_s
+        for job in jobs
     )

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weft.errors import InputError, UsageError
-from weft.plan import TrainingJob, Model
+from weft.plan import Model, TrainingJob
 from weft.plan.calibrate import Measured, _rank, calibrate, calibrated, kind_of, measure, traced_job
 from weft.plan.figures import shipped
 

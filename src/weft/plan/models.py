@@ -89,6 +89,19 @@ class Model:
                     f"model heads {self.heads} does not divide hidden {self.hidden}; nearest is {near}"
                 )
             object.__setattr__(self, "head_dim", self.hidden // self.heads)
+        if self.heads % self.kv_heads:
+            near = nearest_divisor(self.heads, self.kv_heads)
+            raise UsageError(
+                f"model kv_heads {self.kv_heads} does not divide its {self.heads} heads; nearest is {near}"
+            )
+        if not self.experts and (self.experts_per_token or self.expert_ffn or self.shared_ffn):
+            raise UsageError(
+                "model experts_per_token, expert_ffn or shared_ffn without experts; set experts too"
+            )
+        if not 0 <= self.dense_layers <= self.layers:
+            raise UsageError(
+                f"model dense_layers {self.dense_layers} is not possible with {self.layers} layers"
+            )
         if self.experts:
             if not 1 <= self.experts_per_token <= self.experts:
                 raise UsageError(

@@ -10,12 +10,11 @@ from weft.plan.compute import Pass, head, layer, optimizer_s
 from weft.plan.config import AUTO, TrainingJob
 from weft.plan.figures import Figures, half_rate, shipped
 from weft.plan.memory import check_fits, memory_bytes, stage_params, tight
-from weft.plan.overlap import Hidden, hide, simulated_gpu
 from weft.plan.network import usual_network
+from weft.plan.overlap import Hidden, hide, simulated_gpu
 from weft.plan.pipeline import Stage, span_s, stages
 from weft.plan.traffic import Need, needs
 from weft.policy import Policy
-
 
 MEASURED = ("a100-80gb", "h100", "h100-96gb", "h200", "h800", "v100")
 """GPUs with published runs among those that the constants were fitted to."""

@@ -94,7 +94,9 @@ def axes(options: Options, held: set[str]) -> dict[str, Sequence[object]]:
     shape: Model = model if isinstance(model, Model) else preset(model)
     gpus = int(options["gpus"])
     seq = int(options.get("seq_len") or shape.seq_len)
-    whole = [p for p in range(1, min(shape.layers, 64) + 1) if shape.layers % p == 0 or (shape.layers + 2) % p == 0]
+    whole = [
+        p for p in range(1, min(shape.layers, 64) + 1) if shape.layers % p == 0 or (shape.layers + 2) % p == 0
+    ]
     stages = sorted({p for p in (*PIPELINE, *whole) if p <= shape.layers and gpus % p == 0})
     found: dict[str, Sequence[object]] = {
         "tp": [t for t in TENSOR if shape.heads % t == 0 and gpus % t == 0],
@@ -108,7 +110,9 @@ def axes(options: Options, held: set[str]) -> dict[str, Sequence[object]]:
         "sharding": SHARDINGS,
         "recompute": RECOMPUTE,
     }
-    return {name: (options.get(name, values[0]),) if name in held else values for name, values in found.items()}
+    return {
+        name: (options.get(name, values[0]),) if name in held else values for name, values in found.items()
+    }
 
 
 def splits(options: Options, fixed: Iterable[str] = ()) -> Iterator[TrainingJob | None]:

@@ -110,11 +110,13 @@ def sentence(document: Document) -> str:
     if kind == "plan-sweep":
         best = record(document, "best")
         gpus = amount(record(document, "job"), "gpus")
-        where = f"{text(record(document, 'job'), 'model')} on {gpus:,.0f} {text(record(document, 'job'), 'gpu')}"
-        plain = amount(record(document, "without_weft"), "step_time_s") or amount(best, "step_time_s")
+        where = (
+            f"{text(record(document, 'job'), 'model')} on {gpus:,.0f} {text(record(document, 'job'), 'gpu')}"
+        )
+        base = amount(record(document, "without_weft"), "step_time_s") or amount(best, "step_time_s")
         return (
             f"{where}: the fastest of {len(records(document, 'rows'))} predictions is {text(best, 'label')}, "
-            f"{words.duration(1e6 * plain)} a step{_range(document)} without weft's controls, "
+            f"{words.duration(1e6 * base)} a step{_range(document)} without weft's controls, "
             f"{words.duration(1e6 * amount(best, 'step_time_s'))} with; {_mfu(document, best)}."
         )
     if kind == "plan-scaling":

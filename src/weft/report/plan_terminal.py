@@ -127,14 +127,15 @@ def _short(seconds: float) -> str:
 
 def _show_sweep(document: Document, out: Console) -> None:
     heads = ("", "way", "weft", "step", "tok/s/GPU", "exposed", "memory")
-    table = _table(*((head, "left" if at < 3 else "right") for at, head in enumerate(heads)))
+    sides = ("left", "fold", "left", "right", "right", "right", "right")
+    table = _table(*zip(heads, sides, strict=True))
     rows = records(document, "rows")
     shown = rows[:MAX_ROWS]
     shown += [row for row in rows[MAX_ROWS:] if row.get("pareto") is True][:MAX_ROWS]
     for row in shown:
         table.add_row(
             "●" if row.get("pareto") is True else " ",
-            Text(shorten(text(row, "label"), 40)),
+            Text(shorten(text(row, "label"), 60)),
             "yes" if text(row, "controls") == "weft" else "no",
             _short(amount(row, "step_time_s")),
             f"{amount(row, 'tokens_per_s_per_gpu'):,.0f}",
