@@ -63,7 +63,7 @@ def decode(data: bytes) -> tuple[str, list[Node]]:
                 inner = dict(fields(value))
                 name = inner.pop(1).decode()
                 ((kind, raw),) = inner.items()
-                attributes[name] = {9: int, 27: bool, 29: lambda b: b.decode()}[kind](raw)
+                attributes[name] = {7: int, 9: int, 27: bool, 29: lambda b: b.decode()}[kind](raw)
         deps, at = [], 0
         packed = plain.get(5, b"")
         while at < len(packed):
@@ -136,6 +136,7 @@ def chakra_messages():
         "AttributeProto",
         (1, "name", kinds.TYPE_STRING, False, ""),
         (2, "doc_string", kinds.TYPE_STRING, False, ""),
+        (7, "int32_val", kinds.TYPE_INT32, False, ""),
         (9, "int64_val", kinds.TYPE_INT64, False, ""),
         (27, "bool_val", kinds.TYPE_BOOL, False, ""),
         (29, "string_val", kinds.TYPE_STRING, False, ""),
@@ -207,7 +208,7 @@ def made(name: str):
 
 def run(job: TrainingJob, groups: Groups, ranks: list[list[Node]]) -> None:
     """Start what is ready until all is done: a collective when its ranks are there, a transfer when both ends are."""
-    members = {str(number): set(who) for who, number in groups.ids.items()} | {"0": set(range(job.gpus))}
+    members = {str(number): set(who) for who, number in groups.ids.items()} | {"": set(range(job.gpus))}
     done = [set() for _ in ranks]
     left = [list(nodes) for nodes in ranks]
     arrived = defaultdict(list)
@@ -225,11 +226,11 @@ def run(job: TrainingJob, groups: Groups, ranks: list[list[Node]]) -> None:
                     done[rank].add(node.id)
                 elif node.type == COLLECTIVE:
                     # Collectives of a group match in the order in which each rank starts them.
-                    key = (a["pg_name"], order_in_group[rank, a["pg_name"]])
-                    order_in_group[rank, a["pg_name"]] += 1
+                    key = (a.get("pg_name", ""), order_in_group[rank, a.get("pg_name", "")])
+                    order_in_group[rank, a.get("pg_name", "")] += 1
                     arrived[key].append((rank, node.id, a["comm_type"], a["comm_size"]))
-                    assert rank in members[a["pg_name"]]
-                    if len(arrived[key]) == len(members[a["pg_name"]]):
+                    assert rank in members[a.get("pg_name", "")]
+                    if len(arrived[key]) == len(members[a.get("pg_name", "")]):
                         assert len({entry[2:] for entry in arrived[key]}) == 1, arrived[key]
                         for member, number, *_ in arrived[key]:
                             done[member].add(number)
@@ -257,7 +258,7 @@ def test_all_ranks_run_to_the_end_together(name):
 @pytest.mark.parametrize("name", JOBS)
 def test_a_rank_computes_and_sends_what_was_predicted(name):
     job, found, groups, ranks = made(name)
-    members = {str(number): len(who) for who, number in groups.ids.items()} | {"0": job.gpus}
+    members = {str(number): len(who) for who, number in groups.ids.items()} | {"": job.gpus}
     busy = sum(
         found.breakdown[k]
         for k in ("gemm", "attention", "elementwise", "recompute", "overhead", "contention")
@@ -268,7 +269,7 @@ def test_a_rank_computes_and_sends_what_was_predicted(name):
         assert compute == pytest.approx(1e6 * busy, rel=1e-3, abs=len(nodes))
         sent = sum(
             node.attributes["comm_size"]
-            * (members[node.attributes["pg_name"]] if node.attributes["comm_type"] == 2 else 1)
+            * (members[node.attributes.get("pg_name", "")] if node.attributes["comm_type"] == 2 else 1)
             for node in nodes
             if node.type == COLLECTIVE
         )
@@ -309,8 +310,9 @@ def test_a_folder_is_written_whole(tmp_path):
     for rank in range(8):
         _, nodes = decode((folder / f"weft.{rank}.et").read_bytes())
         for node in nodes:
-            if node.type == COLLECTIVE and node.attributes["pg_name"] != "0":
+            if node.type == COLLECTIVE and "pg_name" in node.attributes:
                 assert rank in groups[node.attributes["pg_name"]]
+                assert len(groups[node.attributes["pg_name"]]) < job.gpus
     assert [path.name for path in tmp_path.iterdir()] == ["traces"]
 
 
@@ -360,3 +362,42 @@ def test_ranks_of_different_nodes_meet_one_of_each():
     job, found, _, _ = made("zero++")
     (across,) = [c for c in found.collectives if c.group.per_domain == 1 and c.group.ranks == 2]
     assert members(across, Place.of(3, job), job) == (3, 11)
+
+
+def fields_of(node: Node) -> dict[str, int]:
+    """Which member of AttributeProto each attribute of a node is written to."""
+    found = {}
+    data = encode([node])
+    for name in node.attributes:
+        at = data.index(name.encode()) + len(name)
+        key = shift = 0
+        while True:
+            byte = data[at]
+            key |= (byte & 0x7F) << shift
+            at, shift = at + 1, shift + 7
+            if byte < 0x80:
+                break
+        found[name] = key >> 3
+    return found
+
+
+def test_attributes_are_where_old_and_new_feeders_read_them():
+    """Chakra's first feeder takes int32_val (7) of ends and tags, int64_val (9) of sizes and types, and knows no
+    other; later ones take any integer. A group of all ranks has no name in either."""
+    job, _, _, ranks = made("1f1b")
+    kinds = {}
+    for node in (node for nodes in ranks for node in nodes):
+        kinds |= fields_of(node)
+    wanted = {"comm_src": 7, "comm_dst": 7, "comm_tag": 7, "comm_size": 9, "comm_type": 9}
+    assert {name: kinds[name] for name in wanted} == wanted
+    assert kinds["is_cpu_op"] == 27
+    assert kinds.get("pg_name", 29) == 29
+    for node in (node for nodes in ranks for node in nodes):
+        assert all(value < 2**31 for name, value in node.attributes.items() if kinds[name] == 7)
+
+
+@pytest.mark.parametrize("schedule", ["zero-bubble", "dualpipe"])
+def test_a_schedule_that_has_no_trace_is_refused(tmp_path, schedule):
+    job = TrainingJob(gpu="h100", **{**JOBS["1f1b"], "schedule": schedule})
+    with pytest.raises(UsageError, match="1f1b"):
+        write(tmp_path / "traces", job, predict(job, check_memory=False))

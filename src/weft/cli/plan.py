@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import operator
 import sys
 import threading
 import time
@@ -64,11 +65,9 @@ def plan(
     with _progress(quiet=as_json) as tell:
         document, best = _answer(asked, chakra, tell)
         page = _page(document) if html else ""
+        script = _launch(best, launch) if launch else ""
     _write(html, page)
-    if launch:
-        from weft.plan.launch import launch_text
-
-        _write(launch, launch_text(best, launch))
+    _write(launch, script)
     if as_json:
         print(json.dumps(document, allow_nan=False))
         return
@@ -90,7 +89,7 @@ def _signature(function: Callable[..., None]) -> None:
         setting = typer.Option(
             names, help=about["help"], metavar=about["metavar"] or None, show_default=False
         )
-        kind: Any = Annotated.__class_getitem__((hints[field.name], setting))  # type: ignore[attr-defined]
+        kind = operator.getitem(Annotated, (hints[field.name], setting))  # type: ignore[call-overload]
         found.append(
             inspect.Parameter(
                 field.name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=field.default, annotation=kind
@@ -230,6 +229,12 @@ def _scale(asked: Question, job: TrainingJob, figures: Figures | None, tell: Tel
     batch = "global_batch" in asked.fixed
     found = curves(job, low, high, batch_given=batch, run=lambda here: predict(here, figures), tell=tell)
     return scaling_document(job, found, _known_error())
+
+
+def _launch(job: TrainingJob, path: Path) -> str:
+    from weft.plan.launch import launch_text
+
+    return launch_text(job, path)
 
 
 def _page(document: dict[str, Any]) -> str:

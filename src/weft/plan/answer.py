@@ -12,6 +12,7 @@ from weft.plan.changes import Change, changes
 from weft.plan.config import TrainingJob
 from weft.plan.figures import Figures
 from weft.plan.pipeline import bubble_share, stage_list
+from weft.plan.schedule import drawing
 from weft.plan.scaling import Curve
 from weft.plan.step import Prediction, predict
 from weft.plan.sweep import Row, Sweep, total_memory
@@ -169,6 +170,7 @@ def pipeline_document(job: TrainingJob) -> Document:
             for stage in stage_list(job)
         ],
         "bubble_share": bubble_share(job) * (job.pp - 1) / job.micro_batches,
+        "drawing": [asdict(one) for one in drawing(job)],
     }
 
 

@@ -2,7 +2,7 @@
 
 Each rank's micro-batches run in the order of its pipeline schedule. A pass over a stage is cut into pieces: a
 compute node, and the collectives of its layers, those of one kind as one node with their bytes together. What
-the software hides runs beside the next piece; what it does not is waited for. What contention costs compute
+the software hides overlaps with the next piece; what it does not is waited for. What contention costs compute
 is in the compute nodes' durations: a network simulator does not know it. Every stage has the durations of
 the slowest one.
 """
@@ -21,6 +21,7 @@ from weft.errors import InputError, UsageError
 from weft.plan.chakra import COLLECTIVE, COLLECTIVES, COMP, RECV, SEND, Node, encode
 from weft.plan.collectives import Group
 from weft.plan.config import TrainingJob
+from weft.plan.schedule import Slot, order
 from weft.plan.step import Collective, Prediction
 
 PREFIX = "weft"
@@ -32,43 +33,15 @@ COMPUTE = ("gemm", "attention", "elementwise", "recompute", "overhead", "content
 Progress = Callable[[int, int], None]
 
 
-@dataclass(frozen=True)
-class Slot:
-    """One pass of one micro-batch through one chunk of a stage."""
-
-    forward: bool
-    chunk: int
-    micro_batch: int
-
-
-def order(job: TrainingJob, stage: int) -> list[Slot]:
-    """What a stage runs, in order: GPipe, 1F1B, or 1F1B over interleaved chunks."""
-    m, p, v = job.micro_batches, job.pp, job.interleave
-    forward = [_slot(k, p, v, forward=True) for k in range(m * v)]
-    backward = [_slot(k, p, v, forward=False) for k in range(m * v)]
-    if job.schedule == "gpipe":
-        return forward + backward
-    ahead = min(m * v, (p - stage - 1) * (2 if v > 1 else 1) + (v - 1) * p)
-    steady = [slot for pair in zip(forward[ahead:], backward, strict=False) for slot in pair]
-    return forward[:ahead] + steady + backward[m * v - ahead :]
-
-
-def _slot(k: int, p: int, v: int, *, forward: bool) -> Slot:
-    if v == 1:
-        return Slot(forward, 0, k)
-    chunk = k // p % v
-    return Slot(forward, chunk if forward else v - 1 - chunk, k // (p * v) * p + k % p)
-
-
 @dataclass
 class Groups:
-    """Communicators by their ranks; 0 is all ranks, as ASTRA-sim has it."""
+    """Communicators by their ranks. That of all ranks has no name: ASTRA-sim takes all where none is given."""
 
     ids: dict[tuple[int, ...], int] = field(default_factory=dict)
 
     def name(self, ranks: tuple[int, ...], world: int) -> str:
         if len(ranks) == world:
-            return "0"
+            return ""
         return str(self.ids.setdefault(ranks, len(self.ids) + 1))
 
 
@@ -128,7 +101,7 @@ class _Rank:
     compute: int = -1
     """The last compute node."""
     awaited: list[int] = field(default_factory=list)
-    """What the next compute node waits for beside it."""
+    """What the next compute node waits for, besides the last one."""
     behind: list[int] = field(default_factory=list)
     """Hidden collectives that the compute node after next waits for."""
 
@@ -162,6 +135,7 @@ class _Rank:
         if key not in self.known:
             self.known[key] = self.groups.name(members(one, self.place, self.job), self.job.gpus)
         size = one.bytes * times / (one.group.ranks if one.kind == "all_gather" else 1)
+        among = {"pg_name": self.known[key]} if self.known[key] else {}
         where.append(
             self.add(
                 f"{label} {one.name} {one.kind}",
@@ -169,7 +143,7 @@ class _Rank:
                 [self.compute],
                 comm_type=COLLECTIVES[one.kind],
                 comm_size=max(1, round(size)),
-                pg_name=self.known[key],
+                **among,
             )
         )
 
@@ -288,6 +262,10 @@ def _send(build: _Rank, slot: Slot, label: str) -> None:
 
 def pieces_for(job: TrainingJob, found: Prediction) -> int:
     """Pieces of a pass: as fine as the files stay small, at most one for each layer."""
+    if job.schedule in ("zero-bubble", "dualpipe"):
+        raise UsageError(
+            f"--chakra: no order of passes is known for {job.schedule}; use --schedule 1f1b, gpipe or interleaved"
+        )
     kinds = sum(1 for c in found.collectives if c.name in ("tp", "cp", "ep")) + 1
     passes = 2 * job.micro_batches * job.interleave * job.gpus
     if passes * (kinds + 2) > MOST_NODES:
