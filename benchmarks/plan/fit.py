@@ -2,10 +2,10 @@
 
     python benchmarks/plan/fit.py [--write] [--warm]
 
-Reads tests/data/published_training.csv (made by rows.py) and published_collectives.csv. With --write puts the
-constants, fitted to all rows, into src/weft/plan/data/figures.json, and what leaving out each source gave into
-benchmarks/results/plan/left_out.json: validate.py and the shipped intervals are made from it. --warm starts
-from the shipped constants instead of the priors.
+Reads tests/data/published_training.csv (made by rows.py) and published_collectives.csv. With --write puts
+the constants, fitted to all rows, into src/weft/plan/data/figures.json, and what leaving out each source
+gave into benchmarks/results/plan/left_out.json: validate.py and the shipped intervals are made from it.
+--warm starts from the shipped constants instead of the priors.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from weft.plan.published import Published, load
 ROOT = Path(__file__).resolve().parents[2]
 LEFT_OUT = ROOT / "benchmarks" / "results" / "plan" / "left_out.json"
 
-# What is known of each constant before any fit, and how well. Sources: benchmarks/results/ops (8192^3 on an H200
-# at 0.79 of the peak cold, and cut eight ways along K: 25% slower) for matmuls, with a tenth off for the clock under
-# load; NCCL's tuning table (src/graph/tuning.cc) for hops; nccl-tests issues 212 and 326 for NVLink shares; kernel
-# counts for the traffic factors.
+# What is known of each constant before any fit, and how well. Sources: benchmarks/results/ops (8192^3 on an
+# H200 at 0.79 of the peak cold, and cut eight ways along K: 25% slower) for matmuls, with a tenth off for the
+# clock under load; NCCL's tuning table (src/graph/tuning.cc) for hops; nccl-tests issues 212 and 326 for
+# NVLink shares; kernel counts for the traffic factors.
 FREE = [
     Free("gemm_a100", 0.84, 0.05, 1.0),
     Free("gemm_h100", 0.74, 0.03, 1.0),

@@ -2,10 +2,11 @@
 
     python benchmarks/plan/rows.py COLLECTED.csv [MORE.csv ...] tests/data/published_training.csv
 
-Keeps the rows whose configuration is complete, or can be completed from the recipe that the publication names.
-Each row carries its source (one publication), what was assumed where the publication is silent, and the peak
-memory where one is published. Left out: rows without a model or a split (PowerSGD, Domino, the Crusoe blog),
-models that are no transformer (Nemotron Nano), one-layer timings, and ZeRO++ (zeropp.py compares its ratios).
+Keeps the rows whose configuration is complete, or can be completed from the recipe that the publication
+names. Each row carries its source (one publication), what was assumed where the publication is silent, and
+the peak memory where one is published. Left out: rows without a model or a split (PowerSGD, Domino, the
+Crusoe blog), models that are no transformer (Nemotron Nano), one-layer timings, and ZeRO++ (zeropp.py
+compares its ratios).
 """
 
 from __future__ import annotations
@@ -257,7 +258,8 @@ def torchtitan(row: dict[str, str]) -> dict[str, object]:
     return job
 
 
-# Peak memory in GiB by table and rate: pytorch/torchtitan benchmarks/llama3_h100_202412 and llama3-8b_h200_202506.
+# Peak memory in GiB by table and rate: pytorch/torchtitan benchmarks/llama3_h100_202412 and
+# llama3-8b_h200_202506.
 MEMORY = {
     ("T1+T3", "5762"): 82.4,
     ("T1+T3", "6667"): 77.0,
@@ -380,7 +382,7 @@ def ibm(row: dict[str, str]) -> dict[str, object]:
     if "torch.compile" in row["notes"] and "no-compile" not in row["notes"]:
         job["software"] = "torchtitan-2024"
     job["kv_heads"] = 8 if ("70B" in row["model"] or "34B" in row["model"]) else job["heads"]
-    # The second blog repeats the first one's MFU without the compiler, so its recomputation is the first one's.
+    # The second blog repeats the first one's MFU without the compiler, so its recomputation is the same.
     size = row["model"].split(" ")[1]
     job["recompute"] = {"7B": "none", "13B": "selective"}.get(size, "full")
     node = re.search(r"([0-9.]+)(Gb|Tb)/s", row["gpu"])

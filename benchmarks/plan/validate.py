@@ -2,10 +2,11 @@
 
     python benchmarks/plan/validate.py [--out benchmarks/results/plan]
 
-Reads benchmarks/results/plan/left_out.json (written by fit.py --write) and predicts with the shipped constants.
-Also: memory against published peaks, what data parallelism adds (Korthikanti et al., 530B, from 1 to 8 replicas),
-weak-scaling efficiency of the dgxc-benchmarking series, and the time of one layer (Korthikanti et al., table 4).
-With --out writes the table, the page and what `weft plan` shows (src/weft/plan/data/accuracy.json).
+Reads benchmarks/results/plan/left_out.json (written by fit.py --write) and predicts with the shipped
+constants. Also: memory against published peaks, what data parallelism adds (Korthikanti et al., 530B, from
+1 to 8 replicas), weak-scaling efficiency of the dgxc-benchmarking series, and the time of one layer
+(Korthikanti et al., table 4). With --out writes the table, the page and what `weft plan` shows
+(src/weft/plan/data/accuracy.json).
 """
 
 from __future__ import annotations
@@ -201,8 +202,8 @@ def page(answer: dict[str, Any]) -> str:
         "# How far predicted steps are from published ones",
         "",
         f"`{answer['command']}` at {answer['commit']}. Rows are in `published.json`, speed in `speed.json`.",
-        "All predictions are simulated. Absolute error of the step in percent; each run is predicted with constants",
-        "that were fitted without its source (a table or a release of a publication).",
+        "All predictions are simulated. Absolute error of the step in percent; each run is predicted with",
+        "constants that were fitted without its source (a table or a release of a publication).",
         "",
         "| family | runs | sources | mean | p90 | max | 90% interval of the true step | covered |",
         "| --- | ---: | ---: | ---: | ---: | ---: | --- | ---: |",
@@ -217,7 +218,7 @@ def page(answer: dict[str, Any]) -> str:
         f"| all | {whole['runs']} | | {whole['mean_pct']} | {whole['p90_pct']} | {whole['max_pct']} | | "
         f"{whole['covered_pct']}% |",
         "",
-        "Covered: share of runs inside the interval that the runs of other sources give. With whole publishers",
+        "Covered: share of runs inside the interval that the runs of other sources give. With publishers",
         "grouped (all releases of dgxc-benchmarking are one) "
         f"{strict['covered_pct']}% of all runs are covered.",
         "",
@@ -251,7 +252,8 @@ def page(answer: dict[str, Any]) -> str:
     cost = answer["data_parallel_530b"]
     lines += ["", "## What scale costs", ""]
     lines.append(
-        f"530B from 1 to 8 replicas adds {cost['published_s']} s as published, {cost['predicted_s']} s as predicted."
+        f"530B from 1 to 8 replicas adds {cost['published_s']} s as published, {cost['predicted_s']} s as "
+        "predicted."
     )
     far = [line for line in answer["weak_scaling"] if abs(line["off_points"]) > FAR_POINTS]
     lines += [
@@ -281,12 +283,12 @@ def page(answer: dict[str, Any]) -> str:
 
 
 METHOD = """\
-What was looked at: all rows of the table were in view while the mechanisms were chosen (ring latency, buckets,
-copies of tokens per node, launches of an MoE layer, the recomputation of the second IBM blog, the micro-batch
-of Megatron-Core's table). So the errors above are those of left-out fits, not of a blind test. Constants were
+What was looked at: all rows of the table were in view while the mechanisms were chosen (ring latency,
+buckets, copies of tokens per node, launches of an MoE layer, the recomputation of the second IBM blog, the
+micro-batch of Megatron-Core's table). So the errors above are those of left-out fits, not of a blind test. Constants were
 not chosen for single rows; three rows of Megatron-Bridge (Qwen3 30B in 25.11 and 26.02, Qwen3 235B in 25.09)
-are 30 to 40% slower than the same recipe in the next release, and stay that far off. What a publication leaves
-open and what was taken instead stands in each row under `assumed`; such rows weigh less in the fit."""
+are 30 to 40% slower than the same recipe in the next release, and stay that far off. What a publication
+leaves open and what was taken instead stands in each row under `assumed`; such rows weigh less in the fit."""
 
 
 def main() -> None:

@@ -384,7 +384,7 @@ def fields_of(node: Node) -> dict[str, int]:
 def test_attributes_are_where_old_and_new_feeders_read_them():
     """Chakra's first feeder takes int32_val (7) of ends and tags, int64_val (9) of sizes and types, and knows no
     other; later ones take any integer. A group of all ranks has no name in either."""
-    job, _, _, ranks = made("1f1b")
+    _, _, _, ranks = made("1f1b")
     kinds = {}
     for node in (node for nodes in ranks for node in nodes):
         kinds |= fields_of(node)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -34,12 +36,14 @@ def test_the_drawing_waits_as_long_as_the_prediction_says(changes):
     assert end - busy == pytest.approx(3.0 * (job.pp - 1) * bubble_share(job))
 
 
-@pytest.mark.parametrize("changes", [{"pp": 4}, {"pp": 4, "interleave": 2}, {"pp": 4, "schedule": "zero-bubble"}])
+@pytest.mark.parametrize(
+    "changes", [{"pp": 4}, {"pp": 4, "interleave": 2}, {"pp": 4, "schedule": "zero-bubble"}]
+)
 def test_no_stage_does_two_things_at_once(changes):
     drawn = drawing(TrainingJob(**BASE, **changes))
     for stage in range(4):
         mine = sorted((one.start, one.length) for one in drawn if one.stage == stage)
-        for (start, length), (later, _) in zip(mine, mine[1:], strict=False):
+        for (start, length), (later, _) in pairwise(mine):
             assert start + length <= later + 1e-9
 
 

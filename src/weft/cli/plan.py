@@ -48,7 +48,7 @@ def plan(
         Path | None,
         typer.Option(
             "--launch",
-            help="Write a launch file of the (fastest) split: FILE.toml for torchtitan, FILE.sh for Megatron.",
+            help="Write a launch file of the split: FILE.toml for torchtitan, FILE.sh for Megatron.",
             metavar="FILE",
             show_default=False,
         ),
@@ -89,7 +89,7 @@ def _signature(function: Callable[..., None]) -> None:
         setting = typer.Option(
             names, help=about["help"], metavar=about["metavar"] or None, show_default=False
         )
-        kind = operator.getitem(Annotated, (hints[field.name], setting))  # type: ignore[call-overload]
+        kind = operator.getitem(Annotated, (hints[field.name], setting))
         found.append(
             inspect.Parameter(
                 field.name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=field.default, annotation=kind

@@ -6,8 +6,8 @@ Where to look, from the question to the answer:
   files), `request` (a TrainingJob from both)
 - the job: `models`, `network`, `config` (TrainingJob, and what it refuses)
 - what a rank does: `compute` (kernels), `memory`, `pipeline` (stages and bubble)
-- what it sends: `traffic` (which collectives, overlapping which compute), `compression`, `collectives` (seconds
-  alone), `overlap` (what both take from each other, from the block-level simulator)
+- what it sends: `traffic` (which collectives, overlapping which compute), `compression`, `collectives`
+  (seconds alone), `overlap` (what both take from each other, from the block-level simulator)
 - the step: `step` puts these together (Prediction)
 - the answers: `answer` (documents), `changes`, `sweep`, `scaling`, `launch` (files that start the job);
   `execution_trace`, `chakra` (its format)

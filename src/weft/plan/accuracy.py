@@ -86,7 +86,7 @@ def bounds(residuals: Sequence[float], coverage: float = COVERAGE) -> tuple[floa
 
 
 def covered(residuals: Iterable[Residual]) -> list[tuple[Residual, bool]]:
-    """Whether each run lies in the interval that the runs of other sources give: nothing saw its own source."""
+    """Whether each run lies in the interval that the runs of other sources give."""
     rows = list(residuals)
     found = []
     for row in rows:

@@ -12,8 +12,8 @@ from weft.plan.changes import Change, changes
 from weft.plan.config import TrainingJob
 from weft.plan.figures import Figures
 from weft.plan.pipeline import bubble_share, stage_list
-from weft.plan.schedule import drawing
 from weft.plan.scaling import Curve
+from weft.plan.schedule import drawing
 from weft.plan.step import Prediction, predict
 from weft.plan.sweep import Row, Sweep, total_memory
 from weft.policy import Policy

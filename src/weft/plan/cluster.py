@@ -101,8 +101,8 @@ def from_nccl_tests(words: str, gpu: GpuSpec, base: Network, name: str) -> Clust
     hosts = {host for _, host in ranks}
     if len(hosts) < 2:
         raise UsageError(
-            f"--cluster {name}: nccl-tests on {len(hosts) or 'no'} node says nothing about the network between "
-            "nodes; run it on two or more, with the list of ranks in its output"
+            f"--cluster {name}: nccl-tests on {len(hosts) or 'no'} node says nothing about the network "
+            "between nodes; run it on two or more, with the list of ranks in its output"
         )
     kind = next((k for k in ("all_reduce", "all_gather", "reduce_scatter") if k in words), "all_reduce")
     measured = [(float(size), 1e-6 * float(time)) for size, _, time, _, _ in _LINE.findall(words)]

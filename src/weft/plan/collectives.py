@@ -1,9 +1,10 @@
 """Collectives: seconds of one alone, from its kind, bytes, ranks and the links between them.
 
-`collective_s` is the one model of network time: plans use it, and so can anything else that needs the time of a
-collective between nodes. It needs no job: a `Group` (ranks and how many share an NVLink domain), a GPU, a
-`Network` and the fitted `Links`. All-gather and reduce-scatter run around a ring, as NCCL's do: every rank is a
-hop, so their latency grows with the ranks. All-reduce takes the ring or NCCL's double tree, whichever is faster.
+`collective_s` is the one model of network time: plans use it, and so can anything else that needs the time
+of a collective between nodes. It needs no job: a `Group` (ranks and how many share an NVLink domain), a
+GPU, a `Network` and the fitted `Links`. All-gather and reduce-scatter run around a ring, as NCCL's do:
+every rank is a hop, so their latency grows with the ranks. All-reduce takes the ring or NCCL's double tree,
+whichever is faster.
 """
 
 from __future__ import annotations

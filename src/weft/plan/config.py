@@ -1,4 +1,4 @@
-"""TrainingJob: a training run to be planned. Checked when it is made; every error names the nearest valid choice."""
+"""TrainingJob: a training run to be planned. Checked when made; each error names the nearest valid choice."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ class TrainingJob:
     software: str = SOFTWARE
     """The training framework and its age: how well it computes, and what it overlaps."""
     hide: frozenset[str] | None = None
-    """Collectives (`tp`, `cp`, `ep`, `pp`, `grads`, `params`) that overlap with compute; None: as the software
-    does it."""
+    """Collectives (`tp`, `cp`, `ep`, `pp`, `grads`, `params`) that overlap with compute; None: as the
+    software does it."""
 
     def __post_init__(self) -> None:
         self._look_up()
@@ -198,8 +198,8 @@ class TrainingJob:
             )
         if self.schedule == "dualpipe" and self.micro_batches % 2:
             raise UsageError(
-                f"schedule dualpipe needs an even number of micro-batches, not {self.micro_batches}; nearest is "
-                f"global_batch {(self.micro_batches + 1) * unit}"
+                f"schedule dualpipe needs an even number of micro-batches, not {self.micro_batches}; nearest "
+                f"is global_batch {(self.micro_batches + 1) * unit}"
             )
         if self.schedule == "interleaved" and self.micro_batches % self.pp:
             near = max(1, round(self.micro_batches / self.pp)) * self.pp * unit

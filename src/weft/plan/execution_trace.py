@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from weft.errors import InputError, UsageError
 from weft.plan.chakra import COLLECTIVE, COLLECTIVES, COMP, RECV, SEND, Node, encode
@@ -35,7 +36,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass
 class Groups:
-    """Communicators by their ranks. That of all ranks has no name: ASTRA-sim takes all where none is given."""
+    """Communicators by their ranks. That of all ranks has no name: without one, ASTRA-sim takes all."""
 
     ids: dict[tuple[int, ...], int] = field(default_factory=dict)
 
@@ -135,7 +136,7 @@ class _Rank:
         if key not in self.known:
             self.known[key] = self.groups.name(members(one, self.place, self.job), self.job.gpus)
         size = one.bytes * times / (one.group.ranks if one.kind == "all_gather" else 1)
-        among = {"pg_name": self.known[key]} if self.known[key] else {}
+        among: dict[str, Any] = {"pg_name": self.known[key]} if self.known[key] else {}
         where.append(
             self.add(
                 f"{label} {one.name} {one.kind}",
@@ -263,9 +264,7 @@ def _send(build: _Rank, slot: Slot, label: str) -> None:
 def pieces_for(job: TrainingJob, found: Prediction) -> int:
     """Pieces of a pass: as fine as the files stay small, at most one for each layer."""
     if job.schedule in ("zero-bubble", "dualpipe"):
-        raise UsageError(
-            f"--chakra: no order of passes is known for {job.schedule}; use --schedule 1f1b, gpipe or interleaved"
-        )
+        raise UsageError(f"--chakra: {job.schedule} has no trace; use --schedule 1f1b, gpipe or interleaved")
     kinds = sum(1 for c in found.collectives if c.name in ("tp", "cp", "ep")) + 1
     passes = 2 * job.micro_batches * job.interleave * job.gpus
     if passes * (kinds + 2) > MOST_NODES:

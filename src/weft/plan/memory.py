@@ -11,8 +11,8 @@ from weft.plan.pipeline import Stage, in_flight, stages
 
 RESERVED_BYTES = 3 << 30  # the CUDA context, NCCL's buffers and the allocator's slack
 LOGIT_BYTES = {"fused": 6.0, "compiled": 12.0, "eager": 16.0}
-"""Bytes for each logit. Fused: 16 bits and 32 bits of it. Compiled: its log-softmax in 32 bits and its gradient in
-16 on top. Eager: the gradient in 32 bits as well."""
+"""Bytes for each logit. Fused: 16 bits and 32 bits of it. Compiled: its log-softmax in 32 bits and its
+gradient in 16 on top. Eager: the gradient in 32 bits as well."""
 MARGIN = 0.92
 """Share of a GPU's memory that a recommendation may fill: estimates are this far off in one run of five."""
 REFUSED = 1.25
@@ -32,12 +32,16 @@ def stage_params(job: TrainingJob, stage: Stage) -> tuple[float, float]:
     return shared / job.tp, experts / (job.ep * max(1, job.expert_tp))
 
 
-def activation_bytes(job: TrainingJob, figures: Figures, *, moe: bool) -> float:
-    """Bytes that one layer keeps of one micro-batch for its backward pass (after Korthikanti et al.)."""
+def activation_bytes(job: TrainingJob, figures: Figures, *, moe: bool, recompute: str = "") -> float:
+    """Bytes that one layer keeps of one micro-batch for its backward pass (after Korthikanti et al.).
+
+    `recompute`: instead of the job's own.
+    """
     m, software = job.model, figures.find(job.software)
+    again = recompute or job.recompute
     tokens = job.micro_batch * job.seq_len / job.cp
     rows = tokens / job.tp if job.sequence_parallel else tokens
-    if job.recompute == "full":
+    if again == "full":
         return 2 * rows * m.hidden
     heads = 2.0 * tokens * m.heads * m.query_dim / job.tp
     keys = 2.0 * tokens * m.kv_heads * (m.query_dim + m.value_dim) / job.tp
@@ -48,22 +52,22 @@ def activation_bytes(job: TrainingJob, figures: Figures, *, moe: bool) -> float:
     else:
         width, routed = m.ffn / job.tp, 0.0
     inner = 2.0 * tokens * width * (3 if m.gated else 2)
-    if job.recompute == "selective":
+    if again == "selective":
         if software.selective == "half":
-            # The layer's input and the attention's output, and every other matmul's output: queries, values, the
-            # first and the last of the MLP.
+            # The layer's input, the attention's output, and every other matmul's output: queries, values,
+            # the first and the last of the MLP.
             return 2 * 2 * rows * m.hidden + 2 * heads + keys / 2 + 2.0 * tokens * width + routed
         if software.selective == "projections":
             return heads + keys + 2 * rows * m.hidden
         if software.selective == "cheap":
-            # Norms, up-projections and the activation are computed again; inputs of matmuls are kept in 8 bits.
+            # Norms, up-projections and the activation are computed again; inputs of matmuls have 8 bits.
             low = 2.0 * tokens * (m.mla.q_rank + m.mla.kv_rank + m.mla.rope_dim) if m.mla else keys + heads
             output = 2.0 * tokens * m.heads * m.value_dim / job.tp
             return 4 * rows * m.hidden + low + output + inner / 3 + routed / 2
     masks = 2.0 if software.attention == "unfused" else 0.0
     wide = (8.0 + masks) * rows * m.hidden
     total = wide + attention + inner + routed
-    if software.attention == "unfused" and job.recompute == "none":
+    if software.attention == "unfused" and again == "none":
         total += 5.0 * m.heads / job.tp * tokens * job.seq_len
     return total
 
@@ -115,10 +119,10 @@ def _sum_or_max(software: Software, layer: float, logits: float) -> float:
 
 
 def _working(job: TrainingJob, figures: Figures, stage: Stage) -> float:
-    """Bytes while one layer is computed backward: what it rebuilds, gradients of it, and gathered parameters."""
+    """Bytes while one layer runs backward: what it rebuilds, gradients of it, and gathered parameters."""
     moe, software = stage.moe_layers > 0, figures.find(job.software)
     kept = activation_bytes(job, figures, moe=moe)
-    whole = activation_bytes(job.but(recompute="none"), figures, moe=moe)
+    whole = activation_bytes(job, figures, moe=moe, recompute="none")
     if software.attention == "unfused" and software.gathers_per_layer > 1:
         # DeepSpeed runs a layer module by module: the scores are gone before the next one is gathered.
         tokens = job.micro_batch * job.seq_len / job.cp
@@ -166,8 +170,8 @@ def tight(job: TrainingJob, kinds: dict[str, float]) -> list[str]:
     if total <= MARGIN * limit:
         return []
     return [
-        f"memory is tight: {total / 2**30:.0f} of {limit / 2**30:.0f} GiB by an estimate that is off by more than "
-        f"10% in one run of six; {_fix(job, False)}"
+        f"memory is tight: {total / 2**30:.0f} of {limit / 2**30:.0f} GiB by an estimate that is off by more "
+        f"than 10% in one run of six; {_fix(job, False)}"
     ]
 
 

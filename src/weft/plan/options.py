@@ -37,7 +37,7 @@ class PlanOptions:
     seq: int = option(0, "Tokens of a sequence; default: the model's.")
     sharding: str = option("zero1", "none, zero1 (default), zero2 or zero3 (FSDP).")
     shard_ranks: int = option(0, "Ranks that --sharding spreads over (HSDP); default: all replicas.")
-    sequence_parallel: bool | None = option(  # noqa: RUF009
+    sequence_parallel: bool | None = option(
         None, "Default: where tp is above 1.", flag="--sequence-parallel/--no-sequence-parallel"
     )
     recompute: str = option("none", "none (default), selective or full.")

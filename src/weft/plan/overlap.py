@@ -144,9 +144,9 @@ def hide(
 ) -> Hidden:
     """A collective that overlaps with the compute of `window`; the share `floor` of it has no overlap.
 
-    `most_s`: seconds that it takes alone on the GPU's usual network. NCCL opens channels for the bandwidth there
-    is, so a slower network holds fewer SMs for longer. It never costs more than it takes alone: a program can
-    always wait for it.
+    `most_s`: seconds that it takes alone on the GPU's usual network. NCCL opens channels for the bandwidth
+    there is, so a slower network holds fewer SMs for longer. It never costs more than it takes alone: a
+    program can always wait for it.
     """
     apart = Hidden(alone_s, 0.0, alone_s, 0.0, None)
     if alone_s <= 0 or window.total <= 0:

@@ -24,8 +24,8 @@ class Stage:
 def chunk_layers(layers: int, chunks: int) -> list[int]:
     """Layers of each chunk in the order of the model, as evenly as can be.
 
-    Where they do not divide, the embedding and the output count as a layer each, as in Megatron: the first and
-    the last chunk have less.
+    Where they do not divide, the embedding and the output count as a layer each, as in Megatron: the first
+    and the last chunk have less.
     """
     if layers % chunks == 0:
         return [layers // chunks] * chunks

@@ -1,4 +1,4 @@
-"""From what a user says to a question about a TrainingJob: files, bounds, contradictions, the nearest valid split."""
+"""From what a user says to a question about a TrainingJob: files, bounds, contradictions."""
 
 from __future__ import annotations
 
@@ -150,7 +150,8 @@ def check_experts(options: PlanOptions, given: frozenset[str], wanted: Model) ->
     for name in ("experts_per_token", "expert_ffn", "expert_tp"):
         if name in given:
             raise UsageError(
-                f"{flag(name)} {getattr(options, name)}: {wanted.name} has no experts; leave it out, or add --experts"
+                f"{flag(name)} {getattr(options, name)}: {wanted.name} has no experts; leave it out, "
+                "or add --experts"
             )
 
 
@@ -178,7 +179,7 @@ def read_model(given: Iterable[str], values: Mapping[str, Any], stated: Model | 
 
 
 def read_network(options: PlanOptions, cluster: Cluster | None = None) -> Network:
-    """A network by name, of the user's cluster, or what the GPU is mostly sold with; the numbers change it."""
+    """A network by name, of the user's cluster, or the GPU's usual one; the numbers change it."""
     found = network(options.network) if options.network else usual_network(spec(options.gpu).name)
     found = cluster.network if cluster else found
     if options.rail_gbit:

@@ -18,8 +18,8 @@ from weft.policy import Policy
 
 LIMIT = 200
 """Predictions of a sweep where none is given."""
-SCREENED = 10
-"""Splits that are predicted without controls for each pair of predictions that is kept."""
+SCREENED = 2000
+"""Splits that are predicted without controls, to keep the fastest of them; more where more are kept."""
 TENSOR = (1, 2, 4, 8)
 PIPELINE = (1, 2, 4, 8, 16, 32)
 CONTEXT = (1, 2, 4, 8, 16)
@@ -182,7 +182,7 @@ def sweep(
     fits: Callable[[TrainingJob], str] = lambda job: "",
     tell: Progress | None = None,
 ) -> Sweep:
-    """Predict the ways without controls, and the fastest of them with, up to `limit` predictions that are kept.
+    """Predict the ways without controls, and the fastest of them with; `limit` predictions are kept.
 
     `fits` gives the reason why a job does not fit into memory, or nothing.
     """
@@ -195,7 +195,7 @@ def sweep(
     full = [reason for reason in reasons if reason]
     refused = [f"{len(full)} ways do not fit into memory, such as {full[-1]}"] if full else []
     kept = max(1, limit // len(policies))
-    screened = spread(roomy, SCREENED * kept)
+    screened = spread(roomy, max(kept, min(SCREENED, 10 * kept)))
     total = len(screened) + kept * (len(policies) - 1)
     first: list[Row] = []
     for at, way in enumerate(screened):

@@ -233,7 +233,7 @@ def _compressed(
     width = plain.bytes / elements if elements else 0.0
     payload = Traffic(plain.kind, purpose, elements, width, g.ranks, g.per_domain, matrices)
     found = apply(job.compression, payload, job.gpu)
-    # The pieces share the window by how long each takes on the usual network, so that a faster one never hurts.
+    # The pieces share the window by their time on the usual network, so that a faster one never hurts.
     fabric = job.gpu.fabric_bytes_per_s
     rail = usual_network(job.gpu.name).rail_bytes_per_s
     shares = [

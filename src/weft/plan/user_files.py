@@ -1,7 +1,8 @@
 """A user's own files: a Hugging Face config.json, a torchtitan TOML, Megatron arguments.
 
-Each becomes a `FromFile`: the model, and the options of `PlanOptions` that the file states. What the user types
-wins over the file. Keys that a plan has no use for are ignored; a file that states no model is refused.
+Each becomes a `FromFile`: the model, and the options of `PlanOptions` that the file states. What the user
+types wins over the file. Keys that a plan has no use for are ignored; a file that states no model is
+refused.
 """
 
 from __future__ import annotations

@@ -178,8 +178,8 @@ def honesty(document: Document) -> str:
     if mean is not None and high is not None:
         runs = amount(error, "runs")
         said += (
-            f" On {runs:.0f} published runs {kind}, each predicted with its source left out of the fit, the step "
-            f"was off by {mean:.1f}% on average, {high:.1f}% at the 90th percentile."
+            f" On {runs:.0f} published runs {kind}, each predicted with its source left out of the fit, the "
+            f"step was off by {mean:.1f}% on average, {high:.1f}% at the 90th percentile."
             if runs
             else f" No published run {kind} was checked: the interval is a judgement, not a measurement."
         )

@@ -137,7 +137,9 @@ def _interval_bars(document: Document) -> tuple[Bar, ...]:
     whole = 1.1 * high
     said = f"{words.duration(1e6 * low)} to {words.duration(1e6 * high)}"
     bar = [Segment("plan-hidden", _per_mille(low, whole), _per_mille(high - low, whole), f"90%: {said}")]
-    bar.append(Segment("plan-exposed", _per_mille(base, whole) - 2, 4, f"predicted {words.duration(1e6 * base)}"))
+    bar.append(
+        Segment("plan-exposed", _per_mille(base, whole) - 2, 4, f"predicted {words.duration(1e6 * base)}")
+    )
     made = [Bar("without weft", tuple(bar), words.duration(1e6 * base), f"90%: {said}")]
     step = amount(document, "step_time_s")
     if step and step != base:

@@ -64,21 +64,27 @@ def pipeline(document: Document) -> Pipeline | None:
         )
     holds = records(document, "stages")
     sizes = sorted({int(amount(stage, "layers")) for stage in holds})
-    shown = f"{sizes[0]} layers each" if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]} layers" if sizes else ""
+    shown = (
+        f"{sizes[0]} layers each" if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]} layers" if sizes else ""
+    )
     lost = 100 * amount(document, "bubble_share")
     return Pipeline(
         title=f"Pipeline: {text(document, 'schedule')}, {len(holds)} stages of {shown}",
         note=(
             f"The pattern with up to 8 stages and 12 micro-batches; the job has {len(holds)} stages and "
-            f"{amount(document, 'micro_batches'):.0f} micro-batches. Stages wait for {lost:.1f}% of the time that "
-            "they compute."
+            f"{amount(document, 'micro_batches'):.0f} micro-batches. Stages wait for {lost:.1f}% of the time "
+            "that they compute."
         ),
         rects=tuple(rects),
         rows=tuple((round(ROW * at + ROW / 2 + 4, 2), f"stage {at + 1}") for at in range(stages)),
         legend=(
             ("plan-compute", "forward", ""),
             ("plan-extra", "backward", ""),
-            *((("plan-hidden", "weight gradients", ""),) if any(r.css == "plan-hidden" for r in rects) else ()),
+            *(
+                (("plan-hidden", "weight gradients", ""),)
+                if any(r.css == "plan-hidden" for r in rects)
+                else ()
+            ),
         ),
         width=WIDTH,
         height=ROW * stages + 4,
