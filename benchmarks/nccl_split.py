@@ -26,7 +26,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="cost of sibling communicators")
     parser.add_argument("--out", type=Path, required=True)
     out = parser.parse_args().out
-    library = nccl.load()
+    library = nccl.load_nccl()
     split = library._handle.ncclCommSplit
     split.argtypes = (ctypes.c_void_p, ctypes.c_int, ctypes.c_int, ctypes.POINTER(ctypes.c_void_p))
     split.argtypes += (ctypes.POINTER(nccl.Config),)

@@ -39,6 +39,7 @@ def build(folder: Path) -> Path:
     shim, tests = ROOT / "src/weft/shim/csrc", ROOT / "tests/shim"
     cc = ["cc", "-std=gnu11", "-O2", f"-I{shim}"]
     fake = ["-shared", "-fPIC", "-Wl,-Bsymbolic,-soname,libcuda.so.1", str(tests / "fake_cuda.c")]
+    fake.append(str(tests / "fake_cuda_events.c"))
     subprocess.run([*cc, *fake, "-o", str(folder / "libcuda.so.1"), "-lpthread"], check=True)
     (folder / "libcuda.so").symlink_to("libcuda.so.1")
     program = folder / "hammer"

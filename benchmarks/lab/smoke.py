@@ -264,7 +264,7 @@ def nccl_bandwidth() -> None:
 
     from weft.comm import nccl
 
-    library = nccl.load()
+    library = nccl.load_nccl()
     torch.cuda.set_device(0)
     streams = [torch.cuda.Stream() for _ in range(2)]
     buffers = [torch.ones(128 * MiB // 2, device="cuda", dtype=torch.bfloat16) for _ in range(4)]

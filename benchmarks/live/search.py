@@ -128,7 +128,7 @@ def _software() -> tuple[str, str]:
         return "", "cpu"
     from weft.comm import nccl
 
-    return nccl.load().version_text, f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
+    return nccl.load_nccl().version_text, f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
 
 
 def look(job: Job) -> dict[str, Any]:

@@ -1,9 +1,9 @@
-"""Fit what is assumed of products to a GPU: the speed of smaller tiles, and the start and end of a tile.
+"""Fit the assumptions of the GEMM model to a GPU: the speed of smaller tiles, the overhead of a tile.
 
 weft explore --characterize --device cuda --json > measured.json
 python benchmarks/ops/fit_gemm.py measured.json
 
-Prints the losses, measured and simulated, before and after, and the figures to set in `weft.sim.gemm`.
+Prints the losses, measured and simulated, before and after, and the figures to set in `weft.gpu.cost`.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ import json
 from pathlib import Path
 from typing import Any
 
+from weft.gpu import cost
 from weft.ops.characterize import cut_s
-from weft.sim import gemm
 from weft.sim.gemm import Gemms
 from weft.sim.profile import by_title
 
 ADDED = (0.5, 0.75, 1.0, 1.25, 1.5)
 POWERS = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0)
 TAILS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0)
-TILES, TODAY = gemm.TILES, (1.0, gemm.TAIL, gemm.ADDED)
+TILES, TODAY = cost.TILES, (1.0, cost.TILE_OVERHEAD, cost.ACCUMULATE_EXPOSED)
 
 
 def losses(document: dict[str, Any], power: float, tail: float, added: float) -> list[tuple[float, float]]:
-    """Measured and simulated time over the whole product's; `power`: of the tiles' shares."""
-    gemm.TILES = tuple((m, n, share**power) for m, n, share in TILES)
-    gemm.TAIL, gemm.ADDED = tail, added
+    """Measured and simulated time over the whole GEMM's; `power`: exponent of the tiles' shares."""
+    cost.TILES = tuple((m, n, share**power) for m, n, share in TILES)
+    cost.TILE_OVERHEAD, cost.ACCUMULATE_EXPOSED = tail, added
     costs = Gemms(by_title(document["gpu"]))
     found = []
     for row in document["decomposition"]:
@@ -58,7 +58,7 @@ def main() -> None:
         )
     print(f"mean error {error(document, *TODAY):.3f}, fitted {error(document, power, tail, added):.3f}")
     shares = [(m, n, round(share**power, 3)) for m, n, share in TILES]
-    print(f"TILES = {shares}, TAIL = {tail}, ADDED = {added}")
+    print(f"TILES = {shares}, TILE_OVERHEAD = {tail}, ACCUMULATE_EXPOSED = {added}")
     print(f"a copy starts in {document['copy_start_us']} µs")
 
 

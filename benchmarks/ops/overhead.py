@@ -2,11 +2,11 @@
 
     PYTHONPATH=src python benchmarks/ops/overhead.py --out FILE      # needs torch, no GPU; ten seconds
 
-The real operations, plans and executor of a GPU, for 8 ranks. Kernels, copies and events are replaced by
-functions that do nothing, so what is left is weft's own time: finding the plan, the result tensor, the views,
-issuing. Each time is the least of 25 batches: what else runs on the machine only adds. `new memory`: x, w and
-the result at addresses that the plan has not met before. With a GPU (--device cuda) the real calls are made,
-and the time of the same calls without weft is taken off.
+The real operations, prepared calls and runner of a GPU, for 8 ranks. Kernels, copies and events are
+replaced by functions that do nothing, so what is left is weft's own time: finding the prepared call, the
+result tensor, the views, issuing. Each time is the least of 25 batches: other load on the machine only adds.
+`new memory`: x, w and the result at addresses that the call has not met before. With a GPU (--device cuda)
+the real calls are made, and the time of the same calls without weft is taken off.
 """
 
 from __future__ import annotations
@@ -24,10 +24,12 @@ import torch
 from weft.comm import dma
 from weft.comm.dma import Copies, HostPeers
 from weft.ops import all_gather_matmul, all_to_all_matmul, execute_cuda, matmul_reduce_scatter
-from weft.ops.execute_cuda import CudaExecutor
+from weft.ops.call import Call
 from weft.ops.links import HostLink
-from weft.ops.plan import Call, plan_for
+from weft.ops.operands import Operands
+from weft.ops.prepare import prepared_call
 from weft.ops.program import Program
+from weft.ops.run_streams import StreamRunner
 from weft.ops.schedule import OPERATIONS
 from weft.ops.teams import team_of
 from weft.policy import SCHEDULES
@@ -72,16 +74,16 @@ def measure(operation: str, name: str, needs_grad: bool, device: str) -> dict[st
     w = torch.ones(K, N, device=device, dtype=torch.bfloat16, requires_grad=needs_grad)
     function = FUNCTIONS[operation]
     if device == "cpu":
-        replace_executor(operation, name, x, w, peers)
+        replace_runner(operation, name, x, w, peers)
 
     def call() -> None:
         function(x, w, peers, schedule=name, engine="dma")
 
     call()
-    (plan,) = team_of(peers).plans.values()
-    executor: Any = plan.executor
-    slots = executor.program.bind(x, w.detach(), x.new_empty(plan.out_shape))
-    calls = [(function, given) for function, given, _ in executor.calls(slots, executor._current())]
+    (prepared,) = team_of(peers).prepared.values()
+    runner: Any = prepared.runner
+    slots = runner.program.bind((x, w.detach(), x.new_empty(prepared.out_shapes[0])))
+    calls = [(function, given) for function, given, _ in runner.calls(slots, runner._current())]
 
     def bare() -> None:
         for function, arguments in calls:
@@ -90,7 +92,7 @@ def measure(operation: str, name: str, needs_grad: bool, device: str) -> dict[st
     sync, repeats = (torch.cuda.synchronize, 4) if device == "cuda" else (None, 40)
 
     def fresh() -> None:
-        executor.program.forget_views()
+        runner.program.forget_views()
         call()
 
     times: dict[Any, list[float]] = {call: [], fresh: [], bare: []}
@@ -118,16 +120,17 @@ def microseconds(call: Any, repeats: int) -> float:
     return (time.thread_time() - begun) / repeats * 1e6
 
 
-def replace_executor(operation: str, name: str, x: Any, w: Any, peers: HostPeers) -> None:
-    """Give the plan the executor that it would have on a GPU, with a driver that does nothing."""
+def replace_runner(operation: str, name: str, x: Any, w: Any, peers: HostPeers) -> None:
+    """Give the prepared call the runner that it would have on a GPU, with a driver that does nothing."""
     team = team_of(peers)
-    plan = plan_for(Call(operation, None, None, name, "dma", None), x, w.detach(), peers)
+    call = Call(operation, None, None, name, "dma", None)
+    prepared = prepared_call(call, (x,), (w.detach(),), peers)
     driver = Copies(Nothing())
-    program = Program(plan.schedule, x.dtype, x.device, (N, 1))
-    link = HostLink(plan.schedule, peers, "dma", driver, [Stream(), Stream()])
-    executor = CudaExecutor(plan.schedule, program, link, driver, lambda: 1)
-    (key,) = team.plans
-    team.plans[key] = dataclasses.replace(plan, executor=executor)
+    program = Program(prepared.schedule, Operands.of(call, (x,), (w.detach(),), ()))
+    link = HostLink(prepared.schedule, peers, "dma", driver, [Stream(), Stream()])
+    runner = StreamRunner(prepared.schedule, program, link, driver, lambda: 1)
+    (key,) = team.prepared
+    team.prepared[key] = dataclasses.replace(prepared, runner=runner)
 
 
 def nothing(*_: Any) -> int:

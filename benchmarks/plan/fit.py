@@ -54,14 +54,10 @@ FREE = [
     Free("gap_us", 4.5, 0.25),
     Free("fusion", 0.6, 0.3, 1.0),
     Free("skew", 0.004, 0.5),
-    Free("domain_us", 3.4, 0.3),
-    Free("domain_share", 0.81, 0.05, 1.0),
-    Free("switch_gain", 1.3, 0.05),
-    Free("half_bytes", 1e7, 0.7),
+    Free("ring_us", 3.4, 0.3),
     Free("network_us", 9.0, 0.5),
     Free("network_share", 0.90, 0.1, 1.0),
     Free("congestion", 0.03, 0.7),
-    Free("launch_us", 12.0, 0.4),
 ]
 assert {one.name for one in FREE} == {field.name for field in fields(Constants)}
 assert len(FREE) <= 25

@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from weft.gpu.presets import PRESETS
+from weft.gpu.presets import GPU_PRESETS
 from weft.gpu.specs import Throughput
 from weft.plan import Model, Network, TrainingJob, predict
 from weft.plan.collectives import collective_s, group
@@ -25,7 +25,7 @@ from weft.plan.figures import shipped
 from weft.plan.models import PRESETS as MODELS
 
 V100 = replace(
-    PRESETS["a100-40gb"],  # figures of the V100 data sheet and the DGX-2 user guide
+    GPU_PRESETS["a100-40gb"],  # figures of the V100 data sheet and the DGX-2 user guide
     name="v100",
     title="NVIDIA V100 32GB",
     arch="sm_70",

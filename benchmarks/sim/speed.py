@@ -16,7 +16,7 @@ from typing import Any
 
 from weft.execute.sim import SimExecutor
 from weft.policy import Policy
-from weft.sim.core import simulate
+from weft.sim.core import simulate_launches
 from weft.workload import named
 
 
@@ -31,7 +31,7 @@ def timed(device: str, times: int = 1, repeats: int = 3) -> dict[str, Any]:
     seconds, events = float("inf"), 0
     for _ in range(repeats):
         start = time.perf_counter()
-        events = simulate(run.profile.machine(), launches).block_events
+        events = simulate_launches(run.profile.machine(), launches).block_events
         seconds = min(seconds, time.perf_counter() - start)
     return {
         "device": run.device,

@@ -1,22 +1,22 @@
-"""Errors that a user can act on. Each kind has the exit code that the command line ends with."""
+"""Errors that a user can act on, each with the exit code of the command line."""
 
 from __future__ import annotations
 
 
 class WeftError(Exception):
-    """A problem that is reported in one line that names the thing and the fix."""
+    """Base class. The message is one line that names the problem and the fix."""
 
     exit_code = 1
 
 
 class UsageError(WeftError):
-    """A wrong argument, an impossible policy, a command that cannot be run as asked."""
+    """An invalid argument, an impossible policy, or a command that cannot run as requested."""
 
     exit_code = 2
 
 
 class InputError(WeftError):
-    """A file that cannot be read or does not say what it should."""
+    """A file that cannot be read or has invalid contents."""
 
     exit_code = 2
 
@@ -28,12 +28,12 @@ class OutputError(WeftError):
 
 
 class UnavailableError(WeftError):
-    """This machine lacks what was asked for: a GPU, a driver, a compiler, the shim."""
+    """Something required is missing on this machine: a GPU, a driver, a compiler, the shim."""
 
     exit_code = 2
 
 
 class CommandNotFoundError(WeftError):
-    """The program to run does not exist; 127 is what a shell answers."""
+    """The program to run does not exist; 127 is the exit code that shells use."""
 
     exit_code = 127

@@ -1,13 +1,16 @@
-"""Which kernels communicate: the one table that the shim and the trace reader share.
+"""Names of kernels that communicate: the table shared by the shim and the trace reader.
 
 A pattern is a case-insensitive glob over the whole kernel name (`*` any run of characters, `?` one).
-Every pattern must hold for the demangled name of a trace and for the mangled name that the driver knows.
+Every pattern must match both the demangled name in a trace and the mangled name in the driver.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+
+TRITON_GEMM = "weft_gemm"
+"""Name of weft's Triton GEMM, on a GPU and in the simulator."""
 
 COMM_KERNELS: dict[str, tuple[str, ...]] = {
     "nccl": ("nccl*", "void nccl*", "*ncclDevKernel*", "*ncclKernel*", "*ncclSym*Kernel*"),
@@ -28,13 +31,13 @@ COMM_KERNELS: dict[str, tuple[str, ...]] = {
 
 
 def glob_regex(globs: Iterable[str]) -> re.Pattern[str]:
-    """One compiled expression that matches a whole name against any of the globs."""
+    """A regular expression that matches a whole name against any of the globs."""
     parts = ("".join({"*": ".*", "?": "."}.get(c, re.escape(c)) for c in glob) for glob in globs)
     return re.compile("|".join(f"(?:{part})" for part in parts) or r"(?!)", re.IGNORECASE | re.DOTALL)
 
 
 def comm_globs() -> tuple[str, ...]:
-    """All patterns of the table, in order."""
+    """All patterns of COMM_KERNELS, in order."""
     return tuple(glob for globs in COMM_KERNELS.values() for glob in globs)
 
 
@@ -42,5 +45,5 @@ _COMM = glob_regex(comm_globs())
 
 
 def is_comm(name: str) -> bool:
-    """Whether a kernel of this name moves data between GPUs."""
+    """Whether the kernel with this name moves data between GPUs."""
     return _COMM.fullmatch(name) is not None

@@ -98,22 +98,23 @@ class Agreement:
         self.number += 1
         if len(self.ranks) == 1:
             return decide([report])
-        self.store.set(self._key(f"report/{self.rank}"), json.dumps(report))
+        publish(self.store, self._key(f"report/{self.rank}"), report)
         deadline_s = self.deadline_s + extra_s
         return self._lead(decide, deadline_s) if self.leads else self._follow(PATIENCE * deadline_s)
 
     def _lead(self, decide: Callable[[list[Report]], Decision], deadline_s: float) -> Decision:
         keys = [self._key(f"report/{rank}") for rank in self.ranks]
-        if not self._wait(keys, deadline_s):
-            absent = [rank for rank, key in zip(self.ranks, keys, strict=True) if not self.store.check([key])]
+        reports = published(self.store, keys, deadline_s)
+        absent = [rank for rank, report in zip(self.ranks, reports, strict=True) if report is None]
+        if absent:
             ranks = ", ".join(map(str, absent[:8]))
             return self._settle({**ABANDON, "reason": f"no word from rank {ranks} for {deadline_s:.3g} s"})
-        return self._settle(decide([json.loads(self.store.get(key)) for key in keys]))
+        return self._settle(decide([report for report in reports if report is not None]))
 
     def _follow(self, deadline_s: float) -> Decision:
         key = self._key("decision")
-        if self._wait([key], deadline_s):
-            found: Decision = json.loads(self.store.get(key))
+        (found,) = published(self.store, [key], deadline_s)
+        if found is not None:
             return found
         reason = f"rank {self.rank} had no word from rank {self.ranks[0]}"
         return self._settle({**ABANDON, "reason": reason})
@@ -125,17 +126,24 @@ class Agreement:
         )
         return settled
 
-    def _wait(self, keys: list[str], seconds: float) -> bool:
-        try:
-            self.store.wait(keys, timedelta(seconds=seconds))
-        except Exception as error:  # each store has its own kind for "time is up"
-            if _time_is_up(error):
-                return False
-            raise
-        return True
-
     def _key(self, name: str) -> str:
         return f"{self.number}/{name}"
+
+
+def publish(store: KeyValueStore, key: str, report: Report) -> None:
+    """Let the other ranks read this rank's report."""
+    store.set(key, json.dumps(report))
+
+
+def published(store: KeyValueStore, keys: Sequence[str], wait_s: float) -> list[Report | None]:
+    """The report under each key, once all are there; None for those that are missing when the time is up."""
+    try:
+        store.wait(list(keys), timedelta(seconds=wait_s))
+    except Exception as error:  # each store has its own kind for "time is up"
+        if not _time_is_up(error):
+            raise
+        return [json.loads(store.get(key)) if store.check([key]) else None for key in keys]
+    return [json.loads(store.get(key)) for key in keys]
 
 
 def _time_is_up(error: Exception) -> bool:

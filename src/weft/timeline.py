@@ -1,4 +1,4 @@
-"""Timeline: what ran on a GPU and when. A profiler trace, a live run and the simulator all yield this type.
+"""Timeline: what ran on a GPU and when, from a profiler trace, a live run or the simulator.
 
 All times are integer nanoseconds, so that sums and overlaps are exact.
 """
@@ -16,7 +16,7 @@ Ns = npt.NDArray[np.int64]
 
 
 class Kind(IntEnum):
-    """What a span does. Copies and fills are memory; peer-to-peer copies are communication."""
+    """Class of a span. Copies and fills are memory; peer-to-peer copies are communication."""
 
     COMPUTE = 0
     COMM = 1
@@ -31,11 +31,12 @@ class Intervals(NamedTuple):
 
     @property
     def total_ns(self) -> int:
+        """Sum of the lengths in nanoseconds."""
         return int((self.end - self.start).sum())
 
 
 def union(start: Ns, end: Ns) -> Intervals:
-    """The disjoint union of any intervals; empty ones vanish."""
+    """The disjoint union of arbitrary intervals; empty ones are dropped."""
     keep = end > start
     start, end = start[keep], end[keep]
     if not len(start):
@@ -48,7 +49,7 @@ def union(start: Ns, end: Ns) -> Intervals:
 
 
 def intersect(a: Intervals, b: Intervals) -> Intervals:
-    """What two disjoint unions share."""
+    """The intersection of two disjoint unions."""
     lo = np.searchsorted(b.end, a.start, side="right")
     hi = np.searchsorted(b.start, a.end, side="left")
     counts = np.maximum(hi - lo, 0)
@@ -59,7 +60,7 @@ def intersect(a: Intervals, b: Intervals) -> Intervals:
 
 
 def subtract(a: Intervals, b: Intervals) -> Intervals:
-    """What is in `a` and not in `b`."""
+    """The part of `a` that is not in `b`."""
     shared = intersect(a, b)
     start = np.sort(np.concatenate((a.start, shared.end)))
     end = np.sort(np.concatenate((a.end, shared.start)))
@@ -85,17 +86,17 @@ class Timeline:
         return len(self.start_ns)
 
     def covered(self, *kinds: Kind) -> Intervals:
-        """When at least one span of these kinds ran (of any kind if none is given)."""
+        """The intervals in which at least one span of these kinds runs (of any kind if none is given)."""
         mask = np.isin(self.kind, kinds) if kinds else np.ones(len(self), dtype=bool)
         return union(self.start_ns[mask], self.end_ns[mask])
 
-    def figures(self) -> Figures:
-        """The figures that describe how well communication is hidden."""
+    def figures(self) -> OverlapFigures:
+        """How much of the communication is hidden."""
         if not len(self):
-            return Figures(0, 0, 0, 0, 0, 0)
+            return OverlapFigures(0, 0, 0, 0, 0, 0)
         compute, comm = self.covered(Kind.COMPUTE), self.covered(Kind.COMM)
         span = int(self.end_ns.max() - self.start_ns.min())
-        return Figures(
+        return OverlapFigures(
             span_ns=span,
             compute_ns=compute.total_ns,
             comm_ns=comm.total_ns,
@@ -106,8 +107,8 @@ class Timeline:
 
 
 @dataclass(frozen=True)
-class Figures:
-    """Times in nanoseconds over a Timeline, each the length of a union of spans."""
+class OverlapFigures:
+    """Times of a Timeline in nanoseconds, each the length of a union of spans."""
 
     span_ns: int
     compute_ns: int
@@ -123,5 +124,5 @@ class Figures:
 
     @property
     def overlap_pct(self) -> float:
-        """Share of communication that runs beside compute; 0 where there is no communication."""
+        """Percentage of communication that overlaps compute; 0 if there is no communication."""
         return 100.0 * self.overlap_ns / self.comm_ns if self.comm_ns else 0.0

@@ -1,4 +1,4 @@
-"""Workload: a pipeline of iterations; in each, a compute operation and a collective that depends on it."""
+"""Workload: a pipeline of iterations, each with a compute operation and a collective that depends on it."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from typing import Any
 from weft.errors import UsageError
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+"""The collectives of a Workload."""
 DTYPE_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4, "fp64": 8}
+"""Bytes per element."""
 
-# What the numbers of `shape` mean, by kind of compute.
-SHAPES: dict[str, tuple[str, ...]] = {
+COMPUTE_SHAPES: dict[str, tuple[str, ...]] = {
     "gemm": ("M", "N", "K"),
     "triton_gemm": ("M", "N", "K"),
     "triton_mlp": ("tokens", "hidden", "inner"),
@@ -25,40 +26,42 @@ SHAPES: dict[str, tuple[str, ...]] = {
     "conv": ("batch", "channels", "height", "width", "filters", "kernel"),
     "callable": (),
 }
+"""Names of the numbers of `Compute.shape`, by kind."""
 TRITON_KINDS = ("triton_gemm", "triton_mlp")
+"""Kinds of compute that weft's Triton kernels run."""
 
-MAX_RANKS = 1024
+MAX_WORKLOAD_RANKS = 1024
 MAX_ITERATIONS = 4096
-MAX_STREAMS = 16
-MAX_BYTES = 1 << 40
+MAX_COMPUTE_STREAMS = 16
+MAX_WORKLOAD_BYTES = 1 << 40
 
 _UNITS = {"": 1, "b": 1}
 _UNITS |= {f"{p}ib": 1 << (10 * i) for i, p in enumerate("kmgt", 1)}
 _UNITS |= {f"{p}b": 10 ** (3 * i) for i, p in enumerate("kmgt", 1)}
 
 
-Shape = tuple[int, ...]
-Cost = Callable[[Shape], tuple[float, float]]
+_Shape = tuple[int, ...]
+_Cost = Callable[[_Shape], tuple[float, float]]
 
 MODES = ("overlap", "sequential", "compute", "comm")
 """`sequential`: compute waits for each collective. `compute`, `comm`: one of the two alone. The policy's
-controls act in `overlap` only; its CTAs of a collective act in every mode."""
+controls apply in `overlap` only; its CTAs of a collective apply in every mode."""
 
 BASELINE_CTAS = 8
-"""CTAs of a collective per rank where ranks share a GPU and the policy leaves them open. NCCL's own choice
-there (64) is an artefact of the shared GPU; 8 to 12 per rank resemble the SMs it takes on a Hopper node."""
+"""CTAs of a collective per rank where ranks share a GPU and the policy does not set them. NCCL's default
+there (64) is an artifact of the shared GPU; 8 to 12 per rank are about what it uses on a Hopper node."""
 
 
-def _gemm(s: Shape) -> tuple[float, float]:
+def _gemm(s: _Shape) -> tuple[float, float]:
     return 2.0 * math.prod(s), s[0] * s[2] + s[2] * s[1] + s[0] * s[1]
 
 
-def _rows(s: Shape) -> tuple[float, float]:
+def _rows(s: _Shape) -> tuple[float, float]:
     return 0.0, 2.0 * math.prod(s)
 
 
-# Operations and elements moved by one call, by kind of compute. Attention is causal: half of 4·B·H·S²·D.
-_COSTS: dict[str, Cost] = {
+# Floating-point operations and elements moved by one call. Attention is causal: half of 4·B·H·S²·D.
+_COSTS: dict[str, _Cost] = {
     "gemm": _gemm,
     "triton_gemm": _gemm,
     "triton_mlp": lambda s: (4.0 * math.prod(s), 2 * s[0] * (s[1] + s[2]) + 2 * s[1] * s[2]),
@@ -76,13 +79,13 @@ def parse_bytes(text: str | int) -> int:
         return text
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", str(text))
     if not match or match[2].lower() not in _UNITS:
-        raise UsageError(f"size {text!r} is not understood; write a number with kB/MB/GB or KiB/MiB/GiB")
+        raise UsageError(f"size {text!r} is not a size; write a number with kB/MB/GB or KiB/MiB/GiB")
     return round(float(match[1]) * _UNITS[match[2].lower()])
 
 
 def parse_shape(text: str, names: tuple[str, ...] = ("M", "N", "K")) -> tuple[int, ...]:
     """Positive whole numbers from `8192x8192x8192`; as many as there are names."""
-    parts = re.split(r"[x\u00d7,]", text.strip().lower())  # \u00d7: people paste the multiplication sign
+    parts = re.split(r"[x\u00d7,]", text.strip().lower())  # \u00d7: a pasted multiplication sign
     if len(parts) != len(names) or not all(re.fullmatch(r"[1-9]\d*", part.strip()) for part in parts):
         raise UsageError(f"{text!r} is not {'x'.join(names)}; write it like {'x'.join(['64'] * len(names))}")
     return tuple(int(part) for part in parts)
@@ -93,32 +96,32 @@ class Compute:
     """The compute operation of one iteration."""
 
     kind: str = "gemm"
-    """`gemm` is the vendor's library; `triton_*` are our kernels, whose tile and grid can be chosen."""
+    """`gemm` uses the vendor's library; `triton_*` are weft's kernels, with a configurable tile and grid."""
     shape: tuple[int, ...] = (8192, 8192, 8192)
-    """See SHAPES; for a GEMM MxNxK."""
+    """See COMPUTE_SHAPES; MxNxK for a GEMM."""
     dtype: str = "bf16"
     repeat: int = 1
-    """Calls per iteration, one after the other."""
+    """Calls per iteration, in sequence."""
     tile: tuple[int, int, int] | None = None
-    """Tile MxNxK of a Triton kernel; None: 64x64x64."""
+    """Tile MxNxK of a Triton kernel; None for 64x64x64."""
     grid: tuple[int, int] | None = None
-    """Blocks X (along N) x Y (along M) of a Triton GEMM; None: one per tile. Blocks of a smaller grid loop
-    over tiles; the blocks of a larger one that have no tile end at once."""
+    """Blocks X (along N) x Y (along M) of a Triton GEMM; None for one per tile. Blocks of a smaller grid loop
+    over tiles; surplus blocks of a larger grid exit immediately."""
     warps: int = 4
     stages: int = 3
     target: str = ""
-    """For `callable`: `module:function` that returns what to call in each iteration."""
+    """For `callable`: `module:function` that returns the function to call in each iteration."""
     call: Callable[[], object] | None = None
-    """For `callable` in this process: what to call in each iteration."""
+    """For `callable` in this process: the function to call in each iteration."""
 
     def __post_init__(self) -> None:
-        _choice("compute kind", self.kind, tuple(SHAPES))
+        _choice("compute kind", self.kind, tuple(COMPUTE_SHAPES))
         _choice("dtype", self.dtype, tuple(DTYPE_BYTES))
-        names = SHAPES[self.kind]
+        names = COMPUTE_SHAPES[self.kind]
         if self.kind == "callable":
             object.__setattr__(self, "shape", ())
             if not self.target and self.call is None:
-                raise UsageError("compute callable: name it as module:function or pass call=")
+                raise UsageError("compute callable: give target='module:function' or call=")
         object.__setattr__(self, "shape", tuple(self.shape))
         if len(self.shape) != len(names):
             raise UsageError(f"{self.kind} needs {'x'.join(names)}, not {len(self.shape)} numbers")
@@ -129,16 +132,16 @@ class Compute:
 
     @property
     def flops(self) -> float:
-        """Floating-point operations of one iteration (0 where only memory counts)."""
+        """Floating-point operations of one iteration; 0 for operations limited by memory."""
         return self.repeat * _COSTS.get(self.kind, _rows)(self.shape)[0]
 
     @property
     def traffic_bytes(self) -> float:
-        """Fewest bytes through device memory in one iteration."""
+        """Minimum bytes through device memory in one iteration."""
         return self.repeat * _COSTS.get(self.kind, _rows)(self.shape)[1] * DTYPE_BYTES[self.dtype]
 
     def tiles(self) -> tuple[int, int]:
-        """Tiles X (along N) x Y (along M) of a Triton GEMM: its natural grid."""
+        """Tiles X (along N) x Y (along M) of a Triton GEMM, its default grid."""
         tile = self.tile or (64, 64, 64)
         return -(-self.shape[1] // tile[1]), -(-self.shape[0] // tile[0])
 
@@ -153,25 +156,25 @@ class Compute:
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """What runs: `iterations` times a compute operation and then a collective that needs its result."""
+    """What runs: `iterations` times a compute operation and then a collective that depends on it."""
 
     name: str = ""
     compute: Compute = field(default_factory=Compute)
     collective: str = "all_reduce"
     bytes: int = 8192 * 57344 * 2
     """The larger buffer of each rank: all-reduce, reduce-scatter and all-to-all input, all-gather output.
-    It is rounded up to whole elements and, but for all-reduce, to equal parts for every rank."""
+    Rounded up to whole elements and, except for all-reduce, to equal parts for every rank."""
     ranks: int = 2
     iterations: int = 8
     compute_streams: int = 1
-    """Streams that take the compute of the iterations in turn; more than one lets several run at once."""
+    """Streams over which the compute of the iterations is distributed in turn."""
 
     def __post_init__(self) -> None:
         _choice("collective", self.collective, COLLECTIVES)
-        _whole("bytes", self.bytes, 1, MAX_BYTES)
-        _whole("ranks", self.ranks, 2, MAX_RANKS)
+        _whole("bytes", self.bytes, 1, MAX_WORKLOAD_BYTES)
+        _whole("ranks", self.ranks, 2, MAX_WORKLOAD_RANKS)
         _whole("iterations", self.iterations, 1, MAX_ITERATIONS)
-        _whole("compute_streams", self.compute_streams, 1, MAX_STREAMS)
+        _whole("compute_streams", self.compute_streams, 1, MAX_COMPUTE_STREAMS)
 
     @property
     def elements(self) -> int:
@@ -187,10 +190,10 @@ class Workload:
         return factor * (self.ranks - 1) / self.ranks * self.elements * DTYPE_BYTES[self.compute.dtype]
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON document; a callable given by value cannot be written."""
+        """The JSON document. Raises UsageError for a callable given by value."""
         if self.compute.call is not None:
             raise UsageError(
-                f"workload {self.name or 'callable'}: a function has no JSON; name it as module:function"
+                f"workload {self.name or 'callable'}: a function has no JSON form; give it as module:function"
             )
         compute = {f.name: getattr(self.compute, f.name) for f in fields(Compute) if f.name != "call"}
         compute = {k: list(v) if isinstance(v, tuple) else v for k, v in compute.items()}
@@ -198,7 +201,7 @@ class Workload:
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> Workload:
-        """A workload from its JSON document; unknown keys are refused by name."""
+        """A workload from its JSON document. Raises UsageError for unknown keys."""
         values = dict(document)
         compute = dict(values.pop("compute", {}))
         for known, given, where in ((cls, values, "workload"), (Compute, compute, "compute")):
@@ -212,7 +215,7 @@ class Workload:
         return cls(compute=Compute(**compute), **values)
 
     def but(self, **changes: Any) -> Workload:
-        """This workload with other values; fields of its compute may be named directly."""
+        """A copy with other values; fields of `compute` can be given directly."""
         inner = {f.name for f in fields(Compute)}
         compute = replace(self.compute, **{k: v for k, v in changes.items() if k in inner})
         return replace(self, compute=compute, **{k: v for k, v in changes.items() if k not in inner})
@@ -228,7 +231,7 @@ _PAPER_TILES = {"opt1": (64, 64, 32), "opt2": (64, 64, 64)}
 
 
 def named_workloads() -> dict[str, Workload]:
-    """Every workload that has a name; one without `opt1` or `opt2` has the tile of `opt2`."""
+    """The named workloads; names without `opt1` or `opt2` have the tile of `opt2`."""
     found = {}
     for gemm, shape in _PAPER_GEMMS.items():
         for short, collective in _PAPER_COLLECTIVES.items():
@@ -240,10 +243,12 @@ def named_workloads() -> dict[str, Workload]:
 
 
 def named(name: str) -> Workload:
-    """The workload of that name."""
+    """The workload with this name. Raises UsageError for an unknown name."""
     known = named_workloads()
     if name not in known:
-        raise UsageError(f"workload {name!r} is not known; use one of {', '.join(known)}, or spell it out")
+        raise UsageError(
+            f"workload {name!r} is not known; use one of {', '.join(known)}, or give a shape with --gemm"
+        )
     return known[name]
 
 
@@ -291,7 +296,7 @@ def specify(
 
 
 def _check_launch(compute: Compute) -> None:
-    """Tile, grid, warps and stages: only for kernels that have them, and only what Triton accepts."""
+    """Check tile, grid, warps and stages against what Triton accepts."""
     if compute.kind not in TRITON_KINDS:
         if compute.tile or compute.grid:
             raise UsageError(f"tile and grid are for {' and '.join(TRITON_KINDS)}, not for {compute.kind}")
@@ -315,7 +320,7 @@ def _check_launch(compute: Compute) -> None:
     if shared > 227 << 10:
         raise UsageError(
             f"tile {'x'.join(map(str, tile))} with {compute.stages} stages needs {shared >> 10} KiB of "
-            "shared memory; no SM gives a block more than 227: use fewer stages or a smaller tile"
+            "shared memory; a block can have at most 227 KiB: use fewer stages or a smaller tile"
         )
 
 
@@ -330,16 +335,16 @@ def _whole(name: str, value: Any, low: int, high: int) -> None:
 
 
 def collective_ctas(workload: Workload, ctas: int) -> int:
-    """CTAs that each rank's kernel has: point-to-point collectives round them up to a power of two."""
+    """CTAs of each rank's kernel; point-to-point collectives round them up to a power of two."""
     return 1 << (ctas - 1).bit_length() if workload.collective == "all_to_all" else ctas
 
 
 def check_resident(workload: Workload, ctas: int, sm_count: int) -> None:
-    """Refuse a collective whose CTAs do not all fit on the GPU that its ranks share: it would never end."""
+    """Raise UsageError if the CTAs of a collective do not all fit on the GPU that its ranks share."""
     needed = workload.ranks * collective_ctas(workload, ctas)
     if needed > sm_count:
         raise UsageError(
             f"{workload}: {workload.ranks} ranks of {needed // workload.ranks} CTAs need {needed} SMs at "
-            f"once, this GPU has {sm_count}, and the collective would never end: set comm.max_ctas to "
+            f"once, this GPU has {sm_count}, and the collective would hang: set comm.max_ctas to "
             f"{max(1, sm_count // workload.ranks // 2)} or less"
         )

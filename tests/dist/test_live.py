@@ -184,7 +184,7 @@ def test_two_optimizers_make_one_step(zoo):
 def test_without_an_optimizer_the_job_is_left_alone_and_told_why(zoo):
     played = zoo("no optimizer")
     assert played.codes == [0, 0]
-    assert set(played.in_step()) == {"no control"}
+    assert set(played.in_step()) == {"overlap"}
     assert "no optimizer step" in played.tuning()["text"]
 
 
@@ -198,8 +198,8 @@ def test_a_process_group_made_anew_ends_the_tuning_on_all_ranks_at_once(zoo):
     played = zoo("a new group")
     assert played.codes == [0, 0]
     steps = played.in_step()
-    assert set(steps[:26]) != {"no control"}
-    assert set(steps[26:]) == {"no control"}
+    assert set(steps[:26]) != {"overlap"}
+    assert set(steps[26:]) == {"overlap"}
     assert [rank["left"] for rank in played.ranks] == [[], []]
     assert all("destroyed its process group" in played.tuning(rank)["reason"] for rank in (0, 1))
 

@@ -53,5 +53,8 @@ def test_what_one_rank_changes_alone_and_calls_that_are_refused(tmp_path):
 
 
 @pytest.mark.timeout(300)
-def test_a_peer_that_dies(tmp_path):
-    ranks(3, tmp_path, "peer_dies", timeout_s=5.0)
+@pytest.mark.parametrize("check", ["peer_dies", "fails_midway", "first_rank_dies"])
+def test_a_rank_that_leaves_or_fails_is_named_to_all_others(check, tmp_path, monkeypatch):
+    if check == "first_rank_dies":
+        monkeypatch.setenv("OPS_STORE", "tcp")
+    ranks(3, tmp_path, check, timeout_s=5.0)

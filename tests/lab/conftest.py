@@ -9,7 +9,7 @@ import pytest
 
 @pytest.fixture(scope="session")
 def fake_nccl(tmp_path_factory) -> str:
-    """The path of a compiled stand-in for libnccl.so.2."""
+    """The path of a compiled fake libnccl.so.2."""
     compiler = shutil.which("cc")
     if compiler is None:
         pytest.skip("needs a C compiler")

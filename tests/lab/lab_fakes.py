@@ -1,4 +1,4 @@
-"""A GPU that only keeps time: streams and events on a virtual clock, tensors on the CPU."""
+"""A fake GPU: streams and events on a virtual clock, tensors on the CPU."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ class FakeShim:
 
 
 class ModelExecutor:
-    """An executor that answers from a formula; used where only the bookkeeping is tested."""
+    """An executor that computes times from a formula, to test the bookkeeping only."""
 
     simulated = False
 

@@ -45,7 +45,7 @@ def small(*candidates: Candidate, share: float | None = None, cells: int = 1) ->
 HIGH = Candidate("priority", Policy(priority="high"))
 
 
-def test_paper_covers_what_the_paper_has():
+def test_the_paper_suite_covers_the_papers_workloads():
     cells = {cell.name: cell for cell in suite("paper").cells}
     for name in ("cb-ar", "cb-a2a", "mb-ar", "mb-a2a"):
         for option in ("opt1", "opt2"):
@@ -57,7 +57,7 @@ def test_paper_covers_what_the_paper_has():
     assert sum(cell.estimate_s(12) for cell in cells.values()) < suite("paper").budget_s <= 12 * 60
 
 
-def test_modern_covers_what_runs_today():
+def test_the_modern_suite_covers_current_models():
     cells = suite("modern").cells
     assert len(cells) >= 16
     assert {cell.workload.collective for cell in cells} == {
@@ -71,7 +71,7 @@ def test_modern_covers_what_runs_today():
     assert {"gemm", "attention", "layer_norm", "triton_mlp"} <= kinds
 
 
-def test_suites_are_sound():
+def test_suites_are_consistent():
     for found in suites().values():
         names = [cell.name for cell in found.cells]
         assert len(set(names)) == len(names)
@@ -93,7 +93,7 @@ def test_the_rule_names_the_kernel_that_is_launched():
     assert f"def {GEMM}(" in source
 
 
-def test_rows_have_the_figures():
+def test_rows_have_all_figures():
     runner = Runner(ModelExecutor(), small(HIGH), 100)
     ((_, rows),) = runner.run(set())
     sequential, plain, high = rows
@@ -179,7 +179,7 @@ def test_a_missing_gpu_ends_the_suite_and_a_full_memory_does_not():
     assert found[1][1][2]["chosen"]
 
 
-def test_the_budget_is_shared_out_and_what_is_missing_is_said():
+def test_the_budget_is_divided_and_missing_cells_are_reported():
     now = [0.0]
 
     class Slow(ModelExecutor):
@@ -248,7 +248,7 @@ def test_the_command_prints_plan_progress_and_table(tmp_path, monkeypatch, capsy
     assert {"machine", "command", "started", "weft"} <= set(header)
 
 
-def test_plan_measures_nothing(tmp_path, monkeypatch, capsys):
+def test_the_plan_option_measures_nothing(tmp_path, monkeypatch, capsys):
     executor = call(tmp_path, monkeypatch, "paper", "--plan")
     assert executor.calls == 0
     assert "82 workloads" in capsys.readouterr().out

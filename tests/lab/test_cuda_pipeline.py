@@ -1,4 +1,4 @@
-"""The one-GPU lab on a virtual clock: order, dependencies, controls and refusals, without a GPU."""
+"""The one-GPU lab on a virtual clock: order, dependencies, controls and errors, without a GPU."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_several_compute_streams_run_at_once():
     assert executor.measure(workload, Policy(), "sequential").ms == pytest.approx(5.0 * N)
 
 
-def test_priority_takes_other_streams_and_ctas_other_communicators():
+def test_priority_uses_other_streams_and_ctas_other_communicators():
     ranks = FakeRanksFactory()
     _, executor, workload = make(ranks=ranks, shim=FakeShim(), baseline_ctas=12)
     executor.measure(workload, Policy(priority="high"))
@@ -77,7 +77,7 @@ def test_the_shim_gets_the_policy_only_in_overlap_and_only_when_it_changes():
     assert shim.policies == [policy, Policy(), policy]
 
 
-def test_without_the_shim_a_head_start_is_a_sleep_and_residency_is_refused():
+def test_without_the_shim_a_head_start_is_a_sleep_and_residency_is_rejected():
     gpu, executor, workload = make(shim=False)
     executor._shim = None
     plain = executor.measure(workload, Policy()).ms
@@ -88,7 +88,7 @@ def test_without_the_shim_a_head_start_is_a_sleep_and_residency_is_refused():
         executor.measure(workload, Policy(rules=(Rule("weft_gemm", 3),)))
 
 
-def test_skew_that_shows_doubles_the_spin():
+def test_visible_skew_doubles_the_spin():
     gpu, executor, workload = make(shim=FakeShim())
     gpu.launches_too_slow = True
     sample = executor.measure(workload, Policy())
@@ -104,7 +104,7 @@ def test_wrong_result_names_rank_and_element():
     executor.measure(workload, Policy(), "compute")  # no collective, nothing to check
 
 
-def test_a_collective_that_never_ran_is_seen():
+def test_a_collective_that_never_ran_is_detected():
     class Lazy(FakeRanksFactory):
         def __call__(self, size, ctas):
             class Nothing:
@@ -128,18 +128,18 @@ def test_a_collective_that_never_ran_is_seen():
         ("all_to_all", 4, 33, False),
     ],
 )
-def test_collectives_that_could_never_be_resident_are_refused(collective, ranks, ctas, fits):
+def test_collectives_that_can_never_be_resident_are_rejected(collective, ranks, ctas, fits):
     _, executor, workload = make(shim=FakeShim())
     workload = workload.but(collective=collective, ranks=ranks)
     if fits:
         executor.measure(workload, Policy(max_ctas=ctas))
     else:
-        with pytest.raises(UsageError, match=r"never end: set comm\.max_ctas"):
+        with pytest.raises(UsageError, match=r"would hang: set comm\.max_ctas"):
             executor.measure(workload, Policy(max_ctas=ctas))
 
 
 @pytest.mark.parametrize("policy", [Policy(engine="dma"), Policy(sm_reserve=4), Policy(schedule="shard")])
-def test_controls_that_the_pipeline_lacks_are_refused_by_name(policy):
+def test_controls_that_the_pipeline_lacks_are_rejected_by_name(policy):
     _, executor, workload = make(shim=FakeShim())
     with pytest.raises(UsageError, match="is not applied"):
         executor.measure(workload, policy)

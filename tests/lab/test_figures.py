@@ -1,4 +1,4 @@
-"""The pictures: well-formed, with every number that was given, safe text, gaps where nothing is known."""
+"""The charts: well-formed, with every value, escaped text, and gaps for missing values."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def parse(text):
 
 
 def inside(root):
-    """Whether every mark lies within the page."""
+    """Whether every element lies within the page."""
     width, height = float(root.get("width")), float(root.get("height"))
     return all(
         0 <= float(node.get(x, 0)) <= width and 0 <= float(node.get(y, 0)) <= height

@@ -37,7 +37,7 @@ def test_this_process_is_rank_0_of_r():
 
 
 @pytest.mark.parametrize(("op", "factor"), [("SUM", R), ("AVG", 1), ("MAX", 1), ("MIN", 1)])
-def test_all_reduce_is_as_if_every_rank_had_the_same(op, factor):
+def test_all_reduce_behaves_as_if_every_rank_had_the_same_data(op, factor):
     x = numbers(7)
     dist.all_reduce(x, op=getattr(dist.ReduceOp, op))
     assert torch.equal(x, numbers(7) * factor)
@@ -81,12 +81,12 @@ def test_uneven_all_to_all_and_objects():
         dist.group.WORLD.all_to_all_single(out, numbers(6), [1, 1, 1], None)
 
 
-def test_reductions_it_does_not_have_are_refused_by_name():
+def test_unsupported_reductions_are_rejected_by_name():
     with pytest.raises(UsageError, match="use SUM, AVG"):
         dist.all_reduce(torch.ones(3, dtype=torch.int32), op=dist.ReduceOp.BAND)
 
 
-def test_without_the_mirror_ghosts_add_nothing():
+def test_without_mirror_ghosts_contribute_zeros():
     group = ghost.GhostGroup(0, R, ghost.GhostOptions(mirror=False))
     x = numbers(4)
     group.allreduce([x]).wait()

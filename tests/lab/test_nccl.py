@@ -1,4 +1,4 @@
-"""The NCCL layer against a stand-in library: argument order, groups, configuration and refusals."""
+"""The NCCL layer against a fake library: argument order, groups, configuration and errors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from weft.errors import UnavailableError, UsageError, WeftError
 
 
 class Buffer:
-    """As much of a tensor as the layer uses, over numpy."""
+    """The parts of a tensor that weft.comm.nccl uses, over numpy."""
 
     dtype = "torch.float32"
 
@@ -36,7 +36,7 @@ class Stream:
 
 
 def ranks_of(path, size, ctas=8):
-    return nccl.Ranks(nccl.load(path), size, ctas)
+    return nccl.Ranks(nccl.load_nccl(path), size, ctas)
 
 
 @pytest.fixture(params=[2, 3, 4])
@@ -50,7 +50,7 @@ def empty(size, count):
     return [Buffer(np.full(count, np.nan)) for _ in range(size)]
 
 
-def test_config_is_what_nccl_reads():
+def test_the_config_has_the_layout_that_nccl_expects():
     config = nccl.make_config(12)
     assert ctypes.sizeof(nccl.Config) == 48
     assert (config.size, config.magic, config.maxCTAs) == (48, 0xCAFEBEEF, 12)
@@ -105,7 +105,7 @@ def test_broadcast(setup):
         np.testing.assert_array_equal(out.values, send[1].values)
 
 
-def test_a_failing_call_closes_the_group_and_says_why(setup):
+def test_a_failing_call_closes_the_group_and_names_the_reason(setup):
     size, ranks, streams, rng = setup
     send = [Buffer(rng.integers(0, 9, 4 + (rank == 1))) for rank in range(size)]
     with pytest.raises(WeftError, match=r"ncclGroupEnd failed: invalid argument \(told by the fake\)"):
@@ -132,18 +132,18 @@ def test_too_old_for_several_ranks(fake_nccl, monkeypatch):
         ranks_of(fake_nccl, 2)
 
 
-def test_where_the_library_is(fake_nccl, monkeypatch, tmp_path):
+def test_the_library_is_found(fake_nccl, monkeypatch, tmp_path):
     monkeypatch.setenv("WEFT_NCCL", fake_nccl)
-    assert nccl.load().version_text == "2.32.3"
+    assert nccl.load_nccl().version_text == "2.32.3"
     monkeypatch.setenv("WEFT_NCCL", str(tmp_path / "missing.so"))
     with pytest.raises(UnavailableError, match=r"missing\.so: no such file"):
-        nccl.load()
+        nccl.load_nccl()
     with pytest.raises(UnavailableError, match="set WEFT_NCCL"):
-        nccl.load(str(tmp_path / "missing.so"))
+        nccl.load_nccl(str(tmp_path / "missing.so"))
     with pytest.raises(UnavailableError, match="is not NCCL"):
-        nccl.load("libm.so.6")
+        nccl.load_nccl("libm.so.6")
 
 
-def test_one_rank_is_refused(fake_nccl):
+def test_a_single_rank_is_rejected(fake_nccl):
     with pytest.raises(UsageError, match="ranks 1"):
         ranks_of(fake_nccl, 1)

@@ -1,4 +1,4 @@
-"""The race, with times that are made up: what wins, what drops out, and when it stops."""
+"""The race with synthetic times: what wins, what drops out, and when it stops."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_every_round_has_a_new_order_and_all_that_are_alive():
     assert again == seen
 
 
-def test_a_hopeless_candidate_is_measured_once():
+def test_a_much_slower_candidate_is_measured_once():
     counts = {"good": 0, "bad": 0}
 
     def measure(candidate):
@@ -57,7 +57,7 @@ def test_a_hopeless_candidate_is_measured_once():
     assert not result.entries[1].kept
 
 
-def test_drift_of_the_machine_does_not_choose():
+def test_drift_does_not_decide_the_race():
     clock = iter(range(10**6))
 
     def measure(candidate):
@@ -68,7 +68,7 @@ def test_drift_of_the_machine_does_not_choose():
         assert race(["slow", "fast"], measure, rounds=20, min_rounds=20, confirm=0, seed=seed).chosen == 1
 
 
-def test_a_baseline_stays_unless_it_is_beaten_beyond_doubt():
+def test_a_baseline_is_kept_unless_it_is_clearly_beaten():
     for trial in range(30):
         result = race(
             ["sequential", "overlap", "same"],
@@ -88,7 +88,7 @@ def test_a_baseline_stays_unless_it_is_beaten_beyond_doubt():
     assert [len(entry.again) for entry in result.entries] == [7, 7, 7]
 
 
-def test_references_are_measured_and_never_chosen():
+def test_references_are_measured_but_never_chosen():
     times = {"overlap": 10.0, "better": 9.0, "compute": 5.0}
     result = race(list(times), noisy(times), baselines=(0,), aside=(2,), rounds=6, min_rounds=6, confirm=2)
     assert result.chosen == 1
@@ -97,7 +97,7 @@ def test_references_are_measured_and_never_chosen():
     assert result.entries[1].kept  # 80% behind a reference is not behind
 
 
-def test_failures_are_kept_and_the_rest_goes_on():
+def test_failures_are_recorded_and_the_race_continues():
     def measure(candidate):
         if candidate == "hangs":
             raise WeftError("hangs: no end after 30 s")
@@ -112,7 +112,7 @@ def test_failures_are_kept_and_the_rest_goes_on():
     assert nothing.chosen is None
 
 
-def test_one_that_fails_later_is_not_chosen():
+def test_a_candidate_that_fails_later_is_not_chosen():
     state = {"n": 0}
 
     def measure(candidate):
@@ -166,7 +166,7 @@ def test_the_interval_reaches_the_order_statistics_that_enclose_the_median(count
     assert high >= count - 1 - k
 
 
-def test_intervals_of_seven_samples_hold_what_they_promise():
+def test_intervals_of_seven_samples_have_their_nominal_coverage():
     rng = np.random.default_rng(0)
     held = sum(
         low <= 0 <= high for low, high in (bootstrap_ci(rng.normal(size=7), seed=s) for s in range(400))

@@ -1,4 +1,4 @@
-"""Our Triton GEMM without a GPU: compiled for Hopper, and run by Triton's interpreter."""
+"""The Triton GEMM without a GPU: compiled for Hopper, and run by Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ print("right")
 """
 
 
-def test_every_grid_gives_the_product():
+def test_every_grid_computes_the_gemm():
     env = {**os.environ, "TRITON_INTERPRET": "1"}
     command = [sys.executable, "-W", "ignore", "-c", INTERPRETED]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=110, check=False)
@@ -43,7 +43,7 @@ def test_every_grid_gives_the_product():
     ("tile", "warps", "shared", "blocks"),
     [((64, 64, 64), 4, 49152, 4), ((64, 64, 32), 4, 24576, 7), ((128, 128, 64), 8, 98304, 2)],
 )
-def test_what_a_block_takes_of_an_sm(tile, warps, shared, blocks, tmp_path):
+def test_the_resources_of_a_block(tile, warps, shared, blocks, tmp_path):
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 

@@ -1,4 +1,4 @@
-"""The worker process: answers, hangs, deaths and crashes, with a model in place of a GPU."""
+"""The worker process: results, hangs and crashes, with a model in place of a GPU."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def remote(behaviour="", **options):
     return RemoteExecutor(FACTORY, options={"behaviour": behaviour}, under_shim=False, **options)
 
 
-def test_same_answers_as_in_process():
+def test_the_worker_gives_the_same_results_as_in_process():
     with remote() as executor:
         assert executor.device == "model"
         assert executor.info() == {"gpu": "model"}
@@ -55,7 +55,7 @@ def test_a_failure_costs_one_measurement(behaviour, kind, words):
         assert executor.restarts == 1
 
 
-def test_nothing_is_left_behind():
+def test_no_process_is_left_behind():
     executor = remote()
     pid = executor._process.pid
     executor.close()
@@ -67,14 +67,14 @@ def test_nothing_is_left_behind():
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
-def test_a_worker_that_cannot_start_says_why():
+def test_a_worker_that_cannot_start_names_the_reason():
     with pytest.raises(WorkerDiedError, match="no_such_module"):
         RemoteExecutor("no_such_module:Executor", under_shim=False)
     with pytest.raises(WorkerDiedError, match="unexpected keyword"):
         RemoteExecutor(FACTORY, options={"colour": 1}, under_shim=False)
 
 
-def test_without_a_gpu_the_line_says_so():
+def test_without_a_gpu_the_error_names_it():
     pytest.importorskip("torch")
     import torch
 
@@ -84,7 +84,7 @@ def test_without_a_gpu_the_line_says_so():
         RemoteExecutor(under_shim=False)
 
 
-def test_a_function_cannot_travel():
+def test_a_function_cannot_be_sent_to_a_worker():
     with remote() as executor, pytest.raises(UsageError, match="module:function"):
         executor.measure(Workload(compute=Compute(kind="callable", call=print)), Policy())
 
@@ -113,7 +113,7 @@ def test_under_the_shim(tmp_path):
 
 
 def test_a_suite_through_worker_and_executor():
-    """Everything of `weft bench` but the GPU itself."""
+    """All of `weft bench` except the GPU."""
     pytest.importorskip("torch")
     from weft.bench.runner import Runner
     from weft.bench.suites import suite

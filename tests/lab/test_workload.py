@@ -1,4 +1,4 @@
-"""Workloads: sizes, shapes, names, JSON, and what is refused."""
+"""Workloads: sizes, shapes, names, JSON, and invalid values."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_sizes(text, count):
 
 
 @pytest.mark.parametrize("text", ["", "MiB", "-1MB", "1e3", "12 QB", "1,5GiB", "0x10"])
-def test_sizes_that_are_not(text):
+def test_invalid_sizes(text):
     with pytest.raises(UsageError, match="KiB/MiB/GiB"):
         parse_bytes(text)
 
@@ -130,7 +130,7 @@ def test_buffers_are_rounded_up_to_whole_equal_parts(collective, size, ranks, dt
     assert 0 < workload.wire_bytes < 2 * (size + ranks * item)
 
 
-def test_estimates_know_what_a_call_costs():
+def test_flops_and_traffic_of_a_call():
     assert Compute(shape=(2, 3, 5)).flops == 60
     assert Compute(shape=(2, 3, 5), repeat=2).traffic_bytes == 2 * 2 * (10 + 15 + 6)
     assert Compute(kind="gelu", shape=(4, 8)).flops == 0

@@ -95,8 +95,8 @@ def test_compute_is_a_floor_and_the_parts_a_ceiling(job):
 def test_weak_scaling_is_never_faster_per_gpu(job, more):
     bigger = job.but(gpus=job.gpus * more, global_batch=job.global_batch * more)
     if job.sharding == "none":  # a sharded optimizer has less to do on more GPUs
-        # Megatron's buckets grow with the ranks, and larger ones use the links a little better.
-        assert step(bigger) >= step(job) * 0.95
+        # Megatron's buckets grow with the ranks: their number is rounded, and so is what latency costs.
+        assert step(bigger) >= step(job) * 0.99
     assert bigger.tp * bigger.pp * bigger.cp * bigger.dp == bigger.gpus
 
 

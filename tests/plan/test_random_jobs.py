@@ -6,7 +6,7 @@ import math
 import random
 
 from weft.errors import UsageError
-from weft.gpu.presets import PRESETS as GPUS
+from weft.gpu.presets import GPU_PRESETS as GPUS
 from weft.plan import TrainingJob, predict
 from weft.plan.accuracy import family, interval
 from weft.plan.compute import peak_rate

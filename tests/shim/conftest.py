@@ -31,6 +31,7 @@ def fake_driver(tmp_path_factory) -> Path:
         "-fPIC",
         "-Wl,-Bsymbolic,-soname,libcuda.so.1",
         str(HERE / "fake_cuda.c"),
+        str(HERE / "fake_cuda_events.c"),
         "-lpthread",
     )
     (folder / "libcuda.so").symlink_to(library.name)

@@ -64,6 +64,14 @@ static struct {
     int pending;
 } streams[STREAMS];
 
+/* fake_cuda_events.c: time */
+void fake_timed_launch(const char *name, void *stream, const CUlaunchAttribute *attributes, unsigned count);
+void fake_timed_operation(const char *name, void *stream, int64_t ns);
+int fake_completion_allowed(const CUlaunchAttribute *attributes, unsigned count);
+void fake_context_destroyed(void);
+int fake_failing(const char *api);
+int fake_is_capturing(void *stream);
+
 /* --- what tests use ----------------------------------------------------------------------------------- */
 
 API void *fake_kernel(const char *name, int registers, int static_shared, int as_kernel) {
@@ -130,6 +138,15 @@ static int failing(const char *api) {
             failures[i].times--;
             return failures[i].code;
         }
+    return 0;
+}
+
+int fake_failing(const char *api) { return failing(api); }
+
+int fake_is_capturing(void *stream) {
+    for (int i = 0; i < STREAMS && streams[i].stream; i++)
+        if (streams[i].stream == stream)
+            return streams[i].capture != NULL;
     return 0;
 }
 
@@ -229,7 +246,9 @@ API CUresult cuFuncGetAttribute(int *value, int attribute, CUfunction f) {
     kernel *k = (kernel *)f;
     if (!k || k->magic != 'F')
         return INVALID_HANDLE;
-    *value = attribute == CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES ? k->static_shared : k->max_dynamic;
+    *value = attribute == CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES ? k->static_shared
+             : attribute == CU_FUNC_ATTRIBUTE_NUM_REGS        ? k->registers
+                                                              : k->max_dynamic;
     return 0;
 }
 
@@ -260,7 +279,7 @@ API CUresult cuModuleGetFunction(CUfunction *f, CUmodule module, const char *nam
 
 API CUresult cuModuleUnload(CUmodule m) { return (void)m, 0; }
 API CUresult cuLibraryUnload(CUlibrary l) { return (void)l, 0; }
-API CUresult cuCtxDestroy_v2(CUcontext c) { return (void)c, 0; }
+API CUresult cuCtxDestroy_v2(CUcontext c) { return (void)c, fake_context_destroyed(), 0; }
 API CUresult cuDevicePrimaryCtxReset_v2(CUdevice d) { return (void)d, 0; }
 API CUresult cuDevicePrimaryCtxRelease_v2(CUdevice d) { return (void)d, 0; }
 
@@ -297,6 +316,8 @@ static CUresult launch(const char *route, const CUlaunchConfig *c, void *f, bool
         return INVALID_HANDLE;
     if ((int)c->sharedMemBytes > k->max_dynamic || (int)c->sharedMemBytes + k->static_shared > BLOCK_SHARED)
         return CUDA_ERROR_INVALID_VALUE;
+    if (!fake_completion_allowed(c->attrs, c->numAttrs))
+        return CUDA_ERROR_INVALID_VALUE;
     if (!logging)
         return 0;
     record r = {.grid = {c->gridDimX, c->gridDimY, c->gridDimZ}, .block = {c->blockDimX, c->blockDimY, c->blockDimZ}};
@@ -322,6 +343,8 @@ static CUresult launch(const char *route, const CUlaunchConfig *c, void *f, bool
     if (record_count < LOG)
         records[record_count++] = r;
     pthread_mutex_unlock(&lock);
+    if (!r.captured)
+        fake_timed_launch(k->name, r.stream, c->attrs, c->numAttrs);
     return 0;
 }
 
@@ -386,7 +409,8 @@ API CUresult cuStreamIsCapturing(CUstream stream, int *status) {
         return *e = (CUgraphExec)g, 0;                                                                       \
     }                                                                                                        \
     API CUresult cuGraphLaunch##suffix(CUgraphExec e, CUstream stream) {                                     \
-        (void)stream;                                                                                        \
+        if (e)                                                                                               \
+            fake_timed_operation("graph", explicit_stream(stream, per_thread), 50000);                       \
         return e ? 0 : INVALID_HANDLE;                                                                       \
     }
 CAPTURES(, false)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from test_nccl_routes import TWO_GHOSTS, fake_nccl, nccl_program  # noqa: F401 (fixtures)
 
 CONTROLS = (
@@ -105,17 +106,25 @@ def test_where_memory_is_short_no_communicators_are_made(nccl_program):  # noqa:
     assert "memory is free" in facts["why_no_ctas"]
 
 
-def test_what_the_profiler_saw_goes_with_what_was_launched(nccl_program):  # noqa: F811
-    looked = """
-    from weft.tuning.live.look import Look, Seen
-    Look.begin = lambda self: None
-    Look.end = lambda self, steps: Seen(10.0, 4.0, 1.5, {"gemm(float*)": (6.0, 2.5)})
-    """
-    source = CONTROLS.replace("controls = LaunchControls", looked.strip() + "\n    controls = LaunchControls")
-    facts = nccl_program(source + "show(facts.to_dict())", env={"WEFT_LIVE": "1"})
-    assert (facts["span_ms"], facts["comm_ms"], facts["exposed_ms"]) == (10, 4, 1.5)
+def test_what_the_tracer_recorded_goes_with_what_was_launched(nccl_program):  # noqa: F811
+    costs = """
+    import tracer_driver
+    driver.library().fake_cost(b"_Z4gemmPf", driver.ctypes.c_int64(2_000_000), 8)
+    driver.library().fake_cost(b"ncclDevKernel_AllReduce", driver.ctypes.c_int64(3_000_000), 8)
+    controls = LaunchControls"""
+    source = CONTROLS.replace("\n    controls = LaunchControls", costs)
+    for call in ("controls.learn()", "facts = controls"):
+        source = source.replace(call, f"driver.library().fake_sync()\n    {call}")
+    left = "left = [driver.library().fake_live_events(), driver.library().fake_live_streams()]"
+    facts, left = nccl_program(source + f"{left}\n    show([facts.to_dict(), left])", env={"WEFT_LIVE": "1"})
+    # A step: a collective of 3 ms on one stream, two GEMMs of 2 ms on another; the steps follow each other.
+    assert facts["comm_ms"] == pytest.approx(3, rel=0.02)
+    assert facts["span_ms"] == pytest.approx(4, rel=0.02)
+    assert facts["exposed_ms"] == pytest.approx(0, abs=0.02)
     (gemm,) = facts["kernels"]
-    assert (gemm["ms"], gemm["beside_ms"]) == (6, 2.5)
+    assert gemm["ms"] == pytest.approx(4, rel=0.02)
+    assert gemm["beside_ms"] == pytest.approx(3, rel=0.02)
+    assert left == [0, 0]
 
 
 def test_overlap_from_python_moves_collectives_and_gives_them_back(nccl_program):  # noqa: F811

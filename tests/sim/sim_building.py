@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from weft.sim.core import Machine
+from weft.sim.core import SimMachine
 from weft.sim.launches import Footprint, Launch, LaunchKind, Speed
 
-MACHINE = Machine(
+MACHINE = SimMachine(
     name="toy",
     sms=4,
     warps_per_sm=16,
@@ -24,7 +24,7 @@ SMALL = Footprint(warps=4, registers=8192, shared_bytes=20_000)
 
 
 def kernel(blocks: int = 10, work: float = 1e6, **changes: object) -> Launch:
-    """A launch whose blocks take 10 µs each by themselves, and half as fast with two on an SM."""
+    """A launch whose blocks take 10 µs alone and 20 µs with two on an SM."""
     speed = Speed(sm_rate=1e11, block_rate=1e11)
     return replace(Launch(name="k", runs=((blocks, work),), footprint=SMALL, speed=speed), **changes)
 

@@ -28,7 +28,7 @@ def test_the_core_compiles_without_warnings(tmp_path):
 
 
 def test_a_missing_core_is_one_line_with_the_fix(monkeypatch):
-    monkeypatch.setattr(core, "LIBRARY", "no_such_library.so")
+    monkeypatch.setattr(core, "CORE_LIBRARY", "no_such_library.so")
     core._library.cache_clear()
     try:
         with pytest.raises(UnavailableError, match=r"core is not built: install a C compiler") as found:

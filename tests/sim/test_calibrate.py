@@ -1,4 +1,4 @@
-"""Calibration without a GPU: another simulated GPU plays the real one."""
+"""Calibration without a GPU: another simulated GPU takes the place of the real one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from weft.cli import main as cli
 from weft.errors import UsageError
 from weft.execute.calibrate import FITTED, Probe, Reading, error, fit, probes, take
 from weft.execute.sim import SimExecutor
-from weft.sim.profile import by_title, load, profile
+from weft.sim.profile import by_title, load_profile, profile
 
 FEW = [p for p in probes() if p.mode == "comm" or p.name.startswith("gemm 64")]
 
@@ -18,7 +18,7 @@ def readings(model):
     return [Reading(p, run.measure(p.workload, p.policy, p.mode).ms) for p in FEW]
 
 
-def test_the_fit_finds_figures_that_predict_what_was_measured():
+def test_the_fit_finds_figures_that_predict_the_measurements():
     truth = profile("h200").with_figures(cache_tb_s=7.0, latency_ns=800.0, ghost_all_reduce_gb_s=12.0)
     measured = readings(truth)
     before = error(profile("h200"), measured, 8)
@@ -32,12 +32,12 @@ def test_the_fit_finds_figures_that_predict_what_was_measured():
     assert found.sources["latency_ns"] == "a test"
 
 
-def test_a_perfect_profile_stays_as_it_is():
+def test_a_perfect_profile_is_left_unchanged():
     measured = readings(profile("h200"))
     assert fit(profile("h200"), measured, ctas=8, budget_s=2).figures == profile("h200").figures
 
 
-def test_every_fitted_figure_matters_to_some_probe():
+def test_every_fitted_figure_affects_some_probe():
     run = SimExecutor("h200-ghost")
     base = {p.name: run.measure(p.workload, p.policy, p.mode).ms for p in probes()}
     for name in FITTED:
@@ -75,11 +75,11 @@ def test_the_command_writes_a_profile(tmp_path, monkeypatch, capsys):
             ["calibrate", "--device", "sim:h200-ghost", "--budget", "1", "--repeats", "1", "--out", str(out)]
         )
     assert end.value.code == 0
-    assert load(out).name == "h200"
+    assert load_profile(out).name == "h200"
     assert "mean error" in capsys.readouterr().out
 
 
-def test_without_a_gpu_it_says_so(monkeypatch, capsys):
+def test_without_a_gpu_the_error_names_it(monkeypatch, capsys):
     monkeypatch.setattr(cli, "COMMANDS", tuple({*cli.COMMANDS, "calibrate"}))
     monkeypatch.setattr("weft.execute.devices.has_gpu", lambda: False)
     with pytest.raises(SystemExit) as end:

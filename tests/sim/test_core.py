@@ -1,4 +1,4 @@
-"""Properties of the block scheduler: what must hold for any program."""
+"""Properties of the block scheduler that hold for any program."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 from sim_building import MACHINE, SMALL, kernel, program
 
-from weft.sim.core import DeadlockError, NeverFitsError, simulate
+from weft.sim.core import DeadlockError, NeverFitsError, simulate_launches
 from weft.sim.launches import Footprint, Launch, LaunchKind, Speed
 
 SEEDS = range(60)
 
 
 def finished(launches):
-    """Simulated, or None for a random program whose collectives block each other."""
+    """The outcome, or None for a random program whose collectives deadlock."""
     try:
-        return simulate(MACHINE, launches, log=True)
+        return simulate_launches(MACHINE, launches, log=True)
     except DeadlockError:
         return None
 
@@ -48,7 +48,7 @@ def test_no_resource_is_over_subscribed(seed):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_every_block_runs_once_and_in_the_order_of_its_dependencies(seed):
+def test_every_block_runs_once_and_after_its_dependencies(seed):
     launches = program(seed)
     outcome = finished(launches)
     if outcome is None:
@@ -64,7 +64,7 @@ def test_every_block_runs_once_and_in_the_order_of_its_dependencies(seed):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_the_same_program_gives_the_same_digits(seed):
+def test_the_simulation_is_deterministic(seed):
     launches = program(seed)
     first, second = finished(launches), finished(launches)
     if first is not None:
@@ -76,21 +76,21 @@ def test_the_same_program_gives_the_same_digits(seed):
 def test_work_is_conserved(residents):
     # However many share an SM, it works at its rate: 40 blocks of 1 MB at 4 x 100 GB/s.
     foot = Footprint(warps=16 // residents, registers=0, shared_bytes=0)
-    outcome = simulate(MACHINE, [kernel(40, footprint=foot)])
+    outcome = simulate_launches(MACHINE, [kernel(40, footprint=foot)])
     assert outcome.total_s == pytest.approx(40 * 1e6 / 4e11)
     assert outcome.block_events == 40
 
 
 def test_a_block_alone_is_as_fast_as_its_window_allows():
     alone = kernel(1, speed=Speed(sm_rate=1e11, window_bytes=5e4))
-    assert simulate(MACHINE, [alone]).total_s == pytest.approx(1e6 / (5e4 / 1e-6))
+    assert simulate_launches(MACHINE, [alone]).total_s == pytest.approx(1e6 / (5e4 / 1e-6))
 
 
 def test_beyond_saturation_the_cache_is_shared_by_bytes_in_flight():
     machine = replace(MACHINE, cache_bytes_per_s=1e11)
     heavy = kernel(4, speed=Speed(block_rate=1e11, window_bytes=1e5))
     light = kernel(4, speed=Speed(block_rate=1e11, window_bytes=5e4), name="light")
-    outcome = simulate(machine, [heavy, light])
+    outcome = simulate_launches(machine, [heavy, light])
     # 6e5 bytes in flight at 1e11 B/s: heavy gets 2/3 until it ends, then light the rest.
     assert outcome.end_s[0] == pytest.approx(4e6 / (2e11 / 3))
     assert outcome.total_s == pytest.approx(8e6 / 1e11)
@@ -98,18 +98,18 @@ def test_beyond_saturation_the_cache_is_shared_by_bytes_in_flight():
 
 def test_device_memory_limits_what_misses_the_cache():
     machine = replace(MACHINE, memory_bytes_per_s=1e11)
-    outcome = simulate(machine, [kernel(8, speed=Speed(block_rate=1e11, miss=0.5))])
+    outcome = simulate_launches(machine, [kernel(8, speed=Speed(block_rate=1e11, miss=0.5))])
     assert outcome.total_s == pytest.approx(8e6 * 0.5 / 1e11)
 
 
-def test_priority_decides_among_pending_blocks_and_preempts_nothing():
+def test_priority_orders_pending_blocks_without_preemption():
     full = kernel(32)
     urgent = kernel(4, name="urgent", priority=1, footprint=replace(SMALL, shared_bytes=100_000))
     late = replace(urgent, priority=0)
     delay = Launch(name="wait", kind=LaunchKind.DELAY, seconds=1e-6)
 
     def start(launch):
-        return simulate(MACHINE, [full, delay, replace(launch, after=((1, 0.0),))]).start_s[2]
+        return simulate_launches(MACHINE, [full, delay, replace(launch, after=((1, 0.0),))]).start_s[2]
 
     # 16 blocks are resident and take 40 µs together; nothing is preempted.
     assert start(urgent) == pytest.approx(40e-6)
@@ -128,42 +128,44 @@ def test_a_pool_keeps_its_sms_until_its_work_is_done():
     )
     delay = Launch(name="wait", kind=LaunchKind.DELAY, seconds=1e-6)
     urgent = kernel(1, name="urgent", priority=1, after=((1, 0.0),))
-    outcome = simulate(MACHINE, [pool, delay, urgent])
+    outcome = simulate_launches(MACHINE, [pool, delay, urgent])
     assert outcome.end_s[0] == pytest.approx(100e-6)
     assert outcome.start_s[2] == pytest.approx(100e-6)
 
 
-def test_a_channel_moves_once_every_rank_is_there():
+def test_a_channel_moves_bytes_once_every_rank_is_resident():
     delay = Launch(name="wait", kind=LaunchKind.DELAY, seconds=7e-6)
     rank = Launch(name="c", comm=True, runs=((2, 1e6),), footprint=SMALL, speed=Speed(block_rate=1e11))
-    outcome = simulate(MACHINE, [delay, replace(rank, group=1), replace(rank, group=1, after=((0, 0.0),))])
+    outcome = simulate_launches(
+        MACHINE, [delay, replace(rank, group=1), replace(rank, group=1, after=((0, 0.0),))]
+    )
     assert outcome.start_s[1] == 0
     assert outcome.end_s[1] == pytest.approx(17e-6)
 
 
 def test_reserved_sms_stay_free():
-    outcome = simulate(MACHINE, [kernel(40, first_sm=3)], log=True)
+    outcome = simulate_launches(MACHINE, [kernel(40, first_sm=3)], log=True)
     assert set(outcome.changes["sm"]) == {3}
 
 
 @pytest.mark.parametrize("more", range(1, 40))
 def test_time_never_falls_when_a_kernel_grows(more):
     for sizes in ((more, more + 1), (7 * more, 7 * more + 3)):
-        first, second = (simulate(MACHINE, [kernel(n), kernel(n, after=((0, 0.0),))]) for n in sizes)
+        first, second = (simulate_launches(MACHINE, [kernel(n), kernel(n, after=((0, 0.0),))]) for n in sizes)
         assert second.total_s >= first.total_s - 1e-15
 
 
 def test_a_kernel_that_fits_no_sm_is_named():
-    with pytest.raises(NeverFitsError, match="k: not one block fits on an SM of toy"):
-        simulate(MACHINE, [kernel(footprint=replace(SMALL, shared_bytes=200_000))])
+    with pytest.raises(NeverFitsError, match="k: no block fits on an SM of toy"):
+        simulate_launches(MACHINE, [kernel(footprint=replace(SMALL, shared_bytes=200_000))])
 
 
 def test_a_collective_that_can_never_be_resident_is_a_deadlock():
     rank = Launch(name="c", comm=True, runs=((4, 1e6),), footprint=replace(SMALL, shared_bytes=90_000))
     with pytest.raises(DeadlockError, match="c: its blocks can never all be resident on toy"):
-        simulate(MACHINE, [replace(rank, group=0), replace(rank, group=0)])
+        simulate_launches(MACHINE, [replace(rank, group=0), replace(rank, group=0)])
 
 
 def test_cost_grows_no_faster_than_the_blocks():
-    few, many = (simulate(MACHINE, [kernel(n)]).block_events for n in (1000, 100_000))
+    few, many = (simulate_launches(MACHINE, [kernel(n)]).block_events for n in (1000, 100_000))
     assert (few, many) == (1000, 100_000)

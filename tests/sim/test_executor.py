@@ -12,9 +12,9 @@ from weft.execute.devices import open_executor
 from weft.execute.sim import SimExecutor
 from weft.policy import Policy, Rule
 from weft.sim.core import DeadlockError, NeverFitsError
-from weft.sim.profile import Figures, load, names, profile
+from weft.sim.profile import SimFigures, load_profile, names, profile
 from weft.timeline import Kind
-from weft.workload import SHAPES, Compute, Workload, named
+from weft.workload import COMPUTE_SHAPES, Compute, Workload, named
 
 SMALL = named("cb-ar").but(shape=(2048, 2048, 2048), bytes=64 << 20, ranks=2, iterations=3)
 GPUS = ("a40", "a100", "h100", "h200", "mi250x", "mi300x")
@@ -35,17 +35,17 @@ def test_every_gpu_runs_every_mode(name):
 
 @pytest.mark.parametrize("name", GPUS)
 def test_every_figure_of_a_profile_has_a_source(name):
-    assert all(profile(name).sources.get(f.name) for f in fields(Figures) if f.name != "priority")
+    assert all(profile(name).sources.get(f.name) for f in fields(SimFigures) if f.name != "priority")
 
 
 def test_all_gpus_have_a_profile():
     assert set(GPUS) <= set(names())
 
 
-@pytest.mark.parametrize("kind", [k for k in SHAPES if k != "callable"])
+@pytest.mark.parametrize("kind", [k for k in COMPUTE_SHAPES if k != "callable"])
 def test_every_kind_of_compute_has_a_model(kind):
     shape = {"attention": (2, 8, 512, 64), "conv": (8, 64, 28, 28, 64, 3)}.get(
-        kind, (1024,) * len(SHAPES[kind])
+        kind, (1024,) * len(COMPUTE_SHAPES[kind])
     )
     workload = Workload(compute=Compute(kind=kind, shape=shape), bytes=1 << 24, iterations=2)
     assert SimExecutor("h100").measure(workload, Policy(), "compute").ms > 0
@@ -69,7 +69,7 @@ def test_time_never_falls_when_the_work_grows(mode):
     assert times == sorted(times)
 
 
-def test_controls_act_in_overlap_only():
+def test_controls_apply_in_overlap_only():
     executor = SimExecutor("h200-ghost")
     policy = Policy(priority="high", head_start_us=50, rules=(Rule("weft_gemm", 1),))
     for mode in ("compute", "sequential"):
@@ -77,7 +77,7 @@ def test_controls_act_in_overlap_only():
     assert executor.measure(SMALL, policy).ms != executor.measure(SMALL, Policy()).ms
 
 
-def test_fewer_blocks_per_sm_are_what_the_timeline_shows():
+def test_the_timeline_shows_fewer_blocks_per_sm():
     executor = SimExecutor("h200")
     three = executor.launches(SMALL, Policy(rules=(Rule("WEFT_*", 3),)))[0]
     assert 228 * 1024 // three.footprint.shared_bytes == 3
@@ -97,17 +97,17 @@ def test_a_measurement_repeats_and_has_a_timeline():
     assert 0 < executor.timeline(SMALL, policy).figures().overlap_pct <= 100
 
 
-def test_copy_engines_take_no_sm_and_cannot_add():
+def test_copy_engines_use_no_sm_and_cannot_reduce():
     executor = SimExecutor("h100")
     gather = SMALL.but(collective="all_gather")
     dma = Policy(engine="dma")
     assert executor.measure(gather, dma).ms <= executor.measure(gather, Policy()).ms
-    with pytest.raises(UsageError, match="copy engines cannot add"):
+    with pytest.raises(UsageError, match="copy engines cannot reduce"):
         executor.measure(SMALL, dma)
 
 
-def test_a_deadlock_is_found_before_it_hangs():
-    with pytest.raises(DeadlockError, match="never end .* set comm.max_ctas to 8 or less") as found:
+def test_a_deadlock_is_reported_instead_of_hanging():
+    with pytest.raises(DeadlockError, match="would hang .* set comm.max_ctas to 8 or less") as found:
         SimExecutor("h200-ghost").measure(SMALL.but(ranks=8), Policy(max_ctas=32))
     assert found.value.exit_code == 2
 
@@ -119,7 +119,7 @@ def test_a_kernel_that_fits_no_sm_is_explained():
     assert found.value.exit_code == 2
 
 
-def test_unknown_gpus_and_callables_are_refused_by_name():
+def test_unknown_gpus_and_callables_are_rejected_by_name():
     with pytest.raises(UsageError, match="no GPU preset named 'h900'"):
         SimExecutor("h900")
     with pytest.raises(UsageError, match="no simulator profile for NVIDIA B200"):
@@ -133,10 +133,10 @@ def test_a_profile_file_reads_back_as_written(tmp_path):
     path = tmp_path / "mine.json"
     changed = profile("h200").with_figures(latency_ns=555.0)
     changed.save(path)
-    assert load(path).figures == changed.figures
+    assert load_profile(path).figures == changed.figures
     assert SimExecutor(str(path)).profile.figures.latency_ns == 555.0
     path.write_text(json.dumps({"version": 1, "name": "x", "gpu": "h200", "figures": {}}))
     with pytest.raises(InputError, match="incomplete"):
-        load(path)
+        load_profile(path)
     with pytest.raises(InputError, match="cannot read profile"):
-        load(tmp_path / "none.json")
+        load_profile(tmp_path / "none.json")

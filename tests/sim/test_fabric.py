@@ -1,4 +1,4 @@
-"""Topologies: links, routes and how copies at the same time share them."""
+"""Topologies: links, routes and how concurrent copies share them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from weft.errors import UsageError
 from weft.ops.case import Case
 from weft.ops.simulate import node
 from weft.sim.fabric import TOPOLOGIES, default_topology, fabric, fair
-from weft.sim.flow import STALL, Node, Task, flow
+from weft.sim.flow import MEMORY_STALL, FlowNode, Task, flow
 from weft.sim.gemm import machine
 
 
@@ -28,7 +28,7 @@ def test_a_mesh_has_a_link_for_every_peer():
     assert mesh.busy_links(all_to(0, 8)) == 7
 
 
-def test_a_switch_gives_one_copy_all_and_many_equal_shares():
+def test_a_switch_gives_one_copy_the_full_rate_and_several_equal_shares():
     switch = fabric("nvswitch", 8, "h100")
     assert switch.peer_rate(3, 0) == pytest.approx(360e9)
     assert switch.rates(all_to(0, 8)) == pytest.approx([360e9 / 7] * 7)
@@ -36,7 +36,7 @@ def test_a_switch_gives_one_copy_all_and_many_equal_shares():
     assert switch.rates([(i, (i + 3) % 8) for i in range(8)]) == pytest.approx([360e9] * 8)
 
 
-def test_a_copy_round_a_ring_takes_every_link_on_its_way():
+def test_a_copy_around_a_ring_uses_every_link_of_its_route():
     ring = fabric("ring", 8, "h100")
     assert len(ring.route(0, 1)) == 1
     assert len(ring.route(0, 3)) == len(ring.route(3, 0)) == 3
@@ -46,13 +46,13 @@ def test_a_copy_round_a_ring_takes_every_link_on_its_way():
     assert rates == pytest.approx([ring.peer_rate(1, 0) / 3] * 8)
 
 
-def test_gpus_below_a_pcie_switch_share_its_way_to_the_host_bridge():
+def test_gpus_under_a_pcie_switch_share_its_link_to_the_host_bridge():
     tree = fabric("pcie", 8, "a40")
     alone = tree.peer_rate(1, 0)
     assert tree.peer_rate(4, 0) == alone
     crossing = [(i + 4, i) for i in range(4)]
     assert tree.rates(crossing) == pytest.approx([alone / 4] * 4)
-    # Copies below the switch leave the bridge alone.
+    # Copies under one switch do not use the bridge.
     assert tree.rates([*crossing, (1, 2)])[-1] == pytest.approx(alone * 3 / 4)
 
 
@@ -77,7 +77,7 @@ def test_rates_are_max_min_fair(topology, seed):
         assert any(rate >= other * (1 - 1e-6) for other in fastest), "a copy could be faster at no one's cost"
 
 
-def test_weights_count_what_a_copy_takes_more_than_once():
+def test_weights_count_links_that_a_copy_uses_more_than_once():
     assert fair([{0: 2.0}, {0: 1.0}], {0: 6.0}, 9.0) == pytest.approx([2.0, 2.0])
     assert fair([{0: 1.0}, {0: 1.0, 1: 1.0}], {0: 6.0, 1: 1.0}, 9.0) == pytest.approx([5.0, 1.0])
     assert fair([{}], {}, 9.0) == [9.0]
@@ -85,7 +85,7 @@ def test_weights_count_what_a_copy_takes_more_than_once():
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 @pytest.mark.parametrize(("ranks", "lanes"), [(4, 3), (8, 7), (8, 2)])
-def test_ranks_that_stand_for_all_give_what_all_give(topology, ranks, lanes):
+def test_simulating_one_period_equals_simulating_all_ranks(topology, ranks, lanes):
     joined = fabric(topology, ranks, "h100")
     common = {
         "memory_bytes_per_s": 3e12,
@@ -107,7 +107,7 @@ def test_ranks_that_stand_for_all_give_what_all_give(topology, ranks, lanes):
             tasks.append(
                 Task(name="k", rank=rank, after=after, alone_s=1e-4, beside_s=1e-4, memory_bytes=1e8)
             )
-        return flow(Node(fabric=replace(joined, period=period), **common), tasks).total_s
+        return flow(FlowNode(fabric=replace(joined, period=period), **common), tasks).total_s
 
     assert total(joined.period) == pytest.approx(total(ranks), rel=1e-6)
 
@@ -117,16 +117,16 @@ def test_a_kernel_is_slowed_by_the_memory_and_the_sms_that_copies_take():
     work = Task(name="k", rank=0, alone_s=1e-3, beside_s=1.2e-3, memory_bytes=1e6)
     copy = Task(name="copy", rank=0, source=1, copied_bytes=1e9)
     for takes_sms, seconds in ((False, 1e-3), (True, 1.2e-3)):
-        shared = Node(
+        shared = FlowNode(
             fabric=joined, memory_bytes_per_s=7.2e12, lanes=1, start_s=0.0, traffic=1.0, takes_sms=takes_sms
         )
         assert flow(shared, [work]).total_s == pytest.approx(1e-3)
         # 360 GB/s come in and as many go out: a tenth of the memory's bandwidth.
         slowed = flow(shared, [copy, work]).end_s[1]
-        assert slowed == pytest.approx(seconds * (1 + 0.1 * STALL), rel=1e-6)
+        assert slowed == pytest.approx(seconds * (1 + 0.1 * MEMORY_STALL), rel=1e-6)
 
 
-def test_the_overhead_of_a_dma_copy_is_near_what_was_measured_on_an_mi300x():
+def test_the_overhead_of_a_dma_copy_is_near_measurements_on_an_mi300x():
     mesh = fabric("mesh", 8, "mi300x")
     start, rate = 6e-6, mesh.peer_rate(1, 0)  # of 8.4 µs, 2.4 are the copy's own latency
     for size, measured in ((1e3, 71), (64e3, 54), (1e6, 21), (16e6, 2)):
@@ -149,12 +149,12 @@ def test_the_usual_topology_of_a_gpu():
         (("mesh", 8, "h900"), "no GPU preset named 'h900'"),
     ],
 )
-def test_what_is_not_possible_is_named(words, said):
+def test_invalid_input_is_named(words, said):
     with pytest.raises(UsageError, match=said):
         fabric(*words)
 
 
-def test_engines_and_starts_come_from_the_gpu():
+def test_copy_engines_and_start_up_time_come_from_the_gpu():
     case = Case(operation="all_gather_matmul", m=64, n=64, k=64, ranks=8, gpu="mi300x")
     assert node(case, "dma").lanes == machine("mi300x").spec.copy_engines
     assert node(case, "sm").takes_sms

@@ -1,4 +1,4 @@
-"""Occupancy over time adds up to what ran, and is a picture in the page."""
+"""Occupancy over time adds up to the work that ran, and appears in the page."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from weft.execute.sim import SimExecutor
 from weft.policy import Policy
 from weft.report.occupancy import picture
-from weft.sim.core import simulate
+from weft.sim.core import simulate_launches
 from weft.workload import named
 
 
@@ -24,7 +24,9 @@ def test_blocks_and_time_are_conserved():
         Policy(priority="high"),
     )
     found = executor.occupancy(workload, policy)
-    changes = simulate(executor.profile.machine(), executor.launches(workload, policy), log=True).changes
+    changes = simulate_launches(
+        executor.profile.machine(), executor.launches(workload, policy), log=True
+    ).changes
     # Each block contributes its end minus its start, wherever the bins lie.
     block_seconds = -(changes["time"] * changes["change"]).sum()
     width = found.total_s / found.compute.shape[1]
@@ -34,7 +36,7 @@ def test_blocks_and_time_are_conserved():
     assert found.comm.max() > 0.9
 
 
-def test_a_picture_has_a_line_for_each_sm_and_a_colour_for_each_kind():
+def test_the_chart_has_a_row_for_each_sm_and_a_colour_for_each_kind():
     compute = np.array([[4.0, 0.0], [2.0, 0.0]])
     comm = np.array([[0.0, 1.0], [0.0, 0.0]])
     made = picture("plain", 0.001, compute, comm, most=4)

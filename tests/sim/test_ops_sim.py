@@ -1,4 +1,4 @@
-"""Fused operations on simulated nodes: bounds that no schedule beats, losses that add up, uneven shapes."""
+"""Fused operations on simulated nodes: lower bounds, losses that add up, uneven shapes."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def drawn(seed: int) -> Case:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_no_schedule_beats_its_product_or_its_links(seed):
+def test_no_schedule_is_faster_than_its_gemm_or_its_links(seed):
     case = drawn(seed)
     whole = product(case, case.m, case.n, case.k)
     shard = case.m // case.ranks * (case.n if case.operation == "matmul_reduce_scatter" else case.k)
     fastest = max(case.fabric.capacity) * case.fabric.in_links
     least = shard * (case.ranks - 1) * (4 if case.dtype == "fp32" else 2) / fastest
     for result in exhaustive(case):
-        # Cut into pieces that use other tiles a product can be a little faster, never by much.
+        # Split into pieces that use other tiles, a GEMM can be slightly faster.
         assert result.seconds >= 0.9 * whole.compute_s * (case.m // case.ranks * case.ranks) / case.m
         assert result.seconds >= least
 
@@ -104,7 +104,7 @@ def test_on_a_switch_whole_shards_are_enough():
     assert found.best.losses.links_used == found.best.losses.links == 1
 
 
-def test_copies_on_sms_slow_the_product_more_than_copies_by_dma():
+def test_copies_on_sms_slow_the_gemm_more_than_copies_by_dma():
     case = Case(operation="all_gather_matmul", m=32768, n=2048, k=8192, ranks=8, gpu="h100", dtype="fp16")
     by = {engine: simulate(case, "shard", engine) for engine in ENGINES}
     assert by["sm"].losses.contention_s > 1.5 * by["dma"].losses.contention_s
@@ -115,7 +115,7 @@ def test_copies_on_sms_slow_the_product_more_than_copies_by_dma():
     assert by["dma"].ms == pytest.approx(1.77, rel=0.15)
 
 
-def test_a_tiny_product_is_not_worth_cutting():
+def test_a_tiny_gemm_is_not_worth_splitting():
     found = explore(Case(operation="all_gather_matmul", m=64, n=64, k=64, ranks=8, gpu="h100"))
     assert found.best.name == found.picked.schedule == "serial"
     assert found.to_dict()["reason"].startswith("serial wins")
@@ -129,7 +129,7 @@ def test_the_smallest_shapes_run(operation, shape):
         assert 0 < result.seconds < 0.1
 
 
-def test_the_same_input_gives_the_same_digits():
+def test_the_simulation_is_deterministic():
     case = drawn(3)
     assert [r.seconds for r in exhaustive(case)] == [r.seconds for r in exhaustive(case)]
 
@@ -147,12 +147,12 @@ def test_the_same_input_gives_the_same_digits():
         ({"gpu": "h900"}, "no GPU preset"),
     ],
 )
-def test_what_is_not_possible_is_named(changes, said):
+def test_invalid_input_is_named(changes, said):
     with pytest.raises(UsageError, match=said):
         Case(**{"operation": "all_gather_matmul", "m": 64, "n": 64, "k": 64, "ranks": 8, **changes})
 
 
-def test_unknown_engines_and_collectives_are_refused():
+def test_unknown_engines_and_collectives_are_rejected():
     case = Case(operation="all_gather_matmul", m=64, n=64, k=64, ranks=8)
     with pytest.raises(UsageError, match="engine 'pigeon' is not known"):
         simulate(case, "shard", "pigeon")

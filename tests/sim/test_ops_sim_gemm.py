@@ -1,11 +1,11 @@
-"""What a product costs: against the block-level simulator, and how cutting it costs more."""
+"""GEMM cost: against the block-level simulator, and the cost of splitting."""
 
 from __future__ import annotations
 
 import pytest
 
 from weft.execute.sim import SimExecutor
-from weft.gpu.presets import PRESETS
+from weft.gpu.presets import GPU_PRESETS
 from weft.ops.characterize import cut_s
 from weft.policy import Policy
 from weft.sim.gemm import gemms, machine
@@ -16,8 +16,8 @@ LARGE = [(8192, 8192, 8192), (4096, 2048, 8192), (16384, 4096, 4096), (2048, 163
 
 @pytest.mark.parametrize("gpu", ["h200", "mi300x", "a100"])
 @pytest.mark.parametrize("shape", LARGE, ids=str)
-def test_large_products_cost_what_the_blocks_cost(gpu, shape):
-    """The closed form may choose a smaller tile, the block-level model has one: never much slower than it."""
+def test_large_gemms_agree_with_the_block_simulation(gpu, shape):
+    """The closed form may choose a smaller tile than the block simulation, so it is never much slower."""
     work = Workload(compute=Compute(kind="gemm", shape=shape), iterations=1)
     blocks_ms = SimExecutor(gpu).measure(work, Policy(), "compute").ms
     ms = 1e3 * gemms(gpu).cost(*shape).seconds
@@ -25,7 +25,7 @@ def test_large_products_cost_what_the_blocks_cost(gpu, shape):
 
 
 @pytest.mark.parametrize("gpu", ["h200", "mi300x"])
-def test_fewer_sms_cost_what_they_cost_block_by_block(gpu):
+def test_fewer_sms_cost_as_much_as_in_the_block_simulation(gpu):
     shape, of = (8192, 8192, 8192), machine(gpu)
     work = Workload(compute=Compute(kind="gemm", shape=shape), iterations=1)
     taken = int(of.figures.comm_ctas)
@@ -39,7 +39,7 @@ def test_fewer_sms_cost_what_they_cost_block_by_block(gpu):
     assert cost[1] / cost[0] == pytest.approx(slower, rel=0.03)
 
 
-@pytest.mark.parametrize("gpu", sorted(PRESETS))
+@pytest.mark.parametrize("gpu", sorted(GPU_PRESETS))
 def test_every_preset_has_costs(gpu):
     cost = gemms(gpu).cost(4096, 4096, 4096)
     peak = machine(gpu).spec.flops("bf16")
@@ -47,7 +47,7 @@ def test_every_preset_has_costs(gpu):
 
 
 @pytest.mark.parametrize("gpu", ["h200", "mi300x", "a100", "b200"])
-def test_cutting_costs_and_cutting_finer_costs_more(gpu):
+def test_splitting_costs_time_and_finer_splits_cost_more(gpu):
     costs, (m, n, k) = gemms(gpu), (8192, 8192, 8192)
     whole = costs.cost(m, n, k).seconds
     along_m = [ways * costs.cost(m // ways, n, k).seconds / whole for ways in (8, 64)]
@@ -61,14 +61,14 @@ def test_cutting_costs_and_cutting_finer_costs_more(gpu):
 @pytest.mark.parametrize(
     ("axis", "ways", "loss"), [("M", 8, -0.9), ("M", 64, 63.7), ("K", 8, 25.1), ("K", 64, 408.9)]
 )
-def test_cutting_8192_cubed_costs_about_what_an_h200_measured(axis, ways, loss):
+def test_splitting_8192_cubed_costs_about_as_much_as_measured_on_an_h200(axis, ways, loss):
     """benchmarks/results/ops/h200_characterize.json, bf16."""
     shape, costs = (8192, 8192, 8192), gemms("h200")
     taken = cut_s(costs, shape, "bf16", axis, ways) / costs.cost(*shape).seconds
     assert taken == pytest.approx(1 + loss / 100, rel=0.16)
 
 
-def test_a_thin_product_is_bound_by_memory():
+def test_a_thin_gemm_is_memory_bound():
     costs = gemms("h200")
     cost = costs.cost(16, 8192, 8192)
     floor = 8192 * 8192 * 2 / (machine("h200").figures.memory_tb_s * 1e12)
@@ -76,14 +76,14 @@ def test_a_thin_product_is_bound_by_memory():
     assert cost.compute_s < cost.seconds
 
 
-def test_tiles_do_not_span_rows_that_lie_apart():
+def test_tiles_do_not_span_separate_parts():
     costs = gemms("h200")
     joined, apart = costs.cost(1024, 4096, 4096), costs.cost(1024, 4096, 4096, parts=64)
     assert apart.seconds > 1.5 * joined.seconds
     assert costs.cost(1024, 4096, 4096, parts=4).seconds == pytest.approx(joined.seconds)
 
 
-def test_nothing_costs_nothing_and_more_costs_more():
+def test_an_empty_gemm_is_free_and_larger_gemms_cost_more():
     costs = gemms("h100")
     assert costs.cost(0, 64, 64).seconds == 0
     times = [costs.cost(m, 4096, 4096).seconds for m in (128, 1024, 8192, 65536)]

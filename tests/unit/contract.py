@@ -123,11 +123,13 @@ def counted(*options: str) -> Callable[[Path], Any]:
 
     def make(folder: Path) -> Any:
         (folder / "policy.json").write_text(json.dumps(POLICY))
-        source, library = ROOT / "tests/shim/fake_cuda.c", folder / "libcuda.so.1"
+        sources, library = sorted((ROOT / "tests/shim").glob("fake_cuda*.c")), folder / "libcuda.so.1"
         flags = ("-std=gnu11", "-shared", "-fPIC", "-Wl,-Bsymbolic,-soname,libcuda.so.1")
         headers = f"-I{ROOT / 'src/weft/shim/csrc'}"
         subprocess.run(
-            ["cc", *flags, headers, "-o", str(library), str(source), "-lpthread"], check=True, cwd=folder
+            ["cc", *flags, headers, "-o", str(library), *map(str, sources), "-lpthread"],
+            check=True,
+            cwd=folder,
         )
         program = textwrap.dedent("""
             from driver import *

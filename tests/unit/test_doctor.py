@@ -11,11 +11,11 @@ import pytest
 import typer
 from rich.console import Console
 
-from weft.cli.doctor import doctor, show
+from weft.cli.doctor import doctor, show_findings
 from weft.doctor import Check, child, diagnose, libraries, next_step
-from weft.doctor.environment import RULES, environment
+from weft.doctor.environment import RULES, check_environment
 from weft.doctor.libraries import Torch
-from weft.doctor.machine import Machine, run
+from weft.doctor.machine import Machine, run_command
 from weft.errors import UnavailableError, UsageError
 
 H200 = {
@@ -91,7 +91,7 @@ def test_a_healthy_machine_is_all_ok():
     assert "weft run" in next_step(findings)
 
 
-def test_a_machine_without_a_gpu_fails_nothing():
+def test_a_machine_without_a_gpu_has_no_failures():
     findings = diagnose(BARE)
     assert "fail" not in {c.status for c in findings}
     assert found(BARE, "priority").status == "skip"
@@ -110,14 +110,14 @@ def test_a_driver_that_is_installed_and_broken_is_a_failure():
     assert found(broken, "priority").status == "skip"
 
 
-def test_hidden_gpus_are_blamed_on_the_variable():
+def test_hidden_gpus_are_attributed_to_the_variable():
     error = "cuInit failed: no CUDA-capable device is detected (CUDA error 100)"
     machine = replace(HEALTHY, env={"CUDA_VISIBLE_DEVICES": ""}, ask=answers(gpus=(), cuda=None, error=error))
     check = found(machine, "driver")
     assert (check.status, check.fix) == ("warn", "unset CUDA_VISIBLE_DEVICES")
 
 
-def test_a_crash_of_the_look_at_the_gpus_is_told():
+def test_a_crash_of_the_gpu_query_is_reported():
     def crash(topic, *arguments):
         raise UnavailableError("the test process was killed by SIGSEGV: no message")
 
@@ -126,7 +126,7 @@ def test_a_crash_of_the_look_at_the_gpus_is_told():
     assert "SIGSEGV" in check.detail
 
 
-def test_a_check_that_hangs_is_given_up():
+def test_a_check_that_hangs_times_out():
     release = threading.Event()
 
     def hang(name):
@@ -140,7 +140,7 @@ def test_a_check_that_hangs_is_given_up():
     assert {c.name for c in findings} > {"environment", "shim"}
 
 
-def test_a_check_that_breaks_is_a_failure_with_its_reason():
+def test_a_check_that_raises_is_a_failure_with_its_reason():
     check = found(replace(HEALTHY, torch=lambda: 1 / 0), "torch")
     assert check.status == "fail"
     assert "ZeroDivisionError" in check.detail
@@ -187,7 +187,7 @@ def test_torch_for_the_cpu_on_a_gpu_machine_is_a_warning():
         (2708, ("2.7.8", "no copy-engine"), "several ranks per GPU"),
     ],
 )
-def test_nccl_version_tells_what_it_can(number, text, absent):
+def test_nccl_version_determines_its_features(number, text, absent):
     check = found(replace(HEALTHY, ask=answers(nccl=number)), "nccl")
     assert all(part in check.detail for part in text)
     assert absent not in check.detail
@@ -206,9 +206,9 @@ def test_shim_that_is_not_built_or_does_not_load_fails():
     assert (check.status, check.fix) == ("fail", "unset LD_PRELOAD")
 
 
-def test_mps_running_and_not():
+def test_mps_running_and_not_running():
     running = replace(HEALTHY, run=lambda command, text="", env=None: (0, "", ""))
-    assert "runs" in found(running, "mps").detail
+    assert "is running" in found(running, "mps").detail
     assert "not running" in found(HEALTHY, "mps").detail
 
 
@@ -227,7 +227,7 @@ def test_no_green_contexts_names_the_driver():
         ({"conclusive": False}, "warn", "inconclusive"),
     ],
 )
-def test_priority_is_judged_by_the_measured_ratio(changed, status, word):
+def test_priority_status_follows_the_measured_ratio(changed, status, word):
     check = found(replace(HEALTHY, ask=answers(priority=HONOURED | changed)), "priority")
     assert check.status == status
     assert word in check.detail
@@ -274,7 +274,7 @@ def test_amd_priority_is_not_assumed():
     ],
 )
 def test_environment_rules(name, value, status):
-    findings = [c for c in environment({name: value}) if c.name.startswith("env:")]
+    findings = [c for c in check_environment({name: value}) if c.name.startswith("env:")]
     if status is None:
         assert not findings
         return
@@ -284,8 +284,8 @@ def test_environment_rules(name, value, status):
     assert status == "ok" or check.fix
 
 
-def test_one_connection_is_explained_for_both_sides():
-    (check,) = environment({"CUDA_DEVICE_MAX_CONNECTIONS": "1"})
+def test_one_connection_is_explained_for_megatron_and_fsdp():
+    (check,) = check_environment({"CUDA_DEVICE_MAX_CONNECTIONS": "1"})
     assert "tensor parallelism" in check.detail
     assert "FSDP" in check.detail
 
@@ -293,14 +293,14 @@ def test_one_connection_is_explained_for_both_sides():
 def test_every_rule_has_an_answer_to_any_value():
     for name in RULES:
         for value in ("", " ", "0", "1", "-1", "1e9", "☃", "99999999999999999999"):
-            findings = environment({name: value})
+            findings = check_environment({name: value})
             assert {finding.status for finding in findings} <= {"ok", "warn", "fail"}
             assert all(finding.detail for finding in findings)
             assert {finding.name for finding in findings} & {f"env:{name}", "environment"}
 
 
-def test_a_clean_environment_is_said_to_be_clean():
-    (check,) = environment({"PATH": "/bin"})
+def test_a_clean_environment_is_reported_as_clean():
+    (check,) = check_environment({"PATH": "/bin"})
     assert (check.name, check.status) == ("environment", "ok")
 
 
@@ -309,7 +309,7 @@ def test_the_table_fits_and_ends_with_the_next_step(width, tmp_path):
     machine = replace(HEALTHY, env=dict.fromkeys(RULES, "1") | {"TORCH_NCCL_AVOID_RECORD_STREAMS": "0"})
     findings = [*diagnose(machine), Check("odd", "warn", "[/bold] is no markup, " + "x" * 200)]
     with (tmp_path / "out").open("w+") as file:
-        show(findings, Console(file=file, width=width))
+        show_findings(findings, Console(file=file, width=width))
         file.seek(0)
         lines = file.read().splitlines()
     assert max(map(len, lines)) <= width
@@ -345,7 +345,7 @@ def test_warnings_do_not_change_the_exit_code(monkeypatch, capsys):
     assert "1 warning above" in capsys.readouterr().out
 
 
-def test_the_real_machine_is_answered_whatever_it_is():
+def test_diagnose_works_on_the_machine_that_runs_the_tests():
     findings = diagnose()
     assert [c.name for c in findings][:2] == ["driver", "gpus"]
     assert all(c.status in ("ok", "warn", "fail", "skip") and c.detail for c in findings)
@@ -358,7 +358,7 @@ def test_child_reports_a_library_that_is_not_nccl(tmp_path):
         child.ask("nccl", str(path))
 
 
-def test_child_asks_the_library_for_its_version(tmp_path):
+def test_child_reports_the_version_of_the_library(tmp_path):
     library = fake(tmp_path, "int ncclGetVersion(int *v) { *v = 22803; return 0; }")
     assert child.ask("nccl", library) == {"version": 22803}
 
@@ -369,13 +369,13 @@ def test_a_crash_in_a_library_ends_the_child_only(tmp_path):
         child.ask("nccl", library)
 
 
-def test_a_library_that_hangs_is_given_up(tmp_path):
+def test_a_library_that_hangs_times_out(tmp_path):
     library = fake(tmp_path, "int ncclGetVersion(int *v) { for (;;) *(volatile int *)v = 1; }")
     with pytest.raises(UnavailableError, match="no answer within 1 s"):
         child.ask("nccl", library, limit_s=1.0)
 
 
-def test_chatter_of_a_library_does_not_spoil_the_answer(tmp_path):
+def test_output_of_a_library_does_not_corrupt_the_answer(tmp_path):
     code = '#include <stdio.h>\nint ncclGetVersion(int *v) { puts("hello"); *v = 1; return 0; }'
     assert child.ask("nccl", fake(tmp_path, code)) == {"version": 1}
 
@@ -417,9 +417,9 @@ def test_nccl_is_the_one_that_torch_would_load(tmp_path, monkeypatch):
     assert libraries.find_nccl(torch) == own
 
 
-def test_a_command_that_cannot_run_is_no_exception():
-    assert run(["/no/such/command"])[0] == -1
-    assert run([sys.executable, "-c", "print(input())"], "hi\n") == (0, "hi\n", "")
+def test_a_command_that_cannot_run_does_not_raise():
+    assert run_command(["/no/such/command"])[0] == -1
+    assert run_command([sys.executable, "-c", "print(input())"], "hi\n") == (0, "hi\n", "")
 
 
 def test_doctor_does_not_import_torch():

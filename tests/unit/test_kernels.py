@@ -1,4 +1,4 @@
-"""Which kernels communicate, by the names that traces and the driver give them."""
+"""Communication kernels by their names in traces and in the driver."""
 
 from __future__ import annotations
 
@@ -59,6 +59,6 @@ def test_globs_match_whole_names_and_nothing_else_is_special():
     assert not glob_regex([]).fullmatch("")
 
 
-def test_the_table_is_what_the_shim_gets():
+def test_the_shim_gets_the_same_table():
     assert comm_globs() == tuple(g for globs in COMM_KERNELS.values() for g in globs)
     assert len(set(comm_globs())) == len(comm_globs())

@@ -4,10 +4,10 @@ import pytest
 
 from weft.errors import UsageError
 from weft.gpu.occupancy import UNLIMITED, blocks_per_sm, limits, shared_bytes_for
-from weft.gpu.presets import PRESETS
+from weft.gpu.presets import GPU_PRESETS
 from weft.gpu.specs import spec
 
-EVERY = pytest.mark.parametrize("gpu", PRESETS.values(), ids=PRESETS.keys())
+EVERY = pytest.mark.parametrize("gpu", GPU_PRESETS.values(), ids=GPU_PRESETS.keys())
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_known_answers(name, threads, registers, shared, expected):
     assert blocks_per_sm(spec(name), threads, registers, shared) == expected
 
 
-def test_limits_name_what_binds():
+def test_limits_name_the_limiting_resource():
     assert limits(spec("h200"), 64, 200, 0).binding == ("registers",)
     assert limits(spec("h200"), 128, 32, 100 * 1024).binding == ("shared",)
     assert limits(spec("h200"), 1024, 16, 0).binding == ("warps",)
@@ -73,13 +73,13 @@ def test_unused_resources_do_not_limit():
 
 
 @pytest.mark.parametrize(("threads", "registers", "shared"), [(0, 32, 0), (32, -1, 0), (32, 32, -1)])
-def test_nonsense_is_refused(threads, registers, shared):
+def test_invalid_arguments_are_rejected(threads, registers, shared):
     with pytest.raises(UsageError):
         blocks_per_sm(spec("h200"), threads, registers, shared)
 
 
 @EVERY
-def test_more_of_anything_never_fits_more_blocks(gpu):
+def test_larger_blocks_never_raise_residency(gpu):
     rng = random.Random(1)
     for _ in range(500):
         threads, registers = rng.randint(1, 1024), rng.randint(1, 255)
@@ -92,7 +92,7 @@ def test_more_of_anything_never_fits_more_blocks(gpu):
 
 
 @EVERY
-def test_shared_bytes_for_is_exact_and_least(gpu):
+def test_shared_bytes_for_is_exact_and_minimal(gpu):
     rng = random.Random(2)
     for _ in range(200):
         threads, registers = rng.choice((32, 64, 96, 128, 256, 512)), rng.randint(16, 128)
@@ -101,7 +101,7 @@ def test_shared_bytes_for_is_exact_and_least(gpu):
         for residency in range(1, natural + 1):
             size = shared_bytes_for(gpu, threads, registers, shared, residency)
             if size is None:
-                # Then no size gives it: one unit apart the answer jumps over this residency.
+                # No size gives this residency: one allocation unit more skips it.
                 step = range(shared, gpu.shared_bytes_per_block_optin + 1, gpu.shared_unit_bytes // 2)
                 assert all(blocks_per_sm(gpu, threads, registers, s) != residency for s in step)
                 continue
@@ -121,5 +121,5 @@ def test_a_kernel_that_fits_once_cannot_be_shaped():
     assert shared_bytes_for(h200, 384, 168, 200 * 1024, 2) is None
 
 
-def test_a_kernel_that_does_not_launch_has_no_residency():
+def test_a_kernel_that_cannot_launch_has_no_residency():
     assert shared_bytes_for(spec("h200"), 288, 255, 0, 1) is None

@@ -33,7 +33,7 @@ for name in dir(signal):
 """
 NO_LIBRARIES = """
 import weft.sim.core
-weft.sim.core.LIBRARY = "missing.so"
+weft.sim.core.CORE_LIBRARY = "missing.so"
 """
 MAC = """
 import sys, sysconfig

@@ -63,7 +63,7 @@ class FakeDriver:
         return self.peers
 
 
-def test_live_figures_win_and_the_preset_fills_the_rest():
+def test_driver_values_take_precedence_over_the_preset():
     (gpu,) = cuda_gpus(FakeDriver())
     preset = spec("h200")
     assert (gpu.index, gpu.name, gpu.preset, gpu.peers) == (0, "NVIDIA H200", "h200", ("self",))
@@ -110,7 +110,7 @@ def test_presets_are_found_by_the_drivers_name(name, preset):
     assert complete(name, "nvidia", (9, 0), {})[1] == preset
 
 
-def test_an_unknown_gpu_borrows_rules_but_no_rates():
+def test_an_unknown_gpu_gets_allocation_rules_but_no_rates():
     found, preset = complete("NVIDIA L40S", "nvidia", (8, 9), {"sms": 142, "max_threads_per_sm": 1536})
     assert preset is None
     assert (found.name, found.arch, found.sms) == ("nvidia-l40s", "sm_89", 142)
@@ -211,7 +211,7 @@ def test_driver_binding_passes_values_through(build):
         driver.synchronize()
 
 
-def test_driver_errors_carry_the_drivers_words(build):
+def test_driver_errors_include_the_drivers_message(build):
     with pytest.raises(UnavailableError, match=r"cuInit failed: no device here \(CUDA error 100\)"):
         load_driver(build(FAKE_CUDA, "-DINIT=100"))
     with pytest.raises(UnavailableError, match="unknown error"):
@@ -297,5 +297,5 @@ def test_a_single_priority_is_an_error(build):
         measure_priority(driver)
 
 
-def test_a_gpu_that_did_not_fill_up_proves_nothing():
+def test_a_gpu_that_was_not_full_is_inconclusive():
     assert not PriorityEffect(equal_ms=0.5, high_ms=0.4, block_ms=0.4).conclusive

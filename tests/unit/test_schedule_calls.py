@@ -8,8 +8,9 @@ torch = pytest.importorskip("torch")
 
 from weft.errors import UsageError  # noqa: E402
 from weft.ops import all_gather_matmul, all_to_all_matmul, choose, matmul_reduce_scatter  # noqa: E402
+from weft.ops.call import Call, out_rows  # noqa: E402
 from weft.ops.choose import Choice, workload  # noqa: E402
-from weft.ops.plan import Call, out_rows  # noqa: E402
+from weft.ops.operands import Operands  # noqa: E402
 from weft.ops.program import Program  # noqa: E402
 from weft.ops.schedule import OPERATIONS, Problem, build  # noqa: E402
 from weft.ops.teams import DisagreementError, compare, team_of  # noqa: E402
@@ -24,7 +25,7 @@ FUNCTIONS = {
 
 @pytest.mark.parametrize("operation", OPERATIONS)
 @pytest.mark.parametrize("name", [None, *SCHEDULES])
-def test_alone_it_is_a_product(operation, name):
+def test_on_one_rank_it_is_a_matmul(operation, name):
     x, w = torch.randn(3, 5, 4, requires_grad=True), torch.randn(4, 6, requires_grad=True)
     y = FUNCTIONS[operation](x, w, schedule=name)
     want = x.detach() @ w.detach()
@@ -37,16 +38,16 @@ def test_alone_it_is_a_product(operation, name):
 @pytest.mark.parametrize(
     ("arguments", "options", "says"),
     [
-        ((torch.ones(2, 3), torch.ones(4, 5)), {}, "x has 3 columns and w has 4 rows"),
+        ((torch.ones(2, 3), torch.ones(4, 5)), {}, "A has 3 columns and B has 4 rows"),
         ((torch.ones(3), torch.ones(3, 5)), {}, "needs at least 2"),
-        ((torch.ones(2, 3), torch.ones(3)), {}, "w has 1; x needs at least 2, w exactly 2"),
-        ((torch.ones(2, 3), torch.ones(3, 5).half()), {}, "x is float32 on cpu and w is float16 on cpu"),
+        ((torch.ones(2, 3), torch.ones(3)), {}, "B has 1; A needs at least 2, B exactly 2"),
+        ((torch.ones(2, 3), torch.ones(3, 5).half()), {}, "A is float32 on cpu and B is float16 on cpu"),
         ((torch.ones(2, 3).int(), torch.ones(3, 5).int()), {}, "int32 is not supported; use bfloat16"),
         ((torch.ones(2, 3), torch.ones(3, 5)), {"schedule": "fast"}, "schedule 'fast' is not known"),
         ((torch.ones(2, 3), torch.ones(3, 5)), {"engine": "tpu"}, "engine 'tpu' is not known"),
         ((torch.ones(2, 3), torch.ones(3, 5)), {"pieces": 0}, "pieces 0 is not possible"),
         ((torch.ones(2, 3), torch.ones(3, 5)), {"rows": [1, 1]}, "2 counts were given for 1 ranks"),
-        ((torch.ones(2, 3), torch.ones(3, 5)), {"rows": [3]}, "rows says 3 for rank 0, whose x has 2"),
+        ((torch.ones(2, 3), torch.ones(3, 5)), {"rows": [3]}, "rows says 3 for rank 0, whose A has 2"),
         ((torch.ones(2, 3), torch.ones(3, 5)), {"out": torch.ones(5, 2)}, r"must be contiguous, \(2, 5\)"),
         ((torch.ones(2, 3), torch.ones(3, 5)), {"out": torch.ones(2, 5).half()}, "out is float16"),
         ((torch.ones(2, 3), torch.ones(3, 5)), {"group": "tp"}, "must be a torch process group .*, not str"),
@@ -71,8 +72,8 @@ def test_splits_come_in_pairs():
 def test_the_call_goes_before_the_policy():
     x, w = torch.ones(2, 3), torch.ones(3, 4)
     all_gather_matmul(x, w, schedule="shard", policy=Policy(schedule="serial", engine="dma"))
-    plan = list(team_of(None).plans.values())[-1]
-    assert (plan.call.schedule, plan.call.engine) == ("shard", "dma")
+    prepared = list(team_of(None).prepared.values())[-1]
+    assert (prepared.call.schedule, prepared.call.engine) == ("shard", "dma")
 
 
 @pytest.mark.parametrize(
@@ -86,7 +87,7 @@ def test_the_call_goes_before_the_policy():
 )
 def test_a_policy_that_says_nothing_of_schedules_changes_nothing(policy, asked):
     all_gather_matmul(torch.ones(2, 7), torch.ones(7, 4), policy=policy)
-    call = list(team_of(None).plans.values())[-1].call
+    call = list(team_of(None).prepared.values())[-1].call
     assert (call.schedule, call.engine) == asked
 
 
@@ -133,18 +134,18 @@ def test_a_stored_verdict_goes_before_the_pick(monkeypatch, tmp_path):
 
 
 def test_the_shape_of_a_result_is_known_beforehand():
-    assert out_rows("all_gather_matmul", (3, 2, 5), None, 0, 4) == 12
-    assert out_rows("all_gather_matmul", (3, 2, 5), (6, 2), 0, 2) == 4
-    assert out_rows("matmul_reduce_scatter", (7, 5), None, 0, 2) == 4
-    assert out_rows("matmul_reduce_scatter", (7, 5), (2, 5), 1, 2) == 5
-    assert out_rows("all_to_all_matmul", (7, 5), None, 1, 2) == 6
+    assert out_rows(Call("all_gather_matmul", None), (3, 2, 5), 0, 4) == 12
+    assert out_rows(Call("all_gather_matmul", (6, 2)), (3, 2, 5), 0, 2) == 4
+    assert out_rows(Call("matmul_reduce_scatter", None), (7, 5), 0, 2) == 4
+    assert out_rows(Call("matmul_reduce_scatter", (2, 5)), (7, 5), 1, 2) == 5
+    assert out_rows(Call("all_to_all_matmul", None), (7, 5), 1, 2) == 6
 
 
 def test_ranks_are_compared_by_what_they_say():
-    same = {"operation": "all_gather_matmul", "columns of x": 4}
+    same = {"operation": "all_gather_matmul", "columns of A": 4}
     compare([same, None, {**same}])
     with pytest.raises(DisagreementError, match="rank 0 has 4, rank 2 has 5"):
-        compare([same, None, {**same, "columns of x": 5}])
+        compare([same, None, {**same, "columns of A": 5}])
     with pytest.raises(DisagreementError, match="rank 1 cannot go on: no GPU"):
         compare([same, {"operation": "all_gather_matmul", "problem": "no GPU"}])
     with pytest.raises(DisagreementError, match="rank 0 sends 3 rows to rank 1, which expects 2"):
@@ -157,16 +158,18 @@ def test_ranks_are_compared_by_what_they_say():
 
 
 def test_views_of_a_call_take_few_calls(monkeypatch):
-    """57 products, one strided view of out for all but the local one: that keeps a call cheap."""
+    """57 matmuls, one strided view of out for all but the local one: that keeps a call cheap."""
     schedule = build("all_gather_matmul", "hetero-unfused-1d", Problem(m=512, n=4, k=4, ranks=8), 0)
-    program = Program(schedule, torch.float32, torch.device("cpu"), (4, 1))
+    program = Program(
+        schedule, Operands.of(Call("all_gather_matmul"), (torch.ones(64, 4),), (torch.ones(4, 4),), ())
+    )
     for step in schedule.matmuls:
         program.compute(step)
     program.finish()
     calls = []
     whole = torch.as_strided
     monkeypatch.setattr(torch, "as_strided", lambda *given: calls.append(given) or whole(*given))
-    program.bind(torch.ones(64, 4), torch.ones(4, 4), torch.ones(512, 4))
+    program.bind((torch.ones(64, 4), torch.ones(4, 4), torch.ones(512, 4)))
     assert len(calls) <= 5
 
 
@@ -178,8 +181,8 @@ def test_the_engine_of_a_schedule_asked_for_does_not_follow_from_sizes(schedule,
     """Ranks may have different sizes, and must use one engine."""
     from types import SimpleNamespace
 
+    from weft.ops.call import Call
     from weft.ops.choose import choose
-    from weft.ops.plan import Call
     from weft.ops.schedule import Problem
 
     x = SimpleNamespace(device=SimpleNamespace(type=device), dtype="torch.bfloat16")
@@ -193,28 +196,28 @@ def test_the_engine_of_a_schedule_asked_for_does_not_follow_from_sizes(schedule,
         assert found == (schedule, engine, None)
 
 
-def test_plans_go_when_many_came_after_them_but_not_those_that_a_graph_replays():
+def test_prepared_calls_go_when_many_came_after_them_but_not_those_that_a_graph_replays():
     import gc
     import weakref
     from types import SimpleNamespace
 
     from weft.ops.teams import KEPT, Agreement, Team
 
-    class Plan:
+    class Prepared:
         agreement = Agreement([], "a kind")
 
     team = Team(SimpleNamespace(rank=lambda: 0, size=lambda: 1))
-    team._agreements["a kind"] = Plan.agreement
-    replayed, eager = Plan(), Plan()
+    team._agreements["a kind"] = Prepared.agreement
+    replayed, eager = Prepared(), Prepared()
     team.keep("replayed", replayed)
     team.hold(replayed)
     team.hold(replayed)
     team.keep("eager", eager)
     alive = weakref.ref(replayed), weakref.ref(eager)
     for number in range(KEPT):
-        team.keep(number, Plan())
-        team.used(number, Plan)
-    team.drop(lambda plan: True)
+        team.keep(number, Prepared())
+        team.used(number, Prepared)
+    team.drop(lambda prepared: True)
     del replayed, eager
     gc.collect()
     assert alive[0]() is not None

@@ -1,4 +1,4 @@
-"""The GPU executor without a GPU: a driver that runs each stream's queue as late as its events allow.
+"""The GPU runner without a GPU: a driver that runs each stream's queue as late as its events allow.
 
 Work is queued when it is issued and done afterwards, one stream at a time: any order that events and streams
 permit may come up on a GPU, and a missing event shows as a wrong result here.
@@ -18,11 +18,13 @@ torch = pytest.importorskip("torch")
 from weft.comm.dma import Copies, HostPeers  # noqa: E402
 from weft.comm.symmetric import layout  # noqa: E402
 from weft.errors import UnavailableError  # noqa: E402
-from weft.ops import execute_cuda  # noqa: E402
-from weft.ops.execute_cuda import CudaExecutor  # noqa: E402
+from weft.ops import run_streams  # noqa: E402
+from weft.ops.call import Call  # noqa: E402
 from weft.ops.links import HostLink, NcclLink, SymmetricLink, symmetric_size  # noqa: E402
+from weft.ops.operands import Operands  # noqa: E402
 from weft.ops.program import Program  # noqa: E402
 from weft.ops.program import perform as really_perform  # noqa: E402
+from weft.ops.run_streams import StreamRunner  # noqa: E402
 from weft.ops.schedule import OPERATIONS, Problem, build, split  # noqa: E402
 from weft.policy import SCHEDULES  # noqa: E402
 
@@ -148,7 +150,7 @@ def on_gpus(monkeypatch, gpus):
         here.gpu.put(here.gpu.now, "do", lambda: really_perform(slots, instruction))
 
     monkeypatch.setattr(torch.cuda, "stream", stream)
-    monkeypatch.setattr(execute_cuda, "perform", perform)
+    monkeypatch.setattr(run_streams, "perform", perform)
     return here
 
 
@@ -209,13 +211,13 @@ def test_peers_in_host_memory(operation, name, ranks, m, monkeypatch):
             held = [(x @ w).split(rows)[rank].contiguous() for x, w in zip(xs, ws, strict=True)]
         monkeypatch.setattr("weft.comm.dma._pinned", lambda tensor: tensor)
         peers = Peers(held, rank)
-        program = Program(schedule, torch.float32, torch.device("cpu"), (n, 1))
+        program = Program(schedule, Operands.of(Call(operation), (xs[rank],), (ws[rank],), ()))
         link = HostLink(schedule, peers, "dma", driver, [Stream(gpu, 1), Stream(gpu, 2)])
-        executor = CudaExecutor(schedule, program, link, driver, lambda: MAIN)
+        runner = StreamRunner(schedule, program, link, driver, lambda: MAIN)
         outs = [torch.full(schedule.buffers["out"], float("nan")) for _ in range(2)]
         given = [xs[rank], xs[rank] + 1]
         for x, out in zip(given, outs, strict=True):  # one after the other, nothing done in between
-            executor.run(x, ws[rank], out)
+            runner.run((x, ws[rank], out))
         while gpu.step():
             pass
         assert gpu.idle
@@ -306,15 +308,17 @@ def all_ranks(monkeypatch, operation, name, ranks, m, make_link, seeds, pieces=N
             here.gpu = gpu
             driver = Copies(gpu.library())
             link, memory = make(rank, gpu, driver)
-            program = Program(schedules[rank], torch.float32, torch.device("cpu"), (n, 1), memory)
-            executor = CudaExecutor(schedules[rank], program, link, driver, lambda: MAIN)
-            kept.append(executor)  # its scratch is known by address only
+            program = Program(
+                schedules[rank], Operands.of(Call(operation), (xs[rank],), (ws[rank],), ()), memory
+            )
+            runner = StreamRunner(schedules[rank], program, link, driver, lambda: MAIN)
+            kept.append(runner)  # its scratch is known by address only
             for turn in range(2):
                 out = torch.full(schedules[rank].buffers["out"], float("nan"))
                 x = xs[rank] + turn
                 outs.append((rank, turn, out))
                 kept.append(x)
-                executor.run(x, ws[rank], out)
+                runner.run((x, ws[rank], out))
         order = random.Random(seed)
         while sum(gpu.step() for gpu in gpus for _ in range(order.randint(1, 9))):
             pass
@@ -449,20 +453,21 @@ def test_what_is_not_available_is_said_once(monkeypatch):
 
     schedule = build("all_gather_matmul", "shard", Problem(m=9, n=4, k=4, ranks=3, rows=(3, 3, 3)), 0)
     facts = [{"operation": "all_gather_matmul"}] * 3
-    given = (torch.float32, torch.device("cpu"), (4, 1), Team())
+    operands = Operands.of(Call("all_gather_matmul"), (torch.ones(3, 4),), (torch.ones(4, 4),), ())
+    given = (operands, Team())
     choose._SAID.clear()
     with pytest.warns(RuntimeWarning, match="engine dma is not available .*NCCL moves the bytes") as said:
-        made = [engines.cuda_executor(schedule, "dma", Agreement(facts), *given) for _ in range(3)]
-    assert all(isinstance(executor._link, NcclLink) for executor in made)
+        made = [engines.stream_runner(schedule, "dma", Agreement(facts), *given) for _ in range(3)]
+    assert all(isinstance(runner._link, NcclLink) for runner in made)
     assert len(said) == 1
     Group.backend = ProcessGroupGloo()
     with pytest.raises(UnavailableError, match="use a group with backend 'nccl'"):
-        engines.cuda_executor(schedule, "dma", Agreement(facts), *given)
+        engines.stream_runner(schedule, "dma", Agreement(facts), *given)
     choose._SAID.clear()
 
 
-def test_plans_of_one_kind_share_their_symmetric_memory(monkeypatch):
-    """Making it takes all ranks, and a rank may need a new plan alone. Given blocks go by NCCL: sizes may change."""
+def test_calls_of_one_kind_share_their_symmetric_memory(monkeypatch):
+    """Making it takes all ranks, and a rank may prepare a call alone. Given blocks go by NCCL: sizes may change."""
     from weft.ops import choose, engines
     from weft.ops.teams import Agreement
 

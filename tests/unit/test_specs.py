@@ -3,14 +3,14 @@ import dataclasses
 import pytest
 
 from weft.errors import UsageError
-from weft.gpu.presets import ALIASES, PRESETS
+from weft.gpu.presets import ALIASES, GPU_PRESETS
 from weft.gpu.specs import spec
 
-EVERY = pytest.mark.parametrize("gpu", PRESETS.values(), ids=PRESETS.keys())
+EVERY = pytest.mark.parametrize("gpu", GPU_PRESETS.values(), ids=GPU_PRESETS.keys())
 
 
-def test_all_promised_presets_exist():
-    assert set(PRESETS) == {
+def test_all_documented_presets_exist():
+    assert set(GPU_PRESETS) == {
         *("v100", "a40", "a100-40gb", "a100-80gb", "h20", "h800", "h100", "h200"),
         *("b200", "gb200", "b300", "gb300", "mi250x", "mi300x", "mi355x"),
     }
@@ -30,14 +30,14 @@ def test_unknown_name_gets_the_nearest_one(asked, near):
         spec(asked)
 
 
-def test_a_name_like_nothing_is_still_answered():
+def test_a_name_unlike_any_preset_gets_a_suggestion():
     with pytest.raises(UsageError, match="h100"):
         spec("")
 
 
-def test_aliases_lead_to_presets_and_hide_none():
-    assert set(ALIASES.values()) <= set(PRESETS)
-    assert not set(ALIASES) & set(PRESETS)
+def test_aliases_name_presets_and_shadow_none():
+    assert set(ALIASES.values()) <= set(GPU_PRESETS)
+    assert not set(ALIASES) & set(GPU_PRESETS)
 
 
 @EVERY
@@ -55,7 +55,7 @@ def test_vector_rate_agrees_with_clock_and_lanes(gpu):
 
 
 @EVERY
-def test_memory_and_registers_hold_together(gpu):
+def test_memory_and_registers_are_consistent(gpu):
     assert gpu.shared_bytes_per_block_optin + gpu.shared_reserve_bytes_per_block <= gpu.shared_bytes_per_sm
     assert gpu.registers_per_sm % (gpu.sub_partitions_per_sm * gpu.register_unit_per_warp) == 0
     assert gpu.max_threads_per_sm % gpu.max_threads_per_block in (0, 512)
@@ -69,7 +69,7 @@ def test_fabric_bandwidth_is_per_direction(name, gb_s):
     assert spec(name).fabric_bytes_per_s == pytest.approx(gb_s * 1e9)
 
 
-def test_a_rate_that_does_not_exist_is_refused_with_those_that_do():
+def test_an_unsupported_dtype_is_rejected_with_the_supported_ones():
     with pytest.raises(UsageError, match=r"A100.* no fp8 rate.*bf16"):
         spec("a100").flops("fp8")
     with pytest.raises(UsageError, match="no int4 rate"):

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weft.timeline import Figures, Intervals, Kind, Timeline, intersect, subtract, union
+from weft.timeline import Intervals, Kind, OverlapFigures, Timeline, intersect, subtract, union
 
 SPANS = st.lists(st.tuples(st.integers(-40, 60), st.integers(-3, 25)), max_size=14)
 BASE = 1_700_000_000_123_456_789
@@ -76,6 +76,6 @@ def test_touching_intervals_become_one():
 def test_an_empty_timeline_has_no_figures():
     nothing = np.array([], dtype=np.int64)
     timeline = Timeline(nothing, nothing, nothing, nothing.astype(np.uint8), nothing.astype(np.int32), ())
-    assert timeline.figures() == Figures(0, 0, 0, 0, 0, 0)
+    assert timeline.figures() == OverlapFigures(0, 0, 0, 0, 0, 0)
     assert timeline.figures().overlap_pct == 0.0
     assert len(timeline) == 0

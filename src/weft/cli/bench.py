@@ -1,4 +1,4 @@
-"""`weft bench`: run a whole suite, resumable, with a progress bar."""
+"""`weft bench`: run a suite, resumable, with a progress bar."""
 
 from __future__ import annotations
 
@@ -23,21 +23,23 @@ if TYPE_CHECKING:
 def bench(
     name: str = typer.Argument(..., metavar="SUITE", help="quick, paper, modern or check."),
     device: str = typer.Option("auto", help="auto, cuda, cpu (under torchrun) or sim:NAME."),
-    out: Path = typer.Option(Path("weft-results"), help="Folder of the result files; a rerun goes on there."),  # noqa: B008
+    out: Path = typer.Option(Path("weft-results"), help="Folder for result files; a rerun resumes there."),  # noqa: B008
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object and nothing else."),
-    only: str = typer.Option("", metavar="GLOB", help="Only the workloads whose name matches."),
+    only: str = typer.Option("", metavar="GLOB", help="Run only the workloads whose names match."),
     budget: float = typer.Option(
-        0.0, metavar="SECONDS", help="Time for the suite; default: the suite's own."
+        0.0, metavar="SECONDS", help="Time budget of the suite; by default the suite's own."
     ),
     deadline: float = typer.Option(
-        45.0, metavar="SECONDS", help="Time for one run before it counts as hung."
+        45.0, metavar="SECONDS", help="Time limit of one run; a longer run counts as hung."
     ),
-    seed: int = typer.Option(0, help="Seed of the order of measurements."),
-    again: bool = typer.Option(False, "--again", help="Measure also what the result file already has."),
-    shim: bool = typer.Option(True, help="Start the worker under the launch shim (residency, head start)."),
+    seed: int = typer.Option(0, help="Seed for the order of measurements."),
+    again: bool = typer.Option(False, "--again", help="Also measure what is already in the result file."),
+    shim: bool = typer.Option(
+        True, help="Run the worker under the launch shim (for residency and head start)."
+    ),
     dry_run: bool = typer.Option(False, "--plan", help="Print the plan and stop."),
 ) -> None:
-    """Measure how far overlap gets with each control, on a suite of workloads."""
+    """Measure the effect of each control on a suite of workloads."""
     from weft.bench import results
     from weft.bench.suites import suite as find
     from weft.errors import UsageError
@@ -46,9 +48,9 @@ def bench(
 
     suite = find(name).only(only)
     if budget < 0 or deadline <= 0:
-        raise UsageError("--budget and --deadline are seconds greater than zero")
+        raise UsageError("--budget and --deadline must be greater than 0 seconds")
     budget = budget or suite.budget_s
-    leading = int(os.environ.get("RANK", "0")) == 0  # under torchrun every rank measures and one reports
+    leading = int(os.environ.get("RANK", "0")) == 0  # under torchrun every rank measures and rank 0 reports
     target = out / f"{suite.name}.jsonl"
     if leading and not as_json:
         _print_plan(suite, resolve(device), budget, target)
@@ -83,7 +85,7 @@ def _run(
     leading: bool,
     quiet: bool,
 ) -> list[str]:
-    """Run what is left and write it down cell by cell; returns the cells for which no time was left."""
+    """Run the remaining cells and append their rows; returns the cells that the budget did not cover."""
     from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
@@ -102,21 +104,21 @@ def _run(
     columns += (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), disable=quiet or not leading) as bar:
         task = bar.add_task(suite.name, total=len(suite.cells), completed=len(suite.cells) - len(todo))
-        runner.on_sample = lambda cell, ms: bar.update(task, description=_doing(cell.name, ms))
+        runner.on_sample = lambda cell, ms: bar.update(task, description=_progress(cell.name, ms))
         for cell, rows in runner.run(skip):
             if leading:
                 results.append(target, rows)
-                _tell(bar, cell.name, rows)
+                _print_cell(bar, cell.name, rows)
             bar.advance(task)
     return runner.missing
 
 
-def _doing(name: str, ms: float | None) -> str:
+def _progress(name: str, ms: float | None) -> str:
     return f"{name} {'-' if ms is None else f'{ms:.2f} ms'}"
 
 
-def _tell(bar: Progress, name: str, rows: list[dict[str, Any]]) -> None:
-    """One line per cell as it is done, also where there is no terminal to draw a bar on."""
+def _print_cell(bar: Progress, name: str, rows: list[dict[str, Any]]) -> None:
+    """One line per completed cell, also without a terminal."""
     plain = next((r for r in rows if r["candidate"] == "overlap"), None)
     best = next((r for r in rows if r["chosen"]), None)
     if best is None or best["ms"] is None or plain is None or plain["ms"] is None:
@@ -150,7 +152,7 @@ def _print_plan(suite: Suite, device: str, budget: float, target: Path) -> None:
     candidates = sum(len(cell.candidates) for cell in suite.cells)
     print(
         f"{suite.name}: {suite.about}; {len(suite.cells)} workloads, {candidates} candidates on {device}\n"
-        f"about {estimate:.0f} s on Hopper, at most {budget:.0f} s and what then runs; results: {target}"
+        f"about {estimate:.0f} s on Hopper, at most {budget:.0f} s plus the last workload; results: {target}"
     )
 
 
@@ -173,5 +175,6 @@ def _print_table(rows: list[dict[str, Any]], missing: list[str], target: Path) -
 
     Console().print(table(rows))
     if missing:
-        print(f"no time was left for {len(missing)} workloads ({', '.join(missing[:4])}, …): run it again")
+        listed = ", ".join(missing[:4])
+        print(f"not measured within the budget: {len(missing)} workloads ({listed}, …); run it again")
     print(f"results: {target}")

@@ -1,4 +1,4 @@
-"""`weft calibrate`: measure this machine's GPU and write a profile for the simulator."""
+"""`weft calibrate`: measure the GPU of this machine and write a simulator profile."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ import typer
 
 
 def calibrate(
-    out: Path = typer.Option(Path("profile.json"), help="Where to write the profile."),  # noqa: B008
-    gpu: str = typer.Option("", metavar="NAME", help="Preset to start from; default: by the GPU's name."),
-    device: str = typer.Option("cuda", help="cuda, or sim:NAME to try it without a GPU."),
-    budget: float = typer.Option(120.0, metavar="SECONDS", help="Time for the fit, after the measurements."),
-    repeats: int = typer.Option(3, help="Measurements of each probe; their median counts."),
+    out: Path = typer.Option(Path("profile.json"), help="File to write."),  # noqa: B008
+    gpu: str = typer.Option(
+        "", metavar="NAME", help="Profile to start from; by default chosen by the GPU's name."
+    ),
+    device: str = typer.Option("cuda", help="cuda, or sim:NAME to try the command without a GPU."),
+    budget: float = typer.Option(120.0, metavar="SECONDS", help="Time for the fit after the measurements."),
+    repeats: int = typer.Option(3, help="Measurements of each probe; the median is used."),
 ) -> None:
-    """Measure what the simulator must know of this GPU and write a profile: `--device sim:profile.json`."""
+    """Measure this GPU and write a simulator profile for `--device sim:profile.json`."""
     from weft.errors import UnavailableError, UsageError
     from weft.execute.calibrate import Probe, error, fit, probes, take
     from weft.execute.devices import has_gpu, open_executor
@@ -23,10 +25,10 @@ def calibrate(
     from weft.workload import BASELINE_CTAS
 
     if budget <= 0 or repeats < 1:
-        raise UsageError("--budget is seconds greater than zero, --repeats at least 1")
+        raise UsageError("--budget must be greater than 0 seconds and --repeats at least 1")
     if device == "cuda" and not has_gpu():
         raise UnavailableError(
-            "weft calibrate measures a GPU and this machine has none; --device sim:h200-ghost tries it out"
+            "weft calibrate needs a GPU and this machine has none; try it with --device sim:h200-ghost"
         )
     executor = open_executor(device, baseline_ctas=BASELINE_CTAS)
     try:

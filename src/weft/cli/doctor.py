@@ -1,4 +1,4 @@
-"""`weft doctor`: what this machine can do and what would silently disable overlap, each with its fix."""
+"""`weft doctor`: what this machine supports and what would silently disable overlap, each with its fix."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 
     from weft.doctor import Check
 
-COLOURS = {"ok": "green", "warn": "yellow", "fail": "bold red", "skip": "dim"}
+_COLOURS = {"ok": "green", "warn": "yellow", "fail": "bold red", "skip": "dim"}
 
 
 def doctor(
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object instead of the table."),
 ) -> None:
-    """Check the driver, GPUs, NCCL, the shim and the environment; each finding comes with its fix."""
+    """Check the driver, GPUs, NCCL, the shim and the environment. Each finding comes with its fix."""
     from rich.console import Console
 
     from weft.doctor import diagnose
@@ -27,15 +27,15 @@ def doctor(
         findings = diagnose()
         print(json.dumps({"checks": [finding.to_dict() for finding in findings]}, indent=2))
     else:
-        # Progress goes to stderr: it vanishes, and the table stays clean in a pipe.
+        # Progress goes to stderr, so that stdout has only the table.
         with Console(stderr=True).status("checking") as status:
             findings = diagnose(on_start=lambda name: status.update(f"checking {name}"))
-        show(findings, Console(highlight=False))
+        show_findings(findings, Console(highlight=False))
     if any(finding.status == "fail" for finding in findings):
         raise typer.Exit(1)
 
 
-def show(findings: list[Check], console: Console) -> None:
+def show_findings(findings: list[Check], console: Console) -> None:
     """The findings as a table, and the next step as the last line."""
     from rich.table import Table
     from rich.text import Text
@@ -47,7 +47,7 @@ def show(findings: list[Check], console: Console) -> None:
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     for finding in findings:
-        colour = COLOURS[finding.status]
+        colour = _COLOURS[finding.status]
         label = "environment" if finding.name.startswith("env:") else finding.name
         detail = Text(finding.detail)
         if finding.fix:

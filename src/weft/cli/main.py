@@ -1,4 +1,4 @@
-"""The `weft` command: collects the subcommands and turns every error into one line and an exit code."""
+"""The `weft` command: registers the subcommands and turns every error into one line and an exit code."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import weft
 from weft import logs
 from weft.errors import WeftError
 
-# A subcommand is a module `weft.cli.NAME` with a function `NAME`; its heavy imports stay inside the function.
+# A subcommand is a module `weft.cli.NAME` with a function `NAME`; heavy imports belong inside the function.
 COMMANDS = ("doctor", "run", "tune", "store", "bench", "analyze", "report", "calibrate", "plan", "explore")
 
 PASS_THROUGH: dict[str, Any] = {"allow_interspersed_args": False}
-"""Settings of commands whose arguments belong to another program."""
+"""Settings for commands whose arguments belong to another program."""
 
 
 def _show_version(value: bool) -> None:
@@ -63,13 +63,13 @@ def main(argv: list[str] | None = None) -> None:
         code = build_app()(args=argv, prog_name="weft", standalone_mode=False)
     except WeftError as error:
         _fail(str(error), error.exit_code)
-    except BrokenPipeError:  # `weft … | head`: nothing is left to say, and nobody to say it to
+    except BrokenPipeError:  # `weft … | head`: the reader has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except (KeyboardInterrupt, typer.Abort):
         _fail("interrupted", 130)
     except Exception as error:
-        # typer ships its own copy of click in newer releases, so its errors are known by what they offer.
+        # Newer releases of typer include a copy of click, so recognise its errors by their interface.
         if not hasattr(error, "format_message"):
             raise
         hint = getattr(getattr(error, "ctx", None), "command_path", "weft")

@@ -1,4 +1,4 @@
-"""`weft report DIR`: the HTML page of the results in a folder."""
+"""`weft report DIR`: write an HTML page of the results in a folder."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ def report(
     ],
     out: Annotated[
         Optional[Path],  # noqa: UP045 - typer reads the annotation on Python 3.10 too
-        typer.Option("--out", metavar="FILE", help="Where to write the page; DIR/report.html if not given."),
+        typer.Option("--out", metavar="FILE", help="File to write; by default DIR/report.html."),
     ] = None,
 ) -> None:
-    """Write the HTML page of the results in DIR and print its path."""
+    """Write an HTML page of the results in DIR and print its path."""
     from weft.files import write_whole
     from weft.report.find import find_results
     from weft.report.folder import folder_page
 
     found = find_results(folder)
     for reason in found.skipped:
-        typer.echo(f"weft: left out {reason}", err=True)
+        typer.echo(f"weft: skipped {reason}", err=True)
     target = out or folder / "report.html"
     write_whole(target, folder_page(found.results))
     typer.echo(str(target))

@@ -54,6 +54,22 @@ def run(
             "--stats", metavar="FILE", help="Write what was launched and shaped, in all processes, as JSON."
         ),
     ] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            "--trace", metavar="DIR", help="Write a trace of some steps of each rank, for `weft analyze`."
+        ),
+    ] = None,
+    trace_steps: Annotated[
+        int,
+        typer.Option(
+            min=1, max=1000, metavar="N", help="Steps to trace (seconds where no step can be found)."
+        ),
+    ] = 3,
+    trace_after: Annotated[
+        int,
+        typer.Option(min=0, metavar="M", help="Steps before the trace (seconds where no step can be found)."),
+    ] = 10,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No closing line.")] = False,
 ) -> None:
     """Run an unmodified program under a policy; torchrun and all children are included.
@@ -63,11 +79,13 @@ def run(
     weft run --priority high --head-start 5 -- torchrun --nproc-per-node 8 train.py
 
     weft run --tune -- torchrun --nproc-per-node 8 train.py
+
+    weft run --trace traces -- torchrun --nproc-per-node 8 train.py
     """
     _check_platform()
-    from weft.shim import launch, stats
+    from weft.shim import chrome, launch, stats
     from weft.shim.apply import not_applied
-    from weft.shim.inject import Job, check_preload
+    from weft.shim.inject import Job, TraceRequest, check_preload
     from weft.tuning.live.outcome import read_result
     from weft.tuning.live.starts import Memory
 
@@ -87,7 +105,10 @@ def run(
         policy = dataclasses.replace(policy, max_ctas=ctas)
         _say(earlier.problem, quiet)
         _say(f"this start has {ctas} CTAs for a collective" if ctas else "", quiet)
-    with Job(policy, tune=tune) as job:
+    wanted = TraceRequest(trace_steps, trace_after) if trace is not None else None
+    if trace is not None:
+        chrome.check_folder(trace)
+    with Job(policy, tune=tune, trace=wanted) as job:
         env = job.environment()
         check_preload(env)
         status = launch.run(command, env)
@@ -97,6 +118,8 @@ def run(
             counted["tuning"] = read_result(job.folder)
             line = counted["tuning"]["text"]
             _say(earlier.learn(counted["tuning"]) if earlier is not None else "", quiet)
+        if trace is not None:
+            _write_traces(job.folder, trace, quiet)
     _report(counted, policy, stats_file, quiet, line)
     launch.end_like(status)
 
@@ -116,6 +139,20 @@ def _policy(path: Path | None, **given: Any) -> Policy:
 def _say(line: str, quiet: bool) -> None:
     if line and not quiet:
         print(f"weft: {line}", file=sys.stderr)
+
+
+def _write_traces(folder: Path, out: Path, quiet: bool) -> None:
+    from weft.shim import chrome
+
+    try:
+        written = chrome.write_traces(folder, out)
+    except WeftError as error:  # the program's own exit code must stand
+        print(f"weft: {error}", file=sys.stderr)
+        return
+    if written:
+        _say(f"traces of {len(written)} processes: weft analyze {out}/weft.*.json", quiet)
+    else:
+        _say("nothing was traced: the program launched no kernel, or ended before --trace-after", quiet)
 
 
 def _check_writable(path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`weft store`: the verdicts that were measured before."""
+"""`weft store`: list, export, import or delete stored verdicts."""
 
 from __future__ import annotations
 
@@ -14,19 +14,23 @@ if TYPE_CHECKING:
 
 ACTIONS = ("list", "export", "import", "forget")
 MAX_FILE_BYTES = 64 << 20
+"""Largest file to import."""
 
 
 def store(
     action: str = typer.Argument("list", metavar="list|export|import|forget", help="What to do."),
-    file: Path | None = typer.Argument(None, metavar="[FILE]", help="Of export and import (JSON)."),  # noqa: B008
-    workload: str = typer.Option("", metavar="TEXT", help="Forget verdicts whose workload contains this."),
+    file: Path | None = typer.Argument(None, metavar="[FILE]", help="JSON file to export to or import from."),  # noqa: B008
+    workload: str = typer.Option("", metavar="TEXT", help="Forget verdicts whose workload contains TEXT."),
     everything: bool = typer.Option(False, "--all", help="Forget all verdicts."),
     path: Path | None = typer.Option(  # noqa: B008
-        None, "--store", metavar="PATH", help="The store; default $WEFT_STORE, or in your data folder."
+        None,
+        "--store",
+        metavar="PATH",
+        help="The store; by default $WEFT_STORE or a file in your data folder.",
     ),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object and nothing else."),
 ) -> None:
-    """List, export, import or forget the verdicts that were measured on this machine's GPUs."""
+    """List, export, import or forget verdicts that were measured on this machine."""
     from weft.errors import UsageError
     from weft.tuning.store import Store
 
@@ -68,7 +72,7 @@ def _import(opened: Store, file: Path) -> dict[str, Any]:
 
     try:
         if file.stat().st_size > MAX_FILE_BYTES:
-            raise InputError(f"{file}: over {MAX_FILE_BYTES >> 20} MiB; no export is that large")
+            raise InputError(f"{file}: over {MAX_FILE_BYTES >> 20} MiB; give a file of `weft store export`")
         document = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(f"cannot read {file}: {error.strerror}") from None
@@ -84,7 +88,7 @@ def _forget(opened: Store, workload: str, everything: bool) -> dict[str, Any]:
     from weft.errors import UsageError
 
     if everything == bool(workload):
-        raise UsageError("weft store forget: say which, --workload TEXT or --all")
+        raise UsageError("weft store forget: give either --workload TEXT or --all")
     if everything:
         return {"forgot": opened.clear()}
     found = [entry.key for entry in opened.entries() if workload in entry.key.workload]
@@ -98,7 +102,7 @@ def _show(opened: Store) -> None:
 
     entries = opened.entries()
     if not entries:
-        print(f"{opened.path}: no verdicts yet; `weft tune` on a GPU makes them")
+        print(f"{opened.path}: no verdicts yet; `weft tune` on a GPU stores them")
         return
     table = Table(title=str(opened.path), box=box.SIMPLE_HEAD)
     for heading in ("GPU", "driver", "NCCL", "torch", "workload", "policy", "gain", "made"):
@@ -115,6 +119,6 @@ def _short(workload: str) -> str:
 
 
 def _gain(entry: Entry) -> str:
-    told = entry.verdict.get("verdict", entry.verdict)
-    gain = told.get("gain_pct") if isinstance(told, dict) else None
+    verdict = entry.verdict.get("verdict", entry.verdict)
+    gain = verdict.get("gain_pct") if isinstance(verdict, dict) else None
     return f"{gain:.1f}%" if isinstance(gain, (int, float)) else "-"

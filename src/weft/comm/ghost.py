@@ -1,11 +1,11 @@
-"""A torch.distributed backend with ghost ranks: one process is rank 0 of R on one GPU, the collectives real.
+"""A torch.distributed backend with ghost ranks: one process is rank 0 of R on one GPU, with real collectives.
 
     python -m weft.comm.ghost --ranks 2 train.py …        # an unmodified DDP or FSDP2 script
 
-The other R-1 ranks exist only as NCCL ranks on the same GPU. They join every collective with buffers of their
-own and, by default, with the data of rank 0, as if every rank had the same batch: an averaged gradient is
-then rank 0's own, and training goes on as it would on one GPU, with the communication of R. What FSDP2
-gathers are R copies of rank 0's shard, so its model is another one, though of the right shape and cost.
+The other R-1 ranks exist only as NCCL ranks on the same GPU. They join every collective with their own
+buffers and, by default, with the data of rank 0, as if every rank had the same batch: an averaged gradient
+then equals rank 0's, and training proceeds as on one GPU, with the communication of R ranks. FSDP2 gathers
+R copies of rank 0's shard: the model differs, but has the right shape and cost.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["BACKEND", "GhostGroup", "GhostOptions", "impersonate", "init", "regi
 
 
 def register(options: GhostOptions | None = None) -> None:
-    """Make the backend known to torch.distributed under the name `ghost`."""
+    """Register the backend with torch.distributed under the name `ghost`."""
     if BACKEND.upper() in dist.Backend._plugins:
         return
 
@@ -36,30 +36,30 @@ def register(options: GhostOptions | None = None) -> None:
 
 
 def init(ranks: int, options: GhostOptions | None = None) -> None:
-    """Make this process rank 0 of `ranks`, the others being ghosts."""
+    """Make this process rank 0 of `ranks`; the other ranks are ghosts."""
     if ranks < 2:
-        raise UsageError(f"ranks {ranks} is not possible; there is no ghost under 2")
+        raise UsageError(f"ranks {ranks} is not possible; use 2 or more")
     register(options)
     dist.init_process_group(BACKEND, rank=0, world_size=ranks, store=dist.HashStore())
 
 
 def impersonate(ranks: int) -> None:
-    """Let an unmodified script find itself as rank 0 of `ranks`, whatever backend it asks for."""
+    """Make an unmodified script rank 0 of `ranks`, whatever backend it requests."""
     real = dist.init_process_group
     os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
     os.environ.setdefault("MASTER_PORT", "29500")
     register()
 
-    def stand_in(*_: Any, **__: Any) -> None:
+    def init_as_ghost(*_: Any, **__: Any) -> None:
         real(BACKEND, rank=0, world_size=ranks, store=dist.HashStore())
 
-    dist.init_process_group = stand_in
-    dist.distributed_c10d.init_process_group = stand_in
+    dist.init_process_group = init_as_ghost
+    dist.distributed_c10d.init_process_group = init_as_ghost
 
 
 def main(arguments: Sequence[str]) -> None:
-    """`--ranks R SCRIPT ARGUMENTS…`"""
+    """Run a script as rank 0; `arguments`: `--ranks R SCRIPT ARGUMENTS…`."""
     import runpy
 
     if len(arguments) < 3 or arguments[0] != "--ranks" or not arguments[1].isdigit():
@@ -71,7 +71,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    # As a script this module is __main__; the backend must live in the importable one.
+    # Run as a script, this module is __main__; the backend must be registered by the importable module.
     from weft.comm import ghost
 
     try:

@@ -1,7 +1,8 @@
-"""The process group of ghost ranks: torch.distributed's calls, each issued for all ranks on one device."""
+"""The process group with ghost ranks: each torch.distributed call is issued for all ranks on one device."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,24 +17,26 @@ from weft.comm.local import LocalRanks
 from weft.errors import UsageError
 
 BACKEND = "ghost"
+"""Name of the backend in torch.distributed."""
 DEFAULT_CTAS = 12
+"""CTAs of a collective per rank."""
 
 
 @dataclass(frozen=True)
 class GhostOptions:
-    """How the ghosts behave."""
+    """Options of the ghost ranks."""
 
     max_ctas: int | None = DEFAULT_CTAS
-    """CTAs of a collective per rank. All of them sit on the one GPU, so NCCL's own choice would not do."""
+    """CTAs of a collective per rank. All ranks share one GPU, so NCCL's default would be too many."""
     high_priority: bool = False
-    """Collectives on high-priority streams."""
+    """Run collectives on high-priority streams."""
     mirror: bool = True
     """Ghosts contribute rank 0's data. Without it they contribute zeros: an in-place all-reduce then needs no
     copy of its input, and averages are divided by R."""
 
     @classmethod
     def from_environment(cls) -> GhostOptions:
-        """WEFT_GHOST_CTAS, WEFT_GHOST_PRIORITY (high) and WEFT_GHOST_MIRROR (0)."""
+        """Options from WEFT_GHOST_CTAS, WEFT_GHOST_PRIORITY (`high`) and WEFT_GHOST_MIRROR (`0`: off)."""
         env = os.environ
         return cls(
             int(env.get("WEFT_GHOST_CTAS", DEFAULT_CTAS)),
@@ -50,7 +53,7 @@ class Lane:
         self._scratch: dict[tuple[int, str], Any] = {}
 
     def scratch(self, rank: int, like: Any, count: int, role: str = "recv") -> Any:
-        """A ghost's buffer of `count` elements; its content does not matter to anyone."""
+        """A ghost rank's buffer of `count` elements; nothing depends on its contents."""
         key, size = (rank, role), count * like.element_size()
         held = self._scratch.get(key)
         if held is None or held.numel() < size:
@@ -62,16 +65,8 @@ class Lane:
         return held[:size].view(like.dtype)
 
 
-class _Nothing:
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-
 def _on(stream: Any) -> Any:
-    return torch.cuda.stream(stream) if stream is not None else _Nothing()
+    return torch.cuda.stream(stream) if stream is not None else contextlib.nullcontext()
 
 
 def _make_lane(device: Any, size: int, options: GhostOptions) -> Lane:
@@ -84,13 +79,16 @@ def _make_lane(device: Any, size: int, options: GhostOptions) -> Lane:
         sm_count = torch.cuda.get_device_properties(device).multi_processor_count
         check_resident(Workload(name="ghost ranks", ranks=size), options.max_ctas, sm_count)
     with torch.cuda.device(device):
-        ranks = nccl.Ranks(nccl.load(), size, options.max_ctas)
+        ranks = nccl.Ranks(nccl.load_nccl(), size, options.max_ctas)
     priority = -1 if options.high_priority else 0
     return Lane(ranks, [torch.cuda.Stream(device, priority=priority) for _ in range(size)], device)
 
 
 class GhostGroup(dist.ProcessGroup):  # type: ignore[misc,unused-ignore]
-    """A process group in which this process is one rank and the others are ghosts."""
+    """A process group in which this process is one rank and the others are ghost ranks.
+
+    Methods have the names and arguments of torch.distributed.ProcessGroup.
+    """
 
     def __init__(
         self,
@@ -157,7 +155,7 @@ class GhostGroup(dist.ProcessGroup):  # type: ignore[misc,unused-ignore]
 
     def all_gather_single(self, output: Any, given: Any, opts: Any = None) -> Any:
         def issue(lane: Lane) -> None:
-            # Nobody overwrites the input, also where it lies in its own place of the output.
+            # The input is not overwritten, even where it is part of the output.
             flat, whole = _flat(given), _flat(output)
             send = self._mine(flat, lambda rank: self._ghost_view(lane, flat))
             recv = self._mine(whole, lambda rank: lane.scratch(rank, whole, whole.numel()))
@@ -221,7 +219,7 @@ class GhostGroup(dist.ProcessGroup):  # type: ignore[misc,unused-ignore]
             for ghost in (rank for rank in range(self._count) if rank != self._own):
                 give, take = _flat(inputs[ghost]), _flat(outputs[ghost])
                 moves.append((self._own, give, ghost, lane.scratch(ghost, give, give.numel())))
-                # What a ghost sends to rank 0 is what rank 0 keeps for itself, as far as the sizes allow.
+                # A ghost sends rank 0 what rank 0 keeps for itself, if the sizes match.
                 own = _flat(inputs[self._own])
                 fits = self._options.mirror and own.numel() == take.numel()
                 moves.append(
@@ -291,7 +289,7 @@ class GhostGroup(dist.ProcessGroup):  # type: ignore[misc,unused-ignore]
         return [self.reduce_scatter_single(o, i, opts) for o, i in zip(outputs, inputs, strict=True)][-1]
 
     def barrier(self, opts: Any = None) -> Any:
-        return _finished([])  # the ghosts are always there
+        return _finished([])  # ghost ranks are always ready
 
     def _start_coalescing(self, device: Any = None) -> None:
         pass
@@ -299,7 +297,7 @@ class GhostGroup(dist.ProcessGroup):  # type: ignore[misc,unused-ignore]
     def _end_coalescing(self, device: Any = None) -> Any:
         return _finished([])
 
-    # What torch called them before 2.13.
+    # Their names before torch 2.13.
     _allgather_base = all_gather_single
     _reduce_scatter_base = reduce_scatter_single
     alltoall_base = all_to_all_single
@@ -307,15 +305,15 @@ class GhostGroup(dist.ProcessGroup):  # type: ignore[misc,unused-ignore]
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
     def _mine(self, own: Any, ghost: Callable[[int], Any]) -> list[Any]:
-        """One entry per rank: this process's own, and the ghosts'."""
+        """One entry per rank: this process's, and the ghosts'."""
         return [own if rank == self._own else ghost(rank) for rank in range(self._count)]
 
     def _ghost_view(self, lane: Lane, flat: Any) -> Any:
-        """What ghosts send where rank 0's input stays as it is: the input itself, or zeros."""
+        """Ghost input where rank 0's input is not overwritten: the same tensor, or zeros."""
         return flat if self._options.mirror else lane.scratch(self._own, flat, flat.numel(), "zeros")
 
     def _ghost_input(self, lane: Lane, flat: Any) -> Any:
-        """What ghosts send where the operation overwrites rank 0's input: a copy of it, or zeros."""
+        """Ghost input where the operation overwrites rank 0's input: a copy of it, or zeros."""
         return self._copy(lane, flat) if self._options.mirror else self._ghost_view(lane, flat)
 
     def _copy(self, lane: Lane, flat: Any) -> Any:
@@ -328,7 +326,7 @@ class GhostGroup(dist.ProcessGroup):  # type: ignore[misc,unused-ignore]
         return into
 
     def _run(self, issue: Callable[[Lane], None], outputs: Sequence[Any], inputs: Sequence[Any] = ()) -> Any:
-        """Issue on the group's streams, after what the caller's stream has so far; returns the work."""
+        """Issue on the group's streams, after the work of the caller's stream; returns a torch Work."""
         device = (outputs or inputs)[0].device
         if device not in self._lanes:
             self._lanes[device] = self._make_lane(device, self._count, self._options)
@@ -349,7 +347,7 @@ class GhostGroup(dist.ProcessGroup):  # type: ignore[misc,unused-ignore]
             return _finished(list(outputs), device)
 
 
-# torch calls these from C++, also out of a compiled forward pass, and torch.compile must not follow it there.
+# torch calls these from C++, also from a compiled forward pass; torch.compile must not trace into them.
 _BY_TORCH = ("_allgather_base", "_reduce_scatter_base", "_start_coalescing", "_end_coalescing")
 for _name, _method in list(vars(GhostGroup).items()):
     _public = not _name.startswith("_") and _name not in ("size", "rank", "getBackendName")
@@ -358,7 +356,7 @@ for _name, _method in list(vars(GhostGroup).items()):
 
 
 def _finished(result: list[Any], device: Any = None) -> Any:
-    """Work that is over when the current stream has come this far."""
+    """A torch Work that completes when the current stream reaches this point."""
     future = torch.futures.Future(devices=[device] if device is not None else None)
     future.set_result(result)
     return _create_work_from_future(future)

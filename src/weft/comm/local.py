@@ -1,4 +1,4 @@
-"""The collectives of R ranks within one process, by torch: the reference, and the ghosts of a CPU."""
+"""Collectives of R ranks in one process, computed by torch: the reference, and ghost ranks on a CPU."""
 
 from __future__ import annotations
 
@@ -7,17 +7,19 @@ from typing import Any
 
 
 class LocalRanks:
-    """Like `weft.comm.nccl.Ranks`, for tensors that torch can add where they are. Streams are ignored."""
+    """The interface of `weft.comm.nccl.Ranks` for tensors on any device. Streams are ignored."""
 
     def __init__(self, size: int, max_ctas: int | None = None) -> None:
         self.size, self.max_ctas = size, max_ctas
 
     def all_reduce(self, send: Any, recv: Any, streams: Any = None, op: str = "sum") -> None:
+        """Reduce all inputs into every output; `send` and `recv` have one tensor per rank."""
         total = _reduce(send, op)
         for out in recv:
             out.copy_(total)
 
     def all_gather(self, send: Any, recv: Any, streams: Any = None) -> None:
+        """Concatenate all inputs into every output."""
         import torch
 
         whole = torch.cat([part.reshape(-1) for part in send])
@@ -25,15 +27,18 @@ class LocalRanks:
             out.view(-1).copy_(whole)
 
     def reduce_scatter(self, send: Any, recv: Any, streams: Any = None, op: str = "sum") -> None:
+        """Reduce all inputs; each rank receives its equal part."""
         for out, part in zip(recv, _reduce(send, op).reshape(-1).chunk(self.size), strict=True):
             out.view(-1).copy_(part)
 
     def broadcast(self, send: Any, recv: Any, streams: Any = None, root: int = 0) -> None:
+        """Copy the input of `root` into every output."""
         source = send[root].clone()
         for out in recv:
             out.copy_(source)
 
     def all_to_all(self, send: Any, recv: Any, streams: Any = None) -> None:
+        """Equal parts: part j of rank i's `send` becomes part i of rank j's `recv`."""
         part = send[0].numel() // self.size
         self.exchange(
             [
@@ -44,12 +49,13 @@ class LocalRanks:
         )
 
     def exchange(self, moves: Sequence[tuple[int, Any, int, Any]], streams: Any = None) -> None:
+        """Point-to-point transfers: (from rank, tensor, to rank, tensor of the same size)."""
         kept = [given.clone() for _, given, _, _ in moves]
         for (_, _, _, taken), value in zip(moves, kept, strict=True):
             taken.copy_(value)
 
     def close(self, *, abort: bool = False) -> None:
-        pass
+        """Nothing to free."""
 
 
 def _reduce(send: Any, op: str) -> Any:

@@ -1,6 +1,6 @@
-"""NCCL by its C API: R ranks in one process on one GPU, one communicator and one stream each.
+"""NCCL through its C API: R ranks in one process on one GPU, one communicator and one stream each.
 
-NCCL 2.30 and newer allow it (NCCL_MULTI_RANK_GPU_ENABLE=1). Tensors are torch's, and torch is not imported:
+NCCL 2.30 and newer allow it (NCCL_MULTI_RANK_GPU_ENABLE=1). Works on torch tensors without importing torch:
 only `data_ptr()`, `numel()` and `dtype` of a tensor and `cuda_stream` of a stream are used.
 """
 
@@ -19,9 +19,8 @@ from weft.errors import UnavailableError, UsageError, WeftError
 LIBRARY_VARIABLE = "WEFT_NCCL"
 """Environment variable with the path of the NCCL library to use."""
 SHARED_GPU_VERSION = 23000  # first release that places several ranks on one GPU
-IN_PROGRESS = 7
 
-DTYPES = {
+NCCL_DTYPES = {
     "float32": 7,
     "float64": 8,
     "float16": 6,
@@ -31,7 +30,7 @@ DTYPES = {
     "int32": 2,
     "int64": 4,
 }
-DTYPES |= {"bool": 1, "uint32": 3, "uint64": 5}
+NCCL_DTYPES |= {"bool": 1, "uint32": 3, "uint64": 5}
 OPS = {"sum": 0, "product": 1, "max": 2, "min": 3, "avg": 4}
 
 
@@ -42,7 +41,7 @@ class UniqueId(ctypes.Structure):
 
 
 class Config(ctypes.Structure):
-    """ncclConfig_t as of 2.18. NCCL takes older layouts by their size and version."""
+    """ncclConfig_t as of 2.18. NCCL accepts older layouts by their size and version."""
 
     _fields_ = (
         ("size", c_size_t),
@@ -82,7 +81,7 @@ _PROTOTYPES: dict[str, tuple[Any, ...]] = {
 
 
 class Library:
-    """A loaded NCCL. Every call that fails raises one line with NCCL's own words."""
+    """A loaded NCCL. Every failed call raises WeftError with NCCL's error message."""
 
     def __init__(self, handle: Any, path: str) -> None:
         self.path = path
@@ -100,11 +99,11 @@ class Library:
 
     @property
     def version_text(self) -> str:
-        """The version as NCCL writes it, such as 2.32.3."""
+        """The version in NCCL's notation: 2.32.3."""
         return f"{self.version // 10000}.{self.version // 100 % 100}.{self.version % 100}"
 
     def call(self, name: str, *arguments: Any) -> None:
-        """Call a function of the library and raise if it does not succeed."""
+        """Call a function of the library; raise WeftError if it fails."""
         result = getattr(self._handle, name)(*arguments)
         if result:
             words = (self._handle.ncclGetErrorString(result) or b"").decode(errors="replace")
@@ -120,7 +119,7 @@ class Library:
 
     @contextlib.contextmanager
     def group(self) -> Iterator[None]:
-        """The calls inside are issued as one; the group is closed even if one of them fails."""
+        """Issue the calls inside as one group; the group is closed even if one of them fails."""
         self.call("ncclGroupStart")
         try:
             yield
@@ -131,16 +130,16 @@ class Library:
         self.call("ncclGroupEnd")
 
     def require_shared_gpu(self) -> None:
-        """Raise unless several ranks may share a GPU."""
+        """Raise UnavailableError unless several ranks can share a GPU."""
         if self.version < SHARED_GPU_VERSION:
             raise UnavailableError(
-                f"NCCL {self.version_text} ({self.path}) takes one rank per GPU; several need 2.30 or newer: "
+                f"NCCL {self.version_text} ({self.path}) has one rank per GPU; several need 2.30 or newer: "
                 f"set {LIBRARY_VARIABLE} to a newer libnccl.so.2 (pip install -U nvidia-nccl-cu13)"
             )
 
 
-def library_path() -> str:
-    """Where NCCL is: the variable, the wheel beside torch, or the system's."""
+def nccl_path() -> str:
+    """Path of NCCL: from the environment variable, the Python wheel, or the system."""
     given = os.environ.get(LIBRARY_VARIABLE)
     if given:
         if not Path(given).is_file():
@@ -156,10 +155,10 @@ def library_path() -> str:
     return "libnccl.so.2"
 
 
-def load(path: str | None = None) -> Library:
-    """Load NCCL, ready to place several ranks on one GPU where it can."""
+def load_nccl(path: str | None = None) -> Library:
+    """Load NCCL and enable several ranks per GPU where it supports them."""
     os.environ.setdefault("NCCL_MULTI_RANK_GPU_ENABLE", "1")
-    path = path or library_path()
+    path = path or nccl_path()
     try:
         # Not with RTLD_DEEPBIND: the shim must see the library's own dlsym calls.
         return Library(ctypes.CDLL(path), path)
@@ -172,12 +171,12 @@ def load(path: str | None = None) -> Library:
 class Ranks:
     """R communicators of one process on one GPU. Each method issues a collective for all ranks as one group.
 
-    `send`, `recv` and `streams` have one entry per rank. Nothing waits for the GPU.
+    `send`, `recv` and `streams` have one entry per rank. No method waits for the GPU.
     """
 
     def __init__(self, library: Library, size: int, max_ctas: int | None = None) -> None:
         if size < 2:
-            raise UsageError(f"ranks {size} is not possible; a collective takes at least 2")
+            raise UsageError(f"ranks {size} is not possible; use 2 or more")
         library.require_shared_gpu()
         self.library, self.size, self.max_ctas = library, size, max_ctas
         unique, config = UniqueId(), make_config(max_ctas)
@@ -188,15 +187,19 @@ class Ranks:
                 library.call("ncclCommInitRankConfig", byref(comm), size, unique, rank, byref(config))
 
     def all_reduce(self, send: Any, recv: Any, streams: Any, op: str = "sum") -> None:
+        """Reduce all inputs into every output."""
         self._each("ncclAllReduce", send, recv, streams, send, OPS[op])
 
     def all_gather(self, send: Any, recv: Any, streams: Any) -> None:
+        """Concatenate all inputs into every output."""
         self._each("ncclAllGather", send, recv, streams, send)
 
     def reduce_scatter(self, send: Any, recv: Any, streams: Any, op: str = "sum") -> None:
+        """Reduce all inputs; each rank receives its equal part."""
         self._each("ncclReduceScatter", send, recv, streams, recv, OPS[op])
 
     def broadcast(self, send: Any, recv: Any, streams: Any, root: int) -> None:
+        """Copy the input of `root` into every output."""
         self._each("ncclBroadcast", send, recv, streams, recv, root)
 
     def all_to_all(self, send: Any, recv: Any, streams: Any) -> None:
@@ -220,7 +223,7 @@ class Ranks:
                 self._call("ncclRecv", taken.data_ptr(), size, kind, source, target, streams)
 
     def close(self, *, abort: bool = False) -> None:
-        """Free the communicators; with `abort`, also what still runs on the GPU."""
+        """Free the communicators; `abort` also ends collectives that are still running."""
         comms, self._comms = self._comms, []
         for comm in comms:
             if comm.value:
@@ -243,6 +246,6 @@ class Ranks:
 
 def _dtype(tensor: Any) -> int:
     name = str(tensor.dtype).removeprefix("torch.")
-    if name not in DTYPES:
-        raise UsageError(f"NCCL has no collective for {name}; use one of {', '.join(DTYPES)}")
-    return DTYPES[name]
+    if name not in NCCL_DTYPES:
+        raise UsageError(f"NCCL has no collective for {name}; use one of {', '.join(NCCL_DTYPES)}")
+    return NCCL_DTYPES[name]

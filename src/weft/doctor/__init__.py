@@ -1,7 +1,7 @@
-"""What this machine can do, and what would silently disable overlap: the checks of `weft doctor`.
+"""The checks of `weft doctor`: what this machine supports, and what would silently disable overlap.
 
-`diagnose` runs them all; each subject has a file of its own. Nothing here prints, and anything that may crash
-or hang (a driver, a library) runs in a child process.
+`diagnose` runs all of them. Nothing here prints, and anything that may crash or hang (a driver, a library)
+runs in a child process.
 """
 
 from weft.doctor.check import Check

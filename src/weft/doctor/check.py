@@ -1,4 +1,4 @@
-"""A finding, and the guard that turns whatever a check does into findings."""
+"""Check, one finding, and `guarded`, which turns errors and hangs of a check into findings."""
 
 from __future__ import annotations
 
@@ -14,20 +14,21 @@ Status = Literal["ok", "warn", "fail", "skip"]
 
 @dataclass(frozen=True)
 class Check:
-    """One finding. A `fail` means that overlap cannot work here until it is fixed."""
+    """One finding. `fail`: overlap cannot work on this machine until it is fixed."""
 
     name: str
     status: Status
     detail: str
     fix: str = ""
-    """A command or a setting; empty where there is nothing to do."""
+    """A command or a setting; empty if nothing needs to be done."""
 
     def to_dict(self) -> dict[str, str]:
+        """The finding as it appears in `weft doctor --json`."""
         return {"name": self.name, "status": self.status, "detail": self.detail, "fix": self.fix}
 
 
 def guarded(name: str, check: Callable[[], list[Check]], limit_s: float) -> list[Check]:
-    """The findings of a check; one `fail` where it raises or does not answer within `limit_s` seconds."""
+    """The findings of a check; a single `fail` if it raises or takes longer than `limit_s` seconds."""
     found: list[Check] = []
 
     def work() -> None:
@@ -36,14 +37,14 @@ def guarded(name: str, check: Callable[[], list[Check]], limit_s: float) -> list
         except WeftError as error:
             found.append(Check(name, "fail", str(error)))
         except Exception as error:
-            detail = f"the check itself broke: {type(error).__name__}: {error}"
+            detail = f"the check itself failed: {type(error).__name__}: {error}"
             found.append(Check(name, "fail", detail, "report it with the output of `weft doctor --json`"))
 
-    # A thread that hangs in a library cannot be ended; as a daemon it does not keep the process alive.
+    # A thread that hangs in a library cannot be stopped; a daemon thread does not keep the process alive.
     thread = threading.Thread(target=work, name=f"doctor {name}", daemon=True)
     thread.start()
     thread.join(limit_s)
     if thread.is_alive():
-        fix = "look for a stuck driver with `nvidia-smi` and `dmesg`"
+        fix = "check for a hung driver with `nvidia-smi` and `dmesg`"
         return [Check(name, "fail", f"no answer within {limit_s:.0f} s", fix)]
     return list(found)

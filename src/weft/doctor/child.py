@@ -1,6 +1,6 @@
-"""Questions that only a child process may ask: a broken driver or library ends the child, not `weft doctor`.
+"""Queries that run in a child process: a broken driver or library crashes the child, not `weft doctor`.
 
-`main` runs in the child and writes one JSON object; `ask` is the other end.
+`ask` starts the child; `answer` runs in it and writes one JSON object.
 """
 
 from __future__ import annotations
@@ -22,15 +22,17 @@ from weft.gpu.priority import measure_priority
 from weft.gpu.probe import Gpu, cuda_gpus, probe
 
 CHILD_LIMIT_S = 25.0
-MARK = "weft-answer "  # a library may write to stdout before, and C's buffer may be flushed after
+"""Time limit of a query."""
+MARK = "weft-answer "
+"""Start of the line with the answer: libraries may write to stdout before and after it."""
 
 
 def ask(topic: str, *arguments: str, limit_s: float = CHILD_LIMIT_S) -> dict[str, Any]:
-    """What the child answers; UnavailableError with the reason where it fails, crashes or is silent."""
+    """The answer of the child. Raises UnavailableError with the reason if it fails, crashes or hangs."""
     root = str(Path(__file__).parents[2])
     path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
     environment = os.environ | {"PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
-    start = "import sys; from weft.doctor.child import main; main(sys.argv[1:])"
+    start = "import sys; from weft.doctor.child import answer; answer(sys.argv[1:])"
     command = [sys.executable, "-c", start, topic, *arguments]
     try:
         done = subprocess.run(
@@ -42,24 +44,24 @@ def ask(topic: str, *arguments: str, limit_s: float = CHILD_LIMIT_S) -> dict[str
             env=environment,
         )
     except subprocess.TimeoutExpired:
-        raise UnavailableError(f"no answer within {limit_s:.0f} s; is the driver stuck?") from None
+        raise UnavailableError(f"no answer within {limit_s:.0f} s; is the driver hung?") from None
     if done.returncode:
         reason = _last_line(done.stderr)
         raise UnavailableError(
             f"the test process {_ended(done.returncode)}" + (f": {reason}" if reason else "")
         )
-    said = [line for line in done.stdout.splitlines() if line.startswith(MARK)]
-    if not said:
-        raise UnavailableError("the test process ended without an answer")
-    answer: dict[str, Any] = json.loads(said[-1].removeprefix(MARK))
-    if "error" in answer:
-        raise UnavailableError(answer["error"])
-    return answer
+    lines = [line for line in done.stdout.splitlines() if line.startswith(MARK)]
+    if not lines:
+        raise UnavailableError("the test process exited without an answer")
+    result: dict[str, Any] = json.loads(lines[-1].removeprefix(MARK))
+    if "error" in result:
+        raise UnavailableError(result["error"])
+    return result
 
 
 def _ended(code: int) -> str:
     try:
-        return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
+        return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
     except ValueError:
         return f"was killed by signal {-code}"
 
@@ -101,12 +103,13 @@ def _nccl(library: str) -> dict[str, Any]:
 
 
 TOPICS: dict[str, Callable[..., dict[str, Any]]] = {"gpus": _gpus, "priority": _priority, "nccl": _nccl}
+"""Queries by name."""
 
 
-def main(arguments: list[str]) -> None:
-    """Answer one question, topic first."""
+def answer(arguments: list[str]) -> None:
+    """Run the query in this process; `arguments`: topic, then its arguments."""
     try:
-        answer = TOPICS[arguments[0]](*arguments[1:])
+        result = TOPICS[arguments[0]](*arguments[1:])
     except WeftError as error:
-        answer = {"error": str(error)}
-    sys.stdout.write(f"\n{MARK}{json.dumps(answer)}\n")
+        result = {"error": str(error)}
+    sys.stdout.write(f"\n{MARK}{json.dumps(result)}\n")

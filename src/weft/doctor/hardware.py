@@ -1,19 +1,21 @@
-"""The GPUs: driver, links, green contexts, and whether priority is honoured (measured)."""
+"""Hardware checks: driver, links, green contexts, and whether stream priority is honoured (measured)."""
 
 from __future__ import annotations
 
 from weft.doctor.check import Check
-from weft.doctor.machine import Facts, Machine
+from weft.doctor.machine import GpuFacts, Machine
 from weft.errors import UnavailableError
 
 _NO_GPU = "run on a machine with a GPU; `weft analyze` works without one"
-_NO_LIBRARY = "cannot open shared object"  # the loader's words
+_NO_LIBRARY = "cannot open shared object"  # message of the dynamic loader
 _NO_DEVICE = "(CUDA error 100)"  # CUDA_ERROR_NO_DEVICE, as weft.gpu.driver reports it
 HONOURED = 2.0
-"""The small kernel must end so many times sooner at high priority; up to `priority.WAVES` are possible."""
+"""Speedup of a small kernel by high priority from which priority counts as honoured; at most
+`priority.WAVES` is possible."""
 
 
-def driver(machine: Machine, facts: Facts) -> list[Check]:
+def driver(machine: Machine, facts: GpuFacts) -> list[Check]:
+    """Whether a GPU driver is present and works."""
     if facts.gpus:
         return [Check("driver", "ok", facts.gpus[0]["driver"])]
     error = facts.error or "no GPU is visible"
@@ -21,14 +23,15 @@ def driver(machine: Machine, facts: Facts) -> list[Check]:
     if hidden is not None and (facts.cuda or _NO_DEVICE in error):
         fix = "unset CUDA_VISIBLE_DEVICES"
         return [Check("driver", "warn", f"CUDA_VISIBLE_DEVICES={hidden!r} hides every GPU", fix)]
-    # A machine without a driver is no broken machine; a driver that is there and fails is.
+    # Having no driver is not an error; having one that fails is.
     if (_NO_LIBRARY in error or _NO_DEVICE in error) and not machine.which("nvidia-smi"):
         return [Check("driver", "skip", "no NVIDIA or AMD driver", _NO_GPU)]
-    fix = "run `nvidia-smi`; if it fails too, reinstall or restart the driver (in a container: --gpus all)"
+    fix = "run `nvidia-smi`; if it also fails, reinstall or restart the driver (in a container: --gpus all)"
     return [Check("driver", "fail", error, fix)]
 
 
-def gpus(machine: Machine, facts: Facts) -> list[Check]:
+def gpus(machine: Machine, facts: GpuFacts) -> list[Check]:
+    """The GPUs and how they are linked."""
     if not facts.gpus:
         return [Check("gpus", "skip", "none")]
     first = facts.gpus[0]
@@ -40,15 +43,16 @@ def gpus(machine: Machine, facts: Facts) -> list[Check]:
     kinds = {peer for gpu in facts.gpus for peer in gpu["peers"]} - {"self"}
     detail += f", linked by {' and '.join(sorted(kinds))}"
     if "none" in kinds:
-        fix = "`nvidia-smi topo -m`: turn off ACS and the IOMMU, or keep ranks on GPUs that are peers"
+        fix = "`nvidia-smi topo -m`: turn off ACS and the IOMMU, or place ranks on GPUs with peer access"
         return [Check("gpus", "warn", f"{detail}: some pairs have no peer access", fix)]
     if kinds == {"pcie"}:
-        fix = "expect communication to dominate; `weft analyze` on a trace tells how much is exposed"
+        fix = "expect communication to dominate; `weft analyze TRACE` shows how much is exposed"
         return [Check("gpus", "warn", detail, fix)]
     return [Check("gpus", "ok", detail)]
 
 
-def green_contexts(machine: Machine, facts: Facts) -> list[Check]:
+def green_contexts(machine: Machine, facts: GpuFacts) -> list[Check]:
+    """Whether SMs can be kept free of compute."""
     if not facts.cuda:
         return [Check("green contexts", "skip", "needs the CUDA driver")]
     if facts.cuda["green_contexts"]:
@@ -57,7 +61,8 @@ def green_contexts(machine: Machine, facts: Facts) -> list[Check]:
     return [Check("green contexts", "warn", "the driver has no cuGreenCtxCreate", fix)]
 
 
-def priority(machine: Machine, facts: Facts) -> list[Check]:
+def priority(machine: Machine, facts: GpuFacts) -> list[Check]:
+    """Whether stream priority is honoured."""
     if facts.amd:
         detail = (
             "not measured on ROCm, which ignores stream priority by default since 2026 (rocm-systems #8485)"
@@ -73,7 +78,7 @@ def priority(machine: Machine, facts: Facts) -> list[Check]:
                 "priority", "fail", f"could not be measured: {error}", "run `nvidia-smi`: is the GPU usable?"
             )
         ]
-    times = f"small kernel behind a full GPU ends after {effect['equal_ms']:.2f} ms"
+    times = f"a small kernel on a full GPU ends after {effect['equal_ms']:.2f} ms"
     detail = f"{times}, at high priority {effect['high_ms']:.2f} ms: {effect['ratio']:.1f}x sooner"
     if not effect["conclusive"]:
         fix = "run again while no other process uses the GPU (`nvidia-smi`)"

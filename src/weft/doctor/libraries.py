@@ -1,4 +1,4 @@
-"""Where the libraries are that a torch program would load. Nothing is imported or loaded here."""
+"""Locate the libraries that a torch program would load, without importing or loading them."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Torch:
-    """An installed torch, read from its files: importing it takes seconds."""
+    """An installed torch, read from its files because importing it takes seconds."""
 
     version: str
     cuda: str | None
-    """CUDA that it was built for, as in `12.8`; None for a CPU or ROCm build."""
+    """CUDA version it was built for, such as `12.8`; None for a CPU or ROCm build."""
     hip: str | None
     folder: Path
 
 
 def find_torch() -> Torch | None:
-    """The torch that `import torch` would find; None where there is none."""
+    """The torch that `import torch` would find; None if there is none."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return None
@@ -56,7 +56,7 @@ def _constants(path: Path) -> dict[str, str | None]:
 
 
 def find_nccl(torch: Torch | None) -> Path | None:
-    """The NCCL (or RCCL) that torch would load: a preloaded one, its own, the wheel's, the system's."""
+    """The NCCL (or RCCL) that torch would load: preloaded, bundled, from a wheel, or from the system."""
     preloaded = (Path(p) for p in os.environ.get("LD_PRELOAD", "").replace(":", " ").split())
     candidates = [p for p in preloaded if p.name.startswith(("libnccl.", "librccl."))]
     if torch is not None:
@@ -68,14 +68,17 @@ def find_nccl(torch: Torch | None) -> Path | None:
 
 
 def find_shim() -> Path:
-    """The compiled launch shim; UnavailableError where it was not built."""
+    """The compiled launch shim. Raises UnavailableError if it was not built."""
     from weft.shim import inject
 
     return inject.library_path()
 
 
-def check_preload(env: Mapping[str, str]) -> None:
-    """Try it on a process: UnavailableError if the shim does not load, UsageError if another library."""
+def try_preload(env: Mapping[str, str]) -> None:
+    """Start a process with this environment.
+
+    Raises UnavailableError if the shim does not load, UsageError if another library of LD_PRELOAD does not.
+    """
     from weft.shim import inject
 
     inject.check_preload(env)

@@ -1,4 +1,4 @@
-"""Everything that the checks ask of the machine, in one place, so that a test can stand in for it."""
+"""Machine: every query of the checks to the machine, so that tests can replace it."""
 
 from __future__ import annotations
 
@@ -15,9 +15,12 @@ from weft.doctor.child import ask
 from weft.doctor.libraries import Torch
 
 COMMAND_LIMIT_S = 10.0
+"""Time limit of a command."""
 
 
-def run(command: Sequence[str], text: str = "", env: Mapping[str, str] | None = None) -> tuple[int, str, str]:
+def run_command(
+    command: Sequence[str], text: str = "", env: Mapping[str, str] | None = None
+) -> tuple[int, str, str]:
     """Exit code, stdout and stderr of a command with `text` on stdin; (-1, "", reason) if it cannot run."""
     try:
         done = subprocess.run(
@@ -30,34 +33,36 @@ def run(command: Sequence[str], text: str = "", env: Mapping[str, str] | None = 
 
 @dataclass(frozen=True)
 class Machine:
-    """What the checks may ask. The defaults are the real machine."""
+    """The queries of the checks. The defaults query the real machine."""
 
     env: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     ask: Callable[..., dict[str, Any]] = ask
-    """Question to a child process; see `weft.doctor.child`."""
-    run: Callable[..., tuple[int, str, str]] = run
+    """Query in a child process; see `weft.doctor.child`."""
+    run: Callable[..., tuple[int, str, str]] = run_command
     which: Callable[[str], str | None] = shutil.which
     torch: Callable[[], Torch | None] = libraries.find_torch
     nccl: Callable[[Torch | None], Path | None] = libraries.find_nccl
     shim: Callable[[], Path] = libraries.find_shim
-    """Path of the shim; raises UnavailableError where it is not built."""
-    preload: Callable[[Mapping[str, str]], None] = libraries.check_preload
-    """Raises where a process with this environment does not load what LD_PRELOAD names."""
+    """Path of the shim; raises UnavailableError if it is not built."""
+    preload: Callable[[Mapping[str, str]], None] = libraries.try_preload
+    """Raises if a process with this environment cannot load the libraries of LD_PRELOAD."""
 
 
 @dataclass(frozen=True)
-class Facts:
-    """What one look at the GPUs told; several checks share it."""
+class GpuFacts:
+    """The result of one query of the GPUs, shared by several checks."""
 
     gpus: tuple[dict[str, Any], ...] = ()
     cuda: dict[str, Any] | None = None
     error: str | None = None
-    """Why there is no CUDA driver, or why the look failed."""
+    """Why there is no CUDA driver, or why the query failed."""
 
     @property
     def nvidia(self) -> bool:
+        """Whether there is an NVIDIA GPU."""
         return any(gpu["vendor"] == "nvidia" for gpu in self.gpus)
 
     @property
     def amd(self) -> bool:
+        """Whether there is an AMD GPU."""
         return any(gpu["vendor"] == "amd" for gpu in self.gpus)

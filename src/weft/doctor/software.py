@@ -1,21 +1,22 @@
-"""The software: torch, NCCL and what it can do, a C compiler, the shim, MPS."""
+"""Software checks: torch, NCCL and its features, a C compiler, the shim, MPS."""
 
 from __future__ import annotations
 
 from weft.doctor.check import Check
-from weft.doctor.machine import Facts, Machine
+from weft.doctor.machine import GpuFacts, Machine
 from weft.errors import UnavailableError, UsageError
 
 RANKS_PER_GPU = (2, 30)
-"""First NCCL that accepts several ranks on one GPU."""
+"""First NCCL version that supports several ranks on one GPU."""
 COPY_ENGINES = (2, 28)
-"""First NCCL with collectives on copy engines."""
+"""First NCCL version with copy-engine collectives."""
 
 
-def torch(machine: Machine, facts: Facts) -> list[Check]:
+def torch(machine: Machine, facts: GpuFacts) -> list[Check]:
+    """Whether torch is installed and matches the driver."""
     found = machine.torch()
     if found is None:
-        return [Check("torch", "skip", "not installed", "pip install torch, where you run training")]
+        return [Check("torch", "skip", "not installed", "pip install torch on the machine that trains")]
     build = f"CUDA {found.cuda}" if found.cuda else f"ROCm {found.hip}" if found.hip else "CPU only"
     detail = f"{found.version} ({build})"
     if build == "CPU only" and facts.gpus:
@@ -27,18 +28,19 @@ def torch(machine: Machine, facts: Facts) -> list[Check]:
     if found.cuda and facts.cuda and int(found.cuda.split(".")[0]) > facts.cuda["version"][0]:
         driver = ".".join(map(str, facts.cuda["version"]))
         fix = f"update the NVIDIA driver, or install torch built for CUDA {facts.cuda['version'][0]}"
-        return [Check("torch", "fail", f"{detail}, but the driver runs CUDA {driver} at most", fix)]
+        return [Check("torch", "fail", f"{detail}, but the driver supports CUDA {driver} at most", fix)]
     return [Check("torch", "ok", detail)]
 
 
-def nccl(machine: Machine, facts: Facts) -> list[Check]:
+def nccl(machine: Machine, facts: GpuFacts) -> list[Check]:
+    """The NCCL version and its features."""
     path = machine.nccl(machine.torch())
     if path is None:
-        return [Check("nccl", "skip", "no libnccl found", "pip install torch (it brings NCCL)")]
+        return [Check("nccl", "skip", "no libnccl found", "pip install torch (it includes NCCL)")]
     try:
         number = machine.ask("nccl", str(path))["version"]
     except UnavailableError as error:
-        return [Check("nccl", "fail", str(error), "reinstall torch, or remove the NCCL of LD_PRELOAD")]
+        return [Check("nccl", "fail", str(error), "reinstall torch, or remove NCCL from LD_PRELOAD")]
     # 2.9 and later: major·10000 + minor·100 + patch; before: major·1000 + …, too old to matter here.
     version = (
         (number // 10000, number // 100 % 100) if number >= 10000 else (number // 1000, number // 100 % 10)
@@ -59,20 +61,22 @@ def nccl(machine: Machine, facts: Facts) -> list[Check]:
     return [Check("nccl", "ok", f"{text}: {lacks}one rank per GPU only (2.30 allows several)", fix)]
 
 
-def compiler(machine: Machine, facts: Facts) -> list[Check]:
+def compiler(machine: Machine, facts: GpuFacts) -> list[Check]:
+    """Whether a C compiler works."""
     for name in (machine.env.get("CC", ""), "cc", "gcc", "clang"):
         path = machine.which(name) if name else None
         if path:
             code, out, error = machine.run([path, "--version"])
             if code == 0:
                 return [Check("compiler", "ok", (out.splitlines() or [path])[0].strip())]
-            fix = "point CC at a C compiler that works"
+            fix = "set CC to a working C compiler"
             return [Check("compiler", "warn", f"{path} does not run: {error.strip() or code}", fix)]
     fix = "install gcc or clang, then reinstall weft to build the shim"
-    return [Check("compiler", "warn", "no C compiler; needed only to build the shim", fix)]
+    return [Check("compiler", "warn", "no C compiler; it is needed only to build the shim", fix)]
 
 
-def shim(machine: Machine, facts: Facts) -> list[Check]:
+def shim(machine: Machine, facts: GpuFacts) -> list[Check]:
+    """Whether the shim is built and loads."""
     try:
         path = machine.shim()
     except (UnavailableError, ImportError) as error:
@@ -86,17 +90,18 @@ def shim(machine: Machine, facts: Facts) -> list[Check]:
         return [Check("shim", "fail", str(error), fix)]
     except UsageError as error:
         return [Check("shim", "fail", str(error), "unset LD_PRELOAD")]
-    return [Check("shim", "ok", f"built, and a process loads it ({path.name})")]
+    return [Check("shim", "ok", f"built and loadable ({path.name})")]
 
 
-def mps(machine: Machine, facts: Facts) -> list[Check]:
+def mps(machine: Machine, facts: GpuFacts) -> list[Check]:
+    """Whether MPS is available and running."""
     control = machine.which("nvidia-cuda-mps-control")
     if control is None:
-        why = "nvidia-cuda-mps-control is not on PATH; it matters only for several processes on one GPU"
+        why = "nvidia-cuda-mps-control is not on PATH; it is needed only for several processes on one GPU"
         return [Check("mps", "skip", why, "install the NVIDIA driver's utilities" if facts.nvidia else "")]
     code, _, _ = machine.run([control], "get_server_list\n")
     if code == 0:
-        fix = "if it is not wanted: echo quit | nvidia-cuda-mps-control"
-        return [Check("mps", "ok", "the control daemon runs: processes share a GPU at the same time", fix)]
+        fix = "to stop it: echo quit | nvidia-cuda-mps-control"
+        return [Check("mps", "ok", "the control daemon is running: processes share a GPU concurrently", fix)]
     fix = "only for several processes on one GPU: nvidia-cuda-mps-control -d"
-    return [Check("mps", "ok", "available, not running: processes on one GPU take turns", fix)]
+    return [Check("mps", "ok", "available but not running: processes on one GPU are time-sliced", fix)]

@@ -1,4 +1,4 @@
-"""All checks in order, each under its guard, and what to do next."""
+"""All checks in order, and the next step to suggest."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from functools import partial
 
 from weft.doctor import hardware, software
 from weft.doctor.check import Check, guarded
-from weft.doctor.environment import environment
-from weft.doctor.machine import Facts, Machine
+from weft.doctor.environment import check_environment
+from weft.doctor.machine import GpuFacts, Machine
 
 LIMIT_S = 30.0
-"""For one check. Above the limits of the child processes, whose own message is better."""
+"""Time limit of a check. Longer than that of a child process, whose error message is more specific."""
 
-CHECKS: dict[str, Callable[[Machine, Facts], list[Check]]] = {
+CHECKS: dict[str, Callable[[Machine, GpuFacts], list[Check]]] = {
     "driver": hardware.driver,
     "gpus": hardware.gpus,
     "torch": software.torch,
@@ -23,7 +23,7 @@ CHECKS: dict[str, Callable[[Machine, Facts], list[Check]]] = {
     "mps": software.mps,
     "green contexts": hardware.green_contexts,
     "priority": hardware.priority,
-    "environment": lambda machine, facts: environment(machine.env),
+    "environment": lambda machine, facts: check_environment(machine.env),
 }
 
 
@@ -32,13 +32,13 @@ def diagnose(
     limit_s: float = LIMIT_S,
     on_start: Callable[[str], None] = lambda name: None,
 ) -> list[Check]:
-    """Every finding about this machine. Never raises, and no check may take longer than `limit_s` seconds.
+    """All findings about this machine. Never raises; a check that takes over `limit_s` seconds is a `fail`.
 
-    `on_start` is told the name of each check before it runs.
+    `on_start` is called with the name of each check before it runs.
     """
     machine = machine or Machine()
     on_start("driver")
-    facts = _look(machine, limit_s)
+    facts = _query_gpus(machine, limit_s)
     findings: list[Check] = []
     for name, check in CHECKS.items():
         on_start(name)
@@ -46,25 +46,25 @@ def diagnose(
     return findings
 
 
-def _look(machine: Machine, limit_s: float) -> Facts:
-    seen: list[Facts] = []
+def _query_gpus(machine: Machine, limit_s: float) -> GpuFacts:
+    found: list[GpuFacts] = []
 
-    def look() -> list[Check]:
+    def query() -> list[Check]:
         answer = machine.ask("gpus")
-        seen.append(Facts(tuple(answer["gpus"]), answer["cuda"], answer["cuda_error"]))
+        found.append(GpuFacts(tuple(answer["gpus"]), answer["cuda"], answer["cuda_error"]))
         return []
 
-    problems = guarded("driver", look, limit_s)
-    return seen[0] if seen else Facts(error=problems[0].detail if problems else None)
+    problems = guarded("driver", query, limit_s)
+    return found[0] if found else GpuFacts(error=problems[0].detail if problems else None)
 
 
 def next_step(findings: list[Check]) -> str:
-    """One line: what to do now."""
+    """One line: what to do next."""
     count = {status: sum(f.status == status for f in findings) for status in ("fail", "warn")}
     if count["fail"]:
         things = "failure" if count["fail"] == 1 else f"{count['fail']} failures"
         return f"Next: fix the {things} above, then run `weft doctor` again."
     if any(f.name == "gpus" and f.status == "skip" for f in findings):
-        return "No GPU here. Next: `weft analyze TRACE` on a profiler trace from your job."
+        return "No GPU on this machine. Next: `weft analyze TRACE` on a profiler trace of your job."
     also = f" ({count['warn']} warning{'s' * (count['warn'] > 1)} above)" if count["warn"] else ""
     return f"Ready{also}. Next: `weft run --tune -- torchrun train.py`"

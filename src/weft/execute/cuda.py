@@ -194,14 +194,14 @@ class _NcclRanks:
         from weft.comm import nccl
 
         if self._library is None:
-            self._library = nccl.load()
+            self._library = nccl.load_nccl()
         return nccl.Ranks(self._library, size, ctas)
 
     def info(self) -> dict[str, Any]:
         from weft.comm import nccl
 
         try:
-            self._library = self._library or nccl.load()
+            self._library = self._library or nccl.load_nccl()
         except WeftError as error:
             return {"nccl": str(error)}
         return {"nccl": self._library.version_text}

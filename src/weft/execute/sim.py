@@ -9,11 +9,11 @@ import numpy as np
 from weft.execute.base import Sample
 from weft.gpu.occupancy import blocks_per_sm
 from weft.policy import Policy
-from weft.sim.core import Outcome, simulate
+from weft.sim.core import SimOutcome, simulate_launches
 from weft.sim.kernels import kernels
 from weft.sim.launches import Launch, LaunchKind
 from weft.sim.occupancy import Occupancy, occupancy
-from weft.sim.pipeline import Model, pipeline
+from weft.sim.pipeline import ComputeModel, pipeline
 from weft.sim.profile import Profile, profile
 from weft.timeline import Kind, Timeline
 from weft.workload import BASELINE_CTAS, Workload
@@ -36,7 +36,7 @@ class SimExecutor:
         *,
         baseline_ctas: int = BASELINE_CTAS,
         model: Profile | None = None,
-        compute: Model = kernels,
+        compute: ComputeModel = kernels,
     ) -> None:
         self.ghost = name.endswith(GHOST)
         self.profile = model or profile(name.removesuffix(GHOST))
@@ -63,13 +63,15 @@ class SimExecutor:
         key = (workload, policy, mode)
         if key not in self._known:
             launches = self.launches(workload, policy, mode)
-            self._known[key] = simulate(self.profile.machine(), launches).total_s * 1e3
+            self._known[key] = simulate_launches(self.profile.machine(), launches).total_s * 1e3
         return Sample(self._known[key], {"simulated": True})
 
     def timeline(self, workload: Workload, policy: Policy, mode: str = "overlap") -> Timeline:
         """What ran when."""
         launches = self.launches(workload, policy, mode)
-        return to_timeline(launches, simulate(self.profile.machine(), launches), self.profile.spec.warp_size)
+        return to_timeline(
+            launches, simulate_launches(self.profile.machine(), launches), self.profile.spec.warp_size
+        )
 
     def occupancy(self, workload: Workload, policy: Policy, mode: str = "overlap") -> Occupancy:
         """What lived on each SM, over time."""
@@ -90,7 +92,7 @@ class SimExecutor:
         """Nothing is held."""
 
 
-def to_timeline(launches: list[Launch], outcome: Outcome, warp_size: int = 32) -> Timeline:
+def to_timeline(launches: list[Launch], outcome: SimOutcome, warp_size: int = 32) -> Timeline:
     """Kernels and copies as spans; head starts are neither compute nor communication."""
     shown = [i for i, launch in enumerate(launches) if launch.kind is not LaunchKind.DELAY]
     shown.sort(key=lambda i: outcome.start_s[i])

@@ -1,4 +1,4 @@
-"""Facts about GPUs: presets (specs), how many blocks fit on an SM (occupancy), what this machine has (probe).
+"""GPU data: presets (specs), blocks per SM (occupancy), the GPUs of this machine (probe), and cost.
 
 Nothing here imports torch, and importing the package loads no driver.
 """

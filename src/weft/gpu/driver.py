@@ -1,6 +1,6 @@
-"""The smallest binding to the CUDA driver that the probe, `weft doctor` and the GPU tests need.
+"""A minimal binding to the CUDA driver for the probe, `weft doctor` and the GPU tests.
 
-The library is loaded on first use. Every failure is an UnavailableError with the driver's own words.
+The library is loaded on first use. Every failure raises UnavailableError with the driver's error message.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any
 
 from weft.errors import UnavailableError
 
-LIBRARY = "libcuda.so.1"
+CUDA_LIBRARY = "libcuda.so.1"
 
 
 class Attribute(IntEnum):
-    """CUdevice_attribute of cuda.h, where we ask for it."""
+    """The members of CUdevice_attribute (cuda.h) that weft queries."""
 
     MAX_THREADS_PER_BLOCK = 1
     MAX_SHARED_MEMORY_PER_BLOCK = 8
@@ -40,7 +40,7 @@ class Attribute(IntEnum):
 
 
 class FunctionAttribute(IntEnum):
-    """CUfunction_attribute of cuda.h, where we ask for it."""
+    """The members of CUfunction_attribute (cuda.h) that weft queries."""
 
     SHARED_SIZE_BYTES = 1
     NUM_REGS = 4
@@ -89,27 +89,32 @@ class Driver:
         return value
 
     def cuda_version(self) -> tuple[int, int]:
-        """The newest CUDA that the driver supports: (12, 8)."""
+        """The newest CUDA version that the driver supports, as (major, minor): (12, 8)."""
         version = self._int("cuDriverGetVersion")
         return version // 1000, version % 1000 // 10
 
     def device_count(self) -> int:
+        """Number of visible GPUs."""
         return self._int("cuDeviceGetCount")
 
     def device(self, index: int) -> int:
+        """The CUdevice of the GPU with this index."""
         return self._int("cuDeviceGet", index)
 
     def name(self, device: int) -> str:
+        """The name that the driver reports: `NVIDIA H200`."""
         text = ctypes.create_string_buffer(256)
         self.call("cuDeviceGetName", text, len(text), device)
         return text.value.decode(errors="replace")
 
     def bus_id(self, device: int) -> str:
+        """PCI address: `0000:1b:00.0`."""
         text = ctypes.create_string_buffer(32)
         self.call("cuDeviceGetPCIBusId", text, len(text), device)
         return text.value.decode()
 
     def memory_bytes(self, device: int) -> int:
+        """Device memory in bytes."""
         value = ctypes.c_size_t()
         self.call("cuDeviceTotalMem_v2", ctypes.byref(value), device)
         return value.value
@@ -131,7 +136,7 @@ class Driver:
 
     @contextlib.contextmanager
     def context(self, device: int) -> Iterator[None]:
-        """The device's primary context, current in this thread."""
+        """Make the device's primary context current in this thread."""
         context = self._handle("cuDevicePrimaryCtxRetain", device)
         try:
             self.call("cuCtxSetCurrent", context)
@@ -141,68 +146,75 @@ class Driver:
             self._library.cuDevicePrimaryCtxRelease_v2(device)
 
     def load(self, ptx: str) -> Handle:
-        """A module from PTX text, compiled for the current device."""
+        """Load a module from PTX text, compiled for the current device."""
         return self._handle("cuModuleLoadData", ctypes.c_char_p(ptx.encode() + b"\0"))
 
     def unload(self, module: Handle) -> None:
+        """Unload a module."""
         self.call("cuModuleUnload", module)
 
     def function(self, module: Handle, name: str) -> Handle:
+        """The kernel of that name in a module."""
         return self._handle("cuModuleGetFunction", module, ctypes.c_char_p(name.encode()))
 
     def function_attribute(self, function: Handle, attribute: FunctionAttribute) -> int:
+        """An attribute of a kernel."""
         return self._int("cuFuncGetAttribute", int(attribute), function)
 
     def allow_dynamic_shared(self, function: Handle, size_bytes: int) -> None:
-        """Let launches of this function ask for up to so much dynamic shared memory."""
+        """Allow launches of this function to request up to `size_bytes` of dynamic shared memory."""
         attribute = int(FunctionAttribute.MAX_DYNAMIC_SHARED_SIZE_BYTES)
         self.call("cuFuncSetAttribute", function, attribute, size_bytes)
 
     def blocks_per_sm(self, function: Handle, threads: int, dynamic_shared_bytes: int) -> int:
-        """The driver's own answer to what `occupancy.blocks_per_sm` computes."""
+        """Resident blocks per SM according to the driver; compare `occupancy.blocks_per_sm`."""
         name = "cuOccupancyMaxActiveBlocksPerMultiprocessor"
         return self._int(name, function, threads, ctypes.c_size_t(dynamic_shared_bytes))
 
     def priority_range(self) -> tuple[int, int]:
-        """The least and the greatest stream priority; greater is a smaller number."""
+        """The lowest and the highest stream priority; a higher priority is a smaller number."""
         least, greatest = ctypes.c_int(), ctypes.c_int()
         self.call("cuCtxGetStreamPriorityRange", ctypes.byref(least), ctypes.byref(greatest))
         return least.value, greatest.value
 
     def stream(self, priority: int) -> Handle:
+        """Create a non-blocking stream with this priority."""
         return self._handle("cuStreamCreateWithPriority", _STREAM_NON_BLOCKING, priority)
 
     def event(self) -> Handle:
+        """Create an event with timing."""
         return self._handle("cuEventCreate", 0)
 
     def record(self, event: Handle, stream: Handle) -> None:
+        """Record an event on a stream."""
         self.call("cuEventRecord", event, stream)
 
     def elapsed_ms(self, start: Handle, end: Handle) -> float:
-        """Milliseconds between two events that have both happened."""
+        """Milliseconds between two completed events."""
         value = ctypes.c_float()
-        # CUDA 13 headers name the same call _v2; the old name stays exported.
+        # CUDA 13 headers call it _v2; the old name is still exported.
         name = "cuEventElapsedTime" if self.has("cuEventElapsedTime") else "cuEventElapsedTime_v2"
         self.call(name, ctypes.byref(value), start, end)
         return value.value
 
     def launch(self, function: Handle, blocks: int, threads: int, stream: Handle, *values: Any) -> None:
-        """Launch over a one-dimensional grid; each value is a ctypes instance."""
+        """Launch a one-dimensional grid; each value is a ctypes instance."""
         pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(v) for v in values))
         self.call(
             "cuLaunchKernel", function, blocks, 1, 1, threads, 1, 1, 0, stream, pointers, ctypes.c_void_p()
         )
 
     def synchronize(self) -> None:
+        """Wait for all work in the current context."""
         self.call("cuCtxSynchronize")
 
 
-def load_driver(library: str = LIBRARY) -> Driver:
-    """Load and initialise the driver; UnavailableError where there is none or it does not work."""
+def load_driver(library: str = CUDA_LIBRARY) -> Driver:
+    """Load and initialise the driver. Raises UnavailableError if there is none or it does not work."""
     try:
         handle = ctypes.CDLL(library)
     except OSError as error:
         raise UnavailableError(
-            f"no CUDA driver: {error}; install the NVIDIA driver or run where there is a GPU"
+            f"no CUDA driver: {error}; install the NVIDIA driver or run on a machine with a GPU"
         ) from error
     return Driver(handle)

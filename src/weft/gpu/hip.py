@@ -1,7 +1,7 @@
-"""AMD's GPUs through libamdhip64, for the probe.
+"""AMD GPUs through libamdhip64, for the probe.
 
 Written from the HIP headers and tested against a fake library only: not run on AMD hardware.
-hipGetDeviceProperties changes its structure between ROCm releases; single attributes keep their numbers.
+The structure of hipGetDeviceProperties changes between ROCm releases; attribute numbers do not.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LINK_XGMI = 4  # HSA_AMD_LINK_INFO_TYPE_XGMI of hsa_ext_amd.h
 
 @dataclass(frozen=True)
 class HipDevice:
-    """What the HIP runtime tells of one GPU."""
+    """One GPU as reported by the HIP runtime."""
 
     index: int
     name: str
@@ -39,7 +39,7 @@ class HipDevice:
 
 
 def devices(libraries: tuple[str, ...] = LIBRARIES) -> list[HipDevice]:
-    """All GPUs of the HIP runtime; an empty list where there is no runtime, no GPU, or it fails."""
+    """All GPUs of the HIP runtime; an empty list if there is no runtime or GPU, or if it fails."""
     library = _load(libraries)
     count = _int(library, "hipGetDeviceCount") if library else 0
     return [_device(library, index, count) for index in range(count)] if library else []

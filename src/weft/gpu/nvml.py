@@ -1,4 +1,4 @@
-"""What NVML tells without a context: the driver's release, a name, the NVLinks. None where it is silent."""
+"""Queries to NVML that need no CUDA context: driver release, name, NVLinks. None if NVML has no answer."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import contextlib
 import ctypes
 from collections.abc import Iterator
 
-LIBRARY = "libnvidia-ml.so.1"
+NVML_LIBRARY = "libnvidia-ml.so.1"
 _MAX_LINKS = 18  # NVML_NVLINK_MAX_LINKS of nvml.h
 
 
 @contextlib.contextmanager
-def session(library: str = LIBRARY) -> Iterator[ctypes.CDLL | None]:
-    """NVML, initialised; None where it is missing or refuses."""
+def session(library: str = NVML_LIBRARY) -> Iterator[ctypes.CDLL | None]:
+    """An initialised NVML; None if it is missing or fails to initialise."""
     try:
         nvml = ctypes.CDLL(library)
         ready = nvml.nvmlInit_v2() == 0
@@ -45,7 +45,7 @@ def first_name(nvml: ctypes.CDLL | None) -> str | None:
 
 
 def active_links(nvml: ctypes.CDLL | None, bus_id: str) -> int | None:
-    """How many NVLinks of the GPU at this PCI address are up."""
+    """Number of active NVLinks of the GPU at this PCI address."""
     device = ctypes.c_void_p()
     if nvml is None or nvml.nvmlDeviceGetHandleByPciBusId_v2(bus_id.encode(), ctypes.byref(device)):
         return None
@@ -54,5 +54,5 @@ def active_links(nvml: ctypes.CDLL | None, bus_id: str) -> int | None:
 
 def _is_up(nvml: ctypes.CDLL, device: ctypes.c_void_p, link: int) -> bool:
     state = ctypes.c_uint()
-    # A link that the GPU does not have is an error, and as good as down.
+    # NVML returns an error for a link that the GPU does not have: treat it as down.
     return nvml.nvmlDeviceGetNvLinkState(device, link, ctypes.byref(state)) == 0 and state.value == 1

@@ -1,9 +1,9 @@
-"""How many blocks of a kernel are resident on an SM, and what shared memory makes that number smaller.
+"""Resident blocks per SM of a kernel, and the shared memory per block that lowers that number.
 
-For NVIDIA this is the rule that the driver's own answer follows (cuda_occupancy.h). Two things stay outside:
-named barriers, of which an SM has two per block slot (the driver does not tell how many a kernel uses), and
+For NVIDIA these are the rules of cuda_occupancy.h, which the driver follows. Two things are not modelled:
+named barriers, of which an SM has two per block slot (the driver does not report how many a kernel uses), and
 the split of L1 and shared memory (without a carve-out preference the driver grants what the blocks need).
-For CDNA the same arithmetic holds with waves of 64, VGPRs (accumulation registers included) and LDS.
+For CDNA the same arithmetic applies to waves of 64, VGPRs (including accumulation registers) and LDS.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ UNLIMITED = 2**31 - 1
 
 @dataclass(frozen=True)
 class Limits:
-    """Blocks per SM that each resource allows on its own; 0 where one block already asks for too much."""
+    """Blocks per SM that each resource allows on its own; 0 if a single block exceeds it."""
 
     warps: int
     registers: int
@@ -28,11 +28,12 @@ class Limits:
 
     @property
     def blocks_per_sm(self) -> int:
+        """Resident blocks per SM: the smallest of the limits."""
         return min(self.warps, self.registers, self.shared, self.blocks)
 
     @property
     def binding(self) -> tuple[str, ...]:
-        """The resources that bind: to raise residency, all of them must give way."""
+        """The limiting resources; to raise residency, all of them must be relaxed."""
         least = self.blocks_per_sm
         return tuple(
             name for name in ("warps", "registers", "shared", "blocks") if getattr(self, name) == least
@@ -40,10 +41,10 @@ class Limits:
 
 
 def limits(spec: GpuSpec, threads: int, registers: int, shared_bytes: int) -> Limits:
-    """What each resource of an SM allows.
+    """The number of blocks per SM that each resource allows.
 
     `threads` per block, `registers` per thread, `shared_bytes` per block: static and dynamic as launched,
-    without the driver's reserve.
+    excluding the driver's reserve.
     """
     if threads < 1 or registers < 0 or shared_bytes < 0:
         raise UsageError(
@@ -60,24 +61,24 @@ def limits(spec: GpuSpec, threads: int, registers: int, shared_bytes: int) -> Li
 
 
 def blocks_per_sm(spec: GpuSpec, threads: int, registers: int, shared_bytes: int) -> int:
-    """Resident blocks per SM; 0 for a launch that the GPU refuses. Arguments as in `limits`."""
+    """Resident blocks per SM; 0 for a launch that the GPU rejects. Arguments as in `limits`."""
     return limits(spec, threads, registers, shared_bytes).blocks_per_sm
 
 
 def shared_bytes_for(
     spec: GpuSpec, threads: int, registers: int, shared_bytes: int, residency: int
 ) -> int | None:
-    """The least shared memory per block, in bytes, with which exactly `residency` blocks fit on an SM.
+    """The smallest shared memory per block, in bytes, with which exactly `residency` blocks fit on an SM.
 
-    Never less than the `shared_bytes` that the kernel needs. None where no amount gives that number: fewer
-    blocks fit already, or the allocation unit steps over it.
+    At least the `shared_bytes` that the kernel needs. None if no size gives that residency: fewer blocks fit
+    already, or the allocation unit skips it.
     """
     now = blocks_per_sm(spec, threads, registers, shared_bytes)
     if residency < 1 or now < residency:
         return None
     if now == residency:
         return shared_bytes
-    # One more block fits up to this allocation; the next byte costs the next unit.
+    # Up to this allocation one more block fits; one byte more takes another allocation unit.
     fits_one_more = spec.shared_bytes_per_sm // (residency + 1)
     fits_one_more -= fits_one_more % spec.shared_unit_bytes
     wanted = fits_one_more - spec.shared_reserve_bytes_per_block + 1

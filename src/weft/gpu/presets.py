@@ -1,6 +1,6 @@
-"""The presets: figures of each GPU, every one with its source.
+"""GPU presets: hardware limits and rates, each with its source.
 
-Sources, by the short names used below
+Abbreviations of the sources
   [CG]   CUDA C++ Programming Guide, "Compute Capabilities", tables of features and technical specifications
   [OCC]  cuda_occupancy.h of the CUDA toolkit (allocation units, sub-partitions, driver reserve)
   [A40]  NVIDIA A40 datasheet; NVIDIA Ampere GA102 GPU Architecture whitepaper
@@ -21,7 +21,7 @@ Sources, by the short names used below
   [LLVM] LLVM, "User Guide for AMDGPU Backend" (kernel descriptor) and AMDGPUBaseInfo.cpp
   [KFD]  Linux amdgpu/amdkfd driver (SDMA instances)
 Vendors state memory in GB and mean GiB (an H100 of "80 GB" shows 79.6 GiB); rates are decimal.
-A line marked `unconfirmed` rests on a secondary source; a probe of the machine replaces it.
+A value marked `unconfirmed` comes from a secondary source; the probe replaces it by the driver's value.
 """
 
 from __future__ import annotations
@@ -372,7 +372,7 @@ MI355X = replace(
     link_bytes_per_s=76.8 * GB_S,  # [C4]: 153.6 GB/s over both directions
 )
 
-PRESETS: dict[str, GpuSpec] = {
+GPU_PRESETS: dict[str, GpuSpec] = {
     s.name: s
     for s in (
         *(V100, A40, A100_40GB, A100_80GB, H20, H800, H100, H200),

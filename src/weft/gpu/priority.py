@@ -1,4 +1,4 @@
-"""Whether stream priority is honoured here, measured: does a small kernel overtake waiting blocks?"""
+"""Measure whether the GPU honours stream priority: does a small kernel overtake waiting blocks?"""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from weft.errors import UnavailableError
 from weft.gpu.driver import Attribute, Driver, Handle
 
 WAVES = 6
-"""How many times the blocks of the filling kernel outnumber what fits on the GPU."""
+"""Waves of the kernel that fills the GPU."""
 BLOCK_US = 400
-ROUNDS = 5
+"""Run time of one of its blocks."""
+PRIORITY_ROUNDS = 5
+"""Measurements of each kind, after one warm-up."""
 
 SPIN_PTX = """\
 .version 7.0
@@ -37,41 +39,41 @@ SPIN:
 
 @dataclass(frozen=True)
 class PriorityEffect:
-    """Milliseconds (medians) from the start of a full GPU to the end of a small kernel launched behind it."""
+    """Median milliseconds from the start of the filling kernel to the end of a small kernel behind it."""
 
     equal_ms: float
-    """Launched at the same priority: it waits for all blocks before it."""
+    """At equal priority: the small kernel waits for all blocks before it."""
     high_ms: float
-    """Launched at the highest priority: it waits for the first blocks to end."""
+    """At the highest priority: it waits for the first blocks to end."""
     block_ms: float
-    """How long one block of the filling kernel runs."""
+    """Run time of one block of the filling kernel."""
 
     @property
     def ratio(self) -> float:
-        """How many times sooner the high-priority kernel ends; 1 where priority changes nothing."""
+        """How many times sooner the high-priority kernel ends; 1 if priority has no effect."""
         return self.equal_ms / self.high_ms
 
     @property
     def conclusive(self) -> bool:
-        """Whether the GPU was full at all: without a queue there is nothing to overtake."""
+        """Whether the GPU was full: without waiting blocks there is nothing to overtake."""
         return self.equal_ms > 2 * self.block_ms
 
 
 def measure_priority(driver: Driver, index: int = 0) -> PriorityEffect:
-    """Measure on one GPU; takes under a second. UnavailableError where there is only one priority."""
+    """Measure on one GPU, in under a second. Raises UnavailableError if there is only one priority."""
     device = driver.device(index)
     with driver.context(device):
         least, greatest = driver.priority_range()
         if least == greatest:
-            raise UnavailableError("the driver offers one stream priority only; update the driver")
+            raise UnavailableError("the driver offers only one stream priority; update the driver")
         spin = driver.function(driver.load(SPIN_PTX), "weft_spin")
-        threads = 512  # divides the thread slots of every SM, so that nothing fits beside the filling blocks
+        threads = 512  # divides the thread slots of every SM, so that nothing else fits on an SM with them
         fits = driver.attribute(device, Attribute.MULTIPROCESSOR_COUNT) * driver.blocks_per_sm(
             spin, threads, 0
         )
         fill, equal, high = driver.stream(least), driver.stream(least), driver.stream(greatest)
         times: dict[str, list[float]] = {"equal": [], "high": []}
-        for _ in range(ROUNDS + 1):  # interleaved, so that both see the same machine
+        for _ in range(PRIORITY_ROUNDS + 1):  # interleaved, so that drift affects both equally
             for name, stream in (("equal", equal), ("high", high)):
                 times[name].append(_end_ms(driver, spin, fits * WAVES, threads, fill, stream))
     # The first round loads the kernel.

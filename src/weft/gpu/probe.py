@@ -1,4 +1,4 @@
-"""The GPUs of this machine: what the driver tells of each, completed by the preset of its name."""
+"""The GPUs of this machine: what the driver reports, completed from the preset with the same name."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from weft.errors import UnavailableError
 from weft.gpu import hip, nvml
 from weft.gpu.driver import Attribute, Driver, load_driver
-from weft.gpu.presets import PRESETS
+from weft.gpu.presets import GPU_PRESETS
 from weft.gpu.specs import GpuSpec, Throughput
 
 
@@ -22,26 +22,28 @@ class Gpu:
     name: str
     bus_id: str
     spec: GpuSpec
-    """Live figures; from the preset where the driver is silent. Rates of a GPU without a preset are None."""
+    """Values from the driver, otherwise from the preset. Rates of a GPU without a preset are None."""
     preset: str | None
-    """The preset that completed the figures, None for a GPU that we do not know by name."""
+    """The preset that completed the values; None for a GPU without one."""
     driver: str
-    """Release of the driver and the newest CUDA or HIP that it runs."""
+    """Driver release and the newest CUDA or HIP version that it supports."""
     active_links: int | None
-    """NVLinks that are up; None where nobody tells."""
+    """Active NVLinks; None if unknown."""
     peers: tuple[str, ...]
     """Row of the peer matrix, by index: `self`, `nvlink`, `xgmi`, `pcie` or `none`."""
 
     @property
     def compute_capability(self) -> tuple[int, int]:
+        """Major and minor."""
         return self.spec.compute_capability
 
     @property
     def memory_bytes(self) -> int:
+        """Device memory in bytes."""
         return self.spec.memory_bytes
 
 
-# How the drivers write the names, in the order to try: GH200, A4000 and MI300A are others.
+# Device names as the drivers report them, in order of precedence. GH200, A4000 and MI300A must not match.
 _NAMES = (
     (r"\bA40\b", "a40"),
     (r"\bA100.*80GB", "a100-80gb"),
@@ -72,7 +74,7 @@ _LIVE = {
 
 
 def probe(load: Callable[[], Driver] = load_driver) -> list[Gpu]:
-    """The GPUs of this machine; an empty list where there is none or no driver. Never raises for that."""
+    """The GPUs of this machine; an empty list if there is no GPU or no driver."""
     try:
         return cuda_gpus(load())
     except UnavailableError:
@@ -80,7 +82,7 @@ def probe(load: Callable[[], Driver] = load_driver) -> list[Gpu]:
 
 
 def cuda_gpus(driver: Driver) -> list[Gpu]:
-    """NVIDIA's GPUs through a loaded driver; UnavailableError where it breaks."""
+    """NVIDIA GPUs through a loaded driver. Raises UnavailableError if a query fails."""
     with nvml.session() as library:
         major, minor = driver.cuda_version()
         release = f"{nvml.driver_release(library) or 'unknown'} (CUDA {major}.{minor})"
@@ -116,38 +118,40 @@ def _of_hip(device: hip.HipDevice) -> Gpu:
 def complete(
     name: str, vendor: str, capability: tuple[int, int], live: Mapping[str, Any]
 ) -> tuple[GpuSpec, str | None]:
-    """A spec from live figures (field of GpuSpec → value, 0 if unknown) and, for the rest, a preset.
+    """A spec from driver values (field of GpuSpec → value, 0 if unknown), completed from a preset.
 
-    The preset is that of the device's name; failing that, the nearest older architecture of the vendor
-    lends its allocation rules, and the rates stay unknown.
+    The preset is the one for the device's name. Without one, allocation rules come from the nearest older
+    architecture of the vendor, and the rates stay unknown.
     """
     known = next((preset for pattern, preset in _NAMES if re.search(pattern, name, re.IGNORECASE)), None)
-    base = PRESETS[known] if known else _nearest(vendor, capability)
-    told = {key: value for key, value in live.items() if value}
-    if known and told.get("sms", base.sms) == base.sms:
-        # Rates of the datasheet were stated with the datasheet's clocks: keep them together.
-        told = {k: v for k, v in told.items() if k not in ("memory_bytes_per_s", "boost_mhz")}
-        return replace(base, **told), known
-    told["compute_capability"] = capability
+    base = GPU_PRESETS[known] if known else _nearest(vendor, capability)
+    live_values = {key: value for key, value in live.items() if value}
+    if known and live_values.get("sms", base.sms) == base.sms:
+        # Data-sheet rates assume data-sheet clocks: keep both from the preset.
+        live_values = {k: v for k, v in live_values.items() if k not in ("memory_bytes_per_s", "boost_mhz")}
+        return replace(base, **live_values), known
+    live_values["compute_capability"] = capability
     if vendor == "nvidia":
-        told["arch"] = f"sm_{capability[0]}{capability[1]}"
+        live_values["arch"] = f"sm_{capability[0]}{capability[1]}"
         if capability < (8, 0):  # cuda_occupancy.h: no driver reserve, coarser unit
-            told |= {"shared_reserve_bytes_per_block": 0, "shared_unit_bytes": 256}
+            live_values |= {"shared_reserve_bytes_per_block": 0, "shared_unit_bytes": 256}
     if not known:
         slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
-        return replace(base, **told, name=slug, title=name, throughput=Throughput()), None
-    scaled = replace(base, **told, title=name)
+        return replace(base, **live_values, name=slug, title=name, throughput=Throughput()), None
+    scaled = replace(base, **live_values, title=name)
     return replace(scaled, throughput=_scaled(base, scaled)), known
 
 
 def _nearest(vendor: str, capability: tuple[int, int]) -> GpuSpec:
-    family = sorted((s for s in PRESETS.values() if s.vendor == vendor), key=lambda s: s.compute_capability)
+    family = sorted(
+        (s for s in GPU_PRESETS.values() if s.vendor == vendor), key=lambda s: s.compute_capability
+    )
     older = [s for s in family if s.compute_capability <= capability]
     return older[-1] if older else family[0]
 
 
 def _scaled(base: GpuSpec, here: GpuSpec) -> Throughput:
-    # A slice or a smaller board of the same chip (MIG, PCIe card): the rate goes with SMs and clock.
+    # A slice or a smaller board of the same chip (MIG, PCIe card): the rate scales with SMs and clock.
     ratio = here.sms * here.boost_mhz / (base.sms * base.boost_mhz)
     rates = {f.name: getattr(base.throughput, f.name) for f in fields(Throughput)}
     return Throughput(**{name: None if rate is None else rate * ratio for name, rate in rates.items()})

@@ -1,4 +1,4 @@
-"""What a GPU is, in numbers: the type, and the lookup of presets by name. The figures are in `presets`."""
+"""GpuSpec, the hardware limits and rates of a GPU, and the lookup of presets by name."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from weft.errors import UsageError
 
 @dataclass(frozen=True)
 class Throughput:
-    """Peak dense throughput in TFLOP/s (no structured sparsity); None where the hardware has no such mode.
+    """Peak dense throughput in TFLOP/s (no structured sparsity); None if the hardware lacks the mode.
 
     bf16, fp16, tf32, fp8 and fp4 are matrix (tensor core) rates, fp32 and fp64 are vector rates.
     """
@@ -29,7 +29,7 @@ class Throughput:
 
 @dataclass(frozen=True)
 class GpuSpec:
-    """One GPU as software sees it: of an MI250X, one of its two dies.
+    """One GPU as software sees it; for an MI250X, one of its two dies.
 
     AMD's terms map onto NVIDIA's: a compute unit is an SM, a wavefront is a warp, a workgroup is a block,
     LDS is shared memory, a SIMD is a sub-partition, and registers are VGPRs (accumulation ones included).
@@ -37,13 +37,13 @@ class GpuSpec:
 
     name: str
     title: str
-    """As the vendor writes it."""
+    """The vendor's spelling."""
     vendor: str
     """`nvidia` or `amd`."""
     arch: str
     """Compiler target: `sm_90`, `gfx942`."""
     compute_capability: tuple[int, int]
-    """NVIDIA: major and minor. AMD: those of the gfx number, (9, 4) for gfx942."""
+    """NVIDIA: major and minor. AMD: taken from the gfx number, (9, 4) for gfx942."""
 
     sms: int
     warp_size: int
@@ -54,14 +54,14 @@ class GpuSpec:
     max_multi_warp_blocks_per_sm: int
     """Blocks of more than one warp; fewer than `max_blocks_per_sm` on CDNA, where each takes a barrier."""
     sub_partitions_per_sm: int
-    """Parts of an SM with a scheduler and registers of their own; a warp lives in one of them."""
+    """Parts of an SM with their own scheduler and registers; a warp is assigned to one of them."""
 
     registers_per_sm: int
     """32-bit registers, counted over all lanes."""
     registers_per_block: int
     max_registers_per_thread: int
     register_unit_per_warp: int
-    """Registers (over all lanes) by which a warp's share is rounded up."""
+    """Allocation granularity of a warp's registers, counted over all lanes."""
 
     shared_bytes_per_sm: int
     shared_bytes_per_block: int
@@ -69,20 +69,20 @@ class GpuSpec:
     shared_bytes_per_block_optin: int
     """The most a block can have."""
     shared_reserve_bytes_per_block: int
-    """Taken by the driver from every block, on top of what the kernel asks for."""
+    """Reserved by the driver in every block, in addition to what the kernel requests."""
     shared_unit_bytes: int
-    """A block's share, reserve included, is rounded up to a multiple of this."""
+    """Allocation granularity of a block's shared memory, reserve included."""
 
     l2_bytes: int
     last_level_bytes: int
-    """Memory-side cache behind L2 (AMD Infinity Cache); 0 where there is none."""
+    """Memory-side cache behind L2 (AMD Infinity Cache); 0 if there is none."""
     memory_bytes: int
     memory_bytes_per_s: float
     throughput: Throughput
     boost_mhz: int
 
     link_kind: str
-    """`nvlink`, `xgmi` or `pcie`: how it reaches its peers."""
+    """Link to its peers: `nvlink`, `xgmi` or `pcie`."""
     links: int
     link_bytes_per_s: float
     """One link, one direction."""
@@ -98,12 +98,13 @@ class GpuSpec:
 
     @property
     def max_warps_per_sm(self) -> int:
+        """Warps or wavefronts per SM."""
         return self.max_threads_per_sm // self.warp_size
 
     def flops(self, dtype: str) -> float:
         """Peak dense rate in FLOP/s for `bf16`, `fp16`, `tf32`, `fp8`, `fp32`, `fp64`.
 
-        Raises UsageError where this GPU has no such mode.
+        Raises UsageError if this GPU lacks the mode.
         """
         known = {f.name.removesuffix("_tflops") for f in fields(Throughput)}
         tflops = getattr(self.throughput, f"{dtype}_tflops") if dtype in known else None
@@ -114,15 +115,17 @@ class GpuSpec:
 
 
 def spec(name: str) -> GpuSpec:
-    """The preset of that name, in any case; `a100` is the 40 GB card.
+    """The preset with this name, case-insensitive; `a100` is the 40 GB card.
 
     Raises UsageError with the nearest valid name.
     """
-    from weft.gpu.presets import ALIASES, PRESETS
+    from weft.gpu.presets import ALIASES, GPU_PRESETS
 
     key = name.strip().lower().replace("_", "-").replace(" ", "-")
     key = ALIASES.get(key, key)
-    if key not in PRESETS:
-        near = difflib.get_close_matches(key, [*PRESETS, *ALIASES], n=1, cutoff=0.0)
-        raise UsageError(f"no GPU preset named {name!r}; did you mean {near[0]!r}? ({', '.join(PRESETS)})")
-    return PRESETS[key]
+    if key not in GPU_PRESETS:
+        near = difflib.get_close_matches(key, [*GPU_PRESETS, *ALIASES], n=1, cutoff=0.0)
+        raise UsageError(
+            f"no GPU preset named {name!r}; did you mean {near[0]!r}? ({', '.join(GPU_PRESETS)})"
+        )
+    return GPU_PRESETS[key]

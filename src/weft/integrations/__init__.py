@@ -1,7 +1,6 @@
-"""weft inside other programs.
+"""weft in other programs.
 
-autoload   what `weft run --tune` puts on the path of a program: torch loads it by itself
-live       tunes the job that it finds itself in (the tuning itself is weft.tuning.live.session)
-step       where one step of a program ends and the next begins
-controls   what can be changed in a running process, and what is learnt about it
+autoload      entry point that torch loads in a job under `weft run --tune`
+lightning     callback for Lightning
+huggingface   callback for the Hugging Face Trainer
 """

@@ -1,4 +1,4 @@
-"""What the adapters for training frameworks share: a policy while training lasts, and the tuner's verdict."""
+"""Shared by the framework callbacks: apply a policy during training, report the verdict of live tuning."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ log = logging.getLogger("weft")
 
 
 class Training:
-    """One training of a process that was started by `weft run`."""
+    """A training run in a process that was started by `weft run`."""
 
     def __init__(self, policy: Policy | str | os.PathLike[str] | None = None) -> None:
         self._policy = Policy.load(policy) if isinstance(policy, (str, os.PathLike)) else policy
         self._applied: ExitStack | None = None
 
     def begin(self) -> None:
-        """Apply the policy; raises with the fix where the process was not started by `weft run`."""
+        """Apply the policy. Raises UnavailableError if the process was not started by `weft run`."""
         if self._policy is None:
             return
         if _tuned() is not None:

@@ -1,8 +1,8 @@
-"""A callback for the Hugging Face Trainer. `weft run` needs none; this is for what it cannot do from outside.
+"""A callback for the Hugging Face Trainer. Optional: `weft run` works without it.
 
     trainer = Trainer(…, callbacks=[WeftCallback("policy.json")])   # then: weft run -- python train.py
 
-It applies a policy while `train` lasts, and adds the verdict of `weft run --tune` to the log history.
+It applies a policy during `train` and adds the verdict of `weft run --tune` to the log history.
 """
 
 from __future__ import annotations
@@ -24,15 +24,17 @@ def _base() -> Any:
 
 
 class WeftCallback(_base()):  # type: ignore[misc]
-    """Applies `policy` (a Policy or a policy file) while training lasts; logs what tuning found."""
+    """Applies `policy` (a Policy or a policy file) during training and logs the result of live tuning."""
 
     def __init__(self, policy: Policy | str | os.PathLike[str] | None = None) -> None:
         self._training = Training(policy)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Apply the policy."""
         self._training.begin()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Remove the policy and log the verdict."""
         figures = self._training.end()
         if figures:
             state.log_history.append({"step": state.global_step, **figures})

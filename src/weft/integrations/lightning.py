@@ -1,9 +1,8 @@
-"""A callback for Lightning. `weft run` needs none; this one is for what it cannot do from outside.
+"""A callback for Lightning. Optional: `weft run` works without it.
 
     trainer = Trainer(callbacks=[WeftCallback("policy.json")])      # then: weft run -- python train.py
 
-It applies a policy from the start to the end of `fit`, and hands the verdict of `weft run --tune` to the
-trainer's loggers.
+It applies a policy during `fit` and passes the verdict of `weft run --tune` to the trainer's loggers.
 """
 
 from __future__ import annotations
@@ -26,18 +25,21 @@ def _base() -> Any:
 
 
 class WeftCallback(_base()):  # type: ignore[misc]
-    """Applies `policy` (a Policy or a policy file) while `fit` lasts; logs what tuning found."""
+    """Applies `policy` (a Policy or a policy file) during `fit` and logs the result of live tuning."""
 
     def __init__(self, policy: Policy | str | os.PathLike[str] | None = None) -> None:
         self._training = Training(policy)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Apply the policy."""
         self._training.begin()
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        """Remove the policy and log the verdict."""
         figures = self._training.end()
         for logger in trainer.loggers if figures else ():
             logger.log_metrics(figures, step=trainer.global_step)
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """Remove the policy."""
         self._training.end()

@@ -26,11 +26,11 @@ _HOMES = {
     "all_to_all_matmul": "weft.ops.functions",
     "ColumnParallelLinear": "weft.ops.layers",
     "RowParallelLinear": "weft.ops.layers",
-    "SequenceColumnwise": "weft.ops.layers",
-    "SequenceRowwise": "weft.ops.layers",
+    "SequenceColumnwise": "weft.ops.styles",
+    "SequenceRowwise": "weft.ops.styles",
     "HostPeers": "weft.comm.dma",
-    "Tuned": "weft.ops.race",
-    "tune": "weft.ops.race",
+    "parallelize": "weft.ops.model",
+    "tune": "weft.ops.tuner",
 }
 
 __all__ = [
@@ -39,23 +39,20 @@ __all__ = [
     "RowParallelLinear",
     "SequenceColumnwise",
     "SequenceRowwise",
-    "Tuned",
     "all_gather_matmul",
     "all_to_all_matmul",
     "matmul_reduce_scatter",
+    "parallelize",
     "tune",
 ]
 
 if TYPE_CHECKING:
     from weft.comm.dma import HostPeers
     from weft.ops.functions import all_gather_matmul, all_to_all_matmul, matmul_reduce_scatter
-    from weft.ops.layers import (
-        ColumnParallelLinear,
-        RowParallelLinear,
-        SequenceColumnwise,
-        SequenceRowwise,
-    )
-    from weft.ops.race import Tuned, tune
+    from weft.ops.layers import ColumnParallelLinear, RowParallelLinear
+    from weft.ops.model import parallelize
+    from weft.ops.styles import SequenceColumnwise, SequenceRowwise
+    from weft.ops.tuner import tune
 
 
 def __getattr__(name: str) -> Any:

@@ -1,106 +1,175 @@
-"""Gradients of the operations. What an all-gather brought together, a reduce-scatter takes apart, so each is
-the other's backward; the gradient of w needs the rows of all ranks."""
+"""Gradients of the operations. A reduce-scatter is the gradient of an all-gather and the other way round; the
+gradient of w needs the rows of all ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 import torch
 from torch.autograd.function import once_differentiable
 
-from weft.ops.collect import all_to_all, arrived, start_gather
-from weft.ops.plan import Call, Plan
-from weft.ops.run import prepare, run, run_planned
+from weft.ops.call import Call
+from weft.ops.collect import all_to_all, start_gather
+from weft.ops.prepare import PreparedCall, Tensors
+from weft.ops.run import prepare, run
+
+Gradients: TypeAlias = tuple[torch.Tensor | None, list[torch.Tensor | None]]
+"""Of x (or None) and of each w (or None)."""
 
 
 class Fused(torch.autograd.Function):  # type: ignore[misc,unused-ignore]
-    """Any of the operations. Kept for the gradient of w: x, or of an all-to-all what arrived."""
+    """Any of the operations. Kept for the gradient of w: x, or what arrived where that is at hand."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, w: torch.Tensor, group: Any, call: Call) -> torch.Tensor:
-        y, plan, kept = run_planned(call, x, w, group)
-        if call.operation == "all_to_all_matmul":
-            kept = arrived(plan.schedule, plan.executor.program, kept) if ctx.needs_input_grad[1] else None
-        ctx.save_for_backward(kept, w)
-        ctx.plan, ctx.shape = plan, x.shape
-        return y
+    def forward(
+        ctx: Any, call: Call, group: Any, x: torch.Tensor, *ws: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        made = run(call, (x,), ws, group)
+        results = tuple(made.outs)
+        kept: torch.Tensor | None = made.flat
+        ctx.whole = call.return_gathered or (call.operation == "all_to_all_matmul")
+        if ctx.whole:
+            wanted = call.return_gathered or any(ctx.needs_input_grad[3:])
+            kept = made.gathered() if wanted else None
+        if call.return_gathered and kept is not None:
+            results = (*results, kept.view(*results[0].shape[:-1], kept.shape[-1]))
+        ctx.save_for_backward(kept, *ws)
+        ctx.prepared, ctx.shape = made.prepared, x.shape
+        ctx.set_materialize_grads(False)
+        return results
 
     @staticmethod
     @once_differentiable  # type: ignore[misc,unused-ignore,untyped-decorator]
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        gradients = BACKWARDS[ctx.plan.call.operation]
-        kept, w = ctx.saved_tensors
-        return *gradients(ctx.plan, grad, kept, w, ctx.shape, ctx.needs_input_grad[:2]), None, None
+    def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        kept, *ws = ctx.saved_tensors
+        needs = (ctx.needs_input_grad[2], ctx.needs_input_grad[3:])
+        dx, dws = backward(ctx.prepared, grads, kept, ctx.whole, ws, ctx.shape, needs)
+        return None, None, dx, *dws
 
 
-def all_gather_matmul_backward(
-    plan: Plan, grad: torch.Tensor, x: torch.Tensor, w: torch.Tensor, shape: Any, needs: tuple[bool, ...]
-) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """The gradients of x and w. x is gathered again, beside the product that makes its own gradient."""
-    grad = grad.reshape(plan.out_shape).contiguous()
-    rows = plan.schedule.problem.rows
-    gathering = start_gather(x, rows, plan.team) if needs[1] else None
-    dx = (
-        run(_backward("matmul_reduce_scatter", plan, rows), grad, w.t(), plan.team.group)
-        if needs[0]
-        else None
-    )
-    dw = gathering().t() @ grad if gathering else None
-    return (None if dx is None else dx.view(shape)), dw
+def backward(
+    prepared: PreparedCall,
+    grads: Sequence[torch.Tensor | None],
+    kept: torch.Tensor | None,
+    whole: bool,
+    ws: Tensors,
+    shape: Sequence[int],
+    needs: tuple[bool, Sequence[bool]],
+) -> Gradients:
+    """The gradients of x and every w. `kept` is x, or if `whole` all rows that were multiplied."""
+    shapes = prepared.out_shapes
+    if prepared.call.return_gathered:
+        *grads, of_gathered = grads
+    else:
+        of_gathered = None
+    if all(grad is None for grad in grads):
+        dx, dws = None, [None] * len(ws)
+    else:
+        matrices = [
+            w.new_zeros(made) if grad is None else grad.reshape(made).contiguous()
+            for grad, made, w in zip(grads, shapes, ws, strict=True)
+        ]
+        dx, dws = BACKWARDS[prepared.call.operation](prepared, matrices, kept, whole, ws, needs)
+    if of_gathered is not None and needs[0]:
+        returned = _sum_over_ranks(
+            prepared, of_gathered.reshape(shapes[0][0], prepared.schedule.problem.k).contiguous()
+        )
+        dx = returned if dx is None else dx + returned
+    return (None if dx is None else dx.view(shape)), dws
 
 
-def matmul_reduce_scatter_backward(
-    plan: Plan, grad: torch.Tensor, x: torch.Tensor, w: torch.Tensor, shape: Any, needs: tuple[bool, ...]
-) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """The gradients of x and w. The gathered gradient serves both."""
-    grad = grad.reshape(plan.out_shape).contiguous()
-    rows = plan.schedule.problem.rows
-    call = _backward("all_gather_matmul", plan, rows)
-    dx, made, flat = run_planned(call, grad, w.t(), plan.team.group)
-    whole = arrived(made.schedule, made.executor.program, flat) if needs[1] else None
-    dw = None if whole is None else x.t() @ whole
-    return (dx.view(shape) if needs[0] else None), dw
-
-
-def all_to_all_matmul_backward(
-    plan: Plan,
-    grad: torch.Tensor,
-    received: torch.Tensor | None,
-    w: torch.Tensor,
-    shape: Any,
-    needs: tuple[bool, ...],
-) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """The gradients of x and w: the product, then the blocks go back where they came from."""
-    grad = grad.reshape(plan.out_shape).contiguous()
-    problem = plan.schedule.problem
+def _all_gather_matmul(
+    prepared: PreparedCall,
+    grads: Tensors,
+    kept: torch.Tensor | None,
+    whole: bool,
+    ws: Tensors,
+    needs: tuple[bool, Sequence[bool]],
+) -> Gradients:
+    """x is gathered again, concurrently with the matmuls that make its own gradient."""
+    rows, team = prepared.schedule.problem.rows, prepared.team
+    assert kept is not None
+    gathering: Callable[[], torch.Tensor] = lambda: kept  # noqa: E731
+    if any(needs[1]) and not whole:
+        gathering = start_gather(kept, rows, team)
     dx = None
     if needs[0]:
-        dx = all_to_all(grad @ w.t(), problem.rows or (), problem.sent or (), plan.team).view(shape)
-    dw = None if received is None else received.t() @ grad
-    return dx, dw
+        call = prepared.call.backward("matmul_reduce_scatter", rows)
+        dx = run(call, grads, [w.t() for w in ws], team.group).outs[0]
+    rows_t = gathering().t() if any(needs[1]) else kept
+    return dx, [rows_t @ grad if need else None for grad, need in zip(grads, needs[1], strict=True)]
+
+
+def _matmul_reduce_scatter(
+    prepared: PreparedCall,
+    grads: Tensors,
+    kept: torch.Tensor | None,
+    whole: bool,
+    ws: Tensors,
+    needs: tuple[bool, Sequence[bool]],
+) -> Gradients:
+    """The gathered gradient serves both."""
+    assert kept is not None
+    call = prepared.call.backward("all_gather_matmul", prepared.schedule.problem.rows)
+    made = run(call, grads, [ws[0].t()], prepared.team.group)
+    dw = kept.t() @ made.gathered() if needs[1][0] else None
+    return (made.outs[0] if needs[0] else None), [dw]
+
+
+def _all_to_all_matmul(
+    prepared: PreparedCall,
+    grads: Tensors,
+    kept: torch.Tensor | None,
+    whole: bool,
+    ws: Tensors,
+    needs: tuple[bool, Sequence[bool]],
+) -> Gradients:
+    """The matmuls, then the blocks go back where they came from."""
+    problem, dx = prepared.schedule.problem, None
+    if needs[0]:
+        blocks = grads[0] @ ws[0].t()
+        for grad, w in zip(grads[1:], ws[1:], strict=True):
+            blocks = torch.addmm(blocks, grad, w.t())
+        dx = all_to_all(blocks, problem.rows or (), problem.sent or (), prepared.team)
+    return dx, [
+        kept.t() @ grad if need and kept is not None else None
+        for grad, need in zip(grads, needs[1], strict=True)
+    ]
+
+
+def _sum_over_ranks(prepared: PreparedCall, grad: torch.Tensor) -> torch.Tensor:
+    """The gradient of the gathered x, for this rank's rows of x."""
+    problem, team = prepared.schedule.problem, prepared.team
+    rows = problem.rows or ()
+    if prepared.call.operation == "all_to_all_matmul":
+        return all_to_all(grad, rows, problem.sent or (), team)
+    mine = rows[team.rank]
+    parts = all_to_all(grad, rows, (mine,) * team.size, team)
+    return parts.view(team.size, mine, problem.k).sum(0)
 
 
 def backward_of(
-    call: Call, grad: torch.Tensor, x: torch.Tensor, w: torch.Tensor, group: Any, needs: tuple[bool, bool]
-) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    call: Call,
+    grads: Sequence[torch.Tensor | None],
+    x: torch.Tensor,
+    ws: Tensors,
+    group: Any,
+    needs: tuple[bool, Sequence[bool]],
+) -> Gradients:
     """The gradients of a call from its inputs alone; what an all-to-all brought is fetched once more."""
-    flat, made, _ = prepare(call, x, w, group)
+    (flat,), ws, prepared = prepare(call, (x,), ws, group)
     kept: torch.Tensor | None = flat
-    if call.operation == "all_to_all_matmul":
-        problem = made.schedule.problem
-        kept = all_to_all(flat, problem.sent or (), problem.rows or (), made.team) if needs[1] else None
-    return BACKWARDS[call.operation](made, grad, kept, w, x.shape, needs)
+    whole = call.operation == "all_to_all_matmul"
+    if whole:
+        problem = prepared.schedule.problem
+        sent, received = problem.sent or (), problem.rows or ()
+        kept = all_to_all(flat, sent, received, prepared.team) if any(needs[1]) else None
+    return backward(prepared, grads, kept, whole, ws, x.shape, needs)
 
 
-BACKWARDS: dict[str, Callable[..., tuple[torch.Tensor | None, torch.Tensor | None]]] = {
-    "all_gather_matmul": all_gather_matmul_backward,
-    "matmul_reduce_scatter": matmul_reduce_scatter_backward,
-    "all_to_all_matmul": all_to_all_matmul_backward,
+BACKWARDS: dict[str, Callable[..., Gradients]] = {
+    "all_gather_matmul": _all_gather_matmul,
+    "matmul_reduce_scatter": _matmul_reduce_scatter,
+    "all_to_all_matmul": _all_to_all_matmul,
 }
-
-
-def _backward(operation: str, plan: Plan, rows: tuple[int, ...] | None) -> Call:
-    """The backward call: the schedule and engine that were asked for, or the shape's own."""
-    call = plan.call
-    return Call(operation, rows, None, call.schedule, call.engine, call.pieces)

@@ -129,7 +129,7 @@ class Gather(Builder):
         waits = tuple(name for names in after for name in names)
         full = [(part, result) for part, result in zip(parts, results, strict=True) if part.rows]
         a, c = join([part for part, _ in full], [result for _, result in full])
-        if len(runs(a, c)) <= 2:
+        if self.problem.direct or len(runs(a, c)) <= 2:
             self.matmul(f"matmul.r{i}", i, list(a), self.w(), list(c), waits)
             return
         scratch = self.buffer(f"scratch.{i}", places[-1], self.problem.n)

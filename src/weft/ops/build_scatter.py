@@ -137,7 +137,7 @@ class Scatter(Builder):
         full = [peer for peer in sources if sources[peer].rows]
         a, c = join([sources[peer] for peer in full], [products[peer] for peer in full])
         after: tuple[str, ...] = ()
-        if len(runs(a, c)) > 2:
+        if not self.problem.direct and len(runs(a, c)) > 2:
             total = sum(part.rows for part in a)
             scratch = self.buffer(f"scratch.{i}", total, self.problem.k)
             places = offsets([part.rows for part in a])

@@ -6,13 +6,20 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from weft.errors import UsageError
+from weft.gpu.cost import GemmCost, node_collective_s
 from weft.ops.schedule import OPERATIONS, Problem
 from weft.policy import SCHEDULES
-from weft.sim.fabric import Fabric, default_topology, fabric
-from weft.sim.gemm import Gemm, Gemms, gemms
+from weft.sim.fabric import Fabric, default_topology, fabric, node_links
+from weft.sim.gemm import Gemms, gemms
 from weft.workload import DTYPE_BYTES
 
 ENGINES = ("dma", "sm")
+LIBRARY_COLLECTIVES = {
+    "all_gather_matmul": "all_gather",
+    "matmul_reduce_scatter": "reduce_scatter",
+    "all_to_all_matmul": "all_to_all",
+}
+"""The collective of the library that each fused operation replaces."""
 MAX_SIZE = 1 << 24
 MAX_ELEMENTS = 1 << 40
 
@@ -20,8 +27,6 @@ ISSUE_S = 3e-6
 """Host time to issue one step (assumed: a launch or copy call and its event)."""
 SM_START_S = 8e-6
 """From the issue of a library collective or send to its first byte (assumed: latency of small messages)."""
-HOP_S = 2e-6
-"""For each further round of a library collective (assumed)."""
 ROW_BYTES = 1600
 """Bytes that could have moved for each row of a copy that is not contiguous: an H200's copy engine takes
 about 30 ns for a row, at some 50 GB/s (benchmarks/results/ops/h200.md, 2d)."""
@@ -103,12 +108,14 @@ def candidates(case: Case, engines: tuple[str, ...] = ENGINES) -> list[tuple[str
     return [*((name, engine) for engine in beside for name in finer), ("serial", serial)]
 
 
-def product(case: Case, m: int, n: int, k: int, *, parts: int = 1, accumulate: bool = False) -> Gemm:
+def product(case: Case, m: int, n: int, k: int, *, parts: int = 1, accumulate: bool = False) -> GemmCost:
     """The cost of a product alone."""
     return case.costs.cost(m, n, k, case.dtype, parts=parts, accumulate=accumulate)
 
 
-def product_beside(case: Case, m: int, n: int, k: int, *, parts: int = 1, accumulate: bool = False) -> Gemm:
+def product_beside(
+    case: Case, m: int, n: int, k: int, *, parts: int = 1, accumulate: bool = False
+) -> GemmCost:
     """The same with the SMs that the library's copies leave it."""
     of = case.costs.profile
     fewer = max(1, of.spec.sms - int(of.figures.comm_ctas))
@@ -116,15 +123,16 @@ def product_beside(case: Case, m: int, n: int, k: int, *, parts: int = 1, accumu
 
 
 def collective_s(case: Case) -> float:
-    """Seconds of the library's collective: straight to every peer, or round the ring where that is faster."""
+    """Seconds of the library's collective: direct to every peer, or around the ring where that is faster."""
     figures = case.costs.profile.figures
     direct, ring = _loads(case.topology, case.ranks, case.gpu)
-    moved = case.shard_bytes * (case.ranks - 1)
-    least = moved / (figures.comm_ctas * figures.cta_gb_s * 1e9)
-    found = [SM_START_S + max(least, direct * case.shard_bytes)]
-    if case.operation != "all_to_all_matmul":
-        found.append(SM_START_S + (case.ranks - 2) * HOP_S + max(least, ring * moved))
-    return min(found)
+    kind = LIBRARY_COLLECTIVES[case.operation]
+    link_rate = (case.ranks - 1) / direct
+    if kind != "all_to_all":
+        link_rate = max(link_rate, 1 / ring)
+    rate = min(figures.comm_ctas * figures.cta_gb_s * 1e9, link_rate)
+    links = node_links(case.costs.profile.spec, case.topology)
+    return node_collective_s(kind, case.ranks * case.shard_bytes, case.ranks, rate, links)
 
 
 @lru_cache(maxsize=512)

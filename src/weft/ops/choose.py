@@ -15,7 +15,7 @@ from weft.ops.steps import Problem
 from weft.policy import ENGINES, SCHEDULES
 
 if TYPE_CHECKING:
-    from weft.ops.plan import Call
+    from weft.ops.call import Call
     from weft.ops.teams import Team
 
 SMALL_FLOPS = 2e9  # on a CPU: cutting a smaller product costs more than it hides

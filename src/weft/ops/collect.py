@@ -74,4 +74,6 @@ def all_to_all(x: torch.Tensor, sent: Sequence[int], received: Sequence[int], te
 
 def _check_peers(team: Team) -> None:
     if getattr(team.group, "silent", False):
-        raise UsageError("host peers are data and cannot answer: this gradient needs a process group")
+        raise UsageError(
+            "host peers are data and cannot answer: gradients and scales of rows need a process group"
+        )

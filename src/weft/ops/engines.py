@@ -11,9 +11,10 @@ from weft.comm.dma import HostPeers, copies
 from weft.comm.symmetric import SymmetricBuffer
 from weft.errors import UnavailableError, UsageError, WeftError
 from weft.ops.choose import say_once
-from weft.ops.execute_cuda import CudaExecutor
 from weft.ops.links import HostLink, NcclLink, SymmetricLink, peer_schedule, symmetric_size
+from weft.ops.operands import Operands
 from weft.ops.program import Program
+from weft.ops.run_streams import StreamRunner
 from weft.ops.steps import Schedule
 from weft.ops.teams import Agreement, Team
 
@@ -22,16 +23,15 @@ PULL_LANES = 2  # one copy is on its way while the next begins
 _LANES: dict[tuple[int, int], list[Any]] = {}
 
 
-def cuda_executor(
+def stream_runner(
     schedule: Schedule,
     engine: str,
     agreement: Agreement,
-    dtype: torch.dtype,
-    device: torch.device,
-    w_strides: tuple[int, int],
+    operands: Operands,
     team: Team,
-) -> CudaExecutor:
-    """The executor of one schedule on one GPU, by the engine asked for or the next best."""
+) -> StreamRunner:
+    """The runner of one schedule on one GPU, by the engine asked for or the next best."""
+    device = operands.device
     lanes = _lanes(device)
 
     def current() -> int:
@@ -40,21 +40,21 @@ def cuda_executor(
     if isinstance(team.group, HostPeers):
         driver = copies()
         host = HostLink(schedule, team.group, engine, driver, lanes)
-        program = Program(schedule, dtype, device, w_strides)
-        return CudaExecutor(schedule, program, host, driver, current)
+        program = Program(schedule, operands)
+        return StreamRunner(schedule, program, host, driver, current)
     if engine == "dma":
-        made = _symmetric(schedule, agreement, dtype, device, team, lanes)
+        made = _symmetric(schedule, agreement, operands.moved_dtype, device, team, lanes)
         if made is not None:
-            program = Program(schedule, dtype, device, w_strides, made.buffers())
-            return CudaExecutor(schedule, program, made, copies(), current)
+            program = Program(schedule, operands, made.buffers())
+            return StreamRunner(schedule, program, made, copies(), current)
     _check_nccl(team)
-    program = Program(schedule, dtype, device, w_strides)
+    program = Program(schedule, operands)
     if not agreement.joined:
         # All ranks are here; one that moves nothing would miss the first use of the group.
         team.group.allreduce([torch.zeros(1, device=device)]).wait()
         agreement.joined = True
     nccl = NcclLink(schedule, team.group, lanes[0])
-    return CudaExecutor(schedule, program, nccl, copies(), current)
+    return StreamRunner(schedule, program, nccl, copies(), current)
 
 
 def _lanes(device: torch.device) -> list[Any]:

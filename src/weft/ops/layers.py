@@ -1,38 +1,54 @@
-"""Linear layers for tensor and sequence parallelism, and the plan that puts them into a model.
+"""Linear layers for tensor and sequence parallelism, with the placements of torch's own styles.
 
 Between the two layers of a pair every rank has all tokens and some features; outside, some tokens and all
-features. Tokens are the first dimension.
+features. Parameters are DTensors: Shard(0) of a column-parallel weight and bias, Shard(1) of a row-parallel
+weight, Replicate of its bias. So checkpoints, gradient norms, optimizers and FSDP2 treat them as they treat
+those of `ColwiseParallel` and `RowwiseParallel`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.tensor.parallel import ParallelStyle
+from torch.distributed import _functional_collectives as functional
+from torch.distributed.tensor import DeviceMesh, DTensor, Replicate, Shard, distribute_tensor
 
 from weft.errors import UsageError
 from weft.ops.functions import all_gather_matmul, matmul_reduce_scatter
-from weft.ops.schedule import split
-from weft.ops.teams import Team, team_of
+from weft.ops.gather_once import GatherOnce
+from weft.ops.teams import team_of
+
+SEQUENCE_DIM = -2
+"""Tokens by features, or batch, sequence, features."""
 
 
-class _Held:
-    """A process group in a module: a copy of the module shares it."""
+class _Shared:
+    """Something in a module that a copy of the module shares: a mesh, a process group."""
 
-    def __init__(self, group: Any) -> None:
-        self.group = group
+    def __init__(self, value: Any) -> None:
+        self.value = value
 
-    def __deepcopy__(self, _: Any) -> _Held:
+    def __deepcopy__(self, _: Any) -> _Shared:
         return self
 
 
-class _Parallel(nn.Linear):  # type: ignore[misc,unused-ignore]
-    """A linear layer of which this rank holds a part."""
+class _ParallelLinear(nn.Linear):  # type: ignore[misc,unused-ignore]
+    """A linear layer of which this rank computes a part."""
 
-    part = ""  # which feature dimension is divided
+    placements: dict[str, Any]
+    """Of each parameter."""
+    sequence_dim: int
+    output_layout: Any
+    use_local_output: bool
+    options: dict[str, Any]
+    """schedule, engine, pieces or policy of the operation."""
+    gather_once: GatherOnce | None
+    _mesh: _Shared
+    _group: _Shared
 
     def __init__(
         self,
@@ -42,79 +58,147 @@ class _Parallel(nn.Linear):  # type: ignore[misc,unused-ignore]
         group: Any = None,
         device: Any = None,
         dtype: torch.dtype | None = None,
+        **settings: Any,
     ) -> None:
-        team = team_of(group)
-        sizes = {"in": in_features, "out": out_features}
-        sizes[self.part] = split(sizes[self.part], team.size)[team.rank]
-        super().__init__(sizes["in"], sizes["out"], bias, device, dtype)
-        self._held: _Held = _Held(group)
-        self.options: dict[str, Any] = _options({}, {"in": in_features, "out": out_features}[self.part], team)
+        """in_features, out_features: of the whole layer. group: a process group or a one-dimensional mesh."""
+        super().__init__(in_features, out_features, bias, device, dtype)
+        self._divide(group, **settings)
 
     @classmethod
-    def from_linear(cls, linear: nn.Linear, group: Any = None, **options: Any) -> Any:
-        """This rank's part of a layer that is whole on every rank."""
+    def from_linear(cls, linear: nn.Linear, group: Any = None, **settings: Any) -> Any:
+        """This rank's part of a layer that is whole on every rank; rank 0's weights count."""
         made = cls.__new__(cls)
         nn.Module.__init__(made)
-        made.__dict__.update(_parameters=dict(linear._parameters), training=linear.training)
-        cls.convert(made, group, **options)
+        made.__dict__.update(
+            {**linear.__dict__, "_parameters": dict(linear._parameters), "training": linear.training}
+        )
+        made._divide(group, **settings)
         return made
 
     @classmethod
-    def convert(cls, layer: nn.Linear, group: Any, **options: Any) -> None:
+    def convert(cls, linear: nn.Linear, group: Any = None, **settings: Any) -> None:
         """Make a whole layer this rank's part, in place."""
-        team = team_of(group)
-        weight, bias = layer.weight, layer.bias
-        layer.__class__ = cls
-        dim = 0 if cls.part == "out" else 1
-        counts = split(weight.shape[dim], team.size)
-        layer.weight = _piece(weight, dim, counts, team.rank)
-        if bias is not None and cls.part == "out":
-            layer.bias = _piece(bias, 0, counts, team.rank)
-        layer.out_features, layer.in_features = layer.weight.shape
-        layer._held, layer.options = _Held(group), _options(options, sum(counts), team)
+        linear.__class__ = cls
+        linear._divide(group, **settings)
+
+    def _divide(
+        self,
+        group: Any,
+        *,
+        sequence_dim: int = SEQUENCE_DIM,
+        output_layout: Any = None,
+        use_local_output: bool = True,
+        src_data_rank: int | None = 0,
+        **options: Any,
+    ) -> None:
+        self.sequence_dim, self.options = sequence_dim, options
+        self.output_layout, self.use_local_output = output_layout, use_local_output
+        self.gather_once = None
+        mesh = mesh_of(group, self.weight.device.type)
+        self._mesh = _Shared(mesh)
+        self._group = _Shared(group if mesh is None else mesh.get_group())
+        if mesh is None:
+            return
+        for name, placement in self.placements.items():
+            whole = self._parameters.get(name)
+            if whole is not None:
+                _check_shards(type(self).__name__, whole, placement, mesh.size())
+                part = distribute_tensor(whole.detach(), mesh, [placement], src_data_rank=src_data_rank)
+                self.register_parameter(name, nn.Parameter(part, requires_grad=whole.requires_grad))
+        size = self.out_features if self.placements["weight"] == Shard(0) else self.in_features
+        if size % mesh.size() and not {"schedule", "policy"} & set(options):
+            # Ranks that hold different sizes cannot each find the schedule from its own: there it is fixed.
+            self.options = {**options, "schedule": "hetero-fused-1d"}
 
     @property
     def group(self) -> Any:
-        return self._held.group
+        """The process group that the layer is divided over."""
+        return self._group.value
+
+    @property
+    def mesh(self) -> DeviceMesh | None:
+        return self._mesh.value
+
+    def _as_output(self, y: torch.Tensor, natural: Any, shape: Sequence[int]) -> Any:
+        """A local result, or a DTensor of this shape, in the layout that was asked for."""
+        wanted = self.output_layout or natural
+        if self.mesh is None or (self.use_local_output and wanted == natural):
+            return y
+        strides = torch.empty(tuple(shape), device="meta").stride()
+        made = DTensor.from_local(
+            y, self.mesh, [natural], run_check=False, shape=torch.Size(shape), stride=strides
+        )
+        if wanted != natural:
+            made = made.redistribute(placements=[wanted])
+        return made.to_local() if self.use_local_output else made
 
 
-def _options(given: dict[str, Any], features: int, team: Team) -> dict[str, Any]:
-    """Ranks that hold different sizes cannot each find the schedule from its own: there it is fixed."""
-    if features % team.size and not {"schedule", "policy"} & set(given):
-        return {**given, "schedule": "hetero-fused-1d"}
-    return dict(given)
-
-
-def _piece(whole: nn.Parameter, dim: int, counts: tuple[int, ...], rank: int) -> nn.Parameter:
-    data = whole.detach().split(counts, dim)[rank].clone(memory_format=torch.contiguous_format)
-    return nn.Parameter(data, requires_grad=whole.requires_grad)
-
-
-class ColumnParallelLinear(_Parallel):
+class ColumnParallelLinear(_ParallelLinear):
     """All-gathers the tokens and computes this rank's output features: `all_gather(x) @ weight.T + bias`.
 
-    x: this rank's tokens, … by in_features. Result: all tokens, … by this rank's output features.
+    x: this rank's tokens, … by in_features, or a DTensor of all of them. Result: all tokens, … by this rank's
+    output features. sequence_dim: the dimension of tokens, the second last if left out.
     """
 
-    part = "out"
+    placements = {"weight": Shard(0), "bias": Shard(0)}  # noqa: RUF012
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        made = all_gather_matmul(x, self.weight.t(), self.group, **self.options)
-        return made if self.bias is None else made + self.bias.to(made.dtype)
+    def forward(self, x: torch.Tensor) -> Any:
+        if self.gather_once is not None:
+            return self.gather_once(self, x)
+        return compute_columns([self], x)[0]
 
 
-class RowParallelLinear(_Parallel):
+def compute_columns(layers: Sequence[Any], x: torch.Tensor) -> list[Any]:
+    """The results of column-parallel layers that all have this input: it is gathered once."""
+    first = layers[0]
+    dim = first.sequence_dim % x.dim()
+    shape, rows = list(x.shape), None
+    if isinstance(x, DTensor):
+        x, rows = _local(x, Shard(dim), first.mesh), _uneven(x.shape[dim], first.mesh)
+    elif first.mesh is not None:
+        shape[dim] *= first.mesh.size()
+    made = all_gather_matmul(
+        x,
+        [_own(layer.weight).t() for layer in layers],
+        first.group,
+        gather_dim=dim,
+        rows=rows,
+        bias=[None if layer.bias is None else _own(layer.bias) for layer in layers],
+        **first.options,
+    )
+    return [
+        layer._as_output(y, Shard(y.dim() - 1), (*shape[:-1], layer.out_features))
+        for layer, y in zip(layers, made, strict=True)
+    ]
+
+
+class RowParallelLinear(_ParallelLinear):
     """Multiplies this rank's input features, adds up over ranks, keeps this rank's tokens.
 
-    x: all tokens, … by this rank's input features. Result: this rank's tokens, … by out_features. The bias is
-    the same on every rank, and so is its gradient.
+    x: all tokens, … by this rank's input features, or a DTensor of all features. Result: this rank's tokens,
+    … by out_features; tokens are divided as `torch.chunk` does. The bias is the same on every rank, and so is
+    its gradient.
     """
 
-    part = "in"
+    placements = {"weight": Shard(1), "bias": Replicate()}  # noqa: RUF012
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        made = matmul_reduce_scatter(x, self.weight.t(), self.group, **self.options)
-        return made if self.bias is None else made + _SharedBias.apply(self.bias, self.group).to(made.dtype)
+    def forward(self, x: torch.Tensor) -> Any:
+        dim = self.sequence_dim % x.dim()
+        tokens = x.shape[dim]
+        if isinstance(x, DTensor):
+            x = _local(x, Shard(x.dim() - 1), self.mesh)
+        y = matmul_reduce_scatter(
+            x,
+            _own(self.weight).t(),
+            self.group,
+            scatter_dim=dim,
+            rows=None if self.mesh is None else _uneven(tokens, self.mesh),
+            **self.options,
+        )
+        if self.bias is not None:
+            y = y + _SharedBias.apply(_own(self.bias), self.group).to(y.dtype)
+        shape = [*y.shape[:dim], tokens, *y.shape[dim + 1 :]]
+        return self._as_output(y, Shard(dim), shape)
 
 
 class _SharedBias(torch.autograd.Function):  # type: ignore[misc,unused-ignore]
@@ -122,41 +206,59 @@ class _SharedBias(torch.autograd.Function):  # type: ignore[misc,unused-ignore]
 
     @staticmethod
     def forward(ctx: Any, bias: torch.Tensor, group: Any) -> torch.Tensor:
-        ctx.team = team_of(group)
+        ctx.group = group
         return bias.view_as(bias)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
-        if ctx.team.size > 1:
-            grad = grad.contiguous()
-            dist.all_reduce(grad, group=ctx.team.group)
-        return grad, None
+        if ctx.group is None and not dist.is_initialized():
+            return grad, None
+        group = dist.group.WORLD if ctx.group is None else ctx.group
+        return functional.all_reduce(grad.contiguous(), "sum", group), None
 
 
-class _Style(ParallelStyle):  # type: ignore[misc,unused-ignore]
-    layer: type[_Parallel]
-
-    def __init__(self, **options: Any) -> None:
-        """`options`: schedule, engine, pieces or policy of the operation."""
-        super().__init__()
-        self.options = options
-
-    def _apply(self, module: nn.Module, device_mesh: Any) -> nn.Module:
-        if not isinstance(module, nn.Linear):
-            raise UsageError(f"{type(self).__name__} is for nn.Linear, not {type(module).__name__}")
-        if device_mesh.ndim != 1:
-            raise UsageError(f"{type(self).__name__} needs a mesh of one dimension, not {device_mesh.ndim}")
-        self.layer.convert(module, device_mesh.get_group(), **self.options)
-        return module
+def mesh_of(group: Any, device_type: str) -> DeviceMesh | None:
+    """The mesh of a group, or of all ranks; None where there is no process group to place tensors on."""
+    if isinstance(group, DeviceMesh):
+        if group.ndim != 1:
+            raise UsageError(f"a parallel layer needs a mesh of one dimension, not {group.ndim}")
+        return group
+    if group is None and dist.is_initialized():
+        group = dist.group.WORLD
+    if not isinstance(group, dist.ProcessGroup) or team_of(group).size == 1:
+        return None
+    if device_type == "meta":
+        device_type = "cuda" if dist.get_backend(group) == "nccl" else "cpu"
+    return DeviceMesh.from_group(group, device_type)
 
 
-class SequenceColumnwise(_Style):
-    """`parallelize_module` style: makes a layer a ColumnParallelLinear. Its input is sharded by tokens."""
+def _check_shards(name: str, whole: torch.Tensor, placement: Any, ranks: int) -> None:
+    if isinstance(placement, Shard):
+        size = whole.shape[placement.dim]
+        if (ranks - 1) * -(-size // ranks) >= size and ranks > 1:
+            raise UsageError(
+                f"{name}: {size} features leave some of {ranks} ranks without any; use fewer ranks"
+            )
 
-    layer = ColumnParallelLinear
+
+def _uneven(size: int, mesh: Any) -> list[int] | None:
+    """How `torch.chunk` divides a dimension, as DTensors do; None where all parts are equal."""
+    ranks = mesh.size()
+    if size % ranks == 0:
+        return None
+    most = -(-size // ranks)
+    return [max(0, min(most, size - rank * most)) for rank in range(ranks)]
 
 
-class SequenceRowwise(_Style):
-    """`parallelize_module` style: makes a layer a RowParallelLinear. Its result is sharded by tokens."""
+def _local(x: DTensor, placement: Any, mesh: Any) -> torch.Tensor:
+    """This rank's part in the placement that a layer needs."""
+    if x.device_mesh.ndim != 1 or x.device_mesh != mesh:
+        raise UsageError(f"the input is on {x.device_mesh}, the layer on {mesh}; both must be on one mesh")
+    if tuple(x.placements) != (placement,):
+        x = x.redistribute(placements=[placement])
+    local: torch.Tensor = x.to_local()
+    return local
 
-    layer = RowParallelLinear
+
+def _own(parameter: torch.Tensor) -> torch.Tensor:
+    return parameter.to_local() if isinstance(parameter, DTensor) else parameter

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,10 +18,10 @@ import torch
 from weft.comm.dma import Block, Copies, HostPeers
 from weft.comm.symmetric import layout
 from weft.errors import UsageError
-from weft.ops.execute_cuda import Transfer
 from weft.ops.program import Program
+from weft.ops.run_streams import Transfer
 from weft.ops.schedule import build, split
-from weft.ops.steps import Add, Problem, Recv, Region, Schedule, Send
+from weft.ops.steps import Add, Recv, Region, Schedule, Send
 
 
 def region_of(tensor: torch.Tensor, region: Region) -> torch.Tensor:
@@ -34,15 +35,8 @@ def peer_schedule(schedule: Schedule, peer: int, sent: Sequence[int] | None = No
     if schedule.operation == "all_to_all_matmul":
         sent = tuple(sent or split(mine.m, mine.ranks))
         rows = (sent[peer],) * mine.ranks  # what it receives has no part in what it sends
-    problem = Problem(
-        m=sum(sent) if sent else mine.m,
-        n=mine.n,
-        k=mine.k,
-        ranks=mine.ranks,
-        itemsize=mine.itemsize,
-        pieces=mine.pieces,
-        rows=rows,
-        sent=None if sent is None else tuple(sent),
+    problem = replace(
+        mine, m=sum(sent) if sent else mine.m, rows=rows, sent=None if sent is None else tuple(sent)
     )
     return build(schedule.operation, schedule.name, problem, peer)
 
@@ -113,7 +107,7 @@ class HostLink:
     def _copy(self, lane: int, target: torch.Tensor, source: torch.Tensor) -> Transfer:
         if target.dtype != source.dtype:
             raise UsageError(
-                f"{self._schedule.operation}: x is {target.dtype}, and host peers hold {source.dtype}; "
+                f"{self._schedule.operation}: A is {target.dtype}, and host peers hold {source.dtype}; "
                 "they must be alike"
             )
         if self._engine == "dma":

@@ -13,6 +13,8 @@ MARGIN = 0.01
 """What a schedule must gain over serial by the estimate to be picked."""
 SCATTER_MARGIN = 0.03
 """The same for a reduce-scatter, whose copies wait for products: there the estimate is less sure."""
+LEAST_GAIN_S = 10e-6
+"""A smaller gain is within the error of the latencies of launches, copies and small collectives."""
 TIE = 0.002
 """Estimates this close are equal."""
 
@@ -78,7 +80,7 @@ def _pick(
     # In order of preference, engines first, then schedules from simple to fine: the first that is as good.
     best = next(e for e in found if e.seconds <= least * (1 + TIE))
     margin = SCATTER_MARGIN if operation == "matmul_reduce_scatter" else MARGIN
-    if best.seconds > serial.seconds * (1 - margin):
+    if serial.seconds - best.seconds < max(margin * serial.seconds, LEAST_GAIN_S):
         best = serial
     return Pick(best.schedule, best.engine, why(case, best, serial), best.seconds)
 

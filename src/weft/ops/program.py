@@ -1,7 +1,7 @@
 """A schedule made ready to run many times: its scratch memory, its views, its steps as a flat list.
 
-Everything that does not depend on the caller's tensors is made once. A call makes its views of x, w and out
-in a few strided calls, then walks the list.
+Everything that does not depend on the caller's tensors is made once. A call makes its views of the caller's
+tensors in a few strided calls, then walks the list.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ from typing import Any, TypeAlias
 
 import torch
 
-from weft.errors import UsageError
+from weft.ops.operands import NARROW_DTYPES, Operands
 from weft.ops.steps import Add, Copy, Matmul, Region, Schedule, Step, runs
 
-MM, BMM, COPY, SUM, WIDE_FIRST, WIDE_MORE, NARROW, ADDMM = range(8)
+MM, BMM, COPY, SUM, WIDE_FIRST, WIDE_MORE, NARROW, ADDMM, BADDBMM, SCALED = range(10)
 
-Instruction: TypeAlias = tuple[int, int, int, int]
-"""What to do, and the views it reads (two) and writes."""
+Instruction: TypeAlias = tuple[int, Any, Any, Any]
+"""What to do, the slots of the views it reads (two) and writes. SCALED: pairs of view and scale."""
 
 Binding: TypeAlias = tuple[tuple[int, ...], tuple[int, ...], int, tuple[int, ...]]
 """Size, strides and offset of a view of the caller's tensor, and its slot; of several, their slots."""
 Views: TypeAlias = list[tuple[int, Any]]
 """Slots and what is in them."""
 
-CALLERS = ("x", "w", "out")
 KEPT = 256
-"""Addresses of x, of w and of results that a plan remembers, with the views of those that came twice."""
-NARROW_DTYPES = (torch.bfloat16, torch.float16)
+"""Addresses of each of the caller's tensors that are remembered, with the views of those that came twice."""
+WIDE = "wide"
+"""The fp32 buffer that partial sums over k are added up in."""
 
 
 class Program:
@@ -37,32 +37,34 @@ class Program:
     def __init__(
         self,
         schedule: Schedule,
-        dtype: torch.dtype,
-        device: torch.device,
-        w_strides: tuple[int, int],
+        operands: Operands,
         memory: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
         """`memory`: scratch that something else owns, by name (symmetric memory)."""
-        self.schedule, self.dtype, self.device = schedule, dtype, device
+        self.schedule, self.operands = schedule, operands
+        self.dtype, self.device = operands.dtype, operands.device
+        self._callers = operands.names
+        self._strides: dict[str, tuple[int, int]] = dict(operands.strides(schedule))
         self.tensors: dict[str, torch.Tensor] = {}
-        self._strides: dict[str, tuple[int, int]] = {"w": w_strides}
         for name, (rows, cols) in schedule.buffers.items():
-            if name in CALLERS:
-                self._strides.setdefault(name, (cols, 1))
+            if name in ("x", "w", "out"):
                 continue
             given = (memory or {}).get(name)
-            self.tensors[name] = (
-                torch.empty(rows, cols, dtype=dtype, device=device) if given is None else given
+            dtype = operands.dtype_of(name)
+            self._add(
+                name, torch.empty(rows, cols, dtype=dtype, device=self.device) if given is None else given
             )
-            self._strides[name] = (cols, 1)
         self._views: dict[tuple[Any, ...], int] = {}
-        self._slots: list[torch.Tensor | None] = []
+        self._slots: list[Any] = []
         self._wanted: dict[str, list[tuple[tuple[int, ...], tuple[int, ...], int, int]]] = {}
-        self._bindings: tuple[list[Binding], ...] = ([], [], [])
-        self._wide: torch.Tensor | None = None
-        self._wide_slot = self._nothing = -1
-        self._kept: dict[tuple[int, int, int], list[Any]] = {}
-        self._views_at: tuple[dict[int, Views], ...] = ({}, {}, {})
+        self._bindings: tuple[list[Binding], ...] = tuple([] for _ in self._callers)
+        self._nothing = -1
+        self._kept: dict[tuple[int, ...], list[Any]] = {}
+        self._views_at: tuple[dict[int, Views], ...] = tuple({} for _ in self._callers)
+
+    def _add(self, name: str, tensor: torch.Tensor) -> None:
+        self.tensors[name] = tensor
+        self._strides[name] = (tensor.shape[1], 1)
 
     def view(self, *regions: Region) -> int:
         """The slot of one region, or of several evenly spaced ones as a batch."""
@@ -78,7 +80,7 @@ class Program:
         key = (buffer, size, stride, offset)
         if key not in self._views:
             self._views[key] = slot = len(self._slots)
-            if buffer in CALLERS:
+            if buffer in self._callers:
                 self._slots.append(None)
                 self._wanted.setdefault(buffer, []).append((size, stride, offset, slot))
             else:
@@ -90,7 +92,7 @@ class Program:
         """The slot of an empty tensor."""
         if self._nothing < 0:
             self._nothing = len(self._slots)
-            self._slots.append(torch.empty(0, dtype=self.dtype, device=self.device))
+            self._slots.append(torch.empty(0, dtype=self.operands.moved_dtype, device=self.device))
         return self._nothing
 
     def compute(self, step: Step) -> list[Instruction]:
@@ -98,7 +100,11 @@ class Program:
         if isinstance(step, Matmul):
             return self._matmul(step)
         if isinstance(step, Copy):
-            return self._copies(step.sources, step.targets)
+            return [
+                made
+                for sources, targets in self.operands.copies(step)
+                for made in self._copies(sources, targets)
+            ]
         if isinstance(step, Add):
             return [(SUM, self.view(*step.sources), -1, self.view(step.target))]
         raise TypeError(f"{step.id} is not local")
@@ -112,16 +118,40 @@ class Program:
     def _matmul(self, step: Matmul) -> list[Instruction]:
         if self._accumulates and self.dtype in NARROW_DTYPES:
             return self._wide_matmul(step)
-        if step.accumulate:
-            return [(ADDMM, self.view(*step.a), self.view(step.b), self.view(*step.c))]
         made: list[Instruction] = []
-        for first, end in runs(step.a, step.c):
-            a, c = self.view(*step.a[first:end]), self.view(*step.c[first:end])
-            if end - first == 1:
-                made.append((MM, a, self.view(step.b), c))
-            else:
-                made.append((BMM, a, self._repeated(step.b, end - first), c))
+        for number, (a, b, c) in enumerate(self.operands.matmuls(step)):
+            accumulate = step.accumulate or (number > 0 and self.schedule.scatters)
+            made += self._one_matmul(a, b, c, accumulate)
         return made
+
+    def _one_matmul(
+        self, a: Sequence[Region], b: Region, c: Sequence[Region], accumulate: bool
+    ) -> list[Instruction]:
+        if self.operands.scaled:
+            return [self._scaled(left, b, right) for left, right in zip(a, c, strict=True)]
+        made: list[Instruction] = []
+        for first, end in runs(a, c):
+            left, right = self.view(*a[first:end]), self.view(*c[first:end])
+            if end - first == 1:
+                made.append((ADDMM if accumulate else MM, left, self.view(b), right))
+            else:
+                code = BADDBMM if accumulate else BMM
+                made.append((code, left, self._repeated(b, end - first), right))
+        return made
+
+    def _scaled(self, a: Region, b: Region, c: Region) -> Instruction:
+        """`c` says which rows of the gathered x these are; of a reduce-scatter, `a` does."""
+        rows = a if self.schedule.scatters else c
+        size, stride, offset = self.operands.scale_of_rows(rows)
+        scale_a = self._slot("scale.a", size, stride, offset)
+        name, size, stride, offset = self.operands.scale_of_columns(b)
+        scale_b = self._slot(name, size, stride, offset)
+        return (
+            SCALED,
+            (self.view(a), scale_a),
+            (self.view(b), scale_b),
+            (self.view(c), self.operands.fast_accum),
+        )
 
     @property
     def _accumulates(self) -> bool:
@@ -129,17 +159,20 @@ class Program:
 
     def _wide_matmul(self, step: Matmul) -> list[Instruction]:
         """Partial sums over k stay in fp32 until the last one."""
-        if self._wide is None:
+        if WIDE not in self.tensors:
             if self.device.type == "cuda":
-                mixed_products(self.device, self.dtype)  # asked before a graph may be captured
+                mixed_matmuls(self.device, self.dtype)  # asked before a graph may be captured
             rows, cols = self.schedule.buffers["out"]
-            self._wide = torch.empty(rows, cols, dtype=torch.float32, device=self.device)
-            self._wide_slot = len(self._slots)
-            self._slots.append(self._wide)
+            self._add(WIDE, torch.empty(rows, cols, dtype=torch.float32, device=self.device))
         code = WIDE_MORE if step.accumulate else WIDE_FIRST
-        made: list[Instruction] = [(code, self.view(*step.a), self.view(step.b), self._wide_slot)]
-        if step is self.schedule.matmuls[-1]:
-            made.append((NARROW, self._wide_slot, -1, self.view(*step.c)))
+        made: list[Instruction] = []
+        column = 0
+        for a, b, c in self.operands.matmuls(step):
+            total = self.view(Region(WIDE, 0, self.schedule.buffers["out"][0], column, b.cols))
+            made.append((code, self.view(*a), self.view(b), total))
+            if step is self.schedule.matmuls[-1]:
+                made.append((NARROW, total, -1, self.view(*c)))
+            column += b.cols
         return made
 
     def _repeated(self, b: Region, times: int) -> int:
@@ -148,7 +181,7 @@ class Program:
 
     def finish(self) -> None:
         """Group the views of the caller's tensors: evenly spaced ones of one shape are made by one call."""
-        for source, name in enumerate(CALLERS):
+        for source, name in enumerate(self._callers):
             alike: dict[tuple[Any, ...], list[tuple[int, int]]] = {}
             for size, stride, offset, slot in self._wanted.get(name, []):
                 alike.setdefault((size, stride), []).append((offset, slot))
@@ -163,28 +196,28 @@ class Program:
                         batch = (len(group), *size)
                         self._bindings[source].append((batch, (step, *stride), start, slots))
 
-    def bind(self, x: torch.Tensor, w: torch.Tensor, out: torch.Tensor) -> list[Any]:
-        """All views, with the caller's tensors in their places."""
+    def bind(self, tensors: Sequence[torch.Tensor]) -> list[Any]:
+        """All views, with the caller's tensors in their places: in the order of `Operands.names`."""
         slots: list[Any] = self._slots.copy()
-        for source, tensor in enumerate((x, w, out)):
+        for source, tensor in enumerate(tensors):
             for slot, view in self._bound(source, tensor):
                 slots[slot] = view
         return slots
 
-    def bind_again(self, x: torch.Tensor, w: torch.Tensor, out: torch.Tensor) -> list[Any]:
+    def bind_again(self, tensors: Sequence[torch.Tensor]) -> list[Any]:
         """The same, but views of an earlier call serve again where the memory is the same.
 
         An allocator hands out the same addresses over and over, and 57 views cost 25 µs. From the second time
         on a tensor's views are kept. They own nothing: they are for use during a call, while the caller holds
-        the memory. x, w and out are remembered apart: in a model each layer has its own w.
+        the memory. The tensors are remembered separately: in a model each layer has its own w.
         """
-        places = (x.data_ptr(), w.data_ptr(), out.data_ptr())
+        places = tuple([tensor.data_ptr() for tensor in tensors])
         slots = self._kept.get(places)
         if slots is not None:
             return slots
         slots = self._slots.copy()
         again = True
-        for source, tensor in enumerate((x, w, out)):
+        for source, tensor in enumerate(tensors):
             views = self._views_at[source].get(places[source])
             if not views:
                 again = again and views is not None
@@ -263,7 +296,11 @@ def perform(slots: list[Any], instruction: Instruction) -> None:
         torch.sum(slots[a], 0, out=slots[c])
     elif code == ADDMM:
         torch.addmm(slots[c], slots[a], slots[b], out=slots[c])
-    elif slots[a].is_cuda and mixed_products(slots[a].device, slots[a].dtype):
+    elif code == BADDBMM:
+        torch.baddbmm(slots[c], slots[a], slots[b], out=slots[c])
+    elif code == SCALED:
+        _scaled_matmul(slots, a, b, c)
+    elif slots[a].is_cuda and mixed_matmuls(slots[a].device, slots[a].dtype):
         if code == WIDE_FIRST:
             torch.mm(slots[a], slots[b], out_dtype=torch.float32, out=slots[c])
         else:
@@ -274,8 +311,21 @@ def perform(slots: list[Any], instruction: Instruction) -> None:
         slots[c].addmm_(slots[a].float(), slots[b].float())
 
 
+def _scaled_matmul(slots: list[Any], a: tuple[int, int], b: tuple[int, int], c: tuple[int, bool]) -> None:
+    out = slots[c[0]]
+    torch._scaled_mm(
+        slots[a[0]],
+        slots[b[0]],
+        slots[a[1]],
+        slots[b[1]],
+        out_dtype=out.dtype,
+        use_fast_accum=c[1],
+        out=out,
+    )
+
+
 @cache
-def mixed_products(device: torch.device, dtype: torch.dtype) -> bool:
+def mixed_matmuls(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether this torch multiplies two of this dtype into fp32; where not, they are widened first."""
     one = torch.ones(16, 16, device=device, dtype=dtype)
     total = torch.ones(16, 16, device=device)
@@ -284,27 +334,3 @@ def mixed_products(device: torch.device, dtype: torch.dtype) -> bool:
     except (RuntimeError, TypeError):
         return False
     return True
-
-
-def check_tensors(operation: str, x: torch.Tensor, w: torch.Tensor, out: torch.Tensor | None) -> None:
-    """Refuse what cannot be multiplied, and say which sizes do not fit."""
-    if x.dim() < 2 or w.dim() != 2:
-        raise UsageError(
-            f"{operation}: x has {x.dim()} dimensions and w has {w.dim()}; x needs at least 2, w exactly 2"
-        )
-    if x.shape[-1] != w.shape[0]:
-        raise UsageError(
-            f"{operation}: x has {x.shape[-1]} columns and w has {w.shape[0]} rows; they must be equal"
-        )
-    if x.dtype != w.dtype or x.device != w.device:
-        raise UsageError(
-            f"{operation}: x is {_kind(x)} and w is {_kind(w)}; both must have one dtype on one device"
-        )
-    if x.dtype not in (torch.float32, *NARROW_DTYPES):
-        raise UsageError(f"{operation}: dtype {x.dtype} is not supported; use bfloat16, float16 or float32")
-    if out is not None and (out.dtype != x.dtype or out.device != x.device):
-        raise UsageError(f"{operation}: out is {_kind(out)} and x is {_kind(x)}; they must be alike")
-
-
-def _kind(tensor: torch.Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')} on {tensor.device}"

@@ -1,108 +1,155 @@
-"""One call: its plan, its result, no gradient."""
+"""One call without its gradient: from the caller's tensors to the results."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from weft.errors import UsageError, WeftError
-from weft.ops.plan import Call, Plan, plan_for
-from weft.ops.program import check_tensors
+from weft.ops.call import Call
+from weft.ops.collect import all_to_all, arrived, start_gather
+from weft.ops.operands import kind
+from weft.ops.prepare import PreparedCall, Tensors, prepared_call
 from weft.ops.schedule import split
 from weft.ops.teams import team_of
 
 
+class Ran(NamedTuple):
+    """What a call made: a result for each weight, shaped like x except for the first and last dimension."""
+
+    outs: list[torch.Tensor]
+    prepared: PreparedCall
+    flat: torch.Tensor
+    """The first x as a contiguous matrix."""
+
+    def gathered(self) -> torch.Tensor:
+        """All rows that were multiplied, in the order of the result, as one new matrix."""
+        made = arrived(self.prepared.schedule, self.prepared.runner.program, self.flat)
+        return made.clone() if made is self.flat else made
+
+
 def run(
-    call: Call, x: torch.Tensor, w: torch.Tensor, group: Any = None, out: torch.Tensor | None = None
-) -> torch.Tensor:
-    """Run an operation and return its result, shaped like x but for the first and the last dimension."""
-    return run_planned(call, x, w, group, out)[0]
-
-
-def run_planned(
-    call: Call, x: torch.Tensor, w: torch.Tensor, group: Any = None, out: torch.Tensor | None = None
-) -> tuple[torch.Tensor, Plan, torch.Tensor]:
-    """The same, with the plan and x as the plan saw it."""
-    flat, plan, w = prepare(call, x, w, group)
-    if out is None:
-        result = flat.new_empty(plan.out_shape)
+    call: Call,
+    xs: Tensors,
+    ws: Tensors,
+    group: Any = None,
+    outs: Tensors | None = None,
+    scales: Tensors = (),
+) -> Ran:
+    """Run an operation. One x and several w for a gather, as many x as w for a reduce-scatter."""
+    flats, ws, prepared = prepare(call, xs, ws, group, scales)
+    if outs is None:
+        results = [flats[0].new_empty(shape, dtype=prepared.out_dtype) for shape in prepared.out_shapes]
     else:
         try:
-            result = _given(call, plan, flat, x, w, out)
+            results = _given(prepared, flats, xs[0], ws, outs)
         except WeftError as error:
-            plan.team.tell(call.operation, error)
+            prepared.team.tell(call.operation, error)
             raise
-    plan.run(flat, w, result)
-    if out is not None:
-        return out, plan, flat
-    return (result if x.dim() == 2 else result.view(_shape(plan, x, w))), plan, flat
+    prepared.run((*flats, *ws, *results, *_for_all_rows(prepared, scales)))
+    if outs is not None:
+        return Ran(list(outs), prepared, flats[0])
+    if xs[0].dim() != 2:
+        shape = _shape(prepared, xs[0])
+        results = [result.view(*shape, result.shape[1]) for result in results]
+    return Ran(results, prepared, flats[0])
 
 
 def prepare(
-    call: Call, x: torch.Tensor, w: torch.Tensor, group: Any
-) -> tuple[torch.Tensor, Plan, torch.Tensor]:
-    """x as a contiguous matrix, the plan, and w with one contiguous dimension."""
-    flat = x
-    if x.dim() != 2:
+    call: Call, xs: Tensors, ws: Tensors, group: Any, scales: Tensors = ()
+) -> tuple[Sequence[torch.Tensor], Sequence[torch.Tensor], PreparedCall]:
+    """x as contiguous matrices, w with one contiguous dimension, and the prepared call."""
+    flats: Sequence[torch.Tensor] = xs
+    if xs[0].dim() != 2:
         try:
-            flat, call = _flatten(call, x, group)
+            call = _for_matrix(call, xs[0], group)
+            flats = [x.reshape(-1, x.shape[-1]) for x in xs]
         except WeftError as error:
-            team = team_of(group)
-            team.calls += 1
-            team.refuse(call.operation, error)
+            refuse(call, group, error)
             raise
-    if not flat.is_contiguous():
-        flat = flat.contiguous()
-    if 1 not in w.stride():
-        w = w.contiguous()
-    return flat, plan_for(call, flat, w, group), w
+    flats = [flat if flat.is_contiguous() else flat.contiguous() for flat in flats]
+    ws = [w if 1 in w.stride() else w.contiguous() for w in ws]
+    return flats, ws, prepared_call(call, flats, ws, group, scales)
 
 
-def _flatten(call: Call, x: torch.Tensor, group: Any) -> tuple[torch.Tensor, Call]:
-    """x as a matrix. What is split evenly is the first dimension, not the rows of the matrix."""
+def refuse(call: Call, group: Any, error: WeftError) -> None:
+    """Make every rank raise this error instead of the call."""
+    team = team_of(group)
+    team.calls += 1
+    team.refuse(call.operation, error)
+
+
+def _for_matrix(call: Call, x: torch.Tensor, group: Any) -> Call:
+    """The call for x as a matrix. What is split evenly is the first dimension, not the rows of the matrix."""
     if x.dim() < 2:
-        raise UsageError(f"{call.operation}: x has {x.dim()} dimensions; it needs at least 2")
-    inner, ranks = prod(x.shape[1:-1]), team_of(group).size
+        raise UsageError(f"{call.operation}: A has {x.dim()} dimensions; it needs at least 2")
+    team, inner = team_of(group), prod(x.shape[1:-1])
     if not inner:
-        raise UsageError(f"{call.operation}: x is {tuple(x.shape)}; only its first dimension may be empty")
-    parts = tuple(count * inner for count in split(x.shape[0], ranks))
-    if call.operation == "matmul_reduce_scatter" and call.rows is None:
-        call = call._replace(rows=parts)
-    elif call.operation == "all_to_all_matmul" and call.sent is None and x.shape[0] % ranks:
-        call = call._replace(sent=parts, rows=(parts[team_of(group).rank],) * ranks)
-    return x.reshape(-1, x.shape[-1]), call
-
-
-def _shape(plan: Plan, x: torch.Tensor, w: torch.Tensor) -> tuple[int, ...]:
-    inner = prod(x.shape[1:-1])
-    if plan.out_shape[0] % inner:
         raise UsageError(
-            f"{plan.call.operation}: {plan.out_shape[0]} rows do not fit x's inner dimensions "
+            f"{call.operation}: A is {tuple(x.shape)}; only the dimension that is gathered or "
+            "scattered may be empty"
+        )
+    parts = tuple(count * inner for count in split(x.shape[0], team.size))
+    if call.scatters and call.rows is None:
+        return call._replace(rows=parts)
+    if call.operation == "all_to_all_matmul" and call.sent is None and x.shape[0] % team.size:
+        return call._replace(sent=parts, rows=(parts[team.rank],) * team.size)
+    return call
+
+
+def _for_all_rows(prepared: PreparedCall, scales: Tensors) -> list[torch.Tensor]:
+    """The scales, contiguous; those of rows are gathered like the rows themselves."""
+    if not scales:
+        return []
+    first, problem = scales[0], prepared.schedule.problem
+    if first.dim() > 1:
+        first = first.reshape(-1, 1).contiguous()
+        if prepared.call.operation == "all_gather_matmul":
+            first = start_gather(first, problem.rows, prepared.team)()
+        elif prepared.call.operation == "all_to_all_matmul":
+            first = all_to_all(first, problem.sent or (), problem.rows or (), prepared.team)
+    return [first, *(scale.contiguous() for scale in scales[1:])]
+
+
+def _shape(prepared: PreparedCall, x: torch.Tensor) -> tuple[int, ...]:
+    """Of a result, without its columns."""
+    inner, rows = prod(x.shape[1:-1]), prepared.out_shapes[0][0]
+    if rows % inner:
+        raise UsageError(
+            f"{prepared.call.operation}: {rows} rows do not fit A's inner dimensions "
             f"{tuple(x.shape[1:-1])}; give the first dimension of each rank's part by rows"
         )
-    return (plan.out_shape[0] // inner, *x.shape[1:-1], w.shape[1])
+    return rows // inner, *x.shape[1:-1]
 
 
 def _given(
-    call: Call, plan: Plan, flat: torch.Tensor, x: torch.Tensor, w: torch.Tensor, out: torch.Tensor
-) -> torch.Tensor:
-    check_tensors(call.operation, flat, w, out)
-    wanted = _shape(plan, x, w)
-    if tuple(out.shape) != wanted or not out.is_contiguous():
-        raise UsageError(
-            f"{call.operation}: out has shape {tuple(out.shape)}"
-            f"{'' if out.is_contiguous() else ' and is not contiguous'}; it must be contiguous, {wanted}"
-        )
-    for name, given in (("x", flat), ("w", w)):
-        if _overlap(given, out):
-            raise UsageError(f"{call.operation}: out shares memory with {name}; give it memory of its own")
-    return out.view(plan.out_shape)
+    prepared: PreparedCall, flats: Tensors, x: torch.Tensor, ws: Tensors, outs: Tensors
+) -> list[torch.Tensor]:
+    """The caller's own tensors for the results, as matrices."""
+    operation = prepared.call.operation
+    if len(outs) != len(prepared.out_shapes):
+        raise UsageError(f"{operation}: out has {len(outs)} tensors for {len(prepared.out_shapes)} results")
+    for out, (_, columns) in zip(outs, prepared.out_shapes, strict=True):
+        if out.dtype != prepared.out_dtype or out.device != x.device:
+            raise UsageError(f"{operation}: out is {kind(out)} and A is {kind(x)}; they must be alike")
+        wanted = (*_shape(prepared, x), columns)
+        if tuple(out.shape) != wanted or not out.is_contiguous():
+            raise UsageError(
+                f"{operation}: out has shape {tuple(out.shape)}"
+                f"{'' if out.is_contiguous() else ' and is not contiguous'}; it must be contiguous, {wanted}"
+            )
+        named = [("A", flats[0]), *(("B", w) for w in ws), *(("out", o) for o in outs if o is not out)]
+        for name, other in named:
+            if _overlap(other, out):
+                raise UsageError(f"{operation}: out shares memory with {name}; give it memory of its own")
+    return [out.view(shape) for out, shape in zip(outs, prepared.out_shapes, strict=True)]
 
 
 def _overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
-    if not a.numel() or not b.numel() or a.device.type == "meta":
+    if not a.numel() or not b.numel():
         return False
     (first, end), (other, last) = _span(a), _span(b)
     return first < last and other < end

@@ -23,7 +23,7 @@ from weft.ops.case import (
 )
 from weft.ops.schedule import Add, Matmul, Recv, Schedule, Send, Step, build
 from weft.sim.fabric import SWITCH_GPUS, Fabric
-from weft.sim.flow import Flowed, Node, Task, flow
+from weft.sim.flow import Flowed, FlowNode, Task, flow
 from weft.timeline import Kind, Timeline
 
 MAX_PERIOD = 18
@@ -120,7 +120,7 @@ def exhaustive(case: Case, engines: tuple[str, ...] = ENGINES) -> list[Result]:
     return [simulate(case, name, engine) for name, engine in candidates(case, engines)]
 
 
-def node(case: Case, engine: str) -> Node:
+def node(case: Case, engine: str) -> FlowNode:
     """What the tasks of a case share."""
     figures, joined = case.costs.profile.figures, case.fabric
     shared = {
@@ -130,8 +130,8 @@ def node(case: Case, engine: str) -> Node:
         "event_gap_s": figures.event_gap_us * 1e-6,
     }
     if engine == "dma":
-        return Node(**shared, lanes=joined.engines, start_s=joined.copy_start_s, traffic=1.0)  # type: ignore[arg-type]
-    return Node(
+        return FlowNode(**shared, lanes=joined.engines, start_s=joined.copy_start_s, traffic=1.0)  # type: ignore[arg-type]
+    return FlowNode(
         **shared,  # type: ignore[arg-type]
         lanes=case.ranks - 1,
         start_s=SM_START_S,

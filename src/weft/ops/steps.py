@@ -29,6 +29,8 @@ class Problem:
     """Rows of each rank's shard; all-to-all: rows that each rank sends to this one. None: split evenly."""
     sent: tuple[int, ...] | None = None
     """All-to-all only: rows that this rank sends to each. None: m split evenly."""
+    direct: bool = False
+    """Whether each part of a fused matmul is one of its own, instead of a permutation around one matmul."""
 
     def __post_init__(self) -> None:
         for name in ("m", "n", "k", "ranks", "itemsize"):
@@ -164,6 +166,10 @@ class Schedule:
     def recvs(self) -> dict[tuple[int, int], Recv]:
         """By peer and round."""
         return {(step.peer, step.round): step for step in self.steps if isinstance(step, Recv)}
+
+    @property
+    def scatters(self) -> bool:
+        return self.operation == "matmul_reduce_scatter"
 
     @property
     def matmuls(self) -> list[Matmul]:

@@ -2,18 +2,18 @@
 
 The first call of a kind is checked through the group's key-value store: each rank posts what it is about to
 do and reads what the others posted. Later calls of that kind cost nothing. A kind is what all ranks have in
-common; what one rank may change alone (its blocks of an all-to-all) makes a new plan there, asking nobody. If
+common; what one rank may change alone (its blocks of an all-to-all) is prepared anew there, asking nobody. If
 a rank fails or finds itself alone, what was posted tells both sides.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -21,12 +21,15 @@ import torch.distributed as dist
 
 from weft.comm.dma import host_peers
 from weft.errors import UsageError, WeftError
+from weft.ranks import publish, published
+
+log = logging.getLogger("weft.ops")
 
 GRACE_S = 5.0  # after a failure, how long to wait for the others to say what they were doing
 DEFAULT_TIMEOUT_S = 300.0
 PROBLEM = " problem"
 
-KEPT = 32  # kinds of calls, and plans, that a group remembers; each plan has its scratch memory
+KEPT = 32  # kinds of calls, and prepared calls, that a group remembers; each has its scratch memory
 
 Facts = Mapping[str, Any]
 
@@ -59,7 +62,7 @@ class Team:
         self.rank: int = group.rank()
         self.size: int = group.size()
         self.calls = 0
-        self.plans: OrderedDict[Any, Any] = OrderedDict()
+        self.prepared: OrderedDict[Any, Any] = OrderedDict()
         self._captured: list[Any] = []
         self._agreements: OrderedDict[str, Agreement] = OrderedDict()
         self._store: Any = None
@@ -92,35 +95,35 @@ class Team:
             found = self._agreements[kind] = Agreement(self.agree(facts), kind)
             if len(self._agreements) > KEPT:
                 old, _ = self._agreements.popitem(last=False)
-                self.drop(lambda plan: plan.agreement.kind == old)
+                self.drop(lambda prepared: prepared.agreement.kind == old)
         return found
 
-    def keep(self, key: Any, plan: Any) -> None:
-        """Remember a plan; the one that was used longest ago goes."""
-        self.plans[key] = plan
-        if len(self.plans) > KEPT:
-            self.plans.popitem(last=False)
+    def keep(self, key: Any, prepared: Any) -> None:
+        """Remember a prepared call; the least recently used one is dropped."""
+        self.prepared[key] = prepared
+        if len(self.prepared) > KEPT:
+            self.prepared.popitem(last=False)
 
-    def hold(self, plan: Any) -> None:
-        """Never let go of a plan: a CUDA graph replays what it issued, on the plan's own scratch memory."""
-        if not any(plan is held for held in self._captured):
-            self._captured.append(plan)
+    def hold(self, prepared: Any) -> None:
+        """Never drop a prepared call: a CUDA graph replays it, on the call's own scratch memory."""
+        if not any(prepared is held for held in self._captured):
+            self._captured.append(prepared)
 
-    def used(self, key: Any, plan: Any) -> None:
+    def used(self, key: Any, prepared: Any) -> None:
         """Every rank does this for every call, so that all forget the same agreements."""
-        self.plans.move_to_end(key)
-        self._agreements.move_to_end(plan.agreement.kind)
+        self.prepared.move_to_end(key)
+        self._agreements.move_to_end(prepared.agreement.kind)
 
     def drop(self, unwanted: Callable[[Any], bool]) -> None:
-        """Forget plans and what was agreed for them; on all ranks alike."""
-        for key in [key for key, plan in self.plans.items() if unwanted(plan)]:
-            self._agreements.pop(self.plans.pop(key).agreement.kind, None)
+        """Forget prepared calls and what was agreed for them; on all ranks alike."""
+        for key in [key for key, prepared in self.prepared.items() if unwanted(prepared)]:
+            self._agreements.pop(self.prepared.pop(key).agreement.kind, None)
 
     def tell(self, operation: str, error: WeftError) -> None:
         """Say why this rank does not move its data, for those who then miss it."""
         if self.size > 1 and not getattr(self.group, "silent", False):
             said = {"operation": operation, "problem": str(error)}
-            self.store.set(self._key(self.rank) + PROBLEM, json.dumps(said))
+            publish(self.store, self._key(self.rank) + PROBLEM, said)
 
     def refuse(self, operation: str, error: WeftError) -> None:
         """Instead of agreeing: make every rank raise this error."""
@@ -130,28 +133,32 @@ class Team:
         """What every rank is about to do in this call; raises on every rank if they do not fit together."""
         if self.size == 1 or getattr(self.group, "silent", False):
             return [facts] * self.size
-        self._post(facts)
-        everyone = self._wait(facts)
+        everyone = self._exchange(facts, facts)
         compare(everyone)
         return everyone
 
     def all_can(self, facts: Facts, reason: str | None) -> str | None:
         """None where every rank can do something (reason None); else the first reason, on every rank."""
         self._part += 1
-        self._post({"operation": facts["operation"], "reason": reason})
-        for rank, said in enumerate(self._wait(facts)):
+        own = {"operation": facts["operation"], "reason": reason}
+        for rank, said in enumerate(self._exchange(facts, own)):
             if said["reason"] is not None:
                 return f"rank {rank}: {said['reason']}"
         return None
 
-    def _wait(self, facts: Facts) -> list[Any]:
+    def _exchange(self, facts: Facts, own: Facts) -> list[Any]:
+        """What every rank posts. Who waits in a transfer posts when its timeout ends, hence the grace."""
         keys = [self._key(rank) for rank in range(self.size)]
         try:
-            self.store.wait(keys, timedelta(seconds=self.timeout_s + GRACE_S))
+            self._post(own)
+            everyone = published(self.store, keys, self.timeout_s + GRACE_S)
         except RuntimeError as error:
-            raise self._missing(facts, self._read(), error) from None
-        everyone = [json.loads(self.store.get(key)) for key in keys]
-        # Who is here has read all of the exchange before: what was said there is of no more use.
+            raise self._lost(facts, error) from None
+        if None in everyone:
+            compare([*map(self._said, range(self.size))])
+            posted = {rank: said for rank, said in enumerate(everyone) if said is not None}
+            raise self._missing(facts, posted, TimeoutError(f"no word for {self.timeout_s:.3g} s"))
+        # Every rank has read the exchange before this one: its entry can go.
         if self._answered:
             self.store.delete_key(self._answered)
         self._answered = keys[self.rank]
@@ -170,17 +177,28 @@ class Team:
             compare([posted.get(rank) for rank in range(self.size)])
         except DisagreementError as disagreement:
             return disagreement
-        except RuntimeError:
-            posted = {}
+        except RuntimeError as lost:
+            log.debug("%s: the store does not answer: %s", facts["operation"], lost)
+            return self._lost(facts, error)
         return self._missing(facts, posted, error)
 
     def _missing(self, facts: Facts, posted: Mapping[int, Facts], error: BaseException) -> PeerError:
         silent = [rank for rank in range(self.size) if rank != self.rank and rank not in posted]
         who = f"rank {', '.join(map(str, silent))}" if silent else "a peer"
+        return self._absent(
+            facts, f"{who} did not take part (it ended, or is elsewhere in the program)", error
+        )
+
+    def _lost(self, facts: Facts, error: BaseException) -> PeerError:
+        """The store is gone, and with it the process that hosts it."""
+        who = "rank 0 of the job, which hosts the process group's store, did not take part (it ended)"
+        return self._absent(facts, who, error)
+
+    def _absent(self, facts: Facts, who: str, error: BaseException) -> PeerError:
         reason = str(error).strip().splitlines()
         return PeerError(
-            f"{facts['operation']} on rank {self.rank} of {self.size}: {who} did not take part "
-            f"(it ended, or is elsewhere in the program): {reason[0] if reason else type(error).__name__}"
+            f"{facts['operation']} on rank {self.rank} of {self.size}: {who}: "
+            f"{reason[0] if reason else type(error).__name__}"
         )
 
     def _key(self, rank: int) -> str:
@@ -188,16 +206,20 @@ class Team:
 
     def _post(self, facts: Facts) -> None:
         self._posted = self.calls
-        self.store.set(self._key(self.rank), json.dumps(dict(facts)))
+        publish(self.store, self._key(self.rank), dict(facts))
 
     def _read(self) -> dict[int, Facts]:
-        found = {}
-        for rank in range(self.size):
-            key = self._key(rank)
-            for each in (key + PROBLEM, key):
-                if rank not in found and self.store.check([each]):
-                    found[rank] = json.loads(self.store.get(each))
-        return found
+        found = {rank: self._said(rank) for rank in range(self.size)}
+        return {rank: said for rank, said in found.items() if said is not None}
+
+    def _said(self, rank: int) -> Facts | None:
+        """What a rank posted for this call: rather its problem than its facts."""
+        key = self._key(rank)
+        for each in (key + PROBLEM, key):
+            if self.store.check([each]):
+                said: Facts = json.loads(self.store.get(each))
+                return said
+        return None
 
 
 def compare(everyone: list[Facts | None]) -> None:
@@ -287,5 +309,5 @@ def group_named(name: str) -> Any:
 
 
 def forget() -> None:
-    """Drop every team and its plans; for use after destroy_process_group."""
+    """Drop every team and its prepared calls; for use after destroy_process_group."""
     _TEAMS.clear()

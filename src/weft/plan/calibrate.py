@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from weft.errors import InputError, UsageError
-from weft.gpu.presets import PRESETS
+from weft.gpu.presets import GPU_PRESETS
 from weft.plan.compute import Pass, Work, head, layer
 from weft.plan.config import TrainingJob
 from weft.plan.figures import Figures
@@ -220,7 +220,7 @@ def calibrated(path: Path, job: TrainingJob, figures: Figures) -> Calibration:
 def _check_gpu(title: str, job: TrainingJob, path: Path) -> None:
     """A trace of another GPU says nothing about this one; a name that no preset has is not judged."""
     words = title.lower().replace("-", " ").split()
-    traced = next((name for name in PRESETS if name.split("-")[0] in words), None)
+    traced = next((name for name in GPU_PRESETS if name.split("-")[0] in words), None)
     if traced and traced.split("-")[0] != job.gpu.name.split("-")[0]:
         raise UsageError(
             f"--calibrate {path}: the trace is of {title}, the plan for {job.gpu.title}; use --gpu {traced}"

@@ -2,7 +2,7 @@
 
 `collective_s` is the one model of network time: plans use it, and so can anything else that needs the time
 of a collective between nodes. It needs no job: a `Group` (ranks and how many share an NVLink domain), a
-GPU, a `Network` and the fitted `Links`. All-gather and reduce-scatter run around a ring, as NCCL's do:
+GPU, a `Network` and the fitted `Links`. Inside a node it is `weft.gpu.cost`. All-gather and reduce-scatter run around a ring, as NCCL's do:
 every rank is a hop, so their latency grows with the ranks. All-reduce takes the ring or NCCL's double tree,
 whichever is faster.
 """
@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from weft.gpu.cost import link_bytes_per_s, node_collective_s, size_factor, switch_reduces
 from weft.gpu.specs import GpuSpec
 from weft.plan.figures import Links
 from weft.plan.network import Network
@@ -43,13 +44,6 @@ def group(ranks: int, stride: int, network: Network) -> Group:
     return Group(ranks, per_domain, ranks * stride)
 
 
-def domain_rate(gpu: GpuSpec, links: Links) -> float:
-    """Bytes per second that a rank sends inside its domain."""
-    if gpu.link_kind == "pcie":
-        return gpu.pcie_bytes_per_s * links.domain_share
-    return gpu.fabric_bytes_per_s * links.domain_share
-
-
 def rail_rate(g: Group, network: Network, links: Links) -> float:
     """Bytes per second that one rank sends between domains."""
     beyond = network.oversubscription if g.span > network.leaf_gpus else 1.0
@@ -57,77 +51,78 @@ def rail_rate(g: Group, network: Network, links: Links) -> float:
     return network.rail_bytes_per_s * links.network_share / beyond / lost
 
 
-def collective_s(kind: str, bytes_: float, g: Group, gpu: GpuSpec, network: Network, links: Links) -> float:
+def collective_s(
+    kind: str,
+    bytes_: float,
+    g: Group,
+    gpu: GpuSpec,
+    network: Network,
+    links: Links,
+    *,
+    flow_bytes: float = 0.0,
+) -> float:
     """Seconds of a collective alone. `bytes_`: the larger buffer of a rank, as in Workload.
 
-    `kind`: `all_reduce`, `all_gather`, `reduce_scatter`, `all_to_all` or `p2p`.
+    `kind`: `all_reduce`, `all_gather`, `reduce_scatter`, `all_to_all` or `p2p`. `flow_bytes`: of all buckets that
+    follow each other without a gap, where it is one of several: they fill the links together.
     """
     if g.ranks < 2 or bytes_ <= 0:
         return 0.0
     start = links.launch_us * 1e-6
     if kind == "p2p":
         return start + _p2p(bytes_, g, gpu, network, links)
+    if g.domains == 1:
+        rate = link_bytes_per_s(gpu, links)
+        return node_collective_s(kind, bytes_, g.ranks, rate, links, in_switch=switch_reduces(gpu))
+    factor = size_factor(max(bytes_, flow_bytes), links)
     if kind == "all_to_all":
-        return start + _all_to_all(bytes_, g, gpu, network, links)
+        return start + _all_to_all(bytes_, g, gpu, network, links) * factor + _hop_s(network, links)
     if kind == "all_reduce":
-        ring = 2 * _ring(bytes_, g, gpu, network, links)
-        return start + min(ring, _tree(bytes_, g, gpu, network, links))
-    return start + _ring(bytes_, g, gpu, network, links)
+        ring = 2 * _ring(bytes_, g, gpu, network, links, factor)
+        return start + min(ring, _tree(bytes_, g, gpu, network, links, factor))
+    return start + _ring(bytes_, g, gpu, network, links, factor)
 
 
 def _hop_s(network: Network, links: Links) -> float:
     return (network.latency_us + links.network_us) * 1e-6
 
 
-def _ramp(part: float, links: Links) -> float:
-    """Small messages do not fill the links; the published curves rise with the root of the size."""
-    return 1.0 + math.sqrt(links.half_bytes / max(part, 1.0))
-
-
-def _ring(bytes_: float, g: Group, gpu: GpuSpec, network: Network, links: Links) -> float:
+def _ring(
+    bytes_: float, g: Group, gpu: GpuSpec, network: Network, links: Links, factor: float
+) -> float:
     """Reduce-scatter or all-gather around a ring; each domain sends over as many rails as it has ranks."""
-    rate = domain_rate(gpu, links)
-    latency = (g.ranks - g.domains) * links.domain_us * 1e-6
-    if g.domains > 1:
-        rails = g.per_domain * rail_rate(g, network, links)
-        rate = min(rate, rails) if g.per_domain > 1 else rails
-        latency += g.domains * _hop_s(network, links)
+    rails = g.per_domain * rail_rate(g, network, links)
+    rate = min(link_bytes_per_s(gpu, links), rails) if g.per_domain > 1 else rails
+    latency = (g.ranks - g.domains) * links.ring_us * 1e-6 + g.domains * _hop_s(network, links)
     sent = bytes_ * (g.ranks - 1) / g.ranks
-    return latency + sent * _ramp(bytes_, links) / rate
+    return latency + sent * factor / rate
 
 
-def _tree(bytes_: float, g: Group, gpu: GpuSpec, network: Network, links: Links) -> float:
+def _tree(bytes_: float, g: Group, gpu: GpuSpec, network: Network, links: Links, factor: float) -> float:
     """Up and down a double tree between domains; inside each a chain, or the switch."""
-    rate = domain_rate(gpu, links)
+    rate = link_bytes_per_s(gpu, links)
     hops = 2 * (g.per_domain - 1) * links.domain_us * 1e-6
     sent = 2.0 * bytes_ / rate
-    if _adds(gpu):
+    if switch_reduces(gpu):
         hops = 2 * links.domain_us * 1e-6
         sent = 2 * bytes_ * (g.ranks - 1) / g.ranks / (rate * links.switch_gain)
-    if g.domains > 1:
-        # A node sends its half up and down in both trees; two nodes just exchange halves.
-        crossing = bytes_ if g.domains == 2 and _adds(gpu) else 2 * bytes_
-        sent = max(sent, crossing / (g.per_domain * rail_rate(g, network, links)))
-        hops += 2 * math.ceil(math.log2(g.domains)) * _hop_s(network, links)
-    return hops + sent * _ramp(bytes_, links)
-
-
-def _adds(gpu: GpuSpec) -> bool:
-    """Whether the switch of an NVLink domain can add (NVLink 4 and later)."""
-    return gpu.vendor == "nvidia" and gpu.compute_capability >= (9, 0) and gpu.link_kind == "nvlink"
+    # A node sends its half up and down in both trees; two nodes just exchange halves.
+    crossing = bytes_ if g.domains == 2 and switch_reduces(gpu) else 2 * bytes_
+    sent = max(sent, crossing / (g.per_domain * rail_rate(g, network, links)))
+    hops += 2 * math.ceil(math.log2(g.domains)) * _hop_s(network, links)
+    return hops + sent * factor
 
 
 def _all_to_all(bytes_: float, g: Group, gpu: GpuSpec, network: Network, links: Links) -> float:
-    near = bytes_ * (g.per_domain - 1) / g.ranks / domain_rate(gpu, links)
-    if g.domains == 1:
-        return near * _ramp(bytes_, links) + links.domain_us * 1e-6
+    """Seconds at full bandwidth, inside domains and between them at the same time."""
+    near = bytes_ * (g.per_domain - 1) / g.ranks / link_bytes_per_s(gpu, links)
     far = bytes_ * (g.ranks - g.per_domain) / g.ranks / rail_rate(g, network, links)
-    return max(near, far) * _ramp(bytes_, links) + _hop_s(network, links)
+    return max(near, far)
 
 
 def _p2p(bytes_: float, g: Group, gpu: GpuSpec, network: Network, links: Links) -> float:
     if g.domains == 1:
-        return bytes_ / domain_rate(gpu, links)
+        return bytes_ / link_bytes_per_s(gpu, links)
     return _hop_s(network, links) + bytes_ / rail_rate(g, network, links)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, fields, replace
 
+from weft.gpu.cost import LARGE_TILE
 from weft.gpu.specs import GpuSpec
 from weft.plan.config import TrainingJob
 from weft.plan.figures import (
@@ -18,7 +19,7 @@ from weft.plan.figures import (
 )
 from weft.plan.models import Gemm
 
-TILE_M, TILE_N = 128, 256
+TILE_M, TILE_N = LARGE_TILE
 REFERENCE_RATE = 989.4e12 / 132  # of one SM of an H100 in bf16, for which `gemm_k_half` holds
 GEMM_TAIL = 0.5  # how much of a ragged last wave is lost, 0 to 1: assumed, other kernels fill the rest
 USUAL_SHARE = 0.75  # of a layer's time in matmuls: where the shares of the peak hold

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.errors import InputError, UsageError
+from weft.gpu.cost import NODE_LINKS, NodeLinks
 from weft.gpu.specs import GpuSpec
 
 SHIPPED = Path(__file__).parent / "data" / "figures.json"
@@ -72,36 +73,24 @@ class Constants:
     """Share that kernels fused with a tensor-parallel collective hide of what they could."""
     skew: float
     """Share of the step lost for each doubling of the number of nodes: stragglers and jitter."""
-    domain_us: float
-    """One hop between GPUs of an NVLink domain."""
-    domain_share: float
-    """Share of the NVLink bandwidth that a large ring collective reaches."""
-    switch_gain: float
-    """How much faster an all-reduce of one domain is where the switch adds (NVLink 4 and later)."""
-    half_bytes: float
-    """Bytes at which a collective reaches half of its bandwidth, beyond latency."""
+    ring_us: float
+    """One hop inside a domain of a ring that spans domains: NCCL's protocol for the network is slower."""
     network_us: float
     """One hop between domains, on top of the network's own latency."""
     network_share: float
     """Share of the rail bandwidth between domains that large collectives reach."""
     congestion: float
     """Share of the bandwidth between domains that is lost for each doubling of a group's span."""
-    launch_us: float
-    """Start of any collective."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Links:
-    """The constants of collectives; see `Constants`."""
+class Links(NodeLinks):
+    """The constants of collectives: inside a node those of `weft.gpu.cost`, between nodes see `Constants`."""
 
-    domain_us: float
-    domain_share: float
-    switch_gain: float
-    half_bytes: float
+    ring_us: float
     network_us: float
     network_share: float
     congestion: float
-    launch_us: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,7 +171,7 @@ class Figures:
 
     @cached_property
     def links(self) -> Links:
-        known = asdict(self.constants)
+        known = {**asdict(NODE_LINKS), **asdict(self.constants)}
         return Links(**{field.name: known[field.name] for field in fields(Links)})
 
     @property

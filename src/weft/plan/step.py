@@ -10,7 +10,7 @@ from weft.plan.compute import Pass, head, layer, optimizer_s
 from weft.plan.config import AUTO, TrainingJob
 from weft.plan.figures import Figures, half_rate, shipped
 from weft.plan.memory import check_fits, memory_bytes, stage_params, tight
-from weft.plan.network import usual_network
+from weft.plan.network import Network, usual_network
 from weft.plan.overlap import Hidden, hide, simulated_gpu
 from weft.plan.pipeline import Stage, span_s, stages
 from weft.plan.traffic import Need, needs
@@ -187,11 +187,11 @@ def _part(job: TrainingJob, figures: Figures, stage: Stage, dense: Pass, moe: Pa
         rail_bytes_per_s=max(job.network.rail_bytes_per_s, usual_network(job.gpu.name).rail_bytes_per_s)
     )
     for need in needs(job, software, figures.constants.fusion, stage, dense, moe):
-        alone = collective_s(need.kind, need.bytes, need.group, job.gpu, job.network, figures.links)
+        alone = _alone_s(need, job, job.network, figures)
         if need.hidden:
             most = alone
             if need.group.scope == "network" and job.network.rail_bytes_per_s < usual.rail_bytes_per_s:
-                most = collective_s(need.kind, need.bytes, need.group, job.gpu, usual, figures.links)
+                most = _alone_s(need, job, usual, figures)
             found = hide(need.kind, alone, need.window, need.floor, job.gpu, need.group, job.policy, most)
         else:
             found = Hidden(alone, 0.0, alone, 0.0, None)
@@ -202,6 +202,13 @@ def _part(job: TrainingJob, figures: Figures, stage: Stage, dense: Pass, moe: Pa
         work,
         optimizer_s(shared / shards + experts / min(shards, job.expert_replicas), job, figures),
         tuple(traffic),
+    )
+
+
+def _alone_s(need: Need, job: TrainingJob, network: Network, figures: Figures) -> float:
+    """Seconds of a collective that overlaps with nothing."""
+    return collective_s(
+        need.kind, need.bytes, need.group, job.gpu, network, figures.links, flow_bytes=need.flow_bytes
     )
 
 

@@ -39,6 +39,8 @@ class Need:
     each_step: bool = False
     kernels_s: float = 0.0
     """Seconds of compute that compression adds to each."""
+    flow_bytes: float = 0.0
+    """Bytes of all buckets where it is one of several that follow each other; 0: it is alone."""
 
 
 def hides(job: TrainingJob, software: Software, name: str) -> bool:
@@ -272,6 +274,7 @@ def _bucketed(need: Need, software: Software) -> Need:
         window=need.window * (1 / buckets),
         floor=1 / buckets,
         kernels_s=need.kernels_s / buckets,
+        flow_bytes=need.bytes,
     )
 
 

@@ -1,4 +1,4 @@
-"""What the page says about a bench: heatmaps, times with intervals, a table."""
+"""The report of a bench: heatmaps, times with intervals, a table."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ from weft.report.parts import MAX_ROWS, Cell, Column, Table
 from weft.report.reading import Document, number, records, shorten, text
 
 MAX_POLICIES = 40
+"""Columns of a heatmap."""
 MAX_CELLS = 4000
+"""Cells of a heatmap."""
 MAX_WHISKERS = 300
-"""Over this many times on the page, the workloads that follow are only in the heatmap and the table."""
+"""Beyond this many times on the page, further workloads appear only in the heatmap and the table."""
 
 
 @dataclass(frozen=True)
 class Heatmap:
-    """Workloads down, policies across."""
+    """A table of cells: one row per workload, one column per policy."""
 
     title: str
     note: str
@@ -26,7 +28,7 @@ class Heatmap:
 
 
 def heatmaps(document: Document) -> list[Heatmap]:
-    """Time ratio and fraction of ideal, workload by policy, where the rows have them."""
+    """Time ratio and fraction of ideal by workload and policy, if the rows have them."""
     maps = (
         _heatmap(
             document,
@@ -38,7 +40,7 @@ def heatmaps(document: Document) -> list[Heatmap]:
             document,
             "fraction_of_ideal",
             "Fraction of ideal",
-            "How much of the possible gain was reached: 1 is ideal, 0 is no better than sequential.",
+            "Fraction of the possible gain that was reached: 1 is ideal, 0 is no better than sequential.",
         ),
     )
     return [found for found in maps if found is not None]
@@ -67,7 +69,7 @@ def _heatmap(document: Document, key: str, title: str, note: str) -> Heatmap | N
 def _heat_cell(value: float | None, key: str, best: float) -> Cell:
     if value is None:
         return Cell(words.NOTHING, None, "heat-none")
-    # Ratios are shaded by 5% steps from 1; fractions of ideal from half, so that blue is good in both.
+    # Ratios are shaded in steps of 5% from 1, fractions of ideal from 0.5, so that blue is good in both.
     steps = (value - 1) / 0.05 if key == "time_ratio" else (0.5 - value) / 0.11
     level = max(-4, min(4, round(steps)))
     css = "heat-0" if level == 0 else f"heat-{'n' if level < 0 else 'p'}{abs(level)}"
@@ -75,7 +77,7 @@ def _heat_cell(value: float | None, key: str, best: float) -> Cell:
 
 
 def times(document: Document) -> list[Chart]:
-    """Times of the policies, a chart for each workload."""
+    """Times of the policies, one chart per workload."""
     groups: dict[str, list[Document]] = {}
     for row in records(document, "rows"):
         groups.setdefault(row_workload(row), []).append(row)
@@ -109,17 +111,17 @@ def row_table(document: Document) -> Table:
 
 
 def _problem(row: Document) -> str:
-    """Why a row has no time, or no trustworthy one; empty where all is well."""
+    """Why a row has no reliable time; empty if it has."""
     status = text(row, "status")
     return "" if status in ("", "ok", "dropped") else text(row, "problem") or status
 
 
-def warnings(document: Document) -> list[str]:
-    """What is missing from a bench."""
+def bench_warnings(document: Document) -> list[str]:
+    """Warnings about missing workloads."""
     missing = document.get("missing")
     if not isinstance(missing, list) or not missing:
         return []
-    return [f"No time was left for {len(missing)} workloads; run the bench again to go on."]
+    return [f"The time budget ended before {len(missing)} workloads; run the bench again to continue."]
 
 
 def _bench_row(row: Document) -> tuple[Cell, ...]:
@@ -138,8 +140,8 @@ def _bench_row(row: Document) -> tuple[Cell, ...]:
     )
 
 
-def sentence(document: Document) -> str:
-    """How many workloads gain, in one sentence."""
+def bench_sentence(document: Document) -> str:
+    """The number of workloads that gain, in one sentence."""
     best: dict[str, float] = {}
     for row in records(document, "rows"):
         ratio, workload = number(row, "time_ratio"), row_workload(row)
@@ -149,9 +151,9 @@ def sentence(document: Document) -> str:
         return f"{len(records(document, 'rows'))} measurements."
     gained = [workload for workload, ratio in best.items() if ratio < 1]
     top = min(best, key=lambda workload: best[workload])
-    said = f"{len(gained)} of {len(best)} workloads run faster overlapped than in sequence"
+    summary = f"{len(gained)} of {len(best)} workloads run faster overlapped than sequentially"
     return (
-        f"{said}; the best is {shorten(top, 40)} at {best[top]:.2f} of its sequential time."
+        f"{summary}; the best is {shorten(top, 40)} at {best[top]:.2f} of its sequential time."
         if gained
-        else f"{said}."
+        else f"{summary}."
     )

@@ -1,4 +1,4 @@
-"""From documents to the parts of a page: everything a template shows, ready to be shown."""
+"""From documents to the parts of a page, ready for the templates."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ class Part:
     exposed_table: Table = _NO_TABLE
 
     def numbered(self, position: int) -> Part:
-        """The same part with identifiers of its own."""
+        """A copy with a unique identifier."""
         return replace(self, id=f"part{position}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class AnalysisPart(Part):
-    """An analysis."""
+    """The result of `weft analyze`."""
 
     cards: tuple[Card, ...]
     legend: tuple[tuple[str, str, str], ...]
@@ -61,7 +61,7 @@ class AnalysisPart(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class BenchPart(Part):
-    """A bench."""
+    """The result of `weft bench`."""
 
     heatmaps: tuple[bench.Heatmap, ...]
     charts: tuple[Chart, ...]
@@ -70,7 +70,7 @@ class BenchPart(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class TunePart(Part):
-    """A tune."""
+    """The result of `weft tune`."""
 
     cards: tuple[Card, ...]
     chart: Chart
@@ -80,7 +80,7 @@ class TunePart(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class ComparisonPart(Part):
-    """What changed between two analyses."""
+    """The comparison of two analyses."""
 
     table: Table
 
@@ -92,9 +92,9 @@ def analysis_part(
     title: str = "Analysis",
     max_bytes: int = MAX_JSON_BYTES,
 ) -> AnalysisPart:
-    """The part of `weft analyze`."""
+    """The page part of `weft analyze`."""
     names = analysis.labels(document)
-    # Timelines without a document of their own still get drawn, and a document without them is still shown.
+    # Timelines without a document are drawn, and a document without timelines is shown.
     drawn = [*names, *(f"timeline {i}" for i in range(len(names), len(timelines)))][: len(timelines)]
     steps, price = details.step_table(document, names), details.price_table(document, names)
     sections = [("summary", "Summary")]
@@ -126,7 +126,7 @@ def analysis_part(
 
 
 def bench_part(document: Document) -> BenchPart:
-    """The part of `weft bench`."""
+    """The page part of `weft bench`."""
     heatmaps, charts = bench.heatmaps(document), bench.times(document)
     sections = [("heat", "Heatmaps")] if heatmaps else []
     sections += [("times", "Times")] if charts else []
@@ -135,10 +135,10 @@ def bench_part(document: Document) -> BenchPart:
         template="bench.html.j2",
         title=f"Bench {suite}".strip(),
         subtitle=_subtitle(text(document, "device"), _count(len(records(document, "rows")), "measurement")),
-        sentence=bench.sentence(document),
+        sentence=bench.bench_sentence(document),
         contents=(*sections, ("table", "Results")),
         simulated=is_simulated(document),
-        warnings=tuple(bench.warnings(document)),
+        warnings=tuple(bench.bench_warnings(document)),
         heatmaps=tuple(heatmaps),
         charts=tuple(charts),
         table=bench.row_table(document),
@@ -153,7 +153,7 @@ def tune_part(
     *,
     max_bytes: int = MAX_JSON_BYTES,
 ) -> TunePart:
-    """The part of `weft tune`."""
+    """The page part of `weft tune`."""
     shown = [(line, name) for line, name in ((before, "before"), (after, "after")) if line is not None]
     part = TunePart(
         template="tune.html.j2",
@@ -183,7 +183,7 @@ def comparison_parts(
     *,
     max_bytes: int = MAX_JSON_BYTES,
 ) -> list[Part]:
-    """What changed between two analyses, then each of them."""
+    """The comparison of two analyses, then each of them."""
     part = ComparisonPart(
         template="comparison.html.j2",
         title="Comparison",
@@ -220,7 +220,7 @@ def _with_timelines(
 
 def _legend() -> tuple[tuple[str, str, str], ...]:
     known = tuple((f"cause-{i}", cause.name, cause.meaning) for i, cause in enumerate(words.CAUSES))
-    return (("hidden", "hidden behind compute", "communication that runs beside compute"), *known)
+    return (("hidden", "hidden behind compute", "communication that overlaps compute"), *known)
 
 
 def _count(number: int, noun: str) -> str:

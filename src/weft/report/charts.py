@@ -1,4 +1,4 @@
-"""Measured times on one axis, and what bench and tune rows have in common."""
+"""Charts of measured times, and the fields that bench and tune rows share."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from weft.report.parts import Cell
 from weft.report.reading import Document, interval, number, record, records, shorten, text
 
 MAX_BARS = 120
+"""Times in one chart."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Timing:
 
 @dataclass(frozen=True)
 class Whisker:
-    """A measured time with its confidence interval; positions in per mille of the chart's width."""
+    """A measured time with its confidence interval; positions in thousandths of the chart's width."""
 
     label: str
     at: float
@@ -38,7 +39,7 @@ class Whisker:
 
 @dataclass(frozen=True)
 class Reference:
-    """A vertical line that the times are read against."""
+    """A vertical reference line."""
 
     css: str
     label: str
@@ -56,13 +57,13 @@ class Chart:
 
 
 def is_simulated(document: Document) -> bool:
-    """Whether a result comes from the simulator: it says so, or its device does."""
+    """Whether a result comes from the simulator."""
     sources = [document, *records(document, "rows")]
     return any(s.get("simulated") is True or text(s, "device").startswith("sim:") for s in sources)
 
 
 def workload_name(document: Document) -> str:
-    """The workload of a tune, as a name or as its parts."""
+    """The workload of a tune: its name, or its fields."""
     parts = record(document, "workload")
     if not parts:
         return text(document, "workload")
@@ -70,12 +71,12 @@ def workload_name(document: Document) -> str:
 
 
 def row_workload(row: Document) -> str:
-    """What a bench row ran: the name of its cell, or its workload."""
+    """The workload of a bench row: the name of its cell, or of the workload."""
     return text(row, "cell") or workload_name(row) or "?"
 
 
 def row_policy(row: Document) -> str:
-    """What a bench row ran it under: the name of the candidate, or its policy."""
+    """The policy of a bench row: the name of the candidate, or of the policy."""
     return text(row, "candidate") or words.policy_name(row.get("policy"))
 
 

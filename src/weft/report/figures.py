@@ -1,18 +1,18 @@
-"""Pictures for the docs as plain SVG text: lines, bars and a heatmap. No plotting library is needed."""
+"""Charts for the docs as SVG text, without a plotting library: lines, bars and a heatmap."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from html import escape
 
-# Okabe and Ito's palette: told apart by colour-blind readers and in print.
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000", "#999999")
-INK, FAINT = "#222222", "#d9d9d9"
-Point = float | None
+# Okabe and Ito's palette, which colour-blind readers can distinguish.
+_PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000", "#999999")
+_INK, _FAINT = "#222222", "#d9d9d9"
+_Value = float | None
 
 
 def _text(x: float, y: float, words: str, *, anchor: str = "start", size: int = 12, extra: str = "") -> str:
-    head = f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-size="{size}" fill="{INK}"'
+    head = f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-size="{size}" fill="{_INK}"'
     return f"{head} {extra}>{escape(words)}</text>"
 
 
@@ -27,13 +27,13 @@ def _page(width: float, height: float, title: str, body: Sequence[str]) -> str:
 
 
 def _legend(names: Sequence[str], x: float, y: float, width: float) -> tuple[list[str], float]:
-    """The keys, in as many lines as the width asks for, and how far down they reach."""
+    """The legend, wrapped to the width, and its lower edge."""
     parts, at = [], x
     for i, name in enumerate(names):
         length = 30 + 6.4 * len(name)
         if at > x and at + length > width:
             at, y = x, y + 18
-        colour = COLOURS[i % len(COLOURS)]
+        colour = _PALETTE[i % len(_PALETTE)]
         parts.append(f'<rect x="{at:.1f}" y="{y - 9:.1f}" width="10" height="10" fill="{colour}"/>')
         parts.append(_text(at + 14, y, name, size=11))
         at += length
@@ -50,14 +50,14 @@ def _ticks(low: float, high: float) -> list[float]:
 
 def lines(
     title: str,
-    panels: Mapping[str, Mapping[str, Sequence[Point]]],
+    panels: Mapping[str, Mapping[str, Sequence[_Value]]],
     x_labels: Sequence[str],
     *,
     y_label: str,
     columns: int = 2,
     low: float | None = None,
 ) -> str:
-    """Panels of lines over common x positions; None is a gap. All panels share the y axis and the legend."""
+    """Line charts over common x positions; None is a gap. All panels share the y axis and the legend."""
     values = [v for panel in panels.values() for line in panel.values() for v in line if v is not None]
     bottom = low if low is not None else min(values, default=0.0)
     top = max(values, default=1.0)
@@ -83,7 +83,7 @@ def _turn(x: float, y: float) -> str:
 
 def _panel(
     name: str,
-    series: Mapping[str, Sequence[Point]],
+    series: Mapping[str, Sequence[_Value]],
     names: Sequence[str],
     x_labels: Sequence[str],
     box: tuple[float, float, float, float],
@@ -101,12 +101,12 @@ def _panel(
     body = [_text(x0 + wide / 2, y0 + 8, name, anchor="middle")]
     for tick in _ticks(bottom, top):
         y = y_of(tick)
-        body.append(f'<path d="M{x0:.1f} {y:.1f}h{wide:.1f}" stroke="{FAINT}"/>')
+        body.append(f'<path d="M{x0:.1f} {y:.1f}h{wide:.1f}" stroke="{_FAINT}"/>')
         body.append(_text(x0 - 6, y + 4, f"{tick:g}", anchor="end", size=11))
     for i, label in enumerate(x_labels):
         body.append(_text(x_of(i), y0 + tall + 16, label, anchor="middle", size=11))
     for line, points in series.items():
-        colour = COLOURS[names.index(line) % len(COLOURS)]
+        colour = _PALETTE[names.index(line) % len(_PALETTE)]
         pen, path = "M", []
         for i, value in enumerate(points):
             if value is None:
@@ -122,13 +122,13 @@ def _panel(
 
 def bars(
     title: str,
-    groups: Mapping[str, Mapping[str, Point]],
+    groups: Mapping[str, Mapping[str, _Value]],
     *,
     unit: str = "",
     mark: tuple[str, float] | None = None,
     digits: int = 1,
 ) -> str:
-    """Horizontal bars in groups, with the number at the end of each; `mark` is a labelled vertical line."""
+    """Grouped horizontal bars, labelled with their values; `mark` is a labelled vertical line."""
     names = list(dict.fromkeys(name for group in groups.values() for name in group))
     values = [v for group in groups.values() for v in group.values() if v is not None]
     top = max([*values, mark[1] if mark else 0.0, 0.0]) * 1.12 or 1.0
@@ -143,14 +143,14 @@ def bars(
             if value is None:
                 continue
             length = max(0.0, wide * value / top)
-            colour = COLOURS[i % len(COLOURS)]
+            colour = _PALETTE[i % len(_PALETTE)]
             size = f'width="{length:.1f}" height="{thick - 3:.1f}"'
             body.append(f'<rect x="{left:.1f}" y="{at:.1f}" {size} fill="{colour}"/>')
             body.append(_text(left + length + 4, at + thick - 5, f"{value:.{digits}f}{unit}", size=11))
         y += step
     if mark is not None:
         x = left + wide * mark[1] / top
-        body.append(f'<path d="M{x:.1f} 56V{y:.1f}" stroke="{INK}" stroke-dasharray="4 3"/>')
+        body.append(f'<path d="M{x:.1f} 56V{y:.1f}" stroke="{_INK}" stroke-dasharray="4 3"/>')
         body.append(_text(x, y + 14, f"{mark[0]} {mark[1]:.{digits}f}{unit}", anchor="middle", size=11))
     return _page(left + wide + 70, y + 26, title, body)
 
@@ -159,12 +159,12 @@ def heatmap(
     title: str,
     rows: Sequence[str],
     columns: Sequence[str],
-    values: Sequence[Sequence[Point]],
+    values: Sequence[Sequence[_Value]],
     *,
     middle: float = 0.0,
     digits: int = 0,
 ) -> str:
-    """A table whose cells are coloured by how far they lie from `middle`: blue above, orange below."""
+    """A table whose cells are coloured by their distance from `middle`: blue above, orange below."""
     known = [v for row in values for v in row if v is not None]
     reach = max((abs(v - middle) for v in known), default=1.0) or 1.0
     left, wide, tall, above = 20 + 6.8 * max(map(len, rows), default=4), 58.0, 28.0, 60.0
@@ -183,7 +183,7 @@ def heatmap(
             dark = value is not None and abs(value - middle) > 0.6 * reach
             body.append(
                 f'<text x="{x + wide / 2 - 1:.1f}" y="{y + tall / 2 + 3:.1f}" text-anchor="middle" '
-                f'font-size="11" fill="{"#ffffff" if dark else INK}">{words}</text>'
+                f'font-size="11" fill="{"#ffffff" if dark else _INK}">{words}</text>'
             )
     return _page(left + len(columns) * wide + 20, above + len(rows) * tall + 16, title, body)
 

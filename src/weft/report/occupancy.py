@@ -1,4 +1,4 @@
-"""Per-SM occupancy as a picture inside the page: one row of pixels per SM, one column per bin of time."""
+"""Per-SM occupancy as an image in the page: one row of pixels per SM, one column per time bin."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-COMPUTE, COMM = (68, 119, 170), (221, 170, 51)  # the page's colours of both kinds
-FAINTEST = 0.12  # of one resident block, so that a lone one is seen
+_COMPUTE_RGB, _COMM_RGB = (68, 119, 170), (221, 170, 51)  # the page's colours of compute and communication
+_MIN_OPACITY = 0.12  # of one resident block, so that a single one is visible
 
 
 @dataclass(frozen=True)
 class Picture:
-    """An image with its caption; `uri` holds the pixels."""
+    """An image with its caption; `uri` is a data URI."""
 
     title: str
     caption: str
@@ -26,22 +26,22 @@ class Picture:
 def picture(
     title: str, total_s: float, compute: npt.NDArray[np.float64], comm: npt.NDArray[np.float64], most: float
 ) -> Picture:
-    """Draw resident blocks by SM and time; an SM with `most` blocks is full, so that pictures compare."""
+    """Draw resident blocks by SM and time; an SM with `most` blocks is fully opaque, to compare pictures."""
     blocks = compute + comm
     share = np.divide(comm, blocks, out=np.zeros_like(comm), where=blocks > 0)[..., None]
-    colours = (1 - share) * np.array(COMPUTE) + share * np.array(COMM)
-    shade = np.where(blocks > 0, FAINTEST + (1 - FAINTEST) * np.minimum(1, blocks / max(most, 1)), 0)
-    shade = np.maximum(shade, np.clip(comm, 0, 1))  # a collective's block has its SM almost to itself
+    colours = (1 - share) * np.array(_COMPUTE_RGB) + share * np.array(_COMM_RGB)
+    shade = np.where(blocks > 0, _MIN_OPACITY + (1 - _MIN_OPACITY) * np.minimum(1, blocks / max(most, 1)), 0)
+    shade = np.maximum(shade, np.clip(comm, 0, 1))  # a collective's block almost fills its SM
     pixels = np.concatenate((colours, 255 * shade[..., None]), axis=2).round().astype(np.uint8)
     caption = (
         f"{len(blocks)} SMs over {1e3 * total_s:.2f} ms; on average {compute.mean():.1f} compute blocks "
-        f"on an SM, a collective on {100 * (comm > 0.5).mean():.0f}% of SMs and time"
+        f"per SM, a collective on {100 * (comm > 0.5).mean():.0f}% of the SM time"
     )
     return Picture(title, caption, "data:image/png;base64," + base64.b64encode(png(pixels)).decode())
 
 
 def png(pixels: npt.NDArray[np.uint8]) -> bytes:
-    """An RGBA image file, from an array of rows, columns and four bytes each."""
+    """A PNG file from an array of shape (rows, columns, 4): RGBA."""
     height, width, _ = pixels.shape
     lines = np.concatenate((np.zeros((height, 1), np.uint8), pixels.reshape(height, -1)), axis=1)
     head = struct.pack(">IIBBBBB", width, height, 8, 6, 0, 0, 0)

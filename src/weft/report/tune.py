@@ -1,4 +1,4 @@
-"""What the page says about a tune: the verdict, the key figures, the candidates."""
+"""The report of a tune: the verdict, the key figures, the candidates."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -20,6 +21,18 @@ LIBRARY = "libweft_shim.so"
 PACKAGE = Path(__file__).parent.parent
 AUTOLOAD = PACKAGE / "integrations" / "autoload"
 PRELOAD_FAILURE = "cannot be preloaded"
+
+
+TRACE_PATIENCE_S = 60.0
+"""How long after the first launch a trace waits for a torch program's step to show itself."""
+
+
+@dataclass(frozen=True)
+class TraceRequest:
+    """Which part of a program to trace: `steps` after `after` others; seconds where no step is known."""
+
+    steps: int
+    after: int
 
 
 def library_path() -> Path:
@@ -57,6 +70,20 @@ def tuning_environment(policy: Policy, base: Mapping[str, str]) -> dict[str, str
     }
 
 
+def tracing_environment(trace: TraceRequest, base: Mapping[str, str]) -> dict[str, str]:
+    """`base` with what makes the shim, and torch where there is one, record a trace in every process."""
+    path = [entry for entry in base.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    if str(AUTOLOAD) not in path:
+        path.append(str(AUTOLOAD))
+    patience_s = float(base.get("WEFT_TRACE_PATIENCE_S", TRACE_PATIENCE_S))
+    return {
+        **base,
+        "PYTHONPATH": os.pathsep.join(path),
+        "WEFT_TUNE_HOME": str(PACKAGE.parent),
+        "WEFT_TRACE": f"{trace.after} {trace.steps} {patience_s}",
+    }
+
+
 def _preloadable(folder: Path) -> str:
     """The shim by a name that LD_PRELOAD can hold: it separates by spaces and colons, and knows no quotes."""
     library = library_path()
@@ -84,8 +111,10 @@ def check_preload(env: Mapping[str, str]) -> None:
 class Job:
     """A folder that a program and its children share with weft while they run; removed at the end."""
 
-    def __init__(self, policy: Policy | None = None, *, tune: bool = False) -> None:
-        self.policy, self.tune = policy or Policy(), tune
+    def __init__(
+        self, policy: Policy | None = None, *, tune: bool = False, trace: TraceRequest | None = None
+    ) -> None:
+        self.policy, self.tune, self.trace = policy or Policy(), tune, trace
 
     def __enter__(self) -> Job:
         try:
@@ -103,7 +132,8 @@ class Job:
     def environment(self, base: Mapping[str, str] | None = None) -> dict[str, str]:
         """The environment that starts a program in this job."""
         env = environment(self.policy, self.folder, os.environ if base is None else base)
-        return tuning_environment(self.policy, env) if self.tune else env
+        env = tuning_environment(self.policy, env) if self.tune else env
+        return tracing_environment(self.trace, env) if self.trace else env
 
     def set_policy(self, policy: Policy) -> None:
         """Change the policy of every process of the job, while it runs."""

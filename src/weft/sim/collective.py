@@ -1,63 +1,86 @@
-"""A collective as a launch: its blocks, and how fast one of them moves bytes."""
+"""A collective as a launch: its blocks and the rate of each."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from weft.errors import UsageError
+from weft.gpu.cost import NODE_LINKS, node_transfer_s, switch_reduces
 from weft.gpu.occupancy import blocks_per_sm
 from weft.sim.core import DeadlockError
+from weft.sim.fabric import default_topology, node_links
 from weft.sim.launches import Footprint, Launch, LaunchKind, Speed
 from weft.sim.profile import Profile, footprint
-from weft.workload import Workload, collective_ctas
+from weft.workload import DTYPE_BYTES, Workload, collective_ctas
 
-NAMES = {
+KERNEL_NAMES = {
     "all_reduce": "ncclDevKernel_AllReduce",
     "all_gather": "ncclDevKernel_AllGather",
     "reduce_scatter": "ncclDevKernel_ReduceScatter",
     "all_to_all": "ncclDevKernel_SendRecv",
 }
+"""Name of the kernel, by collective."""
 FREE_CHANNELS = 16
-"""Blocks of a point-to-point collective by the library's own choice on one GPU."""
+"""CTAs of a point-to-point collective that the library chooses on one GPU."""
 REDUCING = ("all_reduce", "reduce_scatter")
+"""Collectives that reduce, which copy engines cannot."""
 
 
 @dataclass(frozen=True)
-class Collective:
-    """One rank's part of a collective, and how many ranks have theirs on the simulated GPU."""
+class CollectiveLaunch:
+    """One rank's launch of a collective, and the number of ranks on the simulated GPU."""
 
     launch: Launch
     members: int
 
 
-def collective(workload: Workload, profile: Profile, ctas: int, *, ghost: bool, engine: str) -> Collective:
+def collective(
+    workload: Workload, profile: Profile, ctas: int, *, ghost: bool, engine: str
+) -> CollectiveLaunch:
     """The collective of one iteration with `ctas` blocks for each rank.
 
-    `ghost`: all ranks share this GPU, as in the lab; otherwise each has its own and links join them, and by
-    symmetry this GPU stands for all. Raises DeadlockError where not all blocks can be resident at once.
+    `ghost`: all ranks share this GPU, as in the lab; otherwise each has its own, and one is simulated.
+
+    Raises DeadlockError if the blocks cannot all be resident at once.
     """
     if engine == "dma":
-        return Collective(_copied(workload, profile, ghost=ghost), 1)
+        return CollectiveLaunch(_copied(workload, profile, ghost=ghost), 1)
     figures, count = profile.figures, collective_ctas(workload, ctas)
     members = workload.ranks if ghost else 1
-    name = NAMES[workload.collective]
+    name = KERNEL_NAMES[workload.collective]
     size = int(figures.comm_threads), int(figures.comm_registers), round(figures.comm_shared_kib * 1024)
     place = footprint(profile.spec, name, *size)
     _check_resident(workload, profile, members * count, members, blocks_per_sm(profile.spec, *size))
     if ghost:
+        start_s = figures.event_gap_us * 1e-6
         rate = getattr(figures, f"ghost_{workload.collective}_gb_s") * 1e9
         if workload.collective == "all_to_all":
             # Point-to-point channels are as fast with a cap on CTAs as without, measured on an H200.
             rate *= FREE_CHANNELS / count
     else:
-        rate = min(figures.cta_gb_s, figures.bus_gb_s / count) * 1e9
+        start_s = NODE_LINKS.launch_us * 1e-6
+        rate = workload.wire_bytes / _node_transfer_s(workload, profile, count) / count
     traffic = figures.comm_traffic
-    return Collective(
-        _launch(name, place, count, workload.wire_bytes * traffic, rate * traffic, profile), members
+    work = workload.wire_bytes * traffic
+    return CollectiveLaunch(_launch(name, place, count, work, rate * traffic, start_s, profile), members)
+
+
+def _node_transfer_s(workload: Workload, profile: Profile, ctas: int) -> float:
+    """Seconds that the blocks of a collective move bytes between the GPUs of a node."""
+    figures, gpu = profile.figures, profile.spec
+    larger_bytes = workload.elements * DTYPE_BYTES[workload.compute.dtype]
+    rate = min(ctas * figures.cta_gb_s, figures.bus_gb_s) * 1e9
+    links = node_links(gpu, default_topology(gpu))
+    # With a bus far below NVLink's rate the bottleneck is another network, and its switches do not reduce.
+    in_switch = switch_reduces(gpu) and figures.bus_gb_s * 1e9 > 0.5 * gpu.fabric_bytes_per_s
+    return node_transfer_s(
+        workload.collective, larger_bytes, workload.ranks, rate, links, in_switch=in_switch
     )
 
 
-def _launch(name: str, place: Footprint, count: int, work: float, rate: float, profile: Profile) -> Launch:
+def _launch(
+    name: str, place: Footprint, count: int, work: float, rate: float, start_s: float, profile: Profile
+) -> Launch:
     figures = profile.figures
     return Launch(
         name=name,
@@ -68,19 +91,19 @@ def _launch(name: str, place: Footprint, count: int, work: float, rate: float, p
             block_rate=rate,
             window_bytes=rate * figures.comm_latency_ns * 1e-9,
             miss=figures.comm_miss,
-            start_s=figures.event_gap_us * 1e-6,
+            start_s=start_s,
         ),
     )
 
 
 def _copied(workload: Workload, profile: Profile, *, ghost: bool) -> Launch:
-    """On copy engines: no SM, no reduction."""
+    """A collective by copy engines: no SM, no reduction."""
     if workload.collective in REDUCING:
         raise UsageError(
-            f"comm.engine dma: copy engines cannot add, so {workload.collective} needs SMs; use engine sm"
+            f"comm.engine dma: copy engines cannot reduce, so {workload.collective} needs SMs; use engine sm"
         )
     if ghost:
-        raise UsageError("comm.engine dma: a copy within one GPU runs on SMs; simulate a node, sim:NAME")
+        raise UsageError("comm.engine dma: a copy within one GPU runs on SMs; simulate a node with sim:NAME")
     seconds = workload.wire_bytes / (profile.figures.bus_gb_s * 1e9)
     return Launch(name="Memcpy PtoP", kind=LaunchKind.ENGINE, comm=True, seconds=seconds)
 
@@ -90,6 +113,6 @@ def _check_resident(workload: Workload, profile: Profile, needed: int, members: 
     if needed > room:
         raise DeadlockError(
             f"{workload}: {members} rank{'s' if members > 1 else ''} of {needed // members} CTAs need "
-            f"{needed} places at once, {profile.spec.title} has {room}, and the collective would never end "
-            f"(a real GPU hangs here): set comm.max_ctas to {max(1, room // members // 2)} or less"
+            f"{needed} block slots at once, {profile.spec.title} has {room}, and the collective would hang "
+            f"(as on a real GPU): set comm.max_ctas to {max(1, room // members // 2)} or less"
         )

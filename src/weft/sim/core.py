@@ -1,4 +1,4 @@
-"""The compiled core: hands launches to the C library and reads what it found. All ctypes of the simulator."""
+"""The compiled core: passes launches to the C library and reads the results. The simulator's only ctypes."""
 
 from __future__ import annotations
 
@@ -15,21 +15,22 @@ import numpy.typing as npt
 from weft.errors import UnavailableError, UsageError
 from weft.sim.launches import Launch
 
-LIBRARY = "libweft_sim.so"
+CORE_LIBRARY = "libweft_sim.so"
+"""File name of the compiled core, next to this module."""
 _OK, _NEVER_FITS, _STUCK, _NO_MEMORY, _TOO_MANY = range(5)
 
 
 class DeadlockError(UsageError):
-    """A collective whose blocks can never all be resident: on a real GPU it would hang."""
+    """A collective whose blocks can never all be resident; a real GPU would hang."""
 
 
 class NeverFitsError(UsageError):
-    """A kernel of which not one block fits on an SM."""
+    """A kernel whose block does not fit on an SM."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Machine:
-    """One GPU as the core sees it."""
+class SimMachine:
+    """The limits and rates of one GPU that the core needs."""
 
     name: str
     sms: int
@@ -41,19 +42,19 @@ class Machine:
     cache_bytes_per_s: float
     memory_bytes_per_s: float
     sharpness: float = 4.0
-    """Of the bend where demand meets bandwidth; large: a corner."""
+    """How sharply the delivered bandwidth saturates when demand exceeds it."""
 
 
 @dataclass(frozen=True, eq=False)
-class Outcome:
-    """When each launch began and ended, in seconds, and how much was simulated."""
+class SimOutcome:
+    """Start and end of each launch, in seconds, and the number of simulated events."""
 
     start_s: npt.NDArray[np.float64]
     end_s: npt.NDArray[np.float64]
     total_s: float
     block_events: int
     changes: npt.NDArray[np.void]
-    """With `log`: time, sm, launch, change (blocks more or fewer), in order of time."""
+    """With `log`: time, sm, launch, change in resident blocks; sorted by time."""
 
 
 class _Gpu(Structure):
@@ -98,7 +99,7 @@ class _Totals(Structure):
 
 @cache
 def _library() -> ctypes.CDLL:
-    path = Path(__file__).parent / LIBRARY
+    path = Path(__file__).parent / CORE_LIBRARY
     try:
         library = ctypes.CDLL(str(path))
     except OSError:
@@ -114,8 +115,8 @@ def _library() -> ctypes.CDLL:
     return library
 
 
-def simulate(machine: Machine, launches: Sequence[Launch], *, log: bool = False) -> Outcome:
-    """Run the launches to their end. `log` keeps every change of residency, for occupancy over time.
+def simulate_launches(machine: SimMachine, launches: Sequence[Launch], *, log: bool = False) -> SimOutcome:
+    """Simulate the launches. `log` records every change of residency, for occupancy over time.
 
     Raises NeverFitsError and DeadlockError with the launch's name.
     """
@@ -135,10 +136,10 @@ def simulate(machine: Machine, launches: Sequence[Launch], *, log: bool = False)
     )
     if status != _OK:
         raise _problem(status, machine, launches, totals.stuck_launch)
-    return Outcome(spans[:, 0], spans[:, 1], totals.end, totals.block_events, changes[: totals.changes])
+    return SimOutcome(spans[:, 0], spans[:, 1], totals.end, totals.block_events, changes[: totals.changes])
 
 
-def _columns(machine: Machine, launches: Sequence[Launch]) -> tuple[npt.NDArray[np.generic], ...]:
+def _columns(machine: SimMachine, launches: Sequence[Launch]) -> tuple[npt.NDArray[np.generic], ...]:
     rows = np.zeros(len(launches), dtype=_LAUNCH)
     counts: list[int] = []
     work: list[float] = []
@@ -146,7 +147,7 @@ def _columns(machine: Machine, launches: Sequence[Launch]) -> tuple[npt.NDArray[
     latencies: list[float] = []
     for i, launch in enumerate(launches):
         speed, foot = launch.speed, launch.footprint
-        # A block's start is paid in work, at the rate that it would have alone.
+        # The start of a block is expressed as work, at the rate that the block reaches alone.
         alone = min(speed.block_rate, speed.window_bytes / machine.latency_s, speed.sm_rate or 1e18)
         rows[i] = (
             launch.kind, launch.priority, len(counts), len(launch.runs), len(deps), len(launch.after),
@@ -168,18 +169,18 @@ def _columns(machine: Machine, launches: Sequence[Launch]) -> tuple[npt.NDArray[
     )
 
 
-def _problem(status: int, machine: Machine, launches: Sequence[Launch], which: int) -> Exception:
+def _problem(status: int, machine: SimMachine, launches: Sequence[Launch], which: int) -> Exception:
     name = launches[which].name if which >= 0 else "the launches"
     if status == _NEVER_FITS:
         return NeverFitsError(
-            f"{name}: not one block fits on an SM of {machine.name}; use fewer threads, registers or less "
+            f"{name}: no block fits on an SM of {machine.name}; use fewer threads, registers or less "
             "shared memory per block (a smaller tile, fewer stages)"
         )
     if status == _STUCK:
         return DeadlockError(
-            f"{name}: its blocks can never all be resident on {machine.name}, so the collective would never "
-            "end (a real GPU hangs here): set comm.max_ctas lower"
+            f"{name}: its blocks can never all be resident on {machine.name}, so the collective would hang "
+            "(as on a real GPU): set comm.max_ctas lower"
         )
     if status == _TOO_MANY:
         return UsageError(f"{name}: more than 48 kernels run at once; use fewer streams or ranks")
-    return UnavailableError("the simulator found no memory; use a smaller workload")
+    return UnavailableError("the simulator ran out of memory; use a smaller workload")

@@ -1,4 +1,4 @@
-"""How the GPUs of a node are joined: links, routes, and how copies at the same time share them."""
+"""Fabric: the links between the GPUs of a node, routes, and how concurrent copies share them."""
 
 from __future__ import annotations
 
@@ -9,29 +9,31 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 from weft.errors import UsageError
+from weft.gpu.cost import NODE_LINKS, UNFITTED_LINKS, NodeLinks
 from weft.gpu.specs import GpuSpec
 from weft.sim.gemm import machine
 
 TOPOLOGIES = ("mesh", "nvswitch", "ring", "pcie")
-"""Besides, `host`: peers that are data in pinned host memory, as one GPU measures them."""
-MAX_RANKS = 64
+"""Topologies of a node. In addition, `host` stands for peers in pinned host memory, to test on one GPU."""
+MAX_NODE_RANKS = 64
+"""Most ranks of a node."""
 SWITCH_GPUS = 4
-"""GPUs below one PCIe switch at most; they share its link to the host bridge."""
+"""Most GPUs under one PCIe switch; they share its link to the host bridge."""
 PCIE_SHARE = 0.85
-"""Of a PCIe link's rate, what copies between peers reach (assumed; headers take the rest)."""
+"""Fraction of a PCIe link's rate that peer copies reach (assumed; the rest is packet overhead)."""
 
-# arXiv:2511.06605 has the share of a copy on an MI300X that is overhead: 71% at 1 KB, 54% at 64 KB, 21% at
-# 1 MB, 2% at 16 MB. 6 µs of overhead and 2.4 µs of latency before the first byte give 71, 61, 19 and 2%.
+# Overhead of a copy on an MI300X according to arXiv:2511.06605: 71% at 1 KB, 54% at 64 KB, 21% at 1 MB,
+# 2% at 16 MB. 6 µs of overhead and 2.4 µs of latency before the first byte give 71, 61, 19 and 2%.
 _COPY_START_US = {"amd": 6.0 + 2.4, "nvidia": 4.0}
-"""From the issue of a DMA copy to its first byte; NVIDIA's is assumed until it is measured."""
+"""From the issue of a DMA copy to its first byte, in µs; assumed for NVIDIA."""
 
 Flow = tuple[int, int]
-"""A copy in progress: from rank, to rank."""
+"""A copy in progress: (from rank, to rank)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fabric:
-    """The links of a node as copies see them. Every link has one direction."""
+    """The unidirectional links of a node and the routes over them."""
 
     topology: str
     ranks: int
@@ -39,9 +41,9 @@ class Fabric:
     capacity: tuple[float, ...]
     """Bytes per second of each link."""
     routes: tuple[tuple[tuple[int, ...], ...], ...]
-    """Links on the way, by source and destination."""
+    """Links of a route, by source and destination rank."""
     period: int
-    """Rotating all ranks by this many maps the fabric onto itself, so that so many ranks stand for all."""
+    """Rotating all ranks by this many maps the fabric onto itself: simulating `period` ranks is enough."""
     engines: int
     """DMA engines of a GPU."""
     copy_start_s: float
@@ -49,8 +51,10 @@ class Fabric:
 
     @cached_property
     def folded(self) -> dict[Flow, dict[int, float]]:
-        """What a copy takes of links per unit of its rate, if all that rotation makes of it run with it:
-        links that rotate into each other count as one. By (source, target), for targets below the period."""
+        """Load of a copy on each link per unit of its rate, if all of its rotations run concurrently.
+
+        Links that rotate into each other count as one. By (source, target), for targets below the period.
+        """
         orbit = self._orbits()
         sizes = Counter(orbit)
         turns = self.ranks // self.period
@@ -62,7 +66,7 @@ class Fabric:
         return weights
 
     def _orbits(self) -> list[int]:
-        """For every link the first of those that rotating the ranks by `period` makes of it."""
+        """For every link, the first link of its orbit under rotation of the ranks by `period`."""
         first = list(range(len(self.capacity)))
 
         def find(link: int) -> int:
@@ -82,14 +86,15 @@ class Fabric:
 
     @cached_property
     def in_links(self) -> int:
-        """Links by which a rank takes in copies."""
+        """Number of links into a rank."""
         return len({self.routes[source][0][-1] for source in range(1, self.ranks)})
 
     def route(self, source: int, target: int) -> tuple[int, ...]:
+        """Links from `source` to `target`."""
         return self.routes[source][target]
 
     def rates(self, flows: Sequence[Flow]) -> list[float]:
-        """Bytes per second of copies at the same time: max-min fair."""
+        """Max-min fair bytes per second of concurrent copies."""
         routes = [self.routes[source][target] for source, target in flows]
         return fair(
             [dict.fromkeys(route, 1.0) for route in routes], dict(enumerate(self.capacity)), float("inf")
@@ -100,12 +105,15 @@ class Fabric:
         return min(self.capacity[link] for link in self.routes[source][target])
 
     def busy_links(self, flows: Sequence[Flow]) -> int:
-        """Links that copies at the same time use."""
+        """Number of links that concurrent copies use."""
         return len({link for source, target in flows for link in self.routes[source][target]})
 
 
 def fair(weights: Sequence[dict[int, float]], capacity: dict[int, float], most: float) -> list[float]:
-    """Max-min fair rates of flows; `weights`: what a flow takes of each link per unit of its rate."""
+    """Max-min fair rates of flows.
+
+    `weights`: load of a flow on each link per unit of its rate; `most`: the rate of a flow without links.
+    """
     rates = [0.0] * len(weights)
     active = {i for i, links in enumerate(weights) if links}
     for i in range(len(weights)):
@@ -139,23 +147,29 @@ def fair(weights: Sequence[dict[int, float]], capacity: dict[int, float], most: 
 
 
 def default_topology(gpu: GpuSpec) -> str:
-    """How such GPUs are usually joined in a node of eight."""
+    """The usual topology of a node of eight such GPUs."""
     if gpu.name == "a40":
         return "pcie"
     return "mesh" if gpu.link_kind == "xgmi" else "nvswitch"
 
 
+def node_links(gpu: GpuSpec, topology: str) -> NodeLinks:
+    """Latency and bandwidth of the library's collectives on a node of such GPUs."""
+    fitted = gpu.link_kind == "nvlink" and topology not in ("pcie", "host")
+    return NODE_LINKS if fitted else UNFITTED_LINKS
+
+
 @lru_cache(maxsize=512)
 def fabric(topology: str, ranks: int, gpu: str) -> Fabric:
-    """The node of `ranks` GPUs of that name (or profile file) that are joined so."""
+    """A node of `ranks` GPUs with this topology; `gpu`: name or profile file."""
     if topology not in _BUILDERS:
         near = difflib.get_close_matches(topology, TOPOLOGIES, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]!r}? " if near else ""
         raise UsageError(f"topology {topology!r} is not known; {hint}use one of {', '.join(TOPOLOGIES)}")
-    if isinstance(ranks, bool) or not isinstance(ranks, int) or not 2 <= ranks <= MAX_RANKS:
-        raise UsageError(f"ranks {ranks!r} is not possible; use a whole number from 2 to {MAX_RANKS}")
+    if isinstance(ranks, bool) or not isinstance(ranks, int) or not 2 <= ranks <= MAX_NODE_RANKS:
+        raise UsageError(f"ranks {ranks!r} is not possible; use a whole number from 2 to {MAX_NODE_RANKS}")
     of = machine(gpu)
-    # What collectives reach of the links' rate, protocol included.
+    # Fraction of the links' rate that collectives reach, protocol included.
     share = min(1.0, of.figures.bus_gb_s * 1e9 / of.spec.fabric_bytes_per_s) if of.spec.links else 1.0
     links, routes, period = _BUILDERS[topology](ranks, of.spec, share)
     return Fabric(
@@ -179,7 +193,7 @@ def _ways(ranks: int, way: _Way) -> list[list[tuple[int, ...]]]:
 
 
 def _mesh(ranks: int, gpu: GpuSpec, share: float) -> _Built:
-    """A link of its own to every peer. NVLink's are dealt out evenly; xGMI has one for each peer."""
+    """A dedicated link to every peer. NVLinks are divided evenly; xGMI has one per peer."""
     peers = ranks - 1
     each = 1 if gpu.link_kind == "xgmi" else max(1, gpu.links // peers)
     rate = share * (each * gpu.link_bytes_per_s if gpu.links >= peers else gpu.fabric_bytes_per_s / peers)
@@ -187,13 +201,13 @@ def _mesh(ranks: int, gpu: GpuSpec, share: float) -> _Built:
 
 
 def _nvswitch(ranks: int, gpu: GpuSpec, share: float) -> _Built:
-    """All links of a GPU go to switches, which join any GPUs at full speed."""
+    """All links of a GPU go to switches, which connect any pair at full rate."""
     rate = share * gpu.fabric_bytes_per_s
     return [rate] * (2 * ranks), _ways(ranks, lambda a, b: (a, ranks + b)), 1
 
 
 def _ring(ranks: int, gpu: GpuSpec, share: float) -> _Built:
-    """Half of a GPU's links go to each neighbour; a copy takes the shorter way, through the GPUs between."""
+    """Half of a GPU's links go to each neighbour; a copy takes the shorter direction around the ring."""
     rate = share * gpu.fabric_bytes_per_s / 2
 
     def way(a: int, b: int) -> tuple[int, ...]:
@@ -206,7 +220,7 @@ def _ring(ranks: int, gpu: GpuSpec, share: float) -> _Built:
 
 
 def _pcie(ranks: int, gpu: GpuSpec, share: float) -> _Built:
-    """GPUs dealt out to switches; between switches, copies share each one's link to the host bridge."""
+    """GPUs are divided among switches; copies between switches share their links to the host bridge."""
     del share
     rate = PCIE_SHARE * gpu.pcie_bytes_per_s
     switches = -(-ranks // SWITCH_GPUS)
@@ -223,7 +237,7 @@ def _pcie(ranks: int, gpu: GpuSpec, share: float) -> _Built:
 
 
 def _host(ranks: int, gpu: GpuSpec, share: float) -> _Built:
-    """Every GPU has its own link to the host, where all that peers give and take lies."""
+    """Every GPU has its own link to the host, whose memory holds the data of the peers."""
     del share
     rate = PCIE_SHARE * gpu.pcie_bytes_per_s
     return [rate] * (2 * ranks), _ways(ranks, lambda a, b: (a, ranks + b)), 1

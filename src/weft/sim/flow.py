@@ -1,7 +1,7 @@
-"""Copies and kernels of the GPUs of a node as fluids: rates change only where something starts or ends.
+"""Fluid simulation of copies and kernels on the GPUs of a node: rates change only at starts and ends.
 
-Kernels of a rank run one after the other. Copies share links max-min fairly; they slow the kernels beside
-them by the memory bandwidth they take and, where SMs move the bytes, by those SMs.
+The kernels of a rank run in sequence. Copies share links max-min fairly; they slow concurrent kernels by the
+memory bandwidth they take and, if SMs move the bytes, by those SMs.
 """
 
 from __future__ import annotations
@@ -12,125 +12,130 @@ from dataclasses import dataclass, field
 
 from weft.sim.fabric import Fabric, fair
 
-STALL = 0.5
-"""How much a kernel bound by arithmetic is slowed by the share of memory bandwidth that copies take.
+MEMORY_STALL = 0.5
+"""Slowdown of a compute-bound kernel per fraction of memory bandwidth that copies take.
 
-Fitted to one measurement: an all-gather of 64 MiB shards and a product as large as 8192³ on eight H100
-(pytorch PR 172714) take 2.96 ms one after the other, 2.02 by shards on SMs, 1.77 on copy engines; here they
-take 2.79, 2.00 and 1.59."""
+Fitted to one measurement: an all-gather of 64 MiB shards and a GEMM as large as 8192³ on eight H100 (pytorch
+PR 172714) take 2.96 ms in sequence, 2.02 by shards on SMs, 1.77 on copy engines; the model gives 2.99, 2.00
+and 1.59."""
 LEAST_MEMORY = 0.25
-"""Share of the memory bandwidth that copies leave to kernels in any case."""
+"""Fraction of the memory bandwidth that copies always leave to kernels."""
 _SAME_S = 1e-10
-"""Ends closer than this are one event."""
+"""Ends closer together than this are one event."""
 _ENDLESS = float("inf")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """A kernel, a copy from a peer, or a wait of fixed length, of one rank."""
+    """A kernel, a copy from a peer, or a library collective of fixed duration, on one rank."""
 
     name: str
     rank: int
     after: tuple[int, ...] = ()
-    """Tasks, by index, that end first."""
+    """Indices of the tasks that this one waits for."""
     issue_s: float = 0.0
-    """When the host has issued it."""
+    """Time at which the host issues it."""
     source: int = -1
-    """A copy: from this rank."""
+    """Copy: source rank; -1 for other tasks."""
     copied_bytes: float = 0.0
     alone_s: float = 0.0
-    """A kernel: its time by arithmetic."""
+    """Kernel: duration of its arithmetic with all SMs."""
     beside_s: float = 0.0
-    """The same with the SMs that copies leave it."""
+    """Kernel: duration of its arithmetic with the SMs that copies leave free."""
     memory_bytes: float = 0.0
-    """A kernel: bytes through device memory."""
+    """Kernel: bytes through device memory."""
     fixed_s: float = 0.0
-    """A collective of the library: how long it takes."""
+    """Library collective: duration."""
 
     @property
     def is_copy(self) -> bool:
+        """Whether it is a copy from a peer."""
         return self.source >= 0
 
     @property
     def moves(self) -> bool:
-        """A copy or a collective: not on the kernels' stream."""
+        """Whether it is a copy or a collective, which do not run on the stream of the kernels."""
         return self.source >= 0 or self.fixed_s > 0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Node:
-    """What the tasks share."""
+class FlowNode:
+    """The resources that the tasks share."""
 
     fabric: Fabric
     memory_bytes_per_s: float
     lanes: int
-    """Copies of a rank at the same time."""
+    """Concurrent copies of a rank."""
     start_s: float
-    """From a copy's turn to its first byte."""
+    """From the start of a copy to its first byte."""
     traffic: float
-    """Bytes through memory at each end for each byte copied."""
+    """Bytes through memory at each end per byte copied."""
     most_bytes_per_s: float = _ENDLESS
-    """That a rank takes in."""
+    """Most bytes per second into a rank."""
     takes_sms: bool = False
+    """Whether copies use SMs."""
     stream_gap_s: float = 0.0
-    """From a kernel to the next one of the rank."""
+    """From the end of a kernel to the start of the rank's next one."""
     event_gap_s: float = 0.0
-    """From the end of a task to what waits for it elsewhere."""
+    """From the end of a task to the start of one that waits for it on another stream."""
 
 
 @dataclass(frozen=True)
 class Flowed:
-    """When each task began and ended, in seconds."""
+    """Start and end of each task, in seconds."""
 
     start_s: list[float]
     end_s: list[float]
 
     @property
     def total_s(self) -> float:
+        """End of the last task, in seconds."""
         return max(self.end_s, default=0.0)
 
 
 @dataclass
 class _State:
-    """What runs, what waits, and for what."""
+    """Running and waiting tasks."""
 
     waits: list[int]
     ready_s: list[float]
     followers: list[list[int]]
     kernels: list[list[int]]
-    """By rank, in order, those that have not started; the next one last."""
+    """By rank: kernels that have not started, the next one last."""
     free_s: list[float]
     lanes: list[int]
     queues: list[list[int]]
-    """By rank, copies whose turn it is, in order of issue."""
+    """By rank: copies that are ready, in order of issue."""
     left: dict[int, float] = field(default_factory=dict)
-    """Bytes of copies that move, shares of kernels that run."""
+    """Remaining bytes of active copies and remaining fractions of running kernels."""
     running: list[int] = field(default_factory=list)
-    """Kernel of each rank; -1: none."""
+    """Running kernel of each rank; -1 if none."""
     timers: list[tuple[float, int]] = field(default_factory=list)
-    """Copies that become ready, have their first byte or, if of fixed length, end; kernels that may start."""
+    """(time, task): a copy becomes ready or moves its first byte, a collective ends, a kernel may start."""
 
 
 def slowed(arithmetic_s: float, memory_bytes: float, taken: float, memory_bytes_per_s: float) -> float:
-    """Seconds of a kernel beside copies that take so many bytes per second of device memory."""
+    """Seconds of a kernel concurrent with copies that take `taken` bytes per second of device memory."""
     share = min(taken / memory_bytes_per_s, 1 - LEAST_MEMORY)
-    return max(arithmetic_s * (1 + STALL * share), memory_bytes / memory_bytes_per_s / (1 - share), 1e-9)
+    return max(
+        arithmetic_s * (1 + MEMORY_STALL * share), memory_bytes / memory_bytes_per_s / (1 - share), 1e-9
+    )
 
 
-def flow(node: Node, tasks: Sequence[Task]) -> Flowed:
-    """Run the tasks of the ranks below the fabric's period to their end."""
+def flow(node: FlowNode, tasks: Sequence[Task]) -> Flowed:
+    """Simulate the tasks of the ranks below the fabric's period."""
     return _Run(node, tasks).result()
 
 
 class _Run:
-    def __init__(self, node: Node, tasks: Sequence[Task]) -> None:
+    def __init__(self, node: FlowNode, tasks: Sequence[Task]) -> None:
         self.node, self.tasks = node, tasks
         ranks = node.fabric.period
         self.start = [-1.0] * len(tasks)
         self.end = [-1.0] * len(tasks)
         self.now = 0.0
         self.changed = True
-        """Whether other copies move than when the links were shared."""
+        """Whether the set of active copies changed since the links were shared."""
         self.copying: dict[int, float] = {}
         self.busy: list[float] = []
         self.rates: dict[tuple[tuple[int, int], ...], list[float]] = {}
@@ -176,7 +181,7 @@ class _Run:
         return Flowed(self.start, self.end)
 
     def _speeds(self) -> dict[int, float]:
-        """Bytes per second of copies, shares per second of kernels."""
+        """Bytes per second of copies, fractions per second of kernels."""
         tasks, state = self.tasks, self.state
         if self.changed:
             self._share()
@@ -191,7 +196,7 @@ class _Run:
         return speeds
 
     def _share(self) -> None:
-        """Share the links among the copies that move; patterns come back, so their rates are kept."""
+        """Share the links among the active copies; patterns recur, so their rates are cached."""
         tasks, ranks = self.tasks, self.node.fabric.period
         moving = [i for i in self.state.left if tasks[i].is_copy]
         moving.sort(key=lambda i: (tasks[i].source, tasks[i].rank))
@@ -232,7 +237,7 @@ class _Run:
             self._next_kernel(task.rank)
         for follower in state.followers[i]:
             other = self.tasks[follower]
-            # Kernels of one rank follow each other on their stream without an event.
+            # Consecutive kernels of a rank need no event.
             late = gap if task.moves or other.moves else 0.0
             state.ready_s[follower] = max(state.ready_s[follower], self.now + late)
             state.waits[follower] -= 1
@@ -240,7 +245,7 @@ class _Run:
                 self._ready(follower)
 
     def _ready(self, i: int) -> None:
-        """All that a task waits for has ended; it may start at `ready_s`."""
+        """All dependencies of a task have ended; it may start at `ready_s`."""
         task, state = self.tasks[i], self.state
         if task.moves:
             heapq.heappush(state.timers, (max(state.ready_s[i], self.now), i))
@@ -258,7 +263,7 @@ class _Run:
             heapq.heappush(state.timers, (max(state.ready_s[i], state.free_s[rank], self.now), i))
 
     def _wake(self) -> None:
-        """What is due at this time: copies take their turn and then move, kernels run."""
+        """Process the timers that are due: copies become active, kernels start."""
         state = self.state
         while state.timers and state.timers[0][0] <= self.now + _SAME_S:
             _, i = heapq.heappop(state.timers)
@@ -280,7 +285,7 @@ class _Run:
                 self._feed(task.rank)
 
     def _feed(self, rank: int) -> None:
-        """Give waiting copies the lanes that are free."""
+        """Assign free lanes to waiting copies."""
         state = self.state
         while state.lanes[rank] and state.queues[rank]:
             i = heapq.heappop(state.queues[rank])

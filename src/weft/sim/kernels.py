@@ -1,4 +1,4 @@
-"""The compute operation of a Workload as launches: blocks, footprint and speed, from shapes and a profile."""
+"""The compute operation of a Workload as kernels: blocks, footprint and rate, from shape and profile."""
 
 from __future__ import annotations
 
@@ -7,86 +7,88 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from weft.errors import UsageError
+from weft.gpu.cost import LARGE_TILE, wave_columns
 from weft.gpu.occupancy import blocks_per_sm, shared_bytes_for
+from weft.kernels import TRITON_GEMM
 from weft.sim.launches import Footprint, LaunchKind, Speed
 from weft.sim.profile import Profile, footprint
 from weft.workload import DTYPE_BYTES, Compute
 
-GEMM_NAME = "weft_gemm"
 SURPLUS_WAVES = 16
-"""Blocks without a tile beyond this many waves in a row are simulated in bunches."""
+"""Surplus blocks (without a tile) beyond this many waves are simulated in batches."""
 ROW_WAVES = 64
-"""The same for row kernels, whose blocks are short."""
+"""Limit of waves for row kernels, whose blocks are short."""
 MAX_WAVES = 512
-"""The same for blocks with work: by then one more or less makes no difference."""
+"""Limit of waves for blocks with work: beyond it, single blocks make no difference."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kernel:
-    """One kernel of a compute operation, before a policy shapes it."""
+class ComputeKernel:
+    """One kernel of a compute operation, before a policy is applied."""
 
     name: str
     threads: int
     registers: int
     shared_bytes: int
     runs: Callable[[int], tuple[tuple[int, float], ...]]
-    """Blocks and their work for a number of resident blocks per SM."""
+    """(blocks, work per block) for a number of resident blocks per SM."""
     speed: Callable[[int], Speed]
+    """Rate of a block for a number of resident blocks per SM."""
     kind: LaunchKind = LaunchKind.GRID
     units: int = 0
     unit_bytes: float = 0.0
 
-    def shaped(self, profile: Profile, residency: int | None) -> Shaped:
-        """This kernel with at most `residency` blocks on an SM, where shared memory can bring that about."""
+    def shaped(self, profile: Profile, residency: int | None) -> ShapedKernel:
+        """This kernel with at most `residency` blocks per SM, if shared memory can enforce that."""
         gpu, shared = profile.spec, self.shared_bytes
         if residency is not None:
             shared = shared_bytes_for(gpu, self.threads, self.registers, shared, residency) or shared
         place = footprint(gpu, self.name, self.threads, self.registers, shared)
         count = blocks_per_sm(gpu, self.threads, self.registers, shared)
-        return Shaped(self, place, count, self.runs(count), self.speed(count))
+        return ShapedKernel(self, place, count, self.runs(count), self.speed(count))
 
 
 @dataclass(frozen=True)
-class Shaped:
-    """A kernel as it is launched."""
+class ShapedKernel:
+    """A kernel with the residency that it is launched with."""
 
-    kernel: Kernel
+    kernel: ComputeKernel
     footprint: Footprint
     residency: int
     runs: tuple[tuple[int, float], ...]
     speed: Speed = field(default_factory=Speed)
 
 
-def kernels(compute: Compute, profile: Profile) -> list[Kernel]:
+def kernels(compute: Compute, profile: Profile) -> list[ComputeKernel]:
     """The kernels of one iteration, in order."""
     if compute.kind == "callable":
         raise UsageError(
-            f"{compute}: a callable cannot be simulated; run it with --device cuda, or spell out its --gemm"
+            f"{compute}: a callable cannot be simulated; use --device cuda, or give its shape with --gemm"
         )
     return _MODELS[compute.kind](compute, profile) * compute.repeat
 
 
-def _triton_gemm(compute: Compute, profile: Profile) -> list[Kernel]:
+def _triton_gemm(compute: Compute, profile: Profile) -> list[ComputeKernel]:
     m, n, k = compute.shape
     return [_tiled(compute, profile, (m, n, k), compute.grid)]
 
 
-def _triton_mlp(compute: Compute, profile: Profile) -> list[Kernel]:
+def _triton_mlp(compute: Compute, profile: Profile) -> list[ComputeKernel]:
     tokens, hidden, inner = compute.shape
     return [_tiled(compute, profile, s, None) for s in ((tokens, inner, hidden), (tokens, hidden, inner))]
 
 
 def _tiled(
     compute: Compute, profile: Profile, shape: tuple[int, int, int], grid: tuple[int, int] | None
-) -> Kernel:
-    """A GEMM of our own, tile by tile; blocks of a small grid loop over tiles, surplus ones end at once."""
+) -> ComputeKernel:
+    """A Triton GEMM; blocks of a small grid loop over tiles, surplus blocks exit immediately."""
     m, n, k = shape
     tile_m, tile_n, tile_k = compute.tile or (64, 64, 64)
     size = DTYPE_BYTES[compute.dtype]
     across, down = -(-n // tile_n), -(-m // tile_m)
     columns, rows = grid or (across, down)
     threads = compute.warps * profile.spec.warp_size
-    # The accumulator and about 40 for addresses and operands: 72 for 64x64 and 4 warps, as compiled.
+    # The accumulator and about 40 for addresses and operands; 72 for 64x64 and 4 warps, as compiled.
     registers = min(255, tile_m * tile_n // threads + 40)
     tile_bytes = (tile_m + tile_n) * k * size
     step = (tile_m + tile_n) * tile_k * size
@@ -95,8 +97,8 @@ def _tiled(
 
     def speed(residency: int) -> Speed:
         slots = residency * profile.spec.sms
-        # Blocks that are all resident loop over their tiles in step; those of several waves drift apart, and
-        # then they are spread over all columns.
+        # If all blocks are resident they loop over their tiles in lockstep; blocks of several waves drift
+        # apart and spread over all columns.
         walk = min(columns, across) if columns * rows <= slots else across
         miss = _miss(profile, shape, (tile_m, tile_n), size, walk, min(slots, columns * rows))
         return Speed(
@@ -110,10 +112,10 @@ def _tiled(
         model = speed(residency)
         alone = min(model.sm_rate, model.window_bytes / (profile.figures.latency_ns * 1e-9))
         slots = residency * profile.spec.sms
-        return _bunched(_grid_runs(across, down, columns, rows, tile_bytes), slots, model.start_s * alone)
+        return _batched(_grid_runs(across, down, columns, rows, tile_bytes), slots, model.start_s * alone)
 
-    return Kernel(
-        name=GEMM_NAME,
+    return ComputeKernel(
+        name=TRITON_GEMM,
         threads=threads,
         registers=registers,
         shared_bytes=compute.stages * step,
@@ -122,10 +124,10 @@ def _tiled(
     )
 
 
-def _bunched(
+def _batched(
     runs: tuple[tuple[int, float], ...], slots: int, start_work: float
 ) -> tuple[tuple[int, float], ...]:
-    """Long runs of equal blocks as fewer blocks that each do the work of several, one after the other."""
+    """Replace long runs of equal blocks by fewer blocks that each do the work of several in sequence."""
     found = []
     for count, work in runs:
         size = -(-count // (slots * (MAX_WAVES if work else SURPLUS_WAVES)))
@@ -133,10 +135,10 @@ def _bunched(
     return tuple(found)
 
 
-def unpipelined_gemm(compute: Compute, profile: Profile) -> list[Kernel]:
-    """A tiled GEMM as textbooks have it: vector units, one tile in shared memory, load, barrier, compute.
+def unpipelined_gemm(compute: Compute, profile: Profile) -> list[ComputeKernel]:
+    """A textbook tiled GEMM: vector units, one tile in shared memory, load, barrier, compute.
 
-    Loads and arithmetic of a block take turns, so a block alone leaves its SM idle while it waits.
+    A block alternates between loads and arithmetic, so a block alone leaves its SM idle while it waits.
     """
     tiled = _tiled(compute, profile, (compute.shape[0], compute.shape[1], compute.shape[2]), compute.grid)
     tile_m, tile_n, tile_k = compute.tile or (64, 64, 64)
@@ -155,7 +157,7 @@ def unpipelined_gemm(compute: Compute, profile: Profile) -> list[Kernel]:
 
 
 def _window(profile: Profile, in_flight: float, miss: float) -> float:
-    """Bytes in flight, as if all came from the cache: what misses it takes longer."""
+    """Bytes in flight at the latency of the cache; misses take longer and lower the effective window."""
     latency = profile.figures.latency_ns
     return in_flight * latency / (latency + miss * profile.figures.memory_latency_ns)
 
@@ -163,7 +165,7 @@ def _window(profile: Profile, in_flight: float, miss: float) -> float:
 def _grid_runs(
     across: int, down: int, columns: int, rows: int, tile_bytes: float
 ) -> tuple[tuple[int, float], ...]:
-    """Blocks in launch order (x first) with the tiles that each loops over."""
+    """Blocks in launch order (x first) with the work of the tiles that each loops over."""
     runs: list[list[float]] = []
     for y in range(rows):
         high = (down - y + rows - 1) // rows if y < down else 0
@@ -186,10 +188,10 @@ def _miss(
     columns: int,
     resident: int,
 ) -> float:
-    """Share of a GEMM's cache traffic that goes to memory.
+    """Fraction of a GEMM's cache traffic that goes to memory.
 
-    Resident blocks walk along K together, so each panel of A and B is fetched once for all of them; what a
-    later wave needs again is gone by then, unless the operand fits into the cache.
+    Resident blocks proceed along K together, so each panel of A and B is fetched once for all of them; a
+    later wave fetches it again, unless the operand fits into the cache.
     """
     m, n, k = shape
     covered = min(resident, -(-m // tile[0]) * -(-n // tile[1]))
@@ -202,15 +204,15 @@ def _miss(
     return min(1.0, (bytes_a + bytes_b + written) / (covered * (tile[0] + tile[1]) * k * size))
 
 
-def _gemm(compute: Compute, profile: Profile) -> list[Kernel]:
+def _gemm(compute: Compute, profile: Profile) -> list[ComputeKernel]:
     m, n, k = compute.shape
     return [_library_gemm(compute, profile, (m, n, k), "gemm")]
 
 
-def _conv(compute: Compute, profile: Profile) -> list[Kernel]:
+def _conv(compute: Compute, profile: Profile) -> list[ComputeKernel]:
     batch, channels, height, width, filters, size = compute.shape
     shape = (batch * height * width, filters, channels * size * size)
-    # Implicit GEMM: neighbouring rows are the same pixels, so the input is read about once.
+    # Implicit GEMM: neighbouring rows share pixels, so the input is read about once.
     return [_library_gemm(compute, profile, shape, "conv", persistent=False)]
 
 
@@ -221,20 +223,19 @@ def _library_gemm(
     word: str,
     *,
     persistent: bool | None = None,
-) -> Kernel:
-    """The vendor's kernel: large tiles, one block for each SM, persistent on the newest GPUs."""
+) -> ComputeKernel:
+    """The vendor's kernel: large tiles, one block per SM, persistent on the newest GPUs."""
     m, n, k = shape
     size = DTYPE_BYTES[compute.dtype]
-    tile_m, tile_n = 128, 256
+    tile_m, tile_n = LARGE_TILE
     tiles = -(-m // tile_m) * -(-n // tile_n)
-    # Pairs of blocks share what they load (clusters with multicast).
+    # Pairs of blocks share their loads (clusters with multicast).
     loaded = (2 * tile_m + tile_n) / 2 * k * size
     flops = 2.0 * m * n * k / tiles
     rate = profile.spec.flops(compute.dtype) / profile.spec.sms * profile.figures.library_efficiency
     pool = bool(profile.figures.persistent) if persistent is None else persistent
     share = loaded / flops
-    # Libraries order their tiles so that those of a wave form a square: the least traffic to memory.
-    square = max(1, round(math.sqrt(profile.spec.sms * tile_m / tile_n)))
+    square = wave_columns(profile.spec.sms, LARGE_TILE)
     miss = _miss(profile, shape, (tile_m, tile_n), size, min(square, -(-n // tile_n)), profile.spec.sms)
     most = profile.spec.shared_bytes_per_block_optin
     speed = Speed(
@@ -250,10 +251,10 @@ def _library_gemm(
 
 def _library_kernel(
     profile: Profile, name: str, threads: int, shared_bytes: int, tiles: int, loaded: float, speed: Speed
-) -> Kernel:
-    """A library's kernel of so many tiles: persistent where libraries are, else a block for each tile."""
+) -> ComputeKernel:
+    """A library kernel over `tiles` tiles: persistent if the profile says so, else one block per tile."""
     pool = bool(profile.figures.persistent)
-    return Kernel(
+    return ComputeKernel(
         name=name,
         threads=threads,
         registers=168,
@@ -266,7 +267,7 @@ def _library_kernel(
     )
 
 
-def _attention(compute: Compute, profile: Profile) -> list[Kernel]:
+def _attention(compute: Compute, profile: Profile) -> list[ComputeKernel]:
     batch, heads, sequence, head = compute.shape
     size = DTYPE_BYTES[compute.dtype]
     tiles = batch * heads * -(-sequence // 128)
@@ -283,8 +284,8 @@ def _attention(compute: Compute, profile: Profile) -> list[Kernel]:
     return [_library_kernel(profile, "flash_fprop", 384, int(0.95 * most), tiles, loaded, speed)]
 
 
-def _rows(compute: Compute, profile: Profile) -> list[Kernel]:
-    """Kernels bound by memory: every byte is read and written once."""
+def _rows(compute: Compute, profile: Profile) -> list[ComputeKernel]:
+    """Memory-bound kernels: every byte is read and written once."""
     figures = profile.figures
     factor = figures.elementwise_traffic if compute.kind == "gelu" else figures.rows_traffic
     total = compute.traffic_bytes / compute.repeat * factor
@@ -301,7 +302,7 @@ def _rows(compute: Compute, profile: Profile) -> list[Kernel]:
         return ((count, total / count),)
 
     return [
-        Kernel(
+        ComputeKernel(
             name=_ROW_NAMES[compute.kind],
             threads=128,
             registers=32,
@@ -317,7 +318,7 @@ _ROW_NAMES = {
     "softmax": "softmax_warp_forward",
     "gelu": "vectorized_elementwise_kernel",
 }
-_MODELS: dict[str, Callable[[Compute, Profile], list[Kernel]]] = {
+_MODELS: dict[str, Callable[[Compute, Profile], list[ComputeKernel]]] = {
     "triton_gemm": _triton_gemm,
     "triton_mlp": _triton_mlp,
     "gemm": _gemm,

@@ -1,4 +1,4 @@
-"""Launch: one kernel, delay or copy of a simulated GPU. Pure data, and the program that they make up."""
+"""Launch: one kernel, delay or copy on a simulated GPU, as plain data."""
 
 from __future__ import annotations
 
@@ -7,74 +7,76 @@ from enum import IntEnum
 
 
 class LaunchKind(IntEnum):
-    """How a launch takes up the GPU."""
+    """How a launch uses the GPU."""
 
     GRID = 0
-    """Blocks that each have their work, as in most kernels."""
+    """A grid of blocks, each with its own work, as in most kernels."""
     POOL = 1
-    """Persistent: the resident blocks share out pieces of work and stay until none is left."""
+    """Persistent: the resident blocks take units of work from a pool until it is empty."""
     DELAY = 2
-    """A wait on its own stream that takes no SM."""
+    """A wait on its stream; uses no SM."""
     ENGINE = 3
-    """A copy engine: takes no SM."""
+    """A copy by a copy engine; uses no SM."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Footprint:
-    """What one block takes of an SM, in allocation units of the hardware."""
+    """The resources of an SM that one block takes, rounded up to allocation units."""
 
     warps: int
     registers: int
-    """Over all lanes, as allocated."""
+    """Counted over all lanes."""
     shared_bytes: int
-    """Driver's reserve included, as allocated."""
+    """Including the driver's reserve."""
 
 
-NOTHING = Footprint(warps=0, registers=0, shared_bytes=0)
+NO_FOOTPRINT = Footprint(warps=0, registers=0, shared_bytes=0)
+"""Of launches without blocks."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Speed:
-    """How fast a block is. Work is bytes through the shared cache."""
+    """The rate of a block. Work is measured in bytes through the shared cache (L2)."""
 
     sm_rate: float = 0.0
-    """Bytes per second that an SM gives to all compute blocks on it; 0: it does not compete for the SM."""
+    """Bytes per second that an SM shares among its compute blocks; 0: the block does not compete for it."""
     block_rate: float = 1e18
-    """Bytes per second that a block reaches by itself."""
+    """Bytes per second that a block reaches alone."""
     window_bytes: float = 1e18
-    """Bytes that a block keeps in flight: its rate is at most window / latency."""
+    """Bytes that a block keeps in flight; its rate is at most window / latency."""
     miss: float = 0.0
-    """Share of the bytes that goes on to device memory."""
+    """Fraction of the bytes that miss the cache and go to device memory."""
     start_s: float = 0.0
-    """What it takes to start a block, alone."""
+    """Time to start a block that runs alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """One launch."""
+    """One launch on a stream."""
 
     name: str
     kind: LaunchKind = LaunchKind.GRID
     comm: bool = False
     stream: int = 0
     priority: int = 0
-    """Larger goes first."""
+    """Larger is placed first."""
     runs: tuple[tuple[int, float], ...] = ()
-    """Blocks in launch order, run-length coded: (count, bytes of work of each)."""
+    """Blocks in launch order, run-length encoded: (count, bytes of work per block)."""
     units: int = 0
     unit_bytes: float = 0.0
-    """POOL: pieces of work, and bytes of each."""
-    footprint: Footprint = NOTHING
+    """POOL: units of work, and bytes per unit."""
+    footprint: Footprint = NO_FOOTPRINT
     speed: Speed = field(default_factory=Speed)
     group: int = -1
-    """Index of the first launch of the collective that this is one rank of; -1: of none."""
+    """Index of the first launch of the collective that this launch belongs to; -1 if none."""
     first_sm: int = 0
-    """SMs below this one are kept free of it."""
+    """The launch does not use SMs below this index."""
     after: tuple[tuple[int, float], ...] = ()
-    """Launches (by index) that must end first, each with the seconds from its end to this start."""
+    """Dependencies: (index of a launch, seconds from its end to this start)."""
     seconds: float = 0.0
-    """DELAY and ENGINE: how long it takes."""
+    """DELAY and ENGINE: duration."""
 
     @property
     def blocks(self) -> int:
+        """Number of blocks."""
         return sum(count for count, _ in self.runs)

@@ -1,4 +1,4 @@
-"""What lived on each SM, over time: mean resident blocks in equal bins, of compute and of collectives."""
+"""Occupancy of each SM over time: mean resident blocks of compute and of collectives, in equal bins."""
 
 from __future__ import annotations
 
@@ -8,24 +8,25 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from weft.sim.core import Machine, simulate
+from weft.sim.core import SimMachine, simulate_launches
 from weft.sim.launches import Launch
 
-BINS = 480
+OCCUPANCY_BINS = 480
+"""Bins over the simulated time."""
 
 
 @dataclass(frozen=True, eq=False)
 class Occupancy:
-    """Mean resident blocks by SM (rows) and bin of time (columns)."""
+    """Mean resident blocks by SM (rows) and time bin (columns)."""
 
     total_s: float
     compute: npt.NDArray[np.float64]
     comm: npt.NDArray[np.float64]
 
 
-def occupancy(machine: Machine, launches: Sequence[Launch], bins: int = BINS) -> Occupancy:
-    """Simulate once more, with every change of residency kept."""
-    outcome = simulate(machine, launches, log=True)
+def occupancy(machine: SimMachine, launches: Sequence[Launch], bins: int = OCCUPANCY_BINS) -> Occupancy:
+    """Simulate the launches and bin every change of residency."""
+    outcome = simulate_launches(machine, launches, log=True)
     communicates = np.array([launch.comm for launch in launches])[outcome.changes["launch"]]
     parts = (outcome.changes[~communicates], outcome.changes[communicates])
     compute, comm = (_binned(changes, machine.sms, outcome.total_s, bins) for changes in parts)
@@ -33,7 +34,7 @@ def occupancy(machine: Machine, launches: Sequence[Launch], bins: int = BINS) ->
 
 
 def _binned(changes: npt.NDArray[np.void], sms: int, total_s: float, bins: int) -> npt.NDArray[np.float64]:
-    """A change counts for the rest of its own bin in part, and for all later bins whole."""
+    """A change counts in proportion to the rest of its own bin, and fully in all later bins."""
     place = changes["time"] / total_s * bins
     column = np.minimum(place.astype(np.int64), bins - 1)
     amount = changes["change"].astype(np.float64)

@@ -1,4 +1,4 @@
-"""The pipeline of a Workload under a Policy: what is launched on which stream, and what waits for what."""
+"""The pipeline of a Workload under a Policy: launches, their streams and dependencies."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from dataclasses import dataclass, field, replace
 from weft.errors import UsageError
 from weft.kernels import glob_regex
 from weft.policy import Policy
-from weft.sim.collective import Collective, collective
-from weft.sim.kernels import Kernel, Shaped, kernels
+from weft.sim.collective import CollectiveLaunch, collective
+from weft.sim.kernels import ComputeKernel, ShapedKernel, kernels
 from weft.sim.launches import Launch, LaunchKind
 from weft.sim.profile import Profile
 from weft.workload import MODES, Compute, Workload
 
 COMM_STREAM = 100
-"""Streams of collectives are numbered from here, those of compute from 0."""
+"""First stream of collectives; compute streams start at 0."""
 
 
-Model = Callable[[Compute, Profile], list[Kernel]]
+ComputeModel = Callable[[Compute, Profile], list[ComputeKernel]]
 """From a compute operation to its kernels."""
 
 
 @dataclass
 class _Builder:
-    """Appends launches; knows the last one of every stream."""
+    """Appends launches and tracks the last one of every stream."""
 
     profile: Profile
     launches: list[Launch] = field(default_factory=list)
     last: dict[int, int] = field(default_factory=dict)
 
     def add(self, launch: Launch, stream: int, events: tuple[int, ...] = ()) -> int:
-        """Put a launch on a stream, behind what is there and behind `events` of other streams."""
+        """Put a launch on a stream, after its last launch and the launches `events` of other streams."""
         figures = self.profile.figures
         after = [(index, figures.event_gap_us * 1e-6) for index in events]
         if stream in self.last:
@@ -49,9 +49,9 @@ def pipeline(
     *,
     ghost: bool = False,
     ctas: int | None = None,
-    model: Model = kernels,
+    model: ComputeModel = kernels,
 ) -> list[Launch]:
-    """All launches of a run. `ctas`: of each rank's collective where the policy leaves them open."""
+    """All launches of a run. `ctas`: CTAs of each rank's collective if the policy does not set them."""
     if mode not in MODES:
         raise UsageError(f"mode {mode!r} is not known; use one of {', '.join(MODES)}")
     controls = policy if mode == "overlap" else Policy()
@@ -75,8 +75,10 @@ def pipeline(
     return build.launches
 
 
-def _shapes(plain: list[Kernel], policy: Policy, profile: Profile, *, collectives: bool) -> list[Shaped]:
-    """The kernels of an iteration under the policy's residency; `collectives`: one may be in flight."""
+def _shapes(
+    plain: list[ComputeKernel], policy: Policy, profile: Profile, *, collectives: bool
+) -> list[ShapedKernel]:
+    """The kernels of an iteration at the policy's residency; `collectives`: one may be in flight."""
     found = []
     for kernel in plain:
         residency = policy.residency
@@ -91,7 +93,12 @@ def _shapes(plain: list[Kernel], policy: Policy, profile: Profile, *, collective
 
 
 def _compute(
-    build: _Builder, shaped: list[Shaped], i: int, workload: Workload, policy: Policy, waits: tuple[int, ...]
+    build: _Builder,
+    shaped: list[ShapedKernel],
+    i: int,
+    workload: Workload,
+    policy: Policy,
+    waits: tuple[int, ...],
 ) -> int:
     lane = i % min(workload.compute_streams, int(build.profile.figures.compute_queues))
     if policy.head_start_us and i:
@@ -116,7 +123,7 @@ def _compute(
 
 
 def _communicate(
-    build: _Builder, comm: Collective, policy: Policy, profile: Profile, events: tuple[int, ...]
+    build: _Builder, comm: CollectiveLaunch, policy: Policy, profile: Profile, events: tuple[int, ...]
 ) -> tuple[int, ...]:
     high = policy.priority == "high" and profile.figures.priority > 0
     first = len(build.launches)

@@ -1,4 +1,4 @@
-"""Profile: what the model must know of a GPU beyond its data sheet, each figure with its source."""
+"""Profile: the simulator's figures for a GPU beyond its data sheet, each with its source."""
 
 from __future__ import annotations
 
@@ -14,92 +14,93 @@ from weft.errors import InputError, UsageError
 from weft.files import write_whole
 from weft.gpu.occupancy import blocks_per_sm
 from weft.gpu.specs import GpuSpec, spec
-from weft.sim.core import Machine, NeverFitsError
+from weft.sim.core import NeverFitsError, SimMachine
 from weft.sim.launches import Footprint
 
-VERSION = 1
+PROFILE_VERSION = 1
+"""Format of profile files."""
 FOLDER = Path(__file__).parent / "profiles"
+"""The profiles that ship with weft."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Figures:
-    """The figures of the model."""
+class SimFigures:
+    """The figures of the simulator."""
 
     latency_ns: float
-    """From a load to its data without load on the memory system."""
+    """From a load instruction to its data on an idle memory system."""
     memory_latency_ns: float
-    """How much longer it takes where the shared cache does not have it."""
+    """Additional latency if the data is not in the shared cache."""
     intake_gb_s: float
-    """Bytes per second that one SM takes in."""
+    """Bandwidth into one SM."""
     cache_tb_s: float
-    """What the shared cache (L2) delivers to all SMs."""
+    """Bandwidth of the shared cache (L2) to all SMs."""
     memory_tb_s: float
-    """What device memory delivers."""
+    """Bandwidth of device memory."""
     matrix_efficiency: float
-    """Share of the peak matrix rate that an SM full of GEMM blocks reaches."""
+    """Fraction of the peak matrix rate that an SM full of Triton GEMM blocks reaches."""
     vector_efficiency: float
-    """Share of the peak fp32 rate that an SM full of blocks of a textbook GEMM reaches."""
+    """Fraction of the peak fp32 rate that an SM full of blocks of a textbook GEMM reaches."""
     library_efficiency: float
-    """The same for the vendor's GEMM and convolution, whole waves."""
+    """Fraction of the peak matrix rate that the vendor's GEMM and convolution reach in full waves."""
     attention_efficiency: float
-    """The same for the vendor's attention, causal."""
+    """Fraction of the peak matrix rate that the vendor's causal attention reaches."""
     rows_bytes: float
     """Bytes that a block of 128 threads of a LayerNorm, softmax or GELU keeps in flight."""
     rows_traffic: float
-    """Bytes through memory per byte that a LayerNorm or softmax must move."""
+    """Bytes through memory per byte that a LayerNorm or softmax needs to move."""
     elementwise_traffic: float
-    """The same for GELU."""
+    """Bytes through memory per byte that a GELU needs to move."""
     block_start_ns: float
-    """Start and end of a block that does nothing, alone."""
+    """Start and end of an empty block, alone."""
     stream_gap_us: float
     """From the end of a kernel to the start of the next on its stream."""
     event_gap_us: float
-    """The same across streams, by an event."""
+    """From the end of a kernel to the start of one that waits for it on another stream, through an event."""
     compute_queues: float
-    """Compute streams that really run at once."""
+    """Compute streams that the hardware runs concurrently."""
     persistent: float
-    """1: the vendor's matrix kernels are persistent, one block for each SM."""
+    """1 if the vendor's matrix kernels are persistent, one block per SM."""
 
     comm_threads: float
     comm_registers: float
     comm_shared_kib: float
     """Footprint of a collective's block: threads, registers per thread, shared memory as launched."""
     comm_latency_ns: float
-    """Latency up to which a collective's block keeps its speed: it has that much in flight."""
+    """Latency up to which a collective's block keeps its rate; sets its bytes in flight."""
     comm_traffic: float
     """Bytes through the cache per byte that a rank sends."""
     comm_miss: float
-    """Share of them that goes on to device memory."""
+    """Fraction of them that goes to device memory."""
     comm_ctas: float
-    """Blocks that the library takes for a collective where every rank has a GPU of its own."""
+    """CTAs that the library uses for a collective when every rank has its own GPU."""
     cta_gb_s: float
-    """Bytes that a block sends over a link per second, alone."""
+    """Bandwidth over a link of one CTA, alone."""
     bus_gb_s: float
-    """Bytes per second that a rank can send over its links."""
+    """Bandwidth of a rank over all of its links."""
     ghost_all_reduce_gb_s: float
     ghost_all_gather_gb_s: float
     ghost_reduce_scatter_gb_s: float
     ghost_all_to_all_gb_s: float
-    """Bytes that a rank's block sends per second, alone, where all ranks share one GPU;
-    all-to-all: with 16 blocks."""
+    """Bandwidth of one CTA, alone, when all ranks share one GPU; all-to-all: with 16 CTAs."""
     priority: float = 1.0
-    """1: the hardware heeds a stream's priority."""
+    """1 if the hardware honours stream priority."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """A GPU and the model's figures for it."""
+    """A GPU and the simulator's figures for it."""
 
     name: str
     spec: GpuSpec
-    figures: Figures
+    figures: SimFigures
     sources: Mapping[str, str] = field(default_factory=dict)
-    """Where each figure comes from."""
+    """Source of each figure."""
 
-    def machine(self) -> Machine:
-        """What the core needs."""
+    def machine(self) -> SimMachine:
+        """The limits and rates for the core."""
         gpu, figures = self.spec, self.figures
-        return Machine(
+        return SimMachine(
             name=gpu.title,
             sms=gpu.sms,
             warps_per_sm=gpu.max_warps_per_sm,
@@ -112,28 +113,25 @@ class Profile:
         )
 
     def with_figures(self, **changes: float) -> Profile:
-        """This profile with other figures."""
+        """A copy with other figures."""
         return replace(self, figures=replace(self.figures, **changes))
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON document."""
-        document: dict[str, Any] = {"version": VERSION, "name": self.name, "gpu": self.spec.name}
+        document: dict[str, Any] = {"version": PROFILE_VERSION, "name": self.name, "gpu": self.spec.name}
         document["figures"] = {
             f.name: {"value": getattr(self.figures, f.name), "source": self.sources.get(f.name, "")}
-            for f in fields(Figures)
+            for f in fields(SimFigures)
         }
         return document
 
-    def to_json(self) -> str:
-        return json.dumps(self.to_dict(), indent=1) + "\n"
-
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a profile file, whole or not at all."""
-        write_whole(path, self.to_json())
+        """Write a profile file atomically."""
+        write_whole(path, json.dumps(self.to_dict(), indent=1) + "\n")
 
 
 def footprint(gpu: GpuSpec, name: str, threads: int, registers: int, shared_bytes: int) -> Footprint:
-    """What a block takes of an SM. Raises NeverFitsError for a kernel that the GPU refuses."""
+    """The resources of an SM that a block takes. Raises NeverFitsError if they exceed the GPU's limits."""
     if not blocks_per_sm(gpu, threads, registers, shared_bytes):
         raise NeverFitsError(
             f"{name}: a block of {threads} threads, {registers} registers a thread and "
@@ -153,14 +151,14 @@ def footprint(gpu: GpuSpec, name: str, threads: int, registers: int, shared_byte
 
 
 def names() -> list[str]:
-    """GPUs that have a profile."""
+    """Names of the GPUs that have a profile."""
     return sorted(path.stem for path in FOLDER.glob("*.json"))
 
 
 def profile(name: str) -> Profile:
-    """The profile of a GPU by name, or of a file that `weft calibrate` wrote."""
+    """The profile of a GPU by name, or from a file written by `weft calibrate`."""
     if name.endswith(".json"):
-        return load(name)
+        return load_profile(name)
     gpu = spec(name)
     stem = {"a100-40gb": "a100"}.get(gpu.name, gpu.name)
     if stem not in names():
@@ -169,7 +167,7 @@ def profile(name: str) -> Profile:
 
 
 def by_title(title: str) -> Profile:
-    """The profile of a real GPU by the name that its driver gives it."""
+    """The profile of a real GPU by the name that its driver reports."""
     words = title.lower().replace("-", " ").split()
     for name in names():
         if name in words:
@@ -179,10 +177,10 @@ def by_title(title: str) -> Profile:
 
 @cache
 def _shipped(stem: str) -> Profile:
-    return load(FOLDER / f"{stem}.json")
+    return load_profile(FOLDER / f"{stem}.json")
 
 
-def load(path: str | os.PathLike[str]) -> Profile:
+def load_profile(path: str | os.PathLike[str]) -> Profile:
     """Read a profile file."""
     where = os.fspath(path)
     try:
@@ -192,14 +190,16 @@ def load(path: str | os.PathLike[str]) -> Profile:
     except ValueError as error:
         raise InputError(f"profile {where} is not JSON: {error}") from None
     try:
-        if document["version"] != VERSION:
-            raise InputError(f"profile {where}: version {document['version']!r}; this weft reads {VERSION}")
+        if document["version"] != PROFILE_VERSION:
+            raise InputError(
+                f"profile {where}: version {document['version']!r}; this weft reads {PROFILE_VERSION}"
+            )
         found = document["figures"]
-        values = {f.name: float(found[f.name]["value"]) for f in fields(Figures) if f.name in found}
+        values = {f.name: float(found[f.name]["value"]) for f in fields(SimFigures) if f.name in found}
         return Profile(
             name=str(document["name"]),
             spec=spec(str(document["gpu"])),
-            figures=Figures(**values),
+            figures=SimFigures(**values),
             sources={name: str(entry.get("source", "")) for name, entry in found.items()},
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:

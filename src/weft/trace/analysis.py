@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from weft.errors import InputError
-from weft.timeline import Figures, Kind, Timeline
+from weft.timeline import Kind, OverlapFigures, Timeline
 from weft.trace.advise import Advice, advise
 from weft.trace.attribute import CAUSES, Attribution, attribute
 from weft.trace.collectives import Collectives, collectives
@@ -30,7 +30,7 @@ class RankAnalysis:
     """One GPU of the run."""
 
     trace: Trace
-    figures: Figures
+    figures: OverlapFigures
     found: Collectives
     matched: Match
     attribution: Attribution
@@ -184,7 +184,7 @@ def us(ns: int) -> float:
     return round(ns / 1000, 3)
 
 
-def figures_json(figures: Figures) -> dict[str, float]:
+def figures_json(figures: OverlapFigures) -> dict[str, float]:
     """The figures under the names of the contract, in µs and percent."""
     return {
         "span_us": us(figures.span_ns),

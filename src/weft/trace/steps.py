@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from weft.timeline import Figures, Timeline
+from weft.timeline import OverlapFigures, Timeline
 from weft.trace.kineto import UNKNOWN_NS, Step, Trace
 
 
@@ -16,7 +16,7 @@ class StepFigures:
 
     name: str
     start_ns: int
-    figures: Figures
+    figures: OverlapFigures
 
 
 def step_figures(trace: Trace) -> tuple[StepFigures, ...]:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from weft.errors import WeftError
 from weft.execute.base import Executor, References
 from weft.execute.sim import GHOST, SimExecutor
-from weft.gpu.presets import PRESETS
+from weft.gpu.presets import GPU_PRESETS
 from weft.gpu.specs import GpuSpec
 from weft.measure.race import ROUNDS, race
 from weft.measure.result import Entry, Result
@@ -63,7 +63,7 @@ def _likely(title: str, ghost: bool, workload: Workload, possible: list[Candidat
 def _preset(title: str) -> GpuSpec | None:
     """The preset of a real GPU by its marketing name, or None: then residency is not tried."""
     words = title.lower().replace("-", " ").split()
-    return next((gpu for name, gpu in PRESETS.items() if name.split("-")[0] in words), None)
+    return next((gpu for name, gpu in GPU_PRESETS.items() if name.split("-")[0] in words), None)
 
 
 def tune_workload(

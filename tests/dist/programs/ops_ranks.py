@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import datetime
 import itertools
 import os
 import sys
-import traceback
-from pathlib import Path
+import time
 
 import torch
 import torch.distributed as dist
+from forked_ranks import run_ranks
 
 import weft.ops.functions  # noqa: F401  (before the fork, so that ranks need not import it again)
 from weft.errors import WeftError
@@ -189,13 +188,13 @@ def check_odd_calls(rank, ranks):
     )
     for schedule in SCHEDULES:
         error = refused(lambda schedule=schedule: all_to_all_matmul(x, w, out=x, schedule=schedule))
-        assert "out shares memory with x" in error
+        assert "out shares memory with A" in error
     part = distribute_tensor(x, init_device_mesh("cpu", (ranks,)), [Shard(0)])
-    assert "x is a DTensor; give this rank's part, x.to_local()" in refused(
+    assert "A is a DTensor; give this rank's part, A.to_local()" in refused(
         lambda: all_gather_matmul(part, w)
     )
-    assert "must be a tensor, not list" in refused(lambda: all_gather_matmul(x, [1]))
-    assert "only its first dimension may be empty" in refused(
+    assert "must be a tensor, not int" in refused(lambda: all_gather_matmul(x, [1]))
+    assert "only the dimension that is gathered or scattered may be empty" in refused(
         lambda: all_gather_matmul(torch.ones(2, 0, 4), w)
     )
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -208,7 +207,7 @@ def check_odd_calls(rank, ranks):
     for rows in (*range(1, KEPT + 5), 1):
         y = all_gather_matmul(torch.ones(rows, 4), w)
         close(y, torch.full((rows * ranks, 4), 4.0).double(), torch.float32, f"{rows} rows")
-    assert len(team_of(None).plans) == KEPT
+    assert len(team_of(None).prepared) == KEPT
     team = team_of(None)
     said = [key for key in (f"{call}.0/{rank}" for call in range(team.calls + 1)) if team.store.check([key])]
     assert len(said) <= 1, said  # the store does not grow
@@ -246,7 +245,7 @@ def check_disagreements(rank, ranks):
     odd = rank == ranks - 1
     last = f"rank {ranks - 1}"
     w = torch.ones(4, 4)
-    with problem("columns of x", "rank 0 has 4", f"{last} has 5"):
+    with problem("columns of A", "rank 0 has 4", f"{last} has 5"):
         all_gather_matmul(torch.ones(2, 5 if odd else 4), torch.ones(5 if odd else 4, 4))
     with problem("rows", "rank 0 has", last):
         all_gather_matmul(torch.ones(3 if odd else 2, 4), w)
@@ -267,7 +266,7 @@ def check_disagreements(rank, ranks):
     with problem("int32", "not supported"):
         kind = torch.int32 if odd else torch.float32
         all_gather_matmul(torch.ones(9, 4, dtype=kind), w.to(kind))
-    with problem("x has 4 columns and w has 3 rows"):
+    with problem("A has 4 columns and B has 3 rows"):
         all_gather_matmul(torch.ones(11, 4), torch.ones(3 if odd else 4, 2))
     got = all_gather_matmul(torch.ones(2, 4), w)
     assert torch.equal(got, torch.full((2 * ranks, 4), 4.0)), "the group must still work afterwards"
@@ -282,38 +281,100 @@ def check_late_disagreement(rank, ranks):
         all_gather_matmul(torch.ones(3 if odd else 2, 4), w)
 
 
+def in_time(begun, ranks):
+    """An error has to come within the group's timeout, and the time that the ranks take to compare notes."""
+    from weft.ops.teams import GRACE_S, team_of
+
+    took, most = time.monotonic() - begun, team_of(None).timeout_s + 2 * GRACE_S
+    assert took < most, f"the error took {took:.1f} s, more than {most:.1f}"
+
+
+def check_fails_midway(rank, ranks):
+    """A rank whose matmul fails in the middle of a schedule: the others are told which one, and all can leave."""
+    from weft.ops import run_messages
+
+    w = torch.ones(4, 4)
+    for schedule in SCHEDULES:  # all prepared, so that nothing is exchanged but data
+        matmul_reduce_scatter(torch.ones(2 * ranks, 4), w, schedule=schedule)
+    begun, last = time.monotonic(), ranks - 1
+    if rank == last:
+        run_messages.perform = fail
+        try:
+            matmul_reduce_scatter(torch.ones(2 * ranks, 4), w, schedule="shard")
+        except MemoryError:
+            pass
+        else:
+            raise AssertionError("the matmul did not fail")
+    else:
+        with problem(f"rank {last} cannot go on: MemoryError: no memory for this matmul"):
+            matmul_reduce_scatter(torch.ones(2 * ranks, 4), w, schedule="shard")
+    in_time(begun, ranks)
+    dist.destroy_process_group()
+
+
+def fail(*_):
+    raise MemoryError("no memory for this matmul")
+
+
+def check_first_rank_dies(rank, ranks):
+    """Rank 0 hosts the store of the group; without it the others still get an error that names it."""
+    w = torch.ones(4, 4)
+    all_gather_matmul(torch.ones(2, 4), w)
+    if rank == 0:
+        os._exit(0)
+    begun = time.monotonic()
+    with problem("rank 0", "did not take part"):
+        for _ in range(3):
+            all_gather_matmul(torch.ones(2, 4), w)
+    with problem("rank 0", "did not take part"):
+        all_gather_matmul(torch.ones(5, 4), w)  # a new kind of call: by the store alone
+    in_time(begun, ranks)
+
+
 def check_peer_dies(rank, ranks):
     """A rank that ends: the others get an error that says so, within the group's timeout."""
     w = torch.ones(4, 4)
     all_gather_matmul(torch.ones(2, 4), w, schedule="hetero-fused-1d")
     if rank == ranks - 1:
         os._exit(0)
+    begun = time.monotonic()
     with problem(f"rank {ranks - 1}", "did not take part"):
         for _ in range(3):
             all_gather_matmul(torch.ones(2, 4), w, schedule="hetero-fused-1d")
-
-
-def check_layers(rank, ranks):
-    """Tensor-parallel layers equal the plain ones; so does parallelize_module with the plan."""
-    from layers_check import check
-
-    check(rank, ranks, close)
+    in_time(begun, ranks)
+    dist.destroy_process_group()
 
 
 def check_tuned(rank, ranks):
     """A measured verdict is kept, and holds for the next call on every rank; rank 0 alone reads the store."""
-    from weft.ops import tune
+    from weft.ops import tune, tuner
     from weft.ops.teams import team_of
     from weft.tuning.store import Store
 
     x, w = torch.ones(4 * ranks, 8), torch.ones(8, 6)
-    found = tune("matmul_reduce_scatter", x, w, rounds=3)
-    assert found.schedule in SCHEDULES
-    assert found.ms <= found.serial_ms
-    assert len(found.tried) == len(SCHEDULES) + 1
+    timed, ms = tuner._timed, {"serial": 2.0, "shard": 1.0}
+
+    def slow_on_rank(function, x, w, group, choice, options):
+        timed(function, x, w, group, choice, options)
+        return ms.get(choice.schedule, 3.0) * (1 + 0.5 * rank)  # ranks differ; all must decide alike
+
+    tuner._timed = slow_on_rank
+    found = tune("matmul_reduce_scatter", x, w, rounds=5)
+    slowest = 1 + 0.5 * (ranks - 1)
+    assert (found.policy.schedule, found.best_ms, found.baseline_ms) == ("shard", slowest, 2 * slowest), found
+    assert found.gain_ci_pct == (50.0, 50.0), found.gain_ci_pct
+    ms["shard"] = 2.5
+    lost = tune("matmul_reduce_scatter", x + 1, w, rounds=5, store=False)
+    assert (lost.policy.schedule, lost.leave, lost.gain_pct) == ("serial", True, 0.0), lost
+    tuner._timed = timed
+    labels = {each.candidate for each in found.candidates}
+    assert labels == {f"{name} sm" for name in SCHEDULES} | {f"hetero-fused-1d/{2 * ranks} sm"}
     dist.barrier()
     (entry,) = Store().entries()
-    assert entry.policy.schedule == found.schedule
+    assert entry.policy.schedule == "shard"
+    matmul_reduce_scatter(x, w)
+    assert list(team_of(None).prepared.values())[-1].schedule.name == "shard"
+    tune("matmul_reduce_scatter", x, w, rounds=3, store=False)  # drops what was prepared
     dist.barrier()
     if rank == 0:
         Store().put(entry.key, Policy(schedule="uniform-fused-2d"), {"text": "by hand"})
@@ -322,48 +383,48 @@ def check_tuned(rank, ranks):
     dist.barrier()
     got = matmul_reduce_scatter(x, w)
     close(got, torch.full((4, 6), 8.0 * ranks).double(), torch.float32, "tuned")
-    plan = list(team_of(None).plans.values())[-1]
-    assert plan.schedule.name == plan.choice.schedule == "uniform-fused-2d"
+    prepared = list(team_of(None).prepared.values())[-1]
+    assert prepared.schedule.name == prepared.choice.schedule == "uniform-fused-2d"
 
 
 def check_compiled(rank, ranks):
-    """torch.compile keeps the operations whole."""
-    from layers_check import check_compiled
-
-    check_compiled(rank, ranks, close)
-
-
-def rank_main(rank, ranks, folder, checks, timeout_s):
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{folder}/rendezvous",
-        rank=rank,
-        world_size=ranks,
-        timeout=datetime.timedelta(seconds=timeout_s),
-    )
-    for name in checks:
-        globals()[f"check_{name}"](rank, ranks)
-    Path(folder, f"ok.{rank}").touch()
+    """The same values and gradients under torch.compile, with no graph break; several weights, any dimension."""
+    torch._dynamo.config.cache_size_limit = 64
+    options = {"schedule": "hetero-fused-1d"}
+    layers = {
+        "all_gather_matmul": lambda x, w: all_gather_matmul(torch.sin(x), w, **options).relu(),
+        "with a group": lambda x, w: all_gather_matmul(torch.sin(x), w, dist.group.WORLD, **options).relu(),
+        "matmul_reduce_scatter": lambda x, w: matmul_reduce_scatter(torch.sin(x), w, **options).relu(),
+        "all_to_all_matmul": lambda x, w: all_to_all_matmul(torch.sin(x), w, **options).relu(),
+        "two weights": lambda x, w: sum(all_gather_matmul(torch.sin(x), [w, 2 * w], bias=[w[0], None])),
+        "gathered": lambda x, w: torch.cat(all_gather_matmul(torch.sin(x), w, return_A=True), 1),
+        "second dimension": lambda x, w: matmul_reduce_scatter(
+            torch.stack([x, torch.sin(x)]), w, scatter_dim=1
+        ),
+    }
+    for name, layer in layers.items():
+        random = torch.Generator().manual_seed(rank)
+        compiled_layer = torch.compile(layer, fullgraph=True, backend="aot_eager")
+        for rows in (2 * ranks, 3 * ranks, 5 * ranks):  # from the second on, sizes are symbolic
+            x, w = torch.randn(rows, 4, generator=random), torch.randn(4, 5, generator=random)
+            results = []
+            for function in (layer, compiled_layer):
+                x, w = x.detach().requires_grad_(), w.detach().requires_grad_()
+                y = function(x, w)
+                y.square().sum().backward()
+                results.append((y.detach(), x.grad, w.grad))
+            for eager, compiled in zip(*results, strict=True):
+                close(compiled, eager.double(), torch.float32, f"{name} compiled")
 
 
 def main():
     ranks, folder, timeout_s, *checks = int(sys.argv[1]), sys.argv[2], float(sys.argv[3]), *sys.argv[4:]
-    children = []
-    for rank in range(ranks):
-        child = os.fork()
-        if child == 0:
-            code = 1
-            try:
-                rank_main(rank, ranks, folder, checks, timeout_s)
-                code = 0
-            except BaseException:
-                traceback.print_exc()
-            sys.stderr.flush()
-            os._exit(code)
-        children.append(child)
-    failed = sum(os.waitpid(child, 0)[1] != 0 for child in children)
-    sys.exit(1 if failed else 0)
+
+    def rank_main(rank, ranks):
+        for name in checks:
+            globals()[f"check_{name}"](rank, ranks)
+
+    sys.exit(1 if run_ranks(ranks, folder, timeout_s, rank_main) else 0)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ REPEATS = 12
 
 def main() -> None:
     torch.cuda.set_device(0)
-    ranks = nccl.Ranks(nccl.load(), 2, 12)
+    ranks = nccl.Ranks(nccl.load_nccl(), 2, 12)
     streams = [torch.cuda.Stream() for _ in range(2)]
     generator = torch.Generator("cuda").manual_seed(0)
     send = [torch.randn(BYTES // 4, device="cuda", generator=generator) for _ in range(2)]

@@ -1,9 +1,10 @@
-"""Torch loads this when it is imported in a job under `weft run --tune`, by the entry point beside this file.
+"""Loaded by torch in a job under `weft run --tune` or `--trace`, through the entry point next to this file.
 
-It finds weft by an environment variable: the program's own module path stays as it is, and weft need not be
-installed where the program runs.
+It finds weft through an environment variable: the program's module path is left unchanged, and weft need not
+be installed in the program's environment.
 """
 
+import importlib
 import importlib.util
 import os
 import sys
@@ -11,17 +12,19 @@ from pathlib import Path
 
 
 def start() -> None:
-    """Never raises: torch would pass it on to the program."""
-    try:
-        if os.environ.get("WEFT_TUNE") == "1":
-            _import_weft(os.environ["WEFT_TUNE_HOME"])
-            from weft import logs
-            from weft.tuning.live import job
+    """Start live tuning or tracing. Never raises: torch would pass the exception on to the program."""
+    _start("WEFT_TUNE", "weft.tuning.live.job", "is not tuned")
+    _start("WEFT_TRACE", "weft.tuning.live.tracing", "is traced by time, not by steps")
 
-            logs.show()
-            job.start()
+
+def _start(variable: str, module: str, otherwise: str) -> None:
+    try:
+        if os.environ.get(variable):
+            _import_weft(os.environ["WEFT_TUNE_HOME"])
+            importlib.import_module("weft.logs").show()
+            importlib.import_module(module).start()
     except Exception as error:
-        sys.stderr.write(f"weft: this process is not tuned: {type(error).__name__}: {error}\n")
+        sys.stderr.write(f"weft: this process {otherwise}: {type(error).__name__}: {error}\n")
 
 
 def _import_weft(home: str) -> None:
@@ -38,5 +41,5 @@ def _import_weft(home: str) -> None:
     try:
         spec.loader.exec_module(module)
     except BaseException:
-        del sys.modules["weft"]  # half of it helps nobody
+        del sys.modules["weft"]  # do not leave a partly initialised module
         raise

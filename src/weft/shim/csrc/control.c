@@ -1,7 +1,7 @@
 /* The job's files and the policy in force. Nothing here runs before the first launch, and nothing here can
  * fail the program: where a file cannot be had, launches pass through untouched. */
 #define _GNU_SOURCE
-#include "weft.h"
+#include "tracer.h"
 
 #include <fcntl.h>
 #include <pthread.h>
@@ -177,6 +177,7 @@ weft_process *weft_attach(uint32_t api) {
     if (atomic_load(&attach_state) != 1)
         return NULL;
     weft_refresh();
+    weft_trace_attached();
     return weft_self;
 }
 

@@ -162,6 +162,17 @@ static CUfunction function_of(void *handle) {
     return NULL;
 }
 
+void weft_cuda_kernel_sizes(void *handle, int *registers, int *static_shared) {
+    const weft_cuda_calls *cu = weft_cuda();
+    int mode = weft_capture_relax();
+    CUfunction f = function_of(handle);
+    if (f && cu->cuFuncGetAttribute) {
+        cu->cuFuncGetAttribute(registers, CU_FUNC_ATTRIBUTE_NUM_REGS, f);
+        cu->cuFuncGetAttribute(static_shared, CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, f);
+    }
+    weft_capture_restore(mode);
+}
+
 static bool cuda_name(void *handle, char *out, size_t size) {
     const weft_cuda_calls *cu = weft_cuda();
     const char *name = NULL;

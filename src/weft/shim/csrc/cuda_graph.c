@@ -1,5 +1,5 @@
 /* Graphs: kernels are captured once and run at every replay, so they are counted when the graph is launched. */
-#include "cuda_shim.h"
+#include "tracer.h"
 
 #include <pthread.h>
 #include <stdlib.h>
@@ -9,6 +9,7 @@ typedef struct graph_kernels {
     CUgraphExec exec;
     size_t count;
     bool communicates;
+    _Atomic uint64_t traced; /* where the tracer listed its kernels */
     weft_variant *kernels[];
 } graph_kernels;
 
@@ -109,6 +110,7 @@ static void remember(CUgraphExec exec, CUgraph graph) {
         g->exec = exec;
         g->count = found.count;
         g->communicates = false;
+        g->traced = 0;
         for (size_t i = 0; i < found.count; i++) {
             g->kernels[i] = found.kernels[i];
             g->communicates |= found.kernels[i]->kind == WEFT_KIND_COMM;
@@ -182,13 +184,29 @@ static CUresult launched(CUresult result, CUgraphExec exec, CUstream stream) {
     return result;
 }
 
-CUresult cuGraphLaunch(CUgraphExec exec, CUstream stream) {
-    return launched(REAL(cuGraphLaunch)(exec, stream), exec, weft_stream(stream, false));
+static bool trace_graph(weft_trace_op *op, CUgraphExec exec, CUstream stream) {
+    if (!weft_attach(WEFT_API_CUDA) || !weft_trace_before(op, WEFT_TRACE_GRAPH, NULL, stream, false))
+        return false;
+    pthread_mutex_lock(&lock);
+    graph_kernels *g = *place_of(exec);
+    if (g)
+        weft_trace_graph_of(&g->traced, g->kernels, g->count, op);
+    pthread_mutex_unlock(&lock);
+    return true;
 }
 
-CUresult cuGraphLaunch_ptsz(CUgraphExec exec, CUstream stream) {
-    return launched(REAL(cuGraphLaunch_ptsz)(exec, stream), exec, weft_stream(stream, true));
-}
+#define GRAPH_LAUNCH(name, per_thread)                                                                      \
+    CUresult name(CUgraphExec exec, CUstream stream) {                                                      \
+        CUstream named = weft_stream(stream, per_thread);                                                   \
+        weft_trace_op op;                                                                                   \
+        bool traced = UNLIKELY(weft_tracing() == WEFT_TRACE_RECORD) && trace_graph(&op, exec, named);       \
+        CUresult result = REAL(name)(exec, stream);                                                         \
+        if (traced)                                                                                         \
+            weft_trace_after(&op, named, result);                                                           \
+        return launched(result, exec, named);                                                               \
+    }
+GRAPH_LAUNCH(cuGraphLaunch, false)
+GRAPH_LAUNCH(cuGraphLaunch_ptsz, true)
 
 /* --- captures --------------------------------------------------------------------------------------------- */
 
@@ -247,12 +265,13 @@ CUresult cuLibraryUnload(CUlibrary library) {
     return REAL(cuLibraryUnload)(library);
 }
 
-#define CONTEXT_GOES(name, type)                                                                            \
+#define CONTEXT_GOES(name, type, context)                                                                   \
     CUresult name(type what) {                                                                              \
+        weft_trace_context_gone(context);                                                                   \
         weft_forget_handles();                                                                              \
         weft_head_start_forget();                                                                               \
         return REAL(name)(what);                                                                            \
     }
-CONTEXT_GOES(cuCtxDestroy_v2, CUcontext)
-CONTEXT_GOES(cuDevicePrimaryCtxReset_v2, CUdevice)
-CONTEXT_GOES(cuDevicePrimaryCtxRelease_v2, CUdevice)
+CONTEXT_GOES(cuCtxDestroy_v2, CUcontext, what)
+CONTEXT_GOES(cuDevicePrimaryCtxReset_v2, CUdevice, NULL)
+CONTEXT_GOES(cuDevicePrimaryCtxRelease_v2, CUdevice, NULL)

@@ -57,7 +57,7 @@ static CUfunction load_wait(void) {
 }
 
 /* The waiting kernel in the current context, loaded once in each; NULL where it cannot be had. */
-static CUfunction wait_kernel(uint64_t *mhz) {
+CUfunction weft_wait_kernel(uint64_t *mhz) {
     CUcontext context = NULL;
     if (!weft_cuda()->cuCtxGetCurrent || weft_cuda()->cuCtxGetCurrent(&context) != CUDA_SUCCESS || !context)
         return NULL;
@@ -100,7 +100,7 @@ void weft_head_start(const weft_rules *rules, CUstream stream) {
         return;
     int mode = weft_capture_relax();
     uint64_t mhz = 0;
-    CUfunction wait = wait_kernel(&mhz);
+    CUfunction wait = weft_wait_kernel(&mhz);
     weft_capture_restore(mode);
     uint64_t cycles = rules->data.head_start_ns * mhz / 1000, limit_ns = rules->data.head_start_ns * 4ull;
     void *params[] = {&cycles, &limit_ns};

@@ -2,7 +2,7 @@
  *
  * Whatever the policy wants, the program's own launch is made once: a changed launch that the driver refuses
  * is made again as it was, and counted. Cooperative launches are only counted. */
-#include "cuda_shim.h"
+#include "tracer.h"
 
 #include <string.h>
 
@@ -13,14 +13,60 @@ typedef struct {
     CUfunction f;
     void **params, **extra;
     bool per_thread, plain; /* plain: by cuLaunchKernel */
+    weft_variant *v;        /* NULL: not known */
 } launch;
 
-static CUresult make_with(const launch *l, const CUlaunchConfig *c) {
+static CUresult make_untraced(const launch *l, const CUlaunchConfig *c) {
     if (l->plain && c->numAttrs == 0)
         return (l->per_thread ? REAL(cuLaunchKernel_ptsz) : REAL(cuLaunchKernel))(
             l->f, c->gridDimX, c->gridDimY, c->gridDimZ, c->blockDimX, c->blockDimY, c->blockDimZ,
             c->sharedMemBytes, c->hStream, l->params, l->extra);
     return (l->per_thread ? REAL(cuLaunchKernelEx_ptsz) : REAL(cuLaunchKernelEx))(c, l->f, l->params, l->extra);
+}
+
+static void describe(weft_trace_op *op, const launch *l, const CUlaunchConfig *c) {
+    weft_trace_span *s = &op->record->span;
+    memcpy(s->grid, &c->gridDimX, sizeof s->grid);
+    memcpy(s->block, &c->blockDimX, sizeof s->block);
+    s->shared = c->sharedMemBytes;
+    if (l->v && c->sharedMemBytes != l->config->sharedMemBytes)
+        s->blocks_per_sm = weft_self->rows[l->v->row].shaped_blocks;
+    if (s->flags & WEFT_SPAN_COMM)
+        weft_trace_take_call(s, weft_stream(c->hStream, l->per_thread));
+}
+
+static CUresult make_recorded(const launch *l, const CUlaunchConfig *c, weft_trace_op *op) {
+    CUlaunchAttribute attributes[MOST_ATTRIBUTES];
+    CUlaunchConfig with = *c;
+    if (!(op->record->span.flags & WEFT_SPAN_COMM) || c->numAttrs >= MOST_ATTRIBUTES)
+        return make_untraced(l, c);
+    if (c->numAttrs)
+        memcpy(attributes, c->attrs, c->numAttrs * sizeof *attributes);
+    with.attrs = attributes;
+    if (!weft_trace_completion(op, attributes, &with.numAttrs))
+        return make_untraced(l, c);
+    CUresult result = make_untraced(l, &with);
+    if (result != CUDA_SUCCESS && (result = make_untraced(l, c)) == CUDA_SUCCESS)
+        weft_trace_completion_refused(op);
+    return result;
+}
+
+__attribute__((noinline, cold)) static CUresult make_traced(const launch *l, const CUlaunchConfig *c) {
+    CUstream stream = weft_stream(c->hStream, l->per_thread);
+    bool programmatic = c->numAttrs && weft_trace_programmatic(c);
+    weft_trace_op op;
+    if (weft_tracing() == WEFT_TRACE_LEARN)
+        weft_trace_learn(l->v, stream, programmatic);
+    if (weft_tracing() != WEFT_TRACE_RECORD || !weft_trace_before(&op, WEFT_TRACE_KERNEL, l->v, stream, programmatic))
+        return make_untraced(l, c);
+    describe(&op, l, c);
+    CUresult result = make_recorded(l, c, &op);
+    weft_trace_after(&op, stream, result);
+    return result;
+}
+
+static CUresult make_with(const launch *l, const CUlaunchConfig *c) {
+    return UNLIKELY(weft_tracing()) ? make_traced(l, c) : make_untraced(l, c);
 }
 
 static CUresult make(const launch *l) { return make_with(l, l->config); }
@@ -96,8 +142,11 @@ static CUresult make_shaped(const launch *l, weft_variant *v, uint32_t shared) {
 static CUresult launch_compute(const weft_rules *rules, weft_variant *v, const launch *l) {
     const CUlaunchConfig *c = l->config;
     CUstream stream = weft_stream(c->hStream, l->per_thread);
-    if (rules->data.head_start_ns)
+    if (rules->data.head_start_ns) {
         weft_head_start(rules, stream);
+        if (UNLIKELY(weft_tracing()))
+            weft_trace_disturbed(stream);
+    }
     bool track = rules->data.flags & WEFT_TRACK;
     bool in_flight = (track || (rules->shapes && (rules->data.flags & WEFT_WHEN_OVERLAP))) &&
                      weft_comm_in_flight(stream, weft_capturing(stream));
@@ -142,8 +191,8 @@ static weft_variant *variant_of(const launch *l) {
     return weft_lookup(&weft_cuda_backend, l->f, c->blockDimX * c->blockDimY * c->blockDimZ, c->sharedMemBytes);
 }
 
-static CUresult route(const launch *l) {
-    weft_variant *v = variant_of(l);
+static CUresult route(launch *l) {
+    weft_variant *v = l->v = variant_of(l);
     if (UNLIKELY(!v))
         return make(l);
     if (UNLIKELY(l->config->numAttrs && is_cooperative(l->config)))
@@ -161,7 +210,7 @@ static CUresult route(const launch *l) {
 /* Declares `l`, a launch by the arguments of cuLaunchKernel. */
 #define PLAIN(per_thread, extra)                                                                            \
     CUlaunchConfig config = {gx, gy, gz, bx, by, bz, shared, stream, NULL, 0};                              \
-    launch l = {&config, f, params, extra, per_thread, true}
+    launch l = {&config, f, params, extra, per_thread, true, NULL}
 
 CUresult cuLaunchKernel(LAUNCH_ARGS, void **extra) {
     PLAIN(false, extra);
@@ -176,7 +225,7 @@ CUresult cuLaunchKernel_ptsz(LAUNCH_ARGS, void **extra) {
 static CUresult launch_ex(const CUlaunchConfig *config, CUfunction f, void **params, void **extra, bool per_thread) {
     if (UNLIKELY(!config)) /* the driver's to refuse */
         return (per_thread ? REAL(cuLaunchKernelEx_ptsz) : REAL(cuLaunchKernelEx))(config, f, params, extra);
-    launch l = {config, f, params, extra, per_thread, false};
+    launch l = {config, f, params, extra, per_thread, false, NULL};
     return route(&l);
 }
 
@@ -190,9 +239,16 @@ CUresult cuLaunchKernelEx_ptsz(const CUlaunchConfig *config, CUfunction f, void 
 
 #define COOPERATIVE(name, per_thread)                                                                       \
     CUresult name(LAUNCH_ARGS) {                                                                            \
-        CUresult result = REAL(name)(f, gx, gy, gz, bx, by, bz, shared, stream, params);                    \
         PLAIN(per_thread, NULL);                                                                            \
-        weft_variant *v = variant_of(&l);                                                                   \
+        weft_variant *v = l.v = variant_of(&l);                                                             \
+        weft_trace_op op;                                                                                   \
+        bool traced = UNLIKELY(weft_tracing() == WEFT_TRACE_RECORD) &&                                      \
+                      weft_trace_before(&op, WEFT_TRACE_KERNEL, v, weft_stream(stream, per_thread), false); \
+        if (traced)                                                                                         \
+            describe(&op, &l, &config);                                                                     \
+        CUresult result = REAL(name)(f, gx, gy, gz, bx, by, bz, shared, stream, params);                    \
+        if (traced)                                                                                         \
+            weft_trace_after(&op, weft_stream(stream, per_thread), result);                                 \
         return v ? launch_cooperative(&l, v, result) : result;                                              \
     }
 COOPERATIVE(cuLaunchCooperativeKernel, false)

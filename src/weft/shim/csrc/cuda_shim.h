@@ -30,6 +30,26 @@ EXPORT CUresult cuGraphExecUpdate(CUgraphExec exec, CUgraph graph, CUgraphNode *
 EXPORT CUresult cuGraphExecUpdate_v2(CUgraphExec exec, CUgraph graph, void *result);
 EXPORT CUresult cuGraphExecDestroy(CUgraphExec exec);
 PAIR(cuGraphLaunch, CUgraphExec exec, CUstream stream);
+PAIR(cuStreamWaitEvent, CUstream stream, CUevent event, unsigned flags);
+PAIR(cuLaunchHostFunc, CUstream stream, void *function, void *data);
+PAIR(cuStreamWaitValue32_v2, CUstream stream, CUdeviceptr at, uint32_t value, unsigned flags);
+PAIR(cuStreamWaitValue64_v2, CUstream stream, CUdeviceptr at, cuuint64_t value, unsigned flags);
+PAIR(cuStreamBatchMemOp_v2, CUstream stream, unsigned count, void *operations, unsigned flags);
+PAIR(cuMemcpyAsync, CUdeviceptr to, CUdeviceptr from, size_t size, CUstream stream);
+PAIR(cuMemcpyHtoDAsync_v2, CUdeviceptr to, const void *from, size_t size, CUstream stream);
+PAIR(cuMemcpyDtoHAsync_v2, void *to, CUdeviceptr from, size_t size, CUstream stream);
+PAIR(cuMemcpyDtoDAsync_v2, CUdeviceptr to, CUdeviceptr from, size_t size, CUstream stream);
+PAIR(cuMemcpyPeerAsync, CUdeviceptr to, CUcontext to_context, CUdeviceptr from, CUcontext from_context, size_t size,
+     CUstream stream);
+PAIR(cuMemcpy2DAsync_v2, const CUDA_MEMCPY2D *copy, CUstream stream);
+PAIR(cuMemcpy3DAsync_v2, const CUDA_MEMCPY3D *copy, CUstream stream);
+PAIR(cuMemsetD8Async, CUdeviceptr to, unsigned char value, size_t count, CUstream stream);
+PAIR(cuMemsetD16Async, CUdeviceptr to, unsigned short value, size_t count, CUstream stream);
+PAIR(cuMemsetD32Async, CUdeviceptr to, unsigned value, size_t count, CUstream stream);
+PAIR(cuMemsetD2D8Async, CUdeviceptr to, size_t pitch, unsigned char value, size_t width, size_t height, CUstream stream);
+PAIR(cuMemsetD2D16Async, CUdeviceptr to, size_t pitch, unsigned short value, size_t width, size_t height,
+     CUstream stream);
+PAIR(cuMemsetD2D32Async, CUdeviceptr to, size_t pitch, unsigned value, size_t width, size_t height, CUstream stream);
 EXPORT CUresult cuModuleUnload(CUmodule module);
 EXPORT CUresult cuLibraryUnload(CUlibrary library);
 EXPORT CUresult cuCtxDestroy_v2(CUcontext context);
@@ -80,7 +100,21 @@ void weft_cuda_found(const char *name, void *real); /* the program found the rea
     X(cuGraphGetNodes, CUresult (*)(CUgraph, CUgraphNode *, size_t *))                                      \
     X(cuGraphNodeGetType, CUresult (*)(CUgraphNode, int *))                                                 \
     X(cuGraphKernelNodeGetParams_v2, CUresult (*)(CUgraphNode, CUDA_KERNEL_NODE_PARAMS *))                  \
-    X(cuGraphChildGraphNodeGetGraph, CUresult (*)(CUgraphNode, CUgraph *))
+    X(cuGraphChildGraphNodeGetGraph, CUresult (*)(CUgraphNode, CUgraph *))                                  \
+    X(cuDriverGetVersion, CUresult (*)(int *))                                                              \
+    X(cuDeviceGetName, CUresult (*)(char *, int, CUdevice))                                                 \
+    X(cuPointerGetAttribute, CUresult (*)(void *, int, CUdeviceptr))                                        \
+    X(cuEventCreate, CUresult (*)(CUevent *, unsigned))                                                     \
+    X(cuEventRecord, CUresult (*)(CUevent, CUstream))                                                       \
+    X(cuEventQuery, CUresult (*)(CUevent))                                                                  \
+    X(cuEventElapsedTime, CUresult (*)(float *, CUevent, CUevent))                                          \
+    X(cuEventDestroy_v2, CUresult (*)(CUevent))                                                             \
+    X(cuStreamCreateWithPriority, CUresult (*)(CUstream *, unsigned, int))                                  \
+    X(cuStreamDestroy_v2, CUresult (*)(CUstream))                                                           \
+    X(cuStreamQuery, CUresult (*)(CUstream))                                                                \
+    X(cuStreamGetFlags, CUresult (*)(CUstream, unsigned *))                                                 \
+    X(cuStreamGetId, CUresult (*)(CUstream, unsigned long long *))                                          \
+    X(cuStreamWaitEvent, CUresult (*)(CUstream, CUevent, unsigned))
 
 typedef struct {
 #define X(name, type) __typeof__((type)0) name;
@@ -90,6 +124,7 @@ typedef struct {
 const weft_cuda_calls *weft_cuda(void);
 
 extern const weft_backend weft_cuda_backend;
+void weft_cuda_kernel_sizes(void *handle, int *registers, int *static_shared); /* left unchanged where unknown */
 int weft_cuda_device_attribute(int attribute); /* of the current context's device; 0: unknown */
 
 /* Our own calls are allowed while another thread captures: they touch nothing that is being captured. */
@@ -109,6 +144,7 @@ bool weft_capture_open(void);         /* on any stream */
 /* --- cuda_headstart.c ---------------------------------------------------------------------------------- */
 
 void weft_head_start(const weft_rules *rules, CUstream stream);
+CUfunction weft_wait_kernel(uint64_t *mhz); /* takes clock cycles and a limit in ns; NULL: cannot be had */
 void weft_head_start_forget(void); /* a context went away, and our kernel with it */
 
 #endif

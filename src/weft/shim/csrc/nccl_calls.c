@@ -1,6 +1,6 @@
 /* Collectives, sends and receives, and the groups they come in: which communicator a call of the program uses. */
 #include "nccl.h"
-#include "cuda_shim.h"
+#include "tracer.h"
 
 enum { GROUPED = 16 };
 
@@ -75,6 +75,9 @@ static ncclComm_t enter(call *k, ncclComm_t comm, int operation, size_t count, i
         return comm;
     bool collective = operation < OP_SEND;
     ncclComm_t to = choose(k, c, collective, op < NCCL_BUILT_IN_OPS, stream);
+    if (UNLIKELY(weft_tracing() == WEFT_TRACE_RECORD))
+        weft_trace_call(c->key, atomic_load(&c->collectives) + atomic_load(&c->point_to_point), c->rank, c->size,
+                        operation, count, type, count * element_size(type), weft_stream(stream, false));
     weft_comm_called(c, operation, count * element_size(type), to != comm);
     return to;
 }
@@ -83,8 +86,11 @@ static ncclResult_t leave(const call *k, ncclResult_t result) {
     weft_nccl_me.inside--;
     if (UNLIKELY(k->place > 0))
         weft_route_give(k->place);
-    if (k->c && weft_nccl_me.depth == 0)
+    if (k->c && weft_nccl_me.depth == 0) {
+        if (UNLIKELY(weft_tracing()))
+            weft_trace_calls_over();
         weft_comm_boundary();
+    }
     return result;
 }
 
@@ -152,6 +158,8 @@ static void group_over(ncclResult_t result) {
     me.group_size = 0;
     weft_route_give(me.place);
     me.place = 0;
+    if (UNLIKELY(weft_tracing()))
+        weft_trace_calls_over();
     weft_comm_boundary();
 }
 

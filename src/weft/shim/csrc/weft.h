@@ -57,6 +57,9 @@ typedef struct weft_variant {
     _Atomic(struct weft_variant *) shaped_from; /* set where this is another variant's shaped form, seen in a graph */
     _Atomic uint64_t plans[WEFT_PLANS]; /* by policy id: see plan_* in shape.c */
     _Atomic uint32_t refusals;
+    _Atomic uint32_t registers, static_shared; /* registers plus one; 0: not asked yet */
+    _Atomic uint64_t idle_launches;            /* in the trace of the upper half's number, on an idle stream */
+    _Atomic bool before_programmatic; /* a programmatic dependent launch was seen to follow it */
 } weft_variant;
 
 /* What a GPU API must answer about its kernels. Every call may fail: false, and the kernel is left alone. */

@@ -11,9 +11,8 @@ from dataclasses import replace
 from typing import Any
 
 from weft.policy import Policy
-from weft.shim import apply, binding, communicators, stats
+from weft.shim import apply, binding, communicators, spans, stats, tracer
 from weft.tuning.candidates import cta_choices
-from weft.tuning.live.look import Look
 from weft.tuning.live.options import Facts, Kernel
 
 FREE_BYTES = 2 << 30  # of the GPU's memory, for the buffers of new communicators
@@ -30,16 +29,17 @@ class LaunchControls:
         self.default, self._world, self._parameters = default, world, parameters
         self._before: Counts = {}
         self._calls = 0
-        self._look = Look()
+        self._traces = False
+        tracer.watch()
 
     def learn(self) -> None:
-        self._look.begin()
+        self._traces = tracer.start()
         apply.shape_launches(self.default, track=True)
         self._before, self._calls = _counts(), _last_call()
 
     def facts(self, steps: int) -> Facts:
-        looked, after = self._look.end(steps), _counts()
-        times = looked.kernels if looked else {}
+        profile, after = self._profile(steps), _counts()
+        times = profile.kernels if profile else {}
         seen = {name: _less(now, self._before.get(name)) for name, now in after.items()}
         comm = {name: row for name, row in seen.items() if row[4] == "comm" and row[0]}
         kernels = tuple(
@@ -68,12 +68,18 @@ class LaunchControls:
             why_no_ctas=why,
             cta_choices_at_start=at_start,
             kernels=_worth_telling(kernels),
-            span_ms=looked.span_ms if looked else None,
-            comm_ms=looked.comm_ms if looked else None,
-            exposed_ms=looked.exposed_ms if looked else None,
+            span_ms=profile.span_ms if profile else None,
+            comm_ms=profile.comm_ms if profile else None,
+            exposed_ms=profile.exposed_ms if profile else None,
             world=self._world,
             workload=self._workload(kernels, Counter(call.operation for call in calls), steps),
         )
+
+    def _profile(self, steps: int) -> spans.StepProfile | None:
+        """What the shim's tracer recorded since `learn`; None where it could not, as while it is in use."""
+        recording = tracer.stop() if self._traces else None
+        self._traces = False
+        return spans.profile(recording, steps) if recording is not None else None
 
     def _workload(self, kernels: Sequence[Kernel], calls: Mapping[str, int], steps: int) -> str:
         names = "\n".join(sorted(kernel.symbol for kernel in kernels if kernel.launches >= 1))
@@ -104,7 +110,9 @@ class LaunchControls:
         communicators.prepare(ctas, apply.PREPARE_S)
 
     def apply(self, policy: Policy) -> None:
-        self._look.drop()  # where the tuning ends while it learns
+        if self._traces:  # the tuning ends while it learns
+            self._traces = False
+            tracer.drop()
         apply.apply(policy, self.default)
 
     def harmless(self) -> None:
@@ -113,6 +121,7 @@ class LaunchControls:
     def release(self) -> None:
         if communicators.available():
             communicators.release()
+        tracer.unwatch()
 
     def synchronize(self) -> None:
         apply.synchronize()
@@ -141,9 +150,8 @@ def _worth_telling(kernels: Sequence[Kernel]) -> tuple[Kernel, ...]:
 def _kernel(
     symbol: str, launches: float, beside: float, blocks: int, times: Mapping[str, tuple[float, float]]
 ) -> Kernel:
-    """The profiler knows a kernel by its readable name, or by the driver's."""
     name = stats.demangle(symbol)
-    ms, beside_ms = times.get(name) or times.get(symbol) or (None, None)
+    ms, beside_ms = times.get(symbol, (None, None))
     return Kernel(name, symbol, launches, beside, blocks or None, ms, beside_ms)
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
+from weft.ops.operands import FP8_DTYPES
 from weft.ops.program import Instruction, Program, perform
 from weft.ops.steps import Recv, Schedule, Send
 
 
-class MessageExecutor:
+class MessageRunner:
     """Sends and receives are posted as early as their data allows; a step waits only for what it reads."""
 
     exchanges = True
@@ -35,10 +37,12 @@ class MessageExecutor:
                 self._steps.append((waits, None, program.compute(step)))
         program.finish()
 
-    def run(self, x: torch.Tensor, w: torch.Tensor, out: torch.Tensor) -> None:
-        slots = self.program.bind(x, w, out)
+    def run(self, tensors: Sequence[torch.Tensor]) -> None:
+        slots = self.program.bind(tensors)
         group = self._group
-        arriving = {name: group.recv([slots[slot]], peer, tag) for name, slot, peer, tag in self._recvs}
+        arriving = {
+            name: group.recv([as_message(slots[slot])], peer, tag) for name, slot, peer, tag in self._recvs
+        }
         leaving: list[tuple[Any, torch.Tensor]] = []
         for waits, send, instructions in self._steps:
             for name in waits:
@@ -47,7 +51,7 @@ class MessageExecutor:
                     work.wait()
             if send is not None:
                 slot, peer, tag = send
-                data = slots[slot].contiguous()
+                data = as_message(slots[slot].contiguous())
                 leaving.append((group.send([data], peer, tag), data))
             for instruction in instructions:
                 perform(slots, instruction)
@@ -55,8 +59,8 @@ class MessageExecutor:
             work.wait()
 
 
-class LocalExecutor:
-    """A group of one: only products."""
+class LocalRunner:
+    """A group of one: only matmuls."""
 
     exchanges = False
 
@@ -65,7 +69,12 @@ class LocalExecutor:
         self._instructions = [made for step in schedule.steps for made in program.compute(step)]
         program.finish()
 
-    def run(self, x: torch.Tensor, w: torch.Tensor, out: torch.Tensor) -> None:
-        slots = self.program.bind(x, w, out)
+    def run(self, tensors: Sequence[torch.Tensor]) -> None:
+        slots = self.program.bind(tensors)
         for instruction in self._instructions:
             perform(slots, instruction)
+
+
+def as_message(tensor: torch.Tensor) -> torch.Tensor:
+    """The same bytes in a dtype that gloo knows."""
+    return tensor.view(torch.uint8) if tensor.dtype in FP8_DTYPES else tensor

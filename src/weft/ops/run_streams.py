@@ -1,8 +1,8 @@
-"""Runs a schedule on a GPU: products on the caller's stream, transfers on their own, events between them.
+"""Runs a schedule on a GPU: matmuls on the caller's stream, transfers on their own, events between them.
 
 What to issue is found once and written out as a function. A lane is a stream for transfers; work on a lane
-runs in order, so a product waits for the last transfer it needs on each lane, and a transfer for the last
-product it needs.
+runs in order, so a matmul waits for the last transfer it needs on each lane, and a transfer for the last
+matmul it needs.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Link(Protocol):
         ...
 
 
-class CudaExecutor:
+class StreamRunner:
     """One schedule, its link and the list of what to issue."""
 
     exchanges = False  # what fails on the way fails later, on the GPU
@@ -71,16 +71,16 @@ class CudaExecutor:
         self._start, self._finish = self._event(), [self._event() for _ in link.lanes]
         self._list: list[tuple[int, Any]] = []
         self._transfers: dict[str, tuple[int, int]] = {}  # id → lane, place in the lane
-        self._products: dict[str, int] = {}  # id → place on the caller's stream
+        self._matmuls: dict[str, int] = {}  # id → place on the caller's stream
         self._order: list[str] = []  # the same, by place
-        self._waited = [-1] * len(link.lanes)  # the last product that each lane waited for
+        self._waited = [-1] * len(link.lanes)  # the last matmul that each lane waited for
         self._events: dict[str, int] = {}
         self._compile(schedule)
         program.finish()
         self._issue = self._write()
 
-    def run(self, x: torch.Tensor, w: torch.Tensor, out: torch.Tensor) -> None:
-        failed = self._issue(self.program.bind_again(x, w, out), self._current())
+    def run(self, tensors: Sequence[torch.Tensor]) -> None:
+        failed = self._issue(self.program.bind_again(tensors), self._current())
         if failed:
             check(failed, "a copy or an event of this operation")
 
@@ -153,7 +153,7 @@ class CudaExecutor:
         if transfer is None or transfer.lane < 0:
             return
         lane = transfer.lane
-        needs = [self._products[name] for name in (*step.after, *transfer.after) if name in self._products]
+        needs = [self._matmuls[name] for name in (*step.after, *transfer.after) if name in self._matmuls]
         if needs and max(needs) > self._waited[lane]:
             self._waited[lane] = max(needs)
             last = self._order[max(needs)]
@@ -173,7 +173,7 @@ class CudaExecutor:
         for name in _last_by_lane(step.after, transfers, self._transfers):
             self._list.append((WAIT, self._events[name]))
         self._list += [(COMPUTE, made) for made in self.program.compute(step)]
-        self._products[step.id] = len(self._products)
+        self._matmuls[step.id] = len(self._matmuls)
         self._order.append(step.id)
         if waited_for:
             event = self._events[step.id] = self._event()
@@ -198,7 +198,7 @@ class _Given:
 
 
 def ordered(schedule: Schedule) -> list[Step]:
-    """The steps as they are issued: the first transfers before a first product that needs none."""
+    """The steps as they are issued: the first transfers before a first matmul that needs none."""
     steps = list(schedule.steps)
     if steps and steps[0].id == "matmul.own" and len(schedule.matmuls) > 1:
         own = steps.pop(0)

@@ -1,0 +1,180 @@
+"""Tensor and sequence parallelism for Llama-like models in one call, every gather and scatter fused.
+
+The placements are those of torch's own recipe: tokens sharded between the blocks (`SequenceParallel` norms),
+embedding and output by vocabulary, attention by heads, feed-forward by inner features. Activations between
+the blocks are DTensors, so that a model's own code sees the shape of the whole sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ParallelStyle,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+
+from weft.errors import UsageError
+from weft.ops.gather_once import GatherOnce
+from weft.ops.styles import SequenceColumnwise, SequenceRowwise
+
+ATTENTION = ((("q_proj", "k_proj", "v_proj"), "o_proj"), (("wq", "wk", "wv"), "wo"))
+FEED_FORWARD = ((("gate_proj", "up_proj"), "down_proj"), (("w1", "w3"), "w2"))
+"""Layers with the same input, and the layer that follows: Hugging Face's names, torchtitan's names."""
+OUTPUTS = ("lm_head", "output")
+SEQUENCE_DIM = 1
+
+
+@dataclass
+class Plan:
+    """For `parallelize_module`: a style for each module by its name, and which layers share a gather."""
+
+    styles: dict[str, ParallelStyle] = field(default_factory=dict)
+    groups: list[tuple[str, ...]] = field(default_factory=list)
+    blocks: int = 0
+
+
+def parallelize(model: nn.Module, mesh: Any, *, gather_logits: bool = True, **options: Any) -> nn.Module:
+    """Divide a Llama-like model over a mesh of one dimension, in place; returns the model.
+
+    Inputs are batch, sequence; every rank gets the same ones, and returns the same logits and loss. With
+    gather_logits=False each rank returns a DTensor of logits sharded by vocabulary (for
+    `torch.distributed.tensor.parallel.loss_parallel`). `options`: schedule, engine, pieces or policy of the
+    fused operations. For FSDP2 call `fully_shard` afterwards, on the other dimension of the mesh.
+
+    Knows models whose blocks have q_proj, k_proj, v_proj, o_proj and gate_proj, up_proj, down_proj (Llama,
+    Mistral, Qwen of Hugging Face), or wq, wk, wv, wo and w1, w3, w2 (torchtitan, the original Llama).
+    """
+    if mesh.ndim != 1:
+        raise UsageError(f"parallelize needs a mesh of one dimension, not {mesh.ndim}; give mesh['tp']")
+    found = plan(model, mesh.size(), gather_logits=gather_logits, **options)
+    tied = _tied(model)
+    parallelize_module(model, mesh, found.styles)
+    for names in found.groups:
+        layers = [model.get_submodule(name) for name in names]
+        shared = GatherOnce(layers)
+        for layer in layers:
+            layer.gather_once = shared
+    for module, name, source in tied:
+        module.register_parameter(name, model.get_parameter(source))
+    return model
+
+
+def plan(model: nn.Module, ranks: int, *, gather_logits: bool = True, **options: Any) -> Plan:
+    """The style of every module that `parallelize` changes."""
+    made = Plan()
+    for name, block in _blocks(model):
+        _plan_block(made, name, block, ranks, options)
+    if not made.blocks:
+        raise UsageError(
+            "parallelize knows no layer of this model: it looks for q_proj, k_proj, v_proj, o_proj or wq, "
+            "wk, wv, wo in its blocks; use SequenceColumnwise and SequenceRowwise with parallelize_module"
+        )
+    _plan_ends(made, model, gather_logits, options)
+    return made
+
+
+def _blocks(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """The modules that have both an attention and norms of their own."""
+    for name, module in model.named_modules():
+        children = dict(module.named_children())
+        if any(_match(child, ATTENTION) for child in children.values()):
+            yield name, module
+
+
+def _match(module: nn.Module, kinds: Any) -> tuple[tuple[str, ...], str] | None:
+    for columns, row in kinds:
+        if all(isinstance(getattr(module, each, None), nn.Linear) for each in (*columns, row)):
+            return columns, row
+    return None
+
+
+def _plan_block(made: Plan, name: str, block: nn.Module, ranks: int, options: dict[str, Any]) -> None:
+    made.blocks += 1
+    pairs = 0
+    for child_name, child in block.named_children():
+        path = f"{name}.{child_name}"
+        match = _match(child, ATTENTION) or _match(child, FEED_FORWARD)
+        if match is not None:
+            columns, row = match
+            if _match(child, ATTENTION):
+                _check_heads(path, child, columns, ranks)
+            pairs += 1
+            for each in columns:
+                made.styles[f"{path}.{each}"] = SequenceColumnwise(sequence_dim=SEQUENCE_DIM, **options)
+            made.groups.append(tuple(f"{path}.{each}" for each in columns))
+            made.styles[f"{path}.{row}"] = SequenceRowwise(
+                sequence_dim=SEQUENCE_DIM, use_local_output=False, **options
+            )
+        elif _is_norm(child):
+            made.styles[path] = SequenceParallel(sequence_dim=SEQUENCE_DIM)
+        elif any(True for _ in child.parameters()):
+            raise UsageError(
+                f"parallelize does not know {path} ({type(child).__name__}); it looks for attention and a "
+                "feed-forward with gate_proj, up_proj, down_proj or w1, w3, w2"
+            )
+    if pairs != 2:
+        raise UsageError(f"parallelize found {pairs} of 2 pairs of layers in {name} ({type(block).__name__})")
+
+
+def _check_heads(path: str, attention: nn.Module, columns: tuple[str, ...], ranks: int) -> None:
+    """A rank must have whole heads, of keys and values as well."""
+    head = getattr(attention, "head_dim", None)
+    if not isinstance(head, int):
+        return
+    for each in columns:
+        heads = getattr(attention, each).out_features // head
+        if heads % ranks:
+            raise UsageError(f"{path}.{each} has {heads} heads, which {ranks} ranks cannot divide evenly")
+
+
+def _is_norm(module: nn.Module) -> bool:
+    return "norm" in type(module).__name__.lower()
+
+
+def _plan_ends(made: Plan, model: nn.Module, gather_logits: bool, options: dict[str, Any]) -> None:
+    """Embedding, last norm and output layer."""
+    inside = tuple(f"{name}." for name, _ in _blocks(model))
+    embeddings = 0
+    for name, module in model.named_modules():
+        if name.startswith(inside):
+            continue
+        if isinstance(module, nn.Embedding):
+            embeddings += 1
+            made.styles[name] = RowwiseParallel(
+                input_layouts=Replicate(), output_layouts=Shard(SEQUENCE_DIM), use_local_output=False
+            )
+        elif _is_norm(module):
+            made.styles[name] = SequenceParallel(sequence_dim=SEQUENCE_DIM)
+        elif isinstance(module, nn.Linear):
+            if name.split(".")[-1] not in OUTPUTS:
+                raise UsageError(
+                    f"parallelize does not know what {name} is for; it knows {', '.join(OUTPUTS)}"
+                )
+            made.styles[name] = SequenceColumnwise(
+                sequence_dim=SEQUENCE_DIM,
+                output_layouts=Replicate() if gather_logits else None,
+                use_local_output=gather_logits,
+                **options,
+            )
+    if embeddings != 1:
+        raise UsageError(f"parallelize needs a model with one token embedding; this one has {embeddings}")
+
+
+def _tied(model: nn.Module) -> list[tuple[nn.Module, str, str]]:
+    """Parameters that are another one under a second name: module, its name there, the first name."""
+    first: dict[int, str] = {}
+    found = []
+    for path, module in model.named_modules(remove_duplicate=True):
+        for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+            full = f"{path}.{name}" if path else name
+            if id(parameter) in first:
+                found.append((module, name, first[id(parameter)]))
+            first.setdefault(id(parameter), full)
+    return found

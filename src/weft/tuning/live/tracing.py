@@ -1,0 +1,170 @@
+"""Tracing: which steps of a torch program `weft run --trace` records. Torch's autoload starts it.
+
+A step ends with an optimizer's step, or, where none is taken, where the stream of collectives begins again
+(`weft.tuning.live.steps`). Where neither shows itself, the shim traces by time. An error in here ends the
+search for steps, never the program.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from typing import Any
+
+from weft.shim import binding, communicators, tracer
+from weft.tuning.live.steps import Steps, period
+
+log = logging.getLogger("weft.tracer")
+
+CALLS_BETWEEN_LOOKS = 64  # collectives, where no optimizer steps
+PERIODS_WITHOUT_OPTIMIZER = 6
+MOST_LOOKS = 100
+
+
+class StepTracer:
+    """Records `length` steps after `after` others. Called at the end of every step."""
+
+    def __init__(self, after: int, length: int) -> None:
+        self._after, self._length = after, length
+        self._steps = Steps()
+        self._owner: tuple[int, int] | None = None  # process and thread
+        self._ended = 0  # steps so far; those before the period was found included
+        self._events = 0
+        self._recorded: int | None = None  # None: not begun
+        self.over = False
+
+    @property
+    def by_optimizer(self) -> bool:
+        """Whether an optimizer has stepped: then collectives do not tell the steps."""
+        return self._steps.seen
+
+    def event(self, which: Any) -> None:
+        """An optimizer stepped: does a step end with it?"""
+        if self.over or not self._mine():
+            return
+        self._events += 1
+        if self._steps.ends_with(which):
+            self._ended = max(self._ended + 1, self._events // (self._steps.length or 1))
+            self.step_ended()
+
+    def calls_repeated(self, steps: int) -> None:
+        """So many periods of collectives have passed."""
+        if not self.over and self._mine() and not self.by_optimizer:
+            self._ended = max(self._ended + 1, steps)
+            self.step_ended()
+
+    def step_ended(self) -> None:
+        if self._recorded is not None:
+            self._record()
+        elif self._ended >= self._after:
+            self._begin()
+        elif self._ended == self._after - 1:
+            tracer.watch()
+
+    def _begin(self) -> None:
+        if not tracer.available():
+            return
+        if not tracer.steps_known():  # the shim goes by time already
+            self.over = True
+        elif tracer.start():  # else it is in use, as by the tuner: at a later step, then
+            self._recorded = 0
+
+    def _record(self) -> None:
+        tracer.mark()
+        self._recorded = (self._recorded or 0) + 1
+        if self._recorded >= self._length:
+            self.over = True
+            tracer.pause()
+            # The GPU is still busy with these steps: wait for it off the program's thread.
+            threading.Thread(target=tracer.finish, name="weft-trace", daemon=True).start()
+
+    def _mine(self) -> bool:
+        here = os.getpid(), threading.get_ident()
+        self._owner = self._owner or here
+        return self._owner == here
+
+
+def start() -> None:
+    """Called while torch is imported, in every process of a job under `weft run --trace`."""
+    after_s, length_s, _ = os.environ["WEFT_TRACE"].split()
+    traced = StepTracer(int(float(after_s)), int(float(length_s)))
+    tracer.steps_come()
+    _watch_optimizers(traced)
+
+
+def _watch_optimizers(traced: StepTracer) -> None:
+    import torch
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
+    def stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
+        try:
+            traced.event(id(optimizer))
+            if traced.over:
+                _remove(hook)
+        except Exception:
+            log.debug("the search for steps ends", exc_info=True)
+            traced.over = True
+
+    hook = register_optimizer_step_post_hook(stepped)
+    if not os.environ.get("WEFT_TUNE"):  # else the tuner listens to collectives itself
+        _watch_collectives(traced)
+
+
+def _remove(hook: Any) -> None:
+    """Torch is going through its hooks just now, and only the last of them may go."""
+    from torch.optim.optimizer import _global_optimizer_post_hooks as hooks
+
+    if next(reversed(hooks), None) == hook.id:
+        hook.remove()
+
+
+def _watch_collectives(traced: StepTracer) -> None:
+    """For programs that only infer. There are no communicators before there is a process group."""
+    import torch.distributed as dist
+
+    if not dist.is_available():
+        return
+    real = dist.init_process_group
+    places = (dist, dist.distributed_c10d)
+
+    def with_group(*args: Any, **options: Any) -> Any:
+        made = real(*args, **options)
+        try:
+            for place in places:
+                if place.init_process_group is with_group:
+                    place.init_process_group = real
+            if binding.injected():
+                communicators.on_call(_Listener(traced).called, every=CALLS_BETWEEN_LOOKS)
+        except Exception:
+            log.debug("collectives are not listened to", exc_info=True)
+        return made
+
+    for place in places:
+        place.init_process_group = with_group
+
+
+class _Listener:
+    """While no optimizer steps: does the stream of collectives repeat itself?"""
+
+    def __init__(self, traced: StepTracer) -> None:
+        self._traced, self._looks = traced, 0
+
+    def called(self, key: str, count: int) -> None:
+        self._looks += 1
+        if self._traced.over or self._traced.by_optimizer or self._looks > MOST_LOOKS:
+            communicators.on_call(None)
+            return
+        calls = [(call.operation, call.bytes) for call in communicators.calls() if call.key == key]
+        length = period(calls, PERIODS_WITHOUT_OPTIMIZER)
+        if length is not None:
+            self._length = length
+            communicators.on_call(self.repeated, key, every=length)
+
+    def repeated(self, key: str, count: int) -> None:
+        if self._traced.over or self._traced.by_optimizer:
+            communicators.on_call(None)
+        else:
+            self._traced.calls_repeated(count // self._length)

@@ -1,0 +1,45 @@
+"""Forks P ranks that join one gloo group and run a function; used by the programs of weft.ops."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import socket
+import sys
+import traceback
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+
+
+def run_ranks(ranks: int, folder: str, timeout_s: float, main: Callable[[int, int], None]) -> int:
+    """How many ranks failed. The modules that `main` needs are best imported before, once for all ranks."""
+    init = f"file://{folder}/rendezvous"
+    if os.environ.get("OPS_STORE") == "tcp":  # then rank 0 hosts the store
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            init = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+    children = []
+    for rank in range(ranks):
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                torch.set_num_threads(1)
+                dist.init_process_group(
+                    "gloo",
+                    init_method=init,
+                    rank=rank,
+                    world_size=ranks,
+                    timeout=datetime.timedelta(seconds=timeout_s),
+                )
+                main(rank, ranks)
+                code = 0
+            except BaseException:
+                traceback.print_exc()
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+        children.append(child)
+    return sum(os.waitpid(child, 0)[1] != 0 for child in children)

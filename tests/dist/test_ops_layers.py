@@ -1,0 +1,71 @@
+"""Layers, styles and parallelize of weft.ops on real processes over gloo, next to plain torch and torch's styles."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+PROGRAMS = Path(__file__).parent / "programs"
+
+
+def run(program: str, *arguments: object, timeout: float = 240) -> str:
+    done = subprocess.run(
+        [sys.executable, str(PROGRAMS / program), *map(str, arguments)],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "WEFT_STORE": "/nonexistent/store"},
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:] + done.stdout[-500:]
+    return done.stdout
+
+
+def layers(count: int, folder: Path, *checks: str) -> None:
+    folder.mkdir(exist_ok=True)
+    run("ops_layers.py", count, folder, *checks)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("count", [2, 3])
+def test_layers_equal_plain_ones_and_look_like_those_of_torch(count, tmp_path):
+    """Values, gradients, uneven tokens, placements, state_dicts, gradient norms, optimizers, meta, checkpointing."""
+    more = ["checkpointed", "model", "refused"] if count == 2 else []
+    layers(count, tmp_path, "values", "uneven_tokens", "like_torch", "optimizers", "meta", *more)
+
+
+@pytest.mark.timeout(300)
+def test_torch_compile(tmp_path):
+    layers(2, tmp_path, "compiled")
+
+
+@pytest.mark.timeout(300)
+def test_a_llama_like_model_with_fsdp2_over_the_other_dimension(tmp_path):
+    layers(4, tmp_path, "model", "fsdp")
+
+
+@pytest.mark.timeout(300)
+def test_a_checkpoint_resumes_bit_identical_and_on_another_number_of_ranks(tmp_path):
+    layers(4, tmp_path / "first", "save")
+    layers(4, tmp_path / "second", "load")
+    layers(2, tmp_path / "third", "load")
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("count", "calls"), [(1, 60), (2, 60), (3, 40), (4, 30), (8, 10)])
+def test_random_calls_equal_plain_torch(count, calls):
+    """`ops_fuzz.py P CALLS SEED` runs as many as you like."""
+    assert f"{calls} calls on {count} ranks" in run("ops_fuzz.py", count, calls, 11)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("count", [2, 4])
+def test_a_llama_of_transformers_trains_as_with_the_styles_of_torch(count, tmp_path):
+    pytest.importorskip("transformers")
+    assert "equal" in run("ops_llama.py", count, tmp_path, 6, timeout=500)

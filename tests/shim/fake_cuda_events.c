@@ -1,0 +1,324 @@
+/* Time for the fake driver: streams, events, copies and kernels on a simulated GPU of 132 SMs.
+ *
+ * The host's clock moves by a little with every call, and by fake_host; an event has fired once that clock has passed
+ * its time. A kernel starts when its stream is ready and its SMs are free, in the order of launches. What really
+ * happened is kept, for tests to compare with. */
+#define _GNU_SOURCE
+#include "cuda_api.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define API __attribute__((visibility("default")))
+enum { STREAMS = 128, TRUTHS = 1 << 18, COSTS = 256, SMS = 132, NOT_READY = 600, INVALID_HANDLE = 400, WINDOW = 64 };
+enum { DISABLE_TIMING = 2, LATENCY_NS = 2000, CALL_NS = 500, EARLY_NS = 3000 };
+
+int fake_failing(const char *api);     /* of fake_cuda.c */
+int fake_is_capturing(void *stream);
+
+struct CUevent_st {
+    unsigned flags;
+    int recorded, destroyed;
+    int64_t at;
+};
+
+typedef struct {
+    char name[256];
+    void *stream;
+    int64_t start, end, ready;
+    int programmatic, sms;
+} truth;
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static int64_t host = 1000000;
+static truth *truths;
+static int truth_count;
+static struct {
+    void *stream;
+    int64_t ready;
+    int last_kernel; /* index of the truth that a programmatic launch may follow; -1: none */
+} streams[STREAMS];
+static struct {
+    char name[256];
+    int64_t ns;
+    int sms;
+} costs[COSTS];
+static int cost_count;
+static int live_events, live_streams, captured_events, broken_programmatic, dead_calls, timed_completions, context_dead;
+static int event_calls;
+static unsigned long long next_stream = 0x5000;
+
+API void fake_host(int64_t ns) { __atomic_fetch_add(&host, ns, __ATOMIC_RELAXED); }
+API uint64_t fake_clock(void) { return (uint64_t)__atomic_load_n(&host, __ATOMIC_RELAXED); }
+API int fake_live_events(void) { return live_events; }
+API int fake_live_streams(void) { return live_streams; }
+API int fake_captured_events(void) { return captured_events; }
+API int fake_broken_programmatic(void) { return broken_programmatic; }
+API int fake_dead_calls(void) { return dead_calls; }
+API int fake_event_calls(void) { return event_calls; }
+API int fake_truths(void) { return truth_count; }
+API const truth *fake_truth(int i) { return &truths[i]; }
+API void fake_context_destroyed(void) { context_dead = 1; }
+API void fake_context_alive(void) { context_dead = 0; }
+
+API void fake_cost(const char *name, int64_t ns, int sms) {
+    snprintf(costs[cost_count].name, sizeof costs[0].name, "%s", name);
+    costs[cost_count].ns = ns;
+    costs[cost_count++].sms = sms;
+}
+
+static void call_made(void) { __atomic_fetch_add(&host, CALL_NS, __ATOMIC_RELAXED); }
+
+static int at(void *stream) {
+    for (int i = 0; i < STREAMS; i++) {
+        if (streams[i].stream == stream)
+            return i;
+        if (!streams[i].stream) {
+            streams[i].stream = stream;
+            streams[i].last_kernel = -1;
+            return i;
+        }
+    }
+    abort();
+}
+
+/* Everything that was launched is done. */
+API void fake_sync(void) {
+    pthread_mutex_lock(&lock);
+    for (int i = 0; i < STREAMS; i++)
+        if (streams[i].ready > host)
+            host = streams[i].ready;
+    pthread_mutex_unlock(&lock);
+}
+
+/* The earliest time from `from` on at which so many SMs are free. */
+static int64_t placed(int64_t from, int sms) {
+    for (;;) {
+        int taken = 0;
+        int64_t next = INT64_MAX;
+        for (int i = truth_count > WINDOW ? truth_count - WINDOW : 0; i < truth_count; i++)
+            if (truths[i].start <= from && from < truths[i].end) {
+                taken += truths[i].sms;
+                next = truths[i].end < next ? truths[i].end : next;
+            }
+        if (taken + sms <= SMS || next == INT64_MAX)
+            return from;
+        from = next;
+    }
+}
+
+static truth *happened(const char *name, void *stream, int64_t ready, int64_t start, int64_t ns, int sms) {
+    if (!truths)
+        truths = calloc(TRUTHS, sizeof *truths);
+    truth *t = &truths[truth_count < TRUTHS - 1 ? truth_count++ : truth_count];
+    *t = (truth){.stream = stream, .ready = ready, .start = start, .end = start + ns, .sms = sms};
+    snprintf(t->name, sizeof t->name, "%s", name);
+    return t;
+}
+
+/* Called by fake_cuda.c for every kernel that is not captured. */
+void fake_timed_launch(const char *name, void *stream, const CUlaunchAttribute *attributes, unsigned count) {
+    int64_t ns = 10000;
+    int sms = 1, programmatic = 0;
+    CUevent completion = NULL;
+    for (int i = 0; i < cost_count; i++)
+        if (strcmp(costs[i].name, name) == 0) {
+            ns = costs[i].ns;
+            sms = costs[i].sms;
+        }
+    for (unsigned i = 0; i < count; i++) {
+        if (attributes[i].id == CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION)
+            programmatic = attributes[i].value.cooperative;
+        if (attributes[i].id == CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT)
+            completion = attributes[i].value.launchCompletionEvent.event;
+    }
+    call_made();
+    pthread_mutex_lock(&lock);
+    int s = at(stream);
+    int64_t ready = host + LATENCY_NS > streams[s].ready ? host + LATENCY_NS : streams[s].ready;
+    if (programmatic && streams[s].last_kernel >= 0) {
+        ready -= EARLY_NS;
+        if (ready < truths[streams[s].last_kernel].start)
+            ready = truths[streams[s].last_kernel].start;
+    } else if (programmatic) {
+        broken_programmatic++;
+    }
+    truth *t = happened(name, stream, ready, placed(ready, sms), ns, sms);
+    t->programmatic = programmatic;
+    if (t->end < streams[s].ready)
+        t->end = streams[s].ready;
+    streams[s].ready = t->end;
+    streams[s].last_kernel = (int)(t - truths);
+    if (completion) {
+        completion->recorded = 1;
+        completion->at = t->start;
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+/* The driver's rule for the attribute. */
+int fake_completion_allowed(const CUlaunchAttribute *attributes, unsigned count) {
+    for (unsigned i = 0; i < count; i++)
+        if (attributes[i].id == CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT) {
+            int code = fake_failing("launch completion event");
+            if (code || !(attributes[i].value.launchCompletionEvent.event->flags & DISABLE_TIMING))
+                return timed_completions++, 0;
+        }
+    return 1;
+}
+
+API int fake_timed_completions(void) { return timed_completions; }
+
+void fake_timed_operation(const char *name, void *stream, int64_t ns) {
+    call_made();
+    pthread_mutex_lock(&lock);
+    int s = at(stream);
+    int64_t ready = host + LATENCY_NS > streams[s].ready ? host + LATENCY_NS : streams[s].ready;
+    streams[s].ready = happened(name, stream, ready, ready, ns, 0)->end;
+    streams[s].last_kernel = -1;
+    pthread_mutex_unlock(&lock);
+}
+
+/* --- the driver's functions ----------------------------------------------------------------------------------------- */
+
+#define MAY_FAIL(api)                                                                                        \
+    do {                                                                                                     \
+        int code_ = fake_failing(api);                                                                       \
+        if (code_)                                                                                           \
+            return code_;                                                                                    \
+    } while (0)
+
+static void *explicit_stream(void *stream, int per_thread) {
+    return stream ? stream : per_thread ? (void *)CU_STREAM_PER_THREAD : (void *)CU_STREAM_LEGACY;
+}
+
+API CUresult cuCtxSetCurrent(CUcontext c) { return (void)c, 0; }
+API CUresult cuDeviceGetName(char *name, int size, CUdevice d) { return (void)d, snprintf(name, (size_t)size, "Fake H200"), 0; }
+
+API CUresult cuEventCreate(CUevent *e, unsigned flags) {
+    MAY_FAIL("cuEventCreate");
+    *e = calloc(1, sizeof **e);
+    (*e)->flags = flags;
+    __atomic_fetch_add(&live_events, 1, __ATOMIC_RELAXED);
+    return 0;
+}
+
+API CUresult cuEventDestroy_v2(CUevent e) {
+    if (context_dead)
+        return dead_calls++, INVALID_HANDLE;
+    __atomic_fetch_sub(&live_events, 1, __ATOMIC_RELAXED);
+    free(e);
+    return 0;
+}
+
+API CUresult cuEventRecord(CUevent e, CUstream stream) {
+    MAY_FAIL("cuEventRecord");
+    if (context_dead)
+        return dead_calls++, INVALID_HANDLE;
+    __atomic_fetch_add(&event_calls, 1, __ATOMIC_RELAXED);
+    if (fake_is_capturing(stream))
+        return captured_events++, 0;
+    call_made();
+    pthread_mutex_lock(&lock);
+    int s = at(explicit_stream(stream, 0));
+    if (streams[s].ready < host + LATENCY_NS)
+        streams[s].ready = host + LATENCY_NS;
+    e->recorded = 1;
+    e->at = streams[s].ready;
+    streams[s].last_kernel = -1;
+    pthread_mutex_unlock(&lock);
+    return 0;
+}
+
+API CUresult cuEventQuery(CUevent e) {
+    if (context_dead)
+        return dead_calls++, INVALID_HANDLE;
+    __atomic_fetch_add(&event_calls, 1, __ATOMIC_RELAXED);
+    call_made();
+    pthread_mutex_lock(&lock);
+    int fired = !e->recorded || e->at <= host;
+    pthread_mutex_unlock(&lock);
+    return fired ? 0 : NOT_READY;
+}
+
+API CUresult cuEventElapsedTime(float *ms, CUevent from, CUevent to) {
+    MAY_FAIL("cuEventElapsedTime");
+    if (context_dead)
+        return dead_calls++, INVALID_HANDLE;
+    if (!from->recorded || !to->recorded || ((from->flags | to->flags) & DISABLE_TIMING))
+        return INVALID_HANDLE;
+    *ms = (float)((double)(to->at - from->at) / 1e6);
+    return 0;
+}
+
+API CUresult cuStreamCreateWithPriority(CUstream *s, unsigned flags, int priority) {
+    MAY_FAIL("cuStreamCreateWithPriority");
+    (void)flags, (void)priority;
+    *s = (CUstream)(uintptr_t)__atomic_fetch_add(&next_stream, 16, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&live_streams, 1, __ATOMIC_RELAXED);
+    return 0;
+}
+
+API CUresult cuStreamDestroy_v2(CUstream s) {
+    if (context_dead)
+        return dead_calls++, INVALID_HANDLE;
+    pthread_mutex_lock(&lock);
+    int i = at(s);
+    streams[i].ready = 0;
+    pthread_mutex_unlock(&lock);
+    __atomic_fetch_sub(&live_streams, 1, __ATOMIC_RELAXED);
+    return 0;
+}
+
+API CUresult cuStreamGetFlags(CUstream s, unsigned *flags) { return *flags = s != CU_STREAM_LEGACY, 0; }
+API CUresult cuStreamGetId(CUstream s, unsigned long long *id) { return *id = (unsigned long long)(uintptr_t)s, 0; }
+
+API CUresult cuStreamQuery(CUstream stream) {
+    call_made();
+    pthread_mutex_lock(&lock);
+    int idle = streams[at(explicit_stream(stream, 0))].ready <= host;
+    pthread_mutex_unlock(&lock);
+    return idle ? 0 : NOT_READY;
+}
+
+API CUresult cuPointerGetAttribute(void *value, int attribute, CUdeviceptr p) {
+    if (p < 0x10000) /* as pageable memory of the host */
+        return 1;
+    *(int *)value = attribute == 2 ? 2 : p >= 0x9000000 ? 1 : 0; /* device memory; the second GPU's lies high */
+    return 0;
+}
+
+#define PAIR(name, ns, per_thread_params, stream_of)                                                        \
+    API CUresult name per_thread_params {                                                                   \
+        MAY_FAIL(#name);                                                                                    \
+        fake_timed_operation(#name, explicit_stream(stream_of, 0), ns);                                     \
+        return 0;                                                                                           \
+    }                                                                                                       \
+    API CUresult name##_ptsz per_thread_params {                                                            \
+        fake_timed_operation(#name, explicit_stream(stream_of, 1), ns);                                     \
+        return 0;                                                                                           \
+    }
+PAIR(cuMemcpyAsync, (int64_t)n, (CUdeviceptr a __attribute__((unused)), CUdeviceptr b __attribute__((unused)), size_t n, CUstream s), s)
+PAIR(cuMemcpyHtoDAsync_v2, (int64_t)n, (CUdeviceptr a __attribute__((unused)), const void *b __attribute__((unused)), size_t n, CUstream s), s)
+PAIR(cuMemcpyDtoHAsync_v2, (int64_t)n, (void *a __attribute__((unused)), CUdeviceptr b __attribute__((unused)), size_t n, CUstream s), s)
+PAIR(cuMemcpyDtoDAsync_v2, (int64_t)n, (CUdeviceptr a __attribute__((unused)), CUdeviceptr b __attribute__((unused)), size_t n, CUstream s), s)
+PAIR(cuMemsetD8Async, (int64_t)n, (CUdeviceptr a __attribute__((unused)), unsigned char v __attribute__((unused)), size_t n, CUstream s), s)
+PAIR(cuMemsetD32Async, (int64_t)n * 4, (CUdeviceptr a __attribute__((unused)), unsigned v __attribute__((unused)), size_t n, CUstream s), s)
+
+static CUresult wait_event(void *stream, CUevent e) {
+    call_made();
+    pthread_mutex_lock(&lock);
+    int s = at(stream);
+    if (e->recorded && e->at > streams[s].ready)
+        streams[s].ready = e->at;
+    streams[s].last_kernel = -1;
+    pthread_mutex_unlock(&lock);
+    return 0;
+}
+
+API CUresult cuStreamWaitEvent(CUstream s, CUevent e, unsigned flags) { return (void)flags, wait_event(explicit_stream(s, 0), e); }
+API CUresult cuStreamWaitEvent_ptsz(CUstream s, CUevent e, unsigned flags) { return (void)flags, wait_event(explicit_stream(s, 1), e); }
+API CUresult cuLaunchHostFunc(CUstream s, void *f, void *d) { return (void)s, (void)f, (void)d, 0; }
+API CUresult cuLaunchHostFunc_ptsz(CUstream s, void *f, void *d) { return (void)s, (void)f, (void)d, 0; }
