@@ -39,10 +39,9 @@ LEFT_OUT = ROOT / "benchmarks" / "results" / "plan" / "left_out.json"
 # clock under load; NCCL's tuning table (src/graph/tuning.cc) for hops; nccl-tests issues 212 and 326 for
 # NVLink shares; kernel counts for the traffic factors.
 FREE = [
-    Free("gemm_a100", 0.84, 0.05, 1.0),
+    Free("gemm_a100", 0.82, 0.05, 0.85),
     Free("gemm_h100", 0.74, 0.03, 1.0),
     Free("gemm_fp8", 0.66, 0.05, 1.0),
-    Free("gemm_k_half", 300.0, 0.2),
     Free("power", 0.15, 0.3, 1.0),
     Free("power_limit", 0.6, 0.3, 1.0),
     Free("native", 0.92, 0.06, 1.2),

@@ -78,7 +78,7 @@ def test_hiding_nothing_is_never_faster(config):
 def test_the_cost_of_a_prediction_does_not_grow_with_the_number_of_gpus(monkeypatch):
     calls = []
     real = step_module.collective_s
-    monkeypatch.setattr(step_module, "collective_s", lambda *a: calls.append(a) or real(*a))
+    monkeypatch.setattr(step_module, "collective_s", lambda *a, **k: calls.append(a) or real(*a, **k))
     counts = []
     for gpus in (256, 2048, 16384, 131072):
         calls.clear()

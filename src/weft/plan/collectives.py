@@ -2,9 +2,9 @@
 
 `collective_s` is the one model of network time: plans use it, and so can anything else that needs the time
 of a collective between nodes. It needs no job: a `Group` (ranks and how many share an NVLink domain), a
-GPU, a `Network` and the fitted `Links`. Inside a node it is `weft.gpu.cost`. All-gather and reduce-scatter run around a ring, as NCCL's do:
-every rank is a hop, so their latency grows with the ranks. All-reduce takes the ring or NCCL's double tree,
-whichever is faster.
+GPU, a `Network` and the fitted `Links`. Inside a node it is `weft.gpu.cost`. Between nodes, all-gather and
+reduce-scatter run around a ring, as NCCL's do: every rank is a hop, so their latency grows with the ranks.
+All-reduce takes the ring or NCCL's double tree, whichever is faster.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ def collective_s(
 ) -> float:
     """Seconds of a collective alone. `bytes_`: the larger buffer of a rank, as in Workload.
 
-    `kind`: `all_reduce`, `all_gather`, `reduce_scatter`, `all_to_all` or `p2p`. `flow_bytes`: of all buckets that
-    follow each other without a gap, where it is one of several: they fill the links together.
+    `kind`: `all_reduce`, `all_gather`, `reduce_scatter`, `all_to_all` or `p2p`. `flow_bytes`: of all
+    buckets that follow each other without a gap, where it is one of several: they fill the links together.
     """
     if g.ranks < 2 or bytes_ <= 0:
         return 0.0
@@ -87,9 +87,7 @@ def _hop_s(network: Network, links: Links) -> float:
     return (network.latency_us + links.network_us) * 1e-6
 
 
-def _ring(
-    bytes_: float, g: Group, gpu: GpuSpec, network: Network, links: Links, factor: float
-) -> float:
+def _ring(bytes_: float, g: Group, gpu: GpuSpec, network: Network, links: Links, factor: float) -> float:
     """Reduce-scatter or all-gather around a ring; each domain sends over as many rails as it has ranks."""
     rails = g.per_domain * rail_rate(g, network, links)
     rate = min(link_bytes_per_s(gpu, links), rails) if g.per_domain > 1 else rails

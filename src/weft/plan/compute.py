@@ -20,7 +20,8 @@ from weft.plan.figures import (
 from weft.plan.models import Gemm
 
 TILE_M, TILE_N = LARGE_TILE
-REFERENCE_RATE = 989.4e12 / 132  # of one SM of an H100 in bf16, for which `gemm_k_half` holds
+REFERENCE_RATE = 989.4e12 / 132  # of one SM of an H100 in bf16, for which `GEMM_K_HALF` holds
+GEMM_K_HALF = 215.0  # depth at which an H100 reaches half of its rate: as the closed form of weft.gpu.cost
 GEMM_TAIL = 0.5  # how much of a ragged last wave is lost, 0 to 1: assumed, other kernels fill the rest
 USUAL_SHARE = 0.75  # of a layer's time in matmuls: where the shares of the peak hold
 BACKWARD_ATTENTION = 2.5  # flash attention computes the scores again: five matmuls instead of two
@@ -78,7 +79,7 @@ def gemm_s(gemm: Gemm, gpu: GpuSpec, precision: str, figures: Figures, speed: fl
     tiles = math.ceil(gemm.m / TILE_M) * math.ceil(gemm.n / TILE_N) * gemm.count
     waves = tiles / gpu.sms
     tail = (math.ceil(waves) / waves) ** GEMM_TAIL if waves < 64 else 1.0
-    half = figures.constants.gemm_k_half * peak / gpu.sms / REFERENCE_RATE
+    half = GEMM_K_HALF * peak / gpu.sms / REFERENCE_RATE
     share = figures.gemm_share(gpu, precision) * speed * gemm.k / (gemm.k + half)
     padded = 2.0 * tiles * TILE_M * TILE_N * gemm.k if gemm.m < TILE_M or gemm.n < TILE_N else gemm.flops
     busy = padded / (peak * share) * tail

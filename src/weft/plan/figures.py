@@ -49,8 +49,6 @@ class Constants:
     """The same on Hopper and later."""
     gemm_fp8: float
     """The same in 8 bits."""
-    gemm_k_half: float
-    """Depth of a matmul at which an H100 reaches half of that in bf16: filling and draining a tile."""
     power: float
     """Exponent of the share of a layer's time in matmuls: the more of it, the lower the clock."""
     power_limit: float
