@@ -23,8 +23,8 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from collective_points import log_errors as point_errors
-from collective_points import points
+from collectives import log_errors as point_errors
+from collectives import points
 
 from weft.plan.accuracy import family
 from weft.plan.figures import SHIPPED, Constants, Figures, shipped

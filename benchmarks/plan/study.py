@@ -3,8 +3,8 @@
 python benchmarks/plan/study.py
 
 Writes benchmarks/results/plan/study.json, the pictures under docs/images/, the tables between the marks of
-docs/study-overlap-at-scale.md and docs/plan.md, and the known error that `weft plan` shows. One command,
-under two minutes; run it again when the planner's figures change.
+docs/study-overlap-at-scale.md and docs/plan.md. One command, under two minutes; run it again when the
+planner's constants change, after validate.py.
 """
 
 from __future__ import annotations
@@ -23,12 +23,11 @@ from study_text import BLOCKS, COMPRESSIONS, GBITS, SHARDED, SIZES, Row, block_a
 
 from weft.errors import UsageError
 from weft.plan import Prediction, TrainingJob, predict
-from weft.plan.accuracy import held_out_error
+from weft.plan.accuracy import known_error
 from weft.plan.compression import parse
 from weft.plan.config import AUTO
 from weft.plan.network import GBIT
 from weft.plan.network import PRESETS as NETWORKS
-from weft.plan.published import load
 from weft.plan.scaling import resized
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -239,11 +238,8 @@ def fill(path: Path, blocks: dict[str, Callable[[Row], str]], found: Row) -> Non
 
 
 def accuracy() -> Row:
-    """The error on the held-out half of the published runs, by source and of all."""
-    rows = load(ROOT / "tests" / "data" / "published_training.csv")
-    sources = sorted({row.source for row in rows if row.half == "held-out"})
-    found = {name: held_out_error(row for row in rows if row.source == name) for name in sources}
-    return {**found, "all": held_out_error(rows)}
+    """The error on published runs with their source left out, by family (data/accuracy.json)."""
+    return known_error() or {}
 
 
 def main() -> None:
