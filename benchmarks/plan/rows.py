@@ -152,7 +152,7 @@ def sc21(row: dict[str, str]) -> dict[str, object]:
         job["interleave"] = int(row["layers"]) // int(row["pp"]) // per_chunk if per_chunk else 1
         job["assumed"] = "micro-batch and interleaving from Megatron-LM examples/sc21/run_table_1.sh"
     elif "ZeRO-3" in row["notes"]:
-        job.update(sharding="zero3", software="deepspeed-2021", tied=0)
+        job.update(sharding="zero3", software="deepspeed-2020", tied=0)
         job["assumed"] = "parameters gathered layer by layer, forward and backward"
     elif "README" in row["source"]:
         job["assumed"] = "about 32 s as quoted"
@@ -407,7 +407,7 @@ def fsdp(row: dict[str, str]) -> dict[str, object]:
 
 def azure(row: dict[str, str]) -> dict[str, object]:
     job = base(row)
-    job.update(source="azure", sharding="zero3", software="deepspeed-2022", precision="fp16")
+    job.update(source="azure", sharding="zero3", software="deepspeed-2021", precision="fp16")
     job.update(recompute="full")
     job["assumed"] = "Megatron-DeepSpeed's unfused attention; no gradient accumulation"
     return job

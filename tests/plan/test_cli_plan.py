@@ -10,6 +10,7 @@ import pytest
 from weft.cli.main import main
 
 TRACE = Path(__file__).parent.parent / "data" / "traces" / "h200_ddp_2ranks" / "rank0.json.gz"
+HIDES = ("none", "grads", "grads,params", "grads params tp tp_backward")
 SMALL = ("--model", "llama3-8b", "--gpu", "h100", "--gpus", "16", "--tp", "2")
 BLOCKS = ("--layers", "8", "--hidden", "4096", "--heads", "32", "--vocab", "64", "--seq", "2048")
 
@@ -95,6 +96,14 @@ def test_dimensions_instead_of_a_name(capsys):
     )
     assert spelled["job"]["model"] == "custom"
     assert spelled["step_time_s"] == pytest.approx(named["step_time_s"], rel=0.03)
+
+
+def test_what_overlaps_can_be_said(capsys):
+    exposed = [
+        document(capsys, *SMALL, "--policy", "none", "--hide", names)["exposed_comm_s"] for names in HIDES
+    ]
+    assert exposed == sorted(exposed, reverse=True)
+    assert exposed[0] > exposed[-1]
 
 
 def test_gpus_follow_from_the_ranks(capsys):
@@ -247,6 +256,7 @@ WRONG = [
     ("--model llama3-8b --gpus 8 --cluster x.toml --network ndr400", "describe the network"),
     ("--model llama3-8b --gpus 8 --launch job.yaml", ".toml for torchtitan"),
     ("--model llama3-8b --gpus 8 --price 0", "0.001"),
+    ("--model llama3-8b --gpus 8 --hide everything", "grads, params"),
     ("--model llama3-8b --gpus 8 --precision nvfp4", "nearest is bf16"),
     ("--model llama3-8b --gpu v100 --gpus 8 --precision bf16", "nearest is fp16"),
 ]

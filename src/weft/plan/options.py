@@ -42,6 +42,9 @@ class PlanOptions:
     )
     recompute: str = option("none", "none (default), selective or full.")
     precision: str = option("bf16", "bf16 (default), fp16, fp8, mxfp8 or nvfp4.")
+    hide: str = option(
+        "", "Collectives that overlap with compute, such as 'grads params ep'; default: the software's."
+    )
     compression: str = option(
         "none", "none, bf16, fp8, int8, powersgd:RANK, topk:DENSITY, zero++, qwz+qgz, …"
     )

@@ -45,6 +45,8 @@ DIMENSIONS = (
     *("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab"),
     *("experts", "experts_per_token", "expert_ffn", "gated"),
 )
+HIDDEN = ("tp", "tp_backward", "cp", "ep", "pp", "grads", "params")
+"""Collectives that a framework can overlap with compute."""
 JOB_OPTIONS = (
     *("gpu", "tp", "pp", "cp", "ep", "expert_tp", "dp", "interleave", "schedule", "micro_batch"),
     *(
@@ -100,6 +102,8 @@ def question(options: PlanOptions, given: Iterable[str]) -> Question:
     }
     if options.software:
         found["software"] = options.software
+    if options.hide:
+        found["hide"] = read_hidden(options.hide)
     return Question(options, found, typed)
 
 
@@ -176,6 +180,15 @@ def read_model(given: Iterable[str], values: Mapping[str, Any], stated: Model | 
     if not values["experts"]:
         kept = {name: value for name, value in kept.items() if not name.startswith("expert")}
     return Model(name="custom", **{"ffn": 4 * values["hidden"], "vocab": 51200, **kept})
+
+
+def read_hidden(words: str) -> frozenset[str]:
+    """Names of collectives, by spaces or commas; `none` for none."""
+    names = frozenset(words.replace(",", " ").split()) - {"none"}
+    wrong = sorted(names - set(HIDDEN))
+    if wrong:
+        raise UsageError(f"--hide {wrong[0]!r} is not known; there are {', '.join(HIDDEN)} and none")
+    return names
 
 
 def read_network(options: PlanOptions, cluster: Cluster | None = None) -> Network:

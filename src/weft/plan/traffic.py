@@ -45,6 +45,8 @@ class Need:
 
 def hides(job: TrainingJob, software: Software, name: str) -> bool:
     """Whether the job or its software overlaps this kind of collective with compute."""
+    if job.hide is None and job.schedule == "dualpipe" and name in ("ep", "pp"):
+        return True  # what the schedule is for
     return name in (job.hide if job.hide is not None else software.hides)
 
 
