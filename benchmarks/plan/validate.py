@@ -26,6 +26,7 @@ from weft.plan.accuracy import SHIPPED, TITLES, Residual, family, kind, summary
 from weft.plan.compute import layer
 from weft.plan.config import TrainingJob
 from weft.plan.figures import shipped
+from weft.plan.memory import REFUSED
 from weft.plan.models import model
 from weft.plan.published import Published, load
 from weft.plan.step import Prediction, predict
@@ -78,11 +79,11 @@ def memory(pairs: list[Pair]) -> list[dict[str, Any]]:
 
 
 def refused(pairs: list[Pair]) -> list[str]:
-    """Runs that took place and would be refused for memory."""
+    """Runs that took place and are refused for memory."""
     return [
         f"{row.source} {row.label}: {sum(p.memory_bytes.values()) / 2**30:.0f} GiB"
         for row, p in pairs
-        if sum(p.memory_bytes.values()) > row.job.gpu.memory_bytes
+        if sum(p.memory_bytes.values()) > REFUSED * row.job.gpu.memory_bytes
     ]
 
 
@@ -242,7 +243,7 @@ def page(answer: dict[str, Any]) -> str:
     peaks = answer["memory"]
     near = sum(abs(line["error_pct"]) <= 10 for line in peaks)
     lines += ["", "## Memory against published peaks", ""]
-    lines.append(f"{near} of {len(peaks)} within 10%. Runs that took place and would be refused: ")
+    lines.append(f"{near} of {len(peaks)} within 10%. Runs that took place and are refused: ")
     lines[-1] += f"{len(answer['refused'])}."
     lines += ["", "| run | published GiB | predicted GiB | off % |", "| --- | ---: | ---: | ---: |"]
     for line in peaks:

@@ -82,7 +82,7 @@ def _show_breakdown(document: Document, out: Console) -> None:
     step = amount(document, "step_time_s")
     for name, seconds in plan.breakdown(document):
         part = words.share(seconds, step)
-        bar = "█" * round(_BAR * part / 100)
+        bar = "█" * round(_BAR * min(100.0, part or 0.0) / 100)
         table.add_row(name, words.duration(1e6 * seconds), words.percent(part), bar)
     _print(out, table)
 
