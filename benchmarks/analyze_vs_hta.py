@@ -1,5 +1,5 @@
 # ruff: noqa: E501
-"""How fast and how large is `weft analyze` beside Holistic Trace Analysis, on traces this file makes itself?
+"""Time and memory of `weft analyze` and of Holistic Trace Analysis, on generated traces.
 
     python benchmarks/analyze_vs_hta.py --hta-python VENV/bin/python --out benchmarks/results
 
@@ -104,7 +104,7 @@ def write_trace(path: Path, events: int, rank: int = 0) -> None:
                 name = f"void at::native::vectorized_elementwise_kernel_{op % 41}<4, at::native::FillFunctor<float>, at::detail::Array<char*, 1> >(int, at::native::FillFunctor<float>, at::detail::Array<char*, 1>)"
                 stream, length, more = 7, KERNEL_NS - op % 13, ""
                 begin = device
-                # Every other stretch of communication runs with a pause of compute, so overlap is not total.
+                # Compute pauses during every other collective, so that overlap is partial.
                 device += (
                     KERNEL_NS + GAP_NS + (5 * COMM_NS // 4 if op % (2 * COMM_EVERY) == COMM_EVERY else 0)
                 )
@@ -126,13 +126,13 @@ def write_trace(path: Path, events: int, rank: int = 0) -> None:
 
 
 def measure(command: list[str], env: dict[str, str]) -> dict[str, Any]:
-    """Wall seconds, and the peak resident memory of a command and its children, as the kernel counts them."""
+    """Wall-clock seconds and peak resident memory of a command and its children, as counted by the kernel."""
     began = time.perf_counter()
     with tempfile.TemporaryFile() as out:
         process = subprocess.Popen(command, stdout=out, stderr=subprocess.DEVNULL, env=env)
         peak = looks = 0
         while True:
-            # High-water marks only grow, so that looking rarely misses little and disturbs less.
+            # High-water marks only grow, so sampling rarely misses little.
             done, status, usage = os.wait4(process.pid, os.WNOHANG)
             if done:
                 break
@@ -152,7 +152,7 @@ def measure(command: list[str], env: dict[str, str]) -> dict[str, Any]:
 
 
 def resident(pid: int) -> int:
-    """Resident bytes of a process and its descendants now (a high-water mark for the process itself)."""
+    """Current resident bytes of a process and its descendants (for the process itself, its high-water mark)."""
     total = 0
     try:
         for line in Path(f"/proc/{pid}/status").read_text().splitlines():
@@ -259,7 +259,7 @@ def table(results: dict[str, Any]) -> str:
         "# weft analyze and Holistic Trace Analysis",
         "",
         f"`{results['command']}` on {results['machine']['cpu']}, {results['machine']['cores']} cores,"
-        f" Python {results['machine']['python']}. Medians; the raw runs are in the JSON file beside this one.",
+        f" Python {results['machine']['python']}. Medians; the raw runs are in the JSON file next to this one.",
         "",
         "| trace | weft | HTA | times faster | weft peak | HTA peak | ratio |",
         "| --- | --- | --- | --- | --- | --- | --- |",

@@ -1,9 +1,9 @@
 # ruff: noqa: E501
-"""Does any input make the reader crash, hang or eat memory? Coverage-guided, for as long as it is let run.
+"""Fuzz the trace reader for crashes, hangs and memory growth; coverage-guided, runs until stopped.
 
     python benchmarks/fuzz_reader.py CORPUS_DIR -max_total_time=600 -rss_limit_mb=2048 -timeout=20
 
-Needs `atheris` beside weft's own dependencies. A fault is an exception that is no WeftError, a run of more
+Needs `atheris` in addition to weft's dependencies. A fault is an exception other than WeftError, a run of more
 than `-timeout` seconds, or more memory than `-rss_limit_mb`. Seeds are small traces that this file makes.
 """
 
@@ -26,7 +26,7 @@ with atheris.instrument_imports(include=["weft"]):
     from weft.trace.analysis import analyze_traces
     from weft.trace.kineto import read
 
-# Small limits reach the same code with inputs that a fuzzer can make.
+# Small limits let the fuzzer reach the same code with small inputs.
 scan.CHUNK_BYTES = 512
 scan.MAX_EVENT_BYTES = 1 << 16
 files.BLOCK_BYTES = 1 << 12
@@ -36,7 +36,7 @@ TARGET = Path(tempfile.mkdtemp()) / "rank0.json"
 
 
 def one_input(data: bytes) -> None:
-    """Reads the bytes as a trace; the first byte chooses whether they are packed first."""
+    """Read the bytes as a trace; the first byte decides whether they are compressed first."""
     if data[:1] == b"\x01":
         data = gzip.compress(data[1:], 1)
     TARGET.write_bytes(data)
@@ -51,7 +51,7 @@ def one_input(data: bytes) -> None:
 
 
 def seeds(folder: Path) -> None:
-    """A few traces from which the fuzzer starts."""
+    """Traces that the fuzzer starts from."""
     folder.mkdir(parents=True, exist_ok=True)
     kernel = {
         "ph": "X", "cat": "kernel", "name": "ncclDevKernel_AllReduce", "pid": 0, "tid": 7, "ts": 1.5, "dur": 2,

@@ -71,7 +71,7 @@ def program() -> None:
 
     size = 64 << 20
     pipeline(buffers_of(size), True, True, False)
-    for _ in range(3):  # until the all-reduce takes as long as the product
+    for _ in range(3):  # until the all-reduce takes as long as the GEMM
         buffers = buffers_of(size)
         ratio = median(buffers, False, True, False) / median(buffers, True, False, False)
         if abs(ratio - 1) < 0.005:

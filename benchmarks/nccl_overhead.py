@@ -1,4 +1,4 @@
-"""What does the shim cost an NCCL call?
+"""Overhead of the shim per NCCL call.
 
 Runs tests/shim/nccl_hammer.c against the fake NCCL, directly and under the shim, interleaved, with 1 to 4
 threads. CPU time of one all-reduce, least of nine rounds, median over repeats; the cost is the difference.

@@ -1,4 +1,4 @@
-"""What does a sibling communicator cost, and does its limit of CTAs hold?
+"""Cost of a sibling communicator, and whether its limit of CTAs is effective.
 
     WEFT_NCCL=libnccl.so.2 python benchmarks/nccl_split.py --out FILE
 

@@ -1,4 +1,4 @@
-"""What the benchmarks of the shim's cost share: options, the lines they print, the file they write."""
+"""Shared by the overhead benchmarks: options, output lines and the result file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Rows = list[dict[str, Any]]
 
 
 def main(about: str | None, name: str, measure: Callable[[int], Rows]) -> None:
-    """Measure, print a line for each row, and keep all of it where that is asked for."""
+    """Measure, print a line per row, and write the results if requested."""
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=about, formatter_class=raw)
     parser.add_argument("--repeats", type=int, default=7)

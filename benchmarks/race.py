@@ -1,4 +1,4 @@
-"""How often does the race find the best of 40 candidates, and at what cost?
+"""How often the race finds the best of 40 candidates, and how many measurements it needs.
 
     python benchmarks/race.py [--trials 100] [--out benchmarks/results/tune/race.json]
 
@@ -41,7 +41,7 @@ def uniform(rng: np.random.Generator) -> np.ndarray:
 
 
 def ahead(gap: float, spread: float) -> Times:
-    """One is `gap` ahead of the rest, which is spread evenly over `spread`."""
+    """One candidate is `gap` faster than the rest, which are spread evenly over `spread`."""
     return lambda rng: np.append(1.0, (1 + gap) * (1 + spread * rng.random(CANDIDATES - 1)))
 
 
@@ -70,7 +70,7 @@ class Case:
     times: Times
     draw: Draw = normal
     drift: bool = False
-    """The machine's speed wanders by ±10% over some 150 measurements, and jumps by 5% now and then."""
+    """The machine's speed drifts by ±10% over about 150 measurements, and occasionally jumps by 5%."""
 
 
 CASES = (
@@ -91,7 +91,7 @@ CASES = (
 
 
 class Machine:
-    """Makes up measurements, thousands of draws at a time."""
+    """Generates measurements, thousands of draws at a time."""
 
     def __init__(self, case: Case, seed: int) -> None:
         self.rng = np.random.default_rng([seed, 1])
@@ -119,7 +119,7 @@ class Machine:
 
 
 def grid_finds(case: Case, repeats: int, trials: int, near: bool) -> float:
-    """Share of trials in which the better of mean and median finds the best on a full grid."""
+    """Fraction of trials in which the better of mean and median finds the best on a full grid."""
     found = np.zeros(2)
     for seed in range(trials):
         machine = Machine(case, 10**6 + seed)
@@ -139,7 +139,7 @@ def grid_finds(case: Case, repeats: int, trials: int, near: bool) -> float:
 
 
 def _drifting(machine: Machine, repeats: int) -> np.ndarray:
-    """A full grid on a machine that drifts: rounds in random order, as a careful experimenter would do."""
+    """A full grid on a drifting machine: rounds in random order."""
     samples = np.empty((CANDIDATES, repeats))
     for number in range(repeats):
         for candidate in machine.rng.permutation(CANDIDATES):
@@ -193,7 +193,7 @@ def run(case: Case, trials: int, near: bool, first: int = 0) -> dict[str, object
 
 
 def false_gains(noise: float, trials: int) -> dict[str, object]:
-    """How often a policy is offered where 39 candidates and the program as it is are all alike."""
+    """How often a policy is recommended although 39 candidates and the baseline are equal."""
     policies, wrong, gains = [weft.Policy(max_ctas=n) for n in range(1, CANDIDATES)], 0, []
     for seed in range(trials):
         rng = np.random.default_rng([seed, 3])

@@ -1,4 +1,4 @@
-"""What does the shim cost a launch?
+"""Overhead of the shim per kernel launch.
 
 Runs tests/shim/hammer.c against the fake driver, directly and under the shim, interleaved, with 1 to
 8 threads. CPU time of one launch, the least of nine rounds, median over repeats; the cost is the difference.

@@ -1,4 +1,4 @@
-"""Does `weft.tune(fn)` find on a real GPU what `weft tune` finds in the lab?
+"""Compare `weft.tune(fn)` with `weft tune` on a real GPU.
 
     python benchmarks/tune_callable.py [--out FILE] [--budget 60]
 
@@ -46,7 +46,7 @@ def main() -> None:
             f"{entry.candidate.label:40} {entry.ms:8.3f} ms  {len(entry.samples):3} samples  {entry.problem}"
         )
     again = []
-    for policy in (weft.Policy(), tuned.policy) * 5:  # what it is worth when it is applied
+    for policy in (weft.Policy(), tuned.policy) * 5:  # its effect when applied
         with weft.overlap(policy):
             step()
             executor._gpu.synchronize()

@@ -14,12 +14,12 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
 
-from weft.bench.results import load
+from weft.bench.results import load_results
 from weft.measure.intervals import bootstrap_ci
 
 
 def by_key(path: str) -> dict[tuple[str, str], dict[str, Any]]:
-    return {(row["cell"], row["candidate"]): row for row in load(Path(path))[1] if row["ci_ms"]}
+    return {(row["cell"], row["candidate"]): row for row in load_results(Path(path))[1] if row["ci_ms"]}
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""From result files to the pictures and tables of docs/lab.md. Needs no GPU.
+"""Make the charts and tables of docs/lab.md from result files. Needs no GPU.
 
     PYTHONPATH=src python3 benchmarks/lab/figures.py [RESULTS_FOLDER] [--docs docs]
 
@@ -17,7 +17,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
 
-from weft.bench.results import load
+from weft.bench.results import load_results
 from weft.bench.suites import PAPER_GRIDS
 from weft.bench.tables import by_cell, chosen, geometric_mean, regret
 from weft.execute.base import NO_ROOM
@@ -36,7 +36,7 @@ def figure(row: dict[str, Any] | None, key: str, scale: float = 1.0) -> float | 
         and key.startswith("fraction")
         and row["sequential_ms"] - row["ideal_ms"] < NO_ROOM * row["sequential_ms"]
     ):
-        return None  # results from before this was left out of the rows
+        return None  # results of older versions
     return None if value is None else value * scale
 
 
@@ -88,7 +88,7 @@ def gain(cell: dict[str, Any]) -> float | None:
 
 
 def fig2(cells: Cells) -> str:
-    """The paper's diagonal and both of our readings."""
+    """The paper's diagonal and both interpretations."""
     paper = json.loads((HERE / "fig2_time_ratio.json").read_text())
     places = [paper["grid"].index(n) for n in PAPER_GRIDS]
     theirs = {f"{gpu} (paper)": [table[i][i] for i in places] for gpu, table in paper["gpus"].items()}
@@ -204,7 +204,7 @@ def main() -> None:
     folder = args.docs / "lab"
     folder.mkdir(parents=True, exist_ok=True)
     for name, draw in (("paper", paper_pictures), ("modern", modern_pictures), ("quick", lambda cells: {})):
-        headers, rows = load(args.results / f"{name}.jsonl")
+        headers, rows = load_results(args.results / f"{name}.jsonl")
         if not rows:
             continue
         cells = by_cell(rows)

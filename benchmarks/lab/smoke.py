@@ -1,4 +1,4 @@
-"""Every GPU code path of the lab once, about a second each; one line per path; a failure stops nothing.
+"""Run every GPU code path of the lab once, about a second each; one line per path, failures do not stop it.
 
     WEFT_NCCL=/path/to/libnccl.so.2 PYTHONPATH=src python3 benchmarks/lab/smoke.py [--only GLOB] [--log FILE]
 
@@ -61,7 +61,7 @@ POLICIES = {
 
 
 class Smoke:
-    """GPU time is dear: after two hangs, or when the time is up, what is left is only named."""
+    """GPU time is expensive: after two hangs, or when time is up, the remaining paths are only listed."""
 
     def __init__(self, only: str, limit_s: float) -> None:
         self.only, self.results = only, []
@@ -69,7 +69,7 @@ class Smoke:
         self.executor: RemoteExecutor | None = None
 
     def path(self, name: str, body: Callable[[], Any]) -> None:
-        """Run one path and say how it went."""
+        """Run one path and print its result."""
         if not fnmatch.fnmatch(name, self.only):
             return
         start = time.monotonic()
@@ -150,7 +150,7 @@ def restart(executor: RemoteExecutor) -> str:
 
 
 def inside(name: str) -> str:
-    """Run one of the programs below in a process of its own."""
+    """Run one of the programs below in its own process."""
     env = {**worker_environment(os.environ), "PYTHONPATH": str(Path(__file__).resolve().parents[2] / "src")}
     command = [sys.executable, __file__, "--inside", name]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
@@ -160,7 +160,7 @@ def inside(name: str) -> str:
 
 
 def numerics() -> None:
-    """Our Triton kernels against float64 on the GPU, odd sizes and small grids included."""
+    """The Triton kernels against float64 on the GPU, including odd sizes and small grids."""
     import torch
 
     from weft.execute.kernels import launch_gemm
@@ -190,7 +190,7 @@ def numerics() -> None:
 
 
 def leave() -> None:
-    """End without the teardown of communicators, which is not what is tested."""
+    """Exit without tearing down communicators, which is not under test."""
     sys.stdout.flush()
     os._exit(0)
 
@@ -259,7 +259,7 @@ def ghost_fsdp2() -> None:
 
 
 def nccl_bandwidth() -> None:
-    """All-reduce alone by number of CTAs: what a communicator's maxCTAs does."""
+    """All-reduce alone by number of CTAs: the effect of a communicator's maxCTAs."""
     import torch
 
     from weft.comm import nccl
@@ -293,8 +293,8 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", default="*")
-    parser.add_argument("--limit", type=float, default=200.0, help="seconds after which nothing new starts")
-    parser.add_argument("--log", type=Path, help="also write the results there")
+    parser.add_argument("--limit", type=float, default=200.0, help="seconds after which no new path starts")
+    parser.add_argument("--log", type=Path, help="also write the results to this file")
     parser.add_argument("--inside", choices=PROGRAMS, help=argparse.SUPPRESS)
     parser.add_argument("--factory", default=None, help=argparse.SUPPRESS)
     args = parser.parse_args()

@@ -14,7 +14,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests" / "unit")]
 
-from test_live_search import Job, play  # noqa: E402
+from test_live_search import Job, play, watched  # noqa: E402
 
 
 def study(jobs: int, noise: float | None) -> dict[str, float]:
@@ -23,9 +23,10 @@ def study(jobs: int, noise: float | None) -> dict[str, float]:
     for seed in range(jobs):
         job = Job(seed, **({} if noise is None else {"noise": noise}))
         outcome = play(job, seed=seed)
+        steps.append(outcome.steps)
+        outcome = watched(job, outcome) if outcome.still_open else outcome
         behind.append(100 * (job.ms(outcome.policy) / job.best_ms - 1))
         slower.append(100 * (job.ms(outcome.policy) / 40 - 1))
-        steps.append(outcome.steps)
         kept += outcome.kept
     return {
         "jobs": jobs,

@@ -144,7 +144,7 @@ def look(job: Job) -> dict[str, Any]:
         if torch.cuda.is_available():
             torch.cuda.synchronize()
 
-    timeline = spans.profile(once) if torch.cuda.is_available() else None
+    timeline = spans.record_timeline(once) if torch.cuda.is_available() else None
     if timeline is None or not len(timeline):
         return {"share_pct": None, "kernels": []}
     figures, comm = timeline.figures(), timeline.covered(Kind.COMM)

@@ -17,18 +17,18 @@ from pathlib import Path
 from typing import Any
 
 from weft.ops.case import Case
-from weft.ops.explore import explore
+from weft.ops.explore import FINER, explore
 from weft.ops.schedule import OPERATIONS
-from weft.policy import SCHEDULES
 
 RANKS, GPU, TOPOLOGY = 8, "mi300x", "mesh"
+NEAR_PCT = 0.1
+"""Times this close are equal."""
 SHAPES = (
     (16384, 16384, 131072), (131072, 16384, 16384), (53248, 16384, 131072), (131072, 53248, 16384),
     (8192, 8192, 262144), (262144, 8192, 8192), (28672, 8192, 262144), (262144, 28672, 8192),
     (196608, 18432, 16384), (196608, 106496, 16384), (1048576, 10240, 8192), (1048576, 57344, 8192),
     (1607680, 57344, 8192), (147456, 28672, 4096), (327680, 28672, 4096), (229376, 28672, 4096),
 )  # fmt: skip
-FINER = tuple(name for name in SCHEDULES if name not in ("serial", "shard"))
 
 
 def row(operation: str, reading: str, shape: tuple[int, int, int]) -> dict[str, Any]:
@@ -55,6 +55,7 @@ def row(operation: str, reading: str, shape: tuple[int, int, int]) -> dict[str, 
         "best": document["best"],
         "picked": document["picked"],
         "picked_regret_pct": document["picked_regret_pct"],
+        "rules": {rule.pop("name"): rule for rule in document["rules"]},
         "losses": finest.losses.to_dict(),
         "shard_losses": shard.losses.to_dict(),
         "reason": document["reason"],
@@ -71,6 +72,18 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
         "largest_over_shard": max(r["finer_over_shard"] for r in rows),
         "over_their_bound": sum(r["finer_over_serial"] > r["bound"] for r in rows),
         "largest_pick_regret_pct": max(r["picked_regret_pct"] for r in rows),
+        **{name: rule_summary(name, rows) for name in ("weft", "ficco")},
+    }
+
+
+def rule_summary(name: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """How often a rule names the best of the finer schedules (the paper's measure), and what a miss costs."""
+    regrets = [row["rules"][name]["regret_of_finer_pct"] for row in rows]
+    missed = [each for each in regrets if each > NEAR_PCT]
+    return {
+        "right_pct": round(100 * (1 - len(missed) / len(rows)), 1),
+        "lost_where_wrong_pct": round(statistics.mean(missed), 2) if missed else 0.0,
+        "slower_than_serial": sum(row["rules"][name]["speedup_vs_serial"] < 0.995 for row in rows),
     }
 
 

@@ -17,6 +17,8 @@ import numpy as np
 from cases import CHECK_SEED, check_cases
 
 from weft.ops.case import Case
+from weft.ops.explore import FINER
+from weft.ops.ficco import ficco_pick
 from weft.ops.pick import pick
 from weft.ops.simulate import exhaustive
 
@@ -32,6 +34,9 @@ def judge(case: Case) -> dict[str, Any]:
     best = min(times, key=lambda key: times[key])
     serial = min(seconds for (name, _), seconds in times.items() if name == "serial")
     taken = times[found.schedule, found.engine]
+    ruled = ficco_pick(case)
+    finer = {key: seconds for key, seconds in times.items() if key[0] in FINER}
+    by_rule = min(seconds for (name, _), seconds in finer.items() if name == ruled.schedule)
     return {
         "case": [case.operation, case.m, case.n, case.k, case.ranks, case.dtype, case.gpu, case.topology],
         "picked": [found.schedule, found.engine],
@@ -41,6 +46,10 @@ def judge(case: Case) -> dict[str, Any]:
         "over_serial": round(taken / serial - 1, 6),
         "possible_gain": round(serial / times[best], 4),
         "picked_us": round(picked_us, 1),
+        "ficco": ruled.schedule,
+        "ficco_regret": round(by_rule / times[best] - 1, 6),
+        "ficco_regret_of_finer": round(by_rule / min(finer.values()) - 1, 6),
+        "ficco_over_serial": round(by_rule / serial - 1, 6),
     }
 
 
@@ -57,7 +66,21 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
         "always_serial_mean_regret_pct": round(
             100 * float(np.mean([r["possible_gain"] - 1 for r in rows])), 2
         ),
+        "cases_over_half_pct_slower": sum(row["over_serial"] > 0.005 for row in rows),
+        "ficco_rule": ficco_summary(rows),
         "median_pick_us": round(float(np.median([row["picked_us"] for row in rows])), 1),
+    }
+
+
+def ficco_summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """FiCCO's rule on the same shapes, as the paper counts: among its own four schedules."""
+    regrets = np.array([row["ficco_regret_of_finer"] for row in rows])
+    missed = regrets[regrets > 0.001]
+    return {
+        "right": round(float(np.mean(regrets <= 0.001)), 4),
+        "lost_where_wrong_pct": round(100 * float(missed.mean()), 2) if len(missed) else 0.0,
+        "mean_regret_of_all_pct": round(100 * float(np.mean([r["ficco_regret"] for r in rows])), 2),
+        "slower_than_serial": round(float(np.mean([r["ficco_over_serial"] > 0.005 for r in rows])), 4),
     }
 
 

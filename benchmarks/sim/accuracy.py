@@ -1,4 +1,4 @@
-"""How well the simulator predicts the lab's H200: errors and picks on the half that was not used in the fit.
+"""The simulator against the lab's H200 measurements: errors and picks on the held-out half.
 
 python benchmarks/sim/accuracy.py [--out benchmarks/results/sim/h200_accuracy.json]
 """
@@ -17,7 +17,7 @@ from lab_rows import SEED, Case, cases, halves
 
 from weft.execute.sim import SimExecutor
 
-REFERENCES = ("compute", "comm")  # measured alone: shown, not counted as pipelines
+REFERENCES = ("compute", "comm")  # measured alone: printed, but not counted as pipelines
 BASELINES = ("sequential", "overlap")
 
 
@@ -32,7 +32,7 @@ def predict(found: list[Case]) -> list[float]:
 
 
 def picks(found: list[Case], times: list[float]) -> dict[str, Any]:
-    """What the simulator's pick costs over the measured best, in percent, by workload."""
+    """How much longer the simulator's pick takes than the measured best, in percent, by workload."""
     cells: dict[str, list[tuple[float, float, str]]] = defaultdict(list)
     for case, ms in zip(found, times, strict=True):
         if case.label not in REFERENCES:

@@ -2,9 +2,9 @@
 
 python benchmarks/sim/fig2.py [--out benchmarks/results/sim/fig2.json] [--most 1024] [--streams 4]
 
-The reading, the same for all four GPUs: four compute streams take ten iterations in turn, the GEMM is a
-textbook kernel on the vector units (tile 64x64x64, one tile in shared memory), and every rank has a GPU of
-its own. The paper's claims about its controls are checked in the same reading.
+Interpretation of the paper, the same for all four GPUs: four compute streams take ten iterations in turn, the
+GEMM is a textbook kernel on the vector units (tile 64x64x64, one tile in shared memory), each rank has its
+own GPU. The paper's claims about its controls are checked in the same setting.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def table(gpu: str, ranks: int, grid: list[int], streams: int) -> list[list[floa
 
 
 def claims(gpu: str, ranks: int, streams: int) -> dict[str, Any]:
-    """Percent less time by priority over the grids, and opt1's time over opt2's, both with priority."""
+    """Gain of priority by grid, in percent, and the ratio of opt1's time to opt2's, both with priority."""
     run, high = executor(gpu), Policy(priority="high")
     gains, options = {}, {}
     for n in CLAIMED_GRIDS:
@@ -81,7 +81,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/sim/fig2.json"))
     parser.add_argument("--most", type=int, default=1024, help="largest X and Y")
-    parser.add_argument("--streams", type=int, default=STREAMS, help="compute streams: the reading")
+    parser.add_argument("--streams", type=int, default=STREAMS, help="compute streams")
     options = parser.parse_args()
     paper = json.loads(PAPER.read_text())
     grid = [n for n in paper["grid"] if n <= options.most]

@@ -1,4 +1,4 @@
-"""Fit the H200's profile on the half of the lab results that is for fitting.
+"""Fit the H200 profile to one half of the lab results.
 
 python benchmarks/sim/fit.py [--budget SECONDS] [--set comm_traffic=6.5 …] [--out profile.json]
 
@@ -30,7 +30,7 @@ NAMES = (*FITTED, "event_gap_us", "block_start_ns")
 
 
 def used(case: Case) -> bool:
-    """Whether a case of the half to fit takes part."""
+    """Whether a case of the fitted half is used."""
     grid, kind = case.workload.compute.grid, case.workload.compute.kind
     if case.suite == "quick_again" or (grid and grid[0] * grid[1] > 70_000) or case.cell.endswith("-256"):
         return False

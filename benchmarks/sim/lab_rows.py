@@ -1,4 +1,4 @@
-"""The committed lab results as cases for the simulator: a half to fit, and a half to test."""
+"""The committed lab results as cases for the simulator: one half to fit, one to test."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass
 from pathlib import Path
 
-from weft.bench.results import load
+from weft.bench.results import load_results
 from weft.policy import Policy
 from weft.workload import Workload
 
@@ -17,7 +17,7 @@ SEED = 2606
 
 @dataclass(frozen=True)
 class Case:
-    """One candidate of one workload as it was measured, in ms."""
+    """One measured candidate of one workload; `ms`: time of the pipeline."""
 
     suite: str
     cell: str
@@ -30,11 +30,11 @@ class Case:
 
 
 def cases() -> list[Case]:
-    """Every measured candidate, and compute alone and the collective alone of every cell."""
+    """Every measured candidate, and for every cell compute alone and the collective alone."""
     found = []
     for suite in SUITES:
         seen = set()
-        for row in load(LAB / f"{suite}.jsonl")[1]:
+        for row in load_results(LAB / f"{suite}.jsonl")[1]:
             if row["ms"] is None:
                 continue
             workload, ctas = Workload.from_dict(row["workload"]), row["baseline_ctas"]
@@ -50,7 +50,7 @@ def cases() -> list[Case]:
 
 
 def halves(found: list[Case]) -> tuple[list[Case], list[Case]]:
-    """The cases to fit and those to test, drawn by workload: all candidates of one go to the same half."""
+    """The cases to fit and to test, divided by workload: all its candidates are in the same half."""
     names = sorted({case.cell for case in found})
     random.Random(SEED).shuffle(names)
     fit = set(names[: len(names) // 2])

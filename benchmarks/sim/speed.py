@@ -1,4 +1,4 @@
-"""How fast the simulator is: block events per second, and how the cost grows with the number of blocks.
+"""Speed of the simulator: block events per second, and growth with the number of blocks.
 
 python benchmarks/sim/speed.py [--out benchmarks/results/sim/speed.json]
 """
@@ -21,7 +21,7 @@ from weft.workload import named
 
 
 def timed(device: str, times: int = 1, repeats: int = 3) -> dict[str, Any]:
-    """cb-ar with `times` as many blocks in each GEMM, one by one: no bunches."""
+    """cb-ar with `times` as many blocks in each GEMM, each simulated on its own, not in batches."""
     run = SimExecutor(device)
     launches = run.launches(named("cb-ar"), Policy())
     launches = [

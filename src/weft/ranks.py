@@ -16,10 +16,12 @@ import json
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any, Protocol
 
 ABANDON = {"do": "abandon"}
+KEPT = 64  # decisions that stay in the store
 PATIENCE = 2.0  # a follower waits this many times as long as the leader, so that the leader gives the reason
 
 Report = dict[str, Any]
@@ -70,6 +72,7 @@ class KeyValueStore(Protocol):
     def check(self, keys: list[str]) -> bool: ...
     def wait(self, keys: list[str], timeout: timedelta) -> None: ...
     def compare_set(self, key: str, expected: str, desired: str) -> bytes: ...
+    def delete_key(self, key: str) -> bool: ...
 
 
 class Agreement:
@@ -101,6 +104,20 @@ class Agreement:
         publish(self.store, self._key(f"report/{self.rank}"), report)
         deadline_s = self.deadline_s + extra_s
         return self._lead(decide, deadline_s) if self.leads else self._follow(PATIENCE * deadline_s)
+
+    def announce(self, report: Report, decide: Callable[[list[Report]], Decision]) -> Decision:
+        """Like `exchange`, but the leader decides by its own report and waits for nobody.
+
+        The others wait for its decision. Old decisions are removed from the store.
+        """
+        self.number += 1
+        if len(self.ranks) == 1:
+            return decide([report])
+        if not self.leads:
+            return self._follow(PATIENCE * self.deadline_s)
+        with suppress(Exception):
+            self.store.delete_key(f"{self.number - KEPT}/decision")
+        return self._settle(decide([report]))
 
     def _lead(self, decide: Callable[[list[Report]], Decision], deadline_s: float) -> Decision:
         keys = [self._key(f"report/{rank}") for rank in self.ranks]

@@ -2,10 +2,12 @@
 
 The controls stand in for the shim and NCCL. The test's environment says what a policy does:
 EFFECTS     {"ctas16": 0.5, …}: factors on the length of a step, by what a policy has; over 100: it stalls
+DRIFT_AT    step from which DRIFT, of the same form, takes the place of EFFECTS
 UNEVEN      steps scatter a lot
+REAL        steps take what they take, by the clock on the wall: no policy changes anything
 STEPS       how many; OPTIMIZERS: sgd,adam or none; NO_GROUP: without torch.distributed
 AGAIN       step at which the process group is destroyed and made anew
-DIE         step@rank; REFUSE: ctas@rank; RECORD: the folder for what was seen
+DIE         step@rank, at the first start; PAUSE: step@rank that takes 3 s; REFUSE: ctas@rank; RECORD: the folder for what was seen
 """
 
 from __future__ import annotations
@@ -77,8 +79,11 @@ class FakeControls:
     def synchronize(self) -> None:
         pass
 
-    def now(self) -> float:
-        return seconds
+    def mark(self) -> float:
+        return time.perf_counter() if "REAL" in os.environ else seconds
+
+    def between_ms(self, start: float, end: float) -> float:
+        return 1e3 * (end - start)
 
     def clock(self) -> dict[str, int]:
         return {"steps": step_number}
@@ -92,9 +97,13 @@ def hooked(function: object) -> bool:
 def work() -> None:
     """The part of a step that the policy makes longer or shorter, on a clock of its own."""
     global seconds
+    if "REAL" in os.environ:
+        return
     factor = 1.0
+    drifted = step_number >= int(os.environ.get("DRIFT_AT", "1000000"))
+    effects = json.loads(os.environ["DRIFT"]) if drifted else EFFECTS
     for part in now.label.split("+"):
-        factor *= EFFECTS.get(part, 1.0)
+        factor *= effects.get(part, 1.0)
     scatter = random.Random(step_number).gauss(0, 0.3 if "UNEVEN" in os.environ else 0.005)
     seconds += 0.03 * factor * math.exp(scatter)
     stalled = now
@@ -127,8 +136,12 @@ def main() -> list[object]:
     for step in range(int(os.environ.get("STEPS", "90"))):
         step_number = step
         policies.append(now.label)
-        if os.environ.get("DIE") == f"{step}@{rank}":
+        if os.environ.get("DIE") == f"{step}@{rank}" and not int(
+            os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        ):
             os._exit(9)
+        if os.environ.get("PAUSE") == f"{step}@{rank}":
+            time.sleep(3)
         if os.environ.get("AGAIN") == str(step):
             plain = model.module
             del model

@@ -64,7 +64,7 @@ def test_what_is_seen_of_kernels_makes_the_grid(live, monkeypatch):
         (205, 215, 9, "ncclDevKernel_AllReduce"),
     ]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(spans, "profile", lambda once: spans.from_rows(rows))
+    monkeypatch.setattr(spans, "record_timeline", lambda once: spans.from_rows(rows))
     seen = search.look(search.Job(lambda number: None))
     assert seen["share_pct"] == pytest.approx(100 * 110 / 215)
     beside = {kernel["name"]: round(kernel["beside_ms"] * 3e6) for kernel in seen["kernels"]}

@@ -102,7 +102,7 @@ def test_a_rank_that_dies_is_one_line_on_the_others(tmp_path):
     for process, text in list(zip(processes, outputs, strict=True))[:2]:
         assert process.returncode == 3
         assert sum("problem rank" in line for line in text.splitlines()) == 1
-        assert "did another one die?" in text
+        assert "did another rank exit?" in text
 
 
 BENCH = """

@@ -153,6 +153,49 @@ def test_torch_compile_keeps_it_whole(operation):
     assert torch.allclose(got.float(), plain.float(), atol=0.1, rtol=0.02)
 
 
+@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("batch_first", [False, True])
+def test_several_weights_after_one_gather_in_any_layout(name, batch_first):
+    """What peers hold are rows with tokens first; a batch-first x is gathered along its second dimension."""
+    batch, tokens, k, ranks = 3, 96, 128, 4
+    whole = torch.randn(tokens, batch, k, device="cuda").bfloat16()
+    ws = [torch.randn(k, n, device="cuda").bfloat16() / k**0.5 for n in (64, 40, 8)]
+    bias = [torch.randn(n, device="cuda").bfloat16() for n in (64, 40, 8)]
+    peers = HostPeers([part.reshape(-1, k) for part in whole.chunk(ranks)], 1)
+    x, dim = whole.chunk(ranks)[1].contiguous(), 0
+    if batch_first:
+        x, dim = x.movedim(0, 1).contiguous(), 1
+    for _ in range(3):  # again at the same addresses
+        a, got = all_gather_matmul(
+            x, ws, peers, gather_dim=dim, bias=bias, return_A=True, schedule=name, engine="dma"
+        )
+        assert torch.equal(a.movedim(dim, 0), whole)
+        for y, w, b in zip(got, ws, bias, strict=True):
+            want = whole.float() @ w.float() + b.float()
+            assert ((y.movedim(dim, 0).float() - want).abs().max() / want.abs().max()) < 2e-2
+
+
+@pytest.mark.parametrize("operation", ["all_gather_matmul", "matmul_reduce_scatter"])
+@pytest.mark.parametrize("name", [name for name in SCHEDULES if name != "uniform-fused-2d"])
+def test_fp8_with_scales(operation, name):
+    if torch.cuda.get_device_capability() < (8, 9):
+        pytest.skip("this GPU has no fp8")
+    m, n, k, ranks = 512, 128, 256, 4
+    x, weight = (torch.randn(size, k, device="cuda").to(torch.float8_e4m3fn) for size in (m, n))
+    w, scale_a, scale_b = weight.t(), torch.tensor(0.5, device="cuda"), torch.tensor(0.25, device="cuda")
+    plain = torch._scaled_mm(x, w, scale_a, scale_b, out_dtype=torch.bfloat16).float()
+    options = {"A_scale": scale_a, "B_scale": scale_b, "schedule": name, "engine": "dma"}
+    if operation == "all_gather_matmul":
+        peers = HostPeers(list(x.chunk(ranks)))
+        got, want = all_gather_matmul(x.chunk(ranks)[0].contiguous(), w, peers, **options), plain
+    else:
+        held = [torch.randn(m // ranks, n, device="cuda").bfloat16() for _ in range(ranks)]
+        got = matmul_reduce_scatter(x, w, HostPeers(held), **options)
+        want = plain.chunk(ranks)[0] + sum(part.float() for part in held[1:])
+    assert got.dtype == torch.bfloat16
+    assert ((got.float() - want).abs().max() / want.abs().max()) < 2e-2
+
+
 def test_left_open_it_picks_and_agrees():
     case = Case("all_gather_matmul", 1024, 512, 256, ranks=8)
     case.check(case.run())

@@ -11,7 +11,7 @@ from lab_fakes import ModelExecutor
 
 from weft.bench import results, tables
 from weft.bench.runner import Runner
-from weft.bench.suites import GEMM, Candidate, Cell, Suite, suite, suites
+from weft.bench.suites import GEMM, Candidate, Suite, SuiteCell, suite, suites
 from weft.cli.bench import bench
 from weft.errors import UnavailableError, UsageError, WeftError
 from weft.execute import devices
@@ -28,7 +28,7 @@ def small(*candidates: Candidate, share: float | None = None, cells: int = 1) ->
         "small",
         "a test",
         tuple(
-            Cell(
+            SuiteCell(
                 f"w{i}",
                 Workload(name=f"w{i}", iterations=2),
                 (*base, *candidates),
@@ -84,7 +84,7 @@ def test_suites_are_consistent():
     with pytest.raises(UsageError, match="quick, paper, check, modern"):
         suite("slow")
     assert {cell.name for cell in suite("modern").only("attention*").cells} > {"attention-8b-ar-1"}
-    with pytest.raises(UsageError, match="matches nothing"):
+    with pytest.raises(UsageError, match="matches no workload"):
         suite("modern").only("nope*")
 
 
@@ -195,19 +195,19 @@ def test_the_budget_is_divided_and_missing_cells_are_reported():
 
 def test_result_files_survive_a_crash(tmp_path):
     path = tmp_path / "deep" / "s.jsonl"
-    assert results.load(path) == ([], [])
+    assert results.load_results(path) == ([], [])
     ((_, rows),) = Runner(ModelExecutor(), small(HIGH), 100).run(set())
     results.append(path, [{"header": "s"}])
     results.append(path, rows)
     with path.open("a") as file:
         file.write(json.dumps({**rows[0], "cell": "half"}) + "\n" + '{"cell": "torn')
-    headers, loaded = results.load(path)
+    headers, loaded = results.load_results(path)
     assert headers == [{"header": "s"}]
     assert loaded == rows
     assert results.done_cells(loaded, "model") == {"w0"}
     assert results.done_cells(loaded, "another GPU") == set()
     results.append(path, [{**row, "cell": "later"} for row in rows])
-    assert {row["cell"] for row in results.load(path)[1]} == {"w0", "later"}
+    assert {row["cell"] for row in results.load_results(path)[1]} == {"w0", "later"}
 
 
 def call(tmp_path, monkeypatch, *arguments, executor=None):

@@ -153,7 +153,7 @@ def test_out_of_memory_is_one_line_and_the_next_workload_runs(monkeypatch):
         raise MemoryError
 
     with monkeypatch.context() as patch:
-        patch.setattr(cuda, "build", full)
+        patch.setattr(cuda, "build_compute", full)
         with pytest.raises(MemoryFullError, match="does not fit into 141 GB"):
             executor.measure(workload, Policy())
     assert executor.measure(workload, Policy()).ms > 0

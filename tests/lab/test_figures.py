@@ -59,6 +59,6 @@ def test_heatmap():
     assert inside(root)
 
 
-def test_nothing_to_show_is_still_a_picture():
+def test_an_empty_chart_is_still_drawn():
     for text in (lines("title", {}, [], y_label="y"), bars("title", {}), heatmap("title", [], [], [])):
         assert "title" in parse(text)[1]

@@ -40,7 +40,7 @@ def test_the_worker_gives_the_same_results_as_in_process():
 @pytest.mark.parametrize(
     ("behaviour", "kind", "words"),
     [
-        ("hang", HungError, "no end after 1 s"),
+        ("hang", HungError, "not finished after 1 s"),
         ("die", WorkerDiedError, "exit code 3"),
         ("crash", WorkerDiedError, "RuntimeError: CUDA error: an illegal memory access was encountered"),
         ("wrong", WrongResultError, "w: wrong"),

@@ -6,7 +6,7 @@ import pytest
 
 from weft.cli import main as cli
 from weft.errors import UsageError
-from weft.execute.calibrate import FITTED, Probe, Reading, error, fit, probes, take
+from weft.execute.calibrate import FITTED, Probe, Reading, error, fit_profile, probes, take
 from weft.execute.sim import SimExecutor
 from weft.sim.profile import by_title, load_profile, profile
 
@@ -22,7 +22,7 @@ def test_the_fit_finds_figures_that_predict_the_measurements():
     truth = profile("h200").with_figures(cache_tb_s=7.0, latency_ns=800.0, ghost_all_reduce_gb_s=12.0)
     measured = readings(truth)
     before = error(profile("h200"), measured, 8)
-    found = fit(profile("h200"), measured, ctas=8, budget_s=20, source="a test")
+    found = fit_profile(profile("h200"), measured, ctas=8, budget_s=20, source="a test")
     assert error(found, measured, 8) < before / 4
     run = SimExecutor("h200-ghost", model=found)
     for reading in measured:
@@ -34,7 +34,7 @@ def test_the_fit_finds_figures_that_predict_the_measurements():
 
 def test_a_perfect_profile_is_left_unchanged():
     measured = readings(profile("h200"))
-    assert fit(profile("h200"), measured, ctas=8, budget_s=2).figures == profile("h200").figures
+    assert fit_profile(profile("h200"), measured, ctas=8, budget_s=2).figures == profile("h200").figures
 
 
 def test_every_fitted_figure_affects_some_probe():
@@ -55,7 +55,7 @@ def test_probes_that_cannot_run_are_named():
     found, problems = take(measure, FEW)
     assert len(found) == 1
     assert problems[0] == f"{FEW[1].name}: no room"
-    with pytest.raises(UsageError, match="nothing could be measured"):
+    with pytest.raises(UsageError, match="no probe could be measured"):
         take(measure, FEW[1:])
 
 

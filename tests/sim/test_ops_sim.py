@@ -7,7 +7,7 @@ import random
 import pytest
 
 from weft.errors import UsageError
-from weft.ops.case import ENGINES, ROW_BYTES, Case, collective_s, product
+from weft.ops.case import ENGINES, ROW_BYTES, Case, collective_s, gemm
 from weft.ops.explore import explore, operation_of
 from weft.ops.schedule import OPERATIONS
 from weft.ops.simulate import exhaustive, simulate
@@ -37,7 +37,7 @@ def drawn(seed: int) -> Case:
 @pytest.mark.parametrize("seed", range(12))
 def test_no_schedule_is_faster_than_its_gemm_or_its_links(seed):
     case = drawn(seed)
-    whole = product(case, case.m, case.n, case.k)
+    whole = gemm(case, case.m, case.n, case.k)
     shard = case.m // case.ranks * (case.n if case.operation == "matmul_reduce_scatter" else case.k)
     fastest = max(case.fabric.capacity) * case.fabric.in_links
     least = shard * (case.ranks - 1) * (4 if case.dtype == "fp32" else 2) / fastest
@@ -81,7 +81,7 @@ def test_every_byte_of_a_peer_arrives_once(operation):
 
 def test_serial_is_the_sum_and_a_good_schedule_hides_most_of_it():
     case = Case(operation="all_gather_matmul", m=327680, n=3584, k=4096, **MESH)
-    whole, moved = product(case, case.m, case.n, case.k).seconds, collective_s(case)
+    whole, moved = gemm(case, case.m, case.n, case.k).seconds, collective_s(case)
     found = explore(case)
     assert found.serial.seconds == pytest.approx(whole + moved, rel=0.01)
     assert found.best.seconds < 1.2 * found.ideal_s

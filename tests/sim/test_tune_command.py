@@ -134,7 +134,7 @@ def test_a_gain_within_the_noise_is_left_alone():
     assert verdict.leave
 
 
-def test_where_sequential_is_fastest_it_is_said():
+def test_a_workload_that_is_fastest_sequentially_is_reported_as_such():
     tuned = tune_workload(Fixed({**TIMES, "overlap": 25.0, "high": 24.0}), named("cb-ar"), TRIED)
     assert tuned.verdict.leave
     assert "do not overlap" in tuned.text

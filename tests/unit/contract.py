@@ -19,7 +19,8 @@ from typing import Any
 
 import weft
 
-ROOT = Path(weft.__file__).parents[2]
+ROOT = Path(__file__).parents[2]
+SOURCE = Path(weft.__file__).parents[1]
 TRACES = ROOT / "tests/data/traces"
 TYPES = {dict: "object", list: "array", str: "string", bool: "boolean", int: "number", float: "number"}
 
@@ -31,7 +32,7 @@ def run_weft(*words: str, cwd: Path | None = None, **env: str) -> subprocess.Com
     """Run `weft WORDS` away from any GPU, terminal and earlier verdicts."""
     surroundings = {
         **os.environ,
-        "PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'tests/shim'}",
+        "PYTHONPATH": f"{SOURCE}:{ROOT / 'tests/shim'}",
         "COLUMNS": "100",
         "CUDA_VISIBLE_DEVICES": "",
         **env,
@@ -125,7 +126,7 @@ def counted(*options: str) -> Callable[[Path], Any]:
         (folder / "policy.json").write_text(json.dumps(POLICY))
         sources, library = sorted((ROOT / "tests/shim").glob("fake_cuda*.c")), folder / "libcuda.so.1"
         flags = ("-std=gnu11", "-shared", "-fPIC", "-Wl,-Bsymbolic,-soname,libcuda.so.1")
-        headers = f"-I{ROOT / 'src/weft/shim/csrc'}"
+        headers = f"-I{SOURCE / 'weft/shim/csrc'}"
         subprocess.run(
             ["cc", *flags, headers, "-o", str(library), *map(str, sources), "-lpthread"],
             check=True,
@@ -193,7 +194,7 @@ def tuned(folder: Path) -> Any:
     done = run_weft(
         *("run", "--tune", "--stats", "stats.json", "--", *launcher, str(job)),
         cwd=folder,
-        PYTHONPATH=f"{ROOT / 'src'}:{job.parent}",
+        PYTHONPATH=f"{SOURCE}:{job.parent}",
         RECORD=str(folder),
         WEFT_STORE=str(folder / "store"),
         HOME=str(folder),

@@ -114,14 +114,14 @@ def test_losses_in_the_terminal(weft):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], "no product: give its shape"),
+        ([], "no GEMM: give its shape"),
         (["--gemm", "0x8x8"], "is not MxNxK"),
         (["--gemm", "8x8"], "is not MxNxK"),
         (["--gemm", "99999999999x8x8"], "M = 99999999999 is not possible"),
         (["--gemm", "16777216x16777216x64"], "fits on no GPU"),
         (["--gemm", "64x64x64", "--ranks", "1"], "ranks 1 is not possible"),
         (["--gemm", "64x64x64", "--ranks", "1000"], "ranks 1000 is not possible"),
-        (["--gemm", "64x64x64", "--collective", "all_reduce"], "cannot be fused with a product"),
+        (["--gemm", "64x64x64", "--collective", "all_reduce"], "cannot be fused with a GEMM"),
         (["--gemm", "64x64x64", "--topology", "star"], "topology 'star' is not known"),
         (
             ["--gemm", "64x64x64", "--device", "sim:h100", "--topology", "pcie", "--ranks", "31"],

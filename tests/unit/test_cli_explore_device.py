@@ -72,12 +72,14 @@ def gpu(monkeypatch):
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: self)
     monkeypatch.setattr(device, "torch_with_gpu", lambda: fake)
     monkeypatch.setattr(device, "_graph", lambda _, work: work)
-    monkeypatch.setattr(device, "PRODUCT", 64)
+    monkeypatch.setattr(device, "GEMM_SIZE", 64)
+    monkeypatch.setattr(device, "MEMORY_BOUND", (256, 16, 64))
+    monkeypatch.setattr(device, "LEAST_MS", 0.01)
     monkeypatch.setattr(device, "CHUNK", 1 << 16)
     return fake
 
 
-def test_every_loss_is_measured_and_set_beside_the_model(gpu):
+def test_every_loss_is_measured_and_set_next_to_the_model(gpu):
     document = device.measured([(128, 64, 128)], "fp32", repeats=2)
     assert document["simulated"] is False
     assert document["gpu"] == "NVIDIA H200"
@@ -86,12 +88,16 @@ def test_every_loss_is_measured_and_set_beside_the_model(gpu):
     for row in rows:
         assert row["ms"] > 0
         assert "simulated_loss_pct" in row
-    assert [row["engine"] for row in document["contention"]] == ["dma", "sm"]
+    assert [row["engine"] for row in document["contention"]] == ["dma", "sm", "dma", "dma"]
+    assert [row["how"] for row in document["contention"]][2:] == [
+        "host to device and back",
+        "host to device and back, GEMM 256x16x64",
+    ]
     assert all(row["gemm_beside_ms"] > 0 and row["copy_beside_gb_s"] > 0 for row in document["contention"])
     assert len(document["copies"]) == len(device.COPY_BYTES)
 
 
-def test_the_pieces_of_a_product_make_up_the_product(gpu, monkeypatch):
+def test_the_pieces_of_a_gemm_make_up_the_gemm(gpu, monkeypatch):
     made = []
     monkeypatch.setattr(
         device,

@@ -39,7 +39,9 @@ class Session:
 
     made: ClassVar[list[Session]] = []
 
-    def __init__(self, controls, agreement, conductor, on_end, **_: object) -> None:
+    watching = False
+
+    def __init__(self, controls, agreement, conductor, on_end, *_: object, **__: object) -> None:
         self.steps, self.over, self.on_end = 0, False, on_end
         Session.made.append(self)
 
@@ -159,13 +161,15 @@ def test_an_error_of_ours_is_one_line_and_the_hooks_are_gone(monkeypatch, group,
 def test_a_result_that_cannot_be_kept_stays_the_result(monkeypatch, group, watching, tmp_path, capsys):
     from weft.errors import UsageError
     from weft.policy import Policy
+    from weft.tuning.live.earlier import Earlier
 
     def refuse(*_: object) -> None:
         raise UsageError("the verdict has no JSON")
 
     monkeypatch.setattr("weft.tuning.store.Store.put", refuse)
     group()
-    watching._leads, watching._key = True, object()
+    watching._leads, watching._earlier = True, Earlier(Policy(), watching._warn)
+    watching._earlier.key = object()
     watching._end({"text": "ctas16", "state": "kept", "policy": Policy(max_ctas=16).to_dict()})
     assert read_result(tmp_path)["state"] == "kept"
     assert "not kept for the next start: the verdict has no JSON" in capsys.readouterr().err

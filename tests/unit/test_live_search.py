@@ -12,10 +12,12 @@ from collections import Counter
 import pytest
 
 from weft.policy import Policy
-from weft.tuning.live import search
+from weft.tuning.live import proof, search
 from weft.tuning.live.options import Facts, Kernel, beyond, merge, stages
 from weft.tuning.live.outcome import Outcome, read_result, result_file, stopped
-from weft.tuning.live.search import Sample, Trial, tune
+from weft.tuning.live.search import tune
+from weft.tuning.live.trial import Sample, Trial
+from weft.tuning.live.watch import Status, watch
 
 TRITON = Kernel("my_gemm", "my_gemm", 40, 30, 4)
 CUBLAS = Kernel("nvjet_hsh", "nvjet_hsh", 40, 30, 1)
@@ -96,6 +98,16 @@ def play(job: Job, default: Policy | None = None, **options: object) -> Outcome:
     raise AssertionError("the method does not end")
 
 
+def watched(job: Job, outcome: Outcome, steps: int = 100) -> Outcome:
+    """After so many further steps, in which a promising proof goes on."""
+    status = Status(outcome, outcome.policy)
+    watching = watch(outcome, status=status)
+    trial = next(watching, None)
+    for _ in range(steps if trial else 0):
+        trial = watching.send(job.trial(trial))
+    return status.outcome
+
+
 def quiet(**given: object) -> Job:
     same = {
         "head": 1.0,
@@ -106,17 +118,21 @@ def quiet(**given: object) -> Job:
     return Job(1, **{"noise": 0.004, "wave": 0.0, "slope": 0.0, "odd": 0.0, **same, **given})
 
 
-def test_it_ends_within_1_percent_of_the_best_and_never_slower_in_under_60_steps():
-    behind = []
+def test_it_ends_near_the_best_and_never_slower_in_under_60_steps():
+    behind, slower = [], 0
     for seed in range(200):
         job = Job(seed)
         outcome = play(job, seed=seed)
-        behind.append(job.ms(outcome.policy) / job.best_ms - 1)
-        assert job.ms(outcome.policy) <= 40 * 1.01
+        slower += job.ms(outcome.policy) > 40 * 1.005
         assert outcome.steps < 60
         assert outcome.steps + outcome.warm_up_steps == job.steps
         assert outcome.warm_up_steps <= search.MOST_WARM_UP
-    assert sum(excess <= 0.01 for excess in behind) >= 0.95 * len(behind)
+        outcome = watched(job, outcome) if outcome.still_open else outcome
+        slower += job.ms(outcome.policy) > 40 * 1.005
+        behind.append(job.ms(outcome.policy) / job.best_ms - 1)
+    assert slower == 0
+    assert sum(excess <= 0.01 for excess in behind) >= 0.9 * len(behind)
+    assert sum(excess <= 0.02 for excess in behind) >= 0.97 * len(behind)
 
 
 def test_where_nothing_helps_the_job_is_left_alone_and_told_why():
@@ -176,7 +192,7 @@ def test_whatever_happens_it_ends_in_time_and_says_something():
 
         job.trial = hostile  # type: ignore[method-assign]
         outcome = play(job, seed=seed)
-        assert outcome.steps < 60
+        assert outcome.steps < 60 * search.MOST_NOISY + proof.PROMISING_STEPS
         assert json.dumps(outcome.to_dict(), allow_nan=False)
         assert outcome.text
 

@@ -7,7 +7,7 @@ import pytest
 
 import weft
 from weft.bench.runner import Runner
-from weft.bench.suites import Cell, Suite
+from weft.bench.suites import Suite, SuiteCell
 from weft.execute.base import Sample
 from weft.measure.race import race
 from weft.policy import Policy
@@ -72,7 +72,7 @@ def by_workload(seed, draw):
 
 def by_bench(seed, draw):
     tried = (SEQUENTIAL, PLAIN, *map(Candidate.of, POLICIES))
-    suite = Suite("equal", "", (Cell("cell", named("cb-ar"), tried, rounds=4, confirm=2),), 8, 100)
+    suite = Suite("equal", "", (SuiteCell("cell", named("cb-ar"), tried, rounds=4, confirm=2),), 8, 100)
     ((_, rows),) = Runner(Equal(draw), suite, 1e9, seed=seed).run(set())
     return not any(row["chosen"] for row in rows[:2])
 

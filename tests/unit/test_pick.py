@@ -50,7 +50,7 @@ def test_the_pick_is_close_to_the_best_and_never_loses_to_serial():
         against_serial.append(taken / times["serial", "sm"] - 1)
     assert sum(r <= 0.02 for r in regrets) / len(regrets) >= 0.92
     assert sum(regrets) / len(regrets) <= 0.01
-    assert max(against_serial) <= 0.01
+    assert max(against_serial) <= 0.005
 
 
 def test_it_says_why_in_one_sentence():
@@ -70,7 +70,7 @@ def test_every_schedule_has_its_reason(name):
     assert module.why(case, of[name], of["serial"]).startswith(f"{name} on ")
 
 
-def test_a_tiny_product_stays_serial():
+def test_a_tiny_gemm_stays_serial():
     for operation in OPERATIONS:
         assert pick(operation, 64, 64, 64, 8).schedule == "serial"
 
@@ -82,14 +82,33 @@ def test_only_engines_that_are_there():
         pick("all_gather_matmul", 64, 64, 64, 8, engines=())
 
 
-def test_nothing_is_simulated_and_the_same_call_is_remembered(monkeypatch):
+def test_only_a_pick_in_doubt_is_simulated_and_the_same_call_is_remembered(monkeypatch):
     def refuse(*_):
-        raise AssertionError("the pick must not simulate")
+        raise AssertionError("this pick must not simulate")
 
     monkeypatch.setattr("weft.ops.simulate.flow", refuse)
     module._pick.cache_clear()
-    first = pick("all_to_all_matmul", 12345, 4321, 2345, 5, "fp16", "h200", "ring")
-    assert pick("all_to_all_matmul", 12345, 4321, 2345, 5, "fp16", "h200", "ring") is first
+    sizes = ("all_gather_matmul", 131072, 2048, 16384, 8, "bf16", "mi300x")
+    assert pick(*sizes, "mesh").schedule != "serial"
+    assert pick("all_to_all_matmul", 128, 128, 128, 5, "fp16", "h200", "ring").schedule == "serial"
+    assert pick(*sizes, "mesh") is pick(*sizes, "mesh")
+    for gain, topology in ((0.05, "mesh"), (0.5, "pcie")):
+        monkeypatch.setattr(module, "seconds", lambda _, name, __, g=gain: 1 - g * ("hetero" in name))
+        module._pick.cache_clear()
+        with pytest.raises(AssertionError, match="must not simulate"):
+            pick(*sizes[:4], 7, *sizes[5:], topology)
+    module._pick.cache_clear()
+
+
+def test_a_pick_that_the_simulator_does_not_confirm_stays_serial(monkeypatch):
+    """An estimate that promises too much must not cost anything."""
+    monkeypatch.setattr(module, "seconds", lambda case, name, engine: 1.0 if name == "serial" else 0.95)
+    module._pick.cache_clear()
+    case = Case(operation="all_gather_matmul", m=2703, n=4622, k=1614, ranks=14, gpu="h200", topology="pcie")
+    times = {(r.name, r.engine): r.seconds for r in exhaustive(case)}
+    found = pick(case.operation, case.m, case.n, case.k, case.ranks, case.dtype, case.gpu, case.topology)
+    module._pick.cache_clear()
+    assert times[found.schedule, found.engine] <= times["serial", "sm"]
 
 
 def test_equal_estimates_go_to_dma_and_the_simpler_schedule(monkeypatch):

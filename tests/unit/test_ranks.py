@@ -10,7 +10,7 @@ import pytest
 
 from weft.policy import Policy
 from weft.ranks import Agreement
-from weft.tuning.live.conductor import conduct, differing, slowest
+from weft.tuning.live.conductor import conduct, slowest
 from weft.tuning.live.options import Facts
 from weft.tuning.live.search import tune
 from weft.tuning.live.session import Session
@@ -126,14 +126,21 @@ def test_an_error_of_the_store_is_not_taken_for_a_late_rank():
         Agreement(Broken(), 1, range(2), 1.0).exchange({}, lambda reports: {})
 
 
-def test_the_slowest_rank_is_judged_and_one_ranks_problem_is_all_ranks_problem():
-    sample = slowest([{"ms": 10.0}, {"ms": 30.0, "problem": "stalled"}, {"ms": 20.0}])
-    assert (sample.ms, sample.problem) == (30.0, "stalled")
+def test_each_step_counts_by_its_slowest_rank_and_a_problem_of_one_is_a_problem_of_all():
+    reports = [{"ms": [10.0, 40.0]}, {"ms": [30.0, 20.0], "problem": "stalled"}, {"ms": [20.0, 20.0]}]
+    assert [(one.ms, one.problem) for one in slowest(reports)] == [(30.0, "stalled"), (40.0, "stalled")]
 
 
 def test_ranks_at_different_steps_are_noticed_by_any_clock_they_share():
-    assert differing([{"clock": {"a": 1, "b": 2}}, {"clock": {"a": 1}}, {"clock": {"c": 9, "b": 2}}]) == ""
-    assert "b: 2 and 3" in differing([{"clock": {"a": 1, "b": 2}}, {"clock": {"b": 3}}])
+    def first(*clocks: dict) -> dict:
+        conductor = conduct(tune(Policy()), Policy())
+        next(conductor)
+        return conductor.send([{"ms": [], "problem": "", "clock": clock} for clock in clocks])
+
+    assert first({"a": 1, "b": 2}, {"a": 1}, {"c": 9, "b": 2})["do"] == "run"
+    decision = first({"a": 1, "b": 2}, {"b": 3})
+    assert decision["do"] == "abandon"
+    assert "b: 2 and 3" in decision["reason"]
 
 
 # --- whole sessions -----------------------------------------------------------------------------------------
@@ -177,13 +184,16 @@ class Rank:
 
     def synchronize(self) -> None: ...
 
-    def now(self) -> float:
+    def mark(self) -> float:
         return self.time
+
+    def between_ms(self, start: float, end: float) -> float:
+        return 1e3 * (end - start)
 
     def clock(self) -> dict[str, int]:
         return {"steps": self.steps}
 
-    def run(self, store: MemoryStore, ranks: int, steps: int = 120) -> Rank:
+    def run(self, store: MemoryStore, ranks: int, steps: int = 160) -> Rank:
         agreement = Agreement(store, self.number, range(ranks), deadline_s=10)
         session = Session(self, agreement, conduct(tune(self.default), self.default), self.ended)
         session.begin()

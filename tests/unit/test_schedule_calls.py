@@ -223,3 +223,81 @@ def test_prepared_calls_go_when_many_came_after_them_but_not_those_that_a_graph_
     assert alive[0]() is not None
     assert alive[1]() is None
     assert len(team._captured) == 1
+
+
+def test_batch_first_several_weights_bias_and_the_gathered_input():
+    x, ws = torch.randn(2, 5, 4), [torch.randn(4, n) for n in (6, 3)]
+    bias = [torch.randn(6), None]
+    a, (first, second) = all_gather_matmul(x, ws, gather_dim=1, return_A=True, bias=bias)
+    assert torch.equal(a, x)
+    torch.testing.assert_close(first, x @ ws[0] + bias[0])
+    torch.testing.assert_close(second, x @ ws[1])
+    out = torch.empty(2, 5, 6)
+    assert matmul_reduce_scatter(x, ws[0], scatter_dim=-2, out=out) is out
+    torch.testing.assert_close(out, x @ ws[0])
+
+
+@pytest.mark.parametrize("per_row", [False, True])
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_fp8_is_what_scaled_mm_gives(operation, per_row):
+    x, weight = (torch.randn(size, 32).to(torch.float8_e4m3fn) for size in (8, 16))
+    a_scale, b_scale = (torch.rand(8, 1), torch.rand(1, 16)) if per_row else (torch.rand(()), torch.rand(()))
+    want = torch._scaled_mm(x, weight.t(), a_scale, b_scale, out_dtype=torch.bfloat16)
+    got = FUNCTIONS[operation](x, weight.t(), A_scale=a_scale, B_scale=b_scale)
+    assert torch.equal(got, want)
+    wide = FUNCTIONS[operation](x, weight.t(), A_scale=a_scale, B_scale=b_scale, out_dtype=torch.float32)
+    assert wide.dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({}, "give A_scale and a B_scale for each weight"),
+        ({"A_scale": torch.ones(()), "B_scale": torch.ones(1, 16)}, "give one scale for each tensor, or all"),
+        ({"A_scale": torch.ones(2), "B_scale": torch.ones(())}, r"A_scale is \(2,\); give one number"),
+        ({"A_scale": torch.ones(()).half(), "B_scale": torch.ones(())}, "must be float32"),
+        (
+            {"A_scale": torch.ones(()), "B_scale": torch.ones(()), "schedule": "uniform-fused-2d"},
+            "adds up over K, which fp8 cannot",
+        ),
+    ],
+)
+def test_scales_that_do_not_fit_are_refused(given, says):
+    x, weight = (torch.randn(size, 32).to(torch.float8_e4m3fn) for size in (8, 16))
+    with pytest.raises(UsageError, match=says):
+        all_gather_matmul(x, weight.t(), **given)
+    with pytest.raises(UsageError, match="scales are for fp8"):
+        all_gather_matmul(x.float(), weight.float().t(), A_scale=torch.ones(()), B_scale=torch.ones(()))
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda x, w: all_gather_matmul(x, w, gather_dim=2), "gather_dim 2 is not possible"),
+        (lambda x, w: matmul_reduce_scatter(x, w, scatter_dim=-1), "scatter_dim -1 is not possible"),
+        (lambda x, w: matmul_reduce_scatter(x, [w, w]), "a reduce-scatter takes one"),
+        (lambda x, w: all_gather_matmul(x, []), "B has no tensor"),
+        (lambda x, w: all_gather_matmul(x, [w], bias=[w, w]), "bias has 2 tensors for 1 of B"),
+        (lambda x, w: torch.vmap(lambda row: all_gather_matmul(row, w))(x), "torch.func transforms"),
+        (lambda x, w: torch.func.grad(lambda a: all_gather_matmul(a, w).sum())(x), "torch.func transforms"),
+    ],
+)
+def test_calls_that_cannot_be_are_refused_before_anything_is_sent(call, says, monkeypatch):
+    monkeypatch.setattr("weft.ops.run.prepared_call", lambda *_: pytest.fail("it went on"))
+    with pytest.raises(UsageError, match=says):
+        call(torch.ones(2, 3, 4), torch.ones(4, 5))
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_meta_and_fake_tensors_give_shapes_and_move_nothing(operation, monkeypatch):
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    monkeypatch.setattr("weft.ops.run.prepared_call", lambda *_: pytest.fail("it went on"))
+    x, w = torch.empty(2, 3, 4, device="meta", requires_grad=True), torch.empty(4, 5, device="meta")
+    y = FUNCTIONS[operation](x, w)
+    assert y.device.type == "meta"
+    assert y.shape == (2, 3, 5)
+    y.sum().backward()
+    assert x.grad.shape == x.shape
+    with FakeTensorMode():
+        assert FUNCTIONS[operation](torch.empty(2, 4), torch.empty(4, 5)).shape == (2, 5)

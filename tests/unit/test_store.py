@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import sqlite3
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 import weft
 from weft.errors import UsageError
 from weft.policy import Policy, Rule
+from weft.tuning import entry
 from weft.tuning import store as module
 from weft.tuning.store import Entry, Key, Store, StoreError, default_path
 
@@ -210,9 +212,9 @@ def test_an_entry_that_was_tampered_with(store):
 def test_a_newer_schema_and_a_foreign_database_are_not_touched(store, tmp_path):
     store.put(KEY, POLICY, VERDICT)
     with sqlite3.connect(store.path) as db:
-        db.execute("PRAGMA user_version = 2")
+        db.execute("PRAGMA user_version = 3")
     db.close()
-    with pytest.raises(StoreError, match="schema 2 is not known"):
+    with pytest.raises(StoreError, match="schema 3 is not known"):
         store.get(KEY)
     with pytest.raises(StoreError, match="update weft"):
         store.put(KEY, POLICY, VERDICT)
@@ -381,3 +383,103 @@ def test_the_key_of_this_process_without_a_gpu(monkeypatch):
     torch = pytest.importorskip("torch")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert module.here("step") == Key("cpu", "none", "none", torch.__version__, "step")
+
+
+def test_ghost_ranks_nodes_and_the_node_profile_are_part_of_the_key(monkeypatch):
+    pytest.importorskip("torch")
+    import torch.distributed as dist
+
+    assert entry.setting() == ""
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 16)
+    monkeypatch.setattr(dist, "get_backend", lambda: "nccl")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+    assert entry.setting() == "2 nodes"
+    monkeypatch.setattr(dist, "get_backend", lambda: "ghost")
+    monkeypatch.setenv(entry.NODE_VARIABLE, "hgx-h100")
+    assert entry.setting() == "15 ghost ranks, node profile hgx-h100"
+
+
+def test_verdicts_of_another_setting_are_other_verdicts(store):
+    ghost = dataclasses.replace(KEY, setting="1 ghost ranks")
+    store.put(KEY, POLICY, VERDICT)
+    store.put(ghost, Policy(), {})
+    assert store.get(KEY).policy == POLICY
+    assert store.get(ghost).policy == Policy()
+    assert store.remove(ghost)
+    assert [found.key for found in store.entries()] == [KEY]
+
+
+OLD_TABLE = """CREATE TABLE verdicts (
+    gpu TEXT NOT NULL, driver TEXT NOT NULL, nccl TEXT NOT NULL, torch TEXT NOT NULL, workload TEXT NOT NULL,
+    policy TEXT NOT NULL, verdict TEXT NOT NULL, made REAL NOT NULL, weft TEXT NOT NULL,
+    PRIMARY KEY (gpu, driver, nccl, torch, workload))"""
+
+
+def old_store(path):
+    """A store as weft 0.1 made it, with one verdict."""
+    path.parent.mkdir(parents=True)
+    with sqlite3.connect(path) as db:
+        db.execute(OLD_TABLE)
+        db.execute(f"PRAGMA application_id = {module.APPLICATION}")
+        db.execute("PRAGMA user_version = 1")
+        row = (
+            *KEY.parts[:5],
+            json.dumps(POLICY.to_dict()),
+            json.dumps(VERDICT),
+            time.time(),
+            weft.__version__,
+        )
+        db.execute(f"INSERT INTO verdicts VALUES ({', '.join('?' * 9)})", row)
+    db.close()
+
+
+def test_a_store_of_the_first_version_is_read_as_it_is_and_migrates_with_the_first_write(store):
+    old_store(store.path)
+    assert store.get(KEY).policy == POLICY
+    assert [found.key for found in store.entries()] == [KEY]
+    with sqlite3.connect(store.path) as db:
+        assert db.execute("PRAGMA user_version").fetchone() == (1,)
+    db.close()
+    other = dataclasses.replace(KEY, setting="2 nodes")
+    store.put(other, Policy(), {})
+    with sqlite3.connect(store.path) as db:
+        assert db.execute("PRAGMA user_version").fetchone() == (2,)
+        assert [name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")] == [
+            "verdicts"
+        ]
+    db.close()
+    assert store.get(KEY).policy == POLICY
+    assert dict(store.get(KEY).verdict) == VERDICT
+    assert store.get(other).policy == Policy()
+
+
+def test_a_migration_that_fails_leaves_the_store_as_it_was(store, monkeypatch):
+    old_store(store.path)
+    monkeypatch.setattr(module, "_MIGRATE", (*module._MIGRATE[:2], "SELECT nothing FROM nowhere"))
+    with pytest.raises(StoreError):
+        store.put(KEY, Policy(), {})
+    assert store.get(KEY).policy == POLICY
+
+
+def test_an_export_of_the_first_version_is_imported(store):
+    store.put(KEY, POLICY, VERDICT)
+    document = store.export()
+    assert document["entries"][0].pop("setting") == ""
+    store.clear()
+    assert store.import_(document) == 1
+    assert store.get(KEY).policy == POLICY
+
+
+@pytest.mark.parametrize("said", ["locking protocol", "unable to open database file", "disk I/O error"])
+def test_what_other_processes_cause_in_passing_is_waited_out(store, monkeypatch, said):
+    real, failures = sqlite3.connect, iter([True] * 3)
+
+    def connect(*args, **options):
+        if next(failures, False):
+            raise sqlite3.OperationalError(said)
+        return real(*args, **options)
+
+    monkeypatch.setattr(sqlite3, "connect", connect)
+    store.put(KEY, POLICY, VERDICT)
+    assert store.get(KEY).policy == POLICY

@@ -210,7 +210,7 @@ def test_a_named_callable_is_measured_once(live, monkeypatch):
     assert (second.policy, second.text) == (first.policy, first.text)
     assert not weft.tune(live.step, name="another", candidates=[HIGH], rounds=3).stored
     monkeypatch.setattr(
-        "weft.tuning.store.MAX_AGE_S", -1.0
+        "weft.tuning.entry.MAX_AGE_S", -1.0
     )  # all is stale: measured again, the old winner too
     again = weft.tune(live.step, name="step", candidates=[HIGH], rounds=3)
     assert not again.stored

@@ -106,7 +106,7 @@ def test_a_stale_verdict_is_measured_again_with_its_winner(weft, gpu, monkeypatc
     (entry,) = Store().entries()
     odd = Policy(priority="high", head_start_us=9.0)
     Store().put(entry.key, odd, {"text": "of another time"})
-    monkeypatch.setattr("weft.tuning.store.MAX_AGE_S", -1.0)
+    monkeypatch.setattr("weft.tuning.entry.MAX_AGE_S", -1.0)
     _, out, _ = weft(*WORDS, "--json")
     assert odd.to_dict() in [row["policy"] for row in json.loads(out)["candidates"]]
 

@@ -1,1 +1,1 @@
-"""Suites of workloads, what runs them, and the files that results go to."""
+"""Suites of workloads, their runner, and result files."""

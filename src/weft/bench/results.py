@@ -1,4 +1,4 @@
-"""Result files: one JSON line per run, appended whole, so that an interrupted suite can go on."""
+"""Result files: one JSON line per run, appended atomically, so that an interrupted suite can resume."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from typing import Any
 from weft.errors import InputError, OutputError
 
 Row = dict[str, Any]
+"""One line of a result file."""
 
 
 def append(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Add lines in one write: a crash leaves at worst a last line that `load` passes over."""
+    """Append lines in one write: a crash leaves at worst an incomplete last line, which reading skips."""
     data = "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows).encode()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -23,15 +24,15 @@ def append(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
             if file.tell():
                 file.seek(-1, os.SEEK_END)
                 if file.read(1) != b"\n":
-                    data = b"\n" + data  # what a crash left of a line must not swallow the next one
-            file.write(data)  # at the end, wherever it was read: the file is opened for appending
+                    data = b"\n" + data  # do not append to an incomplete line that a crash left
+            file.write(data)  # always at the end: the file is opened for appending
             os.fsync(file.fileno())
     except OSError as error:
         raise OutputError(f"cannot write {path}: {error.strerror}; choose another --out") from None
 
 
-def load(path: Path) -> tuple[list[Row], list[Row]]:
-    """Headers and rows of a result file, none if there is no file. Broken lines are passed over."""
+def load_results(path: Path) -> tuple[list[Row], list[Row]]:
+    """Headers and rows of a result file; both empty if there is no file. Broken lines are skipped."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -51,7 +52,7 @@ def load(path: Path) -> tuple[list[Row], list[Row]]:
 
 
 def whole_cells(rows: Iterable[Row]) -> list[Row]:
-    """The rows of cells that are there completely; the last ones where a cell was run again."""
+    """The rows of complete cells; the latest ones of a cell that was run again."""
     kept = [row for row in rows if {"cell", "candidate", "device", "of"} <= set(row)]
     latest = {(row["device"], row["cell"], row["candidate"]): row for row in kept}
     counts = Counter((device, cell) for device, cell, _ in latest)
@@ -59,5 +60,5 @@ def whole_cells(rows: Iterable[Row]) -> list[Row]:
 
 
 def done_cells(rows: Iterable[Row], device: str) -> set[str]:
-    """Names of the cells that this device has results of."""
+    """Names of the cells with results of this device."""
     return {row["cell"] for row in rows if row["device"] == device}

@@ -1,4 +1,4 @@
-"""Runs the cells of a suite on an executor and turns what was measured into rows."""
+"""Runs the cells of a suite on an executor and turns the measurements into rows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from weft.bench.suites import Cell, Suite
+from weft.bench.suites import Suite, SuiteCell
 from weft.errors import UnavailableError, UsageError, WeftError
 from weft.execute.base import Executor, HungError, MemoryFullError, References, WrongResultError
 from weft.measure.intervals import bootstrap_ci
@@ -21,8 +21,10 @@ from weft.tuning.candidates import Candidate
 from weft.tuning.lab import COMPUTE
 from weft.workload import DTYPE_BYTES, Workload
 
-HANGS_ALLOWED = 2  # a candidate that hung this often is not tried on further cells
+HANGS_ALLOWED = 2
+"""A candidate that hung this often is not tried on further cells."""
 MIN_BYTES = 1 << 20
+"""Smallest collective of a sized workload."""
 
 _STATUS: tuple[tuple[type[WeftError], str], ...] = (
     (HungError, "hung"),
@@ -35,21 +37,21 @@ _STATUS: tuple[tuple[type[WeftError], str], ...] = (
 
 @dataclass
 class Runner:
-    """Runs cells one after the other within a budget of seconds."""
+    """Runs cells in order within a time budget."""
 
     executor: Executor
     suite: Suite
     budget_s: float
     seed: int = 0
     clock: Callable[[], float] = time.monotonic
-    on_sample: Callable[[Cell, float | None], None] | None = None
+    on_sample: Callable[[SuiteCell, float | None], None] | None = None
     hangs: Counter[str] = field(default_factory=Counter)
     missing: list[str] = field(default_factory=list)
-    """Cells for which no time was left."""
+    """Cells that the budget did not cover."""
     _facts: dict[str, list[Mapping[str, Any]]] = field(default_factory=dict)
 
-    def run(self, skip: set[str]) -> Iterator[tuple[Cell, list[dict[str, Any]]]]:
-        """The rows of each cell that is not in `skip`, as they come."""
+    def run(self, skip: set[str]) -> Iterator[tuple[SuiteCell, list[dict[str, Any]]]]:
+        """Yield each cell that is not in `skip` with its rows."""
         cells = [cell for cell in self.suite.cells if cell.name not in skip]
         costs = [cell.estimate_s(self.suite.baseline_ctas) for cell in cells]
         until = self.clock() + self.budget_s
@@ -58,16 +60,16 @@ class Runner:
             if left <= 0:
                 self.missing = [cell.name for cell in cells[number:]]
                 return
-            # What earlier cells saved or overran is shared out among those to come.
+            # Time that earlier cells saved or overran is divided among the remaining ones.
             yield cell, self.cell(cell, costs[number] * left / sum(costs[number:]))
 
-    def cell(self, cell: Cell, allowance_s: float) -> list[dict[str, Any]]:
-        """Race one cell. Raises only what makes the whole suite pointless, such as a missing GPU."""
+    def cell(self, cell: SuiteCell, allowance_s: float) -> list[dict[str, Any]]:
+        """Race one cell. Raises only errors that affect the whole suite, such as a missing GPU."""
         self._facts = {}
         try:
             workload = self._sized(cell)
         except WeftError as error:
-            _raise_if_hopeless([error])
+            _raise_if_unavailable([error])
             return [self._failed(cell, cell.workload, c, error) for c in cell.candidates]
         baselines, others = cell.candidates[:2], cell.candidates[2:]
         tried = [*baselines, *(c for c in others if self.hangs[c.label] < HANGS_ALLOWED)]
@@ -84,26 +86,26 @@ class Runner:
         )
         errors = [entry.error for entry in result.entries if entry.error]
         if len(errors) == len(result.entries):
-            _raise_if_hopeless(errors)
+            _raise_if_unavailable(errors)
         self.hangs.update(e.candidate.label for e in result.entries if isinstance(e.error, HungError))
         return self._rows(cell, workload, result)
 
-    def _ms(self, cell: Cell, workload: Workload, candidate: Candidate) -> float:
+    def _ms(self, cell: SuiteCell, workload: Workload, candidate: Candidate) -> float:
         try:
             sample = self.executor.measure(workload, candidate.policy, candidate.mode)
         except WeftError:
-            self._tell(cell, None)
+            self._report(cell, None)
             raise
         self._facts.setdefault(candidate.label, []).append(sample.facts)
-        self._tell(cell, sample.ms)
+        self._report(cell, sample.ms)
         return sample.ms
 
-    def _tell(self, cell: Cell, ms: float | None) -> None:
+    def _report(self, cell: SuiteCell, ms: float | None) -> None:
         if self.on_sample is not None:
             self.on_sample(cell, ms)
 
-    def _sized(self, cell: Cell) -> Workload:
-        """The workload with a collective of the size that the cell's share of compute asks for."""
+    def _sized(self, cell: SuiteCell) -> Workload:
+        """The workload with its collective sized to the cell's fraction of the compute time."""
         if cell.comm_share is None:
             return cell.workload
 
@@ -120,7 +122,7 @@ class Runner:
             * 22e9
             / (guess.wire_bytes / guess.bytes)
         )
-        for _ in range(5):  # each corrects what the guess of the bandwidth before it missed
+        for _ in range(5):  # each pass corrects the bandwidth estimate of the one before
             size = min(max(size, MIN_BYTES), float(8 << 30))
             sized = cell.workload.but(bytes=math.ceil(size / part) * part)
             took = alone(sized, _alone(cell.ctas))
@@ -129,7 +131,7 @@ class Runner:
             size = sized.bytes * wanted / took
         return cell.workload.but(bytes=math.ceil(min(max(size, MIN_BYTES), float(8 << 30)) / part) * part)
 
-    def _rows(self, cell: Cell, workload: Workload, result: Result[Candidate]) -> list[dict[str, Any]]:
+    def _rows(self, cell: SuiteCell, workload: Workload, result: Result[Candidate]) -> list[dict[str, Any]]:
         *entries, compute, comm = result.entries
         references = None
         if entries[0].samples and compute.samples and comm.samples:
@@ -154,7 +156,7 @@ class Runner:
         return [{**row, "of": len(rows)} for row in rows]
 
     def _row(
-        self, cell: Cell, workload: Workload, entry: Entry[Candidate], references: References | None
+        self, cell: SuiteCell, workload: Workload, entry: Entry[Candidate], references: References | None
     ) -> dict[str, Any]:
         row = self._blank(cell, workload, entry.candidate)
         row["status"], row["problem"] = _status(entry), entry.problem
@@ -176,7 +178,7 @@ class Runner:
             }
         return row
 
-    def _blank(self, cell: Cell, workload: Workload, candidate: Candidate) -> dict[str, Any]:
+    def _blank(self, cell: SuiteCell, workload: Workload, candidate: Candidate) -> dict[str, Any]:
         return {
             "suite": self.suite.name,
             "cell": cell.name,
@@ -200,7 +202,7 @@ class Runner:
         }
 
     def _failed(
-        self, cell: Cell, workload: Workload, candidate: Candidate, error: WeftError
+        self, cell: SuiteCell, workload: Workload, candidate: Candidate, error: WeftError
     ) -> dict[str, Any]:
         return {**self._blank(cell, workload, candidate), "status": _word(error), "problem": str(error)}
 
@@ -210,13 +212,13 @@ class Runner:
         try:
             timeline = self.executor.timeline(workload, entry.candidate.policy, entry.candidate.mode)
         except WeftError:
-            return None  # a figure less; the time was measured
+            return None  # only this figure is missing; the time was measured
         return timeline.figures().overlap_pct / 100
 
     def _own_ideal(
-        self, cell: Cell, workload: Workload, entry: Entry[Candidate], references: References
+        self, cell: SuiteCell, workload: Workload, entry: Entry[Candidate], references: References
     ) -> dict[str, Any]:
-        """The fraction of the ideal with the chosen policy's own number of CTAs."""
+        """The fraction of ideal relative to a collective with the chosen policy's number of CTAs."""
         ctas, comm_ms = entry.candidate.policy.max_ctas, references.comm_ms
         if ctas is not None and ctas != cell.ctas:
             try:
@@ -228,7 +230,7 @@ class Runner:
 
 
 def _summary(facts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Medians of the sensors; a yes-or-no fact holds if it held in every sample."""
+    """Medians of the sensors; a boolean is true if it was true in every sample."""
     found: dict[str, Any] = {}
     for name in dict.fromkeys(key for one in facts for key in one):
         values = [one[name] for one in facts if name in one]
@@ -250,7 +252,7 @@ def _status(entry: Entry[Candidate]) -> str:
     return "ok" if entry.kept else "dropped"
 
 
-def _raise_if_hopeless(errors: list[WeftError]) -> None:
-    """No GPU, no NCCL: nothing else in the suite can run either."""
+def _raise_if_unavailable(errors: list[WeftError]) -> None:
+    """Raise if there is no GPU or NCCL: nothing else in the suite can run either."""
     if errors and all(isinstance(e, UnavailableError) and not isinstance(e, MemoryFullError) for e in errors):
         raise errors[0]

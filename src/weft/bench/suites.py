@@ -1,4 +1,4 @@
-"""The suites as data: which workloads, under which candidates, and what they will cost."""
+"""The suites as data: workloads, their candidates, and the expected duration."""
 
 from __future__ import annotations
 
@@ -12,59 +12,62 @@ from weft.tuning.candidates import GEMM, PLAIN, SEQUENTIAL, Candidate
 from weft.workload import Compute, Workload, named
 
 PAPER_GRIDS = (8, 16, 32, 64, 128, 256, 512, 1024)
-# Below what a tile's shared memory and registers allow by themselves (7 and 4 blocks per SM on Hopper).
+"""Blocks along each side of the grids in arXiv:2606.09200."""
 PAPER_RESIDENCY = {"opt1": (5, 3), "opt2": (3, 2)}
+"""Blocks per SM to try, below the natural residency of each tile (7 and 4 on Hopper)."""
 
 
 @dataclass(frozen=True)
-class Cell:
-    """One workload and the candidates that race on it; the first two are sequential and plain overlap."""
+class SuiteCell:
+    """One workload and its candidates; the first two are sequential and plain overlap."""
 
     name: str
     workload: Workload
     candidates: tuple[Candidate, ...]
     comm_share: float | None = None
-    """Size the collective so that, alone, it takes this share of the time of compute alone."""
+    """Size the collective so that, alone, it takes this fraction of the time of compute alone."""
     rounds: int = 7
     confirm: int = 4
     ctas: int | None = None
-    """CTAs per rank of the references; None: the suite's baseline."""
+    """CTAs per rank of the references; None for the suite's baseline."""
 
     def estimate_s(self, ctas: int) -> float:
-        """Rough seconds on a Hopper GPU: a guide for the plan, not a promise."""
+        """Approximate seconds on a Hopper GPU, for the plan."""
         n = self.workload.iterations
         compute = n * compute_estimate_s(self.workload.compute)
         comm = compute * self.comm_share if self.comm_share else n * self.workload.wire_bytes / (ctas * 22e9)
         sample = compute + comm + 0.01
-        # About half of the challengers drop out after three rounds; references and warm-up come on top.
+        # About half of the candidates drop out after three rounds; references and warm-up are extra.
         samples = 3 * len(self.candidates) + (self.rounds - 3) * len(self.candidates) / 2
         return 0.5 + (samples + 3 * self.confirm + 12) * sample * 0.75
 
 
 @dataclass(frozen=True)
 class Suite:
-    """Cells in the order in which they run: if time runs out, the last are missing."""
+    """Cells in order: if time runs out, the last ones are missing."""
 
     name: str
     about: str
-    cells: tuple[Cell, ...]
+    cells: tuple[SuiteCell, ...]
     baseline_ctas: int
-    """CTAs per rank of `overlap` and `sequential` where ranks share one GPU."""
+    """CTAs per rank of `overlap` and `sequential` when ranks share one GPU."""
     budget_s: float
 
     def only(self, pattern: str | None) -> Suite:
-        """The cells whose name matches a glob."""
+        """The suite with only the cells whose names match a glob."""
         if not pattern:
             return self
         cells = tuple(cell for cell in self.cells if fnmatch(cell.name, pattern))
         if not cells:
             names = ", ".join(cell.name for cell in self.cells[:6])
-            raise UsageError(f"--only {pattern!r} matches nothing in suite {self.name}; it has {names}, …")
+            raise UsageError(
+                f"--only {pattern!r} matches no workload of suite {self.name}; it has {names}, …"
+            )
         return Suite(self.name, self.about, cells, self.baseline_ctas, self.budget_s)
 
 
 def compute_estimate_s(compute: Compute) -> float:
-    """Seconds of one iteration on a Hopper GPU by what each kind reaches there."""
+    """Approximate seconds of one iteration on a Hopper GPU."""
     rate = {"triton_gemm": 280e12, "triton_mlp": 400e12, "attention": 350e12, "conv": 400e12}.get(
         compute.kind, 700e12
     )
@@ -72,12 +75,13 @@ def compute_estimate_s(compute: Compute) -> float:
         rate = 45e12
     busy = 1.0
     if compute.grid is not None:
-        # A block alone on an SM is about 3.5 times as fast as one of many.
+        # A block alone on an SM is about 3.5 times as fast as one of several.
         busy = max(1.0, 132 * 4 / (compute.grid[0] * compute.grid[1]) / 3.5 * 2)
     return busy * max(compute.flops / rate, compute.traffic_bytes / 3e12, 20e-6)
 
 
 def high(**controls: object) -> Policy:
+    """A policy with high priority and other controls."""
     return Policy(priority="high", **controls)  # type: ignore[arg-type]
 
 
@@ -89,7 +93,7 @@ def paper_candidates(option: str, blocks: int) -> tuple[Candidate, ...]:
         Candidate.of(high()),
         Candidate.of(high(head_start_us=5)),
     ]
-    if blocks > 264:  # with at most two blocks for each SM there is nothing to shape
+    if blocks > 264:  # with at most two blocks per SM residency has no effect
         for n in PAPER_RESIDENCY[option]:
             found.append(Candidate.of(high(rules=(Rule(GEMM, n),))))
         first = PAPER_RESIDENCY[option][0]
@@ -98,19 +102,19 @@ def paper_candidates(option: str, blocks: int) -> tuple[Candidate, ...]:
     return tuple(found)
 
 
-def _paper_cells() -> Iterator[Cell]:
+def _paper_cells() -> Iterator[SuiteCell]:
     yield _headline(iterations=4, rounds=9)
     yield _balanced(_headline(iterations=4, rounds=9), 8)
     yield from _grid_cells(("cb-ar", "cb-a2a"))
-    # The other reading of Fig. 2: ratios under 0.5 need several GEMMs at once.
+    # The other interpretation of Fig. 2: ratios under 0.5 need several concurrent GEMMs.
     for grid in ((n, n) for n in reversed(PAPER_GRIDS)):
         label = f"cb-ar-opt2-{grid[0]}-streams4"
         workload = named("cb-ar-opt2").but(name=label, ranks=2, iterations=8, compute_streams=4, grid=grid)
-        yield Cell(label, workload, (SEQUENTIAL, PLAIN, Candidate.of(high())), rounds=5, confirm=2)
+        yield SuiteCell(label, workload, (SEQUENTIAL, PLAIN, Candidate.of(high())), rounds=5, confirm=2)
     yield from _grid_cells(("mb-ar", "mb-a2a"))
 
 
-def _grid_cells(names: tuple[str, ...]) -> Iterator[Cell]:
+def _grid_cells(names: tuple[str, ...]) -> Iterator[SuiteCell]:
     for name in names:
         for option in ("opt2", "opt1"):
             base = named(f"{name}-{option}").but(ranks=2, iterations=4)
@@ -118,9 +122,9 @@ def _grid_cells(names: tuple[str, ...]) -> Iterator[Cell]:
             for grid in (None, *((n, n) for n in reversed(PAPER_GRIDS))):
                 blocks = (grid or natural)[0] * (grid or natural)[1]
                 label = f"{name}-{option}-{'natural' if grid is None else grid[0]}"
-                # Small grids are slow: fewer repeats, or they would take most of the time.
+                # Small grids are slow: fewer repeats, so that they do not take most of the time.
                 slow = blocks < 1024 and name.startswith("mb")
-                yield Cell(
+                yield SuiteCell(
                     label,
                     base.but(name=label, grid=grid),
                     paper_candidates(option, blocks),
@@ -129,8 +133,8 @@ def _grid_cells(names: tuple[str, ...]) -> Iterator[Cell]:
                 )
 
 
-def _headline(iterations: int, rounds: int) -> Cell:
-    """cb-ar with opt2's tile and natural grid: the case that the paper's best gain is about."""
+def _headline(iterations: int, rounds: int) -> SuiteCell:
+    """cb-ar with opt2's tile and the default grid: the case of the paper's best gain."""
     workload = named("cb-ar").but(name="cb-ar-best", ranks=2, iterations=iterations)
     tries = [SEQUENTIAL, PLAIN, Candidate.of(high())]
     for n in (3, 2):
@@ -142,11 +146,11 @@ def _headline(iterations: int, rounds: int) -> Cell:
     for ctas in (10, 16):
         policy = high(rules=(Rule(GEMM, 3),), head_start_us=5, max_ctas=ctas)
         tries.append(Candidate.of(policy))
-    return Cell("cb-ar-best", workload, tuple(tries), rounds=rounds, confirm=6)
+    return SuiteCell("cb-ar-best", workload, tuple(tries), rounds=rounds, confirm=6)
 
 
-def _balanced(cell: Cell, ctas: int) -> Cell:
-    """The same with fewer CTAs and a collective that, alone, takes as long as the GEMM."""
+def _balanced(cell: SuiteCell, ctas: int) -> SuiteCell:
+    """The same cell with fewer CTAs and a collective that, alone, takes as long as the GEMM."""
     name = f"{cell.name}-ctas{ctas}"
     tries = tuple(
         replace(c, policy=replace(c.policy, max_ctas=ctas))
@@ -159,7 +163,7 @@ def _balanced(cell: Cell, ctas: int) -> Cell:
 
 
 def modern_candidates(compute: Compute) -> tuple[Candidate, ...]:
-    """CTAs first, then head start and priority; residency only where our own kernel can take it."""
+    """CTAs first, then head start and priority; residency only for Triton kernels."""
     found = [SEQUENTIAL, PLAIN, Candidate.of(Policy(head_start_us=5))]
     for ctas in (4, 6, 12, 16):
         found.append(Candidate.of(Policy(max_ctas=ctas)))
@@ -197,7 +201,7 @@ MODERN_COMPUTE: dict[str, Compute] = {
     "conv-3x3": Compute(kind="conv", shape=(128, 256, 56, 56, 256, 3), repeat=3),
 }
 
-# Every compute once with the collective that real training runs beside it, and more for the most common.
+# Every operation with the collective that overlaps it in training; the most common ones several times.
 _MODERN: tuple[tuple[str, str, float], ...] = (
     ("cublas-8192", "all_reduce", 1.0),
     ("cublas-8192", "all_reduce", 0.5),
@@ -224,17 +228,17 @@ _MODERN: tuple[tuple[str, str, float], ...] = (
 _SHORT = {"all_reduce": "ar", "all_gather": "ag", "reduce_scatter": "rs", "all_to_all": "a2a"}
 
 
-def _modern_cell(compute: str, collective: str, share: float, iterations: int = 6) -> Cell:
+def _modern_cell(compute: str, collective: str, share: float, iterations: int = 6) -> SuiteCell:
     name = f"{compute}-{_SHORT[collective]}-{share:g}"
     what = MODERN_COMPUTE[compute]
     workload = Workload(name=name, compute=what, collective=collective, ranks=2, iterations=iterations)
-    return Cell(name, workload, modern_candidates(what), comm_share=share, rounds=7, confirm=5)
+    return SuiteCell(name, workload, modern_candidates(what), comm_share=share, rounds=7, confirm=5)
 
 
-def _quick_cells() -> Iterator[Cell]:
+def _quick_cells() -> Iterator[SuiteCell]:
     yield _headline(iterations=4, rounds=5)
     few = (SEQUENTIAL, PLAIN, Candidate.of(Policy(head_start_us=5)), Candidate.of(high()))
-    # Fixed sizes, near the share of compute in the name on an H200: two runs then measure the same thing.
+    # Fixed sizes, close to the fraction in the name on an H200, so that two runs measure the same workload.
     for compute, collective, share, size in (
         ("cublas-8192", "all_reduce", 1.0, 304 << 20),
         ("attention-8b", "reduce_scatter", 0.5, 180 << 20),
@@ -242,11 +246,11 @@ def _quick_cells() -> Iterator[Cell]:
         ("triton-128x256", "all_to_all", 0.5, 22 << 20),
     ):
         cell = _modern_cell(compute, collective, share)
-        yield Cell(cell.name, cell.workload.but(bytes=size), few, rounds=7, confirm=3)
+        yield SuiteCell(cell.name, cell.workload.but(bytes=size), few, rounds=7, confirm=3)
 
 
-def _check_cells() -> Iterator[Cell]:
-    """Small and of odd sizes: the results of the collectives are what counts. Runs on a CPU, too."""
+def _check_cells() -> Iterator[SuiteCell]:
+    """Small workloads of odd sizes, to verify the results of collectives. Also run on a CPU."""
     for collective, short in _SHORT.items():
         for dtype in ("fp32", "fp64"):
             name = f"{short}-{dtype}"
@@ -254,7 +258,7 @@ def _check_cells() -> Iterator[Cell]:
             workload = Workload(
                 name=name, compute=compute, collective=collective, bytes=1_000_003, iterations=3
             )
-            yield Cell(name, workload, (SEQUENTIAL, PLAIN), rounds=3, confirm=1)
+            yield SuiteCell(name, workload, (SEQUENTIAL, PLAIN), rounds=3, confirm=1)
 
 
 def suites() -> dict[str, Suite]:
@@ -266,15 +270,19 @@ def suites() -> dict[str, Suite]:
             Suite("quick", "five workloads, under a minute", tuple(_quick_cells()), 12, 55),
             Suite("paper", "the experiments of arXiv:2606.09200", tuple(_paper_cells()), 12, 600),
             Suite(
-                "check", "every collective against a reference, small and odd", tuple(_check_cells()), 8, 60
+                "check",
+                "every collective against a reference, small and odd sizes",
+                tuple(_check_cells()),
+                8,
+                60,
             ),
-            Suite("modern", "kernels of today's models, all four collectives", modern, 8, 300),
+            Suite("modern", "kernels of current models, all four collectives", modern, 8, 300),
         )
     }
 
 
 def suite(name: str) -> Suite:
-    """The suite of that name."""
+    """The suite with this name. Raises UsageError for an unknown name."""
     known = suites()
     if name not in known:
         raise UsageError(f"suite {name!r} is not known; use one of {', '.join(known)}")

@@ -1,15 +1,15 @@
-"""Rows of a suite as a table: per workload sequential, plain overlap and the chosen policy."""
+"""Rows of a suite as a table: sequential, plain overlap and the chosen policy of each workload."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from weft.bench.results import Row
 
 if TYPE_CHECKING:
     from rich.table import Table
-
-Row = dict[str, Any]
 
 
 def by_cell(rows: Iterable[Row]) -> dict[str, dict[str, Row]]:
@@ -26,7 +26,7 @@ def chosen(cell: dict[str, Row]) -> Row | None:
 
 
 def geometric_mean(values: Iterable[float | None]) -> float | None:
-    """Geometric mean of what is known; None where nothing is, or a value is not positive."""
+    """Geometric mean of the known values; None if there are none or one is not positive."""
     known = [value for value in values if value is not None]
     if not known or min(known) <= 0:
         return None
@@ -34,7 +34,7 @@ def geometric_mean(values: Iterable[float | None]) -> float | None:
 
 
 def regret(cell: dict[str, Row]) -> float | None:
-    """Measured again: time of the chosen one over the better of sequential and overlap."""
+    """Ratio of the chosen candidate to the better of sequential and overlap, from the second measurement."""
     best = chosen(cell)
     others = [cell[name].get("again_ms") for name in ("sequential", "overlap") if name in cell]
     known = [value for value in others if value is not None]
@@ -43,8 +43,8 @@ def regret(cell: dict[str, Row]) -> float | None:
     return float(best["again_ms"] / min(known))
 
 
-def table(rows: Iterable[Row]) -> Table:
-    """The suite for a terminal."""
+def suite_table(rows: Iterable[Row]) -> Table:
+    """The results of a suite as a table for the terminal."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 

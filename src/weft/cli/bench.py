@@ -58,7 +58,7 @@ def bench(
         return
     executor = open_executor(device, baseline_ctas=suite.baseline_ctas, deadline_s=deadline, under_shim=shim)
     try:
-        _, before = results.load(target)
+        _, before = results.load_results(target)
         skip = set() if again else results.done_cells(before, executor.device)
         skip = Ranks().first(skip)  # rank 0's file decides for all
         missing = _run(executor, suite, budget, seed, skip, target, leading=leading, quiet=as_json)
@@ -67,7 +67,9 @@ def bench(
     if not leading:
         return
     names = {cell.name for cell in suite.cells}
-    rows = [r for r in results.load(target)[1] if r["device"] == executor.device and r["cell"] in names]
+    rows = [
+        r for r in results.load_results(target)[1] if r["device"] == executor.device and r["cell"] in names
+    ]
     if as_json:
         print(json.dumps(_document(executor, suite, rows, missing)))
     else:
@@ -171,9 +173,9 @@ def _document(
 def _print_table(rows: list[dict[str, Any]], missing: list[str], target: Path) -> None:
     from rich.console import Console
 
-    from weft.bench.tables import table
+    from weft.bench.tables import suite_table
 
-    Console().print(table(rows))
+    Console().print(suite_table(rows))
     if missing:
         listed = ", ".join(missing[:4])
         print(f"not measured within the budget: {len(missing)} workloads ({listed}, …); run it again")

@@ -19,7 +19,7 @@ def calibrate(
 ) -> None:
     """Measure this GPU and write a simulator profile for `--device sim:profile.json`."""
     from weft.errors import UnavailableError, UsageError
-    from weft.execute.calibrate import Probe, error, fit, probes, take
+    from weft.execute.calibrate import Probe, error, fit_profile, probes, take
     from weft.execute.devices import has_gpu, open_executor
     from weft.sim.profile import by_title, profile
     from weft.workload import BASELINE_CTAS
@@ -43,7 +43,9 @@ def calibrate(
         readings, problems = take(measure, probes())
     finally:
         executor.close()
-    found = fit(start, readings, ctas=BASELINE_CTAS, budget_s=budget, source=f"weft calibrate on {title}")
+    found = fit_profile(
+        start, readings, ctas=BASELINE_CTAS, budget_s=budget, source=f"weft calibrate on {title}"
+    )
     found.save(out)
     print(f"{title}: {len(readings)} probes, mean error {100 * error(found, readings, BASELINE_CTAS):.1f}%")
     for problem in problems:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def explore(
-    gemm: str = typer.Option("", metavar="MxNxK", help="The product as one rank sees it."),
+    gemm: str = typer.Option("", metavar="MxNxK", help="The GEMM as one rank sees it."),
     collective: str = typer.Option("all_gather", help="all_gather, reduce_scatter or all_to_all."),
     ranks: int = typer.Option(8, help="Ranks that take part."),
     device: str = typer.Option("auto", help="auto, cuda or sim:NAME (a40, a100, h100, h200, mi300x, …)."),
@@ -25,7 +25,7 @@ def explore(
         False, "--characterize", help="Measure what cutting and sharing cost, instead."
     ),
 ) -> None:
-    """Show the design space of a collective fused with a matrix product, and which schedule to take."""
+    """Show the design space of a collective fused with a GEMM, and which schedule to take."""
     from weft.errors import UsageError
     from weft.execute.devices import resolve
     from weft.workload import parse_shape
@@ -42,7 +42,7 @@ def explore(
         _characterize(where, shape, dtype, html, as_json)
         return
     if not shape:
-        raise UsageError("no product: give its shape, such as --gemm 8192x8192x8192")
+        raise UsageError("no GEMM: give its shape, such as --gemm 8192x8192x8192")
     _explore(where, shape, collective, ranks, topology, dtype, html, as_json)
 
 

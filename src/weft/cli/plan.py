@@ -31,6 +31,7 @@ Tell = Callable[[int, int], None]
 
 
 def plan(
+    context: typer.Context,  # no default: Python 3.10 would make it Optional, which typer does not know
     html: Annotated[
         Path | None,
         typer.Option("--html", help="Write a page to look at.", metavar="FILE", show_default=False),
@@ -54,7 +55,6 @@ def plan(
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
-    context: typer.Context = None,  # type: ignore[assignment]
     **typed: Any,
 ) -> None:
     """Predict a training step on many GPUs: simulated, with an error known from published runs."""
@@ -98,8 +98,9 @@ def _signature(function: Callable[..., None]) -> None:
     own = [p for p in inspect.signature(function).parameters.values() if p.kind is not p.VAR_KEYWORD]
     hinted = get_type_hints(function, include_extras=True)
     own = [p.replace(annotation=hinted[p.name]) for p in own]
-    function.__signature__ = inspect.Signature([*found, *own])  # type: ignore[attr-defined]
-    function.__annotations__ = {p.name: p.annotation for p in (*found, *own)}
+    together = [own[0], *found, *own[1:]]  # the context, which has no default, comes first
+    function.__signature__ = inspect.Signature(together)  # type: ignore[attr-defined]
+    function.__annotations__ = {p.name: p.annotation for p in together}
 
 
 _signature(plan)
@@ -107,9 +108,8 @@ _signature(plan)
 
 def _given(context: typer.Context) -> set[str]:
     """Options that the user typed, by their parameter's name."""
-    names = context.params if context is not None else {}
     found = set()
-    for name in names:
+    for name in context.params:
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
             found.add(name)

@@ -15,6 +15,8 @@ from weft.errors import UnavailableError, UsageError, WeftError
 from weft.files import write_whole
 from weft.policy import Policy
 
+MOST_BUDGET = 0.5
+
 
 def run(
     command: Annotated[
@@ -48,6 +50,20 @@ def run(
             "--tune", help="Try policies during the first steps of a PyTorch job, and keep what is faster."
         ),
     ] = False,
+    tune_budget: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SHARE",
+            help="With --tune: share of the steps that checks after tuning may use (0.05 where not given).",
+        ),
+    ] = None,
+    tune_once: Annotated[
+        bool, typer.Option("--tune-once", help="With --tune: do not watch the job after tuning.")
+    ] = False,
+    html: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="With --tune: write a page with all steps and candidates."),
+    ] = None,
     stats_file: Annotated[
         Path | None,
         typer.Option(
@@ -86,7 +102,7 @@ def run(
     from weft.shim import chrome, launch, stats
     from weft.shim.apply import not_applied
     from weft.shim.inject import Job, TraceRequest, check_preload
-    from weft.tuning.live.outcome import read_result
+    from weft.tuning.live.outcome import read_record, read_result
     from weft.tuning.live.starts import Memory
 
     if not command:
@@ -94,8 +110,12 @@ def run(
             "no command: put the program after `--`, as in `weft run --priority high -- torchrun train.py`"
         )
     policy = _policy(policy_file, priority=priority, residency=residency, when=when, head_start_us=head_start)
-    if stats_file is not None:
-        _check_writable(stats_file)
+    budget = _tune_budget(tune, tune_budget, tune_once)
+    if html is not None and not tune:
+        raise UsageError("--html is the page of live tuning: add --tune")
+    for option, path in (("--stats", stats_file), ("--html", html)):
+        if path is not None:
+            _check_writable(option, path)
     for line in not_applied(policy):
         print(f"weft: {line}", file=sys.stderr)
     asked = not tune or policy.max_ctas is not None or "NCCL_MAX_CTAS" in os.environ
@@ -109,7 +129,7 @@ def run(
     if trace is not None:
         chrome.check_folder(trace)
     with Job(policy, tune=tune, trace=wanted) as job:
-        env = job.environment()
+        env = {**job.environment(), **budget}
         check_preload(env)
         status = launch.run(command, env)
         counted = job.collect()
@@ -117,6 +137,7 @@ def run(
         if tune:
             counted["tuning"] = read_result(job.folder)
             line = counted["tuning"]["text"]
+            _write_page(html, counted["tuning"], read_record(job.folder))
             _say(earlier.learn(counted["tuning"]) if earlier is not None else "", quiet)
         if trace is not None:
             _write_traces(job.folder, trace, quiet)
@@ -141,6 +162,26 @@ def _say(line: str, quiet: bool) -> None:
         print(f"weft: {line}", file=sys.stderr)
 
 
+def _tune_budget(tune: bool, share: float | None, once: bool) -> dict[str, str]:
+    """The environment that tells live tuning what it may use after the search."""
+    if not tune and (once or share is not None):
+        raise UsageError("--tune-budget and --tune-once go with --tune: add it")
+    if share is not None and not 0 <= share <= MOST_BUDGET:
+        raise UsageError(f"--tune-budget {share:g} is not a share; give 0 to {MOST_BUDGET:g}, such as 0.05")
+    return {"WEFT_TUNE_BUDGET": "0" if once else f"{share:g}"} if once or share is not None else {}
+
+
+def _write_page(path: Path | None, tuning: dict[str, Any], steps: dict[str, Any]) -> None:
+    if path is None:
+        return
+    from weft.report.live import live_page
+
+    try:
+        write_whole(path, live_page(tuning, steps))
+    except WeftError as error:  # the program's own exit code must stand
+        print(f"weft: {error}", file=sys.stderr)
+
+
 def _write_traces(folder: Path, out: Path, quiet: bool) -> None:
     from weft.shim import chrome
 
@@ -155,11 +196,11 @@ def _write_traces(folder: Path, out: Path, quiet: bool) -> None:
         _say("nothing was traced: the program launched no kernel, or ended before --trace-after", quiet)
 
 
-def _check_writable(path: Path) -> None:
+def _check_writable(option: str, path: Path) -> None:
     """Found out now, not after hours of training."""
     if path.is_dir() or not os.access(path.parent, os.W_OK):
         raise UsageError(
-            f"--stats {path}: cannot be written; name a file in a folder that exists and is yours to write"
+            f"{option} {path}: cannot be written; name a file in a folder that exists and is yours to write"
         )
 
 

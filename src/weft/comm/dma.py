@@ -152,9 +152,9 @@ class HostPeers:
     """A group of which this process is one rank and the other ranks are data in pinned host memory.
 
     `held` has a matrix for each rank, what that rank would send from: its x, or for a reduce-scatter its
-    products for this rank's rows. This rank's own entry is not used. What this rank sends is written to
-    pinned memory too. One GPU then does what one of many does, with transfers over its bus; the peers compute
-    nothing.
+    partial results for this rank's rows. This rank's own entry is not used. What this rank sends is written
+    to pinned memory too. One GPU then does what one of many does, with transfers over its bus; the peers
+    compute nothing.
     """
 
     silent = True  # no one to agree with

@@ -1,4 +1,4 @@
-"""Executor: what every way to run a Workload has in common, and the reference times of a workload."""
+"""Executor, the interface to run a Workload, and the reference times of a workload."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from weft.workload import Workload
 
 
 class HungError(WeftError):
-    """A run that did not end before its deadline."""
+    """A run that exceeded its deadline."""
 
 
 class WorkerDiedError(WeftError):
-    """The process that ran the workload ended."""
+    """The process that ran the workload exited."""
 
 
 class WrongResultError(WeftError):
@@ -34,11 +34,11 @@ class Sample:
 
     ms: float
     facts: Mapping[str, Any] = field(default_factory=dict)
-    """Clocks (MHz), temperature (°C), power (W), where known."""
+    """Clocks (MHz), temperature (°C) and power (W), if known."""
 
 
 class Executor(Protocol):
-    """Runs a Workload under a Policy. `device` names where, `simulated` whether it is a model of that."""
+    """Runs a Workload under a Policy on `device`; `simulated`: the device is a model."""
 
     device: str
     simulated: bool
@@ -48,20 +48,20 @@ class Executor(Protocol):
         ...
 
     def timeline(self, workload: Workload, policy: Policy, mode: str = "overlap") -> Timeline:
-        """Run the pipeline once more and record what ran when."""
+        """Run the pipeline once and record its timeline."""
         ...
 
     def info(self) -> dict[str, Any]:
-        """The machine and the versions, for the record."""
+        """The machine and the versions, to be stored with results."""
         ...
 
     def close(self) -> None:
-        """Give back what the executor holds."""
+        """Release the executor's resources."""
         ...
 
 
 NO_ROOM = 0.02
-"""Share of the sequential time below which a gain drowns in noise, and its fraction means nothing."""
+"""Fraction of the sequential time below which a possible gain is within noise."""
 
 
 @dataclass(frozen=True)
@@ -75,16 +75,16 @@ class References:
 
     @property
     def ideal_ms(self) -> float:
-        """max(compute, communication) and the pipeline fill: the shorter one's first or last iteration."""
+        """max(compute, communication) plus the pipeline fill, one iteration of the shorter one, in ms."""
         low, high = sorted((self.compute_ms, self.comm_ms))
         return high + low / self.iterations
 
     def fraction_of_ideal(self, ms: float) -> float | None:
-        """How much of the possible gain over sequential `ms` reaches; None where there is next to none."""
+        """Fraction of the possible gain over sequential that `ms` reaches; None if it is within noise."""
         return fraction_of_ideal(ms, self.sequential_ms, self.ideal_ms)
 
 
 def fraction_of_ideal(ms: float, sequential_ms: float, ideal_ms: float) -> float | None:
-    """(sequential - measured) / (sequential - ideal); None where ideal is next to sequential."""
+    """(sequential - measured) / (sequential - ideal); None if ideal is close to sequential."""
     room = sequential_ms - ideal_ms
     return (sequential_ms - ms) / room if room > NO_ROOM * sequential_ms else None

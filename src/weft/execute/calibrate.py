@@ -1,4 +1,4 @@
-"""From measurements on a real GPU to a profile: what to measure, and the fit. `measure` is injected."""
+"""Calibration: the probes to measure on a real GPU, and the fit of a simulator profile to them."""
 
 from __future__ import annotations
 
@@ -33,13 +33,15 @@ FITTED = (
     "comm_traffic",
     "comm_miss",
 )
-SHARES = ("library_efficiency", "matrix_efficiency", "attention_efficiency", "comm_miss")
+FRACTIONS = ("library_efficiency", "matrix_efficiency", "attention_efficiency", "comm_miss")
+"""Figures that cannot exceed 1."""
 FIRST_STEP, LAST_STEP = 0.2, 0.01
+"""Relative steps of the fit."""
 
 
 @dataclass(frozen=True)
 class Probe:
-    """One thing to measure."""
+    """One measurement of the calibration."""
 
     name: str
     workload: Workload
@@ -49,14 +51,14 @@ class Probe:
 
 @dataclass(frozen=True)
 class Reading:
-    """A probe and what it took on the real GPU, in ms."""
+    """A probe and its time on the real GPU, in ms."""
 
     probe: Probe
     ms: float
 
 
 def probes() -> list[Probe]:
-    """What the model needs to know, each by a workload that depends on it most."""
+    """The probes; for each figure of the model, a workload that depends on it strongly."""
     found = []
 
     def gemm(tile_k: int, grid: tuple[int, int] | None) -> Workload:
@@ -90,7 +92,7 @@ def probes() -> list[Probe]:
 
 
 def take(measure: Callable[[Probe], float], chosen: Sequence[Probe]) -> tuple[list[Reading], list[str]]:
-    """Measure the probes; those that the GPU cannot run are named, with the reason."""
+    """Measure the probes; returns the readings, and a line for each probe that cannot run."""
     readings, problems = [], []
     for probe in chosen:
         try:
@@ -98,19 +100,19 @@ def take(measure: Callable[[Probe], float], chosen: Sequence[Probe]) -> tuple[li
         except WeftError as error:
             problems.append(f"{probe.name}: {error}")
     if not readings:
-        raise UsageError(f"nothing could be measured ({problems[0]}); see `weft doctor`")
+        raise UsageError(f"no probe could be measured ({problems[0]}); see `weft doctor`")
     return readings, problems
 
 
 def error(profile: Profile, readings: Sequence[Reading], ctas: int) -> float:
-    """Mean of |log(simulated / measured)|."""
+    """Mean of |log(simulated / measured)| over the readings."""
     run = SimExecutor(profile.name + GHOST, baseline_ctas=ctas, model=profile)
     return fmean(
         abs(math.log(run.measure(r.probe.workload, r.probe.policy, r.probe.mode).ms / r.ms)) for r in readings
     )
 
 
-def fit(
+def fit_profile(
     start: Profile,
     readings: Sequence[Reading],
     *,
@@ -119,7 +121,7 @@ def fit(
     source: str = "",
     clock: Callable[[], float] = time.monotonic,
 ) -> Profile:
-    """Figures that predict the readings best: each in turn a step up or down, and the steps shrink."""
+    """Fit the figures to the readings by coordinate descent with shrinking steps."""
     until = clock() + budget_s
     best, least = start, error(start, readings, ctas)
     steps = dict.fromkeys(FITTED, FIRST_STEP)
@@ -130,7 +132,7 @@ def fit(
             moved = False
             for factor in (1 + step, 1 / (1 + step)):
                 value = getattr(best.figures, name) * factor
-                if name in SHARES and value > 1:
+                if name in FRACTIONS and value > 1:
                     continue
                 tried = best.with_figures(**{name: value})
                 miss = error(tried, readings, ctas)

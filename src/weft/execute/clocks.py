@@ -1,4 +1,4 @@
-"""Clocks, temperature and power of a GPU through NVML (ctypes). Without NVML nothing is reported."""
+"""Clocks, temperature and power of a GPU through NVML (ctypes); empty without NVML."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ GPU_TEMPERATURE = 0
 
 
 class Clocks:
-    """Reads the sensors of one GPU, found by its UUID or else by its index."""
+    """Reads the sensors of one GPU, given by UUID or index."""
 
     def __init__(self, uuid: str = "", index: int = 0, library: Any = None) -> None:
         self._nvml: Any = None
@@ -31,7 +31,7 @@ class Clocks:
         return bool(nvml.nvmlDeviceGetHandleByIndex_v2(index, byref(self._gpu)) == 0)
 
     def read(self) -> dict[str, float]:
-        """`sm_mhz`, `memory_mhz`, `celsius`, `watts`: those that this GPU answers."""
+        """`sm_mhz`, `memory_mhz`, `celsius` and `watts`, as far as this GPU reports them."""
         if self._nvml is None:
             return {}
         found: dict[str, float] = {}

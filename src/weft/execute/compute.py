@@ -1,4 +1,4 @@
-"""The compute operation of a Workload as something to call, on a GPU or on a CPU."""
+"""The compute operation of a Workload as a callable, on a GPU or a CPU."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ from weft.errors import UnavailableError, UsageError
 from weft.execute.payload import torch_dtype
 from weft.workload import Compute
 
-Call = Callable[[], object]
+ComputeCall = Callable[[], object]
+"""Runs the compute of one iteration."""
 SEED = 1729
+"""Seed of the inputs."""
 
 
-def build(compute: Compute, device: Any, lane: int = 0) -> Call:
-    """What one iteration calls. Every lane (stream) has tensors of its own.
+def build_compute(compute: Compute, device: Any, lane: int = 0) -> ComputeCall:
+    """The callable of one iteration. Every lane (stream) has its own tensors.
 
-    Inputs are random: a GPU runs faster on zeros than on real data.
+    Inputs are random, because a GPU runs faster on zeros than on real data.
     """
     import torch
 
@@ -37,7 +39,7 @@ def build(compute: Compute, device: Any, lane: int = 0) -> Call:
     return several
 
 
-def _gemm(compute: Compute, rand: Callable[..., Any]) -> Call:
+def _gemm(compute: Compute, rand: Callable[..., Any]) -> ComputeCall:
     import torch
 
     m, n, k = compute.shape
@@ -46,7 +48,7 @@ def _gemm(compute: Compute, rand: Callable[..., Any]) -> Call:
     return lambda: torch.mm(a, b, out=c)
 
 
-def _triton_gemm(compute: Compute, rand: Callable[..., Any]) -> Call:
+def _triton_gemm(compute: Compute, rand: Callable[..., Any]) -> ComputeCall:
     import torch
 
     m, n, k = compute.shape
@@ -55,7 +57,7 @@ def _triton_gemm(compute: Compute, rand: Callable[..., Any]) -> Call:
     return _launcher(compute, a, b, c, compute.grid or compute.tiles())
 
 
-def _triton_mlp(compute: Compute, rand: Callable[..., Any]) -> Call:
+def _triton_mlp(compute: Compute, rand: Callable[..., Any]) -> ComputeCall:
     import torch
 
     tokens, hidden, inner = compute.shape
@@ -75,7 +77,9 @@ def _triton_mlp(compute: Compute, rand: Callable[..., Any]) -> Call:
     return both
 
 
-def _launcher(compute: Compute, a: Any, b: Any, c: Any, grid: tuple[int, int], *, gelu: bool = False) -> Call:
+def _launcher(
+    compute: Compute, a: Any, b: Any, c: Any, grid: tuple[int, int], *, gelu: bool = False
+) -> ComputeCall:
     try:
         from weft.execute.kernels import launch_gemm
     except ImportError:
@@ -86,7 +90,7 @@ def _launcher(compute: Compute, a: Any, b: Any, c: Any, grid: tuple[int, int], *
     )
 
 
-def _layer_norm(compute: Compute, rand: Callable[..., Any]) -> Call:
+def _layer_norm(compute: Compute, rand: Callable[..., Any]) -> ComputeCall:
     import torch
 
     rows, columns = compute.shape
@@ -94,28 +98,28 @@ def _layer_norm(compute: Compute, rand: Callable[..., Any]) -> Call:
     return lambda: torch.nn.functional.layer_norm(x, (columns,), weight, bias)
 
 
-def _softmax(compute: Compute, rand: Callable[..., Any]) -> Call:
+def _softmax(compute: Compute, rand: Callable[..., Any]) -> ComputeCall:
     import torch
 
     x = rand(*compute.shape)
     return lambda: torch.softmax(x, -1)
 
 
-def _gelu(compute: Compute, rand: Callable[..., Any]) -> Call:
+def _gelu(compute: Compute, rand: Callable[..., Any]) -> ComputeCall:
     import torch
 
     x = rand(*compute.shape)
     return lambda: torch.nn.functional.gelu(x)
 
 
-def _attention(compute: Compute, rand: Callable[..., Any]) -> Call:
+def _attention(compute: Compute, rand: Callable[..., Any]) -> ComputeCall:
     import torch
 
     q, k, v = (rand(*compute.shape) for _ in range(3))
     return lambda: torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
-def _conv(compute: Compute, rand: Callable[..., Any]) -> Call:
+def _conv(compute: Compute, rand: Callable[..., Any]) -> ComputeCall:
     import torch
 
     batch, channels, height, width, filters, size = compute.shape
@@ -125,7 +129,7 @@ def _conv(compute: Compute, rand: Callable[..., Any]) -> Call:
     return lambda: torch.nn.functional.conv2d(x, weight, padding=size // 2)
 
 
-def _callable(compute: Compute, rand: Callable[..., Any]) -> Call:
+def _callable(compute: Compute, rand: Callable[..., Any]) -> ComputeCall:
     if compute.call is not None:
         return compute.call
     module, _, name = compute.target.partition(":")
@@ -136,11 +140,11 @@ def _callable(compute: Compute, rand: Callable[..., Any]) -> Call:
             f"compute {compute.target!r} cannot be loaded ({error}); write module:function"
         ) from None
     if not callable(made):
-        raise UsageError(f"compute {compute.target!r} must return what to call in each iteration")
+        raise UsageError(f"compute {compute.target!r} must return a callable; it is called in each iteration")
     return made  # type: ignore[no-any-return]
 
 
-_BUILDERS: dict[str, Callable[[Compute, Callable[..., Any]], Call]] = {
+_BUILDERS: dict[str, Callable[[Compute, Callable[..., Any]], ComputeCall]] = {
     "gemm": _gemm,
     "triton_gemm": _triton_gemm,
     "triton_mlp": _triton_mlp,

@@ -1,4 +1,4 @@
-"""The lab on one GPU: rank 0 computes, and ghost ranks in the same process take part in its collectives."""
+"""The lab on one GPU: rank 0 computes, and ghost ranks in the same process join its collectives."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from weft.errors import UnavailableError, UsageError, WeftError
 from weft.execute import spans
 from weft.execute.base import MemoryFullError, Sample
-from weft.execute.compute import build
+from weft.execute.compute import build_compute
 from weft.execute.gpu import TorchGpu
 from weft.execute.payload import Buffers
 from weft.execute.pipeline import Pipeline
@@ -19,11 +19,12 @@ from weft.timeline import Timeline
 from weft.workload import BASELINE_CTAS, DTYPE_BYTES, MODES, Workload, check_resident
 
 MAX_SPIN_MS = 80.0
+"""Longest spin kernel that hides the launches."""
 
 
 @dataclass
 class Prepared:
-    """A workload that is ready to run."""
+    """A workload with its streams, callables and buffers."""
 
     workload: Workload
     lanes: list[Any]
@@ -34,7 +35,7 @@ class Prepared:
 
 
 class CudaExecutor:
-    """Measures on this machine's GPU. Residency and head start act through the launch shim."""
+    """Measures on the GPU of this machine. Residency and head start need the launch shim."""
 
     simulated = False
 
@@ -65,19 +66,21 @@ class CudaExecutor:
                 prepared.payload.check(workload)
             if hidden or prepared.spin_ms >= MAX_SPIN_MS:
                 break
-            prepared.spin_ms *= 2  # the GPU caught up with the launches: their skew is in the time
+            prepared.spin_ms *= 2  # the GPU caught up with the launches, so the time includes launch skew
         ms = self._gpu.elapsed_ms(begin, end)
         return Sample(ms, {**self._gpu.clocks.read(), "launches_hidden": hidden})
 
     def timeline(self, workload: Workload, policy: Policy, mode: str = "overlap") -> Timeline:
-        """Run the pipeline once under the profiler; where it sees no kernels, between events instead."""
+        """Run the pipeline once under the profiler, or with events if it records no kernels."""
         prepared, pipeline = self._ready(workload, policy, mode)
 
         def once() -> None:
-            pipeline.issue(workload.iterations, 2 * prepared.spin_ms)  # the profiler makes launches slower
+            pipeline.issue(
+                workload.iterations, 2 * prepared.spin_ms
+            )  # launches are slower under the profiler
             self._gpu.synchronize()
 
-        found = spans.profile(once) if isinstance(self._gpu, TorchGpu) else None
+        found = spans.record_timeline(once) if isinstance(self._gpu, TorchGpu) else None
         if found is not None and len(found):
             return found
         marks: list[tuple[str, Any, Any]] = []
@@ -86,7 +89,7 @@ class CudaExecutor:
         return spans.from_marks(begin, marks, self._gpu.elapsed_ms)
 
     def info(self) -> dict[str, Any]:
-        """GPU, versions, and whether the shim is in this process."""
+        """GPU, versions, and whether the shim is loaded."""
         found = {**self._gpu.info(), "ranks": "ghost ranks in one process", "shim": self._shim is not None}
         return {**found, "baseline_ctas": self.baseline_ctas, **self._make_ranks.info()}
 
@@ -112,7 +115,7 @@ class CudaExecutor:
         pipeline = Pipeline(self._gpu, prepared.lanes, prepared.calls, streams, collective, mode, wait_us)
         key = (mode == "compute", ctas, acting)
         if key not in prepared.warm:
-            # Kernels and modules load now, on every lane; what acts after a collective in a second iteration.
+            # Load kernels on every lane; controls that act after a collective need a second iteration.
             least = 2 if acting.head_start_us or acting.when == "overlap" else 1
             pipeline.issue(max(least, workload.compute_streams), 0.0)
             self._gpu.synchronize()
@@ -126,7 +129,7 @@ class CudaExecutor:
         if self._shim is None:
             if policy.residency is not None or policy.rules:
                 raise UnavailableError(
-                    "residency needs the launch shim, and this process was not started under it: "
+                    "residency needs the launch shim, which is not loaded in this process; "
                     "use `weft bench`, or start it with `weft run -- python …`"
                 )
         elif policy != self._applied:
@@ -145,7 +148,7 @@ class CudaExecutor:
             calls = []
             for number, lane in enumerate(lanes):
                 with self._gpu.on(lane):
-                    calls.append(build(workload.compute, self._gpu.device, number))
+                    calls.append(build_compute(workload.compute, self._gpu.device, number))
             self._gpu.synchronize()
         except self._gpu.out_of_memory:
             self._held = None
@@ -160,10 +163,10 @@ class CudaExecutor:
         return self._prepared
 
     def _buffers(self, workload: Workload) -> Buffers:
-        """The collective's buffers; workloads of one suite mostly share them."""
+        """The collective's buffers, kept because workloads of a suite mostly share them."""
         key = (workload.collective, workload.elements, workload.ranks, workload.compute.dtype)
         if self._held is None or self._held[0] != key:
-            self._held = None  # the old ones go before the new ones come
+            self._held = None  # free the old buffers first
             self._held = (key, Buffers.make(workload, self._gpu.device))
         return self._held[1]
 
@@ -176,7 +179,7 @@ class CudaExecutor:
     def _collective(
         self, workload: Workload, ctas: int, data: Buffers, streams: list[Any]
     ) -> Callable[[], None]:
-        """A function that issues the workload's collective for every rank."""
+        """The function that issues the workload's collective for every rank."""
         key = (workload.ranks, ctas)
         if key not in self._communicators:
             self._communicators[key] = self._make_ranks(workload.ranks, ctas)
@@ -185,7 +188,7 @@ class CudaExecutor:
 
 
 class _NcclRanks:
-    """Makes the communicators; NCCL is loaded with the first."""
+    """Creates the communicators; NCCL is loaded with the first."""
 
     def __init__(self) -> None:
         self._library: Any = None
@@ -208,5 +211,5 @@ class _NcclRanks:
 
 
 def _find_shim() -> Any:
-    """What applies policies to the launches of this process, or None where the shim is not in it."""
+    """The module that applies policies to launches, or None if the shim is not loaded."""
     return apply if binding.injected() else None

@@ -1,4 +1,4 @@
-"""From the name of a device to its executor."""
+"""Device names and their executors."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from weft.execute.base import Executor
 from weft.workload import BASELINE_CTAS
 
 DEFAULT_SIMULATED = "sim:h100"
+"""`auto` on a machine without a GPU."""
 
 
 def has_gpu() -> bool:
-    """Whether this machine has a GPU driver, without loading it."""
+    """Whether this machine has a GPU driver; does not load it."""
     return any(Path(path).exists() for path in ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd"))
 
 
 def resolve(device: str) -> str:
-    """`auto` is this machine's GPU, or a simulated one where there is none."""
+    """The device name; `auto` is the GPU of this machine, or a simulated one without a GPU."""
     if device == "auto":
         return "cuda" if has_gpu() else DEFAULT_SIMULATED
     if device not in ("cuda", "cpu") and not device.startswith("sim:"):
@@ -38,7 +39,7 @@ def open_executor(
 
         return DistExecutor(device)
     if device == "cpu":
-        raise UsageError("device cpu runs one rank per process: start it with torchrun --nproc-per-node 2")
+        raise UsageError("device cpu runs one rank per process; start it with torchrun --nproc-per-node 2")
     from weft.execute.worker import RemoteExecutor
 
     options = {"baseline_ctas": baseline_ctas}

@@ -1,7 +1,7 @@
 """One rank per process (torchrun): the same Workload over torch.distributed, on GPUs or, with gloo, on CPUs.
 
-All ranks make the same calls in the same order, and every time returned is the slowest rank's, so that a race
-takes the same decisions everywhere.
+All ranks make the same calls in the same order, and every time returned is that of the slowest rank, so that
+a race makes the same decisions on every rank.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from weft.comm import dist as groups
 from weft.errors import UnavailableError, UsageError, WeftError
 from weft.execute import payload, spans
 from weft.execute.base import Sample, WrongResultError
-from weft.execute.compute import build
+from weft.execute.compute import build_compute
 from weft.execute.gpu import TorchGpu
 from weft.policy import Policy
 from weft.ranks import Ranks
@@ -24,7 +24,7 @@ from weft.workload import MODES, Workload
 
 
 class DistExecutor:
-    """This process is one rank. On CPUs times mean little: that is for correctness."""
+    """This process is one rank. CPUs are for correctness only: their times mean little."""
 
     simulated = False
 
@@ -48,10 +48,10 @@ class DistExecutor:
         """Run the pipeline once on every rank and check this rank's result."""
         try:
             return self._measure(workload, policy, mode)
-        except RuntimeError as error:  # what torch.distributed raises when a peer is gone
+        except RuntimeError as error:  # raised by torch.distributed when a peer is gone
             first = next(iter(str(error).strip().splitlines()), "no message")
             raise WeftError(
-                f"{workload}: rank {self.rank} waits in vain (did another one die?): {first}"
+                f"{workload}: rank {self.rank} lost a peer (did another rank exit?): {first}"
             ) from None
 
     def _measure(self, workload: Workload, policy: Policy, mode: str) -> Sample:
@@ -73,22 +73,23 @@ class DistExecutor:
         return Sample(self._ranks.most(ms), facts)
 
     def timeline(self, workload: Workload, policy: Policy, mode: str = "overlap") -> Timeline:
-        """What this rank's GPU ran."""
+        """The timeline of this rank's GPU."""
         if not self._cuda:
             return spans.from_rows([])
 
         def once() -> None:
             self.measure(workload, policy, mode)
 
-        found = spans.profile(once)
+        found = spans.record_timeline(once)
         return found if found is not None else spans.from_rows([])
 
     def info(self) -> dict[str, Any]:
+        """GPU, versions, ranks and backend."""
         own = self._gpu.info() if self._gpu else {}
         return {**own, "ranks": f"{self.size} processes", "backend": "nccl" if self._cuda else "gloo"}
 
     def clock(self) -> float:
-        """Rank 0's monotonic clock in seconds: all ranks agree on when time is up."""
+        """Rank 0's monotonic clock in seconds, so that all ranks agree on deadlines."""
         return self._ranks.clock()
 
     def close(self) -> None:
@@ -108,23 +109,23 @@ class DistExecutor:
 
             self._prepared = None
             send = payload.make_send(workload, self.rank, self._where)
-            recv = torch.empty(payload.sizes(workload)[1], dtype=send.dtype, device=self._where)
+            recv = torch.empty(payload.buffer_sizes(workload)[1], dtype=send.dtype, device=self._where)
             lanes = range(workload.compute_streams if self._cuda else 1)
-            calls = [build(workload.compute, self._where, lane) for lane in lanes]
+            calls = [build_compute(workload.compute, self._where, lane) for lane in lanes]
             for call in calls:
-                call()  # kernels are built and loaded outside of the measurement
+                call()  # compile and load kernels outside of the measurement
             self._prepared = (workload, calls, send, recv)
         return self._prepared[1:]
 
     def _own(self, workload: Workload) -> Workload:
-        """The workload on as many ranks as there are processes."""
+        """The workload with one rank per process."""
         return workload.but(ranks=self.size)
 
     def _apply(self, policy: Policy) -> None:
         if not (policy.residency or policy.rules or policy.head_start_us):
             wanted = None
         elif not self._cuda:
-            return  # a CPU has no launches to shape
+            return  # a CPU has no kernel launches
         else:
             wanted = policy
         if binding.injected():
@@ -132,7 +133,7 @@ class DistExecutor:
             return
         if wanted is not None:
             raise UnavailableError(
-                f"{policy}: needs the launch shim; start with weft run -- torchrun … -m weft bench …"
+                f"{policy}: needs the launch shim; start it with `weft run -- torchrun … -m weft bench …`"
             )
 
     def _wrong(self, workload: Workload, recv: Any) -> str:
@@ -145,7 +146,7 @@ class DistExecutor:
         where = int((got != wanted).nonzero()[0])
         return (
             f"{workload}: {workload.collective} gave rank {self.rank} {float(got[where])} at element "
-            f"{int(positions[where])} where {float(wanted[where])} is right"
+            f"{int(positions[where])} instead of {float(wanted[where])}"
         )
 
     def _cpu_pipeline(
@@ -156,7 +157,7 @@ class DistExecutor:
             if mode != "comm":
                 calls[0]()
             if work is not None:
-                work.wait()  # one buffer: the next collective may not start before this one ends
+                work.wait()  # collectives share one buffer, so this one must end first
             if mode != "compute":
                 work = groups.issue(workload.collective, send, recv, group)
                 if mode == "sequential":
@@ -189,7 +190,7 @@ class DistExecutor:
                 computed = gpu.event()
                 computed.record(lane if mode != "comm" else lanes[0])
                 side.wait_event(computed)
-                with gpu.on(side):  # the collective waits for this stream, and this stream for it
+                with gpu.on(side):  # the collective and this stream wait for each other
                     groups.issue(workload.collective, send, recv, group).wait()
                 if mode == "sequential":
                     for later in lanes:

@@ -1,4 +1,4 @@
-"""The few things that the lab needs of a GPU, as one object: torch's in production, a fake in tests."""
+"""The operations that the lab needs on a GPU, as one object that tests replace by a fake."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from typing import Any
 from weft.errors import UnavailableError
 from weft.execute.clocks import Clocks
 
-FLUSH_BYTES = 256 << 20  # several times the L2 of any GPU of today
+FLUSH_BYTES = 256 << 20
+"""Several times the L2 of any current GPU."""
 CALIBRATION_CYCLES = 8_000_000
+"""Length of the sleep that is timed to convert milliseconds to cycles."""
 
 
 class TorchGpu:
-    """This machine's GPU `index` through torch.cuda (CUDA or ROCm)."""
+    """GPU `index` of this machine through torch.cuda (CUDA or ROCm)."""
 
     def __init__(self, index: int = 0) -> None:
         try:
@@ -38,19 +40,23 @@ class TorchGpu:
         self._cycles_per_ms = 0.0
 
     def stream(self, *, high: bool = False) -> Any:
+        """A new stream, at high or default priority."""
         return self._torch.cuda.Stream(self.device, priority=-1 if high else 0)
 
     def event(self, *, timing: bool = False) -> Any:
+        """A new event."""
         return self._torch.cuda.Event(enable_timing=timing)
 
     def on(self, stream: Any) -> AbstractContextManager[Any]:
-        """Launch what is inside on `stream`."""
+        """Context in which launches go to `stream`."""
         return self._torch.cuda.stream(stream)  # type: ignore[no-any-return]
 
     def synchronize(self) -> None:
+        """Wait for all work on the GPU."""
         self._torch.cuda.synchronize(self.device)
 
     def elapsed_ms(self, start: Any, end: Any) -> float:
+        """Milliseconds between two completed events."""
         return float(start.elapsed_time(end))
 
     def sleep(self, ms: float) -> None:
@@ -60,7 +66,7 @@ class TorchGpu:
         self._torch.cuda._sleep(max(1, int(ms * self._cycles_per_ms)))
 
     def flush_l2(self) -> None:
-        """Replace what the L2 holds."""
+        """Overwrite the contents of the L2 cache."""
         if self._scratch is None:
             self._scratch = self._torch.empty(FLUSH_BYTES, dtype=self._torch.uint8, device=self.device)
         self._scratch.zero_()
@@ -71,7 +77,7 @@ class TorchGpu:
 
     def _calibrate(self) -> float:
         start, end = self.event(timing=True), self.event(timing=True)
-        for _ in range(3):  # the kernel loads, and an idle GPU's clock comes up
+        for _ in range(3):  # load the kernel and let the clock of an idle GPU rise
             self._torch.cuda._sleep(CALIBRATION_CYCLES)
         start.record()
         self._torch.cuda._sleep(CALIBRATION_CYCLES)
@@ -80,6 +86,7 @@ class TorchGpu:
         return CALIBRATION_CYCLES / max(self.elapsed_ms(start, end), 0.1)
 
     def info(self) -> dict[str, Any]:
+        """Name and SMs of the GPU, and versions of the software."""
         torch = self._torch
         found = {"gpu": self.name, "sm_count": self.sm_count, "torch": torch.__version__}
         found["cuda"] = torch.version.cuda or f"hip {torch.version.hip}"

@@ -1,4 +1,4 @@
-"""Our Triton kernels. Only imported where Triton is; their names are what policy rules match."""
+"""Triton kernels. Imported only if Triton is installed; policy rules match their names."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from typing import Any
 
 import triton
 import triton.language as tl
-
-GEMM_NAME = "weft_gemm"  # as the driver knows it
 
 
 @triton.jit  # type: ignore[misc,unused-ignore,untyped-decorator]
@@ -25,8 +23,8 @@ def weft_gemm(
     GELU: tl.constexpr,  # noqa: N803
 ) -> None:
     """C = A·B (row-major, contiguous), optionally with GELU. Each block loops over tiles with the grid as
-    stride, so any grid is right: a small one is persistent, surplus blocks of a large one end at once."""
-    # Hoisting out of these loops costs up to 45 registers a thread (171, not 126, at 128x128x64).
+    stride, so any grid works: a small one is persistent, surplus blocks of a large one exit immediately."""
+    # Hoisting out of these loops costs up to 45 registers per thread (171 instead of 126 at 128x128x64).
     for tile_m in tl.range(
         tl.program_id(1), tl.cdiv(size_m, TILE_M), tl.num_programs(1), num_stages=1, disable_licm=True
     ):
@@ -56,7 +54,7 @@ def weft_gemm(
                 a_base += TILE_K
                 b_base += TILE_K * size_n
             if GELU:
-                # tanh form by the exponential, which every Triton back end has
+                # tanh through the exponential, which every Triton back end has
                 x = 0.7978845608 * (total + 0.044715 * total * total * total)
                 total = total * (1.0 - 1.0 / (1.0 + tl.exp(2.0 * x)))
             rows = tl.arange(0, TILE_M)

@@ -1,4 +1,4 @@
-"""The pipeline of a Workload on one GPU: what is launched on which stream, and what waits for what."""
+"""The pipeline of a Workload on one GPU: launches, their streams and dependencies."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Pipeline:
-    """Issues the iterations: compute_i, then on every rank's stream collective_i that waits for compute_i."""
+    """Issues the iterations: compute_i, then on every rank's stream collective_i, which depends on it."""
 
     def __init__(
         self,
@@ -23,9 +23,9 @@ class Pipeline:
         self.streams, self.collective, self.mode, self.wait_us = streams, collective, mode, wait_us
 
     def issue(self, iterations: int, spin_ms: float, marks: list[Any] | None = None) -> tuple[Any, Any, bool]:
-        """Launch everything. Returns the first and last event, and whether launching was over before it.
+        """Launch everything. Returns the first and last event, and whether all launches preceded the first.
 
-        With `marks`, (kind, start, end) of each compute and of rank 0's collectives are appended to it.
+        `marks`, if given, receives (kind, start, end) of each compute and of rank 0's collectives.
         """
         gpu, begin, end = self.gpu, self.gpu.event(timing=True), self.gpu.event(timing=True)
         with gpu.on(self.lanes[0]):

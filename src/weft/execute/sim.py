@@ -1,4 +1,4 @@
-"""SimExecutor: from Workload and Policy to a Run, as on a real GPU, on a simulated one."""
+"""SimExecutor: runs a Workload under a Policy on a simulated GPU."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ from weft.timeline import Kind, Timeline
 from weft.workload import BASELINE_CTAS, Workload
 
 GHOST = "-ghost"
+"""Suffix of a device on which all ranks share one GPU."""
 
 
 class SimExecutor:
     """A simulated GPU by name: `h100`, a file of `weft calibrate`, or `h200-ghost`.
 
-    A plain name is a node: every rank has a GPU of its own, links join them, and one GPU stands for all.
-    `-ghost` puts all ranks on one GPU, as the lab does.
+    A plain name is a node on which every rank has its own GPU, of which one is simulated. `-ghost` puts all
+    ranks on one GPU, as the lab does.
     """
 
     simulated = True
@@ -46,20 +47,20 @@ class SimExecutor:
         self._known: dict[tuple[Workload, Policy, str], float] = {}
 
     def launches(self, workload: Workload, policy: Policy, mode: str = "overlap") -> list[Launch]:
-        """What would run."""
+        """The launches of a run."""
         return pipeline(
             workload, policy, mode, self.profile, ghost=self.ghost, ctas=self.ctas, model=self.compute
         )
 
     def most_ctas(self, workload: Workload) -> int:
-        """CTAs of each rank's collective that can all be resident at once."""
+        """Most CTAs per rank of a collective that can all be resident at once."""
         figures, gpu = self.profile.figures, self.profile.spec
         shared = round(figures.comm_shared_kib * 1024)
         per_sm = blocks_per_sm(gpu, int(figures.comm_threads), int(figures.comm_registers), shared)
         return gpu.sms * per_sm // (workload.ranks if self.ghost else 1)
 
     def measure(self, workload: Workload, policy: Policy, mode: str = "overlap") -> Sample:
-        """Simulated time of the pipeline in ms: the same every time, so it is computed once."""
+        """Simulated time of the pipeline in ms, cached because it is deterministic."""
         key = (workload, policy, mode)
         if key not in self._known:
             launches = self.launches(workload, policy, mode)
@@ -67,18 +68,18 @@ class SimExecutor:
         return Sample(self._known[key], {"simulated": True})
 
     def timeline(self, workload: Workload, policy: Policy, mode: str = "overlap") -> Timeline:
-        """What ran when."""
+        """The timeline of a run."""
         launches = self.launches(workload, policy, mode)
         return to_timeline(
             launches, simulate_launches(self.profile.machine(), launches), self.profile.spec.warp_size
         )
 
     def occupancy(self, workload: Workload, policy: Policy, mode: str = "overlap") -> Occupancy:
-        """What lived on each SM, over time."""
+        """Occupancy of each SM over time."""
         return occupancy(self.profile.machine(), self.launches(workload, policy, mode))
 
     def info(self) -> dict[str, Any]:
-        """The model, for the record."""
+        """The simulated GPU and its profile, to be stored with results."""
         return {
             "simulated": True,
             "gpu": self.profile.spec.title,
@@ -89,7 +90,7 @@ class SimExecutor:
         }
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Nothing to release."""
 
 
 def to_timeline(launches: list[Launch], outcome: SimOutcome, warp_size: int = 32) -> Timeline:

@@ -1,4 +1,4 @@
-"""Timelines of a live run: from torch's profiler, or from events where the profiler sees no kernels."""
+"""Timelines of a live run: from torch's profiler, or from events if the profiler records no kernels."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ import numpy as np
 from weft.kernels import is_comm
 from weft.timeline import Kind, Timeline
 
-SPIN = "spin_kernel"  # torch.cuda._sleep: what comes before its end is preparation
-OWN_WAIT = "weft_head_start"  # the shim's head start is neither compute nor communication
+SPIN = "spin_kernel"
+"""Kernel of torch.cuda._sleep; everything before its end is preparation."""
+OWN_WAIT = "weft_head_start"
+"""Kernel of the shim's head start, which is neither compute nor communication."""
 
 
-def profile(once: Callable[[], None]) -> Timeline | None:
-    """Kernels that `once` runs on the GPU, or None where the profiler cannot see them."""
+def record_timeline(once: Callable[[], None]) -> Timeline | None:
+    """The kernels that `once` runs on the GPU; None if the profiler cannot record them."""
     try:
         import torch
         from torch.profiler import ProfilerActivity
@@ -28,7 +30,7 @@ def profile(once: Callable[[], None]) -> Timeline | None:
 
 
 def timeline_of(profiler: Any) -> Timeline:
-    """What a stopped profiler of torch saw on the GPU."""
+    """The GPU activity that a stopped torch profiler recorded."""
     return from_rows(
         [
             (
@@ -44,7 +46,7 @@ def timeline_of(profiler: Any) -> Timeline:
 
 
 def from_rows(rows: Sequence[tuple[int, int, int, str]]) -> Timeline:
-    """A Timeline of (start ns, end ns, stream, kernel name) that begins where the spin ends."""
+    """A Timeline of (start ns, end ns, stream, kernel name) that begins at the end of the spin kernel."""
     origin = max((end for _, end, _, name in rows if SPIN in name), default=0)
     kept = sorted(row for row in rows if row[0] >= origin and OWN_WAIT not in row[3] and SPIN not in row[3])
     base = kept[0][0] if kept else 0
@@ -61,7 +63,7 @@ def from_rows(rows: Sequence[tuple[int, int, int, str]]) -> Timeline:
 
 
 def from_marks(begin: Any, marks: Sequence[tuple[str, Any, Any]], elapsed_ms: Any) -> Timeline:
-    """A Timeline of (kind, start event, end event). A collective's span includes its wait for free SMs."""
+    """A Timeline of (kind, start event, end event). The span of a collective includes its wait for SMs."""
     rows = []
     for kind, start, end in marks:
         first, last = (round(elapsed_ms(begin, event) * 1e6) for event in (start, end))
@@ -75,14 +77,14 @@ def _kind(name: str) -> Kind:
     return Kind.COMM if is_comm(name) else Kind.COMPUTE
 
 
-def to_dict(timeline: Timeline) -> dict[str, Any]:
-    """A Timeline as JSON can hold it."""
+def timeline_to_dict(timeline: Timeline) -> dict[str, Any]:
+    """A Timeline as a JSON-compatible dict."""
     columns = ("start_ns", "end_ns", "stream", "kind", "name")
     return {**{c: getattr(timeline, c).tolist() for c in columns}, "names": list(timeline.names)}
 
 
-def from_dict(document: dict[str, Any]) -> Timeline:
-    """The Timeline of `to_dict`."""
+def timeline_from_dict(document: dict[str, Any]) -> Timeline:
+    """The inverse of `timeline_to_dict`."""
     types = {"start_ns": np.int64, "end_ns": np.int64, "stream": np.int64, "kind": np.uint8, "name": np.int32}
     columns: dict[str, Any] = {c: np.array(document[c], dtype=kind) for c, kind in types.items()}
     return Timeline(**columns, names=tuple(document["names"]))

@@ -1,6 +1,6 @@
-"""An executor in a process of its own, started under the shim: a hang or a crash costs one measurement.
+"""An executor in a separate process under the shim: a hang or a crash costs one measurement.
 
-The two sides speak JSON lines over two pipes of their own, so nothing that a library prints gets in the way.
+The two sides exchange JSON lines over dedicated pipes, so that output of libraries does not interfere.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ CUDA_FACTORY = "weft.execute.cuda:CudaExecutor"
 START_DEADLINE_S = 180.0
 RUN_DEADLINE_S = 60.0
 LOG_CHARACTERS = 6000
+"""Characters of a worker's output that are kept."""
 PR_SET_PDEATHSIG = 1
 _KINDS: dict[str, type[errors.WeftError]] = {
     kind.__name__: kind
@@ -38,27 +39,27 @@ _KINDS: dict[str, type[errors.WeftError]] = {
     if isinstance(kind, type) and issubclass(kind, errors.WeftError)
 }
 
-# After these the GPU's context may be unusable, so the worker is replaced.
+# After these errors the GPU context may be unusable, so the worker is replaced.
 _BROKEN = ("WeftError", "WorkerDiedError", "WrongResultError")
 
-# Inherited limits would override what each communicator asks for.
+# Inherited limits would override those of each communicator.
 _CTA_VARIABLES = ("NCCL_MAX_CTAS", "NCCL_MIN_CTAS", "NCCL_MAX_NCHANNELS", "NCCL_MIN_NCHANNELS")
 
 
 def worker_environment(inherited: Mapping[str, str]) -> dict[str, str]:
-    """A worker's environment: several ranks per GPU, a queue for every stream, the NCCL that was named."""
+    """A worker's environment: several ranks per GPU, a queue per stream, and the NCCL of WEFT_NCCL."""
     env = {k: v for k, v in inherited.items() if k not in _CTA_VARIABLES}
     env["NCCL_MULTI_RANK_GPU_ENABLE"] = "1"
-    # Streams that share a hardware queue wait for each other, and the lab has more than the usual 8.
+    # Streams that share a hardware queue block each other, and the lab has more than the default 8.
     env["CUDA_DEVICE_MAX_CONNECTIONS"] = "32"
     nccl = env.get("WEFT_NCCL")
-    if nccl:  # torch and the lab must see one and the same NCCL
+    if nccl:  # torch and the lab must use the same NCCL
         env["LD_PRELOAD"] = ":".join(part for part in (env.get("LD_PRELOAD"), os.path.realpath(nccl)) if part)
     return env
 
 
 class RemoteExecutor:
-    """The same interface as the executor it starts; restarts the worker after a hang or a crash."""
+    """Proxy of an executor in a worker process; restarts the worker after a hang or a crash."""
 
     def __init__(
         self,
@@ -77,7 +78,7 @@ class RemoteExecutor:
         self._job: Any = None
         self.restarts = 0
         self.log = ""
-        """The end of what the last worker that was replaced had printed."""
+        """The end of the output of the last worker that was replaced."""
         try:
             hello = self._start()
         except BaseException:
@@ -88,17 +89,20 @@ class RemoteExecutor:
         self._info: dict[str, Any] = hello["info"]
 
     def measure(self, workload: Workload, policy: Policy, mode: str = "overlap") -> base.Sample:
+        """Run the pipeline once in the worker."""
         answer = self._ask("measure", workload, policy, mode)
         return base.Sample(answer["ms"], answer["facts"])
 
     def timeline(self, workload: Workload, policy: Policy, mode: str = "overlap") -> Timeline:
-        return spans.from_dict(self._ask("timeline", workload, policy, mode))
+        """Run the pipeline once in the worker and record its timeline."""
+        return spans.timeline_from_dict(self._ask("timeline", workload, policy, mode))
 
     def info(self) -> dict[str, Any]:
+        """The machine and the versions, as the worker reported them."""
         return self._info
 
     def shim_stats(self) -> dict[str, Any]:
-        """What the shim counted in this worker so far; empty without the shim."""
+        """Counters of the shim in this worker; empty without the shim."""
         return self._job.collect() if self._job is not None and self._process is not None else {}
 
     def close(self) -> None:
@@ -136,7 +140,7 @@ class RemoteExecutor:
             env = self._job.environment(env)
         request_read, request_write = os.pipe()
         answer_read, answer_write = os.pipe()
-        # Past this point a failure must not leave a pipe, a folder or a process behind.
+        # From here on a failure must not leak a pipe, a folder or a process.
         self._requests: IO[bytes] = os.fdopen(request_write, "wb")
         self._resources.callback(_close_quietly, self._requests)
         self._resources.callback(os.close, answer_read)
@@ -151,7 +155,7 @@ class RemoteExecutor:
                 stdin=subprocess.DEVNULL,
                 stdout=self._errors,
                 stderr=self._errors,
-                start_new_session=True,  # so that its children can be ended with it
+                start_new_session=True,  # so that its children can be killed with it
             )
         finally:
             os.close(request_read)
@@ -163,7 +167,7 @@ class RemoteExecutor:
         line = self._read_line(time.monotonic() + deadline_s)
         if line is None:
             self._stop()
-            raise base.HungError(f"{what}: no end after {deadline_s:.0f} s; ended, and the rest goes on")
+            raise base.HungError(f"{what}: not finished after {deadline_s:.0f} s; the worker was killed")
         if not line:
             self._fail_dead(what)
         answer: dict[str, Any] = json.loads(line)
@@ -174,7 +178,7 @@ class RemoteExecutor:
         return answer
 
     def _read_line(self, until: float) -> bytes | None:
-        """The next line, b"" at the end of the pipe, None when the time is up."""
+        """The next line; b"" at the end of the pipe; None at the deadline."""
         while b"\n" not in self._pending:
             ready, _, _ = select.select([self._answers], [], [], max(0.0, until - time.monotonic()))
             if not ready:
@@ -194,7 +198,7 @@ class RemoteExecutor:
         words = self.log.splitlines()
         how = f"signal {signal.Signals(-code).name}" if code and code < 0 else f"exit code {code}"
         raise base.WorkerDiedError(
-            f"{what}: the worker ended with {how}: {words[-1] if words else 'no message'}"
+            f"{what}: the worker exited with {how}: {words[-1] if words else 'no message'}"
         )
 
     def _stop(self) -> None:
@@ -210,7 +214,7 @@ class RemoteExecutor:
 
 
 def _with_package(env: Mapping[str, str]) -> dict[str, str]:
-    """The worker must import the same weft, also when it runs from source."""
+    """The environment with this weft on the module path, also when run from source."""
     source = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # noqa: PTH100, PTH120
     return {**env, "PYTHONPATH": ":".join(part for part in (source, env.get("PYTHONPATH")) if part)}
 
@@ -220,8 +224,8 @@ def _close_quietly(pipe: IO[bytes]) -> None:
         pipe.close()
 
 
-def serve(make: Callable[[], Any], requests: IO[bytes], answers: IO[bytes]) -> None:
-    """Answer requests until the other side closes the pipe."""
+def serve_requests(make: Callable[[], Any], requests: IO[bytes], answers: IO[bytes]) -> None:
+    """Handle requests until the other side closes the pipe."""
 
     def answer(document: dict[str, Any]) -> None:
         answers.write(json.dumps(document).encode() + b"\n")
@@ -239,18 +243,18 @@ def serve(make: Callable[[], Any], requests: IO[bytes], answers: IO[bytes]) -> N
         policy = Policy.from_dict(request["policy"])
         try:
             if request["op"] == "timeline":
-                answer(spans.to_dict(executor.timeline(workload, policy, request["mode"])))
+                answer(spans.timeline_to_dict(executor.timeline(workload, policy, request["mode"])))
             else:
                 sample = executor.measure(workload, policy, request["mode"])
                 answer({"ms": sample.ms, "facts": dict(sample.facts)})
         except Exception as error:
             answer(_problem(error))
-    # What the GPU still holds goes with the process; freeing it in order could wait for a stuck collective.
+    # Exit without freeing GPU resources: that could wait for a hung collective.
     os._exit(0)
 
 
 def _problem(error: Exception) -> dict[str, Any]:
-    """An error as an answer; one that weft does not know is told in full to the worker's own log."""
+    """An error as an answer; the traceback of an unexpected one goes to the worker's log."""
     if isinstance(error, errors.WeftError):
         return {"error": type(error).__name__, "message": str(error)}
     traceback.print_exc()
@@ -258,11 +262,11 @@ def _problem(error: Exception) -> dict[str, Any]:
     return {"error": "WorkerDiedError", "message": f"{type(error).__name__}: {first}"}
 
 
-def main() -> None:
+def worker_main() -> None:
     """Entry point of the worker process."""
     factory, options, requests, answers = sys.argv[1:5]
     if sys.platform == "linux":
-        # A worker whose parent was killed must not keep the GPU, least of all when it hangs.
+        # A worker whose parent was killed must not keep the GPU.
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     module, _, name = factory.partition(":")
 
@@ -270,8 +274,8 @@ def main() -> None:
         return getattr(importlib.import_module(module), name)(**json.loads(options))
 
     with os.fdopen(int(requests), "rb") as read, os.fdopen(int(answers), "wb") as write:
-        serve(make, read, write)
+        serve_requests(make, read, write)
 
 
 if __name__ == "__main__":
-    main()
+    worker_main()

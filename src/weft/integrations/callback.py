@@ -32,7 +32,7 @@ class Training:
         self._applied.enter_context(overlap(self._policy))
 
     def end(self) -> dict[str, Any]:
-        """Take the policy back; what live tuning concluded, for the framework's own log, if there was any."""
+        """Remove the policy; returns the result of live tuning, if any, as metrics to log."""
         if self._applied is not None:
             self._applied.close()
             self._applied = None

@@ -1,4 +1,4 @@
-"""Steadiness: when the steps of a job are even enough to compare, and how much they scatter."""
+"""Steadiness: when the steps of a job are even enough to compare, how much they scatter, and their cycle."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from statistics import fmean, median
 
 WINDOW = 6
 EVEN = 0.04  # spread of successive steps, relative, that counts as even at once
-UNEVEN_WINDOW = 14  # steps after which a job's own scatter is taken as it is, unless it still gets faster
+UNEVEN_WINDOW = 16  # steps after which a job's own scatter is accepted, unless it still gets faster
 FALLING = 0.97
 FLOOR = 0.002  # relative; keeps a lucky quiet start from looking exact
 NORMAL = 1.4826  # from a median of absolute values to a standard deviation
-TRUST = 8.0  # most weight of earlier scatter, in degrees of freedom
+LONGEST_CYCLE = 8
+CYCLE_GAIN = 0.33  # a cycle must reduce the scatter of successive steps to this share
+CYCLE_STEPS = 10  # that it takes to tell a cycle
 
 
 def steady(times: Sequence[float]) -> bool:
@@ -23,8 +25,7 @@ def steady(times: Sequence[float]) -> bool:
         return False
     last = times[-WINDOW:]
     middle = median(last)
-    near = sum(abs(t - middle) <= EVEN * middle for t in last)
-    if near >= WINDOW - 1:
+    if all(abs(t - middle) <= EVEN * middle for t in last):
         return True
     if len(times) < UNEVEN_WINDOW:
         return False
@@ -32,9 +33,54 @@ def steady(times: Sequence[float]) -> bool:
     return median(times[-half:]) > FALLING * median(times[-UNEVEN_WINDOW:-half])
 
 
+@dataclass(frozen=True)
+class Cycle:
+    """A pattern that step times repeat, such as logging or evaluation every few steps."""
+
+    levels: tuple[float, ...] = (0.0,)
+    """By place in the cycle: logarithm of the step time relative to the whole cycle's median."""
+
+    @property
+    def period(self) -> int:
+        """Steps of a cycle; 1: there is none."""
+        return len(self.levels)
+
+    def level(self, number: int) -> float:
+        """What step `number` (counted as in `cycle`) takes relative to the others, as a logarithm."""
+        return self.levels[number % self.period]
+
+
+def cycle(times: Sequence[float], first: int = 0) -> Cycle:
+    """The cycle in the step times of an unchanged job; `first`: number of the first of these steps.
+
+    It must have been seen twice and explain most of the scatter.
+    """
+    logs = [math.log(t) for t in times if t > 0]
+    if len(logs) < len(times) or len(logs) < CYCLE_STEPS:
+        return Cycle()
+    scatter = {
+        p: fmean(min(abs(b - a), 1.0) for a, b in zip(logs, logs[p:], strict=False))
+        for p in range(1, min(LONGEST_CYCLE, len(logs) - WINDOW, len(logs) // 2 + 1) + 1)
+    }
+    best = min(scatter, key=lambda p: (scatter[p], p))
+    shortest = next(p for p in scatter if scatter[p] <= 1.5 * scatter[best] + FLOOR / 2)
+    if scatter[shortest] > CYCLE_GAIN * scatter[1]:
+        return Cycle()
+    whole = median(logs)
+    at = [[y - whole for i, y in enumerate(logs, first) if i % shortest == k] for k in range(shortest)]
+    return Cycle(tuple(median(values) for values in at))
+
+
+def roughness(times: Sequence[float]) -> float:
+    """Relative scatter of successive steps, odd ones included."""
+    logs = [math.log(t) for t in times if t > 0]
+    squares = [(b - a) ** 2 / 2 for a, b in pairwise(logs)]
+    return math.sqrt(fmean(squares)) if squares else math.inf
+
+
 @dataclass
 class Noise:
-    """Relative scatter of one step's time, learnt while trials come in."""
+    """Relative scatter of one step's time, learned while trials come in."""
 
     squares: float = 0.0
     freedom: float = 0.0
@@ -46,7 +92,7 @@ class Noise:
 
     def start(self, times: Sequence[float]) -> None:
         """From steps under one policy: successive differences, so that a slow drift does not count."""
-        logs = [math.log(t) for t in times[-WINDOW:] if t > 0]
+        logs = [math.log(t) for t in times if t > 0]
         steps = [abs(b - a) for a, b in pairwise(logs)]
         if steps:
             sigma = NORMAL * median(steps) / math.sqrt(2)
@@ -72,18 +118,3 @@ class Noise:
     def _add(self, residuals: Sequence[float], freedom: float) -> None:
         self.squares += sum(r * r for r in residuals)
         self.freedom += freedom
-
-    def paired(self, gains: Sequence[float]) -> tuple[float, float]:
-        """Mean of paired gains and its standard error; one odd pair does not decide."""
-        middle, expected = median(gains), self.sigma * math.sqrt(2)
-        usual = max(expected, 1.5 * median(abs(g - middle) for g in gains))
-        kept = [clip(g, middle, 3 * usual) for g in gains]
-        mean = fmean(kept)
-        weight = min(self.freedom, TRUST)
-        squares = sum((g - mean) ** 2 for g in kept) + weight * expected**2
-        return mean, math.sqrt(squares / (len(kept) - 1 + weight or 1.0) / len(kept))
-
-
-def clip(value: float, middle: float, width: float) -> float:
-    """`value`, brought to at most `width` from `middle`."""
-    return min(max(value, middle - width), middle + width)

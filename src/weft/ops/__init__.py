@@ -1,4 +1,4 @@
-"""A collective and the product that depends on it, as one operation whose schedule follows from its shape.
+"""A collective and the GEMM that depends on it, as one operation whose schedule follows from its shape.
 
 The operations need torch; each name is loaded when it is first used, so that schedules, the simulator and the
 pick are there without it.

@@ -134,8 +134,8 @@ class Gather(Builder):
             return
         scratch = self.buffer(f"scratch.{i}", places[-1], self.problem.n)
         whole = Region(home, 0, places[-1], 0, self.problem.k)
-        product = Region(scratch, 0, places[-1], 0, self.problem.n)
-        done = self.matmul(f"matmul.r{i}", i, [whole], self.w(), [product], waits)
+        made = Region(scratch, 0, places[-1], 0, self.problem.n)
+        done = self.matmul(f"matmul.r{i}", i, [whole], self.w(), [made], waits)
         pieces = [
             Region(scratch, at, rows, 0, self.problem.n) for at, rows in zip(places, counts, strict=False)
         ]

@@ -1,4 +1,4 @@
-"""Rows of x are multiplied, then the products move and are added: reduce-scatter."""
+"""Rows of x are multiplied, then the partial results move and are added: reduce-scatter."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from weft.ops.steps import Add, Problem, Region, runs
 
 
 class Scatter(Builder):
-    """Rows of x are multiplied, then the products move and are added: reduce-scatter."""
+    """Rows of x are multiplied, then the partial results move and are added: reduce-scatter."""
 
     def __init__(self, operation: str, name: str, problem: Problem, rank: int) -> None:
         super().__init__(operation, name, problem, rank)
@@ -90,7 +90,7 @@ class Scatter(Builder):
             kept = Region(home, self.at[self.rank], mine, 0, cols)
             after += self.copy(f"copy.r{i}", i, [kept], [slots[self.rank]], done)
             sums.append((i, slots, Region("out", 0, mine, col, cols), after))
-        # Last, or a sum that waits for its transfer would hold up the next product.
+        # Last, or a sum that waits for its transfer would hold up the next GEMM.
         for each in sums:
             self.add(*each)
 
@@ -111,31 +111,31 @@ class Scatter(Builder):
         counts = [parts[peer][1] for peer in to]
         places = offsets(counts)
         home = self.buffer(f"partial.{i}", places[-1], n)
-        products = {
+        partials = {
             peer: Region(home, at, rows, 0, n) for peer, at, rows in zip(to, places, counts, strict=False)
         }
-        done = self._products(i, {peer: self.x(peer, *parts[peer]) for peer in to}, products)
+        done = self._multiply(i, {peer: self.x(peer, *parts[peer]) for peer in to}, partials)
         after: tuple[str, ...] = ()
         start, rows = parts[self.rank]
         for peer in self.peers:
-            self.send(i, peer, products[peer], done[peer], lane=peer)
+            self.send(i, peer, partials[peer], done[peer], lane=peer)
             after += self.recv(i, peer, self.inbox(peer, start, rows), lane=peer)
         if not self.hetero:
             kept = self.inbox(self.rank, start, rows)
-            after += self.copy(f"copy.r{i}", i, [products[self.rank]], [kept], done[self.rank])
+            after += self.copy(f"copy.r{i}", i, [partials[self.rank]], [kept], done[self.rank])
         return after
 
-    def _products(
-        self, i: int, sources: dict[int, Region], products: dict[int, Region]
+    def _multiply(
+        self, i: int, sources: dict[int, Region], partials: dict[int, Region]
     ) -> dict[int, tuple[str, ...]]:
-        """Multiply, as one product or one per peer; returns what each destination's part waits for."""
+        """Multiply, as one GEMM or one per peer; returns what each destination's part waits for."""
         if not self.fused:
             return {
-                peer: self.matmul(f"matmul.r{i}.p{peer}", i, [sources[peer]], self.w(), [products[peer]], ())
+                peer: self.matmul(f"matmul.r{i}.p{peer}", i, [sources[peer]], self.w(), [partials[peer]], ())
                 for peer in self._by_turn(list(sources))
             }
         full = [peer for peer in sources if sources[peer].rows]
-        a, c = join([sources[peer] for peer in full], [products[peer] for peer in full])
+        a, c = join([sources[peer] for peer in full], [partials[peer] for peer in full])
         after: tuple[str, ...] = ()
         if not self.problem.direct and len(runs(a, c)) > 2:
             total = sum(part.rows for part in a)

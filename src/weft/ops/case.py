@@ -1,4 +1,4 @@
-"""Case: one fused operation on one node, and what its parts cost: products, and the library's collective."""
+"""Case: one fused operation on one node, and what its parts cost: GEMMs, and the library's collective."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Case:
 
     @property
     def rows(self) -> int:
-        """Rows of the product of rank 0, which in an all-to-all has the most."""
+        """Rows of the GEMM of rank 0, which in an all-to-all has the most."""
         if self.operation == "all_to_all_matmul":
             return -(-self.m // self.ranks) * self.ranks
         return self.m
@@ -98,22 +98,22 @@ class Case:
 def candidates(case: Case, engines: tuple[str, ...] = ENGINES) -> list[tuple[str, str]]:
     """Schedules and engines to choose from; serial is the library's collective, on SMs where it may use them.
 
-    Where products are persistent kernels, copies on SMs find no SM until a product ends (on an H200 they took
+    Where GEMMs are persistent kernels, copies on SMs find no SM until a GEMM ends (on an H200 they took
     three times as long): there they are no candidates if there is DMA.
     """
     persistent = case.costs.profile.figures.persistent > 0
-    beside = tuple(engine for engine in engines if engine == "dma" or not persistent) or engines
+    usable = tuple(engine for engine in engines if engine == "dma" or not persistent) or engines
     serial = "sm" if "sm" in engines else "dma"
     finer = [name for name in SCHEDULES if name != "serial"]
-    return [*((name, engine) for engine in beside for name in finer), ("serial", serial)]
+    return [*((name, engine) for engine in usable for name in finer), ("serial", serial)]
 
 
-def product(case: Case, m: int, n: int, k: int, *, parts: int = 1, accumulate: bool = False) -> GemmCost:
-    """The cost of a product alone."""
+def gemm(case: Case, m: int, n: int, k: int, *, parts: int = 1, accumulate: bool = False) -> GemmCost:
+    """The cost of a GEMM alone."""
     return case.costs.cost(m, n, k, case.dtype, parts=parts, accumulate=accumulate)
 
 
-def product_beside(
+def gemm_with_copies(
     case: Case, m: int, n: int, k: int, *, parts: int = 1, accumulate: bool = False
 ) -> GemmCost:
     """The same with the SMs that the library's copies leave it."""

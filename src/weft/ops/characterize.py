@@ -1,4 +1,4 @@
-"""What cutting a product and sharing the GPU with copies cost, on a simulated GPU."""
+"""What cutting a GEMM and sharing the GPU with copies cost, on a simulated GPU."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Shape = tuple[int, int, int]
 def simulated(
     gpu: str, shapes: Sequence[Shape] = SHAPES, dtype: str = "bf16", ranks: int = 8
 ) -> dict[str, Any]:
-    """Losses on a simulated GPU: cut products, contention with copies to and from peers, copies by size."""
+    """Losses on a simulated GPU: cut GEMMs, contention with copies to and from peers, copies by size."""
     costs = gemms(gpu)
     case = Case(operation="all_gather_matmul", m=8192, n=8192, k=8192, ranks=ranks, dtype=dtype, gpu=gpu)
     return {
@@ -52,7 +52,7 @@ def _cut_rows(costs: Gemms, shape: Shape, dtype: str) -> list[dict[str, Any]]:
 
 
 def cut_s(costs: Gemms, shape: Shape, dtype: str, axis: str, ways: int) -> float:
-    """All pieces of a product, back to back; those along K add to one result."""
+    """All pieces of a GEMM, back to back; those along K add to one result."""
     m, n, k = shape
     gap = costs.profile.figures.stream_gap_us * 1e-6 * (ways - 1)
     if axis == "M":
@@ -75,7 +75,7 @@ def cut_row(shape: Shape, axis: str, ways: int, whole_ms: float, ms: float) -> d
 def contention_row(
     engine: str, gemm: tuple[float, float], copy: tuple[float, float], how: str
 ) -> dict[str, Any]:
-    """From (alone, beside) of a product in ms and of a copy in GB/s."""
+    """From (alone, concurrent) of a GEMM in ms and of a copy in GB/s."""
     return {
         "engine": engine,
         "gemm_alone_ms": round(gemm[0], 5),
@@ -89,7 +89,7 @@ def contention_row(
 
 
 def _flow_contention(case: Case) -> dict[str, Any]:
-    """Copies by DMA from every peer beside a product: they share memory bandwidth."""
+    """Copies by DMA from every peer concurrent with a GEMM: they share memory bandwidth."""
     cost = case.costs.cost(case.m, case.n, case.k, case.dtype)
     copies = [
         Task(name="copy", rank=rank, source=(rank + i) % case.ranks, copied_bytes=1e9)
@@ -101,15 +101,17 @@ def _flow_contention(case: Case) -> dict[str, Any]:
     )
     shared = node(case, "dma")
     alone = flow(shared, [work]).total_s
-    beside = flow(shared, [*copies, work]).end_s[-1]
+    concurrent = flow(shared, [*copies, work]).end_s[-1]
     moved = 1e9 * len(copies) / case.fabric.period
     lone = moved / flow(shared, copies).total_s
     together = moved / max(flow(shared, [*copies, work]).end_s[:-1])
-    return contention_row("dma", (1e3 * alone, 1e3 * beside), (lone / 1e9, together / 1e9), "memory shared")
+    return contention_row(
+        "dma", (1e3 * alone, 1e3 * concurrent), (lone / 1e9, together / 1e9), "memory shared"
+    )
 
 
 def _block_contention(case: Case) -> dict[str, Any]:
-    """The library's collective beside a product, block by block: it takes SMs."""
+    """The library's collective concurrent with a GEMM, block by block: it takes SMs."""
     known = case.gpu.endswith(".json") or case.costs.profile.spec.name.removesuffix("-40gb") in names()
     executor = SimExecutor(case.gpu, model=None if known else case.costs.profile)
     compute = Compute(kind="gemm", shape=(case.m, case.n, case.k), dtype=case.dtype)
@@ -122,10 +124,12 @@ def _block_contention(case: Case) -> dict[str, Any]:
     moved = executor.measure(work, policy, "comm").ms / work.iterations
     line = executor.timeline(work, policy)
     length = (line.end_ns - line.start_ns) / 1e6
-    beside = float(max(length[line.kind == Kind.COMPUTE]))
+    concurrent = float(max(length[line.kind == Kind.COMPUTE]))
     together = float(max(length[line.kind == Kind.COMM]))
     rate = work.wire_bytes / 1e6
-    return contention_row("sm", (alone, beside), (rate / moved, rate / together), "SMs taken, block by block")
+    return contention_row(
+        "sm", (alone, concurrent), (rate / moved, rate / together), "SMs taken, block by block"
+    )
 
 
 def _copy_row(case: Case, size: int) -> dict[str, Any]:

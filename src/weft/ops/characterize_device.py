@@ -1,7 +1,8 @@
-"""What cutting a product and sharing the GPU with copies cost, measured on this machine's GPU."""
+"""What cutting a GEMM and sharing the GPU with copies cost, measured on this machine's GPU."""
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -14,7 +15,11 @@ from weft.sim.gemm import Gemms
 from weft.sim.profile import by_title
 
 CHUNK = 64 << 20
-PRODUCT = 8192
+GEMM_SIZE = 8192
+MEMORY_BOUND = (65536, 128, 8192)
+"""A GEMM that waits for memory: there copies and GEMM share what both need."""
+LEAST_MS = 20.0
+"""How long either side is timed."""
 COPIES = 16
 WAIT_CYCLES = 20_000_000
 """How long both streams wait for the host to have issued everything: about 10 ms."""
@@ -37,7 +42,11 @@ def measured(shapes: Sequence[Shape] = SHAPES, dtype: str = "bf16", repeats: int
         "gpu": title,
         "dtype": dtype,
         "decomposition": rows,
-        "contention": [_contention(torch, engine, kind, repeats) for engine in ("dma", "sm")],
+        "contention": [
+            *(_contention(torch, engine, kind, repeats) for engine in ("dma", "sm")),
+            _contention(torch, "dma", kind, repeats, both_ways=True),
+            _contention(torch, "dma", kind, repeats, MEMORY_BOUND, both_ways=True),
+        ],
         "copies": copies,
         "copy_start_us": start_us,
         "copy_gb_s": rate,
@@ -74,7 +83,7 @@ def interleaved(torch: Any, works: Mapping[Any, Callable[[], object]], repeats: 
 
 
 def _compare(rows: list[dict[str, Any]], title: str, dtype: str) -> None:
-    """Put the model's loss beside each measured one, where there is a model of this GPU."""
+    """Put the model's loss next to each measured one, where there is a model of this GPU."""
     try:
         costs = Gemms(by_title(title))
     except WeftError:
@@ -124,63 +133,94 @@ def _cuts(torch: Any, shape: Shape, dtype: Any, repeats: int) -> list[dict[str, 
     return [cut_row(shape, axis, ways, times["M", 1], times[axis, ways]) for axis in AXES for ways in WAYS]
 
 
-class _Beside:
-    """A product and a copy that can run on two streams at once."""
+class _Concurrent:
+    """A GEMM and copies that can run on several streams at once."""
 
-    def __init__(self, torch: Any, engine: str, dtype: Any) -> None:
-        self.torch, self.engine = torch, engine
-        self.a, self.b = (torch.randn(PRODUCT, PRODUCT, device="cuda", dtype=dtype) for _ in range(2))
-        self.c = torch.empty_like(self.a)
-        rows = CHUNK // PRODUCT // dtype.itemsize
-        self.target = torch.empty(rows, PRODUCT, device="cuda", dtype=dtype)
-        self.source = torch.zeros(rows, PRODUCT, dtype=dtype).pin_memory()
-        self.streams = {"gemm": torch.cuda.Stream(), "copy": torch.cuda.Stream()}
-        self.work = {"gemm": self._multiply, "copy": self._copy}
+    def __init__(self, torch: Any, engine: str, dtype: Any, shape: Shape, both_ways: bool) -> None:
+        m, n, k = shape
+        self.torch, self.engine, self.both_ways = torch, engine, both_ways
+        self.a, self.b = (torch.randn(*size, device="cuda", dtype=dtype) for size in ((m, k), (k, n)))
+        self.c = torch.empty(m, n, device="cuda", dtype=dtype)
+        rows = CHUNK // GEMM_SIZE // dtype.itemsize
+        self.near = [torch.zeros(rows, GEMM_SIZE, device="cuda", dtype=dtype) for _ in range(2)]
+        self.far = [torch.zeros(rows, GEMM_SIZE, dtype=dtype).pin_memory() for _ in range(2)]
+        self.streams = {name: torch.cuda.Stream() for name in ("gemm", "in", "out")}
+        self.work = {"gemm": self._multiply, "in": self._copy_in, "out": self._copy_out}
 
     def _multiply(self) -> None:
         self.torch.mm(self.a, self.b, out=self.c)
 
-    def _copy(self) -> None:
+    def _copy_in(self) -> None:
+        self._copy(self.near[0], self.far[0])
+
+    def _copy_out(self) -> None:
+        self._copy(self.far[1], self.near[1])
+
+    def _copy(self, target: Any, source: Any) -> None:
         if self.engine == "dma":
-            self.target.copy_(self.source, non_blocking=True)
+            target.copy_(source, non_blocking=True)
             return
         from weft.comm.copy_kernel import launch_copy
 
-        launch_copy(self.source, self.target, self.torch.cuda.current_stream())
+        launch_copy(source, target, self.torch.cuda.current_stream())
 
     def ms(self, of: str, count: int, others: int) -> float:
-        """Milliseconds of each of `count` products or copies, with so many of the other kind beside them."""
-        torch, other = self.torch, "copy" if of == "gemm" else "gemm"
-        begin, end, gate = (torch.cuda.Event(enable_timing=True) for _ in range(3))
+        """Milliseconds of each of `count` GEMMs or copies, with so many of the other kind at the same time.
+
+        Copies go in, or in and out at once as a rank does that sends what it receives; then the slower of
+        both directions counts.
+        """
+        torch = self.torch
+        copies = ("in", "out") if self.both_ways else ("in",)
+        timed, rest = (("gemm",), copies) if of == "gemm" else (copies, ("gemm",))
+        events = {name: [torch.cuda.Event(enable_timing=True) for _ in range(2)] for name in timed}
+        gate = torch.cuda.Event()
         torch.cuda.synchronize()
         torch.cuda._sleep(WAIT_CYCLES)
         gate.record()
         for stream in self.streams.values():
             stream.wait_event(gate)
-        with torch.cuda.stream(self.streams[other]):
-            for _ in range(others):
-                self.work[other]()
-        with torch.cuda.stream(self.streams[of]):
-            begin.record()
-            for _ in range(count):
-                self.work[of]()
-            end.record()
+        for name in rest:
+            with torch.cuda.stream(self.streams[name]):
+                for _ in range(others):
+                    self.work[name]()
+        for name in timed:
+            with torch.cuda.stream(self.streams[name]):
+                events[name][0].record()
+                for _ in range(count):
+                    self.work[name]()
+                events[name][1].record()
         torch.cuda.synchronize()
-        return float(begin.elapsed_time(end)) / count
+        return max(float(begin.elapsed_time(end)) for begin, end in events.values()) / count
 
 
-def _contention(torch: Any, engine: str, dtype: Any, repeats: int) -> dict[str, Any]:
-    both = _Beside(torch, engine, dtype)
+def _contention(
+    torch: Any,
+    engine: str,
+    dtype: Any,
+    repeats: int,
+    shape: Shape | None = None,
+    both_ways: bool = False,
+) -> dict[str, Any]:
+    """What a GEMM and copies cost each other: both sides, each timed while the other runs throughout."""
+    both = _Concurrent(torch, engine, dtype, shape or (GEMM_SIZE,) * 3, both_ways)
     both.ms("gemm", 4, 4)  # warms up, and compiles the copy kernel
-    products = 8
-    moves = max(4, round(products * both.ms("gemm", 4, 0) / both.ms("copy", 4, 0)))
+    copy_ms, gemm_ms = both.ms("copy", 4, 0), both.ms("gemm", 4, 0)
+    gemms, moves = max(8, math.ceil(LEAST_MS / gemm_ms)), max(4, math.ceil(LEAST_MS / copy_ms))
+    # The other side runs for twice as long, even when both are slowed.
+    other_gemms, other_copies = (
+        math.ceil(2 * moves * copy_ms / gemm_ms),
+        math.ceil(2 * gemms * gemm_ms / copy_ms),
+    )
     found: dict[tuple[str, bool], list[float]] = {}
     for _ in range(repeats):
-        for of, count, others in (("gemm", products, 2 * moves), ("copy", moves, 2 * products)):
-            for beside in (False, True):
-                found.setdefault((of, beside), []).append(both.ms(of, count, others if beside else 0))
+        for of, count, others in (("gemm", gemms, other_copies), ("copy", moves, other_gemms)):
+            for shared in (False, True):
+                found.setdefault((of, shared), []).append(both.ms(of, count, others if shared else 0))
     ms = {key: median(values) for key, values in found.items()}
-    how = "host to device" + (", 16 SMs" if engine == "sm" else "")
+    how = f"host to device{' and back' if both_ways else ''}{', 16 SMs' if engine == 'sm' else ''}"
+    if shape is not None:
+        how += f", GEMM {'x'.join(map(str, shape))}"
     rates = (CHUNK / 1e6 / ms["copy", False], CHUNK / 1e6 / ms["copy", True])
     return contention_row(engine, (ms["gemm", False], ms["gemm", True]), rates, how)
 

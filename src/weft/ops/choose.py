@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     from weft.ops.call import Call
     from weft.ops.teams import Team
 
-SMALL_FLOPS = 2e9  # on a CPU: cutting a smaller product costs more than it hides
+SMALL_FLOPS = 2e9  # on a CPU: cutting a smaller GEMM costs more than it hides
 DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+ACCUMULATES = "uniform-fused-2d"
 _SAID: set[str] = set()
 
 
@@ -37,6 +38,8 @@ def choose(call: Call, problem: Problem, x: Any, team: Team) -> Choice:
         raise UsageError(f"engine {call.engine!r} is not known; use one of {', '.join(ENGINES)}")
     if call.pieces is not None and call.pieces < 1:
         raise UsageError(f"pieces {call.pieces!r} is not possible; use a whole number from 1")
+    if call.schedule == ACCUMULATES and _is_fp8(x) and not call.scatters:
+        raise UsageError(f"schedule {ACCUMULATES} adds up over K, which fp8 cannot; leave the schedule open")
     if call.schedule is not None:
         return Choice(call.schedule, call.engine or _usual_engine(call.schedule, x, team), call.pieces)
     found = _found(call, problem, x, team)
@@ -88,10 +91,18 @@ def _picked(call: Call, problem: Problem, x: Any, team: Team) -> Choice:
 
     topology = "host" if isinstance(team.group, HostPeers) else ""
     engines = (call.engine,) if call.engine else ("dma", "sm")
-    sizes = (problem.m, problem.n, problem.k, problem.ranks)
-    kind = DTYPES[str(x.dtype).removeprefix("torch.")]
+    k, kind = problem.k, DTYPES.get(str(x.dtype).removeprefix("torch."), "bf16")
+    if _is_fp8(x):
+        k = max(1, k // 2)  # half the bytes and half the time of bf16, as with half the K
+    sizes = (problem.m, problem.n, k, problem.ranks)
     found = pick(call.operation, *sizes, kind, _profile_name(x.device), topology, engines=engines)
+    if found.schedule == ACCUMULATES and _is_fp8(x) and not call.scatters:
+        return Choice("hetero-unfused-1d", found.engine, None)
     return Choice(found.schedule, found.engine, None)
+
+
+def _is_fp8(x: Any) -> bool:
+    return "float8" in str(x.dtype)
 
 
 def _profile_name(device: Any) -> str:

@@ -1,6 +1,6 @@
 """The time of a schedule from sizes alone: two lanes, the links and the SMs, that wait for each other.
 
-Constant time: a round of copies and a product are worked out once each, and a loop goes over the rounds. What
+Constant time: a round of copies and a GEMM are worked out once each, and a loop goes over the rounds. What
 it leaves out, and `simulate` has: copies of a round that drift apart, and ranks that do.
 """
 
@@ -19,8 +19,8 @@ from weft.ops.case import (
     SM_START_S,
     Case,
     collective_s,
-    product,
-    product_beside,
+    gemm,
+    gemm_with_copies,
 )
 from weft.ops.steps import Region, runs
 from weft.sim.fabric import fabric
@@ -57,17 +57,24 @@ def seconds(case: Case, name: str, engine: str) -> float:
 @dataclass(frozen=True, slots=True)
 class _Kernel:
     alone_s: float
-    beside_s: float
+    concurrent_s: float
     """While copies move."""
 
     def end(self, start: float, moving_until: float) -> float:
         """When it ends if copies slow it until then."""
         if start >= moving_until:
             return start + self.alone_s
-        if start + self.beside_s <= moving_until:
-            return start + self.beside_s
-        done = (moving_until - start) / self.beside_s
+        if start + self.concurrent_s <= moving_until:
+            return start + self.concurrent_s
+        done = (moving_until - start) / self.concurrent_s
         return moving_until + (1 - done) * self.alone_s
+
+    def mixed(self, other: _Kernel, more_s: float, share: float) -> _Kernel:
+        """The mean of this one and of another that takes so much longer, which has a share of the rounds."""
+        return _Kernel(
+            self.alone_s + share * (other.alone_s + more_s - self.alone_s),
+            self.concurrent_s + share * (other.concurrent_s + more_s - self.concurrent_s),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,14 +88,14 @@ class _Rounds:
     """Of a round of copies among others."""
     first_s: float
     """Until its first copies have come."""
-    product: _Kernel
+    gemm: _Kernel
     """Of a round; where it is several, all of them."""
     stage_s: float
     """Of the copy on this rank that goes with it."""
     steps: int
     """That the host issues in a round."""
     own: _Kernel | None
-    """The product of the local shard."""
+    """The GEMM of the local shard."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,23 +140,37 @@ def _grouped(loads: list[list[float]], lanes: int) -> list[float]:
 
 
 @lru_cache(maxsize=512)
-def _permutes(m: int, ranks: int) -> bool:
-    """Whether the rows of a hetero-fused round have to be moved together, or apart, on a rank in the middle.
+def _permuted(m: int, ranks: int) -> tuple[float, float]:
+    """The share of hetero-fused rounds whose rows are moved together, or apart: least and most of any rank.
 
-    They do where shards differ: its own is missing, and the distances of the others change.
+    They are where shards differ: a rank's own is missing, and the distances of the others change. Pieces of a
+    shard differ as well, so that one round needs it and the next does not.
     """
     if m % ranks == 0:
-        return False
-    counts, own = split(m, ranks), ranks // 2
+        return 0.0, 0.0
+    shares = [_permuted_on(m, ranks, own) for own in {0, ranks // 2, ranks - 1}]
+    return min(shares), max(shares)
+
+
+def _permuted_on(m: int, ranks: int, own: int) -> float:
+    counts = split(m, ranks)
     at = offsets(counts)
-    first = [(at[i], cut(count, min(ranks, count))[0][1]) for i, count in enumerate(counts) if count]
-    peers = [each for i, each in enumerate(first) if i != own]
-    apart = [Region("x", row, rows, 0, 1) for row, rows in peers]
-    together = [
-        Region("y", row, rows, 0, 1)
-        for row, (_, rows) in zip(offsets([rows for _, rows in peers]), peers, strict=False)
-    ]
-    return len(runs(*join(apart, together))) > 2
+    rounds = min(ranks, counts[0])
+    pieces = [cut(count, rounds) for count in counts]
+    moved = 0
+    for i in range(rounds):
+        peers = [
+            (at[peer] + each[i][0], each[i][1])
+            for peer, each in enumerate(pieces)
+            if peer != own and each[i][1]
+        ]
+        apart = [Region("x", row, rows, 0, 1) for row, rows in peers]
+        together = [
+            Region("y", row, rows, 0, 1)
+            for row, (_, rows) in zip(offsets([rows for _, rows in peers]), peers, strict=False)
+        ]
+        moved += len(runs(*join(apart, together))) > 2
+    return moved / rounds
 
 
 class _Lanes:
@@ -171,7 +192,7 @@ class _Lanes:
         self.loads = _loads(case.topology, case.ranks, case.gpu, lanes)
         # Where all ranks are alike the first stands for them, and it has nothing to permute.
         uneven = case.operation != "all_to_all_matmul" and joined.period > 1
-        self.permutes = uneven and _permutes(case.m, case.ranks)
+        self.permuted = _permuted(case.m, case.ranks) if uneven else (0.0, 0.0)
         self.least = 1 / (figures.comm_ctas * figures.cta_gb_s * 1e9) if self.sm else 0.0
         self.traffic = figures.comm_traffic * figures.comm_miss if self.sm else 2.0
         # Copies that share a link start one after the other, as issued: some move while others start.
@@ -180,7 +201,7 @@ class _Lanes:
 
     def serial(self) -> float:
         case = self.case
-        whole = product(case, case.rows, case.n, case.k).seconds
+        whole = gemm(case, case.rows, case.n, case.k).seconds
         if self.sm:
             return ISSUE_S + collective_s(case) + whole + self.event_s
         moved = self._by_itself(self.shard) + self.event_s
@@ -210,11 +231,11 @@ class _Lanes:
         parts: int = 1,
         accumulate: bool = False,
     ) -> _Kernel:
-        """A product, `times` in a row; `busy`: bytes per second that copies beside it bring to this rank."""
-        alone = product(self.case, *shape, parts=parts, accumulate=accumulate)
+        """A GEMM, `times` in a row; `busy`: bytes per second that concurrent copies bring to this rank."""
+        alone = gemm(self.case, *shape, parts=parts, accumulate=accumulate)
         arithmetic = alone.compute_s
         if self.sm:
-            arithmetic = product_beside(self.case, *shape, parts=parts, accumulate=accumulate).compute_s
+            arithmetic = gemm_with_copies(self.case, *shape, parts=parts, accumulate=accumulate).compute_s
         longer = slowed(arithmetic, alone.memory_bytes, self.traffic * busy, self.memory)
         gaps = (times - 1) * self.gap_s
         return _Kernel(times * alone.seconds + gaps, times * longer + gaps)
@@ -246,12 +267,13 @@ class _Lanes:
             parts = ranks if staged else self.peers
             if name == "hetero-unfused-1d":
                 one = self._kernel((rows, n, k), busy, self.peers)
-            elif name == "hetero-fused-1d" and self.permutes:
-                one = self._kernel((parts * rows, n, k), busy)
-                moved = self._local_s(2 * parts * rows * (k if self.scatter else n) * self.size) + self.gap_s
-                one = _Kernel(one.alone_s + moved, one.beside_s + moved)
             else:
                 one = self._kernel((parts * rows, n, k), busy, parts=parts)
+                if name == "hetero-fused-1d" and self.permuted[1]:
+                    joined = self._kernel((parts * rows, n, k), busy)
+                    moved = self._local_s(2 * parts * rows * (k if self.scatter else n) * self.size)
+                    found = [one.mixed(joined, moved + self.gap_s, share) for share in self.permuted]
+                    one = max(found, key=lambda kernel: kernel.alone_s)
             if not staged:
                 own = self._kernel((self.rows, n, k), busy)
         return _Rounds(
@@ -259,13 +281,13 @@ class _Lanes:
             bytes=piece,
             whole_s=whole,
             first_s=first,
-            product=one,
+            gemm=one,
             stage_s=self._local_s(2 * self.shard / count) + self.gap_s if staged else 0.0,
             steps=self.peers + (2 if staged else self.peers if name == "hetero-unfused-1d" else 1),
             own=own,
         )
 
-    # All-gather and all-to-all: copies depend on nothing, products on copies.
+    # All-gather and all-to-all: copies depend on nothing, GEMMs on copies.
 
     def gathered_shards(self) -> float:
         spent = [
@@ -294,16 +316,16 @@ class _Lanes:
             now = start + (rounds.whole_s if i else self._by_itself(rounds.bytes))
             ends.append(now)
         t = 0.0 if rounds.own is None else rounds.own.end(ISSUE_S, now) + self.gap_s
-        last_s = rounds.product.alone_s / self.peers
+        last_s = rounds.gemm.alone_s / self.peers
         for i, (begin, end) in enumerate(zip(begins, ends, strict=True)):
             t = max(t, ISSUE_S * (ahead + rounds.steps * (i + 1)))
             t = max(t + rounds.stage_s, (begin if early else end) + self.event_s)
-            t = rounds.product.end(t, now)
+            t = rounds.gemm.end(t, now)
             t = max(t, end + self.event_s + last_s) if early else t
             t += self.gap_s
         return t - self.gap_s
 
-    # Reduce-scatter: products depend on nothing, copies on products, sums on copies.
+    # Reduce-scatter: GEMMs depend on nothing, copies on GEMMs, sums on copies.
 
     def scattered_shards(self) -> float:
         spent = [self.start_s + self.shard * max(load, self.least) for load in self.loads.single]
@@ -317,7 +339,7 @@ class _Lanes:
         rounds = self._rounds(name)
         chained = self.event_s if self.groups == 1.0 else 0.0
         spent = [rounds.whole_s - chained] * rounds.count
-        one, early = rounds.product, 0.0
+        one, early = rounds.gemm, 0.0
         if name == "hetero-unfused-1d":
             early = (self.peers - 1) / self.peers * one.alone_s
             one = self._trickled(rounds)
@@ -329,13 +351,13 @@ class _Lanes:
         return t - self.gap_s
 
     def _trickled(self, rounds: _Rounds) -> _Kernel:
-        """A round's products, each of which sends its copy off: copies move all along, not all at once."""
-        case, one = self.case, rounds.product
+        """A round's GEMMs, each of which sends its copy off: copies move all along, not all at once."""
+        case, one = self.case, rounds.gemm
         if rounds.whole_s < one.alone_s / self.peers:
             return one
         busy = rounds.bytes * self.peers / max(rounds.whole_s, one.alone_s)
         rows = -(-self.rows // rounds.count)
-        slow = self._kernel((rows, case.n, case.k), busy, self.peers).beside_s
+        slow = self._kernel((rows, case.n, case.k), busy, self.peers).concurrent_s
         return _Kernel(slow, slow)
 
     def _scatter(
@@ -349,7 +371,7 @@ class _Lanes:
     ) -> tuple[float, float, list[float]]:
         """When the SMs and the links are free, and when each round's copies have come.
 
-        `stage_s`: of what follows each product; `early_s`: how long before its end the first parts can go.
+        `stage_s`: of what follows each GEMM; `early_s`: how long before its end the first parts can go.
         """
         t, moved, ends = 0.0, 0.0, []
         for i, each in enumerate(spent):

@@ -6,11 +6,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from weft.errors import UsageError
-from weft.ops.case import Case, collective_s, product
+from weft.ops.case import Case, collective_s, gemm
+from weft.ops.ficco import ficco_pick
 from weft.ops.pick import Pick, pick
 from weft.ops.simulate import Result, exhaustive
 from weft.policy import SCHEDULES
 
+FINER = tuple(name for name in SCHEDULES if name not in ("serial", "shard"))
+"""The schedules of FiCCO."""
 COLLECTIVES = {
     "all_gather": "all_gather_matmul",
     "reduce_scatter": "matmul_reduce_scatter",
@@ -25,7 +28,7 @@ def operation_of(collective: str) -> str:
         return name
     if name not in COLLECTIVES:
         raise UsageError(
-            f"collective {collective!r} cannot be fused with a product; use one of {', '.join(COLLECTIVES)}"
+            f"collective {collective!r} cannot be fused with a GEMM; use one of {', '.join(COLLECTIVES)}"
         )
     return COLLECTIVES[name]
 
@@ -55,13 +58,13 @@ class Exploration:
         return self.fastest("serial")
 
     @property
-    def product_s(self) -> float:
-        return product(self.case, self.case.rows, self.case.n, self.case.k).seconds
+    def gemm_s(self) -> float:
+        return gemm(self.case, self.case.rows, self.case.n, self.case.k).seconds
 
     @property
     def ideal_s(self) -> float:
-        """The longer of product and collective: nothing that cuts and waits can be faster."""
-        return max(self.product_s, collective_s(self.case))
+        """The longer of GEMM and collective: nothing that cuts and waits can be faster."""
+        return max(self.gemm_s, collective_s(self.case))
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON document."""
@@ -75,7 +78,7 @@ class Exploration:
             "ranks": case.ranks,
             "dtype": case.dtype,
             "topology": case.topology,
-            "product_ms": round(1e3 * self.product_s, 6),
+            "product_ms": round(1e3 * self.gemm_s, 6),
             "collective_ms": round(1e3 * collective_s(case), 6),
             "ideal_ms": round(1e3 * self.ideal_s, 6),
             "bound": round(serial.seconds / self.ideal_s, 4),
@@ -84,9 +87,24 @@ class Exploration:
             "picked_engine": self.picked.engine,
             "picked_regret_pct": round(100 * regret, 3),
             "why": self.picked.why,
+            "rules": [self._rule("weft", self.picked), self._rule("ficco", ficco_pick(case))],
             "best": self.best.name,
             "best_engine": self.best.engine,
             "reason": reason(self),
+        }
+
+    def _rule(self, name: str, picked: Pick) -> dict[str, Any]:
+        """What a rule takes, against the best of all and of the finer schedules."""
+        taken = (self.results.get((picked.schedule, picked.engine)) or self.fastest(picked.schedule)).seconds
+        finer = min(self.fastest(each).seconds for each in FINER)
+        return {
+            "name": name,
+            "picked": picked.schedule,
+            "engine": picked.engine,
+            "regret_pct": round(100 * (taken / self.best.seconds - 1), 3),
+            "regret_of_finer_pct": round(100 * (taken / finer - 1), 3),
+            "speedup_vs_serial": round(self.serial.seconds / taken, 4),
+            "why": picked.why,
         }
 
     def _row(self, name: str) -> dict[str, Any]:
@@ -116,7 +134,7 @@ def reason(found: Exploration) -> str:
         losses = rest.losses
         more = 100 * (rest.seconds / best.seconds - 1)
         return (
-            f"serial wins: {rest.name}, the next best, takes {more:.1f}% more; cutting the product costs it "
+            f"serial wins: {rest.name}, the next best, takes {more:.1f}% more; cutting the GEMM costs it "
             f"{_ms(losses.decomposition_s)}, contention {_ms(losses.contention_s)}, and "
             f"{_ms(losses.exposed_s)} stay exposed"
         )

@@ -25,7 +25,7 @@ def measure(operation: str, m: int, n: int, k: int, ranks: int, dtype: str) -> d
     gpu = _profile_name(title)
     case = Case(operation=operation, m=m, n=n, k=k, ranks=ranks, dtype=dtype, gpu=gpu, topology=TOPOLOGY)
     setup = _Setup(torch, case)
-    works: dict[Any, Callable[[], object]] = {"product": setup.product, "transfer": setup.transfer}
+    works: dict[Any, Callable[[], object]] = {"product": setup.gemm, "transfer": setup.transfer}
     refused: dict[str, str] = {}
     for engine in ENGINES:
         for name in SCHEDULES:
@@ -137,7 +137,7 @@ class _Setup:
             for i, rows in enumerate(moved, 1)
         ]
 
-    def product(self) -> None:
+    def gemm(self) -> None:
         self.torch.mm(self.whole, self.w, out=self.result)
 
     def transfer(self) -> None:

@@ -44,7 +44,8 @@ def peer_schedule(schedule: Schedule, peer: int, sent: Sequence[int] | None = No
 class HostLink:
     """Peers are data in pinned host memory: what they send is taken there, what they get is left there.
 
-    In a reduce-scatter a peer has its product of a round when this rank has its own: a receive waits for it.
+    In a reduce-scatter a peer has its partial result of a round when this rank has its own, and a receive
+    waits for it.
     """
 
     def __init__(
@@ -122,9 +123,9 @@ class HostLink:
 class SymmetricLink:
     """Peers are GPUs whose memory this one can reach; copy engines move the bytes.
 
-    Gathered rows are pulled from where each rank has put its x; products are pushed into their owner's inbox,
-    and a signal follows them. A barrier at the start says that all inboxes are free (or all x are there), one
-    at the end of a gather that all have taken what they need.
+    Gathered rows are pulled from where each rank has put its x; partial results are pushed into their owner's
+    inbox, and a signal follows them. A barrier at the start says that all inboxes are free (or all x are
+    there), one at the end of a gather that all have taken what they need.
     """
 
     def __init__(

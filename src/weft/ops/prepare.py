@@ -74,7 +74,7 @@ def prepared_call(call: Call, xs: Tensors, ws: Tensors, group: Any, scales: Tens
         x.device,
         *[each.shape for each in xs],
         *[(w.shape, w.stride(), w.dtype) for w in ws],
-        *[scale.dim() > 1 for scale in scales],
+        *[(scale.shape, scale.dtype) for scale in scales],
     )
     prepared: PreparedCall | None = team.prepared.get(key)
     if prepared is None:

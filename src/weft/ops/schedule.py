@@ -1,4 +1,4 @@
-"""Schedules of a collective fused with a product: lists of steps, as data. One definition, every executor.
+"""Schedules of a collective fused with a GEMM: lists of steps, as data. One definition, every executor.
 
 A schedule says what one rank does: what it sends and receives, what it multiplies, copies and adds, and which
 step must be done before which. How long a step takes is left to whoever runs it.
@@ -12,9 +12,9 @@ step must be done before which. How long a step takes is left to whoever runs it
 The names (`weft.policy.SCHEDULES`): `serial` moves everything, then multiplies (or multiplies, then moves);
 `shard` moves one rank's whole shard per round, in ring order. The finer ones cut every shard again, by
 default into as many pieces as there are ranks, so that each round exchanges one piece with every peer at
-once. `hetero`: the local shard is one large product, which hides the first transfer (the last one of a
-reduce-scatter); `uniform`: it is cut like the rest. `fused`: a round is one product; `unfused`: one per peer.
-`1d` pieces are rows; `2d` pieces are columns: of k, accumulated in the result, or of n where the product is
+once. `hetero`: the local shard is one large GEMM, which hides the first transfer (the last one of a
+reduce-scatter); `uniform`: it is cut like the rest. `fused`: a round is one GEMM; `unfused`: one per peer.
+`1d` pieces are rows; `2d` pieces are columns: of k, accumulated in the result, or of n where the GEMM is
 what moves.
 
 Steps that share a resource (the compute units, the link to one peer) run in list order. `after` holds what

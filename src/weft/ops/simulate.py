@@ -18,8 +18,8 @@ from weft.ops.case import (
     Case,
     candidates,
     collective_s,
-    product,
-    product_beside,
+    gemm,
+    gemm_with_copies,
 )
 from weft.ops.schedule import Add, Matmul, Recv, Schedule, Send, Step, build
 from weft.sim.fabric import SWITCH_GPUS, Fabric
@@ -80,11 +80,11 @@ class Losses:
     """Where the time of a schedule goes, in seconds; they add up to its time."""
 
     product_s: float
-    """The whole product in one piece, alone."""
+    """The whole GEMM in one piece, alone."""
     decomposition_s: float
     """More, because it is cut."""
     contention_s: float
-    """More, because copies run beside it."""
+    """More, because copies run concurrently."""
     staging_s: float
     """Copies and sums on this rank."""
     exposed_s: float
@@ -181,15 +181,15 @@ def _task(case: Case, rank: int, step: Step, after: tuple[int, ...], issue_s: fl
             copied_bytes=step.bytes + lost,
         )
     if isinstance(step, Matmul):
-        alone = product(case, *step.shape, parts=len(step.a), accumulate=step.accumulate)
-        beside = product_beside(case, *step.shape, parts=len(step.a), accumulate=step.accumulate)
+        alone = gemm(case, *step.shape, parts=len(step.a), accumulate=step.accumulate)
+        slowed = gemm_with_copies(case, *step.shape, parts=len(step.a), accumulate=step.accumulate)
         return Task(
             name="matmul {}x{}x{}".format(*step.shape),
             rank=rank,
             after=after,
             issue_s=issue_s,
             alone_s=alone.compute_s,
-            beside_s=beside.compute_s,
+            beside_s=slowed.compute_s,
             memory_bytes=alone.memory_bytes,
         )
     word = "sum" if isinstance(step, Add) else "permute" if step.id.startswith("permute") else "stage"
@@ -205,8 +205,8 @@ def _task(case: Case, rank: int, step: Step, after: tuple[int, ...], issue_s: fl
 
 
 def _library(case: Case) -> list[Task]:
-    """The collective of the vendor's library and the product, one after the other."""
-    whole = product(case, case.rows, case.n, case.k)
+    """The collective of the vendor's library and the GEMM, one after the other."""
+    whole = gemm(case, case.rows, case.n, case.k)
     compute = Task(
         name=f"matmul {case.rows}x{case.n}x{case.k}",
         rank=0,
@@ -222,7 +222,7 @@ def _library(case: Case) -> list[Task]:
 
 def _losses(result: Result) -> Losses:
     case, flowed = result.case, result.flowed
-    whole = product(case, case.rows, case.n, case.k).seconds
+    whole = gemm(case, case.rows, case.n, case.k).seconds
     memory = case.costs.profile.figures.memory_tb_s * 1e12
     alone = staged = busy = 0.0
     for i, task in enumerate(result.tasks):

@@ -15,7 +15,7 @@ class Problem:
     """The sizes of one operation, as one rank sees them."""
 
     m: int
-    """Rows in all: of the gathered x, of the product to scatter, of this rank's x before an all-to-all."""
+    """Rows in all: of the gathered x, of the result to scatter, of this rank's x before an all-to-all."""
     n: int
     """Columns of this rank's w. Ranks may differ in it, except for a reduce-scatter."""
     k: int
@@ -107,7 +107,7 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class Matmul:
-    """One product: the parts of `a`, stacked, times `b`; its rows go to the parts of `c`, or are added there.
+    """One GEMM: the parts of `a`, stacked, times `b`; its rows go to the parts of `c`, or are added there.
 
     There are several parts only where `runs` finds at most two groups of evenly spaced, equal ones.
     """
@@ -125,7 +125,7 @@ class Matmul:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """M, N, K of the product."""
+        """M, N, K of the GEMM."""
         return sum(part.rows for part in self.a), self.b.cols, self.b.rows
 
 

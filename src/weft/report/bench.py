@@ -98,7 +98,7 @@ def row_table(document: Document) -> Table:
         Column("Time"),
         Column("Interval", title="confidence interval of the median"),
         Column("Time ratio", title="overlapped over sequential"),
-        Column("Overlap rate", title="share of communication that overlaps with compute"),
+        Column("Overlap rate", title="fraction of communication that overlaps compute"),
         Column("Fraction of ideal"),
     )
     found = records(document, "rows")

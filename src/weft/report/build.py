@@ -168,7 +168,7 @@ def tune_part(
         ),
         simulated=tuned.verdict.simulated,
         pictures=tuple(pictures),
-        cards=tuple(tune.cards(tuned)),
+        cards=tuple(tune.tune_cards(tuned)),
         chart=tune.candidate_chart(tuned),
         table=tune.candidate_table(tuned),
     )

@@ -15,13 +15,13 @@ MAX_BARS = 120
 
 @dataclass(frozen=True)
 class Timing:
-    """What a chart shows of one candidate."""
+    """One candidate in a chart."""
 
     label: str
     ms: float
     ci_ms: tuple[float, float] | None
     kept: bool
-    """Whether it stands out: the chosen one, or one that was raced to the end."""
+    """Whether it is highlighted: the chosen candidate, or one that stayed in the race to the end."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def interval_cell(bounds: tuple[float, float] | None) -> Cell:
 
 
 def timings(rows: Sequence[Document], *, best: float | None = None) -> list[Timing]:
-    """Rows with a time; the row that was chosen, kept, or took `best` ms stands out."""
+    """Rows with a time; the row that was chosen, kept, or took `best` ms is highlighted."""
     chosen = any(row.get("chosen") is True for row in rows)
     found = []
     for row in rows:

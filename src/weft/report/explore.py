@@ -26,10 +26,10 @@ from weft.timeline import Kind, Timeline
 CELLS = 60
 SHADES = " ░▒▓█"
 LOSSES = (
-    ("decomposition_ms", "cut", "more for the product, because it is cut"),
-    ("contention_ms", "beside", "more, because copies run beside it"),
+    ("decomposition_ms", "cut", "more for the GEMM, because it is cut"),
+    ("contention_ms", "shared", "more, because copies run concurrently"),
     ("staging_ms", "staging", "copies and sums on the rank itself"),
-    ("exposed_ms", "exposed", "no product runs: a transfer or a launch is waited for"),
+    ("exposed_ms", "exposed", "no GEMM runs: a transfer or a launch is waited for"),
 )
 
 
@@ -95,6 +95,11 @@ def _sentences(document: Document) -> str:
         for label, key in (("why", "reason"), ("pick", "why"))
         if (said := text(document, key))
     ]
+    for rule in records(document, "rules"):
+        regret = number(rule, "regret_pct")
+        if text(rule, "name") != "weft" and regret is not None:
+            name = text(rule, "name")
+            found.append(f"{name}'s rule: {text(rule, 'picked')}, {regret:.1f}% behind: {text(rule, 'why')}")
     return "\n".join(found)
 
 
@@ -151,7 +156,7 @@ def _cards(document: Document, best: float | None) -> list[Card]:
             f"{text(document, 'best')} on {text(document, 'best_engine')}",
             "good",
         ),
-        Card("Serial", words.milliseconds(number(serial, "ms")), "collective, then product"),
+        Card("Serial", words.milliseconds(number(serial, "ms")), "collective, then GEMM"),
         Card("Ideal", words.milliseconds(number(document, "ideal_ms")), "the longer of both"),
         Card("Picked from sizes", text(document, "picked"), text(document, "why")),
     ]
@@ -183,7 +188,7 @@ def show_losses(console: Console, document: Document) -> None:
     note = "simulated" if is_simulated(document) else "measured"
     head = f"{text(document, 'gpu')} {text(document, 'dtype')}, {note}"
     both = any("simulated_loss_pct" in row for row in records(document, "decomposition"))
-    table = Grid(title=f"Cutting a product: {head}", box=box.SIMPLE_HEAD)
+    table = Grid(title=f"Cutting a GEMM: {head}", box=box.SIMPLE_HEAD)
     for column in (
         "M x N x K",
         "along",
@@ -232,7 +237,7 @@ def loss_figures(document: Document) -> dict[str, str]:
     }
     copies = records(document, "copies")
     return {
-        "decomposition": figures.bars(f"Time lost by cutting a product ({note})", cuts, unit="%"),
+        "decomposition": figures.bars(f"Time lost by cutting a GEMM ({note})", cuts, unit="%"),
         "contention": figures.bars(f"Time lost by sharing the GPU ({note})", shared, unit="%"),
         "copies": figures.lines(
             f"Share of a DMA copy that is not moving bytes ({note})",
@@ -248,7 +253,7 @@ def losses_page(document: Document) -> str:
     """The page of `--characterize`."""
     captions = {
         "decomposition": "All pieces, back to back, against the whole; along K they add to one result.",
-        "contention": "A product beside copies, and copies beside a product, each against itself alone.",
+        "contention": "A GEMM while copies run, and copies while GEMMs run, each against itself alone.",
         "copies": "What a copy costs besides its bytes, by its size.",
     }
     pictures = [
@@ -263,7 +268,7 @@ def losses_page(document: Document) -> str:
         template="explore.html.j2",
         title=f"Losses on {text(document, 'gpu')}",
         subtitle=f"{text(document, 'device')} · {text(document, 'dtype')}",
-        sentence="What cutting a product into pieces costs, and what product and copies cost each other.",
+        sentence="What cutting a GEMM into pieces costs, and what GEMM and copies cost each other.",
         contents=(("plots", "Plots"),),
         simulated=is_simulated(document),
         pictures=tuple(pictures),

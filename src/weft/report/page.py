@@ -26,7 +26,7 @@ from weft.tuning.tuned_workload import TunedWorkload
 Document = dict[str, Any]
 
 _ASSETS = Path(__file__).parent / "assets"
-_STYLES = ("base", "blocks", "timeline", "results", "plan", "print")
+_STYLES = ("base", "blocks", "timeline", "results", "plan", "live", "print")
 _SCRIPTS = ("format", "data", "view", "paint", "hover", "timeline", "input", "table", "main")
 # Inside a script block these would end it, or begin a comment; JSON does not mind the escapes.
 _NO_CONTROLS = {code: None for code in range(32) if chr(code) not in "\t\n\r"}

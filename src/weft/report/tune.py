@@ -9,7 +9,7 @@ from weft.report.reading import shorten
 from weft.tuning.tuned_workload import TunedWorkload
 
 
-def cards(tuned: TunedWorkload) -> list[Card]:
+def tune_cards(tuned: TunedWorkload) -> list[Card]:
     """The key figures of a tune."""
     best = tuned.best_ms
 

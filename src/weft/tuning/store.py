@@ -1,35 +1,40 @@
 """Store: verdicts that were measured before, in one SQLite file that many ranks and jobs share.
 
-A verdict belongs to a GPU, a driver, an NCCL, a torch and a workload: with another of these it is measured
-again. No connection, hence no lock, outlives a call; nothing is held while somebody measures.
+A verdict belongs to a GPU, a driver, an NCCL, a torch, a workload and a setting (nodes, ghost ranks, node
+profile): with another of these it is measured again. No connection, hence no lock, outlives a call; nothing
+is held while somebody measures.
 """
 
 from __future__ import annotations
 
 import json
+import logging
+import math
 import os
+import random
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
 import weft
 from weft.errors import UsageError, WeftError
 from weft.policy import Policy
+from weft.tuning.entry import COLUMNS, KEY_COLUMNS, Entry, Key, here, verdict_text
+
+__all__ = ["Entry", "Key", "Store", "StoreError", "default_path", "here"]
 
 T = TypeVar("T")
+log = logging.getLogger(__name__)
 
 VARIABLE = "WEFT_STORE"
-SCHEMA = 1
+SCHEMA = 2
+OLDER = (1,)  # schemas that are read as they are, and brought up to date by the first write
 APPLICATION = 0x77656674  # "weft": tells our file from the database of another program
 DOCUMENT_VERSION = 1
-MAX_AGE_S = 30 * 86400.0
-CLOCK_SKEW_S = 86400.0
-MAX_TEXT = 2048
-MAX_VERDICT_BYTES = 1 << 20
+TRANSIENT_S = 1.0  # how long an error that other processes can cause by coming and going is waited out
 MAX_ENTRIES = 10_000
 HEADER_BYTES = 100
 LOCAL = ("btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "tmpfs", "xfs", "zfs")
@@ -37,110 +42,28 @@ LOCAL = ("btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "tmpfs", "xfs", "zf
 
 _TABLE = """CREATE TABLE IF NOT EXISTS verdicts (
     gpu TEXT NOT NULL, driver TEXT NOT NULL, nccl TEXT NOT NULL, torch TEXT NOT NULL, workload TEXT NOT NULL,
+    setting TEXT NOT NULL,
     policy TEXT NOT NULL, verdict TEXT NOT NULL, made REAL NOT NULL, weft TEXT NOT NULL,
-    PRIMARY KEY (gpu, driver, nccl, torch, workload))"""
-_COLUMNS = ("gpu", "driver", "nccl", "torch", "workload", "policy", "verdict", "made", "weft")
+    PRIMARY KEY (gpu, driver, nccl, torch, workload, setting))"""
+_MIGRATE = (
+    "ALTER TABLE verdicts RENAME TO verdicts_1",
+    _TABLE,
+    f"INSERT INTO verdicts ({', '.join(COLUMNS)}) "
+    f"SELECT {', '.join('?' if name == 'setting' else name for name in COLUMNS)} FROM verdicts_1",
+    "DROP TABLE verdicts_1",
+)
 _UPSERT = (
-    f"INSERT INTO verdicts ({', '.join(_COLUMNS)}) VALUES ({', '.join('?' * len(_COLUMNS))}) "
-    "ON CONFLICT (gpu, driver, nccl, torch, workload) DO UPDATE SET "
+    f"INSERT INTO verdicts ({', '.join(COLUMNS)}) VALUES ({', '.join('?' * len(COLUMNS))}) "
+    f"ON CONFLICT ({', '.join(KEY_COLUMNS)}) DO UPDATE SET "
     "policy = excluded.policy, verdict = excluded.verdict, made = excluded.made, weft = excluded.weft"
 )
-_WHERE = "gpu = ? AND driver = ? AND nccl = ? AND torch = ? AND workload = ?"
+_WHERE = " AND ".join(f"{name} = ?" for name in KEY_COLUMNS)
 
 
 class StoreError(WeftError):
     """The store cannot be read or written. It costs a measurement, never a job: callers warn and go on."""
 
     exit_code = 2
-
-
-@dataclass(frozen=True)
-class Key:
-    """What a verdict holds for."""
-
-    gpu: str
-    driver: str
-    nccl: str
-    torch: str
-    workload: str
-
-    def __post_init__(self) -> None:
-        for part in fields(self):
-            value = getattr(self, part.name)
-            if not isinstance(value, str) or not 0 < len(value) <= MAX_TEXT or not value.isprintable():
-                raise UsageError(
-                    f"store key: {part.name} must be printable text of 1 to {MAX_TEXT} characters, "
-                    f"not {str(value)[:40]!r}"
-                )
-
-    @property
-    def parts(self) -> tuple[str, str, str, str, str]:
-        return self.gpu, self.driver, self.nccl, self.torch, self.workload
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A stored verdict."""
-
-    key: Key
-    policy: Policy
-    verdict: Mapping[str, Any]
-    """The document that the tuner wrote: text, gain and so on."""
-    made: float
-    """Seconds since 1970."""
-    weft: str
-    """The version that made it."""
-
-    @property
-    def stale(self) -> bool:
-        """Whether it is too old, from another minor version of weft, or from the future: measure again."""
-        return self.stale_at(time.time())
-
-    def stale_at(self, now: float) -> bool:
-        """`stale`, at a moment in seconds since 1970."""
-        return not -CLOCK_SKEW_S <= now - self.made <= MAX_AGE_S or _minor(self.weft) != _minor(
-            weft.__version__
-        )
-
-    def to_dict(self) -> dict[str, Any]:
-        """One entry of an export."""
-        key = dict(zip(_COLUMNS, self.key.parts, strict=False))
-        rest = {"policy": self.policy.to_dict(), "verdict": dict(self.verdict)}
-        return {**key, **rest, "made": self.made, "weft": self.weft}
-
-    @classmethod
-    def from_dict(cls, document: Any) -> Entry:
-        """An entry from its JSON document, which may come from anywhere."""
-        if not isinstance(document, dict) or set(document) != set(_COLUMNS):
-            raise UsageError(f"an entry is an object with exactly {', '.join(_COLUMNS)}")
-        made, version, verdict = document["made"], document["weft"], document["verdict"]
-        if isinstance(made, bool) or not isinstance(made, (int, float)) or not 0 <= made < 1e11:
-            raise UsageError(f"made {str(made)[:40]!r} is not a time in seconds since 1970")
-        if not isinstance(version, str) or not 0 < len(version) <= 64 or not version.isprintable():
-            raise UsageError(f"weft {str(version)[:40]!r} is not a version")
-        if not isinstance(verdict, dict):
-            raise UsageError("verdict must be an object")
-        _text(verdict)
-        key = Key(*(document[part.name] for part in fields(Key)))
-        return cls(key, Policy.from_dict(document["policy"]), verdict, float(made), version)
-
-
-def here(workload: str) -> Key:
-    """The key of a workload on the GPU that this process uses, through torch."""
-    import torch
-
-    version = str(torch.__version__)
-    if not torch.cuda.is_available():
-        return Key("cpu", "none", "none", version, workload)
-    from weft.gpu import nvml
-
-    with nvml.session() as library:
-        driver = nvml.driver_release(library) or str(torch.version.hip or "unknown")
-    try:
-        nccl = ".".join(map(str, torch.cuda.nccl.version()))
-    except (RuntimeError, AttributeError):
-        nccl = "none"
-    return Key(torch.cuda.get_device_name(), driver, nccl, version, workload)
 
 
 def default_path() -> Path:
@@ -166,7 +89,7 @@ class Store:
 
     def get(self, key: Key) -> Entry | None:
         """The verdict for exactly this key, stale or not."""
-        rows = self._read(f"SELECT {', '.join(_COLUMNS)} FROM verdicts WHERE {_WHERE}", key.parts)
+        rows = self._read(f"SELECT {{}} FROM verdicts WHERE {_WHERE}", key.parts)
         return self._entry(rows[0]) if rows else None
 
     def put(self, key: Key, policy: Policy, verdict: Mapping[str, Any]) -> Entry:
@@ -178,10 +101,7 @@ class Store:
 
     def entries(self) -> list[Entry]:
         """All verdicts, the newest first."""
-        columns = ", ".join(_COLUMNS)
-        return [
-            self._entry(row) for row in self._read(f"SELECT {columns} FROM verdicts ORDER BY made DESC", ())
-        ]
+        return [self._entry(row) for row in self._read("SELECT {} FROM verdicts ORDER BY made DESC", ())]
 
     def remove(self, key: Key) -> bool:
         """Forget one verdict; whether there was one."""
@@ -216,14 +136,14 @@ class Store:
 
     def _row(self, entry: Entry) -> tuple[Any, ...]:
         try:
-            verdict = _text(dict(entry.verdict))
+            verdict = verdict_text(dict(entry.verdict))
         except UsageError as error:
             raise StoreError(f"store {self.path}: {error}") from None
         return *entry.key.parts, json.dumps(entry.policy.to_dict()), verdict, entry.made, entry.weft
 
     def _entry(self, row: tuple[Any, ...]) -> Entry:
         try:
-            values = dict(zip(_COLUMNS, row, strict=True))
+            values = dict(zip(COLUMNS, row, strict=True))
             values["policy"], values["verdict"] = (_json(values[name]) for name in ("policy", "verdict"))
             return Entry.from_dict(values)
         except (UsageError, ValueError, RecursionError) as error:
@@ -233,11 +153,19 @@ class Store:
             ) from None
 
     def _read(self, query: str, values: tuple[str, ...]) -> list[tuple[Any, ...]]:
+        """Rows of a query, whose `{}` stands for all columns."""
         if not self._exists():
             return []
 
         def rows(db: sqlite3.Connection) -> list[tuple[Any, ...]]:
-            return db.execute(query, values).fetchall() if self._known(db) else []
+            schema = self._known(db)
+            if schema is None:
+                return []
+            if schema == SCHEMA:
+                return db.execute(query.format(", ".join(COLUMNS)), values).fetchall()
+            older = "(SELECT *, '' AS setting FROM verdicts)"
+            text = query.format(", ".join(COLUMNS)).replace("FROM verdicts", f"FROM {older}")
+            return db.execute(text, values).fetchall()
 
         return self._attempt(lambda: self._connected(rows, write=False))
 
@@ -246,10 +174,16 @@ class Store:
             self._known(db)  # refuses a file that is not ours before anything in it changes
             if _local(self.path):
                 db.execute("PRAGMA journal_mode = WAL")
+                db.execute("PRAGMA synchronous = NORMAL")  # no wait for the disk at every verdict
             db.execute("BEGIN IMMEDIATE")
-            if not self._known(db):
+            schema = self._known(db)
+            if schema is None:
                 db.execute(_TABLE)
                 db.execute(f"PRAGMA application_id = {APPLICATION}")
+            elif schema in OLDER:
+                for statement in _MIGRATE:
+                    db.execute(statement, ("",) if "?" in statement else ())
+            if schema != SCHEMA:
                 db.execute(f"PRAGMA user_version = {SCHEMA}")
             done = change(db)
             db.execute("COMMIT")
@@ -257,8 +191,8 @@ class Store:
 
         return self._attempt(lambda: self._connected(within, write=True))
 
-    def _known(self, db: sqlite3.Connection) -> bool:
-        """Whether the file is a store already; False for an empty one."""
+    def _known(self, db: sqlite3.Connection) -> int | None:
+        """The schema of a file that is a store already; None for an empty one."""
         (application,) = db.execute("PRAGMA application_id").fetchone()
         (schema,) = db.execute("PRAGMA user_version").fetchone()
         (tables,) = db.execute("SELECT count(*) FROM sqlite_master").fetchone()
@@ -268,13 +202,13 @@ class Store:
                     f"store {self.path}: this is the database of another program; "
                     f"set {VARIABLE} to another file"
                 )
-            return False
-        if schema != SCHEMA:
+            return None
+        if schema not in (SCHEMA, *OLDER):
             raise StoreError(
                 f"store {self.path}: schema {schema} is not known (this weft reads {SCHEMA}): update weft, "
                 f"or set {VARIABLE} to another file"
             )
-        return True
+        return int(schema)
 
     def _connected(self, use: Callable[[sqlite3.Connection], T], *, write: bool) -> T:
         with self._problems():
@@ -298,14 +232,16 @@ class Store:
 
     def _attempt(self, act: Callable[[], T]) -> T:
         """`act`, again while others keep it out: SQLite itself does not wait in every case."""
-        until = time.monotonic() + self.timeout_s
+        began = time.monotonic()
         while True:
             try:
                 return act()
             except _BusyError as error:
-                if time.monotonic() >= until:
+                log.debug("%s", error)
+                patience_s = min(self.timeout_s, error.patience_s)
+                if time.monotonic() - began >= patience_s:
                     raise StoreError(str(error)) from None
-                time.sleep(0.02)
+                time.sleep(random.uniform(0.005, 0.03))  # not in step with the others that wait
 
     @contextmanager
     def _problems(self) -> Iterator[None]:
@@ -317,7 +253,7 @@ class Store:
             raise StoreError(f"store {self.path}: {error.strerror or error}; {elsewhere}") from None
         except sqlite3.Error as error:
             said = str(error)
-            if "locked" in said or "busy" in said:
+            if "locked" in said or "busy" in said or "locking protocol" in said:
                 raise _BusyError(
                     f"store {self.path}: another process has kept it locked for over {self.timeout_s:g} s; "
                     f"end that process, or {elsewhere}"
@@ -329,13 +265,19 @@ class Store:
                 ) from None
             if "full" in said:
                 raise StoreError(f"store {self.path}: no room left on its disk; {elsewhere}") from None
-            if "readonly" in said or "read-only" in said or "unable to open" in said:
-                raise StoreError(f"store {self.path}: cannot be opened or written; {elsewhere}") from None
+            if "readonly" in said or "read-only" in said or "unable to open" in said or "I/O" in said:
+                # Also for a moment where another process makes or removes the files of its lock just now.
+                line = f"store {self.path}: cannot be opened or written; {elsewhere}"
+                raise _BusyError(line, TRANSIENT_S) from None
             raise StoreError(f"store {self.path}: {said}; {elsewhere}") from None
 
 
 class _BusyError(Exception):
-    """Somebody else has it just now."""
+    """Somebody else has it just now; after `patience_s` this is an error."""
+
+    def __init__(self, line: str, patience_s: float = math.inf) -> None:
+        super().__init__(line)
+        self.patience_s = patience_s
 
 
 def _document(document: Any) -> list[Entry]:
@@ -358,25 +300,10 @@ def _document(document: Any) -> list[Entry]:
     return entries
 
 
-def _text(verdict: dict[str, Any]) -> str:
-    """A verdict as JSON; refuses what has none, or too much."""
-    try:
-        text = json.dumps(verdict, allow_nan=False)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise UsageError(f"the verdict has no JSON: {error}") from None
-    if len(text) > MAX_VERDICT_BYTES:
-        raise UsageError(f"a verdict of {len(text)} bytes; the store takes at most {MAX_VERDICT_BYTES}")
-    return text
-
-
 def _json(text: Any) -> Any:
     if not isinstance(text, str):
         raise ValueError("no text where JSON should be")
     return json.loads(text)
-
-
-def _minor(version: str) -> tuple[str, ...]:
-    return tuple(version.split(".")[:2])
 
 
 def _local(path: Path) -> bool:

@@ -22,7 +22,8 @@ static void note(sim *s, int32_t sm, int32_t launch, int32_t change) {
 
 static int fits(const sim *s, const sim_launch *l, int32_t sm) {
     const sm_free *f = &s->sm[sm];
-    return sm >= l->first_sm && f->blocks >= 1 && f->warps >= l->warps && f->registers >= l->registers && f->shared >= l->shared;
+    return sm >= l->first_sm && f->blocks >= 1 && f->warps >= l->warps && f->registers >= l->registers &&
+           f->shared >= l->shared;
 }
 
 static double next_work(sim *s, const sim_launch *l, progress *p) {
@@ -356,8 +357,15 @@ int weft_simulate(const sim_gpu *gpu, int32_t launches, const sim_launch *launch
     sim *s = calloc(1, sizeof(sim));
     if (!s)
         return SIM_NO_MEMORY;
-    *s = (sim){.gpu = gpu, .launch = launch, .run_count = run_count, .run_work = run_work, .launches = launches,
-               .span = span, .log = log, .log_room = log_room, .totals = totals};
+    *s = (sim){.gpu = gpu,
+               .launch = launch,
+               .run_count = run_count,
+               .run_work = run_work,
+               .launches = launches,
+               .span = span,
+               .log = log,
+               .log_room = log_room,
+               .totals = totals};
     memset(totals, 0, sizeof *totals);
     totals->stuck_launch = -1;
     s->at = calloc(n, sizeof(progress));
@@ -371,7 +379,8 @@ int weft_simulate(const sim_gpu *gpu, int32_t launches, const sim_launch *launch
     s->next_launch = calloc(edges + 1, sizeof(int32_t));
     s->next_latency = calloc(edges + 1, sizeof(double));
     int status = SIM_NO_MEMORY;
-    if (s->at && s->sm && s->freed && s->peer && s->pending && s->queue && s->next_first && s->next && s->next_launch && s->next_latency) {
+    if (s->at && s->sm && s->freed && s->peer && s->pending && s->queue && s->next_first && s->next && s->next_launch &&
+        s->next_latency) {
         status = prepare(s, dep, dep_latency);
         if (status == SIM_OK)
             status = run(s);

@@ -24,14 +24,14 @@ typedef struct {
     int32_t warps, group;    /* group: first launch of the collective that this is a rank of, or -1 */
     int32_t first_sm, pad;   /* SMs below this one are not for this launch */
     int64_t registers, shared;
-    int64_t units;      /* KIND_POOL: pieces of work that the resident blocks share out */
-    double unit_work;   /* KIND_POOL: work of one piece */
-    double sm_rate;     /* work per second that one SM gives to all such blocks on it */
-    double block_rate;  /* most that one block reaches alone */
-    double window;      /* bytes that a block keeps in flight: by Little's law its rate is window / latency */
-    double miss;        /* share of the work that goes on to device memory */
-    double start_work;  /* starting a block costs as much as this work */
-    double delay;       /* KIND_DELAY, KIND_ENGINE: seconds */
+    int64_t units;     /* KIND_POOL: pieces of work that the resident blocks share out */
+    double unit_work;  /* KIND_POOL: work of one piece */
+    double sm_rate;    /* work per second that one SM gives to all such blocks on it */
+    double block_rate; /* most that one block reaches alone */
+    double window;     /* bytes that a block keeps in flight: by Little's law its rate is window / latency */
+    double miss;       /* share of the work that goes on to device memory */
+    double start_work; /* starting a block costs as much as this work */
+    double delay;      /* KIND_DELAY, KIND_ENGINE: seconds */
 } sim_launch;
 
 typedef struct {
@@ -49,8 +49,9 @@ typedef struct {
     double end;
 } sim_totals;
 
-__attribute__((visibility("default"))) int weft_simulate(const sim_gpu *gpu, int32_t launches, const sim_launch *launch, const int64_t *run_count,
-                  const double *run_work, const int32_t *dep, const double *dep_latency, sim_span *span,
-                  sim_change *log, int64_t log_room, sim_totals *totals);
+__attribute__((visibility("default"))) int weft_simulate(const sim_gpu *gpu, int32_t launches, const sim_launch *launch,
+                                                         const int64_t *run_count, const double *run_work,
+                                                         const int32_t *dep, const double *dep_latency, sim_span *span,
+                                                         sim_change *log, int64_t log_room, sim_totals *totals);
 
 #endif

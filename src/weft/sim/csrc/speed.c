@@ -86,8 +86,7 @@ static double stretch(const sim *s, double load) {
 /* Little's law: blocks keep their windows in flight, so beyond saturation the latency grows until the rates
  * window / latency add up to the bandwidth. Returns that latency over the one without load; below 1 where the
  * demand can be met. A launch whose window is larger than it needs is held back later than others. */
-static double cache_load(const sim *s, int32_t n, const double *base, const double *windows,
-                         const double *limit) {
+static double cache_load(const sim *s, int32_t n, const double *base, const double *windows, const double *limit) {
     double demand = 0, held = 0, latency = s->gpu->latency;
     int32_t order[MAX_ACTIVE];
     for (int32_t i = 0; i < n; i++) {

@@ -7,7 +7,7 @@
 
 #define MAX_ACTIVE 48
 #define SAME_TIME 1e-12 /* seconds; ends closer than this are one event */
-#define MAX_MARKS 64 /* blocks of one launch on one SM; no GPU holds more than 32 */
+#define MAX_MARKS 64    /* blocks of one launch on one SM; no GPU holds more than 32 */
 
 typedef struct {
     double at;

@@ -1,64 +1,141 @@
-"""Conduct: from the method's trials to what every rank does at a step boundary, and back to samples.
+"""Conduct: from trials to what every rank does at a step boundary, and from reports back to samples.
 
-Also a generator: it yields decisions for `agree`, is sent the reports of all ranks, and returns the Outcome.
-What concerns communicators takes two exchanges: do it, then go on only if every rank could.
+Also a generator: it yields decisions for `weft.ranks` and is sent the reports of all ranks. In the watch it
+is sent only what the leading rank measured. A decision has a key `do`:
+- `run`: a step for each entry of `order`, an index into `policies`. `learn`: profile them. `light`: the next
+  decision comes without reports;
+- `prepare`: make communicators with `ctas` possible; `settle`: keep only what `policy` needs. Report whether
+  it worked;
+- `report`: wait for all steps so far and report their times;
+- `end`, `abandon`: tuning is over.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 from weft.policy import Policy
 from weft.ranks import ABANDON, Decision, Report
 from weft.tuning.live.options import Facts, merge
 from weft.tuning.live.outcome import Outcome
-from weft.tuning.live.search import Method, Sample, Trial
+from weft.tuning.live.search import Method
+from weft.tuning.live.trial import Sample, Trial
+from weft.tuning.live.watch import Watch
 
 Conductor = Generator[Decision, list[Report], None]
+BETWEEN_S = 0.25  # seconds between decisions of a watch, at least
+MEET = (8, 256)  # steps between decisions of a watch
+LAG = 2  # steps whose times need not be known when a watch decides
 
 
-def conduct(method: Method, default: Policy) -> Conductor:
-    """All decisions of a tuning; the last is `end` or `abandon`. What it yields first has no meaning."""
+class _AbandonError(Exception):
+    """The ranks do not agree."""
+
+
+def conduct(
+    method: Method,
+    default: Policy,
+    watch: Callable[[Outcome, int], Watch] | None = None,
+    result: Callable[[Outcome], dict[str, Any]] = Outcome.to_dict,
+) -> Conductor:
+    """All decisions of a tuning; the last is `end` or `abandon`. What it yields first has no meaning.
+
+    `watch` makes the generator that goes on after the search, from its outcome and the steps that it has to
+    decide in advance; None: the search is all. `result`: the document of an outcome.
+    """
     reports = yield {}
-    out_of_step = differing(reports)
-    if out_of_step:
-        yield {**ABANDON, "reason": out_of_step}
-        return
-    current, prepared = default, {default.max_ctas}
+    try:
+        _agree(reports)
+        ready = {default.max_ctas}
+        outcome = yield from _search(method, default, ready)
+        if watch is None:
+            yield from _settle(outcome.policy)
+            yield {"do": "end", "policy": outcome.policy.to_dict(), "result": result(outcome)}
+            return
+        if not outcome.still_open:
+            ready &= {default.max_ctas, outcome.policy.max_ctas}
+        yield from _settle(outcome.policy, result(outcome), release=not outcome.still_open)
+        steps = meeting(outcome.default_ms or 0.0)
+        yield from _watch(watch(outcome, steps + LAG), default, steps, ready)
+        yield {"do": "end", "policy": outcome.policy.to_dict(), "result": result(outcome)}
+    except _AbandonError as error:
+        yield {**ABANDON, "reason": str(error)}
+
+
+def meeting(step_ms: float) -> int:
+    """Steps between two decisions of a watch."""
+    return min(max(math.ceil(1e3 * BETWEEN_S / max(step_ms, 1e-3)), MEET[0]), MEET[1])
+
+
+def _search(
+    method: Method, default: Policy, ready: set[int | None]
+) -> Generator[Decision, list[Report], Outcome]:
+    """A search, with a meeting of all ranks after each plan."""
     trial = next(method)
     while True:
-        problem = ""
-        if trial.policy.max_ctas != current.max_ctas:
-            problem = yield from _switch(trial.policy, prepared)
-            current = default if problem else trial.policy
+        samples = yield from _play(trial, default, ready)
+        for sample in samples:
+            try:
+                trial = method.send(sample)
+            except StopIteration as end:
+                outcome: Outcome = end.value
+                return outcome
+
+
+def _play(
+    trial: Trial, default: Policy, ready: set[int | None], say: Sequence[str] = ()
+) -> Generator[Decision, list[Report], list[Sample]]:
+    """Run a trial and those that follow it for certain."""
+    plan = [trial.policy] * trial.steps if trial.learn else [trial.policy, *trial.then]
+    for ctas in dict.fromkeys(policy.max_ctas for policy in plan):
+        if ctas not in ready:
+            problem = yield from _asked({"do": "prepare", "ctas": ctas})
             if problem:
-                yield from _asked({"do": "apply", "policy": default.to_dict()})
-        if problem:
-            sample = Sample(math.inf, problem)
-        else:
-            reports = yield run(trial)
-            out_of_step = differing(reports)
-            if out_of_step:
-                yield {**ABANDON, "reason": out_of_step}
-                return
-            current, sample = trial.policy, slowest(reports)
-        try:
-            trial = method.send(sample)
-        except StopIteration as end:
-            yield from _end(end.value, current)
-            return
+                return [Sample(math.inf, problem) for _ in plan]
+            ready.add(ctas)
+    reports = yield run(plan, learn=trial.learn, say=say)
+    _agree(reports)
+    samples = slowest(reports)
+    if trial.learn:
+        facts = [Facts.from_dict(report["facts"]) for report in reports if report.get("facts")]
+        ms = sum(sample.ms for sample in samples) / len(samples)
+        return [Sample(ms, samples[-1].problem, merge(facts) if facts else None)]
+    return samples
 
 
-def _switch(policy: Policy, prepared: set[int | None]) -> Generator[Decision, list[Report], str]:
-    """Bring all ranks to other communicators, if need be new ones; returns why not, or nothing."""
-    if policy.max_ctas not in prepared:
-        problem = yield from _asked({"do": "prepare", "ctas": policy.max_ctas})
-        if problem:
-            return problem
-        prepared.add(policy.max_ctas)
-    return (yield from _asked({"do": "apply", "policy": policy.to_dict()}))
+def _watch(watch: Watch, default: Policy, steps: int, ready: set[int | None]) -> Conductor:
+    """A watch: decisions for `steps` steps at a time, in advance. All ranks meet only for another search."""
+    try:
+        trial = next(watch)
+        said = [trial.say] if trial.say else []
+        unknown = 0  # steps that were decided and whose times have not been sent yet
+        while True:
+            if trial.light:
+                plan = [trial.policy, *trial.then][unknown : unknown + steps]
+                reports = yield (run(plan, light=True, say=said) if plan else {"do": "report"})
+                samples = slowest(reports)
+                unknown += len(plan) - len(samples)
+            else:
+                if trial.settle:
+                    yield from _settle(trial.policy)
+                    ready &= {default.max_ctas, trial.policy.max_ctas}
+                samples = yield from _play(trial, default, ready, said)
+            said = []
+            for sample in samples:
+                trial = watch.send(sample)
+                said += [trial.say] if trial.say else []
+    except StopIteration:
+        return
+
+
+def _settle(policy: Policy, result: dict[str, Any] | None = None, *, release: bool = True) -> Conductor:
+    """Have all ranks run under a policy and give back what it does not need."""
+    settle = {"do": "settle", "policy": policy.to_dict(), "release": release, "result": result}
+    problem = yield from _asked(settle)
+    if problem:
+        raise _AbandonError(problem)
 
 
 def _asked(decision: Decision) -> Generator[Decision, list[Report], str]:
@@ -66,34 +143,33 @@ def _asked(decision: Decision) -> Generator[Decision, list[Report], str]:
     return next((str(report["problem"]) for report in reports if report.get("problem")), "")
 
 
-def _end(outcome: Outcome, current: Policy) -> Conductor:
-    result = outcome.to_dict()
-    if outcome.policy.max_ctas != current.max_ctas:
-        problem = yield from _asked({"do": "apply", "policy": outcome.policy.to_dict()})
-        if problem:
-            yield {**ABANDON, "reason": problem}
-            return
-    yield {"do": "end", "policy": outcome.policy.to_dict(), "result": result}
+def run(
+    plan: Sequence[Policy], *, learn: bool = False, light: bool = False, say: Sequence[str] = ()
+) -> Decision:
+    """The decision that lets the job go on for as many steps as `plan` has policies."""
+    policies = list(dict.fromkeys(plan))
+    return {
+        "do": "run",
+        "policies": [policy.to_dict() for policy in policies],
+        "order": [policies.index(policy) for policy in plan],
+        "learn": learn,
+        "light": light,
+        "say": list(say),
+    }
 
 
-def run(trial: Trial) -> Decision:
-    """The decision that lets the job go on under a trial."""
-    return {"do": "run", "policy": trial.policy.to_dict(), "steps": trial.steps, "learn": trial.learn}
-
-
-def slowest(reports: Sequence[Report]) -> Sample:
-    """What the trial took on the slowest rank; a problem on one rank is a problem of all."""
+def slowest(reports: Sequence[Report]) -> list[Sample]:
+    """What each step took on the slowest rank; a problem on one rank is a problem of all."""
     problem = next((str(r["problem"]) for r in reports if r.get("problem")), "")
-    facts = [Facts.from_dict(r["facts"]) for r in reports if r.get("facts")]
-    ms = max(float(r["ms"]) for r in reports)
-    return Sample(ms, problem, merge(facts) if facts else None)
+    count = max(len(report["ms"]) for report in reports)
+    every = [[float(r["ms"][index]) for r in reports if index < len(r["ms"])] for index in range(count)]
+    return [Sample(max(times), problem) for times in every]
 
 
-def differing(reports: Sequence[Report]) -> str:
-    """Why the ranks are not at the same step, or nothing. A clock is shared by the ranks that report it."""
+def _agree(reports: Sequence[Report]) -> None:
+    """All ranks must be at the same step. A clock is shared by the ranks that report it."""
     seen: dict[str, Any] = {}
     for report in reports:
         for name, count in report["clock"].items():
             if seen.setdefault(name, count) != count:
-                return f"the ranks are not at the same step ({name}: {seen[name]} and {count})"
-    return ""
+                raise _AbandonError(f"the ranks are not at the same step ({name}: {seen[name]} and {count})")

@@ -126,8 +126,20 @@ class LaunchControls:
     def synchronize(self) -> None:
         apply.synchronize()
 
-    def now(self) -> float:
-        return time.perf_counter()
+    def mark(self) -> Any:
+        import torch
+
+        if not torch.cuda.is_initialized():
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def between_ms(self, start: Any, end: Any) -> float:
+        if isinstance(start, float):
+            return 1e3 * (float(end) - start)
+        end.synchronize()
+        return float(start.elapsed_time(end))
 
     def clock(self) -> dict[str, int]:
         if not communicators.available():

@@ -1,12 +1,14 @@
-"""Live: tunes the job that it finds itself in. Torch's autoload starts it under `weft run --tune`.
+"""Live: tunes the job of which this process is a rank. Torch's autoload starts it under `weft run --tune`.
 
 A process waits until the program has made a process group and its step is known, then takes part in the
-tuning (`weft.tuning.live.session`). Afterwards nothing is left in the program but the policy. An error
-in here ends the tuning, never the program.
+tuning (`weft.tuning.live.session`). Afterwards the job is watched (`weft.tuning.live.watch`): a mark per step
+and a decision every few steps, or, with `--tune-once`, nothing is left in the program but the policy. An
+error in here ends the tuning, never the program.
 """
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import json
 import os
@@ -19,7 +21,7 @@ from typing import Any
 
 from weft.files import write_whole
 from weft.policy import Policy
-from weft.tuning.live.outcome import result_file, stopped
+from weft.tuning.live.outcome import RECORD_FILE, final, result_file, stopped
 from weft.tuning.live.steps import Steps, period
 
 POLICY_VARIABLE = "WEFT_TUNE_POLICY"
@@ -27,9 +29,12 @@ CONTROLS_VARIABLE = "WEFT_TUNE_CONTROLS"
 """For tests: `module:function` that makes the controls from the default policy and the number of ranks."""
 STALL_VARIABLE = "WEFT_TUNE_STALL_S"
 DEADLINE_VARIABLE = "WEFT_TUNE_DEADLINE_S"
+BUDGET_VARIABLE = "WEFT_TUNE_BUDGET"
+"""Share of the steps that the watch may use; 0: the job is not watched."""
 FIRST_DEADLINE_S = 20.0  # for all ranks to find their step
-STORE_TIMEOUT_S = 2.0
-EVENTS_WITHOUT_STEP = 1000  # optimizer steps after which a program without a period, or a group, is let be
+EVENTS_WITHOUT_STEP = (
+    1000  # optimizer steps after which a program without a period, or a group, is left alone
+)
 CALLS_BETWEEN_LOOKS = 256  # collectives, where no optimizer steps
 PERIODS_WITHOUT_OPTIMIZER = 12  # more than most accumulate gradients
 CALLS_OF_A_STEP = 16  # at least, where collectives are all there is to go by: a boundary costs a wait
@@ -45,7 +50,11 @@ class Live:
         self._over = self._by_calls = False
         self._rank: int | None = None
         self._leads = False
-        self._key: Any = None
+        self._earlier: Any = None
+        self._status: Any = None
+        self._record: Any = None
+        self._result: dict[str, Any] | None = None
+        """Of the last search."""
 
     def watch(self) -> None:
         """Look out for steps from now on."""
@@ -79,7 +88,11 @@ class Live:
         """With the group go its store and communicators: what is made later was not prepared for trials."""
         import torch.distributed as dist
 
-        if self._session is not None and self._mine() and group in (None, dist.group.WORLD):
+        if self._session is None or not self._mine() or group not in (None, dist.group.WORLD):
+            return
+        if self._session.watching:
+            self._session.leave(self._final())
+        else:
             self._give_up("the program destroyed its process group before tuning was over")
 
     def _optimizer_stepped(self, optimizer: Any) -> None:
@@ -141,7 +154,10 @@ class Live:
         import torch.distributed as dist
 
         if _capturing():  # what is captured keeps the policy that it was launched under
-            self._give_up("the program captures its step in a CUDA graph")
+            if self._session is not None and self._session.watching:
+                self._session.leave(self._final())
+            else:
+                self._give_up("the program captures its step in a CUDA graph")
         elif self._session is not None:
             self._session.step()
         elif dist.is_available() and dist.is_initialized():
@@ -154,8 +170,10 @@ class Live:
 
         from weft.ranks import Agreement
         from weft.tuning.live.conductor import conduct
+        from weft.tuning.live.earlier import Earlier
         from weft.tuning.live.search import tune
         from weft.tuning.live.session import LEAST_STALL_S, Session
+        from weft.tuning.live.trial import Record
 
         self._rank, world = dist.get_rank(), dist.get_world_size()
         if world < 2:
@@ -171,50 +189,73 @@ class Live:
         if isinstance(controls, str):
             self._end(stopped(controls))
             return
-        conductor = conduct(tune(default, self._recall), default)
+        self._record, self._earlier = Record(), Earlier(default, self._warn)
+        method = tune(default, self._earlier.recall, record=self._record)
+        budget = _budget()
+        conductor = conduct(method, default, self._watch if budget > 0 else None)
         stall_s = float(os.environ.get(STALL_VARIABLE, LEAST_STALL_S))
         self._leads = agreement.leads
-        self._session = Session(controls, agreement, conductor, self._end, least_stall_s=stall_s)
+        self._session = Session(
+            controls, agreement, conductor, self._end, self._found, self._said, least_stall_s=stall_s
+        )
         self._tell(stopped("the job ended before tuning was over"))
         self._say(f"tuning {world} ranks during the next steps")
+        atexit.register(self._at_exit, os.getpid())
         self._session.begin()
 
-    def _recall(self, facts: Any) -> Policy | None:
-        """What the same job ended with before, unless that is too old."""
-        from weft.tuning.store import Store, StoreError, here
+    def _watch(self, outcome: Any, ahead: int) -> Any:
+        """The watch after a search, on the leader."""
+        from weft.tuning.live.watch import Status, watch
 
-        self._key = here(facts.workload) if facts.workload else None
-        if self._key is None:
-            return None
-        try:
-            entry = Store(timeout_s=STORE_TIMEOUT_S).get(self._key)
-        except StoreError as error:
-            self._warn(f"earlier results are not used: {error}")
-            return None
-        return entry.policy if entry is not None and not entry.stale else None
+        self._status = Status(outcome, outcome.policy)
+        # What an earlier job found was tried already.
+        return watch(outcome, budget=_budget(), ahead=ahead, record=self._record, status=self._status)
 
-    def _remember(self, result: dict[str, Any]) -> None:
-        from weft.tuning.store import Store
+    def _found(self, result: dict[str, Any]) -> None:
+        """A search is over; the job goes on and is watched."""
+        self._result = result
+        self._tell(result)
+        self._say(f"tuning is over: {result['text']}")
+        if self._leads:
+            self._earlier.remember(result)
 
-        if self._key is None or result["state"] == "stopped":
-            return
-        try:
-            Store(timeout_s=STORE_TIMEOUT_S).put(self._key, Policy.from_dict(result["policy"]), result)
-        except Exception as error:  # the result holds, kept or not
-            self._warn(f"the result is not kept for the next start: {error}")
+    def _said(self, line: str) -> None:
+        """Something happened in the watch."""
+        self._say(line)
+        if self._leads and self._status is not None:
+            result = self._final()
+            self._tell(result)
+            if self._status.reverted:
+                self._earlier.forget()
+            elif self._status.searches:
+                self._earlier.remember(result)
+
+    def _final(self) -> dict[str, Any]:
+        """The result as it stands now, the watch included."""
+        if self._status is not None:
+            return final(self._status)
+        return self._result or stopped("the job ended before tuning was over")
+
+    def _at_exit(self, process: int) -> None:
+        """The program ends while it is watched."""
+        if process == os.getpid() and self._session is not None and self._session.watching:
+            self._tell(self._final())
+            self._write_record()
 
     def _end(self, result: dict[str, Any]) -> None:
         """Tuning is over, one way or the other: leave the program."""
-        self._over = True
+        known, self._over = self._result is not None, True
         self._remove_hook()
         for restore in self._restore:
             restore()
         with suppress(Exception):
             self._unwatch_calls()
         self._tell(result)
-        self._say(f"tuning is over: {result['text']}")
-        if self._leads:
-            self._remember(result)
+        self._write_record()
+        if not known or result["state"] == "stopped":
+            self._say(f"tuning is over: {result['text']}")
+        if self._leads and not known and self._earlier is not None:
+            self._earlier.remember(result)
         self._session = None
 
     def _remove_hook(self) -> None:
@@ -252,6 +293,14 @@ class Live:
         if folder and self._rank is not None:
             with suppress(Exception):
                 write_whole(Path(folder, result_file(self._rank)), json.dumps(result))
+
+    def _write_record(self) -> None:
+        """All steps, for the page of `weft run --tune --html`."""
+        folder = os.environ.get("WEFT_JOB")
+        if folder and self._leads and self._record is not None:
+            with suppress(Exception):
+                labels = [policy.label for policy in self._record.policies]
+                write_whole(Path(folder, RECORD_FILE), json.dumps(self._record.to_dict(labels)))
 
     def _say(self, line: str) -> None:
         if self._leads:
@@ -317,6 +366,12 @@ def _within_process(store: Any) -> bool:
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
     return type(store).__name__ in ("HashStore", "FakeStore")
+
+
+def _budget() -> float:
+    from weft.tuning.live.watch import SHARE
+
+    return float(os.environ.get(BUDGET_VARIABLE) or SHARE)
 
 
 def _default_policy() -> Policy:

@@ -1,4 +1,4 @@
-"""Options: what may be tried in a running job, from what was seen in it. No point that cannot matter."""
+"""Options: what may be tried in a running job, from its profile. Nothing that cannot matter."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from weft.policy import MAX_PATTERN_BYTES, MAX_RULES, Policy, Rule
 from weft.tuning.candidates import HEAD_START_US
 
 SHAPED_KERNELS = 2  # kernels tried in the last stage; each costs several steps of the job
-SHAPED_SHARE = 0.1  # of the time beside collectives: a kernel with less is not worth shaping
-BESIDE_SHARE = 0.05  # of the collectives' time: with less compute beside them, nothing shares the GPU
+SHAPED_SHARE = 0.1  # of the time that overlaps with collectives: a kernel with less is not worth shaping
+BESIDE_SHARE = 0.05  # of the collectives' time: with less overlapping compute, nothing shares the GPU
 MEMORY_KERNELS = (
     "*elementwise*",
     "*reduce_kernel*",
@@ -48,9 +48,9 @@ class Kernel:
     blocks_per_sm: int | None
     """Blocks of it that fit on an SM by themselves; None: unknown."""
     ms: float | None = None
-    """All of its time; None: the profiler could not be used."""
+    """All of its time; None: the tracer could not be used."""
     beside_ms: float | None = None
-    """Its time beside collectives."""
+    """Its time that overlaps with collectives."""
 
     @property
     def can_be_shaped(self) -> bool:
@@ -60,7 +60,7 @@ class Kernel:
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What was learnt about the job before anything is tried."""
+    """The profile of a job, taken before anything is tried."""
 
     launches: bool = True
     """Whether launches can be changed: the shim is in the process and a GPU is used."""
@@ -78,17 +78,17 @@ class Facts:
     """Where there are none: numbers that the job could be started with."""
     kernels: tuple[Kernel, ...] = ()
     span_ms: float | None = None
-    """A step, as the profiler saw it; None: it could not be used."""
+    """A step, as the tracer recorded it; None: it could not be used."""
     comm_ms: float | None = None
     """Communication in a step."""
     exposed_ms: float | None = None
-    """Communication beside which no compute kernel runs."""
+    """Communication during which no compute kernel runs."""
     world: int = 1
     """Ranks of the job."""
     ranks_at_work: int = 1
     """Processes that take part in tuning."""
     workload: str = ""
-    """What tells this job from another one in the store."""
+    """What distinguishes this job from others in the store."""
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -101,16 +101,16 @@ class Facts:
 
     @property
     def beside(self) -> tuple[Kernel, ...]:
-        """Compute kernels seen beside collectives: those that run there longest, or most often, first."""
+        """Compute kernels that overlap with collectives: the longest, or the most frequent, first."""
         return tuple(sorted((k for k in self.kernels if self.weight(k) > 0), key=lambda k: -self.weight(k)))
 
     def weight(self, kernel: Kernel) -> float:
-        """How much of a kernel is beside collectives: in ms, or in launches where times are not known."""
+        """How much of a kernel overlaps with collectives: in ms, or in launches where times are not known."""
         return kernel.beside if self.comm_ms is None else kernel.beside_ms or 0.0
 
     @property
     def shares_the_gpu(self) -> bool:
-        """Whether compute runs beside collectives to speak of, as far as that is known."""
+        """Whether a relevant share of compute overlaps with collectives, as far as that is known."""
         if self.comm_ms is None:
             return True
         return sum(map(self.weight, self.kernels)) > BESIDE_SHARE * self.comm_ms
@@ -150,7 +150,7 @@ def stages(facts: Facts, default: Policy) -> list[list[dict[str, Any]]]:
     What mattered most in our measurements comes first: the collectives' CTAs.
     """
     shared = facts.shares_the_gpu
-    # Fewer CTAs leave more to the compute beside them, and help nobody where there is none.
+    # Fewer CTAs leave more to overlapping compute, and help nobody where there is none.
     counts = [count for count in facts.cta_choices if shared or count > (facts.ctas or 0)]
     first: list[dict[str, Any]] = [{"max_ctas": count} for count in counts]
     second: list[dict[str, Any]] = []
@@ -175,7 +175,7 @@ def beyond(facts: Facts, best: Policy) -> list[dict[str, Any]]:
 
 
 def residency_changes(facts: Facts) -> list[dict[str, Any]]:
-    """One block less and half of them, for the kernels most beside collectives, one kernel at a time.
+    """One block less and half of them, for the kernels that overlap most, one kernel at a time.
 
     The kernel gets it by the policy's default and the others are excepted by name, not the other way round:
     the shim then still spares launches whose whole grid is resident at once, and whose blocks may wait for
@@ -203,7 +203,7 @@ def pattern(name: str) -> str:
 
 
 def explain(facts: Facts) -> list[dict[str, Any]]:
-    """By kernel: how much of it runs beside collectives, and what could be done about it."""
+    """By kernel: how much of it overlaps with collectives, and what could be done about it."""
     rows = []
     total = sum(map(facts.weight, facts.kernels))
     for kernel in facts.beside[:12]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +13,11 @@ from typing import Any
 
 from weft.policy import Policy
 from weft.tuning.live.options import Facts, explain
+from weft.tuning.live.proof import Proof
+from weft.tuning.verdict import Verdict
+
+RECORD_FILE = "steps.json"
+"""All steps of a job (`weft.tuning.live.trial.Record`), in its folder."""
 
 
 @dataclass
@@ -19,17 +26,26 @@ class Tried:
 
     policy: Policy
     ms: list[float] = field(default_factory=list)
+    proof_ms: list[float] = field(default_factory=list)
+    """Its steps of the proof, which then stand for it."""
     note: str = ""
     """Why it dropped out of the race."""
     problem: str = ""
     """Why it may not be used at all: it stalled, was clearly slower, or could not be applied."""
 
+    @property
+    def typical_ms(self) -> float | None:
+        """Median of a step; None: it was never measured."""
+        times = [ms for ms in self.proof_ms or self.ms if math.isfinite(ms)]
+        return median(times) if times else None
+
     def to_dict(self) -> dict[str, Any]:
+        typical = self.typical_ms
         return {
             "label": self.policy.label,
             "policy": self.policy.to_dict(),
-            "ms": round(median(self.ms), 4) if self.ms else None,
-            "steps": len(self.ms),
+            "ms": None if typical is None else round(typical, 4),
+            "steps": len(self.ms) + len(self.proof_ms),
             "note": self.problem or self.note,
         }
 
@@ -42,6 +58,8 @@ class Outcome:
     """What the job goes on with; the policy it was started with where it is left alone."""
     kept: bool
     """Whether that is a change."""
+    default: Policy = field(default_factory=Policy)
+    """What the job was started with."""
     gain_pct: float = 0.0
     """Percent less time per step than without the change; 0 where the job is left alone."""
     ci_pct: tuple[float, float] = (0.0, 0.0)
@@ -53,12 +71,48 @@ class Outcome:
     steps: int = 0
     """Steps of the job that tuning used, without warm-up."""
     warm_up_steps: int = 0
+    cost_ms: float = 0.0
+    """What these steps took more (or, below 0, less) than under the default."""
     noise_pct: float = 0.0
     """Scatter of one step, percent of its time."""
     default_ms: float | None = None
     best_ms: float | None = None
     tried: Sequence[Tried] = ()
     facts: Facts = field(default_factory=Facts)
+    proof: Proof | None = None
+    """The last proof; where it is still open and promising, a watch goes on with it."""
+
+    def after(self, proof: Proof, source: str = "") -> Outcome:
+        """This outcome with what a proof has shown. Before and after come from the proof's own steps."""
+        claim, policy = proof.claim(), proof.policy
+        gain, low, high = claim.less_pct
+        about = {one.policy: one for one in self.tried}
+        for arm, one in ((0, self.default), (1, policy)):
+            known = about.get(one, Tried(one))
+            about[one] = dataclasses.replace(known, proof_ms=proof.times(arm))
+        shown = dataclasses.replace(
+            self, tried=tuple(about.values()), proof=proof, default_ms=about[self.default].typical_ms
+        )
+        if claim.proven:
+            ends, best_ms = (low, high), about[policy].typical_ms
+            return dataclasses.replace(
+                shown, policy=policy, kept=True, gain_pct=gain, ci_pct=ends, source=source, best_ms=best_ms
+            )
+        reason = (
+            f"{policy.label} was best, but its gain of {gain:.1f}% (95%: {low:.1f} to {high:.1f}) "
+            "is not beyond doubt"
+        )
+        return dataclasses.replace(shown, reason=reason, best_ms=shown.default_ms)
+
+    @property
+    def still_open(self) -> bool:
+        """Whether more steps may well prove the best candidate."""
+        return not self.kept and self.proof is not None and self.proof.promising
+
+    @property
+    def candidates_exist(self) -> bool:
+        """Whether there was anything to try."""
+        return any(one.policy != self.default for one in self.tried)
 
     @property
     def text(self) -> str:
@@ -68,9 +122,30 @@ class Outcome:
             return f"left alone after {used}: {self.reason}"
         low, high = self.ci_pct
         found = f", from {self.source}" if self.source else ""
+        times = (
+            f" ({self.default_ms:.4g} to {self.best_ms:.4g} ms)" if self.default_ms and self.best_ms else ""
+        )
+        cost = f"{abs(self.cost_ms):.0f} ms {'more' if self.cost_ms >= 0 else 'less'} than without"
         return (
-            f"{self.policy.label}{found}: {self.gain_pct:.1f}% less time per step "
-            f"(95%: {low:.1f} to {high:.1f}), found in {used}"
+            f"{self.policy.label}{found}: {self.gain_pct:.1f}% less time per step{times} "
+            f"(95%: {low:.1f} to {high:.1f}), found in {used} that took {cost}"
+        )
+
+    @property
+    def verdict(self) -> Verdict:
+        """The conclusion as every tuner states it."""
+        return Verdict(
+            source="live",
+            policy=self.policy,
+            chosen=self.policy.label,
+            applies=self.kept,
+            gain_pct=self.gain_pct,
+            gain_ci_pct=self.ci_pct,
+            best_ms=self.best_ms,
+            baseline_ms=self.default_ms,
+            baseline=self.default.label,
+            reason=self.reason,
+            measurements=self.steps,
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -78,6 +153,7 @@ class Outcome:
         return {
             "state": "kept" if self.kept else "left alone",
             "text": self.text,
+            "verdict": self.verdict.to_dict(),
             "policy": self.policy.to_dict(),
             "gain_pct": round(self.gain_pct, 3),
             "ci": [round(value, 3) for value in self.ci_pct],
@@ -89,6 +165,8 @@ class Outcome:
             "reason": self.reason,
             "source": self.source,
             "candidates": [one.to_dict() for one in self.tried],
+            "cost_ms": round(self.cost_ms, 1),
+            "watch": None,
             "explanation": explain(self.facts),
             "facts": {
                 "collectives_per_step": self.facts.collectives,
@@ -104,6 +182,17 @@ class Outcome:
                 "workload": self.facts.workload,
             },
         }
+
+
+def final(status: Any) -> dict[str, Any]:
+    """The document of a job that was watched (`weft.tuning.live.watch.Status`), as it stands now."""
+    outcome: Outcome = status.outcome
+    if status.reverted:
+        why = f"{outcome.policy.label} was taken back: {status.reverted}"
+        outcome = dataclasses.replace(
+            outcome, kept=False, policy=outcome.default, gain_pct=0.0, ci_pct=(0.0, 0.0), reason=why
+        )
+    return {**outcome.to_dict(), "watch": status.to_dict()}
 
 
 def stopped(reason: str, **more: Any) -> dict[str, Any]:
@@ -136,6 +225,15 @@ def read_result(folder: Path) -> dict[str, Any]:
     )
 
 
+def read_record(folder: Path) -> dict[str, Any]:
+    """All steps of a job, from its folder; empty where it left none."""
+    try:
+        found = json.loads((folder / RECORD_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
 def why_nothing_to_try(facts: Facts) -> str:
     """The reason where no candidate could matter."""
     if not facts.launches and not facts.cta_choices:
@@ -161,8 +259,8 @@ def why_none_was_better(facts: Facts, tried: Sequence[Tried], default: Policy, n
     if not facts.launches:
         about = ""
     elif not beside:
-        about = "no compute kernel was seen beside a collective; "
+        about = "no compute kernel overlapped with a collective; "
     elif not any(kernel.can_be_shaped for kernel in beside):
-        about = "kernels beside collectives hold one block per SM or wait for memory; "
+        about = "kernels that overlap with collectives hold one block per SM or wait for memory; "
     seen = ", ".join(parts)
     return f"{about}nothing was faster ({seen}; a step scatters by {noise_pct:.1f}%)"

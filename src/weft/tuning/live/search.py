@@ -1,14 +1,31 @@
-"""Online: which policy makes the step of a running job shortest, found within its first steps.
+"""Search: which policy makes the step of a running job shortest, found within its first steps.
 
-The method is a generator: it yields Trials, is sent what each of them took, and returns an Outcome. It knows
-neither torch nor time; whoever runs it applies the policies. In this order it
+`tune` is a generator. It knows neither torch nor time, so anything can drive it:
+
+    method = tune(Policy())
+    trial = next(method)
+    while True:
+        ms = …                  # run `trial.steps` steps under `trial.policy`: mean wall time of a step
+        facts = Facts(…) if trial.learn else None
+        try:
+            trial = method.send(Sample(ms, facts=facts))
+        except StopIteration as end:
+            outcome = end.value
+            break
+
+It yields a Trial (nearly always a single step), is sent one Sample for each, and returns an Outcome. Then
+`weft.tuning.live.watch.watch(outcome)`, a generator with the same protocol, watches the job to its end.
+
+In this order `tune`
 1. waits until steps are even: compilation, autotuning and first allocations are over;
-2. learns what the job launches, and what of that runs beside collectives;
-3. asks whether this job was tuned before, and if so tries only that;
+2. profiles what the job launches, and what of that overlaps with collectives;
+3. asks whether this job was tuned before, and if so proves only that policy;
 4. goes through the stages (the collectives' CTAs, then head start and priority, then residency). In a stage
-   the best policy so far and its changes take turns, a step each, so that drift of the job hits all alike;
-   what is clearly behind drops out;
-5. lets the winner and the default take turns, in fresh steps. Only a gain beyond doubt is kept.
+   the best policy so far and its changes take turns, a step each, in random order; what is clearly behind
+   drops out;
+5. proves the winner against the default in fresh steps (`weft.tuning.live.proof`). Which of the two a step
+   gets is drawn at random, so the chance of keeping a policy that changes nothing is at most
+   `weft.tuning.live.proof.LEVEL`, whatever the noise and whatever was tried before.
 """
 
 from __future__ import annotations
@@ -21,13 +38,27 @@ from dataclasses import dataclass, field
 from statistics import fmean, median
 from typing import Any
 
-from weft.measure.steadiness import Noise, steady
+from weft.measure.steadiness import UNEVEN_WINDOW, WINDOW, Cycle, Noise, cycle, roughness, steady
 from weft.policy import Policy
 from weft.tuning.live.options import Facts, beyond, stages
 from weft.tuning.live.outcome import Outcome, Tried, why_none_was_better, why_nothing_to_try
+from weft.tuning.live.proof import (
+    FOR_KNOWN,
+    KNOWN_LEVEL,
+    LEVEL,
+    NOISY,
+    PROOF_STEPS,
+    WORTH,
+    Proof,
+    earlier,
+    prove,
+)
+from weft.tuning.live.trial import Record, Sample, Trial, ask, ask_all
 
-BUDGET = 57  # steps of the job that tuning may use
-FOR_KNOWN = 24  # of these, for the check of what an earlier run found
+__all__ = ["BUDGET", "Method", "Sample", "Trial", "tune"]
+
+BUDGET = 58  # steps of the job that the search may use
+MOST_NOISY = 2.5  # times as many, at most, where steps scatter by more than NOISY
 LEARN = 2
 MOST_WARM_UP = 40
 MOST_ROUNDS = 6
@@ -35,31 +66,6 @@ SLOW = 1.3  # times the default: out at once
 DROP_Z = 1.5  # standard errors behind the leader
 LEAD_Z = 0.3  # standard errors; a shorter lead changes nothing
 ODD_Z, ODD_LEAST = 4.0, 0.02  # a step this far above expectation is measured once more
-PROOF_Z = 2.0  # standard errors; a little over 1.96, because the comparison is looked at more than once
-PROOF_PAIRS = (4, 10)  # turns of winner and default: at least, and kept for it at most
-WORTH = 0.005  # a smaller gain is not worth a change
-
-
-@dataclass(frozen=True)
-class Trial:
-    """Steps of the job to be run under a policy. `learn`: count what runs beside collectives."""
-
-    policy: Policy
-    steps: int = 1
-    learn: bool = False
-
-
-@dataclass(frozen=True)
-class Sample:
-    """What a trial took."""
-
-    ms: float
-    """One step, on the slowest rank."""
-    problem: str = ""
-    """Why the trial does not count: it stalled, or the policy could not be applied."""
-    facts: Facts | None = None
-    """What was learnt, where that was asked for."""
-
 
 Method = Generator[Trial, Sample, Outcome]
 Logs = dict[Policy, list[float]]
@@ -71,19 +77,26 @@ def tune(
     *,
     budget: int = BUDGET,
     seed: int = 0,
+    level: float = LEVEL,
+    record: Record | None = None,
 ) -> Method:
-    """The whole method. `recall`: the policy that the same job ended with before, if there is one."""
-    search = _Search(default, budget, seed)
+    """The whole method; see the module for the protocol.
+
+    `recall`: the policy that the same job ended with before, if there is one. `seed`: together with the
+    measured times of the warm-up it gives the random order. `level`: most probability of keeping a policy
+    that changes nothing. `record`: takes all steps.
+    """
+    search = _Search(default, budget, seed, level, record or Record())
     yield from search.warm_up()
     facts = yield from search.learn()
     known = recall(facts)
     if known == default:
         return search.left_alone("an earlier run of this job found nothing better")
-    if known is not None:
-        outcome = yield from search.prove(known, FOR_KNOWN, source="an earlier run, measured again")
+    plan = stages(facts, default)
+    if known is not None and (plan or facts.launches):
+        outcome = yield from search.prove_known(known)
         if outcome.kept:
             return outcome
-    plan = stages(facts, default)
     if not plan:
         return search.left_alone(why_nothing_to_try(facts))
     best = default
@@ -96,43 +109,63 @@ def tune(
     best = yield from search.race(best, search.doubts, share=1)
     if best == default:
         return search.left_alone()
-    return (yield from search.prove(best, budget - search.spent))
+    return (yield from search.prove(best, search.budget - search.spent))
 
 
 @dataclass
 class _Search:
-    """The steps of the method, and what they have shown so far."""
+    """The parts of the method, and what they have shown so far."""
 
     default: Policy
     budget: int
     seed: int
+    level: float
+    record: Record
     spent: int = 0
     lead: float = 0.0
     """Of the best so far over the default, in logarithms."""
     warm_up_steps: int = 0
     doubts: list[dict[str, Any]] = field(default_factory=list)
     noise: Noise = field(default_factory=Noise)
+    cycle: Cycle = field(default_factory=Cycle)
     tried: dict[Policy, Tried] = field(default_factory=dict)
     facts: Facts = field(default_factory=Facts)
 
     def __post_init__(self) -> None:
-        self.order = random.Random(self.seed)  # never the program's own random numbers
         self.connected = {self.default.max_ctas}
         self.best = self.default
+        self.order = random.Random(self.seed)
+        self.effort, self.rough, self.extra_ms = 1.0, 0.0, 0.0
 
     def warm_up(self) -> Generator[Trial, Sample, None]:
         """Steps under the default until they are even, or patience ends."""
         times: list[float] = []
-        while not steady(times) and len(times) < MOST_WARM_UP:
-            sample = yield Trial(self.default)
+        first = self.record.number
+        while len(times) < MOST_WARM_UP and not (steady(times) and self._quiet(times, first)):
+            sample = yield from ask(Trial(self.default), self.record, "warm-up")
             times.append(sample.ms)
         self.warm_up_steps = len(times)
-        self.noise.start(times)
-        self._about(self.default).ms.extend(times[-4:])
+        # Digits of measured times: a cycle of the job cannot be in step with a fixed sequence of draws.
+        self.order = random.Random(f"{self.seed} {times!r}")
+        self.effort = min(max((self.rough / NOISY) ** 2, 1.0), MOST_NOISY)
+        self.budget = round(self.budget * self.effort)
+
+    def _quiet(self, times: Sequence[float], first: int) -> bool:
+        """Learn cycle and scatter; whether they are clear. Much scatter needs more steps to be told."""
+        start = min(len(times) // 4, len(times) - WINDOW)
+        usual = times[start:]
+        self.cycle = cycle(usual, first + start)
+        even = [ms / math.exp(self.cycle.level(first + start + i)) for i, ms in enumerate(usual)]
+        self.noise = Noise()
+        self.noise.start(even)
+        self._about(self.default).ms = even[-4:]
+        rough = roughness(even)
+        self.rough = min(rough, self.noise.sigma)  # a few odd steps, or a few alike, are not the rule
+        return len(times) >= UNEVEN_WINDOW or rough <= NOISY
 
     def learn(self) -> Generator[Trial, Sample, Facts]:
-        """Steps in which launches are counted."""
-        sample = yield Trial(self.default, LEARN, learn=True)
+        """Steps in which launches are counted and timed."""
+        sample = yield from ask(Trial(self.default, LEARN, learn=True), self.record, "profile")
         self.spent += LEARN
         self.facts = sample.facts or Facts(launches=False)
         return self.facts
@@ -151,10 +184,10 @@ class _Search:
         logs: Logs = {arm: [] for arm in arms}
         self.best = best
         until = self.spent + share * (self.budget - self.spent - self._for_proof())
-        noise, order = self.noise, list[Policy]()
-        while len(arms) > 1 and len(logs[best]) < MOST_ROUNDS and self.spent + self._cost(arms) <= until:
-            order = self._order(arms, order if len(logs[best]) % 2 else [])
-            turn = yield from self._turn(order)
+        noise = self.noise
+        rounds = MOST_ROUNDS * self.effort
+        while len(arms) > 1 and len(logs[best]) < rounds and self.spent + self._cost(arms) <= until:
+            turn = yield from self._turn(self.order.sample(arms, len(arms)))
             for arm, ms in turn.items():
                 logs[arm].append(math.log(ms))
             arms = [arm for arm in arms if arm == best or not self.tried[arm].problem]
@@ -166,27 +199,19 @@ class _Search:
         return leader
 
     def _doubt(self, leader: Policy, arms: Sequence[Policy], logs: Logs, names: set[str]) -> None:
-        """Note what was not clearly behind, the closest first: it gets a second look if steps are left."""
+        """Note what was not clearly behind, the closest first: it is measured again if steps are left."""
         close = sorted((arm for arm in arms if arm != leader and logs[arm]), key=lambda arm: fmean(logs[arm]))
         self.doubts += [{name: getattr(arm, name) for name in names} for arm in close[:2]]
-
-    def _order(self, arms: Sequence[Policy], last: Sequence[Policy]) -> list[Policy]:
-        """A random order, and in the next turn its reverse, so that drift cancels."""
-        if last:
-            return [arm for arm in reversed(last) if arm in arms]
-        shuffled = list(arms)
-        self.order.shuffle(shuffled)
-        return shuffled
 
     def _cost(self, arms: Sequence[Policy]) -> int:
         return len(arms) + len({arm.max_ctas for arm in arms} - self.connected)
 
     def _for_proof(self) -> int:
         """Steps that it will take to prove the lead there is now."""
-        least, most = PROOF_PAIRS
+        least, most = PROOF_STEPS[0], round(PROOF_STEPS[1] * self.effort)
         sure = self.lead - WORTH
-        pairs = math.ceil(2 * ((PROOF_Z + 1) * self.noise.sigma / sure) ** 2) if sure > 0 else most
-        return 2 * min(max(pairs, least), most)
+        steps = math.ceil(6 + 16 * (self.noise.sigma / sure) ** 2) if sure > 0 else most
+        return min(max(steps, least), most)
 
     def _still_racing(self, arms: list[Policy], logs: Logs, noise: Noise) -> list[Policy]:
         """Without those clearly behind; only the best so far where no other can still be worth a change."""
@@ -216,36 +241,62 @@ class _Search:
         self.lead += lead
         return leader
 
-    def prove(self, policy: Policy, steps: int, source: str = "") -> Method:
-        """The policy and the default by turns (ABBA, so that drift cancels), until the answer is clear."""
-        gains: list[float] = []
-        until = self.spent + steps
-        while True:
-            pair = (self.default, policy) if len(gains) % 2 == 0 else (policy, self.default)
-            ms = yield from self._turn(pair)
-            if self.tried[policy].problem:
-                return self.left_alone(f"{policy.label} {self.tried[policy].problem}")
-            gains.append(math.log(ms[self.default] / ms[policy]))
-            gain, error = self.noise.paired(gains)
-            low, high = gain - PROOF_Z * error, gain + PROOF_Z * error
-            last = self.spent + 2 > until
-            if len(gains) >= PROOF_PAIRS[0] or last:
-                if gain > WORTH and (low > WORTH or (last and low > 0)):
-                    return self._keep(policy, gain, (low, high), source)
-                if high < WORTH or last:
-                    return self._unproven(policy, gain, (low, high))
+    def prove_known(self, policy: Policy) -> Method:
+        """What an earlier run found, against the default."""
+        about, ms = self._about(policy), (yield from self._measure(policy))
+        if not about.problem and ms > self._usual() * math.exp(2 * self.noise.sigma):
+            again = yield from self._step(policy)
+            if not about.problem and again > self._usual() * math.exp(2 * self.noise.sigma):
+                return self.left_alone(f"{policy.label}, from an earlier run, is not faster any more")
+        self.lead = math.log(self._usual() / ms) if 0 < ms < math.inf else 0.0
+        source, level = "an earlier run, measured again", self.level * KNOWN_LEVEL
+        self.level -= level
+        outcome = yield from self.prove(policy, FOR_KNOWN, source, level=level)
+        self.lead = 0.0
+        return outcome
+
+    def prove(self, policy: Policy, steps: int, source: str = "", level: float | None = None) -> Method:
+        """The policy against the default, in steps of their own."""
+        about = self._about(policy)
+        if about.problem:
+            return self.left_alone(f"{policy.label} {about.problem}")
+        proof = Proof(
+            self.default,
+            policy,
+            self.level if level is None else level,
+            self.lead,
+            self.noise.sigma,
+            (1, self.cycle.period),
+            earlier(self.default, self.record),
+        )
+        before = self.record.number
+        yield from prove(proof, steps, self.order, self.record)
+        self.spent += self.record.number - before
+        self.extra_ms += sum(proof.times(0)) + sum(proof.times(1)) - len(proof.drawn) * self._usual()
+        if proof.problem:
+            about.problem = proof.problem
+            return self.left_alone(f"{policy.label} {proof.problem}")
+        return self._outcome(self.default, kept=False).after(proof, source)
 
     def _turn(self, arms: Sequence[Policy]) -> Generator[Trial, Sample, dict[Policy, float]]:
         """A step under each policy, in ms.
 
-        One that is clearly slower is left at once. It gets a second chance, as one odd step proves nothing,
-        and if that is slow too it is out.
+        The first step under a policy is a trial of its own. One that is clearly slower is left at once. It
+        gets a second chance, as one odd step proves nothing, and if that is slow too it is out.
         """
-        ms = {}
-        for arm in arms:
-            ms[arm] = yield from self._measure(arm)
+        ms: dict[Policy, float] = {}
+        if all(self._about(arm).ms for arm in arms):
+            number = self.record.number
+            samples = yield from ask_all(arms, self.record, "search")
+            for index, (arm, sample) in enumerate(zip(arms, samples, strict=True)):
+                ms[arm] = self._noted(arm, sample, number + index)
+            for arm in arms:
+                ms[arm] = yield from self._unless_odd(arm, ms[arm])
+        else:
+            for arm in arms:
+                ms[arm] = yield from self._measure(arm)
         for arm in [arm for arm in arms if arm != self.default and self._slow(ms[arm])]:
-            if not self.tried[arm].problem and self.spent + 2 <= self.budget:
+            if not self.tried[arm].problem and self.spent + 2 <= self.budget - PROOF_STEPS[0]:
                 yield from self._step(self.default)
                 ms[arm] = yield from self._measure(arm)
                 if self._slow(ms[arm]) and not self.tried[arm].problem:
@@ -256,41 +307,44 @@ class _Search:
 
     def _measure(self, policy: Policy) -> Generator[Trial, Sample, float]:
         """One step under a policy, in ms; a little slow, it is measured once more."""
-        about = self._about(policy)
         ms = yield from self._step(policy)
-        if policy.max_ctas not in self.connected and not about.problem:
+        if policy.max_ctas not in self.connected and not self._about(policy).problem:
             # A new communicator connects in its first step: that one tells nothing.
             self.connected.add(policy.max_ctas)
             ms = yield from self._step(policy)
+        return (yield from self._unless_odd(policy, ms))
+
+    def _unless_odd(self, policy: Policy, ms: float) -> Generator[Trial, Sample, float]:
+        about = self._about(policy)
         excess = math.log(ms / median(about.ms or self.tried[self.best].ms))
-        odd = excess > max(ODD_Z * self.noise.sigma, ODD_LEAST) and self.spent < self.budget
+        odd = excess > max(ODD_Z * self.noise.sigma, ODD_LEAST) and self.spent < self.budget - PROOF_STEPS[0]
         if odd and not about.problem and (policy == self.default or not self._slow(ms)):
             ms = min(ms, (yield from self._step(policy)))
         return ms
 
     def _slow(self, ms: float) -> bool:
-        return ms > SLOW * median(self.tried[self.default].ms[-8:])
+        slow = max(SLOW, math.exp(3 * self.noise.sigma))
+        return ms > slow * median(self.tried[self.default].ms[-8:])
 
     def _step(self, policy: Policy) -> Generator[Trial, Sample, float]:
-        sample = yield Trial(policy)
+        number = self.record.number
+        sample = yield from ask(Trial(policy), self.record, "search")
+        return self._noted(policy, sample, number)
+
+    def _noted(self, policy: Policy, sample: Sample, number: int) -> float:
+        """Count a step; its time without what its place in the job's cycle explains."""
         self.spent += 1
         if sample.problem:
             self._about(policy).problem = sample.problem
-        return max(sample.ms, 1e-6)
+        ms = max(sample.ms, 1e-6) / math.exp(self.cycle.level(number))
+        self.extra_ms += sample.ms - self._usual() if math.isfinite(sample.ms) else 0.0
+        return ms
+
+    def _usual(self) -> float:
+        return median(self._about(self.default).ms or [0.0])
 
     def _about(self, policy: Policy) -> Tried:
         return self.tried.setdefault(policy, Tried(policy))
-
-    def _keep(self, policy: Policy, gain: float, bounds: tuple[float, float], source: str) -> Outcome:
-        low, high = map(_less, bounds)
-        return self._outcome(policy, kept=True, gain_pct=_less(gain), ci_pct=(low, high), source=source)
-
-    def _unproven(self, policy: Policy, gain: float, bounds: tuple[float, float]) -> Outcome:
-        low, high = map(_less, bounds)
-        return self.left_alone(
-            f"{policy.label} was best, but its gain of {_less(gain):.1f}% (95%: {low:.1f} to {high:.1f}) "
-            "is not beyond doubt"
-        )
 
     def left_alone(self, reason: str = "") -> Outcome:
         """The default it is."""
@@ -302,17 +356,14 @@ class _Search:
         default, best = self._about(self.default), self._about(policy)
         return Outcome(
             policy=policy,
+            default=self.default,
             steps=self.spent,
             warm_up_steps=self.warm_up_steps,
+            cost_ms=self.extra_ms,
             noise_pct=100 * self.noise.sigma,
-            default_ms=median(default.ms) if default.ms else None,
-            best_ms=median(best.ms) if best.ms else None,
+            default_ms=default.typical_ms,
+            best_ms=best.typical_ms,
             tried=tuple(one for one in self.tried.values() if one.ms or one.problem),
             facts=self.facts,
             **more,
         )
-
-
-def _less(gain: float) -> float:
-    """A gain in logarithms as percent less time."""
-    return -100 * math.expm1(-gain)

@@ -1,18 +1,21 @@
-"""Session: one rank's part in the tuning of a job. At the end of every step it is called; it does the rest.
+"""Session: one rank's part in the tuning of a job. It is called at the end of every step and does the rest.
 
 It knows neither torch nor NCCL: what can be changed comes as controls, and how ranks agree as an Agreement.
+Steps are timed from boundary to boundary by marks that the device passes; nothing waits for them until a plan
+is over. So a step takes what it takes without tuning, launches ahead of the device included.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from dataclasses import replace
 from typing import Any, Protocol
 
 from weft.policy import Policy
 from weft.ranks import ABANDON, Agreement, Decision, Report
 from weft.shim.apply import PREPARE_S
-from weft.tuning.live.conductor import Conductor
+from weft.tuning.live.conductor import LAG, Conductor
 from weft.tuning.live.options import Facts
 from weft.tuning.live.outcome import stopped
 from weft.tuning.live.watchdog import Guard
@@ -21,6 +24,7 @@ LEAST_DEADLINE_S = 5.0
 DEADLINE = 10.0  # times the usual step, for the other ranks to come to the boundary
 STALL = 10.0  # times the usual step, for a trial
 LEAST_STALL_S = 5.0
+log = logging.getLogger("weft.live")
 
 
 class Controls(Protocol):
@@ -30,7 +34,7 @@ class Controls(Protocol):
     """What the process runs under when it is left alone."""
 
     def learn(self) -> None:
-        """Count launches from now on."""
+        """Profile launches from now on."""
 
     def facts(self, steps: int) -> Facts:
         """What was seen in the `steps` steps since `learn`."""
@@ -50,8 +54,11 @@ class Controls(Protocol):
     def synchronize(self) -> None:
         """Wait until the device has done all that was launched."""
 
-    def now(self) -> float:
-        """Seconds, by the clock that times steps."""
+    def mark(self) -> Any:
+        """Mark this point of the program; no waiting."""
+
+    def between_ms(self, start: Any, end: Any) -> float:
+        """Milliseconds from one mark to the other, as the device passed them; waits for the second."""
 
     def clock(self) -> dict[str, int]:
         """Counts that must be equal on all ranks that report them."""
@@ -60,7 +67,8 @@ class Controls(Protocol):
 class Session:
     """The tuning of a job, on one rank. `conductor` decides, where this rank leads.
 
-    `on_end` gets the result, once, on every rank: the document of `weft run --stats`, key `tuning`.
+    `on_result` gets the result of a search on every rank: the document of `weft run --stats`, key `tuning`.
+    `on_end` gets the last one, once. `on_say` gets lines for the user.
     """
 
     def __init__(
@@ -69,40 +77,50 @@ class Session:
         agreement: Agreement,
         conductor: Conductor,
         on_end: Callable[[dict[str, Any]], None],
+        on_result: Callable[[dict[str, Any]], None] = lambda result: None,
+        on_say: Callable[[str], None] = lambda line: None,
         *,
         least_stall_s: float = LEAST_STALL_S,
     ) -> None:
-        self.controls, self.agreement, self.on_end = controls, agreement, on_end
+        self.controls, self.agreement = controls, agreement
+        self.on_end, self.on_result, self.on_say = on_end, on_result, on_say
         self.over = False
         self._conductor = conductor
         self._guard, self._least_stall_s = Guard(controls.harmless), least_stall_s
-        self._trial: Decision = {"steps": 0, "learn": False}
+        self._plan: list[Policy] = []
+        self._light = self._learn = False
         self._policy = controls.default
         self._problem = ""
-        self._since, self._steps, self._total, self._usual_ms = 0.0, 0, 0, 0.0
+        self._since: Any = None
+        self._marks: list[tuple[Any, Any]] = []
+        self._total, self._usual_ms = 0, 0.0
+
+    @property
+    def watching(self) -> bool:
+        """Whether the search is over and the job is only watched."""
+        return self._light
 
     def begin(self) -> None:
         """Meet the other ranks for the first time, at the end of a step."""
         next(self._conductor)
         self.controls.synchronize()
-        self._meet(self._report(ms=0.0))
+        self._meet(self._report())
 
     def step(self) -> None:
         """A step has ended."""
-        self._steps += 1
-        self._total += 1
-        if self.over or self._steps < self._trial["steps"]:
+        if self.over:
             return
-        self.controls.synchronize()
-        ms = 1e3 * (self.controls.now() - self._since) / self._steps
-        late = self._guard.disarm()
-        if self._policy == self.controls.default:
-            self._usual_ms = ms
-            self.agreement.deadline_s = max(LEAST_DEADLINE_S, DEADLINE * ms / 1e3)
-        report = self._report(ms, "stalled" if late else self._problem)
-        if self._trial["learn"]:
-            report["facts"] = self.controls.facts(self._steps).to_dict()
-        self._meet(report)
+        self._total += 1
+        if not self._light or self.agreement.leads:
+            end = self.controls.mark()
+            self._marks.append((self._since, end))
+            self._since = end
+        if self._plan:
+            self._next()
+        elif self._light:
+            self._hear()
+        else:
+            self._meet(self._report())
 
     def stop(self, reason: str) -> None:
         """End the tuning on this rank alone, at any point; the others will miss its word and end too.
@@ -111,9 +129,31 @@ class Session:
         """
         self._finish(stopped(reason, steps=self._total), self.controls.default, release=False)
 
-    def _report(self, ms: float, problem: str = "") -> Report:
+    def leave(self, result: dict[str, Any]) -> None:
+        """The program ends what is watched; all ranks do."""
+        self._finish(result, self.controls.default, release=False)
+
+    # --- what this rank has to say ------------------------------------------------------------------------
+
+    def _report(self) -> Report:
+        """All steps since the last report. Waits for the device."""
+        self.controls.synchronize()
+        times = self._times(len(self._marks))
+        late = self._guard.disarm()
+        if times and self._policy == self.controls.default:
+            self._usual_ms = times[-1]
+            self.agreement.deadline_s = max(LEAST_DEADLINE_S, DEADLINE * times[-1] / 1e3)
         clock = {"steps tuned": self._total, **self.controls.clock()}
-        return {"ms": ms, "problem": problem, "clock": clock}
+        report = {"ms": times, "problem": "stalled" if late else self._problem, "clock": clock}
+        if self._learn:
+            report["facts"] = self.controls.facts(len(times)).to_dict()
+        return report
+
+    def _times(self, count: int) -> list[float]:
+        done, self._marks = self._marks[:count], self._marks[count:]
+        return [self.controls.between_ms(start, end) for start, end in done]
+
+    # --- what is decided ----------------------------------------------------------------------------------
 
     def _meet(self, report: Report) -> None:
         """Exchange reports and do what is decided, until the job may run on."""
@@ -122,28 +162,56 @@ class Session:
             extra_s = PREPARE_S if what == "prepare" else 0.0
             decision = self.agreement.exchange(report, self._decide, extra_s=extra_s)
             what = decision["do"]
-            if what == "run":
-                return self._run(decision)
-            if what == "end":
-                return self._finish(decision["result"], Policy.from_dict(decision["policy"]))
-            if what == "abandon":
-                return self._finish(stopped(decision["reason"], steps=self._total), self.controls.default)
-            report = {"problem": self._attempt(decision)}
+            if what in ("prepare", "settle"):
+                report = {"problem": self._attempt(decision)}
+            elif what == "report":
+                report = self._report()
+            else:
+                return self._obey(decision)
+
+    def _hear(self) -> None:
+        """The watch: the leader says what comes next, by the steps that the device has done."""
+        times = self._times(max(0, len(self._marks) - LAG)) if self.agreement.leads else []
+        decision = self.agreement.announce({"ms": times, "problem": ""}, self._decide)
+        if decision["do"] == "report":
+            return self._meet(self._report())
+        if decision["do"] in ("prepare", "settle"):  # comes where all times are known already
+            self.controls.synchronize()
+            return self._meet({"problem": self._attempt(decision)})
+        return self._obey(decision)
 
     def _decide(self, reports: Sequence[Report]) -> Decision:
         try:
             return self._conductor.send(list(reports))
         except Exception as error:  # a mistake of ours: the job goes on as it was
+            log.debug("the conductor failed", exc_info=True)
             return {**ABANDON, "reason": f"{type(error).__name__}: {error}"}
 
+    def _obey(self, decision: Decision) -> None:
+        what = decision["do"]
+        if what == "run":
+            self._run(decision)
+        elif what == "end":
+            self._finish(decision["result"], Policy.from_dict(decision["policy"]))
+        else:
+            self._finish(stopped(decision["reason"], steps=self._total), self.controls.default)
+
     def _attempt(self, decision: Decision) -> str:
-        """Prepare communicators, or apply a policy; why it could not be, or nothing."""
+        """Prepare communicators, or settle on a policy; why it could not be, or nothing."""
         try:
             if decision["do"] == "prepare":
                 self.controls.prepare(decision["ctas"])
+                # If this rank cannot route to them, all ranks learn it now and not in the middle of a plan.
+                self._apply(replace(self.controls.default, max_ctas=decision["ctas"]))
+                self._apply(self.controls.default)
             else:
                 self._apply(Policy.from_dict(decision["policy"]))
+                if decision["release"]:
+                    self.controls.release()
+                if decision["result"] is not None:
+                    self.on_result(decision["result"])
         except Exception as error:
+            log.debug("%s failed", decision["do"], exc_info=True)
             return str(error) or type(error).__name__
         return ""
 
@@ -152,22 +220,41 @@ class Session:
         self._policy = policy
 
     def _run(self, decision: Decision) -> None:
-        policy = Policy.from_dict(decision["policy"])
-        # The others run already: what goes wrong is reported at the next boundary, where all can go back.
-        self._problem = self._attempt(decision) if policy != self._policy else ""
-        if decision["learn"]:
+        policies = [Policy.from_dict(policy) for policy in decision["policies"]]
+        self._plan = [policies[index] for index in decision["order"]]
+        self._light, self._learn, self._problem = decision["light"], decision["learn"], ""
+        for line in decision["say"]:
+            self.on_say(line)
+        if self._learn:
             self.controls.learn()
-        if policy != self.controls.default:
-            usual_s = self._usual_ms / 1e3
-            self._guard.arm(max(self._least_stall_s, STALL * usual_s * decision["steps"]))
-        self._trial, self._steps = decision, 0
-        self._since = self.controls.now()
+        if not self._light:
+            self._since = None  # ranks have waited for each other: a new beginning
+            if set(self._plan) != {self.controls.default}:
+                usual_s = self._usual_ms / 1e3
+                self._guard.arm(max(self._least_stall_s, STALL * usual_s * len(self._plan)))
+        self._next()
+
+    def _next(self) -> None:
+        """Go on with the next step of the plan."""
+        policy = self._plan.pop(0)
+        if policy != self._policy:
+            try:
+                self._apply(policy)
+            except Exception as error:
+                # The others run already: it is reported at the next boundary, where all can go back.
+                log.debug("a policy could not be applied", exc_info=True)
+                self._problem = str(error) or type(error).__name__
+            self._since = None
+        if self._since is None and (not self._light or self.agreement.leads):
+            self._since = self.controls.mark()
 
     def _finish(self, result: dict[str, Any], policy: Policy, release: bool = True) -> None:
         self.over = True
         self._guard.stop()
-        with suppress(Exception):
+        try:
             self._apply(policy)
             if release:
                 self.controls.release()
+        except Exception:
+            log.debug("the last policy could not be applied", exc_info=True)
         self.on_end(result)

@@ -1,0 +1,182 @@
+"""Sequential: does a change make steps faster, however often one looks and whatever the noise?
+
+Which of two arms a step runs under is drawn at random. If the arms do not differ, nothing about a step's time
+tells which arm it had, so nobody can predict the draws better than chance. `Coins` predicts them from the
+times alone and bets on its predictions at fair odds: without a difference its capital exceeds c with a
+probability of at most 1/c, at any moment one chooses to stop (Ville's inequality). This assumes nothing about
+the noise. Cycles of any period, heavy tails, drift, bursts and autocorrelation cost power, never validity.
+
+How well it predicts depends on a model of the noise: steps scatter with a Student distribution around the
+level of recent steps, or of recent steps at the same place of a cycle. Several models and several sizes of
+the effect share the capital, so the bets of the best one soon dominate.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+
+FASTER = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32)
+"""Effects that are bet on: logarithms of default time over changed time."""
+WINDOWS = (4, 16)  # recent steps that give the level
+MEMORY = 32  # recent errors of a prediction that give its scatter
+FLOOR = 0.0015  # relative; keeps a quiet start from looking exact
+NORMAL = 1.4826  # from a median of absolute values to a standard deviation
+TAILS = 4.0  # degrees of freedom of the Student distribution
+WIDEST = 0.7
+CAUTION = 0.05  # of the capital is kept out of every bet
+
+
+@dataclass
+class _Bet:
+    """One model with one effect: its capital and the errors of its predictions."""
+
+    effect: float
+    window: int
+    period: int
+    log_capital: float = 0.0
+    errors: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Step:
+    """A measured step: the arm it ran under, and the probability that it would run under arm 1."""
+
+    log_ms: float
+    arm: int
+    share: float
+    number: int
+    """Position among all steps of the job, which places it in a cycle."""
+
+
+class Coins:
+    """A test of arm 1 (changed) against arm 0 (default). `effects` > 0: is arm 1 faster? < 0: slower?
+
+    `periods`: lengths, in steps, of cycles that the job may have. `renewed`: a bet that has lost gets its
+    capital back, so that the test reacts to a change after a long time without one (an e-detector). A capital
+    of c then means: without a difference it is exceeded once in c bets or less often.
+    """
+
+    def __init__(
+        self,
+        effects: Sequence[float] = FASTER,
+        periods: Sequence[int] = (1,),
+        windows: Sequence[int] = WINDOWS,
+        renewed: bool = False,
+    ) -> None:
+        self._renewed = renewed
+        shapes = [(w, p) for p in sorted(set(periods)) for w in (windows if p == 1 else (4,))]
+        self._bets = [_Bet(e, w, p) for e in effects for w, p in shapes]
+        self._reach = max(w * p for w, p in shapes)
+        self._recent: list[Step] = []
+
+    @property
+    def capital(self) -> float:
+        """What one unit of capital has become."""
+        top = max(bet.log_capital for bet in self._bets)
+        total = sum(math.exp(bet.log_capital - top) for bet in self._bets)
+        return math.exp(min(top, 600.0)) * total / len(self._bets)
+
+    def restart(self) -> None:
+        """Begin a new test; what is known about the level and the noise stays."""
+        for bet in self._bets:
+            bet.log_capital = 0.0
+
+    def add(self, step: Step) -> None:
+        """Bet on the arm of a step. Where the share is 0 or 1 the step only gives the level."""
+        open_bet = 0 < step.share < 1
+        for bet in self._bets if open_bet or not self._renewed else ():
+            self._bet(bet, step)
+        self._recent = [*self._recent, step][-self._reach :]
+
+    def _bet(self, bet: _Bet, step: Step) -> None:
+        level = self._level(bet, step.number)
+        if level is None:
+            return
+        if 0 < step.share < 1 and len(bet.errors) >= 3:
+            scatter = max(FLOOR, NORMAL * median(map(abs, bet.errors)))
+            default = _student((step.log_ms - level) / scatter)
+            changed = _student((step.log_ms + bet.effect - level) / scatter)
+            expected = step.share * changed + (1 - step.share) * default
+            odds = (changed if step.arm else default) / expected
+            bet.log_capital += math.log((1 - CAUTION) * odds + CAUTION)
+            if self._renewed:
+                bet.log_capital = max(0.0, bet.log_capital)
+        bet.errors = [*bet.errors, step.log_ms + bet.effect * step.arm - level][-MEMORY:]
+
+    def _level(self, bet: _Bet, number: int) -> float | None:
+        values: list[float] = []
+        for step in reversed(self._recent):
+            if (number - step.number) % bet.period == 0:
+                values.append(step.log_ms + bet.effect * step.arm)
+                if len(values) == bet.window:
+                    break
+        return median(values) if values else None
+
+
+def _student(x: float) -> float:
+    """Density of Student's distribution, up to a factor."""
+    return math.pow(1 + x * x / TAILS, -(TAILS + 1) / 2)
+
+
+def capital(
+    steps: Sequence[Step],
+    effects: Sequence[float] = FASTER,
+    periods: Sequence[int] = (1,),
+    shift: float = 0.0,
+) -> float:
+    """The capital after all steps, where the null hypothesis is that arm 1 takes exp(-shift) times arm 0."""
+    coins = Coins(effects, periods)
+    for step in steps:
+        coins.add(Step(step.log_ms + shift * step.arm, step.arm, step.share, step.number))
+    return coins.capital
+
+
+def estimate(steps: Sequence[Step], period: int = 1) -> float:
+    """The effect: median difference between each step and the nearest steps of the other arm.
+
+    Steps are compared at the same place of a cycle.
+    """
+    drawn = [step for step in steps if 0 < step.share < 1]
+    differences = []
+    for one in drawn:
+        others = [s for s in drawn if s.arm != one.arm and (s.number - one.number) % period == 0]
+        others.sort(key=lambda s: abs(s.number - one.number))
+        if others:
+            near = others[:3]
+            level = sum(s.log_ms for s in near) / len(near)
+            differences.append(level - one.log_ms if one.arm else one.log_ms - level)
+    return median(differences) if differences else 0.0
+
+
+def interval(
+    steps: Sequence[Step],
+    middle: float,
+    effects: Sequence[float] = FASTER,
+    periods: Sequence[int] = (1,),
+    level: float = 0.95,
+) -> tuple[float, float]:
+    """A confidence interval of the effect that holds at any stopping time: shifts that are not refuted.
+
+    `middle`: the estimate, from which the ends are searched. `effects`: deviations that are bet on.
+    """
+    needed = 2 / (1 - level)
+    slower = [-effect for effect in effects]
+    low = _end(lambda shift: capital(steps, effects, periods, shift) >= needed, middle, -1)
+    high = _end(lambda shift: capital(steps, slower, periods, shift) >= needed, middle, 1)
+    return low, high
+
+
+def _end(refuted: Callable[[float], bool], middle: float, side: int) -> float:
+    """The nearest shift on one side of the middle that is refuted, to 0.05%; at most WIDEST away."""
+    inner, width = 0.0, 0.004
+    while not refuted(middle + side * width):
+        inner, width = width, 2 * width
+        if width > WIDEST:
+            return middle + side * WIDEST
+    while width - inner > 0.0005:
+        half = (inner + width) / 2
+        inner, width = (inner, half) if refuted(middle + side * half) else (half, width)
+    return middle + side * width

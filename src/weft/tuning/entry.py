@@ -1,0 +1,145 @@
+"""What the store holds: verdicts under keys, as data that may come from anywhere."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import weft
+from weft.errors import UsageError
+from weft.policy import Policy
+
+NODE_VARIABLE = "WEFT_NODE"
+"""The node profile that ghost ranks act by, where there is one."""
+MAX_AGE_S = 30 * 86400.0
+CLOCK_SKEW_S = 86400.0
+MAX_TEXT = 2048
+MAX_VERDICT_BYTES = 1 << 20
+KEY_COLUMNS = ("gpu", "driver", "nccl", "torch", "workload", "setting")
+COLUMNS = (*KEY_COLUMNS, "policy", "verdict", "made", "weft")
+
+
+@dataclass(frozen=True)
+class Key:
+    """What a verdict holds for."""
+
+    gpu: str
+    driver: str
+    nccl: str
+    torch: str
+    workload: str
+    setting: str = ""
+    """Where the ranks are: nodes, ghost ranks and their node profile; empty: not known, or ordinary."""
+
+    def __post_init__(self) -> None:
+        for part in fields(self):
+            value = getattr(self, part.name)
+            least = 0 if part.name == "setting" else 1
+            if not isinstance(value, str) or not least <= len(value) <= MAX_TEXT or not value.isprintable():
+                raise UsageError(
+                    f"store key: {part.name} must be printable text of {least} to {MAX_TEXT} characters, "
+                    f"not {str(value)[:40]!r}"
+                )
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        return tuple(getattr(self, name) for name in KEY_COLUMNS)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A stored verdict."""
+
+    key: Key
+    policy: Policy
+    verdict: Mapping[str, Any]
+    """The document that the tuner wrote: text, gain and so on."""
+    made: float
+    """Seconds since 1970."""
+    weft: str
+    """The version that made it."""
+
+    @property
+    def stale(self) -> bool:
+        """Whether it is too old, from another minor version of weft, or from the future: measure again."""
+        return self.stale_at(time.time())
+
+    def stale_at(self, now: float) -> bool:
+        """`stale`, at a moment in seconds since 1970."""
+        return not -CLOCK_SKEW_S <= now - self.made <= MAX_AGE_S or _minor(self.weft) != _minor(
+            weft.__version__
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """One entry of an export."""
+        key = dict(zip(COLUMNS, self.key.parts, strict=False))
+        rest = {"policy": self.policy.to_dict(), "verdict": dict(self.verdict)}
+        return {**key, **rest, "made": self.made, "weft": self.weft}
+
+    @classmethod
+    def from_dict(cls, document: Any) -> Entry:
+        """An entry from its JSON document, which may come from anywhere."""
+        if not isinstance(document, dict) or set(document) | {"setting"} != set(COLUMNS):
+            raise UsageError(f"an entry is an object with exactly {', '.join(COLUMNS)}")
+        document = {"setting": "", **document}  # exports of weft 0.1 have none
+        made, version, verdict = document["made"], document["weft"], document["verdict"]
+        if isinstance(made, bool) or not isinstance(made, (int, float)) or not 0 <= made < 1e11:
+            raise UsageError(f"made {str(made)[:40]!r} is not a time in seconds since 1970")
+        if not isinstance(version, str) or not 0 < len(version) <= 64 or not version.isprintable():
+            raise UsageError(f"weft {str(version)[:40]!r} is not a version")
+        if not isinstance(verdict, dict):
+            raise UsageError("verdict must be an object")
+        verdict_text(verdict)
+        key = Key(*(document[part.name] for part in fields(Key)))
+        return cls(key, Policy.from_dict(document["policy"]), verdict, float(made), version)
+
+
+def here(workload: str) -> Key:
+    """The key of a workload on the GPU that this process uses, through torch."""
+    import torch
+
+    version, where = str(torch.__version__), setting()
+    if not torch.cuda.is_available():
+        return Key("cpu", "none", "none", version, workload, where)
+    from weft.gpu import nvml
+
+    with nvml.session() as library:
+        driver = nvml.driver_release(library) or str(torch.version.hip or "unknown")
+    try:
+        nccl = ".".join(map(str, torch.cuda.nccl.version()))
+    except (RuntimeError, AttributeError):
+        nccl = "none"
+    return Key(torch.cuda.get_device_name(), driver, nccl, version, workload, where)
+
+
+def setting() -> str:
+    """Where the ranks of this process's job are, as far as that makes its steps another thing."""
+    import torch.distributed as dist
+
+    joined = dist.is_available() and dist.is_initialized()
+    ghosts = joined and dist.get_backend() == "ghost"
+    ranks, local = dist.get_world_size() if joined else 1, os.environ.get("LOCAL_WORLD_SIZE", "")
+    nodes = ranks // int(local) if local.isdigit() and int(local) and ranks % int(local) == 0 else 1
+    node = os.environ.get(NODE_VARIABLE, "")
+    parts = [f"{ranks - 1} ghost ranks"] if ghosts else [f"{nodes} nodes"] if nodes > 1 else []
+    parts += [f"node profile {node}"] if node and node.isprintable() else []
+    return ", ".join(parts)
+
+
+def verdict_text(verdict: dict[str, Any]) -> str:
+    """A verdict as JSON; refuses what has none, or too much."""
+    try:
+        text = json.dumps(verdict, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UsageError(f"the verdict has no JSON: {error}") from None
+    if len(text) > MAX_VERDICT_BYTES:
+        raise UsageError(f"a verdict of {len(text)} bytes; the store takes at most {MAX_VERDICT_BYTES}")
+    return text
+
+
+def _minor(version: str) -> tuple[str, ...]:
+    return tuple(version.split(".")[:2])

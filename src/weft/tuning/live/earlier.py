@@ -1,0 +1,75 @@
+"""Earlier: what jobs of the same kind ended with, in the store. Its errors cost a line, never the job."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from weft.policy import Policy
+from weft.tuning.live.options import Facts
+from weft.tuning.store import Entry, Key, Store, StoreError, here
+
+STORE_TIMEOUT_S = 2.0
+log = logging.getLogger("weft.live")
+
+
+class Earlier:
+    """The stored verdict of this job, whose key is known once the job was profiled. `warn` gets lines."""
+
+    def __init__(self, default: Policy, warn: Callable[[str], None]) -> None:
+        self.default, self.warn = default, warn
+        self.key: Key | None = None
+
+    def recall(self, facts: Facts) -> Policy | None:
+        """What a job of this kind ended with before, unless that is too old."""
+        self.key = here(facts.workload) if facts.workload else None
+        if self.key is None:
+            return None
+        store = Store(timeout_s=STORE_TIMEOUT_S)
+        try:
+            entry = store.get(self.key) or _alike(store, self.key)
+        except StoreError as error:
+            self.warn(f"earlier results are not used: {error}")
+            return None
+        if entry is None or entry.stale:
+            return None
+        # Only a job of exactly this kind tells that there is nothing to gain.
+        return None if entry.key != self.key and entry.policy == self.default else entry.policy
+
+    def remember(self, result: dict[str, Any]) -> None:
+        """Keep the result of a search for the next start."""
+        if self.key is None or result["state"] == "stopped":
+            return
+        try:
+            Store(timeout_s=STORE_TIMEOUT_S).put(self.key, Policy.from_dict(result["policy"]), result)
+        except Exception as error:  # the result holds, kept or not
+            self.warn(f"the result is not kept for the next start: {error}")
+
+    def forget(self) -> None:
+        """A policy that had to be taken back is not where the next job starts."""
+        try:
+            if self.key is not None:
+                Store(timeout_s=STORE_TIMEOUT_S).remove(self.key)
+        except Exception:
+            log.debug("the store could not be changed", exc_info=True)
+
+
+def _alike(store: Store, key: Key) -> Entry | None:
+    """The newest verdict of a job that differs from this one only in its number of ranks."""
+    alike = replace(key, workload=_any_ranks(key.workload), setting="")
+    return next(
+        (
+            entry
+            for entry in store.entries()
+            if replace(entry.key, workload=_any_ranks(entry.key.workload), setting="") == alike
+            and ("ghost" in entry.key.setting) == ("ghost" in key.setting)
+        ),
+        None,
+    )
+
+
+def _any_ranks(workload: str) -> str:
+    return re.sub(r"^job of \d+ ranks", "job of any ranks", workload)

@@ -1,0 +1,125 @@
+"""Trial and Sample: what live tuning asks for and what it is sent. Record: all steps of a job so far."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from weft.policy import Policy
+from weft.tuning.live.options import Facts
+
+MOST_STEPS = 6000  # that a record holds; of older steps every other one is dropped
+
+
+@dataclass(frozen=True)
+class Trial:
+    """The next step (or `steps` steps) of the job: run them under `policy`, then send a Sample."""
+
+    policy: Policy
+    steps: int = 1
+    learn: bool = False
+    """Profile these steps and send Facts."""
+    then: tuple[Policy, ...] = ()
+    """Policies of the single-step trials that follow for certain, whatever is sent in the meantime.
+
+    They let a job run several trials without a rendezvous of its ranks. A driver that runs one trial at a
+    time may ignore them.
+    """
+    light: bool = False
+    """The watch: a timestamp per step is enough, no rank waits for another one's report."""
+    settle: bool = False
+    """From now on no other policy is needed until further notice: give back what was made for others."""
+    say: str = ""
+    """A line for the user, at this step."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What a trial took."""
+
+    ms: float
+    """Wall time of one step (the mean of a trial's steps), on the slowest rank."""
+    problem: str = ""
+    """Why the trial does not count: it stalled, or the policy could not be applied."""
+    facts: Facts | None = None
+    """What was learned, where that was asked for."""
+
+
+@dataclass(frozen=True)
+class Note:
+    """Something that happened at a step."""
+
+    step: int
+    text: str
+
+
+@dataclass
+class Record:
+    """Every step of the job that live tuning has seen, for the page and for cycles."""
+
+    number: int = 0
+    """Steps so far."""
+    policies: list[Policy] = field(default_factory=list)
+    steps: list[tuple[int, float, int, str]] = field(default_factory=list)
+    """Number, ms, index of the policy, and what the step was for: a key of PURPOSES."""
+    notes: list[Note] = field(default_factory=list)
+
+    def add(self, trial: Trial, ms: float, purpose: str) -> None:
+        """Note what one trial took."""
+        if trial.policy not in self.policies:
+            self.policies.append(trial.policy)
+        self.steps.append((self.number, ms, self.policies.index(trial.policy), purpose))
+        self.number += trial.steps
+        if len(self.steps) > MOST_STEPS:
+            self._thin()
+
+    def note(self, text: str) -> None:
+        self.notes.append(Note(self.number, text))
+
+    def _thin(self) -> None:
+        """Drop every other step of the watch that says nothing special."""
+        plain = [index for index, step in enumerate(self.steps) if step[3] == "watch"]
+        dropped = set(plain[::2] or range(0, len(self.steps), 2))
+        self.steps = [step for index, step in enumerate(self.steps) if index not in dropped]
+
+    def to_dict(self, labels: Sequence[str]) -> dict[str, Any]:
+        """As JSON; `labels` name the policies in order."""
+        return {
+            "steps": self.number,
+            "policies": list(labels),
+            "times": [[n, round(ms, 4), policy, purpose] for n, ms, policy, purpose in self.steps],
+            "notes": [[note.step, note.text] for note in self.notes],
+        }
+
+
+PURPOSES = {
+    "warm-up": "warm-up",
+    "profile": "profiled",
+    "search": "candidates compared",
+    "proof": "winner and default in random order",
+    "watch": "watched",
+    "probe": "default, as a check",
+    "check": "policy and default in random order",
+    "wait": "default, until a check is decided",
+}
+
+
+def ask(trial: Trial, record: Record, purpose: str) -> Generator[Trial, Sample, Sample]:
+    """Yield one trial and note its sample."""
+    if trial.say:
+        record.note(trial.say)
+    sample = yield trial
+    record.add(trial, sample.ms, purpose)
+    return sample
+
+
+def ask_all(
+    policies: Sequence[Policy], record: Record, purpose: str
+) -> Generator[Trial, Sample, list[Sample]]:
+    """Single-step trials in a given order, decided in advance."""
+    samples = []
+    for index, policy in enumerate(policies):
+        trial = Trial(policy, then=tuple(policies[index + 1 :]))
+        samples.append((yield from ask(trial, record, purpose)))
+    return samples

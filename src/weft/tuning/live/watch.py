@@ -1,0 +1,309 @@
+"""Watch: does the policy that tuning chose stay faster than the default, for the life of the job?
+
+`watch` is a generator with the protocol of `weft.tuning.live.search.tune`: it yields a Trial for every step
+and is sent a Sample for each. It goes on until it is closed, or returns where there is nothing to watch.
+`trial.policy` is what the job is to run under; `trial.say` tells what was decided. Nothing needs to be
+synchronized: every Trial names the policies of the next `ahead` steps in `then`, and its Sample may come that
+much later. Where it searches again, its trials are those of `tune`.
+
+    watching = watch(outcome)
+    trial = next(watching)
+    while the job runs:
+        trial = watching.send(Sample(ms))  # of one step under trial.policy
+
+While a policy is in force
+- one step in `1/budget`, at a random place, runs under the default. These probes tell a policy that has
+  become slower than the default even where the job's own pace looks unchanged;
+- a change of pace (a cumulative sum of clipped deviations) or suspicious probes lead to a check: a few steps
+  in which policy or default is drawn at random;
+- a check that finds the policy slower ends it: the job goes back to the default for good, or until a search
+  that the budget allows finds something better.
+
+Bounds. A policy that is no faster than the default enters with a probability of at most LEVEL of
+`weft.tuning.live.proof`, over all searches of a job. A policy in force that turns slower than the default by
+s scatters of a step leaves when probes or pace have shown it; with s of 5 or more, within 50 steps in 95% of
+jobs (tests/unit/test_live_watch.py).
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import deque
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field, replace
+from statistics import median
+
+from weft.measure.sequential import Coins, Step, estimate
+from weft.policy import Policy
+from weft.tuning.live.options import Facts
+from weft.tuning.live.outcome import Outcome
+from weft.tuning.live.pace import Pace
+from weft.tuning.live.proof import LEVEL, PROMISING_STEPS, draw
+from weft.tuning.live.search import BUDGET, tune
+from weft.tuning.live.trial import Record, Sample, Trial, ask
+
+SHARE = 0.05  # of the steps, for probes, checks and further searches
+AHEAD = 10  # steps that are decided before their predecessors are known
+CREDIT = 36  # steps of checks that a job has at once
+CHECK = 12  # steps of a check
+SUSPICIOUS = 4.0  # capital of the test against the policy that leads to a check
+CLEAR = 20.0  # capital of the test that ends a check early
+LIKELY = 2.0  # and that is enough when its steps are used up; with less it goes on, up to so many steps:
+MOST_CHECKED = 36
+SLOWER = (-0.025, -0.06, -0.15)
+LEAST_BLOCK = 8
+Watch = Generator[Trial, Sample, None]
+
+
+@dataclass(frozen=True)
+class _Planned:
+    """A step that is decided: its arm (1: the policy), the probability of arm 1, and what it is for."""
+
+    policy: Policy
+    arm: int
+    share: float
+    purpose: str
+
+
+@dataclass
+class Status:
+    """What the watch has done so far, for the report."""
+
+    outcome: Outcome
+    """Of the last search."""
+    in_force: Policy
+    steps: int = 0
+    probes: int = 0
+    checks: int = 0
+    searches: int = 0
+    reverted: str = ""
+    """Why the job went back to the default; empty: it did not."""
+    policy_ms: deque[float] = field(default_factory=lambda: deque(maxlen=256))
+    default_ms: deque[float] = field(default_factory=lambda: deque(maxlen=64))
+
+    def to_dict(self) -> dict[str, object]:
+        """The key `watch` of the result."""
+        return {
+            "steps": self.steps,
+            "probes": self.probes,
+            "checks": self.checks,
+            "searches": self.searches,
+            "reverted": self.reverted,
+            "in_force": self.in_force.to_dict(),
+            "default_ms": round(median(self.default_ms), 4) if self.default_ms else None,
+            "policy_ms": round(median(self.policy_ms), 4) if self.policy_ms else None,
+        }
+
+
+def watch(
+    outcome: Outcome,
+    *,
+    budget: float = SHARE,
+    ahead: int = AHEAD,
+    recall: Callable[[Facts], Policy | None] = lambda facts: None,
+    seed: int = 0,
+    record: Record | None = None,
+    status: Status | None = None,
+) -> Watch:
+    """Watch a job that was tuned; see the module for the protocol.
+
+    `outcome`: what `tune` returned. `budget`: share of the steps that probes, checks and further searches may
+    use. `ahead`: steps that are decided in advance. `record`, `status`: take what happens.
+    """
+    state = status or Status(outcome, outcome.policy)
+    watching = _Watch(outcome.default, budget, max(1, ahead), random.Random(f"{seed} {outcome}"), state)
+    watching.record = record or Record()
+    yield from watching.finish_proof()
+    while True:
+        why = yield from watching.until_it_may_search()
+        if not why:
+            return
+        state.searches += 1
+        level = LEVEL / (state.searches + 1) ** 2
+        again = yield from tune(outcome.default, recall, seed=seed, level=level, record=watching.record)
+        watching.spent += again.steps
+        state.outcome, state.in_force, state.reverted = again, again.policy, ""
+        watching.announce(f"searched again, because {why}: {again.text}")
+        yield from watching.finish_proof()
+
+
+class _Watch:
+    """The state of a watch between searches."""
+
+    record: Record
+
+    def __init__(
+        self, default: Policy, budget: float, ahead: int, order: random.Random, status: Status
+    ) -> None:
+        self.default, self.budget, self.ahead, self.order = default, budget, ahead, order
+        self.status, self.spent = status, 0
+        self.say = ""
+
+    def announce(self, line: str) -> None:
+        """Say a line with the next trial."""
+        self.say = line
+
+    def finish_proof(self) -> Generator[Trial, Sample, None]:
+        """Go on with a proof that was promising when the search had used up its steps."""
+        outcome = self.status.outcome
+        proof = outcome.proof
+        if proof is None or not outcome.still_open or self.budget <= 0:
+            return
+        plan: deque[tuple[int, float]] = deque()
+        known, undecided = list(proof.drawn), True
+        while undecided or plan:
+            while undecided and len(plan) < self.ahead + 1:
+                (arm, share), *_ = draw(self.order, known, 1)
+                plan.append((arm, share))
+                known.append(Step(0.0, arm, share, 0))
+            arm, share = plan.popleft()
+            policies = [proof.policy if one else self.default for one, _ in (*[(arm, share)], *plan)]
+            number = self.record.number
+            trial = Trial(policies[0], then=tuple(policies[1 : self.ahead + 1]), light=True)
+            proof.add((yield from self._ask(trial, "proof")), arm, share, number)
+            enough = proof.proven() is not None or len(proof.drawn) >= PROMISING_STEPS
+            undecided = undecided and not enough
+        after = outcome.after(proof)
+        steps = outcome.steps + len(known) - sum(len(t.proof_ms) for t in outcome.tried)
+        self.status.outcome = replace(after, steps=steps)
+        self.status.in_force = after.policy
+        if after.kept:
+            self.announce(f"proven in further steps: {self.status.outcome.text}")
+        yield from self._ask(Trial(after.policy, settle=True), "watch")
+
+    def until_it_may_search(self) -> Generator[Trial, Sample, str]:
+        """Watch until a search is due; returns why. Empty: there is nothing to watch."""
+        while True:
+            if self.status.in_force == self.default:
+                return (yield from self._idle())
+            yield from self._in_force()
+
+    # --- a policy is in force -------------------------------------------------------------------------------
+
+    def _in_force(self) -> Generator[Trial, Sample, None]:
+        """Until the policy is taken back."""
+        policy = self.status.in_force
+        plan: deque[_Planned] = deque()
+        pace, coins, drawn = self._first_pace(), self._doubt(), list[Step]()
+        left = 0  # steps of a check that are still to come
+        while True:
+            while len(plan) < self.ahead + 1:
+                plan.extend(self._fill(policy, checking=left > 0))
+            step = plan.popleft()
+            then = tuple(one.policy for one in list(plan)[: self.ahead])
+            number = self.record.number
+            sample = yield from self._ask(Trial(step.policy, then=then, light=True), step.purpose)
+            left -= step.purpose == "check"
+            if sample.problem or not 0 < sample.ms < math.inf:
+                continue
+            seen = Step(math.log(sample.ms), step.arm, step.share, number)
+            coins.add(seen)
+            if step.purpose == "check":
+                drawn.append(seen)
+                gain = estimate(drawn)
+                enough = coins.capital >= (CLEAR if left else LIKELY) or len(drawn) >= MOST_CHECKED
+                if gain < 0 and enough:
+                    return (yield from self._revert(plan, _slower(gain, len(drawn))))
+                if left == 0 and gain < 0:
+                    left = self._draw_check(plan, policy)
+                elif left == 0:
+                    pace, coins = Pace([one.log_ms for one in drawn if one.arm]), self._doubt()
+            elif left == 0:
+                changed = step.arm == 1 and pace.changed(seen.log_ms)
+                # Only a probe can tell: before it, the capital has grown by what the probe may cost.
+                suspicious = pace.faster(seen.log_ms) and step.arm == 0 and coins.capital >= SUSPICIOUS
+                if (changed or suspicious) and self._may(CHECK // 2):
+                    left, drawn = self._draw_check(plan, policy), []
+                    coins.restart()
+                    self.status.checks += 1
+                elif suspicious and coins.capital >= CLEAR:
+                    return (yield from self._revert(plan, "probes of the default were faster"))
+
+    def _fill(self, policy: Policy, checking: bool) -> list[_Planned]:
+        """What comes after the plan: while a check is open, the default, which is always safe."""
+        return [_Planned(self.default, 0, 0.0, "wait")] if checking else self._block(policy)
+
+    def _block(self, policy: Policy) -> list[_Planned]:
+        """Steps under the policy with one probe of the default, at a random place."""
+        size = max(LEAST_BLOCK, round(1 / self.budget)) if self.budget > 0 else 64
+        steps = [_Planned(policy, 1, 1.0, "watch")] * size
+        if self.budget > 0:
+            at = self.order.randrange(size)
+            for index in range(at):
+                steps[index] = _Planned(policy, 1, 1 - 1 / (size - index), "watch")
+            steps[at] = _Planned(self.default, 0, 1 - 1 / (size - at), "probe")
+        return steps
+
+    def _draw_check(self, plan: deque[_Planned], policy: Policy) -> int:
+        """Draw the steps after those that are decided already; returns how many."""
+        while len(plan) > self.ahead:
+            plan.pop()
+        for arm, share in draw(self.order, (), CHECK):
+            plan.append(_Planned(policy if arm else self.default, arm, share, "check"))
+        return CHECK
+
+    def _doubt(self) -> Coins:
+        """A test for "the policy is slower than the default" that never runs out of capital."""
+        return Coins(SLOWER, windows=(8,), renewed=True)
+
+    def _first_pace(self) -> Pace:
+        """What the proof has shown."""
+        return Pace([math.log(ms) for ms in self._proof_ms(self.status.in_force)])
+
+    def _proof_ms(self, policy: Policy) -> list[float]:
+        tried = self.status.outcome.tried
+        return next((one.proof_ms for one in tried if one.policy == policy), [])
+
+    def _revert(self, plan: deque[_Planned], why: str) -> Generator[Trial, Sample, None]:
+        """Back to the default, after the steps that are decided already."""
+        policy = self.status.in_force
+        rest = list(plan)[: self.ahead]
+        while rest:
+            step = rest.pop(0)
+            then = tuple(one.policy for one in rest)
+            yield from self._ask(Trial(step.policy, then=then, light=True), step.purpose)
+        self.status.in_force, self.status.reverted = self.default, why
+        self.announce(f"{policy.label} is taken back, the job goes on with the default: {why}")
+
+    # --- the default is in force ----------------------------------------------------------------------------
+
+    def _idle(self) -> Generator[Trial, Sample, str]:
+        """The job runs under the default. Until it changes, and the budget allows a search."""
+        if not self.status.outcome.candidates_exist or self.budget <= 0:
+            return ""
+        why = "a policy was taken back" if self.status.reverted else ""
+        pace = Pace([math.log(ms) for ms in self._proof_ms(self.default)])
+        if self.say:
+            yield from self._ask(Trial(self.default, settle=True), "watch")
+        while not (why and self._may(BUDGET)):
+            trial = Trial(self.default, then=(self.default,) * self.ahead, light=True)
+            sample = yield from self._ask(trial, "watch")
+            if 0 < sample.ms < math.inf and pace.changed(math.log(sample.ms)):
+                why, pace = why or "the pace of the job changed", Pace()
+        for left in range(self.ahead, 0, -1):
+            yield from self._ask(Trial(self.default, then=(self.default,) * (left - 1), light=True), "watch")
+        return why
+
+    # --- both -----------------------------------------------------------------------------------------------
+
+    def _ask(self, trial: Trial, purpose: str) -> Generator[Trial, Sample, Sample]:
+        said, self.say = self.say, ""
+        asked = replace(trial, say=said)
+        sample = yield from ask(asked, self.record, purpose)
+        self.status.steps += 1
+        default = trial.policy == self.default
+        if purpose in ("probe", "check", "wait") and default:
+            self.spent += 1
+            self.status.probes += purpose == "probe"
+        (self.status.default_ms if default else self.status.policy_ms).append(sample.ms)
+        return sample
+
+    def _may(self, steps: int) -> bool:
+        """Whether the budget has so many steps left."""
+        credit = CREDIT if steps < BUDGET else 0
+        return self.spent + steps <= credit + self.budget * self.status.steps
+
+
+def _slower(gain: float, steps: int) -> str:
+    return f"it took {100 * math.expm1(-gain):.1f}% more time than the default in a check of {steps} steps"

@@ -1,0 +1,33 @@
+"""Live tuning claims nothing where no policy matters, whatever the noise, and finds what there is."""
+
+from __future__ import annotations
+
+import pytest
+from live_noise import KINDS, Noise, tuned
+
+A_A_JOBS = 10  # of each kind; benchmarks/live/noise.py plays more
+
+
+def test_where_no_policy_matters_at_most_2_percent_of_jobs_are_changed():
+    claims = {name: sum(tuned(noise, seed).kept for seed in range(A_A_JOBS)) for name, noise in KINDS.items()}
+    assert sum(claims.values()) <= 0.02 * A_A_JOBS * len(KINDS)
+    # One kind in which every fifth job is changed would be a kind that the draws do not protect.
+    assert max(claims.values()) <= 2, claims
+
+
+@pytest.mark.parametrize(("kind", "share"), [("scatter 1%", 0.9), ("scatter 3%", 0.7)])
+def test_a_gain_of_5_percent_is_found_and_its_interval_holds_it(kind, share):
+    jobs = 60
+    found = [outcome for seed in range(jobs) if (outcome := tuned(KINDS[kind], seed, 0.05)).kept]
+    assert len(found) >= share * jobs
+    assert all(outcome.policy.max_ctas == 16 for outcome in found)
+    held = sum(outcome.ci_pct[0] <= 5 <= outcome.ci_pct[1] for outcome in found)
+    assert held >= 0.9 * len(found)
+    gains = sorted(outcome.gain_pct for outcome in found)
+    assert 3.5 < gains[len(gains) // 2] < 6.5
+
+
+@pytest.mark.parametrize("kind", ["every 4 steps +50%", "cycle 1, 1, 2, 2", "every 6 steps +5%"])
+def test_a_cycle_of_the_job_does_not_hide_a_gain(kind):
+    noise: Noise = KINDS[kind]
+    assert sum(tuned(noise, seed, 0.05).kept for seed in range(20)) >= 16

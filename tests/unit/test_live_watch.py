@@ -1,0 +1,178 @@
+"""The watch after tuning: a policy that turns slower leaves, one that stays faster stays, and the budget holds."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+
+import pytest
+from live_noise import FACTS, KINDS, job
+
+from weft.policy import Policy
+from weft.tuning.live.outcome import Outcome, Tried, final
+from weft.tuning.live.pace import Pace
+from weft.tuning.live.search import tune
+from weft.tuning.live.trial import Record, Sample
+from weft.tuning.live.watch import AHEAD, SHARE, Status, watch
+
+DEFAULT, POLICY = Policy(), Policy(max_ctas=16)
+BEFORE = (100.0, 92.0)
+# From some step on: what the default and the policy take.
+DRIFTS = {
+    "the policy turns slower": (100.0, 105.0),
+    "longer sequences": (160.0, 168.0),
+    "shorter sequences": (60.0, 63.0),
+    "lower clocks": (115.0, 121.0),
+    "much slower": (100.0, 140.0),
+    "only the default turns faster": (92 / 1.05, 92.0),
+}
+
+
+def kept() -> Outcome:
+    tried = (Tried(DEFAULT, [100.0], [100.0] * 8), Tried(POLICY, [92.0], [92.0] * 8))
+    return Outcome(policy=POLICY, kept=True, gain_pct=8, tried=tried, default_ms=100, best_ms=92, facts=FACTS)
+
+
+def left_alone() -> Outcome:
+    tried = (Tried(DEFAULT, [100.0]), Tried(POLICY, [101.0]))
+    return Outcome(policy=DEFAULT, kept=False, reason="none", tried=tried, default_ms=100, facts=FACTS)
+
+
+def play(outcome, steps, times, *, seed=0, sigma=0.01, status=None, record=None, **options):
+    """`times(step)`: what default and policy take. Returns the policy of every step and all lines said."""
+    r = random.Random(f"watch {seed}")
+    watching = watch(outcome, seed=seed, status=status, record=record, **options)
+    trial, ran, said = next(watching), [], []
+    for step in range(steps):
+        ran.append(trial.policy)
+        said += [trial.say] if trial.say else []
+        promised = trial.then
+        ms = times(step)[trial.policy.max_ctas == 16] * math.exp(r.gauss(0, sigma)) * trial.steps
+        try:
+            following = watching.send(Sample(ms / trial.steps, facts=FACTS if trial.learn else None))
+        except StopIteration:
+            return ran, said
+        assert not promised or following.policy == promised[0]
+        trial = following
+    return ran, said
+
+
+def late(drift: str, seed: int, sigma: float = 0.01) -> int:
+    """Steps under the policy, of 40, from 50 steps after a drift on."""
+    at = random.Random(seed).randrange(3, 200)
+    ran, _ = play(
+        kept(), at + 90, lambda step: DRIFTS[drift] if step >= at else BEFORE, seed=seed, sigma=sigma
+    )
+    return ran[at + 50 :].count(POLICY)
+
+
+@pytest.mark.parametrize("drift", [name for name in DRIFTS if "only" not in name])
+def test_a_policy_that_turns_5_percent_slower_is_gone_within_50_steps(drift):
+    assert sum(late(drift, seed) == 0 for seed in range(60)) >= 57
+
+
+def test_probes_tell_even_where_the_pace_does_not_change():
+    assert sum(late("only the default turns faster", seed) == 0 for seed in range(100)) >= 85
+
+
+@pytest.mark.parametrize(("gain", "sigma"), [(0.08, 0.01), (0.03, 0.005), (0.05, 0.03), (0.3, 0.1)])
+def test_a_policy_that_stays_faster_stays_and_probes_are_within_the_budget(gain, sigma):
+    lost = 0
+    for seed in range(12):
+        ran, said = play(kept(), 800, lambda step: (100, 100 * (1 - gain)), seed=seed, sigma=sigma)
+        lost += ran[-1] == DEFAULT and ran[-40:].count(DEFAULT) > 30
+        if not said:
+            assert ran.count(DEFAULT) <= SHARE * 800 + 40
+    assert lost <= 1
+
+
+def test_it_says_why_and_the_result_says_so_too():
+    status, record = Status(kept(), POLICY), Record()
+    times = lambda step: DRIFTS["longer sequences"] if step >= 60 else BEFORE  # noqa: E731
+    ran, said = play(kept(), 160, times, status=status, record=record)
+    assert set(ran[-20:]) == {DEFAULT}
+    (line,) = said
+    assert line.startswith("ctas16 is taken back, the job goes on with the default: it took ")
+    document = final(status)
+    assert document["state"] == "left alone"
+    assert "ctas16 was taken back: it took" in document["text"]
+    assert Policy.from_dict(document["policy"]) == DEFAULT
+    assert document["watch"]["checks"] >= 1
+    json.dumps(document, allow_nan=False)
+    assert [note.text for note in record.notes] == [line]
+
+
+def test_a_job_that_changes_is_searched_again_once_the_budget_allows_it():
+    status = Status(left_alone(), DEFAULT)
+
+    def times(step):
+        return (100.0, 100.0) if step < 400 else (150.0, 120.0)
+
+    ran, said = play(left_alone(), 2600, times, status=status, sigma=0.005)
+    first = ran.index(POLICY)
+    assert 1100 < first < 1500  # 58 steps of a search are 5% of 1160
+    assert status.searches == 1
+    assert status.in_force == POLICY
+    assert "searched again, because the pace of the job changed: ctas16" in said[0]
+    assert ran[-100:].count(POLICY) > 85
+
+
+def test_a_promising_proof_goes_on_in_the_watch():
+    proven = 0
+    for seed in range(40):
+        step, method = job(KINDS["scatter 1%"], seed, 0.018), tune(DEFAULT)
+        trial = next(method)
+        while True:
+            try:
+                trial = method.send(step(trial))
+            except StopIteration as end:
+                outcome = end.value
+                break
+        assert outcome.steps < 60
+        if not outcome.still_open:
+            continue
+        status = Status(outcome, outcome.policy)
+        watching = watch(outcome, seed=seed, status=status)
+        trial = next(watching)
+        for _ in range(110):
+            trial = watching.send(step(trial))
+        proven += status.outcome.kept
+        if status.outcome.kept:
+            assert status.outcome.policy.max_ctas == 16
+            assert status.outcome.ci_pct[0] > 0
+    assert proven >= 5
+
+
+def test_without_a_budget_or_candidates_there_is_nothing_to_watch():
+    nothing = Outcome(policy=DEFAULT, kept=False, reason="no collective", tried=(Tried(DEFAULT, [1.0]),))
+    assert next(watch(nothing), None) is None
+    assert next(watch(left_alone(), budget=0.0), None) is None
+
+
+def test_every_trial_names_the_steps_that_are_decided():
+    watching = watch(kept(), ahead=7)
+    trial = next(watching)
+    for _ in range(300):
+        assert trial.light
+        assert len(trial.then) == 7
+        trial = watching.send(Sample(92.0 if trial.policy == POLICY else 100.0))
+    assert AHEAD == 10  # what the conductor needs at 8 steps between decisions
+
+
+def test_strange_samples_do_no_harm():
+    watching = watch(kept())
+    next(watching)
+    for ms in (math.inf, 0.0, -1.0, 1e9, 1e-9, 92.0) * 30:
+        watching.send(Sample(ms))
+    watching.send(Sample(92.0, "stalled"))
+    watching.close()
+
+
+def test_the_pace_changes_with_a_shift_and_not_with_odd_steps():
+    r = random.Random(1)
+    pace = Pace()
+    for step in range(3000):
+        odd = 2.0 if step % 10 == 0 else 1.0
+        assert not pace.changed(math.log(odd) + r.gauss(0, 0.01))
+    assert any(pace.changed(0.05 + r.gauss(0, 0.01)) for _ in range(12))
