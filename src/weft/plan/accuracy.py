@@ -33,6 +33,8 @@ LARGE_GPUS = 2_304
 COVERAGE = 0.90
 TESTED_GPUS = frozenset({"a100-80gb", "h100", "h100-96gb", "h200", "h800"})
 TESTED_PRECISIONS = frozenset({"bf16", "fp16", "fp8"})
+ENOUGH = 40
+"""Runs that a family needs for an interval of its own."""
 UNTESTED_FACTOR = 1.5
 """The interval of what nobody published, against the widest measured one: a judgement, not a measurement."""
 
@@ -85,13 +87,24 @@ def bounds(residuals: Sequence[float], coverage: float = COVERAGE) -> tuple[floa
     return min(0.0, ordered[skipped]), max(0.0, ordered[count - 1 - skipped])
 
 
+def family_bounds(residuals: Sequence[Residual], name: str) -> tuple[float, float]:
+    """The bounds of a family; where it has few runs, at least those of all runs together."""
+    mine = [row.log_error for row in residuals if row.family == name]
+    every = bounds([row.log_error for row in residuals])
+    if not mine:
+        return every
+    own = bounds(mine)
+    if len(mine) >= ENOUGH:
+        return own
+    return min(own[0], every[0]), max(own[1], every[1])
+
+
 def covered(residuals: Iterable[Residual]) -> list[tuple[Residual, bool]]:
     """Whether each run lies in the interval that the runs of other sources give."""
     rows = list(residuals)
     found = []
     for row in rows:
-        others = [r.log_error for r in rows if r.family == row.family and r.source != row.source]
-        low, high = bounds(others) if others else (0.0, 0.0)
+        low, high = family_bounds([r for r in rows if r.source != row.source], row.family)
         found.append((row, low <= -row.log_error <= high))
     return found
 
@@ -104,7 +117,7 @@ def summary(residuals: Sequence[Residual]) -> dict[str, Any]:
         mine = [row for row in residuals if row.family == name]
         if not mine:
             continue
-        low, high = bounds([row.log_error for row in mine])
+        low, high = family_bounds(residuals, name)
         families[name] = {
             **_errors(mine),
             "sources": len({row.source for row in mine}),
