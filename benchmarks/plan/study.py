@@ -144,7 +144,7 @@ def pipelines() -> list[Row]:
 
 
 def schedules() -> list[Row]:
-    """What a schedule is worth beside a control: GPT 175B under the software of 2022, which hides little."""
+    """What a schedule is worth next to a control: GPT 175B under the software of 2022, which hides little."""
     rows = []
     job = jobs()["GPT 175B on A100, tp8 pp8"]
     hide = frozenset({"tp_backward", "grads", "params"})

@@ -72,7 +72,7 @@ BERT_LARGE_BYTES = 0.34e9 * 2
 
 
 def all_reduces() -> list[dict[str, Any]]:
-    """Published all-reduces of BERT-Large's 16-bit gradients beside the predicted ones."""
+    """Published all-reduces of BERT-Large's 16-bit gradients next to the predicted ones."""
     rows = []
     for name, gpus, node, gbit, published_ms in ALL_REDUCES:
         network = Network(name=name, domain=node, rail_bytes_per_s=gbit / node / 8 * 1e9)
@@ -84,7 +84,7 @@ def all_reduces() -> list[dict[str, Any]]:
 
 
 def compare() -> dict[str, Any]:
-    """Every published pair beside the predicted one."""
+    """Every published pair next to the predicted one."""
     figures = shipped().with_software(SOFTWARE, grad_bytes=2.0)
     rows = []
     for name, tokens, gbit, base, fast in PUBLISHED:

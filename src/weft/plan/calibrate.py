@@ -1,6 +1,6 @@
 """The compute side from a profiler trace of one node: what its kernels took, by kind, without communication.
 
-A kernel that ran beside a collective was slowed by it: where a kernel also ran alone, its time alone counts.
+A kernel that overlapped with a collective was slowed by it: where it also ran alone, its time alone counts.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Measured:
     launches: float
     """Compute kernels of a step."""
     beside_pct: float
-    """Share of compute time that only ever ran beside communication: it may be slower than alone."""
+    """Share of compute time that only ever overlapped with communication: it may be slower than alone."""
 
     @property
     def compute_s(self) -> float:
@@ -82,7 +82,7 @@ def measure(path: Path, layers: float) -> Measured:
     length = (timeline.end_ns - timeline.start_ns)[compute]
     alone = ~_touches(timeline, compute, timeline.covered(Kind.COMM))
     seconds = dict.fromkeys(KINDS, 0.0)
-    beside = 0.0
+    shared = 0.0
     names, which = np.unique(timeline.name[compute], return_inverse=True)
     blocks = timeline.resources.get("blocks", np.full(len(timeline), -1, dtype=np.int64))[compute]
     # One kernel serves several shapes; its grid tells most of them apart.
@@ -93,7 +93,7 @@ def measure(path: Path, layers: float) -> Measured:
         if free.any():
             total = float(np.median(length[free])) * int(mine.sum())
         else:
-            beside += total
+            shared += total
         seconds[kind_of(timeline.names[int(names[name])])] += total * 1e-9
     whole = sum(seconds.values())
     return Measured(
@@ -101,7 +101,7 @@ def measure(path: Path, layers: float) -> Measured:
         steps=steps,
         gap_s=_gap_ns(timeline, compute) * 1e-9,
         launches=len(compute) / steps,
-        beside_pct=100.0 * beside * 1e-9 / whole if whole else 0.0,
+        beside_pct=100.0 * shared * 1e-9 / whole if whole else 0.0,
         **{f"{kind}_s": total / steps for kind, total in seconds.items()},
     )
 
@@ -128,7 +128,7 @@ def _steps(trace: Trace, compute: npt.NDArray[np.intp], layers: float, path: Pat
 
 
 def _touches(timeline: Timeline, index: npt.NDArray[np.intp], comm: Intervals) -> npt.NDArray[np.bool_]:
-    """Whether each span ran beside communication for a while."""
+    """Whether each span overlapped with communication for a while."""
     if not len(comm.start):
         return np.zeros(len(index), dtype=bool)
     start, end = timeline.start_ns[index], timeline.end_ns[index]
@@ -184,14 +184,14 @@ def calibrate(measured: Measured, job: TrainingJob, figures: Figures) -> Calibra
 
 
 def _check_possible(measured: Measured, job: TrainingJob) -> None:
-    """Whether the traced matrix products can have been this job's."""
+    """Whether the traced matmuls can have been this job's."""
     passes = 4 if job.recompute == "full" else 3
     tokens = job.tokens / (job.dp * job.cp)
     flops = 2.0 * passes * job.model.active_params * tokens / (job.tp * job.pp)
     reached = flops / (measured.gemm_s * job.gpu.flops(job.precision)) if measured.gemm_s > 0 else 0.5
     if not 0.02 < reached <= 1.0:
         raise UsageError(
-            f"--calibrate: for this job the trace's matrix products ran at {100 * reached:.0f}% of the "
+            f"--calibrate: for this job the trace's matmuls ran at {100 * reached:.0f}% of the "
             f"{job.gpu.title}'s peak, so the trace is of another job; give the options of the traced one"
         )
 

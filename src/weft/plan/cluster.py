@@ -82,8 +82,8 @@ def from_numbers(document: Mapping[str, Any], gpu: str, name: str) -> Cluster:
         changes["leaf_gpus"] = int(_number(document, "leaf_gpus", name))
     found = base.but(**changes)
     if document.get("nccl_tests"):
-        beside = Path(name).parent / str(document["nccl_tests"])
-        found = from_nccl_tests(read_text(beside), chip, found, str(beside)).network
+        output = Path(name).parent / str(document["nccl_tests"])
+        found = from_nccl_tests(read_text(output), chip, found, str(output)).network
     nodes = int(_number(document, "nodes", name))
     return Cluster(found, kind if document.get("gpu") else "", nodes * per_node)
 

@@ -10,7 +10,7 @@ from weft.errors import UsageError
 
 @dataclass(frozen=True)
 class Gemm:
-    """A matrix product of `count` equal pieces: m by k times k by n. Backward has two of the same size."""
+    """A matmul of `count` equal pieces: m by k times k by n. Backward has two of the same size."""
 
     name: str
     m: int
@@ -213,11 +213,11 @@ class Model:
         return [Gemm("qkv", tokens, qkv, h), Gemm("proj", tokens, h, a * self.head_dim // tp)]
 
     def mlp_gemms(self, tokens: int, tp: int = 1) -> list[Gemm]:
-        """Forward products of a plain MLP on one of `tp` ranks."""
+        """Forward matmuls of a plain MLP on one of `tp` ranks."""
         return _mlp("", tokens, self.hidden, max(1, self.ffn // tp), self.gated)
 
     def moe_gemms(self, tokens: int, tp: int = 1, ep: int = 1, expert_tp: int = 1) -> list[Gemm]:
-        """Forward products of an MoE layer on one rank: its experts see the tokens of `ep` ranks, evenly."""
+        """Forward matmuls of an MoE layer on one rank: its experts see the tokens of `ep` ranks, evenly."""
         local = max(1, self.experts // ep)
         rows = max(1, round(tokens * expert_tp / tp * self.experts_per_token / local))
         found = _mlp("expert_", rows, self.hidden, max(1, self.expert_ffn // expert_tp), self.gated, local)
@@ -226,7 +226,7 @@ class Model:
         return found
 
     def output_gemm(self, tokens: int, tp: int = 1) -> Gemm:
-        """Forward product with the vocabulary on one of `tp` ranks."""
+        """Forward matmul with the vocabulary on one of `tp` ranks."""
         return Gemm("output", tokens, max(1, self.vocab // tp), self.hidden)
 
     def but(self, **changes: object) -> Model:

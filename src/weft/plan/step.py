@@ -36,7 +36,7 @@ class Collective:
     exposed_s: float
     slows_compute_by_s: float
     policy: Policy | None
-    """None: nothing runs beside it."""
+    """None: it overlaps with nothing."""
 
 
 @dataclass(frozen=True)

@@ -112,8 +112,8 @@ def _tensor(
             yield Need(
                 "tp", "all_reduce", ranks, bytes_, layers * (1 + again), Work(gemm=forward), 1.0, fused
             )
-            beside = Work(gemm=backward / 2)
-            yield Need("tp", "all_reduce", ranks, bytes_, layers, beside, 0.0, fused or behind)
+            window = Work(gemm=backward / 2)
+            yield Need("tp", "all_reduce", ranks, bytes_, layers, window, 0.0, fused or behind)
 
 
 def _context(job: TrainingJob, software: Software, layer: Pass, layers: int) -> Iterator[Need]:
@@ -128,8 +128,8 @@ def _context(job: TrainingJob, software: Software, layer: Pass, layers: int) -> 
     yield Need(
         "cp", "p2p", pair, size, steps * again, Work(attention=layer.forward.attention / job.cp), 0.0, hidden
     )
-    beside = Work(attention=layer.backward.attention / job.cp)
-    yield Need("cp", "p2p", pair, 2 * size, steps, beside, 0.0, hidden)
+    window = Work(attention=layer.backward.attention / job.cp)
+    yield Need("cp", "p2p", pair, 2 * size, steps, window, 0.0, hidden)
 
 
 def _expert(job: TrainingJob, software: Software, layer: Pass, layers: int) -> Iterator[Need]:
@@ -214,13 +214,13 @@ def _replicated(
         return
     if ranks > shards:
         across = group(ranks // shards, stride * shards, job.network)
-        beside = stage.backward * times
+        window = stage.backward * times
         hidden = hides(job, software, "grads")
-        need = Need("grads", "all_reduce", across, grads / shards, 1, beside, hidden=hidden, each_step=True)
+        need = Need("grads", "all_reduce", across, grads / shards, 1, window, hidden=hidden, each_step=True)
         yield _bucketed(need, software)
     hidden = hides(job, software, "params")
-    beside = stage.forward * times
-    need = Need("params", "all_gather", ranks_of, gathered, 1, beside, hidden=hidden, each_step=True)
+    window = stage.forward * times
+    need = Need("params", "all_gather", ranks_of, gathered, 1, window, hidden=hidden, each_step=True)
     yield _bucketed(need, software)
 
 
