@@ -2,22 +2,30 @@
 
     WEFT_NCCL=libnccl.so.2 weft run -- python benchmarks/tracer.py [--out FILE] [PROGRAM …]
 
-Three programs in one process: `mixed` (cuBLAS, cuDNN, Triton, ATen, NCCL, a CUDA graph), `persistent` (GEMMs
-that take every SM, so that collectives wait), `launches` (thousands of small kernels). For each, in this
-order: untraced steps; traced and untraced steps by turns; untraced steps again. Then, since Kineto slows what
-comes after it, for all programs steps under Kineto alone and under both at once. Needs an NCCL that places
-two ranks on one GPU. About 90 seconds.
+Three programs in one process: `launches` (thousands of small kernels), `mixed` (cuBLAS, cuDNN, Triton, ATen,
+NCCL, a CUDA graph), `persistent` (GEMMs that take every SM, so that collectives wait).
+
+1. Control: for each program, episodes of two blocks of steps with a short sleep between them. No trace has
+   run yet.
+2. Episodes of [untraced block A] [traced steps] [untraced block B]. B over A of one episode is what a trace
+   leaves behind; A of the next episode over B is the same without a trace in between.
+3. Since Kineto slows what comes after it, last: steps under Kineto, the tracer and both, by turns.
+
+Needs an NCCL that places two ranks on one GPU. About 70 seconds.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
+import math
 import signal
 import statistics
 import time
 from collections import Counter
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +41,13 @@ from weft.shim import spans, tracer
 Row = tuple[str, int, int]  # name, start, end in ns
 DEADLINE_S = 170
 STEPS = 3
-ROUNDS = 8
+BLOCK = 6
+EPISODES = 12
+TURNS = 3
+SLEEP_S = 0.02
+SIDES = {"attribute": 0, "stream": 1}
+"""How a stamp gets its collective's priority: by an attribute of its launch, or from its stream."""
+SIDE = "attribute"
 
 
 class Collective:
@@ -129,9 +143,9 @@ def launches() -> Callable[[], None]:
 
 
 PROGRAMS: dict[str, Callable[[], Callable[[], None]]] = {
+    "launches": launches,
     "mixed": mixed,
     "persistent": persistent,
-    "launches": launches,
 }
 
 
@@ -172,7 +186,7 @@ def profiled(step: Callable[[], None], *, both: bool = False) -> tuple[list[Row]
         for e in profiler.profiler.kineto_results.events()
         if str(e.device_type()).endswith("CUDA") and e.duration_ns() > 0
     ]
-    return [row for row in found if not row[0].startswith(("Memcpy", "Memset"))], recording
+    return [row for row in found if not row[0].startswith(("Memcpy", "Memset", "weft_"))], recording
 
 
 def figures(rows: list[Row]) -> dict[str, float]:
@@ -199,30 +213,65 @@ def middle(many: list[dict[str, float]]) -> dict[str, float]:
     return {key: round(statistics.median(one[key] for one in many), 4) for key in many[0]}
 
 
-def without_kineto(step: Callable[[], None]) -> dict[str, Any]:
+def processor() -> int:
+    """The core that this thread runs on."""
+    return int(Path("/proc/thread-self/stat").read_text().rsplit(")", 1)[1].split()[36])
+
+
+def interval(ratios: list[float]) -> list[float]:
+    """The median with an interval of at least 95% that assumes nothing about the distribution."""
+    ordered = sorted(ratios)
+    n = len(ordered)
+    low = 0
+    while sum(math.comb(n, k) for k in range(low + 2)) / 2**n < 0.025:
+        low += 1
+    return [round(value, 4) for value in (statistics.median(ordered), ordered[low], ordered[n - 1 - low])]
+
+
+def ratios(blocks: list[tuple[float, float]]) -> dict[str, Any]:
+    """B over A of each episode, and the null: A of the next over B of this one."""
+    return {
+        "after_over_before": interval([b / a for a, b in blocks]),
+        "next_over_after": interval([nxt[0] / this[1] for this, nxt in pairwise(blocks)]),
+        "step_ms": round(statistics.median(value for pair in blocks for value in pair), 4),
+        "first_ms": round(blocks[0][0], 4),
+        "last_ms": round(blocks[-1][1], 4),
+    }
+
+
+def control(step: Callable[[], None]) -> dict[str, Any]:
     for _ in range(5):
         step()
-    blocks = 30
-    before = [step_ms(step) for _ in range(blocks)]
-    pairs, recordings = [], []
-    for i in range(ROUNDS):
-        first = step_ms(step) if i % 2 == 0 else 0.0
+    blocks, cores = [], set()
+    for _ in range(EPISODES):
+        before = step_ms(step, BLOCK)
+        time.sleep(SLEEP_S)
+        blocks.append((before, step_ms(step, BLOCK)))
+        cores.add(processor())
+    return {**ratios(blocks), "cores": sorted(cores)}
+
+
+def without_kineto(step: Callable[[], None]) -> dict[str, Any]:
+    for _ in range(3):
+        step()
+    blocks, costs, recordings, cores = [], [], [], set()
+    for _ in range(EPISODES):
+        before = step_ms(step, BLOCK)
         ms, recording = traced(step)
-        pairs.append((ms, first or step_ms(step)))
+        after = step_ms(step, BLOCK)
+        blocks.append((before, after))
+        costs.append(2 * ms / (before + after))
         recordings.append(recording)
-    after = [step_ms(step) for _ in range(blocks)]
-    halves = statistics.median(before[1::2]) / statistics.median(before[::2])
+        cores.add(processor())
     return {
-        "step_ms": statistics.median(before),
-        "after_over_before": statistics.median(after) / statistics.median(before),
-        "after_over_before_best": min(after) / min(before),
-        "before_over_itself": halves,
-        "traced_over_untraced": statistics.median(on / off for on, off in pairs),
+        **ratios(blocks),
+        "traced_over_untraced": interval(costs),
         "kernels": kernels_in(recordings[-1]) // STEPS,
-        "tracer": middle([figures(rows_of(recording)) for recording in recordings]),
         "timings": dict(Counter(s.timing for s in spans.spans_of(recordings[-1]))),
         "counters": recordings[-1].counters,
+        "calibrated_ns": [list(recording.header.calibrated_ns) for recording in recordings[-3:]],
         "placed_gap_us": gaps(recordings[-1]),
+        "cores": sorted(cores),
     }
 
 
@@ -235,7 +284,7 @@ def gaps(recording: Any) -> list[float]:
 
 RAW = (
     *("host_front_ns", "host_ns", "host_end_ns", "host_placed_ns", "before_ns", "after_ns", "placed_ns"),
-    *("stream", "lane", "kind", "row", "flags", "graph_kernels"),
+    *("again_ns", "stream", "lane", "kind", "row", "flags", "graph_kernels"),
 )
 
 
@@ -244,33 +293,39 @@ def details(kineto: list[Row], recording: Any) -> dict[str, Any]:
     return {
         "kineto": kineto,
         "fields": RAW,
+        "calibrated_ns": list(recording.header.calibrated_ns),
         "raw": [[getattr(span, name) for name in RAW] for span in recording.spans],
         "symbols": recording.symbols,
         "spans": [(s.name, s.start_ns, s.end_ns, s.timing) for s in spans.spans_of(recording)],
     }
 
 
-def with_kineto(step: Callable[[], None], keep: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+def with_kineto(step: Callable[[], None], keep: Callable[[dict[str, Any], str], None]) -> dict[str, Any]:
     step()
-    alone, same = [], []
+    alone, ours = [], []
     kernels = 0
-    for _ in range(4):
+    found: dict[str, Any] = {"same_steps": {}, "comm_start_error_us": {}}
+    same: dict[str, list[dict[str, float]]] = {name: [] for name in SIDES}
+    errors: dict[str, list[float]] = {name: [] for name in SIDES}
+    for _ in range(TURNS):
         rows, _ = profiled(step)
         alone.append(figures(rows))
         kernels = len(rows) // STEPS
-    errors: list[float] = []
-    for _ in range(3):
-        rows, recording = profiled(step, both=True)
-        theirs, ours = figures(rows), figures(rows_of(recording))
-        same.append({f"kineto_{key}": value for key, value in theirs.items()} | ours)
-        errors += comm_errors(rows, rows_of(recording))
-        keep(details(rows, recording))
-    return {
-        "kineto": middle(alone),
-        "kineto_kernels": kernels,
-        "same_steps": middle(same),
-        "comm_start_error_us": quartiles(errors),
-    }
+        ours.append(figures(rows_of(traced(step)[1])))
+        for name, same_priority in SIDES.items():
+            ctypes.CDLL(None).weft_trace_side_priority(same_priority)
+            rows, recording = profiled(step, both=True)
+            mine = rows_of(recording)
+            same[name].append(
+                {f"kineto_{key}": value for key, value in figures(rows).items()} | figures(mine)
+            )
+            errors[name] += comm_errors(rows, mine)
+            keep(details(rows, recording), name)
+        ctypes.CDLL(None).weft_trace_side_priority(SIDES[SIDE])
+    for name in SIDES:
+        found["same_steps"][name] = middle(same[name])
+        found["comm_start_error_us"][name] = quartiles(errors[name])
+    return {**found, "kineto": middle(alone), "tracer": middle(ours), "kineto_kernels": kernels}
 
 
 def comm_errors(kineto: list[Row], ours: list[Row]) -> list[float]:
@@ -293,8 +348,11 @@ def compared(found: dict[str, Any]) -> dict[str, float]:
         share = found["kineto"]["comm_ms"] or 1.0
         out[f"{key}_ratio"] = found["tracer"][key] / (found["kineto"][key] or 1e-9)
         out[f"{key}_error_of_comm_pct"] = 100 * (found["tracer"][key] - found["kineto"][key]) / share
-        same = found["same_steps"]
-        out[f"{key}_ratio_same_steps"] = same[key] / (same[f"kineto_{key}"] or 1e-9)
+        for name, same in found["same_steps"].items():
+            out[f"{key}_ratio_same_steps_{name}"] = same[key] / (same[f"kineto_{key}"] or 1e-9)
+            share = same["kineto_comm_ms"] or 1.0
+            error = 100 * (same[key] - same[f"kineto_{key}"]) / share
+            out[f"{key}_error_of_comm_pct_same_steps_{name}"] = error
     out["kernels_equal"] = float(found["kernels"] == found["kineto_kernels"])
     return {key: round(value, 4) for key, value in out.items()}
 
@@ -315,14 +373,17 @@ def main() -> None:
             args.out.write_text(json.dumps(results, indent=1) + "\n")
 
     for name, step in steps.items():
-        results[name] = without_kineto(step)
+        results[name] = {"control": control(step)}
+        print(name, json.dumps(results[name]), flush=True)
+    for name, step in steps.items():
+        results[name] |= without_kineto(step)
         print(name, json.dumps(results[name]), flush=True)
         keep()
     for name, step in steps.items():
 
-        def keep_details(found: dict[str, Any], name: str = name) -> None:
+        def keep_details(found: dict[str, Any], side: str, name: str = name) -> None:
             if args.out:
-                args.out.with_suffix(f".{name}.json").write_text(json.dumps(found))
+                args.out.with_suffix(f".{name}.{side}.json").write_text(json.dumps(found))
 
         results[name] |= with_kineto(step, keep_details)
         results[name]["compared"] = compared(results[name])

@@ -70,8 +70,12 @@ def test_the_tracer_agrees_with_kineto_and_leaves_nothing_behind(nccl, keep):
         print(name, json.dumps(found, indent=1))
         assert found["compared"]["kernels_equal"] == 1, name
         assert found["counters"]["left_behind"] == found["counters"]["event_failures"] == 0
-        assert found["after_over_before"] < 1.005 + abs(found["before_over_itself"] - 1), name
+        assert found["counters"]["stamp_failures"] == 0
+        assert found["counters"]["stamps"] > 0
+        median, low, _ = found["after_over_before"]
+        drift = abs(found["next_over_after"][0] - 1)
+        assert median < 1.005 + drift or low <= 1, name
         for key in ("overlapped_ms", "exposed_ms"):
             assert abs(found["compared"][f"{key}_error_of_comm_pct"]) < 3, (name, key)
     for name in ("mixed", "persistent"):
-        assert results[name]["traced_over_untraced"] < 1.15, name
+        assert results[name]["traced_over_untraced"][0] < 1.15, name

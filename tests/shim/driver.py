@@ -26,11 +26,18 @@ class Record(ctypes.Structure):
         ("cooperative", c_int),
         ("attributes", c_int),
         ("captured", c_int),
+        ("cluster", c_uint * 3),
     )
 
 
 class Attribute(ctypes.Structure):
-    _fields_ = (("id", c_uint), ("pad", c_char * 4), ("value", c_int), ("rest", c_char * 60))
+    _fields_ = (
+        ("id", c_uint),
+        ("pad", c_char * 4),
+        ("value", c_int),
+        ("more", c_int * 2),
+        ("rest", c_char * 52),
+    )
 
 
 class Config(ctypes.Structure):
@@ -80,10 +87,14 @@ def launch(handle, grid=100_000, threads=128, shared=0, stream=None, function="c
     return call(function, handle, *sizes, c_void_p(stream), None, None)
 
 
+def attribute(number, value, *more):
+    return Attribute(id=number, value=value, more=(*more, *(0 for _ in range(2 - len(more)))))
+
+
 def launch_ex(
     handle, grid=100_000, threads=128, shared=0, stream=None, attributes=(), function="cuLaunchKernelEx"
 ):
-    array = (Attribute * max(1, len(attributes)))(*(Attribute(id=i, value=v) for i, v in attributes))
+    array = (Attribute * max(1, len(attributes)))(*(attribute(*one) for one in attributes))
     config = Config((grid, 1, 1), (threads, 1, 1), shared, stream, ctypes.addressof(array), len(attributes))
     return call(function, ctypes.byref(config), handle, None, None)
 
@@ -102,6 +113,8 @@ def records():
             "priority": r.priority if r.has_priority else None,
             "attributes": r.attributes,
             "captured": r.captured,
+            "threads": r.block[0] * r.block[1] * r.block[2],
+            "cluster": list(r.cluster),
         }
         for r in found
     ]

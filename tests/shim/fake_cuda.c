@@ -26,6 +26,7 @@ typedef struct {
     unsigned grid[3], block[3], shared;
     void *stream;
     int priority, has_priority, cooperative, attributes, captured;
+    unsigned cluster[3];
 } record;
 
 typedef struct {
@@ -71,6 +72,7 @@ int fake_completion_allowed(const CUlaunchAttribute *attributes, unsigned count)
 void fake_context_destroyed(void);
 int fake_failing(const char *api);
 int fake_is_capturing(void *stream);
+extern __thread int64_t fake_spin_ns;
 
 /* --- what tests use ----------------------------------------------------------------------------------- */
 
@@ -265,16 +267,25 @@ API CUresult cuModuleLoadData(CUmodule *module, const void *image) {
     unsafe();
     MAY_FAIL("cuModuleLoadData");
     *module = (CUmodule)0x2000;
-    return strstr(image, ".entry weft_head_start(") ? 0 : 218;
+    return strstr(image, ".entry weft_head_start(") || strstr(image, ".entry weft_stamp_wide(") ? 0 : 218;
 }
 
 API CUresult cuModuleGetFunction(CUfunction *f, CUmodule module, const char *name) {
-    static CUfunction wait;
+    static struct {
+        const char *name;
+        int registers;
+        CUfunction f;
+    } own[] = {{"weft_head_start", 16, NULL}, {"weft_stamp", 16, NULL}, {"weft_stamp_wide", 96, NULL}};
     (void)module;
-    if (!wait)
-        wait = fake_kernel(name, 16, 0, 0);
-    *f = wait;
-    return 0;
+    MAY_FAIL("cuModuleGetFunction");
+    for (int i = 0; i < 3; i++)
+        if (strcmp(own[i].name, name) == 0) {
+            if (!own[i].f)
+                own[i].f = fake_kernel(name, own[i].registers, 0, 0);
+            *f = own[i].f;
+            return 0;
+        }
+    return 500;
 }
 
 API CUresult cuModuleUnload(CUmodule m) { return (void)m, 0; }
@@ -310,6 +321,12 @@ API CUresult cuStreamWriteValue32_v2(CUstream stream, CUdeviceptr where, uint32_
 
 /* --- launches --------------------------------------------------------------------------------------------- */
 
+/* How long the waiting kernel will take, at the clock that an unknown rate stands for. */
+static void fake_spin(CUfunction f, void **params) {
+    kernel *k = function(f);
+    fake_spin_ns = k && params && strcmp(k->name, "weft_head_start") == 0 ? *(int64_t *)params[0] * 1000 / 1500 : 0;
+}
+
 static CUresult launch(const char *route, const CUlaunchConfig *c, void *f, bool per_thread, bool cooperative) {
     kernel *k = function(f);
     if (!k)
@@ -318,6 +335,8 @@ static CUresult launch(const char *route, const CUlaunchConfig *c, void *f, bool
         return CUDA_ERROR_INVALID_VALUE;
     if (!fake_completion_allowed(c->attrs, c->numAttrs))
         return CUDA_ERROR_INVALID_VALUE;
+    if (strncmp(k->name, "weft_stamp", 10) == 0)
+        MAY_FAIL("stamp");
     if (!logging)
         return 0;
     record r = {.grid = {c->gridDimX, c->gridDimY, c->gridDimZ}, .block = {c->blockDimX, c->blockDimY, c->blockDimZ}};
@@ -334,6 +353,8 @@ static CUresult launch(const char *route, const CUlaunchConfig *c, void *f, bool
         }
         if (c->attrs[i].id == CU_LAUNCH_ATTRIBUTE_COOPERATIVE)
             r.cooperative = c->attrs[i].value.cooperative;
+        if (c->attrs[i].id == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION)
+            memcpy(r.cluster, c->attrs[i].value.cluster, sizeof r.cluster);
     }
     pthread_mutex_lock(&lock);
     struct graph *capture = streams[stream_index(r.stream)].capture;
@@ -354,12 +375,14 @@ static CUresult launch(const char *route, const CUlaunchConfig *c, void *f, bool
     API CUresult cuLaunchKernel##suffix(ARGS, void **extra) {                                                \
         MAY_FAIL("cuLaunchKernel" #suffix);                                                                  \
         CUlaunchConfig c = CONFIG;                                                                           \
-        (void)params, (void)extra;                                                                           \
+        (void)extra;                                                                                         \
+        fake_spin(f, params);                                                                                \
         return launch("cuLaunchKernel" #suffix, &c, f, per_thread, false);                                   \
     }                                                                                                        \
     API CUresult cuLaunchKernelEx##suffix(const CUlaunchConfig *c, CUfunction f, void **params, void **extra) { \
         MAY_FAIL("cuLaunchKernelEx" #suffix);                                                                \
-        (void)params, (void)extra;                                                                           \
+        (void)extra;                                                                                         \
+        fake_spin(f, params);                                                                                \
         return c ? launch("cuLaunchKernelEx" #suffix, c, f, per_thread, false) : CUDA_ERROR_INVALID_VALUE;   \
     }                                                                                                        \
     API CUresult cuLaunchCooperativeKernel##suffix(ARGS) {                                                   \

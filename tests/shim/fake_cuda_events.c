@@ -13,14 +13,16 @@
 
 #define API __attribute__((visibility("default")))
 enum { STREAMS = 128, TRUTHS = 1 << 18, COSTS = 256, SMS = 132, NOT_READY = 600, INVALID_HANDLE = 400, WINDOW = 64 };
-enum { DISABLE_TIMING = 2, LATENCY_NS = 2000, CALL_NS = 500, EARLY_NS = 3000 };
+enum { DISABLE_TIMING = 2, LATENCY_NS = 2000, CALL_NS = 500, EARLY_NS = 3000, STAMP_NS = 1000, EMPTY_NS = 600 };
 
 int fake_failing(const char *api);     /* of fake_cuda.c */
 int fake_is_capturing(void *stream);
 
+__thread int64_t fake_spin_ns;
+
 struct CUevent_st {
     unsigned flags;
-    int recorded, destroyed;
+    int recorded, destroyed, of_launch; /* of_launch: 1 + the truth whose completion it tells */
     int64_t at;
 };
 
@@ -28,7 +30,7 @@ typedef struct {
     char name[256];
     void *stream;
     int64_t start, end, ready;
-    int programmatic, sms;
+    int programmatic, sms, priority;
 } truth;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -38,6 +40,8 @@ static int truth_count;
 static struct {
     void *stream;
     int64_t ready;
+    int behind;      /* 1 + the truth that a kernel of no higher priority is placed after */
+    int priority, after_event;
     int last_kernel; /* index of the truth that a programmatic launch may follow; -1: none */
 } streams[STREAMS];
 static struct {
@@ -49,6 +53,9 @@ static int cost_count;
 static int live_events, live_streams, captured_events, broken_programmatic, dead_calls, timed_completions, context_dead;
 static int event_calls;
 static unsigned long long next_stream = 0x5000;
+
+static int64_t event_gap;
+API void fake_event_gap(int64_t ns) { event_gap = ns; } /* from an event to the kernel queued behind it */
 
 API void fake_host(int64_t ns) { __atomic_fetch_add(&host, ns, __ATOMIC_RELAXED); }
 API uint64_t fake_clock(void) { return (uint64_t)__atomic_load_n(&host, __ATOMIC_RELAXED); }
@@ -134,9 +141,14 @@ void fake_timed_launch(const char *name, void *stream, const CUlaunchAttribute *
         if (attributes[i].id == CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT)
             completion = attributes[i].value.launchCompletionEvent.event;
     }
+    if (strncmp(name, "weft_", 5) == 0)
+        ns = fake_spin_ns ? fake_spin_ns + EMPTY_NS : STAMP_NS;
     call_made();
     pthread_mutex_lock(&lock);
-    int s = at(stream);
+    int s = at(stream), priority = streams[s].priority;
+    for (unsigned i = 0; i < count; i++)
+        if (attributes[i].id == CU_LAUNCH_ATTRIBUTE_PRIORITY)
+            priority = attributes[i].value.priority;
     int64_t ready = host + LATENCY_NS > streams[s].ready ? host + LATENCY_NS : streams[s].ready;
     if (programmatic && streams[s].last_kernel >= 0) {
         ready -= EARLY_NS;
@@ -145,7 +157,15 @@ void fake_timed_launch(const char *name, void *stream, const CUlaunchAttribute *
     } else if (programmatic) {
         broken_programmatic++;
     }
-    truth *t = happened(name, stream, ready, placed(ready, sms), ns, sms);
+    if (streams[s].after_event && ready < streams[s].ready + event_gap)
+        ready = streams[s].ready + event_gap;
+    streams[s].after_event = 0;
+    int64_t from = ready;
+    const truth *front = streams[s].behind ? &truths[streams[s].behind - 1] : NULL;
+    if (front && priority >= front->priority && from < front->start)
+        from = front->start;
+    truth *t = happened(name, stream, ready, placed(from, sms), ns, sms);
+    t->priority = priority;
     t->programmatic = programmatic;
     if (t->end < streams[s].ready)
         t->end = streams[s].ready;
@@ -153,7 +173,8 @@ void fake_timed_launch(const char *name, void *stream, const CUlaunchAttribute *
     streams[s].last_kernel = (int)(t - truths);
     if (completion) {
         completion->recorded = 1;
-        completion->at = t->start;
+        completion->at = ready; /* it does not wait for SMs */
+        completion->of_launch = 1 + (int)(t - truths);
     }
     pthread_mutex_unlock(&lock);
 }
@@ -226,6 +247,8 @@ API CUresult cuEventRecord(CUevent e, CUstream stream) {
     if (streams[s].ready < host + LATENCY_NS)
         streams[s].ready = host + LATENCY_NS;
     e->recorded = 1;
+    streams[s].after_event = 1;
+    e->of_launch = 0;
     e->at = streams[s].ready;
     streams[s].last_kernel = -1;
     pthread_mutex_unlock(&lock);
@@ -255,8 +278,11 @@ API CUresult cuEventElapsedTime(float *ms, CUevent from, CUevent to) {
 
 API CUresult cuStreamCreateWithPriority(CUstream *s, unsigned flags, int priority) {
     MAY_FAIL("cuStreamCreateWithPriority");
-    (void)flags, (void)priority;
+    (void)flags;
     *s = (CUstream)(uintptr_t)__atomic_fetch_add(&next_stream, 16, __ATOMIC_RELAXED);
+    pthread_mutex_lock(&lock);
+    streams[at(*s)].priority = priority;
+    pthread_mutex_unlock(&lock);
     __atomic_fetch_add(&live_streams, 1, __ATOMIC_RELAXED);
     return 0;
 }
@@ -267,6 +293,7 @@ API CUresult cuStreamDestroy_v2(CUstream s) {
     pthread_mutex_lock(&lock);
     int i = at(s);
     streams[i].ready = 0;
+    streams[i].behind = 0;
     pthread_mutex_unlock(&lock);
     __atomic_fetch_sub(&live_streams, 1, __ATOMIC_RELAXED);
     return 0;
@@ -313,7 +340,15 @@ static CUresult wait_event(void *stream, CUevent e) {
     int s = at(stream);
     if (e->recorded && e->at > streams[s].ready)
         streams[s].ready = e->at;
+    streams[s].behind = e->of_launch;
     streams[s].last_kernel = -1;
+    pthread_mutex_unlock(&lock);
+    return 0;
+}
+
+API CUresult cuStreamGetPriority(CUstream s, int *priority) {
+    pthread_mutex_lock(&lock);
+    *priority = streams[at(s)].priority;
     pthread_mutex_unlock(&lock);
     return 0;
 }

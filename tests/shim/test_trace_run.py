@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import textwrap
+from itertools import pairwise
 
 import pytest
 from building import HERE, compile_c
@@ -263,3 +264,74 @@ def test_a_folder_that_cannot_be_written_is_refused_at_once(environment, tmp_pat
     assert done.returncode == 2
     assert "--trace" in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
+
+
+REAL_TORCH = f"""
+import torch
+from tracer_driver import *
+gemm, comm = kernel("gemm"), kernel("{NCCL}")
+cost("gemm", 100, sms=100)
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(20):
+    launch(gemm, stream=0x10)
+    launch(comm, grid=8, stream=0x20)
+    sync()
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_the_steps_of_the_real_torch_are_traced(trace_run):
+    pytest.importorskip("torch")
+    traces, _ = trace_run(REAL_TORCH, "--trace-after", "8", "--trace-steps", "3")
+    (trace,) = traces.values()
+    assert trace["weft"]["steps"] == 3
+    kernels = [e["name"] for e in trace["traceEvents"] if e["cat"] == "kernel"]
+    assert (kernels.count("gemm"), kernels.count(NCCL)) == (3, 3)
+    assert trace["weft"]["stamps"] == 3
+
+
+GRAPH = f"""
+from tracer_driver import *
+gemm, comm = kernel("gemm"), kernel("{NCCL}")
+graph, ready = c_void_p(), c_void_p()
+assert call("cuStreamBeginCapture_v2", c_void_p(0x10), 0) == 0
+launch(gemm, stream=0x10)
+launch(comm, grid=8, stream=0x10)
+assert call("cuStreamEndCapture", c_void_p(0x10), ctypes.byref(graph)) == 0
+assert call("cuGraphInstantiateWithFlags", ctypes.byref(ready), graph, ctypes.c_ulonglong(0)) == 0
+assert tracer.start()
+launch(gemm, stream=0x10)
+for i in range(2):
+    assert call("cuGraphLaunch", ready, c_void_p(0x10)) == 0
+sync()
+assert tracer.finish()
+"""
+
+
+def test_analyze_warns_of_graphs_with_collectives(trace_run, tmp_path, environment):
+    trace_run(GRAPH)
+    command = [sys.executable, "-m", "weft", "analyze", "--json", *map(str, (tmp_path / "traces").iterdir())]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    (warning,) = json.loads(done.stdout)["warnings"]
+    assert "2 launches of CUDA graphs with collectives are not counted" in warning
+
+
+def test_times_in_a_trace_are_exact(trace_run):
+    """Readers use doubles, which hold no nanoseconds next to the microseconds since 1970."""
+    traces, _ = trace_run(TIMED, "--trace-after", "1", "--trace-steps", "1")
+    (trace,) = traces.values()
+    streams = {}
+    for event in trace["traceEvents"]:
+        if event["cat"] == "kernel":
+            ends = event["ts"], event["ts"] + event["dur"]
+            streams.setdefault(event["args"]["stream"], []).append(ends)
+    for ends in streams.values():
+        ends.sort()
+        assert all(a[1] <= b[0] + 0.002 for a, b in pairwise(ends))
+    times = [event["ts"] for event in trace["traceEvents"]]
+    assert all(abs(at * 1000 - round(at * 1000)) < 0.2 for at in times)
+    assert trace["baseTimeNanoseconds"] > 10**18

@@ -95,6 +95,67 @@ tell(tracer.stop(), launched=[r["attributes"] for r in launched()])
     assert {s[4] for s in result["spans"]} == {"stream ready"}
 
 
+def test_a_stamp_is_as_large_as_a_cta_of_its_collective(traced):
+    """And of the priority that the collective has, so that it cannot be placed where the collective was not."""
+    result = traced(f"""
+comm, small = kernel("{NCCL}", registers=96, static_shared=2048), kernel("{NCCL}_small")
+cost("{NCCL}", 300, sms=8)
+assert tracer.start()
+launch_ex(comm, grid=8, threads=640, shared=40_000, stream=0x20, attributes=((4, 4, 1, 1), (PRIORITY, -2)))
+launch(small, grid=8, threads=256, stream=0x20)
+sync()
+assert call("cuStreamBeginCapture_v2", c_void_p(0x20), 0) == 0
+launch(comm, grid=8, threads=640, stream=0x20)
+assert call("cuStreamEndCapture", c_void_p(0x20), ctypes.byref(c_void_p())) == 0
+stamps = [r for r in records() if r["name"].startswith("weft_stamp") and r["threads"] > 1]
+tell(tracer.stop(), stamps=stamps)
+""")
+    wide, narrow = result["stamps"]
+    assert (wide["name"], narrow["name"]) == ("weft_stamp_wide", "weft_stamp")
+    assert (wide["threads"], wide["shared"], wide["priority"]) == (640, 42_048, -2)
+    assert (wide["grid"], wide["cluster"]) == (4, [4, 1, 1])
+    assert (narrow["threads"], narrow["shared"], narrow["priority"]) == (256, 0, 0)
+    assert (narrow["grid"], narrow["cluster"]) == (1, [0, 0, 0])
+    assert 0x20 not in {stamp["stream"] for stamp in result["stamps"]}
+    assert not any(stamp["captured"] for stamp in result["stamps"])
+    assert result["counters"]["stamps"] == 2
+    assert result["left"] == [0, 0]
+
+
+def test_where_a_stamp_is_refused_the_stream_tells_the_start(traced):
+    result = traced(f"""
+comm = kernel("{NCCL}")
+assert tracer.start()
+fail("stamp", times=2)
+for i in range(3):
+    assert launch(comm, grid=8, stream=0x20) == 0
+sync()
+tell(tracer.stop(), launched=len(launched()))
+""")
+    compare(result)
+    assert result["launched"] == 3
+    assert [s[4] for s in result["spans"]] == ["stream ready", "stream ready", "events"]
+    assert (result["counters"]["stamp_failures"], result["counters"]["stamps"]) == (2, 1)
+    assert result["left"] == [0, 0]
+
+
+@pytest.mark.parametrize("api", ["cuModuleLoadData", "cuFuncSetAttribute"])
+def test_where_our_kernels_cannot_be_loaded_the_program_is_traced_without(traced, api):
+    result = traced(f"""
+gemm, comm = kernel("gemm"), kernel("{NCCL}")
+fail("{api}", times=100)
+assert tracer.start()
+launch(comm, grid=8, stream=0x20)
+launch(gemm, stream=0x10)
+sync()
+tell(tracer.stop())
+""")
+    compare(result)
+    assert [s[4] for s in result["spans"]][:1] == ["stream ready"]
+    assert result["counters"]["stamp_failures"] == 1
+    assert result["left"] == [0, 0]
+
+
 def test_streams_that_wait_for_each_other(traced):
     result = traced(f"""
 gemm, comm = kernel("gemm"), kernel("{NCCL}")
@@ -466,3 +527,27 @@ tell(tracer.stop())
     assert 4 <= result["counters"]["stalls"] <= 20
     starts = [t[2] for t in result["truth"]]
     assert [s[2] for s in result["spans"]] == pytest.approx([t - starts[0] for t in starts], abs=4_000)
+
+
+@pytest.mark.parametrize("gap_us", [0, 2.4])
+def test_what_events_cost_is_subtracted(traced, gap_us):
+    """A kernel starts some time after the event in front of it: measured at the start of a trace."""
+    result = traced(f"""
+library().fake_event_gap(ctypes.c_int64(int({gap_us} * 1000)))
+one, two = kernel("one"), kernel("two")
+cost("one", 20)
+cost("two", 9)
+assert tracer.start()
+for i in range(50):
+    launch(one, stream=0x10)
+    launch(two, stream=0x10)
+sync()
+recording = tracer.stop()
+tell(recording, calibrated=list(recording.header.calibrated_ns))
+""")
+    spin, twice, stamp, nothing = result["calibrated"]
+    assert (twice - spin, nothing) == (6_000, 0)
+    assert stamp - 1_000 == spin - 6_600 == gap_us * 1_000
+    found = sum(s[3] - s[2] for s in result["spans"])
+    true = sum(t[3] - t[2] for t in result["truth"])
+    assert found == pytest.approx(true, rel=0.01)

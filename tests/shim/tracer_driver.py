@@ -23,6 +23,7 @@ class Truth(ctypes.Structure):
         ("ready", c_int64),
         ("programmatic", c_int),
         ("sms", c_int),
+        ("priority", c_int),
     )
 
 
@@ -35,7 +36,7 @@ def truths():
     lib = library()
     lib.fake_truth.restype = ctypes.POINTER(Truth)
     found = (lib.fake_truth(i).contents for i in range(lib.fake_truths()))
-    return [(t.name.decode(), t.stream, t.start, t.end) for t in found if t.name != b"weft_head_start"]
+    return [(t.name.decode(), t.stream, t.start, t.end) for t in found if not t.name.startswith(b"weft_")]
 
 
 def sync():
@@ -54,7 +55,7 @@ def one_clock():
 
 def launched():
     """Kernels of the program that reached the driver."""
-    return [r for r in records() if r["name"] != "weft_head_start"]  # the tracer's own waits
+    return [r for r in records() if not r["name"].startswith("weft_")]  # the tracer's own
 
 
 def copy(function, a, b, size, stream):

@@ -36,9 +36,11 @@ DTYPES = (
     "Float8_e4m3fn",
     "Float8_e5m2",
 )
+BASE_NS = 10**15  # of all ranks alike
+
 RESOLUTION = (
-    "CUDA events, about 0.5 µs each; the start of a collective comes from its launch-completion event and is "
-    "that of its last CTA, less the least latency seen in this trace"
+    "CUDA events, about 0.5 µs each; the start of a collective comes from a stamp, a kernel placed directly "
+    "after its last CTA"
 )
 UNSEEN = (
     "kernels that other processes run on the same GPU",
@@ -90,6 +92,7 @@ def _metadata(recording: Recording, spans: list[Span]) -> dict[str, Any]:
     timings = Counter(span.timing for span in spans)
     return {
         "schemaVersion": 1,
+        "baseTimeNanoseconds": _base_ns(recording),
         "distributedInfo": info,
         "deviceProperties": [_device(header.device[i]) for i in range(header.devices)],
         "weft": {
@@ -104,6 +107,12 @@ def _metadata(recording: Recording, spans: list[Span]) -> dict[str, Any]:
             **recording.counters,
         },
     }
+
+
+def _base_ns(recording: Recording) -> int:
+    """What times are relative to, as in Kineto: no float holds microseconds since 1970 with fractions."""
+    began_ns = recording.header.begin_ns + recording.header.realtime_offset_ns
+    return int(began_ns - began_ns % BASE_NS)
 
 
 def _device(device: Any) -> dict[str, Any]:
@@ -121,7 +130,7 @@ def _device(device: Any) -> dict[str, Any]:
 
 
 def _events(recording: Recording, spans: list[Span]) -> Iterator[str]:
-    offset = recording.header.realtime_offset_ns
+    offset = recording.header.realtime_offset_ns - _base_ns(recording)
     pid = recording.header.pid
     for number, span in enumerate(spans, start=1):
         raw = span.raw

@@ -22,7 +22,7 @@ from weft.shim import binding
 
 log = logging.getLogger("weft.tracer")
 
-MAGIC, VERSION = b"wefttrc", 1
+MAGIC, VERSION = b"wefttrc", 2
 DEVICES, COUNTERS_ROOM = 16, 16
 KERNEL, MEMCPY, MEMSET, GRAPH = range(4)
 CHAINED, OPEN, LATE, FAILED, UNTIMED, COMM, PDL_SPLIT, COOPERATIVE, STALLED = (1 << bit for bit in range(9))
@@ -38,6 +38,8 @@ COUNTERS = (
     "pdl_splits",
     "stalls",
     "skipped_fronts",
+    "stamps",
+    "stamp_failures",
 )
 READ_TIMEOUT_S = 20.0
 
@@ -45,7 +47,7 @@ READ_TIMEOUT_S = 20.0
 class CSpan(ctypes.Structure):
     _fields_ = (
         *((name, c_uint64) for name in ("host_ns", "host_end_ns", "host_front_ns", "host_placed_ns")),
-        *((name, c_int64) for name in ("before_ns", "after_ns", "placed_ns")),
+        *((name, c_int64) for name in ("before_ns", "after_ns", "placed_ns", "again_ns")),
         *((name, c_uint64) for name in ("stream", "bytes", "comm_key", "count", "comm_sequence")),
         *((name, c_uint32) for name in ("kind", "row", "lane", "step", "thread", "flags")),
         ("device", c_int32),
@@ -82,6 +84,7 @@ class CHeader(ctypes.Structure):
         ("version", c_uint32),
         ("span_size", c_uint32),
         *((name, c_uint64) for name in ("spans", "marks", "graph_rows", "begin_ns", "end_ns")),
+        ("calibrated_ns", c_int64 * 4),
         ("realtime_offset_ns", c_int64),
         *((name, c_int32) for name in ("rank", "world", "pid", "by_steps")),
         ("devices", c_uint32),

@@ -29,7 +29,7 @@ MAX_NAME = 1 << 14
 MAX_MATCHED = 1 << 12
 """What of a name is compared with the table: a hostile name could take quadratic time."""
 
-_KEPT = ("distributedInfo", "deviceProperties", "schemaVersion", "baseTimeNanoseconds")
+_KEPT = ("distributedInfo", "deviceProperties", "schemaVersion", "baseTimeNanoseconds", "weft")
 _RANK_IN_NAME = re.compile(r"(?:rank|worker|gpu)[_\-.]?([0-9]{1,6})(?![0-9])", re.IGNORECASE)
 _PEER_COPY = re.compile(r"\bp(?:eer)?[ _]?to[ _]?p(?:eer)?\b|\bp2p\b", re.IGNORECASE)
 
@@ -117,7 +117,7 @@ def _traces(
     path: Path, collector: Collector, metadata: dict[str, Any], truncated: str | None, is_comm_names: IsComm
 ) -> list[Trace]:
     rows = collector.gpu()
-    warnings = _warnings(collector, truncated)
+    warnings = [*_warnings(collector, truncated), *_unknown_overlap(metadata)]
     if not len(rows):
         detail = f" ({warnings[0]})" if warnings else ""
         raise InputError(
@@ -202,6 +202,15 @@ def _warnings(collector: Collector, truncated: str | None) -> list[str]:
             f"{collector.odd_times} events without a usable time or with a negative duration were left out"
         )
     return out
+
+
+def _unknown_overlap(metadata: dict[str, Any]) -> list[str]:
+    """What a trace of `weft run --trace` says about graphs with collectives in them."""
+    own = metadata.get("weft")
+    graphs = _whole(own.get("overlap_unknown")) if isinstance(own, dict) else None
+    if not graphs:
+        return []
+    return [f"{graphs} launches of CUDA graphs with collectives are not counted: their overlap is unknown"]
 
 
 def _kinds(

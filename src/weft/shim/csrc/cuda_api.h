@@ -42,6 +42,8 @@ enum {
 
 enum {
     CU_LAUNCH_ATTRIBUTE_COOPERATIVE = 2,
+    CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION = 4, /* CUDA 11.8 */
+    CU_LAUNCH_ATTRIBUTE_CLUSTER_SCHEDULING = 5,
     CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION = 6,
     CU_LAUNCH_ATTRIBUTE_PRIORITY = 8,
     CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT = 12, /* CUDA 12.3 */
@@ -58,6 +60,7 @@ typedef struct {
         char bytes[64];
         int cooperative;
         int priority;
+        unsigned cluster[3];
         struct {
             CUevent event;
             int flags;

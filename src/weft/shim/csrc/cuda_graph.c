@@ -269,7 +269,8 @@ CUresult cuLibraryUnload(CUlibrary library) {
     CUresult name(type what) {                                                                              \
         weft_trace_context_gone(context);                                                                   \
         weft_forget_handles();                                                                              \
-        weft_head_start_forget();                                                                               \
+        weft_head_start_forget();                                                                           \
+        weft_trace_stamps_forget();                                                                         \
         return REAL(name)(what);                                                                            \
     }
 CONTEXT_GOES(cuCtxDestroy_v2, CUcontext, what)

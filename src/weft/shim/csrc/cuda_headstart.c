@@ -78,6 +78,12 @@ CUfunction weft_wait_kernel(uint64_t *mhz) {
     return f;
 }
 
+CUresult weft_wait_launch(CUfunction wait, uint64_t mhz, uint64_t ns, CUstream stream) {
+    uint64_t cycles = ns * mhz / 1000, limit_ns = ns * 4;
+    void *params[] = {&cycles, &limit_ns};
+    return REAL(cuLaunchKernel)(wait, 1, 1, 1, 1, 1, 1, 0, stream, params, NULL);
+}
+
 /* Whether this stream has not yet waited for the latest collective; notes that it now has. */
 static bool first_since_comm(CUstream stream) {
     uint64_t now = weft_comm_count();
@@ -102,9 +108,7 @@ void weft_head_start(const weft_rules *rules, CUstream stream) {
     uint64_t mhz = 0;
     CUfunction wait = weft_wait_kernel(&mhz);
     weft_capture_restore(mode);
-    uint64_t cycles = rules->data.head_start_ns * mhz / 1000, limit_ns = rules->data.head_start_ns * 4ull;
-    void *params[] = {&cycles, &limit_ns};
-    if (wait && REAL(cuLaunchKernel)(wait, 1, 1, 1, 1, 1, 1, 0, stream, params, NULL) == CUDA_SUCCESS) {
+    if (wait && weft_wait_launch(wait, mhz, rules->data.head_start_ns, stream) == CUDA_SUCCESS) {
         if (!weft_capturing(stream))
             weft_count(WEFT_COUNT_HEAD_STARTS);
     } else {

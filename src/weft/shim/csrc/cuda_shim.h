@@ -114,6 +114,7 @@ void weft_cuda_found(const char *name, void *real); /* the program found the rea
     X(cuStreamQuery, CUresult (*)(CUstream))                                                                \
     X(cuStreamGetFlags, CUresult (*)(CUstream, unsigned *))                                                 \
     X(cuStreamGetId, CUresult (*)(CUstream, unsigned long long *))                                          \
+    X(cuStreamGetPriority, CUresult (*)(CUstream, int *))                                                   \
     X(cuStreamWaitEvent, CUresult (*)(CUstream, CUevent, unsigned))
 
 typedef struct {
@@ -145,6 +146,7 @@ bool weft_capture_open(void);         /* on any stream */
 
 void weft_head_start(const weft_rules *rules, CUstream stream);
 CUfunction weft_wait_kernel(uint64_t *mhz); /* takes clock cycles and a limit in ns; NULL: cannot be had */
+CUresult weft_wait_launch(CUfunction wait, uint64_t mhz, uint64_t ns, CUstream stream);
 void weft_head_start_forget(void); /* a context went away, and our kernel with it */
 
 #endif

@@ -4,7 +4,7 @@
  * still busy, at the end of the span in front: one event for each kernel is then enough. A kernel that launches
  * programmatically (PDL) must follow its predecessor directly, so a kernel that such a launch was seen to follow gets
  * no event behind it until the next operation tells whether it is one of a chain. Collectives also get a
- * launch-completion event: they may wait for SMs long after their stream is ready. */
+ * launch-completion event and a stamp (tracer_stamp.c): they may wait for SMs long after their stream is ready. */
 #define _GNU_SOURCE
 #include "tracer.h"
 
@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 enum { LANES = 1024, CAPACITY = 1 << 18, GRAPH_ROWS = 1 << 20, NOT_READY = 600, NON_BLOCKING = 1 };
+enum { AGAIN_EVERY = 4 };
 enum { STALL_NS = 12000, MOST_STALLED = 1024 };
 enum { WITH_COMPLETION = 12030 }; /* the CUDA version that has the attribute */
 
@@ -29,13 +30,15 @@ struct weft_trace_lane {
     bool disturbed, implicit;
     CUstream side; /* for the launch-completion events of collectives */
     bool side_tried;
+    int priority;
+    uint32_t busy; /* kernels that were launched while it had work */
 };
 
 _Atomic int weft_trace_on;
 enum { EMPTY, RECORDING, ENDED, CHANGING };
 static _Atomic int state;
 static _Atomic int users;      /* threads inside before … after */
-static _Atomic bool completion_refused, blocking_streams;
+static _Atomic bool completion_refused, blocking_streams, same_priority;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static weft_trace_lane lanes[LANES];
 static uint32_t lane_count;
@@ -72,6 +75,8 @@ static void describe(weft_trace_lane *l) {
         atomic_store(&blocking_streams, true);
     bool known = cu->cuStreamGetId && cu->cuStreamGetId(l->stream, &id) == CUDA_SUCCESS;
     l->id = known ? id : (uint64_t)(uintptr_t)l->stream;
+    if (cu->cuStreamGetPriority && cu->cuStreamGetPriority(l->stream, &l->priority) != CUDA_SUCCESS)
+        l->priority = 0;
     weft_capture_restore(mode);
 }
 
@@ -200,6 +205,8 @@ static void describe_kernel(weft_trace_span *s, weft_variant *v) {
         s->flags |= WEFT_SPAN_COMM;
 }
 
+void weft_trace_side_priority(int same) { atomic_store(&same_priority, same != 0); }
+
 /* The first collective of a stream gets it a side stream of its own: waits on a shared one would hold each other up. */
 static void prepare_completion(weft_trace_op *op) {
     weft_trace_lane *l = op->lane;
@@ -212,7 +219,7 @@ static void prepare_completion(weft_trace_op *op) {
     int version = 0, mode = weft_capture_relax();
     if (weft_cuda()->cuDriverGetVersion && weft_cuda()->cuDriverGetVersion(&version) == CUDA_SUCCESS &&
         version >= WITH_COMPLETION)
-        l->side = weft_trace_spare(l->context);
+        l->side = atomic_load(&same_priority) ? weft_trace_stream(l->priority) : weft_trace_spare(l->context);
     weft_capture_restore(mode);
 }
 
@@ -234,9 +241,7 @@ static bool stall(const weft_trace_context *c, weft_variant *v, CUstream stream)
     uint32_t count = (uint32_t)number;
     if (count < 4 || count > MOST_STALLED || (count & (count - 1)))
         return false;
-    uint64_t cycles = STALL_NS * c->mhz / 1000, limit_ns = STALL_NS * 4ull;
-    void *params[] = {&cycles, &limit_ns};
-    if (!c->wait || REAL(cuLaunchKernel)(c->wait, 1, 1, 1, 1, 1, 1, 0, stream, params, NULL) != CUDA_SUCCESS)
+    if (!c->wait || weft_wait_launch(c->wait, c->mhz, STALL_NS, stream) != CUDA_SUCCESS)
         return false;
     weft_trace_count(WEFT_TRACED_STALLS, 1);
     return true;
@@ -286,11 +291,17 @@ bool weft_trace_completion(weft_trace_op *op, CUlaunchAttribute *with, unsigned 
     weft_trace_record *r = op->record;
     if (!(r->span.flags & WEFT_SPAN_COMM) || !op->lane->side || atomic_load(&completion_refused))
         return false;
-    for (unsigned i = 0; i < *count; i++)
-        if (with[i].id == CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT) {
+    op->priority = op->lane->priority;
+    for (unsigned i = 0; i < *count; i++) {
+        if (with[i].id == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION)
+            memcpy(op->cluster, with[i].value.cluster, sizeof op->cluster);
+        if (with[i].id == CU_LAUNCH_ATTRIBUTE_PRIORITY)
+            op->priority = with[i].value.priority;
+        if (with[i].id == CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT)
             op->completion = with[i].value.launchCompletionEvent.event; /* the program's own serves as well */
-            return false;
-        }
+    }
+    if (op->completion)
+        return false;
     op->completion = weft_trace_event(r->context, false);
     if (!op->completion)
         return false;
@@ -310,10 +321,22 @@ void weft_trace_completion_refused(weft_trace_op *op) {
 static void put_placed(weft_trace_op *op) {
     weft_trace_record *r = op->record;
     CUevent stamp = weft_trace_event(r->context, true);
-    if (stamp && weft_cuda()->cuStreamWaitEvent(op->lane->side, op->completion, 0) == CUDA_SUCCESS &&
-        put(stamp, op->lane->side))
+    CUstream side = op->lane->side;
+    if (stamp && weft_cuda()->cuStreamWaitEvent(side, op->completion, 0) == CUDA_SUCCESS &&
+        weft_trace_stamp(r->context, op, side) && put(stamp, side))
         r->placed = stamp;
     r->span.host_placed_ns = weft_trace_now();
+}
+
+/* While collectives write to memory, an event fires some microseconds after the kernel in front of it has ended. Two
+ * events in a row tell how much. */
+static void put_again(weft_trace_op *op, CUstream stream) {
+    weft_trace_record *r = op->record;
+    CUevent e = NULL;
+    if (r->before || r->span.kind != WEFT_TRACE_KERNEL || ++op->lane->busy % AGAIN_EVERY)
+        return;
+    if ((e = weft_trace_event(r->context, true)) && put(e, stream))
+        r->again = e;
 }
 
 void weft_trace_after(weft_trace_op *op, CUstream stream, CUresult result) {
@@ -329,6 +352,8 @@ void weft_trace_after(weft_trace_op *op, CUstream stream, CUresult result) {
         r->span.flags |= WEFT_SPAN_OPEN;
     else if (!put(r->after, stream))
         r->span.flags |= WEFT_SPAN_UNTIMED;
+    else
+        put_again(op, stream);
     if (!failed && op->completion)
         put_placed(op);
     pthread_mutex_lock(&lock);

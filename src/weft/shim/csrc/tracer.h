@@ -9,7 +9,7 @@
 #include "cuda_shim.h"
 
 #define WEFT_TRACE_MAGIC "wefttrc"
-enum { WEFT_TRACE_VERSION = 1, WEFT_TRACE_DEVICES = 16, WEFT_TRACE_STEPS = 4096 };
+enum { WEFT_TRACE_VERSION = 2, WEFT_TRACE_DEVICES = 16, WEFT_TRACE_STEPS = 4096 };
 enum { WEFT_TRACE_OFF = 0, WEFT_TRACE_RECORD = 1, WEFT_TRACE_LEARN = 2 }; /* LEARN: which kernels precede PDL launches */
 enum { WEFT_TRACE_KERNEL, WEFT_TRACE_MEMCPY, WEFT_TRACE_MEMSET, WEFT_TRACE_GRAPH };
 enum { WEFT_COPY_UNKNOWN, WEFT_COPY_HTOD, WEFT_COPY_DTOH, WEFT_COPY_DTOD, WEFT_COPY_PTOP, WEFT_COPY_HTOH };
@@ -31,6 +31,7 @@ typedef struct {
     uint64_t host_front_ns;                 /* before the event in front was recorded */
     uint64_t host_placed_ns;                /* after the event behind the launch completion was */
     int64_t before_ns, after_ns, placed_ns; /* when events fired, same clock; -1: there was none */
+    int64_t again_ns;                       /* a second event directly behind `after`: what an event costs just then */
     uint64_t stream, bytes, comm_key, count, comm_sequence;
     uint32_t kind, row, lane, step, thread, flags;
     int32_t device;
@@ -56,14 +57,21 @@ enum { /* weft_trace_header.counters */
     WEFT_TRACED_PDL_SPLITS,
     WEFT_TRACED_STALLS,           /* short waits of ours, to time kernels shorter than their launch */
     WEFT_TRACED_SKIPPED_FRONTS,   /* operations whose start is the end of the one in front on their stream */
+    WEFT_TRACED_STAMPS,           /* kernels of ours that tell when a collective was placed */
+    WEFT_TRACED_STAMP_FAILURES,   /* that the driver refused: the start is "stream ready" */
     WEFT_TRACED_COUNTERS = 16,
 };
+
+/* weft_trace_header.calibrated_ns: between two events on an idle stream, all queued before the GPU reaches them, with
+ * this between them. */
+enum { WEFT_CALIBRATED_SPIN, WEFT_CALIBRATED_SPIN_TWICE, WEFT_CALIBRATED_STAMP, WEFT_CALIBRATED_NOTHING, WEFT_CALIBRATIONS };
 
 typedef struct {
     char magic[8];
     uint32_t version, span_size;
     uint64_t spans, marks, graph_rows;
     uint64_t begin_ns, end_ns; /* CLOCK_MONOTONIC */
+    int64_t calibrated_ns[WEFT_CALIBRATIONS]; /* least seen; -1: unknown */
     int64_t realtime_offset_ns;
     int32_t rank, world, pid, by_steps;
     uint32_t devices, unused;
@@ -74,6 +82,8 @@ typedef struct {
 
 extern _Atomic int weft_trace_on;
 static inline int weft_tracing(void) { return atomic_load_explicit(&weft_trace_on, memory_order_relaxed); }
+
+enum { CALIBRATION_ROUNDS = 4, STAMPS = 2 };
 
 /* --- tracer_events.c: contexts, events and the time they fired ---------------------------------------- */
 
@@ -86,6 +96,10 @@ typedef struct weft_trace_context {
     CUstream own, spare[4]; /* spare: side streams in stock */
     CUfunction wait; /* holds a stream for a while; NULL: there is none */
     uint64_t mhz;
+    CUfunction stamp[STAMPS]; /* tells when a collective was placed: of few registers, and of as many as NCCL's */
+    struct {
+        CUevent before, after;
+    } calibration[CALIBRATION_ROUNDS][WEFT_CALIBRATIONS];
     struct {
         CUevent *all;
         size_t made, taken, room;
@@ -93,6 +107,7 @@ typedef struct weft_trace_context {
 } weft_trace_context;
 
 uint64_t weft_trace_now(void); /* CLOCK_MONOTONIC */
+EXPORT void weft_trace_side_priority(int same); /* side streams get the priority of the collective's stream */
 EXPORT void weft_trace_set_clock(uint64_t (*clock)(void)); /* for tests: that of a simulated GPU */
 void weft_trace_count(int counter, uint64_t n);
 uint64_t weft_trace_counted(int counter);
@@ -101,11 +116,13 @@ CUevent weft_trace_event(weft_trace_context *c, bool timed);      /* from the po
 void weft_trace_warm(weft_trace_context *c);                       /* events in stock */
 CUstream weft_trace_spare(weft_trace_context *c);                 /* a side stream from stock, or a new one */
 CUstream weft_trace_side_stream(void);                            /* a new stream in the current context, or NULL */
+CUstream weft_trace_stream(int priority);
 void weft_trace_side_over(CUstream stream);
 int64_t weft_trace_time(weft_trace_context *c, CUevent e, uint64_t deadline_ns); /* -1: unknown */
 bool weft_trace_enter(weft_trace_context *c, CUcontext *before);  /* make it current; false: it is gone */
 void weft_trace_leave(CUcontext before);
 void weft_trace_devices(weft_trace_header *h);
+weft_trace_context *weft_trace_contexts(int *count);
 void weft_trace_events_over(void); /* destroys everything */
 void weft_trace_context_gone(CUcontext context); /* NULL: all of them */
 
@@ -117,7 +134,8 @@ typedef struct {
     weft_trace_span span;
     weft_trace_context *context;
     weft_variant *variant;
-    CUevent before, after, placed; /* `placed` is timed: on a side stream, behind the launch-completion event */
+    CUevent before, after, again;
+    CUevent placed; /* timed: on a side stream, behind the launch-completion event */
 } weft_trace_record;
 
 /* An operation that is being traced. */
@@ -127,6 +145,8 @@ typedef struct {
     weft_variant *variant;
     CUevent completion; /* without timing: the launch's attribute */
     bool own_completion;
+    unsigned cluster[3];
+    int priority;
 } weft_trace_op;
 
 /* Whether this operation is traced; records the event in front where one is needed. */
@@ -167,6 +187,15 @@ void weft_trace_call(uint64_t key, uint64_t sequence, int rank, int size, int op
                      uint64_t bytes, CUstream stream);
 void weft_trace_calls_over(void); /* this thread's call or group is over */
 void weft_trace_take_call(weft_trace_span *span, CUstream stream);
+
+/* --- tracer_stamp.c: our own kernels ------------------------------------------------------------------------ */
+
+void weft_trace_stamps_load(weft_trace_context *c); /* and what the kernels need; may wait for the GPU */
+/* A kernel as large as one CTA, or cluster, of this collective: it is placed after the collective's CTAs. */
+bool weft_trace_stamp(weft_trace_context *c, const weft_trace_op *op, CUstream side);
+void weft_trace_calibrate(weft_trace_context *c);
+void weft_trace_calibrations(weft_trace_header *h);
+void weft_trace_stamps_forget(void); /* a context went away, and our kernels with it */
 
 /* --- tracer_output.c --------------------------------------------------------------------------------------- */
 

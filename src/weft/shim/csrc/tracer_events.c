@@ -44,12 +44,14 @@ static bool complete(const weft_cuda_calls *cu) {
 CUstream weft_trace_side_stream(void) {
     const weft_cuda_calls *cu = weft_cuda();
     int least = 0, greatest = 0;
-    CUstream made = NULL;
     if (cu->cuCtxGetStreamPriorityRange)
         cu->cuCtxGetStreamPriorityRange(&least, &greatest);
-    if (cu->cuStreamCreateWithPriority(&made, NON_BLOCKING, greatest / 2 - (greatest < -2)) != CUDA_SUCCESS)
-        return NULL;
-    return made;
+    return weft_trace_stream(greatest / 2 - (greatest < -2));
+}
+
+CUstream weft_trace_stream(int priority) {
+    CUstream made = NULL;
+    return weft_cuda()->cuStreamCreateWithPriority(&made, NON_BLOCKING, priority) == CUDA_SUCCESS ? made : NULL;
 }
 
 void weft_trace_side_over(CUstream stream) { weft_cuda()->cuStreamDestroy_v2(stream); }
@@ -170,15 +172,15 @@ CUevent weft_trace_event(weft_trace_context *c, bool timed) {
  * collectives of two ranks of one process, could wait for ever. */
 void weft_trace_warm(weft_trace_context *c) {
     int mode = weft_capture_relax();
-    CUfunction wait = weft_wait_kernel(&c->mhz);
+    weft_trace_stamps_load(c);
     weft_capture_restore(mode);
     pthread_mutex_lock(&lock);
-    c->wait = wait;
     for (int i = 0; i < WARM && !atomic_load(&c->gone); i++)
         make_events(c, true);
     for (int i = 0; i < 4 && !atomic_load(&c->gone); i++)
         c->spare[i] = weft_trace_side_stream();
     pthread_mutex_unlock(&lock);
+    weft_trace_calibrate(c);
 }
 
 CUstream weft_trace_spare(weft_trace_context *c) {
@@ -246,6 +248,8 @@ static int attribute(CUdevice device, int what) {
         return 0;
     return value;
 }
+
+weft_trace_context *weft_trace_contexts(int *count) { return *count = atomic_load(&context_count), contexts; }
 
 void weft_trace_devices(weft_trace_header *h) {
     int count = atomic_load(&context_count);

@@ -48,6 +48,7 @@ static void fill_header(weft_trace_header *h) {
     snprintf(h->process_file, sizeof h->process_file, "%s", name ? name + 1 : "");
     h->begin_ns = weft_trace_period()[0];
     h->end_ns = weft_trace_period()[1];
+    weft_trace_calibrations(h);
     weft_trace_devices(h);
 }
 
@@ -67,6 +68,7 @@ static void read_times(uint64_t deadline_ns) {
         bool open = r->span.flags & WEFT_SPAN_OPEN;
         r->span.after_ns = entered && !failed && !open ? weft_trace_time(r->context, r->after, deadline_ns) : -1;
         r->span.before_ns = entered ? weft_trace_time(r->context, r->before, deadline_ns) : -1;
+        r->span.again_ns = entered ? weft_trace_time(r->context, r->again, deadline_ns) : -1;
         r->span.placed_ns = entered ? weft_trace_time(r->context, r->placed, deadline_ns) : -1;
         if (r->span.after_ns < 0 && !open && !failed)
             weft_trace_count(WEFT_TRACED_UNFINISHED, 1);
@@ -241,9 +243,9 @@ void weft_trace_attached(void) {
     if (weft_cuda()->cuCtxGetCurrent)
         weft_cuda()->cuCtxGetCurrent(&context);
     if (context) { /* now, while the GPU has nothing to do: see weft_trace_warm */
-        uint64_t mhz;
+        weft_trace_context kernels = {.context = context};
         int mode = weft_capture_relax();
-        weft_wait_kernel(&mhz);
+        weft_trace_stamps_load(&kernels);
         weft_capture_restore(mode);
     }
     if (pthread_create(&thread, NULL, trace_by_time, context) == 0)
