@@ -67,12 +67,12 @@ def test_bytes_and_bus_bandwidth_of_a_real_all_reduce():
     assert row["busbw_gbps"] == pytest.approx(3221487616 / 48199269, abs=1e-3)
 
 
-def test_a_head_start_is_advised_where_persistent_kernels_starve_a_collective():
+def test_a_cap_on_ctas_and_a_collective_behind_compute_are_found():
     advice = {item["control"]: item for item in weft.analyze(TRACES / "h200_fsdp_2ranks").to_json()["advice"]}
-    low, high = advice["head_start"]["gain_us"]
+    low, high = advice["priority"]["gain_us"]
     assert 0 < low < high
-    assert "--head-start 5" in advice["head_start"]["command"]
-    assert "132 blocks, all resident at once" in advice["head_start"]["detail"]
+    assert "--priority high" in advice["priority"]["command"]
+    assert "NCCL_MIN_CTAS" in advice["min_ctas"]["command"]  # NCCL_MAX_CTAS alone only lowers the number
 
 
 def test_nothing_to_gain_is_an_answer():

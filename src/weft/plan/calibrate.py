@@ -20,7 +20,7 @@ from weft.plan.config import Job
 from weft.plan.figures import Figures
 from weft.timeline import Intervals, Kind, Timeline
 from weft.trace import kineto
-from weft.trace.kineto import Trace
+from weft.trace.record import Trace
 
 KINDS = ("gemm", "attention", "optimizer", "elementwise")
 """What a compute kernel does; the last is everything that the names of the others do not find."""

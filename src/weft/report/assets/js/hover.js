@@ -14,6 +14,8 @@ function describe(payload, row, track, at) {
     facts.push(["spans", merged.count.toLocaleString("en")]);
     facts.push(["busy", `${(100 * merged.busy / (length || 1)).toFixed(1)}% of it`]);
   }
+  const reason = (payload.reasons || [])[track.reason[at]];
+  if (reason) facts.push([merged ? "main cause" : "cause", `${reason[0]}: ${reason[1]}`]);
   facts.push(["where", row.exposed ? row.group : `${row.group}, ${row.label}`]);
   const resources = payload.resources[track.resource[at]] || [];
   resources.forEach((value, i) => {
