@@ -34,6 +34,8 @@ typedef struct {
 } truth;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static void after_fork(void) { pthread_mutex_init(&lock, NULL); }
+__attribute__((constructor)) static void begin(void) { pthread_atfork(NULL, NULL, after_fork); }
 static int64_t host = 1000000;
 static truth *truths;
 static int truth_count;

@@ -1,6 +1,7 @@
 /* Fails the n-th call of the driver or of NCCL, for every n, each in a process of its own.
  *
- *   sweep cuda|nccl      prints, for every n, what a program sees: the result of each of its calls, and its launches
+ *   sweep cuda|nccl [STEP]   prints, for every n (or every STEP-th), what a program sees: the result of each of its calls,
+ *                            and its launches
  *
  * Whatever a program sees under the shim it must also see without, for some n: the calls that the shim makes for itself
  * must not be seen to fail. */
@@ -137,7 +138,8 @@ static void use_nccl(void) {
 
 int main(int argc, char **argv) {
     int cuda = argc < 2 || strcmp(argv[1], "cuda") == 0, more = 1;
-    for (long n = 1; more; n++) {
+    long step = argc > 2 ? atol(argv[2]) : 1;
+    for (long n = 1; more; n += step) {
         int ends[2], status;
         fflush(stdout);
         if (pipe(ends))

@@ -25,8 +25,9 @@ def sweep(fake_driver, fake_nccl, tmp_path_factory):  # noqa: F811
     return compile_c(program, str(HERE / "sweep.c"), *libraries)
 
 
-def outcomes(program, what, env) -> list[str]:
-    done = subprocess.run([program, what], env=env, capture_output=True, text=True, timeout=200, check=False)
+def outcomes(program, what, env, step=1) -> list[str]:
+    command = [program, what, str(step)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 
@@ -56,5 +57,5 @@ def test_sanitizers_find_nothing_in_the_paths_of_failure(
         env = {**job.environment(environment), "ASAN_OPTIONS": "verify_asan_link_order=0:detect_leaks=0"}
         env["LD_LIBRARY_PATH"] = f"{fake_nccl}:{env['LD_LIBRARY_PATH']}"
         del env["LD_PRELOAD"]
-        outcomes(program, "cuda", env)
+        outcomes(program, "cuda", env, step=11)
         outcomes(program, "nccl", env)

@@ -133,25 +133,17 @@ def test_what_fails_after_the_end_does_not_change_the_exit_code(tmp_path, stats)
 
 
 def test_an_interrupt_during_the_report_does_not_change_the_exit_code(tmp_path):
-    pipe = tmp_path / "pipe"
+    pipe, ended = tmp_path / "pipe", tmp_path / "ended"
     os.mkfifo(pipe)  # nobody reads it: the report waits
-    command = [
-        sys.executable,
-        "-m",
-        "weft",
-        "run",
-        "--quiet",
-        "--stats",
-        str(pipe),
-        "--",
-        "sh",
-        "-c",
-        "exit 7",
-    ]
+    program = ["sh", "-c", f"touch {ended}; exit 7"]
+    command = [sys.executable, "-m", "weft", "run", "--quiet", "--stats", str(pipe), "--", *program]
     with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(ROOT / "src")}) as running:
-        time.sleep(1.5)
-        running.send_signal(signal.SIGINT)
-        assert running.wait(10) == 7
+        while not ended.exists():
+            time.sleep(0.05)
+        while running.poll() is None:  # one that comes before the report is dropped
+            time.sleep(0.5)
+            running.send_signal(signal.SIGINT)
+        assert running.returncode == 7
 
 
 # --- job folders ------------------------------------------------------------------------------------------------
