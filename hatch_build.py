@@ -1,7 +1,7 @@
 """Build hook: compiles the launch shim, the simulator's core and the trace scanner with plain `cc`.
 
-No CUDA toolkit is needed. On Linux a failed compile fails the build. Set WEFT_NO_SHIM=1 to build without the shim:
-`weft run` and live tuning then do not work, and the other two are compiled only if that is possible. On
+No CUDA toolkit is needed. On Linux a failed compile fails the build. Set WEFT_NO_SHIM=1 to build without the
+shim: `weft run` and live tuning then do not work, and the other two are compiled only if that is possible. On
 macOS, which cannot preload the shim, the build always works this way; on Windows nothing is compiled.
 Run it by hand to build in place: `python hatch_build.py`.
 """
