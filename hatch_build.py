@@ -1,8 +1,8 @@
-"""Build hook: compiles the launch shim and the simulator's core with plain `cc`. No CUDA toolkit is needed.
+"""Build hook: compiles the launch shim, the simulator's core and the trace scanner with plain `cc`.
 
-On Linux a failed compile fails the build. Set WEFT_NO_SHIM=1 to build without the shim: `weft run` and live
-tuning then do not work, and the simulator's core is compiled only if that is possible. On macOS, which cannot
-preload the shim, the build always works this way; on Windows nothing is compiled.
+No CUDA toolkit is needed. On Linux a failed compile fails the build. Set WEFT_NO_SHIM=1 to build without the
+shim: `weft run` and live tuning then do not work, and the other two are compiled only if that is possible. On
+macOS, which cannot preload the shim, the build always works this way; on Windows nothing is compiled.
 Run it by hand to build in place: `python hatch_build.py`.
 """
 
@@ -72,13 +72,14 @@ def build(root: Path, platform: str = sys.platform, env: Mapping[str, str] = os.
         return [SHIM / LIBRARY, SIM / SIM_LIBRARY, SCAN / SCAN_LIBRARY]
     if platform == "win32":  # its compilers build no library that the simulator's binding was tested with
         return []
-    try:
-        build_sim(root)
-        build_scan(root)
-    except CompileError as error:
-        print(f"weft: built without the simulator's core and the trace scanner: {error}", file=sys.stderr)
-        return []
-    return [SIM / SIM_LIBRARY, SCAN / SCAN_LIBRARY]
+    built = []
+    for compile_it, library in ((build_sim, SIM / SIM_LIBRARY), (build_scan, SCAN / SCAN_LIBRARY)):
+        try:
+            compile_it(root)
+            built.append(library)
+        except CompileError as error:
+            print(f"weft: built without {library.name}: {error}", file=sys.stderr)
+    return built
 
 
 def build_shim(root: Path, output: Path | None = None, extra: tuple[str, ...] = ()) -> Path:

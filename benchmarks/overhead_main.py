@@ -22,7 +22,10 @@ def main(about: str | None, name: str, measure: Callable[[int], Rows]) -> None:
     args = parser.parse_args()
     rows = measure(args.repeats)
     for row in rows:
-        print(f"{row.get('policy', ''):<64} {row['threads']} threads  {row['cost_ns']:>6} ns".lstrip())
+        kernels = f"  {row['kernels']} kernels" if "kernels" in row else ""
+        print(
+            f"{row.get('policy', ''):<64} {row['threads']} threads{kernels}  {row['cost_ns']:>6} ns".lstrip()
+        )
     if args.out:
         machine = f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores"
         document = {"command": f"python benchmarks/{name}", "machine": machine, "rows": rows}

@@ -175,7 +175,7 @@ def residents() -> dict[str, tuple[str, int]]:
     if path is None:
         raise InputError("this needs the shim: start it with `weft run -- python …`")
     process, found = binding.read_process(path), {}
-    for row in process.rows[: min(process.rows_used, binding.ROWS)]:
+    for row, _ in process.rows():
         symbol = row.name.decode(errors="replace")
         if not is_comm(symbol):
             name = stats.demangle(symbol)[:NAME]

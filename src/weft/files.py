@@ -1,28 +1,136 @@
-"""Writing files so that nobody ever meets half of one."""
+"""Writing files: a regular file is replaced in one step; a device or a pipe is written to."""
 
 from __future__ import annotations
 
+import errno
 import os
+import re
 import secrets
+import stat
 from contextlib import suppress
 from pathlib import Path
 
 from weft.errors import OutputError
 
+# A file that may be writable though it cannot be replaced: in another's folder, or a mount point.
+_IRREPLACEABLE = (
+    errno.EACCES,
+    errno.EPERM,
+    errno.EBUSY,
+    errno.EROFS,
+    errno.EXDEV,
+    errno.ENOSPC,
+    errno.EDQUOT,
+)
+_DESCRIPTOR = re.compile(r"/proc/(self|thread-self|\d+)(?:/task/\d+)?/fd/(\d+)")
+_MOST_LINKS = 40
+
 
 def write_whole(path: str | os.PathLike[str], data: str | bytes) -> None:
-    """Replace a file in one step: a failure leaves the old one.
+    """Write a file so that no reader ever sees half of it: a failure leaves the old content.
 
-    Text is written as UTF-8; what cannot be encoded, as half a surrogate pair, becomes a question mark.
+    A symbolic link stays a link: the file behind it is replaced. A device, a pipe, a socket or an open
+    descriptor (`/dev/stdout`) is written to, never replaced. Text is written as UTF-8; what cannot be encoded
+    becomes a question mark. Raises OutputError.
     """
-    target = Path(path)
     content = data.encode("utf-8", "replace") if isinstance(data, str) else data
-    partial = target.parent / f".{target.name}.{os.getpid()}-{secrets.token_hex(4)}"
+    try:
+        _write(path, content)
+    except OSError as error:
+        raise OutputError(f"cannot write {os.fspath(path)}: {error.strerror or error}") from None
+
+
+def check_writable(path: str | os.PathLike[str]) -> None:
+    """Raise OutputError now for a path that `write_whole` could not write later. Writes nothing."""
+    target = _behind_links(path)
+    if _descriptor(target) is not None:
+        return
+    if target.is_dir():
+        raise OutputError(f"cannot write {os.fspath(path)}: it is a folder; name a file")
+    if target.exists() and os.access(target, os.W_OK):
+        return
+    if not target.parent.is_dir():
+        raise OutputError(f"cannot write {os.fspath(path)}: there is no folder {target.parent}")
+    if target.exists() and not target.is_file():
+        raise OutputError(f"cannot write {os.fspath(path)}: {os.strerror(errno.EACCES)}")
+    if not os.access(target.parent, os.W_OK | os.X_OK):
+        raise OutputError(f"cannot write {os.fspath(path)}: the folder {target.parent} is not writable")
+
+
+def _write(path: str | os.PathLike[str], content: bytes) -> None:
+    target = _behind_links(path)
+    number = _descriptor(target)
+    if number is not None:
+        _write_all(number, content)  # at the descriptor's own position: nothing written before is lost
+        return
+    mode = _mode(target)
+    if mode is not None and not stat.S_ISREG(mode):
+        _write_through(target, content)
+        return
+    try:
+        _replace(target, content, mode)
+    except OSError as error:
+        if mode is None or error.errno not in _IRREPLACEABLE:
+            raise
+        _write_through(target, content)
+
+
+def _replace(target: Path, content: bytes, mode: int | None) -> None:
+    partial = (
+        target.parent / f".weft-{os.getpid()}-{secrets.token_hex(4)}"
+    )  # short: a long name may have no room
     try:
         with partial.open("xb") as file:
             file.write(content)
+            if mode is not None:
+                with suppress(OSError):
+                    os.fchmod(file.fileno(), stat.S_IMODE(mode))
         partial.replace(target)
-    except OSError as error:
+    except BaseException:
         with suppress(OSError):
             partial.unlink()
-        raise OutputError(f"cannot write {target}: {error.strerror or error}") from None
+        raise
+
+
+def _write_through(target: Path, content: bytes) -> None:
+    number = os.open(target, os.O_WRONLY | os.O_CLOEXEC | os.O_NOCTTY)
+    try:
+        regular = stat.S_ISREG(os.fstat(number).st_mode)
+        _write_all(number, content)
+        if regular:
+            os.ftruncate(number, len(content))
+    finally:
+        os.close(number)
+
+
+def _write_all(number: int, content: bytes) -> None:
+    rest = memoryview(content)
+    while rest:
+        rest = rest[os.write(number, rest) :]
+
+
+def _mode(target: Path) -> int | None:
+    try:
+        return target.stat().st_mode
+    except FileNotFoundError:
+        return None
+
+
+def _behind_links(path: str | os.PathLike[str]) -> Path:
+    """The file that a chain of symbolic links ends at; an entry of /proc/PID/fd is an end."""
+    target = Path(path)
+    for _ in range(_MOST_LINKS):
+        if target.name and target.parent != target:
+            target = Path(os.path.realpath(target.parent), target.name)
+        if _DESCRIPTOR.fullmatch(str(target)) or not target.is_symlink():
+            return target
+        target = target.parent / target.readlink()
+    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+
+
+def _descriptor(target: Path) -> int | None:
+    """The number of this process's descriptor that the path names."""
+    match = _DESCRIPTOR.fullmatch(str(target))
+    if match is None or match[1] not in ("self", "thread-self", str(os.getpid())):
+        return None
+    return int(match[2])

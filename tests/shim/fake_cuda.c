@@ -1,5 +1,7 @@
-/* A libcuda.so.1 for tests: keeps a log of launches, models one Hopper SM's occupancy, captures and replays
- * graphs, finishes streams only when it is told to, and fails on request. Built by the tests. */
+/* A libcuda.so.1 for tests, as unkind as the real one: it keeps a log of launches, models one Hopper SM's occupancy,
+ * captures and replays graphs, finishes streams only on request, lets memory and functions die with their context, takes
+ * its time where FAKE_SLOW is set, and fails the n-th call of all, or of one function. Built by the tests; with
+ * FAKE_OLD it lacks what CUDA 12.2 lacks. */
 #define _GNU_SOURCE
 #include "cuda_api.h"
 
@@ -10,13 +12,14 @@
 #include <string.h>
 
 #define API __attribute__((visibility("default")))
-enum { KERNELS = 1024, LOG = 65536, NODES = 256, STREAMS = 64, WRITES = 1024 };
+enum { KERNELS = 1 << 18, LOG = 65536, NODES = 256, STREAMS = 256, WRITES = 1024 };
 enum { NOT_SUPPORTED = 801, INVALID_HANDLE = 400, ILLEGAL_STATE = 401 };
 
 typedef struct {
     uint32_t magic; /* 'F' for a CUfunction, 'K' for a CUkernel */
     char name[256];
-    int registers, static_shared, max_dynamic;
+    int registers, static_shared;
+    _Atomic int max_dynamic;
     struct CUfunc_st *function; /* of a CUkernel */
 } kernel;
 
@@ -33,6 +36,7 @@ typedef struct {
     kernel *k;
     unsigned grid, block, shared;
     struct graph *child;
+    bool conditional; /* a body that runs as often as the GPU decides */
     void *stream;
     int priority, has_priority;
 } node;
@@ -43,11 +47,13 @@ struct graph {
 };
 
 static kernel kernels[KERNELS];
-static int kernel_count;
+static _Atomic int kernel_count;
 static record records[LOG];
 static _Atomic int record_count;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static bool logging = true;
+static bool logging = true, slow;
+static _Atomic long calls, fail_at; /* of all functions; 0: none fails */
+static _Atomic int context_number;  /* contexts that were reset or destroyed so far */
 static __thread int capture_mode = 0;
 static int unsafe_calls; /* made while a capture forbids them to this thread */
 
@@ -72,6 +78,7 @@ int fake_completion_allowed(const CUlaunchAttribute *attributes, unsigned count)
 void fake_context_destroyed(void);
 int fake_failing(const char *api);
 int fake_is_capturing(void *stream);
+void fake_stream_destroyed(void *stream);
 extern __thread int64_t fake_spin_ns;
 
 /* --- what tests use ----------------------------------------------------------------------------------- */
@@ -102,6 +109,22 @@ API int fake_launches(void) { return record_count; }
 API const record *fake_launch(int i) { return &records[i]; }
 API void fake_forget(void) { record_count = 0; }
 API void fake_logging(int on) { logging = on; }
+API long fake_calls_so_far(void) { return calls; }
+API void fake_fail_at(long n) {
+    calls = 0;
+    fail_at = n;
+}
+static void after_fork(void) { pthread_mutex_init(&lock, NULL); }
+__attribute__((constructor)) static void begin(void) {
+    slow = getenv("FAKE_SLOW") != NULL;
+    pthread_atfork(NULL, NULL, after_fork);
+}
+
+/* About a microsecond, as a driver takes to answer. */
+static void take_time(void) {
+    for (volatile int i = 0; slow && i < 1500; i++)
+        ;
+}
 API int fake_unsafe_calls(void) { return unsafe_calls; }
 
 API void fake_fail(const char *api, int times, int code) {
@@ -135,6 +158,8 @@ API void fake_finish(void *stream) {
 }
 
 static int failing(const char *api) {
+    if (fail_at && ++calls == fail_at)
+        return 999;
     for (int i = 0; i < 16; i++)
         if (failures[i].times && strcmp(failures[i].api, api) == 0) {
             failures[i].times--;
@@ -193,7 +218,8 @@ static int blocks_that_fit(kernel *k, int threads, size_t dynamic) {
 API CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, CUfunction f, int threads, size_t dynamic) {
     MAY_FAIL("cuOccupancyMaxActiveBlocksPerMultiprocessor");
     kernel *k = function(f);
-    if (!k || threads <= 0)
+    take_time();
+    if (!k || threads <= 0 || (int)dynamic > k->max_dynamic) /* what may not be launched does not fit */
         return CUDA_ERROR_INVALID_VALUE;
     *blocks = blocks_that_fit(k, threads, dynamic);
     return 0;
@@ -203,14 +229,25 @@ API CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, CUfunction
 
 API CUresult cuInit(unsigned flags) { return (void)flags, 0; }
 API CUresult cuDriverGetVersion(int *v) { return *v = 13000, 0; }
-API CUresult cuCtxGetCurrent(CUcontext *c) { return *c = (CUcontext)0x1000, 0; }
-API CUresult cuCtxGetDevice(CUdevice *d) { return *d = 0, 0; }
+API CUresult cuCtxGetCurrent(CUcontext *c) {
+    MAY_FAIL("cuCtxGetCurrent");
+    return *c = (CUcontext)(0x1000 + 0x10 * (uintptr_t)context_number), 0;
+}
+API CUresult cuCtxGetDevice(CUdevice *d) {
+    MAY_FAIL("cuCtxGetDevice");
+    return *d = 0, 0;
+}
+API CUresult cuDevicePrimaryCtxGetState(CUdevice d, unsigned *flags, int *active) {
+    MAY_FAIL("cuDevicePrimaryCtxGetState");
+    return (void)d, *flags = 0, *active = 1, 0;
+}
 API CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest) {
     MAY_FAIL("cuCtxGetStreamPriorityRange");
     return *least = 0, *greatest = -5, 0;
 }
 
 API CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice d) {
+    MAY_FAIL("cuDeviceGetAttribute");
     (void)d;
     *value = attribute == CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT                ? 132
              : attribute == CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN ? BLOCK_SHARED
@@ -218,6 +255,7 @@ API CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice d) {
     return 0;
 }
 
+#ifndef FAKE_OLD
 API CUresult cuFuncGetName(const char **name, CUfunction f) {
     MAY_FAIL("cuFuncGetName");
     kernel *k = (kernel *)f;
@@ -236,7 +274,10 @@ API CUresult cuKernelGetName(const char **name, CUkernel handle) {
     return 0;
 }
 
+#endif
+
 API CUresult cuKernelGetFunction(CUfunction *f, CUkernel handle) {
+    MAY_FAIL("cuKernelGetFunction");
     kernel *k = (kernel *)handle;
     if (!k || k->magic != 'K')
         return INVALID_HANDLE;
@@ -245,6 +286,7 @@ API CUresult cuKernelGetFunction(CUfunction *f, CUkernel handle) {
 }
 
 API CUresult cuFuncGetAttribute(int *value, int attribute, CUfunction f) {
+    MAY_FAIL("cuFuncGetAttribute");
     kernel *k = (kernel *)f;
     if (!k || k->magic != 'F')
         return INVALID_HANDLE;
@@ -270,39 +312,99 @@ API CUresult cuModuleLoadData(CUmodule *module, const void *image) {
     return strstr(image, ".entry weft_head_start(") || strstr(image, ".entry weft_stamp_wide(") ? 0 : 218;
 }
 
+enum { OWN = 3 };
+static struct {
+    const char *name;
+    int registers;
+    CUfunction f;
+} own[OWN] = {{"weft_head_start", 16, NULL}, {"weft_stamp", 16, NULL}, {"weft_stamp_wide", 96, NULL}}; /* weft's, in this context */
+
 API CUresult cuModuleGetFunction(CUfunction *f, CUmodule module, const char *name) {
-    static struct {
-        const char *name;
-        int registers;
-        CUfunction f;
-    } own[] = {{"weft_head_start", 16, NULL}, {"weft_stamp", 16, NULL}, {"weft_stamp_wide", 96, NULL}};
-    (void)module;
     MAY_FAIL("cuModuleGetFunction");
-    for (int i = 0; i < 3; i++)
+    (void)module;
+    for (int i = 0; i < OWN; i++)
         if (strcmp(own[i].name, name) == 0) {
             if (!own[i].f)
                 own[i].f = fake_kernel(name, own[i].registers, 0, 0);
             *f = own[i].f;
             return 0;
         }
-    return 500;
+    return *f = fake_kernel(name, 32, 0, 0), 0;
 }
 
-API CUresult cuModuleUnload(CUmodule m) { return (void)m, 0; }
-API CUresult cuLibraryUnload(CUlibrary l) { return (void)l, 0; }
-API CUresult cuCtxDestroy_v2(CUcontext c) { return (void)c, fake_context_destroyed(), 0; }
-API CUresult cuDevicePrimaryCtxReset_v2(CUdevice d) { return (void)d, 0; }
-API CUresult cuDevicePrimaryCtxRelease_v2(CUdevice d) { return (void)d, 0; }
+API CUresult cuLibraryGetKernel(CUkernel *k, CUlibrary library, const char *name) {
+    MAY_FAIL("cuLibraryGetKernel");
+    return (void)library, *k = fake_kernel(name, 32, 0, 1), 0;
+}
 
-API CUresult cuMemHostAlloc(void **p, size_t size, unsigned flags) {
+API CUresult cuKernelSetAttribute(int attribute, int value, CUkernel k, CUdevice d) {
+    MAY_FAIL("cuKernelSetAttribute");
+    (void)d;
+    kernel *f = function(k);
+    if (!f || attribute != CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES || value + f->static_shared > BLOCK_SHARED)
+        return CUDA_ERROR_INVALID_VALUE;
+    f->max_dynamic = value;
+    return 0;
+}
+
+static void *registered; /* memory that the GPU may write to, as long as the context that registered it */
+
+/* What ran in the context is gone, and so is weft's kernel and the right to write to host memory. */
+static CUresult end_context(const char *api) {
+    MAY_FAIL(api);
+    for (int i = 0; i < OWN; i++) {
+        if (own[i].f)
+            ((kernel *)own[i].f)->magic = 'X';
+        own[i].f = NULL;
+    }
+    registered = NULL;
+    context_number++;
+    fake_context_destroyed();
+    pthread_mutex_lock(&lock);
+    for (int i = 0; i < STREAMS; i++) {
+        streams[i].pending = 0;
+        streams[i].capture = NULL;
+    }
+    pthread_mutex_unlock(&lock);
+    return 0;
+}
+
+API CUresult cuModuleUnload(CUmodule m) {
+    MAY_FAIL("cuModuleUnload");
+    return (void)m, 0;
+}
+API CUresult cuLibraryUnload(CUlibrary l) {
+    MAY_FAIL("cuLibraryUnload");
+    return (void)l, 0;
+}
+API CUresult cuStreamDestroy_v2(CUstream stream);
+API CUresult cuCtxDestroy_v2(CUcontext c) { return (void)c, end_context("cuCtxDestroy_v2"); }
+API CUresult cuDevicePrimaryCtxReset_v2(CUdevice d) { return (void)d, end_context("cuDevicePrimaryCtxReset_v2"); }
+API CUresult cuDevicePrimaryCtxRelease_v2(CUdevice d) {
+    MAY_FAIL("cuDevicePrimaryCtxRelease_v2");
+    return (void)d, 0;
+}
+API CUresult cuGreenCtxCreate(CUgreenCtx *made, void *resources, CUdevice d, unsigned flags) {
+    MAY_FAIL("cuGreenCtxCreate");
+    return (void)resources, (void)d, (void)flags, *made = (CUgreenCtx)0x9000, 0;
+}
+API CUresult cuGreenCtxDestroy(CUgreenCtx g) {
+    MAY_FAIL("cuGreenCtxDestroy");
+    return (void)g, 0;
+}
+
+API CUresult cuMemHostRegister_v2(void *p, size_t size, unsigned flags) {
     unsafe();
-    MAY_FAIL("cuMemHostAlloc");
-    (void)flags;
-    *p = calloc(1, size);
+    MAY_FAIL("cuMemHostRegister_v2");
+    (void)flags, (void)size;
+    if (registered == p)
+        return 712;
+    registered = p;
     return 0;
 }
 
 API CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *d, void *p, unsigned flags) {
+    MAY_FAIL("cuMemHostGetDevicePointer_v2");
     (void)flags;
     *d = (CUdeviceptr)(uintptr_t)p;
     return 0;
@@ -311,12 +413,20 @@ API CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *d, void *p, unsigned flag
 API CUresult cuStreamWriteValue32_v2(CUstream stream, CUdeviceptr where, uint32_t value, unsigned flags) {
     MAY_FAIL("cuStreamWriteValue32_v2");
     (void)flags;
-    int s = stream_index(stream);
-    if (streams[s].capture || streams[s].pending == WRITES)
-        return NOT_SUPPORTED;
-    streams[s].writes[streams[s].pending].where = (uint32_t *)(uintptr_t)where;
-    streams[s].writes[streams[s].pending++].value = value;
-    return 0;
+    if (!registered || where < (CUdeviceptr)(uintptr_t)registered || where >= (CUdeviceptr)(uintptr_t)registered + 4096)
+        abort(); /* a fault on the GPU, which ends every program */
+    pthread_mutex_lock(&lock);
+    int s = stream_index(stream), refused = streams[s].capture || (streams[s].pending == WRITES && logging);
+    if (!refused && streams[s].pending == WRITES)
+        streams[s].pending = 0; /* nobody finishes streams in a long run: they finish by themselves */
+    if (!refused) {
+        streams[s].writes[streams[s].pending].where = (uint32_t *)(uintptr_t)where;
+        streams[s].writes[streams[s].pending++].value = value;
+    }
+    if (!refused && !logging)
+        __atomic_store_n((uint32_t *)(uintptr_t)where, value, __ATOMIC_RELAXED);
+    pthread_mutex_unlock(&lock);
+    return refused ? NOT_SUPPORTED : 0;
 }
 
 /* --- launches --------------------------------------------------------------------------------------------- */
@@ -330,7 +440,7 @@ static void fake_spin(CUfunction f, void **params) {
 static CUresult launch(const char *route, const CUlaunchConfig *c, void *f, bool per_thread, bool cooperative) {
     kernel *k = function(f);
     if (!k)
-        return INVALID_HANDLE;
+        return INVALID_HANDLE; /* also of a context that is gone */
     if ((int)c->sharedMemBytes > k->max_dynamic || (int)c->sharedMemBytes + k->static_shared > BLOCK_SHARED)
         return CUDA_ERROR_INVALID_VALUE;
     if (!fake_completion_allowed(c->attrs, c->numAttrs))
@@ -386,6 +496,7 @@ static CUresult launch(const char *route, const CUlaunchConfig *c, void *f, bool
         return c ? launch("cuLaunchKernelEx" #suffix, c, f, per_thread, false) : CUDA_ERROR_INVALID_VALUE;   \
     }                                                                                                        \
     API CUresult cuLaunchCooperativeKernel##suffix(ARGS) {                                                   \
+        MAY_FAIL("cuLaunchCooperativeKernel" #suffix);                                                       \
         CUlaunchConfig c = CONFIG;                                                                           \
         (void)params;                                                                                        \
         return launch("cuLaunchCooperativeKernel" #suffix, &c, f, per_thread, true);                         \
@@ -396,6 +507,7 @@ LAUNCHES(_ptsz, true)
 /* --- capture and graphs ------------------------------------------------------------------------------------- */
 
 API CUresult cuThreadExchangeStreamCaptureMode(int *mode) {
+    MAY_FAIL("cuThreadExchangeStreamCaptureMode");
     int before = capture_mode;
     capture_mode = *mode;
     *mode = before;
@@ -403,12 +515,16 @@ API CUresult cuThreadExchangeStreamCaptureMode(int *mode) {
 }
 
 API CUresult cuStreamIsCapturing(CUstream stream, int *status) {
+    MAY_FAIL("cuStreamIsCapturing");
+    pthread_mutex_lock(&lock);
     *status = streams[stream_index(stream)].capture != NULL;
+    pthread_mutex_unlock(&lock);
     return 0;
 }
 
 #define CAPTURES(suffix, per_thread)                                                                         \
     API CUresult cuStreamBeginCapture_v2##suffix(CUstream stream, int mode) {                                \
+        MAY_FAIL("cuStreamBeginCapture_v2" #suffix);                                                         \
         (void)mode;                                                                                          \
         streams[stream_index(explicit_stream(stream, per_thread))].capture = calloc(1, sizeof(struct graph)); \
         return 0;                                                                                            \
@@ -419,7 +535,15 @@ API CUresult cuStreamIsCapturing(CUstream stream, int *status) {
         streams[stream_index(explicit_stream(stream, per_thread))].capture = (struct graph *)g;              \
         return 0;                                                                                            \
     }                                                                                                        \
+    API CUresult cuStreamBeginRecaptureToGraph##suffix(CUstream stream, int mode, CUgraph g, void *f, void *data) { \
+        (void)mode, (void)f, (void)data;                                                                     \
+        MAY_FAIL("cuStreamBeginRecaptureToGraph" #suffix);                                                   \
+        ((struct graph *)g)->count = 0;                                                                      \
+        streams[stream_index(explicit_stream(stream, per_thread))].capture = (struct graph *)g;              \
+        return 0;                                                                                            \
+    }                                                                                                        \
     API CUresult cuStreamEndCapture##suffix(CUstream stream, CUgraph *graph) {                               \
+        MAY_FAIL("cuStreamEndCapture" #suffix);                                                              \
         int s = stream_index(explicit_stream(stream, per_thread));                                           \
         if (!streams[s].capture)                                                                             \
             return ILLEGAL_STATE;                                                                            \
@@ -428,10 +552,12 @@ API CUresult cuStreamIsCapturing(CUstream stream, int *status) {
         return 0;                                                                                            \
     }                                                                                                        \
     API CUresult cuGraphInstantiateWithParams##suffix(CUgraphExec *e, CUgraph g, void *p) {                  \
+        MAY_FAIL("cuGraphInstantiateWithParams" #suffix);                                                    \
         (void)p;                                                                                             \
         return *e = (CUgraphExec)g, 0;                                                                       \
     }                                                                                                        \
     API CUresult cuGraphLaunch##suffix(CUgraphExec e, CUstream stream) {                                     \
+        MAY_FAIL("cuGraphLaunch" #suffix);                                                                   \
         if (e)                                                                                               \
             fake_timed_operation("graph", explicit_stream(stream, per_thread), 50000);                       \
         return e ? 0 : INVALID_HANDLE;                                                                       \
@@ -452,14 +578,37 @@ API CUresult cuGraphInstantiate_v2(CUgraphExec *e, CUgraph g, CUgraphNode *n, ch
     return *e = (CUgraphExec)g, 0;
 }
 API CUresult cuGraphInstantiateWithFlags(CUgraphExec *e, CUgraph g, unsigned long long flags) {
+    MAY_FAIL("cuGraphInstantiateWithFlags");
     (void)flags;
     return *e = (CUgraphExec)g, 0;
 }
 API CUresult cuGraphExecUpdate(CUgraphExec e, CUgraph g, CUgraphNode *n, int *r) { return (void)e, (void)g, (void)n, *r = 0, 0; }
 API CUresult cuGraphExecUpdate_v2(CUgraphExec e, CUgraph g, void *r) { return (void)e, (void)g, (void)r, 0; }
-API CUresult cuGraphExecDestroy(CUgraphExec e) { return (void)e, 0; }
+API CUresult cuGraphExecDestroy(CUgraphExec e) {
+    MAY_FAIL("cuGraphExecDestroy");
+    return (void)e, 0;
+}
+API CUresult cuGraphExecKernelNodeSetParams_v2(CUgraphExec e, CUgraphNode n, const CUDA_KERNEL_NODE_PARAMS *p) {
+    MAY_FAIL("cuGraphExecKernelNodeSetParams_v2");
+    return (void)e, (void)n, (void)p, 0;
+}
+API CUresult cuGraphExecKernelNodeSetParams(CUgraphExec e, CUgraphNode n, const void *p) {
+    MAY_FAIL("cuGraphExecKernelNodeSetParams");
+    return (void)e, (void)n, (void)p, 0;
+}
+API CUresult cuGraphExecNodeSetParams(CUgraphExec e, CUgraphNode n, CUgraphNodeParams *p) {
+    MAY_FAIL("cuGraphExecNodeSetParams");
+    return (void)e, (void)n, (void)p, 0;
+}
+API void fake_add_conditional(CUgraph graph) { ((struct graph *)graph)->nodes[((struct graph *)graph)->count++].conditional = true; }
+void fake_stream_destroyed(void *stream) {
+    pthread_mutex_lock(&lock);
+    streams[stream_index(stream)].capture = NULL;
+    pthread_mutex_unlock(&lock);
+}
 
 API CUresult cuGraphGetNodes(CUgraph graph, CUgraphNode *nodes, size_t *count) {
+    MAY_FAIL("cuGraphGetNodes");
     struct graph *g = (struct graph *)graph;
     *count = (size_t)g->count;
     for (int i = 0; nodes && i < g->count; i++)
@@ -467,11 +616,18 @@ API CUresult cuGraphGetNodes(CUgraph graph, CUgraphNode *nodes, size_t *count) {
     return 0;
 }
 API CUresult cuGraphNodeGetType(CUgraphNode n, int *type) {
-    *type = ((node *)n)->child ? CU_GRAPH_NODE_TYPE_GRAPH : CU_GRAPH_NODE_TYPE_KERNEL;
+    MAY_FAIL("cuGraphNodeGetType");
+    *type = ((node *)n)->conditional ? CU_GRAPH_NODE_TYPE_CONDITIONAL
+            : ((node *)n)->child     ? CU_GRAPH_NODE_TYPE_GRAPH
+                                     : CU_GRAPH_NODE_TYPE_KERNEL;
     return 0;
 }
-API CUresult cuGraphChildGraphNodeGetGraph(CUgraphNode n, CUgraph *g) { return *g = (CUgraph)((node *)n)->child, 0; }
+API CUresult cuGraphChildGraphNodeGetGraph(CUgraphNode n, CUgraph *g) {
+    MAY_FAIL("cuGraphChildGraphNodeGetGraph");
+    return *g = (CUgraph)((node *)n)->child, 0;
+}
 API CUresult cuGraphKernelNodeGetParams_v2(CUgraphNode handle, CUDA_KERNEL_NODE_PARAMS *p) {
+    MAY_FAIL("cuGraphKernelNodeGetParams_v2");
     node *n = (node *)handle;
     *p = (CUDA_KERNEL_NODE_PARAMS){.gridDimX = n->grid, .gridDimY = 1, .gridDimZ = 1, .blockDimX = n->block, .blockDimY = 1, .blockDimZ = 1, .sharedMemBytes = n->shared};
     if (n->k->magic == 'K')
@@ -504,11 +660,23 @@ static const struct {
     TWO(cuLaunchCooperativeKernel, cuLaunchCooperativeKernel),
     TWO(cuStreamBeginCapture, cuStreamBeginCapture_v2),
     TWO(cuStreamBeginCaptureToGraph, cuStreamBeginCaptureToGraph),
+    TWO(cuStreamBeginRecaptureToGraph, cuStreamBeginRecaptureToGraph),
     TWO(cuStreamEndCapture, cuStreamEndCapture),
     TWO(cuGraphInstantiateWithParams, cuGraphInstantiateWithParams),
     TWO(cuGraphLaunch, cuGraphLaunch),
     ONE(cuGraphInstantiateWithFlags, cuGraphInstantiateWithFlags),
     ONE(cuGraphExecDestroy, cuGraphExecDestroy),
+    {"cuGraphExecKernelNodeSetParams", 0, 11999, 2, (void *)cuGraphExecKernelNodeSetParams},
+    {"cuGraphExecKernelNodeSetParams", 12000, 1 << 30, 2, (void *)cuGraphExecKernelNodeSetParams_v2},
+    ONE(cuGraphExecNodeSetParams, cuGraphExecNodeSetParams),
+    ONE(cuFuncSetAttribute, cuFuncSetAttribute),
+    ONE(cuKernelSetAttribute, cuKernelSetAttribute),
+    ONE(cuModuleGetFunction, cuModuleGetFunction),
+    ONE(cuLibraryGetKernel, cuLibraryGetKernel),
+    ONE(cuKernelGetFunction, cuKernelGetFunction),
+    ONE(cuStreamDestroy, cuStreamDestroy_v2),
+    ONE(cuGreenCtxCreate, cuGreenCtxCreate),
+    ONE(cuGreenCtxDestroy, cuGreenCtxDestroy),
     ONE(cuModuleUnload, cuModuleUnload),
     ONE(cuLibraryUnload, cuLibraryUnload),
     ONE(cuCtxDestroy, cuCtxDestroy_v2),

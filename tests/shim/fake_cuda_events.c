@@ -34,6 +34,8 @@ typedef struct {
 } truth;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static void after_fork(void) { pthread_mutex_init(&lock, NULL); }
+__attribute__((constructor)) static void begin(void) { pthread_atfork(NULL, NULL, after_fork); }
 static int64_t host = 1000000;
 static truth *truths;
 static int truth_count;
@@ -287,9 +289,12 @@ API CUresult cuStreamCreateWithPriority(CUstream *s, unsigned flags, int priorit
     return 0;
 }
 
+void fake_stream_destroyed(void *stream); /* fake_cuda.c */
+
 API CUresult cuStreamDestroy_v2(CUstream s) {
     if (context_dead)
         return dead_calls++, INVALID_HANDLE;
+    fake_stream_destroyed(s);
     pthread_mutex_lock(&lock);
     int i = at(s);
     streams[i].ready = 0;

@@ -1,5 +1,7 @@
-/* A libnccl.so.2 for tests: keeps a log of calls, lets the environment outrank configurations as NCCL does, fails
- * on request, and can let a split wait for ranks that never come. Built by the tests, in several versions. */
+/* A libnccl.so.2 for tests, as unkind as the real one: it keeps a log of calls, lets the environment outrank
+ * configurations, refuses a communicator that is busy in the background, writes the result of such a split when it is
+ * over and not before, lets a split wait for ranks that come late or never, and fails the n-th call of all, or of one
+ * function. Built by the tests, in several versions. */
 #define _GNU_SOURCE
 #include "nccl_api.h"
 
@@ -14,13 +16,13 @@
 #define FAKE_VERSION 22800
 #endif
 #define API __attribute__((visibility("default")))
-enum { LOG = 65536, MAGIC = 0x6e63636c, QUEUE = 64, INVALID = 4 };
+enum { LOG = 65536, MAGIC = 0x6e63636c, QUEUE = 256, INVALID = 4 };
 
 struct ncclComm {
     int magic, rank, size, max_ctas, min_ctas, blocking, split_share;
     const char *net;
-    ncclResult_t async;
-    int polls; /* questions until a comm that works in the background is ready */
+    _Atomic ncclResult_t async;
+    _Atomic int polls; /* questions until a comm that works in the background is ready */
     struct ncclComm *older; /* never freed, so that a test can look */
 };
 
@@ -36,6 +38,8 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct ncclComm *newest;
 static bool logging = true;
 static _Atomic int hanging;
+static _Atomic int late_us; /* how long a split in the background takes */
+static _Atomic long calls, fail_at;
 static __thread int depth;
 static __thread struct {
     ncclComm_t *where, comm;
@@ -48,10 +52,17 @@ static struct {
 } failures[8];
 
 API int fake_version(void) { return FAKE_VERSION; }
+API int fake_comm_bytes(void) { return (int)sizeof(struct ncclComm) + 64; /* as malloc takes it, and its network */ }
 API int fake_calls(void) { return record_count; }
 API const record *fake_call(int i) { return &records[i]; }
 API void fake_logging(int on) { logging = on; }
 API void fake_hang(int on) { hanging = on; }
+API void fake_late(int microseconds) { late_us = microseconds; }
+API long fake_nccl_calls_so_far(void) { return calls; }
+API void fake_nccl_fail_at(long n) {
+    calls = 0;
+    fail_at = n;
+}
 API void fake_async(ncclComm_t comm, int code) { comm->async = code; }
 API int fake_ctas(ncclComm_t comm) { return comm->max_ctas; }
 API const char *fake_net(ncclComm_t comm) { return comm->net; }
@@ -68,6 +79,8 @@ API void fake_fail(const char *api, int times, int code) {
 
 static int failing(const char *api) {
     int code = 0;
+    if (fail_at && ++calls == fail_at)
+        return 3;
     pthread_mutex_lock(&lock);
     for (int i = 0; i < 8 && !code; i++)
         if (failures[i].times && strcmp(failures[i].api, api) == 0) {
@@ -156,7 +169,10 @@ API ncclResult_t ncclGetUniqueId(ncclUniqueId *id) {
 }
 API const char *ncclGetErrorString(ncclResult_t code) { return code == 5 ? "invalid usage" : "some error"; }
 API const char *ncclGetLastError(ncclComm_t comm) { return (void)comm, "as the test asked"; }
-API ncclResult_t ncclCommCount(ncclComm_t comm, int *count) { return *count = comm->size, 0; }
+API ncclResult_t ncclCommCount(ncclComm_t comm, int *count) {
+    ncclResult_t result = failing("ncclCommCount");
+    return result ? result : (*count = comm->size, 0);
+}
 API ncclResult_t ncclCommUserRank(ncclComm_t comm, int *rank) { return *rank = comm->rank, 0; }
 API ncclResult_t ncclCommCuDevice(ncclComm_t comm, int *device) { return (void)comm, *device = 0, 0; }
 
@@ -188,6 +204,21 @@ API ncclResult_t ncclCommInitAll(ncclComm_t *made, int count, const int *devices
 }
 
 #ifndef FAKE_NO_SPLIT
+struct late_split {
+    ncclComm_t *made, child, parent;
+};
+
+/* In the background: the pointer is written when the split is over. */
+static void *split_late(void *argument) {
+    struct late_split *l = argument;
+    usleep((unsigned)late_us);
+    *l->made = l->child;
+    l->parent->polls = 0;
+    l->parent->async = 0;
+    free(l);
+    return NULL;
+}
+
 API ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *made, ncclConfig_t *config) {
     ncclResult_t result = note("ncclCommSplit", comm);
     *made = NULL;
@@ -203,6 +234,17 @@ API ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *
     if (!child)
         return INVALID;
     child->rank = key;
+    if (comm->blocking == 0 && late_us) {
+        pthread_t thread;
+        struct late_split *l = malloc(sizeof *l);
+        *l = (struct late_split){made, child, comm};
+        child->async = 0;
+        comm->async = NCCL_IN_PROGRESS;
+        comm->polls = 1 << 30;
+        pthread_create(&thread, NULL, split_late, l);
+        pthread_detach(thread);
+        return NCCL_IN_PROGRESS;
+    }
     if (depth == 0)
         return give(made, child);
     queue[queued].where = made;
@@ -211,7 +253,11 @@ API ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *
 }
 #endif
 
-API ncclResult_t ncclGroupStart(void) { return depth++, 0; }
+API ncclResult_t ncclGroupStart(void) {
+    ncclResult_t result = failing("ncclGroupStart");
+    depth += !result;
+    return result;
+}
 API ncclResult_t ncclGroupEnd(void) {
     if (depth == 0)
         return 5;
@@ -231,6 +277,8 @@ API ncclResult_t ncclGroupEnd(void) {
 API ncclResult_t ncclAllReduce(const void *send, void *recv, size_t count, int type, int op, ncclComm_t comm, void *stream) {
     (void)stream, (void)op;
     ncclResult_t result = note("ncclAllReduce", comm);
+    if (!result && comm->polls > 1000)
+        return INVALID; /* busy in the background */
     if (!result && send && recv && type == 1)
         memmove(recv, send, count);
     return result;

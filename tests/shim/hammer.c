@@ -1,7 +1,8 @@
 /* Launches from many threads at once, through symbols that the linker bound.
  *
- *   hammer THREADS LAUNCHES          every thread makes LAUNCHES launches; exits with 0 if all succeeded
- *   hammer THREADS LAUNCHES time     prints the nanoseconds of one launch, the least of several rounds */
+ *   hammer THREADS LAUNCHES                   every thread makes LAUNCHES launches; exits with 0 if all succeeded
+ *   hammer THREADS LAUNCHES time              prints the nanoseconds of one launch, the least of several rounds
+ *   hammer THREADS LAUNCHES run|time ALL HOT  of ALL kernels that were launched once, HOT are launched */
 #define _GNU_SOURCE
 #include "cuda_api.h"
 
@@ -19,13 +20,14 @@ extern void fake_logging(int);
 extern void fake_finish(void *);
 
 enum { KERNELS = 8, ROUNDS = 9 };
-static CUfunction kernels[KERNELS];
+static CUfunction *kernels;
+static long hot = KERNELS;
 static long launches;
 static int timing;
 static pthread_barrier_t barrier;
 
 static CUresult one(long i, CUstream stream) {
-    CUfunction f = kernels[i % KERNELS];
+    CUfunction f = kernels[i % hot];
     if (i % 2) {
         CUlaunchConfig c = {4096, 8, 1, 128, 1, 1, 0, stream, NULL, 0};
         return cuLaunchKernelEx(&c, f, NULL, NULL);
@@ -61,14 +63,20 @@ static void *work(void *id) {
 int main(int argc, char **argv) {
     long threads = argc > 1 ? atol(argv[1]) : 1;
     launches = argc > 2 ? atol(argv[2]) : 1000;
-    timing = argc > 3;
+    timing = argc > 3 && strcmp(argv[3], "time") == 0;
+    long all_kernels = argc > 5 ? atol(argv[4]) : KERNELS;
+    hot = argc > 5 ? atol(argv[5]) : KERNELS;
+    kernels = calloc((size_t)all_kernels, sizeof *kernels);
     fake_logging(0);
     kernels[0] = fake_kernel("ncclDevKernel_AllReduce_Sum_bf16_RING_LL", 96, 36800, 0);
-    for (int i = 1; i < KERNELS; i++) {
+    for (long i = 1; i < all_kernels; i++) {
         char name[32];
-        snprintf(name, sizeof name, "gemm_%d", i);
+        snprintf(name, sizeof name, "gemm_%ld", i);
         kernels[i] = fake_kernel(name, 32, 0, i % 2);
     }
+    for (long i = 0; argc > 5 && i < all_kernels; i++)
+        if (cuLaunchKernel(kernels[i], 4096, 8, 1, 128, 1, 1, 0, (CUstream)0x100, NULL, NULL))
+            return 3;
     pthread_t all[64];
     pthread_barrier_init(&barrier, NULL, (unsigned)threads);
     for (long i = 0; i < threads; i++)
@@ -84,5 +92,6 @@ int main(int argc, char **argv) {
     }
     if (timing)
         printf("%.2f\n", worst);
+    free(kernels);
     return bad;
 }

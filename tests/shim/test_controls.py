@@ -162,7 +162,7 @@ def test_when_overlap_shapes_only_between_a_collectives_launch_and_its_end(progr
     assert done.kernel("gemm")["shaped"] == 2
 
 
-@pytest.mark.parametrize("api", ["cuStreamWriteValue32_v2", "cuMemHostAlloc"])
+@pytest.mark.parametrize("api", ["cuStreamWriteValue32_v2", "cuMemHostRegister_v2"])
 def test_a_collective_that_cannot_be_tracked_is_never_in_flight(program, api):
     done = program(
         f"""

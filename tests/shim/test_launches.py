@@ -90,7 +90,9 @@ def test_a_kernel_without_a_name_runs_and_is_counted_as_unknown(program):
     """)
     assert len(done.results) == 3
     assert done.stats["unknown"] == 2
-    assert done.stats["launches"] == 1
+    assert done.stats["launches"] == 3
+    assert done.kernel("(kernels without a name)")["launches"] == 2
+    assert done.kernel("gemm")["launches"] == 1
 
 
 def test_a_failed_launch_is_reported_and_not_counted(program):
@@ -141,12 +143,15 @@ def test_more_kernels_than_rows_still_run(program):
     done = program(
         """
         k = kernel("gemm")
-        for n in range(4200):
+        for n in range(8300):
             assert launch(k, shared=n) == 0
-        show(library().fake_launches())
+        assert launch(kernel("ncclDevKernel_AllReduce")) == 0
+        show([library().fake_launches(), records()[-1]["priority"]])
         """,
         Policy(priority="high"),
     )
-    assert done.results == 4200
-    assert done.stats["launches"] == 4096
-    assert done.stats["unknown"] == 104
+    assert done.results == [8301, -5]
+    assert done.stats["launches"] == 8301
+    assert done.stats["unlisted"] == 8301 - (8192 - 3)
+    assert done.kernel("(other collectives)")["launches"] == 1
+    assert "more kernels than weft lists" in done.stderr

@@ -268,20 +268,33 @@ def test_what_a_sibling_cannot_do_stays_with_the_original(nccl_program):
     """) == [["ncclAllReduce", 12], ["ncclSend", 12], ["ncclAllReduce", 4], ["ncclBroadcast", 4], [1, 4]]
 
 
-def test_a_group_of_both_kinds_uses_one_communicator_and_is_left_alone_from_then_on(nccl_program):
-    seen = nccl_program("""
-    n = Nccl()
-    a = n.init(settings=config(12))
-    n.all_reduce(a)
+@pytest.mark.parametrize("ranks", [2, 18])
+def test_mixed_groups_use_the_same_communicators_in_the_same_order_on_every_rank(nccl_program, ranks):
+    """Though ranks issue their calls in different orders, and some have only one kind."""
+    seen = nccl_program(f"""
+    n, ranks = Nccl(), []
+    unique = n.unique()
+    n.group(*(lambda r=r: ranks.append(n.init({ranks}, r, unique, config(12))) for r in range({ranks})))
+    n.group(*(lambda c=c: n.all_reduce(c) for c in ranks))
     routes.prepare(4, 10)
     routes.route(4)
-    n.group(lambda: n.all_reduce(a), lambda: n.send(a))
-    n.group(lambda: n.send(a), lambda: n.all_reduce(a))
-    show([n.ctas("ncclAllReduce", "ncclSend")[1:], routes.communicators()[0].why_not, refused(routes.prepare, 8, 1)])
+    def calls(*order):
+        before = len(n.log())
+        n.group(*order)
+        return [[name, ctas] for name, _, ctas in n.log()[before:]]
+    a, b = ranks[0], ranks[-1]
+    show([
+        calls(lambda: n.all_reduce(a), lambda: n.send(a)),
+        calls(lambda: n.send(b), lambda: n.all_reduce(b)),
+        calls(lambda: n.all_reduce(b)),
+        calls(lambda: n.send(b)),
+        [c.point_to_point for c in (routes.communicators()[0], routes.communicators()[-1])],
+        calls(*(lambda c=c: (n.send(c), n.all_reduce(c)) for c in ranks)),
+    ])
     """)
-    assert seen[0] == [4, 4, 12, 12]
-    assert seen[1] == "the program groups its collectives with point-to-point calls"
-    assert seen[1] in seen[2]
+    both = [["ncclAllReduce", 4], ["ncclSend", 12]]
+    assert seen[:5] == [both, both, both[:1], both[1:], [1, 2]]
+    assert seen[5] == [both[0]] * ranks + [both[1]] * ranks
 
 
 def test_captured_collectives_stay_with_the_original(nccl_program):

@@ -5,9 +5,10 @@ from __future__ import annotations
 import itertools
 import shutil
 import subprocess
+import sys
 
 import pytest
-from building import CSRC, HERE, compile_c
+from building import CSRC, HERE, ROOT, compile_c
 
 from weft.policy import Policy, Rule
 from weft.shim.inject import Job
@@ -182,8 +183,8 @@ def test_the_layouts_of_both_sides_agree(tmp_path):
         #include <stddef.h>
         #include <stdio.h>
         int main(void) {
-            printf("%zu %zu %zu %zu %d ", sizeof(weft_process), sizeof(weft_control), offsetof(weft_process, cells),
-                   offsetof(weft_process, rows), WEFT_COUNT_SPLIT_FAILURES);
+            printf("%zu %zu %zu %zu %zu %d ", sizeof(weft_process), sizeof(weft_control), sizeof(weft_chunk),
+                   offsetof(weft_process, chunks), offsetof(weft_chunk, cells), WEFT_COUNT_UNHANDLED);
             printf("%zu %zu %d %d", sizeof(weft_nccl_info), sizeof(weft_nccl_call), NCCL_OPERATIONS, NCCL_LIMITS);
         }
     """)
@@ -192,10 +193,11 @@ def test_the_layouts_of_both_sides_agree(tmp_path):
         int(n) for n in subprocess.run([program], capture_output=True, check=True, text=True).stdout.split()
     ]
     assert sizes == [
-        ctypes.sizeof(binding.CProcess),
+        binding.PROCESS_BYTES,
         ctypes.sizeof(binding.CControl),
-        binding.CProcess.cells.offset,
-        binding.CProcess.rows.offset,
+        ctypes.sizeof(binding.CChunk),
+        binding.CHUNKS_OFFSET,
+        binding.CChunk.cells.offset,
         len(binding.COUNTERS) - 1,
         ctypes.sizeof(binding.CCommunicator),
         ctypes.sizeof(binding.CCall),
@@ -210,3 +212,14 @@ def test_where_no_file_can_be_written_only_the_counters_are_lost(hammer, environ
         command = ["sh", "-c", f"ulimit -f 1; exec {hammer} 2 100"]
         assert subprocess.run(command, env=job.environment(environment), check=False).returncode == 0
         assert [path.name for path in job.folder.iterdir()] == ["control"]
+
+
+@pytest.mark.parametrize("sanitizer", [None, "address", "undefined", "thread"])
+def test_a_short_soak_counts_every_launch(sanitizer):
+    """Many threads, changing policies, modules that go, forked children; benchmarks/shim_soak.py has the long one."""
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    from shim_soak import soak
+
+    row = soak(160_000 if sanitizer else 1_600_000, 16, sanitizer)
+    assert row["clean"], row
+    assert row["counted"] == row["launches"] > 0

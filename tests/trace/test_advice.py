@@ -174,7 +174,7 @@ def test_price_of_overlap_compares_like_with_like(tmp_path):
         at = i * 100 * US
         beside = i % 2
         built.gpu(GEMM, at, at + (15 if beside else 10) * US)
-        built.gpu(GEMM, at + 40 * US, at + 90 * US, grid=(4096, 1, 1))  # another size: never beside
+        built.gpu(GEMM, at + 40 * US, at + 90 * US, grid=(4096, 1, 1))  # another size: never overlaps
         if beside:
             built.collective(at, at + 20 * US)
         else:

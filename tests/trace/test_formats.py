@@ -210,7 +210,7 @@ def test_a_trace_of_weft_run_says_what_it_could_not_see(tmp_path):
     (tmp_path / "weft.rank0.json").write_text(as_text(document))
     analysis = weft.analyze(tmp_path)
     assert analysis.ranks[0].figures.exposed_ns == 1_000
-    assert any("3 CUDA graphs" in warning for warning in analysis.warnings)
+    assert any("3 launches of CUDA graphs" in warning for warning in analysis.warnings)
 
 
 def test_standard_input(tmp_path, monkeypatch):

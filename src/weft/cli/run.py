@@ -6,13 +6,14 @@ import dataclasses
 import json
 import os
 import sys
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from weft.errors import UnavailableError, UsageError, WeftError
-from weft.files import write_whole
+from weft.errors import OutputError, UnavailableError, UsageError, WeftError
+from weft.files import check_writable, write_whole
 from weft.policy import Policy
 
 MOST_BUDGET = 0.5
@@ -114,9 +115,9 @@ def run(
         raise UsageError("--html is the page of live tuning: add --tune")
     for option, path in (("--stats", stats_file), ("--html", html)):
         if path is not None:
-            _check_writable(option, path)
+            _check_output(option, path, policy_file)
     for line in not_applied(policy):
-        print(f"weft: {line}", file=sys.stderr)
+        _say(line, quiet=False)
     asked = not tune or policy.max_ctas is not None or "NCCL_MAX_CTAS" in os.environ
     earlier = None if asked else Memory(command)
     if earlier is not None:
@@ -127,21 +128,34 @@ def run(
     wanted = TraceRequest(trace_steps, trace_after) if trace is not None else None
     if trace is not None:
         chrome.check_folder(trace)
-    with Job(policy, tune=tune, trace=wanted) as job:
-        env = {**job.environment(), **budget}
+    with ExitStack() as held:
+        job = held.enter_context(Job(policy, tune=tune, trace=wanted))
+        _say(job.problem, quiet)
+        env = {**job.environment(launch.original_environment()), **budget}
         check_preload(env)
-        status = launch.run(command, env)
-        counted = job.collect()
-        line = stats.summary(counted, policy)
-        if tune:
-            counted["tuning"] = read_result(job.folder)
-            line = counted["tuning"]["text"]
-            _write_page(html, counted["tuning"], read_record(job.folder))
-            _say(earlier.learn(counted["tuning"]) if earlier is not None else "", quiet)
-        if trace is not None:
-            _write_traces(job.folder, trace, quiet)
-    _report(counted, policy, stats_file, quiet, line)
-    launch.end_like(status)
+        kept = _kept_descriptors(stats_file)
+        status = launch.run(command, env, keep=kept, now_and_then=job.keep_alive)
+        held.pop_all()  # from here on the program's status stands, whatever fails
+
+    def report() -> None:
+        try:
+            counted = job.collect()
+            line = stats.summary(counted, policy)
+            if tune:
+                counted["tuning"] = read_result(job.folder)
+                line = counted["tuning"]["text"]
+                _write_page(html, counted["tuning"], read_record(job.folder))
+                _say(earlier.learn(counted["tuning"]) if earlier is not None else "", quiet)
+            if trace is not None:
+                _write_traces(job.folder, trace, quiet)
+        finally:
+            job.close()
+        _say(line, quiet)
+        if stats_file is not None:
+            document = {"policy": policy.to_dict(), **counted}
+            write_whole(stats_file, json.dumps(document, indent=1) + "\n")
+
+    launch.end(status, report)
 
 
 def _check_platform() -> None:
@@ -158,7 +172,8 @@ def _policy(path: Path | None, **given: Any) -> Policy:
 
 def _say(line: str, quiet: bool) -> None:
     if line and not quiet:
-        print(f"weft: {line}", file=sys.stderr)
+        with suppress(OSError):  # standard error is closed
+            print(f"weft: {line}", file=sys.stderr, flush=True)
 
 
 def _tune_budget(tune: bool, share: float | None, once: bool) -> dict[str, str]:
@@ -177,8 +192,8 @@ def _write_page(path: Path | None, tuning: dict[str, Any], steps: dict[str, Any]
 
     try:
         write_whole(path, live_page(tuning, steps))
-    except WeftError as error:  # the program's own exit code must stand
-        print(f"weft: {error}", file=sys.stderr)
+    except WeftError as error:
+        _say(str(error), quiet=False)
 
 
 def _write_traces(folder: Path, out: Path, quiet: bool) -> None:
@@ -186,8 +201,8 @@ def _write_traces(folder: Path, out: Path, quiet: bool) -> None:
 
     try:
         written = chrome.write_traces(folder, out)
-    except WeftError as error:  # the program's own exit code must stand
-        print(f"weft: {error}", file=sys.stderr)
+    except WeftError as error:
+        _say(str(error), quiet=False)
         return
     if written:
         _say(f"traces of {len(written)} processes: weft analyze {out}/weft.*.json", quiet)
@@ -195,17 +210,20 @@ def _write_traces(folder: Path, out: Path, quiet: bool) -> None:
         _say("nothing was traced: the program launched no kernel, or ended before --trace-after", quiet)
 
 
-def _check_writable(option: str, path: Path) -> None:
+def _check_output(option: str, path: Path, policy_file: Path | None) -> None:
     """Found out now, not after hours of training."""
-    if path.is_dir() or not os.access(path.parent, os.W_OK):
-        raise UsageError(f"{option} {path}: cannot be written; give a file in an existing, writable folder")
-
-
-def _report(counted: dict[str, Any], policy: Policy, path: Path | None, quiet: bool, line: str) -> None:
-    _say(line, quiet)
-    if path is None:
-        return
     try:
-        write_whole(path, json.dumps({"policy": policy.to_dict(), **counted}, indent=1) + "\n")
-    except WeftError as error:  # the program's own exit code must stand
-        print(f"weft: {error}", file=sys.stderr)
+        check_writable(path)
+    except (OutputError, OSError) as error:
+        raise UsageError(f"{option} {path}: {error}") from None
+    if policy_file is not None and path.exists() and policy_file.samefile(path):
+        raise UsageError(f"{option} {path} is the policy file: name another file")
+
+
+def _kept_descriptors(stats_file: Path | None) -> tuple[int, ...]:
+    """Standard output, where the statistics go there; else a reader may see the program close it."""
+    try:
+        same = stats_file is not None and os.path.samestat(stats_file.stat(), os.fstat(1))
+    except OSError:
+        same = False
+    return (1,) if same else ()

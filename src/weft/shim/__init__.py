@@ -1,9 +1,11 @@
-"""The launch shim: a small C library that stands between a program and its GPU driver.
+"""The launch shim: a small C library between a program and its GPU driver.
 
 csrc/      the C sources; layout.h is what they share with Python
 binding    the only module that knows the shim's memory layout and calls into it
-inject     starts programs under the shim
+inject     starts programs under the shim; job_folder is what they share with weft
+launch     runs a command with its own signals and exit code; signals passes signals on
 stats      what the shim counted, as one JSON document per job
-overlap    the policy of the running process, from Python
+apply      the policy of the running process, from Python
 communicators  the CTAs of the running program's collectives, from Python
+tracer     spans of kernels and collectives, without a profiler
 """

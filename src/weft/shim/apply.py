@@ -136,9 +136,16 @@ def _use_ctas(ctas: int | None) -> None:
     try:
         if not communicators.available():
             raise UnavailableError("the program has made no NCCL communicator yet")
-        communicators.prepare(ctas, PREPARE_S)
+        able = communicators.preparable()
     except WeftError as error:
-        problem = str(error)
+        able, problem = [], str(error)
+    of_ranks = Ranks().gather((able, problem))
+    if not problem:
+        keys = communicators.agreed(found for found, _ in of_ranks) if len(of_ranks) > 1 else None
+        try:
+            communicators.prepare(ctas, PREPARE_S, keys)
+        except WeftError as error:
+            problem = str(error)
     problems = [text for text in Ranks().gather(problem) if text]
     if problems:
         warnings.warn(

@@ -6,9 +6,11 @@ import contextlib
 import ctypes
 import fcntl
 import mmap
+import os
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from ctypes import c_char, c_double, c_int, c_int32, c_uint32, c_uint64
+from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
@@ -17,18 +19,20 @@ from weft.errors import InputError, UnavailableError
 from weft.kernels import comm_globs
 from weft.policy import MAX_RULES, Policy
 
-LAYOUT_VERSION = 2
+LAYOUT_VERSION = 3
 CONTROL_MAGIC = b"weftctl"
 PROCESS_MAGIC = b"weftprc"
 PATTERN_BYTES = 128
 COMM_PATTERNS = 64
 NAME_BYTES = 512
-ROWS = 4096
 SHARDS = 16
+CHUNK_ROWS = 16
+CHUNKS = 512
+PAGE = 4096
 
 POLICY_SET, PRIORITY_HIGH, WHEN_OVERLAP, TRACK = 1, 2, 4, 8
 
-KINDS = ("compute", "comm", "weft")
+KINDS = ("compute", "comm", "weft", "unknown")
 APIS = {1: "cuda", 2: "hip"}
 REASONS = (
     "shaped",
@@ -39,6 +43,8 @@ REASONS = (
     "no collective was in flight",
     "cooperative launch",
     "the driver refused the shaped launch",
+    "this driver does not tell the kernel's name (CUDA 12.3 and newer do)",
+    "the program has more kernels than weft keeps facts of",
 )
 COUNTERS = (
     "shape_failures",
@@ -54,6 +60,8 @@ COUNTERS = (
     "policy_changes",
     "routed",
     "split_failures",
+    "unlisted",
+    "unhandled",
 )
 
 
@@ -103,7 +111,13 @@ class CCell(ctypes.Structure):
     _fields_ = (("launches", c_uint64), ("shaped", c_uint64), ("beside", c_uint64))
 
 
-class CProcess(ctypes.Structure):
+class CChunk(ctypes.Structure):
+    _fields_ = (("rows", CRow * CHUNK_ROWS), ("cells", (CCell * CHUNK_ROWS) * SHARDS))
+
+
+class CHead(ctypes.Structure):
+    """What a process's file begins with; chunks of rows follow from the next page on."""
+
     _fields_ = (
         ("magic", c_char * 8),
         ("version", c_uint32),
@@ -113,18 +127,40 @@ class CProcess(ctypes.Structure):
         ("api", c_uint32),
         ("rows_used", c_uint32),
         ("command", c_char * 256),
-        ("counters", c_uint64 * 16),
+        ("counters", c_uint64 * 32),
         ("control", CControl),
-        ("rows", CRow * ROWS),
-        ("cells", (CCell * ROWS) * SHARDS),
     )
+
+
+CHUNKS_OFFSET = -(-ctypes.sizeof(CHead) // PAGE) * PAGE
+PROCESS_BYTES = -(-(CHUNKS_OFFSET + CHUNKS * ctypes.sizeof(CChunk)) // PAGE) * PAGE
+
+
+@dataclass(frozen=True)
+class Process:
+    """What one process has counted: a copy of its file."""
+
+    head: CHead
+    chunks: list[CChunk]
+
+    @property
+    def control(self) -> CControl:
+        """The process's own policy."""
+        control: CControl = self.head.control
+        return control
+
+    def rows(self) -> Iterator[tuple[CRow, list[CCell]]]:
+        """Each kernel's row, with its counters by shard."""
+        for number in range(min(self.head.rows_used, len(self.chunks) * CHUNK_ROWS)):
+            chunk, place = self.chunks[number // CHUNK_ROWS], number % CHUNK_ROWS
+            yield chunk.rows[place], [chunk.cells[shard][place] for shard in range(SHARDS)]
 
 
 @lru_cache(maxsize=64)
 def encode(policy: Policy | None, track: bool = False) -> bytes:
-    """A policy as the shim reads it; None: no policy of one's own. Residency 0 means: leave alone.
+    """A policy as the shim reads it; None: no policy of this process's own. Residency 0 means unchanged.
 
-    `track`: note which kernels are launched beside collectives, whatever the policy asks for.
+    `track`: note which kernels are launched while a collective is in flight, whatever the policy asks for.
     """
     c = CPolicy()
     c.flags = TRACK if track else 0
@@ -171,6 +207,9 @@ def _mapped(path: Path) -> Iterator[mmap.mmap]:
     try:
         with path.open("r+b") as file:
             fcntl.flock(file, fcntl.LOCK_EX)  # one writer at a time; the shim reads without a lock
+            os.posix_fallocate(file.fileno(), 0, ctypes.sizeof(CControl))
+            if os.pread(file.fileno(), 7, 0) == PROCESS_MAGIC:  # its policy is a hole until it is written
+                os.posix_fallocate(file.fileno(), 0, ctypes.sizeof(CHead))
             with mmap.mmap(file.fileno(), 0) as memory:
                 yield memory
     except (OSError, ValueError) as error:
@@ -178,23 +217,27 @@ def _mapped(path: Path) -> Iterator[mmap.mmap]:
 
 
 def _control_in(memory: mmap.mmap, path: Path) -> CControl:
-    if memory[:7] == PROCESS_MAGIC and len(memory) >= ctypes.sizeof(CProcess):
-        control: CControl = CProcess.from_buffer(memory).control
+    if memory[:7] == PROCESS_MAGIC and len(memory) >= ctypes.sizeof(CHead):
+        control: CControl = CHead.from_buffer(memory).control
         return control
     if memory[:7] == CONTROL_MAGIC and len(memory) >= ctypes.sizeof(CControl):
         return CControl.from_buffer(memory)
     raise InputError(f"{path} is not a control block of this weft")
 
 
-def read_process(path: Path) -> CProcess:
+def read_process(path: Path) -> Process:
     """What one process has counted so far: a copy."""
-    data = path.read_bytes()
-    if len(data) < ctypes.sizeof(CProcess) or data[:7] != PROCESS_MAGIC:
-        raise InputError(f"{path} is not a process file of this weft")
-    process = CProcess.from_buffer_copy(data)
-    if process.version != LAYOUT_VERSION or process.size != ctypes.sizeof(CProcess):
-        raise InputError(f"{path} was written by another version of weft")
-    return process
+    with path.open("rb") as file:
+        data = file.read(ctypes.sizeof(CHead))
+        if len(data) < ctypes.sizeof(CHead) or data[:7] != PROCESS_MAGIC:
+            raise InputError(f"{path} is not a process file of this weft")
+        head = CHead.from_buffer_copy(data)
+        if head.version != LAYOUT_VERSION or head.size != PROCESS_BYTES:
+            raise InputError(f"{path} was written by another version of weft")
+        size = ctypes.sizeof(CChunk)
+        file.seek(CHUNKS_OFFSET)
+        rows = file.read(min(CHUNKS, -(-head.rows_used // CHUNK_ROWS)) * size)
+    return Process(head, [CChunk.from_buffer_copy(rows, at) for at in range(0, len(rows) - size + 1, size)])
 
 
 def attach() -> Path | None:
@@ -216,7 +259,8 @@ def injected() -> bool:
 def set_policy(policy: Policy | None, track: bool = False) -> None:
     """Set the policy of this process; None gives the job's policy back its place.
 
-    `track` counts the launches beside collectives (`beside` in the statistics) and shapes nothing by itself.
+    `track` counts the launches made while a collective is in flight (`beside` in the statistics) and shapes
+    nothing by itself.
     """
     path = attach()
     if path is None:
@@ -243,7 +287,6 @@ OPERATIONS = (
 )
 LIMITS = 16
 CALLS = 4096
-COMMUNICATORS = 1024
 WHY_BYTES = 256
 NOT_THERE = "this process was not started by weft: start it with `weft run -- python …`"
 
@@ -289,6 +332,14 @@ def _nccl() -> Any:
     shim = ctypes.CDLL(None)
     try:
         shim.weft_nccl_prepare.argtypes = (c_int, c_double, ctypes.c_char_p, ctypes.c_size_t)
+        shim.weft_nccl_prepare_keys.argtypes = (
+            c_int,
+            c_double,
+            ctypes.POINTER(c_uint64),
+            c_int,
+            ctypes.c_char_p,
+            ctypes.c_size_t,
+        )
         shim.weft_nccl_route.argtypes = (c_int, ctypes.c_char_p, ctypes.c_size_t)
         shim.weft_nccl_release.argtypes = (ctypes.c_char_p, ctypes.c_size_t)
         shim.weft_nccl_list.argtypes = (ctypes.POINTER(CCommunicator), c_int)
@@ -311,8 +362,13 @@ def nccl_list() -> list[CCommunicator]:
     shim = _nccl()
     if shim is None:
         return []
-    room = (CCommunicator * COMMUNICATORS)()
-    return list(room[: shim.weft_nccl_list(room, COMMUNICATORS)])
+    size = 64
+    while True:
+        room = (CCommunicator * size)()
+        count = shim.weft_nccl_list(room, size)
+        if count < size:
+            return list(room[:count])
+        size *= 4
 
 
 def nccl_calls() -> list[CCall]:
@@ -324,9 +380,11 @@ def nccl_calls() -> list[CCall]:
     return list(room[: shim.weft_nccl_calls(room, CALLS)])
 
 
-def nccl_prepare(ctas: int, timeout_s: float) -> str:
-    """Empty, or why not."""
-    return _asked("weft_nccl_prepare", ctas, timeout_s)
+def nccl_prepare(ctas: int, timeout_s: float, keys: Collection[int] | None = None) -> str:
+    """Empty, or why not. `keys`: of these communicators only."""
+    if keys is None:
+        return _asked("weft_nccl_prepare", ctas, timeout_s)
+    return _asked("weft_nccl_prepare_keys", ctas, timeout_s, (c_uint64 * len(keys))(*keys), len(keys))
 
 
 def nccl_route(ctas: int) -> str:
@@ -339,7 +397,7 @@ def nccl_release() -> str:
     return _asked("weft_nccl_release")
 
 
-def _asked(name: str, *arguments: float) -> str:
+def _asked(name: str, *arguments: Any) -> str:
     shim = _nccl()
     if shim is None:
         return NOT_THERE

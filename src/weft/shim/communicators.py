@@ -17,7 +17,8 @@ as its own, with the same effect, and they can be changed.
 from __future__ import annotations
 
 import atexit
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 from weft.errors import UnavailableError, UsageError
@@ -99,14 +100,28 @@ def communicators() -> list[Communicator]:
     ]
 
 
-def prepare(ctas: int, timeout_s: float) -> None:
+def preparable() -> list[tuple[str, int]]:
+    """Key and size of each communicator that `prepare` can make a sibling of, on this rank."""
+    return [(c.key, c.size) for c in communicators() if c.key and c.collectives and not c.why_not]
+
+
+def agreed(of_ranks: Iterable[Iterable[tuple[str, int]]]) -> list[str]:
+    """Keys of the communicators that all of their ranks can prepare, from each rank's `preparable()`."""
+    able = Counter((key, size) for found in of_ranks for key, size in found)
+    return sorted(key for (key, size), count in able.items() if count == size)
+
+
+def prepare(ctas: int, timeout_s: float, keys: Collection[str] | None = None) -> None:
     """Make a sibling with at most `ctas` CTAs of every communicator that has carried collectives.
 
-    Collective over all ranks. Raises UnavailableError with the reason; the program's communicators stay in
-    use. After a failure on any rank no rank may `route` to this limit: let the ranks agree first.
+    Collective over all ranks. `keys`: only these, as `agreed` gives them; without, a rank that can split a
+    communicator waits for one that cannot, until the deadline. Raises UnavailableError with the reason; the
+    program's communicators stay in use. After a failure on any rank no rank may `route` to this limit: let
+    the ranks agree first.
     """
     _check(ctas)
-    reason = binding.nccl_prepare(ctas, timeout_s)
+    numbers = None if keys is None else [int(key, 16) for key in keys]
+    reason = binding.nccl_prepare(ctas, timeout_s, numbers)
     if reason:
         raise UnavailableError(f"the collectives' CTAs cannot be changed in this run: {reason}")
 
@@ -114,7 +129,8 @@ def prepare(ctas: int, timeout_s: float) -> None:
 def route(ctas: int | None) -> None:
     """From the next collective on, use the siblings with this limit; None: the program's own communicators.
 
-    Takes effect between groups, never inside one. Point-to-point calls and captured calls are not routed.
+    Takes effect between groups, never inside one. Point-to-point calls and captured calls are not routed: a
+    group that holds both uses the sibling for its collectives and the original for the rest, on every rank.
     The first collective on a sibling connects it and takes longer.
     """
     if ctas is not None:

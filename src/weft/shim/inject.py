@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
+import re
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from weft.errors import InputError, UnavailableError, UsageError
+from weft.errors import InputError, UnavailableError
 from weft.policy import Policy
-from weft.shim import apply, binding, communicators, stats
+from weft.shim import apply, binding, communicators, job_folder, stats
+
+log = logging.getLogger("weft.shim")
 
 LIBRARY = "libweft_shim.so"
 PACKAGE = Path(__file__).parent.parent
@@ -49,20 +52,22 @@ def library_path() -> Path:
 def environment(policy: Policy, folder: Path, base: Mapping[str, str]) -> dict[str, str]:
     """`base` with what starts a program, and all its children, under the shim and this policy."""
     env = apply.start_environment(policy, base)
-    env["LD_PRELOAD"] = ":".join(filter(None, (_preloadable(folder), env.get("LD_PRELOAD"))))
+    env["LD_PRELOAD"] = _preload(_preloadable(folder), env.get("LD_PRELOAD", ""))
     env["WEFT_JOB"] = str(folder)
+    # A program built with AddressSanitizer refuses to start with another library in front of its runtime. The
+    # shim defines nothing that the sanitizer intercepts, so their order does not matter.
+    env["ASAN_OPTIONS"] = ":".join(filter(None, (env.get("ASAN_OPTIONS"), "verify_asan_link_order=0")))
     return env
 
 
 def tuning_environment(policy: Policy, base: Mapping[str, str]) -> dict[str, str]:
     """`base` with what makes torch, in this job only, load the part of weft that tunes it while it runs.
 
-    The path goes to the end of PYTHONPATH, so that it hides nothing of the program's.
+    PYTHONPATH keeps its value, empty entries (the current folder) included; ours comes last.
     """
-    path = [entry for entry in base.get("PYTHONPATH", "").split(os.pathsep) if entry]
     return {
         **base,
-        "PYTHONPATH": os.pathsep.join([*path, str(AUTOLOAD)]),
+        "PYTHONPATH": _with_autoload(base.get("PYTHONPATH", "")),
         "WEFT_TUNE": "1",
         "WEFT_TUNE_HOME": str(PACKAGE.parent),
         "WEFT_TUNE_POLICY": json.dumps(policy.to_dict()),
@@ -70,15 +75,24 @@ def tuning_environment(policy: Policy, base: Mapping[str, str]) -> dict[str, str
     }
 
 
+def _with_autoload(path: str) -> str:
+    if path.split(os.pathsep)[-1] == str(AUTOLOAD):
+        return path
+    return f"{path}{os.pathsep}{AUTOLOAD}" if path else str(AUTOLOAD)
+
+
+def _preload(library: str, given: str) -> str:
+    """`given` with the shim first; once, where one weft runs another."""
+    others = [name for name in re.split("[ :]+", given) if name and name != library]
+    return ":".join([library, *others])
+
+
 def tracing_environment(trace: TraceRequest, base: Mapping[str, str]) -> dict[str, str]:
     """`base` with what makes the shim, and torch where there is one, record a trace in every process."""
-    path = [entry for entry in base.get("PYTHONPATH", "").split(os.pathsep) if entry]
-    if str(AUTOLOAD) not in path:
-        path.append(str(AUTOLOAD))
     patience_s = float(base.get("WEFT_TRACE_PATIENCE_S", TRACE_PATIENCE_S))
     return {
         **base,
-        "PYTHONPATH": os.pathsep.join(path),
+        "PYTHONPATH": _with_autoload(base.get("PYTHONPATH", "")),
         "WEFT_TUNE_HOME": str(PACKAGE.parent),
         "WEFT_TRACE": f"{trace.after} {trace.steps} {patience_s}",
     }
@@ -89,45 +103,67 @@ def _preloadable(folder: Path) -> str:
     library = library_path()
     if not any(character.isspace() or character == ":" for character in str(library)):
         return str(library)
+    if not folder.is_dir():
+        raise UnavailableError(
+            f"LD_PRELOAD cannot hold the path of the launch shim, {library.parent}, and no temporary folder "
+            "can be written for a copy: set TMPDIR"
+        )
     return shutil.copy(library, str(folder))
 
 
 def check_preload(env: Mapping[str, str]) -> None:
-    """Refuse now what the loader would only mumble about: a preloaded library that is missing or unfit."""
+    """Raise where the loader cannot load the shim. Other libraries in LD_PRELOAD are its own business."""
     true = shutil.which("true") or "/bin/true"
     checked = {**env, "LC_ALL": "C"}
     checked.pop("WEFT_JOB", None)
-    done = subprocess.run([true], env=checked, stderr=subprocess.PIPE, check=False, timeout=60)
+    try:
+        done = subprocess.run([true], env=checked, stderr=subprocess.PIPE, check=False, timeout=10)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        log.debug("cannot check LD_PRELOAD: %s", error)
+        return
     for line in done.stderr.decode(errors="replace").splitlines():
-        if PRELOAD_FAILURE in line:
-            name = line.split("object '", 1)[-1].split("'", 1)[0]
-            if name.endswith(LIBRARY):
-                raise UnavailableError(
-                    f"the launch shim cannot be loaded here: {line}; reinstall weft on this machine"
-                )
-            raise UsageError(f"LD_PRELOAD names {name}, which cannot be loaded: correct or unset LD_PRELOAD")
+        if PRELOAD_FAILURE in line and LIBRARY in line:
+            raise UnavailableError(
+                f"the launch shim cannot be loaded here: {line}; reinstall weft on this machine"
+            )
 
 
 class Job:
-    """A folder that a program and its children share with weft while they run; removed at the end."""
+    """What a program and its children share with weft while they run: a folder, removed at the end.
+
+    Where no folder can be written (a full or read-only disk), the policy lives in memory: it holds all the
+    same, only nothing is counted, and `problem` says so.
+    """
+
+    folder: Path
+    problem: str = ""
 
     def __init__(
         self, policy: Policy | None = None, *, tune: bool = False, trace: TraceRequest | None = None
     ) -> None:
         self.policy, self.tune, self.trace = policy or Policy(), tune, trace
+        self._lock = -1
 
     def __enter__(self) -> Job:
+        image = binding.control_image(self.policy)
         try:
-            self.folder = Path(tempfile.mkdtemp(prefix="weft-"))
+            self.folder, self._lock = job_folder.create(image)
         except OSError as error:
-            raise UnavailableError(f"cannot make a temporary folder: {error.strerror}; set TMPDIR") from None
-        (self.folder / "control").write_bytes(binding.control_image(self.policy))
+            self.problem = (
+                f"no temporary folder can be written ({error.strerror}): the policy holds, but nothing is "
+                "counted; set TMPDIR"
+            )
+            self.folder, self._lock = job_folder.in_memory(image)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        shutil.rmtree(self.folder, ignore_errors=True)
+        self.close()
+
+    def close(self) -> None:
+        """Remove the folder."""
+        job_folder.remove(self.folder, self._lock)
 
     def environment(self, base: Mapping[str, str] | None = None) -> dict[str, str]:
         """The environment that starts a program in this job."""
@@ -137,7 +173,11 @@ class Job:
 
     def set_policy(self, policy: Policy) -> None:
         """Change the policy of every process of the job, while it runs."""
-        binding.write_policy(self.folder / "control", policy)
+        binding.write_policy(job_folder.control(self.folder), policy)
+
+    def keep_alive(self) -> None:
+        """Show cleaners of temporary files that the job still runs."""
+        job_folder.touch(self.folder)
 
     def collect(self) -> dict[str, Any]:
         """What was counted so far, in all processes."""
@@ -148,7 +188,7 @@ def attach(folder: str | os.PathLike[str]) -> Job:
     """A job that runs already, from outside: `folder` is WEFT_JOB in the environment of its processes."""
     job = Job()
     job.folder = Path(folder)
-    if not (job.folder / "control").is_file():
+    if not job_folder.control(job.folder).is_file():
         raise InputError(
             f"{job.folder} is not the folder of a running job; look for WEFT_JOB in /proc/PID/environ"
         )

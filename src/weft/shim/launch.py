@@ -2,96 +2,213 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import resource
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
 from weft.errors import CommandNotFoundError, UsageError
+from weft.shim import signals
 
-# The terminal sends these to the whole foreground group, the command included: weft only has to outlive it.
-_FROM_TERMINAL = (signal.SIGINT, signal.SIGQUIT)
-# These reach one process only, so weft hands them on.
-_HANDED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT, signal.SIGWINCH)
-_PR_SET_PDEATHSIG = 1
+STOPS = (signal.SIGSTOP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
 
 
-def run(command: list[str], env: Mapping[str, str]) -> int:
-    """Run `command` to its end; returns what waitpid says of it."""
-    reader, writer = os.pipe()  # carries the errno of a failed exec; closes by itself when exec succeeds
-    parent = os.getpid()
-    pid = os.fork()
-    if pid == 0:
-        os.close(reader)
-        _become(command, env, writer, parent)
-    os.close(writer)
-    previous = _take_signals(pid)
+def original_environment() -> dict[str, str]:
+    """The environment that weft was started with: Python itself may add LC_CTYPE (PEP 538)."""
+    env = dict(os.environ)
+    with suppress(OSError):
+        given = Path("/proc/self/environ").read_bytes()
+        if given and not any(entry.startswith(b"LC_CTYPE=") for entry in given.split(b"\0")):
+            env.pop("LC_CTYPE", None)
+    return env
+
+
+def run(
+    command: list[str],
+    env: Mapping[str, str],
+    *,
+    keep: tuple[int, ...] = (),
+    every_s: float = 3600.0,
+    now_and_then: Callable[[], None] = lambda: None,
+) -> int:
+    """Run `command` to its end; returns its wait status.
+
+    Every signal that can be caught is blocked meanwhile and passed on as it comes, so none ends weft and with
+    it the program. Standard input and output are let go unless in `keep`: a reader must see the program close
+    them. `now_and_then` runs every `every_s` seconds.
+    """
+    previous = signal.pthread_sigmask(signal.SIG_BLOCK, signals.ALL)
+    inherited = signals.inherited()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, it would keep the exit status from us
+    witness = signals.Witness()
     try:
-        with os.fdopen(reader, "rb") as pipe:
-            failure = pipe.read()
-        status = _wait(pid)
+        pid = _start(command, env, previous, inherited)
+        _let_go(keep)
+        return _attend(pid, witness, every_s, now_and_then)
     finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
-    if failure:
-        _explain(command[0], int(failure))
-    return status
+        witness.end()
+        _discard_pending()
+        signal.pthread_sigmask(signal.SIG_SETMASK, previous)
+
+
+def end(status: int, report: Callable[[], None]) -> NoReturn:
+    """Report what was done, then end this process as the command ended, whatever happens to the report."""
+
+    def at_once(number: int, frame: FrameType | None) -> None:
+        end_like(status)
+
+    try:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGALRM):
+            signal.signal(number, at_once)
+        report()
+    except BaseException as error:
+        with suppress(BaseException):
+            print(f"weft: the report failed: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+    finally:
+        end_like(status)
 
 
 def end_like(status: int) -> NoReturn:
     """End this process as the command ended: the same exit code, or death by the same signal."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(BaseException):
+            stream.flush()
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the command has dumped its own core, if any
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the command has dumped its own core, if any
         with suppress(OSError, ValueError):
             signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
         os.kill(os.getpid(), number)
-    sys.exit(os.waitstatus_to_exitcode(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status))
+    os._exit(os.waitstatus_to_exitcode(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status))
 
 
-def _become(command: list[str], env: Mapping[str, str], writer: int, parent: int) -> NoReturn:
+# --- the child ----------------------------------------------------------------------------------------------
+
+
+def _start(
+    command: list[str],
+    env: Mapping[str, str],
+    mask: set[int | signal.Signals],
+    inherited: dict[int, signal.Handlers],
+) -> int:
+    if sys.stdout is not None:
+        sys.stdout.flush()
+    reader, writer = os.pipe()  # carries the errno of a failed exec; closes by itself when exec succeeds
+    parent = os.getpid()
+    try:
+        pid = os.fork()
+    except OSError as error:
+        raise UsageError(f"{command[0]}: cannot start a process: {error.strerror}") from None
+    if pid == 0:
+        os.close(reader)
+        _become(command, env, writer, parent, mask, inherited)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as pipe:
+        failure = pipe.read()
+    if failure:
+        os.waitpid(pid, 0)
+        _explain(command[0], int(failure))
+    return pid
+
+
+def _become(
+    command: list[str],
+    env: Mapping[str, str],
+    writer: int,
+    parent: int,
+    mask: set[int | signal.Signals],
+    inherited: dict[int, signal.Handlers],
+) -> NoReturn:
     """In the child: turn into the command, or report why not."""
     try:
-        # Had weft not been there, a SIGKILL would have hit the command itself.
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:
-            os._exit(1)
+        signals.die_with_parent(parent)  # without weft, a SIGKILL would have hit the command itself
+        for number, handler in inherited.items():
+            signal.signal(number, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         os.execvpe(command[0], command, dict(env))
     except OSError as error:
         os.write(writer, str(error.errno or 1).encode())
+    except ValueError:  # a NUL byte in an argument
+        os.write(writer, b"22")
     finally:
         os._exit(127)
-
-
-def _take_signals(pid: int) -> dict[int, signal.Handlers | None]:
-    def hand_on(number: int, frame: FrameType | None) -> None:
-        with suppress(ProcessLookupError):
-            os.kill(pid, number)
-
-    previous: dict[int, signal.Handlers | None] = {}
-    for number in _FROM_TERMINAL:
-        previous[number] = signal.signal(number, signal.SIG_IGN)  # type: ignore[assignment]
-    for number in _HANDED_ON:
-        previous[number] = signal.signal(number, hand_on)  # type: ignore[assignment]
-    return previous
-
-
-def _wait(pid: int) -> int:
-    while True:
-        try:
-            return os.waitpid(pid, 0)[1]
-        except InterruptedError:
-            continue
 
 
 def _explain(program: str, errno: int) -> NoReturn:
     if errno in (2, 20):
         raise CommandNotFoundError(f"{program}: command not found; check the name after `--` and your PATH")
     raise UsageError(f"{program}: {os.strerror(errno)}; give a program that can be executed")
+
+
+# --- the parent ---------------------------------------------------------------------------------------------
+
+
+def _let_go(keep: tuple[int, ...]) -> None:
+    with suppress(OSError):
+        null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        for number in {0, 1} - set(keep):
+            with suppress(OSError):
+                os.fstat(number)  # one that was closed stays closed
+                os.dup2(null, number, inheritable=False)
+        if null > 2:
+            os.close(null)
+
+
+def _attend(pid: int, witness: signals.Witness, every_s: float, now_and_then: Callable[[], None]) -> int:
+    while True:
+        status = _state_of(pid)
+        if status is not None and not os.WIFSTOPPED(status):
+            return status
+        if status is not None:
+            _stop_like(os.WSTOPSIG(status))
+            continue
+        info = signal.sigtimedwait(signals.ALL, every_s)
+        if info is None:
+            now_and_then()
+        elif info.si_signo == signal.SIGCHLD and info.si_code > 0:
+            continue
+        elif not signals.from_terminal(info) and not (
+            info.si_code <= 0 and witness.saw(info.si_signo, info.si_pid)
+        ):
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, info.si_signo)
+
+
+def _state_of(pid: int) -> int | None:
+    """The wait status of the command, if it changed. Orphans, which an init process gets, are collected."""
+    while True:
+        try:
+            found, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED)
+        except ChildProcessError:
+            return 0
+        if found == pid:
+            return status
+        if found == 0:
+            return None
+
+
+def _stop_like(number: int) -> None:
+    """Stop this process as the command stopped, for the shell that waits for it."""
+    if number not in STOPS:
+        number = signal.SIGSTOP
+    if number != signal.SIGSTOP:
+        signal.sigtimedwait({number}, 0)  # our own copy from the terminal, else we would stop twice
+        signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
+    os.kill(os.getpid(), number)
+    if number != signal.SIGSTOP:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {number})
+
+
+def _discard_pending() -> None:
+    """Drop the signals that came when the command had ended: its status stands."""
+    while signal.sigpending():
+        if signal.sigtimedwait(signals.ALL, 0) is None:
+            return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 from collections import Counter
 from collections.abc import Iterable
 from functools import cache
@@ -13,6 +14,8 @@ from weft.errors import InputError
 from weft.policy import Policy
 from weft.shim import binding
 
+log = logging.getLogger("weft.shim")
+
 _SUMMED = ("launches", "shaped", "beside")
 _LATEST = ("ctas", "why_not")  # of the latest launch: equal kernels may differ in it
 
@@ -20,11 +23,11 @@ _LATEST = ("ctas", "why_not")  # of the latest launch: equal kernels may differ 
 def collect(folder: Path) -> dict[str, Any]:
     """Sums over all processes of a job, and each process by itself."""
     processes = []
-    for path in sorted(folder.glob("[0-9]*.[0-9]*")):
+    for path in sorted(folder.glob("[0-9]*.[0-9]*")) if folder.is_dir() else ():
         try:
             processes.append(describe(binding.read_process(path)))
-        except (InputError, OSError):
-            continue  # a process that was killed while it made its file launched nothing
+        except (InputError, OSError) as error:  # a process killed while it made its file launched nothing
+            log.debug("skipped %s: %s", path, error)
     return {
         **_totals(processes),
         "kernels": _merge(kernel for process in processes for kernel in process["kernels"]),
@@ -38,17 +41,18 @@ def snapshot() -> dict[str, Any]:
     return describe(binding.read_process(path)) if path else {**_totals([]), "kernels": []}
 
 
-def describe(process: binding.CProcess) -> dict[str, Any]:
+def describe(process: binding.Process) -> dict[str, Any]:
     """One process's counters, largest kernels first."""
-    counters = dict(zip(binding.COUNTERS, process.counters, strict=False))
-    kernels = _merge(_kernel(process, row) for row in range(min(process.rows_used, binding.ROWS)))
+    head = process.head
+    counters = dict(zip(binding.COUNTERS, head.counters, strict=False))
+    kernels = _merge(_kernel(row, cells) for row, cells in process.rows())
     if counters["head_starts"]:
         kernels.append(_wait_kernel(counters["head_starts"]))
     return {
-        "pid": process.pid,
-        "rank": process.rank if process.rank >= 0 else None,
-        "command": process.command.decode(errors="replace").strip(),
-        "api": binding.APIS.get(process.api, "unknown"),
+        "pid": head.pid,
+        "rank": head.rank if head.rank >= 0 else None,
+        "command": head.command.decode(errors="replace").strip(),
+        "api": binding.APIS.get(head.api, "unknown"),
         "launches": sum(kernel["launches"] for kernel in kernels),
         "comm_launches": sum(k["launches"] for k in kernels if k["kind"] == "comm"),
         "shaped": sum(kernel["shaped"] for kernel in kernels),
@@ -57,9 +61,7 @@ def describe(process: binding.CProcess) -> dict[str, Any]:
     }
 
 
-def _kernel(process: binding.CProcess, index: int) -> dict[str, Any]:
-    row = process.rows[index]
-    cells = [process.cells[shard][index] for shard in range(binding.SHARDS)]
+def _kernel(row: binding.CRow, cells: list[binding.CCell]) -> dict[str, Any]:
     shaped = sum(cell.shaped for cell in cells)
     return {
         "name": demangle(row.name.decode(errors="replace")),
@@ -112,6 +114,8 @@ def _totals(processes: list[dict[str, Any]]) -> dict[str, int]:
 
 def summary(stats: dict[str, Any], policy: Policy) -> str:
     """One line that says what was done, or that nothing was, and why."""
+    if not stats["launches"] and stats["unhandled"]:
+        return "nothing was shaped: only graphs were launched whose kernels weft does not count"
     if not stats["launches"]:
         return "nothing was shaped: no process of this job launched a GPU kernel"
     parts = []
@@ -127,6 +131,14 @@ def summary(stats: dict[str, Any], policy: Policy) -> str:
     for name in (f"{kind}_failures" for kind in failures):
         if stats[name]:
             parts.append(f"{stats[name]:,} {name.replace('_', ' ')}")
+    if stats["unknown"]:
+        parts.append(
+            f"{stats['unknown']:,} launches of kernels that this driver does not name, left unchanged"
+        )
+    if stats["unlisted"]:
+        parts.append(f"{stats['unlisted']:,} launches of more kernels than weft lists, counted together")
+    if stats["unhandled"]:
+        parts.append(f"{stats['unhandled']:,} uses of an interface that weft does not account for")
     if not stats["comm_launches"]:
         parts.append("no collective was launched")
     counted = f"{stats['launches']:,} kernels, {stats['comm_launches']:,} of them collectives"

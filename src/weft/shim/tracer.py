@@ -227,9 +227,7 @@ def _read(shim: Any, timeout_s: float) -> Recording | None:
 
 
 def _symbols(path: Path) -> tuple[str, ...]:
-    process = binding.read_process(path)
-    count = min(process.rows_used, binding.ROWS)
-    return tuple(process.rows[row].name.decode(errors="replace") for row in range(count))
+    return tuple(row.name.decode(errors="replace") for row, _ in binding.read_process(path).rows())
 
 
 def read_file(path: Path) -> Recording:

@@ -33,7 +33,7 @@ def traces_from(
 ) -> list[Trace]:
     """The GPUs of one file, in device order. `metadata` has the keys of Kineto's JSON."""
     rows = collector.gpu()
-    warnings = _warnings(collector, truncated)
+    warnings = [*_warnings(collector, truncated), *_unknown_overlap(metadata)]
     if not len(rows):
         detail = f" ({warnings[0]})" if warnings else ""
         raise InputError(
@@ -134,6 +134,15 @@ def _warnings(collector: Collector, truncated: str | None) -> list[str]:
             f"{collector.odd_times} events without a usable time or with a negative duration were left out"
         )
     return out
+
+
+def _unknown_overlap(metadata: dict[str, Any]) -> list[str]:
+    """What a trace of `weft run --trace` says about graphs with collectives in them."""
+    own = metadata.get("weft")
+    graphs = _whole(own.get("overlap_unknown")) if isinstance(own, dict) else None
+    if not graphs:
+        return []
+    return [f"{graphs} launches of CUDA graphs with collectives are not counted: their overlap is unknown"]
 
 
 def _kinds(

@@ -1,4 +1,4 @@
-"""Communication kernels that the user names with a regular expression, beside those of the table."""
+"""Communication kernels that the user names with a regular expression, in addition to those of the table."""
 
 from __future__ import annotations
 

@@ -345,7 +345,7 @@ GPU_COLUMNS = (
 
 
 def _stacked(parts: list[I64], width: int) -> I64:
-    """Joins the parts and lets go of them."""
+    """Joins the parts and frees them."""
     if not parts:
         return np.empty((0, width), dtype=np.int64)
     joined = np.concatenate(parts)

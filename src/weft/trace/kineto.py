@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -57,14 +56,4 @@ def read(
         raise InputError(f"{path}: no traceEvents in it{ending}; expected a PyTorch profiler (Kineto) trace")
     if scanner.truncated and not collector.events:
         raise InputError(f"{path}: {scanner.truncated}, before the first event; export the trace again")
-    found = traces_from(path, collector, metadata, scanner.truncated, is_comm_names or table)
-    unseen = _unseen(metadata.get("weft"))
-    return [replace(trace, warnings=(*trace.warnings, *unseen)) for trace in found] if unseen else found
-
-
-def _unseen(told: Any) -> tuple[str, ...]:
-    """What a trace of `weft run --trace` says it could not see."""
-    graphs = told.get("overlap_unknown") if isinstance(told, dict) else None
-    if not isinstance(graphs, int) or graphs < 1:
-        return ()
-    return (f"{graphs} CUDA graphs with collectives inside are left out: their overlap cannot be seen",)
+    return traces_from(path, collector, metadata, scanner.truncated, is_comm_names or table)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import sqlite3
+import time
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,9 @@ from weft.trace.events import KERNEL, MEMCPY, MEMSET
 from weft.trace.record import IsComm, Trace, table
 
 MAGIC = b"SQLite format 3\0"
+MAX_S = 600
+"""A view in a hostile database may never end."""
+
 _KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
 _COPIES = {1: "HtoD", 2: "DtoH", 8: "DtoD", 10: "PtoP"}
 """CUPTI's numbers of copy kinds."""
@@ -31,8 +35,10 @@ def read(path: Path, is_comm_names: IsComm | None = None) -> list[Trace]:
     try:
         with contextlib.closing(sqlite3.connect(f"file:{_quoted(path)}?mode=ro", uri=True)) as base:
             base.text_factory = lambda raw: raw.decode("utf-8", "replace")
+            until = time.monotonic() + MAX_S
+            base.set_progress_handler(lambda: int(time.monotonic() > until), 1_000_000)
             return _read(path, base, is_comm_names or table)
-    except sqlite3.Error as error:
+    except (sqlite3.Error, UnicodeDecodeError) as error:  # messages may quote damaged text
         raise InputError(f"{path}: the database cannot be read: {error}; export the report again") from None
 
 

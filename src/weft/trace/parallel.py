@@ -71,7 +71,7 @@ def read_all(
 ) -> list[Outcome]:
     """Reads each file, here and in the helpers; what went wrong with one stands in its place.
 
-    `done` is told of each file read.
+    `done` is called for each file read.
     """
     outcomes: list[Outcome] = [InputError(f"{file}: was not read") for file in files]
     left = iter(range(len(files)))
@@ -152,13 +152,13 @@ class Helper:
         self._process.kill()
         for stream in (self._process.stdin, self._process.stdout):
             if stream:
-                with contextlib.suppress(OSError):  # what it was not told any more
+                with contextlib.suppress(OSError):  # requests that were not sent
                     stream.close()
         self._process.wait()
 
 
 def _renamed(outcome: Outcome, path: Path) -> Outcome:
-    """The path as the user gave it, not as the helper had to be told."""
+    """The path as the user gave it; the helper got the absolute one."""
     if isinstance(outcome, WeftError):
         return type(outcome)(str(outcome).replace(str(path.absolute()), str(path)))
     return [replace(trace, path=shown(path)) for trace in outcome]
@@ -175,7 +175,7 @@ def _requests(stream: BinaryIO) -> Iterator[Path]:
 
 
 def serve() -> None:
-    """What a helper does: reads the files it is told to, until nobody is there to tell it more."""
+    """The main loop of a helper: reads each requested file, until standard input is closed."""
     read = _reader(sys.argv[1] if len(sys.argv) > 1 else None)
     for path in _requests(sys.stdin.buffer):
         pickle.dump(read(path), sys.stdout.buffer, protocol=pickle.HIGHEST_PROTOCOL)

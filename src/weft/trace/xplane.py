@@ -215,14 +215,14 @@ def _spans(data: bytes, plane: _Plane, device: int, columns: Columns) -> bool:
 
 
 def _resources(details: dict[str, str], known: dict[str, Any]) -> None:
-    def product(text: str) -> int | None:
+    def total_of(text: str) -> int | None:
         total = 1
         for part in text.split(","):
             total *= int(part) if part.isdigit() and len(part) < 12 else 0
         return total or None
 
     if "grid" in details and "block" in details:
-        known["blocks"], known["threads"] = product(details["grid"]), product(details["block"])
+        known["blocks"], known["threads"] = total_of(details["grid"]), total_of(details["block"])
     if details.get("regs", "").isdigit():
         known["registers"] = int(details["regs"][:12])
         shared = [details.get(key, "0") for key in ("static_shared", "dynamic_shared")]

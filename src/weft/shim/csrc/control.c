@@ -1,8 +1,9 @@
 /* The job's files and the policy in force. Nothing here runs before the first launch, and nothing here can
- * fail the program: where a file cannot be had, launches pass through untouched. */
+ * fail the program: where a file cannot be had, launches pass through unchanged. */
 #define _GNU_SOURCE
 #include "tracer.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -10,9 +11,10 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
-enum { MAX_POLICIES = 4096 };
+enum { POLICIES = 128, RETRY_EVERY = 256 };
 
 weft_process *weft_self;
 _Atomic(const weft_rules *) weft_active;
@@ -21,8 +23,8 @@ _Atomic uint64_t weft_seen_job, weft_seen_self;
 
 static weft_control *job;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static weft_rules *known[MAX_POLICIES];
-static uint32_t known_count;
+static weft_rules *known[POLICIES]; /* the latest; a thread may still read one that was replaced long ago, never free it */
+static uint32_t published;
 static _Atomic int attach_state; /* 0 not tried, 1 attached, -1 cannot or must not */
 
 bool weft_enabled(void) {
@@ -46,11 +48,17 @@ static void *map_file(int fd, size_t size, int protection) {
     return memory == MAP_FAILED ? NULL : memory;
 }
 
-static weft_control *open_job(const char *folder) {
+/* Where no folder could be written, the job is a control file in memory. */
+static int open_control(const char *job_path) {
     char path[4096];
-    if (snprintf(path, sizeof path, "%s/control", folder) >= (int)sizeof path)
-        return NULL;
+    if (snprintf(path, sizeof path, "%s/control", job_path) >= (int)sizeof path)
+        return -1;
     int fd = open(path, O_RDONLY | O_CLOEXEC);
+    return fd >= 0 || errno != ENOTDIR ? fd : open(job_path, O_RDONLY | O_CLOEXEC);
+}
+
+static weft_control *open_job(const char *job_path) {
+    int fd = open_control(job_path);
     if (fd < 0)
         return NULL;
     weft_control *control = NULL;
@@ -65,26 +73,34 @@ static weft_control *open_job(const char *folder) {
     return control;
 }
 
-static char self_path[4096]; /* empty: the counters are in no file */
+/* --- this process's file ------------------------------------------------------------------------------- */
 
-/* A file over the limit would end the program by a signal. */
-static bool may_write(size_t size) {
+static char self_path[4096]; /* empty: the counters are in no file */
+static struct stat self_file;
+
+/* Blocks are reserved before they are used: a full disk must refuse us here, not end the program on a later store.
+ * So would a file over the limit, by a signal. */
+static bool reserve(int fd, size_t start, size_t size) {
     struct rlimit limit;
-    return getrlimit(RLIMIT_FSIZE, &limit) == 0 && (limit.rlim_cur == RLIM_INFINITY || limit.rlim_cur >= size);
+    if (getrlimit(RLIMIT_FSIZE, &limit) != 0 || (limit.rlim_cur != RLIM_INFINITY && limit.rlim_cur < start + size))
+        return false;
+    return posix_fallocate(fd, (off_t)start, (off_t)size) == 0;
+}
+
+static bool reserve_chunk(int fd, uint32_t chunk) {
+    return reserve(fd, offsetof(weft_process, chunks) + chunk * sizeof(weft_chunk), sizeof(weft_chunk));
 }
 
 static int create_file(const char *folder) {
     char *path = self_path;
-    if (!may_write(sizeof(weft_process)))
-        return -1;
     for (int n = 0; n < 1000; n++) { /* a program that execs another keeps its pid */
         if (snprintf(path, sizeof self_path, "%s/%d.%d", folder, (int)getpid(), n) >= (int)sizeof self_path)
             return -1;
         int fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-        if (fd < 0 && access(path, F_OK) == 0)
+        if (fd < 0 && errno == EEXIST)
             continue;
-        /* Reserved now: a full disk must refuse us here, not kill the program on a later store. */
-        if (fd >= 0 && posix_fallocate(fd, 0, sizeof(weft_process)) != 0) {
+        if (fd >= 0 && (!reserve(fd, 0, offsetof(weft_process, control.policy)) || !reserve_chunk(fd, 0) ||
+                        fstat(fd, &self_file) != 0)) {
             unlink(path);
             close(fd);
             return -1;
@@ -92,6 +108,20 @@ static int create_file(const char *folder) {
         return fd;
     }
     return -1;
+}
+
+/* The descriptor is not kept: programs close all that they do not know. */
+bool weft_chunk_ready(uint32_t chunk) {
+    if (chunk == 0 || !self_path[0])
+        return chunk < WEFT_CHUNKS;
+    int fd = chunk < WEFT_CHUNKS ? open(self_path, O_RDWR | O_CLOEXEC | O_NOFOLLOW) : -1;
+    if (fd < 0)
+        return false;
+    struct stat now;
+    bool ready = fstat(fd, &now) == 0 && now.st_ino == self_file.st_ino && now.st_dev == self_file.st_dev &&
+                 reserve_chunk(fd, chunk);
+    close(fd);
+    return ready;
 }
 
 static int rank_of_this_process(void) {
@@ -114,11 +144,27 @@ static void describe(weft_process *self, uint32_t api) {
     memcpy(self->control.magic, WEFT_CONTROL_MAGIC, 8);
     self->control.version = WEFT_LAYOUT_VERSION;
     self->control.size = sizeof self->control;
+    static const struct {
+        const char *name;
+        uint32_t kind, reason;
+    } shared[WEFT_FIRST_ROW] = {
+        [WEFT_ROW_OTHER_COMPUTE] = {"(other compute kernels)", WEFT_KIND_COMPUTE, WEFT_UNLISTED},
+        [WEFT_ROW_OTHER_COMM] = {"(other collectives)", WEFT_KIND_COMM, WEFT_UNLISTED},
+        [WEFT_ROW_UNNAMED] = {"(kernels without a name)", WEFT_KIND_UNKNOWN, WEFT_NAMELESS},
+    };
+    for (int i = 0; i < WEFT_FIRST_ROW; i++) {
+        weft_row *row = &self->chunks[0].rows[i];
+        strncpy(row->name, shared[i].name, sizeof row->name - 1);
+        row->kind = shared[i].kind;
+        row->reason = shared[i].reason;
+    }
+    self->rows_used = WEFT_FIRST_ROW;
     int fd = open("/proc/self/cmdline", O_RDONLY | O_CLOEXEC);
     if (fd < 0)
         return;
     ssize_t length = read(fd, self->command, sizeof self->command - 1);
     close(fd);
+
     for (ssize_t i = 0; i + 1 < length; i++)
         if (self->command[i] == '\0')
             self->command[i] = ' ';
@@ -139,19 +185,47 @@ static weft_process *create_process(const char *folder) {
     return self;
 }
 
-/* CUDA does not survive a fork; the child must not write into its parent's counters. */
+/* A forked child is a process of its own: it must not write into its parent's counters, and none of the handles that
+ * the parent knew is valid in it. It attaches anew when it first needs to. */
 static void after_fork_in_child(void) {
-    if (atomic_load(&attach_state) == 1)
-        atomic_store(&attach_state, -1);
     pthread_mutex_init(&lock, NULL);
+    weft_self = NULL;
+    job = NULL;
+    weft_job_sequence = NULL;
+    self_path[0] = '\0';
+    atomic_store(&weft_active, NULL);
+    atomic_store(&attach_state, 0);
+#define X(part) weft_forget_##part();
+    WEFT_FORGETS(X)
+#undef X
+}
+
+/* By the name that the running libc has: glibc links pthread_atfork statically, musl lacks what that calls. */
+extern int __register_atfork(void (*)(void), void (*)(void), void (*)(void), void *) __attribute__((weak));
+extern void *__dso_handle;
+
+static void on_fork(void (*child)(void)) {
+    if (__register_atfork) {
+        __register_atfork(NULL, NULL, child, __dso_handle);
+        return;
+    }
+    int (*atfork)(void (*)(void), void (*)(void), void (*)(void)) =
+        (int (*)(void (*)(void), void (*)(void), void (*)(void)))weft_next_symbol("pthread_atfork");
+    if (atfork)
+        atfork(NULL, NULL, child);
 }
 
 static void attach_locked(uint32_t api) {
-    const char *folder = getenv("WEFT_JOB");
+    static bool registered;
+    const char *job_path = getenv("WEFT_JOB");
     weft_process *self = NULL;
-    job = folder ? open_job(folder) : NULL;
+    job = job_path ? open_job(job_path) : NULL;
     if (job)
-        self = create_process(folder);
+        self = create_process(job_path);
+    if (!registered) { /* also where it failed: a child may find what this process did not */
+        on_fork(after_fork_in_child);
+        registered = true;
+    }
     if (!self) {
         atomic_store(&attach_state, -1);
         return;
@@ -159,7 +233,6 @@ static void attach_locked(uint32_t api) {
     describe(self, api);
     weft_job_sequence = &job->sequence;
     weft_seen_job = weft_seen_self = UINT64_MAX; /* so that the first launch reads the policy */
-    pthread_atfork(NULL, NULL, after_fork_in_child);
     __atomic_store_n(&weft_self, self, __ATOMIC_RELEASE);
     atomic_store(&attach_state, 1);
 }
@@ -196,15 +269,15 @@ static bool take(const weft_control *from, weft_policy *into, uint64_t *sequence
     *sequence = atomic_load_explicit(&((weft_control *)from)->sequence, memory_order_acquire);
     if (*sequence & 1)
         return false;
+    if (*sequence == 0) { /* never written: a hole in the file, which on a full disk must not even be read */
+        memset(into, 0, sizeof *into);
+        return true;
+    }
     uint64_t expected = from->checksum;
     memcpy(into, &from->policy, sizeof *into);
     atomic_thread_fence(memory_order_acquire);
     if (atomic_load_explicit(&((weft_control *)from)->sequence, memory_order_relaxed) != *sequence)
         return false;
-    if (*sequence == 0) { /* never written */
-        memset(into, 0, sizeof *into);
-        return true;
-    }
     if (checksum(into, sizeof *into) != expected || into->rule_count > WEFT_RULES ||
         into->comm_count > WEFT_COMM_PATTERNS)
         return false;
@@ -215,52 +288,78 @@ static bool take(const weft_control *from, weft_policy *into, uint64_t *sequence
     return true;
 }
 
-/* The published form of a policy; equal policies share one, so going back and forth costs nothing. */
-static const weft_rules *publish(const weft_policy *policy) {
-    for (uint32_t i = 0; i < known_count; i++)
-        if (memcmp(&known[i]->data, policy, sizeof *policy) == 0)
-            return known[i];
-    weft_rules *rules = known_count < MAX_POLICIES ? calloc(1, sizeof *rules) : NULL;
-    if (!rules)
-        return atomic_load(&weft_active); /* keep what is in force */
-    rules->id = known_count + 1;
+static void fill(weft_rules *rules, const weft_policy *policy) {
     rules->data = *policy;
     rules->shapes = policy->residency > 0;
     for (uint32_t i = 0; i < policy->rule_count; i++)
         rules->shapes |= policy->rules[i].residency > 0;
     rules->neutral =
         !rules->shapes && !(policy->flags & (WEFT_PRIORITY_HIGH | WEFT_TRACK)) && policy->head_start_ns == 0;
-    known[known_count++] = rules;
+}
+
+/* The published form of a policy; equal policies share one, so going back and forth costs nothing. Of many policies
+ * the oldest makes room: it went out of force POLICIES - 1 changes ago. */
+static const weft_rules *publish(const weft_policy *policy) {
+    for (uint32_t i = 0; i < POLICIES && known[i]; i++)
+        if (memcmp(&known[i]->data, policy, sizeof *policy) == 0)
+            return known[i];
+    uint32_t place = published % POLICIES;
+    if (known[place] && known[place] == atomic_load(&weft_active))
+        place = ++published % POLICIES;
+    if (!known[place])
+        known[place] = calloc(1, sizeof *known[place]);
+    weft_rules *rules = known[place];
+    if (!rules)
+        return atomic_load(&weft_active); /* keep what is in force */
+    atomic_store(&rules->id, 0);
+    fill(rules, policy);
+    atomic_store(&rules->id, ++published & 0xffffff ? published & 0xffffff : (published = 1));
     return rules;
 }
 
+static void adopt(weft_policy *own, weft_policy *of_job) {
+    bool outranks = own->flags & WEFT_POLICY_SET;
+    if (outranks && own->comm_count == 0) { /* which kernels communicate is the job's to say */
+        own->comm_count = of_job->comm_count;
+        memcpy(own->comm, of_job->comm, sizeof own->comm);
+    }
+    of_job->flags |= own->flags & WEFT_TRACK;
+    const weft_rules *rules = publish(outranks ? own : of_job);
+    if (rules && rules != atomic_load(&weft_active)) {
+        if (atomic_load(&weft_active))
+            weft_count(WEFT_COUNT_POLICY_CHANGES);
+        atomic_store_explicit(&weft_active, rules, memory_order_release);
+    }
+}
+
+static const weft_rules *in_force(void) {
+    static const weft_rules nothing = {.neutral = true};
+    const weft_rules *now = atomic_load_explicit(&weft_active, memory_order_acquire);
+    return now ? now : &nothing; /* nothing whole was read yet: change nothing until it is */
+}
+
+/* A block whose writer was interrupted has an odd number for as long as it likes: it is read again when the number
+ * changes. One that is whole by its number and not by its checksum is about to be: it is tried again, now and then. */
 const weft_rules *weft_refresh(void) {
     static weft_policy mine, theirs; /* large; guarded by the lock */
+    static _Atomic uint32_t torn;
+    uint32_t waiting = atomic_load_explicit(&torn, memory_order_relaxed);
+    if (waiting && atomic_fetch_add_explicit(&torn, 1, memory_order_relaxed) % RETRY_EVERY)
+        return in_force();
     pthread_mutex_lock(&lock);
     uint64_t job_sequence, self_sequence;
-    if (take(job, &theirs, &job_sequence) && take(&weft_self->control, &mine, &self_sequence)) {
-        bool own = mine.flags & WEFT_POLICY_SET;
-        if (own && mine.comm_count == 0) { /* which kernels communicate is the job's to say */
-            mine.comm_count = theirs.comm_count;
-            memcpy(mine.comm, theirs.comm, sizeof mine.comm);
-        }
-        theirs.flags |= mine.flags & WEFT_TRACK;
-        const weft_rules *rules = publish(own ? &mine : &theirs);
-        if (rules && rules != atomic_load(&weft_active)) {
-            if (atomic_load(&weft_active))
-                weft_count(WEFT_COUNT_POLICY_CHANGES);
-            atomic_store_explicit(&weft_active, rules, memory_order_release);
-        }
+    bool job_whole = take(job, &theirs, &job_sequence), self_whole = take(&weft_self->control, &mine, &self_sequence);
+    bool being_written = (!job_whole && job_sequence & 1) || (!self_whole && self_sequence & 1);
+    if (job_whole && self_whole)
+        adopt(&mine, &theirs);
+    bool settled = being_written || (job_whole && self_whole);
+    if (settled) {
         weft_seen_job = job_sequence;
         weft_seen_self = self_sequence;
     }
-    const weft_rules *now = atomic_load(&weft_active);
-    if (!now) { /* nothing whole was read yet: do nothing until it is */
-        static const weft_rules nothing = {.neutral = true};
-        now = &nothing;
-    }
+    atomic_store(&torn, settled ? 0 : 1);
     pthread_mutex_unlock(&lock);
-    return now;
+    return in_force();
 }
 
 /* For Python in this process: the file that holds this process's own policy and counters, or NULL. */

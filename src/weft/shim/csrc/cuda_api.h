@@ -20,8 +20,9 @@ typedef struct CUevent_st *CUevent;
 typedef struct CUgraph_st *CUgraph;
 typedef struct CUgraphExec_st *CUgraphExec;
 typedef struct CUgraphNode_st *CUgraphNode;
+typedef struct CUgreenCtx_st *CUgreenCtx;
 
-enum { CUDA_SUCCESS = 0, CUDA_ERROR_INVALID_VALUE = 1, CUDA_ERROR_NOT_FOUND = 500 };
+enum { CUDA_SUCCESS = 0, CUDA_ERROR_INVALID_VALUE = 1, CUDA_ERROR_NOT_FOUND = 500, CUDA_ERROR_ALREADY_REGISTERED = 712 };
 
 #define CU_STREAM_LEGACY ((CUstream)0x1)
 #define CU_STREAM_PER_THREAD ((CUstream)0x2)
@@ -45,13 +46,14 @@ enum {
     CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION = 4, /* CUDA 11.8 */
     CU_LAUNCH_ATTRIBUTE_CLUSTER_SCHEDULING = 5,
     CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION = 6,
+    CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT = 7,
     CU_LAUNCH_ATTRIBUTE_PRIORITY = 8,
     CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT = 12, /* CUDA 12.3 */
 };
 
 enum { CU_STREAM_CAPTURE_MODE_RELAXED = 2 };
-enum { CU_MEMHOSTALLOC_PORTABLE = 1, CU_MEMHOSTALLOC_DEVICEMAP = 2 };
-enum { CU_GRAPH_NODE_TYPE_KERNEL = 0, CU_GRAPH_NODE_TYPE_GRAPH = 4 };
+enum { CU_MEMHOSTREGISTER_PORTABLE = 1, CU_MEMHOSTREGISTER_DEVICEMAP = 2 };
+enum { CU_GRAPH_NODE_TYPE_KERNEL = 0, CU_GRAPH_NODE_TYPE_GRAPH = 4, CU_GRAPH_NODE_TYPE_CONDITIONAL = 13 };
 
 typedef struct {
     uint32_t id;
@@ -87,6 +89,15 @@ typedef struct {
     CUkernel kern; /* this and the next only in version 2 */
     CUcontext ctx;
 } CUDA_KERNEL_NODE_PARAMS;
+
+typedef struct { /* cuGraphExecNodeSetParams, since 12.2: a kernel node has its parameters at `kernel` */
+    int type, reserved[3];
+    union {
+        long long bytes[29];
+        CUDA_KERNEL_NODE_PARAMS kernel;
+    };
+    long long reserved2;
+} CUgraphNodeParams;
 
 typedef struct {
     size_t srcXInBytes, srcY;

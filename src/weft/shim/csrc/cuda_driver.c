@@ -33,36 +33,51 @@ static const hook *by_symbol(const char *symbol) {
     return NULL;
 }
 
+static _Atomic(void *) pinned; /* the driver, opened for good */
+
+/* A program may look at the driver, close it and load it again elsewhere: what was found once must stay valid. */
+static void pin(void *real) {
+    Dl_info info;
+    void *none = NULL, *handle = NULL;
+    if (atomic_load_explicit(&pinned, memory_order_acquire) || !dladdr(real, &info))
+        return;
+    weft_pin_library(real);
+    handle = dlopen(info.dli_fname, RTLD_LAZY | RTLD_NOLOAD);
+    if (handle && weft_real_symbol(handle, "cuDriverGetVersion"))
+        atomic_compare_exchange_strong(&pinned, &none, handle);
+}
+
 static void *library(void) {
-    static _Atomic(void *) found;
-    void *handle = atomic_load(&found);
-    if (handle)
-        return handle;
-    for (int i = 0; i < HOOKS && !handle; i++) { /* the one that the program uses, wherever it lies */
+    void *handle = atomic_load_explicit(&pinned, memory_order_acquire), *none = NULL;
+    for (int i = 0; i < HOOKS && !handle; i++) { /* the one that the program uses, whatever its name */
         void *real = atomic_load(hooks[i].real);
-        Dl_info info;
-        if (real && dladdr(real, &info))
-            handle = dlopen(info.dli_fname, RTLD_LAZY | RTLD_NOLOAD);
+        if (real)
+            pin(real);
+        handle = atomic_load(&pinned);
     }
-    if (!handle)
-        handle = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
-    atomic_store(&found, handle);
+    if (!handle && (handle = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD | RTLD_NODELETE)))
+        atomic_compare_exchange_strong(&pinned, &none, handle);
     return handle;
 }
 
 static void remember(const hook *h, void *real) {
     void *none = NULL;
-    if (real != h->ours)
-        atomic_compare_exchange_strong(h->real, &none, real);
+    if (real == h->ours || atomic_load_explicit(h->real, memory_order_relaxed))
+        return;
+    pin(real);
+    atomic_compare_exchange_strong(h->real, &none, real);
 }
 
 static CUresult not_there(void) { return CUDA_ERROR_NOT_FOUND; }
 
+/* The linker bound the caller to us: behind us comes whatever it would have been bound to, another tool's first. */
 void *weft_cuda_find(const char *symbol) {
     const hook *h = by_symbol(symbol);
-    void *handle = library();
-    void *real = handle ? weft_real_symbol(handle, symbol) : NULL;
-    if (real && real != h->ours)
+    void *real = weft_next_symbol(symbol);
+    void *handle = real ? NULL : library();
+    if (handle)
+        real = weft_real_symbol(handle, symbol);
+    if (real)
         remember(h, real);
     void *known = atomic_load(h->real);
     return known ? known : (void *)not_there; /* a program linked to a function that its driver lacks */
@@ -118,19 +133,28 @@ CUresult cuGetProcAddress_v2(const char *symbol, void **pfn, int version, cuuint
 }
 
 static weft_cuda_calls calls;
+static const weft_cuda_calls no_calls;
 
-static void find_calls(void) {
+/* Asked for again until there is a driver: Python may come before it. */
+const weft_cuda_calls *weft_cuda(void) {
+    static _Atomic bool found;
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    if (LIKELY(atomic_load_explicit(&found, memory_order_acquire)))
+        return &calls;
     void *handle = library();
     if (!handle)
-        return;
-#define X(name, type) calls.name = (__typeof__((type)0))weft_real_symbol(handle, #name);
+        return &no_calls;
+    weft_cuda_calls these;
+#define X(name, type) these.name = (__typeof__((type)0))weft_real_symbol(handle, #name);
     CUDA_CALLS(X)
 #undef X
-}
-
-const weft_cuda_calls *weft_cuda(void) {
-    static pthread_once_t once = PTHREAD_ONCE_INIT;
-    pthread_once(&once, find_calls);
+    pthread_mutex_lock(&lock);
+    if (!atomic_load(&found)) {
+        calls = these;
+        atomic_store_explicit(&found, true, memory_order_release);
+    }
+    pthread_mutex_unlock(&lock);
+    dlerror(); /* the program must not see our failed lookups */
     return &calls;
 }
 
@@ -143,8 +167,9 @@ int weft_capture_relax(void) {
 }
 
 void weft_capture_restore(int mode) {
-    if (mode >= 0)
-        weft_cuda()->cuThreadExchangeStreamCaptureMode(&mode);
+    for (int tries = 0; mode >= 0 && tries < 2; tries++) /* the thread must not be left as we need it */
+        if (weft_cuda()->cuThreadExchangeStreamCaptureMode(&mode) == CUDA_SUCCESS)
+            return;
 }
 
 /* --- what the driver knows about a kernel ------------------------------------------------------------- */
@@ -177,16 +202,17 @@ static bool cuda_name(void *handle, char *out, size_t size) {
     const weft_cuda_calls *cu = weft_cuda();
     const char *name = NULL;
     int mode = weft_capture_relax();
-    if (!(cu->cuFuncGetName && cu->cuFuncGetName(&name, handle) == CUDA_SUCCESS && name))
-        if (!(cu->cuKernelGetName && cu->cuKernelGetName(&name, handle) == CUDA_SUCCESS))
-            name = NULL;
+    if (!cu->cuFuncGetName || cu->cuFuncGetName(&name, handle) != CUDA_SUCCESS)
+        name = NULL;
+    if (!name && (!cu->cuKernelGetName || cu->cuKernelGetName(&name, handle) != CUDA_SUCCESS))
+        name = NULL;
     weft_capture_restore(mode);
     if (name)
         snprintf(out, size, "%s", name);
-    return name != NULL;
+    return name || weft_name_noted(handle, out, size);
 }
 
-static int occupancy(void *f, unsigned threads, size_t dynamic_bytes) {
+int weft_occupancy(void *f, unsigned threads, size_t dynamic_bytes) {
     const weft_cuda_calls *cu = weft_cuda();
     int blocks = 0;
     if (!f || !cu->cuOccupancyMaxActiveBlocksPerMultiprocessor ||
@@ -197,7 +223,7 @@ static int occupancy(void *f, unsigned threads, size_t dynamic_bytes) {
 
 static int cuda_blocks_per_sm(void *handle, unsigned threads, size_t dynamic_bytes) {
     int mode = weft_capture_relax();
-    int blocks = occupancy(function_of(handle), threads, dynamic_bytes);
+    int blocks = weft_occupancy(function_of(handle), threads, dynamic_bytes);
     weft_capture_restore(mode);
     return blocks;
 }
@@ -216,44 +242,28 @@ static uint32_t cuda_sm_count(void) {
     return (uint32_t)weft_cuda_device_attribute(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
 }
 
-/* Over 48 KiB a kernel must be allowed its shared memory first, for the question and for the launch. */
-static bool pin_function(CUfunction f, unsigned threads, size_t dynamic_bytes, unsigned blocks, uint32_t *bytes) {
-    const weft_cuda_calls *cu = weft_cuda();
-    int fixed, before, limit = weft_cuda_device_attribute(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN);
-    if (!f || !cu->cuFuncGetAttribute || !cu->cuFuncSetAttribute ||
-        cu->cuFuncGetAttribute(&fixed, CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, f) != CUDA_SUCCESS ||
-        cu->cuFuncGetAttribute(&before, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, f) != CUDA_SUCCESS ||
-        limit <= fixed ||
-        cu->cuFuncSetAttribute(f, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, limit - fixed) != CUDA_SUCCESS)
-        return false;
-    bool pinned = weft_pin_size(occupancy, f, threads, dynamic_bytes, (size_t)(limit - fixed), blocks, bytes);
-    int keep = pinned && (int)*bytes > before ? (int)*bytes : before;
-    return cu->cuFuncSetAttribute(f, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, keep) == CUDA_SUCCESS && pinned;
-}
-
 static bool cuda_pin(void *handle, unsigned threads, size_t dynamic_bytes, unsigned blocks, uint32_t *bytes) {
     int mode = weft_capture_relax();
-    bool pinned = pin_function(function_of(handle), threads, dynamic_bytes, blocks, bytes);
+    bool found = weft_pin_function(function_of(handle), threads, dynamic_bytes, blocks, bytes);
     weft_capture_restore(mode);
-    return pinned;
+    return found;
 }
 
-static bool allocate_words(uint32_t count, volatile uint32_t **host, uint64_t *device) {
+static bool register_memory(void *memory, size_t size, uint64_t *device) {
     const weft_cuda_calls *cu = weft_cuda();
-    void *memory;
-    if (!cu->cuMemHostAlloc || !cu->cuMemHostGetDevicePointer_v2 || !cu->cuStreamWriteValue32_v2 ||
-        cu->cuMemHostAlloc(&memory, count * sizeof **host, CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP) !=
-            CUDA_SUCCESS)
+    if (!cu->cuMemHostRegister_v2 || !cu->cuMemHostGetDevicePointer_v2 || !cu->cuStreamWriteValue32_v2)
         return false;
-    *host = memory;
+    CUresult result = cu->cuMemHostRegister_v2(memory, size, CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP);
+    if (result != CUDA_SUCCESS && result != CUDA_ERROR_ALREADY_REGISTERED)
+        return false;
     return cu->cuMemHostGetDevicePointer_v2(device, memory, 0) == CUDA_SUCCESS;
 }
 
-static bool cuda_host_words(uint32_t count, volatile uint32_t **host, uint64_t *device) {
+static bool cuda_share(void *memory, size_t size, uint64_t *device) {
     int mode = weft_capture_relax();
-    bool there = allocate_words(count, host, device);
+    bool shared = register_memory(memory, size, device);
     weft_capture_restore(mode);
-    return there;
+    return shared;
 }
 
 static bool cuda_write_word(void *stream, uint64_t device, uint32_t value) {
@@ -266,6 +276,6 @@ const weft_backend weft_cuda_backend = {
     .blocks_per_sm = cuda_blocks_per_sm,
     .sm_count = cuda_sm_count,
     .pin = cuda_pin,
-    .host_words = cuda_host_words,
+    .share = cuda_share,
     .write_word = cuda_write_word,
 };

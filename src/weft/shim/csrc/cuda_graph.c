@@ -3,126 +3,118 @@
 
 #include <pthread.h>
 #include <stdlib.h>
+#include <string.h>
 
-typedef struct graph_kernels {
-    struct graph_kernels *next;
-    CUgraphExec exec;
-    size_t count;
-    bool communicates;
+typedef struct {
+    size_t count, room;
+    bool unhandled; /* it holds nodes whose kernels cannot be counted: bodies that run as often as the GPU decides */
+    weft_graph_kernel *kernels;
     _Atomic uint64_t traced; /* where the tracer listed its kernels */
-    weft_variant *kernels[];
 } graph_kernels;
 
-enum { BUCKETS = 1024 };
-static graph_kernels *buckets[BUCKETS];
+enum { EXECUTABLES = 1 << 18 };
+static weft_map executables; /* what each launches; guarded by the lock */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static _Atomic int captures; /* open now; may only ever be too high, which costs a question per launch */
-
-bool weft_capturing(CUstream stream) {
-    if (LIKELY(atomic_load_explicit(&captures, memory_order_relaxed) <= 0))
-        return false;
-    int status = 0;
-    return weft_cuda()->cuStreamIsCapturing && weft_cuda()->cuStreamIsCapturing(stream, &status) == CUDA_SUCCESS &&
-           status != 0;
-}
-
-bool weft_capture_open(void) { return atomic_load(&captures) > 0; }
 
 /* --- what a graph holds --------------------------------------------------------------------------------- */
 
-typedef struct {
-    weft_variant **kernels;
-    size_t count, room;
-} list;
-
-static void append(list *l, weft_variant *v) {
+static void append(graph_kernels *l, weft_graph_kernel k) {
     if (l->count == l->room) {
         size_t room = l->room ? l->room * 2 : 64;
-        weft_variant **grown = realloc(l->kernels, room * sizeof *grown);
+        weft_graph_kernel *grown = realloc(l->kernels, room * sizeof *grown);
         if (!grown)
             return;
         l->kernels = grown;
         l->room = room;
     }
-    l->kernels[l->count++] = v;
+    l->kernels[l->count++] = k;
 }
 
-static void read_kernel(CUgraphNode node, list *into) {
+static bool describe(CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS *p, weft_graph_kernel *out) {
+    void *handle = p->func ? (void *)p->func : (void *)p->kern;
+    unsigned threads = p->blockDimX * p->blockDimY * p->blockDimZ;
+    *out = (weft_graph_kernel){.node = node};
+    if (!handle)
+        return false;
+    if (weft_shaped_form(handle, threads, p->sharedMemBytes, &out->row)) {
+        out->shaped = true;
+        return true;
+    }
+    weft_kernel k;
+    weft_lookup(&weft_cuda_backend, handle, threads, p->sharedMemBytes, &k);
+    out->row = k.row;
+    out->communicates = k.kind == WEFT_KIND_COMM;
+    return true;
+}
+
+static void read_kernel(CUgraphNode node, graph_kernels *into) {
     CUDA_KERNEL_NODE_PARAMS p = {0};
-    if (!weft_cuda()->cuGraphKernelNodeGetParams_v2 ||
-        weft_cuda()->cuGraphKernelNodeGetParams_v2(node, &p) != CUDA_SUCCESS)
-        return;
-    void *handle = p.func ? (void *)p.func : (void *)p.kern;
-    unsigned threads = p.blockDimX * p.blockDimY * p.blockDimZ;
-    weft_variant *v = handle ? weft_lookup(&weft_cuda_backend, handle, threads, p.sharedMemBytes) : NULL;
-    if (v)
-        append(into, v);
+    weft_graph_kernel k;
+    if (weft_cuda()->cuGraphKernelNodeGetParams_v2 &&
+        weft_cuda()->cuGraphKernelNodeGetParams_v2(node, &p) == CUDA_SUCCESS && describe(node, &p, &k))
+        append(into, k);
+    else
+        into->unhandled = true;
 }
 
-static void read_graph(CUgraph graph, list *into, int depth) {
+static void read_graph(CUgraph graph, graph_kernels *into, int depth) {
     const weft_cuda_calls *cu = weft_cuda();
     size_t count = 0;
     if (depth > 16 || !cu->cuGraphGetNodes || !cu->cuGraphNodeGetType ||
-        cu->cuGraphGetNodes(graph, NULL, &count) != CUDA_SUCCESS || count == 0)
+        cu->cuGraphGetNodes(graph, NULL, &count) != CUDA_SUCCESS) {
+        into->unhandled = true;
         return;
-    CUgraphNode *nodes = calloc(count, sizeof *nodes);
+    }
+    CUgraphNode *nodes = calloc(count ? count : 1, sizeof *nodes);
     if (!nodes || cu->cuGraphGetNodes(graph, nodes, &count) != CUDA_SUCCESS)
         count = 0;
     for (size_t i = 0; i < count; i++) {
         int type = -1;
         CUgraph child;
         if (cu->cuGraphNodeGetType(nodes[i], &type) != CUDA_SUCCESS)
-            continue;
-        if (type == CU_GRAPH_NODE_TYPE_KERNEL)
+            into->unhandled = true;
+        else if (type == CU_GRAPH_NODE_TYPE_KERNEL)
             read_kernel(nodes[i], into);
         else if (type == CU_GRAPH_NODE_TYPE_GRAPH && cu->cuGraphChildGraphNodeGetGraph &&
                  cu->cuGraphChildGraphNodeGetGraph(nodes[i], &child) == CUDA_SUCCESS)
             read_graph(child, into, depth + 1);
+        else if (type == CU_GRAPH_NODE_TYPE_GRAPH || type == CU_GRAPH_NODE_TYPE_CONDITIONAL)
+            into->unhandled = true;
     }
     free(nodes);
 }
 
 /* --- what each executable graph launches ---------------------------------------------------------------- */
 
-static graph_kernels **place_of(CUgraphExec exec) {
-    graph_kernels **at = &buckets[((uintptr_t)exec >> 4) % BUCKETS];
-    while (*at && (*at)->exec != exec)
-        at = &(*at)->next;
-    return at;
+static uint64_t key_of(CUgraphExec exec) { return (uint64_t)(uintptr_t)exec; }
+
+static void drop(graph_kernels *g) {
+    if (g)
+        free(g->kernels);
+    free(g);
 }
 
-static void forget(CUgraphExec exec) {
-    graph_kernels **at = place_of(exec);
-    graph_kernels *old = *at;
-    if (old) {
-        *at = old->next;
-        free(old);
+/* Replaces what is known of an executable graph; NULL: nothing. */
+static void replace(CUgraphExec exec, graph_kernels *g) {
+    pthread_mutex_lock(&lock);
+    graph_kernels *old = weft_map_find(&executables, key_of(exec), 0);
+    if (!g)
+        weft_map_remove(&executables, key_of(exec), 0);
+    else if ((!old && executables.live >= EXECUTABLES) || !weft_map_put(&executables, key_of(exec), 0, g)) {
+        drop(g); /* its kernels will not be counted */
+        weft_map_remove(&executables, key_of(exec), 0);
     }
+    pthread_mutex_unlock(&lock);
+    drop(old);
 }
 
 static void remember(CUgraphExec exec, CUgraph graph) {
     if (!weft_attach(WEFT_API_CUDA))
         return;
-    list found = {0};
-    read_graph(graph, &found, 0);
-    graph_kernels *g = malloc(sizeof *g + found.count * sizeof *g->kernels);
-    if (g) {
-        g->exec = exec;
-        g->count = found.count;
-        g->communicates = false;
-        g->traced = 0;
-        for (size_t i = 0; i < found.count; i++) {
-            g->kernels[i] = found.kernels[i];
-            g->communicates |= found.kernels[i]->kind == WEFT_KIND_COMM;
-        }
-        pthread_mutex_lock(&lock);
-        forget(exec);
-        graph_kernels **at = place_of(exec);
-        g->next = *at;
-        *at = g;
-        pthread_mutex_unlock(&lock);
-    }
-    free(found.kernels);
+    graph_kernels *g = calloc(1, sizeof *g);
+    if (g)
+        read_graph(graph, g, 0);
+    replace(exec, g);
 }
 
 static CUresult instantiated(CUresult result, const CUgraphExec *exec, CUgraph graph) {
@@ -155,12 +147,47 @@ CUresult cuGraphExecUpdate_v2(CUgraphExec exec, CUgraph graph, void *outcome) {
     return instantiated(REAL(cuGraphExecUpdate_v2)(exec, graph, outcome), &exec, graph);
 }
 
-CUresult cuGraphExecDestroy(CUgraphExec exec) {
-    if (weft_attach(WEFT_API_CUDA)) {
-        pthread_mutex_lock(&lock);
-        forget(exec);
-        pthread_mutex_unlock(&lock);
+/* A node of the executable graph now launches another kernel, or this one with another shape. */
+static void change(CUgraphExec exec, CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS *params) {
+    weft_graph_kernel k;
+    if (!params || !weft_attach(WEFT_API_CUDA) || !describe(node, params, &k))
+        return;
+    pthread_mutex_lock(&lock);
+    graph_kernels *g = weft_map_find(&executables, key_of(exec), 0);
+    for (size_t i = 0; g && i < g->count; i++)
+        if (g->kernels[i].node == node)
+            g->kernels[i] = k;
+    pthread_mutex_unlock(&lock);
+}
+
+/* Version 1 of the structure is the first part of version 2. */
+CUresult cuGraphExecKernelNodeSetParams(CUgraphExec exec, CUgraphNode node, const void *params) {
+    CUresult result = REAL(cuGraphExecKernelNodeSetParams)(exec, node, params);
+    if (result == CUDA_SUCCESS && params) {
+        CUDA_KERNEL_NODE_PARAMS p = {0};
+        memcpy(&p, params, offsetof(CUDA_KERNEL_NODE_PARAMS, kern));
+        change(exec, node, &p);
     }
+    return result;
+}
+
+CUresult cuGraphExecKernelNodeSetParams_v2(CUgraphExec exec, CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS *params) {
+    CUresult result = REAL(cuGraphExecKernelNodeSetParams_v2)(exec, node, params);
+    if (result == CUDA_SUCCESS)
+        change(exec, node, params);
+    return result;
+}
+
+CUresult cuGraphExecNodeSetParams(CUgraphExec exec, CUgraphNode node, CUgraphNodeParams *params) {
+    CUresult result = REAL(cuGraphExecNodeSetParams)(exec, node, params);
+    if (result == CUDA_SUCCESS && params && params->type == CU_GRAPH_NODE_TYPE_KERNEL)
+        change(exec, node, &params->kernel);
+    return result;
+}
+
+CUresult cuGraphExecDestroy(CUgraphExec exec) {
+    if (weft_attach(WEFT_API_CUDA))
+        replace(exec, NULL);
     return REAL(cuGraphExecDestroy)(exec);
 }
 
@@ -174,11 +201,15 @@ static CUresult launched(CUresult result, CUgraphExec exec, CUstream stream) {
     weft_count(WEFT_COUNT_GRAPH_LAUNCHES);
     bool communicates = false;
     pthread_mutex_lock(&lock);
-    graph_kernels *g = *place_of(exec);
-    for (size_t i = 0; g && i < g->count; i++)
-        weft_count_launch(g->kernels[i], 1, false);
-    communicates = g && g->communicates;
+    graph_kernels *g = weft_map_find(&executables, key_of(exec), 0);
+    for (size_t i = 0; g && i < g->count; i++) {
+        weft_count_launch(weft_cell_at(g->kernels[i].row), 1, g->kernels[i].shaped);
+        communicates |= g->kernels[i].communicates;
+    }
+    bool unhandled = !g || g->unhandled;
     pthread_mutex_unlock(&lock);
+    if (unhandled)
+        weft_count(WEFT_COUNT_UNHANDLED);
     if (communicates)
         weft_comm_launched(&weft_cuda_backend, weft_policy_now(), stream, false);
     return result;
@@ -188,7 +219,7 @@ static bool trace_graph(weft_trace_op *op, CUgraphExec exec, CUstream stream) {
     if (!weft_attach(WEFT_API_CUDA) || !weft_trace_before(op, WEFT_TRACE_GRAPH, NULL, stream, false))
         return false;
     pthread_mutex_lock(&lock);
-    graph_kernels *g = *place_of(exec);
+    graph_kernels *g = weft_map_find(&executables, key_of(exec), 0);
     if (g)
         weft_trace_graph_of(&g->traced, g->kernels, g->count, op);
     pthread_mutex_unlock(&lock);
@@ -208,71 +239,7 @@ static bool trace_graph(weft_trace_op *op, CUgraphExec exec, CUstream stream) {
 GRAPH_LAUNCH(cuGraphLaunch, false)
 GRAPH_LAUNCH(cuGraphLaunch_ptsz, true)
 
-/* --- captures --------------------------------------------------------------------------------------------- */
-
-static CUresult begun(CUresult result) {
-    if (result == CUDA_SUCCESS)
-        atomic_fetch_add(&captures, 1);
-    return result;
+void weft_forget_graph(void) {
+    pthread_mutex_init(&lock, NULL);
+    weft_map_clear(&executables);
 }
-
-CUresult cuStreamBeginCapture_v2(CUstream stream, int mode) {
-    return begun(REAL(cuStreamBeginCapture_v2)(stream, mode));
-}
-
-CUresult cuStreamBeginCapture_v2_ptsz(CUstream stream, int mode) {
-    return begun(REAL(cuStreamBeginCapture_v2_ptsz)(stream, mode));
-}
-
-CUresult cuStreamBeginCaptureToGraph(CUstream stream, CUgraph graph, const CUgraphNode *dependencies,
-                                     const void *data, size_t count, int mode) {
-    return begun(REAL(cuStreamBeginCaptureToGraph)(stream, graph, dependencies, data, count, mode));
-}
-
-CUresult cuStreamBeginCaptureToGraph_ptsz(CUstream stream, CUgraph graph, const CUgraphNode *dependencies,
-                                          const void *data, size_t count, int mode) {
-    return begun(REAL(cuStreamBeginCaptureToGraph_ptsz)(stream, graph, dependencies, data, count, mode));
-}
-
-static void ended(bool was_capturing) {
-    if (was_capturing && atomic_fetch_sub(&captures, 1) <= 1)
-        weft_comm_capture_over();
-}
-
-CUresult cuStreamEndCapture(CUstream stream, CUgraph *graph) {
-    bool was_capturing = weft_capturing(weft_stream(stream, false));
-    CUresult result = REAL(cuStreamEndCapture)(stream, graph);
-    ended(was_capturing);
-    return result;
-}
-
-CUresult cuStreamEndCapture_ptsz(CUstream stream, CUgraph *graph) {
-    bool was_capturing = weft_capturing(weft_stream(stream, true));
-    CUresult result = REAL(cuStreamEndCapture_ptsz)(stream, graph);
-    ended(was_capturing);
-    return result;
-}
-
-/* --- handles that die ------------------------------------------------------------------------------------- */
-
-CUresult cuModuleUnload(CUmodule module) {
-    weft_forget_handles();
-    return REAL(cuModuleUnload)(module);
-}
-
-CUresult cuLibraryUnload(CUlibrary library) {
-    weft_forget_handles();
-    return REAL(cuLibraryUnload)(library);
-}
-
-#define CONTEXT_GOES(name, type, context)                                                                   \
-    CUresult name(type what) {                                                                              \
-        weft_trace_context_gone(context);                                                                   \
-        weft_forget_handles();                                                                              \
-        weft_head_start_forget();                                                                           \
-        weft_trace_stamps_forget();                                                                         \
-        return REAL(name)(what);                                                                            \
-    }
-CONTEXT_GOES(cuCtxDestroy_v2, CUcontext, what)
-CONTEXT_GOES(cuDevicePrimaryCtxReset_v2, CUdevice, NULL)
-CONTEXT_GOES(cuDevicePrimaryCtxRelease_v2, CUdevice, NULL)

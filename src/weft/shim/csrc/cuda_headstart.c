@@ -4,7 +4,7 @@
 
 #include <pthread.h>
 
-enum { COMPUTE_STREAMS = 256, CONTEXTS = 32 };
+enum { COMPUTE_STREAMS = 1024, WAYS = 4, CONTEXTS = 64 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
@@ -35,11 +35,10 @@ static const char WAIT_PTX[] = ".version 6.0\n"
                                "}\n";
 
 static struct {
-    CUcontext context;
-    CUfunction wait;
-    uint64_t mhz; /* the highest clock of the GPU's SMs */
+    CUcontext context; /* NULL: free */
+    CUfunction wait;   /* NULL: cannot be had, or is being loaded */
+    uint64_t mhz;      /* the highest clock of the GPU's SMs */
 } waits[CONTEXTS];
-static int contexts;
 
 static struct {
     _Atomic(CUstream) stream;
@@ -56,26 +55,42 @@ static CUfunction load_wait(void) {
     return f;
 }
 
+static int place_of(CUcontext context) {
+    int i = 0;
+    while (i < CONTEXTS && waits[i].context != context)
+        i++;
+    return i;
+}
+
+/* The driver may wait for the GPU while it loads: no lock is held then, and other threads do without a head start. */
+static CUfunction load_in(CUcontext context, uint64_t *mhz) {
+    CUfunction wait = load_wait();
+    int khz = weft_cuda_device_attribute(CU_DEVICE_ATTRIBUTE_CLOCK_RATE);
+    *mhz = khz > 0 ? (uint64_t)khz / 1000 : 1500;
+    pthread_mutex_lock(&lock);
+    int i = place_of(context);
+    if (i < CONTEXTS) {
+        waits[i].wait = wait;
+        waits[i].mhz = *mhz;
+    }
+    pthread_mutex_unlock(&lock);
+    return wait;
+}
+
 /* The waiting kernel in the current context, loaded once in each; NULL where it cannot be had. */
 CUfunction weft_wait_kernel(uint64_t *mhz) {
     CUcontext context = NULL;
     if (!weft_cuda()->cuCtxGetCurrent || weft_cuda()->cuCtxGetCurrent(&context) != CUDA_SUCCESS || !context)
         return NULL;
     pthread_mutex_lock(&lock);
-    int i = 0;
-    while (i < contexts && waits[i].context != context)
-        i++;
-    if (i == contexts && contexts < CONTEXTS) {
-        int khz = weft_cuda_device_attribute(CU_DEVICE_ATTRIBUTE_CLOCK_RATE);
+    int i = place_of(context);
+    bool known = i < CONTEXTS;
+    CUfunction f = known ? waits[i].wait : NULL;
+    *mhz = known ? waits[i].mhz : 0;
+    if (!known && (i = place_of(NULL)) < CONTEXTS)
         waits[i].context = context;
-        waits[i].wait = load_wait();
-        waits[i].mhz = khz > 0 ? (uint64_t)khz / 1000 : 1500;
-        contexts++;
-    }
-    CUfunction f = i < contexts ? waits[i].wait : NULL;
-    *mhz = i < contexts ? waits[i].mhz : 0;
     pthread_mutex_unlock(&lock);
-    return f;
+    return known || i == CONTEXTS ? f : load_in(context, mhz);
 }
 
 CUresult weft_wait_launch(CUfunction wait, uint64_t mhz, uint64_t ns, CUstream stream) {
@@ -84,21 +99,25 @@ CUresult weft_wait_launch(CUfunction wait, uint64_t mhz, uint64_t ns, CUstream s
     return REAL(cuLaunchKernel)(wait, 1, 1, 1, 1, 1, 1, 0, stream, params, NULL);
 }
 
-/* Whether this stream has not yet waited for the latest collective; notes that it now has. */
+/* Whether this stream has not yet waited for the latest collective; notes that it now has. A stream that finds no place
+ * of its own takes the one that was used longest ago. */
 static bool first_since_comm(CUstream stream) {
-    uint64_t now = weft_comm_count();
+    uint64_t now = weft_comm_count(), oldest = UINT64_MAX;
     if (now == 0 || weft_comm_latest() == stream)
         return false;
-    uint32_t start = (uint32_t)((uintptr_t)stream >> 4) ^ (uint32_t)((uintptr_t)stream >> 14);
-    for (int i = 0; i < COMPUTE_STREAMS; i++) {
-        uint32_t at = (start + (uint32_t)i) % COMPUTE_STREAMS;
-        CUstream there = atomic_load_explicit(&compute[at].stream, memory_order_relaxed);
-        if (!there && atomic_compare_exchange_strong(&compute[at].stream, &there, stream))
-            there = stream;
-        if (there == stream)
-            return atomic_exchange_explicit(&compute[at].seen, now, memory_order_relaxed) != now;
+    uint32_t start = (uint32_t)weft_map_hash((uint64_t)(uintptr_t)stream, 0) % (COMPUTE_STREAMS / WAYS) * WAYS, taken = start;
+    for (uint32_t i = start; i < start + WAYS; i++) {
+        uint64_t seen = atomic_load_explicit(&compute[i].seen, memory_order_relaxed);
+        if (atomic_load_explicit(&compute[i].stream, memory_order_relaxed) == stream)
+            return atomic_exchange_explicit(&compute[i].seen, now, memory_order_relaxed) != now;
+        if (seen < oldest) {
+            oldest = seen;
+            taken = i;
+        }
     }
-    return false; /* more streams than places: no head start for the rest */
+    atomic_store_explicit(&compute[taken].stream, stream, memory_order_relaxed);
+    atomic_store_explicit(&compute[taken].seen, now, memory_order_relaxed);
+    return true;
 }
 
 void weft_head_start(const weft_rules *rules, CUstream stream) {
@@ -116,8 +135,17 @@ void weft_head_start(const weft_rules *rules, CUstream stream) {
     }
 }
 
-void weft_head_start_forget(void) {
+void weft_head_start_context_gone(CUcontext context) {
     pthread_mutex_lock(&lock);
-    contexts = 0; /* modules died with their contexts; load again where still needed */
+    for (int i = 0; i < CONTEXTS; i++)
+        if (!context || waits[i].context == context)
+            waits[i].context = NULL;
     pthread_mutex_unlock(&lock);
+}
+
+void weft_forget_headstart(void) {
+    pthread_mutex_init(&lock, NULL);
+    weft_head_start_context_gone(NULL);
+    for (int i = 0; i < COMPUTE_STREAMS; i++)
+        atomic_store(&compute[i].seen, 0);
 }

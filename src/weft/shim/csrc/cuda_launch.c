@@ -30,7 +30,7 @@ static void describe(weft_trace_op *op, const launch *l, const CUlaunchConfig *c
     memcpy(s->block, &c->blockDimX, sizeof s->block);
     s->shared = c->sharedMemBytes;
     if (l->v && c->sharedMemBytes != l->config->sharedMemBytes)
-        s->blocks_per_sm = weft_self->rows[l->v->row].shaped_blocks;
+        s->blocks_per_sm = weft_row_at(l->v->row)->shaped_blocks;
     if (s->flags & WEFT_SPAN_COMM)
         weft_trace_take_call(s, weft_stream(c->hStream, l->per_thread));
 }
@@ -71,14 +71,14 @@ static CUresult make_with(const launch *l, const CUlaunchConfig *c) {
 
 static CUresult make(const launch *l) { return make_with(l, l->config); }
 
-static void count(weft_variant *v, const launch *l, bool shaped) {
+static void count(const weft_kernel *k, const launch *l, bool shaped) {
     const CUlaunchConfig *c = l->config;
-    if (v->kind == WEFT_KIND_COMM)
-        weft_note_ctas(v, (uint64_t)c->gridDimX * c->gridDimY * c->gridDimZ);
+    if (k->kind == WEFT_KIND_COMM)
+        weft_note_ctas(k, (uint64_t)c->gridDimX * c->gridDimY * c->gridDimZ);
     if (UNLIKELY(weft_capturing(weft_stream(c->hStream, l->per_thread))))
         weft_count(WEFT_COUNT_CAPTURED); /* it runs when the graph does */
     else
-        weft_count_launch(v, 1, shaped);
+        weft_count_launch(k->cell, 1, shaped);
 }
 
 static int highest_priority(void) {
@@ -116,64 +116,83 @@ static CUresult launch_prioritised(const launch *l) {
     return make(l);
 }
 
-static CUresult launch_comm(const weft_rules *rules, weft_variant *v, const launch *l) {
+static CUresult launch_comm(const weft_rules *rules, const weft_kernel *k, const launch *l) {
     CUstream stream = weft_stream(l->config->hStream, l->per_thread);
     CUresult result = rules->data.flags & WEFT_PRIORITY_HIGH ? launch_prioritised(l) : make(l);
     if (result != CUDA_SUCCESS)
         return result;
     weft_comm_launched(&weft_cuda_backend, rules, stream, weft_capturing(stream));
-    count(v, l, false);
+    count(k, l, false);
     return result;
 }
 
 /* The program may have lowered the limit that the shaped size needs; raise it and try once more. */
-static CUresult make_shaped(const launch *l, weft_variant *v, uint32_t shared) {
+static CUresult make_shaped(const launch *l, const weft_kernel *k, uint32_t shared) {
     CUlaunchConfig shaped = *l->config;
     shaped.sharedMemBytes = shared;
     CUresult result = make_with(l, &shaped);
     uint32_t bytes;
     if (UNLIKELY(result != CUDA_SUCCESS) &&
-        weft_cuda_backend.pin(v->handle, (unsigned)(v->shape >> 32), (unsigned)v->shape,
-                              weft_self->rows[v->row].shaped_blocks, &bytes))
+        weft_cuda_backend.pin(k->handle, k->threads, k->shared, weft_row_at(k->row)->shaped_blocks, &bytes))
         result = make_with(l, &shaped);
     return result;
 }
 
-static CUresult launch_compute(const weft_rules *rules, weft_variant *v, const launch *l) {
+static bool has_attribute(const CUlaunchConfig *c, unsigned id) {
+    for (unsigned i = 0; i < c->numAttrs; i++)
+        if (c->attrs[i].id == id)
+            return true;
+    return false;
+}
+
+/* A dependent launch (PDL) may start before its predecessor on the stream ends: nothing is put between them. */
+static void head_start(const weft_rules *rules, const launch *l, CUstream stream) {
+    const CUlaunchConfig *c = l->config;
+    if (UNLIKELY(c->numAttrs && (has_attribute(c, CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION) ||
+                                 has_attribute(c, CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT)))) {
+        weft_count(WEFT_COUNT_UNHANDLED);
+        return;
+    }
+    weft_head_start(rules, stream);
+    if (UNLIKELY(weft_tracing()))
+        weft_trace_disturbed(stream);
+}
+
+static CUresult launch_compute(const weft_rules *rules, const weft_kernel *k, const launch *l) {
     const CUlaunchConfig *c = l->config;
     CUstream stream = weft_stream(c->hStream, l->per_thread);
-    if (rules->data.head_start_ns) {
-        weft_head_start(rules, stream);
-        if (UNLIKELY(weft_tracing()))
-            weft_trace_disturbed(stream);
-    }
+    if (rules->data.head_start_ns)
+        head_start(rules, l, stream);
     bool track = rules->data.flags & WEFT_TRACK;
     bool in_flight = (track || (rules->shapes && (rules->data.flags & WEFT_WHEN_OVERLAP))) &&
                      weft_comm_in_flight(stream, weft_capturing(stream));
     if (UNLIKELY(track && in_flight) && !weft_capturing(stream))
-        weft_count_beside(v);
+        weft_count_overlapped(k->cell);
     if (rules->shapes) {
         uint64_t blocks = (uint64_t)c->gridDimX * c->gridDimY * c->gridDimZ;
-        uint32_t shared = weft_shape(&weft_cuda_backend, rules, v, c->sharedMemBytes, blocks, in_flight);
+        uint32_t shared = weft_shape(&weft_cuda_backend, rules, k, blocks, in_flight);
         if (shared != c->sharedMemBytes) {
-            if (make_shaped(l, v, shared) == CUDA_SUCCESS) {
-                count(v, l, true);
+            if (make_shaped(l, k, shared) == CUDA_SUCCESS) {
+                count(k, l, true);
                 return CUDA_SUCCESS;
             }
-            weft_shape_refused(v, rules);
+            weft_shape_refused(k, rules);
         }
     }
     CUresult result = make(l);
     if (result == CUDA_SUCCESS)
-        count(v, l, false);
+        count(k, l, false);
     return result;
 }
 
-static CUresult launch_cooperative(const launch *l, weft_variant *v, CUresult result) {
+static CUresult launch_cooperative(const launch *l, const weft_kernel *k, CUresult result) {
     weft_count(WEFT_COUNT_COOPERATIVE);
-    weft_self->rows[v->row].reason = WEFT_COOPERATIVE;
+    if (k->row >= WEFT_FIRST_ROW) {
+        weft_row_at(k->row)->reason = WEFT_COOPERATIVE;
+        atomic_store_explicit(&k->v->noted, UINT32_MAX, memory_order_relaxed);
+    }
     if (result == CUDA_SUCCESS)
-        count(v, l, false);
+        count(k, l, false);
     return result;
 }
 
@@ -184,27 +203,29 @@ static bool is_cooperative(const CUlaunchConfig *c) {
     return false;
 }
 
-static weft_variant *variant_of(const launch *l) {
+static inline bool find_kernel(const launch *l, weft_kernel *k) {
     const CUlaunchConfig *c = l->config;
     if (UNLIKELY(!weft_attach(WEFT_API_CUDA) || !l->f))
-        return NULL;
-    return weft_lookup(&weft_cuda_backend, l->f, c->blockDimX * c->blockDimY * c->blockDimZ, c->sharedMemBytes);
+        return false;
+    weft_lookup(&weft_cuda_backend, l->f, c->blockDimX * c->blockDimY * c->blockDimZ, c->sharedMemBytes, k);
+    return true;
 }
 
 static CUresult route(launch *l) {
-    weft_variant *v = l->v = variant_of(l);
-    if (UNLIKELY(!v))
+    weft_kernel k;
+    if (UNLIKELY(!find_kernel(l, &k)))
         return make(l);
+    l->v = k.v;
     if (UNLIKELY(l->config->numAttrs && is_cooperative(l->config)))
-        return launch_cooperative(l, v, make(l));
+        return launch_cooperative(l, &k, make(l));
     const weft_rules *rules = weft_policy_now();
-    if (rules->neutral || v->kind == WEFT_KIND_WEFT) {
+    if (rules->neutral || k.kind >= WEFT_KIND_WEFT) {
         CUresult result = make(l);
         if (result == CUDA_SUCCESS)
-            count(v, l, false);
+            count(&k, l, false);
         return result;
     }
-    return v->kind == WEFT_KIND_COMM ? launch_comm(rules, v, l) : launch_compute(rules, v, l);
+    return k.kind == WEFT_KIND_COMM ? launch_comm(rules, &k, l) : launch_compute(rules, &k, l);
 }
 
 /* Declares `l`, a launch by the arguments of cuLaunchKernel. */
@@ -240,16 +261,18 @@ CUresult cuLaunchKernelEx_ptsz(const CUlaunchConfig *config, CUfunction f, void 
 #define COOPERATIVE(name, per_thread)                                                                       \
     CUresult name(LAUNCH_ARGS) {                                                                            \
         PLAIN(per_thread, NULL);                                                                            \
-        weft_variant *v = l.v = variant_of(&l);                                                             \
+        weft_kernel k;                                                                                      \
         weft_trace_op op;                                                                                   \
+        bool known = find_kernel(&l, &k);                                                                   \
+        l.v = known ? k.v : NULL;                                                                           \
         bool traced = UNLIKELY(weft_tracing() == WEFT_TRACE_RECORD) &&                                      \
-                      weft_trace_before(&op, WEFT_TRACE_KERNEL, v, weft_stream(stream, per_thread), false); \
+                      weft_trace_before(&op, WEFT_TRACE_KERNEL, l.v, weft_stream(stream, per_thread), false); \
         if (traced)                                                                                         \
             describe(&op, &l, &config);                                                                     \
         CUresult result = REAL(name)(f, gx, gy, gz, bx, by, bz, shared, stream, params);                    \
         if (traced)                                                                                         \
             weft_trace_after(&op, weft_stream(stream, per_thread), result);                                 \
-        return v ? launch_cooperative(&l, v, result) : result;                                              \
+        return known ? launch_cooperative(&l, &k, result) : result;                                         \
     }
 COOPERATIVE(cuLaunchCooperativeKernel, false)
 COOPERATIVE(cuLaunchCooperativeKernel_ptsz, true)

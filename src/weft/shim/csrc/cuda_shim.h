@@ -5,7 +5,7 @@
 #include "cuda_api.h"
 #include "weft.h"
 
-/* --- the functions that stand in front of the driver's (names and signatures are the driver's) ------ */
+/* --- the functions that replace the driver's (names and signatures are the driver's) --------------- */
 
 #define LAUNCH_ARGS                                                                                         \
     CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,             \
@@ -22,14 +22,26 @@ PAIR(cuLaunchCooperativeKernel, LAUNCH_ARGS);
 PAIR(cuStreamBeginCapture_v2, CUstream stream, int mode);
 PAIR(cuStreamBeginCaptureToGraph, CUstream stream, CUgraph graph, const CUgraphNode *dependencies,
      const void *data, size_t count, int mode);
+PAIR(cuStreamBeginRecaptureToGraph, CUstream stream, int mode, CUgraph graph, void *callback, void *data);
 PAIR(cuStreamEndCapture, CUstream stream, CUgraph *graph);
 EXPORT CUresult cuGraphInstantiate_v2(CUgraphExec *exec, CUgraph graph, CUgraphNode *error, char *log, size_t size);
 EXPORT CUresult cuGraphInstantiateWithFlags(CUgraphExec *exec, CUgraph graph, unsigned long long flags);
 PAIR(cuGraphInstantiateWithParams, CUgraphExec *exec, CUgraph graph, void *params);
 EXPORT CUresult cuGraphExecUpdate(CUgraphExec exec, CUgraph graph, CUgraphNode *error, int *result);
 EXPORT CUresult cuGraphExecUpdate_v2(CUgraphExec exec, CUgraph graph, void *result);
+EXPORT CUresult cuGraphExecKernelNodeSetParams(CUgraphExec exec, CUgraphNode node, const void *params);
+EXPORT CUresult cuGraphExecKernelNodeSetParams_v2(CUgraphExec exec, CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS *params);
+EXPORT CUresult cuGraphExecNodeSetParams(CUgraphExec exec, CUgraphNode node, CUgraphNodeParams *params);
 EXPORT CUresult cuGraphExecDestroy(CUgraphExec exec);
 PAIR(cuGraphLaunch, CUgraphExec exec, CUstream stream);
+EXPORT CUresult cuFuncSetAttribute(CUfunction f, int attribute, int value);
+EXPORT CUresult cuKernelSetAttribute(int attribute, int value, CUkernel kernel, CUdevice device);
+EXPORT CUresult cuModuleGetFunction(CUfunction *f, CUmodule module, const char *name);
+EXPORT CUresult cuLibraryGetKernel(CUkernel *kernel, CUlibrary library, const char *name);
+EXPORT CUresult cuKernelGetFunction(CUfunction *f, CUkernel kernel);
+EXPORT CUresult cuStreamDestroy_v2(CUstream stream);
+EXPORT CUresult cuGreenCtxCreate(CUgreenCtx *made, void *resources, CUdevice device, unsigned flags);
+EXPORT CUresult cuGreenCtxDestroy(CUgreenCtx context);
 PAIR(cuStreamWaitEvent, CUstream stream, CUevent event, unsigned flags);
 PAIR(cuLaunchHostFunc, CUstream stream, void *function, void *data);
 PAIR(cuStreamWaitValue32_v2, CUstream stream, CUdeviceptr at, uint32_t value, unsigned flags);
@@ -77,7 +89,7 @@ void *weft_cuda_own(const char *name);              /* our function of that name
 bool weft_cuda_driver(const char *name);            /* is a driver loaded that has it? */
 void weft_cuda_found(const char *name, void *real); /* the program found the real one: keep it */
 
-/* Driver functions that the shim calls for itself; any may be NULL on an old driver. */
+/* Driver functions that the shim calls for itself, and not through other tools; any may be NULL on an old driver. */
 #define CUDA_CALLS(X)                                                                                       \
     X(cuFuncGetName, CUresult (*)(const char **, CUfunction))                                               \
     X(cuKernelGetName, CUresult (*)(const char **, CUkernel))                                               \
@@ -93,7 +105,8 @@ void weft_cuda_found(const char *name, void *real); /* the program found the rea
     X(cuStreamIsCapturing, CUresult (*)(CUstream, int *))                                                   \
     X(cuThreadExchangeStreamCaptureMode, CUresult (*)(int *))                                               \
     X(cuStreamWriteValue32_v2, CUresult (*)(CUstream, CUdeviceptr, uint32_t, unsigned))                     \
-    X(cuMemHostAlloc, CUresult (*)(void **, size_t, unsigned))                                              \
+    X(cuMemHostRegister_v2, CUresult (*)(void *, size_t, unsigned))                                         \
+    X(cuDevicePrimaryCtxGetState, CUresult (*)(CUdevice, unsigned *, int *))                                \
     X(cuMemHostGetDevicePointer_v2, CUresult (*)(CUdeviceptr *, void *, unsigned))                          \
     X(cuModuleLoadData, CUresult (*)(CUmodule *, const void *))                                             \
     X(cuModuleGetFunction, CUresult (*)(CUfunction *, CUmodule, const char *))                              \
@@ -137,16 +150,32 @@ static inline CUstream weft_stream(CUstream stream, bool per_thread) {
     return stream ? stream : per_thread ? CU_STREAM_PER_THREAD : CU_STREAM_LEGACY;
 }
 
+/* --- cuda_limits.c, cuda_names.c ------------------------------------------------------------------------- */
+
+/* Dynamic shared memory that makes exactly `blocks` blocks of this function fit; it may then be launched with it. */
+bool weft_pin_function(CUfunction f, unsigned threads, size_t dynamic_bytes, unsigned blocks, uint32_t *bytes);
+int weft_occupancy(void *f, unsigned threads, size_t dynamic_bytes); /* 0: unknown */
+bool weft_name_noted(void *handle, char *out, size_t size);          /* as the program asked for it */
+
 /* --- cuda_graph.c -------------------------------------------------------------------------------------- */
 
+/* A kernel of a graph. */
+typedef struct {
+    CUgraphNode node;
+    uint32_t row;
+    bool shaped, communicates;
+} weft_graph_kernel;
+
+/* --- cuda_capture.c ------------------------------------------------------------------------------------ */
+
 bool weft_capturing(CUstream stream); /* costs one load while nothing is captured */
-bool weft_capture_open(void);         /* on any stream */
+bool weft_capture_open(void);         /* on any stream; asks the driver */
 
 /* --- cuda_headstart.c ---------------------------------------------------------------------------------- */
 
 void weft_head_start(const weft_rules *rules, CUstream stream);
+void weft_head_start_context_gone(CUcontext context); /* and our kernel with it; NULL: of any context that may be gone */
 CUfunction weft_wait_kernel(uint64_t *mhz); /* takes clock cycles and a limit in ns; NULL: cannot be had */
 CUresult weft_wait_launch(CUfunction wait, uint64_t mhz, uint64_t ns, CUstream stream);
-void weft_head_start_forget(void); /* a context went away, and our kernel with it */
 
 #endif

@@ -44,6 +44,7 @@ EXPORT int hipExtModuleLaunchKernel(MODULE_ARGS, size_t shared, void *stream, vo
 EXPORT int hipDrvLaunchKernelEx(const HIP_LAUNCH_CONFIG *config, void *f, void **params, void **extra);
 EXPORT int hipGetProcAddress(const char *symbol, void **pfn, int version, uint64_t flags, void *status);
 EXPORT int hipModuleUnload(void *module);
+EXPORT int hipDeviceReset(void);
 
 static struct {
 #define HOOK(symbol) _Atomic(__typeof__(&symbol)) symbol;
@@ -71,7 +72,7 @@ static int index_of(const char *name) {
 
 /* The libraries after this one in the program's order: HIP's symbols are bound by the linker. */
 static void *next_symbol(const char *name) {
-    void *found = weft_real_symbol(RTLD_NEXT, name);
+    void *found = weft_next_symbol(name);
     for (int i = 0; i < HOOKS && !found; i++) { /* loaded out of the linker's sight */
         Dl_info info;
         void *known = atomic_load(hooks[i].real);
@@ -106,6 +107,8 @@ bool weft_hip_driver(const char *name) { return find(name) != (void *)not_there;
 void weft_hip_found(const char *name, void *function) {
     void *none = NULL;
     int i = index_of(name);
+    if (function != hooks[i].ours && !atomic_load(hooks[i].real))
+        weft_pin_library(function);
     if (function != hooks[i].ours)
         atomic_compare_exchange_strong(hooks[i].real, &none, function);
 }
@@ -119,7 +122,7 @@ void weft_hip_found(const char *name, void *function) {
     X(hipModuleOccupancyMaxActiveBlocksPerMultiprocessor, int (*)(int *, void *, int, size_t))              \
     X(hipGetDevice, int (*)(int *))                                                                         \
     X(hipDeviceGetAttribute, int (*)(int *, int, int))                                                      \
-    X(hipHostMalloc, int (*)(void **, size_t, unsigned))                                                    \
+    X(hipHostRegister, int (*)(void *, size_t, unsigned))                                                   \
     X(hipHostGetDevicePointer, int (*)(void **, void *, unsigned))                                          \
     X(hipStreamWriteValue32, int (*)(void *, void *, uint32_t, unsigned))
 
@@ -196,14 +199,14 @@ static bool module_pin(void *f, unsigned threads, size_t lds, unsigned blocks, u
     return pin(module_blocks, f, threads, lds, blocks, bytes);
 }
 
-static bool host_words(uint32_t count, volatile uint32_t **host, uint64_t *device) {
-    enum { PORTABLE_AND_MAPPED = 3 };
-    void *memory, *address;
-    if (!hip.hipHostMalloc || !hip.hipHostGetDevicePointer || !hip.hipStreamWriteValue32 ||
-        hip.hipHostMalloc(&memory, count * sizeof **host, PORTABLE_AND_MAPPED) != 0 ||
-        hip.hipHostGetDevicePointer(&address, memory, 0) != 0)
+static bool share(void *memory, size_t size, uint64_t *device) {
+    enum { PORTABLE_AND_MAPPED = 3, ALREADY_REGISTERED = 712 };
+    void *address;
+    if (!hip.hipHostRegister || !hip.hipHostGetDevicePointer || !hip.hipStreamWriteValue32)
         return false;
-    *host = memory;
+    int result = hip.hipHostRegister(memory, size, PORTABLE_AND_MAPPED);
+    if ((result != 0 && result != ALREADY_REGISTERED) || hip.hipHostGetDevicePointer(&address, memory, 0) != 0)
+        return false;
     *device = (uint64_t)(uintptr_t)address;
     return true;
 }
@@ -212,15 +215,15 @@ static bool write_word(void *stream, uint64_t device, uint32_t value) {
     return hip.hipStreamWriteValue32(stream, (void *)(uintptr_t)device, value, 0) == 0;
 }
 
-static const weft_backend host_backend = {WEFT_API_HIP, host_name, host_blocks, cu_count, host_pin, host_words, write_word};
-static const weft_backend module_backend = {WEFT_API_HIP, module_name, module_blocks, cu_count, module_pin, host_words, write_word};
+static const weft_backend host_backend = {WEFT_API_HIP, host_name, host_blocks, cu_count, host_pin, share, write_word};
+static const weft_backend module_backend = {WEFT_API_HIP, module_name, module_blocks, cu_count, module_pin, share, write_word};
 
 /* --- launches ------------------------------------------------------------------------------------------------ */
 
 typedef struct {
     const weft_backend *api;
-    const weft_rules *rules;
-    weft_variant *v;
+    const weft_rules *rules; /* NULL: the launch is not weft's business */
+    weft_kernel k;
     size_t asked, shared; /* dynamic LDS that the program asks for, and that it gets */
     uint64_t blocks;
     void *stream;
@@ -231,19 +234,17 @@ static decision decide(const weft_backend *api, const void *f, uint64_t blocks, 
     if (!f || shared > UINT32_MAX || !weft_attach(WEFT_API_HIP))
         return d;
     ready();
-    d.v = weft_lookup(api, (void *)f, threads, (unsigned)shared);
-    if (!d.v)
-        return d;
+    weft_lookup(api, (void *)f, threads, (unsigned)shared, &d.k);
     d.rules = weft_policy_now();
     d.blocks = blocks;
     bool track = d.rules->data.flags & WEFT_TRACK;
-    if (d.v->kind != WEFT_KIND_COMPUTE || !(track || d.rules->shapes))
+    if (d.k.kind != WEFT_KIND_COMPUTE || !(track || d.rules->shapes))
         return d;
     bool in_flight = weft_comm_in_flight(d.stream, false);
     if (track && in_flight)
-        weft_count_beside(d.v);
+        weft_count_overlapped(d.k.cell);
     if (d.rules->shapes)
-        d.shared = weft_shape(api, d.rules, d.v, (unsigned)shared, blocks, in_flight);
+        d.shared = weft_shape(api, d.rules, &d.k, blocks, in_flight);
     return d;
 }
 
@@ -251,18 +252,18 @@ static decision decide(const weft_backend *api, const void *f, uint64_t blocks, 
 static bool refused(decision *d, int result) {
     if (result == 0 || d->shared == d->asked)
         return false;
-    weft_shape_refused(d->v, d->rules);
+    weft_shape_refused(&d->k, d->rules);
     d->shared = d->asked;
     return true;
 }
 
 static int finished(const decision *d, int result) {
-    if (result == 0 && d->v) {
-        weft_count_launch(d->v, 1, d->shared != d->asked);
-        if (d->v->kind == WEFT_KIND_COMM)
-            weft_note_ctas(d->v, d->blocks);
-        if (d->v->kind == WEFT_KIND_COMM)
+    if (result == 0 && d->rules) {
+        weft_count_launch(d->k.cell, 1, d->shared != d->asked);
+        if (d->k.kind == WEFT_KIND_COMM) {
+            weft_note_ctas(&d->k, d->blocks);
             weft_comm_launched(d->api, d->rules, d->stream, false);
+        }
     }
     return result;
 }
@@ -335,4 +336,11 @@ int hipGetProcAddress(const char *symbol, void **pfn, int version, uint64_t flag
 int hipModuleUnload(void *module) {
     weft_forget_handles();
     return REAL(hipModuleUnload)(module);
+}
+
+int hipDeviceReset(void) {
+    weft_forget_handles();
+    int result = REAL(hipDeviceReset)();
+    weft_flight_context_gone();
+    return result;
 }

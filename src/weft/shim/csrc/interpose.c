@@ -1,6 +1,6 @@
-/* dlsym, stood in front of: the CUDA runtime (also the copies inside cuBLAS, cuDNN and NCCL) finds the driver
- * through it, and so does Triton; some programs find NCCL through it. Everything that weft does not hook goes
- * straight on to the libc's dlsym by a jump, so that dlsym still sees its true caller, which RTLD_NEXT depends on. */
+/* dlsym, intercepted: the CUDA runtime (also the copies inside cuBLAS, cuDNN and NCCL) finds the driver through it,
+ * and so does Triton; some programs find NCCL through it. Everything that weft does not hook goes straight on to the
+ * next dlsym by a jump, so that it still sees its true caller, which RTLD_NEXT depends on. */
 #define _GNU_SOURCE
 #include "cuda_shim.h"
 
@@ -9,30 +9,52 @@
 
 typedef void *(*dlsym_fn)(void *, const char *);
 
-__attribute__((visibility("hidden"))) dlsym_fn weft_libc_dlsym;
+/* Two of them: the libc's, which knows our place in the program's order, and the next in that order, which is another
+ * tool's where it intercepts dlsym as well. */
+static dlsym_fn libc_dlsym;
+__attribute__((visibility("hidden"))) dlsym_fn weft_next_dlsym;
 
-/* Answers of the filter besides a function of ours. */
-#define ASK_LIBC ((void *)0)
+/* Answers of the filter other than a function of ours. */
+#define ASK_NEXT ((void *)0)
 #define FOUND_NOTHING ((void *)1)
 
 /* dlsym is called before anything else is ready, the sanitizers' own start-up included. */
 #define EARLY __attribute__((no_sanitize_address, no_sanitize_thread, no_sanitize_undefined))
 
-EARLY static void find_libc_dlsym(void) {
-    static const char *const versions[] = {"GLIBC_2.34", "GLIBC_2.17", "GLIBC_2.2.5", NULL};
-    for (int i = 0; versions[i] && !weft_libc_dlsym; i++)
-        weft_libc_dlsym = (dlsym_fn)dlvsym(RTLD_NEXT, "dlsym", versions[i]);
+extern void *dlvsym(void *, const char *, const char *) __attribute__((weak)); /* musl has none */
+
+EARLY static void find_dlsym(void) {
+    static const char *const versions[] = {"GLIBC_2.34", "GLIBC_2.17", "GLIBC_2.2.5", "GLIBC_2.27", "GLIBC_2.36",
+                                           "GLIBC_2.2", "GLIBC_2.0", NULL};
+    for (int i = 0; dlvsym && versions[i] && !libc_dlsym; i++)
+        libc_dlsym = (dlsym_fn)dlvsym(RTLD_NEXT, "dlsym", versions[i]);
+    if (!libc_dlsym)
+        libc_dlsym = (dlsym_fn)weft_elf_symbol("dlsym");
+    dlsym_fn next = libc_dlsym ? (dlsym_fn)libc_dlsym(RTLD_NEXT, "dlsym") : NULL;
+    weft_next_dlsym = next ? next : libc_dlsym;
 }
 
 void *weft_real_symbol(void *handle, const char *name) {
-    if (UNLIKELY(!weft_libc_dlsym))
-        find_libc_dlsym();
-    return weft_libc_dlsym ? weft_libc_dlsym(handle, name) : NULL;
+    if (UNLIKELY(!weft_next_dlsym))
+        find_dlsym();
+    return weft_next_dlsym ? weft_next_dlsym(handle, name) : NULL;
+}
+
+void *weft_next_symbol(const char *name) {
+    if (UNLIKELY(!weft_next_dlsym))
+        find_dlsym();
+    return libc_dlsym ? libc_dlsym(RTLD_NEXT, name) : NULL;
+}
+
+void weft_pin_library(void *function) {
+    Dl_info info;
+    if (dladdr(function, &info) && info.dli_fname)
+        dlopen(info.dli_fname, RTLD_LAZY | RTLD_NOLOAD | RTLD_NODELETE);
 }
 
 /* The program may ask dlerror next: it must hear of its own question, and of none of ours. */
 static void *found_nothing(const char *name) {
-    weft_real_symbol(RTLD_NEXT, name);
+    weft_next_symbol(name);
     return FOUND_NOTHING;
 }
 
@@ -45,13 +67,13 @@ static void *substitute(void *handle, const char *name, bool cuda) {
     void *ours = cuda ? weft_cuda_own(name) : weft_hip_own(name);
     void *real = ours ? weft_real_symbol(handle, name) : NULL;
     if (!real)
-        return ASK_LIBC;
+        return ASK_NEXT;
     if (real == ours) { /* asked of the whole program, which meets ours first: is there a driver behind it? */
         bool driver = cuda ? weft_cuda_driver(name) : weft_hip_driver(name);
         return driver ? found(ours) : found_nothing(name);
     }
     if (!weft_enabled())
-        return ASK_LIBC;
+        return ASK_NEXT;
     cuda ? weft_cuda_found(name, real) : weft_hip_found(name, real);
     return ours;
 }
@@ -59,20 +81,20 @@ static void *substitute(void *handle, const char *name, bool cuda) {
 static void *substitute_nccl(void *handle, const char *name) {
     void *ours, *real = weft_nccl_own(name, &ours) ? weft_real_symbol(handle, name) : NULL;
     if (!real)
-        return ASK_LIBC;
+        return ASK_NEXT;
     if (real == ours)
         return weft_nccl_library(name) ? found(ours) : found_nothing(name);
-    return weft_enabled() ? found(weft_nccl_substitute(name, real)) : ASK_LIBC;
+    return weft_enabled() ? found(weft_nccl_substitute(name, real)) : ASK_NEXT;
 }
 
-/* Our function where `name` is one that we stand in front of and `handle` has it. */
+/* Our function, where `name` is one that we intercept and `handle` has it. */
 EARLY __attribute__((visibility("hidden"), used)) void *weft_dlsym_filter(void *handle, const char *name) {
-    if (UNLIKELY(!weft_libc_dlsym))
-        find_libc_dlsym();
+    if (UNLIKELY(!weft_next_dlsym))
+        find_dlsym();
     bool cuda = name && name[0] == 'c' && name[1] == 'u', hip = name && name[0] == 'h' && name[1] == 'i';
     bool nccl = name && name[0] == 'n' && name[1] == 'c' && name[2] == 'c';
     if (LIKELY(!cuda && !hip && !nccl) || handle == RTLD_NEXT)
-        return ASK_LIBC;
+        return ASK_NEXT;
     return nccl ? substitute_nccl(handle, name) : substitute(handle, name, cuda);
 }
 
@@ -98,7 +120,7 @@ __asm__(".text\n"
         "    .cfi_adjust_cfa_offset -8\n"
         "    testq %rax, %rax\n"
         "    jne 1f\n"
-        "    jmp *weft_libc_dlsym(%rip)\n"
+        "    jmp *weft_next_dlsym(%rip)\n"
         "1:  cmpq $1, %rax\n"
         "    jne 2f\n"
         "    xorl %eax, %eax\n"
@@ -123,8 +145,8 @@ __asm__(".text\n"
         "    .cfi_adjust_cfa_offset -32\n"
         "    .cfi_restore 30\n"
         "    cbnz x9, 1f\n"
-        "    adrp x10, weft_libc_dlsym\n"
-        "    ldr x10, [x10, :lo12:weft_libc_dlsym]\n"
+        "    adrp x10, weft_next_dlsym\n"
+        "    ldr x10, [x10, :lo12:weft_next_dlsym]\n"
         "    br x10\n"
         "1:  cmp x9, #1\n"
         "    csel x0, xzr, x9, eq\n"
@@ -134,6 +156,6 @@ __asm__(".text\n"
 #else
 EXPORT void *dlsym(void *restrict handle, const char *restrict name) {
     void *ours = weft_dlsym_filter(handle, name);
-    return ours == FOUND_NOTHING ? NULL : ours ? ours : weft_libc_dlsym(handle, name);
+    return ours == FOUND_NOTHING ? NULL : ours ? ours : weft_next_dlsym(handle, name);
 }
 #endif

@@ -1,7 +1,8 @@
 /* What is known about each kernel: its name, whether it communicates, and its row of counters.
  *
- * Looking a kernel up takes no lock. Handles live in an open-addressed table that only grows; a handle is
- * published after everything it leads to. Writers take a mutex, once per kernel and launch shape. */
+ * Looking a kernel up takes no lock. What the driver is asked is asked before the lock is taken, since a call to the
+ * driver may wait for the GPU. Tables are bounded: past VARIANTS kernels and launch shapes only the kind of a kernel
+ * is found, and past the last row launches are counted together. */
 #define _GNU_SOURCE
 #include "weft.h"
 
@@ -10,26 +11,27 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { SLOTS = 1 << 15, FULL = SLOTS - SLOTS / 4 };
+enum { VARIANTS = 1 << 18, BATCH = 256, SPILL = 256, FORMS = 1 << 16, LOOK_AGAIN = 256, TRIES = 4, LATELY = 4096 };
 
-typedef struct {
-    _Atomic(void *) handle;
-    _Atomic(weft_variant *) first; /* newest variant first; older ones stay reachable for readers */
-    _Atomic uint32_t epoch;
-} slot;
+static weft_map variants, forms;
 
-static slot table[SLOTS];
-static uint32_t used;
+/* The variants that were launched lately, close together: the map of many kernels is spread over many pages. Whatever
+ * is found here is compared as what is found there. */
+static _Atomic(weft_variant *) lately[LATELY][2];
+static weft_variant *unused;
+static struct batch {
+    struct batch *next;
+    weft_variant variants[BATCH];
+} *batches; /* never freed */
+static _Atomic uint32_t made;     /* variants in use */
+static _Atomic uint32_t swept_at; /* the epoch of the latest sweep */
+static uint32_t forms_made;
 static _Atomic uint32_t epoch = 1;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
-static uint32_t hash_of(void *handle) {
-    uint64_t x = (uint64_t)(uintptr_t)handle;
-    x = (x ^ (x >> 33)) * 0xff51afd7ed558ccdu;
-    return (uint32_t)(x >> 40) & (SLOTS - 1);
-}
+static uint64_t shape_of(unsigned threads, unsigned shared) { return (uint64_t)threads << 32 | shared; }
 
-/* Case-insensitive; `*` any run, `?` one character. Linear in practice: one point to come back to. */
+/* Case-insensitive; `*` any run, `?` one character. One point to come back to. */
 bool weft_glob(const char *pattern, const char *name) {
     const char *star = NULL, *resume = NULL;
     while (*name) {
@@ -62,109 +64,280 @@ static uint32_t classify(const char *name) {
     return WEFT_KIND_COMPUTE;
 }
 
-/* One row for a kernel, its block size, its shared memory and the blocks that fit: also for the same kernel
- * from a module that was loaded again. */
-static bool find_row(const char *name, unsigned threads, unsigned shared, uint32_t blocks, uint32_t *row) {
-    uint32_t count = atomic_load(&weft_self->rows_used);
-    for (*row = 0; *row < count; ++*row) {
-        weft_row *r = &weft_self->rows[*row];
-        if (r->threads == threads && r->shared_bytes == shared && r->natural_blocks == blocks &&
-            strcmp(r->name, name) == 0)
-            return true;
-    }
-    return false;
+/* --- rows ------------------------------------------------------------------------------------------------- */
+
+enum { ROW_INDEX = WEFT_ROWS * 2 };
+static uint16_t *row_index; /* by what tells rows apart; 0: free */
+
+weft_row *weft_row_at(uint32_t row) { return &weft_self->chunks[row / WEFT_CHUNK_ROWS].rows[row % WEFT_CHUNK_ROWS]; }
+weft_cell *weft_cell_at(uint32_t row) {
+    return &weft_self->chunks[row / WEFT_CHUNK_ROWS].cells[0][row % WEFT_CHUNK_ROWS];
 }
 
-static bool make_row(const char *name, unsigned threads, unsigned shared, uint32_t blocks, uint32_t *row) {
-    if (find_row(name, threads, shared, blocks, row))
-        return true;
-    if (*row == WEFT_ROWS)
-        return false;
-    weft_row *r = &weft_self->rows[*row];
-    memcpy(r->name, name, strnlen(name, WEFT_NAME - 1));
-    r->threads = threads;
-    r->shared_bytes = shared;
-    r->natural_blocks = blocks;
-    r->reason = WEFT_NOT_ASKED;
-    atomic_store_explicit(&weft_self->rows_used, *row + 1, memory_order_release);
-    return true;
-}
-
-static weft_variant *make_variant(const weft_backend *api, void *handle, unsigned threads, unsigned shared) {
+/* What the driver says of a kernel. */
+typedef struct {
     char name[WEFT_NAME];
-    uint32_t row;
-    if (!api->name(handle, name, sizeof name))
-        return NULL;
-    int blocks = api->blocks_per_sm(handle, threads, shared);
-    if (!make_row(name, threads, shared, (uint32_t)blocks, &row))
-        return NULL;
-    weft_variant *v = calloc(1, sizeof *v);
-    if (!v)
-        return NULL;
-    v->handle = handle;
-    v->shape = (uint64_t)threads << 32 | shared;
-    v->row = row;
-    v->kind = classify(name);
-    v->natural_blocks = blocks;
-    v->sms = api->sm_count();
-    weft_self->rows[row].kind = v->kind;
-    return v;
+    bool named;
+    uint32_t kind, sms, natural_blocks;
+} facts;
+
+static uint32_t row_hash(const facts *f, uint64_t shape) {
+    uint64_t h = 0xcbf29ce484222325u ^ shape ^ (uint64_t)f->natural_blocks << 16;
+    for (const char *c = f->name; *c; c++)
+        h = (h ^ (unsigned char)*c) * 0x100000001b3u;
+    return (uint32_t)((h ^ h >> 32) % ROW_INDEX);
 }
 
-/* The slot of a handle, or the free one where it belongs. */
-static slot *slot_of(void *handle) {
-    for (uint32_t i = hash_of(handle);; i = (i + 1) & (SLOTS - 1)) {
-        void *there = atomic_load_explicit(&table[i].handle, memory_order_acquire);
-        if (there == handle || !there)
-            return &table[i];
+static bool is_row(const weft_row *r, const facts *f, uint64_t shape) {
+    return r->threads == (uint32_t)(shape >> 32) && r->shared_bytes == (uint32_t)shape &&
+           r->natural_blocks == f->natural_blocks && strcmp(r->name, f->name) == 0;
+}
+
+static uint32_t shared_row(uint32_t kind) {
+    return kind == WEFT_KIND_COMM ? WEFT_ROW_OTHER_COMM
+           : kind == WEFT_KIND_UNKNOWN ? WEFT_ROW_UNNAMED
+                                       : WEFT_ROW_OTHER_COMPUTE;
+}
+
+/* One row for a kernel, its block size, its shared memory and the blocks that fit: also for the same kernel from a
+ * module that was loaded again. */
+static uint32_t row_for(const facts *f, uint64_t shape) {
+    if (!row_index)
+        row_index = calloc(ROW_INDEX, sizeof *row_index);
+    if (!f->named || !row_index)
+        return shared_row(f->kind);
+    uint32_t at = row_hash(f, shape), row;
+    for (; (row = row_index[at]); at = (at + 1) % ROW_INDEX)
+        if (is_row(weft_row_at(row), f, shape))
+            return row;
+    row = atomic_load(&weft_self->rows_used);
+    if (row == WEFT_ROWS || (row % WEFT_CHUNK_ROWS == 0 && !weft_chunk_ready(row / WEFT_CHUNK_ROWS)))
+        return shared_row(f->kind);
+    weft_row *r = weft_row_at(row);
+    memcpy(r->name, f->name, strnlen(f->name, WEFT_NAME - 1));
+    r->kind = f->kind;
+    r->threads = (uint32_t)(shape >> 32);
+    r->shared_bytes = (uint32_t)shape;
+    r->natural_blocks = f->natural_blocks;
+    r->reason = WEFT_NOT_ASKED;
+    row_index[at] = (uint16_t)row;
+    atomic_store_explicit(&weft_self->rows_used, row + 1, memory_order_release);
+    return row;
+}
+
+/* --- variants --------------------------------------------------------------------------------------------- */
+
+/* `before`: the row of this handle's kernel until something was unloaded, which is most likely still its own. */
+static void ask(const weft_backend *api, void *handle, unsigned threads, unsigned shared, uint32_t before, facts *f) {
+    f->named = api->name(handle, f->name, sizeof f->name);
+    bool same = f->named && before >= WEFT_FIRST_ROW && strcmp(weft_row_at(before)->name, f->name) == 0;
+    f->kind = !f->named ? WEFT_KIND_UNKNOWN : same ? weft_row_at(before)->kind : classify(f->name);
+    int blocks = f->named ? api->blocks_per_sm(handle, threads, shared) : 0;
+    f->natural_blocks = blocks > 0 ? (uint32_t)blocks : 0;
+    f->sms = f->named ? api->sm_count() : 0;
+}
+
+/* Of variants that were not launched since a module or context went away, the memory is used again. */
+static void sweep(void) {
+    uint32_t now = atomic_load(&epoch);
+    weft_table *t = atomic_load(&variants.table);
+    if (swept_at == now)
+        return; /* all that is left is in use */
+    swept_at = now;
+    for (uint64_t i = 0; t && i <= t->mask; i++) {
+        weft_variant *v = atomic_load(&t->entries[i].value);
+        if (!v || atomic_load(&v->epoch) == now)
+            continue;
+        weft_map_remove(&variants, atomic_load(&v->handle), atomic_load(&v->shape));
+        atomic_store(&v->epoch, 0);
+        v->next = unused;
+        unused = v;
+        made--;
     }
 }
 
-static weft_variant *find_variant(slot *s, uint64_t shape) {
-    weft_variant *v = atomic_load_explicit(&s->first, memory_order_acquire);
-    while (v && v->shape != shape)
-        v = v->next;
-    return v;
-}
-
-static weft_variant *add_variant(const weft_backend *api, void *handle, unsigned threads, unsigned shared) {
-    pthread_mutex_lock(&lock);
-    slot *s = slot_of(handle);
-    uint32_t now = atomic_load(&epoch);
-    bool current = atomic_load(&s->handle) == handle && atomic_load(&s->epoch) == now;
-    weft_variant *v = current ? find_variant(s, (uint64_t)threads << 32 | shared) : NULL;
-    if (!v && (atomic_load(&s->handle) || used < FULL)) {
-        v = make_variant(api, handle, threads, shared);
-        if (v) {
-            v->next = current ? atomic_load(&s->first) : NULL;
-            atomic_store_explicit(&s->first, v, memory_order_release);
-            atomic_store_explicit(&s->epoch, now, memory_order_release);
-            used += atomic_load(&s->handle) == NULL;
-            atomic_store_explicit(&s->handle, handle, memory_order_release);
+static weft_variant *new_variant(void) {
+    if (made >= VARIANTS)
+        sweep();
+    if (made >= VARIANTS)
+        return NULL;
+    if (!unused) {
+        struct batch *more = aligned_alloc(64, sizeof *more);
+        if (!more)
+            return NULL;
+        memset(more, 0, sizeof *more);
+        more->next = batches;
+        batches = more;
+        for (int i = 0; i < BATCH; i++) {
+            more->variants[i].next = unused;
+            unused = &more->variants[i];
         }
     }
+    weft_variant *v = unused;
+    unused = v->next;
+    atomic_store(&v->looks, 0);
+    made++;
+    return v;
+}
+
+#define PUT(field, value) atomic_store_explicit(&v->field, value, memory_order_relaxed)
+#define GET(field) atomic_load_explicit(&v->field, memory_order_relaxed)
+
+static void fill(weft_variant *v, void *handle, uint64_t shape, const facts *f, uint32_t now) {
+    uint32_t row = row_for(f, shape);
+    PUT(epoch, 0);
+    atomic_thread_fence(memory_order_release);
+    PUT(handle, (uint64_t)(uintptr_t)handle);
+    PUT(shape, shape);
+    PUT(row, row);
+    PUT(kind, f->kind);
+    PUT(sms, f->sms);
+    PUT(natural_blocks, f->natural_blocks);
+    PUT(cell, weft_cell_at(row));
+    PUT(refusals, 0);
+    PUT(noted, UINT32_MAX);
+    PUT(registers, 0);
+    PUT(idle_launches, 0);
+    PUT(before_programmatic, false);
+    for (int i = 0; i < WEFT_PLANS; i++)
+        PUT(plans[i], 0);
+    atomic_store_explicit(&v->epoch, now, memory_order_release);
+}
+
+static weft_variant *add_variant(void *handle, uint64_t shape, const facts *f, uint32_t asked_at) {
+    pthread_mutex_lock(&lock);
+    uint64_t key = (uint64_t)(uintptr_t)handle;
+    weft_variant *v = weft_map_find(&variants, key, shape);
+    bool current = v && atomic_load(&v->epoch) == asked_at && GET(kind) != WEFT_KIND_UNKNOWN;
+    if (!v && (v = new_variant()) && !weft_map_put(&variants, key, shape, v)) {
+        v->next = unused;
+        unused = v;
+        made--;
+        v = NULL;
+    }
+    if (v && !current)
+        fill(v, handle, shape, f, asked_at);
     pthread_mutex_unlock(&lock);
     return v;
 }
 
-weft_variant *weft_lookup(const weft_backend *api, void *handle, unsigned threads, unsigned shared) {
-    slot *s = slot_of(handle);
-    if (LIKELY(atomic_load_explicit(&s->handle, memory_order_acquire) &&
-               atomic_load_explicit(&s->epoch, memory_order_acquire) ==
-                   atomic_load_explicit(&epoch, memory_order_relaxed))) {
-        weft_variant *v = find_variant(s, (uint64_t)threads << 32 | shared);
-        if (LIKELY(v != NULL))
-            return v;
+/* A copy of the variant's facts; false where they were rewritten meanwhile or are out of date. */
+static inline bool copy(weft_variant *v, uint64_t handle, uint64_t shape, weft_kernel *out) {
+    uint32_t now = atomic_load_explicit(&epoch, memory_order_relaxed);
+    if (UNLIKELY(atomic_load_explicit(&v->epoch, memory_order_acquire) != now))
+        return false;
+    out->v = v;
+    out->cell = GET(cell);
+    out->row = GET(row);
+    out->kind = GET(kind);
+    out->sms = GET(sms);
+    out->natural_blocks = GET(natural_blocks);
+    atomic_thread_fence(memory_order_acquire);
+    return LIKELY(GET(handle) == handle && GET(shape) == shape && GET(epoch) == now);
+}
+
+/* No place is left: what must be known of a kernel is its kind, and each thread remembers some. */
+static void spill(void *handle, const facts *f, uint32_t asked_at, weft_kernel *out) {
+    static _Thread_local struct {
+        void *handle;
+        uint32_t epoch, kind;
+    } known[SPILL];
+    uint64_t at = weft_map_hash((uint64_t)(uintptr_t)handle, 0) % SPILL;
+    if (f) {
+        known[at].handle = handle;
+        known[at].epoch = asked_at;
+        known[at].kind = f->kind;
     }
-    weft_variant *v = add_variant(api, handle, threads, shared);
-    if (!v)
-        weft_count(WEFT_COUNT_UNKNOWN);
+    bool there = known[at].handle == handle && known[at].epoch == asked_at;
+    out->v = NULL;
+    out->kind = there ? known[at].kind : WEFT_KIND_UNKNOWN;
+    out->row = shared_row(out->kind);
+    out->cell = there ? weft_cell_at(out->row) : NULL;
+    out->sms = out->natural_blocks = 0;
+}
+
+static void look_up_slowly(const weft_backend *api, void *handle, uint64_t shape, weft_kernel *out) {
+    uint32_t now = atomic_load(&epoch);
+    facts f;
+    if (UNLIKELY(atomic_load(&made) >= VARIANTS && atomic_load(&swept_at) == now)) {
+        spill(handle, NULL, now, out);
+        if (out->cell)
+            return;
+    }
+    weft_variant *v = NULL;
+    for (int tries = 0; tries < TRIES; tries++) { /* something may be unloaded just now */
+        now = atomic_load(&epoch);
+        v = weft_map_find(&variants, (uint64_t)(uintptr_t)handle, shape);
+        ask(api, handle, (unsigned)(shape >> 32), (unsigned)shape, v ? GET(row) : 0, &f);
+        v = add_variant(handle, shape, &f, now);
+        if (!v)
+            break;
+        if (copy(v, (uint64_t)(uintptr_t)handle, shape, out))
+            return;
+    }
+    spill(handle, &f, now, out);
+}
+
+/* A name that was refused once may be given later: asked for again at first, and then now and then. */
+static bool worth_another_look(weft_variant *v) {
+    if (LIKELY(GET(kind) != WEFT_KIND_UNKNOWN))
+        return false;
+    uint32_t looks = atomic_fetch_add_explicit(&v->looks, 1, memory_order_relaxed);
+    return (looks & (looks - 1)) == 0 || looks % LOOK_AGAIN == 0;
+}
+
+static weft_variant *find_and_keep(_Atomic(weft_variant *) *place, uint64_t key, uint64_t shape) {
+    weft_variant *v = atomic_load_explicit(&place[1], memory_order_acquire);
+    if (v && GET(handle) == key && GET(shape) == shape)
+        return v;
+    v = weft_map_find(&variants, key, shape);
+    if (v) {
+        atomic_store_explicit(&place[1], atomic_load_explicit(&place[0], memory_order_relaxed), memory_order_release);
+        atomic_store_explicit(&place[0], v, memory_order_release);
+    }
     return v;
 }
 
-void weft_forget_handles(void) {
-    atomic_fetch_add(&epoch, 1);
+void weft_lookup(const weft_backend *api, void *handle, unsigned threads, unsigned shared, weft_kernel *out) {
+    uint64_t key = (uint64_t)(uintptr_t)handle, shape = shape_of(threads, shared);
+    out->handle = handle;
+    out->threads = threads;
+    out->shared = shared;
+    _Atomic(weft_variant *) *place = lately[weft_map_hash(key, shape) % LATELY];
+    weft_variant *v = atomic_load_explicit(&place[0], memory_order_acquire);
+    if (UNLIKELY(!v || GET(handle) != key || GET(shape) != shape))
+        v = find_and_keep(place, key, shape);
+    if (UNLIKELY(!v || worth_another_look(v) || !copy(v, key, shape, out)))
+        look_up_slowly(api, handle, shape, out);
+    if (UNLIKELY(out->row < WEFT_FIRST_ROW))
+        weft_count(out->row == WEFT_ROW_UNNAMED ? WEFT_COUNT_UNKNOWN : WEFT_COUNT_UNLISTED);
 }
+
+uint32_t weft_handle_epoch(void) { return atomic_load(&epoch); }
+
+void weft_forget_handles(void) {
+    if (atomic_fetch_add(&epoch, 1) == UINT32_MAX)
+        atomic_store(&epoch, 1);
+}
+
+/* --- shaped forms ------------------------------------------------------------------------------------------ */
+
+void weft_add_shaped_form(const weft_kernel *k, uint32_t bytes) {
+    pthread_mutex_lock(&lock);
+    if (forms_made < FORMS || weft_map_find(&forms, (uint64_t)(uintptr_t)k->handle, shape_of(k->threads, bytes)))
+        weft_map_put(&forms, (uint64_t)(uintptr_t)k->handle, shape_of(k->threads, bytes), (void *)(uintptr_t)k->row);
+    forms_made = forms.live;
+    pthread_mutex_unlock(&lock);
+}
+
+bool weft_shaped_form(void *handle, unsigned threads, unsigned shared, uint32_t *row) {
+    pthread_mutex_lock(&lock);
+    *row = (uint32_t)(uintptr_t)weft_map_find(&forms, (uint64_t)(uintptr_t)handle, shape_of(threads, shared));
+    pthread_mutex_unlock(&lock);
+    return *row >= WEFT_FIRST_ROW;
+}
+
+/* --- counters ----------------------------------------------------------------------------------------------- */
 
 static uint32_t shard_of_this_thread(void) {
     static _Atomic uint32_t threads;
@@ -176,24 +349,20 @@ static uint32_t shard_of_this_thread(void) {
     return mine - 1;
 }
 
-void weft_note_ctas(const weft_variant *v, uint64_t blocks) {
-    _Atomic uint32_t *noted = &weft_self->rows[v->row].grid_blocks;
+void weft_note_ctas(const weft_kernel *k, uint64_t blocks) {
+    _Atomic uint32_t *noted = &weft_row_at(k->row)->grid_blocks;
     if (UNLIKELY(atomic_load_explicit(noted, memory_order_relaxed) != (uint32_t)blocks)) /* spare the cache line */
         atomic_store_explicit(noted, (uint32_t)blocks, memory_order_relaxed);
 }
 
-void weft_count_beside(const weft_variant *v) {
-    atomic_fetch_add_explicit(&weft_self->cells[shard_of_this_thread()][v->row].beside, 1, memory_order_relaxed);
+void weft_count_overlapped(weft_cell *cell) {
+    cell += shard_of_this_thread() * WEFT_CHUNK_ROWS;
+    atomic_fetch_add_explicit(&cell->beside, 1, memory_order_relaxed);
 }
 
-void weft_count_launch(weft_variant *v, uint64_t times, bool shaped) {
-    weft_variant *origin = atomic_load_explicit(&v->shaped_from, memory_order_relaxed);
-    if (UNLIKELY(origin != NULL)) { /* a graph node: it was shaped when it was captured */
-        v = origin;
-        shaped = true;
-    }
+void weft_count_launch(weft_cell *cell, uint64_t times, bool shaped) {
     uint32_t shard = shard_of_this_thread();
-    weft_cell *cell = &weft_self->cells[shard][v->row];
+    cell += shard * WEFT_CHUNK_ROWS;
     if (LIKELY(shard < WEFT_SHARDS - 1)) { /* this thread alone writes here: no locked instruction */
         uint64_t n = atomic_load_explicit(&cell->launches, memory_order_relaxed);
         atomic_store_explicit(&cell->launches, n + times, memory_order_relaxed);
@@ -206,4 +375,17 @@ void weft_count_launch(weft_variant *v, uint64_t times, bool shaped) {
     atomic_fetch_add_explicit(&cell->launches, times, memory_order_relaxed);
     if (shaped)
         atomic_fetch_add_explicit(&cell->shaped, times, memory_order_relaxed);
+}
+
+void weft_forget_kernels(void) {
+    pthread_mutex_init(&lock, NULL);
+    weft_map_clear(&variants);
+    weft_map_clear(&forms);
+    memset(lately, 0, sizeof lately);
+    row_index = NULL; /* the parent's memory stays as it is: writing to it would copy it into every child */
+    unused = NULL;
+    made = 0;
+    forms_made = 0;
+    batches = NULL;
+    weft_forget_handles();
 }

@@ -12,33 +12,39 @@
 
 #define WEFT_CONTROL_MAGIC "weftctl"
 #define WEFT_PROCESS_MAGIC "weftprc"
-#define WEFT_LAYOUT_VERSION 2
+#define WEFT_LAYOUT_VERSION 3
 
 enum {
     WEFT_PATTERN = 128,
     WEFT_RULES = 64,
     WEFT_COMM_PATTERNS = 64,
     WEFT_NAME = 512,
-    WEFT_ROWS = 4096,
     WEFT_SHARDS = 16,
+    WEFT_CHUNK_ROWS = 16,
+    WEFT_CHUNKS = 512,
+    WEFT_ROWS = WEFT_CHUNK_ROWS * WEFT_CHUNKS,
+    WEFT_PAGE = 4096,
 };
+
+/* Rows that are always there: for kernels that have no row of their own. */
+enum { WEFT_ROW_OTHER_COMPUTE, WEFT_ROW_OTHER_COMM, WEFT_ROW_UNNAMED, WEFT_FIRST_ROW };
 
 enum { /* weft_policy.flags */
     WEFT_POLICY_SET = 1,
     WEFT_PRIORITY_HIGH = 2,
     WEFT_WHEN_OVERLAP = 4,
-    WEFT_TRACK = 8, /* count launches beside collectives, whatever else is asked for */
+    WEFT_TRACK = 8, /* count launches while a collective is in flight, whatever else is asked for */
 };
 
 typedef struct {
     char pattern[WEFT_PATTERN];
-    uint32_t residency; /* 0: leave these kernels alone */
+    uint32_t residency; /* 0: these kernels stay unchanged */
     uint32_t unused;
 } weft_rule;
 
 typedef struct {
     uint32_t flags;
-    uint32_t residency; /* default for compute kernels; 0: leave them alone */
+    uint32_t residency; /* default for compute kernels; 0: none */
     uint32_t head_start_ns;
     uint32_t rule_count;
     uint32_t comm_count;
@@ -58,7 +64,7 @@ typedef struct {
     weft_policy policy;
 } weft_control;
 
-enum { WEFT_KIND_COMPUTE = 0, WEFT_KIND_COMM = 1, WEFT_KIND_WEFT = 2 };
+enum { WEFT_KIND_COMPUTE = 0, WEFT_KIND_COMM = 1, WEFT_KIND_WEFT = 2, WEFT_KIND_UNKNOWN = 3 };
 enum { WEFT_API_CUDA = 1, WEFT_API_HIP = 2 };
 
 enum { /* weft_row.reason: why the latest launch was not shaped */
@@ -69,7 +75,9 @@ enum { /* weft_row.reason: why the latest launch was not shaped */
     WEFT_ONE_WAVE = 4,       /* the whole grid is resident at once and may count on it */
     WEFT_NOT_IN_FLIGHT = 5,  /* `when: overlap` and no collective runs */
     WEFT_COOPERATIVE = 6,
-    WEFT_REFUSED = 7, /* the driver refused the shaped launch */
+    WEFT_REFUSED = 7,   /* the driver refused the shaped launch */
+    WEFT_NAMELESS = 8,  /* this driver does not tell the kernel's name */
+    WEFT_UNLISTED = 9,  /* more kernels than the shim keeps facts of */
 };
 
 typedef struct {
@@ -88,7 +96,7 @@ typedef struct {
 typedef struct {
     _Atomic uint64_t launches; /* kernels that run: direct launches and graph replays */
     _Atomic uint64_t shaped;
-    _Atomic uint64_t beside; /* launched while a collective was in flight, as far as that was tracked */
+    _Atomic uint64_t beside; /* launched while a collective was in flight, where that was tracked */
 } weft_cell;
 
 enum { /* weft_process.counters */
@@ -100,13 +108,22 @@ enum { /* weft_process.counters */
     WEFT_COUNT_COOPERATIVE,
     WEFT_COUNT_CAPTURED,
     WEFT_COUNT_GRAPH_LAUNCHES,
-    WEFT_COUNT_UNKNOWN, /* launches of kernels that could not be named or had no row left */
+    WEFT_COUNT_UNKNOWN, /* launches of kernels that could not be named */
     WEFT_COUNT_TRACKING_FAILURES,
     WEFT_COUNT_POLICY_CHANGES,
     WEFT_COUNT_ROUTED, /* collectives that went to a sibling of the program's communicator */
     WEFT_COUNT_SPLIT_FAILURES,
-    WEFT_COUNTERS = 16,
+    WEFT_COUNT_UNLISTED,   /* launches counted in a shared row, since the kernel has none of its own */
+    WEFT_COUNT_UNHANDLED,  /* uses of an interface that the shim passes on and does not account for */
+    WEFT_COUNTERS = 32,
 };
+
+/* Rows and their counters come in chunks, so that a file holds no more than its process needs: the file is extended,
+ * and its blocks reserved, before a chunk is used. */
+typedef struct {
+    weft_row rows[WEFT_CHUNK_ROWS];
+    weft_cell cells[WEFT_SHARDS][WEFT_CHUNK_ROWS];
+} weft_chunk;
 
 typedef struct {
     char magic[8];
@@ -118,9 +135,8 @@ typedef struct {
     _Atomic uint32_t rows_used;
     char command[256];
     _Atomic uint64_t counters[WEFT_COUNTERS];
-    weft_control control; /* the process's own policy; outranks the job's while WEFT_POLICY_SET */
-    weft_row rows[WEFT_ROWS];
-    weft_cell cells[WEFT_SHARDS][WEFT_ROWS];
+    weft_control control; /* the process's own policy; outranks the job's while WEFT_POLICY_SET. A hole until written */
+    _Alignas(WEFT_PAGE) weft_chunk chunks[WEFT_CHUNKS];
 } weft_process;
 
 #endif

@@ -1,8 +1,8 @@
-/* The functions that stand in front of NCCL's, and how a program comes to call them.
+/* The functions that intercept NCCL's, and how a program comes to call them.
  *
  * A program reaches NCCL through the linker (torch) or through dlsym (ctypes, plugins), and may have two of them. A
  * function that dlsym gave away belongs to one library, so each library has functions of its own here; the exported
- * ones ask where their caller would have been bound. Whatever is not understood goes straight on. */
+ * ones ask where their caller would have been bound. Whatever is not recognized is passed on. */
 #define _GNU_SOURCE
 #include "nccl.h"
 
@@ -10,6 +10,8 @@
 #include <string.h>
 
 #define UNWRAP(...) __VA_ARGS__
+#define WITHOUT_FIRST(first, ...) __VA_ARGS__
+#define WITHOUT_COMMA(...) WITHOUT_FIRST(__VA_ARGS__)
 enum { CALLERS = 64 };
 
 static _Thread_local struct {
@@ -17,7 +19,7 @@ static _Thread_local struct {
     weft_nccl *library;
 } callers[CALLERS];
 
-/* --- the functions that stand in front, once for the linker and once for each library ----------------------------- */
+/* --- the intercepting functions, once for the linker and once for each library ------------------------------------- */
 
 static weft_nccl *of_caller(void *address);
 
@@ -30,8 +32,12 @@ static weft_nccl *of_caller(void *address);
     FOR_LIBRARY(3, name, args, __VA_ARGS__)                                                                 \
     EXPORT ncclResult_t name(__VA_ARGS__);                                                                  \
     ncclResult_t name(__VA_ARGS__) {                                                                        \
-        weft_nccl *l = of_caller(__builtin_return_address(0));                                              \
-        return LIKELY(l && l->name) ? weft_on_##name(l UNWRAP args) : NCCL_INTERNAL_ERROR;                       \
+        void *caller = __builtin_return_address(0);                                                         \
+        weft_nccl *l = of_caller(caller);                                                                   \
+        if (LIKELY(l && l->name))                                                                           \
+            return weft_on_##name(l UNWRAP args);                                                           \
+        __typeof__(&name) real = l ? NULL : (__typeof__(&name))weft_nccl_unlisted(#name, caller);           \
+        return real && real != name ? real(WITHOUT_COMMA args) : NCCL_INTERNAL_ERROR;                       \
     }
 #include "nccl_hooks.def"
 
@@ -55,9 +61,12 @@ static int index_of(const char *name) {
 
 /* --- which library ---------------------------------------------------------------------------------------------------- */
 
-void weft_nccl_fill(weft_nccl *l, void *handle) {
+/* Another tool may intercept some of the functions only: each is looked for by itself. */
+void weft_nccl_fill(weft_nccl *l, void *handle, bool next) {
     for (int i = 0; i < HOOKS; i++) {
-        void *real = weft_real_symbol(handle, hooks[i].name);
+        void *real = next ? weft_next_symbol(hooks[i].name) : NULL;
+        if (!real)
+            real = weft_real_symbol(handle, hooks[i].name);
         *(void **)((char *)l + hooks[i].place) = real == hooks[i].ours ? NULL : real;
     }
 #define FIND(name) l->name = (__typeof__(l->name))weft_real_symbol(handle, #name)
@@ -100,7 +109,7 @@ bool weft_nccl_own(const char *name, void **ours) {
 }
 
 bool weft_nccl_library(const char *name) {
-    if (weft_real_symbol(RTLD_NEXT, name))
+    if (weft_next_symbol(name))
         return true;
     weft_nccl *l = weft_nccl_anywhere();
     return l && *(void **)((char *)l + hooks[index_of(name)].place);

@@ -42,11 +42,13 @@ typedef union {
     char bytes[NCCL_CONFIG_BYTES]; /* a later version's is longer */
 } nccl_config;
 
-/* A communicator of the program. Never freed: a thread may still be looking at it. */
+/* A communicator of the program. Its memory is only ever used again for another one, much later: a thread may still be
+ * looking at it. */
 typedef struct weft_comm {
     struct weft_comm *next; /* by order of creation */
+    struct weft_comm *next_unused;
     weft_nccl *library;
-    ncclComm_t handle;
+    _Atomic(ncclComm_t) handle;
     uint64_t key; /* 0: cannot be known */
     _Atomic int rank, size, device; /* -1: not known yet */
     int max_ctas;                   /* 0: NCCL's choice */
@@ -54,7 +56,8 @@ typedef struct weft_comm {
     nccl_config config; /* what it was made with */
     bool blocking, shares;
     bool leads; /* the first of this key in the process: its calls are remembered */
-    _Atomic bool dead, registered, mixed;
+    _Atomic bool dead, registered;
+    _Atomic bool splitting; /* a split of weft's in the background was not over by its deadline */
     _Atomic uint32_t splits;
     _Atomic uint64_t collectives, point_to_point, bytes[NCCL_OPERATIONS];
     _Atomic(ncclComm_t) sibling[NCCL_LIMITS]; /* by place of the limit; place 0 is never filled */
@@ -67,10 +70,12 @@ weft_nccl *weft_nccl_with(void *real);   /* the library that has this function; 
 weft_nccl *weft_nccl_for(void *address); /* the library that code at this address means */
 weft_nccl *weft_nccl_at(void *address);  /* the library that this address is in, if it is known */
 weft_nccl *weft_nccl_anywhere(void);     /* one that is loaded, if any is */
+void *weft_nccl_unlisted(const char *name, void *address); /* a function of a library beyond NCCL_LIBRARIES */
 
 /* --- nccl_comms.c: what the program made, and what it called ------------------------------------------- */
 
 weft_comm *weft_comm_of(ncclComm_t handle); /* NULL: not known */
+weft_comm *weft_comm_new(void);             /* NULL: no memory */
 void weft_comm_add(weft_comm *c, ncclComm_t handle);
 void weft_comm_gone(weft_comm *c);
 weft_comm *weft_comm_first(void);
@@ -90,11 +95,21 @@ void weft_comm_configure(weft_comm *c, const ncclConfig_t *config, const weft_co
 const ncclConfig_t *weft_limits_begin(weft_nccl *library, const ncclConfig_t *config, bool inherits, nccl_config *room);
 void weft_limits_end(void);
 
-/* --- nccl_route.c: siblings ------------------------------------------------------------------------------- */
+/* --- nccl_route.c: which siblings are used ------------------------------------------------------------------------------- */
 
 int weft_route_take(void); /* the place of the limit in force, held until it is given back */
 void weft_route_hold(int place);
 void weft_route_give(int place);
+int weft_route_limit(int place); /* CTAs; 0: none */
+int weft_route_now(void);        /* the place in force */
+void weft_route_set_limit(int place, int ctas);
+const char *weft_route_not_now(void); /* why siblings can be neither made nor ended here; NULL: they can */
+int weft_refuse(char *why, size_t size, const char *reason);
+void weft_nap(void);
+
+/* --- nccl_split.c: making siblings ---------------------------------------------------------------------------- */
+
+void weft_route_settle(weft_comm *c); /* wait until a split of weft's lets the communicator be used again */
 
 /* --- nccl_calls.c and nccl_lifetime.c: what is done in place of each function of NCCL --------------------------- */
 
@@ -115,7 +130,7 @@ void weft_comms_made(ncclResult_t result); /* a group is over, and with it what 
 
 /* --- nccl.c ---------------------------------------------------------------------------------------------------- */
 
-void weft_nccl_fill(weft_nccl *l, void *handle); /* the library's functions */
+void weft_nccl_fill(weft_nccl *l, void *handle, bool next); /* the library's functions; next: as the linker binds them */
 
 /* --- for Python -------------------------------------------------------------------------------------------------- */
 
@@ -131,8 +146,5 @@ typedef struct {
     uint64_t number, key, bytes, host_ns;
     uint32_t operation, routed;
 } weft_nccl_call;
-
-int weft_route_limit(int place); /* CTAs; 0: none */
-int weft_route_now(void);        /* the place in force */
 
 #endif

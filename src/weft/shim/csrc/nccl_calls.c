@@ -2,19 +2,24 @@
 #include "nccl.h"
 #include "tracer.h"
 
-enum { GROUPED = 16 };
+#include <stdlib.h>
 
+/* A send or receive that waits for the end of its group. */
 typedef struct {
-    weft_comm *c;
-    ncclComm_t to; /* what its calls in this group use */
-    bool collective;
-} grouped;
+    weft_nccl *l;
+    bool send;
+    void *buffer;
+    size_t count;
+    int type, peer;
+    ncclComm_t comm;
+    void *stream;
+} deferred;
 
 _Thread_local weft_nccl_thread weft_nccl_me;
 static _Thread_local struct {
     int place; /* of the limit that holds for this group */
-    int group_size;
-    grouped group[GROUPED];
+    size_t waiting, room;
+    deferred *calls;
 } me;
 
 bool weft_nccl_in_group(void) { return weft_nccl_me.depth > 0; }
@@ -27,43 +32,21 @@ static uint64_t element_size(int type) {
     return type >= 0 && type < (int)sizeof sizes ? sizes[type] : 1;
 }
 
-/* What this communicator's calls in the open group use; NULL where there is no room to remember. */
-static grouped *in_group(weft_comm *c) {
-    for (int i = 0; i < me.group_size; i++)
-        if (me.group[i].c == c)
-            return &me.group[i];
-    if (me.group_size == GROUPED)
-        return NULL;
-    me.group[me.group_size] = (grouped){.c = c};
-    return &me.group[me.group_size++];
-}
-
 typedef struct {
     weft_comm *c;
     int place; /* held for this call alone */
 } call;
 
-/* The communicator to use. Calls of one group on one communicator stay together: ranks may issue them in different
- * orders, and two kernels on one stream could then wait for each other. */
-static ncclComm_t choose(call *k, weft_comm *c, bool collective, bool routable, void *stream) {
+/* The communicator to use: by the route in force and the kind of call alone, since that is all that every rank has in
+ * common. Ranks may group their calls differently and issue them in different orders. */
+static ncclComm_t choose(call *k, weft_comm *c, ncclComm_t comm, bool collective, bool routable, void *stream) {
     int place = me.place;
     if (weft_nccl_me.depth == 0 && collective)
         place = k->place = weft_route_take();
-    ncclComm_t to = c->handle;
-    if (UNLIKELY(place > 0) && collective && routable && !weft_capturing(weft_stream(stream, false))) {
-        ncclComm_t sibling = atomic_load_explicit(&c->sibling[place], memory_order_acquire);
-        to = sibling ? sibling : to;
-    }
-    grouped *g = weft_nccl_me.depth > 0 ? in_group(c) : NULL;
-    if (g && g->to && g->collective != collective) {
-        atomic_store_explicit(&c->mixed, true, memory_order_relaxed);
-        return g->to;
-    }
-    if (g && !g->to) {
-        g->to = to;
-        g->collective = collective;
-    }
-    return to;
+    if (LIKELY(place == 0) || !collective || !routable || weft_capturing(weft_stream(stream, false)))
+        return comm;
+    ncclComm_t sibling = atomic_load_explicit(&c->sibling[place], memory_order_acquire);
+    return sibling ? sibling : comm;
 }
 
 static ncclComm_t enter(call *k, ncclComm_t comm, int operation, size_t count, int type, int op, void *stream) {
@@ -73,8 +56,9 @@ static ncclComm_t enter(call *k, ncclComm_t comm, int operation, size_t count, i
     weft_comm *c = k->c = weft_comm_of(comm);
     if (UNLIKELY(!c))
         return comm;
-    bool collective = operation < OP_SEND;
-    ncclComm_t to = choose(k, c, collective, op < NCCL_BUILT_IN_OPS, stream);
+    if (UNLIKELY(atomic_load_explicit(&c->splitting, memory_order_relaxed)))
+        weft_route_settle(c);
+    ncclComm_t to = choose(k, c, comm, operation < OP_SEND, op < NCCL_BUILT_IN_OPS, stream);
     if (UNLIKELY(weft_tracing() == WEFT_TRACE_RECORD))
         weft_trace_call(c->key, atomic_load(&c->collectives) + atomic_load(&c->point_to_point), c->rank, c->size,
                         operation, count, type, count * element_size(type), weft_stream(stream, false));
@@ -136,12 +120,58 @@ ON(ncclScatter, const void *send, void *recv, size_t count, int type, int root, 
     MAKE(OP_SCATTER, 0, ncclScatter(send, recv, count, type, root, to, stream));
 }
 
-ON(ncclSend, const void *send, size_t count, int type, int peer, ncclComm_t comm, void *stream) {
+/* Two communicators of one group are two kernels on one stream. Within a communicator NCCL puts the collectives of a
+ * group before its sends and receives; where the collectives have moved to a sibling, weft keeps that order on every
+ * rank: else one rank's collective could wait behind a receive whose send waits behind the same collective. */
+static bool defer(deferred d) {
+    weft_comm *c = me.place > 0 && weft_nccl_me.depth > 0 && weft_nccl_me.inside == 0 ? weft_comm_of(d.comm) : NULL;
+    if (LIKELY(!c) || !atomic_load(&c->sibling[me.place]))
+        return false;
+    if (me.waiting == me.room) {
+        size_t room = me.room ? 2 * me.room : 64;
+        deferred *grown = realloc(me.calls, room * sizeof *grown);
+        if (!grown)
+            return false;
+        me.calls = grown;
+        me.room = room;
+    }
+    me.calls[me.waiting++] = d;
+    return true;
+}
+
+static ncclResult_t send_now(weft_nccl *l, const void *send, size_t count, int type, int peer, ncclComm_t comm, void *stream) {
     MAKE(OP_SEND, 0, ncclSend(send, count, type, peer, to, stream));
 }
 
-ON(ncclRecv, void *recv, size_t count, int type, int peer, ncclComm_t comm, void *stream) {
+static ncclResult_t receive_now(weft_nccl *l, void *recv, size_t count, int type, int peer, ncclComm_t comm, void *stream) {
     MAKE(OP_RECV, 0, ncclRecv(recv, count, type, peer, to, stream));
+}
+
+ON(ncclSend, const void *send, size_t count, int type, int peer, ncclComm_t comm, void *stream) {
+    if (defer((deferred){l, true, (void *)send, count, type, peer, comm, stream}))
+        return NCCL_SUCCESS;
+    return send_now(l, send, count, type, peer, comm, stream);
+}
+
+ON(ncclRecv, void *recv, size_t count, int type, int peer, ncclComm_t comm, void *stream) {
+    if (defer((deferred){l, false, recv, count, type, peer, comm, stream}))
+        return NCCL_SUCCESS;
+    return receive_now(l, recv, count, type, peer, comm, stream);
+}
+
+/* An error is the group's: NCCL reports it again when the group ends. */
+static ncclResult_t issue_deferred(void) {
+    ncclResult_t worst = NCCL_SUCCESS;
+    for (size_t i = 0; i < me.waiting; i++) {
+        const deferred *d = &me.calls[i];
+        ncclResult_t result = (d->send ? send_now(d->l, d->buffer, d->count, d->type, d->peer, d->comm, d->stream)
+                                       : receive_now(d->l, d->buffer, d->count, d->type, d->peer, d->comm, d->stream));
+        worst = worst ? worst : result;
+    }
+    free(me.calls);
+    me.calls = NULL;
+    me.waiting = me.room = 0;
+    return worst;
 }
 
 /* --- groups -------------------------------------------------------------------------------------------------------- */
@@ -155,7 +185,6 @@ ncclResult_t weft_on_ncclGroupStart(weft_nccl *l) {
 
 static void group_over(ncclResult_t result) {
     weft_comms_made(result);
-    me.group_size = 0;
     weft_route_give(me.place);
     me.place = 0;
     if (UNLIKELY(weft_tracing()))
@@ -171,10 +200,18 @@ static ncclResult_t group_ended(ncclResult_t result) {
 
 /* The library works inside its last GroupEnd: what it calls by the linker's way then is not the program's. */
 #define END(CALL)                                                                                           \
-    weft_nccl_me.inside++;                                                                                            \
+    ncclResult_t late = weft_nccl_me.inside == 0 && weft_nccl_me.depth == 1 && me.waiting ? issue_deferred() : NCCL_SUCCESS; \
+    weft_nccl_me.inside++;                                                                                  \
     ncclResult_t result = l->CALL;                                                                          \
-    weft_nccl_me.inside--;                                                                                            \
-    return group_ended(result)
+    weft_nccl_me.inside--;                                                                                  \
+    return group_ended(result == NCCL_SUCCESS || result == NCCL_IN_PROGRESS ? (late ? late : result) : result)
 
 ncclResult_t weft_on_ncclGroupEnd(weft_nccl *l) { END(ncclGroupEnd()); }
 ON(ncclGroupSimulateEnd, void *info) { END(ncclGroupSimulateEnd(info)); }
+
+void weft_forget_calls(void) {
+    weft_nccl_me = (weft_nccl_thread){0, 0};
+    me.place = 0;
+    me.waiting = 0;
+    weft_comms_made(NCCL_INTERNAL_ERROR);
+}

@@ -1,7 +1,6 @@
 /* The program's communicators: a key that all ranks share, what each carries, and the latest calls.
  *
- * Looking one up takes no lock: handles live in an open-addressed table that only grows. A handle may come back as
- * another communicator after the first was destroyed. */
+ * Looking one up takes no lock. A handle may come back as another communicator after the first was destroyed. */
 #define _GNU_SOURCE
 #include "cuda_shim.h"
 #include "nccl.h"
@@ -11,15 +10,14 @@
 #include <string.h>
 #include <time.h>
 
-enum { SLOTS = 1 << 12, FULL = SLOTS - SLOTS / 4, CALLS = 1 << 12 };
+enum { CALLS = 1 << 12, RESTING = 256 };
 
-static struct {
-    _Atomic(ncclComm_t) handle;
-    _Atomic(weft_comm *) comm; /* NULL: it was destroyed */
-} table[SLOTS];
-static uint32_t used, made;
+static weft_map table;
+static uint32_t made;
 static _Atomic(weft_comm *) first;
 static weft_comm *last;
+static weft_comm *oldest_unused, *newest_unused; /* those that ended, oldest first */
+static uint32_t unused;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 /* --- keys ------------------------------------------------------------------------------------------------------------- */
@@ -40,22 +38,31 @@ uint64_t weft_key(uint64_t seed, const void *data, size_t size) {
 
 /* --- the table -------------------------------------------------------------------------------------------------------- */
 
-static uint32_t slot_of(ncclComm_t handle) {
-    for (uint32_t i = (uint32_t)(mix((uintptr_t)handle) >> 40) % SLOTS;; i = (i + 1) % SLOTS) {
-        ncclComm_t there = atomic_load_explicit(&table[i].handle, memory_order_acquire);
-        if (there == handle || !there)
-            return i;
-    }
-}
-
 weft_comm *weft_comm_of(ncclComm_t handle) {
-    if (UNLIKELY(!handle || !atomic_load_explicit(&first, memory_order_acquire)))
+    if (UNLIKELY(!handle))
         return NULL;
-    return atomic_load_explicit(&table[slot_of(handle)].comm, memory_order_acquire);
+    weft_comm *c = weft_map_find(&table, (uint64_t)(uintptr_t)handle, 0);
+    return LIKELY(c && atomic_load_explicit(&c->handle, memory_order_relaxed) == handle) ? c : NULL;
 }
 
 weft_comm *weft_comm_first(void) { return atomic_load(&first); }
 weft_comm *weft_comm_next(weft_comm *c) { return __atomic_load_n(&c->next, __ATOMIC_ACQUIRE); }
+
+/* A record is used again only after many others: by then no thread holds it. */
+weft_comm *weft_comm_new(void) {
+    weft_comm *c = NULL;
+    pthread_mutex_lock(&lock);
+    if (unused > RESTING) {
+        c = oldest_unused;
+        oldest_unused = c->next_unused;
+        unused--;
+    }
+    pthread_mutex_unlock(&lock);
+    if (!c)
+        return calloc(1, sizeof *c);
+    memset(c, 0, sizeof *c);
+    return c;
+}
 
 static bool alone(uint64_t key) {
     for (weft_comm *c = weft_comm_first(); c; c = weft_comm_next(c))
@@ -74,30 +81,55 @@ static void append(weft_comm *c) {
     last = c;
 }
 
+/* It still leads a reader that stands on it to the next. */
+static void unlink_comm(weft_comm *c) {
+    weft_comm *before = NULL;
+    for (weft_comm *at = weft_comm_first(); at && at != c; at = weft_comm_next(at))
+        before = at;
+    weft_comm *after = weft_comm_next(c);
+    if (before)
+        __atomic_store_n(&before->next, after, __ATOMIC_RELEASE);
+    else
+        atomic_store(&first, after);
+    if (last == c)
+        last = before;
+}
+
+static void rest(weft_comm *c) {
+    c->next_unused = NULL;
+    if (unused++)
+        newest_unused->next_unused = c;
+    else
+        oldest_unused = c;
+    newest_unused = c;
+}
+
 void weft_comm_add(weft_comm *c, ncclComm_t handle) {
-    if (!c || !handle || !weft_attach(WEFT_API_CUDA)) {
-        free(c);
+    if (!c)
         return;
-    }
+    bool known = handle && weft_attach(WEFT_API_CUDA);
     pthread_mutex_lock(&lock);
-    uint32_t i = slot_of(handle);
-    bool room = atomic_load(&table[i].handle) || used < FULL;
-    if (room) {
-        c->handle = handle;
-        append(c);
-        used += atomic_load(&table[i].handle) == NULL;
-        atomic_store_explicit(&table[i].comm, c, memory_order_release);
-        atomic_store_explicit(&table[i].handle, handle, memory_order_release);
+    if (known) {
+        atomic_store(&c->handle, handle);
+        known = weft_map_put(&table, (uint64_t)(uintptr_t)handle, 0, c);
     }
+    if (known)
+        append(c);
+    else
+        rest(c);
     pthread_mutex_unlock(&lock);
-    if (!room)
-        free(c);
 }
 
 void weft_comm_gone(weft_comm *c) {
-    weft_comm *self = c;
-    atomic_store(&c->dead, true);
-    atomic_compare_exchange_strong(&table[slot_of(c->handle)].comm, &self, NULL);
+    pthread_mutex_lock(&lock);
+    if (!atomic_exchange(&c->dead, true)) {
+        uint64_t key = (uint64_t)(uintptr_t)atomic_load(&c->handle);
+        if (weft_map_find(&table, key, 0) == c)
+            weft_map_remove(&table, key, 0);
+        unlink_comm(c);
+        rest(c);
+    }
+    pthread_mutex_unlock(&lock);
 }
 
 /* --- what it can have ------------------------------------------------------------------------------------------- */
@@ -118,8 +150,8 @@ const char *weft_comm_why_not(weft_comm *c) {
         return "its splits share its channels (splitShare, NCCL_COMM_SPLIT_SHARE_RESOURCES)";
     if (atomic_load(&c->registered))
         return "memory is registered with it";
-    if (atomic_load(&c->mixed))
-        return "the program groups its collectives with point-to-point calls";
+    if (atomic_load(&c->splitting))
+        return "an earlier split of it is not over";
     return NULL;
 }
 
@@ -198,7 +230,7 @@ EXPORT void weft_nccl_on_call(void *run, uint64_t key, uint64_t every) {
     pthread_mutex_unlock(&listener_lock);
 }
 
-/* Ghost ranks are several communicators of one key: the first of them tells the time. */
+/* Ghost ranks are several communicators of one key: the first of them is the clock. */
 static weft_comm *listened_to(void) {
     for (weft_comm *c = weft_comm_first(); c; c = weft_comm_next(c))
         if (!atomic_load(&c->dead) && c->key && (!listener.key || c->key == listener.key) &&
@@ -288,4 +320,15 @@ EXPORT int weft_nccl_list(weft_nccl_info *out, int room) {
         if (!atomic_load(&c->dead))
             inform(c, &out[count++]);
     return count;
+}
+
+void weft_forget_comms(void) {
+    pthread_mutex_init(&lock, NULL);
+    pthread_mutex_init(&listener_lock, NULL);
+    weft_map_clear(&table);
+    atomic_store(&first, NULL);
+    last = oldest_unused = newest_unused = NULL;
+    unused = 0;
+    atomic_store(&listening, false);
+    listener.c = NULL;
 }

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 enum { LIMIT_MAX, LIMIT_MIN, ENVIRONMENT_LIMITS };
+enum { NAMES = 64 };
 static const char *const limit_names[] = {"NCCL_MAX_CTAS", "NCCL_MIN_CTAS"};
 
 static int limit_in_environment(int which) {
@@ -116,6 +117,20 @@ void weft_limits_end(void) {
     pthread_mutex_unlock(&hide_lock);
 }
 
+/* A program has few networks and may make communicators without end: each name is copied once. */
+static const char *kept_name(const char *name) {
+    static char *names[NAMES];
+    pthread_mutex_lock(&hide_lock);
+    int i = 0;
+    while (i < NAMES && names[i] && strcmp(names[i], name) != 0)
+        i++;
+    if (i < NAMES && !names[i])
+        names[i] = strdup(name);
+    const char *kept = i < NAMES ? names[i] : NULL;
+    pthread_mutex_unlock(&hide_lock);
+    return kept;
+}
+
 void weft_comm_configure(weft_comm *c, const ncclConfig_t *config, const weft_comm *parent) {
     if (!config && parent)
         c->config = parent->config;
@@ -123,7 +138,7 @@ void weft_comm_configure(weft_comm *c, const ncclConfig_t *config, const weft_co
         copy_config(&c->config, config);
     ncclConfig_t *own = &c->config.config;
     if (own->netName) /* the program may free its own */
-        own->netName = strdup(own->netName);
+        own->netName = kept_name(own->netName);
     if (own->size >= offsetof(ncclConfig_t, commName) + sizeof own->commName)
         own->commName = NULL;
     int fixed = c->library->limits_fixed ? limit_in_environment(LIMIT_MAX) : 0;
@@ -131,4 +146,12 @@ void weft_comm_configure(weft_comm *c, const ncclConfig_t *config, const weft_co
     const char *blocking = getenv("NCCL_COMM_BLOCKING"), *share = getenv("NCCL_COMM_SPLIT_SHARE_RESOURCES");
     c->blocking = blocking && *blocking ? atoi(blocking) != 0 : own->blocking != 0;
     c->shares = share && *share ? atoi(share) == 1 : own->splitShare == 1;
+}
+
+void weft_forget_config(void) {
+    pthread_mutex_init(&hide_lock, NULL);
+    if (hiders > 0)
+        show();
+    hiders = 0;
+    hiding = false;
 }

@@ -7,6 +7,8 @@
 #include <pthread.h>
 #include <string.h>
 
+static const char PROBE[] = "ncclGroupStart"; /* every NCCL has it */
+
 weft_nccl weft_nccl_libraries[NCCL_LIBRARIES];
 static _Atomic int library_count;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -47,11 +49,9 @@ weft_nccl *weft_nccl_with(void *real) {
     if (!handle)
         return known;
     weft_nccl found = {.base = info.dli_fbase};
-    weft_nccl_fill(&found, handle);
+    weft_nccl_fill(&found, handle, weft_next_symbol(PROBE) == real);
     return keep(&found);
 }
-
-static const char PROBE[] = "ncclGroupStart"; /* every NCCL has it */
 
 static void *probe(void *handle) {
     void *real = handle ? weft_real_symbol(handle, PROBE) : NULL, *ours = NULL;
@@ -97,14 +97,28 @@ weft_nccl *weft_nccl_anywhere(void) {
 
 /* As the linker would have bound the caller: the whole program's libraries first, then those that the caller was
  * loaded with. */
-weft_nccl *weft_nccl_for(void *address) {
-    void *real = weft_real_symbol(RTLD_NEXT, PROBE);
+static void *bound_for(void *address) {
+    void *real = weft_next_symbol(PROBE);
     Dl_info info;
     if (!real && dladdr(address, &info) && info.dli_fname)
         real = probe_file(info.dli_fname);
-    if (!real)
-        real = loaded_anywhere();
+    return real ? real : loaded_anywhere();
+}
+
+weft_nccl *weft_nccl_for(void *address) {
+    void *real = bound_for(address);
     weft_nccl *found = real ? weft_nccl_with(real) : NULL;
-    dlerror(); /* what was not found is nobody else's business */
+    dlerror(); /* the program must not see our failed lookups */
     return found;
 }
+
+void *weft_nccl_unlisted(const char *name, void *address) {
+    Dl_info info;
+    void *real = bound_for(address);
+    void *handle = real && dladdr(real, &info) ? dlopen(info.dli_fname, RTLD_LAZY | RTLD_NOLOAD) : NULL;
+    void *function = handle ? weft_real_symbol(handle, name) : NULL;
+    dlerror();
+    return function;
+}
+
+void weft_forget_library(void) { pthread_mutex_init(&lock, NULL); }

@@ -5,39 +5,58 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { PENDING = 64 };
-
 static _Thread_local struct {
-    int pending_count;
+    size_t count, room;
     struct {
         ncclComm_t *where;
         weft_comm *c;
-    } pending[PENDING]; /* communicators that are there when the group ends */
-} me;
+    } *made;
+} pending; /* communicators that are there when the group ends */
 
 static bool went_well(ncclResult_t result) { return result == NCCL_SUCCESS || result == NCCL_IN_PROGRESS; }
 
+/* A split in the background writes its communicator later, to memory that is the program's: it is never known. */
+static void add(weft_comm *c, ncclComm_t handle, ncclResult_t result) {
+    if (!handle && result == NCCL_IN_PROGRESS)
+        weft_count(WEFT_COUNT_UNHANDLED);
+    weft_comm_add(c, handle);
+}
+
 void weft_comms_made(ncclResult_t result) {
-    for (int i = 0; i < me.pending_count; i++)
-        weft_comm_add(me.pending[i].c, went_well(result) ? *me.pending[i].where : NULL);
-    me.pending_count = 0;
+    for (size_t i = 0; i < pending.count; i++)
+        add(pending.made[i].c, went_well(result) ? *pending.made[i].where : NULL, result);
+    free(pending.made);
+    pending.made = NULL;
+    pending.count = pending.room = 0;
 }
 
 /* --- communicators that are made --------------------------------------------------------------------------------- */
 
-/* In a group it is there when the group ends; one that is made in the background may never be seen. */
-static ncclResult_t made(ncclResult_t result, ncclComm_t *where, weft_comm *c) {
-    if (weft_nccl_me.depth > 0 && c && where && went_well(result) && me.pending_count < PENDING) {
-        me.pending[me.pending_count].where = where;
-        me.pending[me.pending_count++].c = c;
-    } else {
-        weft_comm_add(c, weft_nccl_me.depth == 0 && where && went_well(result) ? *where : NULL);
+static bool await_group(ncclComm_t *where, weft_comm *c) {
+    if (pending.count == pending.room) {
+        size_t room = pending.room ? 2 * pending.room : 16;
+        void *grown = realloc(pending.made, room * sizeof *pending.made);
+        if (!grown)
+            return false;
+        pending.made = grown;
+        pending.room = room;
     }
+    pending.made[pending.count].where = where;
+    pending.made[pending.count++].c = c;
+    return true;
+}
+
+/* In a group it is there when the group ends. */
+static ncclResult_t made(ncclResult_t result, ncclComm_t *where, weft_comm *c) {
+    bool usable = c && where && went_well(result);
+    if (weft_nccl_me.depth > 0 && usable && await_group(where, c))
+        return result;
+    add(c, weft_nccl_me.depth == 0 && usable ? *where : NULL, usable && weft_nccl_me.depth == 0 ? result : NCCL_SUCCESS);
     return result;
 }
 
 static weft_comm *describe(weft_nccl *l, uint64_t key, int rank, int size) {
-    weft_comm *c = calloc(1, sizeof *c);
+    weft_comm *c = weft_comm_new();
     if (c) {
         c->library = l;
         c->key = key;

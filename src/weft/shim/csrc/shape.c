@@ -4,11 +4,9 @@
  *   policy id (24 bits) | reason (8) | blocks (8) | dynamic shared bytes (24) */
 #include "weft.h"
 
-#include <pthread.h>
-
 enum { GIVE_UP_AFTER = 3 };
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static _Atomic bool partitioned; /* see weft_sms_partitioned */
 
 static uint64_t plan_pack(uint32_t id, uint32_t reason, uint32_t blocks, uint32_t bytes) {
     return (uint64_t)(id & 0xffffff) << 40 | (uint64_t)reason << 32 | (uint64_t)(blocks & 0xff) << 24 |
@@ -47,70 +45,82 @@ bool weft_pin_size(int (*fit)(void *, unsigned, size_t), void *handle, unsigned 
     return fit(handle, threads, low) == (int)blocks;
 }
 
-static uint64_t make_plan(const weft_backend *api, const weft_rules *rules, weft_variant *v) {
+static uint64_t make_plan(const weft_backend *api, const weft_rules *rules, const weft_kernel *k, uint32_t id) {
     bool named;
-    uint32_t blocks = wanted(&rules->data, weft_self->rows[v->row].name, &named);
-    unsigned threads = (unsigned)(v->shape >> 32), shared = (unsigned)v->shape;
-    uint32_t bytes = shared, reason = WEFT_SHAPED;
+    uint32_t blocks = wanted(&rules->data, weft_row_at(k->row)->name, &named);
+    uint32_t bytes = k->shared, reason = WEFT_SHAPED;
     if (blocks == 0)
         reason = WEFT_NOT_ASKED;
-    else if (atomic_load(&v->refusals) >= GIVE_UP_AFTER)
+    else if (atomic_load(&k->v->refusals) >= GIVE_UP_AFTER)
         reason = WEFT_REFUSED;
-    else if (v->natural_blocks > 0 && (uint32_t)v->natural_blocks <= blocks)
+    else if (k->natural_blocks > 0 && k->natural_blocks <= blocks)
         reason = WEFT_ALREADY_FEWER;
-    else if (v->natural_blocks == 0 || !api->pin(v->handle, threads, shared, blocks, &bytes))
+    else if (k->natural_blocks == 0 || !api->pin(k->handle, k->threads, k->shared, blocks, &bytes))
         reason = WEFT_INFEASIBLE;
     if (reason == WEFT_INFEASIBLE)
         weft_count(WEFT_COUNT_SHAPE_FAILURES);
-    if (reason == WEFT_SHAPED) { /* so that a graph node with this size is known for what it is */
-        weft_variant *form = weft_lookup(api, v->handle, threads, bytes);
-        if (form && form != v)
-            atomic_store(&form->shaped_from, v);
-    }
-    return plan_pack(rules->id, reason, blocks | (named ? NAMED : 0), bytes);
+    if (reason == WEFT_SHAPED && bytes != k->shared) /* so that a graph node with this size is known for what it is */
+        weft_add_shaped_form(k, bytes);
+    return plan_pack(id, reason, blocks | (named ? NAMED : 0), bytes);
 }
 
-static uint64_t plan_for(const weft_backend *api, const weft_rules *rules, weft_variant *v) {
-    _Atomic uint64_t *place = &v->plans[rules->id % WEFT_PLANS];
+/* Two threads may work out the same plan: no lock is held while the driver is asked. */
+static uint64_t plan_for(const weft_backend *api, const weft_rules *rules, const weft_kernel *k) {
+    uint32_t id = atomic_load_explicit(&rules->id, memory_order_acquire);
+    _Atomic uint64_t *place = &k->v->plans[id % WEFT_PLANS];
     uint64_t plan = atomic_load_explicit(place, memory_order_acquire);
-    if (LIKELY(plan_id(plan) == rules->id))
+    if (LIKELY(plan_id(plan) == id))
         return plan;
-    pthread_mutex_lock(&lock);
-    plan = make_plan(api, rules, v);
+    plan = make_plan(api, rules, k, id);
+    if (id == 0 || atomic_load_explicit(&rules->id, memory_order_acquire) != id) /* it made room for another policy */
+        return plan_pack(id, WEFT_NOT_ASKED, 0, k->shared);
     atomic_store_explicit(place, plan, memory_order_release);
-    pthread_mutex_unlock(&lock);
     return plan;
 }
 
-uint32_t weft_shape(const weft_backend *api, const weft_rules *rules, weft_variant *v, unsigned shared,
-                    uint64_t grid_blocks, bool in_flight) {
-    weft_row *row = &weft_self->rows[v->row];
-    uint64_t plan = plan_for(api, rules, v);
-    uint32_t reason = plan_reason(plan), blocks = plan_blocks(plan) & ~(uint32_t)NAMED;
-    if (reason == WEFT_SHAPED) {
-        uint64_t natural = (uint64_t)v->natural_blocks * v->sms;
-        if ((rules->data.flags & WEFT_WHEN_OVERLAP) && !in_flight)
-            reason = WEFT_NOT_IN_FLIGHT;
-        /* Blocks that wait for each other must all be resident. A grid that fits whole as it is and would
-         * not when shaped may be such a kernel; only a rule that names it takes that risk. */
-        else if (!(plan_blocks(plan) & NAMED) && grid_blocks <= natural &&
-                 grid_blocks > (uint64_t)blocks * v->sms)
-            reason = WEFT_ONE_WAVE;
-    }
-    if (UNLIKELY(atomic_load_explicit(&row->reason, memory_order_relaxed) != reason)) /* spare the cache line */
-        atomic_store_explicit(&row->reason, reason, memory_order_relaxed);
-    if (reason != WEFT_SHAPED)
-        return shared;
-    if (UNLIKELY(atomic_load_explicit(&row->shaped_blocks, memory_order_relaxed) != blocks)) {
-        atomic_store_explicit(&row->shaped_blocks, blocks, memory_order_relaxed);
-        atomic_store_explicit(&row->shaped_bytes, plan_bytes(plan), memory_order_relaxed);
-    }
-    return plan_bytes(plan);
+/* Blocks that wait for each other must all be resident. A grid that fits whole as it is and would not when shaped may
+ * be such a kernel; only a rule that names it takes that risk. */
+static bool may_wait_for_itself(const weft_kernel *k, uint64_t plan, uint32_t blocks, uint64_t grid_blocks) {
+    if (plan_blocks(plan) & NAMED || grid_blocks > (uint64_t)k->natural_blocks * k->sms)
+        return false;
+    return atomic_load_explicit(&partitioned, memory_order_relaxed) || grid_blocks > (uint64_t)blocks * k->sms;
 }
 
-void weft_shape_refused(weft_variant *v, const weft_rules *rules) {
-    weft_count(WEFT_COUNT_SHAPE_FAILURES);
-    weft_self->rows[v->row].reason = WEFT_REFUSED;
-    if (atomic_fetch_add(&v->refusals, 1) + 1 >= GIVE_UP_AFTER)
-        atomic_store(&v->plans[rules->id % WEFT_PLANS], 0); /* the next plan leaves it alone */
+/* Only where something changed: the row is in memory that launches do not touch otherwise. */
+static void note(const weft_kernel *k, uint32_t reason, uint32_t blocks, uint32_t bytes) {
+    weft_row *row = weft_row_at(k->row);
+    atomic_store_explicit(&row->reason, reason, memory_order_relaxed);
+    if (reason == WEFT_SHAPED) {
+        atomic_store_explicit(&row->shaped_blocks, blocks, memory_order_relaxed);
+        atomic_store_explicit(&row->shaped_bytes, bytes, memory_order_relaxed);
+    }
+    atomic_store_explicit(&k->v->noted, reason << 8 | blocks, memory_order_relaxed);
 }
+
+uint32_t weft_shape(const weft_backend *api, const weft_rules *rules, const weft_kernel *k, uint64_t grid_blocks,
+                    bool in_flight) {
+    if (UNLIKELY(k->row < WEFT_FIRST_ROW || !k->v)) /* its name is not known, or not kept */
+        return k->shared;
+    uint64_t plan = plan_for(api, rules, k);
+    uint32_t reason = plan_reason(plan), blocks = plan_blocks(plan) & ~(uint32_t)NAMED, bytes = plan_bytes(plan);
+    if (reason == WEFT_SHAPED) {
+        if ((rules->data.flags & WEFT_WHEN_OVERLAP) && !in_flight)
+            reason = WEFT_NOT_IN_FLIGHT;
+        else if (may_wait_for_itself(k, plan, blocks, grid_blocks))
+            reason = WEFT_ONE_WAVE;
+    }
+    if (UNLIKELY(atomic_load_explicit(&k->v->noted, memory_order_relaxed) != (reason << 8 | blocks)))
+        note(k, reason, blocks, bytes);
+    return reason == WEFT_SHAPED && bytes >= k->shared ? bytes : k->shared;
+}
+
+void weft_shape_refused(const weft_kernel *k, const weft_rules *rules) {
+    weft_count(WEFT_COUNT_SHAPE_FAILURES);
+    weft_row_at(k->row)->reason = WEFT_REFUSED;
+    atomic_store(&k->v->noted, UINT32_MAX);
+    if (atomic_fetch_add(&k->v->refusals, 1) + 1 >= GIVE_UP_AFTER)
+        atomic_store(&k->v->plans[rules->id % WEFT_PLANS], 0); /* the next plan leaves it unchanged */
+}
+
+void weft_sms_partitioned(void) { atomic_store(&partitioned, true); }
+void weft_forget_shape(void) { atomic_store(&partitioned, false); }

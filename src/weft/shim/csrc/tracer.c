@@ -194,7 +194,7 @@ static void describe_kernel(weft_trace_span *s, weft_variant *v) {
     uint32_t known = atomic_load_explicit(&v->registers, memory_order_relaxed);
     if (UNLIKELY(!known)) {
         int registers = 0, fixed = 0;
-        weft_cuda_kernel_sizes(v->handle, &registers, &fixed);
+        weft_cuda_kernel_sizes((void *)(uintptr_t)v->handle, &registers, &fixed);
         atomic_store_explicit(&v->static_shared, (uint32_t)fixed, memory_order_relaxed);
         atomic_store_explicit(&v->registers, known = (uint32_t)registers + 1, memory_order_relaxed);
     }
@@ -378,17 +378,17 @@ void weft_trace_after(weft_trace_op *op, CUstream stream, CUresult result) {
 /* --- graphs ----------------------------------------------------------------------------------------------------- */
 
 /* The kernels of a graph, listed once for each executable graph and trace: `known` keeps the place. */
-void weft_trace_graph_of(_Atomic uint64_t *known, weft_variant *const *kernels, size_t count, weft_trace_op *op) {
+void weft_trace_graph_of(_Atomic uint64_t *known, const weft_graph_kernel *kernels, size_t count, weft_trace_op *op) {
     bool communicates = false;
     for (size_t i = 0; i < count; i++)
-        communicates |= kernels[i]->kind == WEFT_KIND_COMM;
+        communicates |= kernels[i].communicates;
     pthread_mutex_lock(&lock);
     uint64_t place = atomic_load(known);
     if (place >> 32 != graph_epoch) {
         size_t room = GRAPH_ROWS - graph_row_count, taken = count < room ? count : room;
         place = (uint64_t)graph_epoch << 32 | graph_row_count;
         for (size_t i = 0; graph_rows && i < taken; i++)
-            graph_rows[graph_row_count + i] = kernels[i]->row;
+            graph_rows[graph_row_count + i] = kernels[i].row;
         graph_row_count += graph_rows ? (uint32_t)taken : 0;
         atomic_store(known, place);
     }
@@ -410,8 +410,8 @@ static void *reserve(size_t size) { /* pages come with use */
     return memory == MAP_FAILED ? NULL : memory;
 }
 
-/* CUDA does not survive a fork: the child traces nothing. */
-static void after_fork_in_child(void) {
+/* A forked child traces nothing that its parent was tracing. */
+void weft_forget_tracer(void) {
     atomic_store(&weft_trace_on, WEFT_TRACE_OFF);
     atomic_store(&state, EMPTY);
     atomic_store(&users, 0);
@@ -426,14 +426,10 @@ static void clear(void) {
     atomic_store(&blocking_streams, false);
 }
 
-static void register_fork(void) { pthread_atfork(NULL, NULL, after_fork_in_child); }
-
 int weft_trace_begin(void) {
-    static pthread_once_t once = PTHREAD_ONCE_INIT;
     int idle = EMPTY;
     if (!weft_attach(WEFT_API_CUDA) || !atomic_compare_exchange_strong(&state, &idle, CHANGING))
         return -1;
-    pthread_once(&once, register_fork);
     pthread_mutex_lock(&lock);
     clear();
     records = reserve(CAPACITY * sizeof *records);

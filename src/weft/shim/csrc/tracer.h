@@ -160,7 +160,7 @@ bool weft_trace_completion(weft_trace_op *op, CUlaunchAttribute *with, unsigned 
 void weft_trace_completion_refused(weft_trace_op *op);
 
 uint64_t weft_trace_records(weft_trace_record **all);
-void weft_trace_graph_of(_Atomic uint64_t *known, weft_variant *const *kernels, size_t count, weft_trace_op *op);
+void weft_trace_graph_of(_Atomic uint64_t *known, const weft_graph_kernel *kernels, size_t count, weft_trace_op *op);
 uint64_t weft_trace_graph_rows(uint32_t **rows);
 uint64_t weft_trace_marks(const uint64_t **marks);
 const uint64_t *weft_trace_period(void); /* when it began and ended */

@@ -3,6 +3,7 @@
 #define WEFT_H
 
 #include "layout.h"
+#include "map.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -15,7 +16,7 @@
 
 /* A policy as taken from a control block; immutable once published, so readers need no lock. */
 typedef struct {
-    uint32_t id; /* equal policies have equal ids, so that what was worked out for one can be kept */
+    _Atomic uint32_t id; /* equal policies have equal ids, so that a plan made for one can be kept */
     bool shapes; /* some rule or default asks for a residency */
     bool neutral;
     weft_policy data;
@@ -41,28 +42,45 @@ static inline const weft_rules *weft_policy_now(void) {
     return atomic_load_explicit(&weft_active, memory_order_acquire);
 }
 
+bool weft_chunk_ready(uint32_t chunk); /* reserve the file's blocks for a chunk of rows; false: there are none */
+
+/* What each part forgets in a child that was forked: the driver's handles, and locks that other threads held. */
+#define WEFT_FORGETS(X) \
+    X(kernels) X(shape) X(flight) X(limits) X(names) X(headstart) X(tracer) X(graph) X(captures) X(comms) X(route) X(split) X(config) X(calls) X(library)
+#define X(part) void weft_forget_##part(void);
+WEFT_FORGETS(X)
+#undef X
+
 /* --- kernels.c: what is known about each kernel --------------------------------------------------- */
 
 enum { WEFT_PLANS = 4 };
 
-/* A kernel as launched with one block size and one amount of shared memory. */
+/* A kernel as launched with one block size and one amount of shared memory. Its memory is only ever used again for
+ * another variant, and a reader compares handle, shape and epoch after reading the rest. */
 typedef struct weft_variant {
-    struct weft_variant *next;
-    void *handle;
-    uint64_t shape;  /* threads per block << 32 | dynamic shared bytes */
-    uint32_t row;
-    uint32_t kind;
-    uint32_t sms;
-    int natural_blocks;                 /* 0: unknown */
-    _Atomic(struct weft_variant *) shaped_from; /* set where this is another variant's shaped form, seen in a graph */
+    _Alignas(64) _Atomic uint64_t handle;
+    _Atomic uint64_t shape; /* threads per block << 32 | dynamic shared bytes */
+    _Atomic uint32_t epoch; /* 0: being written */
+    _Atomic uint32_t row, kind, sms, natural_blocks;
+    _Atomic(weft_cell *) cell;          /* of the first shard */
+    _Atomic uint32_t refusals, looks;
+    _Atomic uint32_t noted; /* what its row says of the latest launch: reason << 8 | blocks */
     _Atomic uint64_t plans[WEFT_PLANS]; /* by policy id: see plan_* in shape.c */
-    _Atomic uint32_t refusals;
+    struct weft_variant *next;          /* where it is kept for use again */
     _Atomic uint32_t registers, static_shared; /* registers plus one; 0: not asked yet */
     _Atomic uint64_t idle_launches;            /* in the trace of the upper half's number, on an idle stream */
     _Atomic bool before_programmatic; /* a programmatic dependent launch was seen to follow it */
 } weft_variant;
 
-/* What a GPU API must answer about its kernels. Every call may fail: false, and the kernel is left alone. */
+/* What a launch needs of a variant: a private copy. */
+typedef struct {
+    weft_variant *v; /* NULL: no facts are kept of it */
+    weft_cell *cell;
+    void *handle;
+    uint32_t threads, shared, row, kind, sms, natural_blocks;
+} weft_kernel;
+
+/* What a GPU API must answer about its kernels. Every call may fail: false, and the kernel stays unchanged. */
 typedef struct {
     uint32_t api;
     bool (*name)(void *handle, char *out, size_t size);
@@ -70,40 +88,55 @@ typedef struct {
     uint32_t (*sm_count)(void);
     /* Dynamic shared memory that makes exactly `blocks` blocks fit; false where there is none. */
     bool (*pin)(void *handle, unsigned threads, size_t dynamic_bytes, unsigned blocks, uint32_t *bytes);
-    /* Host memory that the GPU can write, and a write to it in stream order. */
-    bool (*host_words)(uint32_t count, volatile uint32_t **host, uint64_t *device);
+    /* Let the GPU write to our memory, in the current context, and to where; and a write to it in stream order. */
+    bool (*share)(void *memory, size_t size, uint64_t *device);
     bool (*write_word)(void *stream, uint64_t device, uint32_t value);
 } weft_backend;
 
-weft_variant *weft_lookup(const weft_backend *api, void *handle, unsigned threads, unsigned shared);
+void weft_lookup(const weft_backend *api, void *handle, unsigned threads, unsigned shared, weft_kernel *out);
 void weft_forget_handles(void); /* a module or context went away: its handles may be used again */
+uint32_t weft_handle_epoch(void);
 bool weft_glob(const char *pattern, const char *name);
-void weft_count_launch(weft_variant *v, uint64_t times, bool shaped);
-void weft_note_ctas(const weft_variant *v, uint64_t blocks); /* of a kernel that communicates */
-void weft_count_beside(const weft_variant *v); /* launched while a collective was in flight */
+weft_row *weft_row_at(uint32_t row);
+weft_cell *weft_cell_at(uint32_t row); /* of the first shard */
+void weft_count_launch(weft_cell *cell, uint64_t times, bool shaped);
+void weft_count_overlapped(weft_cell *cell);                /* launched while a collective was in flight */
+void weft_note_ctas(const weft_kernel *k, uint64_t blocks); /* of a kernel that communicates */
+
+/* The row of the kernel whose shaped form has this handle and shape, as nodes of a graph have it; false: none. */
+bool weft_shaped_form(void *handle, unsigned threads, unsigned shared, uint32_t *row);
+void weft_add_shaped_form(const weft_kernel *k, uint32_t bytes);
 
 /* --- shape.c: residency --------------------------------------------------------------------------- */
 
-/* Dynamic shared memory for this launch, or `shared` itself where it is left alone (the reason is noted). */
-uint32_t weft_shape(const weft_backend *api, const weft_rules *rules, weft_variant *v, unsigned shared,
-                    uint64_t grid_blocks, bool in_flight);
+/* Dynamic shared memory for this launch, or what it has where it stays unchanged (the reason is noted). */
+uint32_t weft_shape(const weft_backend *api, const weft_rules *rules, const weft_kernel *k, uint64_t grid_blocks,
+                    bool in_flight);
 
 /* The least size from `low` to `high` bytes with which exactly `blocks` blocks fit, as `fit` answers. */
 bool weft_pin_size(int (*fit)(void *handle, unsigned threads, size_t bytes), void *handle, unsigned threads, size_t low,
                    size_t high, unsigned blocks, uint32_t *bytes);
-void weft_shape_refused(weft_variant *v, const weft_rules *rules);
+void weft_shape_refused(const weft_kernel *k, const weft_rules *rules);
+void weft_sms_partitioned(void); /* streams may own fewer SMs than the device has */
 
 /* --- flight.c: collectives in flight ---------------------------------------------------------------- */
 
 void weft_comm_launched(const weft_backend *api, const weft_rules *rules, void *stream, bool capturing);
 void weft_comm_capture_over(void);
 bool weft_comm_in_flight(void *stream, bool capturing); /* on another stream than this one */
+void weft_flight_context_gone(void);                    /* what it had in flight will never be reported */
 uint64_t weft_comm_count(void);
 void *weft_comm_latest(void); /* the stream of the latest collective */
 
 /* --- interpose.c ----------------------------------------------------------------------------------- */
 
-void *weft_real_symbol(void *handle, const char *name); /* the libc's own dlsym */
+void *weft_real_symbol(void *handle, const char *name); /* as the next dlsym answers: another tool's, or the libc's */
+void *weft_next_symbol(const char *name);               /* after the shim in the program's order, another tool's first */
+void weft_pin_library(void *function);                  /* the library that has it is never unloaded */
+
+/* --- elf.c ------------------------------------------------------------------------------------------- */
+
+void *weft_elf_symbol(const char *name); /* the libc's own, where the loader cannot be asked for it */
 
 /* --- hip.c ------------------------------------------------------------------------------------------ */
 
@@ -114,7 +147,7 @@ void weft_hip_found(const char *name, void *real); /* the program found the real
 /* --- nccl.c ----------------------------------------------------------------------------------------- */
 
 void *weft_nccl_substitute(const char *name, void *real); /* ours for the library that has `real`, or NULL */
-bool weft_nccl_own(const char *name, void **ours);        /* is it one that we stand in front of? */
+bool weft_nccl_own(const char *name, void **ours);        /* do we intercept it? */
 bool weft_nccl_library(const char *name);                 /* is an NCCL loaded that has it? */
 
 #endif

@@ -203,9 +203,7 @@ def _counts() -> Counts:
     if path is None:
         return {}
     process, found = binding.read_process(path), Counts()
-    for index in range(min(process.rows_used, binding.ROWS)):
-        row = process.rows[index]
-        cells = [process.cells[shard][index] for shard in range(binding.SHARDS)]
+    for row, cells in process.rows():
         name = row.name.decode(errors="replace")
         launches, beside, blocks, grid, _ = found.get(name, (0, 0, 0, 0, ""))
         found[name] = (

@@ -1,0 +1,176 @@
+/* Captures that are open, and handles that die: streams, modules and contexts. */
+#include "tracer.h"
+
+#include <pthread.h>
+#include <string.h>
+
+enum { CAPTURES = 64 };
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+/* Streams that capture now. One too many costs a question per launch and no more. */
+static CUstream capture_streams[CAPTURES]; /* guarded by the lock */
+static _Atomic int captures;               /* how many, those that are not listed included */
+
+static bool is_capturing(CUstream stream) {
+    int status = 0;
+    return weft_cuda()->cuStreamIsCapturing && weft_cuda()->cuStreamIsCapturing(stream, &status) == CUDA_SUCCESS &&
+           status != 0;
+}
+
+bool weft_capturing(CUstream stream) {
+    if (LIKELY(atomic_load_explicit(&captures, memory_order_relaxed) <= 0))
+        return false;
+    return is_capturing(stream);
+}
+
+static CUresult begun(CUresult result, CUstream stream) {
+    if (result != CUDA_SUCCESS)
+        return result;
+    pthread_mutex_lock(&lock);
+    int i = 0;
+    while (i < CAPTURES && capture_streams[i])
+        i++;
+    if (i < CAPTURES)
+        capture_streams[i] = stream;
+    atomic_fetch_add(&captures, 1);
+    pthread_mutex_unlock(&lock);
+    return result;
+}
+
+/* Callers hold the lock. */
+static void close_capture(int i) {
+    capture_streams[i] = NULL;
+    if (atomic_fetch_sub(&captures, 1) <= 1)
+        weft_comm_capture_over();
+}
+
+static void ended(CUstream stream, bool was_capturing) {
+    if (!was_capturing)
+        return;
+    pthread_mutex_lock(&lock);
+    int i = 0;
+    while (i < CAPTURES && capture_streams[i] != stream)
+        i++;
+    if (i < CAPTURES)
+        close_capture(i);
+    else if (atomic_fetch_sub(&captures, 1) <= 1) /* one that had no place */
+        weft_comm_capture_over();
+    pthread_mutex_unlock(&lock);
+}
+
+/* A capture ends without cuStreamEndCapture where its stream is destroyed; those still listed are asked. */
+bool weft_capture_open(void) {
+    CUstream streams[CAPTURES];
+    if (atomic_load(&captures) <= 0)
+        return false;
+    pthread_mutex_lock(&lock);
+    memcpy(streams, capture_streams, sizeof streams);
+    pthread_mutex_unlock(&lock);
+    for (int i = 0; i < CAPTURES; i++)
+        if (streams[i] && !is_capturing(streams[i]))
+            ended(streams[i], true);
+    return atomic_load(&captures) > 0;
+}
+
+static void stream_gone(CUstream stream) {
+    if (atomic_load(&captures) <= 0)
+        return;
+    pthread_mutex_lock(&lock);
+    for (int i = 0; i < CAPTURES; i++)
+        if (capture_streams[i] == stream)
+            close_capture(i);
+    pthread_mutex_unlock(&lock);
+}
+
+#define BEGINS(suffix, per_thread)                                                                          \
+    CUresult cuStreamBeginCapture_v2##suffix(CUstream stream, int mode) {                                   \
+        return begun(REAL(cuStreamBeginCapture_v2##suffix)(stream, mode), weft_stream(stream, per_thread)); \
+    }                                                                                                       \
+    CUresult cuStreamBeginCaptureToGraph##suffix(CUstream stream, CUgraph graph, const CUgraphNode *nodes,  \
+                                                 const void *data, size_t count, int mode) {                \
+        return begun(REAL(cuStreamBeginCaptureToGraph##suffix)(stream, graph, nodes, data, count, mode),    \
+                     weft_stream(stream, per_thread));                                                      \
+    }                                                                                                       \
+    CUresult cuStreamBeginRecaptureToGraph##suffix(CUstream stream, int mode, CUgraph graph, void *callback, \
+                                                   void *data) {                                            \
+        return begun(REAL(cuStreamBeginRecaptureToGraph##suffix)(stream, mode, graph, callback, data),      \
+                     weft_stream(stream, per_thread));                                                      \
+    }                                                                                                       \
+    CUresult cuStreamEndCapture##suffix(CUstream stream, CUgraph *graph) {                                  \
+        CUstream which = weft_stream(stream, per_thread);                                                   \
+        bool was_capturing = weft_capturing(which);                                                         \
+        CUresult result = REAL(cuStreamEndCapture##suffix)(stream, graph);                                  \
+        ended(which, was_capturing && (result == CUDA_SUCCESS || !is_capturing(which)));                    \
+        return result;                                                                                      \
+    }
+BEGINS(, false)
+BEGINS(_ptsz, true)
+
+/* --- handles that die ------------------------------------------------------------------------------------- */
+
+CUresult cuStreamDestroy_v2(CUstream stream) {
+    stream_gone(stream);
+    return REAL(cuStreamDestroy_v2)(stream);
+}
+
+CUresult cuModuleUnload(CUmodule module) {
+    weft_forget_handles();
+    return REAL(cuModuleUnload)(module);
+}
+
+CUresult cuLibraryUnload(CUlibrary library) {
+    weft_forget_handles();
+    return REAL(cuLibraryUnload)(library);
+}
+
+/* With a context go its kernels, ours included, its captures, and what it had in flight. */
+static CUresult context_gone(CUresult result, CUcontext context, bool gone) {
+    if (result == CUDA_SUCCESS && gone) {
+        weft_forget_handles();
+        weft_head_start_context_gone(context);
+        weft_trace_stamps_forget();
+        weft_flight_context_gone();
+    }
+    return result;
+}
+
+CUresult cuCtxDestroy_v2(CUcontext context) {
+    weft_trace_context_gone(context);
+    weft_forget_handles();
+    return context_gone(REAL(cuCtxDestroy_v2)(context), context, true);
+}
+
+CUresult cuDevicePrimaryCtxReset_v2(CUdevice device) {
+    weft_trace_context_gone(NULL);
+    weft_forget_handles();
+    return context_gone(REAL(cuDevicePrimaryCtxReset_v2)(device), NULL, true);
+}
+
+/* The last release destroys it. */
+CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device) {
+    unsigned flags;
+    int active = 0;
+    weft_trace_context_gone(NULL);
+    weft_forget_handles();
+    CUresult result = REAL(cuDevicePrimaryCtxRelease_v2)(device);
+    if (weft_cuda()->cuDevicePrimaryCtxGetState &&
+        weft_cuda()->cuDevicePrimaryCtxGetState(device, &flags, &active) != CUDA_SUCCESS)
+        active = 0;
+    return context_gone(result, NULL, !active);
+}
+
+CUresult cuGreenCtxCreate(CUgreenCtx *made, void *resources, CUdevice device, unsigned flags) {
+    weft_sms_partitioned();
+    return REAL(cuGreenCtxCreate)(made, resources, device, flags);
+}
+
+CUresult cuGreenCtxDestroy(CUgreenCtx context) {
+    weft_forget_handles();
+    return context_gone(REAL(cuGreenCtxDestroy)(context), NULL, true);
+}
+
+void weft_forget_captures(void) {
+    pthread_mutex_init(&lock, NULL);
+    memset(capture_streams, 0, sizeof capture_streams);
+    atomic_store(&captures, 0);
+}

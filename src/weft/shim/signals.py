@@ -1,0 +1,145 @@
+"""Signals between weft, the program it runs, and the process group that both are in."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import signal
+import struct
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import NoReturn
+
+ALL = frozenset(signal.valid_signals()) - {signal.SIGKILL, signal.SIGSTOP}
+_RECORD = struct.Struct("ii")
+_WITNESS_S = 0.05  # a group's signal reaches all of its processes in one system call
+_REMEMBER_S = 1.0
+_PR_SET_PDEATHSIG = 1
+_SHELLS = ("sh", "bash", "dash", "zsh", "ksh", "mksh", "busybox", "ash")
+# The terminal driver sends these to the whole foreground group: the program has its own copy.
+_TERMINAL = frozenset(
+    (
+        signal.SIGINT,
+        signal.SIGQUIT,
+        signal.SIGTSTP,
+        signal.SIGTTIN,
+        signal.SIGTTOU,
+        signal.SIGHUP,
+        signal.SIGWINCH,
+        signal.SIGCONT,
+    )
+)
+
+
+def from_terminal(info: signal.struct_siginfo) -> bool:
+    """Whether the kernel sent this to the whole foreground group."""
+    return info.si_code > 0 and info.si_signo in _TERMINAL
+
+
+def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
+    """End this process when `parent` ends, however it ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def inherited() -> dict[int, signal.Handlers]:
+    """The dispositions that a program started directly would have inherited, where Python has others.
+
+    Python ignores SIGPIPE and SIGXFSZ from its start and keeps no note of what they were: they are the
+    default, except under a shell that ignores them (`trap '' PIPE`), whose commands do too.
+    """
+    found: dict[int, signal.Handlers] = {}
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):
+        ignored = number in _ignored_by_a_shell(os.getppid())
+        found[number] = signal.SIG_IGN if ignored else signal.SIG_DFL
+    for number in (signal.SIGINT, signal.SIGCHLD):
+        kept = signal.getsignal(number) is signal.SIG_IGN
+        found[number] = signal.SIG_IGN if kept else signal.SIG_DFL
+    return found
+
+
+def _ignored_by_a_shell(pid: int) -> Iterable[int]:
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return ()
+    fields = dict(line.split(":", 1) for line in lines if ":" in line)
+    if fields.get("Name", "").strip() not in _SHELLS:
+        return ()
+    mask = int(fields.get("SigIgn", "0").strip() or "0", 16)
+    return [number for number in range(1, 65) if mask >> (number - 1) & 1]
+
+
+class Witness:
+    """A process of the same group that notes the signals it gets.
+
+    A signal sent to the whole group (`kill -TERM -PGID`, `timeout`) has reached the program already and must
+    not be passed on a second time; one sent to weft alone must be. Only another member of the group can tell.
+    """
+
+    def __init__(self) -> None:
+        self.pid = -1
+        self._seen: list[tuple[float, int, int]] = []
+        reader, writer = os.pipe()
+        parent = os.getpid()
+        try:
+            self.pid = os.fork()
+        except OSError:  # no more processes are allowed: every signal is passed on
+            os.close(reader)
+            os.close(writer)
+            return
+        if self.pid == 0:
+            _watch(writer, parent)
+        os.close(writer)
+        self._reader = reader
+
+    def saw(self, number: int, sender: int) -> bool:
+        """Whether the group got this signal, too."""
+        if self.pid < 0:
+            return False
+        deadline = time.monotonic() + _WITNESS_S
+        while True:
+            left = deadline - time.monotonic()
+            ready, _, _ = select.select([self._reader], [], [], max(0.0, left))
+            if ready and not self._read():
+                return False
+            for record in self._seen:
+                if record[1:] == (number, sender):
+                    self._seen.remove(record)
+                    return True
+            if left <= 0:
+                return False
+
+    def _read(self) -> bool:
+        data = os.read(self._reader, 64 * _RECORD.size)
+        now = time.monotonic()
+        self._seen = [record for record in self._seen if now - record[0] < _REMEMBER_S]
+        self._seen += [(now, number, sender) for number, sender in _RECORD.iter_unpack(data)]
+        return bool(data)
+
+    def end(self) -> None:
+        if self.pid < 0:
+            return
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+        with suppress(ChildProcessError):
+            os.waitpid(self.pid, 0)
+        os.close(self._reader)
+        self.pid = -1
+
+
+def _watch(writer: int, parent: int) -> NoReturn:
+    try:
+        die_with_parent(parent)
+        os.closerange(0, writer)  # it must keep no pipe of the program's open
+        os.closerange(writer + 1, 4096)
+        while True:
+            info = signal.sigwaitinfo(ALL)
+            if info.si_code <= 0:
+                os.write(writer, _RECORD.pack(info.si_signo, info.si_pid))
+    finally:
+        os._exit(0)

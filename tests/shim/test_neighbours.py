@@ -1,0 +1,177 @@
+"""Others in the same process and on the same machine: other tools, other drivers, threads of the program's own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from building import HERE, compile_c
+from test_nccl_routes import fake_nccl  # noqa: F401 (a fixture)
+
+from weft.policy import Policy
+from weft.shim.inject import Job, tuning_environment
+
+
+@pytest.fixture(scope="module")
+def linked(fake_driver, tmp_path_factory):
+    program = tmp_path_factory.mktemp("linked") / "hammer"
+    return compile_c(program, str(HERE / "hammer.c"), f"-L{fake_driver}", "-lcuda", "-lpthread")
+
+
+def interposer(folder, *flags):
+    return compile_c(folder / "libother.so", "-shared", "-fPIC", *flags, str(HERE / "interposer.c"), "-ldl")
+
+
+def test_another_tool_is_called_as_often_as_without_weft(linked, environment, tmp_path):
+    env = {**environment, "LD_PRELOAD": str(interposer(tmp_path))}
+    plain = subprocess.run([linked, "2", "1000"], env=env, capture_output=True, text=True, check=True)
+    with Job(Policy(priority="high")) as job:
+        under = subprocess.run(
+            [linked, "2", "1000"], env=job.environment(env), capture_output=True, text=True, check=True
+        )
+        assert job.collect()["launches"] == 2000
+    assert plain.stderr == "the other tool saw 1000 launches and 0 all-reduces\n"
+    # Collectives with a priority go by cuLaunchKernelEx, which this tool does not intercept.
+    assert under.stderr == "the other tool saw 750 launches and 0 all-reduces\n"
+    with Job() as job:
+        under = subprocess.run(
+            [linked, "2", "1000"], env=job.environment(env), capture_output=True, text=True, check=True
+        )
+    assert under.stderr == plain.stderr
+
+
+def test_another_tool_that_intercepts_dlsym_is_called(environment, tmp_path):
+    env = {**environment, "LD_PRELOAD": str(interposer(tmp_path, "-DDLSYM"))}
+    source = "from driver import *\nk = kernel('gemm')\nfor _ in range(10): assert launch(k) == 0\n"
+    command = [sys.executable, "-c", source]
+    plain = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+    with Job(Policy(residency=2)) as job:
+        under = subprocess.run(command, env=job.environment(env), capture_output=True, text=True, check=True)
+        assert job.collect()["shaped"] == 10
+    assert under.stderr == plain.stderr == "the other tool saw 10 launches and 0 all-reduces\n"
+
+
+def test_another_tool_in_front_of_nccl_is_called(environment, fake_nccl, tmp_path):  # noqa: F811
+    program = compile_c(
+        tmp_path / "calls", str(HERE / "nccl_hammer.c"), f"-L{fake_nccl}", "-lnccl", "-ldl", "-rdynamic"
+    )
+    env = {
+        **environment,
+        "LD_LIBRARY_PATH": f"{fake_nccl}:{environment['LD_LIBRARY_PATH']}",
+        "LD_PRELOAD": str(interposer(tmp_path)),
+    }
+    with Job() as job:
+        done = subprocess.run(
+            [program, "1", "100", "time"],
+            env=job.environment(env),
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    assert "901 all-reduces" in done.stderr
+
+
+# --- drivers ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def old_driver(tmp_path_factory):
+    """As CUDA 11.8 to 12.2: a function's name cannot be asked for."""
+    folder = tmp_path_factory.mktemp("old")
+    compile_c(
+        folder / "libcuda.so.1",
+        "-shared",
+        "-fPIC",
+        "-DFAKE_OLD",
+        "-Wl,-Bsymbolic,-soname,libcuda.so.1",
+        str(HERE / "fake_cuda.c"),
+        str(HERE / "fake_cuda_events.c"),
+        "-lpthread",
+    )
+    return folder
+
+
+@pytest.mark.parametrize("way", ["cuModuleGetFunction", "cuLibraryGetKernel"])
+def test_an_old_drivers_kernels_have_the_names_that_the_program_asked_for(
+    program, old_driver, environment, way
+):
+    done = program(
+        f"""
+        def load(name):
+            found = c_void_p()
+            assert call("{way}", ctypes.byref(found), None, name.encode()) == 0
+            return found
+        gemm, comm = load("gemm"), load("ncclDevKernel_AllReduce")
+        assert [launch(gemm), launch(comm)] == [0, 0]
+        show()
+        """,
+        Policy(residency=2, priority="high"),
+        env={"LD_LIBRARY_PATH": f"{old_driver}:{environment['LD_LIBRARY_PATH']}"},
+    )
+    gemm, comm = done.results
+    assert gemm["shared"] > 0
+    assert comm["priority"] == -5
+    assert done.stats["unknown"] == 0
+
+
+def test_kernels_that_cannot_be_named_are_counted_and_said(program, old_driver, environment):
+    done = program(
+        "k = kernel('gemm')\nfor _ in range(1000): assert launch(k) == 0\nshow(records()[-1]['shared'])",
+        Policy(residency=2),
+        env={"LD_LIBRARY_PATH": f"{old_driver}:{environment['LD_LIBRARY_PATH']}"},
+    )
+    assert done.results == 0
+    assert (done.stats["launches"], done.stats["unknown"]) == (1000, 1000)
+    assert "1,000 launches of kernels that this driver does not name" in done.stderr
+
+
+# --- the program's own limits -------------------------------------------------------------------------------------
+
+
+def test_a_limit_that_the_program_sets_is_never_overwritten_by_a_stale_one(
+    environment, fake_driver, tmp_path
+):
+    program = compile_c(
+        tmp_path / "race", str(HERE / "attr_race.c"), f"-L{fake_driver}", "-lcuda", "-lpthread"
+    )
+    with Job(Policy(residency=2)) as job:
+        env = {**job.environment(environment), "FAKE_SLOW": "1"}
+        done = subprocess.run([program], env=env, capture_output=True, text=True, check=True, timeout=120)
+        assert job.collect()["shaped"] > 0
+    assert done.stdout == "0\n"
+
+
+def test_a_limit_stays_what_the_program_or_the_shaped_launch_needs(program):
+    done = program(
+        """
+        k = kernel("gemm")
+        limit = lambda: library().fake_max_dynamic(k)
+        seen = []
+        launch(k)
+        needed = records()[-1]["shared"]
+        seen.append(limit() - needed)
+        assert call("cuFuncSetAttribute", k, 8, 120_000) == 0
+        seen.append(limit())
+        launch(k, threads=256)
+        seen.append(limit())
+        assert call("cuFuncSetAttribute", k, 8, 50_000) == 0
+        seen.append(limit() - needed)
+        assert call("cuFuncSetAttribute", k, 8, 10**6) != 0
+        launch(k, shared=50_000)
+        show([needed, seen, [r["shared"] > 0 for r in records()]])
+        """,
+        Policy(residency=2),
+    )
+    needed, seen, shaped = done.results
+    assert seen == [0, 120_000, 120_000, 0]
+    assert needed > 50_000
+    assert all(shaped)
+
+
+@pytest.mark.parametrize("path", ["", ":/x", "/x:", "a::b", "/x"])
+def test_pythonpath_is_kept_as_it_is(path):
+    found = tuning_environment(Policy(), {"PYTHONPATH": path})["PYTHONPATH"]
+    kept, _, ours = found.rpartition(":")
+    assert kept == path
+    assert ours.endswith("autoload")

@@ -1,0 +1,335 @@
+"""Shell-level cases, each run directly and under `weft run`: exit code, output and what is left behind must be equal.
+
+`@` in a script stands for nothing, or for `weft run --quiet --`.
+"""
+
+from __future__ import annotations
+
+import os
+import pty
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from building import ROOT, compile_c
+
+WEFT = f"{sys.executable} -m weft run --quiet --"
+AS_ROOT = os.geteuid() == 0
+
+CASES = {
+    "exit code": "@ sh -c 'exit 3'",
+    "exit code 255": "@ sh -c 'exit 255'",
+    "success": "@ true",
+    "failure": "@ false",
+    "command not found": "@ /nowhere/program 2>/dev/null || test $? -ge 2",
+    "death by SIGTERM": "@ sh -c 'kill -TERM $$'",
+    "death by SIGKILL": "@ sh -c 'kill -KILL $$'",
+    "death by SIGSEGV": "ulimit -c 0; @ sh -c 'kill -SEGV $$'",
+    "death by SIGABRT": "ulimit -c 0; @ sh -c 'kill -ABRT $$'",
+    "death by SIGHUP": "@ sh -c 'kill -HUP $$'",
+    "death by SIGPIPE": "@ sh -c 'kill -PIPE $$'",
+    "death by a real-time signal": "@ bash -c 'kill -RTMIN $$'",
+    "SIGPIPE inside": "@ bash -o pipefail -c 'yes | head -1'",
+    "SIGPIPE of the program itself": "set -o pipefail; @ yes | head -2",
+    "SIGPIPE ignored by the shell": "trap '' PIPE; @ sh -c 'yes 2>/dev/null | head -1'; echo $?",
+    "SIGPIPE disposition": "@ grep SigIgn /proc/self/status",
+    "SIGHUP ignored, as by nohup": "trap '' HUP; @ sh -c 'kill -HUP $$; echo alive'",
+    "SIGINT ignored in the background": "@ grep SigIgn /proc/self/status & wait $!",
+    "SIGCHLD ignored": "trap '' CHLD; @ sh -c 'exit 9'",
+    "blocked signals": "@ grep SigBlk /proc/self/status",
+    "SIGXFSZ": "ulimit -f 1; @ sh -c 'trap - XFSZ; head -c 100000 /dev/zero > big'; rm -f big",
+    "limit of open files": "ulimit -n 64; @ sh -c 'ulimit -n'",
+    "limit of memory": "ulimit -v 4000000; @ sh -c 'ulimit -v'",
+    "no core files": "ulimit -c 0; @ sh -c 'ulimit -c'",
+    "standard input": "printf 'a\\nb\\n' | @ cat",
+    "standard input closed": "@ sh -c 'if test -e /proc/self/fd/0; then echo open; else echo closed; fi' <&-",
+    "standard output closed": "@ sh -c 'echo x' >&- 2>/dev/null || test $? -gt 0",
+    "standard error closed": "@ sh -c 'echo out' 2>&-",
+    "inherited descriptors": "exec 7</dev/null; @ sh -c 'cd /proc/self/fd; echo *' | tr ' ' '\\n' | grep -cx 7",
+    "no descriptors of weft": "@ sh -c 'cd /proc/self/fd; echo *'",
+    "arguments": "@ printf '<%s>' '' 'two words' '*' --flag '$x' '\\'",
+    "environment": "env -i PATH=$PATH PYTHONPATH=$PYTHONPATH A= B='x y' @ env | grep -Ev '^(LD_PRELOAD|WEFT_JOB|ASAN_OPTIONS)='",
+    "umask and folder": "umask 027; cd /; @ sh -c 'umask; pwd'",
+    "the end of a pipe is seen at once": "@ sh -c 'exec >&-; sleep 1; test -e early || echo late >&2; rm -f early' | { cat; touch early; }; sleep 1.2; rm -f early",
+    "a writer sees its reader gone": "{ sleep 0.3; yes; } | @ sh -c 'exec <&-; sleep 0.6'",
+    "timeout": "timeout -s TERM 1 @ sleep 20",
+    "timeout with a trap": "timeout 1 @ sh -c 'trap \"exit 4\" TERM; while :; do sleep 0.1; done'",
+    "a group's signal comes once": 'setsid -w sh -c \'@ sh -c "trap \\"echo got\\" USR1; echo ready; sleep 0.5; sleep 0.5; sleep 0.5" & trap "" USR1; sleep 0.9; kill -USR1 0; wait\'',
+    "a background child outlives": "@ sh -c 'sleep 0.2 > /dev/null 2>&1 & echo $? '",
+    "a read-only TMPDIR": "TMPDIR=/proc @ sh -c 'exit 6'",
+    "a TMPDIR that is not there": "TMPDIR=/nowhere @ sh -c 'exit 6'",
+    "a preloaded library that is missing": "LD_PRELOAD=libnowhere.so @ sh -c 'exit 5' 2>/dev/null",
+    "one weft in another": "@ @ sh -c 'exit 8'",
+    "an alarm set before": f'{sys.executable} -c \'import os, signal; signal.alarm(2); os.execvp("sh", ["sh", "-c", "exec @ sleep 20"])\'',
+    "PYTHONPATH with an empty entry": f"cd work; PYTHONPATH=:$PYTHONPATH @ {sys.executable} -c 'import sys, here; print(sys.path[1] == \"\" or here.__file__)'",
+    "a module called weft": f"cd work; @ {sys.executable} -c 'import sys; sys.path.insert(0, \"own\"); import weft; print(weft.MINE)'",
+    "stopped and continued": "@ sh -c 'kill -STOP $$; echo on' & sleep 0.7; kill -CONT $! 2>/dev/null; wait $!",
+}
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    (tmp_path / "work" / "own").mkdir(parents=True)
+    (tmp_path / "work" / "here.py").write_text("")
+    (tmp_path / "work" / "own" / "weft.py").write_text("MINE = 'the program has its own'\n")
+    (tmp_path / "tmp").mkdir()
+    return tmp_path
+
+
+def run(script: str, prefix: str, folder: Path, timeout: float = 60) -> tuple[int, str, list[str]]:
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "TMPDIR": str(folder / "tmp"), "LC_ALL": "C"}
+    done = subprocess.run(
+        ["bash", "-c", script.replace("@ ", f"{prefix} " if prefix else "")],
+        cwd=folder,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
+    )
+    left = sorted(
+        str(path.relative_to(folder)) for path in folder.rglob("*") if "__pycache__" not in str(path)
+    )
+    return done.returncode, done.stdout, left
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_shell_sees_no_difference(folder, name):
+    assert run(CASES[name], WEFT, folder) == run(CASES[name], "", folder)
+
+
+# --- full and read-only file systems ------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not AS_ROOT or shutil.which("unshare") is None, reason="needs to mount")
+@pytest.mark.parametrize("options", ["size=4k", "ro"])
+def test_a_full_or_read_only_tmpdir_costs_the_counters_only(folder, options):
+    script = f"""
+        for place in /tmp /var/tmp /dev/shm; do mount -t tmpfs -o {options} tmpfs $place || exit 99; done
+        [ {options} = ro ] || for place in /tmp /var/tmp /dev/shm; do head -c 9000 /dev/zero > $place/full 2>/dev/null; done
+        TMPDIR=/tmp @ sh -c 'exit 6'
+    """
+    argument = script.replace("@ ", f"{WEFT.replace('--quiet ', '')} ")
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    done = subprocess.run(
+        ["unshare", "-m", "sh", "-c", argument],
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    if done.returncode == 99 or "unshare failed" in done.stderr:
+        pytest.skip("cannot mount here")
+    assert done.returncode == 6, done.stderr
+    assert "nothing is counted; set TMPDIR" in done.stderr
+
+
+# --- static and setuid programs -----------------------------------------------------------------------------
+
+
+def test_static_programs_run(folder):
+    source = folder / "plain.c"
+    source.write_text("int main(void) { return 11; }")
+    program = folder / "plain"
+    try:
+        compile_c(program, "-static", str(source))
+    except subprocess.CalledProcessError:
+        pytest.skip("no static libc")
+    assert run(f"@ {program}", WEFT, folder)[0] == run(f"@ {program}", "", folder)[0] == 11
+
+
+@pytest.mark.skipif(not AS_ROOT, reason="only root can make a program run as another user")
+def test_setuid_programs_run(folder):
+    source = folder / "who.c"
+    source.write_text("#include <unistd.h>\nint main(void) { return geteuid() == 65534 ? 12 : 1; }")
+    program = compile_c(folder / "who", str(source))
+    os.chown(program, 65534, 65534)
+    program.chmod(0o4755)
+    plain = run(f"@ {program}", "", folder)[0]
+    if plain != 12:
+        pytest.skip("this file system ignores setuid")
+    assert run(f"@ {program}", WEFT, folder)[0] == 12
+
+
+@pytest.mark.skipif(not AS_ROOT or shutil.which("setpriv") is None, reason="needs setpriv")
+def test_a_program_that_becomes_another_user_runs(folder):
+    script = "@ setpriv --reuid 65534 --clear-groups sh -c 'id -u; exit 4'"
+    assert run(script, WEFT, folder) == run(script, "", folder)
+
+
+# --- builds that other loaders and runtimes start -----------------------------------------------------------
+
+
+def test_a_program_with_a_sanitizer_runs(folder):
+    source = folder / "clean.c"
+    source.write_text("#include <stdlib.h>\nint main(void) { free(malloc(8)); return 13; }")
+    try:
+        program = compile_c(folder / "clean", "-fsanitize=address", str(source))
+    except subprocess.CalledProcessError:
+        pytest.skip("this compiler has no such sanitizer")
+    assert run(f"@ {program}", WEFT, folder)[0] == 13
+
+
+@pytest.mark.skipif(shutil.which("musl-gcc") is None, reason="needs musl-gcc")
+def test_a_program_of_another_libc_runs(folder):
+    source = folder / "other.c"
+    source.write_text(
+        "#include <dlfcn.h>\n#include <stdio.h>\n"
+        'int main(void) { void *f = dlsym(RTLD_DEFAULT, "puts"); puts(f ? "found" : "lost"); return 14; }'
+    )
+    program = folder / "other"
+    subprocess.run(["musl-gcc", "-o", str(program), str(source)], check=True)
+    assert run(f"@ {program}", WEFT, folder) == run(f"@ {program}", "", folder)
+
+
+# --- signals to weft itself, one by one -----------------------------------------------------------------------
+
+CATCHABLE = sorted(set(signal.valid_signals()) - {signal.SIGKILL, signal.SIGSTOP})
+ANSWER = """
+import os, signal, sys, time
+signal.signal(int(sys.argv[1]), lambda *_: os._exit(42))
+print("ready", flush=True)
+time.sleep(20)
+"""
+
+
+@pytest.mark.parametrize("number", CATCHABLE)
+def test_every_signal_that_can_be_caught_reaches_the_program(folder, number):
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "TMPDIR": str(folder / "tmp")}
+    command = [*WEFT.split(), sys.executable, "-c", ANSWER, str(int(number))]
+    with subprocess.Popen(
+        command, env=env, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as running:
+        assert running.stdout is not None
+        assert running.stdout.readline() == "ready\n"
+        running.send_signal(number)
+        assert running.wait(20) == 42
+    assert not list((folder / "tmp").iterdir())
+
+
+@pytest.mark.parametrize("number", [signal.SIGALRM, signal.SIGUSR1, signal.SIGTERM, signal.SIGPROF])
+def test_a_storm_of_signals_is_answered_by_the_program(folder, number):
+    script = f"""
+import os, signal, time
+got = 0
+def note(*_):
+    global got
+    got += 1
+signal.signal({int(number)}, note)
+print("ready", flush=True)
+end = time.monotonic() + 20
+while got < 20 and time.monotonic() < end:
+    time.sleep(0.01)
+os._exit(0 if got >= 20 else 1)
+"""
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "TMPDIR": str(folder / "tmp")}
+    command = [*WEFT.split(), sys.executable, "-c", script]
+    with subprocess.Popen(
+        command, env=env, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as running:
+        assert running.stdout is not None
+        assert running.stdout.readline() == "ready\n"
+        while running.poll() is None:
+            send(running, number)
+            time.sleep(0.02)
+        assert running.returncode == 0
+
+
+def send(running: subprocess.Popen, number: int) -> None:
+    with suppress(ProcessLookupError):
+        running.send_signal(number)
+
+
+# --- a terminal ---------------------------------------------------------------------------------------------------
+
+
+def at_a_terminal(command: list[str], keys: list[tuple[str, bytes]], folder: Path) -> tuple[int, bytes]:
+    """Run a command on a terminal of its own; each key is typed once its text was seen."""
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "TMPDIR": str(folder / "tmp"), "PS1": "$ "}
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execvpe(command[0], command, env)
+    seen, end = b"", time.monotonic() + 40
+    try:
+        while time.monotonic() < end:
+            if keys and keys[0][0].encode() in seen:
+                time.sleep(0.3)  # the program may still be on its way into its next call
+                os.write(terminal, keys.pop(0)[1])
+            if not select.select([terminal], [], [], 0.1)[0]:
+                continue
+            try:
+                data = os.read(terminal, 4096)
+            except OSError:
+                break
+            if not data:
+                break
+            seen += data
+    finally:
+        os.close(terminal)
+    _, status = os.waitpid(pid, 0)
+    return status, seen
+
+
+TERMINAL = {
+    "control-C ends it": (
+        ["sh", "-c", "@ sh -c 'echo here; sleep 20'; echo code $?; exit 0"],
+        [("here", b"\x03")],
+    ),
+    "control-C is answered": (
+        [
+            "sh",
+            "-c",
+            "trap : INT; @ sh -c 'trap \"echo answered; exit 5\" INT; echo here; sleep 20'; echo code $?",
+        ],
+        [("here", b"\x03")],
+    ),
+    "control-backslash": (
+        [
+            "sh",
+            "-c",
+            "trap : QUIT; ulimit -c 0; @ sh -c 'trap \"echo quit; exit 6\" QUIT; echo here; sleep 20'; echo code $?",
+        ],
+        [("here", b"\x1c")],
+    ),
+    "it is a terminal": (
+        ["sh", "-c", "@ sh -c 'test -t 0 && test -t 1 && tty > /dev/null && echo terminal'"],
+        [],
+    ),
+    "typed input": (["sh", "-c", "@ sh -c 'echo here; read x; echo got $x'"], [("here", b"word\n")]),
+    "control-Z and fg": (
+        ["bash", "--norc", "--noprofile", "-i"],
+        [
+            ("$ ", b"@ sh -c 'echo he''re; sleep 1; echo aw''ake'\n"),
+            ("here", b"\x1a"),
+            ("topped", b"fg\n"),
+            ("awake", b"exit 0\n"),
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TERMINAL)
+def test_a_terminal_sees_no_difference(folder, name):
+    command, keys = TERMINAL[name]
+
+    def outcome(prefix: str) -> tuple[int, list[str]]:
+        words = [word.replace("@ ", prefix) for word in command]
+        typed = [(when, key.replace(b"@ ", prefix.encode())) for when, key in keys]
+        status, seen = at_a_terminal(words, typed, folder)
+        lines = [line.strip() for line in seen.decode(errors="replace").splitlines()]
+        return status, [
+            line
+            for line in lines
+            if line in ("answered", "quit", "terminal", "awake", "here", "got word")
+            or line.startswith("code ")
+        ]
+
+    assert outcome(WEFT + " ") == outcome("")
