@@ -31,7 +31,7 @@ def main() -> None:
     split.argtypes = (ctypes.c_void_p, ctypes.c_int, ctypes.c_int, ctypes.POINTER(ctypes.c_void_p))
     split.argtypes += (ctypes.POINTER(nccl.Config),)
     torch.zeros(1, device="cuda")
-    ranks = nccl.Ranks(library, RANKS, OWN_CTAS)
+    ranks = nccl.NcclRanks(library, RANKS, OWN_CTAS)
     own = ranks._comms
     streams = [torch.cuda.Stream() for _ in range(RANKS)]
     send = [torch.randn(32 << 20, device="cuda", dtype=torch.bfloat16) for _ in range(RANKS)]

@@ -55,7 +55,7 @@ class Collective:
 
     def __init__(self, megabytes: float, ctas: int = 8) -> None:
         count = int(megabytes * (1 << 20) // 2)
-        self._ranks = nccl.Ranks(nccl.load_nccl(), 2, ctas)
+        self._ranks = nccl.NcclRanks(nccl.load_nccl(), 2, ctas)
         self._streams = [torch.cuda.Stream() for _ in range(2)]
         self._send = [torch.ones(count, device="cuda", dtype=torch.bfloat16) for _ in range(2)]
         self._recv = [torch.empty_like(part) for part in self._send]
@@ -191,8 +191,8 @@ def profiled(step: Callable[[], None], *, both: bool = False) -> tuple[list[Row]
 
 def figures(rows: list[Row]) -> dict[str, float]:
     """Of one step, in ms."""
-    comm = spans.union(row[1:] for row in rows if is_comm(row[0]))
-    compute = spans.union(row[1:] for row in rows if not is_comm(row[0]))
+    comm = spans.union_spans(row[1:] for row in rows if is_comm(row[0]))
+    compute = spans.union_spans(row[1:] for row in rows if not is_comm(row[0]))
     ms = 1e-6 / STEPS
     overlapped = spans.common(comm, compute)
     return {
@@ -205,7 +205,7 @@ def figures(rows: list[Row]) -> dict[str, float]:
 
 
 def kernels_in(recording: Any) -> int:
-    profile = spans.profile(recording, 1)
+    profile = spans.span_profile(recording, 1)
     return round(sum(profile.launches.values())) if profile else 0
 
 

@@ -271,7 +271,7 @@ def nccl_bandwidth() -> None:
     found = {}
     for ctas in (4, 8, 12, 16):
         start = time.perf_counter()
-        ranks = nccl.Ranks(library, 2, ctas)
+        ranks = nccl.NcclRanks(library, 2, ctas)
         made = time.perf_counter() - start
         for number in range(6):
             if number == 2:

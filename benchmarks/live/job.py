@@ -38,7 +38,7 @@ def main() -> None:
     rest = take_gate(sys.argv[1:])
     from weft.comm import ghost
 
-    ghost.main(["--ranks", str(RANKS), *rest])
+    ghost.run_script(["--ranks", str(RANKS), *rest])
 
 
 if __name__ == "__main__":

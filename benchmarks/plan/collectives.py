@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
 from weft.gpu.specs import spec
 from weft.plan.collectives import Group, collective_s
 from weft.plan.figures import Links, shipped
-from weft.plan.network import PRESETS, Network
+from weft.plan.network import NETWORKS, Network
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLE = ROOT / "tests" / "data" / "published_collectives.csv"
@@ -40,7 +40,7 @@ def points(path: Path = TABLE) -> list[Point]:
         for row in csv.DictReader(file):
             ranks, nodes = int(row["ranks"]), int(row["nodes"])
             group = Group(ranks, ranks // nodes, ranks)
-            network = PRESETS[row["network"]]
+            network = NETWORKS[row["network"]]
             item = (row["source"], row["gpu"], row["collective"], float(row["bytes"]), group, network)
             found.append((*item, float(row["time_us"]) * 1e-6))
     return found

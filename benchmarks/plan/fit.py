@@ -27,7 +27,7 @@ from collectives import log_errors as point_errors
 from collectives import points
 
 from weft.plan.accuracy import family
-from weft.plan.figures import SHIPPED, Constants, Figures, shipped
+from weft.plan.figures import FIGURES_FILE, Constants, Figures, shipped
 from weft.plan.fit import Fitted, Free, fit, log_errors, without
 from weft.plan.published import Published, load
 
@@ -120,13 +120,13 @@ def main() -> None:
         print(f"  left out: {kind:12} {len(off):4} rows: mean {statistics.fmean(off):.1f}%")
     if "--write" in sys.argv:
         LEFT_OUT.write_text(json.dumps(lines, indent=1) + "\n", encoding="utf-8")
-        document = json.loads(SHIPPED.read_text(encoding="utf-8"))
+        document = json.loads(FIGURES_FILE.read_text(encoding="utf-8"))
         document["constants"] = {k: float(f"{v:.4g}") for k, v in asdict(whole.constants).items()}
         document["about"] = ABOUT | {
             "priors": {one.name: f"{one.prior:g}, spread {one.spread:g}" for one in FREE},
             "rows": {s: sum(r.source == s for r in rows) for s in sorted({r.source for r in rows})},
         }
-        SHIPPED.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        FIGURES_FILE.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from weft.plan.accuracy import known_error
 from weft.plan.compression import parse
 from weft.plan.config import AUTO
 from weft.plan.network import GBIT
-from weft.plan.network import PRESETS as NETWORKS
+from weft.plan.network import NETWORKS as NETWORKS
 from weft.plan.scaling import resized
 
 ROOT = Path(__file__).resolve().parents[2]

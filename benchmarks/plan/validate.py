@@ -22,7 +22,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
 
-from weft.plan.accuracy import SHIPPED, TITLES, Residual, family, kind, summary
+from weft.plan.accuracy import ACCURACY_FILE, TITLES, Residual, family, kind, summary
 from weft.plan.compute import layer
 from weft.plan.config import TrainingJob
 from weft.plan.figures import shipped
@@ -341,7 +341,7 @@ def main() -> None:
         (folder / "published.json").write_text(json.dumps(answer, indent=1) + "\n", encoding="utf-8")
         (folder / "README.md").write_text(page(answer), encoding="utf-8")
         shown = answer["errors"] | {"on": sorted({kind(row.job) for row in rows})}
-        SHIPPED.write_text(json.dumps(shown, indent=1) + "\n", encoding="utf-8")
+        ACCURACY_FILE.write_text(json.dumps(shown, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

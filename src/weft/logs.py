@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 
-VARIABLE = "WEFT_LOG"
+LOG_VARIABLE = "WEFT_LOG"
 LEVELS = ("debug", "info", "warning", "error")
 _FORMAT = "weft %(process)d %(levelname).1s %(relativeCreated).0f ms %(name)s: %(message)s"
 
@@ -19,7 +19,7 @@ def show(level: str | None = None) -> None:
 
     A level that is not known counts as debug: somebody wants to see something.
     """
-    wanted = (level if level is not None else os.environ.get(VARIABLE, "")).strip().lower()
+    wanted = (level if level is not None else os.environ.get(LOG_VARIABLE, "")).strip().lower()
     if not wanted:
         return
     logger = logging.getLogger("weft")

@@ -21,7 +21,7 @@ from datetime import timedelta
 from typing import Any, Protocol
 
 ABANDON = {"do": "abandon"}
-KEPT = 64  # decisions that stay in the store
+_KEPT = 64  # decisions that stay in the store
 PATIENCE = 2.0  # a follower waits this many times as long as the leader, so that the leader gives the reason
 
 Report = dict[str, Any]
@@ -116,7 +116,7 @@ class Agreement:
         if not self.leads:
             return self._follow(PATIENCE * self.deadline_s)
         with suppress(Exception):
-            self.store.delete_key(f"{self.number - KEPT}/decision")
+            self.store.delete_key(f"{self.number - _KEPT}/decision")
         return self._settle(decide([report]))
 
     def _lead(self, decide: Callable[[list[Report]], Decision], deadline_s: float) -> Decision:

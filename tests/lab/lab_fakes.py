@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from weft.execute.base import Sample, WrongResultError
+from weft.execute.base import PipelineSample, WrongResultError
 from weft.policy import Policy
 from weft.timeline import Timeline
 from weft.workload import Workload
@@ -141,7 +141,7 @@ class ModelExecutor:
         self.device, self.behaviour, self.die_on = device, behaviour, die_on
         self.calls = 0
 
-    def measure(self, workload: Workload, policy: Policy, mode: str = "overlap") -> Sample:
+    def measure(self, workload: Workload, policy: Policy, mode: str = "overlap") -> PipelineSample:
         import os
         import time
 
@@ -162,7 +162,7 @@ class ModelExecutor:
             "overlap": max(compute, comm) * (1.1 if policy.priority == "high" else 1.3) + 0.2,
         }[mode]
         ms *= 1 + 0.003 * math.sin(self.calls)
-        return Sample(ms * workload.iterations, {"sm_mhz": 1980.0})
+        return PipelineSample(ms * workload.iterations, {"sm_mhz": 1980.0})
 
     def timeline(self, workload: Workload, policy: Policy, mode: str = "overlap") -> Timeline:
         from weft.execute.spans import from_rows

@@ -36,7 +36,7 @@ class Stream:
 
 
 def ranks_of(path, size, ctas=8):
-    return nccl.Ranks(nccl.load_nccl(path), size, ctas)
+    return nccl.NcclRanks(nccl.load_nccl(path), size, ctas)
 
 
 @pytest.fixture(params=[2, 3, 4])

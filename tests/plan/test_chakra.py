@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from weft.errors import InputError, UsageError
 from weft.plan import TrainingJob, predict
 from weft.plan.chakra import COLLECTIVE, COMP, RECV, SEND, Node, encode, varint
-from weft.plan.execution_trace import Groups, Place, members, order, pieces_for, rank_nodes, write
+from weft.plan.execution_trace import Place, RankGroups, members, order, pieces_for, rank_nodes, write
 
 # --- an independent decoder: what the bytes say, field by field ------------------------------------------------
 
@@ -200,13 +200,13 @@ JOBS = {
 def made(name: str):
     job = TrainingJob(gpu="h100", **JOBS[name])
     found = predict(job, check_memory=False)
-    groups = Groups()
+    groups = RankGroups()
     pieces = pieces_for(job, found)
     ranks = [rank_nodes(job, found, rank, groups, min(pieces, 4)) for rank in range(job.gpus)]
     return job, found, groups, ranks
 
 
-def run(job: TrainingJob, groups: Groups, ranks: list[list[Node]]) -> None:
+def run(job: TrainingJob, groups: RankGroups, ranks: list[list[Node]]) -> None:
     """Start what is ready until all is done: a collective when its ranks are there, a transfer when both ends are."""
     members = {str(number): set(who) for who, number in groups.ids.items()} | {"": set(range(job.gpus))}
     done = [set() for _ in ranks]

@@ -14,8 +14,8 @@ from weft.plan.compression import (
     Matrix,
     Method,
     Traffic,
-    apply,
-    check,
+    apply_compression,
+    check_compression,
     kept_bytes,
     parse,
 )
@@ -51,7 +51,7 @@ def weight(purpose: str = "weight") -> Traffic:
 @settings(max_examples=200, deadline=None)
 @given(methods, traffics)
 def test_what_replaces_a_collective_is_possible(name, traffic):
-    found = apply(parse(name), traffic, H100)
+    found = apply_compression(parse(name), traffic, H100)
     assert found.pieces
     assert found.compute_s >= 0
     assert (found.compute_s > 0) == bool(found.kernels)
@@ -70,8 +70,8 @@ def test_what_replaces_a_collective_is_possible(name, traffic):
 def test_nothing_is_compressed_twice_as_large_a_job_costs_twice(name, traffic):
     method = parse(name)
     once, twice = (
-        apply(method, traffic, H100),
-        apply(
+        apply_compression(method, traffic, H100),
+        apply_compression(
             method,
             Traffic(
                 traffic.kind,
@@ -92,27 +92,27 @@ def test_nothing_is_compressed_twice_as_large_a_job_costs_twice(name, traffic):
 
 
 def test_narrow_gradients_keep_their_collective():
-    (piece,) = apply(parse("bf16"), gradient(element_bytes=4.0), H100).pieces
+    (piece,) = apply_compression(parse("bf16"), gradient(element_bytes=4.0), H100).pieces
     assert (piece.kind, piece.bytes) == ("all_reduce", 2e9)
-    (piece,) = apply(parse("fp8"), gradient("reduce_scatter"), H100).pieces
+    (piece,) = apply_compression(parse("fp8"), gradient("reduce_scatter"), H100).pieces
     assert (piece.kind, piece.bytes) == ("reduce_scatter", 1e9)
-    assert apply(parse("bf16"), gradient(), H100).kernels == ()
+    assert apply_compression(parse("bf16"), gradient(), H100).kernels == ()
 
 
 def test_int8_needs_all_to_alls_and_a_gather():
-    inner, outer, gather = apply(parse("int8"), gradient(), H100).pieces
+    inner, outer, gather = apply_compression(parse("int8"), gradient(), H100).pieces
     assert (inner.kind, inner.ranks, inner.bytes) == ("all_to_all", 8, pytest.approx(1e9 * (1 + SCALE)))
     assert (outer.kind, outer.ranks, outer.ranks_per_node) == ("all_to_all", 8, 1)
     assert outer.bytes == pytest.approx(1e9 * (1 + SCALE) / 8)
     assert (gather.kind, gather.ranks) == ("all_gather", 64)
-    assert [p.kind for p in apply(parse("int8"), gradient("reduce_scatter"), H100).pieces] == [
+    assert [p.kind for p in apply_compression(parse("int8"), gradient("reduce_scatter"), H100).pieces] == [
         "all_to_all"
     ] * 2
 
 
 def test_powersgd_sends_two_thin_factors_and_what_is_no_matrix():
     traffic = gradient(elements=3 * 1024 * 4096 + 5000, matrices=(Matrix(1024, 4096, 3),))
-    left, right, rest = apply(parse("powersgd:4"), traffic, H100).pieces
+    left, right, rest = apply_compression(parse("powersgd:4"), traffic, H100).pieces
     assert {left.kind, right.kind, rest.kind} == {"all_reduce"}
     assert left.bytes == 3 * 1024 * 4 * 2
     assert right.bytes == 3 * 4096 * 4 * 2
@@ -121,14 +121,14 @@ def test_powersgd_sends_two_thin_factors_and_what_is_no_matrix():
 
 def test_powersgd_leaves_matrices_that_it_would_make_larger():
     traffic = gradient(elements=64 * 64, matrices=(Matrix(64, 64),))
-    assert apply(parse("powersgd:32"), traffic, H100).kernels == ()
+    assert apply_compression(parse("powersgd:32"), traffic, H100).kernels == ()
 
 
 def test_topk_grows_with_the_ranks():
-    sizes = [apply(parse("topk:0.01"), gradient(ranks=n), H100).pieces[0] for n in (16, 64, 256)]
+    sizes = [apply_compression(parse("topk:0.01"), gradient(ranks=n), H100).pieces[0] for n in (16, 64, 256)]
     assert {piece.kind for piece in sizes} == {"all_gather"}
     assert [piece.bytes for piece in sizes] == pytest.approx([n * 1e7 * 6 for n in (16, 64, 256)])
-    slow, fast = (apply(parse("topk:0.01"), gradient(ranks=n), H100).compute_s for n in (256, 16))
+    slow, fast = (apply_compression(parse("topk:0.01"), gradient(ranks=n), H100).compute_s for n in (256, 16))
     assert slow > fast
 
 
@@ -136,7 +136,7 @@ def test_zeropp_sends_between_nodes_what_its_paper_says():
     """Table 1 of arXiv:2306.10209: M, M, M between nodes become M/2, 0 and M/4."""
     across = 0.0
     for traffic in (weight(), weight("weight-backward"), gradient("reduce_scatter")):
-        for piece in apply(parse("zero++"), traffic, H100).pieces:
+        for piece in apply_compression(parse("zero++"), traffic, H100).pieces:
             if piece.ranks_per_node < piece.ranks:
                 times = 8 if piece.ranks_per_node == 1 else 1  # ranks of a node that each send their part
                 across += piece.bytes * times
@@ -144,9 +144,9 @@ def test_zeropp_sends_between_nodes_what_its_paper_says():
 
 
 def test_hpz_stays_in_the_node_and_keeps_a_copy():
-    (piece,) = apply(parse("hpz"), weight("weight-backward"), H100).pieces
+    (piece,) = apply_compression(parse("hpz"), weight("weight-backward"), H100).pieces
     assert (piece.ranks, piece.ranks_per_node, piece.bytes) == (8, 8, 2e9)
-    (forward,) = apply(parse("hpz"), weight(), H100).pieces
+    (forward,) = apply_compression(parse("hpz"), weight(), H100).pieces
     assert forward.ranks == 64
     assert kept_bytes(parse("hpz"), 1e9, 2.0, node=8, nodes=8) == 2e9 / 8
     assert kept_bytes(parse("hpz"), 1e9, 2.0, node=1, nodes=64) == 0
@@ -154,7 +154,7 @@ def test_hpz_stays_in_the_node_and_keeps_a_copy():
 
 
 def test_kernels_are_bound_by_memory():
-    found = apply(parse("int8"), gradient("reduce_scatter"), H100)
+    found = apply_compression(parse("int8"), gradient("reduce_scatter"), H100)
     moved = sum(kernel.bytes for kernel in found.kernels)
     assert found.compute_s == pytest.approx(
         moved / (0.73 * H100.memory_bytes_per_s) + 5e-6 * len(found.kernels)
@@ -215,14 +215,16 @@ def test_wrong_names_get_the_nearest(name, said):
 )
 def test_a_method_is_refused_where_nothing_implements_it(name, changes, said):
     with pytest.raises(UsageError, match=said):
-        check(parse(name), **{"sharding": "none", "data_ranks": 8, "stages": 1, "gpu": H100, **changes})
+        check_compression(
+            parse(name), **{"sharding": "none", "data_ranks": 8, "stages": 1, "gpu": H100, **changes}
+        )
 
 
 def test_every_method_applies_somewhere():
     for name in METHODS:
         sharding = "zero3" if name in ("zero++", "qwz", "hpz", "qgz") else "none"
-        check(parse(name), sharding=sharding, data_ranks=8, stages=1, gpu=H100)
-    check(Method(), sharding="zero1", data_ranks=1, stages=4, gpu=H100)
+        check_compression(parse(name), sharding=sharding, data_ranks=8, stages=1, gpu=H100)
+    check_compression(Method(), sharding="zero1", data_ranks=1, stages=4, gpu=H100)
 
 
 # --- in a whole step ---------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import pytest
 
 from weft.errors import UsageError
 from weft.plan.config import TrainingJob
-from weft.plan.network import PRESETS, Network, network
+from weft.plan.network import NETWORKS, Network, network
 from weft.policy import Policy
 
 
@@ -139,5 +139,5 @@ def test_an_impossible_network_is_refused(changes, words):
 
 
 def test_networks_have_names():
-    assert all(network(name).name == name for name in PRESETS)
+    assert all(network(name).name == name for name in NETWORKS)
     assert job(policy=Policy(priority="high")).policy == Policy(priority="high")

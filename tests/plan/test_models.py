@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from weft.errors import UsageError
-from weft.plan.models import PRESETS, Model, model, nearest_divisor
+from weft.plan.models import MODELS, Model, model, nearest_divisor
 
 # Parameters in billions as published.
 PUBLISHED = {
@@ -62,7 +62,7 @@ def test_causal_attention_is_half_of_the_square_and_a_window_is_less():
     assert m.but(window=8192).attention_flops(8192) == causal
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("tp", [1, 2])
 def test_shapes_of_a_layer_hold_its_parameters(name, tp):
     m = model(name)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from weft.gpu.specs import spec
 from weft.plan.collectives import Group, collective_s, group, token_copies
 from weft.plan.figures import shipped
-from weft.plan.network import PRESETS, network
+from weft.plan.network import NETWORKS, network
 
 LINKS = shipped().links
 TABLE = Path(__file__).parents[1] / "data" / "published_collectives.csv"
@@ -80,7 +80,7 @@ def test_groups_know_which_ranks_share_a_domain():
 )
 @settings(deadline=None, max_examples=150)
 def test_more_bytes_never_faster_more_bandwidth_never_slower(kind, size, ranks, stride, gpu, faster):
-    net = PRESETS["ndr400"]
+    net = NETWORKS["ndr400"]
     g = group(ranks, stride, net)
     base = seconds(kind, size, g, gpu)
     assert base > 0

@@ -10,7 +10,16 @@ from weft.errors import WeftError
 from weft.gpu.specs import spec
 from weft.plan.collectives import Group
 from weft.plan.compute import Work
-from weft.plan.overlap import CANDIDATES, COPY, contention, hide, mixed, simulate_pair, simulated_gpu, table
+from weft.plan.overlap import (
+    CANDIDATES,
+    COPY,
+    contention,
+    contention_table,
+    hide,
+    mixed,
+    simulate_pair,
+    simulated_gpu,
+)
 from weft.policy import Policy
 
 H100 = spec("h100")
@@ -32,14 +41,14 @@ NEAR, FAR = Group(8, 8, 8), Group(64, 1, 512)
 def test_the_table_is_what_the_simulator_says(key):
     """Where this fails, the simulator has changed: run benchmarks/plan/contention.py again, and fit.py."""
     found = simulate_pair(*key)
-    assert table()[key].stretch == pytest.approx(found.stretch, abs=1e-3)
-    assert table()[key].loss == pytest.approx(found.loss, abs=1e-3)
-    assert table()[key].alone == pytest.approx(found.alone, abs=1e-3)
+    assert contention_table()[key].stretch == pytest.approx(found.stretch, abs=1e-3)
+    assert contention_table()[key].loss == pytest.approx(found.loss, abs=1e-3)
+    assert contention_table()[key].alone == pytest.approx(found.alone, abs=1e-3)
 
 
 def test_what_is_not_in_the_table_is_simulated():
     key = ("h100", "gemm", "all_gather", 0.0, Policy(max_ctas=12))
-    assert key not in table()
+    assert key not in contention_table()
     found = contention(*key)
     assert found.stretch >= 1
     assert 0 <= found.loss < 1

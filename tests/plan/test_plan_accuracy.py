@@ -14,9 +14,9 @@ from weft.plan.accuracy import (
     Residual,
     bounds,
     covered,
+    error_interval,
     error_of,
     family,
-    interval,
     known_error,
     summary,
     unchecked,
@@ -102,7 +102,7 @@ def test_bounds_hold_for_new_draws_of_the_same_kind():
 def test_families(changes, name):
     job = TrainingJob(**{"model": "llama3-8b", "gpu": "h100", "gpus": 64, **changes})
     assert family(job) == name
-    found = interval(job, 10.0)
+    found = error_interval(job, 10.0)
     assert found is not None
     assert found.family == name
     assert found.low_s <= 10.0 <= found.high_s
@@ -111,7 +111,7 @@ def test_families(changes, name):
 
 def test_what_nobody_published_has_the_widest_interval():
     jobs = [TrainingJob(model="llama3-8b", gpu=gpu, gpus=64) for gpu in ("h100", "mi355x")]
-    widths = [found.high_s - found.low_s for found in (interval(job, 1.0) for job in jobs)]
+    widths = [found.high_s - found.low_s for found in (error_interval(job, 1.0) for job in jobs)]
     assert widths[1] > widths[0]
 
 

@@ -12,7 +12,15 @@ from hypothesis import strategies as st
 
 from weft.errors import InputError, UsageError
 from weft.plan import Model, TrainingJob
-from weft.plan.calibrate import Measured, _rank, calibrate, calibrated, kind_of, measure, traced_job
+from weft.plan.calibrate import (
+    MeasuredStep,
+    _rank,
+    calibrate,
+    calibrated,
+    kernel_kind,
+    measure_trace,
+    traced_job,
+)
 from weft.plan.figures import shipped
 
 TRACE = Path(__file__).parent.parent / "data" / "traces" / "h200_ddp_2ranks" / "rank0.json.gz"
@@ -63,11 +71,11 @@ def trace_file(path: Path, *events: dict) -> Path:
     ],
 )
 def test_kernels_are_told_apart_by_name(name, kind):
-    assert kind_of(name) == kind
+    assert kernel_kind(name) == kind
 
 
 def test_the_trace_of_four_blocks():
-    found = measure(TRACE, layers=4)
+    found = measure_trace(TRACE, layers=4)
     assert (found.device_name, found.steps) == ("NVIDIA H200", 2)
     # By hand from the trace: 312 compute kernels, 34.7 ms of GEMMs in both steps, some slowed by collectives.
     assert found.launches == 156
@@ -101,7 +109,7 @@ def test_calibrated_figures_give_the_trace_back():
 def test_any_measured_times_come_back(gemm, attention, elementwise):
     job, figures = traced(), shipped()
     model = _rank(job, figures)
-    measured = Measured(
+    measured = MeasuredStep(
         "GPU",
         1,
         gemm * model.gemm,
@@ -125,7 +133,7 @@ def test_a_kernel_beside_a_collective_counts_as_it_runs_alone(tmp_path):
         kernel("ncclDevKernel_AllReduce_Sum", 190, 200, stream=9),
         kernel("flash_fwd", 400, 10),
     )
-    found = measure(path, layers=1)
+    found = measure_trace(path, layers=1)
     assert found.gemm_s == pytest.approx(200e-6)
     assert found.beside_pct == 0
 
@@ -144,7 +152,7 @@ def test_marked_steps_are_counted(tmp_path):
         for n in range(3)
     ]
     path = trace_file(tmp_path / "t.json.gz", *marks, *(kernel("my_gemm", 100 * n + 5, 20) for n in range(3)))
-    found = measure(path, layers=7)
+    found = measure_trace(path, layers=7)
     assert found.steps == 3
     assert found.gemm_s == pytest.approx(20e-6)
 
@@ -163,13 +171,13 @@ def test_a_trace_of_another_gpu_is_refused():
 
 def test_a_file_that_is_no_trace_is_refused(tmp_path):
     with pytest.raises(InputError, match="cannot be read"):
-        measure(tmp_path / "absent.json", 1)
+        measure_trace(tmp_path / "absent.json", 1)
     (tmp_path / "text.json").write_text("hello")
     with pytest.raises(InputError, match="text.json"):
-        measure(tmp_path / "text.json", 1)
+        measure_trace(tmp_path / "text.json", 1)
     path = trace_file(tmp_path / "comm.json.gz", kernel("ncclDevKernel_AllReduce_Sum", 0, 5))
     with pytest.raises(InputError, match="no compute kernels"):
-        measure(path, 1)
+        measure_trace(path, 1)
 
 
 def test_the_traced_job_differs_as_told():

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from weft.errors import UsageError
 from weft.plan import TrainingJob, predict
 from weft.plan.memory import REFUSED
-from weft.plan.network import PRESETS
+from weft.plan.network import NETWORKS
 
 MODELS = ("llama3-8b", "llama3-70b", "gpt-175b", "mixtral-8x7b", "deepseek-v3")
 
@@ -127,4 +127,4 @@ def test_a_job_multiplies_up_or_is_refused_in_one_line(tp, pp, gpus):
 
 
 def test_all_networks_have_a_bandwidth():
-    assert all(net.rail_bytes_per_s > 0 for net in PRESETS.values())
+    assert all(net.rail_bytes_per_s > 0 for net in NETWORKS.values())

@@ -8,12 +8,12 @@ import random
 from weft.errors import UsageError
 from weft.gpu.presets import GPU_PRESETS as GPUS
 from weft.plan import TrainingJob, predict
-from weft.plan.accuracy import family, interval
+from weft.plan.accuracy import error_interval, family
 from weft.plan.compute import peak_rate
-from weft.plan.config import PRECISIONS, RECOMPUTES, SCHEDULES, SHARDINGS
+from weft.plan.config import PIPELINE_SCHEDULES, PRECISIONS, RECOMPUTES, SHARDINGS
 from weft.plan.figures import shipped
-from weft.plan.models import PRESETS as MODELS
-from weft.plan.network import PRESETS as NETWORKS
+from weft.plan.models import MODELS as MODELS
+from weft.plan.network import NETWORKS as NETWORKS
 
 JOBS, SEED = 2000, 20
 POWERS = (1, 2, 4, 8, 16, 32, 64)
@@ -34,7 +34,7 @@ def random_options(draw: random.Random) -> dict:
         "gpus": sizes["tp"] * sizes["cp"] * pp * dp,
         "ep": draw.choice(POWERS) if MODELS[model].experts else 1,
         "interleave": chunks,
-        "schedule": draw.choice(("", "", *SCHEDULES)) if chunks == 1 else "",
+        "schedule": draw.choice(("", "", *PIPELINE_SCHEDULES)) if chunks == 1 else "",
         "micro_batch": draw.choice((1, 2, 4)),
         "global_batch": draw.choice((0, 0, dp * pp * 8, dp * 16, 7)),
         "seq_len": draw.choice((0, 2048, 32768, 131072)),
@@ -80,7 +80,7 @@ def _possible(job, found, options) -> None:
     for one in found.collectives:
         assert one.exposed_s <= one.alone_s * 8 + 1e-12, options
         assert one.hidden_s <= one.alone_s * (1 + 1e-9), options
-    around = interval(job, found.step_s)
+    around = error_interval(job, found.step_s)
     assert around is not None
     assert 0 < around.low_s <= found.step_s <= around.high_s, options
     assert around.family == family(job)

@@ -12,7 +12,7 @@ from weft.errors import UsageError
 from weft.plan import TrainingJob, predict
 from weft.plan.config import AUTO
 from weft.plan.memory import MARGIN
-from weft.plan.sweep import Row, front, room, spread, sweep, total_memory, ways
+from weft.plan.sweep import SweepRow, front, room, spread, sweep, total_memory, ways
 
 JOB = TrainingJob(model="llama3-8b", gpu="h100", gpus=32, global_batch=64)
 SAMPLE = predict(TrainingJob(model="llama3-8b", gpu="h100", gpus=8, tp=8))
@@ -63,7 +63,7 @@ def test_a_limit_spreads_evenly(count, most):
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(st.floats(0.1, 10), st.floats(1, 100)), min_size=1, max_size=30))
 def test_the_front_is_what_nothing_beats(points):
-    rows = front([Row(JOB, fake(step, memory)) for step, memory in points])
+    rows = front([SweepRow(JOB, fake(step, memory)) for step, memory in points])
     assert [row.prediction.step_s for row in rows] == sorted(step for step, _ in points)
     for row in rows:
         step, memory = row.prediction.step_s, total_memory(row.prediction)

@@ -13,7 +13,7 @@ from weft.plan.cluster import from_nccl_tests, read_cluster
 from weft.plan.collectives import collective_s, group
 from weft.plan.figures import shipped
 from weft.plan.launch import launch_text
-from weft.plan.models import PRESETS
+from weft.plan.models import MODELS
 from weft.plan.network import GBIT, usual_network
 from weft.plan.options import PlanOptions
 from weft.plan.request import question
@@ -98,7 +98,7 @@ def file(tmp_path, name, content):
     [(LLAMA, "llama3-70b"), (QWEN, "qwen3-30b-a3b"), (DEEPSEEK, "deepseek-v3"), (GPT_OSS, "gpt-oss-120b")],
 )
 def test_a_hugging_face_config_is_the_model(tmp_path, document, preset):
-    found, known = read_config(file(tmp_path, "config.json", document)).model, PRESETS[preset]
+    found, known = read_config(file(tmp_path, "config.json", document)).model, MODELS[preset]
     assert found is not None
     assert found.params == known.params
     assert found.active_params == known.active_params
@@ -108,7 +108,7 @@ def test_a_hugging_face_config_is_the_model(tmp_path, document, preset):
 
 def test_the_text_part_of_a_multimodal_config_is_taken(tmp_path):
     path = file(tmp_path, "config.json", {"model_type": "vl", "text_config": LLAMA, "vision_config": {}})
-    assert read_config(path).model.params == PRESETS["llama3-70b"].params
+    assert read_config(path).model.params == MODELS["llama3-70b"].params
 
 
 TOML = """
@@ -179,7 +179,7 @@ torchrun pretrain_gpt.py ${ARGS[@]}
 
 def test_megatron_arguments_are_the_job(tmp_path):
     job = asked(config=file(tmp_path, "run.sh", SCRIPT), gpus=256)
-    assert job.model.params == PRESETS["llama3-70b"].params
+    assert job.model.params == MODELS["llama3-70b"].params
     assert (job.tp, job.pp, job.interleave, job.global_batch) == (4, 8, 5, 512)
     assert (job.precision, job.recompute, job.sharding, job.sequence_parallel) == (
         "fp8",

@@ -11,7 +11,7 @@ from weft.tuning.live.options import Facts, Kernel
 from weft.tuning.live.outcome import final
 from weft.tuning.live.search import tune
 from weft.tuning.live.trial import Record, Sample
-from weft.tuning.live.watch import Status, watch
+from weft.tuning.live.watch import WatchStatus, watch
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>"
 KERNELS = (Kernel("my_gemm", "my_gemm", 40, 30, 4), Kernel("nvjet_hsh", "nvjet_hsh", 40, 30, 1))
@@ -35,7 +35,7 @@ def tuned_job(*, drift: bool = False) -> tuple[dict[str, Any], dict[str, Any]]:
         except StopIteration as end:
             outcome = end.value
             break
-    status = Status(outcome, outcome.policy)
+    status = WatchStatus(outcome, outcome.policy)
     watching = watch(outcome, record=record, status=status)
     trial = next(watching)
     for step in range(150):

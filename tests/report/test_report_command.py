@@ -10,7 +10,7 @@ from report_samples import analysis_document, bench_document, small_timeline, tu
 
 from weft.cli.report import report
 from weft.errors import InputError, OutputError
-from weft.report.find import find_results, kind_of
+from weft.report.find import find_results, result_kind
 from weft.report.folder import NO_TIMELINE
 
 
@@ -20,10 +20,10 @@ def write(folder: Path, name: str, *documents: object) -> None:
 
 def test_documents_are_known_by_their_keys() -> None:
     analysis = analysis_document([small_timeline()])
-    assert kind_of(analysis) == "analysis"
-    assert kind_of({"before": analysis, "after": analysis, "change": {}}) == "comparison"
-    assert kind_of(bench_document()) == "bench"
-    assert kind_of(tune_document()) == "tune"
+    assert result_kind(analysis) == "analysis"
+    assert result_kind({"before": analysis, "after": analysis, "change": {}}) == "comparison"
+    assert result_kind(bench_document()) == "bench"
+    assert result_kind(tune_document()) == "tune"
     for foreign in (
         {},
         [],
@@ -34,8 +34,8 @@ def test_documents_are_known_by_their_keys() -> None:
         {"ranks": 3, "advice": []},
         {"candidates": []},
     ):
-        assert kind_of(foreign) is None
-    assert kind_of({"before": {}, "after": {}}) is None
+        assert result_kind(foreign) is None
+    assert result_kind({"before": {}, "after": {}}) is None
 
 
 def test_the_page_of_a_folder_has_every_result(tmp_path, capsys) -> None:

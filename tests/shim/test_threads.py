@@ -201,7 +201,7 @@ def test_the_layouts_of_both_sides_agree(tmp_path):
         len(binding.COUNTERS) - 1,
         ctypes.sizeof(binding.CCommunicator),
         ctypes.sizeof(binding.CCall),
-        len(binding.OPERATIONS),
+        len(binding.NCCL_OPERATIONS),
         binding.LIMITS,
     ]
 

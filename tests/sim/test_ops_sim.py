@@ -7,7 +7,7 @@ import random
 import pytest
 
 from weft.errors import UsageError
-from weft.ops.case import ENGINES, ROW_BYTES, Case, collective_s, gemm
+from weft.ops.case import FUSED_ENGINES, ROW_BYTES, Case, gemm, library_collective_s
 from weft.ops.explore import explore, operation_of
 from weft.ops.schedule import OPERATIONS
 from weft.ops.simulate import exhaustive, simulate
@@ -81,7 +81,7 @@ def test_every_byte_of_a_peer_arrives_once(operation):
 
 def test_serial_is_the_sum_and_a_good_schedule_hides_most_of_it():
     case = Case(operation="all_gather_matmul", m=327680, n=3584, k=4096, **MESH)
-    whole, moved = gemm(case, case.m, case.n, case.k).seconds, collective_s(case)
+    whole, moved = gemm(case, case.m, case.n, case.k).seconds, library_collective_s(case)
     found = explore(case)
     assert found.serial.seconds == pytest.approx(whole + moved, rel=0.01)
     assert found.best.seconds < 1.2 * found.ideal_s
@@ -106,7 +106,7 @@ def test_on_a_switch_whole_shards_are_enough():
 
 def test_copies_on_sms_slow_the_gemm_more_than_copies_by_dma():
     case = Case(operation="all_gather_matmul", m=32768, n=2048, k=8192, ranks=8, gpu="h100", dtype="fp16")
-    by = {engine: simulate(case, "shard", engine) for engine in ENGINES}
+    by = {engine: simulate(case, "shard", engine) for engine in FUSED_ENGINES}
     assert by["sm"].losses.contention_s > 1.5 * by["dma"].losses.contention_s
     # pytorch PR 172714, eight H100: 2.96 ms, by shards 2.02 on SMs and 1.77 on copy engines.
     serial = simulate(case, "serial", "sm").ms

@@ -9,7 +9,7 @@ import pytest
 
 from weft.cli import main as cli
 from weft.errors import UsageError
-from weft.execute.base import Sample
+from weft.execute.base import PipelineSample
 from weft.gpu.specs import spec
 from weft.policy import Policy
 from weft.shim.apply import not_applied
@@ -109,7 +109,7 @@ class Fixed:
         key = mode if mode != "overlap" else ("high" if policy.priority == "high" else "overlap")
         if self.times[key] is None:
             raise UsageError(f"{key} cannot run")
-        return Sample(self.times[key] * (1 + self.draw.gauss(0, self.noise)))
+        return PipelineSample(self.times[key] * (1 + self.draw.gauss(0, self.noise)))
 
 
 TIMES = {"sequential": 20.0, "overlap": 15.0, "high": 12.0, "compute": 10.0, "comm": 10.0}

@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 from weft.errors import UnavailableError, UsageError  # noqa: E402
 from weft.ops import characterize_device as device  # noqa: E402
 from weft.ops import explore_device  # noqa: E402
-from weft.ops.case import ENGINES, Case  # noqa: E402
+from weft.ops.case import FUSED_ENGINES, Case  # noqa: E402
 from weft.policy import SCHEDULES  # noqa: E402
 
 
@@ -126,7 +126,7 @@ def test_without_a_gpu_the_fix_is_named(monkeypatch):
 
 def test_the_document_of_measured_schedules_keeps_the_contract():
     case = Case(operation="all_gather_matmul", m=8192, n=8192, k=8192, ranks=8, gpu="h200", topology="host")
-    found = {(name, engine): 3.0 for name in SCHEDULES for engine in ENGINES}
+    found = {(name, engine): 3.0 for name in SCHEDULES for engine in FUSED_ENGINES}
     found |= {("serial", "dma"): 4.0, ("serial", "sm"): 4.2, ("hetero-fused-1d", "dma"): 2.5}
     del found["uniform-fused-2d", "dma"], found["uniform-fused-2d", "sm"]
     times = {**found, "product": 1.5, "transfer": 2.4}
@@ -144,4 +144,4 @@ def test_the_document_of_measured_schedules_keeps_the_contract():
 def test_peers_that_host_memory_cannot_hold_are_refused(gpu, monkeypatch):
     monkeypatch.setattr(explore_device, "torch_with_gpu", lambda: gpu)
     with pytest.raises(UsageError, match="GiB of pinned host memory"):
-        explore_device.measure("all_gather_matmul", 1 << 20, 64, 1 << 15, 8, "bf16")
+        explore_device.measure_schedules("all_gather_matmul", 1 << 20, 64, 1 << 15, 8, "bf16")

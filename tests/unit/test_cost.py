@@ -25,7 +25,7 @@ from weft.gpu.cost import (
 )
 from weft.gpu.specs import spec
 from weft.ops.case import Case
-from weft.ops.case import collective_s as ops_collective_s
+from weft.ops.case import library_collective_s as ops_collective_s
 from weft.plan.collectives import collective_s as plan_collective_s
 from weft.plan.collectives import group
 from weft.plan.compute import gemm_s

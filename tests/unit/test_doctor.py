@@ -355,29 +355,29 @@ def test_child_reports_a_library_that_is_not_nccl(tmp_path):
     path = tmp_path / "libnccl.so.2"
     path.write_text("not a library")
     with pytest.raises(UnavailableError, match="does not load as NCCL"):
-        child.ask("nccl", str(path))
+        child.ask_child("nccl", str(path))
 
 
 def test_child_reports_the_version_of_the_library(tmp_path):
     library = fake(tmp_path, "int ncclGetVersion(int *v) { *v = 22803; return 0; }")
-    assert child.ask("nccl", library) == {"version": 22803}
+    assert child.ask_child("nccl", library) == {"version": 22803}
 
 
 def test_a_crash_in_a_library_ends_the_child_only(tmp_path):
     library = fake(tmp_path, "int ncclGetVersion(int *v) { *(volatile int *)8 = 1; return *v; }")
     with pytest.raises(UnavailableError, match="killed by SIGSEGV"):
-        child.ask("nccl", library)
+        child.ask_child("nccl", library)
 
 
 def test_a_library_that_hangs_times_out(tmp_path):
     library = fake(tmp_path, "int ncclGetVersion(int *v) { for (;;) *(volatile int *)v = 1; }")
     with pytest.raises(UnavailableError, match="no answer within 1 s"):
-        child.ask("nccl", library, limit_s=1.0)
+        child.ask_child("nccl", library, limit_s=1.0)
 
 
 def test_output_of_a_library_does_not_corrupt_the_answer(tmp_path):
     code = '#include <stdio.h>\nint ncclGetVersion(int *v) { puts("hello"); *v = 1; return 0; }'
-    assert child.ask("nccl", fake(tmp_path, code)) == {"version": 1}
+    assert child.ask_child("nccl", fake(tmp_path, code)) == {"version": 1}
 
 
 def fake(folder, code):

@@ -19,7 +19,7 @@ class Calls:
     """The program's collectives, as the shim would report them."""
 
     def __init__(self, monkeypatch) -> None:
-        self.log: list[communicators.Call] = []
+        self.log: list[communicators.CommunicatorCall] = []
         self.callback, self.every = None, 1
         monkeypatch.setattr(binding, "injected", lambda: True)
         monkeypatch.setattr(communicators, "on_call", self.on_call)
@@ -29,7 +29,7 @@ class Calls:
         self.callback, self.every = callback, every
 
     def make(self, operation: str, size: int) -> None:
-        self.log.append(communicators.Call(len(self.log), "ab", operation, size, 0, False))
+        self.log.append(communicators.CommunicatorCall(len(self.log), "ab", operation, size, 0, False))
         if self.callback and len(self.log) % self.every == 0:
             self.callback("ab", len(self.log))
 

@@ -13,11 +13,11 @@ import pytest
 
 from weft.policy import Policy
 from weft.tuning.live import proof, search
-from weft.tuning.live.options import Facts, Kernel, beyond, merge, stages
+from weft.tuning.live.options import Facts, Kernel, beyond, merge, search_stages
 from weft.tuning.live.outcome import Outcome, read_result, result_file, stopped
 from weft.tuning.live.search import tune
 from weft.tuning.live.trial import Sample, Trial
-from weft.tuning.live.watch import Status, watch
+from weft.tuning.live.watch import WatchStatus, watch
 
 TRITON = Kernel("my_gemm", "my_gemm", 40, 30, 4)
 CUBLAS = Kernel("nvjet_hsh", "nvjet_hsh", 40, 30, 1)
@@ -100,7 +100,7 @@ def play(job: Job, default: Policy | None = None, **options: object) -> Outcome:
 
 def watched(job: Job, outcome: Outcome, steps: int = 100) -> Outcome:
     """After so many further steps, in which a promising proof goes on."""
-    status = Status(outcome, outcome.policy)
+    status = WatchStatus(outcome, outcome.policy)
     watching = watch(outcome, status=status)
     trial = next(watching, None)
     for _ in range(steps if trial else 0):
@@ -250,24 +250,24 @@ def test_the_policy_that_the_job_was_started_with_is_the_default():
 
 
 def test_nothing_is_tried_that_cannot_matter():
-    assert stages(Facts(launches=False), Policy()) == []
-    assert stages(Facts(collectives=0), Policy()) == []
+    assert search_stages(Facts(launches=False), Policy()) == []
+    assert search_stages(Facts(collectives=0), Policy()) == []
     names = [
         set(change)
-        for stage in stages(Facts(collectives=4, kernels=(CUBLAS, NORM)), Policy())
+        for stage in search_stages(Facts(collectives=4, kernels=(CUBLAS, NORM)), Policy())
         for change in stage
     ]
     assert all(
         name <= {"priority", "head_start_us"} for name in names
     )  # no CTAs to be had, one block, memory
-    *_, shaped = stages(Facts(collectives=4, kernels=(TRITON, NORM)), Policy())
+    *_, shaped = search_stages(Facts(collectives=4, kernels=(TRITON, NORM)), Policy())
     assert [change["residency"] for change in shaped] == [3, 2]
     assert all(change["when"] == "overlap" for change in shaped)
 
 
 def test_a_kernel_is_shaped_by_default_and_the_others_spared_by_name():
     other = Kernel("other", "other_gemm", 10, 40, 2)
-    *_, shaped = stages(Facts(collectives=4, kernels=(TRITON, other, NORM)), Policy())
+    *_, shaped = search_stages(Facts(collectives=4, kernels=(TRITON, other, NORM)), Policy())
     assert [change["residency"] for change in shaped] == [
         1,
         3,
@@ -342,7 +342,7 @@ def seen(*kernels: Kernel, comm_ms: float) -> Facts:
 
 def test_where_nothing_runs_beside_collectives_only_more_ctas_can_matter():
     launched_ahead = Kernel("my_gemm", "my_gemm", 40, 30, 4, 20.0, 0.0)
-    assert stages(seen(launched_ahead, comm_ms=8), Policy()) == [
+    assert search_stages(seen(launched_ahead, comm_ms=8), Policy()) == [
         [{"max_ctas": count} for count in (16, 24, 32)]
     ]
 
@@ -350,7 +350,7 @@ def test_where_nothing_runs_beside_collectives_only_more_ctas_can_matter():
 def test_only_kernels_with_time_beside_collectives_are_shaped():
     often = Kernel("small", "small", 400, 300, 8, 0.4, 0.2)
     long = Kernel("my_gemm", "my_gemm", 40, 30, 4, 20.0, 6.0)
-    *_, shaped = stages(seen(often, long, comm_ms=8), Policy())
+    *_, shaped = search_stages(seen(often, long, comm_ms=8), Policy())
     assert [change["residency"] for change in shaped] == [3, 2]
     assert seen(often, long, comm_ms=8).beside == (long, often)
 

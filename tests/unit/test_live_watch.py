@@ -14,7 +14,7 @@ from weft.tuning.live.outcome import Outcome, Tried, final
 from weft.tuning.live.pace import Pace
 from weft.tuning.live.search import tune
 from weft.tuning.live.trial import Record, Sample
-from weft.tuning.live.watch import AHEAD, SHARE, Status, watch
+from weft.tuning.live.watch import AHEAD, SHARE, WatchStatus, watch
 
 DEFAULT, POLICY = Policy(), Policy(max_ctas=16)
 BEFORE = (100.0, 92.0)
@@ -88,7 +88,7 @@ def test_a_policy_that_stays_faster_stays_and_probes_are_within_the_budget(gain,
 
 
 def test_it_says_why_and_the_result_says_so_too():
-    status, record = Status(kept(), POLICY), Record()
+    status, record = WatchStatus(kept(), POLICY), Record()
     times = lambda step: DRIFTS["longer sequences"] if step >= 60 else BEFORE  # noqa: E731
     ran, said = play(kept(), 160, times, status=status, record=record)
     assert set(ran[-20:]) == {DEFAULT}
@@ -104,7 +104,7 @@ def test_it_says_why_and_the_result_says_so_too():
 
 
 def test_a_job_that_changes_is_searched_again_once_the_budget_allows_it():
-    status = Status(left_alone(), DEFAULT)
+    status = WatchStatus(left_alone(), DEFAULT)
 
     def times(step):
         return (100.0, 100.0) if step < 400 else (150.0, 120.0)
@@ -132,7 +132,7 @@ def test_a_promising_proof_goes_on_in_the_watch():
         assert outcome.steps < 60
         if not outcome.still_open:
             continue
-        status = Status(outcome, outcome.policy)
+        status = WatchStatus(outcome, outcome.policy)
         watching = watch(outcome, seed=seed, status=status)
         trial = next(watching)
         for _ in range(110):

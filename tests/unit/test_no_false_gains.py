@@ -8,7 +8,7 @@ import pytest
 import weft
 from weft.bench.runner import Runner
 from weft.bench.suites import Suite, SuiteCell
-from weft.execute.base import Sample
+from weft.execute.base import PipelineSample
 from weft.measure.race import race
 from weft.policy import Policy
 from weft.tuning.candidates import PLAIN, SEQUENTIAL, Candidate
@@ -42,7 +42,7 @@ class Equal:
         self.draw = draw
 
     def measure(self, workload, policy, mode="overlap"):
-        return Sample({"compute": 5.0, "comm": 5.0}.get(mode, 10.0) * self.draw())
+        return PipelineSample({"compute": 5.0, "comm": 5.0}.get(mode, 10.0) * self.draw())
 
     def timeline(self, workload, policy, mode="overlap"):
         raise weft.WeftError("no timeline here")

@@ -7,7 +7,7 @@ import pytest
 
 from weft.errors import UsageError, WeftError
 from weft.measure.race import most_measurements, race
-from weft.measure.scores import Noise, fit
+from weft.measure.scores import Noise, fit_scores
 
 COUNT, NOISE = 40, 0.05
 
@@ -170,7 +170,7 @@ def test_many_ways_to_fail_leave_a_result():
 
 def test_levels_are_those_of_candidates_not_of_rounds():
     rounds = [{0: 0.0, 1: 0.1, 2: 0.2}, {0: 1.0, 1: 1.1}, {1: 5.1, 2: 5.2}]
-    level, counts, _ = fit(rounds, [0, 1, 2], Noise())
+    level, counts, _ = fit_scores(rounds, [0, 1, 2], Noise())
     assert level - level[0] == pytest.approx([0.0, 0.1, 0.2], abs=0.002)
     assert counts.tolist() == [2, 3, 2]
 
@@ -180,7 +180,7 @@ def test_the_noise_is_found_also_beside_outliers():
     values = 0.05 * rng.standard_normal((30, 12))
     values[rng.random((30, 12)) < 0.05] += 0.5
     rounds = [dict(enumerate(column)) for column in values.T]
-    _, _, noise = fit(rounds, range(30), Noise())
+    _, _, noise = fit_scores(rounds, range(30), Noise())
     assert 0.045 < noise.sigma < 0.065
     assert noise.outliers
 

@@ -13,7 +13,7 @@ from weft.ops.choose import Choice, workload  # noqa: E402
 from weft.ops.operands import Operands  # noqa: E402
 from weft.ops.program import Program  # noqa: E402
 from weft.ops.schedule import OPERATIONS, Problem, build  # noqa: E402
-from weft.ops.teams import DisagreementError, compare, team_of  # noqa: E402
+from weft.ops.teams import DisagreementError, compare_facts, team_of  # noqa: E402
 from weft.policy import SCHEDULES, Policy  # noqa: E402
 
 FUNCTIONS = {
@@ -143,13 +143,13 @@ def test_the_shape_of_a_result_is_known_beforehand():
 
 def test_ranks_are_compared_by_what_they_say():
     same = {"operation": "all_gather_matmul", "columns of A": 4}
-    compare([same, None, {**same}])
+    compare_facts([same, None, {**same}])
     with pytest.raises(DisagreementError, match="rank 0 has 4, rank 2 has 5"):
-        compare([same, None, {**same, "columns of A": 5}])
+        compare_facts([same, None, {**same, "columns of A": 5}])
     with pytest.raises(DisagreementError, match="rank 1 cannot continue: no GPU"):
-        compare([same, {"operation": "all_gather_matmul", "problem": "no GPU"}])
+        compare_facts([same, {"operation": "all_gather_matmul", "problem": "no GPU"}])
     with pytest.raises(DisagreementError, match="rank 0 sends 3 rows to rank 1, which expects 2"):
-        compare(
+        compare_facts(
             [
                 {"operation": "all_to_all_matmul", "own sent": [1, 3], "own received": [1, 1]},
                 {"operation": "all_to_all_matmul", "own sent": [1, 1], "own received": [2, 1]},
@@ -201,10 +201,10 @@ def test_prepared_calls_go_when_many_came_after_them_but_not_those_that_a_graph_
     import weakref
     from types import SimpleNamespace
 
-    from weft.ops.teams import KEPT, Agreement, Team
+    from weft.ops.teams import KEPT, Team, TeamAgreement
 
     class Prepared:
-        agreement = Agreement([], "a kind")
+        agreement = TeamAgreement([], "a kind")
 
     team = Team(SimpleNamespace(rank=lambda: 0, size=lambda: 1))
     team._agreements["a kind"] = Prepared.agreement

@@ -423,7 +423,7 @@ def test_peers_by_rounds_of_sends_and_receives(operation, name, monkeypatch):
 def test_what_is_not_available_is_said_once(monkeypatch):
     """Without symmetric memory NCCL is used; without NCCL the error says what to do."""
     from weft.ops import choose, engines
-    from weft.ops.teams import Agreement
+    from weft.ops.teams import TeamAgreement
 
     gpu = Gpu(0)
     monkeypatch.setattr(engines, "copies", lambda: Copies(gpu.library()))
@@ -457,19 +457,19 @@ def test_what_is_not_available_is_said_once(monkeypatch):
     given = (operands, Team())
     choose._SAID.clear()
     with pytest.warns(RuntimeWarning, match="engine dma is not available .*NCCL moves the bytes") as said:
-        made = [engines.stream_runner(schedule, "dma", Agreement(facts), *given) for _ in range(3)]
+        made = [engines.stream_runner(schedule, "dma", TeamAgreement(facts), *given) for _ in range(3)]
     assert all(isinstance(runner._link, NcclLink) for runner in made)
     assert len(said) == 1
     Group.backend = ProcessGroupGloo()
     with pytest.raises(UnavailableError, match="use a group with backend 'nccl'"):
-        engines.stream_runner(schedule, "dma", Agreement(facts), *given)
+        engines.stream_runner(schedule, "dma", TeamAgreement(facts), *given)
     choose._SAID.clear()
 
 
 def test_calls_of_one_kind_share_their_symmetric_memory(monkeypatch):
     """Making it takes all ranks, and a rank may prepare a call alone. Given blocks go by NCCL: sizes may change."""
     from weft.ops import choose, engines
-    from weft.ops.teams import Agreement
+    from weft.ops.teams import TeamAgreement
 
     gpu, made = Gpu(0), []
     monkeypatch.setattr(engines, "copies", lambda: Copies(gpu.library()))
@@ -492,12 +492,12 @@ def test_calls_of_one_kind_share_their_symmetric_memory(monkeypatch):
         given = (torch.float32, torch.device("cpu"), Team(), lanes)
         return engines._symmetric(schedule, agreement, *given)
 
-    agreement = Agreement([{"operation": "all_gather_matmul"}] * 3)
+    agreement = TeamAgreement([{"operation": "all_gather_matmul"}] * 3)
     first, second = (link("all_gather_matmul", agreement, n) for n in (4, 5))
     assert len(made) == 1
     assert first._memory is second._memory
     choose._SAID.clear()
     with pytest.warns(RuntimeWarning, match="input_splits may change on one rank alone; NCCL moves"):
-        assert link("all_to_all_matmul", Agreement([{"blocks": "given"}] * 3), 4) is None
+        assert link("all_to_all_matmul", TeamAgreement([{"blocks": "given"}] * 3), 4) is None
     assert len(made) == 1
     choose._SAID.clear()

@@ -8,7 +8,7 @@ import random
 import pytest
 from live_noise import KINDS
 
-from weft.measure.sequential import Coins, Step, capital, estimate, interval
+from weft.measure.sequential import Coins, Step, capital, confidence_interval, estimate
 from weft.measure.steadiness import Cycle, cycle, roughness
 
 
@@ -51,7 +51,7 @@ def test_an_effect_is_found_and_its_interval_holds_it():
     for seed in range(60):
         steps = drawn("scatter 1%", seed, 32, effect=0.05)
         found += capital(steps) >= 100
-        low, high = interval(steps, estimate(steps))
+        low, high = confidence_interval(steps, estimate(steps))
         held += low <= 0.05 <= high
         assert high - low < 0.06
     assert found == 60

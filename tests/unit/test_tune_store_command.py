@@ -7,7 +7,7 @@ import json
 import pytest
 
 from weft.cli import main as cli
-from weft.execute.base import Sample
+from weft.execute.base import PipelineSample
 from weft.gpu.specs import spec
 from weft.policy import Policy, Rule
 from weft.tuning.candidates import GEMM, PLAIN, SEQUENTIAL, Candidate, candidates, for_kernel, promising
@@ -39,7 +39,7 @@ class Gpu:
         self.measured += 1
         fixed = {"sequential": 20.0, "compute": 9.0, "comm": 9.0}
         gain = 2.0 * bool(policy.rules) + 1.0 * (policy.priority == "high") - 0.5 * bool(policy.head_start_us)
-        return Sample(fixed.get(mode, 15.0 - gain))
+        return PipelineSample(fixed.get(mode, 15.0 - gain))
 
     def close(self):
         pass

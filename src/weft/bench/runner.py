@@ -15,10 +15,10 @@ from weft.errors import UnavailableError, UsageError, WeftError
 from weft.execute.base import Executor, HungError, MemoryFullError, References, WrongResultError
 from weft.measure.intervals import bootstrap_ci
 from weft.measure.race import race
-from weft.measure.result import Entry, Result
+from weft.measure.result import RaceEntry, RaceResult
 from weft.policy import Policy
 from weft.tuning.candidates import Candidate
-from weft.tuning.lab import COMPUTE
+from weft.tuning.lab import COMPUTE_ALONE
 from weft.workload import DTYPE_BYTES, Workload
 
 HANGS_ALLOWED = 2
@@ -74,7 +74,7 @@ class Runner:
         baselines, others = cell.candidates[:2], cell.candidates[2:]
         tried = [*baselines, *(c for c in others if self.hangs[c.label] < HANGS_ALLOWED)]
         result = race(
-            [*tried, COMPUTE, _alone(cell.ctas)],
+            [*tried, COMPUTE_ALONE, _alone(cell.ctas)],
             lambda candidate: self._ms(cell, workload, candidate),
             baselines=(0, 1),
             aside=(len(tried), len(tried) + 1),
@@ -113,7 +113,7 @@ class Runner:
             return median(self._ms(cell, workload, candidate) for _ in range(3))
 
         part = cell.workload.ranks * DTYPE_BYTES[cell.workload.compute.dtype]
-        wanted = cell.comm_share * alone(cell.workload.but(bytes=MIN_BYTES), COMPUTE)
+        wanted = cell.comm_share * alone(cell.workload.but(bytes=MIN_BYTES), COMPUTE_ALONE)
         per_iteration_s = wanted / 1e3 / cell.workload.iterations
         guess = cell.workload.but(bytes=MIN_BYTES)
         size = (
@@ -131,7 +131,9 @@ class Runner:
             size = sized.bytes * wanted / took
         return cell.workload.but(bytes=math.ceil(min(max(size, MIN_BYTES), float(8 << 30)) / part) * part)
 
-    def _rows(self, cell: SuiteCell, workload: Workload, result: Result[Candidate]) -> list[dict[str, Any]]:
+    def _rows(
+        self, cell: SuiteCell, workload: Workload, result: RaceResult[Candidate]
+    ) -> list[dict[str, Any]]:
         *entries, compute, comm = result.entries
         references = None
         if entries[0].samples and compute.samples and comm.samples:
@@ -156,7 +158,7 @@ class Runner:
         return [{**row, "of": len(rows)} for row in rows]
 
     def _row(
-        self, cell: SuiteCell, workload: Workload, entry: Entry[Candidate], references: References | None
+        self, cell: SuiteCell, workload: Workload, entry: RaceEntry[Candidate], references: References | None
     ) -> dict[str, Any]:
         row = self._blank(cell, workload, entry.candidate)
         row["status"], row["problem"] = _status(entry), entry.problem
@@ -206,7 +208,7 @@ class Runner:
     ) -> dict[str, Any]:
         return {**self._blank(cell, workload, candidate), "status": _word(error), "problem": str(error)}
 
-    def _overlap_rate(self, workload: Workload, entry: Entry[Candidate]) -> float | None:
+    def _overlap_rate(self, workload: Workload, entry: RaceEntry[Candidate]) -> float | None:
         if entry.failed or not entry.samples:
             return None
         try:
@@ -216,7 +218,7 @@ class Runner:
         return timeline.figures().overlap_pct / 100
 
     def _own_ideal(
-        self, cell: SuiteCell, workload: Workload, entry: Entry[Candidate], references: References
+        self, cell: SuiteCell, workload: Workload, entry: RaceEntry[Candidate], references: References
     ) -> dict[str, Any]:
         """The fraction of ideal relative to a collective with the chosen policy's number of CTAs."""
         ctas, comm_ms = entry.candidate.policy.max_ctas, references.comm_ms
@@ -246,7 +248,7 @@ def _word(error: WeftError) -> str:
     return next((word for kind, word in _STATUS if isinstance(error, kind)), "failed")
 
 
-def _status(entry: Entry[Candidate]) -> str:
+def _status(entry: RaceEntry[Candidate]) -> str:
     if entry.error is not None:
         return _word(entry.error)
     return "ok" if entry.kept else "dropped"

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from weft.trace import Analysis
     from weft.trace.parallel import Progress
 
-QUIET_S = 2.0
+_QUIET_S = 2.0
 """Progress is shown only when the work takes longer than this."""
 
 
@@ -34,7 +34,7 @@ def analyze(
         list[Path],
         typer.Argument(
             metavar="TRACE",
-            help="Traces or folders with one trace per rank; - for standard input. Two folders: before, after.",
+            help="Traces, or folders with one trace per rank; - for stdin. Two folders: before, after.",
         ),
     ],
     against: Annotated[
@@ -197,7 +197,7 @@ def _progress() -> Iterator[Progress]:
         shown.append(Console(stderr=True).status(text[-1]))
         shown[0].start()
 
-    timer = threading.Timer(QUIET_S, start)
+    timer = threading.Timer(_QUIET_S, start)
     timer.daemon = True
     timer.start()
 

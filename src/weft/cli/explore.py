@@ -73,9 +73,9 @@ def _explore(
         return
     from rich.console import Console
 
-    from weft.report.explore import show
+    from weft.report.explore import show_schedules
 
-    show(Console(), document, timelines)
+    show_schedules(Console(), document, timelines)
     if html is not None:
         print(f"page: {html}")
 
@@ -129,11 +129,11 @@ def _measured(
     operation: str, shape: tuple[int, ...], ranks: int, topology: str, dtype: str
 ) -> tuple[dict[str, Any], list[tuple[str, Timeline]]]:
     from weft.errors import UsageError
-    from weft.ops.explore_device import measure
+    from weft.ops.explore_device import measure_schedules
 
     if topology:
         raise UsageError(
             "--topology is for simulated nodes; on one GPU the peers are pinned host memory: leave it out"
         )
     m, n, k = shape
-    return measure(operation, m, n, k, ranks, dtype), []
+    return measure_schedules(operation, m, n, k, ranks, dtype), []

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from weft.plan.figures import Figures
     from weft.plan.request import Question
 
-QUIET_S = 2.0
+_QUIET_S = 2.0
 """Progress is shown only when the work takes longer than this."""
 Tell = Callable[[int, int], None]
 
@@ -260,7 +260,7 @@ def _progress(*, quiet: bool) -> Iterator[Tell]:
         for status in shown:
             status.update(_words(done, started))
 
-    timer = threading.Timer(QUIET_S, start)
+    timer = threading.Timer(_QUIET_S, start)
     timer.daemon = True
     if not quiet and sys.stderr.isatty():
         timer.start()

@@ -140,7 +140,7 @@ def run(
     def report() -> None:
         try:
             counted = job.collect()
-            line = stats.summary(counted, policy)
+            line = stats.stats_summary(counted, policy)
             if tune:
                 counted["tuning"] = read_result(job.folder)
                 line = counted["tuning"]["text"]

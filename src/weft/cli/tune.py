@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from weft.tuning.tuned_workload import TunedWorkload
     from weft.workload import Workload
 
-SHOWN = 12  # candidates in the table; --json has them all
+_SHOWN = 12  # candidates in the table; --json has them all
 
 
 def tune(
@@ -206,8 +206,8 @@ def _show(tuned: TunedWorkload, html: Path | None) -> None:
         table.add_column(heading, justify="right", no_wrap=True)
     measured = [(one, one.ms) for one in tuned.candidates if one.ms is not None]
     ranked = sorted(measured, key=lambda pair: pair[1])
-    baselines = [pair for pair in ranked[SHOWN:] if pair[0] in tuned.candidates[:2]]
-    for one, ms in ranked[:SHOWN] + baselines:
+    baselines = [pair for pair in ranked[_SHOWN:] if pair[0] in tuned.candidates[:2]]
+    for one, ms in ranked[:_SHOWN] + baselines:
         share = tuned.fraction_of_ideal(ms)
         table.add_row(
             one.candidate + (" ←" if one.candidate == tuned.verdict.chosen else ""),

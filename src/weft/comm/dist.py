@@ -8,10 +8,10 @@ from typing import Any
 
 from weft.errors import UnavailableError, UsageError
 
-TIMEOUT_S = 120
+_TIMEOUT_S = 120
 
 
-def start(device: str) -> tuple[int, int]:
+def start_group(device: str) -> tuple[int, int]:
     """Join the process group that torchrun describes, unless that was done already; returns rank and size."""
     import torch
     import torch.distributed as dist
@@ -28,7 +28,7 @@ def start(device: str) -> tuple[int, int]:
                     "fewer ranks, or use ghost ranks on one GPU: weft bench without torchrun"
                 )
             torch.cuda.set_device(local)
-        timeout = datetime.timedelta(seconds=TIMEOUT_S)
+        timeout = datetime.timedelta(seconds=_TIMEOUT_S)
         dist.init_process_group("nccl" if device == "cuda" else "gloo", timeout=timeout)
     return dist.get_rank(), dist.get_world_size()
 

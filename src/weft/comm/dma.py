@@ -18,11 +18,11 @@ import torch
 
 from weft.errors import UnavailableError, UsageError
 
-LIBRARY = "libcuda.so.1"
+_LIBRARY = "libcuda.so.1"
 _NO_TIMING = 2
 _UNIFIED = 4  # CU_MEMORYTYPE_UNIFIED: the driver tells host from device by the address
 
-Entry: TypeAlias = tuple[Callable[..., int], tuple[Any, ...]]
+CopyEntry: TypeAlias = tuple[Callable[..., int], tuple[Any, ...]]
 """A driver call ready to be made; it returns 0 when all is well."""
 
 
@@ -90,14 +90,14 @@ class Copies:
         if self._free:
             return self._free.pop()
         made = ctypes.c_void_p()
-        check(self._create(ctypes.byref(made), _NO_TIMING), "cuEventCreate")
+        check_result(self._create(ctypes.byref(made), _NO_TIMING), "cuEventCreate")
         return made.value or 0
 
     def give_back(self, events: Sequence[int]) -> None:
         """Let others use these events. Work that waits for an earlier use of one still waits for that."""
         self._free += events
 
-    def entry(self, target: Block, source: Block, stream: int) -> Entry:
+    def entry(self, target: Block, source: Block, stream: int) -> CopyEntry:
         """The call that copies a block on a stream."""
         if (target.rows, target.width) != (source.rows, source.width):
             raise UsageError(f"cannot copy {source} to {target}: they differ in size")
@@ -125,7 +125,7 @@ class _Kept:
         self._as_parameter_ = ctypes.c_void_p(ctypes.addressof(structure))
 
 
-def check(code: int, what: str) -> None:
+def check_result(code: int, what: str) -> None:
     if code:
         raise RuntimeError(f"{what} failed: CUDA error {code}")
 
@@ -134,7 +134,7 @@ def check(code: int, what: str) -> None:
 def copies() -> Copies:
     """The driver of this process."""
     try:
-        return Copies(ctypes.CDLL(LIBRARY))
+        return Copies(ctypes.CDLL(_LIBRARY))
     except (OSError, AttributeError) as error:
         raise UnavailableError(f"no copies by the copy engine: {error}; use engine='sm'") from None
 

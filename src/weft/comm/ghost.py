@@ -58,7 +58,7 @@ def impersonate(ranks: int) -> None:
     dist.distributed_c10d.init_process_group = init_as_ghost
 
 
-def main(arguments: Sequence[str]) -> None:
+def run_script(arguments: Sequence[str]) -> None:
     """Run a script as rank 0; `arguments`: `--ranks R SCRIPT ARGUMENTS…`."""
     import runpy
 
@@ -75,6 +75,6 @@ if __name__ == "__main__":
     from weft.comm import ghost
 
     try:
-        ghost.main(sys.argv[1:])
+        ghost.run_script(sys.argv[1:])
     except UsageError as error:
         sys.exit(f"weft: {error}")

@@ -79,7 +79,7 @@ def _make_lane(device: Any, size: int, options: GhostOptions) -> Lane:
         sm_count = torch.cuda.get_device_properties(device).multi_processor_count
         check_resident(Workload(name="ghost ranks", ranks=size), options.max_ctas, sm_count)
     with torch.cuda.device(device):
-        ranks = nccl.Ranks(nccl.load_nccl(), size, options.max_ctas)
+        ranks = nccl.NcclRanks(nccl.load_nccl(), size, options.max_ctas)
     priority = -1 if options.high_priority else 0
     return Lane(ranks, [torch.cuda.Stream(device, priority=priority) for _ in range(size)], device)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 
 class LocalRanks:
-    """The interface of `weft.comm.nccl.Ranks` for tensors on any device. Streams are ignored."""
+    """The interface of `weft.comm.nccl.NcclRanks` for tensors on any device. Streams are ignored."""
 
     def __init__(self, size: int, max_ctas: int | None = None) -> None:
         self.size, self.max_ctas = size, max_ctas

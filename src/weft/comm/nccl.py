@@ -168,7 +168,7 @@ def load_nccl(path: str | None = None) -> Library:
         ) from None
 
 
-class Ranks:
+class NcclRanks:
     """R communicators of one process on one GPU. Each method issues a collective for all ranks as one group.
 
     `send`, `recv` and `streams` have one entry per rank. No method waits for the GPU.

@@ -27,12 +27,12 @@ MARK = "weft-answer "
 """Start of the line with the answer: libraries may write to stdout before and after it."""
 
 
-def ask(topic: str, *arguments: str, limit_s: float = CHILD_LIMIT_S) -> dict[str, Any]:
+def ask_child(topic: str, *arguments: str, limit_s: float = CHILD_LIMIT_S) -> dict[str, Any]:
     """The answer of the child. Raises UnavailableError with the reason if it fails, crashes or hangs."""
     root = str(Path(__file__).parents[2])
     path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
     environment = os.environ | {"PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
-    start = "import sys; from weft.doctor.child import answer; answer(sys.argv[1:])"
+    start = "import sys; from weft.doctor.child import answer_query; answer_query(sys.argv[1:])"
     command = [sys.executable, "-c", start, topic, *arguments]
     try:
         done = subprocess.run(
@@ -106,7 +106,7 @@ TOPICS: dict[str, Callable[..., dict[str, Any]]] = {"gpus": _gpus, "priority": _
 """Queries by name."""
 
 
-def answer(arguments: list[str]) -> None:
+def answer_query(arguments: list[str]) -> None:
     """Run the query in this process; `arguments`: topic, then its arguments."""
     try:
         result = TOPICS[arguments[0]](*arguments[1:])

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.doctor import libraries
-from weft.doctor.child import ask
+from weft.doctor.child import ask_child
 from weft.doctor.libraries import Torch
 
 COMMAND_LIMIT_S = 10.0
@@ -36,7 +36,7 @@ class Machine:
     """The queries of the checks. The defaults query the real machine."""
 
     env: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
-    ask: Callable[..., dict[str, Any]] = ask
+    ask: Callable[..., dict[str, Any]] = ask_child
     """Query in a child process; see `weft.doctor.child`."""
     run: Callable[..., tuple[int, str, str]] = run_command
     which: Callable[[str], str | None] = shutil.which

@@ -29,7 +29,7 @@ class MemoryFullError(UnavailableError):
 
 
 @dataclass(frozen=True)
-class Sample:
+class PipelineSample:
     """One measurement of the whole pipeline."""
 
     ms: float
@@ -43,7 +43,7 @@ class Executor(Protocol):
     device: str
     simulated: bool
 
-    def measure(self, workload: Workload, policy: Policy, mode: str = "overlap") -> Sample:
+    def measure(self, workload: Workload, policy: Policy, mode: str = "overlap") -> PipelineSample:
         """Run the pipeline once and check the collective's result."""
         ...
 

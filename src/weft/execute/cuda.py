@@ -8,7 +8,7 @@ from typing import Any
 
 from weft.errors import UnavailableError, UsageError, WeftError
 from weft.execute import spans
-from weft.execute.base import MemoryFullError, Sample
+from weft.execute.base import MemoryFullError, PipelineSample
 from weft.execute.compute import build_compute
 from weft.execute.gpu import TorchGpu
 from weft.execute.payload import Buffers
@@ -54,7 +54,7 @@ class CudaExecutor:
         self._prepared: Prepared | None = None
         self._applied: Policy | None = None
 
-    def measure(self, workload: Workload, policy: Policy, mode: str = "overlap") -> Sample:
+    def measure(self, workload: Workload, policy: Policy, mode: str = "overlap") -> PipelineSample:
         """Run the pipeline once, from the first compute to the last collective, and check the result."""
         prepared, pipeline = self._ready(workload, policy, mode)
         for _ in range(6):
@@ -68,7 +68,7 @@ class CudaExecutor:
                 break
             prepared.spin_ms *= 2  # the GPU caught up with the launches, so the time includes launch skew
         ms = self._gpu.elapsed_ms(begin, end)
-        return Sample(ms, {**self._gpu.clocks.read(), "launches_hidden": hidden})
+        return PipelineSample(ms, {**self._gpu.clocks.read(), "launches_hidden": hidden})
 
     def timeline(self, workload: Workload, policy: Policy, mode: str = "overlap") -> Timeline:
         """Run the pipeline once under the profiler, or with events if it records no kernels."""
@@ -198,7 +198,7 @@ class _NcclRanks:
 
         if self._library is None:
             self._library = nccl.load_nccl()
-        return nccl.Ranks(self._library, size, ctas)
+        return nccl.NcclRanks(self._library, size, ctas)
 
     def info(self) -> dict[str, Any]:
         from weft.comm import nccl

@@ -13,7 +13,7 @@ from typing import Any
 from weft.comm import dist as groups
 from weft.errors import UnavailableError, UsageError, WeftError
 from weft.execute import payload, spans
-from weft.execute.base import Sample, WrongResultError
+from weft.execute.base import PipelineSample, WrongResultError
 from weft.execute.compute import build_compute
 from weft.execute.gpu import TorchGpu
 from weft.policy import Policy
@@ -33,7 +33,7 @@ class DistExecutor:
             import torch
         except ImportError:
             raise UnavailableError("the lab needs PyTorch: pip install torch") from None
-        self.rank, self.size = groups.start(device)
+        self.rank, self.size = groups.start_group(device)
         self._ranks = Ranks()
         self._cuda = device == "cuda"
         self._gpu = TorchGpu(torch.cuda.current_device()) if self._cuda else None
@@ -44,7 +44,7 @@ class DistExecutor:
         self._prepared: tuple[Workload, list[Any], Any, Any] | None = None
         self._lanes: list[Any] = []
 
-    def measure(self, workload: Workload, policy: Policy, mode: str = "overlap") -> Sample:
+    def measure(self, workload: Workload, policy: Policy, mode: str = "overlap") -> PipelineSample:
         """Run the pipeline once on every rank and check this rank's result."""
         try:
             return self._measure(workload, policy, mode)
@@ -54,7 +54,7 @@ class DistExecutor:
                 f"{workload}: rank {self.rank} lost a peer (did another rank exit?): {first}"
             ) from None
 
-    def _measure(self, workload: Workload, policy: Policy, mode: str) -> Sample:
+    def _measure(self, workload: Workload, policy: Policy, mode: str) -> PipelineSample:
         calls, send, recv = self._ready(workload, policy, mode)
         if workload.collective == "all_reduce":
             recv.copy_(send)
@@ -70,7 +70,7 @@ class DistExecutor:
         if any(self._ranks.gather(bool(problem))):
             raise WrongResultError(problem or f"{workload}: another rank received a wrong result")
         facts = self._gpu.clocks.read() if self._gpu else {}
-        return Sample(self._ranks.most(ms), facts)
+        return PipelineSample(self._ranks.most(ms), facts)
 
     def timeline(self, workload: Workload, policy: Policy, mode: str = "overlap") -> Timeline:
         """The timeline of this rank's GPU."""
@@ -140,7 +140,7 @@ class DistExecutor:
         workload = self._own(workload)
         positions = payload.sample_positions(workload, 0, self._where)
         got = recv[positions].to(payload.torch_dtype("fp64"))
-        wanted = payload.expected(workload, self.rank, positions, op="max")
+        wanted = payload.expected_values(workload, self.rank, positions, op="max")
         if bool((got == wanted).all()):
             return ""
         where = int((got != wanted).nonzero()[0])

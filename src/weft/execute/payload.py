@@ -48,7 +48,7 @@ def make_send(workload: Workload, rank: int, device: Any) -> Any:
     return buffer
 
 
-def expected(workload: Workload, rank: int, index: Any, op: str = "sum") -> Any:
+def expected_values(workload: Workload, rank: int, index: Any, op: str = "sum") -> Any:
     """Expected values at `index` (a tensor of positions) of a rank's receive buffer, as float64.
 
     `op`: reduction of an all-reduce, `sum` or `max`.
@@ -98,7 +98,7 @@ class Buffers:
         count = buffer_sizes(workload)[1]
         recv = [torch.full((count,), math.nan, dtype=send[0].dtype, device=device) for _ in ranks]
         positions = sample_positions(workload, 0, device)
-        wanted = [expected(workload, rank, positions).to(send[0].dtype) for rank in ranks]
+        wanted = [expected_values(workload, rank, positions).to(send[0].dtype) for rank in ranks]
         return cls(send, recv, positions, wanted)
 
     def poison(self) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from weft.execute.base import Sample
+from weft.execute.base import PipelineSample
 from weft.gpu.occupancy import blocks_per_sm
 from weft.policy import Policy
 from weft.sim.core import SimOutcome, simulate_launches
@@ -59,13 +59,13 @@ class SimExecutor:
         per_sm = blocks_per_sm(gpu, int(figures.comm_threads), int(figures.comm_registers), shared)
         return gpu.sms * per_sm // (workload.ranks if self.ghost else 1)
 
-    def measure(self, workload: Workload, policy: Policy, mode: str = "overlap") -> Sample:
+    def measure(self, workload: Workload, policy: Policy, mode: str = "overlap") -> PipelineSample:
         """Simulated time of the pipeline in ms, cached because it is deterministic."""
         key = (workload, policy, mode)
         if key not in self._known:
             launches = self.launches(workload, policy, mode)
             self._known[key] = simulate_launches(self.profile.machine(), launches).total_s * 1e3
-        return Sample(self._known[key], {"simulated": True})
+        return PipelineSample(self._known[key], {"simulated": True})
 
     def timeline(self, workload: Workload, policy: Policy, mode: str = "overlap") -> Timeline:
         """The timeline of a run."""

@@ -88,10 +88,10 @@ class RemoteExecutor:
         self.simulated: bool = hello["simulated"]
         self._info: dict[str, Any] = hello["info"]
 
-    def measure(self, workload: Workload, policy: Policy, mode: str = "overlap") -> base.Sample:
+    def measure(self, workload: Workload, policy: Policy, mode: str = "overlap") -> base.PipelineSample:
         """Run the pipeline once in the worker."""
         answer = self._ask("measure", workload, policy, mode)
-        return base.Sample(answer["ms"], answer["facts"])
+        return base.PipelineSample(answer["ms"], answer["facts"])
 
     def timeline(self, workload: Workload, policy: Policy, mode: str = "overlap") -> Timeline:
         """Run the pipeline once in the worker and record its timeline."""

@@ -11,7 +11,7 @@ from typing import Any
 from weft.policy import Policy
 from weft.shim.apply import overlap
 
-log = logging.getLogger("weft")
+_log = logging.getLogger("weft")
 
 
 class Training:
@@ -26,7 +26,7 @@ class Training:
         if self._policy is None:
             return
         if _tuned() is not None:
-            log.warning("the policy of this callback is not applied: `weft run --tune` chooses its own")
+            _log.warning("the policy of this callback is not applied: `weft run --tune` chooses its own")
             return
         self._applied = ExitStack()
         self._applied.enter_context(overlap(self._policy))
@@ -42,7 +42,7 @@ class Training:
         from weft.tuning.live.outcome import read_result
 
         result = read_result(folder)
-        log.info("live tuning: %s", result["text"])
+        _log.info("live tuning: %s", result["text"])
         return {"weft/gain_pct": float(result["gain_pct"]), "weft/steps": float(result["steps"])}
 
 

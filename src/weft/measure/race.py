@@ -15,10 +15,10 @@ from typing import Generic, TypeVar
 
 from weft.errors import UsageError, WeftError
 from weft.measure.intervals import ratio_ci
-from weft.measure.result import Entry, Result
-from weft.measure.scores import Noise, Round, fit
+from weft.measure.result import RaceEntry, RaceResult
+from weft.measure.scores import Noise, Round, fit_scores
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 HOPELESS = 1.75  # times the fastest of a round: dropped at once
 DROP_Z = 2.4  # standard errors behind the leader at which a candidate is dropped,
@@ -26,34 +26,34 @@ DROP_Z_STEP = 0.15  # plus this for each doubling of the rounds
 ONCE_Z = 3.0  # the same after a single round, whose leader is usually a lucky one
 LOOKS = 16  # rounds that each end with a decision on drops; afterwards, every 1/16 more of them
 MANY = 16  # from this many challengers on, a few of them are measured twice first to estimate the noise
-ENOUGH = 8  # affordable measurements per candidate from which all are measured twice before any is dropped
+_ENOUGH = 8  # affordable measurements per candidate from which all are measured twice before any is dropped
 PROBED = 8  # challengers measured twice first
 LAST = 5  # rounds reserved for the finalists
 MAX_CONFIRM = 4  # times the rounds of a confirmation, while its result is unclear
 FEW = 12  # up to this many challengers get the full grid; more share a third of theirs
 ROUNDS = 15
 """Of a full grid; a third of it finds the best of 40 candidates that leads by 3% under 5% noise."""
-TIE = 0.005
+_TIE = 0.005
 """Candidates this close (relative) count as equally good."""
 CONFIRM = 6
 """Fewest fresh rounds of a confirmation: with six, a 95% interval between order statistics exists."""
 
 
 def race(
-    candidates: Sequence[T],
-    measure: Callable[[T], float],
+    candidates: Sequence[_T],
+    measure: Callable[[_T], float],
     *,
     baselines: Sequence[int] = (),
     aside: Sequence[int] = (),
     rounds: int = ROUNDS,
     min_rounds: int = 3,
     confirm: int = 5,
-    tie: float = TIE,
+    tie: float = _TIE,
     seed: int = 0,
     deadline_s: float | None = None,
     clock: Callable[[], float] = time.monotonic,
     on_sample: Callable[[int, float | None], None] | None = None,
-) -> Result[T]:
+) -> RaceResult[_T]:
     """Find the fastest candidate. `measure` returns ms, or raises WeftError for one that cannot run.
 
     `rounds` is how often a full grid would measure each candidate. A race of many candidates takes at most a
@@ -69,7 +69,7 @@ def race(
     """
     if not candidates:
         raise UsageError("a race needs at least one candidate")
-    result = Result([Entry(c) for c in candidates], tuple(baselines), tuple(aside))
+    result = RaceResult([RaceEntry(c) for c in candidates], tuple(baselines), tuple(aside))
     course = _Course(result, measure, on_sample, rounds, min_rounds, tie, random.Random(seed))
     until = math.inf if deadline_s is None else clock() + deadline_s
     while not course.over:
@@ -88,13 +88,13 @@ def most_measurements(candidates: int, rounds: int) -> int:
     return max(candidates, math.ceil(rounds * max(candidates / 3, min(candidates, FEW))))
 
 
-class _Course(Generic[T]):
+class _Course(Generic[_T]):
     """A race while it is run."""
 
     def __init__(
         self,
-        result: Result[T],
-        measure: Callable[[T], float],
+        result: RaceResult[_T],
+        measure: Callable[[_T], float],
         on_sample: Callable[[int, float | None], None] | None,
         rounds: int,
         min_rounds: int,
@@ -189,7 +189,7 @@ class _Course(Generic[T]):
 
     def _probing(self) -> bool:
         """Whether the next round measures a few only: they give the noise, by which others can be dropped."""
-        short = self.most < ENOUGH * len(self.result.entries)
+        short = self.most < _ENOUGH * len(self.result.entries)
         return short and len(self.table) == 1 and len(self._challengers()) >= MANY
 
     def _members(self) -> list[int]:
@@ -220,7 +220,7 @@ class _Course(Generic[T]):
 
     def _ranked(self, field: Sequence[int]) -> list[tuple[float, int, int]]:
         """Distance behind the leader (relative), index and number of measurements of each, best first."""
-        level, counts, self.noise = fit(self.table, field, self.noise)
+        level, counts, self.noise = fit_scores(self.table, field, self.noise)
         found = zip((level - level.min()).tolist(), field, counts.tolist(), strict=True)
         return sorted(found)
 

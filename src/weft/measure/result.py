@@ -10,14 +10,14 @@ from typing import Generic, TypeVar
 from weft.errors import WeftError
 from weft.measure.intervals import bootstrap_ci, ratio_ci
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 
 @dataclass
-class Entry(Generic[T]):
+class RaceEntry(Generic[_T]):
     """A candidate and its measurements in ms."""
 
-    candidate: T
+    candidate: _T
     samples: list[float] = field(default_factory=list)
     kept: bool = True
     problem: str = ""
@@ -43,10 +43,10 @@ class Entry(Generic[T]):
 
 
 @dataclass
-class Result(Generic[T]):
+class RaceResult(Generic[_T]):
     """All entries in the order given, and the index of the chosen one (None: nothing could be measured)."""
 
-    entries: list[Entry[T]]
+    entries: list[RaceEntry[_T]]
     baselines: tuple[int, ...]
     aside: tuple[int, ...] = ()
     chosen: int | None = None
@@ -56,7 +56,7 @@ class Result(Generic[T]):
     out_of_time: bool = False
 
     @property
-    def best(self) -> T | None:
+    def best(self) -> _T | None:
         """The chosen candidate."""
         return None if self.chosen is None else self.entries[self.chosen].candidate
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 NOISE_FLOOR = 0.002
 """Relative; an accidentally quiet start must not drop good candidates."""
-CLIP = 2.0  # standard deviations at which residuals are clipped,
+_CLIP = 2.0  # standard deviations at which residuals are clipped,
 CLIPPED = 0.9205  # and the variance that a normal distribution has left then
 SURE = 16  # degrees of freedom at which the noise is known well enough
 PASSES = 4
@@ -41,7 +41,7 @@ class Noise:
         return z * wider * self.sigma * math.sqrt(1 / a + 1 / b)
 
 
-def fit(rounds: Sequence[Round], members: Sequence[int], known: Noise) -> tuple[Array, Array, Noise]:
+def fit_scores(rounds: Sequence[Round], members: Sequence[int], known: Noise) -> tuple[Array, Array, Noise]:
     """The level of each member, its number of measurements, and the noise.
 
     Model: a measurement is the member's level plus the round's level plus noise, so what slows a whole round
@@ -84,6 +84,6 @@ def _noise(rest: Array, known: Noise) -> Noise:
     if freedom >= STEADY:  # a starting value that is robust to outliers
         scale = min(scale, NORMAL_MAD * float(np.median(np.abs(found))))
     for _ in range(PASSES):
-        scale = math.sqrt(float(np.mean(np.clip(found, -CLIP * scale, CLIP * scale) ** 2)) / CLIPPED)
+        scale = math.sqrt(float(np.mean(np.clip(found, -_CLIP * scale, _CLIP * scale) ** 2)) / CLIPPED)
     sigma = max(scale / part, NOISE_FLOOR)
     return Noise(sigma, freedom, bool(np.max(np.abs(found)) > HICCUP * part * sigma))

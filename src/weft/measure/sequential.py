@@ -21,12 +21,12 @@ from statistics import median
 FASTER = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32)
 """Effects that are bet on: logarithms of default time over changed time."""
 WINDOWS = (4, 16)  # recent steps that give the level
-MEMORY = 32  # recent errors of a prediction that give its scatter
-FLOOR = 0.0015  # relative; keeps a quiet start from looking exact
-NORMAL = 1.4826  # from a median of absolute values to a standard deviation
+_MEMORY = 32  # recent errors of a prediction that give its scatter
+_FLOOR = 0.0015  # relative; keeps a quiet start from looking exact
+_NORMAL = 1.4826  # from a median of absolute values to a standard deviation
 TAILS = 4.0  # degrees of freedom of the Student distribution
 WIDEST, PRECISION = 0.7, 0.03  # of an interval's ends
-CAUTION = 0.05  # of the capital is kept out of every bet
+_CAUTION = 0.05  # of the capital is kept out of every bet
 
 
 @dataclass
@@ -48,13 +48,13 @@ class _Bet:
             return
         level = median(recent)
         if 0 < step.share < 1 and len(self.errors) >= 3:
-            scatter = max(FLOOR, NORMAL * median(map(abs, self.errors)))
+            scatter = max(_FLOOR, _NORMAL * median(map(abs, self.errors)))
             default = _student((step.log_ms - level) / scatter)
             changed = _student((step.log_ms + self.effect - level) / scatter)
             expected = step.share * changed + (1 - step.share) * default
             odds = (changed if step.arm else default) / expected
-            self.log_capital += math.log((1 - CAUTION) * odds + CAUTION)
-        self.errors = [*self.errors, step.log_ms + self.effect * step.arm - level][-MEMORY:]
+            self.log_capital += math.log((1 - _CAUTION) * odds + _CAUTION)
+        self.errors = [*self.errors, step.log_ms + self.effect * step.arm - level][-_MEMORY:]
 
     def note(self, step: Step) -> None:
         """Let a step count towards the level."""
@@ -152,7 +152,7 @@ def estimate(steps: Sequence[Step], period: int = 1) -> float:
     return median(differences) if differences else 0.0
 
 
-def interval(
+def confidence_interval(
     steps: Sequence[Step],
     middle: float,
     effects: Sequence[float] = FASTER,

@@ -12,8 +12,8 @@ WINDOW = 6
 EVEN = 0.04  # spread of successive steps, relative, that counts as even at once
 UNEVEN_WINDOW = 16  # steps after which a job's own scatter is accepted, unless it still gets faster
 FALLING = 0.97
-FLOOR = 0.002  # relative; keeps a lucky quiet start from looking exact
-NORMAL = 1.4826  # from a median of absolute values to a standard deviation
+_FLOOR = 0.002  # relative; keeps a lucky quiet start from looking exact
+_NORMAL = 1.4826  # from a median of absolute values to a standard deviation
 LONGEST_CYCLE = 8
 CYCLE_GAIN = 0.33  # a cycle must reduce the scatter of successive steps to this share
 CYCLE_STEPS = 10  # that it takes to tell a cycle
@@ -63,7 +63,7 @@ def cycle(times: Sequence[float], first: int = 0) -> Cycle:
         for p in range(1, min(LONGEST_CYCLE, len(logs) - WINDOW, len(logs) // 2 + 1) + 1)
     }
     best = min(scatter, key=lambda p: (scatter[p], p))
-    shortest = next(p for p in scatter if scatter[p] <= 1.5 * scatter[best] + FLOOR / 2)
+    shortest = next(p for p in scatter if scatter[p] <= 1.5 * scatter[best] + _FLOOR / 2)
     if scatter[shortest] > CYCLE_GAIN * scatter[1]:
         return Cycle()
     whole = median(logs)
@@ -79,7 +79,7 @@ def roughness(times: Sequence[float]) -> float:
 
 
 @dataclass
-class Noise:
+class StepNoise:
     """Relative scatter of one step's time, learned while trials come in."""
 
     squares: float = 0.0
@@ -88,19 +88,19 @@ class Noise:
     @property
     def sigma(self) -> float:
         """Relative standard deviation of a step."""
-        return max(FLOOR, math.sqrt(self.squares / self.freedom)) if self.freedom else FLOOR
+        return max(_FLOOR, math.sqrt(self.squares / self.freedom)) if self.freedom else _FLOOR
 
     def start(self, times: Sequence[float]) -> None:
         """From steps under one policy: successive differences, so that a slow drift does not count."""
         logs = [math.log(t) for t in times if t > 0]
         steps = [abs(b - a) for a, b in pairwise(logs)]
         if steps:
-            sigma = NORMAL * median(steps) / math.sqrt(2)
+            sigma = _NORMAL * median(steps) / math.sqrt(2)
             self._add([sigma] * (len(steps) // 2), len(steps) // 2)
 
-    def including(self, rounds: Sequence[Sequence[float]]) -> Noise:
+    def including(self, rounds: Sequence[Sequence[float]]) -> StepNoise:
         """With what rounds of a race add: one row of logs per policy, as many in each."""
-        more = Noise(self.squares, self.freedom)
+        more = StepNoise(self.squares, self.freedom)
         count = len(rounds[0]) if rounds else 0
         if len(rounds) < 2 or count < 2:
             return more

@@ -13,7 +13,7 @@ from torch.autograd.function import once_differentiable
 from weft.ops.call import Call
 from weft.ops.collect import all_to_all, start_gather
 from weft.ops.prepare import PreparedCall, Tensors
-from weft.ops.run import prepare, run
+from weft.ops.run import prepare_call, run_call
 
 Gradients: TypeAlias = tuple[torch.Tensor | None, list[torch.Tensor | None]]
 """Of x (or None) and of each w (or None)."""
@@ -26,7 +26,7 @@ class Fused(torch.autograd.Function):  # type: ignore[misc,unused-ignore]
     def forward(
         ctx: Any, call: Call, group: Any, x: torch.Tensor, *ws: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
-        made = run(call, (x,), ws, group)
+        made = run_call(call, (x,), ws, group)
         results = tuple(made.outs)
         kept: torch.Tensor | None = made.flat
         ctx.whole = call.return_gathered or (call.operation == "all_to_all_matmul")
@@ -113,7 +113,7 @@ def _all_gather_matmul(of: _Backward) -> Gradients:
     dx = None
     if of.needs_x:
         call = prepared.call.backward("matmul_reduce_scatter", rows)
-        dx = run(call, of.grads, [w.t() for w in of.ws], team.group).outs[0]
+        dx = run_call(call, of.grads, [w.t() for w in of.ws], team.group).outs[0]
     gathered = gathering() if any(of.needs_w) else None
     return dx, of.gradients_of_w(gathered)
 
@@ -122,7 +122,7 @@ def _matmul_reduce_scatter(of: _Backward) -> Gradients:
     """The gathered gradient serves both."""
     assert of.kept is not None
     call = of.prepared.call.backward("all_gather_matmul", of.prepared.schedule.problem.rows)
-    made = run(call, of.grads, [of.ws[0].t()], of.prepared.team.group)
+    made = run_call(call, of.grads, [of.ws[0].t()], of.prepared.team.group)
     dw = of.kept.t() @ made.gathered() if of.needs_w[0] else None
     return (made.outs[0] if of.needs_x else None), [dw]
 
@@ -158,7 +158,7 @@ def backward_of(
     needs: tuple[bool, Sequence[bool]],
 ) -> Gradients:
     """The gradients of a call from its inputs alone; what an all-to-all brought is fetched once more."""
-    (flat,), ws, prepared = prepare(call, (x,), ws, group)
+    (flat,), ws, prepared = prepare_call(call, (x,), ws, group)
     kept: torch.Tensor | None = flat
     whole = call.operation == "all_to_all_matmul"
     if whole:

@@ -13,7 +13,7 @@ from weft.sim.fabric import Fabric, default_topology, fabric, node_links
 from weft.sim.gemm import Gemms, gemms
 from weft.workload import DTYPE_BYTES
 
-ENGINES = ("dma", "sm")
+FUSED_ENGINES = ("dma", "sm")
 LIBRARY_COLLECTIVES = {
     "all_gather_matmul": "all_gather",
     "matmul_reduce_scatter": "reduce_scatter",
@@ -95,7 +95,7 @@ class Case:
         return -(-self.m // self.ranks) * columns * DTYPE_BYTES[self.dtype]
 
 
-def candidates(case: Case, engines: tuple[str, ...] = ENGINES) -> list[tuple[str, str]]:
+def schedule_candidates(case: Case, engines: tuple[str, ...] = FUSED_ENGINES) -> list[tuple[str, str]]:
     """Schedules and engines to choose from; serial is the library's collective, on SMs where it may use them.
 
     Where GEMMs are persistent kernels, copies on SMs find no SM until a GEMM ends (on an H200 they took
@@ -122,7 +122,7 @@ def gemm_with_copies(
     return case.costs.cost(m, n, k, case.dtype, parts=parts, accumulate=accumulate, sms=fewer)
 
 
-def collective_s(case: Case) -> float:
+def library_collective_s(case: Case) -> float:
     """Seconds of the library's collective: direct to every peer, or around the ring where that is faster."""
     figures = case.costs.profile.figures
     direct, ring = _loads(case.topology, case.ranks, case.gpu)

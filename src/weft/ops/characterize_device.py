@@ -20,7 +20,7 @@ MEMORY_BOUND = (65536, 128, 8192)
 """A GEMM that waits for memory: there copies and GEMM share what both need."""
 LEAST_MS = 20.0
 """How long either side is timed."""
-COPIES = 16
+_COPIES = 16
 WAIT_CYCLES = 20_000_000
 """How long both streams wait for the host to have issued everything: about 10 ms."""
 
@@ -238,11 +238,11 @@ def _copies(torch: Any, repeats: int) -> tuple[list[dict[str, Any]], float, floa
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         torch.cuda._sleep(WAIT_CYCLES)
         begin.record()
-        for _ in range(COPIES):
+        for _ in range(_COPIES):
             target[:size].copy_(source[:size], non_blocking=True)
         end.record()
         end.synchronize()
-        return float(begin.elapsed_time(end)) / COPIES
+        return float(begin.elapsed_time(end)) / _COPIES
 
     ms(largest)
     times = {size: median(ms(size) for _ in range(repeats)) for size in COPY_BYTES}

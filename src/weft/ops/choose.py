@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from weft.ops.teams import Team
 
 SMALL_FLOPS = 2e9  # on a CPU: cutting a smaller GEMM costs more than it hides
-DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+_DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 ACCUMULATES = "uniform-fused-2d"
 _SAID: set[str] = set()
 
@@ -91,7 +91,7 @@ def _picked(call: Call, problem: Problem, x: Any, team: Team) -> Choice:
 
     topology = "host" if isinstance(team.group, HostPeers) else ""
     engines = (call.engine,) if call.engine else ("dma", "sm")
-    k, kind = problem.k, DTYPES.get(str(x.dtype).removeprefix("torch."), "bf16")
+    k, kind = problem.k, _DTYPES.get(str(x.dtype).removeprefix("torch."), "bf16")
     if _is_fp8(x):
         k = max(1, k // 2)  # half the bytes and half the time of bf16, as with half the K
     sizes = (problem.m, problem.n, k, problem.ranks)

@@ -13,8 +13,8 @@ import torch
 from weft.ops.autograd import backward_of
 from weft.ops.call import Call, out_rows
 from weft.ops.operands import check_operands, out_dtype
-from weft.ops.run import run
-from weft.ops.teams import group_named, name_of, team_of
+from weft.ops.run import run_call
+from weft.ops.teams import group_named, team_name, team_of
 
 
 @torch.library.custom_op("weft::fused_matmul", mutates_args=())  # type: ignore[misc,unused-ignore,untyped-decorator]
@@ -28,7 +28,7 @@ def fused_matmul(
     sent: Sequence[int] | None,
 ) -> list[torch.Tensor]:
     asked = Call.decode(call, rows, sent)
-    made = run(asked, (x,), ws, group_named(group), scales=scales)
+    made = run_call(asked, (x,), ws, group_named(group), scales=scales)
     if not asked.return_gathered:
         return made.outs
     gathered = made.gathered()
@@ -110,6 +110,6 @@ def compiled(
 ) -> list[torch.Tensor]:
     """What torch.compile traces."""
     made: list[torch.Tensor] = fused_matmul(
-        x, list(ws), list(scales), call.encode(), name_of(group), call.rows, call.sent
+        x, list(ws), list(scales), call.encode(), team_name(group), call.rows, call.sent
     )
     return made

@@ -16,7 +16,7 @@ from weft.ops.operands import Operands
 from weft.ops.program import Program
 from weft.ops.run_streams import StreamRunner
 from weft.ops.steps import Schedule
-from weft.ops.teams import Agreement, Team
+from weft.ops.teams import Team, TeamAgreement
 
 PULL_LANES = 2  # one copy is on its way while the next begins
 
@@ -26,7 +26,7 @@ _LANES: dict[tuple[int, int], list[Any]] = {}
 def stream_runner(
     schedule: Schedule,
     engine: str,
-    agreement: Agreement,
+    agreement: TeamAgreement,
     operands: Operands,
     team: Team,
 ) -> StreamRunner:
@@ -66,7 +66,7 @@ def _lanes(device: torch.device) -> list[Any]:
 
 def _symmetric(
     schedule: Schedule,
-    agreement: Agreement,
+    agreement: TeamAgreement,
     dtype: torch.dtype,
     device: torch.device,
     team: Team,
@@ -92,7 +92,7 @@ def _symmetric(
     return SymmetricLink(schedule, theirs, agreement.memory, dtype, copies(), lanes)
 
 
-def _share(agreement: Agreement, size: int, device: torch.device, team: Team) -> bool:
+def _share(agreement: TeamAgreement, size: int, device: torch.device, team: Team) -> bool:
     """Make the symmetric memory of an agreement; all ranks have it, or none."""
     memory, reason = None, None
     try:

@@ -18,9 +18,9 @@ from weft.ops.case import (
     ROW_BYTES,
     SM_START_S,
     Case,
-    collective_s,
     gemm,
     gemm_with_copies,
+    library_collective_s,
 )
 from weft.ops.steps import Region, runs
 from weft.sim.fabric import fabric
@@ -203,7 +203,7 @@ class _Lanes:
         case = self.case
         whole = gemm(case, case.rows, case.n, case.k).seconds
         if self.sm:
-            return ISSUE_S + collective_s(case) + whole + self.event_s
+            return ISSUE_S + library_collective_s(case) + whole + self.event_s
         moved = self._by_itself(self.shard) + self.event_s
         last = ISSUE_S * self.peers + self.start_s + self.shard * self.loads.single[-1] + self.event_s
         if not self.scatter:

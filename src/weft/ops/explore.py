@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from weft.errors import UsageError
-from weft.ops.case import Case, collective_s, gemm
+from weft.ops.case import Case, gemm, library_collective_s
 from weft.ops.ficco import ficco_pick
 from weft.ops.pick import Pick, pick
-from weft.ops.simulate import Result, exhaustive
+from weft.ops.simulate import ScheduleResult, exhaustive
 from weft.policy import SCHEDULES
 
 FINER = tuple(name for name in SCHEDULES if name not in ("serial", "shard"))
 """The schedules of FiCCO."""
-COLLECTIVES = {
+_COLLECTIVES = {
     "all_gather": "all_gather_matmul",
     "reduce_scatter": "matmul_reduce_scatter",
     "all_to_all": "all_to_all_matmul",
@@ -24,13 +24,13 @@ COLLECTIVES = {
 def operation_of(collective: str) -> str:
     """The fused operation of a collective; the operation's own name is known too."""
     name = collective.strip().lower().replace("-", "_")
-    if name in COLLECTIVES.values():
+    if name in _COLLECTIVES.values():
         return name
-    if name not in COLLECTIVES:
+    if name not in _COLLECTIVES:
         raise UsageError(
-            f"collective {collective!r} cannot be fused with a GEMM; use one of {', '.join(COLLECTIVES)}"
+            f"collective {collective!r} cannot be fused with a GEMM; use one of {', '.join(_COLLECTIVES)}"
         )
-    return COLLECTIVES[name]
+    return _COLLECTIVES[name]
 
 
 @dataclass(frozen=True)
@@ -38,11 +38,11 @@ class Exploration:
     """What was found."""
 
     case: Case
-    results: dict[tuple[str, str], Result]
+    results: dict[tuple[str, str], ScheduleResult]
     """By schedule and engine."""
     picked: Pick
 
-    def fastest(self, name: str) -> Result:
+    def fastest(self, name: str) -> ScheduleResult:
         """A schedule with its best engine; where they are equal, the one that takes no SM."""
         return min(
             (r for (of, _), r in self.results.items() if of == name),
@@ -50,11 +50,11 @@ class Exploration:
         )
 
     @property
-    def best(self) -> Result:
+    def best(self) -> ScheduleResult:
         return min((self.fastest(name) for name in SCHEDULES), key=lambda r: r.seconds)
 
     @property
-    def serial(self) -> Result:
+    def serial(self) -> ScheduleResult:
         return self.fastest("serial")
 
     @property
@@ -64,7 +64,7 @@ class Exploration:
     @property
     def ideal_s(self) -> float:
         """The longer of GEMM and collective: nothing that cuts and waits can be faster."""
-        return max(self.gemm_s, collective_s(self.case))
+        return max(self.gemm_s, library_collective_s(self.case))
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON document."""
@@ -79,7 +79,7 @@ class Exploration:
             "dtype": case.dtype,
             "topology": case.topology,
             "product_ms": round(1e3 * self.gemm_s, 6),
-            "collective_ms": round(1e3 * collective_s(case), 6),
+            "collective_ms": round(1e3 * library_collective_s(case), 6),
             "ideal_ms": round(1e3 * self.ideal_s, 6),
             "bound": round(serial.seconds / self.ideal_s, 4),
             "schedules": [self._row(name) for name in SCHEDULES],

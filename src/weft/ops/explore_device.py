@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from weft.errors import UsageError, WeftError
-from weft.ops.case import ENGINES, Case
+from weft.ops.case import FUSED_ENGINES, Case
 from weft.ops.characterize_device import interleaved, torch_with_gpu
 from weft.ops.pick import pick
 from weft.policy import SCHEDULES
@@ -15,10 +15,10 @@ from weft.sim.profile import by_title
 
 MAX_HOST_BYTES = 24 << 30
 TOPOLOGY = "host"
-REPEATS = 7
+_REPEATS = 7
 
 
-def measure(operation: str, m: int, n: int, k: int, ranks: int, dtype: str) -> dict[str, Any]:
+def measure_schedules(operation: str, m: int, n: int, k: int, ranks: int, dtype: str) -> dict[str, Any]:
     """The JSON document. One GPU does what one rank does: it pulls from and pushes to pinned host memory."""
     torch = torch_with_gpu()
     title = torch.cuda.get_device_name()
@@ -27,7 +27,7 @@ def measure(operation: str, m: int, n: int, k: int, ranks: int, dtype: str) -> d
     setup = _Setup(torch, case)
     works: dict[Any, Callable[[], object]] = {"product": setup.gemm, "transfer": setup.transfer}
     refused: dict[str, str] = {}
-    for engine in ENGINES:
+    for engine in FUSED_ENGINES:
         for name in SCHEDULES:
             work = partial(setup.fused, name, engine)
             try:
@@ -37,7 +37,7 @@ def measure(operation: str, m: int, n: int, k: int, ranks: int, dtype: str) -> d
                 refused[f"{name} {engine}"] = str(error)
                 continue
             works[name, engine] = work
-    times = interleaved(torch, works, REPEATS)
+    times = interleaved(torch, works, _REPEATS)
     found = {key: ms for key, ms in times.items() if isinstance(key, tuple)}
     if not any(name == "serial" for name, _ in found):
         raise UsageError(f"{operation} cannot run here: {next(iter(refused.values()), 'no engine')}")

@@ -14,11 +14,11 @@ import torch
 from weft.errors import UsageError
 from weft.ops.autograd import Fused
 from weft.ops.call import Call
-from weft.ops.run import refuse, run
+from weft.ops.run import refuse, run_call
 from weft.policy import Policy
 
 Several: TypeAlias = torch.Tensor | Sequence[torch.Tensor]
-PLAIN = (torch.Tensor, torch.nn.Parameter)
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 def all_gather_matmul(
@@ -191,7 +191,7 @@ def _run(
             raise UsageError(f"{call.operation}: out= has no gradient; leave it out, or use torch.no_grad()")
         if not scales:
             return list(Fused.apply(call, group, x, *ws))
-    ran = run(call, (x,), ws, group, outs, scales)
+    ran = run_call(call, (x,), ws, group, outs, scales)
     if not call.return_gathered:
         return ran.outs
     gathered = ran.gathered()
@@ -252,7 +252,7 @@ def _cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _is_fake(tensor: torch.Tensor) -> bool:
-    if type(tensor) in PLAIN:
+    if type(tensor) in _PLAIN:
         return False
     from torch._subclasses.fake_tensor import FakeTensor
 
@@ -264,7 +264,7 @@ def _check_kinds(call: Call, given: _Tensors) -> None:
     operation = call.operation
     tensors = (given.x, *given.ws, *given.scales)
     for place, tensor in enumerate(tensors):
-        if type(tensor) in PLAIN:
+        if type(tensor) in _PLAIN:
             continue
         name = "A" if not place else "B" if place <= len(given.ws) else "a scale"
         if not isinstance(tensor, torch.Tensor):

@@ -28,7 +28,7 @@ ATTENTION = ((("q_proj", "k_proj", "v_proj"), "o_proj"), (("wq", "wk", "wv"), "w
 FEED_FORWARD = ((("gate_proj", "up_proj"), "down_proj"), (("w1", "w3"), "w2"))
 """Layers with the same input, and the layer that follows: Hugging Face's names, torchtitan's names."""
 OUTPUTS = ("lm_head", "output")
-SEQUENCE_DIM, HEADS_DIM = 1, 2
+_SEQUENCE_DIM, HEADS_DIM = 1, 2
 
 
 @dataclass
@@ -53,7 +53,7 @@ def parallelize(model: nn.Module, mesh: Any, *, gather_logits: bool = True, **op
     """
     if mesh.ndim != 1:
         raise UsageError(f"parallelize needs a mesh of one dimension, not {mesh.ndim}; give mesh['tp']")
-    found = plan(model, mesh.size(), gather_logits=gather_logits, **options)
+    found = plan_model(model, mesh.size(), gather_logits=gather_logits, **options)
     tied = _tied(model)
     parallelize_module(model, mesh, found.styles)
     for names in found.groups:
@@ -66,7 +66,7 @@ def parallelize(model: nn.Module, mesh: Any, *, gather_logits: bool = True, **op
     return model
 
 
-def plan(model: nn.Module, ranks: int, *, gather_logits: bool = True, **options: Any) -> Plan:
+def plan_model(model: nn.Module, ranks: int, *, gather_logits: bool = True, **options: Any) -> Plan:
     """The style of every module that `parallelize` changes."""
     made = Plan()
     for name, block in _blocks(model):
@@ -108,13 +108,13 @@ def _plan_block(made: Plan, name: str, block: nn.Module, ranks: int, options: di
             _plan_inside(made, path, child, (*columns, row))
             pairs += 1
             for each in columns:
-                made.styles[f"{path}.{each}"] = SequenceColumnwise(sequence_dim=SEQUENCE_DIM, **options)
+                made.styles[f"{path}.{each}"] = SequenceColumnwise(sequence_dim=_SEQUENCE_DIM, **options)
             made.groups.append(tuple(f"{path}.{each}" for each in columns))
             made.styles[f"{path}.{row}"] = SequenceRowwise(
-                sequence_dim=SEQUENCE_DIM, use_local_output=False, **options
+                sequence_dim=_SEQUENCE_DIM, use_local_output=False, **options
             )
         elif _is_norm(child):
-            made.styles[path] = SequenceParallel(sequence_dim=SEQUENCE_DIM)
+            made.styles[path] = SequenceParallel(sequence_dim=_SEQUENCE_DIM)
         elif any(True for _ in child.parameters()):
             raise UsageError(
                 f"parallelize does not know {path} ({type(child).__name__}); it looks for attention and a "
@@ -161,17 +161,17 @@ def _plan_ends(made: Plan, model: nn.Module, gather_logits: bool, options: dict[
         if isinstance(module, nn.Embedding):
             embeddings += 1
             made.styles[name] = RowwiseParallel(
-                input_layouts=Replicate(), output_layouts=Shard(SEQUENCE_DIM), use_local_output=False
+                input_layouts=Replicate(), output_layouts=Shard(_SEQUENCE_DIM), use_local_output=False
             )
         elif _is_norm(module):
-            made.styles[name] = SequenceParallel(sequence_dim=SEQUENCE_DIM)
+            made.styles[name] = SequenceParallel(sequence_dim=_SEQUENCE_DIM)
         elif isinstance(module, nn.Linear):
             if name.split(".")[-1] not in OUTPUTS:
                 raise UsageError(
                     f"parallelize does not know what {name} is for; it knows {', '.join(OUTPUTS)}"
                 )
             made.styles[name] = SequenceColumnwise(
-                sequence_dim=SEQUENCE_DIM,
+                sequence_dim=_SEQUENCE_DIM,
                 output_layouts=Replicate() if gather_logits else None,
                 use_local_output=gather_logits,
                 **options,

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from weft.errors import UsageError
-from weft.ops.case import ENGINES, Case, candidates, collective_s, gemm
+from weft.ops.case import FUSED_ENGINES, Case, gemm, library_collective_s, schedule_candidates
 from weft.ops.estimate import seconds
 
-MARGIN = 0.01
+_MARGIN = 0.01
 """What a schedule must gain over serial by the estimate to be picked."""
 DOUBT = 0.25
 """An estimated gain below this is simulated before it is believed, except of gathered whole shards."""
@@ -21,7 +21,7 @@ CONFIRMED_AT_MOST = 3
 """How many candidates are simulated where the estimate alone is not sure enough."""
 LEAST_GAIN_S = 3e-6
 """A smaller gain is within the error of the latencies of launches, copies and small collectives."""
-TIE = 0.002
+_TIE = 0.002
 """Estimates this close are equal."""
 
 
@@ -55,7 +55,7 @@ def pick(
     gpu: str = "h100",
     topology: str = "",
     *,
-    engines: tuple[str, ...] = ENGINES,
+    engines: tuple[str, ...] = FUSED_ENGINES,
 ) -> Pick:
     """The schedule and engine for a fused operation of these sizes, as one rank sees them.
 
@@ -63,7 +63,7 @@ def pick(
     usual one, `engines` those that are there. The same call is answered from memory.
     """
     if not engines:
-        raise UsageError(f"no engine to pick from; give one of {', '.join(ENGINES)}")
+        raise UsageError(f"no engine to pick from; give one of {', '.join(FUSED_ENGINES)}")
     return _pick(operation, m, n, k, ranks, dtype, gpu, topology, tuple(engines))
 
 
@@ -82,7 +82,7 @@ def _pick(
     case = Case(operation=operation, m=m, n=n, k=k, ranks=ranks, dtype=dtype, gpu=gpu, topology=topology)
     found = estimates(case, engines)
     (serial,) = (e for e in found if e.schedule == "serial")
-    least = max(MARGIN * serial.seconds, LEAST_GAIN_S)
+    least = max(_MARGIN * serial.seconds, LEAST_GAIN_S)
     faster = [e for e in found if serial.seconds - e.seconds >= least]
     best = _confirmed(case, faster, serial) or serial
     return Pick(best.schedule, best.engine, why(case, best, serial), best.seconds)
@@ -91,7 +91,7 @@ def _pick(
 def _first(found: list[Estimate]) -> Estimate | None:
     """The fastest; of those that are as good the first, from simple to fine, DMA before SMs."""
     least = min((e.seconds for e in found), default=0.0)
-    return next((e for e in found if e.seconds <= least * (1 + TIE)), None)
+    return next((e for e in found if e.seconds <= least * (1 + _TIE)), None)
 
 
 def _confirmed(case: Case, found: list[Estimate], serial: Estimate) -> Estimate | None:
@@ -118,16 +118,19 @@ def _confirmed(case: Case, found: list[Estimate], serial: Estimate) -> Estimate 
     return None
 
 
-def estimates(case: Case, engines: tuple[str, ...] = ENGINES) -> list[Estimate]:
+def estimates(case: Case, engines: tuple[str, ...] = FUSED_ENGINES) -> list[Estimate]:
     """The time of every candidate."""
-    return [Estimate(name, engine, seconds(case, name, engine)) for name, engine in candidates(case, engines)]
+    return [
+        Estimate(name, engine, seconds(case, name, engine))
+        for name, engine in schedule_candidates(case, engines)
+    ]
 
 
 def why(case: Case, best: Estimate, serial: Estimate) -> str:
     """One sentence."""
     whole = gemm(case, case.rows, case.n, case.k)
     moved = case.shard_bytes * (case.ranks - 1)
-    share = collective_s(case) / max(whole.seconds, 1e-12)
+    share = library_collective_s(case) / max(whole.seconds, 1e-12)
     flops = 2.0 * case.m * case.n * case.k / max(moved, 1)
     time = f"takes {share:.2g} of the GEMM's time"
     lead = f"moving {_bytes(moved)} {time} ({flops:.0f} operations for each byte)"

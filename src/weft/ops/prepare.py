@@ -18,12 +18,12 @@ from weft.ops.choose import Choice, choose
 from weft.ops.operands import Operands, check_operands
 from weft.ops.program import Program
 from weft.ops.schedule import Problem, Schedule, build, split
-from weft.ops.teams import Agreement, Facts, Team, team_of
+from weft.ops.teams import RankFacts, Team, TeamAgreement, team_of
 
 Tensors = Sequence[torch.Tensor]
 
 
-class Runner(Protocol):
+class ScheduleRunner(Protocol):
     """Runs one schedule, on the caller's current stream."""
 
     program: Program
@@ -41,13 +41,13 @@ class PreparedCall:
 
     team: Team
     call: Call
-    facts: Facts
+    facts: RankFacts
     schedule: Schedule
-    runner: Runner
+    runner: ScheduleRunner
     out_shapes: tuple[tuple[int, int], ...]
     out_dtype: torch.dtype
     choice: Choice
-    agreement: Agreement
+    agreement: TeamAgreement
 
     def run(self, tensors: Tensors) -> None:
         try:
@@ -108,7 +108,7 @@ def _prepare(team: Team, call: Call, xs: Tensors, ws: Tensors, scales: Tensors) 
     return PreparedCall(team, call, facts, schedule, runner, shapes, operands.out_dtype, choice, agreement)
 
 
-def _kind(call: Call, problem: Problem, facts: Facts) -> str:
+def _kind(call: Call, problem: Problem, facts: RankFacts) -> str:
     """What makes a call one that the ranks have to agree on: what they have in common.
 
     Where the schedule follows from the sizes, so do those sizes; but not the blocks of an all-to-all, which
@@ -183,8 +183,8 @@ def _facts(call: Call, problem: Problem, x: torch.Tensor, choice: Choice, scales
 
 
 def _runner(
-    schedule: Schedule, choice: Choice, agreement: Agreement, operands: Operands, team: Team
-) -> Runner:
+    schedule: Schedule, choice: Choice, agreement: TeamAgreement, operands: Operands, team: Team
+) -> ScheduleRunner:
     if team.size == 1 or operands.device.type != "cuda":
         from weft.ops.run_messages import LocalRunner, MessageRunner
 

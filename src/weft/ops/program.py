@@ -15,7 +15,7 @@ import torch
 from weft.ops.operands import NARROW_DTYPES, Operands
 from weft.ops.steps import Add, Copy, Matmul, Region, Schedule, Step, runs
 
-MM, BMM, COPY, SUM, WIDE_FIRST, WIDE_MORE, NARROW, ADDMM, BADDBMM, SCALED = range(10)
+MM, BMM, _COPY, SUM, WIDE_FIRST, WIDE_MORE, NARROW, ADDMM, BADDBMM, SCALED = range(10)
 
 Instruction: TypeAlias = tuple[int, Any, Any, Any]
 """What to do, the slots of the views it reads (two) and writes. SCALED: pairs of view and scale."""
@@ -25,7 +25,7 @@ Binding: TypeAlias = tuple[tuple[int, ...], tuple[int, ...], int, tuple[int, ...
 Views: TypeAlias = list[tuple[int, Any]]
 """Slots and what is in them."""
 
-KEPT = 256
+_KEPT = 256
 """Addresses of each of the caller's tensors that are remembered, with the views of those that came twice."""
 WIDE = "wide"
 """The fp32 buffer that partial sums over k are added up in."""
@@ -111,7 +111,7 @@ class Program:
 
     def _copies(self, sources: Sequence[Region], targets: Sequence[Region]) -> list[Instruction]:
         return [
-            (COPY, self.view(*sources[first:end]), -1, self.view(*targets[first:end]))
+            (_COPY, self.view(*sources[first:end]), -1, self.view(*targets[first:end]))
             for first, end in runs(sources, targets)
         ]
 
@@ -225,7 +225,7 @@ class Program:
             for slot, view in views:
                 slots[slot] = view
         if again:
-            if len(self._kept) >= KEPT:
+            if len(self._kept) >= _KEPT:
                 self._kept.clear()
             self._kept[places] = slots
         return slots
@@ -243,7 +243,7 @@ class Program:
             with torch.inference_mode(False):
                 views_at[place] = views = self._bound(source, _alias(tensor))
             return views
-        if len(views_at) >= KEPT:
+        if len(views_at) >= _KEPT:
             self.forget_views()
         views_at[place] = []
         return self._bound(source, tensor)
@@ -290,7 +290,7 @@ def perform(slots: list[Any], instruction: Instruction) -> None:
         torch.mm(slots[a], slots[b], out=slots[c])
     elif code == BMM:
         torch.bmm(slots[a], slots[b], out=slots[c])
-    elif code in (COPY, NARROW):
+    elif code in (_COPY, NARROW):
         slots[c].copy_(slots[a])
     elif code == SUM:
         torch.sum(slots[a], 0, out=slots[c])

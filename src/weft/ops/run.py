@@ -31,7 +31,7 @@ class Ran(NamedTuple):
         return made.clone() if made is self.flat else made
 
 
-def run(
+def run_call(
     call: Call,
     xs: Tensors,
     ws: Tensors,
@@ -40,7 +40,7 @@ def run(
     scales: Tensors = (),
 ) -> Ran:
     """Run an operation. One x and several w for a gather, as many x as w for a reduce-scatter."""
-    flats, ws, prepared = prepare(call, xs, ws, group, scales)
+    flats, ws, prepared = prepare_call(call, xs, ws, group, scales)
     if outs is None:
         results = [flats[0].new_empty(shape, dtype=prepared.out_dtype) for shape in prepared.out_shapes]
     else:
@@ -58,7 +58,7 @@ def run(
     return Ran(results, prepared, flats[0])
 
 
-def prepare(
+def prepare_call(
     call: Call, xs: Tensors, ws: Tensors, group: Any, scales: Tensors = ()
 ) -> tuple[Sequence[torch.Tensor], Sequence[torch.Tensor], PreparedCall]:
     """x as contiguous matrices, w with one contiguous dimension, and the prepared call."""

@@ -13,11 +13,11 @@ from typing import Any, Protocol
 
 import torch
 
-from weft.comm.dma import Copies, Entry, check
+from weft.comm.dma import Copies, CopyEntry, check_result
 from weft.ops.program import Program, perform
 from weft.ops.steps import Recv, Schedule, Send, Step
 
-COMPUTE, DRIVER, WAIT, RECORD, CALL = range(5)
+_COMPUTE, DRIVER, WAIT, RECORD, CALL = range(5)
 
 
 @dataclass(slots=True)
@@ -26,7 +26,7 @@ class Transfer:
 
     lane: int
     """Which transfer stream; -1: the caller's stream, where the data is needed."""
-    entries: list[Entry] = field(default_factory=list)
+    entries: list[CopyEntry] = field(default_factory=list)
     """Driver calls, in order."""
     call: Callable[[list[Any]], None] | None = None
     """Or anything else; it gets the views and switches to its stream itself."""
@@ -82,7 +82,7 @@ class StreamRunner:
     def run(self, tensors: Sequence[torch.Tensor]) -> None:
         failed = self._issue(self.program.bind_again(tensors), self._current())
         if failed:
-            check(failed, "a copy or an event of this operation")
+            check_result(failed, "a copy or an event of this operation")
 
     def _event(self) -> int:
         self._made.append(self._driver.event())
@@ -99,7 +99,7 @@ class StreamRunner:
         for kind, what in self._list:
             if kind == DRIVER:
                 made.append((*what, True))
-            elif kind == COMPUTE:
+            elif kind == _COMPUTE:
                 made.append((perform, (slots, what), False))
             elif kind == WAIT:
                 made.append((driver.wait, (stream, what, 0), True))
@@ -172,7 +172,7 @@ class StreamRunner:
                 transfers[name] = None
         for name in _last_by_lane(step.after, transfers, self._transfers):
             self._list.append((WAIT, self._events[name]))
-        self._list += [(COMPUTE, made) for made in self.program.compute(step)]
+        self._list += [(_COMPUTE, made) for made in self.program.compute(step)]
         self._matmuls[step.id] = len(self._matmuls)
         self._order.append(step.id)
         if waited_for:
@@ -186,7 +186,7 @@ class StreamRunner:
             if transfer.call is not None:
                 self._list.append((CALL, transfer.call))
 
-    def _drive(self, entry: Entry) -> None:
+    def _drive(self, entry: CopyEntry) -> None:
         self._list.append((DRIVER, entry))
 
 

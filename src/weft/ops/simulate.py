@@ -10,16 +10,16 @@ import numpy as np
 
 from weft.errors import UsageError
 from weft.ops.case import (
-    ENGINES,
+    FUSED_ENGINES,
     ISSUE_S,
     KERNEL_S,
     ROW_BYTES,
     SM_START_S,
     Case,
-    candidates,
-    collective_s,
     gemm,
     gemm_with_copies,
+    library_collective_s,
+    schedule_candidates,
 )
 from weft.ops.schedule import Add, Matmul, Recv, Schedule, Send, Step, build
 from weft.sim.fabric import SWITCH_GPUS, Fabric
@@ -31,7 +31,7 @@ MAX_PERIOD = 18
 
 
 @dataclass(frozen=True)
-class Result:
+class ScheduleResult:
     """A schedule as it ran, for rank 0."""
 
     case: Case
@@ -102,22 +102,22 @@ class Losses:
         return {**found, "links_used": self.links_used, "links": self.links}
 
 
-def simulate(case: Case, name: str, engine: str = "dma") -> Result:
+def simulate(case: Case, name: str, engine: str = "dma") -> ScheduleResult:
     """One schedule of a case with one engine."""
-    if engine not in ENGINES:
-        raise UsageError(f"engine {engine!r} is not known; use one of {', '.join(ENGINES)}")
+    if engine not in FUSED_ENGINES:
+        raise UsageError(f"engine {engine!r} is not known; use one of {', '.join(FUSED_ENGINES)}")
     if case.fabric.period > MAX_PERIOD:
         raise UsageError(
             f"{case.ranks} ranks do not fill the switches of a PCIe tree evenly, and more than {MAX_PERIOD} "
             f"cannot be simulated one by one; use {case.ranks // SWITCH_GPUS * SWITCH_GPUS} ranks"
         )
     tasks = _library(case) if name == "serial" and engine == "sm" else _tasks(case, name)
-    return Result(case, name, engine, tasks, flow(node(case, engine), tasks))
+    return ScheduleResult(case, name, engine, tasks, flow(node(case, engine), tasks))
 
 
-def exhaustive(case: Case, engines: tuple[str, ...] = ENGINES) -> list[Result]:
+def exhaustive(case: Case, engines: tuple[str, ...] = FUSED_ENGINES) -> list[ScheduleResult]:
     """All candidates, simulated."""
-    return [simulate(case, name, engine) for name, engine in candidates(case, engines)]
+    return [simulate(case, name, engine) for name, engine in schedule_candidates(case, engines)]
 
 
 def node(case: Case, engine: str) -> FlowNode:
@@ -215,12 +215,12 @@ def _library(case: Case) -> list[Task]:
         beside_s=whole.compute_s,
         memory_bytes=whole.memory_bytes,
     )
-    move = Task(name=f"library {case.operation}", rank=0, issue_s=ISSUE_S, fixed_s=collective_s(case))
+    move = Task(name=f"library {case.operation}", rank=0, issue_s=ISSUE_S, fixed_s=library_collective_s(case))
     first, last = (compute, move) if case.operation == "matmul_reduce_scatter" else (move, compute)
     return [first, replace(last, after=(0,), issue_s=2 * ISSUE_S)]
 
 
-def _losses(result: Result) -> Losses:
+def _losses(result: ScheduleResult) -> Losses:
     case, flowed = result.case, result.flowed
     whole = gemm(case, case.rows, case.n, case.k).seconds
     memory = case.costs.profile.figures.memory_tb_s * 1e12
@@ -247,7 +247,7 @@ def _last(joined: Fabric, source: int) -> tuple[int, ...]:
     return joined.routes[source][0][-1:]
 
 
-def _links_used(result: Result) -> int:
+def _links_used(result: ScheduleResult) -> int:
     """Most links into rank 0 that were busy at once."""
     joined, flowed = result.case.fabric, result.flowed
     copies = [(i, t) for i, t in enumerate(result.tasks) if t.rank == 0 and t.is_copy]

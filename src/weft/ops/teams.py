@@ -23,7 +23,7 @@ from weft.comm.dma import host_peers
 from weft.errors import UsageError, WeftError
 from weft.ranks import publish, published
 
-log = logging.getLogger("weft.ops")
+_log = logging.getLogger("weft.ops")
 
 GRACE_S = 5.0  # after a failure, how long to wait for the others to say what they were doing
 DEFAULT_TIMEOUT_S = 300.0
@@ -31,7 +31,7 @@ PROBLEM = " problem"
 
 KEPT = 32  # kinds of calls, and prepared calls, that a group remembers; each has its scratch memory
 
-Facts = Mapping[str, Any]
+RankFacts = Mapping[str, Any]
 
 
 class DisagreementError(UsageError):
@@ -43,10 +43,10 @@ class PeerError(WeftError):
 
 
 @dataclass(slots=True)
-class Agreement:
+class TeamAgreement:
     """What all ranks said about one kind of call, and what they made together for it."""
 
-    everyone: list[Facts]
+    everyone: list[RankFacts]
     kind: str = ""
     memory: Any = None
     """Symmetric memory, where there is any."""
@@ -64,7 +64,7 @@ class Team:
         self.calls = 0
         self.prepared: OrderedDict[Any, Any] = OrderedDict()
         self._captured: list[Any] = []
-        self._agreements: OrderedDict[str, Agreement] = OrderedDict()
+        self._agreements: OrderedDict[str, TeamAgreement] = OrderedDict()
         self._store: Any = None
         self._posted = -1
         self._answered = ""  # what this rank posted for the last exchange that all took part in
@@ -88,11 +88,11 @@ class Team:
             self._store = dist.PrefixStore("weft.ops", base)
         return self._store
 
-    def agreement(self, kind: str, facts: Facts) -> Agreement:
+    def agreement(self, kind: str, facts: RankFacts) -> TeamAgreement:
         """What was agreed for calls of this kind; new ones are agreed on now, by all ranks."""
         found = self._agreements.get(kind)
         if found is None:
-            found = self._agreements[kind] = Agreement(self.agree(facts), kind)
+            found = self._agreements[kind] = TeamAgreement(self.agree(facts), kind)
             if len(self._agreements) > KEPT:
                 old, _ = self._agreements.popitem(last=False)
                 self.drop(lambda prepared: prepared.agreement.kind == old)
@@ -129,15 +129,15 @@ class Team:
         """Instead of agreeing: make every rank raise this error."""
         self.agree({"operation": operation, "problem": str(error)})
 
-    def agree(self, facts: Facts) -> list[Facts]:
+    def agree(self, facts: RankFacts) -> list[RankFacts]:
         """What every rank is about to do in this call; raises on every rank if they do not fit together."""
         if self.size == 1 or getattr(self.group, "silent", False):
             return [facts] * self.size
         everyone = self._exchange(facts, facts)
-        compare(everyone)
+        compare_facts(everyone)
         return everyone
 
-    def all_can(self, facts: Facts, reason: str | None) -> str | None:
+    def all_can(self, facts: RankFacts, reason: str | None) -> str | None:
         """None where every rank can do something (reason None); else the first reason, on every rank."""
         self._part += 1
         own = {"operation": facts["operation"], "reason": reason}
@@ -146,7 +146,7 @@ class Team:
                 return f"rank {rank}: {said['reason']}"
         return None
 
-    def _exchange(self, facts: Facts, own: Facts) -> list[Any]:
+    def _exchange(self, facts: RankFacts, own: RankFacts) -> list[Any]:
         """What every rank posts. Who waits in a transfer posts when its timeout ends, hence the grace."""
         keys = [self._key(rank) for rank in range(self.size)]
         try:
@@ -155,7 +155,7 @@ class Team:
         except RuntimeError as error:
             raise self._lost(facts, error) from None
         if None in everyone:
-            compare([*map(self._said, range(self.size))])
+            compare_facts([*map(self._said, range(self.size))])
             posted = {rank: said for rank, said in enumerate(everyone) if said is not None}
             raise self._missing(facts, posted, TimeoutError(f"no word for {self.timeout_s:.3g} s"))
         # Every rank has read the exchange before this one: its entry can go.
@@ -164,7 +164,7 @@ class Team:
         self._answered = keys[self.rank]
         return everyone
 
-    def explain(self, facts: Facts, error: BaseException) -> WeftError:
+    def explain(self, facts: RankFacts, error: BaseException) -> WeftError:
         """The error to raise after a transfer failed: what the other ranks were doing instead."""
         try:
             if self._posted != self.calls:
@@ -174,27 +174,27 @@ class Team:
             while len(posted) < self.size and time.monotonic() < end:
                 time.sleep(0.05)
                 posted = self._read()
-            compare([posted.get(rank) for rank in range(self.size)])
+            compare_facts([posted.get(rank) for rank in range(self.size)])
         except DisagreementError as disagreement:
             return disagreement
         except RuntimeError as lost:
-            log.debug("%s: the store does not answer: %s", facts["operation"], lost)
+            _log.debug("%s: the store does not answer: %s", facts["operation"], lost)
             return self._lost(facts, error)
         return self._missing(facts, posted, error)
 
-    def _missing(self, facts: Facts, posted: Mapping[int, Facts], error: BaseException) -> PeerError:
+    def _missing(self, facts: RankFacts, posted: Mapping[int, RankFacts], error: BaseException) -> PeerError:
         silent = [rank for rank in range(self.size) if rank != self.rank and rank not in posted]
         who = f"rank {', '.join(map(str, silent))}" if silent else "a peer"
         return self._absent(
             facts, f"{who} did not take part (it ended, or is elsewhere in the program)", error
         )
 
-    def _lost(self, facts: Facts, error: BaseException) -> PeerError:
+    def _lost(self, facts: RankFacts, error: BaseException) -> PeerError:
         """The store is gone, and with it the process that hosts it."""
         who = "rank 0 of the job, which hosts the process group's store, did not take part (it ended)"
         return self._absent(facts, who, error)
 
-    def _absent(self, facts: Facts, who: str, error: BaseException) -> PeerError:
+    def _absent(self, facts: RankFacts, who: str, error: BaseException) -> PeerError:
         reason = str(error).strip().splitlines()
         return PeerError(
             f"{facts['operation']} on rank {self.rank} of {self.size}: {who}: "
@@ -204,25 +204,25 @@ class Team:
     def _key(self, rank: int) -> str:
         return f"{self.calls}.{self._part}/{rank}"
 
-    def _post(self, facts: Facts) -> None:
+    def _post(self, facts: RankFacts) -> None:
         self._posted = self.calls
         publish(self.store, self._key(self.rank), dict(facts))
 
-    def _read(self) -> dict[int, Facts]:
+    def _read(self) -> dict[int, RankFacts]:
         found = {rank: self._said(rank) for rank in range(self.size)}
         return {rank: said for rank, said in found.items() if said is not None}
 
-    def _said(self, rank: int) -> Facts | None:
+    def _said(self, rank: int) -> RankFacts | None:
         """What a rank posted for this call: rather its problem than its facts."""
         key = self._key(rank)
         for each in (key + PROBLEM, key):
             if self.store.check([each]):
-                said: Facts = json.loads(self.store.get(each))
+                said: RankFacts = json.loads(self.store.get(each))
                 return said
         return None
 
 
-def compare(everyone: list[Facts | None]) -> None:
+def compare_facts(everyone: list[RankFacts | None]) -> None:
     """Raise unless all that is said fits together. A fact `problem` is a rank that cannot go on at all."""
     said = [(rank, facts) for rank, facts in enumerate(everyone) if facts is not None]
     for rank, facts in said:
@@ -242,7 +242,7 @@ def compare(everyone: list[Facts | None]) -> None:
     _compare_blocks(said)
 
 
-def _compare_blocks(said: list[tuple[int, Facts]]) -> None:
+def _compare_blocks(said: list[tuple[int, RankFacts]]) -> None:
     """All-to-all: what one rank sends is what the other expects."""
     for rank, facts in said:
         for peer, other in said:
@@ -297,7 +297,7 @@ class Alone:
 _ALONE = Alone()
 
 
-def name_of(group: Any) -> str:
+def team_name(group: Any) -> str:
     """A name by which `group_named` finds this group; empty for the default."""
     return "" if group is None else str(group.group_name)
 

@@ -24,7 +24,7 @@ from weft.tuning.lab import why_left_alone
 from weft.tuning.store import Store, here
 from weft.tuning.verdict import Measured, Verdict
 
-ROUNDS = 9
+_ROUNDS = 9
 
 
 def tune(
@@ -33,7 +33,7 @@ def tune(
     w: torch.Tensor,
     group: Any = None,
     *,
-    rounds: int = ROUNDS,
+    rounds: int = _ROUNDS,
     store: bool = True,
     **options: Any,
 ) -> Verdict:
@@ -63,7 +63,7 @@ def tune(
 
 
 def decide(
-    candidates: Sequence[Choice], measure: Callable[[Choice], float], rounds: int = ROUNDS
+    candidates: Sequence[Choice], measure: Callable[[Choice], float], rounds: int = _ROUNDS
 ) -> tuple[Choice, Verdict]:
     """Race the candidates, in ms; the serial ones are the baselines."""
     baselines = [i for i, choice in enumerate(candidates) if choice.schedule == "serial"]

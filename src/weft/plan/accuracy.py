@@ -18,7 +18,7 @@ from typing import Any
 
 from weft.plan.config import TrainingJob
 
-SHIPPED = Path(__file__).parent / "data" / "accuracy.json"
+ACCURACY_FILE = Path(__file__).parent / "data" / "accuracy.json"
 TITLES = {
     "dense": "dense, tensor and pipeline parallel",
     "fsdp": "fully sharded (FSDP, ZeRO-3)",
@@ -33,7 +33,7 @@ LARGE_GPUS = 2_304
 COVERAGE = 0.90
 TESTED_GPUS = frozenset({"a100-80gb", "h100", "h100-96gb", "h200", "h800"})
 TESTED_PRECISIONS = frozenset({"bf16", "fp16", "fp8"})
-ENOUGH = 40
+_ENOUGH = 40
 """Runs that a family needs for an interval of its own."""
 UNTESTED_FACTOR = 1.5
 """The interval of what nobody published, against the widest measured one: a judgement, not a measurement."""
@@ -94,7 +94,7 @@ def family_bounds(residuals: Sequence[Residual], name: str) -> tuple[float, floa
     if not mine:
         return every
     own = bounds(mine)
-    if len(mine) >= ENOUGH:
+    if len(mine) >= _ENOUGH:
         return own
     return min(own[0], every[0]), max(own[1], every[1])
 
@@ -149,9 +149,9 @@ def _share(flags: Sequence[bool]) -> float:
 @cache
 def known_error() -> dict[str, Any] | None:
     """The error of the shipped constants, by family."""
-    if not SHIPPED.exists():
+    if not ACCURACY_FILE.exists():
         return None
-    found: dict[str, Any] = json.loads(SHIPPED.read_text(encoding="utf-8"))
+    found: dict[str, Any] = json.loads(ACCURACY_FILE.read_text(encoding="utf-8"))
     return found
 
 
@@ -171,7 +171,9 @@ def error_of(job: TrainingJob, known: Mapping[str, Any] | None = None) -> dict[s
     return {**worst, **wider, "family": name, "runs": 0, "sources": 0, "on": table["on"]}
 
 
-def interval(job: TrainingJob, step_s: float, known: Mapping[str, Any] | None = None) -> Interval | None:
+def error_interval(
+    job: TrainingJob, step_s: float, known: Mapping[str, Any] | None = None
+) -> Interval | None:
     """The 90% interval of a predicted step without weft's controls."""
     found = error_of(job, known)
     if found is None:

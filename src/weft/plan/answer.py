@@ -6,19 +6,19 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from weft.plan.accuracy import error_of, family, interval, unchecked
+from weft.plan.accuracy import error_interval, error_of, family, unchecked
 from weft.plan.calibrate import Calibration
-from weft.plan.changes import Change, changes
+from weft.plan.changes import Change, planned_changes
 from weft.plan.config import TrainingJob
 from weft.plan.figures import Figures
 from weft.plan.pipeline import bubble_share, stage_list
 from weft.plan.scaling import Curve
 from weft.plan.schedule import drawing
 from weft.plan.step import Prediction, predict
-from weft.plan.sweep import Row, Sweep, total_memory
+from weft.plan.sweep import Sweep, SweepRow, total_memory
 from weft.policy import Policy
 
-Document = dict[str, Any]
+_Document = dict[str, Any]
 SHOWN = (
     "gpus",
     "tp",
@@ -62,10 +62,10 @@ class Answer:
 def answer(job: TrainingJob, figures: Figures | None = None) -> Answer:
     """Predict a job under its own policy, and without weft's controls."""
     found = predict(job, figures)
-    return Answer(job, found, predict(job.but(policy=None), figures), changes(job, found, figures))
+    return Answer(job, found, predict(job.but(policy=None), figures), planned_changes(job, found, figures))
 
 
-def job_document(job: TrainingJob) -> Document:
+def job_document(job: TrainingJob) -> _Document:
     """The configuration."""
     return {
         "model": job.model.name,
@@ -87,7 +87,7 @@ def policy_document(policy: Any) -> Any:
     return policy
 
 
-def prediction_document(job: TrainingJob, found: Prediction) -> Document:
+def prediction_document(job: TrainingJob, found: Prediction) -> _Document:
     """The figures of one prediction; times in seconds."""
     return {
         "step_time_s": found.step_s,
@@ -107,12 +107,12 @@ def prediction_document(job: TrainingJob, found: Prediction) -> Document:
     }
 
 
-def expected(job: TrainingJob, step_s: float, error: Document | None) -> Document:
+def expected(job: TrainingJob, step_s: float, error: _Document | None) -> _Document:
     """The job's family, its error, and the 90% interval of a step without weft's controls.
 
     `error`: the table of `known_error`; without one there is no interval.
     """
-    found = interval(job, step_s, error) if error else None
+    found = error_interval(job, step_s, error) if error else None
     mine = error_of(job, error) if error else None
     return {
         "family": family(job),
@@ -121,7 +121,7 @@ def expected(job: TrainingJob, step_s: float, error: Document | None) -> Documen
     }
 
 
-def cost_document(job: TrainingJob, step_s: float, price: float = 0.0) -> Document:
+def cost_document(job: TrainingJob, step_s: float, price: float = 0.0) -> _Document:
     """GPU-hours of a step and of a billion tokens; money where a price of a GPU-hour is given."""
     hours = job.gpus * step_s / 3600
     billion = hours / job.tokens * 1e9
@@ -137,9 +137,9 @@ def document(
     found: Answer,
     *,
     calibration: Calibration | None = None,
-    error: Document | None = None,
+    error: _Document | None = None,
     price: float = 0.0,
-) -> Document:
+) -> _Document:
     """What `weft plan --json` prints for one configuration."""
     without = prediction_document(found.job, found.without)
     return {
@@ -160,7 +160,7 @@ def document(
     }
 
 
-def pipeline_document(job: TrainingJob) -> Document:
+def pipeline_document(job: TrainingJob) -> _Document:
     """The stages in order: layers, and which holds the embedding and the output."""
     return {
         "schedule": job.schedule,
@@ -178,7 +178,7 @@ def _asked(job: TrainingJob) -> str:
     return "none" if job.policy is None else "given"
 
 
-def calibration_document(found: Calibration | None) -> Document | None:
+def calibration_document(found: Calibration | None) -> _Document | None:
     """What a trace changed."""
     if found is None:
         return None
@@ -190,7 +190,7 @@ def calibration_document(found: Calibration | None) -> Document | None:
     }
 
 
-def row_document(row: Row) -> Document:
+def row_document(row: SweepRow) -> _Document:
     """One way of a sweep."""
     made = prediction_document(row.job, row.prediction)
     kept = (
@@ -212,8 +212,8 @@ def row_document(row: Row) -> Document:
 
 
 def sweep_document(
-    job: TrainingJob | None, found: Sweep, error: Document | None = None, price: float = 0.0
-) -> Document:
+    job: TrainingJob | None, found: Sweep, error: _Document | None = None, price: float = 0.0
+) -> _Document:
     """What `weft plan --sweep --json` prints. `job`: as it was asked for, where that can run."""
     rows = [row_document(row) for row in found.rows]
     best = rows[0]
@@ -245,7 +245,7 @@ def summarised(reasons: Iterable[str], most: int = 5) -> list[str]:
     return unique[:most] + ([f"{rest} more reasons of the same kind"] if rest > 0 else [])
 
 
-def scaling_document(job: TrainingJob, curves: Iterable[Curve], error: Document | None = None) -> Document:
+def scaling_document(job: TrainingJob, curves: Iterable[Curve], error: _Document | None = None) -> _Document:
     """What `weft plan --scale --json` prints."""
     drawn = list(curves)
     made = [_curve_document(curve) for curve in drawn]
@@ -263,11 +263,11 @@ def scaling_document(job: TrainingJob, curves: Iterable[Curve], error: Document 
     }
 
 
-def _curve_document(curve: Curve) -> Document:
+def _curve_document(curve: Curve) -> _Document:
     points = []
     first = curve.points[0]
     for point in curve.points:
-        entry: Document = {"gpus": point.gpus, "global_batch": point.job.global_batch}
+        entry: _Document = {"gpus": point.gpus, "global_batch": point.job.global_batch}
         for name in ("without", "with_weft"):
             found: Prediction = getattr(point, name)
             made = prediction_document(point.job, found)

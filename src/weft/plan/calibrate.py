@@ -22,7 +22,7 @@ from weft.timeline import Intervals, Kind, Timeline
 from weft.trace import kineto
 from weft.trace.record import Trace
 
-KINDS = ("gemm", "attention", "optimizer", "elementwise")
+_KINDS = ("gemm", "attention", "optimizer", "elementwise")
 """What a compute kernel does; the last is everything that the names of the others do not find."""
 _NAMES = {
     "attention": re.compile(r"flash|fmha|sdpa|attention|attn", re.IGNORECASE),
@@ -31,15 +31,15 @@ _NAMES = {
 }
 _BACKWARD = re.compile(r"bwd|backward|bprop|_dkv|_dq|dgrad|wgrad", re.IGNORECASE)
 _REDUCTION = re.compile(r"combine|reduce|convert|postprocess|preprocess|dot_do_o", re.IGNORECASE)
-MAX_MATCHED = 1 << 12
-ROUNDS = 12
+_MAX_MATCHED = 1 << 12
+_ROUNDS = 12
 """Figures are set one after the other until they agree; each has some effect on the others' times."""
 MAX_GAP_NS = 1_000_000
 """A longer pause is a wait, not the gap between two launches."""
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredStep:
     """Seconds of one step on one GPU."""
 
     device_name: str
@@ -60,13 +60,13 @@ class Measured:
         return self.gemm_s + self.attention_s + self.optimizer_s + self.elementwise_s
 
 
-def kind_of(name: str) -> str:
+def kernel_kind(name: str) -> str:
     """What a compute kernel does, by its name."""
-    head = name[:MAX_MATCHED]
-    return next((kind for kind, pattern in _NAMES.items() if pattern.search(head)), KINDS[-1])
+    head = name[:_MAX_MATCHED]
+    return next((kind for kind, pattern in _NAMES.items() if pattern.search(head)), _KINDS[-1])
 
 
-def measure(path: Path, layers: float) -> Measured:
+def measure_trace(path: Path, layers: float) -> MeasuredStep:
     """What the kernels of a trace took.
 
     `layers`: how often a step runs a layer forward on this GPU (its layers times the micro-batches). Steps
@@ -81,7 +81,7 @@ def measure(path: Path, layers: float) -> Measured:
     steps = _steps(trace, compute, layers, path)
     length = (timeline.end_ns - timeline.start_ns)[compute]
     alone = ~_touches(timeline, compute, timeline.covered(Kind.COMM))
-    seconds = dict.fromkeys(KINDS, 0.0)
+    seconds = dict.fromkeys(_KINDS, 0.0)
     shared = 0.0
     names, which = np.unique(timeline.name[compute], return_inverse=True)
     blocks = timeline.resources.get("blocks", np.full(len(timeline), -1, dtype=np.int64))[compute]
@@ -94,9 +94,9 @@ def measure(path: Path, layers: float) -> Measured:
             total = float(np.median(length[free])) * int(mine.sum())
         else:
             shared += total
-        seconds[kind_of(timeline.names[int(names[name])])] += total * 1e-9
+        seconds[kernel_kind(timeline.names[int(names[name])])] += total * 1e-9
     whole = sum(seconds.values())
-    return Measured(
+    return MeasuredStep(
         device_name=trace.device_name,
         steps=steps,
         gap_s=_gap_ns(timeline, compute) * 1e-9,
@@ -114,8 +114,8 @@ def _steps(trace: Trace, compute: npt.NDArray[np.intp], layers: float, path: Pat
     forward = 0
     counts = np.bincount(timeline.name[compute], minlength=len(timeline.names))
     for index in np.flatnonzero(counts).tolist():
-        name = timeline.names[index][:MAX_MATCHED]
-        if kind_of(name) == "attention" and not _BACKWARD.search(name) and not _REDUCTION.search(name):
+        name = timeline.names[index][:_MAX_MATCHED]
+        if kernel_kind(name) == "attention" and not _BACKWARD.search(name) and not _REDUCTION.search(name):
             forward += int(counts[index])
     steps = round(forward / layers)
     if steps < 1 or abs(steps * layers - forward) > 0.01 * forward:
@@ -150,14 +150,14 @@ class Calibration:
     """Figures that reproduce a trace's compute, and what they replaced."""
 
     figures: Figures
-    measured: Measured
+    measured: MeasuredStep
     changes: tuple[tuple[str, float, float], ...]
     """Name of a figure, before and after."""
     model_s: float
     """Compute of the step by the figures before, in seconds, to be compared with the trace's."""
 
 
-def calibrate(measured: Measured, job: TrainingJob, figures: Figures) -> Calibration:
+def calibrate(measured: MeasuredStep, job: TrainingJob, figures: Figures) -> Calibration:
     """Set the software's figures so that the model takes what the trace took for each kind of kernel.
 
     `job` is the one that was traced. Raises UsageError where it cannot have been: faster than the GPU can be.
@@ -166,7 +166,7 @@ def calibrate(measured: Measured, job: TrainingJob, figures: Figures) -> Calibra
     before = figures.find(job.software)
     gaps_us = 1e6 * measured.gap_s * measured.launches / (3 * _layer_passes(job))
     found = figures.with_software(job.software, layer_us=gaps_us)
-    for _ in range(ROUNDS):
+    for _ in range(_ROUNDS):
         rank, software = _rank(job, found), found.find(job.software)
         changes: dict[str, float] = {}
         if measured.gemm_s > 0 and rank.gemm > 0:
@@ -183,7 +183,7 @@ def calibrate(measured: Measured, job: TrainingJob, figures: Figures) -> Calibra
     return Calibration(found, measured, pairs, _rank(job, figures).total)
 
 
-def _check_possible(measured: Measured, job: TrainingJob) -> None:
+def _check_possible(measured: MeasuredStep, job: TrainingJob) -> None:
     """Whether the traced matmuls can have been this job's."""
     passes = 4 if job.recompute == "full" else 3
     tokens = job.tokens / (job.dp * job.cp)
@@ -212,7 +212,7 @@ def _rank(job: TrainingJob, figures: Figures) -> Work:
 
 def calibrated(path: Path, job: TrainingJob, figures: Figures) -> Calibration:
     """Figures from the trace of a job."""
-    found = measure(path, _layer_passes(job))
+    found = measure_trace(path, _layer_passes(job))
     _check_gpu(found.device_name, job, path)
     return calibrate(found, job, figures)
 

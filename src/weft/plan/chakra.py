@@ -11,11 +11,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-VERSION = "0.0.4"
+CHAKRA_VERSION = "0.0.4"
 
 COMP, SEND, RECV, COLLECTIVE = 4, 5, 6, 7
 """NodeType."""
-COLLECTIVES = {"all_reduce": 0, "all_gather": 2, "all_to_all": 6, "reduce_scatter": 7}
+COLLECTIVE_TYPES = {"all_reduce": 0, "all_gather": 2, "all_to_all": 6, "reduce_scatter": 7}
 """CollectiveCommType."""
 
 INT32 = frozenset({"comm_src", "comm_dst", "comm_tag", "comm_priority"})
@@ -89,7 +89,7 @@ def encode_node(node: Node) -> bytes:
     return b"".join(parts)
 
 
-def encode(nodes: Iterable[Node], version: str = VERSION) -> bytes:
+def encode(nodes: Iterable[Node], version: str = CHAKRA_VERSION) -> bytes:
     """A whole trace."""
     return b"".join(_framed(message) for message in _messages(nodes, version))
 

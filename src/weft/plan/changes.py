@@ -39,7 +39,9 @@ class Change:
     gain_pct: float
 
 
-def changes(job: TrainingJob, found: Prediction, figures: Figures | None = None) -> tuple[Change, ...]:
+def planned_changes(
+    job: TrainingJob, found: Prediction, figures: Figures | None = None
+) -> tuple[Change, ...]:
     """The changes that matter, most gain first; losses by compression too, for they answer a question."""
     made = []
     for kind, text, option, what in _candidates(job, found, figures or shipped()):

@@ -21,7 +21,7 @@ KEYS = (
     *("name", "gpu", "nodes", "gpus_per_node", "domain", "network", "rail_gbit", "node_gbit"),
     *("oversubscription", "leaf_gpus", "latency_us", "nccl_tests"),
 )
-LARGE_BYTES = 16e6
+_LARGE_BYTES = 16e6
 """Only messages from this size on say something about bandwidth."""
 _LINE = re.compile(r"^\s*(\d+)\s+(\d+)\s+\w+\s+\w+\s+-?\d+\s+([\d.]+)\s+([\d.]+)\s+([\d.]+)", re.M)
 _RANK = re.compile(r"^#\s+Rank\s+(\d+)\b.*?\bon\s+(\S+)", re.M)
@@ -106,10 +106,10 @@ def from_nccl_tests(words: str, gpu: GpuSpec, base: Network, name: str) -> Clust
         )
     kind = next((k for k in ("all_reduce", "all_gather", "reduce_scatter") if k in words), "all_reduce")
     measured = [(float(size), 1e-6 * float(time)) for size, _, time, _, _ in _LINE.findall(words)]
-    large = [(size, seconds) for size, seconds in measured if size >= LARGE_BYTES and seconds > 0]
+    large = [(size, seconds) for size, seconds in measured if size >= _LARGE_BYTES and seconds > 0]
     if not large:
         raise UsageError(
-            f"--cluster {name}: no message of {LARGE_BYTES / 1e6:.0f} MB or more; run nccl-tests with -e 1G"
+            f"--cluster {name}: no message of {_LARGE_BYTES / 1e6:.0f} MB or more; run nccl-tests with -e 1G"
         )
     size, seconds = max(large)
     per_node = len(ranks) // len(hosts)

@@ -107,7 +107,7 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Kernel:
+class CompressionKernel:
     """Work on the SMs that compression adds."""
 
     name: str
@@ -130,7 +130,7 @@ class Compressed:
     """What replaces one collective."""
 
     pieces: tuple[Piece, ...]
-    kernels: tuple[Kernel, ...] = ()
+    kernels: tuple[CompressionKernel, ...] = ()
     compute_s: float = 0.0
     """Of the kernels. They need the SMs and the memory that compute uses, so they are charged to compute in
     full: nothing hides them."""
@@ -169,7 +169,7 @@ def _number(value: str, name: str, low: float, high: float, *, whole: bool) -> f
     return found
 
 
-def check(method: Method, *, sharding: str, data_ranks: int, stages: int, gpu: GpuSpec) -> None:
+def check_compression(method: Method, *, sharding: str, data_ranks: int, stages: int, gpu: GpuSpec) -> None:
     """Refuse a method where nothing implements it or nothing is there to compress."""
     if method == NONE:
         return
@@ -197,7 +197,7 @@ def check(method: Method, *, sharding: str, data_ranks: int, stages: int, gpu: G
         raise UsageError(f"--compression fp8: {gpu.title} has no fp8; use int8 or bf16")
 
 
-def apply(method: Method, traffic: Traffic, gpu: GpuSpec) -> Compressed:
+def apply_compression(method: Method, traffic: Traffic, gpu: GpuSpec) -> Compressed:
     """What replaces a collective under a method; the collective itself where the method leaves it alone."""
     plain = Compressed((_piece(traffic, traffic.kind, traffic.bytes),))
     if traffic.ranks < 2 or traffic.elements <= 0:
@@ -239,8 +239,8 @@ def _narrow(traffic: Traffic, width: float, *, scaled: bool) -> Compressed | Non
     back = traffic.elements * _kept(traffic)
     passes = wide if scaled else 0.0  # the largest magnitude is known only after a pass of its own
     kernels = (
-        Kernel("narrow", traffic.elements * (wide + width + passes)),
-        Kernel("widen", back * (wide + width)),
+        CompressionKernel("narrow", traffic.elements * (wide + width + passes)),
+        CompressionKernel("widen", back * (wide + width)),
     )
     return Compressed((_piece(traffic, traffic.kind, traffic.elements * width),), kernels)
 
@@ -260,8 +260,8 @@ def _quantised(traffic: Traffic) -> Compressed | None:
     if traffic.kind != "all_reduce":
         return found
     back = (
-        Kernel("quantise the sum", n / traffic.ranks * (wide + width)),
-        Kernel("restore", n * (wide + width)),
+        CompressionKernel("quantise the sum", n / traffic.ranks * (wide + width)),
+        CompressionKernel("restore", n * (wide + width)),
     )
     gather = _piece(traffic, "all_gather", n * width)
     return Compressed((*found.pieces, gather), (*found.kernels, *back))
@@ -284,10 +284,12 @@ def _low_rank(traffic: Traffic, rank: int) -> Compressed | None:
     # Each pass over a matrix: add the error (read two, write one), M Q (read), M^T P (read), P Q^T (write),
     # keep the new error (read two, write one).
     kernels = (
-        Kernel("error feedback", 6 * covered * wide, 2 * covered, launches=2 * len(fit)),
-        Kernel("factors", 3 * covered * wide, 6 * covered * rank, launches=3 * len(fit)),
+        CompressionKernel("error feedback", 6 * covered * wide, 2 * covered, launches=2 * len(fit)),
+        CompressionKernel("factors", 3 * covered * wide, 6 * covered * rank, launches=3 * len(fit)),
         # Gram-Schmidt goes column by column; equal shapes go in one batch. Four launches for a column.
-        Kernel("orthogonalise", 2 * left * wide * rank, 2 * left * rank, launches=4 * rank * len(fit)),
+        CompressionKernel(
+            "orthogonalise", 2 * left * wide * rank, 2 * left * rank, launches=4 * rank * len(fit)
+        ),
     )
     return Compressed(tuple(pieces), kernels)
 
@@ -299,9 +301,9 @@ def _sparse(traffic: Traffic, density: float) -> Compressed | None:
     n, wide = traffic.elements, traffic.element_bytes
     sent = density * n * (wide + INDEX_BYTES)
     kernels = (
-        Kernel("error feedback", 3 * n * wide, n),
-        Kernel("select", SELECT_PASSES * n * wide + 2 * sent),
-        Kernel("add up", n * wide + traffic.ranks * (sent + 2 * SECTOR_BYTES * density * n)),
+        CompressionKernel("error feedback", 3 * n * wide, n),
+        CompressionKernel("select", SELECT_PASSES * n * wide + 2 * sent),
+        CompressionKernel("add up", n * wide + traffic.ranks * (sent + 2 * SECTOR_BYTES * density * n)),
     )
     return Compressed((_piece(traffic, "all_gather", traffic.ranks * sent),), kernels)
 
@@ -315,8 +317,8 @@ def _zeropp(traffic: Traffic, parts: Sequence[str]) -> Compressed | None:
         width = 1 + SCALE_BYTES / INT8_BLOCK
         shard = n / traffic.ranks
         kernels = (
-            Kernel("quantise", shard * (wide + width)),
-            Kernel("restore", n * (wide + width)),
+            CompressionKernel("quantise", shard * (wide + width)),
+            CompressionKernel("restore", n * (wide + width)),
         )
         return Compressed((_piece(traffic, "all_gather", n * width),), kernels) if width < wide else None
     if traffic.purpose == "gradient" and "qgz" in parts and traffic.kind == "reduce_scatter":
@@ -331,13 +333,13 @@ def _two_hops(traffic: Traffic, width: float) -> Compressed:
     """
     n, wide, node = traffic.elements, traffic.element_bytes, max(1, traffic.ranks_per_node)
     nodes = max(1, traffic.ranks // node)
-    pieces, kernels = [], [Kernel("quantise", n * (wide + width))]
+    pieces, kernels = [], [CompressionKernel("quantise", n * (wide + width))]
     if node > 1:
         pieces.append(Piece("all_to_all", n * width, node, node))
     if node > 1 and nodes > 1:
-        kernels.append(Kernel("sum and quantise", n * width + n / node * width))
+        kernels.append(CompressionKernel("sum and quantise", n * width + n / node * width))
     if nodes > 1:
         pieces.append(Piece("all_to_all", n / node * width, nodes, 1))
     last = n / node if nodes > 1 else n
-    kernels.append(Kernel("sum", last * width + n / traffic.ranks * wide))
+    kernels.append(CompressionKernel("sum", last * width + n / traffic.ranks * wide))
     return Compressed(tuple(pieces), tuple(kernels))

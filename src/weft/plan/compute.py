@@ -26,7 +26,7 @@ GEMM_TAIL = 0.5  # how much of a ragged last wave is lost, 0 to 1: assumed, othe
 USUAL_SHARE = 0.75  # of a layer's time in matmuls: where the shares of the peak hold
 BACKWARD_ATTENTION = 2.5  # flash attention computes the scores again: five matmuls instead of two
 LOW = ("fp8", "mxfp8", "nvfp4")
-WIDTH = {"fp8": 1.0, "mxfp8": 1.03125, "nvfp4": 0.5625}  # bytes of an element with its share of the scales
+_WIDTH = {"fp8": 1.0, "mxfp8": 1.03125, "nvfp4": 0.5625}  # bytes of an element with its share of the scales
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def gemm_s(gemm: Gemm, gpu: GpuSpec, precision: str, figures: Figures, speed: fl
     share = figures.gemm_share(gpu, precision) * speed * gemm.k / (gemm.k + half)
     padded = 2.0 * tiles * TILE_M * TILE_N * gemm.k if gemm.m < TILE_M or gemm.n < TILE_N else gemm.flops
     busy = padded / (peak * share) * tail
-    size = WIDTH.get(precision, 2.0)
+    size = _WIDTH.get(precision, 2.0)
     moved = (size * (gemm.m * gemm.k + gemm.n * gemm.k) + 2 * gemm.m * gemm.n) * gemm.count
     return math.hypot(busy, moved / _bandwidth(gpu, figures))
 

@@ -8,12 +8,12 @@ from typing import Any
 
 from weft.errors import UsageError
 from weft.gpu.specs import GpuSpec, spec
-from weft.plan.compression import NONE, Method, check, parse
+from weft.plan.compression import NONE, Method, check_compression, parse
 from weft.plan.models import Model, model, nearest_divisor
 from weft.plan.network import Network, network, usual_network
 from weft.policy import Policy
 
-SCHEDULES = ("1f1b", "gpipe", "interleaved", "zero-bubble", "dualpipe")
+PIPELINE_SCHEDULES = ("1f1b", "gpipe", "interleaved", "zero-bubble", "dualpipe")
 SHARDINGS = ("none", "zero1", "zero2", "zero3")
 RECOMPUTES = ("none", "selective", "full")
 PRECISIONS = ("bf16", "fp16", "fp8", "mxfp8", "nvfp4")
@@ -90,7 +90,7 @@ class TrainingJob:
                 "sequence_parallel needs tensor parallelism: set tp to 2 or more, or leave it off"
             )
         self._check_precision()
-        check(
+        check_compression(
             self.compression,
             sharding=self.sharding,
             data_ranks=self.dp * self.cp,
@@ -164,7 +164,7 @@ class TrainingJob:
         v = self.interleave
         if not self.schedule:
             self._set("schedule", "interleaved" if v > 1 else "1f1b")
-        _choice("schedule", self.schedule, SCHEDULES)
+        _choice("schedule", self.schedule, PIPELINE_SCHEDULES)
         if v > 1 and self.pp == 1:
             raise UsageError(f"interleave {v} needs pipeline stages: set pp to 2 or more, or interleave to 1")
         if v > 1 and self.schedule != "interleaved":

@@ -19,23 +19,23 @@ from pathlib import Path
 from typing import Any
 
 from weft.errors import InputError, UsageError
-from weft.plan.chakra import COLLECTIVE, COLLECTIVES, COMP, RECV, SEND, Node, encode
+from weft.plan.chakra import COLLECTIVE, COLLECTIVE_TYPES, COMP, RECV, SEND, Node, encode
 from weft.plan.collectives import Group
 from weft.plan.config import TrainingJob
 from weft.plan.schedule import Slot, order
 from weft.plan.step import Collective, Prediction
 
-PREFIX = "weft"
+_PREFIX = "weft"
 FINE_NODES = 300_000
 """Passes are cut into more pieces only as long as all files together have fewer nodes."""
 MOST_NODES = 4_000_000
-COMPUTE = ("gemm", "attention", "elementwise", "recompute", "overhead", "contention")
+_COMPUTE = ("gemm", "attention", "elementwise", "recompute", "overhead", "contention")
 
-Progress = Callable[[int, int], None]
+_Progress = Callable[[int, int], None]
 
 
 @dataclass
-class Groups:
+class RankGroups:
     """Communicators by their ranks. That of all ranks has no name: without one, ASTRA-sim takes all."""
 
     ids: dict[tuple[int, ...], int] = field(default_factory=dict)
@@ -94,7 +94,7 @@ class _Rank:
     job: TrainingJob
     found: Prediction
     place: Place
-    groups: Groups
+    groups: RankGroups
     pieces: int
     nodes: list[Node] = field(default_factory=list)
     known: dict[tuple[str, Group], str] = field(default_factory=dict)
@@ -142,7 +142,7 @@ class _Rank:
                 f"{label} {one.name} {one.kind}",
                 COLLECTIVE,
                 [self.compute],
-                comm_type=COLLECTIVES[one.kind],
+                comm_type=COLLECTIVE_TYPES[one.kind],
                 comm_size=max(1, round(size)),
                 **among,
             )
@@ -167,7 +167,9 @@ class _Rank:
         )
 
 
-def rank_nodes(job: TrainingJob, found: Prediction, rank: int, groups: Groups, pieces: int = 1) -> list[Node]:
+def rank_nodes(
+    job: TrainingJob, found: Prediction, rank: int, groups: RankGroups, pieces: int = 1
+) -> list[Node]:
     """The step of one rank."""
     build = _Rank(job, found, Place.of(rank, job), groups, pieces)
     once = [c for c in found.collectives if c.name in ("grads", "params") and not _every_pass(job, c)]
@@ -198,7 +200,7 @@ def _every_pass(job: TrainingJob, one: Collective) -> bool:
 
 def _pass(build: _Rank, slot: Slot, inside: list[Collective]) -> None:
     job, found = build.job, build.found
-    busy = sum(found.breakdown.get(kind, 0.0) for kind in COMPUTE) / (job.micro_batches * job.interleave)
+    busy = sum(found.breakdown.get(kind, 0.0) for kind in _COMPUTE) / (job.micro_batches * job.interleave)
     again = found.breakdown.get("recompute", 0.0) / (job.micro_batches * job.interleave)
     seconds = (busy - again) / 3 if slot.forward else (busy - again) * 2 / 3 + again
     word = "forward" if slot.forward else "backward"
@@ -278,14 +280,14 @@ def pieces_for(job: TrainingJob, found: Prediction) -> int:
     return max(fits, default=1)
 
 
-def traces(job: TrainingJob, found: Prediction, groups: Groups) -> Iterator[tuple[int, bytes]]:
+def traces(job: TrainingJob, found: Prediction, groups: RankGroups) -> Iterator[tuple[int, bytes]]:
     """Each rank's file."""
     pieces = pieces_for(job, found)
     for rank in range(job.gpus):
         yield rank, encode(rank_nodes(job, found, rank, groups, pieces))
 
 
-def write(folder: Path, job: TrainingJob, found: Prediction, tell: Progress | None = None) -> int:
+def write(folder: Path, job: TrainingJob, found: Prediction, tell: _Progress | None = None) -> int:
     """Write all files into a new folder, all or none, and say how many ranks there are.
 
     `weft.N.et` for rank N, and `comm_group.json`, as ASTRA-sim takes them:
@@ -293,11 +295,11 @@ def write(folder: Path, job: TrainingJob, found: Prediction, tell: Progress | No
     """
     pieces_for(job, found)
     partial = ""
-    groups = Groups()
+    groups = RankGroups()
     try:
         partial = tempfile.mkdtemp(dir=folder.absolute().parent, prefix=f".{folder.name}.")
         for rank, data in traces(job, found, groups):
-            (Path(partial) / f"{PREFIX}.{rank}.et").write_bytes(data)
+            (Path(partial) / f"{_PREFIX}.{rank}.et").write_bytes(data)
             if tell:
                 tell(rank + 1, job.gpus)
         listed = {str(number): list(ranks) for ranks, number in groups.ids.items()}

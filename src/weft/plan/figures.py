@@ -14,7 +14,7 @@ from weft.errors import InputError, UsageError
 from weft.gpu.cost import NODE_LINKS, NodeLinks
 from weft.gpu.specs import GpuSpec
 
-SHIPPED = Path(__file__).parent / "data" / "figures.json"
+FIGURES_FILE = Path(__file__).parent / "data" / "figures.json"
 PUBLISHED_ATTENTION = {
     # Dao, arXiv:2307.08691 (A100) and Shah et al., arXiv:2407.08608 (H100): causal, head dimension 128, 8k.
     ("flash2", "ampere"): 0.60,
@@ -26,7 +26,7 @@ PUBLISHED_ATTENTION = {
     ("unfused", "hopper"): 0.50,
 }
 """Share of the 16-bit peak that an attention kernel reaches forward, by kernel and GPU generation."""
-MEMORY_SHARE = 0.85
+_MEMORY_SHARE = 0.85
 """Share of the data sheet's memory bandwidth that large kernels reach: assumed, not fitted."""
 POWER_LIMIT = {"h100-96gb": 500 / 700}
 """Power limit against the data sheet's, where a publication states it (torchtitan: 500 W)."""
@@ -174,7 +174,7 @@ class Figures:
 
     @property
     def memory_share(self) -> float:
-        return MEMORY_SHARE
+        return _MEMORY_SHARE
 
     def gemm_share(self, gpu: GpuSpec, precision: str) -> float:
         """Share of the peak that large matmuls reach; of a GPU that nobody measured, its relative's."""
@@ -236,4 +236,4 @@ def from_dict(document: Mapping[str, Any]) -> Figures:
 @cache
 def shipped() -> Figures:
     """The figures that come with weft."""
-    return from_dict(json.loads(SHIPPED.read_text(encoding="utf-8")))
+    return from_dict(json.loads(FIGURES_FILE.read_text(encoding="utf-8")))

@@ -13,8 +13,8 @@ from weft.plan.figures import Figures
 from weft.plan.published import Published
 from weft.plan.step import predict
 
-Logs = NDArray[np.float64]
-Extra = Callable[[Figures], Logs]
+LogValues = NDArray[np.float64]
+Extra = Callable[[Figures], LogValues]
 """Further log errors that are fitted along, such as those of single collectives."""
 NOISE = 0.03
 """Error of a published step that is taken as it comes."""
@@ -38,13 +38,13 @@ class Free:
     most: float = math.inf
 
 
-def applied(figures: Figures, free: Sequence[Free], logs: Logs) -> Figures:
+def applied(figures: Figures, free: Sequence[Free], logs: LogValues) -> Figures:
     """Figures with all fitted values, given as logarithms."""
     values = {one.name: min(one.most, math.exp(log)) for one, log in zip(free, logs, strict=True)}
     return figures.but(**values)
 
 
-def log_errors(figures: Figures, rows: Sequence[Published]) -> Logs:
+def log_errors(figures: Figures, rows: Sequence[Published]) -> LogValues:
     """Log of predicted over measured step, row by row."""
     steps = [predict(row.job, figures, check_memory=False).step_s for row in rows]
     return np.array([math.log(step / row.step_s) for step, row in zip(steps, rows, strict=True)])
@@ -61,7 +61,7 @@ def series(rows: Sequence[Published]) -> list[list[int]]:
     return [group for group in found.values() if len(group) > 1]
 
 
-def _targets(rows: Sequence[Published], noise: float, scale_noise: float) -> Logs:
+def _targets(rows: Sequence[Published], noise: float, scale_noise: float) -> LogValues:
     """A matrix from log errors to what is minimised: each error, and each difference within a series.
 
     A source of many rows counts more than one of few, but not in proportion.
@@ -85,16 +85,21 @@ class Fitted:
     """Constants that fit, and how the errors move with them there."""
 
     figures: Figures
-    logs: Logs
-    errors: Logs
+    logs: LogValues
+    errors: LogValues
     """Log errors of the rows, then of the extra measurements."""
-    slope: Logs
+    slope: LogValues
     """Change of each error with each constant's logarithm."""
 
 
 def _step(
-    free: Sequence[Free], rows: Sequence[Published], errors: Logs, slope: Logs, logs: Logs, noise: float
-) -> tuple[Logs, float]:
+    free: Sequence[Free],
+    rows: Sequence[Published],
+    errors: LogValues,
+    slope: LogValues,
+    logs: LogValues,
+    noise: float,
+) -> tuple[LogValues, float]:
     """The Gauss-Newton step from here, and the cost here. What is far off weighs less (Huber)."""
     prior, spread = np.log([one.prior for one in free]), np.array([one.spread for one in free])
     main, count = _targets(rows, noise, SCALE_NOISE), len(rows)
@@ -121,14 +126,14 @@ def fit(
     """Gauss-Newton on logarithms. `noise`: the error of a row that is taken as it comes. `start`: where to
     begin; the priors otherwise. Every constant is pulled towards its prior.
     """
-    logs: Logs = np.log([getattr(start.constants, one.name) if start else one.prior for one in free])
+    logs: LogValues = np.log([getattr(start.constants, one.name) if start else one.prior for one in free])
 
-    def errors(at: Logs) -> Logs:
+    def errors(at: LogValues) -> LogValues:
         known = applied(figures, free, at)
         found = log_errors(known, rows)
         return np.concatenate([found, extra(known)]) if extra else found
 
-    def slope_at(at: Logs, base: Logs) -> Logs:
+    def slope_at(at: LogValues, base: LogValues) -> LogValues:
         columns = [(errors(at + 0.02 * one) - base) / 0.02 for one in np.eye(len(free))]
         return np.column_stack(columns)
 
@@ -159,7 +164,7 @@ def without(
     which = [*kept, *range(len(rows), len(whole.errors))]
     others = [rows[i] for i in kept]
     logs, errors, slope = whole.logs, whole.errors[which], whole.slope[which]
-    moved: Logs = np.zeros_like(logs)
+    moved: LogValues = np.zeros_like(logs)
     for _ in range(20):
         step, _ = _step(free, others, errors + slope @ moved, slope, logs + moved, noise)
         moved = moved + step

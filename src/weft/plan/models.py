@@ -316,7 +316,7 @@ def _gpt_oss(name: str, layers: int, experts: int) -> Model:
     )
 
 
-PRESETS: dict[str, Model] = {
+MODELS: dict[str, Model] = {
     m.name: m
     for m in (
         # Narayanan et al., SC'21, table 1; Korthikanti et al., 2022, table 3
@@ -398,9 +398,9 @@ def model(name: str) -> Model:
     """The preset of that name, in any case. Raises UsageError with the nearest valid name."""
     key = name.strip().lower().replace("_", "-").replace(" ", "-").replace("llama-", "llama")
     key = key.replace("llama3.1", "llama3").replace("gpt3", "gpt")
-    if key not in PRESETS:
-        near = difflib.get_close_matches(key, list(PRESETS), n=1, cutoff=0.0)
+    if key not in MODELS:
+        near = difflib.get_close_matches(key, list(MODELS), n=1, cutoff=0.0)
         raise UsageError(
-            f"no model named {name!r}; did you mean {near[0]!r}? ({', '.join(PRESETS)}, or give dimensions)"
+            f"no model named {name!r}; did you mean {near[0]!r}? ({', '.join(MODELS)}, or give dimensions)"
         )
-    return PRESETS[key]
+    return MODELS[key]

@@ -46,7 +46,7 @@ class Network:
         return replace(self, **changes)  # type: ignore[arg-type]
 
 
-PRESETS: dict[str, Network] = {
+NETWORKS: dict[str, Network] = {
     n.name: n
     for n in (
         # Narayanan et al., SC'21, section 5: eight 200 Gbit/s HDR adapters for each DGX A100
@@ -83,12 +83,12 @@ _OF_GPU = {
 def network(name: str) -> Network:
     """The preset of that name. Raises UsageError with the nearest valid name."""
     key = name.strip().lower()
-    if key not in PRESETS:
-        near = difflib.get_close_matches(key, list(PRESETS), n=1, cutoff=0.0)
-        raise UsageError(f"no network named {name!r}; did you mean {near[0]!r}? ({', '.join(PRESETS)})")
-    return PRESETS[key]
+    if key not in NETWORKS:
+        near = difflib.get_close_matches(key, list(NETWORKS), n=1, cutoff=0.0)
+        raise UsageError(f"no network named {name!r}; did you mean {near[0]!r}? ({', '.join(NETWORKS)})")
+    return NETWORKS[key]
 
 
 def usual_network(gpu: str) -> Network:
     """What a GPU of that name is mostly sold with."""
-    return PRESETS[_OF_GPU.get(gpu, "ndr400")]
+    return NETWORKS[_OF_GPU.get(gpu, "ndr400")]

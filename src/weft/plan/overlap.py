@@ -26,7 +26,7 @@ KERNELS = {
     "elementwise": Compute(kind="layer_norm", shape=(8192, 8192), repeat=4),
 }
 TABLE = Path(__file__).parent / "data" / "contention.json"
-SHARE = 0.7  # the collective lasts this share of the compute it overlaps with, so that it can hide
+_SHARE = 0.7  # the collective lasts this share of the compute it overlaps with, so that it can hide
 ITERATIONS = 4
 RANKS = 8
 CANDIDATES = (
@@ -72,12 +72,12 @@ def contention(gpu: str, kernel: str, collective: str, rate_gb_s: float, policy:
 
     `rate_gb_s`: what the network lets a rank send; 0: it stays inside the domain.
     """
-    known = table().get((gpu, kernel, collective, rate_gb_s, policy))
+    known = contention_table().get((gpu, kernel, collective, rate_gb_s, policy))
     return known or simulate_pair(gpu, kernel, collective, rate_gb_s, policy)
 
 
 @cache
-def table() -> dict[tuple[str, str, str, float, Policy], Contention]:
+def contention_table() -> dict[tuple[str, str, str, float, Policy], Contention]:
     """Pairs that were simulated beforehand, by benchmarks/plan/contention.py: most of what plans ask for."""
     document = json.loads(TABLE.read_text(encoding="utf-8"))
     policies = [Policy.from_dict(entry) for entry in document["policies"]]
@@ -101,7 +101,7 @@ def simulate_pair(gpu: str, kernel: str, collective: str, rate_gb_s: float, poli
         compute=KERNELS[kernel], collective=collective, bytes=1 << 28, ranks=RANKS, iterations=ITERATIONS
     )
     compute_ms = executor.measure(work, plain, "compute").ms
-    work = work.but(bytes=round(work.bytes * SHARE * compute_ms / executor.measure(work, policy, "comm").ms))
+    work = work.but(bytes=round(work.bytes * _SHARE * compute_ms / executor.measure(work, policy, "comm").ms))
     base_ms = executor.measure(work, plain, "comm").ms
     alone_ms = executor.measure(work, policy, "comm").ms
     both = executor.timeline(work, policy, "overlap")

@@ -19,7 +19,7 @@ from weft.plan.user_files import FromFile, read_config
 from weft.policy import Policy
 
 # The largest numbers that still mean something; beyond them a typing error is more likely than a plan.
-MOST = {
+_MOST = {
     "gpus": 1 << 18,
     "layers": 10_000,
     "hidden": 1 << 20,
@@ -40,7 +40,7 @@ MOST = {
     "oversubscription": 1000,
     "price": 1_000_000,
 }
-LEAST = {"rail_gbit": 0.001, "price": 0.001}
+_LEAST = {"rail_gbit": 0.001, "price": 0.001}
 DIMENSIONS = (
     *("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab"),
     *("experts", "experts_per_token", "expert_ffn", "gated"),
@@ -118,7 +118,7 @@ def check_numbers(given: Iterable[str], values: Mapping[str, Any]) -> None:
         value = values.get(name)
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             continue
-        least, most = LEAST.get(name, 1), MOST.get(name, 1 << 18)
+        least, most = _LEAST.get(name, 1), _MOST.get(name, 1 << 18)
         if not least <= value <= most:
             near = most if value > most else least
             raise UsageError(f"{flag(name)} {value} is not valid; use {least} to {most}, nearest is {near}")

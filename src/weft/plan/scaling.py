@@ -11,12 +11,12 @@ from weft.plan.config import AUTO, TrainingJob
 from weft.plan.step import Prediction, predict
 
 MAX_GPUS = 1 << 18
-KINDS = ("weak", "strong")
+_KINDS = ("weak", "strong")
 STRONG_TOKENS = 1 << 24
 """Most tokens of a step that a strong curve divides where no batch is given, as in Llama 3's largest run."""
 
 Predict = Callable[[TrainingJob], Prediction]
-Progress = Callable[[int, int], None]
+_Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def resized(job: TrainingJob, gpus: int, kind: str) -> TrainingJob:
 
 
 def curve(
-    job: TrainingJob, low: int, high: int, kind: str, *, run: Predict = predict, tell: Progress | None = None
+    job: TrainingJob, low: int, high: int, kind: str, *, run: Predict = predict, tell: _Progress | None = None
 ) -> Curve:
     """Predictions over a range of GPUs. A strong curve ends where the batch has nothing left to divide."""
     chosen = sizes(job, low, high)
@@ -110,14 +110,14 @@ def curves(
     *,
     batch_given: bool = True,
     run: Predict = predict,
-    tell: Progress | None = None,
+    tell: _Progress | None = None,
 ) -> Iterator[Curve]:
     """The weak and the strong curve.
 
     The weak one keeps what each data-parallel rank has. The strong one divides the job's batch, or where none
     was given one that the largest size can divide, of at most `STRONG_TOKENS`.
     """
-    for kind in KINDS:
+    for kind in _KINDS:
         base = job
         if kind == "strong" and not batch_given:
             base = job.but(global_batch=strong_batch(job, sizes(job, low, high)[-1]))

@@ -16,7 +16,7 @@ from weft.plan.models import model as preset
 from weft.plan.step import Prediction, predict
 from weft.policy import Policy
 
-LIMIT = 200
+_LIMIT = 200
 """Predictions of a sweep where none is given."""
 SCREENED = 2000
 """Splits that are predicted without controls, to keep the fastest of them; more where more are kept."""
@@ -24,23 +24,23 @@ TENSOR = (1, 2, 4, 8)
 PIPELINE = (1, 2, 4, 8, 16, 32)
 CONTEXT = (1, 2, 4, 8, 16)
 EXPERT = (1, 2, 4, 8, 16, 32, 64, 128)
-CHUNKS = (1, 2, 4)
+_CHUNKS = (1, 2, 4)
 MICRO = (1, 2, 4)
-SHARDINGS = ("zero1", "zero3")
+_SHARDINGS = ("zero1", "zero3")
 RECOMPUTE = ("none", "selective", "full")
-SCHEDULES = ("", "zero-bubble", "dualpipe")
+_SCHEDULES = ("", "zero-bubble", "dualpipe")
 """The first is 1F1B, or interleaved where a stage has several chunks."""
 TOKENS_PER_RANK = 4096
 """Context parallelism is not tried where a rank would have fewer tokens of a sequence."""
 
-Predict = Callable[[TrainingJob], Prediction]
-Progress = Callable[[int, int], None]
+_Predict = Callable[[TrainingJob], Prediction]
+_Progress = Callable[[int, int], None]
 Options = Mapping[str, Any]
 """Keyword arguments of a TrainingJob that need not be valid together before they are split."""
 
 
 @dataclass(frozen=True)
-class Row:
+class SweepRow:
     """One way to run the job, and what it takes."""
 
     job: TrainingJob
@@ -73,7 +73,7 @@ class Row:
 class Sweep:
     """What was tried."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[SweepRow, ...]
     """Fastest first."""
     refused: tuple[str, ...]
     """Why ways were left out: they do not fit into memory, or do not divide."""
@@ -104,10 +104,10 @@ def axes(options: Options, held: set[str]) -> dict[str, Sequence[object]]:
         "cp": [c for c in CONTEXT if c == 1 or seq // c >= TOKENS_PER_RANK],
         "ep": [e for e in EXPERT if shape.experts % e == 0] if shape.experts else (1,),
         "expert_tp": (1, 0) if shape.experts else (0,),
-        "interleave": CHUNKS,
-        "schedule": SCHEDULES,
+        "interleave": _CHUNKS,
+        "schedule": _SCHEDULES,
         "micro_batch": MICRO,
-        "sharding": SHARDINGS,
+        "sharding": _SHARDINGS,
         "recompute": RECOMPUTE,
     }
     return {
@@ -177,10 +177,10 @@ def sweep(
     job: TrainingJob | Options,
     *,
     fixed: Iterable[str] = (),
-    limit: int = LIMIT,
-    run: Predict = predict,
+    limit: int = _LIMIT,
+    run: _Predict = predict,
     fits: Callable[[TrainingJob], str] = lambda job: "",
-    tell: Progress | None = None,
+    tell: _Progress | None = None,
 ) -> Sweep:
     """Predict the ways without controls, and the fastest of them with; `limit` predictions are kept.
 
@@ -197,11 +197,11 @@ def sweep(
     kept = max(1, limit // len(policies))
     screened = spread(roomy, max(kept, min(SCREENED, 10 * kept)))
     total = len(screened) + kept * (len(policies) - 1)
-    first: list[Row] = []
+    first: list[SweepRow] = []
     for at, way in enumerate(screened):
         try:
             plain = way.but(policy=policies[0])
-            first.append(Row(plain, run(plain)))
+            first.append(SweepRow(plain, run(plain)))
         except UsageError as error:
             refused.append(str(error))
         if tell:
@@ -214,29 +214,29 @@ def sweep(
     for at, row in enumerate(chosen):
         for policy in policies[1:]:
             way = row.job.but(policy=policy)
-            rows.append(Row(way, run(way)))
+            rows.append(SweepRow(way, run(way)))
         if tell:
             tell(min(total, len(screened) + at + 1), total)
     refused += [f"{impossible} splits do not divide the model, the GPUs or the batch"] if impossible else []
     return Sweep(tuple(front(rows)), tuple(refused), len(roomy) - len(chosen))
 
 
-def _chosen(rows: Sequence[Row], most: int) -> list[Row]:
+def _chosen(rows: Sequence[SweepRow], most: int) -> list[SweepRow]:
     """The rows on the front and then the fastest."""
     best = [row for row in rows if row.best][:most]
     rest = [row for row in rows if not row.best][: most - len(best)]
     return sorted([*best, *rest], key=lambda row: row.prediction.step_s)
 
 
-def front(rows: Sequence[Row]) -> list[Row]:
+def front(rows: Sequence[SweepRow]) -> list[SweepRow]:
     """The rows, fastest first, those on the front of step time, memory and cost marked."""
     ordered = sorted(rows, key=lambda row: (row.prediction.step_s, total_memory(row.prediction)))
-    marked: list[Row] = []
+    marked: list[SweepRow] = []
     known: list[tuple[float, float]] = []
     for row in ordered:
         memory, cost = total_memory(row.prediction), row.gpu_s_per_token
         best = not any(m <= memory and c <= cost * (1 + 1e-9) for m, c in known)
-        marked.append(Row(row.job, row.prediction, best))
+        marked.append(SweepRow(row.job, row.prediction, best))
         if best:
             known.append((memory, cost))
     return marked

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from weft.plan.collectives import Group, group, token_copies
-from weft.plan.compression import Matrix, Traffic, apply
+from weft.plan.compression import Matrix, Traffic, apply_compression
 from weft.plan.compute import LOW, Pass, Work
 from weft.plan.config import TrainingJob
 from weft.plan.figures import Software
@@ -236,7 +236,7 @@ def _compressed(
     g = plain.group
     width = plain.bytes / elements if elements else 0.0
     payload = Traffic(plain.kind, purpose, elements, width, g.ranks, g.per_domain, matrices)
-    found = apply(job.compression, payload, job.gpu)
+    found = apply_compression(job.compression, payload, job.gpu)
     # The pieces share the window by their time on the usual network, so that a faster one never hurts.
     fabric = job.gpu.fabric_bytes_per_s
     rail = usual_network(job.gpu.name).rail_bytes_per_s

@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from weft.errors import InputError, UsageError
-from weft.plan.models import PRESETS, Mla, Model
+from weft.plan.models import MODELS, Mla, Model
 
 MOST_BYTES = 1 << 20
 """Configuration files are small; anything larger is another file."""
 USUAL_TOKENS = 8192
 """Tokens of a sequence where a file states only the most that the model can take."""
-log = logging.getLogger("weft.plan")
+_log = logging.getLogger("weft.plan")
 
 
 @dataclass(frozen=True)
@@ -235,7 +235,7 @@ def torchtitan(document: Mapping[str, Any], name: str) -> FromFile:
         found["schedule"] = TITAN_SCHEDULES.get(word, "1f1b")
         if found["schedule"] == "interleaved":
             found["interleave"] = 2
-    return FromFile(PRESETS[known[flavor]], {k: v for k, v in found.items() if v not in (0, "")})
+    return FromFile(MODELS[known[flavor]], {k: v for k, v in found.items() if v not in (0, "")})
 
 
 _NUMBERS = {
@@ -307,7 +307,7 @@ def megatron(words: str, name: str) -> FromFile:
         found["sharding"] = "zero3"
     instances = found.pop("_instances", 1)
     if instances > 1:
-        log.debug("%s: %d optimizer instances; give --shard-ranks for them", name, instances)
+        _log.debug("%s: %d optimizer instances; give --shard-ranks for them", name, instances)
     per_chunk, pp = get("num-layers-per-virtual-pipeline-stage"), found.get("pp", 1)
     if per_chunk and pp > 1:
         found["interleave"] = max(1, layers // pp // per_chunk)

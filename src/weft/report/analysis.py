@@ -30,7 +30,7 @@ MAX_WARNINGS = 12
 
 
 @dataclass(frozen=True)
-class Advice:
+class AdviceItem:
     """One thing to try."""
 
     title: str
@@ -58,7 +58,7 @@ def labels(document: Document) -> list[str]:
     return list(found)
 
 
-def worst_rank(document: Document) -> dict[str, Any]:
+def worst_rank_row(document: Document) -> dict[str, Any]:
     """The rank with the most exposed communication."""
     return max(records(document, "ranks"), key=lambda rank: amount(rank, "exposed_comm_us"), default={})
 
@@ -66,12 +66,12 @@ def worst_rank(document: Document) -> dict[str, Any]:
 def worst_position(document: Document) -> int:
     """Where the rank with the most exposed communication stands."""
     ranks = records(document, "ranks")
-    return ranks.index(worst_rank(document)) if ranks else 0
+    return ranks.index(worst_rank_row(document)) if ranks else 0
 
 
-def sentence(document: Document) -> str:
+def analysis_sentence(document: Document) -> str:
     """The summary that the analysis wrote; from the figures where a document has none."""
-    ranks, worst = records(document, "ranks"), worst_rank(document)
+    ranks, worst = records(document, "ranks"), worst_rank_row(document)
     said = text(record(document, "summary"), "text")
     totals: dict[str, float] = {}
     for rank in ranks:
@@ -88,7 +88,7 @@ def sentence(document: Document) -> str:
 
 def cards(document: Document) -> list[Card]:
     """The key figures, of the rank with the most exposed communication."""
-    rank = worst_rank(document)
+    rank = worst_rank_row(document)
     span, comm = amount(rank, "span_us"), amount(rank, "comm_us")
 
     def of(part: float, whole: float, what: str) -> str:
@@ -229,22 +229,22 @@ def _collective_row(label: str, item: Document) -> tuple[Cell, ...]:
     )
 
 
-def advice(document: Document) -> list[Advice]:
+def advice(document: Document) -> list[AdviceItem]:
     """What to try, in the order given."""
     return [
-        Advice(
+        AdviceItem(
             title=shorten(text(item, "title", text(item, "control", "Advice")), 200),
             detail=shorten(text(item, "detail"), 2000),
             control=shorten(text(item, "control"), 60) if text(item, "control") != "none" else "",
             collective=shorten(text(item, "collective"), 200),
-            gain=gain(item),
+            gain=gain_text(item),
             command=text(item, "command"),
         )
         for item in records(document, "advice")[:50]
     ]
 
 
-def gain(item: Document) -> str:
+def gain_text(item: Document) -> str:
     """What a change is expected to save: of the step where the document says so, else of the trace."""
     step, percent = interval(item, "step_ms"), interval(item, "step_pct")
     if step is None or percent is None:
@@ -260,7 +260,7 @@ def device(document: Document) -> str:
     return ", ".join(distinct[:4]) + (f" and {len(distinct) - 4} more" if len(distinct) > 4 else "")
 
 
-def warnings(document: Document) -> list[str]:
+def analysis_warnings(document: Document) -> list[str]:
     """What the reader must know about the analysis: files left out, figures that cover only a part."""
     listed = document.get("warnings")
     found = [clean(item) for item in listed if isinstance(item, str)] if isinstance(listed, list) else []

@@ -61,7 +61,7 @@ class AnalysisPart(Part):
     module_table: Table
     price_table: Table
     price_sentence: str
-    advice: tuple[analysis.Advice, ...]
+    advice: tuple[analysis.AdviceItem, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,10 +121,10 @@ def analysis_part(
         template="analysis.html.j2",
         title=title,
         subtitle=_subtitle(analysis.device(document), _count(len(names), "rank"), _paths(document)),
-        sentence=analysis.sentence(document),
+        sentence=analysis.analysis_sentence(document),
         contents=tuple(sections),
         simulated=is_simulated(document) or analysis.device(document).startswith("sim:"),
-        warnings=tuple(analysis.warnings(document)),
+        warnings=tuple(analysis.analysis_warnings(document)),
         cards=tuple(analysis.cards(document)),
         legend=_legend(),
         rank_bars=bars,
@@ -204,9 +204,9 @@ def comparison_parts(
     part = ComparisonPart(
         template="comparison.html.j2",
         title="Comparison",
-        sentence=compare.sentence(document),
+        sentence=compare.comparison_sentence(document),
         contents=(("change", "Change"),),
-        warnings=tuple(analysis.warnings(document)),
+        warnings=tuple(analysis.analysis_warnings(document)),
         table=compare.change_table(document),
     )
     sides = (("before", "Before", before), ("after", "After", after))
@@ -256,7 +256,7 @@ def _with_timelines(
 
 
 def _legend() -> tuple[tuple[str, str, str], ...]:
-    known = tuple((f"cause-{i}", cause.name, cause.meaning) for i, cause in enumerate(words.CAUSES))
+    known = tuple((f"cause-{i}", cause.name, cause.meaning) for i, cause in enumerate(words.CAUSE_TEXTS))
     return (("hidden", "hidden behind compute", "communication that overlaps with compute"), *known)
 
 

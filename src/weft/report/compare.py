@@ -18,11 +18,11 @@ _FIGURES: tuple[tuple[str, str, bool | None], ...] = (
     ("Memory", "memory_us", None),
     ("Idle", "idle_us", False),
 )
-MAX_COLLECTIVES = 12
+_MAX_COLLECTIVES = 12
 
 
 @dataclass(frozen=True)
-class Change:
+class MetricChange:
     """One figure before and after, formatted."""
 
     label: str
@@ -33,7 +33,7 @@ class Change:
     """Empty, `good` or `bad`."""
 
 
-def changes(document: Document) -> list[Change]:
+def metric_changes(document: Document) -> list[MetricChange]:
     """The figures of `change`, means over ranks: of the run, by cause, and by kind of collective."""
     change = record(document, "change")
     found = [_change(label, record(change, key), key, better) for label, key, better in _FIGURES]
@@ -43,19 +43,19 @@ def changes(document: Document) -> list[Change]:
     ]
     found += [
         _change(f"Exposed {text(item, 'kind', '?')}", record(item, "exposed_us"), "exposed_us", False)
-        for item in records(change, "collectives")[:MAX_COLLECTIVES]
+        for item in records(change, "collectives")[:_MAX_COLLECTIVES]
     ]
     return [row for row in found if row is not None]
 
 
-def _change(label: str, entry: Document, key: str, more_is_better: bool | None) -> Change | None:
+def _change(label: str, entry: Document, key: str, more_is_better: bool | None) -> MetricChange | None:
     old, new = number(entry, "before"), number(entry, "after")
     if old is None or new is None:
         return None
     show = words.percent if key.endswith("_pct") else words.duration
     said, large = _difference(old, new, key)
     tone = "" if not large or more_is_better is None else "good" if (new > old) == more_is_better else "bad"
-    return Change(label, show(old), show(new), said, tone)
+    return MetricChange(label, show(old), show(new), said, tone)
 
 
 def _difference(old: float, new: float, key: str) -> tuple[str, bool]:
@@ -67,7 +67,7 @@ def _difference(old: float, new: float, key: str) -> tuple[str, bool]:
     return f"{100 * (new - old) / old:+.1f}%", abs(new - old) >= 0.01 * abs(old)
 
 
-def sentence(document: Document) -> str:
+def comparison_sentence(document: Document) -> str:
     """What became of the exposed communication, in one sentence."""
     change = record(document, "change")
     exposed, span = record(change, "exposed_comm_us"), record(change, "span_us")
@@ -88,6 +88,6 @@ def change_table(document: Document) -> Table:
     columns = (Column("Figure", numeric=False), Column("Before"), Column("After"), Column("Change"))
     rows = tuple(
         (Cell(row.label, row.label), Cell(row.before), Cell(row.after), Cell(row.change, None, row.tone))
-        for row in changes(document)
+        for row in metric_changes(document)
     )
     return Table("What changed", columns, rows)

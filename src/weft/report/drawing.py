@@ -18,9 +18,9 @@ from weft.trace.reasons import REASON_TABLE
 MAX_SPANS = 40_000
 MAX_JSON_BYTES = 1_900_000
 MAX_STREAMS = 12
-BINS = 480
+_BINS = 480
 RESOURCES = ("blocks", "threads", "registers", "shared_bytes", "bytes")
-EXPOSED = 3
+_EXPOSED = 3
 """The kind of a drawn span that marks exposed communication; the others are those of Timeline."""
 
 
@@ -170,7 +170,7 @@ def _tracks(
                 "group": clean(group),
                 "row": -1 if layer.exposed else int(lane) // 4,
                 "label": "exposed" if layer.exposed else rows.label(int(lane) // 4),
-                "kind": EXPOSED if layer.exposed else int(lane) % 4,
+                "kind": _EXPOSED if layer.exposed else int(lane) % 4,
                 "s": np.diff(start, prepend=0).tolist(),
                 "d": (spans.end[at] - spans.start[at]).tolist(),
                 "n": book.name_column(timeline, first),
@@ -233,16 +233,16 @@ class _Names:
 
 
 def _overview(timelines: Sequence[Timeline], origins: Sequence[int], end: int) -> dict[str, list[int]]:
-    """Exact share of each of `BINS` equal parts, in per mille of all timelines together."""
-    edges = np.linspace(0, max(end, 1), BINS + 1)
-    totals = {"compute": np.zeros(BINS), "comm": np.zeros(BINS), "exposed": np.zeros(BINS)}
+    """Exact share of each of `_BINS` equal parts, in per mille of all timelines together."""
+    edges = np.linspace(0, max(end, 1), _BINS + 1)
+    totals = {"compute": np.zeros(_BINS), "comm": np.zeros(_BINS), "exposed": np.zeros(_BINS)}
     for timeline, origin in zip(timelines, origins, strict=True):
         compute, comm = timeline.covered(Kind.COMPUTE), timeline.covered(Kind.COMM)
         comm_bins = binned(comm, origin, edges)
         totals["compute"] += binned(compute, origin, edges)
         totals["comm"] += comm_bins
         totals["exposed"] += comm_bins - binned(intersect(compute, comm), origin, edges)
-    width = max(end, 1) / BINS * max(len(timelines), 1)
+    width = max(end, 1) / _BINS * max(len(timelines), 1)
     return {key: np.rint(1000 * total / width).astype(int).tolist() for key, total in totals.items()}
 
 

@@ -55,7 +55,9 @@ def where(document: Document) -> str:
     return f"{text(document, 'device')}{f', {joined}' if joined else ''} ({note})"
 
 
-def show(console: Console, document: Document, timelines: Sequence[tuple[str, Timeline]] = ()) -> None:
+def show_schedules(
+    console: Console, document: Document, timelines: Sequence[tuple[str, Timeline]] = ()
+) -> None:
     """The table, the sentences and the pictures of both timelines."""
     rows = records(document, "schedules")
     losses = LOSSES if any("exposed_ms" in row for row in rows) else ()

@@ -12,7 +12,7 @@ from typing import Any
 from weft.errors import InputError, UsageError
 from weft.tuning.tuned_workload import TunedWorkload
 
-MAX_BYTES = 64 << 20
+MAX_RESULT_BYTES = 64 << 20
 """Larger files are traces, not results."""
 
 
@@ -35,7 +35,7 @@ class Found:
     """Files that are no results, each with the reason."""
 
 
-def kind_of(document: Any) -> str | None:
+def result_kind(document: Any) -> str | None:
     """What a document is, by its keys; None where it is no result."""
     if not isinstance(document, dict):
         return None
@@ -46,7 +46,9 @@ def kind_of(document: Any) -> str | None:
         return "analysis"
     if all(isinstance(document.get(side), dict) for side in ("before", "after")):
         return (
-            "comparison" if kind_of(document["before"]) == kind_of(document["after"]) == "analysis" else None
+            "comparison"
+            if result_kind(document["before"]) == result_kind(document["after"]) == "analysis"
+            else None
         )
     if "candidates" in lists and ("policy" in document or "best_ms" in document):
         return "tune"
@@ -93,12 +95,12 @@ class _TooLargeError(ValueError):
 
 
 def _read(path: Path) -> Iterator[Result]:
-    if path.stat().st_size > MAX_BYTES:
-        raise _TooLargeError(f"larger than {MAX_BYTES >> 20} MiB, so not a result")
+    if path.stat().st_size > MAX_RESULT_BYTES:
+        raise _TooLargeError(f"larger than {MAX_RESULT_BYTES >> 20} MiB, so not a result")
     content = path.read_text(encoding="utf-8")
     documents = [json.loads(content)] if path.suffix == ".json" else _lines(content)
     for document in documents:
-        kind = kind_of(document)
+        kind = result_kind(document)
         if kind == "tune":
             TunedWorkload.from_dict(document)  # raises for one that is damaged
         if kind is not None:
@@ -113,9 +115,9 @@ def _lines(content: str) -> list[Any]:
             loaded.append(json.loads(line))
     rows = [item for item in loaded if _is_row(item)]
     heads = [
-        item for item in loaded if isinstance(item, dict) and not _is_row(item) and kind_of(item) is None
+        item for item in loaded if isinstance(item, dict) and not _is_row(item) and result_kind(item) is None
     ]
-    whole = [item for item in loaded if kind_of(item) is not None]
+    whole = [item for item in loaded if result_kind(item) is not None]
     return [*whole, *_benches(heads, rows)]
 
 

@@ -15,8 +15,8 @@ from weft.report.parts import Cell, Column, Table
 from weft.report.reading import Document, amount, clean, record, records
 from weft.timeline import Kind, Timeline, intersect
 
-BINS = 240
-MAX_ROWS = 12
+_BINS = 240
+_MAX_ROWS = 12
 
 
 @dataclass(frozen=True)
@@ -41,16 +41,16 @@ def heat(
     order = sorted(range(len(timelines)), key=lambda i: (waits[i], i))
     origins, _ = origins_of(timelines, offsets)
     end = max((int(t.end_ns.max()) - o for t, o in zip(timelines, origins, strict=True) if len(t)), default=0)
-    edges = np.linspace(0, max(end, 1), BINS + 1)
-    width = max(end, 1) / BINS
-    cells = np.zeros((len(timelines), BINS), dtype=np.uint8)
+    edges = np.linspace(0, max(end, 1), _BINS + 1)
+    width = max(end, 1) / _BINS
+    cells = np.zeros((len(timelines), _BINS), dtype=np.uint8)
     for row, i in enumerate(order):
         compute, comm = timelines[i].covered(Kind.COMPUTE), timelines[i].covered(Kind.COMM)
         exposed = binned(comm, origins[i], edges) - binned(intersect(compute, comm), origins[i], edges)
         cells[row] = np.clip(np.rint(255 * exposed / width), 0, 255).astype(np.uint8)
     payload = {
         "end": end,
-        "bins": BINS,
+        "bins": _BINS,
         "ranks": [clean(labels[i]) for i in order],
         "cells": base64.b64encode(cells.tobytes()).decode(),
     }
@@ -80,7 +80,7 @@ def _table(
         Column("Compute"),
     )
     rows = []
-    for i in order[:MAX_ROWS]:
+    for i in order[:_MAX_ROWS]:
         others = (sum(waits) - waits[i]) / max(len(waits) - 1, 1) - waits[i]
         compute = amount(ranks[i], "compute_us") if i < len(ranks) else 0.0
         rows.append(

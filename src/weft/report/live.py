@@ -13,7 +13,7 @@ from weft.report.parts import MAX_ROWS, Card, Cell, Column, Table
 from weft.report.reading import Document, clean, finite, interval, number, record, records, text
 from weft.tuning.live.trial import PURPOSES
 
-WIDTH, HEIGHT, MARGIN = 1000, 260, 46
+_WIDTH, _HEIGHT, _MARGIN = 1000, 260, 46
 MOST_POINTS = 3000
 HEADROOM = 1.6  # times the median step: slower steps are drawn at the upper edge
 _CSS = {
@@ -29,7 +29,7 @@ _CSS = {
 
 
 @dataclass(frozen=True)
-class Point:
+class LivePoint:
     """A step, in the units of the plot."""
 
     x: float
@@ -39,10 +39,10 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Plot:
+class LivePlot:
     """Step times over the run."""
 
-    points: tuple[Point, ...]
+    points: tuple[LivePoint, ...]
     marks: tuple[tuple[float, float, str], ...]
     """Moments at which something was decided: position, width up to the next, and what it was."""
     ticks: tuple[tuple[float, str], ...]
@@ -50,8 +50,8 @@ class Plot:
     steps: int
     legend: tuple[tuple[str, str, str], ...]
     description: str
-    width: int = WIDTH
-    height: int = HEIGHT
+    width: int = _WIDTH
+    height: int = _HEIGHT
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +59,7 @@ class LivePart(Part):
     """A job under live tuning."""
 
     cards: tuple[Card, ...]
-    plot: Plot | None
+    plot: LivePlot | None
     notes: tuple[tuple[str, str], ...]
     candidates: Table
     kernels: Table
@@ -141,7 +141,7 @@ def _notes(steps: Document) -> list[tuple[float, str]]:
     return [(at, said) for at, said in known if at is not None]
 
 
-def _plot(steps: Document) -> Plot | None:
+def _plot(steps: Document) -> LivePlot | None:
     rows = _rows(steps)
     if len(rows) < 2:
         return None
@@ -154,14 +154,14 @@ def _plot(steps: Document) -> Plot | None:
     shown = rows if step == 1 else sorted({*special[-MOST_POINTS:], *rows[::step]})
 
     def x(at: float) -> float:
-        return round(MARGIN + (WIDTH - MARGIN - 8) * at / last, 1)
+        return round(_MARGIN + (_WIDTH - _MARGIN - 8) * at / last, 1)
 
     def y(ms: float) -> float:
         share = (min(ms, top) - bottom) / (top - bottom) if top > bottom else 0.5
-        return round(HEIGHT - 24 - (HEIGHT - 40) * share, 1)
+        return round(_HEIGHT - 24 - (_HEIGHT - 40) * share, 1)
 
     points = tuple(
-        Point(x(at), y(ms), _CSS.get(purpose, "watch"), _title(at, ms, label, purpose))
+        LivePoint(x(at), y(ms), _CSS.get(purpose, "watch"), _title(at, ms, label, purpose))
         for at, ms, label, purpose in shown
     )
     ticks = tuple((y(value), f"{value:.3g}") for value in _levels(bottom, top))
@@ -176,7 +176,7 @@ def _plot(steps: Document) -> Plot | None:
     }
     legend = tuple((f"step-{css}", names[css], "") for css in present)
     description = f"{len(rows)} steps, from {min(times):.4g} to {max(times):.4g} ms"
-    return Plot(points, marks, ticks, round(last), legend, description)
+    return LivePlot(points, marks, ticks, round(last), legend, description)
 
 
 def _title(at: float, ms: float, label: str, purpose: str) -> str:

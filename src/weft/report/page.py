@@ -23,7 +23,7 @@ from weft.report.occupancy import Picture
 from weft.timeline import Ns, Timeline
 from weft.tuning.tuned_workload import TunedWorkload
 
-Document = dict[str, Any]
+_Document = dict[str, Any]
 
 _ASSETS = Path(__file__).parent / "assets"
 _STYLES = ("base", "blocks", "timeline", "ranks", "results", "plan", "live", "print")
@@ -34,7 +34,7 @@ _ESCAPES = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
 
 
 def analysis_page(
-    document: Document, timelines: Sequence[Timeline], reasons: Sequence[Ns] | None = None
+    document: _Document, timelines: Sequence[Timeline], reasons: Sequence[Ns] | None = None
 ) -> str:
     """The page of `weft analyze`; `timelines` are those of `document["ranks"]`, in the same order.
 
@@ -43,7 +43,7 @@ def analysis_page(
     return render([analysis_part(document, timelines, reasons)])
 
 
-def bench_page(document: Document) -> str:
+def bench_page(document: _Document) -> str:
     """The page of `weft bench`."""
     return render([bench_part(document)])
 
@@ -59,7 +59,7 @@ def tune_page(
 
 
 def comparison_page(
-    document: Document, before: Sequence[Timeline] = (), after: Sequence[Timeline] = ()
+    document: _Document, before: Sequence[Timeline] = (), after: Sequence[Timeline] = ()
 ) -> str:
     """The page of `weft analyze BEFORE AFTER`: the change, then both analyses."""
     return render(comparison_parts(document, before, after))

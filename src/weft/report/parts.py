@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from weft.report.reading import Document, amount, record
-from weft.report.words import CAUSES, cause_name, duration
+from weft.report.words import CAUSE_TEXTS, cause_name, duration
 
 MAX_ROWS = 400
 """Rows of a table on the page; what is left out is the least important, and the page says so."""
@@ -98,7 +98,7 @@ def causes(source: Document) -> list[tuple[str, float]]:
     Documents of earlier versions have the four groups of `attribution` only.
     """
     attribution = record(source, "reasons") or record(source, "attribution")
-    known = [cause.key for cause in CAUSES]
+    known = [cause.key for cause in CAUSE_TEXTS]
     keys = [key for key in known if key in attribution]
     keys += sorted(str(key) for key in attribution if key not in known and str(key).endswith("_us"))
     return [(key, amount(attribution, key)) for key in keys]
@@ -106,7 +106,7 @@ def causes(source: Document) -> list[tuple[str, float]]:
 
 def cause_pieces(source: Document) -> list[tuple[str, float, str]]:
     """The attribution as pieces for `stacked`."""
-    known = [cause.key for cause in CAUSES]
+    known = [cause.key for cause in CAUSE_TEXTS]
     return [
         (f"cause-{known.index(key) if key in known else 'other'}", us, f"{cause_name(key)} {duration(us)}")
         for key, us in causes(source)

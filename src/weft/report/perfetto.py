@@ -20,7 +20,7 @@ from weft.report.parts import causes
 from weft.report.reading import clean, records, text
 from weft.timeline import Intervals, Kind, Ns, Timeline
 
-KINDS = {Kind.COMPUTE: "compute", Kind.COMM: "communication", Kind.MEMORY: "memory"}
+_KINDS = {Kind.COMPUTE: "compute", Kind.COMM: "communication", Kind.MEMORY: "memory"}
 EXPOSED_TRACK = 1
 _FIRST_STREAM_TRACK = 10
 
@@ -50,7 +50,7 @@ def _events(document: dict[str, Any], pairs: Sequence[tuple[Timeline, int]], fir
         yield from _exposed(pid, timeline, rank, origin)
         yield from _streams(pid, timeline, origin)
         for kind in (Kind.COMPUTE, Kind.COMM):
-            yield from _counter(pid, f"{KINDS[kind]} running", timeline.covered(kind), origin)
+            yield from _counter(pid, f"{_KINDS[kind]} running", timeline.covered(kind), origin)
 
 
 def _json(value: Any) -> str:
@@ -115,7 +115,7 @@ def _streams(pid: int, timeline: Timeline, origin: int) -> Iterator[str]:
         for number, lane in enumerate(_lanes(index, timeline)):
             yield from _track(pid, tid, f"stream {stream}" + (f" ({number + 1})" if number else ""))
             for i in lane:
-                what = KINDS.get(kind[i], "other")
+                what = _KINDS.get(kind[i], "other")
                 yield _span(pid, tid, start[i], end[i], names[name[i]], what, args.of(i, what))
             tid += 1
 

@@ -42,7 +42,7 @@ FAMILY = {
     "untested": "on this GPU or in this precision",
 }
 EXPOSED = tuple(OF)
-COMPUTE = ("gemm", "attention", "elementwise", "recompute", "optimizer", "compression")
+_COMPUTE = ("gemm", "attention", "elementwise", "recompute", "optimizer", "compression")
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ def subtitle(document: Document) -> str:
     return ", ".join(part for part in parts if part)
 
 
-def sentence(document: Document) -> str:
+def plan_sentence(document: Document) -> str:
     """The answer in one sentence."""
     kind = text(document, "kind")
     if kind == "plan-sweep":
@@ -211,7 +211,7 @@ def breakdown(document: Document) -> list[tuple[str, float]]:
     ]
 
 
-def collectives(document: Document) -> list[CollectiveRow]:
+def planned_collective_rows(document: Document) -> list[CollectiveRow]:
     """The collectives, the most exposed first."""
     rows = []
     for one in records(document, "collectives"):
@@ -259,13 +259,13 @@ def weft_sentence(document: Document) -> str:
 def controls(document: Document) -> list[Control]:
     """Which collective runs under which control; those without are left out."""
     found: dict[str, str] = {}
-    for row in collectives(document):
+    for row in planned_collective_rows(document):
         if row.policy not in ("no control", "overlaps with nothing"):
             found.setdefault(row.name, row.policy)
     return [Control(name, policy) for name, policy in found.items()]
 
 
-def changes(document: Document) -> list[ChangeRow]:
+def change_rows(document: Document) -> list[ChangeRow]:
     """What else would change the step."""
     rows = []
     for one in records(document, "changes"):

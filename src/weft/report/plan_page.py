@@ -8,7 +8,7 @@ from weft.report import plan, words
 from weft.report.build import Part
 from weft.report.page import render
 from weft.report.parts import Bar, Card, Cell, Column, Segment, Table, stacked
-from weft.report.plan_pipeline import Pipeline, pipeline
+from weft.report.plan_pipeline import PipelineView, pipeline_view
 from weft.report.plan_plots import Plot, pareto, scaling
 from weft.report.reading import Document, amount, clean, number, record, records, text
 
@@ -37,7 +37,7 @@ class PlanPart(Part):
     plots: tuple[Plot, ...] = ()
     interval: tuple[Bar, ...] = ()
     interval_note: str = ""
-    pipeline: Pipeline | None = None
+    pipeline: PipelineView | None = None
     cost: str = ""
     memory: str = ""
     memory_bars: tuple[Bar, ...] = ()
@@ -64,7 +64,7 @@ def plan_part(document: Document) -> PlanPart:
         sections = tuple((f"plot{at}", plot.title.split(":")[0]) for at, plot in enumerate(plots))
         return _part(document, sections, plots=plots)
     changes = _change_table(document)
-    picture = pipeline(record(document, "pipeline"))
+    picture = pipeline_view(record(document, "pipeline"))
     sections = (("step", "Step"), ("collectives", "Communication"))
     sections += (("pipeline", "Pipeline"),) if picture else ()
     sections += (("changes", "What if"),) if changes.rows else ()
@@ -88,7 +88,7 @@ def _part(document: Document, sections: tuple[tuple[str, str], ...], **content: 
         template="plan.html.j2",
         title=f"Plan {plan.title(document)}",
         subtitle=plan.subtitle(document),
-        sentence=plan.sentence(document),
+        sentence=plan.plan_sentence(document),
         contents=(("summary", "Summary"), *sections),
         simulated=True,
         warnings=(plan.honesty(document), *plan.notes(document)),
@@ -196,7 +196,7 @@ def _breakdown_table(document: Document) -> Table:
 def _collective_table(document: Document) -> Table:
     heads = ("Ranks", "Size", "Count", "Alone", "Hidden", "Exposed", "Slows compute by")
     rows = []
-    for one in plan.collectives(document):
+    for one in plan.planned_collective_rows(document):
         rows.append(
             (
                 Cell(one.name, one.name),
@@ -225,7 +225,7 @@ def _change_table(document: Document) -> Table:
             Cell(words.duration(1e6 * one.step_s), one.step_s),
             Cell(f"{one.gain_pct:+.1f}%", one.gain_pct, "good" if one.gain_pct > 0 else "bad"),
         )
-        for one in plan.changes(document)
+        for one in plan.change_rows(document)
     )
     return Table("Changes", (Column("Change", numeric=False), Column("Step"), Column("Gain")), rows)
 

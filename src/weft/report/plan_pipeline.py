@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from weft.report.reading import Document, amount, records, text
 
-WIDTH, ROW, LEFT = 900.0, 26.0, 70.0
-MOST = 1500
+_WIDTH, ROW, _LEFT = 900.0, 26.0, 70.0
+_MOST = 1500
 """Rectangles of a picture; a document with more is not one that weft wrote."""
 CSS = {"forward": "plan-compute", "backward": "plan-extra", "weight": "plan-hidden"}
 
@@ -26,7 +26,7 @@ class Rect:
 
 
 @dataclass(frozen=True)
-class Pipeline:
+class PipelineView:
     """A small pipeline of the same schedule."""
 
     title: str
@@ -39,13 +39,13 @@ class Pipeline:
     height: float
 
 
-def pipeline(document: Document) -> Pipeline | None:
+def pipeline_view(document: Document) -> PipelineView | None:
     """The picture of a document's pipeline; nothing where it has none."""
-    drawn = records(document, "drawing")[:MOST]
+    drawn = records(document, "drawing")[:_MOST]
     end = max((amount(one, "start") + amount(one, "length") for one in drawn), default=0.0)
     if not drawn or end <= 0:
         return None
-    scale = (WIDTH - LEFT - 8) / end
+    scale = (_WIDTH - _LEFT - 8) / end
     stages = int(min(64, max(amount(one, "stage") for one in drawn))) + 1
     rects = []
     for one in drawn:
@@ -54,7 +54,7 @@ def pipeline(document: Document) -> Pipeline | None:
         rects.append(
             Rect(
                 CSS.get(kind, "plan-other"),
-                round(LEFT + amount(one, "start") * scale, 2),
+                round(_LEFT + amount(one, "start") * scale, 2),
                 round(ROW * min(63.0, amount(one, "stage")) + 2, 2),
                 round(max(0.0, width - 1), 2),
                 ROW - 4,
@@ -68,7 +68,7 @@ def pipeline(document: Document) -> Pipeline | None:
         f"{sizes[0]} layers each" if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]} layers" if sizes else ""
     )
     lost = 100 * amount(document, "bubble_share")
-    return Pipeline(
+    return PipelineView(
         title=f"Pipeline: {text(document, 'schedule')}, {len(holds)} stages of {shown}",
         note=(
             f"The pattern with up to 8 stages and 12 micro-batches; the job has {len(holds)} stages and "
@@ -86,6 +86,6 @@ def pipeline(document: Document) -> Pipeline | None:
                 else ()
             ),
         ),
-        width=WIDTH,
+        width=_WIDTH,
         height=ROW * stages + 4,
     )

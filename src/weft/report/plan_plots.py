@@ -11,10 +11,10 @@ from weft.report.parts import Cell, Column, Table
 from weft.report.plan import curve_title
 from weft.report.reading import Document, amount, number, record, records, text
 
-WIDTH, HEIGHT = 900.0, 360.0
-LEFT, RIGHT, TOP, BOTTOM = 62.0, 884.0, 28.0, 312.0
+_WIDTH, _HEIGHT = 900.0, 360.0
+_LEFT, RIGHT, TOP, BOTTOM = 62.0, 884.0, 28.0, 312.0
 MAX_DOTS = 1000
-MAX_ROWS = 400
+_MAX_ROWS = 400
 
 
 @dataclass(frozen=True)
@@ -53,9 +53,9 @@ class Plot:
     dots: tuple[Dot, ...]
     legend: tuple[tuple[str, str, str], ...]
     table: Table
-    width: float = WIDTH
-    height: float = HEIGHT
-    left: float = LEFT
+    width: float = _WIDTH
+    height: float = _HEIGHT
+    left: float = _LEFT
     right: float = RIGHT
     top: float = TOP
     bottom: float = BOTTOM
@@ -98,7 +98,7 @@ def pareto(document: Document) -> Plot:
     rows = records(document, "rows")[:MAX_DOTS]
     steps = [amount(row, "step_time_s") for row in rows]
     memory = [amount(row, "memory_bytes") / 2**30 for row in rows]
-    x, y = _Axis(memory, LEFT, RIGHT), _Axis(steps, BOTTOM, TOP)
+    x, y = _Axis(memory, _LEFT, RIGHT), _Axis(steps, BOTTOM, TOP)
     dots = []
     for row, step, size in zip(rows, steps, memory, strict=True):
         best, weft = row.get("pareto") is True, text(row, "controls") == "weft"
@@ -141,7 +141,7 @@ def _way_table(document: Document) -> Table:
     )
     rows = records(document, "rows")
     made = []
-    for row in rows[:MAX_ROWS]:
+    for row in rows[:_MAX_ROWS]:
         step, rate = amount(row, "step_time_s"), amount(row, "tokens_per_s_per_gpu")
         mfu, exposed = number(row, "mfu_pct"), amount(row, "exposed_comm_s")
         memory, best = amount(row, "memory_bytes"), row.get("pareto") is True
@@ -157,7 +157,7 @@ def _way_table(document: Document) -> Table:
                 Cell("front" if best else "", "front" if best else "", "good" if best else ""),
             )
         )
-    return Table("Ways", columns, tuple(made), max(len(rows) - MAX_ROWS, 0))
+    return Table("Ways", columns, tuple(made), max(len(rows) - _MAX_ROWS, 0))
 
 
 def scaling(curve: Document) -> Plot:
@@ -166,7 +166,7 @@ def scaling(curve: Document) -> Plot:
     gpus = [amount(point, "gpus") for point in points]
     sides = ("without", "with_weft")
     rates = {side: [amount(record(p, side), "tokens_per_s_per_gpu") for p in points] for side in sides}
-    x = _Axis(gpus, LEFT + 10, RIGHT - 10, log=True)
+    x = _Axis(gpus, _LEFT + 10, RIGHT - 10, log=True)
     y = _Axis([rate for side in sides for rate in rates[side]], BOTTOM, TOP)
     lines, dots = [], []
     for at, side in enumerate(sides):

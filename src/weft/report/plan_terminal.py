@@ -12,15 +12,15 @@ from rich.text import Text
 from weft.report import plan, words
 from weft.report.reading import Document, amount, number, record, records, shorten, text
 
-WIDTH = 80
-MAX_ROWS = 14
+_WIDTH = 80
+_MAX_ROWS = 14
 _BAR = 22
 
 
 def show_plan(document: dict[str, Any], console: Console | None = None) -> None:
     """Print the document of `weft plan`."""
     out = console or Console(soft_wrap=False, highlight=False)
-    _line(out, plan.sentence(document), style="bold")
+    _line(out, plan.plan_sentence(document), style="bold")
     _line(out, plan.honesty(document), style="yellow")
     kind = text(document, "kind")
     if kind == "plan-sweep":
@@ -47,11 +47,11 @@ def _table(*columns: tuple[str, str]) -> Table:
 
 
 def _print(out: Console, table: Table) -> None:
-    out.print(table, width=min(out.width, WIDTH))
+    out.print(table, width=min(out.width, _WIDTH))
 
 
 def _line(out: Console, said: str, *, style: str = "", indent: int = 0) -> None:
-    width = min(out.width, WIDTH) - indent
+    width = min(out.width, _WIDTH) - indent
     for line in Text(said, style=style).wrap(out, width):
         out.print(Text(" " * indent).append_text(line), soft_wrap=True)
 
@@ -62,10 +62,10 @@ def _show_one(document: Document, out: Console) -> None:
     _line(out, plan.weft_sentence(document), style="bold")
     for entry in plan.controls(document):
         _line(out, f"{entry.collective}: {entry.policy}", indent=2)
-    if plan.changes(document):
+    if plan.change_rows(document):
         _line(out, "What else would change the step", style="bold")
         table = _table(("change", "fold"), ("step", "right"), ("gain", "right"))
-        for change in plan.changes(document):
+        for change in plan.change_rows(document):
             style = "green" if change.gain_pct > 0 else "red"
             gain = Text(f"{change.gain_pct:+.1f}%", style=style)
             table.add_row(Text(change.label), words.duration(1e6 * change.step_s), gain)
@@ -88,14 +88,14 @@ def _show_breakdown(document: Document, out: Console) -> None:
 
 
 def _show_collectives(document: Document, out: Console) -> None:
-    found = plan.collectives(document)
+    found = plan.planned_collective_rows(document)
     if not found:
         _line(out, "No communication: one GPU for each part of the model.")
         return
     _line(out, "Communication of a step, on the slowest stage", style="bold")
     heads = ("collective", "ranks", "size", "count", "alone", "hidden", "exposed")
     table = _table(*((head, "left" if at == 0 else "right") for at, head in enumerate(heads)))
-    for one in found[:MAX_ROWS]:
+    for one in found[:_MAX_ROWS]:
         table.add_row(
             Text(shorten(one.short, 24)),
             one.ranks,
@@ -130,8 +130,8 @@ def _show_sweep(document: Document, out: Console) -> None:
     sides = ("left", "fold", "left", "right", "right", "right", "right")
     table = _table(*zip(heads, sides, strict=True))
     rows = records(document, "rows")
-    shown = rows[:MAX_ROWS]
-    shown += [row for row in rows[MAX_ROWS:] if row.get("pareto") is True][:MAX_ROWS]
+    shown = rows[:_MAX_ROWS]
+    shown += [row for row in rows[_MAX_ROWS:] if row.get("pareto") is True][:_MAX_ROWS]
     for row in shown:
         table.add_row(
             "●" if row.get("pareto") is True else " ",

@@ -16,8 +16,8 @@ from weft.report import analysis, compare, words
 from weft.report.parts import causes, main_cause
 from weft.report.reading import Document, amount, number, records, shorten
 
-WIDTH = 80
-MAX_RANKS = 16
+_WIDTH = 80
+_MAX_RANKS = 16
 MAX_COLLECTIVES = 10
 MAX_ADVICE = 5
 _BAR = 24
@@ -25,7 +25,7 @@ _BAR = 24
 
 def show_analysis(document: dict[str, Any], console: Console) -> None:
     """Print the document of `weft analyze`."""
-    _line(console, analysis.sentence(document), style="bold")
+    _line(console, analysis.analysis_sentence(document), style="bold")
     if not records(document, "ranks"):
         return
     _print(console, _rank_table(document))
@@ -38,10 +38,10 @@ def show_analysis(document: dict[str, Any], console: Console) -> None:
 
 def show_comparison(document: dict[str, Any], console: Console) -> None:
     """Print a comparison of two analyses: `before`, `after` and `change`."""
-    _line(console, compare.sentence(document), style="bold")
+    _line(console, compare.comparison_sentence(document), style="bold")
     table = _table(("figure", "left"), ("before", "right"), ("after", "right"), ("change", "right"))
     styles = {"good": "green", "bad": "red"}
-    for row in compare.changes(document):
+    for row in compare.metric_changes(document):
         table.add_row(row.label, row.before, row.after, Text(row.change, style=styles.get(row.tone, "")))
     _print(console, table)
     after = document.get("after")
@@ -65,7 +65,7 @@ def _rank_table(document: Document) -> Table:
     table = _table(("rank", "left"), *((head, "right") for head in heads))
     names, ranks = analysis.labels(document), records(document, "ranks")
     # The most exposed ranks are the ones to look at when there are too many to show.
-    chosen = sorted(range(len(ranks)), key=lambda i: -amount(ranks[i], "exposed_comm_us"))[:MAX_RANKS]
+    chosen = sorted(range(len(ranks)), key=lambda i: -amount(ranks[i], "exposed_comm_us"))[:_MAX_RANKS]
     for i in sorted(chosen):
         rank = ranks[i]
         table.add_row(
@@ -94,7 +94,7 @@ def _collective_table(document: Document) -> Table:
     taken = sum(max(len(row[at]) for row in (heads, *cells)) + 3 for at in range(1, len(heads)))
     table = _table(*((head, "right" if 2 <= at <= 5 else "left") for at, head in enumerate(heads)))
     for row in cells:
-        name = shorten(row[0], max(WIDTH - taken - 2, 10))
+        name = shorten(row[0], max(_WIDTH - taken - 2, 10))
         table.add_row(
             Text(name), *(Text(cell, style="bold" if at == 4 else "") for at, cell in enumerate(row) if at)
         )
@@ -165,15 +165,15 @@ def _show_advice(document: Document, console: Console) -> None:
 
 
 def _show_warnings(document: Document, console: Console) -> None:
-    for warning in analysis.warnings(document):
+    for warning in analysis.analysis_warnings(document):
         _line(console, f"Note: {warning}", style="yellow")
 
 
 def _line(console: Console, said: str, *, style: str = "", indent: int = 0) -> None:
-    width = min(console.width, WIDTH) - indent
+    width = min(console.width, _WIDTH) - indent
     for line in Text(said, style=style).wrap(console, width):
         console.print(Text(" " * indent).append_text(line), soft_wrap=True)
 
 
 def _print(console: Console, table: Table) -> None:
-    console.print(table, width=min(console.width, WIDTH))
+    console.print(table, width=min(console.width, _WIDTH))

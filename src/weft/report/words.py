@@ -14,13 +14,13 @@ from weft.trace.summary import duration as duration  # the one format of a time
 NOTHING = "\N{EN DASH}"
 
 
-CAUSES = tuple(replace(reason, key=f"{reason.key}_us") for reason in REASON_TABLE)
+CAUSE_TEXTS = tuple(replace(reason, key=f"{reason.key}_us") for reason in REASON_TABLE)
 """The reasons for exposure under their keys in a document."""
 
 
 def cause_name(key: str) -> str:
     """The short name of a cause, also of one this version does not know."""
-    known = {cause.key: cause.name for cause in CAUSES}
+    known = {cause.key: cause.name for cause in CAUSE_TEXTS}
     return known.get(key) or clean(key.removesuffix("_us").replace("_", " "))
 
 

@@ -23,7 +23,7 @@ from weft.policy import Policy
 from weft.ranks import Ranks
 from weft.shim import binding, communicators, restart
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 PREPARE_S = 20.0  # for new communicators
 AMD_DRIVER = Path("/dev/kfd")
@@ -81,7 +81,7 @@ def apply(policy: Policy, default: Policy) -> None:
     elif policy.max_ctas != default.max_ctas:
         raise UnavailableError("the program has made no NCCL communicator that weft can see")
     shape_launches(None if policy == default else policy)
-    log.debug("policy in force: %s", policy)
+    _log.debug("policy in force: %s", policy)
 
 
 @contextmanager

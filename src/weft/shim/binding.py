@@ -27,7 +27,7 @@ COMM_PATTERNS = 64
 NAME_BYTES = 512
 SHARDS = 16
 CHUNK_ROWS = 16
-CHUNKS = 512
+_CHUNKS = 512
 PAGE = 4096
 
 POLICY_SET, PRIORITY_HIGH, WHEN_OVERLAP, TRACK = 1, 2, 4, 8
@@ -133,7 +133,7 @@ class CHead(ctypes.Structure):
 
 
 CHUNKS_OFFSET = -(-ctypes.sizeof(CHead) // PAGE) * PAGE
-PROCESS_BYTES = -(-(CHUNKS_OFFSET + CHUNKS * ctypes.sizeof(CChunk)) // PAGE) * PAGE
+PROCESS_BYTES = -(-(CHUNKS_OFFSET + _CHUNKS * ctypes.sizeof(CChunk)) // PAGE) * PAGE
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ class Process:
 
 
 @lru_cache(maxsize=64)
-def encode(policy: Policy | None, track: bool = False) -> bytes:
+def encode_policy(policy: Policy | None, track: bool = False) -> bytes:
     """A policy as the shim reads it; None: no policy of this process's own. Residency 0 means unchanged.
 
     `track`: note which kernels are launched while a collective is in flight, whatever the policy asks for.
@@ -185,7 +185,7 @@ def encode(policy: Policy | None, track: bool = False) -> bytes:
 
 def control_image(policy: Policy | None) -> bytes:
     """A fresh control file with this policy in it."""
-    image = encode(policy)
+    image = encode_policy(policy)
     head = CControl(CONTROL_MAGIC, LAYOUT_VERSION, ctypes.sizeof(CControl), 2, zlib.adler32(image))
     return bytes(head)[: CControl.policy.offset] + image
 
@@ -194,7 +194,7 @@ def write_policy(path: Path, policy: Policy | None, track: bool = False) -> None
     """Change the policy of a running job (its control file) or of one process (its own file)."""
     with _mapped(path) as memory:
         control = _control_in(memory, path)
-        image = encode(policy, track)
+        image = encode_policy(policy, track)
         control.sequence |= 1
         ctypes.memmove(ctypes.addressof(control) + CControl.policy.offset, image, len(image))
         control.checksum = zlib.adler32(image)
@@ -236,7 +236,7 @@ def read_process(path: Path) -> Process:
             raise InputError(f"{path} was written by another version of weft")
         size = ctypes.sizeof(CChunk)
         file.seek(CHUNKS_OFFSET)
-        rows = file.read(min(CHUNKS, -(-head.rows_used // CHUNK_ROWS)) * size)
+        rows = file.read(min(_CHUNKS, -(-head.rows_used // CHUNK_ROWS)) * size)
     return Process(head, [CChunk.from_buffer_copy(rows, at) for at in range(0, len(rows) - size + 1, size)])
 
 
@@ -273,7 +273,7 @@ def set_policy(policy: Policy | None, track: bool = False) -> None:
 
 # --- NCCL: mirrors csrc/nccl.h ---------------------------------------------------------------------------
 
-OPERATIONS = (
+NCCL_OPERATIONS = (
     "all_reduce",
     "broadcast",
     "reduce",
@@ -296,7 +296,7 @@ class CCommunicator(ctypes.Structure):
         ("key", c_uint64),
         ("collectives", c_uint64),
         ("point_to_point", c_uint64),
-        ("bytes", c_uint64 * len(OPERATIONS)),
+        ("bytes", c_uint64 * len(NCCL_OPERATIONS)),
         ("rank", c_int32),
         ("size", c_int32),
         ("device", c_int32),

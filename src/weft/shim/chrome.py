@@ -16,13 +16,13 @@ from weft.shim.spans import Span, graph_symbols, spans_of
 from weft.shim.tracer import Recording
 
 CATEGORIES = {"compute": "kernel", "comm": "kernel", "graph": "kernel", "unknown": "cuda_graph"}
-CALLS = {
-    tracer.KERNEL: "cuLaunchKernel",
-    tracer.MEMCPY: "cuMemcpyAsync",
-    tracer.MEMSET: "cuMemsetAsync",
+_CALLS = {
+    tracer.KERNEL_SPAN: "cuLaunchKernel",
+    tracer.MEMCPY_SPAN: "cuMemcpyAsync",
+    tracer.MEMSET_SPAN: "cuMemsetAsync",
     tracer.GRAPH: "cuGraphLaunch",
 }
-DTYPES = (
+_DTYPES = (
     "Char",
     "Byte",
     "Int",
@@ -140,7 +140,7 @@ def _events(recording: Recording, spans: list[Span]) -> Iterator[str]:
         yield _event(category, name, raw.device, raw.stream, span.start_ns, span.end_ns, offset, args)
         call = {"correlation": number}
         end_ns = max(raw.host_ns, raw.host_end_ns)
-        yield _event("cuda_driver", CALLS[raw.kind], pid, raw.thread, raw.host_ns, end_ns, offset, call)
+        yield _event("cuda_driver", _CALLS[raw.kind], pid, raw.thread, raw.host_ns, end_ns, offset, call)
     if recording.header.by_steps:
         edges = [recording.header.begin_ns, *recording.marks]
         for i, (start_ns, end_ns) in enumerate(pairwise(edges)):
@@ -148,7 +148,7 @@ def _events(recording: Recording, spans: list[Span]) -> Iterator[str]:
 
 
 def _copy_category(raw: Any) -> str:
-    return "gpu_memset" if raw.kind == tracer.MEMSET else "gpu_memcpy"
+    return "gpu_memset" if raw.kind == tracer.MEMSET_SPAN else "gpu_memcpy"
 
 
 def _event(
@@ -168,7 +168,7 @@ def _microseconds(ns: int) -> str:
 def _args(recording: Recording, span: Span) -> dict[str, Any]:
     raw = span.raw
     out: dict[str, Any] = {"timing": span.timing}
-    if raw.kind in (tracer.MEMCPY, tracer.MEMSET):
+    if raw.kind in (tracer.MEMCPY_SPAN, tracer.MEMSET_SPAN):
         return {**out, "bytes": raw.bytes}
     if raw.kind == tracer.GRAPH:
         kernels = Counter(stats.demangle(name) for name in graph_symbols(recording, raw))
@@ -195,7 +195,11 @@ def _collective(raw: Any, blocks: int) -> dict[str, Any]:
     if raw.calls == 0:
         return out
     several = "coalesced"
-    operation = binding.OPERATIONS[raw.operation] if 0 <= raw.operation < len(binding.OPERATIONS) else several
+    operation = (
+        binding.NCCL_OPERATIONS[raw.operation]
+        if 0 <= raw.operation < len(binding.NCCL_OPERATIONS)
+        else several
+    )
     size, count = max(raw.comm_size, 1), raw.count
     per_rank = {"all_gather": (1, size), "reduce_scatter": (size, 1), "all_to_all": (size, size)}
     inward, outward = per_rank.get(operation, (1, 1))
@@ -204,7 +208,7 @@ def _collective(raw: Any, blocks: int) -> dict[str, Any]:
         "Collective name": operation,
         "In msg nelems": count * inward,
         "Out msg nelems": count * outward,
-        "dtype": DTYPES[raw.dtype] if 0 <= raw.dtype < len(DTYPES) else "",
+        "dtype": _DTYPES[raw.dtype] if 0 <= raw.dtype < len(_DTYPES) else "",
         "Group size": raw.comm_size,
         "Process Group Name": f"{raw.comm_key:016x}",
         "Rank in group": raw.comm_rank,

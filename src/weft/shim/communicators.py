@@ -59,7 +59,7 @@ class Communicator:
 
 
 @dataclass(frozen=True)
-class Call:
+class CommunicatorCall:
     """One collective call of the program."""
 
     number: int
@@ -90,7 +90,9 @@ def communicators() -> list[Communicator]:
             collectives=found.collectives,
             point_to_point=found.point_to_point,
             bytes={
-                name: amount for name, amount in zip(binding.OPERATIONS, found.bytes, strict=True) if amount
+                name: amount
+                for name, amount in zip(binding.NCCL_OPERATIONS, found.bytes, strict=True)
+                if amount
             },
             routed_to=found.routed_to if found.routed_to > 0 else None,
             prepared=tuple(sorted(ctas for ctas in found.prepared if ctas)),
@@ -147,16 +149,16 @@ def release() -> None:
         raise UnavailableError(reason)
 
 
-def calls() -> list[Call]:
+def calls() -> list[CommunicatorCall]:
     """The latest collective calls, oldest first (up to 4096).
 
     Where several ranks of a communicator live in this process, those of the first.
     """
     return [
-        Call(
+        CommunicatorCall(
             number=found.number,
             key=f"{found.key:016x}" if found.key else "",
-            operation=binding.OPERATIONS[found.operation],
+            operation=binding.NCCL_OPERATIONS[found.operation],
             bytes=found.bytes,
             host_ns=found.host_ns,
             routed=bool(found.routed),

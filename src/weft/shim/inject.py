@@ -18,7 +18,7 @@ from weft.errors import InputError, UnavailableError
 from weft.policy import Policy
 from weft.shim import apply, binding, communicators, job_folder, stats
 
-log = logging.getLogger("weft.shim")
+_log = logging.getLogger("weft.shim")
 
 LIBRARY = "libweft_shim.so"
 PACKAGE = Path(__file__).parent.parent
@@ -119,7 +119,7 @@ def check_preload(env: Mapping[str, str]) -> None:
     try:
         done = subprocess.run([true], env=checked, stderr=subprocess.PIPE, check=False, timeout=10)
     except (OSError, subprocess.TimeoutExpired) as error:
-        log.debug("cannot check LD_PRELOAD: %s", error)
+        _log.debug("cannot check LD_PRELOAD: %s", error)
         return
     for line in done.stderr.decode(errors="replace").splitlines():
         if PRELOAD_FAILURE in line and LIBRARY in line:

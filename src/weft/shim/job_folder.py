@@ -17,9 +17,9 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-log = logging.getLogger("weft.shim")
+_log = logging.getLogger("weft.shim")
 
-PREFIX = "weft-job-"
+_PREFIX = "weft-job-"
 _UNFINISHED = ".weft-job-"
 _UNFINISHED_S = 3600.0
 _SHARED_MEMORY = "/dev/shm"
@@ -34,7 +34,7 @@ def create(control: bytes) -> tuple[Path, int]:
             return _create_in(parent, control)
         except OSError as error:
             problem = problem or error
-            log.debug("no job folder in %s: %s", parent, error)
+            _log.debug("no job folder in %s: %s", parent, error)
     raise problem or FileNotFoundError(2, "no temporary folder")
 
 
@@ -53,7 +53,7 @@ def _create_in(parent: Path, control_image: bytes) -> tuple[Path, int]:
         (made / "control").write_bytes(control_image)
         lock = os.open(made, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        folder = made.with_name(PREFIX + made.name.removeprefix(_UNFINISHED))
+        folder = made.with_name(_PREFIX + made.name.removeprefix(_UNFINISHED))
         made.rename(folder)
     except BaseException:
         shutil.rmtree(made, ignore_errors=True)
@@ -94,10 +94,10 @@ def _remove_leftovers(parent: Path) -> None:
     try:
         found = list(os.scandir(parent))
     except OSError as error:
-        log.debug("cannot look for leftovers in %s: %s", parent, error)
+        _log.debug("cannot look for leftovers in %s: %s", parent, error)
         return
     for entry in found:
-        if entry.name.startswith((PREFIX, _UNFINISHED)):
+        if entry.name.startswith((_PREFIX, _UNFINISHED)):
             with suppress(OSError):
                 _remove_if_left(entry)
 
@@ -111,7 +111,7 @@ def _remove_if_left(entry: os.DirEntry[str]) -> None:
     lock = os.open(entry.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        log.debug("removing %s, left by a weft that was killed", entry.path)
+        _log.debug("removing %s, left by a weft that was killed", entry.path)
         shutil.rmtree(entry.path, ignore_errors=True)
     except BlockingIOError:
         return  # in use

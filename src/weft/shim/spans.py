@@ -15,7 +15,7 @@ from typing import Any
 from weft.shim import tracer
 from weft.shim.tracer import Recording
 
-Interval = tuple[int, int]
+_Interval = tuple[int, int]
 
 PLACED_LATENCY_NS = 12_000
 """From a collective's placement to the event behind its stamp, at most: more is a wait for SMs."""
@@ -137,7 +137,7 @@ class _Clock:
         """
         ready_ns = max(raw.before_ns, free_ns)
         delay_ns = self.delay_ns(raw.host_ns)
-        queued = raw.kind in (tracer.KERNEL, tracer.GRAPH)
+        queued = raw.kind in (tracer.KERNEL_SPAN, tracer.GRAPH)
         if delay_ns is None:
             return (raw.host_ns if ready_ns < 0 else ready_ns + queued * self.overhead_ns), False
         submitted_ns = raw.host_end_ns + delay_ns + queued * self.doorbell_ns
@@ -168,7 +168,9 @@ class _Clock:
 
 def _lag(spans: Sequence[Any], pair_ns: int) -> int:
     """How much later than usual events fire while collectives run: told by two events in a row."""
-    comm = union((s.before_ns, s.after_ns) for s in spans if s.flags & tracer.COMM and s.before_ns >= 0)
+    comm = union_spans(
+        (s.before_ns, s.after_ns) for s in spans if s.flags & tracer.COMM_SPAN and s.before_ns >= 0
+    )
     starts = [start for start, _ in comm]
     found = [s.again_ns - s.after_ns for s in spans if s.again_ns >= 0 and _inside(s.after_ns, comm, starts)]
     if len(found) < LEAST_LAGS or pair_ns < 0:
@@ -176,7 +178,7 @@ def _lag(spans: Sequence[Any], pair_ns: int) -> int:
     return int(min(max(round(statistics.median(found)) - pair_ns, 0), MOST_LAG_NS))
 
 
-def _inside(at_ns: int, intervals: Sequence[Interval], starts: Sequence[int]) -> bool:
+def _inside(at_ns: int, intervals: Sequence[_Interval], starts: Sequence[int]) -> bool:
     i = bisect_right(starts, at_ns) - 1
     return i >= 0 and at_ns < intervals[i][1]
 
@@ -206,9 +208,9 @@ def _chain(chain: Sequence[Any], free_ns: int, clock: _Clock) -> Iterable[Timed]
     timing = EXACT
     if first.placed_ns >= 0:
         start_ns = max(start_ns, clock.placed_ns(first, start_ns))
-    elif first.flags & tracer.COMM and first.kind == tracer.KERNEL:
+    elif first.flags & tracer.COMM_SPAN and first.kind == tracer.KERNEL_SPAN:
         timing = FRONT_ONLY
-    if idle and first.kind == tracer.KERNEL and not first.flags & (tracer.STALLED | tracer.COMM):
+    if idle and first.kind == tracer.KERNEL_SPAN and not first.flags & (tracer.STALLED | tracer.COMM_SPAN):
         soon_ns = last.host_end_ns + (clock.delay_ns(last.host_ns) or 0) + SUBMITTED_NS
         timing = SHORT if end_ns <= soon_ns else IDLE
     start_ns = max(min(start_ns, end_ns), free_ns)
@@ -223,13 +225,13 @@ def _chain(chain: Sequence[Any], free_ns: int, clock: _Clock) -> Iterable[Timed]
 
 def _without_lag(timed: Sequence[Timed], lag_ns: int) -> list[Timed]:
     """Kernels that end while a collective runs, without the time that the event behind them took."""
-    comm = union((start, end) for start, end, _, raw in timed if kind_of(raw) == "comm")
+    comm = union_spans((start, end) for start, end, _, raw in timed if span_kind(raw) == "comm")
     starts = [start for start, _ in comm]
     found = []
     for start_ns, end_ns, timing, raw in timed:
         late = (
-            raw.kind in (tracer.KERNEL, tracer.GRAPH)
-            and kind_of(raw) != "comm"
+            raw.kind in (tracer.KERNEL_SPAN, tracer.GRAPH)
+            and span_kind(raw) != "comm"
             and _inside(end_ns, comm, starts)
         )
         found.append((start_ns, max(start_ns, end_ns - lag_ns) if late else end_ns, timing, raw))
@@ -243,7 +245,7 @@ def _usual_durations(timed: Iterable[Timed]) -> dict[tuple[int, ...], float]:
     """
     idle, busy, held = (defaultdict[tuple[int, ...], list[int]](list) for _ in range(3))
     for start_ns, end_ns, timing, raw in timed:
-        if timing in (EXACT, IDLE) and raw.kind == tracer.KERNEL:
+        if timing in (EXACT, IDLE) and raw.kind == tracer.KERNEL_SPAN:
             found = held if raw.flags & tracer.STALLED else idle if timing == IDLE else busy
             found[_key(raw)].append(end_ns - start_ns)
             found[raw.row,].append(end_ns - start_ns)
@@ -266,14 +268,14 @@ def _span(
     if usual_ns is not None and (timing in (LATE_END, SHORT) or (timing == IDLE and usual_ns <= SHORT_NS)):
         start_ns = min(start_ns, max(end_ns - round(usual_ns), raw.host_ns))
         end_ns = min(end_ns, start_ns + round(usual_ns))
-    return Span(start_ns, end_ns, name_of(recording, raw), kind_of(raw), timing, raw)
+    return Span(start_ns, end_ns, name_of(recording, raw), span_kind(raw), timing, raw)
 
 
-def kind_of(raw: Any) -> str:
+def span_kind(raw: Any) -> str:
     if raw.kind == tracer.GRAPH:
-        return "unknown" if raw.flags & tracer.COMM else "graph"
-    if raw.kind == tracer.KERNEL:
-        return "comm" if raw.flags & tracer.COMM else "compute"
+        return "unknown" if raw.flags & tracer.COMM_SPAN else "graph"
+    if raw.kind == tracer.KERNEL_SPAN:
+        return "comm" if raw.flags & tracer.COMM_SPAN else "compute"
     return "comm" if raw.copy == COPIES.index("PtoP") else "memory"
 
 
@@ -282,12 +284,12 @@ COPIES = ("", "HtoD", "DtoH", "DtoD", "PtoP", "HtoH")
 
 def name_of(recording: Recording, raw: Any) -> str:
     """The driver's name of a kernel; for the rest, what Kineto would call it."""
-    if raw.kind == tracer.KERNEL:
+    if raw.kind == tracer.KERNEL_SPAN:
         known = raw.row < len(recording.symbols)
         return recording.symbols[raw.row] if known else "(kernel without a name)"
     if raw.kind == tracer.GRAPH:
         return f"CUDA graph ({raw.graph_kernels} kernels)"
-    if raw.kind == tracer.MEMSET:
+    if raw.kind == tracer.MEMSET_SPAN:
         return "Memset (Device)"
     return f"Memcpy {COPIES[raw.copy] if raw.copy < len(COPIES) else ''}".rstrip()
 
@@ -301,9 +303,9 @@ def graph_symbols(recording: Recording, raw: Any) -> list[str]:
 # --- intervals ---------------------------------------------------------------------------------------------
 
 
-def union(intervals: Iterable[Interval]) -> list[Interval]:
+def union_spans(intervals: Iterable[_Interval]) -> list[_Interval]:
     """The same time as disjoint intervals, in order."""
-    merged: list[Interval] = []
+    merged: list[_Interval] = []
     for start, end in sorted(intervals):
         if merged and start <= merged[-1][1]:
             merged[-1] = merged[-1][0], max(end, merged[-1][1])
@@ -312,11 +314,11 @@ def union(intervals: Iterable[Interval]) -> list[Interval]:
     return merged
 
 
-def total(intervals: Iterable[Interval]) -> int:
+def total(intervals: Iterable[_Interval]) -> int:
     return sum(end - start for start, end in intervals)
 
 
-def common(first: Sequence[Interval], second: Sequence[Interval]) -> int:
+def common(first: Sequence[_Interval], second: Sequence[_Interval]) -> int:
     """How long both last at once; both disjoint and in order."""
     starts = [start for start, _ in second]
     shared = 0
@@ -328,27 +330,27 @@ def common(first: Sequence[Interval], second: Sequence[Interval]) -> int:
     return shared
 
 
-def profile(recording: Recording, steps: int) -> StepProfile | None:
+def span_profile(recording: Recording, steps: int) -> StepProfile | None:
     """The averages of a recording of so many steps; None where it holds no span."""
     spans = spans_of(recording)
     if not spans or steps < 1:
         return None
-    comm = union((s.start_ns, s.end_ns) for s in spans if s.kind == "comm")
-    compute = union((s.start_ns, s.end_ns) for s in spans if s.kind in ("compute", "graph"))
+    comm = union_spans((s.start_ns, s.end_ns) for s in spans if s.kind == "comm")
+    compute = union_spans((s.start_ns, s.end_ns) for s in spans if s.kind in ("compute", "graph"))
     known = not any(s.kind == "unknown" for s in spans)
-    by_name: dict[str, list[Interval]] = defaultdict(list)
+    by_name: dict[str, list[_Interval]] = defaultdict(list)
     launches: Counter[str] = Counter()
     for span in spans:
         if span.raw.kind == tracer.GRAPH:
             launches.update(graph_symbols(recording, span.raw))
-        elif span.raw.kind == tracer.KERNEL:
+        elif span.raw.kind == tracer.KERNEL_SPAN:
             launches[span.name] += 1
             if span.kind == "compute":
                 by_name[span.name].append((span.start_ns, span.end_ns))
     ms = 1e-6 / steps
     kernels = {}
     for name, intervals in by_name.items():
-        spent = union(intervals)
+        spent = union_spans(intervals)
         kernels[name] = (total(spent) * ms, common(spent, comm) * ms)
     span_ns = max(s.end_ns for s in spans) - min(s.start_ns for s in spans)
     comm_ns = total(comm)

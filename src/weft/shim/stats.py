@@ -14,7 +14,7 @@ from weft.errors import InputError
 from weft.policy import Policy
 from weft.shim import binding
 
-log = logging.getLogger("weft.shim")
+_log = logging.getLogger("weft.shim")
 
 _SUMMED = ("launches", "shaped", "beside")
 _LATEST = ("ctas", "why_not")  # of the latest launch: equal kernels may differ in it
@@ -27,7 +27,7 @@ def collect(folder: Path) -> dict[str, Any]:
         try:
             processes.append(describe(binding.read_process(path)))
         except (InputError, OSError) as error:  # a process killed while it made its file launched nothing
-            log.debug("skipped %s: %s", path, error)
+            _log.debug("skipped %s: %s", path, error)
     return {
         **_totals(processes),
         "kernels": _merge(kernel for process in processes for kernel in process["kernels"]),
@@ -112,7 +112,7 @@ def _totals(processes: list[dict[str, Any]]) -> dict[str, int]:
     return {name: sum(process[name] for process in processes) for name in names}
 
 
-def summary(stats: dict[str, Any], policy: Policy) -> str:
+def stats_summary(stats: dict[str, Any], policy: Policy) -> str:
     """One line that says what was done, or that nothing was, and why."""
     if not stats["launches"] and stats["unhandled"]:
         return "nothing was shaped: only graphs were launched whose kernels weft does not count"

@@ -20,13 +20,15 @@ from typing import Any
 from weft.errors import InputError
 from weft.shim import binding
 
-log = logging.getLogger("weft.tracer")
+_log = logging.getLogger("weft.tracer")
 
-MAGIC, VERSION = b"wefttrc", 2
+_MAGIC, TRACE_VERSION = b"wefttrc", 2
 DEVICES, COUNTERS_ROOM = 16, 16
-KERNEL, MEMCPY, MEMSET, GRAPH = range(4)
-CHAINED, OPEN, LATE, FAILED, UNTIMED, COMM, PDL_SPLIT, COOPERATIVE, STALLED = (1 << bit for bit in range(9))
-COUNTERS = (
+KERNEL_SPAN, MEMCPY_SPAN, MEMSET_SPAN, GRAPH = range(4)
+CHAINED, OPEN, LATE, FAILED, UNTIMED, COMM_SPAN, PDL_SPLIT, COOPERATIVE, STALLED = (
+    1 << bit for bit in range(9)
+)
+_COUNTERS = (
     "events",
     "event_failures",
     "dropped",
@@ -110,7 +112,7 @@ class Recording:
 
     @property
     def counters(self) -> dict[str, int]:
-        return dict(zip(COUNTERS, self.header.counters, strict=False))
+        return dict(zip(_COUNTERS, self.header.counters, strict=False))
 
 
 @cache
@@ -131,51 +133,51 @@ def _shim() -> Any:
     return shim
 
 
-def available() -> bool:
+def tracer_available() -> bool:
     """Whether this process can be traced: it was started by `weft run`."""
     return _shim() is not None
 
 
-def watch() -> None:
+def watch_tracer() -> None:
     """Before a trace: note which kernels are followed by programmatic dependent launches.
 
     No event may stand between those. Costs a few nanoseconds a launch until the trace begins or `unwatch`.
     """
-    if available() and not recording():
+    if tracer_available() and not recording():
         _shim().weft_trace_watch()
 
 
 def unwatch() -> None:
     """End what `watch` began."""
-    if available() and not recording():
+    if tracer_available() and not recording():
         _shim().weft_trace_end()
 
 
 def start() -> bool:
     """Record from now on; False where the tracer is not there or in use."""
-    return available() and _shim().weft_trace_begin() == 0
+    return tracer_available() and _shim().weft_trace_begin() == 0
 
 
 def mark() -> None:
     """A step ends here."""
-    if available():
+    if tracer_available():
         _shim().weft_trace_mark()
 
 
 def pause() -> None:
     """Record no more, without waiting for anything; `stop`, `finish` or `drop` must follow."""
-    if available():
+    if tracer_available():
         _shim().weft_trace_pause()
 
 
 def recording() -> bool:
     """Whether a trace is on."""
-    return available() and _shim().weft_trace_state() == 1
+    return tracer_available() and _shim().weft_trace_state() == 1
 
 
 def stop(timeout_s: float = READ_TIMEOUT_S) -> Recording | None:
     """End the trace and read it; waits for the GPU to finish what was recorded. Frees all events."""
-    if not available() or _shim().weft_trace_state() != 1:
+    if not tracer_available() or _shim().weft_trace_state() != 1:
         return None
     shim = _shim()
     shim.weft_trace_end()
@@ -187,14 +189,14 @@ def stop(timeout_s: float = READ_TIMEOUT_S) -> Recording | None:
 
 def drop() -> None:
     """End the trace; nothing comes of it."""
-    if available():
+    if tracer_available():
         _shim().weft_trace_end()
         _shim().weft_trace_free()
 
 
 def finish(timeout_s: float = READ_TIMEOUT_S) -> bool:
     """End the trace and leave it in the job's folder, for `weft run` to turn into a file."""
-    return available() and _shim().weft_trace_finish(timeout_s) == 0
+    return tracer_available() and _shim().weft_trace_finish(timeout_s) == 0
 
 
 def steps_come() -> None:
@@ -206,7 +208,7 @@ def steps_come() -> None:
 
 def steps_known() -> bool:
     """A step was found; False where the trace goes by time already."""
-    return available() and _shim().weft_trace_steps_known() == 0
+    return tracer_available() and _shim().weft_trace_steps_known() == 0
 
 
 def _read(shim: Any, timeout_s: float) -> Recording | None:
@@ -222,7 +224,7 @@ def _read(shim: Any, timeout_s: float) -> Recording | None:
     shim.weft_trace_read_graph_rows(ctypes.addressof(rows), header.graph_rows)
     path = binding.attach()
     symbols = _symbols(path) if path else ()
-    log.debug("traced %d operations: %s", count, dict(zip(COUNTERS, header.counters, strict=False)))
+    _log.debug("traced %d operations: %s", count, dict(zip(_COUNTERS, header.counters, strict=False)))
     return Recording(header, spans, tuple(marks), tuple(rows), symbols)
 
 
@@ -234,10 +236,10 @@ def read_file(path: Path) -> Recording:
     """A recording that a process left in the job's folder."""
     data = path.read_bytes()
     size = ctypes.sizeof(CHeader)
-    if len(data) < size or not data.startswith(MAGIC):
+    if len(data) < size or not data.startswith(_MAGIC):
         raise InputError(f"{path} is not a trace of this weft")
     header = CHeader.from_buffer_copy(data)
-    if header.version != VERSION or header.span_size != ctypes.sizeof(CSpan):
+    if header.version != TRACE_VERSION or header.span_size != ctypes.sizeof(CSpan):
         raise InputError(f"{path} was written by another version of weft")
     kinds: list[Any] = [CSpan * header.spans, c_uint64 * header.marks, c_uint32 * header.graph_rows]
     if len(data) < size + sum(ctypes.sizeof(kind) for kind in kinds):

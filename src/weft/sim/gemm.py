@@ -11,7 +11,7 @@ from weft.sim.profile import Profile, names, profile
 
 MOST_KNOWN = 200_000
 """GEMMs whose cost is kept."""
-MEMORY_SHARE = 0.85
+_MEMORY_SHARE = 0.85
 """Fraction of the data sheet's memory bandwidth for GPUs without a profile: what the H200 reaches."""
 NEAREST = {"a100-80gb": "a100", "b200": "h200"}
 """The profile that a GPU without its own is derived from."""
@@ -32,7 +32,7 @@ def _derived(name: str) -> Profile:
     base = profile(NEAREST.get(gpu.name, "h200" if gpu.vendor == "nvidia" else "mi300x"))
     faster = gpu.fabric_bytes_per_s / base.spec.fabric_bytes_per_s
     share = {
-        "memory_tb_s": MEMORY_SHARE * gpu.memory_bytes_per_s / 1e12,
+        "memory_tb_s": _MEMORY_SHARE * gpu.memory_bytes_per_s / 1e12,
         "bus_gb_s": base.figures.bus_gb_s * faster,
         "cta_gb_s": base.figures.cta_gb_s * faster,
     }

@@ -18,7 +18,7 @@ SURPLUS_WAVES = 16
 """Surplus blocks (without a tile) beyond this many waves are simulated in batches."""
 ROW_WAVES = 64
 """Limit of waves for row kernels, whose blocks are short."""
-MAX_WAVES = 512
+_MAX_WAVES = 512
 """Limit of waves for blocks with work: beyond it, single blocks make no difference."""
 
 
@@ -130,7 +130,7 @@ def _batched(
     """Replace long runs of equal blocks by fewer blocks that each do the work of several in sequence."""
     found = []
     for count, work in runs:
-        size = -(-count // (slots * (MAX_WAVES if work else SURPLUS_WAVES)))
+        size = -(-count // (slots * (_MAX_WAVES if work else SURPLUS_WAVES)))
         found.append((-(-count // size), size * work + (size - 1) * start_work))
     return tuple(found)
 

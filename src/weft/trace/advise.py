@@ -14,7 +14,7 @@ import numpy as np
 
 from weft.policy import Policy
 from weft.trace.blockers import Blocker, blockers
-from weft.trace.ctas import cta_changes
+from weft.trace.ctas import observed_cta_changes
 from weft.trace.names import short_name
 from weft.trace.replay import saving
 
@@ -27,7 +27,7 @@ WORTH_SHARE = 0.01
 HALF_WIDTH = 0.015
 """Half of the widest range, as a share of the step: the model is not known to be more exact than that."""
 
-HEAD_START_US = 5
+_HEAD_START_US = 5
 """The wait that gave most on the H200; 40 µs already cost more than it gave."""
 
 UNKNOWN_GPU_SHARE = 0.2
@@ -176,8 +176,8 @@ _TEXT = {
 
 def _control(blocker: Blocker) -> tuple[Policy | None, str]:
     if blocker.control == "head_start":
-        policy = Policy(priority="high", head_start_us=HEAD_START_US)
-        return policy, f"--priority high --head-start {HEAD_START_US}"
+        policy = Policy(priority="high", head_start_us=_HEAD_START_US)
+        return policy, f"--priority high --head-start {_HEAD_START_US}"
     if blocker.control == "residency":
         policy = Policy(priority="high", residency=blocker.residency, when="overlap")
         return policy, f"--priority high --residency {blocker.residency} --when overlap"
@@ -213,7 +213,7 @@ def _for_ctas(ranks: Sequence[RankAnalysis], step: Step) -> list[tuple[float, Ad
     """More SMs for collectives that a cap slows down, fewer where they cost compute and gain nothing."""
     profile = profile_name(ranks)
     out = []
-    for change in cta_changes(ranks, profile) if profile else []:
+    for change in observed_cta_changes(ranks, profile) if profile else []:
         item = Advice(
             control=change.control,
             title=change.title,

@@ -31,7 +31,7 @@ from weft.trace.document import (
 )
 from weft.trace.match import Match, match
 from weft.trace.modules import module_rows
-from weft.trace.parallel import Outcome
+from weft.trace.parallel import _Outcome
 from weft.trace.price import KernelPrice, price_of_overlap
 from weft.trace.record import Trace
 from weft.trace.steps import StepFigures, step_figures
@@ -154,7 +154,7 @@ class Analysis:
         }
 
 
-def analyze_outcomes(files: Sequence[Path], in_folder: set[Path], outcomes: Sequence[Outcome]) -> Analysis:
+def analyze_outcomes(files: Sequence[Path], in_folder: set[Path], outcomes: Sequence[_Outcome]) -> Analysis:
     """Analyzes what was read of each file, see `weft.trace.analyze`. In a folder some may be no traces."""
     traces: list[Trace] = []
     warnings: list[str] = []

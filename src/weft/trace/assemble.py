@@ -15,7 +15,7 @@ from weft.trace.events import GPU_COLUMNS, KERNEL, MEMCPY, Collector
 from weft.trace.files import shown
 from weft.trace.modules import module_of
 from weft.trace.record import UNKNOWN_NS, IsComm, Step, Trace
-from weft.trace.schema import Mark, Message, text
+from weft.trace.schema import Mark, Message, text_field
 
 MAX_NAME = 1 << 14
 """Longer kernel names are cut; templates make names of a few thousand characters."""
@@ -40,7 +40,7 @@ def traces_from(
             f"{path}: no GPU activity in its {collector.events} events{detail}; "
             "profile with ProfilerActivity.CUDA"
         )
-    names = [text(raw)[:MAX_NAME] for raw in collector.names.values()]
+    names = [text_field(raw)[:MAX_NAME] for raw in collector.names.values()]
     column = {name: i for i, name in enumerate(GPU_COLUMNS)}
     kinds = _kinds(rows[:, column["name"]], rows[:, column["kind"]], names, is_comm_names)
     launches = _launches(rows[:, column["correlation"]], collector.launches())

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _MATRIX = re.compile(r"gemm|matmul|nvjet|cutlass|conv|attention|flash|fmha|mfma|_mm_|\bmm\b", re.IGNORECASE)
 
 
-class Kernel(NamedTuple):
+class BlockingKernel(NamedTuple):
     """What a kernel takes of the GPU; -1 where the trace does not say."""
 
     name: str
@@ -37,7 +37,7 @@ class Kernel(NamedTuple):
 class Wait:
     """One collective that was ready and waited behind a kernel. Times in nanoseconds."""
 
-    kernel: Kernel
+    kernel: BlockingKernel
     kernel_ns: int
     ready_ns: int
     """When the collective became ready, after the start of the kernel; 0 if before it."""
@@ -75,7 +75,7 @@ class Blocker:
 def blockers(ranks: Sequence[RankAnalysis]) -> list[Blocker]:
     """Blockers by collective and control, the costliest first."""
     found: dict[tuple[str, str], list[tuple[Wait, int, int, int]]] = defaultdict(list)
-    verdicts: dict[Kernel, tuple[str, int, str]] = {}
+    verdicts: dict[BlockingKernel, tuple[str, int, str]] = {}
     for rank in ranks:
         spec = device_spec(rank.trace)
         for collective, wait, waited, behind, saved in _waits(rank):
@@ -84,7 +84,7 @@ def blockers(ranks: Sequence[RankAnalysis]) -> list[Blocker]:
     out = []
     scale = 1e3 * max(len(ranks), 1)
     for (collective, _), waits in found.items():
-        of_kernel: dict[Kernel, int] = defaultdict(int)
+        of_kernel: dict[BlockingKernel, int] = defaultdict(int)
         for wait, waited, _, _ in waits:
             of_kernel[wait.kernel] += waited
         worst = max(of_kernel, key=lambda kernel: of_kernel[kernel])
@@ -140,12 +140,12 @@ def _waits(rank: RankAnalysis) -> list[tuple[str, Wait, int, int, int]]:
     return out
 
 
-def _kernel(trace: Trace, at: int) -> Kernel:
+def _kernel(trace: Trace, at: int) -> BlockingKernel:
     timeline = trace.timeline
     blocks, threads, registers, shared = (
         int(timeline.resources[key][at]) for key in ("blocks", "threads", "registers", "shared_bytes")
     )
-    return Kernel(timeline.names[timeline.name[at]], blocks, threads, registers, shared)
+    return BlockingKernel(timeline.names[timeline.name[at]], blocks, threads, registers, shared)
 
 
 def device_spec(trace: Trace) -> GpuSpec | None:
@@ -172,7 +172,7 @@ def device_spec(trace: Trace) -> GpuSpec | None:
     return complete(name, vendor, (figure("computeMajor"), figure("computeMinor")), live)[0]
 
 
-def judge(spec: GpuSpec | None, kernel: Kernel) -> tuple[str, int, str]:
+def judge(spec: GpuSpec | None, kernel: BlockingKernel) -> tuple[str, int, str]:
     """The control that this kernel calls for, the residency to keep, and why in words."""
     from weft.gpu.occupancy import blocks_per_sm
 

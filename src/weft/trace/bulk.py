@@ -24,7 +24,7 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-class Bulk:
+class BulkScan:
     """Feeds a collector with the events of one array."""
 
     def __init__(self, collector: Collector, workers: int | None = None) -> None:

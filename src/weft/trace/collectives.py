@@ -43,7 +43,7 @@ _ELEMENT_BYTES = {
 }  # fmt: skip
 
 
-MAX_BYTES = 1 << 44
+_MAX_BYTES = 1 << 44
 """No call moves 16 TiB: a larger size is not believed, and sums of sizes stay within 64 bits."""
 
 
@@ -82,7 +82,7 @@ def collectives(trace: Trace) -> Collectives:
         factors.append(bus_factor(kind, ranks))
     moved = np.array(sizes, dtype=np.int64)[label] if len(span) else np.empty(0, dtype=np.int64)
     copied = timeline.resources["bytes"][span]
-    moved = np.where(moved < 0, np.where(copied < MAX_BYTES, copied, -1), moved)
+    moved = np.where(moved < 0, np.where(copied < _MAX_BYTES, copied, -1), moved)
     factor = np.array(factors, dtype=np.float64)[label] if len(span) else np.empty(0)
     bus = np.where(moved >= 0, moved * factor, np.nan)
     return Collectives(span, tuple(kinds), tuple(groups), label, moved, bus)
@@ -118,7 +118,7 @@ def message_bytes(kind: str, message: Message, ranks: int) -> int:
     if kind == "all_gather" and message.out_elements < 0:
         # Only the input was recorded: the output is that of every rank.
         elements *= ranks if ranks > 0 else -1
-    return elements * each if 0 <= elements * each < MAX_BYTES else -1
+    return elements * each if 0 <= elements * each < _MAX_BYTES else -1
 
 
 def bus_factor(kind: str, ranks: int) -> float:

@@ -102,7 +102,7 @@ def _by_kind(document: dict[str, Any]) -> dict[str, float]:
     return totals
 
 
-Key = tuple[str, str, int]
+_Key = tuple[str, str, int]
 
 
 def _matched(before: Analysis, after: Analysis, steps: tuple[int, int]) -> list[dict[str, Any]]:
@@ -126,10 +126,10 @@ def _matched(before: Analysis, after: Analysis, steps: tuple[int, int]) -> list[
     return rows
 
 
-def _by_collective(analysis: Analysis, steps: int) -> dict[Key, tuple[float, float, float]]:
+def _by_collective(analysis: Analysis, steps: int) -> dict[_Key, tuple[float, float, float]]:
     """Calls, µs and exposed µs per rank and step of each kind, group and size."""
     scale = 1.0 / len(analysis.ranks) / steps
-    totals: dict[Key, np.ndarray[Any, np.dtype[np.float64]]] = {}
+    totals: dict[_Key, np.ndarray[Any, np.dtype[np.float64]]] = {}
     for rank in analysis.ranks:
         found, timeline = rank.found, rank.trace.timeline
         length = (timeline.end_ns - timeline.start_ns)[found.span]

@@ -17,7 +17,7 @@ from weft.timeline import Kind
 if TYPE_CHECKING:
     from weft.trace.analysis import RankAnalysis
 
-LARGE_BYTES = 4 << 20
+_LARGE_BYTES = 4 << 20
 """NCCL takes fewer CTAs for smaller messages by itself, so those do not show a cap."""
 
 NEAR_LIMIT = 0.8
@@ -45,7 +45,7 @@ class CtaChange:
     most_us: float
 
 
-def cta_changes(ranks: Sequence[RankAnalysis], profile_name: str) -> list[CtaChange]:
+def observed_cta_changes(ranks: Sequence[RankAnalysis], profile_name: str) -> list[CtaChange]:
     """What a change of the number of CTAs would save, where the trace has the evidence for it."""
     figures, sms = profile(profile_name).figures, profile(profile_name).spec.sms
     ctas, speed, share = _large(ranks)
@@ -127,7 +127,7 @@ def _large(ranks: Sequence[RankAnalysis]) -> tuple[int, float | None, float]:
         nccl = np.array(["nccl" in name.lower() for name in timeline.names], dtype=bool)
         length = (timeline.end_ns - timeline.start_ns)[found.span]
         large = nccl[timeline.name[found.span]] & (timeline.resources["blocks"][found.span] > 0)
-        large &= (found.bytes >= LARGE_BYTES) & np.isin(timeline.kind[found.span], (Kind.COMM,))
+        large &= (found.bytes >= _LARGE_BYTES) & np.isin(timeline.kind[found.span], (Kind.COMM,))
         blocks += timeline.resources["blocks"][found.span][large].tolist()
         sized = large & ~np.isnan(found.bus_bytes)
         bus_bytes += float(found.bus_bytes[sized].sum())

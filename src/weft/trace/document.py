@@ -145,7 +145,7 @@ def summary_json(analysis: Analysis) -> dict[str, Any]:
     reasons = summed(analysis.ranks, lambda rank: rank.attribution.reasons())
     on_path = sum(rank.path.recoverable_ns for rank in analysis.ranks)
     return {
-        "text": sentence(analysis),
+        "text": document_sentence(analysis),
         "ranks": count,
         "comm_us": analysis.comm_us,
         "compute_us": analysis.compute_us,
@@ -172,7 +172,7 @@ def slowest_rank(ranks: Sequence[RankAnalysis]) -> int | None:
     return ranks[int(np.argmin(waits))].trace.rank
 
 
-def sentence(analysis: Analysis) -> str:
+def document_sentence(analysis: Analysis) -> str:
     """The summary of an analysis."""
     worst = worst_rank(analysis.ranks)
     steps = max(len(worst.steps), 1)

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from weft.errors import InputError
 from weft.trace.digits import UNKNOWN, nanoseconds
 from weft.trace.native import Scanned
-from weft.trace.scan import DECODE_ERRORS, split
+from weft.trace.scan import DECODE_ERRORS, split_chunks
 from weft.trace.schema import (
     BARE_VALUE,
     UNKNOWN_MESSAGE,
@@ -30,10 +30,10 @@ from weft.trace.schema import (
     integer,
     message_from_shapes,
     message_of,
-    text,
+    text_field,
 )
 
-I64 = npt.NDArray[np.int64]
+_I64 = npt.NDArray[np.int64]
 
 KERNEL, MEMCPY, MEMSET = 0, 1, 2
 _RUNTIME, _ANNOTATION, _OPERATOR, _SYNC, _MODULE = 3, 4, 5, 6, 7
@@ -116,10 +116,10 @@ class Collector:
         self.modules: list[tuple[str, int, int, int]] = []
         """Calls of modules: name, start, end, thread."""
         self.messages(UNKNOWN_MESSAGE)
-        self._gpu: list[I64] = []
-        self._launches: list[I64] = []
-        self._blocking: list[I64] = []
-        self._waits: list[I64] = []
+        self._gpu: list[_I64] = []
+        self._launches: list[_I64] = []
+        self._blocking: list[_I64] = []
+        self._waits: list[_I64] = []
         self._shapes: dict[tuple[int, ...], int] = {}
         self._decoder = msgspec.json.Decoder(list[Event])
         self._args = Batch(Args)
@@ -146,7 +146,7 @@ class Collector:
         if self.take(bytearray(repaired), 0, len(repaired)):
             return True
         good = []
-        for piece in split(repaired[1:-1]):
+        for piece in split_chunks(repaired[1:-1]):
             try:
                 good.append(msgspec.json.decode(piece, type=Event))
             except DECODE_ERRORS:
@@ -265,7 +265,7 @@ class Collector:
                 message = message_from_shapes(host[i])
             self.marks.append(
                 Mark(
-                    text(bytes(event.name)),
+                    text_field(bytes(event.name)),
                     int(start[i]),
                     int(end[i]),
                     self.threads(bytes(event.tid)),
@@ -278,7 +278,7 @@ class Collector:
         start, end = self._times(events)
         for i, event in enumerate(events):
             if start[i] != UNKNOWN and end[i] != UNKNOWN:
-                name = text(bytes(event.name)).removeprefix("nn.Module: ")
+                name = text_field(bytes(event.name)).removeprefix("nn.Module: ")
                 self.modules.append((name, int(start[i]), int(end[i]), self.threads(bytes(event.tid))))
 
     def _keep_syncs(self, events: list[Event]) -> None:
@@ -287,40 +287,40 @@ class Collector:
         rows = [(a.stream, a.waits_for, a.waits_for_stream) for a in args]
         self._waits.append(self._with_times(np.column_stack((start, start, _array(rows, 3)))))
 
-    def _times(self, events: list[Event]) -> tuple[I64, I64]:
+    def _times(self, events: list[Event]) -> tuple[_I64, _I64]:
         start = nanoseconds([e.ts for e in events])
         duration = nanoseconds([e.dur for e in events])
         usable = (start > -MAX_NS) & (duration >= 0) & (duration < MAX_NS)
         end = np.where(usable, start + np.where(usable, duration, 0), UNKNOWN)
         return start, end
 
-    def _with_times(self, columns: I64) -> I64:
+    def _with_times(self, columns: _I64) -> _I64:
         """Only rows whose times are known and whose duration is not negative; counts the others."""
         good: npt.NDArray[np.bool_] = (columns[:, 0] != UNKNOWN) & (columns[:, 1] != UNKNOWN)
         if good.all():
             return columns
         self.odd_times += int((~good).sum())
-        kept: I64 = columns[good]
+        kept: _I64 = columns[good]
         return kept
 
     # Results ------------------------------------------------------------------------------------
 
-    def gpu(self) -> I64:
+    def gpu(self) -> _I64:
         """One row per GPU event: see GPU_COLUMNS."""
         return _stacked(self._gpu, len(GPU_COLUMNS))
 
-    def launches(self) -> I64:
+    def launches(self) -> _I64:
         """One row per launching call: start, end, correlation, thread, blocks, threads, shared bytes.
 
         The last three are known for HIP, whose kernel events lack them.
         """
         return _stacked(self._launches, 7)
 
-    def blocking(self) -> I64:
+    def blocking(self) -> _I64:
         """One row per call in which the CPU waits for the GPU: start, end."""
         return _stacked(self._blocking, 2)
 
-    def waits(self) -> I64:
+    def waits(self) -> _I64:
         """One row per recorded event wait: time, time, stream, the record's correlation, its stream."""
         return _stacked(self._waits, 5)
 
@@ -344,7 +344,7 @@ GPU_COLUMNS = (
 )
 
 
-def _stacked(parts: list[I64], width: int) -> I64:
+def _stacked(parts: list[_I64], width: int) -> _I64:
     """Joins the parts and frees them."""
     if not parts:
         return np.empty((0, width), dtype=np.int64)
@@ -353,7 +353,7 @@ def _stacked(parts: list[I64], width: int) -> I64:
     return joined
 
 
-def _array(values: list[Any], width: int = 0) -> I64:
+def _array(values: list[Any], width: int = 0) -> _I64:
     try:
         array = np.array(values, dtype=np.int64)
     except OverflowError:

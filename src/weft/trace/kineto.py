@@ -10,10 +10,10 @@ import msgspec
 from weft.errors import InputError
 from weft.trace import native
 from weft.trace.assemble import traces_from
-from weft.trace.bulk import Bulk
+from weft.trace.bulk import BulkScan
 from weft.trace.events import Collector
 from weft.trace.files import MAX_TRACE_BYTES, Blocks
-from weft.trace.record import IsComm, Trace, table
+from weft.trace.record import IsComm, Trace, kernel_table
 from weft.trace.scan import DECODE_ERRORS, Scanner
 
 _KEPT = ("distributedInfo", "deviceProperties", "schemaVersion", "baseTimeNanoseconds", "weft")
@@ -43,7 +43,7 @@ def read(
     blocks = Blocks(path, max_bytes=max_bytes)
     try:
         scanner = Scanner(blocks, str(path))
-        bulk = Bulk(collector, workers) if native.library() else None
+        bulk = BulkScan(collector, workers) if native.library() else None
         scanner.run(collector.take, collector.salvage, keep, bulk)
     except InputError as error:
         if str(path) in str(error):
@@ -56,4 +56,4 @@ def read(
         raise InputError(f"{path}: no traceEvents in it{ending}; expected a PyTorch profiler (Kineto) trace")
     if scanner.truncated and not collector.events:
         raise InputError(f"{path}: {scanner.truncated}, before the first event; export the trace again")
-    return traces_from(path, collector, metadata, scanner.truncated, is_comm_names or table)
+    return traces_from(path, collector, metadata, scanner.truncated, is_comm_names or kernel_table)

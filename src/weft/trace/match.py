@@ -69,14 +69,14 @@ def _runs(traces: Sequence[Trace]) -> list[list[int]]:
     return list(runs.values())
 
 
-Key = tuple[str, str, int]
+_Key = tuple[str, str, int]
 
 
-def _keys(trace: Trace, found: Collectives) -> list[Key | None]:
+def _keys(trace: Trace, found: Collectives) -> list[_Key | None]:
     """Communicator and kind, with the number of the call among those; None for what cannot be matched."""
     streams: dict[int, int] = {}
     counts: Counter[tuple[str, str]] = Counter()
-    keys: list[Key | None] = []
+    keys: list[_Key | None] = []
     names = [
         (_communicator(trace, message), kind)
         for kind, message in zip(found.kind, _messages_of(trace, found), strict=True)
@@ -119,8 +119,8 @@ def _match_run(run: list[int], traces: Sequence[Trace], found: Sequence[Collecti
     aligned = [at for at in run if at in offsets]
     if len(aligned) < 2:
         return {}
-    latest: dict[Key, int] = {}
-    members: Counter[Key] = Counter()
+    latest: dict[_Key, int] = {}
+    members: Counter[_Key] = Counter()
     for at in aligned:
         offset, _, shift = offsets[at]
         for key, (start, _) in tables[at].items():
@@ -143,16 +143,16 @@ def _match_run(run: list[int], traces: Sequence[Trace], found: Sequence[Collecti
     return out
 
 
-Table = dict[Key, tuple[int, int]]
+_Table = dict[_Key, tuple[int, int]]
 
 
-def _table(trace: Trace, found: Collectives) -> Table:
+def _table(trace: Trace, found: Collectives) -> _Table:
     start, end = trace.timeline.start_ns[found.span].tolist(), trace.timeline.end_ns[found.span].tolist()
     keys = _keys(trace, found)
     return {key: (start[i], end[i]) for i, key in enumerate(keys) if key is not None}
 
 
-def _relate(reference: Table, other: Table) -> tuple[int, int, int] | None:
+def _relate(reference: _Table, other: _Table) -> tuple[int, int, int] | None:
     """Clock offset, its spread and the shift of the numbering that lays two ranks over each other best.
 
     The true shift makes all ends agree; a wrong one scatters them by the time between two collectives. The

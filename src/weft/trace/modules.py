@@ -15,12 +15,12 @@ from weft.trace.record import UNKNOWN_NS
 if TYPE_CHECKING:
     from weft.trace.analysis import RankAnalysis
 
-Call = tuple[str, int, int, int]
+_Call = tuple[str, int, int, int]
 """Name of a module, start and end in nanoseconds, thread."""
 
 
 def module_of(
-    spans: npt.NDArray[np.intp], launch_ns: Ns, thread: npt.NDArray[np.int64], calls: Sequence[Call]
+    spans: npt.NDArray[np.intp], launch_ns: Ns, thread: npt.NDArray[np.int64], calls: Sequence[_Call]
 ) -> tuple[npt.NDArray[np.int64], tuple[str, ...]]:
     """For each row of `launch_ns` the innermost module around its launch (-1: none), and the names.
 
@@ -28,13 +28,13 @@ def module_of(
     """
     out = np.full(len(launch_ns), -1, dtype=np.int64)
     names: dict[str, int] = {}
-    by_thread: dict[int, list[Call]] = defaultdict(list)
+    by_thread: dict[int, list[_Call]] = defaultdict(list)
     for call in calls:
         by_thread[call[3]].append(call)
     for where, mine in by_thread.items():
         mine.sort(key=lambda call: (call[1], -call[2]))
         wanted = [i for i in spans.tolist() if thread[i] == where and launch_ns[i] != UNKNOWN_NS]
-        open_calls: list[Call] = []
+        open_calls: list[_Call] = []
         following = 0
         for i in sorted(wanted, key=lambda i: int(launch_ns[i])):
             at = int(launch_ns[i])

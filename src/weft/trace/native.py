@@ -16,13 +16,13 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-log = logging.getLogger("weft.trace")
+_log = logging.getLogger("weft.trace")
 
-LIBRARY = "libweft_scan.so"
+_LIBRARY = "libweft_scan.so"
 FED, CLOSED, MALFORMED, NO_MEMORY = range(4)
 _WIDTHS = (15, 7, 2, 5, 2)
 
-I64 = npt.NDArray[np.int64]
+_I64 = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,10 +35,10 @@ class Scanned:
     """FED: to the end or to an event that the text ends in. CLOSED: to the end of the array. MALFORMED."""
     events: int
     odd_times: int
-    gpu: I64
-    launches: I64
-    blocking: I64
-    waits: I64
+    gpu: _I64
+    launches: _I64
+    blocking: _I64
+    waits: _I64
     names: list[bytes]
     threads: list[bytes]
     later: list[bytes]
@@ -49,9 +49,9 @@ class Scanned:
 def library() -> ctypes.CDLL | None:
     """The compiled scanner; None where it is not built, and the Python reader does all the work."""
     try:
-        found = ctypes.CDLL(str(Path(__file__).parent / LIBRARY))
+        found = ctypes.CDLL(str(Path(__file__).parent / _LIBRARY))
     except OSError as error:
-        log.debug("no compiled scanner, traces are read by Python alone: %s", error)
+        _log.debug("no compiled scanner, traces are read by Python alone: %s", error)
         return None
     found.weft_scan_new.restype = c_void_p
     found.weft_scan_free.argtypes = [c_void_p]
@@ -98,7 +98,7 @@ def scan(text: bytes, length: int) -> Scanned:
         core.weft_scan_free(state)
 
 
-def _rows(core: ctypes.CDLL, state: int, which: int) -> I64:
+def _rows(core: ctypes.CDLL, state: int, which: int) -> _I64:
     values = POINTER(c_int64)()
     count = core.weft_scan_rows(state, which, ctypes.byref(values))
     width = _WIDTHS[which]

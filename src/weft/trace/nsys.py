@@ -15,7 +15,7 @@ from weft.errors import InputError
 from weft.trace.assemble import traces_from
 from weft.trace.columns import Columns
 from weft.trace.events import KERNEL, MEMCPY, MEMSET
-from weft.trace.record import IsComm, Trace, table
+from weft.trace.record import IsComm, Trace, kernel_table
 
 MAGIC = b"SQLite format 3\0"
 MAX_S = 600
@@ -37,7 +37,7 @@ def read(path: Path, is_comm_names: IsComm | None = None) -> list[Trace]:
             base.text_factory = lambda raw: raw.decode("utf-8", "replace")
             until = time.monotonic() + MAX_S
             base.set_progress_handler(lambda: int(time.monotonic() > until), 1_000_000)
-            return _read(path, base, is_comm_names or table)
+            return _read(path, base, is_comm_names or kernel_table)
     except (sqlite3.Error, UnicodeDecodeError) as error:  # messages may quote damaged text
         raise InputError(f"{path}: the database cannot be read: {error}; export the report again") from None
 

@@ -35,7 +35,7 @@ MAX_HELPERS = 15
 
 _SERVE = "from weft.trace.parallel import serve; serve()"
 
-Outcome = Union["list[Trace]", WeftError]
+_Outcome = Union["list[Trace]", WeftError]
 Done = Callable[[Path], None]
 Progress = Callable[[str, int, int], None]
 """Called with the path, how many files are done, and how many there are."""
@@ -54,7 +54,7 @@ def helpers_for(files: list[Path], comm: str | None) -> Iterator[list[Helper]]:
 
 def read_files(
     files: list[Path], comm: str | None, helpers: list[Helper], progress: Progress | None
-) -> list[Outcome]:
+) -> list[_Outcome]:
     """Reads each file and tells `progress` of each."""
     read: list[Path] = []
 
@@ -68,16 +68,16 @@ def read_files(
 
 def read_all(
     files: list[Path], comm: str | None, helpers: list[Helper], done: Done | None = None
-) -> list[Outcome]:
+) -> list[_Outcome]:
     """Reads each file, here and in the helpers; what went wrong with one stands in its place.
 
     `done` is called for each file read.
     """
-    outcomes: list[Outcome] = [InputError(f"{file}: was not read") for file in files]
+    outcomes: list[_Outcome] = [InputError(f"{file}: was not read") for file in files]
     left = iter(range(len(files)))
     lock = threading.Lock()
 
-    def work(read: Callable[[Path], Outcome]) -> None:
+    def work(read: Callable[[Path], _Outcome]) -> None:
         while True:
             with lock:
                 at = next(left, None)
@@ -108,13 +108,13 @@ def _helper_count(files: list[Path]) -> int:
     return max(0, min(len(files), cores(), MAX_HELPERS + 1) - 1)
 
 
-def _reader(comm: str | None) -> Callable[[Path], Outcome]:
+def _reader(comm: str | None) -> Callable[[Path], _Outcome]:
     from weft.trace import formats
     from weft.trace.custom import comm_matcher
 
     is_comm = comm_matcher(comm)
 
-    def read(path: Path) -> Outcome:
+    def read(path: Path) -> _Outcome:
         try:
             return formats.read(path, is_comm)
         except WeftError as error:
@@ -137,13 +137,13 @@ class Helper:
             env={**os.environ, "PYTHONPATH": path, "OPENBLAS_NUM_THREADS": "1"},
         )
 
-    def read(self, path: Path) -> Outcome:
+    def read(self, path: Path) -> _Outcome:
         assert self._process.stdin
         assert self._process.stdout
         try:
             self._process.stdin.write(os.fsencode(path.absolute()) + b"\0")
             self._process.stdin.flush()
-            outcome: Outcome = pickle.load(self._process.stdout)
+            outcome: _Outcome = pickle.load(self._process.stdout)
         except (OSError, EOFError, pickle.UnpicklingError):
             return InputError(f"{path}: the process that read it died; is there enough memory?")
         return _renamed(outcome, path)
@@ -157,7 +157,7 @@ class Helper:
         self._process.wait()
 
 
-def _renamed(outcome: Outcome, path: Path) -> Outcome:
+def _renamed(outcome: _Outcome, path: Path) -> _Outcome:
     """The path as the user gave it; the helper got the absolute one."""
     if isinstance(outcome, WeftError):
         return type(outcome)(str(outcome).replace(str(path.absolute()), str(path)))

@@ -9,7 +9,7 @@ from weft.errors import InputError
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 
-def varint(data: bytes, at: int) -> tuple[int, int]:
+def read_varint(data: bytes, at: int) -> tuple[int, int]:
     """The number at a place, and the place after it."""
     result = shift = 0
     while at < len(data) and shift < 70:
@@ -26,13 +26,13 @@ def fields(data: bytes, low: int = 0, high: int | None = None) -> Iterator[tuple
     """Number and value of each field in [low, high): a number, or where the bytes of a nested one lie."""
     at, end = low, len(data) if high is None else high
     while at < end:
-        key, at = varint(data, at)
+        key, at = read_varint(data, at)
         number, kind = key >> 3, key & 7
         if kind == _VARINT:
-            value, at = varint(data, at)
+            value, at = read_varint(data, at)
             yield number, value
         elif kind == _BYTES:
-            length, at = varint(data, at)
+            length, at = read_varint(data, at)
             if at + length > end:
                 raise InputError("the protocol buffer ends early or is damaged")
             yield number, (at, at + length)

@@ -71,6 +71,6 @@ class Trace:
     warnings: tuple[str, ...] = field(default=())
 
 
-def table(names: list[str]) -> list[bool]:
+def kernel_table(names: list[str]) -> list[bool]:
     """What the table of communication kernels says of these names."""
     return [is_comm(name[:MAX_MATCHED]) for name in names]

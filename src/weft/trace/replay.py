@@ -20,12 +20,12 @@ from weft.sim.profile import Profile, footprint
 from weft.sim.profile import profile as named_profile
 from weft.trace.blockers import Wait
 
-log = logging.getLogger("weft.trace")
+_log = logging.getLogger("weft.trace")
 
 RATE = 1e9
 """Work per second of a block. Blocks do not slow each other here: the trace's durations include that."""
 
-MAX_WAVES = 32
+_MAX_WAVES = 32
 """Longer grids are simulated with fewer, longer blocks: what counts is how often an SM becomes free."""
 
 TILE_NS = 30_000
@@ -57,7 +57,7 @@ def saving(wait: Wait, policy: Policy, profile_name: str) -> Saving:
         plain = _outcome(rounded, Policy(), profile_name)
         changed = _outcome(rounded, policy, profile_name)
     except WeftError as error:
-        log.debug("cannot simulate %s: %s", wait.kernel.name, error)
+        _log.debug("cannot simulate %s: %s", wait.kernel.name, error)
         return Saving(0.0, 0.0)
     waited = plain[0] - rounded.ready_ns * 1e-9
     share = (plain[0] - changed[0]) / waited if waited > 0 else 0.0
@@ -121,7 +121,7 @@ def _compute(wait: Wait, profile: Profile, place: Footprint) -> Launch:
             footprint=place,
             speed=Speed(block_rate=RATE),
         )
-    blocks = min(kernel.blocks, MAX_WAVES * resident)
+    blocks = min(kernel.blocks, _MAX_WAVES * resident)
     waves = max(blocks / resident, 1.0)
     speed = Speed(sm_rate=fits * RATE, block_rate=RATE if fits == 1 else 2 * RATE)
     return Launch(name=kernel.name, runs=((blocks, seconds / waves * RATE),), footprint=place, speed=speed)

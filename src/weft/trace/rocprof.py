@@ -11,7 +11,7 @@ from weft.errors import InputError
 from weft.trace.assemble import traces_from
 from weft.trace.columns import Columns
 from weft.trace.events import KERNEL, MEMCPY
-from weft.trace.record import IsComm, Trace, table
+from weft.trace.record import IsComm, Trace, kernel_table
 
 SUFFIX = "_kernel_trace.csv"
 NEEDED = ("kernel_name", "start_timestamp", "end_timestamp")
@@ -52,7 +52,7 @@ def read(path: Path, is_comm_names: IsComm | None = None) -> list[Trace]:
         columns.call(row.get("function", ""), *times, _number(row.get("correlation_id")), thread)
     if not columns.gpu:
         raise InputError(f"{path}: no kernels in it; profile with rocprofv3 --kernel-trace")
-    return traces_from(path, columns.collector(), {}, None, is_comm_names or table)
+    return traces_from(path, columns.collector(), {}, None, is_comm_names or kernel_table)
 
 
 def _copies(path: Path, columns: Columns) -> None:

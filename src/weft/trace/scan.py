@@ -278,7 +278,7 @@ class Scanner:
         self.truncated = self._source.truncated or why
 
 
-def split(text: bytes) -> Iterator[bytes]:
+def split_chunks(text: bytes) -> Iterator[bytes]:
     """The single objects of comma separated JSON text that was cut exactly."""
     depth = start = 0
     for token in _TOKEN.finditer(text):

@@ -95,25 +95,25 @@ def message_of(a: Args) -> Message:
     return Message(a.collective, a.in_elements, a.out_elements, a.dtype, a.group_size, a.group, a.members)
 
 
-T = TypeVar("T", bound=msgspec.Struct)
+_T = TypeVar("_T", bound=msgspec.Struct)
 
 
-class Batch(Generic[T]):
+class Batch(Generic[_T]):
     """Decodes many argument objects at once; where one has odd types, each alone and leniently."""
 
-    def __init__(self, kind: type[T]) -> None:
+    def __init__(self, kind: type[_T]) -> None:
         self._kind = kind
         self._all = msgspec.json.Decoder(list[kind])  # type: ignore[valid-type]
         fields = msgspec.structs.fields(kind)
         self._fields = {f.encode_name: (f.name, f.type) for f in fields}
 
-    def decode(self, events: list[Event]) -> list[T]:
+    def decode(self, events: list[Event]) -> list[_T]:
         try:
             return self._all.decode(b"[" + b",".join([e.args for e in events]) + b"]")
         except DECODE_ERRORS:
             return [self._lenient(e.args) for e in events]
 
-    def _lenient(self, raw: msgspec.Raw) -> T:
+    def _lenient(self, raw: msgspec.Raw) -> _T:
         out = self._kind()
         try:
             value = msgspec.json.decode(raw)
@@ -146,7 +146,7 @@ def integer(value: Any, default: int = -1) -> int:
     return number if abs(number) < 1 << 62 else default
 
 
-def text(raw: bytes) -> str:
+def text_field(raw: bytes) -> str:
     """The string that a JSON text stands for; the text itself where it is no string."""
     readable = raw.decode("utf-8", "replace")
     try:

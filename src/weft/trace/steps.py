@@ -42,7 +42,7 @@ def step_figures(trace: Trace) -> tuple[StepFigures, ...]:
         low = int(np.searchsorted(latest_end, start, side="right"))
         high = int(np.searchsorted(timeline.start_ns, end, side="left"))
         if end > start:
-            out.append(StepFigures(name, start, clip(timeline, start, end, slice(low, high)).figures()))
+            out.append(StepFigures(name, start, clip_step(timeline, start, end, slice(low, high)).figures()))
     return tuple(out)
 
 
@@ -67,7 +67,7 @@ def _first_spans(trace: Trace, steps: list[Step]) -> list[int | None]:
     return out
 
 
-def clip(timeline: Timeline, low: int, high: int, where: slice = slice(None)) -> Timeline:
+def clip_step(timeline: Timeline, low: int, high: int, where: slice = slice(None)) -> Timeline:
     """The part of a timeline in [low, high), in nanoseconds; spans are cut at the edges.
 
     `where` may narrow down which spans can be in it.

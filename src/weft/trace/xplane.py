@@ -12,7 +12,7 @@ from weft.trace.assemble import traces_from
 from weft.trace.columns import Columns
 from weft.trace.events import KERNEL, MEMCPY, MEMSET
 from weft.trace.protobuf import fields, signed
-from weft.trace.record import IsComm, Trace, table
+from weft.trace.record import IsComm, Trace, kernel_table
 
 MAX_BYTES = 1 << 31
 
@@ -59,7 +59,7 @@ def read(path: Path, is_comm_names: IsComm | None = None) -> list[Trace]:
                     columns.call(*call)
             operations = _spans(data, plane, int(device[2]), columns)
             if columns.gpu:
-                known = is_comm_names or table
+                known = is_comm_names or kernel_table
                 choose = _or_collective(known) if operations else known
                 title = plane.name.removeprefix("/device:")
                 metadata = {"deviceProperties": [{"id": int(device[2]), "name": title}]}

@@ -19,7 +19,7 @@ from weft.tuning.verdict import Measured, Verdict
 
 MOST_POLICIES = 160
 
-Measure = Callable[[Policy], float]
+_Measure = Callable[[Policy], float]
 
 
 def tune(
@@ -27,7 +27,7 @@ def tune(
     *,
     candidates: Iterable[Policy] | None = None,
     setup: Callable[[], object] | None = None,
-    measure: Measure | None = None,
+    measure: _Measure | None = None,
     device: str = "cuda",
     name: str = "",
     rounds: int = ROUNDS,
@@ -73,7 +73,7 @@ def tune(
 
 
 def _decide(
-    measure: Measure,
+    measure: _Measure,
     policies: Sequence[Policy],
     rounds: int,
     budget_s: float,

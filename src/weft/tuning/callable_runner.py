@@ -18,7 +18,7 @@ from weft.ranks import Ranks
 if TYPE_CHECKING:
     from weft.tuning.live.options import Facts
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 LEARNT_CALLS = 3  # under observation, before anything is tried
 SAMPLE_MS = 20.0  # a shorter callable is called several times for one measurement
@@ -68,11 +68,11 @@ class CallableRunner:
 
     def options(self) -> list[Policy]:
         """What can matter for this callable, on all ranks."""
-        from weft.tuning.live.options import stages
+        from weft.tuning.live.options import search_stages
 
         if self.facts is None:
             return []
-        choices = [[{}, *stage] for stage in stages(self.facts, Policy())]
+        choices = [[{}, *stage] for stage in search_stages(self.facts, Policy())]
         changes = sorted(itertools.product(*choices), key=lambda parts: sum(map(bool, parts)))
         policies = [
             dataclasses.replace(Policy(), **{k: v for part in parts for k, v in part.items()})
@@ -91,7 +91,7 @@ class CallableRunner:
                 self.controls.prepare(ctas)
                 done = True
             except WeftError as error:
-                log.debug("%d CTAs are not tried: %s", ctas, error)
+                _log.debug("%d CTAs are not tried: %s", ctas, error)
                 done = False
             ready |= {ctas} if all(self.ranks.gather(done)) else set()
         return [p for p in policies if p.max_ctas in ready or self.controls is None]

@@ -12,7 +12,7 @@ from weft.policy import Policy, Rule
 from weft.workload import DTYPE_BYTES, TRITON_KINDS, Compute, Workload
 
 GEMM = "weft_gemm"  # the name of our Triton GEMM as the driver knows it
-PROMISING = 12  # candidates that a model ranks first
+_PROMISING = 12  # candidates that a model ranks first
 NEAR_BEST = 1.02  # times the model's best: it cannot tell these apart
 HEAD_START_US = 5.0  # enough for a collective's blocks to be placed first; 40 already costs on an H200
 CTA_LADDER = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64)
@@ -58,7 +58,7 @@ def candidates(
 
 
 def promising(
-    tried: Sequence[Candidate], predict: Callable[[Candidate], float], most: int = PROMISING
+    tried: Sequence[Candidate], predict: Callable[[Candidate], float], most: int = _PROMISING
 ) -> list[Candidate]:
     """The candidates worth measuring by a model's times: the best `most`, and a safety set.
 

@@ -13,7 +13,7 @@ from weft.execute.sim import GHOST, SimExecutor
 from weft.gpu.presets import GPU_PRESETS
 from weft.gpu.specs import GpuSpec
 from weft.measure.race import ROUNDS, race
-from weft.measure.result import Entry, Result
+from weft.measure.result import RaceEntry, RaceResult
 from weft.policy import Policy
 from weft.sim.profile import by_title
 from weft.tuning.candidates import Candidate, candidates, promising
@@ -21,10 +21,10 @@ from weft.tuning.tuned_workload import TIE, TunedWorkload
 from weft.tuning.verdict import Measured, Verdict
 from weft.workload import BASELINE_CTAS, Workload
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
-COMPUTE = Candidate("compute alone", mode="compute")
-COMM = Candidate("collective alone", mode="comm")
+COMPUTE_ALONE = Candidate("compute alone", mode="compute")
+COMM_ALONE = Candidate("collective alone", mode="comm")
 SIMULATED_GAIN = 0.02
 """A simulated gain below this share is within the model's error, and no reason to change anything."""
 
@@ -56,7 +56,7 @@ def _likely(title: str, ghost: bool, workload: Workload, possible: list[Candidat
         simulated = SimExecutor(model.name + (GHOST if ghost else ""), model=model)
         return promising(possible, lambda c: simulated.measure(workload, c.policy, c.mode).ms)
     except WeftError as error:  # a GPU or a workload that the model does not know
-        log.debug("no candidate is ruled out by simulation: %s", error)
+        _log.debug("no candidate is ruled out by simulation: %s", error)
         return list(possible)
 
 
@@ -84,7 +84,7 @@ def tune_workload(
     """
     once = executor.simulated
     result = race(
-        [*tried, COMPUTE, COMM],
+        [*tried, COMPUTE_ALONE, COMM_ALONE],
         lambda c: executor.measure(workload, c.policy, c.mode).ms,
         baselines=(0, 1),
         aside=(len(tried), len(tried) + 1),
@@ -99,7 +99,9 @@ def tune_workload(
     return replace(_conclude(executor, workload, result, len(tried)), ranked_out=ranked_out)
 
 
-def _conclude(executor: Executor, workload: Workload, result: Result[Candidate], count: int) -> TunedWorkload:
+def _conclude(
+    executor: Executor, workload: Workload, result: RaceResult[Candidate], count: int
+) -> TunedWorkload:
     entries = result.entries
     for entry in (*entries[:2], *entries[count:]):
         if entry.error is not None:
@@ -132,7 +134,7 @@ def _conclude(executor: Executor, workload: Workload, result: Result[Candidate],
         measurements=result.measurements,
         candidates=tuple(map(Measured.of, entries[:count])),
     )
-    log.debug("%s on %s: %s", workload, executor.device, verdict.text)
+    _log.debug("%s on %s: %s", workload, executor.device, verdict.text)
     references = References(sequential.ms, compute.ms, comm.ms, workload.iterations)
     return TunedWorkload(
         verdict=verdict,
@@ -144,7 +146,7 @@ def _conclude(executor: Executor, workload: Workload, result: Result[Candidate],
     )
 
 
-def why_left_alone(result: Result[Candidate], within: str) -> str:
+def why_left_alone(result: RaceResult[Candidate], within: str) -> str:
     """Why a race ended with a baseline: how close the others came. `within`: what hides a small gain."""
     if result.unconfirmed is not None:
         return f"{result.entries[result.unconfirmed].candidate.label} was ahead, but not when measured again"
@@ -158,7 +160,7 @@ def why_left_alone(result: Result[Candidate], within: str) -> str:
     return f"nearest: {result.entries[first].candidate.label}, {100 * change:+.1f}%, {how}"
 
 
-def _simplest(entries: Sequence[Entry[Candidate]], chosen: int) -> int:
+def _simplest(entries: Sequence[RaceEntry[Candidate]], chosen: int) -> int:
     """Of the candidates that a model cannot tell from the fastest, the one with the fewest controls."""
     near = [i for i, e in enumerate(entries) if e.ms <= entries[chosen].ms * (1 + TIE)]
     return min(near, key=lambda i: (entries[i].candidate.policy.controls, entries[i].ms))

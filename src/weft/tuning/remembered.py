@@ -15,7 +15,7 @@ from weft.policy import Policy
 from weft.tuning.store import Entry, Key, Store
 from weft.workload import Workload
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 
 class Remembered:
@@ -49,7 +49,7 @@ class Remembered:
         try:
             yield
         except WeftError as error:
-            log.debug("store: %s", error)
+            _log.debug("store: %s", error)
             self._warn(str(error))
 
 

@@ -26,10 +26,10 @@ from weft.tuning.entry import COLUMNS, KEY_COLUMNS, Entry, Key, here, verdict_te
 
 __all__ = ["Entry", "Key", "Store", "StoreError", "default_path", "here"]
 
-T = TypeVar("T")
-log = logging.getLogger(__name__)
+_T = TypeVar("_T")
+_log = logging.getLogger(__name__)
 
-VARIABLE = "WEFT_STORE"
+STORE_VARIABLE = "WEFT_STORE"
 SCHEMA = 2
 OLDER = (1,)  # schemas that are read as they are, and brought up to date by the first write
 APPLICATION = 0x77656674  # "weft": tells our file from the database of another program
@@ -68,14 +68,14 @@ class StoreError(WeftError):
 
 def default_path() -> Path:
     """$WEFT_STORE, or verdicts.sqlite in weft's folder of the user's data."""
-    named = os.environ.get(VARIABLE)
+    named = os.environ.get(STORE_VARIABLE)
     if named:
         return Path(named)
     data = os.environ.get("XDG_DATA_HOME", "")
     try:
         home = Path(data) if Path(data).is_absolute() else Path.home() / ".local" / "share"
     except RuntimeError:
-        raise StoreError(f"no home folder to keep verdicts in: set {VARIABLE} to a file") from None
+        raise StoreError(f"no home folder to keep verdicts in: set {STORE_VARIABLE} to a file") from None
     return home / "weft" / "verdicts.sqlite"
 
 
@@ -169,8 +169,8 @@ class Store:
 
         return self._attempt(lambda: self._connected(rows, write=False))
 
-    def _write(self, change: Callable[[sqlite3.Connection], T]) -> T:
-        def within(db: sqlite3.Connection) -> T:
+    def _write(self, change: Callable[[sqlite3.Connection], _T]) -> _T:
+        def within(db: sqlite3.Connection) -> _T:
             self._known(db)  # refuses a file that is not ours before anything in it changes
             if _local(self.path):
                 db.execute("PRAGMA journal_mode = WAL")
@@ -200,20 +200,20 @@ class Store:
             if application or tables:
                 raise StoreError(
                     f"store {self.path}: this is the database of another program; "
-                    f"set {VARIABLE} to another file"
+                    f"set {STORE_VARIABLE} to another file"
                 )
             return None
         if schema not in (SCHEMA, *OLDER):
             raise StoreError(
                 f"store {self.path}: schema {schema} is not known (this weft reads {SCHEMA}): update weft, "
-                f"or set {VARIABLE} to another file"
+                f"or set {STORE_VARIABLE} to another file"
             )
         return int(schema)
 
-    def _connected(self, use: Callable[[sqlite3.Connection], T], *, write: bool) -> T:
+    def _connected(self, use: Callable[[sqlite3.Connection], _T], *, write: bool) -> _T:
         with self._problems():
             if self.path.is_dir():
-                raise StoreError(f"store {self.path}: this is a folder; set {VARIABLE} to a file")
+                raise StoreError(f"store {self.path}: this is a folder; set {STORE_VARIABLE} to a file")
             if self.path.exists() and 0 < self.path.stat().st_size < HEADER_BYTES:
                 raise sqlite3.DatabaseError("file is not a database")  # SQLite would take it for an empty one
             if write:
@@ -230,14 +230,14 @@ class Store:
                 address += "&immutable=1"  # a reader could not make the files that its lock needs
         return sqlite3.connect(address, timeout=self.timeout_s, isolation_level=None, uri=True)
 
-    def _attempt(self, act: Callable[[], T]) -> T:
+    def _attempt(self, act: Callable[[], _T]) -> _T:
         """`act`, again while others keep it out: SQLite itself does not wait in every case."""
         began = time.monotonic()
         while True:
             try:
                 return act()
             except _BusyError as error:
-                log.debug("%s", error)
+                _log.debug("%s", error)
                 patience_s = min(self.timeout_s, error.patience_s)
                 if time.monotonic() - began >= patience_s:
                     raise StoreError(str(error)) from None
@@ -246,7 +246,7 @@ class Store:
     @contextmanager
     def _problems(self) -> Iterator[None]:
         """What the system and SQLite say, as one line that names the file and the fix."""
-        elsewhere = f"set {VARIABLE} to another file"
+        elsewhere = f"set {STORE_VARIABLE} to another file"
         try:
             yield
         except OSError as error:

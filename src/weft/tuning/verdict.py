@@ -10,7 +10,7 @@ from weft.errors import UsageError
 from weft.policy import Policy
 
 if TYPE_CHECKING:
-    from weft.measure.result import Entry
+    from weft.measure.result import RaceEntry
     from weft.tuning.candidates import Candidate
 
 LEAVE = "leave it alone"
@@ -34,7 +34,7 @@ class Measured:
     """Why it could not be measured, or why it was dropped."""
 
     @classmethod
-    def of(cls, entry: Entry[Candidate]) -> Measured:
+    def of(cls, entry: RaceEntry[Candidate]) -> Measured:
         """What a race found for one candidate."""
         known, candidate = bool(entry.samples), entry.candidate
         return cls(

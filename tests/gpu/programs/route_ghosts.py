@@ -21,7 +21,7 @@ REPEATS = 12
 
 def main() -> None:
     torch.cuda.set_device(0)
-    ranks = nccl.Ranks(nccl.load_nccl(), 2, 12)
+    ranks = nccl.NcclRanks(nccl.load_nccl(), 2, 12)
     streams = [torch.cuda.Stream() for _ in range(2)]
     generator = torch.Generator("cuda").manual_seed(0)
     send = [torch.randn(BYTES // 4, device="cuda", generator=generator) for _ in range(2)]
@@ -40,7 +40,7 @@ def main() -> None:
     communicators.route(None)
     fresh_ms = {}
     for limit in (4, 16):
-        made = nccl.Ranks(ranks.library, 2, limit)
+        made = nccl.NcclRanks(ranks.library, 2, limit)
         fresh_ms[limit] = phase(None, made, send, recv, streams)["ms"]
         made.close()
     # Which kernels run beside a collective: tracked without a policy of any kind.

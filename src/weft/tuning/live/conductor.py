@@ -20,7 +20,7 @@ from weft.policy import Policy
 from weft.ranks import ABANDON, Decision, Report
 from weft.tuning.live.options import Facts, merge
 from weft.tuning.live.outcome import Outcome
-from weft.tuning.live.search import Method
+from weft.tuning.live.search import SearchMethod
 from weft.tuning.live.trial import Sample, Trial
 from weft.tuning.live.watch import Watch
 
@@ -35,7 +35,7 @@ class _AbandonError(Exception):
 
 
 def conduct(
-    method: Method,
+    method: SearchMethod,
     default: Policy,
     watch: Callable[[Outcome, int], Watch] | None = None,
     result: Callable[[Outcome], dict[str, Any]] = Outcome.to_dict,
@@ -70,7 +70,7 @@ def meeting(step_ms: float) -> int:
 
 
 def _search(
-    method: Method, default: Policy, ready: set[int | None]
+    method: SearchMethod, default: Policy, ready: set[int | None]
 ) -> Generator[Decision, list[Report], Outcome]:
     """A search, with a meeting of all ranks after each plan."""
     trial = next(method)

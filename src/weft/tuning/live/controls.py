@@ -15,7 +15,7 @@ from weft.shim import apply, binding, communicators, spans, stats, tracer
 from weft.tuning.candidates import cta_choices
 from weft.tuning.live.options import Facts, Kernel
 
-FREE_BYTES = 2 << 30  # of the GPU's memory, for the buffers of new communicators
+_FREE_BYTES = 2 << 30  # of the GPU's memory, for the buffers of new communicators
 SM_SHARE = 2  # collectives may take one SM of so many, all ranks on the GPU together
 SHARED_CTAS = 8  # where processes share a GPU: with 16 per rank and priority, collectives were seen to hang
 TOLD_KERNELS, TOLD_NAME = 32, 200
@@ -30,7 +30,7 @@ class LaunchControls:
         self._before: Counts = {}
         self._calls = 0
         self._traces = False
-        tracer.watch()
+        tracer.watch_tracer()
 
     def learn(self) -> None:
         self._traces = tracer.start()
@@ -79,7 +79,7 @@ class LaunchControls:
         """What the shim's tracer recorded since `learn`; None where it could not, as while it is in use."""
         recording = tracer.stop() if self._traces else None
         self._traces = False
-        return spans.profile(recording, steps) if recording is not None else None
+        return spans.span_profile(recording, steps) if recording is not None else None
 
     def _workload(self, kernels: Sequence[Kernel], calls: Mapping[str, int], steps: int) -> str:
         names = "\n".join(sorted(kernel.symbol for kernel in kernels if kernel.launches >= 1))
@@ -97,7 +97,7 @@ class LaunchControls:
         refused = next((found.why_not for found in used if found.why_not), None)
         if refused:
             return f"the collectives' CTAs cannot be changed in this run: {refused}"
-        if _free_bytes() < FREE_BYTES:
+        if _free_bytes() < _FREE_BYTES:
             return "the collectives' CTAs were not tried: less than 2 GiB of the GPU's memory is free"
         if _order_of_sums_matters(used):
             return (

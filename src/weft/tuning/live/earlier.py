@@ -13,7 +13,7 @@ from weft.tuning.live.options import Facts
 from weft.tuning.store import Entry, Key, Store, StoreError, here
 
 STORE_TIMEOUT_S = 2.0
-log = logging.getLogger("weft.live")
+_log = logging.getLogger("weft.live")
 
 
 class Earlier:
@@ -54,7 +54,7 @@ class Earlier:
             if self.key is not None:
                 Store(timeout_s=STORE_TIMEOUT_S).remove(self.key)
         except Exception:
-            log.debug("the store could not be changed", exc_info=True)
+            _log.debug("the store could not be changed", exc_info=True)
 
 
 def _alike(store: Store, key: Key) -> Entry | None:

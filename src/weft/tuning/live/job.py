@@ -205,9 +205,9 @@ class Live:
 
     def _watch(self, outcome: Any, ahead: int) -> Any:
         """The watch after a search, on the leader."""
-        from weft.tuning.live.watch import Status, watch
+        from weft.tuning.live.watch import WatchStatus, watch
 
-        self._status = Status(outcome, outcome.policy)
+        self._status = WatchStatus(outcome, outcome.policy)
         # What an earlier job found was tried already.
         return watch(outcome, budget=_budget(), ahead=ahead, record=self._record, status=self._status)
 

@@ -144,38 +144,38 @@ def merge(facts: Iterable[Facts]) -> Facts:
     )
 
 
-Change = dict[str, Any]
+_Change = dict[str, Any]
 """Fields to replace in a Policy."""
 
 
-def stages(facts: Facts, default: Policy) -> list[list[Change]]:
+def search_stages(facts: Facts, default: Policy) -> list[list[_Change]]:
     """What to try, stage by stage, as changes of the best policy so far; one stage for each of LEVERS."""
     return [changes for lever in LEVERS if (changes := lever(facts, default))]
 
 
-def cta_changes(facts: Facts, default: Policy) -> list[Change]:
+def cta_changes(facts: Facts, default: Policy) -> list[_Change]:
     """Other numbers of CTAs that the running job can be switched to."""
     # Fewer CTAs leave more to overlapping compute, and help nobody where there is none.
     counts = [c for c in facts.cta_choices if facts.shares_the_gpu or c > (facts.ctas or 0)]
     return [{"max_ctas": count} for count in counts]
 
 
-def launch_changes(facts: Facts, default: Policy) -> list[Change]:
+def launch_changes(facts: Facts, default: Policy) -> list[_Change]:
     """Head start and priority, each alone and both."""
     if not (facts.launches and facts.collectives and facts.shares_the_gpu):
         return []
-    head: Change = {"head_start_us": HEAD_START_US if default.head_start_us == 0 else 0.0}
-    first: Change = {"priority": "high" if default.priority == "default" else "default"}
+    head: _Change = {"head_start_us": HEAD_START_US if default.head_start_us == 0 else 0.0}
+    first: _Change = {"priority": "high" if default.priority == "default" else "default"}
     return [head, first, {**head, **first}]
 
 
-def block_changes(facts: Facts, default: Policy) -> list[Change]:
+def block_changes(facts: Facts, default: Policy) -> list[_Change]:
     """Residency of the kernels that overlap most, unless the job was started with residencies of its own."""
     shaped_already = default.residency is not None or default.rules
     return residency_changes(facts) if facts.launches and facts.shares_the_gpu and not shaped_already else []
 
 
-LEVERS: tuple[Callable[[Facts, Policy], list[Change]], ...] = (cta_changes, launch_changes, block_changes)
+LEVERS: tuple[Callable[[Facts, Policy], list[_Change]], ...] = (cta_changes, launch_changes, block_changes)
 """What can be changed in a running job, the most effective in our measurements first.
 
 A new lever is a function here. Its changes must be ones that `Controls.apply` can make at a step boundary on

@@ -6,14 +6,14 @@ from collections import deque
 from collections.abc import Sequence
 from statistics import median
 
-NORMAL = 1.4826  # from a median of absolute values to a standard deviation
-LEARN = 12  # steps that give the first level
+_NORMAL = 1.4826  # from a median of absolute values to a standard deviation
+_LEARN = 12  # steps that give the first level
 KNOWN = 4  # known steps that are enough for a level
-MEMORY = 64
+_MEMORY = 64
 LEAST_SCATTER = 0.006  # relative: a shift below about 1% is not worth a check
-CLIP = 4.0  # scatters: one odd step is not a change
+_CLIP = 4.0  # scatters: one odd step is not a change
 SLACK = 1.25  # scatters that a step may deviate
-LIMIT = 9.0  # sum of what deviates more
+_LIMIT = 9.0  # sum of what deviates more
 
 
 class Pace:
@@ -21,7 +21,7 @@ class Pace:
 
     def __init__(self, known: Sequence[float] = ()) -> None:
         """`known`: logarithms of earlier steps at the pace that is expected."""
-        self._recent: deque[float] = deque(known, maxlen=MEMORY)
+        self._recent: deque[float] = deque(known, maxlen=_MEMORY)
         self._level = self._scatter = 0.0
         self._above = self._below = 0.0
         self._count = 0
@@ -33,14 +33,14 @@ class Pace:
         self._recent.append(log_ms)
         self._count += 1
         still = self._above == self._below == 0.0
-        if still and (self._count == LEARN or self._count % 16 == 0):
+        if still and (self._count == _LEARN or self._count % 16 == 0):
             self._settle()
         if not self._scatter:
             return False
-        off = min(max((log_ms - self._level) / self._scatter, -CLIP), CLIP)
+        off = min(max((log_ms - self._level) / self._scatter, -_CLIP), _CLIP)
         self._above = max(0.0, self._above + off - SLACK)
         self._below = max(0.0, self._below - off - SLACK)
-        if max(self._above, self._below) <= LIMIT:
+        if max(self._above, self._below) <= _LIMIT:
             return False
         self._recent.clear()
         self._above = self._below = self._scatter = 0.0
@@ -55,4 +55,4 @@ class Pace:
     def _settle(self) -> None:
         self._level = median(self._recent)
         around = median(abs(y - self._level) for y in self._recent)
-        self._scatter = max(LEAST_SCATTER, NORMAL * around)
+        self._scatter = max(LEAST_SCATTER, _NORMAL * around)

@@ -7,7 +7,7 @@ import random
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 
-from weft.measure.sequential import Coins, Step, estimate, interval
+from weft.measure.sequential import Coins, Step, confidence_interval, estimate
 from weft.policy import Policy
 from weft.tuning.live.trial import Record, Sample, Trial, ask_all
 
@@ -17,12 +17,12 @@ same job get less each, so that it is at most 2% over its life."""
 KNOWN_LEVEL = 0.25  # of that, for the check of what an earlier run found
 FOR_KNOWN = 24  # steps for that check
 PROOF_STEPS = (18, 26)  # kept for a proof: at least and at most
-FIRST, MORE, LEAST = 12, 4, 8  # steps decided in advance
+FIRST, MORE, _LEAST = 12, 4, 8  # steps decided in advance
 EACH = 4  # steps under each policy, at least
 BALANCE, MOST_BALANCE = 0.08, 0.3  # how much less likely an arm is for each step that it is ahead
 NOISY = 0.018  # scatter of a step from which a search may use more steps
 PROMISING_STEPS = 64  # of a proof that looks promising when its steps are used up
-PROMISING = 0.3  # capital of the test
+_PROMISING = 0.3  # capital of the test
 WORTH = 0.005  # a smaller gain is not worth a change
 HOPELESS_Z = 2.5
 LEAST_EFFECT, MOST_EFFECT = 0.01, 0.4
@@ -88,7 +88,7 @@ class Proof:
     @property
     def promising(self) -> bool:
         """Whether more steps may well lead to a proof."""
-        return not self.problem and self.coins.capital > PROMISING and self.effect > WORTH
+        return not self.problem and self.coins.capital > _PROMISING and self.effect > WORTH
 
     def proven(self) -> bool | None:
         """Whether it is proven, or hopeless; None: open."""
@@ -105,7 +105,7 @@ class Proof:
     def claim(self) -> Claim:
         """What has been shown so far."""
         effect = self.effect
-        ends = interval([*self.before, *self.drawn], effect, self.effects, self.periods)
+        ends = confidence_interval([*self.before, *self.drawn], effect, self.effects, self.periods)
         return Claim(self.proven() is True and effect > WORTH and ends[0] > 0, effect, ends)
 
 
@@ -113,7 +113,7 @@ def prove(proof: Proof, steps: int, order: random.Random, record: Record) -> Gen
     """The policy and the default in random order until the answer is clear, or `steps` are used up."""
     while True:
         drawn = proof.drawn
-        draws = draw(order, drawn, MORE if drawn else min(FIRST, max(steps, LEAST)))
+        draws = draw_steps(order, drawn, MORE if drawn else min(FIRST, max(steps, _LEAST)))
         number = record.number
         policies = [proof.policy if arm else proof.default for arm, _ in draws]
         samples = yield from ask_all(policies, record, "proof")
@@ -124,7 +124,7 @@ def prove(proof: Proof, steps: int, order: random.Random, record: Record) -> Gen
             return proof
 
 
-def draw(order: random.Random, drawn: Sequence[Step], count: int) -> list[tuple[int, float]]:
+def draw_steps(order: random.Random, drawn: Sequence[Step], count: int) -> list[tuple[int, float]]:
     """Arms of the next steps, with the probability of arm 1 in each. The arm with fewer steps is likelier."""
     ahead = sum(1 if step.arm else -1 for step in drawn)
     draws = []

@@ -38,9 +38,9 @@ from dataclasses import dataclass, field
 from statistics import fmean, median
 from typing import Any
 
-from weft.measure.steadiness import UNEVEN_WINDOW, WINDOW, Cycle, Noise, cycle, roughness, steady
+from weft.measure.steadiness import UNEVEN_WINDOW, WINDOW, Cycle, StepNoise, cycle, roughness, steady
 from weft.policy import Policy
-from weft.tuning.live.options import Facts, beyond, stages
+from weft.tuning.live.options import Facts, beyond, search_stages
 from weft.tuning.live.outcome import Outcome, Tried, why_none_was_better, why_nothing_to_try
 from weft.tuning.live.proof import (
     FOR_KNOWN,
@@ -55,7 +55,7 @@ from weft.tuning.live.proof import (
 )
 from weft.tuning.live.trial import Record, Sample, Trial, ask, ask_all
 
-__all__ = ["BUDGET", "Method", "Sample", "Trial", "tune"]
+__all__ = ["BUDGET", "SearchMethod", "Sample", "Trial", "tune"]
 
 BUDGET = 58  # steps of the job that the search may use
 MOST_NOISY = 2.5  # times as many, at most, where steps scatter by more than NOISY
@@ -63,11 +63,11 @@ LEARN = 2
 MOST_WARM_UP = 40
 MOST_ROUNDS = 6
 SLOW = 1.3  # times the default: out at once
-DROP_Z = 1.5  # standard errors behind the leader
+_DROP_Z = 1.5  # standard errors behind the leader
 LEAD_Z = 0.3  # standard errors; a shorter lead changes nothing
 ODD_Z, ODD_LEAST = 4.0, 0.02  # a step this far above expectation is measured once more
 
-Method = Generator[Trial, Sample, Outcome]
+SearchMethod = Generator[Trial, Sample, Outcome]
 Logs = dict[Policy, list[float]]
 
 
@@ -79,7 +79,7 @@ def tune(
     seed: int = 0,
     level: float = LEVEL,
     record: Record | None = None,
-) -> Method:
+) -> SearchMethod:
     """The whole method; see the module for the protocol.
 
     `recall`: the policy that the same job ended with before, if there is one. `seed`: together with the
@@ -92,7 +92,7 @@ def tune(
     known = recall(facts)
     if known == default:
         return search.left_alone("an earlier run of this job found nothing better")
-    plan = stages(facts, default)
+    plan = search_stages(facts, default)
     if known is not None and (plan or facts.launches):
         outcome = yield from search.prove_known(known)
         if outcome.kept:
@@ -126,7 +126,7 @@ class _Search:
     """Of the best so far over the default, in logarithms."""
     warm_up_steps: int = 0
     doubts: list[dict[str, Any]] = field(default_factory=list)
-    noise: Noise = field(default_factory=Noise)
+    noise: StepNoise = field(default_factory=StepNoise)
     cycle: Cycle = field(default_factory=Cycle)
     tried: dict[Policy, Tried] = field(default_factory=dict)
     facts: Facts = field(default_factory=Facts)
@@ -156,7 +156,7 @@ class _Search:
         usual = times[start:]
         self.cycle = cycle(usual, first + start)
         even = [ms / math.exp(self.cycle.level(first + start + i)) for i, ms in enumerate(usual)]
-        self.noise = Noise()
+        self.noise = StepNoise()
         self.noise.start(even)
         self._about(self.default).ms = even[-4:]
         rough = roughness(even)
@@ -213,10 +213,10 @@ class _Search:
         steps = math.ceil(6 + 16 * (self.noise.sigma / sure) ** 2) if sure > 0 else most
         return min(max(steps, least), most)
 
-    def _still_racing(self, arms: list[Policy], logs: Logs, noise: Noise) -> list[Policy]:
+    def _still_racing(self, arms: list[Policy], logs: Logs, noise: StepNoise) -> list[Policy]:
         """Without those clearly behind; only the best so far where no other can still be worth a change."""
         best, rounds = arms[0], len(logs[arms[0]])
-        margin = DROP_Z * noise.sigma * math.sqrt(2 / rounds) * (2 if rounds == 1 else 1)
+        margin = _DROP_Z * noise.sigma * math.sqrt(2 / rounds) * (2 if rounds == 1 else 1)
         # After one turn an odd step may hide a good one; those behind the best so far were measured twice.
         lead = fmean(logs[best]) if rounds == 1 else min(fmean(logs[arm]) for arm in arms)
         kept = []
@@ -241,7 +241,7 @@ class _Search:
         self.lead += lead
         return leader
 
-    def prove_known(self, policy: Policy) -> Method:
+    def prove_known(self, policy: Policy) -> SearchMethod:
         """What an earlier run found, against the default."""
         about, ms = self._about(policy), (yield from self._measure(policy))
         if not about.problem and ms > self._usual() * math.exp(2 * self.noise.sigma):
@@ -255,7 +255,7 @@ class _Search:
         self.lead = 0.0
         return outcome
 
-    def prove(self, policy: Policy, steps: int, source: str = "", level: float | None = None) -> Method:
+    def prove(self, policy: Policy, steps: int, source: str = "", level: float | None = None) -> SearchMethod:
         """The policy against the default, in steps of their own."""
         about = self._about(policy)
         if about.problem:

@@ -24,7 +24,7 @@ LEAST_DEADLINE_S = 5.0
 DEADLINE = 10.0  # times the usual step, for the other ranks to come to the boundary
 STALL = 10.0  # times the usual step, for a trial
 LEAST_STALL_S = 5.0
-log = logging.getLogger("weft.live")
+_log = logging.getLogger("weft.live")
 
 
 class Controls(Protocol):
@@ -184,7 +184,7 @@ class Session:
         try:
             return self._conductor.send(list(reports))
         except Exception as error:  # a mistake of ours: the job goes on as it was
-            log.debug("the conductor failed", exc_info=True)
+            _log.debug("the conductor failed", exc_info=True)
             return {**ABANDON, "reason": f"{type(error).__name__}: {error}"}
 
     def _obey(self, decision: Decision) -> None:
@@ -211,7 +211,7 @@ class Session:
                 if decision["result"] is not None:
                     self.on_result(decision["result"])
         except Exception as error:
-            log.debug("%s failed", decision["do"], exc_info=True)
+            _log.debug("%s failed", decision["do"], exc_info=True)
             return str(error) or type(error).__name__
         return ""
 
@@ -242,7 +242,7 @@ class Session:
                 self._apply(policy)
             except Exception as error:
                 # The others run already: it is reported at the next boundary, where all can go back.
-                log.debug("a policy could not be applied", exc_info=True)
+                _log.debug("a policy could not be applied", exc_info=True)
                 self._problem = str(error) or type(error).__name__
             self._since = None
         if self._since is None and (not self._light or self.agreement.leads):
@@ -256,5 +256,5 @@ class Session:
             if release:
                 self.controls.release()
         except Exception:
-            log.debug("the last policy could not be applied", exc_info=True)
+            _log.debug("the last policy could not be applied", exc_info=True)
         self.on_end(result)

@@ -18,10 +18,10 @@ from weft.gpu import nvml
 from weft.policy import MAX_CTAS, Policy
 from weft.tuning.store import Entry, Key, Store
 
-AHEAD = 0.03  # share of a step by which the best number must lead
+_AHEAD = 0.03  # share of a step by which the best number must lead
 OWN = 0  # stands for the number that the program starts with
 NEVER_MS = 1e9  # of a start that has not ended yet: if it never does, it is not tried again
-STORE_TIMEOUT_S = 2.0
+_STORE_TIMEOUT_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Starts:
     def best(self) -> int:
         """The number that is well ahead of the program's own, or the program's own."""
         first = min(self.ms, key=lambda count: self.ms[count], default=OWN)
-        return first if self.ms.get(first, 0) < (1 - AHEAD) * self.ms.get(OWN, 0) else OWN
+        return first if self.ms.get(first, 0) < (1 - _AHEAD) * self.ms.get(OWN, 0) else OWN
 
     @property
     def next(self) -> int:
@@ -90,8 +90,8 @@ class Memory:
             return
         self._key = key(command, *found)
         try:
-            store = Store(timeout_s=STORE_TIMEOUT_S)
-            self.starts = read(store.get(self._key))
+            store = Store(timeout_s=_STORE_TIMEOUT_S)
+            self.starts = read_starts(store.get(self._key))
             self._store = store
         except WeftError as error:
             self.problem = f"earlier starts are not used: {error}"
@@ -101,7 +101,9 @@ class Memory:
         ctas = self.starts.next
         if ctas in self.starts.untried and self._store is not None:
             try:
-                write(self._store, self._key, Starts({**self.starts.ms, ctas: NEVER_MS}, self.starts.choices))
+                write_starts(
+                    self._store, self._key, Starts({**self.starts.ms, ctas: NEVER_MS}, self.starts.choices)
+                )
             except WeftError as error:
                 self.problem, self._store = f"earlier starts are not used: {error}", None
                 return None
@@ -113,7 +115,7 @@ class Memory:
         if after is None or self._store is None:
             return ""
         try:
-            write(self._store, self._key, after)
+            write_starts(self._store, self._key, after)
         except WeftError as error:
             return f"this start is not kept for the next: {error}"
         return after.text
@@ -125,7 +127,7 @@ def key(command: Sequence[str], gpu: str, driver: str) -> Key:
     return Key(gpu, driver, "of the program", "of the program", f"starts of {command[0]}, {mark}")
 
 
-def read(entry: Entry | None) -> Starts:
+def read_starts(entry: Entry | None) -> Starts:
     """From the store; what is stale or of another form is tried anew."""
     if entry is None or entry.stale:
         return Starts({})
@@ -141,7 +143,7 @@ def read(entry: Entry | None) -> Starts:
     return Starts(found, choices)
 
 
-def write(store: Store, where: Key, starts: Starts) -> None:
+def write_starts(store: Store, where: Key, starts: Starts) -> None:
     """Keep them."""
     document = {
         "starts": {str(count): ms for count, ms in starts.ms.items()},

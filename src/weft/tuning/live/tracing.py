@@ -15,10 +15,10 @@ from typing import Any
 from weft.shim import binding, communicators, tracer
 from weft.tuning.live.steps import Steps, period
 
-log = logging.getLogger("weft.tracer")
+_log = logging.getLogger("weft.tracer")
 
-CALLS_BETWEEN_LOOKS = 64  # collectives, where no optimizer steps
-PERIODS_WITHOUT_OPTIMIZER = 6
+CALLS_BETWEEN_CHECKS = 64  # collectives, where no optimizer steps
+TRACED_PERIODS = 6
 MOST_LOOKS = 100
 
 
@@ -60,10 +60,10 @@ class StepTracer:
         elif self._ended >= self._after:
             self._begin()
         elif self._ended == self._after - 1:
-            tracer.watch()
+            tracer.watch_tracer()
 
     def _begin(self) -> None:
-        if not tracer.available():
+        if not tracer.tracer_available():
             return
         if not tracer.steps_known():  # the shim goes by time already
             self.over = True
@@ -105,7 +105,7 @@ def _watch_optimizers(traced: StepTracer) -> None:
             if traced.over:
                 _remove(hook)
         except Exception:
-            log.debug("the search for steps ends", exc_info=True)
+            _log.debug("the search for steps ends", exc_info=True)
             traced.over = True
 
     hook = register_optimizer_step_post_hook(stepped)
@@ -137,9 +137,9 @@ def _watch_collectives(traced: StepTracer) -> None:
                 if place.init_process_group is with_group:
                     place.init_process_group = real
             if binding.injected():
-                communicators.on_call(_Listener(traced).called, every=CALLS_BETWEEN_LOOKS)
+                communicators.on_call(_Listener(traced).called, every=CALLS_BETWEEN_CHECKS)
         except Exception:
-            log.debug("collectives are not listened to", exc_info=True)
+            _log.debug("collectives are not listened to", exc_info=True)
         return made
 
     for place in places:
@@ -158,7 +158,7 @@ class _Listener:
             communicators.on_call(None)
             return
         calls = [(call.operation, call.bytes) for call in communicators.calls() if call.key == key]
-        length = period(calls, PERIODS_WITHOUT_OPTIMIZER)
+        length = period(calls, TRACED_PERIODS)
         if length is not None:
             self._length = length
             communicators.on_call(self.repeated, key, every=length)

@@ -39,7 +39,7 @@ from weft.policy import Policy
 from weft.tuning.live.options import Facts
 from weft.tuning.live.outcome import Outcome
 from weft.tuning.live.pace import Pace
-from weft.tuning.live.proof import LEVEL, PROMISING_STEPS, draw
+from weft.tuning.live.proof import LEVEL, PROMISING_STEPS, draw_steps
 from weft.tuning.live.search import BUDGET, tune
 from weft.tuning.live.trial import Record, Sample, Trial, ask
 
@@ -67,7 +67,7 @@ class _Planned:
 
 
 @dataclass
-class Status:
+class WatchStatus:
     """What the watch has done so far, for the report."""
 
     outcome: Outcome
@@ -104,14 +104,14 @@ def watch(
     recall: Callable[[Facts], Policy | None] = lambda facts: None,
     seed: int = 0,
     record: Record | None = None,
-    status: Status | None = None,
+    status: WatchStatus | None = None,
 ) -> Watch:
     """Watch a job that was tuned; see the module for the protocol.
 
     `outcome`: what `tune` returned. `budget`: share of the steps that probes, checks and further searches may
     use. `ahead`: steps that are decided in advance. `record`, `status`: take what happens.
     """
-    state = status or Status(outcome, outcome.policy)
+    state = status or WatchStatus(outcome, outcome.policy)
     watching = _Watch(outcome.default, budget, max(1, ahead), random.Random(f"{seed} {outcome}"), state)
     watching.record = record or Record()
     yield from watching.finish_proof()
@@ -134,7 +134,7 @@ class _Watch:
     record: Record
 
     def __init__(
-        self, default: Policy, budget: float, ahead: int, order: random.Random, status: Status
+        self, default: Policy, budget: float, ahead: int, order: random.Random, status: WatchStatus
     ) -> None:
         self.default, self.budget, self.ahead, self.order = default, budget, ahead, order
         self.status, self.spent = status, 0
@@ -154,7 +154,7 @@ class _Watch:
         known, undecided = list(proof.drawn), True
         while undecided or plan:
             while undecided and len(plan) < self.ahead + 1:
-                (arm, share), *_ = draw(self.order, known, 1)
+                (arm, share), *_ = draw_steps(self.order, known, 1)
                 plan.append((arm, share))
                 known.append(Step(0.0, arm, share, 0))
             arm, share = plan.popleft()
@@ -239,7 +239,7 @@ class _Watch:
         """Draw the steps after those that are decided already; returns how many."""
         while len(plan) > self.ahead:
             plan.pop()
-        for arm, share in draw(self.order, (), CHECK):
+        for arm, share in draw_steps(self.order, (), CHECK):
             plan.append(_Planned(policy if arm else self.default, arm, share, "check"))
         return CHECK
 
