@@ -1,8 +1,8 @@
-"""Build hook: compiles the launch shim and the simulator's core with plain `cc`. No CUDA toolkit is needed.
+"""Build hook: compiles the launch shim, the simulator's core and the trace scanner with plain `cc`.
 
-On Linux a failed compile fails the build. Set WEFT_NO_SHIM=1 to build without the shim: `weft run` and live
-tuning then do not work, and the simulator's core is compiled only if that is possible. On macOS, which cannot
-preload the shim, the build always works this way; on Windows nothing is compiled.
+No CUDA toolkit is needed. On Linux a failed compile fails the build. Set WEFT_NO_SHIM=1 to build without the
+shim: `weft run` and live tuning then do not work, and the other two are compiled only if that is possible. On
+macOS, which cannot preload the shim, the build always works this way; on Windows nothing is compiled.
 Run it by hand to build in place: `python hatch_build.py`.
 """
 
@@ -53,6 +53,9 @@ SIM_FLAGS = (
     "-Wextra",
 )
 SIM_LINK = ("-lm",)
+SCAN = Path("src/weft/trace")
+SCAN_LIBRARY = "libweft_scan.so"
+SCAN_FLAGS = ("-std=gnu11", "-O3", "-g1", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall", "-Wextra")
 OPT_OUT = "WEFT_NO_SHIM"
 
 
@@ -65,15 +68,18 @@ def build(root: Path, platform: str = sys.platform, env: Mapping[str, str] = os.
     if platform == "linux" and env.get(OPT_OUT, "") in ("", "0"):
         build_shim(root)
         build_sim(root)
-        return [SHIM / LIBRARY, SIM / SIM_LIBRARY]
+        build_scan(root)
+        return [SHIM / LIBRARY, SIM / SIM_LIBRARY, SCAN / SCAN_LIBRARY]
     if platform == "win32":  # its compilers build no library that the simulator's binding was tested with
         return []
-    try:
-        build_sim(root)
-    except CompileError as error:
-        print(f"weft: built without the simulator's core: {error}", file=sys.stderr)
-        return []
-    return [SIM / SIM_LIBRARY]
+    built = []
+    for compile_it, library in ((build_sim, SIM / SIM_LIBRARY), (build_scan, SCAN / SCAN_LIBRARY)):
+        try:
+            compile_it(root)
+            built.append(library)
+        except CompileError as error:
+            print(f"weft: built without {library.name}: {error}", file=sys.stderr)
+    return built
 
 
 def build_shim(root: Path, output: Path | None = None, extra: tuple[str, ...] = ()) -> Path:
@@ -86,6 +92,12 @@ def build_sim(root: Path, output: Path | None = None, extra: tuple[str, ...] = (
     """Compile the simulator's core into the package, or to `output`."""
     target = output or root / SIM / SIM_LIBRARY
     return _compile("the simulator's core", root / SIM / "csrc", target, (*SIM_FLAGS, *extra), SIM_LINK)
+
+
+def build_scan(root: Path, output: Path | None = None, extra: tuple[str, ...] = ()) -> Path:
+    """Compile the trace scanner; without it, traces are read by Python alone."""
+    target = output or root / SCAN / SCAN_LIBRARY
+    return _compile("the trace scanner", root / SCAN / "csrc", target, (*SCAN_FLAGS, *extra), ())
 
 
 def _compile(what: str, folder: Path, target: Path, flags: tuple[str, ...], link: tuple[str, ...]) -> Path:

@@ -16,6 +16,7 @@ import gzip
 import json
 import os
 import platform
+import shutil
 import statistics
 import subprocess
 import sys
@@ -146,6 +147,7 @@ def measure(command: list[str], env: dict[str, str]) -> dict[str, Any]:
         raise SystemExit(f"{command[:4]} ended with {status}: {text[-500:]}")
     return {
         "wall_s": round(wall, 3),
+        "cpu_s": round(usage.ru_utime + usage.ru_stime, 3),
         "peak_mb": round(max(peak, usage.ru_maxrss * 1024) / 1e6, 1),
         "out": text,
     }
@@ -182,7 +184,10 @@ def compare(files: list[Path], repeat: int, hta_python: str | None, env: dict[st
                 else text.strip().splitlines()[-1]
             )
             runs[tool].append(run)
-            print(f"  {tool:5} {run['wall_s']:8.2f} s {run['peak_mb']:9.1f} MB", file=sys.stderr)
+            print(
+                f"  {tool:5} {run['wall_s']:8.2f} s {run['cpu_s']:8.2f} s of CPU {run['peak_mb']:9.1f} MB",
+                file=sys.stderr,
+            )
     out: dict[str, Any] = {
         "files": len(files),
         "bytes": sum(f.stat().st_size for f in files),
@@ -191,11 +196,13 @@ def compare(files: list[Path], repeat: int, hta_python: str | None, env: dict[st
     for tool, measured in runs.items():
         out[tool] = {
             "wall_s": statistics.median(run["wall_s"] for run in measured),
+            "cpu_s": statistics.median(run["cpu_s"] for run in measured),
             "peak_mb": statistics.median(run["peak_mb"] for run in measured),
             "runs": measured,
         }
     if "hta" in out:
         out["times_faster"] = round(out["hta"]["wall_s"] / out["weft"]["wall_s"], 1)
+        out["times_less_cpu"] = round(out["hta"]["cpu_s"] / out["weft"]["cpu_s"], 1)
         out["memory_ratio"] = round(out["weft"]["peak_mb"] / out["hta"]["peak_mb"], 3)
     return out
 
@@ -236,22 +243,33 @@ def main() -> None:
     )
     results: dict[str, Any] = {"command": command, "machine": machine(), "cases": {}}
     with tempfile.TemporaryDirectory() as folder:
-        cases: list[tuple[str, int, int, str | None]] = [
-            ("one rank, 1M events", 1, args.events, args.hta_python),
-            ("8 ranks of 100k events", 8, args.events // 10, args.hta_python),
+        cases: list[tuple[str, int, int, str | None, bool]] = [
+            ("one rank, 1M events, gz", 1, args.events, args.hta_python, False),
+            ("one rank, 1M events, plain", 1, args.events, args.hta_python, True),
+            ("8 ranks of 100k events, gz", 8, args.events // 10, args.hta_python, False),
         ]
         if args.scale:
-            cases.append(("one rank, 10M events", 1, args.events * 10, None))
-        for title, ranks, events, hta in cases:
+            cases.append(("one rank, 10M events, gz", 1, args.events * 10, None, False))
+        for title, ranks, events, hta, plain in cases:
             files = [Path(folder) / f"rank{rank}.json.gz" for rank in range(ranks)]
             for rank, file in enumerate(files):
                 write_trace(file, events, rank)
+            if plain:
+                files = [unpacked(file) for file in files]
             print(title, file=sys.stderr)
             results["cases"][title] = compare(files, args.repeat if hta else 1, hta, env)
     print(json.dumps(results, indent=2))
     if args.out:
         (args.out / "analyze_vs_hta.json").write_text(json.dumps(results, indent=2) + "\n")
         (args.out / "analyze_vs_hta.md").write_text(table(results))
+
+
+def unpacked(file: Path) -> Path:
+    """The same trace as plain JSON."""
+    target = file.with_suffix("")
+    with gzip.open(file) as source, target.open("wb") as out:
+        shutil.copyfileobj(source, out, 1 << 20)
+    return target
 
 
 def table(results: dict[str, Any]) -> str:
@@ -261,13 +279,14 @@ def table(results: dict[str, Any]) -> str:
         f"`{results['command']}` on {results['machine']['cpu']}, {results['machine']['cores']} cores,"
         f" Python {results['machine']['python']}. Medians; the raw runs are in the JSON file next to this one.",
         "",
-        "| trace | weft | HTA | times faster | weft peak | HTA peak | ratio |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
+        "| trace | weft | HTA | times faster | times less CPU | weft peak | HTA peak | ratio |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for title, case in results["cases"].items():
         hta = case.get("hta", {"wall_s": "-", "peak_mb": "-"})
         lines.append(
             f"| {title} | {case['weft']['wall_s']} s | {hta['wall_s']} s | {case.get('times_faster', '-')} |"
+            f" {case.get('times_less_cpu', '-')} |"
             f" {case['weft']['peak_mb']} MB | {hta['peak_mb']} MB | {case.get('memory_ratio', '-')} |"
         )
     return "\n".join(lines) + "\n"

@@ -1,47 +1,92 @@
 # ruff: noqa: E501
-"""Fuzz the trace reader for crashes, hangs and memory growth; coverage-guided, runs until stopped.
+"""Does any input make a reader crash, hang or use too much memory?
 
-    python benchmarks/fuzz_reader.py CORPUS_DIR -max_total_time=600 -rss_limit_mb=2048 -timeout=20
+    python benchmarks/fuzz_reader.py --seconds 1200 [--seed 0]
 
-Needs `atheris` in addition to weft's dependencies. A fault is an exception other than WeftError, a run of more
-than `-timeout` seconds, or more memory than `-rss_limit_mb`. Seeds are small traces that this file makes.
+Mutates small traces of every format (Kineto JSON plain and packed, Nsight Systems SQLite, XLA profiles, rocprofv3
+tables) and analyzes them, in a child process per slice of time with an address-space limit. A fault is an exception
+that is no WeftError, a signal, an input that takes more than 20 s, or more than 2 GB. Faults are kept in --keep.
 """
 
 from __future__ import annotations
 
+import argparse
+import faulthandler
 import gzip
 import json
-import os
+import random
+import resource
+import signal
+import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
-import atheris
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT / "src"))
+sys.path.insert(0, str(ROOT / "tests/trace"))
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "src"))
+MEMORY_BYTES = 2 << 30
+INPUT_S = 20
+SLICE_S = 30
+TOKENS = (
+    b"{", b"}", b"[", b"]", b'"', b",", b":", b"\\", b"\\u0000", b"null", b"NaN", b"-1", b"1e999", b"0.5", b"true",
+    b'"kernel"', b'"ts"', b'"args"', b"\xff", b"\x00", b"\x0a\x80\x80\x80\x80\x10", b"9223372036854775807", b"\xef\xbb\xbf",
+)  # fmt: skip
 
-with atheris.instrument_imports(include=["weft"]):
+
+def seeds() -> list[tuple[str, bytes]]:
+    """Small traces, by the name of the file they would be in."""
+    from test_formats import GEMM, NCCL, ROCPROF, as_nsys, xspace
+    from trace_programs import comm, compute, run, wait
+
+    step = [compute(100_000), comm(150_000), wait()]
+    traces = run([step * 2, step * 2], [0, 0])
+    text = traces[0].text().encode()
+    with tempfile.TemporaryDirectory() as folder:
+        base = as_nsys(Path(folder) / "r.sqlite", traces).read_bytes()
+    lines = [("Stream #1", [(GEMM, 0, 900)]), ("Stream #2", [(NCCL, 500, 2_000)])]
+    return [
+        ("rank0.json", text),
+        ("rank0.json", json.dumps(json.loads(text)["traceEvents"]).encode()),
+        ("rank0.json.gz", gzip.compress(text, 1)),
+        ("r.sqlite", base),
+        ("h.xplane.pb", xspace("/device:GPU:0", lines, [GEMM, NCCL])),
+        ("h.xplane.pb", (ROOT / "tests/data/traces/mi300x_jax.xplane.pb").read_bytes()[:20_000]),
+        ("1_kernel_trace.csv", ROCPROF.encode()),
+    ]
+
+
+def mutated(data: bytes, draw: random.Random) -> bytes:
+    """The data with a few changes: flipped, cut, repeated, inserted tokens."""
+    out = bytearray(data)
+    for _ in range(draw.choice((1, 1, 2, 4, 16))):
+        at = draw.randrange(len(out) + 1)
+        kind = draw.randrange(6)
+        if kind == 0 and at < len(out):
+            out[at] = draw.randrange(256)
+        elif kind == 1:
+            del out[at : at + draw.randrange(1, 200)]
+        elif kind == 2:
+            out[at:at] = draw.choice(TOKENS)
+        elif kind == 3:
+            out[at:at] = out[at : at + draw.randrange(1, 400)]
+        elif kind == 4 and draw.random() < 0.2:
+            del out[at:]
+        elif at + 8 < len(out):
+            out[at : at + 8] = draw.randbytes(8)
+    return bytes(out)
+
+
+def one_input(path: Path) -> None:
+    """Analyzes one file; raises where a user would meet anything but a clear error."""
     from weft.errors import WeftError
-    from weft.trace import files, scan
+    from weft.trace import formats
     from weft.trace.analysis import analyze_traces
-    from weft.trace.kineto import read
 
-# Small limits let the fuzzer reach the same code with small inputs.
-scan.CHUNK_BYTES = 512
-scan.MAX_EVENT_BYTES = 1 << 16
-files.BLOCK_BYTES = 1 << 12
-files.FREE_BYTES = 1 << 20
-
-TARGET = Path(tempfile.mkdtemp()) / "rank0.json"
-
-
-def one_input(data: bytes) -> None:
-    """Read the bytes as a trace; the first byte decides whether they are compressed first."""
-    if data[:1] == b"\x01":
-        data = gzip.compress(data[1:], 1)
-    TARGET.write_bytes(data)
     try:
-        analysis = analyze_traces(read(TARGET))
+        analysis = analyze_traces(formats.read(path))
     except WeftError:
         return
     json.dumps(analysis.to_json(), allow_nan=False)
@@ -50,47 +95,68 @@ def one_input(data: bytes) -> None:
             raise AssertionError("the causes do not add up")
 
 
-def seeds(folder: Path) -> None:
-    """Traces that the fuzzer starts from."""
-    folder.mkdir(parents=True, exist_ok=True)
-    kernel = {
-        "ph": "X", "cat": "kernel", "name": "ncclDevKernel_AllReduce", "pid": 0, "tid": 7, "ts": 1.5, "dur": 2,
-        "args": {"device": 0, "stream": 7, "correlation": 3, "grid": [8, 1, 1], "block": [544, 1, 1],
-                 "registers per thread": 96, "shared memory": 1024, "Collective name": "allreduce",
-                 "dtype": "Float", "In msg nelems": 5, "Out msg nelems": 5, "Group size": 2, "Process Group Name": "0"},
-    }  # fmt: skip
-    launch = {
-        **kernel,
-        "cat": "cuda_runtime",
-        "name": "cudaLaunchKernel",
-        "ts": 1,
-        "args": {"correlation": 3},
-    }
-    other = {**kernel, "name": "gemm", "ts": 2, "args": {"device": 0, "stream": 8, "correlation": 4}}
-    step = {"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#1", "ts": 0, "dur": 9, "tid": 1}
-    copy = {
-        **kernel,
-        "cat": "gpu_memcpy",
-        "name": "Memcpy PtoP",
-        "args": {"bytes": 7, "device": 0, "stream": 9},
-    }
-    wait = {"ph": "X", "cat": "cuda_sync", "name": "Stream Wait Event", "ts": 1, "dur": 0,
-            "args": {"stream": 7, "wait_on_stream": 8, "wait_on_cuda_event_record_corr_id": 5}}  # fmt: skip
-    events = [kernel, launch, other, step, copy, wait]
-    document = {"distributedInfo": {"rank": 1, "world_size": 2}, "traceEvents": events, "traceName": "x"}
-    (folder / "object").write_text(json.dumps(document))
-    (folder / "list").write_text(json.dumps(events))
-    (folder / "packed").write_bytes(b"\x01" + json.dumps(document).encode())
-    (folder / "gzip").write_bytes(gzip.compress(json.dumps(document, indent=1).encode()))
+def child(seed: int, seconds: float, keep: Path) -> None:
+    """Runs inputs until the time is over; the one at hand stays in `keep` if the process dies."""
+    from weft.trace import files, scan
+
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES + (1 << 30), MEMORY_BYTES + (1 << 30)))
+    faulthandler.enable()
+    scan.CHUNK_BYTES, scan.MAX_EVENT_BYTES = 512, 1 << 16
+    files.BLOCK_BYTES, files.FREE_BYTES = 1 << 12, 1 << 20
+    draw, pool = random.Random(seed), seeds()
+    until, count = time.monotonic() + seconds, 0
+    while time.monotonic() < until:
+        name, data = draw.choice(pool)
+        path = keep / f"{seed}-{name}"
+        path.write_bytes(
+            gzip.compress(mutated(gzip.decompress(data), draw), 1)
+            if name.endswith("gz") and count % 2
+            else mutated(data, draw)
+        )
+        signal.alarm(INPUT_S)
+        one_input(path)
+        signal.alarm(0)
+        path.unlink()
+        count += 1
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    print(json.dumps({"inputs": count, "peak_mb": peak // 1000}))
 
 
 def main() -> None:
-    folders = [Path(a) for a in sys.argv[1:] if not a.startswith("-")]
-    for folder in folders[:1]:
-        seeds(folder)
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    atheris.Setup(sys.argv, one_input)
-    atheris.Fuzz()
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--keep", type=Path, default=Path(tempfile.gettempdir()) / "weft-fuzz")
+    parser.add_argument("--child", type=int, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    args.keep.mkdir(parents=True, exist_ok=True)
+    if args.child is not None:
+        child(args.child, args.seconds, args.keep)
+        return
+    until, seed, inputs, peak, faults = time.monotonic() + args.seconds, args.seed, 0, 0, 0
+    while time.monotonic() < until:
+        command = [
+            sys.executable,
+            __file__,
+            "--child",
+            str(seed),
+            "--seconds",
+            str(SLICE_S),
+            "--keep",
+            str(args.keep),
+        ]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            faults += 1
+            print(f"seed {seed} ended with {done.returncode}: {done.stderr[-2000:]}", file=sys.stderr)
+        else:
+            told = json.loads(done.stdout.splitlines()[-1])
+            inputs, peak = inputs + told["inputs"], max(peak, told["peak_mb"])
+        seed += 1
+    print(json.dumps({"seconds": args.seconds, "inputs": inputs, "peak_mb": peak, "faults": faults}))
+    sys.exit(1 if faults else 0)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,9 @@ def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--compile", action="store_true", help="compile each block")
     parser.add_argument("--compiler", default="inductor", help="backend of torch.compile")
-    parser.add_argument("--triton", action="store_true", help="the blocks' products by a Triton kernel")
+    parser.add_argument(
+        "--triton", action="store_true", help="compute the blocks' GEMMs with a Triton kernel"
+    )
     args = parser.parse_args()
     device = start(args)
     linear = TritonLinear if args.triton else torch.nn.Linear

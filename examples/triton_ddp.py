@@ -1,4 +1,4 @@
-"""DDP of a transformer whose products are a Triton kernel: compute whose residency can be shaped.
+"""DDP of a transformer whose GEMMs are a Triton kernel: compute whose residency can be shaped.
 
 torchrun --nproc-per-node 2 examples/triton_ddp.py
 """

@@ -23,7 +23,7 @@ import torch
 
 from weft.comm import dma
 from weft.comm.dma import Copies, HostPeers
-from weft.ops import all_gather_matmul, all_to_all_matmul, execute_cuda, matmul_reduce_scatter
+from weft.ops import all_gather_matmul, all_to_all_matmul, matmul_reduce_scatter, run_streams
 from weft.ops.call import Call
 from weft.ops.links import HostLink
 from weft.ops.operands import Operands
@@ -144,7 +144,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.device == "cpu":
         dma._pinned = lambda tensor: tensor
-        execute_cuda.perform = nothing
+        run_streams.perform = nothing
     torch.set_num_threads(1)
     rows = []
     for operation in OPERATIONS:

@@ -1,41 +1,42 @@
-"""Fit latency and bandwidth of collectives to published nccl-tests runs, on half of the sources' points.
+"""How far is the model of collectives from published nccl-tests points, and which figures fit a node?
 
-    python benchmarks/plan/collectives.py [--write]
+    python benchmarks/plan/collectives.py [--fit]
 
-Without --write it only reports the error on the other half. Figures go to src/weft/plan/data/figures.json.
+Prints the error by size and by number of nodes. The constants between nodes are fitted by fit.py, which takes
+these points along with the training runs. --fit also fits the figures inside a node (`NODE_LINKS` of
+weft.gpu.cost) to half of the points of one node, drawn with a seed, and prints them and their error on the
+rest.
 """
 
 from __future__ import annotations
 
 import csv
-import json
 import math
 import random
 import statistics
 import sys
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
 
 from weft.gpu.specs import spec
 from weft.plan.collectives import Group, collective_s
-from weft.plan.figures import SHIPPED, Links, shipped
+from weft.plan.figures import Links, shipped
 from weft.plan.network import PRESETS, Network
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLE = ROOT / "tests" / "data" / "published_collectives.csv"
 SEED = 8
-FREE = ("domain_us", "half_bytes", "network_us", "network_share", "launch_us")
-# NVIDIA on H100: 360 to 370 of 450 GB/s by ring, 480 where the switch adds (nccl-tests, issues 212 and 326).
-STATED = {"domain_share": 0.81, "switch_gain": 1.315}
+NODE = ("launch_us", "domain_us", "half_bytes")
+"""What is fitted; the shares of the bandwidth are NVIDIA's (nccl-tests issues 212 and 326)."""
 Point = tuple[str, str, str, float, Group, Network, float]
 
 
-def points() -> list[Point]:
+def points(path: Path = TABLE) -> list[Point]:
     """Source, GPU, collective, bytes, group, network, seconds."""
     found = []
-    with TABLE.open(encoding="utf-8") as file:
+    with path.open(encoding="utf-8") as file:
         for row in csv.DictReader(file):
             ranks, nodes = int(row["ranks"]), int(row["nodes"])
             group = Group(ranks, ranks // nodes, ranks)
@@ -45,7 +46,7 @@ def points() -> list[Point]:
     return found
 
 
-def errors(links: Links, rows: list[Point]) -> list[float]:
+def log_errors(links: Links, rows: list[Point]) -> list[float]:
     """Log of predicted over measured."""
     return [
         math.log(collective_s(kind, size, group, spec(gpu), network, links) / seconds)
@@ -53,24 +54,21 @@ def errors(links: Links, rows: list[Point]) -> list[float]:
     ]
 
 
-def loss(links: Links, rows: list[Point]) -> float:
-    return statistics.fmean(abs(e) for e in errors(links, rows))
-
-
-def fit(rows: list[Point], start: Links) -> Links:
+def fit_node(rows: list[Point], start: Links) -> Links:
     """Coordinate descent over logarithms: few figures, no gradient needed."""
-    best, cost = start, loss(start, rows)
+
+    def loss(links: Links) -> float:
+        return statistics.fmean(abs(error) for error in log_errors(links, rows))
+
+    best, cost = start, loss(start)
     for width in (1.5, 1.2, 1.08, 1.03, 1.01):
         moved = True
         while moved:
             moved = False
-            for name in FREE:
+            for name in NODE:
                 for factor in (width, 1 / width):
-                    value = getattr(best, name) * factor
-                    if name.endswith("share") and value > 1:
-                        continue
-                    trial = replace(best, **{name: value})
-                    found = loss(trial, rows)
+                    trial = replace(best, **{name: getattr(best, name) * factor})
+                    found = loss(trial)
                     if found < cost - 1e-6:
                         best, cost, moved = trial, found, True
     return best
@@ -78,22 +76,23 @@ def fit(rows: list[Point], start: Links) -> Links:
 
 def main() -> None:
     rows = points()
-    chosen = set(random.Random(SEED).sample(range(len(rows)), len(rows) // 2))
-    fitted = [row for i, row in enumerate(rows) if i in chosen]
-    held = [row for i, row in enumerate(rows) if i not in chosen]
-    start = replace(shipped().links, half_bytes=shipped().links.half_bytes or 1e6, **STATED)
-    links = fit(fitted, start)
-    for name, part in (("fitted", fitted), ("held out", held)):
-        large = [row for row in part if row[3] >= 16e6]
-        print(
-            f"{name}: {len(part)} points, mean error {100 * (math.exp(loss(links, part)) - 1):.1f}%; "
-            f"from 16 MB on {100 * (math.exp(loss(links, large)) - 1):.1f}% ({len(large)} points)"
-        )
-    print({name: round(getattr(links, name), 4) for name in FREE})
-    if "--write" in sys.argv:
-        document = json.loads(SHIPPED.read_text(encoding="utf-8"))
-        document["links"] = {name: float(f"{value:.4g}") for name, value in asdict(links).items()}
-        SHIPPED.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    if "--fit" in sys.argv:
+        mine = [row for row in rows if row[4].domains == 1]
+        chosen = set(random.Random(SEED).sample(range(len(mine)), len(mine) // 2))
+        found = fit_node([row for i, row in enumerate(mine) if i in chosen], shipped().links)
+        off = log_errors(found, [row for i, row in enumerate(mine) if i not in chosen])
+        print({name: round(getattr(found, name), 4) for name in NODE})
+        print(f"on the other half: {100 * math.expm1(statistics.fmean(map(abs, off))):.1f}%")
+    errors = [100 * abs(math.expm1(e)) for e in log_errors(shipped().links, rows)]
+    for words, chosen in (
+        ("all", lambda row: True),
+        ("below 1 MB", lambda row: row[3] < 1e6),
+        ("from 16 MB on", lambda row: row[3] >= 16e6),
+        ("one node", lambda row: row[4].domains == 1),
+        ("several nodes", lambda row: row[4].domains > 1),
+    ):
+        off = [e for e, row in zip(errors, rows, strict=True) if chosen(row)]
+        print(f"{words}: {len(off)} points, mean {statistics.fmean(off):.1f}%, largest {max(off):.0f}%")
 
 
 if __name__ == "__main__":

@@ -1,29 +1,32 @@
-"""From the collected table of published runs to jobs that can be predicted, with what had to be assumed.
+"""From the collected tables of published runs to jobs that can be predicted, with what had to be assumed.
 
-    python benchmarks/plan/rows.py COLLECTED.csv tests/data/published_training.csv
+    python benchmarks/plan/rows.py COLLECTED.csv [MORE.csv ...] tests/data/published_training.csv
 
-Keeps the sources with complete configurations: Korthikanti et al. (table 5, section 6.3), Narayanan et al.
-SC'21 (tables 1 and 2), MegaScale, NVIDIA dgxc-benchmarking on H100, torchtitan. The half to be fitted is
-drawn here, once, source by source, with the seed below.
+Keeps the rows whose configuration is complete, or can be completed from the recipe that the publication
+names. Each row carries its source (one publication), what was assumed where the publication is silent, and
+the peak memory where one is published. Left out: rows without a model or a split (PowerSGD, Domino, the
+Crusoe blog), models that are no transformer (Nemotron Nano), one-layer timings, and ZeRO++ (zeropp.py
+compares its ratios).
 """
 
 from __future__ import annotations
 
 import csv
-import random
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
-SEED = 8
 COLUMNS = [
     "source",
-    "half",
     "label",
     "step_s",
+    "memory_gib",
+    "model",
     "software",
     "gpu",
     "network",
+    "rail_gbit",
     "gpus",
     "layers",
     "hidden",
@@ -36,6 +39,7 @@ COLUMNS = [
     "experts",
     "experts_per_token",
     "window",
+    "head_dim",
     "parallel_block",
     "tp",
     "pp",
@@ -44,6 +48,7 @@ COLUMNS = [
     "expert_tp",
     "dp",
     "interleave",
+    "schedule",
     "micro_batch",
     "global_batch",
     "seq_len",
@@ -73,7 +78,7 @@ SC21 = {
 
 
 def number(text: str, default: int = 0) -> int:
-    return int(float(text)) if text.strip() else default
+    return int(float(text)) if re.fullmatch(r"[0-9.]+", text.strip()) else default
 
 
 def base(row: dict[str, str]) -> dict[str, object]:
@@ -101,6 +106,11 @@ def base(row: dict[str, str]) -> dict[str, object]:
         "experts": 0,
         "experts_per_token": 0,
         "window": 0,
+        "head_dim": 0,
+        "model": "",
+        "memory_gib": "",
+        "rail_gbit": "",
+        "schedule": "",
         "parallel_block": 0,
         "tp": number(row["tp"], 1),
         "pp": number(row["pp"], 1),
@@ -142,7 +152,7 @@ def sc21(row: dict[str, str]) -> dict[str, object]:
         job["interleave"] = int(row["layers"]) // int(row["pp"]) // per_chunk if per_chunk else 1
         job["assumed"] = "micro-batch and interleaving from Megatron-LM examples/sc21/run_table_1.sh"
     elif "ZeRO-3" in row["notes"]:
-        job.update(sharding="zero3", software="deepspeed-2021", tied=0)
+        job.update(sharding="zero3", software="deepspeed-2020", tied=0)
         job["assumed"] = "parameters gathered layer by layer, forward and backward"
     elif "README" in row["source"]:
         job["assumed"] = "about 32 s as quoted"
@@ -187,13 +197,22 @@ def megascale(row: dict[str, str]) -> dict[str, object]:
     return job
 
 
-def dgxc(row: dict[str, str]) -> dict[str, object] | None:
+def dgxc(row: dict[str, str]) -> dict[str, object]:
     job = base(row)
     old = "v25.02" in row["source"] or "v24" in row["source"]
     job.update(source="dgxc", software="megatron-2024" if old else "megatron-2025")
     name = row["model"]
-    if "Llama-4" in name or "DeepSeek" in name:
-        return None  # dimensions or recipe not published in full
+    if "Llama-4" in name:
+        job.update(model="llama4-maverick", sharding="zero1", interleave=1)
+        job["hide"] = "tp_backward cp pp grads params"
+        job["assumed"] = "one chunk: the log shows none, the README lists 12 with one stage"
+        return job
+    if "DeepSeek" in name:
+        # nemo/collections/llm/recipes/deepseek_v3.py: DeepEP, and the MoE and MLP blocks are recomputed
+        job.update(model="deepseek-v3", recompute="full", sharding="zero1", software="megatron-2026")
+        job["hide"] = "tp_backward cp pp grads params"
+        job["assumed"] = "NeMo's recipe: DeepEP, recomputation of MoE and MLP counted as full"
+        return job
     if "Llama" in name:
         job.update(gated=1, kv_heads=8)
     if "Nemotron" in name:
@@ -217,14 +236,16 @@ def torchtitan(row: dict[str, str]) -> dict[str, object]:
     job = base(row)
     job.update(source="torchtitan", gated=1, sharding="zero3", software="torchtitan-2024")
     job["kv_heads"] = job["heads"] if "13B" in row["model"] else 8
-    job["recompute"] = "full" if row["recompute"] == "full" else "selective"
+    job["recompute"] = row["recompute"].split(" ")[0]
+    job["memory_gib"] = MEMORY.get((part(row["source"]), row["tokens_per_s_per_gpu"]), "")
     notes = row["notes"].lower()
-    if "eager" in notes or "performance.md" in row["source"]:
+    # Async TP is a pass of torch.compile, so a run that has it is compiled.
+    if "eager" in notes or ("performance.md" in row["source"] and "async" not in notes):
         job["software"] = "torchtitan-eager"
     if "asyncTP" in row["source"]:
         job["software"] = "torchtitan-2025"
     hide = {"cp", "grads", "params"}
-    if "async" in notes and "vanilla" not in notes:
+    if "asynctp" in notes.replace(" ", "") and "vanilla" not in notes:
         hide |= {"tp", "tp_backward"}
     job["hide"] = " ".join(sorted(hide))
     if int(row["pp"] or 1) > 1:
@@ -237,7 +258,173 @@ def torchtitan(row: dict[str, str]) -> dict[str, object]:
     return job
 
 
-# Rows of torchtitan's tables that the collected table leaves out, added after the draw: all held out.
+# Peak memory in GiB by table and rate: pytorch/torchtitan benchmarks/llama3_h100_202412 and
+# llama3-8b_h200_202506.
+MEMORY = {
+    ("T1+T3", "5762"): 82.4,
+    ("T1+T3", "6667"): 77.0,
+    ("T1+T3", "8532"): 76.8,
+    ("T1+T3", "5605"): 67.0,
+    ("T1+T3", "6514"): 62.0,
+    ("T1+T3", "8380"): 61.8,
+    ("T2", "3890"): 83.9,
+    ("T2", "2540"): 84.2,
+    ("T2", "1071"): 84.0,
+    ("T2", "548"): 84.5,
+    ("T4", "829"): 71.9,
+    ("T4", "876"): 67.6,
+    ("T5", "100"): 82.5,
+    ("T5", "128"): 72.7,
+    ("T6", "76"): 75.3,
+    ("T6", "47"): 75.9,
+    ("T6", "31"): 77.1,
+    ("T6", "16"): 84.9,
+    ("llama3-8b_h200_202506", "10938"): 47.96,
+}
+
+
+def flops_of(job: dict[str, object], *, attention: float = 1.0, recompute: bool = False) -> float:
+    """FLOPs of a step from the dimensions: 6 per parameter and token, and this share of the full square."""
+    layers, hidden, ffn = (int(str(job[k])) for k in ("layers", "hidden", "ffn"))
+    seq, vocab = int(str(job["seq_len"])), int(str(job["vocab"]))
+    kv = int(str(job["kv_heads"])) / int(str(job["heads"]))
+    matrices = 3 if job["gated"] else 2
+    layer = hidden * hidden * (2 + 2 * kv) + matrices * hidden * ffn + attention * 2 * hidden * seq
+    times = 8 if recompute else 6
+    return int(str(job["global_batch"])) * seq * (times * layers * layer + 6 * vocab * hidden)
+
+
+def step_from(job: dict[str, object], tflops: float, **how: float | bool) -> float:
+    """Seconds of a step at that many TFLOP/s on each GPU."""
+    return round(flops_of(job, **how) / tflops / 1e12 / int(str(job["gpus"])), 3)  # type: ignore[arg-type]
+
+
+def llama3(row: dict[str, str]) -> dict[str, object]:
+    job = base(row)
+    job.update(source="llama3", software="megatron-2024", gated=1, kv_heads=8, vocab=128256, interleave=4)
+    job["step_s"] = step_from(job, float(row["tflops_per_gpu"]), attention=0.5)
+    job["assumed"] = "four chunks for each stage; rates count causal attention; Megatron's overlap"
+    return job
+
+
+def mcore(row: dict[str, str]) -> dict[str, object]:
+    job = base(row)
+    job.update(source="mcore", software="megatron-2024", tied=1)
+    stages = number(row["pp"], 1)
+    job["interleave"] = number(row["layers"]) // stages if stages > 1 else 1
+    if stages == 1:
+        job["micro_batch"] = number(row["global_batch"]) // number(row["dp"])
+    job["assumed"] = "one micro-batch without stages, else of one sequence; one layer for each chunk"
+    return job
+
+
+# Dimensions of the models that NeMo's summary only names: layers, hidden, heads, kv heads, ffn, vocabulary.
+NEMO = {
+    "GPT3-20B": (44, 6144, 48, 48, 24576, 51200),
+    "Nemotron-8B": (32, 4096, 32, 32, 16384, 256000),
+    "Nemotron-22B": (40, 6144, 48, 48, 24576, 256000),
+}
+NAMED = {
+    "GPT3-175B": "gpt-175b",
+    "Llama2-70B": "llama2-70b",
+    "Nemotron-340B": "nemotron4-340b",
+    "Llama3-8B": "llama3-8b",
+    "Llama3-70B": "llama3-70b",
+}
+
+
+def nemo(row: dict[str, str]) -> dict[str, object]:
+    job = base(row)
+    job.update(source="nemo-24.12", software="megatron-2024", model=NAMED.get(row["model"], ""))
+    if row["model"] in NEMO:
+        keys = ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab")
+        job.update(zip(keys, NEMO[row["model"]], strict=True))
+        job["assumed"] = "dimensions of NeMo's recipe of that name"
+    if "340B" in row["model"]:
+        job["recompute"] = "selective"
+    return job
+
+
+def examples(row: dict[str, str]) -> dict[str, object]:
+    job = base(row)
+    job.update(source="megatron-lm", software="megatron-2025", gated=1, kv_heads=8)
+    return job
+
+
+BRIDGE = {"LLAMA3_8B": "llama3-8b", "LLAMA3_70B": "llama3-70b", "LLAMA3.1_405B": "llama3-405b"}
+BRIDGE |= {"GPT": "gpt-oss-120b", "Qwen3_30B_a3B": "qwen3-30b-a3b", "Qwen3_235B_a22B": "qwen3-235b-a22b"}
+
+
+def bridge(row: dict[str, str]) -> dict[str, object] | None:
+    name = row["model"].split(" ")[0]
+    if name not in BRIDGE:
+        return None
+    job = base(row)
+    job.update(source="bridge", software="megatron-2026", model=BRIDGE[name])
+    if re.search(r"FSDP=[1-9]", row["notes"]):
+        job.update(sharding="zero3", shard_ranks=0)
+    if "a22B" in name or "a3B" in name or "GPT" in name:
+        job["expert_tp"] = 1
+        # scripts/performance/configs of Megatron-Bridge: tensor-parallel overlap is off for these on H100,
+        # the expert all-to-all overlaps in the 235B recipe, which uses NCCL's all-to-all.
+        overlaps = "tp_backward cp pp grads params"
+        job["hide"] = f"ep {overlaps}" if "235B" in name else overlaps
+        job["assumed"] = "recipe of scripts/performance/configs; no recomputation"
+        if "GPT" in name and number(row["micro_batch"]) > 1:
+            job["recompute"] = "full"
+            job["assumed"] = "full recomputation: without it four sequences do not fit into 80 GB"
+    return job
+
+
+def ibm(row: dict[str, str]) -> dict[str, object]:
+    job = base(row)
+    job.update(source="ibm-fsdp", gated=1, sharding="zero3", software="torchtitan-eager")
+    if "torch.compile" in row["notes"] and "no-compile" not in row["notes"]:
+        job["software"] = "torchtitan-2024"
+    job["kv_heads"] = 8 if ("70B" in row["model"] or "34B" in row["model"]) else job["heads"]
+    # The second blog repeats the first one's MFU without the compiler, so its recomputation is the same.
+    size = row["model"].split(" ")[1]
+    job["recompute"] = {"7B": "none", "13B": "selective"}.get(size, "full")
+    node = re.search(r"([0-9.]+)(Gb|Tb)/s", row["gpu"])
+    assert node
+    job["rail_gbit"] = float(node[1]) * (1000 if node[2] == "Tb" else 1) / 8
+    job["hide"] = "cp grads params"
+    job["assumed"] = "torchtitan's software; recomputation by model size as in the first blog's table"
+    if not job["step_s"]:
+        peak = 312 if str(job["gpu"]).startswith("a100") else 989.4
+        job["step_s"] = step_from(job, float(row["mfu_pct"]) / 100 * peak)
+    return job
+
+
+def fsdp(row: dict[str, str]) -> dict[str, object]:
+    job = base({**row, "n_gpus": "256", "dp": "256"})
+    job.update(source="fsdp-paper", sharding="zero3", software="torchtitan-eager", recompute="full")
+    job.update(rail_gbit=250, global_batch=256 * number(row["micro_batch"]), hide="cp grads params")
+    job["step_s"] = step_from(job, float(row["tflops_per_gpu"]), recompute=True)
+    job["assumed"] = "256 GPUs of the 128 to 512 over which it is linear; rates count recomputation"
+    return job
+
+
+def azure(row: dict[str, str]) -> dict[str, object]:
+    job = base(row)
+    job.update(source="azure", sharding="zero3", software="deepspeed-2021", precision="fp16")
+    job.update(recompute="full")
+    job["assumed"] = "Megatron-DeepSpeed's unfused attention; no gradient accumulation"
+    return job
+
+
+def deepseek(row: dict[str, str]) -> dict[str, object]:
+    job = base(row)
+    job.update(source="deepseek", software="deepseek-2024", model="deepseek-v3", gpu="h800")
+    job.update(schedule="dualpipe", micro_batch=1, expert_tp=1, network="ndr400")
+    job.update(recompute="selective")
+    job["assumed"] = (
+        "micro-batch 1; recomputation of norms, up-projections and activations as the report says"
+    )
+    return job
+
+
+# Rows of torchtitan's tables that the collected tables leave out.
 # Model, GPU, GPUs, tp, micro-batch, precision, recompute, software, hidden, tokens per second and GPU, table.
 LLAMA = {
     "Llama-3.1 8B": (32, 4096, 32, 8, 14336, 128256, 8192),
@@ -245,6 +432,7 @@ LLAMA = {
     "Llama-2 13B": (40, 5120, 40, 40, 13824, 32000, 4096),
 }
 OVERLAPS = "cp grads params"
+TABLES = {"T1": "T1+T3", "T3": "T1+T3", "performance.md": "2024-08"}
 MORE = [
     ("Llama-3.1 8B", "h100-96gb", 8, 1, 2, "fp8", "selective", "torchtitan-2024", OVERLAPS, 8532, "T1"),
     ("Llama-3.1 8B", "h100-96gb", 128, 1, 2, "bf16", "selective", "torchtitan-eager", OVERLAPS, 5605, "T3"),
@@ -297,8 +485,7 @@ def more() -> list[dict[str, object]]:
         found.append(
             blank
             | {
-                "source": "torchtitan",
-                "half": "held-out",
+                "source": f"torchtitan/{TABLES.get(table, table)}",
                 "label": f"{name} {gpus} GPUs",
                 "software": software,
             }
@@ -312,40 +499,58 @@ def more() -> list[dict[str, object]]:
             | {"pp": 1, "cp": 1, "ep": 1, "dp": gpus // tp, "interleave": 1, "micro_batch": micro}
             | {"global_batch": batch, "sharding": "zero3", "sequence_parallel": int(tp > 1)}
             | {"recompute": recompute, "precision": precision, "hide": hide, "assumed": ""}
-            | {"published": rate, "confidence": "high"}
+            | {"published": rate, "confidence": "high", "model": "", "rail_gbit": "", "schedule": ""}
+            | {"memory_gib": MEMORY.get((TABLES.get(table, table), str(rate)), "")}
             | {"provenance": f"pytorch/torchtitan llama3_h100_202412, docs/performance.md: {table}"}
         )
     return found
 
 
+READERS: tuple[tuple[str, Callable[[dict[str, str]], dict[str, object] | None]], ...] = (
+    ("SC21", sc21),
+    ("README v2.6", sc21),
+    ("ONE layer", lambda row: None),
+    ("Korthikanti", korthikanti),
+    ("MegaScale", megascale),
+    ("dgxc", dgxc),
+    ("torchtitan", torchtitan),
+    ("Llama 3 Herd", llama3),
+    ("Megatron-Core r0.8", mcore),
+    ("NeMo 24.12", nemo),
+    ("examples/llama", examples),
+    ("Megatron-Bridge", bridge),
+    ("PyTorch/IBM", ibm),
+    ("PyTorch FSDP", fsdp),
+    ("DeepSpeed Azure", azure),
+    ("DeepSeek-V3", deepseek),
+)
+KEY = ("model", "layers", "hidden", "gpus", "tp", "precision", "recompute", "hide", "step_s", "software")
+
+
+def part(source: str) -> str:
+    """Which table or release of a publisher a row is from: what is left out together."""
+    release = re.search(
+        r"v?\d+\.\d+(\.\d+)?(?= NeMo|$)|(Table|Fig|T)s? ?[\d/+T]+$|sec [\d.]+|r0\.8\.0 README \w+", source
+    )
+    words = release[0] if release else source.split(" ")[-1].split("/")[-1]
+    return {"2024)": "2024-08"}.get(words, words).strip("()").replace(" ", "-").replace("/", "+")
+
+
 def main() -> None:
-    if len(sys.argv) != 3:
+    if len(sys.argv) < 3:
         sys.exit(__doc__)
     jobs: list[dict[str, object]] = []
-    with Path(sys.argv[1]).open(encoding="utf-8") as file:
-        for row in csv.DictReader(file):
-            name = row["source"]
-            found = None
-            if "SC21" in name or "README v2.6" in name:
-                found = sc21(row)
-            elif "Korthikanti" in name and "ONE layer" not in name:
-                found = korthikanti(row)
-            elif "MegaScale" in name:
-                found = megascale(row)
-            elif "dgxc" in name:
-                found = dgxc(row)
-            elif "torchtitan" in name:
-                found = torchtitan(row)
-            if found:
-                jobs.append(found)
-    draw = random.Random(SEED)
-    for source in sorted({str(job["source"]) for job in jobs}):
-        mine = [i for i, job in enumerate(jobs) if job["source"] == source]
-        fitted = set(draw.sample(mine, len(mine) // 2))
-        for i in mine:
-            jobs[i]["half"] = "fit" if i in fitted else "held-out"
-    jobs += more()
-    with Path(sys.argv[2]).open("w", encoding="utf-8", newline="") as file:
+    for path in sys.argv[1:-1]:
+        with Path(path).open(encoding="utf-8") as file:
+            for row in csv.DictReader(file):
+                reader = next((read for words, read in READERS if words in row["source"]), None)
+                found = reader(row) if reader else None
+                if found:
+                    found["source"] = f"{found['source']}/{part(row['source'])}"
+                    jobs.append(found)
+    known = {tuple(str(job[k]) for k in KEY) for job in jobs}
+    jobs += [job for job in more() if tuple(str(job[k]) for k in KEY) not in known]
+    with Path(sys.argv[-1]).open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS)
         writer.writeheader()
         writer.writerows(jobs)

@@ -11,22 +11,22 @@ import resource
 import subprocess
 import sys
 import time
-from itertools import product
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
 
-from weft.errors import UsageError
-from weft.plan.config import Job
-from weft.plan.step import predict
+from weft.plan.config import TrainingJob
+from weft.plan.step import Prediction, predict
+from weft.plan.sweep import room, sweep
 
 ROOT = Path(__file__).resolve().parents[2]
 FIRST = """
 import time
 start = time.perf_counter()
-from weft.plan import Job, predict
-predict(Job(model="llama3-405b", gpu="h100", gpus=16384, tp=8, pp=16, recompute="full", policy="auto"))
+from weft.plan import TrainingJob, predict
+job = TrainingJob(model="llama3-405b", gpu="h100", gpus=16384, tp=8, pp=16, recompute="full", policy="auto")
+predict(job)
 print(time.perf_counter() - start)
 """
 
@@ -41,7 +41,9 @@ def by_gpus() -> dict[int, float]:
     """Milliseconds of a prediction, warm, by the number of GPUs."""
     found = {}
     for gpus in (128, 512, 2048, 8192, 16384, 131072):
-        job = Job(model="llama3-405b", gpu="h100", gpus=gpus, tp=8, pp=16, recompute="full", policy="auto")  # type: ignore[arg-type]
+        job = TrainingJob(
+            model="llama3-405b", gpu="h100", gpus=gpus, tp=8, pp=16, recompute="full", policy="auto"
+        )  # type: ignore[arg-type]
         predict(job)
         times = []
         for _ in range(20):
@@ -52,40 +54,33 @@ def by_gpus() -> dict[int, float]:
     return found
 
 
-def sweep_s() -> tuple[int, int, float]:
-    """Configurations, those that fit, and seconds of a sweep."""
-    start = time.perf_counter()
-    count = fits = 0
-    for tp, pp, micro, recompute, policy in product(
-        (1, 2, 4, 8), (1, 2, 4, 8, 16), (1, 2), ("none", "selective", "full"), (None, "auto")
-    ):
-        job = Job(
-            model="llama3-70b",  # type: ignore[arg-type]
-            gpu="h100",  # type: ignore[arg-type]
-            gpus=1024,
-            tp=tp,
-            pp=pp,
-            micro_batch=micro,
-            global_batch=2048,
-            recompute=recompute,
-            policy=policy,
-        )
-        count += 1
-        try:
-            predict(job)
-            fits += 1
-        except UsageError:
-            continue
-    return count, fits, time.perf_counter() - start
+def sweep_s() -> dict[str, Any]:
+    """A sweep of 2,000 splits of DeepSeek-V3: those without controls, and the fastest with."""
+    start, busy = time.perf_counter(), time.process_time()
+    options = {"model": "deepseek-v3", "gpu": "h100", "gpus": 1024, "global_batch": 4096}
+    predicted = 0
+
+    def run(job: TrainingJob) -> Prediction:
+        nonlocal predicted
+        predicted += 1
+        return predict(job)
+
+    found = sweep(options, fixed={"global_batch"}, limit=2000, run=run, fits=room())
+    return {
+        "splits": predicted - len(found.rows) // 2,
+        "predictions": predicted,
+        "rows": len(found.rows),
+        "seconds": round(time.perf_counter() - start, 2),
+        "cpu_seconds": round(time.process_time() - busy, 2),
+    }
 
 
 def main() -> None:
     first = first_s()
-    count, fits, seconds = sweep_s()
     answer: dict[str, Any] = {
         "first_s": round(first, 3),
         "warm_ms_by_gpus": by_gpus(),
-        "sweep": {"configurations": count, "fit": fits, "seconds": round(seconds, 2)},
+        "sweep": sweep_s(),
         "peak_memory_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
         "machine": f"{platform.machine()}, Python {platform.python_version()}, shared with other work",
         "command": "python benchmarks/plan/speed.py --out benchmarks/results/plan",

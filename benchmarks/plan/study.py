@@ -3,8 +3,8 @@
 python benchmarks/plan/study.py
 
 Writes benchmarks/results/plan/study.json, the pictures under docs/images/, the tables between the marks of
-docs/study-overlap-at-scale.md and docs/plan.md, and the known error that `weft plan` shows. One command,
-under two minutes; run it again when the planner's figures change.
+docs/study-overlap-at-scale.md and docs/plan.md. One command, under two minutes; run it again when the
+planner's constants change, after validate.py.
 """
 
 from __future__ import annotations
@@ -22,13 +22,12 @@ import zeropp
 from study_text import BLOCKS, COMPRESSIONS, GBITS, SHARDED, SIZES, Row, block_accuracy, pictures
 
 from weft.errors import UsageError
-from weft.plan import Job, Prediction, predict
-from weft.plan.accuracy import held_out_error
+from weft.plan import Prediction, TrainingJob, predict
+from weft.plan.accuracy import known_error
 from weft.plan.compression import parse
 from weft.plan.config import AUTO
 from weft.plan.network import GBIT
 from weft.plan.network import PRESETS as NETWORKS
-from weft.plan.published import load
 from weft.plan.scaling import resized
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -36,19 +35,19 @@ IMAGES = ROOT / "docs" / "images"
 COMMUNICATION = ("tp", "cp", "ep", "pp", "grads", "params")
 
 
-def jobs() -> dict[str, Job]:
+def jobs() -> dict[str, TrainingJob]:
     """What the study looks at, each on 64 GPUs or the least that it needs."""
     return {
-        "Llama-3 8B, FSDP": Job(
+        "Llama-3 8B, FSDP": TrainingJob(
             model="llama3-8b", gpu="h100", gpus=64, sharding="zero3", recompute="selective"
         ),
-        "Llama-3 70B, tp8 pp4": Job(
+        "Llama-3 70B, tp8 pp4": TrainingJob(
             model="llama3-70b", gpu="h100", gpus=64, tp=8, pp=4, interleave=5, global_batch=16
         ),
-        "Llama-3 405B, tp8 pp16": Job(
+        "Llama-3 405B, tp8 pp16": TrainingJob(
             model="llama3-405b", gpu="h100", gpus=128, tp=8, pp=16, global_batch=32, recompute="selective"
         ),
-        "GPT 175B on A100, tp8 pp8": Job(
+        "GPT 175B on A100, tp8 pp8": TrainingJob(
             model="gpt-175b",
             gpu="a100-80gb",
             gpus=64,
@@ -59,7 +58,7 @@ def jobs() -> dict[str, Job]:
             recompute="selective",
             software="megatron-2022",
         ),
-        "Mixtral 8x22B, ep8 pp4": Job(
+        "Mixtral 8x22B, ep8 pp4": TrainingJob(
             model="mixtral-8x22b", gpu="h100", gpus=64, tp=2, pp=4, ep=8, expert_tp=1, global_batch=64
         ),
     }
@@ -69,7 +68,7 @@ def share(found: Prediction, *parts: str) -> float:
     return round(100 * sum(found.breakdown.get(part, 0.0) for part in parts) / found.step_s, 2)
 
 
-def figures_of(job: Job, without: Prediction, best: Prediction) -> Row:
+def figures_of(job: TrainingJob, without: Prediction, best: Prediction) -> Row:
     return {
         "job": str(job),
         "gpus": job.gpus,
@@ -87,7 +86,7 @@ def figures_of(job: Job, without: Prediction, best: Prediction) -> Row:
     }
 
 
-def both(job: Job) -> Row:
+def both(job: TrainingJob) -> Row:
     """The job without a control and with the best for each collective."""
     options = {"check_memory": False}
     return figures_of(job, predict(job.but(policy=None), **options), predict(job.but(policy=AUTO), **options))
@@ -113,7 +112,7 @@ def scale() -> list[Row]:
     return rows
 
 
-def _multiple(wanted: int, job: Job) -> int:
+def _multiple(wanted: int, job: TrainingJob) -> int:
     unit = job.dp * job.micro_batch * job.pp
     return max(1, wanted // unit) * unit
 
@@ -127,7 +126,7 @@ def pipelines() -> list[Row]:
                 if chunks > 1 and (stages == 1 or 80 % (stages * chunks)):
                     continue
                 try:
-                    job = Job(
+                    job = TrainingJob(
                         model="llama3-70b",
                         gpu="h100",
                         gpus=1024,
@@ -145,7 +144,7 @@ def pipelines() -> list[Row]:
 
 
 def schedules() -> list[Row]:
-    """What a schedule is worth beside a control: GPT 175B under the software of 2022, which hides little."""
+    """What a schedule is worth next to a control: GPT 175B under the software of 2022, which hides little."""
     rows = []
     job = jobs()["GPT 175B on A100, tp8 pp8"]
     hide = frozenset({"tp_backward", "grads", "params"})
@@ -166,8 +165,8 @@ def schedules() -> list[Row]:
 
 def compressed() -> Iterator[Row]:
     """Gain of each method by bandwidth and scale, under the best controls: replicated and sharded weights."""
-    plain = Job(model="llama3-8b", gpu="h100", gpus=64, tp=4, sharding="none", policy=AUTO)
-    sharded = Job(
+    plain = TrainingJob(model="llama3-8b", gpu="h100", gpus=64, tp=4, sharding="none", policy=AUTO)
+    sharded = TrainingJob(
         model="llama3-8b", gpu="h100", gpus=64, sharding="zero3", recompute="selective", policy=AUTO
     )
     for kind, base, methods in (("replicated", plain, COMPRESSIONS), ("fully sharded", sharded, SHARDED)):
@@ -203,7 +202,7 @@ def pipelines_compressed() -> list[Row]:
     for gbit in (12.5, 50, 400):
         network = NETWORKS["ndr400"].but(name=f"{gbit:g}", rail_bytes_per_s=gbit * GBIT)
         for stages in (1, 2, 4, 8, 16):
-            job = Job(
+            job = TrainingJob(
                 model="llama3-70b",
                 gpu="h100",
                 gpus=1024,
@@ -239,11 +238,8 @@ def fill(path: Path, blocks: dict[str, Callable[[Row], str]], found: Row) -> Non
 
 
 def accuracy() -> Row:
-    """The error on the held-out half of the published runs, by source and of all."""
-    rows = load(ROOT / "tests" / "data" / "published_training.csv")
-    sources = sorted({row.source for row in rows if row.half == "held-out"})
-    found = {name: held_out_error(row for row in rows if row.source == name) for name in sources}
-    return {**found, "all": held_out_error(rows)}
+    """The error on published runs with their source left out, by family (data/accuracy.json)."""
+    return known_error() or {}
 
 
 def main() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from weft.plan.accuracy import TITLES
 from weft.plan.compression import parse
 from weft.report.figures import heatmap, lines
 
@@ -205,13 +206,22 @@ def block_zeropp(found: Row) -> str:
 
 
 def block_accuracy(found: Row) -> str:
-    """The error on published runs, by source."""
-    heads = ["source", "held-out runs", "mean error", "90th percentile", "largest"]
-    rows = [
-        [name, str(row["runs"]), *(f"{row[key]:.1f}%" for key in ("mean_pct", "p90_pct", "max_pct"))]
-        for name, row in found["accuracy"].items()
+    """Errors and intervals by family, each run predicted with its source left out of the fit."""
+    lines = [
+        "| jobs | runs | mean error | 90th percentile | 90% of true steps lie within | covered |",
+        "| --- | ---: | ---: | ---: | --- | ---: |",
     ]
-    return table(heads, rows)
+    for name, one in found["accuracy"]["families"].items():
+        lines.append(
+            f"| {TITLES[name]} (`{name}`) | {one['runs']} | {one['mean_pct']:.1f}% | {one['p90_pct']:.1f}% | "
+            f"{one['low_pct']:+.0f}% to {one['high_pct']:+.0f}% | {one['covered_pct']:.0f}% |"
+        )
+    whole = found["accuracy"]
+    lines.append(
+        f"| all | {whole['runs']} | {whole['mean_pct']:.1f}% | {whole['p90_pct']:.1f}% | | "
+        f"{whole['covered_pct']:.0f}% |"
+    )
+    return "\n".join(lines)
 
 
 def block_findings(found: Row) -> str:

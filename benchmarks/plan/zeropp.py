@@ -17,15 +17,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from weft.gpu.presets import PRESETS
+from weft.gpu.presets import GPU_PRESETS
 from weft.gpu.specs import Throughput
-from weft.plan import Job, Model, Network, predict
+from weft.plan import Model, Network, TrainingJob, predict
 from weft.plan.collectives import collective_s, group
 from weft.plan.figures import shipped
 from weft.plan.models import PRESETS as MODELS
 
 V100 = replace(
-    PRESETS["a100-40gb"],  # figures of the V100 data sheet and the DGX-2 user guide
+    GPU_PRESETS["a100-40gb"],  # figures of the V100 data sheet and the DGX-2 user guide
     name="v100",
     title="NVIDIA V100 32GB",
     arch="sm_70",
@@ -72,7 +72,7 @@ BERT_LARGE_BYTES = 0.34e9 * 2
 
 
 def all_reduces() -> list[dict[str, Any]]:
-    """Published all-reduces of BERT-Large's 16-bit gradients beside the predicted ones."""
+    """Published all-reduces of BERT-Large's 16-bit gradients next to the predicted ones."""
     rows = []
     for name, gpus, node, gbit, published_ms in ALL_REDUCES:
         network = Network(name=name, domain=node, rail_bytes_per_s=gbit / node / 8 * 1e9)
@@ -84,11 +84,11 @@ def all_reduces() -> list[dict[str, Any]]:
 
 
 def compare() -> dict[str, Any]:
-    """Every published pair beside the predicted one."""
+    """Every published pair next to the predicted one."""
     figures = shipped().with_software(SOFTWARE, grad_bytes=2.0)
     rows = []
     for name, tokens, gbit, base, fast in PUBLISHED:
-        job = Job(
+        job = TrainingJob(
             model=MODELS["gpt-18b"] if name == "gpt-18b" else GPT_138B,
             gpu=V100,
             gpus=384,

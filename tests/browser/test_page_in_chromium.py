@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from devtools import Browser, Page
 from report_samples import (
@@ -15,7 +16,7 @@ from report_samples import (
     bench_document,
     large_timeline,
     small_timeline,
-    tune_document,
+    tuned_workload,
 )
 
 from weft.report.page import analysis_page, bench_page, tune_page
@@ -305,7 +306,7 @@ def test_dark_and_light_follow_the_system_and_the_button(show: Opener) -> None:
 @pytest.mark.parametrize("width", [1280, 768, 390])
 def test_no_page_is_wider_than_the_window(show: Opener, width: int) -> None:
     line = small_timeline()
-    for html in (analysis(2), bench_page(bench_document()), tune_page(tune_document(), line, line)):
+    for html in (analysis(2), bench_page(bench_document()), tune_page(tuned_workload(), line, line)):
         page = show(html, width=width)
         assert page.run("document.documentElement.scrollWidth") <= width
 
@@ -352,3 +353,128 @@ def test_a_million_spans_open_fast(show: Opener, record_property, tmp_path: Path
     )
     record_property("zoom_frame_ms", frame_ms)
     assert frame_ms < 250 * SLOW_MACHINE
+
+
+def analyzed_page(ranks: int = 2) -> str:
+    """A page with reasons: the first exposed range is 'behind compute' (5), the second 'needed by compute' (1)."""
+    lines = [small_timeline() for _ in range(ranks)]
+    why = []
+    for line in lines:
+        column = np.full(len(line), -1, dtype=np.int64)
+        column[1], column[4] = 5, 1
+        why.append(column)
+    document = analysis_document(lines)
+    for rank in document["ranks"]:
+        rank["reasons"] = {"slower_rank_us": 5.0 * rank["rank"], "needed_by_compute_us": 10.0}
+    return analysis_page(document, lines, why)
+
+
+def said_range(page: Page) -> str:
+    return str(page.run("document.querySelector('.range').textContent"))
+
+
+def test_exposed_ranges_by_size_with_their_cause(show: Opener) -> None:
+    page = show(analyzed_page(1))
+    page.run("document.querySelector('[data-do=next]').click()")
+    page.settle()
+    first = said_range(page)
+    assert first.endswith("(1 of 2 by size)")
+    assert "20 µs" in first
+    assert "cause behind compute" in first
+    focus_stage(page)
+    page.key("n")
+    page.settle()
+    second = said_range(page)
+    assert second.endswith("(2 of 2 by size)")
+    assert "cause needed by compute" in second
+    page.key("p")
+    page.settle()
+    assert said_range(page) == first
+    assert "behind compute: the collective was ready" in hover(page, 0, 40_000)
+
+
+def test_rows_lead_to_the_timeline_and_back(show: Opener) -> None:
+    page = show(analyzed_page(2))
+    page.run("document.querySelectorAll('section[id$=-collectives] tr[data-go]')[0].click()")
+    page.settle()
+    assert "exposed communication" in said_range(page)
+    assert page.run("document.activeElement === document.querySelector('.stage')")
+    page.run("document.querySelector('[data-do=table]').click()")
+    page.settle()
+    found = page.run("document.querySelectorAll('tr.found').length")
+    assert found == 1
+    assert page.run("document.activeElement.classList.contains('found')")
+    page.run("document.querySelector('details.fallback').open = true")
+    page.run("document.querySelectorAll('table[id$=-exposed] tr[data-go]')[0].click()")
+    page.settle()
+    assert "exposed communication" in said_range(page)
+
+
+def test_search_steps_through_the_kernels_of_a_name(show: Opener) -> None:
+    page = show(analyzed_page(1))
+    for wanted in ("(1 of 2)", "(2 of 2)", "(1 of 2)"):
+        page.run(
+            "(box => { box.value = 'GEMM'; box.dispatchEvent(new KeyboardEvent('keydown', {key: 'Enter'})); })"
+            "(document.querySelector('.find'))"
+        )
+        page.settle()
+        assert said_range(page).startswith("compute: gemm_kernel")
+        assert said_range(page).endswith(wanted)
+    page.run(
+        "(box => { box.value = 'nowhere'; box.dispatchEvent(new KeyboardEvent('keydown', {key: 'Enter'})); })"
+        "(document.querySelector('.find'))"
+    )
+    assert "Nothing found" in said_range(page)
+
+
+def test_the_map_of_ranks_puts_stragglers_first_and_leads_to_the_timeline(show: Opener) -> None:
+    page = show(analyzed_page(3))
+    assert "rank 0 keeps the others waiting most" in page.run(
+        "document.querySelector('section[id$=-ranks]').innerText"
+    )
+    page.run("document.querySelector('.ranks').scrollIntoView({block: 'center'})")
+    box = page.run(
+        "(({left, top, width, height}) => [left, top, width, height])"
+        "(document.querySelector('.ranks canvas').getBoundingClientRect())"
+    )
+    x, y = box[0] + 0.4 * box[2], box[1] + box[3] / 6
+    page.mouse("mouseMoved", x, y)
+    page.settle()
+    assert "rank 0" in page.run("document.querySelector('.rank-at').textContent")
+    assert "100% exposed" in page.run("document.querySelector('.rank-at').textContent")
+    page.mouse("mousePressed", x, y, button="left", clickCount=1)
+    page.mouse("mouseReleased", x, y, button="left", clickCount=1)
+    page.settle()
+    first, last = shown_range(page)
+    assert last - first < 10_000
+    assert first < 40_000 < last
+
+
+def test_it_opens_at_the_worst_rank_and_has_no_empty_section(show: Opener) -> None:
+    lines = [small_timeline() for _ in range(20)]
+    document = analysis_document(lines)
+    document["ranks"][12]["exposed_comm_us"] = 99_999.0
+    page = show(analysis_page(document, lines))
+    top = page.run("document.querySelector('.stage').scrollTop")
+    assert top > 200
+    empty = page.run(
+        "[...document.querySelectorAll('section.panel')].filter(s => s.innerText.trim().split('\\n').length < 2).length"
+    )
+    assert empty == 0
+    quiet = small_timeline()
+    silent = show(
+        analysis_page(
+            {"ranks": [{**analysis_document([quiet])["ranks"][0], "collectives": []}], "advice": []}, []
+        )
+    )
+    assert silent.run("document.querySelectorAll('section[id$=-collectives]').length") == 0
+
+
+def test_a_thousand_ranks_stay_small_and_open_quickly(show: Opener) -> None:
+    lines = [large_timeline(400, seed) for seed in range(1024)]
+    html = analysis_page(analysis_document(lines), lines)
+    assert len(html.encode()) < 3_000_000
+    page = show(html)
+    opened = float(page.run("document.documentElement.dataset.ready"))
+    assert opened < OPEN_MS * SLOW_MACHINE
+    assert page.run("document.querySelectorAll('.ranks canvas').length") == 1

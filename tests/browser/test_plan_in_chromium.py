@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 from devtools import Browser
 
-from weft.plan import Job
+from weft.plan import TrainingJob
 from weft.plan.answer import answer, document, scaling_document, sweep_document
 from weft.plan.scaling import curves
 from weft.plan.sweep import room, sweep
 from weft.report.plan_page import plan_page
 
-JOB = Job(model="llama3-8b", gpu="h100", gpus=16, tp=2, global_batch=32, policy="auto")
+JOB = TrainingJob(model="llama3-8b", gpu="h100", gpus=16, tp=2, global_batch=32, policy="auto")
 HOSTILE = "</script><script>document.title='broken'</script><img src=x onerror=alert(1)>"
 
 

@@ -31,14 +31,14 @@ def ranks(count: int, folder: Path, *checks: str, timeout_s: float = 60.0) -> No
     ("count", "more"),
     [
         (2, ["again_and_again", "tuned", "compiled"]),
-        (3, ["again_and_again", "layers", "disagreements"]),
+        (3, ["again_and_again", "disagreements"]),
         (4, []),
         (8, []),
     ],
     ids=["2", "3", "4", "8"],
 )
 def test_every_schedule_equals_the_serial_reference(count, more, tmp_path):
-    """And, in the same processes: many calls, a stored verdict, torch.compile, layers, ranks that disagree."""
+    """And, in the same processes: many calls, a stored verdict, torch.compile, ranks that disagree."""
     ranks(count, tmp_path, "every_schedule", "uneven_blocks", *more)
 
 

@@ -69,3 +69,9 @@ def test_random_calls_equal_plain_torch(count, calls):
 def test_a_llama_of_transformers_trains_as_with_the_styles_of_torch(count, tmp_path):
     pytest.importorskip("transformers")
     assert "equal" in run("ops_llama.py", count, tmp_path, 6, timeout=500)
+
+
+@pytest.mark.timeout(600)
+def test_families_of_transformers(tmp_path):
+    pytest.importorskip("transformers")
+    assert "families are equal on 2 ranks" in run("ops_families.py", 2, tmp_path, timeout=500)

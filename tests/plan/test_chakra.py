@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weft.errors import InputError, UsageError
-from weft.plan import Job, predict
+from weft.plan import TrainingJob, predict
 from weft.plan.chakra import COLLECTIVE, COMP, RECV, SEND, Node, encode, varint
 from weft.plan.execution_trace import Groups, Place, members, order, pieces_for, rank_nodes, write
 
@@ -63,7 +63,7 @@ def decode(data: bytes) -> tuple[str, list[Node]]:
                 inner = dict(fields(value))
                 name = inner.pop(1).decode()
                 ((kind, raw),) = inner.items()
-                attributes[name] = {9: int, 27: bool, 29: lambda b: b.decode()}[kind](raw)
+                attributes[name] = {7: int, 9: int, 27: bool, 29: lambda b: b.decode()}[kind](raw)
         deps, at = [], 0
         packed = plain.get(5, b"")
         while at < len(packed):
@@ -136,6 +136,7 @@ def chakra_messages():
         "AttributeProto",
         (1, "name", kinds.TYPE_STRING, False, ""),
         (2, "doc_string", kinds.TYPE_STRING, False, ""),
+        (7, "int32_val", kinds.TYPE_INT32, False, ""),
         (9, "int64_val", kinds.TYPE_INT64, False, ""),
         (27, "bool_val", kinds.TYPE_BOOL, False, ""),
         (29, "string_val", kinds.TYPE_STRING, False, ""),
@@ -197,7 +198,7 @@ JOBS = {
 
 
 def made(name: str):
-    job = Job(gpu="h100", **JOBS[name])
+    job = TrainingJob(gpu="h100", **JOBS[name])
     found = predict(job, check_memory=False)
     groups = Groups()
     pieces = pieces_for(job, found)
@@ -205,9 +206,9 @@ def made(name: str):
     return job, found, groups, ranks
 
 
-def run(job: Job, groups: Groups, ranks: list[list[Node]]) -> None:
+def run(job: TrainingJob, groups: Groups, ranks: list[list[Node]]) -> None:
     """Start what is ready until all is done: a collective when its ranks are there, a transfer when both ends are."""
-    members = {str(number): set(who) for who, number in groups.ids.items()} | {"0": set(range(job.gpus))}
+    members = {str(number): set(who) for who, number in groups.ids.items()} | {"": set(range(job.gpus))}
     done = [set() for _ in ranks]
     left = [list(nodes) for nodes in ranks]
     arrived = defaultdict(list)
@@ -225,11 +226,11 @@ def run(job: Job, groups: Groups, ranks: list[list[Node]]) -> None:
                     done[rank].add(node.id)
                 elif node.type == COLLECTIVE:
                     # Collectives of a group match in the order in which each rank starts them.
-                    key = (a["pg_name"], order_in_group[rank, a["pg_name"]])
-                    order_in_group[rank, a["pg_name"]] += 1
+                    key = (a.get("pg_name", ""), order_in_group[rank, a.get("pg_name", "")])
+                    order_in_group[rank, a.get("pg_name", "")] += 1
                     arrived[key].append((rank, node.id, a["comm_type"], a["comm_size"]))
-                    assert rank in members[a["pg_name"]]
-                    if len(arrived[key]) == len(members[a["pg_name"]]):
+                    assert rank in members[a.get("pg_name", "")]
+                    if len(arrived[key]) == len(members[a.get("pg_name", "")]):
                         assert len({entry[2:] for entry in arrived[key]}) == 1, arrived[key]
                         for member, number, *_ in arrived[key]:
                             done[member].add(number)
@@ -257,7 +258,7 @@ def test_all_ranks_run_to_the_end_together(name):
 @pytest.mark.parametrize("name", JOBS)
 def test_a_rank_computes_and_sends_what_was_predicted(name):
     job, found, groups, ranks = made(name)
-    members = {str(number): len(who) for who, number in groups.ids.items()} | {"0": job.gpus}
+    members = {str(number): len(who) for who, number in groups.ids.items()} | {"": job.gpus}
     busy = sum(
         found.breakdown[k]
         for k in ("gemm", "attention", "elementwise", "recompute", "overhead", "contention")
@@ -268,7 +269,7 @@ def test_a_rank_computes_and_sends_what_was_predicted(name):
         assert compute == pytest.approx(1e6 * busy, rel=1e-3, abs=len(nodes))
         sent = sum(
             node.attributes["comm_size"]
-            * (members[node.attributes["pg_name"]] if node.attributes["comm_type"] == 2 else 1)
+            * (members[node.attributes.get("pg_name", "")] if node.attributes["comm_type"] == 2 else 1)
             for node in nodes
             if node.type == COLLECTIVE
         )
@@ -283,7 +284,7 @@ def test_a_rank_computes_and_sends_what_was_predicted(name):
 
 @pytest.mark.parametrize("name", ["1f1b", "gpipe", "interleaved"])
 def test_each_stage_runs_every_micro_batch_once_each_way(name):
-    job = Job(gpu="h100", **JOBS[name])
+    job = TrainingJob(gpu="h100", **JOBS[name])
     for stage in range(job.pp):
         slots = order(job, stage)
         assert len(slots) == len(set(slots)) == 2 * job.micro_batches * job.interleave
@@ -294,12 +295,12 @@ def test_each_stage_runs_every_micro_batch_once_each_way(name):
 
 
 def test_places_go_there_and_back():
-    job = Job(model="llama3-8b", gpu="h100", gpus=64, tp=2, pp=4, cp=2)
+    job = TrainingJob(model="llama3-8b", gpu="h100", gpus=64, tp=2, pp=4, cp=2)
     assert [Place.of(rank, job).rank(job) for rank in range(64)] == list(range(64))
 
 
 def test_a_folder_is_written_whole(tmp_path):
-    job = Job(gpu="h100", **JOBS["1f1b"])
+    job = TrainingJob(gpu="h100", **JOBS["1f1b"])
     found = predict(job)
     folder = tmp_path / "traces"
     assert write(folder, job, found) == 8
@@ -309,13 +310,14 @@ def test_a_folder_is_written_whole(tmp_path):
     for rank in range(8):
         _, nodes = decode((folder / f"weft.{rank}.et").read_bytes())
         for node in nodes:
-            if node.type == COLLECTIVE and node.attributes["pg_name"] != "0":
+            if node.type == COLLECTIVE and "pg_name" in node.attributes:
                 assert rank in groups[node.attributes["pg_name"]]
+                assert len(groups[node.attributes["pg_name"]]) < job.gpus
     assert [path.name for path in tmp_path.iterdir()] == ["traces"]
 
 
 def test_nothing_is_left_where_writing_fails(tmp_path):
-    job = Job(gpu="h100", **JOBS["1f1b"])
+    job = TrainingJob(gpu="h100", **JOBS["1f1b"])
     found = predict(job)
     (tmp_path / "file").write_text("here first")
     with pytest.raises(InputError, match="cannot write"):
@@ -324,13 +326,13 @@ def test_nothing_is_left_where_writing_fails(tmp_path):
 
 
 def test_too_many_nodes_are_refused_with_a_way_out():
-    job = Job(model="llama3-8b", gpu="h100", gpus=16384, tp=1, pp=4, global_batch=4096 * 256)
+    job = TrainingJob(model="llama3-8b", gpu="h100", gpus=16384, tp=1, pp=4, global_batch=4096 * 256)
     with pytest.raises(UsageError, match="smaller --global-batch"):
         pieces_for(job, predict(job, check_memory=False))
 
 
 def test_a_stage_runs_ahead_by_the_stages_after_it():
-    job = Job(gpu="h100", **{**JOBS["gpipe"], "schedule": "1f1b"})
+    job = TrainingJob(gpu="h100", **{**JOBS["gpipe"], "schedule": "1f1b"})
     for stage in range(job.pp):
         slots = order(job, stage)
         first_backward = next(i for i, slot in enumerate(slots) if not slot.forward)
@@ -360,3 +362,42 @@ def test_ranks_of_different_nodes_meet_one_of_each():
     job, found, _, _ = made("zero++")
     (across,) = [c for c in found.collectives if c.group.per_domain == 1 and c.group.ranks == 2]
     assert members(across, Place.of(3, job), job) == (3, 11)
+
+
+def fields_of(node: Node) -> dict[str, int]:
+    """Which member of AttributeProto each attribute of a node is written to."""
+    found = {}
+    data = encode([node])
+    for name in node.attributes:
+        at = data.index(name.encode()) + len(name)
+        key = shift = 0
+        while True:
+            byte = data[at]
+            key |= (byte & 0x7F) << shift
+            at, shift = at + 1, shift + 7
+            if byte < 0x80:
+                break
+        found[name] = key >> 3
+    return found
+
+
+def test_attributes_are_where_old_and_new_feeders_read_them():
+    """Chakra's first feeder takes int32_val (7) of ends and tags, int64_val (9) of sizes and types, and knows no
+    other; later ones take any integer. A group of all ranks has no name in either."""
+    _, _, _, ranks = made("1f1b")
+    kinds = {}
+    for node in (node for nodes in ranks for node in nodes):
+        kinds |= fields_of(node)
+    wanted = {"comm_src": 7, "comm_dst": 7, "comm_tag": 7, "comm_size": 9, "comm_type": 9}
+    assert {name: kinds[name] for name in wanted} == wanted
+    assert kinds["is_cpu_op"] == 27
+    assert kinds.get("pg_name", 29) == 29
+    for node in (node for nodes in ranks for node in nodes):
+        assert all(value < 2**31 for name, value in node.attributes.items() if kinds[name] == 7)
+
+
+@pytest.mark.parametrize("schedule", ["zero-bubble", "dualpipe"])
+def test_a_schedule_that_has_no_trace_is_refused(tmp_path, schedule):
+    job = TrainingJob(gpu="h100", **{**JOBS["1f1b"], "schedule": schedule})
+    with pytest.raises(UsageError, match="1f1b"):
+        write(tmp_path / "traces", job, predict(job, check_memory=False))

@@ -10,6 +10,7 @@ import pytest
 from weft.cli.main import main
 
 TRACE = Path(__file__).parent.parent / "data" / "traces" / "h200_ddp_2ranks" / "rank0.json.gz"
+HIDES = ("none", "grads", "grads,params", "grads params tp tp_backward")
 SMALL = ("--model", "llama3-8b", "--gpu", "h100", "--gpus", "16", "--tp", "2")
 BLOCKS = ("--layers", "8", "--hidden", "4096", "--heads", "32", "--vocab", "64", "--seq", "2048")
 
@@ -95,6 +96,14 @@ def test_dimensions_instead_of_a_name(capsys):
     )
     assert spelled["job"]["model"] == "custom"
     assert spelled["step_time_s"] == pytest.approx(named["step_time_s"], rel=0.03)
+
+
+def test_what_overlaps_can_be_said(capsys):
+    exposed = [
+        document(capsys, *SMALL, "--policy", "none", "--hide", names)["exposed_comm_s"] for names in HIDES
+    ]
+    assert exposed == sorted(exposed, reverse=True)
+    assert exposed[0] > exposed[-1]
 
 
 def test_gpus_follow_from_the_ranks(capsys):
@@ -185,9 +194,9 @@ WRONG = [
     ("--model lama3-70b --gpus 8", "'llama3-70b'"),
     ("--model llama3-70b --gpu h1000 --gpus 8", "'h100'"),
     ("--model llama3-70b --gpus 1024 --tp 7", "64 heads of llama3-70b; nearest is --tp 8"),
-    ("--model llama3-70b --gpus 1024 --tp 8 --pp 3", "80 layers of llama3-70b; nearest is --pp 4"),
-    ("--model llama3-70b --gpus 1024 --tp 8 --pp 64", "nearest is --pp 16"),
-    ("--model llama3-70b --gpus 64 --pp 4 --interleave 3", "80 layers"),
+    ("--model llama3-70b --gpus 1024 --tp 8 --pp 128", "80 layers of llama3-70b; nearest is pp 80"),
+    ("--model llama3-70b --gpus 64 --pp 4 --interleave 30", "80 layers"),
+    ("--model llama3-70b --gpus 60 --pp 5 --schedule dualpipe", "even number of stages"),
     ("--model llama3-70b --gpus 1020 --tp 8 --pp 4", "nearest is 1024"),
     ("--model llama3-70b", "--gpus 1024"),
     ("--gpus 8", "--model NAME"),
@@ -208,7 +217,7 @@ WRONG = [
     ("--model llama3-8b --gpus 64 --compression zip", "did you mean"),
     ("--model llama3-8b --gpus 64 --compression powersgd", "--sharding none"),
     ("--model llama3-8b --gpus 8 --tp 8 --compression int8", "--compression none"),
-    ("--model llama3-8b --gpus 8 --precision fp4", "fp8"),
+    ("--model llama3-8b --gpus 8 --precision fp4", "nvfp4"),
     ("--model llama3-8b --gpus 8 --gpu a100 --precision fp8", "bf16"),
     ("--model llama3-8b --gpus 8 --sharding zero4", "zero3"),
     ("--model llama3-8b --gpus 8 --recompute some", "selective"),
@@ -233,6 +242,23 @@ WRONG = [
     ("--model llama3-8b --gpus 8 --limit 5", "--sweep"),
     ("--model llama3-8b --gpus 8 --sweep --chakra x", "leave out --sweep"),
     ("--model llama3-8b --gpus 8 --nonsense", "--nonsense"),
+    ("--layers 4 --hidden 1024 --heads 8 --kv-heads 16 --gpus 8", "kv_heads 16 does not divide"),
+    ("--layers 4 --hidden 1024 --heads 8 --kv-heads 3 --gpus 8", "nearest is"),
+    ("--layers 4 --hidden 1024 --heads 8 --experts-per-token 2 --gpus 8", "add --experts"),
+    ("--layers 4 --hidden 1024 --heads 8 --expert-ffn 512 --gpus 8", "add --experts"),
+    ("--layers 4 --hidden 1024 --heads 8 --experts 4 --experts-per-token 8 --gpus 8", "use 1 to 4"),
+    ("--model llama3-8b --gpus 8 --expert-ffn 512", "use the name or the dimensions"),
+    ("--model llama3-8b --gpus 8 --sharding none --shard-ranks 4", "nothing is sharded"),
+    ("--model llama3-8b --gpus 16 --sharding zero3 --shard-ranks 3", "nearest is"),
+    ("--model llama3-8b --gpus 8 --config x.json", "describe the model"),
+    ("--config /nowhere/config.json --gpus 8", "cannot read"),
+    ("--model llama3-8b --gpus 8 --cluster /nowhere.toml", "cannot read"),
+    ("--model llama3-8b --gpus 8 --cluster x.toml --network ndr400", "describe the network"),
+    ("--model llama3-8b --gpus 8 --launch job.yaml", ".toml for torchtitan"),
+    ("--model llama3-8b --gpus 8 --price 0", "0.001"),
+    ("--model llama3-8b --gpus 8 --hide everything", "grads, params"),
+    ("--model llama3-8b --gpus 8 --precision nvfp4", "nearest is bf16"),
+    ("--model llama3-8b --gpu v100 --gpus 8 --precision bf16", "nearest is fp16"),
 ]
 
 
@@ -263,7 +289,7 @@ def test_a_size_that_does_not_fit_is_left_out_of_the_curve(capsys):
     )
     said = " ".join(capsys.readouterr().out.split())
     assert "no published run of megatron-2025 on mi300x was checked" in said
-    assert weft("--model", "llama3-8b", "--scale", "8..32") == 0
+    assert weft("--model", "llama3-8b", "--scale", "1..8", "--sharding", "zero1") == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "from 16 to 32 GPUs" in said
-    assert "Left out: 8 GPUs: llama3-8b on 8 h100 (dp8) needs" in said
+    assert "to 8 GPUs" in said
+    assert "Left out: 2 GPUs: llama3-8b on 2 h100 (dp2) needs" in said

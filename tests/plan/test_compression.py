@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from weft.errors import UsageError
 from weft.gpu.specs import spec
-from weft.plan import Job, Network, Prediction, predict
+from weft.plan import Network, Prediction, TrainingJob, predict
 from weft.plan.compression import (
     METHODS,
     Matrix,
@@ -172,7 +172,7 @@ def test_kernels_are_bound_by_memory():
 def test_names_go_there_and_back(name, sharding):
     assert str(parse(name)) == name
     assert parse(str(parse(name.upper()))) == parse(name)
-    j = Job(model="llama3-8b", gpu="h100", gpus=8, sharding=sharding, compression=name)
+    j = TrainingJob(model="llama3-8b", gpu="h100", gpus=8, sharding=sharding, compression=name)
     assert j.compression == parse(name)
 
 
@@ -181,7 +181,7 @@ def test_names_go_there_and_back(name, sharding):
 )
 def test_a_job_refuses_what_nothing_implements(name, sharding, pp):
     with pytest.raises(UsageError, match="--compression"):
-        Job(model="llama3-8b", gpu="h100", gpus=8, pp=pp, sharding=sharding, compression=name)
+        TrainingJob(model="llama3-8b", gpu="h100", gpus=8, pp=pp, sharding=sharding, compression=name)
 
 
 @pytest.mark.parametrize(
@@ -228,11 +228,11 @@ def test_every_method_applies_somewhere():
 # --- in a whole step ---------------------------------------------------------------------------------------------
 
 
-def job(name: str, gpus: int = 64, gbit: float = 400, **changes) -> Job:
+def job(name: str, gpus: int = 64, gbit: float = 400, **changes) -> TrainingJob:
     sharded = name in ("zero++", "qwz", "hpz", "qgz")
     network = Network(name="test", rail_bytes_per_s=gbit * 1e9 / 8)
     values = {"tp": 1 if sharded else 2, "sharding": "zero3" if sharded else "none", **changes}
-    return Job(model="llama3-8b", gpu="h100", gpus=gpus, compression=name, network=network, **values)
+    return TrainingJob(model="llama3-8b", gpu="h100", gpus=gpus, compression=name, network=network, **values)
 
 
 def step(*arguments, **changes) -> Prediction:

@@ -7,13 +7,13 @@ import re
 import pytest
 
 from weft.errors import UsageError
-from weft.plan.config import Job
+from weft.plan.config import TrainingJob
 from weft.plan.network import PRESETS, Network, network
 from weft.policy import Policy
 
 
 def job(**changes):
-    return Job(**{"model": "llama3-70b", "gpu": "h100", "gpus": 256, "tp": 8, "pp": 4, **changes})
+    return TrainingJob(**{"model": "llama3-70b", "gpu": "h100", "gpus": 256, "tp": 8, "pp": 4, **changes})
 
 
 def test_what_is_left_out_is_derived():
@@ -45,15 +45,15 @@ def test_a_changed_job_derives_again():
 WRONG = [
     ({"tp": 7, "gpus": 28}, "tp 7 does not divide the 64 heads", {"tp": 8, "gpus": 32}),
     (
-        {"pp": 6, "gpus": 48},
-        "pp 6 does not divide the 80 layers of llama3-70b; nearest is pp 5",
-        {"pp": 5, "gpus": 40},
+        {"pp": 96, "gpus": 768},
+        "pp 96 is more than the 80 layers of llama3-70b; nearest is pp 80",
+        {"pp": 80, "gpus": 640},
     ),
     ({"gpus": 250}, "gpus 250 is not a multiple of tp 8 x pp 4 x cp 1 = 32; nearest is 256", {"gpus": 256}),
     ({"dp": 4}, "= 128, not gpus 256; with these, dp is 8", {"dp": 8}),
     ({"global_batch": 100}, "nearest is 96", {"global_batch": 96}),
     ({"cp": 3, "gpus": 384}, "cp 3 does not divide seq_len 8192; nearest is 4", {"cp": 4, "gpus": 512}),
-    ({"interleave": 3}, "pp 4 x interleave 3 does not divide the 80 layers", {"interleave": 5}),
+    ({"interleave": 30}, "pp 4 x interleave 30 is more than the 80 layers", {"interleave": 20}),
     (
         {"interleave": 5, "global_batch": 8 * 6},
         "nearest is global_batch 64",
@@ -69,11 +69,10 @@ WRONG = [
     ({"schedule": "1f1"}, "did you mean 1f1b", {"schedule": "1f1b"}),
     ({"sharding": "zero4"}, "sharding 'zero4' is not known", {"sharding": "zero3"}),
     ({"recompute": "some"}, "recompute 'some' is not known", {"recompute": "none"}),
-    # 61 layers and two of embedding and output are 63
     (
-        {"model": "deepseek-v3", "gpus": 1008, "tp": 1, "pp": 16},
-        "nearest is pp 21",
-        {"model": "deepseek-v3", "gpus": 1008, "tp": 1, "pp": 21},
+        {"pp": 5, "gpus": 40, "schedule": "dualpipe"},
+        "nearest is 6",
+        {"pp": 6, "gpus": 48, "schedule": "dualpipe"},
     ),
     ({"precision": "int4"}, "precision 'int4' is not known", {"precision": "fp8"}),
     (
@@ -105,13 +104,13 @@ def test_a_wrong_job_is_refused_in_one_line_with_a_choice_that_works(wrong, word
 def test_experts_need_a_split_that_multiplies_up():
     moe = {"model": "mixtral-8x7b", "gpu": "h100", "gpus": 16, "tp": 2}
     with pytest.raises(UsageError, match="ep 3 does not divide the 8 experts of mixtral-8x7b; nearest is"):
-        Job(**moe, ep=3)
+        TrainingJob(**moe, ep=3)
     with pytest.raises(
         UsageError, match="ep 8 x expert_tp 4 does not divide tp x cp x dp = 16; nearest is ep 4"
     ):
-        Job(**moe, ep=8, expert_tp=4)
-    assert Job(**moe, ep=8).expert_tp == 2
-    assert Job(**moe, ep=8, expert_tp=1).expert_tp == 1
+        TrainingJob(**moe, ep=8, expert_tp=4)
+    assert TrainingJob(**moe, ep=8).expert_tp == 2
+    assert TrainingJob(**moe, ep=8, expert_tp=1).expert_tp == 1
 
 
 def test_an_unknown_software_names_the_nearest():
@@ -122,7 +121,7 @@ def test_an_unknown_software_names_the_nearest():
 
 
 def test_126_layers_split_like_128():
-    assert Job(model="llama3-405b", gpu="h100", gpus=1024, tp=8, pp=8, interleave=8, global_batch=128)
+    assert TrainingJob(model="llama3-405b", gpu="h100", gpus=1024, tp=8, pp=8, interleave=8, global_batch=128)
 
 
 @pytest.mark.parametrize(

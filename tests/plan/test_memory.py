@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from weft.errors import UsageError
-from weft.plan.config import Job
+from weft.plan.config import TrainingJob
 from weft.plan.figures import shipped
 from weft.plan.memory import activation_bytes, check_fits, memory_bytes
 from weft.plan.published import load
@@ -20,7 +20,9 @@ ROWS = load(Path(__file__).parents[1] / "data" / "published_training.csv")
 
 def gpt(**changes):
     base = {"model": "gpt-175b", "gpu": "a100-80gb", "gpus": 64, "tp": 8, "pp": 8, "global_batch": 64}
-    return Job(**{**base, "precision": "fp16", "sharding": "none", "software": "megatron-2022", **changes})
+    return TrainingJob(
+        **{**base, "precision": "fp16", "sharding": "none", "software": "megatron-2022", **changes}
+    )
 
 
 @pytest.mark.parametrize(
@@ -43,7 +45,7 @@ def test_activations_follow_korthikanti(changes, formula):
     [("none", 2 + 2 + 12), ("zero1", 2 + 2 + 12 / 64), ("zero2", 2 + 14 / 64), ("zero3", 16 / 64)],
 )
 def test_sharding_divides_what_it_says(sharding, each):
-    j = Job(model="llama2-7b", gpu="h100", gpus=64, sharding=sharding)
+    j = TrainingJob(model="llama2-7b", gpu="h100", gpus=64, sharding=sharding)
     kinds = memory_bytes(j, FIGURES)
     held = kinds["parameters"] + kinds["gradients"] + kinds["optimizer"]
     assert held / j.model.params == pytest.approx(each)
@@ -52,16 +54,16 @@ def test_sharding_divides_what_it_says(sharding, each):
 @pytest.mark.parametrize("sharding", ["zero2", "zero3"])
 def test_what_is_summed_or_gathered_once_a_step_is_held_whole(sharding):
     """With pipeline stages nothing is gathered layer by layer, so memory must not be counted as if it were."""
-    j = Job(model="llama2-7b", gpu="h100", gpus=64, pp=4, sharding=sharding)
+    j = TrainingJob(model="llama2-7b", gpu="h100", gpus=64, pp=4, sharding=sharding)
     plain = j.but(sharding="zero1")
     assert memory_bytes(j, FIGURES) == memory_bytes(plain, FIGURES)
     assert predict(j).step_s == pytest.approx(predict(plain).step_s)
-    summed = Job(model="llama2-7b", gpu="h100", gpus=64, sharding="zero2", global_batch=128)
+    summed = TrainingJob(model="llama2-7b", gpu="h100", gpus=64, sharding="zero2", global_batch=128)
     assert memory_bytes(summed, FIGURES)["gradients"] == 2 * summed.model.params
 
 
 def test_memory_that_does_not_fit_is_refused_with_the_number():
-    j = Job(model="llama3-405b", gpu="h100", gpus=8, tp=8)
+    j = TrainingJob(model="llama3-405b", gpu="h100", gpus=8, tp=8)
     needed = sum(memory_bytes(j, FIGURES).values()) / 2**30
     with pytest.raises(UsageError, match=re.escape(f"needs {needed:.0f} GiB on its fullest GPU")) as caught:
         predict(j)
@@ -85,7 +87,7 @@ def test_memory_that_does_not_fit_is_refused_with_the_number():
     ],
 )
 def test_the_refusal_says_what_would_help(changes, fix):
-    j = Job(**{"model": "llama3-70b", "gpu": "h100", "gpus": 64, **changes})
+    j = TrainingJob(**{"model": "llama3-70b", "gpu": "h100", "gpus": 64, **changes})
     with pytest.raises(UsageError, match=fix):
         check_fits(j, memory_bytes(j, FIGURES))
 
@@ -103,7 +105,7 @@ def test_runs_that_took_place_fit():
 @pytest.mark.parametrize("software", list(FIGURES.software))
 @pytest.mark.parametrize("layers", [1, 32])
 def test_more_recomputation_never_needs_more(software, layers):
-    base = Job(model="llama3-8b", gpu="h100", gpus=8, software=software)
+    base = TrainingJob(model="llama3-8b", gpu="h100", gpus=8, software=software)
     need = [
         sum(memory_bytes(base.but(model=base.model.but(layers=layers), recompute=r), FIGURES).values())
         for r in ("none", "selective", "full")
@@ -113,5 +115,5 @@ def test_more_recomputation_never_needs_more(software, layers):
 
 
 def test_one_rank_gathers_nothing():
-    j = Job(model="llama2-7b", gpu="h200", gpus=1, sharding="zero3")
+    j = TrainingJob(model="llama2-7b", gpu="h200", gpus=1, sharding="zero3")
     assert memory_bytes(j, FIGURES) == memory_bytes(j.but(sharding="none"), FIGURES)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weft.gpu.specs import spec
-from weft.plan.collectives import Group, collective_s, group
+from weft.plan.collectives import Group, collective_s, group, token_copies
 from weft.plan.figures import shipped
 from weft.plan.network import PRESETS, network
 
@@ -99,3 +99,35 @@ def test_oversubscription_is_met_only_beyond_the_leaf():
 def test_nobody_to_talk_to_takes_no_time():
     assert seconds("all_reduce", 1e9, Group(1, 1, 1)) == 0
     assert seconds("all_reduce", 0, Group(8, 8, 8)) == 0
+
+
+@pytest.mark.parametrize(("ranks", "least_s"), [(1024, 5e-3), (16384, 0.05), (131072, 0.3)])
+def test_a_ring_over_many_ranks_pays_for_every_hop(ranks, least_s):
+    """NCCL's ring has as many hops as ranks: no gather over 131,072 of them takes milliseconds."""
+    net = network("ndr400")
+    took = collective_s("all_gather", 436e6, group(ranks, 1, net), spec("h100"), net, shipped().links)
+    assert took > least_s
+
+
+def test_tokens_are_sent_once_for_each_node_they_visit():
+    net = network("ndr400")
+    assert token_copies(8, group(64, 1, net), "copies") == 8
+    eight = token_copies(8, group(64, 1, net), "node")
+    assert 5 < eight < 8  # eight draws of eight nodes
+    assert token_copies(8, group(64, 1, net), "node", 4) == 4
+    assert token_copies(1, group(64, 1, net), "node") == pytest.approx(1)
+    assert token_copies(8, group(8, 1, net), "node", 4) == pytest.approx(8 * (1 - (7 / 8) ** 8))
+
+
+@pytest.mark.parametrize(("ranks", "published_gb_s"), [(8, 153), (32, 58), (64, 51)])
+@pytest.mark.parametrize("width", [1, 2])
+def test_dispatch_and_combine_of_deepep(ranks, published_gb_s, width):
+    """DeepEP's own table for H800: 4,096 tokens of 7,168, at most four nodes for each; nothing is fitted on it.
+
+    Its row of 16 GPUs is left out: whether its bandwidth counts the node itself is not stated.
+    """
+    net, of = network("ndr400"), spec("h800")
+    where = group(ranks, 1, net)
+    sent = 4096 * 7168 * width * token_copies(8, where, "node", 4)
+    took = collective_s("all_to_all", sent, where, of, net, shipped().links)
+    assert sent / took / 1e9 == pytest.approx(published_gb_s, rel=0.25)

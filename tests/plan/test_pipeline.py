@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from weft.plan.config import Job
+from weft.plan.config import TrainingJob
 from weft.plan.pipeline import in_flight, span_s, stages
 
 
 def job(**changes):
-    return Job(
+    return TrainingJob(
         **{"model": "gpt-175b", "gpu": "h100", "gpus": 64, "tp": 8, "pp": 8, "global_batch": 32, **changes}
     )
 
@@ -73,7 +73,9 @@ def test_interleaving_divides_the_bubble():
     [("gpt-175b", 8, 1), ("llama3-405b", 8, 8), ("llama3-405b", 9, 7), ("deepseek-v3", 1, 1)],
 )
 def test_stages_hold_all_layers_once(name, pp, interleave):
-    j = Job(model=name, gpu="h100", gpus=pp * 8, tp=8, pp=pp, interleave=interleave, global_batch=2 * pp)
+    j = TrainingJob(
+        model=name, gpu="h100", gpus=pp * 8, tp=8, pp=pp, interleave=interleave, global_batch=2 * pp
+    )
     kinds = stages(j)
     assert sum(stage.layers * count for stage, count in kinds.items()) == j.model.layers
     assert sum(stage.moe_layers * count for stage, count in kinds.items()) == j.model.moe_layers

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weft.errors import InputError, UsageError
-from weft.plan import Job, Model
+from weft.plan import Model, TrainingJob
 from weft.plan.calibrate import Measured, _rank, calibrate, calibrated, kind_of, measure, traced_job
 from weft.plan.figures import shipped
 
@@ -20,8 +20,8 @@ TRACE = Path(__file__).parent.parent / "data" / "traces" / "h200_ddp_2ranks" / "
 BLOCKS = Model(name="blocks", layers=4, hidden=4096, heads=32, ffn=16384, vocab=64, seq_len=2048)
 
 
-def traced(**changes) -> Job:
-    return Job(**{"model": BLOCKS, "gpu": "h200", "gpus": 2, "sharding": "none", **changes})
+def traced(**changes) -> TrainingJob:
+    return TrainingJob(**{"model": BLOCKS, "gpu": "h200", "gpus": 2, "sharding": "none", **changes})
 
 
 def kernel(name: str, start: float, length: float, stream: int = 7) -> dict:
@@ -151,7 +151,7 @@ def test_marked_steps_are_counted(tmp_path):
 
 def test_a_trace_of_another_job_is_refused():
     with pytest.raises(UsageError, match="8 forward attention kernels.*prof.step"):
-        calibrated(TRACE, Job(model="llama3-8b", gpu="h200", gpus=2, sharding="none"), shipped())
+        calibrated(TRACE, TrainingJob(model="llama3-8b", gpu="h200", gpus=2, sharding="none"), shipped())
     with pytest.raises(UsageError, match="of another job"):
         calibrated(TRACE, traced(micro_batch=2), shipped())
 
@@ -173,7 +173,7 @@ def test_a_file_that_is_no_trace_is_refused(tmp_path):
 
 
 def test_the_traced_job_differs_as_told():
-    job = Job(model="llama3-8b", gpu="h100", gpus=64, tp=4, pp=2)
+    job = TrainingJob(model="llama3-8b", gpu="h100", gpus=64, tp=4, pp=2)
     found = traced_job(job, "layers=4, gpus=2 tp=1 pp=1")
     assert (found.model.layers, found.gpus, found.tp, found.pp, found.dp) == (4, 2, 1, 1, 2)
     assert (found.micro_batches, found.seq_len) == (1, job.seq_len)

@@ -7,7 +7,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from weft.errors import UsageError
-from weft.plan import Job, predict
+from weft.plan import TrainingJob, predict
+from weft.plan.memory import REFUSED
 from weft.plan.network import PRESETS
 
 MODELS = ("llama3-8b", "llama3-70b", "gpt-175b", "mixtral-8x7b", "deepseek-v3")
@@ -39,7 +40,7 @@ def jobs(draw):
         "network": draw(st.sampled_from(["ndr400", "eth100", "efa-p4d"])),
     }
     try:
-        return Job(**settings_)
+        return TrainingJob(**settings_)
     except UsageError:
         assume(False)
 
@@ -94,7 +95,8 @@ def test_compute_is_a_floor_and_the_parts_a_ceiling(job):
 def test_weak_scaling_is_never_faster_per_gpu(job, more):
     bigger = job.but(gpus=job.gpus * more, global_batch=job.global_batch * more)
     if job.sharding == "none":  # a sharded optimizer has less to do on more GPUs
-        assert step(bigger) >= step(job) * (1 - 1e-9)
+        # Megatron's buckets grow with the ranks: their number is rounded, and so is what latency costs.
+        assert step(bigger) >= step(job) * 0.99
     assert bigger.tp * bigger.pp * bigger.cp * bigger.dp == bigger.gpus
 
 
@@ -102,7 +104,7 @@ def test_weak_scaling_is_never_faster_per_gpu(job, more):
 @settings(deadline=None, max_examples=60)
 def test_what_does_not_fit_is_refused_with_the_number_and_only_that(job):
     needed = sum(predict(job, check_memory=False).memory_bytes.values())
-    if needed <= job.gpu.memory_bytes:
+    if needed <= REFUSED * job.gpu.memory_bytes:
         assert predict(job).step_s > 0
     else:
         with pytest.raises(UsageError, match=f"needs {needed / 2**30:.0f} GiB"):
@@ -114,7 +116,7 @@ def test_what_does_not_fit_is_refused_with_the_number_and_only_that(job):
 def test_a_job_multiplies_up_or_is_refused_in_one_line(tp, pp, gpus):
     wrong = ""
     try:
-        job = Job(model="llama3-70b", gpu="h100", gpus=gpus, tp=tp, pp=pp)
+        job = TrainingJob(model="llama3-70b", gpu="h100", gpus=gpus, tp=tp, pp=pp)
     except UsageError as error:
         wrong = str(error)
     if wrong:

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from weft.plan import Job
+from weft.plan import TrainingJob
 from weft.plan.answer import answer, document, scaling_document, sweep_document
 from weft.plan.scaling import curves
 from weft.plan.sweep import room, sweep
@@ -27,7 +27,7 @@ from weft.report.plan_terminal import show_plan
 sys.path.insert(0, str(Path(__file__).parent.parent / "report"))
 
 HOSTILE = "</script><img src=x onerror=alert(1)>\u202e\x1b[31m"
-JOB = Job(model="llama3-8b", gpu="h100", gpus=16, tp=2, pp=2, global_batch=32, policy="auto")
+JOB = TrainingJob(model="llama3-8b", gpu="h100", gpus=16, tp=2, pp=2, global_batch=32, policy="auto")
 
 
 @pytest.fixture(scope="module")

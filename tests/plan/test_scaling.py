@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weft.errors import UsageError
-from weft.plan import Job
+from weft.plan import TrainingJob
 from weft.plan.scaling import curve, curves, parse_range, resized, sizes, strong_batch
 
-JOB = Job(model="llama3-8b", gpu="h100", gpus=8, tp=2, micro_batch=1, global_batch=8)
+JOB = TrainingJob(model="llama3-8b", gpu="h100", gpus=8, tp=2, micro_batch=1, global_batch=8)
 
 
 @pytest.mark.parametrize("words", ["8..16384", " 8 .. 16384 ", "8-16384", "8:16384"])
@@ -47,7 +47,7 @@ def test_sizes_are_multiples_in_the_range(low, more):
 
 def test_a_range_below_the_split_names_one_that_works():
     with pytest.raises(UsageError, match="needs at least 64"):
-        sizes(Job(model="llama3-70b", gpu="h100", gpus=64, tp=8, pp=8), 8, 32)
+        sizes(TrainingJob(model="llama3-70b", gpu="h100", gpus=64, tp=8, pp=8), 8, 32)
 
 
 def test_weak_keeps_the_rank_strong_keeps_the_batch():
@@ -85,4 +85,4 @@ def test_curves_of_real_predictions_hold_together():
 
 def test_a_job_that_never_fits_says_why():
     with pytest.raises(UsageError, match="GiB"):
-        curve(Job(model="llama3-405b", gpu="h100", gpus=8, tp=8), 8, 16, "weak")
+        curve(TrainingJob(model="llama3-405b", gpu="h100", gpus=8, tp=8), 8, 16, "weak")

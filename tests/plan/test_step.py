@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from weft.plan import Job, predict
+from weft.plan import TrainingJob, predict
 from weft.plan import step as step_module
 from weft.plan.step import Prediction
 from weft.policy import Policy
@@ -40,7 +40,7 @@ NAMES = [f"{j['model']}-{j['gpus']}-{j['gpu']}" for j in JOBS]
 @pytest.mark.parametrize("policy", [None, "auto", Policy(max_ctas=8)], ids=str)
 @pytest.mark.parametrize("config", JOBS, ids=NAMES)
 def test_every_second_is_accounted_for(config, policy):
-    p = predict(Job(**config, policy=policy))
+    p = predict(TrainingJob(**config, policy=policy))
     assert sum(p.breakdown.values()) == pytest.approx(p.step_s, rel=1e-9)
     assert all(seconds >= 0 for seconds in p.breakdown.values())
     assert p.step_s >= p.compute_s
@@ -56,7 +56,7 @@ def test_every_second_is_accounted_for(config, policy):
 
 @pytest.mark.parametrize("config", JOBS, ids=NAMES)
 def test_a_step_is_at_most_the_sum_of_its_parts(config):
-    p = predict(Job(**config))
+    p = predict(TrainingJob(**config))
     extra = p.breakdown["bubble"] + p.breakdown["overhead"] + p.breakdown["skew"]
     alone = sum(c.alone_s for c in p.collectives)
     assert p.step_s <= p.compute_s + alone + extra + p.breakdown["compression"] + 1e-9
@@ -64,13 +64,13 @@ def test_a_step_is_at_most_the_sum_of_its_parts(config):
 
 @pytest.mark.parametrize("config", JOBS, ids=NAMES)
 def test_the_controls_never_cost_anything(config):
-    plain, best = predict(Job(**config)), predict(Job(**config, policy="auto"))
+    plain, best = predict(TrainingJob(**config)), predict(TrainingJob(**config, policy="auto"))
     assert best.step_s <= plain.step_s * (1 + 1e-12)
 
 
 @pytest.mark.parametrize("config", JOBS, ids=NAMES)
 def test_hiding_nothing_is_never_faster(config):
-    plain, bare = predict(Job(**config)), predict(Job(**config, hide=frozenset()))
+    plain, bare = predict(TrainingJob(**config)), predict(TrainingJob(**config, hide=frozenset()))
     assert bare.step_s >= plain.step_s * (1 - 1e-12)
     assert bare.hidden_comm_s == 0
 
@@ -78,11 +78,11 @@ def test_hiding_nothing_is_never_faster(config):
 def test_the_cost_of_a_prediction_does_not_grow_with_the_number_of_gpus(monkeypatch):
     calls = []
     real = step_module.collective_s
-    monkeypatch.setattr(step_module, "collective_s", lambda *a: calls.append(a) or real(*a))
+    monkeypatch.setattr(step_module, "collective_s", lambda *a, **k: calls.append(a) or real(*a, **k))
     counts = []
     for gpus in (256, 2048, 16384, 131072):
         calls.clear()
-        predict(Job(model="llama3-405b", gpu="h100", gpus=gpus, tp=8, pp=16, recompute="full"))
+        predict(TrainingJob(model="llama3-405b", gpu="h100", gpus=gpus, tp=8, pp=16, recompute="full"))
         counts.append(len(calls))
     assert counts[0] == counts[-1] == max(counts)
     assert counts[0] < 100
@@ -90,7 +90,9 @@ def test_the_cost_of_a_prediction_does_not_grow_with_the_number_of_gpus(monkeypa
 
 def test_distinct_stages_are_worked_out_once():
     few = predict(
-        Job(model="gpt-1t", gpu="a100-80gb", gpus=512, tp=8, pp=64, recompute="full", precision="fp16")
+        TrainingJob(
+            model="gpt-1t", gpu="a100-80gb", gpus=512, tp=8, pp=64, recompute="full", precision="fp16"
+        )
     )
     assert isinstance(few, Prediction)
     from weft.plan.pipeline import stages
@@ -100,21 +102,23 @@ def test_distinct_stages_are_worked_out_once():
 
 def test_a_model_flops_rate_is_that_of_the_paper():
     """Korthikanti et al.: 530B on 2240 GPUs in 39.15 s is 54.2% of the peak."""
-    j = Job(model="gpt-530b", gpu="a100-80gb", gpus=2240, tp=8, pp=35, interleave=3, global_batch=2240)
+    j = TrainingJob(
+        model="gpt-530b", gpu="a100-80gb", gpus=2240, tp=8, pp=35, interleave=3, global_batch=2240
+    )
     p = predict(j, check_memory=False)
     assert p.mfu_pct * p.step_s == pytest.approx(54.2 * 39.15, rel=0.01)
 
 
 def test_what_a_gpu_borrows_is_noted():
-    notes = predict(Job(model="llama3-8b", gpu="b200", gpus=8)).notes
-    assert any("matrix products: shares of the peak as on h100" in note for note in notes)
+    notes = predict(TrainingJob(model="llama3-8b", gpu="b200", gpus=8)).notes
+    assert any("matmuls: shares of the peak as on h100" in note for note in notes)
     assert any("profile of h100" in note for note in notes)
     assert any("software" in note for note in notes)
 
 
 def test_experts_and_the_rest_share_the_compute_to_hide_behind():
     """Both leave over the same rails: together they cannot hide behind more compute than there is."""
-    job = Job(model="mixtral-8x7b", gpu="h100", gpus=128, ep=8, network="eth100")
+    job = TrainingJob(model="mixtral-8x7b", gpu="h100", gpus=128, ep=8, network="eth100")
     found = predict(job, check_memory=False)
     hidden = sum(c.hidden_s for c in found.collectives if c.name == "grads")
     backward = found.compute_s + found.breakdown["overhead"]

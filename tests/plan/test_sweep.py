@@ -9,12 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weft.errors import UsageError
-from weft.plan import Job, predict
+from weft.plan import TrainingJob, predict
 from weft.plan.config import AUTO
+from weft.plan.memory import MARGIN
 from weft.plan.sweep import Row, front, room, spread, sweep, total_memory, ways
 
-JOB = Job(model="llama3-8b", gpu="h100", gpus=32, global_batch=64)
-SAMPLE = predict(Job(model="llama3-8b", gpu="h100", gpus=8, tp=8))
+JOB = TrainingJob(model="llama3-8b", gpu="h100", gpus=32, global_batch=64)
+SAMPLE = predict(TrainingJob(model="llama3-8b", gpu="h100", gpus=8, tp=8))
 
 
 def fake(step_s: float, memory: float):
@@ -40,14 +41,14 @@ def test_what_was_asked_for_stays():
 def test_what_follows_from_the_split_is_held_where_it_was_given():
     found, _ = ways(JOB.but(tp=2, pp=2, schedule="gpipe"), fixed={"schedule", "dp"})
     assert {(way.schedule, way.dp) for way in found} == {("gpipe", 8)}
-    assert {way.tp * way.pp for way in found} == {4}
+    assert {way.tp * way.pp * way.cp for way in found} == {4}
 
 
 def test_ways_where_the_compression_cannot_apply_are_left_out():
     found, _ = ways(JOB.but(sharding="zero3", compression="zero++"), fixed={"compression"})
     assert {(way.sharding, way.pp) for way in found} == {("zero3", 1)}
     found, _ = ways(JOB.but(compression="int8"))
-    assert all(way.dp > 1 for way in found)
+    assert all(way.dp * way.cp > 1 for way in found)
 
 
 @settings(max_examples=50, deadline=None)
@@ -82,11 +83,35 @@ def test_a_sweep_tries_each_way_with_and_without_controls():
 
     told = []
     found = sweep(JOB, limit=40, run=run, tell=lambda at, total: told.append((at, total)))
-    assert len(found.rows) == len(seen) == 40
-    assert {job.policy for job in seen} == {None, AUTO}
+    assert len(found.rows) == 40
+    # All are screened without controls; the fastest and those on the front are tried with.
+    assert sum(job.policy is None for job in seen) == min(200, len(ways(JOB)[0]))
+    assert sum(job.policy == AUTO for job in seen) == 20
     assert found.rows[0].job.policy == AUTO
+    assert found.rows[0].job.tp == max(job.tp for job in seen)
     assert found.left_out > 0
-    assert told[-1] == (40, 40)
+    assert told[-1][0] == told[-1][1]
+
+
+def test_a_job_that_cannot_run_unsplit_is_swept():
+    """405B on 1,024 GPUs with 512 sequences: no replica for each GPU, and no memory without a split."""
+    options = {"model": "llama3-405b", "gpu": "h100", "gpus": 1024, "global_batch": 512}
+    with pytest.raises(UsageError):
+        TrainingJob(**options)
+    found = sweep(options, fixed={"global_batch"}, limit=20, fits=room())
+    assert found.rows[0].prediction.step_s > 0
+    assert {row.job.global_batch for row in found.rows} == {512}
+    assert all(total_memory(row.prediction) <= MARGIN * row.job.gpu.memory_bytes for row in found.rows)
+
+
+def test_experts_context_schedules_and_uneven_stages_are_tried():
+    options = {"model": "deepseek-v3", "gpu": "h100", "gpus": 512, "global_batch": 2048, "seq_len": 16384}
+    found, _ = ways(options, {"global_batch", "micro_batch", "recompute", "sharding"})
+    assert {way.ep for way in found} >= {8, 64}
+    assert {way.cp for way in found} >= {1, 4}
+    assert {way.schedule for way in found} >= {"1f1b", "interleaved", "zero-bubble", "dualpipe"}
+    assert any(61 % (way.pp * way.interleave) for way in found)
+    assert len(set(found)) == len(found)
 
 
 def test_a_policy_that_was_asked_for_is_the_only_one():

@@ -47,7 +47,9 @@ def test_the_json_document_has_all_keys(weft):
     assert document["simulated"] is True
     for row in document["candidates"]:
         assert {"policy", "ms", "ci_ms", "kept"} <= set(row)
-    assert document["best_ms"] <= min(document["sequential_ms"], document["overlap_ms"])
+    times = {row["candidate"]: row["ms"] for row in document["candidates"]}
+    assert document["best_ms"] == times[document["verdict"]["candidate"]]
+    assert (document["sequential_ms"], document["overlap_ms"]) == (times["sequential"], times["overlap"])
     assert document["candidates"][0]["mode"] == "sequential"
     assert Workload.from_dict(document["workload"]).compute.grid == (32, 32)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from trace_building import BASE_NS, GEMM, NCCL, TraceBuilder
+from trace_building import BASE_NS, GEMM, TraceBuilder
 
 import weft
 from weft.policy import Policy
@@ -12,15 +12,15 @@ US = 1_000
 
 
 def starved(path, *, name=GEMM, grid=(1024, 1, 1), registers=96, shared=0, device="NVIDIA H200", wait_us=400):
-    """Collectives that are ready and wait behind one kernel of the given shape."""
+    """Collectives that are ready and wait behind one kernel of the given shape; compute then waits for them."""
     built = TraceBuilder(device_name=device)
     for i in range(20):
-        at = i * 1_000 * US
+        at, issued = i * (300 + wait_us) * US, i * 30 * US - 10_000 * US
         resources = {"registers per thread": registers, "shared memory": shared}
-        built.gpu(GEMM, at, at + 100 * US, launch=at - 50 * US)
-        built.collective(at + (100 + wait_us) * US, at + (300 + wait_us) * US, launch=at - 40 * US)
+        built.gpu(GEMM, at, at + 100 * US, launch=issued)
+        built.collective(at + (100 + wait_us) * US, at + (300 + wait_us) * US, launch=issued + 10 * US)
         built.gpu(
-            name, at + 100 * US, at + (100 + wait_us) * US, launch=at - 30 * US, grid=grid, block=(256, 1, 1), **resources
+            name, at + 100 * US, at + (100 + wait_us) * US, launch=issued + 20 * US, grid=grid, block=(256, 1, 1), **resources
         )  # fmt: skip
     return weft.analyze(built.write(path / "rank0.json"))
 
@@ -68,15 +68,64 @@ def test_gains_are_bounded_by_what_waited(tmp_path, wait_us):
             assert high <= behind
 
 
-def test_few_ctas_and_nothing_to_hide_behind(tmp_path):
-    built = TraceBuilder()
+def with_ctas(path, ctas, *, elements=32 << 20, length_us=800):
+    """Large all-reduces on some CTAs, exposed and needed by the next kernel."""
+    built = TraceBuilder(world_size=8)
     for i in range(10):
-        at = i * 1_000 * US
-        built.gpu(GEMM, at, at + 100 * US, launch=at - 5_000 * US)
-        built.gpu(NCCL, at + 100 * US, at + 900 * US, stream=20, launch=at - 4_900 * US, grid=(4, 1, 1))
-    item = controls(weft.analyze(built.write(tmp_path / "t.json")))["max_ctas"]
-    assert item.command == "NCCL_MAX_CTAS=8 weft run --stats weft-stats.json -- CMD"
-    assert item.gain_us == (0.0, 4000.0)
+        at, issued = i * (100 + length_us) * US, i * 20 * US - 5_000 * US
+        built.gpu(GEMM, at, at + 100 * US, launch=issued)
+        built.collective(
+            at + 100 * US, at + (100 + length_us) * US, launch=issued + 10 * US, elements=elements,
+            grid=(ctas, 1, 1),
+        )  # fmt: skip
+    return controls(weft.analyze(built.write(path / "rank0.json")))
+
+
+def test_a_cap_on_ctas_is_raised_by_the_minimum(tmp_path):
+    """64 MiB in 800 µs over 8 ranks are 147 GB/s of bus bandwidth, on 4 CTAs where the H200 takes 16."""
+    found = with_ctas(tmp_path, 4)
+    item = found["min_ctas"]
+    assert item.command == "NCCL_MIN_CTAS=16 NCCL_MAX_CTAS=16 weft run --stats weft-stats.json -- CMD"
+    low, high = item.gain_us
+    assert 0 < low < high <= 8_000
+    assert "4 CTAs" in item.evidence
+    assert "max_ctas" not in found
+
+
+def test_no_more_ctas_without_a_cap_or_where_the_links_are_full_or_messages_small(tmp_path):
+    for case in ({"ctas": 16}, {"ctas": 24}, {"ctas": 8, "length_us": 350}, {"ctas": 4, "elements": 1 << 18}):
+        assert not {"min_ctas", "max_ctas"} & set(with_ctas(tmp_path, **case)), case
+
+
+def test_ranges_are_narrow_and_nothing_small_is_advised(tmp_path):
+    for wait_us in (5, 20, 100, 400, 2000):
+        analysis = starved(tmp_path, grid=(132, 1, 1), registers=168, shared=200_000, wait_us=wait_us)
+        for item in analysis.advice:
+            low, high = item.step_pct
+            assert high - low <= 3.0 + 1e-6
+            if item.control != "none":
+                assert high >= 1.0
+            assert item.to_json()["step_ms"] == list(item.step_ms)
+
+
+def test_a_collective_off_the_critical_path_is_no_reason(tmp_path):
+    """The CPU issues the next step long after the collective has ended: it could wait behind compute for free."""
+    built = TraceBuilder()
+    for i in range(20):
+        at = i * 3_000 * US
+        built.gpu(GEMM, at, at + 100 * US, launch=at - 4 * US)
+        built.collective(at + 500 * US, at + 700 * US, launch=at + 5 * US)
+        built.gpu(
+            GEMM,
+            at + 100 * US,
+            at + 500 * US,
+            launch=at + 10 * US,
+            grid=(132, 1, 1),
+            **{"shared memory": 200_000},
+        )
+    analysis = weft.analyze(built.write(tmp_path / "t.json"))
+    assert analysis.attribution["behind_compute_us"] > 0
+    assert not {"head_start", "residency", "priority"} & set(controls(analysis))
 
 
 def test_hidden_communication_has_nothing_to_gain(tmp_path):
@@ -125,7 +174,7 @@ def test_price_of_overlap_compares_like_with_like(tmp_path):
         at = i * 100 * US
         beside = i % 2
         built.gpu(GEMM, at, at + (15 if beside else 10) * US)
-        built.gpu(GEMM, at + 40 * US, at + 90 * US, grid=(4096, 1, 1))  # another size: never beside
+        built.gpu(GEMM, at + 40 * US, at + 90 * US, grid=(4096, 1, 1))  # another size: never overlaps
         if beside:
             built.collective(at, at + 20 * US)
         else:

@@ -100,7 +100,7 @@ def test_a_cpu_that_waits_for_the_gpu_is_not_late(tmp_path):
 
 
 def test_compute_launched_late_beside_a_collective(tmp_path):
-    """The collective starts at once, but the CPU takes long to launch the compute that runs beside it."""
+    """The collective starts at once, but the CPU takes long to launch the compute that overlaps with it."""
     step = [compute(50 * US), comm(1_000 * US), host(700 * US), compute(500 * US), host(900 * US)]
     found = shares(analyzed(tmp_path, [step * 10, step * 10]))
     assert found["launched_late"] >= 0.95

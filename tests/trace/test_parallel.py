@@ -18,6 +18,7 @@ from weft.trace import parallel
 def eager(monkeypatch):
     """Helpers also for little work, on a machine of any size."""
     monkeypatch.setattr(parallel, "WORTH_BYTES", 0)
+    monkeypatch.setattr(parallel.native, "library", lambda: None)  # helpers are for Python alone
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(4)), raising=False)
 
 

@@ -12,7 +12,7 @@ from trace_building import BASE_NS, GEMM, NCCL, TraceBuilder, as_text, us_text, 
 import weft
 from weft.errors import InputError
 from weft.timeline import Kind
-from weft.trace import events, files, scan
+from weft.trace import events, files, native, scan
 from weft.trace.digits import UNKNOWN, nanoseconds
 from weft.trace.kineto import read
 
@@ -335,6 +335,7 @@ def test_decoding_keeps_a_bounded_part_of_the_text(tmp_path, monkeypatch):
         return taken(self, buffer, low, high)
 
     monkeypatch.setattr(events.Collector, "take", take)
+    monkeypatch.setattr(native, "library", lambda: None)
     built, covered = random_trace(8, spans=3_000)
     monkeypatch.setattr(files, "BLOCK_BYTES", 10_000)
     (trace,) = read(built.write(tmp_path / "t.json"))

@@ -8,8 +8,7 @@ import pytest
 
 import weft
 
-REPO = Path(__file__).parents[2]
-FOLDERS = (REPO / "tests/data/traces", REPO.parent / "shared/data/traces")
+TRACES = Path(__file__).parents[1] / "data/traces"
 
 # Per rank: communication, compute, overlap, exposed (µs) and overlap in percent.
 EXPECTED = {
@@ -38,16 +37,9 @@ EXPECTED = {
 }
 
 
-def located(name: str) -> Path:
-    for folder in FOLDERS:
-        if (folder / name).exists():
-            return folder / name
-    pytest.skip(f"{name} is not in this checkout")
-
-
 @pytest.mark.parametrize("name", EXPECTED)
 def test_figures_are_exact_and_causes_add_up(name):
-    document = weft.analyze(located(name)).to_json()
+    document = weft.analyze(TRACES / name).to_json()
     assert [rank["rank"] for rank in document["ranks"]] == (
         list(range(len(EXPECTED[name]))) if len(EXPECTED[name]) > 1 else [document["ranks"][0]["rank"]]
     )
@@ -63,27 +55,27 @@ def test_figures_are_exact_and_causes_add_up(name):
 
 
 def test_ranks_on_one_host_share_a_clock():
-    document = weft.analyze(located("v100_dlrm_8ranks")).to_json()
+    document = weft.analyze(TRACES / "v100_dlrm_8ranks").to_json()
     assert all(abs(rank["clock_offset_us"]) < 5 for rank in document["ranks"])
     waiting = sum(rank["attribution"]["slower_rank_us"] for rank in document["ranks"])
     assert waiting > 0.9 * sum(rank["exposed_comm_us"] for rank in document["ranks"])
 
 
 def test_bytes_and_bus_bandwidth_of_a_real_all_reduce():
-    (row,) = weft.analyze(located("h200_ddp_2ranks")).to_json()["ranks"][0]["collectives"]
+    (row,) = weft.analyze(TRACES / "h200_ddp_2ranks").to_json()["ranks"][0]["collectives"]
     assert (row["kind"], row["count"], row["bytes"]) == ("all_reduce", 26, 3221487616)
     assert row["busbw_gbps"] == pytest.approx(3221487616 / 48199269, abs=1e-3)
 
 
-def test_a_head_start_is_advised_where_persistent_kernels_starve_a_collective():
-    advice = {item["control"]: item for item in weft.analyze(located("h200_fsdp_2ranks")).to_json()["advice"]}
-    low, high = advice["head_start"]["gain_us"]
+def test_a_cap_on_ctas_and_a_collective_behind_compute_are_found():
+    advice = {item["control"]: item for item in weft.analyze(TRACES / "h200_fsdp_2ranks").to_json()["advice"]}
+    low, high = advice["priority"]["gain_us"]
     assert 0 < low < high
-    assert "--head-start 5" in advice["head_start"]["command"]
-    assert "132 blocks, all resident at once" in advice["head_start"]["detail"]
+    assert "--priority high" in advice["priority"]["command"]
+    assert "NCCL_MIN_CTAS" in advice["min_ctas"]["command"]  # NCCL_MAX_CTAS alone only lowers the number
 
 
 def test_nothing_to_gain_is_an_answer():
-    first = weft.analyze(located("v100_dlrm_8ranks")).to_json()["advice"][0]
+    first = weft.analyze(TRACES / "v100_dlrm_8ranks").to_json()["advice"][0]
     assert (first["control"], first["gain_us"]) == ("none", [0.0, 0.0])
     assert "waited behind compute" in first["detail"]

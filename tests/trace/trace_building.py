@@ -97,9 +97,8 @@ class TraceBuilder:
             "Process Group Name": "0",
             "Process Group Ranks": str(list(range(self.world_size))),
         }
-        return self.gpu(
-            NCCL, start, end, stream=stream, grid=(16, 1, 1), block=(544, 1, 1), **{**known, **more}
-        )
+        shape = {"grid": (16, 1, 1), "block": (544, 1, 1)}
+        return self.gpu(NCCL, start, end, stream=stream, **{**shape, **known, **more})
 
     def step(self, number: int, start: int, end: int) -> None:
         self.span("user_annotation", f"ProfilerStep#{number}", start, end, pid=9, tid=1)

@@ -1,7 +1,7 @@
 """A small event-driven GPU that runs programs of several ranks and writes what a profiler would have seen.
 
 A rank is a list of host actions. Each GPU has a compute and a communication stream. A collective waits for the
-compute issued before it (as a process group does), ends on all ranks at once, and starts beside compute only if
+compute issued before it (as a process group does), ends on all ranks at once, and overlaps with compute only if
 that compute leaves it room.
 """
 
@@ -20,7 +20,7 @@ COMPUTE_STREAM, COMM_STREAM = 7, 20
 class Op:
     kind: str  # "compute", "comm", "host" or "wait": a wait holds later compute until all issued comm is done
     ns: int = 0
-    greedy: bool = False  # compute that takes every SM, so that no collective can start beside it
+    greedy: bool = False  # compute that takes every SM, so that no collective can start meanwhile
     after: int | None = None  # a collective that waits only for the n-th compute, by an event recorded there
 
 

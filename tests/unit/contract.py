@@ -219,7 +219,7 @@ CASES = {
     "analyze": Case(printed("analyze", str(TRACES / "h200_ddp_2ranks"), "--json")),
     "analyze_8_ranks": Case(printed("analyze", str(TRACES / "v100_dlrm_8ranks"), "--json")),
     "analyze_compare": Case(
-        printed("analyze", str(TRACES / "h200_ddp_2ranks"), str(TRACES / "v100_dlrm_8ranks"), "--json")
+        printed("analyze", str(TRACES / "h200_ddp_2ranks"), str(TRACES / "h200_fsdp_2ranks"), "--json")
     ),
     "bench": Case(printed(*BENCH)),
     "bench_file": Case(written("quick.jsonl", *BENCH), maps=("[].machine.profile",)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from live_noise import KINDS, Noise, tuned
 
+pytestmark = pytest.mark.timeout(400)
 A_A_JOBS = 10  # of each kind; benchmarks/live/noise.py plays more
 
 

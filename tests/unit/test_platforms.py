@@ -46,12 +46,14 @@ MAIN = "from weft.cli.main import main\nmain(sys.argv[1:])\n"
 
 
 def elsewhere(
-    folder: Path, *words: str, setup: str = WINDOWS + NO_LIBRARIES
+    folder: Path, *words: str, setup: str = WINDOWS + NO_LIBRARIES, **more: str
 ) -> subprocess.CompletedProcess[str]:
     """Run `weft WORDS` in a process that has none of what Windows lacks, and no compiled library."""
-    env = {**os.environ, "PYTHONPATH": str(SOURCE), "WEFT_STORE": str(folder / "store")}
+    env = {**os.environ, "PYTHONPATH": str(SOURCE), "WEFT_STORE": str(folder / "store"), **more}
     command = [sys.executable, "-c", setup + MAIN, *words]
-    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=100)
+    return subprocess.run(
+        command, cwd=folder, env=env, capture_output=True, encoding="utf-8", errors="replace", timeout=100
+    )
 
 
 @pytest.mark.parametrize(
@@ -71,6 +73,21 @@ def test_commands_that_need_no_gpu_work_without_posix_and_without_libraries(tmp_
     done = elsewhere(tmp_path, *words)
     assert done.returncode == 0, done.stderr
     assert done.stdout
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("analyze", str(TRACES / "h200_ddp_2ranks")),
+        ("plan", "--model", "llama3-8b", "--gpus", "16", "--tp", "2"),
+        ("explore", "--gemm", "8192x8192x8192", "--device", "sim:h100"),
+    ],
+    ids=lambda words: words[0],
+)
+def test_characters_that_a_code_page_lacks_are_replaced(tmp_path, words):
+    done = elsewhere(tmp_path, *words, PYTHONIOENCODING="cp1252", PYTHONUTF8="0")
+    assert done.returncode == 0, done.stderr
+    assert "?" in done.stdout
 
 
 def test_reports_of_saved_results(tmp_path):

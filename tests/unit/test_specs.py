@@ -10,7 +10,10 @@ EVERY = pytest.mark.parametrize("gpu", GPU_PRESETS.values(), ids=GPU_PRESETS.key
 
 
 def test_all_documented_presets_exist():
-    assert set(GPU_PRESETS) == {"a40", "a100-40gb", "a100-80gb", "h100", "h200", "b200", "mi250x", "mi300x"}
+    assert set(GPU_PRESETS) == {
+        *("v100", "a40", "a100-40gb", "a100-80gb", "h20", "h800", "h100", "h200"),
+        *("b200", "gb200", "b300", "gb300", "mi250x", "mi300x", "mi355x"),
+    }
 
 
 @pytest.mark.parametrize(
@@ -21,7 +24,7 @@ def test_lookup_ignores_case_and_knows_aliases(asked, found):
     assert spec(asked).name == found
 
 
-@pytest.mark.parametrize(("asked", "near"), [("h20", "h200"), ("mi300", "mi300x"), ("a10", "a100")])
+@pytest.mark.parametrize(("asked", "near"), [("h2000", "h200"), ("mi300", "mi300x"), ("a10", "a100")])
 def test_unknown_name_gets_the_nearest_one(asked, near):
     with pytest.raises(UsageError, match=f"did you mean '{near}'"):
         spec(asked)
@@ -46,7 +49,7 @@ def test_a_spec_is_hashable_data(gpu):
 @EVERY
 def test_vector_rate_agrees_with_clock_and_lanes(gpu):
     # 2 operations x lanes x clock; CDNA 2 issues packed fp32 on 64 lanes, CDNA 3 on 128 (dual issue).
-    lanes = {"sm_80": 64, "gfx90a": 64, "gfx942": 128}.get(gpu.arch, 128)
+    lanes = {"sm_70": 64, "sm_80": 64, "gfx90a": 64, "gfx942": 128}.get(gpu.arch, 128)
     expected = 2 * lanes * gpu.sms * gpu.boost_mhz * 1e6
     assert gpu.flops("fp32") == pytest.approx(expected, rel=0.02)
 

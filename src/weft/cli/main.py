@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import sys
 from typing import Any
@@ -59,6 +60,9 @@ def build_app() -> typer.Typer:
 
 def main(argv: list[str] | None = None) -> None:
     """Entry point of the console script."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # "?" for a bar or an arrow, where the code page has none
+            stream.reconfigure(errors="replace")
     try:
         code = build_app()(args=argv, prog_name="weft", standalone_mode=False)
     except WeftError as error:

@@ -9,6 +9,12 @@ Abbreviations of the sources
   [H200] NVIDIA H200 Tensor Core GPU datasheet
   [B200] NVIDIA HGX B200 and DGX B200 datasheets (eight GPUs: divided by eight)
   [BTG]  NVIDIA Blackwell Tuning Guide
+  [V100] NVIDIA Tesla V100 datasheet and Volta whitepaper
+  [H20]  NVIDIA H20 product brief
+  [H800] DeepSeek-V3 technical report, section 3.1 (NVLink 400 GB/s); otherwise [H100]
+  [GB]   NVIDIA GB200 NVL72 and GB300 NVL72 datasheets (72 GPUs: divided by 72)
+  [B300] NVIDIA HGX B300 and DGX B300 datasheets (eight GPUs: divided by eight)
+  [C4]   AMD CDNA 4 whitepaper; AMD Instinct MI355X datasheet
   [C2]   AMD CDNA 2 whitepaper; AMD Instinct MI250X product page (two dies: divided by two)
   [C3]   AMD CDNA 3 whitepaper; AMD Instinct MI300X datasheet
   [ROCm] ROCm documentation, "AMD GPU specifications"
@@ -159,6 +165,7 @@ B200 = replace(
         fp16_tflops=2250.0,  # [B200]: as bf16
         tf32_tflops=1125.0,  # [B200]: 18 PFLOP/s sparse / 8 / 2
         fp8_tflops=4500.0,  # [B200]: 72 PFLOP/s sparse / 8 / 2
+        fp4_tflops=9000.0,  # [B200]: 144 PFLOP/s sparse / 8 / 2
         fp32_tflops=75.0,  # [B200]: 600 TFLOP/s / 8
         fp64_tflops=37.0,  # [B200]: 296 TFLOP/s / 8
         fp64_matrix_tflops=37.0,  # [B200]: as the vector rate
@@ -167,6 +174,106 @@ B200 = replace(
     links=18,  # [B200] fifth-generation NVLink
     link_bytes_per_s=50 * GB_S,  # [B200]: 1.8 TB/s over 18 links and both directions
     copy_engines=3,  # unconfirmed, taken from H100
+)
+
+V100 = replace(
+    A100_40GB,
+    name="v100",
+    title="NVIDIA V100 32GB",
+    arch="sm_70",
+    compute_capability=(7, 0),
+    sms=80,  # [V100]
+    shared_bytes_per_sm=96 * KIB,  # [CG] 7.0
+    shared_bytes_per_block_optin=96 * KIB,  # [CG] 7.0
+    shared_reserve_bytes_per_block=0,  # [OCC]: none before compute capability 8.0
+    shared_unit_bytes=256,  # [OCC] 7.0
+    l2_bytes=6 * MIB,  # [V100] whitepaper
+    memory_bytes=32 * GIB,  # [V100]
+    memory_bytes_per_s=900 * GB_S,  # [V100] SXM2
+    throughput=Throughput(
+        fp16_tflops=125.0,  # [V100]; Volta has no bf16
+        fp32_tflops=15.7,  # [V100]
+        fp64_tflops=7.8,  # [V100]
+    ),
+    boost_mhz=1530,  # [V100]
+    links=6,  # [V100] second-generation NVLink
+    link_bytes_per_s=25 * GB_S,  # [V100]: 300 GB/s over 6 links and both directions
+    pcie_bytes_per_s=15.75 * GB_S,  # [V100] PCIe 3.0 x16
+    copy_engines=6,  # deviceQuery of a V100-SXM2; unconfirmed
+)
+
+H800 = replace(
+    H100,
+    name="h800",
+    title="NVIDIA H800 SXM",
+    throughput=replace(H100.throughput, fp64_tflops=1.0, fp64_matrix_tflops=1.0),  # export limit; unconfirmed
+    links=8,  # [H800]: 400 GB/s over both directions
+)
+
+H20 = replace(
+    H100,
+    name="h20",
+    title="NVIDIA H20",
+    sms=78,  # deviceQuery; unconfirmed by a datasheet
+    l2_bytes=60 * MIB,  # [H20]
+    memory_bytes=96 * GIB,  # [H20]
+    memory_bytes_per_s=4.0 * TB_S,  # [H20]
+    throughput=Throughput(
+        bf16_tflops=148.0,  # [H20]
+        fp16_tflops=148.0,  # [H20]
+        tf32_tflops=74.0,  # [H20]
+        fp8_tflops=296.0,  # [H20]
+        fp32_tflops=39.5,  # 78 SMs at 1980 MHz; [H20] says 44
+        fp64_tflops=1.0,  # [H20]
+    ),
+)
+
+GB200 = replace(
+    B200,
+    name="gb200",
+    title="NVIDIA GB200 (NVL72)",
+    memory_bytes=186 * GIB,  # [GB]: 13.4 TB / 72
+    throughput=replace(
+        B200.throughput,
+        bf16_tflops=2500.0,  # [GB]: 360 PFLOP/s sparse / 72 / 2
+        fp16_tflops=2500.0,  # [GB]: as bf16
+        tf32_tflops=1250.0,  # [GB]: 180 PFLOP/s sparse / 72 / 2
+        fp8_tflops=5000.0,  # [GB]: 720 PFLOP/s sparse / 72 / 2
+        fp4_tflops=10000.0,  # [GB]: 1440 PFLOP/s sparse / 72 / 2
+        fp32_tflops=80.0,  # [GB]: 5760 TFLOP/s / 72
+        fp64_tflops=40.0,  # [GB]: 2880 TFLOP/s / 72
+        fp64_matrix_tflops=40.0,  # [GB]: as the vector rate
+    ),
+    boost_mhz=2100,  # unconfirmed; agrees with 80 TFLOP/s / (148 x 128 x 2)
+)
+
+B300 = replace(
+    B200,
+    name="b300",
+    title="NVIDIA B300",
+    arch="sm_103",
+    compute_capability=(10, 3),
+    memory_bytes=288 * GIB,  # [B300]: 2.3 TB / 8
+    throughput=replace(
+        B200.throughput,
+        fp4_tflops=13500.0,  # [B300]: 108 PFLOP/s dense / 8
+        fp64_tflops=1.2,  # [B300]: 10 TFLOP/s / 8
+        fp64_matrix_tflops=1.2,  # [B300]: as the vector rate
+    ),
+)
+
+GB300 = replace(
+    B300,
+    name="gb300",
+    title="NVIDIA GB300 (NVL72)",
+    memory_bytes=279 * GIB,  # [GB]: 20.1 TB / 72
+    throughput=replace(
+        B300.throughput,
+        bf16_tflops=2500.0,  # [GB]: 360 PFLOP/s sparse / 72 / 2
+        fp16_tflops=2500.0,  # [GB]: as bf16
+        fp8_tflops=5000.0,  # [GB]: 720 PFLOP/s sparse / 72 / 2
+        fp4_tflops=15000.0,  # [GB]: 1080 PFLOP/s dense / 72
+    ),
 )
 
 MI250X = GpuSpec(
@@ -239,8 +346,38 @@ MI300X = replace(
     copy_engines=16,  # [KFD]: SDMA 4.4.2 has 4 per I/O die, 4 dies
 )
 
+MI355X = replace(
+    MI300X,
+    name="mi355x",
+    title="AMD Instinct MI355X",
+    arch="gfx950",
+    compute_capability=(9, 5),
+    sms=256,  # [C4]: 8 XCDs of 32
+    shared_bytes_per_sm=160 * KIB,  # [C4] LDS
+    shared_bytes_per_block=160 * KIB,  # as above: there is no opt-in
+    shared_bytes_per_block_optin=160 * KIB,  # as above
+    memory_bytes=288 * GIB,  # [C4]
+    memory_bytes_per_s=8 * TB_S,  # [C4]
+    throughput=Throughput(
+        bf16_tflops=2516.6,  # [C4]
+        fp16_tflops=2516.6,  # [C4]
+        fp8_tflops=5033.2,  # [C4]
+        fp4_tflops=10066.3,  # [C4] MXFP4
+        fp32_tflops=157.3,  # [C4]
+        fp32_matrix_tflops=157.3,  # [C4]
+        fp64_tflops=78.6,  # [C4]
+        fp64_matrix_tflops=78.6,  # [C4]
+    ),
+    boost_mhz=2400,  # [C4]
+    link_bytes_per_s=76.8 * GB_S,  # [C4]: 153.6 GB/s over both directions
+)
+
 GPU_PRESETS: dict[str, GpuSpec] = {
-    s.name: s for s in (A40, A100_40GB, A100_80GB, H100, H200, B200, MI250X, MI300X)
+    s.name: s
+    for s in (
+        *(V100, A40, A100_40GB, A100_80GB, H20, H800, H100, H200),
+        *(B200, GB200, B300, GB300, MI250X, MI300X, MI355X),
+    )
 }
 
 ALIASES: dict[str, str] = {
@@ -250,4 +387,7 @@ ALIASES: dict[str, str] = {
     "h100-sxm": "h100",
     "h100-80gb": "h100",
     "h200-sxm": "h200",
+    "v100-32gb": "v100",
+    "gb200-nvl72": "gb200",
+    "gb300-nvl72": "gb300",
 }

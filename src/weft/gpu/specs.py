@@ -12,7 +12,7 @@ from weft.errors import UsageError
 class Throughput:
     """Peak dense throughput in TFLOP/s (no structured sparsity); None if the hardware lacks the mode.
 
-    bf16, fp16, tf32 and fp8 are matrix (tensor core) rates, fp32 and fp64 are vector rates.
+    bf16, fp16, tf32, fp8 and fp4 are matrix (tensor core) rates, fp32 and fp64 are vector rates.
     """
 
     bf16_tflops: float | None = None
@@ -23,6 +23,8 @@ class Throughput:
     fp64_tflops: float | None = None
     fp64_matrix_tflops: float | None = None
     fp32_matrix_tflops: float | None = None
+    fp4_tflops: float | None = None
+    """NVFP4 or MXFP4 with block scales."""
 
 
 @dataclass(frozen=True)

@@ -25,19 +25,43 @@ MEMORY = 32  # recent errors of a prediction that give its scatter
 FLOOR = 0.0015  # relative; keeps a quiet start from looking exact
 NORMAL = 1.4826  # from a median of absolute values to a standard deviation
 TAILS = 4.0  # degrees of freedom of the Student distribution
-WIDEST = 0.7
+WIDEST, PRECISION = 0.7, 0.03  # of an interval's ends
 CAUTION = 0.05  # of the capital is kept out of every bet
 
 
 @dataclass
 class _Bet:
-    """One model with one effect: its capital and the errors of its predictions."""
+    """One model with one effect: its capital, the recent level, and the errors of its predictions."""
 
     effect: float
     window: int
     period: int
     log_capital: float = 0.0
     errors: list[float] = field(default_factory=list)
+    recent: dict[int, list[float]] = field(default_factory=dict)
+    """By place in the cycle: recent steps as they would have been under arm 0."""
+
+    def bet(self, step: Step) -> None:
+        """Predict the arm of a step from its time, and bet on that."""
+        recent = self.recent.get(step.number % self.period)
+        if not recent:
+            return
+        level = median(recent)
+        if 0 < step.share < 1 and len(self.errors) >= 3:
+            scatter = max(FLOOR, NORMAL * median(map(abs, self.errors)))
+            default = _student((step.log_ms - level) / scatter)
+            changed = _student((step.log_ms + self.effect - level) / scatter)
+            expected = step.share * changed + (1 - step.share) * default
+            odds = (changed if step.arm else default) / expected
+            self.log_capital += math.log((1 - CAUTION) * odds + CAUTION)
+        self.errors = [*self.errors, step.log_ms + self.effect * step.arm - level][-MEMORY:]
+
+    def note(self, step: Step) -> None:
+        """Let a step count towards the level."""
+        recent = self.recent.setdefault(step.number % self.period, [])
+        recent.append(step.log_ms + self.effect * step.arm)
+        if len(recent) > self.window:
+            del recent[0]
 
 
 @dataclass(frozen=True)
@@ -69,8 +93,6 @@ class Coins:
         self._renewed = renewed
         shapes = [(w, p) for p in sorted(set(periods)) for w in (windows if p == 1 else (4,))]
         self._bets = [_Bet(e, w, p) for e in effects for w, p in shapes]
-        self._reach = max(w * p for w, p in shapes)
-        self._recent: list[Step] = []
 
     @property
     def capital(self) -> float:
@@ -86,34 +108,13 @@ class Coins:
 
     def add(self, step: Step) -> None:
         """Bet on the arm of a step. Where the share is 0 or 1 the step only gives the level."""
-        open_bet = 0 < step.share < 1
-        for bet in self._bets if open_bet or not self._renewed else ():
-            self._bet(bet, step)
-        self._recent = [*self._recent, step][-self._reach :]
-
-    def _bet(self, bet: _Bet, step: Step) -> None:
-        level = self._level(bet, step.number)
-        if level is None:
-            return
-        if 0 < step.share < 1 and len(bet.errors) >= 3:
-            scatter = max(FLOOR, NORMAL * median(map(abs, bet.errors)))
-            default = _student((step.log_ms - level) / scatter)
-            changed = _student((step.log_ms + bet.effect - level) / scatter)
-            expected = step.share * changed + (1 - step.share) * default
-            odds = (changed if step.arm else default) / expected
-            bet.log_capital += math.log((1 - CAUTION) * odds + CAUTION)
-            if self._renewed:
-                bet.log_capital = max(0.0, bet.log_capital)
-        bet.errors = [*bet.errors, step.log_ms + bet.effect * step.arm - level][-MEMORY:]
-
-    def _level(self, bet: _Bet, number: int) -> float | None:
-        values: list[float] = []
-        for step in reversed(self._recent):
-            if (number - step.number) % bet.period == 0:
-                values.append(step.log_ms + bet.effect * step.arm)
-                if len(values) == bet.window:
-                    break
-        return median(values) if values else None
+        certain = self._renewed and not 0 < step.share < 1
+        for bet in self._bets:
+            if not certain:
+                bet.bet(step)
+                if self._renewed:
+                    bet.log_capital = max(0.0, bet.log_capital)
+            bet.note(step)
 
 
 def _student(x: float) -> float:
@@ -170,13 +171,13 @@ def interval(
 
 
 def _end(refuted: Callable[[float], bool], middle: float, side: int) -> float:
-    """The nearest shift on one side of the middle that is refuted, to 0.05%; at most WIDEST away."""
-    inner, width = 0.0, 0.004
+    """The nearest shift on one side of the middle that is refuted; at most WIDEST away."""
+    inner, width = 0.0, 0.01
     while not refuted(middle + side * width):
         inner, width = width, 2 * width
         if width > WIDEST:
             return middle + side * WIDEST
-    while width - inner > 0.0005:
+    while width - inner > max(0.0005, PRECISION * width):
         half = (inner + width) / 2
         inner, width = (inner, half) if refuted(middle + side * half) else (half, width)
     return middle + side * width

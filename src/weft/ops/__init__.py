@@ -7,12 +7,13 @@ A map of the package, from the call to the bytes:
 
 | files | what they hold |
 | --- | --- |
-| `functions`, `layers`, `autograd`, `compiled` | what users call; gradients; torch.compile |
-| `run`, `plan`, `teams`, `choose` | one call: its plan, what the ranks agree on, which schedule |
+| `model`, `styles`, `layers`, `gather_once` | models and layers, on DTensors |
+| `functions`, `call`, `autograd`, `compiled` | what users call; gradients; torch.compile |
+| `run`, `prepare`, `operands`, `teams`, `choose` | one call: tensors, what ranks agree on, schedule |
 | `schedule`, `steps`, `builder`, `build_gather`, `build_scatter` | schedules as data; no torch |
-| `program`, `execute_cpu`, `execute_cuda`, `engines`, `links`, `collect` | the executors of that data |
-| `case`, `simulate`, `estimate`, `pick` | the same data on a simulated node; the pick from sizes; no torch |
-| `explore`, `explore_device`, `characterize`, `characterize_device`, `race` | all schedules, all losses |
+| `program`, `run_messages`, `run_streams`, `engines`, `links`, `collect` | the runners of that data |
+| `case`, `simulate`, `estimate`, `pick`, `ficco` | the same data on a simulated node; the pick; no torch |
+| `explore`, `explore_device`, `characterize`, `characterize_device`, `tuner` | all schedules, all losses |
 """
 
 from __future__ import annotations

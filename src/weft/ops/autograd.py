@@ -4,6 +4,7 @@ gradient of w needs the rows of all ranks."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
@@ -70,7 +71,7 @@ def backward(
             w.new_zeros(made) if grad is None else grad.reshape(made).contiguous()
             for grad, made, w in zip(grads, shapes, ws, strict=True)
         ]
-        dx, dws = BACKWARDS[prepared.call.operation](prepared, matrices, kept, whole, ws, needs)
+        dx, dws = BACKWARDS[prepared.call.operation](_Backward(prepared, matrices, kept, whole, ws, *needs))
     if of_gathered is not None and needs[0]:
         returned = _sum_over_ranks(
             prepared, of_gathered.reshape(shapes[0][0], prepared.schedule.problem.k).contiguous()
@@ -79,63 +80,62 @@ def backward(
     return (None if dx is None else dx.view(shape)), dws
 
 
-def _all_gather_matmul(
-    prepared: PreparedCall,
-    grads: Tensors,
-    kept: torch.Tensor | None,
-    whole: bool,
-    ws: Tensors,
-    needs: tuple[bool, Sequence[bool]],
-) -> Gradients:
+@dataclass(frozen=True, slots=True)
+class _Backward:
+    """What the gradients of one call are made from."""
+
+    prepared: PreparedCall
+    grads: Tensors
+    """Of each result, as matrices."""
+    kept: torch.Tensor | None
+    whole: bool
+    """Whether `kept` is all rows that were multiplied, and not x."""
+    ws: Tensors
+    needs_x: bool
+    needs_w: Sequence[bool]
+
+    def gradients_of_w(self, rows: torch.Tensor | None) -> list[torch.Tensor | None]:
+        """From all rows that were multiplied."""
+        return [
+            None if rows is None or not need else rows.t() @ grad
+            for grad, need in zip(self.grads, self.needs_w, strict=True)
+        ]
+
+
+def _all_gather_matmul(of: _Backward) -> Gradients:
     """x is gathered again, concurrently with the matmuls that make its own gradient."""
-    rows, team = prepared.schedule.problem.rows, prepared.team
+    prepared, kept = of.prepared, of.kept
     assert kept is not None
+    rows, team = prepared.schedule.problem.rows, prepared.team
     gathering: Callable[[], torch.Tensor] = lambda: kept  # noqa: E731
-    if any(needs[1]) and not whole:
+    if any(of.needs_w) and not of.whole:
         gathering = start_gather(kept, rows, team)
     dx = None
-    if needs[0]:
+    if of.needs_x:
         call = prepared.call.backward("matmul_reduce_scatter", rows)
-        dx = run(call, grads, [w.t() for w in ws], team.group).outs[0]
-    rows_t = gathering().t() if any(needs[1]) else kept
-    return dx, [rows_t @ grad if need else None for grad, need in zip(grads, needs[1], strict=True)]
+        dx = run(call, of.grads, [w.t() for w in of.ws], team.group).outs[0]
+    gathered = gathering() if any(of.needs_w) else None
+    return dx, of.gradients_of_w(gathered)
 
 
-def _matmul_reduce_scatter(
-    prepared: PreparedCall,
-    grads: Tensors,
-    kept: torch.Tensor | None,
-    whole: bool,
-    ws: Tensors,
-    needs: tuple[bool, Sequence[bool]],
-) -> Gradients:
+def _matmul_reduce_scatter(of: _Backward) -> Gradients:
     """The gathered gradient serves both."""
-    assert kept is not None
-    call = prepared.call.backward("all_gather_matmul", prepared.schedule.problem.rows)
-    made = run(call, grads, [ws[0].t()], prepared.team.group)
-    dw = kept.t() @ made.gathered() if needs[1][0] else None
-    return (made.outs[0] if needs[0] else None), [dw]
+    assert of.kept is not None
+    call = of.prepared.call.backward("all_gather_matmul", of.prepared.schedule.problem.rows)
+    made = run(call, of.grads, [of.ws[0].t()], of.prepared.team.group)
+    dw = of.kept.t() @ made.gathered() if of.needs_w[0] else None
+    return (made.outs[0] if of.needs_x else None), [dw]
 
 
-def _all_to_all_matmul(
-    prepared: PreparedCall,
-    grads: Tensors,
-    kept: torch.Tensor | None,
-    whole: bool,
-    ws: Tensors,
-    needs: tuple[bool, Sequence[bool]],
-) -> Gradients:
+def _all_to_all_matmul(of: _Backward) -> Gradients:
     """The matmuls, then the blocks go back where they came from."""
-    problem, dx = prepared.schedule.problem, None
-    if needs[0]:
-        blocks = grads[0] @ ws[0].t()
-        for grad, w in zip(grads[1:], ws[1:], strict=True):
+    problem, dx = of.prepared.schedule.problem, None
+    if of.needs_x:
+        blocks = of.grads[0] @ of.ws[0].t()
+        for grad, w in zip(of.grads[1:], of.ws[1:], strict=True):
             blocks = torch.addmm(blocks, grad, w.t())
-        dx = all_to_all(blocks, problem.rows or (), problem.sent or (), prepared.team)
-    return dx, [
-        kept.t() @ grad if need and kept is not None else None
-        for grad, need in zip(grads, needs[1], strict=True)
-    ]
+        dx = all_to_all(blocks, problem.rows or (), problem.sent or (), of.prepared.team)
+    return dx, of.gradients_of_w(of.kept)
 
 
 def _sum_over_ranks(prepared: PreparedCall, grad: torch.Tensor) -> torch.Tensor:

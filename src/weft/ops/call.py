@@ -22,6 +22,8 @@ class Call(NamedTuple):
     """Dtype of the result where x is fp8."""
     fast_accum: bool = False
     return_gathered: bool = False
+    dim: int = 0
+    """The dimension of the caller's x that is gathered or scattered: all ranks must mean the same one."""
 
     @property
     def scatters(self) -> bool:
@@ -31,12 +33,12 @@ class Call(NamedTuple):
         """All but the counts, which torch.compile may see as symbols; as plain as its tracer wants it."""
         pieces = "" if self.pieces is None else str(self.pieces)
         options = (self.schedule or "", self.engine or "", pieces, self.out_dtype or "")
-        flags = f"{int(self.fast_accum)} {int(self.return_gathered)}"
+        flags = f"{int(self.fast_accum)} {int(self.return_gathered)} {self.dim}"
         return f"{self.operation} {flags} {','.join(options)}"
 
     @classmethod
     def decode(cls, text: str, rows: Sequence[int] | None, sent: Sequence[int] | None) -> Call:
-        operation, fast_accum, gathered, options = text.split(" ")
+        operation, fast_accum, gathered, dim, options = text.split(" ")
         schedule, engine, pieces, out_dtype = options.split(",")
         return cls(
             operation,
@@ -48,6 +50,7 @@ class Call(NamedTuple):
             out_dtype or None,
             fast_accum == "1",
             gathered == "1",
+            int(dim),
         )
 
     def backward(self, operation: str, rows: tuple[int, ...] | None) -> Call:

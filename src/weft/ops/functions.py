@@ -18,6 +18,7 @@ from weft.ops.run import refuse, run
 from weft.policy import Policy
 
 Several: TypeAlias = torch.Tensor | Sequence[torch.Tensor]
+PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 def all_gather_matmul(
@@ -52,8 +53,7 @@ def all_gather_matmul(
     schedule, engine, pieces: see `weft explore`; left out, they follow from the shape. `policy` sets the
     first two as well. out: where the result goes; no gradient flows through a call with it.
     """
-    call = Call("all_gather_matmul", schedule=schedule, engine=engine, pieces=pieces)
-    call = call._replace(return_gathered=return_A, fast_accum=use_fast_accum)
+    call = Call("all_gather_matmul", None, None, schedule, engine, pieces, None, use_fast_accum, return_A)
     tensors = _Tensors(A_shard, B, bias, A_scale, B_scale, out)
     return _apply(call, tensors, group, gather_dim, rows, None, policy, out_dtype)
 
@@ -84,8 +84,7 @@ def matmul_reduce_scatter(
     rows: how much of scatter_dim each rank keeps; left out, it is split evenly, the first ranks taking one
     more. The other arguments are those of `all_gather_matmul`; each rank has its own scales here.
     """
-    call = Call("matmul_reduce_scatter", schedule=schedule, engine=engine, pieces=pieces)
-    call = call._replace(fast_accum=use_fast_accum)
+    call = Call("matmul_reduce_scatter", None, None, schedule, engine, pieces, None, use_fast_accum)
     tensors = _Tensors(A, B, bias, A_scale, B_scale, out)
     made: torch.Tensor = _apply(call, tensors, group, scatter_dim, rows, None, policy, out_dtype)
     return made
@@ -118,8 +117,7 @@ def all_to_all_matmul(
     """
     if (input_splits is None) != (output_splits is None):
         raise UsageError("all_to_all_matmul: give both input_splits and output_splits, or neither")
-    call = Call("all_to_all_matmul", schedule=schedule, engine=engine, pieces=pieces)
-    call = call._replace(return_gathered=return_A, fast_accum=use_fast_accum)
+    call = Call("all_to_all_matmul", None, None, schedule, engine, pieces, None, use_fast_accum, return_A)
     tensors = _Tensors(A, B, bias, A_scale, B_scale, out)
     return _apply(call, tensors, group, 0, output_splits, input_splits, policy, out_dtype)
 
@@ -131,7 +129,7 @@ class _Tensors:
 
     def __init__(self, x: Any, w: Any, bias: Any, a_scale: Any, b_scale: Any, out: Any) -> None:
         self.x, self.many = x, isinstance(w, (list, tuple))
-        self.ws = _tuple(w)
+        self.ws = tuple(w) if self.many else (w,)
         self.biases = () if bias is None else _tuple(bias)
         self.scales = () if a_scale is None and b_scale is None else (a_scale, *_tuple(b_scale))
         self.outs = None if out is None else _tuple(out)
@@ -159,7 +157,7 @@ def _apply(
         call = call._replace(out_dtype=str(out_dtype).removeprefix("torch."))
     if dim:
         dim = _dimension(call, x, dim, group)
-        x = x.movedim(dim, 0)
+        x, call = x.movedim(dim, 0), call._replace(dim=dim)
         scales = (scales[0].movedim(dim, 0), *scales[1:]) if scales and scales[0].dim() > 1 else scales
     if rows is not None or sent is not None:
         inner = prod(x.shape[1:-1])
@@ -202,6 +200,8 @@ def _run(
 
 def _finish(call: Call, given: _Tensors, made: Sequence[torch.Tensor], dim: int) -> Any:
     """The results with their biases, in the caller's order of dimensions."""
+    if not dim and not given.many and not given.biases and not call.return_gathered:
+        return made[0]
     if dim:
         made = [each.movedim(0, dim) for each in made]
     count = len(given.ws)
@@ -252,7 +252,7 @@ def _cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _is_fake(tensor: torch.Tensor) -> bool:
-    if type(tensor) in (torch.Tensor, torch.nn.Parameter):
+    if type(tensor) in PLAIN:
         return False
     from torch._subclasses.fake_tensor import FakeTensor
 
@@ -262,13 +262,11 @@ def _is_fake(tensor: torch.Tensor) -> bool:
 def _check_kinds(call: Call, given: _Tensors) -> None:
     """Refuse what is no plain tensor, before anything is sent."""
     operation = call.operation
-    for name, tensor in (
-        ("A", given.x),
-        *(("B", w) for w in given.ws),
-        *(("scale", s) for s in given.scales),
-    ):
-        if type(tensor) in (torch.Tensor, torch.nn.Parameter):
+    tensors = (given.x, *given.ws, *given.scales)
+    for place, tensor in enumerate(tensors):
+        if type(tensor) in PLAIN:
             continue
+        name = "A" if not place else "B" if place <= len(given.ws) else "a scale"
         if not isinstance(tensor, torch.Tensor):
             raise UsageError(f"{operation}: {name} must be a tensor, not {type(tensor).__name__}")
         if hasattr(tensor, "to_local"):
@@ -277,15 +275,15 @@ def _check_kinds(call: Call, given: _Tensors) -> None:
             )
     if not given.ws:
         raise UsageError(f"{operation}: B has no tensor; give at least one")
-    if call.scatters and len(given.ws) > 1:
+    if len(given.ws) > 1 and call.scatters:
         raise UsageError(f"{operation}: B has {len(given.ws)} tensors; a reduce-scatter takes one")
-    for name, several in (("bias", given.biases), ("out", given.outs or ())):
-        if several and len(several) != len(given.ws):
-            raise UsageError(f"{operation}: {name} has {len(several)} tensors for {len(given.ws)} of B")
-    if not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None:
-        tensors = (given.x, *given.ws)
-        if any(torch._C._functorch.is_functorch_wrapped_tensor(tensor) for tensor in tensors):
-            raise UsageError(
-                f"{operation}: torch.func transforms (vmap, grad, jvp) cannot pass through an exchange "
-                "between ranks; call it outside of them"
-            )
+    if given.biases or given.outs:
+        for name, several in (("bias", given.biases), ("out", given.outs or ())):
+            if several and len(several) != len(given.ws):
+                raise UsageError(f"{operation}: {name} has {len(several)} tensors for {len(given.ws)} of B")
+    transformed = not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack()
+    if transformed and any(torch._C._functorch.is_functorch_wrapped_tensor(tensor) for tensor in tensors):
+        raise UsageError(
+            f"{operation}: torch.func transforms (vmap, grad, jvp) cannot pass through an exchange between "
+            "ranks; call it outside of them"
+        )

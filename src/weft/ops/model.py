@@ -28,7 +28,7 @@ ATTENTION = ((("q_proj", "k_proj", "v_proj"), "o_proj"), (("wq", "wk", "wv"), "w
 FEED_FORWARD = ((("gate_proj", "up_proj"), "down_proj"), (("w1", "w3"), "w2"))
 """Layers with the same input, and the layer that follows: Hugging Face's names, torchtitan's names."""
 OUTPUTS = ("lm_head", "output")
-SEQUENCE_DIM = 1
+SEQUENCE_DIM, HEADS_DIM = 1, 2
 
 
 @dataclass
@@ -105,6 +105,7 @@ def _plan_block(made: Plan, name: str, block: nn.Module, ranks: int, options: di
             columns, row = match
             if _match(child, ATTENTION):
                 _check_heads(path, child, columns, ranks)
+            _plan_inside(made, path, child, (*columns, row))
             pairs += 1
             for each in columns:
                 made.styles[f"{path}.{each}"] = SequenceColumnwise(sequence_dim=SEQUENCE_DIM, **options)
@@ -121,6 +122,18 @@ def _plan_block(made: Plan, name: str, block: nn.Module, ranks: int, options: di
             )
     if pairs != 2:
         raise UsageError(f"parallelize found {pairs} of 2 pairs of layers in {name} ({type(block).__name__})")
+
+
+def _plan_inside(made: Plan, path: str, module: nn.Module, known: tuple[str, ...]) -> None:
+    """Norms of queries and keys have batch, tokens, heads of this rank, features; nothing else is known."""
+    for name, child in module.named_children():
+        if name in known or not any(True for _ in child.parameters()):
+            continue
+        if not _is_norm(child):
+            raise UsageError(f"parallelize does not know {path}.{name} ({type(child).__name__})")
+        made.styles[f"{path}.{name}"] = SequenceParallel(sequence_dim=HEADS_DIM, use_local_output=True)
+    if any(True for _ in module.parameters(recurse=False)):
+        raise UsageError(f"parallelize does not know the parameters of {path} ({type(module).__name__})")
 
 
 def _check_heads(path: str, attention: nn.Module, columns: tuple[str, ...], ranks: int) -> None:

@@ -15,13 +15,11 @@ from weft.ops.estimate import seconds
 
 MARGIN = 0.01
 """What a schedule must gain over serial by the estimate to be picked."""
-SCATTER_MARGIN = 0.03
-"""The same for a reduce-scatter, whose copies wait for GEMMs: there the estimate is less sure."""
 DOUBT = 0.25
-"""An estimated gain below this is simulated before it is believed, except of whole shards."""
+"""An estimated gain below this is simulated before it is believed, except of gathered whole shards."""
 CONFIRMED_AT_MOST = 3
 """How many candidates are simulated where the estimate alone is not sure enough."""
-LEAST_GAIN_S = 10e-6
+LEAST_GAIN_S = 3e-6
 """A smaller gain is within the error of the latencies of launches, copies and small collectives."""
 TIE = 0.002
 """Estimates this close are equal."""
@@ -84,8 +82,7 @@ def _pick(
     case = Case(operation=operation, m=m, n=n, k=k, ranks=ranks, dtype=dtype, gpu=gpu, topology=topology)
     found = estimates(case, engines)
     (serial,) = (e for e in found if e.schedule == "serial")
-    margin = SCATTER_MARGIN if operation == "matmul_reduce_scatter" else MARGIN
-    least = max(margin * serial.seconds, LEAST_GAIN_S)
+    least = max(MARGIN * serial.seconds, LEAST_GAIN_S)
     faster = [e for e in found if serial.seconds - e.seconds >= least]
     best = _confirmed(case, faster, serial) or serial
     return Pick(best.schedule, best.engine, why(case, best, serial), best.seconds)
@@ -101,14 +98,15 @@ def _confirmed(case: Case, found: list[Estimate], serial: Estimate) -> Estimate 
     """The fastest that is sure to beat serial; the simulator has the last word on those in doubt."""
     from weft.ops.simulate import simulate
 
-    alike = case.fabric.period == 1
+    alike, scatters = case.fabric.period == 1, case.operation == "matmul_reduce_scatter"
 
     left = list(found)
     for _ in range(CONFIRMED_AT_MOST):
         best = _first(left)
         if best is None:
             break
-        clear = best.schedule == "shard" or best.seconds < serial.seconds * (1 - DOUBT)
+        exact = best.schedule == "shard" and not scatters
+        clear = exact or best.seconds < serial.seconds * (1 - DOUBT)
         if alike and clear:
             return best
         if (

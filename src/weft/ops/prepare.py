@@ -160,6 +160,7 @@ def _facts(call: Call, problem: Problem, x: torch.Tensor, choice: Choice, scales
         "operation": call.operation,
         "dtype": str(x.dtype).removeprefix("torch."),
         "device": x.device.type,
+        "dimension": call.dim,
         "schedule": call.schedule or "left open",
         "engine": call.engine or "left open",
         "pieces": call.pieces or "left open",

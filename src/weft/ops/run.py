@@ -70,7 +70,7 @@ def prepare(
         except WeftError as error:
             refuse(call, group, error)
             raise
-    flats = [flat if flat.is_contiguous() else flat.contiguous() for flat in flats]
+    flats = [flat.contiguous() for flat in flats]  # itself, where it is
     ws = [w if 1 in w.stride() else w.contiguous() for w in ws]
     return flats, ws, prepared_call(call, flats, ws, group, scales)
 

@@ -2,21 +2,47 @@
 
 Where to look, from the question to the answer:
 
-- the job: `models`, `network`, `config` (Job, and what it refuses), `request` (a Job from what a user types)
+- the question: `options` (what a user can say), `user_files` (Hugging Face, torchtitan, Megatron and cluster
+  files), `request` (a TrainingJob from both)
+- the job: `models`, `network`, `config` (TrainingJob, and what it refuses)
 - what a rank does: `compute` (kernels), `memory`, `pipeline` (stages and bubble)
-- what it sends: `traffic` (which collectives, beside which compute), `compression`, `collectives` (seconds
-  alone), `overlap` (what both take from each other, from the block-level simulator)
+- what it sends: `traffic` (which collectives, overlapping which compute), `compression`, `collectives`
+  (seconds alone), `overlap` (what both take from each other, from the block-level simulator)
 - the step: `step` puts these together (Prediction)
-- the answers: `answer` (documents), `changes`, `sweep`, `scaling`; `execution_trace`, `chakra` (its format)
+- the answers: `answer` (documents), `changes`, `sweep`, `scaling`, `launch` (files that start the job);
+  `execution_trace`, `chakra` (its format)
 - the figures: `figures` (data/figures.json), `published` and `fit` (where they come from), `accuracy` (their
-  error), `calibrate` (others, by a trace)
+  error by family), `calibrate` (others, by a trace)
 """
 
-from weft.plan.compression import Method
-from weft.plan.config import Job
-from weft.plan.figures import Figures
-from weft.plan.models import Model
-from weft.plan.network import Network
-from weft.plan.step import Collective, Prediction, predict
+from __future__ import annotations
 
-__all__ = ["Collective", "Figures", "Job", "Method", "Model", "Network", "Prediction", "predict"]
+import importlib
+from typing import TYPE_CHECKING, Any
+
+_HOMES = {
+    "Collective": "weft.plan.step",
+    "Figures": "weft.plan.figures",
+    "Method": "weft.plan.compression",
+    "Model": "weft.plan.models",
+    "Network": "weft.plan.network",
+    "Prediction": "weft.plan.step",
+    "TrainingJob": "weft.plan.config",
+    "predict": "weft.plan.step",
+}
+
+__all__ = ["Collective", "Figures", "Method", "Model", "Network", "Prediction", "TrainingJob", "predict"]
+
+if TYPE_CHECKING:
+    from weft.plan.compression import Method
+    from weft.plan.config import TrainingJob
+    from weft.plan.figures import Figures
+    from weft.plan.models import Model
+    from weft.plan.network import Network
+    from weft.plan.step import Collective, Prediction, predict
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)

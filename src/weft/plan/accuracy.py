@@ -1,51 +1,192 @@
-"""How far predictions are from published runs: measured on the held-out half, shipped with the figures."""
+"""How far predictions are from published runs, by kind of job, each publication left out in turn.
+
+`benchmarks/plan/fit.py` predicts every published run with constants that were fitted without its source. From
+those errors come the mean error of a family and the interval that covers 90% of its runs (a split conformal
+interval over sources). `benchmarks/plan/validate.py` writes both to `data/accuracy.json`.
+"""
 
 from __future__ import annotations
 
 import json
+import math
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from weft.plan.config import Job
-from weft.plan.published import Published
-from weft.plan.step import predict
+from weft.plan.config import TrainingJob
 
 SHIPPED = Path(__file__).parent / "data" / "accuracy.json"
+TITLES = {
+    "dense": "dense, tensor and pipeline parallel",
+    "fsdp": "fully sharded (FSDP, ZeRO-3)",
+    "moe": "mixture of experts",
+    "long-context": "sequences of 32,768 tokens and more",
+    "large": "more than 2,304 GPUs",
+    "untested": "no published run of this GPU or precision",
+}
+"""The families and what they are."""
+LONG_TOKENS = 32_768
+LARGE_GPUS = 2_304
+COVERAGE = 0.90
+TESTED_GPUS = frozenset({"a100-80gb", "h100", "h100-96gb", "h200", "h800"})
+TESTED_PRECISIONS = frozenset({"bf16", "fp16", "fp8"})
+ENOUGH = 40
+"""Runs that a family needs for an interval of its own."""
+UNTESTED_FACTOR = 1.5
+"""The interval of what nobody published, against the widest measured one: a judgement, not a measurement."""
 
 
-def held_out_error(rows: Iterable[Published]) -> dict[str, Any]:
-    """Mean and 90th percentile of the absolute error of step time, in percent, where nothing was fitted."""
-    held_out = [row for row in rows if row.half == "held-out"]
-    errors = sorted(
-        abs(100.0 * (predict(row.job, check_memory=False).step_s / row.step_s - 1.0)) for row in held_out
-    )
+def family(job: TrainingJob) -> str:
+    """The kind of job whose error applies: a key of `TITLES`."""
+    if job.gpu.name not in TESTED_GPUS or job.precision not in TESTED_PRECISIONS:
+        return "untested"
+    if job.model.experts:
+        return "moe"
+    if job.seq_len >= LONG_TOKENS:
+        return "long-context"
+    if job.sharding == "zero3":
+        return "fsdp"
+    return "large" if job.gpus > LARGE_GPUS else "dense"
+
+
+@dataclass(frozen=True)
+class Residual:
+    """One published run, predicted without its source."""
+
+    source: str
+    family: str
+    log_error: float
+    """Logarithm of predicted over published step."""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Where the step of a job lies with 90% probability, in seconds."""
+
+    low_s: float
+    high_s: float
+    family: str
+    runs: int
+    """Published runs of the family that it rests on; 0: none, the width is a judgement."""
+    coverage_pct: float = 100 * COVERAGE
+
+
+def bounds(residuals: Sequence[float], coverage: float = COVERAGE) -> tuple[float, float]:
+    """Logarithms by which the true step may lie below and above the predicted one.
+
+    Quantiles of the errors of runs that were left out, one rank further out for their small number; the
+    prediction itself is always inside.
+    """
+    ordered = sorted(-error for error in residuals)
+    count = len(ordered)
+    tail = (1 - coverage) / 2
+    skipped = max(0, math.floor((count + 1) * tail) - 1)
+    return min(0.0, ordered[skipped]), max(0.0, ordered[count - 1 - skipped])
+
+
+def family_bounds(residuals: Sequence[Residual], name: str) -> tuple[float, float]:
+    """The bounds of a family; where it has few runs, at least those of all runs together."""
+    mine = [row.log_error for row in residuals if row.family == name]
+    every = bounds([row.log_error for row in residuals])
+    if not mine:
+        return every
+    own = bounds(mine)
+    if len(mine) >= ENOUGH:
+        return own
+    return min(own[0], every[0]), max(own[1], every[1])
+
+
+def covered(residuals: Iterable[Residual]) -> list[tuple[Residual, bool]]:
+    """Whether each run lies in the interval that the runs of other sources give."""
+    rows = list(residuals)
+    found = []
+    for row in rows:
+        low, high = family_bounds([r for r in rows if r.source != row.source], row.family)
+        found.append((row, low <= -row.log_error <= high))
+    return found
+
+
+def summary(residuals: Sequence[Residual]) -> dict[str, Any]:
+    """Error and interval of each family and of all together, as `data/accuracy.json` keeps them."""
+    inside = covered(residuals)
+    families = {}
+    for name in TITLES:
+        mine = [row for row in residuals if row.family == name]
+        if not mine:
+            continue
+        low, high = family_bounds(residuals, name)
+        families[name] = {
+            **_errors(mine),
+            "sources": len({row.source for row in mine}),
+            "low_pct": round(100 * math.expm1(low), 1),
+            "high_pct": round(100 * math.expm1(high), 1),
+            "covered_pct": _share([ok for row, ok in inside if row.family == name]),
+        }
     return {
-        "mean_pct": round(statistics.fmean(errors), 2),
-        "p90_pct": round(errors[-(-9 * len(errors) // 10) - 1], 2),
-        "max_pct": round(errors[-1], 2),
-        "runs": len(errors),
-        "on": sorted({_kind(row.job) for row in held_out}),
+        **_errors(residuals),
+        "covered_pct": _share([ok for _, ok in inside]),
+        "families": families,
     }
 
 
-def _kind(job: Job) -> str:
-    return f"{job.software} on {job.gpu.name}"
+def _errors(rows: Sequence[Residual]) -> dict[str, Any]:
+    sizes = sorted(100 * abs(math.expm1(row.log_error)) for row in rows)
+    return {
+        "mean_pct": round(statistics.fmean(sizes), 2),
+        "p90_pct": round(sizes[-(-9 * len(sizes) // 10) - 1], 2),
+        "max_pct": round(sizes[-1], 2),
+        "runs": len(sizes),
+    }
 
 
-def unchecked(job: Job, error: Mapping[str, Any] | None) -> list[str]:
-    """A warning that the known error is of other software or other GPUs than this job has."""
-    if not error or _kind(job) in error["on"]:
-        return []
-    return [f"no published run of {_kind(job)} was checked: the error may be larger"]
+def _share(flags: Sequence[bool]) -> float:
+    return round(100 * sum(flags) / len(flags), 1) if flags else 0.0
 
 
 @cache
 def known_error() -> dict[str, Any] | None:
-    """The error that is known of the shipped figures."""
+    """The error of the shipped constants, by family."""
     if not SHIPPED.exists():
         return None
     found: dict[str, Any] = json.loads(SHIPPED.read_text(encoding="utf-8"))
     return found
+
+
+def error_of(job: TrainingJob, known: Mapping[str, Any] | None = None) -> dict[str, Any] | None:
+    """The error that applies to a job: that of its family; without one, the largest of all and no runs."""
+    table = known if known is not None else known_error()
+    if not table or "families" not in table:
+        return None
+    families, name = table["families"], family(job)
+    if name in families:
+        return {**families[name], "family": name, "on": table["on"]}
+    worst = max(families.values(), key=lambda one: one["high_pct"] - one["low_pct"])
+    wider = {
+        "low_pct": round(100 * math.expm1(UNTESTED_FACTOR * math.log1p(worst["low_pct"] / 100)), 1),
+        "high_pct": round(100 * math.expm1(UNTESTED_FACTOR * math.log1p(worst["high_pct"] / 100)), 1),
+    }
+    return {**worst, **wider, "family": name, "runs": 0, "sources": 0, "on": table["on"]}
+
+
+def interval(job: TrainingJob, step_s: float, known: Mapping[str, Any] | None = None) -> Interval | None:
+    """The 90% interval of a predicted step without weft's controls."""
+    found = error_of(job, known)
+    if found is None:
+        return None
+    low, high = (step_s * (1 + found[key] / 100) for key in ("low_pct", "high_pct"))
+    return Interval(low, high, found["family"], found["runs"])
+
+
+def kind(job: TrainingJob) -> str:
+    """Software and GPU of a job, as `known_error()["on"]` lists those with published runs."""
+    return f"{job.software} on {job.gpu.name}"
+
+
+def unchecked(job: TrainingJob, error: Mapping[str, Any] | None) -> list[str]:
+    """A warning that the known error is of other software or other GPUs than this job has."""
+    if not error or kind(job) in error["on"]:
+        return []
+    return [f"no published run of {kind(job)} was checked: the error may be larger"]

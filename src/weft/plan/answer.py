@@ -6,12 +6,14 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from weft.plan.accuracy import unchecked
+from weft.plan.accuracy import error_of, family, interval, unchecked
 from weft.plan.calibrate import Calibration
 from weft.plan.changes import Change, changes
-from weft.plan.config import Job
+from weft.plan.config import TrainingJob
 from weft.plan.figures import Figures
+from weft.plan.pipeline import bubble_share, stage_list
 from weft.plan.scaling import Curve
+from weft.plan.schedule import drawing
 from weft.plan.step import Prediction, predict
 from weft.plan.sweep import Row, Sweep, total_memory
 from weft.policy import Policy
@@ -23,6 +25,7 @@ SHOWN = (
     "pp",
     "cp",
     "ep",
+    "expert_tp",
     "dp",
     "interleave",
     "schedule",
@@ -31,6 +34,7 @@ SHOWN = (
     "global_batch",
     "seq_len",
     "sharding",
+    "shard_ranks",
     "sequence_parallel",
     "recompute",
     "precision",
@@ -43,7 +47,7 @@ SHOWN = (
 class Answer:
     """One configuration: with weft's controls (or the policy that was asked for), and without any."""
 
-    job: Job
+    job: TrainingJob
     prediction: Prediction
     without: Prediction
     others: tuple[Change, ...] = ()
@@ -55,13 +59,13 @@ class Answer:
         return 100.0 * (1.0 - self.prediction.step_s / self.without.step_s)
 
 
-def answer(job: Job, figures: Figures | None = None) -> Answer:
+def answer(job: TrainingJob, figures: Figures | None = None) -> Answer:
     """Predict a job under its own policy, and without weft's controls."""
     found = predict(job, figures)
     return Answer(job, found, predict(job.but(policy=None), figures), changes(job, found, figures))
 
 
-def job_document(job: Job) -> Document:
+def job_document(job: TrainingJob) -> Document:
     """The configuration."""
     return {
         "model": job.model.name,
@@ -83,7 +87,7 @@ def policy_document(policy: Any) -> Any:
     return policy
 
 
-def prediction_document(job: Job, found: Prediction) -> Document:
+def prediction_document(job: TrainingJob, found: Prediction) -> Document:
     """The figures of one prediction; times in seconds."""
     return {
         "step_time_s": found.step_s,
@@ -103,14 +107,45 @@ def prediction_document(job: Job, found: Prediction) -> Document:
     }
 
 
+def expected(job: TrainingJob, step_s: float, error: Document | None) -> Document:
+    """The job's family, its error, and the 90% interval of a step without weft's controls.
+
+    `error`: the table of `known_error`; without one there is no interval.
+    """
+    found = interval(job, step_s, error) if error else None
+    mine = error_of(job, error) if error else None
+    return {
+        "family": family(job),
+        "interval": None if found is None else asdict(found),
+        "known_error": mine or error,
+    }
+
+
+def cost_document(job: TrainingJob, step_s: float, price: float = 0.0) -> Document:
+    """GPU-hours of a step and of a billion tokens; money where a price of a GPU-hour is given."""
+    hours = job.gpus * step_s / 3600
+    billion = hours / job.tokens * 1e9
+    return {
+        "gpu_hours_per_step": hours,
+        "gpu_hours_per_billion_tokens": billion,
+        "usd_per_gpu_hour": price or None,
+        "usd_per_billion_tokens": billion * price if price else None,
+    }
+
+
 def document(
-    found: Answer, *, calibration: Calibration | None = None, error: Document | None = None
+    found: Answer,
+    *,
+    calibration: Calibration | None = None,
+    error: Document | None = None,
+    price: float = 0.0,
 ) -> Document:
     """What `weft plan --json` prints for one configuration."""
     without = prediction_document(found.job, found.without)
     return {
         "kind": "plan",
         "simulated": True,
+        **expected(found.job, found.without.step_s, error),
         "job": job_document(found.job),
         **prediction_document(found.job, found.prediction),
         "memory_limit_bytes": found.job.gpu.memory_bytes,
@@ -118,13 +153,28 @@ def document(
         "without_weft": {k: without[k] for k in ("step_time_s", "exposed_comm_s", "mfu_pct", "breakdown")},
         "gain_pct": found.gain_pct,
         "changes": [asdict(change) for change in found.others],
-        "known_error": error,
+        "cost": cost_document(found.job, found.without.step_s, price),
+        "pipeline": pipeline_document(found.job),
         "calibration": calibration_document(calibration),
         "notes": [*found.prediction.notes, *unchecked(found.job, error)],
     }
 
 
-def _asked(job: Job) -> str:
+def pipeline_document(job: TrainingJob) -> Document:
+    """The stages in order: layers, and which holds the embedding and the output."""
+    return {
+        "schedule": job.schedule,
+        "micro_batches": job.micro_batches,
+        "stages": [
+            {"layers": stage.layers, "moe_layers": stage.moe_layers, "head": stage.head}
+            for stage in stage_list(job)
+        ],
+        "bubble_share": bubble_share(job) * (job.pp - 1) / job.micro_batches,
+        "drawing": [asdict(one) for one in drawing(job)],
+    }
+
+
+def _asked(job: TrainingJob) -> str:
     return "none" if job.policy is None else "given"
 
 
@@ -156,18 +206,24 @@ def row_document(row: Row) -> Document:
         "controls": "weft" if row.job.policy is not None else "none",
         "job": job_document(row.job),
         **{name: made[name] for name in kept},
+        "gpu_s_per_token": row.gpu_s_per_token,
         "pareto": row.best,
     }
 
 
-def sweep_document(job: Job, found: Sweep, error: Document | None = None) -> Document:
-    """What `weft plan --sweep --json` prints."""
+def sweep_document(
+    job: TrainingJob | None, found: Sweep, error: Document | None = None, price: float = 0.0
+) -> Document:
+    """What `weft plan --sweep --json` prints. `job`: as it was asked for, where that can run."""
     rows = [row_document(row) for row in found.rows]
     best = rows[0]
+    fastest = found.rows[0].job
+    plain = next((row for row in found.rows if row.job == fastest.but(policy=None)), found.rows[0])
     return {
         "kind": "plan-sweep",
         "simulated": True,
-        "job": job_document(job),
+        **expected(fastest, plain.prediction.step_s, error),
+        "job": job_document(job or fastest),
         **{name: best[name] for name in ("step_time_s", "tflops_per_gpu", "mfu_pct", "exposed_comm_s")},
         "breakdown": dict(found.rows[0].prediction.breakdown),
         "policy": policy_document(found.rows[0].prediction.policy),
@@ -175,9 +231,10 @@ def sweep_document(job: Job, found: Sweep, error: Document | None = None) -> Doc
         "rows": rows,
         "refused": summarised(found.refused),
         "left_out": found.left_out,
-        "memory_limit_bytes": job.gpu.memory_bytes,
-        "known_error": error,
-        "notes": unchecked(job, error),
+        "memory_limit_bytes": fastest.gpu.memory_bytes,
+        "without_weft": {"step_time_s": plain.prediction.step_s},
+        "cost": cost_document(fastest, plain.prediction.step_s, price),
+        "notes": [*found.rows[0].prediction.notes, *unchecked(fastest, error)],
     }
 
 
@@ -188,18 +245,20 @@ def summarised(reasons: Iterable[str], most: int = 5) -> list[str]:
     return unique[:most] + ([f"{rest} more reasons of the same kind"] if rest > 0 else [])
 
 
-def scaling_document(job: Job, curves: Iterable[Curve], error: Document | None = None) -> Document:
+def scaling_document(job: TrainingJob, curves: Iterable[Curve], error: Document | None = None) -> Document:
     """What `weft plan --scale --json` prints."""
-    made = [_curve_document(curve) for curve in curves]
+    drawn = list(curves)
+    made = [_curve_document(curve) for curve in drawn]
     last = made[0]["points"][-1]["with_weft"]
+    largest = drawn[0].points[-1]
     return {
         "kind": "plan-scaling",
         "simulated": True,
+        **expected(largest.job, largest.without.step_s, error),
         "job": job_document(job),
         **{k: last[k] for k in ("step_time_s", "tflops_per_gpu", "mfu_pct", "exposed_comm_s", "breakdown")},
         "policy": last["policy"],
         "curves": made,
-        "known_error": error,
         "notes": unchecked(job, error),
     }
 

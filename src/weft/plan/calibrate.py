@@ -1,6 +1,6 @@
 """The compute side from a profiler trace of one node: what its kernels took, by kind, without communication.
 
-A kernel that ran beside a collective was slowed by it: where a kernel also ran alone, its time alone counts.
+A kernel that overlapped with a collective was slowed by it: where it also ran alone, its time alone counts.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import numpy.typing as npt
 from weft.errors import InputError, UsageError
 from weft.gpu.presets import GPU_PRESETS
 from weft.plan.compute import Pass, Work, head, layer
-from weft.plan.config import Job
+from weft.plan.config import TrainingJob
 from weft.plan.figures import Figures
 from weft.timeline import Intervals, Kind, Timeline
 from weft.trace import kineto
-from weft.trace.kineto import Trace
+from weft.trace.record import Trace
 
 KINDS = ("gemm", "attention", "optimizer", "elementwise")
 """What a compute kernel does; the last is everything that the names of the others do not find."""
@@ -53,7 +53,7 @@ class Measured:
     launches: float
     """Compute kernels of a step."""
     beside_pct: float
-    """Share of compute time that only ever ran beside communication: it may be slower than alone."""
+    """Share of compute time that only ever overlapped with communication: it may be slower than alone."""
 
     @property
     def compute_s(self) -> float:
@@ -82,7 +82,7 @@ def measure(path: Path, layers: float) -> Measured:
     length = (timeline.end_ns - timeline.start_ns)[compute]
     alone = ~_touches(timeline, compute, timeline.covered(Kind.COMM))
     seconds = dict.fromkeys(KINDS, 0.0)
-    beside = 0.0
+    shared = 0.0
     names, which = np.unique(timeline.name[compute], return_inverse=True)
     blocks = timeline.resources.get("blocks", np.full(len(timeline), -1, dtype=np.int64))[compute]
     # One kernel serves several shapes; its grid tells most of them apart.
@@ -93,7 +93,7 @@ def measure(path: Path, layers: float) -> Measured:
         if free.any():
             total = float(np.median(length[free])) * int(mine.sum())
         else:
-            beside += total
+            shared += total
         seconds[kind_of(timeline.names[int(names[name])])] += total * 1e-9
     whole = sum(seconds.values())
     return Measured(
@@ -101,7 +101,7 @@ def measure(path: Path, layers: float) -> Measured:
         steps=steps,
         gap_s=_gap_ns(timeline, compute) * 1e-9,
         launches=len(compute) / steps,
-        beside_pct=100.0 * beside * 1e-9 / whole if whole else 0.0,
+        beside_pct=100.0 * shared * 1e-9 / whole if whole else 0.0,
         **{f"{kind}_s": total / steps for kind, total in seconds.items()},
     )
 
@@ -128,7 +128,7 @@ def _steps(trace: Trace, compute: npt.NDArray[np.intp], layers: float, path: Pat
 
 
 def _touches(timeline: Timeline, index: npt.NDArray[np.intp], comm: Intervals) -> npt.NDArray[np.bool_]:
-    """Whether each span ran beside communication for a while."""
+    """Whether each span overlapped with communication for a while."""
     if not len(comm.start):
         return np.zeros(len(index), dtype=bool)
     start, end = timeline.start_ns[index], timeline.end_ns[index]
@@ -157,7 +157,7 @@ class Calibration:
     """Compute of the step by the figures before, in seconds, to be compared with the trace's."""
 
 
-def calibrate(measured: Measured, job: Job, figures: Figures) -> Calibration:
+def calibrate(measured: Measured, job: TrainingJob, figures: Figures) -> Calibration:
     """Set the software's figures so that the model takes what the trace took for each kind of kernel.
 
     `job` is the one that was traced. Raises UsageError where it cannot have been: faster than the GPU can be.
@@ -183,25 +183,25 @@ def calibrate(measured: Measured, job: Job, figures: Figures) -> Calibration:
     return Calibration(found, measured, pairs, _rank(job, figures).total)
 
 
-def _check_possible(measured: Measured, job: Job) -> None:
-    """Whether the traced matrix products can have been this job's."""
+def _check_possible(measured: Measured, job: TrainingJob) -> None:
+    """Whether the traced matmuls can have been this job's."""
     passes = 4 if job.recompute == "full" else 3
     tokens = job.tokens / (job.dp * job.cp)
     flops = 2.0 * passes * job.model.active_params * tokens / (job.tp * job.pp)
     reached = flops / (measured.gemm_s * job.gpu.flops(job.precision)) if measured.gemm_s > 0 else 0.5
     if not 0.02 < reached <= 1.0:
         raise UsageError(
-            f"--calibrate: for this job the trace's matrix products ran at {100 * reached:.0f}% of the "
+            f"--calibrate: for this job the trace's matmuls ran at {100 * reached:.0f}% of the "
             f"{job.gpu.title}'s peak, so the trace is of another job; give the options of the traced one"
         )
 
 
-def _layer_passes(job: Job) -> float:
+def _layer_passes(job: TrainingJob) -> float:
     """Forward passes over a layer in a step of one GPU."""
     return job.model.layers / job.pp * job.micro_batches
 
 
-def _rank(job: Job, figures: Figures) -> Work:
+def _rank(job: TrainingJob, figures: Figures) -> Work:
     """What one GPU computes in a step, by the model; the output's work is shared out over the stages."""
     moe_share = job.model.moe_layers / job.model.layers
     plain, routed = layer(job, figures), layer(job, figures, moe=True) if moe_share else Pass()
@@ -210,14 +210,14 @@ def _rank(job: Job, figures: Figures) -> Work:
     return (whole.forward + whole.backward + whole.recompute) * job.micro_batches
 
 
-def calibrated(path: Path, job: Job, figures: Figures) -> Calibration:
+def calibrated(path: Path, job: TrainingJob, figures: Figures) -> Calibration:
     """Figures from the trace of a job."""
     found = measure(path, _layer_passes(job))
     _check_gpu(found.device_name, job, path)
     return calibrate(found, job, figures)
 
 
-def _check_gpu(title: str, job: Job, path: Path) -> None:
+def _check_gpu(title: str, job: TrainingJob, path: Path) -> None:
     """A trace of another GPU says nothing about this one; a name that no preset has is not judged."""
     words = title.lower().replace("-", " ").split()
     traced = next((name for name in GPU_PRESETS if name.split("-")[0] in words), None)
@@ -227,7 +227,7 @@ def _check_gpu(title: str, job: Job, path: Path) -> None:
         )
 
 
-def traced_job(job: Job, words: str) -> Job:
+def traced_job(job: TrainingJob, words: str) -> TrainingJob:
     """The job of a trace: as planned, but for what `words` says, such as `layers=4 tp=1 gpus=2`."""
     known = {"layers", "gpus", "tp", "pp", "cp", "ep", "dp", "micro_batch", "global_batch", "seq_len"}
     changes: dict[str, int] = {}

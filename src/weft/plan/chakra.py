@@ -18,6 +18,8 @@ COMP, SEND, RECV, COLLECTIVE = 4, 5, 6, 7
 COLLECTIVES = {"all_reduce": 0, "all_gather": 2, "all_to_all": 6, "reduce_scatter": 7}
 """CollectiveCommType."""
 
+INT32 = frozenset({"comm_src", "comm_dst", "comm_tag", "comm_priority"})
+"""Attributes of 32 bits: Chakra's first feeder reads only `int32_val` of them, later ones read either."""
 _VARINT, _LENGTH = 0, 2
 _SMALL = tuple(bytes([value]) for value in range(128))
 Value = bool | int | str
@@ -63,9 +65,13 @@ def _text(tag: int, value: str) -> bytes:
 
 @lru_cache(maxsize=1 << 16, typed=True)
 def _attribute(name: str, value: Value) -> bytes:
-    """AttributeProto: bool_val 27, int64_val 9, string_val 29; a oneof's member is written also when zero."""
+    """AttributeProto: bool_val 27, int32_val 7, int64_val 9, string_val 29; a oneof's member is written also
+    when zero.
+    """
     if isinstance(value, bool):
         payload = varint(27 << 3 | _VARINT) + varint(int(value))
+    elif isinstance(value, int) and name in INT32:
+        payload = varint(7 << 3 | _VARINT) + varint(value)
     elif isinstance(value, int):
         payload = varint(9 << 3 | _VARINT) + varint(value)
     else:

@@ -8,17 +8,18 @@ from typing import Any
 
 from weft.errors import UsageError
 from weft.plan.compression import NONE
-from weft.plan.config import Job
+from weft.plan.config import TrainingJob
 from weft.plan.figures import Figures, shipped
+from weft.plan.network import GBIT
 from weft.plan.step import Prediction, predict
 
 NAMES = {
-    "tp": "tensor parallel collectives, in pieces beside their GEMMs (a finer-grain schedule, weft.ops)",
-    "cp": "context parallel transfers beside attention",
-    "ep": "expert all-to-all beside the other half of the batch",
-    "pp": "transfers between pipeline stages beside the next micro-batch",
-    "grads": "gradient sums beside the backward pass",
-    "params": "parameter gathers beside the forward pass",
+    "tp": "tensor parallel collectives behind their GEMMs, in pieces (a finer-grain schedule, weft.ops)",
+    "cp": "context parallel transfers behind attention",
+    "ep": "expert all-to-all behind the other half of the batch",
+    "pp": "transfers between pipeline stages behind the next micro-batch",
+    "grads": "gradient sums behind the backward pass",
+    "params": "parameter gathers behind the forward pass",
 }
 COMPRESSIONS = ("bf16", "fp8", "int8", "powersgd:4", "topk:0.01", "zero++", "qwz")
 LEAST_PCT = 0.2
@@ -30,7 +31,7 @@ class Change:
     """One change and what it does; negative percentages are a loss."""
 
     kind: str
-    """`schedule`, `pipeline` or `compression`."""
+    """`schedule`, `pipeline`, `compression` or `what-if` (another network, precision or recomputation)."""
     text: str
     option: str
     """For the command line, where there is one."""
@@ -38,7 +39,7 @@ class Change:
     gain_pct: float
 
 
-def changes(job: Job, found: Prediction, figures: Figures | None = None) -> tuple[Change, ...]:
+def changes(job: TrainingJob, found: Prediction, figures: Figures | None = None) -> tuple[Change, ...]:
     """The changes that matter, most gain first; losses by compression too, for they answer a question."""
     made = []
     for kind, text, option, what in _candidates(job, found, figures or shipped()):
@@ -47,19 +48,20 @@ def changes(job: Job, found: Prediction, figures: Figures | None = None) -> tupl
         except UsageError:
             continue
         gain = 100.0 * (1.0 - other.step_s / found.step_s)
-        if abs(gain) >= LEAST_PCT and (gain > 0 or kind == "compression"):
+        if abs(gain) >= LEAST_PCT and (gain > 0 or kind in ("compression", "what-if")):
             made.append(Change(kind, text, option, other.step_s, gain))
     return tuple(sorted(made, key=lambda change: -change.gain_pct))
 
 
 def _candidates(
-    job: Job, found: Prediction, figures: Figures
+    job: TrainingJob, found: Prediction, figures: Figures
 ) -> Iterator[tuple[str, str, str, dict[str, Any]]]:
     hidden = job.hide if job.hide is not None else figures.find(job.software).hides
     for name, text in NAMES.items():
         more = {name, "tp_backward"} if name == "tp" else {name}
         if found.breakdown.get(name, 0.0) > 0 and not more <= hidden:
             yield "schedule", f"hide the {text}", "", {"hide": frozenset(hidden | more)}
+    yield from _what_if(job)
     for chunks in (2, 4, 8):
         if job.pp > 1 and chunks != job.interleave:
             text = f"{chunks} chunks for each pipeline stage: a smaller bubble, more transfers"
@@ -72,3 +74,19 @@ def _candidates(
                 "weights and gradients" if name == "zero++" else "weights" if name == "qwz" else "gradients"
             )
             yield "compression", f"{name} {what}", f"--compression {name}", {"compression": name}
+
+
+def _what_if(job: TrainingJob) -> Iterator[tuple[str, str, str, dict[str, Any]]]:
+    """Other hardware and precision: what a planner asks about a cluster that is not bought yet."""
+    if job.gpus > job.network.domain:
+        for times, text in ((2.0, "a network twice as fast"), (0.5, "a network half as fast")):
+            rail = job.network.rail_bytes_per_s * times
+            net = job.network.but(name=f"{rail / GBIT:g} Gbit/s", rail_bytes_per_s=rail)
+            yield "what-if", text, f"--rail-gbit {rail / GBIT:g}", {"network": net}
+    lower = {"bf16": "fp8", "fp16": "fp8", "fp8": "nvfp4"}.get(job.precision)
+    if lower:
+        yield "what-if", f"matmuls in {lower}", f"--precision {lower}", {"precision": lower}
+    if job.recompute != "none":
+        yield "what-if", "no recomputation", "--recompute none", {"recompute": "none"}
+    if job.pp > 1 and job.schedule == "1f1b":
+        yield "pipeline", "a zero-bubble schedule", "--schedule zero-bubble", {"schedule": "zero-bubble"}

@@ -1,4 +1,11 @@
-"""Collectives: how long one takes alone, by ring, tree or hierarchy, whichever is fastest."""
+"""Collectives: seconds of one alone, from its kind, bytes, ranks and the links between them.
+
+`collective_s` is the one model of network time: plans use it, and so can anything else that needs the time
+of a collective between nodes. It needs no job: a `Group` (ranks and how many share an NVLink domain), a
+GPU, a `Network` and the fitted `Links`. Inside a node it is `weft.gpu.cost`. Between nodes, all-gather and
+reduce-scatter run around a ring, as NCCL's do: every rank is a hop, so their latency grows with the ranks.
+All-reduce takes the ring or NCCL's double tree, whichever is faster.
+"""
 
 from __future__ import annotations
 
@@ -44,49 +51,52 @@ def rail_rate(g: Group, network: Network, links: Links) -> float:
     return network.rail_bytes_per_s * links.network_share / beyond / lost
 
 
-def collective_s(kind: str, bytes_: float, g: Group, gpu: GpuSpec, network: Network, links: Links) -> float:
-    """Seconds of a collective alone. `bytes_`: the larger buffer of a rank, as in Workload."""
+def collective_s(
+    kind: str,
+    bytes_: float,
+    g: Group,
+    gpu: GpuSpec,
+    network: Network,
+    links: Links,
+    *,
+    flow_bytes: float = 0.0,
+) -> float:
+    """Seconds of a collective alone. `bytes_`: the larger buffer of a rank, as in Workload.
+
+    `kind`: `all_reduce`, `all_gather`, `reduce_scatter`, `all_to_all` or `p2p`. `flow_bytes`: of all
+    buckets that follow each other without a gap, where it is one of several: they fill the links together.
+    """
     if g.ranks < 2 or bytes_ <= 0:
         return 0.0
+    start = links.launch_us * 1e-6
     if kind == "p2p":
-        return _p2p(bytes_, g, gpu, network, links)
+        return start + _p2p(bytes_, g, gpu, network, links)
     if g.domains == 1:
         rate = link_bytes_per_s(gpu, links)
         return node_collective_s(kind, bytes_, g.ranks, rate, links, in_switch=switch_reduces(gpu))
+    factor = size_factor(max(bytes_, flow_bytes), links)
     if kind == "all_to_all":
-        return links.launch_us * 1e-6 + _all_to_all(bytes_, g, gpu, network, links)
-    rounds = 2 if kind == "all_reduce" else 1
-    ways = [rounds * _ring(bytes_, g, gpu, network, links)]
-    if g.per_domain > 1:
-        ways.append(rounds * _hierarchy(bytes_, g, gpu, network, links))
+        return start + _all_to_all(bytes_, g, gpu, network, links) * factor + _hop_s(network, links)
     if kind == "all_reduce":
-        ways.append(_tree(bytes_, g, gpu, network, links))
-    return links.launch_us * 1e-6 + min(ways)
+        ring = 2 * _ring(bytes_, g, gpu, network, links, factor)
+        return start + min(ring, _tree(bytes_, g, gpu, network, links, factor))
+    return start + _ring(bytes_, g, gpu, network, links, factor)
 
 
 def _hop_s(network: Network, links: Links) -> float:
     return (network.latency_us + links.network_us) * 1e-6
 
 
-def _ring(bytes_: float, g: Group, gpu: GpuSpec, network: Network, links: Links) -> float:
-    """Reduce-scatter or all-gather around a ring; every domain is left over as many rails as it has ranks."""
+def _ring(bytes_: float, g: Group, gpu: GpuSpec, network: Network, links: Links, factor: float) -> float:
+    """Reduce-scatter or all-gather around a ring; each domain sends over as many rails as it has ranks."""
     rails = g.per_domain * rail_rate(g, network, links)
     rate = min(link_bytes_per_s(gpu, links), rails) if g.per_domain > 1 else rails
-    latency = (g.ranks - g.domains) * links.domain_us * 1e-6 + g.domains * network.latency_us * 1e-6
+    latency = (g.ranks - g.domains) * links.ring_us * 1e-6 + g.domains * _hop_s(network, links)
     sent = bytes_ * (g.ranks - 1) / g.ranks
-    return latency + sent * size_factor(bytes_, links) / rate
+    return latency + sent * factor / rate
 
 
-def _hierarchy(bytes_: float, g: Group, gpu: GpuSpec, network: Network, links: Links) -> float:
-    """Inside the domain first, then each rank with its peers along its rail."""
-    inner = bytes_ * (g.per_domain - 1) / g.per_domain / link_bytes_per_s(gpu, links)
-    outer = bytes_ / g.per_domain * (g.domains - 1) / g.domains / rail_rate(g, network, links)
-    latency = (g.per_domain - 1) * links.domain_us * 1e-6
-    latency += math.ceil(math.log2(g.domains)) * _hop_s(network, links)
-    return latency + (inner + outer) * size_factor(bytes_, links)
-
-
-def _tree(bytes_: float, g: Group, gpu: GpuSpec, network: Network, links: Links) -> float:
+def _tree(bytes_: float, g: Group, gpu: GpuSpec, network: Network, links: Links, factor: float) -> float:
     """Up and down a double tree between domains; inside each a chain, or the switch."""
     rate = link_bytes_per_s(gpu, links)
     hops = 2 * (g.per_domain - 1) * links.domain_us * 1e-6
@@ -98,16 +108,30 @@ def _tree(bytes_: float, g: Group, gpu: GpuSpec, network: Network, links: Links)
     crossing = bytes_ if g.domains == 2 and switch_reduces(gpu) else 2 * bytes_
     sent = max(sent, crossing / (g.per_domain * rail_rate(g, network, links)))
     hops += 2 * math.ceil(math.log2(g.domains)) * _hop_s(network, links)
-    return hops + sent * size_factor(bytes_, links)
+    return hops + sent * factor
 
 
 def _all_to_all(bytes_: float, g: Group, gpu: GpuSpec, network: Network, links: Links) -> float:
+    """Seconds at full bandwidth, inside domains and between them at the same time."""
     near = bytes_ * (g.per_domain - 1) / g.ranks / link_bytes_per_s(gpu, links)
     far = bytes_ * (g.ranks - g.per_domain) / g.ranks / rail_rate(g, network, links)
-    return max(near, far) * size_factor(bytes_, links) + _hop_s(network, links)
+    return max(near, far)
 
 
 def _p2p(bytes_: float, g: Group, gpu: GpuSpec, network: Network, links: Links) -> float:
     if g.domains == 1:
-        return links.launch_us * 1e-6 + bytes_ / link_bytes_per_s(gpu, links)
-    return links.launch_us * 1e-6 + _hop_s(network, links) + bytes_ / rail_rate(g, network, links)
+        return bytes_ / link_bytes_per_s(gpu, links)
+    return _hop_s(network, links) + bytes_ / rail_rate(g, network, links)
+
+
+def token_copies(top_k: int, g: Group, dispatch: str, most_nodes: int = 0) -> float:
+    """How often a token is sent on its way to `top_k` experts that are spread evenly over a group.
+
+    `copies`: once for each expert. `node`: once for each node between nodes, once for each rank inside one;
+    the expected number of distinct ones. `most_nodes`: the router's own limit on nodes, 0 for none.
+    """
+    if dispatch == "copies":
+        return float(top_k)
+    places = g.domains if g.domains > 1 else g.ranks
+    distinct = places * (1.0 - (1.0 - 1.0 / places) ** top_k)
+    return min(distinct, float(most_nodes)) if most_nodes and g.domains > 1 else distinct

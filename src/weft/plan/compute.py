@@ -1,4 +1,4 @@
-"""Compute: seconds of matrix products, attention and the rest of a layer on one GPU."""
+"""Compute: seconds of matmuls, attention and the rest of a layer on one GPU."""
 
 from __future__ import annotations
 
@@ -7,14 +7,26 @@ from dataclasses import dataclass, fields, replace
 
 from weft.gpu.cost import LARGE_TILE
 from weft.gpu.specs import GpuSpec
-from weft.plan.config import Job
-from weft.plan.figures import Figures, Software
+from weft.plan.config import TrainingJob
+from weft.plan.figures import (
+    CAST_PASSES,
+    EXPERT_LAUNCHES,
+    LAYER_LAUNCHES,
+    ROUTER_LAUNCHES,
+    Figures,
+    Software,
+    half_rate,
+)
 from weft.plan.models import Gemm
 
 TILE_M, TILE_N = LARGE_TILE
-REFERENCE_RATE = 989.4e12 / 132  # of one SM of an H100 in bf16, for which `gemm_k_half` holds
-USUAL_SHARE = 0.75  # of a layer's time in matrix products: where the figures `gemm` hold
-BACKWARD_ATTENTION = 2.5  # flash attention computes the scores again: five products instead of two
+REFERENCE_RATE = 989.4e12 / 132  # of one SM of an H100 in bf16, for which `GEMM_K_HALF` holds
+GEMM_K_HALF = 215.0  # depth at which an H100 reaches half of its rate: as the closed form of weft.gpu.cost
+GEMM_TAIL = 0.5  # how much of a ragged last wave is lost, 0 to 1: assumed, other kernels fill the rest
+USUAL_SHARE = 0.75  # of a layer's time in matmuls: where the shares of the peak hold
+BACKWARD_ATTENTION = 2.5  # flash attention computes the scores again: five matmuls instead of two
+LOW = ("fp8", "mxfp8", "nvfp4")
+WIDTH = {"fp8": 1.0, "mxfp8": 1.03125, "nvfp4": 0.5625}  # bytes of an element with its share of the scales
 
 
 @dataclass(frozen=True)
@@ -59,25 +71,34 @@ class Pass:
 
 
 def gemm_s(gemm: Gemm, gpu: GpuSpec, precision: str, figures: Figures, speed: float = 1.0) -> float:
-    """Seconds of a matrix product: waves of tiles at a rate that deep products reach, and its bytes.
+    """Seconds of a matmul: waves of tiles at the rate that deep matmuls reach, and its bytes.
 
-    To fill and drain a tile takes the same time whatever the rate, so a faster GPU needs deeper products.
+    To fill and drain a tile takes the same time whatever the rate, so a faster GPU needs deeper matmuls.
     """
-    peak = gpu.flops(precision)
+    peak = peak_rate(gpu, precision)
     tiles = math.ceil(gemm.m / TILE_M) * math.ceil(gemm.n / TILE_N) * gemm.count
     waves = tiles / gpu.sms
-    tail = (math.ceil(waves) / waves) ** figures.gemm_tail if waves < 64 else 1.0
-    half = figures.gemm_k_half * peak / gpu.sms / REFERENCE_RATE
+    tail = (math.ceil(waves) / waves) ** GEMM_TAIL if waves < 64 else 1.0
+    half = GEMM_K_HALF * peak / gpu.sms / REFERENCE_RATE
     share = figures.gemm_share(gpu, precision) * speed * gemm.k / (gemm.k + half)
     padded = 2.0 * tiles * TILE_M * TILE_N * gemm.k if gemm.m < TILE_M or gemm.n < TILE_N else gemm.flops
     busy = padded / (peak * share) * tail
-    size = 1 if precision == "fp8" else 2
+    size = WIDTH.get(precision, 2.0)
     moved = (size * (gemm.m * gemm.k + gemm.n * gemm.k) + 2 * gemm.m * gemm.n) * gemm.count
     return math.hypot(busy, moved / _bandwidth(gpu, figures))
 
 
-def gemm_passes(gemms: list[Gemm], job: Job, figures: Figures, precision: str = "") -> tuple[float, float]:
-    """Seconds forward and backward (input and weight gradients) of these products."""
+def peak_rate(gpu: GpuSpec, precision: str) -> float:
+    """Peak FLOP/s of matmuls in a training precision."""
+    if precision in ("bf16", "fp16"):
+        return half_rate(gpu)
+    return gpu.flops({"mxfp8": "fp8", "nvfp4": "fp4"}.get(precision, precision))
+
+
+def gemm_passes(
+    gemms: list[Gemm], job: TrainingJob, figures: Figures, precision: str = ""
+) -> tuple[float, float]:
+    """Seconds forward and backward (input and weight gradients) of these matmuls."""
     software, kind = figures.find(job.software), precision or job.precision
     forward = backward = 0.0
     for g in gemms:
@@ -87,7 +108,7 @@ def gemm_passes(gemms: list[Gemm], job: Job, figures: Figures, precision: str = 
     return forward, backward
 
 
-def layer(job: Job, figures: Figures, *, moe: bool = False) -> Pass:
+def layer(job: TrainingJob, figures: Figures, *, moe: bool = False) -> Pass:
     """One layer and one micro-batch on one rank, without communication."""
     software, m = figures.find(job.software), job.model
     tokens = job.micro_batch * job.seq_len // job.cp
@@ -95,22 +116,28 @@ def layer(job: Job, figures: Figures, *, moe: bool = False) -> Pass:
     gemms += m.moe_gemms(tokens, job.tp, job.ep, job.expert_tp) if moe else m.mlp_gemms(tokens, job.tp)
     forward, backward = gemm_passes(gemms, job, figures)
     attention_f, attention_b = _attention(job, figures, software, tokens)
-    rest = _elementwise_bytes(job, software, tokens, moe=moe) / _bandwidth(job.gpu, figures)
+    rest = _elementwise_bytes(job, figures, software, tokens, moe=moe) / _bandwidth(job.gpu, figures)
     once = software.layer_us * 1e-6
+    if moe:
+        launches = ROUTER_LAUNCHES + EXPERT_LAUNCHES * max(1, m.experts // job.ep)
+        once *= 1 + launches / LAYER_LAUNCHES
     work_f = Work(forward, attention_f, rest, once)
     work_b = Work(backward, attention_b, 2 * rest, 2 * once)
     share = (forward + backward) / (work_f.total + work_b.total)
-    slower = (share / USUAL_SHARE) ** figures.power
+    slower = (share / USUAL_SHARE) ** figures.constants.power
     work_f, work_b = replace(work_f, gemm=forward * slower), replace(work_b, gemm=backward * slower)
     return Pass(work_f, work_b, _recomputed(job, software, work_f, gemms))
 
 
-def _recomputed(job: Job, software: Software, forward: Work, gemms: list[Gemm]) -> Work:
+def _recomputed(job: TrainingJob, software: Software, forward: Work, gemms: list[Gemm]) -> Work:
     if job.recompute == "full":
         return forward
     if job.recompute == "selective":
         if software.selective == "half":
             return Work(0.5 * forward.gemm, 0.0, forward.elementwise, 0.5 * forward.overhead)
+        if software.selective == "cheap":
+            up = sum(g.flops for g in gemms if g.name in ("q_up", "kv_up")) / sum(g.flops for g in gemms)
+            return Work(up * forward.gemm, 0.0, forward.elementwise / 2, forward.overhead / 4)
         if software.selective == "projections":
             kept = sum(g.flops for g in gemms if g.name in ("qkv", "down", "expert_down"))
             share = 1 - kept / sum(g.flops for g in gemms)
@@ -123,26 +150,27 @@ def _bandwidth(gpu: GpuSpec, figures: Figures) -> float:
     return gpu.memory_bytes_per_s * figures.memory_share
 
 
-def _attention(job: Job, figures: Figures, software: Software, tokens: int) -> tuple[float, float]:
+def _attention(job: TrainingJob, figures: Figures, software: Software, tokens: int) -> tuple[float, float]:
     """Seconds forward and backward of scores, softmax and values on one rank."""
-    m, peak = job.model, job.gpu.flops("bf16")
-    if software.attention == "flash":
-        flops = m.attention_flops(job.seq_len) * tokens / job.tp
-        seconds = flops / (peak * software.attention_efficiency)
+    m, peak = job.model, half_rate(job.gpu) * software.attention_share(job.gpu, job.model.query_dim)
+    if software.attention != "unfused":
+        seconds = m.attention_flops(job.seq_len) * tokens / job.tp / peak
         if not software.context_balanced:
             seconds *= 2 * job.cp / (job.cp + 1)  # the rank with the last part of the sequence has most to do
         return seconds, BACKWARD_ATTENTION * seconds
     flops = m.attention_flops(job.seq_len, causal=False) * tokens / job.tp
-    products = flops / (peak * figures.gemm_share(job.gpu, "bf16") * software.attention_efficiency)
+    matmuls = flops / (peak * figures.gemm_share(job.gpu, "bf16"))
     # Scores are written, masked and normalised, dropped out, and read again: elements of 2 bytes.
     scores = float(m.heads // job.tp) * tokens * job.seq_len
     passes = 8.0
     moved = 2.0 * passes * scores / _bandwidth(job.gpu, figures)
-    return products + moved, 2 * products + 1.25 * moved
+    return matmuls + moved, 2 * matmuls + 1.25 * moved
 
 
-def _elementwise_bytes(job: Job, software: Software, tokens: int, *, moe: bool) -> float:
-    """Memory traffic forward of a layer outside matrix products, least passes times the software's factor."""
+def _elementwise_bytes(
+    job: TrainingJob, figures: Figures, software: Software, tokens: int, *, moe: bool
+) -> float:
+    """Memory traffic forward of a layer outside matmuls, least passes times the software's factor."""
     m = job.model
     rows = tokens / job.tp if job.sequence_parallel else float(tokens)
     # Two norms and two residual additions with dropout: read and write, 2 bytes an element.
@@ -152,15 +180,18 @@ def _elementwise_bytes(job: Job, software: Software, tokens: int, *, moe: bool) 
     rope = 2 * 2 * tokens * (m.heads + 2 * m.kv_heads) * m.head_dim / job.tp
     # Tokens are put in order for their experts and back: two copies each way.
     routed = 4 * 2 * tokens * m.experts_per_token * m.hidden * job.expert_tp / job.tp if moe else 0.0
-    # The input of every product in 8 bits: read 2 bytes, write 1 as it is and 1 transposed.
+    # The input of every matmul in 8 bits: read 2 bytes, write 1 as it is and 1 transposed.
     gathered = rows if software.gathers_fp8 else tokens
-    cast = 4 * (2 * gathered * m.hidden + tokens * (width + m.heads * m.value_dim / job.tp))
-    eight = software.cast * cast if job.precision == "fp8" else 0.0
-    return software.elementwise * (wide + inner + rope) + software.routing * routed + eight
+    visits = tokens * m.experts_per_token * job.expert_tp / job.tp if moe else gathered
+    inputs = (gathered + visits) * m.hidden
+    cast = 4 * (inputs + tokens * (width + m.heads * m.value_dim / job.tp))
+    c = figures.constants
+    low = c.cast * CAST_PASSES[software.scaling] * cast if job.precision in LOW else 0.0
+    return software.elementwise * (wide + inner + rope) + c.routing * routed + low
 
 
-def head(job: Job, figures: Figures) -> Pass:
-    """Output product and loss of one micro-batch, in bf16."""
+def head(job: TrainingJob, figures: Figures) -> Pass:
+    """Output matmul and loss of one micro-batch, in 16 bits."""
     software, m = figures.find(job.software), job.model
     tokens = job.micro_batch * job.seq_len // job.cp
     forward, backward = gemm_passes([m.output_gemm(tokens, job.tp)], job, figures, "bf16")
@@ -170,6 +201,6 @@ def head(job: Job, figures: Figures) -> Pass:
     return Pass(Work(forward, 0.0, loss / 2, once), Work(backward, 0.0, loss / 2, once))
 
 
-def optimizer_s(params: float, job: Job, figures: Figures) -> float:
+def optimizer_s(params: float, job: TrainingJob, figures: Figures) -> float:
     """Seconds of Adam over this rank's share: 16-bit gradients and parameters, three 32-bit states."""
     return params * (4 * 3 * 2 + 4 + 2) / _bandwidth(job.gpu, figures)

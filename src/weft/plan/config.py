@@ -1,4 +1,4 @@
-"""Job: a training run to be planned. Checked when it is made; every error names the nearest valid choice."""
+"""TrainingJob: a training run to be planned. Checked when made; each error names the nearest valid choice."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from weft.plan.models import Model, model, nearest_divisor
 from weft.plan.network import Network, network, usual_network
 from weft.policy import Policy
 
-SCHEDULES = ("1f1b", "gpipe", "interleaved")
+SCHEDULES = ("1f1b", "gpipe", "interleaved", "zero-bubble", "dualpipe")
 SHARDINGS = ("none", "zero1", "zero2", "zero3")
 RECOMPUTES = ("none", "selective", "full")
-PRECISIONS = ("bf16", "fp16", "fp8")
+PRECISIONS = ("bf16", "fp16", "fp8", "mxfp8", "nvfp4")
 AUTO = "auto"
 SOFTWARE = "megatron-2025"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class TrainingJob:
     """A model on so many GPUs. Names of presets are looked up; what is left out is derived."""
 
     model: Model
@@ -42,7 +42,7 @@ class Job:
     interleave: int = 1
     """Model chunks of each pipeline stage."""
     schedule: str = ""
-    """`1f1b`, `gpipe` or `interleaved`; empty: by `interleave`."""
+    """`1f1b`, `gpipe`, `interleaved`, `zero-bubble` or `dualpipe`; empty: by `interleave`."""
     micro_batch: int = 1
     """Sequences."""
     global_batch: int = 0
@@ -65,8 +65,8 @@ class Job:
     software: str = SOFTWARE
     """The training framework and its age: how well it computes, and what it overlaps."""
     hide: frozenset[str] | None = None
-    """Collectives (`tp`, `cp`, `ep`, `pp`, `grads`, `params`) that run beside compute; None: as the software
-    does it."""
+    """Collectives (`tp`, `cp`, `ep`, `pp`, `grads`, `params`) that overlap with compute; None: as the
+    software does it."""
 
     def __post_init__(self) -> None:
         self._look_up()
@@ -174,18 +174,15 @@ class Job:
             )
         if self.schedule == "interleaved" and v == 1 and self.pp > 1:
             raise UsageError("schedule interleaved needs interleave 2 or more, or use schedule 1f1b")
-        chunks = self.pp * v
-        # Megatron lets the embedding and the output count as layers, so that 126 layers split like 128.
-        if self.model.layers % chunks and (self.model.layers + 2) % chunks:
-            fits = stage_counts(self.model.layers, v)
-            if fits:
-                near = min(fits, key=lambda p: max(p / self.pp, self.pp / p))
-                what = f"nearest is pp {near}" + (f" with interleave {v}" if v > 1 else "")
-            else:
-                what = f"use interleave 1 with pp {nearest_divisor(self.model.layers, self.pp)}"
+        if self.schedule == "dualpipe" and self.pp % 2:
             raise UsageError(
-                f"pp {self.pp}{f' x interleave {v}' if v > 1 else ''} does not divide the "
-                f"{self.model.layers} layers of {self.model.name}; {what}"
+                f"schedule dualpipe needs an even number of stages, pp is {self.pp}; nearest is {self.pp + 1}"
+            )
+        if self.pp * v > self.model.layers and self.pp * v != self.model.layers + 2:
+            shown = f"pp {self.pp}" + (f" x interleave {v}" if v > 1 else "")
+            near = f"pp {max(1, self.model.layers // v)}" if v <= self.model.layers else "interleave 1"
+            raise UsageError(
+                f"{shown} is more than the {self.model.layers} layers of {self.model.name}; nearest is {near}"
             )
 
     def _derive_batch(self) -> None:
@@ -198,6 +195,11 @@ class Job:
             raise UsageError(
                 f"global_batch {self.global_batch} is not a multiple of dp {self.dp} x micro_batch "
                 f"{self.micro_batch} = {unit}; nearest is {near}"
+            )
+        if self.schedule == "dualpipe" and self.micro_batches % 2:
+            raise UsageError(
+                f"schedule dualpipe needs an even number of micro-batches, not {self.micro_batches}; nearest "
+                f"is global_batch {(self.micro_batches + 1) * unit}"
             )
         if self.schedule == "interleaved" and self.micro_batches % self.pp:
             near = max(1, round(self.micro_batches / self.pp)) * self.pp * unit
@@ -228,7 +230,7 @@ class Job:
             )
 
     def _check_precision(self) -> None:
-        have = [kind for kind in PRECISIONS if getattr(self.gpu.throughput, f"{kind}_tflops")]
+        have = [kind for kind in PRECISIONS if _has(self.gpu, kind)]
         if self.precision not in have:
             raise UsageError(
                 f"precision {self.precision}: {self.gpu.title} has none; nearest is {have[0]} "
@@ -255,14 +257,14 @@ class Job:
         """Tokens of a step, all GPUs together."""
         return self.global_batch * self.seq_len
 
-    def but(self, **changes: Any) -> Job:
+    def but(self, **changes: Any) -> TrainingJob:
         """This job with other values; what was derived is derived again unless it is given."""
         kept = {f.name: getattr(self, f.name) for f in fields(self)}
         moved = set(changes)
         if "dp" not in moved and moved & {"gpus", "tp", "pp", "cp"}:
             kept["dp"] = 0
         if "schedule" not in moved and moved & {"interleave", "pp"}:
-            kept["schedule"] = "gpipe" if self.schedule == "gpipe" else ""
+            kept["schedule"] = "" if self.schedule in ("1f1b", "interleaved") else self.schedule
         if "sequence_parallel" not in moved and "tp" in moved:
             kept["sequence_parallel"] = None
         if "shard_ranks" not in moved and (moved & {"gpus", "tp", "pp", "cp", "dp"}):
@@ -282,10 +284,11 @@ class Job:
         return f"{self.model.name} on {self.gpus} {self.gpu.name} ({' '.join([*split, f'dp{self.dp}'])})"
 
 
-def stage_counts(layers: int, interleave: int = 1) -> list[int]:
-    """Numbers of pipeline stages that so many layers split into, with or without embedding and output."""
-    whole = (layers, layers + 2)
-    return [p for p in range(1, layers + 1) if any(not n % (p * interleave) for n in whole)]
+def _has(gpu: GpuSpec, precision: str) -> bool:
+    """Whether a GPU has a matmul rate for a training precision."""
+    if precision in ("mxfp8", "nvfp4"):
+        return bool(gpu.throughput.fp4_tflops) and (precision == "mxfp8" or gpu.vendor == "nvidia")
+    return bool(getattr(gpu.throughput, f"{precision}_tflops"))
 
 
 def _whole(name: str, value: Any) -> None:

@@ -2,7 +2,7 @@
 
 Each rank's micro-batches run in the order of its pipeline schedule. A pass over a stage is cut into pieces: a
 compute node, and the collectives of its layers, those of one kind as one node with their bytes together. What
-the software hides runs beside the next piece; what it does not is waited for. What contention costs compute
+the software hides overlaps with the next piece; what it does not is waited for. What contention costs compute
 is in the compute nodes' durations: a network simulator does not know it. Every stage has the durations of
 the slowest one.
 """
@@ -16,11 +16,13 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from weft.errors import InputError, UsageError
 from weft.plan.chakra import COLLECTIVE, COLLECTIVES, COMP, RECV, SEND, Node, encode
 from weft.plan.collectives import Group
-from weft.plan.config import Job
+from weft.plan.config import TrainingJob
+from weft.plan.schedule import Slot, order
 from weft.plan.step import Collective, Prediction
 
 PREFIX = "weft"
@@ -32,43 +34,15 @@ COMPUTE = ("gemm", "attention", "elementwise", "recompute", "overhead", "content
 Progress = Callable[[int, int], None]
 
 
-@dataclass(frozen=True)
-class Slot:
-    """One pass of one micro-batch through one chunk of a stage."""
-
-    forward: bool
-    chunk: int
-    micro_batch: int
-
-
-def order(job: Job, stage: int) -> list[Slot]:
-    """What a stage runs, in order: GPipe, 1F1B, or 1F1B over interleaved chunks."""
-    m, p, v = job.micro_batches, job.pp, job.interleave
-    forward = [_slot(k, p, v, forward=True) for k in range(m * v)]
-    backward = [_slot(k, p, v, forward=False) for k in range(m * v)]
-    if job.schedule == "gpipe":
-        return forward + backward
-    ahead = min(m * v, (p - stage - 1) * (2 if v > 1 else 1) + (v - 1) * p)
-    steady = [slot for pair in zip(forward[ahead:], backward, strict=False) for slot in pair]
-    return forward[:ahead] + steady + backward[m * v - ahead :]
-
-
-def _slot(k: int, p: int, v: int, *, forward: bool) -> Slot:
-    if v == 1:
-        return Slot(forward, 0, k)
-    chunk = k // p % v
-    return Slot(forward, chunk if forward else v - 1 - chunk, k // (p * v) * p + k % p)
-
-
 @dataclass
 class Groups:
-    """Communicators by their ranks; 0 is all ranks, as ASTRA-sim has it."""
+    """Communicators by their ranks. That of all ranks has no name: without one, ASTRA-sim takes all."""
 
     ids: dict[tuple[int, ...], int] = field(default_factory=dict)
 
     def name(self, ranks: tuple[int, ...], world: int) -> str:
         if len(ranks) == world:
-            return "0"
+            return ""
         return str(self.ids.setdefault(ranks, len(self.ids) + 1))
 
 
@@ -82,17 +56,17 @@ class Place:
     pp: int
 
     @staticmethod
-    def of(rank: int, job: Job) -> Place:
+    def of(rank: int, job: TrainingJob) -> Place:
         rest, tp = divmod(rank, job.tp)
         rest, cp = divmod(rest, job.cp)
         pp, dp = divmod(rest, job.dp)
         return Place(tp, cp, dp, pp)
 
-    def rank(self, job: Job) -> int:
+    def rank(self, job: TrainingJob) -> int:
         return ((self.pp * job.dp + self.dp) * job.cp + self.cp) * job.tp + self.tp
 
 
-def members(one: Collective, place: Place, job: Job) -> tuple[int, ...]:
+def members(one: Collective, place: Place, job: TrainingJob) -> tuple[int, ...]:
     """The ranks of a rank's group: evenly over the GPUs that the group spans."""
     if one.name == "tp":
         return tuple(Place(t, place.cp, place.dp, place.pp).rank(job) for t in range(job.tp))
@@ -108,7 +82,7 @@ def members(one: Collective, place: Place, job: Job) -> tuple[int, ...]:
     return tuple(line[begin + (at - begin) % step : begin + block : step])
 
 
-def _ties_embeddings(one: Collective, job: Job) -> bool:
+def _ties_embeddings(one: Collective, job: TrainingJob) -> bool:
     """Whether it adds up the gradients of an embedding that the first and the last stage share."""
     return one.name == "grads" and job.pp > 1 and one.group.ranks == 2 and one.group.span == job.gpus
 
@@ -117,7 +91,7 @@ def _ties_embeddings(one: Collective, job: Job) -> bool:
 class _Rank:
     """Builds the nodes of one rank."""
 
-    job: Job
+    job: TrainingJob
     found: Prediction
     place: Place
     groups: Groups
@@ -128,7 +102,7 @@ class _Rank:
     compute: int = -1
     """The last compute node."""
     awaited: list[int] = field(default_factory=list)
-    """What the next compute node waits for beside it."""
+    """What the next compute node waits for, besides the last one."""
     behind: list[int] = field(default_factory=list)
     """Hidden collectives that the compute node after next waits for."""
 
@@ -162,6 +136,7 @@ class _Rank:
         if key not in self.known:
             self.known[key] = self.groups.name(members(one, self.place, self.job), self.job.gpus)
         size = one.bytes * times / (one.group.ranks if one.kind == "all_gather" else 1)
+        among: dict[str, Any] = {"pg_name": self.known[key]} if self.known[key] else {}
         where.append(
             self.add(
                 f"{label} {one.name} {one.kind}",
@@ -169,7 +144,7 @@ class _Rank:
                 [self.compute],
                 comm_type=COLLECTIVES[one.kind],
                 comm_size=max(1, round(size)),
-                pg_name=self.known[key],
+                **among,
             )
         )
 
@@ -192,7 +167,7 @@ class _Rank:
         )
 
 
-def rank_nodes(job: Job, found: Prediction, rank: int, groups: Groups, pieces: int = 1) -> list[Node]:
+def rank_nodes(job: TrainingJob, found: Prediction, rank: int, groups: Groups, pieces: int = 1) -> list[Node]:
     """The step of one rank."""
     build = _Rank(job, found, Place.of(rank, job), groups, pieces)
     once = [c for c in found.collectives if c.name in ("grads", "params") and not _every_pass(job, c)]
@@ -216,7 +191,7 @@ def rank_nodes(job: Job, found: Prediction, rank: int, groups: Groups, pieces: i
     return build.nodes
 
 
-def _every_pass(job: Job, one: Collective) -> bool:
+def _every_pass(job: TrainingJob, one: Collective) -> bool:
     """Whether fully sharded layers need it in every pass."""
     return job.sharding == "zero3" and job.pp == 1 and one.count > 1
 
@@ -286,8 +261,10 @@ def _send(build: _Rank, slot: Slot, label: str) -> None:
     build.transfer(f"{label} pp", SEND, peer, _size(build), after, _tag(build, slot, _virtual(build, slot)))
 
 
-def pieces_for(job: Job, found: Prediction) -> int:
+def pieces_for(job: TrainingJob, found: Prediction) -> int:
     """Pieces of a pass: as fine as the files stay small, at most one for each layer."""
+    if job.schedule in ("zero-bubble", "dualpipe"):
+        raise UsageError(f"--chakra: {job.schedule} has no trace; use --schedule 1f1b, gpipe or interleaved")
     kinds = sum(1 for c in found.collectives if c.name in ("tp", "cp", "ep")) + 1
     passes = 2 * job.micro_batches * job.interleave * job.gpus
     if passes * (kinds + 2) > MOST_NODES:
@@ -301,14 +278,14 @@ def pieces_for(job: Job, found: Prediction) -> int:
     return max(fits, default=1)
 
 
-def traces(job: Job, found: Prediction, groups: Groups) -> Iterator[tuple[int, bytes]]:
+def traces(job: TrainingJob, found: Prediction, groups: Groups) -> Iterator[tuple[int, bytes]]:
     """Each rank's file."""
     pieces = pieces_for(job, found)
     for rank in range(job.gpus):
         yield rank, encode(rank_nodes(job, found, rank, groups, pieces))
 
 
-def write(folder: Path, job: Job, found: Prediction, tell: Progress | None = None) -> int:
+def write(folder: Path, job: TrainingJob, found: Prediction, tell: Progress | None = None) -> int:
     """Write all files into a new folder, all or none, and say how many ranks there are.
 
     `weft.N.et` for rank N, and `comm_group.json`, as ASTRA-sim takes them:

@@ -1,112 +1,196 @@
-"""Figures: what was fitted, or is known of a software generation. They come from `data/figures.json`."""
+"""Figures: the fitted constants, and what is documented of each training framework (`data/figures.json`)."""
 
 from __future__ import annotations
 
 import difflib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from functools import cache
+from dataclasses import asdict, dataclass, fields, replace
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
 from weft.errors import InputError, UsageError
-from weft.gpu.cost import NodeLinks
+from weft.gpu.cost import NODE_LINKS, NodeLinks
 from weft.gpu.specs import GpuSpec
 
 SHIPPED = Path(__file__).parent / "data" / "figures.json"
+PUBLISHED_ATTENTION = {
+    # Dao, arXiv:2307.08691 (A100) and Shah et al., arXiv:2407.08608 (H100): causal, head dimension 128, 8k.
+    ("flash2", "ampere"): 0.60,
+    ("flash2", "hopper"): 0.37,
+    ("flash3", "ampere"): 0.60,
+    ("flash3", "hopper"): 0.58,
+    # The two matmuls of attention as cuBLAS runs them; softmax is counted as memory traffic.
+    ("unfused", "ampere"): 0.50,
+    ("unfused", "hopper"): 0.50,
+}
+"""Share of the 16-bit peak that an attention kernel reaches forward, by kernel and GPU generation."""
+MEMORY_SHARE = 0.85
+"""Share of the data sheet's memory bandwidth that large kernels reach: assumed, not fitted."""
+POWER_LIMIT = {"h100-96gb": 500 / 700}
+"""Power limit against the data sheet's, where a publication states it (torchtitan: 500 W)."""
+LAYER_LAUNCHES = 15
+"""Kernels of a dense layer forward: norms, matmuls, rotation, attention, activation, residuals."""
+ROUTER_LAUNCHES, EXPERT_LAUNCHES = 30, 4
+"""Kernels that an MoE layer adds: router, counts and reordering; and for each expert on the rank."""
+CAST_PASSES = {"delayed": 1.0, "tensorwise": 2.0, "rowwise": 4.0, "blockwise": 2.0}
+"""Passes over a matmul's input to convert it to 8 or 4 bits: with a known scale, after a search for the
+maximum, in both orientations with a scale for each row, with a scale for each block."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Software:
-    """A training framework at a point in time."""
+class Constants:
+    """The free constants of the model, fitted to published runs. Each has a physical meaning."""
 
-    name: str
-    title: str
-    speed: float
-    """Rate of its matrix kernels against the GPU's `gemm` figure: 1 is the same."""
-    attention: str
-    """`flash`, or `unfused`: scores go through memory."""
-    attention_efficiency: float
-    """Share of the peak matrix rate that flash attention reaches forward, causal FLOPs."""
+    gemm_a100: float
+    """Share of the 16-bit peak that large matmuls reach in training on Ampere (and Volta, CDNA 2)."""
+    gemm_h100: float
+    """The same on Hopper and later."""
+    gemm_fp8: float
+    """The same in 8 bits."""
+    power: float
+    """Exponent of the share of a layer's time in matmuls: the more of it, the lower the clock."""
+    power_limit: float
+    """Exponent of a lowered power limit in the rate of matmuls: between 1/3 (f V^2 at the limit) and 1."""
+    native: float
+    """Rate of PyTorch's own matmul path against Transformer Engine's and Megatron's."""
+    attention: float
+    """Rate of attention in training against the published rate of its kernel."""
     elementwise: float
-    """Memory traffic of norms, activations, dropouts and residuals against the fused least."""
+    """Memory traffic of norms, activations and residuals against the fused least."""
+    eager: float
+    """The same without a compiler or fused kernels, against with."""
     cast: float
-    """Memory traffic of conversions to 8 bits against one pass over each product's input."""
+    """Memory traffic of conversions to 8 bits against the passes of `CAST_PASSES`."""
     routing: float
-    """Memory traffic of putting tokens in order for their experts against the least."""
-    context_balanced: bool
-    """Whether context parallelism gives each rank an equal share of the causal triangle."""
-    network: float
-    """Share of the network's bandwidth that its collectives reach, against the fitted `network_share`."""
-    layer_us: float
-    """Microseconds per layer, micro-batch and pass that no kernel accounts for."""
-    grad_bytes: float
-    """Bytes of a gradient element on the wire."""
-    hides: frozenset[str]
-    """Collectives that run beside compute: `tp` (fused with their GEMM), `tp_backward`, `cp`, `ep`, `pp`,
-    `grads`, `params`."""
+    """Memory traffic of reordering tokens for their experts against one copy each way."""
+    gap_us: float
+    """Microseconds for each kernel of a layer in which nothing runs: the gap between launches."""
     fusion: float
     """Share that kernels fused with a tensor-parallel collective hide of what they could."""
-    gathers_fp8: bool
-    """Whether activations are converted to fp8 before a tensor-parallel gather: half the bytes, less work."""
-    joins_maxima: bool
-    """Whether fp8 joins the maxima of all ranks in every pass over a chunk (delayed scaling)."""
-    selective: str
-    """What selective recomputation repeats: `attention`; `half`: every other matrix product; `projections`:
-    all but the projections to queries, keys and values, and what nothing needs again."""
     skew: float
-    """Share of the step lost for each doubling of the number of nodes: skew and jitter."""
-    skew_fp8: float
-    """The same in fp8, where all ranks join their maxima in every micro-batch: nothing averages out."""
+    """Share of the step lost for each doubling of the number of nodes: stragglers and jitter."""
+    ring_us: float
+    """One hop inside a domain of a ring that spans domains: NCCL's protocol for the network is slower."""
+    network_us: float
+    """One hop between domains, on top of the network's own latency."""
+    network_share: float
+    """Share of the rail bandwidth between domains that large collectives reach."""
+    congestion: float
+    """Share of the bandwidth between domains that is lost for each doubling of a group's span."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Links(NodeLinks):
-    """Collectives inside a node and between nodes: latency, and the share of the data sheet's bandwidth."""
+    """The constants of collectives: inside a node those of `weft.gpu.cost`, between nodes see `Constants`."""
 
+    ring_us: float
     network_us: float
-    """One step between domains, on top of the network's own latency."""
     network_share: float
     congestion: float
-    """Share of the bandwidth between domains that is lost for each doubling of a group's span."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Software:
+    """A training framework at a point in time: documented facts, and the constants as they apply to it."""
+
+    name: str
+    title: str
+    kernels: str
+    """`fused` (Transformer Engine, Megatron), `compiled` (torch.compile, XLA) or `eager`."""
+    native: bool
+    """Whether matmuls run through PyTorch's own path."""
+    attention: str
+    """`flash2`, `flash3` (also cuDNN's), or `unfused`: scores go through memory."""
+    selective: str
+    """What selective recomputation repeats: `attention`; `half`: every other matmul; `projections`: all but
+    the projections to queries, keys and values, and what nothing needs again; `cheap`: norms, up-projections
+    and activations."""
+    grad_bytes: float
+    """Bytes of a gradient element on the wire."""
+    hides: frozenset[str]
+    """Collectives that overlap with compute: `tp` (fused with their GEMM), `tp_backward`, `cp`, `ep`, `pp`,
+    `grads`, `params`."""
+    context_balanced: bool = True
+    """Whether context parallelism gives each rank an equal share of the causal triangle."""
+    gathers_fp8: bool = False
+    """Whether activations are converted to fp8 before a tensor-parallel gather: half the bytes, less work."""
+    joins_maxima: bool = False
+    """Whether fp8 joins the maxima of all ranks in every pass over a chunk (delayed scaling)."""
+    scaling: str = "delayed"
+    """How 8-bit scales are found: a key of `CAST_PASSES`."""
+    dispatch: str = "copies"
+    """Tokens to experts: `copies` (one for each expert), `node` (one for each node), `node-fp8`."""
+    gathers_per_layer: int = 1
+    """Collectives in which fully sharded parameters of a layer are gathered."""
+    regathers: bool = False
+    """Whether full recomputation gathers fully sharded parameters a third time."""
+    offloads: bool = False
+    """Whether the inputs of recomputed layers go to the host."""
+    speed: float = 1.0
+    """Rate of its matmuls against the GPU's `gemm` figure. From here on: set by the constants."""
+    attention_efficiency: float = 1.0
+    """Rate of attention against the published rate of its kernel."""
+    elementwise: float = 1.0
+    """Memory traffic of norms, activations, dropouts and residuals against the fused least."""
+    layer_us: float = 0.0
+    """Microseconds per layer, micro-batch and pass that no kernel accounts for."""
+
+    def attention_share(self, gpu: GpuSpec, head_dim: int = 128) -> float:
+        """Share of the 16-bit peak that attention reaches forward on a GPU.
+
+        On Hopper narrow heads leave the tensor cores waiting for softmax: at 64 two thirds are published of
+        what is reached at 128 (arXiv:2407.08608, figure 5).
+        """
+        generation = "hopper" if modern(gpu) else "ampere"
+        share = PUBLISHED_ATTENTION[self.attention, generation] * self.attention_efficiency
+        if generation == "hopper" and self.attention != "unfused" and head_dim < 128:
+            share *= 2 * head_dim / (head_dim + 128)
+        return min(1.0, share)
+
+
+def modern(gpu: GpuSpec) -> bool:
+    """Whether a GPU is of Hopper's generation or later (AMD: CDNA 3)."""
+    return gpu.compute_capability >= (9, 0) if gpu.vendor == "nvidia" else bool(gpu.throughput.fp8_tflops)
+
+
+def half_rate(gpu: GpuSpec) -> float:
+    """Peak FLOP/s of 16-bit matmuls: bf16, or fp16 on GPUs before it."""
+    return gpu.flops("bf16" if gpu.throughput.bf16_tflops else "fp16")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
     """All figures of a prediction."""
 
-    gemm: Mapping[str, Mapping[str, float]]
-    """By GPU and precision: share of the peak that a large matrix product reaches in training."""
-    gemm_k_half: float
-    """Depth of a product at which an H100 reaches half of that in bf16."""
-    gemm_tail: float
-    """How much of a ragged last wave is lost: 0 nothing, 1 all of it."""
-    power: float
-    """How much slower matrix products get the more of the time they fill: a GPU at its power limit lowers its
-    clock. Exponent of their share of a layer's time."""
-    memory_share: float
-    """Share of the data sheet's memory bandwidth."""
-    links: Links
+    constants: Constants
     software: Mapping[str, Software]
 
+    @cached_property
+    def links(self) -> Links:
+        known = {**asdict(NODE_LINKS), **asdict(self.constants)}
+        return Links(**{field.name: known[field.name] for field in fields(Links)})
+
+    @property
+    def memory_share(self) -> float:
+        return MEMORY_SHARE
+
     def gemm_share(self, gpu: GpuSpec, precision: str) -> float:
-        """Share of the peak; of a GPU that nobody measured, that of its nearest relative."""
-        family = self.gemm[self.relative(gpu)]
-        kind = "fp8" if precision == "fp8" else "bf16"
-        return family.get(kind, family["bf16"])
+        """Share of the peak that large matmuls reach; of a GPU that nobody measured, its relative's."""
+        c = self.constants
+        share = c.gemm_h100 if modern(gpu) else c.gemm_a100
+        if precision in ("fp8", "mxfp8", "nvfp4"):
+            share = c.gemm_fp8
+        return float(share * POWER_LIMIT.get(gpu.name, 1.0) ** c.power_limit)
 
     def relative(self, gpu: GpuSpec) -> str:
-        """The GPU whose shares are taken: its own, or those of one of its generation that was measured."""
-        if gpu.name in self.gemm:
-            return gpu.name
-        modern = (
-            gpu.compute_capability >= (9, 0) if gpu.vendor == "nvidia" else bool(gpu.throughput.fp8_tflops)
-        )
-        return "h100" if modern else "a100-80gb"
+        """The GPU whose shares are taken."""
+        return "h100" if modern(gpu) else "a100-80gb"
 
-    def but(self, **changes: Any) -> Figures:
-        return replace(self, **changes)
+    def but(self, **changes: float) -> Figures:
+        """These figures with other constants; the software follows."""
+        return compose(replace(self.constants, **changes), self.software.values())
 
     def with_software(self, name: str, **changes: Any) -> Figures:
         """These figures with others for one software."""
@@ -122,15 +206,29 @@ class Figures:
         return self.software[name]
 
 
+def compose(constants: Constants, software: Any) -> Figures:
+    """Figures of these constants: each software gets the ones that its facts call for."""
+    found = {}
+    for one in software:
+        eager = constants.eager if one.kernels == "eager" else 1.0
+        found[one.name] = replace(
+            one,
+            speed=constants.native if one.native else 1.0,
+            attention_efficiency=constants.attention,
+            elementwise=constants.elementwise * eager,
+            layer_us=LAYER_LAUNCHES * constants.gap_us,
+        )
+    return Figures(constants=constants, software=found)
+
+
 def from_dict(document: Mapping[str, Any]) -> Figures:
     """Figures from their JSON document."""
     try:
-        software = {
-            name: Software(name=name, **{**entry, "hides": frozenset(entry["hides"])})
+        software = [
+            Software(name=name, **{**entry, "hides": frozenset(entry["hides"])})
             for name, entry in document["software"].items()
-        }
-        plain = {k: document[k] for k in ("gemm", "gemm_k_half", "gemm_tail", "power", "memory_share")}
-        return Figures(links=Links(**document["links"]), software=software, **plain)
+        ]
+        return compose(Constants(**document["constants"]), software)
     except (KeyError, TypeError) as error:
         raise InputError(f"the figures of the planner are incomplete: {error}") from None
 

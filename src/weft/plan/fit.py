@@ -1,10 +1,10 @@
-"""Fit figures to measured steps: least squares of log errors, held near what is known beforehand."""
+"""Fit the constants to measured steps: least squares of log errors, held near what is known beforehand."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,46 +14,34 @@ from weft.plan.published import Published
 from weft.plan.step import predict
 
 Logs = NDArray[np.float64]
+Extra = Callable[[Figures], Logs]
+"""Further log errors that are fitted along, such as those of single collectives."""
+NOISE = 0.03
+"""Error of a published step that is taken as it comes."""
+OPEN_NOISE = 0.12
+"""The same where the publication leaves part of the configuration open."""
+SCALE_NOISE = 0.02
+"""The same for differences within a series."""
+EXTRA_NOISE = 0.25
+"""Error of a single collective that is taken as it comes: published curves of one machine differ by this."""
 
 
 @dataclass(frozen=True)
 class Free:
-    """One figure to fit, or several that stay equal."""
+    """One constant to fit."""
 
-    paths: tuple[str, ...]
-    """`gemm_tail`, `gemm.h100.fp8`, `links.congestion`, `software.megatron-2025.skew`; `scale.A.B`: matrix
-    rates of GPU A against those of B."""
+    name: str
     prior: float
+    """What is known of it beforehand."""
     spread: float
     """How far from `prior` it may well be, as a factor: 0.1 is about 10%."""
     most: float = math.inf
 
 
-def with_value(figures: Figures, path: str, value: float) -> Figures:
-    """Figures with one of them replaced."""
-    parts = path.split(".", 1)
-    if parts[0] == "gemm":
-        gpu, precision = parts[1].split(".")
-        family = {**figures.gemm.get(gpu, {}), precision: value}
-        return replace(figures, gemm={**figures.gemm, gpu: family})
-    if parts[0] == "scale":
-        gpu, other = parts[1].split(".")
-        family = {precision: value * share for precision, share in figures.gemm[other].items()}
-        return replace(figures, gemm={**figures.gemm, gpu: family})
-    if parts[0] == "software":
-        name, field = parts[1].rsplit(".", 1)
-        return figures.with_software(name, **{field: value})
-    if parts[0] == "links":
-        return replace(figures, links=replace(figures.links, **{parts[1]: value}))
-    return figures.but(**{path: value})
-
-
 def applied(figures: Figures, free: Sequence[Free], logs: Logs) -> Figures:
     """Figures with all fitted values, given as logarithms."""
-    for one, log in zip(free, logs, strict=True):
-        for path in one.paths:
-            figures = with_value(figures, path, min(one.most, math.exp(log)))
-    return figures
+    values = {one.name: min(one.most, math.exp(log)) for one, log in zip(free, logs, strict=True)}
+    return figures.but(**values)
 
 
 def log_errors(figures: Figures, rows: Sequence[Published]) -> Logs:
@@ -74,10 +62,15 @@ def series(rows: Sequence[Published]) -> list[list[int]]:
 
 
 def _targets(rows: Sequence[Published], noise: float, scale_noise: float) -> Logs:
-    """A matrix from log errors to what is minimised: each error, and each difference within a series."""
+    """A matrix from log errors to what is minimised: each error, and each difference within a series.
+
+    A source of many rows counts more than one of few, but not in proportion.
+    """
     sizes = {source: sum(row.source == source for row in rows) for source in {row.source for row in rows}}
     mean = len(rows) / len(sizes)
-    lines = [np.diag([math.sqrt(mean / sizes[row.source]) / noise for row in rows])]
+    doubt = [OPEN_NOISE / NOISE if row.assumed else 1.0 for row in rows]
+    scale = [(mean / sizes[row.source]) ** 0.25 / noise for row in rows]
+    lines = [np.diag([one / much for one, much in zip(scale, doubt, strict=True)])]
     for group in series(rows):
         for i in group:
             line = np.zeros((1, len(rows)))
@@ -87,54 +80,89 @@ def _targets(rows: Sequence[Published], noise: float, scale_noise: float) -> Log
     return np.vstack(lines)
 
 
+@dataclass(frozen=True)
+class Fitted:
+    """Constants that fit, and how the errors move with them there."""
+
+    figures: Figures
+    logs: Logs
+    errors: Logs
+    """Log errors of the rows, then of the extra measurements."""
+    slope: Logs
+    """Change of each error with each constant's logarithm."""
+
+
+def _step(
+    free: Sequence[Free], rows: Sequence[Published], errors: Logs, slope: Logs, logs: Logs, noise: float
+) -> tuple[Logs, float]:
+    """The Gauss-Newton step from here, and the cost here. What is far off weighs less (Huber)."""
+    prior, spread = np.log([one.prior for one in free]), np.array([one.spread for one in free])
+    main, count = _targets(rows, noise, SCALE_NOISE), len(rows)
+    off = np.concatenate([main @ errors[:count], errors[count:] / EXTRA_NOISE])
+    tilted = np.vstack([main @ slope[:count], slope[count:] / EXTRA_NOISE])
+    size = np.abs(off)
+    cost = np.where(size < 2, size * size, 4 * size - 4).sum() + (((logs - prior) / spread) ** 2).sum()
+    weight = np.sqrt(np.minimum(1.0, 2 / np.maximum(1e-9, size)))
+    left = np.vstack([tilted * weight[:, None], np.diag(1 / spread)])
+    right = np.concatenate([-off * weight, (prior - logs) / spread])
+    return np.clip(np.linalg.lstsq(left, right, rcond=None)[0], -0.5, 0.5), float(cost)
+
+
 def fit(
     figures: Figures,
     free: Sequence[Free],
     rows: Sequence[Published],
     *,
-    noise: float = 0.03,
-    scale_noise: float = 0.01,
+    noise: float = NOISE,
     rounds: int = 12,
-) -> Figures:
-    """Gauss-Newton on logarithms. `noise`, `scale_noise`: errors that are taken as they come, of a row and of
-    the differences within a series.
-
-    What is far off weighs less (Huber), sources count alike whatever their number of rows, and every figure
-    is pulled towards its prior.
+    extra: Extra | None = None,
+    start: Figures | None = None,
+) -> Fitted:
+    """Gauss-Newton on logarithms. `noise`: the error of a row that is taken as it comes. `start`: where to
+    begin; the priors otherwise. Every constant is pulled towards its prior.
     """
-    prior = np.log([one.prior for one in free])
-    spread = np.array([one.spread for one in free])
-    targets = _targets(rows, noise, scale_noise)
-    logs: Logs = prior.copy()
+    logs: Logs = np.log([getattr(start.constants, one.name) if start else one.prior for one in free])
 
     def errors(at: Logs) -> Logs:
-        return log_errors(applied(figures, free, at), rows)
+        known = applied(figures, free, at)
+        found = log_errors(known, rows)
+        return np.concatenate([found, extra(known)]) if extra else found
 
-    def cost(at: Logs) -> float:
-        r = np.abs(targets @ errors(at))
-        huber = np.where(r < 2, r * r, 4 * r - 4)
-        return float(huber.sum() + (((at - prior) / spread) ** 2).sum())
+    def slope_at(at: Logs, base: Logs) -> Logs:
+        columns = [(errors(at + 0.02 * one) - base) / 0.02 for one in np.eye(len(free))]
+        return np.column_stack(columns)
 
-    best = cost(logs)
+    base = errors(logs)
+    slope = slope_at(logs, base)
     for _ in range(rounds):
-        base = errors(logs)
-        slope = np.empty((len(rows), len(free)))
-        for i in range(len(free)):
-            moved = logs.copy()
-            moved[i] += 0.02
-            slope[:, i] = (errors(moved) - base) / 0.02
-        off = targets @ base
-        weight = np.sqrt(np.minimum(1.0, 2 / np.maximum(1e-9, np.abs(off))))
-        left = np.vstack([(targets @ slope) * weight[:, None], np.diag(1 / spread)])
-        right = np.concatenate([-off * weight, (prior - logs) / spread])
-        step = np.clip(np.linalg.lstsq(left, right, rcond=None)[0], -0.5, 0.5)
-        for shrink in (1.0, 0.5, 0.25, 0.1):
-            found = cost(logs + shrink * step)
+        step, best = _step(free, rows, base, slope, logs, noise)
+        for shrink in (1.0, 0.5, 0.2):
+            there = logs + shrink * step
+            moved = errors(there)
+            found = _step(free, rows, moved, slope, there, noise)[1]
             if found < best:
                 break
         else:
             break
-        gain, best, logs = best - found, found, logs + shrink * step
-        if gain < 1e-3 * best:
+        logs, base = there, moved
+        if best - found < 2e-3 * best:
             break
-    return applied(figures, free, logs)
+        slope = slope_at(logs, base)
+    return Fitted(applied(figures, free, logs), logs, base, slope)
+
+
+def without(
+    source: str, whole: Fitted, free: Sequence[Free], rows: Sequence[Published], noise: float = NOISE
+) -> Figures:
+    """Constants fitted to all publications but one: the errors are taken as linear around the fit to all."""
+    kept = [i for i, row in enumerate(rows) if row.source != source]
+    which = [*kept, *range(len(rows), len(whole.errors))]
+    others = [rows[i] for i in kept]
+    logs, errors, slope = whole.logs, whole.errors[which], whole.slope[which]
+    moved: Logs = np.zeros_like(logs)
+    for _ in range(20):
+        step, _ = _step(free, others, errors + slope @ moved, slope, logs + moved, noise)
+        moved = moved + step
+        if np.abs(step).max() < 1e-4:
+            break
+    return applied(whole.figures, free, logs + moved)

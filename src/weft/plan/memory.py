@@ -5,14 +5,21 @@ from __future__ import annotations
 from weft.errors import UsageError
 from weft.plan.collectives import group
 from weft.plan.compression import kept_bytes
-from weft.plan.config import Job
-from weft.plan.figures import Figures
+from weft.plan.config import TrainingJob
+from weft.plan.figures import Figures, Software
 from weft.plan.pipeline import Stage, in_flight, stages
 
 RESERVED_BYTES = 3 << 30  # the CUDA context, NCCL's buffers and the allocator's slack
+LOGIT_BYTES = {"fused": 6.0, "compiled": 12.0, "eager": 16.0}
+"""Bytes for each logit. Fused: 16 bits and 32 bits of it. Compiled: its log-softmax in 32 bits and its
+gradient in 16 on top. Eager: the gradient in 32 bits as well."""
+MARGIN = 0.92
+"""Share of a GPU's memory that a recommendation may fill: estimates are this far off in one run of five."""
+REFUSED = 1.25
+"""Jobs are refused above this share: runs that took place are estimated at up to this much of their GPU."""
 
 
-def stage_params(job: Job, stage: Stage) -> tuple[float, float]:
+def stage_params(job: TrainingJob, stage: Stage) -> tuple[float, float]:
     """Parameters on one rank: those that data parallelism repeats everywhere, and those of experts."""
     m = job.model
     shared = stage.layers * m.attention_params + stage.dense_layers * m.mlp_params
@@ -25,40 +32,54 @@ def stage_params(job: Job, stage: Stage) -> tuple[float, float]:
     return shared / job.tp, experts / (job.ep * max(1, job.expert_tp))
 
 
-def activation_bytes(job: Job, figures: Figures, *, moe: bool) -> float:
-    """Bytes that one layer keeps of one micro-batch for its backward pass (after Korthikanti et al.)."""
+def activation_bytes(job: TrainingJob, figures: Figures, *, moe: bool, recompute: str = "") -> float:
+    """Bytes that one layer keeps of one micro-batch for its backward pass (after Korthikanti et al.).
+
+    `recompute`: instead of the job's own.
+    """
     m, software = job.model, figures.find(job.software)
+    again = recompute or job.recompute
     tokens = job.micro_batch * job.seq_len / job.cp
     rows = tokens / job.tp if job.sequence_parallel else tokens
-    if job.recompute == "full":
+    if again == "full":
         return 2 * rows * m.hidden
-    attention = 2.0 * tokens * (2 * m.heads * m.query_dim + m.kv_heads * (m.query_dim + m.value_dim)) / job.tp
+    heads = 2.0 * tokens * m.heads * m.query_dim / job.tp
+    keys = 2.0 * tokens * m.kv_heads * (m.query_dim + m.value_dim) / job.tp
+    attention = 2 * heads + keys
     if moe:
         width = (m.expert_ffn * m.experts_per_token + m.shared_ffn) / job.tp
         routed = 2.0 * tokens * m.experts_per_token * m.hidden / job.tp
     else:
         width, routed = m.ffn / job.tp, 0.0
     inner = 2.0 * tokens * width * (3 if m.gated else 2)
-    if job.recompute == "selective" and software.selective == "half":
-        attention, inner = attention / 2, inner / 2
-    if job.recompute == "selective" and software.selective == "projections":
-        return attention - 2.0 * tokens * m.heads * m.query_dim / job.tp + 2 * rows * m.hidden
+    if again == "selective":
+        if software.selective == "half":
+            # The layer's input, the attention's output, and every other matmul's output: queries, values,
+            # the first and the last of the MLP.
+            return 2 * 2 * rows * m.hidden + 2 * heads + keys / 2 + 2.0 * tokens * width + routed
+        if software.selective == "projections":
+            return heads + keys + 2 * rows * m.hidden
+        if software.selective == "cheap":
+            # Norms, up-projections and the activation are computed again; inputs of matmuls have 8 bits.
+            low = 2.0 * tokens * (m.mla.q_rank + m.mla.kv_rank + m.mla.rope_dim) if m.mla else keys + heads
+            output = 2.0 * tokens * m.heads * m.value_dim / job.tp
+            return 4 * rows * m.hidden + low + output + inner / 3 + routed / 2
     masks = 2.0 if software.attention == "unfused" else 0.0
     wide = (8.0 + masks) * rows * m.hidden
     total = wide + attention + inner + routed
-    if software.attention == "unfused" and job.recompute == "none":
+    if software.attention == "unfused" and again == "none":
         total += 5.0 * m.heads / job.tp * tokens * job.seq_len
     return total
 
 
-def memory_bytes(job: Job, figures: Figures) -> dict[str, float]:
+def memory_bytes(job: TrainingJob, figures: Figures) -> dict[str, float]:
     """Bytes by kind on the GPU that needs most."""
     return max(
         (_of_stage(job, figures, stage) for stage in stages(job)), key=lambda kinds: sum(kinds.values())
     )
 
 
-def _of_stage(job: Job, figures: Figures, stage: Stage) -> dict[str, float]:
+def _of_stage(job: TrainingJob, figures: Figures, stage: Stage) -> dict[str, float]:
     shared, experts = stage_params(job, stage)
     replicas = job.shard_ranks
     # Gradients that are summed over micro-batches stay whole until the last, unless each layer is scattered.
@@ -69,40 +90,70 @@ def _of_stage(job: Job, figures: Figures, stage: Stage) -> dict[str, float]:
             return bytes_each * (shared + experts)
         return bytes_each * (shared / replicas + experts / min(replicas, job.expert_replicas))
 
+    software = figures.find(job.software)
     layers = stage.dense_layers * activation_bytes(job, figures, moe=False)
     layers += stage.moe_layers * activation_bytes(job, figures, moe=True)
-    # Layers are rebuilt one at a time, and the gathered parameters of two of them are there at once.
-    moe = stage.moe_layers > 0
-    scratch = activation_bytes(job.but(recompute="none"), figures, moe=moe)
-    scratch -= activation_bytes(job, figures, moe=moe)
-    if job.gathers_layers and job.shard_ranks > 1:
-        scratch += 2 * 2 * (shared + experts) / max(1, stage.layers)
     logits = 0.0
     if stage.head:
-        logits = 6.0 * job.micro_batch * job.seq_len / job.cp * job.model.vocab / job.tp
+        tokens = job.micro_batch * job.seq_len / job.cp
+        logits = LOGIT_BYTES[software.kernels] * tokens * job.model.vocab / job.tp
     flight = in_flight(job) if stage.embedding or not stage.head else 1.0
+    if software.offloads and job.recompute == "full":
+        flight = 1 / max(1, stage.layers)
+    # DualPipe keeps the parameters of two stages on each rank.
+    copies = 2.0 if job.schedule == "dualpipe" else 1.0
     return {
-        "parameters": held(2, job.gathers_layers),
-        "gradients": held(figures.find(job.software).grad_bytes, job.gathers_layers or scattered),
+        "parameters": copies * held(2, job.gathers_layers),
+        "gradients": copies * held(software.grad_bytes, job.gathers_layers or scattered),
         "optimizer": held(12, job.sharding != "none"),
         "activations": layers * flight,
-        "working": scratch + logits,
+        "working": _sum_or_max(software, _working(job, figures, stage), logits),
         "compression": _for_compression(job, figures, shared + experts),
         "reserved": float(RESERVED_BYTES),
     }
 
 
-def _for_compression(job: Job, figures: Figures, params: float) -> float:
+def _sum_or_max(software: Software, layer: float, logits: float) -> float:
+    """Logits are gone when layers run backward, but PyTorch's allocator keeps both blocks in its cache."""
+    return layer + logits if software.native else max(layer, logits)
+
+
+def _working(job: TrainingJob, figures: Figures, stage: Stage) -> float:
+    """Bytes while one layer runs backward: what it rebuilds, gradients of it, and gathered parameters."""
+    moe, software = stage.moe_layers > 0, figures.find(job.software)
+    kept = activation_bytes(job, figures, moe=moe)
+    whole = activation_bytes(job, figures, moe=moe, recompute="none")
+    if software.attention == "unfused" and software.gathers_per_layer > 1:
+        # DeepSpeed runs a layer module by module: the scores are gone before the next one is gathered.
+        tokens = job.micro_batch * job.seq_len / job.cp
+        whole -= (1 - 1 / software.gathers_per_layer) * 5.0 * job.model.heads / job.tp * tokens * job.seq_len
+    found = max(0.0, whole - kept)
+    if software.native:
+        found += whole / 2
+        if job.sequence_parallel:
+            # The inputs of both blocks, gathered, and their gradients.
+            found += 2 * 2 * 2.0 * job.micro_batch * job.seq_len / job.cp * job.model.hidden
+    if job.gathers_layers and job.shard_ranks > 1:
+        shared, experts = stage_params(job, stage)
+        found += 2 * 2 * (shared + experts) / max(1, stage.layers) / software.gathers_per_layer
+    return found
+
+
+def _for_compression(job: TrainingJob, figures: Figures, params: float) -> float:
     software, ranks = figures.find(job.software), group(job.shard_ranks, job.tp, job.network)
     return kept_bytes(
         job.compression, params, software.grad_bytes, node=ranks.per_domain, nodes=ranks.domains
     )
 
 
-def check_fits(job: Job, kinds: dict[str, float]) -> None:
-    """Raises UsageError with the number where the fullest GPU has too little memory."""
+def check_fits(job: TrainingJob, kinds: dict[str, float], share: float = REFUSED) -> None:
+    """Raises UsageError with the number where the fullest GPU has far too little memory.
+
+    The estimate is off by some percent: what is a little over may run, and is only warned about. `share` of
+    the memory is what may be used; recommendations leave a margin.
+    """
     total = sum(kinds.values())
-    if total <= job.gpu.memory_bytes:
+    if total <= share * job.gpu.memory_bytes:
         return
     most = max(kinds, key=lambda kind: kinds[kind])
     states = sum(kinds[kind] for kind in ("parameters", "gradients", "optimizer"))
@@ -113,7 +164,18 @@ def check_fits(job: Job, kinds: dict[str, float]) -> None:
     )
 
 
-def _fix(job: Job, states: bool) -> str:
+def tight(job: TrainingJob, kinds: dict[str, float]) -> list[str]:
+    """A warning where the estimate is at the limit of the GPU's memory."""
+    total, limit = sum(kinds.values()), job.gpu.memory_bytes
+    if total <= MARGIN * limit:
+        return []
+    return [
+        f"memory is tight: {total / 2**30:.0f} of {limit / 2**30:.0f} GiB by an estimate that is off by more "
+        f"than 10% in one run of six; {_fix(job, False)}"
+    ]
+
+
+def _fix(job: TrainingJob, states: bool) -> str:
     if not states:
         if job.recompute != "full":
             return "recompute more (recompute full), or raise tp, cp or use a smaller micro_batch"

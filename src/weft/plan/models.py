@@ -10,7 +10,7 @@ from weft.errors import UsageError
 
 @dataclass(frozen=True)
 class Gemm:
-    """A matrix product of `count` equal pieces: m by k times k by n. Backward has two of the same size."""
+    """A matmul of `count` equal pieces: m by k times k by n. Backward has two of the same size."""
 
     name: str
     m: int
@@ -61,10 +61,14 @@ class Model:
     """Width of one expert; 0: `ffn`."""
     shared_ffn: int = 0
     """Width of the expert that every token visits."""
+    most_nodes: int = 0
+    """Nodes that the router lets a token visit; 0: no limit."""
     dense_layers: int = 0
     """Layers of an MoE model that have a plain MLP."""
     window: int = 0
     """Tokens that attention looks back at; 0: all of them."""
+    full_layers: int = 0
+    """Layers of a model with a window that attend to all tokens all the same."""
     parallel_block: bool = False
     """Attention and MLP read the same input: half as many tensor-parallel collectives."""
     mla: Mla | None = None
@@ -85,6 +89,19 @@ class Model:
                     f"model heads {self.heads} does not divide hidden {self.hidden}; nearest is {near}"
                 )
             object.__setattr__(self, "head_dim", self.hidden // self.heads)
+        if self.heads % self.kv_heads:
+            near = nearest_divisor(self.heads, self.kv_heads)
+            raise UsageError(
+                f"model kv_heads {self.kv_heads} does not divide its {self.heads} heads; nearest is {near}"
+            )
+        if not self.experts and (self.experts_per_token or self.expert_ffn or self.shared_ffn):
+            raise UsageError(
+                "model experts_per_token, expert_ffn or shared_ffn without experts; set experts too"
+            )
+        if not 0 <= self.dense_layers <= self.layers:
+            raise UsageError(
+                f"model dense_layers {self.dense_layers} is not possible with {self.layers} layers"
+            )
         if self.experts:
             if not 1 <= self.experts_per_token <= self.experts:
                 raise UsageError(
@@ -157,15 +174,15 @@ class Model:
         return self.layers * self.attention_params + dense + moe + self.vocab * self.hidden
 
     def attention_flops(self, seq_len: int, *, causal: bool = True) -> float:
-        """Forward FLOPs of one layer's score and value products, per token.
+        """Forward FLOPs of one layer's score and value matmuls, per token; the mean over the layers.
 
         `causal`: only what is computed below the diagonal, as flash attention does; otherwise the full
         square, as the sources of published rates count it.
         """
+        span = (seq_len + 1) / 2 if causal else float(seq_len)
         if self.window and self.window < seq_len:
-            span = self.window - self.window * (self.window - 1) / (2 * seq_len) if causal else self.window
-        else:
-            span = (seq_len + 1) / 2 if causal else float(seq_len)
+            near = self.window - self.window * (self.window - 1) / (2 * seq_len) if causal else self.window
+            span = near + (span - near) * self.full_layers / self.layers
         return 2.0 * self.heads * (self.query_dim + self.value_dim) * span
 
     def flops(self, tokens: float, seq_len: int, *, recompute: bool = False, causal: bool = False) -> float:
@@ -196,11 +213,11 @@ class Model:
         return [Gemm("qkv", tokens, qkv, h), Gemm("proj", tokens, h, a * self.head_dim // tp)]
 
     def mlp_gemms(self, tokens: int, tp: int = 1) -> list[Gemm]:
-        """Forward products of a plain MLP on one of `tp` ranks."""
+        """Forward matmuls of a plain MLP on one of `tp` ranks."""
         return _mlp("", tokens, self.hidden, max(1, self.ffn // tp), self.gated)
 
     def moe_gemms(self, tokens: int, tp: int = 1, ep: int = 1, expert_tp: int = 1) -> list[Gemm]:
-        """Forward products of an MoE layer on one rank: its experts see the tokens of `ep` ranks, evenly."""
+        """Forward matmuls of an MoE layer on one rank: its experts see the tokens of `ep` ranks, evenly."""
         local = max(1, self.experts // ep)
         rows = max(1, round(tokens * expert_tp / tp * self.experts_per_token / local))
         found = _mlp("expert_", rows, self.hidden, max(1, self.expert_ffn // expert_tp), self.gated, local)
@@ -209,7 +226,7 @@ class Model:
         return found
 
     def output_gemm(self, tokens: int, tp: int = 1) -> Gemm:
-        """Forward product with the vocabulary on one of `tp` ranks."""
+        """Forward matmul with the vocabulary on one of `tp` ranks."""
         return Gemm("output", tokens, max(1, self.vocab // tp), self.hidden)
 
     def but(self, **changes: object) -> Model:
@@ -263,6 +280,44 @@ def _mixtral(name: str, layers: int, hidden: int, heads: int, ffn: int, vocab: i
     return _llama(name, layers, hidden, heads, 8, ffn, vocab, 4096).but(experts=8, experts_per_token=2)
 
 
+def _qwen3_moe(name: str, layers: int, hidden: int, heads: int, expert_ffn: int) -> Model:
+    return Model(
+        name=name,
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=4,
+        head_dim=128,
+        ffn=3 * hidden,
+        vocab=151936,
+        gated=True,
+        experts=128,
+        experts_per_token=8,
+        expert_ffn=expert_ffn,
+        seq_len=4096,
+    )
+
+
+def _gpt_oss(name: str, layers: int, experts: int) -> Model:
+    return Model(
+        name=name,
+        layers=layers,
+        hidden=2880,
+        heads=64,
+        kv_heads=8,
+        head_dim=64,
+        ffn=2880,
+        vocab=201088,
+        gated=True,
+        experts=experts,
+        experts_per_token=4,
+        expert_ffn=2880,
+        window=128,
+        full_layers=layers // 2,
+        seq_len=4096,
+    )
+
+
 PRESETS: dict[str, Model] = {
     m.name: m
     for m in (
@@ -309,8 +364,33 @@ PRESETS: dict[str, Model] = {
             expert_ffn=2048,
             shared_ffn=2048,
             dense_layers=3,
+            most_nodes=4,
             mla=Mla(q_rank=1536, kv_rank=512, nope_dim=128, rope_dim=64, value_dim=128),
             seq_len=4096,
+        ),
+        # config.json of the released weights: Qwen/Qwen3-30B-A3B, Qwen/Qwen3-235B-A22B
+        _qwen3_moe("qwen3-30b-a3b", 48, 2048, 32, 768),
+        _qwen3_moe("qwen3-235b-a22b", 94, 4096, 64, 1536),
+        # config.json of the released weights: openai/gpt-oss-20b, openai/gpt-oss-120b
+        _gpt_oss("gpt-oss-20b", 24, 32),
+        _gpt_oss("gpt-oss-120b", 36, 128),
+        # config.json of the released weights: every other layer is MoE, with one shared expert
+        Model(
+            name="llama4-maverick",
+            layers=48,
+            hidden=5120,
+            heads=40,
+            kv_heads=8,
+            head_dim=128,
+            ffn=16384,
+            vocab=202048,
+            gated=True,
+            experts=128,
+            experts_per_token=1,
+            expert_ffn=8192,
+            shared_ffn=8192,
+            dense_layers=24,
+            seq_len=8192,
         ),
     )
 }

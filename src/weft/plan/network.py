@@ -60,11 +60,24 @@ PRESETS: dict[str, Network] = {
         Network(name="xdr800", rail_bytes_per_s=800 * GBIT),
         # GB200 NVL72: 72 GPUs in one NVLink domain, 400 Gbit/s for each GPU beyond it
         Network(name="nvl72", domain=72, rail_bytes_per_s=400 * GBIT),
+        # GB300 NVL72: the same domain, one ConnectX-8 of 800 Gbit/s for each GPU
+        Network(name="nvl72-xdr800", domain=72, rail_bytes_per_s=800 * GBIT),
+        # DGX-1 with V100: four EDR adapters of 100 Gbit/s for eight GPUs
+        Network(name="edr100", rail_bytes_per_s=50 * GBIT),
         # one 100 Gbit/s Ethernet adapter for a node of eight
         Network(name="eth100", rail_bytes_per_s=12.5 * GBIT, latency_us=25),
     )
 }
-_OF_GPU = {"a40": "hdr200", "a100-40gb": "hdr200", "a100-80gb": "hdr200", "mi250x": "hdr200"}
+_OF_GPU = {
+    "v100": "edr100",
+    "a40": "hdr200",
+    "a100-40gb": "hdr200",
+    "a100-80gb": "hdr200",
+    "mi250x": "hdr200",
+    "b300": "xdr800",
+    "gb200": "nvl72",
+    "gb300": "nvl72-xdr800",
+}
 
 
 def network(name: str) -> Network:

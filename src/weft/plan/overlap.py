@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -26,7 +26,7 @@ KERNELS = {
     "elementwise": Compute(kind="layer_norm", shape=(8192, 8192), repeat=4),
 }
 TABLE = Path(__file__).parent / "data" / "contention.json"
-SHARE = 0.7  # the collective lasts this share of the compute beside it, so that it can hide
+SHARE = 0.7  # the collective lasts this share of the compute it overlaps with, so that it can hide
 ITERATIONS = 4
 RANKS = 8
 CANDIDATES = (
@@ -42,14 +42,14 @@ COPY = Policy(engine="dma")
 
 @dataclass(frozen=True)
 class Contention:
-    """One class of kernel beside one class of collective under a policy."""
+    """One class of kernel that overlaps with one class of collective under a policy."""
 
     stretch: float
-    """Time of the collective beside compute, against alone and without a control."""
+    """Time of the collective during compute, against alone and without a control."""
     loss: float
     """Seconds that compute loses for each second in which the collective is in flight."""
     alone: float
-    """Time of the collective under the policy with nothing beside it, against without a control."""
+    """Time of the collective alone under the policy, against without a control."""
 
 
 def simulated_gpu(gpu: GpuSpec) -> str:
@@ -91,7 +91,7 @@ def table() -> dict[tuple[str, str, str, float, Policy], Contention]:
 
 
 def simulate_pair(gpu: str, kernel: str, collective: str, rate_gb_s: float, policy: Policy) -> Contention:
-    """Run the pair on the simulated GPU: the collective beside enough of the kernel to hide it."""
+    """Run the pair on the simulated GPU: the collective with enough of the kernel to hide it."""
     model = profile(gpu)
     if rate_gb_s:
         model = model.with_figures(bus_gb_s=min(rate_gb_s, model.figures.bus_gb_s))
@@ -125,7 +125,7 @@ class Hidden:
     exposed_s: float
     slows_compute_by_s: float
     policy: Policy | None
-    """None: it runs by itself, nothing beside it."""
+    """None: it overlaps with nothing."""
 
     @property
     def cost_s(self) -> float:
@@ -140,16 +140,20 @@ def hide(
     gpu: GpuSpec,
     group: Group,
     policy: Policy | str | None,
+    most_s: float = math.inf,
 ) -> Hidden:
-    """A collective beside the compute of `window`; the share `floor` of it has nothing to run beside.
+    """A collective that overlaps with the compute of `window`; the share `floor` of it has no overlap.
 
-    It never costs more than it takes alone: a program can always wait for it.
+    `most_s`: seconds that it takes alone on the GPU's usual network. NCCL opens channels for the bandwidth
+    there is, so a slower network holds fewer SMs for longer. It never costs more than it takes alone: a
+    program can always wait for it.
     """
     apart = Hidden(alone_s, 0.0, alone_s, 0.0, None)
     if alone_s <= 0 or window.total <= 0:
         return apart
     options = _options(kind, group, policy)
-    return min([apart, *(_hide(kind, apart, window, floor, gpu, group, p) for p in options)], key=_cost)
+    tried = (_hide(kind, apart, window, floor, gpu, group, p, most_s) for p in options)
+    return min([apart, *tried], key=_cost)
 
 
 def _cost(found: Hidden) -> float:
@@ -167,13 +171,21 @@ def _options(kind: str, group: Group, policy: Policy | str | None) -> tuple[Poli
 
 
 def _hide(
-    kind: str, apart: Hidden, window: Work, floor: float, gpu: GpuSpec, group: Group, policy: Policy
+    kind: str,
+    apart: Hidden,
+    window: Work,
+    floor: float,
+    gpu: GpuSpec,
+    group: Group,
+    policy: Policy,
+    most_s: float,
 ) -> Hidden:
     pair = mixed(kind, window, gpu, group, policy)
-    beside = min(apart.alone_s * pair.stretch * (1.0 - floor), window.total)
+    overlapped = min(apart.alone_s * pair.stretch * (1.0 - floor), window.total)
     # What is left after the window has the GPU to itself again.
-    exposed = (apart.alone_s - beside / pair.stretch) * pair.alone
-    return Hidden(apart.alone_s, max(0.0, apart.alone_s - exposed), exposed, pair.loss * beside, policy)
+    exposed = (apart.alone_s - overlapped / pair.stretch) * pair.alone
+    slowed = pair.loss * min(overlapped, most_s * pair.stretch)
+    return Hidden(apart.alone_s, max(0.0, apart.alone_s - exposed), exposed, slowed, policy)
 
 
 @cache
@@ -188,17 +200,20 @@ def network_rate_gb_s(gpu: str, group: Group) -> float:
 
 
 def mixed(kind: str, window: Work, gpu: GpuSpec, group: Group, policy: Policy) -> Contention:
-    """The contention of a collective beside a mix of kernels, each by its share of the time."""
-    busy = {f.name: getattr(window, f.name) for f in fields(window) if f.name in KERNELS}
-    total = sum(busy.values())
+    """The contention of a collective with a mix of kernels, each by its share of the time."""
+    busy = [(name, seconds) for name in KERNELS if (seconds := getattr(window, name)) > 0]
+    total = sum(seconds for _, seconds in busy)
     if not total:
         return Contention(1.0, 0.0, 1.0)
     simulated = "all_to_all" if kind == "p2p" else kind
     # The pair is simulated at the rate of the GPU's usual network, so that a faster one is never worse.
     name = simulated_gpu(gpu)
     rate = network_rate_gb_s(name, group) if group.scope == "network" else 0.0
-    pairs = {k: contention(name, k, simulated, rate, policy) for k, s in busy.items() if s > 0}
-    stretch, loss, alone = (
-        sum(busy[k] / total * getattr(pair, f.name) for k, pair in pairs.items()) for f in fields(Contention)
-    )
+    stretch = loss = alone = 0.0
+    for kernel, seconds in busy:
+        pair = contention(name, kernel, simulated, rate, policy)
+        share = seconds / total
+        stretch += share * pair.stretch
+        loss += share * pair.loss
+        alone += share * pair.alone
     return Contention(max(1.0, stretch), loss, alone)

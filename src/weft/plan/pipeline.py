@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from weft.plan.config import Job
+from weft.plan.config import TrainingJob
 
 
 @dataclass(frozen=True)
@@ -21,40 +21,79 @@ class Stage:
         return self.dense_layers + self.moe_layers
 
 
-def stages(job: Job) -> dict[Stage, int]:
-    """The distinct kinds of stages and how many there are of each: their number does not grow with GPUs."""
-    # Megatron lets embedding and output count as layers: the first and the last stage have one less.
-    short = 0 if job.model.layers % job.pp == 0 else 1
-    full = (job.model.layers + 2 * short) // job.pp
-    found: dict[Stage, int] = {}
+def chunk_layers(layers: int, chunks: int) -> list[int]:
+    """Layers of each chunk in the order of the model, as evenly as can be.
+
+    Where they do not divide, the embedding and the output count as a layer each, as in Megatron: the first
+    and the last chunk have less.
+    """
+    if layers % chunks == 0:
+        return [layers // chunks] * chunks
+    each, more = divmod(layers + 2, chunks)
+    if each > 1 or not more:
+        sizes = [each + (index < more) for index in range(chunks)]
+        sizes[0] -= 1
+        sizes[-1] -= 1
+        return sizes
+    each, more = divmod(layers, chunks)
+    first = (chunks - more) // 2
+    return [each + (first <= index < first + more) for index in range(chunks)]
+
+
+def stage_list(job: TrainingJob) -> list[Stage]:
+    """The stages in order; chunk after chunk goes around them."""
+    sizes = chunk_layers(job.model.layers, job.pp * job.interleave)
     first_moe = job.model.dense_layers if job.model.experts else job.model.layers
+    dense, moe = [0] * job.pp, [0] * job.pp
     start = 0
-    for index in range(job.pp):
-        count = full - short * ((index == 0) + (index == job.pp - 1))
-        dense = max(0, min(start + count, first_moe) - start)
-        stage = Stage(dense, count - dense, index == 0, index == job.pp - 1)
-        found[stage] = found.get(stage, 0) + 1
+    for index, count in enumerate(sizes):
+        plain = max(0, min(start + count, first_moe) - start)
+        dense[index % job.pp] += plain
+        moe[index % job.pp] += count - plain
         start += count
-    assert start == job.model.layers, found
+    assert start == job.model.layers, sizes
+    return [Stage(dense[i], moe[i], i == 0, i == job.pp - 1) for i in range(job.pp)]
+
+
+def stages(job: TrainingJob) -> dict[Stage, int]:
+    """The distinct kinds of stages and how many there are of each: their number does not grow with GPUs."""
+    found: dict[Stage, int] = {}
+    for stage in stage_list(job):
+        found[stage] = found.get(stage, 0) + 1
     return found
 
 
-def span_s(times_s: dict[Stage, float], counts: dict[Stage, int], job: Job) -> tuple[float, float]:
+def bubble_share(job: TrainingJob) -> float:
+    """The bubble against that of 1F1B, which is one pass of a micro-batch over all other stages.
+
+    Interleaving divides it by the chunks. Zero bubble (ZB-H1 of Qi et al., arXiv:2401.10241) delays weight
+    gradients, a third of the work: F + B - W is left of F + B + W. DualPipe (DeepSeek-V3, table 2) sends
+    micro-batches from both ends: (p/2 - 1)(F&B + B - 3W), with B a whole backward pass.
+    """
+    if job.schedule == "zero-bubble":
+        return 1 / 3
+    if job.schedule == "dualpipe":
+        return (job.pp / 2 - 1) * 2 / 3 / max(1, job.pp - 1)
+    return 1 / job.interleave
+
+
+def span_s(times_s: dict[Stage, float], counts: dict[Stage, int], job: TrainingJob) -> tuple[float, float]:
     """Seconds of all micro-batches on the slowest stage, and of the bubble around them.
 
-    Each micro-batch passes all stages; all but one of them wait at the slowest. GPipe, 1F1B and the
-    interleaved schedule have the same bubble but for its division by the chunks of a stage.
+    Each micro-batch passes all stages; all but one of them wait at the slowest.
     """
     slowest = max(times_s.values())
     once = sum(times_s[stage] * counts[stage] for stage in counts)
-    return job.micro_batches * slowest, (once - slowest) / job.interleave
+    return job.micro_batches * slowest, (once - slowest) * bubble_share(job)
 
 
-def in_flight(job: Job) -> float:
+def in_flight(job: TrainingJob) -> float:
     """Micro-batches whose activations the first stage keeps, in units of the whole stage."""
     m, p, v = job.micro_batches, job.pp, job.interleave
     if job.schedule == "gpipe":
         return float(m)
+    if job.schedule == "dualpipe":
+        return min(float(m), p + 1)
     if v > 1:
         return min(float(m), p * (1 + (p - 1) / (p * v)))
     return float(min(m, p))

@@ -10,13 +10,14 @@ from typing import Any
 
 from weft.errors import InputError
 from weft.gpu.specs import GpuSpec, spec
-from weft.plan.config import Job
+from weft.plan.config import TrainingJob
 from weft.plan.models import Model
-from weft.plan.network import network
+from weft.plan.models import model as preset
+from weft.plan.network import GBIT, network
 
 _MODEL = (
     *("layers", "hidden", "heads", "kv_heads", "ffn", "vocab"),
-    *("experts", "experts_per_token", "window", "seq_len"),
+    *("experts", "experts_per_token", "window", "head_dim", "seq_len"),
 )
 _JOB = (
     *("gpus", "tp", "pp", "cp", "ep", "expert_tp", "dp"),
@@ -29,14 +30,15 @@ class Published:
     """One run: what it was, and what was measured."""
 
     source: str
-    half: str
-    """`fit` or `held-out`."""
+    """The publication: one of them at a time is left out to measure the error."""
     label: str
-    job: Job
+    job: TrainingJob
     step_s: float
     assumed: str
     """What the publication leaves open, and what was taken instead."""
     provenance: str
+    memory_bytes: float = 0.0
+    """Published peak of the fullest GPU; 0: none is."""
 
 
 def gpu_of(name: str) -> GpuSpec:
@@ -58,20 +60,18 @@ def load(path: str | os.PathLike[str]) -> list[Published]:
 
 
 def _row(row: dict[str, str]) -> Published:
-    sizes: dict[str, Any] = {name: int(row[name]) for name in _MODEL}
     split: dict[str, Any] = {name: int(row[name]) for name in _JOB}
-    model = Model(
-        name=row["label"],
-        **sizes,
-        gated=row["gated"] == "1",
-        tied=row["tied"] == "1",
-        parallel_block=row["parallel_block"] == "1",
-    )
-    job = Job(
-        model=model,
+    fabric = network(row["network"])
+    if row["rail_gbit"]:
+        gbit = float(row["rail_gbit"])
+        fabric = fabric.but(name=f"{gbit:g} Gbit/s", rail_bytes_per_s=gbit * GBIT)
+    job = TrainingJob(
+        model=preset(row["model"]) if row["model"] else _model(row),
         gpu=gpu_of(row["gpu"]),
-        network=network(row["network"]),
+        network=fabric,
         **split,
+        seq_len=int(row["seq_len"]),
+        schedule=row["schedule"],
         sharding=row["sharding"],
         sequence_parallel=row["sequence_parallel"] == "1",
         recompute=row["recompute"],
@@ -80,6 +80,18 @@ def _row(row: dict[str, str]) -> Published:
         hide=frozenset(row["hide"].split()) if row["hide"] else None,
     )
     label = f"{row['label']} {row['precision']} {job.software}"
+    memory = float(row["memory_gib"]) * 2**30 if row["memory_gib"] else 0.0
     return Published(
-        row["source"], row["half"], label, job, float(row["step_s"]), row["assumed"], row["provenance"]
+        row["source"], label, job, float(row["step_s"]), row["assumed"], row["provenance"], memory
+    )
+
+
+def _model(row: dict[str, str]) -> Model:
+    sizes: dict[str, Any] = {name: int(row[name]) for name in _MODEL}
+    return Model(
+        name=row["label"],
+        **sizes,
+        gated=row["gated"] == "1",
+        tied=row["tied"] == "1",
+        parallel_block=row["parallel_block"] == "1",
     )

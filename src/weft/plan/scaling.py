@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from weft.errors import UsageError
-from weft.plan.config import AUTO, Job
+from weft.plan.config import AUTO, TrainingJob
 from weft.plan.step import Prediction, predict
 
 MAX_GPUS = 1 << 18
@@ -15,7 +15,7 @@ KINDS = ("weak", "strong")
 STRONG_TOKENS = 1 << 24
 """Most tokens of a step that a strong curve divides where no batch is given, as in Llama 3's largest run."""
 
-Predict = Callable[[Job], Prediction]
+Predict = Callable[[TrainingJob], Prediction]
 Progress = Callable[[int, int], None]
 
 
@@ -24,7 +24,7 @@ class Point:
     """One size of a curve; `without` has no control of weft, `with_weft` the best for each collective."""
 
     gpus: int
-    job: Job
+    job: TrainingJob
     without: Prediction
     with_weft: Prediction
 
@@ -57,7 +57,7 @@ def parse_range(words: str) -> tuple[int, int]:
     return low, high
 
 
-def sizes(job: Job, low: int, high: int) -> list[int]:
+def sizes(job: TrainingJob, low: int, high: int) -> list[int]:
     """GPUs in the range that the split divides: the smallest number, doubled again and again."""
     unit = job.tp * job.pp * job.cp
     start = max(unit, -(-low // unit) * unit)
@@ -73,7 +73,7 @@ def sizes(job: Job, low: int, high: int) -> list[int]:
     return found
 
 
-def resized(job: Job, gpus: int, kind: str) -> Job:
+def resized(job: TrainingJob, gpus: int, kind: str) -> TrainingJob:
     """The job on another number of GPUs."""
     unit = job.tp * job.pp * job.cp
     dp = gpus // unit
@@ -82,7 +82,7 @@ def resized(job: Job, gpus: int, kind: str) -> Job:
 
 
 def curve(
-    job: Job, low: int, high: int, kind: str, *, run: Predict = predict, tell: Progress | None = None
+    job: TrainingJob, low: int, high: int, kind: str, *, run: Predict = predict, tell: Progress | None = None
 ) -> Curve:
     """Predictions over a range of GPUs. A strong curve ends where the batch has nothing left to divide."""
     chosen = sizes(job, low, high)
@@ -104,7 +104,7 @@ def curve(
 
 
 def curves(
-    job: Job,
+    job: TrainingJob,
     low: int,
     high: int,
     *,
@@ -124,7 +124,7 @@ def curves(
         yield curve(base, low, high, kind, run=run, tell=tell)
 
 
-def strong_batch(job: Job, gpus: int) -> int:
+def strong_batch(job: TrainingJob, gpus: int) -> int:
     """Sequences of a step that so many GPUs can divide, a micro-batch for each stage and rank."""
     unit = job.dp * job.micro_batch * job.pp
     most = max(unit, STRONG_TOKENS // job.seq_len // unit * unit)

@@ -1,4 +1,4 @@
-"""The step: from a Job to a Prediction, with every second accounted for."""
+"""The step: from a TrainingJob to a Prediction, with every second accounted for."""
 
 from __future__ import annotations
 
@@ -7,13 +7,17 @@ from dataclasses import dataclass, field, replace
 
 from weft.plan.collectives import Group, collective_s
 from weft.plan.compute import Pass, head, layer, optimizer_s
-from weft.plan.config import AUTO, Job
-from weft.plan.figures import Figures, shipped
-from weft.plan.memory import check_fits, memory_bytes, stage_params
+from weft.plan.config import AUTO, TrainingJob
+from weft.plan.figures import Figures, half_rate, shipped
+from weft.plan.memory import check_fits, memory_bytes, stage_params, tight
+from weft.plan.network import Network, usual_network
 from weft.plan.overlap import Hidden, hide, simulated_gpu
 from weft.plan.pipeline import Stage, span_s, stages
 from weft.plan.traffic import Need, needs
 from weft.policy import Policy
+
+MEASURED = ("a100-80gb", "h100", "h100-96gb", "h200", "h800", "v100")
+"""GPUs with published runs among those that the constants were fitted to."""
 
 
 @dataclass(frozen=True)
@@ -32,14 +36,14 @@ class Collective:
     exposed_s: float
     slows_compute_by_s: float
     policy: Policy | None
-    """None: nothing runs beside it."""
+    """None: it overlaps with nothing."""
 
 
 @dataclass(frozen=True)
 class Prediction:
     """A predicted step. Simulated: nothing of it was measured."""
 
-    job: Job
+    job: TrainingJob
     step_s: float
     tflops_per_gpu: float
     """Model FLOPs (attention as a full square, no recomputation) per second and GPU."""
@@ -70,10 +74,9 @@ class Prediction:
         return self.job.tokens / self.step_s / self.job.gpus
 
 
-def predict(job: Job, figures: Figures | None = None, *, check_memory: bool = True) -> Prediction:
+def predict(job: TrainingJob, figures: Figures | None = None, *, check_memory: bool = True) -> Prediction:
     """The step of a job. Raises UsageError, with the number, where it does not fit into memory."""
     known = figures or shipped()
-    software = known.find(job.software)
     memory = memory_bytes(job, known)
     if check_memory:
         check_fits(job, memory)
@@ -87,8 +90,7 @@ def predict(job: Job, figures: Figures | None = None, *, check_memory: bool = Tr
     breakdown = slowest.breakdown(job.micro_batches)
     breakdown["bubble"] = bubble + busy - slowest.micro_batch_s * job.micro_batches
     nodes = math.log2(max(1.0, job.gpus / job.network.domain))
-    skew = software.skew_fp8 if job.precision == "fp8" else software.skew
-    breakdown["skew"] = skew * nodes * sum(breakdown.values())
+    breakdown["skew"] = known.constants.skew * nodes * sum(breakdown.values())
     step = sum(breakdown.values())
     flops = job.model.flops(job.tokens, job.seq_len)
     found = slowest.collectives(job.micro_batches)
@@ -96,13 +98,13 @@ def predict(job: Job, figures: Figures | None = None, *, check_memory: bool = Tr
         job=job,
         step_s=step,
         tflops_per_gpu=flops / step / job.gpus / 1e12,
-        mfu_pct=100 * flops / step / job.gpus / job.gpu.flops("bf16"),
+        mfu_pct=100 * flops / step / job.gpus / half_rate(job.gpu),
         exposed_comm_s=sum(c.exposed_s for c in found),
         breakdown=breakdown,
         collectives=found,
         memory_bytes=memory,
         policy={f"{c.name} {c.kind}": c.policy for c in found},
-        notes=_notes(job, known),
+        notes=(*_notes(job, known), *tight(job, memory)),
     )
 
 
@@ -175,17 +177,22 @@ def _merged(a: Collective, b: Collective) -> Collective:
     )
 
 
-def _part(job: Job, figures: Figures, stage: Stage, dense: Pass, moe: Pass) -> _Part:
+def _part(job: TrainingJob, figures: Figures, stage: Stage, dense: Pass, moe: Pass) -> _Part:
     software = figures.find(job.software)
     work = dense * stage.dense_layers + moe * stage.moe_layers
     if stage.head:
         work = work + head(job, figures)
-    links = replace(figures.links, network_share=figures.links.network_share * software.network)
     traffic = []
-    for need in needs(job, software, stage, dense, moe):
-        alone = collective_s(need.kind, need.bytes, need.group, job.gpu, job.network, links)
+    usual = job.network.but(
+        rail_bytes_per_s=max(job.network.rail_bytes_per_s, usual_network(job.gpu.name).rail_bytes_per_s)
+    )
+    for need in needs(job, software, figures.constants.fusion, stage, dense, moe):
+        alone = _alone_s(need, job, job.network, figures)
         if need.hidden:
-            found = hide(need.kind, alone, need.window, need.floor, job.gpu, need.group, job.policy)
+            most = alone
+            if need.group.scope == "network" and job.network.rail_bytes_per_s < usual.rail_bytes_per_s:
+                most = _alone_s(need, job, usual, figures)
+            found = hide(need.kind, alone, need.window, need.floor, job.gpu, need.group, job.policy, most)
         else:
             found = Hidden(alone, 0.0, alone, 0.0, None)
         traffic.append((need, found))
@@ -198,14 +205,24 @@ def _part(job: Job, figures: Figures, stage: Stage, dense: Pass, moe: Pass) -> _
     )
 
 
-def _notes(job: Job, figures: Figures) -> tuple[str, ...]:
+def _alone_s(need: Need, job: TrainingJob, network: Network, figures: Figures) -> float:
+    """Seconds of a collective that overlaps with nothing."""
+    return collective_s(
+        need.kind, need.bytes, need.group, job.gpu, network, figures.links, flow_bytes=need.flow_bytes
+    )
+
+
+def _notes(job: TrainingJob, figures: Figures) -> tuple[str, ...]:
     found = [f"software: {figures.find(job.software).title}"]
     if simulated_gpu(job.gpu) not in (job.gpu.name, "a100-40gb"):
         found.append(f"contention is simulated with the profile of {simulated_gpu(job.gpu)}")
-    if job.gpu.name not in figures.gemm:
-        found.append(f"rates of matrix products: shares of the peak as on {figures.relative(job.gpu)}")
+    if job.gpu.name not in MEASURED:
+        found.append(f"rates of matmuls: shares of the peak as on {figures.relative(job.gpu)}")
     if job.sharding == "zero3" and not job.gathers_layers:
         found.append("with pipeline stages weights are gathered once a step and stay whole, as with zero1")
+    sizes = {stage.layers for stage in stages(job)}
+    if len(sizes) > 1:
+        found.append(f"uneven stages: {min(sizes)} to {max(sizes)} layers")
     if job.policy == AUTO:
         found.append("policies are the best of the simulated candidates, collective by collective")
     return tuple(found)

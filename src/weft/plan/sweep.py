@@ -2,38 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
 from itertools import product
+from typing import Any
 
 from weft.errors import UsageError
-from weft.plan.config import AUTO, Job
+from weft.plan.config import AUTO, TrainingJob
 from weft.plan.figures import Figures, shipped
-from weft.plan.memory import check_fits, memory_bytes
+from weft.plan.memory import MARGIN, check_fits, memory_bytes
+from weft.plan.models import Model
+from weft.plan.models import model as preset
 from weft.plan.step import Prediction, predict
 from weft.policy import Policy
 
 LIMIT = 200
 """Predictions of a sweep where none is given."""
+SCREENED = 2000
+"""Splits that are predicted without controls, to keep the fastest of them; more where more are kept."""
 TENSOR = (1, 2, 4, 8)
 PIPELINE = (1, 2, 4, 8, 16, 32)
+CONTEXT = (1, 2, 4, 8, 16)
+EXPERT = (1, 2, 4, 8, 16, 32, 64, 128)
 CHUNKS = (1, 2, 4)
 MICRO = (1, 2, 4)
 SHARDINGS = ("zero1", "zero3")
 RECOMPUTE = ("none", "selective", "full")
+SCHEDULES = ("", "zero-bubble", "dualpipe")
+"""The first is 1F1B, or interleaved where a stage has several chunks."""
+TOKENS_PER_RANK = 4096
+"""Context parallelism is not tried where a rank would have fewer tokens of a sequence."""
 
-Predict = Callable[[Job], Prediction]
+Predict = Callable[[TrainingJob], Prediction]
 Progress = Callable[[int, int], None]
+Options = Mapping[str, Any]
+"""Keyword arguments of a TrainingJob that need not be valid together before they are split."""
 
 
 @dataclass(frozen=True)
 class Row:
     """One way to run the job, and what it takes."""
 
-    job: Job
+    job: TrainingJob
     prediction: Prediction
     best: bool = False
-    """Nothing else in the sweep is faster with as little memory."""
+    """Nothing else in the sweep is faster with as little memory on as few GPUs."""
 
     @property
     def label(self) -> str:
@@ -41,13 +54,19 @@ class Row:
         job = self.job
         parts = [f"tp{job.tp}", f"pp{job.pp}" + (f"x{job.interleave}" if job.interleave > 1 else "")]
         parts += [f"{name}{getattr(job, name)}" for name in ("cp", "ep") if getattr(job, name) > 1]
-        parts += [f"dp{job.dp}", f"mb{job.micro_batch}", job.sharding]
-        parts += {"selective": ["re-some"], "full": ["re-all"]}.get(job.recompute, [])
+        parts += [f"dp{job.dp}", f"mb{job.micro_batch}", job.sharding.replace("zero", "z")]
+        parts += {"selective": ["re"], "full": ["re-all"]}.get(job.recompute, [])
+        parts += {"zero-bubble": ["zb"], "dualpipe": ["dualpipe"], "gpipe": ["gpipe"]}.get(job.schedule, [])
         return " ".join(parts)
 
     @property
     def tokens_per_s_per_gpu(self) -> float:
         return self.job.tokens / self.prediction.step_s / self.job.gpus
+
+    @property
+    def gpu_s_per_token(self) -> float:
+        """GPU-seconds for each token: what it costs."""
+        return self.prediction.step_s * self.job.gpus / self.job.tokens
 
 
 @dataclass(frozen=True)
@@ -62,44 +81,92 @@ class Sweep:
     """Valid ways beyond the limit."""
 
 
-def ways(job: Job, fixed: Iterable[str] = ()) -> tuple[list[Job], int]:
+def options_of(job: TrainingJob) -> dict[str, Any]:
+    """A job as options; what is derived from the split is derived again."""
+    found = {field.name: getattr(job, field.name) for field in fields(job)}
+    derived = {"dp": 0, "schedule": "", "sequence_parallel": None, "shard_ranks": 0, "expert_tp": 0}
+    return {**found, **derived}
+
+
+def axes(options: Options, held: set[str]) -> dict[str, Sequence[object]]:
+    """What varies, and over which values; what the user chose stays."""
+    model = options["model"]
+    shape: Model = model if isinstance(model, Model) else preset(model)
+    gpus = int(options["gpus"])
+    seq = int(options.get("seq_len") or shape.seq_len)
+    whole = [
+        p for p in range(1, min(shape.layers, 64) + 1) if shape.layers % p == 0 or (shape.layers + 2) % p == 0
+    ]
+    stages = sorted({p for p in (*PIPELINE, *whole) if p <= shape.layers and gpus % p == 0})
+    found: dict[str, Sequence[object]] = {
+        "tp": [t for t in TENSOR if shape.heads % t == 0 and gpus % t == 0],
+        "pp": stages,
+        "cp": [c for c in CONTEXT if c == 1 or seq // c >= TOKENS_PER_RANK],
+        "ep": [e for e in EXPERT if shape.experts % e == 0] if shape.experts else (1,),
+        "expert_tp": (1, 0) if shape.experts else (0,),
+        "interleave": CHUNKS,
+        "schedule": SCHEDULES,
+        "micro_batch": MICRO,
+        "sharding": SHARDINGS,
+        "recompute": RECOMPUTE,
+    }
+    return {
+        name: (options.get(name, values[0]),) if name in held else values for name, values in found.items()
+    }
+
+
+def splits(options: Options, fixed: Iterable[str] = ()) -> Iterator[TrainingJob | None]:
+    """Every way to split the job; None for one that does not divide."""
+    held = set(fixed)
+    varied = axes(options, held)
+    for values in product(*varied.values()):
+        chosen = dict(zip(varied, values, strict=True))
+        if _pointless(options, chosen, held):
+            continue
+        try:
+            yield TrainingJob(**{**options, **chosen})
+        except UsageError:
+            yield None
+
+
+def _pointless(options: Options, chosen: Mapping[str, Any], held: set[str]) -> bool:
+    """Whether the combination repeats another one, or cannot divide the GPUs."""
+    tp, pp, cp, v = (int(chosen[name]) for name in ("tp", "pp", "cp", "interleave"))
+    if int(options["gpus"]) % (tp * pp * cp):
+        return True
+    if pp == 1 and (v != 1 or chosen["schedule"] in ("zero-bubble", "dualpipe")):
+        return True
+    if v > 1 and chosen["schedule"] and "schedule" not in held:
+        return True
+    if chosen["schedule"] == "dualpipe" and (pp < 4 or pp % 2):
+        return True
+    if chosen["expert_tp"] == 0 and tp == 1 and "expert_tp" not in held:
+        return len(held & {"ep"}) == 0 and chosen["ep"] != 1
+    # With stages zero3 is the same as zero1, see TrainingJob.gathers_layers.
+    return chosen["sharding"] == "zero3" and pp != 1 and "sharding" not in held
+
+
+def ways(job: TrainingJob | Options, fixed: Iterable[str] = ()) -> tuple[list[TrainingJob], int]:
     """Jobs that differ in how they are split, and how many such splits do not divide.
 
     `fixed` names what the user chose; the rest varies. The GPUs, the batch and the model stay.
     """
     held = set(fixed)
-    options: dict[str, Sequence[object]] = {
-        "tp": TENSOR,
-        "pp": PIPELINE,
-        "interleave": CHUNKS,
-        "micro_batch": MICRO,
-        "sharding": SHARDINGS,
-        "recompute": RECOMPUTE,
-    }
-    axes = {name: (getattr(job, name),) if name in held else values for name, values in options.items()}
-    found: list[Job] = []
+    options = options_of(job) if isinstance(job, TrainingJob) else job
+    if isinstance(job, TrainingJob):
+        names = ("dp", "schedule", "sequence_parallel", "shard_ranks", "expert_tp")
+        options = {**options, **{name: getattr(job, name) for name in names if name in held}}
+    found: list[TrainingJob] = []
     impossible = 0
-    for values in product(*axes.values()):
-        chosen = dict(zip(axes, values, strict=True))
-        if chosen["interleave"] != 1 and chosen["pp"] == 1:
-            continue
-        if chosen["sharding"] == "zero3" and chosen["pp"] != 1 and "sharding" not in held:
-            continue  # the same as zero1, see Job.gathers_layers
-        try:
-            found.append(_way(job, held, chosen))
-        except UsageError:
+    for way in splits(options, held):
+        if way is None:
             impossible += 1
-    return found, impossible
+        else:
+            found.append(way)
+    return list(dict.fromkeys(found)), impossible
 
 
-def _way(job: Job, held: set[str], chosen: dict[str, object]) -> Job:
-    """The job split that way; what follows from the split is derived again unless it was given."""
-    derived = {"dp": 0, "schedule": "", "sequence_parallel": None}
-    kept = {name: getattr(job, name) if name in held else value for name, value in derived.items()}
-    return job.but(**{**kept, **chosen})
-
-
-def spread(found: Sequence[Job], most: int) -> list[Job]:
+def spread(found: Sequence[TrainingJob], most: int) -> list[TrainingJob]:
     """At most so many of them, evenly from the first to the last."""
     if len(found) <= most:
         return list(found)
@@ -107,52 +174,71 @@ def spread(found: Sequence[Job], most: int) -> list[Job]:
 
 
 def sweep(
-    job: Job,
+    job: TrainingJob | Options,
     *,
     fixed: Iterable[str] = (),
     limit: int = LIMIT,
     run: Predict = predict,
-    fits: Callable[[Job], str] = lambda job: "",
+    fits: Callable[[TrainingJob], str] = lambda job: "",
     tell: Progress | None = None,
 ) -> Sweep:
-    """Predict every way, with and without the controls, up to `limit` predictions.
+    """Predict the ways without controls, and the fastest of them with; `limit` predictions are kept.
 
     `fits` gives the reason why a job does not fit into memory, or nothing.
     """
-    policies: list[Policy | str | None] = [None, AUTO]
-    if "policy" in set(fixed):
-        policies = [job.policy]
-    found, impossible = ways(job, fixed)
+    held = set(fixed)
+    given = job.policy if isinstance(job, TrainingJob) else job.get("policy")
+    policies: list[Policy | str | None] = [given] if "policy" in held else [None, AUTO]
+    found, impossible = ways(job, held)
     reasons = [fits(way) for way in found]
     roomy = [way for way, reason in zip(found, reasons, strict=True) if not reason]
     full = [reason for reason in reasons if reason]
     refused = [f"{len(full)} ways do not fit into memory, such as {full[-1]}"] if full else []
-    chosen = spread(roomy, max(1, limit // len(policies)))
-    rows: list[Row] = []
-    tried = [way.but(policy=policy) for way in chosen for policy in policies]
-    for at, way in enumerate(tried):
+    kept = max(1, limit // len(policies))
+    screened = spread(roomy, max(kept, min(SCREENED, 10 * kept)))
+    total = len(screened) + kept * (len(policies) - 1)
+    first: list[Row] = []
+    for at, way in enumerate(screened):
         try:
-            rows.append(Row(way, run(way)))
+            plain = way.but(policy=policies[0])
+            first.append(Row(plain, run(plain)))
         except UsageError as error:
             refused.append(str(error))
         if tell:
-            tell(at + 1, len(tried))
-    if not rows:
+            tell(at + 1, total)
+    if not first:
         reason = refused[0] if refused else f"none of the {impossible} splits divides the job"
         raise UsageError(f"--sweep found nothing that can run: {reason}")
+    chosen = _chosen(front(first), kept)
+    rows = list(chosen)
+    for at, row in enumerate(chosen):
+        for policy in policies[1:]:
+            way = row.job.but(policy=policy)
+            rows.append(Row(way, run(way)))
+        if tell:
+            tell(min(total, len(screened) + at + 1), total)
     refused += [f"{impossible} splits do not divide the model, the GPUs or the batch"] if impossible else []
     return Sweep(tuple(front(rows)), tuple(refused), len(roomy) - len(chosen))
 
 
+def _chosen(rows: Sequence[Row], most: int) -> list[Row]:
+    """The rows on the front and then the fastest."""
+    best = [row for row in rows if row.best][:most]
+    rest = [row for row in rows if not row.best][: most - len(best)]
+    return sorted([*best, *rest], key=lambda row: row.prediction.step_s)
+
+
 def front(rows: Sequence[Row]) -> list[Row]:
-    """The rows, fastest first, those on the front of step time against memory marked."""
+    """The rows, fastest first, those on the front of step time, memory and cost marked."""
     ordered = sorted(rows, key=lambda row: (row.prediction.step_s, total_memory(row.prediction)))
-    least = float("inf")
-    marked = []
+    marked: list[Row] = []
+    known: list[tuple[float, float]] = []
     for row in ordered:
-        memory = total_memory(row.prediction)
-        marked.append(Row(row.job, row.prediction, memory < least))
-        least = min(least, memory)
+        memory, cost = total_memory(row.prediction), row.gpu_s_per_token
+        best = not any(m <= memory and c <= cost * (1 + 1e-9) for m, c in known)
+        marked.append(Row(row.job, row.prediction, best))
+        if best:
+            known.append((memory, cost))
     return marked
 
 
@@ -161,13 +247,14 @@ def total_memory(found: Prediction) -> float:
     return float(sum(found.memory_bytes.values()))
 
 
-def room(figures: Figures | None = None) -> Callable[[Job], str]:
-    """Says why a job does not fit into memory, or nothing."""
+def room(figures: Figures | None = None) -> Callable[[TrainingJob], str]:
+    """Says why a job does not fit into memory with a margin, or nothing."""
     known = figures or shipped()
 
-    def reason(job: Job) -> str:
+    def reason(job: TrainingJob) -> str:
+        kinds = memory_bytes(job, known)
         try:
-            check_fits(job, memory_bytes(job, known))
+            check_fits(job, kinds, share=MARGIN)
         except UsageError as error:
             return str(error)
         return ""

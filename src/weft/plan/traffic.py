@@ -1,21 +1,22 @@
-"""Traffic: every collective of a step, and the compute that it could run beside."""
+"""Traffic: every collective of a step, and the compute that it can overlap with."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from weft.plan.collectives import Group, group
+from weft.plan.collectives import Group, group, token_copies
 from weft.plan.compression import Matrix, Traffic, apply
-from weft.plan.compute import Pass, Work
-from weft.plan.config import Job
+from weft.plan.compute import LOW, Pass, Work
+from weft.plan.config import TrainingJob
 from weft.plan.figures import Software
 from weft.plan.memory import stage_params
 from weft.plan.network import usual_network
 from weft.plan.pipeline import Stage
 
-BUCKET_BYTES = 200e6  # of gradients that travel together: the last has nothing to hide behind
-MAXIMA = 12  # scaled tensors of a layer: input, weight and gradient of four products
+BUCKET_ELEMENTS = 40e6  # gradients that travel together, Megatron's default: at least this,
+BUCKET_PER_RANK = 1e6  # and at least this for each rank, so that latency does not dominate
+MAXIMA = 12  # scaled tensors of a layer: input, weight and gradient of four matmuls
 
 
 @dataclass(frozen=True)
@@ -30,43 +31,51 @@ class Need:
     count: float
     """Times for each micro-batch, or for each step."""
     window: Work
-    """Compute beside which one of them can run."""
+    """Compute that one of them can overlap with."""
     floor: float = 0.0
-    """Share that has nothing to run beside."""
+    """Share that has nothing to overlap with."""
     hidden: bool = False
-    """Whether the software runs it beside compute."""
+    """Whether the software overlaps it with compute."""
     each_step: bool = False
     kernels_s: float = 0.0
     """Seconds of compute that compression adds to each."""
+    flow_bytes: float = 0.0
+    """Bytes of all buckets where it is one of several that follow each other; 0: it is alone."""
 
 
-def hides(job: Job, software: Software, name: str) -> bool:
-    """Whether the job or its software runs this kind of collective beside compute."""
+def hides(job: TrainingJob, software: Software, name: str) -> bool:
+    """Whether the job or its software overlaps this kind of collective with compute."""
+    if job.hide is None and job.schedule == "dualpipe" and name in ("ep", "pp"):
+        return True  # what the schedule is for
     return name in (job.hide if job.hide is not None else software.hides)
 
 
-def needs(job: Job, software: Software, stage: Stage, dense: Pass, moe: Pass) -> list[Need]:
+def needs(
+    job: TrainingJob, software: Software, fusion: float, stage: Stage, dense: Pass, moe: Pass
+) -> list[Need]:
     """All collectives of one stage, for one micro-batch or for the step."""
     found: list[Need] = []
     for count, layer, routed in ((stage.dense_layers, dense, False), (stage.moe_layers, moe, True)):
         if count:
-            found += _tensor(job, software, layer, count, routed)
+            found += _tensor(job, software, fusion, layer, count, routed)
             found += _context(job, software, layer, count)
             found += _expert(job, software, layer, count) if routed else []
     found += _stages(job, software, dense * stage.dense_layers + moe * stage.moe_layers)
     found += _data(job, software, stage, dense, moe)
-    if job.precision == "fp8" and software.joins_maxima:
+    if job.precision in LOW and software.joins_maxima:
         ranks = group(job.tp * job.cp * job.dp, 1, job.network)
         size = 4.0 * MAXIMA * stage.layers / job.interleave
         found.append(Need("amax", "all_reduce", ranks, size, 2 * job.interleave, Work()))
     return [need for need in found if need.group.ranks > 1 and need.bytes > 0 and need.count > 0]
 
 
-def _tokens(job: Job) -> float:
+def _tokens(job: TrainingJob) -> float:
     return job.micro_batch * job.seq_len / job.cp
 
 
-def _tensor(job: Job, software: Software, layer: Pass, layers: int, routed: bool) -> Iterator[Need]:
+def _tensor(
+    job: TrainingJob, software: Software, fusion: float, layer: Pass, layers: int, routed: bool
+) -> Iterator[Need]:
     """Two pairs of collectives in a layer, attention's and the MLP's, forward and backward."""
     ranks = group(job.tp, 1, job.network)
     size = 2.0 * _tokens(job) * job.model.hidden
@@ -74,16 +83,19 @@ def _tensor(job: Job, software: Software, layer: Pass, layers: int, routed: bool
     if routed:
         sites[1] = size * job.model.experts_per_token if job.expert_tp > 1 else 0.0
     again = 1 if job.recompute == "full" else 0
-    # Keeping every other product's output, what was gathered is gathered again.
+    # Where every other matmul's output is kept, what was gathered is gathered again.
     regather = 1 if job.recompute == "selective" and software.selective == "half" else again
     forward = layer.forward.gemm / len(sites)
     backward = layer.backward.gemm / len(sites)
     fused, behind = hides(job, software, "tp"), hides(job, software, "tp_backward")
     for bytes_ in sites:
         if job.sequence_parallel:
-            # Fused kernels send the last of `tp` pieces with nothing left to compute.
-            edge = 1 - software.fusion * (1 - 1 / job.tp)
-            eight = job.precision == "fp8" and software.gathers_fp8
+            # Fused kernels send the last of `tp` pieces with nothing left to compute. Beyond a node they are
+            # not used: Transformer Engine and symmetric memory need NVLink.
+            fused = hides(job, software, "tp") and ranks.scope == "domain"
+            reach = 1.0 if software.kernels == "fused" else fusion
+            edge = 1 - reach * (1 - 1 / job.tp)
+            eight = job.precision in LOW and software.gathers_fp8
             gathered = bytes_ / 2 if eight else bytes_
             # Megatron keeps its part of the input and gathers it once more for the weight gradient.
             once_more = software.selective != "half"
@@ -100,12 +112,12 @@ def _tensor(job: Job, software: Software, layer: Pass, layers: int, routed: bool
             yield Need(
                 "tp", "all_reduce", ranks, bytes_, layers * (1 + again), Work(gemm=forward), 1.0, fused
             )
-            beside = Work(gemm=backward / 2)
-            yield Need("tp", "all_reduce", ranks, bytes_, layers, beside, 0.0, fused or behind)
+            window = Work(gemm=backward / 2)
+            yield Need("tp", "all_reduce", ranks, bytes_, layers, window, 0.0, fused or behind)
 
 
-def _context(job: Job, software: Software, layer: Pass, layers: int) -> Iterator[Need]:
-    """Keys and values go around; each step beside the attention of the part that is there."""
+def _context(job: TrainingJob, software: Software, layer: Pass, layers: int) -> Iterator[Need]:
+    """Keys and values go around; each hop overlaps with the attention of the part that is there."""
     m = job.model
     pair = Group(2, 1, 2) if job.tp * job.cp > job.network.domain else Group(2, 2, 2)
     width = (m.mla.kv_rank + m.mla.rope_dim) if m.mla else m.kv_heads * (m.query_dim + m.value_dim) / job.tp
@@ -116,23 +128,28 @@ def _context(job: Job, software: Software, layer: Pass, layers: int) -> Iterator
     yield Need(
         "cp", "p2p", pair, size, steps * again, Work(attention=layer.forward.attention / job.cp), 0.0, hidden
     )
-    beside = Work(attention=layer.backward.attention / job.cp)
-    yield Need("cp", "p2p", pair, 2 * size, steps, beside, 0.0, hidden)
+    window = Work(attention=layer.backward.attention / job.cp)
+    yield Need("cp", "p2p", pair, 2 * size, steps, window, 0.0, hidden)
 
 
-def _expert(job: Job, software: Software, layer: Pass, layers: int) -> Iterator[Need]:
+def _expert(job: TrainingJob, software: Software, layer: Pass, layers: int) -> Iterator[Need]:
     """Tokens to their experts and back."""
     stride = job.tp if job.expert_tp > 1 else 1
     ranks = group(job.ep, stride, job.network)
-    size = 2.0 * _tokens(job) * job.model.experts_per_token * job.model.hidden / job.tp
+    m = job.model
+    copies = token_copies(m.experts_per_token, ranks, software.dispatch.removesuffix("-fp8"), m.most_nodes)
+    size = 2.0 * _tokens(job) * copies * m.hidden / job.tp
+    low = job.precision in LOW and software.dispatch.endswith("-fp8")
     again = 2 if job.recompute == "full" else 1
     hidden = hides(job, software, "ep")
+    # Forward, tokens are dispatched in 8 bits where the software does so; backward, the combine's gradient.
     for work, times in ((layer.forward, again), (layer.backward, 1)):
-        beside = Work(attention=work.attention / 2, gemm=work.gemm / 2)
-        yield Need("ep", "all_to_all", ranks, size, 2 * layers * times, beside, 0.0, hidden)
+        window = Work(attention=work.attention / 2, gemm=work.gemm / 2)
+        for bytes_ in (size / 2 if low else size, size):
+            yield Need("ep", "all_to_all", ranks, bytes_, layers * times, window, 0.0, hidden)
 
 
-def _stages(job: Job, software: Software, stage: Pass) -> Iterator[Need]:
+def _stages(job: TrainingJob, software: Software, stage: Pass) -> Iterator[Need]:
     """Activations to the next stage, gradients to the one before."""
     if job.pp == 1:
         return
@@ -144,7 +161,7 @@ def _stages(job: Job, software: Software, stage: Pass) -> Iterator[Need]:
         yield Need("pp", "p2p", pair, size, job.interleave, work * (1 / job.interleave), 0.0, hidden)
 
 
-def _data(job: Job, software: Software, stage: Stage, dense: Pass, moe: Pass) -> Iterator[Need]:
+def _data(job: TrainingJob, software: Software, stage: Stage, dense: Pass, moe: Pass) -> Iterator[Need]:
     shared, experts = stage_params(job, stage)
     stage_pass = dense * stage.dense_layers + moe * stage.moe_layers
     replicas = job.dp * job.cp
@@ -167,7 +184,7 @@ def _data(job: Job, software: Software, stage: Stage, dense: Pass, moe: Pass) ->
 
 
 def _replicated(
-    job: Job,
+    job: TrainingJob,
     software: Software,
     params: float,
     ranks: int,
@@ -178,7 +195,7 @@ def _replicated(
     """Gradients once a step, and parameters back where the optimizer is sharded."""
     shards = min(ranks, job.shard_ranks)
     ranks_of = group(shards if job.sharding != "none" else ranks, stride, job.network)
-    # With chunks, all but the last one's gradients travel beside the micro-batches that are still to come.
+    # With chunks, all but the last one's gradients overlap with the micro-batches that are still to come.
     chunks = job.interleave
     times = 1 + job.pp * (chunks - 1) / chunks if chunks > 1 else 1.0
     grads, gathered = params * software.grad_bytes, params * 2.0
@@ -197,18 +214,18 @@ def _replicated(
         return
     if ranks > shards:
         across = group(ranks // shards, stride * shards, job.network)
-        beside = stage.backward * times
+        window = stage.backward * times
         hidden = hides(job, software, "grads")
-        need = Need("grads", "all_reduce", across, grads / shards, 1, beside, hidden=hidden, each_step=True)
+        need = Need("grads", "all_reduce", across, grads / shards, 1, window, hidden=hidden, each_step=True)
         yield _bucketed(need, software)
     hidden = hides(job, software, "params")
-    beside = stage.forward * times
-    need = Need("params", "all_gather", ranks_of, gathered, 1, beside, hidden=hidden, each_step=True)
+    window = stage.forward * times
+    need = Need("params", "all_gather", ranks_of, gathered, 1, window, hidden=hidden, each_step=True)
     yield _bucketed(need, software)
 
 
 def _compressed(
-    job: Job,
+    job: TrainingJob,
     software: Software,
     plain: Need,
     purpose: str,
@@ -220,9 +237,9 @@ def _compressed(
     width = plain.bytes / elements if elements else 0.0
     payload = Traffic(plain.kind, purpose, elements, width, g.ranks, g.per_domain, matrices)
     found = apply(job.compression, payload, job.gpu)
-    # The pieces share the window by how long each takes, roughly; on faster networks latency counts.
+    # The pieces share the window by their time on the usual network, so that a faster one never hurts.
     fabric = job.gpu.fabric_bytes_per_s
-    rail = min(job.network.rail_bytes_per_s, usual_network(job.gpu.name).rail_bytes_per_s)
+    rail = usual_network(job.gpu.name).rail_bytes_per_s
     shares = [
         piece.bytes / (fabric if piece.ranks_per_node == piece.ranks else rail * piece.ranks_per_node)
         for piece in found.pieces
@@ -242,13 +259,14 @@ def _compressed(
 
 
 def _bucketed(need: Need, software: Software) -> Need:
-    """In buckets where it runs beside compute: the last has nothing beside it, each has its latency.
+    """In buckets where it overlaps with compute: the last overlaps with nothing, each has its latency.
 
     Where only the job asks for it, latency is that of one: what is hidden is never slower than what is not.
     """
     if not need.each_step or not (need.hidden or need.name in software.hides):
         return need
-    buckets = max(1, round(need.bytes / BUCKET_BYTES))
+    bucket = max(BUCKET_ELEMENTS, BUCKET_PER_RANK * need.group.ranks) * 2.0
+    buckets = max(1, round(need.bytes / bucket))
     if need.name not in software.hides:
         return replace(need, floor=1 / buckets)
     return replace(
@@ -258,10 +276,11 @@ def _bucketed(need: Need, software: Software) -> Need:
         window=need.window * (1 / buckets),
         floor=1 / buckets,
         kernels_s=need.kernels_s / buckets,
+        flow_bytes=need.bytes,
     )
 
 
-def _matrices(job: Job, stage: Stage, *, routed: bool) -> tuple[Matrix, ...]:
+def _matrices(job: TrainingJob, stage: Stage, *, routed: bool) -> tuple[Matrix, ...]:
     """Shapes of the gradients of one rank."""
     m, found = job.model, []
     if not routed:
@@ -274,35 +293,29 @@ def _matrices(job: Job, stage: Stage, *, routed: bool) -> tuple[Matrix, ...]:
 
 
 def _fully_sharded(
-    job: Job, software: Software, stage: Stage, params: float, ranks: int, stride: int, work: Pass
+    job: TrainingJob, software: Software, stage: Stage, params: float, ranks: int, stride: int, work: Pass
 ) -> Iterator[Need]:
     """Each layer's parameters before it is used, forward and backward; its gradients after."""
-    layers = stage.layers
+    layers, pieces = stage.layers, software.gathers_per_layer
     shards = min(ranks, job.shard_ranks)
     ranks_of = group(shards, stride, job.network)
-    each = params / layers
+    each = params / layers / pieces
     edge = 1 / layers
-    forward, backward = work.forward * edge, (work.backward + work.recompute) * edge
+    share = edge / pieces
+    forward, backward = work.forward * share, (work.backward + work.recompute) * share
     gathers, sums = hides(job, software, "params"), hides(job, software, "grads")
-    gather = Need("params", "all_gather", ranks_of, each * 2.0, layers, forward, edge, gathers)
+    gather = Need("params", "all_gather", ranks_of, each * 2.0, layers * pieces, forward, edge, gathers)
     yield from _compressed(job, software, gather, "weight", each)
-    # Backward, the gather of one layer and the sum of another share the window.
-    half = backward * 0.5
-    yield from _compressed(job, software, replace(gather, window=half), "weight-backward", each)
+    # Backward, the gathers of one layer and the sum of another share the window.
+    third = software.regathers and job.recompute == "full"
+    window = backward * (1 / 3 if third else 1 / 2)
+    for _ in range(2 if third else 1):
+        again = replace(gather, window=window)
+        yield from _compressed(job, software, again, "weight-backward", each)
     size = each * software.grad_bytes
-    reduce = Need("grads", "reduce_scatter", ranks_of, size, layers, half, edge, sums)
+    reduce = Need("grads", "reduce_scatter", ranks_of, size, layers * pieces, window, edge, sums)
     yield from _compressed(job, software, reduce, "gradient", each)
     if ranks > shards:
         across = group(ranks // shards, stride * shards, job.network)
         size = params * software.grad_bytes / shards
-        yield Need(
-            "grads",
-            "all_reduce",
-            across,
-            size,
-            1,
-            work.backward,
-            edge,
-            sums,
-            each_step=True,
-        )
+        yield Need("grads", "all_reduce", across, size, 1, work.backward, edge, sums, each_step=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
@@ -21,6 +21,7 @@ from weft.report.parts import (
     stacked,
 )
 from weft.report.reading import Document, amount, clean, interval, number, record, records, shorten, text
+from weft.trace.summary import summary_sentence
 
 MAX_RANKS = 32
 """Bars of ranks; with more ranks the most exposed ones are shown."""
@@ -62,35 +63,27 @@ def worst_rank(document: Document) -> dict[str, Any]:
     return max(records(document, "ranks"), key=lambda rank: amount(rank, "exposed_comm_us"), default={})
 
 
-def sentence(document: Document) -> str:
-    """What is exposed and why, in one sentence."""
+def worst_position(document: Document) -> int:
+    """Where the rank with the most exposed communication stands."""
     ranks = records(document, "ranks")
-    worst = worst_rank(document)
-    comm, exposed = amount(worst, "comm_us"), amount(worst, "exposed_comm_us")
-    if comm <= 0:
-        return text(record(document, "summary"), "text") or "No communication was found in the trace."
-    where = (
-        f" on {rank_label(worst, ranks.index(worst))}, the worst of {len(ranks)} ranks"
-        if len(ranks) > 1
-        else ""
+    return ranks.index(worst_rank(document)) if ranks else 0
+
+
+def sentence(document: Document) -> str:
+    """The summary that the analysis wrote; from the figures where a document has none."""
+    ranks, worst = records(document, "ranks"), worst_rank(document)
+    said = text(record(document, "summary"), "text")
+    totals: dict[str, float] = {}
+    for rank in ranks:
+        for key, us in causes(rank):
+            totals[key] = totals.get(key, 0.0) + us
+    return said or summary_sentence(
+        exposed_us=amount(worst, "exposed_comm_us"),
+        comm_us=amount(worst, "comm_us"),
+        ranks=len(ranks),
+        name=rank_label(worst, ranks.index(worst)) if worst else "",
+        reasons_us=totals,
     )
-    if exposed <= 0:
-        return f"All {words.duration(comm)} of communication is hidden behind compute{where}."
-    said = f"{words.duration(exposed)} of {words.duration(comm)} communication "
-    said += f"({words.percent(words.share(exposed, comm), 0)}) is exposed{where}"
-    return f"{said}{_because(ranks)}."
-
-
-def _because(ranks: Sequence[Document]) -> str:
-    cause = main_cause(ranks)
-    if cause is None:
-        return ""
-    total = sum(us for rank in ranks for _, us in causes(rank))
-    part = sum(us for rank in ranks for key, us in causes(rank) if key == cause)
-    known = {item.key: item.because for item in words.CAUSES}
-    lead = "mostly because" if part * 2 > total else "first of all because"
-    why = known.get(cause) or f"of {words.cause_name(cause)}"
-    return f", {lead} {why} ({words.share(part, total):.0f}% of it)"
 
 
 def cards(document: Document) -> list[Card]:
@@ -105,7 +98,7 @@ def cards(document: Document) -> list[Card]:
         return Card(label, words.duration(number(rank, key)), of(amount(rank, key), span, "the span"), tone)
 
     exposed = amount(rank, "exposed_comm_us")
-    hidden = number(rank, "overlap_pct")
+    hidden = overlap_pct(rank)
     return [
         Card(
             "Exposed communication",
@@ -123,6 +116,11 @@ def cards(document: Document) -> list[Card]:
             f"memory {words.duration(number(rank, 'memory_us'))}",
         ),
     ]
+
+
+def overlap_pct(source: Document) -> float | None:
+    """The share of communication that is hidden; None where there is none to hide."""
+    return number(source, "overlap_pct") if amount(source, "comm_us") > 0 else None
 
 
 def rank_bars(document: Document) -> list[Bar]:
@@ -200,7 +198,11 @@ def collective_table(document: Document) -> Table:
         Column("Main cause", numeric=False),
     )
     rows = tuple(_collective_row(label, item) for label, item in found[:MAX_ROWS])
-    return Table("Collectives", columns, rows, max(len(found) - MAX_ROWS, 0), sorted_by=6)
+    links = tuple(
+        json.dumps({"group": label, "name": text(item, "kernel") or text(item, "name")})
+        for label, item in found[:MAX_ROWS]
+    )
+    return Table("Collectives", columns, rows, max(len(found) - MAX_ROWS, 0), sorted_by=6, links=links)
 
 
 def _collective_row(label: str, item: Document) -> tuple[Cell, ...]:
@@ -235,11 +237,20 @@ def advice(document: Document) -> list[Advice]:
             detail=shorten(text(item, "detail"), 2000),
             control=shorten(text(item, "control"), 60) if text(item, "control") != "none" else "",
             collective=shorten(text(item, "collective"), 200),
-            gain=words.gain(interval(item, "gain_us")),
+            gain=gain(item),
             command=text(item, "command"),
         )
         for item in records(document, "advice")[:50]
     ]
+
+
+def gain(item: Document) -> str:
+    """What a change is expected to save: of the step where the document says so, else of the trace."""
+    step, percent = interval(item, "step_ms"), interval(item, "step_pct")
+    if step is None or percent is None:
+        return words.gain(interval(item, "gain_us"))
+    said = words.gain((step[0] * 1e3, step[1] * 1e3))
+    return f"{said} of the step, {percent[0]:.1f} to {percent[1]:.1f}%" if said else ""
 
 
 def device(document: Document) -> str:

@@ -10,13 +10,16 @@ from typing import TypeVar
 from weft.report import analysis, bench, compare, details, tune, words
 from weft.report.charts import Chart, is_simulated
 from weft.report.drawing import MAX_JSON_BYTES, Drawing, draw
+from weft.report.heat import Heat, heat
 from weft.report.occupancy import Picture
 from weft.report.parts import Bar, Card, Table
 from weft.report.reading import Document, record, records, text
-from weft.timeline import Timeline
+from weft.timeline import Ns, Timeline
 from weft.tuning.tuned_workload import TunedWorkload
 
 AnyPart = TypeVar("AnyPart", bound="Part")
+MAX_DRAWN = 24
+"""Ranks whose timelines are drawn; more would make the page slow and none could be found in it."""
 _NO_TABLE = Table("", (), ())
 
 
@@ -37,6 +40,7 @@ class Part:
     what_is_drawn: str = ""
     stream_table: Table = _NO_TABLE
     exposed_table: Table = _NO_TABLE
+    heat: Heat | None = None
 
     def numbered(self, position: int) -> Part:
         """A copy with a unique identifier."""
@@ -54,6 +58,7 @@ class AnalysisPart(Part):
     collective_bars: tuple[Bar, ...]
     collective_table: Table
     step_table: Table
+    module_table: Table
     price_table: Table
     price_sentence: str
     advice: tuple[analysis.Advice, ...]
@@ -88,6 +93,7 @@ class ComparisonPart(Part):
 def analysis_part(
     document: Document,
     timelines: Sequence[Timeline] = (),
+    reasons: Sequence[Ns] | None = None,
     *,
     title: str = "Analysis",
     max_bytes: int = MAX_JSON_BYTES,
@@ -97,9 +103,18 @@ def analysis_part(
     # Timelines without a document are drawn, and a document without timelines is shown.
     drawn = [*names, *(f"timeline {i}" for i in range(len(names), len(timelines)))][: len(timelines)]
     steps, price = details.step_table(document, names), details.price_table(document, names)
+    modules = details.module_table(document, names)
+    offsets = [*analysis.clock_offsets_ns(document), *(0 for _ in timelines)][: len(timelines)]
+    ranks = heat(document, timelines, drawn, offsets) if len(timelines) > 1 else None
+    collectives = analysis.collective_table(document)
+    bars = tuple(analysis.rank_bars(document))
     sections = [("summary", "Summary")]
     sections += [("timeline", "Timeline")] if timelines else []
-    sections += [("causes", "Causes"), ("advice", "Advice"), ("collectives", "Collectives")]
+    sections += [("ranks", "Ranks")] if ranks else []
+    sections += [("causes", "Causes")] if bars else []
+    sections += [("advice", "Advice")]
+    sections += [("collectives", "Collectives")] if collectives.rows else []
+    sections += [("modules", "Modules")] if modules.rows else []
     sections += [("steps", "Steps")] if steps.rows else []
     sections += [("price", "Price")] if price.rows else []
     part = AnalysisPart(
@@ -112,17 +127,19 @@ def analysis_part(
         warnings=tuple(analysis.warnings(document)),
         cards=tuple(analysis.cards(document)),
         legend=_legend(),
-        rank_bars=tuple(analysis.rank_bars(document)),
+        rank_bars=bars,
+        heat=ranks,
         ranks_left_out=max(len(names) - analysis.MAX_RANKS, 0),
         collective_bars=tuple(analysis.collective_bars(document)),
-        collective_table=analysis.collective_table(document),
+        collective_table=collectives,
         step_table=steps,
+        module_table=modules,
         price_table=price,
         price_sentence=details.price_sentence(document),
         advice=tuple(analysis.advice(document)),
     )
-    offsets = [*analysis.clock_offsets_ns(document), *(0 for _ in timelines)][: len(timelines)]
-    return _with_timelines(part, timelines, drawn, offsets, max_bytes)
+    worst = analysis.worst_position(document)
+    return _with_timelines(part, timelines, drawn, offsets, max_bytes, reasons, worst)
 
 
 def bench_part(document: Document) -> BenchPart:
@@ -206,21 +223,41 @@ def _with_timelines(
     names: Sequence[str],
     offsets_ns: Sequence[int] | None,
     max_bytes: int,
+    reasons: Sequence[Ns] | None = None,
+    worst: int = 0,
 ) -> AnyPart:
+    """The part with its timelines; of very many ranks the most exposed are drawn, the map shows them all."""
     if not timelines:
         return part
+    first = names[worst] if worst < len(names) else names[0]
+    chosen = list(range(len(timelines)))
+    if len(chosen) > MAX_DRAWN:
+        exposed = [timeline.figures().exposed_ns for timeline in timelines]
+        chosen = sorted(sorted(chosen, key=lambda i: -exposed[i])[:MAX_DRAWN])
+    lines, labels = [timelines[i] for i in chosen], [names[i] for i in chosen]
+    drawing = draw(
+        lines,
+        labels,
+        offsets_ns=None if offsets_ns is None else [offsets_ns[i] for i in chosen],
+        max_bytes=max_bytes,
+        reasons=None if reasons is None else [reasons[i] for i in chosen],
+        first=first,
+    )
+    if len(chosen) < len(timelines):
+        note = f"The {len(chosen)} most exposed of {len(timelines)} ranks are drawn; the map below shows all."
+        drawing = replace(drawing, notes=(note, *drawing.notes))
     return replace(
         part,
-        drawing=draw(timelines, names, offsets_ns=offsets_ns, max_bytes=max_bytes),
-        what_is_drawn=", ".join(names),
-        stream_table=details.stream_table(timelines, names),
-        exposed_table=details.exposed_table(timelines, names),
+        drawing=drawing,
+        what_is_drawn=", ".join(labels),
+        stream_table=details.stream_table(lines, labels),
+        exposed_table=details.exposed_table(lines, labels),
     )
 
 
 def _legend() -> tuple[tuple[str, str, str], ...]:
     known = tuple((f"cause-{i}", cause.name, cause.meaning) for i, cause in enumerate(words.CAUSES))
-    return (("hidden", "hidden behind compute", "communication that overlaps compute"), *known)
+    return (("hidden", "hidden behind compute", "communication that overlaps with compute"), *known)
 
 
 def _count(number: int, noun: str) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
 import numpy as np
 
 from weft.report import words
+from weft.report.analysis import overlap_pct
 from weft.report.decimate import exposed_spans
 from weft.report.parts import MAX_ROWS, Cell, Column, Table
 from weft.report.reading import Document, clean, number, record, records, shorten, text
@@ -76,7 +78,11 @@ def exposed_table(timelines: Sequence[Timeline], names: Sequence[str]) -> Table:
         )
         for us, begun, where, collective in found[:MAX_RANGES]
     )
-    return Table("Longest exposed ranges", columns, rows, sorted_by=2)
+    links = tuple(
+        json.dumps({"group": where, "name": collective, "at_us": begun})
+        for us, begun, where, collective in found[:MAX_RANGES]
+    )
+    return Table("Longest exposed ranges", columns, rows, sorted_by=2, links=links)
 
 
 def step_table(document: Document, names: Sequence[str]) -> Table:
@@ -92,7 +98,7 @@ def step_table(document: Document, names: Sequence[str]) -> Table:
         for position, step in enumerate(records(rank, "steps")):
             name = text(step, "name") or text(step, "step") or text(step, "index") or str(position)
             figures = [number(step, key) for _, key in _STEP_FIGURES]
-            hidden = number(step, "overlap_pct")
+            hidden = overlap_pct(step)
             rows.append(
                 (
                     Cell(label, label),
@@ -104,13 +110,44 @@ def step_table(document: Document, names: Sequence[str]) -> Table:
     return Table("Steps", columns, tuple(rows[:MAX_ROWS]), max(len(rows) - MAX_ROWS, 0))
 
 
+def module_table(document: Document, names: Sequence[str]) -> Table:
+    """Communication by the module of the model that launched it, the most exposed first."""
+    columns = (
+        Column("Module", numeric=False),
+        Column("Rank", numeric=False),
+        Column("Count"),
+        Column("Communication"),
+        Column("Exposed"),
+    )
+    found = [
+        (label, item)
+        for rank, label in zip(records(document, "ranks"), names, strict=True)
+        for item in records(rank, "modules")
+    ]
+    found.sort(key=lambda entry: -(number(entry[1], "exposed_us") or 0.0))
+    rows = []
+    for label, item in found[:MAX_ROWS]:
+        count, comm, exposed = (number(item, key) for key in ("count", "comm_us", "exposed_us"))
+        module = text(item, "module", "?")
+        rows.append(
+            (
+                Cell(shorten(module, 80), module.lower(), "name", shorten(module, 300)),
+                Cell(label, label),
+                Cell(words.NOTHING if count is None else f"{count:,.0f}", count),
+                Cell(words.duration(comm), comm),
+                Cell(words.duration(exposed), exposed, "strong"),
+            )
+        )
+    return Table("Modules", columns, tuple(rows), max(len(found) - MAX_ROWS, 0), sorted_by=4)
+
+
 def price_table(document: Document, names: Sequence[str]) -> Table:
-    """How much slower the same kernel runs beside a collective, the most costly first."""
+    """How much slower the same kernel runs while a collective does, the most costly first."""
     columns = (
         Column("Kernel", numeric=False),
         Column("Rank", numeric=False),
-        Column("Alone", title="median without a collective beside it"),
-        Column("Beside a collective", title="median"),
+        Column("Alone", title="median without a collective"),
+        Column("With a collective", title="median"),
         Column("Slower by"),
         Column("Lost in all"),
     )
@@ -148,9 +185,9 @@ def price_sentence(document: Document) -> str:
     """What overlap costs over all ranks, in one sentence."""
     prices = [record(rank, "price_of_overlap") for rank in records(document, "ranks")]
     lost = [us for price in prices if (us := number(price, "lost_us")) is not None]
-    said = "Kernels that run beside a collective share SMs and memory bandwidth with it"
+    said = "Kernels that overlap with a collective share SMs and memory bandwidth with it"
     if not lost:
         return f"{said} and may take longer."
     if sum(lost) <= 0:
-        return f"{said}; on balance they lost nothing here."
-    return f"{said}: {words.duration(sum(lost))} longer in all, the gains of some kernels set off."
+        return f"{said}; none of them took longer here."
+    return f"{said}: {words.duration(sum(lost))} longer in all, over the kernels that got slower."

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from weft.report.decimate import Spans, decimate, exposed_spans
 from weft.report.reading import clean, shorten
 from weft.timeline import Intervals, Kind, Ns, Timeline, intersect
+from weft.trace.reasons import REASON_TABLE
 
 MAX_SPANS = 40_000
 MAX_JSON_BYTES = 1_900_000
@@ -40,14 +41,18 @@ def draw(
     *,
     offsets_ns: Sequence[int] | None = None,
     max_bytes: int = MAX_JSON_BYTES,
+    reasons: Sequence[Ns] | None = None,
+    first: str = "",
 ) -> Drawing:
     """Pack timelines for the page; coarser and with shorter names until the data fits into `max_bytes`.
 
     `offsets_ns` says how far the clock of each timeline is ahead. None: the timelines are runs of their
-    own, so each is drawn from its own start.
+    own, so each is drawn from its own start. `reasons`: for each span of each timeline, why it is exposed.
+    `first` is the label of the timeline that the page opens at.
     """
     for spans, name_length in ((1, 400), (1, 120), (2, 120), (4, 80), (8, 80), (20, 60), (80, 40)):
-        drawing = _draw(timelines, labels, offsets_ns, MAX_SPANS // spans, name_length)
+        drawing = _draw(timelines, labels, offsets_ns, MAX_SPANS // spans, name_length, reasons)
+        drawing.payload["first"] = clean(first)
         if len(json.dumps(drawing.payload, separators=(",", ":"))) <= max_bytes:
             break
     return drawing
@@ -59,18 +64,20 @@ def _draw(
     offsets_ns: Sequence[int] | None,
     budget: int,
     name_length: int,
+    reasons: Sequence[Ns] | None,
 ) -> Drawing:
-    origins, aligned = _origins(timelines, offsets_ns)
+    origins, aligned = origins_of(timelines, offsets_ns)
     book = _Names(name_length)
     share = budget // max(len(timelines), 1)
     tracks: list[dict[str, Any]] = []
     threshold, folded = 0, 0
-    for timeline, label, origin in zip(timelines, labels, origins, strict=True):
+    why = reasons or [np.full(len(timeline), -1, dtype=np.int64) for timeline in timelines]
+    for timeline, label, origin, reason in zip(timelines, labels, origins, why, strict=True):
         rows = _Rows(timeline)
         folded += rows.folded
         for layer in _layers(timeline, rows, share):
             threshold = max(threshold, layer.threshold)
-            tracks += _tracks(timeline, label, rows, layer, origin, book)
+            tracks += _tracks(timeline, label, rows, layer, origin, book, reason)
     tracks = _in_order(tracks)
     end = max((int(t.end_ns.max()) - o for t, o in zip(timelines, origins, strict=True) if len(t)), default=0)
     payload = {
@@ -78,6 +85,7 @@ def _draw(
         "names": book.names,
         "resources": book.resources,
         "tracks": tracks,
+        "reasons": [[item.name, item.meaning] for item in REASON_TABLE],
         "overview": _overview(timelines, origins, end),
     }
     drawn = sum(len(track["s"]) for track in tracks)
@@ -85,7 +93,7 @@ def _draw(
     return Drawing(payload, _notes(threshold, folded, aligned, events, drawn), events, drawn)
 
 
-def _origins(timelines: Sequence[Timeline], offsets_ns: Sequence[int] | None) -> tuple[list[int], bool]:
+def origins_of(timelines: Sequence[Timeline], offsets_ns: Sequence[int] | None) -> tuple[list[int], bool]:
     """Where each timeline's zero is. Clocks of ranks whose times do not even meet cannot be compared."""
     starts = [int(t.start_ns.min()) if len(t) else 0 for t in timelines]
     if offsets_ns is None:
@@ -147,7 +155,7 @@ def _layers(timeline: Timeline, rows: _Rows, budget: int) -> list[_Layer]:
 
 
 def _tracks(
-    timeline: Timeline, group: str, rows: _Rows, layer: _Layer, origin: int, book: _Names
+    timeline: Timeline, group: str, rows: _Rows, layer: _Layer, origin: int, book: _Names, reason: Ns
 ) -> list[dict[str, Any]]:
     """The spans of one layer, a track for each lane."""
     spans = layer.spans
@@ -167,6 +175,8 @@ def _tracks(
                 "d": (spans.end[at] - spans.start[at]).tolist(),
                 "n": book.name_column(timeline, first),
                 "r": [] if layer.exposed else book.resource_column(timeline, first),
+                # Why it is exposed: an index into `reasons`, or -1.
+                "c": np.where(first >= 0, reason[np.maximum(first, 0)], -1).tolist() if layer.exposed else [],
                 # Density spans: position, number of spans, busy nanoseconds.
                 "m": [[int(i), int(spans.count[at[i]]), int(spans.busy[at[i]])] for i in merged],
             }
@@ -228,15 +238,15 @@ def _overview(timelines: Sequence[Timeline], origins: Sequence[int], end: int) -
     totals = {"compute": np.zeros(BINS), "comm": np.zeros(BINS), "exposed": np.zeros(BINS)}
     for timeline, origin in zip(timelines, origins, strict=True):
         compute, comm = timeline.covered(Kind.COMPUTE), timeline.covered(Kind.COMM)
-        comm_bins = _binned(comm, origin, edges)
-        totals["compute"] += _binned(compute, origin, edges)
+        comm_bins = binned(comm, origin, edges)
+        totals["compute"] += binned(compute, origin, edges)
         totals["comm"] += comm_bins
-        totals["exposed"] += comm_bins - _binned(intersect(compute, comm), origin, edges)
+        totals["exposed"] += comm_bins - binned(intersect(compute, comm), origin, edges)
     width = max(end, 1) / BINS * max(len(timelines), 1)
     return {key: np.rint(1000 * total / width).astype(int).tolist() for key, total in totals.items()}
 
 
-def _binned(intervals: Intervals, origin: int, edges: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+def binned(intervals: Intervals, origin: int, edges: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """Covered nanoseconds between consecutive edges."""
     if not len(intervals.start):
         return np.zeros(len(edges) - 1)

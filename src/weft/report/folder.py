@@ -54,13 +54,13 @@ def find_timelines(document: Document, folder: Path) -> list[Timeline]:
 
 
 def _timeline(rank: Document, folder: Path) -> Timeline | None:
-    from weft.trace import kineto
+    from weft.trace import formats
 
     path = next((p for p in (Path(text(rank, "path")), folder / text(rank, "path")) if p.is_file()), None)
     if path is None:
         return None
     try:
-        traces = kineto.read(path)
+        traces = formats.read(path)
     except (WeftError, OSError):
         return None
     return next((trace.timeline for trace in traces if _is_of(trace.timeline, rank)), None)

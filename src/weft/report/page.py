@@ -20,22 +20,27 @@ from markupsafe import Markup
 import weft
 from weft.report.build import Part, analysis_part, bench_part, comparison_parts, tune_part
 from weft.report.occupancy import Picture
-from weft.timeline import Timeline
+from weft.timeline import Ns, Timeline
 from weft.tuning.tuned_workload import TunedWorkload
 
 Document = dict[str, Any]
 
 _ASSETS = Path(__file__).parent / "assets"
-_STYLES = ("base", "blocks", "timeline", "results", "plan", "live", "print")
-_SCRIPTS = ("format", "data", "view", "paint", "hover", "timeline", "input", "table", "main")
+_STYLES = ("base", "blocks", "timeline", "ranks", "results", "plan", "live", "print")
+_SCRIPTS = ("format", "data", "view", "paint", "hover", "timeline", "input", "table", "links", "heat", "main")
 # Inside a script block these would end it, or begin a comment; JSON does not mind the escapes.
 _NO_CONTROLS = {code: None for code in range(32) if chr(code) not in "\t\n\r"}
 _ESCAPES = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
 
 
-def analysis_page(document: Document, timelines: Sequence[Timeline]) -> str:
-    """The page of `weft analyze`; `timelines` are those of `document["ranks"]`, in the same order."""
-    return render([analysis_part(document, timelines)])
+def analysis_page(
+    document: Document, timelines: Sequence[Timeline], reasons: Sequence[Ns] | None = None
+) -> str:
+    """The page of `weft analyze`; `timelines` are those of `document["ranks"]`, in the same order.
+
+    `reasons` has for each span of each timeline the reason of its exposed time, see `RankAnalysis`.
+    """
+    return render([analysis_part(document, timelines, reasons)])
 
 
 def bench_page(document: Document) -> str:

@@ -76,6 +76,8 @@ class Table:
     left_out: int = 0
     sorted_by: int | None = None
     """The column that the rows come sorted by, descending."""
+    links: tuple[str, ...] = ()
+    """Where each row leads in the timeline: JSON with a rank's label and a name or time; empty: nowhere."""
 
 
 def stacked(pieces: Sequence[tuple[str, float, str]], whole: float) -> tuple[Segment, ...]:
@@ -91,8 +93,11 @@ def stacked(pieces: Sequence[tuple[str, float, str]], whole: float) -> tuple[Seg
 
 
 def causes(source: Document) -> list[tuple[str, float]]:
-    """(key, microseconds) of the attribution in a document, known causes first and in their order."""
-    attribution = record(source, "attribution")
+    """(key, microseconds) of the reasons in a document, known ones first and in their order.
+
+    Documents of earlier versions have the four groups of `attribution` only.
+    """
+    attribution = record(source, "reasons") or record(source, "attribution")
     known = [cause.key for cause in CAUSES]
     keys = [key for key in known if key in attribution]
     keys += sorted(str(key) for key in attribution if key not in known and str(key).endswith("_us"))
@@ -105,6 +110,7 @@ def cause_pieces(source: Document) -> list[tuple[str, float, str]]:
     return [
         (f"cause-{known.index(key) if key in known else 'other'}", us, f"{cause_name(key)} {duration(us)}")
         for key, us in causes(source)
+        if us > 0
     ]
 
 

@@ -8,7 +8,7 @@ from weft.report import words
 from weft.report.reading import Document, amount, clean, number, record, records, text
 
 LABELS = {
-    "gemm": "matrix products",
+    "gemm": "matmuls",
     "attention": "attention",
     "elementwise": "norms, activations, loss",
     "recompute": "recomputation",
@@ -32,6 +32,14 @@ OF = {
     "pp": "between stages",
     "grads": "gradients",
     "params": "parameters",
+}
+FAMILY = {
+    "dense": "of dense models",
+    "fsdp": "with fully sharded parameters",
+    "moe": "of mixture-of-experts models",
+    "long-context": "with long sequences",
+    "large": "on more than 2,304 GPUs",
+    "untested": "on this GPU or in this precision",
 }
 EXPOSED = tuple(OF)
 COMPUTE = ("gemm", "attention", "elementwise", "recompute", "optimizer", "compression")
@@ -101,22 +109,41 @@ def sentence(document: Document) -> str:
     kind = text(document, "kind")
     if kind == "plan-sweep":
         best = record(document, "best")
+        gpus = amount(record(document, "job"), "gpus")
+        where = (
+            f"{text(record(document, 'job'), 'model')} on {gpus:,.0f} {text(record(document, 'job'), 'gpu')}"
+        )
+        base = amount(record(document, "without_weft"), "step_time_s") or amount(best, "step_time_s")
         return (
-            f"{title(document)}: the fastest of {len(records(document, 'rows'))} predictions is "
-            f"{text(best, 'label')}, {words.duration(1e6 * amount(best, 'step_time_s'))} a step, "
-            f"{_mfu(document, best)}."
+            f"{where}: the fastest of {len(records(document, 'rows'))} predictions is {text(best, 'label')}, "
+            f"{words.duration(1e6 * base)} a step{_range(document)} without weft's controls, "
+            f"{words.duration(1e6 * amount(best, 'step_time_s'))} with; {_mfu(document, best)}."
         )
     if kind == "plan-scaling":
         return f"{text(record(document, 'job'), 'model')}: {_scaling_words(document)}"
-    step, exposed = amount(document, "step_time_s"), amount(document, "exposed_comm_s")
+    plain = record(document, "without_weft")
+    step, base = amount(document, "step_time_s"), amount(plain, "step_time_s")
+    # The validated number first: published runs had none of weft's controls.
+    shown, side = (base, plain) if base > 0 else (step, document)
+    scale = step / shown if shown else 1.0
+    exposed = amount(side, "exposed_comm_s")
     return (
-        f"{title(document)}: {words.duration(1e6 * step)} a step, "
-        f"{amount(document, 'tflops_per_gpu'):.0f} TFLOP/s a GPU, "
-        f"{_mfu(document, document)}, "
-        f"{amount(document, 'tokens_per_s_per_gpu'):,.0f} tokens/s a GPU; "
+        f"{title(document)}: {words.duration(1e6 * shown)} a step{_range(document)}, "
+        f"{amount(document, 'tflops_per_gpu') * scale:.0f} TFLOP/s a GPU, "
+        f"{_mfu(document, side)}, "
+        f"{amount(document, 'tokens_per_s_per_gpu') * scale:,.0f} tokens/s a GPU; "
         f"{words.duration(1e6 * exposed)} of communication exposed "
-        f"({words.percent(words.share(exposed, step))})."
+        f"({words.percent(words.share(exposed, shown))})."
     )
+
+
+def _range(document: Document) -> str:
+    """The interval of the step, in brackets."""
+    found = record(document, "interval")
+    low, high = amount(found, "low_s"), amount(found, "high_s")
+    if not high:
+        return ""
+    return f" (90%: {words.duration(1e6 * low)} to {words.duration(1e6 * high)})"
 
 
 def _scaling_words(document: Document) -> str:
@@ -138,8 +165,8 @@ def _scaling_words(document: Document) -> str:
 
 def _mfu(document: Document, found: Document) -> str:
     said = f"MFU {words.percent(number(found, 'mfu_pct'))}"
-    fp8 = text(record(document, "job"), "precision") == "fp8"
-    return f"{said} of the bf16 peak" if fp8 else said
+    low = text(record(document, "job"), "precision") in ("fp8", "mxfp8", "nvfp4")
+    return f"{said} of the bf16 peak" if low else said
 
 
 def honesty(document: Document) -> str:
@@ -147,11 +174,14 @@ def honesty(document: Document) -> str:
     said = "Simulated, not measured."
     error = record(document, "known_error")
     mean, high = number(error, "mean_pct"), number(error, "p90_pct")
+    kind = FAMILY.get(text(document, "family"), "of this kind")
     if mean is not None and high is not None:
         runs = amount(error, "runs")
         said += (
-            f" On {runs:.0f} published runs that the figures were not fitted on, the step was off by "
-            f"{mean:.1f}% on average, {high:.1f}% at the 90th percentile."
+            f" On {runs:.0f} published runs {kind}, each predicted with its source left out of the fit, the "
+            f"step was off by {mean:.1f}% on average, {high:.1f}% at the 90th percentile."
+            if runs
+            else f" No published run {kind} was checked: the interval is a judgement, not a measurement."
         )
     calibration = record(document, "calibration")
     if calibration:
@@ -207,7 +237,7 @@ def collectives(document: Document) -> list[CollectiveRow]:
 
 
 def _policy(policy: object) -> str:
-    return "nothing runs beside it" if policy is None else words.policy_name(policy)
+    return "overlaps with nothing" if policy is None else words.policy_name(policy)
 
 
 def weft_sentence(document: Document) -> str:
@@ -230,7 +260,7 @@ def controls(document: Document) -> list[Control]:
     """Which collective runs under which control; those without are left out."""
     found: dict[str, str] = {}
     for row in collectives(document):
-        if row.policy not in ("no control", "nothing runs beside it"):
+        if row.policy not in ("no control", "overlaps with nothing"):
             found.setdefault(row.name, row.policy)
     return [Control(name, policy) for name, policy in found.items()]
 
@@ -254,6 +284,16 @@ def memory_sentence(document: Document) -> str:
         f"{clean(kind)} {amount(kinds, kind) / 2**30:.1f}" for kind in order if amount(kinds, kind) > 5e7
     ]
     return f"Memory of the fullest GPU: {total / 2**30:.1f} of {limit / 2**30:.0f} GiB ({', '.join(parts)})."
+
+
+def cost_sentence(document: Document) -> str:
+    """GPU-hours and money for a billion tokens."""
+    found = record(document, "cost")
+    hours, money = amount(found, "gpu_hours_per_billion_tokens"), amount(found, "usd_per_billion_tokens")
+    if not hours:
+        return ""
+    said = f"A billion tokens take {hours:,.0f} GPU-hours"
+    return f"{said}, {money:,.0f} USD." if money else f"{said} (--price USD gives their cost)."
 
 
 def refused(document: Document) -> list[str]:

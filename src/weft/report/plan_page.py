@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from weft.report import plan, words
 from weft.report.build import Part
 from weft.report.page import render
-from weft.report.parts import Bar, Card, Cell, Column, Table, stacked
+from weft.report.parts import Bar, Card, Cell, Column, Segment, Table, stacked
+from weft.report.plan_pipeline import Pipeline, pipeline
 from weft.report.plan_plots import Plot, pareto, scaling
 from weft.report.reading import Document, amount, clean, number, record, records, text
 
@@ -34,6 +35,10 @@ class PlanPart(Part):
     collectives: Table = _NO_TABLE
     changes: Table = _NO_TABLE
     plots: tuple[Plot, ...] = ()
+    interval: tuple[Bar, ...] = ()
+    interval_note: str = ""
+    pipeline: Pipeline | None = None
+    cost: str = ""
     memory: str = ""
     memory_bars: tuple[Bar, ...] = ()
     refused: tuple[str, ...] = ()
@@ -59,8 +64,10 @@ def plan_part(document: Document) -> PlanPart:
         sections = tuple((f"plot{at}", plot.title.split(":")[0]) for at, plot in enumerate(plots))
         return _part(document, sections, plots=plots)
     changes = _change_table(document)
+    picture = pipeline(record(document, "pipeline"))
     sections = (("step", "Step"), ("collectives", "Communication"))
-    sections += (("changes", "Changes"),) if changes.rows else ()
+    sections += (("pipeline", "Pipeline"),) if picture else ()
+    sections += (("changes", "What if"),) if changes.rows else ()
     return _part(
         document,
         (*sections, ("memory", "Memory")),
@@ -70,6 +77,7 @@ def plan_part(document: Document) -> PlanPart:
         breakdown=_breakdown_table(document),
         collectives=_collective_table(document),
         changes=changes if changes.rows else _NO_TABLE,
+        pipeline=picture,
         memory=plan.memory_sentence(document),
         memory_bars=_memory_bars(document),
     )
@@ -85,6 +93,9 @@ def _part(document: Document, sections: tuple[tuple[str, str], ...], **content: 
         simulated=True,
         warnings=(plan.honesty(document), *plan.notes(document)),
         cards=tuple(_cards(document)),
+        interval=_interval_bars(document),
+        interval_note=plan.honesty(document),
+        cost=plan.cost_sentence(document),
         **content,  # type: ignore[arg-type]
     )
 
@@ -92,6 +103,8 @@ def _part(document: Document, sections: tuple[tuple[str, str], ...], **content: 
 def _cards(document: Document) -> list[Card]:
     step, exposed = amount(document, "step_time_s"), amount(document, "exposed_comm_s")
     without = amount(record(document, "without_weft"), "step_time_s")
+    hours = amount(record(document, "cost"), "gpu_hours_per_billion_tokens")
+    money = amount(record(document, "cost"), "usd_per_billion_tokens")
     found = [
         Card("Step", words.duration(1e6 * step), _which(document)),
         Card("Rate", f"{amount(document, 'tflops_per_gpu'):.0f} TFLOP/s", "model FLOPs of each GPU"),
@@ -108,7 +121,35 @@ def _cards(document: Document) -> list[Card]:
         found.append(
             Card("Without a control", words.duration(1e6 * without), f"weft saves {gain:.1f}%", "good")
         )
+    if hours:
+        note = f"{money:,.0f} USD" if money else "without weft's controls"
+        found.append(Card("A billion tokens", f"{hours:,.0f} GPU-hours", note))
     return found
+
+
+def _interval_bars(document: Document) -> tuple[Bar, ...]:
+    """Where the step lies with 90% probability, and each published error of its family on the same scale."""
+    found = record(document, "interval")
+    low, high = amount(found, "low_s"), amount(found, "high_s")
+    base = amount(record(document, "without_weft"), "step_time_s") or amount(document, "step_time_s")
+    if not 0 < low <= high:
+        return ()
+    whole = 1.1 * high
+    said = f"{words.duration(1e6 * low)} to {words.duration(1e6 * high)}"
+    bar = [Segment("plan-hidden", _per_mille(low, whole), _per_mille(high - low, whole), f"90%: {said}")]
+    bar.append(
+        Segment("plan-exposed", _per_mille(base, whole) - 2, 4, f"predicted {words.duration(1e6 * base)}")
+    )
+    made = [Bar("without weft", tuple(bar), words.duration(1e6 * base), f"90%: {said}")]
+    step = amount(document, "step_time_s")
+    if step and step != base:
+        point = Segment("plan-compute", _per_mille(step, whole) - 2, 4, words.duration(1e6 * step))
+        made.append(Bar("with weft", (point,), words.duration(1e6 * step), "simulated gain, not validated"))
+    return tuple(made)
+
+
+def _per_mille(value: float, whole: float) -> float:
+    return round(max(0.0, min(1000.0, 1000 * value / whole)), 2)
 
 
 def _which(document: Document) -> str:

@@ -71,6 +71,8 @@ def _show_one(document: Document, out: Console) -> None:
             table.add_row(Text(change.label), words.duration(1e6 * change.step_s), gain)
         _print(out, table)
     _line(out, plan.memory_sentence(document))
+    if plan.cost_sentence(document):
+        _line(out, plan.cost_sentence(document))
 
 
 def _show_breakdown(document: Document, out: Console) -> None:
@@ -80,7 +82,7 @@ def _show_breakdown(document: Document, out: Console) -> None:
     step = amount(document, "step_time_s")
     for name, seconds in plan.breakdown(document):
         part = words.share(seconds, step)
-        bar = "█" * round(_BAR * part / 100)
+        bar = "█" * round(_BAR * min(100.0, part or 0.0) / 100)
         table.add_row(name, words.duration(1e6 * seconds), words.percent(part), bar)
     _print(out, table)
 
@@ -125,14 +127,15 @@ def _short(seconds: float) -> str:
 
 def _show_sweep(document: Document, out: Console) -> None:
     heads = ("", "way", "weft", "step", "tok/s/GPU", "exposed", "memory")
-    table = _table(*((head, "left" if at < 3 else "right") for at, head in enumerate(heads)))
+    sides = ("left", "fold", "left", "right", "right", "right", "right")
+    table = _table(*zip(heads, sides, strict=True))
     rows = records(document, "rows")
     shown = rows[:MAX_ROWS]
     shown += [row for row in rows[MAX_ROWS:] if row.get("pareto") is True][:MAX_ROWS]
     for row in shown:
         table.add_row(
             "●" if row.get("pareto") is True else " ",
-            Text(shorten(text(row, "label"), 33)),
+            Text(shorten(text(row, "label"), 60)),
             "yes" if text(row, "controls") == "weft" else "no",
             _short(amount(row, "step_time_s")),
             f"{amount(row, 'tokens_per_s_per_gpu'):,.0f}",

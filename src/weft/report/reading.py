@@ -21,8 +21,11 @@ def clean(value: object) -> str:
 
 
 def shorten(value: str, limit: int) -> str:
-    """At most `limit` characters; the end of a kernel's name says less than its beginning."""
-    return value if len(value) <= limit else value[: limit - 1] + "…"
+    """At most `limit` characters, shortened in the middle: long names differ at their ends as well."""
+    if len(value) <= limit:
+        return value
+    tail = (limit - 1) // 3
+    return value[: limit - 1 - tail] + "…" + (value[-tail:] if tail else "")
 
 
 def number(source: Document, key: str) -> float | None:

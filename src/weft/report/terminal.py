@@ -74,7 +74,7 @@ def _rank_table(document: Document) -> Table:
             words.duration(number(rank, "compute_us")),
             words.duration(number(rank, "comm_us")),
             Text(words.duration(number(rank, "exposed_comm_us")), style="bold"),
-            words.percent(number(rank, "overlap_pct")),
+            words.percent(analysis.overlap_pct(rank)),
             words.duration(number(rank, "idle_us")),
         )
     _mention_rest(table, len(ranks) - len(chosen), "ranks, less exposed")
@@ -140,7 +140,7 @@ def _show_causes(document: Document, console: Console) -> None:
     _line(console, f"Why {words.duration(whole)} are exposed (all ranks)", style="bold")
     table = _table(("cause", "left"), ("time", "right"), ("share", "right"), ("", "left"))
     table.show_header = False
-    for key, us in sorted(totals.items(), key=lambda entry: -entry[1]):
+    for key, us in sorted(((key, us) for key, us in totals.items() if us > 0), key=lambda entry: -entry[1]):
         bar = "█" * round(_BAR * us / whole)
         table.add_row(words.cause_name(key), words.duration(us), words.percent(words.share(us, whole)), bar)
     _print(console, table)

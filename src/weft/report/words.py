@@ -2,53 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 from weft.errors import UsageError
 from weft.policy import Policy
 from weft.report.reading import clean, finite, shorten
+from weft.trace.reasons import REASON_TABLE
+from weft.trace.summary import duration as duration  # the one format of a time
 
 NOTHING = "\N{EN DASH}"
 
 
-@dataclass(frozen=True)
-class Cause:
-    """Why communication is exposed: the key in a document, a short name, and what it means."""
-
-    key: str
-    name: str
-    meaning: str
-    because: str
-    """Ends the sentence "… is exposed, mostly because …"."""
-
-
-CAUSES = (
-    Cause(
-        "launched_late_us",
-        "launched late",
-        "the CPU launched the collective after the GPU had run out of compute",
-        "the CPU launches the collectives late",
-    ),
-    Cause(
-        "behind_compute_us",
-        "behind compute",
-        "the collective was ready but waited for compute to leave the SMs",
-        "the collectives wait behind compute that holds the SMs",
-    ),
-    Cause(
-        "slower_rank_us",
-        "slower rank",
-        "the collective waited for a rank that arrived later",
-        "the collectives wait for a slower rank",
-    ),
-    Cause(
-        "nothing_to_hide_behind_us",
-        "nothing to hide behind",
-        "no compute was left to run beside it: a dependency, or the end of the step",
-        "no compute is left to run beside the collectives",
-    ),
-)
+CAUSES = tuple(replace(reason, key=f"{reason.key}_us") for reason in REASON_TABLE)
+"""The reasons for exposure under their keys in a document."""
 
 
 def cause_name(key: str) -> str:
@@ -61,20 +28,7 @@ def brief_cause(key: str | None) -> str:
     """The name of a cause for a narrow column."""
     if key is None:
         return NOTHING
-    return "no compute left" if key == "nothing_to_hide_behind_us" else shorten(cause_name(key), 16)
-
-
-def duration(us: float | None) -> str:
-    """Microseconds in the unit that suits them, to four digits."""
-    if us is None:
-        return NOTHING
-    size = abs(us)
-    if size == 0:
-        return "0"
-    for limit, factor, unit in ((1.0, 1e3, "ns"), (1e3, 1.0, "µs"), (1e6, 1e-3, "ms")):
-        if size < limit:
-            return f"{us * factor:.4g} {unit}"
-    return f"{us * 1e-6:.4g} s" if size < 1e10 else f"{us * 1e-6:.0f} s"
+    return shorten(cause_name(key), 17)
 
 
 def milliseconds(ms: float | None) -> str:

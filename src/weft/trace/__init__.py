@@ -5,6 +5,7 @@ What is imported here is light: processes that only read a file need no more.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,27 +27,33 @@ if TYPE_CHECKING:
 
 
 def analyze(*paths: str | Path, comm: str | None = None, progress: Progress | None = None) -> Analysis:
-    """Analyzes profiler traces: files, or folders that hold one file per rank.
+    """Analyzes profiler traces: files, folders that hold one file per rank, or `-` for standard input.
 
     `comm` is a regular expression; kernels whose name it finds count as communication too. Raises InputError
     for a file that is no usable trace, UsageError for a bad expression.
     """
-    from weft.trace.files import find_traces
-    from weft.trace.parallel import helpers_for
+    from concurrent.futures import ThreadPoolExecutor
+
+    from weft.trace.custom import comm_matcher
+    from weft.trace.files import find_traces, standard_input
+    from weft.trace.parallel import helpers_for, read_files
 
     if not paths:
         raise InputError("no trace given; pass a file or a folder of ranks")
     files: list[Path] = []
     in_folder: set[Path] = set()
-    for path in map(Path, paths):
-        found = find_traces(path)
-        files += found
-        if path.is_dir():
-            in_folder.update(found)
-    with helpers_for(files, comm) as helpers:
-        from weft.trace.analysis import analyze_files
+    with contextlib.ExitStack() as held:
+        for path in map(Path, paths):
+            found = [held.enter_context(standard_input())] if str(path) == "-" else find_traces(path)
+            files += found
+            if path.is_dir():
+                in_folder.update(found)
+        comm_matcher(comm)  # a bad expression is reported before any file is read
+        helpers = held.enter_context(helpers_for(files, comm))
+        reading = held.enter_context(ThreadPoolExecutor(1)).submit(read_files, files, comm, helpers, progress)
+        from weft.trace.analysis import analyze_outcomes  # loads while the scanner works
 
-        return analyze_files(files, in_folder, comm, helpers, progress)
+        return analyze_outcomes(files, in_folder, reading.result())
 
 
 def __getattr__(name: str) -> Any:

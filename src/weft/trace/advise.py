@@ -1,4 +1,8 @@
-"""Which controls could hide what is exposed, what they could gain, and the command to try."""
+"""Which changes would shorten the step, by how much, why, and the command to try.
+
+Only exposed communication on the critical path counts. Controls of weft are priced by the simulator
+(`weft.trace.replay`) and by its figures of the GPU; a range is never wider than three points of the step.
+"""
 
 from __future__ import annotations
 
@@ -8,36 +12,59 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weft.timeline import Kind
-from weft.trace.blockers import blockers
-from weft.trace.model import HEAD_START_US, predict
+from weft.policy import Policy
+from weft.trace.blockers import Blocker, blockers
+from weft.trace.ctas import cta_changes
 from weft.trace.names import short_name
+from weft.trace.replay import saving
 
 if TYPE_CHECKING:
     from weft.trace.analysis import RankAnalysis
 
 WORTH_SHARE = 0.01
-"""A control is advised if it could recover at least this share of the span."""
+"""A change is advised if it is expected to save at least this share of the step."""
 
-FEW_CTAS = 16
-"""A collective on fewer SMs than this may be faster on more; NCCL takes 16 to 24 on a Hopper node."""
+HALF_WIDTH = 0.015
+"""Half of the widest range, as a share of the step: the model is not known to be more exact than that."""
 
-COSTLY_PCT = 15.0
-"""Compute that slows down more than this beside a collective is worth fewer CTAs."""
+HEAD_START_US = 5
+"""The wait that gave most on the H200; 40 µs already cost more than it gave."""
+
+UNKNOWN_GPU_SHARE = 0.2
+"""What priority gets back of a wait where the GPU or the kernel is unknown: the least seen on the H200."""
 
 
 @dataclass(frozen=True)
 class Advice:
-    """One thing to try. `gain_us` is the least and most that it could save per rank of this trace, in µs."""
+    """One thing to try."""
 
     control: str
-    """`priority`, `residency`, `head_start` or `max_ctas`; `program` for what only its author can change;
-    `none` for nothing to gain."""
+    """`priority`, `residency`, `head_start`, `min_ctas` or `max_ctas`; `program` for what only its author can
+    change; `none` for nothing to gain."""
     title: str
     detail: str
     collective: str | None
     gain_us: tuple[float, float]
+    """The least and most that it is expected to save per rank of this trace, in µs."""
     command: str | None
+    evidence: str = ""
+    """What in the trace says so."""
+    step_us: float = 0.0
+    """The step that the saving is part of: the mean over ranks."""
+    steps: int = 1
+    """Steps in the trace."""
+
+    @property
+    def step_ms(self) -> tuple[float, float]:
+        """The least and most that one step is expected to get shorter, in ms."""
+        low, high = self.gain_us
+        return (round(low / self.steps / 1e3, 4), round(high / self.steps / 1e3, 4))
+
+    @property
+    def step_pct(self) -> tuple[float, float]:
+        """The same in percent of the step."""
+        low, high = (100 * 1e3 * ms / self.step_us if self.step_us else 0.0 for ms in self.step_ms)
+        return (round(low, 2), round(high, 2))
 
     def to_json(self) -> dict[str, Any]:
         """The entry of `advice` in the document."""
@@ -48,150 +75,263 @@ class Advice:
             "collective": self.collective,
             "gain_us": list(self.gain_us),
             "command": self.command,
+            "step_ms": list(self.step_ms),
+            "step_pct": list(self.step_pct),
+            "evidence": self.evidence,
         }
 
 
+@dataclass(frozen=True)
+class Step:
+    """What the ranges are relative to: means over ranks, in µs of the whole trace."""
+
+    span_us: float
+    steps: int
+
+    @property
+    def us(self) -> float:
+        return self.span_us / self.steps
+
+    def range(self, expected_us: float, most_us: float) -> tuple[float, float]:
+        """The range around what is expected over the trace; never over `most_us` nor below 0."""
+        half = HALF_WIDTH * self.span_us
+        low = max(expected_us - half, expected_us / 2, 0.0)
+        high = min(expected_us + half, 1.5 * expected_us, most_us)
+        return (round(min(low, high), 1), round(high, 1))
+
+
 def advise(ranks: Sequence[RankAnalysis]) -> list[Advice]:
-    """What to try, weft's own controls first, each group by what it could gain; never empty."""
-    span_us = float(np.mean([rank.figures.span_ns for rank in ranks])) / 1e3
-    floor_us = WORTH_SHARE * span_us
-    found = [*_for_waiting(ranks), *_for_ctas(ranks)]
-    controls = sorted((a for a in found if a.gain_us[1] >= floor_us), key=lambda a: -a.gain_us[1])
-    program = sorted(
-        (a for a in _for_program(ranks) if a.gain_us[1] >= floor_us), key=lambda a: -a.gain_us[1]
+    """What to try, weft's own controls first, each group by what it would save; never empty."""
+    step = Step(
+        span_us=float(np.mean([rank.figures.span_ns for rank in ranks])) / 1e3,
+        steps=max(max((len(rank.steps) for rank in ranks), default=1), 1),
     )
-    return [*(controls or [_nothing(ranks, span_us)]), *program]
+    floor_us = WORTH_SHARE * step.span_us
+
+    def worth(found: list[tuple[float, Advice]]) -> list[Advice]:
+        kept = [item for item in found if item[0] >= floor_us]
+        return [item for _, item in sorted(kept, key=lambda pair: -pair[0])]
+
+    controls = worth([*_for_waiting(ranks, step), *_for_ctas(ranks, step)])
+    program = worth(_for_program(ranks, step))
+    return [*(controls or [_nothing(ranks, step)]), *program]
 
 
-def mean_us(ranks: Sequence[RankAnalysis], cause: str) -> float:
-    """Exposed µs of a cause, as mean over ranks."""
-    return float(np.mean([rank.attribution.totals()[cause] for rank in ranks])) / 1e3
+def saved_us(ranks: Sequence[RankAnalysis], *reasons: str) -> float:
+    """Exposed µs of some reasons on the critical path, as mean over ranks."""
+    return float(np.mean([sum(rank.path.reasons()[key] for key in reasons) for rank in ranks])) / 1e3
 
 
-def _for_waiting(ranks: Sequence[RankAnalysis]) -> list[Advice]:
+def mean_us(ranks: Sequence[RankAnalysis], reason: str) -> float:
+    """Exposed µs of a reason, as mean over ranks."""
+    return float(np.mean([rank.attribution.reasons()[reason] for rank in ranks])) / 1e3
+
+
+def _for_waiting(ranks: Sequence[RankAnalysis], step: Step) -> list[tuple[float, Advice]]:
     """Controls against what waits behind compute, by the kind of kernel it waits for."""
+    profile = profile_name(ranks)
     out = []
     for blocker in blockers(ranks):
-        gain = predict(blocker)
-        beside = f"{short_name(blocker.kernel)[:80]} ({blocker.says})"
-        waits = f"{blocker.collective} is ready but waits {blocker.waited_us:.0f} µs per rank behind {beside}"
-        if blocker.control == "head_start":
-            title = "Give the collective a head start"
-            detail = f"{waits}. Nothing is preempted, so the collective has to be placed first."
-            flags = f"--priority high --head-start {HEAD_START_US}"
-        elif blocker.control == "residency":
-            title = f"Keep room: at most {blocker.residency} blocks per SM while a collective runs"
-            detail = (
-                f"{waits}. With fewer resident blocks an SM drains sooner and goes to the collective. "
-                "Memory-bound kernels lose by it: if some do, give rules per kernel in a policy file."
-            )
-            flags = f"--priority high --residency {blocker.residency} --when overlap"
-        elif blocker.control == "priority":
-            title = "Raise the priority of the collective"
-            detail = f"{waits}. As its blocks end, a collective of high priority takes their place."
-            flags = "--priority high"
-        else:
+        policy, flags = _control(blocker)
+        if policy is None:
             continue
-        out.append(Advice(blocker.control, title, detail, blocker.collective, gain, _command(flags)))
+        expected = _expected_us(blocker, policy, profile)
+        kernel = f"{short_name(blocker.kernel)[:80]} ({blocker.says})"
+        evidence = (
+            f"{blocker.collective} is ready but waits {blocker.waited_us:.0f} µs per rank behind {kernel}; "
+            f"{blocker.saved_us:.0f} µs of that are exposed and on the critical path"
+        )
+        title, why = _TEXT[blocker.control]
+        item = Advice(
+            control=blocker.control,
+            title=title.format(residency=blocker.residency),
+            detail=f"{evidence}. {why}",
+            collective=blocker.collective,
+            gain_us=step.range(expected, blocker.exposed_us),
+            command=_command(flags),
+            evidence=evidence,
+            step_us=step.us,
+            steps=step.steps,
+        )
+        out.append((expected, item))
     return out
 
 
-def _for_ctas(ranks: Sequence[RankAnalysis]) -> list[Advice]:
-    """More SMs for a collective that is slow and bare, fewer for one that slows compute down."""
+_TEXT = {
+    "head_start": (
+        "Give the collective a head start",
+        "Nothing is preempted, so the collective has to be placed first.",
+    ),
+    "residency": (
+        "Keep room: at most {residency} blocks per SM while a collective runs",
+        "With fewer resident blocks an SM drains sooner and goes to the collective. Memory-bound kernels "
+        "lose by it: if some do, give rules per kernel in a policy file.",
+    ),
+    "priority": (
+        "Raise the priority of the collective",
+        "As the blocks of that kernel end, a collective of high priority takes their place.",
+    ),
+}
+
+
+def _control(blocker: Blocker) -> tuple[Policy | None, str]:
+    if blocker.control == "head_start":
+        policy = Policy(priority="high", head_start_us=HEAD_START_US)
+        return policy, f"--priority high --head-start {HEAD_START_US}"
+    if blocker.control == "residency":
+        policy = Policy(priority="high", residency=blocker.residency, when="overlap")
+        return policy, f"--priority high --residency {blocker.residency} --when overlap"
+    if blocker.control == "priority":
+        return Policy(priority="high"), "--priority high"
+    return None, ""
+
+
+def _expected_us(blocker: Blocker, policy: Policy, profile: str | None) -> float:
+    """What the control saves per rank: every wait simulated, less what compute loses."""
+    if profile is None or blocker.says.startswith("its resources"):
+        return UNKNOWN_GPU_SHARE * blocker.saved_us
+    total = 0.0
+    each_rank = blocker.calls / max(len(blocker.waits), 1)
+    for wait, saved in blocker.waits:
+        outcome = saving(wait, policy, profile)
+        total += outcome.share * saved - max(outcome.compute_later_ns, 0.0) / 1e3 * each_rank
+    return max(total, 0.0)
+
+
+def profile_name(ranks: Sequence[RankAnalysis]) -> str | None:
+    """The simulator's profile of the GPU in the trace; None where it has none."""
+    from weft.errors import WeftError
+    from weft.sim.profile import by_title
+
+    try:
+        return by_title(ranks[0].trace.device_name).name if ranks else None
+    except WeftError:
+        return None
+
+
+def _for_ctas(ranks: Sequence[RankAnalysis], step: Step) -> list[tuple[float, Advice]]:
+    """More SMs for collectives that a cap slows down, fewer where they cost compute and gain nothing."""
+    profile = profile_name(ranks)
     out = []
-    ctas = _ctas(ranks)
-    if not ctas:
-        return []
-    bare_us = mean_us(ranks, "nothing_to_hide_behind")
-    comm_us = float(np.mean([rank.figures.comm_ns for rank in ranks])) / 1e3
-    if ctas < FEW_CTAS and bare_us > 0.1 * comm_us:
-        more = min(2 * ctas, FEW_CTAS)
-        detail = (
-            f"Collectives run on {ctas} SMs, and {bare_us:.0f} µs per rank have nothing to hide behind: more "
-            "SMs may make them faster. It costs compute those SMs."
+    for change in cta_changes(ranks, profile) if profile else []:
+        item = Advice(
+            control=change.control,
+            title=change.title,
+            detail=f"{change.evidence}. {change.why}",
+            collective=None,
+            gain_us=step.range(change.expected_us, change.most_us),
+            command=_command("", change.setting),
+            evidence=change.evidence,
+            step_us=step.us,
+            steps=step.steps,
         )
-        gain = (0.0, round(bare_us * (1 - ctas / more), 1))
-        out.append(
-            Advice("max_ctas", f"Let collectives take {more} SMs", detail, None, gain, _command("", more))
-        )
-    lost_us = float(np.mean([sum(max(p.lost_ns, 0) for p in rank.prices) for rank in ranks])) / 1e3
-    alone_us = float(np.mean([sum(p.beside * p.alone_ns for p in rank.prices) for rank in ranks])) / 1e3
-    if ctas >= 4 and alone_us and 100 * lost_us / alone_us > COSTLY_PCT and bare_us < lost_us:
-        detail = (
-            f"Kernels take {100 * lost_us / alone_us:.0f}% longer beside a collective, {lost_us:.0f} µs per "
-            f"rank; its {ctas} CTAs take SMs and bandwidth from them. It makes the collective slower."
-        )
-        gain = (0.0, round(lost_us / 2, 1))
-        fewer = max(ctas // 2, 1)
-        title = f"Let collectives take only {fewer} SMs"
-        out.append(Advice("max_ctas", title, detail, None, gain, _command("", fewer)))
+        out.append((change.expected_us, item))
     return out
 
 
-def _ctas(ranks: Sequence[RankAnalysis]) -> int:
-    """The blocks of most NCCL or RCCL kernels, 0 if unknown."""
-    blocks = []
-    for rank in ranks:
-        timeline = rank.trace.timeline
-        nccl = np.array(["nccl" in name.lower() for name in timeline.names], dtype=bool)
-        mine = (timeline.kind == Kind.COMM) & nccl[timeline.name] & (timeline.resources["blocks"] > 0)
-        blocks += timeline.resources["blocks"][mine].tolist()
-    return int(np.median(blocks)) if blocks else 0
+def _for_program(ranks: Sequence[RankAnalysis], step: Step) -> list[tuple[float, Advice]]:
+    """What no control of weft can change. The range ends at all that is on the critical path."""
 
+    def item(us: float, title: str, detail: str, command: str | None = None) -> tuple[float, Advice]:
+        low = max(us - 2 * HALF_WIDTH * step.span_us, 0.0)
+        said = f"{us:.0f} µs per rank on the critical path"
+        gain = (round(low, 1), round(us, 1))
+        return us, Advice(
+            "program", title, detail.format(said=said), None, gain, command, said, step.us, step.steps
+        )
 
-def _for_program(ranks: Sequence[RankAnalysis]) -> list[Advice]:
-    """What no control of weft can change."""
-    late, slow = mean_us(ranks, "launched_late"), mean_us(ranks, "slower_rank")
-    bare = mean_us(ranks, "nothing_to_hide_behind")
+    kinds = _kinds_needed(ranks)
     return [
-        Advice(
-            "program",
+        item(
+            saved_us(ranks, "launched_late"),
             "Launch earlier",
-            f"{late:.0f} µs per rank are exposed because the CPU launches late: use CUDA graphs or "
-            "torch.compile, larger batches, or issue the collective before other work.",
-            None,
-            (0.0, round(late, 1)),
-            None,
+            "{said} are exposed because the CPU launches late: use CUDA graphs or torch.compile, larger "
+            "batches, or issue the collective before other work.",
         ),
-        Advice("program", "Balance the ranks", _slowest(ranks, slow), None, (0.0, round(slow, 1)), None),
-        Advice(
-            "program",
-            "Give the collectives something to hide behind",
-            f"{bare:.0f} µs per rank run while no compute is ready: it depends on them, or none is left. "
-            "Prefetching, smaller buckets, or fusing a collective with its GEMM (`weft explore`, weft.ops) "
-            "change that.",
-            None,
-            (0.0, round(bare, 1)),
-            None,
+        item(
+            saved_us(ranks, "queue_full"),
+            "Issue the collective before the kernels that fill the queue",
+            "{said} are exposed because the queue to the GPU was full when the collective was issued: issue "
+            "it first, or use CUDA graphs, which take one entry.",
+        ),
+        item(saved_us(ranks, "slower_rank"), "Balance the ranks", _slowest(ranks)),
+        item(
+            saved_us(ranks, "pipeline_bubble"),
+            "Shrink the pipeline bubble",
+            "{said} pass in receives that wait for another stage: more micro-batches, an interleaved "
+            "schedule, or stages of equal length.",
+        ),
+        item(
+            saved_us(ranks, "same_stream"),
+            "Move the collectives off the compute stream",
+            "{said} are communication on the stream that computes, where nothing can overlap with it: use "
+            "async_op=True with a wait where the result is needed, or fuse the collective with its GEMM "
+            "(`weft explore`, weft.ops).",
+        ),
+        item(
+            saved_us(ranks, "needed_by_compute"),
+            "Issue communication earlier, or in smaller pieces",
+            f"{{said}} pass while the next compute waits for the result. {_earlier(kinds)}",
+        ),
+        item(
+            saved_us(ranks, "waits_for_input", "nothing_to_hide_behind"),
+            "Give the collectives something to overlap with",
+            "{said} run after the compute that makes their input, with no other compute left: smaller "
+            "buckets start earlier, and the next step's input pipeline or optimizer could run meanwhile.",
         ),
     ]
 
 
-def _slowest(ranks: Sequence[RankAnalysis], slow_us: float) -> str:
-    said = f"{slow_us:.0f} µs per rank pass inside collectives, waiting for a rank that enters later"
-    waits = [rank.attribution.totals()["slower_rank"] for rank in ranks]
+def _kinds_needed(ranks: Sequence[RankAnalysis]) -> str:
+    """The kind of collective that compute waits for longest."""
+    totals: dict[str, int] = {}
+    for rank in ranks:
+        needed = rank.attribution.of("needed_by_compute")
+        for kind, ns in zip(np.array(rank.found.kind, dtype=object)[rank.found.label], needed, strict=True):
+            totals[kind] = totals.get(kind, 0) + int(ns)
+    return max(totals, key=lambda kind: totals[kind]) if totals else ""
+
+
+def _earlier(kind: str) -> str:
+    return {
+        "all_gather": "Prefetch (FSDP2: set_modules_to_forward_prefetch and the one for backward), or "
+        "keep parameters gathered with reshard_after_forward=False.",
+        "all_reduce": "Smaller DDP buckets (bucket_cap_mb) start before the last gradient is there; tensor "
+        "parallelism can fuse the collective with its GEMM (`weft explore`, weft.ops).",
+        "reduce_scatter": "A communicator of its own for reduce-scatter lets it run next to the all-gathers.",
+        "all_to_all": "Split the batch in two, so that one half computes while the other communicates.",
+    }.get(
+        kind, "Prefetching, or fusing the collective with its GEMM (`weft explore`, weft.ops), changes that."
+    )
+
+
+def _slowest(ranks: Sequence[RankAnalysis]) -> str:
+    said = "{said} pass inside collectives, waiting for a rank that enters later"
+    waits = [rank.attribution.reasons()["slower_rank"] for rank in ranks]
     last = ranks[int(np.argmin(waits))].trace
     if len(ranks) > 1 and last.rank is not None and max(waits) > 0:
         said += f"; rank {last.rank} waits least, so it is the one the others wait for most"
     return said + ". Even out the work, or the input pipeline."
 
 
-def _nothing(ranks: Sequence[RankAnalysis], span_us: float) -> Advice:
+def _nothing(ranks: Sequence[RankAnalysis], step: Step) -> Advice:
     exposed = float(np.mean([rank.figures.exposed_ns for rank in ranks])) / 1e3
     behind = mean_us(ranks, "behind_compute")
+    on_path = saved_us(ranks, "behind_compute")
     comm = sum(rank.figures.comm_ns for rank in ranks)
     if not comm:
         why = "No communication was found. If a kernel of yours communicates, name it with --comm."
-    elif exposed < WORTH_SHARE * span_us:
-        why = f"Only {exposed:.0f} µs per rank are exposed, {100 * exposed / span_us:.1f}% of the span."
+    elif exposed < WORTH_SHARE * step.span_us:
+        why = f"Only {exposed:.0f} µs per rank are exposed, {100 * exposed / step.span_us:.1f}% of the span."
     else:
         why = (
             f"Of {exposed:.0f} exposed µs per rank only {behind:.0f} µs waited behind compute, which is what "
-            "priority, residency and a head start can change."
+            f"priority, residency and a head start can change; {on_path:.0f} µs of it are on the critical "
+            "path."
         )
-    return Advice("none", "Nothing to gain from weft's controls", why, None, (0.0, 0.0), None)
+    title = "Nothing to gain from weft's controls"
+    return Advice("none", title, why, None, (0.0, 0.0), None, why, step.us, step.steps)
 
 
-def _command(flags: str, ctas: int | None = None) -> str:
-    start = f"NCCL_MAX_CTAS={ctas} " if ctas else ""
-    return " ".join(f"{start}weft run {flags} --stats weft-stats.json -- CMD".split())
+def _command(flags: str, setting: str = "") -> str:
+    return " ".join(f"{setting} weft run {flags} --stats weft-stats.json -- CMD".split())

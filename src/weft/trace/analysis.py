@@ -8,21 +8,33 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from weft.errors import InputError
-from weft.timeline import Kind, OverlapFigures, Timeline
+from weft.timeline import OverlapFigures, Timeline
+from weft.trace import checks
 from weft.trace.advise import Advice, advise
-from weft.trace.attribute import CAUSES, Attribution, attribute
+from weft.trace.attribute import Attribution, attribute, transfer_times
+from weft.trace.checks import in_order
 from weft.trace.collectives import Collectives, collectives
-from weft.trace.custom import comm_matcher
-from weft.trace.kineto import Trace
+from weft.trace.critical import CriticalPath, critical_path
+from weft.trace.document import (
+    causes_json,
+    collective_rows,
+    figures_json,
+    path_json,
+    price_json,
+    reasons_json,
+    summary_json,
+    summed,
+    us,
+)
 from weft.trace.match import Match, match
-from weft.trace.names import short_name
-from weft.trace.parallel import Helper, Progress, read_all
+from weft.trace.modules import module_rows
+from weft.trace.parallel import Outcome
 from weft.trace.price import KernelPrice, price_of_overlap
+from weft.trace.record import Trace
 from weft.trace.steps import StepFigures, step_figures
-
-_PRICED_KERNELS = 50
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,8 +46,18 @@ class RankAnalysis:
     found: Collectives
     matched: Match
     attribution: Attribution
+    path: CriticalPath
     steps: tuple[StepFigures, ...]
     prices: tuple[KernelPrice, ...]
+
+    @property
+    def main_reasons(self) -> npt.NDArray[np.int64]:
+        """For each span of the timeline the reason (index into REASONS) why it is exposed; -1: it is not."""
+        out = np.full(len(self.trace.timeline), -1, dtype=np.int64)
+        why = self.attribution
+        if len(why.reason_ns):
+            out[self.found.span] = np.where(why.exposed_ns > 0, np.argmax(why.reason_ns, axis=1), -1)
+        return out
 
     @property
     def exposed_comm_us(self) -> float:
@@ -48,6 +70,7 @@ class RankAnalysis:
         return {
             "path": trace.path,
             "rank": trace.rank,
+            "cycle": trace.cycle,
             "device": trace.device_name or None,
             "device_index": trace.device,
             "world_size": trace.world_size,
@@ -61,8 +84,11 @@ class RankAnalysis:
                 for step in self.steps
             ],
             "collectives": collective_rows(self),
+            "modules": module_rows(self),
             "attribution": causes_json(self.attribution.totals()),
-            "price_of_overlap": _price_json(self.prices),
+            "reasons": reasons_json(self.attribution.reasons()),
+            "critical_path": path_json(self.path),
+            "price_of_overlap": price_json(self.prices),
             "clock_offset_us": us(self.matched.offset_ns),
             "matched_collectives": int(self.matched.matched.sum()),
         }
@@ -103,50 +129,36 @@ class Analysis:
 
     @property
     def overlap_us(self) -> float:
-        """Communication beside compute summed over ranks, in µs."""
+        """Communication that overlapped with compute, summed over ranks, in µs."""
         return us(sum(rank.figures.overlap_ns for rank in self.ranks))
 
     @property
     def overlap_pct(self) -> float:
-        """Share of all communication that ran beside compute, in percent."""
+        """Share of all communication that overlapped with compute, in percent."""
         comm = sum(rank.figures.comm_ns for rank in self.ranks)
         return 100.0 * sum(rank.figures.overlap_ns for rank in self.ranks) / comm if comm else 0.0
 
     @property
     def attribution(self) -> dict[str, float]:
         """Exposed µs by cause, summed over ranks."""
-        return causes_json(_sum_causes(self.ranks))
+        return causes_json(summed(self.ranks, lambda rank: rank.attribution.totals()))
 
     def to_json(self) -> dict[str, Any]:
         """The document that `weft analyze --json` prints."""
         return {
             "ranks": [rank.to_json() for rank in self.ranks],
-            "summary": summary(self),
+            "summary": summary_json(self),
             "advice": [item.to_json() for item in self.advice],
             "partial": self.partial,
             "warnings": list(self.warnings),
         }
 
 
-def analyze_files(
-    files: list[Path],
-    in_folder: set[Path],
-    comm: str | None,
-    helpers: list[Helper],
-    progress: Progress | None,
-) -> Analysis:
-    """Reads files and analyzes them, see `weft.trace.analyze`. In a folder some may be no traces."""
-    comm_matcher(comm)  # a bad expression is told before any file is read
-    read: list[Path] = []
-
-    def done(file: Path) -> None:
-        read.append(file)
-        if progress:
-            progress(str(file), len(read), len(files))
-
+def analyze_outcomes(files: Sequence[Path], in_folder: set[Path], outcomes: Sequence[Outcome]) -> Analysis:
+    """Analyzes what was read of each file, see `weft.trace.analyze`. In a folder some may be no traces."""
     traces: list[Trace] = []
     warnings: list[str] = []
-    for file, outcome in zip(files, read_all(files, comm, helpers, done), strict=True):
+    for file, outcome in zip(files, outcomes, strict=True):
         if isinstance(outcome, list):
             traces += outcome
         elif file in in_folder and len(files) > 1 and isinstance(outcome, InputError):
@@ -155,151 +167,31 @@ def analyze_files(
             raise outcome
     if not traces:
         raise InputError(f"no usable trace; {warnings[0]}")
-    traces.sort(key=lambda t: (t.rank if t.rank is not None else 1 << 31, t.device))
-    return analyze_traces(traces, warnings)
+    return analyze_traces(in_order(traces), warnings)
 
 
 def analyze_traces(traces: Sequence[Trace], warnings: Sequence[str] = ()) -> Analysis:
     """Analyzes traces already read, which belong to one run."""
     found = [collectives(trace) for trace in traces]
     matched = match(traces, found)
+    transfers = transfer_times(list(traces), found)
     ranks = tuple(
-        RankAnalysis(
-            trace=trace,
-            figures=trace.timeline.figures(),
-            found=spans,
-            matched=pairing,
-            attribution=attribute(trace, spans, pairing),
-            steps=step_figures(trace),
-            prices=tuple(price_of_overlap(trace.timeline)),
-        )
+        _rank(trace, spans, pairing, transfers)
         for trace, spans, pairing in zip(traces, found, matched, strict=True)
     )
     own = [f"{rank.trace.path}: {w}" for rank in ranks for w in rank.trace.warnings]
-    return Analysis(ranks, tuple(advise(ranks)), (*warnings, *own))
+    return Analysis(ranks, tuple(advise(ranks)), (*warnings, *checks.warnings(traces), *own))
 
 
-def us(ns: int) -> float:
-    """Microseconds that print with exactly the nanoseconds they have."""
-    return round(ns / 1000, 3)
-
-
-def figures_json(figures: OverlapFigures) -> dict[str, float]:
-    """The figures under the names of the contract, in µs and percent."""
-    return {
-        "span_us": us(figures.span_ns),
-        "compute_us": us(figures.compute_ns),
-        "comm_us": us(figures.comm_ns),
-        "overlap_us": us(figures.overlap_ns),
-        "overlap_pct": round(figures.overlap_pct, 4),
-        "exposed_comm_us": us(figures.exposed_ns),
-        "memory_us": us(figures.memory_ns),
-        "idle_us": us(figures.idle_ns),
-    }
-
-
-def causes_json(totals: dict[str, int]) -> dict[str, float]:
-    """Causes under the names of the contract, in µs."""
-    return {f"{cause}_us": us(totals[cause]) for cause in CAUSES}
-
-
-def collective_rows(rank: RankAnalysis) -> list[dict[str, Any]]:
-    """The collectives of a rank, grouped by kernel, kind and process group, the most exposed first."""
-    timeline, found, why = rank.trace.timeline, rank.found, rank.attribution
-    names = timeline.name[found.span]
-    keys = [
-        (timeline.names[name], found.kind[label], found.group[label])
-        for name, label in zip(names.tolist(), found.label.tolist(), strict=True)
-    ]
-    distinct = {key: i for i, key in enumerate(dict.fromkeys(keys))}
-    number = np.array([distinct[key] for key in keys], dtype=np.int64)
-    length = timeline.end_ns[found.span] - timeline.start_ns[found.span]
-    rows = []
-    for (name, kind, group), i in distinct.items():
-        mine = number == i
-        sized, bus = mine & (found.bytes >= 0), mine & ~np.isnan(found.bus_bytes)
-        bus_ns = int(length[bus].sum())
-        rows.append(
-            {
-                "name": short_name(name),
-                "kernel": name,
-                "kind": kind,
-                "group": group or None,
-                "count": int(mine.sum()),
-                "bytes": int(found.bytes[sized].sum()) if sized.any() else None,
-                "total_us": us(int(length[mine].sum())),
-                "exposed_us": us(int(why.exposed_ns[mine].sum())),
-                "median_us": us(int(np.median(length[mine]))),
-                "busbw_gbps": round(float(found.bus_bytes[bus].sum()) / bus_ns, 3) if bus_ns else None,
-                "attribution": causes_json(why.totals(mine)),
-            }
-        )
-    return sorted(rows, key=lambda row: -row["exposed_us"])
-
-
-def _price_json(prices: Sequence[KernelPrice]) -> dict[str, Any]:
-    alone = sum(price.beside * price.alone_ns for price in prices)
-    lost = sum(price.lost_ns for price in prices)
-    return {
-        "lost_us": us(lost),
-        "slowdown_pct": round(100.0 * lost / alone, 2) if alone else None,
-        "spans_beside": sum(price.beside for price in prices),
-        "spans_alone": sum(price.alone for price in prices),
-        "kernels": [
-            {
-                "name": short_name(price.name),
-                "beside": price.beside,
-                "alone": price.alone,
-                "beside_us": us(price.beside_ns),
-                "alone_us": us(price.alone_ns),
-                "slowdown_pct": round(price.slowdown_pct, 2),
-                "lost_us": us(price.lost_ns),
-            }
-            for price in prices[:_PRICED_KERNELS]
-        ],
-    }
-
-
-def _sum_causes(ranks: Sequence[RankAnalysis]) -> dict[str, int]:
-    totals = [rank.attribution.totals() for rank in ranks]
-    return {cause: sum(t[cause] for t in totals) for cause in CAUSES}
-
-
-def summary(analysis: Analysis) -> dict[str, Any]:
-    """Totals over ranks, and what they mean in one sentence."""
-    worst = max(analysis.ranks, key=lambda rank: rank.figures.exposed_ns)
-    return {
-        "text": _sentence(analysis),
-        "ranks": len(analysis.ranks),
-        "comm_us": analysis.comm_us,
-        "compute_us": analysis.compute_us,
-        "overlap_us": analysis.overlap_us,
-        "overlap_pct": round(analysis.overlap_pct, 4),
-        "exposed_comm_us": analysis.exposed_comm_us,
-        "worst_rank": worst.trace.rank,
-        "worst_rank_exposed_comm_us": worst.exposed_comm_us,
-        "attribution": analysis.attribution,
-        "recoverable_us": max((a.gain_us[1] for a in analysis.advice if a.control != "program"), default=0.0),
-    }
-
-
-_WORDS = {
-    "launched_late": "launched late by the CPU",
-    "behind_compute": "waiting behind compute",
-    "slower_rank": "waiting for a slower rank",
-    "nothing_to_hide_behind": "with nothing left to hide behind",
-}
-
-
-def _sentence(analysis: Analysis) -> str:
-    if not any((rank.trace.timeline.kind == Kind.COMM).any() for rank in analysis.ranks):
-        return "No communication was found; if a kernel of yours communicates, name it with --comm."
-    comm, exposed = analysis.comm_us, analysis.exposed_comm_us
-    said = f"{exposed / 1000:.3f} of {comm / 1000:.3f} ms of communication is exposed"
-    if len(analysis.ranks) > 1:
-        said += f" over {len(analysis.ranks)} ranks"
-    totals = _sum_causes(analysis.ranks)
-    cause = max(totals, key=lambda key: totals[key])
-    if not totals[cause]:
-        return said + "."
-    return f"{said}, {totals[cause] / 10 / exposed:.0f}% of it {_WORDS[cause]}."
+def _rank(trace: Trace, found: Collectives, matched: Match, transfers: dict[int, int]) -> RankAnalysis:
+    why = attribute(trace, found, matched, transfers)
+    return RankAnalysis(
+        trace=trace,
+        figures=trace.timeline.figures(),
+        found=found,
+        matched=matched,
+        attribution=why,
+        path=critical_path(trace, found, why),
+        steps=step_figures(trace),
+        prices=tuple(price_of_overlap(trace.timeline)),
+    )

@@ -6,13 +6,14 @@ import re
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from weft.timeline import Kind
-from weft.trace.kineto import Trace
+from weft.trace.attribute import REASONS
 from weft.trace.names import short_name
+from weft.trace.record import Trace
 
 if TYPE_CHECKING:
     from weft.gpu.specs import GpuSpec
@@ -21,8 +22,30 @@ if TYPE_CHECKING:
 # Matrix kernels reuse what they load, so fewer per SM cost little. Memory-bound kernels need them all.
 _MATRIX = re.compile(r"gemm|matmul|nvjet|cutlass|conv|attention|flash|fmha|mfma|_mm_|\bmm\b", re.IGNORECASE)
 
-Kernel = tuple[str, int, int, int, int]
-"""Name, blocks, threads per block, registers per thread, shared bytes per block."""
+
+class Kernel(NamedTuple):
+    """What a kernel takes of the GPU; -1 where the trace does not say."""
+
+    name: str
+    blocks: int
+    threads: int
+    registers: int
+    shared_bytes: int
+
+
+@dataclass(frozen=True)
+class Wait:
+    """One collective that was ready and waited behind a kernel. Times in nanoseconds."""
+
+    kernel: Kernel
+    kernel_ns: int
+    ready_ns: int
+    """When the collective became ready, after the start of the kernel; 0 if before it."""
+    comm_ns: int
+    ctas: int
+    comm_threads: int
+    comm_registers: int
+    comm_shared_bytes: int
 
 
 @dataclass(frozen=True)
@@ -41,39 +64,53 @@ class Blocker:
     waited_us: float
     exposed_us: float
     """What of the collective's exposed time this wait explains."""
+    saved_us: float
+    """The part of that on the critical path."""
     calls: float
     """Collectives per rank that waited."""
+    waits: tuple[tuple[Wait, float], ...]
+    """Every wait with its part of `saved_us`."""
 
 
 def blockers(ranks: Sequence[RankAnalysis]) -> list[Blocker]:
     """Blockers by collective and control, the costliest first."""
-    waited: dict[tuple[str, str], dict[Kernel, float]] = defaultdict(lambda: defaultdict(float))
-    exposed: dict[tuple[str, str], float] = defaultdict(float)
-    calls: dict[tuple[str, str], float] = defaultdict(float)
+    found: dict[tuple[str, str], list[tuple[Wait, int, int, int]]] = defaultdict(list)
     verdicts: dict[Kernel, tuple[str, int, str]] = {}
     for rank in ranks:
         spec = device_spec(rank.trace)
-        for collective, behind_ns, kernels in _waits(rank):
-            whole = sum(kernels.values())
-            for kernel, ns in kernels.items():
-                verdicts.setdefault(kernel, judge(spec, kernel))
-                key = (collective, verdicts[kernel][0])
-                waited[key][kernel] += ns / 1e3 / len(ranks)
-                exposed[key] += behind_ns * ns / whole / 1e3 / len(ranks)
-                calls[key] += ns / whole / len(ranks)
+        for collective, wait, waited, behind, saved in _waits(rank):
+            verdicts.setdefault(wait.kernel, judge(spec, wait.kernel))
+            found[collective, verdicts[wait.kernel][0]].append((wait, waited, behind, saved))
     out = []
-    for key, of_kernel in waited.items():
-        worst = max(of_kernel.items(), key=lambda item: item[1])[0]
+    scale = 1e3 * max(len(ranks), 1)
+    for (collective, _), waits in found.items():
+        of_kernel: dict[Kernel, int] = defaultdict(int)
+        for wait, waited, _, _ in waits:
+            of_kernel[wait.kernel] += waited
+        worst = max(of_kernel, key=lambda kernel: of_kernel[kernel])
         control, residency, says = verdicts[worst]
-        total = sum(of_kernel.values())
-        out.append(Blocker(key[0], worst[0], says, control, residency, total, exposed[key], calls[key]))
-    return sorted(out, key=lambda blocker: -blocker.exposed_us)
+        out.append(
+            Blocker(
+                collective=collective,
+                kernel=worst.name,
+                says=says,
+                control=control,
+                residency=residency,
+                waited_us=sum(waited for _, waited, _, _ in waits) / scale,
+                exposed_us=sum(behind for _, _, behind, _ in waits) / scale,
+                saved_us=sum(saved for *_, saved in waits) / scale,
+                calls=len(waits) / max(len(ranks), 1),
+                waits=tuple((wait, saved / scale) for wait, _, _, saved in waits),
+            )
+        )
+    return sorted(out, key=lambda blocker: -blocker.saved_us)
 
 
-def _waits(rank: RankAnalysis) -> list[tuple[str, int, dict[Kernel, int]]]:
-    """Collectives that waited behind compute: name, what that exposed, and the kernels waited for."""
+def _waits(rank: RankAnalysis) -> list[tuple[str, Wait, int, int, int]]:
+    """Collectives that waited behind compute: name, wait, its length, the exposed part, that on the path."""
     timeline, why = rank.trace.timeline, rank.attribution
-    behind = why.cause_ns[:, 1]
+    behind = why.of("behind_compute")
+    on_path = rank.path.saved_ns[:, REASONS.index("behind_compute")]
     compute = np.flatnonzero(timeline.kind == Kind.COMPUTE)
     begun, ended = timeline.start_ns[compute], timeline.end_ns[compute]
     longest = int((ended - begun).max()) if len(compute) else 0
@@ -81,15 +118,25 @@ def _waits(rank: RankAnalysis) -> list[tuple[str, int, dict[Kernel, int]]]:
     for i in np.flatnonzero(behind > 0).tolist():
         span = int(rank.found.span[i])
         low, high = int(why.ready_ns[i]), int(timeline.start_ns[span])
-        first = int(np.searchsorted(begun, low - longest))
-        last = int(np.searchsorted(begun, high))
-        kernels: dict[Kernel, int] = defaultdict(int)
-        for k in range(first, last):
-            shared = min(high, int(ended[k])) - max(low, int(begun[k]))
-            if shared > 0:
-                kernels[_kernel(rank.trace, int(compute[k]))] += shared
-        if kernels:
-            out.append((short_name(timeline.names[timeline.name[span]]), int(behind[i]), kernels))
+        first, last = np.searchsorted(begun, (low - longest, high)).tolist()
+        shared = np.minimum(high, ended[first:last]) - np.maximum(low, begun[first:last])
+        if not len(shared) or shared.max() <= 0:
+            continue
+        k = first + int(np.argmax(shared))
+        comm = _kernel(rank.trace, span)
+        wait = Wait(
+            kernel=_kernel(rank.trace, int(compute[k])),
+            kernel_ns=int(ended[k] - begun[k]),
+            ready_ns=max(low - int(begun[k]), 0),
+            comm_ns=int(timeline.end_ns[span]) - high,
+            ctas=max(comm.blocks, 1),
+            comm_threads=comm.threads,
+            comm_registers=comm.registers,
+            comm_shared_bytes=comm.shared_bytes,
+        )
+        out.append(
+            (short_name(comm.name), wait, int(shared[shared > 0].sum()), int(behind[i]), int(on_path[i]))
+        )
     return out
 
 
@@ -98,7 +145,7 @@ def _kernel(trace: Trace, at: int) -> Kernel:
     blocks, threads, registers, shared = (
         int(timeline.resources[key][at]) for key in ("blocks", "threads", "registers", "shared_bytes")
     )
-    return (timeline.names[timeline.name[at]], blocks, threads, registers, shared)
+    return Kernel(timeline.names[timeline.name[at]], blocks, threads, registers, shared)
 
 
 def device_spec(trace: Trace) -> GpuSpec | None:

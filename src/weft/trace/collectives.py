@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from weft.timeline import Kind, Ns
-from weft.trace.kineto import Trace
+from weft.trace.record import Trace
 from weft.trace.schema import Message
 
 # First match wins, on the collective's own name, then on the kernel's; underscores and case do not count.

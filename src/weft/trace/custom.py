@@ -1,4 +1,4 @@
-"""Communication kernels that the user names with a regular expression, beside those of the table."""
+"""Communication kernels that the user names with a regular expression, in addition to those of the table."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 from weft.errors import UsageError
-from weft.trace import kineto
+from weft.trace.record import IsComm, table
 
 MAX_PATTERN = 1000
 TIMEOUT_S = 5
@@ -22,10 +22,10 @@ json.dump([expression.search(name) is not None for name in names], sys.stdout)
 """
 
 
-def comm_matcher(pattern: str | None) -> kineto.IsComm:
+def comm_matcher(pattern: str | None) -> IsComm:
     """Says which kernels communicate: those of the table, and those in whose name `pattern` is found."""
     if pattern is None:
-        return kineto.table
+        return table
     if len(pattern) > MAX_PATTERN:
         raise UsageError(f"--comm: an expression of {len(pattern)} characters; the limit is {MAX_PATTERN}")
     try:
@@ -35,7 +35,7 @@ def comm_matcher(pattern: str | None) -> kineto.IsComm:
 
     def matches(names: list[str]) -> list[bool]:
         extra = _search(pattern, names)
-        return [known or more for known, more in zip(kineto.table(names), extra, strict=True)]
+        return [known or more for known, more in zip(table(names), extra, strict=True)]
 
     return matches
 

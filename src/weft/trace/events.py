@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from weft.errors import InputError
 from weft.trace.digits import UNKNOWN, nanoseconds
+from weft.trace.native import Scanned
 from weft.trace.scan import DECODE_ERRORS, split
 from weft.trace.schema import (
     BARE_VALUE,
@@ -35,7 +36,7 @@ from weft.trace.schema import (
 I64 = npt.NDArray[np.int64]
 
 KERNEL, MEMCPY, MEMSET = 0, 1, 2
-_RUNTIME, _ANNOTATION, _OPERATOR, _SYNC = 3, 4, 5, 6
+_RUNTIME, _ANNOTATION, _OPERATOR, _SYNC, _MODULE = 3, 4, 5, 6, 7
 _GPU_ROLES = (KERNEL, MEMCPY, MEMSET)
 
 _OTHER_PROCESS = 1 << 20
@@ -70,12 +71,14 @@ _ROLES: dict[str | None, int] = {
     "operator": _ANNOTATION,
     "cpu_op": _OPERATOR,
     "cuda_sync": _SYNC,
+    "python_function": _MODULE,
 }
 
 _LAUNCHES, _BLOCKS = 1, 2
 _LAUNCH = re.compile(rb"launch|memcpy|memset|graph", re.IGNORECASE)
 _BLOCKING = re.compile(rb"(?:Device|Stream|Event|Ctx)Synchronize", re.IGNORECASE)
 _MARKING_OPERATOR = b"record_param_comms"
+_MODULE_NAME = b'"nn.Module: '
 _MARK = re.compile(rb'"(?:ProfilerStep#|record_param_comms|nccl:)')
 _ROLES_WITHOUT_OPERATORS = {cat: role for cat, role in _ROLES.items() if role != _OPERATOR}
 
@@ -110,6 +113,8 @@ class Collector:
         self.threads = Interned()
         self.pids = Interned()
         self.marks: list[Mark] = []
+        self.modules: list[tuple[str, int, int, int]] = []
+        """Calls of modules: name, start, end, thread."""
         self.messages(UNKNOWN_MESSAGE)
         self._gpu: list[I64] = []
         self._launches: list[I64] = []
@@ -151,9 +156,29 @@ class Collector:
             raise InputError(f"{self.damaged} malformed events and {self.events} good ones")
         return False
 
+    def absorb(self, found: Scanned) -> None:
+        """Takes what the compiled scanner found, and decodes what it left over."""
+        self.events += found.events - len(found.later)
+        self.odd_times += found.odd_times
+        if len(found.gpu):
+            found.gpu[:, 2] = np.array(self.names.all(found.names), dtype=np.int64)[found.gpu[:, 2]]
+            self._gpu.append(found.gpu)
+        if len(found.launches):
+            threads = np.array(self.threads.all(found.threads), dtype=np.int64)
+            found.launches[:, 3] = threads[found.launches[:, 3]]
+            self._launches.append(found.launches)
+        if len(found.blocking):
+            self._blocking.append(found.blocking)
+        if len(found.waits):
+            self._waits.append(found.waits)
+        if found.later:
+            text = bytearray(b"[" + b",".join(found.later) + b"]")
+            if not self.take(text, 0, len(text)):
+                self.salvage(text, 0, len(text))
+
     def _keep(self, events: list[Event], roles: dict[str | None, int]) -> None:
         self.events += len(events)
-        kept: list[list[Event]] = [[] for _ in range(_SYNC + 1)]
+        kept: list[list[Event]] = [[] for _ in range(_MODULE + 1)]
         for event in [e for e in events if e.cat in roles]:
             kept[roles[event.cat]].append(event)
         gpu = [e for role in _GPU_ROLES for e in kept[role]]
@@ -166,6 +191,9 @@ class Collector:
             self._keep_marks(marks)
         if kept[_SYNC]:
             self._keep_syncs(kept[_SYNC])
+        modules = [e for e in kept[_MODULE] if bytes(e.name).startswith(_MODULE_NAME)]
+        if modules:
+            self._keep_modules(modules)
 
     def _keep_gpu(self, events: list[Event], kinds: list[int]) -> None:
         args = self._args.decode(events)
@@ -246,6 +274,13 @@ class Collector:
                 )
             )
 
+    def _keep_modules(self, events: list[Event]) -> None:
+        start, end = self._times(events)
+        for i, event in enumerate(events):
+            if start[i] != UNKNOWN and end[i] != UNKNOWN:
+                name = text(bytes(event.name)).removeprefix("nn.Module: ")
+                self.modules.append((name, int(start[i]), int(end[i]), self.threads(bytes(event.tid))))
+
     def _keep_syncs(self, events: list[Event]) -> None:
         args = self._host_args.decode(events)
         start, _ = self._times(events)
@@ -310,7 +345,7 @@ GPU_COLUMNS = (
 
 
 def _stacked(parts: list[I64], width: int) -> I64:
-    """Joins the parts and lets go of them."""
+    """Joins the parts and frees them."""
     if not parts:
         return np.empty((0, width), dtype=np.int64)
     joined = np.concatenate(parts)

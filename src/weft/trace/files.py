@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import queue
 import re
+import sys
+import tempfile
 import threading
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from weft.errors import InputError
 
@@ -32,9 +35,9 @@ MAX_EXPANSION = 400
 FREE_BYTES = 128 << 20
 """Small files may expand as they like up to here."""
 
-_SUFFIXES = (".json", ".json.gz", ".json.zst")
+_SUFFIXES = (".json", ".json.gz", ".json.zst", ".sqlite", ".xplane.pb", "_kernel_trace.csv")
 _MAX_DEPTH = 3
-_QUEUED_BLOCKS = 8
+_QUEUED_BLOCKS = 4
 
 
 def find_traces(path: Path) -> list[Path]:
@@ -52,6 +55,24 @@ def find_traces(path: Path) -> list[Path]:
         if found:
             return sorted(found, key=lambda p: natural_key(str(p)))
     raise InputError(f"{path}: this folder has no trace; expected files ending in {', '.join(_SUFFIXES)}")
+
+
+@contextlib.contextmanager
+def standard_input() -> Iterator[Path]:
+    """Standard input as a file: readers look at the start twice, and databases need one."""
+    if sys.stdin is None or sys.stdin.buffer.isatty():
+        raise InputError("-: standard input is a terminal; pipe a trace into it")
+    with tempfile.TemporaryDirectory(prefix="weft-") as folder:
+        path = Path(folder) / "standard-input"
+        try:
+            with path.open("xb") as file:
+                while block := sys.stdin.buffer.read(BLOCK_BYTES):
+                    if file.tell() > MAX_TRACE_BYTES:
+                        raise InputError(f"-: more than {MAX_TRACE_BYTES} bytes on standard input")
+                    file.write(block)
+        except OSError as error:
+            raise InputError(f"-: standard input cannot be kept: {error.strerror or error}") from None
+        yield path
 
 
 def _looks_like_trace(path: Path) -> bool:
@@ -140,7 +161,8 @@ class Blocks:
 
     def _gzip(self, file: BinaryIO) -> Iterator[bytes]:
         """All members of a gzip file. Each call gives a bounded block and works without the GIL for long."""
-        unpacker = zlib.decompressobj(wbits=31)
+        inflate, damaged = _inflate()
+        unpacker = inflate(wbits=31)
         taken = given = 0
         while data := file.read(READ_BYTES):
             taken += len(data)
@@ -148,10 +170,10 @@ class Blocks:
                 if unpacker.eof:
                     if not data.strip(b"\0"):
                         break  # padding after the last member, as tapes and block devices leave it
-                    unpacker = zlib.decompressobj(wbits=31)
+                    unpacker = inflate(wbits=31)
                 try:
                     block = unpacker.decompress(data, BLOCK_BYTES)
-                except zlib.error as error:
+                except damaged as error:
                     self.truncated = f"the gzip data is damaged after {given} bytes ({error})"
                     return
                 data = unpacker.unused_data if unpacker.eof else unpacker.unconsumed_tail
@@ -191,6 +213,17 @@ class Blocks:
                 f"{self.path}: expands more than {self._max_expansion} times, which no profiler trace does "
                 "(a decompression bomb?); if it is yours, unpack it and pass the .json"
             )
+
+
+def _inflate() -> tuple[Callable[..., Any], type[Exception]]:
+    """The fastest inflate that is installed: ISA-L, zlib-ng, or Python's own."""
+    for package, module in (("isal", "isal_zlib"), ("zlib_ng", "zlib_ng")):
+        try:
+            found = importlib.import_module(f"{package}.{module}")
+        except ImportError:
+            continue
+        return found.decompressobj, found.error
+    return zlib.decompressobj, zlib.error
 
 
 class _StoppedError(Exception):

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from weft.timeline import Ns
 from weft.trace.collectives import Collectives
-from weft.trace.kineto import Trace
+from weft.trace.record import Trace
 
 # A rank leaves these only when all have entered. A broadcast's root, a sender, may go before the others come.
 _JOINT = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier", "other")

@@ -1,4 +1,7 @@
-"""Reads many trace files at once: decoding holds the interpreter lock, so helpers are processes of their own.
+"""Reads many trace files at once.
+
+The compiled scanner does not hold the interpreter lock, so threads are enough; without it, helpers are
+processes of their own.
 
 A helper takes paths on its standard input, each ended by a zero byte, and answers with pickled results.
 Unlike `multiprocessing` this neither forks a threaded program nor runs its main module again.
@@ -18,10 +21,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Union
 
 from weft.errors import InputError, WeftError
+from weft.trace import native
+from weft.trace.bulk import cores
 from weft.trace.files import shown
 
 if TYPE_CHECKING:
-    from weft.trace.kineto import Trace
+    from weft.trace.record import Trace
 
 WORTH_BYTES = 4 << 20
 """Below this much to read, starting helpers costs more than they save."""
@@ -47,12 +52,26 @@ def helpers_for(files: list[Path], comm: str | None) -> Iterator[list[Helper]]:
             helper.close()
 
 
+def read_files(
+    files: list[Path], comm: str | None, helpers: list[Helper], progress: Progress | None
+) -> list[Outcome]:
+    """Reads each file and tells `progress` of each."""
+    read: list[Path] = []
+
+    def done(file: Path) -> None:
+        read.append(file)
+        if progress:
+            progress(str(file), len(read), len(files))
+
+    return read_all(files, comm, helpers, done)
+
+
 def read_all(
     files: list[Path], comm: str | None, helpers: list[Helper], done: Done | None = None
 ) -> list[Outcome]:
     """Reads each file, here and in the helpers; what went wrong with one stands in its place.
 
-    `done` is told of each file read.
+    `done` is called for each file read.
     """
     outcomes: list[Outcome] = [InputError(f"{file}: was not read") for file in files]
     left = iter(range(len(files)))
@@ -68,10 +87,13 @@ def read_all(
             if done:
                 done(files[at])
 
-    threads = [threading.Thread(target=work, args=(helper.read,), daemon=True) for helper in helpers]
+    own = min(len(files), cores()) if native.library() is not None else 1
+    here = _reader(comm)
+    readers = [*(helper.read for helper in helpers), *[here] * (own - 1)]
+    threads = [threading.Thread(target=work, args=(read,), daemon=True) for read in readers]
     for thread in threads:
         thread.start()
-    work(_reader(comm))
+    work(here)
     for thread in threads:
         thread.join()
     return outcomes
@@ -81,19 +103,20 @@ def _helper_count(files: list[Path]) -> int:
     size = sum(file.stat().st_size for file in files if file.exists())
     if size < WORTH_BYTES:
         return 0
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(0, min(len(files), cores, MAX_HELPERS + 1) - 1)
+    if native.library() is not None:
+        return 0  # its threads do the work
+    return max(0, min(len(files), cores(), MAX_HELPERS + 1) - 1)
 
 
 def _reader(comm: str | None) -> Callable[[Path], Outcome]:
-    from weft.trace import kineto
+    from weft.trace import formats
     from weft.trace.custom import comm_matcher
 
     is_comm = comm_matcher(comm)
 
     def read(path: Path) -> Outcome:
         try:
-            return kineto.read(path, is_comm)
+            return formats.read(path, is_comm)
         except WeftError as error:
             return error
 
@@ -129,13 +152,13 @@ class Helper:
         self._process.kill()
         for stream in (self._process.stdin, self._process.stdout):
             if stream:
-                with contextlib.suppress(OSError):  # what it was not told any more
+                with contextlib.suppress(OSError):  # requests that were not sent
                     stream.close()
         self._process.wait()
 
 
 def _renamed(outcome: Outcome, path: Path) -> Outcome:
-    """The path as the user gave it, not as the helper had to be told."""
+    """The path as the user gave it; the helper got the absolute one."""
     if isinstance(outcome, WeftError):
         return type(outcome)(str(outcome).replace(str(path.absolute()), str(path)))
     return [replace(trace, path=shown(path)) for trace in outcome]
@@ -152,7 +175,7 @@ def _requests(stream: BinaryIO) -> Iterator[Path]:
 
 
 def serve() -> None:
-    """What a helper does: reads the files it is told to, until nobody is there to tell it more."""
+    """The main loop of a helper: reads each requested file, until standard input is closed."""
     read = _reader(sys.argv[1] if len(sys.argv) > 1 else None)
     for path in _requests(sys.stdin.buffer):
         pickle.dump(read(path), sys.stdout.buffer, protocol=pickle.HIGHEST_PROTOCOL)

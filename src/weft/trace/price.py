@@ -1,4 +1,4 @@
-"""The price of overlap: how much longer the same kernel takes beside a collective than alone."""
+"""The price of overlap: how much longer the same kernel takes while a collective runs than alone."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from weft.timeline import Kind, Timeline
-from weft.trace.attribute import Measure
+from weft.trace.covered import Measure
 
 BESIDE = 0.5
-"""A kernel runs beside a collective if at least this share of it does; alone if none of it does."""
+"""A kernel overlaps with a collective if at least this share of it does; it is alone if none of it does."""
 
 MIN_SPANS = 2
 """A median needs at least this many spans on each side."""
@@ -28,8 +28,12 @@ class KernelPrice:
 
     @property
     def lost_ns(self) -> int:
-        """What all spans beside a collective took longer than alone; negative if they were faster."""
-        return self.beside * (self.beside_ns - self.alone_ns)
+        """What all overlapping spans took longer than alone; 0 where they were no slower.
+
+        This is the one definition of the price: sums over kernels add these, so a total is never less than
+        one of its rows.
+        """
+        return max(self.beside * (self.beside_ns - self.alone_ns), 0)
 
     @property
     def slowdown_pct(self) -> float:
@@ -37,7 +41,7 @@ class KernelPrice:
 
 
 def price_of_overlap(timeline: Timeline) -> list[KernelPrice]:
-    """Kernels seen both beside a collective and alone, the costliest first."""
+    """Kernels that ran both concurrently with a collective and alone, the costliest first."""
     at = np.flatnonzero((timeline.kind == Kind.COMPUTE) & (timeline.end_ns > timeline.start_ns))
     comm = Measure(timeline.covered(Kind.COMM))
     start, end = timeline.start_ns[at], timeline.end_ns[at]

@@ -45,6 +45,12 @@ class Source(Protocol):
     def __iter__(self) -> Iterator[bytes]: ...
 
 
+class Bulk(Protocol):
+    """Takes events from text and blocks; returns the text left over and whether the array was closed."""
+
+    def take(self, first: bytes, blocks: Iterator[bytes]) -> tuple[bytes, bool]: ...
+
+
 class Scanner:
     """Walks the top level of one trace. Feeds whole events to `take`, and metadata values to `keep`."""
 
@@ -58,9 +64,16 @@ class Scanner:
         self._ended = False
         self.truncated: str | None = None
         self.found_events = False
+        self._bulk: Bulk | None = None
 
-    def run(self, take: Take, salvage: Take, keep: Callable[[str, bytes], None]) -> None:
-        """Reads to the end. `salvage` gets the events that `take` refused although they were cut exactly."""
+    def run(
+        self, take: Take, salvage: Take, keep: Callable[[str, bytes], None], bulk: Bulk | None = None
+    ) -> None:
+        """Reads to the end. `salvage` gets the events that `take` refused although they were cut exactly.
+
+        `bulk` takes the events array first and leaves the rest of it, if any, to the others.
+        """
+        self._bulk = bulk
         first = self._peek()
         if first == b"":
             raise InputError(f"{self._name}: the file is empty; expected a profiler trace")
@@ -104,6 +117,8 @@ class Scanner:
     def _array(self, take: Take, salvage: Take) -> bool:
         """Feeds the events of an array whose bracket was just read. Returns whether its end was seen."""
         self.found_events = True
+        if self._bulk is not None and self._in_bulk(self._bulk):
+            return True
         while True:
             self._fill(CHUNK_BYTES)
             self._peek()
@@ -130,6 +145,12 @@ class Scanner:
                 return False
             if cut <= self._at:
                 self._grow()
+
+    def _in_bulk(self, bulk: Bulk) -> bool:
+        """Hands the array to `bulk`, takes back what it left, and says whether the array is over."""
+        rest, closed = bulk.take(bytes(memoryview(self._buffer)[self._at :]), self._blocks)
+        self._buffer, self._at = bytearray(b" " + rest), 1
+        return closed
 
     def _give(self, take: Take, cut: int) -> bool:
         """Gives the events up to the cut to `take`, as an array in place: what stands around them is lent."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from weft.timeline import OverlapFigures, Timeline
-from weft.trace.kineto import UNKNOWN_NS, Step, Trace
+from weft.trace.record import UNKNOWN_NS, Step, Trace
 
 
 @dataclass(frozen=True)

@@ -254,6 +254,15 @@ def check_disagreements(rank, ranks):
         all_gather_matmul(torch.ones(2, 4, dtype=kind), w.to(kind))
     with problem("schedule", "serial", "shard", last):
         matmul_reduce_scatter(torch.ones(ranks, 4), w, schedule="shard" if odd else "serial")
+    with problem("dimension", "rank 0 has 0", f"{last} has 1"):  # the same rows, in another order
+        all_gather_matmul(torch.ones(3, 3, 4), w, gather_dim=int(odd))
+    with problem("dtype", "float32", "float8_e4m3fn", last):
+        eight, scale = torch.ones(16, 32).to(torch.float8_e4m3fn), torch.ones(())
+        scales = {"A_scale": scale, "B_scale": scale}
+        if odd:
+            all_gather_matmul(eight, torch.ones(16, 32).to(torch.float8_e4m3fn).t(), **scales)
+        else:
+            all_gather_matmul(eight.float(), torch.ones(32, 16))
     with problem("operation", "all_gather_matmul", "matmul_reduce_scatter"):
         (matmul_reduce_scatter if odd else all_gather_matmul)(torch.ones(7, 4), w)
     with problem("sends", "expects"):

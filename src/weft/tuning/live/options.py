@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -144,23 +144,43 @@ def merge(facts: Iterable[Facts]) -> Facts:
     )
 
 
-def stages(facts: Facts, default: Policy) -> list[list[dict[str, Any]]]:
-    """What to try, stage by stage, as fields to replace in the best policy so far.
+Change = dict[str, Any]
+"""Fields to replace in a Policy."""
 
-    What mattered most in our measurements comes first: the collectives' CTAs.
-    """
-    shared = facts.shares_the_gpu
+
+def stages(facts: Facts, default: Policy) -> list[list[Change]]:
+    """What to try, stage by stage, as changes of the best policy so far; one stage for each of LEVERS."""
+    return [changes for lever in LEVERS if (changes := lever(facts, default))]
+
+
+def cta_changes(facts: Facts, default: Policy) -> list[Change]:
+    """Other numbers of CTAs that the running job can be switched to."""
     # Fewer CTAs leave more to overlapping compute, and help nobody where there is none.
-    counts = [count for count in facts.cta_choices if shared or count > (facts.ctas or 0)]
-    first: list[dict[str, Any]] = [{"max_ctas": count} for count in counts]
-    second: list[dict[str, Any]] = []
-    if facts.launches and facts.collectives and shared:
-        head = {"head_start_us": HEAD_START_US} if default.head_start_us == 0 else {"head_start_us": 0.0}
-        first_in = {"priority": "high" if default.priority == "default" else "default"}
-        second = [head, first_in, {**head, **first_in}]
+    counts = [c for c in facts.cta_choices if facts.shares_the_gpu or c > (facts.ctas or 0)]
+    return [{"max_ctas": count} for count in counts]
+
+
+def launch_changes(facts: Facts, default: Policy) -> list[Change]:
+    """Head start and priority, each alone and both."""
+    if not (facts.launches and facts.collectives and facts.shares_the_gpu):
+        return []
+    head: Change = {"head_start_us": HEAD_START_US if default.head_start_us == 0 else 0.0}
+    first: Change = {"priority": "high" if default.priority == "default" else "default"}
+    return [head, first, {**head, **first}]
+
+
+def block_changes(facts: Facts, default: Policy) -> list[Change]:
+    """Residency of the kernels that overlap most, unless the job was started with residencies of its own."""
     shaped_already = default.residency is not None or default.rules
-    third = residency_changes(facts) if facts.launches and shared and not shaped_already else []
-    return [stage for stage in (first, second, third) if stage]
+    return residency_changes(facts) if facts.launches and facts.shares_the_gpu and not shaped_already else []
+
+
+LEVERS: tuple[Callable[[Facts, Policy], list[Change]], ...] = (cta_changes, launch_changes, block_changes)
+"""What can be changed in a running job, the most effective in our measurements first.
+
+A new lever is a function here. Its changes must be ones that `Controls.apply` can make at a step boundary on
+every rank; numbers of CTAs are prepared on all ranks before they are tried.
+"""
 
 
 def beyond(facts: Facts, best: Policy) -> list[dict[str, Any]]:

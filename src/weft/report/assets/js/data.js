@@ -8,7 +8,7 @@ function decodeTrack(raw) {
   const track = {
     kind: raw.kind, length,
     start: new Float64Array(length), end: new Float64Array(length), reach: new Float64Array(length),
-    name: raw.n, resource: raw.r, merged: new Map(raw.m.map(([at, count, busy]) => [at, { count, busy }])),
+    name: raw.n, resource: raw.r, reason: raw.c || [], merged: new Map(raw.m.map(([at, count, busy]) => [at, { count, busy }])),
   };
   let at = 0;
   let reach = -Infinity;

@@ -1,4 +1,4 @@
-// What is under the pointer, or chosen by keyboard: a frame around the span and a note beside it.
+// What is under the pointer, or chosen by keyboard: a frame around the span and a tooltip.
 
 const RESOURCE_NAMES = ["blocks", "threads per block", "registers per thread", "shared memory per block", "moved"];
 const RESOURCE_BYTES = [false, false, false, true, true];
@@ -14,6 +14,8 @@ function describe(payload, row, track, at) {
     facts.push(["spans", merged.count.toLocaleString("en")]);
     facts.push(["busy", `${(100 * merged.busy / (length || 1)).toFixed(1)}% of it`]);
   }
+  const reason = (payload.reasons || [])[track.reason[at]];
+  if (reason) facts.push([merged ? "main cause" : "cause", `${reason[0]}: ${reason[1]}`]);
   facts.push(["where", row.exposed ? row.group : `${row.group}, ${row.label}`]);
   const resources = payload.resources[track.resource[at]] || [];
   resources.forEach((value, i) => {
@@ -36,7 +38,7 @@ class Hover {
   constructor(stage, payload) {
     this.stage = stage;
     this.payload = payload;
-    this.tip = stage.parentElement.querySelector(".tip"); // beside the stage, which cuts off what is in it
+    this.tip = stage.parentElement.querySelector(".tip"); // outside of the stage, which clips its content
     this.mark = stage.querySelector(".mark");
     this.chosen = null;
   }

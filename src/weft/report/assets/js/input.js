@@ -101,7 +101,7 @@ function listenToKeys(timeline) {
     ArrowUp: () => moveRow(timeline, -1), ArrowDown: () => moveRow(timeline, 1),
     Home: () => view.all(), End: () => view.show(view.end - view.width, view.end),
     ".": () => timeline.step(1), ",": () => timeline.step(-1),
-    n: () => timeline.stepExposed(1), p: () => timeline.stepExposed(-1),
+    n: () => stepBySize(timeline, 1), p: () => stepBySize(timeline, -1), t: () => showInTables(timeline),
     Escape: () => hover.hide(),
   };
   stage.addEventListener("keydown", (event) => {
@@ -111,7 +111,7 @@ function listenToKeys(timeline) {
     event.preventDefault();
     action();
   });
-  const buttons = { in: actions["+"], out: actions["-"], all: actions.Home, next: actions.n, previous: actions.p };
+  const buttons = { in: actions["+"], out: actions["-"], all: actions.Home, next: actions.n, previous: actions.p, table: actions.t };
   for (const button of timeline.root.querySelectorAll("[data-do]")) {
     button.addEventListener("click", buttons[button.dataset.do]);
   }

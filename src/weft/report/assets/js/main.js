@@ -1,6 +1,7 @@
 // Start: theme, tables, copy buttons, timelines.
 
 const timelines = [];
+const maps = [];
 const darkPreferred = window.matchMedia("(prefers-color-scheme: dark)");
 
 function themeNow() {
@@ -14,6 +15,7 @@ function showTheme() {
   button.setAttribute("aria-pressed", String(dark));
   button.setAttribute("aria-label", dark ? "Use light colours" : "Use dark colours");
   for (const timeline of timelines) timeline.recolour();
+  for (const map of maps) map.draw();
 }
 
 function setUpTheme() {
@@ -69,11 +71,15 @@ function setUpTimeline(root) {
   listenToPointer(timeline);
   listenToOverview(timeline);
   listenToKeys(timeline);
+  listenToLinks(timeline);
+  listenToSearch(timeline);
+  timeline.openAtFirst();
   new ResizeObserver(() => timeline.schedule()).observe(timeline.stage);
   timelines.push(timeline);
 }
 
 document.querySelectorAll(".timeline").forEach(setUpTimeline);
+for (const root of document.querySelectorAll(".ranks")) maps.push(new RankMap(root));
 document.querySelectorAll("table.sortable").forEach(makeSortable);
 document.querySelectorAll("table.sortable").forEach(foldLong);
 document.querySelectorAll(".copy").forEach(setUpCopy);

@@ -87,18 +87,6 @@ class Timeline {
     this.choose(row, from, direction);
   }
 
-  // Choose the next exposed range of any rank after what is chosen, or after the middle of the view.
-  stepExposed(direction) {
-    const chosen = this.hover.chosen;
-    const whole = this.view.width >= this.view.end;
-    const from = chosen && chosen.row.exposed ? chosen.track.start[chosen.at]
-      : whole ? (direction > 0 ? -1 : this.view.end + 1) : (this.view.from + this.view.to) / 2;
-    const current = this.rows[this.row];
-    const row = current && current.exposed ? current : this.rows.find((candidate) => candidate.exposed && candidate.group === (current || {}).group)
-      || this.rows.find((candidate) => candidate.exposed);
-    if (row) this.choose(row, from, direction);
-  }
-
   choose(row, from, direction) {
     let best = null;
     for (const track of row.tracks) {
@@ -106,12 +94,24 @@ class Timeline {
       if (at < 0 || at >= track.length) continue;
       if (!best || direction * (track.start[at] - best.track.start[best.at]) < 0) best = { track, at };
     }
-    if (!best) return;
+    if (best) this.select(row, best.track, best.at);
+  }
+
+  // Bring one span into view, frame it and say what it is.
+  select(row, track, at, after = "") {
     this.row = this.rows.indexOf(row);
-    this.view.reveal(best.track.start[best.at], best.track.end[best.at]);
+    this.view.reveal(track.start[at], track.end[at]);
     this.stage.scrollTop = Math.min(this.stage.scrollTop, row.y - AXIS - HEADER);
     if (row.y + row.height > this.stage.scrollTop + this.stage.clientHeight) this.stage.scrollTop = row.y + row.height - this.stage.clientHeight + 8;
-    this.hover.show(row, best.track, best.at, this.view, this.size());
-    this.range.textContent = this.hover.text();
+    this.hover.show(row, track, at, this.view, this.size());
+    this.range.textContent = this.hover.text() + after;
+  }
+
+  // The page opens at the worst rank.
+  openAtFirst() {
+    const header = this.layout.headers.find(({ label }) => label === this.payload.first);
+    if (header) this.stage.scrollTop = header.y - AXIS;
+    const row = this.rows.findIndex((candidate) => candidate.group === this.payload.first);
+    if (row >= 0) this.row = row;
   }
 }

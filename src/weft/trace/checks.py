@@ -1,0 +1,88 @@
+"""What a reader of the figures must know about the traces: repeated ranks, stray times, no communication."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import PurePath
+
+import numpy as np
+
+from weft.timeline import Kind
+from weft.trace.record import Trace
+
+STRAY_SHARE = 0.01
+"""Spans that are at most this part of all ..."""
+
+STRAY_SPAN = 0.5
+"""... and stretch the time between the first and the last span by more than this part of it are named."""
+
+MAX_NAMED = 8
+
+
+def in_order(traces: Sequence[Trace]) -> list[Trace]:
+    """Traces by rank, device and time. Several of one rank, one after the other, get numbers as cycles."""
+    by_rank: dict[tuple[int, int], list[Trace]] = defaultdict(list)
+    for at, trace in enumerate(traces):
+        rank = trace.rank if trace.rank is not None else (1 << 31) + at
+        by_rank[rank, trace.device].append(trace)
+    out = []
+    for _, mine in sorted(by_rank.items(), key=lambda item: item[0]):
+        mine.sort(key=lambda trace: int(trace.timeline.start_ns[0]) if len(trace.timeline) else 0)
+        apart = len(mine) > 1 and not _overlapping(mine)
+        out += [replace(trace, cycle=number if apart else None) for number, trace in enumerate(mine)]
+    return out
+
+
+def warnings(traces: Sequence[Trace]) -> list[str]:
+    """One line for each thing that makes the figures mean something else than they seem to."""
+    return [*_repeated(traces), *_stray(traces), *_silent(traces)]
+
+
+def _repeated(traces: Sequence[Trace]) -> list[str]:
+    files: dict[tuple[int, int], list[Trace]] = defaultdict(list)
+    for trace in traces:
+        if trace.rank is not None and trace.cycle is None:
+            files[trace.rank, trace.device].append(trace)
+    out = []
+    for (rank, _), mine in files.items():
+        if len(mine) > 1:
+            names = ", ".join(PurePath(trace.path).name for trace in mine[:3])
+            out.append(
+                f"rank {rank} appears {len(mine)} times at the same time ({names}): totals count it twice"
+            )
+    return out
+
+
+def _overlapping(traces: list[Trace]) -> bool:
+    """Whether two traces, sorted by start, cover the same time: the same cycle twice, not two cycles."""
+    ends = [int(trace.timeline.end_ns.max()) for trace in traces]
+    return any(int(after.timeline.start_ns[0]) < end for after, end in zip(traces[1:], ends, strict=False))
+
+
+def _stray(traces: Sequence[Trace]) -> list[str]:
+    out = []
+    for trace in traces:
+        start = trace.timeline.start_ns
+        if len(start) < 3:
+            continue
+        gaps = np.diff(start)
+        at = int(np.argmax(gaps))
+        few = min(at + 1, len(start) - at - 1)
+        whole = int(trace.timeline.end_ns.max()) - int(start[0])
+        if gaps[at] > STRAY_SPAN * whole and few <= max(STRAY_SHARE * len(start), 1):
+            out.append(
+                f"{trace.path}: {few} of {len(start)} GPU events are {gaps[at] / 1e9:.3g} s away from the "
+                "rest; the span and the idle time include that gap"
+            )
+    return out
+
+
+def _silent(traces: Sequence[Trace]) -> list[str]:
+    silent = [trace for trace in traces if not (trace.timeline.kind == Kind.COMM).any()]
+    if not silent or len(silent) == len(traces):
+        return []
+    named = ", ".join("?" if trace.rank is None else str(trace.rank) for trace in silent[:MAX_NAMED])
+    more = f" and {len(silent) - MAX_NAMED} more" if len(silent) > MAX_NAMED else ""
+    return [f"no communication in rank {named}{more}: its overlap is unknown, not 0%"]

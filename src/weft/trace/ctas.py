@@ -1,0 +1,139 @@
+"""SMs that collectives take: where a cap slows them down, and where fewer would cost nothing.
+
+Bandwidth by the number of CTAs is the simulator's: each moves `cta_gb_s`, all together at most `bus_gb_s`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from weft.sim.profile import SimFigures, profile
+from weft.timeline import Kind
+
+if TYPE_CHECKING:
+    from weft.trace.analysis import RankAnalysis
+
+LARGE_BYTES = 4 << 20
+"""NCCL takes fewer CTAs for smaller messages by itself, so those do not show a cap."""
+
+NEAR_LIMIT = 0.8
+"""A collective that reaches this share of the links' bandwidth gains nothing from more CTAs."""
+
+COSTLY_PCT = 15.0
+"""Compute that slows down more than this while a collective runs is worth fewer CTAs."""
+
+_NOT_BY_SPEED = ("slower_rank", "pipeline_bubble", "launched_late", "queue_full")
+"""Exposed for these reasons, a collective ends when another rank or the CPU lets it, however fast it is."""
+
+
+@dataclass(frozen=True)
+class CtaChange:
+    """More or fewer CTAs. Times in µs per rank of the trace."""
+
+    control: str
+    """`min_ctas` or `max_ctas`."""
+    title: str
+    evidence: str
+    why: str
+    setting: str
+    """The environment variables."""
+    expected_us: float
+    most_us: float
+
+
+def cta_changes(ranks: Sequence[RankAnalysis], profile_name: str) -> list[CtaChange]:
+    """What a change of the number of CTAs would save, where the trace has the evidence for it."""
+    figures, sms = profile(profile_name).figures, profile(profile_name).spec.sms
+    ctas, speed, share = _large(ranks)
+    if not ctas:
+        return []
+    more = _raised(ranks, figures, sms, ctas, speed, share)
+    fewer = _lowered(ranks, figures, ctas)
+    return [change for change in (more, fewer) if change is not None]
+
+
+def _raised(
+    ranks: Sequence[RankAnalysis], figures: SimFigures, sms: int, ctas: int, speed: float | None, share: float
+) -> CtaChange | None:
+    """NCCL_MIN_CTAS: large collectives all run on fewer CTAs than the library takes by itself on this GPU."""
+    usual = int(figures.comm_ctas)
+    limit = figures.bus_gb_s
+    if ctas >= usual or (speed is not None and speed >= NEAR_LIMIT * limit):
+        return None
+    faster = min(usual * figures.cta_gb_s, limit) / min(ctas * figures.cta_gb_s, limit)
+    if speed:
+        faster = min(faster, limit / speed)
+    on_path = [
+        sum(ns for key, ns in rank.path.reasons().items() if key not in _NOT_BY_SPEED) * share / 1e3
+        for rank in ranks
+    ]
+    overlap = float(np.mean([rank.figures.overlap_ns for rank in ranks])) / 1e3
+    shorter = float(np.mean(on_path)) * (1 - 1 / faster)
+    lost = overlap / faster * (usual - ctas) / sms
+    return CtaChange(
+        control="min_ctas",
+        title=f"Let large collectives take {usual} SMs",
+        evidence=(
+            f"large collectives run on {ctas} CTAs each, where NCCL takes {usual} on this GPU by itself: a "
+            f"cap (NCCL_MAX_CTAS, NCCL_MAX_NCHANNELS or a communicator's configuration)"
+            + (f"; they reach {speed:.0f} of {limit:.0f} GB/s" if speed else "")
+        ),
+        why=(
+            f"Raise the cap to {usual}; where none is set, NCCL_MIN_CTAS asks for as many. It costs compute "
+            "those SMs while a collective runs."
+        ),
+        setting=f"NCCL_MIN_CTAS={usual} NCCL_MAX_CTAS={usual}",
+        expected_us=max(shorter - lost, 0.0),
+        most_us=float(np.mean(on_path)),
+    )
+
+
+def _lowered(ranks: Sequence[RankAnalysis], figures: SimFigures, ctas: int) -> CtaChange | None:
+    """NCCL_MAX_CTAS: compute pays for the collectives' SMs, and half of them would carry the same bytes."""
+    fewer = ctas // 2
+    lost = float(np.mean([sum(price.lost_ns for price in rank.prices) for rank in ranks])) / 1e3
+    alone = float(np.mean([sum(p.beside * p.alone_ns for p in rank.prices) for rank in ranks])) / 1e3
+    if fewer < 1 or not alone or 100 * lost / alone <= COSTLY_PCT:
+        return None
+    if fewer * figures.cta_gb_s < figures.bus_gb_s:
+        return None  # the collective would get slower by as much
+    on_path = np.mean([min(rank.path.compute_ns / max(rank.figures.compute_ns, 1), 1.0) for rank in ranks])
+    return CtaChange(
+        control="max_ctas",
+        title=f"Let collectives take only {fewer} SMs",
+        evidence=(
+            f"kernels take {100 * lost / alone:.0f}% longer while a collective runs, {lost:.0f} µs per rank"
+        ),
+        why=f"Its {ctas} CTAs take SMs from them, and {fewer} carry as much over the links.",
+        setting=f"NCCL_MAX_CTAS={fewer}",
+        expected_us=lost / 2 * float(on_path),
+        most_us=lost,
+    )
+
+
+def _large(ranks: Sequence[RankAnalysis]) -> tuple[int, float | None, float]:
+    """CTAs and bus bandwidth (GB/s) of the large NCCL collectives, and their share of communication time.
+
+    0 CTAs where there is none, or where they differ so much that no cap explains them.
+    """
+    blocks: list[int] = []
+    bus_bytes = time_ns = large_ns = comm_ns = 0.0
+    for rank in ranks:
+        timeline, found = rank.trace.timeline, rank.found
+        nccl = np.array(["nccl" in name.lower() for name in timeline.names], dtype=bool)
+        length = (timeline.end_ns - timeline.start_ns)[found.span]
+        large = nccl[timeline.name[found.span]] & (timeline.resources["blocks"][found.span] > 0)
+        large &= (found.bytes >= LARGE_BYTES) & np.isin(timeline.kind[found.span], (Kind.COMM,))
+        blocks += timeline.resources["blocks"][found.span][large].tolist()
+        sized = large & ~np.isnan(found.bus_bytes)
+        bus_bytes += float(found.bus_bytes[sized].sum())
+        time_ns += float(length[sized].sum())
+        large_ns += float(length[large].sum())
+        comm_ns += float(length.sum())
+    if not blocks or max(blocks) > 1.25 * float(np.median(blocks)):
+        return 0, None, 0.0
+    return int(np.median(blocks)), bus_bytes / time_ns if time_ns else None, large_ns / comm_ns

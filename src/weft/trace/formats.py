@@ -1,0 +1,64 @@
+"""Which reader a file needs, by its first bytes; what is not supported is named, with what to do instead."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from weft.errors import InputError
+from weft.trace import kineto, nsys, rocprof, xplane
+from weft.trace.record import IsComm, Trace
+
+_HEAD_BYTES = 4096
+
+EXPECTED = (
+    "expected a PyTorch profiler trace (.json, .json.gz, .json.zst), an Nsight Systems export (.sqlite), "
+    "an XLA profile (.xplane.pb) or a rocprofv3 kernel trace (_kernel_trace.csv)"
+)
+
+# First bytes of files that people pass by mistake: what they are, and what to do.
+_OTHERS = (
+    (b"PK\x03\x04", "a ZIP archive", "unpack it first"),
+    (b"PAR1", "a Parquet file", "export the report with: nsys export --type sqlite"),
+    (b"\x89HDF", "an HDF5 file", "export the report with: nsys export --type sqlite"),
+    (b"\x7fELF", "a program or library", EXPECTED),
+    (b"%PDF", "a PDF document", EXPECTED),
+    (b"BZh", "a bzip2 archive", "unpack it first"),
+    (b"\xfd7zXZ", "an xz archive", "unpack it first"),
+    (b"<", "an HTML or XML document", EXPECTED),
+)
+_SUFFIXES = {
+    ".nsys-rep": ("an Nsight Systems report", "export it with: nsys export --type sqlite"),
+    ".qdrep": ("an Nsight Systems report", "export it with: nsys export --type sqlite"),
+    ".ncu-rep": ("an Nsight Compute report", "it has no timeline; profile with nsys or torch.profiler"),
+    ".pftrace": ("a Perfetto trace", "export the profiler's own JSON instead"),
+    ".perfetto-trace": ("a Perfetto trace", "export the profiler's own JSON instead"),
+    ".pickle": ("a pickle, perhaps a memory snapshot", EXPECTED),
+    ".pkl": ("a pickle, perhaps a memory snapshot", EXPECTED),
+}
+
+
+def read(path: Path, is_comm_names: IsComm | None = None) -> list[Trace]:
+    """The GPUs of one file, by the reader that its content calls for."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(_HEAD_BYTES)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
+    if head.startswith(nsys.MAGIC):
+        return nsys.read(path, is_comm_names)
+    if rocprof.is_header(head):
+        return rocprof.read(path, is_comm_names)
+    for suffix, (what, advice) in _SUFFIXES.items():
+        if path.name.endswith(suffix):
+            raise InputError(f"{path}: {what}; {advice}")
+    for magic, what, advice in _OTHERS:
+        if head.startswith(magic):
+            raise InputError(f"{path}: {what}; {advice}")
+    if _is_protobuf(head):
+        return xplane.read(path, is_comm_names)
+    return kineto.read(path, is_comm_names)
+
+
+def _is_protobuf(head: bytes) -> bool:
+    """Field 1 of an XSpace, a nested message. A JSON text that begins with a newline goes on with a brace."""
+    return head[:1] == b"\x0a" and head[1:].lstrip()[:1] not in (b"{", b"[", b"")

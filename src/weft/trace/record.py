@@ -1,0 +1,76 @@
+"""Trace: what every reader yields for one GPU, whatever the format of the file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from weft.kernels import is_comm
+from weft.timeline import Intervals, Ns, Timeline
+from weft.trace.schema import Message
+
+UNKNOWN_NS = -1 << 62
+"""A launch time that the trace does not have."""
+
+MAX_MATCHED = 1 << 12
+"""How much of a name is compared with the table: a hostile name could take quadratic time."""
+
+IsComm = Callable[[list[str]], list[bool]]
+"""Tells which kernel names communicate."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """A marked step of the program. Times in nanoseconds of the trace's clock, on the CPU."""
+
+    name: str
+    start_ns: int
+    end_ns: int
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """One GPU's part of a trace file. Columns are parallel to those of `timeline`, sorted by start."""
+
+    path: str
+    rank: int | None
+    world_size: int | None
+    one_group: bool
+    """Whether the job has one process group only, so that its size is the world's."""
+    device: int
+    device_name: str
+    properties: dict[str, Any]
+    timeline: Timeline
+    launch_ns: Ns
+    """When the CPU call that launched a span began; UNKNOWN_NS where the trace does not say."""
+    launch_end_ns: Ns
+    """When that call returned; UNKNOWN_NS where the trace does not say."""
+    thread: npt.NDArray[np.int64]
+    """Which CPU thread launched it, -1 where unknown."""
+    correlation: npt.NDArray[np.int64]
+    sequence: npt.NDArray[np.int64]
+    message: npt.NDArray[np.int64]
+    """Index into `messages`; 0 is "nothing known"."""
+    messages: tuple[Message, ...]
+    steps: tuple[Step, ...]
+    blocking: Intervals
+    """When some CPU thread waited for the GPU."""
+    waits: npt.NDArray[np.int64]
+    """Recorded event waits, rows of (time, stream, correlation of the record, recorded stream)."""
+    events: int
+    module: npt.NDArray[np.int64]
+    """Index into `modules` of the innermost module that launched each communication span; -1 elsewhere."""
+    modules: tuple[str, ...]
+    cycle: int | None = None
+    """Which of several traces of this rank, one after the other, this is; None where there is one."""
+    partial: bool = False
+    warnings: tuple[str, ...] = field(default=())
+
+
+def table(names: list[str]) -> list[bool]:
+    """What the table of communication kernels says of these names."""
+    return [is_comm(name[:MAX_MATCHED]) for name in names]

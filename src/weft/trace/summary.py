@@ -1,0 +1,53 @@
+"""The summary of an analysis in one sentence: what is exposed and why, and what of it the step depends on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from weft.trace.reasons import BY_KEY
+
+
+def summary_sentence(
+    *,
+    exposed_us: float,
+    comm_us: float,
+    ranks: int,
+    name: str,
+    reasons_us: Mapping[str, float],
+    saved_us: float | None = None,
+    step_us: float | None = None,
+    stepped: bool = False,
+) -> str:
+    """Figures are those of the worst rank, called `name`; `reasons_us` are over all, by key with `_us`."""
+    if comm_us <= 0:
+        return "No communication was found; if a kernel of yours communicates, name it with --comm."
+    where = f" on {name}, the worst of {ranks} ranks" if ranks > 1 else ""
+    if exposed_us <= 0:
+        return f"All {duration(comm_us)} of communication is hidden behind compute{where}."
+    said = f"{duration(exposed_us)} of {duration(comm_us)} communication "
+    said += f"({100 * exposed_us / comm_us:.0f}%) is exposed{where}"
+    total = sum(reasons_us.values())
+    reason = max(reasons_us, key=lambda key: reasons_us[key], default="")
+    if total > 0 and reasons_us[reason] > 0:
+        part = 100 * reasons_us[reason] / total
+        known = BY_KEY.get(reason.removesuffix("_us"))
+        because = known.because if known else f"of {reason.removesuffix('_us').replace('_', ' ')}"
+        said += f", {'mostly' if part > 50 else 'first of all'} because {because} ({part:.0f}% of it)"
+    if saved_us is not None and step_us:
+        said += (
+            f"; {duration(saved_us)} of the {duration(step_us)} {'step' if stepped else 'span'} depend on it"
+        )
+    return said + "."
+
+
+def duration(us: float | None) -> str:
+    """Microseconds in the unit that suits them, to four digits."""
+    if us is None:
+        return "\N{EN DASH}"
+    size = abs(us)
+    if size == 0:
+        return "0"
+    for limit, factor, unit in ((1.0, 1e3, "ns"), (1e3, 1.0, "µs"), (1e6, 1e-3, "ms")):
+        if size < limit:
+            return f"{us * factor:.4g} {unit}"
+    return f"{us * 1e-6:.4g} s" if size < 1e10 else f"{us * 1e-6:.0f} s"

@@ -1,0 +1,233 @@
+"""Other formats: real or tool-made files, exact against figures that another program computed."""
+
+from __future__ import annotations
+
+import io
+import json
+import sqlite3
+import sys
+
+import pytest
+from trace_building import GEMM, NCCL, TraceBuilder, as_text
+from trace_programs import comm, compute, host, run, wait
+
+import weft
+from weft.errors import InputError
+
+US = 1_000
+
+# Spans, compute and span in ns of each GPU, by jax.profiler.ProfileData (JAX 0.10.2) and plain interval sums.
+MI300X_JAX = [
+    (60, 3995965, 138470832), (25, 3345845, 112106106), (25, 3524285, 106992671), (25, 3403364, 95261145),
+    (25, 3493365, 91596080), (25, 3464884, 92938503), (25, 3403004, 104221477), (25, 3502165, 90563059),
+]  # fmt: skip
+
+
+def test_an_xla_profile_of_a_real_node(pytestconfig):
+    analysis = weft.analyze(pytestconfig.rootpath / "tests/data/traces/mi300x_jax.xplane.pb")
+    found = [(len(r.trace.timeline), r.figures.compute_ns, r.figures.span_ns) for r in analysis.ranks]
+    assert found == MI300X_JAX
+    assert [rank.trace.device for rank in analysis.ranks] == list(range(8))
+
+
+def field(number, value):
+    """One field of a protocol buffer."""
+
+    def varint(n):
+        out = b""
+        while n > 0x7F:
+            out += bytes([n & 0x7F | 0x80])
+            n >>= 7
+        return out + bytes([n])
+
+    if isinstance(value, int):
+        return varint(number << 3) + varint(value)
+    data = value.encode() if isinstance(value, str) else value
+    return varint(number << 3 | 2) + varint(len(data)) + data
+
+
+def xspace(device, lines, names):
+    plane = field(2, device)
+    for i, name in enumerate(names, 1):
+        plane += field(4, field(1, i) + field(2, field(1, i) + field(2, name)))
+    for identity, (title, events) in enumerate(lines, 1):
+        body = field(1, identity) + field(2, title) + field(3, 1_700_000_000_000_000_000)
+        for name, start, end in events:
+            body += field(
+                4, field(1, names.index(name) + 1) + field(2, start * 1000) + field(3, (end - start) * 1000)
+            )
+        plane += field(3, body)
+    return field(1, plane)
+
+
+def test_communication_in_an_xla_profile(tmp_path):
+    """Kernels on the streams of a GPU count; the lines that XLA derives from them do not."""
+    kernels = [(GEMM, 0, 1_000), (GEMM, 2_000, 3_000)]
+    collectives = [(NCCL, 500, 2_500)]
+    lines = [
+        ("Stream #1(Compute)", kernels),
+        ("Stream #2(NCCL)", collectives),
+        ("XLA Ops", [(NCCL, 0, 9_000)]),
+    ]
+    (tmp_path / "host.xplane.pb").write_bytes(xspace("/device:GPU:3", lines, [GEMM, NCCL]))
+    (rank,) = weft.analyze(tmp_path).ranks
+    assert (rank.figures.comm_ns, rank.figures.overlap_ns, rank.figures.compute_ns) == (2_000, 1_000, 2_000)
+    lines = [
+        ("XLA Ops", [("fusion.3", 0, 1_000), ("all-reduce.7", 1_000, 1_400)]),
+        ("Steps", [("1", 0, 5_000)]),
+    ]
+    names = ["fusion.3", "all-reduce.7", "1"]
+    (tmp_path / "host.xplane.pb").write_bytes(xspace("/device:TPU:0", lines, names))
+    (rank,) = weft.analyze(tmp_path).ranks
+    assert (rank.figures.comm_ns, rank.figures.compute_ns, rank.figures.span_ns) == (400, 1_000, 1_400)
+
+
+def as_nsys(path, traces):
+    """The same runs as an export of Nsight Systems has them (its documented tables)."""
+    base = sqlite3.connect(path)
+    base.executescript("""
+      create table StringIds (id integer primary key, value text);
+      create table CUPTI_ACTIVITY_KIND_KERNEL (start integer, end integer, deviceId integer, contextId integer,
+        greenContextId integer, streamId integer, correlationId integer, globalPid integer, demangledName integer,
+        shortName integer, mangledName integer, launchType integer, registersPerThread integer, gridX integer,
+        gridY integer, gridZ integer, blockX integer, blockY integer, blockZ integer, staticSharedMemory integer,
+        dynamicSharedMemory integer);
+      create table CUPTI_ACTIVITY_KIND_RUNTIME (start integer, end integer, eventClass integer, globalTid integer,
+        correlationId integer, nameId integer, returnValue integer);
+      create table TARGET_INFO_GPU (id integer, name text, smCount integer, computeMajor integer,
+        computeMinor integer, threadsPerWarp integer);
+      create table NVTX_EVENTS (start integer, end integer, text text, textId integer, globalTid integer);
+    """)  # fmt: skip
+    texts = {}
+    for trace in traces:
+        process = (1000 + trace.rank) << 24
+        base.execute(
+            "insert into TARGET_INFO_GPU values (?, ?, 132, 9, 0, 32)", (trace.rank, trace.device_name)
+        )
+        for event in trace.events:
+            start = round(float(event["ts"].strip("@").replace(".", "")))
+            start = int(event["ts"].strip("@").replace(".", ""))
+            end = start + int(event["dur"].strip("@").replace(".", ""))
+            args, name = event["args"], texts.setdefault(event["name"], len(texts) + 1)
+            if event["cat"] == "kernel":
+                row = (start, end, trace.rank, 1, None, args["stream"], args["correlation"], process, name, name, name,
+                       0, args["registers per thread"], *args["grid"], *args["block"], 0, args["shared memory"])  # fmt: skip
+                base.execute(
+                    f"insert into CUPTI_ACTIVITY_KIND_KERNEL values ({','.join('?' * len(row))})", row
+                )
+            else:
+                row = (start, end, 0, process + 7, args["correlation"], name, 0)
+                base.execute("insert into CUPTI_ACTIVITY_KIND_RUNTIME values (?,?,?,?,?,?,?)", row)
+    base.executemany("insert into StringIds values (?, ?)", [(i, text) for text, i in texts.items()])
+    base.commit()
+    base.close()
+    return path
+
+
+def test_an_nsight_systems_export_says_what_the_same_run_says_elsewhere(tmp_path):
+    step = [compute(100 * US), comm(150 * US), compute(300 * US, greedy=True), wait(), host(20 * US)]
+    traces = run([step * 10, [compute(900 * US), *step[1:]] * 10], [0, 0])
+    base = 1_700_000_000_000_000_000
+    for trace in traces:
+        for event in trace.events:  # both formats with the same clock
+            event["args"] = {
+                k: v for k, v in event["args"].items() if not k.startswith(("Coll", "Proc", "dtype"))
+            }
+        trace.clock_ns = base
+        trace.write(tmp_path / f"rank{trace.rank}.json")
+    expected = weft.analyze(tmp_path / "rank0.json", tmp_path / "rank1.json")
+    found = weft.analyze(as_nsys(tmp_path / "report.sqlite", traces))
+    assert [rank.trace.rank for rank in found.ranks] == [0, 1]
+    for ours, theirs in zip(found.ranks, expected.ranks, strict=True):
+        assert ours.figures == theirs.figures
+        assert ours.attribution.reasons() == theirs.attribution.reasons()
+        assert ours.trace.device_name == "NVIDIA H200"
+
+
+ROCPROF = """"Kind","Agent_Id","Queue_Id","Stream_Id","Thread_Id","Dispatch_Id","Kernel_Id","Kernel_Name","Correlation_Id",\
+"Start_Timestamp","End_Timestamp","LDS_Block_Size","Scratch_Size","VGPR_Count","Accum_VGPR_Count","SGPR_Count",\
+"Workgroup_Size_X","Workgroup_Size_Y","Workgroup_Size_Z","Grid_Size_X","Grid_Size_Y","Grid_Size_Z"
+"KERNEL_DISPATCH","Agent 4",1,1,852831,1,10,"void addition_kernel<float>(float*, float const*, float const*, int, int)",1,1551874061244694,1551874061255734,0,0,8,0,16,64,1,1,1024,1024,1
+"KERNEL_DISPATCH","Agent 4",1,1,852831,2,13,"subtract_kernel(float*, float const*, float const*, int, int)",2,1551874061259214,1551874061270254,0,0,8,0,16,64,1,1,1024,1024,1
+"KERNEL_DISPATCH","Agent 4",1,1,852831,3,12,"multiply_kernel(float*, float const*, float const*, int, int)",3,1551874061270254,1551874061279974,0,0,8,0,16,64,1,1,1024,1024,1
+"KERNEL_DISPATCH","Agent 4",2,2,852831,8,11,"divide_kernel(float*, float const*, float const*, int, int)",8,1551874061326294,1551874061335454,0,0,12,4,16,64,1,1,1024,1024,1
+"""
+
+
+def test_a_rocprof_table_of_the_documentation(tmp_path):
+    """The example of rocprofv3's manual, with a collective and a copy between GPUs added."""
+    more = (
+        '"KERNEL_DISPATCH","Agent 4",3,3,852831,9,14,"ncclDevKernel_Generic_1(ncclDevKernelArgsStorage)",9,'
+    )
+    rows = ROCPROF + more + "1551874061250000,1551874061272000,0,0,96,0,16,256,1,1,7168,1,1\n"
+    (tmp_path / "123_kernel_trace.csv").write_text(rows)
+    (tmp_path / "123_memory_copy_trace.csv").write_text(
+        '"Kind","Direction","Stream_Id","Source_Agent_Id","Destination_Agent_Id","Correlation_Id","Start_Timestamp","End_Timestamp"\n'
+        '"MEMORY_COPY","MEMORY_COPY_DEVICE_TO_DEVICE",4,"Agent 5","Agent 4",10,1551874061300000,1551874061310000\n'
+    )
+    (rank,) = weft.analyze(tmp_path).ranks
+    compute = 11_040 + 11_040 + 9_720 + 9_160
+    overlap = (55_734 - 50_000) + (70_254 - 59_214) + (72_000 - 70_254)
+    assert rank.figures.compute_ns == compute
+    assert (rank.figures.comm_ns, rank.figures.overlap_ns) == (22_000 + 10_000, overlap)
+    assert rank.figures.span_ns == 1551874061335454 - 1551874061244694
+    assert rank.trace.timeline.resources["blocks"].tolist()[:2] == [16 * 1024, 28]
+    assert rank.trace.device == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "told"),
+    [
+        ("a.nsys-rep", b"whatever", "nsys export --type sqlite"),
+        ("a.json", b"PK\x03\x04....", "ZIP archive"),
+        ("a.pb", b"\x0a\xff\xff\xff\xff\xff", "protocol buffer"),
+        ("a.pb", b"", "empty"),
+        ("a.csv", b"a,b,c\n1,2,3\n", "not JSON"),
+        ("a.sqlite", b"SQLite format 3\0" + b"x" * 200, "database"),
+        ("b_kernel_trace.csv", b'"Kernel_Name","Start_Timestamp"\n"k",1\n', "end_timestamp"),
+    ],
+)
+def test_an_unknown_or_damaged_format_is_named(tmp_path, name, content, told):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(InputError, match=told):
+        weft.analyze(tmp_path / name)
+
+
+def test_a_database_of_something_else_is_named(tmp_path):
+    base = sqlite3.connect(tmp_path / "x.sqlite")
+    base.execute("create table rocpd_info (a)")
+    base.commit()
+    base.close()
+    with pytest.raises(InputError, match="rocpd convert"):
+        weft.analyze(tmp_path / "x.sqlite")
+
+
+def test_a_trace_of_weft_run_says_what_it_could_not_see(tmp_path):
+    built = TraceBuilder()
+    built.gpu(GEMM, 0, 1_000, launch=-500)
+    built.collective(500, 2_000)
+    document = {**built.document(), "weft": {"source": "weft run --trace", "overlap_unknown": 3}}
+    (tmp_path / "weft.rank0.json").write_text(as_text(document))
+    analysis = weft.analyze(tmp_path)
+    assert analysis.ranks[0].figures.exposed_ns == 1_000
+    assert any("3 launches of CUDA graphs" in warning for warning in analysis.warnings)
+
+
+def test_standard_input(tmp_path, monkeypatch):
+    built = TraceBuilder()
+    built.gpu(GEMM, 0, 1_000)
+    built.collective(500, 2_000)
+    stdin = io.TextIOWrapper(io.BytesIO(built.text().encode()))
+    monkeypatch.setattr(sys, "stdin", stdin)
+    (rank,) = weft.analyze("-").ranks
+    assert rank.figures.exposed_ns == 1_000
+    assert json.dumps(rank.to_json())
+
+
+def test_a_real_trace_with_communication_on_the_compute_stream(pytestconfig):
+    analysis = weft.analyze(pytestconfig.rootpath / "tests/data/traces/b200_same_stream.json.gz")
+    exposed = analysis.ranks[0].figures.exposed_ns
+    reasons = analysis.ranks[0].attribution.reasons()
+    assert exposed > 0
+    assert reasons["same_stream"] == exposed
+    assert analysis.attribution["launched_late_us"] == 0
