@@ -12,7 +12,7 @@
 #include <string.h>
 
 #define API __attribute__((visibility("default")))
-enum { KERNELS = 1 << 18, LOG = 65536, NODES = 256, STREAMS = 256, WRITES = 1024 };
+enum { KERNELS = 1 << 18, LOG = 65536, NODES = 256, STREAMS = 512, WRITES = 1024 };
 enum { NOT_SUPPORTED = 801, INVALID_HANDLE = 400, ILLEGAL_STATE = 401 };
 
 typedef struct {

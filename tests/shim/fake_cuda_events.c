@@ -12,7 +12,7 @@
 #include <string.h>
 
 #define API __attribute__((visibility("default")))
-enum { STREAMS = 128, TRUTHS = 1 << 18, COSTS = 256, SMS = 132, NOT_READY = 600, INVALID_HANDLE = 400, WINDOW = 64 };
+enum { STREAMS = 512, TRUTHS = 1 << 18, COSTS = 256, SMS = 132, NOT_READY = 600, INVALID_HANDLE = 400, WINDOW = 64 };
 enum { DISABLE_TIMING = 2, LATENCY_NS = 2000, CALL_NS = 500, EARLY_NS = 3000, STAMP_NS = 1000, EMPTY_NS = 600 };
 
 int fake_failing(const char *api);     /* of fake_cuda.c */

@@ -7,7 +7,7 @@
 
 typedef int (*launch)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **);
 typedef int (*reduce)(const void *, void *, size_t, int, int, void *, void *);
-static int launches, reductions;
+static _Atomic int launches, reductions;
 static launch driver;
 
 int cuLaunchKernel(void *f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared,
@@ -42,5 +42,5 @@ void *dlsym(void *restrict handle, const char *restrict name) {
 
 __attribute__((destructor)) static void tell(void) {
     if (launches || reductions)
-        fprintf(stderr, "the other tool saw %d launches and %d all-reduces\n", launches, reductions);
+        fprintf(stderr, "the other tool saw %d launches and %d all-reduces\n", (int)launches, (int)reductions);
 }
