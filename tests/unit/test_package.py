@@ -43,7 +43,7 @@ def sdist(tmp_path_factory) -> Path:
     assert done.returncode == 0, done.stderr
     (path,) = folder.glob("weft-*.tar.gz")
     with tarfile.open(path) as archive:
-        archive.extractall(folder, filter="data")
+        archive.extractall(folder, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
     return folder / path.name.removesuffix(".tar.gz")
 
 
