@@ -23,7 +23,8 @@ _Atomic uint64_t weft_seen_job, weft_seen_self;
 
 static weft_control *job;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static weft_rules *known[POLICIES]; /* the latest; a thread may still read one that was replaced long ago, never free it */
+static weft_rules
+    *known[POLICIES]; /* the latest; a thread may still read one that was replaced long ago, never free it */
 static uint32_t published;
 static _Atomic int attach_state; /* 0 not tried, 1 attached, -1 cannot or must not */
 
@@ -65,8 +66,8 @@ static weft_control *open_job(const char *job_path) {
     if (lseek(fd, 0, SEEK_END) >= (off_t)sizeof *control)
         control = map_file(fd, sizeof *control, PROT_READ);
     close(fd);
-    if (control && (memcmp(control->magic, WEFT_CONTROL_MAGIC, 8) != 0 ||
-                    control->version != WEFT_LAYOUT_VERSION || control->size != sizeof *control)) {
+    if (control && (memcmp(control->magic, WEFT_CONTROL_MAGIC, 8) != 0 || control->version != WEFT_LAYOUT_VERSION ||
+                    control->size != sizeof *control)) {
         munmap(control, sizeof *control);
         control = NULL;
     }
@@ -363,6 +364,4 @@ const weft_rules *weft_refresh(void) {
 }
 
 /* For Python in this process: the file that holds this process's own policy and counters, or NULL. */
-EXPORT const char *weft_shim_attach(void) {
-    return weft_attach(WEFT_API_CUDA) && self_path[0] ? self_path : NULL;
-}
+EXPORT const char *weft_shim_attach(void) { return weft_attach(WEFT_API_CUDA) && self_path[0] ? self_path : NULL; }

@@ -82,26 +82,26 @@ static void stream_gone(CUstream stream) {
     pthread_mutex_unlock(&lock);
 }
 
-#define BEGINS(suffix, per_thread)                                                                          \
-    CUresult cuStreamBeginCapture_v2##suffix(CUstream stream, int mode) {                                   \
-        return begun(REAL(cuStreamBeginCapture_v2##suffix)(stream, mode), weft_stream(stream, per_thread)); \
-    }                                                                                                       \
-    CUresult cuStreamBeginCaptureToGraph##suffix(CUstream stream, CUgraph graph, const CUgraphNode *nodes,  \
-                                                 const void *data, size_t count, int mode) {                \
-        return begun(REAL(cuStreamBeginCaptureToGraph##suffix)(stream, graph, nodes, data, count, mode),    \
-                     weft_stream(stream, per_thread));                                                      \
-    }                                                                                                       \
-    CUresult cuStreamBeginRecaptureToGraph##suffix(CUstream stream, int mode, CUgraph graph, void *callback, \
-                                                   void *data) {                                            \
-        return begun(REAL(cuStreamBeginRecaptureToGraph##suffix)(stream, mode, graph, callback, data),      \
-                     weft_stream(stream, per_thread));                                                      \
-    }                                                                                                       \
-    CUresult cuStreamEndCapture##suffix(CUstream stream, CUgraph *graph) {                                  \
-        CUstream which = weft_stream(stream, per_thread);                                                   \
-        bool was_capturing = weft_capturing(which);                                                         \
-        CUresult result = REAL(cuStreamEndCapture##suffix)(stream, graph);                                  \
-        ended(which, was_capturing && (result == CUDA_SUCCESS || !is_capturing(which)));                    \
-        return result;                                                                                      \
+#define BEGINS(suffix, per_thread)                                                                                     \
+    CUresult cuStreamBeginCapture_v2##suffix(CUstream stream, int mode) {                                              \
+        return begun(REAL(cuStreamBeginCapture_v2##suffix)(stream, mode), weft_stream(stream, per_thread));            \
+    }                                                                                                                  \
+    CUresult cuStreamBeginCaptureToGraph##suffix(CUstream stream, CUgraph graph, const CUgraphNode *nodes,             \
+                                                 const void *data, size_t count, int mode) {                           \
+        return begun(REAL(cuStreamBeginCaptureToGraph##suffix)(stream, graph, nodes, data, count, mode),               \
+                     weft_stream(stream, per_thread));                                                                 \
+    }                                                                                                                  \
+    CUresult cuStreamBeginRecaptureToGraph##suffix(CUstream stream, int mode, CUgraph graph, void *callback,           \
+                                                   void *data) {                                                       \
+        return begun(REAL(cuStreamBeginRecaptureToGraph##suffix)(stream, mode, graph, callback, data),                 \
+                     weft_stream(stream, per_thread));                                                                 \
+    }                                                                                                                  \
+    CUresult cuStreamEndCapture##suffix(CUstream stream, CUgraph *graph) {                                             \
+        CUstream which = weft_stream(stream, per_thread);                                                              \
+        bool was_capturing = weft_capturing(which);                                                                    \
+        CUresult result = REAL(cuStreamEndCapture##suffix)(stream, graph);                                             \
+        ended(which, was_capturing && (result == CUDA_SUCCESS || !is_capturing(which)));                               \
+        return result;                                                                                                 \
     }
 BEGINS(, false)
 BEGINS(_ptsz, true)

@@ -18,7 +18,7 @@ typedef struct {
     _Atomic(void *) *real;
 } hook;
 
-#define HOOK(symbol, asked, per_thread, from, until)                                                        \
+#define HOOK(symbol, asked, per_thread, from, until)                                                                   \
     {#symbol, #asked, per_thread, from, until, (void *)symbol, (_Atomic(void *) *)&weft_real.symbol},
 #define ALIAS HOOK
 static const hook hooks[] = {
@@ -88,21 +88,17 @@ void *weft_cuda_own(const char *name) {
     return h ? h->ours : NULL;
 }
 
-bool weft_cuda_driver(const char *name) {
-    return weft_cuda_find(name) != (void *)not_there;
-}
+bool weft_cuda_driver(const char *name) { return weft_cuda_find(name) != (void *)not_there; }
 
-void weft_cuda_found(const char *name, void *real) {
-    remember(by_symbol(name), real);
-}
+void weft_cuda_found(const char *name, void *real) { remember(by_symbol(name), real); }
 
 /* One name may stand for several functions, by version and default stream: all must fit. */
 static const hook *by_question(const char *asked, int version, cuuint64_t flags) {
     int per_thread = (flags & CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM) != 0;
     for (int i = 0; i < HOOKS; i++) {
         const hook *h = &hooks[i];
-        if (strcmp(h->asked, asked) == 0 && (h->per_thread == 2 || h->per_thread == per_thread) &&
-            version >= h->from && version <= h->until)
+        if (strcmp(h->asked, asked) == 0 && (h->per_thread == 2 || h->per_thread == per_thread) && version >= h->from &&
+            version <= h->until)
             return h;
     }
     return NULL;
@@ -253,7 +249,8 @@ static bool register_memory(void *memory, size_t size, uint64_t *device) {
     const weft_cuda_calls *cu = weft_cuda();
     if (!cu->cuMemHostRegister_v2 || !cu->cuMemHostGetDevicePointer_v2 || !cu->cuStreamWriteValue32_v2)
         return false;
-    CUresult result = cu->cuMemHostRegister_v2(memory, size, CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP);
+    CUresult result =
+        cu->cuMemHostRegister_v2(memory, size, CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP);
     if (result != CUDA_SUCCESS && result != CUDA_ERROR_ALREADY_REGISTERED)
         return false;
     return cu->cuMemHostGetDevicePointer_v2(device, memory, 0) == CUDA_SUCCESS;

@@ -226,15 +226,15 @@ static bool trace_graph(weft_trace_op *op, CUgraphExec exec, CUstream stream) {
     return true;
 }
 
-#define GRAPH_LAUNCH(name, per_thread)                                                                      \
-    CUresult name(CUgraphExec exec, CUstream stream) {                                                      \
-        CUstream named = weft_stream(stream, per_thread);                                                   \
-        weft_trace_op op;                                                                                   \
-        bool traced = UNLIKELY(weft_tracing() == WEFT_TRACE_RECORD) && trace_graph(&op, exec, named);       \
-        CUresult result = REAL(name)(exec, stream);                                                         \
-        if (traced)                                                                                         \
-            weft_trace_after(&op, named, result);                                                           \
-        return launched(result, exec, named);                                                               \
+#define GRAPH_LAUNCH(name, per_thread)                                                                                 \
+    CUresult name(CUgraphExec exec, CUstream stream) {                                                                 \
+        CUstream named = weft_stream(stream, per_thread);                                                              \
+        weft_trace_op op;                                                                                              \
+        bool traced = UNLIKELY(weft_tracing() == WEFT_TRACE_RECORD) && trace_graph(&op, exec, named);                  \
+        CUresult result = REAL(name)(exec, stream);                                                                    \
+        if (traced)                                                                                                    \
+            weft_trace_after(&op, named, result);                                                                      \
+        return launched(result, exec, named);                                                                          \
     }
 GRAPH_LAUNCH(cuGraphLaunch, false)
 GRAPH_LAUNCH(cuGraphLaunch_ptsz, true)

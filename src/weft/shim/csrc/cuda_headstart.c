@@ -105,7 +105,8 @@ static bool first_since_comm(CUstream stream) {
     uint64_t now = weft_comm_count(), oldest = UINT64_MAX;
     if (now == 0 || weft_comm_latest() == stream)
         return false;
-    uint32_t start = (uint32_t)weft_map_hash((uint64_t)(uintptr_t)stream, 0) % (COMPUTE_STREAMS / WAYS) * WAYS, taken = start;
+    uint32_t start = (uint32_t)weft_map_hash((uint64_t)(uintptr_t)stream, 0) % (COMPUTE_STREAMS / WAYS) * WAYS,
+             taken = start;
     for (uint32_t i = start; i < start + WAYS; i++) {
         uint64_t seen = atomic_load_explicit(&compute[i].seen, memory_order_relaxed);
         if (atomic_load_explicit(&compute[i].stream, memory_order_relaxed) == stream)

@@ -19,8 +19,8 @@ typedef struct {
 static CUresult make_untraced(const launch *l, const CUlaunchConfig *c) {
     if (l->plain && c->numAttrs == 0)
         return (l->per_thread ? REAL(cuLaunchKernel_ptsz) : REAL(cuLaunchKernel))(
-            l->f, c->gridDimX, c->gridDimY, c->gridDimZ, c->blockDimX, c->blockDimY, c->blockDimZ,
-            c->sharedMemBytes, c->hStream, l->params, l->extra);
+            l->f, c->gridDimX, c->gridDimY, c->gridDimZ, c->blockDimX, c->blockDimY, c->blockDimZ, c->sharedMemBytes,
+            c->hStream, l->params, l->extra);
     return (l->per_thread ? REAL(cuLaunchKernelEx_ptsz) : REAL(cuLaunchKernelEx))(c, l->f, l->params, l->extra);
 }
 
@@ -229,8 +229,8 @@ static CUresult route(launch *l) {
 }
 
 /* Declares `l`, a launch by the arguments of cuLaunchKernel. */
-#define PLAIN(per_thread, extra)                                                                            \
-    CUlaunchConfig config = {gx, gy, gz, bx, by, bz, shared, stream, NULL, 0};                              \
+#define PLAIN(per_thread, extra)                                                                                       \
+    CUlaunchConfig config = {gx, gy, gz, bx, by, bz, shared, stream, NULL, 0};                                         \
     launch l = {&config, f, params, extra, per_thread, true, NULL}
 
 CUresult cuLaunchKernel(LAUNCH_ARGS, void **extra) {
@@ -258,21 +258,21 @@ CUresult cuLaunchKernelEx_ptsz(const CUlaunchConfig *config, CUfunction f, void 
     return launch_ex(config, f, params, extra, true);
 }
 
-#define COOPERATIVE(name, per_thread)                                                                       \
-    CUresult name(LAUNCH_ARGS) {                                                                            \
-        PLAIN(per_thread, NULL);                                                                            \
-        weft_kernel k;                                                                                      \
-        weft_trace_op op;                                                                                   \
-        bool known = find_kernel(&l, &k);                                                                   \
-        l.v = known ? k.v : NULL;                                                                           \
-        bool traced = UNLIKELY(weft_tracing() == WEFT_TRACE_RECORD) &&                                      \
-                      weft_trace_before(&op, WEFT_TRACE_KERNEL, l.v, weft_stream(stream, per_thread), false); \
-        if (traced)                                                                                         \
-            describe(&op, &l, &config);                                                                     \
-        CUresult result = REAL(name)(f, gx, gy, gz, bx, by, bz, shared, stream, params);                    \
-        if (traced)                                                                                         \
-            weft_trace_after(&op, weft_stream(stream, per_thread), result);                                 \
-        return known ? launch_cooperative(&l, &k, result) : result;                                         \
+#define COOPERATIVE(name, per_thread)                                                                                  \
+    CUresult name(LAUNCH_ARGS) {                                                                                       \
+        PLAIN(per_thread, NULL);                                                                                       \
+        weft_kernel k;                                                                                                 \
+        weft_trace_op op;                                                                                              \
+        bool known = find_kernel(&l, &k);                                                                              \
+        l.v = known ? k.v : NULL;                                                                                      \
+        bool traced = UNLIKELY(weft_tracing() == WEFT_TRACE_RECORD) &&                                                 \
+                      weft_trace_before(&op, WEFT_TRACE_KERNEL, l.v, weft_stream(stream, per_thread), false);          \
+        if (traced)                                                                                                    \
+            describe(&op, &l, &config);                                                                                \
+        CUresult result = REAL(name)(f, gx, gy, gz, bx, by, bz, shared, stream, params);                               \
+        if (traced)                                                                                                    \
+            weft_trace_after(&op, weft_stream(stream, per_thread), result);                                            \
+        return known ? launch_cooperative(&l, &k, result) : result;                                                    \
     }
 COOPERATIVE(cuLaunchCooperativeKernel, false)
 COOPERATIVE(cuLaunchCooperativeKernel_ptsz, true)

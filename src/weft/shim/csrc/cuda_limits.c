@@ -11,14 +11,15 @@
 enum { TURNS = 64, KNOWN = 1 << 17 };
 
 typedef struct {
-    int asked;  /* by the program; -1: never */
-    int needed; /* by shaped launches */
+    int asked;      /* by the program; -1: never */
+    int needed;     /* by shaped launches */
     uint32_t epoch; /* a handle that came back since is another function's */
 } need;
 
 static weft_map needs; /* by function */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_mutex_t turns[TURNS] = {[0 ... TURNS - 1] = PTHREAD_MUTEX_INITIALIZER}; /* by function: a call may wait for the GPU */
+static pthread_mutex_t turns[TURNS] = {[0 ... TURNS - 1] =
+                                           PTHREAD_MUTEX_INITIALIZER}; /* by function: a call may wait for the GPU */
 
 static pthread_mutex_t *turn_of(CUfunction f) { return &turns[weft_map_hash((uint64_t)(uintptr_t)f, 0) % TURNS]; }
 
@@ -76,8 +77,9 @@ static bool limit_before(CUfunction f, int *before) {
 bool weft_pin_function(CUfunction f, unsigned threads, size_t dynamic_bytes, unsigned blocks, uint32_t *bytes) {
     const weft_cuda_calls *cu = weft_cuda();
     int fixed, before, limit = weft_cuda_device_attribute(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN);
-    if (!f || !cu->cuFuncGetAttribute || !cu->cuFuncSetAttribute || !get(f, CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, &fixed) ||
-        limit <= fixed || !limit_before(f, &before) || set(f, limit - fixed) != CUDA_SUCCESS)
+    if (!f || !cu->cuFuncGetAttribute || !cu->cuFuncSetAttribute ||
+        !get(f, CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, &fixed) || limit <= fixed || !limit_before(f, &before) ||
+        set(f, limit - fixed) != CUDA_SUCCESS)
         return false;
     bool pinned = weft_pin_size(weft_occupancy, f, threads, dynamic_bytes, (size_t)(limit - fixed), blocks, bytes);
     lower(f, before, pinned ? (int)*bytes : 0);
@@ -87,17 +89,17 @@ bool weft_pin_function(CUfunction f, unsigned threads, size_t dynamic_bytes, uns
 /* --- the program's own calls --------------------------------------------------------------------------------- */
 
 /* Call the driver with the program's value, which it may refuse, and then with ours where that is larger. */
-#define IN_TURN(f, CALL, AGAIN)                                                                             \
-    pthread_mutex_t *turn = turn_of(f);                                                                     \
-    pthread_mutex_lock(turn);                                                                               \
-    CUresult result = CALL;                                                                                 \
-    need *n = result == CUDA_SUCCESS ? need_of(f) : NULL;                                                   \
-    if (n) {                                                                                                \
-        n->asked = value;                                                                                   \
-        if (n->needed > value)                                                                              \
-            AGAIN;                                                                                          \
-    }                                                                                                       \
-    pthread_mutex_unlock(turn);                                                                             \
+#define IN_TURN(f, CALL, AGAIN)                                                                                        \
+    pthread_mutex_t *turn = turn_of(f);                                                                                \
+    pthread_mutex_lock(turn);                                                                                          \
+    CUresult result = CALL;                                                                                            \
+    need *n = result == CUDA_SUCCESS ? need_of(f) : NULL;                                                              \
+    if (n) {                                                                                                           \
+        n->asked = value;                                                                                              \
+        if (n->needed > value)                                                                                         \
+            AGAIN;                                                                                                     \
+    }                                                                                                                  \
+    pthread_mutex_unlock(turn);                                                                                        \
     return result
 
 CUresult cuFuncSetAttribute(CUfunction f, int attribute, int value) {

@@ -7,11 +7,11 @@
 
 /* --- the functions that replace the driver's (names and signatures are the driver's) --------------- */
 
-#define LAUNCH_ARGS                                                                                         \
-    CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,             \
-        unsigned shared, CUstream stream, void **params
-#define PAIR(name, ...)                                                                                     \
-    EXPORT CUresult name(__VA_ARGS__);                                                                      \
+#define LAUNCH_ARGS                                                                                                    \
+    CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared,       \
+        CUstream stream, void **params
+#define PAIR(name, ...)                                                                                                \
+    EXPORT CUresult name(__VA_ARGS__);                                                                                 \
     EXPORT CUresult name##_ptsz(__VA_ARGS__)
 
 EXPORT CUresult cuGetProcAddress(const char *symbol, void **pfn, int version, cuuint64_t flags);
@@ -20,8 +20,8 @@ PAIR(cuLaunchKernel, LAUNCH_ARGS, void **extra);
 PAIR(cuLaunchKernelEx, const CUlaunchConfig *config, CUfunction f, void **params, void **extra);
 PAIR(cuLaunchCooperativeKernel, LAUNCH_ARGS);
 PAIR(cuStreamBeginCapture_v2, CUstream stream, int mode);
-PAIR(cuStreamBeginCaptureToGraph, CUstream stream, CUgraph graph, const CUgraphNode *dependencies,
-     const void *data, size_t count, int mode);
+PAIR(cuStreamBeginCaptureToGraph, CUstream stream, CUgraph graph, const CUgraphNode *dependencies, const void *data,
+     size_t count, int mode);
 PAIR(cuStreamBeginRecaptureToGraph, CUstream stream, int mode, CUgraph graph, void *callback, void *data);
 PAIR(cuStreamEndCapture, CUstream stream, CUgraph *graph);
 EXPORT CUresult cuGraphInstantiate_v2(CUgraphExec *exec, CUgraph graph, CUgraphNode *error, char *log, size_t size);
@@ -30,7 +30,8 @@ PAIR(cuGraphInstantiateWithParams, CUgraphExec *exec, CUgraph graph, void *param
 EXPORT CUresult cuGraphExecUpdate(CUgraphExec exec, CUgraph graph, CUgraphNode *error, int *result);
 EXPORT CUresult cuGraphExecUpdate_v2(CUgraphExec exec, CUgraph graph, void *result);
 EXPORT CUresult cuGraphExecKernelNodeSetParams(CUgraphExec exec, CUgraphNode node, const void *params);
-EXPORT CUresult cuGraphExecKernelNodeSetParams_v2(CUgraphExec exec, CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS *params);
+EXPORT CUresult cuGraphExecKernelNodeSetParams_v2(CUgraphExec exec, CUgraphNode node,
+                                                  const CUDA_KERNEL_NODE_PARAMS *params);
 EXPORT CUresult cuGraphExecNodeSetParams(CUgraphExec exec, CUgraphNode node, CUgraphNodeParams *params);
 EXPORT CUresult cuGraphExecDestroy(CUgraphExec exec);
 PAIR(cuGraphLaunch, CUgraphExec exec, CUstream stream);
@@ -58,7 +59,8 @@ PAIR(cuMemcpy3DAsync_v2, const CUDA_MEMCPY3D *copy, CUstream stream);
 PAIR(cuMemsetD8Async, CUdeviceptr to, unsigned char value, size_t count, CUstream stream);
 PAIR(cuMemsetD16Async, CUdeviceptr to, unsigned short value, size_t count, CUstream stream);
 PAIR(cuMemsetD32Async, CUdeviceptr to, unsigned value, size_t count, CUstream stream);
-PAIR(cuMemsetD2D8Async, CUdeviceptr to, size_t pitch, unsigned char value, size_t width, size_t height, CUstream stream);
+PAIR(cuMemsetD2D8Async, CUdeviceptr to, size_t pitch, unsigned char value, size_t width, size_t height,
+     CUstream stream);
 PAIR(cuMemsetD2D16Async, CUdeviceptr to, size_t pitch, unsigned short value, size_t width, size_t height,
      CUstream stream);
 PAIR(cuMemsetD2D32Async, CUdeviceptr to, size_t pitch, unsigned value, size_t width, size_t height, CUstream stream);
@@ -79,10 +81,10 @@ typedef struct {
 extern weft_cuda_real weft_real;
 
 /* REAL(name): the real function, found on first use; the driver always has it when the hook is reached. */
-#define REAL(symbol)                                                                                        \
-    ({                                                                                                      \
-        __typeof__(&symbol) real_ = atomic_load_explicit(&weft_real.symbol, memory_order_relaxed);          \
-        LIKELY(real_ != NULL) ? real_ : (__typeof__(&symbol))weft_cuda_find(#symbol);                       \
+#define REAL(symbol)                                                                                                   \
+    ({                                                                                                                 \
+        __typeof__(&symbol) real_ = atomic_load_explicit(&weft_real.symbol, memory_order_relaxed);                     \
+        LIKELY(real_ != NULL) ? real_ : (__typeof__(&symbol))weft_cuda_find(#symbol);                                  \
     })
 void *weft_cuda_find(const char *symbol);
 void *weft_cuda_own(const char *name);              /* our function of that name, or NULL */
@@ -90,44 +92,44 @@ bool weft_cuda_driver(const char *name);            /* is a driver loaded that h
 void weft_cuda_found(const char *name, void *real); /* the program found the real one: keep it */
 
 /* Driver functions that the shim calls for itself, and not through other tools; any may be NULL on an old driver. */
-#define CUDA_CALLS(X)                                                                                       \
-    X(cuFuncGetName, CUresult (*)(const char **, CUfunction))                                               \
-    X(cuKernelGetName, CUresult (*)(const char **, CUkernel))                                               \
-    X(cuKernelGetFunction, CUresult (*)(CUfunction *, CUkernel))                                            \
-    X(cuFuncGetAttribute, CUresult (*)(int *, int, CUfunction))                                             \
-    X(cuFuncSetAttribute, CUresult (*)(CUfunction, int, int))                                               \
-    X(cuOccupancyMaxActiveBlocksPerMultiprocessor, CUresult (*)(int *, CUfunction, int, size_t))            \
-    X(cuCtxGetCurrent, CUresult (*)(CUcontext *))                                                           \
-    X(cuCtxSetCurrent, CUresult (*)(CUcontext))                                                             \
-    X(cuCtxGetDevice, CUresult (*)(CUdevice *))                                                             \
-    X(cuCtxGetStreamPriorityRange, CUresult (*)(int *, int *))                                              \
-    X(cuDeviceGetAttribute, CUresult (*)(int *, int, CUdevice))                                             \
-    X(cuStreamIsCapturing, CUresult (*)(CUstream, int *))                                                   \
-    X(cuThreadExchangeStreamCaptureMode, CUresult (*)(int *))                                               \
-    X(cuStreamWriteValue32_v2, CUresult (*)(CUstream, CUdeviceptr, uint32_t, unsigned))                     \
-    X(cuMemHostRegister_v2, CUresult (*)(void *, size_t, unsigned))                                         \
-    X(cuDevicePrimaryCtxGetState, CUresult (*)(CUdevice, unsigned *, int *))                                \
-    X(cuMemHostGetDevicePointer_v2, CUresult (*)(CUdeviceptr *, void *, unsigned))                          \
-    X(cuModuleLoadData, CUresult (*)(CUmodule *, const void *))                                             \
-    X(cuModuleGetFunction, CUresult (*)(CUfunction *, CUmodule, const char *))                              \
-    X(cuGraphGetNodes, CUresult (*)(CUgraph, CUgraphNode *, size_t *))                                      \
-    X(cuGraphNodeGetType, CUresult (*)(CUgraphNode, int *))                                                 \
-    X(cuGraphKernelNodeGetParams_v2, CUresult (*)(CUgraphNode, CUDA_KERNEL_NODE_PARAMS *))                  \
-    X(cuGraphChildGraphNodeGetGraph, CUresult (*)(CUgraphNode, CUgraph *))                                  \
-    X(cuDriverGetVersion, CUresult (*)(int *))                                                              \
-    X(cuDeviceGetName, CUresult (*)(char *, int, CUdevice))                                                 \
-    X(cuPointerGetAttribute, CUresult (*)(void *, int, CUdeviceptr))                                        \
-    X(cuEventCreate, CUresult (*)(CUevent *, unsigned))                                                     \
-    X(cuEventRecord, CUresult (*)(CUevent, CUstream))                                                       \
-    X(cuEventQuery, CUresult (*)(CUevent))                                                                  \
-    X(cuEventElapsedTime, CUresult (*)(float *, CUevent, CUevent))                                          \
-    X(cuEventDestroy_v2, CUresult (*)(CUevent))                                                             \
-    X(cuStreamCreateWithPriority, CUresult (*)(CUstream *, unsigned, int))                                  \
-    X(cuStreamDestroy_v2, CUresult (*)(CUstream))                                                           \
-    X(cuStreamQuery, CUresult (*)(CUstream))                                                                \
-    X(cuStreamGetFlags, CUresult (*)(CUstream, unsigned *))                                                 \
-    X(cuStreamGetId, CUresult (*)(CUstream, unsigned long long *))                                          \
-    X(cuStreamGetPriority, CUresult (*)(CUstream, int *))                                                   \
+#define CUDA_CALLS(X)                                                                                                  \
+    X(cuFuncGetName, CUresult (*)(const char **, CUfunction))                                                          \
+    X(cuKernelGetName, CUresult (*)(const char **, CUkernel))                                                          \
+    X(cuKernelGetFunction, CUresult (*)(CUfunction *, CUkernel))                                                       \
+    X(cuFuncGetAttribute, CUresult (*)(int *, int, CUfunction))                                                        \
+    X(cuFuncSetAttribute, CUresult (*)(CUfunction, int, int))                                                          \
+    X(cuOccupancyMaxActiveBlocksPerMultiprocessor, CUresult (*)(int *, CUfunction, int, size_t))                       \
+    X(cuCtxGetCurrent, CUresult (*)(CUcontext *))                                                                      \
+    X(cuCtxSetCurrent, CUresult (*)(CUcontext))                                                                        \
+    X(cuCtxGetDevice, CUresult (*)(CUdevice *))                                                                        \
+    X(cuCtxGetStreamPriorityRange, CUresult (*)(int *, int *))                                                         \
+    X(cuDeviceGetAttribute, CUresult (*)(int *, int, CUdevice))                                                        \
+    X(cuStreamIsCapturing, CUresult (*)(CUstream, int *))                                                              \
+    X(cuThreadExchangeStreamCaptureMode, CUresult (*)(int *))                                                          \
+    X(cuStreamWriteValue32_v2, CUresult (*)(CUstream, CUdeviceptr, uint32_t, unsigned))                                \
+    X(cuMemHostRegister_v2, CUresult (*)(void *, size_t, unsigned))                                                    \
+    X(cuDevicePrimaryCtxGetState, CUresult (*)(CUdevice, unsigned *, int *))                                           \
+    X(cuMemHostGetDevicePointer_v2, CUresult (*)(CUdeviceptr *, void *, unsigned))                                     \
+    X(cuModuleLoadData, CUresult (*)(CUmodule *, const void *))                                                        \
+    X(cuModuleGetFunction, CUresult (*)(CUfunction *, CUmodule, const char *))                                         \
+    X(cuGraphGetNodes, CUresult (*)(CUgraph, CUgraphNode *, size_t *))                                                 \
+    X(cuGraphNodeGetType, CUresult (*)(CUgraphNode, int *))                                                            \
+    X(cuGraphKernelNodeGetParams_v2, CUresult (*)(CUgraphNode, CUDA_KERNEL_NODE_PARAMS *))                             \
+    X(cuGraphChildGraphNodeGetGraph, CUresult (*)(CUgraphNode, CUgraph *))                                             \
+    X(cuDriverGetVersion, CUresult (*)(int *))                                                                         \
+    X(cuDeviceGetName, CUresult (*)(char *, int, CUdevice))                                                            \
+    X(cuPointerGetAttribute, CUresult (*)(void *, int, CUdeviceptr))                                                   \
+    X(cuEventCreate, CUresult (*)(CUevent *, unsigned))                                                                \
+    X(cuEventRecord, CUresult (*)(CUevent, CUstream))                                                                  \
+    X(cuEventQuery, CUresult (*)(CUevent))                                                                             \
+    X(cuEventElapsedTime, CUresult (*)(float *, CUevent, CUevent))                                                     \
+    X(cuEventDestroy_v2, CUresult (*)(CUevent))                                                                        \
+    X(cuStreamCreateWithPriority, CUresult (*)(CUstream *, unsigned, int))                                             \
+    X(cuStreamDestroy_v2, CUresult (*)(CUstream))                                                                      \
+    X(cuStreamQuery, CUresult (*)(CUstream))                                                                           \
+    X(cuStreamGetFlags, CUresult (*)(CUstream, unsigned *))                                                            \
+    X(cuStreamGetId, CUresult (*)(CUstream, unsigned long long *))                                                     \
+    X(cuStreamGetPriority, CUresult (*)(CUstream, int *))                                                              \
     X(cuStreamWaitEvent, CUresult (*)(CUstream, CUevent, unsigned))
 
 typedef struct {
@@ -174,7 +176,8 @@ bool weft_capture_open(void);         /* on any stream; asks the driver */
 /* --- cuda_headstart.c ---------------------------------------------------------------------------------- */
 
 void weft_head_start(const weft_rules *rules, CUstream stream);
-void weft_head_start_context_gone(CUcontext context); /* and our kernel with it; NULL: of any context that may be gone */
+void weft_head_start_context_gone(
+    CUcontext context);                     /* and our kernel with it; NULL: of any context that may be gone */
 CUfunction weft_wait_kernel(uint64_t *mhz); /* takes clock cycles and a limit in ns; NULL: cannot be had */
 CUresult weft_wait_launch(CUfunction wait, uint64_t mhz, uint64_t ns, CUstream stream);
 

@@ -15,10 +15,10 @@ static struct {
     _Atomic(void *) stream;
     _Atomic uint32_t issued;
 } comm[COMM_STREAMS];
-static _Atomic int places;                    /* in use so far */
-static _Atomic(_Atomic uint32_t *) done;      /* one number per place, written by the GPU */
-static _Atomic uint64_t done_device;          /* 0: the GPU may not write there, yet or any more */
-static _Atomic uint64_t launched;             /* collectives launched or captured so far */
+static _Atomic int places;               /* in use so far */
+static _Atomic(_Atomic uint32_t *) done; /* one number per place, written by the GPU */
+static _Atomic uint64_t done_device;     /* 0: the GPU may not write there, yet or any more */
+static _Atomic uint64_t launched;        /* collectives launched or captured so far */
 static _Atomic(void *) latest;
 static _Atomic uint32_t captured; /* collectives in the captures that are open now */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;

@@ -30,13 +30,12 @@ typedef struct {
     unsigned count;
 } HIP_LAUNCH_CONFIG;
 
-#define MODULE_ARGS                                                                                         \
-    void *f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz
+#define MODULE_ARGS void *f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz
 
 EXPORT int hipLaunchKernel(const void *f, dim3 grid, dim3 block, void **args, size_t shared, void *stream);
 EXPORT int hipLaunchKernel_spt(const void *f, dim3 grid, dim3 block, void **args, size_t shared, void *stream);
-EXPORT int hipExtLaunchKernel(const void *f, dim3 grid, dim3 block, void **args, size_t shared, void *stream, void *start,
-                              void *stop, int flags);
+EXPORT int hipExtLaunchKernel(const void *f, dim3 grid, dim3 block, void **args, size_t shared, void *stream,
+                              void *start, void *stop, int flags);
 EXPORT int hipLaunchKernelExC(const hipLaunchConfig_t *config, const void *f, void **args);
 EXPORT int hipModuleLaunchKernel(MODULE_ARGS, unsigned shared, void *stream, void **params, void **extra);
 EXPORT int hipExtModuleLaunchKernel(MODULE_ARGS, size_t shared, void *stream, void **params, void **extra, void *start,
@@ -91,10 +90,10 @@ static void *find(const char *name) {
     return known && known != hooks[i].ours ? known : (void *)not_there;
 }
 
-#define REAL(symbol)                                                                                        \
-    ({                                                                                                      \
-        __typeof__(&symbol) real_ = atomic_load_explicit(&real.symbol, memory_order_relaxed);               \
-        LIKELY(real_ != NULL) ? real_ : (__typeof__(&symbol))find(#symbol);                                 \
+#define REAL(symbol)                                                                                                   \
+    ({                                                                                                                 \
+        __typeof__(&symbol) real_ = atomic_load_explicit(&real.symbol, memory_order_relaxed);                          \
+        LIKELY(real_ != NULL) ? real_ : (__typeof__(&symbol))find(#symbol);                                            \
     })
 
 void *weft_hip_own(const char *name) {
@@ -115,15 +114,15 @@ void weft_hip_found(const char *name, void *function) {
 
 /* --- what the runtime knows about a kernel: a host function by hipLaunchKernel, a hipFunction_t by modules -- */
 
-#define HIP_CALLS(X)                                                                                        \
-    X(hipKernelNameRef, const char *(*)(void *))                                                            \
-    X(hipKernelNameRefByPtr, const char *(*)(const void *, void *))                                         \
-    X(hipOccupancyMaxActiveBlocksPerMultiprocessor, int (*)(int *, const void *, int, size_t))              \
-    X(hipModuleOccupancyMaxActiveBlocksPerMultiprocessor, int (*)(int *, void *, int, size_t))              \
-    X(hipGetDevice, int (*)(int *))                                                                         \
-    X(hipDeviceGetAttribute, int (*)(int *, int, int))                                                      \
-    X(hipHostRegister, int (*)(void *, size_t, unsigned))                                                   \
-    X(hipHostGetDevicePointer, int (*)(void **, void *, unsigned))                                          \
+#define HIP_CALLS(X)                                                                                                   \
+    X(hipKernelNameRef, const char *(*)(void *))                                                                       \
+    X(hipKernelNameRefByPtr, const char *(*)(const void *, void *))                                                    \
+    X(hipOccupancyMaxActiveBlocksPerMultiprocessor, int (*)(int *, const void *, int, size_t))                         \
+    X(hipModuleOccupancyMaxActiveBlocksPerMultiprocessor, int (*)(int *, void *, int, size_t))                         \
+    X(hipGetDevice, int (*)(int *))                                                                                    \
+    X(hipDeviceGetAttribute, int (*)(int *, int, int))                                                                 \
+    X(hipHostRegister, int (*)(void *, size_t, unsigned))                                                              \
+    X(hipHostGetDevicePointer, int (*)(void **, void *, unsigned))                                                     \
     X(hipStreamWriteValue32, int (*)(void *, void *, uint32_t, unsigned))
 
 static struct {
@@ -216,7 +215,8 @@ static bool write_word(void *stream, uint64_t device, uint32_t value) {
 }
 
 static const weft_backend host_backend = {WEFT_API_HIP, host_name, host_blocks, cu_count, host_pin, share, write_word};
-static const weft_backend module_backend = {WEFT_API_HIP, module_name, module_blocks, cu_count, module_pin, share, write_word};
+static const weft_backend module_backend = {WEFT_API_HIP, module_name, module_blocks, cu_count,
+                                            module_pin,   share,       write_word};
 
 /* --- launches ------------------------------------------------------------------------------------------------ */
 
@@ -229,7 +229,8 @@ typedef struct {
     void *stream;
 } decision;
 
-static decision decide(const weft_backend *api, const void *f, uint64_t blocks, unsigned threads, size_t shared, void *stream) {
+static decision decide(const weft_backend *api, const void *f, uint64_t blocks, unsigned threads, size_t shared,
+                       void *stream) {
     decision d = {.api = api, .asked = shared, .shared = shared, .stream = stream ? stream : (void *)1};
     if (!f || shared > UINT32_MAX || !weft_attach(WEFT_API_HIP))
         return d;
@@ -269,10 +270,10 @@ static int finished(const decision *d, int result) {
 }
 
 /* CALL is the real launch, written with `d.shared`. */
-#define MAKE(CALL)                                                                                          \
-    int result = CALL;                                                                                      \
-    if (UNLIKELY(refused(&d, result)))                                                                      \
-        result = CALL;                                                                                      \
+#define MAKE(CALL)                                                                                                     \
+    int result = CALL;                                                                                                 \
+    if (UNLIKELY(refused(&d, result)))                                                                                 \
+        result = CALL;                                                                                                 \
     return finished(&d, result)
 
 #define COUNT(d) ((uint64_t)(d).x * (d).y * (d).z)
@@ -297,7 +298,8 @@ int hipLaunchKernelExC(const hipLaunchConfig_t *config, const void *f, void **ar
     if (!config || config->count > 0) /* attributes: it may be cooperative */
         return REAL(hipLaunchKernelExC)(config, f, args);
     hipLaunchConfig_t changed = *config;
-    decision d = decide(&host_backend, f, COUNT(config->grid), (unsigned)COUNT(config->block), config->shared, config->stream);
+    decision d =
+        decide(&host_backend, f, COUNT(config->grid), (unsigned)COUNT(config->block), config->shared, config->stream);
     MAKE((changed.shared = d.shared, REAL(hipLaunchKernelExC)(&changed, f, args)));
 }
 
@@ -307,12 +309,13 @@ int hipModuleLaunchKernel(MODULE_ARGS, unsigned shared, void *stream, void **par
 }
 
 /* Here the grid is given in threads. */
-int hipExtModuleLaunchKernel(MODULE_ARGS, size_t shared, void *stream, void **params, void **extra, void *start, void *stop,
-                             uint32_t flags) {
+int hipExtModuleLaunchKernel(MODULE_ARGS, size_t shared, void *stream, void **params, void **extra, void *start,
+                             void *stop, uint32_t flags) {
     uint64_t threads = (uint64_t)bx * by * bz;
     uint64_t blocks = threads ? (uint64_t)gx * gy * gz / threads : 0;
     decision d = decide(&module_backend, f, blocks, (unsigned)threads, shared, stream);
-    MAKE(REAL(hipExtModuleLaunchKernel)(f, gx, gy, gz, bx, by, bz, d.shared, stream, params, extra, start, stop, flags));
+    MAKE(
+        REAL(hipExtModuleLaunchKernel)(f, gx, gy, gz, bx, by, bz, d.shared, stream, params, extra, start, stop, flags));
 }
 
 int hipDrvLaunchKernelEx(const HIP_LAUNCH_CONFIG *config, void *f, void **params, void **extra) {
@@ -320,7 +323,8 @@ int hipDrvLaunchKernelEx(const HIP_LAUNCH_CONFIG *config, void *f, void **params
         return REAL(hipDrvLaunchKernelEx)(config, f, params, extra);
     HIP_LAUNCH_CONFIG changed = *config;
     const unsigned *g = config->grid, *b = config->block;
-    decision d = decide(&module_backend, f, (uint64_t)g[0] * g[1] * g[2], b[0] * b[1] * b[2], config->shared, config->stream);
+    decision d =
+        decide(&module_backend, f, (uint64_t)g[0] * g[1] * g[2], b[0] * b[1] * b[2], config->shared, config->stream);
     MAKE((changed.shared = (unsigned)d.shared, REAL(hipDrvLaunchKernelEx)(&changed, f, params, extra)));
 }
 

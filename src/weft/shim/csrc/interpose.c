@@ -24,8 +24,8 @@ __attribute__((visibility("hidden"))) dlsym_fn weft_next_dlsym;
 extern void *dlvsym(void *, const char *, const char *) __attribute__((weak)); /* musl has none */
 
 EARLY static void find_dlsym(void) {
-    static const char *const versions[] = {"GLIBC_2.34", "GLIBC_2.17", "GLIBC_2.2.5", "GLIBC_2.27", "GLIBC_2.36",
-                                           "GLIBC_2.2", "GLIBC_2.0", NULL};
+    static const char *const versions[] = {"GLIBC_2.34", "GLIBC_2.17", "GLIBC_2.2.5", "GLIBC_2.27",
+                                           "GLIBC_2.36", "GLIBC_2.2",  "GLIBC_2.0",   NULL};
     for (int i = 0; dlvsym && versions[i] && !libc_dlsym; i++)
         libc_dlsym = (dlsym_fn)dlvsym(RTLD_NEXT, "dlsym", versions[i]);
     if (!libc_dlsym)

@@ -22,7 +22,7 @@ static weft_variant *unused;
 static struct batch {
     struct batch *next;
     weft_variant variants[BATCH];
-} *batches; /* never freed */
+} *batches;                       /* never freed */
 static _Atomic uint32_t made;     /* variants in use */
 static _Atomic uint32_t swept_at; /* the epoch of the latest sweep */
 static uint32_t forms_made;
@@ -38,8 +38,7 @@ bool weft_glob(const char *pattern, const char *name) {
         if (*pattern == '*') {
             star = ++pattern;
             resume = name;
-        } else if (*pattern && (*pattern == '?' || tolower((unsigned char)*pattern) ==
-                                                       tolower((unsigned char)*name))) {
+        } else if (*pattern && (*pattern == '?' || tolower((unsigned char)*pattern) == tolower((unsigned char)*name))) {
             pattern++;
             name++;
         } else if (star) {
@@ -94,7 +93,7 @@ static bool is_row(const weft_row *r, const facts *f, uint64_t shape) {
 }
 
 static uint32_t shared_row(uint32_t kind) {
-    return kind == WEFT_KIND_COMM ? WEFT_ROW_OTHER_COMM
+    return kind == WEFT_KIND_COMM      ? WEFT_ROW_OTHER_COMM
            : kind == WEFT_KIND_UNKNOWN ? WEFT_ROW_UNNAMED
                                        : WEFT_ROW_OTHER_COMPUTE;
 }

@@ -30,10 +30,10 @@ enum {
 enum { WEFT_ROW_OTHER_COMPUTE, WEFT_ROW_OTHER_COMM, WEFT_ROW_UNNAMED, WEFT_FIRST_ROW };
 
 enum { /* weft_policy.flags */
-    WEFT_POLICY_SET = 1,
-    WEFT_PRIORITY_HIGH = 2,
-    WEFT_WHEN_OVERLAP = 4,
-    WEFT_TRACK = 8, /* count launches while a collective is in flight, whatever else is asked for */
+       WEFT_POLICY_SET = 1,
+       WEFT_PRIORITY_HIGH = 2,
+       WEFT_WHEN_OVERLAP = 4,
+       WEFT_TRACK = 8, /* count launches while a collective is in flight, whatever else is asked for */
 };
 
 typedef struct {
@@ -68,24 +68,24 @@ enum { WEFT_KIND_COMPUTE = 0, WEFT_KIND_COMM = 1, WEFT_KIND_WEFT = 2, WEFT_KIND_
 enum { WEFT_API_CUDA = 1, WEFT_API_HIP = 2 };
 
 enum { /* weft_row.reason: why the latest launch was not shaped */
-    WEFT_SHAPED = 0,
-    WEFT_NOT_ASKED = 1,      /* the policy asks nothing of this kernel */
-    WEFT_ALREADY_FEWER = 2,  /* no more than N blocks fit as it is */
-    WEFT_INFEASIBLE = 3,     /* no size of shared memory gives exactly N */
-    WEFT_ONE_WAVE = 4,       /* the whole grid is resident at once and may count on it */
-    WEFT_NOT_IN_FLIGHT = 5,  /* `when: overlap` and no collective runs */
-    WEFT_COOPERATIVE = 6,
-    WEFT_REFUSED = 7,   /* the driver refused the shaped launch */
-    WEFT_NAMELESS = 8,  /* this driver does not tell the kernel's name */
-    WEFT_UNLISTED = 9,  /* more kernels than the shim keeps facts of */
+       WEFT_SHAPED = 0,
+       WEFT_NOT_ASKED = 1,     /* the policy asks nothing of this kernel */
+       WEFT_ALREADY_FEWER = 2, /* no more than N blocks fit as it is */
+       WEFT_INFEASIBLE = 3,    /* no size of shared memory gives exactly N */
+       WEFT_ONE_WAVE = 4,      /* the whole grid is resident at once and may count on it */
+       WEFT_NOT_IN_FLIGHT = 5, /* `when: overlap` and no collective runs */
+       WEFT_COOPERATIVE = 6,
+       WEFT_REFUSED = 7,  /* the driver refused the shaped launch */
+       WEFT_NAMELESS = 8, /* this driver does not tell the kernel's name */
+       WEFT_UNLISTED = 9, /* more kernels than the shim keeps facts of */
 };
 
 typedef struct {
     char name[WEFT_NAME];
     uint32_t kind;
-    uint32_t threads;        /* per block */
-    uint32_t shared_bytes;   /* dynamic shared memory that the program asks for */
-    uint32_t natural_blocks; /* blocks per SM as the program launches it; 0: unknown */
+    uint32_t threads;               /* per block */
+    uint32_t shared_bytes;          /* dynamic shared memory that the program asks for */
+    uint32_t natural_blocks;        /* blocks per SM as the program launches it; 0: unknown */
     _Atomic uint32_t shaped_blocks; /* blocks per SM as shaped last; 0: never shaped */
     _Atomic uint32_t shaped_bytes;  /* dynamic shared memory as shaped last */
     _Atomic uint32_t reason;
@@ -100,22 +100,22 @@ typedef struct {
 } weft_cell;
 
 enum { /* weft_process.counters */
-    WEFT_COUNT_SHAPE_FAILURES,
-    WEFT_COUNT_PRIORITISED,
-    WEFT_COUNT_PRIORITY_FAILURES,
-    WEFT_COUNT_HEAD_STARTS,
-    WEFT_COUNT_HEAD_START_FAILURES,
-    WEFT_COUNT_COOPERATIVE,
-    WEFT_COUNT_CAPTURED,
-    WEFT_COUNT_GRAPH_LAUNCHES,
-    WEFT_COUNT_UNKNOWN, /* launches of kernels that could not be named */
-    WEFT_COUNT_TRACKING_FAILURES,
-    WEFT_COUNT_POLICY_CHANGES,
-    WEFT_COUNT_ROUTED, /* collectives that went to a sibling of the program's communicator */
-    WEFT_COUNT_SPLIT_FAILURES,
-    WEFT_COUNT_UNLISTED,   /* launches counted in a shared row, since the kernel has none of its own */
-    WEFT_COUNT_UNHANDLED,  /* uses of an interface that the shim passes on and does not account for */
-    WEFT_COUNTERS = 32,
+       WEFT_COUNT_SHAPE_FAILURES,
+       WEFT_COUNT_PRIORITISED,
+       WEFT_COUNT_PRIORITY_FAILURES,
+       WEFT_COUNT_HEAD_STARTS,
+       WEFT_COUNT_HEAD_START_FAILURES,
+       WEFT_COUNT_COOPERATIVE,
+       WEFT_COUNT_CAPTURED,
+       WEFT_COUNT_GRAPH_LAUNCHES,
+       WEFT_COUNT_UNKNOWN, /* launches of kernels that could not be named */
+       WEFT_COUNT_TRACKING_FAILURES,
+       WEFT_COUNT_POLICY_CHANGES,
+       WEFT_COUNT_ROUTED, /* collectives that went to a sibling of the program's communicator */
+       WEFT_COUNT_SPLIT_FAILURES,
+       WEFT_COUNT_UNLISTED,  /* launches counted in a shared row, since the kernel has none of its own */
+       WEFT_COUNT_UNHANDLED, /* uses of an interface that the shim passes on and does not account for */
+       WEFT_COUNTERS = 32,
 };
 
 /* Rows and their counters come in chunks, so that a file holds no more than its process needs: the file is extended,

@@ -57,7 +57,8 @@ static weft_table *replace(weft_map *m, weft_table *old) {
     for (uint64_t i = 0; old && i <= old->mask; i++) {
         weft_entry *e = &old->entries[i];
         void *value = atomic_load_explicit(&e->value, memory_order_relaxed);
-        uint64_t a = atomic_load_explicit(&e->a, memory_order_relaxed), b = atomic_load_explicit(&e->b, memory_order_relaxed);
+        uint64_t a = atomic_load_explicit(&e->a, memory_order_relaxed),
+                 b = atomic_load_explicit(&e->b, memory_order_relaxed);
         if (a && value)
             fill(t, place_of(t, a, b), a, b, value);
     }
@@ -75,7 +76,8 @@ bool weft_map_put(weft_map *m, uint64_t a, uint64_t b, void *value) {
         t = newer ? newer : t;
     }
     weft_entry *e = place_of(t, a, b);
-    bool there = atomic_load_explicit(&e->a, memory_order_relaxed) && atomic_load_explicit(&e->value, memory_order_relaxed);
+    bool there =
+        atomic_load_explicit(&e->a, memory_order_relaxed) && atomic_load_explicit(&e->value, memory_order_relaxed);
     m->live += !there;
     if (atomic_load_explicit(&e->a, memory_order_relaxed))
         atomic_store_explicit(&e->value, value, memory_order_release);
@@ -87,7 +89,8 @@ bool weft_map_put(weft_map *m, uint64_t a, uint64_t b, void *value) {
 void weft_map_remove(weft_map *m, uint64_t a, uint64_t b) {
     weft_table *t = atomic_load_explicit(&m->table, memory_order_relaxed);
     weft_entry *e = t ? place_of(t, a, b) : NULL;
-    if (!e || !atomic_load_explicit(&e->a, memory_order_relaxed) || !atomic_load_explicit(&e->value, memory_order_relaxed))
+    if (!e || !atomic_load_explicit(&e->a, memory_order_relaxed) ||
+        !atomic_load_explicit(&e->value, memory_order_relaxed))
         return;
     atomic_store_explicit(&e->value, NULL, memory_order_release);
     m->live--;

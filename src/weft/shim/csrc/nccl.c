@@ -23,21 +23,21 @@ static _Thread_local struct {
 
 static weft_nccl *of_caller(void *address);
 
-#define FOR_LIBRARY(n, name, args, ...)                                                                     \
+#define FOR_LIBRARY(n, name, args, ...)                                                                                \
     static ncclResult_t name##_##n(__VA_ARGS__) { return weft_on_##name(&weft_nccl_libraries[n] UNWRAP args); }
-#define HOOK(name, args, ...)                                                                               \
-    FOR_LIBRARY(0, name, args, __VA_ARGS__)                                                                 \
-    FOR_LIBRARY(1, name, args, __VA_ARGS__)                                                                 \
-    FOR_LIBRARY(2, name, args, __VA_ARGS__)                                                                 \
-    FOR_LIBRARY(3, name, args, __VA_ARGS__)                                                                 \
-    EXPORT ncclResult_t name(__VA_ARGS__);                                                                  \
-    ncclResult_t name(__VA_ARGS__) {                                                                        \
-        void *caller = __builtin_return_address(0);                                                         \
-        weft_nccl *l = of_caller(caller);                                                                   \
-        if (LIKELY(l && l->name))                                                                           \
-            return weft_on_##name(l UNWRAP args);                                                           \
-        __typeof__(&name) real = l ? NULL : (__typeof__(&name))weft_nccl_unlisted(#name, caller);           \
-        return real && real != name ? real(WITHOUT_COMMA args) : NCCL_INTERNAL_ERROR;                       \
+#define HOOK(name, args, ...)                                                                                          \
+    FOR_LIBRARY(0, name, args, __VA_ARGS__)                                                                            \
+    FOR_LIBRARY(1, name, args, __VA_ARGS__)                                                                            \
+    FOR_LIBRARY(2, name, args, __VA_ARGS__)                                                                            \
+    FOR_LIBRARY(3, name, args, __VA_ARGS__)                                                                            \
+    EXPORT ncclResult_t name(__VA_ARGS__);                                                                             \
+    ncclResult_t name(__VA_ARGS__) {                                                                                   \
+        void *caller = __builtin_return_address(0);                                                                    \
+        weft_nccl *l = of_caller(caller);                                                                              \
+        if (LIKELY(l && l->name))                                                                                      \
+            return weft_on_##name(l UNWRAP args);                                                                      \
+        __typeof__(&name) real = l ? NULL : (__typeof__(&name))weft_nccl_unlisted(#name, caller);                      \
+        return real && real != name ? real(WITHOUT_COMMA args) : NCCL_INTERNAL_ERROR;                                  \
     }
 #include "nccl_hooks.def"
 
@@ -46,8 +46,11 @@ static const struct {
     void *ours, *of_library[NCCL_LIBRARIES];
     size_t place; /* of the library's own */
 } hooks[] = {
-#define HOOK(name, args, ...)                                                                               \
-    {#name, (void *)name, {(void *)name##_0, (void *)name##_1, (void *)name##_2, (void *)name##_3}, offsetof(weft_nccl, name)},
+#define HOOK(name, args, ...)                                                                                          \
+    {#name,                                                                                                            \
+     (void *)name,                                                                                                     \
+     {(void *)name##_0, (void *)name##_1, (void *)name##_2, (void *)name##_3},                                         \
+     offsetof(weft_nccl, name)},
 #include "nccl_hooks.def"
 };
 enum { HOOKS = sizeof hooks / sizeof *hooks };

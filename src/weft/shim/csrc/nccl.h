@@ -9,24 +9,25 @@
 enum { NCCL_LIBRARIES = 4, NCCL_LIMITS = 16, NCCL_WHY = 256, NCCL_CONFIG_BYTES = 256 };
 
 enum { /* operations, as binding.py names them */
-    OP_ALL_REDUCE,
-    OP_BROADCAST,
-    OP_REDUCE,
-    OP_ALL_GATHER,
-    OP_REDUCE_SCATTER,
-    OP_ALL_TO_ALL,
-    OP_GATHER,
-    OP_SCATTER,
-    OP_SEND,
-    OP_RECV,
-    NCCL_OPERATIONS,
+       OP_ALL_REDUCE,
+       OP_BROADCAST,
+       OP_REDUCE,
+       OP_ALL_GATHER,
+       OP_REDUCE_SCATTER,
+       OP_ALL_TO_ALL,
+       OP_GATHER,
+       OP_SCATTER,
+       OP_SEND,
+       OP_RECV,
+       NCCL_OPERATIONS,
 };
 
 /* An NCCL library of this process: its own functions, NULL where it lacks one. */
 typedef struct {
     void *base; /* where it is loaded */
     int version;
-    _Atomic bool limits_fixed; /* it has read a limit of CTAs from the environment, which outranks every configuration */
+    _Atomic bool
+        limits_fixed; /* it has read a limit of CTAs from the environment, which outranks every configuration */
 #define HOOK(name, args, ...) ncclResult_t (*name)(__VA_ARGS__);
 #include "nccl_hooks.def"
     ncclResult_t (*ncclGetVersion)(int *);
@@ -49,7 +50,7 @@ typedef struct weft_comm {
     struct weft_comm *next_unused;
     weft_nccl *library;
     _Atomic(ncclComm_t) handle;
-    uint64_t key; /* 0: cannot be known */
+    uint64_t key;                   /* 0: cannot be known */
     _Atomic int rank, size, device; /* -1: not known yet */
     int max_ctas;                   /* 0: NCCL's choice */
     uint32_t order;
@@ -124,13 +125,14 @@ typedef struct {
 } weft_nccl_thread;
 
 extern _Thread_local weft_nccl_thread weft_nccl_me;
-bool weft_nccl_in_group(void);   /* has this thread opened one? */
-void weft_nccl_private(bool on); /* what this thread calls now is our own */
+bool weft_nccl_in_group(void);             /* has this thread opened one? */
+void weft_nccl_private(bool on);           /* what this thread calls now is our own */
 void weft_comms_made(ncclResult_t result); /* a group is over, and with it what it was to make */
 
 /* --- nccl.c ---------------------------------------------------------------------------------------------------- */
 
-void weft_nccl_fill(weft_nccl *l, void *handle, bool next); /* the library's functions; next: as the linker binds them */
+void weft_nccl_fill(weft_nccl *l, void *handle,
+                    bool next); /* the library's functions; next: as the linker binds them */
 
 /* --- for Python -------------------------------------------------------------------------------------------------- */
 

@@ -79,9 +79,9 @@ static ncclResult_t leave(const call *k, ncclResult_t result) {
 }
 
 /* CALL is the real call, written with `to`. */
-#define MAKE(operation, op, CALL)                                                                           \
-    call k;                                                                                                 \
-    ncclComm_t to = enter(&k, comm, operation, count, type, op, stream);                                    \
+#define MAKE(operation, op, CALL)                                                                                      \
+    call k;                                                                                                            \
+    ncclComm_t to = enter(&k, comm, operation, count, type, op, stream);                                               \
     return leave(&k, l->CALL)
 
 ON(ncclAllReduce, const void *send, void *recv, size_t count, int type, int op, ncclComm_t comm, void *stream) {
@@ -139,11 +139,13 @@ static bool defer(deferred d) {
     return true;
 }
 
-static ncclResult_t send_now(weft_nccl *l, const void *send, size_t count, int type, int peer, ncclComm_t comm, void *stream) {
+static ncclResult_t send_now(weft_nccl *l, const void *send, size_t count, int type, int peer, ncclComm_t comm,
+                             void *stream) {
     MAKE(OP_SEND, 0, ncclSend(send, count, type, peer, to, stream));
 }
 
-static ncclResult_t receive_now(weft_nccl *l, void *recv, size_t count, int type, int peer, ncclComm_t comm, void *stream) {
+static ncclResult_t receive_now(weft_nccl *l, void *recv, size_t count, int type, int peer, ncclComm_t comm,
+                                void *stream) {
     MAKE(OP_RECV, 0, ncclRecv(recv, count, type, peer, to, stream));
 }
 
@@ -199,11 +201,12 @@ static ncclResult_t group_ended(ncclResult_t result) {
 }
 
 /* The library works inside its last GroupEnd: what it calls by the linker's way then is not the program's. */
-#define END(CALL)                                                                                           \
-    ncclResult_t late = weft_nccl_me.inside == 0 && weft_nccl_me.depth == 1 && me.waiting ? issue_deferred() : NCCL_SUCCESS; \
-    weft_nccl_me.inside++;                                                                                  \
-    ncclResult_t result = l->CALL;                                                                          \
-    weft_nccl_me.inside--;                                                                                  \
+#define END(CALL)                                                                                                      \
+    ncclResult_t late =                                                                                                \
+        weft_nccl_me.inside == 0 && weft_nccl_me.depth == 1 && me.waiting ? issue_deferred() : NCCL_SUCCESS;           \
+    weft_nccl_me.inside++;                                                                                             \
+    ncclResult_t result = l->CALL;                                                                                     \
+    weft_nccl_me.inside--;                                                                                             \
     return group_ended(result == NCCL_SUCCESS || result == NCCL_IN_PROGRESS ? (late ? late : result) : result)
 
 ncclResult_t weft_on_ncclGroupEnd(weft_nccl *l) { END(ncclGroupEnd()); }

@@ -286,7 +286,8 @@ static void ask(weft_comm *c, _Atomic int *what, ncclResult_t (*question)(ncclCo
 void weft_comm_complete(weft_comm *c) {
     weft_nccl *l = c->library;
     ncclResult_t state = NCCL_SUCCESS;
-    if (l->ncclCommGetAsyncError && (l->ncclCommGetAsyncError(c->handle, &state) != NCCL_SUCCESS || state != NCCL_SUCCESS))
+    if (l->ncclCommGetAsyncError &&
+        (l->ncclCommGetAsyncError(c->handle, &state) != NCCL_SUCCESS || state != NCCL_SUCCESS))
         return;
     ask(c, &c->rank, l->ncclCommUserRank);
     ask(c, &c->size, l->ncclCommCount);

@@ -82,7 +82,8 @@ static void show(void) {
             }
 }
 
-const ncclConfig_t *weft_limits_begin(weft_nccl *library, const ncclConfig_t *config, bool inherits, nccl_config *room) {
+const ncclConfig_t *weft_limits_begin(weft_nccl *library, const ncclConfig_t *config, bool inherits,
+                                      nccl_config *room) {
     if (!live() || library->version < NCCL_WITH_CTAS || !library->ncclCommInitRankConfig || library->limits_fixed ||
         (config && config->magic != NCCL_MAGIC)) {
         if (limit_in_environment(LIMIT_MAX) || limit_in_environment(LIMIT_MIN))

@@ -51,7 +51,8 @@ static ncclResult_t made(ncclResult_t result, ncclComm_t *where, weft_comm *c) {
     bool usable = c && where && went_well(result);
     if (weft_nccl_me.depth > 0 && usable && await_group(where, c))
         return result;
-    add(c, weft_nccl_me.depth == 0 && usable ? *where : NULL, usable && weft_nccl_me.depth == 0 ? result : NCCL_SUCCESS);
+    add(c, weft_nccl_me.depth == 0 && usable ? *where : NULL,
+        usable && weft_nccl_me.depth == 0 ? result : NCCL_SUCCESS);
     return result;
 }
 
@@ -79,16 +80,16 @@ static weft_comm *by_id(weft_nccl *l, const ncclUniqueId *id, int rank, int size
 }
 
 /* CALL is the real call, written with `given`, the configuration with the environment's limits in it. */
-#define INIT(inherits, CALL, WITHOUT, c)                                                                    \
-    if (weft_nccl_me.inside > 0)                                                                                      \
-        return l->WITHOUT;                                                                                  \
-    nccl_config room;                                                                                       \
-    ncclConfig_t *given = (ncclConfig_t *)weft_limits_begin(l, config, inherits, &room);                    \
-    weft_comm *new = c;                                                                                     \
-    weft_nccl_me.inside++;                                                                                            \
-    ncclResult_t result = given ? l->CALL : l->WITHOUT;                                                     \
-    weft_nccl_me.inside--;                                                                                            \
-    weft_limits_end();                                                                                      \
+#define INIT(inherits, CALL, WITHOUT, c)                                                                               \
+    if (weft_nccl_me.inside > 0)                                                                                       \
+        return l->WITHOUT;                                                                                             \
+    nccl_config room;                                                                                                  \
+    ncclConfig_t *given = (ncclConfig_t *)weft_limits_begin(l, config, inherits, &room);                               \
+    weft_comm *new = c;                                                                                                \
+    weft_nccl_me.inside++;                                                                                             \
+    ncclResult_t result = given ? l->CALL : l->WITHOUT;                                                                \
+    weft_nccl_me.inside--;                                                                                             \
+    weft_limits_end();                                                                                                 \
     return made(result, made_at, new)
 
 ON(ncclCommInitRank, ncclComm_t *made_at, int size, ncclUniqueId id, int rank) {
@@ -152,39 +153,38 @@ ON(ncclCommSplit, ncclComm_t comm, int color, int key, ncclComm_t *made_at, nccl
 
 ON(ncclCommShrink, ncclComm_t comm, int *excluded, int count, ncclComm_t *made_at, ncclConfig_t *config, int flags) {
     INIT(true, ncclCommShrink(comm, excluded, count, made_at, given, flags),
-         ncclCommShrink(comm, excluded, count, made_at, config, flags),
-         child(l, comm, &count, sizeof count, given));
+         ncclCommShrink(comm, excluded, count, made_at, config, flags), child(l, comm, &count, sizeof count, given));
 }
 
 /* Ranks that join and ranks that were there have nothing in common to make a key of. */
 ON(ncclCommGrow, ncclComm_t comm, int size, const ncclUniqueId *id, int rank, ncclComm_t *made_at,
    ncclConfig_t *config) {
-    INIT(comm != NULL, ncclCommGrow(comm, size, id, rank, made_at, given), ncclCommGrow(comm, size, id, rank, made_at, config),
-         describe(l, 0, rank, size));
+    INIT(comm != NULL, ncclCommGrow(comm, size, id, rank, made_at, given),
+         ncclCommGrow(comm, size, id, rank, made_at, config), describe(l, 0, rank, size));
 }
 
 /* --- communicators that end, with their siblings ------------------------------------------------------------------ */
 
 /* CALL is made for every sibling with `it`, and then for the program's own. In one group where asked: all are told
  * before any is waited for, since freeing the memory of one waits for whatever still runs on the GPU. */
-#define WITH_SIBLINGS(as_group, gone, CALL)                                                                 \
-    weft_comm *c = weft_nccl_me.inside == 0 ? weft_comm_of(comm) : NULL;                                              \
-    bool grouped_ = as_group && c && has_siblings(c) && l->ncclGroupStart() == NCCL_SUCCESS;                \
-    weft_nccl_me.inside++;                                                                                            \
-    for (int i = 1; c && i < NCCL_LIMITS; i++) {                                                            \
-        ncclComm_t it = gone ? atomic_exchange(&c->sibling[i], NULL) : atomic_load(&c->sibling[i]);         \
-        if (it)                                                                                             \
-            l->CALL;                                                                                        \
-    }                                                                                                       \
-    if (c && gone)                                                                                          \
-        weft_comm_gone(c);                                                                                  \
-    ncclComm_t it = comm;                                                                                   \
-    ncclResult_t result = l->CALL;                                                                          \
-    if (grouped_) {                                                                                         \
-        ncclResult_t ended = l->ncclGroupEnd();                                                             \
-        result = result ? result : ended;                                                                   \
-    }                                                                                                       \
-    weft_nccl_me.inside--;                                                                                            \
+#define WITH_SIBLINGS(as_group, gone, CALL)                                                                            \
+    weft_comm *c = weft_nccl_me.inside == 0 ? weft_comm_of(comm) : NULL;                                               \
+    bool grouped_ = as_group && c && has_siblings(c) && l->ncclGroupStart() == NCCL_SUCCESS;                           \
+    weft_nccl_me.inside++;                                                                                             \
+    for (int i = 1; c && i < NCCL_LIMITS; i++) {                                                                       \
+        ncclComm_t it = gone ? atomic_exchange(&c->sibling[i], NULL) : atomic_load(&c->sibling[i]);                    \
+        if (it)                                                                                                        \
+            l->CALL;                                                                                                   \
+    }                                                                                                                  \
+    if (c && gone)                                                                                                     \
+        weft_comm_gone(c);                                                                                             \
+    ncclComm_t it = comm;                                                                                              \
+    ncclResult_t result = l->CALL;                                                                                     \
+    if (grouped_) {                                                                                                    \
+        ncclResult_t ended = l->ncclGroupEnd();                                                                        \
+        result = result ? result : ended;                                                                              \
+    }                                                                                                                  \
+    weft_nccl_me.inside--;                                                                                             \
     return result
 
 static bool has_siblings(weft_comm *c) {
@@ -212,7 +212,9 @@ static ncclResult_t error_of_sibling(weft_nccl *l, weft_comm *c, int place) {
 /* A sibling's error is its communicator's; so is that a sibling is not ready yet. */
 ON(ncclCommGetAsyncError, ncclComm_t comm, ncclResult_t *error) {
     ncclResult_t result = l->ncclCommGetAsyncError(comm, error);
-    weft_comm *c = weft_nccl_me.inside == 0 && result == NCCL_SUCCESS && error && *error == NCCL_SUCCESS ? weft_comm_of(comm) : NULL;
+    weft_comm *c = weft_nccl_me.inside == 0 && result == NCCL_SUCCESS && error && *error == NCCL_SUCCESS
+                       ? weft_comm_of(comm)
+                       : NULL;
     for (int i = 1; c && i < NCCL_LIMITS && *error == NCCL_SUCCESS; i++)
         if (atomic_load(&c->sibling[i]))
             *error = error_of_sibling(l, c, i);

@@ -64,8 +64,8 @@ static bool failed(job *j, weft_comm *c, ncclResult_t result) {
     weft_nccl *l = c->library;
     const char *words = l->ncclGetErrorString ? l->ncclGetErrorString(result) : NULL;
     const char *detail = l->ncclGetLastError ? l->ncclGetLastError(c->handle) : NULL;
-    snprintf(j->why, sizeof j->why, "ncclCommSplit failed: %s%s%.120s", words ? words : "error", detail && *detail ? ": " : "",
-             detail ? detail : "");
+    snprintf(j->why, sizeof j->why, "ncclCommSplit failed: %s%s%.120s", words ? words : "error",
+             detail && *detail ? ": " : "", detail ? detail : "");
     return true;
 }
 
@@ -408,7 +408,8 @@ static job *new_job(int ctas, int place, double timeout_s) {
 
 /* `keys`: the communicators that every rank can split, where the ranks have agreed on them; NULL: all that this rank
  * can. A communicator that one rank splits and another does not waits for the deadline. */
-EXPORT int weft_nccl_prepare_keys(int ctas, double timeout_s, const uint64_t *keys, int key_count, char *why, size_t size) {
+EXPORT int weft_nccl_prepare_keys(int ctas, double timeout_s, const uint64_t *keys, int key_count, char *why,
+                                  size_t size) {
     const char *no = weft_route_not_now(), *excluded = NULL;
     if (no)
         return weft_refuse(why, size, no);
@@ -430,9 +431,10 @@ EXPORT int weft_nccl_prepare_keys(int ctas, double timeout_s, const uint64_t *ke
         discard(j);
         if (empty && any(place))
             return end(0); /* all are there */
-        return end(weft_refuse(why, size, !empty      ? "no memory"
-                                     : excluded ? excluded
-                                                : "no communicator has carried a collective yet"));
+        return end(weft_refuse(why, size,
+                               !empty     ? "no memory"
+                               : excluded ? excluded
+                                          : "no communicator has carried a collective yet"));
     }
     sort(j, sorted);
     if (!run(j)) { /* the thread that waits will say when it is over */

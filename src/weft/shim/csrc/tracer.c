@@ -37,7 +37,7 @@ struct weft_trace_lane {
 _Atomic int weft_trace_on;
 enum { EMPTY, RECORDING, ENDED, CHANGING };
 static _Atomic int state;
-static _Atomic int users;      /* threads inside before … after */
+static _Atomic int users; /* threads inside before … after */
 static _Atomic bool completion_refused, blocking_streams, same_priority;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static weft_trace_lane lanes[LANES];
@@ -57,8 +57,7 @@ static uint32_t this_thread(void) {
 /* --- lanes: one for each stream ------------------------------------------------------------------------------ */
 
 static bool is_lane(const weft_trace_lane *l, CUstream stream, const weft_trace_context *c) {
-    return l->stream == stream && l->context == c &&
-           (stream != CU_STREAM_PER_THREAD || l->thread == this_thread());
+    return l->stream == stream && l->context == c && (stream != CU_STREAM_PER_THREAD || l->thread == this_thread());
 }
 
 /* The legacy stream waits for blocking streams, and they for it, without any call that could be seen. */

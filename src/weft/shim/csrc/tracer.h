@@ -10,20 +10,25 @@
 
 #define WEFT_TRACE_MAGIC "wefttrc"
 enum { WEFT_TRACE_VERSION = 2, WEFT_TRACE_DEVICES = 16, WEFT_TRACE_STEPS = 4096 };
-enum { WEFT_TRACE_OFF = 0, WEFT_TRACE_RECORD = 1, WEFT_TRACE_LEARN = 2 }; /* LEARN: which kernels precede PDL launches */
+enum {
+    WEFT_TRACE_OFF = 0,
+    WEFT_TRACE_RECORD = 1,
+    WEFT_TRACE_LEARN = 2
+}; /* LEARN: which kernels precede PDL launches */
 enum { WEFT_TRACE_KERNEL, WEFT_TRACE_MEMCPY, WEFT_TRACE_MEMSET, WEFT_TRACE_GRAPH };
 enum { WEFT_COPY_UNKNOWN, WEFT_COPY_HTOD, WEFT_COPY_DTOH, WEFT_COPY_DTOD, WEFT_COPY_PTOP, WEFT_COPY_HTOH };
 
-enum { /* weft_trace_span.flags */
-    WEFT_SPAN_CHAINED = 1,      /* a programmatic dependent launch: no event between it and the kernel in front */
-    WEFT_SPAN_OPEN = 2,         /* no end of its own: it ends with the chain that it belongs to */
-    WEFT_SPAN_LATE = 4,         /* its end event was recorded when the stream was idle again: the end is an upper bound */
-    WEFT_SPAN_FAILED = 8,       /* the driver refused the operation */
-    WEFT_SPAN_UNTIMED = 16,     /* no event could be had */
-    WEFT_SPAN_COMM = 32,        /* communicates; a graph: holds a kernel that does */
-    WEFT_SPAN_PDL_SPLIT = 64,   /* an event stood between this launch and the one it depends on: seen for the first time */
-    WEFT_SPAN_COOPERATIVE = 128,
-    WEFT_SPAN_STALLED = 256, /* the stream was held until all was queued: the events tell its duration */
+enum {                        /* weft_trace_span.flags */
+       WEFT_SPAN_CHAINED = 1, /* a programmatic dependent launch: no event between it and the kernel in front */
+       WEFT_SPAN_OPEN = 2,    /* no end of its own: it ends with the chain that it belongs to */
+       WEFT_SPAN_LATE = 4,    /* its end event was recorded when the stream was idle again: the end is an upper bound */
+       WEFT_SPAN_FAILED = 8,  /* the driver refused the operation */
+       WEFT_SPAN_UNTIMED = 16, /* no event could be had */
+       WEFT_SPAN_COMM = 32,    /* communicates; a graph: holds a kernel that does */
+       WEFT_SPAN_PDL_SPLIT =
+           64, /* an event stood between this launch and the one it depends on: seen for the first time */
+       WEFT_SPAN_COOPERATIVE = 128,
+       WEFT_SPAN_STALLED = 256, /* the stream was held until all was queued: the events tell its duration */
 };
 
 typedef struct {
@@ -45,32 +50,38 @@ typedef struct {
     char name[96];
 } weft_trace_device;
 
-enum { /* weft_trace_header.counters */
-    WEFT_TRACED_EVENTS,           /* events created */
-    WEFT_TRACED_EVENT_FAILURES,   /* that could not be created or recorded */
-    WEFT_TRACED_DROPPED,          /* operations for which there was no room */
-    WEFT_TRACED_PLACED_FAILURES,  /* launch-completion events that the driver refused */
-    WEFT_TRACED_CAPTURED,         /* launches into a capture: nothing recorded */
-    WEFT_TRACED_CONTEXTS_GONE,
-    WEFT_TRACED_UNFINISHED,       /* operations whose events did not fire in time */
-    WEFT_TRACED_LEFT_BEHIND,      /* events that could not be destroyed */
-    WEFT_TRACED_PDL_SPLITS,
-    WEFT_TRACED_STALLS,           /* short waits of ours, to time kernels shorter than their launch */
-    WEFT_TRACED_SKIPPED_FRONTS,   /* operations whose start is the end of the one in front on their stream */
-    WEFT_TRACED_STAMPS,           /* kernels of ours that tell when a collective was placed */
-    WEFT_TRACED_STAMP_FAILURES,   /* that the driver refused: the start is "stream ready" */
-    WEFT_TRACED_COUNTERS = 16,
+enum {                              /* weft_trace_header.counters */
+       WEFT_TRACED_EVENTS,          /* events created */
+       WEFT_TRACED_EVENT_FAILURES,  /* that could not be created or recorded */
+       WEFT_TRACED_DROPPED,         /* operations for which there was no room */
+       WEFT_TRACED_PLACED_FAILURES, /* launch-completion events that the driver refused */
+       WEFT_TRACED_CAPTURED,        /* launches into a capture: nothing recorded */
+       WEFT_TRACED_CONTEXTS_GONE,
+       WEFT_TRACED_UNFINISHED,  /* operations whose events did not fire in time */
+       WEFT_TRACED_LEFT_BEHIND, /* events that could not be destroyed */
+       WEFT_TRACED_PDL_SPLITS,
+       WEFT_TRACED_STALLS,         /* short waits of ours, to time kernels shorter than their launch */
+       WEFT_TRACED_SKIPPED_FRONTS, /* operations whose start is the end of the one in front on their stream */
+       WEFT_TRACED_STAMPS,         /* kernels of ours that tell when a collective was placed */
+       WEFT_TRACED_STAMP_FAILURES, /* that the driver refused: the start is "stream ready" */
+       WEFT_TRACED_COUNTERS = 16,
 };
 
 /* weft_trace_header.calibrated_ns: between two events on an idle stream, all queued before the GPU reaches them, with
  * this between them. */
-enum { WEFT_CALIBRATED_SPIN, WEFT_CALIBRATED_SPIN_TWICE, WEFT_CALIBRATED_STAMP, WEFT_CALIBRATED_NOTHING, WEFT_CALIBRATIONS };
+enum {
+    WEFT_CALIBRATED_SPIN,
+    WEFT_CALIBRATED_SPIN_TWICE,
+    WEFT_CALIBRATED_STAMP,
+    WEFT_CALIBRATED_NOTHING,
+    WEFT_CALIBRATIONS
+};
 
 typedef struct {
     char magic[8];
     uint32_t version, span_size;
     uint64_t spans, marks, graph_rows;
-    uint64_t begin_ns, end_ns; /* CLOCK_MONOTONIC */
+    uint64_t begin_ns, end_ns;                /* CLOCK_MONOTONIC */
     int64_t calibrated_ns[WEFT_CALIBRATIONS]; /* least seen; -1: unknown */
     int64_t realtime_offset_ns;
     int32_t rank, world, pid, by_steps;
@@ -94,7 +105,7 @@ typedef struct weft_trace_context {
     CUevent base, anchor;
     int64_t base_ns, anchor_ns;
     CUstream own, spare[4]; /* spare: side streams in stock */
-    CUfunction wait; /* holds a stream for a while; NULL: there is none */
+    CUfunction wait;        /* holds a stream for a while; NULL: there is none */
     uint64_t mhz;
     CUfunction stamp[STAMPS]; /* tells when a collective was placed: of few registers, and of as many as NCCL's */
     struct {
@@ -106,24 +117,24 @@ typedef struct weft_trace_context {
     } pool[2]; /* with and without timing */
 } weft_trace_context;
 
-uint64_t weft_trace_now(void); /* CLOCK_MONOTONIC */
+uint64_t weft_trace_now(void);                  /* CLOCK_MONOTONIC */
 EXPORT void weft_trace_side_priority(int same); /* side streams get the priority of the collective's stream */
 EXPORT void weft_trace_set_clock(uint64_t (*clock)(void)); /* for tests: that of a simulated GPU */
 void weft_trace_count(int counter, uint64_t n);
 uint64_t weft_trace_counted(int counter);
-weft_trace_context *weft_trace_context_now(void);                 /* of the calling thread; NULL: cannot be traced */
-CUevent weft_trace_event(weft_trace_context *c, bool timed);      /* from the pool; NULL: none to be had */
-void weft_trace_warm(weft_trace_context *c);                       /* events in stock */
-CUstream weft_trace_spare(weft_trace_context *c);                 /* a side stream from stock, or a new one */
-CUstream weft_trace_side_stream(void);                            /* a new stream in the current context, or NULL */
+weft_trace_context *weft_trace_context_now(void);            /* of the calling thread; NULL: cannot be traced */
+CUevent weft_trace_event(weft_trace_context *c, bool timed); /* from the pool; NULL: none to be had */
+void weft_trace_warm(weft_trace_context *c);                 /* events in stock */
+CUstream weft_trace_spare(weft_trace_context *c);            /* a side stream from stock, or a new one */
+CUstream weft_trace_side_stream(void);                       /* a new stream in the current context, or NULL */
 CUstream weft_trace_stream(int priority);
 void weft_trace_side_over(CUstream stream);
 int64_t weft_trace_time(weft_trace_context *c, CUevent e, uint64_t deadline_ns); /* -1: unknown */
-bool weft_trace_enter(weft_trace_context *c, CUcontext *before);  /* make it current; false: it is gone */
+bool weft_trace_enter(weft_trace_context *c, CUcontext *before); /* make it current; false: it is gone */
 void weft_trace_leave(CUcontext before);
 void weft_trace_devices(weft_trace_header *h);
 weft_trace_context *weft_trace_contexts(int *count);
-void weft_trace_events_over(void); /* destroys everything */
+void weft_trace_events_over(void);               /* destroys everything */
 void weft_trace_context_gone(CUcontext context); /* NULL: all of them */
 
 /* --- tracer.c: lanes and records ---------------------------------------------------------------------- */
@@ -166,19 +177,19 @@ uint64_t weft_trace_marks(const uint64_t **marks);
 const uint64_t *weft_trace_period(void); /* when it began and ended */
 
 /* For Python and for tracer_output.c */
-EXPORT int weft_trace_begin(void);      /* 0: on; else it is in use, or cannot be had */
-EXPORT void weft_trace_watch(void);     /* learn which launches are programmatic, until begin or end */
-EXPORT void weft_trace_mark(void);      /* a step ends here */
-EXPORT void weft_trace_pause(void);     /* records no more; never waits */
-EXPORT void weft_trace_end(void);       /* the same, and can be read: waits for threads that are launching */
-EXPORT void weft_trace_free(void);      /* destroys events and records */
-EXPORT int weft_trace_state(void);      /* 0 off and empty, 1 recording, 2 ended: can be read, 3 changing */
+EXPORT int weft_trace_begin(void);  /* 0: on; else it is in use, or cannot be had */
+EXPORT void weft_trace_watch(void); /* learn which launches are programmatic, until begin or end */
+EXPORT void weft_trace_mark(void);  /* a step ends here */
+EXPORT void weft_trace_pause(void); /* records no more; never waits */
+EXPORT void weft_trace_end(void);   /* the same, and can be read: waits for threads that are launching */
+EXPORT void weft_trace_free(void);  /* destroys events and records */
+EXPORT int weft_trace_state(void);  /* 0 off and empty, 1 recording, 2 ended: can be read, 3 changing */
 
 EXPORT int64_t weft_trace_read(weft_trace_header *h, weft_trace_span *spans, uint64_t room, double timeout_s);
 EXPORT int64_t weft_trace_read_marks(uint64_t *out, uint64_t room);
 EXPORT int64_t weft_trace_read_graph_rows(uint32_t *out, uint64_t room);
-EXPORT void weft_trace_steps_come(void);  /* somebody looks for the program's steps: do not go by time yet */
-EXPORT int weft_trace_steps_known(void);  /* a step was found: 0, or the trace goes by time already */
+EXPORT void weft_trace_steps_come(void);        /* somebody looks for the program's steps: do not go by time yet */
+EXPORT int weft_trace_steps_known(void);        /* a step was found: 0, or the trace goes by time already */
 EXPORT int weft_trace_finish(double timeout_s); /* end, write what was recorded into the job's folder, free */
 
 /* --- tracer_calls.c: which collective a kernel belongs to ----------------------------------------------- */

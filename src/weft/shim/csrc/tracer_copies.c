@@ -8,20 +8,20 @@ enum { POINTER_MEMORY_TYPE = 2, POINTER_DEVICE = 9, TYPE_HOST = 1, TYPE_DEVICE =
 
 /* --- what delays a stream ---------------------------------------------------------------------------------------- */
 
-#define DELAYS(name, per_thread, params, ...)                                                               \
-    CUresult name params {                                                                                  \
-        if (RECORDING())                                                                                    \
-            weft_trace_disturbed(weft_stream(stream, per_thread));                                          \
-        return REAL(name)(__VA_ARGS__);                                                                     \
+#define DELAYS(name, per_thread, params, ...)                                                                          \
+    CUresult name params {                                                                                             \
+        if (RECORDING())                                                                                               \
+            weft_trace_disturbed(weft_stream(stream, per_thread));                                                     \
+        return REAL(name)(__VA_ARGS__);                                                                                \
     }
-#define DELAYS_PAIR(name, params, ...)                                                                      \
-    DELAYS(name, false, params, __VA_ARGS__)                                                                \
+#define DELAYS_PAIR(name, params, ...)                                                                                 \
+    DELAYS(name, false, params, __VA_ARGS__)                                                                           \
     DELAYS(name##_ptsz, true, params, __VA_ARGS__)
 
 DELAYS_PAIR(cuStreamWaitEvent, (CUstream stream, CUevent event, unsigned flags), stream, event, flags)
 DELAYS_PAIR(cuLaunchHostFunc, (CUstream stream, void *function, void *data), stream, function, data)
-DELAYS_PAIR(cuStreamWaitValue32_v2, (CUstream stream, CUdeviceptr at, uint32_t value, unsigned flags), stream, at, value,
-            flags)
+DELAYS_PAIR(cuStreamWaitValue32_v2, (CUstream stream, CUdeviceptr at, uint32_t value, unsigned flags), stream, at,
+            value, flags)
 DELAYS_PAIR(cuStreamWaitValue64_v2, (CUstream stream, CUdeviceptr at, cuuint64_t value, unsigned flags), stream, at,
             value, flags)
 DELAYS_PAIR(cuStreamBatchMemOp_v2, (CUstream stream, unsigned count, void *operations, unsigned flags), stream, count,
@@ -58,23 +58,23 @@ static uint32_t of_types(int to, int from) {
     return known ? direction(to != TYPE_HOST, from != TYPE_HOST, false) : WEFT_COPY_UNKNOWN;
 }
 
-#define TRACED(name, per_thread, trace_kind, copy_kind, size, params, ...)                                  \
-    CUresult name params {                                                                                  \
-        weft_trace_op op;                                                                                   \
-        if (!RECORDING() || !weft_attach(WEFT_API_CUDA) ||                                                  \
-            !weft_trace_before(&op, trace_kind, NULL, weft_stream(stream, per_thread), false))              \
-            return REAL(name)(__VA_ARGS__);                                                                 \
-        op.record->span.copy = copy_kind;                                                                   \
-        op.record->span.bytes = size;                                                                       \
-        CUresult result = REAL(name)(__VA_ARGS__);                                                          \
-        weft_trace_after(&op, weft_stream(stream, per_thread), result);                                     \
-        return result;                                                                                      \
+#define TRACED(name, per_thread, trace_kind, copy_kind, size, params, ...)                                             \
+    CUresult name params {                                                                                             \
+        weft_trace_op op;                                                                                              \
+        if (!RECORDING() || !weft_attach(WEFT_API_CUDA) ||                                                             \
+            !weft_trace_before(&op, trace_kind, NULL, weft_stream(stream, per_thread), false))                         \
+            return REAL(name)(__VA_ARGS__);                                                                            \
+        op.record->span.copy = copy_kind;                                                                              \
+        op.record->span.bytes = size;                                                                                  \
+        CUresult result = REAL(name)(__VA_ARGS__);                                                                     \
+        weft_trace_after(&op, weft_stream(stream, per_thread), result);                                                \
+        return result;                                                                                                 \
     }
-#define COPY(name, copy_kind, size, params, ...)                                                            \
-    TRACED(name, false, WEFT_TRACE_MEMCPY, copy_kind, size, params, __VA_ARGS__)                            \
+#define COPY(name, copy_kind, size, params, ...)                                                                       \
+    TRACED(name, false, WEFT_TRACE_MEMCPY, copy_kind, size, params, __VA_ARGS__)                                       \
     TRACED(name##_ptsz, true, WEFT_TRACE_MEMCPY, copy_kind, size, params, __VA_ARGS__)
-#define FILL(name, size, params, ...)                                                                       \
-    TRACED(name, false, WEFT_TRACE_MEMSET, WEFT_COPY_UNKNOWN, size, params, __VA_ARGS__)                    \
+#define FILL(name, size, params, ...)                                                                                  \
+    TRACED(name, false, WEFT_TRACE_MEMSET, WEFT_COPY_UNKNOWN, size, params, __VA_ARGS__)                               \
     TRACED(name##_ptsz, true, WEFT_TRACE_MEMSET, WEFT_COPY_UNKNOWN, size, params, __VA_ARGS__)
 
 COPY(cuMemcpyAsync, between(to, from), size, (CUdeviceptr to, CUdeviceptr from, size_t size, CUstream stream), to, from,
@@ -83,8 +83,8 @@ COPY(cuMemcpyHtoDAsync_v2, WEFT_COPY_HTOD, size, (CUdeviceptr to, const void *fr
      from, size, stream)
 COPY(cuMemcpyDtoHAsync_v2, WEFT_COPY_DTOH, size, (void *to, CUdeviceptr from, size_t size, CUstream stream), to, from,
      size, stream)
-COPY(cuMemcpyDtoDAsync_v2, between(to, from), size, (CUdeviceptr to, CUdeviceptr from, size_t size, CUstream stream), to,
-     from, size, stream)
+COPY(cuMemcpyDtoDAsync_v2, between(to, from), size, (CUdeviceptr to, CUdeviceptr from, size_t size, CUstream stream),
+     to, from, size, stream)
 COPY(cuMemcpyPeerAsync, to_context == from_context ? WEFT_COPY_DTOD : WEFT_COPY_PTOP, size,
      (CUdeviceptr to, CUcontext to_context, CUdeviceptr from, CUcontext from_context, size_t size, CUstream stream), to,
      to_context, from, from_context, size, stream)
@@ -96,16 +96,16 @@ COPY(cuMemcpy3DAsync_v2, copy ? of_types(copy->dstMemoryType, copy->srcMemoryTyp
 
 FILL(cuMemsetD8Async, count, (CUdeviceptr to, unsigned char value, size_t count, CUstream stream), to, value, count,
      stream)
-FILL(cuMemsetD16Async, count * 2, (CUdeviceptr to, unsigned short value, size_t count, CUstream stream), to, value, count,
-     stream)
+FILL(cuMemsetD16Async, count * 2, (CUdeviceptr to, unsigned short value, size_t count, CUstream stream), to, value,
+     count, stream)
 FILL(cuMemsetD32Async, count * 4, (CUdeviceptr to, unsigned value, size_t count, CUstream stream), to, value, count,
      stream)
-FILL(cuMemsetD2D8Async, width * height,
-     (CUdeviceptr to, size_t pitch, unsigned char value, size_t width, size_t height, CUstream stream), to, pitch, value,
-     width, height, stream)
+FILL(cuMemsetD2D8Async, width *height,
+     (CUdeviceptr to, size_t pitch, unsigned char value, size_t width, size_t height, CUstream stream), to, pitch,
+     value, width, height, stream)
 FILL(cuMemsetD2D16Async, width * height * 2,
-     (CUdeviceptr to, size_t pitch, unsigned short value, size_t width, size_t height, CUstream stream), to, pitch, value,
-     width, height, stream)
+     (CUdeviceptr to, size_t pitch, unsigned short value, size_t width, size_t height, CUstream stream), to, pitch,
+     value, width, height, stream)
 FILL(cuMemsetD2D32Async, width * height * 4,
      (CUdeviceptr to, size_t pitch, unsigned value, size_t width, size_t height, CUstream stream), to, pitch, value,
      width, height, stream)

@@ -30,13 +30,15 @@ uint64_t weft_trace_now(void) {
     return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
-void weft_trace_count(int counter, uint64_t n) { atomic_fetch_add_explicit(&counters[counter], n, memory_order_relaxed); }
+void weft_trace_count(int counter, uint64_t n) {
+    atomic_fetch_add_explicit(&counters[counter], n, memory_order_relaxed);
+}
 uint64_t weft_trace_counted(int counter) { return atomic_load(&counters[counter]); }
 
 static bool complete(const weft_cuda_calls *cu) {
-    return cu->cuEventCreate && cu->cuEventRecord && cu->cuEventQuery && cu->cuEventElapsedTime && cu->cuEventDestroy_v2 &&
-           cu->cuCtxGetCurrent && cu->cuCtxSetCurrent && cu->cuStreamCreateWithPriority && cu->cuStreamDestroy_v2 &&
-           cu->cuStreamWaitEvent;
+    return cu->cuEventCreate && cu->cuEventRecord && cu->cuEventQuery && cu->cuEventElapsedTime &&
+           cu->cuEventDestroy_v2 && cu->cuCtxGetCurrent && cu->cuCtxSetCurrent && cu->cuStreamCreateWithPriority &&
+           cu->cuStreamDestroy_v2 && cu->cuStreamWaitEvent;
 }
 
 /* A stream for our own waits. Streams of one priority share a few hardware queues, where a wait of ours would hold up

@@ -51,8 +51,8 @@ static void load(CUfunction stamp[STAMPS]) {
     int most = weft_cuda_device_attribute(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN);
     for (int i = 0; i < STAMPS; i++)
         if (cu->cuModuleGetFunction(&stamp[i], module, names[i]) != CUDA_SUCCESS ||
-            (most > 0 && cu->cuFuncSetAttribute(stamp[i], CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, most) !=
-                             CUDA_SUCCESS))
+            (most > 0 &&
+             cu->cuFuncSetAttribute(stamp[i], CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, most) != CUDA_SUCCESS))
             stamp[i] = NULL;
 }
 
@@ -96,7 +96,8 @@ static CUresult launch_stamp(CUfunction f, CUlaunchConfig *c, const unsigned clu
 bool weft_trace_stamp(weft_trace_context *c, const weft_trace_op *op, CUstream side) {
     const weft_trace_span *s = &op->record->span;
     unsigned threads = s->block[0] * s->block[1] * s->block[2];
-    bool wide = s->registers >= NCCL_REGISTERS / 2 && (threads + WARP - 1) / WARP * WARP * NCCL_REGISTERS <= MOST_REGISTERS;
+    bool wide =
+        s->registers >= NCCL_REGISTERS / 2 && (threads + WARP - 1) / WARP * WARP * NCCL_REGISTERS <= MOST_REGISTERS;
     CUfunction f = wide && c->stamp[1] ? c->stamp[1] : c->stamp[0];
     static const unsigned none[3];
     const unsigned *cluster = op->cluster;

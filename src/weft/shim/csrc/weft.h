@@ -17,7 +17,7 @@
 /* A policy as taken from a control block; immutable once published, so readers need no lock. */
 typedef struct {
     _Atomic uint32_t id; /* equal policies have equal ids, so that a plan made for one can be kept */
-    bool shapes; /* some rule or default asks for a residency */
+    bool shapes;         /* some rule or default asks for a residency */
     bool neutral;
     weft_policy data;
 } weft_rules;
@@ -45,8 +45,10 @@ static inline const weft_rules *weft_policy_now(void) {
 bool weft_chunk_ready(uint32_t chunk); /* reserve the file's blocks for a chunk of rows; false: there are none */
 
 /* What each part forgets in a child that was forked: the driver's handles, and locks that other threads held. */
-#define WEFT_FORGETS(X) \
-    X(kernels) X(shape) X(flight) X(limits) X(names) X(headstart) X(tracer) X(graph) X(captures) X(comms) X(route) X(split) X(config) X(calls) X(library)
+#define WEFT_FORGETS(X)                                                                                                \
+    X(kernels)                                                                                                         \
+    X(shape) X(flight) X(limits) X(names) X(headstart) X(tracer) X(graph) X(captures) X(comms) X(route) X(split)       \
+        X(config) X(calls) X(library)
 #define X(part) void weft_forget_##part(void);
 WEFT_FORGETS(X)
 #undef X
@@ -62,14 +64,14 @@ typedef struct weft_variant {
     _Atomic uint64_t shape; /* threads per block << 32 | dynamic shared bytes */
     _Atomic uint32_t epoch; /* 0: being written */
     _Atomic uint32_t row, kind, sms, natural_blocks;
-    _Atomic(weft_cell *) cell;          /* of the first shard */
+    _Atomic(weft_cell *) cell; /* of the first shard */
     _Atomic uint32_t refusals, looks;
-    _Atomic uint32_t noted; /* what its row says of the latest launch: reason << 8 | blocks */
-    _Atomic uint64_t plans[WEFT_PLANS]; /* by policy id: see plan_* in shape.c */
-    struct weft_variant *next;          /* where it is kept for use again */
+    _Atomic uint32_t noted;                    /* what its row says of the latest launch: reason << 8 | blocks */
+    _Atomic uint64_t plans[WEFT_PLANS];        /* by policy id: see plan_* in shape.c */
+    struct weft_variant *next;                 /* where it is kept for use again */
     _Atomic uint32_t registers, static_shared; /* registers plus one; 0: not asked yet */
     _Atomic uint64_t idle_launches;            /* in the trace of the upper half's number, on an idle stream */
-    _Atomic bool before_programmatic; /* a programmatic dependent launch was seen to follow it */
+    _Atomic bool before_programmatic;          /* a programmatic dependent launch was seen to follow it */
 } weft_variant;
 
 /* What a launch needs of a variant: a private copy. */
@@ -131,8 +133,8 @@ void *weft_comm_latest(void); /* the stream of the latest collective */
 /* --- interpose.c ----------------------------------------------------------------------------------- */
 
 void *weft_real_symbol(void *handle, const char *name); /* as the next dlsym answers: another tool's, or the libc's */
-void *weft_next_symbol(const char *name);               /* after the shim in the program's order, another tool's first */
-void weft_pin_library(void *function);                  /* the library that has it is never unloaded */
+void *weft_next_symbol(const char *name); /* after the shim in the program's order, another tool's first */
+void weft_pin_library(void *function);    /* the library that has it is never unloaded */
 
 /* --- elf.c ------------------------------------------------------------------------------------------- */
 

@@ -21,11 +21,13 @@ static uint64_t hash_of(const char *text, int64_t length) {
 static int grow_slots(weft_intern *table) {
     int64_t slots = table->slots ? table->slots * 2 : 256;
     int32_t *slot = calloc((size_t)slots, sizeof *slot);
-    if (!slot) return 0;
+    if (!slot)
+        return 0;
     for (int64_t i = 0; i < table->count; i++) {
         const char *text = table->text + table->offset[i];
         uint64_t at = hash_of(text, table->offset[i + 1] - table->offset[i]) & (uint64_t)(slots - 1);
-        while (slot[at]) at = (at + 1) & (uint64_t)(slots - 1);
+        while (slot[at])
+            at = (at + 1) & (uint64_t)(slots - 1);
         slot[at] = (int32_t)i + 1;
     }
     free(table->slot);
@@ -38,18 +40,22 @@ static int grow_entries(weft_intern *table, int64_t length) {
     if (table->count + 1 >= table->room) {
         int64_t room = table->room ? table->room * 2 : 64;
         int64_t *offset = realloc(table->offset, (size_t)(room + 1) * sizeof *offset);
-        if (!offset) return 0;
+        if (!offset)
+            return 0;
         table->offset = offset;
         int32_t *tag = realloc(table->tag, (size_t)(room + 1) * sizeof *tag);
-        if (!tag) return 0;
+        if (!tag)
+            return 0;
         table->tag = tag;
-        if (!table->room) table->offset[0] = 0;
+        if (!table->room)
+            table->offset[0] = 0;
         table->room = room;
     }
     if (table->text_bytes + length > table->text_room) {
         int64_t room = (table->text_room ? table->text_room * 2 : 4096) + length;
         char *text = realloc(table->text, (size_t)room);
-        if (!text) return 0;
+        if (!text)
+            return 0;
         table->text = text;
         table->text_room = room;
     }
@@ -57,7 +63,8 @@ static int grow_entries(weft_intern *table, int64_t length) {
 }
 
 int64_t weft_intern_of(weft_intern *table, const char *text, int64_t length, int *fresh) {
-    if (table->count * 2 >= table->slots && !grow_slots(table)) return -1;
+    if (table->count * 2 >= table->slots && !grow_slots(table))
+        return -1;
     uint64_t at = hash_of(text, length) & (uint64_t)(table->slots - 1);
     *fresh = 0;
     while (table->slot[at]) {
@@ -67,7 +74,8 @@ int64_t weft_intern_of(weft_intern *table, const char *text, int64_t length, int
             return i;
         at = (at + 1) & (uint64_t)(table->slots - 1);
     }
-    if (!grow_entries(table, length)) return -1;
+    if (!grow_entries(table, length))
+        return -1;
     memcpy(table->text + table->text_bytes, text, (size_t)length);
     table->text_bytes += length;
     table->offset[++table->count] = table->text_bytes;

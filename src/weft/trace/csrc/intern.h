@@ -5,10 +5,10 @@
 #include <stdint.h>
 
 typedef struct {
-    char *text;          /* all strings, one after the other */
-    int64_t *offset;     /* count + 1 of them */
-    int32_t *tag;        /* what the caller remembers of each */
-    int32_t *slot;       /* open addressing: index + 1, or 0 */
+    char *text;      /* all strings, one after the other */
+    int64_t *offset; /* count + 1 of them */
+    int32_t *tag;    /* what the caller remembers of each */
+    int32_t *slot;   /* open addressing: index + 1, or 0 */
     int64_t count, room, text_bytes, text_room, slots;
 } weft_intern;
 

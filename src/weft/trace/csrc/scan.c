@@ -52,7 +52,8 @@ static int64_t *row_of(table *rows) {
     if (rows->rows == rows->room) {
         int64_t room = rows->room ? rows->room * 2 : 1024;
         int64_t *value = realloc(rows->value, (size_t)(room * rows->width) * sizeof *value);
-        if (!value) return NULL;
+        if (!value)
+            return NULL;
         rows->value = value;
         rows->room = room;
     }
@@ -80,10 +81,14 @@ static marks marks_of(const char *at) {
 #else
     for (int i = 0; i < 64; i++) {
         uint64_t bit = (uint64_t)1 << i;
-        if (at[i] == '"') found.quotes |= bit;
-        if (at[i] == '\\') found.escapes |= bit;
-        if (at[i] == '{') found.open |= bit;
-        if (at[i] == '}') found.close |= bit;
+        if (at[i] == '"')
+            found.quotes |= bit;
+        if (at[i] == '\\')
+            found.escapes |= bit;
+        if (at[i] == '{')
+            found.open |= bit;
+        if (at[i] == '}')
+            found.close |= bit;
     }
 #endif
     return found;
@@ -91,7 +96,8 @@ static marks marks_of(const char *at) {
 
 /* Where text is inside of strings: every bit after an odd number of quotes. */
 static uint64_t inside_of(uint64_t quotes, uint64_t in_string) {
-    for (int shift = 1; shift < 64; shift *= 2) quotes ^= quotes << shift;
+    for (int shift = 1; shift < 64; shift *= 2)
+        quotes ^= quotes << shift;
     return quotes ^ in_string;
 }
 
@@ -109,7 +115,8 @@ static const char *object_end(const char *at, const char *end) {
                 while (braces) {
                     int bit = __builtin_ctzll(braces);
                     depth += (found.open >> bit & 1) ? 1 : -1;
-                    if (depth == 0) return at + bit + 1;
+                    if (depth == 0)
+                        return at + bit + 1;
                     braces &= braces - 1;
                 }
                 in_string = (uint64_t)((int64_t)inside >> 63);
@@ -123,8 +130,10 @@ static const char *object_end(const char *at, const char *end) {
             if (escaped) {
                 escaped = 0;
             } else if (in_string) {
-                if (c == '\\') escaped = 1;
-                if (c == '"') in_string = 0;
+                if (c == '\\')
+                    escaped = 1;
+                if (c == '"')
+                    in_string = 0;
             } else if (c == '"') {
                 in_string = ~(uint64_t)0;
             } else if (c == '{') {
@@ -140,7 +149,8 @@ static const char *object_end(const char *at, const char *end) {
 /* Taking an event apart ----------------------------------------------------------------------------- */
 
 static const char *skip_space(const char *at, const char *end) {
-    while (at < end && (*at == ' ' || *at == '\n' || *at == '\t' || *at == '\r')) at++;
+    while (at < end && (*at == ' ' || *at == '\n' || *at == '\t' || *at == '\r'))
+        at++;
     return at;
 }
 
@@ -148,25 +158,32 @@ static const char *skip_space(const char *at, const char *end) {
 static const char *string_end(const char *at, const char *end) {
     for (at++; at < end; at++) {
         const char *quote = memchr(at, '"', (size_t)(end - at));
-        if (!quote) return NULL;
+        if (!quote)
+            return NULL;
         const char *back = quote;
-        while (back > at && back[-1] == '\\') back--;
-        if ((quote - back) % 2 == 0) return quote + 1;
+        while (back > at && back[-1] == '\\')
+            back--;
+        if ((quote - back) % 2 == 0)
+            return quote + 1;
         at = quote;
     }
     return NULL;
 }
 
 static const char *value_end(const char *at, const char *end) {
-    if (at >= end) return NULL;
-    if (*at == '"') return string_end(at, end);
-    if (*at == '{') return object_end(at, end);
+    if (at >= end)
+        return NULL;
+    if (*at == '"')
+        return string_end(at, end);
+    if (*at == '{')
+        return object_end(at, end);
     if (*at == '[') {
         int64_t depth = 0;
         for (; at < end; at++) {
             if (*at == '"') {
                 at = string_end(at, end);
-                if (!at) return NULL;
+                if (!at)
+                    return NULL;
                 at--;
             } else if (*at == '[' || *at == '{') {
                 depth++;
@@ -177,25 +194,33 @@ static const char *value_end(const char *at, const char *end) {
         return NULL;
     }
     const char *start = at;
-    while (at < end && *at != ',' && *at != '}' && *at != ']' && (unsigned char)*at > ' ') at++;
+    while (at < end && *at != ',' && *at != '}' && *at != ']' && (unsigned char)*at > ' ')
+        at++;
     return at > start ? at : NULL;
 }
 
 /* Steps to the next key of an object. 1: found, 0: the object ended, -1: not what is expected here. */
 static int next_pair(const char **at, const char *end, text *key, text *value) {
     const char *p = skip_space(*at, end);
-    if (p < end && *p == ',') p = skip_space(p + 1, end);
-    if (p < end && *p == '}') return 0;
-    if (p >= end || *p != '"') return -1;
+    if (p < end && *p == ',')
+        p = skip_space(p + 1, end);
+    if (p < end && *p == '}')
+        return 0;
+    if (p >= end || *p != '"')
+        return -1;
     const char *after = string_end(p, end);
-    if (!after) return -1;
+    if (!after)
+        return -1;
     *key = (text){p + 1, after - p - 2};
-    if (memchr(key->at, '\\', (size_t)key->length)) return -1;
+    if (memchr(key->at, '\\', (size_t)key->length))
+        return -1;
     p = skip_space(after, end);
-    if (p >= end || *p != ':') return -1;
+    if (p >= end || *p != ':')
+        return -1;
     p = skip_space(p + 1, end);
     const char *stop = value_end(p, end);
-    if (!stop) return -1;
+    if (!stop)
+        return -1;
     *value = (text){p, stop - p};
     *at = stop;
     return 1;
@@ -211,10 +236,12 @@ static int whole(text value, int64_t *out) {
     const char *at = value.at, *end = at + value.length;
     int negative = at < end && *at == '-';
     at += negative;
-    if (at >= end || end - at > 18) return 0;
+    if (at >= end || end - at > 18)
+        return 0;
     int64_t number = 0;
     for (; at < end; at++) {
-        if (*at < '0' || *at > '9') return 0;
+        if (*at < '0' || *at > '9')
+            return 0;
         number = number * 10 + (*at - '0');
     }
     *out = negative ? -number : number;
@@ -228,18 +255,25 @@ static int nanoseconds(text value, int64_t *out) {
     at += negative;
     int64_t number = 0;
     const char *start = at;
-    for (; at < end && *at >= '0' && *at <= '9'; at++) number = number * 10 + (*at - '0');
-    if (at == start || at - start > 16 || number >= MAX_US) return 0;
+    for (; at < end && *at >= '0' && *at <= '9'; at++)
+        number = number * 10 + (*at - '0');
+    if (at == start || at - start > 16 || number >= MAX_US)
+        return 0;
     int places = 0, half = 0;
     if (at < end && *at == '.') {
         for (at++; at < end && *at >= '0' && *at <= '9'; at++, places++) {
-            if (places < 3) number = number * 10 + (*at - '0');
-            else if (places == 3) half = *at >= '5';
+            if (places < 3)
+                number = number * 10 + (*at - '0');
+            else if (places == 3)
+                half = *at >= '5';
         }
-        if (!places) return 0;
+        if (!places)
+            return 0;
     }
-    if (at != end) return 0;
-    for (; places < 3; places++) number *= 10;
+    if (at != end)
+        return 0;
+    for (; places < 3; places++)
+        number *= 10;
     number += half;
     *out = negative ? -number : number;
     return 1;
@@ -248,47 +282,65 @@ static int nanoseconds(text value, int64_t *out) {
 /* x times y times z of `[x, y, z]`; -1 where these are not three positive numbers. */
 static int size_of(text value, int64_t *out) {
     const char *at = value.at, *end = at + value.length;
-    if (at >= end || *at != '[') return 0;
+    if (at >= end || *at != '[')
+        return 0;
     int64_t total = 1;
     int count = 0;
     at = skip_space(at + 1, end);
     while (at < end && *at != ']') {
         const char *start = at;
-        while (at < end && *at >= '0' && *at <= '9') at++;
+        while (at < end && *at >= '0' && *at <= '9')
+            at++;
         int64_t number;
-        if (!whole((text){start, at - start}, &number) || number > (int64_t)1 << 31) return 0;
-        if (number < 1) total = -1;
-        if (total > 0 && __builtin_mul_overflow(total, number, &total)) return 0;
+        if (!whole((text){start, at - start}, &number) || number > (int64_t)1 << 31)
+            return 0;
+        if (number < 1)
+            total = -1;
+        if (total > 0 && __builtin_mul_overflow(total, number, &total))
+            return 0;
         count++;
         at = skip_space(at, end);
-        if (at < end && *at == ',') at = skip_space(at + 1, end);
+        if (at < end && *at == ',')
+            at = skip_space(at + 1, end);
     }
-    if (at + 1 != end) return 0;
+    if (at + 1 != end)
+        return 0;
     *out = count == 3 && total < (int64_t)1 << 62 ? total : -1;
     return 1;
 }
 
 static int category(text cat) {
-    static const struct { const char *name; int role; } known[] = {
-        {"cpu_op", OPERATOR}, {"cuda_runtime", RUNTIME}, {"kernel", KERNEL}, {"gpu_memcpy", MEMCPY},
-        {"gpu_memset", MEMSET}, {"user_annotation", ANNOTATION}, {"cuda_driver", RUNTIME},
-        {"cuda_sync", SYNC}, {"hip_runtime", RUNTIME}, {"hip_driver", RUNTIME}, {"Kernel", KERNEL},
-        {"Memcpy", MEMCPY}, {"memcpy", MEMCPY}, {"Memset", MEMSET}, {"memset", MEMSET},
-        {"runtime", RUNTIME}, {"Runtime", RUNTIME}, {"driver", RUNTIME}, {"Driver", RUNTIME},
-        {"UserAnnotation", ANNOTATION}, {"Operator", ANNOTATION}, {"operator", ANNOTATION},
+    static const struct {
+        const char *name;
+        int role;
+    } known[] = {
+        {"cpu_op", OPERATOR},        {"cuda_runtime", RUNTIME},
+        {"kernel", KERNEL},          {"gpu_memcpy", MEMCPY},
+        {"gpu_memset", MEMSET},      {"user_annotation", ANNOTATION},
+        {"cuda_driver", RUNTIME},    {"cuda_sync", SYNC},
+        {"hip_runtime", RUNTIME},    {"hip_driver", RUNTIME},
+        {"Kernel", KERNEL},          {"Memcpy", MEMCPY},
+        {"memcpy", MEMCPY},          {"Memset", MEMSET},
+        {"memset", MEMSET},          {"runtime", RUNTIME},
+        {"Runtime", RUNTIME},        {"driver", RUNTIME},
+        {"Driver", RUNTIME},         {"UserAnnotation", ANNOTATION},
+        {"Operator", ANNOTATION},    {"operator", ANNOTATION},
         {"python_function", MODULE},
     };
-    if (cat.length < 2 || cat.at[0] != '"') return OTHER;
+    if (cat.length < 2 || cat.at[0] != '"')
+        return OTHER;
     text name = {cat.at + 1, cat.length - 2};
     for (size_t i = 0; i < sizeof known / sizeof *known; i++)
-        if (known[i].name[0] == name.at[0] && is(name, known[i].name)) return known[i].role;
+        if (known[i].name[0] == name.at[0] && is(name, known[i].name))
+            return known[i].role;
     return OTHER;
 }
 
 static int contains(const char *at, int64_t length, const char *word) {
     int64_t size = (int64_t)strlen(word);
     for (int64_t i = 0; i + size <= length; i++)
-        if (!strncasecmp(at + i, word, (size_t)size)) return 1;
+        if (!strncasecmp(at + i, word, (size_t)size))
+            return 1;
     return 0;
 }
 
@@ -306,17 +358,23 @@ static int is_module(text name) { return starts(name, "\"nn.Module: "); }
 static int call_role(scan *s, text name) {
     static const char *launching[] = {"launch", "memcpy", "memset", "graph"};
     static const char *blocking[] = {
-        "DeviceSynchronize", "StreamSynchronize", "EventSynchronize", "CtxSynchronize",
+        "DeviceSynchronize",
+        "StreamSynchronize",
+        "EventSynchronize",
+        "CtxSynchronize",
     };
     int fresh;
     int64_t at = weft_intern_of(&s->calls, name.at, name.length, &fresh);
-    if (at < 0) return 0;
+    if (at < 0)
+        return 0;
     if (fresh) {
         int32_t role = NEITHER;
         for (size_t i = 0; i < sizeof blocking / sizeof *blocking; i++)
-            if (contains(name.at, name.length, blocking[i])) role = BLOCKS;
+            if (contains(name.at, name.length, blocking[i]))
+                role = BLOCKS;
         for (size_t i = 0; i < sizeof launching / sizeof *launching; i++)
-            if (contains(name.at, name.length, launching[i])) role = LAUNCHES;
+            if (contains(name.at, name.length, launching[i]))
+                role = LAUNCHES;
         s->calls.tag[at] = role;
     }
     return s->calls.tag[at];
@@ -325,7 +383,8 @@ static int call_role(scan *s, text name) {
 /* 1: times are good, 0: known but not usable (counted), -1: for Python. */
 static int times(scan *s, const event *e, int64_t *start, int64_t *end) {
     int64_t duration;
-    if (!e->ts.at || !e->dur.at || !nanoseconds(e->ts, start) || !nanoseconds(e->dur, &duration)) return -1;
+    if (!e->ts.at || !e->dur.at || !nanoseconds(e->ts, start) || !nanoseconds(e->dur, &duration))
+        return -1;
     if (*start <= -MAX_NS || duration < 0 || duration >= MAX_NS) {
         s->odd_times++;
         return 0;
@@ -337,39 +396,69 @@ static int times(scan *s, const event *e, int64_t *start, int64_t *end) {
 static int keep_gpu(scan *s, const event *e, int role) {
     int64_t start, end, device = -1, blocks = -1, threads = -1;
     int64_t stream = -1, correlation = -1, external = -1, registers = -1, shared = -1, bytes = -1, sequence = -1;
-    if (!e->name.at || !e->args.at) return 0;
+    if (!e->name.at || !e->args.at)
+        return 0;
     const char *at = e->args.at + 1, *stop = e->args.at + e->args.length;
     text key, value;
     int more;
     while ((more = next_pair(&at, stop, &key, &value)) == 1) {
         int good = 1;
         switch (key.length) {
-        case 3: if (is(key, "Seq")) good = whole(value, &sequence); break;
-        case 4: if (is(key, "grid")) good = size_of(value, &blocks); break;
+        case 3:
+            if (is(key, "Seq"))
+                good = whole(value, &sequence);
+            break;
+        case 4:
+            if (is(key, "grid"))
+                good = size_of(value, &blocks);
+            break;
         case 5:
-            if (is(key, "block")) good = size_of(value, &threads);
-            else if (is(key, "bytes")) good = whole(value, &bytes);
-            else if (is(key, "dtype")) good = 0;
+            if (is(key, "block"))
+                good = size_of(value, &threads);
+            else if (is(key, "bytes"))
+                good = whole(value, &bytes);
+            else if (is(key, "dtype"))
+                good = 0;
             break;
         case 6:
-            if (is(key, "device")) good = whole(value, &device);
-            else if (is(key, "stream")) good = whole(value, &stream);
+            if (is(key, "device"))
+                good = whole(value, &device);
+            else if (is(key, "stream"))
+                good = whole(value, &stream);
             break;
         case 11:
-            if (is(key, "correlation")) good = whole(value, &correlation);
-            else if (is(key, "External id")) good = whole(value, &external);
+            if (is(key, "correlation"))
+                good = whole(value, &correlation);
+            else if (is(key, "External id"))
+                good = whole(value, &external);
             break;
-        case 13: if (is(key, "shared memory")) good = whole(value, &shared); break;
-        case 15: if (is(key, "Collective name")) good = 0; break;
-        case 18: if (is(key, "Process Group Name")) good = 0; break;
-        case 20: if (is(key, "registers per thread")) good = whole(value, &registers); break;
-        default: break;
+        case 13:
+            if (is(key, "shared memory"))
+                good = whole(value, &shared);
+            break;
+        case 15:
+            if (is(key, "Collective name"))
+                good = 0;
+            break;
+        case 18:
+            if (is(key, "Process Group Name"))
+                good = 0;
+            break;
+        case 20:
+            if (is(key, "registers per thread"))
+                good = whole(value, &registers);
+            break;
+        default:
+            break;
         }
-        if (!good) return 0;
+        if (!good)
+            return 0;
     }
-    if (more < 0 || device < 0) return 0;
+    if (more < 0 || device < 0)
+        return 0;
     int found = times(s, e, &start, &end), fresh;
-    if (found <= 0) return found == 0;
+    if (found <= 0)
+        return found == 0;
     int64_t name = weft_intern_of(&s->names, e->name.at, e->name.length, &fresh);
     int64_t *row = name < 0 ? NULL : row_of(&s->gpu);
     if (!row) {
@@ -377,8 +466,8 @@ static int keep_gpu(scan *s, const event *e, int role) {
         return 1;
     }
     const int64_t values[GPU_WIDTH] = {
-        start, end, name, role, device, stream, correlation, external, registers, shared, bytes, sequence,
-        blocks, threads, 0,
+        start,     end,    name,  role,     device, stream,  correlation, external,
+        registers, shared, bytes, sequence, blocks, threads, 0,
     };
     memcpy(row, values, sizeof values);
     return 1;
@@ -386,21 +475,29 @@ static int keep_gpu(scan *s, const event *e, int role) {
 
 static int keep_launch(scan *s, const event *e) {
     int64_t start, end, correlation = -1, blocks = -1, threads = -1, shared = -1;
-    if (!e->tid.at || !e->args.at) return 0;
+    if (!e->tid.at || !e->args.at)
+        return 0;
     const char *at = e->args.at + 1, *stop = e->args.at + e->args.length;
     text key, value;
     int more;
     while ((more = next_pair(&at, stop, &key, &value)) == 1) {
         int good = 1;
-        if (is(key, "correlation")) good = whole(value, &correlation);
-        else if (is(key, "grid")) good = size_of(value, &blocks);
-        else if (is(key, "block")) good = size_of(value, &threads);
-        else if (is(key, "shared memory")) good = whole(value, &shared);
-        if (!good) return 0;
+        if (is(key, "correlation"))
+            good = whole(value, &correlation);
+        else if (is(key, "grid"))
+            good = size_of(value, &blocks);
+        else if (is(key, "block"))
+            good = size_of(value, &threads);
+        else if (is(key, "shared memory"))
+            good = whole(value, &shared);
+        if (!good)
+            return 0;
     }
-    if (more < 0) return 0;
+    if (more < 0)
+        return 0;
     int found = times(s, e, &start, &end), fresh;
-    if (found <= 0) return found == 0;
+    if (found <= 0)
+        return found == 0;
     int64_t thread = weft_intern_of(&s->threads, e->tid.at, e->tid.length, &fresh);
     int64_t *row = thread < 0 ? NULL : row_of(&s->launches);
     if (!row) {
@@ -415,32 +512,44 @@ static int keep_launch(scan *s, const event *e) {
 static int keep_blocking(scan *s, const event *e) {
     int64_t start, end;
     int found = times(s, e, &start, &end);
-    if (found <= 0) return found == 0;
+    if (found <= 0)
+        return found == 0;
     int64_t *row = row_of(&s->blocking);
-    if (!row) s->status = NO_MEMORY;
-    else row[0] = start, row[1] = end;
+    if (!row)
+        s->status = NO_MEMORY;
+    else
+        row[0] = start, row[1] = end;
     return 1;
 }
 
 static int keep_wait(scan *s, const event *e) {
     int64_t start, end, stream = -1, record = -1, other = -1;
-    if (!e->args.at) return 0;
+    if (!e->args.at)
+        return 0;
     const char *at = e->args.at + 1, *stop = e->args.at + e->args.length;
     text key, value;
     int more;
     while ((more = next_pair(&at, stop, &key, &value)) == 1) {
         int good = 1;
-        if (is(key, "stream")) good = whole(value, &stream);
-        else if (is(key, "wait_on_stream")) good = whole(value, &other);
-        else if (is(key, "wait_on_cuda_event_record_corr_id")) good = whole(value, &record);
-        if (!good) return 0;
+        if (is(key, "stream"))
+            good = whole(value, &stream);
+        else if (is(key, "wait_on_stream"))
+            good = whole(value, &other);
+        else if (is(key, "wait_on_cuda_event_record_corr_id"))
+            good = whole(value, &record);
+        if (!good)
+            return 0;
     }
-    if (more < 0) return 0;
+    if (more < 0)
+        return 0;
     int found = times(s, e, &start, &end);
-    if (found <= 0) return found == 0;
+    if (found <= 0)
+        return found == 0;
     int64_t *row = row_of(&s->waits);
-    if (!row) s->status = NO_MEMORY;
-    else row[0] = start, row[1] = start, row[2] = stream, row[3] = record, row[4] = other;
+    if (!row)
+        s->status = NO_MEMORY;
+    else
+        row[0] = start, row[1] = start, row[2] = stream, row[3] = record, row[4] = other;
     return 1;
 }
 
@@ -453,40 +562,62 @@ static int keep(scan *s, const char *at, const char *end) {
     at++;
     while ((more = next_pair(&at, end, &key, &value)) == 1) {
         switch (key.length) {
-        case 2: if (is(key, "ts")) e.ts = value; break;
+        case 2:
+            if (is(key, "ts"))
+                e.ts = value;
+            break;
         case 3:
             if (is(key, "cat")) {
                 e.cat = value;
-                if (*value.at != '"' && !is(value, "null")) return 0;
+                if (*value.at != '"' && !is(value, "null"))
+                    return 0;
                 role = category(value);
-                if (role == OTHER) return 1;
-            } else if (is(key, "dur")) e.dur = value;
-            else if (is(key, "tid")) e.tid = value;
-            else if (is(key, "pid")) e.pid = value;
+                if (role == OTHER)
+                    return 1;
+            } else if (is(key, "dur"))
+                e.dur = value;
+            else if (is(key, "tid"))
+                e.tid = value;
+            else if (is(key, "pid"))
+                e.pid = value;
             break;
         case 4:
             if (is(key, "name")) {
                 e.name = value;
-                if (role == OPERATOR && !is_mark(value)) return 1;
-                if (role == ANNOTATION && !is_mark(value)) return 1;
-                if (role == MODULE && !is_module(value)) return 1;
-            } else if (is(key, "args")) e.args = value;
+                if (role == OPERATOR && !is_mark(value))
+                    return 1;
+                if (role == ANNOTATION && !is_mark(value))
+                    return 1;
+                if (role == MODULE && !is_module(value))
+                    return 1;
+            } else if (is(key, "args"))
+                e.args = value;
             break;
-        default: break;
+        default:
+            break;
         }
     }
-    if (more < 0) return 0;
-    if (role < 0) return e.cat.at == NULL; /* no category: dropped; one that is no string: Python's */
-    if (e.args.at && *e.args.at != '{') return 0;
+    if (more < 0)
+        return 0;
+    if (role < 0)
+        return e.cat.at == NULL; /* no category: dropped; one that is no string: Python's */
+    if (e.args.at && *e.args.at != '{')
+        return 0;
     switch (role) {
-    case KERNEL: case MEMCPY: case MEMSET: return keep_gpu(s, &e, role);
+    case KERNEL:
+    case MEMCPY:
+    case MEMSET:
+        return keep_gpu(s, &e, role);
     case RUNTIME: {
-        if (!e.name.at) return 0;
+        if (!e.name.at)
+            return 0;
         int call = call_role(s, e.name);
-        if (!call) s->status = NO_MEMORY;
+        if (!call)
+            s->status = NO_MEMORY;
         return call == LAUNCHES ? keep_launch(s, &e) : call == BLOCKS ? keep_blocking(s, &e) : 1;
     }
-    case SYNC: return keep_wait(s, &e);
+    case SYNC:
+        return keep_wait(s, &e);
     default: /* marks and modules are few and rich: Python's */
         return !e.name.at || !(is_mark(e.name) || (role == MODULE && is_module(e.name)));
     }
@@ -496,7 +627,8 @@ static int keep(scan *s, const char *at, const char *end) {
 
 EXPORT scan *weft_scan_new(void) {
     scan *s = calloc(1, sizeof *s);
-    if (!s) return NULL;
+    if (!s)
+        return NULL;
     s->gpu.width = GPU_WIDTH;
     s->launches.width = LAUNCH_WIDTH;
     s->blocking.width = BLOCKING_WIDTH;
@@ -506,9 +638,11 @@ EXPORT scan *weft_scan_new(void) {
 }
 
 EXPORT void weft_scan_free(scan *s) {
-    if (!s) return;
+    if (!s)
+        return;
     table *tables[] = {&s->gpu, &s->launches, &s->blocking, &s->waits, &s->later};
-    for (size_t i = 0; i < sizeof tables / sizeof *tables; i++) free(tables[i]->value);
+    for (size_t i = 0; i < sizeof tables / sizeof *tables; i++)
+        free(tables[i]->value);
     weft_intern_free(&s->names);
     weft_intern_free(&s->threads);
     weft_intern_free(&s->calls);
@@ -524,7 +658,8 @@ EXPORT int64_t weft_scan_feed(scan *s, const char *buffer, int64_t length) {
         const char *start = at;
         while (start < end && (*start == ',' || *start == ' ' || *start == '\n' || *start == '\t' || *start == '\r'))
             start++;
-        if (start >= end) return length;
+        if (start >= end)
+            return length;
         if (*start == ']') {
             s->status = CLOSED;
             return start + 1 - buffer;
@@ -534,12 +669,15 @@ EXPORT int64_t weft_scan_feed(scan *s, const char *buffer, int64_t length) {
             return start - buffer;
         }
         const char *stop = object_end(start, end);
-        if (!stop) return start - buffer;
+        if (!stop)
+            return start - buffer;
         s->events++;
         if (!keep(s, start, stop)) {
             int64_t *row = row_of(&s->later);
-            if (!row) s->status = NO_MEMORY;
-            else row[0] = start - buffer, row[1] = stop - buffer;
+            if (!row)
+                s->status = NO_MEMORY;
+            else
+                row[0] = start - buffer, row[1] = stop - buffer;
         }
         at = stop;
     }
