@@ -207,7 +207,8 @@ def write_table(out: Path) -> None:
         made = [claim for claim in claims if claim[0]]
         told = ", ".join(f"{gain:.1f}% ({a:.1f} to {b:.1f})" for gain, (a, b) in made) or "left alone"
         inside = all(100 * (1 - high) <= gain <= 100 * (1 - low) for gain, _ in made)
-        holds = YES_NO[not inside] if min(len(base), len(after)) > 1 or not made else "one run each: not known"
+        known = min(len(base), len(after)) > 1 or not made
+        holds = YES_NO[not inside] if known else "one run each: not known"
         lines.append(
             f"| {program.name}: {program.about} | {len(without)} + {len(tuned)} "
             f"| {statistics.median(base):.2f} | {statistics.median(after):.2f} "
