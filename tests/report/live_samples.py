@@ -8,9 +8,9 @@ from typing import Any
 
 from weft.policy import Policy
 from weft.tuning.live.options import Facts, Kernel
-from weft.tuning.live.outcome import final
 from weft.tuning.live.search import tune
 from weft.tuning.live.trial import Record, Sample
+from weft.tuning.live.tuned_job import final
 from weft.tuning.live.watch import WatchStatus, watch
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>"

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 from weft.policy import Policy
 from weft.tuning.live.options import Facts, Kernel
-from weft.tuning.live.outcome import Outcome
 from weft.tuning.live.search import tune
 from weft.tuning.live.trial import Sample, Trial
+from weft.tuning.live.tuned_job import TunedJob
 
 Noise = Callable[[random.Random], Iterator[float]]
 FACTS = Facts(
@@ -189,7 +189,7 @@ def job(noise: Noise, seed: int, faster: float = 0.0) -> Callable[[Trial], Sampl
     return play
 
 
-def tuned(noise: Noise, seed: int, faster: float = 0.0) -> Outcome:
+def tuned(noise: Noise, seed: int, faster: float = 0.0) -> TunedJob:
     """What live tuning concludes about such a job."""
     play, method = job(noise, seed, faster), tune(Policy())
     trial = next(method)

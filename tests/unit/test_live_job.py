@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 from weft.shim import binding, communicators  # noqa: E402
 from weft.tuning.live import job  # noqa: E402
 from weft.tuning.live.options import Facts  # noqa: E402
-from weft.tuning.live.outcome import read_result  # noqa: E402
+from weft.tuning.live.tuned_job import read_result  # noqa: E402
 
 
 class Calls:

@@ -14,9 +14,9 @@ import pytest
 from weft.policy import Policy
 from weft.tuning.live import proof, search
 from weft.tuning.live.options import Facts, Kernel, beyond, merge, search_stages
-from weft.tuning.live.outcome import Outcome, read_result, result_file, stopped
 from weft.tuning.live.search import tune
 from weft.tuning.live.trial import Sample, Trial
+from weft.tuning.live.tuned_job import TunedJob, read_result, result_file, stopped
 from weft.tuning.live.watch import WatchStatus, watch
 
 TRITON = Kernel("my_gemm", "my_gemm", 40, 30, 4)
@@ -87,7 +87,7 @@ class Job:
         return Sample(ms, facts=facts if trial.learn else None)
 
 
-def play(job: Job, default: Policy | None = None, **options: object) -> Outcome:
+def play(job: Job, default: Policy | None = None, **options: object) -> TunedJob:
     method = tune(default or Policy(), **options)  # type: ignore[arg-type]
     trial = next(method)
     for _ in range(500):
@@ -98,7 +98,7 @@ def play(job: Job, default: Policy | None = None, **options: object) -> Outcome:
     raise AssertionError("the method does not end")
 
 
-def watched(job: Job, outcome: Outcome, steps: int = 100) -> Outcome:
+def watched(job: Job, outcome: TunedJob, steps: int = 100) -> TunedJob:
     """After so many further steps, in which a promising proof goes on."""
     status = WatchStatus(outcome, outcome.policy)
     watching = watch(outcome, status=status)

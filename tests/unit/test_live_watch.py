@@ -10,10 +10,10 @@ import pytest
 from live_noise import FACTS, KINDS, job
 
 from weft.policy import Policy
-from weft.tuning.live.outcome import Outcome, Tried, final
 from weft.tuning.live.pace import Pace
 from weft.tuning.live.search import tune
 from weft.tuning.live.trial import Record, Sample
+from weft.tuning.live.tuned_job import Tried, TunedJob, final
 from weft.tuning.live.watch import AHEAD, SHARE, WatchStatus, watch
 
 DEFAULT, POLICY = Policy(), Policy(max_ctas=16)
@@ -29,14 +29,16 @@ DRIFTS = {
 }
 
 
-def kept() -> Outcome:
+def kept() -> TunedJob:
     tried = (Tried(DEFAULT, [100.0], [100.0] * 8), Tried(POLICY, [92.0], [92.0] * 8))
-    return Outcome(policy=POLICY, kept=True, gain_pct=8, tried=tried, default_ms=100, best_ms=92, facts=FACTS)
+    return TunedJob(
+        policy=POLICY, kept=True, gain_pct=8, tried=tried, default_ms=100, best_ms=92, facts=FACTS
+    )
 
 
-def left_alone() -> Outcome:
+def left_alone() -> TunedJob:
     tried = (Tried(DEFAULT, [100.0]), Tried(POLICY, [101.0]))
-    return Outcome(policy=DEFAULT, kept=False, reason="none", tried=tried, default_ms=100, facts=FACTS)
+    return TunedJob(policy=DEFAULT, kept=False, reason="none", tried=tried, default_ms=100, facts=FACTS)
 
 
 def play(outcome, steps, times, *, seed=0, sigma=0.01, status=None, record=None, **options):
@@ -145,7 +147,7 @@ def test_a_promising_proof_goes_on_in_the_watch():
 
 
 def test_without_a_budget_or_candidates_there_is_nothing_to_watch():
-    nothing = Outcome(policy=DEFAULT, kept=False, reason="no collective", tried=(Tried(DEFAULT, [1.0]),))
+    nothing = TunedJob(policy=DEFAULT, kept=False, reason="no collective", tried=(Tried(DEFAULT, [1.0]),))
     assert next(watch(nothing), None) is None
     assert next(watch(left_alone(), budget=0.0), None) is None
 

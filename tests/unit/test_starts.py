@@ -11,8 +11,8 @@ from weft.cli.main import main
 from weft.policy import Policy
 from weft.tuning.live import starts
 from weft.tuning.live.options import Facts
-from weft.tuning.live.outcome import Outcome
 from weft.tuning.live.starts import Memory, Starts
+from weft.tuning.live.tuned_job import TunedJob
 from weft.tuning.store import Store
 
 COMMAND = ["torchrun", "train.py"]
@@ -31,7 +31,7 @@ def store(tmp_path, monkeypatch):
 
 def result(ms: float, choices: tuple[int, ...] = (8, 16, 24)) -> dict:
     facts = Facts(ctas=12, why_no_ctas="no siblings", cta_choices_at_start=choices)
-    return Outcome(policy=Policy(), kept=False, reason="no siblings", default_ms=ms, facts=facts).to_dict()
+    return TunedJob(policy=Policy(), kept=False, reason="no siblings", default_ms=ms, facts=facts).to_dict()
 
 
 def play(times: dict[int | None, float], count: int) -> tuple[list[int | None], list[str]]:

@@ -102,8 +102,8 @@ def run(
     from weft.shim import chrome, launch, stats
     from weft.shim.apply import not_applied
     from weft.shim.inject import Job, TraceRequest, check_preload
-    from weft.tuning.live.outcome import read_record, read_result
     from weft.tuning.live.starts import Memory
+    from weft.tuning.live.tuned_job import read_record, read_result
 
     if not command:
         raise UsageError(

@@ -39,7 +39,7 @@ class Training:
         folder = _tuned()
         if folder is None:
             return {}
-        from weft.tuning.live.outcome import read_result
+        from weft.tuning.live.tuned_job import read_result
 
         result = read_result(folder)
         _log.info("live tuning: %s", result["text"])

@@ -19,9 +19,9 @@ from typing import Any
 from weft.policy import Policy
 from weft.ranks import ABANDON, Decision, Report
 from weft.tuning.live.options import Facts, merge
-from weft.tuning.live.outcome import Outcome
 from weft.tuning.live.search import SearchMethod
 from weft.tuning.live.trial import Sample, Trial
+from weft.tuning.live.tuned_job import TunedJob
 from weft.tuning.live.watch import Watch
 
 Conductor = Generator[Decision, list[Report], None]
@@ -37,8 +37,8 @@ class _AbandonError(Exception):
 def conduct(
     method: SearchMethod,
     default: Policy,
-    watch: Callable[[Outcome, int], Watch] | None = None,
-    result: Callable[[Outcome], dict[str, Any]] = Outcome.to_dict,
+    watch: Callable[[TunedJob, int], Watch] | None = None,
+    result: Callable[[TunedJob], dict[str, Any]] = TunedJob.to_dict,
 ) -> Conductor:
     """All decisions of a tuning; the last is `end` or `abandon`. What it yields first has no meaning.
 
@@ -71,7 +71,7 @@ def meeting(step_ms: float) -> int:
 
 def _search(
     method: SearchMethod, default: Policy, ready: set[int | None]
-) -> Generator[Decision, list[Report], Outcome]:
+) -> Generator[Decision, list[Report], TunedJob]:
     """A search, with a meeting of all ranks after each plan."""
     trial = next(method)
     while True:
@@ -80,7 +80,7 @@ def _search(
             try:
                 trial = method.send(sample)
             except StopIteration as end:
-                outcome: Outcome = end.value
+                outcome: TunedJob = end.value
                 return outcome
 
 

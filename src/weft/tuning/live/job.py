@@ -21,8 +21,8 @@ from typing import Any
 
 from weft.files import write_whole
 from weft.policy import Policy
-from weft.tuning.live.outcome import RECORD_FILE, final, result_file, stopped
 from weft.tuning.live.steps import Steps, period
+from weft.tuning.live.tuned_job import RECORD_FILE, final, result_file, stopped
 
 POLICY_VARIABLE = "WEFT_TUNE_POLICY"
 CONTROLS_VARIABLE = "WEFT_TUNE_CONTROLS"

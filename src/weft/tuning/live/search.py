@@ -13,7 +13,7 @@
             outcome = end.value
             break
 
-It yields a Trial (nearly always a single step), is sent one Sample for each, and returns an Outcome. Then
+It yields a Trial (nearly always a single step), is sent one Sample for each, and returns an TunedJob. Then
 `weft.tuning.live.watch.watch(outcome)`, a generator with the same protocol, watches the job to its end.
 
 In this order `tune`
@@ -41,7 +41,6 @@ from typing import Any
 from weft.measure.steadiness import UNEVEN_WINDOW, WINDOW, Cycle, StepNoise, cycle, roughness, steady
 from weft.policy import Policy
 from weft.tuning.live.options import Facts, beyond, search_stages
-from weft.tuning.live.outcome import Outcome, Tried, why_none_was_better, why_nothing_to_try
 from weft.tuning.live.proof import (
     FOR_KNOWN,
     KNOWN_LEVEL,
@@ -54,6 +53,7 @@ from weft.tuning.live.proof import (
     prove,
 )
 from weft.tuning.live.trial import Record, Sample, Trial, ask, ask_all
+from weft.tuning.live.tuned_job import Tried, TunedJob, why_none_was_better, why_nothing_to_try
 
 __all__ = ["BUDGET", "SearchMethod", "Sample", "Trial", "tune"]
 
@@ -67,7 +67,7 @@ _DROP_Z = 1.5  # standard errors behind the leader
 LEAD_Z = 0.3  # standard errors; a shorter lead changes nothing
 ODD_Z, ODD_LEAST = 4.0, 0.02  # a step this far above expectation is measured once more
 
-SearchMethod = Generator[Trial, Sample, Outcome]
+SearchMethod = Generator[Trial, Sample, TunedJob]
 Logs = dict[Policy, list[float]]
 
 
@@ -346,15 +346,15 @@ class _Search:
     def _about(self, policy: Policy) -> Tried:
         return self.tried.setdefault(policy, Tried(policy))
 
-    def left_alone(self, reason: str = "") -> Outcome:
+    def left_alone(self, reason: str = "") -> TunedJob:
         """The default it is."""
         noise_pct = 100 * self.noise.sigma
         why = reason or why_none_was_better(self.facts, list(self.tried.values()), self.default, noise_pct)
         return self._outcome(self.default, kept=False, reason=why)
 
-    def _outcome(self, policy: Policy, **more: Any) -> Outcome:
+    def _outcome(self, policy: Policy, **more: Any) -> TunedJob:
         default, best = self._about(self.default), self._about(policy)
-        return Outcome(
+        return TunedJob(
             policy=policy,
             default=self.default,
             steps=self.spent,

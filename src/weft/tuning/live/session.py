@@ -17,7 +17,7 @@ from weft.ranks import ABANDON, Agreement, Decision, Report
 from weft.shim.apply import PREPARE_S
 from weft.tuning.live.conductor import LAG, Conductor
 from weft.tuning.live.options import Facts
-from weft.tuning.live.outcome import stopped
+from weft.tuning.live.tuned_job import stopped
 from weft.tuning.live.watchdog import Guard
 
 LEAST_DEADLINE_S = 5.0

@@ -37,11 +37,11 @@ from statistics import median
 from weft.measure.sequential import Coins, Step, estimate
 from weft.policy import Policy
 from weft.tuning.live.options import Facts
-from weft.tuning.live.outcome import Outcome
 from weft.tuning.live.pace import Pace
 from weft.tuning.live.proof import LEVEL, PROMISING_STEPS, draw_steps
 from weft.tuning.live.search import BUDGET, tune
 from weft.tuning.live.trial import Record, Sample, Trial, ask
+from weft.tuning.live.tuned_job import TunedJob
 
 SHARE = 0.05  # of the steps, for probes, checks and further searches
 AHEAD = 10  # steps that are decided before their predecessors are known
@@ -70,7 +70,7 @@ class _Planned:
 class WatchStatus:
     """What the watch has done so far, for the report."""
 
-    outcome: Outcome
+    outcome: TunedJob
     """Of the last search."""
     in_force: Policy
     steps: int = 0
@@ -97,7 +97,7 @@ class WatchStatus:
 
 
 def watch(
-    outcome: Outcome,
+    outcome: TunedJob,
     *,
     budget: float = SHARE,
     ahead: int = AHEAD,

@@ -1,4 +1,4 @@
-"""Outcome: what live tuning concludes about a job, as data and in one sentence."""
+"""TunedJob: the verdict of live tuning on a job with all that was measured, and its document."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ class Tried:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """What live tuning concludes."""
+class TunedJob:
+    """What live tuning concludes about a job; `verdict` is the conclusion as every tuner states it."""
 
     policy: Policy
     """What the job goes on with; the policy it was started with where it is left alone."""
@@ -82,7 +82,7 @@ class Outcome:
     proof: Proof | None = None
     """The last proof; where it is still open and promising, a watch goes on with it."""
 
-    def after(self, proof: Proof, source: str = "") -> Outcome:
+    def after(self, proof: Proof, source: str = "") -> TunedJob:
         """This outcome with what a proof has shown. Before and after come from the proof's own steps."""
         claim, policy = proof.claim(), proof.policy
         gain, low, high = claim.less_pct
@@ -186,7 +186,7 @@ class Outcome:
 
 def final(status: Any) -> dict[str, Any]:
     """The document of a job that was watched (`weft.tuning.live.watch.Status`), as it stands now."""
-    outcome: Outcome = status.outcome
+    outcome: TunedJob = status.outcome
     if status.reverted:
         why = f"{outcome.policy.label} was taken back: {status.reverted}"
         outcome = dataclasses.replace(
@@ -198,7 +198,7 @@ def final(status: Any) -> dict[str, Any]:
 def stopped(reason: str, **more: Any) -> dict[str, Any]:
     """The same document where tuning did not come to an end: what is not known is None."""
     return {
-        **Outcome(policy=Policy(), kept=False, reason=reason).to_dict(),
+        **TunedJob(policy=Policy(), kept=False, reason=reason).to_dict(),
         "state": "stopped",
         "text": f"left alone: {reason}",
         **dict.fromkeys(("policy", "noise_pct", "facts")),
