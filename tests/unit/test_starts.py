@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 
 import pytest
 
-from weft.cli.main import main
 from weft.policy import Policy
 from weft.tuning.live import starts
 from weft.tuning.live.options import Facts
@@ -95,19 +95,24 @@ def test_a_broken_store_costs_a_line(store):
     assert memory.learn(result(50)) == ""
 
 
-def test_the_program_is_started_with_it_and_the_user_is_told(tmp_path, monkeypatch, capfd):
+RUN = """
+import sys
+from weft.tuning.live import starts
+Memory = starts.Memory
+starts.Memory = lambda command: Memory(["torchrun", "train.py"], lambda: ("NVIDIA H200", "580.159"))
+from weft.cli.main import main
+main(["run", "--tune", "--", sys.executable, "-c", sys.argv[1]])
+"""
+
+
+def test_the_program_is_started_with_it_and_the_user_is_told(tmp_path, monkeypatch):
     play({None: 50, 8: 55, 16: 47, 24: 46}, 1)
-    monkeypatch.setattr(starts, "Memory", lambda command: Memory(COMMAND, machine))
-    script = (
-        f"import json, os; json.dump(os.environ.get('NCCL_MAX_CTAS'), open({str(tmp_path / 'seen')!r}, 'w'))"
-    )
-    command = ["run", "--tune", "--", sys.executable, "-c", script]
-    with pytest.raises(SystemExit) as end:
-        main(command)
-    assert not end.value.code
-    assert json.loads((tmp_path / "seen").read_text()) == "8"
-    assert "this start has 8 CTAs for a collective" in capfd.readouterr().err
+    seen = tmp_path / "seen"
+    script = f"import json, os; json.dump(os.environ.get('NCCL_MAX_CTAS'), open({str(seen)!r}, 'w'))"
+    command = [sys.executable, "-c", RUN, script]  # a process of its own: weft run ends like the program
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert json.loads(seen.read_text()) == "8"
+    assert "this start has 8 CTAs for a collective" in done.stderr
     monkeypatch.setenv("NCCL_MAX_CTAS", "4")
-    with pytest.raises(SystemExit):
-        main(command)
-    assert json.loads((tmp_path / "seen").read_text()) == "4"
+    subprocess.run(command, capture_output=True, check=True, timeout=60)
+    assert json.loads(seen.read_text()) == "4"
