@@ -60,8 +60,11 @@ class VirtualControls:
     def synchronize(self) -> None:
         pass
 
-    def now(self) -> float:
+    def mark(self) -> float:
         return self.seconds
+
+    def between_ms(self, start: float, end: float) -> float:
+        return 1e3 * (end - start)
 
     def clock(self) -> dict[str, int]:
         return {"steps": len(self.policies)}

@@ -91,7 +91,7 @@ class FakeControls:
 
 def hooked(function: object) -> bool:
     """Whether weft is still around a function of torch.distributed."""
-    return "integrations" in Path(function.__code__.co_filename).parts
+    return Path(function.__code__.co_filename).match("weft/tuning/live/job.py")
 
 
 def work() -> None:
