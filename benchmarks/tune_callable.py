@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import signal
 import time
 from pathlib import Path
@@ -41,10 +42,8 @@ def main() -> None:
     tuned = weft.tune(step, budget_s=given.budget)
     took_s = time.monotonic() - begun
     print(tuned.text)
-    for entry in sorted(tuned.entries, key=lambda e: e.ms):
-        print(
-            f"{entry.candidate.label:40} {entry.ms:8.3f} ms  {len(entry.samples):3} samples  {entry.problem}"
-        )
+    for one in sorted(tuned.candidates, key=lambda one: one.ms or math.inf):
+        print(f"{one.candidate:40} {one.ms or math.nan:8.3f} ms  {one.problem}")
     again = []
     for policy in (weft.Policy(), tuned.policy) * 5:  # its effect when applied
         with weft.overlap(policy):
@@ -55,10 +54,7 @@ def main() -> None:
             executor._gpu.synchronize()
             again.append((policy.is_neutral, 1e3 * (time.perf_counter() - start)))
     document = {**tuned.to_dict(), "took_s": took_s, "applied_ms": again, "info": executor.info()}
-    document["entries"] = [
-        {"candidate": e.candidate.label, "samples_ms": e.samples, "again_ms": e.again, "problem": e.problem}
-        for e in tuned.entries
-    ]
+    document["candidates"] = [one.to_dict() for one in tuned.candidates]
     if given.out is not None:
         write_whole(given.out, json.dumps(document, indent=1) + "\n")
 

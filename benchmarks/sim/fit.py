@@ -20,7 +20,7 @@ from statistics import fmean
 
 from lab_rows import Case, cases, halves
 
-from weft.execute.calibrate import FIRST_STEP, FITTED, LAST_STEP, SHARES
+from weft.execute.calibrate import FIRST_STEP, FITTED, FRACTIONS, LAST_STEP
 from weft.execute.sim import SimExecutor
 from weft.sim.profile import Profile, profile
 
@@ -64,7 +64,7 @@ def search(start: Profile, found: list[Case], budget_s: float) -> Profile:
             tried = [getattr(best.figures, name) * f for f in (1 + step, 1 / (1 + step))]
             steps[name] = step / 2
             for value in tried:
-                if name in SHARES and value > 1:
+                if name in FRACTIONS and value > 1:
                     continue
                 model = best.with_figures(**{name: value})
                 miss = loss(model, found)

@@ -42,7 +42,7 @@ def test_many_policies_are_each_applied_and_leave_no_memory_behind(program):
         library().fake_logging(0)
         def many(start, count):
             for i in range(start, start + count):
-                binding.encode.cache_clear()
+                binding.encode_policy.cache_clear()
                 binding.set_policy(Policy(head_start_us=1 + i / 100))
                 launch(k)
             return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

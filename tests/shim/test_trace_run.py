@@ -317,7 +317,7 @@ def test_analyze_warns_of_graphs_with_collectives(trace_run, tmp_path, environme
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     (warning,) = json.loads(done.stdout)["warnings"]
-    assert "2 CUDA graphs with collectives inside are left out" in warning
+    assert "2 launches of CUDA graphs with collectives are not counted" in warning
 
 
 def test_times_in_a_trace_are_exact(trace_run):

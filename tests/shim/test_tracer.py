@@ -69,7 +69,7 @@ for i in range(3):
     launch(comm, grid=8, stream=0x20)
 sync()
 recording = tracer.stop()
-profile = spans.profile(recording, 1)
+profile = spans.span_profile(recording, 1)
 tell(recording, profile=[profile.comm_ms, profile.exposed_ms], allowed=library().fake_timed_completions())
 """)
     compare(result)
@@ -190,7 +190,7 @@ for i in range(4):
 sync()
 tell(tracer.stop())
 """
-    result = traced(source.format(learn="tracer.watch(); pair(); tracer.unwatch(); sync()"))
+    result = traced(source.format(learn="tracer.watch_tracer(); pair(); tracer.unwatch(); sync()"))
     assert result["broken"] == 0
     assert [s[4] for s in result["spans"]] == ["chain", "chain", "events"] * 4
     ends = [t[3] for t in result["truth"] if t[0] != "split_k"][1:]
@@ -280,7 +280,7 @@ for i in range(3):
 launch(gemm, stream=0x10)
 sync()
 recording = tracer.stop()
-profile = spans.profile(recording, 1)
+profile = spans.span_profile(recording, 1)
 tell(recording, launches=profile.launches, exposed=profile.exposed_ms, unsafe=library().fake_unsafe_calls())
 """
     )
@@ -302,7 +302,7 @@ assert tracer.start()
 replay()
 sync()
 recording = tracer.stop()
-profile = spans.profile(recording, 1)
+profile = spans.span_profile(recording, 1)
 tell(recording, profile=[profile.comm_ms, profile.exposed_ms], launches=profile.launches)
 """
     )

@@ -258,7 +258,7 @@ def check_model(rank, ranks):
     """`parallelize` on a Llama-like model with torchtitan's names: equal to plain, gathers counted, tied weights."""
     mesh = init_device_mesh("cpu", (ranks,))
     calls = []
-    original = functions.run
+    original = functions.run_call
 
     def counted(call, *given, **more):
         calls.append(call.operation)
@@ -278,10 +278,10 @@ def check_model(rank, ranks):
             want.square().mean().backward()
             got.square().mean().backward()
             same_gradients(model, plain, "transformer")
-        functions.run = counted
+        functions.run_call = counted
         with torch.no_grad():
             model(tokens)
-        functions.run = original
+        functions.run_call = original
         blocks = SETTINGS.blocks
         assert calls.count("all_gather_matmul") == 2 * blocks + 1, calls
         assert calls.count("matmul_reduce_scatter") == 2 * blocks, calls
