@@ -109,11 +109,18 @@ def test_a_shell_sees_no_difference(folder, name):
 
 
 @pytest.mark.skipif(not AS_ROOT or shutil.which("unshare") is None, reason="needs to mount")
-@pytest.mark.parametrize("options", ["size=4k", "ro"])
-def test_a_full_or_read_only_tmpdir_costs_the_counters_only(folder, options):
+@pytest.mark.parametrize(
+    "spoil",
+    ["cat /dev/zero > $place/full 2>/dev/null", "mount -o remount,ro $place"],
+    ids=["full", "read-only"],
+)
+def test_a_full_or_read_only_tmpdir_costs_the_counters_only(folder, spoil):
+    # The checkout may itself lie in one of these places: it is bound back before they fill up.
     script = f"""
-        for place in /tmp /var/tmp /dev/shm; do mount -t tmpfs -o {options} tmpfs $place || exit 99; done
-        [ {options} = ro ] || for place in /tmp /var/tmp /dev/shm; do head -c 9000 /dev/zero > $place/full 2>/dev/null; done
+        mount --bind {ROOT} /mnt || exit 99
+        for place in /tmp /var/tmp /dev/shm; do mount -t tmpfs -o size=64k tmpfs $place || exit 99; done
+        mkdir -p {ROOT} && mount --bind /mnt {ROOT} && cd {ROOT} || exit 99
+        for place in /tmp /var/tmp /dev/shm; do {spoil}; done
         TMPDIR=/tmp @ sh -c 'exit 6'
     """
     argument = script.replace("@ ", f"{WEFT.replace('--quiet ', '')} ")
