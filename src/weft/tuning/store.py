@@ -193,9 +193,10 @@ class Store:
 
     def _known(self, db: sqlite3.Connection) -> int | None:
         """The schema of a file that is a store already; None for an empty one."""
+        # In this order: another process may create the store between two of these reads.
+        (tables,) = db.execute("SELECT count(*) FROM sqlite_master").fetchone()
         (application,) = db.execute("PRAGMA application_id").fetchone()
         (schema,) = db.execute("PRAGMA user_version").fetchone()
-        (tables,) = db.execute("SELECT count(*) FROM sqlite_master").fetchone()
         if application != APPLICATION:
             if application or tables:
                 raise StoreError(
