@@ -16,6 +16,7 @@ typedef struct {
 } deferred;
 
 _Thread_local weft_nccl_thread weft_nccl_me;
+_Atomic int weft_nccl_simulating;
 static _Thread_local struct {
     int place; /* of the limit that holds for this group */
     size_t waiting, room;
@@ -34,7 +35,9 @@ static uint64_t element_size(int type) {
 
 typedef struct {
     weft_comm *c;
-    int place; /* held for this call alone */
+    int place;                     /* held for this call alone */
+    const ncclCollConfig_t *given; /* the configuration of this call; NULL: none */
+    bool refused;                  /* NCCL did not take it */
 } call;
 
 /* The communicator to use: by the route in force and the kind of call alone, since that is all that every rank has in
@@ -49,8 +52,29 @@ static ncclComm_t choose(call *k, weft_comm *c, ncclComm_t comm, bool collective
     return sibling ? sibling : comm;
 }
 
-static ncclComm_t enter(call *k, ncclComm_t comm, int operation, size_t count, int type, int op, void *stream) {
-    *k = (call){0};
+/* The rules in force, held from the start of a group to its end. */
+static bool ruled(void) {
+    if (weft_nccl_me.depth == 0) {
+        weft_nccl_me.rules = weft_call_rules_now();
+        weft_nccl_me.captured = false;
+    }
+    return UNLIKELY(weft_nccl_me.rules != NULL) || UNLIKELY(weft_nccl_me.depth > 0 && weft_nccl_me.cluster > 0);
+}
+
+static const ncclCollConfig_t *configure(weft_nccl *l, weft_comm *c, int operation, uint64_t bytes, void *stream,
+                                         const ncclCollConfig_t *own, nccl_call_config *room) {
+    bool captured = weft_capturing(weft_stream(stream, false));
+    weft_nccl_me.captured |= captured;
+    const ncclCollConfig_t *given = weft_call_config(l, c, operation, bytes, captured, own, room);
+    if (given)
+        weft_count(WEFT_COUNT_PER_CALL);
+    return given;
+}
+
+/* `own`: the program's configuration of this call; `room`: for one with what the rules add. */
+static ncclComm_t enter(call *k, weft_nccl *l, ncclComm_t comm, int operation, size_t count, int type, int op,
+                        void *stream, const ncclCollConfig_t *own, nccl_call_config *room) {
+    *k = (call){.given = own};
     if (weft_nccl_me.inside++ > 0)
         return comm;
     weft_comm *c = k->c = weft_comm_of(comm);
@@ -59,15 +83,30 @@ static ncclComm_t enter(call *k, ncclComm_t comm, int operation, size_t count, i
     if (UNLIKELY(atomic_load_explicit(&c->splitting, memory_order_relaxed)))
         weft_route_settle(c);
     ncclComm_t to = choose(k, c, comm, operation < OP_SEND, op < NCCL_BUILT_IN_OPS, stream);
+    const ncclCollConfig_t *ours =
+        ruled() ? configure(l, c, operation, count * element_size(type), stream, own, room) : NULL;
+    if (UNLIKELY(ours != NULL))
+        k->given = ours;
     if (UNLIKELY(weft_tracing() == WEFT_TRACE_RECORD))
         weft_trace_call(c->key, atomic_load(&c->collectives) + atomic_load(&c->point_to_point), c->rank, c->size,
                         operation, count, type, count * element_size(type), weft_stream(stream, false));
-    weft_comm_called(c, operation, count * element_size(type), to != comm);
+    weft_comm_called(c, operation, count * element_size(type), to != comm || ours);
     return to;
+}
+
+/* A configuration is checked before anything is enqueued: after a refusal the program's own call is still to be made.
+ * The same error may be about the program's arguments, and its own call then says so again. */
+static bool refused(call *k, ncclResult_t result) {
+    if (LIKELY(result != NCCL_INVALID_ARGUMENT) || !k->c)
+        return false;
+    weft_count(WEFT_COUNT_CONFIG_REFUSED);
+    return k->refused = true;
 }
 
 static ncclResult_t leave(const call *k, ncclResult_t result) {
     weft_nccl_me.inside--;
+    if (UNLIKELY(k->refused) && result != NCCL_INVALID_ARGUMENT)
+        atomic_store(&k->c->library->config_refused, true); /* it was the configuration: no more of them */
     if (UNLIKELY(k->place > 0))
         weft_route_give(k->place);
     if (k->c && weft_nccl_me.depth == 0) {
@@ -78,46 +117,63 @@ static ncclResult_t leave(const call *k, ncclResult_t result) {
     return result;
 }
 
-/* CALL is the real call, written with `to`. */
-#define MAKE(operation, op, CALL)                                                                                      \
+/* The real call, with a configuration where there is one; the arguments are written with `to`. */
+#define MAKE(operation, op, name, with_config, ...)                                                                    \
     call k;                                                                                                            \
-    ncclComm_t to = enter(&k, comm, operation, count, type, op, stream);                                               \
-    return leave(&k, l->CALL)
+    nccl_call_config room;                                                                                             \
+    ncclComm_t to = enter(&k, l, comm, operation, count, type, op, stream, NULL, &room);                               \
+    if (UNLIKELY(k.given != NULL) && l->with_config) {                                                                 \
+        ncclResult_t result = l->with_config(__VA_ARGS__, k.given);                                                    \
+        if (!refused(&k, result))                                                                                      \
+            return leave(&k, result);                                                                                  \
+    }                                                                                                                  \
+    return leave(&k, l->name(__VA_ARGS__))
 
-ON(ncclAllReduce, const void *send, void *recv, size_t count, int type, int op, ncclComm_t comm, void *stream) {
-    MAKE(OP_ALL_REDUCE, op, ncclAllReduce(send, recv, count, type, op, to, stream));
-}
+/* The program's own configured call: what it set is what it gets. */
+#define MAKE_OWN(operation, op, name, ...)                                                                             \
+    call k;                                                                                                            \
+    nccl_call_config room;                                                                                             \
+    ncclComm_t to = enter(&k, l, comm, operation, count, type, op, stream, config, &room);                             \
+    if (UNLIKELY(k.given != config)) {                                                                                 \
+        ncclResult_t result = l->name(__VA_ARGS__, k.given);                                                           \
+        if (!refused(&k, result))                                                                                      \
+            return leave(&k, result);                                                                                  \
+    }                                                                                                                  \
+    return leave(&k, l->name(__VA_ARGS__, config))
 
-ON(ncclBroadcast, const void *send, void *recv, size_t count, int type, int root, ncclComm_t comm, void *stream) {
-    MAKE(OP_BROADCAST, 0, ncclBroadcast(send, recv, count, type, root, to, stream));
-}
+#define COLLECTIVE(operation, op, name, args, ...)                                                                     \
+    ON(name, __VA_ARGS__) { MAKE(operation, op, name, name##Config, UNWRAP args); }                                    \
+    ON(name##Config, __VA_ARGS__, const ncclCollConfig_t *config) { MAKE_OWN(operation, op, name##Config, UNWRAP args); }
+#define UNWRAP(...) __VA_ARGS__
 
+COLLECTIVE(OP_ALL_REDUCE, op, ncclAllReduce, (send, recv, count, type, op, to, stream), const void *send, void *recv,
+           size_t count, int type, int op, ncclComm_t comm, void *stream)
+COLLECTIVE(OP_BROADCAST, 0, ncclBroadcast, (send, recv, count, type, root, to, stream), const void *send, void *recv,
+           size_t count, int type, int root, ncclComm_t comm, void *stream)
+COLLECTIVE(OP_REDUCE, op, ncclReduce, (send, recv, count, type, op, root, to, stream), const void *send, void *recv,
+           size_t count, int type, int op, int root, ncclComm_t comm, void *stream)
+COLLECTIVE(OP_ALL_GATHER, 0, ncclAllGather, (send, recv, count, type, to, stream), const void *send, void *recv,
+           size_t count, int type, ncclComm_t comm, void *stream)
+COLLECTIVE(OP_REDUCE_SCATTER, op, ncclReduceScatter, (send, recv, count, type, op, to, stream), const void *send,
+           void *recv, size_t count, int type, int op, ncclComm_t comm, void *stream)
+COLLECTIVE(OP_ALL_TO_ALL, 0, ncclAlltoAll, (send, recv, count, type, to, stream), const void *send, void *recv,
+           size_t count, int type, ncclComm_t comm, void *stream)
+COLLECTIVE(OP_GATHER, 0, ncclGather, (send, recv, count, type, root, to, stream), const void *send, void *recv,
+           size_t count, int type, int root, ncclComm_t comm, void *stream)
+COLLECTIVE(OP_SCATTER, 0, ncclScatter, (send, recv, count, type, root, to, stream), const void *send, void *recv,
+           size_t count, int type, int root, ncclComm_t comm, void *stream)
+
+/* It has no form with a configuration; the same broadcast between two buffers has. */
 ON(ncclBcast, void *buffer, size_t count, int type, int root, ncclComm_t comm, void *stream) {
-    MAKE(OP_BROADCAST, 0, ncclBcast(buffer, count, type, root, to, stream));
-}
-
-ON(ncclReduce, const void *send, void *recv, size_t count, int type, int op, int root, ncclComm_t comm, void *stream) {
-    MAKE(OP_REDUCE, op, ncclReduce(send, recv, count, type, op, root, to, stream));
-}
-
-ON(ncclAllGather, const void *send, void *recv, size_t count, int type, ncclComm_t comm, void *stream) {
-    MAKE(OP_ALL_GATHER, 0, ncclAllGather(send, recv, count, type, to, stream));
-}
-
-ON(ncclReduceScatter, const void *send, void *recv, size_t count, int type, int op, ncclComm_t comm, void *stream) {
-    MAKE(OP_REDUCE_SCATTER, op, ncclReduceScatter(send, recv, count, type, op, to, stream));
-}
-
-ON(ncclAlltoAll, const void *send, void *recv, size_t count, int type, ncclComm_t comm, void *stream) {
-    MAKE(OP_ALL_TO_ALL, 0, ncclAlltoAll(send, recv, count, type, to, stream));
-}
-
-ON(ncclGather, const void *send, void *recv, size_t count, int type, int root, ncclComm_t comm, void *stream) {
-    MAKE(OP_GATHER, 0, ncclGather(send, recv, count, type, root, to, stream));
-}
-
-ON(ncclScatter, const void *send, void *recv, size_t count, int type, int root, ncclComm_t comm, void *stream) {
-    MAKE(OP_SCATTER, 0, ncclScatter(send, recv, count, type, root, to, stream));
+    call k;
+    nccl_call_config room;
+    ncclComm_t to = enter(&k, l, comm, OP_BROADCAST, count, type, 0, stream, NULL, &room);
+    if (UNLIKELY(k.given != NULL) && l->ncclBroadcastConfig) {
+        ncclResult_t result = l->ncclBroadcastConfig(buffer, buffer, count, type, root, to, stream, k.given);
+        if (!refused(&k, result))
+            return leave(&k, result);
+    }
+    return leave(&k, l->ncclBcast(buffer, count, type, root, to, stream));
 }
 
 /* Two communicators of one group are two kernels on one stream. Within a communicator NCCL puts the collectives of a
@@ -141,12 +197,16 @@ static bool defer(deferred d) {
 
 static ncclResult_t send_now(weft_nccl *l, const void *send, size_t count, int type, int peer, ncclComm_t comm,
                              void *stream) {
-    MAKE(OP_SEND, 0, ncclSend(send, count, type, peer, to, stream));
+    call k;
+    ncclComm_t to = enter(&k, l, comm, OP_SEND, count, type, 0, stream, NULL, NULL);
+    return leave(&k, l->ncclSend(send, count, type, peer, to, stream));
 }
 
 static ncclResult_t receive_now(weft_nccl *l, void *recv, size_t count, int type, int peer, ncclComm_t comm,
                                 void *stream) {
-    MAKE(OP_RECV, 0, ncclRecv(recv, count, type, peer, to, stream));
+    call k;
+    ncclComm_t to = enter(&k, l, comm, OP_RECV, count, type, 0, stream, NULL, NULL);
+    return leave(&k, l->ncclRecv(recv, count, type, peer, to, stream));
 }
 
 ON(ncclSend, const void *send, size_t count, int type, int peer, ncclComm_t comm, void *stream) {
@@ -180,8 +240,12 @@ static ncclResult_t issue_deferred(void) {
 
 ncclResult_t weft_on_ncclGroupStart(weft_nccl *l) {
     ncclResult_t result = l->ncclGroupStart();
-    if (weft_nccl_me.inside == 0 && result == NCCL_SUCCESS && weft_nccl_me.depth++ == 0)
+    if (weft_nccl_me.inside == 0 && result == NCCL_SUCCESS && weft_nccl_me.depth++ == 0) {
         me.place = weft_route_take();
+        weft_nccl_me.rules = weft_call_rules_now();
+        weft_nccl_me.cluster = -1;
+        weft_nccl_me.captured = false;
+    }
     return result;
 }
 
@@ -210,10 +274,18 @@ static ncclResult_t group_ended(ncclResult_t result) {
     return group_ended(result == NCCL_SUCCESS || result == NCCL_IN_PROGRESS ? (late ? late : result) : result)
 
 ncclResult_t weft_on_ncclGroupEnd(weft_nccl *l) { END(ncclGroupEnd()); }
-ON(ncclGroupSimulateEnd, void *info) { END(ncclGroupSimulateEnd(info)); }
+
+static ncclResult_t simulate_end(weft_nccl *l, void *info) { END(ncclGroupSimulateEnd(info)); }
+
+ON(ncclGroupSimulateEnd, void *info) {
+    atomic_fetch_add(&weft_nccl_simulating, 1);
+    ncclResult_t result = simulate_end(l, info);
+    atomic_fetch_sub(&weft_nccl_simulating, 1);
+    return result;
+}
 
 void weft_forget_calls(void) {
-    weft_nccl_me = (weft_nccl_thread){0, 0};
+    weft_nccl_me = (weft_nccl_thread){0};
     me.place = 0;
     me.waiting = 0;
     weft_comms_made(NCCL_INTERNAL_ERROR);
