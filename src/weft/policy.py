@@ -25,13 +25,13 @@ MAX_PATTERN_BYTES = 127
 MAX_COMM_RULES = 32
 MAX_COMM_CTAS = 64  # NCCL has no more channels than these
 MAX_CLUSTER = 8
-MAX_BYTES = 2**63 - 1
+_MAX_BYTES = 2**63 - 1
 CHUNKS = (4096, 1 << 24)  # NCCL rounds down to its grain (at most 1920 bytes) and limits to its buffers
 
 PRIORITIES = ("default", "high")
 MOMENTS = ("always", "overlap")
 ENGINES = ("sm", "dma")
-COLLECTIVES = (
+NCCL_COLLECTIVES = (
     "all_reduce",
     "broadcast",
     "reduce",
@@ -101,7 +101,7 @@ class CommRule:
     """
 
     collective: str | None = None
-    """One of COLLECTIVES; None: any."""
+    """One of NCCL_COLLECTIVES; None: any."""
     min_bytes: int = 0
     max_bytes: int | None = None
     """Included; None: no upper end."""
@@ -118,11 +118,11 @@ class CommRule:
 
     def __post_init__(self) -> None:
         if self.collective is not None:
-            _check_choice("comm.rules: collective", self.collective, COLLECTIVES)
+            _check_choice("comm.rules: collective", self.collective, NCCL_COLLECTIVES)
         if self.min_bytes is None:
             object.__setattr__(self, "min_bytes", 0)
-        _check_int("comm.rules: min_bytes", self.min_bytes, 0, MAX_BYTES)
-        _check_int("comm.rules: max_bytes", self.max_bytes, 0, MAX_BYTES)
+        _check_int("comm.rules: min_bytes", self.min_bytes, 0, _MAX_BYTES)
+        _check_int("comm.rules: max_bytes", self.max_bytes, 0, _MAX_BYTES)
         if self.max_bytes is not None and self.max_bytes < self.min_bytes:
             raise UsageError(
                 f"comm.rules: max_bytes {self.max_bytes} is below min_bytes {self.min_bytes}; swap them"
@@ -146,10 +146,7 @@ class CommRule:
     def to_dict(self) -> dict[str, Any]:
         """The JSON object: only what is set."""
         found = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: value for name, value in found.items() if value is not None and (name, value) != _FROM_0}
-
-
-_FROM_0 = ("min_bytes", 0)
+        return {name: value for name, value in found.items() if value != type(self).__dict__.get(name)}
 
 
 @dataclass(frozen=True, kw_only=True)

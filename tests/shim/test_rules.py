@@ -1,5 +1,7 @@
 """Rules for collectives (comm.rules) against a fake NCCL: by each call's configuration and by the tuner plugin."""
 
+# ruff: noqa: F811 (fixtures)
+
 from __future__ import annotations
 
 import pytest
@@ -52,7 +54,12 @@ def test_from_2_31_on_each_call_has_its_configuration(nccl_program, ncclver):
     assert (large["algorithm"], large["force"]) == (None, 1)
     assert (other["name"], other["least"], other["most"]) == ("ncclAllGatherConfig", None, 16)
     assert (small["plan"][:2], large["plan"][3], other["plan"][3]) == ([RING, LL], 65536, CHUNK)
-    assert (stats["per_call"], stats["tuned"], stats["config_refused"], stats["rules_unapplied"]) == (3, 2, 0, 0)
+    assert (stats["per_call"], stats["tuned"], stats["config_refused"], stats["rules_unapplied"]) == (
+        3,
+        2,
+        0,
+        0,
+    )
     (process,) = [found for found in stats["processes"] if found["nccl"]]
     assert process["nccl"]["path"] == "config"
     assert process["nccl"]["tuner"] == 6
@@ -196,7 +203,9 @@ def test_rules_change_between_calls_and_never_inside_a_group(nccl_program, ncclv
     show([nccl.plans(), binding_refused])
     """
     )
-    plans, refusals = nccl_program(source, policy=Policy(comm_rules=(CommRule(ctas=12),)), folder=ncclver(version))
+    plans, refusals = nccl_program(
+        source, policy=Policy(comm_rules=(CommRule(ctas=12),)), folder=ncclver(version)
+    )
     seen = [found["most"] if version >= 23100 else found["plan"][2] for found in plans]
     assert seen == [12, 4, 4, 4, 6, 12]
     assert "inside an NCCL group" in refusals[0]
@@ -274,7 +283,9 @@ def test_an_error_that_is_the_programs_own_is_reported_and_changes_nothing(nccl_
     argument, internal, (names, path) = nccl_program(source, policy=RULES, folder=ncclver(23200))
     assert (argument, internal, path) == (4, 3, "config")
     assert names[-1] == "ncclAllReduceConfig"
-    assert names.count("ncclAllReduce") == 1  # an internal error is not tried again: it may have been enqueued
+    assert (
+        names.count("ncclAllReduce") == 1
+    )  # an internal error is not tried again: it may have been enqueued
 
 
 def test_an_nccl_newer_than_known_is_left_to_itself(nccl_program, ncclver):
@@ -288,7 +299,9 @@ def test_an_nccl_newer_than_known_is_left_to_itself(nccl_program, ncclver):
         show([[found["name"] for found in nccl.plans()], routes.communicators()[0].path, len(nccl.plans())])
     """
     stats = {}
-    names, path, _ = nccl_program(source, policy=RULES, folder=ncclver(23900, "-DFAKE_TUNER=7"), statistics=stats)
+    names, path, _ = nccl_program(
+        source, policy=RULES, folder=ncclver(23900, "-DFAKE_TUNER=7"), statistics=stats
+    )
     assert names == ["ncclAllReduce"] * 3
     assert path == "refused"
     assert (stats["config_refused"], stats["rules_unapplied"], stats["tuned"]) == (1, 2, 0)

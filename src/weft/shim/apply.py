@@ -78,14 +78,13 @@ def tuner_environment(base: Mapping[str, str]) -> dict[str, str]:
 
 
 def _rules_environment(policy: Policy, base: Mapping[str, str]) -> dict[str, str]:
-    """NCCL only lowers a communicator's channels per call, so it starts with the most that any rule asks for."""
+    """NCCL only lowers a communicator's channels per call: it starts with the most that a rule asks for."""
     env = tuner_environment(base)
     most = max((rule.ctas or 0 for rule in policy.comm_rules), default=0)
     if policy.max_ctas is not None and most > policy.max_ctas:
         env["NCCL_MAX_CTAS"] = str(most)
-    by_p2p = [
-        rule.ctas for rule in policy.comm_rules if rule.ctas and rule.collective in (None, *_BY_POINT_TO_POINT)
-    ]
+    kinds = (None, *_BY_POINT_TO_POINT)
+    by_p2p = [rule.ctas for rule in policy.comm_rules if rule.ctas and rule.collective in kinds]
     if by_p2p:
         env["NCCL_MAX_P2P_NCHANNELS"] = str(by_p2p[0])
     return env

@@ -19,7 +19,7 @@ from weft.errors import InputError, UnavailableError
 from weft.kernels import comm_globs
 from weft.policy import (
     ALGORITHMS,
-    COLLECTIVES,
+    NCCL_COLLECTIVES,
     CTA_POLICIES,
     MAX_COMM_RULES,
     MAX_RULES,
@@ -78,8 +78,8 @@ COUNTERS = (
     "rules_unapplied",
 )
 NCCL_PATHS = ("none", "config", "tuner", "refused")
-"""How rules for collectives reach NCCL: not at all, by each call's configuration, by the tuner plugin; refused:
-a configuration was not taken, and plain calls are made."""
+"""How rules for collectives reach NCCL: not at all, by each call's configuration, by the tuner plugin.
+`refused`: a configuration was not taken, and plain calls are made."""
 
 
 class CRule(ctypes.Structure):
@@ -227,7 +227,7 @@ def encode_policy(policy: Policy | None, track: bool = False) -> bytes:
 
 def _encode_comm_rule(rule: CommRule) -> CCommRule:
     """0 in a field means NCCL's own choice."""
-    names = COLLECTIVES if rule.collective is None else (rule.collective,)
+    names = NCCL_COLLECTIVES if rule.collective is None else (rule.collective,)
     operations = {name: 1 << number for number, name in enumerate(NCCL_OPERATIONS)}
     operations["send_recv"] = operations["send"] | operations["recv"]
     return CCommRule(

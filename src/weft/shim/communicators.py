@@ -132,8 +132,8 @@ def path_reason(path: str, version: str, tuner: int | None) -> str:
     if path == "refused":
         return f"NCCL {version} refused a configuration that weft knows to be valid, and {asked}"
     return (
-        f"NCCL {version} takes no configuration with a call (2.31 and newer do) and {asked} (2.24 and newer do, "
-        "where the policy has rules when `weft run` starts the program)"
+        f"NCCL {version} takes no configuration with a call (2.31 and newer do) and {asked} "
+        "(2.24 and newer do, where the policy has rules when `weft run` starts the program)"
     )
 
 

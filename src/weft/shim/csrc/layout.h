@@ -117,8 +117,8 @@ typedef struct {
 
 enum { /* weft_process.nccl_path: how rules for collectives are applied */
        WEFT_PATH_NONE,
-       WEFT_PATH_CONFIG, /* each call has a configuration (NCCL 2.31 and newer); protocol and chunk by the plugin */
-       WEFT_PATH_TUNER,  /* NCCL asks weft's tuner plugin (2.24 and newer) */
+       WEFT_PATH_CONFIG,  /* each call has a configuration (NCCL 2.31 and newer); protocol and chunk by the plugin */
+       WEFT_PATH_TUNER,   /* NCCL asks weft's tuner plugin (2.24 and newer) */
        WEFT_PATH_REFUSED, /* calls with a configuration were refused: plain calls are made */
 };
 
@@ -136,8 +136,8 @@ enum { /* weft_process.counters */
        WEFT_COUNT_POLICY_CHANGES,
        WEFT_COUNT_ROUTED, /* collectives that went to a sibling of the program's communicator */
        WEFT_COUNT_SPLIT_FAILURES,
-       WEFT_COUNT_UNLISTED,  /* launches counted in a shared row, since the kernel has none of its own */
-       WEFT_COUNT_UNHANDLED, /* uses of an interface that the shim passes on and does not account for */
+       WEFT_COUNT_UNLISTED,        /* launches counted in a shared row, since the kernel has none of its own */
+       WEFT_COUNT_UNHANDLED,       /* uses of an interface that the shim passes on and does not account for */
        WEFT_COUNT_PER_CALL,        /* collectives that were called with a configuration of their own */
        WEFT_COUNT_CONFIG_REFUSED,  /* of these, the configurations that NCCL refused: the plain call was made */
        WEFT_COUNT_TUNED,           /* questions of NCCL's that weft's tuner plugin answered by a rule */

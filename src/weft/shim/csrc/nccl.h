@@ -126,12 +126,12 @@ static inline const weft_call_rules *weft_call_rules_now(void) {
     return atomic_load_explicit(&weft_call_rules_in_force, memory_order_acquire);
 }
 
-void weft_call_rules_begin(void);                       /* take those of the policy that the job was started with */
-const weft_call_rules *weft_call_rules_at_start(void);  /* for captured calls, which outlive every later change */
+void weft_call_rules_begin(void);                      /* take those of the policy that the job was started with */
+const weft_call_rules *weft_call_rules_at_start(void); /* for captured calls, which outlive every later change */
 const weft_comm_rule *weft_rule_of(const weft_call_rules *rules, int operation, uint64_t bytes); /* NULL: none */
 uint64_t weft_call_bytes(int operation, uint64_t bytes, int ranks); /* as NCCL's tuner plugin counts them */
-bool weft_limits_comm(weft_comm *c, int ctas); /* can each call on it be limited to so many CTAs? */
-bool weft_limit_possible(int ctas); /* can every communicator be limited by call? */
+bool weft_limits_comm(weft_comm *c, int ctas);          /* can each call on it be limited to so many CTAs? */
+bool weft_limit_possible(int ctas);                     /* can every communicator be limited by call? */
 int weft_limit_calls(int ctas, char *why, size_t size); /* 0: unlimited */
 int weft_nccl_path(weft_nccl *l);                       /* WEFT_PATH_* */
 void weft_path_note(weft_nccl *l);                      /* a communicator was made: begin, and say how in the file */
@@ -159,15 +159,15 @@ void weft_route_settle(weft_comm *c); /* wait until a split of weft's lets the c
 #define ON(name, ...) ncclResult_t weft_on_##name(weft_nccl *l, __VA_ARGS__)
 
 typedef struct {
-    int depth;  /* of the program's groups */
-    int inside; /* the library, or weft itself, is calling */
+    int depth;                    /* of the program's groups */
+    int inside;                   /* the library, or weft itself, is calling */
     const weft_call_rules *rules; /* of the group, or of the call outside of groups */
     int cluster;                  /* of the group: CTAs plus one; 0: NCCL's choice, -1: no call yet */
     bool captured;                /* a call of the group is being captured */
 } weft_nccl_thread;
 
 extern _Thread_local weft_nccl_thread weft_nccl_me;
-extern _Atomic int weft_nccl_simulating; /* threads that only ask NCCL how long their group would take */
+extern _Atomic int weft_nccl_simulating;   /* threads that only ask NCCL how long their group would take */
 bool weft_nccl_in_group(void);             /* has this thread opened one? */
 void weft_nccl_private(bool on);           /* what this thread calls now is our own */
 void weft_comms_made(ncclResult_t result); /* a group is over, and with it what it was to make */

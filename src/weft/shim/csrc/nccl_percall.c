@@ -3,8 +3,8 @@
 
 #include <string.h>
 
-static const char *const algorithms[] = {NULL,   "tree",     "ring", "collnetdirect", "collnetchain",
-                                         "nvls", "nvlstree", "pat"};
+static const char *const algorithms[] = {NULL,           "tree", "ring",     "collnetdirect",
+                                         "collnetchain", "nvls", "nvlstree", "pat"};
 enum { ALGORITHMS = sizeof algorithms / sizeof *algorithms };
 
 static void fresh(ncclCollConfig_t *config) {

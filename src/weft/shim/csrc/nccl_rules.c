@@ -28,8 +28,7 @@ static uint32_t routed_limit;  /* the limit of `weft_nccl_route`, which outranks
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 static bool equal(const weft_call_rules *a, const weft_call_rules *b) {
-    return a->count == b->count && a->limit == b->limit &&
-           memcmp(a->rules, b->rules, a->count * sizeof *a->rules) == 0;
+    return a->count == b->count && a->limit == b->limit && memcmp(a->rules, b->rules, a->count * sizeof *a->rules) == 0;
 }
 
 /* Equal rules are published once. False where there is no room left: what is in force stays. */

@@ -70,7 +70,7 @@ static int limited(int ctas, size_t bytes, size_t ranks, const float *costs, int
 
 static void remember_chunk(tuner *t, int function, uint64_t chunk) {
     if (atomic_load(&weft_nccl_simulating))
-        return; /* no plan follows */
+        return;            /* no plan follows */
     if (t->chunks_asked) { /* a new plan */
         memset(t->planned, 0, sizeof t->planned);
         t->chunks_asked = false;
@@ -139,10 +139,9 @@ static ncclResult_t start_newer(int version, void *caller, void **context, uint6
                                 void *log, void *domain, void *constants) {
     tuner *t = start(version, caller, ranks, context);
     if (t && t->user.plugin)
-        started(t, t->user.version >= 5
-                       ? ((tuner_init_v5)t->user.plugin->init)(&t->user_context, id, ranks, nodes, log, domain,
-                                                               constants)
-                       : ((tuner_init_v4)t->user.plugin->init)(ranks, nodes, log, &t->user_context));
+        started(t, t->user.version >= 5 ? ((tuner_init_v5)t->user.plugin->init)(&t->user_context, id, ranks, nodes, log,
+                                                                                domain, constants)
+                                        : ((tuner_init_v4)t->user.plugin->init)(ranks, nodes, log, &t->user_context));
     return NCCL_SUCCESS;
 }
 
@@ -164,12 +163,11 @@ static void ask_user(tuner *t, int function, size_t bytes, int pipelined, float 
     if (algorithms <= 0 || protocols <= 0 || size > sizeof kept)
         return;
     memcpy(kept, costs, size);
-    ncclResult_t result = t->user.version == 3
-                              ? ((tuner_info_v3)t->user.plugin->info)(t->user_context, function, bytes, pipelined,
-                                                                      costs, algorithms, protocols, channels)
-                              : ((tuner_info_v4)t->user.plugin->info)(t->user_context, function, bytes, pipelined,
-                                                                      costs, algorithms, protocols, registered,
-                                                                      channels);
+    ncclResult_t result =
+        t->user.version == 3 ? ((tuner_info_v3)t->user.plugin->info)(t->user_context, function, bytes, pipelined, costs,
+                                                                     algorithms, protocols, channels)
+                             : ((tuner_info_v4)t->user.plugin->info)(t->user_context, function, bytes, pipelined, costs,
+                                                                     algorithms, protocols, registered, channels);
     if (result != NCCL_SUCCESS) {
         weft_count(WEFT_COUNT_TUNER_FAILURES);
         memcpy(costs, kept, size);
