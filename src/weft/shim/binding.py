@@ -19,10 +19,10 @@ from weft.errors import InputError, UnavailableError
 from weft.kernels import comm_globs
 from weft.policy import (
     ALGORITHMS,
-    NCCL_COLLECTIVES,
     CTA_POLICIES,
     MAX_COMM_RULES,
     MAX_RULES,
+    NCCL_COLLECTIVES,
     PROTOCOLS,
     CommRule,
     Policy,

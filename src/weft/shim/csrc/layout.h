@@ -143,6 +143,7 @@ enum { /* weft_process.counters */
        WEFT_COUNT_TUNED,           /* questions of NCCL's that weft's tuner plugin answered by a rule */
        WEFT_COUNT_TUNER_FAILURES,  /* errors of the user's own tuner plugin; NCCL's default was used */
        WEFT_COUNT_RULES_UNAPPLIED, /* collectives that a rule names and that nothing here can apply it to */
+       WEFT_COUNTERS_USED,
        WEFT_COUNTERS = 32,
 };
 
