@@ -147,6 +147,15 @@ def follow_policy() -> None:
         raise UnavailableError(f"comm.rules cannot be applied in this run: {reason}")
 
 
+def why_no_rules() -> str:
+    """Why rules for collectives cannot be applied on this rank; empty where they can be."""
+    found = communicators()
+    if not found:
+        return "the program has made no NCCL communicator yet"
+    without = next((c for c in found if c.path not in ("config", "tuner")), None)
+    return path_reason(without.path, without.nccl, without.tuner) if without else ""
+
+
 def preparable() -> list[tuple[str, int]]:
     """Key and size of each communicator that `prepare` can make a sibling of, on this rank."""
     return [(c.key, c.size) for c in communicators() if c.key and c.collectives and not c.why_not]
