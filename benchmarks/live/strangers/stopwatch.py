@@ -27,6 +27,11 @@ def stamp() -> None:
     _times.append(time.perf_counter())
 
 
+def count() -> int:
+    """How many steps have ended."""
+    return len(_times)
+
+
 def _write() -> None:
     path = os.environ.get("STRANGER_TIMES")
     if path and os.environ.get("RANK", "0") == "0" and _times:

@@ -1,0 +1,79 @@
+"""Run a script as it is, note when each of its steps ends, and end it after STRANGER_STEPS of them.
+
+    python watched.py SCRIPT ARGUMENTS…
+
+STRANGER_STEP   what ends a step: `optimizer` (a call of any optimizer's step), `forward` (the end of the
+                outermost module's forward), or `self` (the script calls stopwatch.stamp itself)
+STRANGER_GATE   a file that this waits for before the script starts; STRANGER_IMPORTS, modules separated by
+                commas, are imported before that: a process can get ready while another one is measured
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import runpy
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import stopwatch
+
+
+def wait_for_gate() -> None:
+    """Import what takes long, then wait until the GPU is free."""
+    for name in filter(None, os.environ.get("STRANGER_IMPORTS", "").split(",")):
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+    gate = os.environ.get("STRANGER_GATE")
+    while gate and not Path(gate).exists():
+        time.sleep(0.02)
+
+
+def end_of_step() -> None:
+    """Note the time; after the last step, end the program as if it had nothing left to do."""
+    stopwatch.stamp()
+    if stopwatch.count() >= stopwatch.STEPS:
+        raise SystemExit(0)
+
+
+class Outermost:
+    """Ends a step when the outermost of nested calls returns."""
+
+    def __init__(self) -> None:
+        self.depth = 0
+
+    def enter(self, *_: Any) -> None:
+        self.depth += 1
+
+    def leave(self, *_: Any) -> None:
+        self.depth -= 1
+        if self.depth == 0:
+            end_of_step()
+
+
+def watch(kind: str) -> None:
+    """Let torch call `end_of_step` where a step ends."""
+    import torch
+
+    calls = Outermost()
+    if kind == "optimizer":
+        torch.optim.optimizer.register_optimizer_step_pre_hook(calls.enter)
+        torch.optim.optimizer.register_optimizer_step_post_hook(calls.leave)
+    elif kind == "forward":
+        torch.nn.modules.module.register_module_forward_pre_hook(calls.enter)
+        torch.nn.modules.module.register_module_forward_hook(calls.leave)
+
+
+def main() -> None:
+    wait_for_gate()
+    watch(os.environ.get("STRANGER_STEP", "optimizer"))
+    del sys.argv[0]
+    sys.path[0] = str(Path(sys.argv[0]).resolve().parent)
+    runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()
