@@ -4,8 +4,8 @@
 
 Each program of strangers/catalog.py runs without weft and under `weft run --tune`, by turns, each time in a
 process of its own, as rank 0 of two with a ghost rank. A stopwatch that is not weft's notes when each step
-ends (strangers/watched.py); the mean of the last steps is compared. The next process imports its libraries on
-cores of its own while one is measured, and waits. DIR/rows.jsonl has a line for each process as soon as it
+ends (strangers/watched.py); the mean of the last seconds is compared. The next process imports its libraries
+on cores of its own while one is measured, and waits. DIR/rows.jsonl has a line for each process as soon as it
 ends, and a rerun goes on from there, so that the table may grow over several sessions. DIR/table.md is the
 table.
 """
@@ -16,6 +16,7 @@ import argparse
 import fnmatch
 import itertools
 import json
+import math
 import os
 import random
 import shutil
@@ -33,8 +34,8 @@ from typing import Any
 from configs import BASELINE_CTAS, RANKS, ROOT
 from strangers.catalog import CATALOG, HERE, Program, prepare
 
-STEPS, STEPS_WITHOUT, TINY_STEPS = 230, 130, 120
-TAIL = 80  # steps at the end that are compared: the search is over by then
+SETTLE_S = 3.0  # after the first steps
+TAIL_S = 5.0  # seconds that are compared: the search is over by then
 DEADLINE_S = 75.0
 WAYS = ("without", "tune")
 YES_NO = ("yes", "no")
@@ -49,28 +50,27 @@ class Process:
     way: str
     repeat: int
     folder: Path
-    steps: int
     popen: subprocess.Popen[bytes]
+    tiny: bool
 
     def run(self, limit_s: float) -> dict[str, Any]:
         """Let it go, to its end or to its deadline. Nothing of it is left on the GPU when this returns."""
-        began = time.monotonic()
+        began, stolen = time.monotonic(), stolen_s()
         pin(self.popen.pid, running_cores())
         (self.folder / "gate").touch()
-        try:
-            code: int | str = self.popen.wait(timeout=limit_s)
-        except subprocess.TimeoutExpired:
-            code = f"killed after {limit_s:.0f} s"
+        code, since = self.watch(began + limit_s)
         row: dict[str, Any] = {"program": self.program.name, "way": self.way, "repeat": self.repeat}
         row |= {"ok": code == 0, "exit": code, "seconds": round(time.monotonic() - began, 1)}
-        row["steps"] = self.steps
+        row["steal_pct"] = round(100 * (stolen_s() - stolen) / max(0.1, time.monotonic() - began), 1)
         self.end()
         times, stats = self.folder / "times.json", self.folder / "stats.json"
         if times.exists():
             stamps = json.loads(times.read_text())
             row["times_ms"] = [round(1e3 * (b - a), 3) for a, b in itertools.pairwise(stamps)]
-            tail = row["times_ms"][-TAIL * round(max(1.0, self.program.steps)) :]
-            row["step_ms"], row["median_ms"] = statistics.fmean(tail), statistics.median(tail)
+            row["tail"] = tail = sum(stamp >= since for stamp in stamps[:-1])
+            if tail:
+                row["step_ms"] = statistics.fmean(row["times_ms"][-tail:])
+                row["median_ms"] = statistics.median(row["times_ms"][-tail:])
         if stats.exists():
             tuning = json.loads(stats.read_text()).get("tuning") or {}
             row["tuning"] = {name: tuning.get(name) for name in TOLD}
@@ -78,6 +78,26 @@ class Process:
             row["said"] = (self.folder / "log").read_text(errors="replace")[-1500:]
         shutil.rmtree(self.folder, ignore_errors=True)
         return row
+
+    def watch(self, until: float) -> tuple[int | str, float]:
+        """Exit code, and when the last seconds began: the search was over, and the steps had settled."""
+        since = math.inf
+        while self.popen.poll() is None:
+            now = time.monotonic()
+            if now > until:
+                return "killed at its deadline", since
+            if since == math.inf and (self.folder / "stepping").exists() and self.settled():
+                since = now + (SETTLE_S if self.way == "without" else 0.0)
+            if now > since + TAIL_S:
+                (self.folder / "stop").touch()
+            time.sleep(0.1)
+        return self.popen.returncode, since
+
+    def settled(self) -> bool:
+        """Whether no search goes on."""
+        if self.way == "without" or self.tiny:
+            return True
+        return "tuning is over" in (self.folder / "log").read_text(errors="replace")
 
     def end(self) -> None:
         """Kill it with everything that it started."""
@@ -94,12 +114,10 @@ def start(program: Program, way: str, repeat: int, args: argparse.Namespace) -> 
     if way == "tune":
         stats = str(folder / "stats.json")
         command = [sys.executable, "-m", "weft", "run", "--tune", "--stats", stats, "--", *command]
-    usual = TINY_STEPS if args.tiny else STEPS if way == "tune" else STEPS_WITHOUT
-    steps = round(usual * program.steps)
     with (folder / "log").open("w") as log:
         popen = subprocess.Popen(
             command,
-            env=environment(program, folder, steps, args),
+            env=environment(program, folder, args),
             cwd=program.root(args.public),
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -107,7 +125,13 @@ def start(program: Program, way: str, repeat: int, args: argparse.Namespace) -> 
             start_new_session=True,
         )
     pin(popen.pid, waiting_cores())
-    return Process(program, way, repeat, folder, steps, popen)
+    return Process(program, way, repeat, folder, popen, args.tiny)
+
+
+def stolen_s() -> float:
+    """Seconds of all cores that the hypervisor gave to somebody else."""
+    first = Path("/proc/stat").read_text().splitlines()[0].split()
+    return int(first[8]) / os.sysconf("SC_CLK_TCK")
 
 
 def waiting_cores() -> set[int]:
@@ -140,7 +164,7 @@ def family(root: int) -> list[int]:
     return [root, *(pid for child in children for pid in family(child))]
 
 
-def environment(program: Program, folder: Path, steps: int, args: argparse.Namespace) -> dict[str, str]:
+def environment(program: Program, folder: Path, args: argparse.Namespace) -> dict[str, str]:
     """The baseline's CTAs, no memory of earlier tuning."""
     paths = (str(ROOT / "src"), str(HERE), str(args.public / "stubs"), os.environ.get("PYTHONPATH"))
     env = {
@@ -148,10 +172,8 @@ def environment(program: Program, folder: Path, steps: int, args: argparse.Names
         "PYTHONPATH": os.pathsep.join(filter(None, paths)),
         "WEFT_GHOST_CTAS": str(BASELINE_CTAS),
         "WEFT_STORE": str(folder / "store.sqlite"),
-        "STRANGER_TIMES": str(folder / "times.json"),
-        "STRANGER_STEPS": str(steps),
+        "STRANGER_FOLDER": str(folder),
         "STRANGER_STEP": program.step,
-        "STRANGER_GATE": str(folder / "gate"),
         "STRANGER_IMPORTS": ",".join(program.imports),
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",

@@ -26,8 +26,6 @@ class Program:
     name: str
     command: tuple[str, ...]
     about: str
-    steps: float = 1.0
-    """Times the usual number of steps."""
     step: str = "self"
     """What ends a step: see watched.py."""
     imports: tuple[str, ...] = TEXT
@@ -49,7 +47,7 @@ class Program:
 OURS = (
     Program("llama-accelerate", ("accelerated.py", "llama"), "Llama, width 4096, accelerate"),
     Program("gpt-small", ("gpt.py", "small"), "36 narrow layers, DDP: bound by launches", imports=("torch",)),
-    Program("generate", ("serve.py", "generate"), "Llama, TP, model.generate: inference", 0.7),
+    Program("generate", ("serve.py", "generate"), "Llama, TP, model.generate: inference"),
     Program("gpt2-trainer", ("trainer.py", "gpt2"), "GPT-2, Trainer"),
     Program("vit", ("vision.py", "vit_b_16"), "torchvision ViT-B/16, DDP", imports=VISION),
     Program("resnet50", ("vision.py", "resnet50"), "torchvision ResNet-50, DDP", imports=VISION),
@@ -58,7 +56,7 @@ OURS = (
     Program("llama-fsdp2", ("sharded.py",), "Llama, width 3072, FSDP2"),
     Program("bert-trainer", ("trainer.py", "bert"), "BERT, Trainer, 2 micro-batches"),
     Program("vgg16", ("vision.py", "vgg16"), "torchvision VGG-16, DDP", imports=VISION),
-    Program("llama-trainer", ("trainer.py", "llama"), "Llama, Trainer, 4 micro-batches", 0.8),
+    Program("llama-trainer", ("trainer.py", "llama"), "Llama, Trainer, 4 micro-batches"),
     Program("bert-classify", ("accelerated.py", "classify"), "BERT, lengths vary, evaluation, accelerate"),
     Program("lightning", ("lit.py",), "ResNet-50, Lightning", imports=(*VISION, "pytorch_lightning")),
 )
@@ -118,7 +116,6 @@ PUBLIC = (
         "ddp-tutorial",
         ("distributed/ddp-tutorial-series/multigpu_torchrun.py", "100000", "100000"),
         "pytorch/examples DDP tutorial: one linear layer, nothing but launches",
-        3.0,
         step="optimizer",
         imports=("torch",),
         folder="examples",
@@ -189,7 +186,6 @@ PUBLIC = (
         "gpt-fast-decode",
         (*_FAST, "--prompt", "32", "--max_new_tokens", "200"),
         "gpt-fast generate.py, TP, 110M, one token at a time: inference bound by launches",
-        3.0,
         step="forward",
         imports=("torch", "torch._inductor.config"),
         folder="gptfast",
@@ -198,7 +194,6 @@ PUBLIC = (
         "gpt-fast-prefill",
         (*_FAST, "--prompt", "1900", "--max_new_tokens", "2", "--batch_size", "16"),
         "gpt-fast generate.py, TP, 110M, 16 long prompts, 2 tokens each: inference",
-        2.0,
         step="forward",
         imports=("torch", "torch._inductor.config"),
         folder="gptfast",
@@ -225,12 +220,16 @@ def prepare(public: Path) -> None:
     header = numpy.zeros(256, dtype=numpy.int32)
     header[:3] = 20240520, 1, len(tokens)  # llm.c's magic number, version, count
     (data / "tokens.bin").write_bytes(header.tobytes() + tokens.tobytes())
-    for split, count in (("train", 640), ("val", 64)):
+    for split, count in (("train", 12_800), ("val", 64)):
         for number in range(count):
             folder = data / "images" / split / f"class{number % 8}"
             folder.mkdir(parents=True, exist_ok=True)
+            path, first = folder / f"{number}.jpg", folder / f"{number % 64}.jpg"
+            if number >= 64:
+                path.symlink_to(first)
+                continue
             small = random.integers(0, 256, (32, 32, 3), dtype=numpy.uint8)
-            Image.fromarray(small).resize((256, 256)).save(folder / f"{number}.jpg")
+            Image.fromarray(small).resize((256, 256)).save(path)
     _checkpoint(public / "gptfast", data / "stories110M", torch)
     (data / "done").touch()
 

@@ -1,11 +1,11 @@
-"""Run a script as it is, note when each of its steps ends, and end it after STRANGER_STEPS of them.
+"""Run a script as it is, and note when each of its steps ends (see stopwatch.py).
 
     python watched.py SCRIPT ARGUMENTS…
 
 STRANGER_STEP   what ends a step: `optimizer` (a call of any optimizer's step), `forward` (the end of the
                 outermost module's forward), or `self` (the script calls stopwatch.stamp itself)
-STRANGER_GATE   a file that this waits for before the script starts; STRANGER_IMPORTS, modules separated by
-                commas, are imported before that: a process can get ready while another one is measured
+STRANGER_IMPORTS  modules, separated by commas; they are imported, then this waits for a file `gate` in
+                STRANGER_FOLDER: a process can get ready while another one is measured
 """
 
 from __future__ import annotations
@@ -27,16 +27,9 @@ def wait_for_gate() -> None:
     for name in filter(None, os.environ.get("STRANGER_IMPORTS", "").split(",")):
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
-    gate = os.environ.get("STRANGER_GATE")
-    while gate and not Path(gate).exists():
+    folder = os.environ.get("STRANGER_FOLDER")
+    while folder and not (Path(folder) / "gate").exists():
         time.sleep(0.02)
-
-
-def end_of_step() -> None:
-    """Note the time; after the last step, end the program as if it had nothing left to do."""
-    stopwatch.stamp()
-    if stopwatch.count() >= stopwatch.STEPS:
-        raise SystemExit(0)
 
 
 class Outermost:
@@ -51,20 +44,21 @@ class Outermost:
     def leave(self, *_: Any) -> None:
         self.depth -= 1
         if self.depth == 0:
-            end_of_step()
+            stopwatch.stamp()
 
 
 def watch(kind: str) -> None:
-    """Let torch call `end_of_step` where a step ends."""
-    import torch
+    """Let torch note where a step ends."""
+    from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+    from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
     calls = Outermost()
     if kind == "optimizer":
-        torch.optim.optimizer.register_optimizer_step_pre_hook(calls.enter)
-        torch.optim.optimizer.register_optimizer_step_post_hook(calls.leave)
+        register_optimizer_step_pre_hook(calls.enter)
+        register_optimizer_step_post_hook(calls.leave)
     elif kind == "forward":
-        torch.nn.modules.module.register_module_forward_pre_hook(calls.enter)
-        torch.nn.modules.module.register_module_forward_hook(calls.leave)
+        register_module_forward_pre_hook(calls.enter)
+        register_module_forward_hook(calls.leave)
 
 
 def main() -> None:
