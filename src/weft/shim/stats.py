@@ -123,7 +123,9 @@ def stats_summary(stats: dict[str, Any], policy: Policy) -> str:
         parts.append(_shaped_part(stats))
     if policy.priority == "high":
         parts.append(f"{stats['prioritised']:,} of {stats['comm_launches']:,} collectives prioritised")
-    if policy.head_start_us:
+    if policy.head_start == "placed":
+        parts.append(_placed_part(stats))
+    elif policy.head_start_us:
         parts.append(f"{stats['head_starts']:,} head starts of {policy.head_start_us:g} µs")
     if stats["routed"]:
         parts.append(f"{stats['routed']:,} collectives with CTAs of weft's choice")
@@ -143,6 +145,19 @@ def stats_summary(stats: dict[str, Any], policy: Policy) -> str:
         parts.append("no collective was launched")
     counted = f"{stats['launches']:,} kernels, {stats['comm_launches']:,} of them collectives"
     return "; ".join([counted, *(parts or ["no control was asked for"])])
+
+
+def _placed_part(stats: dict[str, Any]) -> str:
+    reasons = {
+        "placed_timeouts": "ended by time",
+        "placed_captured": "not applied in a graph capture",
+        "placed_busy": "not applied with so many collectives or threads on a stream",
+        "placed_failures": "not applied: this driver has no launch-completion event (CUDA 12.3 has) or refused it",
+    }
+    waited = f"{stats['head_starts']:,} waits for {stats['placed_events']:,} collectives to be placed"
+    ready = f"{stats['placed_ready']:,} needed none"
+    found = [f"{stats[name]:,} {text}" for name, text in reasons.items() if stats[name]]
+    return f"{waited} ({', '.join([ready, *found])})"
 
 
 def _shaped_part(stats: dict[str, Any]) -> str:

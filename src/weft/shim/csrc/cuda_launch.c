@@ -116,9 +116,44 @@ static CUresult launch_prioritised(const launch *l) {
     return make(l);
 }
 
+static CUresult make_comm(const weft_rules *rules, const launch *l) {
+    return rules->data.flags & WEFT_PRIORITY_HIGH ? launch_prioritised(l) : make(l);
+}
+
+/* With an event that tells when it was placed, for the exact head start. */
+static CUresult launch_marked(const weft_rules *rules, const launch *l, CUstream stream) {
+    const CUlaunchConfig *c = l->config;
+    CUlaunchAttribute attributes[MOST_ATTRIBUTES];
+    weft_placed_mark mark;
+    if (c->numAttrs + 1 >= MOST_ATTRIBUTES || !weft_placed_begin(c, stream, &mark))
+        return make_comm(rules, l);
+    launch with = *l;
+    CUlaunchConfig changed = *c;
+    if (mark.own) {
+        if (c->numAttrs)
+            memcpy(attributes, c->attrs, c->numAttrs * sizeof *attributes);
+        memset(&attributes[c->numAttrs], 0, sizeof *attributes);
+        attributes[c->numAttrs].id = CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT;
+        attributes[c->numAttrs].value.launchCompletionEvent.event = mark.event;
+        changed.attrs = attributes;
+        changed.numAttrs++;
+        with.config = &changed;
+    }
+    CUresult result = make_comm(rules, &with);
+    weft_placed_end(&mark, result == CUDA_SUCCESS);
+    if (result != CUDA_SUCCESS && mark.own && (result = make_comm(rules, l)) == CUDA_SUCCESS)
+        weft_placed_refused();
+    return result;
+}
+
 static CUresult launch_comm(const weft_rules *rules, const weft_kernel *k, const launch *l) {
     CUstream stream = weft_stream(l->config->hStream, l->per_thread);
-    CUresult result = rules->data.flags & WEFT_PRIORITY_HIGH ? launch_prioritised(l) : make(l);
+    bool placed = rules->data.flags & WEFT_HEAD_START_PLACED;
+    if (UNLIKELY(placed && weft_capturing(stream))) {
+        weft_count(WEFT_COUNT_PLACED_CAPTURED);
+        placed = false;
+    }
+    CUresult result = placed ? launch_marked(rules, l, stream) : make_comm(rules, l);
     if (result != CUDA_SUCCESS)
         return result;
     weft_comm_launched(&weft_cuda_backend, rules, stream, weft_capturing(stream));
