@@ -209,7 +209,15 @@ class Policy:
     def __str__(self) -> str:
         parts = [
             f"{name} {getattr(self, name)}"
-            for name in ("priority", "residency", "head_start", "head_start_us", "max_ctas", "sm_reserve", "schedule")
+            for name in (
+                "priority",
+                "residency",
+                "head_start",
+                "head_start_us",
+                "max_ctas",
+                "sm_reserve",
+                "schedule",
+            )
             if getattr(self, name) != type(self).__dataclass_fields__[name].default
         ]
         parts += [f"{len(self.rules)} kernel rules"] if self.rules else []

@@ -152,7 +152,7 @@ def _placed_part(stats: dict[str, Any]) -> str:
         "placed_timeouts": "ended by time",
         "placed_captured": "not applied in a graph capture",
         "placed_busy": "not applied with so many collectives or threads on a stream",
-        "placed_failures": "not applied: this driver has no launch-completion event (CUDA 12.3 has) or refused it",
+        "placed_failures": "not applied: no launch-completion event of this driver (CUDA 12.3 has it)",
     }
     waited = f"{stats['head_starts']:,} waits for {stats['placed_events']:,} collectives to be placed"
     ready = f"{stats['placed_ready']:,} needed none"
