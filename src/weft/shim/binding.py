@@ -68,6 +68,11 @@ COUNTERS = (
     "placed_captured",
     "placed_busy",
     "placed_failures",
+    "sm_reserved",
+    "sm_reserve_own",
+    "sm_reserve_determinism",
+    "sm_reserve_failures",
+    "sm_reserve_others",
 )
 
 

@@ -127,6 +127,8 @@ def stats_summary(stats: dict[str, Any], policy: Policy) -> str:
         parts.append(_placed_part(stats))
     elif policy.head_start_us:
         parts.append(f"{stats['head_starts']:,} head starts of {policy.head_start_us:g} µs")
+    if policy.sm_reserve:
+        parts.append(_reserved_part(stats, policy))
     if stats["routed"]:
         parts.append(f"{stats['routed']:,} collectives with CTAs of weft's choice")
     failures = ("shape", "priority", "head_start", "tracking", "split")
@@ -158,6 +160,22 @@ def _placed_part(stats: dict[str, Any]) -> str:
     ready = f"{stats['placed_ready']:,} needed none"
     found = [f"{stats[name]:,} {text}" for name, text in reasons.items() if stats[name]]
     return f"{waited} ({', '.join([ready, *found])})"
+
+
+def _reserved_part(stats: dict[str, Any], policy: Policy) -> str:
+    reasons = {
+        "sm_reserve_own": "with a number of SMs of the program's own",
+        "sm_reserve_determinism": "unchanged, since CUBLAS_WORKSPACE_CONFIG asks for reproducible results",
+        "sm_reserve_failures": "refused by cuBLAS",
+    }
+    found = [f"{stats[name]:,} {text}" for name, text in reasons.items() if stats[name]]
+    if not stats["sm_reserved"] and stats["sm_reserve_others"]:
+        found.append(
+            f"not applied to {stats['sm_reserve_others']:,} launches during collectives: "
+            "no GEMM of a cuBLAS that the program is linked to"
+        )
+    also = f" ({', '.join(found)})" if found else ""
+    return f"{stats['sm_reserved']:,} GEMMs left {policy.sm_reserve} SMs free{also}"
 
 
 def _shaped_part(stats: dict[str, Any]) -> str:

@@ -198,11 +198,13 @@ static CUresult launch_compute(const weft_rules *rules, const weft_kernel *k, co
     CUstream stream = weft_stream(c->hStream, l->per_thread);
     if (rules->data.head_start_ns)
         head_start(rules, l, stream);
-    bool track = rules->data.flags & WEFT_TRACK;
-    bool in_flight = (track || (rules->shapes && (rules->data.flags & WEFT_WHEN_OVERLAP))) &&
+    bool track = rules->data.flags & WEFT_TRACK, reserve = rules->data.sm_reserve && !weft_cublas_inside();
+    bool in_flight = (track || reserve || (rules->shapes && (rules->data.flags & WEFT_WHEN_OVERLAP))) &&
                      weft_comm_in_flight(stream, weft_capturing(stream));
     if (UNLIKELY(track && in_flight) && !weft_capturing(stream))
         weft_count_overlapped(k->cell);
+    if (UNLIKELY(reserve && in_flight))
+        weft_count(WEFT_COUNT_SM_OTHERS);
     if (rules->shapes) {
         uint64_t blocks = (uint64_t)c->gridDimX * c->gridDimY * c->gridDimZ;
         uint32_t shared = weft_shape(&weft_cuda_backend, rules, k, blocks, in_flight);

@@ -187,6 +187,10 @@ void weft_head_start_context_gone(
 weft_waits weft_wait_kernels(void);
 CUresult weft_wait_launch(CUfunction wait, uint64_t mhz, uint64_t ns, CUstream stream);
 
+/* --- cublas.c ---------------------------------------------------------------------------------------- */
+
+bool weft_cublas_inside(void); /* does this thread call a GEMM that weft has seen? */
+
 /* --- cuda_placed.c ---------------------------------------------------------------------------------- */
 
 enum { WEFT_PLACED_SLOTS = 8 };

@@ -110,7 +110,7 @@ void weft_comm_launched(const weft_backend *api, const weft_rules *rules, void *
     atomic_fetch_add_explicit(&launched, 1, memory_order_relaxed);
     if (capturing)
         atomic_fetch_add(&captured, 1);
-    else if (rules->data.flags & (WEFT_WHEN_OVERLAP | WEFT_TRACK))
+    else if (rules->data.flags & (WEFT_WHEN_OVERLAP | WEFT_TRACK) || rules->data.sm_reserve)
         track(api, stream);
 }
 

@@ -122,6 +122,11 @@ enum { /* weft_process.counters */
        WEFT_COUNT_PLACED_CAPTURED, /* none, since the launch was captured */
        WEFT_COUNT_PLACED_BUSY,     /* none, since too many collectives or threads were on the stream */
        WEFT_COUNT_PLACED_FAILURES, /* none, since the driver has no such event or refused it */
+       WEFT_COUNT_SM_RESERVED,     /* GEMMs of cuBLAS that left SMs free */
+       WEFT_COUNT_SM_OWN,          /* none left free, since the program has set a number of SMs itself */
+       WEFT_COUNT_SM_DETERMINISM,  /* none left free, since the program asks for reproducible results */
+       WEFT_COUNT_SM_FAILURES,     /* none left free, since cuBLAS cannot or refused */
+       WEFT_COUNT_SM_OTHERS,       /* compute launches while a collective was in flight, and no GEMM that weft reaches */
        WEFT_COUNTERS = 32,
 };
 
