@@ -269,8 +269,8 @@ static bool desc_free(const blas *l, void *desc) {
 
 /* The choice of an algorithm is where the number counts. The call that runs it gets the same number. */
 status cublasLtMatmulAlgoGetHeuristic(LT_HEURISTIC) {
-    const blas *l =
-        of_caller(__builtin_return_address(0), "cublasLtMatmulAlgoGetHeuristic", (void *)cublasLtMatmulAlgoGetHeuristic);
+    const blas *l = of_caller(__builtin_return_address(0), "cublasLtMatmulAlgoGetHeuristic",
+                              (void *)cublasLtMatmulAlgoGetHeuristic);
     if (UNLIKELY(!l || !l->cublasLtMatmulAlgoGetHeuristic))
         return NOT_INITIALIZED;
     uint32_t reserve = reserve_now();
@@ -304,7 +304,8 @@ status cublasLtMatmul(LT_MATMUL) {
     if (UNLIKELY(changed)) {
         desc_restore(l, desc);
         if (counted(result))
-            result = l->cublasLtMatmul(lt, desc, alpha, a, ad, b, bd, beta, c, cd, d, dd, algo, workspace, size, stream);
+            result =
+                l->cublasLtMatmul(lt, desc, alpha, a, ad, b, bd, beta, c, cd, d, dd, algo, workspace, size, stream);
     }
     inside--;
     return result;
