@@ -29,7 +29,6 @@ PREPARE_S = 20.0  # for new communicators
 AMD_DRIVER = Path("/dev/kfd")
 
 _NOT_BY_LAUNCHES = {
-    "sm_reserve": "compute.sm_reserve is not applied: no launch can keep SMs free for others",
     "schedule": "schedule is not applied: it is for fused operations (weft.ops)",
     "engine": "comm.engine dma is not applied: it is for fused operations (weft.ops)",
 }

@@ -57,7 +57,9 @@ static void load(CUfunction stamp[STAMPS]) {
 }
 
 void weft_trace_stamps_load(weft_trace_context *c) {
-    c->wait = weft_wait_kernel(&c->mhz);
+    weft_waits waits = weft_wait_kernels();
+    c->wait = waits.timed;
+    c->mhz = waits.mhz;
     pthread_mutex_lock(&lock);
     int i = 0;
     while (i < known_count && known[i].context != c->context)
