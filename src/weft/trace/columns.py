@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from weft.trace.events import GPU_COLUMNS, Collector, Interned
-from weft.trace.native import FED, Scanned
+from weft.trace.native import Scanned
 from weft.trace.schema import UNKNOWN_MESSAGE, Mark
 
 LAUNCHING = ("launch", "memcpy", "memset", "graph")
@@ -61,8 +61,6 @@ class Columns:
         out = Collector()
         out.absorb(
             Scanned(
-                consumed=0,
-                status=FED,
                 events=len(self.gpu) + len(self.launches) + len(self.blocking),
                 odd_times=self.odd_times,
                 gpu=np.array(self.gpu, dtype=np.int64).reshape(-1, len(GPU_COLUMNS)),

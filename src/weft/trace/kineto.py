@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from weft.errors import InputError
 from weft.trace import native
-from weft.trace.assemble import traces_from
 from weft.trace.bulk import BulkScan
-from weft.trace.events import Collector
+from weft.trace.custom import IsComm, kernel_table
 from weft.trace.files import MAX_TRACE_BYTES, Blocks
-from weft.trace.record import IsComm, Trace, kernel_table
 from weft.trace.scan import DECODE_ERRORS, Scanner
+
+if TYPE_CHECKING:
+    from weft.trace.record import Trace
 
 _KEPT = ("distributedInfo", "deviceProperties", "schemaVersion", "baseTimeNanoseconds", "weft")
 
@@ -30,7 +31,8 @@ def read(
 
     `workers`: threads that scan it; None: as many as there are processors.
     """
-    collector = Collector()
+    blocks = Blocks(path, max_bytes=max_bytes)
+    bulk = BulkScan(workers)
     metadata: dict[str, Any] = {}
 
     def keep(key: str, value: bytes) -> None:
@@ -40,11 +42,16 @@ def read(
             except DECODE_ERRORS:
                 metadata[key] = None
 
-    blocks = Blocks(path, max_bytes=max_bytes)
+    def take(buffer: bytearray, low: int, high: int) -> bool:
+        return bulk.collector.take(buffer, low, high)
+
+    def salvage(buffer: bytearray, low: int, high: int) -> bool:
+        return bulk.collector.salvage(buffer, low, high)
+
     try:
         scanner = Scanner(blocks, str(path))
-        bulk = BulkScan(collector, workers) if native.library() else None
-        scanner.run(collector.take, collector.salvage, keep, bulk)
+        scanner.run(take, salvage, keep, bulk if native.library() else None)
+        collector = bulk.collector
     except InputError as error:
         if str(path) in str(error):
             raise
@@ -56,4 +63,6 @@ def read(
         raise InputError(f"{path}: no traceEvents in it{ending}; expected a PyTorch profiler (Kineto) trace")
     if scanner.truncated and not collector.events:
         raise InputError(f"{path}: {scanner.truncated}, before the first event; export the trace again")
+    from weft.trace.assemble import traces_from
+
     return traces_from(path, collector, metadata, scanner.truncated, is_comm_names or kernel_table)

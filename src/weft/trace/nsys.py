@@ -14,10 +14,10 @@ from typing import Any
 from weft.errors import InputError
 from weft.trace.assemble import traces_from
 from weft.trace.columns import Columns
+from weft.trace.custom import IsComm, kernel_table
 from weft.trace.events import KERNEL, MEMCPY, MEMSET
-from weft.trace.record import IsComm, Trace, kernel_table
+from weft.trace.record import Trace
 
-MAGIC = b"SQLite format 3\0"
 MAX_S = 600
 """A view in a hostile database may never end."""
 
