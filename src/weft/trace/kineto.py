@@ -19,6 +19,18 @@ if TYPE_CHECKING:
 
 _KEPT = ("distributedInfo", "deviceProperties", "schemaVersion", "baseTimeNanoseconds", "weft")
 
+# Keys of other JSON files that people have next to a trace: what these are, and what to do.
+_OTHERS = {
+    frozenset({"schema", "nodes"}): (
+        "a PyTorch execution trace (Chakra), which has no times of the GPU",
+        "give the profiler's trace of the same run",
+    ),
+    frozenset({"rocprofiler-sdk-tool"}): (
+        "rocprofv3's own JSON",
+        "profile with: rocprofv3 --kernel-trace --output-format csv",
+    ),
+}
+
 
 def read(
     path: Path,
@@ -35,7 +47,10 @@ def read(
     bulk = BulkScan(workers)
     metadata: dict[str, Any] = {}
 
+    keys: set[str] = set()
+
     def keep(key: str, value: bytes) -> None:
+        keys.add(key)
         if key in _KEPT and key not in metadata:
             try:
                 metadata[key] = msgspec.json.decode(value)
@@ -59,6 +74,9 @@ def read(
     finally:
         blocks.close()
     if not scanner.found_events:
+        for known, (what, advice) in _OTHERS.items():
+            if known <= keys:
+                raise InputError(f"{path}: no traceEvents in it: {what}; {advice}")
         ending = f" ({scanner.truncated})" if scanner.truncated else ""
         raise InputError(f"{path}: no traceEvents in it{ending}; expected a PyTorch profiler (Kineto) trace")
     if scanner.truncated and not collector.events:
