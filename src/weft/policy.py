@@ -18,6 +18,7 @@ MAX_RESIDENCY = (
     32  # no GPU of today holds more blocks on an SM (CUDA programming guide, compute capabilities)
 )
 MAX_HEAD_START_US = 1000.0  # a longer wait is a stall, not a head start: 40 µs already costs on an H200
+PLACED_BOUND_US = 1000.0  # longest wait for a collective's placement where the policy gives none
 MAX_CTAS = 1024
 MAX_RULES = 64  # the shim's control block has this many places
 MAX_PATTERN_BYTES = 127
@@ -29,6 +30,7 @@ _MAX_BYTES = 2**63 - 1
 CHUNKS = (4096, 1 << 24)  # NCCL rounds down to its grain (at most 1920 bytes) and limits to its buffers
 
 PRIORITIES = ("default", "high")
+HEAD_STARTS = ("none", "timed", "placed")
 MOMENTS = ("always", "overlap")
 ENGINES = ("sm", "dma")
 NCCL_COLLECTIVES = (
@@ -58,6 +60,7 @@ SCHEDULES = (
 # Where each control stands in the JSON document: field of Policy → (section, key).
 _PLACES = {
     "priority": ("comm", "priority"),
+    "head_start": ("comm", "head_start"),
     "head_start_us": ("comm", "head_start_us"),
     "max_ctas": ("comm", "max_ctas"),
     "engine": ("comm", "engine"),
@@ -155,8 +158,12 @@ class Policy:
 
     priority: str = "default"
     """`high` lets pending blocks of a collective go before pending compute blocks."""
+    head_start: str | None = None
+    """What the first compute launch after a collective's launch waits for: `none`, `timed` (for
+    `head_start_us`) or `placed` (until the collective's blocks were placed, for `head_start_us` at most;
+    1000 where that is 0). None where `head_start_us` alone says it: timed above 0, none at 0."""
     head_start_us: float = 0.0
-    """Microseconds that the first compute launch after a collective's launch waits on its own stream."""
+    """Microseconds of the timed head start; with `placed`, the longest wait."""
     max_ctas: int | None = None
     """Most thread blocks (hence SMs) that a collective may take; None: the library's own choice."""
     engine: str = "sm"
@@ -170,7 +177,7 @@ class Policy:
     rules: tuple[Rule, ...] = ()
     """Residency by kernel name, tried in order before `residency`."""
     sm_reserve: int = 0
-    """SMs kept free of compute."""
+    """SMs that GEMMs of cuBLAS leave free while a collective is in flight."""
     schedule: str | None = None
     """Granularity of a collective fused with a GEMM; None: chosen by shape."""
 
@@ -183,7 +190,8 @@ class Policy:
         _check_int("compute.residency", self.residency, 1, MAX_RESIDENCY)
         _check_int("comm.max_ctas", self.max_ctas, 1, MAX_CTAS)
         _check_int("compute.sm_reserve", self.sm_reserve, 0, 1024)
-        _check_head_start(self.head_start_us)
+        _check_head_start_us(self.head_start_us)
+        object.__setattr__(self, "head_start", _head_start(self.head_start, self.head_start_us))
         object.__setattr__(self, "rules", tuple(self.rules))
         if len(self.rules) > MAX_RULES:
             raise UsageError(f"compute.rules: {len(self.rules)} rules; a policy holds at most {MAX_RULES}")
@@ -203,6 +211,11 @@ class Policy:
         return self == Policy(when=self.when)
 
     @property
+    def head_start_mode(self) -> str:
+        """`none`, `timed` or `placed`."""
+        return self.head_start or ("timed" if self.head_start_us else "none")
+
+    @property
     def label(self) -> str:
         """A short name of the controls in a fixed order, such as `priority+res3+head5+ctas12`.
 
@@ -211,7 +224,9 @@ class Policy:
         parts = ["priority"] if self.priority == "high" else []
         limits = {rule.residency for rule in self.rules if rule.residency} | {self.residency or 0}
         parts += [f"res{count}" for count in sorted(limits) if count]
-        parts += [f"head{self.head_start_us:g}"] if self.head_start_us else []
+        if self.head_start_mode != "none":
+            bound = f"{self.head_start_us:g}" if self.head_start_us else ""
+            parts.append(("placed" if self.head_start == "placed" else "head") + bound)
         parts += [f"ctas{self.max_ctas}"] if self.max_ctas else []
         parts += [f"rules{len(self.comm_rules)}"] if self.comm_rules else []
         parts += [f"reserve{self.sm_reserve}"] if self.sm_reserve else []
@@ -223,8 +238,9 @@ class Policy:
     def controls(self) -> int:
         """How many controls differ from the defaults."""
         shaped = (self.residency is not None or bool(self.rules)) + bool(self.comm_rules)
-        rest = (self.priority, self.head_start_us, self.max_ctas, self.sm_reserve, self.engine, self.schedule)
-        defaults = ("default", 0, None, 0, "sm", None)
+        head = self.head_start_mode
+        rest = (self.priority, head, self.max_ctas, self.sm_reserve, self.engine, self.schedule)
+        defaults = ("default", "none", None, 0, "sm", None)
         return shaped + sum(value != default for value, default in zip(rest, defaults, strict=True))
 
     def to_dict(self) -> dict[str, Any]:
@@ -285,7 +301,15 @@ class Policy:
     def __str__(self) -> str:
         parts = [
             f"{name} {getattr(self, name)}"
-            for name in ("priority", "residency", "head_start_us", "max_ctas", "sm_reserve", "schedule")
+            for name in (
+                "priority",
+                "residency",
+                "head_start",
+                "head_start_us",
+                "max_ctas",
+                "sm_reserve",
+                "schedule",
+            )
             if getattr(self, name) != type(self).__dataclass_fields__[name].default
         ]
         parts += [f"{len(self.rules)} kernel rules"] if self.rules else []
@@ -340,7 +364,21 @@ def _check_int(name: str, value: Any, low: int, high: int) -> None:
         raise UsageError(f"{name} {value!r} is not valid; use an integer from {low} to {high}")
 
 
-def _check_head_start(value: Any) -> None:
+def _head_start(mode: Any, us: float) -> str | None:
+    """The mode as it is stored: None where the microseconds alone say it."""
+    if mode is None:
+        return None
+    _check_choice("comm.head_start", mode, HEAD_STARTS)
+    if mode == "timed" and not us:
+        raise UsageError(
+            "comm.head_start timed needs comm.head_start_us, the microseconds to wait (5 is a good start)"
+        )
+    if mode == "none" and us:
+        raise UsageError(f"comm.head_start none contradicts comm.head_start_us {us:g}; remove one of them")
+    return "placed" if mode == "placed" else None
+
+
+def _check_head_start_us(value: Any) -> None:
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not number or not math.isfinite(value) or not 0 <= value <= MAX_HEAD_START_US:
         raise UsageError(

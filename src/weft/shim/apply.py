@@ -34,7 +34,6 @@ _BY_POINT_TO_POINT = ("send_recv", "all_to_all", "gather", "scatter")
 """NCCL makes these of sends and receives, whose channels are fixed when a communicator is made."""
 
 _NOT_BY_LAUNCHES = {
-    "sm_reserve": "compute.sm_reserve is not applied: no launch can keep SMs free for others",
     "schedule": "schedule is not applied: it is for fused operations (weft.ops)",
     "engine": "comm.engine dma is not applied: it is for fused operations (weft.ops)",
 }

@@ -23,6 +23,7 @@ from weft.policy import (
     MAX_COMM_RULES,
     MAX_RULES,
     NCCL_COLLECTIVES,
+    PLACED_BOUND_US,
     PROTOCOLS,
     CommRule,
     Policy,
@@ -39,7 +40,7 @@ CHUNK_ROWS = 16
 _CHUNKS = 512
 PAGE = 4096
 
-POLICY_SET, PRIORITY_HIGH, WHEN_OVERLAP, TRACK = 1, 2, 4, 8
+POLICY_SET, PRIORITY_HIGH, WHEN_OVERLAP, TRACK, HEAD_START_PLACED = 1, 2, 4, 8, 16
 
 KINDS = ("compute", "comm", "weft", "unknown")
 APIS = {1: "cuda", 2: "hip"}
@@ -71,6 +72,17 @@ COUNTERS = (
     "split_failures",
     "unlisted",
     "unhandled",
+    "placed_events",
+    "placed_ready",
+    "placed_timeouts",
+    "placed_captured",
+    "placed_busy",
+    "placed_failures",
+    "sm_reserved",
+    "sm_reserve_own",
+    "sm_reserve_determinism",
+    "sm_reserve_failures",
+    "sm_reserve_others",
     "per_call",
     "config_refused",
     "tuned",
@@ -107,7 +119,7 @@ class CPolicy(ctypes.Structure):
         ("head_start_ns", c_uint32),
         ("rule_count", c_uint32),
         ("comm_count", c_uint32),
-        ("unused", c_uint32),
+        ("sm_reserve", c_uint32),
         ("rules", CRule * MAX_RULES),
         ("comm", (c_char * PATTERN_BYTES) * COMM_PATTERNS),
         ("comm_rule_count", c_uint32),
@@ -213,7 +225,10 @@ def encode_policy(policy: Policy | None, track: bool = False) -> bytes:
     c.flags |= PRIORITY_HIGH if policy.priority == "high" else 0
     c.flags |= WHEN_OVERLAP if policy.when == "overlap" else 0
     c.residency = policy.residency or 0
-    c.head_start_ns = round(policy.head_start_us * 1000)
+    placed = policy.head_start == "placed"
+    c.flags |= HEAD_START_PLACED if placed else 0
+    c.head_start_ns = round((policy.head_start_us or (PLACED_BOUND_US if placed else 0)) * 1000)
+    c.sm_reserve = policy.sm_reserve
     c.rule_count = len(policy.rules)
     for i, rule in enumerate(policy.rules):
         c.rules[i].pattern = rule.kernel.encode()

@@ -138,8 +138,12 @@ def stats_summary(stats: dict[str, Any], policy: Policy) -> str:
         parts.append(_shaped_part(stats))
     if policy.priority == "high":
         parts.append(f"{stats['prioritised']:,} of {stats['comm_launches']:,} collectives prioritised")
-    if policy.head_start_us:
+    if policy.head_start == "placed":
+        parts.append(_placed_part(stats))
+    elif policy.head_start_us:
         parts.append(f"{stats['head_starts']:,} head starts of {policy.head_start_us:g} µs")
+    if policy.sm_reserve:
+        parts.append(_reserved_part(stats, policy))
     if stats["routed"]:
         parts.append(f"{stats['routed']:,} collectives with CTAs of weft's choice")
     if policy.comm_rules:
@@ -160,6 +164,35 @@ def stats_summary(stats: dict[str, Any], policy: Policy) -> str:
         parts.append("no collective was launched")
     counted = f"{stats['launches']:,} kernels, {stats['comm_launches']:,} of them collectives"
     return "; ".join([counted, *(parts or ["no control was asked for"])])
+
+
+def _placed_part(stats: dict[str, Any]) -> str:
+    reasons = {
+        "placed_timeouts": "ended by time",
+        "placed_captured": "not applied in a graph capture",
+        "placed_busy": "not applied with so many collectives or threads on a stream",
+        "placed_failures": "not applied: no launch-completion event of this driver (CUDA 12.3 has it)",
+    }
+    waited = f"{stats['head_starts']:,} waits for {stats['placed_events']:,} collectives to be placed"
+    ready = f"{stats['placed_ready']:,} needed none"
+    found = [f"{stats[name]:,} {text}" for name, text in reasons.items() if stats[name]]
+    return f"{waited} ({', '.join([ready, *found])})"
+
+
+def _reserved_part(stats: dict[str, Any], policy: Policy) -> str:
+    reasons = {
+        "sm_reserve_own": "with a number of SMs of the program's own",
+        "sm_reserve_determinism": "unchanged, since CUBLAS_WORKSPACE_CONFIG asks for reproducible results",
+        "sm_reserve_failures": "refused by cuBLAS",
+    }
+    found = [f"{stats[name]:,} {text}" for name, text in reasons.items() if stats[name]]
+    if not stats["sm_reserved"] and stats["sm_reserve_others"]:
+        found.append(
+            f"not applied to {stats['sm_reserve_others']:,} launches during collectives: "
+            "no GEMM of a cuBLAS that the program is linked to"
+        )
+    also = f" ({', '.join(found)})" if found else ""
+    return f"{stats['sm_reserved']:,} GEMMs left {policy.sm_reserve} SMs free{also}"
 
 
 def _rules_part(stats: dict[str, Any]) -> str:

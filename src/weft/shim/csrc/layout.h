@@ -34,7 +34,8 @@ enum { /* weft_policy.flags */
        WEFT_POLICY_SET = 1,
        WEFT_PRIORITY_HIGH = 2,
        WEFT_WHEN_OVERLAP = 4,
-       WEFT_TRACK = 8, /* count launches while a collective is in flight, whatever else is asked for */
+       WEFT_TRACK = 8,              /* count launches while a collective is in flight, whatever else is asked for */
+       WEFT_HEAD_START_PLACED = 16, /* compute waits for the collective's placement, for head_start_ns at most */
 };
 
 typedef struct {
@@ -61,7 +62,7 @@ typedef struct {
     uint32_t head_start_ns;
     uint32_t rule_count;
     uint32_t comm_count;
-    uint32_t unused;
+    uint32_t sm_reserve; /* SMs that GEMMs leave free while a collective is in flight; 0: none */
     weft_rule rules[WEFT_RULES];
     char comm[WEFT_COMM_PATTERNS][WEFT_PATTERN]; /* patterns of the kernels that communicate */
     uint32_t comm_rule_count;
@@ -138,10 +139,21 @@ enum { /* weft_process.counters */
        WEFT_COUNT_SPLIT_FAILURES,
        WEFT_COUNT_UNLISTED,        /* launches counted in a shared row, since the kernel has none of its own */
        WEFT_COUNT_UNHANDLED,       /* uses of an interface that the shim passes on and does not account for */
-       WEFT_COUNT_PER_CALL,        /* collectives that were called with a configuration of their own */
-       WEFT_COUNT_CONFIG_REFUSED,  /* of these, the configurations that NCCL refused: the plain call was made */
-       WEFT_COUNT_TUNED,           /* questions of NCCL's that weft's tuner plugin answered by a rule */
-       WEFT_COUNT_TUNER_FAILURES,  /* errors of the user's own tuner plugin; NCCL's default was used */
+       WEFT_COUNT_PLACED_EVENTS,   /* collectives whose launch carries an event for the exact head start */
+       WEFT_COUNT_PLACED_READY,    /* head starts that needed no wait: the collective had been placed */
+       WEFT_COUNT_PLACED_TIMEOUTS, /* head starts that ended by time */
+       WEFT_COUNT_PLACED_CAPTURED, /* none, since the launch was captured */
+       WEFT_COUNT_PLACED_BUSY,     /* none, since too many collectives or threads were on the stream */
+       WEFT_COUNT_PLACED_FAILURES, /* none, since the driver has no such event or refused it */
+       WEFT_COUNT_SM_RESERVED,     /* GEMMs of cuBLAS that left SMs free */
+       WEFT_COUNT_SM_OWN,          /* none left free, since the program has set a number of SMs itself */
+       WEFT_COUNT_SM_DETERMINISM,  /* none left free, since the program asks for reproducible results */
+       WEFT_COUNT_SM_FAILURES,     /* none left free, since cuBLAS cannot or refused */
+       WEFT_COUNT_SM_OTHERS,      /* compute launches while a collective was in flight, and no GEMM that weft reaches */
+       WEFT_COUNT_PER_CALL,       /* collectives that were called with a configuration of their own */
+       WEFT_COUNT_CONFIG_REFUSED, /* of these, the configurations that NCCL refused: the plain call was made */
+       WEFT_COUNT_TUNED,          /* questions of NCCL's that weft's tuner plugin answered by a rule */
+       WEFT_COUNT_TUNER_FAILURES, /* errors of the user's own tuner plugin; NCCL's default was used */
        WEFT_COUNT_RULES_UNAPPLIED, /* collectives that a rule names and that nothing here can apply it to */
        WEFT_COUNTERS_USED,
        WEFT_COUNTERS = 32,
