@@ -50,6 +50,15 @@ static bool supported(void) {
            cu->cuEventCreate && cu->cuStreamWaitEvent && cu->cuStreamCreateWithPriority && cu->cuStreamWriteValue32_v2;
 }
 
+/* Streams of one priority share a few hardware queues, where our wait would hold up the program's launches: torch uses 0
+ * to -3, NCCL's own streams the highest. */
+static CUstream make_helper(void) {
+    int least = 0, greatest = 0;
+    if (weft_cuda()->cuCtxGetStreamPriorityRange)
+        weft_cuda()->cuCtxGetStreamPriorityRange(&least, &greatest);
+    return weft_trace_stream(greatest <= -5 ? greatest + 1 : greatest);
+}
+
 static CUcontext current(void) {
     CUcontext context = NULL;
     if (!weft_cuda()->cuCtxGetCurrent || weft_cuda()->cuCtxGetCurrent(&context) != CUDA_SUCCESS)
@@ -116,7 +125,7 @@ static bool begin(const CUlaunchConfig *config, CUstream stream, weft_placed_mar
         return false;
     }
     if (!lanes[lane].helper)
-        lanes[lane].helper = weft_trace_side_stream();
+        lanes[lane].helper = make_helper();
     CUevent event = lanes[lane].helper ? choose_event(config, lane, &mark->own) : NULL;
     if (!event) {
         weft_count(WEFT_COUNT_PLACED_FAILURES);
