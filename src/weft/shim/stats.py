@@ -12,7 +12,7 @@ from typing import Any
 
 from weft.errors import InputError
 from weft.policy import Policy
-from weft.shim import binding
+from weft.shim import binding, communicators
 
 _log = logging.getLogger("weft.shim")
 
@@ -57,7 +57,22 @@ def describe(process: binding.Process) -> dict[str, Any]:
         "comm_launches": sum(k["launches"] for k in kernels if k["kind"] == "comm"),
         "shaped": sum(kernel["shaped"] for kernel in kernels),
         **counters,
+        "nccl": _nccl(head),
         "kernels": kernels,
+    }
+
+
+def _nccl(head: binding.CHead) -> dict[str, Any] | None:
+    """The NCCL of the latest communicator, and how rules for collectives reach it; None: there was none."""
+    if not head.nccl_version:
+        return None
+    version, path = communicators.nccl_version(head.nccl_version), binding.NCCL_PATHS[head.nccl_path]
+    return {
+        "version": version,
+        "path": path,
+        "why": communicators.path_reason(path, version, head.nccl_tuner or None),
+        "tuner": head.nccl_tuner or None,
+        "user_tuner": head.nccl_user_tuner or None,
     }
 
 
@@ -131,7 +146,9 @@ def stats_summary(stats: dict[str, Any], policy: Policy) -> str:
         parts.append(_reserved_part(stats, policy))
     if stats["routed"]:
         parts.append(f"{stats['routed']:,} collectives with CTAs of weft's choice")
-    failures = ("shape", "priority", "head_start", "tracking", "split")
+    if policy.comm_rules:
+        parts.append(_rules_part(stats))
+    failures = ("shape", "priority", "head_start", "tracking", "split", "tuner")
     for name in (f"{kind}_failures" for kind in failures):
         if stats[name]:
             parts.append(f"{stats[name]:,} {name.replace('_', ' ')}")
@@ -176,6 +193,16 @@ def _reserved_part(stats: dict[str, Any], policy: Policy) -> str:
         )
     also = f" ({', '.join(found)})" if found else ""
     return f"{stats['sm_reserved']:,} GEMMs left {policy.sm_reserve} SMs free{also}"
+
+
+def _rules_part(stats: dict[str, Any]) -> str:
+    done = f"rules: {stats['per_call']:,} calls configured, {stats['tuned']:,} answers to NCCL's tuner"
+    if stats["config_refused"]:
+        done += f", {stats['config_refused']:,} configurations refused"
+    if stats["rules_unapplied"]:
+        why = {found["nccl"]["why"] for found in stats["processes"] if found["nccl"]}
+        done += f", {stats['rules_unapplied']:,} not applied ({'; '.join(sorted(why)) or 'no communicator'})"
+    return done
 
 
 def _shaped_part(stats: dict[str, Any]) -> str:

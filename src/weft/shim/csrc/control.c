@@ -280,7 +280,7 @@ static bool take(const weft_control *from, weft_policy *into, uint64_t *sequence
     if (atomic_load_explicit(&((weft_control *)from)->sequence, memory_order_relaxed) != *sequence)
         return false;
     if (checksum(into, sizeof *into) != expected || into->rule_count > WEFT_RULES ||
-        into->comm_count > WEFT_COMM_PATTERNS)
+        into->comm_count > WEFT_COMM_PATTERNS || into->comm_rule_count > WEFT_COMM_RULES)
         return false;
     for (uint32_t i = 0; i < WEFT_RULES; i++)
         into->rules[i].pattern[WEFT_PATTERN - 1] = '\0';

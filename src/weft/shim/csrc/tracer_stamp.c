@@ -179,3 +179,8 @@ void weft_trace_calibrations(weft_trace_header *h) {
         weft_trace_leave(before);
     }
 }
+
+void weft_forget_stamps(void) {
+    pthread_mutex_init(&lock, NULL);
+    known_count = 0;
+}

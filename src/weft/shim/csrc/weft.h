@@ -47,8 +47,8 @@ bool weft_chunk_ready(uint32_t chunk); /* reserve the file's blocks for a chunk 
 /* What each part forgets in a child that was forked: the driver's handles, and locks that other threads held. */
 /* clang-format off */
 #define WEFT_FORGETS(X) \
-    X(kernels) X(shape) X(flight) X(limits) X(names) X(headstart) X(placed) X(cublas) X(tracer) X(graph) X(captures) X(comms) X(route) \
-    X(split) X(config) X(calls) X(library)
+    X(kernels) X(shape) X(flight) X(limits) X(names) X(headstart) X(placed) X(cublas) X(tracer) X(stamps) X(events) \
+    X(graph) X(captures) X(comms) X(route) X(split) X(config) X(calls) X(call_rules) X(tuner) X(library)
 /* clang-format on */
 #define X(part) void weft_forget_##part(void);
 WEFT_FORGETS(X)
