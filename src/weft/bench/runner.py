@@ -240,7 +240,7 @@ class Runner:
         references: References,
         comm_ms: float | None,
     ) -> dict[str, Any]:
-        """Figures relative to a collective with the policy's number of CTAs: own ideal, and the SMs' bound."""
+        """Figures for a collective with the policy's number of CTAs: own ideal, and the SMs' bound."""
         if comm_ms is None:
             return {}
         own = References(references.compute_ms + comm_ms, references.compute_ms, comm_ms, workload.iterations)

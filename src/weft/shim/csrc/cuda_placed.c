@@ -107,6 +107,19 @@ static CUevent choose_event(const CUlaunchConfig *config, int lane, bool *own) {
     return *event;
 }
 
+/* What the waiting kernels have counted is taken over at every collective, and at the end. */
+static void note_timeouts(void) {
+    const _Atomic uint32_t *words = weft_spare_words_known();
+    if (!words || !weft_self)
+        return;
+    uint32_t now = atomic_load_explicit(&words[TALLY], memory_order_relaxed);
+    uint32_t seen = atomic_exchange_explicit(&timeouts_seen, now, memory_order_relaxed);
+    if (now != seen)
+        atomic_fetch_add_explicit(&weft_self->counters[WEFT_COUNT_PLACED_TIMEOUTS], now - seen, memory_order_relaxed);
+}
+
+__attribute__((destructor)) static void at_end(void) { note_timeouts(); }
+
 static bool begin(const CUlaunchConfig *config, CUstream stream, weft_placed_mark *mark) {
     uint64_t device;
     CUcontext context = supported() ? current() : NULL;
@@ -115,6 +128,7 @@ static bool begin(const CUlaunchConfig *config, CUstream stream, weft_placed_mar
         weft_count(WEFT_COUNT_PLACED_FAILURES);
         return false;
     }
+    note_timeouts();
     int lane = take_lane(context, stream, words);
     if (lane < 0 || atomic_load(&lanes[lane].issued) - atomic_load(&words[lane]) >= PENDING) {
         weft_count(WEFT_COUNT_PLACED_BUSY);
@@ -173,13 +187,6 @@ void weft_placed_end(const weft_placed_mark *mark, bool launched) {
     atomic_store(&lanes[mark->lane].busy, false);
 }
 
-static void note_timeouts(const _Atomic uint32_t *words) {
-    uint32_t now = atomic_load_explicit(&words[TALLY], memory_order_relaxed);
-    uint32_t seen = atomic_exchange_explicit(&timeouts_seen, now, memory_order_relaxed);
-    if (now != seen && weft_self)
-        atomic_fetch_add_explicit(&weft_self->counters[WEFT_COUNT_PLACED_TIMEOUTS], now - seen, memory_order_relaxed);
-}
-
 bool weft_placed_pending(CUstream stream, weft_placed *out) {
     uint64_t device;
     CUcontext context = current();
@@ -188,7 +195,6 @@ bool weft_placed_pending(CUstream stream, weft_placed *out) {
     memset(out, 0, sizeof *out);
     if (!words)
         return false;
-    note_timeouts(words);
     for (int i = 0; i < LANES && out->count < WEFT_PLACED_SLOTS; i++) {
         if (atomic_load(&lanes[i].context) != context || atomic_load(&lanes[i].stream) == stream ||
             !atomic_load(&lanes[i].marked))
