@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -121,9 +122,10 @@ def overlap(policy: Policy) -> Iterator[None]:
     """Launch what is inside under `policy`; raises with the fix in a process not started by `weft run`.
 
     Applies to the whole process, from the next launch on; nests; the previous policy is restored at the end.
-    A policy with `max_ctas` moves the collectives to other communicators, between two waits for the GPU: all
-    ranks enter and leave together, after the first collective, and best around the loop, not in it. Where
-    that is not possible on every rank, a warning says why, and the rest of the policy applies.
+    With `max_ctas` or `comm_rules` all ranks enter and leave together, after the first collective, and best
+    around the loop, not in it; `max_ctas` may move the collectives to other communicators, between two waits
+    for the GPU. Where that is not possible on every rank, a warning says why, and the rest of the policy
+    applies.
     """
     restart.require()
     outer = _current.get()
@@ -131,12 +133,17 @@ def overlap(policy: Policy) -> Iterator[None]:
     if policy.max_ctas != before:
         _use_ctas(policy.max_ctas)
     shape_launches(policy)
+    ruled = bool(policy.comm_rules or (outer and outer.comm_rules))
+    if ruled:
+        _use_rules(policy, outer)
     token = _current.set(policy)
     try:
         yield
     finally:
         _current.reset(token)
         shape_launches(outer)
+        if ruled:
+            _follow_policy()
         if policy.max_ctas != before:
             _use_ctas(before)
 
@@ -144,6 +151,7 @@ def overlap(policy: Policy) -> Iterator[None]:
 def restore() -> None:
     """Set the policy of the innermost `overlap` anew, or the job's where there is none."""
     shape_launches(_current.get())
+    _follow_policy()
     if _routed is not None:
         communicators.route(_routed)
 
@@ -189,3 +197,32 @@ def _use_ctas(ctas: int | None) -> None:
         return
     communicators.route(ctas)
     _routed = ctas
+
+
+def _follow_policy() -> str:
+    """Apply the rules of the policy in force from the next collective on; empty, or why not."""
+    if not communicators.available():
+        return "the program has made no NCCL communicator yet"
+    try:
+        communicators.follow_policy()
+    except UnavailableError as error:
+        _log.debug("%s", error)
+        return str(error)
+    return ""
+
+
+def _use_rules(policy: Policy, outer: Policy | None) -> None:
+    """Follow the policy's rules on all ranks or none."""
+    problems = [text for text in Ranks().gather(communicators.why_no_rules()) if text]
+    if not problems:
+        problems = [text for text in Ranks().gather(_follow_policy()) if text]
+    if problems:
+        kept = outer.comm_rules if outer else ()
+        shape_launches(replace(policy, comm_rules=kept))
+        _follow_policy()
+        warnings.warn(
+            f"weft: comm.rules are not applied ({problems[0]}); `weft run --policy` applies them when the "
+            "program starts",
+            RuntimeWarning,
+            stacklevel=4,
+        )

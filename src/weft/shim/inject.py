@@ -66,7 +66,7 @@ def tuning_environment(policy: Policy, base: Mapping[str, str]) -> dict[str, str
     PYTHONPATH keeps its value, empty entries (the current folder) included; ours comes last.
     """
     return {
-        **base,
+        **apply.tuner_environment(base),  # rules for collectives may be tried
         "PYTHONPATH": _with_autoload(base.get("PYTHONPATH", "")),
         "WEFT_TUNE": "1",
         "WEFT_TUNE_HOME": str(PACKAGE.parent),
