@@ -86,6 +86,12 @@ def run(
         int,
         typer.Option(min=0, metavar="M", help="Steps before the trace (seconds where no step can be found)."),
     ] = 10,
+    steps: Annotated[
+        bool,
+        typer.Option(
+            "--steps", help="Publish step times of PyTorch programs for `weft top`, also without a GPU."
+        ),
+    ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no closing line.")] = False,
 ) -> None:
     """Run an unmodified program under a policy; torchrun and all children are included.
@@ -129,7 +135,7 @@ def run(
     if trace is not None:
         chrome.check_folder(trace)
     with ExitStack() as held:
-        job = held.enter_context(Job(policy, tune=tune, trace=wanted))
+        job = held.enter_context(Job(policy, tune=tune, trace=wanted, command=command, steps=steps))
         _say(job.problem, quiet)
         env = {**job.environment(launch.original_environment()), **budget}
         check_preload(env)

@@ -17,7 +17,7 @@ from typing import Any
 
 from weft.errors import InputError, UnavailableError
 from weft.kernels import comm_globs
-from weft.policy import MAX_RULES, Policy
+from weft.policy import MAX_RULES, Policy, Rule
 
 LAYOUT_VERSION = 3
 CONTROL_MAGIC = b"weftctl"
@@ -62,6 +62,7 @@ COUNTERS = (
     "split_failures",
     "unlisted",
     "unhandled",
+    "comm_bytes",
 )
 
 
@@ -183,6 +184,21 @@ def encode_policy(policy: Policy | None, track: bool = False) -> bytes:
     return bytes(c)
 
 
+def decode_policy(image: bytes) -> Policy | None:
+    """The part of a policy that the shim applies, from its memory; None: no policy is set there."""
+    c = CPolicy.from_buffer_copy(image)
+    if not c.flags & POLICY_SET:
+        return None
+    rules = (c.rules[i] for i in range(min(c.rule_count, MAX_RULES)))
+    return Policy(
+        priority="high" if c.flags & PRIORITY_HIGH else "default",
+        when="overlap" if c.flags & WHEN_OVERLAP else "always",
+        residency=c.residency or None,
+        head_start_us=c.head_start_ns / 1000,
+        rules=tuple(Rule(rule.pattern.decode(errors="replace"), rule.residency or None) for rule in rules),
+    )
+
+
 def control_image(policy: Policy | None) -> bytes:
     """A fresh control file with this policy in it."""
     image = encode_policy(policy)
@@ -200,6 +216,26 @@ def write_policy(path: Path, policy: Policy | None, track: bool = False) -> None
         control.checksum = zlib.adler32(image)
         control.sequence += 1
         del control
+
+
+def policy_in_file(number: int) -> tuple[Policy | None, int]:
+    """The policy in an open control or process file, and its sequence number, which changes with it.
+
+    Raises InputError where the file has none, or is being written.
+    """
+    start = CHead.control.offset if os.pread(number, 7, 0) == PROCESS_MAGIC else 0
+    data = os.pread(number, ctypes.sizeof(CControl), start)
+    if len(data) < ctypes.sizeof(CControl):
+        raise InputError("not a control block of this weft")
+    head = CControl.from_buffer_copy(data)
+    if head.sequence == 0:
+        return None, 0
+    if head.magic != CONTROL_MAGIC or head.version != LAYOUT_VERSION:
+        raise InputError("not a control block of this weft")
+    image = data[CControl.policy.offset : CControl.policy.offset + ctypes.sizeof(CPolicy)]
+    if head.sequence & 1 or zlib.adler32(image) != head.checksum:
+        raise InputError("the control block is being written")
+    return decode_policy(image), head.sequence
 
 
 @contextlib.contextmanager
@@ -228,16 +264,25 @@ def _control_in(memory: mmap.mmap, path: Path) -> CControl:
 def read_process(path: Path) -> Process:
     """What one process has counted so far: a copy."""
     with path.open("rb") as file:
-        data = file.read(ctypes.sizeof(CHead))
-        if len(data) < ctypes.sizeof(CHead) or data[:7] != PROCESS_MAGIC:
-            raise InputError(f"{path} is not a process file of this weft")
-        head = CHead.from_buffer_copy(data)
-        if head.version != LAYOUT_VERSION or head.size != PROCESS_BYTES:
-            raise InputError(f"{path} was written by another version of weft")
+        try:
+            head = read_head(file.fileno())
+        except InputError as error:
+            raise InputError(f"{path}: {error}") from None
         size = ctypes.sizeof(CChunk)
         file.seek(CHUNKS_OFFSET)
         rows = file.read(min(_CHUNKS, -(-head.rows_used // CHUNK_ROWS)) * size)
     return Process(head, [CChunk.from_buffer_copy(rows, at) for at in range(0, len(rows) - size + 1, size)])
+
+
+def read_head(number: int) -> CHead:
+    """What the open file of a process begins with: a copy. Raises InputError."""
+    data = os.pread(number, ctypes.sizeof(CHead), 0)
+    if len(data) < ctypes.sizeof(CHead) or data[:7] != PROCESS_MAGIC:
+        raise InputError("not a process file of this weft")
+    head = CHead.from_buffer_copy(data)
+    if head.version != LAYOUT_VERSION or head.size != PROCESS_BYTES:
+        raise InputError("written by another version of weft")
+    return head
 
 
 def attach() -> Path | None:

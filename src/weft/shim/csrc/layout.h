@@ -113,8 +113,9 @@ enum { /* weft_process.counters */
        WEFT_COUNT_POLICY_CHANGES,
        WEFT_COUNT_ROUTED, /* collectives that went to a sibling of the program's communicator */
        WEFT_COUNT_SPLIT_FAILURES,
-       WEFT_COUNT_UNLISTED,  /* launches counted in a shared row, since the kernel has none of its own */
-       WEFT_COUNT_UNHANDLED, /* uses of an interface that the shim passes on and does not account for */
+       WEFT_COUNT_UNLISTED,   /* launches counted in a shared row, since the kernel has none of its own */
+       WEFT_COUNT_UNHANDLED,  /* uses of an interface that the shim passes on and does not account for */
+       WEFT_COUNT_COMM_BYTES, /* that collectives and point-to-point calls were asked to move */
        WEFT_COUNTERS = 32,
 };
 
@@ -138,5 +139,18 @@ typedef struct {
     weft_control control; /* the process's own policy; outranks the job's while WEFT_POLICY_SET. A hole until written */
     _Alignas(WEFT_PAGE) weft_chunk chunks[WEFT_CHUNKS];
 } weft_process;
+
+/* The latest collective calls of a process, in a file of their own (calls.PID.N): others may read them. */
+enum { WEFT_CALLS = 1 << 12 };
+
+typedef struct {
+    _Atomic uint64_t number; /* plus one; 0 while it is written */
+    _Atomic uint64_t key, bytes, host_ns;
+    _Atomic uint32_t operation, routed;
+} weft_call;
+
+typedef struct {
+    weft_call ring[WEFT_CALLS];
+} weft_calls;
 
 #endif
