@@ -48,6 +48,11 @@ _PLACES = {
 }
 
 
+def place_of(name: str) -> tuple[str | None, str]:
+    """Section (None: the top) and key of a field of Policy in the JSON document."""
+    return _PLACES[name]
+
+
 @dataclass(frozen=True)
 class Rule:
     """What holds for the compute kernels whose name matches; the first rule that matches decides."""

@@ -14,6 +14,7 @@ from statistics import median
 
 import pytest
 from building import HERE, compile_c
+from jsonschema import Draft202012Validator
 from test_nccl_routes import fake_nccl  # noqa: F401 (a fixture)
 
 from weft.errors import InputError, UsageError
@@ -22,6 +23,7 @@ from weft.monitor.counters import COUNTER_CHUNK
 from weft.monitor.watch_job import JobWatch
 from weft.monitor.watch_jobs import JobsWatch
 from weft.policy import Policy, Rule
+from weft.report.documents import json_schema
 from weft.shim import binding, job_folder
 from weft.shim.inject import Job
 
@@ -113,7 +115,10 @@ def watched(job: Running) -> list[dict]:
     job.stats = job.stop()
     rest, error = top.communicate(timeout=30)
     assert top.returncode == 0, error
-    return [json.loads(line)["jobs"][0] for line in [*lines, *rest.splitlines()]]
+    documents = [json.loads(line) for line in [*lines, *rest.splitlines()]]
+    for document in documents:
+        Draft202012Validator(json_schema("top")).validate(document)
+    return [document["jobs"][0] for document in documents]
 
 
 def test_the_last_figures_are_those_of_the_statistics(start):
@@ -191,6 +196,7 @@ def test_a_policy_is_put_in_force_and_taken_back_while_the_job_runs(start, tmp_p
     plain = seen.read_text()
     done = job.top(job.name, "--policy", str(tmp_path / "policy.json"), "--json")
     changed = json.loads(done.stdout)
+    Draft202012Validator(json_schema("top-change")).validate(changed)
     assert changed["before"] == {"version": 1}
     assert changed["policy"]["comm"] == {"priority": "high"}
     until(lambda: seen.read_text() != plain)

@@ -27,6 +27,7 @@ COMMANDS = (
     "plan",
     "explore",
     "top",
+    "schema",
 )
 
 PASS_THROUGH: dict[str, Any] = {"allow_interspersed_args": False}

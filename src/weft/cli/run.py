@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
+from weft.cli.output import versioned
 from weft.errors import OutputError, UnavailableError, UsageError, WeftError
 from weft.files import check_writable, write_whole
 from weft.policy import Policy
@@ -152,13 +153,14 @@ def run(
                 line = counted["tuning"]["text"]
                 _write_page(html, counted["tuning"], read_record(job.folder))
                 _say(earlier.learn(counted["tuning"]) if earlier is not None else "", quiet)
+            job.leave_outcome(counted)
             if trace is not None:
                 _write_traces(job.folder, trace, quiet)
         finally:
             job.close()
         _say(line, quiet)
         if stats_file is not None:
-            document = {"policy": policy.to_dict(), **counted}
+            document = versioned({"policy": policy.to_dict(), **counted})
             write_whole(stats_file, json.dumps(document, indent=1) + "\n")
 
     launch.end(status, report)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from weft.cli.output import versioned
 from weft.errors import UnavailableError, UsageError
 
 if TYPE_CHECKING:
@@ -76,7 +77,6 @@ def _only_job() -> RunningJob:
 
 def _change(job: RunningJob, policy_file: Path | None, as_json: bool) -> None:
     from weft.monitor.change import change_policy, switch_off
-    from weft.monitor.sample import TOP_VERSION
     from weft.monitor.watch_job import JobWatch
     from weft.policy import Policy
 
@@ -90,9 +90,9 @@ def _change(job: RunningJob, policy_file: Path | None, as_json: bool) -> None:
     finally:
         watch.close()
     if as_json:
-        document: dict[str, Any] = {"version": TOP_VERSION, "job": job.name}
+        document: dict[str, Any] = {"job": job.name}
         document |= {"before": before.to_dict(), "policy": now.to_dict(), "stays": stays}
-        print(json.dumps(document))
+        print(json.dumps(versioned(document)))
         return
     print(f"{job.name}: {before.label} -> {now.label}, from each process's next launch on")
     if stays:

@@ -46,8 +46,10 @@ class JobWatch:
         self._refused: set[str] = set()
         self._control = os.open(job_folder.control(job.folder), os.O_RDONLY | os.O_CLOEXEC)
         self._policy = job.policy
+        self._end = _open_outcome(job.folder)
         self._before: dict[str, tuple[float, ProcessCount]] = {}
         self._tuning: tuple[int, dict[str, Any]] = (0, {})
+        self._totals: dict[str, int] = {}
         self._processes: list[JobProcess] = []
         self._looked_s = -_PROCESSES_EVERY_S
         self.state: Literal["running", "ended", "killed"] = "running"
@@ -82,6 +84,8 @@ class JobWatch:
 
     def close(self) -> None:
         os.close(self._control)
+        if self._end >= 0:
+            os.close(self._end)
         for files in (self._counters, self._calls, self._steps):
             for file in files.values():
                 file.close()
@@ -96,7 +100,10 @@ class JobWatch:
             self._looked_s, self._processes = now, job_processes(self.job)
         policy = self.policy()
         steps = {file.pid: found for file in self._steps.values() if (found := _read(file))}
-        ranks = self._ranks(now, policy, steps)
+        outcome = _read_outcome(self._end) if self.state == "ended" else {}
+        if outcome.get("tuning", {}).get("state"):
+            self._tuning = 0, outcome["tuning"]
+        ranks = self._ranks(now, policy, steps, outcome)
         slowest = max(ranks, key=lambda rank: rank.step_ms or 0.0, default=None)
         return JobSample(
             job=self.job.name,
@@ -131,9 +138,11 @@ class JobWatch:
 
     # --- ranks --------------------------------------------------------------------------------------------
 
-    def _ranks(self, now: float, policy: Policy, steps: dict[int, StepTimes]) -> list[RankSample]:
+    def _ranks(
+        self, now: float, policy: Policy, steps: dict[int, StepTimes], outcome: dict[str, Any]
+    ) -> list[RankSample]:
         calls = {file.pid: file for file in self._calls.values()}
-        found, self._totals = [], _totals([])
+        found: list[RankSample] = []
         counts = []
         for name, file in self._counters.items():
             count = _count(file)
@@ -144,8 +153,14 @@ class JobWatch:
             found.append(
                 _rank(file.rank, file.pid, file.command, count, rates, label, steps.get(file.pid), calls)
             )
-        self._totals = _totals(counts)
+        self._totals = outcome.get("totals") or _totals(counts)
         counted = {file.pid for file in self._counters.values()}
+        for late in outcome.get("processes", []):  # came and went since the last sample
+            if late["pid"] not in counted:
+                counted.add(late["pid"])
+                more = {**_NOTHING.counters, "comm_bytes": late["comm_bytes"]}
+                count = ProcessCount(late["launches"], late["comm_launches"], late["shaped"], more, None)
+                found.append(_rank(late["rank"], late["pid"], late["command"], count, None, "", None, calls))
         for process in self._processes:
             if process.pid not in counted:
                 times = steps.get(process.pid)
@@ -201,6 +216,26 @@ class JobWatch:
 
 
 _LOADED = "tuning.loaded"
+
+
+def _open_outcome(folder: Path) -> int:
+    """Held open, it can be read after the folder is gone."""
+    try:
+        return os.open(folder / job_folder.OUTCOME, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError as error:
+        _log.debug("the end of %s will not be known: %s", folder, error)
+        return -1
+
+
+def _read_outcome(number: int) -> dict[str, Any]:
+    """What `weft run` says about the whole job; empty where it says nothing."""
+    try:
+        text = os.pread(number, os.fstat(number).st_size, 0) if number >= 0 else b""
+        found = json.loads(text) if text else {}
+    except (OSError, ValueError) as error:
+        _log.debug("the outcome cannot be read: %s", error)
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _count(file: ProcessFile) -> ProcessCount:

@@ -210,6 +210,17 @@ class Job:
         """Show cleaners of temporary files that the job still runs."""
         job_folder.touch(self.folder)
 
+    def leave_outcome(self, counted: dict[str, Any]) -> None:
+        """Let those who watch the job have the figures of its end: `counted` as in `weft run --stats`."""
+        facts = ("pid", "rank", "command", "launches", "comm_launches", "shaped", "comm_bytes")
+        tuning = counted.get("tuning") or {}
+        outcome = {
+            "totals": {name: value for name, value in counted.items() if isinstance(value, int)},
+            "processes": [{name: process[name] for name in facts} for process in counted["processes"]],
+            "tuning": {name: tuning.get(name) for name in ("state", "text", "gain_pct", "facts")},
+        }
+        job_folder.leave_outcome(self.folder, outcome)
+
     def collect(self) -> dict[str, Any]:
         """What was counted so far, in all processes."""
         return stats.collect(self.folder)

@@ -4,7 +4,8 @@ Its owner holds a lock on the folder for as long as it lives. `systemd-tmpfiles`
 cleaners go by age, so a long job touches its files. A folder without a lock belongs to a weft that was
 killed: the next start removes it.
 
-`job.json` in the folder says what runs, for `weft top` and `weft run --metrics`.
+For `weft top` and `weft run --metrics`, `job.json` in the folder says what runs and `outcome.json` what it
+came to.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ _UNFINISHED = ".weft-job-"
 _UNFINISHED_S = 3600.0
 _SHARED_MEMORY = "/dev/shm"
 _DESCRIPTION = "job.json"
+OUTCOME = "outcome.json"
+"""Empty until the job has ended."""
 
 
 def create(control: bytes) -> tuple[Path, int]:
@@ -84,8 +87,18 @@ def describe_job(folder: Path, description: dict[str, Any]) -> None:
         return
     try:
         (folder / _DESCRIPTION).write_text(json.dumps(description), encoding="utf-8")
+        (folder / OUTCOME).touch()
     except OSError as error:
         _log.debug("no description of the job in %s: %s", folder, error)
+
+
+def leave_outcome(folder: Path, outcome: dict[str, Any]) -> None:
+    """Write what the job came to in place, for those that hold the file open when its folder is removed."""
+    try:
+        with (folder / OUTCOME).open("r+", encoding="utf-8") as file:
+            file.write(json.dumps(outcome))
+    except OSError as error:
+        _log.debug("no outcome of the job in %s: %s", folder, error)
 
 
 def description(folder: Path) -> dict[str, Any]:
