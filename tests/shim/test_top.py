@@ -22,9 +22,9 @@ from weft.monitor import jobs
 from weft.monitor.counters import COUNTER_CHUNK
 from weft.monitor.watch_job import JobWatch
 from weft.monitor.watch_jobs import JobsWatch
-from weft.policy import Policy, Rule
+from weft.policy import CommRule, Policy, Rule
 from weft.report.documents import json_schema
-from weft.shim import binding, job_folder
+from weft.shim import binding, decode, job_folder
 from weft.shim.inject import Job
 
 BUSY = """
@@ -213,7 +213,7 @@ def test_a_policy_is_put_in_force_and_taken_back_while_the_job_runs(start, tmp_p
     [
         (Policy(max_ctas=8), "max_ctas concerns all ranks at once"),
         (Policy(priority="high", engine="dma"), "comm.engine dma is not applied"),
-        (Policy(sm_reserve=8), "compute.sm_reserve is not applied"),
+        (Policy(comm_rules=(CommRule(ctas=8),)), "comm_rules concerns all ranks at once"),
     ],
 )
 def test_controls_that_ranks_must_share_are_refused_and_nothing_is_half_applied(
@@ -331,12 +331,19 @@ def test_the_readers_layout_is_the_shims():
     [
         Policy(),
         Policy(priority="high", head_start_us=7.5, residency=3, when="overlap"),
-        Policy(rules=(Rule("*gemm*", 2), Rule("*norm*", None))),
+        Policy(rules=(Rule("*gemm*", 2), Rule("*norm*", None)), sm_reserve=8),
+        Policy(head_start="placed"),
+        Policy(head_start="placed", head_start_us=20),
+        Policy(comm_rules=(CommRule(ctas=4), CommRule(collective="send_recv", ctas=2))),
+        Policy(
+            comm_rules=(CommRule(collective="all_gather", max_bytes=1 << 20, algorithm="ring", cluster=0),)
+        ),
+        Policy(comm_rules=(CommRule(min_bytes=5, protocol="ll128", chunk=8192, cta_policy="zero"),)),
     ],
 )
 def test_a_policy_is_read_back_from_the_shims_memory(policy):
-    assert binding.decode_policy(binding.encode_policy(policy)) == policy
-    assert binding.decode_policy(binding.encode_policy(None, track=True)) is None
+    assert decode.decode_policy(binding.encode_policy(policy)) == policy
+    assert decode.decode_policy(binding.encode_policy(None, track=True)) is None
 
 
 MANY = """

@@ -38,13 +38,19 @@ WITHOUT = {"bench_file", "store_export"}
 
 
 def schema_problems(case: str, document: Any) -> list[str]:
-    """What is wrong with the document of a case."""
-    return [] if case in WITHOUT else problems(OF_CASE[case], document)
+    """Where the document of a case does not validate: a key lacks, or has another type."""
+    if case in WITHOUT:
+        return []
+    schema = json_schema(OF_CASE[case])
+    return _listed(Draft202012Validator(schema), document)
 
 
 def problems(name: str, document: Any) -> list[str]:
     """Where a document differs from its schema; a key that the schema does not name counts, too."""
-    validator = Draft202012Validator(_strict(name))
+    return _listed(Draft202012Validator(_strict(name)), document)
+
+
+def _listed(validator: Draft202012Validator, document: Any) -> list[str]:
     return [f"{error.json_path}: {error.message[:200]}" for error in validator.iter_errors(document)]
 
 

@@ -15,7 +15,7 @@ from weft.policy import Policy
 from weft.shim import binding, job_folder
 from weft.shim.apply import not_applied
 
-BY_LAUNCH = ("priority", "head_start_us", "residency", "when", "rules")
+BY_LAUNCH = ("priority", "head_start", "head_start_us", "residency", "when", "rules", "sm_reserve")
 """Controls that one rank may change alone."""
 
 

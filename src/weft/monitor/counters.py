@@ -15,7 +15,7 @@ import numpy as np
 
 from weft.errors import InputError
 from weft.policy import Policy
-from weft.shim import binding
+from weft.shim import binding, decode
 
 _ROW = np.dtype(
     [
@@ -88,7 +88,7 @@ class ProcessFile:
     def policy(self) -> Policy | None:
         """The process's own policy, which outranks the job's; None: it has none."""
         with suppress(InputError):  # it is being written: the last one stands until the next reading
-            self._policy = binding.policy_in_file(self._number)[0]
+            self._policy = decode.policy_in_file(self._number)[0]
         return self._policy
 
     def _chunks(self, wanted: int) -> np.ndarray:

@@ -23,11 +23,13 @@ from weft.monitor.jobs import RunningJob
 from weft.monitor.processes import JobProcess, job_processes
 from weft.monitor.sample import JobSample, RankSample, TuningSample
 from weft.policy import Policy
-from weft.shim import binding, job_folder
+from weft.shim import binding, decode, job_folder
 from weft.shim.step_times import StepReader, StepTimes
 
 _log = logging.getLogger("weft.monitor")
 
+OF_THE_START = ("max_ctas", "engine", "schedule")
+"""Controls that are not in the job's control block: they are as the job was started."""
 LATEST_STEPS = 64
 """Steps that a median is taken of."""
 _PROCESSES_EVERY_S = 5.0
@@ -128,8 +130,8 @@ class JobWatch:
     def policy(self) -> Policy:
         """In force for processes that have no policy of their own: its CTAs are those of the start."""
         with suppress(InputError, OSError):  # being written: the last one stands until the next sample
-            found = binding.policy_in_file(self._control)[0] or Policy()
-            self._policy = replace(found, max_ctas=self.job.policy.max_ctas)
+            found = decode.policy_in_file(self._control)[0] or Policy()
+            self._policy = replace(found, **{name: getattr(self.job.policy, name) for name in OF_THE_START})
         return self._policy
 
     def own_policies(self) -> list[ProcessFile]:

@@ -17,9 +17,19 @@ from typing import Any
 
 from weft.errors import InputError, UnavailableError
 from weft.kernels import comm_globs
-from weft.policy import MAX_RULES, Policy, Rule
+from weft.policy import (
+    ALGORITHMS,
+    CTA_POLICIES,
+    MAX_COMM_RULES,
+    MAX_RULES,
+    NCCL_COLLECTIVES,
+    PLACED_BOUND_US,
+    PROTOCOLS,
+    CommRule,
+    Policy,
+)
 
-LAYOUT_VERSION = 3
+LAYOUT_VERSION = 4
 CONTROL_MAGIC = b"weftctl"
 PROCESS_MAGIC = b"weftprc"
 PATTERN_BYTES = 128
@@ -30,7 +40,7 @@ CHUNK_ROWS = 16
 _CHUNKS = 512
 PAGE = 4096
 
-POLICY_SET, PRIORITY_HIGH, WHEN_OVERLAP, TRACK = 1, 2, 4, 8
+POLICY_SET, PRIORITY_HIGH, WHEN_OVERLAP, TRACK, HEAD_START_PLACED = 1, 2, 4, 8, 16
 
 KINDS = ("compute", "comm", "weft", "unknown")
 APIS = {1: "cuda", 2: "hip"}
@@ -62,12 +72,45 @@ COUNTERS = (
     "split_failures",
     "unlisted",
     "unhandled",
+    "placed_events",
+    "placed_ready",
+    "placed_timeouts",
+    "placed_captured",
+    "placed_busy",
+    "placed_failures",
+    "sm_reserved",
+    "sm_reserve_own",
+    "sm_reserve_determinism",
+    "sm_reserve_failures",
+    "sm_reserve_others",
+    "per_call",
+    "config_refused",
+    "tuned",
+    "tuner_failures",
+    "rules_unapplied",
     "comm_bytes",
 )
+NCCL_PATHS = ("none", "config", "tuner", "refused")
+"""How rules for collectives reach NCCL: not at all, by each call's configuration, by the tuner plugin.
+`refused`: a configuration was not taken, and plain calls are made."""
 
 
 class CRule(ctypes.Structure):
     _fields_ = (("pattern", c_char * PATTERN_BYTES), ("residency", c_uint32), ("unused", c_uint32))
+
+
+class CCommRule(ctypes.Structure):
+    _fields_ = (
+        ("min_bytes", c_uint64),
+        ("max_bytes", c_uint64),
+        ("operations", c_uint32),
+        ("ctas", c_uint32),
+        ("cluster", c_uint32),
+        ("algorithm", c_uint32),
+        ("protocol", c_uint32),
+        ("cta_policy", c_uint32),
+        ("chunk", c_uint64),
+    )
 
 
 class CPolicy(ctypes.Structure):
@@ -77,9 +120,12 @@ class CPolicy(ctypes.Structure):
         ("head_start_ns", c_uint32),
         ("rule_count", c_uint32),
         ("comm_count", c_uint32),
-        ("unused", c_uint32),
+        ("sm_reserve", c_uint32),
         ("rules", CRule * MAX_RULES),
         ("comm", (c_char * PATTERN_BYTES) * COMM_PATTERNS),
+        ("comm_rule_count", c_uint32),
+        ("comm_ctas", c_uint32),
+        ("comm_rules", CCommRule * MAX_COMM_RULES),
     )
 
 
@@ -128,7 +174,11 @@ class CHead(ctypes.Structure):
         ("api", c_uint32),
         ("rows_used", c_uint32),
         ("command", c_char * 256),
-        ("counters", c_uint64 * 32),
+        ("nccl_version", c_uint32),
+        ("nccl_path", c_uint32),
+        ("nccl_tuner", c_uint32),
+        ("nccl_user_tuner", c_uint32),
+        ("counters", c_uint64 * 64),
         ("control", CControl),
     )
 
@@ -176,26 +226,40 @@ def encode_policy(policy: Policy | None, track: bool = False) -> bytes:
     c.flags |= PRIORITY_HIGH if policy.priority == "high" else 0
     c.flags |= WHEN_OVERLAP if policy.when == "overlap" else 0
     c.residency = policy.residency or 0
-    c.head_start_ns = round(policy.head_start_us * 1000)
+    placed = policy.head_start == "placed"
+    c.flags |= HEAD_START_PLACED if placed else 0
+    c.head_start_ns = round((policy.head_start_us or (PLACED_BOUND_US if placed else 0)) * 1000)
+    c.sm_reserve = policy.sm_reserve
     c.rule_count = len(policy.rules)
     for i, rule in enumerate(policy.rules):
         c.rules[i].pattern = rule.kernel.encode()
         c.rules[i].residency = rule.residency or 0
+    c.comm_rule_count = len(policy.comm_rules)
+    c.comm_ctas = policy.max_ctas or 0 if policy.comm_rules else 0
+    for i, of_collectives in enumerate(policy.comm_rules):
+        c.comm_rules[i] = _encode_comm_rule(of_collectives)
     return bytes(c)
 
 
-def decode_policy(image: bytes) -> Policy | None:
-    """The part of a policy that the shim applies, from its memory; None: no policy is set there."""
-    c = CPolicy.from_buffer_copy(image)
-    if not c.flags & POLICY_SET:
-        return None
-    rules = (c.rules[i] for i in range(min(c.rule_count, MAX_RULES)))
-    return Policy(
-        priority="high" if c.flags & PRIORITY_HIGH else "default",
-        when="overlap" if c.flags & WHEN_OVERLAP else "always",
-        residency=c.residency or None,
-        head_start_us=c.head_start_ns / 1000,
-        rules=tuple(Rule(rule.pattern.decode(errors="replace"), rule.residency or None) for rule in rules),
+def operation_bits(collective: str) -> int:
+    """A collective of a rule as the shim's mask of operations."""
+    names = ("send", "recv") if collective == "send_recv" else (collective,)
+    return sum(1 << NCCL_OPERATIONS.index(name) for name in names)
+
+
+def _encode_comm_rule(rule: CommRule) -> CCommRule:
+    """0 in a field means NCCL's own choice."""
+    names = NCCL_COLLECTIVES if rule.collective is None else (rule.collective,)
+    return CCommRule(
+        min_bytes=rule.min_bytes,
+        max_bytes=2**64 - 1 if rule.max_bytes is None else rule.max_bytes,
+        operations=sum(map(operation_bits, names)),
+        ctas=rule.ctas or 0,
+        cluster=0 if rule.cluster is None else rule.cluster + 1,
+        algorithm=0 if rule.algorithm is None else ALGORITHMS.index(rule.algorithm) + 1,
+        protocol=0 if rule.protocol is None else PROTOCOLS.index(rule.protocol) + 1,
+        cta_policy=0 if rule.cta_policy is None else CTA_POLICIES.index(rule.cta_policy),
+        chunk=rule.chunk or 0,
     )
 
 
@@ -216,26 +280,6 @@ def write_policy(path: Path, policy: Policy | None, track: bool = False) -> None
         control.checksum = zlib.adler32(image)
         control.sequence += 1
         del control
-
-
-def policy_in_file(number: int) -> tuple[Policy | None, int]:
-    """The policy in an open control or process file, and its sequence number, which changes with it.
-
-    Raises InputError where the file has none, or is being written.
-    """
-    start = CHead.control.offset if os.pread(number, 7, 0) == PROCESS_MAGIC else 0
-    data = os.pread(number, ctypes.sizeof(CControl), start)
-    if len(data) < ctypes.sizeof(CControl):
-        raise InputError("not a control block of this weft")
-    head = CControl.from_buffer_copy(data)
-    if head.sequence == 0:
-        return None, 0
-    if head.magic != CONTROL_MAGIC or head.version != LAYOUT_VERSION:
-        raise InputError("not a control block of this weft")
-    image = data[CControl.policy.offset : CControl.policy.offset + ctypes.sizeof(CPolicy)]
-    if head.sequence & 1 or zlib.adler32(image) != head.checksum:
-        raise InputError("the control block is being written")
-    return decode_policy(image), head.sequence
 
 
 @contextlib.contextmanager
@@ -350,6 +394,10 @@ class CCommunicator(ctypes.Structure):
         ("routed_to", c_int32),
         ("prepared", c_int32 * LIMITS),
         ("why_not", c_char * WHY_BYTES),
+        ("path", c_int32),
+        ("version", c_int32),
+        ("tuner", c_int32),
+        ("unused", c_uint32),
     )
 
 
@@ -386,6 +434,7 @@ def _nccl() -> Any:
             ctypes.c_size_t,
         )
         shim.weft_nccl_route.argtypes = (c_int, ctypes.c_char_p, ctypes.c_size_t)
+        shim.weft_nccl_follow_policy.argtypes = (ctypes.c_char_p, ctypes.c_size_t)
         shim.weft_nccl_release.argtypes = (ctypes.c_char_p, ctypes.c_size_t)
         shim.weft_nccl_list.argtypes = (ctypes.POINTER(CCommunicator), c_int)
         shim.weft_nccl_calls.argtypes = (ctypes.POINTER(CCall), c_int)
@@ -435,6 +484,11 @@ def nccl_prepare(ctas: int, timeout_s: float, keys: Collection[int] | None = Non
 def nccl_route(ctas: int) -> str:
     """Empty, or why not. 0: the program's own communicators."""
     return _asked("weft_nccl_route", ctas)
+
+
+def nccl_follow_policy() -> str:
+    """Apply the rules of this process's policy to its next collective on; empty, or why not."""
+    return _asked("weft_nccl_follow_policy")
 
 
 def nccl_release() -> str:

@@ -29,8 +29,10 @@ from weft.report.documents.lab import (
 )
 from weft.report.documents.plan import PlanDocument, PlanScaleDocument, PlanSweepDocument
 from weft.report.documents.policy import policy_schema
+from weft.shim.binding import COUNTERS
 
 POLICY_NAME = "PolicyJson"
+_COUNTED = {"RunDocument", "ProcessJson"}
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 SCHEMAS: dict[str, Any] = {
     "policy": Policy,
@@ -70,6 +72,9 @@ def json_schema(name: str) -> dict[str, Any]:
         control = policy_schema(field_texts(Policy))
         definitions |= control.pop("$defs")
         definitions[POLICY_NAME] = control
+    for title in definitions.keys() & _COUNTED:
+        definitions[title]["properties"] |= {counter: {"type": "integer"} for counter in COUNTERS}
+        definitions[title]["required"] += COUNTERS
     main = definitions.pop(kind.__name__)
     return {"$schema": DIALECT, **main, "$defs": definitions}
 

@@ -27,31 +27,26 @@ class KernelCountJson(TypedDict):
 
 
 class CountersJson(TypedDict):
+    """Besides these keys, one for each counter of the shim (`weft.shim.binding.COUNTERS`)."""
+
     launches: int
     comm_launches: int
     shaped: int
-    shape_failures: int
-    prioritised: int
-    priority_failures: int
-    head_starts: int
-    head_start_failures: int
-    cooperative: int
-    captured: int
-    graph_launches: int
-    unknown: int
-    tracking_failures: int
-    policy_changes: int
-    routed: int
-    """Collectives that ran with CTAs of weft's choice."""
-    split_failures: int
-    unlisted: int
-    unhandled: int
-    comm_bytes: int
-    """Bytes that NCCL calls were asked to move."""
     kernels: list[KernelCountJson]
 
 
+class NcclJson(TypedDict):
+    """The NCCL of the latest communicator, and how rules for collectives reach it."""
+
+    version: str
+    path: str
+    why: str
+    tuner: int | None
+    user_tuner: int | None
+
+
 class ProcessJson(CountersJson):
+    nccl: NcclJson | None
     pid: int
     rank: int | None
     command: str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, get_type_hints
 
@@ -15,6 +16,19 @@ _CHOICES = {
     "engine": policy.ENGINES,
     "when": policy.MOMENTS,
     "schedule": policy.SCHEDULES,
+    "head_start": policy.HEAD_STARTS,
+}
+_RULE_CHOICES = {
+    "collective": policy.NCCL_COLLECTIVES,
+    "algorithm": policy.ALGORITHMS,
+    "protocol": policy.PROTOCOLS,
+    "cta_policy": policy.CTA_POLICIES,
+}
+_RULE_LIMITS = {
+    "residency": (1, policy.MAX_RESIDENCY),
+    "ctas": (1, policy.MAX_COMM_CTAS),
+    "cluster": (0, policy.MAX_CLUSTER),
+    "chunk": policy.CHUNKS,
 }
 _LIMITS = {
     "head_start_us": (0, policy.MAX_HEAD_START_US),
@@ -31,13 +45,16 @@ def policy_schema(texts: dict[str, str]) -> dict[str, Any]:
     schemas, definitions = msgspec.json.schema_components(
         [hints[name] for name in names], ref_template="#/$defs/{name}"
     )
-    if "Rule" in definitions:
-        definitions["Rule"]["additionalProperties"] = False
+    for rule in definitions.values():
+        rule["additionalProperties"] = False
+        rule["properties"] = {
+            key: _limited(key, part, _RULE_CHOICES, _RULE_LIMITS) for key, part in rule["properties"].items()
+        }
     sections: dict[str, Any] = {}
     top: dict[str, Any] = {"version": {"const": policy.VERSION}}
     for name, schema in zip(names, schemas, strict=True):
         section, key = policy.place_of(name)
-        limited = _limited(name, schema)
+        limited = _limited(name, schema, _CHOICES, _LIMITS)
         if name in texts:
             limited["description"] = texts[name]
         if section is None:
@@ -57,15 +74,17 @@ def policy_schema(texts: dict[str, str]) -> dict[str, Any]:
     }
 
 
-def _limited(name: str, schema: dict[str, Any]) -> dict[str, Any]:
+def _limited(
+    name: str, schema: dict[str, Any], choices: Mapping[str, Any], limits: Mapping[str, Any]
+) -> dict[str, Any]:
     """The schema of a field with its choices or limits; null stays possible where the field may be None."""
     options = schema.get("anyOf", [schema])
     found = []
     for option in options:
         limited = {key: value for key, value in option.items() if key != "default"}
-        if limited.get("type") == "string" and name in _CHOICES:
-            limited["enum"] = list(_CHOICES[name])
-        if limited.get("type") in ("integer", "number") and name in _LIMITS:
-            limited["minimum"], limited["maximum"] = _LIMITS[name]
+        if limited.get("type") == "string" and name in choices:
+            limited["enum"] = list(choices[name])
+        if limited.get("type") in ("integer", "number") and name in limits:
+            limited["minimum"], limited["maximum"] = limits[name]
         found.append(limited)
     return found[0] if len(found) == 1 else {"anyOf": found}
