@@ -74,6 +74,11 @@ _PLACES = {
 }
 
 
+def place_of(name: str) -> tuple[str | None, str]:
+    """Section (None: the top) and key of a field of Policy in the JSON document."""
+    return _PLACES[name]
+
+
 @dataclass(frozen=True)
 class Rule:
     """What holds for the compute kernels whose name matches; the first rule that matches decides."""
@@ -141,7 +146,8 @@ class CommRule:
         ):
             if getattr(self, name) is not None:
                 _check_choice(f"comm.rules: {name}", getattr(self, name), choices)
-        if self.collective == "send_recv" and self != type(self)(collective="send_recv", ctas=self.ctas):
+        rest = [field for field in fields(self) if field.name not in ("collective", "ctas")]
+        if self.collective == "send_recv" and any(getattr(self, f.name) != f.default for f in rest):
             raise UsageError(
                 "comm.rules: NCCL takes nothing but a number of channels for send_recv, for every size; "
                 "keep collective and ctas only"
