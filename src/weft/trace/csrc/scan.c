@@ -32,17 +32,18 @@ EXPORT void weft_scan_free(scan *s) {
     free(s);
 }
 
-/* Reads whole events from text that begins between two events. Returns how much was read: to the end, to the
-   start of an event that the text ends in, or, with status CLOSED, behind the bracket that ends the array. */
-EXPORT int64_t weft_scan_feed(scan *s, const char *buffer, int64_t length) {
-    const char *at = buffer, *end = buffer + length;
+/* Reads whole events from buffer[low, high), which begins between two events. Returns the place up to which it was
+   read: the end, the start of an event that the text ends in, or, with status CLOSED, behind the bracket that ends the
+   array. */
+EXPORT int64_t weft_scan_feed(scan *s, const char *buffer, int64_t low, int64_t high) {
+    const char *at = buffer + low, *end = buffer + high;
     s->status = FED;
     while (s->status == FED) {
         const char *start = at;
         while (start < end && (*start == ',' || *start == ' ' || *start == '\n' || *start == '\t' || *start == '\r'))
             start++;
         if (start >= end)
-            return length;
+            return high;
         if (*start == ']') {
             s->status = CLOSED;
             return start + 1 - buffer;
