@@ -156,12 +156,14 @@ def pin(root: int, cores: set[int]) -> None:
 
 
 def family(root: int) -> list[int]:
-    """A process and everything that it started."""
-    children: list[int] = []
-    with suppress(OSError):
-        for thread in Path(f"/proc/{root}/task").iterdir():
-            children += [int(text) for text in (thread / "children").read_text().split()]
-    return [root, *(pid for child in children for pid in family(child))]
+    """A process that leads a session, and everything that it started."""
+    numbers = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
+    found = []
+    for number in numbers:
+        with suppress(OSError):
+            if os.getsid(number) == root:
+                found.append(number)
+    return found
 
 
 def environment(program: Program, folder: Path, args: argparse.Namespace) -> dict[str, str]:
