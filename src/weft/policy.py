@@ -143,9 +143,14 @@ class Policy:
                 raise UsageError(f"framework.{name} {value!r} is not valid; use true or false")
 
     @property
+    def framework(self) -> dict[str, Any]:
+        """The controls of DDP and FSDP2, as fields to replace in a policy."""
+        return {name: getattr(self, name) for name in FRAMEWORK}
+
+    @property
     def changes_framework(self) -> bool:
         """Whether a control of DDP or FSDP2 is set."""
-        return any(getattr(self, name) is not None for name in FRAMEWORK)
+        return any(value is not None for value in self.framework.values())
 
     @property
     def is_neutral(self) -> bool:
@@ -181,7 +186,7 @@ class Policy:
         shaped = self.residency is not None or bool(self.rules)
         rest = (self.priority, self.head_start_us, self.max_ctas, self.sm_reserve, self.engine, self.schedule)
         defaults = ("default", 0, None, 0, "sm", None)
-        framework = sum(getattr(self, name) is not None for name in FRAMEWORK)
+        framework = sum(value is not None for value in self.framework.values())
         return shaped + framework + sum(a != b for a, b in zip(rest, defaults, strict=True))
 
     def to_dict(self) -> dict[str, Any]:

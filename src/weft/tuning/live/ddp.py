@@ -2,8 +2,8 @@
 
 A reducer holds the buckets of a model. For other sizes a second reducer is made, by DDP's own code, and
 replaces the first between two steps. A reducer that is not in place ignores gradients: DDP arms only the one
-that it finds in its module. So several exist at once, at the price of their buckets' memory, and a change costs
-nothing once a reducer has seen two steps (in the second it orders its buckets by the gradients' arrival).
+that it finds in its module. So several exist at once, at the price of their buckets' memory, and a change is
+free once a reducer has seen two steps (in the second it orders its buckets by the gradients' arrival).
 """
 
 from __future__ import annotations
@@ -54,9 +54,8 @@ class Buckets:
             return []
         own = {module: self._own[id(module)] for module in self._made}
         cap_mb, first_mb = (max(caps[place] for caps in own.values()) / MIB for place in (0, 1))
-        changes = [
-            {"bucket_mb": size} for size in sorted(LADDER_MB, key=lambda size: abs(_octaves(size, cap_mb)))
-        ]
+        nearest = sorted(LADDER_MB, key=lambda size: abs(math.log2(size / cap_mb)))
+        changes = [{"bucket_mb": size} for size in nearest]
         changes += [{"first_bucket_mb": cap_mb}] if first_mb < cap_mb else []
         seen, found = {self._layout({})}, list[dict[str, float]]()
         for change in changes:
@@ -70,8 +69,9 @@ class Buckets:
         """What a policy means for a module; where it says nothing the program's own size holds."""
         own = self._own[id(module)]
         cap = own[0] if bucket_mb is None else int(bucket_mb * MIB)
-        first = own[1] if first_mb is None else int(first_mb * MIB)
-        return cap, min(first, cap) if first_mb is None else first
+        if first_mb is not None:
+            return cap, int(first_mb * MIB)
+        return cap, cap if own[0] == own[1] else min(own[1], cap)
 
     def prepare(self, bucket_mb: float | None, first_mb: float | None) -> None:
         """Make the reducers of these sizes. No gradient may be under way."""

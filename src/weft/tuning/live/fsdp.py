@@ -1,9 +1,9 @@
 """FSDP2: prefetch depth, resharding after the forward pass, and a communicator of its own for reduce-scatter.
 
 All of them are settings of FSDP2 that take effect in the next forward pass, change no arithmetic and are
-restored in the same way. Where parameters are gathered early or kept, every forward pass begins with what the
-program would have found: parameters that an earlier pass gathered and did not use, or kept for a backward pass
-that never came, are gathered again. So no module computes with parameters of an earlier step.
+restored in the same way. Where parameters are gathered early or kept, every forward pass begins with what
+the program would have found: parameters that an earlier pass gathered and did not use, or kept for a backward
+pass that never came, are gathered again. So no module computes with parameters of an earlier step.
 """
 
 from __future__ import annotations
