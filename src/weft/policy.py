@@ -18,15 +18,38 @@ MAX_RESIDENCY = (
     32  # no GPU of today holds more blocks on an SM (CUDA programming guide, compute capabilities)
 )
 MAX_HEAD_START_US = 1000.0  # a longer wait is a stall, not a head start: 40 µs already costs on an H200
+PLACED_BOUND_US = 1000.0  # longest wait for a collective's placement where the policy gives none
 MAX_CTAS = 1024
 MAX_RULES = 64  # the shim's control block has this many places
 MAX_PATTERN_BYTES = 127
 MAX_BUCKET_MB = 1 << 16
 MAX_PREFETCH = 16
 
+MAX_COMM_RULES = 32
+MAX_COMM_CTAS = 64  # NCCL has no more channels than these
+MAX_CLUSTER = 8
+_MAX_BYTES = 2**63 - 1
+CHUNKS = (4096, 1 << 24)  # NCCL rounds down to its grain (at most 1920 bytes) and limits to its buffers
+
 PRIORITIES = ("default", "high")
+HEAD_STARTS = ("none", "timed", "placed")
 MOMENTS = ("always", "overlap")
 ENGINES = ("sm", "dma")
+NCCL_COLLECTIVES = (
+    "all_reduce",
+    "broadcast",
+    "reduce",
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+    "gather",
+    "scatter",
+    "send_recv",
+)
+# In the order of NCCL's own numbers.
+ALGORITHMS = ("tree", "ring", "collnetdirect", "collnetchain", "nvls", "nvlstree", "pat")
+PROTOCOLS = ("ll", "ll128", "simple")
+CTA_POLICIES = ("default", "efficiency", "zero")
 SCHEDULES = (
     "serial",
     "shard",
@@ -39,9 +62,11 @@ SCHEDULES = (
 # Where each control stands in the JSON document: field of Policy → (section, key).
 _PLACES = {
     "priority": ("comm", "priority"),
+    "head_start": ("comm", "head_start"),
     "head_start_us": ("comm", "head_start_us"),
     "max_ctas": ("comm", "max_ctas"),
     "engine": ("comm", "engine"),
+    "comm_rules": ("comm", "rules"),
     "residency": ("compute", "residency"),
     "when": ("compute", "when"),
     "rules": ("compute", "rules"),
@@ -56,7 +81,7 @@ _PLACES = {
 }
 FRAMEWORK = tuple(name for name, (section, _) in _PLACES.items() if section == "framework")
 """Fields of Policy that torch's DDP and FSDP2 carry out, not a launch."""
-_SHOWN = ("priority", "residency", "head_start_us", "max_ctas", "sm_reserve", "schedule")
+_SHOWN = ("priority", "residency", "head_start", "head_start_us", "max_ctas", "sm_reserve", "schedule")
 
 
 @dataclass(frozen=True)
@@ -82,17 +107,80 @@ class Rule:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CommRule:
+    """What holds for the collectives of one kind and size; the first rule that matches decides.
+
+    None in a field: NCCL's own choice. Bytes are counted as NCCL's tuner plugin counts them: elements times
+    their size, times the ranks for all_gather and reduce_scatter.
+    """
+
+    collective: str | None = None
+    """One of NCCL_COLLECTIVES; None: any."""
+    min_bytes: int = 0
+    max_bytes: int | None = None
+    """Included; None: no upper end."""
+    ctas: int | None = None
+    """CTAs of the call, where the communicator has as many channels and the call enough data."""
+    cluster: int | None = None
+    """CTAs of a thread-block cluster (Hopper and newer); 0: no clusters. NCCL 2.31 and newer."""
+    algorithm: str | None = None
+    protocol: str | None = None
+    chunk: int | None = None
+    """Bytes that a channel moves at a time. NCCL 2.30 and newer."""
+    cta_policy: str | None = None
+    """NCCL's own preference between speed and SMs. NCCL 2.31 and newer."""
+
+    def __post_init__(self) -> None:
+        if self.collective is not None:
+            _check_choice("comm.rules: collective", self.collective, NCCL_COLLECTIVES)
+        if self.min_bytes is None:
+            object.__setattr__(self, "min_bytes", 0)
+        _check_int("comm.rules: min_bytes", self.min_bytes, 0, _MAX_BYTES)
+        _check_int("comm.rules: max_bytes", self.max_bytes, 0, _MAX_BYTES)
+        if self.max_bytes is not None and self.max_bytes < self.min_bytes:
+            raise UsageError(
+                f"comm.rules: max_bytes {self.max_bytes} is below min_bytes {self.min_bytes}; swap them"
+            )
+        _check_int("comm.rules: ctas", self.ctas, 1, MAX_COMM_CTAS)
+        _check_int("comm.rules: cluster", self.cluster, 0, MAX_CLUSTER)
+        _check_int("comm.rules: chunk", self.chunk, *CHUNKS)
+        for name, choices in (
+            ("algorithm", ALGORITHMS),
+            ("protocol", PROTOCOLS),
+            ("cta_policy", CTA_POLICIES),
+        ):
+            if getattr(self, name) is not None:
+                _check_choice(f"comm.rules: {name}", getattr(self, name), choices)
+        if self.collective == "send_recv" and self != type(self)(collective="send_recv", ctas=self.ctas):
+            raise UsageError(
+                "comm.rules: NCCL takes nothing but a number of channels for send_recv, for every size; "
+                "keep collective and ctas only"
+            )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON object: only what is set."""
+        found = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in found.items() if value != type(self).__dict__.get(name)}
+
+
+@dataclass(frozen=True, kw_only=True)
 class Policy:
     """The controls. The defaults change nothing: `Policy()` is plain overlap."""
 
     priority: str = "default"
     """`high` lets pending blocks of a collective go before pending compute blocks."""
+    head_start: str | None = None
+    """What the first compute launch after a collective's launch waits for: `none`, `timed` (for
+    `head_start_us`) or `placed` (until the collective's blocks were placed, for `head_start_us` at most;
+    1000 where that is 0). None where `head_start_us` alone says it: timed above 0, none at 0."""
     head_start_us: float = 0.0
-    """Microseconds that the first compute launch after a collective's launch waits on its own stream."""
+    """Microseconds of the timed head start; with `placed`, the longest wait."""
     max_ctas: int | None = None
     """Most thread blocks (hence SMs) that a collective may take; None: the library's own choice."""
     engine: str = "sm"
     """What moves the bytes: `sm` kernels or `dma` copy engines."""
+    comm_rules: tuple[CommRule, ...] = ()
+    """CTAs, algorithm, protocol and more by kind and size of a collective; `max_ctas` covers the rest."""
     residency: int | None = None
     """Resident compute blocks per SM for kernels that no rule names; None: leave them alone."""
     when: str = "always"
@@ -100,7 +188,7 @@ class Policy:
     rules: tuple[Rule, ...] = ()
     """Residency by kernel name, tried in order before `residency`."""
     sm_reserve: int = 0
-    """SMs kept free of compute."""
+    """SMs that GEMMs of cuBLAS leave free while a collective is in flight."""
     schedule: str | None = None
     """Granularity of a collective fused with a GEMM; None: chosen by shape."""
     bucket_mb: float | None = None
@@ -125,13 +213,21 @@ class Policy:
         _check_int("compute.residency", self.residency, 1, MAX_RESIDENCY)
         _check_int("comm.max_ctas", self.max_ctas, 1, MAX_CTAS)
         _check_int("compute.sm_reserve", self.sm_reserve, 0, 1024)
-        _check_head_start(self.head_start_us)
+        _check_head_start_us(self.head_start_us)
+        object.__setattr__(self, "head_start", _head_start(self.head_start, self.head_start_us))
         self._check_framework()
         object.__setattr__(self, "rules", tuple(self.rules))
         if len(self.rules) > MAX_RULES:
             raise UsageError(f"compute.rules: {len(self.rules)} rules; a policy holds at most {MAX_RULES}")
         if not all(isinstance(rule, Rule) for rule in self.rules):
             raise UsageError("compute.rules: every entry must be a weft.Rule")
+        object.__setattr__(self, "comm_rules", tuple(self.comm_rules))
+        if len(self.comm_rules) > MAX_COMM_RULES:
+            raise UsageError(
+                f"comm.rules: {len(self.comm_rules)} rules; a policy holds at most {MAX_COMM_RULES}"
+            )
+        if not all(isinstance(rule, CommRule) for rule in self.comm_rules):
+            raise UsageError("comm.rules: every entry must be a weft.policy.CommRule")
 
     def _check_framework(self) -> None:
         for name in ("bucket_mb", "first_bucket_mb"):
@@ -158,6 +254,11 @@ class Policy:
         return self == Policy(when=self.when)
 
     @property
+    def head_start_mode(self) -> str:
+        """`none`, `timed` or `placed`."""
+        return self.head_start or ("timed" if self.head_start_us else "none")
+
+    @property
     def label(self) -> str:
         """A short name of the controls in a fixed order, such as `priority+res3+head5+ctas12`.
 
@@ -166,8 +267,11 @@ class Policy:
         parts = ["priority"] if self.priority == "high" else []
         limits = {rule.residency for rule in self.rules if rule.residency} | {self.residency or 0}
         parts += [f"res{count}" for count in sorted(limits) if count]
-        parts += [f"head{self.head_start_us:g}"] if self.head_start_us else []
+        if self.head_start_mode != "none":
+            bound = f"{self.head_start_us:g}" if self.head_start_us else ""
+            parts.append(("placed" if self.head_start == "placed" else "head") + bound)
         parts += [f"ctas{self.max_ctas}"] if self.max_ctas else []
+        parts += [f"rules{len(self.comm_rules)}"] if self.comm_rules else []
         parts += [f"reserve{self.sm_reserve}"] if self.sm_reserve else []
         parts += ["dma"] if self.engine == "dma" else []
         parts += [self.schedule] if self.schedule else []
@@ -183,9 +287,10 @@ class Policy:
     @property
     def controls(self) -> int:
         """How many controls differ from the defaults."""
-        shaped = self.residency is not None or bool(self.rules)
-        rest = (self.priority, self.head_start_us, self.max_ctas, self.sm_reserve, self.engine, self.schedule)
-        defaults = ("default", 0, None, 0, "sm", None)
+        shaped = (self.residency is not None or bool(self.rules)) + bool(self.comm_rules)
+        head = self.head_start_mode
+        rest = (self.priority, head, self.max_ctas, self.sm_reserve, self.engine, self.schedule)
+        defaults = ("default", "none", None, 0, "sm", None)
         framework = sum(value is not None for value in self.framework.values())
         return shaped + framework + sum(a != b for a, b in zip(rest, defaults, strict=True))
 
@@ -198,6 +303,8 @@ class Policy:
                 continue
             if field.name == "rules":
                 value = [{"kernel": rule.kernel, "residency": rule.residency} for rule in value]
+            if field.name == "comm_rules":
+                value = [rule.to_dict() for rule in value]
             section, key = _PLACES[field.name]
             (document.setdefault(section, {}) if section else document)[key] = value
         return document
@@ -220,7 +327,8 @@ class Policy:
             if section:
                 _check_keys(section, home, [k for s, k in _PLACES.values() if s == section])
             if key in home:
-                values[name] = _parse_rules(home[key]) if name == "rules" else home[key]
+                parse = _PARSERS.get(name)
+                values[name] = parse(home[key]) if parse else home[key]
         return cls(**values)
 
     @classmethod
@@ -248,6 +356,7 @@ class Policy:
             if getattr(self, name) != type(self).__dataclass_fields__[name].default
         ]
         parts += [f"{len(self.rules)} kernel rules"] if self.rules else []
+        parts += [f"{len(self.comm_rules)} collective rules"] if self.comm_rules else []
         parts += ["only while a collective is in flight"] if self.when == "overlap" else []
         parts += ["engine dma"] if self.engine == "dma" else []
         return ", ".join(parts) or "no control"
@@ -265,6 +374,19 @@ def _parse_rules(value: Any) -> tuple[Rule, ...]:
                 f"compute.rules: an entry needs kernel and residency (null: leave unchanged), not {entry!r}"
             )
     return tuple(Rule(entry["kernel"], entry["residency"]) for entry in value)
+
+
+def _parse_comm_rules(value: Any) -> tuple[CommRule, ...]:
+    if not isinstance(value, list):
+        raise UsageError(f"comm.rules: must be a list, not {value!r}")
+    for entry in value:
+        if not isinstance(entry, dict):
+            raise UsageError(f"comm.rules: every entry must be an object, not {entry!r}")
+        _check_keys("comm.rules", entry, [field.name for field in fields(CommRule)])
+    return tuple(CommRule(**entry) for entry in value)
+
+
+_PARSERS = {"rules": _parse_rules, "comm_rules": _parse_comm_rules}
 
 
 def _check_keys(where: str, mapping: Mapping[str, Any], known: Any) -> None:
@@ -285,7 +407,21 @@ def _check_int(name: str, value: Any, low: int, high: int) -> None:
         raise UsageError(f"{name} {value!r} is not valid; use an integer from {low} to {high}")
 
 
-def _check_head_start(value: Any) -> None:
+def _head_start(mode: Any, us: float) -> str | None:
+    """The mode as it is stored: None where the microseconds alone say it."""
+    if mode is None:
+        return None
+    _check_choice("comm.head_start", mode, HEAD_STARTS)
+    if mode == "timed" and not us:
+        raise UsageError(
+            "comm.head_start timed needs comm.head_start_us, the microseconds to wait (5 is a good start)"
+        )
+    if mode == "none" and us:
+        raise UsageError(f"comm.head_start none contradicts comm.head_start_us {us:g}; remove one of them")
+    return "placed" if mode == "placed" else None
+
+
+def _check_head_start_us(value: Any) -> None:
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not number or not math.isfinite(value) or not 0 <= value <= MAX_HEAD_START_US:
         raise UsageError(

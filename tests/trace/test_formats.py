@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import sqlite3
@@ -142,6 +143,36 @@ def test_an_nsight_systems_export_says_what_the_same_run_says_elsewhere(tmp_path
         assert ours.figures == theirs.figures
         assert ours.attribution.reasons() == theirs.attribution.reasons()
         assert ours.trace.device_name == "NVIDIA H200"
+
+
+def test_all_to_all_in_an_export_is_told_from_pipeline_sends_by_the_calls(tmp_path):
+    """Both run the same NCCL kernel; PyTorch's ranges around the calls say which one it is."""
+    step = [compute(100 * US), comm(150 * US), wait()]
+    traces = run([step * 10, [compute(900 * US), *step[1:]] * 10], [0, 0])
+    for trace in traces:
+        for event in trace.events:
+            if "nccl" in event["name"].lower():
+                event["name"] = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"
+                event["args"] = {
+                    k: v for k, v in event["args"].items() if not k.startswith(("Coll", "Proc", "dtype"))
+                }
+    path = as_nsys(tmp_path / "report.sqlite", traces)
+    assert weft.analyze(path).ranks[0].attribution.reasons()["pipeline_bubble"] > 0
+    with contextlib.closing(sqlite3.connect(path)) as base:
+        launches = base.execute(
+            "select r.start, r.end, r.globalTid from CUPTI_ACTIVITY_KIND_RUNTIME r join CUPTI_ACTIVITY_KIND_KERNEL k"
+            " on k.correlationId = r.correlationId and k.globalPid >> 24 = r.globalTid >> 24"
+            " join StringIds s on s.id = k.shortName where s.value like '%SendRecv%'"
+        ).fetchall()
+        base.executemany(
+            "insert into NVTX_EVENTS values (?, ?, 'nccl:all_to_all, op_id = 12', null, ?)",
+            [(start - 1, end + 1, thread) for start, end, thread in launches],
+        )
+        base.commit()
+    analysis = weft.analyze(path)
+    assert set(analysis.ranks[0].found.kind) == {"all_to_all"}
+    assert analysis.ranks[0].attribution.reasons()["pipeline_bubble"] == 0
+    assert analysis.ranks[0].attribution.reasons()["slower_rank"] > 0
 
 
 ROCPROF = """"Kind","Agent_Id","Queue_Id","Stream_Id","Thread_Id","Dispatch_Id","Kernel_Id","Kernel_Name","Correlation_Id",\

@@ -33,13 +33,17 @@ H200 = {
 CUDA = {"version": [12, 8], "green_contexts": True}
 HONOURED = {"equal_ms": 2.4, "high_ms": 0.4, "block_ms": 0.4, "ratio": 6.0, "conclusive": True}
 
+PLACED = {"waiter_ms": 0.02, "kernel_ms": 5.0, "works": True}
 
-def answers(gpus=(H200,), cuda=CUDA, error=None, priority=HONOURED, nccl=23004):
+
+def answers(gpus=(H200,), cuda=CUDA, error=None, priority=HONOURED, placement=PLACED, nccl=23004):
     def ask(topic, *arguments):
         if topic == "gpus":
             return {"gpus": list(gpus), "cuda": cuda, "cuda_error": error}
         if topic == "priority":
             return priority
+        if topic == "placement":
+            return placement
         return {"version": nccl}
 
     return ask
@@ -86,6 +90,7 @@ def test_a_healthy_machine_is_all_ok():
         "mps",
         "green contexts",
         "priority",
+        "placed",
         "environment",
     ]
     assert "weft run" in next_step(findings)
@@ -233,6 +238,30 @@ def test_priority_status_follows_the_measured_ratio(changed, status, word):
     assert word in check.detail
 
 
+@pytest.mark.parametrize(
+    ("placement", "status", "word"),
+    [
+        (PLACED, "ok", "after 20 µs, the kernel after 5000 µs"),
+        ({"waiter_ms": 5.1, "kernel_ms": 5.0, "works": False}, "warn", "wait for the whole collective"),
+    ],
+)
+def test_a_wait_that_outlasts_the_collective_is_a_warning(placement, status, word):
+    check = found(replace(HEALTHY, ask=answers(placement=placement)), "placed")
+    assert (check.status, word in check.detail) == (status, True)
+    assert status == "ok" or "--head-start 5" in check.fix
+
+
+def test_a_driver_without_the_event_names_the_timed_head_start():
+    def ask(topic, *arguments):
+        if topic == "placement":
+            raise UnavailableError("the driver has no launch-completion event")
+        return answers()(topic, *arguments)
+
+    check = found(replace(HEALTHY, ask=ask), "placed")
+    assert check.status == "warn"
+    assert "no launch-completion event" in check.detail
+
+
 def test_amd_priority_is_not_assumed():
     gpu = H200 | {"vendor": "amd", "name": "AMD Instinct MI300X"}
     check = found(replace(HEALTHY, ask=answers((gpu,), cuda=None)), "priority")
@@ -330,7 +359,7 @@ def test_json_is_one_object_and_nothing_else(monkeypatch, capsys):
     printed = capsys.readouterr()
     checks = json.loads(printed.out)["checks"]
     assert printed.err == ""
-    assert len(checks) == 10
+    assert len(checks) == 11
     assert all(set(c) == {"name", "status", "detail", "fix"} for c in checks)
 
 

@@ -40,10 +40,11 @@ def run(
         ),
     ] = None,
     head_start: Annotated[
-        float | None,
+        str | None,
         typer.Option(
-            metavar="US",
-            help="Microseconds that compute waits after a collective's launch (5 is a good start).",
+            metavar="US|placed",
+            help="Microseconds that compute waits after a collective's launch (5 is a good start); "
+            "`placed`: until its blocks are placed.",
         ),
     ] = None,
     tune: Annotated[
@@ -109,7 +110,8 @@ def run(
         raise UsageError(
             "no command: put the program after `--`, as in `weft run --priority high -- torchrun train.py`"
         )
-    policy = _policy(policy_file, priority=priority, residency=residency, when=when, head_start_us=head_start)
+    policy = _policy(policy_file, priority=priority, residency=residency, when=when)
+    policy = _with_head_start(policy, head_start)
     budget = _tune_budget(tune, tune_budget, tune_once)
     if html is not None and not tune:
         raise UsageError("--html is the page of live tuning: add --tune")
@@ -168,6 +170,20 @@ def _check_platform() -> None:
 def _policy(path: Path | None, **given: Any) -> Policy:
     base = Policy.load(path) if path else Policy()
     return dataclasses.replace(base, **{name: value for name, value in given.items() if value is not None})
+
+
+def _with_head_start(policy: Policy, given: str | None) -> Policy:
+    """The policy with the head start of the command line: microseconds, or `placed`."""
+    if given is None:
+        return policy
+    if given == "placed":
+        bound_us = policy.head_start_us if policy.head_start == "placed" else 0.0
+        return dataclasses.replace(policy, head_start="placed", head_start_us=bound_us)
+    try:
+        us = float(given)
+    except ValueError:
+        raise UsageError(f"--head-start {given!r} is neither microseconds nor `placed`; try 5") from None
+    return dataclasses.replace(policy, head_start=None, head_start_us=us)
 
 
 def _say(line: str, quiet: bool) -> None:

@@ -23,6 +23,7 @@ CHECKS: dict[str, Callable[[Machine, GpuFacts], list[Check]]] = {
     "mps": software.mps,
     "green contexts": hardware.green_contexts,
     "priority": hardware.priority,
+    "placed": hardware.placed,
     "environment": lambda machine, facts: check_environment(machine.env),
 }
 

@@ -21,6 +21,8 @@ _MAX_RANKS = 16
 MAX_COLLECTIVES = 10
 MAX_ADVICE = 5
 _BAR = 24
+_COPIES_SHARE = 0.05
+"""Copies and fills get a column where they take more than this share of a rank's span."""
 
 
 def show_analysis(document: dict[str, Any], console: Console) -> None:
@@ -61,20 +63,22 @@ def _table(*columns: tuple[str, str]) -> Table:
 
 
 def _rank_table(document: Document) -> Table:
-    heads = ("span", "compute", "comm", "exposed", "hidden", "idle")
-    table = _table(("rank", "left"), *((head, "right") for head in heads))
     names, ranks = analysis.labels(document), records(document, "ranks")
+    copies = any(amount(rank, "memory_us") > _COPIES_SHARE * amount(rank, "span_us") for rank in ranks)
+    heads = ("span", "compute", "comm", "exposed", "hidden", *(("copies",) if copies else ()), "idle")
+    table = _table(("rank", "left"), *((head, "right") for head in heads))
     # The most exposed ranks are the ones to look at when there are too many to show.
     chosen = sorted(range(len(ranks)), key=lambda i: -amount(ranks[i], "exposed_comm_us"))[:_MAX_RANKS]
     for i in sorted(chosen):
         rank = ranks[i]
         table.add_row(
-            Text(shorten(names[i].removeprefix("rank "), 18)),
+            Text(shorten(names[i].removeprefix("rank "), 8 if copies else 18)),
             words.duration(number(rank, "span_us")),
             words.duration(number(rank, "compute_us")),
             words.duration(number(rank, "comm_us")),
             Text(words.duration(number(rank, "exposed_comm_us")), style="bold"),
             words.percent(analysis.overlap_pct(rank)),
+            *((words.duration(number(rank, "memory_us")),) if copies else ()),
             words.duration(number(rank, "idle_us")),
         )
     _mention_rest(table, len(ranks) - len(chosen), "ranks, less exposed")
@@ -116,8 +120,12 @@ def _collective_row(rank: str, item: Document) -> tuple[str, ...]:
 
 
 def _shown_name(item: Document) -> str:
-    """What tells collectives apart in a narrow column: the kernel's name without what all of them share."""
-    name = analysis.collective_name(item)
+    """What tells collectives apart in a narrow column: the kernel's name without what all of them share.
+
+    Where the trace says what a kernel did and its name does not, what it did is enough.
+    """
+    kind, _, kernel = analysis.collective_name(item).partition(" · ")
+    name = kernel if kind == "other" and kernel else kind
     for prefix in ("ncclDevKernel_", "ncclKernel_", "rcclDevKernel_"):
         name = name.replace(prefix, "")
     return name

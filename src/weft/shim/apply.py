@@ -27,9 +27,12 @@ _log = logging.getLogger(__name__)
 
 PREPARE_S = 20.0  # for new communicators
 AMD_DRIVER = Path("/dev/kfd")
+STATIC_PLUGIN = "STATIC_PLUGIN"  # NCCL then looks for a plugin in the process itself, where the shim has one
+USER_TUNER = "WEFT_NCCL_TUNER_PLUGIN"
+_BY_POINT_TO_POINT = ("send_recv", "all_to_all", "gather", "scatter")
+"""NCCL makes these of sends and receives, whose channels are fixed when a communicator is made."""
 
 _NOT_BY_LAUNCHES = {
-    "sm_reserve": "compute.sm_reserve is not applied: no launch can keep SMs free for others",
     "schedule": "schedule is not applied: it is for fused operations (weft.ops)",
     "engine": "comm.engine dma is not applied: it is for fused operations (weft.ops)",
 }
@@ -69,9 +72,34 @@ def start_environment(policy: Policy, base: Mapping[str, str]) -> dict[str, str]
         least = env.get("NCCL_MIN_CTAS", "")
         if least.isdigit() and int(least) > policy.max_ctas:
             env["NCCL_MIN_CTAS"] = str(policy.max_ctas)  # NCCL refuses a minimum above the maximum
+    if policy.comm_rules:
+        env = _rules_environment(policy, env)
     if policy.priority == "high" and AMD_DRIVER.exists():
         # HIP has no launch attribute to carry it; torch can put its collectives on a high-priority stream.
         env.setdefault("TORCH_NCCL_HIGH_PRIORITY", "1")
+    return env
+
+
+def tuner_environment(base: Mapping[str, str]) -> dict[str, str]:
+    """`base` with what makes NCCL ask weft's tuner plugin, and weft the one that the user had."""
+    env = dict(base)
+    given = env.get("NCCL_TUNER_PLUGIN")
+    if given is not None and given != STATIC_PLUGIN:
+        env[USER_TUNER] = given
+    env["NCCL_TUNER_PLUGIN"] = STATIC_PLUGIN
+    return env
+
+
+def _rules_environment(policy: Policy, base: Mapping[str, str]) -> dict[str, str]:
+    """NCCL only lowers a communicator's channels per call: it starts with the most that a rule asks for."""
+    env = tuner_environment(base)
+    most = max((rule.ctas or 0 for rule in policy.comm_rules), default=0)
+    if policy.max_ctas is not None and most > policy.max_ctas:
+        env["NCCL_MAX_CTAS"] = str(most)
+    kinds = (None, *_BY_POINT_TO_POINT)
+    by_p2p = [rule.ctas for rule in policy.comm_rules if rule.ctas and rule.collective in kinds]
+    if by_p2p:
+        env["NCCL_MAX_P2P_NCHANNELS"] = str(by_p2p[0])
     return env
 
 
@@ -99,6 +127,10 @@ def apply(policy: Policy, default: Policy) -> None:
     elif policy.max_ctas != default.max_ctas:
         raise UnavailableError("the program has made no NCCL communicator that weft can see")
     shape_launches(None if policy == default else policy)
+    if communicators.available():
+        communicators.follow_policy()
+    elif policy.comm_rules != default.comm_rules:
+        raise UnavailableError("the program has made no NCCL communicator that weft can see")
     _log.debug("policy in force: %s", policy)
 
 

@@ -18,6 +18,9 @@ COMM_STREAM = 100
 """First stream of collectives; compute streams start at 0."""
 
 
+PLACING_US = 5.0
+"""How long the exact head start is modelled to wait: what it takes to place a collective that is ready."""
+
 ComputeModel = Callable[[Compute, Profile], list[ComputeKernel]]
 """From a compute operation to its kernels."""
 
@@ -75,6 +78,11 @@ def pipeline(
     return build.launches
 
 
+def head_start_s(policy: Policy) -> float:
+    """Seconds that compute waits for a collective's start, in the model."""
+    return 1e-6 * (PLACING_US if policy.head_start == "placed" else policy.head_start_us)
+
+
 def _shapes(
     plain: list[ComputeKernel], policy: Policy, profile: Profile, *, collectives: bool
 ) -> list[ShapedKernel]:
@@ -101,8 +109,9 @@ def _compute(
     waits: tuple[int, ...],
 ) -> int:
     lane = i % min(workload.compute_streams, int(build.profile.figures.compute_queues))
-    if policy.head_start_us and i:
-        wait = Launch(name="head start", kind=LaunchKind.DELAY, seconds=policy.head_start_us * 1e-6)
+    hold_s = head_start_s(policy)
+    if hold_s and i:
+        wait = Launch(name="head start", kind=LaunchKind.DELAY, seconds=hold_s)
         build.add(wait, lane, waits)
         waits = ()
     index = -1

@@ -11,12 +11,17 @@ import re
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
 from weft.trace import native, scan
-from weft.trace.events import Collector
+
+if TYPE_CHECKING:
+    from weft.trace.events import Collector
 
 _BETWEEN = re.compile(rb"\}\s*,\s*\{")
 _TAILS = (1 << 13, 1 << 17)
+_MAX_HELD = 64
+_MAX_LATER_BYTES = 4 << 20
 
 
 def cores() -> int:
@@ -25,11 +30,28 @@ def cores() -> int:
 
 
 class BulkScan:
-    """Feeds a collector with the events of one array."""
+    """Scans the events of one array. The scanner keeps what it found until `collector` is asked for."""
 
-    def __init__(self, collector: Collector, workers: int | None = None) -> None:
-        self._collector = collector
+    def __init__(self, workers: int | None = None) -> None:
         self._workers = max(workers or cores(), 1)
+        self._found: list[native.ScannedPart] = []
+        self._later_bytes = 0
+        self._collector: Collector | None = None
+
+    @property
+    def collector(self) -> Collector:
+        """The columns of all that was scanned so far."""
+        if self._collector is None:
+            from weft.trace.events import (
+                Collector,  # needs numpy, which loads while the first parts are scanned
+            )
+
+            self._collector = Collector()
+        for part in self._found:
+            self._collector.absorb(part.columns())
+        self._found.clear()
+        self._later_bytes = 0
+        return self._collector
 
     def take(self, first: bytes, blocks: Iterator[bytes]) -> tuple[bytes, bool]:
         """Takes events from text that begins between two of them, until the array ends or something is odd.
@@ -37,27 +59,61 @@ class BulkScan:
         Returns the text that was read but not used, and whether the array was closed before it. What is odd,
         and an array that ends early, is left for the caller, at the start of an event.
         """
-        waiting: deque[tuple[bytes, int, Future[native.Scanned]]] = deque()
         parts = _Parts(first, blocks)
         carry = b""
-        with ThreadPoolExecutor(self._workers, thread_name_prefix="weft-scan") as pool:
-            while True:
-                while len(waiting) <= self._workers and (part := next(parts, None)) is not None:
-                    waiting.append((*part, pool.submit(native.scan, *part)))
-                if not waiting:
-                    return carry, False
-                text, cut, future = waiting.popleft()
-                found = future.result()
+        with _Ahead(parts, self._workers) as scanned:
+            for text, cut, found in scanned:
                 if carry:
                     text, cut = carry + text, len(carry) + cut
                     found = native.scan(text, cut)
-                self._collector.absorb(found)
+                self._keep(found)
                 carry = text[found.consumed : cut]
                 if not carry.strip():
                     carry = b""
                 if found.status != native.FED or len(carry) > scan.MAX_EVENT_BYTES:
-                    rest = [carry, *(text[:cut] for text, cut, _ in waiting), parts.rest()]
+                    rest = [carry, *scanned.unused(), parts.rest()]
                     return b"".join(rest), found.status == native.CLOSED
+        return carry, False
+
+    def _keep(self, part: native.ScannedPart) -> None:
+        self._found.append(part)
+        self._later_bytes += sum(map(len, part.later))
+        if len(self._found) >= _MAX_HELD or self._later_bytes > _MAX_LATER_BYTES:
+            _ = self.collector
+
+
+class _Ahead:
+    """Texts, their cuts and what was found in them, in order; several are scanned at once."""
+
+    def __init__(self, parts: _Parts, workers: int) -> None:
+        self._parts = parts
+        self._workers = workers
+        self._waiting: deque[tuple[bytes, int, Future[native.ScannedPart]]] = deque()
+        self._pool = ThreadPoolExecutor(workers, "weft-scan") if workers > 1 else None
+
+    def __enter__(self) -> _Ahead:
+        return self
+
+    def __exit__(self, *reason: object) -> None:
+        if self._pool:
+            self._pool.shutdown()
+
+    def __iter__(self) -> Iterator[tuple[bytes, int, native.ScannedPart]]:
+        if self._pool is None:
+            for text, cut in self._parts:
+                yield text, cut, native.scan(text, cut)
+            return
+        while True:
+            while len(self._waiting) <= self._workers and (part := next(self._parts, None)) is not None:
+                self._waiting.append((*part, self._pool.submit(native.scan, *part)))
+            if not self._waiting:
+                return
+            text, cut, future = self._waiting.popleft()
+            yield text, cut, future.result()
+
+    def unused(self) -> list[bytes]:
+        """Texts that were taken ahead of the last one that was given out."""
+        return [text[:cut] for text, cut, _ in self._waiting]
 
 
 class _Parts:

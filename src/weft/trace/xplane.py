@@ -10,9 +10,10 @@ from typing import Any
 from weft.errors import InputError
 from weft.trace.assemble import traces_from
 from weft.trace.columns import Columns
+from weft.trace.custom import IsComm, kernel_table
 from weft.trace.events import KERNEL, MEMCPY, MEMSET
 from weft.trace.protobuf import fields, signed
-from weft.trace.record import IsComm, Trace, kernel_table
+from weft.trace.record import Trace
 
 MAX_BYTES = 1 << 31
 

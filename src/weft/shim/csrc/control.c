@@ -280,7 +280,7 @@ static bool take(const weft_control *from, weft_policy *into, uint64_t *sequence
     if (atomic_load_explicit(&((weft_control *)from)->sequence, memory_order_relaxed) != *sequence)
         return false;
     if (checksum(into, sizeof *into) != expected || into->rule_count > WEFT_RULES ||
-        into->comm_count > WEFT_COMM_PATTERNS)
+        into->comm_count > WEFT_COMM_PATTERNS || into->comm_rule_count > WEFT_COMM_RULES)
         return false;
     for (uint32_t i = 0; i < WEFT_RULES; i++)
         into->rules[i].pattern[WEFT_PATTERN - 1] = '\0';
@@ -294,8 +294,8 @@ static void fill(weft_rules *rules, const weft_policy *policy) {
     rules->shapes = policy->residency > 0;
     for (uint32_t i = 0; i < policy->rule_count; i++)
         rules->shapes |= policy->rules[i].residency > 0;
-    rules->neutral =
-        !rules->shapes && !(policy->flags & (WEFT_PRIORITY_HIGH | WEFT_TRACK)) && policy->head_start_ns == 0;
+    rules->neutral = !rules->shapes && !(policy->flags & (WEFT_PRIORITY_HIGH | WEFT_TRACK)) &&
+                     policy->head_start_ns == 0 && policy->sm_reserve == 0;
 }
 
 /* The published form of a policy; equal policies share one, so going back and forth costs nothing. Of many policies

@@ -118,6 +118,8 @@ void weft_comm_add(weft_comm *c, ncclComm_t handle) {
     else
         rest(c);
     pthread_mutex_unlock(&lock);
+    if (known)
+        weft_path_note(c->library);
 }
 
 void weft_comm_gone(weft_comm *c) {
@@ -309,8 +311,12 @@ static void inform(weft_comm *c, weft_nccl_info *info) {
     info->order = c->order;
     for (int i = 1; i < NCCL_LIMITS; i++)
         info->prepared[i] = atomic_load(&c->sibling[i]) ? weft_route_limit(i) : 0;
-    info->routed_to = info->prepared[weft_route_now()];
-    const char *why = weft_comm_why_not(c);
+    const weft_call_rules *rules = weft_call_rules_now();
+    info->routed_to = weft_route_now() ? info->prepared[weft_route_now()] : rules ? (int32_t)rules->limit : 0;
+    info->path = weft_nccl_path(c->library);
+    info->version = c->library->version;
+    info->tuner = atomic_load(&c->library->tuner);
+    const char *why = weft_limits_comm(c, 1) ? NULL : weft_comm_why_not(c);
     if (why)
         strncpy(info->why_not, why, sizeof info->why_not - 1);
 }
