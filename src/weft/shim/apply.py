@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
@@ -38,17 +38,31 @@ _NOT_BY_LAUNCHES = {
     "engine": "comm.engine dma is not applied: it is for fused operations (weft.ops)",
 }
 
+_NO_FRAMEWORK = "framework controls are not applied: they are for DDP and FSDP2 models of a program"
+
+_framework: Callable[[Policy], None] | None = None
+"""Applies the framework controls of a policy."""
 _current: ContextVar[Policy | None] = ContextVar("weft_policy", default=None)
 _routed: int | None = None
 """CTAs that all ranks agreed on in `overlap`; None: the program's own communicators."""
 
 
-def not_applied(policy: Policy) -> list[str]:
-    """One line for each control of the policy that cannot be applied to a program's launches."""
+def handle_framework(handler: Callable[[Policy], None] | None) -> None:
+    """Have `apply` call this for the framework controls of every policy; None: there is nobody to do it."""
+    global _framework
+    _framework = handler
+
+
+def not_applied(policy: Policy, *, framework: bool = False) -> list[str]:
+    """One line for each control of the policy that cannot be applied to a program's launches.
+
+    `framework`: the program is one whose DDP or FSDP2 models are reached.
+    """
     neutral = Policy()
-    return [
+    lines = [
         line for name, line in _NOT_BY_LAUNCHES.items() if getattr(policy, name) != getattr(neutral, name)
     ]
+    return lines if framework or not policy.changes_framework else [*lines, _NO_FRAMEWORK]
 
 
 def start_environment(policy: Policy, base: Mapping[str, str]) -> dict[str, str]:
@@ -104,6 +118,10 @@ def apply(policy: Policy, default: Policy) -> None:
     The collectives' CTAs concern all ranks: every rank must call this between the same two collectives, after
     `communicators.prepare` succeeded on all of them. Raises UnavailableError where that is not possible here.
     """
+    if _framework is not None:  # it raises before anything is changed
+        _framework(policy)
+    elif policy.changes_framework:
+        raise UnavailableError(_NO_FRAMEWORK)
     if communicators.available():
         changed = policy.max_ctas != default.max_ctas
         communicators.route(policy.max_ctas if changed else None)
