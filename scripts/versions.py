@@ -1,8 +1,9 @@
 """Which levers work on which NCCL and torch, from the symbols of real wheels and from what ran on a GPU.
 
-The wheels are large, so this does not run in CI; tests/unit/test_versions.py checks its result. It reads wheels
-that are on disk (`pip download --no-deps nvidia-nccl-cu13==2.32.3`, `… torch==2.15.0`), needs `nm`, keeps the
-rows of wheels that are not given, and writes the data and the page.
+The wheels are large, so this does not run in CI; tests/unit/test_versions.py checks its result. It reads
+wheels that are on disk (`pip download --no-deps nvidia-nccl-cu13==2.32.3`, `… torch==2.15.0`), needs `nm`,
+keeps the rows of wheels that are not given, and writes the data and the page. What ran on a GPU (`ran` in the
+data) is entered by hand, from benchmarks/results/gpu.
 
     python scripts/versions.py WHEEL…
 """
@@ -30,9 +31,47 @@ FSDP = (
     "set_reduce_scatter_max_input_buffers",
 )
 IGNORED = re.compile(
-    r"ncclGet|ncclCommCount|ncclCommUserRank|ncclCommCuDevice|ncclMem|ncclRedOp|ncclParam|ncclReset|ncclComm(Get|Query|Mem)"
+    r"ncclGet|ncclMem|ncclRedOp|ncclParam|ncclReset|ncclComm(Count|UserRank|CuDevice|Get|Query|Mem)"
 )
 """Functions that only ask, allocate or describe: nothing to intercept."""
+
+
+PAGE_TEXT = """\
+# Versions
+
+Which controls work on which NCCL and torch. Made by `python scripts/versions.py WHEEL…` from the symbols of
+the wheels on the package index and from what ran on a GPU. CI compares it with the shim's table of
+intercepted functions.
+
+## NCCL
+
+| NCCL | call configuration | tuner plugin | protocol | chunk | cluster, CTA policy | siblings | run |
+| --- | --- | --- | --- | --- | --- | --- | --- |
+{nccl}
+
+With a configuration of each call, CTAs and algorithm of a [rule](policy.md#rules-for-collectives) come from
+it, protocol and chunk from the plugin; without one, all of them come from the plugin. Siblings
+(`ncclCommSplit`) are needed for more CTAs than a communicator has. Plugin interfaces v4 and v5 were only run
+against a fake NCCL: an NCCL before 2.30 cannot place several ranks on one GPU, and there was one. NCCL before
+2.24 takes neither a configuration nor the plugin: rules are then counted as not applied (`rules_unapplied` in
+the statistics).
+
+## torch
+
+| torch | CUDA | pins NCCL | process groups | intercepted calls | other calls | FSDP2 | run |
+| --- | --- | --- | --- | --- | --- | --- | --- |
+{torch}
+
+{not_read}*Other calls*: NCCL functions that it calls and weft does not intercept; those that only ask,
+allocate or describe are not listed. *FSDP2*: how many of {fsdp} it has.
+
+## HIP and RCCL
+
+Tested against fakes only. Applied: residency, and priority by torch's high-priority stream. Not applied, and
+counted or said: head starts, `compute.sm_reserve` (cuBLAS), a configuration of each call (RCCL has none).
+Rules for collectives reach an RCCL that asks weft's tuner plugin; for any other, each call that a rule names
+is counted in `rules_unapplied`.
+"""
 
 
 def hook_names() -> list[str]:
@@ -75,11 +114,11 @@ def torch_row(path: Path) -> dict[str, Any]:
     with zipfile.ZipFile(path) as wheel, tempfile.TemporaryDirectory() as folder:
         library = extracted(wheel, r"/libtorch_cuda\.so$", Path(folder))
         _, wanted = dynamic_symbols(library)
-        second = b"17ProcessGroupNCCL2" in library.read_bytes()  # as C++ mangles the class
         (metadata,) = [name for name in wheel.namelist() if name.endswith(".dist-info/METADATA")]
         requires = wheel.read(metadata).decode()
         fsdp = wheel.read("torch/distributed/fsdp/_fully_shard/_fully_shard.py").decode()
         facts = wheel.read("torch/version.py").decode()
+        second = "class ProcessGroupNCCL2(" in wheel.read("torch/_C/_distributed_c10d.pyi").decode()
     pinned = re.search(r"nvidia-nccl-cu\d+==([\d.]+)", requires)
     cuda = re.search(r"^cuda.*?= '([\d.]+)'", facts, re.MULTILINE)
     return {
@@ -120,7 +159,7 @@ def _nccl_line(version: str, row: dict[str, Any], ran: list[dict[str, Any]]) -> 
 
 def _torch_line(version: str, row: dict[str, Any], ran: list[dict[str, Any]]) -> str:
     seen = "; ".join(run["what"] for run in ran if run.get("torch") == version)
-    group = "NCCL2" if row["process_group_nccl2"] else "NCCL"
+    group = "NCCL, NCCL2" if row["process_group_nccl2"] else "NCCL"
     cells = (
         version,
         row["cuda"] or "",
@@ -137,48 +176,11 @@ def _torch_line(version: str, row: dict[str, Any], ran: list[dict[str, Any]]) ->
 def page(data: dict[str, Any]) -> str:
     """The documentation page."""
     nccl, torch, ran = data["nccl"], data["torch"], data["ran"]
-    not_read = ", ".join(data["not_read"])
-    return "\n".join(
-        [
-            "# Versions",
-            "",
-            "Which controls work on which NCCL and torch. Made by `python scripts/versions.py WHEEL…` from the "
-            "symbols of the wheels on the package index and from what ran on a GPU; CI compares it with the "
-            "shim's table of intercepted functions.",
-            "",
-            "## NCCL",
-            "",
-            "| NCCL | configuration of each call | tuner plugin | protocol | chunk | cluster, CTA policy | "
-            "more CTAs (siblings) | run |",
-            "| --- | --- | --- | --- | --- | --- | --- | --- |",
-            *(_nccl_line(version, row, ran) for version, row in nccl.items()),
-            "",
-            "With a configuration of each call, CTAs and algorithm come from it, protocol and chunk from the "
-            "plugin; without one, all that the plugin can say comes from the plugin. Plugin interfaces v4 and v5 "
-            "were only run against a fake NCCL: an NCCL before 2.30 cannot place several ranks on one GPU, and "
-            "there was one. NCCL before 2.24 takes neither; rules are then counted (`rules_unapplied`).",
-            "",
-            "## torch",
-            "",
-            "| torch | CUDA | NCCL that it pins | process group | intercepted NCCL functions that it calls | "
-            "NCCL functions that it calls and weft does not intercept | FSDP2 controls | run |",
-            "| --- | --- | --- | --- | --- | --- | --- | --- |",
-            *(_torch_line(version, row, ran) for version, row in torch.items()),
-            "",
-            *([f"Not read: {not_read}.", ""] if not_read else []),
-            "FSDP2 controls: "
-            + ", ".join(f"`{name}`" for name in FSDP)
-            + ". Functions that only ask, allocate "
-            "or describe are not listed.",
-            "",
-            "## HIP and RCCL",
-            "",
-            "Tested against fakes only. Applied: residency, and priority by torch's high-priority stream. Not "
-            "applied, and counted or said: head starts, `compute.sm_reserve` (cuBLAS), a configuration of each "
-            "call (RCCL has none). Rules for collectives reach an RCCL that asks weft's tuner plugin; for any "
-            "other, each call that a rule names is counted in `rules_unapplied`.",
-            "",
-        ]
+    return PAGE_TEXT.format(
+        nccl="\n".join(_nccl_line(version, row, ran) for version, row in nccl.items()),
+        torch="\n".join(_torch_line(version, row, ran) for version, row in torch.items()),
+        not_read=f"Not read: {', '.join(data['not_read'])}. " if data["not_read"] else "",
+        fsdp=", ".join(f"`{name}`" for name in FSDP),
     )
 
 
