@@ -4,11 +4,14 @@
 
 from __future__ import annotations
 
+import subprocess
+
 import pytest
 from building import HERE, compile_c
 from test_nccl_routes import build_nccl, fake_nccl, nccl_program  # noqa: F401 (fixtures)
 
 from weft.policy import CommRule, Policy
+from weft.shim.inject import Job
 
 SMALL = CommRule(collective="all_reduce", max_bytes=4096, ctas=2, algorithm="tree", protocol="ll")
 LARGE = CommRule(collective="all_reduce", min_bytes=4097, ctas=8, cluster=2, chunk=65536)
@@ -501,3 +504,27 @@ def test_a_rank_that_cannot_follow_keeps_all_from_it(nccl_program, ncclver):
     names, (said,) = nccl_program(source, folder=ncclver(23200))
     assert names == ["ncclAllReduce"]
     assert "comm.rules are not applied (of another rank)" in said
+
+
+# --- many threads -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", [22800, 23200])
+def test_threads_under_rules_and_a_limit_that_keeps_changing(
+    sanitized, ncclver, environment, tmp_path, version
+):
+    folder = ncclver(version)
+    program = sanitized(tmp_path / "hammer", str(HERE / "nccl_hammer.c"), f"-L{folder}", "-lnccl")
+    rules = Policy(comm_rules=(CommRule(collective="all_reduce", cluster=2, protocol="ll"),))
+    with Job(rules) as job:
+        env = {**job.environment(environment), "ASAN_OPTIONS": "verify_asan_link_order=0"}
+        env["LD_LIBRARY_PATH"] = f"{folder}:{env['LD_LIBRARY_PATH']}"
+        del env["LD_PRELOAD"]
+        done = subprocess.run(
+            [program, "4", "400"], env=env, capture_output=True, text=True, timeout=100, check=False
+        )
+        assert done.stderr == ""
+        assert done.returncode == 0
+        counted = job.collect()
+    assert counted["split_failures"] == counted["config_refused"] == counted["rules_unapplied"] == 0
+    assert counted["per_call"] > 0 or version < 23100
