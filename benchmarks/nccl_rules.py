@@ -14,14 +14,11 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "src"))
-
-from weft.shim.apply import tuner_environment  # noqa: E402
-
 PROGRAM = ROOT / "tests/gpu/programs/rules_ghosts.py"
 DEADLINE_S = 120
 WAYS = {"config": "0", "tuner": "1"}  # value of WEFT_NO_CALL_CONFIG
@@ -29,9 +26,15 @@ WAYS = {"config": "0", "tuner": "1"}  # value of WEFT_NO_CALL_CONFIG
 
 def run(without_config: str) -> dict[str, Any]:
     path = os.pathsep.join(filter(None, (str(ROOT / "src"), os.environ.get("PYTHONPATH"))))
-    env = {**tuner_environment(os.environ), "PYTHONPATH": path, "WEFT_NO_CALL_CONFIG": without_config}
-    command = [sys.executable, "-m", "weft", "run", "--", sys.executable, str(PROGRAM)]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    env = {**os.environ, "PYTHONPATH": path, "WEFT_NO_CALL_CONFIG": without_config}
+    program = [sys.executable, str(PROGRAM)]
+    with tempfile.TemporaryDirectory() as folder:
+        policy = f"{folder}/policy.json"
+        subprocess.run([*program, policy], env=env, timeout=DEADLINE_S, check=True)
+        command = [sys.executable, "-m", "weft", "run", "--policy", policy, "--", *program]
+        done = subprocess.run(
+            command, env=env, capture_output=True, text=True, timeout=DEADLINE_S, check=False
+        )
     if done.returncode:
         raise SystemExit(f"{done.stdout[-1000:]}\n{done.stderr[-2000:]}")
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -54,6 +57,7 @@ def main() -> None:
             calls = (f"{name} {call['ctas']} {call['ms']:.3f} ms" for name, call in phase["calls"].items())
             print(f"  {phase['name']:<8} {'; '.join(calls)}")
         print(f"  limit 6: {found['limited']['ctas']}, {found['limit_bytes']} bytes; {found['counters']}")
+        print(f"  send and receive: {found['exchanged']['ctas']}; captured: {found['captured']}")
     if args.out:
         args.out.write_text(json.dumps(document, indent=1) + "\n")
 

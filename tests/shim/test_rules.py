@@ -325,6 +325,22 @@ def test_a_program_configuration_that_is_unknown_stays_as_it_is(nccl_program, nc
     assert stats["rules_unapplied"] == 1
 
 
+def test_rules_for_some_sizes_of_all_to_all_are_counted_where_nothing_can_apply_them(nccl_program, ncclver):
+    source = """
+        nccl = Nccl()
+        comm = nccl.init(size=4)
+        nccl.group(lambda: nccl.call("ncclAlltoAll", comm), lambda: nccl.send(comm))
+        show(os.environ.get("NCCL_MAX_P2P_NCHANNELS"))
+    """
+    sized, whole = CommRule(collective="all_to_all", max_bytes=4096, ctas=4), CommRule(ctas=4)
+    for rule, version, unapplied in ((sized, 23000, 1), (sized, 23200, 0), (whole, 23000, 0)):
+        stats = {}
+        folder = ncclver(version)
+        limit = nccl_program(source, policy=Policy(comm_rules=(rule,)), folder=folder, statistics=stats)
+        assert stats["rules_unapplied"] == unapplied
+        assert limit == ("4" if rule is whole else None)
+
+
 def test_an_nccl_without_either_way_is_called_plainly_and_counted(nccl_program, ncclver):
     stats = {}
     plans = nccl_program(CALLS, policy=RULES, folder=ncclver(22200), statistics=stats)
