@@ -121,6 +121,7 @@ typedef struct weft_call_rules {
 } weft_call_rules;
 
 extern _Atomic(const weft_call_rules *) weft_call_rules_in_force; /* NULL: nothing is asked for */
+extern _Atomic bool weft_call_rules_used;                         /* something was asked for, now or before */
 
 static inline const weft_call_rules *weft_call_rules_now(void) {
     return atomic_load_explicit(&weft_call_rules_in_force, memory_order_acquire);

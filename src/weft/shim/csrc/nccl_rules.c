@@ -19,6 +19,7 @@ static const char TOO_MANY[] = "too many different rules were in force in this p
 enum { MOST_PUBLISHED = 4096, SETTLE_MS = 2000 };
 
 _Atomic(const weft_call_rules *) weft_call_rules_in_force;
+_Atomic bool weft_call_rules_used;
 static _Atomic(const weft_call_rules *) at_start;
 static weft_call_rules *published; /* guarded by the lock */
 static int published_count;
@@ -66,6 +67,8 @@ static bool put_in_force(const weft_call_rules *asked, uint32_t limit) {
     of_job = *asked;
     routed_limit = limit;
     atomic_store_explicit(&weft_call_rules_in_force, found, memory_order_release);
+    if (found)
+        atomic_store(&weft_call_rules_used, true);
     return true;
 }
 
@@ -218,6 +221,7 @@ int weft_limit_calls(int ctas, char *why, size_t size) {
 void weft_forget_call_rules(void) {
     pthread_mutex_init(&lock, NULL);
     atomic_store(&weft_call_rules_in_force, NULL);
+    atomic_store(&weft_call_rules_used, false);
     atomic_store(&at_start, NULL);
     atomic_store(&begun, false);
     memset(&of_job, 0, sizeof of_job);
