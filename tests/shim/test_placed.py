@@ -306,3 +306,28 @@ def test_many_threads_each_with_a_stream_of_collectives(program):
     assert done.stats["comm_launches"] == 8 * 300
     counted = sum(done.stats[name] for name in ("placed_events", "placed_busy", "placed_failures"))
     assert counted == 8 * 300
+
+
+def test_a_trace_has_the_programs_kernels_and_the_collectives_true_starts(program):
+    """The tracer uses the event that is on the launch already."""
+    done = program(
+        f"""
+from tracer_driver import *
+gemm, comm = kernel("gemm"), kernel("{NCCL}")
+cost("gemm", 1000, sms=132)
+cost("{NCCL}", 300, sms=8)
+assert tracer.start()
+for i in range(4):
+    launch(gemm, stream=0x10)
+    wait(0x20, new_event(0x10))
+    launch(comm, grid=8, stream=0x20)
+sync()
+tell(tracer.stop(), events=[r["attributes"] for r in records() if r["name"] == "{NCCL}"])
+""",
+        PLACED,
+    )
+    spans, truth = done.results["spans"], done.results["truth"]
+    assert [s[:2] for s in spans] == [list(t[:2]) for t in truth]
+    base = truth[0][3] - spans[0][3]
+    assert all(abs(s[2] + base - t[2]) < 8000 for s, t in zip(spans, truth, strict=True) if s[0] == NCCL)
+    assert done.results["events"] == [1] * 4
