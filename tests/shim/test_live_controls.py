@@ -58,7 +58,7 @@ def test_policies_are_applied_to_launches_and_collectives_and_taken_back(nccl_pr
     seen = nccl_program(
         CONTROLS
         + """
-    controls.prepare(16)
+    controls.prepare(Policy(max_ctas=16), None)
     def ran(policy):
         controls.apply(policy)
         n.ctas()
