@@ -48,13 +48,6 @@ def search_stages(facts: Facts, default: Policy) -> list[LeverStage]:
     return sorted(worth, key=lambda stage: -(stage.bound_ms or 0.0))  # stable: LEVERS' order where equal
 
 
-def left_ms(facts: Facts, gain_pct: float) -> float | None:
-    """What a step could still win, at most, after a gain; None: not known."""
-    if facts.costs is None or facts.span_ms is None:
-        return None
-    return max(0.0, facts.costs.cost_ms - facts.span_ms * gain_pct / 100)
-
-
 # --- changes ------------------------------------------------------------------------------------------------
 
 

@@ -164,6 +164,7 @@ class _Search:
     cycle: Cycle = field(default_factory=Cycle)
     tried: dict[Policy, Tried] = field(default_factory=dict)
     facts: Facts = field(default_factory=Facts)
+    levers: list[tuple[str, float | None]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.connected = set(preparations(self.default))
@@ -206,6 +207,7 @@ class _Search:
 
     def widen(self, plan: Sequence[LeverStage]) -> None:
         """Allow as many steps as the levers need for FULL_ROUNDS, and a proof."""
+        self.levers = [(stage.lever, stage.bound_ms) for stage in plan]
         needed = LEARN + PROOF_STEPS[1] + round(FULL_ROUNDS * sum(map(cost_of, plan)))
         self.budget += round(max(0, min(needed, BUDGET_LIMIT) - BUDGET) * self.effort)
 
@@ -413,5 +415,6 @@ class _Search:
             best_ms=best.typical_ms,
             tried=tuple(one for one in self.tried.values() if one.ms or one.problem),
             facts=self.facts,
+            levers=tuple(self.levers),
             **more,
         )
