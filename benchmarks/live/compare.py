@@ -5,7 +5,7 @@
 
 For each configuration: the job without weft and under `weft run --tune`, by turns, each in a process of its
 own; then an exhaustive search in one process (search.py), where the tuner's policy is measured among all
-others; with `--policy` also the job under `weft run --policy` with the search's best. With `--levers` there is
+others; with `--policy` also the job under `weft run --policy` with its best. With `--levers` there is
 no search: each lever of levers.py is tried alone by `weft run --policy`, and the step without communication
 is measured; levers.md has what each brought. Every process has a deadline. While one runs on the GPU the next
 one starts up and waits. DIR has a line of JSON for each process as soon as it ends (a rerun goes on from
