@@ -125,7 +125,7 @@ def run(
     for option, path in (("--stats", stats_file), ("--html", html)):
         if path is not None:
             _check_output(option, path, policy_file)
-    for line in not_applied(policy):
+    for line in not_applied(policy, framework=True):
         _say(line, quiet=False)
     asked = not tune or policy.max_ctas is not None or "NCCL_MAX_CTAS" in os.environ
     earlier = None if asked else Memory(command)

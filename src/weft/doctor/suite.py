@@ -22,6 +22,7 @@ CHECKS: dict[str, Callable[[Machine, GpuFacts], list[Check]]] = {
     "nccl regression": nccl_checks.regressions,
     "zero CTAs": nccl_checks.zero_ctas,
     "compile flags": torch_checks.compile_flags,
+    "collective rules": software.collective_rules,
     "compiler": software.compiler,
     "shim": software.shim,
     "mps": software.mps,

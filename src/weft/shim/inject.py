@@ -62,15 +62,20 @@ def environment(policy: Policy, folder: Path, base: Mapping[str, str]) -> dict[s
     return env
 
 
-def tuning_environment(policy: Policy, base: Mapping[str, str]) -> dict[str, str]:
+TUNE_VARIABLE, APPLY = "WEFT_TUNE", "apply"
+"""Environment variable: whether torch loads live tuning; with this value it only applies the policy."""
+
+
+def tuning_environment(policy: Policy, base: Mapping[str, str], *, search: bool = True) -> dict[str, str]:
     """`base` with what makes torch, in this job only, load the part of weft that tunes it while it runs.
 
+    Without `search` it only applies the framework controls of the policy.
     PYTHONPATH keeps its value, empty entries (the current folder) included; ours comes last.
     """
     return {
-        **base,
+        **apply.tuner_environment(base),  # rules for collectives may be tried
         "PYTHONPATH": _with_autoload(base.get("PYTHONPATH", "")),
-        "WEFT_TUNE": "1",
+        TUNE_VARIABLE: "1" if search else APPLY,
         "WEFT_TUNE_HOME": str(PACKAGE.parent),
         "WEFT_TUNE_POLICY": json.dumps(policy.to_dict()),
         communicators.LIVE_VARIABLE: "1",
@@ -198,7 +203,8 @@ class Job:
     def environment(self, base: Mapping[str, str] | None = None) -> dict[str, str]:
         """The environment that starts a program in this job."""
         env = environment(self.policy, self.folder, os.environ if base is None else base)
-        env = tuning_environment(self.policy, env) if self.tune else env
+        if self.tune or self.policy.changes_framework:
+            env = tuning_environment(self.policy, env, search=self.tune)
         env = steps_environment(env) if self.steps else env
         return tracing_environment(self.trace, env) if self.trace else env
 

@@ -22,6 +22,7 @@ from typing import Any
 
 from weft.files import write_whole
 from weft.policy import Policy
+from weft.shim.inject import APPLY, TUNE_VARIABLE
 from weft.shim.step_times import STEPS_VARIABLE
 from weft.tuning.live.steps import Steps, period
 from weft.tuning.live.tuned_job import RECORD_FILE, final, result_file, stopped
@@ -178,7 +179,7 @@ class Live:
         from weft.ranks import Agreement
         from weft.tuning.live.conductor import conduct
         from weft.tuning.live.earlier import Earlier
-        from weft.tuning.live.search import tune
+        from weft.tuning.live.search import hold, tune
         from weft.tuning.live.session import LEAST_STALL_S, Session
         from weft.tuning.live.trial import Record
 
@@ -199,6 +200,8 @@ class Live:
         self._record, self._earlier = Record(), Earlier(default, self._warn)
         method = tune(default, self._earlier.recall, record=self._record)
         budget = _budget()
+        if os.environ.get(TUNE_VARIABLE) == APPLY:
+            method, budget, self._earlier = hold(default, self._record), 0.0, None
         conductor = conduct(method, default, self._watch if budget > 0 else None)
         stall_s = float(os.environ.get(STALL_VARIABLE, LEAST_STALL_S))
         self._leads = agreement.leads
@@ -206,7 +209,8 @@ class Live:
             controls, agreement, conductor, self._end, self._found, self._said, least_stall_s=stall_s
         )
         self._tell(stopped("the job ended before tuning was over"))
-        self._say(f"tuning {world} ranks during the next steps")
+        if self._earlier is not None:
+            self._say(f"tuning {world} ranks during the next steps")
         atexit.register(self._at_exit, os.getpid())
         self._session.begin()
 
@@ -276,7 +280,9 @@ class Live:
             self._unwatch_calls()
         self._tell(result)
         self._write_record()
-        if not known or result["state"] == "stopped":
+        if self._earlier is None and self._session is not None:
+            self._say(result["text"])
+        elif not known or result["state"] == "stopped":
             self._say(f"tuning is over: {result['text']}")
         if self._leads and not known and self._earlier is not None:
             self._earlier.remember(result)
@@ -419,4 +425,5 @@ def _controls(default: Policy, world: int, optimizer: Any) -> Any:
     if not binding.injected():
         return "the launch shim is not in this process"
     groups = optimizer.param_groups if optimizer is not None else ()
-    return LaunchControls(default, world, sum(p.numel() for group in groups for p in group["params"]))
+    parameters = sum(p.numel() for group in groups for p in group["params"])
+    return LaunchControls(default, world, parameters, models=optimizer is not None)
