@@ -196,6 +196,16 @@ def test_variables_of_the_command_and_of_its_script_are_checked(tmp_path):
     assert found["env:TORCH_NCCL_BLOCKING_WAIT"].detail.startswith("the command has")
 
 
+def test_variables_in_a_shell_script_are_checked(tmp_path):
+    script = tmp_path / "train.sh"
+    script.write_text("#!/bin/sh\nexport CUDA_LAUNCH_BLOCKING=1\nNCCL_P2P_DISABLE=0\ntorchrun x.py\n")
+    machine = replace(
+        HEALTHY, which=lambda name: f"/bin/{name}", run=lambda command, text="", env=None: (1, "", "")
+    )
+    found = [c for c in diagnose(machine, command=["bash", str(script)]) if c.name.startswith("env:")]
+    assert [c.detail.split(":")[0] for c in found] == ["the script sets CUDA_LAUNCH_BLOCKING=1"]
+
+
 @pytest.mark.parametrize(
     ("source", "value", "arch", "said"),
     [

@@ -22,6 +22,7 @@ _SET_IN_PYTHON = re.compile(
     r"os\.environ(?:\.setdefault\(\s*|\[)\s*['\"](?P<name>\w+)['\"]\s*(?:\]\s*=|,)\s*(?:str\()?"
     r"['\"]?(?P<value>[\w.]+)"
 )
+_SET_IN_SHELL = re.compile(r"^\s*(?:export\s+)?(?P<name>[A-Za-z_]\w*)=['\"]?(?P<value>[\w.]+)", re.MULTILINE)
 _FRAMEWORKS = {
     "Megatron": r"\bmegatron\b|--tensor-model-parallel-size",
     "DeepSpeed": r"\bdeepspeed\b",
@@ -60,7 +61,7 @@ def understand(command: Sequence[str], env: Mapping[str, str]) -> Started:
         while words and (found := _ASSIGNMENT.fullmatch(words[0])):
             given[found[1]] = found[2]
             words.pop(0)
-    script = next((Path(word) for word in words[1:] if word.endswith(".py")), None)
+    script = next((Path(word) for word in words if word.endswith((".py", ".sh"))), None)
     source = ""
     if script is not None:
         try:
@@ -150,7 +151,8 @@ def _interpreter(program: str) -> str | None:
 
 def _environment(started: Started, machine: Machine, facts: GpuFacts) -> list[Check]:
     """The environment as the program would have it, by the same rules as this shell's."""
-    inside = {found["name"]: found["value"] for found in _SET_IN_PYTHON.finditer(started.source)}
+    sets = _SET_IN_SHELL if started.script and started.script.suffix == ".sh" else _SET_IN_PYTHON
+    inside = {found["name"]: found["value"] for found in sets.finditer(started.source)}
     changed = {
         name: value
         for name, value in (started.env | inside).items()
