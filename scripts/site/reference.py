@@ -6,9 +6,11 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import fields
 import typer
 
 from weft.cli.main import COMMANDS, build_app
+from weft.policy import _PLACES, CommRule, Policy, Rule
 
 _MARK = re.compile(r"^<!-- generated: ([\w-]+) -->$", re.MULTILINE)
 
@@ -30,7 +32,7 @@ def _command(name: str, command: Any) -> str:
     paragraphs = [_paragraph(text) for text in (command.help or "").split("\n\n")]
     rows = [parameter.get_help_record(context) for parameter in command.get_params(context)]
     table = ["| option | meaning |", "| --- | --- |"]
-    table += [f"| `{_cell(row[0])}` | {_cell(row[1])} |" for row in rows if row]
+    table += [f"| `{' '.join(row[0].split())}` | {fields.cell_text(row[1])} |" for row in rows if row]
     return "\n\n".join([f"## weft {name}", f"```text\n{usage}\n```", *paragraphs, "\n".join(table)])
 
 
@@ -39,8 +41,19 @@ def _paragraph(text: str) -> str:
     return f"```text\n{text.strip()}\n```" if text.lstrip().startswith("weft ") else " ".join(text.split())
 
 
-def _cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|").replace("*", "\\*")
+def policy() -> str:
+    """Every key of a policy file, from the fields of the types that read it."""
+    places = {name: f"{section}.{key}" if section else key for name, (section, key) in _PLACES.items()}
+    parts = [
+        ("### A policy", Policy, places),
+        ("### An entry of comm.rules", CommRule, None),
+        ("### An entry of compute.rules", Rule, None),
+    ]
+    made = []
+    for title, kind, names in parts:
+        keys = names or {name: name for name in kind.__dataclass_fields__}
+        made += [title, fields.table(kind, keys)]
+    return "\n\n".join(made)
 
 
-_PARTS: dict[str, Callable[[], str]] = {"commands": commands}
+_PARTS: dict[str, Callable[[], str]] = {"commands": commands, "policy": policy}
