@@ -6,11 +6,11 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-import fields
+import schemas
 import typer
 
 from weft.cli.main import COMMANDS, build_app
-from weft.policy import _PLACES, CommRule, Policy, Rule
+from weft.report.documents import SCHEMAS
 
 _MARK = re.compile(r"^<!-- generated: ([\w-]+) -->$", re.MULTILINE)
 
@@ -32,7 +32,7 @@ def _command(name: str, command: Any) -> str:
     paragraphs = [_paragraph(text) for text in (command.help or "").split("\n\n")]
     rows = [parameter.get_help_record(context) for parameter in command.get_params(context)]
     table = ["| option | meaning |", "| --- | --- |"]
-    table += [f"| `{' '.join(row[0].split())}` | {fields.cell_text(row[1])} |" for row in rows if row]
+    table += [f"| `{' '.join(row[0].split())}` | {schemas.cell_text(row[1])} |" for row in rows if row]
     return "\n\n".join([f"## weft {name}", f"```text\n{usage}\n```", *paragraphs, "\n".join(table)])
 
 
@@ -42,18 +42,14 @@ def _paragraph(text: str) -> str:
 
 
 def policy() -> str:
-    """Every key of a policy file, from the fields of the types that read it."""
-    places = {name: f"{section}.{key}" if section else key for name, (section, key) in _PLACES.items()}
-    parts = [
-        ("### A policy", Policy, places),
-        ("### An entry of comm.rules", CommRule, None),
-        ("### An entry of compute.rules", Rule, None),
-    ]
-    made = []
-    for title, kind, names in parts:
-        keys = names or {name: name for name in kind.__dataclass_fields__}
-        made += [title, fields.table(kind, keys)]
-    return "\n\n".join(made)
+    """Every key of a policy file."""
+    return schemas.table("policy")
 
 
-_PARTS: dict[str, Callable[[], str]] = {"commands": commands, "policy": policy}
+def results() -> str:
+    """Every key of every result."""
+    names = [name for name in SCHEMAS if name != "policy"]
+    return "\n\n".join(f"## {name}\n\n{schemas.table(name)}" for name in names)
+
+
+_PARTS: dict[str, Callable[[], str]] = {"commands": commands, "policy": policy, "results": results}

@@ -244,6 +244,15 @@ def test_a_trace_of_weft_run_says_what_it_could_not_see(tmp_path):
     assert any("3 launches of CUDA graphs" in warning for warning in analysis.warnings)
 
 
+@pytest.mark.parametrize("number", ["\x1e64", "²", "6\u00b2", "٣", "9" * 30])
+def test_numbers_that_only_look_like_some_in_a_rocprof_table(tmp_path, number):
+    """Found by fuzzing: what Python calls white space or a digit, its integers may not take."""
+    path = tmp_path / "1_kernel_trace.csv"
+    path.write_text(ROCPROF.replace(",64,1,1,1024", f",{number},1,1,1024", 1), encoding="utf-8")
+    (rank,) = weft.analyze(path).ranks
+    assert len(rank.trace.timeline) == 4
+
+
 def test_standard_input(tmp_path, monkeypatch):
     built = TraceBuilder()
     built.gpu(GEMM, 0, 1_000)
