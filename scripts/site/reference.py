@@ -49,7 +49,8 @@ def policy() -> str:
 def results() -> str:
     """Every key of every result."""
     names = [name for name in SCHEMAS if name != "policy"]
-    return "\n\n".join(f"## {name}\n\n{schemas.table(name)}" for name in names)
+    shown: dict[str, str] = {}
+    return "\n\n".join(f"## {name}\n\n{schemas.table(name, shown)}" for name in names)
 
 
 _PARTS: dict[str, Callable[[], str]] = {"commands": commands, "policy": policy, "results": results}

@@ -10,12 +10,16 @@ from weft.report.documents import json_schema
 Schema = dict[str, Any]
 
 
-def table(name: str) -> str:
-    """A Markdown table of every key that `weft schema NAME` describes; nested: `a.b`, in a list: `a[].b`."""
+def table(name: str, shown: dict[str, str] | None = None) -> str:
+    """A Markdown table of every key that `weft schema NAME` describes; nested: `a.b`, in a list: `a[].b`.
+
+    `shown` has the objects of earlier tables on the page, with their key there: they are not listed again.
+    """
     schema = json_schema(name)
     rows = ["| key | values | meaning |", "| --- | --- | --- |"]
-    for key, part in _keys(schema, schema.get("$defs", {}), "", ()):
-        rows.append(f"| `{key}` | {_values(part, schema)} | {cell_text(part.get('description', ''))} |")
+    for key, part, same in _keys(schema, schema.get("$defs", {}), "", {} if shown is None else shown, name):
+        meaning = " ".join(filter(None, (cell_text(part.get("description", "")), same)))
+        rows.append(f"| `{key}` | {_values(part, schema)} | {meaning} |")
     return "\n".join(rows)
 
 
@@ -25,27 +29,34 @@ def cell_text(text: str) -> str:
 
 
 def _keys(
-    part: Schema, definitions: Schema, prefix: str, inside: tuple[str, ...]
-) -> Iterator[tuple[str, Schema]]:
+    part: Schema, definitions: Schema, prefix: str, shown: dict[str, str], name: str
+) -> Iterator[tuple[str, Schema, str]]:
+    """Each key with its schema, and where its object was listed before."""
     for key, value in part.get("properties", {}).items():
-        yield prefix + key, value
-        for mark, below in _objects(value, definitions, inside):
-            names = (*inside, below.get("title", ""))
-            yield from _keys(below, definitions, f"{prefix}{key}{mark}.", names)
+        objects = list(_objects(value, definitions))
+        before = [shown[title] for title, _, _ in objects if title in shown]
+        yield prefix + key, value, "".join(f"As {place}." for place in before)
+        for title, mark, below in objects:
+            if title not in shown:
+                if title:
+                    shown[title] = f"`{prefix}{key}` of {name}"
+                yield from _keys(below, definitions, f"{prefix}{key}{mark}.", shown, name)
 
 
-def _objects(part: Schema, definitions: Schema, inside: tuple[str, ...]) -> Iterator[tuple[str, Schema]]:
-    """The objects that a value may be or hold, with `[]` for lists; an object inside itself is left out."""
+def _objects(part: Schema, definitions: Schema) -> Iterator[tuple[str, str, Schema]]:
+    """The objects that a value may be or hold: title, `[]` for each list around it, schema."""
     if "$ref" in part:
-        found = definitions[part["$ref"].rpartition("/")[2]]
-        if found.get("title", "") not in inside:
-            yield "", found
+        title = part["$ref"].rpartition("/")[2]
+        if definitions[title].get("properties"):
+            yield title, "", definitions[title]
     elif part.get("properties"):
-        yield "", part
+        yield "", "", part
     for choice in part.get("anyOf", ()):
-        yield from _objects(choice, definitions, inside)
+        yield from _objects(choice, definitions)
     if isinstance(part.get("items"), dict):
-        yield from ((f"[]{mark}", below) for mark, below in _objects(part["items"], definitions, inside))
+        yield from (
+            (title, f"[]{mark}", below) for title, mark, below in _objects(part["items"], definitions)
+        )
 
 
 def _values(part: Schema, schema: Schema) -> str:
