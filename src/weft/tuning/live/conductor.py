@@ -159,7 +159,7 @@ def _start(state: _State) -> Conductor:
 
 
 def _change(policy: Policy, state: _State) -> Generator[Decision, list[Report], str]:
-    """Have all ranks change their framework controls; where one cannot, all go back. Returns why it cannot."""
+    """Have all ranks change their framework controls; where one cannot, all go back. Returns why not."""
     problem = yield from _asked(_settlement(policy, release=False))
     if not problem:
         state.framework = policy.framework
