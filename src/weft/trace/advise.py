@@ -16,7 +16,6 @@ from weft.policy import Policy
 from weft.trace.blockers import Blocker, blockers
 from weft.trace.ctas import observed_cta_changes
 from weft.trace.names import short_name
-from weft.trace.replay import saving
 from weft.trace.summary import duration
 
 if TYPE_CHECKING:
@@ -191,6 +190,8 @@ def _expected_us(blocker: Blocker, policy: Policy, profile: str | None) -> float
     """What the control saves per rank: every wait simulated, less what compute loses."""
     if profile is None or blocker.says.startswith("its resources"):
         return UNKNOWN_GPU_SHARE * blocker.saved_us
+    from weft.trace.replay import saving  # loads the simulator, which few traces need
+
     total = 0.0
     each_rank = blocker.calls / max(len(blocker.waits), 1)
     for wait, saved in blocker.waits:
