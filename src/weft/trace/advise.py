@@ -7,7 +7,7 @@ Only exposed communication on the critical path counts. Controls of weft are pri
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -53,6 +53,8 @@ class Advice:
     """The step that the saving is part of: the mean over ranks."""
     steps: int = 1
     """Steps in the trace."""
+    of: str = "step"
+    """What `step_us` is: a step, or the whole span of a trace that marks no steps."""
 
     @property
     def step_ms(self) -> tuple[float, float]:
@@ -78,6 +80,7 @@ class Advice:
             "step_ms": list(self.step_ms),
             "step_pct": list(self.step_pct),
             "evidence": self.evidence,
+            "of": self.of,
         }
 
 
@@ -114,7 +117,8 @@ def advise(ranks: Sequence[RankAnalysis]) -> list[Advice]:
 
     controls = worth([*_for_waiting(ranks, step), *_for_ctas(ranks, step)])
     program = worth(_for_program(ranks, step))
-    return [*(controls or [_nothing(ranks, step)]), *program]
+    of = "step" if any(rank.steps for rank in ranks) else "span"
+    return [replace(item, of=of) for item in (*(controls or [_nothing(ranks, step)]), *program)]
 
 
 def saved_us(ranks: Sequence[RankAnalysis], *reasons: str) -> float:
