@@ -18,10 +18,13 @@ MAX_RESIDENCY = (
     32  # no GPU of today holds more blocks on an SM (CUDA programming guide, compute capabilities)
 )
 MAX_HEAD_START_US = 1000.0  # a longer wait is a stall, not a head start: 40 µs already costs on an H200
-PLACED_BOUND_US = 1000.0  # longest wait for a collective's placement where the policy gives none
+MAX_PLACED_US = 100_000.0
+PLACED_BOUND_US = 5000.0  # longest wait for a collective's placement where the policy gives none: a long GEMM
 MAX_CTAS = 1024
 MAX_RULES = 64  # the shim's control block has this many places
 MAX_PATTERN_BYTES = 127
+MAX_BUCKET_MB = 1 << 16
+MAX_PREFETCH = 16
 
 MAX_COMM_RULES = 32
 MAX_COMM_CTAS = 64  # NCCL has no more channels than these
@@ -70,7 +73,21 @@ _PLACES = {
     "rules": ("compute", "rules"),
     "sm_reserve": ("compute", "sm_reserve"),
     "schedule": (None, "schedule"),
+    "bucket_mb": ("framework", "bucket_mb"),
+    "first_bucket_mb": ("framework", "first_bucket_mb"),
+    "forward_prefetch": ("framework", "forward_prefetch"),
+    "backward_prefetch": ("framework", "backward_prefetch"),
+    "reshard_after_forward": ("framework", "reshard_after_forward"),
+    "reduce_scatter_group": ("framework", "reduce_scatter_group"),
 }
+FRAMEWORK = tuple(name for name, (section, _) in _PLACES.items() if section == "framework")
+"""Fields of Policy that torch's DDP and FSDP2 carry out, not a launch."""
+_SHOWN = ("priority", "residency", "head_start", "head_start_us", "max_ctas", "sm_reserve", "schedule")
+
+
+def place_of(name: str) -> tuple[str | None, str]:
+    """Section (None: the top) and key of a field of Policy in the JSON document."""
+    return _PLACES[name]
 
 
 @dataclass(frozen=True)
@@ -140,7 +157,8 @@ class CommRule:
         ):
             if getattr(self, name) is not None:
                 _check_choice(f"comm.rules: {name}", getattr(self, name), choices)
-        if self.collective == "send_recv" and self != type(self)(collective="send_recv", ctas=self.ctas):
+        rest = [field for field in fields(self) if field.name not in ("collective", "ctas")]
+        if self.collective == "send_recv" and any(getattr(self, f.name) != f.default for f in rest):
             raise UsageError(
                 "comm.rules: NCCL takes nothing but a number of channels for send_recv, for every size; "
                 "keep collective and ctas only"
@@ -161,7 +179,7 @@ class Policy:
     head_start: str | None = None
     """What the first compute launch after a collective's launch waits for: `none`, `timed` (for
     `head_start_us`) or `placed` (until the collective's blocks were placed, for `head_start_us` at most;
-    1000 where that is 0). None where `head_start_us` alone says it: timed above 0, none at 0."""
+    5000 where that is 0). None where `head_start_us` alone says it: timed above 0, none at 0."""
     head_start_us: float = 0.0
     """Microseconds of the timed head start; with `placed`, the longest wait."""
     max_ctas: int | None = None
@@ -180,6 +198,18 @@ class Policy:
     """SMs that GEMMs of cuBLAS leave free while a collective is in flight."""
     schedule: str | None = None
     """Granularity of a collective fused with a GEMM; None: chosen by shape."""
+    bucket_mb: float | None = None
+    """DDP: MiB of a gradient bucket; None, here and below: as the program has set it."""
+    first_bucket_mb: float | None = None
+    """DDP: MiB of the bucket that is reduced first."""
+    forward_prefetch: int | None = None
+    """FSDP2: modules whose parameters are gathered ahead of their use in the forward pass."""
+    backward_prefetch: int | None = None
+    """FSDP2: the same in the backward pass."""
+    reshard_after_forward: bool | None = None
+    """FSDP2: False keeps gathered parameters from the forward to the backward pass, in all modules."""
+    reduce_scatter_group: bool | None = None
+    """FSDP2: True gives reduce-scatter a communicator of its own."""
 
     def __post_init__(self) -> None:
         _check_choice("comm.priority", self.priority, PRIORITIES)
@@ -190,8 +220,10 @@ class Policy:
         _check_int("compute.residency", self.residency, 1, MAX_RESIDENCY)
         _check_int("comm.max_ctas", self.max_ctas, 1, MAX_CTAS)
         _check_int("compute.sm_reserve", self.sm_reserve, 0, 1024)
-        _check_head_start_us(self.head_start_us)
+        most_us = MAX_PLACED_US if self.head_start == "placed" else MAX_HEAD_START_US
+        _check_head_start_us(self.head_start_us, most_us)
         object.__setattr__(self, "head_start", _head_start(self.head_start, self.head_start_us))
+        self._check_framework()
         object.__setattr__(self, "rules", tuple(self.rules))
         if len(self.rules) > MAX_RULES:
             raise UsageError(f"compute.rules: {len(self.rules)} rules; a policy holds at most {MAX_RULES}")
@@ -204,6 +236,25 @@ class Policy:
             )
         if not all(isinstance(rule, CommRule) for rule in self.comm_rules):
             raise UsageError("comm.rules: every entry must be a weft.policy.CommRule")
+
+    def _check_framework(self) -> None:
+        for name in ("bucket_mb", "first_bucket_mb"):
+            _check_megabytes(f"framework.{name}", getattr(self, name))
+        for name in ("forward_prefetch", "backward_prefetch"):
+            _check_int(f"framework.{name}", getattr(self, name), 1, MAX_PREFETCH)
+        for name in ("reshard_after_forward", "reduce_scatter_group"):
+            if not isinstance(value := getattr(self, name), bool | None):
+                raise UsageError(f"framework.{name} {value!r} is not valid; use true or false")
+
+    @property
+    def framework(self) -> dict[str, Any]:
+        """The controls of DDP and FSDP2, as fields to replace in a policy."""
+        return {name: getattr(self, name) for name in FRAMEWORK}
+
+    @property
+    def changes_framework(self) -> bool:
+        """Whether a control of DDP or FSDP2 is set."""
+        return any(value is not None for value in self.framework.values())
 
     @property
     def is_neutral(self) -> bool:
@@ -232,6 +283,13 @@ class Policy:
         parts += [f"reserve{self.sm_reserve}"] if self.sm_reserve else []
         parts += ["dma"] if self.engine == "dma" else []
         parts += [self.schedule] if self.schedule else []
+        parts += [f"bucket{self.bucket_mb:g}"] if self.bucket_mb else []
+        parts += [f"first{self.first_bucket_mb:g}"] if self.first_bucket_mb else []
+        parts += [f"forward{self.forward_prefetch}"] if self.forward_prefetch else []
+        parts += [f"backward{self.backward_prefetch}"] if self.backward_prefetch else []
+        reshard = {None: [], True: ["reshard"], False: ["keep"]}
+        parts += reshard[self.reshard_after_forward]
+        parts += ["rsgroup"] if self.reduce_scatter_group else []
         return "+".join(parts) or "overlap"
 
     @property
@@ -241,7 +299,8 @@ class Policy:
         head = self.head_start_mode
         rest = (self.priority, head, self.max_ctas, self.sm_reserve, self.engine, self.schedule)
         defaults = ("default", "none", None, 0, "sm", None)
-        return shaped + sum(value != default for value, default in zip(rest, defaults, strict=True))
+        framework = sum(value is not None for value in self.framework.values())
+        return shaped + framework + sum(a != b for a, b in zip(rest, defaults, strict=True))
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON document: only what differs from the defaults, and the version."""
@@ -267,7 +326,7 @@ class Policy:
             raise UsageError(
                 f"policy version {document.get('version')!r} is not known; this weft reads {VERSION}"
             )
-        _check_keys("policy", document, ("version", "comm", "compute", "schedule"))
+        _check_keys("policy", document, ("version", "comm", "compute", "framework", "schedule"))
         values: dict[str, Any] = {}
         for name, (section, key) in _PLACES.items():
             home = document.get(section, {}) if section else document
@@ -301,15 +360,7 @@ class Policy:
     def __str__(self) -> str:
         parts = [
             f"{name} {getattr(self, name)}"
-            for name in (
-                "priority",
-                "residency",
-                "head_start",
-                "head_start_us",
-                "max_ctas",
-                "sm_reserve",
-                "schedule",
-            )
+            for name in (*_SHOWN, *FRAMEWORK)
             if getattr(self, name) != type(self).__dataclass_fields__[name].default
         ]
         parts += [f"{len(self.rules)} kernel rules"] if self.rules else []
@@ -378,10 +429,16 @@ def _head_start(mode: Any, us: float) -> str | None:
     return "placed" if mode == "placed" else None
 
 
-def _check_head_start_us(value: Any) -> None:
+def _check_head_start_us(value: Any, most_us: float) -> None:
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not number or not math.isfinite(value) or not 0 <= value <= MAX_HEAD_START_US:
+    if not number or not math.isfinite(value) or not 0 <= value <= most_us:
         raise UsageError(
-            f"comm.head_start_us {value!r} is not valid; use 0 to {MAX_HEAD_START_US:g} microseconds "
+            f"comm.head_start_us {value!r} is not valid; use 0 to {most_us:g} microseconds "
             "(5 is a good start)"
         )
+
+
+def _check_megabytes(name: str, value: Any) -> None:
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if value is not None and not (number and 0 < value <= MAX_BUCKET_MB):
+        raise UsageError(f"{name} {value!r} is not valid; use MiB above 0 and up to {MAX_BUCKET_MB}")

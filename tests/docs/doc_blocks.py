@@ -50,6 +50,11 @@ def blocks(page: Path) -> list[Block]:
     return found
 
 
+def runnable(page: Path) -> list[Command]:
+    """The commands of a page that need nothing special, in order."""
+    return [command for block in blocks(page) if not block.needs for command in block.commands]
+
+
 def _commands(body: str, first: int) -> list[Command]:
     found: list[Command] = []
     lines = iter(enumerate(body.splitlines(), first))

@@ -7,9 +7,8 @@ import shutil
 import sys
 from pathlib import Path
 
-import doc_workspace
 import pytest
-from doc_blocks import PAGES, ROOT, Block, Command, blocks, matches
+from doc_blocks import PAGES, ROOT, Block, Command, blocks, matches, runnable
 
 pytestmark = [
     pytest.mark.timeout(300),
@@ -19,10 +18,6 @@ pytestmark = [
 ]
 INSTALLING = ("quickstart.md", "README.md")  # test_new_user.py types these into a clone of its own
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
-
-
-def runnable(page: Path) -> list[Command]:
-    return [command for block in blocks(page) if not block.needs for command in block.commands]
 
 
 def check(page: Path, commands: list[Command], results: list[tuple[int, str]]) -> None:
@@ -38,10 +33,8 @@ def check(page: Path, commands: list[Command], results: list[tuple[int, str]]) -
     [page for page in PAGES if page.name not in INSTALLING and runnable(page)],
     ids=lambda page: page.name,
 )
-def test_what_a_page_shows_is_what_happens(page: Path, tmp_path: Path):
-    commands = runnable(page)
-    folder = doc_workspace.make(tmp_path)
-    check(page, commands, doc_workspace.typed(commands, folder, doc_workspace.environment(folder)))
+def test_what_a_page_shows_is_what_happens(page: Path, typed: dict[Path, list[tuple[int, str]]]):
+    check(page, runnable(page), typed[page])
 
 
 def test_a_block_that_is_not_run_says_what_it_needs():

@@ -65,7 +65,7 @@ sync()
     )
     (gemm,), (comm,) = starts(done, "gemm"), starts(done, NCCL)
     assert comm > 50_000_000
-    assert gemm < 20_000 + 1000 * (bound_us or 1000) + 1_000_000  # the host's calls take a little, too
+    assert gemm < 20_000 + 1000 * (bound_us or 5000) + 1_000_000  # the host's calls take a little, too
 
 
 def test_waits_in_vain_become_rare(program):
@@ -81,8 +81,8 @@ launch(gemm, grid=132, stream=0x30)
         PLACED,
     )
     lost = starts(done, "gemm")[62] - starts(done, "gemm")[0] - 62 * 1_000_000
-    assert lost < 10 * 1_000_000
-    assert 3 <= done.stats["placed_timeouts"] <= 7
+    assert done.stats["placed_timeouts"] == 6  # of the collectives 1, 3, 6, 11, 20, 37
+    assert lost < 7 * 5_000_000
 
 
 def test_the_event_is_put_on_the_launch_and_a_wait_in_front_of_the_first_compute_launch(program):

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
+from weft.cli.output import versioned
 from weft.errors import OutputError, UnavailableError, UsageError, WeftError
 from weft.files import check_writable, write_whole
 from weft.policy import Policy
@@ -87,6 +88,12 @@ def run(
         int,
         typer.Option(min=0, metavar="M", help="Steps before the trace (seconds where no step can be found)."),
     ] = 10,
+    steps: Annotated[
+        bool,
+        typer.Option(
+            "--steps", help="Publish step times of PyTorch programs for `weft top`, also without a GPU."
+        ),
+    ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no closing line.")] = False,
 ) -> None:
     """Run an unmodified program under a policy; torchrun and all children are included.
@@ -118,7 +125,7 @@ def run(
     for option, path in (("--stats", stats_file), ("--html", html)):
         if path is not None:
             _check_output(option, path, policy_file)
-    for line in not_applied(policy):
+    for line in not_applied(policy, framework=True):
         _say(line, quiet=False)
     asked = not tune or policy.max_ctas is not None or "NCCL_MAX_CTAS" in os.environ
     earlier = None if asked else Memory(command)
@@ -131,7 +138,7 @@ def run(
     if trace is not None:
         chrome.check_folder(trace)
     with ExitStack() as held:
-        job = held.enter_context(Job(policy, tune=tune, trace=wanted))
+        job = held.enter_context(Job(policy, tune=tune, trace=wanted, command=command, steps=steps))
         _say(job.problem, quiet)
         env = {**job.environment(launch.original_environment()), **budget}
         check_preload(env)
@@ -148,13 +155,14 @@ def run(
                 line = counted["tuning"]["text"]
                 _write_page(html, counted["tuning"], read_record(job.folder))
                 _say(earlier.learn(counted["tuning"]) if earlier is not None else "", quiet)
+            job.leave_outcome(counted)
             if trace is not None:
                 _write_traces(job.folder, trace, quiet)
         finally:
             job.close()
         _say(line, quiet)
         if stats_file is not None:
-            document = {"policy": policy.to_dict(), **counted}
+            document = versioned({"policy": policy.to_dict(), **counted})
             write_whole(stats_file, json.dumps(document, indent=1) + "\n")
 
     launch.end(status, report)

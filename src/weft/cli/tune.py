@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from weft.cli.output import versioned
+
 if TYPE_CHECKING:
     from weft.execute.base import Executor
     from weft.policy import Policy
@@ -104,7 +106,7 @@ def tune(
     document["policy"] = policy.to_dict()
     _write(policy, out, html, page if found is None else "")
     if as_json:
-        print(json.dumps(document))
+        print(json.dumps(versioned(document)))
     elif found is not None:
         print(f"{document['verdict']['text']}\nMeasured {_made(found)}; `--fresh` measures again.")
     else:

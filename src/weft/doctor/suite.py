@@ -18,6 +18,7 @@ CHECKS: dict[str, Callable[[Machine, GpuFacts], list[Check]]] = {
     "gpus": hardware.gpus,
     "torch": software.torch,
     "nccl": software.nccl,
+    "collective rules": software.collective_rules,
     "compiler": software.compiler,
     "shim": software.shim,
     "mps": software.mps,

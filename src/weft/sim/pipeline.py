@@ -19,7 +19,8 @@ COMM_STREAM = 100
 
 
 PLACING_US = 5.0
-"""How long the exact head start is modelled to wait: what it takes to place a collective that is ready."""
+"""What it takes to place a collective that is ready. The exact head start is modelled as a wait until the
+collective's stream is ready, which is when the one before it ends, and for this time."""
 
 ComputeModel = Callable[[Compute, Profile], list[ComputeKernel]]
 """From a compute operation to its kernels."""
@@ -68,13 +69,14 @@ def pipeline(
         )
     build = _Builder(profile)
     ended: tuple[int, ...] = ()
+    before: tuple[int, ...] = ()  # the collectives before those
     for i in range(workload.iterations):
         events: tuple[int, ...] = ()
         if mode != "comm":
-            waits = ended if mode == "sequential" else ()
+            waits = ended if mode == "sequential" else before if controls.head_start == "placed" else ()
             events = (_compute(build, shaped[min(i, 1)], i, workload, controls, waits),)
         if mode != "compute":
-            ended = _communicate(build, comm, controls, profile, events)
+            before, ended = ended, _communicate(build, comm, controls, profile, events)
     return build.launches
 
 

@@ -38,11 +38,14 @@ def choose_candidates(
     """
     if isinstance(executor, SimExecutor):
         spec, most = executor.profile.spec, executor.most_ctas(workload)
-        return candidates(workload, spec, executor.ctas, most), 0
+        here = workload.ranks if executor.ghost else 1
+        return candidates(workload, spec, executor.ctas, most, here), 0
     info = executor.info()
     title, sms = str(info.get("gpu", "")), int(info.get("sm_count") or 0)
-    possible = candidates(workload, _preset(title), BASELINE_CTAS, sms // workload.ranks)
-    likely = possible if every else _likely(title, "ghost" in str(info.get("ranks")), workload, possible)
+    ghost = "ghost" in str(info.get("ranks"))
+    here = workload.ranks if ghost else 1
+    possible = candidates(workload, _preset(title), BASELINE_CTAS, sms // workload.ranks, here)
+    likely = possible if every else _likely(title, ghost, workload, possible)
     ruled_out = len(possible) - len(likely)
     if before is not None and before not in [c.policy for c in likely]:
         likely = [*likely, Candidate.of(before)]

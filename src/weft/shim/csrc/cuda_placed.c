@@ -50,6 +50,15 @@ static bool supported(void) {
            cu->cuEventCreate && cu->cuStreamWaitEvent && cu->cuStreamCreateWithPriority && cu->cuStreamWriteValue32_v2;
 }
 
+/* Streams of one priority share a few hardware queues, where our wait would hold up the program's launches: torch uses 0
+ * to -3, NCCL's own streams the highest. */
+static CUstream make_helper(void) {
+    int least = 0, greatest = 0;
+    if (weft_cuda()->cuCtxGetStreamPriorityRange)
+        weft_cuda()->cuCtxGetStreamPriorityRange(&least, &greatest);
+    return weft_trace_stream(greatest <= -5 ? greatest + 1 : greatest);
+}
+
 static CUcontext current(void) {
     CUcontext context = NULL;
     if (!weft_cuda()->cuCtxGetCurrent || weft_cuda()->cuCtxGetCurrent(&context) != CUDA_SUCCESS)
@@ -98,6 +107,19 @@ static CUevent choose_event(const CUlaunchConfig *config, int lane, bool *own) {
     return *event;
 }
 
+/* What the waiting kernels have counted is taken over at every collective, and at the end. */
+static void note_timeouts(void) {
+    const _Atomic uint32_t *words = weft_spare_words_known();
+    if (!words || !weft_self)
+        return;
+    uint32_t now = atomic_load_explicit(&words[TALLY], memory_order_relaxed);
+    uint32_t seen = atomic_exchange_explicit(&timeouts_seen, now, memory_order_relaxed);
+    if (now != seen)
+        atomic_fetch_add_explicit(&weft_self->counters[WEFT_COUNT_PLACED_TIMEOUTS], now - seen, memory_order_relaxed);
+}
+
+__attribute__((destructor)) static void at_end(void) { note_timeouts(); }
+
 static bool begin(const CUlaunchConfig *config, CUstream stream, weft_placed_mark *mark) {
     uint64_t device;
     CUcontext context = supported() ? current() : NULL;
@@ -106,6 +128,7 @@ static bool begin(const CUlaunchConfig *config, CUstream stream, weft_placed_mar
         weft_count(WEFT_COUNT_PLACED_FAILURES);
         return false;
     }
+    note_timeouts();
     int lane = take_lane(context, stream, words);
     if (lane < 0 || atomic_load(&lanes[lane].issued) - atomic_load(&words[lane]) >= PENDING) {
         weft_count(WEFT_COUNT_PLACED_BUSY);
@@ -116,7 +139,7 @@ static bool begin(const CUlaunchConfig *config, CUstream stream, weft_placed_mar
         return false;
     }
     if (!lanes[lane].helper)
-        lanes[lane].helper = weft_trace_side_stream();
+        lanes[lane].helper = make_helper();
     CUevent event = lanes[lane].helper ? choose_event(config, lane, &mark->own) : NULL;
     if (!event) {
         weft_count(WEFT_COUNT_PLACED_FAILURES);
@@ -164,13 +187,6 @@ void weft_placed_end(const weft_placed_mark *mark, bool launched) {
     atomic_store(&lanes[mark->lane].busy, false);
 }
 
-static void note_timeouts(const _Atomic uint32_t *words) {
-    uint32_t now = atomic_load_explicit(&words[TALLY], memory_order_relaxed);
-    uint32_t seen = atomic_exchange_explicit(&timeouts_seen, now, memory_order_relaxed);
-    if (now != seen && weft_self)
-        atomic_fetch_add_explicit(&weft_self->counters[WEFT_COUNT_PLACED_TIMEOUTS], now - seen, memory_order_relaxed);
-}
-
 bool weft_placed_pending(CUstream stream, weft_placed *out) {
     uint64_t device;
     CUcontext context = current();
@@ -179,7 +195,6 @@ bool weft_placed_pending(CUstream stream, weft_placed *out) {
     memset(out, 0, sizeof *out);
     if (!words)
         return false;
-    note_timeouts(words);
     for (int i = 0; i < LANES && out->count < WEFT_PLACED_SLOTS; i++) {
         if (atomic_load(&lanes[i].context) != context || atomic_load(&lanes[i].stream) == stream ||
             !atomic_load(&lanes[i].marked))
