@@ -15,17 +15,17 @@ INTERPRETED = """
 import itertools, torch
 from weft.execute.kernels import launch_gemm
 torch.manual_seed(0)
-for (m, n, k), grid, gelu in itertools.product(
-    [(96, 80, 64), (64, 64, 50), (70, 130, 33)], [(1, 1), (2, 3), (8, 8)], [False, True]
+for (m, n, k), grid, gelu, vector in itertools.product(
+    [(96, 80, 64), (64, 64, 50), (70, 130, 33)], [(1, 1), (2, 3), (8, 8)], [False, True], [False, True]
 ):
     a, b = torch.randn(m, k).half(), torch.randn(k, n).half()
     c = torch.full((m, n), float("nan")).half()
-    launch_gemm(a, b, c, tile=(32, 32, 32), grid=grid, warps=4, stages=2, gelu=gelu)
+    launch_gemm(a, b, c, tile=(32, 32, 32), grid=grid, warps=4, stages=2, gelu=gelu, vector=vector)
     wanted = a.double() @ b.double()
     if gelu:
         wanted = torch.nn.functional.gelu(wanted, approximate="tanh")
     error = float((c.double() - wanted).norm() / wanted.norm())
-    assert error < 1e-3, (m, n, k, grid, gelu, error)
+    assert error < 1e-3, (m, n, k, grid, gelu, vector, error)
 print("right")
 """
 
@@ -52,7 +52,11 @@ def test_the_resources_of_a_block(tile, warps, shared, blocks, tmp_path, monkeyp
     from weft.kernels import TRITON_GEMM
 
     names = ["a_ptr", "b_ptr", "c_ptr", "size_m", "size_n", "size_k"]
-    constants = dict(zip(("TILE_M", "TILE_N", "TILE_K"), tile, strict=True)) | {"EVEN_K": True, "GELU": False}
+    constants = dict(zip(("TILE_M", "TILE_N", "TILE_K"), tile, strict=True)) | {
+        "EVEN_K": True,
+        "GELU": False,
+        "VECTOR": False,
+    }
     signature = {name: "*bf16" if "ptr" in name else "i32" for name in names} | dict.fromkeys(
         constants, "constexpr"
     )

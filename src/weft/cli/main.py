@@ -15,7 +15,10 @@ from weft import logs
 from weft.errors import WeftError
 
 # A subcommand is a module `weft.cli.NAME` with a function `NAME`; heavy imports belong inside the function.
-COMMANDS = ("doctor", "run", "tune", "store", "bench", "analyze", "report", "calibrate", "plan", "explore")
+COMMANDS = (
+    *("doctor", "run", "tune", "store", "bench", "analyze", "report", "calibrate", "plan", "explore"),
+    "reproduce",
+)
 
 PASS_THROUGH: dict[str, Any] = {"allow_interspersed_args": False}
 """Settings for commands whose arguments belong to another program."""

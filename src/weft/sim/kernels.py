@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from weft.errors import UsageError
 from weft.gpu.cost import LARGE_TILE, wave_columns
-from weft.gpu.occupancy import blocks_per_sm, shared_bytes_for
+from weft.gpu.occupancy import blocks_per_sm, shared_bytes_for, tile_launch_size
 from weft.kernels import TRITON_GEMM
 from weft.sim.launches import Footprint, LaunchKind, Speed
 from weft.sim.profile import Profile, footprint
@@ -87,9 +87,7 @@ def _tiled(
     size = DTYPE_BYTES[compute.dtype]
     across, down = -(-n // tile_n), -(-m // tile_m)
     columns, rows = grid or (across, down)
-    threads = compute.warps * profile.spec.warp_size
-    # The accumulator and about 40 for addresses and operands; 72 for 64x64 and 4 warps, as compiled.
-    registers = min(255, tile_m * tile_n // threads + 40)
+    threads, registers, shared = tile_launch_size(profile.spec, compute)
     tile_bytes = (tile_m + tile_n) * k * size
     step = (tile_m + tile_n) * tile_k * size
     flops_per_byte = 2 * tile_m * tile_n * k / tile_bytes
@@ -118,7 +116,7 @@ def _tiled(
         name=TRITON_GEMM,
         threads=threads,
         registers=registers,
-        shared_bytes=compute.stages * step,
+        shared_bytes=shared,
         runs=runs,
         speed=speed,
     )
@@ -135,7 +133,7 @@ def _batched(
     return tuple(found)
 
 
-def unpipelined_gemm(compute: Compute, profile: Profile) -> list[ComputeKernel]:
+def _tile_gemm(compute: Compute, profile: Profile) -> list[ComputeKernel]:
     """A textbook tiled GEMM: vector units, one tile in shared memory, load, barrier, compute.
 
     A block alternates between loads and arithmetic, so a block alone leaves its SM idle while it waits.
@@ -150,10 +148,11 @@ def unpipelined_gemm(compute: Compute, profile: Profile) -> list[ComputeKernel]:
     def speed(residency: int) -> Speed:
         model = tiled.speed(residency)
         window = _window(profile, step, model.miss)
-        alone = window / (profile.figures.latency_ns * 1e-9)
-        return replace(model, sm_rate=sm_rate, block_rate=1 / (1 / alone + 1 / sm_rate), window_bytes=window)
+        waits_s = profile.figures.tile_loads * profile.figures.latency_ns * 1e-9
+        alone = 1 / (waits_s / window + 1 / sm_rate)
+        return replace(model, sm_rate=sm_rate, block_rate=alone, window_bytes=window)
 
-    return [replace(tiled, threads=256, registers=64, shared_bytes=step, speed=speed)]
+    return [replace(tiled, speed=speed)]
 
 
 def _window(profile: Profile, in_flight: float, miss: float) -> float:
@@ -320,6 +319,7 @@ _ROW_NAMES = {
 }
 _MODELS: dict[str, Callable[[Compute, Profile], list[ComputeKernel]]] = {
     "triton_gemm": _triton_gemm,
+    "tile_gemm": _tile_gemm,
     "triton_mlp": _triton_mlp,
     "gemm": _gemm,
     "conv": _conv,

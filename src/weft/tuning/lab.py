@@ -38,7 +38,8 @@ def choose_candidates(
     """
     if isinstance(executor, SimExecutor):
         spec, most = executor.profile.spec, executor.most_ctas(workload)
-        return candidates(workload, spec, executor.ctas, most), 0
+        possible = candidates(workload, spec, executor.ctas, most)
+        return [c for c in possible if _can_run(executor, c.policy)], 0
     info = executor.info()
     title, sms = str(info.get("gpu", "")), int(info.get("sm_count") or 0)
     possible = candidates(workload, _preset(title), BASELINE_CTAS, sms // workload.ranks)
@@ -47,6 +48,16 @@ def choose_candidates(
     if before is not None and before not in [c.policy for c in likely]:
         likely = [*likely, Candidate.of(before)]
     return likely, ruled_out
+
+
+def _can_run(executor: SimExecutor, policy: Policy) -> bool:
+    """Whether `weft run` could apply a policy on the simulated GPU.
+
+    On a node the library chooses its CTAs and weft can only lower the number; HIP has no head start.
+    """
+    more_ctas = not executor.ghost and (policy.max_ctas or 0) > executor.ctas
+    head_start = policy.head_start_us > 0 and executor.profile.spec.vendor != "nvidia"
+    return not (more_ctas or head_start)
 
 
 def _likely(title: str, ghost: bool, workload: Workload, possible: list[Candidate]) -> list[Candidate]:
