@@ -1,170 +1,284 @@
-# ruff: noqa: E501
-"""Does the advice of `weft analyze` come true? Records jobs on a GPU, applies changes, and judges the advice later.
+"""Does the advice of `weft analyze` come true? Records jobs on a GPU with every change, judges them later.
 
-    python benchmarks/advice_replay.py record OUT --deadline 240      # on the GPU: needs torch, not msgspec
-    python benchmarks/advice_replay.py judge OUT                      # anywhere: needs weft's dependencies
+    python benchmarks/advice_replay.py record OUT --deadline 200    # on the GPU: torch, an NCCL for ghosts
+    python benchmarks/advice_replay.py judge OUT [--out RESULTS]    # anywhere, with weft's dependencies
 
-`record` runs each job of benchmarks/live/configs.py (two ranks, one a ghost) several times in turn: once under
-torch.profiler, then without it as it is and with every change that advice could name. `judge` analyzes each trace and
-holds the range of each item that has a command against what that change saved between processes.
+`record` runs jobs of benchmarks/live/configs.py (two ranks, one a ghost) in one process each, at two numbers
+of CTAs as if these were the job's own. It measures the job as it is and with every change that advice could
+name, in turns, then a few steps through torch.profiler. While one process is on the GPU, the next one starts
+up. `judge` analyzes each trace and compares the range of each item that has a command with what that change
+saved.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
+import random
+import runpy
+import shlex
 import statistics
-import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "src"), str(ROOT / "benchmarks/live"), str(ROOT / "examples")]
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE.parent / "src"), str(HERE / "live")]
 
-STEPS = 14
-WARM = 5
-BASE_CTAS = 12
-RUN_S = 40
-# By the control that advice names: environment, and arguments of `weft run`.
-CHANGES: dict[str, tuple[dict[str, str], tuple[str, ...]]] = {
-    "base": ({}, ()),
-    "min_ctas": ({"NCCL_MIN_CTAS": "16", "NCCL_MAX_CTAS": "16"}, ()),
-    "max_ctas": ({"NCCL_MAX_CTAS": "6"}, ()),
-    "priority": ({}, ("--priority", "high")),
-    "head_start": ({}, ("--priority", "high", "--head-start", "5")),
-    "residency": ({}, ("--priority", "high", "--residency", "2", "--when", "overlap")),
-    "base again": ({}, ()),
-}
+from configs import BASELINE_CTAS, CONFIGS, EXAMPLES, RANKS  # noqa: E402
+
+from weft.policy import Policy  # noqa: E402
+
 JOBS = (
-    "ddp-2048", "triton-ddp-1024", "fsdp2-3072", "tp", "triton-fsdp2-1536", "inference-tp", "ddp-4096", "ddp-1536",
+    "ddp-2048", "triton-ddp-1024", "fsdp2-3072", "tp",
+    "ddp-1536", "triton-fsdp2-1536", "inference-tp", "ddp-4096",
 )  # fmt: skip
+BASES = (BASELINE_CTAS, 4)
+WARM_STEPS, TRACED_STEPS = 6, 3
+SAMPLE_MS = 100.0
+LEAST_ROUNDS, MOST_ROUNDS = 3, 10
+MEASURE_S, PROCESS_S = 9.0, 45.0
 
 
-def profiled(step: Any, args: argparse.Namespace) -> None:
-    """Stands in for the examples' loop: some steps to warm up, then three under the profiler."""
-    import torch
+def changes(base: int, *, residencies: tuple[int, ...]) -> list[Policy]:
+    """The job as it is with this number of CTAs, and every change that advice could name."""
+    own = Policy(max_ctas=base)
+    return [
+        own,
+        *(replace(own, max_ctas=ctas) for ctas in (16, base // 2)),
+        replace(own, priority="high"),
+        replace(own, priority="high", head_start_us=5.0),
+        *(replace(own, priority="high", residency=blocks, when="overlap") for blocks in residencies),
+    ]
 
-    for number in range(WARM):
-        step(number)
-    torch.cuda.synchronize()
-    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
-    with torch.profiler.profile(activities=activities) as profiler:
-        for number in range(3):
-            with torch.profiler.record_function(f"ProfilerStep#{number}"):
-                step(WARM + number)
+
+def key_of(policy: Policy) -> str:
+    return json.dumps(policy.to_dict(), sort_keys=True)
+
+
+class Replay:
+    """Takes the place of the examples' loop: measures all changes in turns, then profiles each base."""
+
+    def __init__(self, name: str, out: Path, limit_s: float) -> None:
+        self.name, self.out, self.limit_s = name, out, limit_s
+
+    def __call__(self, step: Any, _args: Any) -> None:
+        from search import Job
+
+        job = Job(step)
+        job.steps(WARM_STEPS)
+        residencies = (1, 2, 3) if "triton" in self.name else ()
+        policies = list(dict.fromkeys(p for base in BASES for p in changes(base, residencies=residencies)))
+        for policy in policies:
+            job.ms(policy, 1)  # new communicators connect at their first collective
+        count = max(1, round(SAMPLE_MS / job.ms(policies[0], 2)))
+        samples: dict[str, list[float]] = {key_of(policy): [] for policy in policies}
+        until, order = time.monotonic() + self.limit_s, random.Random(0)
+        for number in range(MOST_ROUNDS):
+            if number >= LEAST_ROUNDS and time.monotonic() > until:
+                break
+            for policy in order.sample(policies, len(policies)):
+                samples[key_of(policy)].append(job.ms(policy, count))
+        self.save({"samples_ms": samples, "steps_per_sample": count})
+        for base in BASES:
+            job.apply(Policy(max_ctas=base))
+            self.trace(job, self.out / f"{self.name}.{base}.rank0.json.gz")
+
+    def save(self, document: dict[str, Any]) -> None:
+        (self.out / f"{self.name}.json").write_text(json.dumps({"job": self.name, **document}) + "\n")
+
+    @staticmethod
+    def trace(job: Any, path: Path) -> None:
+        """Steps through the profiler; last, because every later launch is slower once it was used."""
+        import torch
+
+        if not torch.cuda.is_available():
+            return
+        job.steps(2)
         torch.cuda.synchronize()
-    profiler.export_chrome_trace(os.environ["WEFT_REPLAY_TRACE"])
+        activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+        with torch.profiler.profile(activities=activities) as profiler:
+            for number in range(TRACED_STEPS):
+                with torch.profiler.record_function(f"ProfilerStep#{number}"):
+                    job.steps(1)
+            torch.cuda.synchronize()
+        profiler.export_chrome_trace(str(path))
 
 
-def child(rest: list[str]) -> None:
-    """Runs an example in this process; under the profiler where a trace is wanted."""
-    import runpy
+def child(arguments: list[str]) -> None:
+    """One job in this process, once its gate is open: --gate FILE NAME OUT LIMIT [--tiny]."""
+    from job import take_gate
 
+    name, out, limit_s, *tiny = take_gate(arguments)
+    from weft.comm import ghost
+
+    config = CONFIGS[name].tiny() if tiny else CONFIGS[name]
+    ghost.impersonate(RANKS)
+    sys.path.insert(0, str(EXAMPLES))
     import common
 
-    if os.environ.get("WEFT_REPLAY_TRACE"):
-        common.loop = profiled
-    sys.argv = rest
-    runpy.run_path(rest[0], run_name="__main__")
+    common.loop = Replay(name, Path(out), float(limit_s))
+    sys.argv = config.arguments(steps=1)
+    runpy.run_path(sys.argv[0], run_name="__main__")
 
 
-def run(job: Any, out: Path, change: str, trace: Path | None, limit_s: float) -> list[float] | None:
-    """Milliseconds of each step of one run, or None where it failed or took too long."""
-    env, flags = CHANGES[change]
-    times = out / f"{job.name}.{change.replace(' ', '-')}.times"
-    ghost = [sys.executable, "-m", "weft.comm.ghost", "--ranks", "2", str(Path(__file__)), "child"]
-    command = [*ghost, *job.arguments(STEPS), "--times", str(times)]
-    if flags:
-        command = [sys.executable, "-m", "weft", "run", *flags, "--", *command]
-    path = os.pathsep.join(sys.path[:3])
-    full = {**os.environ, "PYTHONPATH": path, "NCCL_MAX_CTAS": str(BASE_CTAS), **env}
-    if trace:
-        full["WEFT_REPLAY_TRACE"] = str(trace)
-    try:
-        done = subprocess.run(command, env=full, capture_output=True, text=True, timeout=limit_s, check=False)
-    except subprocess.TimeoutExpired:
-        return None
-    if done.returncode:
-        print(f"{job.name} {change}: {done.stderr[-300:]}", file=sys.stderr)
-        return None
-    return [float(line) for line in times.read_text().split()] if times.exists() else []
+def record(out: Path, names: list[str], deadline_s: float, measure_s: float, more: list[str]) -> None:
+    """Fills a folder with times and traces of each job; what is there stays when time is over."""
+    from compare import Process, environment
 
-
-def record(out: Path, deadline_s: float, names: list[str]) -> None:
-    """Fills a folder with a trace and step times per job and change; stops in time."""
-    import configs
-
-    known = configs.CONFIGS
-    until = time.monotonic() + deadline_s
     out.mkdir(parents=True, exist_ok=True)
-    results: dict[str, Any] = {}
-    for name in names:
-        job, found = known[name], {}
-        for change in ("trace", *CHANGES):
+    until = time.monotonic() + deadline_s
+
+    def start(name: str) -> Any:
+        own = ["child", "--gate", str(out / f"{name}.gate"), name, str(out), str(measure_s), *more]
+        command = [sys.executable, "-m", "weft", "run", "--", sys.executable, str(Path(__file__)), *own]
+        return Process(name, command, environment(out / f"{name}.store"), out)
+
+    waiting = start(names[0]) if names else None
+    try:
+        for number, name in enumerate(names):
             left = until - time.monotonic()
-            if left < 5:
+            if left < measure_s or waiting is None:
+                print(f"out of time: {len(names) - number} jobs left", flush=True)
                 break
-            trace = out / f"{name}.rank0.json" if change == "trace" else None
-            found[change] = run(job, out, "base" if trace else change, trace, min(RUN_S, left))
-        results[name] = found
-        (out / "times.json").write_text(json.dumps(results))
-        print(
-            name, {k: v and round(statistics.median(v[WARM:]), 2) for k, v in found.items() if v}, flush=True
-        )
+            process, waiting = waiting, start(names[number + 1]) if number + 1 < len(names) else None
+            code, seconds = process.run(min(PROCESS_S, left))
+            said = "" if code == 0 else process_log(out, name)
+            print(f"{name:20} {code} {seconds:5.1f} s {summary(out, name)} {said}", flush=True)
+    finally:
+        if waiting is not None:
+            waiting.end()
 
 
-def judge(out: Path) -> None:
+def process_log(out: Path, name: str) -> str:
+    return (out / f"{name}.log").read_text(errors="replace")[-400:]
+
+
+def summary(out: Path, name: str) -> str:
+    path = out / f"{name}.json"
+    if not path.exists():
+        return "nothing measured"
+    samples = json.loads(path.read_text())["samples_ms"]
+    return ", ".join(
+        f"{Policy.from_dict(json.loads(key)).label} {statistics.median(values):.2f}"
+        for key, values in samples.items()
+    )
+
+
+def advised_policy(command: str, base: int) -> Policy:
+    """The policy that an advised command stands for, on a job with this number of CTAs."""
+    words = shlex.split(command.split(" -- ", maxsplit=1)[0])
+    settings = dict(word.split("=", 1) for word in words if "=" in word)
+    flags = {word: words[at + 1] for at, word in enumerate(words[:-1]) if word.startswith("--")}
+    policy = Policy(max_ctas=int(settings.get("NCCL_MAX_CTAS", base)))
+    if "--priority" in flags:
+        policy = replace(policy, priority=flags["--priority"])
+    if "--head-start" in flags:
+        policy = replace(policy, head_start_us=float(flags["--head-start"]))
+    if "--residency" in flags:
+        policy = replace(policy, residency=int(flags["--residency"]), when=flags["--when"])
+    return policy
+
+
+def saved_pct(samples: dict[str, list[float]], policy: Policy, base: Policy) -> tuple[float, float, float]:
+    """Percent of the step that a change saved, and a 95% interval."""
+    from weft.measure.intervals import ratio_ci
+
+    ratio, low, high = ratio_ci(samples[key_of(policy)], samples[key_of(base)])
+    return 100 * (1 - ratio), 100 * (1 - high), 100 * (1 - low)
+
+
+def judge(out: Path, results: Path | None) -> None:
     """A row for each item of advice that has a command, and for each job without one."""
+    rows = [row for name in JOBS for base in BASES for row in judged(out, name, base)]
+    advised = [row for row in rows if "inside" in row]
+    lost = [row for row in advised if row["saved_pct"][2] <= 0]
+    head = [
+        "# Advice replayed on an H200",
+        "",
+        "`python benchmarks/advice_replay.py record OUT`, then `judge OUT`; two ranks, one a ghost. A job"
+        " is a configuration at a number of CTAs. Percent of the step, with a 95% interval.",
+        "",
+        f"{sum(row['inside'] for row in advised)} of {len(advised)} measured savings are inside the stated"
+        f" range; {len(lost)} advised changes won nothing.",
+        "",
+        "| job | CTAs | step ms | advised | stated | saved | inside | best change measured |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    text = "\n".join([*head, *(table_row(row) for row in rows)]) + "\n"
+    print(text)
+    if results:
+        results.mkdir(parents=True, exist_ok=True)
+        (results / "advice.md").write_text(text)
+        (results / "advice.json").write_text(json.dumps(rows, indent=1) + "\n")
+
+
+def judged(out: Path, name: str, base: int) -> list[dict[str, Any]]:
+    """What was advised for one job and what came of it."""
     import weft
 
-    right = total = 0
-    for name, found in json.loads((out / "times.json").read_text()).items():
-        trace = out / f"{name}.rank0.json"
-        base = [statistics.median(found[key][WARM:]) for key in ("base", "base again") if found.get(key)]
-        if not trace.exists() or not base:
-            print(f"{name}: not recorded")
+    times, trace = out / f"{name}.json", out / f"{name}.{base}.rank0.json.gz"
+    if not times.exists() or not trace.exists():
+        return []
+    samples, own = json.loads(times.read_text())["samples_ms"], Policy(max_ctas=base)
+    best = min(samples, key=lambda key: statistics.median(samples[key]))
+    common = {
+        "job": name,
+        "ctas": base,
+        "step_ms": statistics.median(samples[key_of(own)]),
+        "best": Policy.from_dict(json.loads(best)).label,
+        "best_saved_pct": saved_pct(samples, Policy.from_dict(json.loads(best)), own)[0],
+    }
+    rows = []
+    for item in weft.analyze(trace).advice:
+        if item.command is None:
             continue
-        advice = [item for item in weft.analyze(trace).advice if item.control in CHANGES]
-        was = statistics.mean(base)
-        for item in advice:
-            if not found.get(item.control):
-                print(f"{name}: {item.control} was not measured")
-                continue
-            saved = 100 * (1 - statistics.median(found[item.control][WARM:]) / was)
-            low, high = item.step_pct
-            total, right = total + 1, right + (low <= saved <= high)
-            print(
-                f"{name}: {item.control} stated {low:.1f} to {high:.1f}%, saved {saved:.1f}% of {was:.2f} ms"
-            )
-        if not advice:
-            saved = {
-                k: round(100 * (1 - statistics.median(v[WARM:]) / was), 1)
-                for k, v in found.items()
-                if v and k != "trace"
-            }
-            print(f"{name}: nothing advised; saved in percent: {saved}")
-    print(f"{right} of {total} inside the stated range")
+        policy = advised_policy(item.command, base)
+        row = {**common, "control": item.control, "command": item.command, "stated_pct": item.step_pct}
+        if key_of(policy) in samples:
+            row["saved_pct"] = saved_pct(samples, policy, own)
+            row["inside"] = item.step_pct[0] <= row["saved_pct"][0] <= item.step_pct[1]
+        rows.append(row)
+    return rows or [{**common, "control": None}]
+
+
+def table_row(row: dict[str, Any]) -> str:
+    stated = "{:.1f} to {:.1f}".format(*row["stated_pct"]) if row["control"] else "-"
+    saved = "{:.1f} ({:.1f} to {:.1f})".format(*row["saved_pct"]) if "inside" in row else "not measured"
+    cells = (
+        row["job"],
+        row["ctas"],
+        f"{row['step_ms']:.2f}",
+        row["control"] or "nothing",
+        stated,
+        saved if row["control"] else "-",
+        "-" if "inside" not in row else "yes" if row["inside"] else "no",
+        f"{row['best']}: {row['best_saved_pct']:.1f}",
+    )
+    return "| " + " | ".join(map(str, cells)) + " |"
 
 
 def main() -> None:
     if sys.argv[1:2] == ["child"]:
         child(sys.argv[2:])
         return
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     parser.add_argument("do", choices=("record", "judge"))
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--deadline", type=float, default=240)
-    parser.add_argument("--jobs", nargs="*", default=list(JOBS))
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--deadline", type=float, default=200.0, help="seconds for all jobs")
+    parser.add_argument("--measure", type=float, default=MEASURE_S, help="seconds of measurements in a job")
+    parser.add_argument("--jobs", nargs="*", default=list(JOBS), choices=CONFIGS)
+    parser.add_argument("--tiny", action="store_true", help="record: sizes for a CPU, without traces")
+    parser.add_argument("--out", type=Path, help="judge: folder for advice.md and advice.json")
     args = parser.parse_args()
     if args.do == "record":
-        record(args.out, args.deadline, args.jobs)
+        more = ["--tiny"] if args.tiny else []
+        record(args.folder.resolve(), args.jobs, args.deadline, args.measure, more)
     else:
-        judge(args.out)
+        judge(args.folder, args.out)
 
 
 if __name__ == "__main__":

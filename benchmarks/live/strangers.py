@@ -1,12 +1,13 @@
 """Is an unmodified program ever slower under `weft run --tune`, and do its claims hold outside?
 
-    python benchmarks/live/strangers.py --out DIR [--only NAME …] [--repeats 3] [--budget SECONDS] [--tiny]
+    python benchmarks/live/strangers.py --out DIR [--public FOLDER] [--only NAME …] [--repeats 3] [--tiny]
 
-Each program of strangers/ (transformers, accelerate, Lightning, torchvision, plain torch) runs without weft
-and under `weft run --tune`, by turns, each time in a process of its own, as rank 0 of two with a ghost rank.
-The programs themselves note when each step ends; the mean of the last steps is compared. DIR/rows.jsonl has
-a line for each process as soon as it ends, and a rerun goes on from there, so that the table may grow over
-several sessions. DIR/table.md is the table.
+Each program of strangers/catalog.py runs without weft and under `weft run --tune`, by turns, each time in a
+process of its own, as rank 0 of two with a ghost rank. A stopwatch that is not weft's notes when each step
+ends (strangers/watched.py); the mean of the last seconds is compared. The next process imports its libraries
+on cores of its own while one is measured, and waits. DIR/rows.jsonl has a line for each process as soon as it
+ends, and a rerun goes on from there, so that the table may grow over several sessions. DIR/table.md is the
+table.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ import argparse
 import fnmatch
 import itertools
 import json
+import math
 import os
 import random
+import shutil
 import signal
 import statistics
 import subprocess
@@ -29,116 +32,155 @@ from pathlib import Path
 from typing import Any
 
 from configs import BASELINE_CTAS, RANKS, ROOT
+from strangers.catalog import CATALOG, HERE, Program, prepare
 
-PROGRAMS = Path(__file__).resolve().parent / "strangers"
-STEPS, TINY_STEPS = 230, 120
-TAIL = 80  # steps at the end that are compared: the search is over by then
+SETTLE_S = 3.0  # after the first steps
+TAIL_S = 5.0  # seconds that are compared: the search is over by then
 DEADLINE_S = 75.0
 WAYS = ("without", "tune")
 YES_NO = ("yes", "no")
+TOLD = ("state", "text", "gain_pct", "ci", "steps", "warm_up_steps", "noise_pct", "policy", "watch")
 
 
-@dataclass(frozen=True)
-class Program:
-    """A command line of strangers/."""
+@dataclass
+class Process:
+    """A process that has imported what it needs and waits for its turn."""
 
-    name: str
-    command: tuple[str, ...]
-    about: str
-    steps: float = 1.0
-    """Times the usual number of steps."""
+    program: Program
+    way: str
+    repeat: int
+    folder: Path
+    popen: subprocess.Popen[bytes]
+    tiny: bool
 
-
-_ALL = (
-    Program("vit", ("vision.py", "vit_b_16"), "torchvision ViT-B/16, DDP"),
-    Program("llama-accelerate", ("accelerated.py", "llama"), "Llama, width 4096, accelerate"),
-    Program("gpt-small", ("gpt.py", "small"), "36 narrow layers, DDP: bound by launches"),
-    Program("generate", ("serve.py", "generate"), "Llama, TP, model.generate: inference"),
-    Program("gpt2-trainer", ("trainer.py", "gpt2"), "GPT-2, Trainer"),
-    Program("resnet50", ("vision.py", "resnet50"), "torchvision ResNet-50, DDP"),
-    Program("gpt-wide", ("gpt.py", "wide"), "GPT, width 2048, DDP, 2 micro-batches"),
-    Program("prefill", ("serve.py", "prefill"), "Llama, TP, long prompts: inference"),
-    Program("llama-fsdp2", ("sharded.py",), "Llama, width 3072, FSDP2"),
-    Program("bert-trainer", ("trainer.py", "bert"), "BERT, Trainer, 2 micro-batches"),
-    Program("vgg16", ("vision.py", "vgg16"), "torchvision VGG-16, DDP"),
-    Program("llama-trainer", ("trainer.py", "llama"), "Llama, Trainer, 4 micro-batches", 0.8),
-    Program("bert-classify", ("accelerated.py", "classify"), "BERT, lengths vary, evaluation, accelerate"),
-    Program("resnet50-lightning", ("lit.py",), "ResNet-50, Lightning"),
-)
-CATALOG = {program.name: program for program in _ALL}
-
-
-def run_one(
-    program: Program, way: str, repeat: int, args: argparse.Namespace, limit_s: float
-) -> dict[str, Any]:
-    """One process, to its end or to its deadline."""
-    with tempfile.TemporaryDirectory(prefix="weft-strangers-") as name:
-        folder = Path(name)
-        times, stats = folder / "times.json", folder / "stats.json"
-        command = [sys.executable, "-m", "weft.comm.ghost", "--ranks", str(RANKS)]
-        command += [str(PROGRAMS / program.command[0]), *program.command[1:]]
-        if way == "tune":
-            command = [sys.executable, "-m", "weft", "run", "--tune", "--stats", str(stats), "--", *command]
-        began, steps = time.monotonic(), TINY_STEPS if args.tiny else round(STEPS * program.steps)
-        env = environment(folder, times, steps, args.tiny)
-        log = folder / "log"
-        code = wait_for(command, env, log, limit_s)
-        row: dict[str, Any] = {"program": program.name, "way": way, "repeat": repeat, "ok": code == 0}
-        row |= {"exit": code, "seconds": round(time.monotonic() - began, 1), "steps": steps}
+    def run(self, limit_s: float) -> dict[str, Any]:
+        """Let it go, to its end or to its deadline. Nothing of it is left on the GPU when this returns."""
+        began, stolen = time.monotonic(), stolen_s()
+        pin(self.popen.pid, running_cores())
+        (self.folder / "gate").touch()
+        code, since = self.watch(began + limit_s)
+        row: dict[str, Any] = {"program": self.program.name, "way": self.way, "repeat": self.repeat}
+        row |= {"ok": code == 0, "exit": code, "seconds": round(time.monotonic() - began, 1)}
+        row["steal_pct"] = round(100 * (stolen_s() - stolen) / max(0.1, time.monotonic() - began), 1)
+        self.end()
+        times, stats = self.folder / "times.json", self.folder / "stats.json"
         if times.exists():
             stamps = json.loads(times.read_text())
             row["times_ms"] = [round(1e3 * (b - a), 3) for a, b in itertools.pairwise(stamps)]
-            tail = row["times_ms"][-TAIL:]
-            row["step_ms"], row["median_ms"] = statistics.fmean(tail), statistics.median(tail)
+            row["tail"] = tail = sum(stamp >= since for stamp in stamps[:-1])
+            if tail:
+                row["step_ms"] = statistics.fmean(row["times_ms"][-tail:])
+                row["median_ms"] = statistics.median(row["times_ms"][-tail:])
         if stats.exists():
             tuning = json.loads(stats.read_text()).get("tuning") or {}
-            names = (
-                "state",
-                "text",
-                "gain_pct",
-                "ci",
-                "steps",
-                "warm_up_steps",
-                "noise_pct",
-                "policy",
-                "watch",
-            )
-            row["tuning"] = {name: tuning.get(name) for name in names}
+            row["tuning"] = {name: tuning.get(name) for name in TOLD}
         if code != 0:
-            row["said"] = log.read_text(errors="replace")[-1500:]
+            row["said"] = (self.folder / "log").read_text(errors="replace")[-1500:]
+        shutil.rmtree(self.folder, ignore_errors=True)
         return row
 
+    def watch(self, until: float) -> tuple[int | str, float]:
+        """Exit code, and when the last seconds began: the search was over, and the steps had settled."""
+        since = math.inf
+        while self.popen.poll() is None:
+            now = time.monotonic()
+            if now > until:
+                return "killed at its deadline", since
+            if since == math.inf and (self.folder / "stepping").exists() and self.settled():
+                since = now + (SETTLE_S if self.way == "without" else 0.0)
+            if now > since + TAIL_S:
+                (self.folder / "stop").touch()
+            time.sleep(0.1)
+        return self.popen.returncode, since
 
-def wait_for(command: list[str], env: dict[str, str], log: Path, limit_s: float) -> int | str:
-    """The exit code, or that it took too long. Nothing of it is left on the GPU when this returns."""
-    with log.open("w") as file:
-        process = subprocess.Popen(
-            command, env=env, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
+    def settled(self) -> bool:
+        """Whether no search goes on."""
+        if self.way == "without" or self.tiny:
+            return True
+        return "tuning is over" in (self.folder / "log").read_text(errors="replace")
+
+    def end(self) -> None:
+        """Kill it with everything that it started."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.popen.pid, signal.SIGKILL)
+        self.popen.wait()
+
+
+def start(program: Program, way: str, repeat: int, args: argparse.Namespace) -> Process:
+    """Start a process; it waits at its gate."""
+    folder = Path(tempfile.mkdtemp(prefix="weft-strangers-"))
+    command = [sys.executable, "-m", "weft.comm.ghost", "--ranks", str(RANKS), str(HERE / "watched.py")]
+    command += program.arguments(args.public)
+    if way == "tune":
+        stats = str(folder / "stats.json")
+        command = [sys.executable, "-m", "weft", "run", "--tune", "--stats", stats, "--", *command]
+    with (folder / "log").open("w") as log:
+        popen = subprocess.Popen(
+            command,
+            env=environment(program, folder, args),
+            cwd=program.root(args.public),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
         )
-        try:
-            return process.wait(timeout=limit_s)
-        except subprocess.TimeoutExpired:
-            return f"killed after {limit_s:.0f} s"
-        finally:
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+    pin(popen.pid, waiting_cores())
+    return Process(program, way, repeat, folder, popen, args.tiny)
 
 
-def environment(folder: Path, times: Path, steps: int, tiny: bool) -> dict[str, str]:
+def stolen_s() -> float:
+    """Seconds of all cores that the hypervisor gave to somebody else."""
+    first = Path("/proc/stat").read_text().splitlines()[0].split()
+    return int(first[8]) / os.sysconf("SC_CLK_TCK")
+
+
+def waiting_cores() -> set[int]:
+    """A quarter of the cores, for the process that gets ready."""
+    cores = sorted(os.sched_getaffinity(0))
+    return set(cores[len(cores) * 3 // 4 :])
+
+
+def running_cores() -> set[int]:
+    """The other cores, for the process that is measured; all of them where there are few."""
+    cores = os.sched_getaffinity(0)
+    return cores - waiting_cores() if len(cores) >= 8 else cores
+
+
+def pin(root: int, cores: set[int]) -> None:
+    """Move a process, its children and all their threads to some cores."""
+    for process in family(root):
+        with suppress(OSError):
+            for thread in Path(f"/proc/{process}/task").iterdir():
+                with suppress(OSError):
+                    os.sched_setaffinity(int(thread.name), cores)
+
+
+def family(root: int) -> list[int]:
+    """A process that leads a session, and everything that it started."""
+    numbers = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
+    found = []
+    for number in numbers:
+        with suppress(OSError):
+            if os.getsid(number) == root:
+                found.append(number)
+    return found
+
+
+def environment(program: Program, folder: Path, args: argparse.Namespace) -> dict[str, str]:
     """The baseline's CTAs, no memory of earlier tuning."""
-    path = os.pathsep.join(filter(None, (str(ROOT / "src"), os.environ.get("PYTHONPATH"))))
+    paths = (str(ROOT / "src"), str(HERE), str(args.public / "stubs"), os.environ.get("PYTHONPATH"))
     env = {
         **os.environ,
-        "PYTHONPATH": path,
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
         "WEFT_GHOST_CTAS": str(BASELINE_CTAS),
         "WEFT_STORE": str(folder / "store.sqlite"),
-        "STRANGER_TIMES": str(times),
-        "STRANGER_STEPS": str(steps),
+        "STRANGER_FOLDER": str(folder),
+        "STRANGER_STEP": program.step,
+        "STRANGER_IMPORTS": ",".join(program.imports),
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
     }
-    return {**env, "STRANGER_TINY": "1"} if tiny else env
+    return {**env, "STRANGER_TINY": "1"} if args.tiny else env
 
 
 def rows(out: Path) -> list[dict[str, Any]]:
@@ -164,24 +206,30 @@ def plan(out: Path, chosen: list[Program], repeats: int) -> list[tuple[Program, 
 
 
 def measure(args: argparse.Namespace) -> None:
-    """Run what is to be run, one process at a time."""
+    """Run what is to be run, one process at a time; the next one gets ready meanwhile."""
     until = time.monotonic() + args.budget
     chosen = [p for p in CATALOG.values() if any(fnmatch.fnmatch(p.name, only) for only in args.only)]
+    if any(program.folder for program in chosen):
+        prepare(args.public)
     turns = plan(args.out, chosen, args.repeats)
-    for number, (program, way, repeat) in enumerate(turns):
+    following = start(*turns[0], args) if turns else None
+    for number in range(len(turns)):
+        current, following = following, None
         left = until - time.monotonic()
-        if left < args.least:
+        if current is None or left < args.least:
             print(f"out of time: {len(turns) - number} processes left", flush=True)
+            if current:
+                current.end()
             break
-        row = run_one(program, way, repeat, args, min(args.deadline, left))
+        if number + 1 < len(turns):
+            following = start(*turns[number + 1], args)
+        row = current.run(min(args.deadline, left))
         with (args.out / "rows.jsonl").open("a") as file:
             file.write(json.dumps(row) + "\n")
-        said = (row.get("tuning") or {}).get("text", "") if row["ok"] else row["said"][-300:]
+        said = (row.get("tuning") or {}).get("text", "") if row["ok"] else row["said"][-600:]
         ms = f"{row['step_ms']:8.2f} ms" if "step_ms" in row else " " * 11
-        print(
-            f"{program.name:20} {way:8} {repeat} {row['exit']} {row['seconds']:5.1f} s {ms}  {said}",
-            flush=True,
-        )
+        name = f"{row['program']:20} {row['way']:8} {row['repeat']}"
+        print(f"{name} {row['exit']} {row['seconds']:5.1f} s {ms}  {said}", flush=True)
     write_table(args.out)
 
 
@@ -221,6 +269,8 @@ def main() -> None:
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     parser.add_argument("--out", type=Path, required=True)
+    default = ROOT / ".local" / "public"
+    parser.add_argument("--public", type=Path, default=default, help="checkouts: see strangers/catalog.py")
     parser.add_argument("--only", nargs="+", default=["*"], help="names of programs, * and ? allowed")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--budget", type=float, default=440.0, help="seconds after which no process starts")
@@ -228,7 +278,7 @@ def main() -> None:
     parser.add_argument("--deadline", type=float, default=DEADLINE_S, help="seconds for one process")
     parser.add_argument("--tiny", action="store_true", help="sizes for a CPU: does everything work?")
     args = parser.parse_args()
-    args.out = args.out.resolve()
+    args.out, args.public = args.out.resolve(), args.public.resolve()
     args.out.mkdir(parents=True, exist_ok=True)
     measure(args)
     print((args.out / "table.md").read_text())

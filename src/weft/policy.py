@@ -18,13 +18,39 @@ MAX_RESIDENCY = (
     32  # no GPU of today holds more blocks on an SM (CUDA programming guide, compute capabilities)
 )
 MAX_HEAD_START_US = 1000.0  # a longer wait is a stall, not a head start: 40 µs already costs on an H200
+MAX_PLACED_US = 100_000.0
+PLACED_BOUND_US = 5000.0  # longest wait for a collective's placement where the policy gives none: a long GEMM
 MAX_CTAS = 1024
 MAX_RULES = 64  # the shim's control block has this many places
 MAX_PATTERN_BYTES = 127
+MAX_BUCKET_MB = 1 << 16
+MAX_PREFETCH = 16
+
+MAX_COMM_RULES = 32
+MAX_COMM_CTAS = 64  # NCCL has no more channels than these
+MAX_CLUSTER = 8
+_MAX_BYTES = 2**63 - 1
+CHUNKS = (4096, 1 << 24)  # NCCL rounds down to its grain (at most 1920 bytes) and limits to its buffers
 
 PRIORITIES = ("default", "high")
+HEAD_STARTS = ("none", "timed", "placed")
 MOMENTS = ("always", "overlap")
 ENGINES = ("sm", "dma")
+NCCL_COLLECTIVES = (
+    "all_reduce",
+    "broadcast",
+    "reduce",
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+    "gather",
+    "scatter",
+    "send_recv",
+)
+# In the order of NCCL's own numbers.
+ALGORITHMS = ("tree", "ring", "collnetdirect", "collnetchain", "nvls", "nvlstree", "pat")
+PROTOCOLS = ("ll", "ll128", "simple")
+CTA_POLICIES = ("default", "efficiency", "zero")
 SCHEDULES = (
     "serial",
     "shard",
@@ -37,15 +63,31 @@ SCHEDULES = (
 # Where each control stands in the JSON document: field of Policy → (section, key).
 _PLACES = {
     "priority": ("comm", "priority"),
+    "head_start": ("comm", "head_start"),
     "head_start_us": ("comm", "head_start_us"),
     "max_ctas": ("comm", "max_ctas"),
     "engine": ("comm", "engine"),
+    "comm_rules": ("comm", "rules"),
     "residency": ("compute", "residency"),
     "when": ("compute", "when"),
     "rules": ("compute", "rules"),
     "sm_reserve": ("compute", "sm_reserve"),
     "schedule": (None, "schedule"),
+    "bucket_mb": ("framework", "bucket_mb"),
+    "first_bucket_mb": ("framework", "first_bucket_mb"),
+    "forward_prefetch": ("framework", "forward_prefetch"),
+    "backward_prefetch": ("framework", "backward_prefetch"),
+    "reshard_after_forward": ("framework", "reshard_after_forward"),
+    "reduce_scatter_group": ("framework", "reduce_scatter_group"),
 }
+FRAMEWORK = tuple(name for name, (section, _) in _PLACES.items() if section == "framework")
+"""Fields of Policy that torch's DDP and FSDP2 carry out, not a launch."""
+_SHOWN = ("priority", "residency", "head_start", "head_start_us", "max_ctas", "sm_reserve", "schedule")
+
+
+def place_of(name: str) -> tuple[str | None, str]:
+    """Section (None: the top) and key of a field of Policy in the JSON document."""
+    return _PLACES[name]
 
 
 @dataclass(frozen=True)
@@ -71,17 +113,81 @@ class Rule:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CommRule:
+    """What holds for the collectives of one kind and size; the first rule that matches decides.
+
+    None in a field: NCCL's own choice. Bytes are counted as NCCL's tuner plugin counts them: elements times
+    their size, times the ranks for all_gather and reduce_scatter.
+    """
+
+    collective: str | None = None
+    """One of NCCL_COLLECTIVES; None: any."""
+    min_bytes: int = 0
+    max_bytes: int | None = None
+    """Included; None: no upper end."""
+    ctas: int | None = None
+    """CTAs of the call, where the communicator has as many channels and the call enough data."""
+    cluster: int | None = None
+    """CTAs of a thread-block cluster (Hopper and newer); 0: no clusters. NCCL 2.31 and newer."""
+    algorithm: str | None = None
+    protocol: str | None = None
+    chunk: int | None = None
+    """Bytes that a channel moves at a time. NCCL 2.30 and newer."""
+    cta_policy: str | None = None
+    """NCCL's own preference between speed and SMs. NCCL 2.31 and newer."""
+
+    def __post_init__(self) -> None:
+        if self.collective is not None:
+            _check_choice("comm.rules: collective", self.collective, NCCL_COLLECTIVES)
+        if self.min_bytes is None:
+            object.__setattr__(self, "min_bytes", 0)
+        _check_int("comm.rules: min_bytes", self.min_bytes, 0, _MAX_BYTES)
+        _check_int("comm.rules: max_bytes", self.max_bytes, 0, _MAX_BYTES)
+        if self.max_bytes is not None and self.max_bytes < self.min_bytes:
+            raise UsageError(
+                f"comm.rules: max_bytes {self.max_bytes} is below min_bytes {self.min_bytes}; swap them"
+            )
+        _check_int("comm.rules: ctas", self.ctas, 1, MAX_COMM_CTAS)
+        _check_int("comm.rules: cluster", self.cluster, 0, MAX_CLUSTER)
+        _check_int("comm.rules: chunk", self.chunk, *CHUNKS)
+        for name, choices in (
+            ("algorithm", ALGORITHMS),
+            ("protocol", PROTOCOLS),
+            ("cta_policy", CTA_POLICIES),
+        ):
+            if getattr(self, name) is not None:
+                _check_choice(f"comm.rules: {name}", getattr(self, name), choices)
+        rest = [field for field in fields(self) if field.name not in ("collective", "ctas")]
+        if self.collective == "send_recv" and any(getattr(self, f.name) != f.default for f in rest):
+            raise UsageError(
+                "comm.rules: NCCL takes nothing but a number of channels for send_recv, for every size; "
+                "keep collective and ctas only"
+            )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON object: only what is set."""
+        found = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in found.items() if value != type(self).__dict__.get(name)}
+
+
+@dataclass(frozen=True, kw_only=True)
 class Policy:
     """The controls. The defaults change nothing: `Policy()` is plain overlap."""
 
     priority: str = "default"
     """`high` lets pending blocks of a collective go before pending compute blocks."""
+    head_start: str | None = None
+    """What the first compute launch after a collective's launch waits for: `none`, `timed` (for
+    `head_start_us`) or `placed` (until the collective's blocks were placed, for `head_start_us` at most;
+    5000 where that is 0). None where `head_start_us` alone says it: timed above 0, none at 0."""
     head_start_us: float = 0.0
-    """Microseconds that the first compute launch after a collective's launch waits on its own stream."""
+    """Microseconds of the timed head start; with `placed`, the longest wait."""
     max_ctas: int | None = None
     """Most thread blocks (hence SMs) that a collective may take; None: the library's own choice."""
     engine: str = "sm"
     """What moves the bytes: `sm` kernels or `dma` copy engines."""
+    comm_rules: tuple[CommRule, ...] = ()
+    """CTAs, algorithm, protocol and more by kind and size of a collective; `max_ctas` covers the rest."""
     residency: int | None = None
     """Resident compute blocks per SM for kernels that no rule names; None: leave them alone."""
     when: str = "always"
@@ -89,9 +195,21 @@ class Policy:
     rules: tuple[Rule, ...] = ()
     """Residency by kernel name, tried in order before `residency`."""
     sm_reserve: int = 0
-    """SMs kept free of compute."""
+    """SMs that GEMMs of cuBLAS leave free while a collective is in flight."""
     schedule: str | None = None
     """Granularity of a collective fused with a GEMM; None: chosen by shape."""
+    bucket_mb: float | None = None
+    """DDP: MiB of a gradient bucket; None, here and below: as the program has set it."""
+    first_bucket_mb: float | None = None
+    """DDP: MiB of the bucket that is reduced first."""
+    forward_prefetch: int | None = None
+    """FSDP2: modules whose parameters are gathered ahead of their use in the forward pass."""
+    backward_prefetch: int | None = None
+    """FSDP2: the same in the backward pass."""
+    reshard_after_forward: bool | None = None
+    """FSDP2: False keeps gathered parameters from the forward to the backward pass, in all modules."""
+    reduce_scatter_group: bool | None = None
+    """FSDP2: True gives reduce-scatter a communicator of its own."""
 
     def __post_init__(self) -> None:
         _check_choice("comm.priority", self.priority, PRIORITIES)
@@ -102,17 +220,51 @@ class Policy:
         _check_int("compute.residency", self.residency, 1, MAX_RESIDENCY)
         _check_int("comm.max_ctas", self.max_ctas, 1, MAX_CTAS)
         _check_int("compute.sm_reserve", self.sm_reserve, 0, 1024)
-        _check_head_start(self.head_start_us)
+        most_us = MAX_PLACED_US if self.head_start == "placed" else MAX_HEAD_START_US
+        _check_head_start_us(self.head_start_us, most_us)
+        object.__setattr__(self, "head_start", _head_start(self.head_start, self.head_start_us))
+        self._check_framework()
         object.__setattr__(self, "rules", tuple(self.rules))
         if len(self.rules) > MAX_RULES:
             raise UsageError(f"compute.rules: {len(self.rules)} rules; a policy holds at most {MAX_RULES}")
         if not all(isinstance(rule, Rule) for rule in self.rules):
             raise UsageError("compute.rules: every entry must be a weft.Rule")
+        object.__setattr__(self, "comm_rules", tuple(self.comm_rules))
+        if len(self.comm_rules) > MAX_COMM_RULES:
+            raise UsageError(
+                f"comm.rules: {len(self.comm_rules)} rules; a policy holds at most {MAX_COMM_RULES}"
+            )
+        if not all(isinstance(rule, CommRule) for rule in self.comm_rules):
+            raise UsageError("comm.rules: every entry must be a weft.policy.CommRule")
+
+    def _check_framework(self) -> None:
+        for name in ("bucket_mb", "first_bucket_mb"):
+            _check_megabytes(f"framework.{name}", getattr(self, name))
+        for name in ("forward_prefetch", "backward_prefetch"):
+            _check_int(f"framework.{name}", getattr(self, name), 1, MAX_PREFETCH)
+        for name in ("reshard_after_forward", "reduce_scatter_group"):
+            if not isinstance(value := getattr(self, name), bool | None):
+                raise UsageError(f"framework.{name} {value!r} is not valid; use true or false")
+
+    @property
+    def framework(self) -> dict[str, Any]:
+        """The controls of DDP and FSDP2, as fields to replace in a policy."""
+        return {name: getattr(self, name) for name in FRAMEWORK}
+
+    @property
+    def changes_framework(self) -> bool:
+        """Whether a control of DDP or FSDP2 is set."""
+        return any(value is not None for value in self.framework.values())
 
     @property
     def is_neutral(self) -> bool:
         """Whether this policy changes nothing."""
         return self == Policy(when=self.when)
+
+    @property
+    def head_start_mode(self) -> str:
+        """`none`, `timed` or `placed`."""
+        return self.head_start or ("timed" if self.head_start_us else "none")
 
     @property
     def label(self) -> str:
@@ -123,20 +275,32 @@ class Policy:
         parts = ["priority"] if self.priority == "high" else []
         limits = {rule.residency for rule in self.rules if rule.residency} | {self.residency or 0}
         parts += [f"res{count}" for count in sorted(limits) if count]
-        parts += [f"head{self.head_start_us:g}"] if self.head_start_us else []
+        if self.head_start_mode != "none":
+            bound = f"{self.head_start_us:g}" if self.head_start_us else ""
+            parts.append(("placed" if self.head_start == "placed" else "head") + bound)
         parts += [f"ctas{self.max_ctas}"] if self.max_ctas else []
+        parts += [f"rules{len(self.comm_rules)}"] if self.comm_rules else []
         parts += [f"reserve{self.sm_reserve}"] if self.sm_reserve else []
         parts += ["dma"] if self.engine == "dma" else []
         parts += [self.schedule] if self.schedule else []
+        parts += [f"bucket{self.bucket_mb:g}"] if self.bucket_mb else []
+        parts += [f"first{self.first_bucket_mb:g}"] if self.first_bucket_mb else []
+        parts += [f"forward{self.forward_prefetch}"] if self.forward_prefetch else []
+        parts += [f"backward{self.backward_prefetch}"] if self.backward_prefetch else []
+        reshard = {None: [], True: ["reshard"], False: ["keep"]}
+        parts += reshard[self.reshard_after_forward]
+        parts += ["rsgroup"] if self.reduce_scatter_group else []
         return "+".join(parts) or "overlap"
 
     @property
     def controls(self) -> int:
         """How many controls differ from the defaults."""
-        shaped = self.residency is not None or bool(self.rules)
-        rest = (self.priority, self.head_start_us, self.max_ctas, self.sm_reserve, self.engine, self.schedule)
-        defaults = ("default", 0, None, 0, "sm", None)
-        return shaped + sum(value != default for value, default in zip(rest, defaults, strict=True))
+        shaped = (self.residency is not None or bool(self.rules)) + bool(self.comm_rules)
+        head = self.head_start_mode
+        rest = (self.priority, head, self.max_ctas, self.sm_reserve, self.engine, self.schedule)
+        defaults = ("default", "none", None, 0, "sm", None)
+        framework = sum(value is not None for value in self.framework.values())
+        return shaped + framework + sum(a != b for a, b in zip(rest, defaults, strict=True))
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON document: only what differs from the defaults, and the version."""
@@ -147,6 +311,8 @@ class Policy:
                 continue
             if field.name == "rules":
                 value = [{"kernel": rule.kernel, "residency": rule.residency} for rule in value]
+            if field.name == "comm_rules":
+                value = [rule.to_dict() for rule in value]
             section, key = _PLACES[field.name]
             (document.setdefault(section, {}) if section else document)[key] = value
         return document
@@ -160,7 +326,7 @@ class Policy:
             raise UsageError(
                 f"policy version {document.get('version')!r} is not known; this weft reads {VERSION}"
             )
-        _check_keys("policy", document, ("version", "comm", "compute", "schedule"))
+        _check_keys("policy", document, ("version", "comm", "compute", "framework", "schedule"))
         values: dict[str, Any] = {}
         for name, (section, key) in _PLACES.items():
             home = document.get(section, {}) if section else document
@@ -169,7 +335,8 @@ class Policy:
             if section:
                 _check_keys(section, home, [k for s, k in _PLACES.values() if s == section])
             if key in home:
-                values[name] = _parse_rules(home[key]) if name == "rules" else home[key]
+                parse = _PARSERS.get(name)
+                values[name] = parse(home[key]) if parse else home[key]
         return cls(**values)
 
     @classmethod
@@ -193,10 +360,11 @@ class Policy:
     def __str__(self) -> str:
         parts = [
             f"{name} {getattr(self, name)}"
-            for name in ("priority", "residency", "head_start_us", "max_ctas", "sm_reserve", "schedule")
+            for name in (*_SHOWN, *FRAMEWORK)
             if getattr(self, name) != type(self).__dataclass_fields__[name].default
         ]
         parts += [f"{len(self.rules)} kernel rules"] if self.rules else []
+        parts += [f"{len(self.comm_rules)} collective rules"] if self.comm_rules else []
         parts += ["only while a collective is in flight"] if self.when == "overlap" else []
         parts += ["engine dma"] if self.engine == "dma" else []
         return ", ".join(parts) or "no control"
@@ -214,6 +382,19 @@ def _parse_rules(value: Any) -> tuple[Rule, ...]:
                 f"compute.rules: an entry needs kernel and residency (null: leave unchanged), not {entry!r}"
             )
     return tuple(Rule(entry["kernel"], entry["residency"]) for entry in value)
+
+
+def _parse_comm_rules(value: Any) -> tuple[CommRule, ...]:
+    if not isinstance(value, list):
+        raise UsageError(f"comm.rules: must be a list, not {value!r}")
+    for entry in value:
+        if not isinstance(entry, dict):
+            raise UsageError(f"comm.rules: every entry must be an object, not {entry!r}")
+        _check_keys("comm.rules", entry, [field.name for field in fields(CommRule)])
+    return tuple(CommRule(**entry) for entry in value)
+
+
+_PARSERS = {"rules": _parse_rules, "comm_rules": _parse_comm_rules}
 
 
 def _check_keys(where: str, mapping: Mapping[str, Any], known: Any) -> None:
@@ -234,10 +415,30 @@ def _check_int(name: str, value: Any, low: int, high: int) -> None:
         raise UsageError(f"{name} {value!r} is not valid; use an integer from {low} to {high}")
 
 
-def _check_head_start(value: Any) -> None:
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not number or not math.isfinite(value) or not 0 <= value <= MAX_HEAD_START_US:
+def _head_start(mode: Any, us: float) -> str | None:
+    """The mode as it is stored: None where the microseconds alone say it."""
+    if mode is None:
+        return None
+    _check_choice("comm.head_start", mode, HEAD_STARTS)
+    if mode == "timed" and not us:
         raise UsageError(
-            f"comm.head_start_us {value!r} is not valid; use 0 to {MAX_HEAD_START_US:g} microseconds "
+            "comm.head_start timed needs comm.head_start_us, the microseconds to wait (5 is a good start)"
+        )
+    if mode == "none" and us:
+        raise UsageError(f"comm.head_start none contradicts comm.head_start_us {us:g}; remove one of them")
+    return "placed" if mode == "placed" else None
+
+
+def _check_head_start_us(value: Any, most_us: float) -> None:
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not number or not math.isfinite(value) or not 0 <= value <= most_us:
+        raise UsageError(
+            f"comm.head_start_us {value!r} is not valid; use 0 to {most_us:g} microseconds "
             "(5 is a good start)"
         )
+
+
+def _check_megabytes(name: str, value: Any) -> None:
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if value is not None and not (number and 0 < value <= MAX_BUCKET_MB):
+        raise UsageError(f"{name} {value!r} is not valid; use MiB above 0 and up to {MAX_BUCKET_MB}")

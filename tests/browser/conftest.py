@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from devtools import Browser, find_chromium
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "report"))
+for folder in ("report", "docs"):
+    sys.path.insert(0, str(Path(__file__).parent.parent / folder))
 
 
 @pytest.fixture(scope="session")

@@ -109,6 +109,13 @@ class Browser:
 
     def open(self, path: Path, *, width: int = 1280, height: int = 900, dark: bool = False) -> Page:
         """Open a file and wait until the page says that it is ready."""
+        page = self.tab(width=width, height=height, dark=dark)
+        page.call("Page.navigate", {"url": path.absolute().as_uri()})
+        page.wait("document.documentElement?.dataset.ready !== undefined")
+        return page
+
+    def tab(self, *, width: int = 1280, height: int = 900, dark: bool = False) -> Page:
+        """An empty tab."""
         target = self.call("Target.createTarget", {"url": "about:blank"})["targetId"]
         session = self.call("Target.attachToTarget", {"targetId": target, "flatten": True})["sessionId"]
         page = Page(self, target, session)
@@ -116,8 +123,6 @@ class Browser:
             page.call(f"{domain}.enable")
         page.resize(width, height)
         page.prefer("dark" if dark else "light")
-        page.call("Page.navigate", {"url": path.absolute().as_uri()})
-        page.wait("document.documentElement?.dataset.ready !== undefined")
         return page
 
 

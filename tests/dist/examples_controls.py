@@ -45,7 +45,10 @@ class VirtualControls:
             collectives=4, ctas=12, cta_choices=choices, kernels=kernels, world=self.world, workload="job"
         )
 
-    def prepare(self, ctas: int) -> None:
+    def preparable(self) -> list[tuple[str, int]]:
+        return []
+
+    def prepare(self, policy: Policy, keys: object) -> None:
         pass
 
     def apply(self, policy: Policy) -> None:

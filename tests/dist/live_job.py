@@ -60,9 +60,12 @@ class FakeControls:
             workload="gloo job",
         )
 
-    def prepare(self, ctas: int) -> None:
-        if os.environ.get("REFUSE") == f"{ctas}@{os.environ['RANK']}":
-            raise RuntimeError(f"{ctas} CTAs are refused here")
+    def preparable(self) -> list[tuple[str, int]]:
+        return []
+
+    def prepare(self, policy: Policy, keys: object) -> None:
+        if os.environ.get("REFUSE") == f"{policy.max_ctas}@{os.environ['RANK']}":
+            raise RuntimeError(f"{policy.max_ctas} CTAs are refused here")
 
     def apply(self, policy: Policy) -> None:
         global now

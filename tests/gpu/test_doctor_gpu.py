@@ -36,7 +36,7 @@ def test_priority_overtakes_a_full_gpu(driver):
 
 def test_doctor_finds_the_machine(driver):
     findings = {check.name: check for check in diagnose()}
-    for name in ("driver", "gpus", "priority"):
+    for name in ("driver", "gpus", "priority", "placed"):
         assert findings[name].status == "ok", findings[name]
     assert "sooner" in findings["priority"].detail
 

@@ -138,10 +138,20 @@ def test_collectives_that_can_never_be_resident_are_rejected(collective, ranks, 
             executor.measure(workload, Policy(max_ctas=ctas))
 
 
-@pytest.mark.parametrize("policy", [Policy(engine="dma"), Policy(sm_reserve=4), Policy(schedule="shard")])
+@pytest.mark.parametrize("policy", [Policy(engine="dma"), Policy(schedule="shard")])
 def test_controls_that_the_pipeline_lacks_are_rejected_by_name(policy):
     _, executor, workload = make(shim=FakeShim())
     with pytest.raises(UsageError, match="is not applied"):
+        executor.measure(workload, policy)
+
+
+@pytest.mark.parametrize(
+    ("policy", "word"),
+    [(Policy(head_start="placed"), "placed head start"), (Policy(sm_reserve=4), "sm_reserve")],
+)
+def test_controls_that_only_the_shim_applies_need_it(policy, word):
+    _, executor, workload = make()
+    with pytest.raises(UnavailableError, match=f"{word} needs the launch shim"):
         executor.measure(workload, policy)
 
 

@@ -6,7 +6,6 @@ import pytest
 
 from weft.plan import TrainingJob, predict
 from weft.plan import step as step_module
-from weft.plan.step import Prediction
 from weft.policy import Policy
 
 JOBS = [
@@ -94,7 +93,7 @@ def test_distinct_stages_are_worked_out_once():
             model="gpt-1t", gpu="a100-80gb", gpus=512, tp=8, pp=64, recompute="full", precision="fp16"
         )
     )
-    assert isinstance(few, Prediction)
+    assert few.step_s > 0
     from weft.plan.pipeline import stages
 
     assert len(stages(few.job)) == 3

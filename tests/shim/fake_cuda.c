@@ -80,6 +80,8 @@ int fake_failing(const char *api);
 int fake_is_capturing(void *stream);
 void fake_stream_destroyed(void *stream);
 extern __thread int64_t fake_spin_ns;
+void fake_placed_wait(void **params);
+void fake_timed_write(void *stream, uint64_t where, uint32_t value);
 
 /* --- what tests use ----------------------------------------------------------------------------------- */
 
@@ -157,6 +159,12 @@ API void fake_finish(void *stream) {
     streams[s].pending = 0;
 }
 
+/* Everything on every stream is done. */
+API void fake_finish_all(void) {
+    for (int i = 0; i < STREAMS && streams[i].stream; i++)
+        fake_finish(streams[i].stream);
+}
+
 static int failing(const char *api) {
     if (fail_at && ++calls == fail_at)
         return 999;
@@ -228,7 +236,11 @@ API CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, CUfunction
 /* --- facts ------------------------------------------------------------------------------------------------ */
 
 API CUresult cuInit(unsigned flags) { return (void)flags, 0; }
+#ifdef FAKE_OLD
+API CUresult cuDriverGetVersion(int *v) { return *v = 12020, 0; }
+#else
 API CUresult cuDriverGetVersion(int *v) { return *v = 13000, 0; }
+#endif
 API CUresult cuCtxGetCurrent(CUcontext *c) {
     MAY_FAIL("cuCtxGetCurrent");
     return *c = (CUcontext)(0x1000 + 0x10 * (uintptr_t)context_number), 0;
@@ -312,12 +324,12 @@ API CUresult cuModuleLoadData(CUmodule *module, const void *image) {
     return strstr(image, ".entry weft_head_start(") || strstr(image, ".entry weft_stamp_wide(") ? 0 : 218;
 }
 
-enum { OWN = 3 };
+enum { OWN = 4 };
 static struct {
     const char *name;
     int registers;
     CUfunction f;
-} own[OWN] = {{"weft_head_start", 16, NULL}, {"weft_stamp", 16, NULL}, {"weft_stamp_wide", 96, NULL}}; /* weft's, in this context */
+} own[OWN] = {{"weft_head_start", 16, NULL}, {"weft_stamp", 16, NULL}, {"weft_stamp_wide", 96, NULL}, {"weft_head_start_placed", 16, NULL}}; /* weft's, in this context */
 
 API CUresult cuModuleGetFunction(CUfunction *f, CUmodule module, const char *name) {
     MAY_FAIL("cuModuleGetFunction");
@@ -426,6 +438,8 @@ API CUresult cuStreamWriteValue32_v2(CUstream stream, CUdeviceptr where, uint32_
     if (!refused && !logging)
         __atomic_store_n((uint32_t *)(uintptr_t)where, value, __ATOMIC_RELAXED);
     pthread_mutex_unlock(&lock);
+    if (!refused)
+        fake_timed_write(stream, where, value);
     return refused ? NOT_SUPPORTED : 0;
 }
 
@@ -435,6 +449,7 @@ API CUresult cuStreamWriteValue32_v2(CUstream stream, CUdeviceptr where, uint32_
 static void fake_spin(CUfunction f, void **params) {
     kernel *k = function(f);
     fake_spin_ns = k && params && strcmp(k->name, "weft_head_start") == 0 ? *(int64_t *)params[0] * 1000 / 1500 : 0;
+    fake_placed_wait(k && strcmp(k->name, "weft_head_start_placed") == 0 ? params : NULL);
 }
 
 static CUresult launch(const char *route, const CUlaunchConfig *c, void *f, bool per_thread, bool cooperative) {

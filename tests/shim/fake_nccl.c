@@ -23,13 +23,19 @@ struct ncclComm {
     const char *net;
     _Atomic ncclResult_t async;
     _Atomic int polls; /* questions until a comm that works in the background is ready */
+    void *tuner;
     struct ncclComm *older; /* never freed, so that a test can look */
 };
+
+#include "fake_nccl_tuner.h"
 
 typedef struct {
     char name[32];
     void *comm;
     int ctas, depth, in_order;
+    int configured, least, most, nvls, cluster, force, policy; /* of the call's own configuration */
+    char algorithm[24];
+    fake_plan plan;
 } record;
 
 static record records[LOG];
@@ -129,9 +135,10 @@ static ncclComm_t make(int rank, int size, const ncclConfig_t *config, ncclComm_
             own.minCTAs = own.maxCTAs = NCCL_UNDEFINED;
     }
     ncclComm_t c = calloc(1, sizeof *c);
-    *c = (struct ncclComm){MAGIC, rank, size, own.maxCTAs, own.minCTAs, own.blocking, own.splitShare, NULL, 0, 0, NULL};
+    *c = (struct ncclComm){MAGIC, rank, size, own.maxCTAs, own.minCTAs, own.blocking, own.splitShare, NULL, 0, 0, NULL, NULL};
     if (!config && parent)
         *c = *parent;
+    c->tuner = NULL;
     if (config && own.version >= NCCL_WITH_CTAS && own.netName)
         c->net = strdup(own.netName);
     if (environment("NCCL_MAX_CTAS", &most) > 0)
@@ -150,6 +157,8 @@ static ncclComm_t make(int rank, int size, const ncclConfig_t *config, ncclComm_
         c->async = NCCL_IN_PROGRESS;
         c->polls = 3;
     }
+    if (start_plugin(c))
+        return NULL;
     return c;
 }
 
@@ -274,34 +283,79 @@ API ncclResult_t ncclGroupEnd(void) {
 
 /* --- using and ending them ------------------------------------------------------------------------------------------- */
 
+static _Atomic int refusing, planning;
+API void fake_refuse(int on) { refusing = on; }
+API void fake_plan_always(int on) { planning = on; } /* also calls that are not logged */
+
+/* As NCCL: a configuration is checked before anything else happens. */
+static ncclResult_t check_config(const ncclCollConfig_t *config) {
+    if (!config)
+        return 0;
+    return refusing || config->size < sizeof *config || config->magic != NCCL_MAGIC || config->forceAlgSelection < 0 ||
+                   config->forceAlgSelection > 1
+               ? INVALID
+               : 0;
+}
+
+static ncclResult_t collective(const char *name, int function, size_t bytes, ncclComm_t comm, const ncclCollConfig_t *config) {
+    ncclResult_t result = check_config(config);
+    if (result || (result = note(name, comm)))
+        return result;
+    int i = record_count - 1;
+    record unlogged, *r = logging && i < LOG ? &records[i] : &unlogged;
+    if (config && FAKE_VERSION >= NCCL_WITH_CALL_CONFIG) {
+        r->configured = 1;
+        r->least = config->minCTAs, r->most = config->maxCTAs, r->nvls = config->nvlsCTAs;
+        r->cluster = config->cgaClusterSize, r->force = config->forceAlgSelection, r->policy = config->CTAPolicy;
+        snprintf(r->algorithm, sizeof r->algorithm, "%s", config->algSelection ? config->algSelection : "");
+    }
+    return function < 0 || (!logging && !planning) ? 0 : make_plan(comm, function, bytes, &r->plan);
+}
+
+#if FAKE_VERSION >= 23100
+#define WITH_CONFIG(name, function, bytes, ...)                                                                        \
+    API ncclResult_t name##Config(__VA_ARGS__, const ncclCollConfig_t *config) {                                       \
+        return collective(#name "Config", function, bytes, comm, config);                                              \
+    }
+#else
+#define WITH_CONFIG(...)
+#endif
+#define COLLECTIVE(name, function, bytes, ...)                                                                         \
+    API ncclResult_t name(__VA_ARGS__) { return collective(#name, function, bytes, comm, NULL); }                      \
+    WITH_CONFIG(name, function, bytes, __VA_ARGS__)
+
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wunused-parameter"
+static size_t width(int type) { return type == 7 ? 4 : 1; }
+
 API ncclResult_t ncclAllReduce(const void *send, void *recv, size_t count, int type, int op, ncclComm_t comm, void *stream) {
-    (void)stream, (void)op;
-    ncclResult_t result = note("ncclAllReduce", comm);
+    ncclResult_t result = collective("ncclAllReduce", 4, count * width(type), comm, NULL);
     if (!result && comm->polls > 1000)
         return INVALID; /* busy in the background */
     if (!result && send && recv && type == 1)
         memmove(recv, send, count);
     return result;
 }
-
-API ncclResult_t ncclBroadcast(const void *send, void *recv, size_t count, int type, int root, ncclComm_t comm, void *stream) {
-    (void)send, (void)recv, (void)count, (void)type, (void)root, (void)stream;
-    return note("ncclBroadcast", comm);
-}
+WITH_CONFIG(ncclAllReduce, 4, count * width(type), const void *send, void *recv, size_t count, int type, int op,
+            ncclComm_t comm, void *stream)
+COLLECTIVE(ncclBroadcast, 0, count * width(type), const void *send, void *recv, size_t count, int type, int root,
+           ncclComm_t comm, void *stream)
+COLLECTIVE(ncclReduce, 1, count * width(type), const void *send, void *recv, size_t count, int type, int op, int root,
+           ncclComm_t comm, void *stream)
+COLLECTIVE(ncclAllGather, 2, count * width(type) * (size_t)comm->size, const void *send, void *recv, size_t count, int type,
+           ncclComm_t comm, void *stream)
+COLLECTIVE(ncclReduceScatter, 3, count * width(type) * (size_t)comm->size, const void *send, void *recv, size_t count,
+           int type, int op, ncclComm_t comm, void *stream)
+COLLECTIVE(ncclAlltoAll, -1, count, const void *send, void *recv, size_t count, int type, ncclComm_t comm, void *stream)
+COLLECTIVE(ncclGather, -1, count, const void *send, void *recv, size_t count, int type, int root, ncclComm_t comm,
+           void *stream)
+COLLECTIVE(ncclScatter, -1, count, const void *send, void *recv, size_t count, int type, int root, ncclComm_t comm,
+           void *stream)
+#pragma GCC diagnostic pop
 
 /* As NCCL: by way of the linker, which may find another ncclBroadcast first. */
 API ncclResult_t ncclBcast(void *buffer, size_t count, int type, int root, ncclComm_t comm, void *stream) {
     return ncclBroadcast(buffer, buffer, count, type, root, comm, stream);
-}
-
-API ncclResult_t ncclAllGather(const void *send, void *recv, size_t count, int type, ncclComm_t comm, void *stream) {
-    (void)send, (void)recv, (void)count, (void)type, (void)stream;
-    return note("ncclAllGather", comm);
-}
-
-API ncclResult_t ncclReduceScatter(const void *send, void *recv, size_t count, int type, int op, ncclComm_t comm, void *stream) {
-    (void)send, (void)recv, (void)count, (void)type, (void)op, (void)stream;
-    return note("ncclReduceScatter", comm);
 }
 
 API ncclResult_t ncclSend(const void *send, size_t count, int type, int peer, ncclComm_t comm, void *stream) {
@@ -324,7 +378,7 @@ static ncclResult_t end(const char *name, ncclComm_t comm) {
     ncclResult_t result = note(name, comm);
     if (!result)
         comm->magic = 0;
-    return result;
+    return result ? result : end_plugin(comm);
 }
 
 API ncclResult_t ncclCommFinalize(ncclComm_t comm) { return note("ncclCommFinalize", comm); }

@@ -23,7 +23,44 @@ class Record(ctypes.Structure):
         ("ctas", c_int),
         ("depth", c_int),
         ("in_order", c_int),
+        ("configured", c_int),
+        ("least", c_int),
+        ("most", c_int),
+        ("nvls", c_int),
+        ("cluster", c_int),
+        ("force", c_int),
+        ("policy", c_int),
+        ("algorithm", c_char * 24),
+        ("plan_algorithm", c_int),
+        ("plan_protocol", c_int),
+        ("plan_channels", c_int),
+        ("plan_chunk", c_size_t),
     )
+
+
+class CallConfig(ctypes.Structure):
+    """ncclCollConfig_t as of NCCL 2.31; `more` as a later version may have it."""
+
+    _fields_ = (
+        ("size", c_size_t),
+        ("magic", c_uint),
+        ("version", c_uint),
+        ("ext", c_void_p),
+        ("least", c_int),
+        ("most", c_int),
+        ("nvls", c_int),
+        ("cluster", c_int),
+        ("algorithm", c_char_p),
+        ("force", c_int),
+        ("policy", c_int),
+        ("tag", ctypes.c_uint64),
+        ("more", c_void_p),
+    )
+
+
+def call_config(size=64, magic=0xCAFEBEEF, **given):
+    unset = dict.fromkeys(("least", "most", "nvls", "cluster", "policy"), UNDEFINED)
+    return CallConfig(size=size, magic=magic, version=23100, **{**unset, "force": 1, **given})
 
 
 class UniqueId(ctypes.Structure):
@@ -80,6 +117,38 @@ class Nccl:
 
     def all_reduce(self, comm, count=256, op=0, stream=None, kind=FLOAT32):
         self.check(self.lib.ncclAllReduce(None, None, c_size_t(count), kind, op, comm, c_void_p(stream)))
+
+    def all_reduce_config(self, comm, settings, count=256, stream=None):
+        config = byref(settings) if settings is not None else None
+        self.check(
+            self.lib.ncclAllReduceConfig(
+                None, None, c_size_t(count), FLOAT32, 0, comm, c_void_p(stream), config
+            )
+        )
+
+    def call(self, name, comm, count=256, stream=None):
+        """A collective by its name, with operation and root 0 where it has them."""
+        numbers = {"ncclReduce": 2, "ncclAllGather": 0, "ncclAlltoAll": 0}.get(name, 1)
+        buffers = [None] if name == "ncclBcast" else [None, None]
+        zeros = [0] * numbers
+        function = getattr(self.lib, name)
+        self.check(function(*buffers, c_size_t(count), FLOAT32, *zeros, comm, c_void_p(stream)))
+
+    def plans(self):
+        """What each collective that reached the library asked for, and what the library then planned."""
+        found = (self.lib.fake_call(i).contents for i in range(self.lib.fake_calls()))
+        number = lambda value: None if value == UNDEFINED else value  # noqa: E731
+        numbers = ("configured", "least", "most", "nvls", "cluster", "force", "policy")
+        return [
+            {
+                "name": r.name.decode(),
+                **{name: number(getattr(r, name)) if r.configured else None for name in numbers},
+                "algorithm": r.algorithm.decode() or None,
+                "plan": [r.plan_algorithm, r.plan_protocol, r.plan_channels, r.plan_chunk],
+            }
+            for r in found
+            if not r.name.startswith((b"ncclComm", b"ncclSend", b"ncclRecv"))
+        ]
 
     def send(self, comm, count=1):
         self.check(self.lib.ncclSend(None, c_size_t(count), FLOAT32, 1, comm, None))

@@ -15,6 +15,7 @@ POLICIES = {
     "none": Policy(),
     "always": Policy(residency=2, priority="high"),
     "overlap": Policy(residency=2, priority="high", when="overlap", head_start_us=5),
+    "placed": Policy(priority="high", head_start="placed"),
 }
 
 
@@ -44,16 +45,18 @@ def test_a_call_that_fails_for_weft_is_not_seen_to_fail(sweep, fake_nccl, enviro
     assert set(under) <= set(native)
 
 
+@pytest.mark.parametrize("policy", ["overlap", "placed"])
 def test_sanitizers_find_nothing_in_the_paths_of_failure(
     sanitized,
     fake_driver,
     fake_nccl,  # noqa: F811
     environment,
     tmp_path,
+    policy,
 ):
     libraries = (f"-L{fake_driver}", f"-L{fake_nccl}", "-lcuda", "-lnccl")
     program = sanitized(tmp_path / "sweep", str(HERE / "sweep.c"), *libraries)
-    with Job(POLICIES["overlap"]) as job:
+    with Job(POLICIES[policy]) as job:
         env = {**job.environment(environment), "ASAN_OPTIONS": "verify_asan_link_order=0:detect_leaks=0"}
         env["LD_LIBRARY_PATH"] = f"{fake_nccl}:{env['LD_LIBRARY_PATH']}"
         del env["LD_PRELOAD"]

@@ -36,6 +36,7 @@ def build_nccl(folder, *flags):
         *flags,
         str(HERE / "fake_nccl.c"),
         "-lpthread",
+        "-ldl",
     )
     (folder / "libnccl.so").symlink_to(library.name)
     compile_c(
@@ -59,11 +60,11 @@ def fake_nccl(tmp_path_factory):
 def nccl_program(environment, fake_nccl):
     """Runs Python source that drives the fake NCCL (see nccl_driver.py) under the shim; returns what it showed."""
 
-    def run(source, env=None, folder=fake_nccl, job=True, statistics=None):
+    def run(source, env=None, folder=fake_nccl, job=True, statistics=None, policy=None):
         code = "from nccl_driver import *\n" + textwrap.dedent(source)
         path = f"{folder}:{environment['LD_LIBRARY_PATH']}"
         base = {**environment, "LD_LIBRARY_PATH": path, **(env or {})}
-        with Job() as started:
+        with Job(policy) as started:
             done = subprocess.run(
                 [sys.executable, "-c", code],
                 env=started.environment(base) if job else base,

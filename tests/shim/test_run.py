@@ -177,10 +177,8 @@ def test_a_package_in_a_folder_with_a_space_is_preloaded_all_the_same(environmen
 
 
 def test_controls_that_no_launch_can_carry_are_said_not_to_be_applied(weft_run):
-    done = weft_run(["true"], Policy(sm_reserve=4, schedule="shard", engine="dma"))
-    assert [
-        word in done.stderr for word in ("sm_reserve is not", "schedule is not", "engine dma is not")
-    ] == [True] * 3
+    done = weft_run(["true"], Policy(schedule="shard", engine="dma"))
+    assert [word in done.stderr for word in ("schedule is not", "engine dma is not")] == [True] * 2
 
 
 # --- the policy of the process itself ---------------------------------------------------------------------

@@ -184,7 +184,7 @@ def test_the_layouts_of_both_sides_agree(tmp_path):
         #include <stdio.h>
         int main(void) {
             printf("%zu %zu %zu %zu %zu %d ", sizeof(weft_process), sizeof(weft_control), sizeof(weft_chunk),
-                   offsetof(weft_process, chunks), offsetof(weft_chunk, cells), WEFT_COUNT_UNHANDLED);
+                   offsetof(weft_process, chunks), offsetof(weft_chunk, cells), WEFT_COUNTERS_USED);
             printf("%zu %zu %d %d", sizeof(weft_nccl_info), sizeof(weft_nccl_call), NCCL_OPERATIONS, NCCL_LIMITS);
         }
     """)
@@ -198,7 +198,7 @@ def test_the_layouts_of_both_sides_agree(tmp_path):
         ctypes.sizeof(binding.CChunk),
         binding.CHUNKS_OFFSET,
         binding.CChunk.cells.offset,
-        len(binding.COUNTERS) - 1,
+        len(binding.COUNTERS),
         ctypes.sizeof(binding.CCommunicator),
         ctypes.sizeof(binding.CCall),
         len(binding.NCCL_OPERATIONS),

@@ -172,7 +172,7 @@ def test_wrong_arguments_are_one_line_and_exit_code_2(weft, words, said):
 def test_tune_bench_and_reproduce_agree(weft, tmp_path):
     """The same workload, node and code: equal to the last digit."""
     run = SimExecutor("a40" + PAPER_NODE)
-    row = claims.headline(run)
+    theirs, row = claims.headline_rows(run)
     _, out, _ = weft("tune", "cb-ar", "--device", "sim:a40", "--json")
     tuned = json.loads(out)
     assert tuned["device"] == "sim:a40-paper"
@@ -181,6 +181,7 @@ def test_tune_bench_and_reproduce_agree(weft, tmp_path):
     gains = [one["gain_pct"] for one in tuned["bus_range"]]
     assert (min(gains), max(gains)) == pytest.approx(row.ours_range, abs=0.01)
     assert min(gains) < claims.HEADLINE_PCT < max(gains)
+    assert theirs.ours <= row.ours
     command = (
         "bench",
         "fig2",

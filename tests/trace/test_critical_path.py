@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
 from trace_building import GEMM, TraceBuilder
 from truth import Machine
 
 import weft
+from weft.trace import critical
 
 US = 1_000
 
@@ -80,3 +82,16 @@ def test_an_empty_and_a_single_span(tmp_path):
     built.gpu(GEMM, 0, 1_000)
     rank = weft.analyze(built.write(tmp_path / "rank0.json")).ranks[0]
     assert (rank.path.compute_ns, rank.path.gap_ns) == (1_000, 0)
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_a_chain_by_doubling_is_the_chain_step_by_step(seed):
+    draw = random.Random(seed)
+    count = draw.choice([1, 2, 3, 10, 50])
+    following = [draw.choice([count, draw.randrange(count), max(at - 1, 0)]) for at in range(count)] + [count]
+    at, expected = draw.randrange(count), []
+    first = at
+    while at != count and at not in expected:
+        expected.append(at)
+        at = following[at]
+    assert critical._chain(first, np.array(following)).tolist() == expected

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import sqlite3
@@ -144,6 +145,36 @@ def test_an_nsight_systems_export_says_what_the_same_run_says_elsewhere(tmp_path
         assert ours.trace.device_name == "NVIDIA H200"
 
 
+def test_all_to_all_in_an_export_is_told_from_pipeline_sends_by_the_calls(tmp_path):
+    """Both run the same NCCL kernel; PyTorch's ranges around the calls say which one it is."""
+    step = [compute(100 * US), comm(150 * US), wait()]
+    traces = run([step * 10, [compute(900 * US), *step[1:]] * 10], [0, 0])
+    for trace in traces:
+        for event in trace.events:
+            if "nccl" in event["name"].lower():
+                event["name"] = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"
+                event["args"] = {
+                    k: v for k, v in event["args"].items() if not k.startswith(("Coll", "Proc", "dtype"))
+                }
+    path = as_nsys(tmp_path / "report.sqlite", traces)
+    assert weft.analyze(path).ranks[0].attribution.reasons()["pipeline_bubble"] > 0
+    with contextlib.closing(sqlite3.connect(path)) as base:
+        launches = base.execute(
+            "select r.start, r.end, r.globalTid from CUPTI_ACTIVITY_KIND_RUNTIME r join CUPTI_ACTIVITY_KIND_KERNEL k"
+            " on k.correlationId = r.correlationId and k.globalPid >> 24 = r.globalTid >> 24"
+            " join StringIds s on s.id = k.shortName where s.value like '%SendRecv%'"
+        ).fetchall()
+        base.executemany(
+            "insert into NVTX_EVENTS values (?, ?, 'nccl:all_to_all, op_id = 12', null, ?)",
+            [(start - 1, end + 1, thread) for start, end, thread in launches],
+        )
+        base.commit()
+    analysis = weft.analyze(path)
+    assert set(analysis.ranks[0].found.kind) == {"all_to_all"}
+    assert analysis.ranks[0].attribution.reasons()["pipeline_bubble"] == 0
+    assert analysis.ranks[0].attribution.reasons()["slower_rank"] > 0
+
+
 ROCPROF = """"Kind","Agent_Id","Queue_Id","Stream_Id","Thread_Id","Dispatch_Id","Kernel_Id","Kernel_Name","Correlation_Id",\
 "Start_Timestamp","End_Timestamp","LDS_Block_Size","Scratch_Size","VGPR_Count","Accum_VGPR_Count","SGPR_Count",\
 "Workgroup_Size_X","Workgroup_Size_Y","Workgroup_Size_Z","Grid_Size_X","Grid_Size_Y","Grid_Size_Z"
@@ -211,6 +242,15 @@ def test_a_trace_of_weft_run_says_what_it_could_not_see(tmp_path):
     analysis = weft.analyze(tmp_path)
     assert analysis.ranks[0].figures.exposed_ns == 1_000
     assert any("3 launches of CUDA graphs" in warning for warning in analysis.warnings)
+
+
+@pytest.mark.parametrize("number", ["\x1e64", "²", "6\u00b2", "٣", "9" * 30])
+def test_numbers_that_only_look_like_some_in_a_rocprof_table(tmp_path, number):
+    """Found by fuzzing: what Python calls white space or a digit, its integers may not take."""
+    path = tmp_path / "1_kernel_trace.csv"
+    path.write_text(ROCPROF.replace(",64,1,1,1024", f",{number},1,1,1024", 1), encoding="utf-8")
+    (rank,) = weft.analyze(path).ranks
+    assert len(rank.trace.timeline) == 4
 
 
 def test_standard_input(tmp_path, monkeypatch):

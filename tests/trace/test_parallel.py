@@ -67,7 +67,9 @@ def test_errors_come_back_with_the_path_as_given(tmp_path, eager, monkeypatch):
 def test_a_helper_that_dies_is_told_of(tmp_path, eager, monkeypatch):
     folder = folder_of(tmp_path)
     monkeypatch.setattr(parallel, "_SERVE", "raise SystemExit(3)")
-    monkeypatch.setattr(parallel, "_reader", lambda comm: lambda path: InputError(f"{path}: not here"))
+    monkeypatch.setattr(
+        parallel, "_reader", lambda comm, workers: lambda path: InputError(f"{path}: not here")
+    )
     with pytest.raises(InputError, match="no usable trace"):
         weft.analyze(folder)
 

@@ -25,6 +25,7 @@ PACKAGES = (
     "trace",
     "measure",
     "tuning",
+    "monitor",
     "bench",
     "ops",
     "plan",

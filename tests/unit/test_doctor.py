@@ -33,13 +33,17 @@ H200 = {
 CUDA = {"version": [12, 8], "green_contexts": True}
 HONOURED = {"equal_ms": 2.4, "high_ms": 0.4, "block_ms": 0.4, "ratio": 6.0, "conclusive": True}
 
+PLACED = {"waiter_ms": 0.02, "kernel_ms": 5.0, "works": True}
 
-def answers(gpus=(H200,), cuda=CUDA, error=None, priority=HONOURED, nccl=23004):
+
+def answers(gpus=(H200,), cuda=CUDA, error=None, priority=HONOURED, placement=PLACED, nccl=23004):
     def ask(topic, *arguments):
         if topic == "gpus":
             return {"gpus": list(gpus), "cuda": cuda, "cuda_error": error}
         if topic == "priority":
             return priority
+        if topic == "placement":
+            return placement
         return {"version": nccl}
 
     return ask
@@ -81,11 +85,13 @@ def test_a_healthy_machine_is_all_ok():
         "gpus",
         "torch",
         "nccl",
+        "collective rules",
         "compiler",
         "shim",
         "mps",
         "green contexts",
         "priority",
+        "placed",
         "environment",
     ]
     assert "weft run" in next_step(findings)
@@ -193,6 +199,23 @@ def test_nccl_version_determines_its_features(number, text, absent):
     assert absent not in check.detail
 
 
+@pytest.mark.parametrize(
+    ("number", "env", "status", "text"),
+    [
+        (23203, {}, "ok", ("2.32.3 takes a configuration with each call", "interface v6")),
+        (23203, {"WEFT_NO_CALL_CONFIG": "1"}, "ok", ("WEFT_NO_CALL_CONFIG", "interface v6")),
+        (23004, {"NCCL_TUNER_PLUGIN": "mine"}, "ok", ("interface v6", "hands on to NCCL_TUNER_PLUGIN=mine")),
+        (22803, {}, "ok", ("interface v5", "no chunk size", "not tested")),
+        (22403, {}, "ok", ("interface v4", "not tested")),
+        (22105, {}, "skip", ("2.21.5", "does not ask")),
+    ],
+)
+def test_how_rules_for_collectives_would_reach_nccl(number, env, status, text):
+    check = found(replace(HEALTHY, ask=answers(nccl=number), env=env), "collective rules")
+    assert check.status == status
+    assert all(part in check.detail for part in text), check.detail
+
+
 def test_shim_that_is_not_built_or_does_not_load_fails():
     def missing():
         raise UnavailableError("the launch shim is not built on this machine")
@@ -231,6 +254,30 @@ def test_priority_status_follows_the_measured_ratio(changed, status, word):
     check = found(replace(HEALTHY, ask=answers(priority=HONOURED | changed)), "priority")
     assert check.status == status
     assert word in check.detail
+
+
+@pytest.mark.parametrize(
+    ("placement", "status", "word"),
+    [
+        (PLACED, "ok", "after 20 µs, the kernel after 5000 µs"),
+        ({"waiter_ms": 5.1, "kernel_ms": 5.0, "works": False}, "warn", "wait for the whole collective"),
+    ],
+)
+def test_a_wait_that_outlasts_the_collective_is_a_warning(placement, status, word):
+    check = found(replace(HEALTHY, ask=answers(placement=placement)), "placed")
+    assert (check.status, word in check.detail) == (status, True)
+    assert status == "ok" or "--head-start 5" in check.fix
+
+
+def test_a_driver_without_the_event_names_the_timed_head_start():
+    def ask(topic, *arguments):
+        if topic == "placement":
+            raise UnavailableError("the driver has no launch-completion event")
+        return answers()(topic, *arguments)
+
+    check = found(replace(HEALTHY, ask=ask), "placed")
+    assert check.status == "warn"
+    assert "no launch-completion event" in check.detail
 
 
 def test_amd_priority_is_not_assumed():
@@ -330,7 +377,7 @@ def test_json_is_one_object_and_nothing_else(monkeypatch, capsys):
     printed = capsys.readouterr()
     checks = json.loads(printed.out)["checks"]
     assert printed.err == ""
-    assert len(checks) == 10
+    assert len(checks) == 12
     assert all(set(c) == {"name", "status", "detail", "fix"} for c in checks)
 
 

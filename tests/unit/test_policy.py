@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -13,6 +14,7 @@ residencies = st.none() | st.integers(1, MAX_RESIDENCY)
 policies = st.builds(
     Policy,
     priority=st.sampled_from(PRIORITIES),
+    head_start=st.sampled_from((None, "placed")),
     head_start_us=st.floats(0, 1000),
     max_ctas=st.none() | st.integers(1, 1024),
     engine=st.sampled_from(ENGINES),
@@ -35,6 +37,31 @@ def test_the_defaults_change_nothing():
     assert str(Policy()) == "no control"
 
 
+@pytest.mark.parametrize(
+    ("given", "mode", "document", "label"),
+    [
+        ({}, "none", {}, "overlap"),
+        ({"head_start": "none"}, "none", {}, "overlap"),
+        ({"head_start_us": 5}, "timed", {"head_start_us": 5}, "head5"),
+        ({"head_start": "timed", "head_start_us": 5}, "timed", {"head_start_us": 5}, "head5"),
+        ({"head_start": "placed"}, "placed", {"head_start": "placed"}, "placed"),
+        (
+            {"head_start": "placed", "head_start_us": 300},
+            "placed",
+            {"head_start": "placed", "head_start_us": 300},
+            "placed300",
+        ),
+    ],
+)
+def test_one_head_start_has_one_form(given, mode, document, label):
+    policy = Policy(**given)
+    assert policy.head_start_mode == mode
+    assert policy.to_dict() == ({"version": 1, "comm": document} if document else {"version": 1})
+    assert policy.label == label
+    assert policy.controls == (mode != "none")
+    assert replace(policy, head_start=None, head_start_us=0) == Policy()
+
+
 def test_save_and_load(tmp_path):
     policy = Policy(
         priority="high", residency=3, rules=(Rule("*gemm*", 2), Rule("*norm*", None)), when="overlap"
@@ -55,6 +82,10 @@ def test_save_and_load(tmp_path):
         ({"version": 1, "comm": {"priority": "urgent"}}, "comm.priority 'urgent'"),
         ({"version": 1, "comm": []}, "comm: must be an object"),
         ({"version": 1, "comm": {"head_start_us": -1}}, "comm.head_start_us -1"),
+        ({"version": 1, "comm": {"head_start": "placed", "head_start_us": 1e6}}, "use 0 to 100000 micro"),
+        ({"version": 1, "comm": {"head_start": "timed"}}, "timed needs comm.head_start_us"),
+        ({"version": 1, "comm": {"head_start": "none", "head_start_us": 5}}, "none contradicts"),
+        ({"version": 1, "comm": {"head_start": "exact"}}, "use one of none, timed, placed"),
         ({"version": 1, "comm": {"head_start_us": 5000}}, "comm.head_start_us 5000"),
         ({"version": 1, "comm": {"max_ctas": 0}}, "comm.max_ctas 0"),
         ({"version": 1, "comm": {"engine": "warp"}}, "comm.engine 'warp'"),

@@ -8,6 +8,7 @@ from weft.errors import UnavailableError
 from weft.gpu import hip
 from weft.gpu.driver import Attribute, load_driver
 from weft.gpu.occupancy import blocks_per_sm
+from weft.gpu.placement import KERNEL_US, measure_placement
 from weft.gpu.priority import BLOCK_US, WAVES, PriorityEffect, measure_priority
 from weft.gpu.probe import complete, cuda_gpus, probe
 from weft.gpu.specs import spec
@@ -299,3 +300,63 @@ def test_a_single_priority_is_an_error(build):
 
 def test_a_gpu_that_was_not_full_is_inconclusive():
     assert not PriorityEffect(equal_ms=0.5, high_ms=0.4, block_ms=0.4).conclusive
+
+
+# The waiting kernel ends soon after the long one is placed (EARLY), or with it. The event for that must come
+# without timing, on the launch of the long kernel; then the waiting stream waits for it.
+FAKE_PLACING = r"""
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+typedef struct { unsigned flags; double ms; } event;
+typedef struct { unsigned id, pad; event *placed; int flags; char rest[52]; } attribute;
+typedef struct { unsigned grid[3], block[3], shared; void *stream; attribute *all; unsigned count; } config;
+static double ends[3];
+static event *placed;
+int cuInit(unsigned f) { return f != 0; }
+int cuDriverGetVersion(int *v) { return *v = VERSION, 0; }
+int cuDeviceGet(int *d, int i) { *d = i; return 0; }
+int cuDevicePrimaryCtxRetain(void **c, int d) { (void)d; *c = (void *)77; return 0; }
+int cuDevicePrimaryCtxRelease_v2(int d) { (void)d; return 0; }
+int cuCtxSetCurrent(void *c) { return c != 0 && c != (void *)77; }
+int cuCtxGetStreamPriorityRange(int *least, int *most) { *least = 0; *most = -5; return 0; }
+int cuModuleLoadData(void **m, const char *ptx) { *m = (void *)5; return strstr(ptx, "weft_spin") == NULL; }
+int cuModuleGetFunction(void **f, void *m, const char *n) { (void)m, (void)n; *f = (void *)6; return 0; }
+int cuStreamCreateWithPriority(void **s, unsigned flags, int p) {
+    static intptr_t next = 1;
+    (void)flags, (void)p;
+    *s = (void *)next++;
+    return 0;
+}
+int cuEventCreate(event **e, unsigned f) { *e = calloc(1, sizeof **e); (*e)->flags = f; return 0; }
+int cuEventRecord(event *e, intptr_t s) { e->ms = ends[s]; return e->flags != 0; }
+int cuEventElapsedTime(float *ms, event *a, event *b) { *ms = (float)(b->ms - a->ms); return 0; }
+int cuCtxSynchronize(void) { memset(ends, 0, sizeof ends); return 0; }
+int cuLaunchKernelEx(config *c, void *f, void **params, void **extra) {
+    if (f != (void *)6 || extra || c->count != 1 || c->all->id != 12 || c->all->placed->flags != 2) return 1;
+    placed = c->all->placed;
+    ends[(intptr_t)c->stream] += *(uint64_t *)params[0] / 1e6;
+    placed->ms = EARLY ? 0.01 : ends[(intptr_t)c->stream];
+    return 0;
+}
+int cuStreamWaitEvent(intptr_t s, event *e, unsigned flags) { ends[s] = e->ms; return e != placed || flags; }
+int cuLaunchKernel(void *f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
+                   unsigned shared, intptr_t stream, void **params, void **extra) {
+    (void)f, (void)gx, (void)gy, (void)gz, (void)bx, (void)by, (void)bz, (void)shared, (void)extra;
+    ends[stream] += *(uint64_t *)params[0] / 1e6;
+    return 0;
+}
+"""
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_a_wait_for_placement_that_lasts_as_long_as_the_kernel_is_told(build, early):
+    effect = measure_placement(load_driver(build(FAKE_PLACING, f"-DEARLY={int(early)}", "-DVERSION=12030")))
+    assert effect.works is early
+    assert effect.kernel_ms == pytest.approx(KERNEL_US / 1000)
+
+
+def test_a_driver_before_cuda_12_3_has_no_such_event(build):
+    with pytest.raises(UnavailableError, match=r"CUDA 12\.3"):
+        measure_placement(load_driver(build(FAKE_PLACING, "-DEARLY=1", "-DVERSION=12020")))

@@ -166,10 +166,13 @@ class Rank:
     def facts(self, steps: int) -> Facts:
         return Facts(collectives=4, ctas=12, cta_choices=(6, 16, 24), world=3)
 
-    def prepare(self, ctas: int) -> None:
+    def preparable(self) -> list[tuple[str, int]]:
+        return []
+
+    def prepare(self, policy: Policy, keys: object) -> None:
         self.prepared += 1
-        if self.refuse == ctas:
-            raise RuntimeError(f"no {ctas} here")
+        if self.refuse == policy.max_ctas:
+            raise RuntimeError(f"no {policy.max_ctas} here")
 
     def apply(self, policy: Policy) -> None:
         if self.cannot and self.cannot in policy.label:

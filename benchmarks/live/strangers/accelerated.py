@@ -32,7 +32,9 @@ def llama():
     length, batch = pick(1024, 16), 2
     rows = torch.randint(config.vocab_size, (64, length))
     data = [{"input_ids": row, "labels": row} for row in rows] * 200
-    return LlamaForCausalLM(config), DataLoader(data, batch_size=batch), 0
+    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
+        model = LlamaForCausalLM(config)
+    return model, DataLoader(data, batch_size=batch), 0
 
 
 def classify():

@@ -43,7 +43,9 @@ def main():
         num_key_value_heads=pick(32, 2),
         vocab_size=pick(32000, 128),
     )
-    model = LlamaForCausalLM(config).to(device, torch.bfloat16 if cuda else torch.float32).eval()
+    with device:
+        model = LlamaForCausalLM(config)
+    model = model.to(device, torch.bfloat16 if cuda else torch.float32).eval()
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     for layer in model.model.layers:
         parallelize_module(layer, mesh, PLAN)

@@ -29,7 +29,8 @@ def main():
         vocab_size=pick(32000, 128),
         use_cache=False,
     )
-    model = LlamaForCausalLM(config).to(device)
+    with device:
+        model = LlamaForCausalLM(config)
     precision = MixedPrecisionPolicy(param_dtype=torch.bfloat16) if cuda else MixedPrecisionPolicy()
     for layer in model.model.layers:
         fully_shard(layer, mp_policy=precision)

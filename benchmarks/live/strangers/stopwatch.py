@@ -1,6 +1,8 @@
 """What the programs of this folder share: their size, and the times at which their steps end.
 
-STRANGER_STEPS  how many steps; STRANGER_TINY: sizes for a CPU; STRANGER_TIMES: the file for the times, in s
+STRANGER_TINY    sizes for a CPU
+STRANGER_FOLDER  `stepping` appears there after a few steps; the program ends when `stop` appears, and leaves the
+                 times of its steps, in seconds, in `times.json`
 """
 
 from __future__ import annotations
@@ -13,7 +15,9 @@ from pathlib import Path
 from typing import TypeVar
 
 T = TypeVar("T")
-STEPS = int(os.environ.get("STRANGER_STEPS", "200"))
+STEPS = 20_000  # more than anybody waits for
+FIRST_STEPS = 5
+_folder = Path(os.environ.get("STRANGER_FOLDER", "."))
 _times: list[float] = []
 
 
@@ -25,12 +29,15 @@ def pick(gpu: T, cpu: T) -> T:
 def stamp() -> None:
     """A step has ended, as far as the program can tell. No synchronization."""
     _times.append(time.perf_counter())
+    if len(_times) == FIRST_STEPS:
+        (_folder / "stepping").touch()
+    if (_folder / "stop").exists():
+        raise SystemExit(0)
 
 
 def _write() -> None:
-    path = os.environ.get("STRANGER_TIMES")
-    if path and os.environ.get("RANK", "0") == "0" and _times:
-        Path(path).write_text(json.dumps(_times))
+    if os.environ.get("STRANGER_FOLDER") and os.environ.get("RANK", "0") == "0" and _times:
+        (_folder / "times.json").write_text(json.dumps(_times))
 
 
 atexit.register(_write)

@@ -66,7 +66,9 @@ def llama():
         num_key_value_heads=pick(16, 2),
         vocab_size=pick(32000, 128),
     )
-    return LlamaForCausalLM(config), pick(2, 2), pick(1024, 16), 4
+    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
+        model = LlamaForCausalLM(config)
+    return model, pick(2, 2), pick(1024, 16), 4
 
 
 def main():

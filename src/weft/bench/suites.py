@@ -8,11 +8,12 @@ from fnmatch import fnmatch
 
 from weft.errors import UsageError
 from weft.policy import Policy, Rule
-from weft.tuning.candidates import GEMM, PLAIN, SEQUENTIAL, Candidate
+from weft.tuning.candidates import CUBLAS, GEMM, PLAIN, SEQUENTIAL, Candidate
 from weft.workload import Compute, Workload, named, paper_reading
 
 PAPER_GRIDS = (8, 16, 32, 64, 128, 256, 512, 1024)
 """Blocks along each side of the grids in arXiv:2606.09200."""
+PLACED = Policy(head_start="placed")
 FIG2 = "fig2"
 """The suite in the paper's own setting, which runs on the paper's nodes where they are simulated."""
 PAPER_RESIDENCY = {"opt1": (5, 3), "opt2": (3, 2)}
@@ -182,17 +183,20 @@ def _balanced(cell: SuiteCell, ctas: int) -> SuiteCell:
 
 
 def modern_candidates(compute: Compute) -> tuple[Candidate, ...]:
-    """CTAs first, then head start and priority; residency only for Triton kernels."""
-    found = [SEQUENTIAL, PLAIN, Candidate.of(Policy(head_start_us=5))]
+    """CTAs first, then head start and priority; residency for Triton kernels, SMs kept free for cuBLAS."""
+    found = [SEQUENTIAL, PLAIN, Candidate.of(Policy(head_start_us=5)), Candidate.of(PLACED)]
     for ctas in (4, 6, 12, 16):
         found.append(Candidate.of(Policy(max_ctas=ctas)))
         found.append(Candidate.of(Policy(max_ctas=ctas, head_start_us=5)))
+        found.append(Candidate.of(replace(PLACED, max_ctas=ctas)))
     found.append(Candidate.of(high()))
     found.append(Candidate.of(high(head_start_us=3)))
     found.append(Candidate.of(high(head_start_us=10)))
     found.append(Candidate.of(high(max_ctas=6, head_start_us=5)))
     if compute.kind.startswith("triton"):
         found.append(Candidate.of(high(rules=(Rule(GEMM, 1),), head_start_us=5)))
+    if compute.kind == CUBLAS:
+        found.append(Candidate.of(Policy(max_ctas=4, sm_reserve=8)))
     return tuple(found)
 
 

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from weft.cli.output import versioned
+
 if TYPE_CHECKING:
     from rich.progress import Progress
 
@@ -75,7 +77,7 @@ def bench(
         r for r in results.load_results(target)[1] if r["device"] == executor.device and r["cell"] in names
     ]
     if as_json:
-        print(json.dumps(_document(executor, suite, rows, missing)))
+        print(json.dumps(versioned(_document(executor, suite, rows, missing))))
     else:
         _print_table(rows, missing, target)
 

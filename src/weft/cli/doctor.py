@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from weft.cli.output import versioned
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -25,7 +27,7 @@ def doctor(
 
     if as_json:
         findings = diagnose()
-        print(json.dumps({"checks": [finding.to_dict() for finding in findings]}, indent=2))
+        print(json.dumps(versioned({"checks": [finding.to_dict() for finding in findings]}), indent=2))
     else:
         # Progress goes to stderr, so that stdout has only the table.
         with Console(stderr=True).status("checking") as status:

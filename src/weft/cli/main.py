@@ -6,18 +6,31 @@ import importlib
 import io
 import os
 import sys
-from typing import Any
-
-import typer
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import weft
 from weft import logs
 from weft.errors import WeftError
 
+if TYPE_CHECKING:
+    import typer
+
 # A subcommand is a module `weft.cli.NAME` with a function `NAME`; heavy imports belong inside the function.
 COMMANDS = (
-    *("doctor", "run", "tune", "store", "bench", "analyze", "report", "calibrate", "plan", "explore"),
+    "doctor",
+    "run",
+    "tune",
+    "store",
+    "bench",
+    "analyze",
+    "report",
+    "calibrate",
+    "plan",
+    "explore",
     "reproduce",
+    "top",
+    "schema",
 )
 
 PASS_THROUGH: dict[str, Any] = {"allow_interspersed_args": False}
@@ -26,12 +39,16 @@ PASS_THROUGH: dict[str, Any] = {"allow_interspersed_args": False}
 
 def _show_version(value: bool) -> None:
     if value:
+        import typer
+
         print(f"weft {weft.__version__}")
         raise typer.Exit
 
 
-def build_app() -> typer.Typer:
-    """The application with every subcommand."""
+def build_app(commands: Sequence[str] | None = None) -> typer.Typer:
+    """The application with these subcommands, or with all."""
+    import typer
+
     app = typer.Typer(
         name="weft",
         help="Hide multi-GPU communication behind computation, on unmodified programs.",
@@ -55,7 +72,7 @@ def build_app() -> typer.Typer:
     ) -> None:
         logs.show("debug" if verbose else None)
 
-    for name in COMMANDS:
+    for name in commands or COMMANDS:
         command = getattr(importlib.import_module(f"weft.cli.{name}"), name)
         app.command(name, context_settings=PASS_THROUGH if name == "run" else {})(command)
     return app
@@ -67,21 +84,37 @@ def main(argv: list[str] | None = None) -> None:
         if isinstance(stream, io.TextIOWrapper):  # "?" for a bar or an arrow, where the code page has none
             stream.reconfigure(errors="replace")
     try:
-        code = build_app()(args=argv, prog_name="weft", standalone_mode=False)
+        code = _run(sys.argv[1:] if argv is None else argv)
     except WeftError as error:
         _fail(str(error), error.exit_code)
     except BrokenPipeError:  # `weft … | head`: the reader has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
-    except (KeyboardInterrupt, typer.Abort):
+    except KeyboardInterrupt:
         _fail("interrupted", 130)
     except Exception as error:
-        # Newer releases of typer include a copy of click, so recognise its errors by their interface.
+        # Newer releases of typer include a copy of click, so recognise its errors by name and interface.
+        if type(error).__name__ == "Abort":
+            _fail("interrupted", 130)
         if not hasattr(error, "format_message"):
             raise
         hint = getattr(getattr(error, "ctx", None), "command_path", "weft")
         _fail(f"{error.format_message().rstrip('.')}; see `{hint} --help`", 2)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _run(argv: list[str]) -> Any:
+    from weft.cli.quick import plain_arguments
+
+    arguments = plain_arguments(argv)
+    if arguments is not None:
+        from weft.cli.analysis import run_analysis
+
+        logs.show()
+        return run_analysis(**arguments)
+    # Help and errors of the root command name every subcommand; otherwise one is enough.
+    one = argv[:1] if argv and argv[0] in COMMANDS else None
+    return build_app(one)(args=argv, prog_name="weft", standalone_mode=False)
 
 
 def _fail(message: str, code: int) -> None:

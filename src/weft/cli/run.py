@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
+from weft.cli.output import versioned
 from weft.errors import OutputError, UnavailableError, UsageError, WeftError
 from weft.files import check_writable, write_whole
 from weft.policy import Policy
@@ -40,10 +41,11 @@ def run(
         ),
     ] = None,
     head_start: Annotated[
-        float | None,
+        str | None,
         typer.Option(
-            metavar="US",
-            help="Microseconds that compute waits after a collective's launch (5 is a good start).",
+            metavar="US|placed",
+            help="Microseconds that compute waits after a collective's launch (5 is a good start); "
+            "`placed`: until its blocks are placed.",
         ),
     ] = None,
     tune: Annotated[
@@ -86,6 +88,12 @@ def run(
         int,
         typer.Option(min=0, metavar="M", help="Steps before the trace (seconds where no step can be found)."),
     ] = 10,
+    steps: Annotated[
+        bool,
+        typer.Option(
+            "--steps", help="Publish step times of PyTorch programs for `weft top`, also without a GPU."
+        ),
+    ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no closing line.")] = False,
 ) -> None:
     """Run an unmodified program under a policy; torchrun and all children are included.
@@ -109,14 +117,15 @@ def run(
         raise UsageError(
             "no command: put the program after `--`, as in `weft run --priority high -- torchrun train.py`"
         )
-    policy = _policy(policy_file, priority=priority, residency=residency, when=when, head_start_us=head_start)
+    policy = _policy(policy_file, priority=priority, residency=residency, when=when)
+    policy = _with_head_start(policy, head_start)
     budget = _tune_budget(tune, tune_budget, tune_once)
     if html is not None and not tune:
         raise UsageError("--html is the page of live tuning: add --tune")
     for option, path in (("--stats", stats_file), ("--html", html)):
         if path is not None:
             _check_output(option, path, policy_file)
-    for line in not_applied(policy):
+    for line in not_applied(policy, framework=True):
         _say(line, quiet=False)
     asked = not tune or policy.max_ctas is not None or "NCCL_MAX_CTAS" in os.environ
     earlier = None if asked else Memory(command)
@@ -129,7 +138,7 @@ def run(
     if trace is not None:
         chrome.check_folder(trace)
     with ExitStack() as held:
-        job = held.enter_context(Job(policy, tune=tune, trace=wanted))
+        job = held.enter_context(Job(policy, tune=tune, trace=wanted, command=command, steps=steps))
         _say(job.problem, quiet)
         env = {**job.environment(launch.original_environment()), **budget}
         check_preload(env)
@@ -146,13 +155,14 @@ def run(
                 line = counted["tuning"]["text"]
                 _write_page(html, counted["tuning"], read_record(job.folder))
                 _say(earlier.learn(counted["tuning"]) if earlier is not None else "", quiet)
+            job.leave_outcome(counted)
             if trace is not None:
                 _write_traces(job.folder, trace, quiet)
         finally:
             job.close()
         _say(line, quiet)
         if stats_file is not None:
-            document = {"policy": policy.to_dict(), **counted}
+            document = versioned({"policy": policy.to_dict(), **counted})
             write_whole(stats_file, json.dumps(document, indent=1) + "\n")
 
     launch.end(status, report)
@@ -168,6 +178,20 @@ def _check_platform() -> None:
 def _policy(path: Path | None, **given: Any) -> Policy:
     base = Policy.load(path) if path else Policy()
     return dataclasses.replace(base, **{name: value for name, value in given.items() if value is not None})
+
+
+def _with_head_start(policy: Policy, given: str | None) -> Policy:
+    """The policy with the head start of the command line: microseconds, or `placed`."""
+    if given is None:
+        return policy
+    if given == "placed":
+        bound_us = policy.head_start_us if policy.head_start == "placed" else 0.0
+        return dataclasses.replace(policy, head_start="placed", head_start_us=bound_us)
+    try:
+        us = float(given)
+    except ValueError:
+        raise UsageError(f"--head-start {given!r} is neither microseconds nor `placed`; try 5") from None
+    return dataclasses.replace(policy, head_start=None, head_start_us=us)
 
 
 def _say(line: str, quiet: bool) -> None:

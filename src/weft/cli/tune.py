@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from weft.cli.output import versioned
+
 if TYPE_CHECKING:
     from weft.execute.base import Executor
     from weft.policy import Policy
@@ -117,7 +119,7 @@ def tune(
     document["policy"] = policy.to_dict()
     _write(policy, out, html, page if found is None else "")
     if as_json:
-        print(json.dumps(document))
+        print(json.dumps(versioned(document)))
     elif found is not None:
         print(f"{document['verdict']['text']}\nMeasured {_made(found)}; `--fresh` measures again.")
     else:

@@ -18,6 +18,7 @@ from typing import Any
 
 from weft.errors import UnavailableError, WeftError
 from weft.gpu.driver import load_driver
+from weft.gpu.placement import measure_placement
 from weft.gpu.priority import measure_priority
 from weft.gpu.probe import Gpu, cuda_gpus, probe
 
@@ -91,6 +92,11 @@ def _priority() -> dict[str, Any]:
     return asdict(effect) | {"ratio": effect.ratio, "conclusive": effect.conclusive}
 
 
+def _placement() -> dict[str, Any]:
+    effect = measure_placement(load_driver())
+    return asdict(effect) | {"works": effect.works}
+
+
 def _nccl(library: str) -> dict[str, Any]:
     version = ctypes.c_int()
     try:
@@ -102,7 +108,12 @@ def _nccl(library: str) -> dict[str, Any]:
     return {"version": version.value}
 
 
-TOPICS: dict[str, Callable[..., dict[str, Any]]] = {"gpus": _gpus, "priority": _priority, "nccl": _nccl}
+TOPICS: dict[str, Callable[..., dict[str, Any]]] = {
+    "gpus": _gpus,
+    "priority": _priority,
+    "placement": _placement,
+    "nccl": _nccl,
+}
 """Queries by name."""
 
 

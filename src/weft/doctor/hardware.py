@@ -1,4 +1,4 @@
-"""Hardware checks: driver, links, green contexts, and whether stream priority is honoured (measured)."""
+"""Hardware checks: driver, links, green contexts, and by measurement priority and placement."""
 
 from __future__ import annotations
 
@@ -87,3 +87,23 @@ def priority(machine: Machine, facts: GpuFacts) -> list[Check]:
         return [Check("priority", "ok", f"honoured: {detail}")]
     fix = "clear CUDA_LAUNCH_BLOCKING and CUDA_DEVICE_MAX_CONNECTIONS=1, stop MPS clients, and run again"
     return [Check("priority", "warn", f"not honoured: {detail}", fix)]
+
+
+def placed(machine: Machine, facts: GpuFacts) -> list[Check]:
+    """Whether a wait for a collective's placement works, and ends before the collective does."""
+    if facts.amd:
+        return [
+            Check("placed", "skip", "ROCm has no launch-completion event: `--head-start placed` does nothing")
+        ]
+    if not facts.nvidia:
+        return [Check("placed", "skip", "needs a GPU to measure")]
+    timed = "use a timed head start instead: `weft run --head-start 5`"
+    try:
+        effect = machine.ask("placement")
+    except UnavailableError as error:
+        return [Check("placed", "warn", f"`--head-start placed` does not work: {error}", timed)]
+    times = f"a wait for a kernel's placement ends after {1000 * effect['waiter_ms']:.0f} µs"
+    detail = f"{times}, the kernel after {1000 * effect['kernel_ms']:.0f} µs"
+    if effect["works"]:
+        return [Check("placed", "ok", detail)]
+    return [Check("placed", "warn", f"{detail}: compute would wait for the whole collective", timed)]

@@ -18,11 +18,13 @@ CHECKS: dict[str, Callable[[Machine, GpuFacts], list[Check]]] = {
     "gpus": hardware.gpus,
     "torch": software.torch,
     "nccl": software.nccl,
+    "collective rules": software.collective_rules,
     "compiler": software.compiler,
     "shim": software.shim,
     "mps": software.mps,
     "green contexts": hardware.green_contexts,
     "priority": hardware.priority,
+    "placed": hardware.placed,
     "environment": lambda machine, facts: check_environment(machine.env),
 }
 

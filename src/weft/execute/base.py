@@ -79,6 +79,15 @@ class References:
         low, high = sorted((self.compute_ms, self.comm_ms))
         return high + low / self.iterations
 
+    def bound_ms(self, held_sms: int, sms: int) -> float:
+        """The least possible time in ms where running collectives hold `held_sms` of the GPU's `sms` SMs.
+
+        SM-time is conserved: compute needs all SMs for its time alone, collectives theirs. Not below ideal.
+        """
+        low = min(self.compute_ms, self.comm_ms)
+        shared = self.compute_ms + self.comm_ms * held_sms / sms + low / self.iterations
+        return max(shared, self.ideal_ms)
+
     def fraction_of_ideal(self, ms: float) -> float | None:
         """Fraction of the possible gain over sequential that `ms` reaches; None if it is within noise."""
         return fraction_of_ideal(ms, self.sequential_ms, self.ideal_ms)

@@ -111,12 +111,13 @@ class CudaExecutor:
         prepared = self._prepare(workload)
         streams = self._rank_streams(acting.priority, workload.ranks)
         collective = self._collective(workload, ctas, prepared.payload, streams)
-        wait_us = acting.head_start_us if self._shim is None else 0.0
+        wait_us = acting.head_start_us if self._shim is None else 0.0  # the shim waits by itself
         pipeline = Pipeline(self._gpu, prepared.lanes, prepared.calls, streams, collective, mode, wait_us)
         key = (mode == "compute", ctas, acting)
         if key not in prepared.warm:
             # Load kernels on every lane; controls that act after a collective need a second iteration.
-            least = 2 if acting.head_start_us or acting.when == "overlap" else 1
+            later = acting.head_start_mode != "none" or acting.when == "overlap" or acting.sm_reserve > 0
+            least = 2 if later else 1
             pipeline.issue(max(least, workload.compute_streams), 0.0)
             self._gpu.synchronize()
             prepared.warm.add(key)
@@ -127,9 +128,10 @@ class CudaExecutor:
         if refused:
             raise UsageError(f"the lab cannot run this policy: {refused[0]}")
         if self._shim is None:
-            if policy.residency is not None or policy.rules:
+            needs = _needs_shim(policy)
+            if needs:
                 raise UnavailableError(
-                    "residency needs the launch shim, which is not loaded in this process; "
+                    f"{needs} needs the launch shim, which is not loaded in this process; "
                     "use `weft bench`, or start it with `weft run -- python …`"
                 )
         elif policy != self._applied:
@@ -208,6 +210,15 @@ class _NcclRanks:
         except WeftError as error:
             return {"nccl": str(error)}
         return {"nccl": self._library.version_text}
+
+
+def _needs_shim(policy: Policy) -> str:
+    """The control that only the shim can apply; "" if there is none."""
+    if policy.residency is not None or policy.rules:
+        return "residency"
+    if policy.head_start == "placed":
+        return "the placed head start"
+    return "compute.sm_reserve" if policy.sm_reserve else ""
 
 
 def _find_shim() -> Any:

@@ -122,7 +122,8 @@ class DistExecutor:
         return workload.but(ranks=self.size)
 
     def _apply(self, policy: Policy) -> None:
-        if not (policy.residency or policy.rules or policy.head_start_us):
+        waits = policy.head_start_mode != "none"
+        if not (policy.residency or policy.rules or policy.sm_reserve or waits):
             wanted = None
         elif not self._cuda:
             return  # a CPU has no kernel launches

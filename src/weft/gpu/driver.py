@@ -49,6 +49,7 @@ class FunctionAttribute(IntEnum):
 
 _P2P_ACCESS_SUPPORTED, _P2P_NATIVE_ATOMIC_SUPPORTED = 2, 3
 _STREAM_NON_BLOCKING = 1
+_EVENT_DISABLE_TIMING = 2
 
 Handle = ctypes.c_void_p
 
@@ -181,9 +182,9 @@ class Driver:
         """Create a non-blocking stream with this priority."""
         return self._handle("cuStreamCreateWithPriority", _STREAM_NON_BLOCKING, priority)
 
-    def event(self) -> Handle:
-        """Create an event with timing."""
-        return self._handle("cuEventCreate", 0)
+    def event(self, timing: bool = True) -> Handle:
+        """Create an event."""
+        return self._handle("cuEventCreate", 0 if timing else _EVENT_DISABLE_TIMING)
 
     def record(self, event: Handle, stream: Handle) -> None:
         """Record an event on a stream."""

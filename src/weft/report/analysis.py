@@ -245,8 +245,13 @@ def advice(document: Document) -> list[AdviceItem]:
 
 
 def gain_text(item: Document) -> str:
-    """What a change is expected to save: of the step where the document says so, else of the trace."""
+    """What a change is expected to save: of the step where the document says so, else of the trace.
+
+    Of what only the program's author can change, no more is known than the most that it could save.
+    """
     step, percent = interval(item, "step_ms"), interval(item, "step_pct")
+    if step is not None and percent is not None and text(item, "control") == "program":
+        return f"at most {words.duration(step[1] * 1e3)} of the step, {percent[1]:.1f}%"
     if step is None or percent is None:
         return words.gain(interval(item, "gain_us"))
     said = words.gain((step[0] * 1e3, step[1] * 1e3))

@@ -21,6 +21,8 @@ _MAX_RANKS = 16
 MAX_COLLECTIVES = 10
 MAX_ADVICE = 5
 _BAR = 24
+_COPIES_SHARE = 0.05
+"""Copies and fills get a column where they take more than this share of a rank's span."""
 
 
 def show_analysis(document: dict[str, Any], console: Console) -> None:
@@ -61,20 +63,22 @@ def _table(*columns: tuple[str, str]) -> Table:
 
 
 def _rank_table(document: Document) -> Table:
-    heads = ("span", "compute", "comm", "exposed", "hidden", "idle")
-    table = _table(("rank", "left"), *((head, "right") for head in heads))
     names, ranks = analysis.labels(document), records(document, "ranks")
+    copies = any(amount(rank, "memory_us") > _COPIES_SHARE * amount(rank, "span_us") for rank in ranks)
+    heads = ("span", "compute", "comm", "exposed", "hidden", *(("copies",) if copies else ()), "idle")
+    table = _table(("rank", "left"), *((head, "right") for head in heads))
     # The most exposed ranks are the ones to look at when there are too many to show.
     chosen = sorted(range(len(ranks)), key=lambda i: -amount(ranks[i], "exposed_comm_us"))[:_MAX_RANKS]
     for i in sorted(chosen):
         rank = ranks[i]
         table.add_row(
-            Text(shorten(names[i].removeprefix("rank "), 18)),
+            Text(shorten(names[i].removeprefix("rank "), 8 if copies else 18)),
             words.duration(number(rank, "span_us")),
             words.duration(number(rank, "compute_us")),
             words.duration(number(rank, "comm_us")),
             Text(words.duration(number(rank, "exposed_comm_us")), style="bold"),
             words.percent(analysis.overlap_pct(rank)),
+            *((words.duration(number(rank, "memory_us")),) if copies else ()),
             words.duration(number(rank, "idle_us")),
         )
     _mention_rest(table, len(ranks) - len(chosen), "ranks, less exposed")
@@ -94,7 +98,7 @@ def _collective_table(document: Document) -> Table:
     taken = sum(max(len(row[at]) for row in (heads, *cells)) + 3 for at in range(1, len(heads)))
     table = _table(*((head, "right" if 2 <= at <= 5 else "left") for at, head in enumerate(heads)))
     for row in cells:
-        name = shorten(row[0], max(_WIDTH - taken - 2, 10))
+        name = _fitted(row[0], max(_WIDTH - taken - 2, 10))
         table.add_row(
             Text(name), *(Text(cell, style="bold" if at == 4 else "") for at, cell in enumerate(row) if at)
         )
@@ -116,11 +120,24 @@ def _collective_row(rank: str, item: Document) -> tuple[str, ...]:
 
 
 def _shown_name(item: Document) -> str:
-    """What tells collectives apart in a narrow column: the kernel's name without what all of them share."""
-    name = analysis.collective_name(item)
+    """What tells collectives apart in a narrow column: the kernel's name without what all of them share.
+
+    Where the trace says what a kernel did and its name does not, what it did is enough.
+    """
+    kind, _, kernel = analysis.collective_name(item).partition(" · ")
+    name = kernel if kind == "other" and kernel else kind
     for prefix in ("ncclDevKernel_", "ncclKernel_", "rcclDevKernel_"):
         name = name.replace(prefix, "")
     return name
+
+
+def _fitted(name: str, width: int) -> str:
+    """A name without as many of its outer namespaces as it takes to fit, shortened if that is not enough."""
+    parts = name.split("::")
+    for at in range(len(parts)):
+        if len("::".join(parts[at:])) <= width:
+            return "::".join(parts[at:])
+    return shorten(parts[-1], width)
 
 
 def _mention_rest(table: Table, left_out: int, noun: str) -> None:

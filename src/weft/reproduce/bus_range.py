@@ -59,16 +59,22 @@ def bus_figures(executor: SimExecutor) -> list[BusFigure]:
     ]
 
 
-def tuned_gains(executor: SimExecutor, workload: Workload) -> list[BusGain]:
-    """What `weft tune` finds for a workload, for every bus figure of the node."""
+def bus_nodes(executor: SimExecutor) -> list[SimExecutor]:
+    """The node with each of its bus figures."""
     found = []
     for bus in bus_figures(executor):
         figures = executor.profile.figures
-        model = executor.profile.with_figures(
-            bus_gb_s=bus.gb_s, cta_gb_s=max(figures.cta_gb_s, bus.gb_s / figures.comm_ctas)
-        )
-        run = SimExecutor(executor.profile.name, model=model)
-        tried, _ = choose_candidates(run, workload)
-        verdict = tune_workload(run, workload, tried).verdict
+        per_cta = max(figures.cta_gb_s, bus.gb_s / figures.comm_ctas)
+        model = executor.profile.with_figures(bus_gb_s=bus.gb_s, cta_gb_s=per_cta)
+        found.append(SimExecutor(executor.profile.name, model=model))
+    return found
+
+
+def tuned_gains(executor: SimExecutor, workload: Workload) -> list[BusGain]:
+    """What `weft tune` finds for a workload, for every bus figure of the node."""
+    found = []
+    for bus, node in zip(bus_figures(executor), bus_nodes(executor), strict=True):
+        tried, _ = choose_candidates(node, workload)
+        verdict = tune_workload(node, workload, tried).verdict
         found.append(BusGain(bus, verdict.gain_pct, verdict.chosen))
     return found

@@ -12,9 +12,10 @@ from __future__ import annotations
 import logging
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,24 +28,41 @@ _log = logging.getLogger(__name__)
 
 PREPARE_S = 20.0  # for new communicators
 AMD_DRIVER = Path("/dev/kfd")
+STATIC_PLUGIN = "STATIC_PLUGIN"  # NCCL then looks for a plugin in the process itself, where the shim has one
+USER_TUNER = "WEFT_NCCL_TUNER_PLUGIN"
+_BY_POINT_TO_POINT = ("send_recv", "all_to_all", "gather", "scatter")
+"""NCCL makes these of sends and receives, whose channels are fixed when a communicator is made."""
 
 _NOT_BY_LAUNCHES = {
-    "sm_reserve": "compute.sm_reserve is not applied: no launch can keep SMs free for others",
     "schedule": "schedule is not applied: it is for fused operations (weft.ops)",
     "engine": "comm.engine dma is not applied: it is for fused operations (weft.ops)",
 }
 
+_NO_FRAMEWORK = "framework controls are not applied: they are for DDP and FSDP2 models of a program"
+
+_framework: Callable[[Policy], None] | None = None
+"""Applies the framework controls of a policy."""
 _current: ContextVar[Policy | None] = ContextVar("weft_policy", default=None)
 _routed: int | None = None
 """CTAs that all ranks agreed on in `overlap`; None: the program's own communicators."""
 
 
-def not_applied(policy: Policy) -> list[str]:
-    """One line for each control of the policy that cannot be applied to a program's launches."""
+def handle_framework(handler: Callable[[Policy], None] | None) -> None:
+    """Have `apply` call this for the framework controls of every policy; None: there is nobody to do it."""
+    global _framework
+    _framework = handler
+
+
+def not_applied(policy: Policy, *, framework: bool = False) -> list[str]:
+    """One line for each control of the policy that cannot be applied to a program's launches.
+
+    `framework`: the program is one whose DDP or FSDP2 models are reached.
+    """
     neutral = Policy()
-    return [
+    lines = [
         line for name, line in _NOT_BY_LAUNCHES.items() if getattr(policy, name) != getattr(neutral, name)
     ]
+    return lines if framework or not policy.changes_framework else [*lines, _NO_FRAMEWORK]
 
 
 def start_environment(policy: Policy, base: Mapping[str, str]) -> dict[str, str]:
@@ -55,9 +73,34 @@ def start_environment(policy: Policy, base: Mapping[str, str]) -> dict[str, str]
         least = env.get("NCCL_MIN_CTAS", "")
         if least.isdigit() and int(least) > policy.max_ctas:
             env["NCCL_MIN_CTAS"] = str(policy.max_ctas)  # NCCL refuses a minimum above the maximum
+    if policy.comm_rules:
+        env = _rules_environment(policy, env)
     if policy.priority == "high" and AMD_DRIVER.exists():
         # HIP has no launch attribute to carry it; torch can put its collectives on a high-priority stream.
         env.setdefault("TORCH_NCCL_HIGH_PRIORITY", "1")
+    return env
+
+
+def tuner_environment(base: Mapping[str, str]) -> dict[str, str]:
+    """`base` with what makes NCCL ask weft's tuner plugin, and weft the one that the user had."""
+    env = dict(base)
+    given = env.get("NCCL_TUNER_PLUGIN")
+    if given is not None and given != STATIC_PLUGIN:
+        env[USER_TUNER] = given
+    env["NCCL_TUNER_PLUGIN"] = STATIC_PLUGIN
+    return env
+
+
+def _rules_environment(policy: Policy, base: Mapping[str, str]) -> dict[str, str]:
+    """NCCL only lowers a communicator's channels per call: it starts with the most that a rule asks for."""
+    env = tuner_environment(base)
+    most = max((rule.ctas or 0 for rule in policy.comm_rules), default=0)
+    if policy.max_ctas is not None and most > policy.max_ctas:
+        env["NCCL_MAX_CTAS"] = str(most)
+    kinds = (None, *_BY_POINT_TO_POINT)
+    by_p2p = [rule.ctas for rule in policy.comm_rules if rule.ctas and rule.collective in kinds]
+    if by_p2p:
+        env["NCCL_MAX_P2P_NCHANNELS"] = str(by_p2p[0])
     return env
 
 
@@ -75,12 +118,20 @@ def apply(policy: Policy, default: Policy) -> None:
     The collectives' CTAs concern all ranks: every rank must call this between the same two collectives, after
     `communicators.prepare` succeeded on all of them. Raises UnavailableError where that is not possible here.
     """
+    if _framework is not None:  # it raises before anything is changed
+        _framework(policy)
+    elif policy.changes_framework:
+        raise UnavailableError(_NO_FRAMEWORK)
     if communicators.available():
         changed = policy.max_ctas != default.max_ctas
         communicators.route(policy.max_ctas if changed else None)
     elif policy.max_ctas != default.max_ctas:
         raise UnavailableError("the program has made no NCCL communicator that weft can see")
     shape_launches(None if policy == default else policy)
+    if communicators.available():
+        communicators.follow_policy()
+    elif policy.comm_rules != default.comm_rules:
+        raise UnavailableError("the program has made no NCCL communicator that weft can see")
     _log.debug("policy in force: %s", policy)
 
 
@@ -89,9 +140,10 @@ def overlap(policy: Policy) -> Iterator[None]:
     """Launch what is inside under `policy`; raises with the fix in a process not started by `weft run`.
 
     Applies to the whole process, from the next launch on; nests; the previous policy is restored at the end.
-    A policy with `max_ctas` moves the collectives to other communicators, between two waits for the GPU: all
-    ranks enter and leave together, after the first collective, and best around the loop, not in it. Where
-    that is not possible on every rank, a warning says why, and the rest of the policy applies.
+    With `max_ctas` or `comm_rules` all ranks enter and leave together, after the first collective, and best
+    around the loop, not in it; `max_ctas` may move the collectives to other communicators, between two waits
+    for the GPU. Where that is not possible on every rank, a warning says why, and the rest of the policy
+    applies.
     """
     restart.require()
     outer = _current.get()
@@ -99,12 +151,17 @@ def overlap(policy: Policy) -> Iterator[None]:
     if policy.max_ctas != before:
         _use_ctas(policy.max_ctas)
     shape_launches(policy)
+    ruled = bool(policy.comm_rules or (outer and outer.comm_rules))
+    if ruled:
+        _use_rules(policy, outer)
     token = _current.set(policy)
     try:
         yield
     finally:
         _current.reset(token)
         shape_launches(outer)
+        if ruled:
+            _follow_policy()
         if policy.max_ctas != before:
             _use_ctas(before)
 
@@ -112,6 +169,7 @@ def overlap(policy: Policy) -> Iterator[None]:
 def restore() -> None:
     """Set the policy of the innermost `overlap` anew, or the job's where there is none."""
     shape_launches(_current.get())
+    _follow_policy()
     if _routed is not None:
         communicators.route(_routed)
 
@@ -157,3 +215,32 @@ def _use_ctas(ctas: int | None) -> None:
         return
     communicators.route(ctas)
     _routed = ctas
+
+
+def _follow_policy() -> str:
+    """Apply the rules of the policy in force from the next collective on; empty, or why not."""
+    if not communicators.available():
+        return "the program has made no NCCL communicator yet"
+    try:
+        communicators.follow_policy()
+    except UnavailableError as error:
+        _log.debug("%s", error)
+        return str(error)
+    return ""
+
+
+def _use_rules(policy: Policy, outer: Policy | None) -> None:
+    """Follow the policy's rules on all ranks or none."""
+    problems = [text for text in Ranks().gather(communicators.why_no_rules()) if text]
+    if not problems:
+        problems = [text for text in Ranks().gather(_follow_policy()) if text]
+    if problems:
+        kept = outer.comm_rules if outer else ()
+        shape_launches(replace(policy, comm_rules=kept))
+        _follow_policy()
+        warnings.warn(
+            f"weft: comm.rules are not applied ({problems[0]}); `weft run --policy` applies them when the "
+            "program starts",
+            RuntimeWarning,
+            stacklevel=4,
+        )

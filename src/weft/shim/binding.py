@@ -17,9 +17,19 @@ from typing import Any
 
 from weft.errors import InputError, UnavailableError
 from weft.kernels import comm_globs
-from weft.policy import MAX_RULES, Policy
+from weft.policy import (
+    ALGORITHMS,
+    CTA_POLICIES,
+    MAX_COMM_RULES,
+    MAX_RULES,
+    NCCL_COLLECTIVES,
+    PLACED_BOUND_US,
+    PROTOCOLS,
+    CommRule,
+    Policy,
+)
 
-LAYOUT_VERSION = 3
+LAYOUT_VERSION = 4
 CONTROL_MAGIC = b"weftctl"
 PROCESS_MAGIC = b"weftprc"
 PATTERN_BYTES = 128
@@ -30,7 +40,7 @@ CHUNK_ROWS = 16
 _CHUNKS = 512
 PAGE = 4096
 
-POLICY_SET, PRIORITY_HIGH, WHEN_OVERLAP, TRACK = 1, 2, 4, 8
+POLICY_SET, PRIORITY_HIGH, WHEN_OVERLAP, TRACK, HEAD_START_PLACED = 1, 2, 4, 8, 16
 
 KINDS = ("compute", "comm", "weft", "unknown")
 APIS = {1: "cuda", 2: "hip"}
@@ -62,11 +72,45 @@ COUNTERS = (
     "split_failures",
     "unlisted",
     "unhandled",
+    "placed_events",
+    "placed_ready",
+    "placed_timeouts",
+    "placed_captured",
+    "placed_busy",
+    "placed_failures",
+    "sm_reserved",
+    "sm_reserve_own",
+    "sm_reserve_determinism",
+    "sm_reserve_failures",
+    "sm_reserve_others",
+    "per_call",
+    "config_refused",
+    "tuned",
+    "tuner_failures",
+    "rules_unapplied",
+    "comm_bytes",
 )
+NCCL_PATHS = ("none", "config", "tuner", "refused")
+"""How rules for collectives reach NCCL: not at all, by each call's configuration, by the tuner plugin.
+`refused`: a configuration was not taken, and plain calls are made."""
 
 
 class CRule(ctypes.Structure):
     _fields_ = (("pattern", c_char * PATTERN_BYTES), ("residency", c_uint32), ("unused", c_uint32))
+
+
+class CCommRule(ctypes.Structure):
+    _fields_ = (
+        ("min_bytes", c_uint64),
+        ("max_bytes", c_uint64),
+        ("operations", c_uint32),
+        ("ctas", c_uint32),
+        ("cluster", c_uint32),
+        ("algorithm", c_uint32),
+        ("protocol", c_uint32),
+        ("cta_policy", c_uint32),
+        ("chunk", c_uint64),
+    )
 
 
 class CPolicy(ctypes.Structure):
@@ -76,9 +120,12 @@ class CPolicy(ctypes.Structure):
         ("head_start_ns", c_uint32),
         ("rule_count", c_uint32),
         ("comm_count", c_uint32),
-        ("unused", c_uint32),
+        ("sm_reserve", c_uint32),
         ("rules", CRule * MAX_RULES),
         ("comm", (c_char * PATTERN_BYTES) * COMM_PATTERNS),
+        ("comm_rule_count", c_uint32),
+        ("comm_ctas", c_uint32),
+        ("comm_rules", CCommRule * MAX_COMM_RULES),
     )
 
 
@@ -127,7 +174,11 @@ class CHead(ctypes.Structure):
         ("api", c_uint32),
         ("rows_used", c_uint32),
         ("command", c_char * 256),
-        ("counters", c_uint64 * 32),
+        ("nccl_version", c_uint32),
+        ("nccl_path", c_uint32),
+        ("nccl_tuner", c_uint32),
+        ("nccl_user_tuner", c_uint32),
+        ("counters", c_uint64 * 64),
         ("control", CControl),
     )
 
@@ -175,12 +226,41 @@ def encode_policy(policy: Policy | None, track: bool = False) -> bytes:
     c.flags |= PRIORITY_HIGH if policy.priority == "high" else 0
     c.flags |= WHEN_OVERLAP if policy.when == "overlap" else 0
     c.residency = policy.residency or 0
-    c.head_start_ns = round(policy.head_start_us * 1000)
+    placed = policy.head_start == "placed"
+    c.flags |= HEAD_START_PLACED if placed else 0
+    c.head_start_ns = round((policy.head_start_us or (PLACED_BOUND_US if placed else 0)) * 1000)
+    c.sm_reserve = policy.sm_reserve
     c.rule_count = len(policy.rules)
     for i, rule in enumerate(policy.rules):
         c.rules[i].pattern = rule.kernel.encode()
         c.rules[i].residency = rule.residency or 0
+    c.comm_rule_count = len(policy.comm_rules)
+    c.comm_ctas = policy.max_ctas or 0 if policy.comm_rules else 0
+    for i, of_collectives in enumerate(policy.comm_rules):
+        c.comm_rules[i] = _encode_comm_rule(of_collectives)
     return bytes(c)
+
+
+def operation_bits(collective: str) -> int:
+    """A collective of a rule as the shim's mask of operations."""
+    names = ("send", "recv") if collective == "send_recv" else (collective,)
+    return sum(1 << NCCL_OPERATIONS.index(name) for name in names)
+
+
+def _encode_comm_rule(rule: CommRule) -> CCommRule:
+    """0 in a field means NCCL's own choice."""
+    names = NCCL_COLLECTIVES if rule.collective is None else (rule.collective,)
+    return CCommRule(
+        min_bytes=rule.min_bytes,
+        max_bytes=2**64 - 1 if rule.max_bytes is None else rule.max_bytes,
+        operations=sum(map(operation_bits, names)),
+        ctas=rule.ctas or 0,
+        cluster=0 if rule.cluster is None else rule.cluster + 1,
+        algorithm=0 if rule.algorithm is None else ALGORITHMS.index(rule.algorithm) + 1,
+        protocol=0 if rule.protocol is None else PROTOCOLS.index(rule.protocol) + 1,
+        cta_policy=0 if rule.cta_policy is None else CTA_POLICIES.index(rule.cta_policy),
+        chunk=rule.chunk or 0,
+    )
 
 
 def control_image(policy: Policy | None) -> bytes:
@@ -228,16 +308,25 @@ def _control_in(memory: mmap.mmap, path: Path) -> CControl:
 def read_process(path: Path) -> Process:
     """What one process has counted so far: a copy."""
     with path.open("rb") as file:
-        data = file.read(ctypes.sizeof(CHead))
-        if len(data) < ctypes.sizeof(CHead) or data[:7] != PROCESS_MAGIC:
-            raise InputError(f"{path} is not a process file of this weft")
-        head = CHead.from_buffer_copy(data)
-        if head.version != LAYOUT_VERSION or head.size != PROCESS_BYTES:
-            raise InputError(f"{path} was written by another version of weft")
+        try:
+            head = read_head(file.fileno())
+        except InputError as error:
+            raise InputError(f"{path}: {error}") from None
         size = ctypes.sizeof(CChunk)
         file.seek(CHUNKS_OFFSET)
         rows = file.read(min(_CHUNKS, -(-head.rows_used // CHUNK_ROWS)) * size)
     return Process(head, [CChunk.from_buffer_copy(rows, at) for at in range(0, len(rows) - size + 1, size)])
+
+
+def read_head(number: int) -> CHead:
+    """What the open file of a process begins with: a copy. Raises InputError."""
+    data = os.pread(number, ctypes.sizeof(CHead), 0)
+    if len(data) < ctypes.sizeof(CHead) or data[:7] != PROCESS_MAGIC:
+        raise InputError("not a process file of this weft")
+    head = CHead.from_buffer_copy(data)
+    if head.version != LAYOUT_VERSION or head.size != PROCESS_BYTES:
+        raise InputError("written by another version of weft")
+    return head
 
 
 def attach() -> Path | None:
@@ -305,6 +394,10 @@ class CCommunicator(ctypes.Structure):
         ("routed_to", c_int32),
         ("prepared", c_int32 * LIMITS),
         ("why_not", c_char * WHY_BYTES),
+        ("path", c_int32),
+        ("version", c_int32),
+        ("tuner", c_int32),
+        ("unused", c_uint32),
     )
 
 
@@ -341,6 +434,7 @@ def _nccl() -> Any:
             ctypes.c_size_t,
         )
         shim.weft_nccl_route.argtypes = (c_int, ctypes.c_char_p, ctypes.c_size_t)
+        shim.weft_nccl_follow_policy.argtypes = (ctypes.c_char_p, ctypes.c_size_t)
         shim.weft_nccl_release.argtypes = (ctypes.c_char_p, ctypes.c_size_t)
         shim.weft_nccl_list.argtypes = (ctypes.POINTER(CCommunicator), c_int)
         shim.weft_nccl_calls.argtypes = (ctypes.POINTER(CCall), c_int)
@@ -390,6 +484,11 @@ def nccl_prepare(ctas: int, timeout_s: float, keys: Collection[int] | None = Non
 def nccl_route(ctas: int) -> str:
     """Empty, or why not. 0: the program's own communicators."""
     return _asked("weft_nccl_route", ctas)
+
+
+def nccl_follow_policy() -> str:
+    """Apply the rules of this process's policy to its next collective on; empty, or why not."""
+    return _asked("weft_nccl_follow_policy")
 
 
 def nccl_release() -> str:

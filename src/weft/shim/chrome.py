@@ -9,7 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from weft.errors import InputError
+from weft.errors import OutputError
 from weft.files import write_whole
 from weft.shim import binding, stats, tracer
 from weft.shim.spans import Span, graph_symbols, spans_of
@@ -225,6 +225,6 @@ def check_folder(out: Path) -> None:
         probe.touch()
         probe.unlink()
     except OSError as error:
-        raise InputError(
+        raise OutputError(
             f"--trace {out}: cannot be written ({error.strerror}); give a writable folder"
         ) from None

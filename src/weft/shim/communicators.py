@@ -1,9 +1,12 @@
 """The communicators of the running process, and the CTAs of their collectives, changed while it runs.
 
 NCCL fixes the CTAs of a communicator when it is made. Under `weft run` the shim sees every communicator that
-the program makes; `prepare` makes a sibling of each with another limit (`ncclCommSplit`: same ranks, same
-order), and `route` sends the program's collectives to those siblings from the next call on. The program is
-not changed and sees one communicator; what it aborts, finalizes or destroys takes the siblings with it.
+the program makes. Fewer CTAs need no other communicator where NCCL takes a configuration with each call (2.31
+and newer) or asks weft's tuner plugin: `route` then limits the calls themselves, and `prepare` has nothing to
+do. Otherwise, and for more CTAs, `prepare` makes a sibling of each with another limit (`ncclCommSplit`: same
+ranks, same order), and `route` sends the program's collectives to those siblings from the next call on. The
+program is not changed and sees one communicator; what it aborts, finalizes or destroys takes the siblings
+with it.
 
 `prepare`, `route` and `release` concern all ranks: every rank must call them between the same two
 collectives, and `prepare` with the GPU idle (a sibling's memory is allocated). The sequence of collectives on
@@ -18,7 +21,7 @@ from __future__ import annotations
 
 import atexit
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from weft.errors import UnavailableError, UsageError
@@ -26,6 +29,9 @@ from weft.shim import binding
 
 LIVE_VARIABLE = "WEFT_LIVE"
 """Environment variable: 1 keeps NCCL_MAX_CTAS and NCCL_MIN_CTAS changeable. `weft run --tune` sets it."""
+_CALL_CONFIG_CODE = 23100  # the first NCCL that takes a configuration with each collective call
+TUNERS = ((23000, 6), (22800, 5), (22400, 4))
+"""Since which NCCL each version of the tuner plugin interface that weft has."""
 MOST_CTAS = 64
 """NCCL has no more channels than these."""
 
@@ -56,6 +62,12 @@ class Communicator:
     """Limits that `route` can choose from."""
     why_not: str | None
     """Why it is never routed; None where it can be."""
+    path: str
+    """How rules for collectives reach its NCCL: one of `binding.NCCL_PATHS`; `path_reason` says why."""
+    nccl: str
+    """The version of its NCCL."""
+    tuner: int | None
+    """The tuner plugin interface by which its NCCL asks weft; None: it does not."""
 
 
 @dataclass(frozen=True)
@@ -97,9 +109,64 @@ def communicators() -> list[Communicator]:
             routed_to=found.routed_to if found.routed_to > 0 else None,
             prepared=tuple(sorted(ctas for ctas in found.prepared if ctas)),
             why_not=found.why_not.decode(errors="replace") or None,
+            path=binding.NCCL_PATHS[found.path],
+            nccl=nccl_version(found.version),
+            tuner=found.tuner or None,
         )
         for found in binding.nccl_list()
     ]
+
+
+def nccl_version(code: int) -> str:
+    """NCCL's version number as a person writes it: 22803 is 2.28.3, 2708 was 2.7.8."""
+    parts = (10000, 100) if code >= 10000 else (1000, 100)
+    return f"{code // parts[0]}.{code % parts[0] // parts[1]}.{code % parts[1]}"
+
+
+def path_reason(path: str, version: str, tuner: int | None) -> str:
+    """Why rules for collectives reach NCCL in this way, or not at all."""
+    asked = f"asks weft's tuner plugin (interface v{tuner})" if tuner else "does not ask weft's tuner plugin"
+    if path == "config":
+        rest = "protocol and chunk by the tuner plugin" if tuner else "protocol and chunk cannot be set"
+        return f"NCCL {version} takes a configuration with each call; it {asked}: {rest}"
+    if path == "tuner":
+        chunk = "" if tuner and tuner >= 6 else "; it takes no chunk size (v6, NCCL 2.30 and newer)"
+        config = "takes no configuration with a call (2.31 and newer do)"
+        if tuple(map(int, version.split(".")[:2])) >= (2, 31):
+            config = "refused the configuration of a call, or WEFT_NO_CALL_CONFIG is set,"
+        return f"NCCL {version} {config} and {asked}{chunk}"
+    if path == "refused":
+        return f"NCCL {version} refused a configuration that weft knows to be valid, and {asked}"
+    return (
+        f"NCCL {version} takes no configuration with a call (2.31 and newer do) and {asked} "
+        "(2.24 and newer do, where the policy has rules when `weft run` starts the program)"
+    )
+
+
+def expected_path(code: int, environment: Mapping[str, str]) -> tuple[str, int | None]:
+    """How rules would reach an NCCL of this version number, and the tuner interface by which it would ask."""
+    tuner = next((version for since, version in TUNERS if code >= since), None)
+    with_config = code >= _CALL_CONFIG_CODE and environment.get("WEFT_NO_CALL_CONFIG", "0") in ("", "0")
+    return ("config" if with_config else "tuner" if tuner else "none"), tuner
+
+
+def follow_policy() -> None:
+    """Apply the rules of this process's policy from its next collective on.
+
+    Concerns all ranks, as `route` does. Raises UnavailableError with the reason where that is not possible.
+    """
+    reason = binding.nccl_follow_policy()
+    if reason:
+        raise UnavailableError(f"comm.rules cannot be applied in this run: {reason}")
+
+
+def why_no_rules() -> str:
+    """Why rules for collectives cannot be applied on this rank; empty where they can be."""
+    found = communicators()
+    if not found:
+        return "the program has made no NCCL communicator yet"
+    without = next((c for c in found if c.path not in ("config", "tuner")), None)
+    return path_reason(without.path, without.nccl, without.tuner) if without else ""
 
 
 def preparable() -> list[tuple[str, int]]:

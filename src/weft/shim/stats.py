@@ -12,7 +12,7 @@ from typing import Any
 
 from weft.errors import InputError
 from weft.policy import Policy
-from weft.shim import binding
+from weft.shim import binding, communicators
 
 _log = logging.getLogger("weft.shim")
 
@@ -47,7 +47,7 @@ def describe(process: binding.Process) -> dict[str, Any]:
     counters = dict(zip(binding.COUNTERS, head.counters, strict=False))
     kernels = _merge(_kernel(row, cells) for row, cells in process.rows())
     if counters["head_starts"]:
-        kernels.append(_wait_kernel(counters["head_starts"]))
+        kernels.append(_wait_kernel(counters))
     return {
         "pid": head.pid,
         "rank": head.rank if head.rank >= 0 else None,
@@ -57,7 +57,22 @@ def describe(process: binding.Process) -> dict[str, Any]:
         "comm_launches": sum(k["launches"] for k in kernels if k["kind"] == "comm"),
         "shaped": sum(kernel["shaped"] for kernel in kernels),
         **counters,
+        "nccl": _nccl(head),
         "kernels": kernels,
+    }
+
+
+def _nccl(head: binding.CHead) -> dict[str, Any] | None:
+    """The NCCL of the latest communicator, and how rules for collectives reach it; None: there was none."""
+    if not head.nccl_version:
+        return None
+    version, path = communicators.nccl_version(head.nccl_version), binding.NCCL_PATHS[head.nccl_path]
+    return {
+        "version": version,
+        "path": path,
+        "why": communicators.path_reason(path, version, head.nccl_tuner or None),
+        "tuner": head.nccl_tuner or None,
+        "user_tuner": head.nccl_user_tuner or None,
     }
 
 
@@ -78,11 +93,11 @@ def _kernel(row: binding.CRow, cells: list[binding.CCell]) -> dict[str, Any]:
     }
 
 
-def _wait_kernel(launches: int) -> dict[str, Any]:
+def _wait_kernel(counters: dict[str, int]) -> dict[str, Any]:
     return {
-        "name": "weft_head_start",
+        "name": "weft_head_start_placed" if counters["placed_events"] else "weft_head_start",
         "kind": "weft",
-        "launches": launches,
+        "launches": counters["head_starts"],
         "shaped": 0,
         "beside": 0,
         "ctas": None,
@@ -123,11 +138,17 @@ def stats_summary(stats: dict[str, Any], policy: Policy) -> str:
         parts.append(_shaped_part(stats))
     if policy.priority == "high":
         parts.append(f"{stats['prioritised']:,} of {stats['comm_launches']:,} collectives prioritised")
-    if policy.head_start_us:
+    if policy.head_start == "placed":
+        parts.append(_placed_part(stats))
+    elif policy.head_start_us:
         parts.append(f"{stats['head_starts']:,} head starts of {policy.head_start_us:g} µs")
+    if policy.sm_reserve:
+        parts.append(_reserved_part(stats, policy))
     if stats["routed"]:
         parts.append(f"{stats['routed']:,} collectives with CTAs of weft's choice")
-    failures = ("shape", "priority", "head_start", "tracking", "split")
+    if policy.comm_rules:
+        parts.append(_rules_part(stats))
+    failures = ("shape", "priority", "head_start", "tracking", "split", "tuner")
     for name in (f"{kind}_failures" for kind in failures):
         if stats[name]:
             parts.append(f"{stats[name]:,} {name.replace('_', ' ')}")
@@ -143,6 +164,45 @@ def stats_summary(stats: dict[str, Any], policy: Policy) -> str:
         parts.append("no collective was launched")
     counted = f"{stats['launches']:,} kernels, {stats['comm_launches']:,} of them collectives"
     return "; ".join([counted, *(parts or ["no control was asked for"])])
+
+
+def _placed_part(stats: dict[str, Any]) -> str:
+    reasons = {
+        "placed_timeouts": "ended by time",
+        "placed_captured": "not applied in a graph capture",
+        "placed_busy": "not applied with so many collectives or threads on a stream",
+        "placed_failures": "not applied: no launch-completion event of this driver (CUDA 12.3 has it)",
+    }
+    waited = f"{stats['head_starts']:,} waits for {stats['placed_events']:,} collectives to be placed"
+    ready = f"{stats['placed_ready']:,} needed none"
+    found = [f"{stats[name]:,} {text}" for name, text in reasons.items() if stats[name]]
+    return f"{waited} ({', '.join([ready, *found])})"
+
+
+def _reserved_part(stats: dict[str, Any], policy: Policy) -> str:
+    reasons = {
+        "sm_reserve_own": "with a number of SMs of the program's own",
+        "sm_reserve_determinism": "unchanged, since CUBLAS_WORKSPACE_CONFIG asks for reproducible results",
+        "sm_reserve_failures": "refused by cuBLAS",
+    }
+    found = [f"{stats[name]:,} {text}" for name, text in reasons.items() if stats[name]]
+    if not stats["sm_reserved"] and stats["sm_reserve_others"]:
+        found.append(
+            f"not applied to {stats['sm_reserve_others']:,} launches during collectives: "
+            "no GEMM of a cuBLAS that the program is linked to"
+        )
+    also = f" ({', '.join(found)})" if found else ""
+    return f"{stats['sm_reserved']:,} GEMMs left {policy.sm_reserve} SMs free{also}"
+
+
+def _rules_part(stats: dict[str, Any]) -> str:
+    done = f"rules: {stats['per_call']:,} calls configured, {stats['tuned']:,} answers to NCCL's tuner"
+    if stats["config_refused"]:
+        done += f", {stats['config_refused']:,} configurations refused"
+    if stats["rules_unapplied"]:
+        why = {found["nccl"]["why"] for found in stats["processes"] if found["nccl"]}
+        done += f", {stats['rules_unapplied']:,} not applied ({'; '.join(sorted(why)) or 'no communicator'})"
+    return done
 
 
 def _shaped_part(stats: dict[str, Any]) -> str:

@@ -17,6 +17,11 @@ COMM_STREAM = 100
 """First stream of collectives; compute streams start at 0."""
 
 
+PLACING_US = 5.0
+"""What it takes to place a collective that is ready. The exact head start is modelled as a wait until the
+collective's stream is ready, which is when the one before it ends, and for this time."""
+
+
 @dataclass
 class _Builder:
     """Appends launches and tracks the last one of every stream."""
@@ -59,14 +64,20 @@ def pipeline(
         )
     build = _Builder(profile)
     ended: tuple[int, ...] = ()
+    before: tuple[int, ...] = ()  # the collectives before those
     for i in range(workload.iterations):
         events: tuple[int, ...] = ()
         if mode != "comm":
-            waits = ended if mode == "sequential" else ()
+            waits = ended if mode == "sequential" else before if controls.head_start == "placed" else ()
             events = (_compute(build, shaped[min(i, 1)], i, workload, controls, waits),)
         if mode != "compute":
-            ended = _communicate(build, comm, controls, profile, events)
+            before, ended = ended, _communicate(build, comm, controls, profile, events)
     return build.launches
+
+
+def head_start_s(policy: Policy) -> float:
+    """Seconds that compute waits for a collective's start, in the model."""
+    return 1e-6 * (PLACING_US if policy.head_start == "placed" else policy.head_start_us)
 
 
 def _shapes(
@@ -95,8 +106,9 @@ def _compute(
     waits: tuple[int, ...],
 ) -> int:
     lane = i % min(workload.compute_streams, int(build.profile.figures.compute_queues))
-    if policy.head_start_us and i:
-        wait = Launch(name="head start", kind=LaunchKind.DELAY, seconds=policy.head_start_us * 1e-6)
+    hold_s = head_start_s(policy)
+    if hold_s and i:
+        wait = Launch(name="head start", kind=LaunchKind.DELAY, seconds=hold_s)
         build.add(wait, lane, waits)
         waits = ()
     index = -1

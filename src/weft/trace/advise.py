@@ -17,6 +17,7 @@ from weft.trace.blockers import Blocker, blockers
 from weft.trace.ctas import observed_cta_changes
 from weft.trace.names import short_name
 from weft.trace.replay import saving
+from weft.trace.summary import duration
 
 if TYPE_CHECKING:
     from weft.trace.analysis import RankAnalysis
@@ -138,8 +139,8 @@ def _for_waiting(ranks: Sequence[RankAnalysis], step: Step) -> list[tuple[float,
         expected = _expected_us(blocker, policy, profile)
         kernel = f"{short_name(blocker.kernel)[:80]} ({blocker.says})"
         evidence = (
-            f"{blocker.collective} is ready but waits {blocker.waited_us:.0f} µs per rank behind {kernel}; "
-            f"{blocker.saved_us:.0f} µs of that are exposed and on the critical path"
+            f"{blocker.collective} is ready but waits {duration(blocker.waited_us)} per rank behind "
+            f"{kernel}; {duration(blocker.saved_us)} of that is exposed and on the critical path"
         )
         title, why = _TEXT[blocker.control]
         item = Advice(
@@ -234,7 +235,7 @@ def _for_program(ranks: Sequence[RankAnalysis], step: Step) -> list[tuple[float,
 
     def item(us: float, title: str, detail: str, command: str | None = None) -> tuple[float, Advice]:
         low = max(us - 2 * HALF_WIDTH * step.span_us, 0.0)
-        said = f"{us:.0f} µs per rank on the critical path"
+        said = f"{duration(us)} per rank on the critical path"
         gain = (round(low, 1), round(us, 1))
         return us, Advice(
             "program", title, detail.format(said=said), None, gain, command, said, step.us, step.steps
@@ -245,38 +246,38 @@ def _for_program(ranks: Sequence[RankAnalysis], step: Step) -> list[tuple[float,
         item(
             saved_us(ranks, "launched_late"),
             "Launch earlier",
-            "{said} are exposed because the CPU launches late: use CUDA graphs or torch.compile, larger "
+            "{said} is exposed because the CPU launches late: use CUDA graphs or torch.compile, larger "
             "batches, or issue the collective before other work.",
         ),
         item(
             saved_us(ranks, "queue_full"),
             "Issue the collective before the kernels that fill the queue",
-            "{said} are exposed because the queue to the GPU was full when the collective was issued: issue "
+            "{said} is exposed because the queue to the GPU was full when the collective was issued: issue "
             "it first, or use CUDA graphs, which take one entry.",
         ),
         item(saved_us(ranks, "slower_rank"), "Balance the ranks", _slowest(ranks)),
         item(
             saved_us(ranks, "pipeline_bubble"),
             "Shrink the pipeline bubble",
-            "{said} pass in receives that wait for another stage: more micro-batches, an interleaved "
+            "{said} passes in receives that wait for another stage: more micro-batches, an interleaved "
             "schedule, or stages of equal length.",
         ),
         item(
             saved_us(ranks, "same_stream"),
             "Move the collectives off the compute stream",
-            "{said} are communication on the stream that computes, where nothing can overlap with it: use "
+            "{said} is communication on the stream that computes, where nothing can overlap with it: use "
             "async_op=True with a wait where the result is needed, or fuse the collective with its GEMM "
             "(`weft explore`, weft.ops).",
         ),
         item(
             saved_us(ranks, "needed_by_compute"),
             "Issue communication earlier, or in smaller pieces",
-            f"{{said}} pass while the next compute waits for the result. {_earlier(kinds)}",
+            f"{{said}} passes while the next compute waits for the result. {_earlier(kinds)}",
         ),
         item(
             saved_us(ranks, "waits_for_input", "nothing_to_hide_behind"),
             "Give the collectives something to overlap with",
-            "{said} run after the compute that makes their input, with no other compute left: smaller "
+            "{said} runs after the compute that makes its input, with no other compute left: smaller "
             "buckets start earlier, and the next step's input pipeline or optimizer could run meanwhile.",
         ),
     ]
@@ -306,7 +307,7 @@ def _earlier(kind: str) -> str:
 
 
 def _slowest(ranks: Sequence[RankAnalysis]) -> str:
-    said = "{said} pass inside collectives, waiting for a rank that enters later"
+    said = "{said} passes inside collectives, waiting for a rank that enters later"
     waits = [rank.attribution.reasons()["slower_rank"] for rank in ranks]
     last = ranks[int(np.argmin(waits))].trace
     if len(ranks) > 1 and last.rank is not None and max(waits) > 0:
@@ -322,13 +323,15 @@ def _nothing(ranks: Sequence[RankAnalysis], step: Step) -> Advice:
     if not comm:
         why = "No communication was found. If a kernel of yours communicates, name it with --comm."
     elif exposed < WORTH_SHARE * step.span_us:
-        why = f"Only {exposed:.0f} µs per rank are exposed, {100 * exposed / step.span_us:.1f}% of the span."
+        share = 100 * exposed / step.span_us if step.span_us else 0.0
+        why = f"Only {duration(exposed)} per rank is exposed, {share:.1f}% of the span."
     else:
+        part = f"only {duration(behind)}" if behind >= 1 else "nothing"
         why = (
-            f"Of {exposed:.0f} exposed µs per rank only {behind:.0f} µs waited behind compute, which is what "
-            f"priority, residency and a head start can change; {on_path:.0f} µs of it are on the critical "
-            "path."
+            f"Of {duration(exposed)} exposed per rank {part} waited behind compute, which is what priority, "
+            "residency and a head start can change"
         )
+        why += f"; {duration(on_path)} of it is on the critical path." if behind >= 1 else "."
     title = "Nothing to gain from weft's controls"
     return Advice("none", title, why, None, (0.0, 0.0), None, why, step.us, step.steps)
 

@@ -11,10 +11,11 @@ import numpy.typing as npt
 
 from weft.errors import InputError
 from weft.timeline import Kind, Ns, Timeline, union
+from weft.trace.custom import IsComm
 from weft.trace.events import GPU_COLUMNS, KERNEL, MEMCPY, Collector
 from weft.trace.files import shown
 from weft.trace.modules import module_of
-from weft.trace.record import UNKNOWN_NS, IsComm, Step, Trace
+from weft.trace.record import UNKNOWN_NS, Step, Trace
 from weft.trace.schema import Mark, Message, text_field
 
 MAX_NAME = 1 << 14

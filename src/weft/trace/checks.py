@@ -37,7 +37,18 @@ def in_order(traces: Sequence[Trace]) -> list[Trace]:
 
 def warnings(traces: Sequence[Trace]) -> list[str]:
     """One line for each thing that makes the figures mean something else than they seem to."""
-    return [*_repeated(traces), *_stray(traces), *_silent(traces)]
+    return [*_repeated(traces), *_stray(traces), *_silent(traces), *_missing(traces)]
+
+
+def _missing(traces: Sequence[Trace]) -> list[str]:
+    world = max((trace.world_size or 0 for trace in traces), default=0)
+    given = len({trace.rank for trace in traces if trace.rank is not None})
+    if not 0 < given < world or not any((trace.timeline.kind == Kind.COMM).any() for trace in traces):
+        return []
+    return [
+        f"traces of {given} of {world} ranks: time in which a collective waits for a rank that is not here "
+        "counts as its own; give all ranks to tell them apart"
+    ]
 
 
 def _repeated(traces: Sequence[Trace]) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from weft.trace.events import GPU_COLUMNS, Collector, Interned
-from weft.trace.native import FED, Scanned
+from weft.trace.native import Scanned
 from weft.trace.schema import UNKNOWN_MESSAGE, Mark
 
 LAUNCHING = ("launch", "memcpy", "memset", "graph")
@@ -28,7 +28,7 @@ class Columns:
     blocking: list[tuple[int, int]] = field(default_factory=list)
     names: Interned = field(default_factory=Interned)
     threads: Interned = field(default_factory=Interned)
-    steps: list[tuple[str, int, int]] = field(default_factory=list)
+    marks: list[Mark] = field(default_factory=list)
     odd_times: int = 0
 
     def span(self, kind: int, name: str, start: Any, end: Any, device: int, **known: Any) -> None:
@@ -56,13 +56,16 @@ class Columns:
             number = self.threads(str(thread).encode())
             self.launches.append((start, end, correlation, number, -1, -1, -1))
 
+    def mark(self, name: str, start: int, end: int, thread: Any = None) -> None:
+        """A step (`ProfilerStep#…`), or the call of a collective (`nccl:…`) on a thread."""
+        number = -1 if thread is None else self.threads(str(thread).encode())
+        self.marks.append(Mark(name, start, end, number, -1, UNKNOWN_MESSAGE))
+
     def collector(self) -> Collector:
         """All of it, as if it had been read from Kineto's JSON."""
         out = Collector()
         out.absorb(
             Scanned(
-                consumed=0,
-                status=FED,
                 events=len(self.gpu) + len(self.launches) + len(self.blocking),
                 odd_times=self.odd_times,
                 gpu=np.array(self.gpu, dtype=np.int64).reshape(-1, len(GPU_COLUMNS)),
@@ -74,5 +77,5 @@ class Columns:
                 later=[],
             )
         )
-        out.marks += [Mark(name, low, high, -1, -1, UNKNOWN_MESSAGE) for name, low, high in self.steps]
+        out.marks += self.marks
         return out

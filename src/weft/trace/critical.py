@@ -57,12 +57,11 @@ def critical_path(trace: Trace, found: Collectives, why: Attribution) -> Critica
     timeline = trace.timeline
     if not len(timeline):
         return CriticalPath(0, 0, 0, 0, 0, np.zeros((0, len(REASONS)), dtype=np.int64))
-    walked, host, gap_ns = _walk(trace)
+    walked, on_host, gap_ns = _walk(trace)
     begun, until = timeline.start_ns[walked[:, 0]], walked[:, 1]
     kinds = timeline.kind[walked[:, 0]]
     lengths = {kind: int((until - begun)[kinds == kind].sum()) for kind in Kind}
     on_comm = union(begun[kinds == Kind.COMM], until[kinds == Kind.COMM])
-    on_host = _intervals(host)
     return CriticalPath(
         compute_ns=lengths[Kind.COMPUTE],
         comm_ns=lengths[Kind.COMM],
@@ -88,62 +87,65 @@ def _saved(
     return np.rint(why.reason_ns * np.minimum(part, 1.0)).astype(np.int64)
 
 
-def _intervals(pieces: list[tuple[int, int]]) -> Intervals:
-    columns = np.array(pieces, dtype=np.int64).reshape(-1, 2)
-    return union(columns[:, 0], columns[:, 1])
-
-
-def _walk(trace: Trace) -> tuple[npt.NDArray[np.int64], list[tuple[int, int]], int]:
+def _walk(trace: Trace) -> tuple[npt.NDArray[np.int64], Intervals, int]:
     """The path on the GPU as rows (span, until when), its pieces on the CPU, and the gaps in between."""
     timeline = trace.timeline
-    # Views, not lists: a million spans as Python's integers would take a hundred megabytes.
-    start, end, before, launch = (
-        np.ascontiguousarray(column).view(np.uint8).data.cast("q")
-        for column in (timeline.start_ns, timeline.end_ns, _predecessors(trace), trace.launch_ns)
-    )
-    order = np.argsort(timeline.end_ns, kind="stable")
-    ends = timeline.end_ns[order]
+    start, end, count = timeline.start_ns, timeline.end_ns, len(timeline)
+    by_end = np.argsort(end, kind="stable")
+    before = _predecessors(trace)
+    on_host = before == _HOST
+    before[on_host] = _waited_for(trace, by_end, trace.launch_ns[on_host])
+    first = int(start.min())
+    path = _chain(int(by_end[-1]), np.append(np.where(before < 0, count, before), count))
+    # Where the path stands when it comes to a span, and when it leaves it: never later than it was.
+    stops = np.minimum.accumulate(np.stack((end[path], start[path]), axis=1).reshape(-1))
+    arrived, left = stops[::2], stops[1::2]
+    path = path[: np.count_nonzero(arrived > first)]
+    arrived, left = arrived[: len(path)], left[: len(path)]
+    came_from = before[path]
+    ended = np.where(came_from >= 0, end[np.maximum(came_from, 0)], first)
+    by_host = on_host[path]
+    since = np.minimum(np.maximum(ended, first), left)
+    gaps = np.where(by_host | (came_from < 0), 0, np.maximum(left - ended, 0))
+    ran = left < arrived
+    pieces = np.stack((path[ran], arrived[ran]), axis=1)
+    return pieces, union(since[by_host], left[by_host]), int(gaps.sum())
+
+
+def _chain(first: int, following: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """`first`, what follows it, what follows that, up to the last index, which follows itself, or a cycle.
+
+    By doubling: with the next n of every element known, a path of n becomes one of 2 n.
+    """
+    last = len(following) - 1
+    path: npt.NDArray[np.int64] = np.array([first], dtype=np.int64)
+    jump = following
+    while path[-1] != last and len(path) <= last:
+        path = np.concatenate((path, jump[path]))
+        jump = jump[jump]
+    path = path[path != last]
+    # Spans of no length may seem to wait for each other.
+    _, seen = np.unique(path, return_index=True)
+    if len(seen) < len(path):
+        again = np.ones(len(path), dtype=bool)
+        again[seen] = False
+        path = path[: int(np.argmax(again))]
+    return path
+
+
+def _waited_for(trace: Trace, by_end: npt.NDArray[np.intp], launch: Ns) -> npt.NDArray[np.int64]:
+    """The GPU span whose end let the CPU go on before each launch; _START where it never waited."""
     waits = union(
         np.concatenate((trace.blocking.start, queue_full(trace).start)),
         np.concatenate((trace.blocking.end, queue_full(trace).end)),
     )
-    first = int(timeline.start_ns.min())
-    walked: list[int] = []
-    until: list[int] = []
-    host: list[tuple[int, int]] = []
-    gap = 0
-    i = int(order[-1])
-    now = end[i]
-    passed = bytearray(len(start))  # spans of no length may seem to wait for each other
-    while now > first and not passed[i]:
-        passed[i] = 1
-        if start[i] < now:
-            walked.append(i)
-            until.append(now)
-            now = start[i]
-        j = before[i]
-        if j == _HOST:
-            j = _waited_for(waits, order, ends, launch[i])
-            since = max(end[j], first) if j >= 0 else first
-            host.append((min(since, now), now))
-        elif j >= 0 and end[j] < now:
-            gap += now - end[j]
-        if j < 0:
-            break
-        if end[j] < now:
-            now = end[j]
-        i = j
-    pieces = np.array((walked, until), dtype=np.int64).T.reshape(-1, 2)
-    return pieces, host, gap
-
-
-def _waited_for(waits: Intervals, order: Ns, ends: Ns, launch: int) -> int:
-    """The GPU span whose end let the CPU go on before a launch; -1 where it never waited."""
-    at = int(np.searchsorted(waits.end, launch, side="right")) - 1
-    if at < 0:
-        return -1
-    j = int(np.searchsorted(ends, waits.end[at], side="right")) - 1
-    return int(order[j]) if j >= 0 and ends[j] >= waits.start[at] else -1
+    if not len(waits.end):
+        return np.full(len(launch), _START, dtype=np.int64)
+    ends = trace.timeline.end_ns[by_end]
+    at = np.searchsorted(waits.end, launch, side="right") - 1
+    span = np.searchsorted(ends, waits.end[np.maximum(at, 0)], side="right") - 1
+    known = (at >= 0) & (span >= 0) & (ends[np.maximum(span, 0)] >= waits.start[np.maximum(at, 0)])
+    return np.where(known, by_end[np.maximum(span, 0)], _START)
 
 
 def _predecessors(trace: Trace) -> npt.NDArray[np.int64]:

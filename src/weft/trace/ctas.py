@@ -13,6 +13,7 @@ import numpy as np
 
 from weft.sim.profile import SimFigures, profile
 from weft.timeline import Kind
+from weft.trace.summary import duration
 
 if TYPE_CHECKING:
     from weft.trace.analysis import RankAnalysis
@@ -106,7 +107,8 @@ def _lowered(ranks: Sequence[RankAnalysis], figures: SimFigures, ctas: int) -> C
         control="max_ctas",
         title=f"Let collectives take only {fewer} SMs",
         evidence=(
-            f"kernels take {100 * lost / alone:.0f}% longer while a collective runs, {lost:.0f} µs per rank"
+            f"kernels take {100 * lost / alone:.0f}% longer while a collective runs, "
+            f"{duration(lost)} per rank"
         ),
         why=f"Its {ctas} CTAs take SMs from them, and {fewer} carry as much over the links.",
         setting=f"NCCL_MAX_CTAS={fewer}",

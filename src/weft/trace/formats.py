@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from weft.errors import InputError
-from weft.trace import kineto, nsys, rocprof, xplane
-from weft.trace.record import IsComm, Trace
+
+if TYPE_CHECKING:
+    from weft.trace.custom import IsComm
+    from weft.trace.record import Trace
 
 _HEAD_BYTES = 4096
 
@@ -37,26 +40,51 @@ _SUFFIXES = {
 }
 
 
-def read(path: Path, is_comm_names: IsComm | None = None) -> list[Trace]:
-    """The GPUs of one file, by the reader that its content calls for."""
+def read(path: Path, is_comm_names: IsComm | None = None, *, workers: int | None = None) -> list[Trace]:
+    """The GPUs of one file, by the reader that its content calls for. `workers`: threads for a large file."""
     try:
         with path.open("rb") as file:
             head = file.read(_HEAD_BYTES)
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
-    if head.startswith(nsys.MAGIC):
+    # Only the reader that is needed is imported: imports are most of the time that a small trace takes.
+    kind = _kind(path, head)
+    if kind == "nsys":
+        from weft.trace import nsys
+
         return nsys.read(path, is_comm_names)
-    if rocprof.is_header(head):
+    if kind == "rocprof":
+        from weft.trace import rocprof
+
         return rocprof.read(path, is_comm_names)
+    if kind == "xplane":
+        from weft.trace import xplane
+
+        return xplane.read(path, is_comm_names)
+    from weft.trace import kineto
+
+    return kineto.read(path, is_comm_names, workers=workers)
+
+
+def _kind(path: Path, head: bytes) -> str:
+    """The name of the module that reads such a file."""
+    if head.startswith(b"SQLite format 3\0"):
+        return "nsys"
+    if _is_kernel_table(head):
+        return "rocprof"
     for suffix, (what, advice) in _SUFFIXES.items():
         if path.name.endswith(suffix):
             raise InputError(f"{path}: {what}; {advice}")
     for magic, what, advice in _OTHERS:
         if head.startswith(magic):
             raise InputError(f"{path}: {what}; {advice}")
-    if _is_protobuf(head):
-        return xplane.read(path, is_comm_names)
-    return kineto.read(path, is_comm_names)
+    return "xplane" if _is_protobuf(head) else "kineto"
+
+
+def _is_kernel_table(head: bytes) -> bool:
+    """Whether a file begins with the columns of a kernel trace of rocprofv3."""
+    line = head.split(b"\n", 1)[0].lower()
+    return b"kernel_name" in line and b"start_timestamp" in line and b"," in line
 
 
 def _is_protobuf(head: bytes) -> bool:

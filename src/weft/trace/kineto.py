@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from weft.errors import InputError
 from weft.trace import native
-from weft.trace.assemble import traces_from
 from weft.trace.bulk import BulkScan
-from weft.trace.events import Collector
+from weft.trace.custom import IsComm, kernel_table
 from weft.trace.files import MAX_TRACE_BYTES, Blocks
-from weft.trace.record import IsComm, Trace, kernel_table
 from weft.trace.scan import DECODE_ERRORS, Scanner
 
+if TYPE_CHECKING:
+    from weft.trace.record import Trace
+
 _KEPT = ("distributedInfo", "deviceProperties", "schemaVersion", "baseTimeNanoseconds", "weft")
+
+# Keys of other JSON files that people have next to a trace: what these are, and what to do.
+_OTHERS = {
+    frozenset({"schema", "nodes"}): (
+        "a PyTorch execution trace (Chakra), which has no times of the GPU",
+        "give the profiler's trace of the same run",
+    ),
+    frozenset({"rocprofiler-sdk-tool"}): (
+        "rocprofv3's own JSON",
+        "profile with: rocprofv3 --kernel-trace --output-format csv",
+    ),
+}
 
 
 def read(
@@ -30,21 +43,30 @@ def read(
 
     `workers`: threads that scan it; None: as many as there are processors.
     """
-    collector = Collector()
+    blocks = Blocks(path, max_bytes=max_bytes)
+    bulk = BulkScan(workers)
     metadata: dict[str, Any] = {}
 
+    keys: set[str] = set()
+
     def keep(key: str, value: bytes) -> None:
+        keys.add(key)
         if key in _KEPT and key not in metadata:
             try:
                 metadata[key] = msgspec.json.decode(value)
             except DECODE_ERRORS:
                 metadata[key] = None
 
-    blocks = Blocks(path, max_bytes=max_bytes)
+    def take(buffer: bytearray, low: int, high: int) -> bool:
+        return bulk.collector.take(buffer, low, high)
+
+    def salvage(buffer: bytearray, low: int, high: int) -> bool:
+        return bulk.collector.salvage(buffer, low, high)
+
     try:
         scanner = Scanner(blocks, str(path))
-        bulk = BulkScan(collector, workers) if native.library() else None
-        scanner.run(collector.take, collector.salvage, keep, bulk)
+        scanner.run(take, salvage, keep, bulk if native.library() else None)
+        collector = bulk.collector
     except InputError as error:
         if str(path) in str(error):
             raise
@@ -52,8 +74,13 @@ def read(
     finally:
         blocks.close()
     if not scanner.found_events:
+        for known, (what, advice) in _OTHERS.items():
+            if known <= keys:
+                raise InputError(f"{path}: no traceEvents in it: {what}; {advice}")
         ending = f" ({scanner.truncated})" if scanner.truncated else ""
         raise InputError(f"{path}: no traceEvents in it{ending}; expected a PyTorch profiler (Kineto) trace")
     if scanner.truncated and not collector.events:
         raise InputError(f"{path}: {scanner.truncated}, before the first event; export the trace again")
+    from weft.trace.assemble import traces_from
+
     return traces_from(path, collector, metadata, scanner.truncated, is_comm_names or kernel_table)

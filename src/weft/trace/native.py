@@ -1,7 +1,8 @@
 """The compiled scanner: text of the events array in, columns out. All ctypes of the trace readers.
 
 A call works on text that begins between two events, keeps no state and releases the interpreter lock, so
-several threads can work on parts of one file.
+several threads can work on parts of one file. It needs no numpy, which loads while the first parts are
+scanned.
 """
 
 from __future__ import annotations
@@ -12,27 +13,26 @@ from ctypes import POINTER, c_char_p, c_int32, c_int64, c_void_p
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    _I64 = npt.NDArray[np.int64]
 
 _log = logging.getLogger("weft.trace")
 
 _LIBRARY = "libweft_scan.so"
 FED, CLOSED, MALFORMED, NO_MEMORY = range(4)
-_WIDTHS = (15, 7, 2, 5, 2)
-
-_I64 = npt.NDArray[np.int64]
+_WIDTHS = (15, 7, 2, 5)
+_LATER = 4
 
 
 @dataclass(frozen=True, eq=False)
 class Scanned:
-    """What was found in one part of the events array; see `weft.trace.events.Collector` for the columns."""
+    """Columns of one part of the events array; see `weft.trace.events.Collector`."""
 
-    consumed: int
-    """Bytes that were read: whole events only."""
-    status: int
-    """FED: to the end or to an event that the text ends in. CLOSED: to the end of the array. MALFORMED."""
     events: int
     odd_times: int
     gpu: _I64
@@ -56,7 +56,7 @@ def library() -> ctypes.CDLL | None:
     found.weft_scan_new.restype = c_void_p
     found.weft_scan_free.argtypes = [c_void_p]
     found.weft_scan_free.restype = None
-    found.weft_scan_feed.argtypes = [c_void_p, c_char_p, c_int64]
+    found.weft_scan_feed.argtypes = [c_void_p, c_char_p, c_int64, c_int64]
     found.weft_scan_feed.restype = c_int64
     for name, kind in (("status", c_int32), ("events", c_int64), ("odd_times", c_int64)):
         function = getattr(found, f"weft_scan_{name}")
@@ -68,22 +68,23 @@ def library() -> ctypes.CDLL | None:
     return found
 
 
-def scan(text: bytes, length: int) -> Scanned:
-    """Scans the first `length` bytes of a text that begins between two events."""
-    core = library()
-    assert core is not None
-    state = core.weft_scan_new()
-    if not state:
-        raise MemoryError
-    try:
-        consumed = core.weft_scan_feed(state, text, length)
-        status = core.weft_scan_status(state)
-        if status == NO_MEMORY:
-            raise MemoryError
-        gpu, launches, blocking, waits, later = (_rows(core, state, which) for which in range(5))
-        return Scanned(
-            consumed=consumed,
-            status=status,
+class ScannedPart:
+    """What was found in one part of the events array, in memory of the compiled scanner."""
+
+    def __init__(self, core: ctypes.CDLL, state: int, text: bytes, consumed: int) -> None:
+        self._core, self._state = core, state
+        self.consumed = consumed
+        """The place in the text up to which it was read: whole events only."""
+        self.status: int = core.weft_scan_status(state)
+        """FED: to the end or to an event that the text ends in. CLOSED: to the array's end. MALFORMED."""
+        later, count = _pointer(core, state, _LATER)
+        self.later = [text[later[2 * i] : later[2 * i + 1]] for i in range(count)]
+
+    def columns(self) -> Scanned:
+        """The columns; what was found can be taken once."""
+        core, state = self._core, self._state
+        gpu, launches, blocking, waits = (_rows(core, state, which) for which in range(_LATER))
+        found = Scanned(
             events=core.weft_scan_events(state),
             odd_times=core.weft_scan_odd_times(state),
             gpu=gpu,
@@ -92,19 +93,48 @@ def scan(text: bytes, length: int) -> Scanned:
             waits=waits,
             names=_texts(core, state, 0),
             threads=_texts(core, state, 1),
-            later=[text[low:high] for low, high in later.tolist()],
+            later=self.later,
         )
-    finally:
-        core.weft_scan_free(state)
+        self.close()
+        return found
+
+    def close(self) -> None:
+        """Frees the memory."""
+        state, self._state = self._state, 0
+        self._core.weft_scan_free(state)
+
+    def __del__(self) -> None:
+        if self._state:
+            self.close()
+
+
+def scan(text: bytes, low: int, high: int) -> ScannedPart:
+    """Scans text[low:high], which begins between two events."""
+    core = library()
+    assert core is not None
+    state = core.weft_scan_new()
+    if not state:
+        raise MemoryError
+    part = ScannedPart(core, state, text, core.weft_scan_feed(state, text, low, high))
+    if part.status == NO_MEMORY:
+        raise MemoryError
+    return part
+
+
+def _pointer(core: ctypes.CDLL, state: int, which: int) -> tuple[Any, int]:
+    values = POINTER(c_int64)()
+    return values, core.weft_scan_rows(state, which, ctypes.byref(values))
 
 
 def _rows(core: ctypes.CDLL, state: int, which: int) -> _I64:
-    values = POINTER(c_int64)()
-    count = core.weft_scan_rows(state, which, ctypes.byref(values))
+    import numpy as np
+
+    values, count = _pointer(core, state, which)
     width = _WIDTHS[which]
     if not count:
         return np.empty((0, width), dtype=np.int64)
-    return np.ctypeslib.as_array(values, (count, width)).copy()
+    held = (c_int64 * (count * width)).from_address(ctypes.addressof(values.contents))
+    return np.frombuffer(memoryview(held), dtype=np.int64).reshape(count, width).copy()
 
 
 def _texts(core: ctypes.CDLL, state: int, which: int) -> list[bytes]:

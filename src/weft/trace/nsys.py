@@ -14,10 +14,10 @@ from typing import Any
 from weft.errors import InputError
 from weft.trace.assemble import traces_from
 from weft.trace.columns import Columns
+from weft.trace.custom import IsComm, kernel_table
 from weft.trace.events import KERNEL, MEMCPY, MEMSET
-from weft.trace.record import IsComm, Trace, kernel_table
+from weft.trace.record import Trace
 
-MAGIC = b"SQLite format 3\0"
 MAX_S = 600
 """A view in a hostile database may never end."""
 
@@ -26,6 +26,9 @@ _COPIES = {1: "HtoD", 2: "DtoH", 8: "DtoD", 10: "PtoP"}
 """CUPTI's numbers of copy kinds."""
 
 _STEP = re.compile(r"(?:profilerstep|step|iteration|iter)\W*(\d+)\W*", re.IGNORECASE)
+_CALL = re.compile(r"(nccl:\w+)")
+"""PyTorch's range around the call of a collective. NCCL's kernels for sends also run all-to-all."""
+
 _PID_SHIFT = 24
 """Nsight's global ids: the process is above these bits, the thread below."""
 
@@ -151,11 +154,17 @@ def _calls(
             base, "NVTX_EVENTS", ("start", "end", "text", "textId", "globalTid")
         ):
             said = text or texts.get(identity) or ""
-            step = _STEP.fullmatch(said) if isinstance(said, str) else None
-            if step and isinstance(start, int) and isinstance(end, int) and end > start:
-                for process, owner in found.items():
-                    if process == _process(thread) or len(found) == 1:
-                        owner.steps.append((f"ProfilerStep#{step[1]}", start, end))
+            if not (
+                isinstance(said, str) and isinstance(start, int) and isinstance(end, int) and end > start
+            ):
+                continue
+            step, call = _STEP.fullmatch(str(said)), _CALL.match(str(said))
+            for process, owner in found.items():
+                if process == _process(thread) or len(found) == 1:
+                    if step:
+                        owner.mark(f"ProfilerStep#{step[1]}", start, end)
+                    elif call:
+                        owner.mark(call[1], start, end, thread)
 
 
 def _devices(base: sqlite3.Connection, tables: set[str]) -> list[dict[str, Any]]:

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pickle
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -88,7 +86,7 @@ def read_all(
                 done(files[at])
 
     own = min(len(files), cores()) if native.library() is not None else 1
-    here = _reader(comm)
+    here = _reader(comm, max(cores() // own, 1))
     readers = [*(helper.read for helper in helpers), *[here] * (own - 1)]
     threads = [threading.Thread(target=work, args=(read,), daemon=True) for read in readers]
     for thread in threads:
@@ -108,7 +106,7 @@ def _helper_count(files: list[Path]) -> int:
     return max(0, min(len(files), cores(), MAX_HELPERS + 1) - 1)
 
 
-def _reader(comm: str | None) -> Callable[[Path], _Outcome]:
+def _reader(comm: str | None, workers: int = 1) -> Callable[[Path], _Outcome]:
     from weft.trace import formats
     from weft.trace.custom import comm_matcher
 
@@ -116,7 +114,7 @@ def _reader(comm: str | None) -> Callable[[Path], _Outcome]:
 
     def read(path: Path) -> _Outcome:
         try:
-            return formats.read(path, is_comm)
+            return formats.read(path, is_comm, workers=workers)
         except WeftError as error:
             return error
 
@@ -127,6 +125,8 @@ class Helper:
     """One process that reads files for this one."""
 
     def __init__(self, comm: str | None) -> None:
+        import subprocess
+
         source = str(Path(__file__).parents[2])
         path = os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH"))))
         self._process = subprocess.Popen(
@@ -138,6 +138,8 @@ class Helper:
         )
 
     def read(self, path: Path) -> _Outcome:
+        import pickle
+
         assert self._process.stdin
         assert self._process.stdout
         try:
@@ -176,6 +178,8 @@ def _requests(stream: BinaryIO) -> Iterator[Path]:
 
 def serve() -> None:
     """The main loop of a helper: reads each requested file, until standard input is closed."""
+    import pickle
+
     read = _reader(sys.argv[1] if len(sys.argv) > 1 else None)
     for path in _requests(sys.stdin.buffer):
         pickle.dump(read(path), sys.stdout.buffer, protocol=pickle.HIGHEST_PROTOCOL)

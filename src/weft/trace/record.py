@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from weft.kernels import is_comm
 from weft.timeline import Intervals, Ns, Timeline
 from weft.trace.schema import Message
 
 UNKNOWN_NS = -1 << 62
 """A launch time that the trace does not have."""
-
-MAX_MATCHED = 1 << 12
-"""How much of a name is compared with the table: a hostile name could take quadratic time."""
-
-IsComm = Callable[[list[str]], list[bool]]
-"""Tells which kernel names communicate."""
 
 
 @dataclass(frozen=True)
@@ -69,8 +61,3 @@ class Trace:
     """Which of several traces of this rank, one after the other, this is; None where there is one."""
     partial: bool = False
     warnings: tuple[str, ...] = field(default=())
-
-
-def kernel_table(names: list[str]) -> list[bool]:
-    """What the table of communication kernels says of these names."""
-    return [is_comm(name[:MAX_MATCHED]) for name in names]

@@ -16,6 +16,7 @@ from weft.gpu.occupancy import blocks_per_sm, shared_bytes_for
 from weft.policy import Policy
 from weft.sim.core import simulate_launches
 from weft.sim.launches import Footprint, Launch, LaunchKind, Speed
+from weft.sim.pipeline import head_start_s
 from weft.sim.profile import Profile, footprint
 from weft.sim.profile import profile as named_profile
 from weft.trace.blockers import Wait
@@ -75,7 +76,7 @@ def _outcome(wait: Wait, policy: Policy, profile_name: str) -> tuple[float, floa
     place = footprint(gpu, kernel.name, kernel.threads, kernel.registers, shared)
     launches: list[Launch] = []
     # Both wait for the same event where they became ready together; the compute stream is the quicker one.
-    hold = policy.head_start_us * 1e-6
+    hold = head_start_s(policy)
     if hold:
         launches.append(Launch(name="head start", kind=LaunchKind.DELAY, seconds=hold, stream=0))
     launches.append(replace(_compute(wait, profile, place), after=((0, 0.0),) if hold else ()))

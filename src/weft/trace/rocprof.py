@@ -10,19 +10,14 @@ from pathlib import Path
 from weft.errors import InputError
 from weft.trace.assemble import traces_from
 from weft.trace.columns import Columns
+from weft.trace.custom import IsComm, kernel_table
 from weft.trace.events import KERNEL, MEMCPY
-from weft.trace.record import IsComm, Trace, kernel_table
+from weft.trace.record import Trace
 
 SUFFIX = "_kernel_trace.csv"
 NEEDED = ("kernel_name", "start_timestamp", "end_timestamp")
 
 _NUMBER = re.compile(r"(\d{1,18})\s*$")
-
-
-def is_header(first: bytes) -> bool:
-    """Whether a file begins with the columns of a kernel trace."""
-    line = first.split(b"\n", 1)[0].lower()
-    return b"kernel_name" in line and b"start_timestamp" in line and b"," in line
 
 
 def read(path: Path, is_comm_names: IsComm | None = None) -> list[Trace]:
@@ -88,7 +83,8 @@ def _rows(path: Path, kind: str = "") -> Iterator[dict[str, str]]:
 
 
 def _number(text: str | None) -> int | None:
-    return int(text) if text and text.strip().isdigit() and len(text) < 19 else None
+    plain = (text or "").strip()
+    return int(plain) if plain.isdecimal() and len(plain) < 19 else None
 
 
 def _first(row: dict[str, str], *keys: str) -> int | None:

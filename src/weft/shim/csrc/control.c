@@ -44,6 +44,11 @@ void weft_count(int counter) {
         atomic_fetch_add_explicit(&weft_self->counters[counter], 1, memory_order_relaxed);
 }
 
+void weft_add(int counter, uint64_t amount) {
+    if (weft_self)
+        atomic_fetch_add_explicit(&weft_self->counters[counter], amount, memory_order_relaxed);
+}
+
 static void *map_file(int fd, size_t size, int protection) {
     void *memory = mmap(NULL, size, protection, MAP_SHARED, fd, 0);
     return memory == MAP_FAILED ? NULL : memory;
@@ -123,6 +128,23 @@ bool weft_chunk_ready(uint32_t chunk) {
                  reserve_chunk(fd, chunk);
     close(fd);
     return ready;
+}
+
+/* Zeroed memory that others can read as NAME.PID.N in the job's folder; NULL where there can be none. */
+void *weft_shared_file(const char *name, size_t size) {
+    const char *last = strrchr(self_path, '/');
+    char path[sizeof self_path + 16];
+    if (!last)
+        return NULL;
+    snprintf(path, sizeof path, "%.*s/%s.%s", (int)(last - self_path), self_path, name, last + 1);
+    int fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    if (fd < 0)
+        return NULL;
+    void *memory = reserve(fd, 0, size) ? map_file(fd, size, PROT_READ | PROT_WRITE) : NULL;
+    if (!memory)
+        unlink(path);
+    close(fd);
+    return memory;
 }
 
 static int rank_of_this_process(void) {
@@ -280,7 +302,7 @@ static bool take(const weft_control *from, weft_policy *into, uint64_t *sequence
     if (atomic_load_explicit(&((weft_control *)from)->sequence, memory_order_relaxed) != *sequence)
         return false;
     if (checksum(into, sizeof *into) != expected || into->rule_count > WEFT_RULES ||
-        into->comm_count > WEFT_COMM_PATTERNS)
+        into->comm_count > WEFT_COMM_PATTERNS || into->comm_rule_count > WEFT_COMM_RULES)
         return false;
     for (uint32_t i = 0; i < WEFT_RULES; i++)
         into->rules[i].pattern[WEFT_PATTERN - 1] = '\0';
@@ -294,8 +316,8 @@ static void fill(weft_rules *rules, const weft_policy *policy) {
     rules->shapes = policy->residency > 0;
     for (uint32_t i = 0; i < policy->rule_count; i++)
         rules->shapes |= policy->rules[i].residency > 0;
-    rules->neutral =
-        !rules->shapes && !(policy->flags & (WEFT_PRIORITY_HIGH | WEFT_TRACK)) && policy->head_start_ns == 0;
+    rules->neutral = !rules->shapes && !(policy->flags & (WEFT_PRIORITY_HIGH | WEFT_TRACK)) &&
+                     policy->head_start_ns == 0 && policy->sm_reserve == 0;
 }
 
 /* The published form of a policy; equal policies share one, so going back and forth costs nothing. Of many policies

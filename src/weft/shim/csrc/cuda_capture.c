@@ -128,6 +128,7 @@ static CUresult context_gone(CUresult result, CUcontext context, bool gone) {
     if (result == CUDA_SUCCESS && gone) {
         weft_forget_handles();
         weft_head_start_context_gone(context);
+        weft_placed_context_gone(context);
         weft_trace_stamps_forget();
         weft_flight_context_gone();
     }

@@ -116,9 +116,44 @@ static CUresult launch_prioritised(const launch *l) {
     return make(l);
 }
 
+static CUresult make_comm(const weft_rules *rules, const launch *l) {
+    return rules->data.flags & WEFT_PRIORITY_HIGH ? launch_prioritised(l) : make(l);
+}
+
+/* With an event that tells when it was placed, for the exact head start. */
+static CUresult launch_marked(const weft_rules *rules, const launch *l, CUstream stream) {
+    const CUlaunchConfig *c = l->config;
+    CUlaunchAttribute attributes[MOST_ATTRIBUTES];
+    weft_placed_mark mark;
+    if (c->numAttrs + 1 >= MOST_ATTRIBUTES || !weft_placed_begin(c, stream, &mark))
+        return make_comm(rules, l);
+    launch with = *l;
+    CUlaunchConfig changed = *c;
+    if (mark.own) {
+        if (c->numAttrs)
+            memcpy(attributes, c->attrs, c->numAttrs * sizeof *attributes);
+        memset(&attributes[c->numAttrs], 0, sizeof *attributes);
+        attributes[c->numAttrs].id = CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT;
+        attributes[c->numAttrs].value.launchCompletionEvent.event = mark.event;
+        changed.attrs = attributes;
+        changed.numAttrs++;
+        with.config = &changed;
+    }
+    CUresult result = make_comm(rules, &with);
+    weft_placed_end(&mark, result == CUDA_SUCCESS);
+    if (result != CUDA_SUCCESS && mark.own && (result = make_comm(rules, l)) == CUDA_SUCCESS)
+        weft_placed_refused();
+    return result;
+}
+
 static CUresult launch_comm(const weft_rules *rules, const weft_kernel *k, const launch *l) {
     CUstream stream = weft_stream(l->config->hStream, l->per_thread);
-    CUresult result = rules->data.flags & WEFT_PRIORITY_HIGH ? launch_prioritised(l) : make(l);
+    bool placed = rules->data.flags & WEFT_HEAD_START_PLACED;
+    if (UNLIKELY(placed && weft_capturing(stream))) {
+        weft_count(WEFT_COUNT_PLACED_CAPTURED);
+        placed = false;
+    }
+    CUresult result = placed ? launch_marked(rules, l, stream) : make_comm(rules, l);
     if (result != CUDA_SUCCESS)
         return result;
     weft_comm_launched(&weft_cuda_backend, rules, stream, weft_capturing(stream));
@@ -163,11 +198,13 @@ static CUresult launch_compute(const weft_rules *rules, const weft_kernel *k, co
     CUstream stream = weft_stream(c->hStream, l->per_thread);
     if (rules->data.head_start_ns)
         head_start(rules, l, stream);
-    bool track = rules->data.flags & WEFT_TRACK;
-    bool in_flight = (track || (rules->shapes && (rules->data.flags & WEFT_WHEN_OVERLAP))) &&
+    bool track = rules->data.flags & WEFT_TRACK, reserve = rules->data.sm_reserve && !weft_cublas_inside();
+    bool in_flight = (track || reserve || (rules->shapes && (rules->data.flags & WEFT_WHEN_OVERLAP))) &&
                      weft_comm_in_flight(stream, weft_capturing(stream));
     if (UNLIKELY(track && in_flight) && !weft_capturing(stream))
         weft_count_overlapped(k->cell);
+    if (UNLIKELY(reserve && in_flight))
+        weft_count(WEFT_COUNT_SM_OTHERS);
     if (rules->shapes) {
         uint64_t blocks = (uint64_t)c->gridDimX * c->gridDimY * c->gridDimZ;
         uint32_t shared = weft_shape(&weft_cuda_backend, rules, k, blocks, in_flight);

@@ -175,10 +175,45 @@ bool weft_capture_open(void);         /* on any stream; asks the driver */
 
 /* --- cuda_headstart.c ---------------------------------------------------------------------------------- */
 
+/* Our waiting kernels in the current context, loaded once in each; NULL where one cannot be had. */
+typedef struct {
+    CUfunction timed, placed;
+    uint64_t mhz; /* the highest clock of the GPU's SMs */
+} weft_waits;
+
 void weft_head_start(const weft_rules *rules, CUstream stream);
 void weft_head_start_context_gone(
-    CUcontext context);                     /* and our kernel with it; NULL: of any context that may be gone */
-CUfunction weft_wait_kernel(uint64_t *mhz); /* takes clock cycles and a limit in ns; NULL: cannot be had */
+    CUcontext context); /* and our kernels with it; NULL: of any context that may be gone */
+weft_waits weft_wait_kernels(void);
 CUresult weft_wait_launch(CUfunction wait, uint64_t mhz, uint64_t ns, CUstream stream);
+
+/* --- cublas.c ---------------------------------------------------------------------------------------- */
+
+bool weft_cublas_inside(void); /* does this thread call a GEMM that weft has seen? */
+
+/* --- cuda_placed.c ---------------------------------------------------------------------------------- */
+
+enum { WEFT_PLACED_SLOTS = 8 };
+
+/* The collectives that a compute launch waits for: words that the GPU writes, and the number that each must reach. */
+typedef struct {
+    uint64_t at[WEFT_PLACED_SLOTS];
+    uint32_t number[WEFT_PLACED_SLOTS];
+    uint32_t count;
+    uint64_t tally; /* see cuda_headstart.c */
+} weft_placed;
+
+/* A collective's launch that gets an event. */
+typedef struct {
+    int lane; /* -1: none */
+    CUevent event;
+    bool own; /* the event is ours, to be put on the launch */
+} weft_placed_mark;
+
+bool weft_placed_begin(const CUlaunchConfig *config, CUstream stream, weft_placed_mark *mark);
+void weft_placed_refused(void); /* the driver refused the launch with the event and took it without */
+void weft_placed_end(const weft_placed_mark *mark, bool launched);
+bool weft_placed_pending(CUstream stream, weft_placed *out); /* collectives that this stream has to wait for */
+void weft_placed_context_gone(CUcontext context);            /* NULL: of any context that may be gone */
 
 #endif

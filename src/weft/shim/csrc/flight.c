@@ -51,6 +51,18 @@ static uint64_t device_of(const weft_backend *api, _Atomic uint32_t *memory) {
     return device;
 }
 
+_Atomic uint32_t *weft_spare_words(const weft_backend *api, uint64_t *device) {
+    _Atomic uint32_t *memory = words();
+    uint64_t base = memory ? device_of(api, memory) : 0;
+    *device = base + WEFT_SPARE_WORDS * sizeof(uint32_t);
+    return base ? memory + WEFT_SPARE_WORDS : NULL;
+}
+
+_Atomic uint32_t *weft_spare_words_known(void) {
+    _Atomic uint32_t *memory = atomic_load(&done);
+    return memory ? memory + WEFT_SPARE_WORDS : NULL;
+}
+
 static bool idle(int place, _Atomic uint32_t *ended) {
     return atomic_load(&comm[place].issued) == atomic_load(&ended[place]);
 }
@@ -98,7 +110,7 @@ void weft_comm_launched(const weft_backend *api, const weft_rules *rules, void *
     atomic_fetch_add_explicit(&launched, 1, memory_order_relaxed);
     if (capturing)
         atomic_fetch_add(&captured, 1);
-    else if (rules->data.flags & (WEFT_WHEN_OVERLAP | WEFT_TRACK))
+    else if (rules->data.flags & (WEFT_WHEN_OVERLAP | WEFT_TRACK) || rules->data.sm_reserve)
         track(api, stream);
 }
 

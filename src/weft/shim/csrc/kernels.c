@@ -54,7 +54,7 @@ bool weft_glob(const char *pattern, const char *name) {
 }
 
 static uint32_t classify(const char *name) {
-    if (strcmp(name, "weft_head_start") == 0)
+    if (strncmp(name, "weft_head_start", strlen("weft_head_start")) == 0)
         return WEFT_KIND_WEFT;
     const weft_rules *rules = weft_policy_now();
     for (uint32_t i = 0; i < rules->data.comm_count; i++)

@@ -12,12 +12,13 @@
 
 #define WEFT_CONTROL_MAGIC "weftctl"
 #define WEFT_PROCESS_MAGIC "weftprc"
-#define WEFT_LAYOUT_VERSION 3
+#define WEFT_LAYOUT_VERSION 4
 
 enum {
     WEFT_PATTERN = 128,
     WEFT_RULES = 64,
     WEFT_COMM_PATTERNS = 64,
+    WEFT_COMM_RULES = 32,
     WEFT_NAME = 512,
     WEFT_SHARDS = 16,
     WEFT_CHUNK_ROWS = 16,
@@ -33,7 +34,8 @@ enum { /* weft_policy.flags */
        WEFT_POLICY_SET = 1,
        WEFT_PRIORITY_HIGH = 2,
        WEFT_WHEN_OVERLAP = 4,
-       WEFT_TRACK = 8, /* count launches while a collective is in flight, whatever else is asked for */
+       WEFT_TRACK = 8,              /* count launches while a collective is in flight, whatever else is asked for */
+       WEFT_HEAD_START_PLACED = 16, /* compute waits for the collective's placement, for head_start_ns at most */
 };
 
 typedef struct {
@@ -42,15 +44,30 @@ typedef struct {
     uint32_t unused;
 } weft_rule;
 
+/* What holds for collectives of some kinds and sizes; 0 in a field: NCCL's own choice. */
+typedef struct {
+    uint64_t min_bytes, max_bytes; /* both included, as NCCL's tuner plugin counts them */
+    uint32_t operations;           /* one bit per operation of nccl.h */
+    uint32_t ctas;
+    uint32_t cluster;    /* CTAs of a cluster, plus one */
+    uint32_t algorithm;  /* NCCL's number, plus one */
+    uint32_t protocol;   /* NCCL's number, plus one */
+    uint32_t cta_policy; /* NCCL_CTA_POLICY_* */
+    uint64_t chunk;      /* bytes */
+} weft_comm_rule;
+
 typedef struct {
     uint32_t flags;
     uint32_t residency; /* default for compute kernels; 0: none */
     uint32_t head_start_ns;
     uint32_t rule_count;
     uint32_t comm_count;
-    uint32_t unused;
+    uint32_t sm_reserve; /* SMs that GEMMs leave free while a collective is in flight; 0: none */
     weft_rule rules[WEFT_RULES];
     char comm[WEFT_COMM_PATTERNS][WEFT_PATTERN]; /* patterns of the kernels that communicate */
+    uint32_t comm_rule_count;
+    uint32_t comm_ctas; /* most CTAs of collectives that no rule names; 0: unlimited */
+    weft_comm_rule comm_rules[WEFT_COMM_RULES];
 } weft_policy;
 
 /* A policy that may be rewritten while it is read: `sequence` is odd during a write, and the checksum
@@ -99,6 +116,13 @@ typedef struct {
     _Atomic uint64_t beside; /* launched while a collective was in flight, where that was tracked */
 } weft_cell;
 
+enum { /* weft_process.nccl_path: how rules for collectives are applied */
+       WEFT_PATH_NONE,
+       WEFT_PATH_CONFIG,  /* each call has a configuration (NCCL 2.31 and newer); protocol and chunk by the plugin */
+       WEFT_PATH_TUNER,   /* NCCL asks weft's tuner plugin (2.24 and newer) */
+       WEFT_PATH_REFUSED, /* calls with a configuration were refused: plain calls are made */
+};
+
 enum { /* weft_process.counters */
        WEFT_COUNT_SHAPE_FAILURES,
        WEFT_COUNT_PRIORITISED,
@@ -113,9 +137,27 @@ enum { /* weft_process.counters */
        WEFT_COUNT_POLICY_CHANGES,
        WEFT_COUNT_ROUTED, /* collectives that went to a sibling of the program's communicator */
        WEFT_COUNT_SPLIT_FAILURES,
-       WEFT_COUNT_UNLISTED,  /* launches counted in a shared row, since the kernel has none of its own */
-       WEFT_COUNT_UNHANDLED, /* uses of an interface that the shim passes on and does not account for */
-       WEFT_COUNTERS = 32,
+       WEFT_COUNT_UNLISTED,        /* launches counted in a shared row, since the kernel has none of its own */
+       WEFT_COUNT_UNHANDLED,       /* uses of an interface that the shim passes on and does not account for */
+       WEFT_COUNT_PLACED_EVENTS,   /* collectives whose launch carries an event for the exact head start */
+       WEFT_COUNT_PLACED_READY,    /* head starts that needed no wait: the collective had been placed */
+       WEFT_COUNT_PLACED_TIMEOUTS, /* head starts that ended by time */
+       WEFT_COUNT_PLACED_CAPTURED, /* none, since the launch was captured */
+       WEFT_COUNT_PLACED_BUSY,     /* none, since too many collectives or threads were on the stream */
+       WEFT_COUNT_PLACED_FAILURES, /* none, since the driver has no such event or refused it */
+       WEFT_COUNT_SM_RESERVED,     /* GEMMs of cuBLAS that left SMs free */
+       WEFT_COUNT_SM_OWN,          /* none left free, since the program has set a number of SMs itself */
+       WEFT_COUNT_SM_DETERMINISM,  /* none left free, since the program asks for reproducible results */
+       WEFT_COUNT_SM_FAILURES,     /* none left free, since cuBLAS cannot or refused */
+       WEFT_COUNT_SM_OTHERS,      /* compute launches while a collective was in flight, and no GEMM that weft reaches */
+       WEFT_COUNT_PER_CALL,       /* collectives that were called with a configuration of their own */
+       WEFT_COUNT_CONFIG_REFUSED, /* of these, the configurations that NCCL refused: the plain call was made */
+       WEFT_COUNT_TUNED,          /* questions of NCCL's that weft's tuner plugin answered by a rule */
+       WEFT_COUNT_TUNER_FAILURES, /* errors of the user's own tuner plugin; NCCL's default was used */
+       WEFT_COUNT_RULES_UNAPPLIED, /* collectives that a rule names and that nothing here can apply it to */
+       WEFT_COUNT_COMM_BYTES,      /* that collectives and point-to-point calls were asked to move */
+       WEFT_COUNTERS_USED,
+       WEFT_COUNTERS = 64,
 };
 
 /* Rows and their counters come in chunks, so that a file holds no more than its process needs: the file is extended,
@@ -134,9 +176,26 @@ typedef struct {
     uint32_t api;
     _Atomic uint32_t rows_used;
     char command[256];
+    _Atomic uint32_t nccl_version; /* of the library that made the latest communicator; 0: none yet */
+    _Atomic uint32_t nccl_path;    /* WEFT_PATH_* of that library */
+    _Atomic uint32_t nccl_tuner;   /* version of the tuner plugin interface by which NCCL asks weft; 0: it does not */
+    _Atomic uint32_t nccl_user_tuner; /* that of the user's own plugin behind it; 0: there is none */
     _Atomic uint64_t counters[WEFT_COUNTERS];
     weft_control control; /* the process's own policy; outranks the job's while WEFT_POLICY_SET. A hole until written */
     _Alignas(WEFT_PAGE) weft_chunk chunks[WEFT_CHUNKS];
 } weft_process;
+
+/* The latest collective calls of a process, in a file of their own (calls.PID.N): others may read them. */
+enum { WEFT_CALLS = 1 << 12 };
+
+typedef struct {
+    _Atomic uint64_t number; /* plus one; 0 while it is written */
+    _Atomic uint64_t key, bytes, host_ns;
+    _Atomic uint32_t operation, routed;
+} weft_call;
+
+typedef struct {
+    weft_call ring[WEFT_CALLS];
+} weft_calls;
 
 #endif

@@ -7,6 +7,7 @@
 #include "nccl.h"
 
 #include <dlfcn.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define UNWRAP(...) __VA_ARGS__
@@ -81,6 +82,8 @@ void weft_nccl_fill(weft_nccl *l, void *handle, bool next) {
     FIND(ncclCommCuDevice);
     if (l->ncclGetVersion)
         l->ncclGetVersion(&l->version);
+    const char *without = getenv("WEFT_NO_CALL_CONFIG");
+    l->config_refused = without && *without && strcmp(without, "0") != 0;
 }
 
 /* Every place in the program that calls NCCL is looked up once per thread: a search may cost microseconds. */

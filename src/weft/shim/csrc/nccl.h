@@ -30,6 +30,8 @@ typedef struct {
         limits_fixed; /* it has read a limit of CTAs from the environment, which outranks every configuration */
 #define HOOK(name, args, ...) ncclResult_t (*name)(__VA_ARGS__);
 #include "nccl_hooks.def"
+    _Atomic bool config_refused; /* it has refused a configuration of one call that weft knows to be valid */
+    _Atomic int tuner;           /* version of the interface by which it asks weft's tuner plugin; 0: it does not */
     ncclResult_t (*ncclGetVersion)(int *);
     const char *(*ncclGetErrorString)(ncclResult_t);
     const char *(*ncclGetLastError)(ncclComm_t);
@@ -108,6 +110,43 @@ const char *weft_route_not_now(void); /* why siblings can be neither made nor en
 int weft_refuse(char *why, size_t size, const char *reason);
 void weft_nap(void);
 
+/* --- nccl_rules.c: which rule holds for a call ------------------------------------------------------------------ */
+
+/* Immutable once published and never freed, so readers need no lock. */
+typedef struct weft_call_rules {
+    struct weft_call_rules *next;
+    uint32_t count;
+    uint32_t limit; /* most CTAs of collectives that no rule with CTAs names; 0: unlimited */
+    weft_comm_rule rules[WEFT_COMM_RULES];
+} weft_call_rules;
+
+extern _Atomic(const weft_call_rules *) weft_call_rules_in_force; /* NULL: nothing is asked for */
+
+static inline const weft_call_rules *weft_call_rules_now(void) {
+    return atomic_load_explicit(&weft_call_rules_in_force, memory_order_acquire);
+}
+
+void weft_call_rules_begin(void);                      /* take those of the policy that the job was started with */
+const weft_call_rules *weft_call_rules_at_start(void); /* for captured calls, which outlive every later change */
+const weft_comm_rule *weft_rule_of(const weft_call_rules *rules, int operation, uint64_t bytes); /* NULL: none */
+uint64_t weft_call_bytes(int operation, uint64_t bytes, int ranks); /* as NCCL's tuner plugin counts them */
+bool weft_limits_comm(weft_comm *c, int ctas);          /* can each call on it be limited to so many CTAs? */
+bool weft_limit_possible(int ctas);                     /* can every communicator be limited by call? */
+int weft_limit_calls(int ctas, char *why, size_t size); /* 0: unlimited */
+int weft_nccl_path(weft_nccl *l);                       /* WEFT_PATH_* */
+void weft_path_note(weft_nccl *l);                      /* a communicator was made: begin, and say how in the file */
+
+/* --- nccl_percall.c: the configuration of one call ----------------------------------------------------------------- */
+
+typedef union {
+    ncclCollConfig_t config;
+    char bytes[NCCL_CONFIG_BYTES]; /* a later version's is longer */
+} nccl_call_config;
+
+/* The program's own configuration (NULL: none) with what the rules add in `room`. NULL: there is nothing to add. */
+const ncclCollConfig_t *weft_call_config(weft_nccl *l, weft_comm *c, int operation, uint64_t bytes, bool captured,
+                                         const ncclCollConfig_t *own, nccl_call_config *room);
+
 /* --- nccl_split.c: making siblings ---------------------------------------------------------------------------- */
 
 void weft_route_settle(weft_comm *c); /* wait until a split of weft's lets the communicator be used again */
@@ -120,11 +159,15 @@ void weft_route_settle(weft_comm *c); /* wait until a split of weft's lets the c
 #define ON(name, ...) ncclResult_t weft_on_##name(weft_nccl *l, __VA_ARGS__)
 
 typedef struct {
-    int depth;  /* of the program's groups */
-    int inside; /* the library, or weft itself, is calling */
+    int depth;                    /* of the program's groups */
+    int inside;                   /* the library, or weft itself, is calling */
+    const weft_call_rules *rules; /* of the group, or of the call outside of groups */
+    int cluster;                  /* of the group: CTAs plus one; 0: NCCL's choice, -1: no call yet */
+    bool captured;                /* a call of the group is being captured */
 } weft_nccl_thread;
 
 extern _Thread_local weft_nccl_thread weft_nccl_me;
+extern _Atomic int weft_nccl_simulating;   /* threads that only ask NCCL how long their group would take */
 bool weft_nccl_in_group(void);             /* has this thread opened one? */
 void weft_nccl_private(bool on);           /* what this thread calls now is our own */
 void weft_comms_made(ncclResult_t result); /* a group is over, and with it what it was to make */
@@ -142,6 +185,9 @@ typedef struct {
     uint32_t order;
     int32_t routed_to, prepared[NCCL_LIMITS];
     char why_not[NCCL_WHY];
+    int32_t path; /* WEFT_PATH_* */
+    int32_t version, tuner;
+    uint32_t unused;
 } weft_nccl_info;
 
 typedef struct {

@@ -13,10 +13,10 @@ typedef struct {
     char internal[128];
 } ncclUniqueId;
 
-enum { NCCL_SUCCESS = 0, NCCL_INTERNAL_ERROR = 3, NCCL_IN_PROGRESS = 7 };
+enum { NCCL_SUCCESS = 0, NCCL_INTERNAL_ERROR = 3, NCCL_INVALID_ARGUMENT = 4, NCCL_IN_PROGRESS = 7 };
 enum { NCCL_BUILT_IN_OPS = 5 }; /* larger numbers are the program's own, known to one communicator only */
 enum { NCCL_UNDEFINED = INT_MIN, NCCL_NO_COLOR = -1 };
-enum { NCCL_WITH_CTAS = 21700, NCCL_WITH_SPLIT = 21800 };
+enum { NCCL_WITH_CTAS = 21700, NCCL_WITH_SPLIT = 21800, NCCL_WITH_TUNER = 22400, NCCL_WITH_CALL_CONFIG = 23100 };
 #define NCCL_MAGIC 0xcafebeefu
 
 typedef struct { /* as of 2.18, which every later version takes */
@@ -28,5 +28,15 @@ typedef struct { /* as of 2.18, which every later version takes */
     int trafficClass;     /* 2.25 */
     const char *commName; /* 2.27 */
 } ncclConfig_t;
+
+typedef struct { /* of one collective call, as of 2.31, which every later version takes */
+    size_t size;
+    unsigned magic, version;
+    void *ext;
+    int minCTAs, maxCTAs, nvlsCTAs, cgaClusterSize;
+    const char *algSelection;
+    int forceAlgSelection, CTAPolicy;
+    uint64_t userProfilerTag;
+} ncclCollConfig_t;
 
 #endif

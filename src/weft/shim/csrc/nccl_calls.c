@@ -16,6 +16,7 @@ typedef struct {
 } deferred;
 
 _Thread_local weft_nccl_thread weft_nccl_me;
+_Atomic int weft_nccl_simulating;
 static _Thread_local struct {
     int place; /* of the limit that holds for this group */
     size_t waiting, room;
@@ -34,7 +35,9 @@ static uint64_t element_size(int type) {
 
 typedef struct {
     weft_comm *c;
-    int place; /* held for this call alone */
+    int place;       /* held for this call alone */
+    bool configured; /* with a configuration that has to do with weft's rules */
+    bool refused;    /* which NCCL did not take */
 } call;
 
 /* The communicator to use: by the route in force and the kind of call alone, since that is all that every rank has in
@@ -50,7 +53,6 @@ static ncclComm_t choose(call *k, weft_comm *c, ncclComm_t comm, bool collective
 }
 
 static ncclComm_t enter(call *k, ncclComm_t comm, int operation, size_t count, int type, int op, void *stream) {
-    *k = (call){0};
     if (weft_nccl_me.inside++ > 0)
         return comm;
     weft_comm *c = k->c = weft_comm_of(comm);
@@ -62,7 +64,7 @@ static ncclComm_t enter(call *k, ncclComm_t comm, int operation, size_t count, i
     if (UNLIKELY(weft_tracing() == WEFT_TRACE_RECORD))
         weft_trace_call(c->key, atomic_load(&c->collectives) + atomic_load(&c->point_to_point), c->rank, c->size,
                         operation, count, type, count * element_size(type), weft_stream(stream, false));
-    weft_comm_called(c, operation, count * element_size(type), to != comm);
+    weft_comm_called(c, operation, count * element_size(type), to != comm || k->configured);
     return to;
 }
 
@@ -78,46 +80,126 @@ static ncclResult_t leave(const call *k, ncclResult_t result) {
     return result;
 }
 
-/* CALL is the real call, written with `to`. */
+/* --- calls under rules --------------------------------------------------------------------------------------------- */
+
+/* Is there a rule to look for? A group keeps the rules that it began with. */
+static inline bool ruled(void) { return weft_call_rules_now() != NULL || weft_nccl_me.rules != NULL; }
+
+/* The configuration of this call; NULL: none of weft's. */
+static const ncclCollConfig_t *configure(call *k, weft_nccl *l, ncclComm_t comm, int operation, size_t count, int type,
+                                         void *stream, const ncclCollConfig_t *own, nccl_call_config *room) {
+    weft_comm *c = weft_nccl_me.inside == 0 ? weft_comm_of(comm) : NULL;
+    if (!c)
+        return NULL;
+    bool captured = weft_capturing(weft_stream(stream, false));
+    if (weft_nccl_me.depth == 0) {
+        weft_nccl_me.rules = weft_call_rules_now();
+        weft_nccl_me.captured = false;
+    }
+    weft_nccl_me.captured |= captured;
+    weft_nccl_private(true);
+    const ncclCollConfig_t *given = weft_call_config(l, c, operation, count * element_size(type), captured, own, room);
+    weft_nccl_private(false);
+    if (given)
+        weft_count(WEFT_COUNT_PER_CALL);
+    k->configured = given != NULL;
+    return given;
+}
+
+/* A configuration is checked before anything is enqueued: after a refusal the program's own call is still to be made.
+ * The same error may be about the program's arguments, and its own call then says so again. */
+static bool refused(call *k, ncclResult_t result) {
+    if (LIKELY(result != NCCL_INVALID_ARGUMENT) || !k->c)
+        return false;
+    weft_count(WEFT_COUNT_CONFIG_REFUSED);
+    return k->refused = true;
+}
+
+static ncclResult_t leave_ruled(const call *k, ncclResult_t result) {
+    if (k->refused && result != NCCL_INVALID_ARGUMENT)
+        atomic_store(&k->c->library->config_refused, true); /* it was the configuration: no more of them */
+    leave(k, result);
+    if (weft_nccl_me.depth == 0 && weft_nccl_me.inside == 0)
+        weft_nccl_me.rules = NULL;
+    return result;
+}
+
+/* --- collectives --------------------------------------------------------------------------------------------------- */
+
+#define UNWRAP(...) __VA_ARGS__
+
+/* `args` are those of the real call, written with `to`; `given` is the configuration that is used. What the program
+ * itself configured stays as it is, and where there is nothing to add its own call is made. */
+#define MAKE_RULED(operation, op, name, with_config, args, config_args)                                                \
+    call k = {0};                                                                                                      \
+    nccl_call_config room;                                                                                             \
+    const ncclCollConfig_t *given = configure(&k, l, comm, operation, count, type, stream, config, &room);             \
+    ncclComm_t to = enter(&k, comm, operation, count, type, op, stream);                                               \
+    if (given && l->with_config) {                                                                                     \
+        ncclResult_t result = l->with_config(UNWRAP config_args, given);                                               \
+        if (!refused(&k, result))                                                                                      \
+            return leave_ruled(&k, result);                                                                            \
+    }                                                                                                                  \
+    return leave_ruled(&k, config ? l->with_config(UNWRAP config_args, config) : l->name(UNWRAP args))
+
 #define MAKE(operation, op, CALL)                                                                                      \
-    call k;                                                                                                            \
+    call k = {0};                                                                                                      \
     ncclComm_t to = enter(&k, comm, operation, count, type, op, stream);                                               \
     return leave(&k, l->CALL)
 
-ON(ncclAllReduce, const void *send, void *recv, size_t count, int type, int op, ncclComm_t comm, void *stream) {
-    MAKE(OP_ALL_REDUCE, op, ncclAllReduce(send, recv, count, type, op, to, stream));
-}
+#define SLOW static __attribute__((noinline)) ncclResult_t
 
-ON(ncclBroadcast, const void *send, void *recv, size_t count, int type, int root, ncclComm_t comm, void *stream) {
-    MAKE(OP_BROADCAST, 0, ncclBroadcast(send, recv, count, type, root, to, stream));
+#define COLLECTIVE(operation, op, name, params, args, ...)                                                             \
+    SLOW ruled_##name(weft_nccl *l, const ncclCollConfig_t *config, __VA_ARGS__) {                                     \
+        MAKE_RULED(operation, op, name, name##Config, args, args);                                                     \
+    }                                                                                                                  \
+    ON(name, __VA_ARGS__) {                                                                                            \
+        if (UNLIKELY(ruled()))                                                                                         \
+            return ruled_##name(l, NULL, UNWRAP params);                                                               \
+        MAKE(operation, op, name(UNWRAP args));                                                                        \
+    }                                                                                                                  \
+    ON(name##Config, __VA_ARGS__, const ncclCollConfig_t *config) {                                                    \
+        if (UNLIKELY(ruled()))                                                                                         \
+            return ruled_##name(l, config, UNWRAP params);                                                             \
+        MAKE(operation, op, name##Config(UNWRAP args, config));                                                        \
+    }
+
+COLLECTIVE(OP_ALL_REDUCE, op, ncclAllReduce, (send, recv, count, type, op, comm, stream),
+           (send, recv, count, type, op, to, stream), const void *send, void *recv, size_t count, int type, int op,
+           ncclComm_t comm, void *stream)
+COLLECTIVE(OP_BROADCAST, 0, ncclBroadcast, (send, recv, count, type, root, comm, stream),
+           (send, recv, count, type, root, to, stream), const void *send, void *recv, size_t count, int type, int root,
+           ncclComm_t comm, void *stream)
+COLLECTIVE(OP_REDUCE, op, ncclReduce, (send, recv, count, type, op, root, comm, stream),
+           (send, recv, count, type, op, root, to, stream), const void *send, void *recv, size_t count, int type,
+           int op, int root, ncclComm_t comm, void *stream)
+COLLECTIVE(OP_ALL_GATHER, 0, ncclAllGather, (send, recv, count, type, comm, stream),
+           (send, recv, count, type, to, stream), const void *send, void *recv, size_t count, int type, ncclComm_t comm,
+           void *stream)
+COLLECTIVE(OP_REDUCE_SCATTER, op, ncclReduceScatter, (send, recv, count, type, op, comm, stream),
+           (send, recv, count, type, op, to, stream), const void *send, void *recv, size_t count, int type, int op,
+           ncclComm_t comm, void *stream)
+COLLECTIVE(OP_ALL_TO_ALL, 0, ncclAlltoAll, (send, recv, count, type, comm, stream),
+           (send, recv, count, type, to, stream), const void *send, void *recv, size_t count, int type, ncclComm_t comm,
+           void *stream)
+COLLECTIVE(OP_GATHER, 0, ncclGather, (send, recv, count, type, root, comm, stream),
+           (send, recv, count, type, root, to, stream), const void *send, void *recv, size_t count, int type, int root,
+           ncclComm_t comm, void *stream)
+COLLECTIVE(OP_SCATTER, 0, ncclScatter, (send, recv, count, type, root, comm, stream),
+           (send, recv, count, type, root, to, stream), const void *send, void *recv, size_t count, int type, int root,
+           ncclComm_t comm, void *stream)
+
+/* It has no form with a configuration; the same broadcast between two buffers has. */
+SLOW ruled_ncclBcast(weft_nccl *l, void *buffer, size_t count, int type, int root, ncclComm_t comm, void *stream) {
+    const ncclCollConfig_t *config = NULL;
+    MAKE_RULED(OP_BROADCAST, 0, ncclBcast, ncclBroadcastConfig, (buffer, count, type, root, to, stream),
+               (buffer, buffer, count, type, root, to, stream));
 }
 
 ON(ncclBcast, void *buffer, size_t count, int type, int root, ncclComm_t comm, void *stream) {
+    if (UNLIKELY(ruled()))
+        return ruled_ncclBcast(l, buffer, count, type, root, comm, stream);
     MAKE(OP_BROADCAST, 0, ncclBcast(buffer, count, type, root, to, stream));
-}
-
-ON(ncclReduce, const void *send, void *recv, size_t count, int type, int op, int root, ncclComm_t comm, void *stream) {
-    MAKE(OP_REDUCE, op, ncclReduce(send, recv, count, type, op, root, to, stream));
-}
-
-ON(ncclAllGather, const void *send, void *recv, size_t count, int type, ncclComm_t comm, void *stream) {
-    MAKE(OP_ALL_GATHER, 0, ncclAllGather(send, recv, count, type, to, stream));
-}
-
-ON(ncclReduceScatter, const void *send, void *recv, size_t count, int type, int op, ncclComm_t comm, void *stream) {
-    MAKE(OP_REDUCE_SCATTER, op, ncclReduceScatter(send, recv, count, type, op, to, stream));
-}
-
-ON(ncclAlltoAll, const void *send, void *recv, size_t count, int type, ncclComm_t comm, void *stream) {
-    MAKE(OP_ALL_TO_ALL, 0, ncclAlltoAll(send, recv, count, type, to, stream));
-}
-
-ON(ncclGather, const void *send, void *recv, size_t count, int type, int root, ncclComm_t comm, void *stream) {
-    MAKE(OP_GATHER, 0, ncclGather(send, recv, count, type, root, to, stream));
-}
-
-ON(ncclScatter, const void *send, void *recv, size_t count, int type, int root, ncclComm_t comm, void *stream) {
-    MAKE(OP_SCATTER, 0, ncclScatter(send, recv, count, type, root, to, stream));
 }
 
 /* Two communicators of one group are two kernels on one stream. Within a communicator NCCL puts the collectives of a
@@ -139,13 +221,22 @@ static bool defer(deferred d) {
     return true;
 }
 
+/* The channels of sends and receives are fixed when a communicator is made: a rule that came later is counted. */
+static void note_unapplied(weft_nccl *l, ncclComm_t comm, int operation, size_t count, int type) {
+    call k = {0};
+    if (UNLIKELY(ruled()))
+        configure(&k, l, comm, operation, count, type, NULL, NULL, NULL);
+}
+
 static ncclResult_t send_now(weft_nccl *l, const void *send, size_t count, int type, int peer, ncclComm_t comm,
                              void *stream) {
+    note_unapplied(l, comm, OP_SEND, count, type);
     MAKE(OP_SEND, 0, ncclSend(send, count, type, peer, to, stream));
 }
 
 static ncclResult_t receive_now(weft_nccl *l, void *recv, size_t count, int type, int peer, ncclComm_t comm,
                                 void *stream) {
+    note_unapplied(l, comm, OP_RECV, count, type);
     MAKE(OP_RECV, 0, ncclRecv(recv, count, type, peer, to, stream));
 }
 
@@ -180,8 +271,12 @@ static ncclResult_t issue_deferred(void) {
 
 ncclResult_t weft_on_ncclGroupStart(weft_nccl *l) {
     ncclResult_t result = l->ncclGroupStart();
-    if (weft_nccl_me.inside == 0 && result == NCCL_SUCCESS && weft_nccl_me.depth++ == 0)
+    if (weft_nccl_me.inside == 0 && result == NCCL_SUCCESS && weft_nccl_me.depth++ == 0) {
         me.place = weft_route_take();
+        weft_nccl_me.rules = weft_call_rules_now();
+        weft_nccl_me.cluster = -1;
+        weft_nccl_me.captured = false;
+    }
     return result;
 }
 
@@ -189,6 +284,7 @@ static void group_over(ncclResult_t result) {
     weft_comms_made(result);
     weft_route_give(me.place);
     me.place = 0;
+    weft_nccl_me.rules = NULL;
     if (UNLIKELY(weft_tracing()))
         weft_trace_calls_over();
     weft_comm_boundary();
@@ -210,10 +306,18 @@ static ncclResult_t group_ended(ncclResult_t result) {
     return group_ended(result == NCCL_SUCCESS || result == NCCL_IN_PROGRESS ? (late ? late : result) : result)
 
 ncclResult_t weft_on_ncclGroupEnd(weft_nccl *l) { END(ncclGroupEnd()); }
-ON(ncclGroupSimulateEnd, void *info) { END(ncclGroupSimulateEnd(info)); }
+
+static ncclResult_t simulate_end(weft_nccl *l, void *info) { END(ncclGroupSimulateEnd(info)); }
+
+ON(ncclGroupSimulateEnd, void *info) {
+    atomic_fetch_add(&weft_nccl_simulating, 1);
+    ncclResult_t result = simulate_end(l, info);
+    atomic_fetch_sub(&weft_nccl_simulating, 1);
+    return result;
+}
 
 void weft_forget_calls(void) {
-    weft_nccl_me = (weft_nccl_thread){0, 0};
+    weft_nccl_me = (weft_nccl_thread){0};
     me.place = 0;
     me.waiting = 0;
     weft_comms_made(NCCL_INTERNAL_ERROR);

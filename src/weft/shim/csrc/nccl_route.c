@@ -59,10 +59,13 @@ EXPORT int weft_nccl_route(int ctas, char *why, size_t size) {
     for (int i = 1; ctas > 0 && i < NCCL_LIMITS; i++)
         if (atomic_load(&limits[i]) == ctas)
             place = i;
-    if (ctas > 0 && !place) {
+    bool by_call = ctas > 0 && !place && weft_limit_possible(ctas);
+    if (ctas > 0 && !place && !by_call) {
         snprintf(why, size, "no communicator with %d CTAs is prepared", ctas);
         return -1;
     }
+    if (weft_limit_calls(by_call ? ctas : 0, why, size) != 0)
+        return -1;
     atomic_store(&in_force, place);
     return 0;
 }

@@ -326,3 +326,8 @@ void weft_trace_context_gone(CUcontext context) {
             weft_trace_count(WEFT_TRACED_CONTEXTS_GONE, 1);
     pthread_mutex_unlock(&lock);
 }
+
+void weft_forget_events(void) {
+    pthread_mutex_init(&lock, NULL);
+    atomic_store(&context_count, 0);
+}

@@ -25,6 +25,8 @@ typedef struct {
 bool weft_enabled(void); /* was this process started by `weft run`? */
 weft_process *weft_attach(uint32_t api);
 void weft_count(int counter);
+void weft_add(int counter, uint64_t amount);
+void *weft_shared_file(const char *name, size_t size);
 const weft_rules *weft_refresh(void);
 
 extern weft_process *weft_self; /* NULL until the first launch */
@@ -47,8 +49,8 @@ bool weft_chunk_ready(uint32_t chunk); /* reserve the file's blocks for a chunk 
 /* What each part forgets in a child that was forked: the driver's handles, and locks that other threads held. */
 /* clang-format off */
 #define WEFT_FORGETS(X) \
-    X(kernels) X(shape) X(flight) X(limits) X(names) X(headstart) X(tracer) X(graph) X(captures) X(comms) X(route) \
-    X(split) X(config) X(calls) X(library)
+    X(kernels) X(shape) X(flight) X(limits) X(names) X(headstart) X(placed) X(cublas) X(tracer) X(stamps) X(events) \
+    X(graph) X(captures) X(comms) X(route) X(split) X(config) X(calls) X(call_rules) X(tuner) X(library)
 /* clang-format on */
 #define X(part) void weft_forget_##part(void);
 WEFT_FORGETS(X)
@@ -130,6 +132,11 @@ bool weft_comm_in_flight(void *stream, bool capturing); /* on another stream tha
 void weft_flight_context_gone(void);                    /* what it had in flight will never be reported */
 uint64_t weft_comm_count(void);
 void *weft_comm_latest(void); /* the stream of the latest collective */
+
+/* Words of host memory that the GPU writes to, for other uses: WEFT_SPARE_WORDS from here. NULL: cannot be had. */
+enum { WEFT_SPARE_WORDS = 512 };
+_Atomic uint32_t *weft_spare_words(const weft_backend *api, uint64_t *device);
+_Atomic uint32_t *weft_spare_words_known(void); /* the same without a call of the driver; NULL: not made yet */
 
 /* --- interpose.c ----------------------------------------------------------------------------------- */
 

@@ -4,22 +4,27 @@ Also a generator: it yields decisions for `weft.ranks` and is sent the reports o
 is sent only what the leading rank measured. A decision has a key `do`:
 - `run`: a step for each entry of `order`, an index into `policies`. `learn`: profile them. `light`: the next
   decision comes without reports;
-- `prepare`: make communicators with `ctas` possible; `settle`: keep only what `policy` needs. Report whether
-  it worked;
+- `prepare`: make what `policy` needs; `settle`: go on with `policy`, and with `release` keep only what it
+  needs. Report whether it worked;
 - `report`: wait for all steps so far and report their times;
-- `end`, `abandon`: tuning is over.
+- `end`, `abandon`: tuning is over. `together`: all ranks are here, and go back to the default.
+
+Framework controls change at meetings only, where all ranks report that they could: between two meetings every
+rank has the same buckets and the same groups, whatever becomes of a rank.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from weft.policy import Policy
 from weft.ranks import ABANDON, Decision, Report
-from weft.tuning.live.options import Facts, merge
-from weft.tuning.live.search import SearchMethod
+from weft.shim.communicators import agreed
+from weft.tuning.live.options import Facts, merge, preparations
+from weft.tuning.live.search import LEARN, SearchMethod
 from weft.tuning.live.trial import Sample, Trial
 from weft.tuning.live.tuned_job import TunedJob
 from weft.tuning.live.watch import Watch
@@ -34,6 +39,30 @@ class _AbandonError(Exception):
     """The ranks do not agree."""
 
 
+@dataclass
+class _State:
+    """What all ranks have made, and which framework controls they run with."""
+
+    default: Policy
+    ready: set[tuple[str, Any]] = field(default_factory=set)
+    framework: dict[str, Any] = field(default_factory=dict)
+    keys: list[str] | None = None
+    """Communicators that siblings can be made of on all of their ranks; None: there is one process."""
+
+    def __post_init__(self) -> None:
+        self.ready |= preparations(self.default)
+        self.framework = Policy().framework
+
+    def forget(self, policy: Policy) -> None:
+        """What neither the default nor this policy needs was given back."""
+        self.ready &= preparations(self.default) | preparations(policy)
+
+    def hear(self, reports: Sequence[Report]) -> None:
+        """Note which communicators can be prepared."""
+        able = [[(str(key), int(size)) for key, size in report.get("preparable", ())] for report in reports]
+        self.keys = agreed(able) if len(able) > 1 else None
+
+
 def conduct(
     method: SearchMethod,
     default: Policy,
@@ -46,22 +75,26 @@ def conduct(
     decide in advance; None: the search is all. `result`: the document of an outcome.
     """
     reports = yield {}
+    state = _State(default)
     try:
         _agree(reports)
-        ready = {default.max_ctas}
-        outcome = yield from _search(method, default, ready)
+        state.hear(reports)
+        if default.changes_framework:
+            yield from _start(state)
+        outcome = yield from _search(method, state)
         if watch is None:
             yield from _settle(outcome.policy)
             yield {"do": "end", "policy": outcome.policy.to_dict(), "result": result(outcome)}
             return
         if not outcome.still_open:
-            ready &= {default.max_ctas, outcome.policy.max_ctas}
+            state.forget(outcome.policy)
         yield from _settle(outcome.policy, result(outcome), release=not outcome.still_open)
+        state.framework = outcome.policy.framework
         steps = meeting(outcome.default_ms or 0.0)
-        yield from _watch(watch(outcome, steps + LAG), default, steps, ready)
+        yield from _watch(watch(outcome, steps + LAG), steps, state)
         yield {"do": "end", "policy": outcome.policy.to_dict(), "result": result(outcome)}
     except _AbandonError as error:
-        yield {**ABANDON, "reason": str(error)}
+        yield {**ABANDON, "reason": str(error), "together": True}
 
 
 def meeting(step_ms: float) -> int:
@@ -69,13 +102,11 @@ def meeting(step_ms: float) -> int:
     return min(max(math.ceil(1e3 * BETWEEN_S / max(step_ms, 1e-3)), MEET[0]), MEET[1])
 
 
-def _search(
-    method: SearchMethod, default: Policy, ready: set[int | None]
-) -> Generator[Decision, list[Report], TunedJob]:
+def _search(method: SearchMethod, state: _State) -> Generator[Decision, list[Report], TunedJob]:
     """A search, with a meeting of all ranks after each plan."""
     trial = next(method)
     while True:
-        samples = yield from _play(trial, default, ready)
+        samples = yield from _play(trial, state)
         for sample in samples:
             try:
                 trial = method.send(sample)
@@ -85,18 +116,26 @@ def _search(
 
 
 def _play(
-    trial: Trial, default: Policy, ready: set[int | None], say: Sequence[str] = ()
+    trial: Trial, state: _State, say: Sequence[str] = ()
 ) -> Generator[Decision, list[Report], list[Sample]]:
-    """Run a trial and those that follow it for certain."""
+    """Run a trial and those that follow it for certain, as far as the framework controls stay the same."""
     plan = [trial.policy] * trial.steps if trial.learn else [trial.policy, *trial.then]
-    for ctas in dict.fromkeys(policy.max_ctas for policy in plan):
-        if ctas not in ready:
-            problem = yield from _asked({"do": "prepare", "ctas": ctas})
+    if any(policy.framework != plan[0].framework for policy in plan):
+        plan = plan[:1]  # every step of such a comparison begins alike, with a meeting
+    for policy in dict.fromkeys(plan):
+        needed = preparations(policy)
+        if not needed <= state.ready:
+            problem = yield from _asked({"do": "prepare", "policy": policy.to_dict(), "keys": state.keys})
             if problem:
                 return [Sample(math.inf, problem) for _ in plan]
-            ready.add(ctas)
+            state.ready |= needed
+    if plan[0].framework != state.framework:
+        problem = yield from _change(plan[0], state)
+        if problem:
+            return [Sample(math.inf, problem) for _ in plan]
     reports = yield run(plan, learn=trial.learn, say=say)
     _agree(reports)
+    state.hear(reports)
     samples = slowest(reports)
     if trial.learn:
         facts = [Facts.from_dict(report["facts"]) for report in reports if report.get("facts")]
@@ -105,7 +144,32 @@ def _play(
     return samples
 
 
-def _watch(watch: Watch, default: Policy, steps: int, ready: set[int | None]) -> Conductor:
+def _start(state: _State) -> Conductor:
+    """Bring the framework controls of the default into force. A few steps show what there is to change."""
+    plain = replace(state.default, **Policy().framework)
+    reports = yield run([plain] * LEARN, learn=True)
+    _agree(reports)
+    state.hear(reports)
+    prepare = {"do": "prepare", "policy": state.default.to_dict(), "keys": state.keys}
+    problem = yield from _asked(prepare)
+    problem = problem or (yield from _asked(_settlement(state.default, release=False)))
+    if problem:
+        raise _AbandonError(problem)
+    state.framework = state.default.framework
+
+
+def _change(policy: Policy, state: _State) -> Generator[Decision, list[Report], str]:
+    """Have all ranks change their framework controls; where one cannot, all go back. Returns why it cannot."""
+    problem = yield from _asked(_settlement(policy, release=False))
+    if not problem:
+        state.framework = policy.framework
+        return ""
+    yield from _settle(state.default, release=False)
+    state.framework = state.default.framework
+    return problem
+
+
+def _watch(watch: Watch, steps: int, state: _State) -> Conductor:
     """A watch: decisions for `steps` steps at a time, in advance. All ranks meet only for another search."""
     try:
         trial = next(watch)
@@ -120,8 +184,9 @@ def _watch(watch: Watch, default: Policy, steps: int, ready: set[int | None]) ->
             else:
                 if trial.settle:
                     yield from _settle(trial.policy)
-                    ready &= {default.max_ctas, trial.policy.max_ctas}
-                samples = yield from _play(trial, default, ready, said)
+                    state.forget(trial.policy)
+                    state.framework = trial.policy.framework
+                samples = yield from _play(trial, state, said)
             said = []
             for sample in samples:
                 trial = watch.send(sample)
@@ -132,10 +197,13 @@ def _watch(watch: Watch, default: Policy, steps: int, ready: set[int | None]) ->
 
 def _settle(policy: Policy, result: dict[str, Any] | None = None, *, release: bool = True) -> Conductor:
     """Have all ranks run under a policy and give back what it does not need."""
-    settle = {"do": "settle", "policy": policy.to_dict(), "release": release, "result": result}
-    problem = yield from _asked(settle)
+    problem = yield from _asked(_settlement(policy, result, release=release))
     if problem:
         raise _AbandonError(problem)
+
+
+def _settlement(policy: Policy, result: dict[str, Any] | None = None, *, release: bool) -> Decision:
+    return {"do": "settle", "policy": policy.to_dict(), "release": release, "result": result}
 
 
 def _asked(decision: Decision) -> Generator[Decision, list[Report], str]:

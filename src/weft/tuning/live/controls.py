@@ -13,6 +13,7 @@ from typing import Any
 from weft.policy import Policy
 from weft.shim import apply, binding, communicators, spans, stats, tracer
 from weft.tuning.candidates import cta_choices
+from weft.tuning.live.frameworks import Choices, Frameworks
 from weft.tuning.live.options import Facts, Kernel
 
 _FREE_BYTES = 2 << 30  # of the GPU's memory, for the buffers of new communicators
@@ -25,17 +26,22 @@ Counts = dict[str, tuple[int, int, int, int, str]]
 class LaunchControls:
     """The shim of this process: launches, and the communicators of NCCL."""
 
-    def __init__(self, default: Policy, world: int, parameters: int = 0) -> None:
+    def __init__(self, default: Policy, world: int, parameters: int = 0, *, models: bool = False) -> None:
+        """`models`: whether steps end where DDP and FSDP2 models can be changed, with an optimizer's step."""
         self.default, self._world, self._parameters = default, world, parameters
         self._before: Counts = {}
         self._calls = 0
         self._traces = False
+        self._frameworks = Frameworks() if models else None
+        apply.handle_framework(self._frameworks.apply if self._frameworks else None)
         tracer.watch_tracer()
 
     def learn(self) -> None:
         self._traces = tracer.start()
         apply.shape_launches(self.default, track=True)
         self._before, self._calls = _counts(), _last_call()
+        if self._frameworks is not None:
+            self._frameworks.learn()
 
     def facts(self, steps: int) -> Facts:
         profile, after = self._profile(steps), _counts()
@@ -66,6 +72,7 @@ class LaunchControls:
             cta_choices=choices,
             most_ctas=most,
             why_no_ctas=why,
+            framework=self._framework_choices(),
             cta_choices_at_start=at_start,
             kernels=_worth_telling(kernels),
             span_ms=profile.span_ms if profile else None,
@@ -106,13 +113,27 @@ class LaunchControls:
             )
         return ""
 
-    def prepare(self, ctas: int) -> None:
-        communicators.prepare(ctas, apply.PREPARE_S)
+    def _framework_choices(self) -> Choices:
+        if self._frameworks is None:
+            return {}
+        used = _used()
+        return self._frameworks.choices(same_sums=bool(used) and _order_of_sums_matters(used))
+
+    def preparable(self) -> list[tuple[str, int]]:
+        return communicators.preparable() if communicators.available() else []
+
+    def prepare(self, policy: Policy, keys: Sequence[str] | None) -> None:
+        if self._frameworks is not None:
+            self._frameworks.prepare(policy)
+        if policy.max_ctas is not None and policy.max_ctas != self.default.max_ctas:
+            communicators.prepare(policy.max_ctas, apply.PREPARE_S, keys)
 
     def apply(self, policy: Policy) -> None:
         if self._traces:  # the tuning ends while it learns
             self._traces = False
             tracer.drop()
+            if self._frameworks is not None:
+                self._frameworks.stop_learning()
         apply.apply(policy, self.default)
 
     def harmless(self) -> None:
@@ -121,6 +142,8 @@ class LaunchControls:
     def release(self) -> None:
         if communicators.available():
             communicators.release()
+        if self._frameworks is not None:
+            self._frameworks.release()
         tracer.unwatch()
 
     def synchronize(self) -> None:

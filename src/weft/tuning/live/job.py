@@ -11,6 +11,7 @@ from __future__ import annotations
 import atexit
 import importlib
 import json
+import logging
 import os
 import sys
 import threading
@@ -21,8 +22,12 @@ from typing import Any
 
 from weft.files import write_whole
 from weft.policy import Policy
+from weft.shim.inject import APPLY, TUNE_VARIABLE
+from weft.shim.step_times import STEPS_VARIABLE
 from weft.tuning.live.steps import Steps, period
 from weft.tuning.live.tuned_job import RECORD_FILE, final, result_file, stopped
+
+_log = logging.getLogger("weft.live")
 
 POLICY_VARIABLE = "WEFT_TUNE_POLICY"
 CONTROLS_VARIABLE = "WEFT_TUNE_CONTROLS"
@@ -53,6 +58,7 @@ class Live:
         self._earlier: Any = None
         self._status: Any = None
         self._record: Any = None
+        self._published: Any = None
         self._result: dict[str, Any] | None = None
         """Of the last search."""
 
@@ -160,8 +166,10 @@ class Live:
                 self._give_up("the program captures its step in a CUDA graph")
         elif self._session is not None:
             self._session.step()
+            self._publish(ended=True)
         elif dist.is_available() and dist.is_initialized():
             self._begin(optimizer)
+            self._publish(ended=True)
         else:
             self._wait()
 
@@ -171,7 +179,7 @@ class Live:
         from weft.ranks import Agreement
         from weft.tuning.live.conductor import conduct
         from weft.tuning.live.earlier import Earlier
-        from weft.tuning.live.search import tune
+        from weft.tuning.live.search import hold, tune
         from weft.tuning.live.session import LEAST_STALL_S, Session
         from weft.tuning.live.trial import Record
 
@@ -192,6 +200,8 @@ class Live:
         self._record, self._earlier = Record(), Earlier(default, self._warn)
         method = tune(default, self._earlier.recall, record=self._record)
         budget = _budget()
+        if os.environ.get(TUNE_VARIABLE) == APPLY:
+            method, budget, self._earlier = hold(default, self._record), 0.0, None
         conductor = conduct(method, default, self._watch if budget > 0 else None)
         stall_s = float(os.environ.get(STALL_VARIABLE, LEAST_STALL_S))
         self._leads = agreement.leads
@@ -199,7 +209,8 @@ class Live:
             controls, agreement, conductor, self._end, self._found, self._said, least_stall_s=stall_s
         )
         self._tell(stopped("the job ended before tuning was over"))
-        self._say(f"tuning {world} ranks during the next steps")
+        if self._earlier is not None:
+            self._say(f"tuning {world} ranks during the next steps")
         atexit.register(self._at_exit, os.getpid())
         self._session.begin()
 
@@ -242,9 +253,26 @@ class Live:
             self._tell(self._final())
             self._write_record()
 
+    def _publish(self, *, ended: bool = False) -> None:
+        """For `weft top`: that a step has ended, and what tuning does. A few stores into shared memory."""
+        try:
+            if self._published is None:
+                from weft.tuning.live.step_hook import published_steps
+
+                self._published = published_steps(self._rank)
+            if ended and STEPS_VARIABLE not in os.environ:  # else a hook of its own counts the steps
+                self._published.step()
+            session = self._session
+            phase = "over" if self._over else "watching" if session.watching else "searching"
+            policy = session.policy if session is not None else _default_policy()
+            self._published.tuning(phase, policy.label)
+        except Exception:
+            _log.debug("steps are not published", exc_info=True)
+
     def _end(self, result: dict[str, Any]) -> None:
         """Tuning is over, one way or the other: leave the program."""
         known, self._over = self._result is not None, True
+        self._publish()
         self._remove_hook()
         for restore in self._restore:
             restore()
@@ -252,7 +280,9 @@ class Live:
             self._unwatch_calls()
         self._tell(result)
         self._write_record()
-        if not known or result["state"] == "stopped":
+        if self._earlier is None and self._session is not None:
+            self._say(result["text"])
+        elif not known or result["state"] == "stopped":
             self._say(f"tuning is over: {result['text']}")
         if self._leads and not known and self._earlier is not None:
             self._earlier.remember(result)
@@ -395,4 +425,5 @@ def _controls(default: Policy, world: int, optimizer: Any) -> Any:
     if not binding.injected():
         return "the launch shim is not in this process"
     groups = optimizer.param_groups if optimizer is not None else ()
-    return LaunchControls(default, world, sum(p.numel() for group in groups for p in group["params"]))
+    parameters = sum(p.numel() for group in groups for p in group["params"])
+    return LaunchControls(default, world, parameters, models=optimizer is not None)

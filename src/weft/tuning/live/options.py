@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from weft.kernels import glob_regex
@@ -31,6 +31,9 @@ MEMORY_KERNELS = (
     "triton_per_*",
 )
 """For kernels that wait for memory, fewer resident blocks are pure loss (docs/lab.md)."""
+FRAMEWORK_LEVERS = ("buckets", "forward prefetch", "backward prefetch", "resharding", "reduce-scatter group")
+_Change = dict[str, Any]
+"""Fields to replace in a Policy."""
 _WAITS_FOR_MEMORY = glob_regex(MEMORY_KERNELS)
 
 
@@ -74,6 +77,8 @@ class Facts:
     """The largest number that fits."""
     why_no_ctas: str = ""
     """Why there are none."""
+    framework: Mapping[str, Sequence[_Change]] = field(default_factory=dict)
+    """Changes of DDP or FSDP2 models that the running job allows, by lever."""
     cta_choices_at_start: tuple[int, ...] = ()
     """Where there are none: numbers that the job could be started with."""
     kernels: tuple[Kernel, ...] = ()
@@ -133,6 +138,10 @@ def merge(facts: Iterable[Facts]) -> Facts:
         launches=all(one.launches for one in everyone),
         collectives=max(one.collectives for one in everyone),
         cta_choices=tuple(common),
+        framework={
+            name: [c for c in changes if all(c in one.framework.get(name, ()) for one in everyone)]
+            for name, changes in everyone[0].framework.items()
+        },
         most_ctas=min(one.most_ctas for one in everyone),
         why_no_ctas=refused.why_no_ctas,
         cta_choices_at_start=refused.cta_choices_at_start,
@@ -142,10 +151,6 @@ def merge(facts: Iterable[Facts]) -> Facts:
         exposed_ms=slowest.exposed_ms,
         ranks_at_work=len(everyone),
     )
-
-
-_Change = dict[str, Any]
-"""Fields to replace in a Policy."""
 
 
 def search_stages(facts: Facts, default: Policy) -> list[list[_Change]]:
@@ -175,12 +180,36 @@ def block_changes(facts: Facts, default: Policy) -> list[_Change]:
     return residency_changes(facts) if facts.launches and facts.shares_the_gpu and not shaped_already else []
 
 
-LEVERS: tuple[Callable[[Facts, Policy], list[_Change]], ...] = (cta_changes, launch_changes, block_changes)
+def framework_lever(name: str) -> Callable[[Facts, Policy], list[_Change]]:
+    """The changes of DDP or FSDP2 models under this name, unless the job was started with some."""
+
+    def changes(facts: Facts, default: Policy) -> list[_Change]:
+        return [] if default.changes_framework else [dict(change) for change in facts.framework.get(name, ())]
+
+    return changes
+
+
+LEVERS: tuple[Callable[[Facts, Policy], list[_Change]], ...] = (
+    cta_changes,
+    launch_changes,
+    block_changes,
+    *map(framework_lever, FRAMEWORK_LEVERS),
+)
 """What can be changed in a running job, the most effective in our measurements first.
 
 A new lever is a function here. Its changes must be ones that `Controls.apply` can make at a step boundary on
 every rank; numbers of CTAs are prepared on all ranks before they are tried.
 """
+
+
+def preparations(policy: Policy) -> frozenset[tuple[str, Any]]:
+    """What all ranks must make before a policy can be applied, and what is slow when it is first used."""
+    found: set[tuple[str, Any]] = {("ctas", policy.max_ctas)}
+    if policy.bucket_mb is not None or policy.first_bucket_mb is not None:
+        found.add(("buckets", (policy.bucket_mb, policy.first_bucket_mb)))
+    if policy.reduce_scatter_group:
+        found.add(("reduce-scatter group", True))
+    return frozenset(found)
 
 
 def beyond(facts: Facts, best: Policy) -> list[dict[str, Any]]:

@@ -86,6 +86,11 @@ class Proof:
         return estimate(self.drawn, max(self.periods))
 
     @property
+    def at_meetings(self) -> bool:
+        """Whether the two can only be exchanged where all ranks meet."""
+        return self.policy.framework != self.default.framework
+
+    @property
     def promising(self) -> bool:
         """Whether more steps may well lead to a proof."""
         return not self.problem and self.coins.capital > _PROMISING and self.effect > WORTH
@@ -119,7 +124,8 @@ def prove(proof: Proof, steps: int, order: random.Random, record: Record) -> Gen
         samples = yield from ask_all(policies, record, "proof")
         for index, ((arm, share), sample) in enumerate(zip(draws, samples, strict=True)):
             proof.add(sample, arm, share, number + index)
-        more = max(steps, PROMISING_STEPS) if proof.sigma > NOISY and proof.promising else steps
+        go_on = proof.promising and (proof.sigma > NOISY or proof.at_meetings)
+        more = max(steps, PROMISING_STEPS) if go_on else steps
         if proof.problem or proof.proven() is not None or len(drawn) + MORE > more:
             return proof
 

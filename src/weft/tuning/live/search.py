@@ -40,7 +40,7 @@ from typing import Any
 
 from weft.measure.steadiness import UNEVEN_WINDOW, WINDOW, Cycle, StepNoise, cycle, roughness, steady
 from weft.policy import Policy
-from weft.tuning.live.options import Facts, beyond, search_stages
+from weft.tuning.live.options import Facts, beyond, preparations, search_stages
 from weft.tuning.live.proof import (
     FOR_KNOWN,
     KNOWN_LEVEL,
@@ -62,6 +62,7 @@ MOST_NOISY = 2.5  # times as many, at most, where steps scatter by more than NOI
 LEARN = 2
 MOST_WARM_UP = 40
 MOST_ROUNDS = 6
+SETTLE = {"ctas": 1, "reduce-scatter group": 1, "buckets": 2}  # steps after the first use that tell nothing
 SLOW = 1.3  # times the default: out at once
 _DROP_Z = 1.5  # standard errors behind the leader
 LEAD_Z = 0.3  # standard errors; a shorter lead changes nothing
@@ -112,6 +113,12 @@ def tune(
     return (yield from search.prove(best, search.budget - search.spent))
 
 
+def hold(policy: Policy, record: Record) -> SearchMethod:
+    """No search: a step under the policy, which then stays."""
+    yield from ask(Trial(policy), record, "watch")
+    return TunedJob(policy=policy, kept=False, default=policy, steps=1, reason=f"{policy.label} is in force")
+
+
 @dataclass
 class _Search:
     """The parts of the method, and what they have shown so far."""
@@ -132,7 +139,7 @@ class _Search:
     facts: Facts = field(default_factory=Facts)
 
     def __post_init__(self) -> None:
-        self.connected = {self.default.max_ctas}
+        self.connected = set(preparations(self.default))
         self.best = self.default
         self.order = random.Random(self.seed)
         self.effort, self.rough, self.extra_ms = 1.0, 0.0, 0.0
@@ -204,7 +211,8 @@ class _Search:
         self.doubts += [{name: getattr(arm, name) for name in names} for arm in close[:2]]
 
     def _cost(self, arms: Sequence[Policy]) -> int:
-        return len(arms) + len({arm.max_ctas for arm in arms} - self.connected)
+        new = {one for arm in arms for one in preparations(arm)} - self.connected
+        return len(arms) + sum(SETTLE[kind] for kind, _ in new)
 
     def _for_proof(self) -> int:
         """Steps that it will take to prove the lead there is now."""
@@ -308,10 +316,12 @@ class _Search:
     def _measure(self, policy: Policy) -> Generator[Trial, Sample, float]:
         """One step under a policy, in ms; a little slow, it is measured once more."""
         ms = yield from self._step(policy)
-        if policy.max_ctas not in self.connected and not self._about(policy).problem:
-            # A new communicator connects in its first step: that one tells nothing.
-            self.connected.add(policy.max_ctas)
-            ms = yield from self._step(policy)
+        new = preparations(policy) - self.connected
+        self.connected |= new
+        # A new communicator connects in its first step, new buckets are ordered in their second.
+        for _ in range(max((SETTLE[kind] for kind, _ in new), default=0)):
+            if not self._about(policy).problem:
+                ms = yield from self._step(policy)
         return (yield from self._unless_odd(policy, ms))
 
     def _unless_odd(self, policy: Policy, ms: float) -> Generator[Trial, Sample, float]:

@@ -39,8 +39,14 @@ class Controls(Protocol):
     def facts(self, steps: int) -> Facts:
         """What was seen in the `steps` steps since `learn`."""
 
-    def prepare(self, ctas: int) -> None:
-        """Make policies with so many CTAs possible, within PREPARE_S, or raise. Called on all ranks."""
+    def preparable(self) -> list[tuple[str, int]]:
+        """Key and size of each communicator that a sibling can be made of."""
+
+    def prepare(self, policy: Policy, keys: Sequence[str] | None) -> None:
+        """Make what a policy needs, within PREPARE_S, or raise. Called on all ranks.
+
+        `keys`: communicators that all of their ranks can prepare; None: there is one process.
+        """
 
     def apply(self, policy: Policy) -> None:
         """Run what follows under this policy; raises where it cannot be."""
@@ -100,6 +106,11 @@ class Session:
         """Whether the search is over and the job is only watched."""
         return self._light
 
+    @property
+    def policy(self) -> Policy:
+        """What this rank runs under now."""
+        return self._policy
+
     def begin(self) -> None:
         """Meet the other ranks for the first time, at the end of a step."""
         next(self._conductor)
@@ -127,11 +138,15 @@ class Session:
 
         What was made stays, as the device may not be touched now.
         """
-        self._finish(stopped(reason, steps=self._total), self.controls.default, release=False)
+        self._finish(stopped(reason, steps=self._total), self._alone(), release=False)
 
     def leave(self, result: dict[str, Any]) -> None:
         """The program ends what is watched; all ranks do."""
-        self._finish(result, self.controls.default, release=False)
+        self._finish(result, self._alone(), release=False)
+
+    def _alone(self) -> Policy:
+        """The default as far as one rank can go back to it alone: what concerns all ranks stays."""
+        return replace(self.controls.default, max_ctas=self._policy.max_ctas, **self._policy.framework)
 
     # --- what this rank has to say ------------------------------------------------------------------------
 
@@ -145,6 +160,7 @@ class Session:
             self.agreement.deadline_s = max(LEAST_DEADLINE_S, DEADLINE * times[-1] / 1e3)
         clock = {"steps tuned": self._total, **self.controls.clock()}
         report = {"ms": times, "problem": "stalled" if late else self._problem, "clock": clock}
+        report["preparable"] = self.controls.preparable()
         if self._learn:
             report["facts"] = self.controls.facts(len(times)).to_dict()
         return report
@@ -194,16 +210,19 @@ class Session:
         elif what == "end":
             self._finish(decision["result"], Policy.from_dict(decision["policy"]))
         else:
-            self._finish(stopped(decision["reason"], steps=self._total), self.controls.default)
+            # A rank that is gone may have kept what concerns all ranks, and will not change it any more.
+            policy = self.controls.default if decision.get("together") else self._alone()
+            self._finish(stopped(decision["reason"], steps=self._total), policy)
 
     def _attempt(self, decision: Decision) -> str:
         """Prepare communicators, or settle on a policy; why it could not be, or nothing."""
         try:
             if decision["do"] == "prepare":
-                self.controls.prepare(decision["ctas"])
-                # If this rank cannot route to them, all ranks learn it now and not in the middle of a plan.
-                self._apply(replace(self.controls.default, max_ctas=decision["ctas"]))
-                self._apply(self.controls.default)
+                policy, before = Policy.from_dict(decision["policy"]), self._policy
+                self.controls.prepare(policy, decision["keys"])
+                # If this rank cannot apply it, all ranks learn it now and not in the middle of a plan.
+                self._apply(policy)
+                self._apply(before)
             else:
                 self._apply(Policy.from_dict(decision["policy"]))
                 if decision["release"]:

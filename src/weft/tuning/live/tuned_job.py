@@ -106,8 +106,9 @@ class TunedJob:
 
     @property
     def still_open(self) -> bool:
-        """Whether more steps may well prove the best candidate."""
-        return not self.kept and self.proof is not None and self.proof.promising
+        """Whether more steps may well prove the best candidate, one that needs no meeting of all ranks."""
+        proof = self.proof
+        return not self.kept and proof is not None and proof.promising and not proof.at_meetings
 
     @property
     def candidates_exist(self) -> bool:
@@ -190,7 +191,7 @@ def final(status: Any) -> dict[str, Any]:
     if status.reverted:
         why = f"{outcome.policy.label} was taken back: {status.reverted}"
         outcome = dataclasses.replace(
-            outcome, kept=False, policy=outcome.default, gain_pct=0.0, ci_pct=(0.0, 0.0), reason=why
+            outcome, kept=False, policy=status.in_force, gain_pct=0.0, ci_pct=(0.0, 0.0), reason=why
         )
     return {**outcome.to_dict(), "watch": status.to_dict()}
 

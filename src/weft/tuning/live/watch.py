@@ -11,6 +11,9 @@ much later. Where it searches again, its trials are those of `tune`.
     while the job runs:
         trial = watching.send(Sample(ms))  # of one step under trial.policy
 
+Framework controls stay as the search left them: they change only where all ranks meet. What is probed and taken
+back is the rest of a policy. Another search, after a change of pace, starts from the job's own default again.
+
 While a policy is in force
 - one step in `1/budget`, at a random place, runs under the default. These probes tell a policy that has
   become slower than the default even where the job's own pace looks unchanged;
@@ -112,7 +115,8 @@ def watch(
     use. `ahead`: steps that are decided in advance. `record`, `status`: take what happens.
     """
     state = status or WatchStatus(outcome, outcome.policy)
-    watching = _Watch(outcome.default, budget, max(1, ahead), random.Random(f"{seed} {outcome}"), state)
+    order = random.Random(f"{seed} {outcome.policy.label} {outcome.default_ms} {outcome.best_ms}")
+    watching = _Watch(_reachable(outcome), budget, max(1, ahead), order, state)
     watching.record = record or Record()
     yield from watching.finish_proof()
     while True:
@@ -124,7 +128,10 @@ def watch(
         again = yield from tune(outcome.default, recall, seed=seed, level=level, record=watching.record)
         watching.spent += again.steps
         state.outcome, state.in_force, state.reverted = again, again.policy, ""
+        watching.default = _reachable(again)
         watching.announce(f"searched again, because {why}: {again.text}")
+        if not again.still_open:
+            yield from watching.settle(again.policy)
         yield from watching.finish_proof()
 
 
@@ -170,7 +177,11 @@ class _Watch:
         self.status.in_force = after.policy
         if after.kept:
             self.announce(f"proven in further steps: {self.status.outcome.text}")
-        yield from self._ask(Trial(after.policy, settle=True), "watch")
+        yield from self.settle(after.policy)
+
+    def settle(self, policy: Policy) -> Generator[Trial, Sample, None]:
+        """A step at which all ranks keep only what this policy needs."""
+        yield from self._ask(Trial(policy, settle=True), "watch")
 
     def until_it_may_search(self) -> Generator[Trial, Sample, str]:
         """Watch until a search is due; returns why. Empty: there is nothing to watch."""
@@ -275,7 +286,7 @@ class _Watch:
         why = "a policy was taken back" if self.status.reverted else ""
         pace = Pace([math.log(ms) for ms in self._proof_ms(self.default)])
         if self.say:
-            yield from self._ask(Trial(self.default, settle=True), "watch")
+            yield from self.settle(self.default)
         while not (why and self._may(BUDGET)):
             trial = Trial(self.default, then=(self.default,) * self.ahead, light=True)
             sample = yield from self._ask(trial, "watch")
@@ -303,6 +314,11 @@ class _Watch:
         """Whether the budget has so many steps left."""
         credit = CREDIT if steps < BUDGET else 0
         return self.spent + steps <= credit + self.budget * self.status.steps
+
+
+def _reachable(outcome: TunedJob) -> Policy:
+    """The default, with the framework controls that stay."""
+    return replace(outcome.default, **outcome.policy.framework)
 
 
 def _slower(gain: float, steps: int) -> str:

@@ -1,0 +1,246 @@
+/* The exact head start: compute waits until the GPU has taken up the collective's launch, and no longer than the policy
+ * allows.
+ *
+ * A launch-completion event on the collective's launch fires once the launch stands in the GPU's queue for SMs; blocks of
+ * launches that come later, at the same or a lower priority, are placed behind it. A helper stream of ours waits for
+ * that event and writes the collective's number into host memory. In front of the first compute launch after the
+ * collective goes a kernel of one thread that reads this number until it is there or its time is over. So compute never
+ * waits for anything but time, whatever the collective's stream still waits for, and nothing of the program waits for
+ * the helper. A program's own event on the launch serves as well as ours. */
+#include "tracer.h"
+
+#include <pthread.h>
+#include <string.h>
+
+enum {
+    LANES = 64,    /* streams with collectives, over all contexts */
+    PENDING = 256, /* collectives of one stream that were not taken up yet; further ones get no event */
+    TALLY = 256,   /* the first word of the tally among the spare words; lanes have the words before it */
+    REFUSALS = 4,  /* after so many the driver is not asked again */
+    SINCE_CUDA = 12030,
+    DISABLE_TIMING = 2,
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+/* One stream with collectives. `issued` numbers those with an event; the GPU writes each number to the lane's word.
+ * Numbers only grow, so that an idle lane can be given to another stream. */
+static struct {
+    _Atomic(CUcontext) context; /* NULL: free */
+    _Atomic(CUstream) stream;
+    _Atomic uint32_t issued;
+    _Atomic bool marked; /* the latest collective has an event */
+    _Atomic bool busy;   /* a thread launches on it */
+    CUstream helper;
+    CUevent events[PENDING]; /* used in turn: none is recorded again before its number was written */
+} lanes[LANES];
+static _Atomic uint32_t timeouts_seen;
+static _Atomic int refusals;
+
+static bool supported(void) {
+    static _Atomic int version;
+    const weft_cuda_calls *cu = weft_cuda();
+    int known = atomic_load_explicit(&version, memory_order_relaxed);
+    if (UNLIKELY(known == 0)) {
+        if (!cu->cuDriverGetVersion || cu->cuDriverGetVersion(&known) != CUDA_SUCCESS)
+            return false;
+        atomic_store_explicit(&version, known, memory_order_relaxed);
+    }
+    return known >= SINCE_CUDA && atomic_load_explicit(&refusals, memory_order_relaxed) < REFUSALS &&
+           cu->cuEventCreate && cu->cuStreamWaitEvent && cu->cuStreamCreateWithPriority && cu->cuStreamWriteValue32_v2;
+}
+
+/* Streams of one priority share a few hardware queues, where our wait would hold up the program's launches: torch uses 0
+ * to -3, NCCL's own streams the highest. */
+static CUstream make_helper(void) {
+    int least = 0, greatest = 0;
+    if (weft_cuda()->cuCtxGetStreamPriorityRange)
+        weft_cuda()->cuCtxGetStreamPriorityRange(&least, &greatest);
+    return weft_trace_stream(greatest <= -5 ? greatest + 1 : greatest);
+}
+
+static CUcontext current(void) {
+    CUcontext context = NULL;
+    if (!weft_cuda()->cuCtxGetCurrent || weft_cuda()->cuCtxGetCurrent(&context) != CUDA_SUCCESS)
+        return NULL;
+    return context;
+}
+
+/* The lane of this stream, marked busy for the caller; -1: none is free, or another thread launches on the stream. */
+static int take_lane(CUcontext context, CUstream stream, const _Atomic uint32_t *words) {
+    int found = -1, spare = -1;
+    pthread_mutex_lock(&lock);
+    for (int i = 0; i < LANES && found < 0; i++) {
+        CUcontext owner = atomic_load(&lanes[i].context);
+        if (owner == context && atomic_load(&lanes[i].stream) == stream)
+            found = i;
+        else if (!owner)
+            spare = spare < 0 || atomic_load(&lanes[spare].context) ? i : spare;
+        else if (spare < 0 && owner == context && !atomic_load(&lanes[i].busy) &&
+                 atomic_load(&words[i]) == atomic_load(&lanes[i].issued))
+            spare = i; /* of a stream that has nothing pending: its helper and events serve the new one */
+    }
+    if (found < 0 && spare >= 0) {
+        found = spare;
+        atomic_store(&lanes[found].marked, false);
+        atomic_store(&lanes[found].stream, stream);
+        atomic_store(&lanes[found].context, context);
+    }
+    if (found >= 0 && atomic_exchange(&lanes[found].busy, true))
+        found = -1;
+    pthread_mutex_unlock(&lock);
+    return found;
+}
+
+/* The event for the lane's next collective: the one that the program has on the launch, or ours. */
+static CUevent choose_event(const CUlaunchConfig *config, int lane, bool *own) {
+    const weft_cuda_calls *cu = weft_cuda();
+    *own = false;
+    for (unsigned i = 0; i < config->numAttrs; i++)
+        if (config->attrs[i].id == CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT &&
+            config->attrs[i].value.launchCompletionEvent.event)
+            return config->attrs[i].value.launchCompletionEvent.event;
+    *own = true;
+    CUevent *event = &lanes[lane].events[atomic_load(&lanes[lane].issued) % PENDING];
+    if (!*event && cu->cuEventCreate(event, DISABLE_TIMING) != CUDA_SUCCESS)
+        *event = NULL;
+    return *event;
+}
+
+/* What the waiting kernels have counted is taken over at every collective, and at the end. */
+static void note_timeouts(void) {
+    const _Atomic uint32_t *words = weft_spare_words_known();
+    if (!words || !weft_self)
+        return;
+    uint32_t now = atomic_load_explicit(&words[TALLY], memory_order_relaxed);
+    uint32_t seen = atomic_exchange_explicit(&timeouts_seen, now, memory_order_relaxed);
+    if (now != seen)
+        atomic_fetch_add_explicit(&weft_self->counters[WEFT_COUNT_PLACED_TIMEOUTS], now - seen, memory_order_relaxed);
+}
+
+__attribute__((destructor)) static void at_end(void) { note_timeouts(); }
+
+static bool begin(const CUlaunchConfig *config, CUstream stream, weft_placed_mark *mark) {
+    uint64_t device;
+    CUcontext context = supported() ? current() : NULL;
+    _Atomic uint32_t *words = context ? weft_spare_words(&weft_cuda_backend, &device) : NULL;
+    if (!words) {
+        weft_count(WEFT_COUNT_PLACED_FAILURES);
+        return false;
+    }
+    note_timeouts();
+    int lane = take_lane(context, stream, words);
+    if (lane < 0 || atomic_load(&lanes[lane].issued) - atomic_load(&words[lane]) >= PENDING) {
+        weft_count(WEFT_COUNT_PLACED_BUSY);
+        if (lane >= 0) {
+            atomic_store(&lanes[lane].marked, false);
+            atomic_store(&lanes[lane].busy, false);
+        }
+        return false;
+    }
+    if (!lanes[lane].helper)
+        lanes[lane].helper = make_helper();
+    CUevent event = lanes[lane].helper ? choose_event(config, lane, &mark->own) : NULL;
+    if (!event) {
+        weft_count(WEFT_COUNT_PLACED_FAILURES);
+        atomic_store(&lanes[lane].marked, false);
+        atomic_store(&lanes[lane].busy, false);
+        return false;
+    }
+    mark->lane = lane;
+    mark->event = event;
+    return true;
+}
+
+bool weft_placed_begin(const CUlaunchConfig *config, CUstream stream, weft_placed_mark *mark) {
+    int mode = weft_capture_relax();
+    bool begun = begin(config, stream, mark);
+    weft_capture_restore(mode);
+    return begun;
+}
+
+void weft_placed_refused(void) {
+    atomic_fetch_add(&refusals, 1);
+    weft_count(WEFT_COUNT_PLACED_FAILURES);
+}
+
+/* Behind the launch: the helper's wait takes the event as it is now, so the event may be recorded again later. */
+static bool write_number(const weft_placed_mark *mark, uint32_t number) {
+    const weft_cuda_calls *cu = weft_cuda();
+    CUstream helper = lanes[mark->lane].helper;
+    uint64_t device;
+    return weft_spare_words(&weft_cuda_backend, &device) &&
+           cu->cuStreamWaitEvent(helper, mark->event, 0) == CUDA_SUCCESS &&
+           weft_cuda_backend.write_word(helper, device + (uint64_t)mark->lane * sizeof(uint32_t), number);
+}
+
+void weft_placed_end(const weft_placed_mark *mark, bool launched) {
+    uint32_t number = atomic_load(&lanes[mark->lane].issued) + 1;
+    int mode = weft_capture_relax();
+    bool written = launched && write_number(mark, number);
+    weft_capture_restore(mode);
+    if (written)
+        atomic_store(&lanes[mark->lane].issued, number);
+    atomic_store(&lanes[mark->lane].marked, written);
+    if (launched)
+        weft_count(written ? WEFT_COUNT_PLACED_EVENTS : WEFT_COUNT_PLACED_FAILURES);
+    atomic_store(&lanes[mark->lane].busy, false);
+}
+
+bool weft_placed_pending(CUstream stream, weft_placed *out) {
+    uint64_t device;
+    CUcontext context = current();
+    _Atomic uint32_t *words = context ? weft_spare_words(&weft_cuda_backend, &device) : NULL;
+    bool marked = false;
+    memset(out, 0, sizeof *out);
+    if (!words)
+        return false;
+    for (int i = 0; i < LANES && out->count < WEFT_PLACED_SLOTS; i++) {
+        if (atomic_load(&lanes[i].context) != context || atomic_load(&lanes[i].stream) == stream ||
+            !atomic_load(&lanes[i].marked))
+            continue;
+        uint32_t number = atomic_load(&lanes[i].issued);
+        marked = true;
+        if ((int32_t)(atomic_load(&words[i]) - number) >= 0)
+            continue;
+        out->at[out->count] = device + (uint64_t)i * sizeof(uint32_t);
+        out->number[out->count++] = number;
+    }
+    out->tally = device + TALLY * sizeof(uint32_t);
+    if (marked && out->count == 0)
+        weft_count(WEFT_COUNT_PLACED_READY);
+    return out->count > 0;
+}
+
+/* Its events and helpers die with it, and the numbers that they would write never come. */
+void weft_placed_context_gone(CUcontext context) {
+    _Atomic uint32_t *words = weft_spare_words_known();
+    pthread_mutex_lock(&lock);
+    for (int i = 0; i < LANES; i++) {
+        CUcontext owner = atomic_load(&lanes[i].context);
+        if (!owner || (context && owner != context))
+            continue;
+        atomic_store(&lanes[i].context, NULL);
+        atomic_store(&lanes[i].marked, false);
+        lanes[i].helper = NULL;
+        memset(lanes[i].events, 0, sizeof lanes[i].events);
+        if (words)
+            atomic_store(&words[i], atomic_load(&lanes[i].issued));
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+void weft_forget_placed(void) {
+    pthread_mutex_init(&lock, NULL);
+    for (int i = 0; i < LANES; i++) {
+        atomic_store(&lanes[i].context, NULL);
+        atomic_store(&lanes[i].stream, NULL);
+        atomic_store(&lanes[i].issued, 0);
+        atomic_store(&lanes[i].marked, false);
+        atomic_store(&lanes[i].busy, false);
+        lanes[i].helper = NULL;
+        memset(lanes[i].events, 0, sizeof lanes[i].events);
+    }
+    atomic_store(&timeouts_seen, 0);
+    atomic_store(&refusals, 0);
+}

@@ -1,0 +1,75 @@
+/* The user's own tuner plugin, which NCCL does not load where it asks weft's: found as NCCL would have found it. */
+#define _GNU_SOURCE
+#include "nccl_tuner.h"
+
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static bool searched;
+static void *library;
+
+static bool is_static(const char *name) { return strncasecmp(name, "STATIC_PLUGIN", strlen(name)) == 0; }
+
+static void *opened(const char *name, int flags) { return dlopen(name, RTLD_NOW | RTLD_LOCAL | flags); }
+
+/* As NCCL: the name itself, and then PREFIX-NAME.so. */
+static void *open_named(const char *prefix, const char *name, int flags) {
+    char path[512];
+    void *found = opened(name, flags);
+    if (!found && !strchr(name, '/') && snprintf(path, sizeof path, "%s-%s.so", prefix, name) < (int)sizeof path)
+        found = opened(path, flags);
+    return found;
+}
+
+/* A network plugin may hold a tuner as well; NCCL has loaded it before it asks for a tuner. */
+static void *open_net_plugin(void) {
+    const char *names = getenv("NCCL_NET_PLUGIN");
+    if (!names || !*names)
+        return opened("libnccl-net.so", RTLD_NOLOAD);
+    char copy[512], *rest = NULL;
+    void *found = NULL;
+    snprintf(copy, sizeof copy, "%s", names);
+    for (char *name = strtok_r(copy, ",", &rest); name && !found; name = strtok_r(NULL, ",", &rest))
+        if (strcasecmp(name, "none") != 0 && !is_static(name))
+            found = open_named("libnccl-net", name, RTLD_NOLOAD);
+    return found;
+}
+
+/* `weft run` keeps the user's NCCL_TUNER_PLUGIN under this name. */
+static void *open_user_library(void) {
+    const char *name = getenv("WEFT_NCCL_TUNER_PLUGIN");
+    if (name && strcasecmp(name, "none") == 0)
+        return NULL;
+    void *found = NULL;
+    if (!name || !*name)
+        found = opened("libnccl-tuner.so", 0);
+    else if (!is_static(name))
+        found = open_named("libnccl-tuner", name, 0);
+    return found ? found : open_net_plugin();
+}
+
+user_tuner weft_user_tuner(int newest) {
+    pthread_mutex_lock(&lock);
+    if (!searched)
+        library = open_user_library();
+    searched = true;
+    void *from = library;
+    pthread_mutex_unlock(&lock);
+    dlerror(); /* the program must not see our failed lookups */
+    user_tuner found = {NULL, 0};
+    for (int version = newest; from && !found.plugin && version >= TUNER_OLDEST; version--) {
+        char name[32];
+        snprintf(name, sizeof name, "ncclTunerPlugin_v%d", version);
+        found.plugin = weft_real_symbol(from, name);
+        found.version = found.plugin ? version : 0;
+    }
+    dlerror();
+    return found;
+}
+
+void weft_forget_tuner(void) { pthread_mutex_init(&lock, NULL); }

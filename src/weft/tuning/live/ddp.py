@@ -1,0 +1,221 @@
+"""DDP: gradient buckets of another size, in a running job and without an edit of the program.
+
+A reducer holds the buckets of a model. For other sizes a second reducer is made, by DDP's own code, and
+replaces the first between two steps. A reducer that is not in place ignores gradients: DDP arms only the one
+that it finds in its module. So several exist at once, at the price of their buckets' memory, and a change is
+free once a reducer has seen two steps (in the second it orders its buckets by the gradients' arrival).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+import sys
+from collections.abc import Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from weft.errors import UnavailableError
+
+MIB = 1 << 20
+LADDER_MB = (1.0, 5.0, 25.0, 100.0, 400.0, 1600.0)
+MOST_CHOICES = 4
+Caps = tuple[int, int]
+"""Bytes of a bucket, and of the bucket that is reduced first."""
+_log = logging.getLogger("weft.live")
+
+
+class Buckets:
+    """The DDP modules of this process. `why_not`: why their buckets are never changed."""
+
+    def __init__(self, modules: Sequence[Any], compiled: Sequence[Any] = ()) -> None:
+        self._made: WeakKeyDictionary[Any, dict[Caps, tuple[Any, Any]]] = WeakKeyDictionary()
+        self._own: dict[int, Caps] = {}
+        self.why_not = next((why for module in modules if (why := why_unchanged(module, compiled))), "")
+        if not self.why_not:
+            for module in modules:
+                self._made[module] = {own_caps(module): (module.reducer, module.logger)}
+                self._own[id(module)] = own_caps(module)
+
+    @property
+    def changeable(self) -> bool:
+        """Whether there is anything to change."""
+        return bool(self._made)
+
+    @property
+    def bytes(self) -> int:
+        """Of all gradients: what another set of buckets takes."""
+        return sum(p.numel() * p.element_size() for module in self._made for p in _parameters(module)[0])
+
+    def choices(self, most: int) -> list[dict[str, float]]:
+        """Other sizes, as changes of a policy, that lead to other buckets; at most so many."""
+        if not self._made:
+            return []
+        own = {module: self._own[id(module)] for module in self._made}
+        cap_mb, first_mb = (max(caps[place] for caps in own.values()) / MIB for place in (0, 1))
+        nearest = sorted(LADDER_MB, key=lambda size: abs(math.log2(size / cap_mb)))
+        changes = [{"bucket_mb": size} for size in nearest]
+        changes += [{"first_bucket_mb": cap_mb}] if first_mb < cap_mb else []
+        seen, found = {self._layout({})}, list[dict[str, float]]()
+        for change in changes:
+            layout = self._layout(change)
+            if layout not in seen:
+                seen.add(layout)
+                found.append(change)
+        return found[: min(most, MOST_CHOICES)]
+
+    def caps(self, module: Any, bucket_mb: float | None, first_mb: float | None) -> Caps:
+        """What a policy means for a module; where it says nothing the program's own size holds."""
+        own = self._own[id(module)]
+        cap = own[0] if bucket_mb is None else int(bucket_mb * MIB)
+        if first_mb is not None:
+            return cap, int(first_mb * MIB)
+        return cap, cap if own[0] == own[1] else min(own[1], cap)
+
+    def prepare(self, bucket_mb: float | None, first_mb: float | None) -> None:
+        """Make the reducers of these sizes. No gradient may be under way."""
+        self._check()
+        for module, made in self._made.items():
+            caps = self.caps(module, bucket_mb, first_mb)
+            if caps not in made:
+                made[caps] = _new_reducer(module, caps)
+
+    def use(self, bucket_mb: float | None, first_mb: float | None) -> None:
+        """Put the reducers of these sizes in place; `prepare` has made them."""
+        wanted = {module: self.caps(module, bucket_mb, first_mb) for module in self._made}
+        if all(module.reducer is self._made[module].get(caps, (None,))[0] for module, caps in wanted.items()):
+            return
+        self._check()
+        if any(caps not in self._made[module] for module, caps in wanted.items()):
+            raise UnavailableError("DDP buckets of this size were not prepared")
+        for module, caps in wanted.items():
+            module.reducer, module.logger = self._made[module][caps]
+
+    def release(self) -> None:
+        """Drop the reducers that are neither in place nor the program's own."""
+        for module, made in self._made.items():
+            for caps in [caps for caps in made if caps != self._own[id(module)]]:
+                if made[caps][0] is not module.reducer:
+                    del made[caps]
+
+    def _check(self) -> None:
+        """Whether reducers can be exchanged now; what the program has done since is respected."""
+        for module, made in self._made.items():
+            why = why_not_now(module)
+            if not why and all(module.reducer is not reducer for reducer, _ in made.values()):
+                why = "the program has made a reducer of its own"
+            if why:
+                raise UnavailableError(f"DDP buckets cannot be changed: {why}")
+
+    def _layout(self, change: dict[str, float]) -> tuple[Any, ...]:
+        """How gradients would be grouped, if they arrive in the reverse order of their parameters."""
+        import torch.distributed as dist
+
+        found = []
+        for module in self._made:
+            cap, first = self.caps(module, change.get("bucket_mb"), change.get("first_bucket_mb"))
+            parameters, sparse = _parameters(module)
+            limits = [first, cap] if first != cap else [cap]
+            groups, _ = dist._compute_bucket_assignment_by_size(parameters[::-1], limits, sparse[::-1])
+            found.append(tuple(map(tuple, groups)))
+        return tuple(found)
+
+
+def why_unchanged(module: Any, compiled: Sequence[Any] = ()) -> str:
+    """Why the buckets of a DDP module are left unchanged; empty where they can be changed."""
+    import torch
+
+    if type(module) is not torch.nn.parallel.DistributedDataParallel:
+        return "it is of a class of its own"
+    parameters, sparse = _parameters(module)
+    whole = [module, *module.module.modules()]
+    reasons = {
+        "it has a static graph": module.static_graph,
+        "it looks for unused parameters": module.find_unused_parameters,
+        "it uses DDP's mixed precision": getattr(module, "mixed_precision", None) is not None,
+        "it delays all-reduces": bool(getattr(module, "_delay_all_reduce_params", None)),
+        "it has sizes for single buckets": _single_sizes(module),
+        "it uses the Python reducer": getattr(module, "_use_python_reducer", False),
+        "it has an optimizer in its backward pass": any(
+            hasattr(parameter, "_in_backward_optimizers") for parameter in parameters
+        ),
+        "it is compiled": any(_is_compiled(part) for part in whole)
+        or any(part is other for part in whole for other in compiled),
+        "it has sparse gradients": any(sparse),
+    }
+    return next((reason for reason, holds in reasons.items() if holds), why_not_now(module, len(parameters)))
+
+
+def why_not_now(module: Any, parameters: int | None = None) -> str:
+    """What the program may do to a module at any time, and forbids a change. A few microseconds.
+
+    `parameters`: how many there are to reduce now, where that is known.
+    """
+    try:
+        about = module.logger._get_ddp_logging_data()
+        hook, known = about.strs_map.get("comm_hook", ""), about.ints_map.get("num_parameter_tensors")
+    except Exception:  # a private interface of torch
+        _log.debug("DDP's logging data could not be read", exc_info=True)
+        return "its communication hook cannot be told"
+    reasons = {
+        "it has a communication hook": bool(hook or getattr(module, "_comm_hooks", None)),
+        "it is inside `join`": bool(getattr(getattr(module, "_join_config", None), "enable", False)),
+        "it is inside `no_sync`": not module.require_backward_grad_sync,
+        "its parameters have changed": None not in (parameters, known) and parameters != known,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), "")
+
+
+def own_caps(module: Any) -> Caps:
+    """The sizes that the program has chosen, or DDP for it."""
+    config = getattr(module, "_bucket_config", None)
+    if config is not None:
+        return int(config.bucket_bytes_cap), int(config.first_bucket_bytes_cap)
+    import torch.distributed as dist
+
+    cap = int(module.bucket_bytes_cap)
+    return cap, int(dist._DEFAULT_FIRST_BUCKET_BYTES) if module.bucket_bytes_cap_default else cap
+
+
+def _new_reducer(module: Any, caps: Caps) -> tuple[Any, Any]:
+    """A reducer and its logger as DDP makes them; the module is left as it was."""
+    import torch.distributed as dist
+
+    cap, first = caps
+    names = ("reducer", "logger", "bucket_bytes_cap", "_bucket_config", "bucket_bytes_cap_default")
+    before = {name: module.__dict__[name] for name in names if name in module.__dict__}
+    first_before = dist._DEFAULT_FIRST_BUCKET_BYTES
+    parameters, sparse = _parameters(module)
+    try:
+        module.bucket_bytes_cap = cap
+        if "_bucket_config" in before:
+            module._bucket_config = dataclasses.replace(
+                before["_bucket_config"], bucket_bytes_cap=cap, first_bucket_bytes_cap=first
+            )
+        else:  # before torch 2.12 the first size is a setting of the process
+            module.bucket_bytes_cap_default = True
+            dist._DEFAULT_FIRST_BUCKET_BYTES = first
+        named = module._build_debug_param_to_name_mapping(parameters)
+        module._ddp_init_helper(parameters, sparse, named, module.static_graph)
+        return module.reducer, module.logger
+    finally:
+        dist._DEFAULT_FIRST_BUCKET_BYTES = first_before
+        for name, value in before.items():
+            setattr(module, name, value)
+
+
+def _parameters(module: Any) -> tuple[list[Any], list[bool]]:
+    """As DDP gives them to its reducer: parameters, and which of them have sparse gradients."""
+    parameters, sparse = module._build_params_for_reducer()
+    return list(parameters), list(sparse)
+
+
+def _single_sizes(module: Any) -> bool:
+    return bool(getattr(getattr(module, "_bucket_config", None), "has_custom_per_bucket_caps", False))
+
+
+def _is_compiled(module: Any) -> bool:
+    frame = sys.modules.get("torch._dynamo.eval_frame")
+    optimized = frame is not None and isinstance(module, frame.OptimizedModule)
+    return optimized or getattr(module, "_compiled_call_impl", None) is not None

@@ -1,0 +1,143 @@
+"""Frameworks: the models of a running job that DDP or FSDP2 wraps, and the `framework` controls of a policy.
+
+Changes concern all ranks: each must make them between the same two steps, after `prepare` succeeded on all of
+them. A model that is wrapped in a way that is not understood is left unchanged, and a debug line says why.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import sys
+from typing import Any
+
+from weft.errors import UnavailableError
+from weft.policy import FRAMEWORK, Policy
+from weft.tuning.live import ddp, fsdp
+
+MARGIN_BYTES = 2 << 30  # of the GPU's memory that stays free whatever is tried
+COMMUNICATOR_BYTES = 1 << 30
+Choices = dict[str, list[dict[str, Any]]]
+"""By lever: changes of a policy."""
+_log = logging.getLogger("weft.live")
+
+
+class Frameworks:
+    """The DDP and FSDP2 models of this process."""
+
+    def __init__(self) -> None:
+        self._buckets: ddp.Buckets | None = None
+        self._sharding: fsdp.Sharding | None = None
+
+    def learn(self) -> None:
+        """Find the models, at the end of a step, and note the order of their modules from now on."""
+        if self._buckets is None or self._sharding is None:
+            replicas, shards, compiled = find_models()
+            self._buckets = ddp.Buckets(replicas, compiled)
+            self._sharding = fsdp.Sharding(shards)
+            for name, count, why in (
+                ("DDP", len(replicas), self._buckets.why_not),
+                ("FSDP2", len(shards), self._sharding.why_not),
+            ):
+                if why:
+                    _log.debug("%s (%d modules) is left unchanged: %s", name, count, why)
+        self._sharding.watch_order()
+
+    def choices(self, *, same_sums: bool = False) -> Choices:
+        """What can be changed in the models, after a step or more since `learn`.
+
+        `same_sums`: only what cannot change the order of sums.
+        """
+        if self._buckets is None or self._sharding is None:
+            return {}
+        self._sharding.order_seen()
+        spare = spare_bytes()
+        found = self._sharding.choices(spare, COMMUNICATOR_BYTES)
+        if same_sums:
+            _log.debug("DDP's buckets are left unchanged: they may change the order of sums")
+        elif size := self._buckets.bytes:
+            # Buckets are allocated twice where a reducer orders them anew.
+            sets = min(spare / size - 1, ddp.MOST_CHOICES)
+            found["buckets"] = self._buckets.choices(max(0, int(sets)))
+        return {name: changes for name, changes in found.items() if changes}
+
+    def stop_learning(self) -> None:
+        """As before `learn`."""
+        if self._sharding is not None:
+            self._sharding.order_seen()
+
+    def prepare(self, policy: Policy) -> None:
+        """Make what a policy needs. Raises UnavailableError where that is not possible."""
+        buckets, sharding = self._models(policy)
+        if buckets is not None and (policy.bucket_mb is not None or policy.first_bucket_mb is not None):
+            buckets.prepare(policy.bucket_mb, policy.first_bucket_mb)
+        if sharding is not None:
+            sharding.prepare(policy)
+
+    def apply(self, policy: Policy) -> None:
+        """Run the models under a policy from the next step on; raises before anything is changed."""
+        buckets, sharding = self._models(policy)
+        if sharding is not None:
+            sharding.use(policy)
+        if buckets is not None:
+            buckets.use(policy.bucket_mb, policy.first_bucket_mb)
+
+    def release(self) -> None:
+        """Give back what the policy in force does not need."""
+        if self._buckets is not None:
+            self._buckets.release()
+        if self._sharding is not None:
+            self._sharding.release()
+
+    def _models(self, policy: Policy) -> tuple[ddp.Buckets | None, fsdp.Sharding | None]:
+        """Those that can be changed; raises where the policy asks for more."""
+        buckets = self._buckets if self._buckets is not None and self._buckets.changeable else None
+        sharding = self._sharding if self._sharding is not None and self._sharding.changeable else None
+        wanted = {name for name in FRAMEWORK if getattr(policy, name) is not None}
+        of_ddp = {"bucket_mb", "first_bucket_mb"}
+        if wanted & of_ddp and buckets is None:
+            raise UnavailableError(_why("DDP", self._buckets))
+        if wanted - of_ddp and sharding is None:
+            raise UnavailableError(_why("FSDP2", self._sharding))
+        return buckets, sharding
+
+
+def _why(name: str, found: ddp.Buckets | fsdp.Sharding | None) -> str:
+    reason = found.why_not if found is not None and found.why_not else "no such model was found"
+    return f"{name} cannot be changed in this job: {reason}"
+
+
+def find_models() -> tuple[list[Any], list[Any], list[Any]]:
+    """The DDP modules, the FSDP2 modules and what torch.compile was called on, in this process.
+
+    Types are compared, never `isinstance`: that may run code of proxies.
+    """
+    import torch
+
+    replica = torch.nn.parallel.DistributedDataParallel
+    sharded = getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", None)
+    compiler = sys.modules.get("torch._dynamo.eval_frame")
+    optimized = getattr(compiler, "OptimizedModule", None)
+    replicas, shards, compiled = [], [], []
+    for thing in gc.get_objects():
+        kind = type(thing)
+        if issubclass(kind, replica):
+            replicas.append(thing)
+        elif sharded is not None and issubclass(kind, sharded):
+            shards.append(thing)
+        elif optimized is not None and issubclass(kind, optimized):
+            compiled.append(thing.__dict__.get("_modules", {}).get("_orig_mod"))
+    return replicas, shards, compiled
+
+
+def spare_bytes() -> float:
+    """GPU memory that the job leaves unused at its peak, less a margin; without a GPU there is no limit."""
+    import torch
+
+    if not torch.cuda.is_initialized():
+        return float("inf")
+    free, total = torch.cuda.mem_get_info()
+    stats = torch.cuda.memory_stats()
+    reserved = stats.get("reserved_bytes.all.current", 0)
+    peak = max(stats.get("allocated_bytes.all.peak", 0), stats.get("allocated_bytes.all.current", 0))
+    return float(free + max(0, reserved - peak) - max(MARGIN_BYTES, 0.02 * total))

@@ -1,0 +1,328 @@
+"""FSDP2: prefetch depth, resharding after the forward pass, and a communicator of its own for reduce-scatter.
+
+All of them are settings of FSDP2 that take effect in the next forward pass, change no arithmetic and are
+restored in the same way. Where parameters are gathered early or kept, every forward pass begins with what
+the program would have found: parameters that an earlier pass gathered and did not use, or kept for a backward
+pass that never came, are gathered again. So no module computes with parameters of an earlier step.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+from weakref import WeakKeyDictionary, ref
+
+from weft.errors import UnavailableError
+from weft.policy import Policy
+
+DEPTHS = (1, 2, 4)
+_GROUP = "_weft_reduce_scatter_group"
+_log = logging.getLogger("weft.live")
+
+
+class Sharding:
+    """The FSDP2 modules of this process. `why_not`: why nothing of them is changed."""
+
+    def __init__(self, modules: Sequence[Any]) -> None:
+        self._states: WeakKeyDictionary[Any, _Before] = WeakKeyDictionary()
+        self._order: list[list[int]] = [[], []]
+        self._forward: list[ref[Any]] = []
+        self._backward: list[ref[Any]] = []
+        self._unwatch: Callable[[], None] = lambda: None
+        self._communicators: dict[tuple[int, ...], Any] = {}
+        self._keep = False
+        states = [module._get_fsdp_state() for module in modules]
+        self.why_not = next((why for state in states if (why := why_unchanged(state))), "")
+        if not self.why_not:
+            for state in states:
+                self._states[state] = _Before(state)
+
+    @property
+    def changeable(self) -> bool:
+        """Whether there is anything to change."""
+        return bool(self._states)
+
+    # --- the order of the modules -------------------------------------------------------------------------
+
+    def watch_order(self) -> None:
+        """Note in which order parameters are used, until `order_seen`."""
+        if not self._states:
+            return
+        from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
+
+        kinds = ("pre_forward", "_record_post_forward")
+        real = {name: FSDPParamGroup.__dict__[name] for name in kinds}
+        self._order = [[], []]
+
+        def noting(name: str, order: list[int]) -> Any:
+            def called(group: Any, *args: Any, **options: Any) -> Any:
+                if not _in_backward():  # where checkpointing runs a forward pass again
+                    order.append(id(group))
+                return real[name](group, *args, **options)
+
+            return called
+
+        for name, order in zip(kinds, self._order, strict=True):
+            setattr(FSDPParamGroup, name, noting(name, order))
+
+        def unwatch() -> None:
+            for name in kinds:
+                setattr(FSDPParamGroup, name, real[name])
+
+        self._unwatch = unwatch
+
+    def order_seen(self) -> None:
+        """End of `watch_order`."""
+        self._unwatch()
+        self._unwatch = lambda: None
+        of = {id(group): state for state in self._states for group in _groups(state)}
+        forward, back = ([of[g] for g in _cycle(order) if g in of] for order in self._order)
+        sharded = {id(state) for state in self._states if _groups(state)}
+        complete = {id(state) for state in forward} == {id(state) for state in back} == sharded
+        self._forward = [ref(state) for state in forward] if complete else []
+        self._backward = [ref(state) for state in reversed(back)] if complete else []
+
+    # --- what can be changed ------------------------------------------------------------------------------
+
+    def choices(self, spare_bytes: float, communicator_bytes: float) -> dict[str, list[dict[str, Any]]]:
+        """Changes of a policy by lever, as far as so much memory is spare."""
+        sizes = sorted((unsharded_bytes(g) for state in self._states for g in _groups(state)), reverse=True)
+        resharded = [
+            g for state in self._states for g in _groups(state) if g.post_forward_mesh_info is not None
+        ]
+        found: dict[str, list[dict[str, Any]]] = {}
+        deep = [depth for depth in DEPTHS if sum(sizes[:depth]) < spare_bytes and depth < len(self._forward)]
+        if deep and not any(state._states_to_forward_prefetch for state in self._states):
+            found["forward prefetch"] = [{"forward_prefetch": depth} for depth in deep]
+        if not any(state._states_to_backward_prefetch for state in self._states):
+            # One module ahead is what FSDP2 does by itself.
+            depths = [depth for depth in deep if depth > 1]
+            found["backward prefetch"] = [{"backward_prefetch": depth} for depth in depths]
+        if 0 < sum(map(unsharded_bytes, resharded)) < spare_bytes:
+            found["resharding"] = [{"reshard_after_forward": False}]
+        if communicator_bytes < spare_bytes and self._may_have_group():
+            found["reduce-scatter group"] = [{"reduce_scatter_group": True}]
+        return {name: changes for name, changes in found.items() if changes}
+
+    def _may_have_group(self) -> bool:
+        groups = [g for state in self._states for g in _groups(state)]
+        taken = any(getattr(g.mesh_info, "reduce_scatter_process_group", None) is not None for g in groups)
+        plain = all(type(g._reduce_scatter_comm).__name__ == "DefaultReduceScatter" for g in groups)
+        return bool(groups) and plain and not taken
+
+    # --- changes ------------------------------------------------------------------------------------------
+
+    def prepare(self, policy: Policy) -> None:
+        """Make the communicators that a policy needs. All ranks call it together."""
+        if not policy.reduce_scatter_group:
+            return
+        import torch.distributed as dist
+
+        for ranks in sorted({_shard_ranks(g) for state in self._states for g in _groups(state)}):
+            if ranks not in self._communicators:
+                self._communicators[ranks] = dist.new_group(
+                    list(ranks), use_local_synchronization=True, group_desc="weft_reduce_scatter"
+                )
+
+    def use(self, policy: Policy) -> None:
+        """Set what a policy says; what it leaves open is as the program has it. Raises before any change."""
+        self._check(policy)
+        ahead = _ahead(self._forward, policy.forward_prefetch)
+        behind = _ahead(self._backward, policy.backward_prefetch)
+        for state, before in list(self._states.items()):
+            state._states_to_forward_prefetch = before.forward if ahead is None else ahead.get(id(state), [])
+            state._states_to_backward_prefetch = (
+                before.backward if behind is None else behind.get(id(state), [])
+            )
+            for group in _groups(state):
+                mesh = before.meshes.get(id(group))
+                group.post_forward_mesh_info = mesh or (
+                    group.mesh_info if policy.reshard_after_forward else None
+                )
+                if policy.reduce_scatter_group:
+                    group.__dict__[_GROUP] = self._communicators[_shard_ranks(group)]
+                else:
+                    group.__dict__.pop(_GROUP, None)
+        _route_reduce_scatter()
+        self._keep = policy.reshard_after_forward is False
+        guarded = policy.forward_prefetch or policy.backward_prefetch or self._keep
+        for state in self._states:
+            if guarded:
+                state.__dict__["_root_pre_forward"] = _guarded(state, self._start_forward)
+            else:
+                state.__dict__.pop("_root_pre_forward", None)
+
+    def _start_forward(self) -> None:
+        """A forward pass begins: without parameters of an earlier one, and with what holds for this one.
+
+        Parameters are kept for a backward pass only: without one, the program would find them unsharded.
+        """
+        import torch
+
+        keep = self._keep and torch.is_grad_enabled()
+        for state, before in self._states.items():
+            for group in _groups(state):
+                mesh = before.meshes.get(id(group))
+                _drop(group, resharded=mesh is not None)
+                if self._keep:
+                    group.post_forward_mesh_info = None if keep else mesh
+
+    def release(self) -> None:
+        """Destroy communicators that are not in use. All ranks call it together."""
+        import torch.distributed as dist
+
+        used = {id(g.__dict__[_GROUP]) for s in self._states for g in _groups(s) if _GROUP in g.__dict__}
+        for ranks, group in list(self._communicators.items()):
+            if id(group) not in used:
+                del self._communicators[ranks]
+                dist.destroy_process_group(group)
+        if not used:
+            _restore_reduce_scatter()
+
+    def _check(self, policy: Policy) -> None:
+        if (policy.forward_prefetch or policy.backward_prefetch) and not self._forward:
+            raise UnavailableError("FSDP2 cannot prefetch more: its modules run in no fixed order")
+        if policy.reduce_scatter_group:
+            ranks = {_shard_ranks(g) for state in self._states for g in _groups(state)}
+            if not ranks <= set(self._communicators):
+                raise UnavailableError("a communicator for reduce-scatter was not prepared")
+
+
+class _Before:
+    """What the program has set."""
+
+    def __init__(self, state: Any) -> None:
+        self.forward = list(state._states_to_forward_prefetch)
+        self.backward = list(state._states_to_backward_prefetch)
+        self.meshes = {id(group): group.post_forward_mesh_info for group in _groups(state)}
+
+
+def why_unchanged(state: Any) -> str:
+    """Why the settings of an FSDP2 state are left unchanged; empty where they can be changed."""
+    import torch
+    from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo
+    from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
+
+    groups = _groups(state)
+    dynamo = torch._dynamo.config if hasattr(torch, "_dynamo") else None
+    reasons = {
+        "it is of a class of its own": type(state) is not FSDPState,
+        "it was not used yet": state._is_root is None,
+        "its hooks are compiled": dynamo is not None and not getattr(dynamo, "skip_fsdp_hooks", True),
+        "it does not shard": not all(isinstance(group.mesh_info, FSDPMeshInfo) for group in groups),
+        "it reshards to fewer ranks": any(
+            g.post_forward_mesh_info is not None and g.post_forward_mesh_info != g.mesh_info for g in groups
+        ),
+        "it gathers asynchronously": any(group.unshard_async_op for group in groups),
+        "it is between two backward passes of a step": not state._state_ctx.is_last_backward
+        or any(not group.reduce_grads for group in groups),
+        "its whole model is compiled": state._is_root is True and _is_compiled_root(state),
+    }
+    return next((reason for reason, holds in reasons.items() if holds), "")
+
+
+def unsharded_bytes(group: Any) -> int:
+    """Memory of a group's gathered parameters."""
+    return sum(
+        param._orig_size.numel() * (param.param_dtype or param.orig_dtype).itemsize
+        for param in group.fsdp_params
+    )
+
+
+def _groups(state: Any) -> list[Any]:
+    """The parameter groups of a state; before torch 2.12 there is one at most."""
+    groups = getattr(state, "_fsdp_param_groups", None)
+    if groups is not None:
+        return list(groups)
+    return [state._fsdp_param_group] if state._fsdp_param_group is not None else []
+
+
+def _is_compiled_root(state: Any) -> bool:
+    modules = getattr(state, "_modules", None) or ()
+    return any(getattr(module, "_compiled_call_impl", None) is not None for module in modules)
+
+
+def _shard_ranks(group: Any) -> tuple[int, ...]:
+    import torch.distributed as dist
+
+    return tuple(dist.get_process_group_ranks(group.mesh_info.shard_process_group))
+
+
+def _cycle(order: Sequence[int]) -> list[int]:
+    """One pass over all groups, where the order is a repetition of that pass; else nothing."""
+    once = list(dict.fromkeys(order))
+    if not once or len(order) % len(once) or list(order) != once * (len(order) // len(once)):
+        return []
+    return once
+
+
+def _ahead(order: Sequence[ref[Any]], depth: int | None) -> dict[int, list[Any]] | None:
+    """By state: those that follow it in an order. None: as the program has it."""
+    if depth is None:
+        return None
+    states = [state for found in order if (state := found()) is not None]
+    return {id(state): states[i + 1 : i + 1 + depth] for i, state in enumerate(states)}
+
+
+# --- nothing of an earlier step ----------------------------------------------------------------------------
+
+
+def _guarded(state: Any, start: Callable[[], None]) -> Any:
+    """FSDP2's own start of a forward pass, with ours before it."""
+    real = type(state)._root_pre_forward
+
+    def root_pre_forward(*args: Any, **options: Any) -> Any:
+        if state._state_ctx.iter_forward_root is None and not _in_backward():
+            start()
+        return real(state, *args, **options)
+
+    return root_pre_forward
+
+
+def _drop(group: Any, resharded: bool) -> None:
+    """Forget gathered parameters that were not used, or that the program would not have kept."""
+    pending = group._all_gather_result
+    if pending is not None:
+        event, work = pending.all_gather_event, pending.all_gather_work
+        if event is not None:
+            group.device_handle.current_stream().wait_event(event)
+        if work is not None and hasattr(work, "wait"):
+            work.wait()
+        group._all_gather_result = None
+    if resharded and group.is_unsharded:
+        group._to_sharded()
+
+
+def _in_backward() -> bool:
+    import torch
+
+    return bool(torch._C._current_graph_task_id() != -1)
+
+
+# --- another communicator ----------------------------------------------------------------------------------
+
+_real: list[Any] = []
+
+
+def _route_reduce_scatter() -> None:
+    """Let a group that has a communicator of its own reduce and scatter there."""
+    from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
+
+    if _real:
+        return
+    name = "_reduce_scatter_process_group"
+    real = FSDPParamGroup.__dict__[name]
+    _real.append(real)
+
+    def process_group(group: Any) -> Any:
+        return group.__dict__.get(_GROUP) or real.fget(group)
+
+    setattr(FSDPParamGroup, name, property(process_group))
+
+
+def _restore_reduce_scatter() -> None:
+    from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
+
+    if _real:
+        FSDPParamGroup._reduce_scatter_process_group = _real.pop()

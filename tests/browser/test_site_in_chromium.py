@@ -1,0 +1,128 @@
+"""Each page of the site in a real browser: accessible by axe-core's rules, narrow, by keyboard, with no other server."""
+
+from __future__ import annotations
+
+import functools
+import http.server
+import importlib.util
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from devtools import Browser, Page
+from site_building import build
+
+NARROW = 400
+# Axe-core's rules of WCAG and its best practices; none is switched off.
+FOUND = """axe.run(document, OPTIONS).then((result) => result.violations.map((violation) =>
+    [violation.id, violation.nodes.slice(0, 3).map((node) => node.html.slice(0, 200))]))"""
+
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        """The requests are not of interest."""
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory) -> Path:
+    return build(tmp_path_factory.mktemp("site"))
+
+
+@pytest.fixture(scope="module")
+def address(site: Path) -> Iterator[str]:
+    handler = functools.partial(Quiet, directory=str(site))
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}/"
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+@pytest.fixture(scope="module")
+def axe() -> str:
+    found = importlib.util.find_spec("axe_playwright_python")
+    if found is None or not found.submodule_search_locations:
+        pytest.skip("no axe-core: pip install --no-deps axe-playwright-python")
+    return (Path(found.submodule_search_locations[0]) / "axe.min.js").read_text(encoding="utf-8")
+
+
+def pages(site: Path) -> list[str]:
+    return sorted(str(path.relative_to(site)) for path in site.rglob("*.html"))
+
+
+def visit(page: Page, url: str) -> None:
+    page.call("Page.navigate", {"url": url})
+    page.wait(f"location.href === {url!r} && document.readyState === 'complete'")
+    page.settle()
+
+
+def violations(page: Page, axe: str, options: str = "{}") -> list[tuple[str, list[str]]]:
+    page.run(f"{axe}; 0")
+    return [(name, nodes) for name, nodes in page.run(FOUND.replace("OPTIONS", options))]
+
+
+@pytest.mark.timeout(400)
+def test_every_page_is_accessible_and_fits_a_narrow_window(
+    browser: Browser, site: Path, address: str, axe: str
+):
+    page = browser.tab()
+    wrong = {}
+    for name in pages(site):
+        visit(page, address + name)
+        found = violations(page, axe)
+        page.resize(NARROW, 800)
+        page.settle()
+        width = page.run("document.documentElement.scrollWidth")
+        page.resize(1280, 900)
+        if found or width > NARROW:
+            wrong[name] = (width, found)
+    requested = {event["request"]["url"] for event in page.events("Network.requestWillBeSent")}
+    thrown = page.events("Runtime.exceptionThrown")
+    page.close()
+    assert wrong == {}
+    assert [url for url in requested if not url.startswith((address, "data:", "blob:"))] == []
+    assert thrown == []
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    "name", ["index.html", "quickstart.html", "reference/python.html", "frameworks.html"]
+)
+def test_the_dark_theme_has_contrast(browser: Browser, address: str, axe: str, name: str):
+    page = browser.tab(dark=True)
+    visit(page, address + name)
+    page.run("localStorage.clear()")  # the theme of the tab before
+    page.call("Page.reload")
+    page.wait("document.body?.getAttribute('data-md-color-scheme') === 'slate'")
+    assert violations(page, axe, "{runOnly: ['color-contrast', 'link-in-text-block']}") == []
+    page.close()
+
+
+def test_the_check_finds_what_is_wrong(browser: Browser, address: str, axe: str):
+    page = browser.tab()
+    visit(page, address + "quickstart.html")
+    page.run(
+        "document.querySelector('h2').outerHTML = '<h5>jump</h5><p style=\"color: #bbb\">pale</p><img src=x>'; 0"
+    )
+    assert {name for name, _ in violations(page, axe)} >= {"color-contrast", "heading-order", "image-alt"}
+    page.close()
+
+
+def test_by_keyboard(browser: Browser, address: str):
+    page = browser.tab()
+    visit(page, address + "analyze.html")
+    page.key("Tab")
+    assert page.run("document.activeElement.classList.contains('md-skip')")
+    page.key("Enter")
+    assert page.run("location.hash") != ""
+    reached = set()
+    for _ in range(80):
+        page.key("Tab")
+        reached.add(
+            page.run("document.activeElement.closest('.md-content') && document.activeElement.localName")
+        )
+    assert {"a", "code", "div"} <= reached  # links, and blocks and tables that scroll
+    page.close()

@@ -1,0 +1,61 @@
+"""Controls for live tuning without a GPU that change real DDP and FSDP2 models, on a clock of their own.
+
+WEFT_TUNE_CONTROLS=framework_controls:FrameworkControls. EFFECTS: factors on the length of a step by parts of a
+policy's label. FAIL: label@rank that cannot be applied there. Each rank writes $RECORD/rankN.json.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import random
+from typing import Any
+
+from examples_controls import STEP_S, VirtualControls
+
+from weft.policy import Policy
+from weft.tuning.live.frameworks import Frameworks
+from weft.tuning.live.options import Facts
+
+
+class FrameworkControls(VirtualControls):
+    def __init__(self, default: Policy, world: int) -> None:
+        super().__init__(default, world)
+        self.frameworks = Frameworks()
+        self.effects = json.loads(os.environ.get("EFFECTS", "{}"))
+        self.fails = os.environ.get("FAIL", "")
+
+    def _stepped(self, *_: Any) -> None:
+        self.policies.append(self.policy.to_dict())
+        parts = self.policy.label.split("+")
+        scatter = random.Random(len(self.policies)).gauss(0, 0.005)
+        self.seconds += STEP_S * math.prod(self.effects.get(part, 1.0) for part in parts) * math.exp(scatter)
+
+    def learn(self) -> None:
+        self.frameworks.learn()
+
+    def facts(self, steps: int) -> Facts:
+        return Facts(
+            launches=False,
+            collectives=4,
+            framework=self.frameworks.choices(),
+            world=self.world,
+            workload="frameworks",
+        )
+
+    def prepare(self, policy: Policy, keys: object) -> None:
+        self.frameworks.prepare(policy)
+
+    def apply(self, policy: Policy) -> None:
+        label, _, rank = self.fails.partition("@")
+        if label and label in policy.label.split("+") and os.environ["RANK"] == rank:
+            raise RuntimeError(f"{label} is refused here")
+        self.frameworks.apply(policy)
+        self.policy = policy
+
+    def harmless(self) -> None:
+        pass
+
+    def release(self) -> None:
+        self.frameworks.release()

@@ -1,0 +1,78 @@
+"""The console blocks of README and docs do what they show, typed line by line."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from doc_blocks import PAGES, ROOT, Block, Command, blocks, matches, runnable
+
+pytestmark = [
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(
+        sys.platform != "linux" or not shutil.which("bash"), reason="the pages show a Linux shell"
+    ),
+]
+INSTALLING = ("quickstart.md", "README.md")  # test_new_user.py types these into a clone of its own
+NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
+
+
+def check(page: Path, commands: list[Command], results: list[tuple[int, str]]) -> None:
+    for command, (code, output) in zip(commands, results, strict=False):
+        where = f"{page.relative_to(ROOT)}:{command.line}: $ {command.text}\n{output}"
+        assert code == 0, where
+        assert not command.shown or matches(command.shown, output), where
+    assert len(results) == len(commands)
+
+
+@pytest.mark.parametrize(
+    "page",
+    [page for page in PAGES if page.name not in INSTALLING and runnable(page)],
+    ids=lambda page: page.name,
+)
+def test_what_a_page_shows_is_what_happens(page: Path, typed: dict[Path, list[tuple[int, str]]]):
+    check(page, runnable(page), typed[page])
+
+
+def test_a_block_that_is_not_run_says_what_it_needs():
+    reasons = {block.needs for page in PAGES for block in blocks(page) if block.needs}
+    known = {"GPUs", "a GPU", "minutes", "a cluster", "another program"}
+    assert reasons <= known
+
+
+def test_commands_are_fenced_as_console():
+    """A block of `weft …` lines without a language would be run by nobody."""
+    begun = re.compile(r"^```(?:|sh|bash|shell)\n(?:weft |\$ ).*", re.MULTILINE)
+    stray = [
+        (page.name, found) for page in PAGES for found in begun.findall(page.read_text(encoding="utf-8"))
+    ]
+    assert stray == []
+
+
+@pytest.mark.parametrize(
+    ("shown", "output", "same"),
+    [
+        (("a", "b"), "a\n\nb  \n", True),
+        (("a", "…", "c"), "a\nb\nb\nc\n", True),
+        (("a", "…"), "a\n", True),
+        (("a",), "a\nb\n", False),
+        (("a", "…", "d"), "a\nb\n", False),
+        (("1.0 ms",), "110 ms\n", False),
+    ],
+)
+def test_output_is_compared_line_by_line(shown, output, same):
+    assert matches(shown, output) is same
+
+
+def test_blocks_are_found(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text(
+        "text\n\n<!-- needs: GPUs -->\n```console\n$ a \\\n  b\nout\n$ c\n```\n\n```console\n$ d\n```\n"
+    )
+    assert blocks(page) == [
+        Block(page, "GPUs", (Command(5, "a \\\n  b", ("out",)), Command(8, "c", ()))),
+        Block(page, "", (Command(12, "d", ()),)),
+    ]

@@ -1,0 +1,54 @@
+"""The quickstart and the README, typed by somebody who has a clone and nothing else."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import doc_workspace
+import pytest
+from doc_blocks import ROOT, runnable
+from test_blocks import check
+
+OFFLINE = ("Could not find a version", "Temporary failure in name resolution", "Network is unreachable")
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    """The files that git has, or would take."""
+    if not (ROOT / ".git").exists() or not shutil.which("git"):
+        pytest.skip("not a clone")
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    folder = tmp_path / "weft"
+    for name in filter(None, listed.stdout.split("\0")):
+        if (ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, folder / name)
+    return folder
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(sys.platform != "linux", reason="the pages show a Linux shell")
+def test_the_quickstart_line_by_line(clone: Path):
+    pages = [ROOT / "docs/quickstart.md", ROOT / "README.md"]
+    commands = [(page, command) for page in pages for command in runnable(page)]
+    env = {
+        "PATH": "/usr/local/bin:/usr/bin:/bin",
+        "HOME": str(clone.parent),
+        "COLUMNS": "80",
+        "LC_ALL": "C.UTF-8",
+    }
+    results = doc_workspace.typed([command for _, command in commands], clone, env)
+    if results[-1][0] and any(words in results[-1][1] for words in OFFLINE):
+        pytest.skip("no package index can be reached")
+    for (page, command), result in zip(commands, results, strict=False):
+        check(page, [command], [result])
+    assert len(results) == len(commands)
