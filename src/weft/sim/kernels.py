@@ -16,6 +16,13 @@ from weft.workload import DTYPE_BYTES, Compute
 
 SURPLUS_WAVES = 16
 """Surplus blocks (without a tile) beyond this many waves are simulated in batches."""
+LINE_BYTES = 128
+"""A line of the shared cache."""
+SHORT_REQUEST_COST = 0.125
+"""How much more of the cache's bandwidth a byte takes in requests of half a line: rows of A in tiles of 32
+along K. On an H200 those tiles are 3 to 7% slower than tiles of 64 where the cache is the limit."""
+ATTENTION_TILE = 128
+"""Rows of queries, and of keys, that attention handles at a time."""
 ROW_WAVES = 64
 """Limit of waves for row kernels, whose blocks are short."""
 _MAX_WAVES = 512
@@ -103,6 +110,7 @@ def _tiled(
             sm_rate=min(rate / flops_per_byte, profile.figures.intake_gb_s * 1e9),
             window_bytes=_window(profile, max(1, compute.stages - 1) * step, miss),
             miss=miss,
+            weight=1 + SHORT_REQUEST_COST * tile_m / (tile_m + tile_n) * (tile_k * size < LINE_BYTES),
             start_s=profile.figures.block_start_ns * 1e-9,
         )
 
@@ -110,7 +118,10 @@ def _tiled(
         model = speed(residency)
         alone = min(model.sm_rate, model.window_bytes / (profile.figures.latency_ns * 1e-9))
         slots = residency * profile.spec.sms
-        return _batched(_grid_runs(across, down, columns, rows, tile_bytes), slots, model.start_s * alone)
+        # Blocks without work exit: their start does not compete for the SM's arithmetic and loads.
+        free = min(1.0, model.sm_rate / residency / alone)
+        grid_runs = _grid_runs(across, down, columns, rows, tile_bytes)
+        return _batched(grid_runs, slots, model.start_s * alone, free)
 
     return ComputeKernel(
         name=TRITON_GEMM,
@@ -123,13 +134,17 @@ def _tiled(
 
 
 def _batched(
-    runs: tuple[tuple[int, float], ...], slots: int, start_work: float
+    runs: tuple[tuple[int, float], ...], slots: int, start_work: float, free: float
 ) -> tuple[tuple[int, float], ...]:
-    """Replace long runs of equal blocks by fewer blocks that each do the work of several in sequence."""
+    """Replace long runs of equal blocks by fewer blocks that each do the work of several in sequence.
+
+    `free`: share of the start's work that a block without work takes.
+    """
     found = []
     for count, work in runs:
         size = -(-count // (slots * (_MAX_WAVES if work else SURPLUS_WAVES)))
-        found.append((-(-count // size), size * work + (size - 1) * start_work))
+        starts = (size - 1) * start_work if work else max(0.0, size * free - 1) * start_work
+        found.append((-(-count // size), size * work + starts))
     return tuple(found)
 
 
@@ -269,9 +284,10 @@ def _library_kernel(
 def _attention(compute: Compute, profile: Profile) -> list[ComputeKernel]:
     batch, heads, sequence, head = compute.shape
     size = DTYPE_BYTES[compute.dtype]
-    tiles = batch * heads * -(-sequence // 128)
-    loaded = (sequence + 128) * head * size  # half of K and V (causal), and Q
-    flops = compute.flops / compute.repeat / tiles
+    tiles = batch * heads * -(-sequence // ATTENTION_TILE)
+    loaded = (sequence + ATTENTION_TILE) * head * size  # half of K and V (causal), and Q
+    # Causal: the tile on the diagonal is computed in full, and the pipeline fills with the first one.
+    flops = compute.flops / compute.repeat / tiles * (1 + 3 * ATTENTION_TILE / sequence)
     rate = profile.spec.flops(compute.dtype) / profile.spec.sms * profile.figures.attention_efficiency
     most = profile.spec.shared_bytes_per_block_optin
     speed = Speed(
