@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
 
-from weft.gpu.occupancy import blocks_per_sm, shared_bytes_for
+from weft.gpu.occupancy import blocks_per_sm, shared_bytes_for, tile_launch_size
 from weft.gpu.specs import GpuSpec
 from weft.policy import Policy, Rule
-from weft.workload import DTYPE_BYTES, TRITON_KINDS, Compute, Workload
+from weft.workload import TRITON_KINDS, Compute, Workload
 
 GEMM = "weft_gemm"  # the name of our Triton GEMM as the driver knows it
 CUBLAS = "gemm"  # the kind of compute that runs in cuBLAS
@@ -101,16 +101,8 @@ def residency_choices(compute: Compute, gpu: GpuSpec) -> list[int]:
     """
     if compute.kind not in TRITON_KINDS:
         return []
-    threads, registers, shared = launch_size(compute, gpu)
+    threads, registers, shared = tile_launch_size(gpu, compute)
     natural = blocks_per_sm(gpu, threads, registers, shared)
     wanted = sorted({natural - 1, natural - 2, natural // 2} - {natural}, reverse=True)
     possible = [n for n in wanted if n >= 1 and shared_bytes_for(gpu, threads, registers, shared, n)]
     return possible[:3]
-
-
-def launch_size(compute: Compute, gpu: GpuSpec) -> tuple[int, int, int]:
-    """Threads, registers per thread (estimated) and shared bytes of a block of our GEMM."""
-    tile_m, tile_n, tile_k = compute.tile or (64, 64, 64)
-    threads = compute.warps * gpu.warp_size
-    registers = min(255, tile_m * tile_n // threads + 40)
-    return threads, registers, compute.stages * (tile_m + tile_n) * tile_k * DTYPE_BYTES[compute.dtype]
