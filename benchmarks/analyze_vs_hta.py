@@ -174,9 +174,12 @@ def compare(files: list[Path], repeat: int, hta_python: str | None, env: dict[st
         commands["hta"] = [hta_python, "-c", HTA, *names]
     runs: dict[str, list[dict[str, Any]]] = {tool: [] for tool in commands}
     answers: dict[str, Any] = {}
+    for tool, command in commands.items():
+        if tool == "weft":
+            measure(command, env)  # its modules are compiled, its files in the page cache
     for _ in range(repeat):
         for tool, command in commands.items():
-            run = measure(command, env)
+            run = {**measure(command, env), "load": round(os.getloadavg()[0], 1)}
             text = run.pop("out")
             answers[tool] = (
                 [rank["overlap_pct"] for rank in json.loads(text)["ranks"]]
@@ -185,7 +188,8 @@ def compare(files: list[Path], repeat: int, hta_python: str | None, env: dict[st
             )
             runs[tool].append(run)
             print(
-                f"  {tool:5} {run['wall_s']:8.2f} s {run['cpu_s']:8.2f} s of CPU {run['peak_mb']:9.1f} MB",
+                f"  {tool:5} {run['wall_s']:8.2f} s {run['cpu_s']:8.2f} s of CPU {run['peak_mb']:9.1f} MB"
+                f", load {run['load']}",
                 file=sys.stderr,
             )
     out: dict[str, Any] = {
@@ -233,11 +237,14 @@ def main() -> None:
     )
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--events", type=int, default=1_000_000)
+    parser.add_argument("--only", default="", help="cases whose title has this text")
     parser.add_argument("--scale", action="store_true", help="also 10M events, weft alone")
     parser.add_argument("--out", type=Path, help="folder for analyze_vs_hta.json and .md")
     args = parser.parse_args()
     root = Path(__file__).parent.parent
-    env = {**os.environ, "PYTHONPATH": str(root / "src")}
+    # With bytecode, as an installed package has it.
+    env = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+    env["PYTHONPATH"] = str(root / "src")
     command = " ".join(["python", *sys.argv]).replace(
         args.hta_python or "", "VENV/bin/python" if args.hta_python else ""
     )
@@ -251,6 +258,8 @@ def main() -> None:
         if args.scale:
             cases.append(("one rank, 10M events, gz", 1, args.events * 10, None, False))
         for title, ranks, events, hta, plain in cases:
+            if args.only not in title:
+                continue
             files = [Path(folder) / f"rank{rank}.json.gz" for rank in range(ranks)]
             for rank, file in enumerate(files):
                 write_trace(file, events, rank)
@@ -258,10 +267,18 @@ def main() -> None:
                 files = [unpacked(file) for file in files]
             print(title, file=sys.stderr)
             results["cases"][title] = compare(files, args.repeat if hta else 1, hta, env)
+            if args.out:
+                save(args.out, results)
     print(json.dumps(results, indent=2))
-    if args.out:
-        (args.out / "analyze_vs_hta.json").write_text(json.dumps(results, indent=2) + "\n")
-        (args.out / "analyze_vs_hta.md").write_text(table(results))
+
+
+def save(out: Path, results: dict[str, Any]) -> None:
+    """Writes the cases measured so far; with --only, cases of an earlier run stay."""
+    path = out / "analyze_vs_hta.json"
+    known = json.loads(path.read_text())["cases"] if path.exists() else {}
+    merged = {**results, "cases": {**known, **results["cases"]}}
+    path.write_text(json.dumps(merged, indent=2) + "\n")
+    (out / "analyze_vs_hta.md").write_text(table(merged))
 
 
 def unpacked(file: Path) -> Path:

@@ -18,7 +18,8 @@ MAX_RESIDENCY = (
     32  # no GPU of today holds more blocks on an SM (CUDA programming guide, compute capabilities)
 )
 MAX_HEAD_START_US = 1000.0  # a longer wait is a stall, not a head start: 40 µs already costs on an H200
-PLACED_BOUND_US = 1000.0  # longest wait for a collective's placement where the policy gives none
+MAX_PLACED_US = 100_000.0
+PLACED_BOUND_US = 5000.0  # longest wait for a collective's placement where the policy gives none: a long GEMM
 MAX_CTAS = 1024
 MAX_RULES = 64  # the shim's control block has this many places
 MAX_PATTERN_BYTES = 127
@@ -82,6 +83,11 @@ _PLACES = {
 FRAMEWORK = tuple(name for name, (section, _) in _PLACES.items() if section == "framework")
 """Fields of Policy that torch's DDP and FSDP2 carry out, not a launch."""
 _SHOWN = ("priority", "residency", "head_start", "head_start_us", "max_ctas", "sm_reserve", "schedule")
+
+
+def place_of(name: str) -> tuple[str | None, str]:
+    """Section (None: the top) and key of a field of Policy in the JSON document."""
+    return _PLACES[name]
 
 
 @dataclass(frozen=True)
@@ -151,7 +157,8 @@ class CommRule:
         ):
             if getattr(self, name) is not None:
                 _check_choice(f"comm.rules: {name}", getattr(self, name), choices)
-        if self.collective == "send_recv" and self != type(self)(collective="send_recv", ctas=self.ctas):
+        rest = [field for field in fields(self) if field.name not in ("collective", "ctas")]
+        if self.collective == "send_recv" and any(getattr(self, f.name) != f.default for f in rest):
             raise UsageError(
                 "comm.rules: NCCL takes nothing but a number of channels for send_recv, for every size; "
                 "keep collective and ctas only"
@@ -172,7 +179,7 @@ class Policy:
     head_start: str | None = None
     """What the first compute launch after a collective's launch waits for: `none`, `timed` (for
     `head_start_us`) or `placed` (until the collective's blocks were placed, for `head_start_us` at most;
-    1000 where that is 0). None where `head_start_us` alone says it: timed above 0, none at 0."""
+    5000 where that is 0). None where `head_start_us` alone says it: timed above 0, none at 0."""
     head_start_us: float = 0.0
     """Microseconds of the timed head start; with `placed`, the longest wait."""
     max_ctas: int | None = None
@@ -213,7 +220,8 @@ class Policy:
         _check_int("compute.residency", self.residency, 1, MAX_RESIDENCY)
         _check_int("comm.max_ctas", self.max_ctas, 1, MAX_CTAS)
         _check_int("compute.sm_reserve", self.sm_reserve, 0, 1024)
-        _check_head_start_us(self.head_start_us)
+        most_us = MAX_PLACED_US if self.head_start == "placed" else MAX_HEAD_START_US
+        _check_head_start_us(self.head_start_us, most_us)
         object.__setattr__(self, "head_start", _head_start(self.head_start, self.head_start_us))
         self._check_framework()
         object.__setattr__(self, "rules", tuple(self.rules))
@@ -421,11 +429,11 @@ def _head_start(mode: Any, us: float) -> str | None:
     return "placed" if mode == "placed" else None
 
 
-def _check_head_start_us(value: Any) -> None:
+def _check_head_start_us(value: Any, most_us: float) -> None:
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not number or not math.isfinite(value) or not 0 <= value <= MAX_HEAD_START_US:
+    if not number or not math.isfinite(value) or not 0 <= value <= most_us:
         raise UsageError(
-            f"comm.head_start_us {value!r} is not valid; use 0 to {MAX_HEAD_START_US:g} microseconds "
+            f"comm.head_start_us {value!r} is not valid; use 0 to {most_us:g} microseconds "
             "(5 is a good start)"
         )
 

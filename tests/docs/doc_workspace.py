@@ -33,7 +33,7 @@ seq_len = 8192
 tensor_parallel_degree = 2
 """
 CLUSTER = 'gpu = "h100"\nnodes = 8\ngpus_per_node = 8\nrail_gbit = 400\n'
-LIMIT_S = 280
+LIMIT_S = 280  # for all commands of a page
 
 
 def make(folder: Path) -> Path:

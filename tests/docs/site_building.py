@@ -11,10 +11,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+_BUILT: list[Path] = []
 
 
 def build(folder: Path) -> Path:
-    """The site, built strictly into a folder; skips where MkDocs is not installed."""
+    """The site, built strictly, once for all tests of a run; skips where MkDocs is not installed."""
+    if _BUILT:
+        return _BUILT[0]
     for name in ("mkdocs", "material", "mkdocstrings"):
         if importlib.util.find_spec(name) is None:
             pytest.skip("no MkDocs: pip install -e '.[docs]'")
@@ -25,4 +28,5 @@ def build(folder: Path) -> Path:
     )
     assert done.returncode == 0, done.stderr
     assert done.stderr.strip() == ""
+    _BUILT.append(folder)
     return folder

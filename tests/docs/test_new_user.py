@@ -9,8 +9,8 @@ from pathlib import Path
 
 import doc_workspace
 import pytest
-from doc_blocks import ROOT
-from test_blocks import check, runnable
+from doc_blocks import ROOT, runnable
+from test_blocks import check
 
 OFFLINE = ("Could not find a version", "Temporary failure in name resolution", "Network is unreachable")
 

@@ -9,6 +9,7 @@ import pytest
 from report_samples import HOSTILE, analysis_document, small_timeline
 from rich.console import Console
 
+from weft.report import analysis, terminal
 from weft.report.terminal import show_analysis, show_comparison
 
 
@@ -96,3 +97,42 @@ def test_a_comparison_shows_both_sides_and_the_change() -> None:
     assert re.search(r"\x1b\[32m *-60\.0%", coloured)
     assert re.search(r"\x1b\[31m *\+10\.0%", coloured)
     assert "cannot be compared" in shown({"before": {}, "after": {}, "change": {}}, compare=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "width", "shown"),
+    [
+        ("dpsk::ep::internode::notify_dispatch", 16, "notify_dispatch"),
+        ("dpsk::ep::internode::combine", 20, "internode::combine"),
+        ("AllReduce_RING_LL", 17, "AllReduce_RING_LL"),
+        ("AllReduce_RING_LL_Sum_float", 17, "AllReduce_R…float"),
+        ("a::" + "b" * 30, 10, "bbbbbb…bbb"),
+    ],
+)
+def test_names_lose_namespaces_before_letters(name, width, shown):
+    assert terminal._fitted(name, width) == shown
+
+
+def test_what_a_collective_did_stands_for_a_kernel_of_another_name():
+    """NCCL runs all-to-all with the kernel of sends; a generic kernel says nothing."""
+    said = [
+        terminal._shown_name({"name": "ncclDevKernel_SendRecv", "kind": "all_to_all"}),
+        terminal._shown_name({"name": "ncclDevKernel_Generic", "kind": "other"}),
+        terminal._shown_name({"name": "ncclDevKernel_AllReduce_Sum_bf16_RING_LL", "kind": "all_reduce"}),
+    ]
+    assert said == ["all_to_all", "Generic", "AllReduce_Sum_bf16_RING_LL"]
+
+
+def test_copies_have_a_column_where_they_take_time():
+    quiet = {"span_us": 100.0, "compute_us": 90.0, "comm_us": 5.0, "exposed_comm_us": 5.0, "idle_us": 4.0}
+    for memory, expected in ((1.0, False), (60.0, True)):
+        said = shown({"ranks": [{**quiet, "memory_us": memory}], "advice": []})
+        assert ("copies" in said) is expected
+        assert ("60 µs" in said) is expected
+
+
+def test_what_only_the_program_can_change_is_said_as_a_limit():
+    item = {"control": "program", "title": "x", "step_ms": [3.0, 4.0], "step_pct": [30.0, 40.0]}
+    assert analysis.gain_text(item) == "at most 4 ms of the step, 40.0%"
+    assert analysis.gain_text({**item, "of": "span"}) == "at most 4 ms of the span, 40.0%"
+    assert analysis.gain_text({**item, "control": "priority"}) == "3 ms to 4 ms of the step, 30.0 to 40.0%"

@@ -283,8 +283,9 @@ API ncclResult_t ncclGroupEnd(void) {
 
 /* --- using and ending them ------------------------------------------------------------------------------------------- */
 
-static _Atomic int refusing;
+static _Atomic int refusing, planning;
 API void fake_refuse(int on) { refusing = on; }
+API void fake_plan_always(int on) { planning = on; } /* also calls that are not logged */
 
 /* As NCCL: a configuration is checked before anything else happens. */
 static ncclResult_t check_config(const ncclCollConfig_t *config) {
@@ -308,7 +309,7 @@ static ncclResult_t collective(const char *name, int function, size_t bytes, ncc
         r->cluster = config->cgaClusterSize, r->force = config->forceAlgSelection, r->policy = config->CTAPolicy;
         snprintf(r->algorithm, sizeof r->algorithm, "%s", config->algSelection ? config->algSelection : "");
     }
-    return function < 0 || !logging ? 0 : make_plan(comm, function, bytes, &r->plan);
+    return function < 0 || (!logging && !planning) ? 0 : make_plan(comm, function, bytes, &r->plan);
 }
 
 #if FAKE_VERSION >= 23100

@@ -2,7 +2,8 @@
  * routes and releases.
  *
  *   hammer THREADS CALLS          every thread makes all-reduces, some in groups, CALLS of them after many changes; exits with 0 if all is well
- *   hammer THREADS CALLS time     prints the nanoseconds of one all-reduce, the least of several rounds */
+ *   hammer THREADS CALLS time     prints the nanoseconds of one all-reduce, the least of several rounds
+ *   hammer THREADS CALLS time plan     the same, where NCCL also asks its tuner plugin */
 #define _GNU_SOURCE
 #include "nccl_api.h"
 
@@ -19,6 +20,7 @@ extern ncclResult_t ncclGroupStart(void);
 extern ncclResult_t ncclGroupEnd(void);
 extern ncclResult_t ncclCommDestroy(ncclComm_t);
 extern void fake_logging(int);
+extern void fake_plan_always(int);
 
 enum { ROUNDS = 9, CHANGES = 30 };
 static ncclComm_t comms[64];
@@ -82,6 +84,7 @@ int main(int argc, char **argv) {
     calls = argc > 2 ? atol(argv[2]) : 1000;
     timing = argc > 3;
     fake_logging(0);
+    fake_plan_always(argc > 4);
     for (long i = 0; i < threads; i++) {
         ncclUniqueId id;
         if (ncclGetUniqueId(&id) || ncclCommInitRank(&comms[i], 2, id, 0) ||

@@ -171,3 +171,20 @@ def test_launches_with_attributes_may_be_cooperative_and_are_not_touched(program
         f'assert launch(kernel("gemm"), "{route}", attributes=1) == 0; show()', Policy(residency=1)
     )
     assert [r["shared"] for r in done.results] == [0]
+
+
+@pytest.mark.parametrize(
+    ("policy", "counter"),
+    [
+        (Policy(head_start_us=5), "head_start_failures"),
+        (Policy(head_start="placed"), "placed_failures"),
+        (Policy(sm_reserve=8), "sm_reserve_others"),
+    ],
+)
+def test_controls_that_hip_lacks_are_counted_as_not_applied(program, policy, counter):
+    done = program(
+        'launch(kernel("ncclDevKernel_Generic_4"), stream=0x20); launch(kernel("gemm")); show()', policy
+    )
+    assert [r["name"] for r in done.results] == ["ncclDevKernel_Generic_4", "gemm"]
+    assert done.stats[counter] == 1
+    assert "not applied" in done.stderr or "1 head start failures" in done.stderr

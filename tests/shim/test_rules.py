@@ -4,10 +4,14 @@
 
 from __future__ import annotations
 
+import subprocess
+
 import pytest
+from building import HERE, compile_c
 from test_nccl_routes import build_nccl, fake_nccl, nccl_program  # noqa: F401 (fixtures)
 
 from weft.policy import CommRule, Policy
+from weft.shim.inject import Job
 
 SMALL = CommRule(collective="all_reduce", max_bytes=4096, ctas=2, algorithm="tree", protocol="ll")
 LARGE = CommRule(collective="all_reduce", min_bytes=4097, ctas=8, cluster=2, chunk=65536)
@@ -321,6 +325,22 @@ def test_a_program_configuration_that_is_unknown_stays_as_it_is(nccl_program, nc
     assert stats["rules_unapplied"] == 1
 
 
+def test_rules_for_some_sizes_of_all_to_all_are_counted_where_nothing_can_apply_them(nccl_program, ncclver):
+    source = """
+        nccl = Nccl()
+        comm = nccl.init(size=4)
+        nccl.group(lambda: nccl.call("ncclAlltoAll", comm), lambda: nccl.send(comm))
+        show(os.environ.get("NCCL_MAX_P2P_NCHANNELS"))
+    """
+    sized, whole = CommRule(collective="all_to_all", max_bytes=4096, ctas=4), CommRule(ctas=4)
+    for rule, version, unapplied in ((sized, 23000, 1), (sized, 23200, 0), (whole, 23000, 0)):
+        stats = {}
+        folder = ncclver(version)
+        limit = nccl_program(source, policy=Policy(comm_rules=(rule,)), folder=folder, statistics=stats)
+        assert stats["rules_unapplied"] == unapplied
+        assert limit == ("4" if rule is whole else None)
+
+
 def test_an_nccl_without_either_way_is_called_plainly_and_counted(nccl_program, ncclver):
     stats = {}
     plans = nccl_program(CALLS, policy=RULES, folder=ncclver(22200), statistics=stats)
@@ -386,3 +406,141 @@ def test_captured_calls_have_the_rules_of_the_job_and_no_trials(nccl_program, nc
     )
     plans = nccl_program(source, policy=Policy(comm_rules=(CommRule(ctas=12),)), folder=ncclver(version))
     assert [found["most"] if version >= 23100 else found["plan"][2] for found in plans] == [4, 12, 4]
+
+
+# --- the user's own tuner plugin ------------------------------------------------------------------------------------
+
+REDUCE_ONLY = Policy(comm_rules=(CommRule(collective="reduce", ctas=3, algorithm="ring", protocol="simple"),))
+ASKED = """
+    nccl = Nccl()
+    comm = nccl.init(size=4)
+    nccl.all_reduce(comm, 1 << 20)
+    nccl.call("ncclReduce", comm, 1 << 20)
+    nccl.check(nccl.lib.ncclCommDestroy(comm))
+    show([found["plan"] for found in nccl.plans()])
+"""
+
+
+@pytest.fixture(scope="session")
+def user_tuner(tmp_path_factory):
+    def build(version, name="libnccl-tuner.so"):
+        folder = tmp_path_factory.mktemp("tuner")
+        compile_c(folder / name, "-shared", "-fPIC", f"-DVERSION={version}", str(HERE / "user_tuner.c"))
+        return folder
+
+    return build
+
+
+@pytest.mark.parametrize(
+    ("version", "nccl", "chunk"), [(3, 22400, CHUNK), (4, 23000, CHUNK), (5, 22800, CHUNK), (6, 23000, 4096)]
+)
+def test_the_users_plugin_answers_where_no_rule_does(nccl_program, ncclver, user_tuner, version, nccl, chunk):
+    """Found as libnccl-tuner.so, where nothing else is named."""
+    stats, folder = {}, user_tuner(version)
+    path = {"LD_LIBRARY_PATH": f"{ncclver(nccl)}:{folder}"}
+    plans = nccl_program(ASKED, env=path, folder=ncclver(nccl), policy=REDUCE_ONLY, statistics=stats)
+    assert plans == [[TREE, LL, 5, chunk], [RING, SIMPLE, 3, chunk]]
+    (process,) = [found for found in stats["processes"] if found["nccl"]]
+    assert process["nccl"]["user_tuner"] == version
+    assert stats["tuner_failures"] == 0
+
+
+def test_a_plugin_that_this_nccl_would_not_know_is_not_asked(nccl_program, ncclver, user_tuner):
+    path = {"LD_LIBRARY_PATH": f"{ncclver(22800)}:{user_tuner(6)}"}
+    plans = nccl_program(ASKED, env=path, folder=ncclver(22800), policy=REDUCE_ONLY)
+    assert plans == [[RING, SIMPLE, 32, CHUNK], [RING, SIMPLE, 3, CHUNK]]
+
+
+@pytest.mark.parametrize("given", ["path", "short name", "none", "net plugin"])
+def test_the_users_plugin_is_found_where_nccl_would_find_it(nccl_program, ncclver, user_tuner, given):
+    names = {"path": "mine.so", "short name": "libnccl-tuner-mine.so", "net plugin": "libnccl-net.so"}
+    folder = user_tuner(6, names.get(given, "libnccl-tuner.so"))
+    value = {"path": str(folder / "mine.so"), "short name": "mine", "none": "none"}
+    env = {"LD_LIBRARY_PATH": f"{ncclver(23000)}:{folder}"}
+    if given in value:
+        env["NCCL_TUNER_PLUGIN"] = value[given]
+    loaded = 'ctypes.CDLL("libnccl-net.so")' if given == "net plugin" else ""  # as NCCL does before
+    plans = nccl_program("\n    " + loaded + ASKED, env=env, folder=ncclver(23000), policy=REDUCE_ONLY)
+    assert plans[0] == ([RING, SIMPLE, 32, CHUNK] if given == "none" else [TREE, LL, 5, 4096])
+    assert plans[1][:3] == [RING, SIMPLE, 3]
+
+
+@pytest.mark.parametrize("fails", ["init", "question", "chunk", "end"])
+def test_an_error_of_the_users_plugin_is_counted_and_fails_nothing(nccl_program, ncclver, user_tuner, fails):
+    stats = {}
+    env = {"LD_LIBRARY_PATH": f"{ncclver(23000)}:{user_tuner(6)}", "USER_TUNER_FAILS": fails}
+    plans = nccl_program(ASKED, env=env, folder=ncclver(23000), policy=REDUCE_ONLY, statistics=stats)
+    users = {"init": [RING, SIMPLE, 32, CHUNK], "question": [RING, SIMPLE, 32, 4096]}
+    assert plans[0] == users.get(fails, [TREE, LL, 5, CHUNK if fails == "chunk" else 4096])
+    assert plans[1][:3] == [RING, SIMPLE, 3]
+    assert stats["tuner_failures"] == {"init": 1, "question": 2, "chunk": 2, "end": 1}[fails]
+
+
+# --- in Python ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", [23000, 23200])
+def test_overlap_follows_rules_and_gives_them_back(nccl_program, ncclver, version):
+    source = """
+    import weft
+    from weft.policy import CommRule
+    nccl = Nccl()
+    comm = nccl.init(size=4)
+    one = lambda: nccl.all_reduce(comm, 1 << 20)
+    with weft.overlap(weft.Policy(comm_rules=(CommRule(ctas=4),))):
+        one()
+        with weft.overlap(weft.Policy(comm_rules=(CommRule(ctas=6),), priority="high")):
+            one()
+        one()
+    one()
+    show(nccl.plans())
+    """
+    plans = nccl_program(source, policy=Policy(comm_rules=(CommRule(ctas=12),)), folder=ncclver(version))
+    assert [found["most"] if version >= 23100 else found["plan"][2] for found in plans] == [4, 6, 4, 12]
+
+
+def test_a_rank_that_cannot_follow_keeps_all_from_it(nccl_program, ncclver):
+    source = """
+    import warnings
+    import weft
+    from weft.policy import CommRule
+    from weft.shim import apply
+    class Disagreeing:
+        def gather(self, value):
+            return [value, "of another rank"]
+    nccl = Nccl()
+    comm = nccl.init(size=4)
+    apply.Ranks = Disagreeing
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with weft.overlap(weft.Policy(comm_rules=(CommRule(ctas=4),))):
+            nccl.all_reduce(comm, 1 << 20)
+    show([[found["name"] for found in nccl.plans()], [str(one.message) for one in caught]])
+    """
+    names, (said,) = nccl_program(source, folder=ncclver(23200))
+    assert names == ["ncclAllReduce"]
+    assert "comm.rules are not applied (of another rank)" in said
+
+
+# --- many threads -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", [22800, 23200])
+def test_threads_under_rules_and_a_limit_that_keeps_changing(
+    sanitized, ncclver, environment, tmp_path, version
+):
+    folder = ncclver(version)
+    program = sanitized(tmp_path / "hammer", str(HERE / "nccl_hammer.c"), f"-L{folder}", "-lnccl")
+    rules = Policy(comm_rules=(CommRule(collective="all_reduce", cluster=2, protocol="ll"),))
+    with Job(rules) as job:
+        env = {**job.environment(environment), "ASAN_OPTIONS": "verify_asan_link_order=0"}
+        env["LD_LIBRARY_PATH"] = f"{folder}:{env['LD_LIBRARY_PATH']}"
+        del env["LD_PRELOAD"]
+        done = subprocess.run(
+            [program, "4", "400"], env=env, capture_output=True, text=True, timeout=100, check=False
+        )
+        assert done.stderr == ""
+        assert done.returncode == 0
+        counted = job.collect()
+    assert counted["split_failures"] == counted["config_refused"] == counted["rules_unapplied"] == 0
+    assert counted["per_call"] > 0 or version < 23100

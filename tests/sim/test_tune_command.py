@@ -85,7 +85,10 @@ def test_policy_and_page_are_written(weft, tmp_path):
         (["tune", "cb-ar", "--gemm", "1x1x1"], "both the workload"),
         (["tune", "cb-ar", "--bytes", "many"], "size 'many' is not a size"),
         (["tune", *SPELLED, "--device", "sim:h200-ghost", "--ranks", 40], "would hang"),
-        (["tune", "cb-ar", "--tile", "128x128x128", "--device", "sim:a40"], "fits on no SM of NVIDIA A40"),
+        (
+            ["tune", "cb-ar", "--reading", "lab", "--tile", "128x128x128", "--device", "sim:a40"],
+            "fits on no SM of NVIDIA A40",
+        ),
         (["tune", "cb-ar", "--device", "sim:h100", "--out", "/no/such/folder/p.json"], "cannot write"),
     ],
 )
@@ -159,3 +162,11 @@ def test_candidates_start_with_the_baselines_and_are_distinct():
     assert len({c.label for c in found}) == len(found)
     assert len({c.policy for c in found[1:]}) == len(found) - 1
     assert all(not not_applied(c.policy) for c in found)  # nothing that `weft run` cannot apply
+
+
+def test_candidates_have_every_head_start_and_sms_kept_free_for_cublas():
+    gemm = Workload(compute=Compute(kind="gemm", shape=(8192, 8192, 8192)), ranks=2)
+    found = {c.label: c.policy for c in candidates(gemm, spec("h200"), 8, 66, ranks_here=2)[2:]}
+    assert {"head5", "placed", "ctas4+reserve8", "reserve16"} <= set(found)
+    assert {p.head_start_mode for p in found.values()} == {"none", "timed", "placed"}
+    assert not any(c.policy.sm_reserve for c in candidates(named("cb-ar"), spec("h200"), 8, 66))

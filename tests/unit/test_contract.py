@@ -11,6 +11,7 @@ from pathlib import Path
 
 import contract
 import pytest
+from schema_checks import schema_problems
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 HELP = {path.stem: path.read_text() for path in sorted((GOLDEN / "help").glob("*.txt"))}
@@ -52,7 +53,9 @@ def test_no_key_is_gone_and_none_changed_its_type(name, tmp_path):
         pytest.skip("the fake driver needs a C compiler")
     case = contract.CASES[name]
     golden = json.loads((GOLDEN / "json" / f"{name}.json").read_text())
-    assert contract.lost(golden, contract.shape(case, case.make(tmp_path))) == []
+    document = case.make(tmp_path)
+    assert contract.lost(golden, contract.shape(case, document)) == []
+    assert schema_problems(name, document) == []
 
 
 @pytest.mark.parametrize(

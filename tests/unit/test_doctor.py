@@ -62,6 +62,8 @@ HEALTHY = Machine(
     nccl=lambda torch: Path("/site/nvidia/nccl/lib/libnccl.so.2"),
     shim=lambda: Path("/site/weft/shim/libweft_shim.so"),
     preload=lambda env: None,
+    filesystem_bytes=lambda path: 64 << 30,
+    in_container=lambda: False,
 )
 BARE = replace(
     HEALTHY,
@@ -85,12 +87,14 @@ def test_a_healthy_machine_is_all_ok():
         "gpus",
         "torch",
         "nccl",
+        "collective rules",
         "compiler",
         "shim",
         "mps",
         "green contexts",
         "priority",
         "placed",
+        "shared memory",
         "environment",
     ]
     assert "weft run" in next_step(findings)
@@ -140,7 +144,7 @@ def test_a_check_that_hangs_times_out():
     findings = diagnose(replace(HEALTHY, which=hang), limit_s=0.2)
     release.set()
     stuck = {c.name: c for c in findings if "no answer" in c.detail}
-    assert set(stuck) == {"compiler", "mps"}
+    assert set(stuck) == {"compiler", "mps", "clocks"}
     assert {c.status for c in stuck.values()} == {"fail"}
     assert {c.name for c in findings} > {"environment", "shim"}
 
@@ -196,6 +200,23 @@ def test_nccl_version_determines_its_features(number, text, absent):
     check = found(replace(HEALTHY, ask=answers(nccl=number)), "nccl")
     assert all(part in check.detail for part in text)
     assert absent not in check.detail
+
+
+@pytest.mark.parametrize(
+    ("number", "env", "status", "text"),
+    [
+        (23203, {}, "ok", ("2.32.3 takes a configuration with each call", "interface v6")),
+        (23203, {"WEFT_NO_CALL_CONFIG": "1"}, "ok", ("WEFT_NO_CALL_CONFIG", "interface v6")),
+        (23004, {"NCCL_TUNER_PLUGIN": "mine"}, "ok", ("interface v6", "hands on to NCCL_TUNER_PLUGIN=mine")),
+        (22803, {}, "ok", ("interface v5", "no chunk size", "not tested")),
+        (22403, {}, "ok", ("interface v4", "not tested")),
+        (22105, {}, "skip", ("2.21.5", "does not ask")),
+    ],
+)
+def test_how_rules_for_collectives_would_reach_nccl(number, env, status, text):
+    check = found(replace(HEALTHY, ask=answers(nccl=number), env=env), "collective rules")
+    assert check.status == status
+    assert all(part in check.detail for part in text), check.detail
 
 
 def test_shim_that_is_not_built_or_does_not_load_fails():
@@ -359,7 +380,7 @@ def test_json_is_one_object_and_nothing_else(monkeypatch, capsys):
     printed = capsys.readouterr()
     checks = json.loads(printed.out)["checks"]
     assert printed.err == ""
-    assert len(checks) == 11
+    assert len(checks) == 13
     assert all(set(c) == {"name", "status", "detail", "fix"} for c in checks)
 
 

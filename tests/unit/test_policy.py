@@ -82,6 +82,7 @@ def test_save_and_load(tmp_path):
         ({"version": 1, "comm": {"priority": "urgent"}}, "comm.priority 'urgent'"),
         ({"version": 1, "comm": []}, "comm: must be an object"),
         ({"version": 1, "comm": {"head_start_us": -1}}, "comm.head_start_us -1"),
+        ({"version": 1, "comm": {"head_start": "placed", "head_start_us": 1e6}}, "use 0 to 100000 micro"),
         ({"version": 1, "comm": {"head_start": "timed"}}, "timed needs comm.head_start_us"),
         ({"version": 1, "comm": {"head_start": "none", "head_start_us": 5}}, "none contradicts"),
         ({"version": 1, "comm": {"head_start": "exact"}}, "use one of none, timed, placed"),

@@ -139,13 +139,17 @@ class Runner:
         if entries[0].samples and compute.samples and comm.samples:
             references = References(entries[0].ms, compute.ms, comm.ms, workload.iterations)
         rows = []
+        comm_ms: dict[int | None, float | None] = {}
         for index, entry in enumerate(entries):
             row = self._row(cell, workload, entry, references)
             row["chosen"] = index == result.chosen
             if index in (1, result.chosen):
                 row["overlap_rate"] = self._overlap_rate(workload, entry)
-            if index == result.chosen and references is not None:
-                row |= self._own_ideal(cell, workload, entry, references)
+            if references is not None and entry.samples and entry.candidate.mode == "overlap":
+                ctas = entry.candidate.policy.max_ctas
+                if ctas not in comm_ms:
+                    comm_ms[ctas] = self._comm_ms(cell, workload, ctas, references)
+                row |= self._own_figures(cell, workload, entry, references, comm_ms[ctas])
             rows.append(row)
         for candidate in cell.candidates:
             if self.hangs[candidate.label] >= HANGS_ALLOWED and not any(
@@ -217,18 +221,37 @@ class Runner:
             return None  # only this figure is missing; the time was measured
         return timeline.figures().overlap_pct / 100
 
-    def _own_ideal(
-        self, cell: SuiteCell, workload: Workload, entry: RaceEntry[Candidate], references: References
+    def _comm_ms(
+        self, cell: SuiteCell, workload: Workload, ctas: int | None, references: References
+    ) -> float | None:
+        """The time of the collectives alone with so many CTAs; None if that cannot be measured."""
+        if ctas is None or ctas == cell.ctas:
+            return references.comm_ms
+        try:
+            return median(self._ms(cell, workload, _alone(ctas)) for _ in range(3))
+        except WeftError:
+            return None
+
+    def _own_figures(
+        self,
+        cell: SuiteCell,
+        workload: Workload,
+        entry: RaceEntry[Candidate],
+        references: References,
+        comm_ms: float | None,
     ) -> dict[str, Any]:
-        """The fraction of ideal relative to a collective with the chosen policy's number of CTAs."""
-        ctas, comm_ms = entry.candidate.policy.max_ctas, references.comm_ms
-        if ctas is not None and ctas != cell.ctas:
-            try:
-                comm_ms = median(self._ms(cell, workload, _alone(ctas)) for _ in range(3))
-            except WeftError:
-                return {}
+        """Figures for a collective with the policy's number of CTAs: own ideal, and the SMs' bound."""
+        if comm_ms is None:
+            return {}
         own = References(references.compute_ms + comm_ms, references.compute_ms, comm_ms, workload.iterations)
-        return {"own_comm_ms": comm_ms, "fraction_of_own_ideal": own.fraction_of_ideal(entry.ms)}
+        found = {"own_comm_ms": comm_ms, "fraction_of_own_ideal": own.fraction_of_ideal(entry.ms)}
+        info = self.executor.info()
+        sms, shared = int(info.get("sm_count") or 0), "ghost" in str(info.get("ranks"))
+        if sms:
+            ctas = entry.candidate.policy.max_ctas or cell.ctas or self.suite.baseline_ctas
+            bound = own.bound_ms(ctas * (workload.ranks if shared else 1), sms)
+            found |= {"bound_ms": bound, "over_bound": entry.ms / bound}
+        return found
 
 
 def _summary(facts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

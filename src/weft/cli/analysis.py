@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from weft.cli.output import versioned
 from weft.errors import OutputError, UsageError
 from weft.files import write_whole
 
@@ -95,7 +96,7 @@ def _analyze(
         write_whole(perfetto, gzip.compress(data, 6) if perfetto.suffix == ".gz" else data)
     with _output() as out:
         if as_json:
-            out.write(json.dumps(found.to_json(), allow_nan=False) + "\n")
+            out.write(json.dumps(versioned(found.to_json()), allow_nan=False) + "\n")
         else:
             from weft.report.terminal import show_analysis
 
@@ -117,7 +118,7 @@ def _compare(
         write_whole(html, comparison_page(document, old.timelines, new.timelines))
     with _output() as out:
         if as_json:
-            out.write(json.dumps(document, allow_nan=False) + "\n")
+            out.write(json.dumps(versioned(document), allow_nan=False) + "\n")
         else:
             from weft.report.terminal import show_comparison
 

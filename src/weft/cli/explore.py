@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from weft.cli.output import versioned
+
 if TYPE_CHECKING:
     from weft.timeline import Timeline
 
@@ -69,7 +71,7 @@ def _explore(
 
         write_whole(html, page(document, timelines))
     if as_json:
-        print(json.dumps(document))
+        print(json.dumps(versioned(document)))
         return
     from rich.console import Console
 
@@ -114,7 +116,7 @@ def _characterize(device: str, shape: tuple[int, ...], dtype: str, html: Path | 
 
         write_whole(html, losses_page(document))
     if as_json:
-        print(json.dumps(document))
+        print(json.dumps(versioned(document)))
         return
     from rich.console import Console
 

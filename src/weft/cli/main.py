@@ -17,7 +17,21 @@ if TYPE_CHECKING:
     import typer
 
 # A subcommand is a module `weft.cli.NAME` with a function `NAME`; heavy imports belong inside the function.
-COMMANDS = ("doctor", "run", "tune", "store", "bench", "analyze", "report", "calibrate", "plan", "explore")
+COMMANDS = (
+    "doctor",
+    "run",
+    "tune",
+    "store",
+    "bench",
+    "analyze",
+    "report",
+    "calibrate",
+    "plan",
+    "explore",
+    "reproduce",
+    "top",
+    "schema",
+)
 
 PASS_THROUGH: dict[str, Any] = {"allow_interspersed_args": False}
 """Settings for commands whose arguments belong to another program."""

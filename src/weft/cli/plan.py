@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
+from weft.cli.output import versioned
 from weft.errors import UsageError
 from weft.plan.options import PlanOptions
 
@@ -69,7 +70,7 @@ def plan(
     _write(html, page)
     _write(launch, script)
     if as_json:
-        print(json.dumps(document, allow_nan=False))
+        print(json.dumps(versioned(document), allow_nan=False))
         return
     from weft.report.plan_terminal import show_plan
 

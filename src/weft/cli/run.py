@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
+from weft.cli.output import versioned
 from weft.errors import OutputError, UnavailableError, UsageError, WeftError
 from weft.files import check_writable, write_whole
 from weft.policy import Policy
@@ -87,6 +88,18 @@ def run(
         int,
         typer.Option(min=0, metavar="M", help="Steps before the trace (seconds where no step can be found)."),
     ] = 10,
+    steps: Annotated[
+        bool,
+        typer.Option(
+            "--steps", help="Publish step times of PyTorch programs for `weft top`, also without a GPU."
+        ),
+    ] = False,
+    metrics: Annotated[
+        str | None,
+        typer.Option(
+            metavar="[HOST:]PORT", help="Serve the job's figures to Prometheus (loopback without HOST)."
+        ),
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no closing line.")] = False,
 ) -> None:
     """Run an unmodified program under a policy; torchrun and all children are included.
@@ -100,6 +113,7 @@ def run(
     weft run --trace traces -- torchrun --nproc-per-node 8 train.py
     """
     _check_platform()
+    from weft.monitor.exporter import Exporter, metrics_address
     from weft.shim import chrome, launch, stats
     from weft.shim.apply import not_applied
     from weft.shim.inject import Job, TraceRequest, check_preload
@@ -112,6 +126,7 @@ def run(
         )
     policy = _policy(policy_file, priority=priority, residency=residency, when=when)
     policy = _with_head_start(policy, head_start)
+    address = None if metrics is None else metrics_address(metrics, os.environ)
     budget = _tune_budget(tune, tune_budget, tune_once)
     if html is not None and not tune:
         raise UsageError("--html is the page of live tuning: add --tune")
@@ -131,10 +146,16 @@ def run(
     if trace is not None:
         chrome.check_folder(trace)
     with ExitStack() as held:
-        job = held.enter_context(Job(policy, tune=tune, trace=wanted))
+        counts_steps = steps or address is not None
+        job = held.enter_context(Job(policy, tune=tune, trace=wanted, command=command, steps=counts_steps))
         _say(job.problem, quiet)
         env = {**job.environment(launch.original_environment()), **budget}
         check_preload(env)
+        exporter = None
+        if address is not None:
+            exporter = Exporter(job.folder, address)
+            held.callback(exporter.stop)
+            _say(f"metrics: http://{address}/metrics", quiet)
         kept = _kept_descriptors(stats_file)
         status = launch.run(command, env, keep=kept, now_and_then=job.keep_alive)
         held.pop_all()  # from here on the program's status stands, whatever fails
@@ -148,13 +169,16 @@ def run(
                 line = counted["tuning"]["text"]
                 _write_page(html, counted["tuning"], read_record(job.folder))
                 _say(earlier.learn(counted["tuning"]) if earlier is not None else "", quiet)
+            job.leave_outcome(counted)
             if trace is not None:
                 _write_traces(job.folder, trace, quiet)
         finally:
+            if exporter is not None:
+                exporter.stop()
             job.close()
         _say(line, quiet)
         if stats_file is not None:
-            document = {"policy": policy.to_dict(), **counted}
+            document = versioned({"policy": policy.to_dict(), **counted})
             write_whole(stats_file, json.dumps(document, indent=1) + "\n")
 
     launch.end(status, report)

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from weft.cli.output import versioned
+
 if TYPE_CHECKING:
     from weft.tuning.store import Entry, Store
 
@@ -41,7 +43,7 @@ def store(
     opened = Store(path)
     document = _act(opened, action, file or Path(), workload, everything)
     if as_json:
-        print(json.dumps({"store": str(opened.path), **document}))
+        print(json.dumps(versioned({"store": str(opened.path), **document})))
     elif action == "list":
         _show(opened)
     else:

@@ -61,6 +61,31 @@ def nccl(machine: Machine, facts: GpuFacts) -> list[Check]:
     return [Check("nccl", "ok", f"{text}: {lacks}one rank per GPU only (2.30 allows several)", fix)]
 
 
+def collective_rules(machine: Machine, facts: GpuFacts) -> list[Check]:
+    """How the rules of a policy for single collectives (comm.rules) would reach NCCL, and why so."""
+    from weft.shim import communicators
+
+    name, path = "collective rules", machine.nccl(machine.torch())
+    if path is None:
+        return [Check(name, "skip", "no libnccl found", "pip install torch (it includes NCCL)")]
+    if path.name.startswith("librccl"):
+        text = f"not tested with {path.name}: rules that it does not ask weft's tuner plugin for are counted"
+        return [Check(name, "skip", text)]
+    try:
+        code = machine.ask("nccl", str(path))["version"]
+    except UnavailableError as error:
+        return [Check(name, "skip", f"NCCL's version is not known: {error}", "see the check of nccl")]
+    way, tuner = communicators.expected_path(code, machine.env)
+    detail = communicators.path_reason(way, communicators.nccl_version(code), tuner)
+    given = machine.env.get("NCCL_TUNER_PLUGIN")
+    if tuner and given:
+        detail += f"; weft hands on to NCCL_TUNER_PLUGIN={given}"
+    if way == "tuner" and tuner and tuner < 6:
+        detail += f"; interface v{tuner} is not tested with several ranks on a real NCCL"
+    fix = "" if way == "config" else "for all of them: pip install nvidia-nccl-cu13 2.31 or newer"
+    return [Check(name, "skip" if way == "none" else "ok", detail, fix)]
+
+
 def compiler(machine: Machine, facts: GpuFacts) -> list[Check]:
     """Whether a C compiler works."""
     for name in (machine.env.get("CC", ""), "cc", "gcc", "clang"):

@@ -98,7 +98,7 @@ def _collective_table(document: Document) -> Table:
     taken = sum(max(len(row[at]) for row in (heads, *cells)) + 3 for at in range(1, len(heads)))
     table = _table(*((head, "right" if 2 <= at <= 5 else "left") for at, head in enumerate(heads)))
     for row in cells:
-        name = shorten(row[0], max(_WIDTH - taken - 2, 10))
+        name = _fitted(row[0], max(_WIDTH - taken - 2, 10))
         table.add_row(
             Text(name), *(Text(cell, style="bold" if at == 4 else "") for at, cell in enumerate(row) if at)
         )
@@ -129,6 +129,15 @@ def _shown_name(item: Document) -> str:
     for prefix in ("ncclDevKernel_", "ncclKernel_", "rcclDevKernel_"):
         name = name.replace(prefix, "")
     return name
+
+
+def _fitted(name: str, width: int) -> str:
+    """A name without as many of its outer namespaces as it takes to fit, shortened if that is not enough."""
+    parts = name.split("::")
+    for at in range(len(parts)):
+        if len("::".join(parts[at:])) <= width:
+            return "::".join(parts[at:])
+    return shorten(parts[-1], width)
 
 
 def _mention_rest(table: Table, left_out: int, noun: str) -> None:

@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,9 @@ PREPARE_S = 20.0  # for new communicators
 AMD_DRIVER = Path("/dev/kfd")
 STATIC_PLUGIN = "STATIC_PLUGIN"  # NCCL then looks for a plugin in the process itself, where the shim has one
 USER_TUNER = "WEFT_NCCL_TUNER_PLUGIN"
-_BY_POINT_TO_POINT = ("send_recv", "all_to_all", "gather", "scatter")
-"""NCCL makes these of sends and receives, whose channels are fixed when a communicator is made."""
+_WITH_SENDS = (None, "send_recv", "all_to_all")
+"""Rules for these, where they are for every size, limit the channels of sends and receives, which NCCL fixes
+when a communicator is made."""
 
 _NOT_BY_LAUNCHES = {
     "schedule": "schedule is not applied: it is for fused operations (weft.ops)",
@@ -96,10 +98,10 @@ def _rules_environment(policy: Policy, base: Mapping[str, str]) -> dict[str, str
     most = max((rule.ctas or 0 for rule in policy.comm_rules), default=0)
     if policy.max_ctas is not None and most > policy.max_ctas:
         env["NCCL_MAX_CTAS"] = str(most)
-    kinds = (None, *_BY_POINT_TO_POINT)
-    by_p2p = [rule.ctas for rule in policy.comm_rules if rule.ctas and rule.collective in kinds]
-    if by_p2p:
-        env["NCCL_MAX_P2P_NCHANNELS"] = str(by_p2p[0])
+    whole = [rule for rule in policy.comm_rules if not rule.min_bytes and rule.max_bytes is None]
+    channels = [rule.ctas for rule in whole if rule.ctas and rule.collective in _WITH_SENDS]
+    if channels:
+        env["NCCL_MAX_P2P_NCHANNELS"] = str(channels[0])
     return env
 
 
@@ -139,9 +141,10 @@ def overlap(policy: Policy) -> Iterator[None]:
     """Launch what is inside under `policy`; raises with the fix in a process not started by `weft run`.
 
     Applies to the whole process, from the next launch on; nests; the previous policy is restored at the end.
-    A policy with `max_ctas` moves the collectives to other communicators, between two waits for the GPU: all
-    ranks enter and leave together, after the first collective, and best around the loop, not in it. Where
-    that is not possible on every rank, a warning says why, and the rest of the policy applies.
+    With `max_ctas` or `comm_rules` all ranks enter and leave together, after the first collective, and best
+    around the loop, not in it; `max_ctas` may move the collectives to other communicators, between two waits
+    for the GPU. Where that is not possible on every rank, a warning says why, and the rest of the policy
+    applies.
     """
     restart.require()
     outer = _current.get()
@@ -149,12 +152,17 @@ def overlap(policy: Policy) -> Iterator[None]:
     if policy.max_ctas != before:
         _use_ctas(policy.max_ctas)
     shape_launches(policy)
+    ruled = bool(policy.comm_rules or (outer and outer.comm_rules))
+    if ruled:
+        _use_rules(policy, outer)
     token = _current.set(policy)
     try:
         yield
     finally:
         _current.reset(token)
         shape_launches(outer)
+        if ruled:
+            _follow_policy()
         if policy.max_ctas != before:
             _use_ctas(before)
 
@@ -162,6 +170,7 @@ def overlap(policy: Policy) -> Iterator[None]:
 def restore() -> None:
     """Set the policy of the innermost `overlap` anew, or the job's where there is none."""
     shape_launches(_current.get())
+    _follow_policy()
     if _routed is not None:
         communicators.route(_routed)
 
@@ -207,3 +216,32 @@ def _use_ctas(ctas: int | None) -> None:
         return
     communicators.route(ctas)
     _routed = ctas
+
+
+def _follow_policy() -> str:
+    """Apply the rules of the policy in force from the next collective on; empty, or why not."""
+    if not communicators.available():
+        return "the program has made no NCCL communicator yet"
+    try:
+        communicators.follow_policy()
+    except UnavailableError as error:
+        _log.debug("%s", error)
+        return str(error)
+    return ""
+
+
+def _use_rules(policy: Policy, outer: Policy | None) -> None:
+    """Follow the policy's rules on all ranks or none."""
+    problems = [text for text in Ranks().gather(communicators.why_no_rules()) if text]
+    if not problems:
+        problems = [text for text in Ranks().gather(_follow_policy()) if text]
+    if problems:
+        kept = outer.comm_rules if outer else ()
+        shape_launches(replace(policy, comm_rules=kept))
+        _follow_policy()
+        warnings.warn(
+            f"weft: comm.rules are not applied ({problems[0]}); `weft run --policy` applies them when the "
+            "program starts",
+            RuntimeWarning,
+            stacklevel=4,
+        )

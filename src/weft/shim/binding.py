@@ -88,6 +88,8 @@ COUNTERS = (
     "tuned",
     "tuner_failures",
     "rules_unapplied",
+    "comm_bytes",
+    "placed_behind",
 )
 NCCL_PATHS = ("none", "config", "tuner", "refused")
 """How rules for collectives reach NCCL: not at all, by each call's configuration, by the tuner plugin.
@@ -177,7 +179,7 @@ class CHead(ctypes.Structure):
         ("nccl_path", c_uint32),
         ("nccl_tuner", c_uint32),
         ("nccl_user_tuner", c_uint32),
-        ("counters", c_uint64 * 32),
+        ("counters", c_uint64 * 64),
         ("control", CControl),
     )
 
@@ -240,15 +242,19 @@ def encode_policy(policy: Policy | None, track: bool = False) -> bytes:
     return bytes(c)
 
 
+def operation_bits(collective: str) -> int:
+    """A collective of a rule as the shim's mask of operations."""
+    names = ("send", "recv") if collective == "send_recv" else (collective,)
+    return sum(1 << NCCL_OPERATIONS.index(name) for name in names)
+
+
 def _encode_comm_rule(rule: CommRule) -> CCommRule:
     """0 in a field means NCCL's own choice."""
     names = NCCL_COLLECTIVES if rule.collective is None else (rule.collective,)
-    operations = {name: 1 << number for number, name in enumerate(NCCL_OPERATIONS)}
-    operations["send_recv"] = operations["send"] | operations["recv"]
     return CCommRule(
         min_bytes=rule.min_bytes,
         max_bytes=2**64 - 1 if rule.max_bytes is None else rule.max_bytes,
-        operations=sum(operations[name] for name in names),
+        operations=sum(map(operation_bits, names)),
         ctas=rule.ctas or 0,
         cluster=0 if rule.cluster is None else rule.cluster + 1,
         algorithm=0 if rule.algorithm is None else ALGORITHMS.index(rule.algorithm) + 1,
@@ -303,16 +309,25 @@ def _control_in(memory: mmap.mmap, path: Path) -> CControl:
 def read_process(path: Path) -> Process:
     """What one process has counted so far: a copy."""
     with path.open("rb") as file:
-        data = file.read(ctypes.sizeof(CHead))
-        if len(data) < ctypes.sizeof(CHead) or data[:7] != PROCESS_MAGIC:
-            raise InputError(f"{path} is not a process file of this weft")
-        head = CHead.from_buffer_copy(data)
-        if head.version != LAYOUT_VERSION or head.size != PROCESS_BYTES:
-            raise InputError(f"{path} was written by another version of weft")
+        try:
+            head = read_head(file.fileno())
+        except InputError as error:
+            raise InputError(f"{path}: {error}") from None
         size = ctypes.sizeof(CChunk)
         file.seek(CHUNKS_OFFSET)
         rows = file.read(min(_CHUNKS, -(-head.rows_used // CHUNK_ROWS)) * size)
     return Process(head, [CChunk.from_buffer_copy(rows, at) for at in range(0, len(rows) - size + 1, size)])
+
+
+def read_head(number: int) -> CHead:
+    """What the open file of a process begins with: a copy. Raises InputError."""
+    data = os.pread(number, ctypes.sizeof(CHead), 0)
+    if len(data) < ctypes.sizeof(CHead) or data[:7] != PROCESS_MAGIC:
+        raise InputError("not a process file of this weft")
+    head = CHead.from_buffer_copy(data)
+    if head.version != LAYOUT_VERSION or head.size != PROCESS_BYTES:
+        raise InputError("written by another version of weft")
+    return head
 
 
 def attach() -> Path | None:

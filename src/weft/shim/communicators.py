@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import atexit
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from weft.errors import UnavailableError, UsageError
@@ -29,6 +29,9 @@ from weft.shim import binding
 
 LIVE_VARIABLE = "WEFT_LIVE"
 """Environment variable: 1 keeps NCCL_MAX_CTAS and NCCL_MIN_CTAS changeable. `weft run --tune` sets it."""
+_CALL_CONFIG_CODE = 23100  # the first NCCL that takes a configuration with each collective call
+TUNERS = ((23000, 6), (22800, 5), (22400, 4))
+"""Since which NCCL each version of the tuner plugin interface that weft has."""
 MOST_CTAS = 64
 """NCCL has no more channels than these."""
 
@@ -128,13 +131,23 @@ def path_reason(path: str, version: str, tuner: int | None) -> str:
         return f"NCCL {version} takes a configuration with each call; it {asked}: {rest}"
     if path == "tuner":
         chunk = "" if tuner and tuner >= 6 else "; it takes no chunk size (v6, NCCL 2.30 and newer)"
-        return f"NCCL {version} takes no configuration with a call (2.31 and newer do) and {asked}{chunk}"
+        config = "takes no configuration with a call (2.31 and newer do)"
+        if tuple(map(int, version.split(".")[:2])) >= (2, 31):
+            config = "refused the configuration of a call, or WEFT_NO_CALL_CONFIG is set,"
+        return f"NCCL {version} {config} and {asked}{chunk}"
     if path == "refused":
         return f"NCCL {version} refused a configuration that weft knows to be valid, and {asked}"
     return (
         f"NCCL {version} takes no configuration with a call (2.31 and newer do) and {asked} "
         "(2.24 and newer do, where the policy has rules when `weft run` starts the program)"
     )
+
+
+def expected_path(code: int, environment: Mapping[str, str]) -> tuple[str, int | None]:
+    """How rules would reach an NCCL of this version number, and the tuner interface by which it would ask."""
+    tuner = next((version for since, version in TUNERS if code >= since), None)
+    with_config = code >= _CALL_CONFIG_CODE and environment.get("WEFT_NO_CALL_CONFIG", "0") in ("", "0")
+    return ("config" if with_config else "tuner" if tuner else "none"), tuner
 
 
 def follow_policy() -> None:
@@ -145,6 +158,15 @@ def follow_policy() -> None:
     reason = binding.nccl_follow_policy()
     if reason:
         raise UnavailableError(f"comm.rules cannot be applied in this run: {reason}")
+
+
+def why_no_rules() -> str:
+    """Why rules for collectives cannot be applied on this rank; empty where they can be."""
+    found = communicators()
+    if not found:
+        return "the program has made no NCCL communicator yet"
+    without = next((c for c in found if c.path not in ("config", "tuner")), None)
+    return path_reason(without.path, without.nccl, without.tuner) if without else ""
 
 
 def preparable() -> list[tuple[str, int]]:

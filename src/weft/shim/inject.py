@@ -8,7 +8,8 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -17,6 +18,7 @@ from typing import Any
 from weft.errors import InputError, UnavailableError
 from weft.policy import Policy
 from weft.shim import apply, binding, communicators, job_folder, stats
+from weft.shim.step_times import STEPS_VARIABLE
 
 _log = logging.getLogger("weft.shim")
 
@@ -77,6 +79,16 @@ def tuning_environment(policy: Policy, base: Mapping[str, str], *, search: bool 
         "WEFT_TUNE_HOME": str(PACKAGE.parent),
         "WEFT_TUNE_POLICY": json.dumps(policy.to_dict()),
         communicators.LIVE_VARIABLE: "1",
+    }
+
+
+def steps_environment(base: Mapping[str, str]) -> dict[str, str]:
+    """`base` with what makes torch programs publish their step times for `weft top` and `--metrics`."""
+    return {
+        **base,
+        "PYTHONPATH": _with_autoload(base.get("PYTHONPATH", "")),
+        "WEFT_TUNE_HOME": str(PACKAGE.parent),
+        STEPS_VARIABLE: "1",
     }
 
 
@@ -144,9 +156,16 @@ class Job:
     problem: str = ""
 
     def __init__(
-        self, policy: Policy | None = None, *, tune: bool = False, trace: TraceRequest | None = None
+        self,
+        policy: Policy | None = None,
+        *,
+        tune: bool = False,
+        trace: TraceRequest | None = None,
+        command: Sequence[str] = (),
+        steps: bool = False,
     ) -> None:
-        self.policy, self.tune, self.trace = policy or Policy(), tune, trace
+        self.policy, self.tune, self.trace, self.steps = policy or Policy(), tune, trace, steps
+        self.command = tuple(command)
         self._lock = -1
 
     def __enter__(self) -> Job:
@@ -159,6 +178,17 @@ class Job:
                 "counted; set TMPDIR"
             )
             self.folder, self._lock = job_folder.in_memory(image)
+        job_folder.describe_job(
+            self.folder,
+            {
+                "version": 1,
+                "pid": os.getpid(),
+                "command": list(self.command),
+                "started": time.time(),
+                "policy": self.policy.to_dict(),
+                "tune": self.tune,
+            },
+        )
         return self
 
     def __exit__(
@@ -175,6 +205,7 @@ class Job:
         env = environment(self.policy, self.folder, os.environ if base is None else base)
         if self.tune or self.policy.changes_framework:
             env = tuning_environment(self.policy, env, search=self.tune)
+        env = steps_environment(env) if self.steps else env
         return tracing_environment(self.trace, env) if self.trace else env
 
     def set_policy(self, policy: Policy) -> None:
@@ -184,6 +215,17 @@ class Job:
     def keep_alive(self) -> None:
         """Show cleaners of temporary files that the job still runs."""
         job_folder.touch(self.folder)
+
+    def leave_outcome(self, counted: dict[str, Any]) -> None:
+        """Let those who watch the job have the figures of its end: `counted` as in `weft run --stats`."""
+        facts = ("pid", "rank", "command", "launches", "comm_launches", "shaped", "comm_bytes")
+        tuning = counted.get("tuning") or {}
+        outcome = {
+            "totals": {name: value for name, value in counted.items() if isinstance(value, int)},
+            "processes": [{name: process[name] for name in facts} for process in counted["processes"]],
+            "tuning": {name: tuning.get(name) for name in ("state", "text", "gain_pct", "facts")},
+        }
+        job_folder.leave_outcome(self.folder, outcome)
 
     def collect(self) -> dict[str, Any]:
         """What was counted so far, in all processes."""

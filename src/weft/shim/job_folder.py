@@ -3,11 +3,15 @@
 Its owner holds a lock on the folder for as long as it lives. `systemd-tmpfiles` skips locked folders; older
 cleaners go by age, so a long job touches its files. A folder without a lock belongs to a weft that was
 killed: the next start removes it.
+
+For `weft top` and `weft run --metrics`, `job.json` in the folder says what runs and `outcome.json` what it
+came to.
 """
 
 from __future__ import annotations
 
 import fcntl
+import json
 import logging
 import os
 import shutil
@@ -16,6 +20,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 _log = logging.getLogger("weft.shim")
 
@@ -23,6 +28,9 @@ _PREFIX = "weft-job-"
 _UNFINISHED = ".weft-job-"
 _UNFINISHED_S = 3600.0
 _SHARED_MEMORY = "/dev/shm"
+_DESCRIPTION = "job.json"
+OUTCOME = "outcome.json"
+"""Empty until the job has ended."""
 
 
 def create(control: bytes) -> tuple[Path, int]:
@@ -71,6 +79,65 @@ def in_memory(control_image: bytes) -> tuple[Path, int]:
 def control(folder: Path) -> Path:
     """The control file of a job."""
     return folder / "control" if folder.is_dir() else folder
+
+
+def describe_job(folder: Path, description: dict[str, Any]) -> None:
+    """Leave a description of the job in its folder; a full disk costs the description, not the job."""
+    if not folder.is_dir():
+        return
+    try:
+        (folder / _DESCRIPTION).write_text(json.dumps(description), encoding="utf-8")
+        (folder / OUTCOME).touch()
+    except OSError as error:
+        _log.debug("no description of the job in %s: %s", folder, error)
+
+
+def leave_outcome(folder: Path, outcome: dict[str, Any]) -> None:
+    """Write what the job came to in place, for those that hold the file open when its folder is removed."""
+    try:
+        with (folder / OUTCOME).open("r+", encoding="utf-8") as file:
+            file.write(json.dumps(outcome))
+    except OSError as error:
+        _log.debug("no outcome of the job in %s: %s", folder, error)
+
+
+def description(folder: Path) -> dict[str, Any]:
+    """What `describe_job` left there; empty where there is nothing to read."""
+    try:
+        found = json.loads((folder / _DESCRIPTION).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        _log.debug("%s has no description: %s", folder, error)
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def job_folders() -> Iterator[Path]:
+    """Every job folder on this machine, of any user and in use or not."""
+    for parent in _parents():
+        try:
+            names = sorted(entry.name for entry in os.scandir(parent) if entry.name.startswith(_PREFIX))
+        except OSError as error:
+            _log.debug("cannot look for jobs in %s: %s", parent, error)
+            continue
+        yield from (parent / name for name in names)
+
+
+def in_use(folder: Path) -> bool:
+    """Whether the weft that made this folder still lives: it holds a lock on the folder."""
+    try:
+        number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError as error:
+        _log.debug("no lock on %s: %s", folder, error)
+        return True
+    finally:
+        os.close(number)
+    return False
 
 
 def touch(folder: Path) -> None:

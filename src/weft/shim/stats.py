@@ -47,7 +47,7 @@ def describe(process: binding.Process) -> dict[str, Any]:
     counters = dict(zip(binding.COUNTERS, head.counters, strict=False))
     kernels = _merge(_kernel(row, cells) for row, cells in process.rows())
     if counters["head_starts"]:
-        kernels.append(_wait_kernel(counters["head_starts"]))
+        kernels.append(_wait_kernel(counters))
     return {
         "pid": head.pid,
         "rank": head.rank if head.rank >= 0 else None,
@@ -93,11 +93,11 @@ def _kernel(row: binding.CRow, cells: list[binding.CCell]) -> dict[str, Any]:
     }
 
 
-def _wait_kernel(launches: int) -> dict[str, Any]:
+def _wait_kernel(counters: dict[str, int]) -> dict[str, Any]:
     return {
-        "name": "weft_head_start",
+        "name": "weft_head_start_placed" if counters["placed_events"] else "weft_head_start",
         "kind": "weft",
-        "launches": launches,
+        "launches": counters["head_starts"],
         "shaped": 0,
         "beside": 0,
         "ctas": None,
@@ -169,6 +169,7 @@ def stats_summary(stats: dict[str, Any], policy: Policy) -> str:
 def _placed_part(stats: dict[str, Any]) -> str:
     reasons = {
         "placed_timeouts": "ended by time",
+        "placed_behind": "not waited for behind other collectives",
         "placed_captured": "not applied in a graph capture",
         "placed_busy": "not applied with so many collectives or threads on a stream",
         "placed_failures": "not applied: no launch-completion event of this driver (CUDA 12.3 has it)",

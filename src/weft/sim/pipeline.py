@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from weft.errors import UsageError
@@ -12,17 +11,15 @@ from weft.sim.collective import CollectiveLaunch, collective
 from weft.sim.kernels import ComputeKernel, ShapedKernel, kernels
 from weft.sim.launches import Launch, LaunchKind
 from weft.sim.profile import Profile
-from weft.workload import MODES, Compute, Workload
+from weft.workload import MODES, Workload
 
 COMM_STREAM = 100
 """First stream of collectives; compute streams start at 0."""
 
 
 PLACING_US = 5.0
-"""How long the exact head start is modelled to wait: what it takes to place a collective that is ready."""
-
-ComputeModel = Callable[[Compute, Profile], list[ComputeKernel]]
-"""From a compute operation to its kernels."""
+"""What it takes to place a collective that is ready. The exact head start is modelled as a wait until the
+collective's stream is ready, which is when the one before it ends, and for this time."""
 
 
 @dataclass
@@ -52,7 +49,6 @@ def pipeline(
     *,
     ghost: bool = False,
     ctas: int | None = None,
-    model: ComputeModel = kernels,
 ) -> list[Launch]:
     """All launches of a run. `ctas`: CTAs of each rank's collective if the policy does not set them."""
     if mode not in MODES:
@@ -60,7 +56,7 @@ def pipeline(
     controls = policy if mode == "overlap" else Policy()
     count = policy.max_ctas or ctas or int(profile.figures.comm_ctas)
     comm = collective(workload, profile, count, ghost=ghost, engine=policy.engine)
-    plain = model(workload.compute, profile)
+    plain = kernels(workload.compute, profile)
     shaped = [_shapes(plain, controls, profile, collectives=n > 0) for n in (0, 1)]
     if controls.sm_reserve >= profile.spec.sms:
         raise UsageError(
@@ -68,13 +64,14 @@ def pipeline(
         )
     build = _Builder(profile)
     ended: tuple[int, ...] = ()
+    before: tuple[int, ...] = ()  # the collectives before those
     for i in range(workload.iterations):
         events: tuple[int, ...] = ()
         if mode != "comm":
-            waits = ended if mode == "sequential" else ()
+            waits = ended if mode == "sequential" else before if controls.head_start == "placed" else ()
             events = (_compute(build, shaped[min(i, 1)], i, workload, controls, waits),)
         if mode != "compute":
-            ended = _communicate(build, comm, controls, profile, events)
+            before, ended = ended, _communicate(build, comm, controls, profile, events)
     return build.launches
 
 

@@ -62,12 +62,13 @@ class BulkScan:
         parts = _Parts(first, blocks)
         carry = b""
         with _Ahead(parts, self._workers) as scanned:
-            for text, cut, found in scanned:
+            for text, low, high, found in scanned:
                 if carry:
-                    text, cut = carry + text, len(carry) + cut
-                    found = native.scan(text, cut)
+                    text = carry + text[low:high]
+                    low, high = 0, len(text)
+                    found = native.scan(text, low, high)
                 self._keep(found)
-                carry = text[found.consumed : cut]
+                carry = text[found.consumed : high]
                 if not carry.strip():
                     carry = b""
                 if found.status != native.FED or len(carry) > scan.MAX_EVENT_BYTES:
@@ -83,12 +84,12 @@ class BulkScan:
 
 
 class _Ahead:
-    """Texts, their cuts and what was found in them, in order; several are scanned at once."""
+    """Texts, which part of them to read and what was found there, in order; several are scanned at once."""
 
     def __init__(self, parts: _Parts, workers: int) -> None:
         self._parts = parts
         self._workers = workers
-        self._waiting: deque[tuple[bytes, int, Future[native.ScannedPart]]] = deque()
+        self._waiting: deque[tuple[bytes, int, int, Future[native.ScannedPart]]] = deque()
         self._pool = ThreadPoolExecutor(workers, "weft-scan") if workers > 1 else None
 
     def __enter__(self) -> _Ahead:
@@ -98,58 +99,78 @@ class _Ahead:
         if self._pool:
             self._pool.shutdown()
 
-    def __iter__(self) -> Iterator[tuple[bytes, int, native.ScannedPart]]:
+    def __iter__(self) -> Iterator[tuple[bytes, int, int, native.ScannedPart]]:
         if self._pool is None:
-            for text, cut in self._parts:
-                yield text, cut, native.scan(text, cut)
+            for text, low, high in self._parts:
+                yield text, low, high, native.scan(text, low, high)
             return
         while True:
             while len(self._waiting) <= self._workers and (part := next(self._parts, None)) is not None:
                 self._waiting.append((*part, self._pool.submit(native.scan, *part)))
             if not self._waiting:
                 return
-            text, cut, future = self._waiting.popleft()
-            yield text, cut, future.result()
+            text, low, high, future = self._waiting.popleft()
+            yield text, low, high, future.result()
 
     def unused(self) -> list[bytes]:
         """Texts that were taken ahead of the last one that was given out."""
-        return [text[:cut] for text, cut, _ in self._waiting]
+        return [text[low:high] for text, low, high, _ in self._waiting]
 
 
 class _Parts:
-    """Pairs of a text and where to cut it; what is behind the cut starts the next text."""
+    """Texts with the part of them to read next, cut where an event seems to end.
+
+    An event that two blocks share is a text of its own, so that whole blocks are not copied.
+    """
 
     def __init__(self, first: bytes, blocks: Iterator[bytes]) -> None:
         self._held = first
         self._blocks = blocks
-        self._ended = False
+        self._block = b""
+        """A block whose first part was given out; from `_low` on it was not."""
+        self._low = 0
 
     def __iter__(self) -> _Parts:
         return self
 
-    def __next__(self) -> tuple[bytes, int]:
-        while not self._ended:
-            block = next(self._blocks, None)
-            if block is None:
-                self._ended = True
-                text, self._held = self._held, b""
-                if text:
-                    return text, len(text)
+    def __next__(self) -> tuple[bytes, int, int]:
+        if self._block:
+            return self._rest_of_block()
+        while (block := next(self._blocks, None)) is not None:
+            low = _first_between(block) if self._held else 0
+            if low > 0:
+                text = self._held + block[:low]
+                self._held, self._block, self._low = b"", block, low
+                return text, 0, len(text)
+            self._block = self._held + block if self._held else block
+            self._held, self._low = b"", 0
+            text, low, high = self._rest_of_block()
+            if high > low:
+                return text, low, high
+            if len(self._held) > scan.MAX_EVENT_BYTES:
                 break
-            text = self._held + block if self._held else block
-            cut = _last_between(text)
-            self._held = text[cut:] if cut > 0 else text
-            if cut > 0:
-                return text, cut
-            if len(text) > scan.MAX_EVENT_BYTES:
-                self._held = b""
-                return text, len(text)
-        raise StopIteration
+        text, self._held = self._held, b""
+        if not text:
+            raise StopIteration
+        return text, 0, len(text)
+
+    def _rest_of_block(self) -> tuple[bytes, int, int]:
+        """The rest of the block up to its last event; what is behind it is held back."""
+        text, low, self._block = self._block, self._low, b""
+        high = max(_last_between(text), low)
+        self._held = text[high:]
+        return text, low, high
 
     def rest(self) -> bytes:
         """What was taken from the blocks and not given out."""
-        held, self._held = self._held, b""
-        return held
+        rest, self._block, self._held = self._block[self._low :] or self._held, b"", b""
+        return rest
+
+
+def _first_between(text: bytes) -> int:
+    """A likely end of an event near the start of a text, or -1."""
+    found = _BETWEEN.search(text, 0, _TAILS[-1])
+    return found.start() + 1 if found else -1
 
 
 def _last_between(text: bytes) -> int:

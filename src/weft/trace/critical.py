@@ -118,7 +118,8 @@ def _chain(first: int, following: npt.NDArray[np.int64]) -> npt.NDArray[np.int64
     By doubling: with the next n of every element known, a path of n becomes one of 2 n.
     """
     last = len(following) - 1
-    path, jump = np.array([first], dtype=np.int64), following
+    path: npt.NDArray[np.int64] = np.array([first], dtype=np.int64)
+    jump = following
     while path[-1] != last and len(path) <= last:
         path = np.concatenate((path, jump[path]))
         jump = jump[jump]

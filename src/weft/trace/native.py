@@ -56,7 +56,7 @@ def library() -> ctypes.CDLL | None:
     found.weft_scan_new.restype = c_void_p
     found.weft_scan_free.argtypes = [c_void_p]
     found.weft_scan_free.restype = None
-    found.weft_scan_feed.argtypes = [c_void_p, c_char_p, c_int64]
+    found.weft_scan_feed.argtypes = [c_void_p, c_char_p, c_int64, c_int64]
     found.weft_scan_feed.restype = c_int64
     for name, kind in (("status", c_int32), ("events", c_int64), ("odd_times", c_int64)):
         function = getattr(found, f"weft_scan_{name}")
@@ -74,7 +74,7 @@ class ScannedPart:
     def __init__(self, core: ctypes.CDLL, state: int, text: bytes, consumed: int) -> None:
         self._core, self._state = core, state
         self.consumed = consumed
-        """Bytes that were read: whole events only."""
+        """The place in the text up to which it was read: whole events only."""
         self.status: int = core.weft_scan_status(state)
         """FED: to the end or to an event that the text ends in. CLOSED: to the array's end. MALFORMED."""
         later, count = _pointer(core, state, _LATER)
@@ -108,14 +108,14 @@ class ScannedPart:
             self.close()
 
 
-def scan(text: bytes, length: int) -> ScannedPart:
-    """Scans the first `length` bytes of a text that begins between two events."""
+def scan(text: bytes, low: int, high: int) -> ScannedPart:
+    """Scans text[low:high], which begins between two events."""
     core = library()
     assert core is not None
     state = core.weft_scan_new()
     if not state:
         raise MemoryError
-    part = ScannedPart(core, state, text, core.weft_scan_feed(state, text, length))
+    part = ScannedPart(core, state, text, core.weft_scan_feed(state, text, low, high))
     if part.status == NO_MEMORY:
         raise MemoryError
     return part

@@ -83,7 +83,8 @@ def _rows(path: Path, kind: str = "") -> Iterator[dict[str, str]]:
 
 
 def _number(text: str | None) -> int | None:
-    return int(text) if text and text.strip().isdigit() and len(text) < 19 else None
+    plain = (text or "").strip()
+    return int(plain) if plain.isdecimal() and len(plain) < 19 else None
 
 
 def _first(row: dict[str, str], *keys: str) -> int | None:

@@ -219,14 +219,14 @@ def _resources(details: dict[str, str], known: dict[str, Any]) -> None:
     def total_of(text: str) -> int | None:
         total = 1
         for part in text.split(","):
-            total *= int(part) if part.isdigit() and len(part) < 12 else 0
+            total *= int(part) if part.isdecimal() and len(part) < 12 else 0
         return total or None
 
     if "grid" in details and "block" in details:
         known["blocks"], known["threads"] = total_of(details["grid"]), total_of(details["block"])
-    if details.get("regs", "").isdigit():
+    if details.get("regs", "").isdecimal():
         known["registers"] = int(details["regs"][:12])
         shared = [details.get(key, "0") for key in ("static_shared", "dynamic_shared")]
-        known["shared_bytes"] = sum(int(text[:12]) for text in shared if text.isdigit())
-    if details.get("size", "").isdigit():
+        known["shared_bytes"] = sum(int(text[:12]) for text in shared if text.isdecimal())
+    if details.get("size", "").isdecimal():
         known["bytes"] = int(details["size"][:18])

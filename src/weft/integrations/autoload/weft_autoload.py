@@ -1,4 +1,4 @@
-"""Loaded by torch in a job under `weft run --tune` or `--trace`, through the entry point next to this file.
+"""Loaded by torch in a job under `weft run --tune`, `--trace` or `--steps`, by the entry point next to it.
 
 It finds weft through an environment variable: the program's module path is left unchanged, and weft need not
 be installed in the program's environment.
@@ -15,6 +15,7 @@ def start() -> None:
     """Start live tuning or tracing. Never raises: torch would pass the exception on to the program."""
     _start("WEFT_TUNE", "weft.tuning.live.job", "is not tuned")
     _start("WEFT_TRACE", "weft.tuning.live.tracing", "is traced by time, not by steps")
+    _start("WEFT_STEPS", "weft.tuning.live.step_hook", "publishes no step times")
 
 
 def _start(variable: str, module: str, otherwise: str) -> None:

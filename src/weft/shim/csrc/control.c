@@ -44,6 +44,11 @@ void weft_count(int counter) {
         atomic_fetch_add_explicit(&weft_self->counters[counter], 1, memory_order_relaxed);
 }
 
+void weft_add(int counter, uint64_t amount) {
+    if (weft_self)
+        atomic_fetch_add_explicit(&weft_self->counters[counter], amount, memory_order_relaxed);
+}
+
 static void *map_file(int fd, size_t size, int protection) {
     void *memory = mmap(NULL, size, protection, MAP_SHARED, fd, 0);
     return memory == MAP_FAILED ? NULL : memory;
@@ -123,6 +128,23 @@ bool weft_chunk_ready(uint32_t chunk) {
                  reserve_chunk(fd, chunk);
     close(fd);
     return ready;
+}
+
+/* Zeroed memory that others can read as NAME.PID.N in the job's folder; NULL where there can be none. */
+void *weft_shared_file(const char *name, size_t size) {
+    const char *last = strrchr(self_path, '/');
+    char path[sizeof self_path + 16];
+    if (!last)
+        return NULL;
+    snprintf(path, sizeof path, "%.*s/%s.%s", (int)(last - self_path), self_path, name, last + 1);
+    int fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    if (fd < 0)
+        return NULL;
+    void *memory = reserve(fd, 0, size) ? map_file(fd, size, PROT_READ | PROT_WRITE) : NULL;
+    if (!memory)
+        unlink(path);
+    close(fd);
+    return memory;
 }
 
 static int rank_of_this_process(void) {

@@ -29,12 +29,13 @@ static struct {
     _Atomic(CUcontext) context; /* NULL: free */
     _Atomic(CUstream) stream;
     _Atomic uint32_t issued;
-    _Atomic bool marked; /* the latest collective has an event */
-    _Atomic bool busy;   /* a thread launches on it */
+    _Atomic uint32_t met; /* the latest that compute launches have come upon */
+    _Atomic bool marked;  /* the latest collective has an event */
+    _Atomic bool busy;    /* a thread launches on it */
     CUstream helper;
     CUevent events[PENDING]; /* used in turn: none is recorded again before its number was written */
 } lanes[LANES];
-static _Atomic uint32_t timeouts_seen;
+static _Atomic uint32_t timeouts_seen, behind_seen;
 static _Atomic int refusals;
 
 static bool supported(void) {
@@ -48,6 +49,15 @@ static bool supported(void) {
     }
     return known >= SINCE_CUDA && atomic_load_explicit(&refusals, memory_order_relaxed) < REFUSALS &&
            cu->cuEventCreate && cu->cuStreamWaitEvent && cu->cuStreamCreateWithPriority && cu->cuStreamWriteValue32_v2;
+}
+
+/* Streams of one priority share a few hardware queues, where our wait would hold up the program's launches: torch uses 0
+ * to -3, NCCL's own streams the highest. */
+static CUstream make_helper(void) {
+    int least = 0, greatest = 0;
+    if (weft_cuda()->cuCtxGetStreamPriorityRange)
+        weft_cuda()->cuCtxGetStreamPriorityRange(&least, &greatest);
+    return weft_trace_stream(greatest <= -5 ? greatest + 1 : greatest);
 }
 
 static CUcontext current(void) {
@@ -98,6 +108,24 @@ static CUevent choose_event(const CUlaunchConfig *config, int lane, bool *own) {
     return *event;
 }
 
+static void take_over(const _Atomic uint32_t *word, _Atomic uint32_t *seen, int counter) {
+    uint32_t now = atomic_load_explicit(word, memory_order_relaxed);
+    uint32_t before = atomic_exchange_explicit(seen, now, memory_order_relaxed);
+    if (now != before)
+        atomic_fetch_add_explicit(&weft_self->counters[counter], now - before, memory_order_relaxed);
+}
+
+/* What the waiting kernels have counted is taken over at every collective, and at the end. */
+static void note_tally(void) {
+    const _Atomic uint32_t *words = weft_spare_words_known();
+    if (!words || !weft_self)
+        return;
+    take_over(&words[TALLY], &timeouts_seen, WEFT_COUNT_PLACED_TIMEOUTS);
+    take_over(&words[TALLY + 3], &behind_seen, WEFT_COUNT_PLACED_BEHIND);
+}
+
+__attribute__((destructor)) static void at_end(void) { note_tally(); }
+
 static bool begin(const CUlaunchConfig *config, CUstream stream, weft_placed_mark *mark) {
     uint64_t device;
     CUcontext context = supported() ? current() : NULL;
@@ -106,6 +134,7 @@ static bool begin(const CUlaunchConfig *config, CUstream stream, weft_placed_mar
         weft_count(WEFT_COUNT_PLACED_FAILURES);
         return false;
     }
+    note_tally();
     int lane = take_lane(context, stream, words);
     if (lane < 0 || atomic_load(&lanes[lane].issued) - atomic_load(&words[lane]) >= PENDING) {
         weft_count(WEFT_COUNT_PLACED_BUSY);
@@ -116,7 +145,7 @@ static bool begin(const CUlaunchConfig *config, CUstream stream, weft_placed_mar
         return false;
     }
     if (!lanes[lane].helper)
-        lanes[lane].helper = weft_trace_side_stream();
+        lanes[lane].helper = make_helper();
     CUevent event = lanes[lane].helper ? choose_event(config, lane, &mark->own) : NULL;
     if (!event) {
         weft_count(WEFT_COUNT_PLACED_FAILURES);
@@ -164,13 +193,6 @@ void weft_placed_end(const weft_placed_mark *mark, bool launched) {
     atomic_store(&lanes[mark->lane].busy, false);
 }
 
-static void note_timeouts(const _Atomic uint32_t *words) {
-    uint32_t now = atomic_load_explicit(&words[TALLY], memory_order_relaxed);
-    uint32_t seen = atomic_exchange_explicit(&timeouts_seen, now, memory_order_relaxed);
-    if (now != seen && weft_self)
-        atomic_fetch_add_explicit(&weft_self->counters[WEFT_COUNT_PLACED_TIMEOUTS], now - seen, memory_order_relaxed);
-}
-
 bool weft_placed_pending(CUstream stream, weft_placed *out) {
     uint64_t device;
     CUcontext context = current();
@@ -179,12 +201,13 @@ bool weft_placed_pending(CUstream stream, weft_placed *out) {
     memset(out, 0, sizeof *out);
     if (!words)
         return false;
-    note_timeouts(words);
     for (int i = 0; i < LANES && out->count < WEFT_PLACED_SLOTS; i++) {
         if (atomic_load(&lanes[i].context) != context || atomic_load(&lanes[i].stream) == stream ||
             !atomic_load(&lanes[i].marked))
             continue;
-        uint32_t number = atomic_load(&lanes[i].issued);
+        /* Of several that were launched in a row, compute lets the first be placed: the others follow it only. */
+        uint32_t latest = atomic_load(&lanes[i].issued), met = atomic_exchange(&lanes[i].met, latest);
+        uint32_t number = met == latest ? latest : met + 1;
         marked = true;
         if ((int32_t)(atomic_load(&words[i]) - number) >= 0)
             continue;
@@ -221,11 +244,13 @@ void weft_forget_placed(void) {
         atomic_store(&lanes[i].context, NULL);
         atomic_store(&lanes[i].stream, NULL);
         atomic_store(&lanes[i].issued, 0);
+        atomic_store(&lanes[i].met, 0);
         atomic_store(&lanes[i].marked, false);
         atomic_store(&lanes[i].busy, false);
         lanes[i].helper = NULL;
         memset(lanes[i].events, 0, sizeof lanes[i].events);
     }
     atomic_store(&timeouts_seen, 0);
+    atomic_store(&behind_seen, 0);
     atomic_store(&refusals, 0);
 }

@@ -1,8 +1,8 @@
 /* The HIP side of the shim: the same policy over libamdhip64's launch calls, which can be interposed directly.
  *
  * Residency works by dynamic LDS, as on CUDA by shared memory. HIP has no launch attribute for priority: a policy
- * with high priority reaches torch's collectives by an environment variable (see inject.py). There is no head
- * start. Written from the HIP headers and tested against a fake libamdhip64; not run on AMD hardware. */
+ * with high priority reaches torch's collectives by an environment variable (see inject.py). There is neither a head
+ * start nor a way to keep SMs free of GEMMs: both are counted as not applied. Written from the HIP headers and tested against a fake libamdhip64; not run on AMD hardware. */
 #define _GNU_SOURCE
 #include "weft.h"
 
@@ -238,10 +238,12 @@ static decision decide(const weft_backend *api, const void *f, uint64_t blocks, 
     weft_lookup(api, (void *)f, threads, (unsigned)shared, &d.k);
     d.rules = weft_policy_now();
     d.blocks = blocks;
-    bool track = d.rules->data.flags & WEFT_TRACK;
-    if (d.k.kind != WEFT_KIND_COMPUTE || !(track || d.rules->shapes))
+    bool track = d.rules->data.flags & WEFT_TRACK, reserve = d.rules->data.sm_reserve > 0;
+    if (d.k.kind != WEFT_KIND_COMPUTE || !(track || reserve || d.rules->shapes))
         return d;
     bool in_flight = weft_comm_in_flight(d.stream, false);
+    if (reserve && in_flight)
+        weft_count(WEFT_COUNT_SM_OTHERS);
     if (track && in_flight)
         weft_count_overlapped(d.k.cell);
     if (d.rules->shapes)
@@ -263,6 +265,9 @@ static int finished(const decision *d, int result) {
         weft_count_launch(d->k.cell, 1, d->shared != d->asked);
         if (d->k.kind == WEFT_KIND_COMM) {
             weft_note_ctas(&d->k, d->blocks);
+            if (d->rules->data.head_start_ns)
+                weft_count(d->rules->data.flags & WEFT_HEAD_START_PLACED ? WEFT_COUNT_PLACED_FAILURES
+                                                                         : WEFT_COUNT_HEAD_START_FAILURES);
             weft_comm_launched(d->api, d->rules, d->stream, false);
         }
     }

@@ -155,8 +155,10 @@ enum { /* weft_process.counters */
        WEFT_COUNT_TUNED,          /* questions of NCCL's that weft's tuner plugin answered by a rule */
        WEFT_COUNT_TUNER_FAILURES, /* errors of the user's own tuner plugin; NCCL's default was used */
        WEFT_COUNT_RULES_UNAPPLIED, /* collectives that a rule names and that nothing here can apply it to */
+       WEFT_COUNT_COMM_BYTES,      /* that collectives and point-to-point calls were asked to move */
+       WEFT_COUNT_PLACED_BEHIND,   /* none, since other collectives were to be placed first */
        WEFT_COUNTERS_USED,
-       WEFT_COUNTERS = 32,
+       WEFT_COUNTERS = 64,
 };
 
 /* Rows and their counters come in chunks, so that a file holds no more than its process needs: the file is extended,
@@ -183,5 +185,18 @@ typedef struct {
     weft_control control; /* the process's own policy; outranks the job's while WEFT_POLICY_SET. A hole until written */
     _Alignas(WEFT_PAGE) weft_chunk chunks[WEFT_CHUNKS];
 } weft_process;
+
+/* The latest collective calls of a process, in a file of their own (calls.PID.N): others may read them. */
+enum { WEFT_CALLS = 1 << 12 };
+
+typedef struct {
+    _Atomic uint64_t number; /* plus one; 0 while it is written */
+    _Atomic uint64_t key, bytes, host_ns;
+    _Atomic uint32_t operation, routed;
+} weft_call;
+
+typedef struct {
+    weft_call ring[WEFT_CALLS];
+} weft_calls;
 
 #endif

@@ -10,7 +10,7 @@
 #include <string.h>
 #include <time.h>
 
-enum { CALLS = 1 << 12, RESTING = 256 };
+enum { CALLS = WEFT_CALLS, RESTING = 256 };
 
 static weft_map table;
 static uint32_t made;
@@ -19,6 +19,9 @@ static weft_comm *last;
 static weft_comm *oldest_unused, *newest_unused; /* those that ended, oldest first */
 static uint32_t unused;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static weft_calls private_calls;
+static weft_call *ring = private_calls.ring; /* chosen before the first call can come */
+static _Atomic uint64_t calls;
 
 /* --- keys ------------------------------------------------------------------------------------------------------------- */
 
@@ -113,9 +116,13 @@ void weft_comm_add(weft_comm *c, ncclComm_t handle) {
         atomic_store(&c->handle, handle);
         known = weft_map_put(&table, (uint64_t)(uintptr_t)handle, 0, c);
     }
-    if (known)
+    if (known) {
+        if (!made) {
+            weft_calls *shared = weft_shared_file("calls", sizeof *shared);
+            ring = (shared ? shared : &private_calls)->ring;
+        }
         append(c);
-    else
+    } else
         rest(c);
     pthread_mutex_unlock(&lock);
     if (known)
@@ -159,13 +166,6 @@ const char *weft_comm_why_not(weft_comm *c) {
 
 /* --- calls ----------------------------------------------------------------------------------------------------------- */
 
-static struct {
-    _Atomic uint64_t number; /* plus one; 0 while it is written */
-    _Atomic uint64_t key, bytes, host_ns;
-    _Atomic uint32_t operation, routed;
-} ring[CALLS];
-static _Atomic uint64_t calls;
-
 static uint64_t now_ns(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
@@ -177,6 +177,7 @@ static uint64_t now_ns(void) {
 
 void weft_comm_called(weft_comm *c, int operation, uint64_t bytes, bool routed) {
     atomic_fetch_add_explicit(&c->bytes[operation], bytes, memory_order_relaxed);
+    weft_add(WEFT_COUNT_COMM_BYTES, bytes);
     if (operation >= OP_SEND) {
         atomic_fetch_add_explicit(&c->point_to_point, 1, memory_order_relaxed);
         return;
@@ -335,6 +336,8 @@ void weft_forget_comms(void) {
     weft_map_clear(&table);
     atomic_store(&first, NULL);
     last = oldest_unused = newest_unused = NULL;
+    made = 0;
+    ring = private_calls.ring; /* the parent's file is not ours to write */
     unused = 0;
     atomic_store(&listening, false);
     listener.c = NULL;

@@ -8,6 +8,7 @@
 #include <string.h>
 
 enum { COSTS = 64 };
+#define ALMOST_FREE 1e-6f
 
 /* Of one communicator. NCCL asks for chunks per channel, after it has asked for every collective of the group, and says
  * how much a channel carries instead of the collective's size: so the chunk of each function is remembered. */
@@ -47,8 +48,11 @@ static bool prefer(const weft_comm_rule *rule, bool algorithm_too, float *costs,
         if (is_possible(costs[i]) && (!algorithm || i / protocols == (int)algorithm - 1) &&
             (!rule->protocol || i % protocols == (int)rule->protocol - 1) && (best < 0 || costs[i] < costs[best]))
             best = i;
-    if (best >= 0)
-        costs[best] = 0;
+    for (int i = 0; i < algorithms * protocols && best >= 0; i++)
+        if (i == best)
+            costs[i] = 0;
+        else if (costs[i] == 0) /* the choice of the user's plugin: of two that are free NCCL takes the first */
+            costs[i] = ALMOST_FREE;
     return best >= 0;
 }
 

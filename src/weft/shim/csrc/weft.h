@@ -25,6 +25,8 @@ typedef struct {
 bool weft_enabled(void); /* was this process started by `weft run`? */
 weft_process *weft_attach(uint32_t api);
 void weft_count(int counter);
+void weft_add(int counter, uint64_t amount);
+void *weft_shared_file(const char *name, size_t size);
 const weft_rules *weft_refresh(void);
 
 extern weft_process *weft_self; /* NULL until the first launch */
@@ -141,6 +143,13 @@ _Atomic uint32_t *weft_spare_words_known(void); /* the same without a call of th
 void *weft_real_symbol(void *handle, const char *name); /* as the next dlsym answers: another tool's, or the libc's */
 void *weft_next_symbol(const char *name); /* after the shim in the program's order, another tool's first */
 void weft_pin_library(void *function);    /* the library that has it is never unloaded */
+
+/* The loaded libraries with one of these words in the names of their files; the last word is NULL. */
+typedef struct {
+    char paths[8][1024];
+    int count;
+} weft_files;
+void weft_loaded_files(const char *const *words, weft_files *found);
 
 /* --- elf.c ------------------------------------------------------------------------------------------- */
 

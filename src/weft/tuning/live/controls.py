@@ -65,7 +65,9 @@ class LaunchControls:
         if not why:
             limits = [found.max_ctas for found in _used() if found.max_ctas]
             ctas, most = min(limits, default=ctas), _most_ctas(_used())
-            choices = cta_choices(ctas, most)
+            if _free_bytes() < _FREE_BYTES:
+                most = ctas  # fewer need no new communicator
+            choices = tuple(count for count in cta_choices(ctas, _most_ctas(_used())) if count <= most)
         elif ctas and _used() and not _order_of_sums_matters(_used()):
             at_start = cta_choices(ctas, _most_ctas(_used()))
         apply.shape_launches(None)
@@ -115,7 +117,7 @@ class LaunchControls:
         refused = next((found.why_not for found in used if found.why_not), None)
         if refused:
             return f"the collectives' CTAs cannot be changed in this run: {refused}"
-        if _free_bytes() < _FREE_BYTES:
+        if communicators.why_no_rules() and _free_bytes() < _FREE_BYTES:
             return "the collectives' CTAs were not tried: less than 2 GiB of the GPU's memory is free"
         if _order_of_sums_matters(used):
             return (

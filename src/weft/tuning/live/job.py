@@ -11,6 +11,7 @@ from __future__ import annotations
 import atexit
 import importlib
 import json
+import logging
 import os
 import sys
 import threading
@@ -22,8 +23,11 @@ from typing import Any
 from weft.files import write_whole
 from weft.policy import Policy
 from weft.shim.inject import APPLY, TUNE_VARIABLE
+from weft.shim.step_times import STEPS_VARIABLE
 from weft.tuning.live.steps import Steps, period
 from weft.tuning.live.tuned_job import RECORD_FILE, final, result_file, stopped
+
+_log = logging.getLogger("weft.live")
 
 POLICY_VARIABLE = "WEFT_TUNE_POLICY"
 CONTROLS_VARIABLE = "WEFT_TUNE_CONTROLS"
@@ -54,6 +58,7 @@ class Live:
         self._earlier: Any = None
         self._status: Any = None
         self._record: Any = None
+        self._published: Any = None
         self._result: dict[str, Any] | None = None
         """Of the last search."""
 
@@ -161,8 +166,10 @@ class Live:
                 self._give_up("the program captures its step in a CUDA graph")
         elif self._session is not None:
             self._session.step()
+            self._publish(ended=True)
         elif dist.is_available() and dist.is_initialized():
             self._begin(optimizer)
+            self._publish(ended=True)
         else:
             self._wait()
 
@@ -246,9 +253,26 @@ class Live:
             self._tell(self._final())
             self._write_record()
 
+    def _publish(self, *, ended: bool = False) -> None:
+        """For `weft top`: that a step has ended, and what tuning does. A few stores into shared memory."""
+        try:
+            if self._published is None:
+                from weft.tuning.live.step_hook import published_steps
+
+                self._published = published_steps(self._rank)
+            if ended and STEPS_VARIABLE not in os.environ:  # else a hook of its own counts the steps
+                self._published.step()
+            session = self._session
+            phase = "over" if self._over else "watching" if session.watching else "searching"
+            policy = session.policy if session is not None else _default_policy()
+            self._published.tuning(phase, policy.label)
+        except Exception:
+            _log.debug("steps are not published", exc_info=True)
+
     def _end(self, result: dict[str, Any]) -> None:
         """Tuning is over, one way or the other: leave the program."""
         known, self._over = self._result is not None, True
+        self._publish()
         self._remove_hook()
         for restore in self._restore:
             restore()

@@ -106,6 +106,11 @@ class Session:
         """Whether the search is over and the job is only watched."""
         return self._light
 
+    @property
+    def policy(self) -> Policy:
+        """What this rank runs under now."""
+        return self._policy
+
     def begin(self) -> None:
         """Meet the other ranks for the first time, at the end of a step."""
         next(self._conductor)

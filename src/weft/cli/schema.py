@@ -1,0 +1,28 @@
+"""`weft schema`: JSON Schema of policies and of what commands write as JSON."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+
+def schema(
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="[NAME]", help="policy, or a command: analyze, tune, plan, run, top …"),
+    ] = None,
+) -> None:
+    """Print the JSON Schema (draft 2020-12) of a policy or of a command's JSON; without NAME, list them.
+
+    weft schema policy > policy.schema.json
+    """
+    from weft.report.documents import SCHEMAS, json_schema
+
+    if name is not None:
+        print(json.dumps(json_schema(name), indent=2))
+        return
+    for known, kind in SCHEMAS.items():
+        first = (kind.__doc__ or "").strip().splitlines()[0]
+        print(f"{known:16} {first}")

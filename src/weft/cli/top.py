@@ -1,0 +1,117 @@
+"""`weft top`: what running jobs do, and their policy, from outside."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from weft.cli.output import versioned
+from weft.errors import UnavailableError, UsageError
+
+if TYPE_CHECKING:
+    from weft.monitor.jobs import RunningJob
+
+LINE_EVERY_S = 1.0
+
+
+def top(
+    job: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[JOB]", help="Name, folder or a process id of a job; all jobs where not given."
+        ),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object per second, each on its own line.")
+    ] = False,
+    samples: Annotated[int | None, typer.Option(min=1, metavar="N", help="End after N samples.")] = None,
+    policy_file: Annotated[
+        Path | None,
+        typer.Option("--policy", metavar="FILE", help="Put the running job under this policy, and end."),
+    ] = None,
+    off: Annotated[
+        bool, typer.Option("--off", help="Take back the policy of the running job, and end.")
+    ] = False,
+) -> None:
+    """Watch jobs that `weft run` started on this machine, while they run. Adds no work to them.
+
+    Controls that all ranks must change together are refused, and so is any change while a job is tuned.
+
+    weft top
+
+    weft top JOB --json --samples 5
+
+    weft top JOB --policy policy.json
+    """
+    if sys.platform != "linux":
+        raise UnavailableError("weft top needs Linux, where `weft run` works")
+    from weft.monitor.jobs import select_job
+
+    only = select_job(job) if job is not None else None
+    if policy_file is not None or off:
+        if policy_file is not None and off:
+            raise UsageError("--policy and --off exclude each other: give one of them")
+        _change(only or _only_job(), policy_file, as_json)
+    elif as_json:
+        _print_lines(only, samples)
+    else:
+        from weft.cli.top_screen import show_top
+
+        show_top(only, samples)
+
+
+def _only_job() -> RunningJob:
+    from weft.monitor.jobs import running_jobs
+
+    jobs = running_jobs()
+    if len(jobs) != 1:
+        names = ", ".join(job.name for job in jobs) or "none is running"
+        raise UsageError(f"name the job whose policy to change: {names}")
+    return jobs[0]
+
+
+def _change(job: RunningJob, policy_file: Path | None, as_json: bool) -> None:
+    from weft.monitor.change import change_policy, switch_off
+    from weft.monitor.watch_job import JobWatch
+    from weft.policy import Policy
+
+    watch, stays = JobWatch(job), ""
+    try:
+        if policy_file is not None:
+            before = change_policy(watch, Policy.load(policy_file))
+        else:
+            before, stays = switch_off(watch)
+        now = watch.policy()
+    finally:
+        watch.close()
+    if as_json:
+        document: dict[str, Any] = {"job": job.name}
+        document |= {"before": before.to_dict(), "policy": now.to_dict(), "stays": stays}
+        print(json.dumps(versioned(document)))
+        return
+    print(f"{job.name}: {before.label} -> {now.label}, from each process's next launch on")
+    if stays:
+        print(f"{stays} stays in force: it concerns all ranks at once; start the job again without it")
+
+
+def _print_lines(only: RunningJob | None, samples: int | None) -> None:
+    from weft.monitor.watch_jobs import JobsWatch
+
+    watch, printed, due = JobsWatch(only), 0, time.monotonic()
+    try:
+        while True:
+            print(json.dumps(watch.sample().to_dict()), flush=True)
+            printed += 1
+            if watch.over or printed == samples:
+                return
+            due = max(due + LINE_EVERY_S, time.monotonic())
+            watch.wait(due - time.monotonic())
+    except KeyboardInterrupt:
+        return
+    finally:
+        watch.close()

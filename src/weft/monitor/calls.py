@@ -1,0 +1,84 @@
+"""Step times from the collective calls that the shim keeps of a process: where their sequence repeats itself.
+
+The shim writes these calls in any case (`calls.PID.N` in the job's folder), so that a program of any language
+has step times without a hook. A step begins with the first call of the period; its time is host time.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+
+from weft.shim import binding
+from weft.tuning.live.steps import period
+
+_CALL = np.dtype(
+    [
+        *((name, "<u8") for name in ("number", "key", "bytes", "host_ns")),
+        *((name, "<u4") for name in ("operation", "routed")),
+    ]
+)
+_REPEATS = 6  # as the tracer asks for: a few equal calls are no step yet
+_SEARCH_EVERY_S = 5.0
+_SEARCHED = 2048  # calls; a period must show itself in them
+
+
+class CallFile:
+    """The open file with a process's latest collective calls."""
+
+    def __init__(self, path: Path) -> None:
+        self._number = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        self._buffer = bytearray(binding.CALLS * _CALL.itemsize)
+        self._period: int | None = None
+        self._searched_s = -_SEARCH_EVERY_S
+        self.pid = int(path.name.split(".")[1])
+
+    def close(self) -> None:
+        os.close(self._number)
+
+    def step_times_ms(self) -> list[float]:
+        """The latest steps, oldest first; empty where the calls do not repeat themselves."""
+        calls = self._calls()
+        if len(calls) < 2 * _REPEATS:
+            return []
+        identity = calls["operation"].astype(np.uint64) ^ (calls["bytes"] << np.uint64(4))
+        if self._period is None or not _repeats(identity, self._period):
+            self._period = self._search(identity)
+        if self._period is None:
+            return []
+        starts = calls["host_ns"][(len(calls) - 1) % self._period :: self._period]
+        return [float(ns) / 1e6 for ns in np.diff(starts.astype(np.int64))]
+
+    def calls_of_a_step(self) -> list[tuple[str, int]]:
+        """Operation and bytes of the calls of one step; of all that are kept where no step can be told."""
+        self.step_times_ms()
+        calls = self._calls()[-self._period :] if self._period else self._calls()
+        names = binding.NCCL_OPERATIONS
+        return [(names[int(call["operation"])], int(call["bytes"])) for call in calls]
+
+    def _calls(self) -> np.ndarray:
+        """The calls on the communicator that carried most of them, oldest first."""
+        size = os.preadv(self._number, [self._buffer], 0)
+        calls: np.ndarray = np.frombuffer(self._buffer, _CALL, size // _CALL.itemsize)
+        calls = np.sort(calls[calls["number"] > 0], order="number")
+        if not len(calls):
+            return calls
+        keys, counts = np.unique(calls["key"], return_counts=True)
+        chosen: np.ndarray = calls[calls["key"] == keys[counts.argmax()]]
+        return chosen
+
+    def _search(self, identity: np.ndarray) -> int | None:
+        now = time.monotonic()
+        if now - self._searched_s < _SEARCH_EVERY_S:
+            return None
+        self._searched_s = now
+        return period(identity[-_SEARCHED:].tolist(), _REPEATS)
+
+
+def _repeats(identity: np.ndarray, length: int) -> bool:
+    return len(identity) >= 2 * length and bool(
+        np.array_equal(identity[-length:], identity[-2 * length : -length])
+    )

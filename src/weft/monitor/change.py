@@ -1,0 +1,67 @@
+"""Changing the policy of a running job from outside: only what each rank may change by itself.
+
+A job's control block is read by all of its processes, each before its own next launch. That is enough for
+controls that concern single launches. What all ranks must change between the same two collectives (CTAs,
+framework settings) needs their agreement, which only the job itself can reach: it is refused here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+
+from weft.errors import UsageError
+from weft.monitor.watch_job import JobWatch
+from weft.policy import Policy
+from weft.shim import binding, job_folder
+from weft.shim.apply import not_applied
+
+BY_LAUNCH = ("priority", "head_start", "head_start_us", "residency", "when", "rules", "sm_reserve")
+"""Controls that one rank may change alone."""
+
+
+def change_policy(watch: JobWatch, policy: Policy) -> Policy:
+    """Put every process of the job under `policy`; returns what was in force. Raises UsageError."""
+    _check_idle(watch)
+    before = watch.policy()
+    started = watch.job.policy
+    for name in (f.name for f in fields(Policy) if f.name not in BY_LAUNCH):
+        value = getattr(policy, name)
+        if value != getattr(started, name):
+            never = not_applied(replace(Policy(), **{name: value}))
+            raise UsageError(
+                never[0]
+                if never
+                else f"{name} concerns all ranks at once and cannot be changed from outside: start the job "
+                "with `weft run --policy FILE`, or let `weft run --tune` change it with the ranks' agreement"
+            )
+    binding.write_policy(job_folder.control(watch.job.folder), policy)
+    return before
+
+
+def switch_off(watch: JobWatch) -> tuple[Policy, str]:
+    """Take back every control that can be; returns what was in force, and what stays so (or nothing)."""
+    started = watch.job.policy
+    stays = [f.name for f in fields(Policy) if f.name not in BY_LAUNCH]
+    given = {name: getattr(started, name) for name in stays}
+    kept = {name: value for name, value in given.items() if value != getattr(Policy(), name)}
+    before = change_policy(watch, replace(Policy(), **kept))
+    left = ", ".join(f"{name} {value}" for name, value in kept.items())
+    return before, left
+
+
+def _check_idle(watch: JobWatch) -> None:
+    """Raise where somebody else decides about the job's policy."""
+    if watch.state != "running":
+        raise UsageError(f"the job {watch.job.name} is over")
+    sample = watch.sample()
+    if sample.tuning is not None and sample.tuning.phase != "over":
+        raise UsageError(
+            f"the job {watch.job.name} is being tuned ({sample.tuning.phase}): a change now would spoil what "
+            "tuning measures; wait until it is over, or start the job without --tune"
+        )
+    own = watch.own_policies()
+    if own:
+        raise UsageError(
+            f"process {own[0].pid} has a policy of its own (weft.overlap, or kept by live tuning), which "
+            "outranks the job's: a change from outside would have no effect"
+        )

@@ -1,0 +1,108 @@
+"""The counters of one process of a job, read again and again from its open file.
+
+The file is read with `pread` into one buffer: a memory map would have to touch pages that the shim left as
+holes, and an open file can still be read after the job has removed its folder.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from weft.errors import InputError
+from weft.policy import Policy
+from weft.shim import binding, decode
+
+_ROW = np.dtype(
+    [
+        ("name", f"S{binding.NAME_BYTES}"),
+        *((name, "<u4") for name in ("kind", "threads", "shared_bytes", "natural_blocks")),
+        *((name, "<u4") for name in ("shaped_blocks", "shaped_bytes", "reason", "grid_blocks")),
+    ]
+)
+_CELL = np.dtype([("launches", "<u8"), ("shaped", "<u8"), ("beside", "<u8")])
+COUNTER_CHUNK = np.dtype(
+    [("rows", _ROW, (binding.CHUNK_ROWS,)), ("cells", _CELL, (binding.SHARDS, binding.CHUNK_ROWS))]
+)
+_COMM = binding.KINDS.index("comm")
+
+
+@dataclass(frozen=True)
+class ProcessCount:
+    """What a process has counted since it started."""
+
+    launches: int
+    comm_launches: int
+    shaped: int
+    counters: dict[str, int]
+    ctas: int | None
+    """Thread blocks of the collective that was launched most since the last reading; None: no collective."""
+
+
+class ProcessFile:
+    """The open counter file of a process. Raises InputError where it is not one of this weft."""
+
+    def __init__(self, path: Path) -> None:
+        self._number = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            self._read_head()
+        except BaseException:
+            os.close(self._number)
+            raise
+        self.path = path
+        self._buffer = bytearray()
+        self._comm_launches = np.zeros(0, np.uint64)
+        self._ctas: int | None = None
+        self._policy: Policy | None = None
+
+    def _read_head(self) -> binding.CHead:
+        head = binding.read_head(self._number)
+        self.pid, self.rank = int(head.pid), int(head.rank) if head.rank >= 0 else None
+        self.command = head.command.decode(errors="replace").strip()
+        self.api = binding.APIS.get(head.api, "unknown")
+        return head
+
+    def close(self) -> None:
+        os.close(self._number)
+
+    def read(self) -> ProcessCount:
+        """The counters now."""
+        head = binding.read_head(self._number)
+        chunks = self._chunks(-(-int(head.rows_used) // binding.CHUNK_ROWS))
+        launches = chunks["cells"]["launches"].sum(axis=1).reshape(-1)
+        comm = chunks["rows"]["kind"].reshape(-1) == _COMM
+        counters = dict(zip(binding.COUNTERS, map(int, head.counters), strict=False))
+        self._note_ctas(np.where(comm, launches, 0), chunks["rows"]["grid_blocks"].reshape(-1))
+        return ProcessCount(
+            launches=int(launches.sum()) + counters["head_starts"],  # each is a kernel of weft's
+            comm_launches=int(launches[comm].sum()),
+            shaped=int(chunks["cells"]["shaped"].sum()),
+            counters=counters,
+            ctas=self._ctas,
+        )
+
+    def policy(self) -> Policy | None:
+        """The process's own policy, which outranks the job's; None: it has none."""
+        with suppress(InputError):  # it is being written: the last one stands until the next reading
+            self._policy = decode.policy_in_file(self._number)[0]
+        return self._policy
+
+    def _chunks(self, wanted: int) -> np.ndarray:
+        size = wanted * COUNTER_CHUNK.itemsize
+        if len(self._buffer) < size:
+            self._buffer = bytearray(size)
+        view = memoryview(self._buffer)[:size]
+        done = os.preadv(self._number, [view], binding.CHUNKS_OFFSET) if size else 0
+        return np.frombuffer(self._buffer, COUNTER_CHUNK, done // COUNTER_CHUNK.itemsize)
+
+    def _note_ctas(self, launches: np.ndarray, blocks: np.ndarray) -> None:
+        before = np.zeros_like(launches)
+        before[: len(self._comm_launches)] = self._comm_launches
+        since = launches - before
+        self._comm_launches = launches
+        if len(since) and since.max() > 0:
+            self._ctas = int(blocks[int(since.argmax())]) or None

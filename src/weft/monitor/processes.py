@@ -1,0 +1,86 @@
+"""The processes of a job, from /proc: those that never launched a kernel have no file in the job's folder."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from weft.monitor.jobs import RunningJob
+
+_RANK_VARIABLES = (b"RANK", b"OMPI_COMM_WORLD_RANK", b"PMI_RANK", b"SLURM_PROCID")
+_MOST = 4096
+
+
+@dataclass(frozen=True)
+class JobProcess:
+    """A process that is a rank of a job."""
+
+    pid: int
+    rank: int
+    command: str
+
+
+_known: dict[tuple[int, str], JobProcess] = {}
+"""Ranks by process number and start. A process without a rank may be about to become one."""
+
+
+def job_processes(job: RunningJob) -> list[JobProcess]:
+    """Every rank of the job that runs now, one process each: the oldest with that rank."""
+    if job.pid is None:
+        return []
+    found: dict[int, JobProcess] = {}
+    waiting = [job.pid]
+    for pid in waiting:
+        if len(waiting) < _MOST:
+            waiting += _children(pid)
+        process = _rank_process(pid) if pid != job.pid else None
+        if process is not None:
+            found.setdefault(process.rank, process)
+    return list(found.values())
+
+
+def job_environments(job: RunningJob) -> list[dict[str, str]]:
+    """The environment that each rank of the job was started with."""
+    found = []
+    for process in job_processes(job):
+        with suppress(OSError):
+            data = Path(f"/proc/{process.pid}/environ").read_bytes().decode(errors="replace")
+            pairs = (entry.partition("=") for entry in data.split("\0"))
+            found.append({name: value for name, _, value in pairs if name})
+    return found
+
+
+def _children(pid: int) -> list[int]:
+    found: list[int] = []
+    with suppress(OSError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            with suppress(OSError, ValueError):
+                found += map(int, (task / "children").read_text().split())
+    return found
+
+
+def _start(pid: int) -> str:
+    """When a process started: with its number, this names it for good."""
+    with suppress(OSError, IndexError):
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[19]
+    return ""
+
+
+def _rank_process(pid: int) -> JobProcess | None:
+    identity = pid, _start(pid)
+    if identity in _known:
+        return _known[identity]
+    try:
+        environment = Path(f"/proc/{pid}/environ").read_bytes()
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return None
+    entries = (entry.partition(b"=") for entry in environment.split(b"\0"))
+    values = {name: value for name, _, value in entries if name in _RANK_VARIABLES and value.isdigit()}
+    rank = next((int(values[name]) for name in _RANK_VARIABLES if name in values), None)
+    if rank is None:
+        return None
+    text = command.replace(b"\0", b" ").decode(errors="replace").strip()
+    _known[identity] = JobProcess(pid, rank, text[:256])
+    return _known[identity]

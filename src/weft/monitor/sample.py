@@ -1,0 +1,95 @@
+"""Samples of a running job: plain data, as `weft top --json` prints them."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+TOP_VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankSample:
+    """One process of a job. Rates are over the time since the last sample; None: not known."""
+
+    rank: int | None
+    pid: int
+    command: str
+    alive: bool
+    launches: int
+    """GPU kernels since the process started."""
+    comm_launches: int
+    """Kernels among them that communicate."""
+    shaped: int
+    comm_bytes: int
+    """Bytes that NCCL calls were asked to move."""
+    launches_per_s: float | None
+    collectives_per_s: float | None
+    comm_bytes_per_s: float | None
+    ctas: int | None
+    """Thread blocks of the latest collective."""
+    policy: str
+    """Label of the policy in force."""
+    steps: int | None
+    """Steps so far; None: steps are not counted in this process."""
+    step_ms: float | None
+    """Median of the latest steps."""
+    step_p10_ms: float | None
+    step_p90_ms: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuningSample:
+    """What live tuning does in a job, and what it has found."""
+
+    phase: str
+    """`waiting` for a first step, `searching`, `watching` or `over`."""
+    trying: str
+    """Label of the policy that the leading rank runs under."""
+    state: str
+    """Of the result so far: `kept`, `left alone` or `stopped`."""
+    text: str
+    gain_pct: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobSample:
+    """A job at one moment."""
+
+    job: str
+    folder: str
+    pid: int | None
+    command: str
+    state: Literal["running", "ended", "killed"]
+    """`killed`: the `weft run` that started it is gone and left the job's folder behind."""
+    elapsed_s: float | None
+    policy: dict[str, Any]
+    """In force for processes that have none of their own."""
+    policy_label: str
+    launches_per_s: float | None
+    collectives_per_s: float | None
+    comm_bytes_per_s: float | None
+    step_ms: float | None
+    """Median step of the slowest rank on this machine."""
+    step_spread_pct: float | None
+    """10th to 90th percentile of its steps, percent of the median."""
+    exposed_pct: float | None
+    """Exposed communication in percent of what `weft run --trace`, or else live tuning, recorded last; None:
+    nothing was recorded."""
+    tuning: TuningSample | None
+    totals: dict[str, int]
+    """Over all processes: the counters of `weft run --stats`, under the same names."""
+    ranks: list[RankSample]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TopSample:
+    """All jobs at one moment: a line of `weft top --json`."""
+
+    version: int
+    time: float
+    """Unix time."""
+    jobs: list[JobSample]
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)

@@ -1,0 +1,90 @@
+"""JSON Schema of a policy, from the fields of `Policy`, their places in the document and their limits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any, get_type_hints
+
+import msgspec
+
+from weft import policy
+from weft.policy import Policy
+
+_CHOICES = {
+    "priority": policy.PRIORITIES,
+    "engine": policy.ENGINES,
+    "when": policy.MOMENTS,
+    "schedule": policy.SCHEDULES,
+    "head_start": policy.HEAD_STARTS,
+}
+_RULE_CHOICES = {
+    "collective": policy.NCCL_COLLECTIVES,
+    "algorithm": policy.ALGORITHMS,
+    "protocol": policy.PROTOCOLS,
+    "cta_policy": policy.CTA_POLICIES,
+}
+_RULE_LIMITS = {
+    "residency": (1, policy.MAX_RESIDENCY),
+    "ctas": (1, policy.MAX_COMM_CTAS),
+    "cluster": (0, policy.MAX_CLUSTER),
+    "chunk": policy.CHUNKS,
+}
+_LIMITS = {
+    "head_start_us": (0, policy.MAX_HEAD_START_US),
+    "max_ctas": (1, policy.MAX_CTAS),
+    "residency": (1, policy.MAX_RESIDENCY),
+    "sm_reserve": (0, 1024),
+}
+
+
+def policy_schema(texts: dict[str, str]) -> dict[str, Any]:
+    """`texts`: what the docstrings say about each field."""
+    hints = get_type_hints(Policy)
+    names = [field.name for field in fields(Policy)]
+    schemas, definitions = msgspec.json.schema_components(
+        [hints[name] for name in names], ref_template="#/$defs/{name}"
+    )
+    for rule in definitions.values():
+        rule["additionalProperties"] = False
+        rule["properties"] = {
+            key: _limited(key, part, _RULE_CHOICES, _RULE_LIMITS) for key, part in rule["properties"].items()
+        }
+    sections: dict[str, Any] = {}
+    top: dict[str, Any] = {"version": {"const": policy.VERSION}}
+    for name, schema in zip(names, schemas, strict=True):
+        section, key = policy.place_of(name)
+        limited = _limited(name, schema, _CHOICES, _LIMITS)
+        if name in texts:
+            limited["description"] = texts[name]
+        if section is None:
+            top[key] = limited
+        else:
+            sections.setdefault(section, {})[key] = limited
+    for section, keys in sections.items():
+        top[section] = {"type": "object", "properties": keys, "additionalProperties": False}
+    return {
+        "title": "Policy",
+        "description": "How compute and communication share the GPU; what is absent stays as it is.",
+        "type": "object",
+        "properties": top,
+        "required": ["version"],
+        "additionalProperties": False,
+        "$defs": definitions,
+    }
+
+
+def _limited(
+    name: str, schema: dict[str, Any], choices: Mapping[str, Any], limits: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The schema of a field with its choices or limits; null stays possible where the field may be None."""
+    options = schema.get("anyOf", [schema])
+    found = []
+    for option in options:
+        limited = {key: value for key, value in option.items() if key != "default"}
+        if limited.get("type") == "string" and name in choices:
+            limited["enum"] = list(choices[name])
+        if limited.get("type") in ("integer", "number") and name in limits:
+            limited["minimum"], limited["maximum"] = limits[name]
+        found.append(limited)
+    return found[0] if len(found) == 1 else {"anyOf": found}

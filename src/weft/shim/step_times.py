@@ -1,0 +1,132 @@
+"""The latest steps of a process, in a small file of the job's folder that others may read while it runs.
+
+StepWriter   in the process: a few stores into shared memory at the end of each step
+StepReader   outside: the number of steps, their times, and what live tuning does
+
+Only the standard library: the writer runs in the user's program.
+"""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import os
+import struct
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+_log = logging.getLogger("weft.shim")
+
+_HEAD = struct.Struct(
+    "=8sIiiI QQ 32s 160s"
+)  # magic, version, pid, rank, world, steps, last end, phase, policy
+_MAGIC, _VERSION = b"weftstp\0", 1
+_STEPS, _END = 24, 32  # offsets of the two numbers that change with each step
+_PHASE, _POLICY = 40, 72
+_PHASE_BYTES, _POLICY_BYTES = 32, 160
+STEPS_VARIABLE = "WEFT_STEPS"
+"""Environment variable: set, every torch process of the job publishes its steps."""
+KEPT_STEPS = 256
+"""Steps whose times are kept."""
+_SIZE = _HEAD.size + 8 * KEPT_STEPS
+
+
+def step_file(pid: int) -> str:
+    """Its name in the job's folder."""
+    return f"steps.{pid}"
+
+
+class StepWriter:
+    """Publishes the steps of this process. Never raises; where there is no job folder, it does nothing."""
+
+    def __init__(self, rank: int, world: int) -> None:
+        self._memory: mmap.mmap | None = None
+        self._steps = self._end_ns = 0
+        folder = os.environ.get("WEFT_JOB", "")
+        try:
+            path = Path(folder, step_file(os.getpid()))
+            if not folder or not Path(folder).is_dir():
+                return
+            number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            try:
+                os.posix_fallocate(number, 0, _SIZE)  # a full disk must refuse us here, not on a later store
+                self._memory = mmap.mmap(number, _SIZE)
+            finally:
+                os.close(number)
+            _HEAD.pack_into(self._memory, 0, _MAGIC, _VERSION, os.getpid(), rank, world, 0, 0, b"", b"")
+        except (OSError, ValueError) as error:
+            _log.debug("steps are not published: %s", error)
+
+    def step(self) -> None:
+        """A step has ended."""
+        if self._memory is None:
+            return
+        now = time.monotonic_ns()
+        if self._end_ns:
+            place = _HEAD.size + 8 * (self._steps % KEPT_STEPS)
+            struct.pack_into("=Q", self._memory, place, now - self._end_ns)
+            self._steps += 1
+        self._end_ns = now
+        struct.pack_into("=QQ", self._memory, _STEPS, self._steps, now)
+
+    def tuning(self, phase: str, policy: str) -> None:
+        """What live tuning does from now on, and the label of the policy that is in force."""
+        if self._memory is not None:
+            texts = phase.encode()[: _PHASE_BYTES - 1], policy.encode()[: _POLICY_BYTES - 1]
+            struct.pack_into("=32s160s", self._memory, _PHASE, *texts)
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """The steps of a process so far."""
+
+    pid: int
+    rank: int
+    world: int
+    count: int
+    end_ns: int
+    """CLOCK_MONOTONIC at the end of the last step; 0: none has ended."""
+    times_ms: tuple[float, ...]
+    """The latest steps, oldest first."""
+    phase: str
+    policy: str
+
+
+class StepReader:
+    """The open step file of a process. Raises OSError or ValueError where it is not one of this weft."""
+
+    def __init__(self, path: Path) -> None:
+        self._number = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            self.pid = self.read().pid
+        except BaseException:
+            os.close(self._number)
+            raise
+
+    def read(self) -> StepTimes:
+        data = os.pread(self._number, _SIZE, 0)
+        if len(data) < _SIZE or data[:8] != _MAGIC:
+            raise ValueError("not a step file of this weft")
+        _, version, pid, rank, world, count, end_ns, phase, policy = _HEAD.unpack_from(data)
+        if version != _VERSION:
+            raise ValueError("a step file of another version of weft")
+        ring = struct.unpack_from(f"={KEPT_STEPS}Q", data, _HEAD.size)
+        kept = [ring[i % KEPT_STEPS] for i in range(max(0, count - KEPT_STEPS), count)]
+        return StepTimes(
+            pid=pid,
+            rank=rank,
+            world=world,
+            count=count,
+            end_ns=end_ns,
+            times_ms=tuple(ns / 1e6 for ns in kept),
+            phase=_text(phase),
+            policy=_text(policy),
+        )
+
+    def close(self) -> None:
+        os.close(self._number)
+
+
+def _text(field: bytes) -> str:
+    return field.split(b"\0")[0].decode(errors="replace")

@@ -1,0 +1,66 @@
+"""Step times of a torch program, published for `weft top` and `--metrics`. Torch's autoload starts it.
+
+A step ends with an optimizer's step, as live tuning finds it (`weft.tuning.live.steps`). An error in here
+ends the publishing, never the program.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+from functools import cache
+from typing import Any
+
+from weft.shim.step_times import StepWriter
+from weft.tuning.live.steps import Steps
+
+_log = logging.getLogger("weft.live")
+
+
+@cache
+def _writer(process: int, rank: int, world: int) -> StepWriter:
+    return StepWriter(rank, world)
+
+
+def published_steps(rank: int | None = None) -> StepWriter:
+    """The one writer of this process (not of a fork of it)."""
+    dist: Any = sys.modules.get("torch.distributed")
+    joined = dist is not None and dist.is_available() and dist.is_initialized()
+    found = dist.get_rank() if joined else int(os.environ.get("RANK", "0") or 0)
+    world = dist.get_world_size() if joined else int(os.environ.get("WORLD_SIZE", "1") or 1)
+    return _writer(os.getpid(), found if rank is None else rank, world)
+
+
+class _StepHook:
+    def __init__(self) -> None:
+        self._steps = Steps()
+        self._owner: tuple[int, int] | None = None
+        self._broken = False
+
+    def stepped(self, optimizer: Any) -> None:
+        here = os.getpid(), threading.get_ident()
+        self._owner = self._owner or here
+        if self._broken or self._owner != here:
+            return
+        try:
+            if self._steps.ends_with(id(optimizer)):
+                published_steps().step()
+        except Exception:
+            _log.debug("steps are no longer published", exc_info=True)
+            self._broken = True
+
+
+def start() -> None:
+    """Called while torch is imported, in every process of a job that publishes its steps."""
+    import torch
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
+    hook = _StepHook()
+
+    def stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
+        if not torch.compiler.is_compiling():
+            hook.stepped(optimizer)
+
+    register_optimizer_step_post_hook(stepped)

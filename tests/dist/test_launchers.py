@@ -1,0 +1,95 @@
+"""Launch lines of other projects under `weft run --tune`, two CPU ranks each: the line of docs/how-to/launchers.md."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import socket
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+ROOT = Path(__file__).parents[2]
+PROGRAMS = Path(__file__).parent / "programs"
+PAGE = ROOT / "docs/how-to/launchers.md"
+NEEDS = {
+    "accelerate": "accelerate",
+    "deepspeed": "deepspeed",
+    "lightning": "lightning",
+    "megatron": "megatron.core",
+}
+COMMANDS = {
+    "python": "",
+    "weft": "-m weft",
+    "torchrun": "-m torch.distributed.run",
+    "accelerate": "-m accelerate.commands.accelerate_cli",
+    "deepspeed": "-m deepspeed.launcher.runner",
+}
+
+
+def lines() -> dict[str, str]:
+    """The launch lines of the page, by the program that they start."""
+    found = re.findall(r"^\$ (.*-- .*launch_(\w+)\.py)$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    return {name: line for line, name in found}
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def test_the_page_has_a_line_for_each():
+    assert set(lines()) == set(NEEDS)
+
+
+def installed(module: str) -> bool:
+    top, _, rest = module.partition(".")
+    return importlib.util.find_spec(top) is not None and (not rest or importlib.util.find_spec(module) is not None)
+
+
+def launch(name: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Type the page's line, where its programs are found by name."""
+    for command, module in COMMANDS.items():
+        program = folder / command
+        program.write_text(f'#!/bin/sh\nexec {sys.executable} {module} "$@"\n', encoding="utf-8")
+        program.chmod(0o755)
+    env = {
+        **os.environ,
+        "PATH": f"{folder}:{os.environ['PATH']}",
+        "PYTHONPATH": f"{ROOT / 'src'}:{PROGRAMS}",
+        "MASTER_PORT": str(free_port()),
+        "OMP_NUM_THREADS": "1",
+        "WEFT_STORE": str(folder / "verdicts.sqlite"),
+        "HOME": str(folder),
+    }
+    return subprocess.run(
+        ["bash", "-c", lines()[name]], cwd=ROOT, env=env, capture_output=True, text=True, timeout=280, check=False
+    )
+
+
+@pytest.fixture(scope="module")
+def launched(tmp_path_factory: pytest.TempPathFactory) -> dict[str, subprocess.CompletedProcess[str]]:
+    """What every line that can run here gave; two at once."""
+    names = [name for name, module in NEEDS.items() if installed(module)]
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        return dict(zip(names, pool.map(lambda name: launch(name, tmp_path_factory.mktemp(name)), names), strict=True))
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(sys.platform != "linux", reason="the shim is for Linux")
+@pytest.mark.parametrize("name", NEEDS)
+def test_a_launch_line_runs_under_weft(name: str, launched: dict[str, subprocess.CompletedProcess[str]]):
+    if name not in launched:
+        pytest.skip(f"{NEEDS[name]} is not installed")
+    done = launched[name]
+    said = done.stdout + done.stderr
+    assert done.returncode == 0, said
+    for rank in range(2):
+        assert f"{name}: rank {rank} of 2, shim True, learns True" in said, said
+    assert "weft: " in done.stderr

@@ -1,0 +1,117 @@
+"""`weft top` on ranks of gloo: step times against the program's own, and what live tuning does and finds."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+import weft
+from weft.policy import Policy
+
+pytest.importorskip("torch")
+
+HERE = Path(__file__).parent
+SOURCE = Path(weft.__file__).parents[1]
+STEPS = """
+import json, os, sys, time
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+times, begin = [], time.monotonic()
+while not os.path.exists("stop") or len(times) < 40:
+    model(torch.randn(8, 64)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    times.append(1e3 * (time.monotonic() - begin))
+    begin = time.monotonic()
+    stop = torch.tensor([float(os.path.exists("stop"))])
+    dist.all_reduce(stop)
+    if stop and len(times) > 40:
+        break
+rank = dist.get_rank()
+open(f"own.{rank}.json", "w").write(json.dumps(times))
+dist.destroy_process_group()
+"""
+
+
+def launch(folder: Path, options: list[str], ranks: int, program: list[str], **env: str) -> subprocess.Popen[str]:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    weft_run = [sys.executable, "-m", "weft", "run", "--stats", "stats.json", *options, "--"]
+    return subprocess.Popen(
+        [*weft_run, *torchrun, *program], cwd=folder, env=environment(folder, **env), stderr=subprocess.PIPE, text=True
+    )
+
+
+def environment(folder: Path, **env: str) -> dict[str, str]:
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("WEFT", "TORCH"))}
+    paths = f"{SOURCE}:{HERE}"
+    return kept | {"TMPDIR": str(folder), "OMP_NUM_THREADS": "1", "PYTHONPATH": paths, "HOME": str(folder), **env}
+
+
+def top(folder: Path) -> subprocess.Popen[str]:
+    """`weft top --json` on the job in this folder, as soon as there is one."""
+    while not (found := list(folder.glob("weft-job-*/job.json"))):
+        pass
+    command = [sys.executable, "-m", "weft", "top", str(found[0].parent), "--json"]
+    return subprocess.Popen(command, env=environment(folder), stdout=subprocess.PIPE, text=True)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "program.py").write_text(STEPS)
+    return tmp_path
+
+
+def test_4_ranks_and_their_steps(folder):
+    job = launch(folder, ["--steps"], 4, ["program.py"])
+    lines = []
+    with top(folder) as watch:
+        for line in watch.stdout:
+            lines.append(json.loads(line)["jobs"][0])
+            if sum((rank["steps"] or 0) > 60 for rank in lines[-1]["ranks"]) == 4:
+                (folder / "stop").touch()
+    assert job.wait(60) == 0, job.stderr.read()
+    job.stderr.close()
+    last, stats = lines[-1], json.loads((folder / "stats.json").read_text())
+    assert last["state"] == "ended"
+    assert last["totals"] == {name: stats[name] for name in last["totals"]}
+    assert [rank["rank"] for rank in last["ranks"]] == [0, 1, 2, 3]
+    for rank in last["ranks"]:
+        own = json.loads((folder / f"own.{rank['rank']}.json").read_text())
+        # A step is known once it has repeated itself; the program's own clock leaves out its last all-reduce.
+        assert len(own) - 10 < rank["steps"] <= len(own)
+        assert rank["step_ms"] >= 0.8 * median(own[-64:])
+
+
+def test_what_tuning_does_and_finds_is_that_of_the_statistics(folder):
+    effects = {"ctas6": 1.8, "ctas16": 0.5, "ctas24": 0.8, "head5": 1.1, "priority": 1.1}
+    job = launch(
+        *(folder, ["--tune"], 2, [str(HERE / "live_job.py")]),
+        WEFT_TUNE_CONTROLS="live_job:FakeControls",
+        WEFT_STORE=str(folder / "store"),
+        RECORD=str(folder),
+        EFFECTS=json.dumps(effects),
+        STEPS="1500",
+    )
+    lines = []
+    with top(folder) as watch:
+        lines = [json.loads(line)["jobs"][0] for line in watch.stdout]
+    assert job.wait(60) == 0, job.stderr.read()
+    job.stderr.close()
+    stats = json.loads((folder / "stats.json").read_text())
+    last = lines[-1]
+    assert last["tuning"]["state"] == stats["tuning"]["state"] == "kept"
+    assert last["tuning"]["gain_pct"] == stats["tuning"]["gain_pct"]
+    assert lines[0]["tuning"]["phase"] == "waiting"
+    kept = Policy.from_dict(stats["tuning"]["policy"]).label
+    assert kept in {line["tuning"]["trying"] for line in lines if line["tuning"]["phase"] == "watching"}
+    assert last["tuning"]["phase"] == "over"
+    assert {rank["policy"] for rank in last["ranks"]} == {"overlap"}  # the group is gone, and with it the policy
+    assert last["totals"] == {name: stats[name] for name in last["totals"]}
