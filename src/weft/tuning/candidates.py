@@ -17,7 +17,7 @@ CUBLAS = "gemm"  # the kind of compute that runs in cuBLAS
 _PROMISING = 12  # candidates that a model ranks first
 NEAR_BEST = 1.02  # times the model's best: it cannot tell these apart
 HEAD_START_US = 5.0  # enough for a collective's blocks to be placed first; 40 already costs on an H200
-HEAD_STARTS: tuple[dict[str, Any], ...] = ({}, {"head_start_us": HEAD_START_US}, {"head_start": "placed"})
+_HEAD_STARTS: tuple[dict[str, Any], ...] = ({}, {"head_start_us": HEAD_START_US}, {"head_start": "placed"})
 CTA_LADDER = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 
 
@@ -51,7 +51,7 @@ def candidates(
     found = [SEQUENTIAL, PLAIN]
     ctas = (None, *cta_choices(baseline_ctas, most_ctas))
     residencies = (None, *(residency_choices(workload.compute, gpu) if gpu else ()))
-    for count, residency, head, priority in product(ctas, residencies, HEAD_STARTS, ("default", "high")):
+    for count, residency, head, priority in product(ctas, residencies, _HEAD_STARTS, ("default", "high")):
         rules = (Rule(GEMM, residency),) if residency else ()
         policy = Policy(priority=priority, max_ctas=count, rules=rules, **head)
         if not policy.is_neutral:
