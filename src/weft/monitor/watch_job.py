@@ -327,4 +327,8 @@ def _spread_pct(rank: RankSample | None) -> float | None:
 
 
 def _alive(pid: int) -> bool:
-    return Path("/proc", str(pid)).exists()
+    try:
+        os.kill(pid, 0)
+    except OSError:
+        return False
+    return True

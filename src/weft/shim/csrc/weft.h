@@ -25,7 +25,6 @@ typedef struct {
 bool weft_enabled(void); /* was this process started by `weft run`? */
 weft_process *weft_attach(uint32_t api);
 void weft_count(int counter);
-void weft_add(int counter, uint64_t amount);
 void *weft_shared_file(const char *name, size_t size);
 const weft_rules *weft_refresh(void);
 
