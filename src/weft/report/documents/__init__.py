@@ -30,6 +30,7 @@ from weft.report.documents.lab import (
 )
 from weft.report.documents.plan import PlanDocument, PlanScaleDocument, PlanSweepDocument
 from weft.report.documents.policy import policy_schema
+from weft.report.documents.reproduce import ReproduceDocument
 from weft.shim.binding import COUNTERS
 
 POLICY_NAME = "PolicyJson"
@@ -46,6 +47,7 @@ SCHEMAS: dict[str, Any] = {
     "plan": PlanDocument,
     "plan-scale": PlanScaleDocument,
     "plan-sweep": PlanSweepDocument,
+    "reproduce": ReproduceDocument,
     "run": RunDocument,
     "store": StoreDocument,
     "top": TopSample,
