@@ -13,6 +13,7 @@ saved.
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 import random
 import runpy
@@ -22,7 +23,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent / "src"), str(HERE / "live")]
@@ -98,13 +99,84 @@ class Replay:
             return
         job.steps(2)
         torch.cuda.synchronize()
+        calls, restore = logged_calls()
         activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
         with torch.profiler.profile(activities=activities) as profiler:
             for number in range(TRACED_STEPS):
                 with torch.profiler.record_function(f"ProfilerStep#{number}"):
                     job.steps(1)
             torch.cuda.synchronize()
+        restore()
         profiler.export_chrome_trace(str(path))
+        describe(path, calls)
+
+
+class Logged:
+    """NCCL ranks that note what each collective moves, as PyTorch's own group writes it in a trace."""
+
+    NAMES: ClassVar = {
+        "all_reduce": "allreduce",
+        "all_gather": "_allgather_base",
+        "reduce_scatter": "_reduce_scatter_base",
+        "broadcast": "broadcast",
+    }
+
+    def __init__(self, ranks: Any, calls: list[dict[str, Any]]) -> None:
+        self._ranks, self._calls = ranks, calls
+
+    def __getattr__(self, name: str) -> Any:
+        real = getattr(self._ranks, name)
+        if name not in (*self.NAMES, "all_to_all", "exchange"):
+            return real
+
+        def call(*given: Any, **more: Any) -> Any:
+            note: dict[str, Any] = {}
+            if name in self.NAMES:
+                send, recv = given[0][0], given[1][0]
+                dtype = {"torch.bfloat16": "BFloat16", "torch.float32": "Float"}.get(str(send.dtype), "")
+                note = {
+                    "Collective name": self.NAMES[name],
+                    "In msg nelems": send.numel(),
+                    "Out msg nelems": recv.numel(),
+                    "Group size": RANKS,
+                    "dtype": dtype,
+                    "Process Group Name": "0",
+                }
+            self._calls.append(note)
+            return real(*given, **more)
+
+        return call
+
+
+def logged_calls() -> tuple[list[dict[str, Any]], Any]:
+    """Notes collectives from now on; returns the notes, and what ends it."""
+    from search import _groups
+
+    calls: list[dict[str, Any]] = []
+    held = [(lane, lane.ranks) for group in _groups() for lane in group._lanes.values()]
+    for lane, ranks in held:
+        lane.ranks = Logged(ranks, calls)
+
+    def restore() -> None:
+        for lane, ranks in held:
+            lane.ranks = ranks
+
+    return calls, restore
+
+
+def describe(path: Path, calls: list[dict[str, Any]]) -> None:
+    """Adds to each NCCL kernel of a trace what its call moved: the ranks of a call launch one each."""
+    with gzip.open(path) as file:
+        document = json.load(file)
+    kernels = [e for e in document["traceEvents"] if e.get("cat") == "kernel" and "nccl" in e["name"].lower()]
+    kernels.sort(key=lambda event: event["args"]["correlation"])
+    if len(kernels) != RANKS * len(calls):
+        print(f"{path.name}: {len(kernels)} kernels for {len(calls)} calls, sizes are not known", flush=True)
+        return
+    for at, event in enumerate(kernels):
+        event["args"].update(calls[at // RANKS])
+    with gzip.open(path, "wt", compresslevel=1) as file:
+        json.dump(document, file)
 
 
 def child(arguments: list[str]) -> None:

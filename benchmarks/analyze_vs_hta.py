@@ -267,10 +267,18 @@ def main() -> None:
                 files = [unpacked(file) for file in files]
             print(title, file=sys.stderr)
             results["cases"][title] = compare(files, args.repeat if hta else 1, hta, env)
+            if args.out:
+                save(args.out, results)
     print(json.dumps(results, indent=2))
-    if args.out:
-        (args.out / "analyze_vs_hta.json").write_text(json.dumps(results, indent=2) + "\n")
-        (args.out / "analyze_vs_hta.md").write_text(table(results))
+
+
+def save(out: Path, results: dict[str, Any]) -> None:
+    """Writes the cases measured so far; with --only, cases of an earlier run stay."""
+    path = out / "analyze_vs_hta.json"
+    known = json.loads(path.read_text())["cases"] if path.exists() else {}
+    merged = {**results, "cases": {**known, **results["cases"]}}
+    path.write_text(json.dumps(merged, indent=2) + "\n")
+    (out / "analyze_vs_hta.md").write_text(table(merged))
 
 
 def unpacked(file: Path) -> Path:

@@ -38,7 +38,7 @@ TOKENS = (
 
 def seeds() -> list[tuple[str, bytes]]:
     """Small traces, by the name of the file they would be in."""
-    from test_formats import GEMM, NCCL, ROCPROF, as_nsys, xspace
+    from test_formats import GEMM, NCCL, ROCPROF, as_nsys, as_rocprof_json, xspace
     from trace_programs import comm, compute, run, wait
 
     step = [compute(100_000), comm(150_000), wait()]
@@ -55,6 +55,7 @@ def seeds() -> list[tuple[str, bytes]]:
         ("h.xplane.pb", xspace("/device:GPU:0", lines, [GEMM, NCCL])),
         ("h.xplane.pb", (ROOT / "tests/data/traces/mi300x_jax.xplane.pb").read_bytes()[:20_000]),
         ("1_kernel_trace.csv", ROCPROF.encode()),
+        ("1_results.json", as_rocprof_json(ROCPROF).encode()),
     ]
 
 

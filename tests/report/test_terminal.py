@@ -134,4 +134,5 @@ def test_copies_have_a_column_where_they_take_time():
 def test_what_only_the_program_can_change_is_said_as_a_limit():
     item = {"control": "program", "title": "x", "step_ms": [3.0, 4.0], "step_pct": [30.0, 40.0]}
     assert analysis.gain_text(item) == "at most 4 ms of the step, 40.0%"
+    assert analysis.gain_text({**item, "of": "span"}) == "at most 4 ms of the span, 40.0%"
     assert analysis.gain_text({**item, "control": "priority"}) == "3 ms to 4 ms of the step, 30.0 to 40.0%"

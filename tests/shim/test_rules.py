@@ -4,11 +4,14 @@
 
 from __future__ import annotations
 
+import subprocess
+
 import pytest
 from building import HERE, compile_c
 from test_nccl_routes import build_nccl, fake_nccl, nccl_program  # noqa: F401 (fixtures)
 
 from weft.policy import CommRule, Policy
+from weft.shim.inject import Job
 
 SMALL = CommRule(collective="all_reduce", max_bytes=4096, ctas=2, algorithm="tree", protocol="ll")
 LARGE = CommRule(collective="all_reduce", min_bytes=4097, ctas=8, cluster=2, chunk=65536)
@@ -322,6 +325,22 @@ def test_a_program_configuration_that_is_unknown_stays_as_it_is(nccl_program, nc
     assert stats["rules_unapplied"] == 1
 
 
+def test_rules_for_some_sizes_of_all_to_all_are_counted_where_nothing_can_apply_them(nccl_program, ncclver):
+    source = """
+        nccl = Nccl()
+        comm = nccl.init(size=4)
+        nccl.group(lambda: nccl.call("ncclAlltoAll", comm), lambda: nccl.send(comm))
+        show(os.environ.get("NCCL_MAX_P2P_NCHANNELS"))
+    """
+    sized, whole = CommRule(collective="all_to_all", max_bytes=4096, ctas=4), CommRule(ctas=4)
+    for rule, version, unapplied in ((sized, 23000, 1), (sized, 23200, 0), (whole, 23000, 0)):
+        stats = {}
+        folder = ncclver(version)
+        limit = nccl_program(source, policy=Policy(comm_rules=(rule,)), folder=folder, statistics=stats)
+        assert stats["rules_unapplied"] == unapplied
+        assert limit == ("4" if rule is whole else None)
+
+
 def test_an_nccl_without_either_way_is_called_plainly_and_counted(nccl_program, ncclver):
     stats = {}
     plans = nccl_program(CALLS, policy=RULES, folder=ncclver(22200), statistics=stats)
@@ -501,3 +520,27 @@ def test_a_rank_that_cannot_follow_keeps_all_from_it(nccl_program, ncclver):
     names, (said,) = nccl_program(source, folder=ncclver(23200))
     assert names == ["ncclAllReduce"]
     assert "comm.rules are not applied (of another rank)" in said
+
+
+# --- many threads -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", [22800, 23200])
+def test_threads_under_rules_and_a_limit_that_keeps_changing(
+    sanitized, ncclver, environment, tmp_path, version
+):
+    folder = ncclver(version)
+    program = sanitized(tmp_path / "hammer", str(HERE / "nccl_hammer.c"), f"-L{folder}", "-lnccl")
+    rules = Policy(comm_rules=(CommRule(collective="all_reduce", cluster=2, protocol="ll"),))
+    with Job(rules) as job:
+        env = {**job.environment(environment), "ASAN_OPTIONS": "verify_asan_link_order=0"}
+        env["LD_LIBRARY_PATH"] = f"{folder}:{env['LD_LIBRARY_PATH']}"
+        del env["LD_PRELOAD"]
+        done = subprocess.run(
+            [program, "4", "400"], env=env, capture_output=True, text=True, timeout=100, check=False
+        )
+        assert done.stderr == ""
+        assert done.returncode == 0
+        counted = job.collect()
+    assert counted["split_failures"] == counted["config_refused"] == counted["rules_unapplied"] == 0
+    assert counted["per_call"] > 0 or version < 23100

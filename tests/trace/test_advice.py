@@ -101,14 +101,18 @@ def test_no_more_ctas_without_a_cap_or_where_the_links_are_full_or_messages_smal
 
 
 def test_ranges_are_narrow_and_nothing_small_is_advised(tmp_path):
+    advised = set()
     for wait_us in (5, 20, 100, 400, 2000):
         analysis = starved(tmp_path, grid=(132, 1, 1), registers=168, shared=200_000, wait_us=wait_us)
+        advised |= {(wait_us, item.control) for item in analysis.advice}
         for item in analysis.advice:
             low, high = item.step_pct
             assert high - low <= 3.0 + 1e-6
             if item.control != "none":
                 assert high >= 1.0
             assert item.to_json()["step_ms"] == list(item.step_ms)
+    assert (400, "head_start") in advised
+    assert (5, "head_start") not in advised
 
 
 def test_a_collective_off_the_critical_path_is_no_reason(tmp_path):

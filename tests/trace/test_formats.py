@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import csv
+import gzip
 import io
 import json
 import sqlite3
@@ -14,6 +16,7 @@ from trace_programs import comm, compute, host, run, wait
 
 import weft
 from weft.errors import InputError
+from weft.timeline import Kind
 
 US = 1_000
 
@@ -214,6 +217,9 @@ def test_a_rocprof_table_of_the_documentation(tmp_path):
         ("a.pb", b"\x0a\xff\xff\xff\xff\xff", "protocol buffer"),
         ("a.pb", b"", "empty"),
         ("a.csv", b"a,b,c\n1,2,3\n", "not JSON"),
+        ("a.json", b'{"rocprofiler-sdk-tool": [{"metadata": {}}]}', "rocprofv3 --kernel-trace"),
+        ("a.json", b'{"rocprofiler-sdk-tool": 5}', "not a result of rocprofv3"),
+        ("a.json", b' { "rocprofiler-sdk-tool" :[{"agents"', "not a result of rocprofv3"),
         ("a.sqlite", b"SQLite format 3\0" + b"x" * 200, "database"),
         ("b_kernel_trace.csv", b'"Kernel_Name","Start_Timestamp"\n"k",1\n', "end_timestamp"),
     ],
@@ -242,6 +248,77 @@ def test_a_trace_of_weft_run_says_what_it_could_not_see(tmp_path):
     analysis = weft.analyze(tmp_path)
     assert analysis.ranks[0].figures.exposed_ns == 1_000
     assert any("3 launches of CUDA graphs" in warning for warning in analysis.warnings)
+
+
+def as_rocprof_json(table):
+    """What the same run looks like with --output-format json; layout of a file of ROCm 6.4 on an MI350X."""
+    rows = list(csv.DictReader(io.StringIO(table)))
+    names = {row["Kernel_Id"]: row["Kernel_Name"] for row in rows}
+    axes = [(axis.lower(), axis) for axis in "XYZ"]
+    dispatches = [
+        {
+            "size": 184, "kind": 11, "operation": 2, "thread_id": int(row["Thread_Id"]),
+            "correlation_id": {"internal": int(row["Correlation_Id"]), "external": 0},
+            "start_timestamp": int(row["Start_Timestamp"]), "end_timestamp": int(row["End_Timestamp"]),
+            "dispatch_info": {
+                "agent_id": {"handle": 77}, "queue_id": {"handle": int(row["Queue_Id"])},
+                "kernel_id": int(row["Kernel_Id"]), "group_segment_size": int(row["LDS_Block_Size"]),
+                "workgroup_size": {low: int(row[f"Workgroup_Size_{high}"]) for low, high in axes},
+                "grid_size": {low: int(row[f"Grid_Size_{high}"]) for low, high in axes},
+            },
+            "stream_id": {"handle": int(row["Stream_Id"])},
+        }
+        for row in rows
+    ]  # fmt: skip
+    copies = [
+        {"operation": 4, "start_timestamp": 1551874061244694, "end_timestamp": 1551874061250000,
+         "correlation_id": {"internal": 90}, "src_agent_id": {"handle": 77}, "dst_agent_id": {"handle": 78}},
+        {"operation": 2, "start_timestamp": 1551874061244000, "end_timestamp": 1551874061244694,
+         "correlation_id": {"internal": 91}, "src_agent_id": {"handle": 3}, "dst_agent_id": {"handle": 77}},
+    ]  # fmt: skip
+    call = {"kind": 1, "operation": 0, "start_timestamp": 1551874061240000, "end_timestamp": 1551874061241000}
+    process = {
+        "metadata": {"pid": 1},
+        "agents": [
+            {"id": {"handle": 3}, "type": 1, "name": "CPU"},
+            {"id": {"handle": 77}, "type": 2, "gpu_index": 0, "product_name": "AMD Instinct MI350X"},
+            {"id": {"handle": 78}, "type": 2, "gpu_index": 1, "product_name": "AMD Instinct MI350X"},
+        ],
+        "strings": {
+            "buffer_records": [{"kind": "NONE", "operations": []}, {"operations": ["hipLaunchKernel"]}]
+        },
+        "kernel_symbols": [
+            {"kernel_id": int(key), "formatted_kernel_name": name, "arch_vgpr_count": 8}
+            for key, name in names.items()
+        ],
+        "buffer_records": {
+            "kernel_dispatch": dispatches,
+            "memory_copy": copies,
+            "hip_api": [{**call, "correlation_id": {"internal": 1}, "thread_id": 5}],
+        },
+    }
+    return json.dumps({"rocprofiler-sdk-tool": [process]})
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_rocprof_result_as_json_says_what_the_table_says(tmp_path, packed):
+    """Held against real files by hand: see benchmarks/results/analyze_bars.md."""
+    (tmp_path / "1_kernel_trace.csv").write_text(ROCPROF)
+    (table,) = weft.analyze(tmp_path / "1_kernel_trace.csv").ranks
+    text = as_rocprof_json(ROCPROF).encode()
+    path = tmp_path / ("1_results.json.gz" if packed else "1_results.json")
+    path.write_bytes(gzip.compress(text) if packed else text)
+    first, second = weft.analyze(path).ranks
+    assert first.figures.compute_ns == table.figures.compute_ns
+    kernels = first.trace.timeline.kind == Kind.COMPUTE
+    for key in ("blocks", "threads", "shared_bytes"):
+        expected = table.trace.timeline.resources[key].tolist()
+        assert first.trace.timeline.resources[key][kernels].tolist() == expected
+    assert first.trace.timeline.stream[kernels].tolist() == table.trace.timeline.stream.tolist()
+    assert first.trace.device_name == "AMD Instinct MI350X"
+    assert first.figures.memory_ns == 694  # from the host
+    assert second.figures.comm_ns == 5_306  # from a peer
+    assert first.trace.launch_ns[kernels].tolist()[0] == 1551874061240000
 
 
 @pytest.mark.parametrize("number", ["\x1e64", "²", "6\u00b2", "٣", "9" * 30])

@@ -43,7 +43,6 @@ def small() -> TraceBuilder:
         (b"{}", "no traceEvents"),
         (b'{"a": 1, "b": [1, 2]}', "no traceEvents"),
         (b'{"schema": "1.1.0-chakra.0.0.4", "pid": 1, "nodes": [{"id": 1}]}', "execution trace"),
-        (b'{"rocprofiler-sdk-tool": [{"metadata": {}}]}', "output-format csv"),
         (b'{"traceEvents": 5}', "no traceEvents"),
         (b'{"traceEvents": {}}', "no traceEvents"),
         (b'{"traceEvents": []}', "no GPU activity"),

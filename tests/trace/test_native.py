@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import random
+import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -125,3 +130,53 @@ def test_damage_never_crashes_the_scanner():
             )
         found = native.scan(bytes(damaged), 0, len(damaged))
         assert 0 <= found.consumed <= len(damaged)
+
+
+SANITIZED = """
+import gzip, random, sys
+from pathlib import Path
+from weft.trace import native
+
+native._LIBRARY = sys.argv[1]
+text = gzip.decompress(Path(sys.argv[2]).read_bytes())
+start = text.index(b"[", text.index(b'"traceEvents"')) + 1
+assert len(native.scan(text, start, len(text)).columns().gpu) > 300
+draw = random.Random(1)
+for _ in range(1_500):
+    low = draw.randrange(start, len(text) - 6_000)
+    part = bytearray(text[low : low + draw.randrange(6_000)])
+    for _ in range(draw.randrange(5) if part else 0):
+        at = draw.randrange(len(part))
+        part[at : at + draw.randrange(3)] = bytes(draw.choices(b'{}[]",:\\\\0e-. 9', k=draw.randrange(3)))
+    native.scan(bytes(part), 0, len(part)).columns()
+print("clean")
+"""
+
+
+def test_the_scanner_touches_only_its_memory(pytestconfig, tmp_path):
+    """Real events from any place on, cut and damaged, with the compiler's checks of memory and arithmetic."""
+    compiler = shutil.which("gcc")
+    found = (
+        compiler
+        and subprocess.run(
+            [compiler, "-print-file-name=libasan.so"], capture_output=True, text=True, check=True
+        ).stdout.strip()
+    )
+    if not found or not Path(found).is_absolute():
+        pytest.skip("needs gcc with its address sanitizer")
+    root = pytestconfig.rootpath
+    sys.path.insert(0, str(root))
+    try:
+        import hatch_build
+    finally:
+        sys.path.remove(str(root))
+    checks = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+    library = hatch_build.build_scan(root, tmp_path / "checked.so", checks)
+    env = {**os.environ, "LD_PRELOAD": found, "ASAN_OPTIONS": "detect_leaks=0", "PYTHONMALLOC": "malloc"}
+    env["PYTHONPATH"] = str(root / "src")
+    trace = root / "tests/data/traces/h200_ddp_2ranks/rank0.json.gz"
+    done = subprocess.run(
+        [sys.executable, "-c", SANITIZED, str(library), str(trace)],
+        env=env, capture_output=True, text=True, timeout=200, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "clean\n"), done.stderr[-2000:]

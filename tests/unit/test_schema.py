@@ -144,6 +144,13 @@ def test_what_weft_refuses_the_schema_refuses_too(document):
     assert problems("policy", document)
 
 
+def test_descriptions_come_from_docstrings_also_of_inherited_fields():
+    rank = json_schema("analyze")["$defs"]["RankJson"]["properties"]
+    assert rank["exposed_comm_us"]["description"] == "Communication during which no compute kernel ran."
+    job = json_schema("top")["$defs"]["JobSample"]["properties"]
+    assert "10th to 90th percentile" in job["step_spread_pct"]["description"]
+
+
 def test_the_page_names_every_schema():
     page = (Path(__file__).parents[2] / "docs/schemas.md").read_text()
     assert [name for name in SCHEMAS if f"`{name}`" not in page] == []

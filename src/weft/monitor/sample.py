@@ -74,7 +74,8 @@ class JobSample:
     step_spread_pct: float | None
     """10th to 90th percentile of its steps, percent of the median."""
     exposed_pct: float | None
-    """Exposed communication in percent of a step, when live tuning profiled the job; None: not known."""
+    """Exposed communication in percent of what `weft run --trace`, or else live tuning, recorded last; None:
+    nothing was recorded."""
     tuning: TuningSample | None
     totals: dict[str, int]
     """Over all processes: the counters of `weft run --stats`, under the same names."""

@@ -250,12 +250,13 @@ def gain_text(item: Document) -> str:
     Of what only the program's author can change, no more is known than the most that it could save.
     """
     step, percent = interval(item, "step_ms"), interval(item, "step_pct")
+    whole = "span" if text(item, "of") == "span" else "step"
     if step is not None and percent is not None and text(item, "control") == "program":
-        return f"at most {words.duration(step[1] * 1e3)} of the step, {percent[1]:.1f}%"
+        return f"at most {words.duration(step[1] * 1e3)} of the {whole}, {percent[1]:.1f}%"
     if step is None or percent is None:
         return words.gain(interval(item, "gain_us"))
     said = words.gain((step[0] * 1e3, step[1] * 1e3))
-    return f"{said} of the step, {percent[0]:.1f} to {percent[1]:.1f}%" if said else ""
+    return f"{said} of the {whole}, {percent[0]:.1f} to {percent[1]:.1f}%" if said else ""
 
 
 def device(document: Document) -> str:

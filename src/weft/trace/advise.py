@@ -7,7 +7,7 @@ Only exposed communication on the critical path counts. Controls of weft are pri
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +16,6 @@ from weft.policy import Policy
 from weft.trace.blockers import Blocker, blockers
 from weft.trace.ctas import observed_cta_changes
 from weft.trace.names import short_name
-from weft.trace.replay import saving
 from weft.trace.summary import duration
 
 if TYPE_CHECKING:
@@ -54,6 +53,8 @@ class Advice:
     """The step that the saving is part of: the mean over ranks."""
     steps: int = 1
     """Steps in the trace."""
+    of: str = "step"
+    """What `step_us` is: a step, or the whole span of a trace that marks no steps."""
 
     @property
     def step_ms(self) -> tuple[float, float]:
@@ -79,6 +80,7 @@ class Advice:
             "step_ms": list(self.step_ms),
             "step_pct": list(self.step_pct),
             "evidence": self.evidence,
+            "of": self.of,
         }
 
 
@@ -115,7 +117,8 @@ def advise(ranks: Sequence[RankAnalysis]) -> list[Advice]:
 
     controls = worth([*_for_waiting(ranks, step), *_for_ctas(ranks, step)])
     program = worth(_for_program(ranks, step))
-    return [*(controls or [_nothing(ranks, step)]), *program]
+    of = "step" if any(rank.steps for rank in ranks) else "span"
+    return [replace(item, of=of) for item in (*(controls or [_nothing(ranks, step)]), *program)]
 
 
 def saved_us(ranks: Sequence[RankAnalysis], *reasons: str) -> float:
@@ -191,6 +194,8 @@ def _expected_us(blocker: Blocker, policy: Policy, profile: str | None) -> float
     """What the control saves per rank: every wait simulated, less what compute loses."""
     if profile is None or blocker.says.startswith("its resources"):
         return UNKNOWN_GPU_SHARE * blocker.saved_us
+    from weft.trace.replay import saving  # loads the simulator, which few traces need
+
     total = 0.0
     each_rank = blocker.calls / max(len(blocker.waits), 1)
     for wait, saved in blocker.waits:

@@ -43,7 +43,9 @@ def compare(before: Analysis, after: Analysis) -> dict[str, Any]:
             "matched": _matched(before, after, counts),
             "text": _text(per_step, counts),
         },
-        "warnings": [*old["warnings"], *new["warnings"], *_warnings(before, after, counts)],
+        "warnings": list(
+            dict.fromkeys([*old["warnings"], *new["warnings"], *_warnings(before, after, counts)])
+        ),
     }
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from weft.sim.profile import SimFigures, profile
-from weft.timeline import Kind
+from weft.timeline import Kind, union
 from weft.trace.summary import duration
 
 if TYPE_CHECKING:
@@ -49,19 +49,30 @@ class CtaChange:
 def observed_cta_changes(ranks: Sequence[RankAnalysis], profile_name: str) -> list[CtaChange]:
     """What a change of the number of CTAs would save, where the trace has the evidence for it."""
     figures, sms = profile(profile_name).figures, profile(profile_name).spec.sms
-    ctas, speed, share = _large(ranks)
-    if not ctas:
+    large = _large(ranks)
+    if large is None:
         return []
-    more = _raised(ranks, figures, sms, ctas, speed, share)
-    fewer = _lowered(ranks, figures, ctas)
+    more = _raised(ranks, figures, sms, large)
+    fewer = _lowered(ranks, figures, large.ctas)
     return [change for change in (more, fewer) if change is not None]
 
 
-def _raised(
-    ranks: Sequence[RankAnalysis], figures: SimFigures, sms: int, ctas: int, speed: float | None, share: float
-) -> CtaChange | None:
+@dataclass(frozen=True)
+class _Large:
+    """The large NCCL collectives of a run."""
+
+    ctas: int
+    speed: float | None
+    """Bus bandwidth in GB/s; None where sizes are not known."""
+    share: float
+    """Their part of communication time."""
+    at_once: float
+    """How many run at the same time, on average: several groups, or several ranks on one GPU."""
+
+
+def _raised(ranks: Sequence[RankAnalysis], figures: SimFigures, sms: int, large: _Large) -> CtaChange | None:
     """NCCL_MIN_CTAS: large collectives all run on fewer CTAs than the library takes by itself on this GPU."""
-    usual = int(figures.comm_ctas)
+    usual, ctas, speed, share = int(figures.comm_ctas), large.ctas, large.speed, large.share
     limit = figures.bus_gb_s
     if ctas >= usual or (speed is not None and speed >= NEAR_LIMIT * limit):
         return None
@@ -74,7 +85,7 @@ def _raised(
     ]
     overlap = float(np.mean([rank.figures.overlap_ns for rank in ranks])) / 1e3
     shorter = float(np.mean(on_path)) * (1 - 1 / faster)
-    lost = overlap / faster * (usual - ctas) / sms
+    lost = overlap / faster * (usual - ctas) * large.at_once / sms
     return CtaChange(
         control="min_ctas",
         title=f"Let large collectives take {usual} SMs",
@@ -117,17 +128,15 @@ def _lowered(ranks: Sequence[RankAnalysis], figures: SimFigures, ctas: int) -> C
     )
 
 
-def _large(ranks: Sequence[RankAnalysis]) -> tuple[int, float | None, float]:
-    """CTAs and bus bandwidth (GB/s) of the large NCCL collectives, and their share of communication time.
-
-    0 CTAs where there is none, or where they differ so much that no cap explains them.
-    """
+def _large(ranks: Sequence[RankAnalysis]) -> _Large | None:
+    """None where there is no large collective, or where their CTAs differ more than a cap explains."""
     blocks: list[int] = []
-    bus_bytes = time_ns = large_ns = comm_ns = 0.0
+    bus_bytes = time_ns = large_ns = comm_ns = covered_ns = 0.0
     for rank in ranks:
         timeline, found = rank.trace.timeline, rank.found
         nccl = np.array(["nccl" in name.lower() for name in timeline.names], dtype=bool)
-        length = (timeline.end_ns - timeline.start_ns)[found.span]
+        start, end = timeline.start_ns[found.span], timeline.end_ns[found.span]
+        length = end - start
         large = nccl[timeline.name[found.span]] & (timeline.resources["blocks"][found.span] > 0)
         large &= (found.bytes >= _LARGE_BYTES) & np.isin(timeline.kind[found.span], (Kind.COMM,))
         blocks += timeline.resources["blocks"][found.span][large].tolist()
@@ -135,7 +144,13 @@ def _large(ranks: Sequence[RankAnalysis]) -> tuple[int, float | None, float]:
         bus_bytes += float(found.bus_bytes[sized].sum())
         time_ns += float(length[sized].sum())
         large_ns += float(length[large].sum())
+        covered_ns += union(start[large], end[large]).total_ns
         comm_ns += float(length.sum())
     if not blocks or max(blocks) > 1.25 * float(np.median(blocks)):
-        return 0, None, 0.0
-    return int(np.median(blocks)), bus_bytes / time_ns if time_ns else None, large_ns / comm_ns
+        return None
+    return _Large(
+        ctas=int(np.median(blocks)),
+        speed=bus_bytes / time_ns if time_ns else None,
+        share=large_ns / comm_ns,
+        at_once=large_ns / max(covered_ns, 1.0),
+    )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,8 +17,10 @@ _HEAD_BYTES = 4096
 
 EXPECTED = (
     "expected a PyTorch profiler trace (.json, .json.gz, .json.zst), an Nsight Systems export (.sqlite), "
-    "an XLA profile (.xplane.pb) or a rocprofv3 kernel trace (_kernel_trace.csv)"
+    "an XLA profile (.xplane.pb) or a rocprofv3 trace (_kernel_trace.csv, _results.json)"
 )
+
+_ROCPROF_JSON = re.compile(rb'\s*\{\s*"rocprofiler-sdk-tool"\s*:')
 
 # First bytes of files that people pass by mistake: what they are, and what to do.
 _OTHERS = (
@@ -57,6 +61,10 @@ def read(path: Path, is_comm_names: IsComm | None = None, *, workers: int | None
         from weft.trace import rocprof
 
         return rocprof.read(path, is_comm_names)
+    if kind == "rocprof_json":
+        from weft.trace import rocprof_json
+
+        return rocprof_json.read(path, is_comm_names)
     if kind == "xplane":
         from weft.trace import xplane
 
@@ -70,6 +78,8 @@ def _kind(path: Path, head: bytes) -> str:
     """The name of the module that reads such a file."""
     if head.startswith(b"SQLite format 3\0"):
         return "nsys"
+    if _ROCPROF_JSON.match(_unpacked(head)):
+        return "rocprof_json"
     if _is_kernel_table(head):
         return "rocprof"
     for suffix, (what, advice) in _SUFFIXES.items():
@@ -79,6 +89,16 @@ def _kind(path: Path, head: bytes) -> str:
         if head.startswith(magic):
             raise InputError(f"{path}: {what}; {advice}")
     return "xplane" if _is_protobuf(head) else "kineto"
+
+
+def _unpacked(head: bytes) -> bytes:
+    """The first bytes of a file as they are without gzip."""
+    if not head.startswith(b"\x1f\x8b"):
+        return head
+    try:
+        return zlib.decompressobj(31).decompress(head, 256)
+    except zlib.error:
+        return b""
 
 
 def _is_kernel_table(head: bytes) -> bool:

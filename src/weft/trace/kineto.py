@@ -25,10 +25,6 @@ _OTHERS = {
         "a PyTorch execution trace (Chakra), which has no times of the GPU",
         "give the profiler's trace of the same run",
     ),
-    frozenset({"rocprofiler-sdk-tool"}): (
-        "rocprofv3's own JSON",
-        "profile with: rocprofv3 --kernel-trace --output-format csv",
-    ),
 }
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import sys
 import textwrap
 from itertools import pairwise
 from typing import Any, get_type_hints
@@ -82,15 +83,17 @@ def json_schema(name: str) -> dict[str, Any]:
 def field_texts(kind: type) -> dict[str, str]:
     """The docstring under each field of a class and of its bases."""
     texts: dict[str, str] = {}
-    bases = getattr(kind, "__orig_bases__", kind.__bases__)  # a TypedDict forgets its bases
-    for base in (*bases, kind):
-        if base is not kind and inspect.isclass(base) and base.__module__.startswith("weft."):
-            texts |= field_texts(base)
     try:
         (node,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
     except (OSError, TypeError, ValueError):
         return texts
-    body = node.body if isinstance(node, ast.ClassDef) else []
+    if not isinstance(node, ast.ClassDef):
+        return texts
+    for base in node.bases:  # as written: a TypedDict forgets its bases
+        found = vars(sys.modules[kind.__module__]).get(ast.unparse(base))
+        if inspect.isclass(found) and found.__module__.startswith("weft."):
+            texts |= field_texts(found)
+    body = node.body
     for field, after in pairwise(body):
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
             said = after.value if isinstance(after, ast.Expr) else None

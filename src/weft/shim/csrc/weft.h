@@ -144,6 +144,13 @@ void *weft_real_symbol(void *handle, const char *name); /* as the next dlsym ans
 void *weft_next_symbol(const char *name); /* after the shim in the program's order, another tool's first */
 void weft_pin_library(void *function);    /* the library that has it is never unloaded */
 
+/* The loaded libraries with one of these words in the names of their files; the last word is NULL. */
+typedef struct {
+    char paths[8][1024];
+    int count;
+} weft_files;
+void weft_loaded_files(const char *const *words, weft_files *found);
+
 /* --- elf.c ------------------------------------------------------------------------------------------- */
 
 void *weft_elf_symbol(const char *name); /* the libc's own, where the loader cannot be asked for it */

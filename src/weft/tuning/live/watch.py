@@ -12,8 +12,7 @@ much later. Where it searches again, its trials are those of `tune`.
         trial = watching.send(Sample(ms))  # of one step under trial.policy
 
 Framework controls stay as the search left them: they change only where all ranks meet. What is probed and
-taken back is the rest of a policy. Another search, after a change of pace, starts from the job's own default
-again.
+taken back is the rest of a policy. Another search, after a change of pace, starts from the job's own default.
 
 While a policy is in force
 - one step in `1/budget`, at a random place, runs under the default. These probes tell a policy that has
