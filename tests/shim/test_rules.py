@@ -83,7 +83,8 @@ def test_before_that_the_tuner_plugin_answers(nccl_program, ncclver, version, tu
     assert small["plan"][:3] == [TREE, LL, 2]
     assert large["plan"] == [RING, SIMPLE, 8, chunk]
     assert other["plan"][:3] == [RING, SIMPLE, 16]
-    assert (stats["tuned"], stats["per_call"], stats["rules_unapplied"]) == (2, 0, 0)
+    assert (stats["tuned"], stats["per_call"]) == (2, 0)
+    assert stats["rules_unapplied"] == 1  # a cluster needs a configuration
     (process,) = [found for found in stats["processes"] if found["nccl"]]
     assert (process["nccl"]["path"], process["nccl"]["tuner"]) == ("tuner", tuner)
 
@@ -308,7 +309,7 @@ def test_an_nccl_newer_than_known_is_left_to_itself(nccl_program, ncclver):
     )
     assert names == ["ncclAllReduce"] * 3
     assert path == "refused"
-    assert (stats["config_refused"], stats["rules_unapplied"], stats["tuned"]) == (1, 2, 0)
+    assert (stats["config_refused"], stats["rules_unapplied"], stats["tuned"]) == (1, 3, 0)
 
 
 def test_a_program_configuration_that_is_unknown_stays_as_it_is(nccl_program, ncclver):
@@ -366,6 +367,50 @@ def test_without_the_plugin_in_force_rules_are_refused_with_the_reason(nccl_prog
     why, channels = nccl_program(source, folder=ncclver(22800))
     assert "NCCL_TUNER_PLUGIN" in why
     assert channels == [32, 32]
+
+
+@pytest.mark.parametrize(
+    ("version", "plugin", "rule", "reason"),
+    [
+        (23200, "", 'protocol="ll"', "a protocol needs weft's tuner plugin"),
+        (23200, "", "chunk=65536", "a chunk needs version 6"),
+        (22800, "STATIC_PLUGIN", "chunk=65536", "a chunk needs version 6"),
+        (23000, "STATIC_PLUGIN", "cluster=2", "cluster and cta_policy need the configuration of a call"),
+        (23200, "", 'ctas=4, algorithm="ring", cluster=2', None),
+        (23200, "STATIC_PLUGIN", 'protocol="ll", chunk=65536', None),
+        (22800, "STATIC_PLUGIN", 'protocol="ll", algorithm="tree"', None),
+    ],
+)
+def test_a_rule_of_which_a_part_would_be_lost_is_refused(
+    nccl_program, ncclver, version, plugin, rule, reason
+):
+    source = (
+        FOLLOW
+        + f"""
+    nccl = Nccl()
+    comm = nccl.init(size=4)
+    start = Policy()
+    show(refused(use, CommRule({rule})))
+    """
+    )
+    env = {"NCCL_TUNER_PLUGIN": plugin} if plugin else {}
+    said = nccl_program(source, env=env, folder=ncclver(version))
+    assert said is None if reason is None else reason in said
+
+
+def test_a_communicator_that_works_in_the_background_is_waited_for(nccl_program, ncclver):
+    source = (
+        FOLLOW
+        + """
+    nccl = Nccl()
+    comm = nccl.init(size=4, settings=config(blocking=0))
+    start = Policy()
+    use(CommRule(ctas=4))
+    nccl.all_reduce(comm, 1 << 20)
+    show([found["most"] for found in nccl.plans()])
+    """
+    )
+    assert nccl_program(source, folder=ncclver(23200)) == [4]
 
 
 @pytest.mark.parametrize("version", [23000, 23200])

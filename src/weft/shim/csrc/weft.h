@@ -33,6 +33,11 @@ extern _Atomic(const weft_rules *) weft_active;
 extern _Atomic uint64_t *weft_job_sequence;
 extern _Atomic uint64_t weft_seen_job, weft_seen_self;
 
+static inline void weft_add(int counter, uint64_t amount) {
+    if (weft_self)
+        atomic_fetch_add_explicit(&weft_self->counters[counter], amount, memory_order_relaxed);
+}
+
 /* The policy in force now. Costs two loads while nothing changes. */
 static inline const weft_rules *weft_policy_now(void) {
     uint64_t job = atomic_load_explicit(weft_job_sequence, memory_order_relaxed);
