@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 
 import pytest
 from building import HERE, compile_c
@@ -589,3 +590,23 @@ def test_threads_under_rules_and_a_limit_that_keeps_changing(
         counted = job.collect()
     assert counted["split_failures"] == counted["config_refused"] == counted["rules_unapplied"] == 0
     assert counted["per_call"] > 0 or version < 23100
+
+
+def test_the_last_line_of_weft_run_says_what_became_of_the_rules(weft_run, environment, ncclver):
+    code = """
+from nccl_driver import *
+import driver
+nccl = Nccl()
+comm = nccl.init(size=4)
+nccl.all_reduce(comm, 256)
+nccl.all_reduce(comm, 1 << 20)
+driver.launch(driver.kernel("gemm"))
+"""
+    for version, words in (
+        (23200, "rules: 2 calls configured, 2 answers to NCCL's tuner"),
+        (22200, "2 not applied (NCCL 2.22.0 takes no configuration with a call"),
+    ):
+        env = {"LD_LIBRARY_PATH": f"{ncclver(version)}:{environment['LD_LIBRARY_PATH']}"}
+        done = weft_run([sys.executable, "-c", code], RULES, env=env)
+        assert done.code == 0, done.stderr
+        assert words in done.stderr
