@@ -610,3 +610,14 @@ driver.launch(driver.kernel("gemm"))
         done = weft_run([sys.executable, "-c", code], RULES, env=env)
         assert done.code == 0, done.stderr
         assert words in done.stderr
+
+
+def test_live_tuning_has_the_plugin_and_keeps_what_the_user_had():
+    with Job(tune=True) as job:
+        asked = job.environment({"NCCL_TUNER_PLUGIN": "mine"})
+        assert (asked["NCCL_TUNER_PLUGIN"], asked["WEFT_NCCL_TUNER_PLUGIN"]) == ("STATIC_PLUGIN", "mine")
+        again = job.environment(asked)  # one weft inside another
+        assert (again["NCCL_TUNER_PLUGIN"], again["WEFT_NCCL_TUNER_PLUGIN"]) == ("STATIC_PLUGIN", "mine")
+        assert "NCCL_TUNER_PLUGIN" not in job.environment({"NCCL_CTA_POLICY": "EFFICIENCY"})
+    with Job() as job:
+        assert "NCCL_TUNER_PLUGIN" not in job.environment({})
