@@ -336,6 +336,14 @@ def test_a_job_that_is_over_or_none_at_all_is_named(tmp_path, monkeypatch):
         jobs.select_job("left")
 
 
+def test_a_job_that_ends_before_it_is_watched_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    with Job() as job:
+        found = jobs.select_job(str(job.folder))
+    with pytest.raises(InputError, match="is over, or cannot be read"):
+        JobsWatch(found)
+
+
 def test_a_killed_job_is_told_from_one_that_ended(start):
     job = start()
     watch = JobsWatch(jobs.select_job(str(job.path)))

@@ -141,6 +141,17 @@ def test_the_document_and_the_page(few, weft, tmp_path):
     assert "simulated" in text.lower()
 
 
+def test_the_documents_have_the_form_of_their_schema(few, weft, monkeypatch):
+    schema = pytest.importorskip("jsonschema")
+    from weft.report.documents import json_schema
+
+    validator = schema.Draft202012Validator(json_schema("reproduce"))
+    validator.validate(json.loads(weft("reproduce", "2606.09200", "--json")[1]))
+    monkeypatch.setattr(finer_grain, "FICCO_SHAPES", finer_grain.FICCO_SHAPES[:2])
+    monkeypatch.setattr(concurrent_collectives, "SHAPES_C3", ((2048, 2048, 2048),))
+    validator.validate(json.loads(weft("reproduce", "2512.10236", "--json")[1]))
+
+
 def test_the_terminal_shows_tables_claims_findings_and_assumptions(few, weft, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     _, out, err = weft("reproduce", "arXiv:2606.09200")

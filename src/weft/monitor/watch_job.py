@@ -47,7 +47,10 @@ class JobWatch:
         self._calls: dict[str, CallFile] = {}
         self._steps: dict[str, StepReader] = {}
         self._refused: set[str] = set()
-        self._control = os.open(job_folder.control(job.folder), os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            self._control = os.open(job_folder.control(job.folder), os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise InputError(f"the job {job.name} is over, or cannot be read: {error.strerror}") from None
         self._policy = job.policy
         self._end = _open_outcome(job.folder)
         self._before: dict[str, tuple[float, ProcessCount]] = {}
@@ -327,4 +330,8 @@ def _spread_pct(rank: RankSample | None) -> float | None:
 
 
 def _alive(pid: int) -> bool:
-    return Path("/proc", str(pid)).exists()
+    try:
+        os.kill(pid, 0)
+    except OSError:
+        return False
+    return True

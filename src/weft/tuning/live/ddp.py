@@ -175,7 +175,8 @@ def own_caps(module: Any) -> Caps:
     import torch.distributed as dist
 
     cap = int(module.bucket_bytes_cap)
-    return cap, int(dist._DEFAULT_FIRST_BUCKET_BYTES) if module.bucket_bytes_cap_default else cap
+    small_first = getattr(module, "bucket_bytes_cap_default", True)
+    return cap, int(dist._DEFAULT_FIRST_BUCKET_BYTES) if small_first else cap
 
 
 def _new_reducer(module: Any, caps: Caps) -> tuple[Any, Any]:
