@@ -10,7 +10,7 @@ from pathlib import Path
 import contract
 import pytest
 from hypothesis import given, settings
-from hypothesis import settings, strategies as st
+from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 from schema_checks import OF_CASE, WITHOUT, invalid, problems
 
