@@ -89,7 +89,7 @@ def gain(cell: dict[str, Any]) -> float | None:
 
 def fig2(cells: Cells) -> str:
     """The paper's diagonal and both interpretations."""
-    paper = json.loads((HERE / "fig2_time_ratio.json").read_text())
+    paper = json.loads((HERE.parents[1] / "src/weft/reproduce/data/fig2_time_ratio.json").read_text())
     places = [paper["grid"].index(n) for n in PAPER_GRIDS]
     theirs = {f"{gpu} (paper)": [table[i][i] for i in places] for gpu, table in paper["gpus"].items()}
     ours = {

@@ -16,6 +16,7 @@ of ideal, of own ideal, and the time over the bound that the SMs set. A table is
 from __future__ import annotations
 
 import argparse
+import fnmatch
 import json
 import os
 import random
@@ -176,8 +177,9 @@ def table(rows: list[dict[str, Any]]) -> str:
     slower = sorted((r["ms"]["placed"] / r["ms"]["timed"], r["cell"], r["ratio"], r["ctas"]) for r in whole)
     if slower:
         factor, cell, ratio, ctas = slower[-1]
-        lines.append(f"placed over timed: median {statistics.median(s[0] for s in slower):.4f}, ")
-        lines.append(f"worst {factor:.4f} ({cell} at {ratio:g} with {ctas} CTAs) of {len(slower)} cells")
+        middle = statistics.median(s[0] for s in slower)
+        worst = f"worst {factor:.4f} ({cell} at {ratio:g} with {ctas} CTAs)"
+        lines.append(f"placed over timed: median {middle:.4f}, {worst} of {len(slower)} cells")
     for part in SHARES:
         for label in policies(1):
             found = [
@@ -200,6 +202,7 @@ def main() -> None:
     parser.add_argument("--sms", type=int, default=132)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--parts", nargs="+", choices=SHARES, default=list(SHARES))
+    parser.add_argument("--only", default="*", help="glob of cells, such as 'llama70b-up-ar-1-ctas*'")
     parser.add_argument("--factory", default=CUDA_FACTORY, help="another executor, such as a simulation")
     parser.add_argument("--table", action="store_true", help="only print the table of --out")
     args = parser.parse_args()
@@ -223,6 +226,8 @@ def measure(args: argparse.Namespace) -> None:
             for name, workload, ratio, ctas in cells[part]():
                 if lab.over():
                     break
+                if not fnmatch.fnmatch(f"{name}-ctas{ctas}", args.only):
+                    continue
                 try:
                     lab.cell(part, name, workload, ratio, ctas, args.rounds)
                 except WeftError as error:

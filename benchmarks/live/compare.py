@@ -1,12 +1,15 @@
 """Does `weft run --tune` find the best policy of a training job, and is the job ever slower for it?
 
     python benchmarks/live/compare.py --out DIR [--only NAME …] [--repeats 2] [--budget SECONDS] [--tiny]
+    python benchmarks/live/compare.py --out DIR --levers [NAME …] [--only NAME …] [--budget SECONDS]
 
 For each configuration: the job without weft and under `weft run --tune`, by turns, each in a process of its
 own; then an exhaustive search in one process (search.py), where the tuner's policy is measured among all
-others; with `--policy` also the job under `weft run --policy` with the search's best. Every process has a
-deadline. While one runs on the GPU the next one starts up and waits. DIR has a line of JSON for each process
-as soon as it ends (a rerun goes on from there), what the search found, and table.md.
+others; with `--policy` also the job under `weft run --policy` with its best. With `--levers` there is
+no search: each lever of levers.py is tried alone by `weft run --policy`, and the step without communication
+is measured; levers.md has what each brought. Every process has a deadline. While one runs on the GPU the next
+one starts up and waits. DIR has a line of JSON for each process as soon as it ends (a rerun goes on from
+there), what the search found, and table.md.
 """
 
 from __future__ import annotations
@@ -26,10 +29,13 @@ from pathlib import Path
 from typing import Any
 
 from configs import BASELINE_CTAS, CONFIGS, ROOT, Config
+from levers import levers_of, write_levers
 from table import write_table
 
 HERE = Path(__file__).resolve().parent
 STEPS, TINY_STEPS = 170, 110
+LEVER_STEPS = {"tune": 240, "without": 90, "lever": 60}  # with --levers; a search has more levers now
+SIX = 6  # configurations of CONFIGS that --levers takes where none is named
 TAIL = 60  # steps at the end of a job that are compared: tuning is over by then
 DEADLINE_S, SEARCH_S = 90.0, 25.0
 
@@ -73,11 +79,23 @@ class Comparison:
         self.folder = args.out / config.name
         self.folder.mkdir(parents=True, exist_ok=True)
         self.best = self.folder / "best.json"
+        wanted = args.levers or ["*"]
+        self.levers = {
+            name: policy
+            for name, policy in levers_of(config).items()
+            if any(fnmatch.fnmatch(name, only) for only in wanted)
+        }
+        for name, policy in self.levers.items():
+            (self.folder / f"lever-{name}-0.policy.json").write_text(json.dumps(policy))
 
     def plan(self) -> list[tuple[str, str]]:
         """(way, name) of each process, less those that are done."""
         turns = [(way, f"{way}-{n}") for n in range(self.args.repeats) for way in ("without", "tune")]
-        turns += [("search", "search")] + ([("policy", "policy-0")] if self.args.policy else [])
+        if self.args.levers is None:
+            turns += [("search", "search")] + ([("policy", "policy-0")] if self.args.policy else [])
+        else:
+            levers = [("lever", f"lever-{name}-0") for name in self.levers]
+            turns = [turns[0], *levers, ("floor", "floor"), *turns[1:]]
         done = {row["name"] for row in rows(self.args.out) if row["config"] == self.config.name and row["ok"]}
         return [turn for turn in turns if turn[1] not in done]
 
@@ -97,11 +115,20 @@ class Comparison:
                 search += ["--also", str(self.folder / f"tune-{number}.policy.json")]
             search += ["--limit", str(self.args.search)]
             command = [*weft, "--", sys.executable, *search, *(["--tiny"] if self.args.tiny else [])]
+        elif way == "floor":
+            look = [str(HERE / "look.py"), *gate, self.config.name, *(["--tiny"] if self.args.tiny else [])]
+            command = [*weft, "--", sys.executable, *look]
         else:
-            steps = TINY_STEPS if self.args.tiny else STEPS
+            steps = STEPS if self.args.levers is None else LEVER_STEPS[way]
+            steps = TINY_STEPS if self.args.tiny else steps
             files = [f"--{kind}={self.folder / f'{name}.{kind}'}" for kind in ("losses", "times")]
             job = [sys.executable, str(HERE / "job.py"), *gate, *self.config.arguments(steps), *files]
-            options = {"without": None, "tune": ["--tune"], "policy": ["--policy", str(self.best)]}[way]
+            options = {
+                "without": None,
+                "tune": ["--tune"],
+                "policy": ["--policy", str(self.best)],
+                "lever": ["--policy", str(self.folder / f"{name}.policy.json")],
+            }[way]
             command = job if options is None else [*weft, *options, "--", *job]
         return Process(name, command, environment(self.folder / f"{name}.store"), self.folder)
 
@@ -121,6 +148,9 @@ class Comparison:
             row["tuning"] = json.loads(stats.read_text()).get("tuning")
             if row["tuning"] and row["tuning"].get("policy"):
                 (self.folder / f"{name}.policy.json").write_text(json.dumps(row["tuning"]["policy"]))
+        if way == "floor" and code == 0:
+            printed = (self.folder / f"{name}.log").read_text(errors="replace").splitlines()
+            row["floor"] = next((json.loads(line) for line in printed if line.startswith('{"config"')), {})
         if way == "search" and (self.folder / "search.json").exists():
             row["search"] = json.loads((self.folder / "search.json").read_text())
             if "best" in row["search"]:
@@ -151,7 +181,8 @@ def rows(out: Path) -> list[dict[str, Any]]:
 def compare(args: argparse.Namespace) -> None:
     """Run what is to be run, one process at a time on the GPU."""
     until = time.monotonic() + args.budget
-    chosen = [c for c in CONFIGS.values() if any(fnmatch.fnmatch(c.name, only) for only in args.only)]
+    names = args.only or (list(CONFIGS)[:SIX] if args.levers is not None else ["*"])
+    chosen = [c for c in CONFIGS.values() if any(fnmatch.fnmatch(c.name, only) for only in names)]
     comparisons = [Comparison(c.tiny() if args.tiny else c, args) for c in chosen]
     turns = [(comparison, *turn) for comparison in comparisons for turn in comparison.plan()]
     waiting: Process | None = None
@@ -171,18 +202,26 @@ def compare(args: argparse.Namespace) -> None:
                 file.write(json.dumps(row) + "\n")
             said = (row.get("tuning") or {}).get("text", "") if row["ok"] else row["said"][-300:]
             print(f"{comparison.config.name:22} {name:10} {row['exit']} {seconds:6.1f} s  {said}", flush=True)
-            write_table(args.out, rows(args.out), TAIL)
+            write_tables(args)
     finally:
         if waiting is not None:
             waiting.end()
-        write_table(args.out, rows(args.out), TAIL)
+        write_tables(args)
+
+
+def write_tables(args: argparse.Namespace) -> None:
+    """What is known so far."""
+    write_table(args.out, rows(args.out), TAIL)
+    if args.levers is not None:
+        write_levers(args.out, rows(args.out))
 
 
 def main() -> None:
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--only", nargs="+", default=["*"], help="names of configurations, * and ? allowed")
+    parser.add_argument("--only", nargs="+", default=[], help="names of configurations, * and ? allowed")
+    parser.add_argument("--levers", nargs="*", help="try levers one by one (of levers.py; none named: all)")
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument(
         "--policy", action="store_true", help="also run the best policy by `weft run --policy`"
@@ -195,7 +234,7 @@ def main() -> None:
     args.out = args.out.resolve()
     args.out.mkdir(parents=True, exist_ok=True)
     compare(args)
-    print((args.out / "table.md").read_text())
+    print((args.out / ("table.md" if args.levers is None else "levers.md")).read_text())
     for store in args.out.glob("*/*.store*"):
         shutil.rmtree(store) if store.is_dir() else store.unlink()
 

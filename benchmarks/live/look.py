@@ -1,6 +1,6 @@
 """How long is a step of each configuration, and how much of it is communication? A minute for all of them.
 
-    weft run -- python benchmarks/live/look.py [NAME …] [--tiny]
+    weft run -- python benchmarks/live/look.py [--gate FILE] [NAME …] [--tiny]
 
 Prints a line of JSON for each: ms of a step, of its communication, of what is exposed, and of a step without
 any. A configuration that hangs ends the program after its time.
@@ -21,6 +21,7 @@ from collections.abc import Callable
 from typing import Any
 
 from configs import CONFIGS, EXAMPLES, RANKS, Config
+from job import take_gate
 from search import Job, look
 
 DEADLINE_S = 60
@@ -42,7 +43,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     parser.add_argument("names", nargs="*", default=["*"], help="of configurations, * and ? allowed")
     parser.add_argument("--tiny", action="store_true", help="sizes for a CPU")
-    args = parser.parse_args()
+    args = parser.parse_args(take_gate(sys.argv[1:]))
     import torch
     import torch.distributed as dist
 

@@ -74,7 +74,7 @@ class Process:
         if stats.exists():
             tuning = json.loads(stats.read_text()).get("tuning") or {}
             row["tuning"] = {name: tuning.get(name) for name in TOLD}
-        if code != 0:
+        if code != 0 or self.way == "tune":
             row["said"] = (self.folder / "log").read_text(errors="replace")[-1500:]
         shutil.rmtree(self.folder, ignore_errors=True)
         return row

@@ -65,8 +65,9 @@ def summarise(rows: Rows, tail: int) -> dict[str, Any]:
 
 def same_losses(rows: Rows) -> bool | None:
     """Whether all processes of a job had the same losses, bit by bit; None: nothing to compare."""
-    seen = [tuple(row["losses"]) for row in rows if row.get("losses")]
-    return len(set(seen)) == 1 if len(seen) > 1 else None
+    seen = [row["losses"] for row in rows if row.get("losses")]
+    common = min(map(len, seen), default=0)
+    return len({tuple(losses[:common]) for losses in seen}) == 1 if len(seen) > 1 else None
 
 
 def _ratio(a: Rows, b: Rows, tail: int) -> list[float] | None:

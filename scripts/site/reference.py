@@ -6,9 +6,11 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import schemas
 import typer
 
 from weft.cli.main import COMMANDS, build_app
+from weft.report.documents import SCHEMAS
 
 _MARK = re.compile(r"^<!-- generated: ([\w-]+) -->$", re.MULTILINE)
 
@@ -30,7 +32,7 @@ def _command(name: str, command: Any) -> str:
     paragraphs = [_paragraph(text) for text in (command.help or "").split("\n\n")]
     rows = [parameter.get_help_record(context) for parameter in command.get_params(context)]
     table = ["| option | meaning |", "| --- | --- |"]
-    table += [f"| `{_cell(row[0])}` | {_cell(row[1])} |" for row in rows if row]
+    table += [f"| `{' '.join(row[0].split())}` | {schemas.cell_text(row[1])} |" for row in rows if row]
     return "\n\n".join([f"## weft {name}", f"```text\n{usage}\n```", *paragraphs, "\n".join(table)])
 
 
@@ -39,8 +41,16 @@ def _paragraph(text: str) -> str:
     return f"```text\n{text.strip()}\n```" if text.lstrip().startswith("weft ") else " ".join(text.split())
 
 
-def _cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|").replace("*", "\\*")
+def policy() -> str:
+    """Every key of a policy file."""
+    return schemas.table("policy")
 
 
-_PARTS: dict[str, Callable[[], str]] = {"commands": commands}
+def results() -> str:
+    """Every key of every result."""
+    names = [name for name in SCHEMAS if name != "policy"]
+    shown: dict[str, str] = {}
+    return "\n\n".join(f"## {name}\n\n{schemas.table(name, shown)}" for name in names)
+
+
+_PARTS: dict[str, Callable[[], str]] = {"commands": commands, "policy": policy, "results": results}

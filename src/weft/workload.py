@@ -18,6 +18,7 @@ DTYPE_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4, "fp64": 8}
 COMPUTE_SHAPES: dict[str, tuple[str, ...]] = {
     "gemm": ("M", "N", "K"),
     "triton_gemm": ("M", "N", "K"),
+    "tile_gemm": ("M", "N", "K"),
     "triton_mlp": ("tokens", "hidden", "inner"),
     "layer_norm": ("rows", "columns"),
     "softmax": ("rows", "columns"),
@@ -27,8 +28,13 @@ COMPUTE_SHAPES: dict[str, tuple[str, ...]] = {
     "callable": (),
 }
 """Names of the numbers of `Compute.shape`, by kind."""
-TRITON_KINDS = ("triton_gemm", "triton_mlp")
+TRITON_KINDS = ("triton_gemm", "tile_gemm", "triton_mlp")
 """Kinds of compute that weft's Triton kernels run."""
+GRID_KINDS = ("triton_gemm", "tile_gemm")
+"""Kinds of compute with a configurable grid."""
+READINGS = ("lab", "paper")
+"""How a named workload runs: `lab` is weft's own kernels on one compute stream, `paper` the setting of
+arXiv:2606.09200 (see `paper_reading`)."""
 
 MAX_WORKLOAD_RANKS = 1024
 MAX_ITERATIONS = 4096
@@ -64,6 +70,7 @@ def _rows(s: _Shape) -> tuple[float, float]:
 _COSTS: dict[str, _Cost] = {
     "gemm": _gemm,
     "triton_gemm": _gemm,
+    "tile_gemm": _gemm,
     "triton_mlp": lambda s: (4.0 * math.prod(s), 2 * s[0] * (s[1] + s[2]) + 2 * s[1] * s[2]),
     "attention": lambda s: (2.0 * s[0] * s[1] * s[2] ** 2 * s[3], 4 * math.prod(s)),
     "conv": lambda s: (
@@ -96,7 +103,8 @@ class Compute:
     """The compute operation of one iteration."""
 
     kind: str = "gemm"
-    """`gemm` uses the vendor's library; `triton_*` are weft's kernels, with a configurable tile and grid."""
+    """`gemm` uses the vendor's library; `triton_*` are weft's kernels, with a configurable tile and grid.
+    `tile_gemm` is a textbook GEMM: vector units, one tile in shared memory, load, barrier, compute."""
     shape: tuple[int, ...] = (8192, 8192, 8192)
     """See COMPUTE_SHAPES; MxNxK for a GEMM."""
     dtype: str = "bf16"
@@ -220,6 +228,15 @@ class Workload:
         compute = replace(self.compute, **{k: v for k, v in changes.items() if k in inner})
         return replace(self, compute=compute, **{k: v for k, v in changes.items() if k not in inner})
 
+    @property
+    def described(self) -> str:
+        """All of it in one line, whatever its name."""
+        streams = f", {self.compute_streams} compute streams" if self.compute_streams > 1 else ""
+        return (
+            f"{self.compute}, {self.collective} of {self.bytes / 1e6:.0f} MB over {self.ranks} ranks, "
+            f"{self.iterations} iterations{streams}"
+        )
+
     def __str__(self) -> str:
         return self.name or f"{self.compute} + {self.collective} {self.bytes / 1e6:.0f} MB x{self.ranks}"
 
@@ -228,6 +245,8 @@ class Workload:
 _PAPER_GEMMS = {"cb": (8192, 8192, 8192), "mb": (8192, 57344, 8192)}
 _PAPER_COLLECTIVES = {"ar": "all_reduce", "a2a": "all_to_all"}
 _PAPER_TILES = {"opt1": (64, 64, 32), "opt2": (64, 64, 64)}
+PAPER_WARPS = 8
+"""Warps of a block in the paper's GEMM (assumed)."""
 
 
 def named_workloads() -> dict[str, Workload]:
@@ -252,6 +271,15 @@ def named(name: str) -> Workload:
     return known[name]
 
 
+def paper_reading(workload: Workload) -> Workload:
+    """A named workload as arXiv:2606.09200 ran it, as far as the paper and its Fig. 2 tell.
+
+    The GEMM is unpipelined, ten iterations take four compute streams in turn (ratios under 0.5 cannot come
+    from one), and each rank has a GPU of its own. The paper drops the first third of its runs as warm-up.
+    """
+    return workload.but(kind="tile_gemm", warps=PAPER_WARPS, iterations=10, compute_streams=4)
+
+
 def specify(
     name: str = "",
     *,
@@ -264,11 +292,16 @@ def specify(
     ranks: int = 0,
     iterations: int = 0,
     streams: int = 0,
+    reading: str = "lab",
 ) -> Workload:
     """The workload of a name, or one described by its parts; parts that are given change the named one.
 
     Shapes are texts such as `8192x8192x8192`, `size` such as `896MiB`; empty and 0 stand for "not given".
+    `reading`: one of READINGS, for named workloads.
     """
+    _choice("reading", reading, READINGS)
+    if reading == "paper" and not name:
+        raise UsageError("--reading paper is for the paper's workloads; give a name such as cb-ar")
     if not name and not gemm:
         raise UsageError("no workload: give a name such as cb-ar, or describe it: --gemm 8192x8192x8192 …")
     if name and gemm:
@@ -281,7 +314,8 @@ def specify(
     if grid:
         compute["grid"] = parse_shape(grid, ("X", "Y"))
     if name:
-        workload = named(name).but(**compute)
+        workload = named(name)
+        workload = (paper_reading(workload) if reading == "paper" else workload).but(**compute)
     else:
         kind = "triton_gemm" if tile or grid else "gemm"
         workload = Workload(compute=Compute(kind=kind, shape=parse_shape(gemm), **compute))
@@ -299,12 +333,12 @@ def _check_launch(compute: Compute) -> None:
     """Check tile, grid, warps and stages against what Triton accepts."""
     if compute.kind not in TRITON_KINDS:
         if compute.tile or compute.grid:
-            raise UsageError(f"tile and grid are for {' and '.join(TRITON_KINDS)}, not for {compute.kind}")
+            raise UsageError(f"tile and grid are for {', '.join(TRITON_KINDS)}, not for {compute.kind}")
         return
     if compute.dtype not in ("bf16", "fp16"):
         raise UsageError(f"{compute.kind} computes in bf16 or fp16, not {compute.dtype}; use gemm for that")
     if compute.grid is not None:
-        if compute.kind != "triton_gemm" or len(compute.grid) != 2:
+        if compute.kind not in GRID_KINDS or len(compute.grid) != 2:
             raise UsageError(f"grid {compute.grid!r} is not valid; a triton_gemm takes XxY blocks")
         object.__setattr__(compute, "grid", tuple(compute.grid))
         for value, most in zip(compute.grid, (2**31 - 1, 65535), strict=True):
@@ -313,8 +347,10 @@ def _check_launch(compute: Compute) -> None:
     object.__setattr__(compute, "tile", tuple(tile))
     if len(tile) != 3 or any(not isinstance(t, int) or t < 16 or t > 512 or t & (t - 1) for t in tile):
         raise UsageError(f"tile {tile!r} is not valid; use powers of two from 16 to 512, such as 64x64x64")
-    if compute.warps not in (1, 2, 4, 8, 16):
-        raise UsageError(f"warps {compute.warps!r} is not valid; use 1, 2, 4, 8 or 16")
+    if compute.warps not in (1, 2, 4, 8, 16, 32):
+        raise UsageError(f"warps {compute.warps!r} is not valid; use 1, 2, 4, 8, 16 or 32")
+    if compute.kind == "tile_gemm":
+        object.__setattr__(compute, "stages", 1)
     _whole("stages", compute.stages, 1, 8)
     shared = compute.stages * (tile[0] + tile[1]) * tile[2] * DTYPE_BYTES[compute.dtype]
     if shared > 227 << 10:

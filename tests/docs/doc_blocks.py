@@ -1,12 +1,14 @@
 """Console blocks of the pages: what they run, what they show, and why one cannot run here.
 
 A block fenced as `console` is run. A comment in the line before the fence, `<!-- needs: GPUs -->`, says what a block
-needs that a test machine does not have. Lines that begin with `$ ` are commands; a trailing backslash continues one.
-The lines after a command are its output; a line `…` stands for any number of lines.
+needs that a test machine does not have; a block that needs torch is run where torch is installed. Lines that begin
+with `$ ` are commands; a trailing backslash continues one. The lines after a command are its output; a line `…`
+stands for any number of lines.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,8 +53,12 @@ def blocks(page: Path) -> list[Block]:
 
 
 def runnable(page: Path) -> list[Command]:
-    """The commands of a page that need nothing special, in order."""
-    return [command for block in blocks(page) if not block.needs for command in block.commands]
+    """The commands of a page that need nothing that this machine does not have, in order."""
+    return [command for block in blocks(page) if block.needs in _here() for command in block.commands]
+
+
+def _here() -> set[str]:
+    return {"", "torch"} if importlib.util.find_spec("torch") else {""}
 
 
 def _commands(body: str, first: int) -> list[Command]:

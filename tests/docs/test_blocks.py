@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+import json
 import re
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -39,7 +42,7 @@ def test_what_a_page_shows_is_what_happens(page: Path, typed: dict[Path, list[tu
 
 def test_a_block_that_is_not_run_says_what_it_needs():
     reasons = {block.needs for page in PAGES for block in blocks(page) if block.needs}
-    known = {"GPUs", "a GPU", "minutes", "a cluster", "another program"}
+    known = {"GPUs", "a GPU", "minutes", "a cluster", "another program", "torch"}
     assert reasons <= known
 
 
@@ -50,6 +53,31 @@ def test_commands_are_fenced_as_console():
         (page.name, found) for page in PAGES for found in begun.findall(page.read_text(encoding="utf-8"))
     ]
     assert stray == []
+
+
+def fenced(language: str) -> list[tuple[str, str]]:
+    block = re.compile(rf"^```{language}\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+    return [(page.name, text) for page in PAGES for text in block.findall(page.read_text(encoding="utf-8"))]
+
+
+def test_other_blocks_are_what_their_fence_says():
+    for _, text in fenced("python"):
+        ast.parse(text)
+    for _, text in fenced("json"):
+        json.loads(text)
+    assert {"kubernetes.md"} <= {name for name, _ in fenced("yaml")}
+
+
+def test_manifests_are_yaml():
+    yaml = pytest.importorskip("yaml")
+    for name, text in fenced("yaml"):
+        assert isinstance(yaml.safe_load(text), dict), name
+
+
+def test_scripts_of_the_pages_are_shell():
+    for name, text in fenced("bash"):
+        done = subprocess.run(["bash", "-n"], input=text, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, (name, done.stderr)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from site_building import build
 sys.path.insert(0, str(ROOT / "scripts/site"))
 
 import links
+import pictures
 import terminal
 from rich.text import Text
 
@@ -51,7 +52,7 @@ def test_the_command_line_is_made_from_the_program(site: Path):
 
 def test_python_is_made_from_docstrings(site: Path):
     page = text_of(site / "reference/python.html")
-    assert "Microseconds that the first compute launch after a collective" in page
+    assert "The defaults change nothing" in page
 
 
 def test_no_page_asks_another_server(site: Path):
@@ -93,8 +94,15 @@ def test_the_picture_shows_what_the_command_prints():
     printed = [Text.from_ansi(line).plain for line in terminal.printed().splitlines()]
     expected = [re.sub(r"\s", "", line) for line in printed if line.strip()]
     lines = [text for text in shown.values() if text.strip()]
-    assert lines == expected, "run scripts/site/terminal.py"
+    assert lines == expected, "run scripts/site/pictures.py"
     assert "http" not in drawn.replace("http://www.w3.org/2000/svg", "")
+
+
+@pytest.mark.parametrize("picture", pictures.PICTURES, ids=lambda picture: picture.name)
+def test_a_picture_of_a_page_is_not_old(picture: pictures.Picture):
+    assert pictures.described(picture.path.read_bytes()) == pictures.headline(picture), (
+        "run scripts/site/pictures.py"
+    )
 
 
 def test_links_are_rewritten_outside_code_only():

@@ -50,10 +50,12 @@ def test_captured_collectives_replay_as_they_are(pipeline):
     assert stats["placed_captured"] > 0
 
 
-def test_gemms_leave_sms_free_and_give_the_same_sums(pipeline):
-    plain, _ = pipeline({"version": 1})
-    reserved, stats = pipeline(RESERVE)
+@pytest.mark.parametrize("library", [(), ("--bias",)], ids=["cublas", "cublaslt"])
+def test_gemms_leave_sms_free_and_give_right_results(pipeline, library):
+    plain, _ = pipeline({"version": 1}, *library)
+    reserved, stats = pipeline(RESERVE, *library)
     assert reserved["sums"] == plain["sums"]
+    assert reserved["error"] < 1e-2
     assert stats["sm_reserved"] > 0
     assert stats["sm_reserve_failures"] == 0
 

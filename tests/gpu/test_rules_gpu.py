@@ -14,8 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from weft.shim.apply import tuner_environment
-
 pytest.importorskip("torch")
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -27,7 +25,7 @@ def ghosts(request, nccl, tmp_path_factory):
     log = tmp_path_factory.mktemp("nccl") / "log"
     paths = os.pathsep.join(path for path in sys.path if path)
     env = {
-        **tuner_environment(os.environ),
+        **os.environ,
         "PYTHONPATH": paths,
         "WEFT_NCCL": nccl,
         "NCCL_DEBUG": "INFO",
@@ -35,7 +33,10 @@ def ghosts(request, nccl, tmp_path_factory):
         "NCCL_DEBUG_FILE": str(log),
         "WEFT_NO_CALL_CONFIG": "1" if request.param == "tuner" else "0",
     }
-    command = [sys.executable, "-m", "weft", "run", "--", sys.executable, str(PROGRAMS / "rules_ghosts.py")]
+    program = [sys.executable, str(PROGRAMS / "rules_ghosts.py")]
+    policy = log.with_name("policy.json")
+    subprocess.run([*program, str(policy)], env=env, timeout=60, check=True)
+    command = [sys.executable, "-m", "weft", "run", "--policy", str(policy), "--", *program]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=False)
     tail = log.read_text(errors="replace")[-3000:] if log.exists() else ""
     assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-3000:] + tail
@@ -93,6 +94,10 @@ def test_per_call_control_takes_no_memory(ghosts):
     assert phase(ghosts, "plain")["free"] - phase(ghosts, "ctas")["free"] < 1 << 20
     assert ghosts["limit_bytes"] < 1 << 20
     assert ghosts["limited"]["ctas"] == [6]
+
+
+def test_sends_and_receives_have_the_channels_that_the_job_started_with(ghosts):
+    assert max(ghosts["exchanged"]["ctas"]) <= 2, ghosts["exchanged"]
 
 
 def test_a_captured_call_keeps_the_policy_of_the_job(ghosts):

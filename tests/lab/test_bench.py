@@ -81,7 +81,7 @@ def test_suites_are_consistent():
             assert len(set(labels)) == len(labels)
             assert Workload.from_dict(json.loads(json.dumps(cell.workload.to_dict()))) == cell.workload
     assert sum(cell.estimate_s(12) for cell in suite("quick").cells) < 60
-    with pytest.raises(UsageError, match="quick, paper, check, modern"):
+    with pytest.raises(UsageError, match="quick, paper, fig2, check, modern"):
         suite("slow")
     assert {cell.name for cell in suite("modern").only("attention*").cells} > {"attention-8b-ar-1"}
     with pytest.raises(UsageError, match="matches no workload"):

@@ -36,6 +36,14 @@ def test_this_process_is_rank_0_of_r():
     assert (dist.get_rank(), dist.get_world_size(), dist.get_backend()) == (0, R, "ghost")
 
 
+def test_a_group_can_be_destroyed_while_others_go_on():
+    group = dist.new_group(list(range(R)))
+    dist.all_reduce(numbers(3), group=group)
+    dist.destroy_process_group(group)
+    dist.all_reduce(x := numbers(3))
+    assert torch.equal(x, numbers(3) * R)
+
+
 @pytest.mark.parametrize(("op", "factor"), [("SUM", R), ("AVG", 1), ("MAX", 1), ("MIN", 1)])
 def test_all_reduce_behaves_as_if_every_rank_had_the_same_data(op, factor):
     x = numbers(7)

@@ -157,7 +157,7 @@ void fake_timed_write(void *stream, uint64_t where, uint32_t value) {
 static int64_t placed_wait(void **params, int64_t start, int *behind) {
     uint32_t count = *(uint32_t *)params[2 * SLOTS], *tally = (uint32_t *)(uintptr_t)*(uint64_t *)params[2 * SLOTS + 3];
     int64_t limit = *(int64_t *)params[2 * SLOTS + 2], until = start;
-    int last = 0;
+    int last = 0, left_out = 0;
     if (tally[1]) {
         tally[1]--;
         return STAMP_NS;
@@ -166,6 +166,15 @@ static int64_t placed_wait(void **params, int64_t start, int *behind) {
         uint64_t where = *(uint64_t *)params[2 * slot];
         uint32_t number = *(uint32_t *)params[2 * slot + 1];
         int64_t reached = (int32_t)(*(uint32_t *)(uintptr_t)where - number) >= 0 ? start : INT64_MAX;
+        uint32_t now = *(uint32_t *)(uintptr_t)where;
+        for (int i = 0; i < WRITTEN && i < written_count; i++)
+            if (written[i].where == where && written[i].at <= start && (int32_t)(written[i].value - now) > 0)
+                now = written[i].value;
+        if ((int32_t)(now - number) < -1) {
+            tally[3]++;
+            left_out++;
+            continue;
+        }
         for (int i = 0; i < WRITTEN && i < written_count; i++)
             if (written[i].where == where && (int32_t)(written[i].value - number) >= 0 && written[i].at < reached) {
                 reached = written[i].at;
@@ -174,7 +183,7 @@ static int64_t placed_wait(void **params, int64_t start, int *behind) {
         until = reached > until ? reached : until;
     }
     if (until - start < limit)
-        return tally[2] = 0, *behind = last, until - start + STAMP_NS;
+        return tally[2] = left_out ? tally[2] : 0, *behind = last, until - start + STAMP_NS;
     tally[0]++;
     tally[2] = tally[2] ? 2 * tally[2] : 1;
     tally[2] = tally[2] > 64 ? 64 : tally[2];

@@ -58,7 +58,7 @@ def test_policies_are_applied_to_launches_and_collectives_and_taken_back(nccl_pr
     seen = nccl_program(
         CONTROLS
         + """
-    controls.prepare(16)
+    controls.prepare(Policy(max_ctas=16), None)
     def ran(policy):
         controls.apply(policy)
         n.ctas()
@@ -125,6 +125,11 @@ def test_what_the_tracer_recorded_goes_with_what_was_launched(nccl_program):  # 
     assert gemm["ms"] == pytest.approx(4, rel=0.02)
     assert gemm["beside_ms"] == pytest.approx(3, rel=0.02)
     assert left == [0, 0]
+    costs = facts["costs"]
+    assert costs["exposed_ms"] == {"all_reduce": pytest.approx(0, abs=0.02)}
+    assert costs["held_ms"] == pytest.approx(3 * 12 / 132, rel=0.02)
+    assert costs["slowed_ms"] == pytest.approx(0, abs=0.02)  # one GEMM ran alone, as long as the other
+    assert [kind for kind, _, _ in facts["calls"]] == ["all_reduce"]
 
 
 def test_overlap_from_python_moves_collectives_and_gives_them_back(nccl_program):  # noqa: F811

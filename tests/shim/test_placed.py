@@ -69,20 +69,54 @@ sync()
 
 
 def test_waits_in_vain_become_rare(program):
-    """Of collectives that are all behind a long copy only few are waited for: 1, then not 1, 2, 4, … of them."""
+    """Of collectives that are each behind a long copy only few are waited for: 1, then not 1, 2, 4, … of them."""
     done = program(
         timed("""
 for _ in range(63):
     launch(copy_in, stream=0x20)
     launch(comm, grid=16, stream=0x20)
     launch(gemm, grid=132, stream=0x10)
-launch(gemm, grid=132, stream=0x30)
+    sync(); library().fake_finish_all()
+launch(comm, grid=16, stream=0x20)
 """),
         PLACED,
     )
-    lost = starts(done, "gemm")[62] - starts(done, "gemm")[0] - 62 * 1_000_000
     assert done.stats["placed_timeouts"] == 6  # of the collectives 1, 3, 6, 11, 20, 37
-    assert lost < 7 * 5_000_000
+    assert not done.stats["placed_behind"]
+
+
+def test_compute_does_not_wait_behind_a_backlog_of_collectives(program):
+    """The first is waited for, in vain; the others would take as long as all before them."""
+    done = program(
+        timed("""
+launch(copy_in, stream=0x20)
+for _ in range(20):
+    launch(comm, grid=16, stream=0x20)
+    launch(gemm, grid=100, stream=0x10)
+launch(comm, grid=16, stream=0x20)
+"""),
+        PLACED,
+    )
+    gemms = starts(done, "gemm")
+    assert gemms[19] - gemms[1] < 18 * 1_000_000 + 200_000  # one after the other
+    assert done.stats["placed_timeouts"] == 1
+    assert done.stats["placed_behind"] >= 17
+
+
+def test_of_collectives_in_a_row_the_first_is_waited_for(program):
+    """Waiting for the last would take as long as the others."""
+    done = program(
+        timed("""
+launch(short, stream=0x20)
+for _ in range(3): launch(comm, grid=16, stream=0x20)
+wave = kernel("wave"); cost("wave", 1000, 100)
+launch(wave, grid=100, stream=0x10)
+"""),
+        PLACED,
+    )
+    (wave,), comm = starts(done, "wave"), starts(done, NCCL)
+    assert comm[0] <= wave < comm[0] + 900_000
+    assert not done.stats["placed_timeouts"]
 
 
 def test_the_event_is_put_on_the_launch_and_a_wait_in_front_of_the_first_compute_launch(program):
@@ -306,3 +340,28 @@ def test_many_threads_each_with_a_stream_of_collectives(program):
     assert done.stats["comm_launches"] == 8 * 300
     counted = sum(done.stats[name] for name in ("placed_events", "placed_busy", "placed_failures"))
     assert counted == 8 * 300
+
+
+def test_a_trace_has_the_programs_kernels_and_the_collectives_true_starts(program):
+    """The tracer uses the event that is on the launch already."""
+    done = program(
+        f"""
+from tracer_driver import *
+gemm, comm = kernel("gemm"), kernel("{NCCL}")
+cost("gemm", 1000, sms=132)
+cost("{NCCL}", 300, sms=8)
+assert tracer.start()
+for i in range(4):
+    launch(gemm, stream=0x10)
+    wait(0x20, new_event(0x10))
+    launch(comm, grid=8, stream=0x20)
+sync()
+tell(tracer.stop(), events=[r["attributes"] for r in records() if r["name"] == "{NCCL}"])
+""",
+        PLACED,
+    )
+    spans, truth = done.results["spans"], done.results["truth"]
+    assert [s[:2] for s in spans] == [list(t[:2]) for t in truth]
+    base = truth[0][3] - spans[0][3]
+    assert all(abs(s[2] + base - t[2]) < 8000 for s, t in zip(spans, truth, strict=True) if s[0] == NCCL)
+    assert done.results["events"] == [1] * 4

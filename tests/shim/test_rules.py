@@ -4,11 +4,14 @@
 
 from __future__ import annotations
 
+import subprocess
+
 import pytest
 from building import HERE, compile_c
 from test_nccl_routes import build_nccl, fake_nccl, nccl_program  # noqa: F401 (fixtures)
 
 from weft.policy import CommRule, Policy
+from weft.shim.inject import Job
 
 SMALL = CommRule(collective="all_reduce", max_bytes=4096, ctas=2, algorithm="tree", protocol="ll")
 LARGE = CommRule(collective="all_reduce", min_bytes=4097, ctas=8, cluster=2, chunk=65536)
@@ -80,7 +83,8 @@ def test_before_that_the_tuner_plugin_answers(nccl_program, ncclver, version, tu
     assert small["plan"][:3] == [TREE, LL, 2]
     assert large["plan"] == [RING, SIMPLE, 8, chunk]
     assert other["plan"][:3] == [RING, SIMPLE, 16]
-    assert (stats["tuned"], stats["per_call"], stats["rules_unapplied"]) == (2, 0, 0)
+    assert (stats["tuned"], stats["per_call"]) == (2, 0)
+    assert stats["rules_unapplied"] == 1  # a cluster needs a configuration
     (process,) = [found for found in stats["processes"] if found["nccl"]]
     assert (process["nccl"]["path"], process["nccl"]["tuner"]) == ("tuner", tuner)
 
@@ -305,7 +309,7 @@ def test_an_nccl_newer_than_known_is_left_to_itself(nccl_program, ncclver):
     )
     assert names == ["ncclAllReduce"] * 3
     assert path == "refused"
-    assert (stats["config_refused"], stats["rules_unapplied"], stats["tuned"]) == (1, 2, 0)
+    assert (stats["config_refused"], stats["rules_unapplied"], stats["tuned"]) == (1, 3, 0)
 
 
 def test_a_program_configuration_that_is_unknown_stays_as_it_is(nccl_program, ncclver):
@@ -320,6 +324,22 @@ def test_a_program_configuration_that_is_unknown_stays_as_it_is(nccl_program, nc
     result, calls = nccl_program(source, policy=RULES, folder=ncclver(23200), statistics=stats)
     assert (result, calls) == (4, 0)  # NCCL's own answer to the program, which was asked once
     assert stats["rules_unapplied"] == 1
+
+
+def test_rules_for_some_sizes_of_all_to_all_are_counted_where_nothing_can_apply_them(nccl_program, ncclver):
+    source = """
+        nccl = Nccl()
+        comm = nccl.init(size=4)
+        nccl.group(lambda: nccl.call("ncclAlltoAll", comm), lambda: nccl.send(comm))
+        show(os.environ.get("NCCL_MAX_P2P_NCHANNELS"))
+    """
+    sized, whole = CommRule(collective="all_to_all", max_bytes=4096, ctas=4), CommRule(ctas=4)
+    for rule, version, unapplied in ((sized, 23000, 1), (sized, 23200, 0), (whole, 23000, 0)):
+        stats = {}
+        folder = ncclver(version)
+        limit = nccl_program(source, policy=Policy(comm_rules=(rule,)), folder=folder, statistics=stats)
+        assert stats["rules_unapplied"] == unapplied
+        assert limit == ("4" if rule is whole else None)
 
 
 def test_an_nccl_without_either_way_is_called_plainly_and_counted(nccl_program, ncclver):
@@ -347,6 +367,50 @@ def test_without_the_plugin_in_force_rules_are_refused_with_the_reason(nccl_prog
     why, channels = nccl_program(source, folder=ncclver(22800))
     assert "NCCL_TUNER_PLUGIN" in why
     assert channels == [32, 32]
+
+
+@pytest.mark.parametrize(
+    ("version", "plugin", "rule", "reason"),
+    [
+        (23200, "", 'protocol="ll"', "a protocol needs weft's tuner plugin"),
+        (23200, "", "chunk=65536", "a chunk needs version 6"),
+        (22800, "STATIC_PLUGIN", "chunk=65536", "a chunk needs version 6"),
+        (23000, "STATIC_PLUGIN", "cluster=2", "cluster and cta_policy need the configuration of a call"),
+        (23200, "", 'ctas=4, algorithm="ring", cluster=2', None),
+        (23200, "STATIC_PLUGIN", 'protocol="ll", chunk=65536', None),
+        (22800, "STATIC_PLUGIN", 'protocol="ll", algorithm="tree"', None),
+    ],
+)
+def test_a_rule_of_which_a_part_would_be_lost_is_refused(
+    nccl_program, ncclver, version, plugin, rule, reason
+):
+    source = (
+        FOLLOW
+        + f"""
+    nccl = Nccl()
+    comm = nccl.init(size=4)
+    start = Policy()
+    show(refused(use, CommRule({rule})))
+    """
+    )
+    env = {"NCCL_TUNER_PLUGIN": plugin} if plugin else {}
+    said = nccl_program(source, env=env, folder=ncclver(version))
+    assert said is None if reason is None else reason in said
+
+
+def test_a_communicator_that_works_in_the_background_is_waited_for(nccl_program, ncclver):
+    source = (
+        FOLLOW
+        + """
+    nccl = Nccl()
+    comm = nccl.init(size=4, settings=config(blocking=0))
+    start = Policy()
+    use(CommRule(ctas=4))
+    nccl.all_reduce(comm, 1 << 20)
+    show([found["most"] for found in nccl.plans()])
+    """
+    )
+    assert nccl_program(source, folder=ncclver(23200)) == [4]
 
 
 @pytest.mark.parametrize("version", [23000, 23200])
@@ -501,3 +565,27 @@ def test_a_rank_that_cannot_follow_keeps_all_from_it(nccl_program, ncclver):
     names, (said,) = nccl_program(source, folder=ncclver(23200))
     assert names == ["ncclAllReduce"]
     assert "comm.rules are not applied (of another rank)" in said
+
+
+# --- many threads -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", [22800, 23200])
+def test_threads_under_rules_and_a_limit_that_keeps_changing(
+    sanitized, ncclver, environment, tmp_path, version
+):
+    folder = ncclver(version)
+    program = sanitized(tmp_path / "hammer", str(HERE / "nccl_hammer.c"), f"-L{folder}", "-lnccl")
+    rules = Policy(comm_rules=(CommRule(collective="all_reduce", cluster=2, protocol="ll"),))
+    with Job(rules) as job:
+        env = {**job.environment(environment), "ASAN_OPTIONS": "verify_asan_link_order=0"}
+        env["LD_LIBRARY_PATH"] = f"{folder}:{env['LD_LIBRARY_PATH']}"
+        del env["LD_PRELOAD"]
+        done = subprocess.run(
+            [program, "4", "400"], env=env, capture_output=True, text=True, timeout=100, check=False
+        )
+        assert done.stderr == ""
+        assert done.returncode == 0
+        counted = job.collect()
+    assert counted["split_failures"] == counted["config_refused"] == counted["rules_unapplied"] == 0
+    assert counted["per_call"] > 0 or version < 23100

@@ -168,6 +168,37 @@ def test_steps_and_bytes_come_from_the_calls_of_nccl(start):
     assert lines[1]["comm_bytes_per_s"] > 0
 
 
+TRACED = """
+    import time
+    ctypes.CDLL(None).weft_trace_set_clock(None)  # by real time
+    gemm, comm = kernel("gemm"), kernel("ncclDevKernel_AllReduce_Sum_bf16_RING_LL")
+    cost("gemm", 1000, sms=100)
+    cost("ncclDevKernel_AllReduce_Sum_bf16_RING_LL", 700, sms=8)
+    import os
+    while not os.path.exists("stop"):
+        launch(gemm, stream=0x10)
+        launch(comm, grid=8, stream=0x20)
+        sync()
+        time.sleep(0.01)
+"""
+
+
+def test_the_exposed_share_is_that_of_the_trace(start):
+    import weft
+
+    job = start(
+        TRACED, "--trace", "traces", "--trace-after", "0", "--trace-steps", "1", header="tracer_driver"
+    )
+    until(lambda: list(job.path.glob("trace.*")), 60)
+    line = json.loads(job.top(job.name, "--json", "--samples", "1").stdout)["jobs"][0]
+    job.stop()
+    (rank,) = weft.analyze(job.folder / "traces").to_json()["ranks"]
+    assert line["exposed_pct"] > 0
+    assert line["exposed_pct"] == pytest.approx(
+        100 * rank["exposed_comm_us"] / rank["span_us"], rel=0.02, abs=0.01
+    )
+
+
 # --- changes from outside -----------------------------------------------------------------------------------------
 
 SEEN = """
@@ -303,6 +334,14 @@ def test_a_job_that_is_over_or_none_at_all_is_named(tmp_path, monkeypatch):
     (left / "control").write_bytes(binding.control_image(Policy()))
     with pytest.raises(InputError, match="is over"):
         jobs.select_job("left")
+
+
+def test_a_job_that_ends_before_it_is_watched_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    with Job() as job:
+        found = jobs.select_job(str(job.folder))
+    with pytest.raises(InputError, match="is over, or cannot be read"):
+        JobsWatch(found)
 
 
 def test_a_killed_job_is_told_from_one_that_ended(start):

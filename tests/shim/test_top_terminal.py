@@ -12,6 +12,7 @@ import subprocess
 import sys
 import termios
 import time
+from pathlib import Path
 
 import pytest
 from test_nccl_routes import fake_nccl  # noqa: F401 (a fixture)
@@ -163,5 +164,23 @@ def test_64_ranks_fit_by_scrolling(start, terminal):  # noqa: F811
     top.shows(" 63 ")
     assert top.text.splitlines()[0].startswith("weft top")
     top.process.terminate()
+    assert top.ends() == 0
+    job.stop()
+
+
+def test_ctrl_z_gives_the_terminal_back_and_a_continued_top_draws_again(start, terminal):  # noqa: F811
+    job = start()
+    top = terminal(job, job.name)
+    top.shows("launches/s")
+    top.press(b"\x1a")
+    stat = Path(f"/proc/{top.process.pid}/stat")
+    until(lambda: top.read() or stat.read_text().rpartition(")")[2].split()[0] == "T")
+    assert termios.tcgetattr(top.slave) == top.before
+    assert top.raw.decode().rstrip().endswith("\x1b[?1049l")
+    top.raw = b""
+    top.process.send_signal(signal.SIGCONT)
+    top.shows("launches/s")
+    assert "\x1b[?1049h" in top.raw.decode()
+    top.press(b"q")
     assert top.ends() == 0
     job.stop()

@@ -67,16 +67,24 @@ def test_a_driver_name_finds_its_profile():
 
 
 def test_the_command_writes_a_profile(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(cli, "COMMANDS", tuple({*cli.COMMANDS, "calibrate"}))
     monkeypatch.setattr("weft.execute.calibrate.probes", lambda: FEW)
+    monkeypatch.setattr("weft.execute.devices.has_gpu", lambda: True)
+    monkeypatch.setattr("weft.execute.devices.open_executor", lambda *_, **__: SimExecutor("h200-ghost"))
     out = tmp_path / "mine.json"
     with pytest.raises(SystemExit) as end:
-        cli.main(
-            ["calibrate", "--device", "sim:h200-ghost", "--budget", "1", "--repeats", "1", "--out", str(out)]
-        )
+        cli.main(["calibrate", "--budget", "1", "--repeats", "1", "--out", str(out)])
     assert end.value.code == 0
     assert load_profile(out).name == "h200"
     assert "mean error" in capsys.readouterr().out
+
+
+def test_a_simulated_gpu_is_refused(tmp_path, capsys):
+    out = tmp_path / "mine.json"
+    with pytest.raises(SystemExit) as end:
+        cli.main(["calibrate", "--device", "sim:h200-ghost", "--out", str(out)])
+    assert end.value.code == 2
+    assert "is simulated" in capsys.readouterr().err
+    assert not out.exists()
 
 
 def test_without_a_gpu_the_error_names_it(monkeypatch, capsys):

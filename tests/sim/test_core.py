@@ -102,6 +102,31 @@ def test_device_memory_limits_what_misses_the_cache():
     assert outcome.total_s == pytest.approx(8e6 * 0.5 / 1e11)
 
 
+def test_slack_absorbs_a_slow_memory_up_to_its_factor():
+    machine = replace(MACHINE, cache_bytes_per_s=1e18, memory_bytes_per_s=2e11)
+    greedy = kernel(8, speed=Speed(block_rate=1e11, miss=0.5))
+
+    def slowed(spare):
+        mover = kernel(1, speed=Speed(block_rate=1e9, miss=0.5, spare=spare), name="mover")
+        alone = simulate_launches(machine, [mover]).total_s
+        return simulate_launches(machine, [replace(greedy, runs=((8, 1e9),)), mover]).end_s[1] / alone
+
+    assert slowed(1.0) > 1.5
+    assert slowed(1.0) / slowed(1.2) == pytest.approx(1.2, rel=0.02)
+    assert slowed(8.0) == pytest.approx(1.0, rel=1e-6)
+
+
+def test_short_requests_take_more_of_the_cache_only_where_it_is_the_limit():
+    def seconds(weight, cache):
+        machine = replace(MACHINE, cache_bytes_per_s=cache)
+        return simulate_launches(
+            machine, [kernel(8, speed=Speed(block_rate=1e11, window_bytes=1e5, weight=weight))]
+        ).total_s
+
+    assert seconds(1.1, 1e18) == seconds(1.0, 1e18)
+    assert seconds(1.1, 1e11) / seconds(1.0, 1e11) == pytest.approx(1.1, rel=0.01)
+
+
 def test_priority_orders_pending_blocks_without_preemption():
     full = kernel(32)
     urgent = kernel(4, name="urgent", priority=1, footprint=replace(SMALL, shared_bytes=100_000))

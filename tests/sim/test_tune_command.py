@@ -85,7 +85,10 @@ def test_policy_and_page_are_written(weft, tmp_path):
         (["tune", "cb-ar", "--gemm", "1x1x1"], "both the workload"),
         (["tune", "cb-ar", "--bytes", "many"], "size 'many' is not a size"),
         (["tune", *SPELLED, "--device", "sim:h200-ghost", "--ranks", 40], "would hang"),
-        (["tune", "cb-ar", "--tile", "128x128x128", "--device", "sim:a40"], "fits on no SM of NVIDIA A40"),
+        (
+            ["tune", "cb-ar", "--reading", "lab", "--tile", "128x128x128", "--device", "sim:a40"],
+            "fits on no SM of NVIDIA A40",
+        ),
         (["tune", "cb-ar", "--device", "sim:h100", "--out", "/no/such/folder/p.json"], "cannot write"),
     ],
 )

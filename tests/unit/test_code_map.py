@@ -29,12 +29,17 @@ PACKAGES = (
     "bench",
     "ops",
     "plan",
+    "reproduce",
     "report",
     "integrations",
     "doctor",
     "cli",
 )
-OPTIONAL = {"ops": {"report", "integrations", "cli"}, "plan": {"report", "integrations", "cli"}}
+OPTIONAL = {
+    "ops": {"reproduce", "report", "integrations", "cli"},
+    "plan": {"report", "integrations", "cli"},
+    "reproduce": {"report", "cli"},
+}
 """Packages that the core never imports, and who may."""
 PUBLIC = {
     *("Policy", "Rule", "Timeline", "WeftError", "__version__"),

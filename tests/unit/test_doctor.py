@@ -62,6 +62,8 @@ HEALTHY = Machine(
     nccl=lambda torch: Path("/site/nvidia/nccl/lib/libnccl.so.2"),
     shim=lambda: Path("/site/weft/shim/libweft_shim.so"),
     preload=lambda env: None,
+    filesystem_bytes=lambda path: 64 << 30,
+    in_container=lambda: False,
 )
 BARE = replace(
     HEALTHY,
@@ -92,6 +94,7 @@ def test_a_healthy_machine_is_all_ok():
         "green contexts",
         "priority",
         "placed",
+        "shared memory",
         "environment",
     ]
     assert "weft run" in next_step(findings)
@@ -141,7 +144,7 @@ def test_a_check_that_hangs_times_out():
     findings = diagnose(replace(HEALTHY, which=hang), limit_s=0.2)
     release.set()
     stuck = {c.name: c for c in findings if "no answer" in c.detail}
-    assert set(stuck) == {"compiler", "mps"}
+    assert set(stuck) == {"compiler", "mps", "clocks"}
     assert {c.status for c in stuck.values()} == {"fail"}
     assert {c.name for c in findings} > {"environment", "shim"}
 
@@ -377,7 +380,7 @@ def test_json_is_one_object_and_nothing_else(monkeypatch, capsys):
     printed = capsys.readouterr()
     checks = json.loads(printed.out)["checks"]
     assert printed.err == ""
-    assert len(checks) == 12
+    assert len(checks) == 13
     assert all(set(c) == {"name", "status", "detail", "fix"} for c in checks)
 
 

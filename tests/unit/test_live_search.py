@@ -13,7 +13,8 @@ import pytest
 
 from weft.policy import Policy
 from weft.tuning.live import proof, search
-from weft.tuning.live.options import Facts, Kernel, beyond, merge, search_stages
+from weft.tuning.live.levers import beyond, search_stages
+from weft.tuning.live.options import Facts, Kernel, merge
 from weft.tuning.live.search import tune
 from weft.tuning.live.trial import Sample, Trial
 from weft.tuning.live.tuned_job import TunedJob, read_result, result_file, stopped
@@ -118,13 +119,13 @@ def quiet(**given: object) -> Job:
     return Job(1, **{"noise": 0.004, "wave": 0.0, "slope": 0.0, "odd": 0.0, **same, **given})
 
 
-def test_it_ends_near_the_best_and_never_slower_in_under_60_steps():
+def test_it_ends_near_the_best_and_never_slower_in_under_70_steps():
     behind, slower = [], 0
     for seed in range(200):
         job = Job(seed)
         outcome = play(job, seed=seed)
         slower += job.ms(outcome.policy) > 40 * 1.005
-        assert outcome.steps < 60
+        assert outcome.steps < 70
         assert outcome.steps + outcome.warm_up_steps == job.steps
         assert outcome.warm_up_steps <= search.MOST_WARM_UP
         outcome = watched(job, outcome) if outcome.still_open else outcome
@@ -192,7 +193,7 @@ def test_whatever_happens_it_ends_in_time_and_says_something():
 
         job.trial = hostile  # type: ignore[method-assign]
         outcome = play(job, seed=seed)
-        assert outcome.steps < 60 * search.MOST_NOISY + proof.PROMISING_STEPS
+        assert outcome.steps < 70 * search.MOST_NOISY + proof.PROMISING_STEPS
         assert json.dumps(outcome.to_dict(), allow_nan=False)
         assert outcome.text
 
@@ -255,19 +256,19 @@ def test_nothing_is_tried_that_cannot_matter():
     names = [
         set(change)
         for stage in search_stages(Facts(collectives=4, kernels=(CUBLAS, NORM)), Policy())
-        for change in stage
+        for change in stage.changes
     ]
     assert all(
-        name <= {"priority", "head_start_us"} for name in names
+        name <= {"priority", "head_start", "head_start_us"} for name in names
     )  # no CTAs to be had, one block, memory
-    *_, shaped = search_stages(Facts(collectives=4, kernels=(TRITON, NORM)), Policy())
+    shaped = search_stages(Facts(collectives=4, kernels=(TRITON, NORM)), Policy())[-1].changes
     assert [change["residency"] for change in shaped] == [3, 2]
     assert all(change["when"] == "overlap" for change in shaped)
 
 
 def test_a_kernel_is_shaped_by_default_and_the_others_spared_by_name():
     other = Kernel("other", "other_gemm", 10, 40, 2)
-    *_, shaped = search_stages(Facts(collectives=4, kernels=(TRITON, other, NORM)), Policy())
+    shaped = search_stages(Facts(collectives=4, kernels=(TRITON, other, NORM)), Policy())[-1].changes
     assert [change["residency"] for change in shaped] == [
         1,
         3,
@@ -342,15 +343,14 @@ def seen(*kernels: Kernel, comm_ms: float) -> Facts:
 
 def test_where_nothing_runs_beside_collectives_only_more_ctas_can_matter():
     launched_ahead = Kernel("my_gemm", "my_gemm", 40, 30, 4, 20.0, 0.0)
-    assert search_stages(seen(launched_ahead, comm_ms=8), Policy()) == [
-        [{"max_ctas": count} for count in (16, 24, 32)]
-    ]
+    (stage,) = search_stages(seen(launched_ahead, comm_ms=8), Policy())
+    assert stage.changes == [{"max_ctas": count} for count in (16, 24, 32)]
 
 
 def test_only_kernels_with_time_beside_collectives_are_shaped():
     often = Kernel("small", "small", 400, 300, 8, 0.4, 0.2)
     long = Kernel("my_gemm", "my_gemm", 40, 30, 4, 20.0, 6.0)
-    *_, shaped = search_stages(seen(often, long, comm_ms=8), Policy())
+    shaped = search_stages(seen(often, long, comm_ms=8), Policy())[-1].changes
     assert [change["residency"] for change in shaped] == [3, 2]
     assert seen(often, long, comm_ms=8).beside == (long, often)
 

@@ -229,7 +229,9 @@ def job(effects: dict[str, float], **of_rank_1: object) -> list[Rank]:
 
 
 def test_all_ranks_change_policy_at_the_same_step_and_end_with_the_same():
-    ranks = job({"ctas6": 1.2, "ctas16": 0.9, "ctas24": 0.95, "priority": 0.97, "head5": 1.02})
+    ranks = job(
+        {"ctas6": 1.2, "ctas16": 0.9, "ctas24": 0.95, "priority": 0.97, "head5": 1.02, "placed": 1.02}
+    )
     assert ranks[0].ran == ranks[1].ran == ranks[2].ran
     assert len(set(ranks[0].ran)) > 5
     assert ranks[0].result == ranks[1].result == ranks[2].result

@@ -138,10 +138,10 @@ class FakeControls:
         kernel = Kernel("gemm", "gemm", 4.0, 2.0, 4)
         return Facts(collectives=2.0, ctas=8, cta_choices=(4, 16), most_ctas=64, kernels=(kernel,))
 
-    def prepare(self, ctas):
-        if ctas in self.refuses:
+    def prepare(self, policy, keys):
+        if policy.max_ctas in self.refuses:
             raise UnavailableError("no such communicator")
-        self.prepared.append(ctas)
+        self.prepared.append(policy.max_ctas)
 
     def apply(self, policy):
         self.applied.append(policy)
@@ -242,7 +242,7 @@ seen = []
 class Controls:
     now = weft.Policy()
     def learn(self): pass
-    def prepare(self, ctas):
+    def prepare(self, policy, keys):
         if rank == 1:
             raise weft.WeftError("only rank 1 refuses")
     def apply(self, policy):

@@ -9,11 +9,13 @@ from fnmatch import fnmatch
 from weft.errors import UsageError
 from weft.policy import Policy, Rule
 from weft.tuning.candidates import CUBLAS, GEMM, PLAIN, SEQUENTIAL, Candidate
-from weft.workload import Compute, Workload, named
+from weft.workload import Compute, Workload, named, paper_reading
 
 PAPER_GRIDS = (8, 16, 32, 64, 128, 256, 512, 1024)
 """Blocks along each side of the grids in arXiv:2606.09200."""
 PLACED = Policy(head_start="placed")
+FIG2 = "fig2"
+"""The suite in the paper's own setting, which runs on the paper's nodes where they are simulated."""
 PAPER_RESIDENCY = {"opt1": (5, 3), "opt2": (3, 2)}
 """Blocks per SM to try, below the natural residency of each tile (7 and 4 on Hopper)."""
 
@@ -53,6 +55,11 @@ class Suite:
     baseline_ctas: int
     """CTAs per rank of `overlap` and `sequential` when ranks share one GPU."""
     budget_s: float
+
+    def with_ranks(self, ranks: int) -> Suite:
+        """The suite with another number of ranks in every cell."""
+        cells = tuple(replace(cell, workload=cell.workload.but(ranks=ranks)) for cell in self.cells)
+        return replace(self, cells=cells)
 
     def only(self, pattern: str | None) -> Suite:
         """The suite with only the cells whose names match a glob."""
@@ -132,6 +139,18 @@ def _grid_cells(names: tuple[str, ...]) -> Iterator[SuiteCell]:
                     rounds=4 if slow else 6,
                     confirm=2 if slow else 3,
                 )
+
+
+def _fig2_cells() -> Iterator[SuiteCell]:
+    """The diagonal of Fig. 2 in the paper's own setting, with both of its controls."""
+    for side in reversed(PAPER_GRIDS):
+        for option in ("opt2", "opt1"):
+            name = f"cb-ar-{option}-{side}"
+            workload = paper_reading(named(f"cb-ar-{option}")).but(name=name, ranks=2, grid=(side, side))
+            tries = [SEQUENTIAL, PLAIN, Candidate.of(high())]
+            if side * side > 264:
+                tries += [Candidate.of(high(rules=(Rule(GEMM, n),))) for n in (3, 2)]
+            yield SuiteCell(name, workload, tuple(tries), rounds=4, confirm=2)
 
 
 def _headline(iterations: int, rounds: int) -> SuiteCell:
@@ -272,7 +291,16 @@ def suites() -> dict[str, Suite]:
         suite.name: suite
         for suite in (
             Suite("quick", "five workloads, under a minute", tuple(_quick_cells()), 12, 55),
-            Suite("paper", "the experiments of arXiv:2606.09200", tuple(_paper_cells()), 12, 600),
+            Suite(
+                "paper",
+                "arXiv:2606.09200 with weft's kernels; fig2 is the paper's setting",
+                tuple(_paper_cells()),
+                12,
+                600,
+            ),
+            Suite(
+                FIG2, "Fig. 2 of arXiv:2606.09200 in the paper's own setting", tuple(_fig2_cells()), 10, 300
+            ),
             Suite(
                 "check",
                 "every collective against a reference, small and odd sizes",

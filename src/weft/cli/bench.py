@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def bench(
-    name: str = typer.Argument(..., metavar="SUITE", help="quick, paper, modern or check."),
+    name: str = typer.Argument(..., metavar="SUITE", help="quick, paper, fig2, modern or check."),
     device: str = typer.Option("auto", help="auto, cuda, cpu (under torchrun) or sim:NAME."),
     out: Path = typer.Option(Path("weft-results"), help="Folder for result files; a rerun resumes there."),  # noqa: B008
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object and nothing else."),
@@ -43,19 +43,23 @@ def bench(
 ) -> None:
     """Measure the effect of each control on a suite of workloads."""
     from weft.bench import results
+    from weft.bench.suites import FIG2
     from weft.bench.suites import suite as find
     from weft.errors import UsageError
-    from weft.execute.devices import open_executor, resolve
+    from weft.execute.devices import open_executor, paper_device, paper_ranks
+    from weft.execute.devices import resolve as resolve_device
     from weft.ranks import Ranks
 
-    suite = find(name).only(only)
+    suite, device = find(name).only(only), resolve_device(device)
+    if suite.name == FIG2 and (node := paper_device(device)) is not None:
+        suite, device = suite.with_ranks(paper_ranks(node)), node
     if budget < 0 or deadline <= 0:
         raise UsageError("--budget and --deadline must be greater than 0 seconds")
     budget = budget or suite.budget_s
     leading = int(os.environ.get("RANK", "0")) == 0  # under torchrun every rank measures and rank 0 reports
     target = out / f"{suite.name}.jsonl"
     if leading and not as_json:
-        _print_plan(suite, resolve(device), budget, target)
+        _print_plan(suite, device, budget, target)
     if dry_run:
         return
     executor = open_executor(device, baseline_ctas=suite.baseline_ctas, deadline_s=deadline, under_shim=shim)
@@ -140,15 +144,17 @@ def _print_cell(bar: Progress, name: str, rows: list[dict[str, Any]]) -> None:
 def _header(executor: Executor, suite: Suite) -> dict[str, Any]:
     import weft
 
-    return {
-        "header": suite.name,
-        "device": executor.device,
-        "machine": executor.info(),
-        "host": {"python": platform.python_version(), "system": platform.platform()},
-        "weft": weft.__version__,
-        "command": "weft " + shlex.join(sys.argv[1:]),
-        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-    }
+    return versioned(
+        {
+            "header": suite.name,
+            "device": executor.device,
+            "machine": executor.info(),
+            "host": {"python": platform.python_version(), "system": platform.platform()},
+            "weft": weft.__version__,
+            "command": "weft " + shlex.join(sys.argv[1:]),
+            "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        }
+    )
 
 
 def _print_plan(suite: Suite, device: str, budget: float, target: Path) -> None:
@@ -156,6 +162,7 @@ def _print_plan(suite: Suite, device: str, budget: float, target: Path) -> None:
     candidates = sum(len(cell.candidates) for cell in suite.cells)
     print(
         f"{suite.name}: {suite.about}; {len(suite.cells)} workloads, {candidates} candidates on {device}\n"
+        f"collectives of {', '.join(sorted({str(c.workload.ranks) for c in suite.cells}))} ranks; "
         f"about {estimate:.0f} s on Hopper, at most {budget:.0f} s plus the last workload; results: {target}"
     )
 

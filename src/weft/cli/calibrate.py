@@ -11,7 +11,7 @@ import typer
 def calibrate(
     out: Path = typer.Option(Path("profile.json"), help="File to write."),  # noqa: B008
     gpu: str = typer.Option("", metavar="NAME", help="Profile to start from; default: by the GPU's name."),
-    device: str = typer.Option("cuda", help="cuda, or sim:NAME to try the command without a GPU."),
+    device: str = typer.Option("cuda", help="cuda, or auto, which must find a GPU."),
     budget: float = typer.Option(120.0, metavar="SECONDS", help="Time for the fit after the measurements."),
     repeats: int = typer.Option(3, help="Measurements of each probe; the median is used."),
 ) -> None:
@@ -24,9 +24,15 @@ def calibrate(
 
     if budget <= 0 or repeats < 1:
         raise UsageError("--budget must be greater than 0 seconds and --repeats at least 1")
-    if device == "cuda" and not has_gpu():
+    if device.startswith("sim:"):
+        raise UsageError(
+            f"device {device!r} is simulated: its profile cannot be measured; run weft calibrate where "
+            "the GPU is, with --device cuda"
+        )
+    if device in ("auto", "cuda") and not has_gpu():
         raise UnavailableError(
-            "weft calibrate needs a GPU and this machine has none; try it with --device sim:h200-ghost"
+            "weft calibrate needs a GPU and this machine has none; simulated GPUs have profiles already "
+            "(weft tune --device sim:NAME)"
         )
     executor = open_executor(device, baseline_ctas=BASELINE_CTAS)
     try:

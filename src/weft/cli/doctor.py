@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -18,23 +19,46 @@ _COLOURS = {"ok": "green", "warn": "yellow", "fail": "bold red", "skip": "dim"}
 
 
 def doctor(
-    as_json: bool = typer.Option(False, "--json", help="Print one JSON object instead of the table."),
+    command: Annotated[
+        list[str] | None, typer.Argument(metavar="[-- CMD…]", help="Also check what this would start with.")
+    ] = None,
+    trace: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="TRACE", help="Also read bucket and prefetch settings off a trace."),
+    ] = None,
+    job: Annotated[
+        str | None, typer.Option(metavar="JOB", help="Also check a job that runs under `weft run`.")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object instead of the table.")
+    ] = False,
 ) -> None:
-    """Check the driver, GPUs, NCCL, the shim and the environment. Each finding comes with its fix."""
+    """Check the driver, GPUs, NCCL, the shim and the environment. Each finding comes with its fix.
+
+    weft doctor -- torchrun --nproc-per-node 8 train.py
+    """
     from rich.console import Console
 
     from weft.doctor import diagnose
 
     if as_json:
-        findings = diagnose()
+        findings = diagnose(command=command) + _seen(trace, job)
         print(json.dumps(versioned({"checks": [finding.to_dict() for finding in findings]}), indent=2))
     else:
         # Progress goes to stderr, so that stdout has only the table.
         with Console(stderr=True).status("checking") as status:
-            findings = diagnose(on_start=lambda name: status.update(f"checking {name}"))
+            findings = diagnose(
+                on_start=lambda name: status.update(f"checking {name}"), command=command
+            ) + _seen(trace, job)
         show_findings(findings, Console(highlight=False))
     if any(finding.status == "fail" for finding in findings):
         raise typer.Exit(1)
+
+
+def _seen(trace: list[Path] | None, job: str | None) -> list[Check]:
+    from weft.doctor.traffic_checks import job_checks, trace_checks
+
+    return (trace_checks(trace) if trace else []) + (job_checks(job) if job else [])
 
 
 def show_findings(findings: list[Check], console: Console) -> None:

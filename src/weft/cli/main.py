@@ -28,6 +28,7 @@ COMMANDS = (
     "calibrate",
     "plan",
     "explore",
+    "reproduce",
     "top",
     "schema",
 )

@@ -94,6 +94,12 @@ def run(
             "--steps", help="Publish step times of PyTorch programs for `weft top`, also without a GPU."
         ),
     ] = False,
+    metrics: Annotated[
+        str | None,
+        typer.Option(
+            metavar="[HOST:]PORT", help="Serve the job's figures to Prometheus (loopback without HOST)."
+        ),
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no closing line.")] = False,
 ) -> None:
     """Run an unmodified program under a policy; torchrun and all children are included.
@@ -107,6 +113,7 @@ def run(
     weft run --trace traces -- torchrun --nproc-per-node 8 train.py
     """
     _check_platform()
+    from weft.monitor.exporter import Exporter, metrics_address
     from weft.shim import chrome, launch, stats
     from weft.shim.apply import not_applied
     from weft.shim.inject import Job, TraceRequest, check_preload
@@ -119,6 +126,7 @@ def run(
         )
     policy = _policy(policy_file, priority=priority, residency=residency, when=when)
     policy = _with_head_start(policy, head_start)
+    address = None if metrics is None else metrics_address(metrics, os.environ)
     budget = _tune_budget(tune, tune_budget, tune_once)
     if html is not None and not tune:
         raise UsageError("--html is the page of live tuning: add --tune")
@@ -138,10 +146,16 @@ def run(
     if trace is not None:
         chrome.check_folder(trace)
     with ExitStack() as held:
-        job = held.enter_context(Job(policy, tune=tune, trace=wanted, command=command, steps=steps))
+        counts_steps = steps or address is not None
+        job = held.enter_context(Job(policy, tune=tune, trace=wanted, command=command, steps=counts_steps))
         _say(job.problem, quiet)
         env = {**job.environment(launch.original_environment()), **budget}
         check_preload(env)
+        exporter = None
+        if address is not None:
+            exporter = Exporter(job.folder, address)
+            held.callback(exporter.stop)
+            _say(f"metrics: http://{address}/metrics", quiet)
         kept = _kept_descriptors(stats_file)
         status = launch.run(command, env, keep=kept, now_and_then=job.keep_alive)
         held.pop_all()  # from here on the program's status stands, whatever fails
@@ -159,6 +173,8 @@ def run(
             if trace is not None:
                 _write_traces(job.folder, trace, quiet)
         finally:
+            if exporter is not None:
+                exporter.stop()
             job.close()
         _say(line, quiet)
         if stats_file is not None:

@@ -106,27 +106,44 @@ def _terminal() -> Iterator[int]:
     for number in (reader, writer):
         os.set_blocking(number, False)
     wakeup = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    resized = signal.signal(signal.SIGWINCH, lambda number, frame: None)
-    stopped = signal.signal(signal.SIGTERM, _interrupt)
     keys = sys.stdin.fileno() if sys.stdin.isatty() else None
     before = termios.tcgetattr(keys) if keys is not None else None
-    try:
+
+    def enter() -> None:
         if keys is not None:
             tty.setcbreak(keys)
         sys.stdout.write(_ENTER)
-        yield reader
-    finally:
+
+    def leave() -> None:
         with suppress(OSError):
             sys.stdout.write(_LEAVE)
             sys.stdout.flush()
         if keys is not None and before is not None:
             with suppress(termios.error):
                 termios.tcsetattr(keys, termios.TCSADRAIN, before)
-        signal.signal(signal.SIGWINCH, resized)
-        signal.signal(signal.SIGTERM, stopped)
+
+    def suspend(number: int, frame: Any) -> None:
+        """Ctrl-Z: the shell gets its terminal back, and `fg` brings the screen back."""
+        leave()
+        os.kill(os.getpid(), signal.SIGSTOP)
+        enter()
+
+    handlers = {signal.SIGWINCH: _awake, signal.SIGTERM: _interrupt, signal.SIGTSTP: suspend}
+    handled = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        enter()
+        yield reader
+    finally:
+        leave()
+        for number, handler in handled.items():
+            signal.signal(number, handler)
         signal.set_wakeup_fd(wakeup)
         os.close(reader)
         os.close(writer)
+
+
+def _awake(number: int, frame: Any) -> None:
+    """Python notes the signal on the wake-up pipe: the wait ends, and the frame is drawn anew."""
 
 
 def _interrupt(number: int, frame: Any) -> None:

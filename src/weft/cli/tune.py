@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import os
 import sys
+import textwrap
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -51,6 +52,11 @@ def tune(
         show_default=False,
         help="Streams over which compute is distributed in turn; default: the workload's.",
     ),
+    reading: str = typer.Option(
+        "auto",
+        help="How a named workload runs: paper (arXiv:2606.09200's setting) or lab (weft's kernels); auto: "
+        "paper on a simulated node, lab elsewhere.",
+    ),
     budget: float = typer.Option(
         60.0, metavar="SECONDS", help="Time after which no new round of measurements starts."
     ),
@@ -66,13 +72,19 @@ def tune(
     Verdicts measured on this machine are stored and reused.
     """
     from weft.errors import UsageError
-    from weft.execute.devices import open_executor
+    from weft.execute.devices import open_executor, paper_device, paper_ranks, resolve
     from weft.tuning.candidates import for_kernel
     from weft.tuning.lab import choose_candidates
     from weft.workload import specify
 
     if budget <= 0:
         raise UsageError("--budget must be greater than 0 seconds")
+    device = resolve(device)
+    if reading == "auto":
+        reading = "paper" if name and paper_device(device) else "lab"
+    node = paper_device(device) if reading == "paper" else None
+    if node is not None:
+        device, ranks = node, ranks or paper_ranks(node)
     workload = specify(
         name,
         gemm=gemm,
@@ -84,6 +96,7 @@ def tune(
         ranks=ranks,
         iterations=iterations,
         streams=streams,
+        reading=reading,
     )
     executor = open_executor(device)
     try:
@@ -94,7 +107,7 @@ def tune(
             tried, ranked_out = choose_candidates(executor, workload, before=before, every=every)
             quiet = as_json or executor.simulated
             tuned = _race(executor, workload, tried, seed, budget, ranked_out, quiet=quiet)
-            document = tuned.to_dict()
+            document = {**tuned.to_dict(), **_assumed(executor, workload, reading, name)}
             page = _page(executor, tuned) if html else ""
             remembered.put(tuned.verdict.policy, document)
     finally:
@@ -111,8 +124,32 @@ def tune(
         print(f"{document['verdict']['text']}\nMeasured {_made(found)}; `--fresh` measures again.")
     else:
         _show(tuned, html)
+        _say_assumed(document)
     if not as_json and out is not None:
         _say_how_to_apply(policy, out)
+
+
+def _assumed(executor: Executor, workload: Workload, reading: str, name: str) -> dict[str, Any]:
+    """The reading, what the workload is, and the gain over other bus figures of a node of the paper."""
+    from weft.execute.sim import SimExecutor
+
+    found: dict[str, Any] = {"reading": reading if name else "", "assumed": workload.described}
+    if isinstance(executor, SimExecutor) and reading == "paper":
+        from weft.reproduce.bus_range import tuned_gains
+
+        found["bus_range"] = [one.to_dict() for one in tuned_gains(executor, workload)]
+    return found
+
+
+def _say_assumed(document: dict[str, Any]) -> None:
+    lines = [f"workload: {document['assumed']}"]
+    if document["reading"] == "paper":
+        lines.append("reading: arXiv:2606.09200's, as in `weft reproduce`; `--reading lab`: weft's kernels")
+    for row in document.get("bus_range", ()):
+        what = f"gain {row['gain_pct']:.1f}% ({row['chosen']})"
+        lines.append(f"with {row['bus_gb_s']:g} GB/s, {row['source']}: {what}")
+    for line in lines:
+        print(textwrap.fill(line, 79, subsequent_indent="  ", break_long_words=False))
 
 
 def _remembered(executor: Executor, workload: Workload) -> Remembered:

@@ -99,6 +99,7 @@ class GhostGroup(dist.ProcessGroup):  # type: ignore[misc,unused-ignore]
     ) -> None:
         super().__init__(rank, size)
         self._own, self._count, self._options = rank, size, options
+        self._name: Any = None
         self._make_lane, self._lanes = make_lane, dict[Any, Lane]()
 
     def size(self) -> int:
@@ -112,7 +113,11 @@ class GhostGroup(dist.ProcessGroup):  # type: ignore[misc,unused-ignore]
 
     @property
     def group_name(self) -> Any:
-        return dist.distributed_c10d._world.pg_names[self]
+        return self._name or dist.distributed_c10d._world.pg_names[self]
+
+    def shutdown(self) -> None:
+        """torch removes the name next, and asks for it once more after that."""
+        self._name = dist.distributed_c10d._world.pg_names.get(self)
 
     @property
     def pg_name(self) -> Any:

@@ -28,7 +28,11 @@ def find_torch() -> Torch | None:
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return None
-    folder = Path(spec.origin).parent
+    return read_torch(Path(spec.origin).parent)
+
+
+def read_torch(folder: Path) -> Torch:
+    """The torch in this folder, from its files."""
     facts = _constants(folder / "version.py")
     return Torch(facts.get("__version__") or _metadata_version(), facts.get("cuda"), facts.get("hip"), folder)
 

@@ -31,6 +31,22 @@ def run_command(
     return done.returncode, done.stdout, done.stderr
 
 
+def filesystem_bytes(path: str) -> int | None:
+    """Size of the file system at a path; None where there is none."""
+    try:
+        facts = os.statvfs(path)
+    except (OSError, AttributeError):
+        return None
+    return facts.f_frsize * facts.f_blocks
+
+
+def in_container() -> bool:
+    """Whether this process runs in a container, as far as files tell."""
+    if any(Path(mark).exists() for mark in ("/.dockerenv", "/run/.containerenv")):
+        return True
+    return bool(os.environ.get("KUBERNETES_SERVICE_HOST"))
+
+
 @dataclass(frozen=True)
 class Machine:
     """The queries of the checks. The defaults query the real machine."""
@@ -44,6 +60,8 @@ class Machine:
     nccl: Callable[[Torch | None], Path | None] = libraries.find_nccl
     shim: Callable[[], Path] = libraries.find_shim
     """Path of the shim; raises UnavailableError if it is not built."""
+    filesystem_bytes: Callable[[str], int | None] = filesystem_bytes
+    in_container: Callable[[], bool] = in_container
     preload: Callable[[Mapping[str, str]], None] = libraries.try_preload
     """Raises if a process with this environment cannot load the libraries of LD_PRELOAD."""
 

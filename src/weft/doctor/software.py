@@ -69,7 +69,8 @@ def collective_rules(machine: Machine, facts: GpuFacts) -> list[Check]:
     if path is None:
         return [Check(name, "skip", "no libnccl found", "pip install torch (it includes NCCL)")]
     if path.name.startswith("librccl"):
-        return [Check(name, "skip", f"not applied to {path.name}: they are for NCCL")]
+        text = f"not tested with {path.name}: rules that it does not ask weft's tuner plugin for are counted"
+        return [Check(name, "skip", text)]
     try:
         code = machine.ask("nccl", str(path))["version"]
     except UnavailableError as error:

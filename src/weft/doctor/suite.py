@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
-from weft.doctor import hardware, software
+from weft.doctor import hardware, host_checks, nccl_checks, software, torch_checks
 from weft.doctor.check import Check, guarded
+from weft.doctor.command_checks import command_checks
 from weft.doctor.environment import check_environment
 from weft.doctor.machine import GpuFacts, Machine
 
@@ -18,6 +19,9 @@ CHECKS: dict[str, Callable[[Machine, GpuFacts], list[Check]]] = {
     "gpus": hardware.gpus,
     "torch": software.torch,
     "nccl": software.nccl,
+    "nccl regression": nccl_checks.regressions,
+    "zero CTAs": nccl_checks.zero_ctas,
+    "compile flags": torch_checks.compile_flags,
     "collective rules": software.collective_rules,
     "compiler": software.compiler,
     "shim": software.shim,
@@ -25,6 +29,8 @@ CHECKS: dict[str, Callable[[Machine, GpuFacts], list[Check]]] = {
     "green contexts": hardware.green_contexts,
     "priority": hardware.priority,
     "placed": hardware.placed,
+    "clocks": host_checks.clocks,
+    "shared memory": host_checks.shared_memory,
     "environment": lambda machine, facts: check_environment(machine.env),
 }
 
@@ -33,10 +39,11 @@ def diagnose(
     machine: Machine | None = None,
     limit_s: float = LIMIT_S,
     on_start: Callable[[str], None] = lambda name: None,
+    command: Sequence[str] | None = None,
 ) -> list[Check]:
     """All findings about this machine. Never raises; a check that takes over `limit_s` seconds is a `fail`.
 
-    `on_start` is called with the name of each check before it runs.
+    `on_start` is called with the name of each check before it runs. `command`: also what it would start with.
     """
     machine = machine or Machine()
     on_start("driver")
@@ -45,6 +52,9 @@ def diagnose(
     for name, check in CHECKS.items():
         on_start(name)
         findings += guarded(name, partial(check, machine, facts), limit_s)
+    if command is not None:
+        on_start("command")
+        findings += guarded("command", partial(command_checks, command, machine, facts), limit_s)
     return findings
 
 

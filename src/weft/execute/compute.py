@@ -86,7 +86,15 @@ def _launcher(
         raise UnavailableError(f"{compute.kind} needs Triton: pip install triton, or use gemm") from None
     tile = compute.tile or (64, 64, 64)
     return lambda: launch_gemm(
-        a, b, c, tile=tile, grid=grid, warps=compute.warps, stages=compute.stages, gelu=gelu
+        a,
+        b,
+        c,
+        tile=tile,
+        grid=grid,
+        warps=compute.warps,
+        stages=compute.stages,
+        gelu=gelu,
+        vector=compute.kind == "tile_gemm",
     )
 
 
@@ -147,6 +155,7 @@ def _callable(compute: Compute, rand: Callable[..., Any]) -> ComputeCall:
 _BUILDERS: dict[str, Callable[[Compute, Callable[..., Any]], ComputeCall]] = {
     "gemm": _gemm,
     "triton_gemm": _triton_gemm,
+    "tile_gemm": _triton_gemm,
     "triton_mlp": _triton_mlp,
     "layer_norm": _layer_norm,
     "softmax": _softmax,

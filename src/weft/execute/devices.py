@@ -27,6 +27,21 @@ def resolve(device: str) -> str:
     return device
 
 
+def paper_device(device: str) -> str | None:
+    """The node of arXiv:2606.09200 that a simulated node stands for; None for other devices."""
+    from weft.sim.profile import PAPER_NODE, PAPER_RANKS
+
+    name = device.removeprefix("sim:").removesuffix(PAPER_NODE)
+    return f"sim:{name}{PAPER_NODE}" if device.startswith("sim:") and name in PAPER_RANKS else None
+
+
+def paper_ranks(device: str) -> int:
+    """The ranks of a node that `paper_device` named."""
+    from weft.sim.profile import PAPER_NODE, PAPER_RANKS
+
+    return PAPER_RANKS[device.removeprefix("sim:").removesuffix(PAPER_NODE)]
+
+
 def open_executor(
     device: str, *, baseline_ctas: int = BASELINE_CTAS, deadline_s: float = 60.0, under_shim: bool = True
 ) -> Executor:

@@ -21,9 +21,12 @@ def weft_gemm(
     TILE_K: tl.constexpr,  # noqa: N803
     EVEN_K: tl.constexpr,  # noqa: N803
     GELU: tl.constexpr,  # noqa: N803
+    VECTOR: tl.constexpr,  # noqa: N803
 ) -> None:
-    """C = A·B (row-major, contiguous), optionally with GELU. Each block loops over tiles with the grid as
-    stride, so any grid works: a small one is persistent, surplus blocks of a large one exit immediately."""
+    """C = A·B (row-major, contiguous), optionally with GELU, on the matrix or the vector units.
+
+    Each block loops over tiles with the grid as stride, so any grid works: a small one is persistent, surplus
+    blocks of a large one exit immediately."""
     # Hoisting out of these loops costs up to 45 registers per thread (171 instead of 126 at 128x128x64).
     for tile_m in tl.range(
         tl.program_id(1), tl.cdiv(size_m, TILE_M), tl.num_programs(1), num_stages=1, disable_licm=True
@@ -50,7 +53,10 @@ def weft_gemm(
                     left = size_k - k * TILE_K
                     a = tl.load(a_base + a_offs, mask=inner[None, :] < left, other=0.0)
                     b = tl.load(b_base + b_offs, mask=inner[:, None] < left, other=0.0)
-                total = tl.dot(a, b, total)
+                if VECTOR:  # no GPU has a matrix unit for exact fp32
+                    total = tl.dot(a.to(tl.float32), b.to(tl.float32), total, input_precision="ieee")
+                else:
+                    total = tl.dot(a, b, total)
                 a_base += TILE_K
                 b_base += TILE_K * size_n
             if GELU:
@@ -75,8 +81,9 @@ def launch_gemm(
     warps: int,
     stages: int,
     gelu: bool = False,
+    vector: bool = False,
 ) -> None:
-    """C = A·B on the current stream."""
+    """C = A·B on the current stream; `vector`: without the matrix units."""
     (size_m, size_k), size_n = a.shape, b.shape[1]
     weft_gemm[grid](
         a,
@@ -88,6 +95,7 @@ def launch_gemm(
         *tile,
         size_k % tile[2] == 0,
         gelu,
+        vector,
         num_warps=warps,
         num_stages=stages,
     )

@@ -10,10 +10,9 @@ from weft.execute.base import PipelineSample
 from weft.gpu.occupancy import blocks_per_sm
 from weft.policy import Policy
 from weft.sim.core import SimOutcome, simulate_launches
-from weft.sim.kernels import kernels
 from weft.sim.launches import Launch, LaunchKind
 from weft.sim.occupancy import Occupancy, occupancy
-from weft.sim.pipeline import ComputeModel, pipeline
+from weft.sim.pipeline import pipeline
 from weft.sim.profile import Profile, profile
 from weft.timeline import Kind, Timeline
 from weft.workload import BASELINE_CTAS, Workload
@@ -37,20 +36,16 @@ class SimExecutor:
         *,
         baseline_ctas: int = BASELINE_CTAS,
         model: Profile | None = None,
-        compute: ComputeModel = kernels,
     ) -> None:
         self.ghost = name.endswith(GHOST)
         self.profile = model or profile(name.removesuffix(GHOST))
         self.device = f"sim:{self.profile.name}{GHOST if self.ghost else ''}"
         self.ctas = baseline_ctas if self.ghost else int(self.profile.figures.comm_ctas)
-        self.compute = compute
         self._known: dict[tuple[Workload, Policy, str], float] = {}
 
     def launches(self, workload: Workload, policy: Policy, mode: str = "overlap") -> list[Launch]:
         """The launches of a run."""
-        return pipeline(
-            workload, policy, mode, self.profile, ghost=self.ghost, ctas=self.ctas, model=self.compute
-        )
+        return pipeline(workload, policy, mode, self.profile, ghost=self.ghost, ctas=self.ctas)
 
     def most_ctas(self, workload: Workload) -> int:
         """Most CTAs per rank of a collective that can all be resident at once."""

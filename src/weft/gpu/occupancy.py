@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from weft.errors import UsageError
 from weft.gpu.specs import GpuSpec
+from weft.workload import DTYPE_BYTES, Compute
 
 UNLIMITED = 2**31 - 1
 """The limit of a resource that the kernel does not use."""
@@ -83,6 +84,16 @@ def shared_bytes_for(
     fits_one_more -= fits_one_more % spec.shared_unit_bytes
     wanted = fits_one_more - spec.shared_reserve_bytes_per_block + 1
     return wanted if _shared_limit(spec, wanted) == residency else None
+
+
+def tile_launch_size(spec: GpuSpec, compute: Compute) -> tuple[int, int, int]:
+    """Threads, registers per thread (estimated) and shared bytes of a block of weft's tiled GEMMs."""
+    tile_m, tile_n, tile_k = compute.tile or (64, 64, 64)
+    # The textbook GEMM has the same number of threads on every GPU, whatever the width of a warp.
+    threads = compute.warps * (32 if compute.kind == "tile_gemm" else spec.warp_size)
+    # The accumulator and about 40 for addresses and operands; 72 for 64x64 and 4 warps, as compiled.
+    registers = min(255, tile_m * tile_n // threads + 40)
+    return threads, registers, compute.stages * (tile_m + tile_n) * tile_k * DTYPE_BYTES[compute.dtype]
 
 
 def _register_limit(spec: GpuSpec, warps_per_block: int, registers: int) -> int:

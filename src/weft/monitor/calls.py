@@ -52,6 +52,13 @@ class CallFile:
         starts = calls["host_ns"][(len(calls) - 1) % self._period :: self._period]
         return [float(ns) / 1e6 for ns in np.diff(starts.astype(np.int64))]
 
+    def calls_of_a_step(self) -> list[tuple[str, int]]:
+        """Operation and bytes of the calls of one step; of all that are kept where no step can be told."""
+        self.step_times_ms()
+        calls = self._calls()[-self._period :] if self._period else self._calls()
+        names = binding.NCCL_OPERATIONS
+        return [(names[int(call["operation"])], int(call["bytes"])) for call in calls]
+
     def _calls(self) -> np.ndarray:
         """The calls on the communicator that carried most of them, oldest first."""
         size = os.preadv(self._number, [self._buffer], 0)

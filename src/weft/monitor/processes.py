@@ -40,6 +40,17 @@ def job_processes(job: RunningJob) -> list[JobProcess]:
     return list(found.values())
 
 
+def job_environments(job: RunningJob) -> list[dict[str, str]]:
+    """The environment that each rank of the job was started with."""
+    found = []
+    for process in job_processes(job):
+        with suppress(OSError):
+            data = Path(f"/proc/{process.pid}/environ").read_bytes().decode(errors="replace")
+            pairs = (entry.partition("=") for entry in data.split("\0"))
+            found.append({name: value for name, _, value in pairs if name})
+    return found
+
+
 def _children(pid: int) -> list[int]:
     found: list[int] = []
     with suppress(OSError):

@@ -23,7 +23,8 @@ from weft.monitor.jobs import RunningJob
 from weft.monitor.processes import JobProcess, job_processes
 from weft.monitor.sample import JobSample, RankSample, TuningSample
 from weft.policy import Policy
-from weft.shim import binding, decode, job_folder
+from weft.shim import binding, decode, job_folder, tracer
+from weft.shim.spans import span_profile
 from weft.shim.step_times import StepReader, StepTimes
 
 _log = logging.getLogger("weft.monitor")
@@ -46,12 +47,16 @@ class JobWatch:
         self._calls: dict[str, CallFile] = {}
         self._steps: dict[str, StepReader] = {}
         self._refused: set[str] = set()
-        self._control = os.open(job_folder.control(job.folder), os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            self._control = os.open(job_folder.control(job.folder), os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise InputError(f"the job {job.name} is over, or cannot be read: {error.strerror}") from None
         self._policy = job.policy
         self._end = _open_outcome(job.folder)
         self._before: dict[str, tuple[float, ProcessCount]] = {}
         self._tuning: tuple[int, dict[str, Any]] = (0, {})
         self._totals: dict[str, int] = {}
+        self._traced: float | None = None
         self._processes: list[JobProcess] = []
         self._looked_s = -_PROCESSES_EVERY_S
         self.state: Literal["running", "ended", "killed"] = "running"
@@ -71,6 +76,7 @@ class JobWatch:
             elif name.startswith("steps.") and name[6:].isdigit():
                 self._open(self._steps, name, StepReader)
         self._read_tuning(names)
+        self._read_trace(names)
 
     def _open(self, known: dict[str, _File], name: str, kind: type[_File]) -> None:
         if name in known or name in self._refused:
@@ -211,7 +217,24 @@ class JobWatch:
             else None,
         )
 
+    def _read_trace(self, names: Sequence[str]) -> None:
+        """The share of exposed communication in the first trace that a process has written, read once."""
+        traces = sorted(name for name in names if name.startswith("trace."))
+        if not traces or self._traced is not None or traces[0] in self._refused:
+            return
+        try:
+            profile = span_profile(tracer.read_file(self.job.folder / traces[0]), steps=1)
+        except (InputError, OSError, ValueError) as error:
+            _log.debug("%s is not read: %s", traces[0], error)
+            profile = None
+        if profile is None or not profile.span_ms or profile.exposed_ms is None:
+            self._refused.add(traces[0])
+        else:
+            self._traced = 100 * profile.exposed_ms / profile.span_ms
+
     def _exposed_pct(self) -> float | None:
+        if self._traced is not None:
+            return round(self._traced, 2)
         facts = self._tuning[1].get("facts") or {}
         step_ms, exposed_ms = facts.get("step_ms"), facts.get("exposed_ms")
         return round(100 * exposed_ms / step_ms, 2) if step_ms and exposed_ms is not None else None
@@ -307,4 +330,8 @@ def _spread_pct(rank: RankSample | None) -> float | None:
 
 
 def _alive(pid: int) -> bool:
-    return Path("/proc", str(pid)).exists()
+    try:
+        os.kill(pid, 0)
+    except OSError:
+        return False
+    return True

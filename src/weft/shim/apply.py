@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from weft.errors import UnavailableError, WeftError
+from weft.errors import UnavailableError, UsageError, WeftError
 from weft.policy import Policy
 from weft.ranks import Ranks
 from weft.shim import binding, communicators, restart
@@ -30,8 +30,9 @@ PREPARE_S = 20.0  # for new communicators
 AMD_DRIVER = Path("/dev/kfd")
 STATIC_PLUGIN = "STATIC_PLUGIN"  # NCCL then looks for a plugin in the process itself, where the shim has one
 USER_TUNER = "WEFT_NCCL_TUNER_PLUGIN"
-_BY_POINT_TO_POINT = ("send_recv", "all_to_all", "gather", "scatter")
-"""NCCL makes these of sends and receives, whose channels are fixed when a communicator is made."""
+_WITH_SENDS = (None, "send_recv", "all_to_all")
+"""Rules for these, where they are for every size, limit the channels of sends and receives, which NCCL fixes
+when a communicator is made."""
 
 _NOT_BY_LAUNCHES = {
     "schedule": "schedule is not applied: it is for fused operations (weft.ops)",
@@ -63,6 +64,14 @@ def not_applied(policy: Policy, *, framework: bool = False) -> list[str]:
         line for name, line in _NOT_BY_LAUNCHES.items() if getattr(policy, name) != getattr(neutral, name)
     ]
     return lines if framework or not policy.changes_framework else [*lines, _NO_FRAMEWORK]
+
+
+def refuse_rules(policy: Policy) -> None:
+    """Raise where a policy has rules for collectives: the lab has communicators of its own for its limits."""
+    if policy.comm_rules:
+        raise UsageError(
+            "comm.rules are for programs under `weft run --policy`; the lab measures comm.max_ctas"
+        )
 
 
 def start_environment(policy: Policy, base: Mapping[str, str]) -> dict[str, str]:
@@ -97,10 +106,10 @@ def _rules_environment(policy: Policy, base: Mapping[str, str]) -> dict[str, str
     most = max((rule.ctas or 0 for rule in policy.comm_rules), default=0)
     if policy.max_ctas is not None and most > policy.max_ctas:
         env["NCCL_MAX_CTAS"] = str(most)
-    kinds = (None, *_BY_POINT_TO_POINT)
-    by_p2p = [rule.ctas for rule in policy.comm_rules if rule.ctas and rule.collective in kinds]
-    if by_p2p:
-        env["NCCL_MAX_P2P_NCHANNELS"] = str(by_p2p[0])
+    whole = [rule for rule in policy.comm_rules if not rule.min_bytes and rule.max_bytes is None]
+    channels = [rule.ctas for rule in whole if rule.ctas and rule.collective in _WITH_SENDS]
+    if channels:
+        env["NCCL_MAX_P2P_NCHANNELS"] = str(channels[0])
     return env
 
 

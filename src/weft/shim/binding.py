@@ -89,6 +89,7 @@ COUNTERS = (
     "tuner_failures",
     "rules_unapplied",
     "comm_bytes",
+    "placed_behind",
 )
 NCCL_PATHS = ("none", "config", "tuner", "refused")
 """How rules for collectives reach NCCL: not at all, by each call's configuration, by the tuner plugin.

@@ -73,7 +73,7 @@ def tuning_environment(policy: Policy, base: Mapping[str, str], *, search: bool 
     PYTHONPATH keeps its value, empty entries (the current folder) included; ours comes last.
     """
     return {
-        **apply.tuner_environment(base),  # rules for collectives may be tried
+        **(apply.tuner_environment(base) if search else base),  # rules can be tried where NCCL asks for them
         "PYTHONPATH": _with_autoload(base.get("PYTHONPATH", "")),
         TUNE_VARIABLE: "1" if search else APPLY,
         "WEFT_TUNE_HOME": str(PACKAGE.parent),

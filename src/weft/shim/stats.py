@@ -169,6 +169,7 @@ def stats_summary(stats: dict[str, Any], policy: Policy) -> str:
 def _placed_part(stats: dict[str, Any]) -> str:
     reasons = {
         "placed_timeouts": "ended by time",
+        "placed_behind": "not waited for behind other collectives",
         "placed_captured": "not applied in a graph capture",
         "placed_busy": "not applied with so many collectives or threads on a stream",
         "placed_failures": "not applied: no launch-completion event of this driver (CUDA 12.3 has it)",

@@ -9,7 +9,7 @@ from weft.gpu.cost import NODE_LINKS, node_transfer_s, switch_reduces
 from weft.gpu.occupancy import blocks_per_sm
 from weft.sim.core import DeadlockError
 from weft.sim.fabric import default_topology, node_links
-from weft.sim.launches import Footprint, Launch, LaunchKind, Speed
+from weft.sim.launches import Launch, LaunchKind, Speed
 from weft.sim.profile import Profile, footprint
 from weft.workload import DTYPE_BYTES, Workload, collective_ctas
 
@@ -54,15 +54,27 @@ def collective(
     if ghost:
         start_s = figures.event_gap_us * 1e-6
         rate = getattr(figures, f"ghost_{workload.collective}_gb_s") * 1e9
+        # All-gather and reduce-scatter have as many loads in flight as all-reduce: what makes them slower is not
+        # the latency of memory. Point-to-point transfers do react to it.
+        fastest = figures.ghost_all_reduce_gb_s * 1e9
         if workload.collective == "all_to_all":
             # Point-to-point channels are as fast with a cap on CTAs as without, measured on an H200.
             rate *= FREE_CHANNELS / count
+            fastest = rate
     else:
         start_s = NODE_LINKS.launch_us * 1e-6
-        rate = workload.wire_bytes / _node_transfer_s(workload, profile, count) / count
+        rate = fastest = workload.wire_bytes / _node_transfer_s(workload, profile, count) / count
     traffic = figures.comm_traffic
     work = workload.wire_bytes * traffic
-    return CollectiveLaunch(_launch(name, place, count, work, rate * traffic, start_s, profile), members)
+    speed = Speed(
+        block_rate=rate * traffic,
+        window_bytes=max(rate, fastest) * traffic * figures.comm_latency_ns * 1e-9,
+        miss=figures.comm_miss,
+        spare=max(1.0, fastest / rate),
+        start_s=start_s,
+    )
+    launch = Launch(name=name, comm=True, runs=((count, work / count),), footprint=place, speed=speed)
+    return CollectiveLaunch(launch, members)
 
 
 def _node_transfer_s(workload: Workload, profile: Profile, ctas: int) -> float:
@@ -75,24 +87,6 @@ def _node_transfer_s(workload: Workload, profile: Profile, ctas: int) -> float:
     in_switch = switch_reduces(gpu) and figures.bus_gb_s * 1e9 > 0.5 * gpu.fabric_bytes_per_s
     return node_transfer_s(
         workload.collective, larger_bytes, workload.ranks, rate, links, in_switch=in_switch
-    )
-
-
-def _launch(
-    name: str, place: Footprint, count: int, work: float, rate: float, start_s: float, profile: Profile
-) -> Launch:
-    figures = profile.figures
-    return Launch(
-        name=name,
-        comm=True,
-        runs=((count, work / count),),
-        footprint=place,
-        speed=Speed(
-            block_rate=rate,
-            window_bytes=rate * figures.comm_latency_ns * 1e-9,
-            miss=figures.comm_miss,
-            start_s=start_s,
-        ),
     )
 
 

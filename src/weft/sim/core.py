@@ -82,7 +82,20 @@ _LAUNCH = np.dtype(
         )
     ]
     + [(n, "i8") for n in ("registers", "shared", "units")]
-    + [(n, "f8") for n in ("unit_work", "sm_rate", "block_rate", "window", "miss", "start_work", "delay")]
+    + [
+        (n, "f8")
+        for n in (
+            "unit_work",
+            "sm_rate",
+            "block_rate",
+            "window",
+            "miss",
+            "weight",
+            "spare",
+            "start_work",
+            "delay",
+        )
+    ]
 )
 CHANGE = np.dtype([("time", "f8"), ("sm", "i4"), ("launch", "i4"), ("change", "i4"), ("pad", "i4")])
 
@@ -153,8 +166,8 @@ def _columns(machine: SimMachine, launches: Sequence[Launch]) -> tuple[npt.NDArr
             launch.kind, launch.priority, len(counts), len(launch.runs), len(deps), len(launch.after),
             foot.warps, launch.group, launch.first_sm, 0, foot.registers, foot.shared_bytes,
             launch.units, launch.unit_bytes,
-            speed.sm_rate, speed.block_rate, speed.window_bytes, speed.miss, speed.start_s * alone,
-            launch.seconds,
+            speed.sm_rate, speed.block_rate, speed.window_bytes, speed.miss, speed.weight, speed.spare,
+            speed.start_s * alone, launch.seconds,
         )  # fmt: skip
         counts += [count for count, _ in launch.runs]
         work += [value for _, value in launch.runs]

@@ -12,6 +12,7 @@ from weft.errors import UsageError
 from weft.gpu.cost import NODE_LINKS, UNFITTED_LINKS, NodeLinks
 from weft.gpu.specs import GpuSpec
 from weft.sim.gemm import machine
+from weft.sim.profile import PCIE_SHARE
 
 TOPOLOGIES = ("mesh", "nvswitch", "ring", "pcie")
 """Topologies of a node. In addition, `host` stands for peers in pinned host memory, to test on one GPU."""
@@ -19,12 +20,12 @@ MAX_NODE_RANKS = 64
 """Most ranks of a node."""
 SWITCH_GPUS = 4
 """Most GPUs under one PCIe switch; they share its link to the host bridge."""
-PCIE_SHARE = 0.85
-"""Fraction of a PCIe link's rate that peer copies reach (assumed; the rest is packet overhead)."""
 
 # Overhead of a copy on an MI300X according to arXiv:2511.06605: 71% at 1 KB, 54% at 64 KB, 21% at 1 MB,
 # 2% at 16 MB. 6 µs of overhead and 2.4 µs of latency before the first byte give 71, 61, 19 and 2%.
-_COPY_START_US = {"amd": 6.0 + 2.4, "nvidia": 4.0}
+COPY_OVERHEAD_US = 6.0
+"""Of an AMD GPU's copy: what that paper counts as overhead. The rest of its start is latency."""
+_COPY_START_US = {"amd": COPY_OVERHEAD_US + 2.4, "nvidia": 4.0}
 """From the issue of a DMA copy to its first byte, in µs; assumed for NVIDIA."""
 
 Flow = tuple[int, int]

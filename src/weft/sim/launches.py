@@ -46,6 +46,10 @@ class Speed:
     """Bytes that a block keeps in flight; its rate is at most window / latency."""
     miss: float = 0.0
     """Fraction of the bytes that miss the cache and go to device memory."""
+    weight: float = 1.0
+    """Bytes of the cache's bandwidth that a byte takes; above 1 for requests shorter than a cache line."""
+    spare: float = 1.0
+    """How many times longer device memory may take before it slows the block."""
     start_s: float = 0.0
     """Time to start a block that runs alone."""
 

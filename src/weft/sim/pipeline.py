@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from weft.errors import UsageError
@@ -12,7 +11,7 @@ from weft.sim.collective import CollectiveLaunch, collective
 from weft.sim.kernels import ComputeKernel, ShapedKernel, kernels
 from weft.sim.launches import Launch, LaunchKind
 from weft.sim.profile import Profile
-from weft.workload import MODES, Compute, Workload
+from weft.workload import MODES, Workload
 
 COMM_STREAM = 100
 """First stream of collectives; compute streams start at 0."""
@@ -21,9 +20,6 @@ COMM_STREAM = 100
 PLACING_US = 5.0
 """What it takes to place a collective that is ready. The exact head start is modelled as a wait until the
 collective's stream is ready, which is when the one before it ends, and for this time."""
-
-ComputeModel = Callable[[Compute, Profile], list[ComputeKernel]]
-"""From a compute operation to its kernels."""
 
 
 @dataclass
@@ -53,7 +49,6 @@ def pipeline(
     *,
     ghost: bool = False,
     ctas: int | None = None,
-    model: ComputeModel = kernels,
 ) -> list[Launch]:
     """All launches of a run. `ctas`: CTAs of each rank's collective if the policy does not set them."""
     if mode not in MODES:
@@ -61,7 +56,7 @@ def pipeline(
     controls = policy if mode == "overlap" else Policy()
     count = policy.max_ctas or ctas or int(profile.figures.comm_ctas)
     comm = collective(workload, profile, count, ghost=ghost, engine=policy.engine)
-    plain = model(workload.compute, profile)
+    plain = kernels(workload.compute, profile)
     shaped = [_shapes(plain, controls, profile, collectives=n > 0) for n in (0, 1)]
     if controls.sm_reserve >= profile.spec.sms:
         raise UsageError(

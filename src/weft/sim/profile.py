@@ -21,6 +21,14 @@ PROFILE_VERSION = 1
 """Format of profile files."""
 FOLDER = Path(__file__).parent / "profiles"
 """The profiles that ship with weft."""
+PCIE_SHARE = 0.85
+"""Fraction of a PCIe link's rate that peer copies reach (assumed; the rest is packet overhead)."""
+PAPER_NODE = "-paper"
+"""Suffix of a node of arXiv:2606.09200, such as `a100-paper`."""
+PAPER_RANKS = {"a40": 4, "a100": 4, "h100": 4, "mi250x": 8}
+"""The GPUs of that paper, and how many of each."""
+PAPER_CTAS = 10
+"""CTAs of a collective on these nodes, the same for all (assumed)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +49,8 @@ class SimFigures:
     """Fraction of the peak matrix rate that an SM full of Triton GEMM blocks reaches."""
     vector_efficiency: float
     """Fraction of the peak fp32 rate that an SM full of blocks of a textbook GEMM reaches."""
+    tile_loads: float = 2.0
+    """Loads of a textbook GEMM that wait for each other in every step along K."""
     library_efficiency: float
     """Fraction of the peak matrix rate that the vendor's GEMM and convolution reach in full waves."""
     attention_efficiency: float
@@ -159,11 +169,39 @@ def profile(name: str) -> Profile:
     """The profile of a GPU by name, or from a file written by `weft calibrate`."""
     if name.endswith(".json"):
         return load_profile(name)
+    if name.endswith(PAPER_NODE):
+        base = name.removesuffix(PAPER_NODE)
+        if base not in PAPER_RANKS:
+            known = ", ".join(gpu + PAPER_NODE for gpu in PAPER_RANKS)
+            raise UsageError(f"{name}: arXiv:2606.09200 has no such node; use one of {known}")
+        return paper_node(profile(base))
     gpu = spec(name)
     stem = {"a100-40gb": "a100"}.get(gpu.name, gpu.name)
     if stem not in names():
         raise UsageError(f"no simulator profile for {gpu.title}; use one of {', '.join(names())}")
     return _shipped(stem)
+
+
+def paper_node(base: Profile, *, ctas: int = PAPER_CTAS) -> Profile:
+    """The node of arXiv:2606.09200 with these GPUs, as far as its Fig. 2 tells.
+
+    Its ratios at large grids need collectives that take about as long as the GEMM: the rate of PCIe on the
+    NVIDIA nodes, not of NVLink. One rule for all four: a share of the data sheet's PCIe link, or of the xGMI
+    links that leave the package. The rule was made with the figure in view.
+    """
+    gpu = base.spec
+    link = gpu.pcie_bytes_per_s if gpu.vendor == "nvidia" else gpu.links / 2 * gpu.link_bytes_per_s
+    what = "PCIe x16" if gpu.vendor == "nvidia" else "the xGMI links that leave the package"
+    rule = f"{100 * PCIE_SHARE:.0f}% of {what} ({link / 1e9:.4g} GB/s), as for every GPU of the paper"
+    bus = PCIE_SHARE * link / 1e9
+    found = base.with_figures(bus_gb_s=bus, comm_ctas=float(ctas), cta_gb_s=max(bus / ctas, 1.0))
+    sources = {
+        **base.sources,
+        "bus_gb_s": rule,
+        "cta_gb_s": "bus over CTAs",
+        "comm_ctas": "assumed, the same for every GPU of the paper",
+    }
+    return replace(found, name=base.name + PAPER_NODE, sources=sources)
 
 
 def by_title(title: str) -> Profile:

@@ -68,11 +68,11 @@ class CallableRunner:
 
     def options(self) -> list[Policy]:
         """What can matter for this callable, on all ranks."""
-        from weft.tuning.live.options import search_stages
+        from weft.tuning.live.levers import search_stages
 
         if self.facts is None:
             return []
-        choices = [[{}, *stage] for stage in search_stages(self.facts, Policy())]
+        choices = [[{}, *stage.changes] for stage in search_stages(self.facts, Policy())]
         changes = sorted(itertools.product(*choices), key=lambda parts: sum(map(bool, parts)))
         policies = [
             dataclasses.replace(Policy(), **{k: v for part in parts for k, v in part.items()})
@@ -88,7 +88,7 @@ class CallableRunner:
             self.synchronize()
             self.ranks.gather(None)
             try:
-                self.controls.prepare(ctas)
+                self.controls.prepare(Policy(max_ctas=ctas), None)
                 done = True
             except WeftError as error:
                 _log.debug("%d CTAs are not tried: %s", ctas, error)

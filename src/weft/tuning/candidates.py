@@ -7,17 +7,17 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
 
-from weft.gpu.occupancy import blocks_per_sm, shared_bytes_for
+from weft.gpu.occupancy import blocks_per_sm, shared_bytes_for, tile_launch_size
 from weft.gpu.specs import GpuSpec
 from weft.policy import Policy, Rule
-from weft.workload import DTYPE_BYTES, TRITON_KINDS, Compute, Workload
+from weft.workload import TRITON_KINDS, Compute, Workload
 
 GEMM = "weft_gemm"  # the name of our Triton GEMM as the driver knows it
 CUBLAS = "gemm"  # the kind of compute that runs in cuBLAS
 _PROMISING = 12  # candidates that a model ranks first
 NEAR_BEST = 1.02  # times the model's best: it cannot tell these apart
 HEAD_START_US = 5.0  # enough for a collective's blocks to be placed first; 40 already costs on an H200
-HEAD_STARTS: tuple[dict[str, Any], ...] = ({}, {"head_start_us": HEAD_START_US}, {"head_start": "placed"})
+_HEAD_STARTS: tuple[dict[str, Any], ...] = ({}, {"head_start_us": HEAD_START_US}, {"head_start": "placed"})
 CTA_LADDER = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 
 
@@ -51,7 +51,7 @@ def candidates(
     found = [SEQUENTIAL, PLAIN]
     ctas = (None, *cta_choices(baseline_ctas, most_ctas))
     residencies = (None, *(residency_choices(workload.compute, gpu) if gpu else ()))
-    for count, residency, head, priority in product(ctas, residencies, HEAD_STARTS, ("default", "high")):
+    for count, residency, head, priority in product(ctas, residencies, _HEAD_STARTS, ("default", "high")):
         rules = (Rule(GEMM, residency),) if residency else ()
         policy = Policy(priority=priority, max_ctas=count, rules=rules, **head)
         if not policy.is_neutral:
@@ -101,16 +101,8 @@ def residency_choices(compute: Compute, gpu: GpuSpec) -> list[int]:
     """
     if compute.kind not in TRITON_KINDS:
         return []
-    threads, registers, shared = launch_size(compute, gpu)
+    threads, registers, shared = tile_launch_size(gpu, compute)
     natural = blocks_per_sm(gpu, threads, registers, shared)
     wanted = sorted({natural - 1, natural - 2, natural // 2} - {natural}, reverse=True)
     possible = [n for n in wanted if n >= 1 and shared_bytes_for(gpu, threads, registers, shared, n)]
     return possible[:3]
-
-
-def launch_size(compute: Compute, gpu: GpuSpec) -> tuple[int, int, int]:
-    """Threads, registers per thread (estimated) and shared bytes of a block of our GEMM."""
-    tile_m, tile_n, tile_k = compute.tile or (64, 64, 64)
-    threads = compute.warps * gpu.warp_size
-    registers = min(255, tile_m * tile_n // threads + 40)
-    return threads, registers, compute.stages * (tile_m + tile_n) * tile_k * DTYPE_BYTES[compute.dtype]

@@ -39,7 +39,8 @@ def choose_candidates(
     if isinstance(executor, SimExecutor):
         spec, most = executor.profile.spec, executor.most_ctas(workload)
         here = workload.ranks if executor.ghost else 1
-        return candidates(workload, spec, executor.ctas, most, here), 0
+        possible = candidates(workload, spec, executor.ctas, most, here)
+        return [c for c in possible if _can_run(executor, c.policy)], 0
     info = executor.info()
     title, sms = str(info.get("gpu", "")), int(info.get("sm_count") or 0)
     ghost = "ghost" in str(info.get("ranks"))
@@ -50,6 +51,17 @@ def choose_candidates(
     if before is not None and before not in [c.policy for c in likely]:
         likely = [*likely, Candidate.of(before)]
     return likely, ruled_out
+
+
+def _can_run(executor: SimExecutor, policy: Policy) -> bool:
+    """Whether `weft run` could apply a policy on the simulated GPU.
+
+    On a node the library chooses its CTAs and weft can only lower the number. HIP has no head start, and
+    rocBLAS no setting for the compute units it may use.
+    """
+    more_ctas = not executor.ghost and (policy.max_ctas or 0) > executor.ctas
+    cuda_only = policy.head_start_mode != "none" or policy.sm_reserve > 0
+    return not more_ctas and (executor.profile.spec.vendor == "nvidia" or not cuda_only)
 
 
 def _likely(title: str, ghost: bool, workload: Workload, possible: list[Candidate]) -> list[Candidate]:

@@ -119,10 +119,9 @@ def run(kind: str, steps: int) -> list[float]:
         model = replicated(Blocks(2))
         return plain(torch.compile(model, backend="eager"), adam(model), steps)
     if kind == "ddp join":
-        model, losses = replicated(Blocks()), []
+        model = replicated(Blocks())
         with model.join():
-            losses = plain(model, adam(model), steps)
-        return losses
+            return plain(model, adam(model), steps)
     if kind == "fsdp2":
         return plain(model := sharded(Blocks()), adam(model), steps)
     if kind == "fsdp2 irregular":

@@ -2,6 +2,7 @@
 
 `--blocked`: the collectives' streams wait a second first, so that compute has to go on without them.
 `--graph`: the pipeline is captured and replayed.
+`--bias`: the GEMMs add a bias, for which torch calls cuBLASLt.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ SIZE, STEPS = 4096, 6
 torch.manual_seed(0)
 a, b = (torch.randn(SIZE, SIZE, device="cuda", dtype=torch.bfloat16) for _ in range(2))
 c = torch.empty_like(a)
+bias = torch.randn(SIZE, device="cuda", dtype=torch.bfloat16)
 ranks, main = Ranks(2), torch.cuda.Stream()
 buffers = [torch.full((32 << 20,), 1.0, device="cuda", dtype=torch.bfloat16) for _ in ranks.streams]
 
@@ -30,7 +32,10 @@ def pipeline(marks: list[tuple[torch.cuda.Event, ...]] | None) -> None:
         before, after = event(), event()
         if marks is not None:
             before.record()
-        torch.mm(a, b, out=c)
+        if "--bias" in sys.argv:
+            c.copy_(torch.addmm(bias, a, b))
+        else:
+            torch.mm(a, b, out=c)
         after.record()
         ranks.wait_for(after)
         ranks.all_reduce(buffers)
@@ -69,4 +74,10 @@ with torch.cuda.stream(main):
         pipeline(marks)
     torch.cuda.synchronize()
 rows = [[start.elapsed_time(mark) for mark in row] for row in marks]
-print(json.dumps({"rows": rows, "gemm": digest(c), "sums": [digest(buffer) for buffer in buffers]}))
+exact = a.double() @ b.double() + (bias.double() if "--bias" in sys.argv else 0)
+error = float((c.double() - exact).norm() / exact.norm())
+print(
+    json.dumps(
+        {"rows": rows, "error": error, "gemm": digest(c), "sums": [digest(buffer) for buffer in buffers]}
+    )
+)

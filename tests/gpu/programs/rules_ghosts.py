@@ -1,4 +1,7 @@
-"""Two ghost ranks whose collectives follow rules that change while the program runs. Prints JSON about each phase."""
+"""Two ghost ranks whose collectives follow rules that change while the program runs. Prints JSON about each phase.
+
+With an argument, it writes the policy to start it with to that file.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import hashlib
 import json
 import os
 import statistics
+import sys
 import time
 
 import torch
@@ -26,18 +30,21 @@ CTAS = Policy(
         CommRule(collective="all_reduce", max_bytes=1 << 24, ctas=4),
         CommRule(collective="all_reduce", ctas=8, cluster=0),
         CommRule(collective="all_gather", ctas=3),
+        CommRule(collective="all_to_all", ctas=1),
     )
 )
 TREE = Policy(comm_rules=(CommRule(collective="all_reduce", algorithm="tree", ctas=4),))
 RING_LL = Policy(comm_rules=(CommRule(algorithm="ring", protocol="ll", ctas=4),))
 SIMPLE = Policy(comm_rules=(CommRule(algorithm="ring", protocol="simple", ctas=4, chunk=32768),))
+START = Policy(comm_rules=(CommRule(collective="send_recv", ctas=2),))
+"""What the job is started with: the channels of sends and receives are fixed from then on."""
 PHASES = {
-    "plain": Policy(),
+    "plain": START,
     "ctas": CTAS,
     "tree": TREE,
     "ring ll": RING_LL,
     "simple": SIMPLE,
-    "end": Policy(),
+    "end": START,
 }
 
 
@@ -92,7 +99,7 @@ def all_to_all(ranks, send, recv, streams) -> None:
 
 def phase(name, ranks, streams, data) -> dict[str, object]:
     print(f"phase {name}", flush=True)
-    apply.apply(PHASES[name], Policy())
+    apply.apply(PHASES[name], START)
     calls, digests = {}, []
     for size in SIZES:
         send, recv = data[size]
@@ -135,10 +142,12 @@ def main() -> None:
     added = before - free_bytes()
     communicators.route(None)
     phases = [phase(name, ranks, streams, data) for name in PHASES]
+    send, recv = data[SIZES[2]]
+    exchanged = measured(ranks.all_to_all, send, recv, streams, streams=streams)
     # A captured call keeps the job's policy, whatever is tried meanwhile.
-    apply.apply(CTAS, Policy())
+    apply.apply(CTAS, START)
     captured = capture(ranks, streams, data[SIZES[2]])
-    apply.apply(Policy(), Policy())
+    apply.apply(START, START)
     (found, *_) = communicators.communicators()
     counted = snapshot()
     result = {
@@ -150,6 +159,7 @@ def main() -> None:
         "limited": limited,
         "limit_bytes": added,
         "captured": captured,
+        "exchanged": exchanged,
         "counters": {
             name: counted[name]
             for name in ("per_call", "tuned", "config_refused", "tuner_failures", "rules_unapplied", "routed")
@@ -180,4 +190,7 @@ def capture(ranks, streams, pair) -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:]:
+        START.save(sys.argv[1])
+    else:
+        main()

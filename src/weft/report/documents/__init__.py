@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import ast
 import inspect
+import sys
 import textwrap
 from itertools import pairwise
 from typing import Any, get_type_hints
 
 import msgspec
 
-from weft.errors import UsageError
+from weft.errors import UnavailableError, UsageError
 from weft.monitor.sample import TopSample
 from weft.policy import Policy
 from weft.report.documents.analyze import AnalyzeCompareDocument, AnalyzeDocument
@@ -29,7 +30,7 @@ from weft.report.documents.lab import (
 )
 from weft.report.documents.plan import PlanDocument, PlanScaleDocument, PlanSweepDocument
 from weft.report.documents.policy import policy_schema
-from weft.shim.binding import COUNTERS
+from weft.report.documents.reproduce import ReproduceDocument
 
 POLICY_NAME = "PolicyJson"
 _COUNTED = {"RunDocument", "ProcessJson"}
@@ -45,6 +46,7 @@ SCHEMAS: dict[str, Any] = {
     "plan": PlanDocument,
     "plan-scale": PlanScaleDocument,
     "plan-sweep": PlanSweepDocument,
+    "reproduce": ReproduceDocument,
     "run": RunDocument,
     "store": StoreDocument,
     "top": TopSample,
@@ -73,24 +75,35 @@ def json_schema(name: str) -> dict[str, Any]:
         definitions |= control.pop("$defs")
         definitions[POLICY_NAME] = control
     for title in definitions.keys() & _COUNTED:
-        definitions[title]["properties"] |= {counter: {"type": "integer"} for counter in COUNTERS}
-        definitions[title]["required"] += COUNTERS
+        counters = _counters()
+        definitions[title]["properties"] |= {counter: {"type": "integer"} for counter in counters}
+        definitions[title]["required"] += counters
     main = definitions.pop(kind.__name__)
     return {"$schema": DIALECT, **main, "$defs": definitions}
+
+
+def _counters() -> tuple[str, ...]:
+    try:
+        from weft.shim.binding import COUNTERS
+    except ImportError:  # it is for Linux
+        raise UnavailableError("the schema of `weft run --stats` needs Linux, as weft run does") from None
+    return COUNTERS
 
 
 def field_texts(kind: type) -> dict[str, str]:
     """The docstring under each field of a class and of its bases."""
     texts: dict[str, str] = {}
-    bases = getattr(kind, "__orig_bases__", kind.__bases__)  # a TypedDict forgets its bases
-    for base in (*bases, kind):
-        if base is not kind and inspect.isclass(base) and base.__module__.startswith("weft."):
-            texts |= field_texts(base)
     try:
         (node,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
     except (OSError, TypeError, ValueError):
         return texts
-    body = node.body if isinstance(node, ast.ClassDef) else []
+    if not isinstance(node, ast.ClassDef):
+        return texts
+    for base in node.bases:  # as written: a TypedDict forgets its bases
+        found = vars(sys.modules[kind.__module__]).get(ast.unparse(base))
+        if inspect.isclass(found) and found.__module__.startswith("weft."):
+            texts |= field_texts(found)
+    body = node.body
     for field, after in pairwise(body):
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
             said = after.value if isinstance(after, ast.Expr) else None

@@ -8,7 +8,6 @@
 #include "cuda_shim.h"
 
 #include <dlfcn.h>
-#include <link.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -67,20 +66,6 @@ static void *in_file(const char *path, const char *name) {
     return real;
 }
 
-typedef struct {
-    char paths[8][1024];
-    int count;
-} candidates;
-
-static int note_candidate(struct dl_phdr_info *info, size_t size, void *into) {
-    candidates *found = into;
-    const char *name = info->dlpi_name ? strrchr(info->dlpi_name, '/') : NULL;
-    (void)size;
-    if (name && strstr(name, "cublas") && strlen(info->dlpi_name) < sizeof *found->paths)
-        strcpy(found->paths[found->count++], info->dlpi_name);
-    return found->count == (int)(sizeof found->paths / sizeof *found->paths);
-}
-
 /* As the linker would have bound the caller: the program's libraries, then those that the caller was loaded with. */
 static void *bound_for(void *caller, const char *name, void *ours) {
     Dl_info info;
@@ -88,8 +73,9 @@ static void *bound_for(void *caller, const char *name, void *ours) {
     if (!real && dladdr(caller, &info) && info.dli_fname)
         real = in_file(info.dli_fname, name);
     if (!real || real == ours) {
-        candidates found = {.count = 0};
-        dl_iterate_phdr(note_candidate, &found); /* nothing is opened while the loader's lock is held */
+        static const char *const words[] = {"cublas", NULL};
+        weft_files found;
+        weft_loaded_files(words, &found);
         for (int i = 0; i < found.count && (!real || real == ours); i++)
             real = in_file(found.paths[i], name);
     }

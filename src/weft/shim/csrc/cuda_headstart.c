@@ -36,9 +36,10 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
     "  ret;\n"                                                                                                         \
     "}\n"
 
-/* Reads the words of up to WEFT_PLACED_SLOTS streams until each has reached its number, or the time is over. Where it was
- * in vain, the next ones do not wait at all, twice as many each time: `tally` holds how often time ran out, how many
- * are still to be left out, and how many were last. */
+/* Reads the words of up to WEFT_PLACED_SLOTS streams until each has reached its number, or the time is over. A stream
+ * where more than one collective is to come is not waited for: that would take a whole collective or more. Where
+ * a wait was in vain, the next ones do not wait at all, twice as many each time. `tally` holds how often time ran out, how
+ * many waits are still to be left out, how many were last, and how many streams were not waited for. */
 /* clang-format off */
 #define EACH_SLOT(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7)
 #define SLOT(i) ".param .u64 at" #i ", .param .u32 number" #i ", "
@@ -53,12 +54,17 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
     "  sub.s32 %v, %v" #i ", %t" #i ";\n"                                                                              \
     "  setp.lt.s32 %p1, %v, 0;\n"                                                                                      \
     "  @%p1 bra WAIT;\n"
+#define BEHIND(i)                                                                                                      \
+    "  sub.s32 %v, %v" #i ", %t" #i ";\n"                                                                              \
+    "  setp.lt.s32 %p1, %v, -1;\n"                                                                                     \
+    "  selp.b32 %t" #i ", %v" #i ", %t" #i ", %p1;\n"                                                                  \
+    "  @%p1 add.u32 %b, %b, 1;\n"
 #define PLACED_WAIT                                                                                                    \
     ".visible .entry weft_head_start_placed(" EACH_SLOT(SLOT)                                                          \
     ".param .u32 slots, .param .u64 cycles, .param .u64 limit_ns, .param .u64 tally)\n"                                \
     "{\n"                                                                                                              \
     "  .reg .pred %p1, %p2;\n"                                                                                         \
-    "  .reg .b32 %v, %t, %count, %v<8>, %t<8>;\n"                                                                      \
+    "  .reg .b32 %v, %b, %count, %v<8>, %t<8>;\n"                                                                      \
     "  .reg .b64 %tally, %c0, %n0, %c, %n, %c1, %n1, %a<8>;\n"                                                         \
     "  ld.param.u32 %count, [slots];\n"                                                                                \
     "  ld.param.u64 %c1, [cycles];\n"                                                                                  \
@@ -69,15 +75,26 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
     EACH_SLOT(TAKE)                                                                                                    \
     "  ld.volatile.global.u32 %v, [%tally+4];\n"                                                                       \
     "  setp.eq.u32 %p1, %v, 0;\n"                                                                                      \
-    "  @%p1 bra AGAIN;\n"                                                                                              \
+    "  @%p1 bra FIRST;\n"                                                                                              \
     "  sub.u32 %v, %v, 1;\n"                                                                                           \
     "  st.volatile.global.u32 [%tally+4], %v;\n"                                                                       \
     "  ret;\n"                                                                                                         \
+    "FIRST:\n"                                                                                                         \
+    EACH_SLOT(READ)                                                                                                    \
+    "  mov.u32 %b, 0;\n"                                                                                               \
+    EACH_SLOT(BEHIND)                                                                                                  \
+    "  setp.eq.u32 %p1, %b, 0;\n"                                                                                      \
+    "  @%p1 bra LOOK;\n"                                                                                               \
+    "  ld.volatile.global.u32 %v, [%tally+12];\n"                                                                      \
+    "  add.u32 %v, %v, %b;\n"                                                                                          \
+    "  st.volatile.global.u32 [%tally+12], %v;\n"                                                                      \
+    "  bra LOOK;\n"                                                                                                    \
     "AGAIN:\n"                                                                                                         \
     EACH_SLOT(READ)                                                                                                    \
+    "LOOK:\n"                                                                                                          \
     EACH_SLOT(TEST)                                                                                                    \
-    "  mov.u32 %v, 0;\n"                                                                                               \
-    "  st.volatile.global.u32 [%tally+8], %v;\n"                                                                       \
+    "  setp.eq.u32 %p1, %b, 0;\n"                                                                                      \
+    "  @%p1 st.volatile.global.u32 [%tally+8], %b;\n"                                                                  \
     "  ret;\n"                                                                                                         \
     "WAIT:\n"                                                                                                          \
     "  mov.u64 %c, %clock64;\n"                                                                                        \

@@ -29,12 +29,13 @@ static struct {
     _Atomic(CUcontext) context; /* NULL: free */
     _Atomic(CUstream) stream;
     _Atomic uint32_t issued;
-    _Atomic bool marked; /* the latest collective has an event */
-    _Atomic bool busy;   /* a thread launches on it */
+    _Atomic uint32_t met; /* the latest that compute launches have come upon */
+    _Atomic bool marked;  /* the latest collective has an event */
+    _Atomic bool busy;    /* a thread launches on it */
     CUstream helper;
     CUevent events[PENDING]; /* used in turn: none is recorded again before its number was written */
 } lanes[LANES];
-static _Atomic uint32_t timeouts_seen;
+static _Atomic uint32_t timeouts_seen, behind_seen;
 static _Atomic int refusals;
 
 static bool supported(void) {
@@ -107,18 +108,23 @@ static CUevent choose_event(const CUlaunchConfig *config, int lane, bool *own) {
     return *event;
 }
 
+static void take_over(const _Atomic uint32_t *word, _Atomic uint32_t *seen, int counter) {
+    uint32_t now = atomic_load_explicit(word, memory_order_relaxed);
+    uint32_t before = atomic_exchange_explicit(seen, now, memory_order_relaxed);
+    if (now != before)
+        atomic_fetch_add_explicit(&weft_self->counters[counter], now - before, memory_order_relaxed);
+}
+
 /* What the waiting kernels have counted is taken over at every collective, and at the end. */
-static void note_timeouts(void) {
+static void note_tally(void) {
     const _Atomic uint32_t *words = weft_spare_words_known();
     if (!words || !weft_self)
         return;
-    uint32_t now = atomic_load_explicit(&words[TALLY], memory_order_relaxed);
-    uint32_t seen = atomic_exchange_explicit(&timeouts_seen, now, memory_order_relaxed);
-    if (now != seen)
-        atomic_fetch_add_explicit(&weft_self->counters[WEFT_COUNT_PLACED_TIMEOUTS], now - seen, memory_order_relaxed);
+    take_over(&words[TALLY], &timeouts_seen, WEFT_COUNT_PLACED_TIMEOUTS);
+    take_over(&words[TALLY + 3], &behind_seen, WEFT_COUNT_PLACED_BEHIND);
 }
 
-__attribute__((destructor)) static void at_end(void) { note_timeouts(); }
+__attribute__((destructor)) static void at_end(void) { note_tally(); }
 
 static bool begin(const CUlaunchConfig *config, CUstream stream, weft_placed_mark *mark) {
     uint64_t device;
@@ -128,7 +134,7 @@ static bool begin(const CUlaunchConfig *config, CUstream stream, weft_placed_mar
         weft_count(WEFT_COUNT_PLACED_FAILURES);
         return false;
     }
-    note_timeouts();
+    note_tally();
     int lane = take_lane(context, stream, words);
     if (lane < 0 || atomic_load(&lanes[lane].issued) - atomic_load(&words[lane]) >= PENDING) {
         weft_count(WEFT_COUNT_PLACED_BUSY);
@@ -199,7 +205,9 @@ bool weft_placed_pending(CUstream stream, weft_placed *out) {
         if (atomic_load(&lanes[i].context) != context || atomic_load(&lanes[i].stream) == stream ||
             !atomic_load(&lanes[i].marked))
             continue;
-        uint32_t number = atomic_load(&lanes[i].issued);
+        /* Of several that were launched in a row, compute lets the first be placed: the others follow it only. */
+        uint32_t latest = atomic_load(&lanes[i].issued), met = atomic_exchange(&lanes[i].met, latest);
+        uint32_t number = met == latest ? latest : met + 1;
         marked = true;
         if ((int32_t)(atomic_load(&words[i]) - number) >= 0)
             continue;
@@ -236,11 +244,13 @@ void weft_forget_placed(void) {
         atomic_store(&lanes[i].context, NULL);
         atomic_store(&lanes[i].stream, NULL);
         atomic_store(&lanes[i].issued, 0);
+        atomic_store(&lanes[i].met, 0);
         atomic_store(&lanes[i].marked, false);
         atomic_store(&lanes[i].busy, false);
         lanes[i].helper = NULL;
         memset(lanes[i].events, 0, sizeof lanes[i].events);
     }
     atomic_store(&timeouts_seen, 0);
+    atomic_store(&behind_seen, 0);
     atomic_store(&refusals, 0);
 }

@@ -5,6 +5,7 @@
 #include "cuda_shim.h"
 
 #include <dlfcn.h>
+#include <link.h>
 #include <string.h>
 
 typedef void *(*dlsym_fn)(void *, const char *);
@@ -50,6 +51,31 @@ void weft_pin_library(void *function) {
     Dl_info info;
     if (dladdr(function, &info) && info.dli_fname)
         dlopen(info.dli_fname, RTLD_LAZY | RTLD_NOLOAD | RTLD_NODELETE);
+}
+
+typedef struct {
+    const char *const *words;
+    weft_files *found;
+} file_search;
+
+static int note_file(struct dl_phdr_info *info, size_t size, void *data) {
+    file_search *s = data;
+    weft_files *found = s->found;
+    const char *name = info->dlpi_name ? strrchr(info->dlpi_name, '/') : NULL;
+    (void)size;
+    for (const char *const *word = s->words; name && *word; word++)
+        if (strstr(name, *word) && strlen(info->dlpi_name) < sizeof *found->paths) {
+            strcpy(found->paths[found->count++], info->dlpi_name);
+            break;
+        }
+    return found->count == (int)(sizeof found->paths / sizeof *found->paths);
+}
+
+/* The loader's lock is held while it iterates, so nothing is opened then. */
+void weft_loaded_files(const char *const *words, weft_files *found) {
+    file_search s = {words, found};
+    found->count = 0;
+    dl_iterate_phdr(note_file, &s);
 }
 
 /* The program may ask dlerror next: it must hear of its own question, and of none of ours. */

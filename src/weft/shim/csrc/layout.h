@@ -156,6 +156,7 @@ enum { /* weft_process.counters */
        WEFT_COUNT_TUNER_FAILURES, /* errors of the user's own tuner plugin; NCCL's default was used */
        WEFT_COUNT_RULES_UNAPPLIED, /* collectives that a rule names and that nothing here can apply it to */
        WEFT_COUNT_COMM_BYTES,      /* that collectives and point-to-point calls were asked to move */
+       WEFT_COUNT_PLACED_BEHIND,   /* none, since other collectives were to be placed first */
        WEFT_COUNTERS_USED,
        WEFT_COUNTERS = 64,
 };

@@ -3,7 +3,6 @@
 #include "nccl.h"
 
 #include <dlfcn.h>
-#include <link.h>
 #include <pthread.h>
 #include <string.h>
 
@@ -59,20 +58,6 @@ static void *probe(void *handle) {
     return real == ours ? NULL : real;
 }
 
-typedef struct {
-    char paths[8][1024];
-    int count;
-} candidates;
-
-static int note_candidate(struct dl_phdr_info *info, size_t size, void *into) {
-    candidates *found = into;
-    const char *name = info->dlpi_name ? strrchr(info->dlpi_name, '/') : NULL;
-    (void)size;
-    if (name && (strstr(name, "nccl") || strstr(name, "rccl")) && strlen(info->dlpi_name) < sizeof *found->paths)
-        strcpy(found->paths[found->count++], info->dlpi_name);
-    return found->count == (int)(sizeof found->paths / sizeof *found->paths);
-}
-
 static void *probe_file(const char *path) {
     void *handle = dlopen(path, RTLD_LAZY | RTLD_NOLOAD), *real = probe(handle);
     if (handle)
@@ -80,11 +65,11 @@ static void *probe_file(const char *path) {
     return real;
 }
 
-/* The loader's lock is held while it iterates, so nothing is opened then. */
 static void *loaded_anywhere(void) {
-    candidates found = {.count = 0};
+    static const char *const words[] = {"nccl", "rccl", NULL};
+    weft_files found;
     void *real = NULL;
-    dl_iterate_phdr(note_candidate, &found);
+    weft_loaded_files(words, &found);
     for (int i = 0; i < found.count && !real; i++)
         real = probe_file(found.paths[i]);
     return real;

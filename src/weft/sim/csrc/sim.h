@@ -30,6 +30,8 @@ typedef struct {
     double block_rate; /* most that one block reaches alone */
     double window;     /* bytes that a block keeps in flight: by Little's law its rate is window / latency */
     double miss;       /* share of the work that goes on to device memory */
+    double weight;     /* bandwidth of the cache that a byte takes, in bytes: above 1 for short requests */
+    double spare;      /* how many times longer memory may take before it slows the block; 1: no slack */
     double start_work; /* starting a block costs as much as this work */
     double delay;      /* KIND_DELAY, KIND_ENGINE: seconds */
 } sim_launch;

@@ -123,9 +123,9 @@ void share_memory(sim *s) {
         if (!a->running)
             continue;
         of[n] = a;
-        base[n] = a->base;
-        windows[n] = (double)a->running * s->launch[a->launch].window;
-        limit[n] = windows[n] / a->base;
+        base[n] = a->base * s->launch[a->launch].weight;
+        windows[n] = (double)a->running * s->launch[a->launch].window * s->launch[a->launch].weight;
+        limit[n] = windows[n] / base[n];
         n++;
     }
     if (!n)
@@ -134,11 +134,12 @@ void share_memory(sim *s) {
     for (int32_t i = 0; i < n; i++) {
         if (limit[i] < latency)
             of[i]->share = limit[i] / latency;
-        misses += base[i] * of[i]->share * s->launch[of[i]->launch].miss;
+        misses += of[i]->base * of[i]->share * s->launch[of[i]->launch].miss;
     }
     double left = 1 / stretch(s, misses / s->gpu->memory);
     for (int32_t i = 0; left < 1 && i < n; i++) { /* who mostly hits the cache hardly notices */
         double concerned = 2 * s->launch[of[i]->launch].miss;
-        of[i]->share *= 1 - (1 - left) * (concerned < 1 ? concerned : 1);
+        double kept = (1 - (1 - left) * (concerned < 1 ? concerned : 1)) * s->launch[of[i]->launch].spare;
+        of[i]->share *= kept < 1 ? kept : 1;
     }
 }

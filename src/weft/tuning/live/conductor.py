@@ -23,7 +23,8 @@ from typing import Any
 from weft.policy import Policy
 from weft.ranks import ABANDON, Decision, Report
 from weft.shim.communicators import agreed
-from weft.tuning.live.options import Facts, merge, preparations
+from weft.tuning.live.levers import preparations
+from weft.tuning.live.options import Facts, merge
 from weft.tuning.live.search import LEARN, SearchMethod
 from weft.tuning.live.trial import Sample, Trial
 from weft.tuning.live.tuned_job import TunedJob
@@ -159,7 +160,7 @@ def _start(state: _State) -> Conductor:
 
 
 def _change(policy: Policy, state: _State) -> Generator[Decision, list[Report], str]:
-    """Have all ranks change their framework controls; where one cannot, all go back. Returns why not."""
+    """Have all ranks change their framework controls; where one cannot, all go back. Returns the reason."""
     problem = yield from _asked(_settlement(policy, release=False))
     if not problem:
         state.framework = policy.framework

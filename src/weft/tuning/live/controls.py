@@ -13,6 +13,7 @@ from typing import Any
 from weft.policy import Policy
 from weft.shim import apply, binding, communicators, spans, stats, tracer
 from weft.tuning.candidates import cta_choices
+from weft.tuning.live.costs import CommCosts, comm_costs
 from weft.tuning.live.frameworks import Choices, Frameworks
 from weft.tuning.live.options import Facts, Kernel
 
@@ -20,6 +21,9 @@ _FREE_BYTES = 2 << 30  # of the GPU's memory, for the buffers of new communicato
 SM_SHARE = 2  # collectives may take one SM of so many, all ranks on the GPU together
 SHARED_CTAS = 8  # where processes share a GPU: with 16 per rank and priority, collectives were seen to hang
 TOLD_KERNELS, TOLD_NAME = 32, 200
+MOST_SIZES = 32
+RULE_PATHS = ("config", "tuner")
+_PER_RANK = ("all_gather", "reduce_scatter")
 Counts = dict[str, tuple[int, int, int, int, str]]
 
 
@@ -44,7 +48,7 @@ class LaunchControls:
             self._frameworks.learn()
 
     def facts(self, steps: int) -> Facts:
-        profile, after = self._profile(steps), _counts()
+        (profile, costs), after = self._profile(steps), _counts()
         times = profile.kernels if profile else {}
         seen = {name: _less(now, self._before.get(name)) for name, now in after.items()}
         comm = {name: row for name, row in seen.items() if row[4] == "comm" and row[0]}
@@ -61,7 +65,9 @@ class LaunchControls:
         if not why:
             limits = [found.max_ctas for found in _used() if found.max_ctas]
             ctas, most = min(limits, default=ctas), _most_ctas(_used())
-            choices = cta_choices(ctas, most)
+            if _free_bytes() < _FREE_BYTES:
+                most = ctas  # fewer need no new communicator
+            choices = tuple(count for count in cta_choices(ctas, _most_ctas(_used())) if count <= most)
         elif ctas and _used() and not _order_of_sums_matters(_used()):
             at_start = cta_choices(ctas, _most_ctas(_used()))
         apply.shape_launches(None)
@@ -78,15 +84,22 @@ class LaunchControls:
             span_ms=profile.span_ms if profile else None,
             comm_ms=profile.comm_ms if profile else None,
             exposed_ms=profile.exposed_ms if profile else None,
+            costs=costs,
+            rules=bool(_used()) and all(found.path in RULE_PATHS for found in _used()),
+            calls=_sizes(calls, steps),
+            deterministic=_deterministic(),
             world=self._world,
             workload=self._workload(kernels, Counter(call.operation for call in calls), steps),
         )
 
-    def _profile(self, steps: int) -> spans.StepProfile | None:
+    def _profile(self, steps: int) -> tuple[spans.StepProfile | None, CommCosts | None]:
         """What the shim's tracer recorded since `learn`; None where it could not, as while it is in use."""
         recording = tracer.stop() if self._traces else None
         self._traces = False
-        return spans.span_profile(recording, steps) if recording is not None else None
+        if recording is None:
+            return None, None
+        costs = comm_costs(spans.spans_of(recording), steps, _sms()) if _used() else None
+        return spans.span_profile(recording, steps), costs
 
     def _workload(self, kernels: Sequence[Kernel], calls: Mapping[str, int], steps: int) -> str:
         names = "\n".join(sorted(kernel.symbol for kernel in kernels if kernel.launches >= 1))
@@ -104,7 +117,7 @@ class LaunchControls:
         refused = next((found.why_not for found in used if found.why_not), None)
         if refused:
             return f"the collectives' CTAs cannot be changed in this run: {refused}"
-        if _free_bytes() < _FREE_BYTES:
+        if communicators.why_no_rules() and _free_bytes() < _FREE_BYTES:
             return "the collectives' CTAs were not tried: less than 2 GiB of the GPU's memory is free"
         if _order_of_sums_matters(used):
             return (
@@ -199,13 +212,37 @@ def _most_ctas(used: Sequence[communicators.Communicator]) -> int:
     """What fits on the GPU at once, beside the program's own work, for all ranks that share it."""
     import torch
 
-    device = used[0].device if used[0].device is not None else torch.cuda.current_device()
-    sms = torch.cuda.get_device_properties(device).multi_processor_count
+    sms = _sms()
     here = Counter((found.key, found.device) for found in used)
     own, processes = max(here.values()), int(os.environ.get("LOCAL_WORLD_SIZE", "1") or 1)
     sharing = max(own, -(-processes // max(1, torch.cuda.device_count())))
     most = SHARED_CTAS if sharing > own else communicators.MOST_CTAS
     return int(min(most, sms // SM_SHARE // sharing))
+
+
+def _sms() -> int:
+    """Of the GPU that collectives run on."""
+    import torch
+
+    known = [found.device for found in _used() if found.device is not None]
+    device = known[0] if known else torch.cuda.current_device()
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+def _sizes(calls: Sequence[communicators.CommunicatorCall], steps: int) -> tuple[tuple[str, int, float], ...]:
+    """Kind, bytes and number a step of the most frequent collectives; bytes as NCCL's tuner plugin counts."""
+    size = {found.key: max(1, found.size) for found in communicators.communicators()}
+    found = Counter(
+        (call.operation, call.bytes * (size.get(call.key, 1) if call.operation in _PER_RANK else 1))
+        for call in calls
+    )
+    return tuple((kind, total, count / steps) for (kind, total), count in found.most_common(MOST_SIZES))
+
+
+def _deterministic() -> bool:
+    import torch
+
+    return bool(torch.are_deterministic_algorithms_enabled())
 
 
 def _free_bytes() -> int:
@@ -215,9 +252,7 @@ def _free_bytes() -> int:
 
 
 def _order_of_sums_matters(used: Sequence[communicators.Communicator]) -> bool:
-    import torch
-
-    return torch.are_deterministic_algorithms_enabled() and max(found.size for found in used) > 2
+    return _deterministic() and max(found.size for found in used) > 2
 
 
 def _counts() -> Counts:

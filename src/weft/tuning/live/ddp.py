@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 
 from weft.errors import UnavailableError
 
-MIB = 1 << 20
+_MIB = 1 << 20
 LADDER_MB = (1.0, 5.0, 25.0, 100.0, 400.0, 1600.0)
 MOST_CHOICES = 4
 Caps = tuple[int, int]
@@ -32,7 +32,7 @@ class Buckets:
     def __init__(self, modules: Sequence[Any], compiled: Sequence[Any] = ()) -> None:
         self._made: WeakKeyDictionary[Any, dict[Caps, tuple[Any, Any]]] = WeakKeyDictionary()
         self._own: dict[int, Caps] = {}
-        self.why_not = next((why for module in modules if (why := why_unchanged(module, compiled))), "")
+        self.why_not = next((why for module in modules if (why := why_keep_buckets(module, compiled))), "")
         if not self.why_not:
             for module in modules:
                 self._made[module] = {own_caps(module): (module.reducer, module.logger)}
@@ -53,7 +53,7 @@ class Buckets:
         if not self._made:
             return []
         own = {module: self._own[id(module)] for module in self._made}
-        cap_mb, first_mb = (max(caps[place] for caps in own.values()) / MIB for place in (0, 1))
+        cap_mb, first_mb = (max(caps[place] for caps in own.values()) / _MIB for place in (0, 1))
         nearest = sorted(LADDER_MB, key=lambda size: abs(math.log2(size / cap_mb)))
         changes = [{"bucket_mb": size} for size in nearest]
         changes += [{"first_bucket_mb": cap_mb}] if first_mb < cap_mb else []
@@ -68,9 +68,9 @@ class Buckets:
     def caps(self, module: Any, bucket_mb: float | None, first_mb: float | None) -> Caps:
         """What a policy means for a module; where it says nothing the program's own size holds."""
         own = self._own[id(module)]
-        cap = own[0] if bucket_mb is None else int(bucket_mb * MIB)
+        cap = own[0] if bucket_mb is None else int(bucket_mb * _MIB)
         if first_mb is not None:
-            return cap, int(first_mb * MIB)
+            return cap, int(first_mb * _MIB)
         return cap, cap if own[0] == own[1] else min(own[1], cap)
 
     def prepare(self, bucket_mb: float | None, first_mb: float | None) -> None:
@@ -122,7 +122,7 @@ class Buckets:
         return tuple(found)
 
 
-def why_unchanged(module: Any, compiled: Sequence[Any] = ()) -> str:
+def why_keep_buckets(module: Any, compiled: Sequence[Any] = ()) -> str:
     """Why the buckets of a DDP module are left unchanged; empty where they can be changed."""
     import torch
 
@@ -175,7 +175,8 @@ def own_caps(module: Any) -> Caps:
     import torch.distributed as dist
 
     cap = int(module.bucket_bytes_cap)
-    return cap, int(dist._DEFAULT_FIRST_BUCKET_BYTES) if module.bucket_bytes_cap_default else cap
+    small_first = getattr(module, "bucket_bytes_cap_default", True)
+    return cap, int(dist._DEFAULT_FIRST_BUCKET_BYTES) if small_first else cap
 
 
 def _new_reducer(module: Any, caps: Caps) -> tuple[Any, Any]:

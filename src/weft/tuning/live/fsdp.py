@@ -33,7 +33,7 @@ class Sharding:
         self._communicators: dict[tuple[int, ...], Any] = {}
         self._keep = False
         states = [module._get_fsdp_state() for module in modules]
-        self.why_not = next((why for state in states if (why := why_unchanged(state))), "")
+        self.why_not = next((why for state in states if (why := why_keep_sharding(state))), "")
         if not self.why_not:
             for state in states:
                 self._states[state] = _Before(state)
@@ -176,7 +176,10 @@ class Sharding:
         for ranks, group in list(self._communicators.items()):
             if id(group) not in used:
                 del self._communicators[ranks]
-                dist.destroy_process_group(group)
+                try:
+                    dist.destroy_process_group(group)
+                except Exception:  # nothing uses it any more: the job is as it was
+                    _log.debug("a communicator for reduce-scatter was not destroyed", exc_info=True)
         if not used:
             _restore_reduce_scatter()
 
@@ -198,7 +201,7 @@ class _Before:
         self.meshes = {id(group): group.post_forward_mesh_info for group in _groups(state)}
 
 
-def why_unchanged(state: Any) -> str:
+def why_keep_sharding(state: Any) -> str:
     """Why the settings of an FSDP2 state are left unchanged; empty where they can be changed."""
     import torch
     from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo

@@ -1,18 +1,15 @@
-"""Options: what may be tried in a running job, from its profile. Nothing that cannot matter."""
+"""Facts: the profile of a running job, from which `weft.tuning.live.levers` takes what may be tried."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from weft.kernels import glob_regex
-from weft.policy import MAX_PATTERN_BYTES, MAX_RULES, Policy, Rule
-from weft.tuning.candidates import HEAD_START_US
+from weft.tuning.live.costs import CommCosts
 
-SHAPED_KERNELS = 2  # kernels tried in the last stage; each costs several steps of the job
-SHAPED_SHARE = 0.1  # of the time that overlaps with collectives: a kernel with less is not worth shaping
 BESIDE_SHARE = 0.05  # of the collectives' time: with less overlapping compute, nothing shares the GPU
 MEMORY_KERNELS = (
     "*elementwise*",
@@ -31,8 +28,7 @@ MEMORY_KERNELS = (
     "triton_per_*",
 )
 """For kernels that wait for memory, fewer resident blocks are pure loss (docs/lab.md)."""
-FRAMEWORK_LEVERS = ("buckets", "forward prefetch", "backward prefetch", "resharding", "reduce-scatter group")
-_Change = dict[str, Any]
+PolicyChange = dict[str, Any]
 """Fields to replace in a Policy."""
 _WAITS_FOR_MEMORY = glob_regex(MEMORY_KERNELS)
 
@@ -77,7 +73,13 @@ class Facts:
     """The largest number that fits."""
     why_no_ctas: str = ""
     """Why there are none."""
-    framework: Mapping[str, Sequence[_Change]] = field(default_factory=dict)
+    rules: bool = False
+    """Whether rules by kind and size of a collective can be applied in this run."""
+    calls: tuple[tuple[str, int, float], ...] = ()
+    """Collectives of a step: kind, bytes as NCCL's tuner plugin counts them, and how many."""
+    deterministic: bool = False
+    """Whether the program asks for deterministic algorithms."""
+    framework: Mapping[str, Sequence[PolicyChange]] = field(default_factory=dict)
     """Changes of DDP or FSDP2 models that the running job allows, by lever."""
     cta_choices_at_start: tuple[int, ...] = ()
     """Where there are none: numbers that the job could be started with."""
@@ -88,6 +90,8 @@ class Facts:
     """Communication in a step."""
     exposed_ms: float | None = None
     """Communication during which no compute kernel runs."""
+    costs: CommCosts | None = None
+    """What communication costs a step, by cause; None: the tracer could not be used."""
     world: int = 1
     """Ranks of the job."""
     ranks_at_work: int = 1
@@ -101,8 +105,12 @@ class Facts:
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> Facts:
         kernels = tuple(Kernel(**kernel) for kernel in document["kernels"])
-        choices = {name: tuple(document[name]) for name in ("cta_choices", "cta_choices_at_start")}
-        return cls(**{**document, "kernels": kernels, **choices})
+        more: dict[str, Any] = {
+            name: tuple(document[name]) for name in ("cta_choices", "cta_choices_at_start")
+        }
+        more["calls"] = tuple((str(kind), int(size), float(count)) for kind, size, count in document["calls"])
+        more["costs"] = CommCosts(**document["costs"]) if document["costs"] else None
+        return cls(**{**document, "kernels": kernels, **more})
 
     @property
     def beside(self) -> tuple[Kernel, ...]:
@@ -149,106 +157,11 @@ def merge(facts: Iterable[Facts]) -> Facts:
         span_ms=slowest.span_ms,
         comm_ms=slowest.comm_ms,
         exposed_ms=slowest.exposed_ms,
+        costs=slowest.costs,
+        rules=all(one.rules for one in everyone),
+        deterministic=any(one.deterministic for one in everyone),
         ranks_at_work=len(everyone),
     )
-
-
-def search_stages(facts: Facts, default: Policy) -> list[list[_Change]]:
-    """What to try, stage by stage, as changes of the best policy so far; one stage for each of LEVERS."""
-    return [changes for lever in LEVERS if (changes := lever(facts, default))]
-
-
-def cta_changes(facts: Facts, default: Policy) -> list[_Change]:
-    """Other numbers of CTAs that the running job can be switched to."""
-    # Fewer CTAs leave more to overlapping compute, and help nobody where there is none.
-    counts = [c for c in facts.cta_choices if facts.shares_the_gpu or c > (facts.ctas or 0)]
-    return [{"max_ctas": count} for count in counts]
-
-
-def launch_changes(facts: Facts, default: Policy) -> list[_Change]:
-    """Head start and priority, each alone and both."""
-    if not (facts.launches and facts.collectives and facts.shares_the_gpu):
-        return []
-    head: _Change = {"head_start_us": HEAD_START_US if default.head_start_us == 0 else 0.0}
-    first: _Change = {"priority": "high" if default.priority == "default" else "default"}
-    return [head, first, {**head, **first}]
-
-
-def block_changes(facts: Facts, default: Policy) -> list[_Change]:
-    """Residency of the kernels that overlap most, unless the job was started with residencies of its own."""
-    shaped_already = default.residency is not None or default.rules
-    return residency_changes(facts) if facts.launches and facts.shares_the_gpu and not shaped_already else []
-
-
-def framework_lever(name: str) -> Callable[[Facts, Policy], list[_Change]]:
-    """The changes of DDP or FSDP2 models under this name, unless the job was started with some."""
-
-    def changes(facts: Facts, default: Policy) -> list[_Change]:
-        return [] if default.changes_framework else [dict(change) for change in facts.framework.get(name, ())]
-
-    return changes
-
-
-LEVERS: tuple[Callable[[Facts, Policy], list[_Change]], ...] = (
-    cta_changes,
-    launch_changes,
-    block_changes,
-    *map(framework_lever, FRAMEWORK_LEVERS),
-)
-"""What can be changed in a running job, the most effective in our measurements first.
-
-A new lever is a function here. Its changes must be ones that `Controls.apply` can make at a step boundary on
-every rank; numbers of CTAs are prepared on all ranks before they are tried.
-"""
-
-
-def preparations(policy: Policy) -> frozenset[tuple[str, Any]]:
-    """What all ranks must make before a policy can be applied, and what is slow when it is first used."""
-    found: set[tuple[str, Any]] = {("ctas", policy.max_ctas)}
-    if policy.bucket_mb is not None or policy.first_bucket_mb is not None:
-        found.add(("buckets", (policy.bucket_mb, policy.first_bucket_mb)))
-    if policy.reduce_scatter_group:
-        found.add(("reduce-scatter group", True))
-    return frozenset(found)
-
-
-def beyond(facts: Facts, best: Policy) -> list[dict[str, Any]]:
-    """Where the best number of CTAs is the largest or smallest that was tried: one step further."""
-    count = best.max_ctas
-    if count is None or count not in facts.cta_choices:
-        return []
-    further = round(count * 4 / 3) if count == max(facts.cta_choices) else 0
-    if count == min(facts.cta_choices) and count < (facts.ctas or 0):
-        further = count // 2
-    return [{"max_ctas": further}] if 1 <= further <= facts.most_ctas else []
-
-
-def residency_changes(facts: Facts) -> list[dict[str, Any]]:
-    """One block less and half of them, for the kernels that overlap most, one kernel at a time.
-
-    The kernel gets it by the policy's default and the others are excepted by name, not the other way round:
-    the shim then still spares launches whose whole grid is resident at once, and whose blocks may wait for
-    each other.
-    """
-    changes = []
-    shaped = [kernel for kernel in facts.beside if kernel.can_be_shaped]
-    least = SHAPED_SHARE * sum(map(facts.weight, facts.kernels))
-    for kernel in [kernel for kernel in shaped if facts.weight(kernel) >= least][:SHAPED_KERNELS]:
-        natural = kernel.blocks_per_sm or 1
-        others = [pattern(k.symbol) for k in shaped]
-        globs = (g for g in (*MEMORY_KERNELS, *others) if not glob_regex([g]).fullmatch(kernel.symbol))
-        spared = tuple(Rule(glob, None) for glob in globs)[:MAX_RULES]
-        for count in sorted({natural - 1, natural // 2}, reverse=True):
-            changes.append({"when": "overlap", "residency": count, "rules": spared})
-    return changes
-
-
-def pattern(name: str) -> str:
-    """A rule's pattern for exactly this kernel, as far as a pattern's length allows."""
-    plain = "".join("?" if c in "*?[]" else c for c in name)
-    if len(plain.encode()) <= MAX_PATTERN_BYTES:
-        return plain
-    return plain.encode()[: MAX_PATTERN_BYTES - 1].decode(errors="ignore") + "*"
 
 
 def explain(facts: Facts) -> list[dict[str, Any]]:

@@ -13,6 +13,7 @@ _MEMORY = 64
 LEAST_SCATTER = 0.006  # relative: a shift below about 1% is not worth a check
 _CLIP = 4.0  # scatters: one odd step is not a change
 SLACK = 1.25  # scatters that a step may deviate
+BELOW = 2.5  # scatters below the level: no step of this pace, but for one in a hundred
 _LIMIT = 9.0  # sum of what deviates more
 
 
@@ -51,6 +52,10 @@ class Pace:
         """Whether a step that was not noted is faster than recent ones."""
         recent = list(self._recent)[-8:]
         return bool(recent) and log_ms < median(recent)
+
+    def well_below(self, log_ms: float) -> bool:
+        """Whether a step that was not noted is faster than recent ones by more than they scatter."""
+        return self._scatter > 0 and log_ms < self._level - BELOW * self._scatter
 
     def _settle(self) -> None:
         self._level = median(self._recent)

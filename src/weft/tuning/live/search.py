@@ -33,14 +33,15 @@ from __future__ import annotations
 import dataclasses
 import math
 import random
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, median
 from typing import Any
 
 from weft.measure.steadiness import UNEVEN_WINDOW, WINDOW, Cycle, StepNoise, cycle, roughness, steady
 from weft.policy import Policy
-from weft.tuning.live.options import Facts, beyond, preparations, search_stages
+from weft.tuning.live.levers import LeverStage, beyond, preparations, search_stages
+from weft.tuning.live.options import Facts
 from weft.tuning.live.proof import (
     FOR_KNOWN,
     KNOWN_LEVEL,
@@ -62,7 +63,14 @@ MOST_NOISY = 2.5  # times as many, at most, where steps scatter by more than NOI
 LEARN = 2
 MOST_WARM_UP = 40
 MOST_ROUNDS = 6
-SETTLE = {"ctas": 1, "reduce-scatter group": 1, "buckets": 2}  # steps after the first use that tell nothing
+FULL_ROUNDS = 2.0  # of all levers, that there are steps for
+BUDGET_LIMIT = 140
+SETTLE = {
+    "ctas": 1,
+    "reduce-scatter group": 1,
+    "rules": 1,
+    "buckets": 2,
+}  # steps after the first use that tell nothing
 SLOW = 1.3  # times the default: out at once
 _DROP_Z = 1.5  # standard errors behind the leader
 LEAD_Z = 0.3  # standard errors; a shorter lead changes nothing
@@ -100,17 +108,36 @@ def tune(
             return outcome
     if not plan:
         return search.left_alone(why_nothing_to_try(facts))
+    search.widen(plan)
     best = default
-    if "max_ctas" in plan[0][0]:
-        best = yield from search.race(best, plan.pop(0), share=1 / (len(plan) + 1))
-        further = beyond(facts, best)
-        plan = [further, *plan] if further else plan
     while plan:
-        best = yield from search.race(best, plan.pop(0), share=1 / (len(plan) + 1))
+        stage = plan.pop(0)
+        best = yield from search.race(best, stage.changes, share=share_of(stage, plan))
+        if stage.lever == "CTAs" and (further := beyond(facts, best)):
+            plan.insert(0, LeverStage("more CTAs", further, stage.bound_ms))
     best = yield from search.race(best, search.doubts, share=1)
     if best == default:
         return search.left_alone()
     return (yield from search.prove(best, search.budget - search.spent))
+
+
+def share_of(stage: LeverStage, later: Sequence[LeverStage]) -> float:
+    """Of the steps that are left, what a stage may use: by what it costs to try, and by what it could win."""
+    stages = (stage, *later)
+    bounds = [one.bound_ms or 0.0 for one in stages]
+    mean = fmean(bounds)
+    known = mean > 0 and all(one.bound_ms is not None for one in stages)
+    weights = [
+        cost_of(one) * (0.5 + 0.5 * bound / mean if known else 1.0)
+        for one, bound in zip(stages, bounds, strict=True)
+    ]
+    return weights[0] / sum(weights)
+
+
+def cost_of(stage: LeverStage) -> int:
+    """Steps that a first round takes."""
+    new = {one for change in stage.changes for one in preparations(Policy(**change))} - preparations(Policy())
+    return 1 + len(stage.changes) + sum(SETTLE[kind] for kind, _ in new)
 
 
 def hold(policy: Policy, record: Record) -> SearchMethod:
@@ -137,6 +164,7 @@ class _Search:
     cycle: Cycle = field(default_factory=Cycle)
     tried: dict[Policy, Tried] = field(default_factory=dict)
     facts: Facts = field(default_factory=Facts)
+    levers: list[tuple[str, float | None]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.connected = set(preparations(self.default))
@@ -177,6 +205,12 @@ class _Search:
         self.facts = sample.facts or Facts(launches=False)
         return self.facts
 
+    def widen(self, plan: Sequence[LeverStage]) -> None:
+        """Allow as many steps as the levers need for FULL_ROUNDS, and a proof."""
+        self.levers = [(stage.lever, stage.bound_ms) for stage in plan]
+        needed = LEARN + PROOF_STEPS[1] + round(FULL_ROUNDS * sum(map(cost_of, plan)))
+        self.budget += round(max(0, min(needed, BUDGET_LIMIT) - BUDGET) * self.effort)
+
     def race(
         self, best: Policy, changes: Sequence[dict[str, Any]], share: float
     ) -> Generator[Trial, Sample, Policy]:
@@ -186,6 +220,7 @@ class _Search:
         """
         if self._about(best).problem:  # found out since it became the best
             best, self.lead = self.default, 0.0
+        made = {dataclasses.replace(best, **change): change for change in reversed(changes)}
         arms = list(dict.fromkeys([best, *(dataclasses.replace(best, **change) for change in changes)]))
         arms = [arm for arm in arms if arm == best or not self._about(arm).problem]
         logs: Logs = {arm: [] for arm in arms}
@@ -202,13 +237,18 @@ class _Search:
             arms = self._still_racing(arms, logs, noise)
         self.noise = noise
         leader = self._leader(arms, logs)
-        self._doubt(leader, arms, logs, {name for change in changes for name in change})
+        self._doubt(leader, arms, logs, made)
         return leader
 
-    def _doubt(self, leader: Policy, arms: Sequence[Policy], logs: Logs, names: set[str]) -> None:
+    def _doubt(
+        self, leader: Policy, arms: Sequence[Policy], logs: Logs, made: Mapping[Policy, dict[str, Any]]
+    ) -> None:
         """Note what was not clearly behind, the closest first: it is measured again if steps are left."""
         close = sorted((arm for arm in arms if arm != leader and logs[arm]), key=lambda arm: fmean(logs[arm]))
-        self.doubts += [{name: getattr(arm, name) for name in names} for arm in close[:2]]
+        names = {name for change in made.values() for name in change}
+        for arm in close[:2]:
+            # Either on top of what leads, or, for the best before this stage, instead of it.
+            self.doubts.append(made.get(arm) or {name: getattr(arm, name) for name in names})
 
     def _cost(self, arms: Sequence[Policy]) -> int:
         new = {one for arm in arms for one in preparations(arm)} - self.connected
@@ -375,5 +415,6 @@ class _Search:
             best_ms=best.typical_ms,
             tried=tuple(one for one in self.tried.values() if one.ms or one.problem),
             facts=self.facts,
+            levers=tuple(self.levers),
             **more,
         )

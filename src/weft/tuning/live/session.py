@@ -146,7 +146,10 @@ class Session:
 
     def _alone(self) -> Policy:
         """The default as far as one rank can go back to it alone: what concerns all ranks stays."""
-        return replace(self.controls.default, max_ctas=self._policy.max_ctas, **self._policy.framework)
+        now = self._policy
+        return replace(
+            self.controls.default, max_ctas=now.max_ctas, comm_rules=now.comm_rules, **now.framework
+        )
 
     # --- what this rank has to say ------------------------------------------------------------------------
 

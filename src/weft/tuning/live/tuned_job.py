@@ -79,6 +79,8 @@ class TunedJob:
     best_ms: float | None = None
     tried: Sequence[Tried] = ()
     facts: Facts = field(default_factory=Facts)
+    levers: Sequence[tuple[str, float | None]] = ()
+    """What was tried, in order, each with the most that it could win in ms per step."""
     proof: Proof | None = None
     """The last proof; where it is still open and promising, a watch goes on with it."""
 
@@ -120,7 +122,7 @@ class TunedJob:
         """The outcome in one sentence."""
         used = f"{self.steps} steps" if self.steps != 1 else "1 step"
         if not self.kept:
-            return f"left alone after {used}: {self.reason}"
+            return f"left alone after {used}: {self.reason}{self._rest}"
         low, high = self.ci_pct
         found = f", from {self.source}" if self.source else ""
         times = (
@@ -129,8 +131,28 @@ class TunedJob:
         cost = f"{abs(self.cost_ms):.0f} ms {'more' if self.cost_ms >= 0 else 'less'} than without"
         return (
             f"{self.policy.label}{found}: {self.gain_pct:.1f}% less time per step{times} "
-            f"(95%: {low:.1f} to {high:.1f}), found in {used} that took {cost}"
+            f"(95%: {low:.1f} to {high:.1f}), found in {used} that took {cost}{self._rest}"
         )
+
+    @property
+    def _rest(self) -> str:
+        """What is left to win, and what a control of this policy means for results."""
+        left, span = self.left_ms, self.facts.span_ms
+        rest = f"; at most {100 * left / span:.1f}% more could be won" if left is not None and span else ""
+        kernels = "; GEMMs may come from other kernels than before" if self.policy.sm_reserve else ""
+        return rest + (kernels if self.kept else "")
+
+    @property
+    def left_ms(self) -> float | None:
+        """The most that a step could still win, by the tracer's costs; None: not known.
+
+        It is what communication costs a step, without the SM-time that collectives take anyway, less what the
+        policy has won.
+        """
+        costs, span = self.facts.costs, self.facts.span_ms
+        if costs is None or span is None:
+            return None
+        return max(0.0, costs.cost_ms - span * self.gain_pct / 100)
 
     @property
     def verdict(self) -> Verdict:
@@ -148,6 +170,18 @@ class TunedJob:
             reason=self.reason,
             measurements=self.steps,
         )
+
+    def _bound(self) -> dict[str, Any] | None:
+        """What communication costs a step, what of it is left, and the most that each lever could win."""
+        costs = self.facts.costs
+        if costs is None:
+            return None
+        return {
+            "cost_ms": round(costs.cost_ms, 4),
+            "left_ms": None if self.left_ms is None else round(self.left_ms, 4),
+            **{name: _rounded(value) for name, value in dataclasses.asdict(costs).items()},
+            "levers": [{"lever": name, "bound_ms": _rounded(bound)} for name, bound in self.levers],
+        }
 
     def to_dict(self) -> dict[str, Any]:
         """The key `tuning` of `weft run --stats`."""
@@ -168,6 +202,7 @@ class TunedJob:
             "candidates": [one.to_dict() for one in self.tried],
             "cost_ms": round(self.cost_ms, 1),
             "watch": None,
+            "bound": self._bound(),
             "explanation": explain(self.facts),
             "facts": {
                 "collectives_per_step": self.facts.collectives,
@@ -183,6 +218,12 @@ class TunedJob:
                 "workload": self.facts.workload,
             },
         }
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: round(number, 4) for name, number in value.items()}
+    return value if value is None else round(value, 4)
 
 
 def final(status: Any) -> dict[str, Any]:

@@ -12,8 +12,7 @@ much later. Where it searches again, its trials are those of `tune`.
         trial = watching.send(Sample(ms))  # of one step under trial.policy
 
 Framework controls stay as the search left them: they change only where all ranks meet. What is probed and
-taken back is the rest of a policy. Another search, after a change of pace, starts from the job's own default
-again.
+taken back is the rest of a policy. Another search, after a change of pace, starts from the job's own default.
 
 While a policy is in force
 - one step in `1/budget`, at a random place, runs under the default. These probes tell a policy that has
@@ -225,7 +224,9 @@ class _Watch:
                 changed = step.arm == 1 and pace.changed(seen.log_ms)
                 # Only a probe can tell: before it, the capital has grown by what the probe may cost.
                 suspicious = pace.faster(seen.log_ms) and step.arm == 0 and coins.capital >= SUSPICIOUS
-                if (changed or suspicious) and self._may(CHECK // 2):
+                # One probe that is clearly faster than the policy is reason enough to check, not to decide.
+                clear = step.arm == 0 and pace.well_below(seen.log_ms)
+                if (changed or suspicious or clear) and self._may(CHECK):
                     left, drawn = self._draw_check(plan, policy), []
                     coins.restart()
                     self.status.checks += 1

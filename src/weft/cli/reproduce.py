@@ -1,0 +1,88 @@
+"""`weft reproduce`: every published figure of a paper next to ours."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from weft.cli.output import versioned
+
+if TYPE_CHECKING:
+    from weft.reproduce.figure import OnProgress, Reproduction
+
+_PAPERS = ("2606.09200", "2512.10236")
+
+
+def reproduce(
+    paper: str = typer.Argument(..., metavar="PAPER", help="2606.09200 or 2512.10236 (arXiv)."),
+    device: str = typer.Option("sim", help="sim: the paper's nodes, simulated; cuda: what one GPU can run."),
+    html: Path | None = typer.Option(None, help="Write an HTML page."),  # noqa: B008
+    as_json: bool = typer.Option(False, "--json", help="Print one JSON object and nothing else."),
+    everything: bool = typer.Option(
+        False, "--all", help="Also what is published nowhere: all workloads under every control (minutes)."
+    ),
+    cells: bool = typer.Option(False, "--cells", help="Print every cell, not only the tables."),
+    budget: float = typer.Option(100.0, metavar="SECONDS", help="With --device cuda: time on the GPU."),
+) -> None:
+    """Show every published figure of a paper next to weft's own, with errors, signs and assumptions."""
+    from weft.errors import UsageError
+    from weft.files import write_whole
+
+    wanted = paper.lower().removeprefix("arxiv:")
+    if wanted not in _PAPERS:
+        raise UsageError(f"paper {paper!r} is not known; use one of {', '.join(_PAPERS)}")
+    if device not in ("sim", "cuda"):
+        raise UsageError(f"device {device!r} is not known; use sim (the paper's nodes) or cuda")
+    if budget <= 0:
+        raise UsageError("--budget must be greater than 0 seconds")
+    found = _run(wanted, device, budget, everything=everything, quiet=as_json)
+    if html is not None:
+        from weft.report.reproduce import reproduction_page
+
+        write_whole(html, reproduction_page(found))
+    if as_json:
+        print(json.dumps(versioned(found.to_dict())))
+        return
+    from rich.console import Console
+
+    from weft.report.reproduce import show_reproduction
+
+    show_reproduction(Console(), found, cells=cells)
+    if html is not None:
+        print(f"page: {html}")
+
+
+def _run(paper: str, device: str, budget: float, *, everything: bool, quiet: bool) -> Reproduction:
+    from rich.console import Console
+    from rich.progress import Progress as Bars
+    from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (SpinnerColumn(), TextColumn("{task.description} {task.completed}/{task.total}"))
+    with Bars(*columns, TimeElapsedColumn(), console=Console(stderr=True), disable=quiet) as bars:
+        tasks: dict[str, object] = {}
+
+        def tell(what: str, done: int, of: int) -> None:
+            if what not in tasks:
+                tasks[what] = bars.add_task(what, total=of)
+            bars.update(tasks[what], completed=done)  # type: ignore[arg-type]
+
+        return _reproduction(paper, device, budget, tell, everything=everything)
+
+
+def _reproduction(
+    paper: str, device: str, budget: float, tell: OnProgress, *, everything: bool
+) -> Reproduction:
+    if device == "cuda":
+        from weft.reproduce.on_gpu import reproduce_on_gpu
+
+        return reproduce_on_gpu(paper, budget, tell)
+    if paper == _PAPERS[0]:
+        from weft.reproduce.resource_aware import reproduce_overlap
+
+        return reproduce_overlap(tell, everything=everything)
+    from weft.reproduce.finer_grain import reproduce_ficco
+
+    return reproduce_ficco(tell)

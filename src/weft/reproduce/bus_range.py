@@ -1,0 +1,80 @@
+"""The gain of the paper's controls as a range over the bus figures that have a source."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from weft.execute.sim import SimExecutor
+from weft.sim.profile import PAPER_NODE, PCIE_SHARE
+from weft.tuning.lab import choose_candidates, tune_workload
+from weft.workload import Workload
+
+
+@dataclass(frozen=True)
+class BusFigure:
+    """A bandwidth of a rank's collectives, and where it comes from."""
+
+    gb_s: float
+    source: str
+
+
+@dataclass(frozen=True)
+class BusGain:
+    """What tuning gains with one bus figure."""
+
+    bus: BusFigure
+    gain_pct: float
+    chosen: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "bus_gb_s": round(self.bus.gb_s, 2),
+            "source": self.bus.source,
+            "gain_pct": round(self.gain_pct, 2),
+            "chosen": self.chosen,
+        }
+
+
+def bus_figures(executor: SimExecutor) -> list[BusFigure]:
+    """The figures of a node of arXiv:2606.09200, slowest first; empty for other devices.
+
+    NVLink bridges of an A40 (56.25 GB/s each way, data sheet) join pairs only: a ring of four cards crosses
+    PCIe, so they set no figure of their own.
+    """
+    if not executor.device.endswith(PAPER_NODE):
+        return []
+    gpu = executor.profile.spec
+    if gpu.vendor == "nvidia":
+        link, name = gpu.pcie_bytes_per_s / 1e9, "PCIe x16"
+        half = f"half of {name}: an x8 slot, or two cards behind one uplink (data sheet)"
+    else:
+        link, name = gpu.links / 2 * gpu.link_bytes_per_s / 1e9, "the xGMI links that leave the package"
+        half = f"half of {name} in use by a ring (data sheet)"
+    return [
+        BusFigure(0.5 * link, half),
+        BusFigure(PCIE_SHARE * link, f"{100 * PCIE_SHARE:.0f}% of {name}: packet overhead (assumed share)"),
+        BusFigure(link, f"{name} at its full rate (data sheet)"),
+    ]
+
+
+def bus_nodes(executor: SimExecutor) -> list[SimExecutor]:
+    """The node with each of its bus figures."""
+    found = []
+    for bus in bus_figures(executor):
+        figures = executor.profile.figures
+        per_cta = max(figures.cta_gb_s, bus.gb_s / figures.comm_ctas)
+        model = executor.profile.with_figures(bus_gb_s=bus.gb_s, cta_gb_s=per_cta)
+        found.append(SimExecutor(executor.profile.name, model=model))
+    return found
+
+
+def tuned_gains(executor: SimExecutor, workload: Workload) -> list[BusGain]:
+    """What `weft tune` finds for a workload, for every bus figure of the node."""
+    found = []
+    for bus, node in zip(bus_figures(executor), bus_nodes(executor), strict=True):
+        tried, _ = choose_candidates(node, workload)
+        verdict = tune_workload(node, workload, tried).verdict
+        found.append(BusGain(bus, verdict.gain_pct, verdict.chosen))
+    return found

@@ -1,0 +1,101 @@
+"""Costs: what communication costs a step, by cause, from the shim's tracer. It says what is worth trying.
+
+Exposed communication is told apart by kind: what reduces gradients is exposed behind the computation (the
+tail), what gathers parameters in front of it. Runs inside users' programs: standard library only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+
+from weft.shim.spans import PLACED_LATENCY_NS, Span, common, total, union_spans
+
+_COLLECTIVES = {"allgather": "all_gather", "reducescatter": "reduce_scatter", "allreduce": "all_reduce"}
+_Intervals = list[tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class CommCosts:
+    """Milliseconds of a step, averaged over the recorded ones."""
+
+    exposed_ms: dict[str, float] = field(default_factory=dict)
+    """Communication during which no compute kernel runs, by kind of collective."""
+    late_ms: float = 0.0
+    """Time in which collectives waited for SMs while compute kernels ran."""
+    slowed_ms: float = 0.0
+    """What compute kernels took longer because collectives ran at the same time."""
+    held_ms: float = 0.0
+    """Time of the whole GPU that the collectives' blocks take, which no SM-driven collective gives back."""
+
+    @property
+    def cost_ms(self) -> float:
+        """What a step takes longer than it must: exposed and slowed, less what collectives hold anyway."""
+        return max(0.0, sum(self.exposed_ms.values()) + self.slowed_ms - self.held_ms)
+
+
+def comm_costs(spans: Sequence[Span], steps: int, sms: int) -> CommCosts | None:
+    """The costs in so many recorded steps on a GPU with so many SMs; None where it cannot be told."""
+    if steps < 1 or sms < 1 or any(span.kind == "unknown" for span in spans):
+        return None
+    comm = [span for span in spans if span.kind == "comm"]
+    compute = [span for span in spans if span.kind in ("compute", "graph")]
+    busy = union_spans((span.start_ns, span.end_ns) for span in compute)
+    carried = union_spans((span.start_ns, span.end_ns) for span in comm)
+    ms = 1e-6 / steps
+    held = sum((s.end_ns - s.start_ns) * min(1.0, math.prod(s.raw.grid) / sms) for s in comm)
+    waits = union_spans(
+        (s.raw.before_ns, s.start_ns - PLACED_LATENCY_NS) for s in comm if s.raw.before_ns >= 0
+    )
+    return CommCosts(
+        exposed_ms={kind: ns * ms for kind, ns in _exposed(comm, carried, busy).items()},
+        late_ms=common(waits, busy) * ms,
+        slowed_ms=_slowed(compute, carried, held / max(1, total(carried))) * ms,
+        held_ms=held * ms,
+    )
+
+
+def _exposed(comm: Iterable[Span], carried: _Intervals, busy: _Intervals) -> dict[str, float]:
+    """Nanoseconds by kind; where kinds overlap, their common time is shared out in proportion."""
+    by_kind: dict[str, _Intervals] = defaultdict(list)
+    for span in comm:
+        by_kind[_kind(span.name)].append((span.start_ns, span.end_ns))
+    alone = {}
+    for kind, intervals in by_kind.items():
+        own = union_spans(intervals)
+        alone[kind] = float(total(own) - common(own, busy))
+    every, whole = sum(alone.values()), total(carried) - common(carried, busy)
+    return {kind: ns * whole / every for kind, ns in alone.items()} if every else alone
+
+
+def _slowed(compute: Sequence[Span], carried: _Intervals, share: float) -> float:
+    """Nanoseconds that compute kernels lost to collectives, against launches of the same kernel alone.
+
+    A kernel that was never alone is taken to lose the SMs that collectives hold: `share` of them.
+    """
+    overlapped = {id(span): common([(span.start_ns, span.end_ns)], carried) for span in compute}
+    alone: dict[tuple[object, ...], list[int]] = defaultdict(list)
+    for span in compute:
+        if not overlapped[id(span)]:
+            alone[_same(span)].append(span.end_ns - span.start_ns)
+    lost = 0.0
+    for span in compute:
+        inside = overlapped[id(span)]
+        if inside:
+            took = span.end_ns - span.start_ns
+            usual = alone.get(_same(span))
+            lost += min(inside, max(0.0, took - median(usual))) if usual else inside * min(1.0, share)
+    return lost
+
+
+def _same(span: Span) -> tuple[object, ...]:
+    return (span.name, *span.raw.grid)
+
+
+def _kind(name: str) -> str:
+    """The kind of a collective, by its kernel's name."""
+    plain = name.lower().replace("_", "")
+    return next((kind for part, kind in _COLLECTIVES.items() if part in plain), "other")

@@ -1,0 +1,240 @@
+"""Levers: what may be changed in a running job, ordered by what each could win. Nothing that cannot matter.
+
+The tracer's costs bound a lever: exposed all-reduces can be won by other buckets, exposed all-gathers by
+prefetching, slowed compute by fewer CTAs or SMs kept free, late placement by a head start. A lever whose
+bound is next to nothing is not tried, and the others get steps in proportion. Unknown costs leave them in
+the order of LEVERS, the most effective in our measurements first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from weft.kernels import glob_regex
+from weft.policy import MAX_PATTERN_BYTES, MAX_RULES, CommRule, Policy, Rule
+from weft.tuning.candidates import HEAD_START_US
+from weft.tuning.live.costs import CommCosts
+from weft.tuning.live.options import MEMORY_KERNELS, Facts, PolicyChange
+
+SHAPED_KERNELS = 2  # kernels whose residency is tried; each costs several steps of the job
+SHAPED_SHARE = 0.1  # of the time that overlaps with collectives: a kernel with less is not worth shaping
+LEAST_BOUND = 0.003  # of a step: a lever that can win less is not tried
+SMALL_BYTES = 1 << 20  # collectives below wait for latency, not for bandwidth
+LIBRARY_GEMMS = glob_regex(("*nvjet*", "*xmma*gemm*", "*cublas*", "cutlass*gemm*", "*gemm*cutlass*"))
+"""GEMMs of cuBLAS, which can leave SMs free."""
+
+
+@dataclass(frozen=True)
+class LeverStage:
+    """A lever of this job: changes of the best policy so far, which take turns."""
+
+    lever: str
+    changes: list[PolicyChange] = field(default_factory=list)
+    bound_ms: float | None = None
+    """The most that it can win, per step; None: not known."""
+
+
+def search_stages(facts: Facts, default: Policy) -> list[LeverStage]:
+    """What to try, in this order."""
+    stages = [
+        LeverStage(lever.name, changes, lever.bound(facts, facts.costs) if facts.costs else None)
+        for lever in LEVERS
+        if (changes := lever.changes(facts, default))
+    ]
+    least = LEAST_BOUND * (facts.span_ms or 0.0)
+    worth = [stage for stage in stages if stage.bound_ms is None or stage.bound_ms > least]
+    return sorted(worth, key=lambda stage: -(stage.bound_ms or 0.0))  # stable: LEVERS' order where equal
+
+
+# --- changes ------------------------------------------------------------------------------------------------
+
+
+def cta_changes(facts: Facts, default: Policy) -> list[PolicyChange]:
+    """Other numbers of CTAs that the running job can be switched to."""
+    # Fewer CTAs leave more to overlapping compute, and help nobody where there is none.
+    counts = [c for c in facts.cta_choices if facts.shares_the_gpu or c > (facts.ctas or 0)]
+    return [{"max_ctas": count} for count in counts]
+
+
+def launch_changes(facts: Facts, default: Policy) -> list[PolicyChange]:
+    """Head start, timed or until collectives are placed, and priority."""
+    if not (facts.launches and facts.collectives and facts.shares_the_gpu):
+        return []
+    modes: dict[str, PolicyChange] = {
+        "none": {"head_start": None, "head_start_us": 0.0},
+        "timed": {"head_start": None, "head_start_us": HEAD_START_US},
+        "placed": {"head_start": "placed", "head_start_us": 0.0},
+    }
+    heads = [change for mode, change in modes.items() if mode != default.head_start_mode]
+    first: PolicyChange = {"priority": "high" if default.priority == "default" else "default"}
+    return [*heads, first, {**heads[-1], **first}]
+
+
+def reserve_changes(facts: Facts, default: Policy) -> list[PolicyChange]:
+    """SMs that library GEMMs leave free. These may then be other kernels: not where bits must not change."""
+    gemms = any(LIBRARY_GEMMS.fullmatch(kernel.symbol) for kernel in facts.beside)
+    if not (facts.launches and facts.ctas and gemms) or facts.deterministic or default.sm_reserve:
+        return []
+    sharing = max(1, facts.world // facts.ranks_at_work) if facts.ranks_at_work == 1 else 1
+    return [{"sm_reserve": facts.ctas * sharing}]
+
+
+def rule_changes(facts: Facts, default: Policy) -> list[PolicyChange]:
+    """CTAs for one kind or size class of collectives, and the protocol of small ones."""
+    if not facts.rules or default.comm_rules or not facts.ctas:
+        return []
+    small = [(kind, size) for kind, size, _ in facts.calls if size <= SMALL_BYTES]
+    large = {kind for kind, size, _ in facts.calls if size > SMALL_BYTES}
+    rules: list[CommRule] = []
+    if small and large:
+        top = max(size for _, size in small)
+        rules.append(CommRule(max_bytes=top, ctas=2))
+        rules.append(CommRule(max_bytes=top, protocol="ll"))
+    elif small:
+        rules.append(CommRule(max_bytes=SMALL_BYTES, protocol="ll"))
+    if {"all_gather", "reduce_scatter"} <= large and facts.ctas > 1:
+        rules += [
+            CommRule(collective=kind, ctas=facts.ctas // 2) for kind in ("reduce_scatter", "all_gather")
+        ]
+    return [{"comm_rules": (rule,)} for rule in rules]
+
+
+def block_changes(facts: Facts, default: Policy) -> list[PolicyChange]:
+    """Residency of the kernels that overlap most, unless the job was started with residencies of its own."""
+    shaped_already = default.residency is not None or default.rules
+    return residency_changes(facts) if facts.launches and facts.shares_the_gpu and not shaped_already else []
+
+
+def framework_changes(name: str) -> Callable[[Facts, Policy], list[PolicyChange]]:
+    """The changes of DDP or FSDP2 models under this name, unless the job was started with some."""
+
+    def changes(facts: Facts, default: Policy) -> list[PolicyChange]:
+        return [] if default.changes_framework else [dict(change) for change in facts.framework.get(name, ())]
+
+    return changes
+
+
+# --- bounds -------------------------------------------------------------------------------------------------
+
+Bound = Callable[[Facts, CommCosts], float]
+
+
+def _exposed(costs: CommCosts, *kinds: str) -> float:
+    return sum(ms for kind, ms in costs.exposed_ms.items() if not kinds or kind in kinds)
+
+
+def cta_bound(facts: Facts, costs: CommCosts) -> float:
+    """More CTAs shorten what is exposed, at most in proportion; fewer give compute back what it lost."""
+    now, most = facts.ctas or 1, max(facts.cta_choices, default=1)
+    fewer = costs.slowed_ms if min(facts.cta_choices, default=now) < now else 0.0
+    return max(_exposed(costs) * max(0.0, 1 - now / most), fewer)
+
+
+def launch_bound(facts: Facts, costs: CommCosts) -> float:
+    """Earlier placement moves what is exposed at the end under computation."""
+    return min(costs.late_ms, _exposed(costs)) + costs.slowed_ms / 2
+
+
+def block_bound(facts: Facts, costs: CommCosts) -> float:
+    return min(costs.late_ms, _exposed(costs)) + costs.slowed_ms
+
+
+def bucket_bound(facts: Facts, costs: CommCosts) -> float:
+    """What is exposed behind the backward pass."""
+    return _exposed(costs, "all_reduce", "reduce_scatter", "other")
+
+
+def gather_bound(facts: Facts, costs: CommCosts) -> float:
+    """What is exposed in front of the modules that wait for parameters."""
+    return _exposed(costs, "all_gather")
+
+
+def resharding_bound(facts: Facts, costs: CommCosts) -> float:
+    """Without the second all-gather neither its exposed time nor the SMs that it holds are lost."""
+    return _exposed(costs, "all_gather") + costs.slowed_ms
+
+
+def group_bound(facts: Facts, costs: CommCosts) -> float:
+    """All-gather and reduce-scatter that wait for each other."""
+    return _exposed(costs, "all_gather", "reduce_scatter")
+
+
+def rule_bound(facts: Facts, costs: CommCosts) -> float:
+    return _exposed(costs) + costs.slowed_ms
+
+
+@dataclass(frozen=True)
+class Lever:
+    """Something that can be changed in a running job."""
+
+    name: str
+    changes: Callable[[Facts, Policy], list[PolicyChange]]
+    bound: Bound
+
+
+LEVERS = (
+    Lever("CTAs", cta_changes, cta_bound),
+    Lever("head start and priority", launch_changes, launch_bound),
+    Lever("SMs kept free", reserve_changes, block_bound),
+    Lever("buckets", framework_changes("buckets"), bucket_bound),
+    Lever("forward prefetch", framework_changes("forward prefetch"), gather_bound),
+    Lever("backward prefetch", framework_changes("backward prefetch"), gather_bound),
+    Lever("resharding", framework_changes("resharding"), resharding_bound),
+    Lever("reduce-scatter group", framework_changes("reduce-scatter group"), group_bound),
+    Lever("rules by kind and size", rule_changes, rule_bound),
+    Lever("residency", block_changes, block_bound),
+)
+"""A lever's changes must be ones that `Controls.apply` can make at a step boundary on every rank."""
+
+
+def preparations(policy: Policy) -> frozenset[tuple[str, Any]]:
+    """What all ranks must make before a policy can be applied, and what is slow when it is first used."""
+    found: set[tuple[str, Any]] = {("ctas", policy.max_ctas)}
+    if policy.bucket_mb is not None or policy.first_bucket_mb is not None:
+        found.add(("buckets", (policy.bucket_mb, policy.first_bucket_mb)))
+    if policy.reduce_scatter_group:
+        found.add(("reduce-scatter group", True))
+    if policy.comm_rules:
+        found.add(("rules", policy.comm_rules))
+    return frozenset(found)
+
+
+def beyond(facts: Facts, best: Policy) -> list[PolicyChange]:
+    """Where the best number of CTAs is the largest or smallest that was tried: one step further."""
+    count = best.max_ctas
+    if count is None or count not in facts.cta_choices:
+        return []
+    further = round(count * 4 / 3) if count == max(facts.cta_choices) else 0
+    if count == min(facts.cta_choices) and count < (facts.ctas or 0):
+        further = count // 2
+    return [{"max_ctas": further}] if 1 <= further <= facts.most_ctas else []
+
+
+def residency_changes(facts: Facts) -> list[PolicyChange]:
+    """One block less and half of them, for the kernels that overlap most, one kernel at a time.
+
+    The kernel gets it by the policy's default and the others are excepted by name, not the other way round:
+    the shim then still spares launches whose whole grid is resident at once, and whose blocks may wait for
+    each other.
+    """
+    changes = []
+    shaped = [kernel for kernel in facts.beside if kernel.can_be_shaped]
+    least = SHAPED_SHARE * sum(map(facts.weight, facts.kernels))
+    for kernel in [kernel for kernel in shaped if facts.weight(kernel) >= least][:SHAPED_KERNELS]:
+        natural = kernel.blocks_per_sm or 1
+        others = [pattern(k.symbol) for k in shaped]
+        globs = (g for g in (*MEMORY_KERNELS, *others) if not glob_regex([g]).fullmatch(kernel.symbol))
+        spared = tuple(Rule(glob, None) for glob in globs)[:MAX_RULES]
+        for count in sorted({natural - 1, natural // 2}, reverse=True):
+            changes.append({"when": "overlap", "residency": count, "rules": spared})
+    return changes
+
+
+def pattern(name: str) -> str:
+    """A rule's pattern for exactly this kernel, as far as a pattern's length allows."""
+    plain = "".join("?" if c in "*?[]" else c for c in name)
+    if len(plain.encode()) <= MAX_PATTERN_BYTES:
+        return plain
+    return plain.encode()[: MAX_PATTERN_BYTES - 1].decode(errors="ignore") + "*"

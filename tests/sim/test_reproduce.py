@@ -1,0 +1,289 @@
+"""`weft reproduce`: the published figures next to ours, and that tune and bench say the same."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from weft.cli import main as cli
+from weft.execute.base import PipelineSample
+from weft.execute.sim import SimExecutor
+from weft.policy import Policy
+from weft.report.reproduce import reproduction_page
+from weft.reproduce import claims, concurrent_collectives, finer_grain, resource_aware, time_ratio
+from weft.reproduce.bus_range import bus_figures, tuned_gains
+from weft.reproduce.figure import LOOKED_AT, Reproduced, no_progress, same_sign
+from weft.reproduce.on_gpu import RUNS, SIDES, measured_overlap
+from weft.reproduce.time_ratio import (
+    PAPER_GPUS,
+    SharedFigures,
+    leave_one_out,
+    paper_workload,
+    published_tables,
+    table_errors,
+)
+from weft.sim.profile import PAPER_NODE, profile
+
+
+@pytest.fixture
+def weft(capsys):
+    """Run a command line; returns its exit code, stdout and stderr."""
+
+    def call(*words):
+        with pytest.raises(SystemExit) as end:
+            cli.main([str(word) for word in words])
+        captured = capsys.readouterr()
+        return end.value.code, captured.out, captured.err
+
+    return call
+
+
+@pytest.fixture
+def few(monkeypatch):
+    """Three grids, two choices: enough for every part of the document."""
+    tables = published_tables()
+    keep = [tables.grid.index(n) for n in (8, 64, 128)]
+    small = replace(
+        tables,
+        grid=tuple(tables.grid[i] for i in keep),
+        tables={gpu: [[t[j][i] for i in keep] for j in keep] for gpu, t in tables.tables.items()},
+    )
+    for module in (time_ratio, claims):
+        monkeypatch.setattr(module, "published_tables", lambda: small)
+    monkeypatch.setattr(time_ratio, "CHOICES", (SharedFigures(), SharedFigures(tile_loads=3)))
+    monkeypatch.setattr(claims, "OPTION_SIDES", (8,))
+    return small
+
+
+def cell(x, y, published, ours):
+    return Reproduced(id="fig2/A40", cell=f"{x}x{y}", published=published, ours=ours, basis=LOOKED_AT)
+
+
+def test_all_four_tables_are_there_with_ten_by_ten_cells():
+    tables = published_tables()
+    assert tables.grid == (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+    assert {gpu: len(tables.cells(gpu)) for gpu in PAPER_GPUS} == dict.fromkeys(PAPER_GPUS, 100)
+    assert (2, 1024, 0.74) in tables.cells("a40")  # X 2, Y 1024: the last row's first cell
+    assert (1024, 2, 0.78) in tables.cells("a40")
+
+
+def test_errors_of_a_table():
+    rows = [
+        cell(2, 2, 0.3, 0.5),
+        cell(64, 64, 0.9, 0.94),
+        cell(64, 128, 0.94, 0.94),
+        cell(128, 128, 1.0, 0.9),
+    ]
+    rows = [replace(one, sign_right=same_sign(one.ours, one.published, neutral=1.0)) for one in rows]
+    found = table_errors(rows)
+    assert found.mae == pytest.approx((0.2 + 0.04 + 0.1) / 4)
+    assert found.far == 1
+    assert found.diagonal_mae == pytest.approx((0.2 + 0.04 + 0.1) / 3)
+    assert found.large_mae == pytest.approx((0.04 + 0.1) / 3)
+    assert found.constant_mae == pytest.approx((0.04 + 0.06) / 3)
+    assert (found.signs_right, found.signs) == (3, 3)  # 1.0 is no effect
+
+
+@pytest.mark.parametrize(
+    ("ours", "published", "right"), [(0.9, 0.8, True), (1.1, 0.8, False), (0.5, 0.99, None)]
+)
+def test_signs(ours, published, right):
+    assert same_sign(ours, published, neutral=1.0) is right
+
+
+@pytest.mark.parametrize(("gpu", "most"), [("a40", 0.05), ("a100", 0.06), ("h100", 0.06), ("mi250x", 0.1)])
+def test_the_diagonal_of_figure_2(gpu, most):
+    run = SimExecutor(gpu + PAPER_NODE)
+    errors = [
+        abs(time_ratio.time_ratio(run, paper_workload("cb-ar-opt2", gpu, (x, y))) - value)
+        for x, y, value in published_tables().cells(gpu)
+        if x == y <= 128
+    ]
+    assert sum(errors) / len(errors) < most
+
+
+def test_one_compute_stream_cannot_give_ratios_under_one_half():
+    run = SimExecutor("a40" + PAPER_NODE)
+    workload = paper_workload("cb-ar-opt2", "a40", (2, 2))
+    assert time_ratio.time_ratio(run, workload) < 0.35
+    assert time_ratio.time_ratio(run, workload.but(compute_streams=1)) > 0.5
+
+
+def test_a_gpu_left_out_does_not_choose_its_own_figures(few, monkeypatch):
+    errors = {("a40", 2): 0.9, ("a40", 3): 0.0}
+
+    def mae(gpu, node):
+        return errors.get((gpu, int(node.figures.tile_loads)), 0.1 if node.figures.tile_loads == 2 else 0.2)
+
+    monkeypatch.setattr(time_ratio, "curve_mae", mae)
+    found = leave_one_out(no_progress)
+    assert found["a40"] == (0.9, SharedFigures())  # the others prefer 2 loads
+    assert found["a100"][1].tile_loads == 3  # now the A40 decides
+
+
+def test_the_document_and_the_page(few, weft, tmp_path):
+    page = tmp_path / "page.html"
+    code, out, _ = weft("reproduce", "2606.09200", "--json", "--html", page)
+    document = json.loads(out)
+    assert code == 0
+    cells = [row for row in document["figures"] if row["id"].startswith("fig2/")]
+    assert len(cells) == 4 * 9
+    for row in document["figures"]:
+        assert {"id", "cell", "published", "ours", "error", "basis", "sign_right"} <= set(row)
+        if row["published"] is not None and row["ours"] is not None:
+            assert row["error"] == pytest.approx(row["ours"] - row["published"], abs=2e-4)
+    assert {"tables", "headline_pct", "claims_right"} <= set(document["summary"])
+    assert all("left_out_mae" in table for table in document["summary"]["tables"].values())
+    text = page.read_text()
+    assert "fig2/MI250X" in text
+    assert "simulated" in text.lower()
+
+
+def test_the_documents_have_the_form_of_their_schema(few, weft, monkeypatch):
+    schema = pytest.importorskip("jsonschema")
+    from weft.report.documents import json_schema
+
+    validator = schema.Draft202012Validator(json_schema("reproduce"))
+    validator.validate(json.loads(weft("reproduce", "2606.09200", "--json")[1]))
+    monkeypatch.setattr(finer_grain, "FICCO_SHAPES", finer_grain.FICCO_SHAPES[:2])
+    monkeypatch.setattr(concurrent_collectives, "SHAPES_C3", ((2048, 2048, 2048),))
+    validator.validate(json.loads(weft("reproduce", "2512.10236", "--json")[1]))
+
+
+def test_the_terminal_shows_tables_claims_findings_and_assumptions(few, weft, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    _, out, err = weft("reproduce", "arXiv:2606.09200")
+    for word in ("fig2/H100", "claim/headline", "Targets", "Findings", "Assumed", "(simulated)"):
+        assert word in out
+    assert max(map(len, out.splitlines())) <= 80
+    assert err == "" or "Fig. 2" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["reproduce", "1234.5678"], "use one of 2606.09200, 2512.10236"),
+        (["reproduce", "2606.09200", "--device", "tpu"], "use sim"),
+        (["reproduce", "2606.09200", "--budget", "0"], "--budget"),
+        (["tune", "cb-ar", "--device", "sim:b200-paper"], "a40-paper"),
+        (["tune", "--gemm", "64x64x64", "--reading", "paper", "--device", "sim:a40"], "give a name"),
+        (["tune", "cb-ar", "--reading", "mine", "--device", "sim:a40"], "reading 'mine'"),
+    ],
+)
+def test_wrong_arguments_are_one_line_and_exit_code_2(weft, words, said):
+    code, out, err = weft(*words)
+    assert code == 2
+    assert out == ""
+    assert len(err.splitlines()) == 1
+    assert said in err
+
+
+def test_tune_bench_and_reproduce_agree(weft, tmp_path):
+    """The same workload, node and code: equal to the last digit."""
+    run = SimExecutor("a40" + PAPER_NODE)
+    theirs, row = claims.headline_rows(run)
+    _, out, _ = weft("tune", "cb-ar", "--device", "sim:a40", "--json")
+    tuned = json.loads(out)
+    assert tuned["device"] == "sim:a40-paper"
+    assert tuned["reading"] == "paper"
+    assert tuned["verdict"]["gain_pct"] == row.ours
+    gains = [one["gain_pct"] for one in tuned["bus_range"]]
+    assert (min(gains), max(gains)) == pytest.approx(row.ours_range, abs=0.01)
+    assert min(gains) < claims.HEADLINE_PCT < max(gains)
+    assert theirs.ours <= row.ours
+    command = (
+        "bench",
+        "fig2",
+        "--device",
+        "sim:a40",
+        "--only",
+        "cb-ar-opt2-128",
+        "--out",
+        tmp_path,
+        "--json",
+    )
+    _, out, _ = weft(*command)
+    rows = {r["candidate"]: r["ms"] for r in json.loads(out)["rows"]}
+    workload = paper_workload("cb-ar-opt2", "a40", (128, 128))
+    assert rows["overlap"] == run.measure(workload, Policy()).ms
+    assert rows["priority"] == run.measure(workload, Policy(priority="high")).ms
+
+
+def test_an_mi250x_has_eight_ranks_and_no_head_start(weft):
+    _, out, _ = weft("tune", "cb-ar", "--device", "sim:mi250x", "--json")
+    document = json.loads(out)
+    assert document["workload"]["ranks"] == 8
+    assert not any(row["policy"].get("comm", {}).get("head_start_us") for row in document["candidates"])
+
+
+def test_a_node_is_not_offered_more_ctas_than_its_library_uses(weft):
+    _, out, _ = weft("tune", "--gemm", "2048x2048x2048", "--device", "sim:h100", "--json")
+    document = json.loads(out)
+    counts = {row["policy"].get("comm", {}).get("max_ctas") for row in document["candidates"]} - {None}
+    assert counts
+    assert max(counts) <= profile("h100").figures.comm_ctas
+    assert "all_reduce" in document["assumed"]
+    assert "2 ranks" in document["assumed"]
+
+
+def test_bus_figures_have_sources_and_contain_the_nodes_own():
+    for gpu in PAPER_GPUS:
+        run = SimExecutor(gpu + PAPER_NODE)
+        found = bus_figures(run)
+        assert [one.gb_s for one in found] == sorted(one.gb_s for one in found)
+        assert all("data sheet" in one.source or "assumed" in one.source for one in found)
+        assert any(one.gb_s == pytest.approx(run.profile.figures.bus_gb_s) for one in found)
+    assert bus_figures(SimExecutor("a40")) == []
+    assert tuned_gains(SimExecutor("h200"), paper_workload("cb-ar", "h100")) == []
+
+
+def test_ficco_has_every_published_number(monkeypatch):
+    monkeypatch.setattr(finer_grain, "FICCO_SHAPES", finer_grain.FICCO_SHAPES[:2])
+    monkeypatch.setattr(concurrent_collectives, "SHAPES_C3", ((2048, 2048, 2048),))
+    found = finer_grain.reproduce_ficco(no_progress)
+    published = {one.published for one in found.figures if one.published is not None}
+    assert published == {1.7, 1.6, 3.9, 81.0, 14.0, 71.0, 54.0, 21.0, 2.0, 42.0, 72.0, 1.67}
+    losses = {one.id for one in found.figures if one.id.startswith("ficco/loss")}
+    assert losses == {f"ficco/loss/{ways}-way along {axis}" for ways in (8, 64) for axis in "MK"}
+    copies = [one for one in found.figures if one.id == "dma/overhead"]
+    assert max(abs(one.error) for one in copies) < 10
+    assert "ficco/headline" in reproduction_page(found)
+
+
+class FakeGpu:
+    """A GPU that is three percent slower than the simulated one and fails at one grid."""
+
+    device, simulated = "cuda", False
+
+    def __init__(self):
+        self.run, self.calls = SimExecutor("h200-ghost", baseline_ctas=10), 0
+
+    def info(self):
+        return {"gpu": "NVIDIA H200"}
+
+    def measure(self, workload, policy, mode="overlap"):
+        self.calls += 1
+        if workload.compute.grid == (64, 64):
+            raise resource_aware_error("64x64 cannot run")
+        return PipelineSample(1.03 * self.run.measure(workload, policy, mode).ms)
+
+
+def resource_aware_error(text):
+    from weft.errors import WeftError
+
+    return WeftError(text)
+
+
+def test_a_gpu_measures_what_its_budget_covers_and_names_the_rest():
+    gpu = FakeGpu()
+    now = iter(range(0, 100_000, 30))
+    found = measured_overlap(gpu, resource_aware.PAPER, 150.0, no_progress, clock=lambda: next(now))
+    measured = [one.cell for one in found.figures if one.id == "fig2/H100"]
+    assert measured
+    assert not found.simulated
+    assert gpu.calls >= len(measured) * RUNS * 3
+    assert any("64x64 cannot run" in text for text in found.findings)
+    assert len(measured) + len(found.findings) == len(SIDES)
+    assert any("--budget" in text for text in found.findings)

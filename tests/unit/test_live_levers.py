@@ -1,0 +1,308 @@
+"""Levers of live tuning: what the tracer's costs say, the order that follows, and a search over all levers at once."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+
+import pytest
+
+from weft.policy import CommRule, Policy
+from weft.shim.spans import Span
+from weft.tuning.live import levers, search
+from weft.tuning.live.costs import CommCosts, comm_costs
+from weft.tuning.live.levers import LEVERS, LeverStage, preparations, search_stages
+from weft.tuning.live.options import Facts, Kernel, merge
+from weft.tuning.live.search import share_of, tune
+from weft.tuning.live.trial import Sample, Trial
+from weft.tuning.live.tuned_job import TunedJob
+
+MS = 1_000_000
+GEMM = Kernel("nvjet_tst_128x256", "nvjet_tst_128x256", 40, 30, 1, 30.0, 12.0)
+FRAMEWORK = {
+    "buckets": [{"bucket_mb": 100.0}, {"bucket_mb": 5.0}],
+    "forward prefetch": [{"forward_prefetch": 1}, {"forward_prefetch": 2}],
+    "backward prefetch": [{"backward_prefetch": 2}],
+    "resharding": [{"reshard_after_forward": False}],
+    "reduce-scatter group": [{"reduce_scatter_group": True}],
+}
+CALLS = (("all_gather", 1 << 26, 8.0), ("reduce_scatter", 1 << 26, 4.0), ("all_reduce", 4096, 2.0))
+
+
+def span(start_ms: float, end_ms: float, kind: str, name: str, grid: int = 12, ready_ms: float = -1) -> Span:
+    ready_ns = int(ready_ms * MS) if ready_ms >= 0 else -1
+    raw = SimpleNamespace(grid=(grid, 1, 1), before_ns=ready_ns)
+    return Span(int(start_ms * MS), int(end_ms * MS), name, kind, "events", raw)
+
+
+def comm(start_ms: float, end_ms: float, name: str = "AllReduce", **more: float) -> Span:
+    return span(start_ms, end_ms, "comm", f"ncclDevKernel_{name}_Sum_bf16_RING_LL", **more)
+
+
+def gemm(start_ms: float, end_ms: float) -> Span:
+    return span(start_ms, end_ms, "compute", "gemm", 132)
+
+
+# --- costs --------------------------------------------------------------------------------------------------
+
+
+def test_exposed_time_is_told_apart_by_kind_and_adds_up():
+    spans = [
+        comm(0, 2, "AllGather"),
+        gemm(2, 10),
+        comm(4, 6, "AllGather"),
+        comm(8, 13, "ReduceScatter"),
+    ]
+    costs = comm_costs(spans, 1, 132)
+    assert costs.exposed_ms == {"all_gather": pytest.approx(2), "reduce_scatter": pytest.approx(3)}
+    assert costs.held_ms == pytest.approx((2 + 2 + 5) * 12 / 132)
+
+
+def test_kinds_that_are_exposed_at_once_share_that_time():
+    costs = comm_costs([comm(0, 4, "AllGather"), comm(0, 4, "ReduceScatter"), gemm(4, 5)], 2, 132)
+    assert costs.exposed_ms == {"all_gather": pytest.approx(1), "reduce_scatter": pytest.approx(1)}
+
+
+def test_slowed_compute_is_measured_against_the_same_kernel_alone():
+    alone = [gemm(0, 1), gemm(1, 2), gemm(2, 3)]
+    costs = comm_costs([*alone, gemm(3, 4.5), comm(3, 5)], 1, 132)
+    assert costs.slowed_ms == pytest.approx(0.5)
+    never_alone = comm_costs([gemm(3, 4.5), comm(3, 5)], 1, 132)
+    assert never_alone.slowed_ms == pytest.approx(1.5 * 12 / 132)
+
+
+def test_late_is_what_a_collective_waited_for_sms_while_compute_ran():
+    costs = comm_costs([gemm(0, 5), comm(3, 6, ready_ms=1)], 1, 132)
+    assert costs.late_ms == pytest.approx(2, abs=0.02)
+    assert comm_costs([gemm(4, 5), comm(3, 6, ready_ms=1)], 1, 132).late_ms == 0
+
+
+def test_a_graph_with_collectives_tells_nothing():
+    assert comm_costs([span(0, 1, "unknown", "graph"), comm(0, 1)], 1, 132) is None
+
+
+# --- the order ----------------------------------------------------------------------------------------------
+
+
+def facts(**costs: object) -> Facts:
+    known = CommCosts(**costs) if costs else None  # type: ignore[arg-type]
+    return Facts(
+        collectives=8,
+        ctas=12,
+        cta_choices=(6, 16, 24),
+        most_ctas=33,
+        kernels=(GEMM,),
+        span_ms=40.0,
+        comm_ms=14.0,
+        exposed_ms=2.0,
+        rules=True,
+        calls=CALLS,
+        framework=FRAMEWORK,
+        costs=known,
+        world=2,
+    )
+
+
+def order(**costs: object) -> list[str]:
+    return [stage.lever for stage in search_stages(facts(**costs), Policy())]
+
+
+def test_what_is_exposed_says_which_lever_comes_first():
+    tail = order(exposed_ms={"all_reduce": 5.0, "all_gather": 0.0}, slowed_ms=0.1, late_ms=0.0, held_ms=0.1)
+    assert tail.index("buckets") < tail.index("CTAs")
+    assert "forward prefetch" not in tail
+    front = order(exposed_ms={"all_reduce": 0.0, "all_gather": 5.0}, slowed_ms=0.1, late_ms=0.0, held_ms=0.1)
+    assert front.index("forward prefetch") < front.index("CTAs")
+    assert "buckets" not in front
+    slowed = order(exposed_ms={"all_reduce": 0.2}, slowed_ms=5.0, late_ms=0.0, held_ms=0.1)
+    assert {"CTAs", "SMs kept free"} <= set(slowed[:5])
+    assert slowed.index("CTAs") < slowed.index("buckets")
+    late = order(exposed_ms={"all_gather": 3.0}, slowed_ms=0.0, late_ms=4.0, held_ms=0.1)
+    assert late.index("head start and priority") < late.index("CTAs")
+
+
+def test_levers_that_can_win_next_to_nothing_are_not_tried():
+    assert order(exposed_ms={"all_reduce": 0.05}, slowed_ms=0.0, late_ms=0.0, held_ms=0.0) == []
+    assert order() == [lever.name for lever in LEVERS if lever.name != "residency"]  # nothing is known: all
+
+
+def test_steps_go_where_the_bound_is_large_and_every_lever_gets_some():
+    large, small = LeverStage("a", [{"priority": "high"}], 4.0), LeverStage("b", [{"priority": "high"}], 0.4)
+    assert 0.6 < share_of(large, [small]) < 0.9
+    assert share_of(replace(large, bound_ms=None), [small]) == pytest.approx(0.5)
+
+
+def test_gemms_of_a_library_may_leave_sms_free_unless_bits_must_not_change():
+    def reserved(known: Facts) -> list[object]:
+        return levers.reserve_changes(known, Policy())
+
+    assert reserved(facts()) == [{"sm_reserve": 24}]  # one process with a ghost: both ranks are on its GPU
+    assert reserved(replace(facts(), ranks_at_work=2)) == [{"sm_reserve": 12}]
+    assert reserved(replace(facts(), deterministic=True)) == []
+    assert reserved(replace(facts(), kernels=(Kernel("x", "my_triton", 1, 1, 1, 1.0, 1.0),))) == []
+
+
+def test_rules_follow_the_kinds_and_sizes_that_were_seen():
+    tried = [change["comm_rules"][0] for change in levers.rule_changes(facts(), Policy())]
+    assert tried == [
+        CommRule(max_bytes=4096, ctas=2),
+        CommRule(max_bytes=4096, protocol="ll"),
+        CommRule(collective="reduce_scatter", ctas=6),
+        CommRule(collective="all_gather", ctas=6),
+    ]
+    assert levers.rule_changes(replace(facts(), rules=False), Policy()) == []
+
+
+def test_every_change_makes_a_policy_that_can_be_sent_to_other_ranks():
+    for stage in search_stages(facts(), Policy()):
+        for change in stage.changes:
+            policy = replace(Policy(), **change)
+            assert Policy.from_dict(policy.to_dict()) == policy
+            assert policy.label != "overlap"
+            assert preparations(policy) >= preparations(Policy()) or policy.max_ctas
+    known = facts(exposed_ms={"all_reduce": 5.0}, slowed_ms=1.0, late_ms=0.0, held_ms=0.1)
+    assert Facts.from_dict(known.to_dict()) == known
+
+
+def test_a_change_of_a_model_must_be_possible_on_every_rank():
+    fewer = replace(facts(), framework={"buckets": [{"bucket_mb": 5.0}]}, rules=False)
+    both = merge([facts(), fewer])
+    assert both.framework["buckets"] == [{"bucket_mb": 5.0}]
+    assert both.framework["resharding"] == []
+    assert not both.rules
+
+
+# --- a search over all levers ---------------------------------------------------------------------------------
+
+
+@dataclass
+class FullJob:
+    """A job in which every lever may matter; its costs bound what they win, as a tracer would see them."""
+
+    seed: int
+    noise: float = 0.01
+    matters: bool = True
+    steps: int = 0
+    first: set[object] = field(default_factory=set)
+    known: dict[Policy, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        r = self.random = random.Random(f"full {self.seed}")
+        self.effects: dict[tuple[str, object], float] = {}
+        exposed = {"all_reduce": 0.0, "all_gather": 0.0, "reduce_scatter": 0.0}
+        kind = r.choice(["replicated", "sharded"])
+        exposed["all_reduce" if kind == "replicated" else "all_gather"] = r.uniform(0, 6)
+        exposed["reduce_scatter"] = r.uniform(0, 2) if kind == "sharded" else 0.0
+        late, slowed = r.uniform(0, 3), r.uniform(0, 4)
+        self.costs = CommCosts(exposed, late, slowed, 0.3)
+        names = (
+            ("buckets",) if kind == "replicated" else tuple(name for name in FRAMEWORK if name != "buckets")
+        )
+        self.facts = replace(
+            facts(),
+            costs=self.costs,
+            framework={name: FRAMEWORK[name] for name in names},
+        )
+        self.changes = [lever.changes(self.facts, Policy()) for lever in LEVERS]
+        for lever, changes in zip(LEVERS, self.changes, strict=True):
+            bound = lever.bound(self.facts, self.costs)
+            for change in changes:
+                key = self.key(change)
+                won = r.uniform(-0.5, 0.6) if r.random() < 0.5 else r.uniform(-0.5, 0.05)
+                self.effects[key] = min(won, 0.6) * bound / 40 if self.matters else 0.0
+
+    @staticmethod
+    def key(change: dict[str, object]) -> tuple[str, object]:
+        return tuple(sorted((name, str(value)) for name, value in change.items()))  # type: ignore[return-value]
+
+    def parts(self, policy: Policy) -> list[tuple[str, object]]:
+        """The changes that a policy is made of: of each lever, the one that says most."""
+        found = []
+        for changes in self.changes:
+            fitting = [c for c in changes if all(getattr(policy, name) == value for name, value in c.items())]
+            if fitting:
+                found.append(self.key(max(fitting, key=len)))
+        return found
+
+    def ms(self, policy: Policy) -> float:
+        """What a step takes: gains shrink each other, as they share what communication costs."""
+        if policy not in self.known:
+            gains = [self.effects.get(part, 0.0) for part in self.parts(policy)]
+            self.known[policy] = 40 * math.prod(1 - gain for gain in gains)
+        return self.known[policy]
+
+    @property
+    def best_ms(self) -> float:
+        """Of all combinations: no lever changes what another does, so of each lever the best."""
+        of_levers = [[0.0, *(self.effects[self.key(c)] for c in changes)] for changes in self.changes]
+        return 40 * math.prod(1 - max(gains) for gains in of_levers)
+
+    def trial(self, trial: Trial) -> Sample:
+        total = 0.0
+        for _ in range(trial.steps):
+            self.steps += 1
+            ms = self.ms(trial.policy) * math.exp(self.random.gauss(0, self.noise))
+            new = preparations(trial.policy) - preparations(Policy()) - self.first
+            self.first |= new
+            total += ms * (3 if new else 1)
+        return Sample(total / trial.steps, facts=self.facts if trial.learn else None)
+
+
+def play(job: FullJob) -> TunedJob:
+    method = tune(Policy(), seed=job.seed)
+    trial = next(method)
+    for _ in range(600):
+        try:
+            trial = method.send(job.trial(trial))
+        except StopIteration as end:
+            return end.value
+    raise AssertionError("the method does not end")
+
+
+def test_over_all_levers_it_ends_near_the_exhaustive_optimum_and_never_slower():
+    behind, steps = [], []
+    for seed in range(60):
+        job = FullJob(seed, noise=0.005)
+        outcome = play(job)
+        assert job.ms(outcome.policy) <= 40 * 1.003
+        behind.append(job.ms(outcome.policy) / job.best_ms - 1)
+        steps.append(outcome.steps)
+    assert max(steps) <= search.BUDGET_LIMIT + 10
+    assert sum(excess <= 0.01 for excess in behind) >= 0.9 * len(behind)
+    assert sum(excess <= 0.02 for excess in behind) >= 0.97 * len(behind)
+
+
+def test_more_levers_claim_no_more_gains_that_are_not_there():
+    kept = sum(play(FullJob(seed, noise=0.01, matters=False)).kept for seed in range(200))
+    assert kept <= 0.02 * 200
+
+
+@pytest.mark.parametrize(("noise", "share"), [(0.01, 0.9), (0.03, 0.7)])
+def test_a_gain_of_5_percent_is_found_among_all_levers(noise, share):
+    found = 0
+    for seed in range(60):
+        job = FullJob(seed, noise=noise, matters=False)
+        names = sorted(job.effects, key=str)
+        job.effects[names[seed % len(names)]] = 0.05
+        job.known.clear()
+        stages = [job.key(c) for stage in search_stages(job.facts, Policy()) for c in stage.changes]
+        if names[seed % len(names)] not in stages:
+            found += 1  # its bound says that it cannot win so much: no job has it
+            continue
+        outcome = play(job)
+        found += outcome.kept and outcome.gain_pct > 2
+    assert found >= share * 60
+
+
+def test_what_is_left_to_win_is_reported():
+    job = FullJob(3, noise=0.005)
+    document = play(job).to_dict()
+    bound = document["bound"]
+    assert bound["cost_ms"] == pytest.approx(job.costs.cost_ms, rel=1e-3)
+    assert bound["left_ms"] <= bound["cost_ms"]
+    assert [one["bound_ms"] for one in bound["levers"]] == sorted(
+        (one["bound_ms"] for one in bound["levers"]), reverse=True
+    )
+    assert "more could be won" in document["text"]
