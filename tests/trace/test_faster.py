@@ -80,6 +80,6 @@ def test_waiting_for_another_rank_gets_no_shorter(tmp_path):
 
 def test_the_beginning_of_a_long_trace_stands_for_the_whole(tmp_path, monkeypatch):
     _, whole = sped_up(tmp_path, exposed_run(steps=100), 2.0)
-    monkeypatch.setattr(faster, "MAX_SPANS", 50)
+    monkeypatch.setattr(faster, "_MOST_SPANS", 50)
     _, part = sped_up(tmp_path, exposed_run(steps=100), 2.0)
     assert part.saved_ns == pytest.approx(whole.saved_ns, rel=0.02)

@@ -17,7 +17,7 @@ from weft.trace.critical import predecessors, stream_predecessors, waited_for
 from weft.trace.ready import EVENT_NS, dependency_spans
 from weft.trace.record import UNKNOWN_NS, Trace
 
-MAX_SPANS = 200_000
+_MOST_SPANS = 200_000
 """Of a longer trace its beginning stands for the whole."""
 
 
@@ -43,7 +43,7 @@ def with_faster_collectives(trace: Trace, found: Collectives, entered_ns: Ns, ra
     length = end - start
     work = end[found.span] - np.clip(entered_ns, start[found.span], end[found.span])
     length[found.span] -= (work * (1 - 1 / ratio)).astype(np.int64)
-    part = slice(0, MAX_SPANS)
+    part = slice(0, _MOST_SPANS)
     starts = _moved(trace, found, length, part)
     ends = starts + length[part]
     comm, compute = (timeline.kind[part] == kind for kind in (Kind.COMM, Kind.COMPUTE))
