@@ -348,6 +348,7 @@ def test_a_killed_job_is_told_from_one_that_ended(start):
     job = start()
     watch = JobsWatch(jobs.select_job(str(job.path)))
     assert watch.sample().jobs[0].state == "running"
+    until(lambda: watch.sample().jobs[0].totals["launches"] > 0)
     job.process.send_signal(signal.SIGKILL)
     job.process.wait()
     sample = watch.sample().jobs[0]
@@ -451,6 +452,24 @@ def test_watching_adds_no_instruction_to_the_job(fake_driver, environment, tmp_p
             over.set()
             thread.join()
     assert counts[1] == pytest.approx(counts[0], rel=1e-3)
+
+
+def test_a_rank_that_only_published_steps_is_shown_also_after_its_end(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    with Job() as job:
+        code = (
+            "from weft.shim.step_times import StepWriter\n"
+            "writer = StepWriter(3, 8)\n"
+            "for _ in range(9): writer.step()\n"
+        )
+        env = {**os.environ, "WEFT_JOB": str(job.folder), "PYTHONPATH": os.pathsep.join(sys.path)}
+        subprocess.run([sys.executable, "-c", code], env=env, check=True)
+        watch = JobWatch(jobs.describe_running(job.folder))
+        (rank,) = watch.sample().ranks
+    assert (rank.rank, rank.steps, rank.alive) == (3, 8, False)
+    assert rank.step_ms > 0
+    assert watch.sample().ranks == [rank]
+    watch.close()
 
 
 def test_a_torn_or_foreign_file_is_no_process(tmp_path, monkeypatch):
