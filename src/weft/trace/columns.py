@@ -22,7 +22,7 @@ _MAX = 1 << 62
 
 
 def grid_of_work_items(grid: Sequence[int], group: Sequence[int]) -> dict[str, int]:
-    """`blocks` and `threads` of a HIP kernel, whose grid counts work items; nothing where a size is unknown."""
+    """`blocks` and `threads` of a HIP kernel, whose grid counts work items; empty where a size is unknown."""
     if min(*grid, *group) < 1:
         return {}
     blocks = [-(-items // each) for items, each in zip(grid, group, strict=True)]
