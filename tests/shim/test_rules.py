@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 
 import pytest
 from building import HERE, compile_c
@@ -576,7 +577,8 @@ def test_threads_under_rules_and_a_limit_that_keeps_changing(
 ):
     folder = ncclver(version)
     program = sanitized(tmp_path / "hammer", str(HERE / "nccl_hammer.c"), f"-L{folder}", "-lnccl")
-    rules = Policy(comm_rules=(CommRule(collective="all_reduce", cluster=2, protocol="ll"),))
+    cluster = 2 if version >= 23100 else None
+    rules = Policy(comm_rules=(CommRule(collective="all_reduce", cluster=cluster, protocol="ll"),))
     with Job(rules) as job:
         env = {**job.environment(environment), "ASAN_OPTIONS": "verify_asan_link_order=0"}
         env["LD_LIBRARY_PATH"] = f"{folder}:{env['LD_LIBRARY_PATH']}"
@@ -589,3 +591,34 @@ def test_threads_under_rules_and_a_limit_that_keeps_changing(
         counted = job.collect()
     assert counted["split_failures"] == counted["config_refused"] == counted["rules_unapplied"] == 0
     assert counted["per_call"] > 0 or version < 23100
+
+
+def test_the_last_line_of_weft_run_says_what_became_of_the_rules(weft_run, environment, ncclver):
+    code = """
+from nccl_driver import *
+import driver
+nccl = Nccl()
+comm = nccl.init(size=4)
+nccl.all_reduce(comm, 256)
+nccl.all_reduce(comm, 1 << 20)
+driver.launch(driver.kernel("gemm"))
+"""
+    for version, words in (
+        (23200, "rules: 2 calls configured, 2 answers to NCCL's tuner"),
+        (22200, "2 not applied (NCCL 2.22.0 takes no configuration with a call"),
+    ):
+        env = {"LD_LIBRARY_PATH": f"{ncclver(version)}:{environment['LD_LIBRARY_PATH']}"}
+        done = weft_run([sys.executable, "-c", code], RULES, env=env)
+        assert done.code == 0, done.stderr
+        assert words in done.stderr
+
+
+def test_live_tuning_has_the_plugin_and_keeps_what_the_user_had():
+    with Job(tune=True) as job:
+        asked = job.environment({"NCCL_TUNER_PLUGIN": "mine"})
+        assert (asked["NCCL_TUNER_PLUGIN"], asked["WEFT_NCCL_TUNER_PLUGIN"]) == ("STATIC_PLUGIN", "mine")
+        again = job.environment(asked)  # one weft inside another
+        assert (again["NCCL_TUNER_PLUGIN"], again["WEFT_NCCL_TUNER_PLUGIN"]) == ("STATIC_PLUGIN", "mine")
+        assert "NCCL_TUNER_PLUGIN" not in job.environment({"NCCL_CTA_POLICY": "EFFICIENCY"})
+    with Job() as job:
+        assert "NCCL_TUNER_PLUGIN" not in job.environment({})

@@ -8,6 +8,7 @@ from trace_building import GEMM, TraceBuilder
 from trace_programs import comm, compute, run, wait
 
 import weft
+from weft.trace import faster
 from weft.trace.faster import with_faster_collectives
 
 US = 1_000
@@ -75,3 +76,10 @@ def test_waiting_for_another_rank_gets_no_shorter(tmp_path):
     for rank in (first, last):
         found = with_faster_collectives(rank.trace, rank.found, rank.matched.last_entered_ns, 2.0)
         assert found.saved_ns == pytest.approx(10 * 100 * US, rel=0.05)
+
+
+def test_the_beginning_of_a_long_trace_stands_for_the_whole(tmp_path, monkeypatch):
+    _, whole = sped_up(tmp_path, exposed_run(steps=100), 2.0)
+    monkeypatch.setattr(faster, "_MOST_SPANS", 50)
+    _, part = sped_up(tmp_path, exposed_run(steps=100), 2.0)
+    assert part.saved_ns == pytest.approx(whole.saved_ns, rel=0.02)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import contract
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 from schema_checks import OF_CASE, WITHOUT, invalid, problems
@@ -112,6 +112,7 @@ policies = st.builds(
 )
 
 
+@settings(deadline=None)
 @given(policies)
 def test_every_policy_has_the_described_form(policy):
     assert problems("policy", json.loads(json.dumps(policy.to_dict()))) == []

@@ -104,7 +104,9 @@ class JobWatch:
             self.state = "killed" if self.job.folder.is_dir() else "ended"
         self.discover()
         now = time.monotonic()
-        if self.state == "running" and now - self._looked_s >= _PROCESSES_EVERY_S:
+        known = self._processes or self._counters or self._steps
+        every_s = _PROCESSES_EVERY_S if known else 0.0
+        if self.state == "running" and now - self._looked_s >= every_s:
             self._looked_s, self._processes = now, job_processes(self.job)
         policy = self.policy()
         steps = {file.pid: found for file in self._steps.values() if (found := _read(file))}
@@ -169,6 +171,10 @@ class JobWatch:
                 more = {**_NOTHING.counters, "comm_bytes": late["comm_bytes"]}
                 count = ProcessCount(late["launches"], late["comm_launches"], late["shaped"], more, None)
                 found.append(_rank(late["rank"], late["pid"], late["command"], count, None, "", None, calls))
+        named = {process.pid for process in self._processes}
+        for pid, ended in steps.items():  # a rank that another process forked, or that has ended already
+            if pid not in counted and pid not in named:
+                found.append(_rank(ended.rank, pid, "", _NOTHING, None, "", ended, calls))
         for process in self._processes:
             if process.pid not in counted:
                 times = steps.get(process.pid)

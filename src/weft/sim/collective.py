@@ -54,8 +54,8 @@ def collective(
     if ghost:
         start_s = figures.event_gap_us * 1e-6
         rate = getattr(figures, f"ghost_{workload.collective}_gb_s") * 1e9
-        # All-gather and reduce-scatter have as many loads in flight as all-reduce: what makes them slower is not
-        # the latency of memory. Point-to-point transfers do react to it.
+        # All-gather and reduce-scatter have as many loads in flight as all-reduce: they are slower for other
+        # reasons than the latency of memory. Point-to-point transfers do react to it.
         fastest = figures.ghost_all_reduce_gb_s * 1e9
         if workload.collective == "all_to_all":
             # Point-to-point channels are as fast with a cap on CTAs as without, measured on an H200.

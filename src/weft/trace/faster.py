@@ -17,6 +17,9 @@ from weft.trace.critical import predecessors, stream_predecessors, waited_for
 from weft.trace.ready import EVENT_NS, dependency_spans
 from weft.trace.record import UNKNOWN_NS, Trace
 
+_MOST_SPANS = 200_000
+"""Of a longer trace its beginning stands for the whole."""
+
 
 @dataclass(frozen=True)
 class FasterRun:
@@ -40,19 +43,32 @@ def with_faster_collectives(trace: Trace, found: Collectives, entered_ns: Ns, ra
     length = end - start
     work = end[found.span] - np.clip(entered_ns, start[found.span], end[found.span])
     length[found.span] -= (work * (1 - 1 / ratio)).astype(np.int64)
-    by_end = np.argsort(end, kind="stable")
-    on_stream = stream_predecessors(timeline)
-    bound = predecessors(trace)
-    host = waited_for(trace, by_end, trace.launch_ns)
+    part = slice(0, _MOST_SPANS)
+    starts = _moved(trace, found, length, part)
+    ends = starts + length[part]
+    comm, compute = (timeline.kind[part] == kind for kind in (Kind.COMM, Kind.COMPUTE))
+    overlap = intersect(union(starts[comm], ends[comm]), union(starts[compute], ends[compute]))
+    last, first = int(end[part].max()), int(start[0])
+    scale = (int(end.max()) - first) / max(last - first, 1)
+    return FasterRun(round(scale * (last - int(ends.max()))), round(scale * overlap.total_ns))
+
+
+def _moved(trace: Trace, found: Collectives, length: Ns, part: slice) -> Ns:
+    """When each span of a part would start if spans had these lengths."""
+    end = trace.timeline.end_ns
+    host = waited_for(trace, np.argsort(end, kind="stable"), trace.launch_ns)
     host = np.where(end[np.maximum(host, 0)] <= trace.launch_ns, host, -1)
-    data = np.full(len(timeline), -1, dtype=np.int64)
+    data = np.full(len(end), -1, dtype=np.int64)
     data[found.span] = dependency_spans(trace, found)
-    columns = (on_stream, bound, data, host, trace.launch_ns, start, length)
-    old_end: list[int] = end.tolist()
-    new_start: list[int] = []
+    columns = (
+        *(stream_predecessors(trace.timeline), predecessors(trace), data, host),
+        *(trace.launch_ns, trace.timeline.start_ns, length),
+    )
+    old_end: list[int] = end[part].tolist()
     new_end: list[int] = []
+    moved: list[int] = []
     for i, (before, last, of_data, of_host, launch, begun, lasts) in enumerate(
-        zip(*(column.tolist() for column in columns), strict=True)
+        zip(*(column[part].tolist() for column in columns), strict=True)
     ):
         waited = [(old_end[span], new_end[span]) for span in (before, of_data) if 0 <= span < i]
         if launch != UNKNOWN_NS:
@@ -63,9 +79,6 @@ def with_faster_collectives(trace: Trace, found: Collectives, entered_ns: Ns, ra
         at = begun
         if waited:
             at += max(new for _, new in waited) - max(old for old, _ in waited)
-        new_start.append(at)
+        moved.append(at)
         new_end.append(at + lasts)
-    starts, ends = np.array(new_start, dtype=np.int64), np.array(new_end, dtype=np.int64)
-    comm, compute = (timeline.kind == kind for kind in (Kind.COMM, Kind.COMPUTE))
-    overlap = intersect(union(starts[comm], ends[comm]), union(starts[compute], ends[compute]))
-    return FasterRun(int(end.max() - ends.max()), overlap.total_ns)
+    return np.array(moved, dtype=np.int64)

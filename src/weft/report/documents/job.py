@@ -120,6 +120,33 @@ class FactsJson(TypedDict):
     workload: str
 
 
+class LeverJson(TypedDict):
+    """A lever of live tuning."""
+
+    lever: str
+    bound_ms: float | None
+    """The most that it could win, per step."""
+
+
+class BoundJson(TypedDict):
+    """What communication costs a step, in ms, by cause."""
+
+    cost_ms: float
+    """Exposed and slowed time, less the SM-time that collectives take in any case."""
+    left_ms: float | None
+    """What of it the policy has not won."""
+    exposed_ms: dict[str, float]
+    """By kind of collective."""
+    late_ms: float
+    """Collectives that waited for SMs while compute ran."""
+    slowed_ms: float
+    """What compute took longer because collectives ran at the same time."""
+    held_ms: float
+    """Time of the whole GPU that the collectives' blocks take."""
+    levers: list[LeverJson]
+    """In the order in which they were tried."""
+
+
 class TuningJson(TypedDict):
     state: str
     """`kept`, `left alone` or `stopped`."""
@@ -140,6 +167,8 @@ class TuningJson(TypedDict):
     cost_ms: float
     """What tuning cost the job so far; below 0 it saved time."""
     watch: WatchJson | None
+    bound: BoundJson | None
+    """What could be won; null where the tracer could not be used."""
     explanation: list[ExplanationJson]
     facts: FactsJson | None
 

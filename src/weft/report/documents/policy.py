@@ -35,6 +35,8 @@ _LIMITS = {
     "max_ctas": (1, policy.MAX_CTAS),
     "residency": (1, policy.MAX_RESIDENCY),
     "sm_reserve": (0, 1024),
+    "forward_prefetch": (1, policy.MAX_PREFETCH),
+    "backward_prefetch": (1, policy.MAX_PREFETCH),
 }
 
 

@@ -21,7 +21,7 @@ from weft.tuning.live.options import MEMORY_KERNELS, Facts, PolicyChange
 SHAPED_KERNELS = 2  # kernels whose residency is tried; each costs several steps of the job
 SHAPED_SHARE = 0.1  # of the time that overlaps with collectives: a kernel with less is not worth shaping
 LEAST_BOUND = 0.003  # of a step: a lever that can win less is not tried
-SMALL_BYTES = 1 << 20  # collectives below wait for latency, not for bandwidth
+_SMALL_BYTES = 1 << 20  # collectives below wait for latency, not for bandwidth
 LIBRARY_GEMMS = glob_regex(("*nvjet*", "*xmma*gemm*", "*cublas*", "cutlass*gemm*", "*gemm*cutlass*"))
 """GEMMs of cuBLAS, which can leave SMs free."""
 
@@ -85,15 +85,15 @@ def rule_changes(facts: Facts, default: Policy) -> list[PolicyChange]:
     """CTAs for one kind or size class of collectives, and the protocol of small ones."""
     if not facts.rules or default.comm_rules or not facts.ctas:
         return []
-    small = [(kind, size) for kind, size, _ in facts.calls if size <= SMALL_BYTES]
-    large = {kind for kind, size, _ in facts.calls if size > SMALL_BYTES}
+    small = [(kind, size) for kind, size, _ in facts.calls if size <= _SMALL_BYTES]
+    large = {kind for kind, size, _ in facts.calls if size > _SMALL_BYTES}
     rules: list[CommRule] = []
     if small and large:
         top = max(size for _, size in small)
         rules.append(CommRule(max_bytes=top, ctas=2))
         rules.append(CommRule(max_bytes=top, protocol="ll"))
     elif small:
-        rules.append(CommRule(max_bytes=SMALL_BYTES, protocol="ll"))
+        rules.append(CommRule(max_bytes=_SMALL_BYTES, protocol="ll"))
     if {"all_gather", "reduce_scatter"} <= large and facts.ctas > 1:
         rules += [
             CommRule(collective=kind, ctas=facts.ctas // 2) for kind in ("reduce_scatter", "all_gather")
