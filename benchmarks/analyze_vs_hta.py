@@ -199,9 +199,10 @@ def compare(files: list[Path], repeat: int, hta_python: str | None, env: dict[st
     }
     for tool, measured in runs.items():
         out[tool] = {
-            "wall_s": statistics.median(run["wall_s"] for run in measured),
-            "cpu_s": statistics.median(run["cpu_s"] for run in measured),
-            "peak_mb": statistics.median(run["peak_mb"] for run in measured),
+            **{
+                key: round(statistics.median(run[key] for run in measured), 3)
+                for key in ("wall_s", "cpu_s", "peak_mb")
+            },
             "runs": measured,
         }
     if "hta" in out:
@@ -294,7 +295,8 @@ def table(results: dict[str, Any]) -> str:
         "# weft analyze and Holistic Trace Analysis",
         "",
         f"`{results['command']}` on {results['machine']['cpu']}, {results['machine']['cores']} cores,"
-        f" Python {results['machine']['python']}. Medians; the raw runs are in the JSON file next to this one.",
+        f" Python {results['machine']['python']}. Medians; the raw runs are in the JSON file next to this one,"
+        " with the load of the machine at each.",
         "",
         "| trace | weft | HTA | times faster | times less CPU | weft peak | HTA peak | ratio |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",

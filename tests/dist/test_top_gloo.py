@@ -113,5 +113,5 @@ def test_what_tuning_does_and_finds_is_that_of_the_statistics(folder):
     kept = Policy.from_dict(stats["tuning"]["policy"]).label
     assert kept in {line["tuning"]["trying"] for line in lines if line["tuning"]["phase"] == "watching"}
     assert last["tuning"]["phase"] == "over"
-    assert {rank["policy"] for rank in last["ranks"]} == {"overlap"}  # the group is gone, and with it the policy
+    assert {rank["policy"] for rank in last["ranks"]} == {last["tuning"]["trying"]}
     assert last["totals"] == {name: stats[name] for name in last["totals"]}

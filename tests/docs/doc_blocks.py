@@ -1,8 +1,9 @@
 """Console blocks of the pages: what they run, what they show, and why one cannot run here.
 
 A block fenced as `console` is run. A comment in the line before the fence, `<!-- needs: GPUs -->`, says what a block
-needs that a test machine does not have; a block that needs torch is run where torch is installed. Lines that begin with `$ ` are commands; a trailing backslash continues one.
-The lines after a command are its output; a line `…` stands for any number of lines.
+needs that a test machine does not have; a block that needs torch is run where torch is installed. Lines that begin
+with `$ ` are commands; a trailing backslash continues one. The lines after a command are its output; a line `…`
+stands for any number of lines.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import doc_workspace
 import pytest
-from doc_blocks import ROOT, runnable
+from doc_blocks import ROOT, Command, runnable
 from test_blocks import check
 
 OFFLINE = ("Could not find a version", "Temporary failure in name resolution", "Network is unreachable")
@@ -39,16 +39,19 @@ def clone(tmp_path: Path) -> Path:
 @pytest.mark.skipif(sys.platform != "linux", reason="the pages show a Linux shell")
 def test_the_quickstart_line_by_line(clone: Path):
     pages = [ROOT / "docs/quickstart.md", ROOT / "README.md"]
-    commands = [(page, command) for page in pages for command in runnable(page)]
+    commands: dict[str, tuple[Path, Command]] = {}  # the README repeats lines of the quickstart
+    for page in pages:
+        for command in runnable(page):
+            commands.setdefault(command.text, (page, command))
     env = {
-        "PATH": "/usr/local/bin:/usr/bin:/bin",
+        "PATH": f"{Path(sys.base_prefix) / 'bin'}:/usr/local/bin:/usr/bin:/bin",
         "HOME": str(clone.parent),
         "COLUMNS": "80",
         "LC_ALL": "C.UTF-8",
     }
-    results = doc_workspace.typed([command for _, command in commands], clone, env)
+    results = doc_workspace.typed([command for _, command in commands.values()], clone, env)
     if results[-1][0] and any(words in results[-1][1] for words in OFFLINE):
         pytest.skip("no package index can be reached")
-    for (page, command), result in zip(commands, results, strict=False):
+    for (page, command), result in zip(commands.values(), results, strict=False):
         check(page, [command], [result])
     assert len(results) == len(commands)

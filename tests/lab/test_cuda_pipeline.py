@@ -11,7 +11,7 @@ from lab_fakes import FakeGpu, FakeRanksFactory, FakeShim  # noqa: E402
 from weft.errors import UnavailableError, UsageError  # noqa: E402
 from weft.execute.base import MemoryFullError, References, WrongResultError  # noqa: E402
 from weft.execute.cuda import CudaExecutor  # noqa: E402
-from weft.policy import Policy, Rule  # noqa: E402
+from weft.policy import CommRule, Policy, Rule  # noqa: E402
 from weft.workload import Compute, Workload  # noqa: E402
 
 N = 5
@@ -143,6 +143,12 @@ def test_controls_that_the_pipeline_lacks_are_rejected_by_name(policy):
     _, executor, workload = make(shim=FakeShim())
     with pytest.raises(UsageError, match="is not applied"):
         executor.measure(workload, policy)
+
+
+def test_rules_for_collectives_are_not_silently_left_out():
+    _, executor, workload = make(shim=FakeShim())
+    with pytest.raises(UsageError, match=r"comm\.rules are for programs under"):
+        executor.measure(workload, Policy(comm_rules=(CommRule(ctas=4),)))
 
 
 @pytest.mark.parametrize(

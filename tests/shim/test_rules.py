@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 
 import pytest
 from building import HERE, compile_c
@@ -83,7 +84,8 @@ def test_before_that_the_tuner_plugin_answers(nccl_program, ncclver, version, tu
     assert small["plan"][:3] == [TREE, LL, 2]
     assert large["plan"] == [RING, SIMPLE, 8, chunk]
     assert other["plan"][:3] == [RING, SIMPLE, 16]
-    assert (stats["tuned"], stats["per_call"], stats["rules_unapplied"]) == (2, 0, 0)
+    assert (stats["tuned"], stats["per_call"]) == (2, 0)
+    assert stats["rules_unapplied"] == 1  # a cluster needs a configuration
     (process,) = [found for found in stats["processes"] if found["nccl"]]
     assert (process["nccl"]["path"], process["nccl"]["tuner"]) == ("tuner", tuner)
 
@@ -308,7 +310,7 @@ def test_an_nccl_newer_than_known_is_left_to_itself(nccl_program, ncclver):
     )
     assert names == ["ncclAllReduce"] * 3
     assert path == "refused"
-    assert (stats["config_refused"], stats["rules_unapplied"], stats["tuned"]) == (1, 2, 0)
+    assert (stats["config_refused"], stats["rules_unapplied"], stats["tuned"]) == (1, 3, 0)
 
 
 def test_a_program_configuration_that_is_unknown_stays_as_it_is(nccl_program, ncclver):
@@ -366,6 +368,50 @@ def test_without_the_plugin_in_force_rules_are_refused_with_the_reason(nccl_prog
     why, channels = nccl_program(source, folder=ncclver(22800))
     assert "NCCL_TUNER_PLUGIN" in why
     assert channels == [32, 32]
+
+
+@pytest.mark.parametrize(
+    ("version", "plugin", "rule", "reason"),
+    [
+        (23200, "", 'protocol="ll"', "a protocol needs weft's tuner plugin"),
+        (23200, "", "chunk=65536", "a chunk needs version 6"),
+        (22800, "STATIC_PLUGIN", "chunk=65536", "a chunk needs version 6"),
+        (23000, "STATIC_PLUGIN", "cluster=2", "cluster and cta_policy need the configuration of a call"),
+        (23200, "", 'ctas=4, algorithm="ring", cluster=2', None),
+        (23200, "STATIC_PLUGIN", 'protocol="ll", chunk=65536', None),
+        (22800, "STATIC_PLUGIN", 'protocol="ll", algorithm="tree"', None),
+    ],
+)
+def test_a_rule_of_which_a_part_would_be_lost_is_refused(
+    nccl_program, ncclver, version, plugin, rule, reason
+):
+    source = (
+        FOLLOW
+        + f"""
+    nccl = Nccl()
+    comm = nccl.init(size=4)
+    start = Policy()
+    show(refused(use, CommRule({rule})))
+    """
+    )
+    env = {"NCCL_TUNER_PLUGIN": plugin} if plugin else {}
+    said = nccl_program(source, env=env, folder=ncclver(version))
+    assert said is None if reason is None else reason in said
+
+
+def test_a_communicator_that_works_in_the_background_is_waited_for(nccl_program, ncclver):
+    source = (
+        FOLLOW
+        + """
+    nccl = Nccl()
+    comm = nccl.init(size=4, settings=config(blocking=0))
+    start = Policy()
+    use(CommRule(ctas=4))
+    nccl.all_reduce(comm, 1 << 20)
+    show([found["most"] for found in nccl.plans()])
+    """
+    )
+    assert nccl_program(source, folder=ncclver(23200)) == [4]
 
 
 @pytest.mark.parametrize("version", [23000, 23200])
@@ -531,7 +577,8 @@ def test_threads_under_rules_and_a_limit_that_keeps_changing(
 ):
     folder = ncclver(version)
     program = sanitized(tmp_path / "hammer", str(HERE / "nccl_hammer.c"), f"-L{folder}", "-lnccl")
-    rules = Policy(comm_rules=(CommRule(collective="all_reduce", cluster=2, protocol="ll"),))
+    cluster = 2 if version >= 23100 else None
+    rules = Policy(comm_rules=(CommRule(collective="all_reduce", cluster=cluster, protocol="ll"),))
     with Job(rules) as job:
         env = {**job.environment(environment), "ASAN_OPTIONS": "verify_asan_link_order=0"}
         env["LD_LIBRARY_PATH"] = f"{folder}:{env['LD_LIBRARY_PATH']}"
@@ -544,3 +591,34 @@ def test_threads_under_rules_and_a_limit_that_keeps_changing(
         counted = job.collect()
     assert counted["split_failures"] == counted["config_refused"] == counted["rules_unapplied"] == 0
     assert counted["per_call"] > 0 or version < 23100
+
+
+def test_the_last_line_of_weft_run_says_what_became_of_the_rules(weft_run, environment, ncclver):
+    code = """
+from nccl_driver import *
+import driver
+nccl = Nccl()
+comm = nccl.init(size=4)
+nccl.all_reduce(comm, 256)
+nccl.all_reduce(comm, 1 << 20)
+driver.launch(driver.kernel("gemm"))
+"""
+    for version, words in (
+        (23200, "rules: 2 calls configured, 2 answers to NCCL's tuner"),
+        (22200, "2 not applied (NCCL 2.22.0 takes no configuration with a call"),
+    ):
+        env = {"LD_LIBRARY_PATH": f"{ncclver(version)}:{environment['LD_LIBRARY_PATH']}"}
+        done = weft_run([sys.executable, "-c", code], RULES, env=env)
+        assert done.code == 0, done.stderr
+        assert words in done.stderr
+
+
+def test_live_tuning_has_the_plugin_and_keeps_what_the_user_had():
+    with Job(tune=True) as job:
+        asked = job.environment({"NCCL_TUNER_PLUGIN": "mine"})
+        assert (asked["NCCL_TUNER_PLUGIN"], asked["WEFT_NCCL_TUNER_PLUGIN"]) == ("STATIC_PLUGIN", "mine")
+        again = job.environment(asked)  # one weft inside another
+        assert (again["NCCL_TUNER_PLUGIN"], again["WEFT_NCCL_TUNER_PLUGIN"]) == ("STATIC_PLUGIN", "mine")
+        assert "NCCL_TUNER_PLUGIN" not in job.environment({"NCCL_CTA_POLICY": "EFFICIENCY"})
+    with Job() as job:
+        assert "NCCL_TUNER_PLUGIN" not in job.environment({})

@@ -18,6 +18,8 @@ POLICIES = (
     Policy(residency=3, priority="high"),
     Policy(residency=2, when="overlap", head_start_us=5, rules=(Rule("gemm_3", 1), Rule("gemm_4", None))),
     Policy(priority="high", head_start_us=1),
+    Policy(head_start="placed", priority="high"),
+    Policy(head_start="placed", sm_reserve=8),
 )
 
 
@@ -79,9 +81,10 @@ def test_valgrind_finds_nothing(hammer, environment):
         assert job.collect()["comm_launches"] == 4 * 50
 
 
-def test_sanitizers_find_nothing(sanitized, fake_driver, environment, tmp_path):
+@pytest.mark.parametrize("policy", POLICIES[2::3], ids=str)
+def test_sanitizers_find_nothing(sanitized, fake_driver, environment, tmp_path, policy):
     program = sanitized(tmp_path / "hammer", str(HERE / "hammer.c"), f"-L{fake_driver}", "-lcuda")
-    with Job(POLICIES[2]) as job:
+    with Job(policy) as job:
         env = {**job.environment(environment), "ASAN_OPTIONS": "verify_asan_link_order=0"}
         del env["LD_PRELOAD"]
         done = subprocess.run([program, "4", "2000"], env=env, capture_output=True, text=True, check=False)

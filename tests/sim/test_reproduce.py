@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from weft.cli import main as cli
+from weft.errors import WeftError
 from weft.execute.base import PipelineSample
 from weft.execute.sim import SimExecutor
 from weft.policy import Policy
@@ -141,6 +142,27 @@ def test_the_document_and_the_page(few, weft, tmp_path):
     assert "simulated" in text.lower()
 
 
+def test_everything_has_each_of_the_papers_controls(few, monkeypatch):
+    monkeypatch.setattr(claims, "WORKLOADS", ("cb-a2a",))
+    monkeypatch.setattr(claims, "OPTIONS", ("opt2",))
+    rows = claims.every_row(no_progress)
+    assert {one.id for one in rows} == {f"controls/{title}" for title in PAPER_GPUS.values()}
+    assert all(one.published is None and one.ours is not None for one in rows)
+    labels = {one.cell.split()[-1] for one in rows if one.id == "controls/H100"}
+    assert {"priority", "res3", "priority+res3"} <= labels
+
+
+def test_the_documents_have_the_form_of_their_schema(few, weft, monkeypatch):
+    schema = pytest.importorskip("jsonschema")
+    from weft.report.documents import json_schema
+
+    validator = schema.Draft202012Validator(json_schema("reproduce"))
+    validator.validate(json.loads(weft("reproduce", "2606.09200", "--json")[1]))
+    monkeypatch.setattr(finer_grain, "FICCO_SHAPES", finer_grain.FICCO_SHAPES[:2])
+    monkeypatch.setattr(concurrent_collectives, "SHAPES_C3", ((2048, 2048, 2048),))
+    validator.validate(json.loads(weft("reproduce", "2512.10236", "--json")[1]))
+
+
 def test_the_terminal_shows_tables_claims_findings_and_assumptions(few, weft, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     _, out, err = weft("reproduce", "arXiv:2606.09200")
@@ -255,14 +277,8 @@ class FakeGpu:
     def measure(self, workload, policy, mode="overlap"):
         self.calls += 1
         if workload.compute.grid == (64, 64):
-            raise resource_aware_error("64x64 cannot run")
+            raise WeftError("64x64 cannot run")
         return PipelineSample(1.03 * self.run.measure(workload, policy, mode).ms)
-
-
-def resource_aware_error(text):
-    from weft.errors import WeftError
-
-    return WeftError(text)
 
 
 def test_a_gpu_measures_what_its_budget_covers_and_names_the_rest():

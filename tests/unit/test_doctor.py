@@ -207,7 +207,12 @@ def test_nccl_version_determines_its_features(number, text, absent):
     [
         (23203, {}, "ok", ("2.32.3 takes a configuration with each call", "interface v6")),
         (23203, {"WEFT_NO_CALL_CONFIG": "1"}, "ok", ("WEFT_NO_CALL_CONFIG", "interface v6")),
-        (23004, {"NCCL_TUNER_PLUGIN": "mine"}, "ok", ("interface v6", "hands on to NCCL_TUNER_PLUGIN=mine")),
+        (
+            23004,
+            {"NCCL_TUNER_PLUGIN": "mine"},
+            "ok",
+            ("interface v6", "forwards questions to NCCL_TUNER_PLUGIN=mine"),
+        ),
         (22803, {}, "ok", ("interface v5", "no chunk size", "not tested")),
         (22403, {}, "ok", ("interface v4", "not tested")),
         (22105, {}, "skip", ("2.21.5", "does not ask")),

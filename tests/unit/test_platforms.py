@@ -122,3 +122,20 @@ def test_the_missing_core_is_one_line(tmp_path):
     done = elsewhere(tmp_path, "tune", "cb-ar", "--device", "sim:h100")
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "words", [("schema", "policy"), ("schema", "top"), ("schema", "analyze"), ("schema",)]
+)
+def test_schemas_need_no_posix(tmp_path, words):
+    done = elsewhere(tmp_path, *words)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+
+
+@pytest.mark.parametrize(("words", "said"), [(("schema", "run"), "needs Linux"), (("top",), "needs Linux")])
+def test_what_only_linux_has_is_named(tmp_path, words, said):
+    setup = WINDOWS + NO_LIBRARIES if words[0] == "schema" else MAC
+    done = elsewhere(tmp_path, *words, setup=setup)
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1), done.stderr
+    assert said in done.stderr

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.errors import InputError, UsageError
-from weft.policy import ENGINES, MAX_RESIDENCY, MOMENTS, PRIORITIES, SCHEDULES, Policy, Rule
+from weft.policy import ENGINES, MAX_RESIDENCY, MOMENTS, PRIORITIES, SCHEDULES, CommRule, Policy, Rule
 
 residencies = st.none() | st.integers(1, MAX_RESIDENCY)
 policies = st.builds(
@@ -122,3 +123,40 @@ def test_a_missing_file_and_a_binary_file_are_refused_by_name(tmp_path):
     (tmp_path / "binary.json").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(InputError, match="binary.json"):
         Policy.load(tmp_path / "binary.json")
+
+
+def test_rules_for_collectives_are_refused_by_name():
+    for entry, words in (
+        ({"collective": "gossip"}, "comm.rules: collective 'gossip' is not known"),
+        ({"ctas": 0}, "comm.rules: ctas 0 is not valid"),
+        ({"ctas": 65}, "use an integer from 1 to 64"),
+        ({"cluster": 9}, "comm.rules: cluster 9"),
+        ({"algorithm": "Ring"}, "comm.rules: algorithm 'Ring' is not known"),
+        ({"protocol": "LL"}, "use one of ll, ll128, simple"),
+        ({"chunk": 100}, "comm.rules: chunk 100"),
+        ({"cta_policy": "all"}, "comm.rules: cta_policy"),
+        ({"min_bytes": 10, "max_bytes": 9}, "max_bytes 9 is below min_bytes 10"),
+        ({"min_bytes": -1}, "comm.rules: min_bytes -1"),
+        ({"collective": "send_recv", "protocol": "ll"}, "keep collective and ctas only"),
+        ({"size": 3}, "unknown key 'size'"),
+        (3, "every entry must be an object"),
+    ):
+        with pytest.raises(UsageError, match=re.escape(words)):
+            Policy.from_dict({"version": 1, "comm": {"rules": [entry]}})
+    with pytest.raises(UsageError, match="must be a list"):
+        Policy.from_dict({"version": 1, "comm": {"rules": {}}})
+    with pytest.raises(UsageError, match="at most 32"):
+        Policy(comm_rules=(CommRule(ctas=1),) * 33)
+
+
+def test_rules_for_collectives_survive_the_file_and_count_as_a_control(tmp_path):
+    policy = Policy(
+        comm_rules=(
+            CommRule(collective="all_gather", max_bytes=1 << 20, ctas=4, cluster=0, protocol="ll"),
+            CommRule(min_bytes=1, chunk=65536, algorithm="tree", cta_policy="zero"),
+        )
+    )
+    policy.save(tmp_path / "policy.json")
+    assert Policy.load(tmp_path / "policy.json") == policy
+    assert (policy.controls, policy.is_neutral, policy.label) == (1, False, "rules2")
+    assert "2 collective rules" in str(policy)

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import contract
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
-from schema_checks import OF_CASE, WITHOUT, problems
+from schema_checks import OF_CASE, WITHOUT, invalid, problems
 
 import weft
 from weft.errors import UsageError
@@ -20,6 +20,7 @@ from weft.monitor.jobs import select_job
 from weft.monitor.watch_jobs import JobsWatch
 from weft.policy import ENGINES, MOMENTS, PRIORITIES, Policy, Rule, place_of
 from weft.report.documents import SCHEMAS, json_schema
+from weft.reproduce.figure import Reproduced
 from weft.shim.inject import Job
 
 TRACES = sorted(path for path in contract.TRACES.iterdir() if path.suffix != ".md")
@@ -27,7 +28,8 @@ TRACES = sorted(path for path in contract.TRACES.iterdir() if path.suffix != ".m
 
 def test_every_case_of_the_contract_has_a_schema_and_every_schema_is_used():
     assert OF_CASE.keys() | WITHOUT == contract.CASES.keys()
-    assert set(OF_CASE.values()) | {"top", "top-change"} == SCHEMAS.keys()
+    elsewhere = {"top", "top-change", "reproduce"}  # tests/shim/test_top.py, tests/sim/test_reproduce.py
+    assert set(OF_CASE.values()) | elsewhere == SCHEMAS.keys()
 
 
 @pytest.mark.parametrize("name", SCHEMAS)
@@ -54,14 +56,14 @@ def test_the_command_prints_them_and_lists_their_names():
 @pytest.mark.parametrize("path", TRACES, ids=lambda path: path.name)
 def test_analyses_of_real_traces_have_the_described_form(path):
     document = {"version": 1, **weft.analyze(path).to_json()}
-    assert problems("analyze", json.loads(json.dumps(document))) == []
+    assert invalid("analyze", json.loads(json.dumps(document))) == []
 
 
 @pytest.mark.parametrize("options", ["--gpu b200 --gpus 64", "--gpu h100 --gpus 16 --pp 2 --price 2.5"])
 def test_plans_of_other_jobs_have_the_described_form(options):
     done = contract.run_weft("plan", "--model", "llama3-8b", *options.split(), "--json")
     assert done.returncode == 0, done.stderr
-    assert problems("plan", json.loads(done.stdout)) == []
+    assert invalid("plan", json.loads(done.stdout)) == []
 
 
 def test_a_sample_of_top_has_the_described_form(tmp_path, monkeypatch):
@@ -110,6 +112,7 @@ policies = st.builds(
 )
 
 
+@settings(deadline=None)
 @given(policies)
 def test_every_policy_has_the_described_form(policy):
     assert problems("policy", json.loads(json.dumps(policy.to_dict()))) == []
@@ -142,6 +145,11 @@ def test_what_weft_refuses_the_schema_refuses_too(document):
     with pytest.raises(UsageError):
         Policy.from_dict(document)
     assert problems("policy", document)
+
+
+def test_figures_of_a_reproduction_are_described_as_they_are():
+    described = json_schema("reproduce")["$defs"]["ReproducedJson"]["properties"]
+    assert described.keys() == {field.name for field in dataclasses.fields(Reproduced)} | {"error"}
 
 
 def test_descriptions_come_from_docstrings_also_of_inherited_fields():

@@ -144,15 +144,17 @@ def _print_cell(bar: Progress, name: str, rows: list[dict[str, Any]]) -> None:
 def _header(executor: Executor, suite: Suite) -> dict[str, Any]:
     import weft
 
-    return {
-        "header": suite.name,
-        "device": executor.device,
-        "machine": executor.info(),
-        "host": {"python": platform.python_version(), "system": platform.platform()},
-        "weft": weft.__version__,
-        "command": "weft " + shlex.join(sys.argv[1:]),
-        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-    }
+    return versioned(
+        {
+            "header": suite.name,
+            "device": executor.device,
+            "machine": executor.info(),
+            "host": {"python": platform.python_version(), "system": platform.platform()},
+            "weft": weft.__version__,
+            "command": "weft " + shlex.join(sys.argv[1:]),
+            "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        }
+    )
 
 
 def _print_plan(suite: Suite, device: str, budget: float, target: Path) -> None:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from weft.cli.output import versioned
+
 if TYPE_CHECKING:
     from weft.reproduce.figure import OnProgress, Reproduction
 
@@ -42,7 +44,7 @@ def reproduce(
 
         write_whole(html, reproduction_page(found))
     if as_json:
-        print(json.dumps(found.to_dict()))
+        print(json.dumps(versioned(found.to_dict())))
         return
     from rich.console import Console
 

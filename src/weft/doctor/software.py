@@ -79,7 +79,7 @@ def collective_rules(machine: Machine, facts: GpuFacts) -> list[Check]:
     detail = communicators.path_reason(way, communicators.nccl_version(code), tuner)
     given = machine.env.get("NCCL_TUNER_PLUGIN")
     if tuner and given:
-        detail += f"; weft hands on to NCCL_TUNER_PLUGIN={given}"
+        detail += f"; weft forwards questions to NCCL_TUNER_PLUGIN={given}"
     if way == "tuner" and tuner and tuner < 6:
         detail += f"; interface v{tuner} is not tested with several ranks on a real NCCL"
     fix = "" if way == "config" else "for all of them: pip install nvidia-nccl-cu13 2.31 or newer"

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 DEFAULT_BUCKET_BYTES = 25 << 20
 """bucket_cap_mb of DistributedDataParallel."""
-SMALL_BYTES = 1 << 20
+_SMALL_BYTES = 1 << 20
 _MANY = 16
 LARGE_BYTES = 100 << 20
 EXPOSED_PCT = 20.0
@@ -57,7 +57,7 @@ def _buckets(one: StepCalls, where: str) -> list[Check]:
     if count == 1 and one.sizes[0] >= LARGE_BYTES:
         fix = "smaller DDP buckets (bucket_cap_mb=25) start before the last gradient is there"
         return [Check("buckets", "warn", f"{text}: one bucket cannot overlap with the backward pass", fix)]
-    if count >= _MANY and typical < SMALL_BYTES:
+    if count >= _MANY and typical < _SMALL_BYTES:
         fix = "larger buckets: DistributedDataParallel(bucket_cap_mb=25 or more), or a fused all-reduce"
         return [Check("buckets", "warn", f"{text}: start-up costs dominate such small calls", fix)]
     near = 0.5 * DEFAULT_BUCKET_BYTES <= typical <= 2 * DEFAULT_BUCKET_BYTES

@@ -124,6 +124,7 @@ class CudaExecutor:
         return prepared, pipeline
 
     def _apply(self, policy: Policy) -> None:
+        apply.refuse_rules(policy)
         refused = apply.not_applied(policy)
         if refused:
             raise UsageError(f"the lab cannot run this policy: {refused[0]}")

@@ -122,6 +122,7 @@ class DistExecutor:
         return workload.but(ranks=self.size)
 
     def _apply(self, policy: Policy) -> None:
+        apply.refuse_rules(policy)
         waits = policy.head_start_mode != "none"
         if not (policy.residency or policy.rules or policy.sm_reserve or waits):
             wanted = None

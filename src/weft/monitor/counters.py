@@ -100,9 +100,8 @@ class ProcessFile:
         return np.frombuffer(self._buffer, COUNTER_CHUNK, done // COUNTER_CHUNK.itemsize)
 
     def _note_ctas(self, launches: np.ndarray, blocks: np.ndarray) -> None:
-        before = np.zeros_like(launches)
-        before[: len(self._comm_launches)] = self._comm_launches
-        since = launches - before
+        since = launches.copy()
+        since[: len(self._comm_launches)] -= self._comm_launches
         self._comm_launches = launches
         if len(since) and since.max() > 0:
             self._ctas = int(blocks[int(since.argmax())]) or None

@@ -64,7 +64,7 @@ class Exporter:
             raise UnavailableError("--metrics needs the job's folder, and none can be written: set TMPDIR")
         root = str(Path(__file__).parents[2])
         path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
-        start = "import sys; from weft.monitor.exporter import serve; serve(*sys.argv[1:])"
+        start = "import sys; from weft.monitor.exporter import serve_metrics; serve_metrics(*sys.argv[1:])"
         self._process = subprocess.Popen(
             [sys.executable, "-c", start, str(folder), address.host, str(address.port), str(os.getpid())],
             stdin=subprocess.DEVNULL,
@@ -91,7 +91,7 @@ class Exporter:
             self._process.stdout.close()
 
 
-def serve(folder: str, host: str, port: str, parent: str) -> None:
+def serve_metrics(folder: str, host: str, port: str, parent: str) -> None:
     """In the process: serve until `weft run` ends."""
     from weft.shim import signals
 

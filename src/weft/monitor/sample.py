@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
 
 TOP_VERSION = 1
@@ -81,6 +81,11 @@ class JobSample:
     """Over all processes: the counters of `weft run --stats`, under the same names."""
     ranks: list[RankSample]
 
+    def to_dict(self) -> dict[str, Any]:
+        # Not asdict: it copies every value, and that takes longer than reading the files.
+        tuning = None if self.tuning is None else vars(self.tuning)
+        return {**vars(self), "tuning": tuning, "ranks": [vars(rank) for rank in self.ranks]}
+
 
 @dataclass(frozen=True, kw_only=True)
 class TopSample:
@@ -92,4 +97,4 @@ class TopSample:
     jobs: list[JobSample]
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        return {**vars(self), "jobs": [job.to_dict() for job in self.jobs]}

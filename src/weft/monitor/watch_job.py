@@ -47,7 +47,10 @@ class JobWatch:
         self._calls: dict[str, CallFile] = {}
         self._steps: dict[str, StepReader] = {}
         self._refused: set[str] = set()
-        self._control = os.open(job_folder.control(job.folder), os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            self._control = os.open(job_folder.control(job.folder), os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise InputError(f"the job {job.name} is over, or cannot be read: {error.strerror}") from None
         self._policy = job.policy
         self._end = _open_outcome(job.folder)
         self._before: dict[str, tuple[float, ProcessCount]] = {}
@@ -101,7 +104,9 @@ class JobWatch:
             self.state = "killed" if self.job.folder.is_dir() else "ended"
         self.discover()
         now = time.monotonic()
-        if self.state == "running" and now - self._looked_s >= _PROCESSES_EVERY_S:
+        known = self._processes or self._counters or self._steps
+        every_s = _PROCESSES_EVERY_S if known else 0.0
+        if self.state == "running" and now - self._looked_s >= every_s:
             self._looked_s, self._processes = now, job_processes(self.job)
         policy = self.policy()
         steps = {file.pid: found for file in self._steps.values() if (found := _read(file))}
@@ -166,6 +171,10 @@ class JobWatch:
                 more = {**_NOTHING.counters, "comm_bytes": late["comm_bytes"]}
                 count = ProcessCount(late["launches"], late["comm_launches"], late["shaped"], more, None)
                 found.append(_rank(late["rank"], late["pid"], late["command"], count, None, "", None, calls))
+        named = {process.pid for process in self._processes}
+        for pid, ended in steps.items():  # a rank that another process forked, or that has ended already
+            if pid not in counted and pid not in named:
+                found.append(_rank(ended.rank, pid, "", _NOTHING, None, "", ended, calls))
         for process in self._processes:
             if process.pid not in counted:
                 times = steps.get(process.pid)
@@ -327,4 +336,8 @@ def _spread_pct(rank: RankSample | None) -> float | None:
 
 
 def _alive(pid: int) -> bool:
-    return Path("/proc", str(pid)).exists()
+    try:
+        os.kill(pid, 0)
+    except OSError:
+        return False
+    return True

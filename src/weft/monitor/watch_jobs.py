@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Sequence
 
+from weft.errors import InputError
 from weft.monitor.folder_events import FolderEvents
 from weft.monitor.jobs import RunningJob, running_jobs
 from weft.monitor.sample import TOP_VERSION, TopSample
@@ -71,5 +72,7 @@ class JobsWatch:
         self.events.watch_folder(job.folder)  # before its files are opened: none is missed
         try:
             self._watches[folder] = JobWatch(job)
-        except OSError as error:
+        except InputError as error:
+            if self._only is not None:
+                raise
             _log.debug("%s ended before it was watched: %s", folder, error)

@@ -10,6 +10,10 @@ from weft.sim.profile import PAPER_NODE, PCIE_SHARE
 from weft.tuning.lab import choose_candidates, tune_workload
 from weft.workload import Workload
 
+RACED_AGAIN = 6
+"""Candidates that are raced with every bus figure."""
+SAME_GB_S = 0.01
+
 
 @dataclass(frozen=True)
 class BusFigure:
@@ -60,10 +64,13 @@ def bus_figures(executor: SimExecutor) -> list[BusFigure]:
 
 
 def bus_nodes(executor: SimExecutor) -> list[SimExecutor]:
-    """The node with each of its bus figures."""
+    """The node with each of its bus figures; itself where the figure is its own."""
     found = []
     for bus in bus_figures(executor):
         figures = executor.profile.figures
+        if abs(bus.gb_s - figures.bus_gb_s) < SAME_GB_S:
+            found.append(executor)
+            continue
         per_cta = max(figures.cta_gb_s, bus.gb_s / figures.comm_ctas)
         model = executor.profile.with_figures(bus_gb_s=bus.gb_s, cta_gb_s=per_cta)
         found.append(SimExecutor(executor.profile.name, model=model))
@@ -71,10 +78,18 @@ def bus_nodes(executor: SimExecutor) -> list[SimExecutor]:
 
 
 def tuned_gains(executor: SimExecutor, workload: Workload) -> list[BusGain]:
-    """What `weft tune` finds for a workload, for every bus figure of the node."""
+    """What `weft tune` finds for a workload, for every bus figure of the node.
+
+    With other figures than its own only the baselines and the best few candidates are raced again.
+    """
+    buses = bus_figures(executor)
+    if not buses:
+        return []
+    tried, _ = choose_candidates(executor, workload)
+    ranked = sorted(tried[2:], key=lambda c: executor.measure(workload, c.policy, c.mode).ms)
+    few = [*tried[:2], *ranked[:RACED_AGAIN]]
     found = []
-    for bus, node in zip(bus_figures(executor), bus_nodes(executor), strict=True):
-        tried, _ = choose_candidates(node, workload)
-        verdict = tune_workload(node, workload, tried).verdict
+    for bus, node in zip(buses, bus_nodes(executor), strict=True):
+        verdict = tune_workload(node, workload, tried if node is executor else few).verdict
         found.append(BusGain(bus, verdict.gain_pct, verdict.chosen))
     return found

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from weft.execute.sim import SimExecutor
 from weft.policy import Policy, Rule
-from weft.reproduce.bus_range import BusGain, bus_nodes, tuned_gains
+from weft.reproduce.bus_range import SAME_GB_S, BusGain, bus_nodes, tuned_gains
 from weft.reproduce.figure import LOOKED_AT, NOT_LOOKED_AT, OnProgress, Reproduced
 from weft.reproduce.time_ratio import PAPER_GPUS, WORKERS, paper_workload, published_tables
 from weft.sim.profile import PAPER_NODE
@@ -85,7 +85,7 @@ def headline_rows(run: SimExecutor) -> list[Reproduced]:
 
 def _headline(what: str, run: SimExecutor, gains: list[BusGain], note: str) -> Reproduced:
     values = [one.gain_pct for one in gains]
-    own = next(one for one in gains if abs(one.bus.gb_s - run.profile.figures.bus_gb_s) < 0.01)
+    own = next(one for one in gains if abs(one.bus.gb_s - run.profile.figures.bus_gb_s) < SAME_GB_S)
     by_bus = "; ".join(f"{one.bus.gb_s:.4g} GB/s: {one.gain_pct:.1f}% ({one.chosen})" for one in gains)
     return _row(
         HEADLINE,

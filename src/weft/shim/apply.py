@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from weft.errors import UnavailableError, WeftError
+from weft.errors import UnavailableError, UsageError, WeftError
 from weft.policy import Policy
 from weft.ranks import Ranks
 from weft.shim import binding, communicators, restart
@@ -64,6 +64,14 @@ def not_applied(policy: Policy, *, framework: bool = False) -> list[str]:
         line for name, line in _NOT_BY_LAUNCHES.items() if getattr(policy, name) != getattr(neutral, name)
     ]
     return lines if framework or not policy.changes_framework else [*lines, _NO_FRAMEWORK]
+
+
+def refuse_rules(policy: Policy) -> None:
+    """Raise where a policy has rules for collectives: the lab has communicators of its own for its limits."""
+    if policy.comm_rules:
+        raise UsageError(
+            "comm.rules are for programs under `weft run --policy`; the lab measures comm.max_ctas"
+        )
 
 
 def start_environment(policy: Policy, base: Mapping[str, str]) -> dict[str, str]:

@@ -71,9 +71,12 @@ def tuning_environment(policy: Policy, base: Mapping[str, str], *, search: bool 
 
     Without `search` it only applies the framework controls of the policy.
     PYTHONPATH keeps its value, empty entries (the current folder) included; ours comes last.
+    NCCL asks weft's tuner plugin, so that rules can be tried; not where the job sets a CTA policy, which NCCL
+    follows only in part where there is a plugin.
     """
+    asked = search and not base.get("NCCL_CTA_POLICY")
     return {
-        **(apply.tuner_environment(base) if search else base),  # rules can be tried where NCCL asks for them
+        **(apply.tuner_environment(base) if asked else base),
         "PYTHONPATH": _with_autoload(base.get("PYTHONPATH", "")),
         TUNE_VARIABLE: "1" if search else APPLY,
         "WEFT_TUNE_HOME": str(PACKAGE.parent),

@@ -54,11 +54,13 @@ def collective(
     if ghost:
         start_s = figures.event_gap_us * 1e-6
         rate = getattr(figures, f"ghost_{workload.collective}_gb_s") * 1e9
-        # Slower collectives have the same loads in flight: what limits them is not the latency of memory.
+        # All-gather and reduce-scatter have as many loads in flight as all-reduce: they are slower for other
+        # reasons than the latency of memory. Point-to-point transfers do react to it.
         fastest = figures.ghost_all_reduce_gb_s * 1e9
         if workload.collective == "all_to_all":
             # Point-to-point channels are as fast with a cap on CTAs as without, measured on an H200.
             rate *= FREE_CHANNELS / count
+            fastest = rate
     else:
         start_s = NODE_LINKS.launch_us * 1e-6
         rate = fastest = workload.wire_bytes / _node_transfer_s(workload, profile, count) / count

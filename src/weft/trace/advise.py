@@ -30,6 +30,9 @@ HALF_WIDTH = 0.015
 _HEAD_START_US = 5
 """The wait that gave most on the H200; 40 µs already cost more than it gave."""
 
+RESIDENCY_COST = 0.5
+"""By this share compute that overlaps gets slower with half of its blocks (0.53: Triton GEMMs, H200)."""
+
 UNKNOWN_GPU_SHARE = 0.2
 """What priority gets back of a wait where the GPU or the kernel is unknown: the least seen on the H200."""
 
@@ -140,6 +143,9 @@ def _for_waiting(ranks: Sequence[RankAnalysis], step: Step) -> list[tuple[float,
         if policy is None:
             continue
         expected = _expected_us(blocker, policy, profile)
+        if blocker.control == "residency":
+            overlap_us = float(np.mean([rank.figures.overlap_ns for rank in ranks])) / 1e3
+            expected = max(expected - RESIDENCY_COST * overlap_us, 0.0)
         kernel = f"{short_name(blocker.kernel)[:80]} ({blocker.says})"
         evidence = (
             f"{blocker.collective} is ready but waits {duration(blocker.waited_us)} per rank behind "

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from weft.timeline import Intervals, Kind, Ns, subtract, union
+from weft.timeline import Intervals, Kind, Ns, Timeline, subtract, union
 from weft.trace.attribute import REASONS, Attribution
 from weft.trace.collectives import Collectives
 from weft.trace.covered import Measure
@@ -92,9 +92,9 @@ def _walk(trace: Trace) -> tuple[npt.NDArray[np.int64], Intervals, int]:
     timeline = trace.timeline
     start, end, count = timeline.start_ns, timeline.end_ns, len(timeline)
     by_end = np.argsort(end, kind="stable")
-    before = _predecessors(trace)
+    before = predecessors(trace)
     on_host = before == _HOST
-    before[on_host] = _waited_for(trace, by_end, trace.launch_ns[on_host])
+    before[on_host] = waited_for(trace, by_end, trace.launch_ns[on_host])
     first = int(start.min())
     path = _chain(int(by_end[-1]), np.append(np.where(before < 0, count, before), count))
     # Where the path stands when it comes to a span, and when it leaves it: never later than it was.
@@ -133,7 +133,7 @@ def _chain(first: int, following: npt.NDArray[np.int64]) -> npt.NDArray[np.int64
     return path
 
 
-def _waited_for(trace: Trace, by_end: npt.NDArray[np.intp], launch: Ns) -> npt.NDArray[np.int64]:
+def waited_for(trace: Trace, by_end: npt.NDArray[np.intp], launch: Ns) -> npt.NDArray[np.int64]:
     """The GPU span whose end let the CPU go on before each launch; _START where it never waited."""
     waits = union(
         np.concatenate((trace.blocking.start, queue_full(trace).start)),
@@ -148,14 +148,11 @@ def _waited_for(trace: Trace, by_end: npt.NDArray[np.intp], launch: Ns) -> npt.N
     return np.where(known, by_end[np.maximum(span, 0)], _START)
 
 
-def _predecessors(trace: Trace) -> npt.NDArray[np.int64]:
+def predecessors(trace: Trace) -> npt.NDArray[np.int64]:
     """What each span waited for last: a span, the CPU (_HOST), or nothing (_START)."""
     timeline = trace.timeline
     start, end, count = timeline.start_ns, timeline.end_ns, len(timeline)
-    on_stream = np.full(count, _START, dtype=np.int64)
-    order = np.lexsort((start, timeline.stream))
-    same = timeline.stream[order[1:]] == timeline.stream[order[:-1]]
-    on_stream[order[1:][same]] = order[:-1][same]
+    on_stream = stream_predecessors(timeline)
     by_end = np.argsort(end, kind="stable")
     at = np.searchsorted(end[by_end], start, side="right") - 1
     ended = np.where(at >= 0, by_end[np.maximum(at, 0)], _START)
@@ -170,3 +167,12 @@ def _predecessors(trace: Trace) -> npt.NDArray[np.int64]:
     choice = np.where(prompt & (gap_ended > STREAM_GAP_NS), _HOST, choice)
     choice = np.where((gap_stream >= 0) & (gap_stream <= STREAM_GAP_NS), on_stream, choice)
     return np.where((choice >= 0) & (end[np.maximum(choice, 0)] > start), ended, choice)
+
+
+def stream_predecessors(timeline: Timeline) -> npt.NDArray[np.int64]:
+    """The span before each on its stream; _START for the first."""
+    out = np.full(len(timeline), _START, dtype=np.int64)
+    order = np.lexsort((timeline.start_ns, timeline.stream))
+    same = timeline.stream[order[1:]] == timeline.stream[order[:-1]]
+    out[order[1:][same]] = order[:-1][same]
+    return out

@@ -85,12 +85,8 @@ def _shared_launch(trace: Trace, found: Collectives) -> npt.NDArray[np.bool_]:
     return out
 
 
-def _dependency_end(trace: Trace, found: Collectives) -> Ns:
-    """The end of what a collective had to wait for; UNKNOWN_NS where nothing can be said.
-
-    A recorded event wait names it. Otherwise it is the last other work that the same CPU thread launched
-    before: a process group makes its stream wait for the caller's stream.
-    """
+def dependency_spans(trace: Trace, found: Collectives) -> npt.NDArray[np.int64]:
+    """The last other span that the thread of each collective launched before it; -1 where there is none."""
     timeline = trace.timeline
     order = np.lexsort((timeline.start_ns, trace.launch_ns, trace.thread))
     launched = trace.launch_ns[order] != UNKNOWN_NS
@@ -102,8 +98,18 @@ def _dependency_end(trace: Trace, found: Collectives) -> Ns:
     same = np.zeros(len(order), dtype=bool)
     same[last >= 0] = trace.thread[order[last[last >= 0]]] == trace.thread[order[last >= 0]]
     before[order[same]] = order[last[same]]
-    of_comm = before[found.span]
-    out = np.where(of_comm >= 0, timeline.end_ns[of_comm], UNKNOWN_NS)
+    of_comm: npt.NDArray[np.int64] = before[found.span]
+    return of_comm
+
+
+def _dependency_end(trace: Trace, found: Collectives) -> Ns:
+    """The end of what a collective had to wait for; UNKNOWN_NS where nothing can be said.
+
+    A recorded event wait names it. Otherwise it is the last other work that the same CPU thread launched
+    before: a process group makes its stream wait for the caller's stream.
+    """
+    of_comm = dependency_spans(trace, found)
+    out = np.where(of_comm >= 0, trace.timeline.end_ns[of_comm], UNKNOWN_NS)
     return _recorded_waits(trace, found, out) if len(trace.waits) else out
 
 

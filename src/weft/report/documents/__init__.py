@@ -15,7 +15,7 @@ from typing import Any, get_type_hints
 
 import msgspec
 
-from weft.errors import UsageError
+from weft.errors import UnavailableError, UsageError
 from weft.monitor.sample import TopSample
 from weft.policy import Policy
 from weft.report.documents.analyze import AnalyzeCompareDocument, AnalyzeDocument
@@ -30,7 +30,7 @@ from weft.report.documents.lab import (
 )
 from weft.report.documents.plan import PlanDocument, PlanScaleDocument, PlanSweepDocument
 from weft.report.documents.policy import policy_schema
-from weft.shim.binding import COUNTERS
+from weft.report.documents.reproduce import ReproduceDocument
 
 POLICY_NAME = "PolicyJson"
 _COUNTED = {"RunDocument", "ProcessJson"}
@@ -46,6 +46,7 @@ SCHEMAS: dict[str, Any] = {
     "plan": PlanDocument,
     "plan-scale": PlanScaleDocument,
     "plan-sweep": PlanSweepDocument,
+    "reproduce": ReproduceDocument,
     "run": RunDocument,
     "store": StoreDocument,
     "top": TopSample,
@@ -74,10 +75,19 @@ def json_schema(name: str) -> dict[str, Any]:
         definitions |= control.pop("$defs")
         definitions[POLICY_NAME] = control
     for title in definitions.keys() & _COUNTED:
-        definitions[title]["properties"] |= {counter: {"type": "integer"} for counter in COUNTERS}
-        definitions[title]["required"] += COUNTERS
+        counters = _counters()
+        definitions[title]["properties"] |= {counter: {"type": "integer"} for counter in counters}
+        definitions[title]["required"] += counters
     main = definitions.pop(kind.__name__)
     return {"$schema": DIALECT, **main, "$defs": definitions}
+
+
+def _counters() -> tuple[str, ...]:
+    try:
+        from weft.shim.binding import COUNTERS
+    except ImportError:  # it is for Linux
+        raise UnavailableError("the schema of `weft run --stats` needs Linux, as weft run does") from None
+    return COUNTERS
 
 
 def field_texts(kind: type) -> dict[str, str]:

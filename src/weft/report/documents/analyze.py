@@ -150,6 +150,8 @@ class AdviceJson(TypedDict):
     step_ms: list[float]
     step_pct: list[float]
     evidence: str
+    of: str
+    """What `step_ms` and `step_pct` are of: a step, or the whole span of a trace that marks no steps."""
 
 
 class AnalysisJson(TypedDict):

@@ -44,11 +44,6 @@ void weft_count(int counter) {
         atomic_fetch_add_explicit(&weft_self->counters[counter], 1, memory_order_relaxed);
 }
 
-void weft_add(int counter, uint64_t amount) {
-    if (weft_self)
-        atomic_fetch_add_explicit(&weft_self->counters[counter], amount, memory_order_relaxed);
-}
-
 static void *map_file(int fd, size_t size, int protection) {
     void *memory = mmap(NULL, size, protection, MAP_SHARED, fd, 0);
     return memory == MAP_FAILED ? NULL : memory;

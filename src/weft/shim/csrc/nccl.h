@@ -121,6 +121,7 @@ typedef struct weft_call_rules {
 } weft_call_rules;
 
 extern _Atomic(const weft_call_rules *) weft_call_rules_in_force; /* NULL: nothing is asked for */
+extern _Atomic bool weft_call_rules_used;                         /* something was asked for, now or before */
 
 static inline const weft_call_rules *weft_call_rules_now(void) {
     return atomic_load_explicit(&weft_call_rules_in_force, memory_order_acquire);
@@ -134,7 +135,8 @@ bool weft_limits_comm(weft_comm *c, int ctas);          /* can each call on it b
 bool weft_limit_possible(int ctas);                     /* can every communicator be limited by call? */
 int weft_limit_calls(int ctas, char *why, size_t size); /* 0: unlimited */
 int weft_nccl_path(weft_nccl *l);                       /* WEFT_PATH_* */
-void weft_path_note(weft_nccl *l);                      /* a communicator was made: begin, and say how in the file */
+const char *weft_rule_why_not(weft_nccl *l, const weft_comm_rule *rule); /* NULL: all of it reaches this NCCL */
+void weft_path_note(weft_nccl *l); /* a communicator was made: begin, and say how in the file */
 
 /* --- nccl_percall.c: the configuration of one call ----------------------------------------------------------------- */
 

@@ -82,8 +82,8 @@ static ncclResult_t leave(const call *k, ncclResult_t result) {
 
 /* --- calls under rules --------------------------------------------------------------------------------------------- */
 
-/* Is there a rule to look for? A group keeps the rules that it began with. */
-static inline bool ruled(void) { return weft_call_rules_now() != NULL || weft_nccl_me.rules != NULL; }
+/* Is there a rule to look for, or was there ever one? */
+static inline bool ruled(void) { return atomic_load_explicit(&weft_call_rules_used, memory_order_relaxed); }
 
 /* The configuration of this call; NULL: none of weft's. */
 static const ncclCollConfig_t *configure(call *k, weft_nccl *l, ncclComm_t comm, int operation, size_t count, int type,

@@ -172,12 +172,13 @@ static uint64_t now_ns(void) {
     return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
-#define PUT(field, value) atomic_store_explicit(&ring[i].field, value, memory_order_relaxed)
+#define PUT(field, value) atomic_store_explicit(&call->field, value, memory_order_relaxed)
 #define GET(field) atomic_load_explicit(&ring[i].field, memory_order_relaxed)
 
 void weft_comm_called(weft_comm *c, int operation, uint64_t bytes, bool routed) {
     atomic_fetch_add_explicit(&c->bytes[operation], bytes, memory_order_relaxed);
-    weft_add(WEFT_COUNT_COMM_BYTES, bytes);
+    /* A communicator is known only where the process is attached. */
+    atomic_fetch_add_explicit(&weft_self->counters[WEFT_COUNT_COMM_BYTES], bytes, memory_order_relaxed);
     if (operation >= OP_SEND) {
         atomic_fetch_add_explicit(&c->point_to_point, 1, memory_order_relaxed);
         return;
@@ -188,7 +189,7 @@ void weft_comm_called(weft_comm *c, int operation, uint64_t bytes, bool routed) 
     if (!c->leads)
         return;
     uint64_t number = atomic_fetch_add_explicit(&calls, 1, memory_order_relaxed);
-    uint64_t i = number % CALLS;
+    weft_call *call = &ring[number % CALLS];
     PUT(number, 0);
     atomic_thread_fence(memory_order_release);
     PUT(key, c->key);
@@ -196,7 +197,7 @@ void weft_comm_called(weft_comm *c, int operation, uint64_t bytes, bool routed) 
     PUT(host_ns, now_ns());
     PUT(operation, (uint32_t)operation);
     PUT(routed, routed);
-    atomic_store_explicit(&ring[i].number, number + 1, memory_order_release);
+    atomic_store_explicit(&call->number, number + 1, memory_order_release);
 }
 
 EXPORT int weft_nccl_calls(weft_nccl_call *out, int room) {

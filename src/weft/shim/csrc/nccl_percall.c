@@ -73,12 +73,14 @@ static bool known(const ncclCollConfig_t *own) {
     return own->magic == NCCL_MAGIC && own->size >= sizeof *own && own->size <= sizeof(nccl_call_config);
 }
 
-/* The tuner plugin sees the first five operations; the CTAs of the others are limited when the program starts, by a
- * rule that is for every size. */
-static bool applied_otherwise(weft_nccl *l, int operation, const weft_call_rules *rules, const weft_comm_rule *rule) {
-    if (operation >= OP_ALL_TO_ALL)
-        return rules == weft_call_rules_at_start() && !rule->min_bytes && rule->max_bytes == UINT64_MAX;
-    return weft_nccl_path(l) == WEFT_PATH_TUNER;
+/* Does all of the rule reach NCCL? A configuration is for all collectives, the tuner plugin for the first five; the
+ * CTAs of other operations are limited when the program starts, by a rule that is for every size. */
+static bool reaches(weft_nccl *l, int operation, const weft_call_rules *rules, const weft_comm_rule *rule) {
+    if (operation < OP_ALL_TO_ALL)
+        return !weft_rule_why_not(l, rule);
+    if (operation < OP_SEND && weft_nccl_path(l) == WEFT_PATH_CONFIG)
+        return true;
+    return rules == weft_call_rules_at_start() && !rule->min_bytes && rule->max_bytes == UINT64_MAX;
 }
 
 const ncclCollConfig_t *weft_call_config(weft_nccl *l, weft_comm *c, int operation, uint64_t bytes, bool captured,
@@ -91,11 +93,11 @@ const ncclCollConfig_t *weft_call_config(weft_nccl *l, weft_comm *c, int operati
         weft_comm_complete(c);
     const weft_comm_rule *rule = weft_rule_of(rules, operation, weft_call_bytes(operation, bytes, c->size));
     bool by_config = operation < OP_SEND && weft_nccl_path(l) == WEFT_PATH_CONFIG;
-    if (!by_config || (own && !known(own))) { /* a configuration that is unknown stays as the program wrote it */
-        if (rule && !applied_otherwise(l, operation, rules, rule))
-            weft_count(WEFT_COUNT_RULES_UNAPPLIED);
+    bool unknown = own && !known(own); /* stays as the program wrote it */
+    if (rule && (unknown || !reaches(l, operation, rules, rule)))
+        weft_count(WEFT_COUNT_RULES_UNAPPLIED);
+    if (!by_config || unknown)
         return NULL;
-    }
     if (own)
         memcpy(room, own, own->size);
     else

@@ -16,9 +16,10 @@ static const char NO_PATH[] = "this NCCL has no configuration of single calls (2
                               "weft's tuner plugin (2.24 and newer do where `weft run` sets NCCL_TUNER_PLUGIN)";
 static const char TOO_MANY[] = "too many different rules were in force in this process";
 
-enum { MOST_PUBLISHED = 4096, SETTLE_MS = 2000 };
+enum { MOST_PUBLISHED = 4096, SETTLE_MS = 2000, TUNER_WITH_CHUNK = 6 };
 
 _Atomic(const weft_call_rules *) weft_call_rules_in_force;
+_Atomic bool weft_call_rules_used;
 static _Atomic(const weft_call_rules *) at_start;
 static weft_call_rules *published; /* guarded by the lock */
 static int published_count;
@@ -66,6 +67,8 @@ static bool put_in_force(const weft_call_rules *asked, uint32_t limit) {
     of_job = *asked;
     routed_limit = limit;
     atomic_store_explicit(&weft_call_rules_in_force, found, memory_order_release);
+    if (found)
+        atomic_store(&weft_call_rules_used, true);
     return true;
 }
 
@@ -107,6 +110,20 @@ int weft_nccl_path(weft_nccl *l) {
     return atomic_load_explicit(&l->tuner, memory_order_relaxed) ? WEFT_PATH_TUNER : WEFT_PATH_NONE;
 }
 
+const char *weft_rule_why_not(weft_nccl *l, const weft_comm_rule *rule) {
+    int path = weft_nccl_path(l), tuner = atomic_load_explicit(&l->tuner, memory_order_relaxed);
+    if (path != WEFT_PATH_CONFIG && path != WEFT_PATH_TUNER)
+        return NO_PATH;
+    if (rule->protocol && !tuner)
+        return "a protocol needs weft's tuner plugin, and this NCCL does not ask it: set NCCL_TUNER_PLUGIN to "
+               "STATIC_PLUGIN when the job is started (`weft run` does where the policy has rules)";
+    if (rule->chunk && tuner < TUNER_WITH_CHUNK)
+        return "a chunk needs version 6 of the tuner plugin interface (NCCL 2.30 and newer)";
+    if ((rule->cluster || rule->cta_policy) && path != WEFT_PATH_CONFIG)
+        return "cluster and cta_policy need the configuration of a call (NCCL 2.31 and newer)";
+    return NULL;
+}
+
 void weft_path_note(weft_nccl *l) {
     weft_call_rules_begin();
     if (!weft_self)
@@ -143,13 +160,12 @@ static const char *not_now(void) {
     return ready ? NULL : "a communicator is still busy in the background";
 }
 
-static bool any_applies(void) {
-    for (weft_comm *c = weft_comm_first(); c; c = weft_comm_next(c)) {
-        int path = atomic_load(&c->dead) ? WEFT_PATH_CONFIG : weft_nccl_path(c->library);
-        if (path != WEFT_PATH_CONFIG && path != WEFT_PATH_TUNER)
-            return false;
-    }
-    return true;
+static const char *never_applied(const weft_call_rules *asked) {
+    const char *why = NULL;
+    for (weft_comm *c = weft_comm_first(); c && !why; c = weft_comm_next(c))
+        for (uint32_t i = 0; i < asked->count && !why && !atomic_load(&c->dead); i++)
+            why = weft_rule_why_not(c->library, &asked->rules[i]);
+    return why;
 }
 
 /* For Python: follow the rules of this process's policy from the next call on. */
@@ -164,9 +180,9 @@ EXPORT int weft_nccl_follow_policy(char *why, size_t size) {
     pthread_mutex_unlock(&lock);
     if (same)
         return 0;
-    if (asked.count && !any_applies())
-        return weft_refuse(why, size, NO_PATH);
-    const char *no = not_now();
+    const char *no = never_applied(&asked);
+    if (!no)
+        no = not_now();
     if (no)
         return weft_refuse(why, size, no);
     pthread_mutex_lock(&lock);
@@ -218,6 +234,7 @@ int weft_limit_calls(int ctas, char *why, size_t size) {
 void weft_forget_call_rules(void) {
     pthread_mutex_init(&lock, NULL);
     atomic_store(&weft_call_rules_in_force, NULL);
+    atomic_store(&weft_call_rules_used, false);
     atomic_store(&at_start, NULL);
     atomic_store(&begun, false);
     memset(&of_job, 0, sizeof of_job);

@@ -25,7 +25,6 @@ typedef struct {
 bool weft_enabled(void); /* was this process started by `weft run`? */
 weft_process *weft_attach(uint32_t api);
 void weft_count(int counter);
-void weft_add(int counter, uint64_t amount);
 void *weft_shared_file(const char *name, size_t size);
 const weft_rules *weft_refresh(void);
 
@@ -33,6 +32,11 @@ extern weft_process *weft_self; /* NULL until the first launch */
 extern _Atomic(const weft_rules *) weft_active;
 extern _Atomic uint64_t *weft_job_sequence;
 extern _Atomic uint64_t weft_seen_job, weft_seen_self;
+
+static inline void weft_add(int counter, uint64_t amount) {
+    if (weft_self)
+        atomic_fetch_add_explicit(&weft_self->counters[counter], amount, memory_order_relaxed);
+}
 
 /* The policy in force now. Costs two loads while nothing changes. */
 static inline const weft_rules *weft_policy_now(void) {
