@@ -478,10 +478,46 @@ def test_a_torn_or_foreign_file_is_no_process(tmp_path, monkeypatch):
     with Job() as job:
         for name, data in (("1.0", b""), ("2.0", b"weftprc"), ("calls.3.0", b""), ("steps.4", b"x" * 9)):
             (job.folder / name).write_bytes(data)
+        for name in ("5.0", "calls.6.0", "steps.7", "trace.8.0"):
+            os.mkfifo(job.folder / name)  # opening one waits for a writer
+        (job.folder / "9.0").mkdir()
+        for name in ("calls.x", "calls.", "tuning.x.json", "tuning.", "steps.²"):
+            (job.folder / name).write_text("?")
         (job.folder / "tuning.0.json").write_text("{half")
         (job.folder / "job.json").write_text("[]")
         watch = JobWatch(jobs.describe_running(job.folder))
-        sample = watch.sample()
+        before = len([*Path("/proc/self/fd").iterdir()])
+        for _ in range(3):
+            sample = watch.sample()
         assert (sample.state, sample.ranks, sample.totals["launches"]) == ("running", [], 0)
+        assert len([*Path("/proc/self/fd").iterdir()]) == before
         watch.close()
     assert job_folder.in_use(job.folder) is False
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[]",
+        '{"facts": [1], "state": "kept", "gain_pct": "much"}',
+        '{"facts": {"step_ms": "a", "exposed_ms": 1}}',
+        '{"facts": {"step_ms": 1, "exposed_ms": NaN}, "state": "kept", "gain_pct": 1e400}',
+    ],
+)
+def test_a_result_of_tuning_with_other_contents_has_no_figures(tmp_path, monkeypatch, text):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    with Job(tune=True) as job:
+        (job.folder / "tuning.0.json").write_text(text)
+        job_folder.describe_job(job.folder, {"tune": True, "pid": 10**30, "started": 1e400})
+        watch = JobWatch(jobs.describe_running(job.folder))
+        sample = watch.sample()
+        (job.folder / job_folder.OUTCOME).write_text('{"tuning": null}')
+    assert (sample.pid, sample.elapsed_s, sample.exposed_pct) == (None, None, None)
+    assert sample.tuning.gain_pct is None
+    assert watch.sample().state == "ended"
+    watch.close()
+
+
+def test_digits_that_are_no_number_name_no_job():
+    with pytest.raises(UsageError, match="no running job '²'"):
+        jobs.select_job("²")

@@ -40,7 +40,7 @@ _LIMITS = {
     "forward_prefetch": (1, policy.MAX_PREFETCH),
     "backward_prefetch": (1, policy.MAX_PREFETCH),
 }
-_ABOVE_ZERO = {name: policy.MAX_BUCKET_MB for name in ("bucket_mb", "first_bucket_mb")}
+_ABOVE_ZERO = dict.fromkeys(("bucket_mb", "first_bucket_mb"), policy.MAX_BUCKET_MB)
 _OR_NULL = ("min_bytes",)
 """Fields that are never None, and yet may be null in a file."""
 _TOGETHER = [
