@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
@@ -242,9 +243,10 @@ def test_a_policy_is_put_in_force_and_taken_back_while_the_job_runs(start, tmp_p
 @pytest.mark.parametrize(
     ("policy", "reason"),
     [
-        (Policy(max_ctas=8), "max_ctas concerns all ranks at once"),
+        (Policy(max_ctas=8), "comm.max_ctas concerns all ranks at once"),
         (Policy(priority="high", engine="dma"), "comm.engine dma is not applied"),
-        (Policy(comm_rules=(CommRule(ctas=8),)), "comm_rules concerns all ranks at once"),
+        (Policy(comm_rules=(CommRule(ctas=8),)), "comm.rules concerns all ranks at once"),
+        (Policy(bucket_mb=2), "framework.bucket_mb concerns all ranks at once"),
     ],
 )
 def test_controls_that_ranks_must_share_are_refused_and_nothing_is_half_applied(
@@ -259,12 +261,15 @@ def test_controls_that_ranks_must_share_are_refused_and_nothing_is_half_applied(
 
 
 def test_off_says_which_control_stays(start, tmp_path):
-    Policy(max_ctas=8, priority="high").save(tmp_path / "policy.json")
+    rules = (CommRule(collective="all_reduce", ctas=4),)
+    policy = Policy(max_ctas=8, priority="high", comm_rules=rules)
+    policy.save(tmp_path / "policy.json")
     job = start(BUSY, "--policy", str(tmp_path / "policy.json"))
     done = job.top(job.name, "--off")
-    assert "max_ctas 8 stays in force" in done.stdout
+    kept = 'comm.max_ctas 8, comm.rules [{"collective": "all_reduce", "ctas": 4}]'
+    assert f"{kept} stays in force" in done.stdout
     line = json.loads(job.top(job.name, "--json", "--samples", "1").stdout)
-    assert line["jobs"][0]["policy"] == {"version": 1, "comm": {"max_ctas": 8}}
+    assert line["jobs"][0]["policy"] == replace(policy, priority="default").to_dict()
     job.stop()
 
 

@@ -38,6 +38,14 @@ def test_a_file_that_cannot_be_written_is_refused_before_the_work(capsys, tmp_pa
     assert "there is no folder" in refused(capsys, *arguments, str(nowhere))
 
 
+@pytest.mark.parametrize("option", ["--html", "--perfetto"])
+def test_analyze_refuses_it_before_a_trace_is_read(capsys, tmp_path, option):
+    trace = tmp_path / "trace.json"
+    trace.write_text("nonsense")
+    nowhere = tmp_path / "none" / "file"
+    assert "there is no folder" in refused(capsys, "analyze", str(trace), option, str(nowhere))
+
+
 @pytest.mark.parametrize("seconds", ["nan", "-1"])
 @pytest.mark.parametrize(
     "arguments",
