@@ -34,7 +34,7 @@ def change_policy(watch: JobWatch, policy: Policy) -> Policy:
                 never[0]
                 if never
                 else f"{_key(name)} concerns all ranks at once and cannot be changed from outside: start the "
-                "job with `weft run --policy FILE`, or let `weft run --tune` change it with the ranks' agreement"
+                "job with `weft run --policy FILE`, or let `weft run --tune` change it on all ranks together"
             )
     binding.write_policy(job_folder.control(watch.job.folder), policy)
     return before
