@@ -1,4 +1,4 @@
-"""Writing files: a regular file is replaced in one step; a device or a pipe is written to."""
+"""Files: a regular file is replaced in one step; a device or a pipe is written to."""
 
 from __future__ import annotations
 
@@ -55,6 +55,18 @@ def check_writable(path: str | os.PathLike[str]) -> None:
         raise OutputError(f"cannot write {os.fspath(path)}: {os.strerror(errno.EACCES)}")
     if not os.access(target.parent, os.W_OK | os.X_OK):
         raise OutputError(f"cannot write {os.fspath(path)}: the folder {target.parent} is not writable")
+
+
+def open_regular(path: str | os.PathLike[str]) -> int:
+    """A descriptor to read a regular file with; a pipe (which would wait), a link and a folder are refused.
+
+    Raises OSError.
+    """
+    number = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(number).st_mode):
+        os.close(number)
+        raise OSError(errno.EINVAL, "not a regular file", os.fspath(path))
+    return number
 
 
 def _write(path: str | os.PathLike[str], content: bytes) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -23,13 +22,14 @@ PLACED_BOUND_US = 5000.0  # longest wait for a collective's placement where the 
 MAX_CTAS = 1024
 MAX_RULES = 64  # the shim's control block has this many places
 MAX_PATTERN_BYTES = 127
+MAX_SM_RESERVE = 1024
 MAX_BUCKET_MB = 1 << 16
 MAX_PREFETCH = 16
 
 MAX_COMM_RULES = 32
 MAX_COMM_CTAS = 64  # NCCL has no more channels than these
 MAX_CLUSTER = 8
-_MAX_BYTES = 2**63 - 1
+MAX_COMM_BYTES = 2**63 - 1
 CHUNKS = (4096, 1 << 24)  # NCCL rounds down to its grain (at most 1920 bytes) and limits to its buffers
 
 PRIORITIES = ("default", "high")
@@ -104,10 +104,16 @@ class Rule:
             raise UsageError(
                 f"compute.rules: kernel must be a name pattern such as '*gemm*', not {self.kernel!r}"
             )
-        if len(self.kernel.encode()) > MAX_PATTERN_BYTES or "\0" in self.kernel:
+        encoded = self.kernel.encode("utf-8", "replace")
+        if len(encoded) > MAX_PATTERN_BYTES:
             raise UsageError(
                 f"compute.rules: the pattern {self.kernel[:40]!r}… is too long; use at most "
                 f"{MAX_PATTERN_BYTES} bytes, with * for the rest"
+            )
+        if b"\0" in encoded or encoded.decode() != self.kernel:
+            raise UsageError(
+                f"compute.rules: the pattern {self.kernel!r} has a character that no kernel name has; "
+                "use ? for one character"
             )
         _check_int("compute.rules residency", self.residency, 1, MAX_RESIDENCY)
 
@@ -141,8 +147,8 @@ class CommRule:
             _check_choice("comm.rules: collective", self.collective, NCCL_COLLECTIVES)
         if self.min_bytes is None:
             object.__setattr__(self, "min_bytes", 0)
-        _check_int("comm.rules: min_bytes", self.min_bytes, 0, _MAX_BYTES)
-        _check_int("comm.rules: max_bytes", self.max_bytes, 0, _MAX_BYTES)
+        _check_int("comm.rules: min_bytes", self.min_bytes, 0, MAX_COMM_BYTES)
+        _check_int("comm.rules: max_bytes", self.max_bytes, 0, MAX_COMM_BYTES)
         if self.max_bytes is not None and self.max_bytes < self.min_bytes:
             raise UsageError(
                 f"comm.rules: max_bytes {self.max_bytes} is below min_bytes {self.min_bytes}; swap them"
@@ -219,7 +225,7 @@ class Policy:
             _check_choice("schedule", self.schedule, SCHEDULES)
         _check_int("compute.residency", self.residency, 1, MAX_RESIDENCY)
         _check_int("comm.max_ctas", self.max_ctas, 1, MAX_CTAS)
-        _check_int("compute.sm_reserve", self.sm_reserve, 0, 1024)
+        _check_int("compute.sm_reserve", self.sm_reserve, 0, MAX_SM_RESERVE, optional=False)
         most_us = MAX_PLACED_US if self.head_start == "placed" else MAX_HEAD_START_US
         _check_head_start_us(self.head_start_us, most_us)
         object.__setattr__(self, "head_start", _head_start(self.head_start, self.head_start_us))
@@ -322,10 +328,11 @@ class Policy:
         """A policy from its JSON document; unknown keys and impossible values are refused by name."""
         if not isinstance(document, dict):
             raise UsageError(f"a policy is a JSON object, not {type(document).__name__}")
-        if document.get("version") != VERSION:
-            raise UsageError(
-                f"policy version {document.get('version')!r} is not known; this weft reads {VERSION}"
-            )
+        if "version" not in document:
+            raise UsageError(f'there is no version; add "version": {VERSION}')
+        version = document["version"]
+        if version != VERSION or isinstance(version, bool):
+            raise UsageError(f"policy version {version!r} is not known; this weft reads {VERSION}")
         _check_keys("policy", document, ("version", "comm", "compute", "framework", "schedule"))
         values: dict[str, Any] = {}
         for name, (section, key) in _PLACES.items():
@@ -408,8 +415,8 @@ def _check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
         raise UsageError(f"{name} {value!r} is not known; use one of {', '.join(choices)}")
 
 
-def _check_int(name: str, value: Any, low: int, high: int) -> None:
-    if value is None:
+def _check_int(name: str, value: Any, low: int, high: int, *, optional: bool = True) -> None:
+    if value is None and optional:
         return
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise UsageError(f"{name} {value!r} is not valid; use an integer from {low} to {high}")
@@ -431,7 +438,7 @@ def _head_start(mode: Any, us: float) -> str | None:
 
 def _check_head_start_us(value: Any, most_us: float) -> None:
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not number or not math.isfinite(value) or not 0 <= value <= most_us:
+    if not number or not 0 <= value <= most_us:  # false for NaN
         raise UsageError(
             f"comm.head_start_us {value!r} is not valid; use 0 to {most_us:g} microseconds "
             "(5 is a good start)"

@@ -122,6 +122,7 @@ def test_the_exporter_ends_with_a_weft_run_that_is_killed(start):  # noqa: F811
         ("9400", {"LOCAL_RANK": "2", "SLURM_LOCALID": "0"}, Address("127.0.0.1", 9402)),
         ("9400", {"OMPI_COMM_WORLD_LOCAL_RANK": "1"}, Address("127.0.0.1", 9401)),
         ("9400", {"SLURM_LOCALID": ""}, Address("127.0.0.1", 9400)),
+        ("9400", {"SLURM_LOCALID": "²"}, Address("127.0.0.1", 9400)),
         ("0.0.0.0:9400", {}, Address("0.0.0.0", 9400)),
         ("[::1]:9400", {}, Address("::1", 9400)),
     ],
@@ -130,7 +131,7 @@ def test_the_port_of_each_process(text, env, expected):
     assert metrics_address(text, env) == expected
 
 
-@pytest.mark.parametrize("text", ["", "x", "0", "70000", "host:9400", "9400x", "65535"])
+@pytest.mark.parametrize("text", ["", "x", "0", "70000", "host:9400", "9400x", "65535", "²"])
 def test_what_is_no_address_is_refused(text):
     with pytest.raises(UsageError):
         metrics_address(text, {"LOCAL_RANK": "1"})

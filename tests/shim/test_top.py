@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
@@ -242,9 +243,10 @@ def test_a_policy_is_put_in_force_and_taken_back_while_the_job_runs(start, tmp_p
 @pytest.mark.parametrize(
     ("policy", "reason"),
     [
-        (Policy(max_ctas=8), "max_ctas concerns all ranks at once"),
+        (Policy(max_ctas=8), "comm.max_ctas concerns all ranks at once"),
         (Policy(priority="high", engine="dma"), "comm.engine dma is not applied"),
-        (Policy(comm_rules=(CommRule(ctas=8),)), "comm_rules concerns all ranks at once"),
+        (Policy(comm_rules=(CommRule(ctas=8),)), "comm.rules concerns all ranks at once"),
+        (Policy(bucket_mb=2), "framework.bucket_mb concerns all ranks at once"),
     ],
 )
 def test_controls_that_ranks_must_share_are_refused_and_nothing_is_half_applied(
@@ -259,12 +261,15 @@ def test_controls_that_ranks_must_share_are_refused_and_nothing_is_half_applied(
 
 
 def test_off_says_which_control_stays(start, tmp_path):
-    Policy(max_ctas=8, priority="high").save(tmp_path / "policy.json")
+    rules = (CommRule(collective="all_reduce", ctas=4),)
+    policy = Policy(max_ctas=8, priority="high", comm_rules=rules)
+    policy.save(tmp_path / "policy.json")
     job = start(BUSY, "--policy", str(tmp_path / "policy.json"))
     done = job.top(job.name, "--off")
-    assert "max_ctas 8 stays in force" in done.stdout
+    kept = 'comm.max_ctas 8, comm.rules [{"collective": "all_reduce", "ctas": 4}]'
+    assert f"{kept} stays in force" in done.stdout
     line = json.loads(job.top(job.name, "--json", "--samples", "1").stdout)
-    assert line["jobs"][0]["policy"] == {"version": 1, "comm": {"max_ctas": 8}}
+    assert line["jobs"][0]["policy"] == replace(policy, priority="default").to_dict()
     job.stop()
 
 
@@ -478,10 +483,46 @@ def test_a_torn_or_foreign_file_is_no_process(tmp_path, monkeypatch):
     with Job() as job:
         for name, data in (("1.0", b""), ("2.0", b"weftprc"), ("calls.3.0", b""), ("steps.4", b"x" * 9)):
             (job.folder / name).write_bytes(data)
+        for name in ("5.0", "calls.6.0", "steps.7", "trace.8.0"):
+            os.mkfifo(job.folder / name)  # opening one waits for a writer
+        (job.folder / "9.0").mkdir()
+        for name in ("calls.x", "calls.", "tuning.x.json", "tuning.", "steps.²"):
+            (job.folder / name).write_text("?")
         (job.folder / "tuning.0.json").write_text("{half")
         (job.folder / "job.json").write_text("[]")
         watch = JobWatch(jobs.describe_running(job.folder))
-        sample = watch.sample()
+        before = len([*Path("/proc/self/fd").iterdir()])
+        for _ in range(3):
+            sample = watch.sample()
         assert (sample.state, sample.ranks, sample.totals["launches"]) == ("running", [], 0)
+        assert len([*Path("/proc/self/fd").iterdir()]) == before
         watch.close()
     assert job_folder.in_use(job.folder) is False
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[]",
+        '{"facts": [1], "state": "kept", "gain_pct": "much"}',
+        '{"facts": {"step_ms": "a", "exposed_ms": 1}}',
+        '{"facts": {"step_ms": 1, "exposed_ms": NaN}, "state": "kept", "gain_pct": 1e400}',
+    ],
+)
+def test_a_result_of_tuning_with_other_contents_has_no_figures(tmp_path, monkeypatch, text):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    with Job(tune=True) as job:
+        (job.folder / "tuning.0.json").write_text(text)
+        job_folder.describe_job(job.folder, {"tune": True, "pid": 10**30, "started": 1e400})
+        watch = JobWatch(jobs.describe_running(job.folder))
+        sample = watch.sample()
+        (job.folder / job_folder.OUTCOME).write_text('{"tuning": null}')
+    assert (sample.pid, sample.elapsed_s, sample.exposed_pct) == (None, None, None)
+    assert sample.tuning.gain_pct is None
+    assert watch.sample().state == "ended"
+    watch.close()
+
+
+def test_digits_that_are_no_number_name_no_job():
+    with pytest.raises(UsageError, match="no running job '²'"):
+        jobs.select_job("²")

@@ -73,7 +73,8 @@ def options_of(text: str) -> dict[str, bool]:
 def arguments_of(text: str) -> list[str]:
     """What the usage line names after the options: `[WORKLOAD]` may be left out, `TRACE...` may not."""
     usage = " ".join(text.split("\n\n")[0].split())
-    return usage.partition("[OPTIONS]")[2].split()
+    # An argument in brackets is one, also with a space in it: `[[-- CMD…]]...`.
+    return re.findall(r"\[[^\]]*\]+\S*|\S+", usage.partition("[OPTIONS]")[2])
 
 
 def _section(text: str, title: str) -> str:

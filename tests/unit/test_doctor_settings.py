@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -186,6 +187,31 @@ def test_a_command_is_taken_apart(tmp_path):
     started = understand(["env", "A=1", "B=x=y", "torchrun", "train.py", "--tp", "2"], {"A": "0", "C": "3"})
     assert (started.env, started.script) == ({"A": "1", "B": "x=y", "C": "3"}, Path("train.py"))
     assert started.words[0] == "torchrun"
+
+
+@pytest.mark.parametrize(
+    ("options", "left"),
+    [
+        (["-u", "A"], {"C": "3"}),
+        (["-uA", "--unset=C", "B=1"], {"B": "1"}),
+        (["-i", "B=1"], {"B": "1"}),
+        (["--chdir", "/", "-C/", "B=1"], {"A": "0", "C": "3", "B": "1"}),
+    ],
+)
+def test_options_of_env_are_not_the_program(options, left):
+    started = understand(["env", *options, "torchrun", "-u", "A"], {"A": "0", "C": "3"})
+    assert (started.env, started.words) == (left, ("torchrun", "-u", "A"))
+
+
+@pytest.mark.parametrize("value", ["...", "1.2.3", "."])
+def test_what_only_looks_like_a_bucket_size_is_no_failure(tmp_path, value):
+    found = checked(tmp_path, f"# DDP(model, bucket_cap_mb={value})\n")
+    assert not [c for c in found if c.status == "fail"]
+
+
+def test_a_script_that_is_a_pipe_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "train.py")
+    assert understand(["python", str(tmp_path / "train.py")], {}).source == ""
 
 
 def test_variables_of_the_command_and_of_its_script_are_checked(tmp_path):

@@ -76,7 +76,12 @@ def test_save_and_load(tmp_path):
     ("document", "named"),
     [
         ([], "object"),
-        ({}, "version None"),
+        ({}, 'no version; add "version": 1'),
+        ({"version": True}, "version True"),
+        ({"version": 1, "comm": {"head_start_us": 10**400}}, "comm.head_start_us 1000"),
+        ({"version": 1, "compute": {"sm_reserve": None}}, "compute.sm_reserve None"),
+        ({"version": 1, "compute": {"rules": [{"kernel": "\ud800", "residency": 1}]}}, "no kernel name has"),
+        ({"version": 1, "compute": {"rules": [{"kernel": "a\0b", "residency": 1}]}}, "no kernel name has"),
         ({"version": 2}, "version 2"),
         ({"version": 1, "comm": {"prioritty": "high"}}, "unknown key 'prioritty'"),
         ({"version": 1, "extra": 1}, "unknown key 'extra'"),

@@ -53,6 +53,40 @@ def test_the_command_prints_them_and_lists_their_names():
         json_schema("")
 
 
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"comm": {"head_start": "placed", "head_start_us": 2000}},
+        {"comm": {"head_start": "placed", "head_start_us": 200_000}},
+        {"comm": {"head_start": "placed"}},
+        {"comm": {"head_start": "timed"}},
+        {"comm": {"head_start": "timed", "head_start_us": 0}},
+        {"comm": {"head_start": "timed", "head_start_us": 5}},
+        {"comm": {"head_start": "none", "head_start_us": 5}},
+        {"comm": {"head_start": "none"}},
+        {"comm": {"head_start": None, "head_start_us": 5}},
+        {"comm": {"head_start_us": 2000}},
+        {"comm": {"rules": [{"min_bytes": None}]}},
+        {"comm": {"rules": [{"min_bytes": -1}]}},
+        {"comm": {"rules": [{"max_bytes": 2**63}]}},
+        {"compute": {"sm_reserve": None}},
+        {"compute": {"rules": [{"kernel": "", "residency": 1}]}},
+        {"compute": {"rules": [{"kernel": "x" * 128, "residency": 1}]}},
+        {"framework": {"bucket_mb": 0}},
+        {"framework": {"bucket_mb": None}},
+        {"framework": {"first_bucket_mb": 65537}},
+    ],
+    ids=json.dumps,
+)
+def test_the_schema_of_a_policy_accepts_what_weft_reads_and_nothing_else(document):
+    try:
+        Policy.from_dict({"version": 1, **document})
+        refused = False
+    except UsageError:
+        refused = True
+    assert bool(invalid("policy", {"version": 1, **document})) == refused
+
+
 @pytest.mark.parametrize("path", TRACES, ids=lambda path: path.name)
 def test_analyses_of_real_traces_have_the_described_form(path):
     document = {"version": 1, **weft.analyze(path).to_json()}

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from weft.cli.output import versioned
+from weft.cli.output import check_output, versioned
 from weft.errors import OutputError, UsageError
 from weft.files import write_whole
 
@@ -70,6 +70,7 @@ def check_outputs(inputs: Sequence[Path], outputs: dict[str, Path | None]) -> No
         if not stat.S_ISREG(mode):
             what = "a folder" if stat.S_ISDIR(mode) else "not a regular file"
             raise UsageError(f"{option} {path}: {what}; give a file to write")
+        check_output(option, path)
         for file in read:
             if path.exists() and path.samefile(file):
                 raise UsageError(f"{option} {path} is a trace to be read; give another file to write")

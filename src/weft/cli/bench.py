@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from weft.cli.output import versioned
+from weft.cli.output import check_seconds, versioned
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -45,7 +45,6 @@ def bench(
     from weft.bench import results
     from weft.bench.suites import FIG2
     from weft.bench.suites import suite as find
-    from weft.errors import UsageError
     from weft.execute.devices import open_executor, paper_device, paper_ranks
     from weft.execute.devices import resolve as resolve_device
     from weft.ranks import Ranks
@@ -53,9 +52,9 @@ def bench(
     suite, device = find(name).only(only), resolve_device(device)
     if suite.name == FIG2 and (node := paper_device(device)) is not None:
         suite, device = suite.with_ranks(paper_ranks(node)), node
-    if budget < 0 or deadline <= 0:
-        raise UsageError("--budget and --deadline must be greater than 0 seconds")
-    budget = budget or suite.budget_s
+    budget = suite.budget_s if budget == 0 else budget
+    check_seconds("--budget", budget)
+    check_seconds("--deadline", deadline)
     leading = int(os.environ.get("RANK", "0")) == 0  # under torchrun every rank measures and rank 0 reports
     target = out / f"{suite.name}.jsonl"
     if leading and not as_json:

@@ -7,6 +7,8 @@ from statistics import median
 
 import typer
 
+from weft.cli.output import check_output, check_seconds
+
 
 def calibrate(
     out: Path = typer.Option(Path("profile.json"), help="File to write."),  # noqa: B008
@@ -22,8 +24,10 @@ def calibrate(
     from weft.sim.profile import by_title, profile
     from weft.workload import BASELINE_CTAS
 
-    if budget <= 0 or repeats < 1:
-        raise UsageError("--budget must be greater than 0 seconds and --repeats at least 1")
+    check_seconds("--budget", budget)
+    if repeats < 1:
+        raise UsageError(f"--repeats {repeats}: give 1 or more")
+    check_output("--out", out)
     if device.startswith("sim:"):
         raise UsageError(
             f"device {device!r} is simulated: its profile cannot be measured; run weft calibrate where "

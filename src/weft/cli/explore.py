@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from weft.cli.output import versioned
+from weft.cli.output import check_output, versioned
 
 if TYPE_CHECKING:
     from weft.timeline import Timeline
@@ -34,6 +34,7 @@ def explore(
 
     if dtype not in ("bf16", "fp16", "fp32"):
         raise UsageError(f"dtype {dtype!r} is not known; use bf16, fp16 or fp32")
+    check_output("--html", html)
     where = resolve(device)
     if where == "cpu":
         raise UsageError("device cpu is not supported here; use sim:NAME or cuda")

@@ -33,6 +33,8 @@ COMMANDS = (
     "schema",
 )
 
+INTERRUPTED = 130
+
 PASS_THROUGH: dict[str, Any] = {"allow_interspersed_args": False}
 """Settings for commands whose arguments belong to another program."""
 
@@ -91,15 +93,17 @@ def main(argv: list[str] | None = None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except KeyboardInterrupt:
-        _fail("interrupted", 130)
+        _fail("interrupted", INTERRUPTED)
     except Exception as error:
         # Newer releases of typer include a copy of click, so recognise its errors by name and interface.
         if type(error).__name__ == "Abort":
-            _fail("interrupted", 130)
+            _fail("interrupted", INTERRUPTED)
         if not hasattr(error, "format_message"):
             raise
         hint = getattr(getattr(error, "ctx", None), "command_path", "weft")
         _fail(f"{error.format_message().rstrip('.')}; see `{hint} --help`", 2)
+    if code == INTERRUPTED:  # newer releases of typer turn Ctrl-C into this, without a word
+        _fail("interrupted", INTERRUPTED)
     sys.exit(code if isinstance(code, int) else 0)
 
 

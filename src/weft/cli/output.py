@@ -1,9 +1,13 @@
-"""Results as JSON: one object on standard output, with the version of its keys."""
+"""What commands write: JSON with the version of its keys, and files that are checked before the work."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
+
+from weft.errors import OutputError, UsageError
+from weft.files import check_writable
 
 RESULT_VERSION = 1
 """Changes where a key is removed or gets another type, not where one is added."""
@@ -12,3 +16,18 @@ RESULT_VERSION = 1
 def versioned(document: Mapping[str, Any]) -> dict[str, Any]:
     """A result with its version, which `weft schema` describes."""
     return {"version": RESULT_VERSION, **document}
+
+
+def check_output(option: str, path: Path | None) -> None:
+    """Refuse before the work a file that could not be written after it. Raises UsageError."""
+    try:
+        if path is not None:
+            check_writable(path)
+    except (OutputError, OSError) as error:
+        raise UsageError(f"{option} {path}: {error}") from None
+
+
+def check_seconds(option: str, seconds: float) -> None:
+    """Raises UsageError for a time that is no time, which a comparison alone would let through as NaN."""
+    if not seconds > 0:
+        raise UsageError(f"{option} {seconds:g}: give more than 0 seconds")

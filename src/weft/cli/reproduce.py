@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from weft.cli.output import versioned
+from weft.cli.output import check_output, check_seconds, versioned
 
 if TYPE_CHECKING:
     from weft.reproduce.figure import OnProgress, Reproduction
@@ -36,8 +36,8 @@ def reproduce(
         raise UsageError(f"paper {paper!r} is not known; use one of {', '.join(_PAPERS)}")
     if device not in ("sim", "cuda"):
         raise UsageError(f"device {device!r} is not known; use sim (the paper's nodes) or cuda")
-    if budget <= 0:
-        raise UsageError("--budget must be greater than 0 seconds")
+    check_seconds("--budget", budget)
+    check_output("--html", html)
     found = _run(wanted, device, budget, everything=everything, quiet=as_json)
     if html is not None:
         from weft.report.reproduce import reproduction_page

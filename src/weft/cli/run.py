@@ -12,9 +12,9 @@ from typing import Annotated, Any
 
 import typer
 
-from weft.cli.output import versioned
-from weft.errors import OutputError, UnavailableError, UsageError, WeftError
-from weft.files import check_writable, write_whole
+from weft.cli.output import check_output, versioned
+from weft.errors import UnavailableError, UsageError, WeftError
+from weft.files import write_whole
 from weft.policy import Policy
 
 MOST_BUDGET = 0.5
@@ -252,10 +252,7 @@ def _write_traces(folder: Path, out: Path, quiet: bool) -> None:
 
 def _check_output(option: str, path: Path, policy_file: Path | None) -> None:
     """Found out now, not after hours of training."""
-    try:
-        check_writable(path)
-    except (OutputError, OSError) as error:
-        raise UsageError(f"{option} {path}: {error}") from None
+    check_output(option, path)
     if policy_file is not None and path.exists() and policy_file.samefile(path):
         raise UsageError(f"{option} {path} is the policy file: name another file")
 

@@ -48,7 +48,7 @@ def show_top(only: RunningJob | None, samples: int | None) -> None:
 
 
 def _draw_until_quit(watch: Any, samples: int | None, woken: int) -> Any:
-    from weft.report.top import Screen, top_frame
+    from weft.report.top import LINES_OF_A_JOB, Screen, top_frame
 
     offset, drawn, keys = 0, 0, sys.stdin.fileno() if sys.stdin.isatty() else None
     sample, due = None, time.monotonic()
@@ -70,7 +70,8 @@ def _draw_until_quit(watch: Any, samples: int | None, woken: int) -> Any:
             if b"q" in pressed or b"\x03" in pressed:
                 return sample
             ranks = max((len(job.ranks) for job in sample.jobs), default=0)
-            offset = max(0, min(ranks, offset + sum(_SCROLL.get(key, 0) for key in pressed)))
+            most = max(ranks, LINES_OF_A_JOB * len(sample.jobs))
+            offset = max(0, min(most, offset + sum(_SCROLL.get(key, 0) for key in pressed)))
 
 
 def _write(lines: list[str]) -> None:

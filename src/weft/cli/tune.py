@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from weft.cli.output import versioned
+from weft.cli.output import check_output, check_seconds, versioned
 
 if TYPE_CHECKING:
     from weft.execute.base import Executor
@@ -75,11 +75,14 @@ def tune(
     from weft.execute.devices import open_executor, paper_device, paper_ranks, resolve
     from weft.tuning.candidates import for_kernel
     from weft.tuning.lab import choose_candidates
-    from weft.workload import specify
+    from weft.workload import READINGS, specify
 
-    if budget <= 0:
-        raise UsageError("--budget must be greater than 0 seconds")
+    check_seconds("--budget", budget)
+    check_output("--out", out)
+    check_output("--html", html)
     device = resolve(device)
+    if reading not in ("auto", *READINGS):
+        raise UsageError(f"--reading {reading!r} is not known; use auto, {' or '.join(READINGS)}")
     if reading == "auto":
         reading = "paper" if name and paper_device(device) else "lab"
     node = paper_device(device) if reading == "paper" else None

@@ -62,7 +62,7 @@ def run_script(arguments: Sequence[str]) -> None:
     """Run a script as rank 0; `arguments`: `--ranks R SCRIPT ARGUMENTS…`."""
     import runpy
 
-    if len(arguments) < 3 or arguments[0] != "--ranks" or not arguments[1].isdigit():
+    if len(arguments) < 3 or arguments[0] != "--ranks" or not arguments[1].isdecimal():
         raise UsageError("usage: python -m weft.comm.ghost --ranks R script.py [arguments]")
     impersonate(int(arguments[1]))
     sys.argv = list(arguments[2:])

@@ -57,19 +57,37 @@ def understand(command: Sequence[str], env: Mapping[str, str]) -> Started:
     """Environment, program and script of a command line."""
     words, given = list(command), dict(env)
     if words and Path(words[0]).name == "env":
-        words.pop(0)
-        while words and (found := _ASSIGNMENT.fullmatch(words[0])):
-            given[found[1]] = found[2]
-            words.pop(0)
+        words = _after_env(words[1:], given)
     script = next((Path(word) for word in words if word.endswith((".py", ".sh"))), None)
     source = ""
     if script is not None:
         try:
-            if script.stat().st_size <= MOST_SOURCE_BYTES:
+            if script.is_file() and script.stat().st_size <= MOST_SOURCE_BYTES:
                 source = script.read_text(encoding="utf-8", errors="replace")
         except OSError:
             source = ""
     return Started(tuple(words), given, script, source)
+
+
+def _after_env(words: list[str], given: dict[str, str]) -> list[str]:
+    """The program and its arguments behind `env`, whose options and assignments change `given`."""
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        option, joined, value = (
+            word.partition("=") if word.startswith("--") else (word[:2], word[2:], word[2:])
+        )
+        if found := _ASSIGNMENT.fullmatch(word):
+            given[found[1]] = found[2]
+        elif word == "-" or option in ("-i", "--ignore-environment"):
+            given.clear()
+        elif option in ("-u", "--unset"):
+            given.pop(value if joined else rest.pop(0) if rest else "", None)
+        elif option in ("-C", "--chdir") and not joined:
+            del rest[:1]
+        elif not word.startswith("-"):
+            return [word, *rest]
+    return []
 
 
 def command_checks(command: Sequence[str], machine: Machine, facts: GpuFacts) -> list[Check]:
@@ -81,9 +99,12 @@ def command_checks(command: Sequence[str], machine: Machine, facts: GpuFacts) ->
         ]
     program = machine.which(started.words[0])
     if program is None:
-        return [
-            Check("command", "fail", f"{started.words[0]} is not on PATH", "check the name and your PATH")
-        ]
+        name = started.words[0]
+        if "/" in name:
+            detail, fix = f"{name} is not a program that can be run here", "check the path, and chmod +x"
+        else:
+            detail, fix = f"{name or repr(name)} is not on PATH", "check the name and your PATH"
+        return [Check("command", "fail", detail, fix)]
     found = _script(started)
     torch, about = _torch_of(program, started, machine)
     found += about
@@ -210,7 +231,7 @@ def _capability(arch: str) -> int:
 def _settings(started: Started) -> list[Check]:
     """Bucket and prefetch settings that the script passes."""
     found = []
-    bucket = re.search(r"bucket_cap_mb\s*=\s*([\d.]+)", started.source)
+    bucket = re.search(r"bucket_cap_mb\s*=\s*(\d+(?:\.\d*)?|\.\d+)", started.source)
     if bucket and float(bucket[1]) < 10:
         detail = f"{started.script} sets bucket_cap_mb={bucket[1]}: small buckets are many small all-reduces"
         found.append(Check("buckets", "warn", detail, "leave it at 25, or compare 25, 50 and 100"))

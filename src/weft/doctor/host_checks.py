@@ -70,7 +70,7 @@ def _held(index: str, now: str, most: str, application: str, active: str) -> str
     except ValueError:
         return ""
     found = [text for bit, text in _REASONS.items() if reasons & bit and bit != _LOCKED]
-    limited = application.isdigit() and int(application) < _ENOUGH * highest
+    limited = application.isdecimal() and int(application) < _ENOUGH * highest
     if limited:
         found.append(f"application clocks of {application} MHz")
     elif reasons & _LOCKED:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from weft.files import open_regular
 from weft.shim import binding
 from weft.tuning.live.steps import period
 
@@ -27,14 +28,14 @@ _SEARCHED = 2048  # calls; a period must show itself in them
 
 
 class CallFile:
-    """The open file with a process's latest collective calls."""
+    """The open file with a process's latest collective calls. Raises OSError or ValueError for any other."""
 
     def __init__(self, path: Path) -> None:
-        self._number = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        self.pid = int(path.name.split(".")[1])
+        self._number = open_regular(path)
         self._buffer = bytearray(binding.CALLS * _CALL.itemsize)
         self._period: int | None = None
         self._searched_s = -_SEARCH_EVERY_S
-        self.pid = int(path.name.split(".")[1])
 
     def close(self) -> None:
         os.close(self._number)

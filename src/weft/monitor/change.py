@@ -7,11 +7,13 @@ framework settings) needs their agreement, which only the job itself can reach: 
 
 from __future__ import annotations
 
+import json
 from dataclasses import fields, replace
+from typing import Any
 
 from weft.errors import UsageError
 from weft.monitor.watch_job import JobWatch
-from weft.policy import Policy
+from weft.policy import Policy, place_of
 from weft.shim import binding, job_folder
 from weft.shim.apply import not_applied
 
@@ -27,12 +29,12 @@ def change_policy(watch: JobWatch, policy: Policy) -> Policy:
     for name in (f.name for f in fields(Policy) if f.name not in BY_LAUNCH):
         value = getattr(policy, name)
         if value != getattr(started, name):
-            never = not_applied(replace(Policy(), **{name: value}))
+            never = not_applied(replace(Policy(), **{name: value}), framework=True)
             raise UsageError(
                 never[0]
                 if never
-                else f"{name} concerns all ranks at once and cannot be changed from outside: start the job "
-                "with `weft run --policy FILE`, or let `weft run --tune` change it with the ranks' agreement"
+                else f"{_key(name)} concerns all ranks at once and cannot be changed from outside: start the "
+                "job with `weft run --policy FILE`, or let `weft run --tune` change it on all ranks together"
             )
     binding.write_policy(job_folder.control(watch.job.folder), policy)
     return before
@@ -45,8 +47,20 @@ def switch_off(watch: JobWatch) -> tuple[Policy, str]:
     given = {name: getattr(started, name) for name in stays}
     kept = {name: value for name, value in given.items() if value != getattr(Policy(), name)}
     before = change_policy(watch, replace(Policy(), **kept))
-    left = ", ".join(f"{name} {value}" for name, value in kept.items())
+    left = ", ".join(f"{_key(name)} {_value(name, value)}" for name, value in kept.items())
     return before, left
+
+
+def _key(name: str) -> str:
+    """A field of Policy as the policy file names it."""
+    return ".".join(filter(None, place_of(name)))
+
+
+def _value(name: str, value: Any) -> str:
+    """As the policy file has it."""
+    section, key = place_of(name)
+    document = replace(Policy(), **{name: value}).to_dict()
+    return json.dumps(document[section][key] if section else document[key])
 
 
 def _check_idle(watch: JobWatch) -> None:

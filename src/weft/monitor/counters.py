@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from weft.errors import InputError
+from weft.files import open_regular
 from weft.policy import Policy
 from weft.shim import binding, decode
 
@@ -47,7 +48,7 @@ class ProcessFile:
     """The open counter file of a process. Raises InputError where it is not one of this weft."""
 
     def __init__(self, path: Path) -> None:
-        self._number = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        self._number = open_regular(path)
         try:
             self._read_head()
         except BaseException:

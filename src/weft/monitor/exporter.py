@@ -41,14 +41,14 @@ class Address:
 def metrics_address(text: str, env: Mapping[str, str]) -> Address:
     """`PORT` or `HOST:PORT` with the local rank added. Raises UsageError; the host must be an IP address."""
     host, _, port = text.rpartition(":")
-    if not port.isdigit() or not 1 <= int(port) <= 65535:
+    if not port.isdecimal() or not 1 <= int(port) <= 65535:
         raise UsageError(f"--metrics {text!r} is not a port; give one such as 9400, or 0.0.0.0:9400")
     host = host.strip("[]") or "127.0.0.1"
     try:
         ipaddress.ip_address(host)
     except ValueError:
-        raise UsageError(f"--metrics {text!r}: {host!r} is not an IP address, such as 0.0.0.0") from None
-    local = next((int(env[name]) for name in LOCAL_RANKS if env.get(name, "").isdigit()), 0)
+        raise UsageError(f"--metrics {text!r}: {host!r} is not an IP address, such as 127.0.0.1") from None
+    local = next((int(env[name]) for name in LOCAL_RANKS if env.get(name, "").isdecimal()), 0)
     if int(port) + local > 65535:
         raise UsageError(f"--metrics {text}: local rank {local} has no port left; give a lower one")
     return Address(host, int(port) + local)
@@ -79,7 +79,8 @@ class Exporter:
         said = self._process.stdout.readline().strip() if ready else "it did not start in time"
         if said != READY:
             self.stop()
-            raise UnavailableError(f"--metrics cannot serve on {address}: {said}; give another port")
+            fix = "give another port, or an address of this machine"
+            raise UnavailableError(f"--metrics cannot serve on {address}: {said}; {fix}")
 
     def stop(self) -> None:
         """End it. `weft run` may have collected its status already, as it does for any child."""

@@ -49,7 +49,7 @@ def select_job(wanted: str) -> RunningJob:
         if wanted in (folder.name, folder.name[_PREFIX_LENGTH:]):
             return _checked(folder)
     jobs = running_jobs()
-    if wanted.isdigit():
+    if wanted.isdecimal():
         of_process = _folder_of_process(int(wanted))
         if of_process is not None:
             return _checked(of_process)
@@ -67,9 +67,9 @@ def describe_running(folder: Path) -> RunningJob:
     return RunningJob(
         folder=folder,
         name=folder.name[_PREFIX_LENGTH:],
-        pid=pid if isinstance(pid, int) else None,
+        pid=pid if isinstance(pid, int) and 0 < pid < 2**31 else None,
         command=tuple(map(str, command)) if isinstance(command, list) else (),
-        started=float(started) if isinstance(started, (int, float)) else None,
+        started=float(started) if isinstance(started, (int, float)) and 0 < started < 1e11 else None,
         policy=_policy(facts.get("policy")),
         tune=bool(facts.get("tune")),
     )

@@ -5,9 +5,9 @@ Files are kept open: after the job has ended and removed its folder, a last samp
 
 from __future__ import annotations
 
-import json
 import logging
 import os
+import re
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -17,6 +17,7 @@ from statistics import median
 from typing import Any, Literal, TypeVar
 
 from weft.errors import InputError
+from weft.files import open_regular
 from weft.monitor.calls import CallFile
 from weft.monitor.counters import ProcessCount, ProcessFile
 from weft.monitor.jobs import RunningJob
@@ -48,7 +49,7 @@ class JobWatch:
         self._steps: dict[str, StepReader] = {}
         self._refused: set[str] = set()
         try:
-            self._control = os.open(job_folder.control(job.folder), os.O_RDONLY | os.O_CLOEXEC)
+            self._control = open_regular(job_folder.control(job.folder))
         except OSError as error:
             raise InputError(f"the job {job.name} is over, or cannot be read: {error.strerror}") from None
         self._policy = job.policy
@@ -69,11 +70,11 @@ class JobWatch:
         except OSError:
             return
         for name in names:
-            if name[0].isdigit():
+            if name[0].isdecimal():
                 self._open(self._counters, name, ProcessFile)
             elif name.startswith("calls."):
                 self._open(self._calls, name, CallFile)
-            elif name.startswith("steps.") and name[6:].isdigit():
+            elif name.startswith("steps.") and name[6:].isdecimal():
                 self._open(self._steps, name, StepReader)
         self._read_tuning(names)
         self._read_trace(names)
@@ -111,8 +112,9 @@ class JobWatch:
         policy = self.policy()
         steps = {file.pid: found for file in self._steps.values() if (found := _read(file))}
         outcome = _read_outcome(self._end) if self.state == "ended" else {}
-        if outcome.get("tuning", {}).get("state"):
-            self._tuning = 0, outcome["tuning"]
+        tuning = outcome.get("tuning")
+        if isinstance(tuning, dict) and tuning.get("state"):
+            self._tuning = 0, tuning
         ranks = self._ranks(now, policy, steps, outcome)
         slowest = max(ranks, key=lambda rank: rank.step_ms or 0.0, default=None)
         return JobSample(
@@ -198,29 +200,26 @@ class JobWatch:
     # --- tuning -------------------------------------------------------------------------------------------
 
     def _read_tuning(self, names: Sequence[str]) -> None:
-        ranks = [int(name.split(".")[1]) for name in names if name.startswith("tuning.") and name != _LOADED]
+        ranks = [int(found[1]) for name in names if (found := _RESULT.fullmatch(name))]
         if not ranks:
             return
         path = self.job.folder / f"tuning.{min(ranks)}.json"
-        with suppress(OSError, ValueError):
+        with suppress(OSError):
             changed = path.stat().st_mtime_ns
             if changed != self._tuning[0]:
-                self._tuning = changed, json.loads(path.read_text(encoding="utf-8"))
+                self._tuning = changed, job_folder.read_object(path)
 
     def _tuning_sample(self, steps: dict[int, StepTimes]) -> TuningSample | None:
         if not self.job.tune:
             return None
         leader = min((s for s in steps.values() if s.phase), key=lambda s: s.rank, default=None)
         result = self._tuning[1]
-        gain = result.get("gain_pct")
         return TuningSample(
             phase=leader.phase if leader else "waiting",
             trying=leader.policy if leader else "",
             state=str(result.get("state", "")),
             text=str(result.get("text", "")),
-            gain_pct=float(gain)
-            if isinstance(gain, (int, float)) and result.get("state") == "kept"
-            else None,
+            gain_pct=_figure(result, "gain_pct") if result.get("state") == "kept" else None,
         )
 
     def _read_trace(self, names: Sequence[str]) -> None:
@@ -241,18 +240,25 @@ class JobWatch:
     def _exposed_pct(self) -> float | None:
         if self._traced is not None:
             return round(self._traced, 2)
-        facts = self._tuning[1].get("facts") or {}
-        step_ms, exposed_ms = facts.get("step_ms"), facts.get("exposed_ms")
+        facts = self._tuning[1].get("facts")
+        step_ms, exposed_ms = _figure(facts, "step_ms"), _figure(facts, "exposed_ms")
         return round(100 * exposed_ms / step_ms, 2) if step_ms and exposed_ms is not None else None
 
 
-_LOADED = "tuning.loaded"
+_RESULT = re.compile(r"tuning\.([0-9]{1,9})\.json")
+
+
+def _figure(document: Any, name: str) -> float | None:
+    """A number of a JSON object that another process wrote; None where there is none."""
+    value = document.get(name) if isinstance(document, dict) else None
+    finite = isinstance(value, (int, float)) and abs(value) < 1e15
+    return float(value) if finite and value is not None else None
 
 
 def _open_outcome(folder: Path) -> int:
     """Held open, it can be read after the folder is gone."""
     try:
-        return os.open(folder / job_folder.OUTCOME, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        return open_regular(folder / job_folder.OUTCOME)
     except OSError as error:
         _log.debug("the end of %s will not be known: %s", folder, error)
         return -1
@@ -261,12 +267,11 @@ def _open_outcome(folder: Path) -> int:
 def _read_outcome(number: int) -> dict[str, Any]:
     """What `weft run` says about the whole job; empty where it says nothing."""
     try:
-        text = os.pread(number, os.fstat(number).st_size, 0) if number >= 0 else b""
-        found = json.loads(text) if text else {}
-    except (OSError, ValueError) as error:
+        data = os.pread(number, os.fstat(number).st_size, 0) if number >= 0 else b""
+    except OSError as error:
         _log.debug("the outcome cannot be read: %s", error)
         return {}
-    return found if isinstance(found, dict) else {}
+    return job_folder.parse_object(data)
 
 
 def _count(file: ProcessFile) -> ProcessCount:

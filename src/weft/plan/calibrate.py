@@ -234,7 +234,7 @@ def traced_job(job: TrainingJob, words: str) -> TrainingJob:
     for part in words.replace(",", " ").split():
         name, _, value = part.partition("=")
         key = name.strip().replace("-", "_")
-        if key not in known or not value.isdigit() or len(value) > 9 or not int(value):
+        if key not in known or not value.isdecimal() or len(value) > 9 or not int(value):
             near = difflib.get_close_matches(key, sorted(known), n=1, cutoff=0.0)[0]
             raise UsageError(
                 f"--traced {part!r} is not valid; write it as {near}=4 ({', '.join(sorted(known))})"

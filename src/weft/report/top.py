@@ -11,6 +11,8 @@ from rich.cells import cell_len, set_cell_size
 from weft.monitor.sample import JobSample, RankSample, TopSample
 
 NO_JOB = "no running job of this user; start one with `weft run -- CMD`"
+LINES_OF_A_JOB = 4
+"""Without its ranks: most of them."""
 _BOLD, _DIM, _GREEN, _YELLOW, _RED, _END = (
     "\x1b[1m",
     "\x1b[2m",
@@ -42,7 +44,7 @@ class Screen:
     height: int = 24
     colour: bool = False
     offset: int = 0
-    """First rank to show, where not all of them fit."""
+    """First rank to show, where not all of them fit; first line, where not all jobs fit."""
 
 
 def top_frame(sample: TopSample, screen: Screen) -> list[str]:
@@ -60,7 +62,8 @@ def top_frame(sample: TopSample, screen: Screen) -> list[str]:
         )
         lines += _head(job, some, screen)
         lines += _table(job.ranks, first, share, screen)
-    return lines[: screen.height]
+    hidden = max(0, len(lines) - screen.height)  # more jobs than fit: scroll below the first line
+    return (lines[:1] + lines[1 + min(screen.offset, hidden) :])[: screen.height]
 
 
 def _shares(room: int, jobs: Sequence[JobSample]) -> list[int]:

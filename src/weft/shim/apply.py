@@ -80,7 +80,7 @@ def start_environment(policy: Policy, base: Mapping[str, str]) -> dict[str, str]
     if policy.max_ctas is not None:
         env["NCCL_MAX_CTAS"] = str(policy.max_ctas)
         least = env.get("NCCL_MIN_CTAS", "")
-        if least.isdigit() and int(least) > policy.max_ctas:
+        if least.isdecimal() and int(least) > policy.max_ctas:
             env["NCCL_MIN_CTAS"] = str(policy.max_ctas)  # NCCL refuses a minimum above the maximum
     if policy.comm_rules:
         env = _rules_environment(policy, env)

@@ -22,6 +22,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from weft.files import open_regular
+
 _log = logging.getLogger("weft.shim")
 
 _PREFIX = "weft-job-"
@@ -103,10 +105,25 @@ def leave_outcome(folder: Path, outcome: dict[str, Any]) -> None:
 
 def description(folder: Path) -> dict[str, Any]:
     """What `describe_job` left there; empty where there is nothing to read."""
+    return read_object(folder / _DESCRIPTION)
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file of a job's folder; empty where it has none that can be read."""
     try:
-        found = json.loads((folder / _DESCRIPTION).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        _log.debug("%s has no description: %s", folder, error)
+        with os.fdopen(open_regular(path), "rb") as file:
+            return parse_object(file.read())
+    except OSError as error:
+        _log.debug("%s cannot be read: %s", path, error)
+        return {}
+
+
+def parse_object(data: bytes) -> dict[str, Any]:
+    """The JSON object in `data`; empty where it is none."""
+    try:
+        found = json.loads(data) if data else {}
+    except (ValueError, RecursionError) as error:
+        _log.debug("not JSON: %s", error)
         return {}
     return found if isinstance(found, dict) else {}
 

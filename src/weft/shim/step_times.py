@@ -97,7 +97,9 @@ class StepReader:
     """The open step file of a process. Raises OSError or ValueError where it is not one of this weft."""
 
     def __init__(self, path: Path) -> None:
-        self._number = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        from weft.files import open_regular  # not in the program that writes
+
+        self._number = open_regular(path)
         try:
             self.pid = self.read().pid
         except BaseException:

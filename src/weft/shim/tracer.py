@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import os
 from ctypes import c_char, c_double, c_int32, c_int64, c_uint32, c_uint64
 from dataclasses import dataclass
 from functools import cache
@@ -233,8 +234,11 @@ def _symbols(path: Path) -> tuple[str, ...]:
 
 
 def read_file(path: Path) -> Recording:
-    """A recording that a process left in the job's folder."""
-    data = path.read_bytes()
+    """A recording that a process left in the job's folder. Raises InputError or OSError."""
+    from weft.files import open_regular  # not in the program that is traced
+
+    with os.fdopen(open_regular(path), "rb") as file:
+        data = file.read()
     size = ctypes.sizeof(CHeader)
     if len(data) < size or not data.startswith(_MAGIC):
         raise InputError(f"{path} is not a trace of this weft")

@@ -29,15 +29,35 @@ _RULE_LIMITS = {
     "ctas": (1, policy.MAX_COMM_CTAS),
     "cluster": (0, policy.MAX_CLUSTER),
     "chunk": policy.CHUNKS,
+    "min_bytes": (0, policy.MAX_COMM_BYTES),
+    "max_bytes": (0, policy.MAX_COMM_BYTES),
 }
 _LIMITS = {
-    "head_start_us": (0, policy.MAX_HEAD_START_US),
+    "head_start_us": (0, policy.MAX_PLACED_US),
     "max_ctas": (1, policy.MAX_CTAS),
     "residency": (1, policy.MAX_RESIDENCY),
-    "sm_reserve": (0, 1024),
+    "sm_reserve": (0, policy.MAX_SM_RESERVE),
     "forward_prefetch": (1, policy.MAX_PREFETCH),
     "backward_prefetch": (1, policy.MAX_PREFETCH),
 }
+_ABOVE_ZERO = dict.fromkeys(("bucket_mb", "first_bucket_mb"), policy.MAX_BUCKET_MB)
+_OR_NULL = ("min_bytes",)
+"""Fields that are never None, and yet may be null in a file."""
+_TOGETHER = [
+    {
+        "if": {"properties": {"head_start": {"const": "placed"}}, "required": ["head_start"]},
+        "else": {"properties": {"head_start_us": {"maximum": policy.MAX_HEAD_START_US}}},
+    },
+    {
+        "if": {"properties": {"head_start": {"const": "timed"}}, "required": ["head_start"]},
+        "then": {"properties": {"head_start_us": {"exclusiveMinimum": 0}}, "required": ["head_start_us"]},
+    },
+    {
+        "if": {"properties": {"head_start": {"const": "none"}}, "required": ["head_start"]},
+        "then": {"properties": {"head_start_us": {"const": 0}}},
+    },
+]
+"""What the two keys of a head start say about each other."""
 
 
 def policy_schema(texts: dict[str, str]) -> dict[str, Any]:
@@ -65,6 +85,7 @@ def policy_schema(texts: dict[str, str]) -> dict[str, Any]:
             sections.setdefault(section, {})[key] = limited
     for section, keys in sections.items():
         top[section] = {"type": "object", "properties": keys, "additionalProperties": False}
+    top["comm"]["allOf"] = _TOGETHER
     return {
         "title": "Policy",
         "description": "How compute and communication share the GPU; what is absent stays as it is.",
@@ -88,5 +109,11 @@ def _limited(
             limited["enum"] = list(choices[name])
         if limited.get("type") in ("integer", "number") and name in limits:
             limited["minimum"], limited["maximum"] = limits[name]
+        if limited.get("type") == "number" and name in _ABOVE_ZERO:
+            limited["exclusiveMinimum"], limited["maximum"] = 0, _ABOVE_ZERO[name]
+        if name == "kernel":
+            limited["minLength"], limited["maxLength"] = 1, policy.MAX_PATTERN_BYTES
         found.append(limited)
+    if name in _OR_NULL:
+        found.append({"type": "null"})
     return found[0] if len(found) == 1 else {"anyOf": found}
