@@ -12,7 +12,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { LIBRARIES = 16, CALLERS = 128, NOT_INITIALIZED = 1, SUCCESS = 0, SM_COUNT_TARGET = 15 };
+enum { LIBRARIES = 16, CALLERS = 128, SM_COUNT_TARGET = 15 };
+enum { SUCCESS = 0, NOT_INITIALIZED = 1, ALLOC_FAILED = 3, INVALID_VALUE = 7, ARCH_MISMATCH = 8, NOT_SUPPORTED = 15 };
 
 typedef int status;
 
@@ -206,10 +207,11 @@ static void handle_restore(const blas *l, void *handle) {
             return;
 }
 
-/* A GEMM with SMs kept free was called; true: it failed, and is to be called as the program did. */
+/* A GEMM with SMs kept free was called; true: it was refused, and is to be called as the program did. One that failed
+ * while it ran may have written a part of its result already: the program is told. */
 static bool counted(status result) {
     weft_count(result == SUCCESS ? WEFT_COUNT_SM_RESERVED : WEFT_COUNT_SM_FAILURES);
-    return result != SUCCESS;
+    return result == ALLOC_FAILED || result == INVALID_VALUE || result == ARCH_MISMATCH || result == NOT_SUPPORTED;
 }
 
 #define UNWRAP(...) __VA_ARGS__
