@@ -44,6 +44,12 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
+def with_port(line: str) -> str:
+    """The line with a port of its own, for launchers that take 29500 whatever else runs on the machine."""
+    line = line.replace("accelerate launch", f"accelerate launch --main_process_port {free_port()}")
+    return line.replace("-- deepspeed", f"-- deepspeed --master_port {free_port()}")
+
+
 def test_the_page_has_a_line_for_each():
     assert set(lines()) == set(NEEDS)
 
@@ -63,13 +69,13 @@ def launch(name: str, folder: Path) -> subprocess.CompletedProcess[str]:
         **os.environ,
         "PATH": f"{folder}:{os.environ['PATH']}",
         "PYTHONPATH": f"{ROOT / 'src'}:{PROGRAMS}",
-        "MASTER_PORT": str(free_port()),
+        "PET_MASTER_PORT": str(free_port()),  # torchrun's
         "OMP_NUM_THREADS": "1",
         "WEFT_STORE": str(folder / "verdicts.sqlite"),
         "HOME": str(folder),
     }
     return subprocess.run(
-        ["bash", "-c", lines()[name]], cwd=ROOT, env=env, capture_output=True, text=True, timeout=280, check=False
+        ["bash", "-c", with_port(lines()[name])], cwd=ROOT, env=env, capture_output=True, text=True, timeout=280, check=False
     )
 
 

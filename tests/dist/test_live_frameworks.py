@@ -26,7 +26,16 @@ HOME = str(Path(weft.__file__).parent.parent)
 CLEAN = {
     name: value for name, value in os.environ.items() if not name.startswith(("WEFT", "TORCH", "PYTHONPATH"))
 }
-EFFECTS = {"bucket1": 0.8, "forward1": 0.97, "forward2": 0.9, "keep": 0.92, "rsgroup": 1.05, "backward2": 1.1}
+EFFECTS = {
+    "bucket1": 0.8,
+    "forward1": 0.97,
+    "forward2": 0.9,
+    "forward4": 1.05,
+    "backward2": 1.1,
+    "backward4": 1.1,
+    "keep": 0.92,
+    "rsgroup": 1.05,
+}
 
 
 @dataclass

@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -70,7 +71,16 @@ def environment(folder: Path) -> dict[str, str]:
         "WEFT_STORE": str(folder / "verdicts.sqlite"),
         "COLUMNS": "80",
         "LC_ALL": "C.UTF-8",
+        "PET_MASTER_PORT": str(
+            _free_port()
+        ),  # torchrun takes 29500 otherwise, and pages are typed at the same time
     }
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def typed(commands: list[Command], folder: Path, env: dict[str, str]) -> list[tuple[int, str]]:

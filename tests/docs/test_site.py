@@ -65,7 +65,7 @@ def test_no_page_asks_another_server(site: Path):
     assert asked == set()
 
 
-def test_a_broken_link_fails_the_build(tmp_path: Path):
+def test_a_broken_link_fails_the_build(tmp_path: Path, site: Path):
     copy = tmp_path / "docs"
     copy.mkdir()
     (copy / "page.md").write_text("# Page\n\n[gone](gone.md) [no place](page.md#nowhere)\n", encoding="utf-8")

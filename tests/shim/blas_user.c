@@ -27,6 +27,23 @@ API int user_gemm(void *stream) {
 API int user_sgemm(void *stream) {
     return cublasSgemm_v2(user_handle(stream), 1, 0, 2, 3, 4, (void *)5, (void *)6, 8, (void *)9, 11, (void *)12, (void *)13, 14);
 }
+
+/* The calls of `user_sgemm` at 32 places of their own. */
+#define PLACE                                                                                                          \
+    if (at-- == 0)                                                                                                     \
+        result = cublasSgemm_v2(user_handle(stream), 1, 0, 2, 3, 4, (void *)5, (void *)6, 8, (void *)9, 11,            \
+                                (void *)12, (void *)13, 14);
+#define PLACES_8 PLACE PLACE PLACE PLACE PLACE PLACE PLACE PLACE
+__attribute__((optimize("no-crossjumping"), noinline)) static int at_place(void *stream, int at) {
+    int result = 99;
+    PLACES_8 PLACES_8 PLACES_8 PLACES_8 return result;
+}
+API int user_places(void *stream, int places) {
+    int failed = 0;
+    for (int i = 0; i < 3200; i++)
+        failed |= at_place(stream, i % places);
+    return failed;
+}
 API int user_target(int sms) { return cublasSetSmCountTarget(handle, sms); }
 
 /* `choose`: 0 by the call itself, 1 by the heuristic just before, 2 once for all calls */

@@ -250,6 +250,27 @@ os._exit(0 if got >= 20 else 1)
         assert running.returncode == 0
 
 
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGPROF, signal.SIGIO, signal.SIGTERM])
+def test_a_signal_after_the_program_has_ended_does_not_change_its_exit_code(folder, number):
+    """The report waits for a reader of its pipe, so the signal comes between the end of the program and weft's."""
+    os.mkfifo(folder / "stats")
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "TMPDIR": str(folder / "tmp")}
+    begin, _, rest = WEFT.partition(" run ")
+    command = [*begin.split(), "run", "--stats", str(folder / "stats"), *rest.split()]
+    command += [sys.executable, "-c", "print('over', flush=True); raise SystemExit(3)"]
+    with subprocess.Popen(
+        command, env=env, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as running:
+        assert running.stdout is not None
+        assert running.stdout.read() == "over\n"  # weft has let go of its own copy: the program has ended
+        time.sleep(0.3)
+        running.send_signal(number)
+        time.sleep(0.3)
+        if running.poll() is None:
+            (folder / "stats").read_bytes()
+        assert running.wait(20) == 3
+
+
 def send(running: subprocess.Popen, number: int) -> None:
     with suppress(ProcessLookupError):
         running.send_signal(number)

@@ -63,6 +63,20 @@ show([targets(), handle_target()])
     assert "2 GEMMs left 16 SMs free" in done.stderr
 
 
+def test_many_places_that_call_cublas_cost_as_little_as_one(reserved):
+    done = reserved("""
+import time
+def seconds(places):
+    start = time.perf_counter()
+    assert user.user_places(c_void_p(0x10), places) == 0
+    return time.perf_counter() - start
+show([min(seconds(places) for _ in range(10)) for places in (1, 32)])
+""")
+    one, many = done.results
+
+    assert many < 1.5 * one
+
+
 @pytest.mark.parametrize("choose", [0, 1])
 def test_cublaslt_chooses_and_runs_for_the_same_sms(reserved, choose):
     done = reserved(f"""

@@ -135,7 +135,7 @@ def test_a_program_without_a_driver_is_not_disturbed(tmp_path):
     program = compile_c(tmp_path / "look", str(source), "-ldl")
     with Job() as job:
         assert subprocess.run([program], env=job.environment(), check=False).returncode == 0
-        assert [path.name for path in job.folder.iterdir()] == ["control"]
+        assert not list(job.folder.glob("[0-9]*.*"))
 
 
 def test_the_shim_alone_changes_nothing(hammer, environment):
@@ -214,7 +214,7 @@ def test_where_no_file_can_be_written_only_the_counters_are_lost(hammer, environ
     with Job(Policy(residency=1)) as job:
         command = ["sh", "-c", f"ulimit -f 1; exec {hammer} 2 100"]
         assert subprocess.run(command, env=job.environment(environment), check=False).returncode == 0
-        assert [path.name for path in job.folder.iterdir()] == ["control"]
+        assert not list(job.folder.glob("[0-9]*.*"))
 
 
 @pytest.mark.parametrize("sanitizer", [None, "address", "undefined", "thread"])

@@ -20,7 +20,8 @@ _COLOURS = {"ok": "green", "warn": "yellow", "fail": "bold red", "skip": "dim"}
 
 def doctor(
     command: Annotated[
-        list[str] | None, typer.Argument(metavar="[-- CMD…]", help="Also check what this would start with.")
+        list[str] | None,
+        typer.Argument(metavar="CMD…", help="After `--`: also check what this command would start with."),
     ] = None,
     trace: Annotated[
         list[Path] | None,

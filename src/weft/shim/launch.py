@@ -16,6 +16,8 @@ from weft.errors import CommandNotFoundError, UsageError
 from weft.shim import signals
 
 STOPS = (signal.SIGSTOP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
+ENOUGH = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGALRM)
+"""Who sends these does not wait for a report."""
 
 
 def original_environment() -> dict[str, str]:
@@ -40,7 +42,8 @@ def run(
 
     Every signal that can be caught is blocked meanwhile and passed on as it comes, so none ends weft and with
     it the program. Standard input and output are let go unless in `keep`: a reader must see the program close
-    them. `now_and_then` runs every `every_s` seconds.
+    them. `now_and_then` runs every `every_s` seconds. When the command has ended, signals stay blocked: `end`
+    lets them through, once none of them can change the status any more.
     """
     previous = signal.pthread_sigmask(signal.SIG_BLOCK, signals.ALL)
     inherited = signals.inherited()
@@ -50,10 +53,12 @@ def run(
         pid = _start(command, env, previous, inherited)
         _let_go(keep)
         return _attend(pid, witness, every_s, now_and_then)
-    finally:
-        witness.end()
+    except BaseException:
         _discard_pending()
         signal.pthread_sigmask(signal.SIG_SETMASK, previous)
+        raise
+    finally:
+        witness.end()
 
 
 def end(status: int, report: Callable[[], None]) -> NoReturn:
@@ -63,8 +68,10 @@ def end(status: int, report: Callable[[], None]) -> NoReturn:
         end_like(status)
 
     try:
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGALRM):
-            signal.signal(number, at_once)
+        for number in signals.ALL - signals.FAULTS - signals.HARMLESS:
+            with suppress(OSError, ValueError):  # libc keeps a few for itself
+                signal.signal(number, at_once if number in ENOUGH else signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, signals.ALL)
         report()
     except BaseException as error:
         with suppress(BaseException):

@@ -14,6 +14,10 @@ from pathlib import Path
 from typing import NoReturn
 
 ALL = frozenset(signal.valid_signals()) - {signal.SIGKILL, signal.SIGSTOP}
+FAULTS = frozenset(
+    (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT, signal.SIGTRAP)
+)
+HARMLESS = frozenset((signal.SIGCHLD, signal.SIGCONT, signal.SIGURG, signal.SIGWINCH, signal.SIGTSTP))
 _RECORD = struct.Struct("ii")
 _WITNESS_S = 0.05  # a group's signal reaches all of its processes in one system call
 _REMEMBER_S = 1.0

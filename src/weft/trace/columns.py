@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +19,14 @@ BLOCKING = ("devicesynchronize", "streamsynchronize", "eventsynchronize", "ctxsy
 
 _DEFAULTS = dict.fromkeys(GPU_COLUMNS, -1) | {"message": 0}
 _MAX = 1 << 62
+
+
+def grid_of_work_items(grid: Sequence[int], group: Sequence[int]) -> dict[str, int]:
+    """`blocks` and `threads` of a HIP kernel, whose grid counts work items; empty where a size is unknown."""
+    if min(*grid, *group) < 1:
+        return {}
+    blocks = [-(-items // each) for items, each in zip(grid, group, strict=True)]
+    return {"blocks": math.prod(blocks), "threads": math.prod(group)}
 
 
 @dataclass

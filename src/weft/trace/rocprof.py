@@ -9,7 +9,7 @@ from pathlib import Path
 
 from weft.errors import InputError
 from weft.trace.assemble import traces_from
-from weft.trace.columns import Columns
+from weft.trace.columns import Columns, grid_of_work_items
 from weft.trace.custom import IsComm, kernel_table
 from weft.trace.events import KERNEL, MEMCPY
 from weft.trace.record import Trace
@@ -33,11 +33,7 @@ def read(path: Path, is_comm_names: IsComm | None = None) -> list[Trace]:
             "registers": _number(row.get("vgpr_count")),
             "shared_bytes": _number(row.get("lds_block_size")),
         }
-        if all(size is not None and size > 0 for size in sizes):
-            grid, group = ([size or 1 for size in part] for part in (sizes[:3], sizes[3:]))
-            known["threads"] = group[0] * group[1] * group[2]
-            # The grid counts work items, not blocks.
-            known["blocks"] = -(-grid[0] // group[0]) * -(-grid[1] // group[1]) * -(-grid[2] // group[2])
+        known |= grid_of_work_items([size or 0 for size in sizes[:3]], [size or 0 for size in sizes[3:]])
         start, end = _number(row["start_timestamp"]), _number(row["end_timestamp"])
         columns.span(KERNEL, row["kernel_name"] or "kernel", start, end, _agent(row.get("agent_id")), **known)
     _copies(path, columns)

@@ -10,7 +10,7 @@ import msgspec
 
 from weft.errors import InputError
 from weft.trace.assemble import traces_from
-from weft.trace.columns import Columns
+from weft.trace.columns import Columns, grid_of_work_items
 from weft.trace.custom import IsComm, kernel_table
 from weft.trace.events import KERNEL, MEMCPY
 from weft.trace.files import Blocks
@@ -143,11 +143,7 @@ def _columns(process: _Process) -> Columns:
             "registers": symbol.arch_vgpr_count,
             "shared_bytes": info.group_segment_size,
         }
-        grid, group = info.grid_size.all(), info.workgroup_size.all()
-        if min(*grid, *group) > 0:
-            known["threads"] = group[0] * group[1] * group[2]
-            # The grid counts work items, not blocks.
-            known["blocks"] = -(-grid[0] // group[0]) * -(-grid[1] // group[1]) * -(-grid[2] // group[2])
+        known |= grid_of_work_items(info.grid_size.all(), info.workgroup_size.all())
         name = symbol.formatted_kernel_name or symbol.kernel_name or "kernel"
         device = devices.get(info.agent_id.handle, 0)
         columns.span(KERNEL, name, record.start_timestamp, record.end_timestamp, device, **known)

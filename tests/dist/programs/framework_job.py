@@ -116,7 +116,7 @@ def run(kind: str, steps: int) -> list[float]:
         model.register_comm_hook(None, allreduce_hook)
         return plain(model, adam(model), steps)
     if kind == "ddp compiled":
-        model = replicated(Blocks(2))
+        model = replicated(Blocks(2), bucket_cap_mb=25)
         return plain(torch.compile(model, backend="eager"), adam(model), steps)
     if kind == "ddp join":
         model = replicated(Blocks())

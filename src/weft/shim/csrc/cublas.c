@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { LIBRARIES = 4, CALLERS = 64, NOT_INITIALIZED = 1, SUCCESS = 0, SM_COUNT_TARGET = 15 };
+enum { LIBRARIES = 16, CALLERS = 128, NOT_INITIALIZED = 1, SUCCESS = 0, SM_COUNT_TARGET = 15 };
 
 typedef int status;
 
@@ -48,7 +48,7 @@ static _Atomic int library_count;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 static _Thread_local struct {
-    void *address;
+    void *address, *function;
     const blas *library;
 } callers[CALLERS];
 static _Thread_local int inside;     /* of a GEMM of ours: the library's calls of itself are left alone */
@@ -117,15 +117,18 @@ static const blas *with(void *real) {
     return i < LIBRARIES ? &libraries[i] : NULL;
 }
 
-/* Every place that calls cuBLAS is looked up once per thread. */
+/* Every place that calls cuBLAS is looked up once per thread. A lookup costs microseconds, at every launch: places
+ * with the same hash take the next free slots. One place may call several functions, by a pointer. */
 static const blas *of_caller(void *caller, const char *name, void *ours) {
-    unsigned at = (unsigned)(((uintptr_t)caller * 0x9e3779b97f4a7c15u) >> 58); /* CALLERS is 2^6 */
-    if (LIKELY(callers[at].address == caller))
-        return callers[at].library;
+    unsigned first = (unsigned)(((uintptr_t)caller * 0x9e3779b97f4a7c15u) >> 57), at = first; /* CALLERS is 2^7 */
+    for (unsigned i = 0; i < CALLERS && callers[at].address; i++, at = (first + i) % CALLERS)
+        if (LIKELY(callers[at].address == caller && callers[at].function == ours))
+            return callers[at].library;
     const blas *l = with(bound_for(caller, name, ours));
     dlerror(); /* the program must not see our failed lookups */
-    if (l) {
+    if (l) {   /* where all slots are taken, the first is given up */
         callers[at].address = caller;
+        callers[at].function = ours;
         callers[at].library = l;
     }
     return l;

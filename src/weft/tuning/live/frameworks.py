@@ -41,6 +41,7 @@ class Frameworks:
             ):
                 if why:
                     _log.debug("%s (%d modules) is left unchanged: %s", name, count, why)
+        self._buckets.watch()
         self._sharding.watch_order()
 
     def choices(self, *, same_sums: bool = False) -> Choices:

@@ -8,8 +8,10 @@ pass that never came, are gathered again. So no module computes with parameters 
 
 from __future__ import annotations
 
+import itertools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
@@ -18,6 +20,7 @@ from weft.policy import Policy
 
 DEPTHS = (1, 2, 4)
 _GROUP = "_weft_reduce_scatter_group"
+_PREFETCH = ("_states_to_forward_prefetch", "_states_to_backward_prefetch")
 _log = logging.getLogger("weft.live")
 
 
@@ -121,9 +124,10 @@ class Sharding:
 
         for ranks in sorted({_shard_ranks(g) for state in self._states for g in _groups(state)}):
             if ranks not in self._communicators:
-                self._communicators[ranks] = dist.new_group(
-                    list(ranks), use_local_synchronization=True, group_desc="weft_reduce_scatter"
-                )
+                with _name_of_our_own():
+                    self._communicators[ranks] = dist.new_group(
+                        list(ranks), use_local_synchronization=True, group_desc="weft_reduce_scatter"
+                    )
 
     def use(self, policy: Policy) -> None:
         """Set what a policy says; what it leaves open is as the program has it. Raises before any change."""
@@ -131,15 +135,10 @@ class Sharding:
         ahead = _ahead(self._forward, policy.forward_prefetch)
         behind = _ahead(self._backward, policy.backward_prefetch)
         for state, before in list(self._states.items()):
-            state._states_to_forward_prefetch = before.forward if ahead is None else ahead.get(id(state), [])
-            state._states_to_backward_prefetch = (
-                before.backward if behind is None else behind.get(id(state), [])
-            )
+            before.prefetch(state, ahead, behind)
             for group in _groups(state):
-                mesh = before.meshes.get(id(group))
-                group.post_forward_mesh_info = mesh or (
-                    group.mesh_info if policy.reshard_after_forward else None
-                )
+                mesh = before.mesh(group)
+                before.reshard(group, mesh or (group.mesh_info if policy.reshard_after_forward else None))
                 if policy.reduce_scatter_group:
                     group.__dict__[_GROUP] = self._communicators[_shard_ranks(group)]
                 else:
@@ -163,10 +162,10 @@ class Sharding:
         keep = self._keep and torch.is_grad_enabled()
         for state, before in self._states.items():
             for group in _groups(state):
-                mesh = before.meshes.get(id(group))
+                mesh = before.mesh(group)
                 _drop(group, resharded=mesh is not None)
                 if self._keep:
-                    group.post_forward_mesh_info = None if keep else mesh
+                    before.reshard(group, None if keep else mesh)
 
     def release(self) -> None:
         """Destroy communicators that are not in use. All ranks call it together."""
@@ -193,12 +192,36 @@ class Sharding:
 
 
 class _Before:
-    """What the program has set."""
+    """What the program has set, last: a value that is not the one that weft set is the program's."""
 
     def __init__(self, state: Any) -> None:
-        self.forward = list(state._states_to_forward_prefetch)
-        self.backward = list(state._states_to_backward_prefetch)
-        self.meshes = {id(group): group.post_forward_mesh_info for group in _groups(state)}
+        self._own: dict[Any, Any] = {}
+        self._set: dict[Any, Any] = {}
+        for name in _PREFETCH:
+            self._program(name, getattr(state, name))
+        for group in _groups(state):
+            self.mesh(group)
+
+    def prefetch(self, state: Any, ahead: Mapping[int, Any] | None, behind: Mapping[int, Any] | None) -> None:
+        """Prefetch these states; None: as the program has it."""
+        for name, wanted in zip(_PREFETCH, (ahead, behind), strict=True):
+            own = self._program(name, getattr(state, name))
+            self._set[name] = own if wanted is None else wanted.get(id(state), [])
+            setattr(state, name, self._set[name])
+
+    def mesh(self, group: Any) -> Any:
+        """Where the program reshards a group to after the forward pass; None: nowhere."""
+        return self._program(id(group), group.post_forward_mesh_info)
+
+    def reshard(self, group: Any, mesh: Any) -> None:
+        """Reshard a group to this mesh after the forward pass."""
+        self.mesh(group)
+        self._set[id(group)] = group.post_forward_mesh_info = mesh
+
+    def _program(self, what: Any, now: Any) -> Any:
+        if what not in self._set or self._set[what] is not now:
+            self._own[what] = self._set[what] = now
+        return self._own[what]
 
 
 def why_keep_sharding(state: Any) -> str:
@@ -306,6 +329,29 @@ def _in_backward() -> bool:
 # --- another communicator ----------------------------------------------------------------------------------
 
 _real: list[Any] = []
+_named = itertools.count()
+
+
+@contextmanager
+def _name_of_our_own() -> Iterator[None]:
+    """A new group gets a name that no other group has had, nor will have.
+
+    torch names groups after their ranks and how many there are. After the end of one the next, of the
+    program or ours, would get the same name, and would find the addresses of the old one in the store.
+    """
+    import torch.distributed.distributed_c10d as c10d
+
+    real = c10d._process_group_name
+    number = next(_named)
+
+    def name(ranks: Sequence[int], use_hashed_name: bool) -> Any:
+        return f"weft_{number}_{real(ranks, use_hashed_name)}"
+
+    c10d._process_group_name = name
+    try:
+        yield
+    finally:
+        c10d._process_group_name = real
 
 
 def _route_reduce_scatter() -> None:

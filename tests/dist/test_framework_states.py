@@ -1,0 +1,128 @@
+"""DDP and FSDP2 models in states in which a change would be wrong, or that the program changes in between."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+import torch.distributed as dist  # noqa: E402
+from torch import nn  # noqa: E402
+from torch.distributed.fsdp import fully_shard  # noqa: E402
+from torch.nn.parallel import DistributedDataParallel  # noqa: E402
+
+from weft.errors import UnavailableError  # noqa: E402
+from weft.policy import Policy  # noqa: E402
+from weft.tuning.live.ddp import Buckets  # noqa: E402
+from weft.tuning.live.fsdp import Sharding  # noqa: E402
+
+WIDTH = 16
+
+
+@pytest.fixture(autouse=True)
+def group(tmp_path):
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def net():
+    return nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(4)))
+
+
+def loss_of(model):
+    return model(torch.ones(2, WIDTH)).sum()
+
+
+@pytest.fixture
+def replica():
+    model = DistributedDataParallel(net())
+    buckets = Buckets([model])
+    buckets.watch()
+    loss_of(model).backward()
+    buckets.prepare(0.001, None)
+    yield model, buckets
+    buckets.use(None, None)
+    buckets.release()
+
+
+def test_a_reducer_whose_backward_pass_is_to_come_is_not_exchanged(replica):
+    model, buckets = replica
+    loss, before = loss_of(model), model.reducer
+    with pytest.raises(UnavailableError, match="its backward pass is still to come"):
+        buckets.use(0.001, None)
+    assert model.reducer is before
+    loss.backward()
+    buckets.use(0.001, None)
+    assert model.reducer is not before
+
+
+def test_a_reducer_is_not_exchanged_in_the_middle_of_a_backward_pass(replica):
+    model, buckets = replica
+    found = []
+
+    def exchange(_):
+        with pytest.raises(UnavailableError, match="a backward pass is running") as raised:
+            buckets.use(0.001, None)
+        found.append(raised)
+
+    hook = next(model.parameters()).register_post_accumulate_grad_hook(exchange)
+    loss_of(model).backward()
+    hook.remove()
+    assert found
+
+
+def test_forward_passes_are_watched_for_as_long_as_buckets_can_be_changed(replica):
+    _, buckets = replica
+    buckets.use(0.001, None)
+    buckets.release()
+    assert DistributedDataParallel._post_forward.__module__.startswith("weft")
+    buckets.use(None, None)
+    buckets.release()
+    assert DistributedDataParallel._post_forward.__module__.startswith("torch")
+    with pytest.raises(UnavailableError, match="not watched yet"):
+        buckets.prepare(0.001, None)
+
+
+@pytest.fixture
+def shards():
+    model = net()
+    for part in model:
+        fully_shard(part)
+    fully_shard(model)
+    loss_of(model).backward()
+    sharding = Sharding([model, *model])
+    sharding.watch_order()
+    loss_of(model).backward()
+    sharding.order_seen()
+    yield model, sharding
+    sharding.use(Policy())
+    sharding.release()
+
+
+@pytest.mark.parametrize("policy", [Policy(), Policy(forward_prefetch=2)])
+def test_what_the_program_sets_later_holds_after_an_undo(shards, policy):
+    model, sharding = shards
+    sharding.use(policy)
+    loss_of(model).backward()
+    model[0].set_modules_to_forward_prefetch([model[2]])
+    model[1].set_reshard_after_forward(False)
+    listed = model[0]._get_fsdp_state()._states_to_forward_prefetch
+    sharding.use(Policy(forward_prefetch=1))
+    loss_of(model).backward()
+    sharding.use(Policy())
+    assert model[0]._get_fsdp_state()._states_to_forward_prefetch is listed
+    meshes = [part._get_fsdp_state()._fsdp_param_group.post_forward_mesh_info for part in model]
+    assert [mesh is None for mesh in meshes] == [False, True, False, False]
+
+
+def test_a_communicator_never_has_the_name_of_another_one(shards):
+    _, sharding = shards
+    c10d = dist.distributed_c10d
+    names = [c10d._hash_ranks_to_str([0])]
+    for _ in range(2):
+        sharding.prepare(Policy(reduce_scatter_group=True))
+        (made,) = sharding._communicators.values()
+        names.append(c10d._world.pg_names[made])
+        sharding.release()
+    assert len(set(names)) == 3
+    assert c10d._process_group_name.__module__ == c10d.__name__
