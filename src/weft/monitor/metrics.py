@@ -21,7 +21,11 @@ _GAUGES = {
     "weft_step_seconds": ("Median of the latest steps", "step_ms", 1e-3),
     "weft_step_p10_seconds": ("10th percentile of the latest steps", "step_p10_ms", 1e-3),
     "weft_step_p90_seconds": ("90th percentile of the latest steps", "step_p90_ms", 1e-3),
-    "weft_collective_ctas": ("Thread blocks of the latest collective", "ctas", 1.0),
+    "weft_collective_ctas": (
+        "Thread blocks of the collective launched most since the last scrape",
+        "ctas",
+        1.0,
+    ),
 }
 
 
@@ -70,7 +74,9 @@ def _of_job(sample: JobSample) -> Iterator[Any]:
             failures.add_metric([sample.job, name.removesuffix("_failures")], value)
     yield failures
     if sample.exposed_pct is not None:
-        exposed = GaugeMetricFamily("weft_exposed_ratio", "Exposed share of a profiled step", labels=["job"])
+        exposed = GaugeMetricFamily(
+            "weft_exposed_ratio", "Exposed share of the recorded steps", labels=["job"]
+        )
         exposed.add_metric([sample.job], sample.exposed_pct / 100)
         yield exposed
     if sample.tuning is not None:

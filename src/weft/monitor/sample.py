@@ -27,7 +27,7 @@ class RankSample:
     collectives_per_s: float | None
     comm_bytes_per_s: float | None
     ctas: int | None
-    """Thread blocks of the latest collective."""
+    """Thread blocks of the collective that was launched most since the last sample."""
     policy: str
     """Label of the policy in force."""
     steps: int | None
