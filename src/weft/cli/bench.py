@@ -55,7 +55,7 @@ def bench(
     budget = suite.budget_s if budget == 0 else budget
     check_seconds("--budget", budget)
     check_seconds("--deadline", deadline)
-    leading = int(os.environ.get("RANK", "0")) == 0  # under torchrun every rank measures and rank 0 reports
+    leading = os.environ.get("RANK", "0") == "0"  # under torchrun every rank measures and rank 0 reports
     target = out / f"{suite.name}.jsonl"
     if leading and not as_json:
         _print_plan(suite, device, budget, target)
