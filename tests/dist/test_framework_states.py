@@ -48,7 +48,7 @@ def replica():
 def test_a_reducer_whose_backward_pass_is_to_come_is_not_exchanged(replica):
     model, buckets = replica
     loss, before = loss_of(model), model.reducer
-    with pytest.raises(UnavailableError, match="its backward pass is still to come"):
+    with pytest.raises(UnavailableError, match="its backward pass has not started"):
         buckets.use(0.001, None)
     assert model.reducer is before
     loss.backward()
@@ -79,7 +79,7 @@ def test_forward_passes_are_watched_for_as_long_as_buckets_can_be_changed(replic
     buckets.use(None, None)
     buckets.release()
     assert DistributedDataParallel._post_forward.__module__.startswith("torch")
-    with pytest.raises(UnavailableError, match="not watched yet"):
+    with pytest.raises(UnavailableError, match="not been observed yet"):
         buckets.prepare(0.001, None)
 
 

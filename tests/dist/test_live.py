@@ -163,9 +163,9 @@ def test_a_policy_that_turns_slower_is_taken_back_on_all_ranks_at_the_same_step(
     assert set(steps[175:]) == {"overlap"}
     result = played.tuning()
     assert result["state"] == "left alone"
-    assert "was taken back: it took" in result["text"]
+    assert "was reverted: it took" in result["text"]
     assert result["watch"]["reverted"]
-    assert "the job goes on with the default" in played.error(0)
+    assert "the job continues with the default" in played.error(0)
     assert [rank["released"] for rank in played.ranks] == [True] * 3
 
 
@@ -238,7 +238,7 @@ def test_without_an_optimizer_the_job_is_left_alone_and_told_why(zoo):
 def test_a_job_that_ends_during_tuning_ends_well(zoo):
     played = zoo("short")
     assert played.codes == [0, 0]
-    assert "destroyed its process group before tuning was over" in played.tuning()["text"]
+    assert "destroyed its process group before tuning finished" in played.tuning()["text"]
 
 
 def test_a_process_group_made_anew_ends_the_tuning_on_all_ranks_at_once(zoo):
@@ -264,8 +264,8 @@ def test_uneven_steps_lead_to_no_change(zoo):
     ("name", "told"),
     [
         ("broken store", "earlier results are not used: store "),
-        ("broken store", "the result is not kept for the next start: store "),
-        ("locked store", "the result is not kept for the next start: store "),  # others may still read
+        ("broken store", "the result is not saved for the next start: store "),
+        ("locked store", "the result is not saved for the next start: store "),  # others may still read
     ],
 )
 def test_a_store_that_cannot_be_used_costs_a_warning(zoo, name, told):

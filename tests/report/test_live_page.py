@@ -23,7 +23,7 @@ def test_steps_candidates_and_decisions_are_on_the_page():
 def test_a_revert_is_told():
     document, steps = tuned_job(drift=True)
     page = live_page(document, steps)
-    assert "was taken back" in page
+    assert "was reverted" in page
     assert 'class="decided"' in page
 
 

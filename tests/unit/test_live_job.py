@@ -172,4 +172,4 @@ def test_a_result_that_cannot_be_kept_stays_the_result(monkeypatch, group, watch
     watching._earlier.key = object()
     watching._end({"text": "ctas16", "state": "kept", "policy": Policy(max_ctas=16).to_dict()})
     assert read_result(tmp_path)["state"] == "kept"
-    assert "not kept for the next start: the verdict has no JSON" in capsys.readouterr().err
+    assert "not saved for the next start: the verdict has no JSON" in capsys.readouterr().err

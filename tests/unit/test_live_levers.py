@@ -305,4 +305,4 @@ def test_what_is_left_to_win_is_reported():
     assert [one["bound_ms"] for one in bound["levers"]] == sorted(
         (one["bound_ms"] for one in bound["levers"]), reverse=True
     )
-    assert "more could be won" in document["text"]
+    assert "more could be gained" in document["text"]

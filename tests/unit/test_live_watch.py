@@ -95,10 +95,10 @@ def test_it_says_why_and_the_result_says_so_too():
     ran, said = play(kept(), 160, times, status=status, record=record)
     assert set(ran[-20:]) == {DEFAULT}
     (line,) = said
-    assert line.startswith("ctas16 is taken back, the job goes on with the default: it took ")
+    assert line.startswith("ctas16 was reverted; the job continues with the default: it took ")
     document = final(status)
     assert document["state"] == "left alone"
-    assert "ctas16 was taken back: it took" in document["text"]
+    assert "ctas16 was reverted: it took" in document["text"]
     assert Policy.from_dict(document["policy"]) == DEFAULT
     assert document["watch"]["checks"] >= 1
     json.dumps(document, allow_nan=False)

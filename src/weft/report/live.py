@@ -171,7 +171,7 @@ def _plot(steps: Document) -> LivePlot | None:
         "faint": "warm-up and profile",
         "search": "candidates compared",
         "proof": "policy and default in random order",
-        "probe": "default, as a check",
+        "probe": "probe of the default",
         "watch": "as the job goes on",
     }
     legend = tuple((f"step-{css}", names[css], "") for css in present)

@@ -88,7 +88,7 @@ class WatchJson(TypedDict):
     checks: int
     searches: int
     reverted: str
-    """Why the policy was taken back; empty where it was not."""
+    """Why the policy was reverted; empty if it was not."""
     in_force: PolicyJson
     default_ms: float | None
     policy_ms: float | None

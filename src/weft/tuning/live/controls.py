@@ -121,8 +121,8 @@ class LaunchControls:
             return "the collectives' CTAs were not tried: less than 2 GiB of the GPU's memory is free"
         if _order_of_sums_matters(used):
             return (
-                "the program asks for deterministic algorithms, and with more than 2 ranks the CTAs of a "
-                "collective may change the order of its sums"
+                "the program asks for deterministic algorithms; with more than 2 ranks, other CTAs may "
+                "change the order of a collective's sums"
             )
         return ""
 

@@ -114,7 +114,7 @@ class Buckets:
         for module, made in self._made.items():
             why = why_not_now(module) or _why_under_way(module)
             if not why and all(module.reducer is not reducer for reducer, _ in made.values()):
-                why = "the program has made a reducer of its own"
+                why = "the program has created its own reducer"
             if why:
                 raise UnavailableError(f"DDP buckets cannot be changed: {why}")
 
@@ -137,7 +137,7 @@ def why_keep_buckets(module: Any, compiled: Sequence[Any] = ()) -> str:
     import torch
 
     if type(module) is not torch.nn.parallel.DistributedDataParallel:
-        return "it is of a class of its own"
+        return "it is a subclass of DDP"
     parameters, sparse = _parameters(module)
     whole = [module, *module.module.modules()]
     reasons = {
@@ -145,7 +145,7 @@ def why_keep_buckets(module: Any, compiled: Sequence[Any] = ()) -> str:
         "it looks for unused parameters": module.find_unused_parameters,
         "it uses DDP's mixed precision": getattr(module, "mixed_precision", None) is not None,
         "it delays all-reduces": bool(getattr(module, "_delay_all_reduce_params", None)),
-        "it has sizes for single buckets": _single_sizes(module),
+        "it sets the sizes of individual buckets": _single_sizes(module),
         "it uses the Python reducer": getattr(module, "_use_python_reducer", False),
         "it has an optimizer in its backward pass": any(
             hasattr(parameter, "_in_backward_optimizers") for parameter in parameters
@@ -167,7 +167,7 @@ def why_not_now(module: Any, parameters: int | None = None) -> str:
         hook, known = about.strs_map.get("comm_hook", ""), about.ints_map.get("num_parameter_tensors")
     except Exception:  # a private interface of torch
         _log.debug("DDP's logging data could not be read", exc_info=True)
-        return "its communication hook cannot be told"
+        return "its communication hook cannot be determined"
     reasons = {
         "it has a communication hook": bool(hook or getattr(module, "_comm_hooks", None)),
         "it is inside `join`": bool(getattr(getattr(module, "_join_config", None), "enable", False)),
@@ -215,16 +215,16 @@ def _why_under_way(module: Any) -> str:
     import torch
 
     if not _real:
-        return "its forward passes were not watched yet"
+        return "its forward passes have not been observed yet"
     if torch._C._current_graph_task_id() != -1:
         return "a backward pass is running"
     armed, before = _forward.get(module, (None, []))
     if armed is module.reducer and armed.get_backward_stats() == before:
-        return "its backward pass is still to come"
+        return "its backward pass has not started"
     try:
         module.reducer._check_reducer_finalized()
     except RuntimeError:
-        return "its backward pass is not over"
+        return "its backward pass has not finished"
     return ""
 
 

@@ -46,7 +46,7 @@ class Earlier:
         try:
             Store(timeout_s=STORE_TIMEOUT_S).put(self.key, Policy.from_dict(result["policy"]), result)
         except Exception as error:  # the result holds, kept or not
-            self.warn(f"the result is not kept for the next start: {error}")
+            self.warn(f"the result is not saved for the next start: {error}")
 
     def forget(self) -> None:
         """A policy that had to be taken back is not where the next job starts."""

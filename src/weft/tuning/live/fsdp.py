@@ -184,7 +184,7 @@ class Sharding:
 
     def _check(self, policy: Policy) -> None:
         if (policy.forward_prefetch or policy.backward_prefetch) and not self._forward:
-            raise UnavailableError("FSDP2 cannot prefetch more: its modules run in no fixed order")
+            raise UnavailableError("FSDP2 cannot prefetch more: its modules do not run in a fixed order")
         if policy.reduce_scatter_group:
             ranks = {_shard_ranks(g) for state in self._states for g in _groups(state)}
             if not ranks <= set(self._communicators):
@@ -233,8 +233,8 @@ def why_keep_sharding(state: Any) -> str:
     groups = _groups(state)
     dynamo = torch._dynamo.config if hasattr(torch, "_dynamo") else None
     reasons = {
-        "it is of a class of its own": type(state) is not FSDPState,
-        "it was not used yet": state._is_root is None,
+        "it is a subclass of FSDP2": type(state) is not FSDPState,
+        "it has not been used yet": state._is_root is None,
         "its hooks are compiled": dynamo is not None and not getattr(dynamo, "skip_fsdp_hooks", True),
         "it does not shard": not all(isinstance(group.mesh_info, FSDPMeshInfo) for group in groups),
         "it reshards to fewer ranks": any(

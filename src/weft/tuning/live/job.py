@@ -85,7 +85,7 @@ class Live:
 
             if self._rank is None and not self._over:
                 self._rank = dist.get_rank()
-                self._tell(stopped("no optimizer step and no repeating collective of NCCL was seen"))
+                self._tell(stopped("no optimizer step and no repeating NCCL collective was found"))
                 self._watch_calls()
         except Exception as error:
             self._stop(error)
@@ -99,7 +99,7 @@ class Live:
         if self._session.watching:
             self._session.leave(self._final())
         else:
-            self._give_up("the program destroyed its process group before tuning was over")
+            self._give_up("the program destroyed its process group before tuning finished")
 
     def _optimizer_stepped(self, optimizer: Any) -> None:
         if self._by_calls or not self._mine():
@@ -152,7 +152,7 @@ class Live:
     def _wait(self) -> None:
         self._events += 1
         if self._events > EVENTS_WITHOUT_STEP:
-            self._end(stopped("no step was found that repeats itself"))
+            self._end(stopped("no repeating step was found"))
 
     # --- the tuning -------------------------------------------------------------------------------------
 
@@ -185,7 +185,7 @@ class Live:
 
         self._rank, world = dist.get_rank(), dist.get_world_size()
         if world < 2:
-            self._end(stopped("there is one rank, hence no collective"))
+            self._end(stopped("the job has one rank and therefore no collectives"))
             return
         base = dist.distributed_c10d._get_default_store()
         ranks = (self._rank,) if _within_process(base) else range(world)

@@ -27,7 +27,7 @@ MEMORY_KERNELS = (
     "triton_red_*",
     "triton_per_*",
 )
-"""For kernels that wait for memory, fewer resident blocks are pure loss (docs/lab.md)."""
+"""Memory-bound kernels only lose from fewer resident blocks (docs/lab.md)."""
 PolicyChange = dict[str, Any]
 """Fields to replace in a Policy."""
 _WAITS_FOR_MEMORY = glob_regex(MEMORY_KERNELS)
@@ -172,7 +172,7 @@ def explain(facts: Facts) -> list[dict[str, Any]]:
         if (kernel.blocks_per_sm or 1) <= 1:
             what = "one block per SM: residency cannot be shaped"
         elif not kernel.can_be_shaped:
-            what = "waits for memory: fewer blocks would be pure loss"
+            what = "memory-bound: fewer blocks would only slow it down"
         else:
             what = f"{kernel.blocks_per_sm} blocks per SM: residency can be shaped"
         share = round(100 * facts.weight(kernel) / total, 1)

@@ -295,7 +295,7 @@ class _Search:
         if not about.problem and ms > self._usual() * math.exp(2 * self.noise.sigma):
             again = yield from self._step(policy)
             if not about.problem and again > self._usual() * math.exp(2 * self.noise.sigma):
-                return self.left_alone(f"{policy.label}, from an earlier run, is not faster any more")
+                return self.left_alone(f"{policy.label}, from an earlier run, is no longer faster")
         self.lead = math.log(self._usual() / ms) if 0 < ms < math.inf else 0.0
         source, level = "an earlier run, measured again", self.level * KNOWN_LEVEL
         self.level -= level
@@ -348,7 +348,7 @@ class _Search:
                 yield from self._step(self.default)
                 ms[arm] = yield from self._measure(arm)
                 if self._slow(ms[arm]) and not self.tried[arm].problem:
-                    self.tried[arm].problem = f"was more than {SLOW} times as slow"
+                    self.tried[arm].problem = f"took more than {SLOW} times as long as the default"
         for arm in arms:
             self.tried[arm].ms.extend([ms[arm]] if math.isfinite(ms[arm]) else [])
         return ms

@@ -54,11 +54,11 @@ class Starts:
         if self.untried:
             return f"the next start tries {self.next} CTAs"
         if self.best == OWN:
-            return "no number of CTAs was well ahead in earlier starts"
+            return "no number of CTAs was clearly faster in earlier starts"
         gain = 100 * (1 - self.ms[self.best] / self.ms[OWN])
         return (
-            f"{self.best} CTAs took {gain:.1f}% less time per step, one run each: later starts have them, "
-            "by NCCL_MAX_CTAS"
+            f"{self.best} CTAs took {gain:.1f}% less time per step, one run each: later starts use them, "
+            "through NCCL_MAX_CTAS"
         )
 
     def after(self, ctas: int, result: Mapping[str, Any]) -> Starts | None:
@@ -117,7 +117,7 @@ class Memory:
         try:
             write_starts(self._store, self._key, after)
         except WeftError as error:
-            return f"this start is not kept for the next: {error}"
+            return f"the result of this start is not saved for the next: {error}"
         return after.text
 
 

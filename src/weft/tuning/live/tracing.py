@@ -139,7 +139,7 @@ def _watch_collectives(traced: StepTracer) -> None:
             if binding.injected():
                 communicators.on_call(_Listener(traced).called, every=CALLS_BETWEEN_CHECKS)
         except Exception:
-            _log.debug("collectives are not listened to", exc_info=True)
+            _log.debug("collectives cannot be observed", exc_info=True)
         return made
 
     for place in places:

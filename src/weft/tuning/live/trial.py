@@ -99,7 +99,7 @@ PURPOSES = {
     "search": "candidates compared",
     "proof": "winner and default in random order",
     "watch": "watched",
-    "probe": "default, as a check",
+    "probe": "probe of the default",
     "check": "policy and default in random order",
     "wait": "default, until a check is decided",
 }

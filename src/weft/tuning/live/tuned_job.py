@@ -102,7 +102,7 @@ class TunedJob:
             )
         reason = (
             f"{policy.label} was best, but its gain of {gain:.1f}% (95%: {low:.1f} to {high:.1f}) "
-            "is not beyond doubt"
+            "is not proven"
         )
         return dataclasses.replace(shown, reason=reason, best_ms=shown.default_ms)
 
@@ -138,8 +138,8 @@ class TunedJob:
     def _rest(self) -> str:
         """What is left to win, and what a control of this policy means for results."""
         left, span = self.left_ms, self.facts.span_ms
-        rest = f"; at most {100 * left / span:.1f}% more could be won" if left is not None and span else ""
-        kernels = "; GEMMs may come from other kernels than before" if self.policy.sm_reserve else ""
+        rest = f"; at most {100 * left / span:.1f}% more could be gained" if left is not None and span else ""
+        kernels = "; GEMMs may use other cuBLAS kernels than before" if self.policy.sm_reserve else ""
         return rest + (kernels if self.kept else "")
 
     @property
@@ -230,7 +230,7 @@ def final(status: Any) -> dict[str, Any]:
     """The document of a job that was watched (`weft.tuning.live.watch.Status`), as it stands now."""
     outcome: TunedJob = status.outcome
     if status.reverted:
-        why = f"{outcome.policy.label} was taken back: {status.reverted}"
+        why = f"{outcome.policy.label} was reverted: {status.reverted}"
         outcome = dataclasses.replace(
             outcome, kept=False, policy=status.in_force, gain_pct=0.0, ci_pct=(0.0, 0.0), reason=why
         )
@@ -262,8 +262,8 @@ def read_result(folder: Path) -> dict[str, Any]:
     if (folder / "tuning.loaded").exists():
         return stopped("no process of this job initialised torch.distributed")
     return stopped(
-        "no process of this job loaded weft's part: it needs Python with torch 2.5 or later, and neither "
-        "TORCH_DEVICE_BACKEND_AUTOLOAD=0 nor `python -I` or `-E`"
+        "no process of this job loaded weft's part: it needs torch 2.5 or later, without "
+        "TORCH_DEVICE_BACKEND_AUTOLOAD=0, `python -I` or `python -E`"
     )
 
 
@@ -282,7 +282,7 @@ def why_nothing_to_try(facts: Facts) -> str:
         return facts.why_no_ctas or "nothing can be changed in this job: no GPU kernel was launched"
     if not facts.collectives:
         return "no collective was launched in a step"
-    return facts.why_no_ctas or "there is no control that could matter"
+    return facts.why_no_ctas or "no control could make a difference"
 
 
 def why_none_was_better(facts: Facts, tried: Sequence[Tried], default: Policy, noise_pct: float) -> str:
@@ -303,6 +303,6 @@ def why_none_was_better(facts: Facts, tried: Sequence[Tried], default: Policy, n
     elif not beside:
         about = "no compute kernel overlapped with a collective; "
     elif not any(kernel.can_be_shaped for kernel in beside):
-        about = "kernels that overlap with collectives hold one block per SM or wait for memory; "
+        about = "kernels that overlap with collectives hold one block per SM or are memory-bound; "
     seen = ", ".join(parts)
     return f"{about}nothing was faster ({seen}; a step scatters by {noise_pct:.1f}%)"

@@ -193,7 +193,7 @@ class _Watch:
     # --- a policy is in force -------------------------------------------------------------------------------
 
     def _in_force(self) -> Generator[Trial, Sample, None]:
-        """Until the policy is taken back."""
+        """Until the policy is reverted."""
         policy = self.status.in_force
         plan: deque[_Planned] = deque()
         pace, coins, drawn = self._first_pace(), self._doubt(), list[Step]()
@@ -277,7 +277,7 @@ class _Watch:
             then = tuple(one.policy for one in rest)
             yield from self._ask(Trial(step.policy, then=then, light=True), step.purpose)
         self.status.in_force, self.status.reverted = self.default, why
-        self.announce(f"{policy.label} is taken back, the job goes on with the default: {why}")
+        self.announce(f"{policy.label} was reverted; the job continues with the default: {why}")
 
     # --- the default is in force ----------------------------------------------------------------------------
 
@@ -285,7 +285,7 @@ class _Watch:
         """The job runs under the default. Until it changes, and the budget allows a search."""
         if not self.status.outcome.candidates_exist or self.budget <= 0:
             return ""
-        why = "a policy was taken back" if self.status.reverted else ""
+        why = "a policy was reverted" if self.status.reverted else ""
         pace = Pace([math.log(ms) for ms in self._proof_ms(self.default)])
         if self.say:
             yield from self.settle(self.default)
