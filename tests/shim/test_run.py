@@ -38,19 +38,10 @@ def test_the_exit_code_is_the_programs(environment, temporary, code):
     assert not list(temporary.iterdir())
 
 
-def allow_interrupts() -> None:
-    """A shell starts what runs in the background with SIGINT ignored, and the program would inherit that."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGSEGV, signal.SIGINT])
 def test_a_program_that_dies_by_a_signal_is_seen_to(environment, temporary, number):
-    done = subprocess.run(
-        [sys.executable, "-m", "weft", "run", "--", "sh", "-c", f"kill -{number.value} $$"],
-        env={**environment, "TMPDIR": str(temporary)},
-        stderr=subprocess.DEVNULL,
-        check=False,
-        preexec_fn=allow_interrupts,
+    done = weft(
+        "run", "--", "sh", "-c", f"kill -{number.value} $$", env={**environment, "TMPDIR": str(temporary)}
     )
     assert done.returncode == -number
     assert not list(temporary.iterdir())
