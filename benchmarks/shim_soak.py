@@ -26,7 +26,8 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
 
 from hatch_build import LINK, build_shim  # noqa: E402
 
-from weft.policy import Policy, Rule  # noqa: E402
+from weft.policy import Policy  # noqa: E402
+from weft.rules import Rule  # noqa: E402
 from weft.shim.inject import Job  # noqa: E402
 
 POLICIES = (

@@ -1,5 +1,5 @@
 /* The NCCL side of the shim: the program's communicators, their siblings with other limits of CTAs, and which of
- * them a collective uses. src/weft/shim/binding.py mirrors weft_nccl_info and weft_nccl_call. */
+ * them a collective uses. src/weft/shim/nccl_binding.py mirrors weft_nccl_info and weft_nccl_call. */
 #ifndef WEFT_NCCL_H
 #define WEFT_NCCL_H
 
@@ -8,7 +8,7 @@
 
 enum { NCCL_LIBRARIES = 4, NCCL_LIMITS = 16, NCCL_WHY = 256, NCCL_CONFIG_BYTES = 256 };
 
-enum { /* operations, as binding.py names them */
+enum { /* operations, as layout.py names them */
        OP_ALL_REDUCE,
        OP_BROADCAST,
        OP_REDUCE,

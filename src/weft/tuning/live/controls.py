@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from weft.policy import Policy
-from weft.shim import apply, binding, communicators, spans, stats, tracer
+from weft.shim import apply, binding, communicators, layout, spans, stats, tracer
 from weft.tuning.candidates import cta_choices
 from weft.tuning.live.costs import CommCosts, comm_costs
 from weft.tuning.live.frameworks import Choices, Frameworks
@@ -269,7 +269,7 @@ def _counts() -> Counts:
             beside + sum(cell.beside for cell in cells),
             max(blocks, row.natural_blocks),
             max(grid, row.grid_blocks),
-            binding.KINDS[row.kind] if row.kind < len(binding.KINDS) else "",
+            layout.KINDS[row.kind] if row.kind < len(layout.KINDS) else "",
         )
     return found
 
