@@ -229,7 +229,8 @@ static void put_placed(weft_trace_op *op) {
 static void put_again(weft_trace_op *op, CUstream stream) {
     weft_trace_record *r = op->record;
     CUevent e = NULL;
-    if (r->before || r->span.kind != WEFT_TRACE_KERNEL || ++op->lane->busy % AGAIN_EVERY)
+    if (r->before || r->span.kind != WEFT_TRACE_KERNEL ||
+        (atomic_fetch_add_explicit(&op->lane->busy, 1, memory_order_relaxed) + 1) % AGAIN_EVERY)
         return;
     if ((e = weft_trace_event(r->context, true)) && put(e, stream))
         r->again = e;

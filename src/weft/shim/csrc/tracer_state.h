@@ -25,10 +25,10 @@ struct weft_trace_lane {
     weft_trace_record *last, *second; /* the latest two operations */
     weft_trace_record *open;          /* launched, and its end event not yet recorded */
     bool disturbed, implicit;
-    CUstream side; /* for the launch-completion events of collectives */
+    _Atomic(CUstream) side; /* for the launch-completion events of collectives */
     bool side_tried;
     int priority;
-    uint32_t busy; /* kernels that were launched while it had work */
+    _Atomic uint32_t busy; /* kernels that were launched while it had work */
 };
 
 uint32_t weft_trace_thread(void);                                                       /* the calling one */
