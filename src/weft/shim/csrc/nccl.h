@@ -149,7 +149,7 @@ typedef union {
 const ncclCollConfig_t *weft_call_config(weft_nccl *l, weft_comm *c, int operation, uint64_t bytes, bool captured,
                                          const ncclCollConfig_t *own, nccl_call_config *room);
 
-/* --- nccl_split.c: making siblings ---------------------------------------------------------------------------- */
+/* --- nccl_late.c: splits that end after their deadline ----------------------------------------------------------- */
 
 void weft_route_settle(weft_comm *c); /* wait until a split of weft's lets the communicator be used again */
 
