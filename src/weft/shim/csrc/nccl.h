@@ -60,7 +60,9 @@ typedef struct weft_comm {
     bool blocking, shares;
     bool leads; /* the first of this key in the process: its calls are remembered */
     _Atomic bool dead, registered;
-    _Atomic bool splitting; /* a split of weft's in the background was not over by its deadline */
+    _Atomic bool suspended;              /* by the program, to free its memory: it cannot be used */
+    _Atomic uint32_t suspended_siblings; /* a bit by place */
+    _Atomic bool splitting;              /* a split of weft's in the background was not over by its deadline */
     _Atomic uint32_t splits;
     _Atomic uint64_t collectives, point_to_point, bytes[NCCL_OPERATIONS];
     _Atomic(ncclComm_t) sibling[NCCL_LIMITS]; /* by place of the limit; place 0 is never filled */
@@ -166,10 +168,10 @@ typedef struct {
     const weft_call_rules *rules; /* of the group, or of the call outside of groups */
     int cluster;                  /* of the group: CTAs plus one; 0: NCCL's choice, -1: no call yet */
     bool captured;                /* a call of the group is being captured */
+    bool simulating;              /* inside ncclGroupSimulateEnd, which launches nothing */
 } weft_nccl_thread;
 
 extern _Thread_local weft_nccl_thread weft_nccl_me;
-extern _Atomic int weft_nccl_simulating;   /* threads that only ask NCCL how long their group would take */
 bool weft_nccl_in_group(void);             /* has this thread opened one? */
 void weft_nccl_private(bool on);           /* what this thread calls now is our own */
 void weft_comms_made(ncclResult_t result); /* a group is over, and with it what it was to make */
