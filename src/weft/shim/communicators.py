@@ -164,7 +164,7 @@ def why_no_rules() -> str:
     """Why rules for collectives cannot be applied on this rank; empty where they can be."""
     found = communicators()
     if not found:
-        return "the program has made no NCCL communicator yet"
+        return nccl_binding.NO_COMMUNICATOR
     without = next((c for c in found if c.path not in ("config", "tuner")), None)
     return path_reason(without.path, without.nccl, without.tuner) if without else ""
 

@@ -16,6 +16,7 @@ LIMITS = 16
 CALLS = 4096
 WHY_BYTES = 256
 NOT_THERE = "this process was not started by weft: start it with `weft run -- python …`"
+NO_COMMUNICATOR = "the program has made no NCCL communicator yet"
 
 
 class CCommunicator(ctypes.Structure):
@@ -114,6 +115,8 @@ def nccl_calls() -> list[CCall]:
 
 def nccl_prepare(ctas: int, timeout_s: float, keys: Collection[int] | None = None) -> str:
     """Empty, or why not. `keys`: of these communicators only."""
+    if _nccl() is not None and not nccl_seen():
+        return NO_COMMUNICATOR
     if keys is None:
         return _asked("weft_nccl_prepare", ctas, timeout_s)
     return _asked("weft_nccl_prepare_keys", ctas, timeout_s, (c_uint64 * len(keys))(*keys), len(keys))

@@ -189,8 +189,6 @@ EXPORT int weft_nccl_prepare_keys(int ctas, double timeout_s, const uint64_t *ke
     const char *no = weft_route_not_now(), *excluded = NULL;
     if (no)
         return weft_refuse(why, size, no);
-    if (!weft_comm_first())
-        return weft_refuse(why, size, "the program has made no NCCL communicator yet");
     if (weft_limit_possible(ctas))
         return 0; /* each call can carry the limit: no sibling, and none of its memory */
     if (!begin())
