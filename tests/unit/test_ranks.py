@@ -158,6 +158,7 @@ class Rank:
         self.refuse: int | None = None
         self.cannot = ""
         self.skip = 0
+        self.making_s = 0.0
         self.released = False
         self.result: dict | None = None
 
@@ -171,6 +172,7 @@ class Rank:
 
     def prepare(self, policy: Policy, keys: object) -> None:
         self.prepared += 1
+        self.time += self.making_s
         if self.refuse == policy.max_ctas:
             raise RuntimeError(f"no {policy.max_ctas} here")
 
@@ -238,6 +240,14 @@ def test_all_ranks_change_policy_at_the_same_step_and_end_with_the_same():
     assert ranks[0].ran[-1] == "priority+ctas16"
     assert all(rank.released for rank in ranks)
     assert ranks[0].result["default_ms"] == pytest.approx(1.2 * 40, rel=0.02)  # the slowest of the three
+
+
+def test_the_cost_of_a_search_counts_what_the_ranks_waited_for_between_steps():
+    effects = {"ctas6": 1.2, "ctas16": 0.9, "ctas24": 0.95, "priority": 0.97, "head5": 1.02, "placed": 1.02}
+    quick, slow = job(effects), job(effects, making_s=0.5)
+    assert slow[0].ran == quick[0].ran  # such time belongs to no step
+    more_ms = slow[0].result["cost_ms"] - quick[0].result["cost_ms"]
+    assert more_ms == pytest.approx(500 * slow[1].prepared, rel=0.02)
 
 
 def test_what_one_rank_cannot_prepare_is_tried_on_none():

@@ -141,7 +141,8 @@ def _play(
     if trial.learn:
         facts = [Facts.from_dict(report["facts"]) for report in reports if report.get("facts")]
         ms = sum(sample.ms for sample in samples) / len(samples)
-        return [Sample(ms, samples[-1].problem, merge(facts) if facts else None)]
+        paused_ms = sum(sample.paused_ms for sample in samples)
+        return [Sample(ms, samples[-1].problem, merge(facts) if facts else None, paused_ms)]
     return samples
 
 
@@ -228,11 +229,18 @@ def run(
 
 
 def slowest(reports: Sequence[Report]) -> list[Sample]:
-    """What each step took on the slowest rank; a problem on one rank is a problem of all."""
+    """What each step took on the slowest rank; a problem on one rank is a problem of all.
+
+    What the ranks waited between steps is counted with the first.
+    """
     problem = next((str(r["problem"]) for r in reports if r.get("problem")), "")
     count = max(len(report["ms"]) for report in reports)
     every = [[float(r["ms"][index]) for r in reports if index < len(r["ms"])] for index in range(count)]
-    return [Sample(max(times), problem) for times in every]
+    paused_ms = max(float(report.get("paused_ms", 0.0)) for report in reports)
+    return [
+        Sample(max(times), problem, paused_ms=0.0 if index else paused_ms)
+        for index, times in enumerate(every)
+    ]
 
 
 def _agree(reports: Sequence[Report]) -> None:

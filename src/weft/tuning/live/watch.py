@@ -77,6 +77,8 @@ class WatchStatus:
     """Of the last search."""
     in_force: Policy
     steps: int = 0
+    ms: float = 0.0
+    """What those steps took."""
     probes: int = 0
     checks: int = 0
     searches: int = 0
@@ -126,7 +128,7 @@ def watch(
         state.searches += 1
         level = LEVEL / (state.searches + 1) ** 2
         again = yield from tune(outcome.default, recall, seed=seed, level=level, record=watching.record)
-        watching.spent += again.steps
+        watching.searched(again)
         state.outcome, state.in_force, state.reverted = again, again.policy, ""
         watching.default = _reachable(again)
         watching.announce(f"searched again, because {why}: {again.text}")
@@ -144,8 +146,16 @@ class _Watch:
         self, default: Policy, budget: float, ahead: int, order: random.Random, status: WatchStatus
     ) -> None:
         self.default, self.budget, self.ahead, self.order = default, budget, ahead, order
-        self.status, self.spent = status, 0
+        self.status, self.spent, self.spent_ms = status, 0, 0.0
+        self.price_ms = max(0.0, status.outcome.cost_ms)
+        """What the last search cost, and so what the next one may cost."""
         self.say = ""
+
+    def searched(self, outcome: TunedJob) -> None:
+        """Count what another search has used."""
+        self.spent += outcome.steps
+        self.price_ms = max(0.0, outcome.cost_ms)
+        self.spent_ms += self.price_ms
 
     def announce(self, line: str) -> None:
         """Say a line with the next trial."""
@@ -289,7 +299,7 @@ class _Watch:
         pace = Pace([math.log(ms) for ms in self._proof_ms(self.default)])
         if self.say:
             yield from self.settle(self.default)
-        while not (why and self._may(BUDGET)):
+        while not (why and self._may_search()):
             trial = Trial(self.default, then=(self.default,) * self.ahead, light=True)
             sample = yield from self._ask(trial, "watch")
             if 0 < sample.ms < math.inf and pace.changed(math.log(sample.ms)):
@@ -305,6 +315,9 @@ class _Watch:
         asked = replace(trial, say=said)
         sample = yield from ask(asked, self.record, purpose)
         self.status.steps += 1
+        self.status.ms += sample.ms if math.isfinite(sample.ms) else 0.0
+        self.price_ms += sample.paused_ms  # what a search made was given back after it
+        self.spent_ms += sample.paused_ms if self.status.searches else 0.0
         default = trial.policy == self.default
         if purpose in ("probe", "check", "wait") and default:
             self.spent += 1
@@ -316,6 +329,11 @@ class _Watch:
         """Whether the budget has so many steps left."""
         credit = CREDIT if steps < BUDGET else 0
         return self.spent + steps <= credit + self.budget * self.status.steps
+
+    def _may_search(self) -> bool:
+        """Whether the budget allows another search, in steps and in time: where a step is short, what a
+        search makes and gives back takes longer than its steps."""
+        return self._may(BUDGET) and self.spent_ms + self.price_ms <= self.budget * self.status.ms
 
 
 def _reachable(outcome: TunedJob) -> Policy:
