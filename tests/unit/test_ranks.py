@@ -14,6 +14,7 @@ from weft.tuning.live.conductor import conduct, slowest
 from weft.tuning.live.options import Facts
 from weft.tuning.live.search import tune
 from weft.tuning.live.session import Session
+from weft.tuning.live.watch import watch
 
 
 class MemoryStore:
@@ -159,6 +160,7 @@ class Rank:
         self.cannot = ""
         self.skip = 0
         self.making_s = 0.0
+        self.marked = 0
         self.released = False
         self.result: dict | None = None
 
@@ -190,6 +192,7 @@ class Rank:
     def synchronize(self) -> None: ...
 
     def mark(self) -> float:
+        self.marked += 1
         return self.time
 
     def between_ms(self, start: float, end: float) -> float:
@@ -248,6 +251,36 @@ def test_the_cost_of_a_search_counts_what_the_ranks_waited_for_between_steps():
     assert slow[0].ran == quick[0].ran  # such time belongs to no step
     more_ms = slow[0].result["cost_ms"] - quick[0].result["cost_ms"]
     assert more_ms == pytest.approx(500 * slow[1].prepared, rel=0.02)
+
+
+def test_short_steps_are_watched_together_and_all_ranks_still_change_at_the_same_step():
+    """Steps of 2 ms: a mark for every eighth. The policy turns slower, and is gone."""
+    store = MemoryStore()
+
+    def one(number: int) -> tuple[Rank, list[int]]:
+        rank, marked = Rank(number, {}), []
+        conductor = conduct(
+            tune(rank.default),
+            rank.default,
+            lambda outcome, ahead, each: watch(outcome, ahead=ahead, each=each),
+        )
+        session = Session(rank, Agreement(store, number, range(2), 10), conductor, rank.ended)
+        session.begin()
+        for step in range(2400):
+            rank.ran.append(rank.policy.label)
+            faster = "ctas16" in rank.policy.label
+            rank.time += 0.002 * (1 + 0.001 * (step % 7)) * ((0.8 if step < 1200 else 1.2) if faster else 1.0)
+            rank.steps += 1
+            session.step()
+            marked.append(rank.marked)
+        return rank, marked
+
+    (first, marked), (second, _) = together(2, one)
+    assert first.ran == second.ran
+    assert first.ran[1100:1190].count("overlap") <= 16
+    assert "ctas16" in first.ran[1190]
+    assert set(first.ran[-400:]) == {"overlap"}
+    assert marked[1100] - marked[700] < 400 / 7 + 2 * 400 / 8 / 10 + 10  # besides, a probe has two
 
 
 def test_what_one_rank_cannot_prepare_is_tried_on_none():

@@ -99,8 +99,10 @@ class Session:
         self._problem = ""
         self._since: Any = None
         self._end: Any = None
-        self._marks: list[tuple[Any, Any, Any]] = []
-        """Where the step before a pause ended (None: there was no pause), where a step began and ended."""
+        self._marks: list[tuple[Any, Any, Any, int]] = []
+        """Where the step before a pause ended (None: there was no pause), where a step began and ended; or
+        several steps: how many."""
+        self._each = self._left = 1
         self._before: Any = None
         self._total, self._usual_ms = 0, 0.0
 
@@ -125,9 +127,13 @@ class Session:
         if self.over:
             return
         self._total += 1
+        self._left -= 1
+        if self._left > 0:
+            return
+        self._left = self._each
         if not self._light or self.agreement.leads:
             end = self.controls.mark()
-            self._marks.append((self._before, self._since, end))
+            self._marks.append((self._before, self._since, end, self._each))
             self._before, self._since, self._end = None, end, end
         if self._plan:
             self._next()
@@ -173,11 +179,11 @@ class Session:
         return report
 
     def _times(self, count: int) -> tuple[list[float], float]:
-        """What the first `count` steps took, and the time between them that belongs to no step."""
+        """What a step took in each of the first `count` marks, and the time that belongs to no step."""
         done, self._marks = self._marks[:count], self._marks[count:]
         between = self.controls.between_ms
-        paused = sum(between(before, start) for before, start, _ in done if before is not None)
-        return [between(start, end) for _, start, end in done], paused
+        paused = sum(between(before, start) for before, start, *_ in done if before is not None)
+        return [between(start, end) / steps for _, start, end, steps in done], paused
 
     # --- what is decided ----------------------------------------------------------------------------------
 
@@ -254,6 +260,7 @@ class Session:
         policies = [Policy.from_dict(policy) for policy in decision["policies"]]
         self._plan = [policies[index] for index in decision["order"]]
         self._light, self._learn, self._problem = decision["light"], decision["learn"], ""
+        self._each = self._left = decision["each"]
         for line in decision["say"]:
             self.on_say(line)
         if self._learn:
