@@ -2,9 +2,9 @@
 
     WEFT_NCCL=libnccl.so.2 weft run -- python benchmarks/tracer.py [--out FILE] [--details FILE] [PROGRAM …]
 
-Programs of tracer_programs.py, in one process: `launches` (thousands of small kernels), `mixed` (cuBLAS, cuDNN,
-Triton, ATen, NCCL, a CUDA graph), `persistent` (GEMMs that take every SM, so that collectives wait), `layers` (a
-transformer; nothing was fitted to it), `anatomy` (single kinds of kernels; only in part 3).
+Programs of tracer_programs.py, in one process: `launches` (thousands of small kernels), `mixed` (cuBLAS,
+cuDNN, Triton, ATen, NCCL, a CUDA graph), `persistent` (GEMMs that take every SM, so that collectives wait),
+`layers` (a transformer; nothing was fitted to it), `anatomy` (single kinds of kernels; only in part 3).
 
 1. Control: for each program, episodes of two blocks of steps with a short sleep between them. No trace has
    run yet.
