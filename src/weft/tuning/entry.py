@@ -124,13 +124,8 @@ def setting() -> str:
     ghosts = joined and dist.get_backend() == "ghost"
     ranks = dist.get_world_size() if joined else 1
     node = os.environ.get(NODE_VARIABLE, "")
-    parts = (
-        [f"{ranks - 1} ghost ranks"]
-        if ghosts
-        else [f"{nodes_of(ranks)} nodes"]
-        if nodes_of(ranks) > 1
-        else []
-    )
+    nodes = nodes_of(ranks)
+    parts = [f"{ranks - 1} ghost ranks"] if ghosts else [f"{nodes} nodes"] if nodes > 1 else []
     parts += [f"node profile {node}"] if node and node.isprintable() else []
     return ", ".join(parts)
 
