@@ -156,7 +156,7 @@ class Rank:
         self.steps = self.prepared = 0
         self.ran: list[str] = []
         self.refuse: int | None = None
-        self.cannot = ""
+        self.cannot, self.halfway = "", False
         self.skip = 0
         self.released = False
         self.result: dict | None = None
@@ -176,6 +176,8 @@ class Rank:
 
     def apply(self, policy: Policy) -> None:
         if self.cannot and self.cannot in policy.label:
+            if self.halfway:  # what comes first in a policy is changed already
+                self.policy = policy
             raise RuntimeError(f"no {self.cannot} here")
         self.policy = policy
 
@@ -255,6 +257,13 @@ def test_what_one_rank_cannot_apply_is_dropped_on_all_and_communicators_stay_the
     assert ctas[0] == ctas[1] == ctas[2]
     assert {rank.ran[-1] for rank in ranks} == {"head5+ctas16"}
     assert "no priority here" in str(ranks[0].result["candidates"])
+
+
+def test_a_policy_that_fails_halfway_on_one_rank_is_taken_back_there():
+    """Before the ranks go on: half of it may be a communicator that the others do not use."""
+    ranks = job({"ctas6": 1.2, "ctas16": 0.8, "ctas24": 0.9}, cannot="ctas24", halfway=True)
+    assert ranks[0].ran == ranks[1].ran == ranks[2].ran
+    assert not any("ctas24" in policy for policy in ranks[1].ran)
 
 
 def test_a_rank_that_is_out_of_step_ends_the_tuning_on_all_ranks():
