@@ -95,7 +95,7 @@ class Buckets:
             module.reducer, module.logger = self._made[module][caps]
 
     def check(self, bucket_mb: float | None, first_mb: float | None) -> dict[Any, Caps]:
-        """Raise UnavailableError where `use` would; the modules whose reducer it exchanges, with the sizes."""
+        """Raise UnavailableError where `use` would; the modules whose reducer it exchanges, and sizes."""
         wanted = {module: self.caps(module, bucket_mb, first_mb) for module in self._made}
         if all(module.reducer is self._made[module].get(caps, (None,))[0] for module, caps in wanted.items()):
             return {}
