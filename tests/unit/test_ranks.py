@@ -9,7 +9,7 @@ from datetime import timedelta
 import pytest
 
 from weft.policy import Policy
-from weft.ranks import Agreement
+from weft.ranks import ABANDON, Agreement
 from weft.tuning.live.conductor import conduct, slowest
 from weft.tuning.live.options import Facts
 from weft.tuning.live.search import tune
@@ -259,11 +259,28 @@ def test_what_one_rank_cannot_apply_is_dropped_on_all_and_communicators_stay_the
     assert "no priority here" in str(ranks[0].result["candidates"])
 
 
-def test_a_policy_that_fails_halfway_on_one_rank_is_taken_back_there():
-    """Before the ranks go on: half of it may be a communicator that the others do not use."""
-    ranks = job({"ctas6": 1.2, "ctas16": 0.8, "ctas24": 0.9}, cannot="head5", halfway=True)
-    assert ranks[0].ran == ranks[1].ran == ranks[2].ran
-    assert not any("head5" in policy for policy in ranks[1].ran)
+def test_a_policy_that_fails_halfway_in_its_preparation_is_taken_back():
+    """Half of it may be a communicator that the other ranks do not use: the next steps would hang."""
+    store, default = MemoryStore(), Policy()
+    run = {"do": "run", "policies": [default.to_dict()], "order": [0, 0], "light": False, "learn": False}
+
+    def method():
+        yield {}
+        reports = yield {"do": "prepare", "policy": Policy(max_ctas=24).to_dict(), "keys": None}
+        assert [report["problem"] for report in reports] == ["", "no ctas24 here"]
+        yield {**run, "say": []}
+        yield {**ABANDON, "reason": "over"}
+
+    def one(number: int) -> list[str]:
+        rank = Rank(number, {})
+        rank.cannot, rank.halfway = "ctas24" if number else "", True
+        session = Session(rank, Agreement(store, number, range(2), 5), method(), rank.ended)
+        session.begin()
+        ran = [rank.policy.label]
+        session.step()
+        return [*ran, rank.policy.label]
+
+    assert together(2, one) == [["overlap"] * 2] * 2
 
 
 def test_a_rank_that_is_out_of_step_ends_the_tuning_on_all_ranks():
