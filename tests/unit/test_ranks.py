@@ -14,6 +14,7 @@ from weft.tuning.live.conductor import conduct, slowest
 from weft.tuning.live.options import Facts
 from weft.tuning.live.search import tune
 from weft.tuning.live.session import Session
+from weft.tuning.live.watch import watch
 
 
 class MemoryStore:
@@ -158,6 +159,8 @@ class Rank:
         self.refuse: int | None = None
         self.cannot, self.halfway = "", False
         self.skip = 0
+        self.making_s = 0.0
+        self.marked = 0
         self.released = False
         self.result: dict | None = None
 
@@ -171,6 +174,7 @@ class Rank:
 
     def prepare(self, policy: Policy, keys: object) -> None:
         self.prepared += 1
+        self.time += self.making_s
         if self.refuse == policy.max_ctas:
             raise RuntimeError(f"no {policy.max_ctas} here")
 
@@ -190,6 +194,7 @@ class Rank:
     def synchronize(self) -> None: ...
 
     def mark(self) -> float:
+        self.marked += 1
         return self.time
 
     def between_ms(self, start: float, end: float) -> float:
@@ -240,6 +245,44 @@ def test_all_ranks_change_policy_at_the_same_step_and_end_with_the_same():
     assert ranks[0].ran[-1] == "priority+ctas16"
     assert all(rank.released for rank in ranks)
     assert ranks[0].result["default_ms"] == pytest.approx(1.2 * 40, rel=0.02)  # the slowest of the three
+
+
+def test_the_cost_of_a_search_counts_what_the_ranks_waited_for_between_steps():
+    effects = {"ctas6": 1.2, "ctas16": 0.9, "ctas24": 0.95, "priority": 0.97, "head5": 1.02, "placed": 1.02}
+    quick, slow = job(effects), job(effects, making_s=0.5)
+    assert slow[0].ran == quick[0].ran  # such time belongs to no step
+    more_ms = slow[0].result["cost_ms"] - quick[0].result["cost_ms"]
+    assert more_ms == pytest.approx(500 * slow[1].prepared, rel=0.02)
+
+
+def test_short_steps_are_watched_together_and_all_ranks_still_change_at_the_same_step():
+    """Steps of 2 ms: a mark for every eighth. The policy turns slower, and is gone."""
+    store = MemoryStore()
+
+    def one(number: int) -> tuple[Rank, list[int]]:
+        rank, marked = Rank(number, {}), []
+        conductor = conduct(
+            tune(rank.default),
+            rank.default,
+            lambda outcome, ahead, each: watch(outcome, ahead=ahead, each=each),
+        )
+        session = Session(rank, Agreement(store, number, range(2), 10), conductor, rank.ended)
+        session.begin()
+        for step in range(2400):
+            rank.ran.append(rank.policy.label)
+            faster = "ctas16" in rank.policy.label
+            rank.time += 0.002 * (1 + 0.001 * (step % 7)) * ((0.8 if step < 1200 else 1.2) if faster else 1.0)
+            rank.steps += 1
+            session.step()
+            marked.append(rank.marked)
+        return rank, marked
+
+    (first, marked), (second, _) = together(2, one)
+    assert first.ran == second.ran
+    assert first.ran[1100:1190].count("overlap") <= 16
+    assert "ctas16" in first.ran[1190]
+    assert set(first.ran[-400:]) == {"overlap"}
+    assert marked[1100] - marked[700] < 400 / 7 + 2 * 400 / 8 / 10 + 10  # besides, a probe has two
 
 
 def test_what_one_rank_cannot_prepare_is_tried_on_none():

@@ -27,7 +27,7 @@ class KernelCountJson(TypedDict):
 
 
 class CountersJson(TypedDict):
-    """Besides these keys, one for each counter of the shim (`weft.shim.binding.COUNTERS`)."""
+    """Besides these keys, one for each counter of the shim (`weft.shim.layout.COUNTERS`)."""
 
     launches: int
     comm_launches: int

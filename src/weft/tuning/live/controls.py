@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from weft.policy import Policy
-from weft.shim import apply, binding, communicators, spans, stats, tracer
+from weft.shim import apply, binding, communicators, layout, nccl_binding, spans, stats, tracer
 from weft.tuning.candidates import cta_choices
 from weft.tuning.entry import nodes_of
 from weft.tuning.live import start_trial
@@ -113,7 +113,7 @@ class LaunchControls:
 
     def _why_no_ctas(self) -> str:
         if not communicators.available():
-            return "the program has made no NCCL communicator that weft can see"
+            return nccl_binding.NO_COMMUNICATOR
         used = _used()
         if not used:
             return "no NCCL communicator has carried a collective"
@@ -282,7 +282,7 @@ def _counts() -> Counts:
             beside + sum(cell.beside for cell in cells),
             max(blocks, row.natural_blocks),
             max(grid, row.grid_blocks),
-            binding.KINDS[row.kind] if row.kind < len(binding.KINDS) else "",
+            layout.KINDS[row.kind] if row.kind < len(layout.KINDS) else "",
         )
     return found
 
