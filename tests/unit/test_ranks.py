@@ -9,7 +9,7 @@ from datetime import timedelta
 import pytest
 
 from weft.policy import Policy
-from weft.ranks import Agreement
+from weft.ranks import ABANDON, Agreement
 from weft.tuning.live.conductor import conduct, slowest
 from weft.tuning.live.options import Facts
 from weft.tuning.live.search import tune
@@ -157,7 +157,7 @@ class Rank:
         self.steps = self.prepared = 0
         self.ran: list[str] = []
         self.refuse: int | None = None
-        self.cannot = ""
+        self.cannot, self.halfway = "", False
         self.skip = 0
         self.making_s = 0.0
         self.marked = 0
@@ -180,6 +180,8 @@ class Rank:
 
     def apply(self, policy: Policy) -> None:
         if self.cannot and self.cannot in policy.label:
+            if self.halfway:  # what comes first in a policy is changed already
+                self.policy = policy
             raise RuntimeError(f"no {self.cannot} here")
         self.policy = policy
 
@@ -298,6 +300,30 @@ def test_what_one_rank_cannot_apply_is_dropped_on_all_and_communicators_stay_the
     assert ctas[0] == ctas[1] == ctas[2]
     assert {rank.ran[-1] for rank in ranks} == {"head5+ctas16"}
     assert "no priority here" in str(ranks[0].result["candidates"])
+
+
+def test_a_policy_that_fails_halfway_in_its_preparation_is_taken_back():
+    """Half of it may be a communicator that the other ranks do not use: the next steps would hang."""
+    store, default = MemoryStore(), Policy()
+    run = {"do": "run", "policies": [default.to_dict()], "order": [0, 0], "light": False, "learn": False}
+
+    def method():
+        yield {}
+        reports = yield {"do": "prepare", "policy": Policy(max_ctas=24).to_dict(), "keys": None}
+        assert [report["problem"] for report in reports] == ["", "no ctas24 here"]
+        yield {**run, "say": []}
+        yield {**ABANDON, "reason": "over"}
+
+    def one(number: int) -> list[str]:
+        rank = Rank(number, {})
+        rank.cannot, rank.halfway = "ctas24" if number else "", True
+        session = Session(rank, Agreement(store, number, range(2), 5), method(), rank.ended)
+        session.begin()
+        ran = [rank.policy.label]
+        session.step()
+        return [*ran, rank.policy.label]
+
+    assert together(2, one) == [["overlap"] * 2] * 2
 
 
 def test_a_rank_that_is_out_of_step_ends_the_tuning_on_all_ranks():

@@ -13,6 +13,8 @@ from typing import Any
 from weft.policy import Policy
 from weft.shim import apply, binding, communicators, layout, nccl_binding, spans, stats, tracer
 from weft.tuning.candidates import cta_choices
+from weft.tuning.entry import nodes_of
+from weft.tuning.live import start_trial
 from weft.tuning.live.costs import CommCosts, comm_costs
 from weft.tuning.live.frameworks import Choices, Frameworks
 from weft.tuning.live.options import Facts, Kernel
@@ -80,6 +82,7 @@ class LaunchControls:
             why_no_ctas=why,
             framework=self._framework_choices(),
             cta_choices_at_start=at_start,
+            start_settings=_start_settings(profile, self._world) if seen and comm and _used() else (),
             kernels=_worth_telling(kernels),
             span_ms=profile.span_ms if profile else None,
             comm_ms=profile.comm_ms if profile else None,
@@ -249,6 +252,16 @@ def _free_bytes() -> int:
     import torch
 
     return int(torch.cuda.mem_get_info()[0])
+
+
+def _start_settings(profile: spans.StepProfile | None, world: int) -> tuple[str, ...]:
+    return start_trial.offered(
+        os.environ,
+        free_bytes=_free_bytes(),
+        one_node=nodes_of(world) == 1,
+        exposed_ms=profile.exposed_ms if profile else None,
+        step_ms=profile.span_ms if profile else None,
+    )
 
 
 def _order_of_sums_matters(used: Sequence[communicators.Communicator]) -> bool:

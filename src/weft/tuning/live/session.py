@@ -234,9 +234,10 @@ class Session:
 
     def _attempt(self, decision: Decision) -> str:
         """Prepare communicators, or settle on a policy; why it could not be, or nothing."""
+        before = self._policy
         try:
             if decision["do"] == "prepare":
-                policy, before = Policy.from_dict(decision["policy"]), self._policy
+                policy = Policy.from_dict(decision["policy"])
                 self.controls.prepare(policy, decision["keys"])
                 # If this rank cannot apply it, all ranks learn it now and not in the middle of a plan.
                 self._apply(policy)
@@ -249,12 +250,20 @@ class Session:
                     self.on_result(decision["result"])
         except Exception as error:
             _log.debug("%s failed", decision["do"], exc_info=True)
+            self._undo(before)
             return str(error) or type(error).__name__
         return ""
 
     def _apply(self, policy: Policy) -> None:
         self.controls.apply(policy)
         self._policy = policy
+
+    def _undo(self, before: Policy) -> None:
+        """Back to this policy: of one that failed, a part that concerns all ranks may be in force here."""
+        try:
+            self._apply(before)
+        except Exception:
+            _log.debug("the policy before could not be restored", exc_info=True)
 
     def _run(self, decision: Decision) -> None:
         policies = [Policy.from_dict(policy) for policy in decision["policies"]]
