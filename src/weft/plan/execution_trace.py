@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from weft.errors import InputError, UsageError
+from weft.gpu.collectives import Group
 from weft.plan.chakra import COLLECTIVE, COLLECTIVE_TYPES, COMP, RECV, SEND, Node, encode
-from weft.plan.collectives import Group
 from weft.plan.config import TrainingJob
 from weft.plan.schedule import Slot, order
 from weft.plan.step import Collective, Prediction

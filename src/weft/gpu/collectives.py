@@ -1,10 +1,10 @@
 """Collectives: seconds of one alone, from its kind, bytes, ranks and the links between them.
 
-`collective_s` is the one model of network time: plans use it, and so can anything else that needs the time
-of a collective between nodes. It needs no job: a `Group` (ranks and how many share an NVLink domain), a
-GPU, a `Network` and the fitted `Links`. Inside a node it is `weft.gpu.cost`. Between nodes, all-gather and
-reduce-scatter run around a ring, as NCCL's do: every rank is a hop, so their latency grows with the ranks.
-All-reduce takes the ring or NCCL's double tree, whichever is faster.
+`collective_s` is the one model of network time: plans and node profiles use it. It needs no job: a `Group`
+(ranks and how many share an NVLink domain), a GPU, a `Network` and the fitted `Links`. Inside a node it is
+`weft.gpu.cost`. Between nodes, all-gather and reduce-scatter run around a ring, as NCCL's do: every rank is a
+hop, so their latency grows with the ranks. All-reduce takes the ring or NCCL's double tree, whichever is
+faster.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ import math
 from dataclasses import dataclass
 
 from weft.gpu.cost import link_bytes_per_s, node_collective_s, size_factor, switch_reduces
+from weft.gpu.network import Links, Network
 from weft.gpu.specs import GpuSpec
-from weft.plan.figures import Links
-from weft.plan.network import Network
 
 
 @dataclass(frozen=True)
@@ -122,16 +121,3 @@ def _p2p(bytes_: float, g: Group, gpu: GpuSpec, network: Network, links: Links) 
     if g.domains == 1:
         return bytes_ / link_bytes_per_s(gpu, links)
     return _hop_s(network, links) + bytes_ / rail_rate(g, network, links)
-
-
-def token_copies(top_k: int, g: Group, dispatch: str, most_nodes: int = 0) -> float:
-    """How often a token is sent on its way to `top_k` experts that are spread evenly over a group.
-
-    `copies`: once for each expert. `node`: once for each node between nodes, once for each rank inside one;
-    the expected number of distinct ones. `most_nodes`: the router's own limit on nodes, 0 for none.
-    """
-    if dispatch == "copies":
-        return float(top_k)
-    places = g.domains if g.domains > 1 else g.ranks
-    distinct = places * (1.0 - (1.0 - 1.0 / places) ** top_k)
-    return min(distinct, float(most_nodes)) if most_nodes and g.domains > 1 else distinct
