@@ -87,7 +87,7 @@ def json_schema(name: str) -> dict[str, Any]:
 
 def _counters() -> tuple[str, ...]:
     try:
-        from weft.shim.binding import COUNTERS
+        from weft.shim.layout import COUNTERS
     except ImportError:  # it is for Linux
         raise UnavailableError("the schema of `weft run --stats` needs Linux, as weft run does") from None
     return COUNTERS
