@@ -136,6 +136,8 @@ def test_what_nobody_published_says_assumed_and_gives_a_range():
     assert high / low > 1.4
     hopper = load_node("dgx-h100")
     assert hopper.collective("all_reduce", 64 * MIB).basis == "published"
+    assert hopper.collective("all_reduce", 64 * MIB, algorithm="nvls").basis == "published"
+    assert hopper.collective("all_reduce", 64 * MIB, algorithm="tree").basis == "assumed"
     assert hopper.collective("all_reduce", 64 * MIB, 4).basis == "assumed"  # no results with fewer CTAs
     assert hopper.collective("all_gather", 64 * MIB, 4).basis == "published"
 
@@ -251,7 +253,9 @@ def test_profiles_need_only_the_standard_library():
         (("reduce", -1), "-1 bytes"),
         (("reduce", 1, 0), "0 CTAs"),
         (("reduce", 1, None, 1), "ranks 1"),
-        (("reduce", 1, None, None, "star"), "algorithm 'star'"),
+        (("reduce", 1, None, None, "star"), "algorithm 'star': reduce on dgx-a100 has ring"),
+        (("all_reduce", 1, None, None, "nvls"), "has ring and tree"),
+        (("all_to_all", 1, None, None, "ring"), "has p2p"),
     ],
 )
 def test_impossible_questions_are_refused(arguments, words):

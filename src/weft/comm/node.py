@@ -38,6 +38,7 @@ LARGE_MESSAGE_BYTES = 16 << 20
 SWITCH_FROM_BYTES = 2 << 20
 """NCCL reduces in the switch from this size on (stas00/ml-engineering: 8 H200, NCCL 2.30)."""
 _POINT_TO_POINT = ("all_to_all", "send_recv")
+_SWITCHED = ("all_reduce", "all_gather", "reduce_scatter")
 
 
 @dataclass(frozen=True)
@@ -172,9 +173,12 @@ class Node:
         self, kind: str, nbytes: int, ctas: int | None, ranks: int | None, algorithm: str | None, rate: str
     ) -> Paced:
         count = self.ranks if ranks is None else ranks
-        _check(kind, nbytes, ctas, count, algorithm)
-        domains = -(-count // self.domain)
-        chosen = algorithm or _choice(kind, nbytes, self.switch_reduces, domains)
+        _check(kind, nbytes, ctas, count)
+        usual = _choice(kind, nbytes, self.switch_reduces, -(-count // self.domain))
+        if algorithm is not None:
+            self._check_algorithm(kind, algorithm)
+        chosen = algorithm or usual
+        algorithm = None if algorithm == usual else algorithm  # the default curve is that of the usual one
         most = self.ctas.get(chosen, self.ctas["ring"])
         natural = nccl_ctas(chosen, nbytes, most)
         used = natural if ctas is None else min(ctas, natural)
@@ -201,6 +205,18 @@ class Node:
             error_pct=curve.error_pct if nbytes >= LARGE_MESSAGE_BYTES else curve.error_small_pct,
             algorithm=chosen,
         )
+
+    def _check_algorithm(self, kind: str, algorithm: str) -> None:
+        if kind in _POINT_TO_POINT:
+            have: tuple[str, ...] = ("p2p",)
+        else:
+            have = ("ring", "tree") if kind == "all_reduce" else ("ring",)
+            if self.switch_reduces and kind in _SWITCHED:
+                have += ("nvls", "nvlstree") if kind == "all_reduce" else ("nvls",)
+        if algorithm not in have:
+            raise UsageError(
+                f"algorithm {algorithm!r}: {kind} on {self.name} has {' and '.join(have)}; use one of them"
+            )
 
     def _us(
         self, curve: TimeCurve, kind: str, nbytes: int, ranks: int, algorithm: str | None, limit: float
@@ -266,7 +282,7 @@ def _choice(kind: str, nbytes: int, switch_reduces: bool, domains: int) -> str:
     return "ring" if domains == 1 else "tree"
 
 
-def _check(kind: str, nbytes: int, ctas: int | None, ranks: int, algorithm: str | None) -> None:
+def _check(kind: str, nbytes: int, ctas: int | None, ranks: int) -> None:
     if kind not in NODE_COLLECTIVES:
         raise UsageError(f"collective {kind!r} is not known; use one of {', '.join(NODE_COLLECTIVES)}")
     if not 0 <= nbytes <= _MAX_NODE_BYTES:
@@ -275,8 +291,6 @@ def _check(kind: str, nbytes: int, ctas: int | None, ranks: int, algorithm: str 
         raise UsageError(f"{ctas} CTAs of a collective: give 1 or more")
     if ranks < 2:
         raise UsageError(f"ranks {ranks} is not valid; use 2 or more")
-    if algorithm is not None and algorithm not in NODE_ALGORITHMS:
-        raise UsageError(f"algorithm {algorithm!r} is not known; use one of {', '.join(NODE_ALGORITHMS)}")
 
 
 def load_node(name_or_path: str) -> Node:
