@@ -184,13 +184,15 @@ class Node:
         used = natural if ctas is None else min(ctas, natural)
         curve = self.curve(kind, algorithm)
         per_cta = self.cta_rates.get(chosen, self.cta_rates["ring"])
-        us = self._us(curve, kind, nbytes, count, algorithm, math.inf)
+        us = self._us(curve, kind, nbytes, count, algorithm)
         basis = curve.basis
         if used < natural:  # the curve holds for the library's own CTAs
-            fewer = self._us(curve, kind, nbytes, count, algorithm, used * getattr(per_cta, rate) * 1e9)
-            if fewer > us and per_cta.basis == "assumed":
-                basis = "assumed"
-            us = max(us, fewer)
+            wire_bytes = nbytes * bus_factor(kind, count)
+            peak = self._peak_bytes_per_s(curve, kind, count, algorithm)
+            slower_us = 1e6 * wire_bytes * (1 / (used * getattr(per_cta, rate) * 1e9) - 1 / peak)
+            if slower_us > 0:
+                us += slower_us
+                basis = "assumed" if per_cta.basis == "assumed" else basis
         read, write = memory_traffic(kind, nbytes, count, chosen)
         return Paced(
             us=us,
@@ -218,31 +220,38 @@ class Node:
                 f"algorithm {algorithm!r}: {kind} on {self.name} has {' and '.join(have)}; use one of them"
             )
 
-    def _us(
-        self, curve: TimeCurve, kind: str, nbytes: int, ranks: int, algorithm: str | None, limit: float
-    ) -> float:
+    def _us(self, curve: TimeCurve, kind: str, nbytes: int, ranks: int, algorithm: str | None) -> float:
+        """Microseconds with the library's own CTAs."""
+        us = self._model_us(curve, kind, nbytes, ranks, algorithm)
         if not curve.points:
-            return self._model_us(curve, kind, nbytes, ranks, algorithm, limit)
-        us = interpolate_us(curve.points, nbytes)
-        whole = self._model_us(curve, kind, nbytes, curve.ranks, algorithm, math.inf)
-        mine = self._model_us(curve, kind, nbytes, ranks, algorithm, limit)
-        # Points say what a full set of CTAs does on the measured ranks; the model says the ratio to it.
-        return us * mine / whole if whole > 0 else us
+            return us
+        # Points say what the measured ranks do; for other ranks the model has the ratio.
+        whole = self._model_us(curve, kind, nbytes, curve.ranks, algorithm)
+        return interpolate_us(curve.points, nbytes) * (us / whole if whole > 0 else 1.0)
 
-    def _model_us(
-        self, curve: TimeCurve, kind: str, nbytes: int, ranks: int, algorithm: str | None, limit: float
-    ) -> float:
+    def _peak_bytes_per_s(self, curve: TimeCurve, kind: str, ranks: int, algorithm: str | None) -> float:
+        """Bus bandwidth of messages so large that nothing else counts."""
+        factor = bus_factor(kind, ranks)
+        if curve.points:
+            return max(size * factor / us for size, us in curve.points) * 1e6
+        return _MAX_NODE_BYTES * factor / self._model_us(curve, kind, _MAX_NODE_BYTES, ranks, algorithm) * 1e6
+
+    def _model_us(self, curve: TimeCurve, kind: str, nbytes: int, ranks: int, algorithm: str | None) -> float:
         known = {**self.constants, **curve.constants}
-        links = _links(known)
-        reduces = self.switch_reduces and algorithm not in ("ring", "tree")
-        # A rank's rate in a reduction by the switch is `switch_gain` times that of its links.
-        gain = links.switch_gain if reduces and kind == "all_reduce" else 1.0
-        inside = Inside(min(known["gb_s"] * 1e9, limit / gain), reduces)
+        inside = Inside(known["gb_s"] * 1e9, self.switch_reduces and algorithm not in ("ring", "tree"))
         network = self.network or Network(rail_bytes_per_s=1e9)  # not reached: all ranks share a domain
         domain = self.domain if self.network else max(ranks, self.domain)
         parts = group(ranks, 1, network.but(domain=domain))
         name = "p2p" if kind == "send_recv" else kind
+        links = _links(known)
         return 1e6 * group_collective_s(name, nbytes, parts, inside, network, links, algorithm=algorithm)
+
+
+def bus_factor(kind: str, ranks: int) -> float:
+    """Bytes over a rank's links for each byte of the collective, as nccl-tests counts bus bandwidth."""
+    if kind == "all_reduce":
+        return 2 * (ranks - 1) / ranks
+    return (ranks - 1) / ranks if kind in ("all_gather", "reduce_scatter", "all_to_all") else 1.0
 
 
 def interpolate_us(points: tuple[tuple[int, float], ...], nbytes: int) -> float:
