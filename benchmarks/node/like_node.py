@@ -1,14 +1,15 @@
-"""Does one GPU as rank 0 of a node overlap as a real node does? One published measurement, nothing fitted to it.
+"""Does one GPU as rank 0 of a node overlap as a real node does? A published figure, nothing fitted to it.
 
     PYTHONPATH=src python3 benchmarks/node/like_node.py --out FILE [--node dgx-h100]
 
-pytorch PR 172714 (8 x H100): an 8192x8192x8192 fp16 matmul and an all-gather of 64 MiB per rank take 2.96 ms one
-after the other, and 2.02 ms with the all-gather on a stream of its own, issued first (SM kernels): 0.68. This is
-measured here in the same way, each iteration by itself, with the all-gather of the node profile.
+pytorch PR 172714 (8 x H100): an 8192x8192x8192 fp16 matmul and an all-gather of 64 MiB per rank take 2.96 ms
+one after the other, and 2.02 ms with the all-gather on a stream of its own, issued first (SM kernels): 0.68.
+This is measured here in the same way, each iteration by itself, with the all-gather of the node profile.
 
-Absolute times need the H100's matmul rate, since the matmul here runs on another GPU. It is taken from a source
-that has nothing to do with the PR: 794.5 TFLOPS, the best bf16 rate found on an H100 SXM (stas00/ml-engineering,
-compute/accelerator, "Maximum Achievable Matmul FLOPS"). Being the best of many shapes, it is an upper bound.
+Absolute times need the H100's matmul rate, since the matmul here runs on another GPU. It is taken from a
+source that has nothing to do with the PR: 794.5 TFLOPS, the best bf16 rate found on an H100 SXM
+(stas00/ml-engineering, compute/accelerator, "Maximum Achievable Matmul FLOPS"). As the best of many shapes it
+is an upper bound.
 """
 
 from __future__ import annotations
