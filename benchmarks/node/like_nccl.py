@@ -33,11 +33,13 @@ import torch
 from weft.comm import nccl, paced
 from weft.comm.node import Paced
 from weft.comm.node_kernel import memory_traffic
+from weft.comm.paced_launch import PacedLauncher
 from weft.errors import WeftError
 from weft.execute.base import PipelineSample
 from weft.execute.compute import build_compute
 from weft.execute.cuda import CudaExecutor
 from weft.execute.gpu import TorchGpu
+from weft.gpu.driver import load_driver
 from weft.policy import Policy, Rule
 from weft.workload import Compute, Workload
 
@@ -85,10 +87,11 @@ class PacedPair:
     mirrored = True
 
     def __init__(self, node: FixedNode) -> None:
-        self.node = node
+        self.node, self._launcher = node, PacedLauncher(load_driver())
 
     def __call__(self, size: int, ctas: int | None) -> Any:
-        return nccl.NcclRanks(paced.load_paced(self.node), size, ctas)  # type: ignore[arg-type]
+        library = paced.load_paced(self.node, paced.Lateness(), launcher=self._launcher)  # type: ignore[arg-type]
+        return nccl.NcclRanks(library, size, ctas)
 
     def info(self) -> dict[str, Any]:
         return {"nccl": "paced"}
