@@ -207,7 +207,8 @@ def main() -> None:
         except Exception:
             found[name] = {"error": traceback.format_exc()[-1500:]}
         found[f"{name}_s"] = round(time.monotonic() - started, 1)
-    print(json.dumps(found, indent=None))
+        print(json.dumps({name: found[name]}), flush=True)  # a later part may end the process
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":

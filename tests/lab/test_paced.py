@@ -381,3 +381,12 @@ def test_a_launch_has_the_shape_of_the_nodes_kernel():
     assert paced_kernel.KernelArguments.from_buffer_copy(second["work"]).wait_ns == 0
     assert f".maxntid {part.threads}, 1, 1" in module
     assert ".target sm_90" in module
+    for size in (2, 8):  # kernels of one name that move other elements
+        (gathered,) = paced_plan.plan_calls([call("all_gather", 4096, 8192, size, type_name="float16")])
+        launcher.launch(gathered, part)
+    assert [
+        kind in text for kind, text in zip(("b16 %h", "b64 %value"), driver.modules[1:], strict=True)
+    ] == [
+        True,
+        True,
+    ]

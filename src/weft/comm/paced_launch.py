@@ -42,7 +42,8 @@ class _Device:
 
     capability: int
     most_shared_bytes: int
-    functions: dict[tuple[str, int], Handle] = field(default_factory=dict)
+    functions: dict[tuple[str, str, int], Handle] = field(default_factory=dict)
+    """By kind of collective, operation and threads: copies of different elements have one name."""
     mailboxes: dict[tuple[int, int], int] = field(default_factory=dict)
     scratch: int = 0
     scratch_size: int = 0
@@ -146,13 +147,14 @@ class PacedLauncher:
         return self._devices[key]
 
     def _function(self, device: _Device, planned: PlannedKernel, threads: int) -> Handle:
-        name = kernel_name(planned.kind, planned.operation)
-        if (name, threads) not in device.functions:
+        key = planned.kind, planned.operation, threads
+        if key not in device.functions:
+            name = kernel_name(planned.kind, planned.operation)
             module = self._driver.load(kernel_text(name, planned.operation, threads, device.capability))
             function = self._driver.function(module, name)
             self._driver.allow_dynamic_shared(function, device.most_shared_bytes)
-            device.functions[name, threads] = function
-        return device.functions[name, threads]
+            device.functions[key] = function
+        return device.functions[key]
 
     def _scratch(self, device: _Device, ctas: int, threads: int) -> int:
         """The address of scratch memory; a larger one replaces it, and what may be in use stays allocated."""
