@@ -1,8 +1,10 @@
 """The kernel of a paced collective, as PTX: one rank's part of a collective on a node, run on one GPU.
 
 Each CTA moves its share of the data in units. Unit j of n may start j/n of the collective's time after the
-CTA itself was placed; until then one thread polls, as in NCCL's kernels, and the others wait at a barrier. A
-CTA that is placed late ends late. Every wait is bounded by the GPU's timer and by clock cycles.
+CTA itself was placed; until then its warps poll the timer, each for itself with short naps. A CTA that is
+placed late ends late. Every wait is bounded by the GPU's timer and by clock cycles. Warps do not wait for
+each other, so that some read while others write: a CTA must be able to move what NCCL's moves and what peers
+write to this rank's memory.
 
 A ghost stage of a pipeline answers a message `latency_ns` after it has arrived, and one message per
 `period_ns`: the kernel that sends it computes when, and the kernel that receives the answer waits until then.
@@ -23,6 +25,7 @@ VECTORS = 16
 VECTOR_BYTES = 16
 MOST_REGISTERS = 96
 REGISTERS_PER_SM = 65536
+NAP_NS = 100
 MAIL_SLOTS = 1024
 """Messages that may wait for their answers at once; a power of two."""
 MOST_ANSWER_CYCLES = 8_000_000_000
@@ -190,19 +193,17 @@ NEXT:
   div.u64 %x, %x, %y;
   add.u64 %due, %wait, %x;
 POLL:
-  setp.ne.u32 %q, %thread, 0;
-  @%q bra READY;
-AGAIN:
   mov.u64 %now, %globaltimer;
   sub.u64 %now, %now, %start;
   setp.ge.u64 %q, %now, %due;
   @%q bra READY;
   mov.u64 %now, %clock64;
   sub.u64 %now, %now, %cycles;
-  setp.lt.u64 %q, %now, %limit;
-  @%q bra AGAIN;
+  setp.ge.u64 %q, %now, %limit;
+  @%q bra READY;
+  nanosleep.u32 {NAP_NS};
+  bra POLL;
 READY:
-  bar.sync 0;
   @%p bra OVER;
 
   // unit number of the collective, and how many data units come before it; the rest is scratch traffic
@@ -288,8 +289,9 @@ EXTRA:
   add.u64 %source, %source, %scratch;
   cvt.u64.u32 %x, %unit;
   add.u64 %target, %source, %x;
-{scratch_loads}
+  // what was read before is written now: reads and writes do not wait for each other
 {scratch_stores}
+{scratch_loads}
 MOVED:
   add.u32 %j, %j, 1;
   bra NEXT;
