@@ -15,16 +15,26 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from weft.comm.node_kernel import Kernel, memory_traffic, nccl_ctas
+from weft.comm.node_kernel import CommKernel, memory_traffic, nccl_ctas
 from weft.errors import UsageError
 from weft.gpu.collectives import Inside, group, group_collective_s
 from weft.gpu.network import LINKS, Links, Network
 
-KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "send_recv")
+NODE_COLLECTIVES = (
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+    "broadcast",
+    "reduce",
+    "send_recv",
+)
 """Collectives of a node profile."""
 NODE_ALGORITHMS = ("ring", "tree", "nvls", "nvlstree", "p2p")
-BASES = ("published", "assumed", "measured")
-MAX_NODE_BYTES = 1 << 42
+NODE_BASES = ("published", "assumed", "measured")
+_MAX_NODE_BYTES = 1 << 42
+LARGE_MESSAGE_BYTES = 16 << 20
+"""From this size on errors are those of large messages."""
 SWITCH_FROM_BYTES = 2 << 20
 """NCCL reduces in the switch from this size on (stas00/ml-engineering: 8 H200, NCCL 2.30)."""
 _POINT_TO_POINT = ("all_to_all", "send_recv")
@@ -67,7 +77,7 @@ class CtaRate:
 
 
 @dataclass(frozen=True)
-class Curve:
+class TimeCurve:
     """Time over bytes of one collective: constants of the network model, or measured points."""
 
     collective: str
@@ -76,6 +86,9 @@ class Curve:
     algorithm: str | None = None
     """None: the one that the library chooses."""
     error_pct: float | None = None
+    """Mean error from LARGE_MESSAGE_BYTES on, on results of sources that were left out of the fit."""
+    error_small_pct: float | None = None
+    """The same below LARGE_MESSAGE_BYTES."""
     sources: tuple[str, ...] = ()
     constants: Mapping[str, float] = field(default_factory=dict)
     """`launch_us`, `hop_us`, `gb_s`, `switch_gain`, `half_bytes`; absent: the node's."""
@@ -93,18 +106,18 @@ class Node:
     basis: str
     """That of its all-reduce; each collective has its own."""
     title: str
-    kernel: Kernel
+    kernel: CommKernel
     ctas: Mapping[str, int]
     """CTAs that the library uses by default, by algorithm."""
     cta_rates: Mapping[str, CtaRate]
     """By algorithm; `ring` serves those that are absent."""
     constants: Mapping[str, float]
-    """Of the network model, for collectives without a curve; see `Curve.constants`."""
+    """Of the network model, for collectives without a curve; see `TimeCurve.constants`."""
     switch_reduces: bool = False
     domain: int = 8
     """Ranks that reach each other without the network."""
     network: Network | None = None
-    curves: tuple[Curve, ...] = ()
+    curves: tuple[TimeCurve, ...] = ()
     assumed_pct: float = 30.0
     """Range given for a collective whose error is not known."""
     sources: tuple[str, ...] = ()
@@ -138,15 +151,22 @@ class Node:
         spread = 1 + (self.assumed_pct if fast.error_pct is None else fast.error_pct) / 100
         return fast.us / spread, slow.us * spread
 
-    def curve(self, kind: str, algorithm: str | None = None) -> Curve:
+    def curve(self, kind: str, algorithm: str | None = None) -> TimeCurve:
         """The curve of a collective; where the profile has none, one of the node's own constants."""
         for wanted in (algorithm, None):
             for one in self.curves:
                 if one.collective == kind and one.algorithm == wanted:
                     if wanted == algorithm:
                         return one
-                    return replace(one, algorithm=algorithm, basis="assumed", error_pct=None, points=())
-        return Curve(kind, self.ranks, "assumed", algorithm)
+                    return replace(
+                        one,
+                        algorithm=algorithm,
+                        basis="assumed",
+                        error_pct=None,
+                        error_small_pct=None,
+                        points=(),
+                    )
+        return TimeCurve(kind, self.ranks, "assumed", algorithm)
 
     def _part(
         self, kind: str, nbytes: int, ctas: int | None, ranks: int | None, algorithm: str | None, rate: str
@@ -178,12 +198,12 @@ class Node:
             read_bytes=read,
             write_bytes=write,
             basis=basis,
-            error_pct=curve.error_pct,
+            error_pct=curve.error_pct if nbytes >= LARGE_MESSAGE_BYTES else curve.error_small_pct,
             algorithm=chosen,
         )
 
     def _us(
-        self, curve: Curve, kind: str, nbytes: int, ranks: int, algorithm: str | None, limit: float
+        self, curve: TimeCurve, kind: str, nbytes: int, ranks: int, algorithm: str | None, limit: float
     ) -> float:
         if not curve.points:
             return self._model_us(curve, kind, nbytes, ranks, algorithm, limit)
@@ -194,7 +214,7 @@ class Node:
         return us * mine / whole if whole > 0 else us
 
     def _model_us(
-        self, curve: Curve, kind: str, nbytes: int, ranks: int, algorithm: str | None, limit: float
+        self, curve: TimeCurve, kind: str, nbytes: int, ranks: int, algorithm: str | None, limit: float
     ) -> float:
         known = {**self.constants, **curve.constants}
         links = _links(known)
@@ -247,10 +267,10 @@ def _choice(kind: str, nbytes: int, switch_reduces: bool, domains: int) -> str:
 
 
 def _check(kind: str, nbytes: int, ctas: int | None, ranks: int, algorithm: str | None) -> None:
-    if kind not in KINDS:
-        raise UsageError(f"collective {kind!r} is not known; use one of {', '.join(KINDS)}")
-    if not 0 <= nbytes <= MAX_NODE_BYTES:
-        raise UsageError(f"{nbytes} bytes of a collective: give 0 to {MAX_NODE_BYTES}")
+    if kind not in NODE_COLLECTIVES:
+        raise UsageError(f"collective {kind!r} is not known; use one of {', '.join(NODE_COLLECTIVES)}")
+    if not 0 <= nbytes <= _MAX_NODE_BYTES:
+        raise UsageError(f"{nbytes} bytes of a collective: give 0 to {_MAX_NODE_BYTES}")
     if ctas is not None and ctas < 1:
         raise UsageError(f"{ctas} CTAs of a collective: give 1 or more")
     if ranks < 2:

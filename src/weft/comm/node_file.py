@@ -10,19 +10,19 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from weft.comm.node import BASES, KINDS, NODE_ALGORITHMS, CtaRate, Curve, Node
-from weft.comm.node_kernel import Kernel
+from weft.comm.node import NODE_ALGORITHMS, NODE_BASES, NODE_COLLECTIVES, CtaRate, Node, TimeCurve
+from weft.comm.node_kernel import CommKernel
 from weft.errors import InputError, UsageError
 from weft.gpu.network import NETWORKS
 
 NODE_VERSION = 1
-FOLDER = Path(__file__).parent / "nodes"
-MAX_FILE_BYTES = 4 << 20
-MAX_RANKS = 4096
-MAX_POINTS = 4096
-CONSTANTS = ("launch_us", "hop_us", "gb_s", "switch_gain", "half_bytes", "ring_us", "network_us")
+_FOLDER = Path(__file__).parent / "nodes"
+_MAX_FILE_BYTES = 4 << 20
+_MAX_RANKS = 4096
+_MAX_POINTS = 4096
+NODE_CONSTANTS = ("launch_us", "hop_us", "gb_s", "switch_gain", "half_bytes", "ring_us", "network_us")
 """Constants of the network model that a profile may state."""
-KEYS = (
+_KEYS = (
     *("version", "name", "title", "gpu", "ranks", "domain", "network", "switch_reduces", "basis"),
     *("assumed_pct", "kernel", "ctas", "cta_rates", "constants", "curves", "sources"),
 )
@@ -32,14 +32,14 @@ _REQUIRED = ("name", "gpu", "ranks", "kernel", "ctas", "cta_rates", "constants")
 @cache
 def shipped_nodes() -> tuple[str, ...]:
     """Names of the profiles that come with weft."""
-    return tuple(sorted(path.stem for path in FOLDER.glob("*.json")))
+    return tuple(sorted(path.stem for path in _FOLDER.glob("*.json")))
 
 
 def find_node(name_or_path: str) -> Node:
     """A shipped profile by name, or a file. Raises UsageError with the names, InputError for a bad file."""
     key = name_or_path.strip().lower()
     if key in shipped_nodes():
-        return read_node(FOLDER / f"{key}.json")
+        return read_node(_FOLDER / f"{key}.json")
     path = Path(name_or_path)
     if path.suffix or os.sep in name_or_path or path.exists():
         return read_node(path)
@@ -50,9 +50,9 @@ def find_node(name_or_path: str) -> Node:
 def read_node(path: Path) -> Node:
     """The profile in a file. Raises InputError, in one line."""
     try:
-        if path.stat().st_size > MAX_FILE_BYTES:
+        if path.stat().st_size > _MAX_FILE_BYTES:
             raise InputError(
-                f"node {path}: over {MAX_FILE_BYTES >> 20} MiB; give a file of `weft node import`"
+                f"node {path}: over {_MAX_FILE_BYTES >> 20} MiB; give a file of `weft node import`"
             )
         document = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -72,8 +72,8 @@ def node_from_dict(document: Any) -> Node:
     version = document.get("version")
     if version != NODE_VERSION or isinstance(version, bool):
         raise UsageError(f"node version {version!r} is not known; this weft reads {NODE_VERSION}")
-    _keys("node", document, KEYS, _REQUIRED)
-    ranks = _whole(document, "ranks", 2, MAX_RANKS)
+    _keys("node", document, _KEYS, _REQUIRED)
+    ranks = _whole(document, "ranks", 2, _MAX_RANKS)
     network = document.get("network")
     if network is not None and network not in NETWORKS:
         raise UsageError(f"network {network!r} is not known; use one of {', '.join(NETWORKS)}")
@@ -81,14 +81,14 @@ def node_from_dict(document: Any) -> Node:
         name=_text(document, "name"),
         gpu=_text(document, "gpu"),
         ranks=ranks,
-        basis=_choice(document, "basis", BASES, "assumed"),
+        basis=_choice(document, "basis", NODE_BASES, "assumed"),
         title=_text(document, "title", ""),
         kernel=_kernel(_object(document, "kernel")),
         ctas=_by_algorithm(_object(document, "ctas"), "ctas", lambda home, key: _whole(home, key, 1, 1024)),
         cta_rates=_by_algorithm(_object(document, "cta_rates"), "cta_rates", _rate),
         constants=_constants(_object(document, "constants"), ("launch_us", "hop_us", "gb_s")),
         switch_reduces=_flag(document, "switch_reduces"),
-        domain=_whole(document, "domain", 1, MAX_RANKS) if "domain" in document else ranks,
+        domain=_whole(document, "domain", 1, _MAX_RANKS) if "domain" in document else ranks,
         network=NETWORKS[network] if network is not None else None,
         curves=tuple(_curve(one) for one in _list(document, "curves")),
         assumed_pct=_number(document, "assumed_pct", 0, 1000, 30.0),
@@ -128,31 +128,32 @@ def node_to_dict(node: Node) -> dict[str, Any]:
     }
 
 
-def _curve_to_dict(curve: Curve) -> dict[str, Any]:
+def _curve_to_dict(curve: TimeCurve) -> dict[str, Any]:
     return {
         "collective": curve.collective,
         "algorithm": curve.algorithm,
         "ranks": curve.ranks,
         "basis": curve.basis,
         "error_pct": curve.error_pct,
+        "error_small_pct": curve.error_small_pct,
         "constants": dict(curve.constants),
         "points": [list(point) for point in curve.points],
         "sources": list(curve.sources),
     }
 
 
-def _kernel(home: dict[str, Any]) -> Kernel:
+def _kernel(home: dict[str, Any]) -> CommKernel:
     _keys(
         "kernel", home, ("threads", "registers", "shared_bytes", "cluster", "basis", "source"), ("threads",)
     )
-    return Kernel(
+    return CommKernel(
         registers=_whole(home, "registers", 16, 255),
         shared_bytes=_whole(home, "shared_bytes", 0, 1 << 20),
         cluster=_whole(home, "cluster", 1, 16),
         threads=_by_algorithm(
             _object(home, "threads"), "threads", lambda part, key: _whole(part, key, 32, 1024)
         ),
-        basis=_choice(home, "basis", BASES, "assumed"),
+        basis=_choice(home, "basis", NODE_BASES, "assumed"),
         source=_text(home, "source", ""),
     )
 
@@ -163,33 +164,42 @@ def _rate(home: dict[str, Any], key: str) -> CtaRate:
     low, middle, high = (_number(part, name, 1e-3, 1e4) for name in ("low", "gb_s", "high"))
     if not low <= middle <= high:
         raise UsageError(f"cta_rates: gb_s {middle} is not between low {low} and high {high}")
-    return CtaRate(middle, low, high, _choice(part, "basis", BASES, "assumed"), _text(part, "source", ""))
+    return CtaRate(
+        middle, low, high, _choice(part, "basis", NODE_BASES, "assumed"), _text(part, "source", "")
+    )
 
 
-def _curve(home: Any) -> Curve:
+def _curve(home: Any) -> TimeCurve:
     if not isinstance(home, dict):
         raise UsageError("curves: each is a JSON object")
-    known = ("collective", "algorithm", "ranks", "basis", "error_pct", "constants", "points", "sources")
+    known = (
+        *("collective", "algorithm", "ranks", "basis", "error_pct", "error_small_pct"),
+        *("constants", "points", "sources"),
+    )
     _keys("curves", home, known, ("collective", "ranks", "basis"))
     algorithm = home.get("algorithm")
     if algorithm is not None:
         algorithm = _choice(home, "algorithm", NODE_ALGORITHMS, "ring")
-    error = home.get("error_pct")
-    return Curve(
-        collective=_choice(home, "collective", KINDS, ""),
-        ranks=_whole(home, "ranks", 2, MAX_RANKS),
-        basis=_choice(home, "basis", BASES, "assumed"),
+    return TimeCurve(
+        collective=_choice(home, "collective", NODE_COLLECTIVES, ""),
+        ranks=_whole(home, "ranks", 2, _MAX_RANKS),
+        basis=_choice(home, "basis", NODE_BASES, "assumed"),
         algorithm=algorithm,
-        error_pct=None if error is None else _number(home, "error_pct", 0, 1000),
+        error_pct=_percent(home, "error_pct"),
+        error_small_pct=_percent(home, "error_small_pct"),
         sources=_texts(home, "sources"),
         constants=_constants(home.get("constants", {}), ()),
         points=_points(_list(home, "points")),
     )
 
 
+def _percent(home: dict[str, Any], key: str) -> float | None:
+    return None if home.get(key) is None else _number(home, key, 0, 1000)
+
+
 def _points(found: list[Any]) -> tuple[tuple[int, float], ...]:
-    if len(found) > MAX_POINTS:
-        raise UsageError(f"curves: {len(found)} points; at most {MAX_POINTS}")
+    if len(found) > _MAX_POINTS:
+        raise UsageError(f"curves: {len(found)} points; at most {_MAX_POINTS}")
     points = []
     for one in found:
         if not isinstance(one, list) or len(one) != 2:
@@ -204,7 +214,7 @@ def _points(found: list[Any]) -> tuple[tuple[int, float], ...]:
 def _constants(home: Any, needed: tuple[str, ...]) -> dict[str, float]:
     if not isinstance(home, dict):
         raise UsageError("constants: a JSON object of numbers")
-    _keys("constants", home, CONSTANTS, needed)
+    _keys("constants", home, NODE_CONSTANTS, needed)
     found = {}
     for key in home:
         low, high = {"gb_s": (1e-3, 1e5), "half_bytes": (0, 1e12), "switch_gain": (0.1, 10)}.get(

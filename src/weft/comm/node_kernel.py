@@ -11,7 +11,7 @@ NCCL_SIMPLE_THREAD_THRESHOLD)."""
 
 
 @dataclass(frozen=True)
-class Kernel:
+class CommKernel:
     """Shape of the kernel that runs a collective."""
 
     registers: int

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from weft.kernels import glob_regex
-from weft.policy import MAX_PATTERN_BYTES, MAX_RULES, CommRule, Policy, Rule
+from weft.policy import MAX_RULES, Policy
+from weft.rules import MAX_PATTERN_BYTES, CommRule, Rule
 from weft.tuning.candidates import HEAD_START_US
 from weft.tuning.live.costs import CommCosts
 from weft.tuning.live.options import MEMORY_KERNELS, Facts, PolicyChange
