@@ -7,7 +7,7 @@ from typing import Any
 
 from weft.execute.sim import SimExecutor
 from weft.ops.case import Case
-from weft.ops.simulate import node
+from weft.ops.simulate import flow_node
 from weft.policy import Policy
 from weft.sim.flow import Task, flow, slowed
 from weft.sim.gemm import Gemms, gemms
@@ -110,7 +110,7 @@ def _flow_contention(case: Case) -> dict[str, Any]:
     work = Task(
         name="matmul", rank=0, alone_s=cost.compute_s, beside_s=cost.compute_s, memory_bytes=cost.memory_bytes
     )
-    shared = node(case, "dma")
+    shared = flow_node(case, "dma")
     alone = flow(shared, [work]).total_s
     concurrent = flow(shared, [*copies, work]).end_s[-1]
     moved = 1e9 * len(copies) / case.fabric.period

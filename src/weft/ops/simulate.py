@@ -112,7 +112,7 @@ def simulate(case: Case, name: str, engine: str = "dma") -> ScheduleResult:
             f"cannot be simulated one by one; use {case.ranks // SWITCH_GPUS * SWITCH_GPUS} ranks"
         )
     tasks = _library(case) if name == "serial" and engine == "sm" else _tasks(case, name)
-    return ScheduleResult(case, name, engine, tasks, flow(node(case, engine), tasks))
+    return ScheduleResult(case, name, engine, tasks, flow(flow_node(case, engine), tasks))
 
 
 def exhaustive(case: Case, engines: tuple[str, ...] = FUSED_ENGINES) -> list[ScheduleResult]:
@@ -120,7 +120,7 @@ def exhaustive(case: Case, engines: tuple[str, ...] = FUSED_ENGINES) -> list[Sch
     return [simulate(case, name, engine) for name, engine in schedule_candidates(case, engines)]
 
 
-def node(case: Case, engine: str) -> FlowNode:
+def flow_node(case: Case, engine: str) -> FlowNode:
     """What the tasks of a case share."""
     figures, joined = case.costs.profile.figures, case.fabric
     shared = {
