@@ -218,10 +218,10 @@ def main() -> None:
     torch.zeros(1, device="cuda")
     found: dict[str, Any] = {"gpu": torch.cuda.get_device_name(), "node": os.environ["WEFT_NODE"]}
     parts = {
+        "timer": timer,
         "rates": rates,
         "results": results,
         "durations": lambda: durations(os.environ["WEFT_NODE"]),
-        "results": results,
         "seen": seen,
     }
     for name, part in parts.items():
