@@ -15,6 +15,8 @@ from statistics import fmean, median
 import pytest
 
 from weft.execute.sim import SimExecutor
+from weft.gpu.collectives import collective_s as plan_collective_s
+from weft.gpu.collectives import group
 from weft.gpu.cost import (
     NODE_LINKS,
     NodeLinks,
@@ -23,15 +25,13 @@ from weft.gpu.cost import (
     node_collective_s,
     switch_reduces,
 )
+from weft.gpu.network import network
 from weft.gpu.specs import spec
 from weft.ops.case import Case
 from weft.ops.case import library_collective_s as ops_collective_s
-from weft.plan.collectives import collective_s as plan_collective_s
-from weft.plan.collectives import group
 from weft.plan.compute import gemm_s
 from weft.plan.figures import shipped
 from weft.plan.models import Gemm
-from weft.plan.network import network
 from weft.policy import Policy
 from weft.sim.gemm import gemm_rates, gemms, machine
 from weft.workload import Compute, Workload
