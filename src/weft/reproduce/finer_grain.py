@@ -327,6 +327,10 @@ def _ficco_bars(rows: Sequence[Reproduced]) -> list[Target]:
             slack = SPEEDUP_SLACK if one.unit.startswith("x") else ACCURACY_SLACK
             target = f"{one.published:g} +- {slack:g} {one.unit}"
             met = abs(one.error) <= slack
+            if one.cell == "weft: right":
+                target, met = f"at least {one.published:g} {one.unit}", one.error >= 0
+            elif one.cell == "weft: lost where wrong":
+                target, met = f"at most {one.published:g} {one.unit}", one.error <= 0
             found.append(Target(name=one.cell, value=round(one.ours or 0.0, 3), target=target, met=met))
     return found
 
