@@ -41,7 +41,7 @@ _NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[-+]?\d+)?$", re.I)
 
 
 @dataclass(frozen=True)
-class Row:
+class TestedSize:
     """One line of a table: out of place, or in place where the other was not measured."""
 
     nbytes: int
@@ -57,7 +57,7 @@ class Row:
 
 
 @dataclass
-class Table:
+class TestedCollective:
     """One run of one program."""
 
     collective: str = ""
@@ -70,7 +70,7 @@ class Table:
     """The vendor's spelling."""
     channels: tuple[int, int, int] | None = None
     """CTAs of rings and trees, of reductions by the switch and of point-to-point transfers."""
-    rows: list[Row] = field(default_factory=list)
+    rows: list[TestedSize] = field(default_factory=list)
 
     @property
     def alone(self) -> bool:
@@ -78,7 +78,7 @@ class Table:
         return bool(self.rows) and self.ranks <= 1 and all(row.bus_gb_s == 0 for row in self.rows)
 
 
-def read_tables(text: str) -> list[Table]:
+def read_tables(text: str) -> list[TestedCollective]:
     """The tables of a log that have rows, in order. A row with wrong results is left out."""
     found = list(_tables(text.splitlines()))
     for table in found:
@@ -88,7 +88,7 @@ def read_tables(text: str) -> list[Table]:
     return [table for table in found if table.rows]
 
 
-def points(tables: Iterable[Table]) -> tuple[tuple[int, float], ...]:
+def points(tables: Iterable[TestedCollective]) -> tuple[tuple[int, float], ...]:
     """Bytes and microseconds over tables of the same collective and ranks: medians, in order of size."""
     times: dict[int, list[float]] = {}
     for table in tables:
@@ -97,8 +97,8 @@ def points(tables: Iterable[Table]) -> tuple[tuple[int, float], ...]:
     return tuple((size, statistics.median(times[size])) for size in sorted(times))
 
 
-def _tables(lines: Iterable[str]) -> Iterator[Table]:
-    table = Table()
+def _tables(lines: Iterable[str]) -> Iterator[TestedCollective]:
+    table = TestedCollective()
     members: dict[int, str] = {}
     columns: list[str] = []
     unit = 1.0
@@ -109,7 +109,7 @@ def _tables(lines: Iterable[str]) -> Iterator[Table]:
         if table.rows and (program or (rank and rank[1] == "0") or _HEADER.search(line)):
             yield table  # the next run; where only a new header says so, of the same program and ranks
             same = not program and not rank
-            table = replace(table, rows=[]) if same else Table()
+            table = replace(table, rows=[]) if same else TestedCollective()
             members = members if same else {}
         if program:
             table.program, table.collective = program[1], PROGRAMS.get(program[1], "")
@@ -129,7 +129,7 @@ def _tables(lines: Iterable[str]) -> Iterator[Table]:
         yield table
 
 
-def _row(nbytes: int, words: list[str], columns: list[str], unit: float) -> Row | None:
+def _row(nbytes: int, words: list[str], columns: list[str], unit: float) -> TestedSize | None:
     """The rest of a row, after size, count and type."""
     redop, root = "", None
     if words and not _NUMBER.match(words[0]) and words[0] != "N/A":
@@ -146,7 +146,7 @@ def _row(nbytes: int, words: list[str], columns: list[str], unit: float) -> Row 
     us, algorithm_gb_s, bus_gb_s = best
     checks = [words[at] if len(words) > at else "0" for at in (3, 7)]
     in_place = second is not None and first is not None and (checks[1] != "N/A" or checks[0] == "N/A")
-    return Row(
+    return TestedSize(
         nbytes=nbytes,
         us=us * unit,
         bus_gb_s=bus_gb_s,
@@ -167,7 +167,7 @@ def _three(words: list[str], start: int) -> tuple[float, float, float] | None:
     return (us, algorithm_gb_s, bus_gb_s) if us > 0 else None
 
 
-def guess(table: Table) -> str:
+def guess(table: TestedCollective) -> str:
     """The collective by redop, root and the ratio of bus to algorithm bandwidth; empty: cannot tell."""
     factors = [row.factor for row in table.rows if row.factor]
     if not factors or table.ranks < 2:
