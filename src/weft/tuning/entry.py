@@ -10,11 +10,10 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import weft
+from weft.comm.paced import NODE_VARIABLE
 from weft.errors import UsageError
 from weft.policy import Policy
 
-NODE_VARIABLE = "WEFT_NODE"
-"""The node profile that ghost ranks act by, where there is one."""
 MAX_AGE_S = 30 * 86400.0
 CLOCK_SKEW_S = 86400.0
 MAX_TEXT = 2048

@@ -33,7 +33,7 @@ from weft.tuning.live.watch import Watch
 Conductor = Generator[Decision, list[Report], None]
 BETWEEN_S = 0.25  # seconds between decisions of a watch, at least
 MEET = (8, 256)  # trials between decisions of a watch
-TRIAL_MS, MOST_STEPS = 15.0, 64  # a trial of a watch: at least so long, and at most so many steps
+TRIAL_MS, MOST_TOGETHER = 15.0, 64  # a trial of a watch: at least so long, and at most so many steps
 LAG = 2  # trials whose times need not be known when a watch decides
 
 
@@ -102,7 +102,7 @@ def conduct(
 
 def steps_of_a_trial(step_ms: float) -> int:
     """How many steps a watch times together: it takes tens of microseconds each time."""
-    return min(max(math.ceil(TRIAL_MS / max(step_ms, 1e-3)), 1), MOST_STEPS)
+    return min(max(math.ceil(TRIAL_MS / max(step_ms, 1e-3)), 1), MOST_TOGETHER)
 
 
 def meeting(trial_ms: float) -> int:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from weft.comm.paced import NODE_VARIABLE
 from weft.policy import Policy
 from weft.shim import apply, binding, communicators, layout, nccl_binding, spans, stats, tracer
 from weft.tuning.candidates import cta_choices
@@ -92,6 +93,7 @@ class LaunchControls:
             calls=_sizes(calls, steps),
             deterministic=_deterministic(),
             world=self._world,
+            one_rank_per_gpu=_ranks_of_a_node(),
             workload=self._workload(kernels, Counter(call.operation for call in calls), steps),
         )
 
@@ -217,10 +219,16 @@ def _most_ctas(used: Sequence[communicators.Communicator]) -> int:
 
     sms = _sms()
     here = Counter((found.key, found.device) for found in used)
-    own, processes = max(here.values()), int(os.environ.get("LOCAL_WORLD_SIZE", "1") or 1)
+    own = max(here.values())
+    processes = 1 if _ranks_of_a_node() else int(os.environ.get("LOCAL_WORLD_SIZE", "1") or 1)
     sharing = max(own, -(-processes // max(1, torch.cuda.device_count())))
     most = SHARED_CTAS if sharing > own else communicators.MOST_CTAS
     return int(min(most, sms // SM_SHARE // sharing))
+
+
+def _ranks_of_a_node() -> bool:
+    """Whether the other ranks are ghosts of a node profile, each of which stands for a GPU of its own."""
+    return bool(os.environ.get(NODE_VARIABLE))
 
 
 def _sms() -> int:

@@ -78,7 +78,8 @@ def reserve_changes(facts: Facts, default: Policy) -> list[PolicyChange]:
     gemms = any(LIBRARY_GEMMS.fullmatch(kernel.symbol) for kernel in facts.beside)
     if not (facts.launches and facts.ctas and gemms) or facts.deterministic or default.sm_reserve:
         return []
-    sharing = max(1, facts.world // facts.ranks_at_work) if facts.ranks_at_work == 1 else 1
+    ghosts = facts.ranks_at_work == 1 and not facts.one_rank_per_gpu
+    sharing = max(1, facts.world) if ghosts else 1
     return [{"sm_reserve": facts.ctas * sharing}]
 
 

@@ -98,6 +98,8 @@ class Facts:
     """Ranks of the job."""
     ranks_at_work: int = 1
     """Processes that take part in tuning."""
+    one_rank_per_gpu: bool = False
+    """Whether ranks without a process are those of a node profile: their collectives are not on this GPU."""
     workload: str = ""
     """What distinguishes this job from others in the store."""
 
