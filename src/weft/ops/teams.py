@@ -63,6 +63,8 @@ class Team:
         self.size: int = group.size()
         self.calls = 0
         self.prepared: OrderedDict[Any, Any] = OrderedDict()
+        self.promises: dict[Any, bool] = {}
+        """By sizes: whether rank 0 expects a fused operation to gain (`weft.ops.promise`)."""
         self._captured: list[Any] = []
         self._agreements: OrderedDict[str, TeamAgreement] = OrderedDict()
         self._store: Any = None
@@ -306,6 +308,11 @@ def group_named(name: str) -> Any:
     if not name:
         return None
     return host_peers(name) or dist.distributed_c10d._resolve_process_group(name)
+
+
+def known_teams() -> list[Team]:
+    """The teams of all groups that made a call."""
+    return list(_TEAMS.values())
 
 
 def forget() -> None:
