@@ -116,6 +116,7 @@ def run(
     from weft.monitor.exporter import Exporter, metrics_address
     from weft.shim import chrome, launch, stats
     from weft.shim.apply import not_applied
+    from weft.shim.engine import engine_summary
     from weft.shim.inject import Job, TraceRequest, check_preload
     from weft.tuning.live.starts import Memory
     from weft.tuning.live.tuned_job import read_record, read_result
@@ -169,6 +170,7 @@ def run(
                 line = counted["tuning"]["text"]
                 _write_page(html, counted["tuning"], read_record(job.folder))
                 _say(earlier.learn(counted["tuning"]) if earlier is not None else "", quiet)
+                _say(engine_summary(counted["engine"]), quiet)
             job.leave_outcome(counted)
             if trace is not None:
                 _write_traces(job.folder, trace, quiet)

@@ -40,7 +40,7 @@ CHUNK_ROWS = 16
 _CHUNKS = 512
 PAGE = 4096
 
-POLICY_SET, PRIORITY_HIGH, WHEN_OVERLAP, TRACK, HEAD_START_PLACED = 1, 2, 4, 8, 16
+POLICY_SET, PRIORITY_HIGH, WHEN_OVERLAP, TRACK, HEAD_START_PLACED, ENGINE_DMA = 1, 2, 4, 8, 16, 32
 
 KINDS = ("compute", "comm", "weft", "unknown")
 APIS = {1: "cuda", 2: "hip"}
@@ -90,6 +90,16 @@ COUNTERS = (
     "rules_unapplied",
     "comm_bytes",
     "placed_behind",
+    "engine_copied",
+    "engine_kernels",
+    "engine_unsure",
+    "engine_no_window",
+    "engine_other_kind",
+    "engine_old_nccl",
+    "engine_two_ranks",
+    "engine_own_policy",
+    "engine_nodes",
+    "engine_refused",
 )
 NCCL_PATHS = ("none", "config", "tuner", "refused")
 """How rules for collectives reach NCCL: not at all, by each call's configuration, by the tuner plugin.
@@ -229,6 +239,7 @@ def encode_policy(policy: Policy | None, track: bool = False) -> bytes:
     c.residency = policy.residency or 0
     placed = policy.head_start == "placed"
     c.flags |= HEAD_START_PLACED if placed else 0
+    c.flags |= ENGINE_DMA if policy.engine == "dma" else 0
     c.head_start_ns = round((policy.head_start_us or (PLACED_BOUND_US if placed else 0)) * 1000)
     c.sm_reserve = policy.sm_reserve
     c.rule_count = len(policy.rules)
