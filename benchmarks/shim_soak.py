@@ -26,7 +26,8 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
 
 from hatch_build import LINK, build_shim  # noqa: E402
 
-from weft.policy import Policy, Rule  # noqa: E402
+from weft.policy import Policy  # noqa: E402
+from weft.rules import Rule  # noqa: E402
 from weft.shim.inject import Job  # noqa: E402
 
 POLICIES = (
@@ -104,6 +105,12 @@ def soak(launches: int, threads: int, sanitizer: str | None) -> dict[str, Any]:
     }
 
 
+def commit() -> str:
+    """What was run, with a + where files differ from it."""
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty=+", "--exclude=*"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+
+
 def main() -> int:
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
@@ -115,11 +122,9 @@ def main() -> int:
     row = soak(args.launches, args.threads, args.sanitizer)
     print(json.dumps(row))
     if args.out:
+        command = " ".join(["python", "benchmarks/shim_soak.py", *sys.argv[1:]])
         with args.out.open("a") as file:
-            file.write(
-                json.dumps({"command": " ".join(["python", "benchmarks/shim_soak.py", *sys.argv[1:]]), **row})
-                + "\n"
-            )
+            file.write(json.dumps({"command": command, "commit": commit(), **row}) + "\n")
     return 0 if row["clean"] else 1
 
 

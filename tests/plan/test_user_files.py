@@ -7,14 +7,14 @@ import json
 import pytest
 
 from weft.errors import WeftError
+from weft.gpu.collectives import collective_s, group
+from weft.gpu.network import GBIT, usual_network
 from weft.gpu.specs import spec
 from weft.plan import TrainingJob, predict
 from weft.plan.cluster import from_nccl_tests, read_cluster
-from weft.plan.collectives import collective_s, group
 from weft.plan.figures import shipped
 from weft.plan.launch import launch_text
 from weft.plan.models import MODELS
-from weft.plan.network import GBIT, usual_network
 from weft.plan.options import PlanOptions
 from weft.plan.request import question
 from weft.plan.user_files import read_config

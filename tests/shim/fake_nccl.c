@@ -21,6 +21,7 @@ enum { LOG = 65536, MAGIC = 0x6e63636c, QUEUE = 256, INVALID = 4 };
 
 struct ncclComm {
     int magic, rank, size, max_ctas, min_ctas, blocking, split_share;
+    int suspended;
     const char *net;
     _Atomic ncclResult_t async;
     _Atomic int polls; /* questions until a comm that works in the background is ready */
@@ -183,7 +184,7 @@ static ncclComm_t make(int rank, int size, const ncclConfig_t *config, ncclComm_
             return NULL;
     }
     ncclComm_t c = calloc(1, sizeof *c);
-    *c = (struct ncclComm){MAGIC, rank, size, own.maxCTAs, own.minCTAs, own.blocking, own.splitShare, NULL, 0, 0, NULL, NULL,
+    *c = (struct ncclComm){MAGIC, rank, size, own.maxCTAs, own.minCTAs, own.blocking, own.splitShare, 0, NULL, 0, 0, NULL, NULL,
                            own.CTAPolicy == NCCL_UNDEFINED ? 0 : own.CTAPolicy};
     if (!config && parent)
         *c = *parent;
@@ -333,6 +334,23 @@ API ncclResult_t ncclGroupEnd(void) {
     return result;
 }
 
+/* As NCCL: asks the plugin how it would plan an all-reduce, here of 1 KiB on the newest communicator, and launches
+ * nothing. */
+static _Atomic int simulation_held, simulations;
+API void fake_hold_simulation(int on) { simulation_held = on; }
+API int fake_simulations(void) { return simulations; }
+API ncclResult_t ncclGroupSimulateEnd(void *info) {
+    fake_plan plan;
+    (void)info;
+    if (depth == 0)
+        return 5;
+    depth--;
+    simulations++;
+    while (simulation_held)
+        usleep(1000);
+    return make_plan(newest, 4, 1024, true, &plan);
+}
+
 /* --- using and ending them ------------------------------------------------------------------------------------------- */
 
 static _Atomic int refusing, planning;
@@ -354,6 +372,8 @@ static ncclResult_t collective(const char *name, int function, size_t bytes, ncc
     ncclResult_t result = check_config(config);
     if (result || (result = note(name, comm)))
         return result;
+    if (comm->suspended)
+        return INVALID;
     if (!copies(name, comm, send, recv, config)) {
         to_launch += depth > 0;
         if (depth == 0)
@@ -367,7 +387,7 @@ static ncclResult_t collective(const char *name, int function, size_t bytes, ncc
         r->cluster = config->cgaClusterSize, r->force = config->forceAlgSelection, r->policy = config->CTAPolicy;
         snprintf(r->algorithm, sizeof r->algorithm, "%s", config->algSelection ? config->algSelection : "");
     }
-    return function < 0 || (!logging && !planning) ? 0 : make_plan(comm, function, bytes, &r->plan);
+    return function < 0 || (!logging && !planning) ? 0 : make_plan(comm, function, bytes, false, &r->plan);
 }
 
 #if FAKE_VERSION >= 23100
@@ -445,6 +465,16 @@ API ncclResult_t ncclCommAbort(ncclComm_t comm) {
     hanging = 0;
     return end("ncclCommAbort", comm);
 }
+static ncclResult_t set_suspended(const char *name, ncclComm_t comm, int to) {
+    ncclResult_t result = note(name, comm);
+    if (result || comm->suspended == to)
+        return result ? result : 5;
+    return comm->suspended = to, 0;
+}
+API ncclResult_t ncclCommSuspend(ncclComm_t comm, int flags) {
+    return flags & NCCL_SUSPEND_MEMORY ? set_suspended("ncclCommSuspend", comm, 1) : 0;
+}
+API ncclResult_t ncclCommResume(ncclComm_t comm) { return set_suspended("ncclCommResume", comm, 0); }
 API ncclResult_t ncclCommRegister(ncclComm_t comm, void *buffer, size_t size, void **handle) {
     (void)buffer, (void)size;
     *handle = comm;

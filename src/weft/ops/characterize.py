@@ -9,7 +9,7 @@ from weft.execute.sim import SimExecutor
 from weft.ops.case import Case
 from weft.ops.simulate import node
 from weft.policy import Policy
-from weft.sim.flow import Task, flow
+from weft.sim.flow import Task, flow, slowed
 from weft.sim.gemm import Gemms, gemms
 from weft.sim.profile import names
 from weft.timeline import Kind
@@ -70,6 +70,17 @@ def cut_row(shape: Shape, axis: str, ways: int, whole_ms: float, ms: float) -> d
         "ms": round(ms, 5),
         "loss_pct": round(100 * (ms / whole_ms - 1), 2),
     }
+
+
+def gemm_slowed_pct(costs: Gemms, shape: Shape, dtype: str, moved_bytes_per_s: float) -> float:
+    """How much longer a GEMM takes while copies by DMA move so many bytes per second through this GPU.
+
+    The copies are not slowed in return: they ask for less than half of the memory bandwidth, and memory that
+    serves both fairly gives them that.
+    """
+    cost = costs.cost(*shape, dtype)
+    memory = costs.profile.figures.memory_tb_s * 1e12
+    return 100 * (slowed(cost.compute_s, cost.memory_bytes, moved_bytes_per_s, memory) / cost.seconds - 1)
 
 
 def contention_row(

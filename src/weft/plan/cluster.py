@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from weft.errors import InputError, UsageError
+from weft.gpu.collectives import collective_s, group
+from weft.gpu.network import GBIT, Network, network, usual_network
 from weft.gpu.specs import GpuSpec, spec
-from weft.plan.collectives import collective_s, group
 from weft.plan.figures import shipped
-from weft.plan.network import GBIT, Network, network, usual_network
 from weft.plan.user_files import parse_toml, read_text
 
 KEYS = (

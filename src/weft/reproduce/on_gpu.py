@@ -11,9 +11,10 @@ from weft.errors import UnavailableError, WeftError
 from weft.execute.base import Executor
 from weft.execute.devices import has_gpu, open_executor
 from weft.execute.sim import GHOST, SimExecutor
-from weft.policy import Policy, Rule
+from weft.policy import Policy
 from weft.reproduce.figure import NOT_LOOKED_AT, OnProgress, Reproduced, Reproduction, same_sign
 from weft.reproduce.time_ratio import published_tables
+from weft.rules import Rule
 from weft.sim.profile import PAPER_CTAS, Profile, by_title
 from weft.tuning.candidates import GEMM, residency_choices
 from weft.workload import Workload, named, paper_reading

@@ -22,7 +22,7 @@ from typing import Any
 from weft.errors import UnavailableError, UsageError, WeftError
 from weft.policy import Policy
 from weft.ranks import Ranks
-from weft.shim import binding, communicators, restart
+from weft.shim import binding, communicators, nccl_binding, restart
 
 _log = logging.getLogger(__name__)
 
@@ -132,12 +132,12 @@ def apply(policy: Policy, default: Policy) -> None:
         changed = policy.max_ctas != default.max_ctas
         communicators.route(policy.max_ctas if changed else None)
     elif policy.max_ctas != default.max_ctas:
-        raise UnavailableError("the program has made no NCCL communicator that weft can see")
+        raise UnavailableError(nccl_binding.NO_COMMUNICATOR)
     shape_launches(None if policy == default else policy)
     if communicators.available():
         communicators.follow_policy()
     elif policy.comm_rules != default.comm_rules:
-        raise UnavailableError("the program has made no NCCL communicator that weft can see")
+        raise UnavailableError(nccl_binding.NO_COMMUNICATOR)
     _log.debug("policy in force: %s", policy)
 
 
@@ -199,7 +199,7 @@ def _use_ctas(ctas: int | None) -> None:
     problem = ""
     try:
         if not communicators.available():
-            raise UnavailableError("the program has made no NCCL communicator yet")
+            raise UnavailableError(nccl_binding.NO_COMMUNICATOR)
         able = communicators.preparable()
     except WeftError as error:
         able, problem = [], str(error)
@@ -226,7 +226,7 @@ def _use_ctas(ctas: int | None) -> None:
 def _follow_policy() -> str:
     """Apply the rules of the policy in force from the next collective on; empty, or why not."""
     if not communicators.available():
-        return "the program has made no NCCL communicator yet"
+        return nccl_binding.NO_COMMUNICATOR
     try:
         communicators.follow_policy()
     except UnavailableError as error:

@@ -17,7 +17,7 @@ from typing import Any
 
 from weft.errors import InputError, UnavailableError
 from weft.policy import Policy
-from weft.shim import apply, binding, communicators, job_folder, stats
+from weft.shim import apply, binding, communicators, job_folder, policy_image, stats
 from weft.shim.engine import engine_report
 from weft.shim.step_times import STEPS_VARIABLE
 
@@ -173,7 +173,7 @@ class Job:
         self._lock = -1
 
     def __enter__(self) -> Job:
-        image = binding.control_image(self.policy)
+        image = policy_image.control_image(self.policy)
         try:
             self.folder, self._lock = job_folder.create(image)
         except OSError as error:

@@ -3,7 +3,7 @@
  *   control   one per job; `weft run`, or weft from outside while the job runs, writes the policy there
  *   PID.N     one per process that launched a kernel: its own policy, if it set one, and its counters
  *
- * src/weft/shim/binding.py mirrors these structures; both sides refuse a file of another version or size. */
+ * src/weft/shim/layout.py mirrors these structures; both sides refuse a file of another version or size. */
 #ifndef WEFT_LAYOUT_H
 #define WEFT_LAYOUT_H
 

@@ -1,5 +1,5 @@
 /* The NCCL side of the shim: the program's communicators, their siblings with other limits of CTAs, and which of
- * them a collective uses. src/weft/shim/binding.py mirrors weft_nccl_info and weft_nccl_call. */
+ * them a collective uses. src/weft/shim/nccl_binding.py mirrors weft_nccl_info and weft_nccl_call. */
 #ifndef WEFT_NCCL_H
 #define WEFT_NCCL_H
 
@@ -8,7 +8,7 @@
 
 enum { NCCL_LIBRARIES = 4, NCCL_LIMITS = 16, NCCL_WHY = 256, NCCL_CONFIG_BYTES = 256 };
 
-enum { /* operations, as binding.py names them */
+enum { /* operations, as layout.py names them */
        OP_ALL_REDUCE,
        OP_BROADCAST,
        OP_REDUCE,
@@ -61,7 +61,9 @@ typedef struct weft_comm {
     bool blocking, shares;
     bool leads; /* the first of this key in the process: its calls are remembered */
     _Atomic bool dead, registered;
-    _Atomic bool splitting; /* a split of weft's in the background was not over by its deadline */
+    _Atomic bool suspended;              /* by the program, to free its memory: it cannot be used */
+    _Atomic uint32_t suspended_siblings; /* a bit by place */
+    _Atomic bool splitting;              /* a split of weft's in the background was not over by its deadline */
     _Atomic uint32_t splits;
     _Atomic uint64_t collectives, point_to_point, bytes[NCCL_OPERATIONS];
     _Atomic(ncclComm_t) sibling[NCCL_LIMITS]; /* by place of the limit; place 0 is never filled */
@@ -179,7 +181,7 @@ typedef union {
 const ncclCollConfig_t *weft_call_config(weft_nccl *l, weft_comm *c, int operation, uint64_t bytes, bool captured,
                                          bool zero, const ncclCollConfig_t *own, nccl_call_config *room);
 
-/* --- nccl_split.c: making siblings ---------------------------------------------------------------------------- */
+/* --- nccl_late.c: splits that end after their deadline ----------------------------------------------------------- */
 
 void weft_route_settle(weft_comm *c); /* wait until a split of weft's lets the communicator be used again */
 
@@ -196,10 +198,10 @@ typedef struct {
     const weft_call_rules *rules; /* of the group, or of the call outside of groups */
     int cluster;                  /* of the group: CTAs plus one; 0: NCCL's choice, -1: no call yet */
     bool captured;                /* a call of the group is being captured */
+    bool simulating;              /* inside ncclGroupSimulateEnd, which launches nothing */
 } weft_nccl_thread;
 
 extern _Thread_local weft_nccl_thread weft_nccl_me;
-extern _Atomic int weft_nccl_simulating;   /* threads that only ask NCCL how long their group would take */
 bool weft_nccl_in_group(void);             /* has this thread opened one? */
 void weft_nccl_private(bool on);           /* what this thread calls now is our own */
 void weft_comms_made(ncclResult_t result); /* a group is over, and with it what it was to make */

@@ -16,7 +16,6 @@ typedef struct {
 } deferred;
 
 _Thread_local weft_nccl_thread weft_nccl_me;
-_Atomic int weft_nccl_simulating;
 static _Thread_local struct {
     int place; /* of the limit that holds for this group */
     size_t waiting, room;
@@ -326,9 +325,9 @@ static ncclResult_t simulate_end(weft_nccl *l, void *info) { END(ncclGroupSimula
 
 ON(ncclGroupSimulateEnd, void *info) {
     weft_engine_end(NCCL_INTERNAL_ERROR); /* nothing is launched, and nothing was copied */
-    atomic_fetch_add(&weft_nccl_simulating, 1);
+    weft_nccl_me.simulating = true;
     ncclResult_t result = simulate_end(l, info);
-    atomic_fetch_sub(&weft_nccl_simulating, 1);
+    weft_nccl_me.simulating = false;
     return result;
 }
 

@@ -160,6 +160,8 @@ const char *weft_comm_why_not(weft_comm *c) {
         return "its splits share its channels (splitShare, NCCL_COMM_SPLIT_SHARE_RESOURCES)";
     if (atomic_load(&c->registered))
         return "memory is registered with it";
+    if (atomic_load(&c->suspended))
+        return "the program has suspended it (ncclCommSuspend)";
     if (atomic_load(&c->splitting))
         return "an earlier split of it is not over";
     return NULL;

@@ -208,6 +208,42 @@ ON(ncclCommDestroy, ncclComm_t comm) { WITH_SIBLINGS(false, true, ncclCommDestro
 ON(ncclCommAbort, ncclComm_t comm) { WITH_SIBLINGS(true, true, ncclCommAbort(it)); }
 ON(ncclCommRevoke, ncclComm_t comm, int flags) { WITH_SIBLINGS(false, false, ncclCommRevoke(it, flags)); }
 
+/* Siblings free their memory with the communicator and get it back with it: NCCL waits for all ranks in both, and all
+ * ranks have the same siblings. The program's own goes first, since NCCL may refuse it. */
+ON(ncclCommSuspend, ncclComm_t comm, int flags) {
+    weft_comm *c = weft_nccl_me.inside == 0 ? weft_comm_of(comm) : NULL;
+    weft_nccl_me.inside++;
+    ncclResult_t result = l->ncclCommSuspend(comm, flags);
+    if (c && (flags & NCCL_SUSPEND_MEMORY) && went_well(result)) {
+        atomic_store(&c->suspended, true);
+        for (int i = 1; i < NCCL_LIMITS; i++) {
+            ncclComm_t sibling = atomic_load(&c->sibling[i]);
+            if (sibling && went_well(l->ncclCommSuspend(sibling, flags))) /* else it keeps its memory */
+                atomic_fetch_or(&c->suspended_siblings, 1u << i);
+        }
+    }
+    weft_nccl_me.inside--;
+    return result;
+}
+
+/* A sibling that does not get its memory back cannot be used: that is an error of its communicator. */
+ON(ncclCommResume, ncclComm_t comm) {
+    weft_comm *c = weft_nccl_me.inside == 0 ? weft_comm_of(comm) : NULL;
+    weft_nccl_me.inside++;
+    ncclResult_t result = l->ncclCommResume(comm);
+    if (c && went_well(result)) {
+        uint32_t suspended = atomic_exchange(&c->suspended_siblings, 0);
+        for (int i = 1; i < NCCL_LIMITS; i++) {
+            ncclComm_t sibling = suspended >> i & 1 ? atomic_load(&c->sibling[i]) : NULL;
+            ncclResult_t resumed = sibling ? l->ncclCommResume(sibling) : NCCL_SUCCESS;
+            result = went_well(result) && !went_well(resumed) ? resumed : result;
+        }
+        atomic_store(&c->suspended, false);
+    }
+    weft_nccl_me.inside--;
+    return result;
+}
+
 static ncclResult_t error_of_sibling(weft_nccl *l, weft_comm *c, int place) {
     ncclResult_t error = NCCL_SUCCESS;
     weft_route_hold(place); /* a watchdog may ask while another thread releases it */

@@ -90,6 +90,10 @@ class Frameworks:
         """Run the models under a policy from the next step on; raises before anything is changed."""
         buckets, sharding = self._models(policy)
         if sharding is not None:
+            sharding.check(policy)
+        if buckets is not None:
+            buckets.check(policy.bucket_mb, policy.first_bucket_mb)
+        if sharding is not None:
             sharding.use(policy)
         if buckets is not None:
             buckets.use(policy.bucket_mb, policy.first_bucket_mb)

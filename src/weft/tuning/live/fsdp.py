@@ -145,7 +145,7 @@ class Sharding:
 
     def use(self, policy: Policy) -> None:
         """Set what a policy says; what it leaves open is as the program has it. Raises before any change."""
-        self._check(policy)
+        self.check(policy)
         ahead = _ahead(self._forward, policy.forward_prefetch)
         behind = _ahead(self._backward, policy.backward_prefetch)
         for state, before in list(self._states.items()):
@@ -198,7 +198,8 @@ class Sharding:
         if not used:
             _restore_reduce_scatter()
 
-    def _check(self, policy: Policy) -> None:
+    def check(self, policy: Policy) -> None:
+        """Raise UnavailableError where `use` would."""
         if (policy.forward_prefetch or policy.backward_prefetch) and not self._forward:
             raise UnavailableError("FSDP2 cannot prefetch more: its modules do not run in a fixed order")
         if policy.reduce_scatter_group:

@@ -59,6 +59,7 @@ class Live:
         self._status: Any = None
         self._record: Any = None
         self._published: Any = None
+        self._shown: tuple[str, Policy] | None = None
         self._result: dict[str, Any] | None = None
         """Of the last search."""
 
@@ -214,13 +215,20 @@ class Live:
         atexit.register(self._at_exit, os.getpid())
         self._session.begin()
 
-    def _watch(self, outcome: Any, ahead: int) -> Any:
+    def _watch(self, outcome: Any, ahead: int, each: int) -> Any:
         """The watch after a search, on the leader."""
         from weft.tuning.live.watch import WatchStatus, watch
 
         self._status = WatchStatus(outcome, outcome.policy)
         # What an earlier job found was tried already.
-        return watch(outcome, budget=_budget(), ahead=ahead, record=self._record, status=self._status)
+        return watch(
+            outcome,
+            budget=_budget(),
+            ahead=ahead,
+            each=each,
+            record=self._record,
+            status=self._status,
+        )
 
     def _found(self, result: dict[str, Any]) -> None:
         """A search is over; the job goes on and is watched."""
@@ -265,7 +273,9 @@ class Live:
             session = self._session
             phase = "over" if self._over else "watching" if session.watching else "searching"
             policy = session.policy if session is not None else _default_policy()
-            self._published.tuning(phase, policy.label)
+            if self._shown is None or phase != self._shown[0] or policy is not self._shown[1]:
+                self._published.tuning(phase, policy.label)
+                self._shown = phase, policy
         except Exception:
             _log.debug("steps are not published", exc_info=True)
 

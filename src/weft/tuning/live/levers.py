@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from weft.kernels import glob_regex
-from weft.policy import MAX_PATTERN_BYTES, MAX_RULES, CommRule, Policy, Rule
+from weft.policy import MAX_RULES, Policy
+from weft.rules import MAX_PATTERN_BYTES, CommRule, Rule
 from weft.tuning.candidates import HEAD_START_US
 from weft.tuning.live.costs import CommCosts
 from weft.tuning.live.options import MEMORY_KERNELS, Facts, PolicyChange
@@ -77,7 +78,8 @@ def reserve_changes(facts: Facts, default: Policy) -> list[PolicyChange]:
     gemms = any(LIBRARY_GEMMS.fullmatch(kernel.symbol) for kernel in facts.beside)
     if not (facts.launches and facts.ctas and gemms) or facts.deterministic or default.sm_reserve:
         return []
-    sharing = max(1, facts.world // facts.ranks_at_work) if facts.ranks_at_work == 1 else 1
+    ghosts = facts.ranks_at_work == 1 and not facts.one_rank_per_gpu
+    sharing = max(1, facts.world) if ghosts else 1
     return [{"sm_reserve": facts.ctas * sharing}]
 
 
