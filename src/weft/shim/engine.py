@@ -21,7 +21,7 @@ _REASONS = {
     "program's own, ncclCommInitAll, or a configuration that NCCL refused)",
 }
 """By counter: why a collective was not copied."""
-NONE = "comm.engine dma is not applied: no process of this job called a collective of NCCL"
+_NO_COLLECTIVE = "comm.engine dma is not applied: no process of this job called a collective of NCCL"
 
 
 def engine_report(counts: Mapping[str, Any], asked: bool) -> dict[str, Any]:
@@ -31,7 +31,7 @@ def engine_report(counts: Mapping[str, Any], asked: bool) -> dict[str, Any]:
     kernels = sum(counts[name] for name in _REASONS)
     asked = asked or bool(copied or unsure or kernels)
     if asked and not (copied or unsure or kernels):
-        why = [NONE]
+        why = [_NO_COLLECTIVE]
     return {"asked": asked, "copied": copied, "kernels": kernels, "unsure": unsure, "why": why}
 
 
@@ -39,8 +39,8 @@ def engine_summary(report: Mapping[str, Any]) -> str:
     """One line about the copy engines, or nothing where nobody asked for them."""
     if not report["asked"]:
         return ""
-    if report["why"] == [NONE]:
-        return NONE
+    if report["why"] == [_NO_COLLECTIVE]:
+        return _NO_COLLECTIVE
     parts = [f"{report['copied']:,} collectives copied without an SM kernel"]
     if report["unsure"]:
         parts.append(f"{report['unsure']:,} not told apart from others of their group")

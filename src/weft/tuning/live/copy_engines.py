@@ -21,10 +21,10 @@ from weakref import ref
 
 from weft.errors import UnavailableError
 
-BUFFERS = 4  # FSDP2 holds three at most without explicit prefetching
-ALIGNMENT = 512
-COPIES = (2, 28, 0)
-COPIES_OF_TWO = (2, 31, 2)
+_BUFFERS = 4  # FSDP2 holds three at most without explicit prefetching
+_ALIGNMENT = 512
+_COPIES = (2, 28, 0)
+_COPIES_OF_TWO = (2, 31, 2)
 """Before, the first copy-engine collective of two ranks can hang (github.com/NVIDIA/nccl/issues/2241)."""
 _log = logging.getLogger("weft.live")
 
@@ -40,8 +40,8 @@ class WindowedAllGather:
     def __init__(self, group: Any, arena: Any, plain: Any, held: Callable[[], set[int]]) -> None:
         """`held`: the addresses of all gathered parameters that FSDP2 still needs."""
         self._group, self._plain, self._held = group, plain, held
-        self._size = arena.numel() // BUFFERS
-        self._buffers = [arena[i * self._size : (i + 1) * self._size] for i in range(BUFFERS)]
+        self._size = arena.numel() // _BUFFERS
+        self._buffers = [arena[i * self._size : (i + 1) * self._size] for i in range(_BUFFERS)]
         self._addresses = [buffer.data_ptr() for buffer in self._buffers]
         self._next = 0
         self._stream: int | None = None
@@ -57,7 +57,7 @@ class WindowedAllGather:
         place = self._free(count * dtype.itemsize, device)
         if place is None:
             return self._plain.allocate(size, dtype=dtype, device=device)
-        self._next = (place + 1) % BUFFERS
+        self._next = (place + 1) % _BUFFERS
         return self._buffers[place][: count * dtype.itemsize].view(dtype)
 
     def _free(self, size: int, device: Any) -> int | None:
@@ -66,7 +66,7 @@ class WindowedAllGather:
         if not 0 < size <= self._size or stream != self._stream:
             return None
         held = self._held()
-        turn = ((self._next + i) % BUFFERS for i in range(BUFFERS))
+        turn = ((self._next + i) % _BUFFERS for i in range(_BUFFERS))
         return next((place for place in turn if self._addresses[place] not in held), None)
 
     def __call__(self, output_tensor: Any, input_tensor: Any, group: Any, async_op: bool = False) -> Any:
@@ -103,7 +103,7 @@ class CopyEngines:
 
     def bytes(self, groups: Iterable[Any]) -> int:
         """GPU memory that the windows take."""
-        return BUFFERS * sum(_largest(groups).values())
+        return _BUFFERS * sum(_largest(groups).values())
 
     def prepare(self, groups: Sequence[Any]) -> None:
         """Make the windows. All ranks call it together; UnavailableError on all of them or on none."""
@@ -111,7 +111,7 @@ class CopyEngines:
             if ranks not in self._windows:
                 of = next(group for group in groups if shard_ranks(group) == ranks)
                 problem = self.why_not(groups)
-                self._windows[ranks] = open_window(of, ranks, BUFFERS * size, problem)
+                self._windows[ranks] = open_window(of, ranks, _BUFFERS * size, problem)
 
     def use(self, groups: Sequence[Any], on: bool) -> None:
         """Gather these groups by copy engines, where their windows are there; else as the program does."""
@@ -204,7 +204,7 @@ def _try_out(zero: Any, arena: Any, ranks: int) -> str:
     import torch
     import torch.distributed as dist
 
-    part = min(1 << 20, arena.numel() // ranks) // ALIGNMENT * ALIGNMENT
+    part = min(1 << 20, arena.numel() // ranks) // _ALIGNMENT * _ALIGNMENT
     whole = arena[: part * ranks].zero_()
     mine = whole[dist.get_rank(zero) * part :][:part].fill_(dist.get_rank(zero) + 1)
     torch.cuda.synchronize(arena.device)
@@ -251,10 +251,10 @@ def _why_not(group: Any) -> str:
         "this torch registers no symmetric memory": not hasattr(backend, "register_mem_pool"),
         "the program gathers in its own way": type(getattr(group, "_all_gather_comm", None)).__name__
         not in ("DefaultAllGather", "WindowedAllGather"),
-        "NCCL is older than 2.28": not versions or min(versions) < COPIES,
+        "NCCL is older than 2.28": not versions or min(versions) < _COPIES,
         "two ranks need NCCL 2.31.2, before which their first copy can hang": two
         and bool(versions)
-        and min(versions) < COPIES_OF_TWO,
+        and min(versions) < _COPIES_OF_TWO,
         "its ranks are not known to be on one node": not _one_node(ranks),
         "CUDA_DEVICE_MAX_CONNECTIONS is 1: a waiting copy would hold up all streams": os.environ.get(
             "CUDA_DEVICE_MAX_CONNECTIONS"
@@ -312,7 +312,7 @@ def _largest(groups: Iterable[Any]) -> dict[tuple[int, ...], int]:
             param._sharded_param_data.numel() * (param.param_dtype or param.orig_dtype).itemsize
             for param in group.fsdp_params
         )
-        found[ranks] = max(found.get(ranks, 0), -(-size // ALIGNMENT) * ALIGNMENT)
+        found[ranks] = max(found.get(ranks, 0), -(-size // _ALIGNMENT) * _ALIGNMENT)
     return found
 
 
