@@ -127,6 +127,7 @@ def run(
     from weft.monitor.exporter import Exporter, metrics_address
     from weft.shim import chrome, launch, stats
     from weft.shim.apply import not_applied
+    from weft.shim.engine import engine_summary
     from weft.shim.inject import Job, TraceRequest, check_preload
     from weft.tuning.live.start_trial import CTA_VARIABLE
     from weft.tuning.live.starts import Memory
@@ -186,6 +187,7 @@ def run(
                 _write_page(html, counted["tuning"], read_record(job.folder))
                 if earlier is not None:
                     _say(earlier.learn(counted["tuning"], ended_well=_ended_well(status)), quiet)
+                _say(engine_summary(counted["engine"]), quiet)
             if ops:
                 from weft.ops.replacements import read_replacements
 
