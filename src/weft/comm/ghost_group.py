@@ -362,6 +362,16 @@ class GhostGroup(dist.ProcessGroup):  # type: ignore[misc,unused-ignore]
 
         return self._run(issue, [tensor for _, tensors in pairs for tensor in tensors])
 
+    def together(self, issue: Callable[[], object]) -> list[Any]:
+        """Issue the sends and receives that `issue` makes as one exchange."""
+        self._start_coalescing()
+        try:
+            issue()
+        except BaseException:
+            self._pairs = None
+            raise
+        return [self._end_coalescing()]
+
     def _run_pair(self, issue: Callable[[Lane], None], tensors: Sequence[Any]) -> Any:
         """Issue a send or a receive, now or when the calls that belong together are complete."""
         if self._pairs is None:
