@@ -25,7 +25,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from weft.comm.ghost_group import BACKEND, GhostGroup, GhostOptions
+from weft.comm.ghost_group import BACKEND, GhostGroup
+from weft.comm.ghost_lane import GhostOptions
 from weft.comm.node import load_node
 from weft.comm.paced import LATE_VARIABLE, NODE_VARIABLE, STAGE_VARIABLE, Lateness, parse_stage
 from weft.errors import UsageError
