@@ -159,10 +159,11 @@ def test_interpolation_is_monotone_and_exact_where_times_rise(found, one, other)
 
 
 def test_measured_points_take_the_place_of_the_model():
-    points = ((MIB, 50.0), (64 * MIB, 500.0))
+    points = ((MIB, 50.0), (16 * MIB, 125.0), (64 * MIB, 500.0))
     node = replace(load_node("dgx-h100"), curves=(TimeCurve("all_gather", 8, "measured", points=points),))
     assert node.collective("all_gather", 64 * MIB).us == pytest.approx(500)
-    assert node.collective("all_gather", 8 * MIB).us == pytest.approx((50 * 500) ** 0.5)
+    assert node.collective("all_gather", 32 * MIB).us == pytest.approx(250)  # in the logarithms
+    assert node.collective("all_gather", 4 * MIB).us == pytest.approx(50 + 75 * 3 / 15)  # start and bandwidth
     assert 1.3 * 500 < node.collective("all_gather", 64 * MIB, 4).us < 1.4 * 500  # 4 CTAs of 21.7 GB/s
     assert node.collective("all_gather", 64 * MIB, ranks=4).us < 500
     assert node.collective("all_gather", 64 * MIB).basis == "measured"

@@ -116,6 +116,22 @@ def interleaved(program: str) -> list[str]:
     ]
 
 
+def each_iteration(program: str) -> list[str]:
+    """`-I 1 -S 1`: four more columns in each half, and the time of day."""
+    lines = []
+    for line in log(program):
+        words = line.split()
+        if words[:2] == ["#", "size"]:
+            more = "  i_min  i_max  i_p99  i_cv"
+            line = line.replace("#wrong", f"#wrong{more}") + "  timestamp"
+        elif words and words[0].isdecimal():
+            line = "  ".join(
+                [*words[:9], "9.1 9.9 9.8 0.1", *words[9:], "8.1 8.9 8.8 0.2 2026-01-01 00:00:00"]
+            )
+        lines.append(line)
+    return lines
+
+
 LAYOUTS = {
     "present": log,
     "without the name": without_name,
@@ -125,6 +141,7 @@ LAYOUTS = {
     "pieces": lambda p: [f"[0] {line.replace(' -1 ', ' -1[0] ')}" for line in log(p)],
     "kubectl": lambda p: [f"2025-01-01T00:00:00Z launcher | {line}" for line in log(p)],
     "debug lines": interleaved,
+    "each iteration": each_iteration,
     "comment signs lost": lambda p: [line.lstrip("#") for line in log(p)],
     "unchecked": lambda p: [
         line.replace("     0 ", "   N/A ") if line.startswith("   ") else line for line in log(p)
@@ -193,12 +210,18 @@ def test_rows_with_wrong_results_are_left_out_and_milliseconds_are_converted():
     lines = log("all_reduce")
     (wrong,) = (i for i, line in enumerate(lines) if line.split()[:1] == [str(SIZES[3])])
     words = lines[wrong].split()
-    words[8] = "7"
+    words[8] = "1e+06"
     lines[wrong] = "  ".join(words)
     (table,) = read_tables("\n".join(lines))
     assert [row.nbytes for row in table.rows] == [size for size in SIZES if size != SIZES[3]]
-    (table,) = read_tables("\n".join(log("all_reduce")).replace("(us)", "(ms)"))
-    assert table.rows[0].us == pytest.approx(1000 * MEASURED[SIZES[0]])
+    lines = log("all_reduce")
+    for i, line in enumerate(lines):
+        if (words := line.split()) and words[0].isdecimal():
+            words[5], words[9] = (f"{float(words[at]) / 1000:.5f}" for at in (5, 9))
+            lines[i] = "  ".join(words)
+    for text in ("\n".join(lines).replace("(us)", "(ms)"), "\n".join(lines)):  # the bandwidth says it, too
+        (table,) = read_tables(text)
+        assert [row.us for row in table.rows] == pytest.approx(list(MEASURED.values()), rel=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -214,9 +237,10 @@ def test_rows_with_wrong_results_are_left_out_and_milliseconds_are_converted():
             "\n".join([START, *ranks_of(1), *HEAD, *rows("all_reduce", 1)]),
             "build nccl-tests with MPI=1",
         ),
-        ("\n".join(line for line in log("all_reduce") if "Rank" not in line), "add --ranks N"),
+        ("\n".join(line for line in log("broadcast") if "Rank" not in line), "add --ranks N"),
+        ("\n".join(log("all_reduce")).replace("   time ", "cputime "), "times of the host only"),
     ],
-    ids=["empty", "prose", "bytes", "json", "no rows", "gather", "no MPI", "no ranks"],
+    ids=["empty", "prose", "bytes", "json", "no rows", "gather", "no MPI", "no ranks", "CPU time"],
 )
 def test_what_is_no_log_is_refused_in_one_line(text, words, tmp_path):
     path = tmp_path / "out.log"
@@ -226,11 +250,14 @@ def test_what_is_no_log_is_refused_in_one_line(text, words, tmp_path):
     assert "\n" not in str(refused.value)
 
 
-def test_ranks_can_be_given(tmp_path):
-    path = tmp_path / "all_gather_run.log"
-    path.write_text("\n".join(line for line in without_name("all_gather") if "Rank" not in line))
-    node = import_logs([path], ranks=8)
-    assert (node.ranks, node.curves[0].collective) == (8, "all_gather")
+@pytest.mark.parametrize("n", [2, 8, 32, 128])
+@pytest.mark.parametrize("program", ["all_reduce", "all_gather"])
+def test_ranks_that_are_not_listed_follow_from_the_bandwidths(program, n, tmp_path):
+    path = tmp_path / f"{program}_run.log"
+    path.write_text("\n".join(line for line in without_name(program, n) if "Rank" not in line))
+    given = 2 if (program, n) == ("all_reduce", 2) else 0  # both bandwidths are the same then
+    node = import_logs([path], ranks=given)
+    assert (node.ranks, node.curves[0].collective) == (n, program)
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,10 @@ LARGE_MESSAGE_BYTES = 16 << 20
 """From this size on errors are those of large messages."""
 SWITCH_FROM_BYTES = 2 << 20
 """NCCL reduces in the switch from this size on (stas00/ml-engineering: 8 H200, NCCL 2.30)."""
+_START_US = 15.0
+"""Start of a collective, where a log has no small messages."""
+_NEAR = 8
+"""Sizes whose ratio is at most this are near each other."""
 _POINT_TO_POINT = ("all_to_all", "send_recv")
 _SWITCHED = ("all_reduce", "all_gather", "reduce_scatter")
 
@@ -257,17 +261,22 @@ def bus_factor(kind: str, ranks: int) -> float:
 def interpolate_us(points: tuple[tuple[int, float], ...], nbytes: int) -> float:
     """Microseconds between measured points: linear in the logarithms, and never falling with the size.
 
-    Below the first point its time; above the last at the bandwidth between the last two.
+    Where two sizes are far apart, and below the first point, as a start and a bandwidth; above the last point
+    at the bandwidth between the last two.
     """
     rising: list[tuple[int, float]] = []
     most = 0.0
     for size, us in points:
         most = max(most, us)
         rising.append((size, most))
-    if nbytes <= rising[0][0] or len(rising) == 1:
-        return rising[0][1] * max(1.0, nbytes / rising[0][0] if len(rising) == 1 else 1.0)
+    first, least = rising[0]
+    if nbytes <= first or len(rising) == 1:
+        start = min(least, _START_US)
+        return start + (least - start) * nbytes / first
     for (below, least), (above, greatest) in pairwise(rising):
         if nbytes <= above:
+            if above > _NEAR * below:
+                return least + (greatest - least) * (nbytes - below) / (above - below)
             share = math.log(nbytes / below) / math.log(above / below)
             return least * math.pow(greatest / least, share)
     (below, least), (above, greatest) = rising[-2:]

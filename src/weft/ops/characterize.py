@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from weft.execute.sim import SimExecutor
-from weft.ops.case import Case
+from weft.ops.case import DMA_TRAFFIC, Case
 from weft.ops.simulate import flow_node
 from weft.policy import Policy
 from weft.sim.flow import Task, flow, slowed
@@ -80,7 +80,8 @@ def gemm_slowed_pct(costs: Gemms, shape: Shape, dtype: str, moved_bytes_per_s: f
     """
     cost = costs.cost(*shape, dtype)
     memory = costs.profile.figures.memory_tb_s * 1e12
-    return 100 * (slowed(cost.compute_s, cost.memory_bytes, moved_bytes_per_s, memory) / cost.seconds - 1)
+    taken = DMA_TRAFFIC * moved_bytes_per_s
+    return 100 * (slowed(cost.compute_s, cost.memory_bytes, taken, memory) / cost.seconds - 1)
 
 
 def contention_row(

@@ -10,10 +10,12 @@ import numpy as np
 
 from weft.errors import UsageError
 from weft.ops.case import (
+    DMA_TRAFFIC,
     FUSED_ENGINES,
     ISSUE_S,
     KERNEL_S,
     ROW_BYTES,
+    SM_COPY_SLOWED,
     SM_START_S,
     Case,
     gemm,
@@ -130,13 +132,13 @@ def flow_node(case: Case, engine: str) -> FlowNode:
         "event_gap_s": figures.event_gap_us * 1e-6,
     }
     if engine == "dma":
-        return FlowNode(**shared, lanes=joined.engines, start_s=joined.copy_start_s, traffic=1.0)  # type: ignore[arg-type]
+        return FlowNode(**shared, lanes=joined.engines, start_s=joined.copy_start_s, traffic=DMA_TRAFFIC)  # type: ignore[arg-type]
     return FlowNode(
         **shared,  # type: ignore[arg-type]
         lanes=case.ranks - 1,
         start_s=SM_START_S,
         traffic=figures.comm_traffic * figures.comm_miss / 2,
-        most_bytes_per_s=figures.comm_ctas * figures.cta_gb_s * 1e9,
+        most_bytes_per_s=figures.comm_ctas * figures.cta_gb_s * 1e9 / SM_COPY_SLOWED,
         takes_sms=True,
     )
 
