@@ -196,11 +196,20 @@ def test_traffic_beyond_the_data_goes_to_scratch_memory():
 # --- the NCCL API ------------------------------------------------------------------------------------------
 
 
+class Again:
+    def __init__(self, recorder, planned, part) -> None:
+        self.recorder, self.planned, self.part = recorder, planned, part
+
+    def launch(self, late_us):
+        self.recorder.repeated += 1
+        self.recorder.launched.append((self.planned, self.part, late_us))
+
+
 class Recorder:
     """In place of the GPU: which kernels would have been launched."""
 
     def __init__(self) -> None:
-        self.launched, self.copied = [], []
+        self.launched, self.copied, self.repeated = [], [], 0
 
     def current_device(self) -> int:
         return 3
@@ -208,6 +217,7 @@ class Recorder:
     def launch(self, planned, part, late_us, mail):
         assert mail is None
         self.launched.append((planned, part, late_us))
+        return [Again(self, planned, part)]
 
     def copy(self, planned):
         self.copied.append(planned)
@@ -312,6 +322,7 @@ def test_stragglers_are_drawn_from_the_distribution():
     ranks, tensor = ranks_of(recorder, late=paced.Lateness.parse("50,10")), Tensor(16, 4096)
     for _ in range(400):
         ranks.all_reduce([tensor], [tensor], [Stream()])
+    assert recorder.repeated == 399  # planned once
     late = [delay for _, _, delay in recorder.launched]
     assert np.mean(late) == pytest.approx(50, abs=3)
     assert np.std(late) == pytest.approx(10, rel=0.2)

@@ -232,7 +232,8 @@ class NcclRanks:
 
     def _each(self, name: str, send: Any, recv: Any, streams: Any, counted: Any, *more: int) -> None:
         """One call per rank; the count is the number of elements of `counted`."""
-        with self.library.group():
+        alone = len(self._comms) == 1  # then the call is its own group
+        with contextlib.nullcontext() if alone else self.library.group():
             for rank in self._comms:
                 count, kind = counted[rank].numel(), _dtype(counted[rank])
                 head = (send[rank].data_ptr(), recv[rank].data_ptr(), count, kind)
