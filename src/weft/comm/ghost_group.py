@@ -150,9 +150,20 @@ class GhostGroup(dist.ProcessGroup):  # type: ignore[misc,unused-ignore]
         input_split_sizes: Sequence[int] | None = None,
         opts: Any = None,
     ) -> Any:
+        if self._options.node and given.is_cuda and not output_split_sizes and not input_split_sizes:
+            return self._run(lambda lane: self._exchange_equal(lane, output, given), [output], [given])
         taken = _parts(output, output_split_sizes, self._count)
         sent = _parts(given, input_split_sizes, self._count)
         return self.alltoall(taken, sent, opts, keep=[output, given])
+
+    def _exchange_equal(self, lane: Lane, output: Any, given: Any) -> None:
+        """An all-to-all of equal parts on one rank of a node."""
+        if given.numel() % self._count or given.numel() != output.numel():
+            raise UsageError(
+                f"all-to-all of {given.numel()} elements cannot be split into {self._count} parts"
+            )
+        send, recv = (self._mine(_flat(side), lambda rank: None) for side in (given, output))
+        lane.ranks.all_to_all(send, recv, lane.streams)
 
     def alltoall(
         self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any = None, keep: Sequence[Any] = ()

@@ -24,7 +24,7 @@ VECTORS = 16
 """16-byte loads in flight per thread; with them the kernel needs about as many registers as NCCL's."""
 VECTOR_BYTES = 16
 SCRATCH_UNITS = 16
-"""Units of scratch memory per CTA, for reads and for writes: about an NCCL channel's buffer. A power of two."""
+"""Units of scratch memory per CTA and direction: about an NCCL channel's buffer. A power of two."""
 FRACTION_BITS = 12
 """Bits after the point of the time of a unit, in ns."""
 MOST_REGISTERS = 96
