@@ -153,7 +153,7 @@ class PacedServer:
         ready = self._ready.get(key)
         if ready is not None:
             for one in ready:
-                one.launch(self._late.draw(self._random))
+                one.launch(self._late.draw(self._random) if one.leads else 0.0)
             return
         launched = self.serve([rank_call(calls[i]) for i in range(count)])
         if launched is not None:
@@ -173,7 +173,8 @@ class PacedServer:
             paced = self._part(planned.kind, planned.node_bytes, call.max_ctas, call.ranks, call.algorithm)
             mail = self._stages.mail(planned, self._launcher.mailbox) if self._stages.stage_us else None
             made = self._launcher.launch(planned, paced, self._late.draw(self._random), mail)
-            launched = None if launched is None or mail is not None else launched + made
+            answers = self._stages.stage_us and planned.kind == "send_recv"  # by number, not by address
+            launched = None if launched is None or answers else launched + made
         return launched
 
     def _ask(self, kind: str, nbytes: int, ctas: int | None, ranks: int, algorithm: str | None) -> Paced:

@@ -54,12 +54,18 @@ def launch_config(ctas: int, threads: int, shared_bytes: int, cluster: int, stre
 
 
 class ReadyLaunch:
-    """A kernel with all that its launch needs."""
+    """A kernel with all that its launch needs. `leads`: the first one of its collective."""
 
     def __init__(
-        self, driver: Driver, function: Handle, config: LaunchConfig, arguments: KernelArguments
+        self,
+        driver: Driver,
+        function: Handle,
+        config: LaunchConfig,
+        arguments: KernelArguments,
+        *,
+        leads: bool,
     ) -> None:
-        self._call, self._arguments = driver.call, arguments
+        self.leads, self._call, self._arguments = leads, driver.call, arguments
         self._cycles = arguments.most_cycles
         pointers = (c_void_p * 1)(ctypes.addressof(arguments))
         self._given = ("cuLaunchKernelEx", ctypes.byref(config), function, pointers, c_void_p())
@@ -137,7 +143,7 @@ class PacedLauncher:
             cluster = part.call.cluster if part.call.cluster is not None else paced.cluster
             cluster = cluster if device.capability >= FIRST_WITH_CLUSTERS else 1
             config = launch_config(ctas, threads, shared, cluster, part.call.stream)
-            one = ReadyLaunch(self._driver, function, config, arguments)
+            one = ReadyLaunch(self._driver, function, config, arguments, leads=not launched)
             one.launch(late_us)
             launched.append(one)
             late_us, mail = 0.0, None  # of the first kernel only
