@@ -125,7 +125,7 @@ class PacedLauncher:
         device = self._device()
         threads, ctas = paced.threads, max(1, paced.ctas)
         scratch = self._scratch(device, max(ctas, SCRATCH_CTAS), threads)
-        launched = []
+        launched: list[ReadyLaunch] = []
         for part, share in split_kernel(planned):
             arguments = kernel_arguments(
                 part,
