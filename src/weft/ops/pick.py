@@ -118,9 +118,11 @@ def _sure(case: Case, found: Sequence[Estimate], serial: Estimate) -> Estimate |
 
 
 def _simulated(case: Case, found: Sequence[Estimate], serial: Estimate) -> Estimate | None:
-    """The fastest by simulation of those that may be; None where serial is as fast."""
-    from weft.ops.simulate import simulate
+    """The fastest by simulation of those that may be; None where serial is, or where none can be simulated."""
+    from weft.ops.simulate import MAX_PERIOD, simulate
 
+    if case.fabric.period > MAX_PERIOD:
+        return None
     ordered = sorted(found, key=lambda e: e.seconds)
     times: dict[tuple[str, str], float] = {}
     alike = case.fabric.period == 1
