@@ -118,7 +118,7 @@ def _sure(case: Case, found: Sequence[Estimate], serial: Estimate) -> Estimate |
 
 
 def _simulated(case: Case, found: Sequence[Estimate], serial: Estimate) -> Estimate | None:
-    """The fastest by simulation of those that may be; None where serial is, or where none can be simulated."""
+    """The fastest by simulation of those that may be; None where serial is, or none can be simulated."""
     from weft.ops.simulate import MAX_PERIOD, simulate
 
     if case.fabric.period > MAX_PERIOD:
