@@ -10,7 +10,7 @@
 
 #include <string.h>
 
-enum { NOT_READY = 600, AGAIN_EVERY = 4, STALL_NS = 12000, MOST_STALLED = 1024 };
+enum { NOT_READY = 600, PROBE_EVERY = 8, STALL_NS = 12000, MOST_STALLED = 1024 };
 enum { WITH_COMPLETION = 12030 }; /* the CUDA version that has the attribute */
 
 static _Atomic bool completion_refused, same_priority;
@@ -224,15 +224,21 @@ static void put_placed(weft_trace_op *op) {
     r->span.host_placed_ns = weft_trace_now();
 }
 
-/* While collectives write to memory, an event fires some microseconds after the kernel in front of it has ended. Two
- * events in a row tell how much. */
-static void put_again(weft_trace_op *op, CUstream stream) {
+/* While the host submits work, and while collectives write to memory, an event fires some microseconds after the kernel
+ * in front of it has ended, and the kernel behind it starts later. An empty kernel between two events tells how much. */
+static void probe(weft_trace_op *op, CUstream stream) {
     weft_trace_record *r = op->record;
-    CUevent e = NULL;
-    if (r->before || r->span.kind != WEFT_TRACE_KERNEL ||
-        (atomic_fetch_add_explicit(&op->lane->busy, 1, memory_order_relaxed) + 1) % AGAIN_EVERY)
+    if (r->span.kind != WEFT_TRACE_KERNEL || (r->span.flags & WEFT_SPAN_COMM))
         return;
-    if ((e = weft_trace_event(r->context, true)) && put(e, stream))
+    if (!(r->span.flags & WEFT_SPAN_STALLED)) {
+        if (r->before)
+            return;
+        uint32_t n = atomic_fetch_add_explicit(&op->lane->busy, 1, memory_order_relaxed) + 1;
+        if (n < PROBE_EVERY ? n & (n - 1) : n % PROBE_EVERY)
+            return;
+    }
+    CUevent e = weft_trace_event(r->context, true);
+    if (e && weft_trace_probe(r->context, stream) && put(e, stream))
         r->again = e;
 }
 
@@ -250,7 +256,7 @@ void weft_trace_after(weft_trace_op *op, CUstream stream, CUresult result) {
     else if (!put(r->after, stream))
         r->span.flags |= WEFT_SPAN_UNTIMED;
     else
-        put_again(op, stream);
+        probe(op, stream);
     if (!failed && op->completion)
         put_placed(op);
     weft_trace_lock();

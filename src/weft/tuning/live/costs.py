@@ -12,7 +12,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from weft.shim.spans import PLACED_LATENCY_NS, Span, common, total, union_spans
+from weft.shim.event_clock import PLACED_LATENCY_NS
+from weft.shim.interval_sets import common, total, union_spans
+from weft.shim.spans import Span
 
 _COLLECTIVES = {"allgather": "all_gather", "reducescatter": "reduce_scatter", "allreduce": "all_reduce"}
 _Intervals = list[tuple[int, int]]
