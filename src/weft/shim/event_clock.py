@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import statistics
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable
 from typing import Any
 
 from weft.shim import tracer
@@ -36,6 +37,8 @@ LEAST_PROBES, NEAR_PROBES = 3, 9
 END_SHARE = 0.65
 """How much of what events cost more in place lies between the end of a kernel and the event behind it; the
 rest lies between that event and the next kernel. From an H200."""
+BUSY, HELD, IDLE = "busy", "held", "idle"
+"""Streams on which events cost different times: with work queued, held back by the tracer, without work."""
 DOORBELL_SHARE = 0.4
 """How much later than an event a kernel of an idle stream starts, as a share of the time between an event and
 the kernel queued behind it. From an H200, where it is 1.0 of 2.4 us."""
@@ -51,7 +54,6 @@ class EventClock:
         self.doorbell_ns = round(DOORBELL_SHARE * self.overhead_ns)
         self.stamp_ns = min(max(stamp_ns - self.overhead_ns, 0), MOST_OVERHEAD_NS)
         """From the start of a stamp to the event behind it."""
-        self._probes = _Probes(recording.spans, self.overhead_ns)
         found = [
             (s.host_ns, s.before_ns - s.host_front_ns, s.before_ns - s.host_ns)
             for s in recording.spans
@@ -66,7 +68,21 @@ class EventClock:
             self._delays.append(
                 statistics.median(after for _, delay, after in near if delay <= least + LATE_NS)
             )
+        self._probes = _Probes(recording.spans, self._valid_probes(recording.spans))
         self.latency_ns = self._placed_latency(recording.spans)
+
+    def _valid_probes(self, spans: Iterable[Any]) -> list[tuple[Any, int]]:
+        """Spans with an empty kernel behind them, and how much longer it took than on an idle GPU.
+
+        Only where all was queued before the GPU came to it: else the host's calls lie between the events.
+        """
+        found = []
+        for raw in spans:
+            if raw.again_ns >= 0:
+                delay_ns = self.delay_ns(raw.host_ns) or 0
+                if raw.after_ns >= raw.host_placed_ns + delay_ns:
+                    found.append((raw, raw.again_ns - raw.after_ns - EMPTY_NS - self.overhead_ns))
+        return found
 
     def delay_ns(self, host_ns: int) -> int | None:
         """From the return of a call to the GPU's doing it."""
@@ -83,7 +99,8 @@ class EventClock:
         ready_ns = max(raw.before_ns, free_ns)
         delay_ns = self.delay_ns(raw.host_ns)
         queued = raw.kind in (tracer.KERNEL_SPAN, tracer.GRAPH)
-        behind_ns = self.overhead_ns + self._probes.excess_ns(ready_ns, 1 - END_SHARE) if queued else 0
+        excess_ns = self._probes.excess_ns(ready_ns, HELD if raw.flags & tracer.STALLED else BUSY)
+        behind_ns = self.overhead_ns + round((1 - END_SHARE) * excess_ns) if queued else 0
         if delay_ns is None:
             return (raw.host_ns if ready_ns < 0 else ready_ns + behind_ns), False
         submitted_ns = raw.host_end_ns + delay_ns + queued * self.doorbell_ns
@@ -91,9 +108,10 @@ class EventClock:
             return submitted_ns, True
         return ready_ns + behind_ns, False
 
-    def end_ns(self, raw: Any) -> int:
-        """When an operation ended whose stream did not wait for the host."""
-        return int(raw.after_ns - self._probes.excess_ns(raw.after_ns, END_SHARE))
+    def end_ns(self, raw: Any, *, idle: bool) -> int:
+        """When an operation ended. `idle`: its stream waited for the host."""
+        kind = HELD if raw.flags & tracer.STALLED else IDLE if idle else BUSY
+        return int(raw.after_ns - round(END_SHARE * self._probes.excess_ns(raw.after_ns, kind)))
 
     def placed_ns(self, raw: Any, earliest_ns: int) -> int:
         """When a collective was placed."""
@@ -101,7 +119,8 @@ class EventClock:
             return earliest_ns
         gap_ns = raw.placed_ns - earliest_ns
         if gap_ns > 3 * self.latency_ns:  # the stamp was in the queue behind it
-            return int(raw.placed_ns - self.stamp_ns - self._probes.excess_ns(raw.placed_ns, END_SHARE))
+            late_ns = round(END_SHARE * self._probes.excess_ns(raw.placed_ns, BUSY))
+            return int(raw.placed_ns - self.stamp_ns - late_ns)
         return int(earliest_ns + max(0, gap_ns - self.latency_ns))
 
     def _at_once(self, raw: Any) -> bool:
@@ -131,35 +150,33 @@ def _overhead(spin_ns: int, twice_ns: int, stamp_ns: int) -> int:
 class _Probes:
     """How much more than on an idle GPU events cost in place, while collectives run and while none does."""
 
-    def __init__(self, spans: Sequence[Any], overhead_ns: int) -> None:
+    def __init__(self, spans: Iterable[Any], valid: Iterable[tuple[Any, int]]) -> None:
         self._comm = union_spans(
             (max(s.before_ns, s.placed_ns), s.after_ns)
             for s in spans
             if s.flags & tracer.COMM_SPAN and s.kind == tracer.KERNEL_SPAN and s.before_ns >= 0
         )
         self._comm_starts = [start for start, _ in self._comm]
-        found = sorted(_excess_samples(spans, overhead_ns))
-        self._found: dict[bool, list[tuple[int, int]]] = {False: [], True: []}
-        for at_ns, excess_ns in found:
-            self._found[self._in_comm(at_ns)].append((at_ns, excess_ns))
-        for kind, few in self._found.items():
-            if len(few) < LEAST_PROBES:
-                self._found[kind] = found
+        self._found: dict[tuple[str, bool], list[tuple[int, int]]] = defaultdict(list)
+        for raw, excess_ns in valid:
+            held = raw.flags & tracer.STALLED
+            kind = HELD if held else BUSY if raw.before_ns < 0 else IDLE
+            self._found[kind, self._in_comm(raw.after_ns)].append((raw.after_ns, excess_ns))
+        for found in self._found.values():
+            found.sort()
 
-    def excess_ns(self, at_ns: int, share: float) -> int:
-        """This share of the excess at a moment: the median of the nearest probes of its kind."""
-        found = self._found[self._in_comm(at_ns)]
+    def excess_ns(self, at_ns: int, kind: str) -> int:
+        """At a moment, on such a stream: the median of the nearest probes of the same kind."""
+        during = self._in_comm(at_ns)
+        found = self._found.get((kind, during), [])
+        if len(found) < LEAST_PROBES and kind != IDLE:
+            found = max(found, self._found.get((kind, not during), []), key=len)
         if not found:
             return 0
         i = bisect_left(found, (at_ns, 0))
         first = max(0, min(i - NEAR_PROBES // 2, len(found) - NEAR_PROBES))
         near = statistics.median(excess for _, excess in found[first : first + NEAR_PROBES])
-        return round(share * min(max(near, 0), MOST_OVERHEAD_NS))
+        return round(min(max(near, 0), MOST_OVERHEAD_NS))
 
     def _in_comm(self, at_ns: int) -> bool:
         return inside(at_ns, self._comm, self._comm_starts)
-
-
-def _excess_samples(spans: Iterable[Any], overhead_ns: int) -> list[tuple[int, int]]:
-    """When an empty kernel ran between two events, and how much longer that took than on an idle GPU."""
-    return [(s.after_ns, s.again_ns - s.after_ns - EMPTY_NS - overhead_ns) for s in spans if s.again_ns >= 0]

@@ -95,7 +95,7 @@ def _chain(chain: Sequence[Any], free_ns: int, clock: EventClock) -> Iterable[Ti
     first, last = chain[0], chain[-1]
     start_ns, idle = clock.earliest_ns(first, free_ns)
     waited = idle and not first.flags & (tracer.STALLED | tracer.COMM_SPAN)
-    end_ns = last.after_ns if waited else clock.end_ns(last)
+    end_ns = clock.end_ns(last, idle=waited)
     timing = EXACT
     if first.placed_ns >= 0:
         start_ns = max(start_ns, clock.placed_ns(first, start_ns))

@@ -32,9 +32,9 @@ enum {                        /* weft_trace_span.flags */
 };
 
 typedef struct {
-    uint64_t host_ns, host_end_ns;          /* of the call, CLOCK_MONOTONIC */
-    uint64_t host_front_ns;                 /* before the event in front was recorded */
-    uint64_t host_placed_ns;                /* after the event behind the launch completion was */
+    uint64_t host_ns, host_end_ns; /* of the call, CLOCK_MONOTONIC */
+    uint64_t host_front_ns;        /* before the event in front was recorded */
+    uint64_t host_placed_ns;       /* after the event behind the launch completion was, or the one of `again_ns` */
     int64_t before_ns, after_ns, placed_ns; /* when events fired, same clock; -1: there was none */
     int64_t again_ns; /* a second event behind `after`, with an empty kernel between: what events cost just then */
     uint64_t stream, bytes, comm_key, count, comm_sequence;
@@ -108,6 +108,7 @@ typedef struct weft_trace_context {
     CUstream own, spare[4]; /* spare: side streams in stock */
     CUfunction wait;        /* holds a stream for a while; NULL: there is none */
     uint64_t mhz;
+    _Atomic(CUevent) comm;    /* behind the latest collective */
     CUfunction stamp[STAMPS]; /* tells when a collective was placed: of few registers, and of as many as NCCL's */
     struct {
         CUevent before, after;
