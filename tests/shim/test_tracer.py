@@ -9,6 +9,7 @@ import pytest
 from building import HERE, compile_c
 
 from weft.shim.inject import Job
+from weft.shim.interval_sets import common, total, union_spans
 
 NCCL = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL"
 CLOSE_NS = 6_000  # launch latency of an idle stream
@@ -554,3 +555,40 @@ tell(recording, calibrated=list(recording.header.calibrated_ns))
     found = sum(s[3] - s[2] for s in result["spans"])
     true = sum(t[3] - t[2] for t in result["truth"])
     assert found == pytest.approx(true, rel=0.01)
+
+
+def exposed_and_overlapped(rows):
+    """Of rows (name, stream, start, end, …), in ns."""
+    comm = union_spans((row[2], row[3]) for row in rows if row[0] == NCCL)
+    compute = union_spans((row[2], row[3]) for row in rows if row[0] != NCCL)
+    both = common(comm, compute)
+    return total(comm) - both, both
+
+
+@pytest.mark.parametrize(("usual_us", "during_comm_us"), [(0, 0), (2.6, 5.2), (0, 4)])
+def test_exposed_time_where_events_cost_more_than_on_an_idle_gpu(traced, usual_us, during_comm_us):
+    """While the host submits, and while collectives load the memory: measured in place, with empty kernels."""
+    result = traced(f"""
+library().fake_event_gap(ctypes.c_int64(2400))
+names = [f"part{{i}}" for i in range(5)]
+parts = [kernel(name) for name in names]
+for name, us in zip(names, (22, 35, 9, 60, 14)): cost(name, us, sms=20)
+comm = kernel("{NCCL}")
+cost("{NCCL}", 280, sms=16)
+assert tracer.start()
+library().fake_event_load(ctypes.c_int64({int(usual_us * 1000)}), ctypes.c_int64({int(during_comm_us * 1000)}))
+for step in range(12):
+    for i in range(20):
+        launch(parts[(i + step) % 5], stream=0x10)
+        if i % 10 == 4:
+            wait(0x20, new_event(0x10))
+            launch(comm, grid=16, stream=0x20)
+sync()
+recording = tracer.stop()
+tell(recording, launched=len(launched()))
+""")
+    found, true = exposed_and_overlapped(result["spans"]), exposed_and_overlapped(result["truth"])
+    assert true[0] > 0.05 * sum(true)
+    assert found == pytest.approx(true, rel=0.03)
+    assert result["counters"]["probes"] >= 20
+    assert result["launched"] == 12 * 22
