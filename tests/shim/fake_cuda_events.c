@@ -56,7 +56,8 @@ static int live_events, live_streams, captured_events, broken_programmatic, dead
 static int event_calls;
 static unsigned long long next_stream = 0x5000;
 
-static int64_t event_gap, event_load, event_load_comm;
+static int64_t event_gap, kernel_gap, event_load, event_load_comm;
+API void fake_kernel_gap(int64_t ns) { kernel_gap = ns; } /* between two kernels of a busy stream */
 API void fake_event_gap(int64_t ns) { event_gap = ns; } /* from an event to the kernel queued behind it */
 /* What an event between two kernels costs more: usually, and while a collective runs. */
 API void fake_event_load(int64_t ns, int64_t during_comm) { event_load = ns, event_load_comm = during_comm; }
@@ -236,6 +237,8 @@ void fake_timed_launch(const char *name, void *stream, const CUlaunchAttribute *
     }
     if (streams[s].after_event && ready < streams[s].ready + event_gap + load(streams[s].ready, 35))
         ready = streams[s].ready + event_gap + load(streams[s].ready, 35);
+    if (!streams[s].after_event && streams[s].last_kernel >= 0 && ready < streams[s].ready + kernel_gap && !programmatic)
+        ready = streams[s].ready + kernel_gap;
     streams[s].after_event = 0;
     int64_t from = ready;
     const truth *front = streams[s].behind ? &truths[streams[s].behind - 1] : NULL;

@@ -8,7 +8,7 @@ from __future__ import annotations
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from weft.shim import tracer
@@ -18,6 +18,9 @@ from weft.shim.tracer import Recording
 
 SHORT_NS = 10_000
 """A kernel that takes no longer when held back gets that duration wherever its stream was idle."""
+
+KERNEL_GAP_NS = 1_000
+"""Between two kernels of a busy stream without an event. From an H200."""
 
 EXACT, CHAIN, LATE_END, FRONT_ONLY, SHORT, IDLE = (
     "events",
@@ -41,6 +44,8 @@ class Span:
     timing: str
     raw: Any
     """The CSpan it comes from."""
+    own_gap_ns: int = 0
+    """Time in front of it that only the tracer's events and probes take."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +56,7 @@ class StepProfile:
     comm_ms: float | None
     """None: collectives run inside graphs, where nothing can be told apart."""
     exposed_ms: float | None
+    """As without the tracer: the time that its events take between kernels is not counted."""
     kernels: dict[str, tuple[float, float]]
     """By the driver's name: all of the kernel's time, and what of it overlaps with collectives."""
     launches: dict[str, float]
@@ -66,8 +72,25 @@ def spans_of(recording: Recording) -> list[Span]:
     clock = EventClock(recording)
     timed = [found for lane in by_lane.values() for found in _lane(lane, clock)]
     usual = _usual_durations(timed)
-    spans = [_span(recording, *found, usual) for found in timed]
+    spans = _with_own_gaps([_span(recording, *found, usual) for found in timed])
     return sorted(spans, key=lambda span: span.raw.host_ns)
+
+
+def compute_time(spans: Iterable[Span]) -> list[Interval]:
+    """When compute kernels run, as without the tracer."""
+    return union_spans((s.start_ns - s.own_gap_ns, s.end_ns) for s in spans if s.kind in ("compute", "graph"))
+
+
+def _with_own_gaps(spans: Iterable[Span]) -> list[Span]:
+    """Spans by stream, in order: what lies between two kernels of a busy stream is the tracer's doing."""
+    found: list[Span] = []
+    for span in spans:
+        last = found[-1] if found else span
+        gap_ns = span.start_ns - last.end_ns - KERNEL_GAP_NS
+        same = last.raw.lane == span.raw.lane and last.kind != "comm"
+        busy = same and span.raw.before_ns < 0 and span.timing not in (IDLE, SHORT, LATE_END)
+        found.append(replace(span, own_gap_ns=gap_ns) if busy and gap_ns > 0 else span)
+    return found
 
 
 Timed = tuple[int, int, str, Any]
@@ -183,7 +206,7 @@ def span_profile(recording: Recording, steps: int) -> StepProfile | None:
     if not spans or steps < 1:
         return None
     comm = union_spans((s.start_ns, s.end_ns) for s in spans if s.kind == "comm")
-    compute = union_spans((s.start_ns, s.end_ns) for s in spans if s.kind in ("compute", "graph"))
+    compute = compute_time(spans)
     known = not any(s.kind == "unknown" for s in spans)
     by_name: dict[str, list[Interval]] = defaultdict(list)
     launches: Counter[str] = Counter()
