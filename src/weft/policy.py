@@ -154,6 +154,16 @@ class Policy:
         return any(value is not None for value in self.framework.values())
 
     @property
+    def models(self) -> dict[str, Any]:
+        """What reaches into DDP and FSDP2 models, as fields to replace: copy engines need FSDP2's buffers."""
+        return {**self.framework, "engine": self.engine}
+
+    @property
+    def changes_models(self) -> bool:
+        """Whether a control reaches into DDP or FSDP2 models."""
+        return self.models != Policy().models
+
+    @property
     def is_neutral(self) -> bool:
         """Whether this policy changes nothing."""
         return self == Policy(when=self.when)

@@ -244,7 +244,7 @@ def test_a_policy_is_put_in_force_and_taken_back_while_the_job_runs(start, tmp_p
     ("policy", "reason"),
     [
         (Policy(max_ctas=8), "comm.max_ctas concerns all ranks at once"),
-        (Policy(priority="high", engine="dma"), "comm.engine dma is not applied"),
+        (Policy(priority="high", engine="dma"), "comm.engine concerns all ranks at once"),
         (Policy(comm_rules=(CommRule(ctas=8),)), "comm.rules concerns all ranks at once"),
         (Policy(bucket_mb=2), "framework.bucket_mb concerns all ranks at once"),
     ],

@@ -27,6 +27,7 @@ FRAMEWORK = {
     "backward prefetch": [{"backward_prefetch": 2}],
     "resharding": [{"reshard_after_forward": False}],
     "reduce-scatter group": [{"reduce_scatter_group": True}],
+    "copy engines": [{"engine": "dma"}],
 }
 CALLS = (("all_gather", 1 << 26, 8.0), ("reduce_scatter", 1 << 26, 4.0), ("all_reduce", 4096, 2.0))
 

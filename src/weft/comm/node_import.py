@@ -42,7 +42,9 @@ def import_logs(paths: Sequence[Path], name: str = "", ranks: int = 0) -> Node:
             f"{listed}: each process ran by itself (bus bandwidth 0); build nccl-tests with MPI=1, or run "
             "one process with -g 8"
         )
-    known = [table for table in tables if table.collective]
+    if all(table.cpu_time for table in tables):
+        raise InputError(f"{listed}: has times of the host only (-C 1); run nccl-tests without -C")
+    known = [table for table in tables if table.collective and not table.cpu_time]
     if not known:
         raise InputError(
             f"{listed}: has no table of nccl-tests that says its collective; give the whole output of "

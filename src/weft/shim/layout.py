@@ -19,7 +19,7 @@ CHUNK_ROWS = 16
 MOST_CHUNKS = 512  # of a process file
 PAGE = 4096
 
-POLICY_SET, PRIORITY_HIGH, WHEN_OVERLAP, TRACK, HEAD_START_PLACED = 1, 2, 4, 8, 16
+POLICY_SET, PRIORITY_HIGH, WHEN_OVERLAP, TRACK, HEAD_START_PLACED, ENGINE_DMA = 1, 2, 4, 8, 16, 32
 
 KINDS = ("compute", "comm", "weft", "unknown")
 APIS = {1: "cuda", 2: "hip"}
@@ -69,6 +69,16 @@ COUNTERS = (
     "rules_unapplied",
     "comm_bytes",
     "placed_behind",
+    "engine_copied",
+    "engine_kernels",
+    "engine_unsure",
+    "engine_no_window",
+    "engine_other_kind",
+    "engine_old_nccl",
+    "engine_two_ranks",
+    "engine_own_policy",
+    "engine_nodes",
+    "engine_refused",
 )
 NCCL_OPERATIONS = (*(name for name in NCCL_COLLECTIVES if name != "send_recv"), "send", "recv")
 """The calls as csrc/nccl.h numbers them: what a rule calls `send_recv` is two of them."""

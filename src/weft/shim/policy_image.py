@@ -14,6 +14,7 @@ from weft.rules import ALGORITHMS, CTA_POLICIES, NCCL_COLLECTIVES, PROTOCOLS, Co
 from weft.shim.layout import (
     COMM_PATTERNS,
     CONTROL_MAGIC,
+    ENGINE_DMA,
     HEAD_START_PLACED,
     LAYOUT_VERSION,
     NCCL_OPERATIONS,
@@ -52,6 +53,7 @@ def encode_policy(policy: Policy | None, track: bool = False) -> bytes:
     c.residency = policy.residency or 0
     placed = policy.head_start == "placed"
     c.flags |= HEAD_START_PLACED if placed else 0
+    c.flags |= ENGINE_DMA if policy.engine == "dma" else 0
     c.head_start_ns = round((policy.head_start_us or (PLACED_BOUND_US if placed else 0)) * 1000)
     c.sm_reserve = policy.sm_reserve
     c.rule_count = len(policy.rules)
@@ -131,6 +133,7 @@ def decode_policy(image: bytes) -> Policy | None:
         head_start="placed" if placed else None,
         head_start_us=0.0 if placed and head_start_us == PLACED_BOUND_US else head_start_us,
         sm_reserve=c.sm_reserve,
+        engine="dma" if c.flags & ENGINE_DMA else "sm",
         rules=tuple(Rule(rule.pattern.decode(errors="replace"), rule.residency or None) for rule in rules),
         comm_rules=tuple(map(_decode_comm_rule, comm)),
     )

@@ -13,6 +13,7 @@ from typing import Any
 from weft.errors import InputError
 from weft.policy import Policy
 from weft.shim import binding, communicators, layout
+from weft.shim.engine import engine_report, engine_summary
 
 _log = logging.getLogger("weft.shim")
 
@@ -133,8 +134,10 @@ def stats_summary(stats: dict[str, Any], policy: Policy) -> str:
     """One line that says what was done, or that nothing was, and why."""
     if not stats["launches"] and stats["unhandled"]:
         return "nothing was shaped: only graphs were launched whose kernels weft does not count"
-    if not stats["launches"]:
-        return "nothing was shaped: no process of this job launched a GPU kernel"
+    engine = engine_report(stats, policy.engine == "dma")
+    if not stats["launches"] and not engine["copied"]:
+        also = f"; {engine_summary(engine)}" if engine["asked"] else ""
+        return f"nothing was shaped: no process of this job launched a GPU kernel{also}"
     parts = []
     if policy.residency or policy.rules:
         parts.append(_shaped_part(stats))
@@ -150,6 +153,8 @@ def stats_summary(stats: dict[str, Any], policy: Policy) -> str:
         parts.append(f"{stats['routed']:,} collectives with CTAs of weft's choice")
     if policy.comm_rules:
         parts.append(_rules_part(stats))
+    if policy.engine == "dma":
+        parts.append(engine_summary(engine))
     failures = ("shape", "priority", "head_start", "tracking", "split", "tuner")
     for name in (f"{kind}_failures" for kind in failures):
         if stats[name]:
@@ -162,7 +167,7 @@ def stats_summary(stats: dict[str, Any], policy: Policy) -> str:
         parts.append(f"{stats['unlisted']:,} launches of more kernels than weft lists, counted together")
     if stats["unhandled"]:
         parts.append(f"{stats['unhandled']:,} uses of an interface that weft does not account for")
-    if not stats["comm_launches"]:
+    if not stats["comm_launches"] and not engine["copied"]:
         parts.append("no collective was launched")
     counted = f"{stats['launches']:,} kernels, {stats['comm_launches']:,} of them collectives"
     return "; ".join([counted, *(parts or ["no control was asked for"])])

@@ -130,6 +130,7 @@ void weft_comm_add(weft_comm *c, ncclComm_t handle) {
 }
 
 void weft_comm_gone(weft_comm *c) {
+    weft_windows_drop(c);
     pthread_mutex_lock(&lock);
     if (!atomic_exchange(&c->dead, true)) {
         uint64_t key = (uint64_t)(uintptr_t)atomic_load(&c->handle);

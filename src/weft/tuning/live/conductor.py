@@ -53,7 +53,7 @@ class _State:
 
     def __post_init__(self) -> None:
         self.ready |= preparations(self.default)
-        self.framework = Policy().framework
+        self.models = Policy().models
 
     def forget(self, policy: Policy) -> None:
         """What neither the default nor this policy needs was given back."""
@@ -81,7 +81,7 @@ def conduct(
     try:
         _agree(reports)
         state.hear(reports)
-        if default.changes_framework:
+        if default.changes_models:
             yield from _start(state)
         outcome = yield from _search(method, state)
         if watch is None:
@@ -91,7 +91,7 @@ def conduct(
         if not outcome.still_open:
             state.forget(outcome.policy)
         yield from _settle(outcome.policy, result(outcome), release=not outcome.still_open)
-        state.framework = outcome.policy.framework
+        state.models = outcome.policy.models
         each = steps_of_a_trial(outcome.default_ms or 0.0)
         trials = meeting(each * (outcome.default_ms or 0.0))
         yield from _watch(watch(outcome, trials + LAG, each), trials, state)
@@ -128,7 +128,7 @@ def _play(
 ) -> Generator[Decision, list[Report], list[Sample]]:
     """Run a trial and those that follow it for certain, as far as the framework controls stay the same."""
     plan = [trial.policy] * trial.steps if trial.learn else [trial.policy, *trial.then]
-    if any(policy.framework != plan[0].framework for policy in plan):
+    if any(policy.models != plan[0].models for policy in plan):
         plan = plan[:1]  # every step of such a comparison begins alike, with a meeting
     for policy in dict.fromkeys(plan):
         needed = preparations(policy)
@@ -137,7 +137,7 @@ def _play(
             if problem:
                 return [Sample(math.inf, problem) for _ in plan]
             state.ready |= needed
-    if plan[0].framework != state.framework:
+    if plan[0].models != state.models:
         problem = yield from _change(plan[0], state)
         if problem:
             return [Sample(math.inf, problem) for _ in plan]
@@ -155,7 +155,7 @@ def _play(
 
 def _start(state: _State) -> Conductor:
     """Bring the framework controls of the default into force. A few steps show what there is to change."""
-    plain = replace(state.default, **Policy().framework)
+    plain = replace(state.default, **Policy().models)
     reports = yield run([plain] * LEARN, learn=True)
     _agree(reports)
     state.hear(reports)
@@ -164,17 +164,17 @@ def _start(state: _State) -> Conductor:
     problem = problem or (yield from _asked(_settlement(state.default, release=False)))
     if problem:
         raise _AbandonError(problem)
-    state.framework = state.default.framework
+    state.models = state.default.models
 
 
 def _change(policy: Policy, state: _State) -> Generator[Decision, list[Report], str]:
     """Have all ranks change their framework controls; where one cannot, all go back. Returns the reason."""
     problem = yield from _asked(_settlement(policy, release=False))
     if not problem:
-        state.framework = policy.framework
+        state.models = policy.models
         return ""
     yield from _settle(state.default, release=False)
-    state.framework = state.default.framework
+    state.models = state.default.models
     return problem
 
 
@@ -195,7 +195,7 @@ def _watch(watch: Watch, trials: int, state: _State) -> Conductor:
                 if trial.settle:
                     yield from _settle(trial.policy)
                     state.forget(trial.policy)
-                    state.framework = trial.policy.framework
+                    state.models = trial.policy.models
                 samples = yield from _play(trial, state, said)
             said = []
             for sample in samples:

@@ -118,6 +118,11 @@ def framework_changes(name: str) -> Callable[[Facts, Policy], list[PolicyChange]
     return changes
 
 
+def engine_changes(facts: Facts, default: Policy) -> list[PolicyChange]:
+    """Copy engines for FSDP2's all-gathers, where all ranks can."""
+    return [] if default.engine == "dma" else framework_changes("copy engines")(facts, default)
+
+
 # --- bounds -------------------------------------------------------------------------------------------------
 
 Bound = Callable[[Facts, CommCosts], float]
@@ -163,6 +168,11 @@ def group_bound(facts: Facts, costs: CommCosts) -> float:
     return _exposed(costs, "all_gather", "reduce_scatter")
 
 
+def engine_bound(facts: Facts, costs: CommCosts) -> float:
+    """Copies wait for no SM and take none from compute; the links are as fast as before."""
+    return _exposed(costs, "all_gather") + costs.slowed_ms
+
+
 def rule_bound(facts: Facts, costs: CommCosts) -> float:
     return _exposed(costs) + costs.slowed_ms
 
@@ -185,6 +195,7 @@ LEVERS = (
     Lever("backward prefetch", framework_changes("backward prefetch"), gather_bound),
     Lever("resharding", framework_changes("resharding"), resharding_bound),
     Lever("reduce-scatter group", framework_changes("reduce-scatter group"), group_bound),
+    Lever("copy engines", engine_changes, engine_bound),
     Lever("rules by kind and size", rule_changes, rule_bound),
     Lever("residency", block_changes, block_bound),
 )
@@ -200,6 +211,8 @@ def preparations(policy: Policy) -> frozenset[tuple[str, Any]]:
         found.add(("reduce-scatter group", True))
     if policy.comm_rules:
         found.add(("rules", policy.comm_rules))
+    if policy.engine == "dma":
+        found.add(("copy engines", True))
     return frozenset(found)
 
 

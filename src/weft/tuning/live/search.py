@@ -69,6 +69,7 @@ SETTLE = {
     "ctas": 1,
     "reduce-scatter group": 1,
     "rules": 1,
+    "copy engines": 1,
     "buckets": 2,
 }  # steps after the first use that tell nothing
 SLOW = 1.3  # times the default: out at once

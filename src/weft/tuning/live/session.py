@@ -156,9 +156,7 @@ class Session:
     def _alone(self) -> Policy:
         """The default as far as one rank can go back to it alone: what concerns all ranks stays."""
         now = self._policy
-        return replace(
-            self.controls.default, max_ctas=now.max_ctas, comm_rules=now.comm_rules, **now.framework
-        )
+        return replace(self.controls.default, max_ctas=now.max_ctas, comm_rules=now.comm_rules, **now.models)
 
     # --- what this rank has to say ------------------------------------------------------------------------
 

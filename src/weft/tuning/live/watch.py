@@ -354,7 +354,7 @@ class _Watch:
 
 def _reachable(outcome: TunedJob) -> Policy:
     """The default, with the framework controls that stay."""
-    return replace(outcome.default, **outcome.policy.framework)
+    return replace(outcome.default, **outcome.policy.models)
 
 
 def _slower(gain: float, steps: int) -> str:
