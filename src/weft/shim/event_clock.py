@@ -37,7 +37,7 @@ LEAST_PROBES, NEAR_PROBES = 3, 9
 END_SHARE = 0.65
 """How much of what events cost more in place lies between the end of a kernel and the event behind it; the
 rest lies between that event and the next kernel. From an H200."""
-BUSY, HELD, IDLE = "busy", "held", "idle"
+BUSY_STREAM, HELD_STREAM, IDLE_STREAM = "busy", "held", "idle"
 """Streams on which events cost different times: with work queued, held back by the tracer, without work."""
 DOORBELL_SHARE = 0.4
 """How much later than an event a kernel of an idle stream starts, as a share of the time between an event and
@@ -99,7 +99,9 @@ class EventClock:
         ready_ns = max(raw.before_ns, free_ns)
         delay_ns = self.delay_ns(raw.host_ns)
         queued = raw.kind in (tracer.KERNEL_SPAN, tracer.GRAPH)
-        excess_ns = self._probes.excess_ns(ready_ns, HELD if raw.flags & tracer.STALLED else BUSY)
+        excess_ns = self._probes.excess_ns(
+            ready_ns, HELD_STREAM if raw.flags & tracer.STALLED else BUSY_STREAM
+        )
         behind_ns = self.overhead_ns + round((1 - END_SHARE) * excess_ns) if queued else 0
         if delay_ns is None:
             return (raw.host_ns if ready_ns < 0 else ready_ns + behind_ns), False
@@ -110,7 +112,7 @@ class EventClock:
 
     def end_ns(self, raw: Any, *, idle: bool) -> int:
         """When an operation ended. `idle`: its stream waited for the host."""
-        kind = HELD if raw.flags & tracer.STALLED else IDLE if idle else BUSY
+        kind = HELD_STREAM if raw.flags & tracer.STALLED else IDLE_STREAM if idle else BUSY_STREAM
         return int(raw.after_ns - round(END_SHARE * self._probes.excess_ns(raw.after_ns, kind)))
 
     def placed_ns(self, raw: Any, earliest_ns: int) -> int:
@@ -119,7 +121,7 @@ class EventClock:
             return earliest_ns
         gap_ns = raw.placed_ns - earliest_ns
         if gap_ns > 3 * self.latency_ns:  # the stamp was in the queue behind it
-            late_ns = round(END_SHARE * self._probes.excess_ns(raw.placed_ns, BUSY))
+            late_ns = round(END_SHARE * self._probes.excess_ns(raw.placed_ns, BUSY_STREAM))
             return int(raw.placed_ns - self.stamp_ns - late_ns)
         return int(earliest_ns + max(0, gap_ns - self.latency_ns))
 
@@ -160,7 +162,7 @@ class _Probes:
         self._found: dict[tuple[str, bool], list[tuple[int, int]]] = defaultdict(list)
         for raw, excess_ns in valid:
             held = raw.flags & tracer.STALLED
-            kind = HELD if held else BUSY if raw.before_ns < 0 else IDLE
+            kind = HELD_STREAM if held else BUSY_STREAM if raw.before_ns < 0 else IDLE_STREAM
             self._found[kind, self._in_comm(raw.after_ns)].append((raw.after_ns, excess_ns))
         for found in self._found.values():
             found.sort()
@@ -169,7 +171,7 @@ class _Probes:
         """At a moment, on such a stream: the median of the nearest probes of the same kind."""
         during = self._in_comm(at_ns)
         found = self._found.get((kind, during), [])
-        if len(found) < LEAST_PROBES and kind != IDLE:
+        if len(found) < LEAST_PROBES and kind != IDLE_STREAM:
             found = max(found, self._found.get((kind, not during), []), key=len)
         if not found:
             return 0

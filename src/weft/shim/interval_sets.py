@@ -5,12 +5,12 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 
-Interval = tuple[int, int]
+TimeSpan = tuple[int, int]
 
 
-def union_spans(intervals: Iterable[Interval]) -> list[Interval]:
+def union_spans(intervals: Iterable[TimeSpan]) -> list[TimeSpan]:
     """The same time as disjoint intervals, in order."""
-    merged: list[Interval] = []
+    merged: list[TimeSpan] = []
     for start, end in sorted(intervals):
         if merged and start <= merged[-1][1]:
             merged[-1] = merged[-1][0], max(end, merged[-1][1])
@@ -19,11 +19,11 @@ def union_spans(intervals: Iterable[Interval]) -> list[Interval]:
     return merged
 
 
-def total(intervals: Iterable[Interval]) -> int:
+def total(intervals: Iterable[TimeSpan]) -> int:
     return sum(end - start for start, end in intervals)
 
 
-def common(first: Sequence[Interval], second: Sequence[Interval]) -> int:
+def common(first: Sequence[TimeSpan], second: Sequence[TimeSpan]) -> int:
     """How long both last at once; both disjoint and in order."""
     starts = [start for start, _ in second]
     shared = 0
@@ -35,7 +35,7 @@ def common(first: Sequence[Interval], second: Sequence[Interval]) -> int:
     return shared
 
 
-def inside(at: int, intervals: Sequence[Interval], starts: Sequence[int]) -> bool:
+def inside(at: int, intervals: Sequence[TimeSpan], starts: Sequence[int]) -> bool:
     """Whether a moment lies in one of disjoint intervals, which begin at `starts`."""
     i = bisect_right(starts, at) - 1
     return i >= 0 and at < intervals[i][1]

@@ -13,7 +13,7 @@ from typing import Any
 
 from weft.shim import tracer
 from weft.shim.event_clock import SUBMITTED_NS, EventClock
-from weft.shim.interval_sets import Interval, common, total, union_spans
+from weft.shim.interval_sets import TimeSpan, common, total, union_spans
 from weft.shim.tracer import Recording
 
 SHORT_NS = 10_000
@@ -76,7 +76,7 @@ def spans_of(recording: Recording) -> list[Span]:
     return sorted(spans, key=lambda span: span.raw.host_ns)
 
 
-def compute_time(spans: Iterable[Span]) -> list[Interval]:
+def compute_time(spans: Iterable[Span]) -> list[TimeSpan]:
     """When compute kernels run, as without the tracer."""
     return union_spans((s.start_ns - s.own_gap_ns, s.end_ns) for s in spans if s.kind in ("compute", "graph"))
 
@@ -208,7 +208,7 @@ def span_profile(recording: Recording, steps: int) -> StepProfile | None:
     comm = union_spans((s.start_ns, s.end_ns) for s in spans if s.kind == "comm")
     compute = compute_time(spans)
     known = not any(s.kind == "unknown" for s in spans)
-    by_name: dict[str, list[Interval]] = defaultdict(list)
+    by_name: dict[str, list[TimeSpan]] = defaultdict(list)
     launches: Counter[str] = Counter()
     for span in spans:
         if span.raw.kind == tracer.GRAPH:
