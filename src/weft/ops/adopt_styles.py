@@ -77,7 +77,8 @@ class _Defer(torch.autograd.Function):  # type: ignore[misc,unused-ignore]
     def forward(ctx: Any, given: DTensor, source: _Source) -> PendingGather:
         ctx.placements = given.placements
         spec = DTensorSpec(given.device_mesh, (Replicate(),), tensor_meta=given._spec.tensor_meta)
-        made = PendingGather(given._local_tensor, spec, requires_grad=False)
+        nothing = torch.empty(0, dtype=given.dtype, device=given.device)
+        made = PendingGather(nothing, spec, requires_grad=False)
         made.source, made.consumers, made.results = source.tensor, [], {}
         made.state, made.fused = None, None
         return made
