@@ -6,6 +6,7 @@ import contextlib
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch._C._distributed_c10d import _create_work_from_future
 from torch._compile import _disable_dynamo
 
 from weft.comm.local import LocalRanks
+from weft.comm.paced import NODE_VARIABLE, sums_type
 from weft.errors import UsageError
 
 BACKEND = "ghost"
@@ -33,27 +35,47 @@ class GhostOptions:
     mirror: bool = True
     """Ghosts contribute rank 0's data. Without it they contribute zeros: an in-place all-reduce then needs no
     copy of its input, and averages are divided by R."""
+    node: str | None = None
+    """A node profile: collectives take one rank's CTAs, and the time that they would take on that node."""
+
+    def __post_init__(self) -> None:
+        if self.node and not self.mirror:
+            raise UsageError("WEFT_GHOST_MIRROR=0 is not for ghosts of a node: they have rank 0's data")
 
     @classmethod
     def from_environment(cls) -> GhostOptions:
-        """Options from WEFT_GHOST_CTAS, WEFT_GHOST_PRIORITY (`high`) and WEFT_GHOST_MIRROR (`0`: off)."""
+        """Options from WEFT_NODE, WEFT_GHOST_CTAS, _PRIORITY (`high`), _MIRROR (`0`: off).
+
+        Ranks of a node have a GPU each, so that NCCL's own number of CTAs holds where none is given.
+        """
         env = os.environ
+        node = env.get(NODE_VARIABLE) or None
+        ctas = env.get("WEFT_GHOST_CTAS", "" if node else str(DEFAULT_CTAS))
         return cls(
-            int(env.get("WEFT_GHOST_CTAS", DEFAULT_CTAS)),
+            int(ctas) if ctas else None,
             env.get("WEFT_GHOST_PRIORITY", "default") == "high",
             env.get("WEFT_GHOST_MIRROR", "1") != "0",
+            node,
         )
 
 
 class Lane:
-    """The communicators, streams and scratch memory of one group on one device."""
+    """The communicators, streams and scratch memory of one group on one device.
 
-    def __init__(self, ranks: Any, streams: Sequence[Any] | None, device: Any) -> None:
-        self.ranks, self.streams, self.device = ranks, streams, device
+    `own`: the only rank that exists here, where the ghosts are those of a node profile and have no buffers.
+    """
+
+    def __init__(
+        self, ranks: Any, streams: Sequence[Any] | None, device: Any, own: int | None = None
+    ) -> None:
+        self.ranks, self.streams, self.device, self.own = ranks, streams, device, own
+        self.distinct = list(dict.fromkeys(streams or ()))
         self._scratch: dict[tuple[int, str], Any] = {}
 
     def scratch(self, rank: int, like: Any, count: int, role: str = "recv") -> Any:
         """A ghost rank's buffer of `count` elements; nothing depends on its contents."""
+        if self.own not in (None, rank):
+            return None
         key, size = (rank, role), count * like.element_size()
         held = self._scratch.get(key)
         if held is None or held.numel() < size:
@@ -69,9 +91,11 @@ def _on(stream: Any) -> Any:
     return torch.cuda.stream(stream) if stream is not None else contextlib.nullcontext()
 
 
-def _make_lane(device: Any, size: int, options: GhostOptions) -> Lane:
+def _make_lane(device: Any, size: int, own: int, options: GhostOptions) -> Lane:
     if device.type != "cuda":
         return Lane(LocalRanks(size), None, device)
+    if options.node is not None:
+        return _node_lane(device, size, own, options)
     from weft.comm import nccl
     from weft.workload import Workload, check_resident
 
@@ -80,8 +104,29 @@ def _make_lane(device: Any, size: int, options: GhostOptions) -> Lane:
         check_resident(Workload(name="ghost ranks", ranks=size), options.max_ctas, sm_count)
     with torch.cuda.device(device):
         ranks = nccl.NcclRanks(nccl.load_nccl(), size, options.max_ctas)
-    priority = -1 if options.high_priority else 0
-    return Lane(ranks, [torch.cuda.Stream(device, priority=priority) for _ in range(size)], device)
+    return Lane(ranks, [_stream(device, options) for _ in range(size)], device)
+
+
+def _node_lane(device: Any, size: int, own: int, options: GhostOptions) -> Lane:
+    """One rank of a node on one stream: NCCL is not needed."""
+    from weft.comm import nccl
+
+    with torch.cuda.device(device):
+        torch.cuda.current_stream().synchronize()  # the context exists
+        ranks = nccl.NcclRanks(_paced_library(str(options.node)), size, options.max_ctas, own=own)
+    return Lane(ranks, [_stream(device, options)] * size, device, own)
+
+
+@cache
+def _paced_library(node: str) -> Any:
+    from weft.comm.node import load_node
+    from weft.comm.paced import load_paced
+
+    return load_paced(load_node(node))
+
+
+def _stream(device: Any, options: GhostOptions) -> Any:
+    return torch.cuda.Stream(device, priority=-1 if options.high_priority else 0)
 
 
 class GhostGroup(dist.ProcessGroup):  # type: ignore[misc,unused-ignore]
@@ -95,12 +140,13 @@ class GhostGroup(dist.ProcessGroup):  # type: ignore[misc,unused-ignore]
         rank: int,
         size: int,
         options: GhostOptions,
-        make_lane: Callable[[Any, int, GhostOptions], Lane] = _make_lane,
+        make_lane: Callable[[Any, int, int, GhostOptions], Lane] = _make_lane,
     ) -> None:
         super().__init__(rank, size)
         self._own, self._count, self._options = rank, size, options
         self._name: Any = None
         self._make_lane, self._lanes = make_lane, dict[Any, Lane]()
+        self._pairs: list[tuple[Callable[[Lane], None], Sequence[Any]]] | None = None
 
     def size(self) -> int:
         return self._count
@@ -133,6 +179,7 @@ class GhostGroup(dist.ProcessGroup):  # type: ignore[misc,unused-ignore]
                 send = self._mine(flat, lambda rank: others)  # noqa: B023 (called at once)
                 recv = self._mine(flat, lambda rank: lane.scratch(rank, flat, flat.numel()))  # noqa: B023
                 lane.ranks.all_reduce(send, recv, lane.streams, op)
+                self._complete_reduction(lane, flat, op)
 
         return self._run(issue, tensors)
 
@@ -192,6 +239,7 @@ class GhostGroup(dist.ProcessGroup):  # type: ignore[misc,unused-ignore]
             send = self._mine(whole, lambda rank: others)
             recv = self._mine(part, lambda rank: lane.scratch(rank, part, part.numel()))
             lane.ranks.reduce_scatter(send, recv, lane.streams, op)
+            self._complete_reduction(lane, part, op)
 
         return self._run(issue, [output], [given])
 
@@ -230,6 +278,8 @@ class GhostGroup(dist.ProcessGroup):  # type: ignore[misc,unused-ignore]
                 moves.append(
                     (ghost, own if fits else lane.scratch(ghost, take, take.numel(), "send"), self._own, take)
                 )
+                if lane.own is not None:
+                    continue  # what ghosts send to each other is not seen here
                 for other in (rank for rank in range(self._count) if rank not in (self._own, ghost)):
                     size = _flat(inputs[other]).numel()
                     source = lane.scratch(ghost, give, size, "send")
@@ -274,14 +324,14 @@ class GhostGroup(dist.ProcessGroup):  # type: ignore[misc,unused-ignore]
             moves = [(self._own, _flat(t), peer, lane.scratch(peer, t, t.numel())) for t in tensors]
             lane.ranks.exchange(moves, lane.streams)
 
-        return self._run(issue, tensors)
+        return self._run_pair(issue, tensors)
 
     def recv(self, tensors: Sequence[Any], peer: int, tag: int = 0) -> Any:
         def issue(lane: Lane) -> None:
             moves = [(peer, lane.scratch(peer, t, t.numel(), "send"), self._own, _flat(t)) for t in tensors]
             lane.ranks.exchange(moves, lane.streams)
 
-        return self._run(issue, tensors)
+        return self._run_pair(issue, tensors)
 
     def all_gather_single_coalesced(
         self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any = None
@@ -297,10 +347,27 @@ class GhostGroup(dist.ProcessGroup):  # type: ignore[misc,unused-ignore]
         return _finished([])  # ghost ranks are always ready
 
     def _start_coalescing(self, device: Any = None) -> None:
-        pass
+        self._pairs = []
 
     def _end_coalescing(self, device: Any = None) -> Any:
-        return _finished([])
+        """Issue the sends and receives since `_start_coalescing`; a node's rank runs them as one kernel."""
+        pairs, self._pairs = self._pairs, None
+        if not pairs:
+            return _finished([])
+
+        def issue(lane: Lane) -> None:
+            with lane.ranks.library.group() if lane.own is not None else contextlib.nullcontext():
+                for one, _ in pairs:
+                    one(lane)
+
+        return self._run(issue, [tensor for _, tensors in pairs for tensor in tensors])
+
+    def _run_pair(self, issue: Callable[[Lane], None], tensors: Sequence[Any]) -> Any:
+        """Issue a send or a receive, now or when the calls that belong together are complete."""
+        if self._pairs is None:
+            return self._run(issue, tensors)
+        self._pairs.append((issue, tensors))
+        return _finished(list(tensors))
 
     # Their names before torch 2.13.
     _allgather_base = all_gather_single
@@ -321,7 +388,16 @@ class GhostGroup(dist.ProcessGroup):  # type: ignore[misc,unused-ignore]
         """Ghost input where the operation overwrites rank 0's input: a copy of it, or zeros."""
         return self._copy(lane, flat) if self._options.mirror else self._ghost_view(lane, flat)
 
+    def _complete_reduction(self, lane: Lane, out: Any, op: str) -> None:
+        """Compute what a paced kernel does not: sums of types that it cannot add, and multiplication."""
+        if lane.own is None or not (op == "product" or (op == "sum" and not sums_type(out.dtype))):
+            return
+        with _on(lane.streams[self._own] if lane.streams else None):
+            out.pow_(self._count) if op == "product" else out.mul_(self._count)
+
     def _copy(self, lane: Lane, flat: Any) -> Any:
+        if lane.own is not None:
+            return flat  # a paced collective has no other rank's input
         into = lane.scratch(self._own, flat, flat.numel(), "mirror")
         with _on(lane.streams[self._own] if lane.streams else None):
             into.copy_(flat)
@@ -334,16 +410,16 @@ class GhostGroup(dist.ProcessGroup):  # type: ignore[misc,unused-ignore]
         """Issue on the group's streams, after the work of the caller's stream; returns a torch Work."""
         device = (outputs or inputs)[0].device
         if device not in self._lanes:
-            self._lanes[device] = self._make_lane(device, self._count, self._options)
+            self._lanes[device] = self._make_lane(device, self._count, self._own, self._options)
         lane = self._lanes[device]
         if not lane.streams:
             issue(lane)
             return _finished(list(outputs))
         main = lane.streams[self._own]
-        for stream in lane.streams:
+        for stream in lane.distinct:
             stream.wait_stream(torch.cuda.current_stream(device))
         issue(lane)
-        for stream in lane.streams:
+        for stream in lane.distinct:
             if stream is not main:
                 main.wait_stream(stream)  # so that scratch memory is free when the next collective starts
         for tensor in (*outputs, *inputs):

@@ -17,7 +17,8 @@ from typing import Any
 
 from weft.errors import InputError, UnavailableError
 from weft.policy import Policy
-from weft.shim import apply, binding, communicators, job_folder, stats
+from weft.shim import apply, binding, communicators, job_folder, policy_image, stats
+from weft.shim.engine import engine_report
 from weft.shim.step_times import STEPS_VARIABLE
 
 _log = logging.getLogger("weft.shim")
@@ -188,7 +189,7 @@ class Job:
         self._lock = -1
 
     def __enter__(self) -> Job:
-        image = binding.control_image(self.policy)
+        image = policy_image.control_image(self.policy)
         try:
             self.folder, self._lock = job_folder.create(image)
         except OSError as error:
@@ -222,7 +223,7 @@ class Job:
     def environment(self, base: Mapping[str, str] | None = None) -> dict[str, str]:
         """The environment that starts a program in this job."""
         env = environment(self.policy, self.folder, os.environ if base is None else base)
-        if self.tune or self.policy.changes_framework:
+        if self.tune or self.policy.changes_models:
             env = tuning_environment(self.policy, env, search=self.tune)
         env = steps_environment(env) if self.steps else env
         env = ops_environment(env) if self.ops else env
@@ -249,7 +250,8 @@ class Job:
 
     def collect(self) -> dict[str, Any]:
         """What was counted so far, in all processes."""
-        return stats.collect(self.folder)
+        counted = stats.collect(self.folder)
+        return {**counted, "engine": engine_report(counted, self.policy.engine == "dma")}
 
 
 def attach(folder: str | os.PathLike[str]) -> Job:

@@ -27,7 +27,7 @@ class KernelCountJson(TypedDict):
 
 
 class CountersJson(TypedDict):
-    """Besides these keys, one for each counter of the shim (`weft.shim.binding.COUNTERS`)."""
+    """Besides these keys, one for each counter of the shim (`weft.shim.layout.COUNTERS`)."""
 
     launches: int
     comm_launches: int
@@ -115,6 +115,8 @@ class FactsJson(TypedDict):
     cta_choices: list[int]
     why_no_ctas: str
     cta_choices_at_start: list[int]
+    start_settings: list[str]
+    """Settings `NAME=VALUE` that a later start could try."""
     world: int
     processes: int
     workload: str

@@ -137,7 +137,7 @@ weft_trace_context *weft_trace_contexts(int *count);
 void weft_trace_events_over(void);               /* destroys everything */
 void weft_trace_context_gone(CUcontext context); /* NULL: all of them */
 
-/* --- tracer.c: lanes and records ---------------------------------------------------------------------- */
+/* --- tracer_operation.c: one operation -------------------------------------------------------------------- */
 
 typedef struct weft_trace_lane weft_trace_lane;
 
@@ -164,15 +164,23 @@ typedef struct {
 bool weft_trace_before(weft_trace_op *op, uint32_t kind, weft_variant *v, CUstream stream, bool programmatic);
 void weft_trace_after(weft_trace_op *op, CUstream stream, CUresult result);
 void weft_trace_learn(weft_variant *v, CUstream stream, bool programmatic);
-void weft_trace_disturbed(CUstream stream); /* something may delay what comes next on this stream */
 bool weft_trace_programmatic(const CUlaunchConfig *c);
 /* A launch-completion event for this launch: adds the attribute to `with`, which has room for one more. */
 bool weft_trace_completion(weft_trace_op *op, CUlaunchAttribute *with, unsigned *count);
 void weft_trace_completion_refused(weft_trace_op *op);
 
-uint64_t weft_trace_records(weft_trace_record **all);
+/* --- tracer_lanes.c ------------------------------------------------------------------------------------------- */
+
+void weft_trace_disturbed(CUstream stream); /* something may delay what comes next on this stream */
+
+/* --- tracer_graphs.c ------------------------------------------------------------------------------------------ */
+
 void weft_trace_graph_of(_Atomic uint64_t *known, const weft_graph_kernel *kernels, size_t count, weft_trace_op *op);
 uint64_t weft_trace_graph_rows(uint32_t **rows);
+
+/* --- tracer.c: on and off, and the records of one trace --------------------------------------------------- */
+
+uint64_t weft_trace_records(weft_trace_record **all);
 uint64_t weft_trace_marks(const uint64_t **marks);
 const uint64_t *weft_trace_period(void); /* when it began and ended */
 
