@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import logging
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -29,6 +30,8 @@ from weft.ops.promise import forced_schedule, promised, replaces_all
 from weft.ops.replacements import Replacements
 from weft.ops.steps import Problem
 from weft.ops.teams import team_of
+
+_log = logging.getLogger("weft.ops")
 
 _counted = Replacements()
 _PLAIN = (torch.Tensor, nn.Parameter, AsyncCollectiveTensor)
@@ -110,7 +113,24 @@ def can_defer(x: Any) -> bool:
         return False
     if not (x.device.type == "cuda" or replaces_all()) or torch._C._functorch.peek_interpreter_stack():
         return False
-    return type(x) is DTensor and type(x._local_tensor) in _PLAIN
+    return type(x) is DTensor and type(x._local_tensor) in _PLAIN and _works(x)
+
+
+_working: bool | None = None
+
+
+def _works(x: DTensor) -> bool:
+    """Whether this torch takes a pending DTensor for one of its own; all ranks try it once, together."""
+    global _working
+    if _working is None:
+        try:
+            made = defer(x.detach())
+            local = made._local_tensor
+            _working = type(made) is DTensor and local.shape == x.shape and made._local_tensor is local
+        except (AttributeError, TypeError, NotImplementedError):
+            _log.debug("inputs are gathered by torch: no pending DTensor in this version", exc_info=True)
+            _working = False
+    return _working
 
 
 _CONSUMERS: weakref.WeakKeyDictionary[nn.Module, list[weakref.ref[nn.Module]]] = weakref.WeakKeyDictionary()
