@@ -193,3 +193,21 @@ def test_groups_captures_and_communicators_that_end(nccl_program, ncclver):
     assert nccl_program(source, policy=DMA, folder=ncclver(23000), statistics=stats) == [2, 2, 2]
     # A group with a kernel of its own cannot be told apart; a send launches nothing in this fake.
     assert counted(stats) == {"copied": 4, "unsure": 1, "other_kind": 1, "no_window": 2}
+
+
+def test_rccl_has_no_copies_and_is_counted_so(nccl_program, ncclver, tmp_path):
+    folder = tmp_path / "rccl"
+    folder.mkdir()
+    (folder / "librccl.so.1").write_bytes((ncclver(23000) / "libnccl.so.2").read_bytes())
+    source = (
+        START.replace("Nccl()", "Nccl('librccl.so.1')")
+        + """
+    comm = made()
+    nccl.window(comm, 0x1000, 0x1000)
+    nccl.gather(comm, 0x1000, 0x1100)
+    show(policies)
+    """
+    )
+    stats = {}
+    assert nccl_program(source, policy=DMA, folder=folder, statistics=stats) == [0]
+    assert counted(stats) == {"old_nccl": 1}
