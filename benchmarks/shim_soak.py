@@ -39,25 +39,32 @@ POLICIES = (
 GROWTH_KIB = 50_000
 
 
-def build(folder: Path, sanitizer: str | None) -> Path:
-    tests = ROOT / "tests/shim"
-    cc = ["cc", "-std=gnu11", "-O2", "-g", f"-I{ROOT / 'src/weft/shim/csrc'}"]
+TESTS = ROOT / "tests/shim"
+CC = ["cc", "-std=gnu11", "-O2", "-g", f"-I{ROOT / 'src/weft/shim/csrc'}"]
+
+
+def build_fake(folder: Path) -> None:
+    """The fake driver, as a program and a linker look for it."""
     fake = [
         "-shared",
         "-fPIC",
         "-Wl,-Bsymbolic,-soname,libcuda.so.1",
-        *(str(tests / name) for name in ("fake_cuda.c", "fake_cuda_events.c")),
+        *(str(TESTS / name) for name in ("fake_cuda.c", "fake_cuda_events.c")),
         "-lpthread",
     ]
-    subprocess.run([*cc, *fake, "-o", str(folder / "libcuda.so.1")], check=True)
+    subprocess.run([*CC, *fake, "-o", str(folder / "libcuda.so.1")], check=True)
     (folder / "libcuda.so").symlink_to("libcuda.so.1")
+
+
+def build(folder: Path, sanitizer: str | None) -> Path:
+    build_fake(folder)
     link = [f"-L{folder}", "-lcuda", "-lpthread"]
     if sanitizer:
         flags = (f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all")
         library = build_shim(ROOT, folder / "libweft_shim.so", flags)
         link = [*flags, "-rdynamic", str(library), *link, *LINK, f"-Wl,-rpath,{folder}"]
     program = folder / "soak"
-    subprocess.run([*cc, str(tests / "soak.c"), "-o", str(program), *link], check=True)
+    subprocess.run([*CC, str(TESTS / "soak.c"), "-o", str(program), *link], check=True)
     return program
 
 

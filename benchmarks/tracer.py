@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tracer_programs import PROGRAMS, Step
+from tracer_programs import PROGRAMS, Step, self_times
 
 from weft.kernels import is_comm
 from weft.shim import spans, tracer
@@ -81,7 +81,7 @@ def profiled(step: Step, *, both: bool = False) -> tuple[list[Row], Any]:
         for e in profiler.profiler.kineto_results.events()
         if str(e.device_type()).endswith("CUDA") and e.duration_ns() > 0
     ]
-    everything.append({"both": both, "kineto": found, **(raw_of(recording) if recording else {})})
+    everything.append({"both": both, "kineto": found, **raw_of(recording)})
     return [row[:3] for row in found if not row[0].startswith(("Memcpy", "Memset", "weft_"))], recording
 
 
@@ -186,7 +186,11 @@ RAW = (
 
 def raw_of(recording: Any) -> dict[str, Any]:
     """Everything about a recording, to look at afterwards."""
+    times = {"self_times": self_times[-1].found() if self_times else []}
+    if recording is None:
+        return times
     return {
+        **times,
         "fields": RAW,
         "calibrated_ns": list(recording.header.calibrated_ns),
         "raw": [[getattr(span, name) for name in RAW] for span in recording.spans],
@@ -276,17 +280,17 @@ def main() -> None:
     torch.cuda.set_device(0)
     results: dict[str, Any] = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__}
     details: dict[str, Any] = {}
-    steps = {name: PROGRAMS[name]() for name in args.programs}
-    whole = {name: step for name, step in steps.items() if name != "anatomy"}
+    steps = {name: PROGRAMS[name]() for name in args.programs if name != "anatomy"}
 
-    for name, step in whole.items():
+    for name, step in steps.items():
         results[name] = {"control": control(step)}
         print(name, json.dumps(results[name]), flush=True)
-    for name, step in whole.items():
+    for name, step in steps.items():
         results[name] |= without_kineto(step)
         print(name, json.dumps(results[name]), flush=True)
-    for name, step in steps.items():
+    for name in args.programs:
         everything.clear()
+        step = steps.get(name) or PROGRAMS[name]()
         results[name] = results.get(name, {}) | with_kineto(step)
         results[name]["compared"] = compared(results[name])
         print(name, json.dumps(results[name]["compared"]), flush=True)

@@ -115,6 +115,29 @@ L:
     }
 
 
+def rates() -> list[list[Any]]:
+    """GB/s that CTAs can move when nothing paces them, reads and writes together: the limit of the pacing."""
+    from dataclasses import replace
+
+    from weft.comm.paced_plan import RankCall, plan_calls
+
+    launcher, stream = paced_launch.PacedLauncher(load_driver()), torch.cuda.Stream()
+    part = load_node("dgx-h100").collective("all_reduce", 256 * MiB)
+    x = torch.ones(128 * MiB, device="cuda", dtype=torch.bfloat16)
+    rows = []
+    for times in (1, 3):
+        for ctas in (1, 4, 8, 16, 24, 32):
+            address, size = x.data_ptr(), (256 if ctas > 1 else 32) * MiB
+            call = RankCall(
+                "all_reduce", address, address, size, "bfloat16", 0, 0, 0, 8, stream.cuda_stream, 0
+            )
+            free = replace(part, us=0.0, ctas=ctas, read_bytes=times * size, write_bytes=times * size)
+            took = event_us(lambda: launcher.launch(plan_calls([call])[0], free), stream, 6)  # noqa: B023
+            total = 2 * times * size / took / 1e3
+            rows.append([times, ctas, round(total, 1), round(total / ctas, 1)])
+    return rows
+
+
 def results() -> dict[str, Any]:
     """torch.distributed on this GPU as rank 0 of the node: values of every collective."""
     ghost.init(8, ghost.GhostOptions(max_ctas=None, node=os.environ["WEFT_NODE"]))
@@ -196,8 +219,9 @@ def main() -> None:
     found: dict[str, Any] = {"gpu": torch.cuda.get_device_name(), "node": os.environ["WEFT_NODE"]}
     parts = {
         "timer": timer,
-        "durations": lambda: durations(os.environ["WEFT_NODE"]),
+        "rates": rates,
         "results": results,
+        "durations": lambda: durations(os.environ["WEFT_NODE"]),
         "seen": seen,
     }
     for name, part in parts.items():
@@ -207,7 +231,8 @@ def main() -> None:
         except Exception:
             found[name] = {"error": traceback.format_exc()[-1500:]}
         found[f"{name}_s"] = round(time.monotonic() - started, 1)
-    print(json.dumps(found, indent=None))
+        print(json.dumps({name: found[name]}), flush=True)  # a later part may end the process
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":

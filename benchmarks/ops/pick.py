@@ -1,6 +1,6 @@
 """The pick from sizes alone against exhaustive search, on shapes that the fit has not seen.
 
-python benchmarks/ops/pick.py [--count 100] [--seeds 24] [--first 710001] [--out FILE]
+python benchmarks/ops/pick.py [--count 60] [--seeds 24] [--first 710001] [--out FILE]
 
 Several seeds in a row. Of every four shapes the pick has both engines for two, DMA alone for one, and SMs
 alone for one.
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import time
 from collections import defaultdict
 from pathlib import Path
@@ -103,40 +102,45 @@ def _accuracy(found: list[float]) -> dict[str, float]:
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--count", type=int, default=100)
-    parser.add_argument("--first", type=int, default=CHECK_SEED)
-    parser.add_argument("--seeds", type=int, default=24)
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/ops/pick.json"))
-    options = parser.parse_args()
-    began = time.perf_counter()
-    rows = []
-    for seed in range(options.first, options.first + options.seeds):
-        cases = enumerate(check_cases(options.count, seed))
-        found = [{"seed": seed, **judge(case, ENGINES[(i + i // 4) % 4])} for i, case in cases]
-        near, worst = (summary(found)[key] for key in ("best_or_within_2_pct", "slower_than_serial_pct"))
-        print(f"seed {seed}: {near:.1%} within 2%, at most {worst}% slower than serial", flush=True)
-        rows += found
-    took = time.perf_counter() - began
+def document(rows: list[dict[str, Any]], count: int) -> dict[str, Any]:
+    """The summaries of all shapes, and by topology, operation, engines and seed."""
     groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for row in rows:
         groups[row["case"][-1]].append(row)
         groups[row["case"][0]].append(row)
         groups[" and ".join(row["engines"])].append(row)
         groups[f"seed {row['seed']}"].append(row)
-    document = {
+    seeds = sorted({row["seed"] for row in rows})
+    return {
         "simulated": True,
-        "command": "python " + " ".join(sys.argv),
-        "seeds": list(range(options.first, options.first + options.seeds)),
-        "seconds": round(took, 1),
+        "command": f"python benchmarks/ops/pick.py --count {count} --first {seeds[0]} --seeds {len(seeds)}",
+        "seeds": seeds,
         "all": summary(rows),
         "by": {name: summary(found) for name, found in sorted(groups.items())},
         "rows": rows,
     }
-    print(json.dumps(document["all"], indent=1), flush=True)
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(document) + "\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--count", type=int, default=60)
+    parser.add_argument("--first", type=int, default=CHECK_SEED)
+    parser.add_argument("--seeds", type=int, default=24)
+    parser.add_argument("--most", type=int, default=0, help="stop after so many seeds; the next run goes on")
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/ops/pick.json"))
+    options = parser.parse_args()
+    wanted = range(options.first, options.first + options.seeds)
+    rows = json.loads(options.out.read_text())["rows"] if options.out.exists() and options.most else []
+    left = [seed for seed in wanted if seed not in {row["seed"] for row in rows}]
+    for seed in left[: options.most or None]:
+        cases = enumerate(check_cases(options.count, seed))
+        found = [{"seed": seed, **judge(case, ENGINES[(i + i // 4) % 4])} for i, case in cases]
+        near, worst = (summary(found)[key] for key in ("best_or_within_2_pct", "slower_than_serial_pct"))
+        print(f"seed {seed}: {near:.1%} within 2%, at most {worst}% slower than serial", flush=True)
+        rows += found
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.write_text(json.dumps(document(rows, options.count)) + "\n")
+    print(json.dumps(summary(rows), indent=1), flush=True)
 
 
 if __name__ == "__main__":

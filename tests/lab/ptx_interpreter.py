@@ -81,7 +81,7 @@ def _run_thread(program, labels, work, memory, cta, ctas, thread, threads, clock
             return
         if name[0] == "bra":
             at = labels[given[0]]
-        elif name[0] == "bar":
+        elif name[0] in ("bar", "membar", "nanosleep"):
             continue
         elif name[0] == "mov" and given[1] in ("%globaltimer", "%clock64"):
             registers[given[0]] = clock(cta, readings)
@@ -133,6 +133,7 @@ def _computed(name: list[str], given: list[int], width: str) -> int:
         "or": lambda: a | b,
         "shl": lambda: a << b,
         "min": lambda: min(a, b),
+        "max": lambda: max(a, b),
     }[operation]()
     return result & MASKS["64" if wide else width]
 

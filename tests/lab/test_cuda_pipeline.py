@@ -38,6 +38,20 @@ def test_times_follow_from_the_dependencies(collective):
     assert times["overlap"] == pytest.approx(2.0 + 3.0 * N)  # the ideal: fill and the longer side
 
 
+@pytest.mark.parametrize("collective", ["all_reduce", "all_gather", "reduce_scatter", "all_to_all"])
+def test_one_rank_of_a_node_has_one_stream_and_its_own_data(collective):
+    ranks = FakeRanksFactory(3.0, node=True)
+    _, executor, workload = make(ranks=ranks, shim=FakeShim(), baseline_ctas=None, node="dgx-h100")
+    workload = workload.but(collective=collective, ranks=8)
+    assert executor.device.endswith("as dgx-h100")
+    assert executor.measure(workload, Policy(), "comm").ms == pytest.approx(3.0 * N)
+    assert ranks.made == [(8, None)]
+    assert len(executor._streams["default"]) == 1
+    ranks.broken = True
+    with pytest.raises(WrongResultError):
+        executor.measure(workload, Policy(), "comm")
+
+
 def test_references_give_the_ideal_that_overlap_reaches():
     _, executor, workload = make(shim=FakeShim())
     alone = (executor.measure(workload, Policy(), mode).ms for mode in ("sequential", "compute", "comm"))

@@ -23,7 +23,7 @@ def call(operation: str, send: int, recv: int, size: int, **more) -> paced_plan.
     return paced_plan.RankCall(operation, send, recv, size, **{**known, **more})
 
 
-def arguments(planned, ctas=3, read=0, write=0, move_ns=0, wait_ns=0, scratch=0):
+def arguments(planned, ctas=3, read=0, write=0, move_ns=0, wait_ns=0, scratch=0, mail=None):
     return paced_plan.kernel_arguments(
         planned,
         ctas=ctas,
@@ -33,6 +33,7 @@ def arguments(planned, ctas=3, read=0, write=0, move_ns=0, wait_ns=0, scratch=0)
         move_ns=move_ns,
         wait_ns=wait_ns,
         scratch=scratch,
+        mail=mail,
     )
 
 
@@ -141,6 +142,36 @@ def test_progress_is_linear_from_the_placement_of_each_cta(placed_ns):
         assert last[cta] - (1 << 40) - cta * placed_ns == pytest.approx(100_000, abs=2000)
 
 
+def test_a_ghost_stage_answers_when_it_would():
+    """Two messages 10 us apart to stages that take 50 us each: answers after 3 of them, then one per stage."""
+    memory, box, now = Memory(), np.zeros(2 + paced_kernel.MAIL_SLOTS, np.uint64), [1 << 40]
+    address, stages = memory.add(box), paced_plan.GhostStages(50.0)
+    tensor = memory.add(np.zeros(16, np.float32))
+
+    def clock(cta: int, reading: int) -> int:
+        now[0] += 500
+        return now[0]
+
+    def issue(*operations: str) -> float:
+        calls = [call(name, tensor, tensor, 64, peer=1) for name in operations]
+        (planned,) = paced_plan.plan_calls(calls)
+        mail = stages.mail(planned, lambda comm, peer: address)
+        given = arguments(planned, ctas=1, move_ns=2000, mail=mail)
+        text = paced_kernel.kernel_text("ncclDevKernel_Test", planned.operation, THREADS, 90)
+        run_kernel(text, bytes(given), memory, 1, 1, clock)
+        return (now[0] - (1 << 40)) / 1000
+
+    posted = [issue("send")]
+    now[0] += 10_000
+    posted.append(issue("send"))
+    first, second = issue("recv"), issue("recv")
+    assert first == pytest.approx(posted[0] + 150 + 2, abs=4)
+    assert second == pytest.approx(first + 50, abs=4)
+    assert issue("recv") == pytest.approx(second + 2, abs=4)  # nothing was sent that it could answer
+    assert issue("send", "recv") < second + 20  # a send does not answer itself
+    assert issue("send", "recv") > second + 150
+
+
 def test_waits_are_bounded_by_cycles_if_the_timer_stands_still():
     memory = Memory()
     (planned,) = paced_plan.plan_calls([call("all_reduce", 0, 0, 0)])
@@ -174,7 +205,8 @@ class Recorder:
     def current_device(self) -> int:
         return 3
 
-    def launch(self, planned, part, late_us):
+    def launch(self, planned, part, late_us, mail):
+        assert mail is None
         self.launched.append((planned, part, late_us))
 
     def copy(self, planned):
@@ -267,7 +299,7 @@ def test_limits_of_the_environment_and_of_a_call_hold(monkeypatch):
 
 def test_an_error_of_the_launch_is_an_nccl_error_with_its_text():
     class Broken(Recorder):
-        def launch(self, planned, part, late_us):
+        def launch(self, planned, part, late_us, mail):
             raise UsageError("no such thing")
 
     tensor = Tensor(16, 4096)
@@ -349,3 +381,12 @@ def test_a_launch_has_the_shape_of_the_nodes_kernel():
     assert paced_kernel.KernelArguments.from_buffer_copy(second["work"]).wait_ns == 0
     assert f".maxntid {part.threads}, 1, 1" in module
     assert ".target sm_90" in module
+    for size in (2, 8):  # kernels of one name that move other elements
+        (gathered,) = paced_plan.plan_calls([call("all_gather", 4096, 8192, size, type_name="float16")])
+        launcher.launch(gathered, part)
+    assert [
+        kind in text for kind, text in zip(("b16 %h", "b64 %value"), driver.modules[1:], strict=True)
+    ] == [
+        True,
+        True,
+    ]

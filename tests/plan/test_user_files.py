@@ -234,7 +234,8 @@ def nccl_output(seconds, size, hosts=2, per_host=8):
         for h in range(hosts)
         for r in range(per_host)
     )
-    line = f"{size:12} {size // 4:12}   float     sum      -1  {1e6 * seconds:.2f}  100.0  187.5  0"
+    rate = size / seconds / 1e9
+    line = f"{size:12} {size // 4:12} float sum -1 {1e6 * seconds:.2f} {rate:.2f} {1.875 * rate:.2f} 0"
     return f"# nccl-tests all_reduce_perf\n{ranks}\n#  size count type redop root time algbw busbw #wrong\n{line}\n"
 
 

@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 
 import pytest
 
 from weft.cli import main as cli
-from weft.errors import WeftError
+from weft.errors import UnavailableError, WeftError
 from weft.execute.base import PipelineSample
 from weft.execute.sim import SimExecutor
+from weft.ops.characterize import simulated
 from weft.policy import Policy
 from weft.report.reproduce import reproduction_page
-from weft.reproduce import claims, concurrent_collectives, finer_grain, resource_aware, time_ratio
+from weft.reproduce import (
+    claims,
+    concurrent_collectives,
+    finer_grain,
+    gpu_losses,
+    resource_aware,
+    time_ratio,
+)
 from weft.reproduce.bus_range import bus_figures, tuned_gains
 from weft.reproduce.figure import LOOKED_AT, Reproduced, no_progress, same_sign
-from weft.reproduce.on_gpu import RUNS, SIDES, measured_overlap
+from weft.reproduce.on_gpu import RUNS, SIDES, matched_bytes, measured_overlap, on_one_gpu
 from weft.reproduce.schedule_rules import RuleCase, compute_bound, every_rule, readings
 from weft.reproduce.time_ratio import (
     PAPER_GPUS,
@@ -150,7 +159,7 @@ def test_everything_has_each_of_the_papers_controls(few, monkeypatch):
     assert {one.id for one in rows} == {f"controls/{title}" for title in PAPER_GPUS.values()}
     assert all(one.published is None and one.ours is not None for one in rows)
     labels = {one.cell.split()[-1] for one in rows if one.id == "controls/H100"}
-    assert {"priority", "res3", "priority+res3"} <= labels
+    assert {"priority", "res2", "priority+res2"} <= labels
 
 
 def test_the_documents_have_the_form_of_their_schema(few, weft, monkeypatch):
@@ -179,6 +188,9 @@ def test_the_terminal_shows_tables_claims_findings_and_assumptions(few, weft, mo
         (["reproduce", "1234.5678"], "use one of 2606.09200, 2512.10236"),
         (["reproduce", "2606.09200", "--device", "tpu"], "use sim"),
         (["reproduce", "2606.09200", "--budget", "0"], "--budget"),
+        (["reproduce", "2606.09200", "--budget", "30"], "add --device cuda"),
+        (["reproduce", "2606.09200", "--device", "cuda", "--all"], "--all"),
+        (["reproduce", "2512.10236", "--all"], "--all"),
         (["tune", "cb-ar", "--device", "sim:b200-paper"], "a40-paper"),
         (["tune", "--gemm", "64x64x64", "--reading", "paper", "--device", "sim:a40"], "give a name"),
         (["tune", "cb-ar", "--reading", "mine", "--device", "sim:a40"], "reading 'mine'"),
@@ -297,31 +309,62 @@ def test_what_is_launched_first_gets_the_compute_units():
 
 
 class FakeGpu:
-    """A GPU that is three percent slower than the simulated one and fails at one grid."""
+    """A GPU that is slower than the simulated one and fails at one grid; it counts its own seconds."""
 
     device, simulated = "cuda", False
 
-    def __init__(self):
-        self.run, self.calls = SimExecutor("h200-ghost", baseline_ctas=10), 0
+    def __init__(self, slower=1.5):
+        self.run, self.slower, self.seconds, self.calls = SimExecutor("h200-ghost"), slower, 0.0, []
 
     def info(self):
         return {"gpu": "NVIDIA H200"}
 
     def measure(self, workload, policy, mode="overlap"):
-        self.calls += 1
-        if workload.compute.grid == (64, 64):
-            raise WeftError("64x64 cannot run")
-        return PipelineSample(1.03 * self.run.measure(workload, policy, mode).ms)
+        if workload.compute.grid == (32, 32):
+            raise WeftError("32x32 cannot run")
+        self.calls.append((workload.compute.grid, policy.label, mode))
+        ms = self.slower * self.run.measure(workload, policy, mode).ms
+        self.seconds += ms / 1e3
+        return PipelineSample(ms)
 
 
 def test_a_gpu_measures_what_its_budget_covers_and_names_the_rest():
     gpu = FakeGpu()
-    now = iter(range(0, 100_000, 30))
-    found = measured_overlap(gpu, resource_aware.PAPER, 150.0, no_progress, clock=lambda: next(now))
+    found = measured_overlap(gpu, resource_aware.PAPER, 45.0, no_progress, clock=lambda: gpu.seconds)
     measured = [one.cell for one in found.figures if one.id == "fig2/H100"]
-    assert measured
+    assert measured[0] == "128x128"
+    assert gpu.seconds <= 45.0
     assert not found.simulated
-    assert gpu.calls >= len(measured) * RUNS * 3
-    assert any("64x64 cannot run" in text for text in found.findings)
-    assert len(measured) + len(found.findings) == len(SIDES)
-    assert any("--budget" in text for text in found.findings)
+    first = [call[1:] for call in gpu.calls if call[0] == (128, 128)]
+    assert len(first) == RUNS * 4
+    assert first[:4] == first[4:8]  # candidates in turn
+    assert any("32x32 cannot run" in text for text in found.findings)
+    assert any("beyond --budget" in text for text in found.findings)
+    assert len(measured) + len(found.findings) == len(SIDES) + 1
+
+
+def test_a_collective_on_one_gpu_takes_as_long_as_on_the_papers_node():
+    gpu = SimExecutor("h200-ghost", baseline_ctas=2)
+    workload = on_one_gpu().but(bytes=matched_bytes(gpu, 1.2))
+    comm, compute = (gpu.measure(workload, Policy(), mode).ms for mode in ("comm", "compute"))
+    assert comm / compute == pytest.approx(1.2, rel=0.02)
+
+
+def test_what_no_grid_can_run_is_an_error():
+    class NoNccl(FakeGpu):
+        def measure(self, workload, policy, mode="overlap"):
+            raise UnavailableError("NCCL 2.28 is too old")
+
+    with pytest.raises(UnavailableError, match="too old"):
+        measured_overlap(NoNccl(), resource_aware.PAPER, 45.0, no_progress)
+
+
+def test_losses_that_were_measured_and_a_child_that_cannot():
+    document = simulated("h200", [gpu_losses.GEMM_SHAPE])
+    found = gpu_losses.losses_document(finer_grain.PAPER_ID, document)
+    ids = {one.id.rpartition("/")[0] for one in found.figures}
+    assert ids == {"ficco/loss", "ficco/contention", "dma"}
+    program = "import json; print('noise'); print(json.dumps({'a': 1}))"
+    assert gpu_losses.in_child([sys.executable, "-c", program], 1.0) == {"a": 1}
+    with pytest.raises(UnavailableError, match="no driver"):
+        gpu_losses.in_child([sys.executable, "-c", "import sys; sys.exit('no driver')"], 1.0)

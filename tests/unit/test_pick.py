@@ -146,6 +146,8 @@ def test_equal_times_go_to_dma_and_the_simpler_schedule(monkeypatch):
 
 def test_a_gain_within_the_margin_is_left_alone(monkeypatch):
     monkeypatch.setattr(module, "seconds", lambda case, name, engine: 1.0 if name == "serial" else 0.995)
+    times = {True: SimpleNamespace(seconds=1.0), False: SimpleNamespace(seconds=0.995)}
+    monkeypatch.setattr("weft.ops.simulate.simulate", lambda case, name, engine: times[name == "serial"])
     module._pick.cache_clear()
     found = pick("all_gather_matmul", 999, 999, 999, 3)
     module._pick.cache_clear()

@@ -305,13 +305,13 @@ def test_what_one_rank_cannot_apply_is_dropped_on_all_and_communicators_stay_the
 def test_a_policy_that_fails_halfway_in_its_preparation_is_taken_back():
     """Half of it may be a communicator that the other ranks do not use: the next steps would hang."""
     store, default = MemoryStore(), Policy()
-    run = {"do": "run", "policies": [default.to_dict()], "order": [0, 0], "light": False, "learn": False}
+    run = {"do": "run", "policies": [default.to_dict()], "order": [0, 0], "light": False}
 
     def method():
         yield {}
         reports = yield {"do": "prepare", "policy": Policy(max_ctas=24).to_dict(), "keys": None}
         assert [report["problem"] for report in reports] == ["", "no ctas24 here"]
-        yield {**run, "say": []}
+        yield {**run, "learn": False, "each": 1, "say": []}
         yield {**ABANDON, "reason": "over"}
 
     def one(number: int) -> list[str]:

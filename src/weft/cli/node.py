@@ -9,7 +9,7 @@ import typer
 
 from weft.cli.output import check_output, versioned
 
-ACTIONS = ("list", "show", "import")
+NODE_ACTIONS = ("list", "show", "import")
 
 
 def node(
@@ -28,8 +28,8 @@ def node(
     """
     from weft.errors import UsageError
 
-    if action not in ACTIONS:
-        raise UsageError(f"node {action!r} is not known; use one of {', '.join(ACTIONS)}")
+    if action not in NODE_ACTIONS:
+        raise UsageError(f"node {action!r} is not known; use one of {', '.join(NODE_ACTIONS)}")
     given = what or []
     if action == "list":
         if given:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from weft.reproduce.figure import OnProgress, Reproduction
 
 _PAPERS = ("2606.09200", "2512.10236")
+DEFAULT_BUDGET_S = 100.0
 
 
 def reproduce(
@@ -25,7 +26,9 @@ def reproduce(
         False, "--all", help="Also what is published nowhere: all workloads under every control (minutes)."
     ),
     cells: bool = typer.Option(False, "--cells", help="Print every cell, not only the tables."),
-    budget: float = typer.Option(100.0, metavar="SECONDS", help="With --device cuda: time on the GPU."),
+    budget: float | None = typer.Option(
+        None, metavar="SECONDS", help="With --device cuda: seconds of measurements, 100 unless given."
+    ),
 ) -> None:
     """Show every published figure of a paper next to weft's own, with errors, signs and assumptions."""
     from weft.errors import UsageError
@@ -36,9 +39,14 @@ def reproduce(
         raise UsageError(f"paper {paper!r} is not known; use one of {', '.join(_PAPERS)}")
     if device not in ("sim", "cuda"):
         raise UsageError(f"device {device!r} is not known; use sim (the paper's nodes) or cuda")
-    check_seconds("--budget", budget)
+    if budget is not None:
+        check_seconds("--budget", budget)
+        if device != "cuda":
+            raise UsageError("--budget limits the time on a GPU; add --device cuda, or leave it out")
+    if everything and (device == "cuda" or wanted != _PAPERS[0]):
+        raise UsageError(f"--all adds simulated workloads of {_PAPERS[0]} only; leave it out here")
     check_output("--html", html)
-    found = _run(wanted, device, budget, everything=everything, quiet=as_json)
+    found = _run(wanted, device, budget or DEFAULT_BUDGET_S, everything=everything, quiet=as_json)
     if html is not None:
         from weft.report.reproduce import reproduction_page
 
@@ -61,15 +69,21 @@ def _run(paper: str, device: str, budget: float, *, everything: bool, quiet: boo
     from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 
     columns = (SpinnerColumn(), TextColumn("{task.description} {task.completed}/{task.total}"))
-    with Bars(*columns, TimeElapsedColumn(), console=Console(stderr=True), disable=quiet) as bars:
-        tasks: dict[str, object] = {}
+    bars = Bars(*columns, TimeElapsedColumn(), console=Console(stderr=True), disable=quiet)
+    tasks: dict[str, object] = {}
 
-        def tell(what: str, done: int, of: int) -> None:
-            if what not in tasks:
-                tasks[what] = bars.add_task(what, total=of)
-            bars.update(tasks[what], completed=done)  # type: ignore[arg-type]
+    def tell(what: str, done: int, of: int) -> None:
+        if not tasks:
+            bars.start()  # not before: bars without a task leave an empty line above an error
+        if what not in tasks:
+            tasks[what] = bars.add_task(what, total=of)
+        bars.update(tasks[what], completed=done)  # type: ignore[arg-type]
 
+    try:
         return _reproduction(paper, device, budget, tell, everything=everything)
+    finally:
+        if tasks:
+            bars.stop()
 
 
 def _reproduction(

@@ -95,6 +95,14 @@ def run(
             "--steps", help="Publish step times of PyTorch programs for `weft top`, also without a GPU."
         ),
     ] = False,
+    ops: Annotated[
+        bool,
+        typer.Option(
+            "--ops",
+            help="Fuse collectives of tensor-parallel PyTorch models with the matmuls next to them, where "
+            "that promises a gain.",
+        ),
+    ] = False,
     metrics: Annotated[
         str | None,
         typer.Option(
@@ -112,6 +120,8 @@ def run(
     weft run --tune -- torchrun --nproc-per-node 8 train.py
 
     weft run --trace traces -- torchrun --nproc-per-node 8 train.py
+
+    weft run --ops -- torchrun --nproc-per-node 8 train.py
     """
     _check_platform()
     from weft.monitor.exporter import Exporter, metrics_address
@@ -152,7 +162,9 @@ def run(
         chrome.check_folder(trace)
     with ExitStack() as held:
         counts_steps = steps or address is not None
-        job = held.enter_context(Job(policy, tune=tune, trace=wanted, command=command, steps=counts_steps))
+        job = held.enter_context(
+            Job(policy, tune=tune, trace=wanted, command=command, steps=counts_steps, ops=ops)
+        )
         _say(job.problem, quiet)
         env = {**job.environment(launch.original_environment()), **budget, **_start_environment(chosen)}
         check_preload(env)
@@ -176,6 +188,11 @@ def run(
                 if earlier is not None:
                     _say(earlier.learn(counted["tuning"], ended_well=_ended_well(status)), quiet)
                 _say(engine_summary(counted["engine"]), quiet)
+            if ops:
+                from weft.ops.replacements import read_replacements
+
+                counted["ops"] = read_replacements(job.folder)
+                _say(counted["ops"]["text"], quiet)
             job.leave_outcome(counted)
             if trace is not None:
                 _write_traces(job.folder, trace, quiet)

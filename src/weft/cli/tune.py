@@ -66,11 +66,15 @@ def tune(
     ),
     fresh: bool = typer.Option(False, "--fresh", help="Measure even if the store has a verdict."),
     every: bool = typer.Option(False, "--every", help="Race every candidate, including unpromising ones."),
+    node: str = typer.Option(
+        "", metavar="NODE", help="Run this GPU as rank 0 of a node (see `weft node`), with paced collectives."
+    ),
 ) -> None:
     """Find the policy that hides most of a workload's communication, or say that there is none.
 
     Verdicts measured on this machine are stored and reused.
     """
+    from weft.comm.node import load_node
     from weft.errors import UsageError
     from weft.execute.devices import open_executor, paper_device, paper_ranks, resolve
     from weft.tuning.candidates import for_kernel
@@ -85,9 +89,11 @@ def tune(
         raise UsageError(f"--reading {reading!r} is not known; use auto, {' or '.join(READINGS)}")
     if reading == "auto":
         reading = "paper" if name and paper_device(device) else "lab"
-    node = paper_device(device) if reading == "paper" else None
-    if node is not None:
-        device, ranks = node, ranks or paper_ranks(node)
+    paper_node = paper_device(device) if reading == "paper" else None
+    if paper_node is not None:
+        device, ranks = paper_node, ranks or paper_ranks(paper_node)
+    if node:
+        ranks = ranks or load_node(node).ranks
     workload = specify(
         name,
         gemm=gemm,
@@ -101,7 +107,7 @@ def tune(
         streams=streams,
         reading=reading,
     )
-    executor = open_executor(device)
+    executor = open_executor(device, node=node)
     try:
         remembered = _remembered(executor, workload)
         found = None if fresh or html else remembered.fresh

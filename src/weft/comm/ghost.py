@@ -11,7 +11,9 @@ R copies of rank 0's shard: the model differs, but has the right shape and cost.
 With a node profile there is no NCCL and no second rank: a collective is one kernel with the CTAs and the
 memory traffic of one rank, and ends when it would on that node (weft.comm.paced). The results are the same.
 `--late US[,SIGMA]` adds a straggler: the last rank comes to each collective that much later than rank 0, by a
-normal distribution, and the collective holds its CTAs until then.
+normal distribution, and the collective holds its CTAs until then. `--stage US` is for pipelines: each stage
+behind rank 0 takes so long for a microbatch, forward and backward, and its gradients come back when they
+would; without it they come at once.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ import torch.distributed as dist
 
 from weft.comm.ghost_group import BACKEND, GhostGroup, GhostOptions
 from weft.comm.node import load_node
-from weft.comm.paced import LATE_VARIABLE, NODE_VARIABLE, Lateness
+from weft.comm.paced import LATE_VARIABLE, NODE_VARIABLE, STAGE_VARIABLE, Lateness, parse_stage
 from weft.errors import UsageError
 
 __all__ = ["BACKEND", "GhostGroup", "GhostOptions", "impersonate", "init", "register"]
@@ -68,8 +70,8 @@ def impersonate(ranks: int, local_ranks: int | None = None) -> None:
 
 
 USAGE = (
-    "usage: python -m weft.comm.ghost [--ranks R] [--node NODE [--late US[,SIGMA]]] script.py [arguments]; "
-    "give --ranks, --node or both"
+    "usage: python -m weft.comm.ghost [--ranks R] [--node NODE [--late US[,SIGMA]] [--stage US]] script.py "
+    "[arguments]; give --ranks, --node or both"
 )
 
 
@@ -86,11 +88,15 @@ def run_script(arguments: Sequence[str]) -> None:
         ranks = ranks or str(node.ranks)
         local = min(int(ranks), node.domain)
         os.environ[NODE_VARIABLE] = options["--node"]
-    if "--late" in options:
-        if "--node" not in options:
-            raise UsageError("--late is for ranks of a node: add --node")
-        Lateness.parse(options["--late"])
-        os.environ[LATE_VARIABLE] = options["--late"]
+    for option, variable, check in (
+        ("--late", LATE_VARIABLE, Lateness.parse),
+        ("--stage", STAGE_VARIABLE, parse_stage),
+    ):
+        if option in options:
+            if "--node" not in options:
+                raise UsageError(f"{option} is for ranks of a node: add --node")
+            check(options[option])
+            os.environ[variable] = options[option]
     impersonate(int(ranks), local)
     sys.argv = list(rest)
     sys.path[0] = os.path.dirname(os.path.abspath(rest[0]))  # noqa: PTH100, PTH120 (as python does)
@@ -100,7 +106,7 @@ def run_script(arguments: Sequence[str]) -> None:
 def _options(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     """The options before the script, and the script with its arguments."""
     found, rest = dict[str, str](), list(arguments)
-    while rest and rest[0] in ("--ranks", "--node", "--late"):
+    while rest and rest[0] in ("--ranks", "--node", "--late", "--stage"):
         if len(rest) < 2:
             raise UsageError(USAGE)
         found[rest[0]] = rest[1]

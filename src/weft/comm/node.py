@@ -37,7 +37,12 @@ LARGE_MESSAGE_BYTES = 16 << 20
 """From this size on errors are those of large messages."""
 SWITCH_FROM_BYTES = 2 << 20
 """NCCL reduces in the switch from this size on (stas00/ml-engineering: 8 H200, NCCL 2.30)."""
+_START_US = 15.0
+"""Start of a collective, where a log has no small messages."""
+_NEAR = 8
+"""Sizes whose ratio is at most this are near each other."""
 _POINT_TO_POINT = ("all_to_all", "send_recv")
+_SWITCHED = ("all_reduce", "all_gather", "reduce_scatter")
 
 
 @dataclass(frozen=True)
@@ -172,21 +177,26 @@ class Node:
         self, kind: str, nbytes: int, ctas: int | None, ranks: int | None, algorithm: str | None, rate: str
     ) -> Paced:
         count = self.ranks if ranks is None else ranks
-        _check(kind, nbytes, ctas, count, algorithm)
-        domains = -(-count // self.domain)
-        chosen = algorithm or _choice(kind, nbytes, self.switch_reduces, domains)
+        _check(kind, nbytes, ctas, count)
+        usual = _choice(kind, nbytes, self.switch_reduces, -(-count // self.domain))
+        if algorithm is not None:
+            self._check_algorithm(kind, algorithm)
+        chosen = algorithm or usual
+        algorithm = None if algorithm == usual else algorithm  # the default curve is that of the usual one
         most = self.ctas.get(chosen, self.ctas["ring"])
         natural = nccl_ctas(chosen, nbytes, most)
         used = natural if ctas is None else min(ctas, natural)
         curve = self.curve(kind, algorithm)
         per_cta = self.cta_rates.get(chosen, self.cta_rates["ring"])
-        us = self._us(curve, kind, nbytes, count, algorithm, math.inf)
+        us = self._us(curve, kind, nbytes, count, algorithm)
         basis = curve.basis
         if used < natural:  # the curve holds for the library's own CTAs
-            fewer = self._us(curve, kind, nbytes, count, algorithm, used * getattr(per_cta, rate) * 1e9)
-            if fewer > us and per_cta.basis == "assumed":
-                basis = "assumed"
-            us = max(us, fewer)
+            wire_bytes = nbytes * bus_factor(kind, count)
+            peak = self._peak_bytes_per_s(curve, kind, count, algorithm)
+            slower_us = 1e6 * wire_bytes * (1 / (used * getattr(per_cta, rate) * 1e9) - 1 / peak)
+            if slower_us > 0:
+                us += slower_us
+                basis = "assumed" if per_cta.basis == "assumed" else basis
         read, write = memory_traffic(kind, nbytes, count, chosen)
         return Paced(
             us=us,
@@ -202,47 +212,71 @@ class Node:
             algorithm=chosen,
         )
 
-    def _us(
-        self, curve: TimeCurve, kind: str, nbytes: int, ranks: int, algorithm: str | None, limit: float
-    ) -> float:
-        if not curve.points:
-            return self._model_us(curve, kind, nbytes, ranks, algorithm, limit)
-        us = interpolate_us(curve.points, nbytes)
-        whole = self._model_us(curve, kind, nbytes, curve.ranks, algorithm, math.inf)
-        mine = self._model_us(curve, kind, nbytes, ranks, algorithm, limit)
-        # Points say what a full set of CTAs does on the measured ranks; the model says the ratio to it.
-        return us * mine / whole if whole > 0 else us
+    def _check_algorithm(self, kind: str, algorithm: str) -> None:
+        if kind in _POINT_TO_POINT:
+            have: tuple[str, ...] = ("p2p",)
+        else:
+            have = ("ring", "tree") if kind == "all_reduce" else ("ring",)
+            if self.switch_reduces and kind in _SWITCHED:
+                have += ("nvls", "nvlstree") if kind == "all_reduce" else ("nvls",)
+        if algorithm not in have:
+            raise UsageError(
+                f"algorithm {algorithm!r}: {kind} on {self.name} has {' and '.join(have)}; use one of them"
+            )
 
-    def _model_us(
-        self, curve: TimeCurve, kind: str, nbytes: int, ranks: int, algorithm: str | None, limit: float
-    ) -> float:
+    def _us(self, curve: TimeCurve, kind: str, nbytes: int, ranks: int, algorithm: str | None) -> float:
+        """Microseconds with the library's own CTAs."""
+        us = self._model_us(curve, kind, nbytes, ranks, algorithm)
+        if not curve.points:
+            return us
+        # Points say what the measured ranks do; for other ranks the model has the ratio.
+        whole = self._model_us(curve, kind, nbytes, curve.ranks, algorithm)
+        return interpolate_us(curve.points, nbytes) * (us / whole if whole > 0 else 1.0)
+
+    def _peak_bytes_per_s(self, curve: TimeCurve, kind: str, ranks: int, algorithm: str | None) -> float:
+        """Bus bandwidth of messages so large that nothing else counts."""
+        factor = bus_factor(kind, ranks)
+        if curve.points:
+            return max(size * factor / us for size, us in curve.points) * 1e6
+        return _MAX_NODE_BYTES * factor / self._model_us(curve, kind, _MAX_NODE_BYTES, ranks, algorithm) * 1e6
+
+    def _model_us(self, curve: TimeCurve, kind: str, nbytes: int, ranks: int, algorithm: str | None) -> float:
         known = {**self.constants, **curve.constants}
-        links = _links(known)
-        reduces = self.switch_reduces and algorithm not in ("ring", "tree")
-        # A rank's rate in a reduction by the switch is `switch_gain` times that of its links.
-        gain = links.switch_gain if reduces and kind == "all_reduce" else 1.0
-        inside = Inside(min(known["gb_s"] * 1e9, limit / gain), reduces)
+        inside = Inside(known["gb_s"] * 1e9, self.switch_reduces and algorithm not in ("ring", "tree"))
         network = self.network or Network(rail_bytes_per_s=1e9)  # not reached: all ranks share a domain
         domain = self.domain if self.network else max(ranks, self.domain)
         parts = group(ranks, 1, network.but(domain=domain))
         name = "p2p" if kind == "send_recv" else kind
+        links = _links(known)
         return 1e6 * group_collective_s(name, nbytes, parts, inside, network, links, algorithm=algorithm)
+
+
+def bus_factor(kind: str, ranks: int) -> float:
+    """Bytes over a rank's links for each byte of the collective, as nccl-tests counts bus bandwidth."""
+    if kind == "all_reduce":
+        return 2 * (ranks - 1) / ranks
+    return (ranks - 1) / ranks if kind in ("all_gather", "reduce_scatter", "all_to_all") else 1.0
 
 
 def interpolate_us(points: tuple[tuple[int, float], ...], nbytes: int) -> float:
     """Microseconds between measured points: linear in the logarithms, and never falling with the size.
 
-    Below the first point its time; above the last at the bandwidth between the last two.
+    Where two sizes are far apart, and below the first point, as a start and a bandwidth; above the last point
+    at the bandwidth between the last two.
     """
     rising: list[tuple[int, float]] = []
     most = 0.0
     for size, us in points:
         most = max(most, us)
         rising.append((size, most))
-    if nbytes <= rising[0][0] or len(rising) == 1:
-        return rising[0][1] * max(1.0, nbytes / rising[0][0] if len(rising) == 1 else 1.0)
+    first, least = rising[0]
+    if nbytes <= first or len(rising) == 1:
+        start = min(least, _START_US)
+        return start + (least - start) * nbytes / first
     for (below, least), (above, greatest) in pairwise(rising):
         if nbytes <= above:
+            if above > _NEAR * below:
+                return least + (greatest - least) * (nbytes - below) / (above - below)
             share = math.log(nbytes / below) / math.log(above / below)
             return least * math.pow(greatest / least, share)
     (below, least), (above, greatest) = rising[-2:]
@@ -266,7 +300,7 @@ def _choice(kind: str, nbytes: int, switch_reduces: bool, domains: int) -> str:
     return "ring" if domains == 1 else "tree"
 
 
-def _check(kind: str, nbytes: int, ctas: int | None, ranks: int, algorithm: str | None) -> None:
+def _check(kind: str, nbytes: int, ctas: int | None, ranks: int) -> None:
     if kind not in NODE_COLLECTIVES:
         raise UsageError(f"collective {kind!r} is not known; use one of {', '.join(NODE_COLLECTIVES)}")
     if not 0 <= nbytes <= _MAX_NODE_BYTES:
@@ -275,8 +309,6 @@ def _check(kind: str, nbytes: int, ctas: int | None, ranks: int, algorithm: str 
         raise UsageError(f"{ctas} CTAs of a collective: give 1 or more")
     if ranks < 2:
         raise UsageError(f"ranks {ranks} is not valid; use 2 or more")
-    if algorithm is not None and algorithm not in NODE_ALGORITHMS:
-        raise UsageError(f"algorithm {algorithm!r} is not known; use one of {', '.join(NODE_ALGORITHMS)}")
 
 
 def load_node(name_or_path: str) -> Node:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from weft.comm.nccl_tests import MAX_LOG_BYTES, PROGRAMS, Table, points, read_tables
+from weft.comm.nccl_tests import MAX_LOG_BYTES, PROGRAMS, TestedCollective, points, read_tables
 from weft.comm.node import CtaRate, Node, TimeCurve, load_node
 from weft.errors import InputError
 from weft.gpu.network import usual_network
@@ -42,7 +42,9 @@ def import_logs(paths: Sequence[Path], name: str = "", ranks: int = 0) -> Node:
             f"{listed}: each process ran by itself (bus bandwidth 0); build nccl-tests with MPI=1, or run "
             "one process with -g 8"
         )
-    known = [table for table in tables if table.collective]
+    if all(table.cpu_time for table in tables):
+        raise InputError(f"{listed}: has times of the host only (-C 1); run nccl-tests without -C")
+    known = [table for table in tables if table.collective and not table.cpu_time]
     if not known:
         raise InputError(
             f"{listed}: has no table of nccl-tests that says its collective; give the whole output of "
@@ -54,7 +56,7 @@ def import_logs(paths: Sequence[Path], name: str = "", ranks: int = 0) -> Node:
     return _node(name or paths[0].stem, [table for table in known if table.ranks == count], listed)
 
 
-def _read(path: Path) -> list[Table]:
+def _read(path: Path) -> list[TestedCollective]:
     try:
         if path.stat().st_size > MAX_LOG_BYTES:
             raise InputError(f"{path}: over {MAX_LOG_BYTES >> 20} MiB; give the output of nccl-tests alone")
@@ -79,7 +81,7 @@ def gpu_name(title: str) -> str:
     return (sized or fits or [re.sub(r"\s+", " ", title.strip().lower()) or "unknown"])[0]
 
 
-def _node(name: str, tables: list[Table], source: str) -> Node:
+def _node(name: str, tables: list[TestedCollective], source: str) -> Node:
     ranks, hosts = tables[0].ranks, max(1, max(table.hosts for table in tables))
     title = next((table.gpu for table in tables if table.gpu), "")
     gpu = gpu_name(title)
@@ -144,7 +146,7 @@ def _at_least(rate: CtaRate, gb_s: float) -> CtaRate:
     return replace(rate, gb_s=value, low=min(rate.low, value), high=max(rate.high, value), basis="assumed")
 
 
-def _spread_pct(tables: Sequence[Table]) -> float | None:
+def _spread_pct(tables: Sequence[TestedCollective]) -> float | None:
     """Median difference in percent between measurements of the same size: in place and out, or two runs."""
     times: dict[int, list[float]] = {}
     for table in tables:

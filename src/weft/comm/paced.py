@@ -24,7 +24,7 @@ from typing import Any
 from weft.comm.nccl import NCCL_DTYPES, Library
 from weft.comm.node import Node, Paced
 from weft.comm.paced_launch import PacedLauncher
-from weft.comm.paced_plan import SCALED_TYPES, RankCall, plan_calls
+from weft.comm.paced_plan import SCALED_TYPES, GhostStages, RankCall, plan_calls
 from weft.errors import UnavailableError, UsageError
 from weft.gpu.driver import load_driver
 
@@ -35,6 +35,8 @@ NODE_VARIABLE = "WEFT_NODE"
 """Environment variable: the node profile that ghost ranks act by."""
 LATE_VARIABLE = "WEFT_GHOST_LATE"
 """Environment variable: how late the last rank comes, as `US` or `US,SIGMA`."""
+STAGE_VARIABLE = "WEFT_GHOST_STAGE"
+"""Environment variable: microseconds that each ghost stage of a pipeline takes for a microbatch."""
 _UNHANDLED = 1  # ncclUnhandledCudaError
 _OPERATIONS = (
     "all_reduce",
@@ -75,6 +77,17 @@ class Lateness:
         if not self.sigma_us:
             return self.mean_us
         return max(0.0, source.gauss(self.mean_us, self.sigma_us))
+
+
+def parse_stage(text: str) -> float:
+    """Microseconds of a ghost stage."""
+    try:
+        found = float(text)
+    except ValueError:
+        found = -1.0
+    if not 0 <= found <= 1e6:
+        raise UsageError(f"stage {text!r} is not valid; use microseconds of a microbatch, such as 1500")
+    return found
 
 
 class _Comm(ctypes.Structure):
@@ -128,8 +141,9 @@ def rank_call(call: Any) -> RankCall:
 class PacedServer:
     """Answers the calls of the C library: plans them, asks the node profile, and launches."""
 
-    def __init__(self, node: Node, launcher: Any, late: Lateness) -> None:
+    def __init__(self, node: Node, launcher: Any, late: Lateness, stage_us: float = 0.0) -> None:
         self._node, self._launcher, self._late = node, launcher, late
+        self._stages = GhostStages(stage_us)
         self._random = random.Random(0)  # the same delays in every run
         self._part = lru_cache(maxsize=4096)(self._ask)
 
@@ -141,7 +155,8 @@ class PacedServer:
                 self._launcher.copy(planned)
                 continue
             paced = self._part(planned.kind, planned.node_bytes, call.max_ctas, call.ranks, call.algorithm)
-            self._launcher.launch(planned, paced, self._late.draw(self._random))
+            mail = self._stages.mail(planned, self._launcher.mailbox) if self._stages.stage_us else None
+            self._launcher.launch(planned, paced, self._late.draw(self._random), mail)
 
     def _ask(self, kind: str, nbytes: int, ctas: int | None, ranks: int, algorithm: str | None) -> Paced:
         """A rule's algorithm that the node does not have for this collective is left to the library."""
@@ -163,16 +178,26 @@ _served: list[Any] = []  # callbacks that the C library holds
 
 
 def load_paced(
-    node: Node, late: Lateness | None = None, *, launcher: Any = None, path: Path = PACED_LIBRARY
+    node: Node,
+    late: Lateness | None = None,
+    stage_us: float | None = None,
+    *,
+    launcher: Any = None,
+    path: Path = PACED_LIBRARY,
 ) -> Library:
-    """A library with NCCL's API whose collectives are those of one rank of the node. One node per process."""
+    """A library with NCCL's API whose collectives are those of one rank of the node. One node per process.
+
+    `late` and `stage_us`: None for what the environment says.
+    """
     if not path.is_file():
         raise UnavailableError(f"{path} is missing: install a wheel of weft for Linux, or run hatch_build.py")
     library = ctypes.CDLL(str(path))
     launcher = launcher or PacedLauncher(load_driver())
     if late is None:
         late = Lateness.parse(os.environ.get(LATE_VARIABLE) or "0")
-    server = PacedServer(node, launcher, late)
+    if stage_us is None:
+        stage_us = parse_stage(os.environ.get(STAGE_VARIABLE) or "0")
+    server = PacedServer(node, launcher, late, stage_us)
 
     def launch(calls: Any, count: int) -> int:
         return _guarded(library, lambda: server.serve([rank_call(calls[i]) for i in range(count)]))

@@ -7,8 +7,8 @@ from ctypes import c_uint, c_void_p
 from dataclasses import dataclass, field
 
 from weft.comm.node import Paced
-from weft.comm.paced_kernel import KernelArguments, kernel_name, kernel_text
-from weft.comm.paced_plan import PlannedKernel, kernel_arguments, scratch_bytes, split_kernel
+from weft.comm.paced_kernel import KernelArguments, Mailbox, kernel_name, kernel_text
+from weft.comm.paced_plan import Mail, PlannedKernel, kernel_arguments, scratch_bytes, split_kernel
 from weft.gpu.driver import Attribute, Driver, Handle
 
 CLUSTER_DIMENSION = 4  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
@@ -42,7 +42,9 @@ class _Device:
 
     capability: int
     most_shared_bytes: int
-    functions: dict[tuple[str, int], Handle] = field(default_factory=dict)
+    functions: dict[tuple[str, str, int], Handle] = field(default_factory=dict)
+    """By kind of collective, operation and threads: copies of different elements have one name."""
+    mailboxes: dict[tuple[int, int], int] = field(default_factory=dict)
     scratch: int = 0
     scratch_size: int = 0
 
@@ -60,10 +62,22 @@ class PacedLauncher:
         self._driver.call("cuCtxGetDevice", ctypes.byref(number))
         return number.value
 
-    def launch(self, planned: PlannedKernel, paced: Paced, late_us: float = 0.0) -> None:
+    def mailbox(self, comm: int, peer: int) -> int:
+        """The address of a communicator's mailbox for a peer, in the current context."""
+        boxes = self._device().mailboxes
+        if (comm, peer) not in boxes:
+            address, size = ctypes.c_uint64(), ctypes.c_size_t(ctypes.sizeof(Mailbox))
+            self._driver.call("cuMemAlloc_v2", ctypes.byref(address), size)
+            self._driver.call("cuMemsetD8_v2", address, ctypes.c_ubyte(0), size)
+            boxes[comm, peer] = address.value
+        return boxes[comm, peer]
+
+    def launch(
+        self, planned: PlannedKernel, paced: Paced, late_us: float = 0.0, mail: Mail | None = None
+    ) -> None:
         """Launch one rank's part of a collective as the node profile's `Paced` describes it.
 
-        `late_us`: how much later than this rank the last rank arrives.
+        `late_us`: how much later than this rank the last rank arrives. `mail`: for a stage of a pipeline.
         """
         device = self._device()
         threads, ctas = paced.threads, max(1, paced.ctas)
@@ -78,8 +92,9 @@ class PacedLauncher:
                 move_ns=round(1e3 * paced.us * share),
                 wait_ns=round(1e3 * late_us),
                 scratch=scratch,
+                mail=mail,
             )
-            late_us = 0.0
+            late_us, mail = 0.0, None
             function = self._function(device, part, threads)
             shared = min(paced.shared_bytes, device.most_shared_bytes)
             cluster = part.call.cluster if part.call.cluster is not None else paced.cluster
@@ -132,13 +147,14 @@ class PacedLauncher:
         return self._devices[key]
 
     def _function(self, device: _Device, planned: PlannedKernel, threads: int) -> Handle:
-        name = kernel_name(planned.kind, planned.operation)
-        if (name, threads) not in device.functions:
+        key = planned.kind, planned.operation, threads
+        if key not in device.functions:
+            name = kernel_name(planned.kind, planned.operation)
             module = self._driver.load(kernel_text(name, planned.operation, threads, device.capability))
             function = self._driver.function(module, name)
             self._driver.allow_dynamic_shared(function, device.most_shared_bytes)
-            device.functions[name, threads] = function
-        return device.functions[name, threads]
+            device.functions[key] = function
+        return device.functions[key]
 
     def _scratch(self, device: _Device, ctas: int, threads: int) -> int:
         """The address of scratch memory; a larger one replaces it, and what may be in use stays allocated."""

@@ -7,7 +7,8 @@ gathered buffer holds this rank's part once per rank, and a ghost sends what thi
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from weft.comm.paced_kernel import (
@@ -79,6 +80,55 @@ class PlannedKernel:
     """One of paced_kernel.ELEMENT_BYTES."""
     copies: tuple[RankCopy, ...]
     call: RankCall
+    sent_to: int | None = None
+    received_from: int | None = None
+    """The one peer of a point-to-point transfer, by direction."""
+
+
+@dataclass(frozen=True)
+class Mail:
+    """A message to a ghost stage, and the answer to an earlier one. Numbers start at 1; 0: none."""
+
+    mailbox: int
+    """Address of the peer's Mailbox."""
+    post: int
+    answer: int
+    latency_ns: int
+    period_ns: int
+
+
+class GhostStages:
+    """The stages behind this rank: each takes `stage_us` for a message, forward and backward.
+
+    The answer to a message comes when all stages behind are done with it, and one answer per stage's time. A
+    receive is the answer to the oldest message to that peer that has none, sent before the receive's group;
+    where there is none it does not wait. This fits schedules with one stage per rank.
+    """
+
+    def __init__(self, stage_us: float) -> None:
+        self.stage_us = stage_us
+        self._sent: Counter[tuple[int, int]] = Counter()
+        self._answered: Counter[tuple[int, int]] = Counter()
+
+    def mail(self, planned: PlannedKernel, mailbox: Callable[[int, int], int]) -> Mail | None:
+        """What a kernel posts and awaits; `mailbox(comm, peer)` gives the address."""
+        comm, sent_to, source = planned.call.comm, planned.sent_to, planned.received_from
+        post = answer = 0
+        # Both sides of a pipeline are the same peer for rank 0; with two peers, only the send is a message.
+        peer = sent_to if sent_to is not None else source
+        if not self.stage_us or peer is None:
+            return None
+        if source == peer and self._answered[comm, peer] < self._sent[comm, peer]:
+            self._answered[comm, peer] += 1
+            answer = self._answered[comm, peer]
+        if sent_to is not None:
+            self._sent[comm, peer] += 1
+            post = self._sent[comm, peer]
+        if not post and not answer:
+            return None
+        behind = max(1, planned.call.ranks - 1)
+        period = round(1e3 * self.stage_us)
+        return Mail(mailbox(comm, peer), post, answer, behind * period, period)
 
 
 def plan_calls(calls: Sequence[RankCall]) -> list[PlannedKernel]:
@@ -136,7 +186,9 @@ def _exchange(calls: Sequence[RankCall]) -> PlannedKernel:
     if len(peers) > 1:
         size = moved * calls[0].ranks // (calls[0].ranks - 1)
         return _planned(calls[0], "all_to_all", size, copies)
-    return _planned(calls[0], "send_recv", moved, copies)
+    way = {call.operation: call.peer for call in far}
+    planned = _planned(calls[0], "send_recv", moved, copies)
+    return replace(planned, sent_to=way.get("send"), received_from=way.get("recv"))
 
 
 def _append(copies: list[RankCopy], new: RankCopy) -> None:
@@ -196,6 +248,7 @@ def kernel_arguments(
     move_ns: int,
     wait_ns: int,
     scratch: int,
+    mail: Mail | None = None,
 ) -> KernelArguments:
     """The kernel's parameter. Traffic beyond the copies themselves goes to scratch memory."""
     written = sum(copy.size_bytes * copy.copies for copy in planned.copies)
@@ -211,6 +264,9 @@ def kernel_arguments(
         unit_bytes=unit,
         scratch_units=SCRATCH_UNITS,
     )
+    if mail is not None:
+        found.mailbox, found.post, found.answer = mail.mailbox, mail.post, mail.answer
+        found.latency_ns, found.period_ns = mail.latency_ns, mail.period_ns
     units = 0
     for place, copy in enumerate(planned.copies):
         per_copy = -(-copy.size_bytes // unit)

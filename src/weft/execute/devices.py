@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 from weft.errors import UsageError
 from weft.execute.base import Executor
@@ -43,10 +44,20 @@ def paper_ranks(device: str) -> int:
 
 
 def open_executor(
-    device: str, *, baseline_ctas: int = BASELINE_CTAS, deadline_s: float = 60.0, under_shim: bool = True
+    device: str,
+    *,
+    baseline_ctas: int = BASELINE_CTAS,
+    deadline_s: float = 60.0,
+    under_shim: bool = True,
+    node: str = "",
 ) -> Executor:
-    """The executor of a device: one rank per process under torchrun, ghost ranks on one GPU otherwise."""
+    """The executor of a device: one rank per process under torchrun, ghost ranks on one GPU otherwise.
+
+    `node`: a node profile; this GPU is then rank 0 of that node.
+    """
     device = resolve(device)
+    if node:
+        _check_node(device)
     if device.startswith("sim:"):
         return _simulated(device.removeprefix("sim:"), baseline_ctas)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ:
@@ -57,8 +68,19 @@ def open_executor(
         raise UsageError("device cpu runs one rank per process; start it with torchrun --nproc-per-node 2")
     from weft.execute.worker import RemoteExecutor
 
-    options = {"baseline_ctas": baseline_ctas}
+    options: dict[str, Any] = {"baseline_ctas": None, "node": node} if node else {}
+    options = options or {"baseline_ctas": baseline_ctas}
     return RemoteExecutor(options=options, deadline_s=deadline_s, under_shim=under_shim)
+
+
+def _check_node(device: str) -> None:
+    if device.startswith("sim:"):
+        raise UsageError(
+            f"--node runs paced collectives on a real GPU, not on {device}; a plain --device sim:NAME is a "
+            "simulated node already"
+        )
+    if device != "cuda" or (int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ):
+        raise UsageError("--node is for one process on one GPU: use --device cuda, without torchrun")
 
 
 def _simulated(name: str, baseline_ctas: int) -> Executor:

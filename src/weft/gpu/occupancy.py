@@ -91,8 +91,10 @@ def tile_launch_size(spec: GpuSpec, compute: Compute) -> tuple[int, int, int]:
     tile_m, tile_n, tile_k = compute.tile or (64, 64, 64)
     # The textbook GEMM has the same number of threads on every GPU, whatever the width of a warp.
     threads = compute.warps * (32 if compute.kind == "tile_gemm" else spec.warp_size)
-    # The accumulator and about 40 for addresses and operands; 72 for 64x64 and 4 warps, as compiled.
-    registers = min(255, tile_m * tile_n // threads + 40)
+    # The accumulator, and about 40 for addresses and operands: 72 for 64x64 and 4 warps, as compiled. The
+    # textbook GEMM also holds the operands that it has read from shared memory: 69 to 80 for 8 warps.
+    others = 56 if compute.kind == "tile_gemm" else 40
+    registers = min(255, tile_m * tile_n // threads + others)
     return threads, registers, compute.stages * (tile_m + tile_n) * tile_k * DTYPE_BYTES[compute.dtype]
 
 

@@ -97,6 +97,11 @@ class GpuSpec:
         return self.links * self.link_bytes_per_s
 
     @property
+    def fp32_lanes_per_sm(self) -> int:
+        """Multiply-adds in fp32 that the vector units of an SM do in a clock, as counted in its peak rate."""
+        return 64 if self.arch in ("sm_70", "sm_80", "gfx90a") else 128
+
+    @property
     def max_warps_per_sm(self) -> int:
         """Warps or wavefronts per SM."""
         return self.max_threads_per_sm // self.warp_size

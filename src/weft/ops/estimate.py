@@ -13,9 +13,11 @@ from functools import lru_cache
 
 from weft.ops.builder import cut, join, offsets, split
 from weft.ops.case import (
+    DMA_TRAFFIC,
     ISSUE_S,
     KERNEL_S,
     ROW_BYTES,
+    SM_COPY_SLOWED,
     SM_START_S,
     Case,
     gemm,
@@ -193,8 +195,8 @@ class _Lanes:
         # Where all ranks are alike the first stands for them, and it has nothing to permute.
         uneven = case.operation != "all_to_all_matmul" and joined.period > 1
         self.permuted = _permuted(case.m, case.ranks) if uneven else (0.0, 0.0)
-        self.least = 1 / (figures.comm_ctas * figures.cta_gb_s * 1e9) if self.sm else 0.0
-        self.traffic = figures.comm_traffic * figures.comm_miss if self.sm else 2.0
+        self.least = SM_COPY_SLOWED / (figures.comm_ctas * figures.cta_gb_s * 1e9) if self.sm else 0.0
+        self.traffic = figures.comm_traffic * figures.comm_miss if self.sm else 2 * DMA_TRAFFIC
         # Copies that share a link start one after the other, as issued: some move while others start.
         sharing = min(lanes, self.peers, self.loads.whole / max(self.loads.single))
         self.stagger_s = 0.0 if self.scatter else ISSUE_S * (sharing - 1)

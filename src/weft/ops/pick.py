@@ -19,12 +19,14 @@ _MARGIN = 0.01
 """What a schedule must gain over serial to be picked."""
 DOUBT = 0.25
 """An estimated gain below this is simulated before it is believed, except of gathered whole shards."""
-CLOSE = 0.12
-"""Estimates this close to the best may be in the wrong order: the error of all but the worst hundredth."""
-CONFIRMED_AT_MOST = 5
-"""How many candidates are simulated where the estimate alone is not sure enough."""
-LEAST_GAIN_S = 3e-6
-"""A smaller gain is within the error of the latencies of launches, copies and small collectives."""
+CLOSE, CLOSE_UNLIKE = 0.12, 0.25
+"""Estimates this close to the best may be in the wrong order: the error of all but the worst hundredth, where
+the ranks of a node are alike and where they are not."""
+CONFIRMED, CONFIRMED_UNLIKE = 5, 3
+"""How many candidates are simulated where the estimate alone is not sure enough; fewer where ranks are not
+alike, because there a simulation takes ten times as long."""
+LEAST_GAIN_S = 1e-6
+"""A smaller gain is below the resolution of the latencies of launches and events, which are whole µs."""
 _TIE = 0.002
 """Estimates this close are equal."""
 
@@ -86,8 +88,8 @@ def _pick(
     case = Case(operation=operation, m=m, n=n, k=k, ranks=ranks, dtype=dtype, gpu=gpu, topology=topology)
     found = estimates(case, engines)
     (serial,) = (e for e in found if e.schedule == "serial")
-    faster = [e for e in found if serial.seconds - e.seconds >= _least_gain_s(serial.seconds)]
-    best = _sure(case, faster, serial) or _simulated(case, faster, serial) or serial
+    rest = [e for e in found if e is not serial]
+    best = _sure(case, rest, serial) or _simulated(case, rest, serial) or serial
     return Pick(best.schedule, best.engine, why(case, best, serial), best.seconds)
 
 
@@ -106,6 +108,8 @@ def _sure(case: Case, found: Sequence[Estimate], serial: Estimate) -> Estimate |
     best = _first(found)
     if best is None or case.fabric.period > 1:
         return None
+    if serial.seconds - best.seconds < _least_gain_s(serial.seconds):
+        return None
     exact = best.schedule == "shard" and case.operation != "matmul_reduce_scatter"
     if not exact and best.seconds > serial.seconds * (1 - DOUBT):
         return None
@@ -119,13 +123,15 @@ def _simulated(case: Case, found: Sequence[Estimate], serial: Estimate) -> Estim
 
     ordered = sorted(found, key=lambda e: e.seconds)
     times: dict[tuple[str, str], float] = {}
-    most_s = float("inf")
-    for one in ordered[:CONFIRMED_AT_MOST]:
+    alike = case.fabric.period == 1
+    close = CLOSE if alike else CLOSE_UNLIKE
+    most_s = serial.seconds * (1 + close) - LEAST_GAIN_S
+    for one in ordered[: CONFIRMED if alike else CONFIRMED_UNLIKE]:
         if one.seconds > most_s:
             break
         taken_s = simulate(case, one.schedule, one.engine).seconds
         times[one.schedule, one.engine] = taken_s
-        most_s = min(most_s, taken_s * (1 + CLOSE))
+        most_s = min(most_s, taken_s * (1 + close))
     if not times:
         return None
     serial_s = simulate(case, "serial", serial.engine).seconds

@@ -14,7 +14,7 @@ from statistics import fmean
 
 from weft.execute.sim import SimExecutor
 from weft.ops.case import ISSUE_S, Case
-from weft.ops.simulate import node
+from weft.ops.simulate import flow_node
 from weft.policy import Policy
 from weft.reproduce.figure import LOOKED_AT, NOT_LOOKED_AT, OnProgress, Reproduced
 from weft.sim.core import simulate_launches
@@ -254,4 +254,4 @@ def _dma_s(work: Workload, gemm_s: float) -> float:
         )
         for i in peers
     ]
-    return flow(node(case, "dma"), [gemm, *copies]).total_s
+    return flow(flow_node(case, "dma"), [gemm, *copies]).total_s

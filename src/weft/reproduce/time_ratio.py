@@ -56,7 +56,7 @@ class SharedFigures:
     """The assumptions that all four nodes share; the figure's errors decide on nothing else."""
 
     tile_loads: int = 2
-    vector_efficiency: float = 0.7
+    vector_efficiency: float = 0.8
     ctas: int = PAPER_CTAS
 
     def node(self, gpu: str) -> Profile:
@@ -67,7 +67,7 @@ class SharedFigures:
         return paper_node(base, ctas=self.ctas)
 
 
-CHOICES = tuple(SharedFigures(*values) for values in product((1, 2, 3), (0.6, 0.7, 0.8), (8, 10)))
+CHOICES = tuple(SharedFigures(*values) for values in product((1, 2, 3), (0.7, 0.8, 0.9), (8, 10)))
 """What leaving one GPU out chooses from, by the errors of the three others. The share of the link is not
 among them: only its ratio to the GEMM's rate matters."""
 

@@ -96,6 +96,20 @@ def steps_environment(base: Mapping[str, str]) -> dict[str, str]:
     }
 
 
+OPS_VARIABLE = "WEFT_OPS"
+"""Environment variable: whether torch loads what replaces collectives and matmuls by fused operations."""
+
+
+def ops_environment(base: Mapping[str, str]) -> dict[str, str]:
+    """`base` with what makes torch programs use fused operations; a value that is set already stays."""
+    return {
+        OPS_VARIABLE: "1",
+        **base,
+        "PYTHONPATH": _with_autoload(base.get("PYTHONPATH", "")),
+        "WEFT_TUNE_HOME": str(PACKAGE.parent),
+    }
+
+
 def _with_autoload(path: str) -> str:
     if path.split(os.pathsep)[-1] == str(AUTOLOAD):
         return path
@@ -167,8 +181,10 @@ class Job:
         trace: TraceRequest | None = None,
         command: Sequence[str] = (),
         steps: bool = False,
+        ops: bool = False,
     ) -> None:
         self.policy, self.tune, self.trace, self.steps = policy or Policy(), tune, trace, steps
+        self.ops = ops
         self.command = tuple(command)
         self._lock = -1
 
@@ -210,6 +226,7 @@ class Job:
         if self.tune or self.policy.changes_models:
             env = tuning_environment(self.policy, env, search=self.tune)
         env = steps_environment(env) if self.steps else env
+        env = ops_environment(env) if self.ops else env
         return tracing_environment(self.trace, env) if self.trace else env
 
     def set_policy(self, policy: Policy) -> None:

@@ -23,7 +23,7 @@ POLICY_SET, PRIORITY_HIGH, WHEN_OVERLAP, TRACK, HEAD_START_PLACED, ENGINE_DMA = 
 
 KINDS = ("compute", "comm", "weft", "unknown")
 APIS = {1: "cuda", 2: "hip"}
-REASONS = (
+REASONS_NOT_APPLIED = (
     "shaped",
     "not asked",
     "no more blocks fit than asked",

@@ -90,7 +90,9 @@ def _kernel(row: layout.CRow, cells: list[layout.CCell]) -> dict[str, Any]:
         "natural_blocks_per_sm": row.natural_blocks or None,
         "threads": row.threads,
         "shared_bytes": row.shaped_bytes if shaped else row.shared_bytes,
-        "why_not": None if row.reason == 0 else layout.REASONS[min(row.reason, len(layout.REASONS) - 1)],
+        "why_not": None
+        if row.reason == 0
+        else layout.REASONS_NOT_APPLIED[min(row.reason, len(layout.REASONS_NOT_APPLIED) - 1)],
     }
 
 

@@ -17,6 +17,8 @@ from weft.sim.launches import Launch
 
 CORE_LIBRARY = "libweft_sim.so"
 """File name of the compiled core, next to this module."""
+SHARPNESS = 4.0
+"""Exponent with which two limits combine: where they are equal, 84% of either is reached."""
 _OK, _NEVER_FITS, _STUCK, _NO_MEMORY, _TOO_MANY = range(5)
 
 
@@ -41,7 +43,9 @@ class SimMachine:
     latency_s: float
     cache_bytes_per_s: float
     memory_bytes_per_s: float
-    sharpness: float = 4.0
+    in_order: bool = False
+    """A launch's blocks take the SMs in turn from the first one; otherwise the emptiest SM comes first."""
+    sharpness: float = SHARPNESS
     """How sharply the delivered bandwidth saturates when demand exceeds it."""
 
 
@@ -59,7 +63,7 @@ class SimOutcome:
 
 class _Gpu(Structure):
     _fields_ = (
-        *((name, c_int32) for name in ("sms", "warps", "blocks", "pad")),
+        *((name, c_int32) for name in ("sms", "warps", "blocks", "in_order")),
         *((name, c_int64) for name in ("registers", "shared")),
         *((name, c_double) for name in ("latency", "bandwidth", "memory", "sharpness")),
     )
@@ -139,7 +143,7 @@ def simulate_launches(machine: SimMachine, launches: Sequence[Launch], *, log: b
     changes = np.zeros(room, dtype=CHANGE)
     totals = _Totals()
     gpu = _Gpu(
-        machine.sms, machine.warps_per_sm, machine.blocks_per_sm, 0,
+        machine.sms, machine.warps_per_sm, machine.blocks_per_sm, int(machine.in_order),
         machine.registers_per_sm, machine.shared_bytes_per_sm,
         machine.latency_s, machine.cache_bytes_per_s, machine.memory_bytes_per_s, machine.sharpness,
     )  # fmt: skip

@@ -10,6 +10,7 @@ from weft.errors import UsageError
 from weft.gpu.cost import LARGE_TILE, wave_columns
 from weft.gpu.occupancy import blocks_per_sm, shared_bytes_for, tile_launch_size
 from weft.kernels import TRITON_GEMM
+from weft.sim.core import SHARPNESS
 from weft.sim.launches import Footprint, LaunchKind, Speed
 from weft.sim.profile import Profile, footprint
 from weft.workload import DTYPE_BYTES, Compute
@@ -21,6 +22,8 @@ LINE_BYTES = 128
 SHORT_REQUEST_COST = 0.125
 """How much more of the cache's bandwidth a byte takes in requests of half a line: rows of A in tiles of 32
 along K. On an H200 those tiles are 3 to 7% slower than tiles of 64 where the cache is the limit."""
+SHARED_WORDS = 32
+"""32-bit words that an SM reads from shared memory in a clock, on every GPU here."""
 ATTENTION_TILE = 128
 """Rows of queries, and of keys, that attention handles at a time."""
 ROW_WAVES = 64
@@ -152,13 +155,18 @@ def _tile_gemm(compute: Compute, profile: Profile) -> list[ComputeKernel]:
     """A textbook tiled GEMM: vector units, one tile in shared memory, load, barrier, compute.
 
     A block alternates between loads and arithmetic, so a block alone leaves its SM idle while it waits.
+    Arithmetic reads its operands from shared memory: a thread with n x n results needs 2n words for n² steps.
+    GPUs with twice the vector units have no more words in a clock, so they gain little.
     """
     tiled = _tiled(compute, profile, (compute.shape[0], compute.shape[1], compute.shape[2]), compute.grid)
     tile_m, tile_n, tile_k = compute.tile or (64, 64, 64)
     step = (tile_m + tile_n) * tile_k * DTYPE_BYTES[compute.dtype]
     bytes_per_flop = step / (2.0 * tile_m * tile_n * tile_k)
+    threads = tiled.threads
+    operands = SHARED_WORDS * math.sqrt(tile_m * tile_n / threads) / 2 / profile.spec.fp32_lanes_per_sm
+    reached = (1 + operands**-SHARPNESS) ** (-1 / SHARPNESS)
     peak = profile.spec.flops("fp32") / profile.spec.sms
-    sm_rate = peak * profile.figures.vector_efficiency * bytes_per_flop
+    sm_rate = peak * reached * profile.figures.vector_efficiency * bytes_per_flop
 
     def speed(residency: int) -> Speed:
         model = tiled.speed(residency)

@@ -27,7 +27,9 @@ PAPER_NODE = "-paper"
 """Suffix of a node of arXiv:2606.09200, such as `a100-paper`."""
 PAPER_RANKS = {"a40": 4, "a100": 4, "h100": 4, "mi250x": 8}
 """The GPUs of that paper, and how many of each."""
-PAPER_CTAS = 10
+SHARED_UPLINK = 0.5
+"""Fraction of a PCIe link's rate that is left where two GPUs are behind one uplink."""
+PAPER_CTAS = 8
 """CTAs of a collective on these nodes, the same for all (assumed)."""
 
 
@@ -69,6 +71,8 @@ class SimFigures:
     """From the end of a kernel to the start of one that waits for it on another stream, through an event."""
     compute_queues: float
     """Compute streams that the hardware runs concurrently."""
+    in_order: float = 0.0
+    """1 if the blocks of every launch take the SMs in turn from the first one, whatever runs there."""
     persistent: float
     """1 if the vendor's matrix kernels are persistent, one block per SM."""
 
@@ -120,6 +124,7 @@ class Profile:
             latency_s=figures.latency_ns * 1e-9,
             cache_bytes_per_s=figures.cache_tb_s * 1e12,
             memory_bytes_per_s=figures.memory_tb_s * 1e12,
+            in_order=bool(figures.in_order),
         )
 
     def with_figures(self, **changes: float) -> Profile:
@@ -185,15 +190,19 @@ def profile(name: str) -> Profile:
 def paper_node(base: Profile, *, ctas: int = PAPER_CTAS) -> Profile:
     """The node of arXiv:2606.09200 with these GPUs, as far as its Fig. 2 tells.
 
-    Its ratios at large grids need collectives that take about as long as the GEMM: the rate of PCIe on the
-    NVIDIA nodes, not of NVLink. One rule for all four: a share of the data sheet's PCIe link, or of the xGMI
-    links that leave the package. The rule was made with the figure in view.
+    Its ratios at large grids are the same on the three NVIDIA GPUs: 0.95. With four compute streams that
+    takes collectives somewhat longer than the GEMM. Half of a PCIe link gives them, NVLink does not. The
+    MI250X has collectives at the rate of the xGMI links that leave the package. The rules were made with the
+    figure in view.
     """
     gpu = base.spec
-    link = gpu.pcie_bytes_per_s if gpu.vendor == "nvidia" else gpu.links / 2 * gpu.link_bytes_per_s
-    what = "PCIe x16" if gpu.vendor == "nvidia" else "the xGMI links that leave the package"
-    rule = f"{100 * PCIE_SHARE:.0f}% of {what} ({link / 1e9:.4g} GB/s), as for every GPU of the paper"
-    bus = PCIE_SHARE * link / 1e9
+    if gpu.vendor == "nvidia":
+        link, share, what = gpu.pcie_bytes_per_s, SHARED_UPLINK, "PCIe x16, two GPUs behind one uplink"
+    else:
+        link, share = gpu.links / 2 * gpu.link_bytes_per_s, PCIE_SHARE
+        what = "the xGMI links that leave the package"
+    rule = f"{100 * share:.0f}% of {link / 1e9:.4g} GB/s ({what}); one rule for each vendor"
+    bus = share * link / 1e9
     found = base.with_figures(bus_gb_s=bus, comm_ctas=float(ctas), cta_gb_s=max(bus / ctas, 1.0))
     sources = {
         **base.sources,

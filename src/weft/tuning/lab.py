@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from weft.comm.node import load_node
 from weft.errors import WeftError
 from weft.execute.base import Executor, References
 from weft.execute.sim import GHOST, SimExecutor
@@ -20,7 +21,7 @@ from weft.sim.profile import by_title
 from weft.tuning.candidates import Candidate, candidates, promising
 from weft.tuning.tuned_workload import TIE, TunedWorkload
 from weft.tuning.verdict import Measured, Verdict
-from weft.workload import BASELINE_CTAS, Workload
+from weft.workload import BASELINE_CTAS, DTYPE_BYTES, Workload
 
 _log = logging.getLogger(__name__)
 
@@ -48,12 +49,21 @@ def choose_candidates(
     title, sms = str(info.get("gpu", "")), int(info.get("sm_count") or 0)
     ghost = "ghost" in str(info.get("ranks"))
     here = workload.ranks if ghost else 1
-    possible = candidates(workload, _preset(title), BASELINE_CTAS, sms // workload.ranks, here)
+    baseline, most = BASELINE_CTAS, sms // workload.ranks
+    if info.get("node"):  # as on a node, CTAs can only be lowered
+        baseline = most = node_ctas(str(info["node"]), workload)
+    possible = candidates(workload, _preset(title), baseline, most, here)
     likely = possible if every else _likely(title, ghost, workload, possible)
     ruled_out = len(possible) - len(likely)
     if before is not None and before not in [c.policy for c in likely]:
         likely = [*likely, Candidate.of(before)]
     return likely, ruled_out
+
+
+def node_ctas(name: str, workload: Workload) -> int:
+    """CTAs of the workload's collective on a node by default."""
+    size = workload.elements * DTYPE_BYTES[workload.compute.dtype]
+    return load_node(name).collective(workload.collective, size, ranks=workload.ranks).ctas
 
 
 def _can_run(executor: SimExecutor, policy: Policy) -> bool:

@@ -82,9 +82,17 @@ static void place(sim *s, int32_t launch, int32_t sm) {
         retime_others(s, a, sm);
 }
 
+/* Whether a launch's next block goes to `sm` rather than to `than`, where both have room. */
+static int better(const sim *s, int32_t launch, int32_t sm, int32_t than) {
+    if (!s->gpu->in_order)
+        return s->sm[sm].warps > s->sm[than].warps;
+    int32_t n = s->gpu->sms, next = s->at[launch].next_sm;
+    return (sm - next + n) % n < (than - next + n) % n;
+}
+
 /* Only the first launch in order of priority and arrival may place blocks; those after it get what is left
- * over once all of its blocks are placed. Each block goes to the emptiest SM that takes it. Only the SMs in
- * `where` can have room that was not there before; NULL: any may. */
+ * over once all of its blocks are placed. Only the SMs in `where` can have room that was not there before; NULL: any
+ * may. */
 static void place_pending(sim *s, const int32_t *where, int32_t count) {
     while (s->pending_count) {
         int32_t launch = s->pending[0];
@@ -93,12 +101,13 @@ static void place_pending(sim *s, const int32_t *where, int32_t count) {
             int32_t best = -1, n = where ? count : s->gpu->sms;
             for (int32_t i = 0; i < n; i++) {
                 int32_t sm = where ? where[i] : i;
-                if (fits(s, l, sm) && (best < 0 || s->sm[sm].warps > s->sm[best].warps))
+                if (fits(s, l, sm) && (best < 0 || better(s, launch, sm, best)))
                     best = sm;
             }
             if (best < 0)
                 return;
             place(s, launch, best);
+            s->at[launch].next_sm = (best + 1) % s->gpu->sms;
         }
         s->pending_count--;
         memmove(s->pending, s->pending + 1, (size_t)s->pending_count * sizeof(int32_t));

@@ -8,7 +8,8 @@ enum { KIND_GRID = 0, KIND_POOL = 1, KIND_DELAY = 2, KIND_ENGINE = 3 };
 enum { SIM_OK = 0, SIM_NEVER_FITS = 1, SIM_STUCK = 2, SIM_NO_MEMORY = 3, SIM_TOO_MANY = 4 };
 
 typedef struct {
-    int32_t sms, warps, blocks, pad;
+    int32_t sms, warps, blocks;
+    int32_t in_order; /* 1: a launch takes the SMs in turn, from the first one; 0: the emptiest SM first */
     int64_t registers, shared;
     double latency;   /* of memory without load */
     double bandwidth; /* of the shared cache, bytes per second */

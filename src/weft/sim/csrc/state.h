@@ -34,7 +34,7 @@ typedef struct {
 typedef struct {
     int32_t run;
     int64_t left_in_run, to_place, to_end, units_left, placed;
-    int32_t deps_left, slot;
+    int32_t deps_left, slot, next_sm;
     double ready;
     int state; /* 0 waits, 1 arrived, 2 ended */
 } progress;
