@@ -3,8 +3,9 @@
 The buffers lie in one window of a communicator of its own that asks for zero CTAs; a fixed number of them is
 used in turn. All ranks must use the same buffer at the same call, and FSDP2 gathers in the same order on all
 of them. FSDP2's own `set_allocate_memory_from_process_group_for_comm` does not suffice: torch registers that
-pool without a window that copy engines can use, and a pool that grows would register at a time that the ranks
-have not agreed on (pytorch PR 192112).
+pool without a symmetric window. Nor does `set_symm_mem_for_comm`: it needs a group that asks for zero CTAs
+from its start, cannot be undone, and a pool that grows registers at a time that the ranks have not agreed on
+(pytorch PR 192112). Here NCCL allocates and registers the memory, once.
 
 `prepare` succeeds on all ranks or on none, after a trial in which no kernel ran and every byte arrived.
 """
