@@ -54,8 +54,8 @@ def _batch_pairs() -> None:
     def batch(p2p_op_list: list[Any]) -> list[Any]:
         first = next(iter(p2p_op_list), None)
         group = (first.group or dist.group.WORLD) if isinstance(first, dist.P2POp) else None
-        issue = lambda: real(p2p_op_list)  # noqa: E731
-        works: list[Any] = group.together(issue) if isinstance(group, GhostGroup) else issue()
+        together: Any = group.together if isinstance(group, GhostGroup) else None
+        works: list[Any] = together(lambda: real(p2p_op_list)) if together else real(p2p_op_list)
         return works
 
     dist.batch_isend_irecv = batch
