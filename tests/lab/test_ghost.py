@@ -153,6 +153,7 @@ def test_options_of_a_node_are_checked(monkeypatch, tmp_path):
         (["--late", "5", str(script)], "usage"),
         (["--ranks", "2", "--late", "5", str(script)], "add --node"),
         (["--node", "no-such-node", str(script)], "no-such-node"),
+        (["--node", "dgx-h100", "--ranks", "1", str(script)], "--ranks 1 is not valid; use 2 or more"),
         (["--node", "dgx-h100", "--stage", "soon", str(script)], "use microseconds"),
         (["--node", "dgx-h100", "--late", "1,2,3", str(script)], "US,SIGMA"),
         (["--node", "dgx-h100"], "usage"),
@@ -184,5 +185,5 @@ def test_an_unmodified_script(tmp_path):
     bad = subprocess.run(
         [*command[:3], "--rank", "2"], capture_output=True, text=True, timeout=60, check=False
     )
-    assert bad.returncode == 1
+    assert bad.returncode == 2
     assert "usage: python -m weft.comm.ghost" in bad.stderr

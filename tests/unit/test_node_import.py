@@ -356,3 +356,8 @@ def test_paths_are_read_as_they_are(tmp_path):
         import_logs([tmp_path / "nothing.log"])
     with pytest.raises(InputError, match="cannot read"):
         import_logs([Path(tmp_path)])
+    if Path("/dev/zero").exists():  # which has no end
+        with pytest.raises(InputError, match="over 64 MiB"):
+            import_logs([Path("/dev/zero")])
+        with pytest.raises(InputError, match="over 4 MiB"):
+            load_node("/dev/zero")

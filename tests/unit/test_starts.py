@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections import Counter
@@ -158,7 +159,10 @@ def test_what_nccls_configuration_files_set_is_the_users(tmp_path):
     own.write_text("# NCCL_DEBUG=INFO\nNCCL_BUFFSIZE = 2097152\n\n")
     system.write_text("NCCL_MAX_CTAS=8\n")
     assert configured({"HOME": str(tmp_path)}, system) == {"NCCL_BUFFSIZE", "NCCL_MAX_CTAS"}
-    assert configured({"HOME": str(tmp_path), "NCCL_CONF_FILE": f"{tmp_path}/none"}, tmp_path / "no") == set()
+    os.mkfifo(tmp_path / "pipe")  # nobody writes to it: reading would wait for ever
+    for name in ("none", "pipe"):
+        own = {"HOME": str(tmp_path), "NCCL_CONF_FILE": f"{tmp_path}/{name}"}
+        assert configured(own, tmp_path / "no") == set()
 
 
 def history(ms, settings, number, draw):

@@ -29,7 +29,7 @@ from weft.comm.ghost_group import BACKEND, GhostGroup
 from weft.comm.ghost_lane import GhostOptions
 from weft.comm.node import load_node
 from weft.comm.paced import LATE_VARIABLE, NODE_VARIABLE, STAGE_VARIABLE, Lateness, parse_stage
-from weft.errors import UsageError
+from weft.errors import InputError, UsageError
 
 __all__ = ["BACKEND", "GhostGroup", "GhostOptions", "impersonate", "init", "register"]
 
@@ -105,6 +105,8 @@ def run_script(arguments: Sequence[str]) -> None:
         ranks = ranks or str(node.ranks)
         local = min(int(ranks), node.domain)
         os.environ[NODE_VARIABLE] = options["--node"]
+    if int(ranks) < 2:
+        raise UsageError(f"--ranks {ranks} is not valid; use 2 or more")
     for option, variable, check in (
         ("--late", LATE_VARIABLE, Lateness.parse),
         ("--stage", STAGE_VARIABLE, parse_stage),
@@ -137,5 +139,6 @@ if __name__ == "__main__":
 
     try:
         ghost.run_script(sys.argv[1:])
-    except UsageError as error:
-        sys.exit(f"weft: {error}")
+    except (UsageError, InputError) as error:
+        print(f"weft: {error}", file=sys.stderr)
+        sys.exit(2)

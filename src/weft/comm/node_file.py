@@ -52,11 +52,13 @@ def find_node(name_or_path: str) -> Node:
 def read_node(path: Path) -> Node:
     """The profile in a file. Raises InputError, in one line."""
     try:
-        if path.stat().st_size > _MAX_FILE_BYTES:
+        with path.open("rb") as file:  # what is no file of the disk may have no end
+            content = file.read(_MAX_FILE_BYTES + 1)
+        if len(content) > _MAX_FILE_BYTES:
             raise InputError(
                 f"node {path}: over {_MAX_FILE_BYTES >> 20} MiB; give a file of `weft node import`"
             )
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = json.loads(content.decode("utf-8"))
     except OSError as error:
         raise InputError(f"cannot read node {path}: {error.strerror or error}") from None
     except (ValueError, RecursionError) as error:

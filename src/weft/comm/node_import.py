@@ -58,12 +58,13 @@ def import_logs(paths: Sequence[Path], name: str = "", ranks: int = 0) -> Node:
 
 def _read(path: Path) -> list[TestedCollective]:
     try:
-        if path.stat().st_size > MAX_LOG_BYTES:
-            raise InputError(f"{path}: over {MAX_LOG_BYTES >> 20} MiB; give the output of nccl-tests alone")
-        text = path.read_text(encoding="utf-8", errors="replace")
+        with path.open("rb") as file:  # what is no file of the disk may have no end
+            content = file.read(MAX_LOG_BYTES + 1)
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from None
-    found = read_tables(text)
+    if len(content) > MAX_LOG_BYTES:
+        raise InputError(f"{path}: over {MAX_LOG_BYTES >> 20} MiB; give the output of nccl-tests alone")
+    found = read_tables(content.decode("utf-8", errors="replace"))
     if not found:
         raise InputError(f"{path}: has no table of nccl-tests; give the output of all_reduce_perf or another")
     named = re.search("|".join(sorted(PROGRAMS, key=len, reverse=True)), path.stem)

@@ -147,6 +147,8 @@ def configured(environ: Mapping[str, str], system: Path = Path("/etc/nccl.conf")
     found = set()
     for path in (Path(own), system):
         try:
+            if not path.is_file():
+                continue  # reading a pipe would take its content from the program
             lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
         except OSError:
             _log.debug("no configuration of NCCL in %s", path)
