@@ -138,8 +138,8 @@ _Followers: TypeAlias = "weakref.WeakKeyDictionary[nn.Module, Sequence[weakref.r
 _seen: _Followers = weakref.WeakKeyDictionary()
 """By layer: those that multiplied the same tensor when it last was the first to do so."""
 _settled: _Followers = weakref.WeakKeyDictionary()
-"""The same, as of the last step of an optimizer. Activation checkpointing runs a forward pass again and expects
-it to save the same tensors, so with gradients nothing changes in between."""
+"""The same, as of the last step of an optimizer. Activation checkpointing runs a forward pass again and
+expects it to save the same tensors, so with gradients nothing changes in between."""
 
 
 def _settle(*_: Any) -> None:
