@@ -1,4 +1,5 @@
-"""Build hook: compiles the launch shim, the simulator's core and the trace scanner with plain `cc`.
+"""Build hook: compiles the launch shim, the simulator's core, the trace scanner and the NCCL API of paced
+collectives with plain `cc`.
 
 No CUDA toolkit is needed. On Linux a failed compile fails the build. Set WEFT_NO_SHIM=1 to build without the
 shim: `weft run` and live tuning then do not work, and the other two are compiled only if that is possible. On
@@ -56,6 +57,9 @@ SIM_LINK = ("-lm",)
 SCAN = Path("src/weft/trace")
 SCAN_LIBRARY = "libweft_scan.so"
 SCAN_FLAGS = ("-std=gnu11", "-O3", "-g1", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall", "-Wextra")
+PACED = Path("src/weft/comm")
+PACED_LIBRARY = "libweft_paced.so"
+PACED_FLAGS = ("-std=gnu11", "-O2", "-g1", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall", "-Wextra")
 OPT_OUT = "WEFT_NO_SHIM"
 
 
@@ -69,7 +73,8 @@ def build(root: Path, platform: str = sys.platform, env: Mapping[str, str] = os.
         build_shim(root)
         build_sim(root)
         build_scan(root)
-        return [SHIM / LIBRARY, SIM / SIM_LIBRARY, SCAN / SCAN_LIBRARY]
+        build_paced(root)
+        return [SHIM / LIBRARY, SIM / SIM_LIBRARY, SCAN / SCAN_LIBRARY, PACED / PACED_LIBRARY]
     if platform == "win32":  # its compilers build no library that the simulator's binding was tested with
         return []
     built = []
@@ -98,6 +103,12 @@ def build_scan(root: Path, output: Path | None = None, extra: tuple[str, ...] = 
     """Compile the trace scanner; without it, traces are read by Python alone."""
     target = output or root / SCAN / SCAN_LIBRARY
     return _compile("the trace scanner", root / SCAN / "csrc", target, (*SCAN_FLAGS, *extra), ())
+
+
+def build_paced(root: Path, output: Path | None = None, extra: tuple[str, ...] = ()) -> Path:
+    """Compile the NCCL API of paced collectives; without it, ghost ranks of a node are not available."""
+    target = output or root / PACED / PACED_LIBRARY
+    return _compile("the paced collectives", root / PACED / "csrc", target, (*PACED_FLAGS, *extra), ())
 
 
 def _compile(what: str, folder: Path, target: Path, flags: tuple[str, ...], link: tuple[str, ...]) -> Path:

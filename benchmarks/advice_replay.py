@@ -7,7 +7,8 @@
 of CTAs as if these were the job's own. It measures the job as it is and with every change that advice could
 name, in turns, then a few steps through torch.profiler. While one process is on the GPU, the next one starts
 up. `judge` analyzes each trace and compares the range of each item that has a command with what that change
-saved.
+saved. It names the recording, and says whether constants of the advice were fitted to it: then its figures
+show how well the model fits, not how well it predicts.
 """
 
 from __future__ import annotations
@@ -37,6 +38,9 @@ JOBS = (
     "ddp-1536", "triton-fsdp2-1536", "inference-tp", "ddp-4096",
 )  # fmt: skip
 BASES = (BASELINE_CTAS, 4)
+RECORDING = "recording.json"
+FITTED_TO = "2026-11-15"
+"""The recording that constants of the advice were fitted to. It has no RECORDING: it is older."""
 WARM_STEPS, TRACED_STEPS = 6, 3
 SAMPLE_MS = 100.0
 LEAST_ROUNDS, MOST_ROUNDS = 3, 10
@@ -201,6 +205,8 @@ def record(out: Path, names: list[str], deadline_s: float, measure_s: float, mor
     from compare import Process, environment
 
     out.mkdir(parents=True, exist_ok=True)
+    name = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
+    (out / RECORDING).write_text(json.dumps({"name": name}) + "\n")
     until = time.monotonic() + deadline_s
 
     def start(name: str) -> Any:
@@ -276,6 +282,8 @@ def judge(out: Path, results: Path | None) -> None:
         f"{sum(row['inside'] for row in advised)} of {len(advised)} measured savings are inside the stated"
         f" range; {len(lost)} advised changes won nothing.",
         "",
+        provenance(recording_name(out)),
+        "",
         "| job | CTAs | step ms | advised | stated | saved | inside | best change measured |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
@@ -285,6 +293,28 @@ def judge(out: Path, results: Path | None) -> None:
         results.mkdir(parents=True, exist_ok=True)
         (results / "advice.md").write_text(text)
         (results / "advice.json").write_text(json.dumps(rows, indent=1) + "\n")
+
+
+def recording_name(out: Path) -> str:
+    """When a folder was recorded."""
+    file = out / RECORDING
+    return str(json.loads(file.read_text())["name"]) if file.exists() else FITTED_TO
+
+
+def provenance(name: str) -> str:
+    """Which recording is judged, and what was fitted to it."""
+    from weft.trace.advise import RESIDENCY_COST
+    from weft.trace.ctas import CTA_SCALING
+
+    constants = f"CTA_SCALING ({CTA_SCALING}) and RESIDENCY_COST ({RESIDENCY_COST}) of weft.trace"
+    if name != FITTED_TO:
+        return f"Recording: {name}. Nothing was fitted to it: {constants} come from the one of {FITTED_TO}."
+    return (
+        f"Recording: {name}. **Not a blind test**: {constants} were taken from this same recording, so the"
+        " figures below show how well the model fits. The recording version did not yet write the sizes of"
+        " collectives into the traces, as PyTorch's own process group does; they were added afterwards from"
+        " the shapes of the models. A fresh recording decides whether the advice holds."
+    )
 
 
 def judged(out: Path, name: str, base: int) -> list[dict[str, Any]]:

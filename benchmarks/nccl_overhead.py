@@ -22,7 +22,8 @@ from overhead_main import Rows, main
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "src"))
 
-from weft.policy import MAX_COMM_RULES, CommRule, Policy  # noqa: E402
+from weft.policy import MAX_COMM_RULES, Policy  # noqa: E402
+from weft.rules import CommRule  # noqa: E402
 from weft.shim.inject import Job  # noqa: E402
 
 THREADS = (1, 2, 4)

@@ -26,7 +26,8 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
 
 from hatch_build import LINK, build_shim  # noqa: E402
 
-from weft.policy import Policy, Rule  # noqa: E402
+from weft.policy import Policy  # noqa: E402
+from weft.rules import Rule  # noqa: E402
 from weft.shim.inject import Job  # noqa: E402
 
 POLICIES = (
@@ -38,25 +39,32 @@ POLICIES = (
 GROWTH_KIB = 50_000
 
 
-def build(folder: Path, sanitizer: str | None) -> Path:
-    tests = ROOT / "tests/shim"
-    cc = ["cc", "-std=gnu11", "-O2", "-g", f"-I{ROOT / 'src/weft/shim/csrc'}"]
+TESTS = ROOT / "tests/shim"
+CC = ["cc", "-std=gnu11", "-O2", "-g", f"-I{ROOT / 'src/weft/shim/csrc'}"]
+
+
+def build_fake(folder: Path) -> None:
+    """The fake driver, as a program and a linker look for it."""
     fake = [
         "-shared",
         "-fPIC",
         "-Wl,-Bsymbolic,-soname,libcuda.so.1",
-        *(str(tests / name) for name in ("fake_cuda.c", "fake_cuda_events.c")),
+        *(str(TESTS / name) for name in ("fake_cuda.c", "fake_cuda_events.c")),
         "-lpthread",
     ]
-    subprocess.run([*cc, *fake, "-o", str(folder / "libcuda.so.1")], check=True)
+    subprocess.run([*CC, *fake, "-o", str(folder / "libcuda.so.1")], check=True)
     (folder / "libcuda.so").symlink_to("libcuda.so.1")
+
+
+def build(folder: Path, sanitizer: str | None) -> Path:
+    build_fake(folder)
     link = [f"-L{folder}", "-lcuda", "-lpthread"]
     if sanitizer:
         flags = (f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all")
         library = build_shim(ROOT, folder / "libweft_shim.so", flags)
         link = [*flags, "-rdynamic", str(library), *link, *LINK, f"-Wl,-rpath,{folder}"]
     program = folder / "soak"
-    subprocess.run([*cc, str(tests / "soak.c"), "-o", str(program), *link], check=True)
+    subprocess.run([*CC, str(TESTS / "soak.c"), "-o", str(program), *link], check=True)
     return program
 
 
@@ -104,6 +112,12 @@ def soak(launches: int, threads: int, sanitizer: str | None) -> dict[str, Any]:
     }
 
 
+def commit() -> str:
+    """What was run, with a + where files differ from it."""
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty=+", "--exclude=*"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+
+
 def main() -> int:
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
@@ -115,11 +129,9 @@ def main() -> int:
     row = soak(args.launches, args.threads, args.sanitizer)
     print(json.dumps(row))
     if args.out:
+        command = " ".join(["python", "benchmarks/shim_soak.py", *sys.argv[1:]])
         with args.out.open("a") as file:
-            file.write(
-                json.dumps({"command": " ".join(["python", "benchmarks/shim_soak.py", *sys.argv[1:]]), **row})
-                + "\n"
-            )
+            file.write(json.dumps({"command": command, "commit": commit(), **row}) + "\n")
     return 0 if row["clean"] else 1
 
 

@@ -1,9 +1,10 @@
 """The shim's tracer against Kineto on a GPU: are the spans the same, and what does a traced step cost?
 
-    WEFT_NCCL=libnccl.so.2 weft run -- python benchmarks/tracer.py [--out FILE] [PROGRAM …]
+    WEFT_NCCL=libnccl.so.2 weft run -- python benchmarks/tracer.py [--out FILE] [--details FILE] [PROGRAM …]
 
-Three programs in one process: `launches` (thousands of small kernels), `mixed` (cuBLAS, cuDNN, Triton, ATen,
-NCCL, a CUDA graph), `persistent` (GEMMs that take every SM, so that collectives wait).
+Programs of tracer_programs.py, in one process: `launches` (thousands of small kernels), `mixed` (cuBLAS,
+cuDNN, Triton, ATen, NCCL, a CUDA graph), `persistent` (GEMMs that take every SM, so that collectives wait),
+`layers` (a transformer; nothing was fitted to it), `anatomy` (single kinds of kernels; only in part 3).
 
 1. Control: for each program, episodes of two blocks of steps with a short sleep between them. No trace has
    run yet.
@@ -17,24 +18,20 @@ Needs an NCCL that places two ranks on one GPU. About 70 seconds.
 from __future__ import annotations
 
 import argparse
-import ctypes
+import gzip
 import json
 import math
 import signal
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812
-import triton
-import triton.language as tl
+from tracer_programs import PROGRAMS, Step, self_times
 
-from weft.comm import nccl
 from weft.kernels import is_comm
 from weft.shim import spans, tracer
 
@@ -43,113 +40,11 @@ DEADLINE_S = 170
 STEPS = 3
 BLOCK = 6
 EPISODES = 12
-TURNS = 3
+TURNS, KEPT_TURNS = 5, 2
 SLEEP_S = 0.02
-SIDES = {"attribute": 0, "stream": 1}
-"""How a stamp gets its collective's priority: by an attribute of its launch, or from its stream."""
-SIDE = "attribute"
 
 
-class Collective:
-    """All-reduces of two ranks on streams of their own, as a framework overlaps them."""
-
-    def __init__(self, megabytes: float, ctas: int = 8) -> None:
-        count = int(megabytes * (1 << 20) // 2)
-        self._ranks = nccl.NcclRanks(nccl.load_nccl(), 2, ctas)
-        self._streams = [torch.cuda.Stream() for _ in range(2)]
-        self._send = [torch.ones(count, device="cuda", dtype=torch.bfloat16) for _ in range(2)]
-        self._recv = [torch.empty_like(part) for part in self._send]
-
-    def begin(self) -> None:
-        for stream in self._streams:
-            stream.wait_stream(torch.cuda.current_stream())
-        self._ranks.all_reduce(self._send, self._recv, self._streams)
-
-    def end(self) -> None:
-        for stream in self._streams:
-            torch.cuda.current_stream().wait_stream(stream)
-
-
-@triton.jit
-def scaled(x, out, n, BLOCK: tl.constexpr) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001, N803
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(out + at, 2.0 * tl.load(x + at, mask=at < n), mask=at < n)
-
-
-def mixed() -> Callable[[], None]:
-    comm = Collective(48)
-    a = torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16)
-    q = torch.randn(4, 16, 2048, 128, device="cuda", dtype=torch.bfloat16)
-    image = torch.randn(32, 64, 56, 56, device="cuda", dtype=torch.bfloat16)
-    weights = torch.randn(64, 64, 3, 3, device="cuda", dtype=torch.bfloat16)
-    flat = torch.randn(1 << 24, device="cuda")
-    out = torch.empty_like(flat)
-
-    def block(x: torch.Tensor) -> torch.Tensor:
-        x = F.gelu(x @ a)
-        return F.layer_norm(x @ a, (4096,))
-
-    block(a)
-    graph = torch.cuda.CUDAGraph()
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        block(a)
-    torch.cuda.current_stream().wait_stream(side)
-    with torch.cuda.graph(graph):
-        block(a)
-
-    def step() -> None:
-        for _ in range(4):
-            block(a)
-            comm.begin()
-            F.scaled_dot_product_attention(q, q, q, is_causal=True)
-            F.conv2d(image, weights, padding=1)
-            scaled[(triton.cdiv(flat.numel(), 1024),)](flat, out, flat.numel(), 1024)
-            block(a)
-            graph.replay()
-        comm.end()
-
-    return step
-
-
-def persistent() -> Callable[[], None]:
-    comm = Collective(96)
-    a = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
-    b = torch.empty_like(a)
-
-    def step() -> None:
-        for _ in range(6):
-            torch.mm(a, a, out=b)
-            comm.begin()
-        torch.mm(a, a, out=b)
-        comm.end()
-
-    return step
-
-
-def launches() -> Callable[[], None]:
-    comm = Collective(8)
-    small = torch.ones(4096, device="cuda")
-
-    def step() -> None:
-        for i in range(3000):
-            small.add_(1.0)
-            if i % 300 == 150:
-                comm.begin()
-        comm.end()
-
-    return step
-
-
-PROGRAMS: dict[str, Callable[[], Callable[[], None]]] = {
-    "launches": launches,
-    "mixed": mixed,
-    "persistent": persistent,
-}
-
-
-def step_ms(step: Callable[[], None], steps: int = STEPS) -> float:
+def step_ms(step: Step, steps: int = STEPS) -> float:
     torch.cuda.synchronize()
     start = time.perf_counter()
     for _ in range(steps):
@@ -158,7 +53,7 @@ def step_ms(step: Callable[[], None], steps: int = STEPS) -> float:
     return 1e3 * (time.perf_counter() - start) / steps
 
 
-def traced(step: Callable[[], None]) -> tuple[float, Any]:
+def traced(step: Step) -> tuple[float, Any]:
     torch.cuda.synchronize()
     assert tracer.start()
     ms = step_ms(step)
@@ -171,7 +66,7 @@ def rows_of(recording: Any) -> list[Row]:
     return [(s.name, s.start_ns, s.end_ns) for s in spans.spans_of(recording) if s.kind != "memory"]
 
 
-def profiled(step: Callable[[], None], *, both: bool = False) -> tuple[list[Row], Any]:
+def profiled(step: Step, *, both: bool = False) -> tuple[list[Row], Any]:
     """Kineto's kernels; with `both`, what the tracer recorded of the same steps."""
     activities = [torch.profiler.ProfilerActivity.CUDA]
     torch.cuda.synchronize()
@@ -182,11 +77,12 @@ def profiled(step: Callable[[], None], *, both: bool = False) -> tuple[list[Row]
         else:
             step_ms(step)
     found = [
-        (e.name(), int(e.start_ns()), int(e.start_ns()) + int(e.duration_ns()))
+        (e.name(), int(e.start_ns()), int(e.start_ns()) + int(e.duration_ns()), int(e.device_resource_id()))
         for e in profiler.profiler.kineto_results.events()
         if str(e.device_type()).endswith("CUDA") and e.duration_ns() > 0
     ]
-    return [row for row in found if not row[0].startswith(("Memcpy", "Memset", "weft_"))], recording
+    everything.append({"both": both, "kineto": found, **raw_of(recording)})
+    return [row[:3] for row in found if not row[0].startswith(("Memcpy", "Memset", "weft_"))], recording
 
 
 def figures(rows: list[Row]) -> dict[str, float]:
@@ -202,6 +98,15 @@ def figures(rows: list[Row]) -> dict[str, float]:
         "compute_ms": spans.total(compute) * ms,
         "span_ms": (max(r[2] for r in rows) - min(r[1] for r in rows)) * ms,
     }
+
+
+def without_own_gaps(recording: Any) -> dict[str, float]:
+    """Of one step, in ms: what live tuning uses, without the gaps that events make between kernels."""
+    profile = spans.span_profile(recording, STEPS)
+    assert profile is not None
+    assert profile.comm_ms is not None
+    assert profile.exposed_ms is not None
+    return {"exposed_ms": profile.exposed_ms, "overlapped_ms": profile.comm_ms - profile.exposed_ms}
 
 
 def kernels_in(recording: Any) -> int:
@@ -239,7 +144,7 @@ def ratios(blocks: list[tuple[float, float]]) -> dict[str, Any]:
     }
 
 
-def control(step: Callable[[], None]) -> dict[str, Any]:
+def control(step: Step) -> dict[str, Any]:
     for _ in range(5):
         step()
     blocks, cores = [], set()
@@ -251,7 +156,7 @@ def control(step: Callable[[], None]) -> dict[str, Any]:
     return {**ratios(blocks), "cores": sorted(cores)}
 
 
-def without_kineto(step: Callable[[], None]) -> dict[str, Any]:
+def without_kineto(step: Step) -> dict[str, Any]:
     for _ in range(3):
         step()
     blocks, costs, recordings, cores = [], [], [], set()
@@ -288,44 +193,59 @@ RAW = (
 )
 
 
-def details(kineto: list[Row], recording: Any) -> dict[str, Any]:
-    """Everything about the same steps, to look at afterwards."""
+def raw_of(recording: Any) -> dict[str, Any]:
+    """Everything about a recording, to look at afterwards."""
+    times = {"self_times": self_times[-1].found() if self_times else []}
+    if recording is None:
+        return times
     return {
-        "kineto": kineto,
+        **times,
         "fields": RAW,
         "calibrated_ns": list(recording.header.calibrated_ns),
         "raw": [[getattr(span, name) for name in RAW] for span in recording.spans],
+        "grids": [list(span.grid) for span in recording.spans],
         "symbols": recording.symbols,
+        "graph_rows": recording.graph_rows,
         "spans": [(s.name, s.start_ns, s.end_ns, s.timing) for s in spans.spans_of(recording)],
     }
 
 
-def with_kineto(step: Callable[[], None], keep: Callable[[dict[str, Any], str], None]) -> dict[str, Any]:
+everything: list[dict[str, Any]] = []
+"""What was recorded and profiled of the present program, for --details."""
+
+
+def with_kineto(step: Step) -> dict[str, Any]:
+    """Kineto alone, the tracer alone and both at once, by turns."""
     step()
-    alone, ours = [], []
+    alone, ours, alike, same, errors = [], [], [], [], []
     kernels = 0
-    found: dict[str, Any] = {"same_steps": {}, "comm_start_error_us": {}}
-    same: dict[str, list[dict[str, float]]] = {name: [] for name in SIDES}
-    errors: dict[str, list[float]] = {name: [] for name in SIDES}
     for _ in range(TURNS):
         rows, _ = profiled(step)
         alone.append(figures(rows))
         kernels = len(rows) // STEPS
-        ours.append(figures(rows_of(traced(step)[1])))
-        for name, same_priority in SIDES.items():
-            ctypes.CDLL(None).weft_trace_side_priority(same_priority)
-            rows, recording = profiled(step, both=True)
-            mine = rows_of(recording)
-            same[name].append(
-                {f"kineto_{key}": value for key, value in figures(rows).items()} | figures(mine)
-            )
-            errors[name] += comm_errors(rows, mine)
-            keep(details(rows, recording), name)
-        ctypes.CDLL(None).weft_trace_side_priority(SIDES[SIDE])
-    for name in SIDES:
-        found["same_steps"][name] = middle(same[name])
-        found["comm_start_error_us"][name] = quartiles(errors[name])
-    return {**found, "kineto": middle(alone), "tracer": middle(ours), "kineto_kernels": kernels}
+        recording = traced(step)[1]
+        ours.append(figures(rows_of(recording)))
+        alike.append(without_own_gaps(recording))
+        everything.append({"traced": True, **raw_of(recording)})
+        rows, recording = profiled(step, both=True)
+        mine = rows_of(recording)
+        same.append({f"kineto_{key}": value for key, value in figures(rows).items()} | figures(mine))
+        errors += comm_errors(rows, mine)
+    return {
+        "same_steps": middle(same),
+        "comm_start_error_us": quartiles(errors),
+        "kineto": middle(alone),
+        "tracer": middle(ours),
+        "tracer_without_own_gaps": middle(alike),
+        "spread": {key: spread([one[key] for one in alone]) for key in alone[0]},
+        "kineto_kernels": kernels,
+        "traced_kernels": kernels_in(recording) // STEPS,
+    }
+
+
+def spread(values: list[float]) -> list[float]:
+    """Of the turns under Kineto alone: least and most."""
+    return [round(min(values), 4), round(max(values), 4)]
 
 
 def comm_errors(kineto: list[Row], ours: list[Row]) -> list[float]:
@@ -345,15 +265,18 @@ def compared(found: dict[str, Any]) -> dict[str, float]:
     """The bars: ours over Kineto's, on the same kind of step and on the same steps."""
     out = {}
     for key in ("comm_ms", "overlapped_ms", "exposed_ms", "compute_ms"):
-        share = found["kineto"]["comm_ms"] or 1.0
-        out[f"{key}_ratio"] = found["tracer"][key] / (found["kineto"][key] or 1e-9)
-        out[f"{key}_error_of_comm_pct"] = 100 * (found["tracer"][key] - found["kineto"][key]) / share
-        for name, same in found["same_steps"].items():
-            out[f"{key}_ratio_same_steps_{name}"] = same[key] / (same[f"kineto_{key}"] or 1e-9)
-            share = same["kineto_comm_ms"] or 1.0
-            error = 100 * (same[key] - same[f"kineto_{key}"]) / share
-            out[f"{key}_error_of_comm_pct_same_steps_{name}"] = error
-    out["kernels_equal"] = float(found["kernels"] == found["kineto_kernels"])
+        kinds = {
+            "": (found["tracer"][key], found["kineto"][key], found["kineto"]["comm_ms"]),
+            "_same_steps": (
+                found["same_steps"][key],
+                found["same_steps"][f"kineto_{key}"],
+                found["same_steps"]["kineto_comm_ms"],
+            ),
+        }
+        for kind, (ours, theirs, comm) in kinds.items():
+            out[f"{key}_ratio{kind}"] = ours / (theirs or 1e-9)
+            out[f"{key}_error_of_comm_pct{kind}"] = 100 * (ours - theirs) / (comm or 1.0)
+    out["kernels_equal"] = float(found["traced_kernels"] == found["kineto_kernels"])
     return {key: round(value, 4) for key, value in out.items()}
 
 
@@ -362,15 +285,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     parser.add_argument("programs", nargs="*", default=list(PROGRAMS), help=" ".join(PROGRAMS))
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--details", type=Path, help="raw events and Kineto's kernels, as json.gz")
     args = parser.parse_args()
     signal.alarm(DEADLINE_S)
     torch.cuda.set_device(0)
     results: dict[str, Any] = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__}
-    steps = {name: PROGRAMS[name]() for name in args.programs}
-
-    def keep() -> None:
-        if args.out:
-            args.out.write_text(json.dumps(results, indent=1) + "\n")
+    details: dict[str, Any] = {}
+    steps = {name: PROGRAMS[name]() for name in args.programs if name != "anatomy"}
 
     for name, step in steps.items():
         results[name] = {"control": control(step)}
@@ -378,17 +299,17 @@ def main() -> None:
     for name, step in steps.items():
         results[name] |= without_kineto(step)
         print(name, json.dumps(results[name]), flush=True)
-        keep()
-    for name, step in steps.items():
-
-        def keep_details(found: dict[str, Any], side: str, name: str = name) -> None:
-            if args.out:
-                args.out.with_suffix(f".{name}.{side}.json").write_text(json.dumps(found))
-
-        results[name] |= with_kineto(step, keep_details)
+    for name in args.programs:
+        everything.clear()
+        step = steps.get(name) or PROGRAMS[name]()
+        results[name] = results.get(name, {}) | with_kineto(step)
         results[name]["compared"] = compared(results[name])
         print(name, json.dumps(results[name]["compared"]), flush=True)
-        keep()
+        details[name] = everything[-3 * KEPT_TURNS :]
+        if args.out:
+            args.out.write_text(json.dumps(results, indent=1) + "\n")
+        if args.details:
+            args.details.write_bytes(gzip.compress(json.dumps(details).encode(), 5))
 
 
 if __name__ == "__main__":

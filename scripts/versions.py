@@ -2,10 +2,11 @@
 
 The wheels are large, so this does not run in CI; tests/unit/test_versions.py checks its result. It reads
 wheels that are on disk (`pip download --no-deps nvidia-nccl-cu13==2.32.3`, `… torch==2.15.0`), needs `nm`,
-keeps the rows of wheels that are not given, and writes the data and the page. What ran on a GPU (`ran` in the
-data) is entered by hand, from benchmarks/results/gpu.
+keeps the symbols of wheels that are not given, and writes the data and the page: after a function was added
+to the table of hooks, run it without a wheel. What ran on a GPU (`ran` in the data) is entered by hand, from
+benchmarks/results/gpu.
 
-    python scripts/versions.py WHEEL…
+    python scripts/versions.py [WHEEL…]
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ PAGE_TEXT = """\
 # Versions
 
 Which controls work on which NCCL and torch. Made by `python scripts/versions.py WHEEL…` from the symbols of
-the wheels on the package index and from what ran on a GPU. CI compares it with the shim's table of
-intercepted functions.
+the wheels on the package index. CI compares it with the shim's table of intercepted functions. The columns
+*run* are entered by hand (`ran` in benchmarks/results/versions.json), from benchmarks/results/gpu.
 
 ## NCCL
 
@@ -132,6 +133,16 @@ def torch_row(path: Path) -> dict[str, Any]:
     }
 
 
+def split_again(row: dict[str, Any], kept: str) -> dict[str, Any]:
+    """The same symbols by today's table of hooks: `kept` names those that weft intercepts."""
+    symbols = {*row[kept], *row["not_intercepted"]}
+    hooks = hook_names()
+    return row | {
+        kept: [name for name in hooks if name in symbols],
+        "not_intercepted": sorted(symbols - set(hooks)),
+    }
+
+
 def way(row: dict[str, Any]) -> str:
     """How rules for collectives reach this NCCL, by its symbols alone."""
     known = [version for version in row["tuners"] if 4 <= version <= 6]
@@ -196,7 +207,8 @@ def main(wheels: list[str]) -> None:
         version = path.name.split("-")[1].partition("+")[0]
         data[kind][version] = read(path)
         print(path.name)
-    data |= {"nccl": _sorted(data["nccl"]), "torch": _sorted(data["torch"])}
+    for kind, kept in (("nccl", "hooks"), ("torch", "calls")):
+        data[kind] = _sorted({version: split_again(row, kept) for version, row in data[kind].items()})
     DATA.write_text(json.dumps(data, indent=1) + "\n")
     PAGE.write_text(page(data))
 

@@ -24,7 +24,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
 from weft.errors import UsageError, WeftError
 from weft.execute.base import HungError, References
 from weft.execute.worker import RemoteExecutor, worker_environment
-from weft.policy import Policy, Rule
+from weft.policy import Policy
+from weft.rules import Rule
 from weft.workload import Compute, Workload
 
 MiB = 1 << 20

@@ -29,7 +29,8 @@ from job import take_gate
 from weft.errors import InputError
 from weft.kernels import glob_regex, is_comm
 from weft.measure.intervals import bootstrap_ci, ratio_ci
-from weft.policy import MAX_PATTERN_BYTES, Policy, Rule
+from weft.policy import Policy
+from weft.rules import MAX_PATTERN_BYTES, Rule
 from weft.shim import binding, stats
 from weft.timeline import Kind, intersect, union
 from weft.tuning.live.options import MEMORY_KERNELS
@@ -79,7 +80,7 @@ class Job:
                 lane.ranks = _Silent()
 
     def _lane(self, group: Any, device: Any, ctas: int) -> Any:
-        from weft.comm.ghost_group import Lane
+        from weft.comm.ghost_lane import Lane
 
         own = self._lanes.setdefault((id(group), str(device), BASELINE_CTAS), group._lanes[device])
         key = (id(group), str(device), ctas)

@@ -20,10 +20,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
 
+from weft.gpu.collectives import Group, collective_s
+from weft.gpu.network import NETWORKS, Links, Network
 from weft.gpu.specs import spec
-from weft.plan.collectives import Group, collective_s
-from weft.plan.figures import Links, shipped
-from weft.plan.network import NETWORKS, Network
+from weft.plan.figures import shipped
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLE = ROOT / "tests" / "data" / "published_collectives.csv"

@@ -17,7 +17,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
 
-from weft.plan.collectives import Group
+from weft.gpu.collectives import Group
 from weft.plan.overlap import CANDIDATES, COPY, KERNELS, TABLE, network_rate_gb_s, simulate_pair
 from weft.policy import Policy
 

@@ -27,7 +27,7 @@ from collectives import log_errors as point_errors
 from collectives import points
 
 from weft.plan.accuracy import family
-from weft.plan.figures import FIGURES_FILE, Constants, Figures, shipped
+from weft.plan.figures import BETWEEN_NODES, FIGURES_FILE, Constants, Figures, shipped
 from weft.plan.fit import Fitted, Free, fit, log_errors, without
 from weft.plan.published import Published, load
 
@@ -121,7 +121,10 @@ def main() -> None:
     if "--write" in sys.argv:
         LEFT_OUT.write_text(json.dumps(lines, indent=1) + "\n", encoding="utf-8")
         document = json.loads(FIGURES_FILE.read_text(encoding="utf-8"))
-        document["constants"] = {k: float(f"{v:.4g}") for k, v in asdict(whole.constants).items()}
+        found = {k: float(f"{v:.4g}") for k, v in asdict(whole.constants).items()}
+        shared = {name: found.pop(name) for name in BETWEEN_NODES}
+        print(f"  put these into LINKS of weft.gpu.network by hand: {shared}")
+        document["constants"] = found
         document["about"] = ABOUT | {
             "priors": {one.name: f"{one.prior:g}, spread {one.spread:g}" for one in FREE},
             "rows": {s: sum(r.source == s for r in rows) for s in sorted({r.source for r in rows})},

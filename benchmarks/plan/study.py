@@ -22,12 +22,12 @@ import zeropp
 from study_text import BLOCKS, COMPRESSIONS, GBITS, SHARDED, SIZES, Row, block_accuracy, pictures
 
 from weft.errors import UsageError
+from weft.gpu.network import GBIT
+from weft.gpu.network import NETWORKS as NETWORKS
 from weft.plan import Prediction, TrainingJob, predict
 from weft.plan.accuracy import known_error
 from weft.plan.compression import parse
 from weft.plan.config import AUTO
-from weft.plan.network import GBIT
-from weft.plan.network import NETWORKS as NETWORKS
 from weft.plan.scaling import resized
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -17,10 +17,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from weft.gpu.collectives import collective_s, group
 from weft.gpu.presets import GPU_PRESETS
 from weft.gpu.specs import Throughput
 from weft.plan import Model, Network, TrainingJob, predict
-from weft.plan.collectives import collective_s, group
 from weft.plan.figures import shipped
 from weft.plan.models import MODELS as MODELS
 

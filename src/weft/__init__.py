@@ -37,7 +37,8 @@ __all__ = [
 if TYPE_CHECKING:
     from weft import ops
     from weft.errors import WeftError
-    from weft.policy import Policy, Rule
+    from weft.policy import Policy
+    from weft.rules import Rule
     from weft.shim.apply import overlap
     from weft.shim.restart import restart
     from weft.timeline import Timeline

@@ -4,53 +4,30 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from weft.checks import check_choice, check_int, check_keys
 from weft.errors import InputError, UsageError
 from weft.files import write_whole
+from weft.rules import MAX_RESIDENCY, CommRule, Rule, parse_comm_rules, parse_rules
 
 VERSION = 1
-MAX_RESIDENCY = (
-    32  # no GPU of today holds more blocks on an SM (CUDA programming guide, compute capabilities)
-)
 MAX_HEAD_START_US = 1000.0  # a longer wait is a stall, not a head start: 40 µs already costs on an H200
 MAX_PLACED_US = 100_000.0
 PLACED_BOUND_US = 5000.0  # longest wait for a collective's placement where the policy gives none: a long GEMM
 MAX_CTAS = 1024
 MAX_RULES = 64  # the shim's control block has this many places
-MAX_PATTERN_BYTES = 127
 MAX_SM_RESERVE = 1024
 MAX_BUCKET_MB = 1 << 16
 MAX_PREFETCH = 16
-
 MAX_COMM_RULES = 32
-MAX_COMM_CTAS = 64  # NCCL has no more channels than these
-MAX_CLUSTER = 8
-MAX_COMM_BYTES = 2**63 - 1
-CHUNKS = (4096, 1 << 24)  # NCCL rounds down to its grain (at most 1920 bytes) and limits to its buffers
 
 PRIORITIES = ("default", "high")
 HEAD_STARTS = ("none", "timed", "placed")
 MOMENTS = ("always", "overlap")
 ENGINES = ("sm", "dma")
-NCCL_COLLECTIVES = (
-    "all_reduce",
-    "broadcast",
-    "reduce",
-    "all_gather",
-    "reduce_scatter",
-    "all_to_all",
-    "gather",
-    "scatter",
-    "send_recv",
-)
-# In the order of NCCL's own numbers.
-ALGORITHMS = ("tree", "ring", "collnetdirect", "collnetchain", "nvls", "nvlstree", "pat")
-PROTOCOLS = ("ll", "ll128", "simple")
-CTA_POLICIES = ("default", "efficiency", "zero")
 SCHEDULES = (
     "serial",
     "shard",
@@ -88,92 +65,6 @@ _SHOWN = ("priority", "residency", "head_start", "head_start_us", "max_ctas", "s
 def place_of(name: str) -> tuple[str | None, str]:
     """Section (None: the top) and key of a field of Policy in the JSON document."""
     return _PLACES[name]
-
-
-@dataclass(frozen=True)
-class Rule:
-    """What holds for the compute kernels whose name matches; the first rule that matches decides."""
-
-    kernel: str
-    """Case-insensitive glob over the whole kernel name: `*` any run of characters, `?` one."""
-    residency: int | None
-    """Resident blocks per SM, or None: leave these kernels alone."""
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.kernel, str) or not self.kernel:
-            raise UsageError(
-                f"compute.rules: kernel must be a name pattern such as '*gemm*', not {self.kernel!r}"
-            )
-        encoded = self.kernel.encode("utf-8", "replace")
-        if len(encoded) > MAX_PATTERN_BYTES:
-            raise UsageError(
-                f"compute.rules: the pattern {self.kernel[:40]!r}… is too long; use at most "
-                f"{MAX_PATTERN_BYTES} bytes, with * for the rest"
-            )
-        if b"\0" in encoded or encoded.decode() != self.kernel:
-            raise UsageError(
-                f"compute.rules: the pattern {self.kernel!r} has a character that no kernel name has; "
-                "use ? for one character"
-            )
-        _check_int("compute.rules residency", self.residency, 1, MAX_RESIDENCY)
-
-
-@dataclass(frozen=True, kw_only=True)
-class CommRule:
-    """What holds for the collectives of one kind and size; the first rule that matches decides.
-
-    None in a field: NCCL's own choice. Bytes are counted as NCCL's tuner plugin counts them: elements times
-    their size, times the ranks for all_gather and reduce_scatter.
-    """
-
-    collective: str | None = None
-    """One of NCCL_COLLECTIVES; None: any."""
-    min_bytes: int = 0
-    max_bytes: int | None = None
-    """Included; None: no upper end."""
-    ctas: int | None = None
-    """CTAs of the call, where the communicator has as many channels and the call enough data."""
-    cluster: int | None = None
-    """CTAs of a thread-block cluster (Hopper and newer); 0: no clusters. NCCL 2.31 and newer."""
-    algorithm: str | None = None
-    protocol: str | None = None
-    chunk: int | None = None
-    """Bytes that a channel moves at a time. NCCL 2.30 and newer."""
-    cta_policy: str | None = None
-    """NCCL's own preference between speed and SMs. NCCL 2.31 and newer."""
-
-    def __post_init__(self) -> None:
-        if self.collective is not None:
-            _check_choice("comm.rules: collective", self.collective, NCCL_COLLECTIVES)
-        if self.min_bytes is None:
-            object.__setattr__(self, "min_bytes", 0)
-        _check_int("comm.rules: min_bytes", self.min_bytes, 0, MAX_COMM_BYTES)
-        _check_int("comm.rules: max_bytes", self.max_bytes, 0, MAX_COMM_BYTES)
-        if self.max_bytes is not None and self.max_bytes < self.min_bytes:
-            raise UsageError(
-                f"comm.rules: max_bytes {self.max_bytes} is below min_bytes {self.min_bytes}; swap them"
-            )
-        _check_int("comm.rules: ctas", self.ctas, 1, MAX_COMM_CTAS)
-        _check_int("comm.rules: cluster", self.cluster, 0, MAX_CLUSTER)
-        _check_int("comm.rules: chunk", self.chunk, *CHUNKS)
-        for name, choices in (
-            ("algorithm", ALGORITHMS),
-            ("protocol", PROTOCOLS),
-            ("cta_policy", CTA_POLICIES),
-        ):
-            if getattr(self, name) is not None:
-                _check_choice(f"comm.rules: {name}", getattr(self, name), choices)
-        rest = [field for field in fields(self) if field.name not in ("collective", "ctas")]
-        if self.collective == "send_recv" and any(getattr(self, f.name) != f.default for f in rest):
-            raise UsageError(
-                "comm.rules: NCCL takes nothing but a number of channels for send_recv, for every size; "
-                "keep collective and ctas only"
-            )
-
-    def to_dict(self) -> dict[str, Any]:
-        """The JSON object: only what is set."""
-        found = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: value for name, value in found.items() if value != type(self).__dict__.get(name)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,14 +109,14 @@ class Policy:
     """FSDP2: True gives reduce-scatter a communicator of its own."""
 
     def __post_init__(self) -> None:
-        _check_choice("comm.priority", self.priority, PRIORITIES)
-        _check_choice("comm.engine", self.engine, ENGINES)
-        _check_choice("compute.when", self.when, MOMENTS)
+        check_choice("comm.priority", self.priority, PRIORITIES)
+        check_choice("comm.engine", self.engine, ENGINES)
+        check_choice("compute.when", self.when, MOMENTS)
         if self.schedule is not None:
-            _check_choice("schedule", self.schedule, SCHEDULES)
-        _check_int("compute.residency", self.residency, 1, MAX_RESIDENCY)
-        _check_int("comm.max_ctas", self.max_ctas, 1, MAX_CTAS)
-        _check_int("compute.sm_reserve", self.sm_reserve, 0, MAX_SM_RESERVE, optional=False)
+            check_choice("schedule", self.schedule, SCHEDULES)
+        check_int("compute.residency", self.residency, 1, MAX_RESIDENCY)
+        check_int("comm.max_ctas", self.max_ctas, 1, MAX_CTAS)
+        check_int("compute.sm_reserve", self.sm_reserve, 0, MAX_SM_RESERVE, optional=False)
         most_us = MAX_PLACED_US if self.head_start == "placed" else MAX_HEAD_START_US
         _check_head_start_us(self.head_start_us, most_us)
         object.__setattr__(self, "head_start", _head_start(self.head_start, self.head_start_us))
@@ -247,7 +138,7 @@ class Policy:
         for name in ("bucket_mb", "first_bucket_mb"):
             _check_megabytes(f"framework.{name}", getattr(self, name))
         for name in ("forward_prefetch", "backward_prefetch"):
-            _check_int(f"framework.{name}", getattr(self, name), 1, MAX_PREFETCH)
+            check_int(f"framework.{name}", getattr(self, name), 1, MAX_PREFETCH)
         for name in ("reshard_after_forward", "reduce_scatter_group"):
             if not isinstance(value := getattr(self, name), bool | None):
                 raise UsageError(f"framework.{name} {value!r} is not valid; use true or false")
@@ -261,6 +152,16 @@ class Policy:
     def changes_framework(self) -> bool:
         """Whether a control of DDP or FSDP2 is set."""
         return any(value is not None for value in self.framework.values())
+
+    @property
+    def models(self) -> dict[str, Any]:
+        """What reaches into DDP and FSDP2 models, as fields to replace: copy engines need FSDP2's buffers."""
+        return {**self.framework, "engine": self.engine}
+
+    @property
+    def changes_models(self) -> bool:
+        """Whether a control reaches into DDP or FSDP2 models."""
+        return self.models != Policy().models
 
     @property
     def is_neutral(self) -> bool:
@@ -333,14 +234,14 @@ class Policy:
         version = document["version"]
         if version != VERSION or isinstance(version, bool):
             raise UsageError(f"policy version {version!r} is not known; this weft reads {VERSION}")
-        _check_keys("policy", document, ("version", "comm", "compute", "framework", "schedule"))
+        check_keys("policy", document, ("version", "comm", "compute", "framework", "schedule"))
         values: dict[str, Any] = {}
         for name, (section, key) in _PLACES.items():
             home = document.get(section, {}) if section else document
             if not isinstance(home, dict):
                 raise UsageError(f"policy {section}: must be an object, not {home!r}")
             if section:
-                _check_keys(section, home, [k for s, k in _PLACES.values() if s == section])
+                check_keys(section, home, [k for s, k in _PLACES.values() if s == section])
             if key in home:
                 parse = _PARSERS.get(name)
                 values[name] = parse(home[key]) if parse else home[key]
@@ -377,56 +278,14 @@ class Policy:
         return ", ".join(parts) or "no control"
 
 
-def _parse_rules(value: Any) -> tuple[Rule, ...]:
-    if not isinstance(value, list):
-        raise UsageError(f"compute.rules: must be a list, not {value!r}")
-    for entry in value:
-        if not isinstance(entry, dict):
-            raise UsageError(f"compute.rules: every entry must be an object, not {entry!r}")
-        _check_keys("compute.rules", entry, ("kernel", "residency"))
-        if set(entry) != {"kernel", "residency"}:
-            raise UsageError(
-                f"compute.rules: an entry needs kernel and residency (null: leave unchanged), not {entry!r}"
-            )
-    return tuple(Rule(entry["kernel"], entry["residency"]) for entry in value)
-
-
-def _parse_comm_rules(value: Any) -> tuple[CommRule, ...]:
-    if not isinstance(value, list):
-        raise UsageError(f"comm.rules: must be a list, not {value!r}")
-    for entry in value:
-        if not isinstance(entry, dict):
-            raise UsageError(f"comm.rules: every entry must be an object, not {entry!r}")
-        _check_keys("comm.rules", entry, [field.name for field in fields(CommRule)])
-    return tuple(CommRule(**entry) for entry in value)
-
-
-_PARSERS = {"rules": _parse_rules, "comm_rules": _parse_comm_rules}
-
-
-def _check_keys(where: str, mapping: Mapping[str, Any], known: Any) -> None:
-    for key in mapping:
-        if key not in known:
-            raise UsageError(f"{where}: unknown key {key!r}; known are {', '.join(known)}")
-
-
-def _check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise UsageError(f"{name} {value!r} is not known; use one of {', '.join(choices)}")
-
-
-def _check_int(name: str, value: Any, low: int, high: int, *, optional: bool = True) -> None:
-    if value is None and optional:
-        return
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise UsageError(f"{name} {value!r} is not valid; use an integer from {low} to {high}")
+_PARSERS = {"rules": parse_rules, "comm_rules": parse_comm_rules}
 
 
 def _head_start(mode: Any, us: float) -> str | None:
     """The mode as it is stored: None where the microseconds alone say it."""
     if mode is None:
         return None
-    _check_choice("comm.head_start", mode, HEAD_STARTS)
+    check_choice("comm.head_start", mode, HEAD_STARTS)
     if mode == "timed" and not us:
         raise UsageError(
             "comm.head_start timed needs comm.head_start_us, the microseconds to wait (5 is a good start)"

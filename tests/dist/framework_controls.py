@@ -1,7 +1,8 @@
 """Controls for live tuning without a GPU that change real DDP and FSDP2 models, on a clock of their own.
 
 WEFT_TUNE_CONTROLS=framework_controls:FrameworkControls. EFFECTS: factors on the length of a step by parts of a
-policy's label. FAIL: label@rank that cannot be applied there. Each rank writes $RECORD/rankN.json.
+policy's label. FAIL: label@rank that cannot be applied there. COPIES: FSDP2 can gather by copy engines, for which
+gloo and plain memory stand; "refused" where the window cannot be had. Each rank writes $RECORD/rankN.json.
 """
 
 from __future__ import annotations
@@ -14,15 +15,33 @@ from typing import Any
 
 from examples_controls import STEP_S, VirtualControls
 
+from weft.errors import UnavailableError
 from weft.policy import Policy
+from weft.tuning.live import copy_engines
 from weft.tuning.live.frameworks import Frameworks
+from weft.tuning.live.fsdp import name_of_our_own
 from weft.tuning.live.options import Facts
+
+
+def open_window(group: Any, ranks: Any, size: int, problem: str = "") -> copy_engines.Window:
+    """As the real one, on a CPU: another group, and memory that FSDP2 uses in turn."""
+    import torch
+    import torch.distributed as dist
+
+    if os.environ["COPIES"] == "refused":
+        raise UnavailableError("no window here")
+    with name_of_our_own():
+        made = dist.new_group(list(ranks), use_local_synchronization=True, group_desc="weft_copies")
+    arena = torch.full((size,), 255, dtype=torch.uint8)
+    return copy_engines.Window(made, arena, lambda: dist.destroy_process_group(made))
 
 
 class FrameworkControls(VirtualControls):
     def __init__(self, default: Policy, world: int) -> None:
         super().__init__(default, world)
-        self.frameworks = Frameworks()
+        if os.environ.get("COPIES"):
+            copy_engines.open_window, copy_engines._why_not = open_window, lambda group: ""
+        self.frameworks = Frameworks(default)
         self.effects = json.loads(os.environ.get("EFFECTS", "{}"))
         self.fails = os.environ.get("FAIL", "")
 

@@ -21,11 +21,11 @@ pytestmark = pytest.mark.timeout(200)
 COMMON = """
 import json, sys, torch
 from weft.policy import Policy
-from weft.shim import binding
+from weft.shim import binding, layout
 
 def in_force():
     policy = binding.read_process(binding.attach()).control.policy
-    return bool(policy.flags & binding.POLICY_SET), policy.head_start_ns
+    return bool(policy.flags & layout.POLICY_SET), policy.head_start_ns
 """
 LIGHTNING = """
 import lightning.pytorch as pl

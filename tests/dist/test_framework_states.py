@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -13,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 from weft.errors import UnavailableError  # noqa: E402
 from weft.policy import Policy  # noqa: E402
 from weft.tuning.live.ddp import Buckets  # noqa: E402
+from weft.tuning.live.frameworks import Frameworks  # noqa: E402
 from weft.tuning.live.fsdp import Sharding  # noqa: E402
 
 WIDTH = 16
@@ -113,6 +116,27 @@ def test_what_the_program_sets_later_holds_after_an_undo(shards, policy):
     assert model[0]._get_fsdp_state()._states_to_forward_prefetch is listed
     meshes = [part._get_fsdp_state()._fsdp_param_group.post_forward_mesh_info for part in model]
     assert [mesh is None for mesh in meshes] == [False, True, False, False]
+
+
+def test_where_one_of_two_models_cannot_be_changed_neither_is(replica, shards):
+    """A policy for both raises before anything is changed, whichever of them is not ready."""
+    model, buckets = replica
+    sharded, sharding = shards
+    frameworks = Frameworks()
+    frameworks._buckets, frameworks._sharding = buckets, sharding
+    listed = [part._get_fsdp_state()._states_to_forward_prefetch for part in sharded]
+    loss, reducer = loss_of(model), model.reducer
+    both = Policy(bucket_mb=0.001, forward_prefetch=2)
+    with pytest.raises(UnavailableError, match="its backward pass has not started"):
+        frameworks.apply(both)
+    assert [part._get_fsdp_state()._states_to_forward_prefetch for part in sharded] == listed
+    loss.backward()
+    with pytest.raises(UnavailableError, match="reduce-scatter was not prepared"):
+        frameworks.apply(dataclasses.replace(both, reduce_scatter_group=True))
+    assert model.reducer is reducer
+    frameworks.apply(both)
+    assert model.reducer is not reducer
+    assert [part._get_fsdp_state()._states_to_forward_prefetch for part in sharded] != listed
 
 
 def test_a_communicator_never_has_the_name_of_another_one(shards):

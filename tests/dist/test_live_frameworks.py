@@ -35,6 +35,7 @@ EFFECTS = {
     "backward4": 1.1,
     "keep": 0.92,
     "rsgroup": 1.05,
+    "dma": 0.9,
 }
 
 
@@ -52,10 +53,10 @@ class Ran:
 
     @property
     def policies(self) -> list[dict]:
-        """The framework controls of every step, which must be the same on all ranks."""
+        """What every step asked of the models, which must be the same on all ranks."""
         first, *others = (
             [
-                policy.get("framework", {})
+                {**policy.get("framework", {}), **policy.get("comm", {})}
                 for policy in json.loads((self.folder / f"rank{rank}.json").read_text())["policies"]
             ]
             for rank in range(self.ranks)
@@ -128,14 +129,20 @@ def test_ddp_buckets_are_changed_in_the_running_job(tmp_path, kind):
 def test_fsdp2_is_changed_in_the_running_job(tmp_path, kind, ranks):
     if ranks == 4 and kind != "fsdp2":
         pytest.skip("the same code as with two ranks")
-    ran = both(tmp_path, kind, steps=150, ranks=ranks)
+    copies = kind == "fsdp2 irregular"
+    ran = both(tmp_path, kind, steps=180 if copies else 150, ranks=ranks, COPIES="1" if copies else "")
     assert {name for policy in ran.policies for name in policy} == {
         "forward_prefetch",
         "backward_prefetch",
         "reshard_after_forward",
         "reduce_scatter_group",
+        *(["engine"] if copies else []),
     }
-    assert ends_with(ran) == {"forward_prefetch": 2, "reshard_after_forward": False}
+    assert ends_with(ran) == {
+        "forward_prefetch": 2,
+        "reshard_after_forward": False,
+        **({"engine": "dma"} if copies else {}),
+    }
 
 
 @pytest.mark.parametrize(
@@ -183,9 +190,20 @@ def test_models_and_loops_of_other_projects(tmp_path, kind, needs, ranks):
     assert ran.tuning["state"] == "kept"
 
 
-def test_a_policy_with_framework_controls_is_applied_on_all_ranks(tmp_path):
-    policy = weft.Policy(bucket_mb=1.0)
-    ran = run(tmp_path / "with", "ddp", 20, WEFT_TUNE="apply", WEFT_TUNE_POLICY=json.dumps(policy.to_dict()))
-    assert {json.dumps(p) for p in ran.policies[-10:]} == {'{"bucket_mb": 1.0}'}
-    assert ran.losses == run(tmp_path / "without", "ddp", 20, tuned=False).losses
-    assert "bucket1 is in force" in ran.errors[0]
+@pytest.mark.parametrize(
+    ("kind", "policy", "copies"),
+    [
+        ("ddp", weft.Policy(bucket_mb=1.0), ""),
+        ("fsdp2", weft.Policy(engine="dma", forward_prefetch=1), "1"),
+        ("fsdp2", weft.Policy(engine="dma"), "refused"),
+    ],
+)
+def test_a_policy_for_models_is_applied_on_all_ranks(tmp_path, kind, policy, copies):
+    given = json.dumps(policy.to_dict())
+    ran = run(tmp_path / "with", kind, 20, WEFT_TUNE="apply", WEFT_TUNE_POLICY=given, COPIES=copies)
+    asked = {name: value for part in ("framework", "comm") for name, value in policy.to_dict().get(part, {}).items()}
+    assert {json.dumps(p) for p in ran.policies[-10:]} == {json.dumps(asked)}
+    if copies != "refused":
+        assert ran.losses == run(tmp_path / "without", kind, 20, tuned=False).losses
+    assert f"{policy.label} is in force" in ran.errors[0]
+    assert ("FSDP2 gathers with SM kernels" in ran.errors[0]) == (copies == "refused")

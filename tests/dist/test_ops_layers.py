@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -75,3 +76,30 @@ def test_a_llama_of_transformers_trains_as_with_the_styles_of_torch(count, tmp_p
 def test_families_of_transformers(tmp_path):
     pytest.importorskip("transformers")
     assert "families are equal on 2 ranks" in run("ops_families.py", 2, tmp_path, timeout=500)
+
+
+@pytest.mark.timeout(300)
+def test_graphs_of_torch_compile_are_fused():
+    assert "14 graphs are equal on 3 ranks" in run("ops_graphs.py", 3)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(sys.platform != "linux", reason="weft run needs Linux")
+def test_weft_run_ops_fuses_the_layers_of_an_unmodified_program(tmp_path):
+    stats = tmp_path / "stats.json"
+    command = [sys.executable, "-m", "weft", "run", "--ops", "--stats", str(stats), "--"]
+    program = [sys.executable, str(PROGRAMS / "ops_unmodified.py"), "2", "3", "eager"]
+    done = subprocess.run(
+        [*command, *program],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "WEFT_OPS": "all"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert "15 layers use fused operations" in done.stderr
+    (process,) = json.loads(stats.read_text())["ops"]["processes"]
+    assert {each["schedule"] for each in process["operations"]} == {"hetero-fused-1d"}
+    # From the second step on, query, key and value share a gather: 4 + 2 + 2 of 8 columns each.
+    assert ("all_gather_matmul", 32) in {(each["operation"], each["n"]) for each in process["operations"]}

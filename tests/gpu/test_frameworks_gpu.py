@@ -48,7 +48,7 @@ POLICY = ("--priority", "high", "--head-start", "5", "--residency", "2", "--when
 DEADLINE_S = 90
 
 
-def start(command: list[str], env: dict[str, str], deadline_s: float) -> None:
+def start(command: list[str], env: dict[str, str], deadline_s: float) -> str:
     """Run a command to its end, in a session of its own: one that hangs is ended with all its ranks."""
     paths = os.pathsep.join(path for path in sys.path if path)
     full = {**os.environ, "PYTHONPATH": paths, **env}
@@ -63,6 +63,7 @@ def start(command: list[str], env: dict[str, str], deadline_s: float) -> None:
             said = process.communicate()[0]
             pytest.fail(f"took longer than {deadline_s} s:\n{said[-3000:]}")
     assert process.returncode == 0, said[-3000:]
+    return said
 
 
 def under(weft: tuple[str, ...] | None, folder: Path) -> list[str]:

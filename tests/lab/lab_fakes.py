@@ -91,12 +91,18 @@ class FakeGpu:
 
 
 class FakeRanksFactory:
-    """Makes LocalRanks whose collectives also take time on the streams."""
+    """Makes LocalRanks whose collectives also take time on the streams.
 
-    def __init__(self, comm_ms: float = 3.0, broken: bool = False) -> None:
-        self.comm_ms, self.broken, self.made = comm_ms, broken, []
+    `node`: of one rank, with its data for all the others.
+    """
 
-    def __call__(self, size: int, ctas: int) -> Any:
+    def __init__(self, comm_ms: float = 3.0, broken: bool = False, node: bool = False) -> None:
+        self.comm_ms, self.broken, self.mirrored, self.made = comm_ms, broken, node, []
+
+    def ranks_here(self, size: int) -> int:
+        return 1 if self.mirrored else size
+
+    def __call__(self, size: int, ctas: int | None) -> Any:
         from weft.comm.local import LocalRanks
 
         self.made.append((size, ctas))
@@ -105,11 +111,14 @@ class FakeRanksFactory:
         class Timed:
             def __getattr__(self, name: str) -> Callable[..., None]:
                 def issue(send: Any, recv: Any, streams: Any) -> None:
-                    getattr(inner, name)(send, recv)
+                    others = size - len(send)  # of a node, whose ghosts have rank 0's data
+                    getattr(inner, name)(
+                        [*send, *send * others], [*recv, *(recv[0].clone() for _ in range(others))]
+                    )
                     if outer.broken:
                         recv[-1][0] += 1
                     for stream in streams:
-                        stream.run(outer.comm_ms * 8 / ctas)
+                        stream.run(outer.comm_ms * 8 / (ctas or 8))
 
                 return issue
 

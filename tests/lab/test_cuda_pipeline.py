@@ -11,6 +11,7 @@ from lab_fakes import FakeGpu, FakeRanksFactory, FakeShim  # noqa: E402
 from weft.errors import UnavailableError, UsageError  # noqa: E402
 from weft.execute.base import MemoryFullError, References, WrongResultError  # noqa: E402
 from weft.execute.cuda import CudaExecutor  # noqa: E402
+from weft.execute.devices import open_executor  # noqa: E402
 from weft.policy import CommRule, Policy, Rule  # noqa: E402
 from weft.workload import Compute, Workload  # noqa: E402
 
@@ -36,6 +37,26 @@ def test_times_follow_from_the_dependencies(collective):
     assert times["comm"] == pytest.approx(3.0 * N)
     assert times["sequential"] == pytest.approx(5.0 * N)
     assert times["overlap"] == pytest.approx(2.0 + 3.0 * N)  # the ideal: fill and the longer side
+
+
+@pytest.mark.parametrize("collective", ["all_reduce", "all_gather", "reduce_scatter", "all_to_all"])
+def test_one_rank_of_a_node_has_one_stream_and_its_own_data(collective):
+    ranks = FakeRanksFactory(3.0, node=True)
+    _, executor, workload = make(ranks=ranks, shim=FakeShim(), baseline_ctas=None, node="dgx-h100")
+    workload = workload.but(collective=collective, ranks=8)
+    assert executor.device.endswith("as dgx-h100")
+    assert executor.measure(workload, Policy(), "comm").ms == pytest.approx(3.0 * N)
+    assert ranks.made == [(8, None)]
+    assert len(executor._streams["default"]) == 1
+    ranks.broken = True
+    with pytest.raises(WrongResultError):
+        executor.measure(workload, Policy(), "comm")
+
+
+@pytest.mark.parametrize(("device", "why"), [("sim:h100", "simulated node already"), ("cpu", "one process")])
+def test_a_node_needs_a_gpu(device, why):
+    with pytest.raises(UsageError, match=why):
+        open_executor(device, node="dgx-h100")
 
 
 def test_references_give_the_ideal_that_overlap_reaches():

@@ -74,6 +74,10 @@ def test_every_other_collective():
     assert torch.equal(y, numbers(2))
     dist.send(numbers(3), dst=1)
     dist.recv(torch.empty(3), src=2)
+    y = numbers(3)
+    for work in dist.batch_isend_irecv([dist.P2POp(dist.isend, y, 1), dist.P2POp(dist.irecv, y[:2], 2)]):
+        work.wait()
+    assert y.tolist() == [0, 0, 3]  # a ghost has nothing to send
     dist.barrier()
 
 
@@ -141,6 +145,25 @@ def test_fsdp2_trains():
     assert losses[-1] < losses[0] / 2
 
 
+def test_options_of_a_node_are_checked(monkeypatch, tmp_path):
+    script = tmp_path / "empty.py"
+    script.write_text("import os\nprint(os.environ['WORLD_SIZE'], os.environ['LOCAL_WORLD_SIZE'])")
+    for bad, why in (
+        (["--late", "5", str(script)], "usage"),
+        (["--ranks", "2", "--late", "5", str(script)], "add --node"),
+        (["--node", "no-such-node", str(script)], "no-such-node"),
+        (["--node", "dgx-h100", "--stage", "soon", str(script)], "use microseconds"),
+        (["--node", "dgx-h100", "--late", "1,2,3", str(script)], "US,SIGMA"),
+        (["--node", "dgx-h100"], "usage"),
+    ):
+        with pytest.raises(UsageError, match=why):
+            ghost.run_script(bad)
+    with pytest.raises(UsageError, match="MIRROR"):
+        ghost.GhostOptions(mirror=False, node="dgx-h100")
+    monkeypatch.setenv("WEFT_NODE", "dgx-h100")
+    assert ghost.GhostOptions.from_environment().max_ctas is None
+
+
 def test_an_unmodified_script(tmp_path):
     script = tmp_path / "train.py"
     script.write_text(
@@ -149,13 +172,14 @@ def test_an_unmodified_script(tmp_path):
         dist.init_process_group("nccl")
         x = torch.ones(3)
         dist.all_reduce(x)
-        print(sys.argv[1:], os.environ["WORLD_SIZE"], x.tolist())
+        print(sys.argv[1:], os.environ["WORLD_SIZE"], x.tolist(), os.environ["WEFT_NODE"])
         dist.destroy_process_group()
         """)
     )
-    command = [sys.executable, "-m", "weft.comm.ghost", "--ranks", "4", str(script), "--lr", "1"]
+    node = ["--node", "dgx-h100", "--late", "50,20", "--stage", "1500"]
+    command = [sys.executable, "-m", "weft.comm.ghost", "--ranks", "4", *node, str(script), "--lr", "1"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert done.stdout.strip() == "['--lr', '1'] 4 [4.0, 4.0, 4.0]", done.stderr
+    assert done.stdout.strip() == "['--lr', '1'] 4 [4.0, 4.0, 4.0] dgx-h100", done.stderr
     bad = subprocess.run(
         [*command[:3], "--rank", "2"], capture_output=True, text=True, timeout=60, check=False
     )

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from weft.errors import InputError, UsageError
 from weft.plan import TrainingJob, predict
-from weft.plan.chakra import COLLECTIVE, COMP, RECV, SEND, Node, encode, varint
+from weft.plan.chakra import COLLECTIVE, COMP, RECV, SEND, ChakraNode, encode, varint
 from weft.plan.execution_trace import Place, RankGroups, members, order, pieces_for, rank_nodes, write
 
 # --- an independent decoder: what the bytes say, field by field ------------------------------------------------
@@ -52,7 +52,7 @@ def messages(data: bytes) -> list[bytes]:
     return found
 
 
-def decode(data: bytes) -> tuple[str, list[Node]]:
+def decode(data: bytes) -> tuple[str, list[ChakraNode]]:
     head, *rest = messages(data)
     nodes = []
     for message in rest:
@@ -70,7 +70,7 @@ def decode(data: bytes) -> tuple[str, list[Node]]:
             one, at = read_varint(packed, at)
             deps.append(one)
         nodes.append(
-            Node(
+            ChakraNode(
                 plain.get(1, 0),
                 plain.get(2, b"").decode(),
                 plain.get(3, 0),
@@ -84,7 +84,7 @@ def decode(data: bytes) -> tuple[str, list[Node]]:
 
 nodes_lists = st.lists(
     st.builds(
-        Node,
+        ChakraNode,
         id=st.integers(0, 2**40),
         name=st.text(st.characters(exclude_categories=["Cs"]), max_size=20),
         type=st.sampled_from([COMP, SEND, RECV, COLLECTIVE]),
@@ -206,7 +206,7 @@ def made(name: str):
     return job, found, groups, ranks
 
 
-def run(job: TrainingJob, groups: RankGroups, ranks: list[list[Node]]) -> None:
+def run(job: TrainingJob, groups: RankGroups, ranks: list[list[ChakraNode]]) -> None:
     """Start what is ready until all is done: a collective when its ranks are there, a transfer when both ends are."""
     members = {str(number): set(who) for who, number in groups.ids.items()} | {"": set(range(job.gpus))}
     done = [set() for _ in ranks]
@@ -364,7 +364,7 @@ def test_ranks_of_different_nodes_meet_one_of_each():
     assert members(across, Place.of(3, job), job) == (3, 11)
 
 
-def fields_of(node: Node) -> dict[str, int]:
+def fields_of(node: ChakraNode) -> dict[str, int]:
     """Which member of AttributeProto each attribute of a node is written to."""
     found = {}
     data = encode([node])

@@ -7,8 +7,8 @@ import re
 import pytest
 
 from weft.errors import UsageError
+from weft.gpu.network import NETWORKS, Network, network
 from weft.plan.config import TrainingJob
-from weft.plan.network import NETWORKS, Network, network
 from weft.policy import Policy
 
 

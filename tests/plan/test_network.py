@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from weft.gpu.collectives import Group, collective_s, group
+from weft.gpu.network import NETWORKS, network
 from weft.gpu.specs import spec
-from weft.plan.collectives import Group, collective_s, group, token_copies
 from weft.plan.figures import shipped
-from weft.plan.network import NETWORKS, network
+from weft.plan.traffic import token_copies
 
 LINKS = shipped().links
 TABLE = Path(__file__).parents[1] / "data" / "published_collectives.csv"

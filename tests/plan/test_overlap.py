@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weft.errors import WeftError
+from weft.gpu.collectives import Group
 from weft.gpu.specs import spec
-from weft.plan.collectives import Group
 from weft.plan.compute import Work
 from weft.plan.overlap import (
     CANDIDATES,

@@ -7,9 +7,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from weft.errors import UsageError
+from weft.gpu.network import NETWORKS
 from weft.plan import TrainingJob, predict
 from weft.plan.memory import REFUSED
-from weft.plan.network import NETWORKS
 
 MODELS = ("llama3-8b", "llama3-70b", "gpt-175b", "mixtral-8x7b", "deepseek-v3")
 

@@ -6,6 +6,7 @@ import math
 import random
 
 from weft.errors import UsageError
+from weft.gpu.network import NETWORKS as NETWORKS
 from weft.gpu.presets import GPU_PRESETS as GPUS
 from weft.plan import TrainingJob, predict
 from weft.plan.accuracy import error_interval, family
@@ -13,7 +14,6 @@ from weft.plan.compute import peak_rate
 from weft.plan.config import PIPELINE_SCHEDULES, PRECISIONS, RECOMPUTES, SHARDINGS
 from weft.plan.figures import shipped
 from weft.plan.models import MODELS as MODELS
-from weft.plan.network import NETWORKS as NETWORKS
 
 JOBS, SEED = 2000, 20
 POWERS = (1, 2, 4, 8, 16, 32, 64)

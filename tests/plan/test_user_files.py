@@ -7,14 +7,14 @@ import json
 import pytest
 
 from weft.errors import WeftError
+from weft.gpu.collectives import collective_s, group
+from weft.gpu.network import GBIT, usual_network
 from weft.gpu.specs import spec
 from weft.plan import TrainingJob, predict
 from weft.plan.cluster import from_nccl_tests, read_cluster
-from weft.plan.collectives import collective_s, group
 from weft.plan.figures import shipped
 from weft.plan.launch import launch_text
 from weft.plan.models import MODELS
-from weft.plan.network import GBIT, usual_network
 from weft.plan.options import PlanOptions
 from weft.plan.request import question
 from weft.plan.user_files import read_config
@@ -234,7 +234,8 @@ def nccl_output(seconds, size, hosts=2, per_host=8):
         for h in range(hosts)
         for r in range(per_host)
     )
-    line = f"{size:12} {size // 4:12}   float     sum      -1  {1e6 * seconds:.2f}  100.0  187.5  0"
+    rate = size / seconds / 1e9
+    line = f"{size:12} {size // 4:12} float sum -1 {1e6 * seconds:.2f} {rate:.2f} {1.875 * rate:.2f} 0"
     return f"# nccl-tests all_reduce_perf\n{ranks}\n#  size count type redop root time algbw busbw #wrong\n{line}\n"
 
 

@@ -1,7 +1,8 @@
 /* A libnccl.so.2 for tests, as unkind as the real one: it keeps a log of calls, lets the environment outrank
  * configurations, refuses a communicator that is busy in the background, writes the result of such a split when it is
  * over and not before, lets a split wait for ranks that come late or never, and fails the n-th call of all, or of one
- * function. Built by the tests, in several versions. */
+ * function. Where a test gives it a kernel, it launches that where NCCL would, and copies where NCCL would. Built by the
+ * tests, in several versions. */
 #define _GNU_SOURCE
 #include "nccl_api.h"
 
@@ -20,11 +21,13 @@ enum { LOG = 65536, MAGIC = 0x6e63636c, QUEUE = 256, INVALID = 4 };
 
 struct ncclComm {
     int magic, rank, size, max_ctas, min_ctas, blocking, split_share;
+    int suspended;
     const char *net;
     _Atomic ncclResult_t async;
     _Atomic int polls; /* questions until a comm that works in the background is ready */
     void *tuner;
     struct ncclComm *older; /* never freed, so that a test can look */
+    int policy;             /* NCCL_CTA_POLICY_* */
 };
 
 #include "fake_nccl_tuner.h"
@@ -56,6 +59,47 @@ static struct {
     char api[32];
     int times, code;
 } failures[8];
+
+/* --- kernels and copies ------------------------------------------------------------------------------------------- */
+
+typedef int (*launcher)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **);
+enum { WINDOWS = 32 };
+static launcher launch;
+static void *kernel;
+static bool no_windows, no_copies, no_policy;
+static struct {
+    ncclComm_t comm;
+    const char *start, *end;
+} windows[WINDOWS];
+static __thread int to_launch;
+
+API void fake_launch_with(launcher by, void *function) { launch = by, kernel = function; }
+API void fake_without(int of_windows, int of_copies, int of_policy) {
+    no_windows = of_windows, no_copies = of_copies, no_policy = of_policy;
+}
+API int fake_policy(ncclComm_t comm) { return comm->policy; }
+
+static bool in_window(ncclComm_t comm, const void *buffer) {
+    bool found = false;
+    for (int i = 0; i < WINDOWS; i++)
+        found |= windows[i].comm == comm && (const char *)buffer >= windows[i].start && (const char *)buffer < windows[i].end;
+    return found;
+}
+
+static bool copies(const char *name, ncclComm_t comm, const void *send, const void *recv, const ncclCollConfig_t *config) {
+    static const char *const kinds[] = {"ncclAllGather", "ncclAlltoAll", "ncclGather", "ncclScatter"};
+    int policy = config && config->CTAPolicy != NCCL_UNDEFINED ? config->CTAPolicy : comm->policy;
+    bool kind = false;
+    for (int i = 0; i < 4; i++)
+        kind |= strncmp(name, kinds[i], strlen(kinds[i])) == 0;
+    return FAKE_VERSION >= NCCL_WITH_COPIES && kind && !no_copies && policy & NCCL_CTA_POLICY_ZERO &&
+           in_window(comm, recv) && (FAKE_VERSION >= 22900 || in_window(comm, send));
+}
+
+static void launch_now(void *stream) {
+    if (launch)
+        launch(kernel, 8, 1, 1, 512, 1, 1, 0, stream, NULL, NULL);
+}
 
 API int fake_version(void) { return FAKE_VERSION; }
 API int fake_comm_bytes(void) { return (int)sizeof(struct ncclComm) + 64; /* as malloc takes it, and its network */ }
@@ -126,16 +170,22 @@ static ncclComm_t make(int rank, int size, const ncclConfig_t *config, ncclComm_
     static int most, least; /* read once, as NCCL does */
     ncclConfig_t own;
     memset(&own, 0, sizeof own);
-    own.blocking = own.minCTAs = own.maxCTAs = own.splitShare = NCCL_UNDEFINED;
+    own.blocking = own.minCTAs = own.maxCTAs = own.splitShare = own.CTAPolicy = NCCL_UNDEFINED;
     if (config) {
         if (config->magic != NCCL_MAGIC)
             return NULL;
         memcpy(&own, config, config->size < sizeof own ? config->size : sizeof own);
         if (own.version < NCCL_WITH_CTAS)
             own.minCTAs = own.maxCTAs = NCCL_UNDEFINED;
+        if (own.version < NCCL_WITH_CTA_POLICY)
+            own.CTAPolicy = NCCL_UNDEFINED;
+        bool odd = own.version >= NCCL_WITH_CTA_POLICY && (own.collnetEnable != NCCL_UNDEFINED || own.commName);
+        if ((no_policy && own.CTAPolicy != NCCL_UNDEFINED) || odd)
+            return NULL;
     }
     ncclComm_t c = calloc(1, sizeof *c);
-    *c = (struct ncclComm){MAGIC, rank, size, own.maxCTAs, own.minCTAs, own.blocking, own.splitShare, NULL, 0, 0, NULL, NULL};
+    *c = (struct ncclComm){MAGIC, rank, size, own.maxCTAs, own.minCTAs, own.blocking, own.splitShare, 0, NULL, 0, 0, NULL, NULL,
+                           own.CTAPolicy == NCCL_UNDEFINED ? 0 : own.CTAPolicy};
     if (!config && parent)
         *c = *parent;
     c->tuner = NULL;
@@ -272,6 +322,9 @@ API ncclResult_t ncclGroupEnd(void) {
         return 5;
     ncclResult_t result = failing("ncclGroupEnd");
     if (--depth == 0) {
+        if (to_launch)
+            launch_now(NULL);
+        to_launch = 0;
         for (int i = 0; i < queued; i++) {
             *queue[i].where = queue[i].comm;
             result = result ? result : queue[i].comm->async;
@@ -279,6 +332,23 @@ API ncclResult_t ncclGroupEnd(void) {
         queued = 0;
     }
     return result;
+}
+
+/* As NCCL: asks the plugin how it would plan an all-reduce, here of 1 KiB on the newest communicator, and launches
+ * nothing. */
+static _Atomic int simulation_held, simulations;
+API void fake_hold_simulation(int on) { simulation_held = on; }
+API int fake_simulations(void) { return simulations; }
+API ncclResult_t ncclGroupSimulateEnd(void *info) {
+    fake_plan plan;
+    (void)info;
+    if (depth == 0)
+        return 5;
+    depth--;
+    simulations++;
+    while (simulation_held)
+        usleep(1000);
+    return make_plan(newest, 4, 1024, true, &plan);
 }
 
 /* --- using and ending them ------------------------------------------------------------------------------------------- */
@@ -297,10 +367,18 @@ static ncclResult_t check_config(const ncclCollConfig_t *config) {
                : 0;
 }
 
-static ncclResult_t collective(const char *name, int function, size_t bytes, ncclComm_t comm, const ncclCollConfig_t *config) {
+static ncclResult_t collective(const char *name, int function, size_t bytes, ncclComm_t comm, const void *send,
+                               const void *recv, void *stream, const ncclCollConfig_t *config) {
     ncclResult_t result = check_config(config);
     if (result || (result = note(name, comm)))
         return result;
+    if (comm->suspended)
+        return INVALID;
+    if (!copies(name, comm, send, recv, config)) {
+        to_launch += depth > 0;
+        if (depth == 0)
+            launch_now(stream);
+    }
     int i = record_count - 1;
     record unlogged, *r = logging && i < LOG ? &records[i] : &unlogged;
     if (config && FAKE_VERSION >= NCCL_WITH_CALL_CONFIG) {
@@ -309,19 +387,19 @@ static ncclResult_t collective(const char *name, int function, size_t bytes, ncc
         r->cluster = config->cgaClusterSize, r->force = config->forceAlgSelection, r->policy = config->CTAPolicy;
         snprintf(r->algorithm, sizeof r->algorithm, "%s", config->algSelection ? config->algSelection : "");
     }
-    return function < 0 || (!logging && !planning) ? 0 : make_plan(comm, function, bytes, &r->plan);
+    return function < 0 || (!logging && !planning) ? 0 : make_plan(comm, function, bytes, false, &r->plan);
 }
 
 #if FAKE_VERSION >= 23100
 #define WITH_CONFIG(name, function, bytes, ...)                                                                        \
     API ncclResult_t name##Config(__VA_ARGS__, const ncclCollConfig_t *config) {                                       \
-        return collective(#name "Config", function, bytes, comm, config);                                              \
+        return collective(#name "Config", function, bytes, comm, send, recv, stream, config);                                              \
     }
 #else
 #define WITH_CONFIG(...)
 #endif
 #define COLLECTIVE(name, function, bytes, ...)                                                                         \
-    API ncclResult_t name(__VA_ARGS__) { return collective(#name, function, bytes, comm, NULL); }                      \
+    API ncclResult_t name(__VA_ARGS__) { return collective(#name, function, bytes, comm, send, recv, stream, NULL); }                      \
     WITH_CONFIG(name, function, bytes, __VA_ARGS__)
 
 #pragma GCC diagnostic push
@@ -329,7 +407,7 @@ static ncclResult_t collective(const char *name, int function, size_t bytes, ncc
 static size_t width(int type) { return type == 7 ? 4 : 1; }
 
 API ncclResult_t ncclAllReduce(const void *send, void *recv, size_t count, int type, int op, ncclComm_t comm, void *stream) {
-    ncclResult_t result = collective("ncclAllReduce", 4, count * width(type), comm, NULL);
+    ncclResult_t result = collective("ncclAllReduce", 4, count * width(type), comm, send, recv, stream, NULL);
     if (!result && comm->polls > 1000)
         return INVALID; /* busy in the background */
     if (!result && send && recv && type == 1)
@@ -387,13 +465,47 @@ API ncclResult_t ncclCommAbort(ncclComm_t comm) {
     hanging = 0;
     return end("ncclCommAbort", comm);
 }
+static ncclResult_t set_suspended(const char *name, ncclComm_t comm, int to) {
+    ncclResult_t result = note(name, comm);
+    if (result || comm->suspended == to)
+        return result ? result : 5;
+    return comm->suspended = to, 0;
+}
+API ncclResult_t ncclCommSuspend(ncclComm_t comm, int flags) {
+    return flags & NCCL_SUSPEND_MEMORY ? set_suspended("ncclCommSuspend", comm, 1) : 0;
+}
+API ncclResult_t ncclCommResume(ncclComm_t comm) { return set_suspended("ncclCommResume", comm, 0); }
 API ncclResult_t ncclCommRegister(ncclComm_t comm, void *buffer, size_t size, void **handle) {
     (void)buffer, (void)size;
     *handle = comm;
     return note("ncclCommRegister", comm);
 }
 API ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void *buffer, size_t size, void **window, int flags) {
-    (void)buffer, (void)size, (void)flags;
-    *window = comm;
-    return note("ncclCommWindowRegister", comm);
+    ncclResult_t result = note("ncclCommWindowRegister", comm);
+    *window = NULL;
+    int i = 0;
+    while (i < WINDOWS && windows[i].comm)
+        i++;
+    if (result || no_windows || i == WINDOWS)
+        return result; /* as NCCL: where there can be none, it succeeds and gives none */
+    *window = &windows[i];
+    if (flags & NCCL_WIN_COLL_SYMMETRIC) {
+        windows[i].comm = comm;
+        windows[i].start = buffer, windows[i].end = (const char *)buffer + size;
+    }
+    return 0;
+}
+API ncclResult_t ncclMemAlloc(void **memory, size_t size) {
+    ncclResult_t result = note("ncclCommMemAlloc", NULL);
+    return result ? result : (*memory = malloc(size), 0);
+}
+API ncclResult_t ncclMemFree(void *memory) {
+    free(memory);
+    return note("ncclCommMemFree", NULL);
+}
+API ncclResult_t ncclCommWindowDeregister(ncclComm_t comm, void *window) {
+    for (int i = 0; i < WINDOWS; i++)
+        if (window == &windows[i] && windows[i].comm == comm)
+            windows[i].comm = NULL;
+    return note("ncclCommWindowDeregister", comm);
 }

@@ -64,7 +64,7 @@ static ncclResult_t end_plugin(ncclComm_t comm) {
 }
 
 /* Tree and ring with every protocol; ring with Simple is what it likes best. */
-static ncclResult_t make_plan(ncclComm_t comm, int function, size_t bytes, fake_plan *plan) {
+static ncclResult_t make_plan(ncclComm_t comm, int function, size_t bytes, bool simulated, fake_plan *plan) {
     float costs[ALGORITHMS][PROTOCOLS];
     int channels = 0;
     for (int a = 0; a < ALGORITHMS; a++)
@@ -87,7 +87,7 @@ static ncclResult_t make_plan(ncclComm_t comm, int function, size_t bytes, fake_
     int most = comm->max_ctas < CHANNELS ? comm->max_ctas : CHANNELS;
     plan->channels = channels > 0 && channels < most ? channels : most;
     plan->chunk = CHUNK;
-    if (plugin && comm->tuner && plugin_version >= 6 && plugin->chunk) /* of one channel, as NCCL asks */
+    if (!simulated && plugin && comm->tuner && plugin_version >= 6 && plugin->chunk) /* of one channel, as NCCL asks */
         return plugin->chunk(comm->tuner, function, bytes / (size_t)plan->channels, plan->algorithm, plan->protocol, 1, &plan->chunk);
     return 0;
 }

@@ -134,6 +134,27 @@ class Nccl:
         function = getattr(self.lib, name)
         self.check(function(*buffers, c_size_t(count), FLOAT32, *zeros, comm, c_void_p(stream)))
 
+    def launching(self):
+        """Has the library launch a kernel for each collective that it does not copy."""
+        import driver
+
+        by = ctypes.cast(driver.library().cuLaunchKernel, c_void_p)
+        self.lib.fake_launch_with(by, driver.kernel("ncclDevKernel_Generic"))
+        return self
+
+    def window(self, comm, start, size, flags=1):
+        """The handle of a window, or None."""
+        handle = c_void_p()
+        self.check(
+            self.lib.ncclCommWindowRegister(comm, c_void_p(start), c_size_t(size), byref(handle), flags)
+        )
+        return handle.value
+
+    def gather(self, comm, send, recv, name="ncclAllGather", count=256, stream=None):
+        """An all-gather, or an all-to-all, of these addresses."""
+        function = getattr(self.lib, name)
+        self.check(function(c_void_p(send), c_void_p(recv), c_size_t(count), FLOAT32, comm, c_void_p(stream)))
+
     def plans(self):
         """What each collective that reached the library asked for, and what the library then planned."""
         found = (self.lib.fake_call(i).contents for i in range(self.lib.fake_calls()))

@@ -362,6 +362,36 @@ def test_finalize_reaches_siblings_and_their_errors_reach_the_program(nccl_progr
     assert seen == [[0, 6], [4, 12]]
 
 
+def test_siblings_are_suspended_and_resumed_with_their_communicator(nccl_program):
+    """Else they would keep the memory that the program wants back; in between nothing is split off."""
+    seen = nccl_program("""
+    n = Nccl()
+    a = n.init(settings=config(12))
+    n.all_reduce(a)
+    routes.prepare(4, 10)
+    routes.route(4)
+    n.all_reduce(a)
+    n.lib.fake_fail(b"ncclCommSuspend", 1, 5)
+    results = [n.lib.ncclCommSuspend(a, 1)]
+    n.all_reduce(a)
+    results += [n.lib.ncclCommSuspend(a, 0), n.lib.ncclCommSuspend(a, 1)]
+    why = refused(routes.prepare, 6, 10)
+    results.append(n.lib.ncclCommResume(a))
+    routes.prepare(6, 10)
+    n.all_reduce(a)
+    calls = [n.ctas("ncclCommSuspend"), n.ctas("ncclCommResume"), n.ctas("ncclAllReduce")]
+    n.lib.ncclCommSuspend(a, 1)
+    sibling = c_void_p(n.log("ncclCommSuspend")[-1][1])
+    n.lib.ncclCommResume(sibling)  # by itself, so that NCCL refuses it with the others
+    show([results, why, calls, n.lib.ncclCommResume(a)])
+    """)
+    results, why, calls, failed = seen
+    assert results == [5, 0, 0, 0]
+    assert "ncclCommSuspend" in why
+    assert calls == [[12, 12, 4], [12, 4], [12, 4, 4, 4]]
+    assert failed == 5
+
+
 def test_a_failed_split_leaves_the_program_as_it_was(nccl_program):
     statistics = {}
     seen = nccl_program(

@@ -182,6 +182,41 @@ def test_collectives_without_end_do_not_fill_the_helper(program):
     assert done.results == ["gemm"]  # what cannot be told is not waited for
 
 
+def test_a_lane_that_another_stream_had_lets_the_first_collective_be_waited_for(program):
+    """With more streams than lanes: collectives that nothing met on the old stream are no concern of the new."""
+    done = program(
+        timed("""
+for number in range(64):
+    for _ in range(3): launch(comm, grid=16, stream=0x1000 + 16 * number)
+    sync(); library().fake_finish_all()
+copy("cuMemcpyHtoDAsync_v2", 0x20000, 0x100, 300_000, 0x20)
+launch(comm, grid=16, stream=0x20)
+launch(gemm, grid=132, stream=0x10)
+"""),
+        PLACED,
+    )
+    assert starts(done, NCCL)[-1] <= starts(done, "gemm")[0]
+    assert done.stats["head_starts"] == 1
+
+
+def test_a_helper_whose_write_was_refused_does_not_hold_up_later_collectives(program):
+    """Its wait is in the queue already: for a collective that may be behind a copy of 50 ms."""
+    done = program(
+        timed("""
+launch(copy_in, stream=0x20)
+fail("cuStreamWriteValue32_v2", 1, 1)
+launch(comm, grid=16, stream=0x20)
+for number in range(63): launch(comm, grid=16, stream=0x1000 + 16 * number)
+launch(short, stream=0x30)
+launch(comm, grid=16, stream=0x30)     # the 65th stream: gets the idle lane
+launch(gemm, grid=132, stream=0x10)
+"""),
+        PLACED,
+    )
+    assert not done.stats["placed_timeouts"]
+    assert done.stats["placed_failures"] == 1
+
+
 def test_an_event_of_the_program_is_used_and_stays_the_only_one(program):
     done = program(
         f"""

@@ -90,6 +90,30 @@ def test_before_that_the_tuner_plugin_answers(nccl_program, ncclver, version, tu
     assert (process["nccl"]["path"], process["nccl"]["tuner"]) == ("tuner", tuner)
 
 
+def test_a_simulated_group_leaves_the_chunks_of_other_calls_unchanged(nccl_program, ncclver):
+    """On its own thread it is not remembered; other threads plan as ever while it lasts."""
+    source = """
+        nccl = Nccl()
+        comm = nccl.init(size=4)
+        def simulate():
+            nccl.check(nccl.lib.ncclGroupStart())
+            nccl.check(nccl.lib.ncclGroupSimulateEnd(None))
+        nccl.lib.fake_hold_simulation(1)
+        other = threading.Thread(target=simulate)
+        other.start()
+        while not nccl.lib.fake_simulations():
+            time.sleep(0.001)
+        nccl.all_reduce(comm, 1 << 20)
+        nccl.lib.fake_hold_simulation(0)
+        other.join()
+        simulate()
+        nccl.all_reduce(comm, 1 << 20)
+        show(nccl.plans())
+    """
+    plans = nccl_program(source, policy=RULES, folder=ncclver(23000))
+    assert [found["plan"][3] for found in plans] == [65536, 65536]
+
+
 def test_bytes_are_counted_as_the_plugin_counts_them(nccl_program, ncclver):
     """An all-gather of 1024 bytes by each of 4 ranks is one of 4096; a broadcast of them is one of 1024."""
     at_4096 = CommRule(min_bytes=4096, max_bytes=4096, ctas=3)

@@ -36,13 +36,13 @@ def test_past_the_last_row_controls_still_hold(program):
 def test_many_policies_are_each_applied_and_leave_no_memory_behind(program):
     done = program("""
         import resource
-        from weft.shim import binding
+        from weft.shim import binding, policy_image
         from weft import Policy
         k = kernel("gemm")
         library().fake_logging(0)
         def many(start, count):
             for i in range(start, start + count):
-                binding.encode_policy.cache_clear()
+                policy_image.encode_policy.cache_clear()
                 binding.set_policy(Policy(head_start_us=1 + i / 100))
                 launch(k)
             return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

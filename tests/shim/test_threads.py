@@ -178,7 +178,7 @@ def test_a_torn_policy_is_not_used(hammer, environment):
 def test_the_layouts_of_both_sides_agree(tmp_path):
     import ctypes
 
-    from weft.shim import binding
+    from weft.shim import layout, nccl_binding
 
     source = tmp_path / "sizes.c"
     source.write_text("""
@@ -196,16 +196,16 @@ def test_the_layouts_of_both_sides_agree(tmp_path):
         int(n) for n in subprocess.run([program], capture_output=True, check=True, text=True).stdout.split()
     ]
     assert sizes == [
-        binding.PROCESS_BYTES,
-        ctypes.sizeof(binding.CControl),
-        ctypes.sizeof(binding.CChunk),
-        binding.CHUNKS_OFFSET,
-        binding.CChunk.cells.offset,
-        len(binding.COUNTERS),
-        ctypes.sizeof(binding.CCommunicator),
-        ctypes.sizeof(binding.CCall),
-        len(binding.NCCL_OPERATIONS),
-        binding.LIMITS,
+        layout.PROCESS_BYTES,
+        ctypes.sizeof(layout.CControl),
+        ctypes.sizeof(layout.CChunk),
+        layout.CHUNKS_OFFSET,
+        layout.CChunk.cells.offset,
+        len(layout.COUNTERS),
+        ctypes.sizeof(nccl_binding.CCommunicator),
+        ctypes.sizeof(nccl_binding.CCall),
+        len(layout.NCCL_OPERATIONS),
+        nccl_binding.LIMITS,
     ]
 
 

@@ -25,7 +25,7 @@ from weft.monitor.watch_job import JobWatch
 from weft.monitor.watch_jobs import JobsWatch
 from weft.policy import CommRule, Policy, Rule
 from weft.report.documents import json_schema
-from weft.shim import binding, decode, job_folder
+from weft.shim import job_folder, layout, policy_image
 from weft.shim.inject import Job
 
 BUSY = """
@@ -130,7 +130,7 @@ def test_the_last_figures_are_those_of_the_statistics(start):
     first, last = lines[0], lines[-1]
     assert (first["state"], last["state"]) == ("running", "ended")
     assert last["totals"] == {name: job.stats[name] for name in last["totals"]}
-    assert last["totals"].keys() >= {"launches", "comm_launches", "shaped", *binding.COUNTERS}
+    assert last["totals"].keys() >= {"launches", "comm_launches", "shaped", *layout.COUNTERS}
     assert len(last["ranks"]) == len(job.stats["processes"]) == 2
     by_process = {rank["pid"]: rank for rank in last["ranks"]}
     for process in job.stats["processes"]:
@@ -244,7 +244,7 @@ def test_a_policy_is_put_in_force_and_taken_back_while_the_job_runs(start, tmp_p
     ("policy", "reason"),
     [
         (Policy(max_ctas=8), "comm.max_ctas concerns all ranks at once"),
-        (Policy(priority="high", engine="dma"), "comm.engine dma is not applied"),
+        (Policy(priority="high", engine="dma"), "comm.engine concerns all ranks at once"),
         (Policy(comm_rules=(CommRule(ctas=8),)), "comm.rules concerns all ranks at once"),
         (Policy(bucket_mb=2), "framework.bucket_mb concerns all ranks at once"),
     ],
@@ -336,7 +336,7 @@ def test_a_job_that_is_over_or_none_at_all_is_named(tmp_path, monkeypatch):
         jobs.select_job(str(tmp_path))
     left = tmp_path / "weft-job-left"
     left.mkdir()
-    (left / "control").write_bytes(binding.control_image(Policy()))
+    (left / "control").write_bytes(policy_image.control_image(Policy()))
     with pytest.raises(InputError, match="is over"):
         jobs.select_job("left")
 
@@ -368,7 +368,7 @@ def test_a_killed_job_is_told_from_one_that_ended(start):
 def test_the_readers_layout_is_the_shims():
     import ctypes
 
-    assert COUNTER_CHUNK.itemsize == ctypes.sizeof(binding.CChunk)
+    assert COUNTER_CHUNK.itemsize == ctypes.sizeof(layout.CChunk)
 
 
 @pytest.mark.parametrize(
@@ -387,8 +387,8 @@ def test_the_readers_layout_is_the_shims():
     ],
 )
 def test_a_policy_is_read_back_from_the_shims_memory(policy):
-    assert decode.decode_policy(binding.encode_policy(policy)) == policy
-    assert decode.decode_policy(binding.encode_policy(None, track=True)) is None
+    assert policy_image.decode_policy(policy_image.encode_policy(policy)) == policy
+    assert policy_image.decode_policy(policy_image.encode_policy(None, track=True)) is None
 
 
 MANY = """

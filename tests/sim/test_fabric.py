@@ -9,7 +9,7 @@ import pytest
 
 from weft.errors import UsageError
 from weft.ops.case import Case
-from weft.ops.simulate import node
+from weft.ops.simulate import flow_node
 from weft.sim.fabric import TOPOLOGIES, default_topology, fabric, fair
 from weft.sim.flow import MEMORY_STALL, FlowNode, Task, flow
 from weft.sim.gemm import machine
@@ -156,6 +156,6 @@ def test_invalid_input_is_named(words, said):
 
 def test_copy_engines_and_start_up_time_come_from_the_gpu():
     case = Case(operation="all_gather_matmul", m=64, n=64, k=64, ranks=8, gpu="mi300x")
-    assert node(case, "dma").lanes == machine("mi300x").spec.copy_engines
-    assert node(case, "sm").takes_sms
-    assert not node(case, "dma").takes_sms
+    assert flow_node(case, "dma").lanes == machine("mi300x").spec.copy_engines
+    assert flow_node(case, "sm").takes_sms
+    assert not flow_node(case, "dma").takes_sms

@@ -27,6 +27,7 @@ from weft.reproduce import (
 from weft.reproduce.bus_range import bus_figures, tuned_gains
 from weft.reproduce.figure import LOOKED_AT, Reproduced, no_progress, same_sign
 from weft.reproduce.on_gpu import RUNS, SIDES, matched_bytes, measured_overlap, on_one_gpu
+from weft.reproduce.schedule_rules import RuleCase, compute_bound, every_rule, readings
 from weft.reproduce.time_ratio import (
     PAPER_GPUS,
     SharedFigures,
@@ -294,12 +295,44 @@ def test_ficco_has_every_published_number(monkeypatch):
     monkeypatch.setattr(concurrent_collectives, "SHAPES_C3", ((2048, 2048, 2048),))
     found = finer_grain.reproduce_ficco(no_progress)
     published = {one.published for one in found.figures if one.published is not None}
-    assert published == {1.7, 1.6, 3.9, 81.0, 14.0, 71.0, 54.0, 21.0, 2.0, 42.0, 72.0, 1.67}
+    copies_pct = {71.0, 70.0, 67.0, 54.0, 38.0, 21.0, 7.0, 2.0}
+    assert (
+        published == {1.7, 1.6, 3.9, 81.0, 14.0, 21.0, 42.0, 66.0, 72.0, 1.67, 1.13, 17.0, 27.0} | copies_pct
+    )
     losses = {one.id for one in found.figures if one.id.startswith("ficco/loss")}
     assert losses == {f"ficco/loss/{ways}-way along {axis}" for ways in (8, 64) for axis in "MK"}
     copies = [one for one in found.figures if one.id == "dma/overhead"]
     assert max(abs(one.error) for one in copies) < 10
     assert "ficco/headline" in reproduction_page(found)
+
+
+def test_a_rule_of_the_published_form_can_be_anything_between_none_and_all_right():
+    case = finer_grain.rank_case("all_gather_matmul", "split", finer_grain.FICCO_SHAPES[1])
+    lost = {
+        "uniform-fused-1d": 3.0,
+        "hetero-fused-1d": 0.0,
+        "hetero-unfused-1d": 6.0,
+        "uniform-fused-2d": 9.0,
+    }
+    cases = [RuleCase(case, lost), RuleCase(case, {**lost, "hetero-fused-1d": 4.0, "hetero-unfused-1d": 0.0})]
+    found = readings(cases)
+    assert (found["traffic"].right_pct, found["traffic"].lost_pct) == (50.0, 6.0)
+    assert (found["decomposition"].right_pct, found["decomposition"].lost_pct) == (50.0, 4.0)
+    form = every_rule(cases)
+    assert (form.least_pct, form.most_pct) == (0.0, 50.0)  # equal cases cannot be told apart
+    assert compute_bound(cases) == 2
+
+
+def test_what_is_launched_first_gets_the_compute_units():
+    found = concurrent_collectives.scenario(SimExecutor("mi300x"), (8192, 8192, 8192), "all_gather", 1.0)
+    assert found.comm_s == pytest.approx(found.gemm_s, rel=0.05)
+    assert found.ideal == pytest.approx(2.0, rel=0.05)
+    last_wave = 2 * found.gemm_s / (8192 * 8192 / (128 * 256) / 304)
+    assert found.taken_s["concurrent"] > found.gemm_s + found.comm_s - last_wave
+    assert found.taken_s["priority or partition"] < 1.3 * found.gemm_s
+    slowed = found.taken_s["DMA"] / found.gemm_s
+    assert 1.0 < slowed < 1.15
+    assert found.share_pct("DMA") == pytest.approx(100 * (found.speedup("DMA") - 1) / (found.ideal - 1))
 
 
 class FakeGpu:

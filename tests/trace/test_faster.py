@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from trace_building import GEMM, TraceBuilder
+from trace_building import GEMM, TraceBuilder, write_text
 from trace_programs import comm, compute, run, wait
 
 import weft
 from weft.trace import faster
+from weft.trace.assemble import PROFILER_SLOWS_HOST
 from weft.trace.faster import with_faster_collectives
 
 US = 1_000
@@ -83,3 +84,22 @@ def test_the_beginning_of_a_long_trace_stands_for_the_whole(tmp_path, monkeypatc
     monkeypatch.setattr(faster, "_MOST_SPANS", 50)
     _, part = sped_up(tmp_path, exposed_run(steps=100), 2.0)
     assert part.saved_ns == pytest.approx(whole.saved_ns, rel=0.02)
+
+
+def test_the_profiler_slows_the_cpu_of_a_trace_by_torch_but_not_of_one_by_weft(tmp_path):
+    """Launches come at 60% of the GPU's pace while traced: with faster collectives they are soon too late."""
+    trace = TraceBuilder()
+    for i in range(20):
+        at = i * 300 * US
+        trace.gpu(GEMM, at, at + 99 * US, launch=i * 180 * US - 10 * US)
+        trace.collective(at + 100 * US, at + 300 * US, launch=i * 180 * US - 9 * US)
+    rank, found = sped_up(tmp_path, trace, 4.0)
+    assert rank.trace.host_slowed == PROFILER_SLOWS_HOST
+    assert found.saved_ns == pytest.approx(20 * 150 * US, rel=0.01)
+    own = trace.text().replace('"schemaVersion": 1', '"schemaVersion": 1, "weft": {}', 1)
+    (rank,) = weft.analyze(write_text(tmp_path / "own.json", own)).ranks
+    assert rank.trace.host_slowed == 1.0
+    entered = np.full(len(rank.found.span), -(1 << 62))
+    found = with_faster_collectives(rank.trace, rank.found, entered, 4.0)
+    paced = 19 * 180 * US + 100 * US + 50 * US
+    assert found.saved_ns == pytest.approx(20 * 300 * US - paced, rel=0.01)

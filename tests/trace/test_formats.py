@@ -336,9 +336,14 @@ def test_standard_input(tmp_path, monkeypatch):
     built.collective(500, 2_000)
     stdin = io.TextIOWrapper(io.BytesIO(built.text().encode()))
     monkeypatch.setattr(sys, "stdin", stdin)
-    (rank,) = weft.analyze("-").ranks
+    told = []
+    (rank,) = weft.analyze("-", progress=lambda *about: told.append(about)).ranks
     assert rank.figures.exposed_ns == 1_000
-    assert json.dumps(rank.to_json())
+    assert json.loads(json.dumps(rank.to_json()))["path"] == "-"
+    assert told == [("-", 1, 1)]
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b'{"x')))
+    with pytest.raises(InputError, match="^-: no traceEvents"):
+        weft.analyze("-")
 
 
 def test_a_real_trace_with_communication_on_the_compute_stream(pytestconfig):

@@ -97,7 +97,8 @@ def test_losses_of_a_simulated_gpu(weft, tmp_path):
         ("M", 8), ("M", 64), ("K", 8), ("K", 64),
     }  # fmt: skip
     by = {row["engine"]: row for row in document["contention"]}
-    assert by["sm"]["gemm_slowed_pct"] > by["dma"]["gemm_slowed_pct"]
+    assert all(5 < row["gemm_slowed_pct"] < 30 for row in by.values())
+    assert all(-0.1 < row["copy_slowed_pct"] < 5 for row in by.values())
     overheads = [row["overhead_pct"] for row in document["copies"]]
     assert overheads == sorted(overheads, reverse=True)
     assert page.read_text().count("data:image/svg+xml") == 3

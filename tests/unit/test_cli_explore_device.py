@@ -94,7 +94,37 @@ def test_every_loss_is_measured_and_set_next_to_the_model(gpu):
         "host to device and back, GEMM 256x16x64",
     ]
     assert all(row["gemm_beside_ms"] > 0 and row["copy_beside_gb_s"] > 0 for row in document["contention"])
+    for row in document["contention"]:
+        assert ("simulated_gemm_slowed_pct" in row) == (row["engine"] == "dma")
+        for side in ("gemm", "copy"):
+            low, high = row[f"{side}_slowed_range_pct"]
+            assert low <= row[f"{side}_slowed_pct"] <= high
     assert len(document["copies"]) == len(device.COPY_BYTES)
+
+
+def test_each_side_is_compared_with_itself_alone_while_the_other_runs_throughout(gpu, monkeypatch):
+    """A GPU on which copies slow a GEMM by 10%, a GEMM slows copies by 25%, and the clock falls all along."""
+    turns = []
+
+    def ms(self, of, count, others):
+        turns.append((of, count, others))
+        drift = 1 + 0.02 * len(turns)
+        return drift * {"gemm": 2.0, "copy": 0.5}[of] * (1 + (0.1 if of == "gemm" else 0.25) * (others > 0))
+
+    monkeypatch.setattr(device._Concurrent, "ms", ms)
+    monkeypatch.setattr(device, "LEAST_MS", 20.0)
+    row = device._contention(gpu, "dma", torch.float32, 31)
+    assert row["gemm_slowed_pct"] == pytest.approx(10, abs=3)
+    assert row["copy_slowed_pct"] == pytest.approx(25, abs=3)
+    measured = turns[3:]
+    assert len(measured) == 4 * 31
+    rounds = [tuple((of, others > 0) for of, _, others in measured[i : i + 4]) for i in range(0, 124, 4)]
+    assert all(len(set(each)) == 4 for each in rounds)
+    assert len(set(rounds)) > 5  # in many orders, so that a drift of the clock does not favour a side
+    for of, count, others in measured:
+        if others:  # the other side lasts longer than what is timed, even when that is slowed
+            lasts = others * (0.5 if of == "gemm" else 2.0)
+            assert lasts >= 1.9 * count * (2.0 if of == "gemm" else 0.5)
 
 
 def test_the_pieces_of_a_gemm_make_up_the_gemm(gpu, monkeypatch):

@@ -15,7 +15,7 @@ import weft
 SOURCE = Path(weft.__file__).parent
 # Every package and module of weft, each importing only those before it. Modules at the root import each other
 # but no package.
-ROOT = ("errors", "files", "kernels", "logs", "policy", "ranks", "timeline", "workload")
+ROOT = ("checks", "errors", "files", "kernels", "logs", "policy", "ranks", "rules", "timeline", "workload")
 PACKAGES = (
     "gpu",
     "shim",

@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from weft.shim import binding, communicators  # noqa: E402
-from weft.tuning.live import job  # noqa: E402
+from weft.tuning.live import job, settings  # noqa: E402
 from weft.tuning.live.options import Facts  # noqa: E402
 from weft.tuning.live.tuned_job import read_result  # noqa: E402
 
@@ -65,7 +65,7 @@ def group(monkeypatch, tmp_path):
     import torch.distributed as dist
 
     monkeypatch.setenv("WEFT_JOB", str(tmp_path))
-    monkeypatch.setenv(job.CONTROLS_VARIABLE, f"{__name__}:Controls")
+    monkeypatch.setenv(settings.CONTROLS_VARIABLE, f"{__name__}:Controls")
     monkeypatch.setattr("weft.tuning.live.session.Session", Session)
     Session.made.clear()
     made = []

@@ -27,6 +27,7 @@ FRAMEWORK = {
     "backward prefetch": [{"backward_prefetch": 2}],
     "resharding": [{"reshard_after_forward": False}],
     "reduce-scatter group": [{"reduce_scatter_group": True}],
+    "copy engines": [{"engine": "dma"}],
 }
 CALLS = (("all_gather", 1 << 26, 8.0), ("reduce_scatter", 1 << 26, 4.0), ("all_reduce", 4096, 2.0))
 
@@ -140,6 +141,7 @@ def test_gemms_of_a_library_may_leave_sms_free_unless_bits_must_not_change():
 
     assert reserved(facts()) == [{"sm_reserve": 24}]  # one process with a ghost: both ranks are on its GPU
     assert reserved(replace(facts(), ranks_at_work=2)) == [{"sm_reserve": 12}]
+    assert reserved(replace(facts(), one_rank_per_gpu=True)) == [{"sm_reserve": 12}]  # a ghost of a node
     assert reserved(replace(facts(), deterministic=True)) == []
     assert reserved(replace(facts(), kernels=(Kernel("x", "my_triton", 1, 1, 1, 1.0, 1.0),))) == []
 

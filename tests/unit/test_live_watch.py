@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+from dataclasses import replace
 
 import pytest
 from live_noise import FACTS, KINDS, job
@@ -118,6 +119,14 @@ def test_a_job_that_changes_is_searched_again_once_the_budget_allows_it():
     assert status.in_force == POLICY
     assert "searched again, because the pace of the job changed: ctas16" in said[0]
     assert ran[-100:].count(POLICY) > 85
+
+
+def test_a_search_that_takes_long_for_such_short_steps_is_repeated_later():
+    """A step of 2 ms, and a search that keeps the job waiting for 0.5 s: 5% of the time are more steps."""
+    costly = replace(left_alone(), cost_ms=500.0)
+    status = WatchStatus(costly, DEFAULT)
+    ran, _ = play(costly, 6500, lambda step: (2.0, 2.0) if step < 400 else (3.0, 2.4), status=status)
+    assert 500 / SHARE < 400 * 2.0 + (ran.index(POLICY) - 400) * 3.0 < 1.1 * 500 / SHARE
 
 
 def test_a_promising_proof_goes_on_in_the_watch():

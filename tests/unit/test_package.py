@@ -101,8 +101,12 @@ def test_the_opt_out_builds_without_the_shim(sdist, tmp_path):
 @pytest.mark.parametrize(
     ("platform", "env", "built"),
     [
-        ("linux", {}, ["libweft_shim.so", "libweft_sim.so", "libweft_scan.so"]),
-        ("linux", {"WEFT_NO_SHIM": "0"}, ["libweft_shim.so", "libweft_sim.so", "libweft_scan.so"]),
+        ("linux", {}, ["libweft_shim.so", "libweft_sim.so", "libweft_scan.so", "libweft_paced.so"]),
+        (
+            "linux",
+            {"WEFT_NO_SHIM": "0"},
+            ["libweft_shim.so", "libweft_sim.so", "libweft_scan.so", "libweft_paced.so"],
+        ),
         ("linux", {"WEFT_NO_SHIM": "1"}, ["libweft_sim.so", "libweft_scan.so"]),
         ("darwin", {}, ["libweft_sim.so", "libweft_scan.so"]),
         ("win32", {}, []),

@@ -9,11 +9,12 @@ from datetime import timedelta
 import pytest
 
 from weft.policy import Policy
-from weft.ranks import Agreement
+from weft.ranks import ABANDON, Agreement
 from weft.tuning.live.conductor import conduct, slowest
 from weft.tuning.live.options import Facts
 from weft.tuning.live.search import tune
 from weft.tuning.live.session import Session
+from weft.tuning.live.watch import watch
 
 
 class MemoryStore:
@@ -156,8 +157,10 @@ class Rank:
         self.steps = self.prepared = 0
         self.ran: list[str] = []
         self.refuse: int | None = None
-        self.cannot = ""
+        self.cannot, self.halfway = "", False
         self.skip = 0
+        self.making_s = 0.0
+        self.marked = 0
         self.released = False
         self.result: dict | None = None
 
@@ -171,11 +174,14 @@ class Rank:
 
     def prepare(self, policy: Policy, keys: object) -> None:
         self.prepared += 1
+        self.time += self.making_s
         if self.refuse == policy.max_ctas:
             raise RuntimeError(f"no {policy.max_ctas} here")
 
     def apply(self, policy: Policy) -> None:
         if self.cannot and self.cannot in policy.label:
+            if self.halfway:  # what comes first in a policy is changed already
+                self.policy = policy
             raise RuntimeError(f"no {self.cannot} here")
         self.policy = policy
 
@@ -188,6 +194,7 @@ class Rank:
     def synchronize(self) -> None: ...
 
     def mark(self) -> float:
+        self.marked += 1
         return self.time
 
     def between_ms(self, start: float, end: float) -> float:
@@ -240,6 +247,44 @@ def test_all_ranks_change_policy_at_the_same_step_and_end_with_the_same():
     assert ranks[0].result["default_ms"] == pytest.approx(1.2 * 40, rel=0.02)  # the slowest of the three
 
 
+def test_the_cost_of_a_search_counts_what_the_ranks_waited_for_between_steps():
+    effects = {"ctas6": 1.2, "ctas16": 0.9, "ctas24": 0.95, "priority": 0.97, "head5": 1.02, "placed": 1.02}
+    quick, slow = job(effects), job(effects, making_s=0.5)
+    assert slow[0].ran == quick[0].ran  # such time belongs to no step
+    more_ms = slow[0].result["cost_ms"] - quick[0].result["cost_ms"]
+    assert more_ms == pytest.approx(500 * slow[1].prepared, rel=0.02)
+
+
+def test_short_steps_are_watched_together_and_all_ranks_still_change_at_the_same_step():
+    """Steps of 2 ms: a mark for every eighth. The policy turns slower, and is gone."""
+    store = MemoryStore()
+
+    def one(number: int) -> tuple[Rank, list[int]]:
+        rank, marked = Rank(number, {}), []
+        conductor = conduct(
+            tune(rank.default),
+            rank.default,
+            lambda outcome, ahead, each: watch(outcome, ahead=ahead, each=each),
+        )
+        session = Session(rank, Agreement(store, number, range(2), 10), conductor, rank.ended)
+        session.begin()
+        for step in range(2400):
+            rank.ran.append(rank.policy.label)
+            faster = "ctas16" in rank.policy.label
+            rank.time += 0.002 * (1 + 0.001 * (step % 7)) * ((0.8 if step < 1200 else 1.2) if faster else 1.0)
+            rank.steps += 1
+            session.step()
+            marked.append(rank.marked)
+        return rank, marked
+
+    (first, marked), (second, _) = together(2, one)
+    assert first.ran == second.ran
+    assert first.ran[1100:1190].count("overlap") <= 16
+    assert "ctas16" in first.ran[1190]
+    assert set(first.ran[-400:]) == {"overlap"}
+    assert marked[1100] - marked[700] < 400 / 7 + 2 * 400 / 8 / 10 + 10  # besides, a probe has two
+
+
 def test_what_one_rank_cannot_prepare_is_tried_on_none():
     ranks = job({"ctas6": 1.2, "ctas16": 0.8, "ctas24": 0.9}, refuse=16)
     assert ranks[0].ran == ranks[1].ran == ranks[2].ran
@@ -255,6 +300,30 @@ def test_what_one_rank_cannot_apply_is_dropped_on_all_and_communicators_stay_the
     assert ctas[0] == ctas[1] == ctas[2]
     assert {rank.ran[-1] for rank in ranks} == {"head5+ctas16"}
     assert "no priority here" in str(ranks[0].result["candidates"])
+
+
+def test_a_policy_that_fails_halfway_in_its_preparation_is_taken_back():
+    """Half of it may be a communicator that the other ranks do not use: the next steps would hang."""
+    store, default = MemoryStore(), Policy()
+    run = {"do": "run", "policies": [default.to_dict()], "order": [0, 0], "light": False}
+
+    def method():
+        yield {}
+        reports = yield {"do": "prepare", "policy": Policy(max_ctas=24).to_dict(), "keys": None}
+        assert [report["problem"] for report in reports] == ["", "no ctas24 here"]
+        yield {**run, "learn": False, "each": 1, "say": []}
+        yield {**ABANDON, "reason": "over"}
+
+    def one(number: int) -> list[str]:
+        rank = Rank(number, {})
+        rank.cannot, rank.halfway = "ctas24" if number else "", True
+        session = Session(rank, Agreement(store, number, range(2), 5), method(), rank.ended)
+        session.begin()
+        ran = [rank.policy.label]
+        session.step()
+        return [*ran, rank.policy.label]
+
+    assert together(2, one) == [["overlap"] * 2] * 2
 
 
 def test_a_rank_that_is_out_of_step_ends_the_tuning_on_all_ranks():

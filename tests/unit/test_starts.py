@@ -1,21 +1,34 @@
-"""CTAs from start to start, where a running job cannot change them."""
+"""Settings from start to start, where a running job cannot change them."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
+from collections import Counter
+from itertools import count
+from random import Random
 
 import pytest
 
 from weft.policy import Policy
 from weft.tuning.live import starts
-from weft.tuning.live.options import Facts
-from weft.tuning.live.starts import Memory, Starts
-from weft.tuning.live.tuned_job import TunedJob
+from weft.tuning.live.options import Facts, merge
+from weft.tuning.live.start_trial import (
+    GIVEN_VARIABLE,
+    LARGER_BUFFERS,
+    MORE_QUEUES,
+    PAIRS,
+    RANGES,
+    configured,
+    offered,
+)
+from weft.tuning.live.starts import OWN, Memory, Starts
+from weft.tuning.live.tuned_job import TunedJob, stopped
 from weft.tuning.store import Store
 
 COMMAND = ["torchrun", "train.py"]
+QUEUES, BUFFERS = (dict([one.split("=")]) for one in (MORE_QUEUES, LARGER_BUFFERS))
 
 
 def machine() -> tuple[str, str]:
@@ -25,29 +38,37 @@ def machine() -> tuple[str, str]:
 @pytest.fixture(autouse=True)
 def store(tmp_path, monkeypatch):
     monkeypatch.setenv("WEFT_STORE", str(tmp_path / "verdicts.sqlite"))
-    monkeypatch.delenv("NCCL_MAX_CTAS", raising=False)
+    for name in RANGES:
+        monkeypatch.delenv(name, raising=False)
     return tmp_path / "verdicts.sqlite"
 
 
-def result(ms: float, choices: tuple[int, ...] = (8, 16, 24)) -> dict:
-    facts = Facts(ctas=12, why_no_ctas="no siblings", cta_choices_at_start=choices)
+def result(ms: float, choices: tuple[int, ...] = (8, 16, 24), settings: tuple[str, ...] = ()) -> dict:
+    facts = Facts(ctas=12, why_no_ctas="no siblings", cta_choices_at_start=choices, start_settings=settings)
     return TunedJob(policy=Policy(), kept=False, reason="no siblings", default_ms=ms, facts=facts).to_dict()
 
 
-def play(times: dict[int | None, float], count: int) -> tuple[list[int | None], list[str]]:
+def play(times: dict[int | None, float], number: int) -> tuple[list[int | None], list[str]]:
+    """So many starts whose step depends on the CTAs: what each ran with, and what was said."""
     ran, said = [], []
-    for _ in range(count):
-        memory = Memory(COMMAND, machine)
-        ran.append(memory.begin())
+    for i in range(number):
+        memory = Memory(COMMAND, machine, coin=lambda i=i: i % 3 == 0)
+        ctas = memory.begin().get("NCCL_MAX_CTAS")
+        ran.append(int(ctas) if ctas else None)
         said.append(memory.learn(result(times[ran[-1]])))
     return ran, said
 
 
-def test_each_start_tries_one_number_and_later_ones_have_the_best():
-    ran, said = play({None: 50, 8: 55, 16: 47, 24: 46}, 6)
-    assert ran == [None, 8, 16, 24, 24, 24]
+def test_each_start_tries_one_number_and_the_best_must_win_every_pair():
+    ran, said = play({None: 50, 8: 55, 16: 47, 24: 46}, 4 + 2 * PAIRS + 2)
+    assert ran[:4] == [None, 8, 16, 24]
     assert said[0] == "the next start tries 8 CTAs"
-    assert said[3].startswith("24 CTAs took 8.0% less time per step")
+    compared = ran[4 : 4 + 2 * PAIRS]
+    pairs = list(zip(compared[::2], compared[1::2], strict=True))
+    assert set(pairs) == {(24, None), (None, 24)}  # in varying order
+    assert ran[-2:] == [24, 24]
+    assert "pair 1 of 8" in said[3]
+    assert said[-1].startswith("NCCL_MAX_CTAS=24 took 8.0% less time per step between starts (8.0 to 8.0%")
 
 
 def test_a_small_lead_between_runs_changes_nothing():
@@ -58,18 +79,146 @@ def test_a_small_lead_between_runs_changes_nothing():
 
 def test_a_start_that_never_ended_is_not_tried_again():
     Memory(COMMAND, machine).learn(result(50))
-    assert Memory(COMMAND, machine).begin() == 8
-    assert Memory(COMMAND, machine).begin() == 16
+    assert Memory(COMMAND, machine).begin() == {"NCCL_MAX_CTAS": "8"}
+    assert Memory(COMMAND, machine).begin() == {"NCCL_MAX_CTAS": "16"}
 
 
-def test_another_command_machine_or_job_that_can_switch_starts_afresh():
-    play({None: 50, 8: 45, 16: 47, 24: 46}, 4)
-    assert Memory(["torchrun", "other.py"], machine).begin() is None
-    assert Memory(COMMAND, lambda: ("NVIDIA A100", "580.159")).begin() is None
-    assert Memory(COMMAND, lambda: None).begin() is None
-    memory = Memory(COMMAND, machine)
-    assert memory.begin() == 8
-    assert memory.learn(result(44, choices=())) == ""
+def test_another_command_or_machine_starts_afresh():
+    play({None: 50, 8: 45, 16: 47, 24: 46}, 1)
+    assert Memory(COMMAND, machine).begin() == {"NCCL_MAX_CTAS": "8"}
+    assert Memory(["torchrun", "other.py"], machine).begin() == {}
+    assert Memory(COMMAND, lambda: ("NVIDIA A100", "580.159")).begin() == {}
+    assert Memory(COMMAND, lambda: None).begin() == {}
+    assert Memory(["torchrun", "other.py"], machine).learn(result(44, choices=())) == ""
+
+
+def start(ms=None, *, fixed=(), ended_well=True):
+    """One start of a job that offers both settings: what it ran with and what was said. B before A."""
+    memory = Memory(COMMAND, machine, fixed=fixed, coin=lambda: True)
+    given = memory.begin()
+    done = result(ms, (), (MORE_QUEUES, LARGER_BUFFERS)) if ms else stopped("it ended too early")
+    return given, memory.learn(done, ended_well=ended_well)
+
+
+def test_a_setting_is_dropped_for_good_after_the_first_pair_that_it_does_not_win():
+    said = f"{MORE_QUEUES} is being compared between starts: pair 1 of 8, until it loses one"
+    assert start(50) == ({}, said)
+    assert start(49.8)[0] == QUEUES
+    assert start(50)[0] == {}
+    assert start(40)[0] == BUFFERS  # half a percent ahead was not enough
+    assert start(50)[0] == {}
+    assert start(51)[0] == BUFFERS
+    given, said = start(50)
+    assert given == {}
+    assert "+2.0% time per step in pair 2 of starts" in said
+    assert [start(50)[0] for _ in range(3)] == [{}, {}, {}]
+
+
+@pytest.mark.parametrize(
+    ("how", "next_one"), [({"ended_well": False}, BUFFERS), ({}, QUEUES), (None, BUFFERS)]
+)
+def test_a_start_without_a_result_is_repeated_unless_the_setting_may_have_broken_it(how, next_one):
+    start(50)
+    if how is None:
+        Memory(COMMAND, machine, coin=lambda: True).begin()  # and never came back
+    else:
+        assert start(**how)[0] == QUEUES
+    assert start(50)[0] == next_one
+
+
+def test_what_the_user_sets_is_neither_tried_nor_forgotten():
+    start(50)
+    start(40)
+    assert start(50, fixed=["CUDA_DEVICE_MAX_CONNECTIONS"])[0] == BUFFERS
+    assert start(50)[0] == QUEUES  # the pair begins anew
+
+
+def test_what_a_job_offers():
+    usual = {"free_bytes": 64 << 30, "one_node": True, "exposed_ms": 5.0, "step_ms": 50.0}
+    assert offered({}, **usual) == (MORE_QUEUES, LARGER_BUFFERS)
+    assert offered({"NCCL_BUFFSIZE": "1048576"}, **usual) == (MORE_QUEUES,)
+    assert offered({}, **{**usual, "free_bytes": 1 << 30}) == (MORE_QUEUES,)
+    assert offered({}, **{**usual, "one_node": False}) == ()
+    assert offered({}, **{**usual, "exposed_ms": 0.5}) == ()
+    given = {GIVEN_VARIABLE: MORE_QUEUES, "CUDA_DEVICE_MAX_CONNECTIONS": "32"}
+    assert offered(given, **usual) == (MORE_QUEUES, LARGER_BUFFERS)
+    assert offered({**given, "CUDA_DEVICE_MAX_CONNECTIONS": "1"}, **usual) == (LARGER_BUFFERS,)
+    facts = [Facts(start_settings=(MORE_QUEUES, LARGER_BUFFERS)), Facts(start_settings=(LARGER_BUFFERS,))]
+    assert merge(facts).start_settings == (LARGER_BUFFERS,)
+
+
+def test_what_nccls_configuration_files_set_is_the_users(tmp_path):
+    own, system = tmp_path / ".nccl.conf", tmp_path / "etc.conf"
+    own.write_text("# NCCL_DEBUG=INFO\nNCCL_BUFFSIZE = 2097152\n\n")
+    system.write_text("NCCL_MAX_CTAS=8\n")
+    assert configured({"HOME": str(tmp_path)}, system) == {"NCCL_BUFFSIZE", "NCCL_MAX_CTAS"}
+    assert configured({"HOME": str(tmp_path), "NCCL_CONF_FILE": f"{tmp_path}/none"}, tmp_path / "no") == set()
+
+
+def history(ms, settings, number, draw):
+    """Many starts without a store: the settings that were claimed, and how many starts had each."""
+    now, used = Starts({OWN: 1.0}).with_trials(settings), Counter()
+    for _ in range(number):
+        trial = now.current()
+        if trial is None:
+            break
+        now = now.replaced(trial.begun(draw.random() < 0.5))
+        given = now.next()
+        used.update(given)
+        now = now.replaced(now.current().after(ms(given)))
+    return now.confirmed, used
+
+
+def scatters(draw):
+    """Relative step times of one start after the other: kinds of scatter between processes of one command."""
+    walk, starts = [0.0], count()
+
+    def wander() -> float:
+        walk[0] = 0.9 * walk[0] + draw.gauss(0, 0.02)
+        return walk[0]
+
+    return {
+        "normal": lambda: draw.gauss(0, 0.03),
+        "two modes": lambda: draw.choice([0.0, 0.06]) + draw.gauss(0, 0.003),
+        "heavy tails": lambda: min(5.0, 0.01 * draw.paretovariate(1.1)),
+        "slow drift": wander,
+        "every second start": lambda: 0.05 * (next(starts) % 2) + draw.gauss(0, 0.002),
+        "ever faster": lambda: -0.002 * next(starts) + draw.gauss(0, 0.01),
+    }
+
+
+@pytest.mark.parametrize("kind", list(scatters(Random(0))))
+def test_false_claims_between_starts_are_at_most_two_percent(kind):
+    draw, jobs, claimed = Random(kind), 1000, 0
+    settings = [MORE_QUEUES, LARGER_BUFFERS, "NCCL_MAX_CTAS=8"]
+    for _ in range(jobs):
+        scatter = scatters(draw)[kind]
+        found, used = history(lambda _, scatter=scatter: 50 * (1 + scatter()), settings, 100, draw)
+        claimed += bool(found)
+        assert all(used[one] <= PAIRS or one in found for one in settings)
+    assert claimed <= 0.02 * jobs
+
+
+@pytest.mark.parametrize(("scatter", "least"), [(0.01, 0.9), (0.03, 0.2)])
+def test_a_gain_of_five_percent_between_starts_is_found(scatter, least):
+    draw, found = Random(7), 0
+
+    def ms(given):
+        return 50 * (0.95 if given else 1.0) * (1 + draw.gauss(0, scatter))
+
+    for _ in range(200):
+        found += bool(history(ms, [MORE_QUEUES], 100, draw)[0])
+    assert found >= least * 200
+
+
+TRIAL = {
+    "setting": MORE_QUEUES,
+    "pairs": [[50, 48]],
+    "with_first": None,
+    "half_ms": None,
+    "running": False,
+    "over": "",
+}
 
 
 @pytest.mark.parametrize(
@@ -80,6 +229,12 @@ def test_another_command_machine_or_job_that_can_switch_starts_afresh():
         {"starts": {"x": 1}, "choices": []},
         {"starts": {"0": 5, "9999": 1}, "choices": []},
         {"starts": {"0": -1}, "choices": [8]},
+        {"starts": {}, "choices": [], "trials": [{**TRIAL, "setting": "LD_PRELOAD=/tmp/x.so"}]},
+        {"starts": {}, "choices": [], "trials": [{**TRIAL, "setting": "NCCL_BUFFSIZE=1 LD_PRELOAD=x"}]},
+        {"starts": {}, "choices": [], "trials": [{**TRIAL, "setting": "CUDA_DEVICE_MAX_CONNECTIONS=33"}]},
+        {"starts": {}, "choices": [], "trials": [{**TRIAL, "pairs": [[50, -1]]}]},
+        {"starts": {}, "choices": [], "trials": [{**TRIAL, "pairs": [[50]]}]},
+        {"starts": {}, "choices": [], "trials": [{"setting": MORE_QUEUES}]},
     ],
 )
 def test_what_is_not_of_our_making_is_tried_anew(verdict):
@@ -90,7 +245,7 @@ def test_what_is_not_of_our_making_is_tried_anew(verdict):
 def test_a_broken_store_costs_a_line(store):
     store.write_text("no database")
     memory = Memory(COMMAND, machine)
-    assert memory.begin() is None
+    assert memory.begin() == {}
     assert "earlier starts are not used" in memory.problem
     assert memory.learn(result(50)) == ""
 
@@ -99,20 +254,28 @@ RUN = """
 import sys
 from weft.tuning.live import starts
 Memory = starts.Memory
-starts.Memory = lambda command: Memory(["torchrun", "train.py"], lambda: ("NVIDIA H200", "580.159"))
+starts.Memory = lambda command, fixed: Memory(
+    ["torchrun", "train.py"], lambda: ("NVIDIA H200", "580.159"), fixed=fixed, coin=lambda: True
+)
 from weft.cli.main import main
 main(["run", "--tune", "--", sys.executable, "-c", sys.argv[1]])
 """
 
 
 def test_the_program_is_started_with_it_and_the_user_is_told(tmp_path, monkeypatch):
-    play({None: 50, 8: 55, 16: 47, 24: 46}, 1)
+    Memory(COMMAND, machine).learn(result(50, (8,), (MORE_QUEUES,)))
     seen = tmp_path / "seen"
-    script = f"import json, os; json.dump(os.environ.get('NCCL_MAX_CTAS'), open({str(seen)!r}, 'w'))"
+    script = f"import json, os; json.dump(dict(os.environ), open({str(seen)!r}, 'w'))"
     command = [sys.executable, "-c", RUN, script]  # a process of its own: weft run ends like the program
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
-    assert json.loads(seen.read_text()) == "8"
-    assert "this start has 8 CTAs for a collective" in done.stderr
-    monkeypatch.setenv("NCCL_MAX_CTAS", "4")
-    subprocess.run(command, capture_output=True, check=True, timeout=60)
-    assert json.loads(seen.read_text()) == "4"
+
+    def run() -> str:
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stderr
+
+    assert "this start has NCCL_MAX_CTAS=8" in run()
+    assert json.loads(seen.read_text())["NCCL_MAX_CTAS"] == "8"
+    assert f"this start has {MORE_QUEUES}" in run()
+    found = json.loads(seen.read_text())
+    assert (found["CUDA_DEVICE_MAX_CONNECTIONS"], found[GIVEN_VARIABLE]) == ("32", MORE_QUEUES)
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+    assert "this start has" not in run()
+    assert json.loads(seen.read_text())["CUDA_DEVICE_MAX_CONNECTIONS"] == "1"

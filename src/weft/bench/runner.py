@@ -18,7 +18,7 @@ from weft.measure.race import race
 from weft.measure.result import RaceEntry, RaceResult
 from weft.policy import Policy
 from weft.tuning.candidates import Candidate
-from weft.tuning.lab import COMPUTE_ALONE
+from weft.tuning.lab import COMPUTE_ALONE, node_ctas
 from weft.workload import DTYPE_BYTES, Workload
 
 HANGS_ALLOWED = 2
@@ -192,7 +192,7 @@ class Runner:
             "simulated": self.executor.simulated,
             "workload": workload.to_dict(),
             "comm_share": cell.comm_share,
-            "baseline_ctas": cell.ctas or self.suite.baseline_ctas,
+            "baseline_ctas": self._baseline_ctas(cell, workload),
             "candidate": candidate.label,
             "mode": candidate.mode,
             "policy": candidate.policy.to_dict(),
@@ -248,10 +248,15 @@ class Runner:
         info = self.executor.info()
         sms, shared = int(info.get("sm_count") or 0), "ghost" in str(info.get("ranks"))
         if sms:
-            ctas = entry.candidate.policy.max_ctas or cell.ctas or self.suite.baseline_ctas
+            ctas = entry.candidate.policy.max_ctas or self._baseline_ctas(cell, workload)
             bound = own.bound_ms(ctas * (workload.ranks if shared else 1), sms)
             found |= {"bound_ms": bound, "over_bound": entry.ms / bound}
         return found
+
+    def _baseline_ctas(self, cell: SuiteCell, workload: Workload) -> int:
+        """CTAs of a collective where a policy has none."""
+        node = self.executor.info().get("node")
+        return cell.ctas or (node_ctas(str(node), workload) if node else self.suite.baseline_ctas)
 
 
 def _summary(facts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

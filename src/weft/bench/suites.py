@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 
 from weft.errors import UsageError
-from weft.policy import Policy, Rule
+from weft.policy import Policy
+from weft.rules import Rule
 from weft.tuning.candidates import CUBLAS, GEMM, PLAIN, SEQUENTIAL, Candidate
 from weft.workload import Compute, Workload, named, paper_reading
 

@@ -40,18 +40,24 @@ def bench(
         True, help="Run the worker under the launch shim (for residency and head start)."
     ),
     dry_run: bool = typer.Option(False, "--plan", help="Print the plan and stop."),
+    node: str = typer.Option(
+        "", metavar="NODE", help="Run this GPU, or the simulated one, as rank 0 of a node (see `weft node`)."
+    ),
 ) -> None:
     """Measure the effect of each control on a suite of workloads."""
     from weft.bench import results
     from weft.bench.suites import FIG2
     from weft.bench.suites import suite as find
+    from weft.comm.node import load_node
     from weft.execute.devices import open_executor, paper_device, paper_ranks
     from weft.execute.devices import resolve as resolve_device
     from weft.ranks import Ranks
 
     suite, device = find(name).only(only), resolve_device(device)
-    if suite.name == FIG2 and (node := paper_device(device)) is not None:
-        suite, device = suite.with_ranks(paper_ranks(node)), node
+    if suite.name == FIG2 and not node and (paper_node := paper_device(device)) is not None:
+        suite, device = suite.with_ranks(paper_ranks(paper_node)), paper_node
+    if node:
+        suite = suite.with_ranks(load_node(node).ranks)
     budget = suite.budget_s if budget == 0 else budget
     check_seconds("--budget", budget)
     check_seconds("--deadline", deadline)
@@ -61,7 +67,9 @@ def bench(
         _print_plan(suite, device, budget, target)
     if dry_run:
         return
-    executor = open_executor(device, baseline_ctas=suite.baseline_ctas, deadline_s=deadline, under_shim=shim)
+    executor = open_executor(
+        device, baseline_ctas=suite.baseline_ctas, deadline_s=deadline, under_shim=shim, node=node
+    )
     try:
         _, before = results.load_results(target)
         skip = set() if again else results.done_cells(before, executor.device)

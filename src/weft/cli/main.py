@@ -31,6 +31,7 @@ COMMANDS = (
     "reproduce",
     "top",
     "schema",
+    "node",
 )
 
 INTERRUPTED = 130

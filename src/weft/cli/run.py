@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import signal
 import sys
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -94,6 +95,14 @@ def run(
             "--steps", help="Publish step times of PyTorch programs for `weft top`, also without a GPU."
         ),
     ] = False,
+    ops: Annotated[
+        bool,
+        typer.Option(
+            "--ops",
+            help="Fuse collectives of tensor-parallel PyTorch models with the matmuls next to them, where "
+            "that promises a gain.",
+        ),
+    ] = False,
     metrics: Annotated[
         str | None,
         typer.Option(
@@ -111,12 +120,16 @@ def run(
     weft run --tune -- torchrun --nproc-per-node 8 train.py
 
     weft run --trace traces -- torchrun --nproc-per-node 8 train.py
+
+    weft run --ops -- torchrun --nproc-per-node 8 train.py
     """
     _check_platform()
     from weft.monitor.exporter import Exporter, metrics_address
     from weft.shim import chrome, launch, stats
     from weft.shim.apply import not_applied
+    from weft.shim.engine import engine_summary
     from weft.shim.inject import Job, TraceRequest, check_preload
+    from weft.tuning.live.start_trial import CTA_VARIABLE, configured
     from weft.tuning.live.starts import Memory
     from weft.tuning.live.tuned_job import read_record, read_result
 
@@ -135,21 +148,25 @@ def run(
             _check_output(option, path, policy_file)
     for line in not_applied(policy, framework=True):
         _say(line, quiet=False)
-    asked = not tune or policy.max_ctas is not None or "NCCL_MAX_CTAS" in os.environ
-    earlier = None if asked else Memory(command)
+    fixed = {*os.environ, *configured(os.environ), *([CTA_VARIABLE] if policy.max_ctas is not None else [])}
+    earlier = Memory(command, fixed=fixed) if tune else None
+    chosen: dict[str, str] = {}
     if earlier is not None:
-        ctas = earlier.begin()
-        policy = dataclasses.replace(policy, max_ctas=ctas)
+        chosen = earlier.begin()
+        if CTA_VARIABLE in chosen:
+            policy = dataclasses.replace(policy, max_ctas=int(chosen[CTA_VARIABLE]))
         _say(earlier.problem, quiet)
-        _say(f"this start has {ctas} CTAs for a collective" if ctas else "", quiet)
+        _say(f"this start has {_as_settings(chosen)}" if chosen else "", quiet)
     wanted = TraceRequest(trace_steps, trace_after) if trace is not None else None
     if trace is not None:
         chrome.check_folder(trace)
     with ExitStack() as held:
         counts_steps = steps or address is not None
-        job = held.enter_context(Job(policy, tune=tune, trace=wanted, command=command, steps=counts_steps))
+        job = held.enter_context(
+            Job(policy, tune=tune, trace=wanted, command=command, steps=counts_steps, ops=ops)
+        )
         _say(job.problem, quiet)
-        env = {**job.environment(launch.original_environment()), **budget}
+        env = {**job.environment(launch.original_environment()), **budget, **_start_environment(chosen)}
         check_preload(env)
         exporter = None
         if address is not None:
@@ -168,7 +185,14 @@ def run(
                 counted["tuning"] = read_result(job.folder)
                 line = counted["tuning"]["text"]
                 _write_page(html, counted["tuning"], read_record(job.folder))
-                _say(earlier.learn(counted["tuning"]) if earlier is not None else "", quiet)
+                if earlier is not None:
+                    _say(earlier.learn(counted["tuning"], ended_well=_ended_well(status)), quiet)
+                _say(engine_summary(counted["engine"]), quiet)
+            if ops:
+                from weft.ops.replacements import read_replacements
+
+                counted["ops"] = read_replacements(job.folder)
+                _say(counted["ops"]["text"], quiet)
             job.leave_outcome(counted)
             if trace is not None:
                 _write_traces(job.folder, trace, quiet)
@@ -223,6 +247,25 @@ def _tune_budget(tune: bool, share: float | None, once: bool) -> dict[str, str]:
     if share is not None and not 0 <= share <= MOST_BUDGET:
         raise UsageError(f"--tune-budget {share:g} is not a share; give 0 to {MOST_BUDGET:g}, such as 0.05")
     return {"WEFT_TUNE_BUDGET": "0" if once else f"{share:g}"} if once or share is not None else {}
+
+
+def _as_settings(chosen: dict[str, str]) -> str:
+    return " ".join(f"{name}={value}" for name, value in chosen.items())
+
+
+def _start_environment(chosen: dict[str, str]) -> dict[str, str]:
+    """What the program gets of the settings of this start; CTAs are part of the policy."""
+    from weft.tuning.live.start_trial import CTA_VARIABLE, GIVEN_VARIABLE
+
+    rest = {name: value for name, value in chosen.items() if name != CTA_VARIABLE}
+    return {**rest, GIVEN_VARIABLE: _as_settings(rest)} if rest else {}
+
+
+def _ended_well(status: int) -> bool:
+    """Whether the program ended by itself, or because somebody wanted it to."""
+    code = os.waitstatus_to_exitcode(status)
+    wanted = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    return code == 0 or -code in wanted or code - 128 in wanted
 
 
 def _write_page(path: Path | None, tuning: dict[str, Any], steps: dict[str, Any]) -> None:

@@ -66,11 +66,15 @@ def tune(
     ),
     fresh: bool = typer.Option(False, "--fresh", help="Measure even if the store has a verdict."),
     every: bool = typer.Option(False, "--every", help="Race every candidate, including unpromising ones."),
+    node: str = typer.Option(
+        "", metavar="NODE", help="Run this GPU, or the simulated one, as rank 0 of a node (see `weft node`)."
+    ),
 ) -> None:
     """Find the policy that hides most of a workload's communication, or say that there is none.
 
     Verdicts measured on this machine are stored and reused.
     """
+    from weft.comm.node import load_node
     from weft.errors import UsageError
     from weft.execute.devices import open_executor, paper_device, paper_ranks, resolve
     from weft.tuning.candidates import for_kernel
@@ -84,10 +88,12 @@ def tune(
     if reading not in ("auto", *READINGS):
         raise UsageError(f"--reading {reading!r} is not known; use auto, {' or '.join(READINGS)}")
     if reading == "auto":
-        reading = "paper" if name and paper_device(device) else "lab"
-    node = paper_device(device) if reading == "paper" else None
-    if node is not None:
-        device, ranks = node, ranks or paper_ranks(node)
+        reading = "paper" if name and paper_device(device) and not node else "lab"
+    paper_node = paper_device(device) if reading == "paper" else None
+    if paper_node is not None:
+        device, ranks = paper_node, ranks or paper_ranks(paper_node)
+    if node:
+        ranks = ranks or load_node(node).ranks
     workload = specify(
         name,
         gemm=gemm,
@@ -101,7 +107,7 @@ def tune(
         streams=streams,
         reading=reading,
     )
-    executor = open_executor(device)
+    executor = open_executor(device, node=node)
     try:
         remembered = _remembered(executor, workload)
         found = None if fresh or html else remembered.fresh
@@ -270,5 +276,10 @@ def _say_how_to_apply(policy: Policy, out: Path) -> None:
     from weft.tuning.candidates import GEMM
 
     print(f"policy: {out}; apply it with `weft run --policy {out} -- CMD…`")
+    if policy.engine == "dma":
+        print(
+            "comm.engine dma is for all-gathers of FSDP2, and of buffers that your program registers as "
+            "symmetric windows, on one node with NCCL 2.28 or newer; its speed is simulated, not measured"
+        )
     if any(rule.kernel == GEMM for rule in policy.rules):
         print(f"its rule is for {GEMM}, our own kernel; `--kernel PATTERN` names that of your program")

@@ -1,11 +1,19 @@
 """A torch.distributed backend with ghost ranks: one process is rank 0 of R on one GPU, with real collectives.
 
-    python -m weft.comm.ghost --ranks 2 train.py …        # an unmodified DDP or FSDP2 script
+    python -m weft.comm.ghost --ranks 2 train.py …            # an unmodified DDP or FSDP2 script
+    python -m weft.comm.ghost --node dgx-h100 train.py …      # the same as rank 0 of a DGX H100
 
 The other R-1 ranks exist only as NCCL ranks on the same GPU. They join every collective with their own
 buffers and, by default, with the data of rank 0, as if every rank had the same batch: an averaged gradient
 then equals rank 0's, and training proceeds as on one GPU, with the communication of R ranks. FSDP2 gathers
 R copies of rank 0's shard: the model differs, but has the right shape and cost.
+
+With a node profile there is no NCCL and no second rank: a collective is one kernel with the CTAs and the
+memory traffic of one rank, and ends when it would on that node (weft.comm.paced). The results are the same.
+`--late US[,SIGMA]` adds a straggler: the last rank comes to each collective that much later than rank 0, by a
+normal distribution, and the collective holds its CTAs until then. `--stage US` is for pipelines: each stage
+behind rank 0 takes so long for a microbatch, forward and backward, and its gradients come back when they
+would; without it they come at once.
 """
 
 from __future__ import annotations
@@ -17,7 +25,10 @@ from typing import Any
 
 import torch.distributed as dist
 
-from weft.comm.ghost_group import BACKEND, GhostGroup, GhostOptions
+from weft.comm.ghost_group import BACKEND, GhostGroup
+from weft.comm.ghost_lane import GhostOptions
+from weft.comm.node import load_node
+from weft.comm.paced import LATE_VARIABLE, NODE_VARIABLE, STAGE_VARIABLE, Lateness, parse_stage
 from weft.errors import UsageError
 
 __all__ = ["BACKEND", "GhostGroup", "GhostOptions", "impersonate", "init", "register"]
@@ -33,6 +44,19 @@ def register(options: GhostOptions | None = None) -> None:
         return GhostGroup(common.group_rank, common.group_size, chosen)
 
     dist.Backend.register_backend(BACKEND, create, extended_api=True, devices=["cpu", "cuda"])
+    _batch_pairs()
+
+
+def _batch_pairs() -> None:
+    """Tell ghost groups which sends and receives belong together; torch tells only its own groups."""
+    real = dist.batch_isend_irecv
+
+    def batch(operations: list[Any]) -> list[Any]:
+        group = operations[0].group or dist.group.WORLD if operations else None
+        return group.together(lambda: real(operations)) if isinstance(group, GhostGroup) else real(operations)
+
+    dist.batch_isend_irecv = batch
+    dist.distributed_c10d.batch_isend_irecv = batch
 
 
 def init(ranks: int, options: GhostOptions | None = None) -> None:
@@ -43,10 +67,11 @@ def init(ranks: int, options: GhostOptions | None = None) -> None:
     dist.init_process_group(BACKEND, rank=0, world_size=ranks, store=dist.HashStore())
 
 
-def impersonate(ranks: int) -> None:
+def impersonate(ranks: int, local_ranks: int | None = None) -> None:
     """Make an unmodified script rank 0 of `ranks`, whatever backend it requests."""
     real = dist.init_process_group
-    os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
+    local = str(local_ranks or ranks)
+    os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": local}
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
     os.environ.setdefault("MASTER_PORT", "29500")
     register()
@@ -58,16 +83,49 @@ def impersonate(ranks: int) -> None:
     dist.distributed_c10d.init_process_group = init_as_ghost
 
 
+USAGE = (
+    "usage: python -m weft.comm.ghost [--ranks R] [--node NODE [--late US[,SIGMA]] [--stage US]] script.py "
+    "[arguments]; give --ranks, --node or both"
+)
+
+
 def run_script(arguments: Sequence[str]) -> None:
-    """Run a script as rank 0; `arguments`: `--ranks R SCRIPT ARGUMENTS…`."""
+    """Run a script as rank 0; `arguments`: the options of USAGE, the script and its own arguments."""
     import runpy
 
-    if len(arguments) < 3 or arguments[0] != "--ranks" or not arguments[1].isdecimal():
-        raise UsageError("usage: python -m weft.comm.ghost --ranks R script.py [arguments]")
-    impersonate(int(arguments[1]))
-    sys.argv = list(arguments[2:])
-    sys.path[0] = os.path.dirname(os.path.abspath(arguments[2]))  # noqa: PTH100, PTH120 (as python does)
-    runpy.run_path(arguments[2], run_name="__main__")
+    options, rest = _options(arguments)
+    ranks, local = options.get("--ranks", ""), None
+    if not rest or not (ranks.isdecimal() if ranks else "--node" in options):
+        raise UsageError(USAGE)
+    if "--node" in options:
+        node = load_node(options["--node"])
+        ranks = ranks or str(node.ranks)
+        local = min(int(ranks), node.domain)
+        os.environ[NODE_VARIABLE] = options["--node"]
+    for option, variable, check in (
+        ("--late", LATE_VARIABLE, Lateness.parse),
+        ("--stage", STAGE_VARIABLE, parse_stage),
+    ):
+        if option in options:
+            if "--node" not in options:
+                raise UsageError(f"{option} is for ranks of a node: add --node")
+            check(options[option])
+            os.environ[variable] = options[option]
+    impersonate(int(ranks), local)
+    sys.argv = list(rest)
+    sys.path[0] = os.path.dirname(os.path.abspath(rest[0]))  # noqa: PTH100, PTH120 (as python does)
+    runpy.run_path(rest[0], run_name="__main__")
+
+
+def _options(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """The options before the script, and the script with its arguments."""
+    found, rest = dict[str, str](), list(arguments)
+    while rest and rest[0] in ("--ranks", "--node", "--late", "--stage"):
+        if len(rest) < 2:
+            raise UsageError(USAGE)
+        found[rest[0]] = rest[1]
+        rest = rest[2:]
+    return found, [] if rest and rest[0].startswith("-") else rest
 
 
 if __name__ == "__main__":

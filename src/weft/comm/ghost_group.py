@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,75 +11,12 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import _create_work_from_future
 from torch._compile import _disable_dynamo
 
-from weft.comm.local import LocalRanks
+from weft.comm.ghost_lane import GhostOptions, Lane, make_ghost_lane, on_stream
+from weft.comm.paced import sums_type
 from weft.errors import UsageError
 
 BACKEND = "ghost"
 """Name of the backend in torch.distributed."""
-DEFAULT_CTAS = 12
-"""CTAs of a collective per rank."""
-
-
-@dataclass(frozen=True)
-class GhostOptions:
-    """Options of the ghost ranks."""
-
-    max_ctas: int | None = DEFAULT_CTAS
-    """CTAs of a collective per rank. All ranks share one GPU, so NCCL's default would be too many."""
-    high_priority: bool = False
-    """Run collectives on high-priority streams."""
-    mirror: bool = True
-    """Ghosts contribute rank 0's data. Without it they contribute zeros: an in-place all-reduce then needs no
-    copy of its input, and averages are divided by R."""
-
-    @classmethod
-    def from_environment(cls) -> GhostOptions:
-        """Options from WEFT_GHOST_CTAS, WEFT_GHOST_PRIORITY (`high`) and WEFT_GHOST_MIRROR (`0`: off)."""
-        env = os.environ
-        return cls(
-            int(env.get("WEFT_GHOST_CTAS", DEFAULT_CTAS)),
-            env.get("WEFT_GHOST_PRIORITY", "default") == "high",
-            env.get("WEFT_GHOST_MIRROR", "1") != "0",
-        )
-
-
-class Lane:
-    """The communicators, streams and scratch memory of one group on one device."""
-
-    def __init__(self, ranks: Any, streams: Sequence[Any] | None, device: Any) -> None:
-        self.ranks, self.streams, self.device = ranks, streams, device
-        self._scratch: dict[tuple[int, str], Any] = {}
-
-    def scratch(self, rank: int, like: Any, count: int, role: str = "recv") -> Any:
-        """A ghost rank's buffer of `count` elements; nothing depends on its contents."""
-        key, size = (rank, role), count * like.element_size()
-        held = self._scratch.get(key)
-        if held is None or held.numel() < size:
-            with _on(self.streams[rank] if self.streams else None):
-                held = torch.zeros(max(size, 1024), dtype=torch.uint8, device=self.device)
-            if self.streams:  # other ranks' streams may read it, and growing is rare
-                self.streams[rank].synchronize()
-            self._scratch[key] = held
-        return held[:size].view(like.dtype)
-
-
-def _on(stream: Any) -> Any:
-    return torch.cuda.stream(stream) if stream is not None else contextlib.nullcontext()
-
-
-def _make_lane(device: Any, size: int, options: GhostOptions) -> Lane:
-    if device.type != "cuda":
-        return Lane(LocalRanks(size), None, device)
-    from weft.comm import nccl
-    from weft.workload import Workload, check_resident
-
-    if options.max_ctas is not None:
-        sm_count = torch.cuda.get_device_properties(device).multi_processor_count
-        check_resident(Workload(name="ghost ranks", ranks=size), options.max_ctas, sm_count)
-    with torch.cuda.device(device):
-        ranks = nccl.NcclRanks(nccl.load_nccl(), size, options.max_ctas)
-    priority = -1 if options.high_priority else 0
-    return Lane(ranks, [torch.cuda.Stream(device, priority=priority) for _ in range(size)], device)
 
 
 class GhostGroup(dist.ProcessGroup):  # type: ignore[misc,unused-ignore]
@@ -95,12 +30,13 @@ class GhostGroup(dist.ProcessGroup):  # type: ignore[misc,unused-ignore]
         rank: int,
         size: int,
         options: GhostOptions,
-        make_lane: Callable[[Any, int, GhostOptions], Lane] = _make_lane,
+        make_lane: Callable[[Any, int, int, GhostOptions], Lane] = make_ghost_lane,
     ) -> None:
         super().__init__(rank, size)
         self._own, self._count, self._options = rank, size, options
         self._name: Any = None
         self._make_lane, self._lanes = make_lane, dict[Any, Lane]()
+        self._pairs: list[tuple[Callable[[Lane], None], Sequence[Any]]] | None = None
 
     def size(self) -> int:
         return self._count
@@ -133,6 +69,7 @@ class GhostGroup(dist.ProcessGroup):  # type: ignore[misc,unused-ignore]
                 send = self._mine(flat, lambda rank: others)  # noqa: B023 (called at once)
                 recv = self._mine(flat, lambda rank: lane.scratch(rank, flat, flat.numel()))  # noqa: B023
                 lane.ranks.all_reduce(send, recv, lane.streams, op)
+                self._complete_reduction(lane, flat, op)
 
         return self._run(issue, tensors)
 
@@ -176,7 +113,7 @@ class GhostGroup(dist.ProcessGroup):  # type: ignore[misc,unused-ignore]
                 send = self._mine(flat, lambda rank: self._ghost_view(lane, flat))  # noqa: B023
                 recv = self._mine(whole, lambda rank: lane.scratch(rank, whole, whole.numel()))  # noqa: B023
                 lane.ranks.all_gather(send, recv, lane.streams)
-                with _on(lane.streams[self._own] if lane.streams else None):
+                with on_stream(lane.streams[self._own] if lane.streams else None):
                     for part, piece in zip(parts, whole.chunk(self._count), strict=True):
                         part.copy_(piece.view(part.shape))
 
@@ -192,6 +129,7 @@ class GhostGroup(dist.ProcessGroup):  # type: ignore[misc,unused-ignore]
             send = self._mine(whole, lambda rank: others)
             recv = self._mine(part, lambda rank: lane.scratch(rank, part, part.numel()))
             lane.ranks.reduce_scatter(send, recv, lane.streams, op)
+            self._complete_reduction(lane, part, op)
 
         return self._run(issue, [output], [given])
 
@@ -212,9 +150,20 @@ class GhostGroup(dist.ProcessGroup):  # type: ignore[misc,unused-ignore]
         input_split_sizes: Sequence[int] | None = None,
         opts: Any = None,
     ) -> Any:
+        if self._options.node and given.is_cuda and not output_split_sizes and not input_split_sizes:
+            return self._run(lambda lane: self._exchange_equal(lane, output, given), [output], [given])
         taken = _parts(output, output_split_sizes, self._count)
         sent = _parts(given, input_split_sizes, self._count)
         return self.alltoall(taken, sent, opts, keep=[output, given])
+
+    def _exchange_equal(self, lane: Lane, output: Any, given: Any) -> None:
+        """An all-to-all of equal parts on one rank of a node."""
+        if given.numel() % self._count or given.numel() != output.numel():
+            raise UsageError(
+                f"all-to-all of {given.numel()} elements cannot be split into {self._count} parts"
+            )
+        send, recv = (self._mine(_flat(side), lambda rank: None) for side in (given, output))
+        lane.ranks.all_to_all(send, recv, lane.streams)
 
     def alltoall(
         self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any = None, keep: Sequence[Any] = ()
@@ -230,6 +179,8 @@ class GhostGroup(dist.ProcessGroup):  # type: ignore[misc,unused-ignore]
                 moves.append(
                     (ghost, own if fits else lane.scratch(ghost, take, take.numel(), "send"), self._own, take)
                 )
+                if lane.own is not None:
+                    continue  # what ghosts send to each other is not seen here
                 for other in (rank for rank in range(self._count) if rank not in (self._own, ghost)):
                     size = _flat(inputs[other]).numel()
                     source = lane.scratch(ghost, give, size, "send")
@@ -274,14 +225,14 @@ class GhostGroup(dist.ProcessGroup):  # type: ignore[misc,unused-ignore]
             moves = [(self._own, _flat(t), peer, lane.scratch(peer, t, t.numel())) for t in tensors]
             lane.ranks.exchange(moves, lane.streams)
 
-        return self._run(issue, tensors)
+        return self._run_pair(issue, tensors)
 
     def recv(self, tensors: Sequence[Any], peer: int, tag: int = 0) -> Any:
         def issue(lane: Lane) -> None:
             moves = [(peer, lane.scratch(peer, t, t.numel(), "send"), self._own, _flat(t)) for t in tensors]
             lane.ranks.exchange(moves, lane.streams)
 
-        return self._run(issue, tensors)
+        return self._run_pair(issue, tensors)
 
     def all_gather_single_coalesced(
         self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any = None
@@ -297,10 +248,37 @@ class GhostGroup(dist.ProcessGroup):  # type: ignore[misc,unused-ignore]
         return _finished([])  # ghost ranks are always ready
 
     def _start_coalescing(self, device: Any = None) -> None:
-        pass
+        self._pairs = []
 
     def _end_coalescing(self, device: Any = None) -> Any:
-        return _finished([])
+        """Issue the sends and receives since `_start_coalescing`; a node's rank runs them as one kernel."""
+        pairs, self._pairs = self._pairs, None
+        if not pairs:
+            return _finished([])
+
+        def issue(lane: Lane) -> None:
+            with lane.ranks.library.group() if lane.own is not None else contextlib.nullcontext():
+                for one, _ in pairs:
+                    one(lane)
+
+        return self._run(issue, [tensor for _, tensors in pairs for tensor in tensors])
+
+    def together(self, issue: Callable[[], object]) -> list[Any]:
+        """Issue the sends and receives that `issue` makes as one exchange."""
+        self._start_coalescing()
+        try:
+            issue()
+        except BaseException:
+            self._pairs = None
+            raise
+        return [self._end_coalescing()]
+
+    def _run_pair(self, issue: Callable[[Lane], None], tensors: Sequence[Any]) -> Any:
+        """Issue a send or a receive, now or when the calls that belong together are complete."""
+        if self._pairs is None:
+            return self._run(issue, tensors)
+        self._pairs.append((issue, tensors))
+        return _finished(list(tensors))
 
     # Their names before torch 2.13.
     _allgather_base = all_gather_single
@@ -321,9 +299,18 @@ class GhostGroup(dist.ProcessGroup):  # type: ignore[misc,unused-ignore]
         """Ghost input where the operation overwrites rank 0's input: a copy of it, or zeros."""
         return self._copy(lane, flat) if self._options.mirror else self._ghost_view(lane, flat)
 
+    def _complete_reduction(self, lane: Lane, out: Any, op: str) -> None:
+        """Compute what a paced kernel does not: sums of types that it cannot add, and multiplication."""
+        if lane.own is None or not (op == "product" or (op == "sum" and not sums_type(out.dtype))):
+            return
+        with on_stream(lane.streams[self._own] if lane.streams else None):
+            out.pow_(self._count) if op == "product" else out.mul_(self._count)
+
     def _copy(self, lane: Lane, flat: Any) -> Any:
+        if lane.own is not None:
+            return flat  # a paced collective has no other rank's input
         into = lane.scratch(self._own, flat, flat.numel(), "mirror")
-        with _on(lane.streams[self._own] if lane.streams else None):
+        with on_stream(lane.streams[self._own] if lane.streams else None):
             into.copy_(flat)
         if lane.streams:
             for stream in lane.streams:
@@ -334,16 +321,16 @@ class GhostGroup(dist.ProcessGroup):  # type: ignore[misc,unused-ignore]
         """Issue on the group's streams, after the work of the caller's stream; returns a torch Work."""
         device = (outputs or inputs)[0].device
         if device not in self._lanes:
-            self._lanes[device] = self._make_lane(device, self._count, self._options)
+            self._lanes[device] = self._make_lane(device, self._count, self._own, self._options)
         lane = self._lanes[device]
         if not lane.streams:
             issue(lane)
             return _finished(list(outputs))
         main = lane.streams[self._own]
-        for stream in lane.streams:
+        for stream in lane.distinct:
             stream.wait_stream(torch.cuda.current_stream(device))
         issue(lane)
-        for stream in lane.streams:
+        for stream in lane.distinct:
             if stream is not main:
                 main.wait_stream(stream)  # so that scratch memory is free when the next collective starts
         for tensor in (*outputs, *inputs):

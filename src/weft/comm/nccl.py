@@ -80,6 +80,11 @@ _PROTOTYPES: dict[str, tuple[Any, ...]] = {
 }
 
 
+_SINCE_2_28: dict[str, tuple[Any, ...]] = {
+    "ncclAlltoAll": (c_void_p, c_void_p, c_size_t, c_int, c_void_p, c_void_p),
+}
+
+
 class Library:
     """A loaded NCCL. Every failed call raises WeftError with NCCL's error message."""
 
@@ -91,6 +96,9 @@ class Library:
                 function = getattr(handle, name)
                 function.argtypes, function.restype = arguments, c_int
             handle.ncclGetErrorString.argtypes, handle.ncclGetErrorString.restype = (c_int,), c_char_p
+            for name, arguments in _SINCE_2_28.items():
+                if hasattr(handle, name):
+                    getattr(handle, name).argtypes = arguments
         except AttributeError as error:
             raise UnavailableError(f"{path} is not NCCL 2.18 or newer: {error}") from None
         number = c_int()
@@ -171,19 +179,22 @@ def load_nccl(path: str | None = None) -> Library:
 class NcclRanks:
     """R communicators of one process on one GPU. Each method issues a collective for all ranks as one group.
 
-    `send`, `recv` and `streams` have one entry per rank. No method waits for the GPU.
+    `send`, `recv` and `streams` have one entry per rank. No method waits for the GPU. `own`: the only rank
+    that is here, where the library needs no others (`weft.comm.paced`); entries of other ranks are ignored.
     """
 
-    def __init__(self, library: Library, size: int, max_ctas: int | None = None) -> None:
-        if size < 2:
+    def __init__(
+        self, library: Library, size: int, max_ctas: int | None = None, *, own: int | None = None
+    ) -> None:
+        if size < (2 if own is None else 1):
             raise UsageError(f"ranks {size} is not valid; use 2 or more")
         library.require_shared_gpu()
         self.library, self.size, self.max_ctas = library, size, max_ctas
         unique, config = UniqueId(), make_config(max_ctas)
         library.call("ncclGetUniqueId", byref(unique))
-        self._comms = [c_void_p() for _ in range(size)]
+        self._comms = {rank: c_void_p() for rank in (range(size) if own is None else (own,))}
         with library.group():
-            for rank, comm in enumerate(self._comms):
+            for rank, comm in self._comms.items():
                 library.call("ncclCommInitRankConfig", byref(comm), size, unique, rank, byref(config))
 
     def all_reduce(self, send: Any, recv: Any, streams: Any, op: str = "sum") -> None:
@@ -204,44 +215,47 @@ class NcclRanks:
 
     def all_to_all(self, send: Any, recv: Any, streams: Any) -> None:
         """Equal parts: part j of rank i's `send` becomes part i of rank j's `recv`."""
-        part = send[0].numel() // self.size
-        moves = [
-            (i, send[i][j * part : (j + 1) * part], j, recv[j][i * part : (i + 1) * part])
-            for i in range(self.size)
-            for j in range(self.size)
-        ]
-        self.exchange(moves, streams)
+        part = next(send[rank] for rank in self._comms).numel() // self.size
+        if len(self._comms) == 1:  # one call instead of two for each rank
+            ((rank, comm),) = self._comms.items()
+            data = send[rank].data_ptr(), recv[rank].data_ptr(), part, _dtype(send[rank])
+            self.library.call("ncclAlltoAll", *data, comm, streams[rank].cuda_stream)
+            return
+
+        def piece(tensors: Any, rank: int, number: int) -> Any:
+            return tensors[rank][number * part : (number + 1) * part] if rank in self._comms else None
+
+        pairs = [(i, j) for i in range(self.size) for j in range(self.size) if {i, j} & self._comms.keys()]
+        self.exchange([(i, piece(send, i, j), j, piece(recv, j, i)) for i, j in pairs], streams)
 
     def exchange(self, moves: Sequence[tuple[int, Any, int, Any]], streams: Any) -> None:
         """Point-to-point transfers as one group: (from rank, tensor, to rank, tensor of the same size)."""
         with self.library.group():
             for source, given, target, taken in moves:
-                if not given.numel():
-                    continue
-                size, kind = given.numel(), _dtype(given)
-                self._call("ncclSend", given.data_ptr(), size, kind, target, source, streams)
-                self._call("ncclRecv", taken.data_ptr(), size, kind, source, target, streams)
+                self._send_or_receive("ncclSend", given, source, target, streams)
+                self._send_or_receive("ncclRecv", taken, target, source, streams)
 
     def close(self, *, abort: bool = False) -> None:
         """Free the communicators; `abort` also ends collectives that are still running."""
-        comms, self._comms = self._comms, []
-        for comm in comms:
+        comms, self._comms = self._comms, {}
+        for comm in comms.values():
             if comm.value:
                 with contextlib.suppress(WeftError):
                     self.library.call("ncclCommAbort" if abort else "ncclCommDestroy", comm)
 
     def _each(self, name: str, send: Any, recv: Any, streams: Any, counted: Any, *more: int) -> None:
         """One call per rank; the count is the number of elements of `counted`."""
-        with self.library.group():
-            for rank in range(self.size):
+        alone = len(self._comms) == 1  # then the call is its own group
+        with contextlib.nullcontext() if alone else self.library.group():
+            for rank in self._comms:
                 count, kind = counted[rank].numel(), _dtype(counted[rank])
                 head = (send[rank].data_ptr(), recv[rank].data_ptr(), count, kind)
                 self.library.call(name, *head, *more, self._comms[rank], streams[rank].cuda_stream)
 
-    def _call(
-        self, name: str, pointer: int, count: int, kind: int, peer: int, rank: int, streams: Any
-    ) -> None:
-        self.library.call(name, pointer, count, kind, peer, self._comms[rank], streams[rank].cuda_stream)
+    def _send_or_receive(self, name: str, tensor: Any, rank: int, peer: int, streams: Any) -> None:
+        if rank in self._comms and tensor.numel():
+            arguments = tensor.data_ptr(), tensor.numel(), _dtype(tensor), peer
+            self.library.call(name, *arguments, self._comms[rank], streams[rank].cuda_stream)
 
 
 def _dtype(tensor: Any) -> int:

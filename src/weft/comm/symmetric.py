@@ -61,10 +61,11 @@ def _round_up(size: int) -> int:
     return max(ALIGNMENT, -(-size // ALIGNMENT) * ALIGNMENT)
 
 
-def zero_cta_group(ranks: list[int] | None = None) -> Any:
+def zero_cta_group(ranks: list[int] | None = None, **more: Any) -> Any:
     """A new group whose NCCL collectives are copies by copy engines: they take no SM. A collective call.
 
     NCCL does so for all-gather and all-to-all of registered buffers within an NVLink domain, from 2.28.
+    `more`: further arguments of `torch.distributed.new_group`.
     """
     import torch.distributed as dist
 
@@ -74,4 +75,4 @@ def zero_cta_group(ranks: list[int] | None = None) -> Any:
         raise UnavailableError("this torch has no zero-CTA collectives: it needs NCCL 2.28 or newer")
     options = kind.Options()
     options.config.cta_policy = policy
-    return dist.new_group(ranks, backend="nccl", pg_options=options)
+    return dist.new_group(ranks, backend="nccl", pg_options=options, **more)

@@ -1,4 +1,7 @@
-"""The lab on one GPU: rank 0 computes, and ghost ranks in the same process join its collectives."""
+"""The lab on one GPU: rank 0 computes, and ghost ranks in the same process join its collectives.
+
+With a node profile, its collectives are those of one rank of that node instead (weft.comm.paced).
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from weft.errors import UnavailableError, UsageError, WeftError
+from weft.errors import UnavailableError, UsageError
 from weft.execute import spans
 from weft.execute.base import MemoryFullError, PipelineSample
 from weft.execute.compute import build_compute
 from weft.execute.gpu import TorchGpu
 from weft.execute.payload import Buffers
 from weft.execute.pipeline import Pipeline
+from weft.execute.rank_makers import NcclMaker, PacedMaker
 from weft.policy import Policy
 from weft.shim import apply, binding
 from weft.timeline import Timeline
@@ -40,14 +44,21 @@ class CudaExecutor:
     simulated = False
 
     def __init__(
-        self, *, baseline_ctas: int = BASELINE_CTAS, gpu: Any = None, ranks: Any = None, shim: Any = None
+        self,
+        *,
+        baseline_ctas: int | None = BASELINE_CTAS,
+        node: str | None = None,
+        gpu: Any = None,
+        ranks: Any = None,
+        shim: Any = None,
     ) -> None:
+        """`baseline_ctas`: CTAs of a collective where a policy has none; None: the library's choice."""
         self._gpu = gpu or TorchGpu()
-        self._make_ranks = ranks or _NcclRanks()
+        self._make_ranks = ranks or (PacedMaker(node) if node else NcclMaker())
         self._shim = shim if shim is not None else _find_shim()
         self.baseline_ctas = baseline_ctas
-        self.device = f"cuda:{self._gpu.name}"
-        self._communicators: dict[tuple[int, int], Any] = {}
+        self.device = f"cuda:{self._gpu.name}" + (f" as {node}" if node else "")
+        self._communicators: dict[tuple[int, int | None], Any] = {}
         self._streams: dict[str, list[Any]] = {"default": [], "high": []}
         self._lanes: list[Any] = []
         self._held: tuple[Any, Buffers] | None = None
@@ -104,12 +115,13 @@ class CudaExecutor:
     def _ready(self, workload: Workload, policy: Policy, mode: str) -> tuple[Prepared, Pipeline]:
         if mode not in MODES:
             raise UsageError(f"mode {mode!r} is not known; use one of {', '.join(MODES)}")
-        ctas = policy.max_ctas or self.baseline_ctas
-        check_resident(workload, ctas, self._gpu.sm_count)
+        ctas, here = policy.max_ctas or self.baseline_ctas, self._ranks_here(workload)
+        if here == workload.ranks and ctas is not None:
+            check_resident(workload, ctas, self._gpu.sm_count)
         acting = policy if mode == "overlap" else Policy()
         self._apply(acting)
         prepared = self._prepare(workload)
-        streams = self._rank_streams(acting.priority, workload.ranks)
+        streams = self._rank_streams(acting.priority, here)
         collective = self._collective(workload, ctas, prepared.payload, streams)
         wait_us = acting.head_start_us if self._shim is None else 0.0  # the shim waits by itself
         pipeline = Pipeline(self._gpu, prepared.lanes, prepared.calls, streams, collective, mode, wait_us)
@@ -170,8 +182,15 @@ class CudaExecutor:
         key = (workload.collective, workload.elements, workload.ranks, workload.compute.dtype)
         if self._held is None or self._held[0] != key:
             self._held = None  # free the old buffers first
-            self._held = (key, Buffers.make(workload, self._gpu.device))
+            mirrored = getattr(self._make_ranks, "mirrored", False)
+            made = Buffers.make(workload, self._gpu.device, self._ranks_here(workload), mirrored=mirrored)
+            self._held = (key, made)
         return self._held[1]
+
+    def _ranks_here(self, workload: Workload) -> int:
+        """Ranks whose collectives run on this GPU."""
+        count = getattr(self._make_ranks, "ranks_here", None)
+        return count(workload.ranks) if count is not None else workload.ranks
 
     def _rank_streams(self, priority: str, count: int) -> list[Any]:
         streams = self._streams[priority]
@@ -180,7 +199,7 @@ class CudaExecutor:
         return streams[:count]
 
     def _collective(
-        self, workload: Workload, ctas: int, data: Buffers, streams: list[Any]
+        self, workload: Workload, ctas: int | None, data: Buffers, streams: list[Any]
     ) -> Callable[[], None]:
         """The function that issues the workload's collective for every rank."""
         key = (workload.ranks, ctas)
@@ -188,29 +207,6 @@ class CudaExecutor:
             self._communicators[key] = self._make_ranks(workload.ranks, ctas)
         issue = getattr(self._communicators[key], workload.collective)
         return lambda: issue(data.send, data.recv, streams)
-
-
-class _NcclRanks:
-    """Creates the communicators; NCCL is loaded with the first."""
-
-    def __init__(self) -> None:
-        self._library: Any = None
-
-    def __call__(self, size: int, ctas: int) -> Any:
-        from weft.comm import nccl
-
-        if self._library is None:
-            self._library = nccl.load_nccl()
-        return nccl.NcclRanks(self._library, size, ctas)
-
-    def info(self) -> dict[str, Any]:
-        from weft.comm import nccl
-
-        try:
-            self._library = self._library or nccl.load_nccl()
-        except WeftError as error:
-            return {"nccl": str(error)}
-        return {"nccl": self._library.version_text}
 
 
 def _needs_shim(policy: Policy) -> str:

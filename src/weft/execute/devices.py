@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 from weft.errors import UsageError
 from weft.execute.base import Executor
@@ -43,12 +44,22 @@ def paper_ranks(device: str) -> int:
 
 
 def open_executor(
-    device: str, *, baseline_ctas: int = BASELINE_CTAS, deadline_s: float = 60.0, under_shim: bool = True
+    device: str,
+    *,
+    baseline_ctas: int = BASELINE_CTAS,
+    deadline_s: float = 60.0,
+    under_shim: bool = True,
+    node: str = "",
 ) -> Executor:
-    """The executor of a device: one rank per process under torchrun, ghost ranks on one GPU otherwise."""
+    """The executor of a device: one rank per process under torchrun, ghost ranks on one GPU otherwise.
+
+    `node`: a node profile; this GPU, or the simulated one, is then rank 0 of that node.
+    """
     device = resolve(device)
     if device.startswith("sim:"):
-        return _simulated(device.removeprefix("sim:"), baseline_ctas)
+        return _simulated(device.removeprefix("sim:"), baseline_ctas, node)
+    if node:
+        _check_node(device)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ:
         from weft.execute.dist import DistExecutor
 
@@ -57,11 +68,20 @@ def open_executor(
         raise UsageError("device cpu runs one rank per process; start it with torchrun --nproc-per-node 2")
     from weft.execute.worker import RemoteExecutor
 
-    options = {"baseline_ctas": baseline_ctas}
+    options: dict[str, Any] = {"baseline_ctas": None, "node": node} if node else {}
+    options = options or {"baseline_ctas": baseline_ctas}
     return RemoteExecutor(options=options, deadline_s=deadline_s, under_shim=under_shim)
 
 
-def _simulated(name: str, baseline_ctas: int) -> Executor:
+def _check_node(device: str) -> None:
+    if device != "cuda" or (int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ):
+        raise UsageError(
+            "--node is for one process on one GPU: use --device cuda, without torchrun, or --device sim:NAME"
+        )
+
+
+def _simulated(name: str, baseline_ctas: int, node: str) -> Executor:
+    from weft.comm.node import load_node
     from weft.execute.sim import SimExecutor
 
-    return SimExecutor(name, baseline_ctas=baseline_ctas)
+    return SimExecutor(name, baseline_ctas=baseline_ctas, node=load_node(node) if node else None)

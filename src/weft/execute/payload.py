@@ -48,23 +48,29 @@ def make_send(workload: Workload, rank: int, device: Any) -> Any:
     return buffer
 
 
-def expected_values(workload: Workload, rank: int, index: Any, op: str = "sum") -> Any:
+def expected_values(
+    workload: Workload, rank: int, index: Any, op: str = "sum", *, mirrored: bool = False
+) -> Any:
     """Expected values at `index` (a tensor of positions) of a rank's receive buffer, as float64.
 
-    `op`: reduction of an all-reduce, `sum` or `max`.
+    `op`: reduction of an all-reduce, `sum` or `max`. `mirrored`: every rank has the data of this one.
     """
     import torch
 
     ranks, part = workload.ranks, workload.elements // workload.ranks
+
+    def sent(source: Any, at: Any) -> Any:
+        return value(rank if mirrored else source, at)
+
     if workload.collective == "all_reduce":
-        parts = torch.stack([value(r, index) for r in range(ranks)])
+        parts = torch.stack([sent(r, index) for r in range(ranks)])
         total = parts.sum(0) if op == "sum" else parts.amax(0)
     elif workload.collective == "reduce_scatter":
-        total = sum(value(r, index + rank * part) for r in range(ranks))
+        total = sum(sent(r, index + rank * part) for r in range(ranks))
     elif workload.collective == "all_gather":
-        total = value(index // part, index % part)
+        total = sent(index // part, index % part)
     else:
-        total = value(index // part, index % part + rank * part)
+        total = sent(index // part, index % part + rank * part)
     return total.to(torch.float64)
 
 
@@ -81,7 +87,7 @@ def sample_positions(workload: Workload, seed: int, device: Any) -> Any:
 
 @dataclass
 class Buffers:
-    """Send and receive buffers of all ranks, with the positions to verify and their expected values."""
+    """Send and receive buffers of the ranks here, with the positions to verify and their expected values."""
 
     send: list[Any]
     recv: list[Any]
@@ -89,16 +95,23 @@ class Buffers:
     wanted: list[Any]
 
     @classmethod
-    def make(cls, workload: Workload, device: Any) -> Buffers:
-        """Buffers of all ranks on one device; receive buffers are filled with NaN."""
+    def make(
+        cls, workload: Workload, device: Any, ranks_here: int | None = None, *, mirrored: bool = False
+    ) -> Buffers:
+        """Buffers of all ranks, or of the first `ranks_here`; receive buffers are filled with NaN.
+
+        `mirrored`: every rank has the data of the one that receives.
+        """
         import torch
 
-        ranks = range(workload.ranks)
+        ranks = range(workload.ranks if ranks_here is None else ranks_here)
         send = [make_send(workload, rank, device) for rank in ranks]
         count = buffer_sizes(workload)[1]
         recv = [torch.full((count,), math.nan, dtype=send[0].dtype, device=device) for _ in ranks]
         positions = sample_positions(workload, 0, device)
-        wanted = [expected_values(workload, rank, positions).to(send[0].dtype) for rank in ranks]
+        wanted = [
+            expected_values(workload, rank, positions, mirrored=mirrored).to(send[0].dtype) for rank in ranks
+        ]
         return cls(send, recv, positions, wanted)
 
     def poison(self) -> None:

@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from weft.comm.node import Node
+from weft.errors import UsageError
 from weft.execute.base import PipelineSample
 from weft.gpu.occupancy import blocks_per_sm
 from weft.policy import Policy
@@ -25,7 +27,8 @@ class SimExecutor:
     """A simulated GPU by name: `h100`, a file of `weft calibrate`, or `h200-ghost`.
 
     A plain name is a node on which every rank has its own GPU, of which one is simulated. `-ghost` puts all
-    ranks on one GPU, as the lab does.
+    ranks on one GPU, as the lab does. `node`: a node profile, which then has time, CTAs and kernel of
+    collectives.
     """
 
     simulated = True
@@ -36,16 +39,25 @@ class SimExecutor:
         *,
         baseline_ctas: int = BASELINE_CTAS,
         model: Profile | None = None,
+        node: Node | None = None,
     ) -> None:
         self.ghost = name.endswith(GHOST)
         self.profile = model or profile(name.removesuffix(GHOST))
         self.device = f"sim:{self.profile.name}{GHOST if self.ghost else ''}"
         self.ctas = baseline_ctas if self.ghost else int(self.profile.figures.comm_ctas)
+        self.node = node
+        if node is not None:
+            if self.ghost:
+                raise UsageError(f"a node has one GPU for each rank; use sim:{self.profile.name} with --node")
+            self.device += f" in {node.name}"
+            self.ctas = node.ctas["ring"]
         self._known: dict[tuple[Workload, Policy, str], float] = {}
 
     def launches(self, workload: Workload, policy: Policy, mode: str = "overlap") -> list[Launch]:
         """The launches of a run."""
-        return pipeline(workload, policy, mode, self.profile, ghost=self.ghost, ctas=self.ctas)
+        # A node has its own default for each algorithm, which a limit only lowers.
+        ctas = max(self.node.ctas.values()) if self.node else self.ctas
+        return pipeline(workload, policy, mode, self.profile, ghost=self.ghost, ctas=ctas, node=self.node)
 
     def most_ctas(self, workload: Workload) -> int:
         """Most CTAs per rank of a collective that can all be resident at once."""
@@ -88,6 +100,7 @@ class SimExecutor:
             "ranks": "ghost ranks on one GPU" if self.ghost else "one GPU for each rank",
             "baseline_ctas": self.ctas,
             "profile": self.profile.to_dict()["figures"],
+            **({"node": self.node.name} if self.node else {}),
         }
 
     def close(self) -> None:

@@ -192,30 +192,47 @@ def node_collective_s(
     links: NodeLinks = NODE_LINKS,
     *,
     in_switch: bool = False,
+    algorithm: str | None = None,
 ) -> float:
     """Seconds of a collective alone on one node, from its start on the host to its end.
 
-    `kind`: all_reduce, all_gather, reduce_scatter or all_to_all; `bytes_`: the larger buffer of a rank, as in
-    Workload; `bytes_per_s`: what a rank sends at full bandwidth; `in_switch`: all-reduce can use the switch.
+    `kind`: all_reduce, all_gather, reduce_scatter, all_to_all, broadcast or reduce; `bytes_`: the larger
+    buffer of a rank, as in Workload; `bytes_per_s`: what a rank sends at full bandwidth; `in_switch`:
+    all-reduce can use the switch; `algorithm`: see `node_transfer_s`.
     """
     if ranks < 2 or bytes_ <= 0:
         return 0.0
     return links.launch_us * 1e-6 + node_transfer_s(
-        kind, bytes_, ranks, bytes_per_s, links, in_switch=in_switch
+        kind, bytes_, ranks, bytes_per_s, links, in_switch=in_switch, algorithm=algorithm
     )
 
 
 def node_transfer_s(
-    kind: str, bytes_: float, ranks: int, bytes_per_s: float, links: NodeLinks, *, in_switch: bool
+    kind: str,
+    bytes_: float,
+    ranks: int,
+    bytes_per_s: float,
+    links: NodeLinks,
+    *,
+    in_switch: bool,
+    algorithm: str | None = None,
 ) -> float:
-    """`node_collective_s` without the start: the fastest of ring, chain and switch."""
+    """`node_collective_s` without the start.
+
+    `algorithm`: `ring`, `tree` or `nvls` of an all-reduce; None: the fastest that the node has.
+    """
     hop_s, factor = links.domain_us * 1e-6, size_factor(bytes_, links)
     sent = bytes_ * (ranks - 1) / ranks
     if kind == "all_to_all":
         return sent / bytes_per_s * factor + hop_s
+    if kind in ("broadcast", "reduce"):
+        return (ranks - 1) * hop_s + bytes_ * factor / bytes_per_s
     ring_s = (ranks - 1) * hop_s + sent * factor / bytes_per_s
     if kind != "all_reduce":
         return ring_s
-    if in_switch:
-        return min(2 * ring_s, 2 * hop_s + 2 * sent / (bytes_per_s * links.switch_gain) * factor)
-    return min(2 * ring_s, 2 * (ranks - 1) * hop_s + 2.0 * bytes_ / bytes_per_s * factor)
+    chain_s = 2 * (ranks - 1) * hop_s + 2.0 * bytes_ / bytes_per_s * factor
+    switch_s = 2 * hop_s + 2 * sent / (bytes_per_s * links.switch_gain) * factor
+    by_name = {"ring": 2 * ring_s, "tree": chain_s, "nvls": switch_s}
+    if algorithm in by_name:
+        return by_name[algorithm]
+    return min(2 * ring_s, switch_s if in_switch else chain_s)

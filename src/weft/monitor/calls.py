@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from weft.files import open_regular
-from weft.shim import binding
+from weft.shim import layout, nccl_binding
 from weft.tuning.live.steps import period
 
 _CALL = np.dtype(
@@ -33,7 +33,7 @@ class CallFile:
     def __init__(self, path: Path) -> None:
         self.pid = int(path.name.split(".")[1])
         self._number = open_regular(path)
-        self._buffer = bytearray(binding.CALLS * _CALL.itemsize)
+        self._buffer = bytearray(nccl_binding.CALLS * _CALL.itemsize)
         self._period: int | None = None
         self._searched_s = -_SEARCH_EVERY_S
 
@@ -57,7 +57,7 @@ class CallFile:
         """Operation and bytes of the calls of one step; of all that are kept where no step can be told."""
         self.step_times_ms()
         calls = self._calls()[-self._period :] if self._period else self._calls()
-        names = binding.NCCL_OPERATIONS
+        names = layout.NCCL_OPERATIONS
         return [(names[int(call["operation"])], int(call["bytes"])) for call in calls]
 
     def _calls(self) -> np.ndarray:

@@ -16,20 +16,20 @@ import numpy as np
 from weft.errors import InputError
 from weft.files import open_regular
 from weft.policy import Policy
-from weft.shim import binding, decode
+from weft.shim import binding, layout, policy_image
 
 _ROW = np.dtype(
     [
-        ("name", f"S{binding.NAME_BYTES}"),
+        ("name", f"S{layout.NAME_BYTES}"),
         *((name, "<u4") for name in ("kind", "threads", "shared_bytes", "natural_blocks")),
         *((name, "<u4") for name in ("shaped_blocks", "shaped_bytes", "reason", "grid_blocks")),
     ]
 )
 _CELL = np.dtype([("launches", "<u8"), ("shaped", "<u8"), ("beside", "<u8")])
 COUNTER_CHUNK = np.dtype(
-    [("rows", _ROW, (binding.CHUNK_ROWS,)), ("cells", _CELL, (binding.SHARDS, binding.CHUNK_ROWS))]
+    [("rows", _ROW, (layout.CHUNK_ROWS,)), ("cells", _CELL, (layout.SHARDS, layout.CHUNK_ROWS))]
 )
-_COMM = binding.KINDS.index("comm")
+_COMM = layout.KINDS.index("comm")
 
 
 @dataclass(frozen=True)
@@ -60,11 +60,11 @@ class ProcessFile:
         self._ctas: int | None = None
         self._policy: Policy | None = None
 
-    def _read_head(self) -> binding.CHead:
+    def _read_head(self) -> layout.CHead:
         head = binding.read_head(self._number)
         self.pid, self.rank = int(head.pid), int(head.rank) if head.rank >= 0 else None
         self.command = head.command.decode(errors="replace").strip()
-        self.api = binding.APIS.get(head.api, "unknown")
+        self.api = layout.APIS.get(head.api, "unknown")
         return head
 
     def close(self) -> None:
@@ -73,10 +73,10 @@ class ProcessFile:
     def read(self) -> ProcessCount:
         """The counters now."""
         head = binding.read_head(self._number)
-        chunks = self._chunks(-(-int(head.rows_used) // binding.CHUNK_ROWS))
+        chunks = self._chunks(-(-int(head.rows_used) // layout.CHUNK_ROWS))
         launches = chunks["cells"]["launches"].sum(axis=1).reshape(-1)
         comm = chunks["rows"]["kind"].reshape(-1) == _COMM
-        counters = dict(zip(binding.COUNTERS, map(int, head.counters), strict=False))
+        counters = dict(zip(layout.COUNTERS, map(int, head.counters), strict=False))
         self._note_ctas(np.where(comm, launches, 0), chunks["rows"]["grid_blocks"].reshape(-1))
         return ProcessCount(
             launches=int(launches.sum()) + counters["head_starts"],  # each is a kernel of weft's
@@ -89,7 +89,7 @@ class ProcessFile:
     def policy(self) -> Policy | None:
         """The process's own policy, which outranks the job's; None: it has none."""
         with suppress(InputError):  # it is being written: the last one stands until the next reading
-            self._policy = decode.policy_in_file(self._number)[0]
+            self._policy = policy_image.policy_in_file(self._number)[0]
         return self._policy
 
     def _chunks(self, wanted: int) -> np.ndarray:
@@ -97,7 +97,7 @@ class ProcessFile:
         if len(self._buffer) < size:
             self._buffer = bytearray(size)
         view = memoryview(self._buffer)[:size]
-        done = os.preadv(self._number, [view], binding.CHUNKS_OFFSET) if size else 0
+        done = os.preadv(self._number, [view], layout.CHUNKS_OFFSET) if size else 0
         return np.frombuffer(self._buffer, COUNTER_CHUNK, done // COUNTER_CHUNK.itemsize)
 
     def _note_ctas(self, launches: np.ndarray, blocks: np.ndarray) -> None:

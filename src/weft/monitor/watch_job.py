@@ -24,7 +24,7 @@ from weft.monitor.jobs import RunningJob
 from weft.monitor.processes import JobProcess, job_processes
 from weft.monitor.sample import JobSample, RankSample, TuningSample
 from weft.policy import Policy
-from weft.shim import binding, decode, job_folder, tracer
+from weft.shim import job_folder, layout, policy_image, tracer
 from weft.shim.spans import span_profile
 from weft.shim.step_times import StepReader, StepTimes
 
@@ -35,7 +35,7 @@ OF_THE_START = ("max_ctas", "engine", "schedule")
 LATEST_STEPS = 64
 """Steps that a median is taken of."""
 _PROCESSES_EVERY_S = 5.0
-_NOTHING = ProcessCount(0, 0, 0, dict.fromkeys(binding.COUNTERS, 0), None)
+_NOTHING = ProcessCount(0, 0, 0, dict.fromkeys(layout.COUNTERS, 0), None)
 _File = TypeVar("_File", ProcessFile, CallFile, StepReader)
 
 
@@ -140,7 +140,7 @@ class JobWatch:
     def policy(self) -> Policy:
         """In force for processes that have no policy of their own: its CTAs are those of the start."""
         with suppress(InputError, OSError):  # being written: the last one stands until the next sample
-            found = decode.policy_in_file(self._control)[0] or Policy()
+            found = policy_image.policy_in_file(self._control)[0] or Policy()
             self._policy = replace(found, **{name: getattr(self.job.policy, name) for name in OF_THE_START})
         return self._policy
 
@@ -326,7 +326,7 @@ def _rank(
 def _totals(counts: Sequence[ProcessCount]) -> dict[str, int]:
     """As `weft.shim.stats` sums them for `weft run --stats`."""
     own = {name: sum(getattr(c, name) for c in counts) for name in ("launches", "comm_launches", "shaped")}
-    return own | {name: sum(c.counters[name] for c in counts) for name in binding.COUNTERS}
+    return own | {name: sum(c.counters[name] for c in counts) for name in layout.COUNTERS}
 
 
 def _sum(rates: Sequence[float | None]) -> float | None:

@@ -32,6 +32,12 @@ ROW_BYTES = 1600
 about 30 ns for a row, at some 50 GB/s (benchmarks/results/ops/h200.md, 2d)."""
 KERNEL_S = 2e-6
 """The shortest kernel."""
+DMA_TRAFFIC = 2.0
+"""Bytes of memory bandwidth that a GEMM loses, at each end, for each byte of a DMA copy. On an H200 copies in
+and out at 50 GB/s each slowed 8192³ by 2.0%, which takes 1.8, and a GEMM that waits for memory by 7.3%, which
+takes 3.4 (benchmarks/results/ops/h200_characterize.json). The GEMM slowed the copies by nothing (-0.2%)."""
+SM_COPY_SLOWED = 1.17
+"""How much longer copies by SMs take while a GEMM runs; as above, 16 SMs."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from weft.execute.sim import SimExecutor
-from weft.ops.case import Case
-from weft.ops.simulate import node
+from weft.ops.case import DMA_TRAFFIC, Case
+from weft.ops.simulate import flow_node
 from weft.policy import Policy
-from weft.sim.flow import Task, flow
+from weft.sim.flow import Task, flow, slowed
 from weft.sim.gemm import Gemms, gemms
 from weft.sim.profile import names
 from weft.timeline import Kind
@@ -72,6 +72,18 @@ def cut_row(shape: Shape, axis: str, ways: int, whole_ms: float, ms: float) -> d
     }
 
 
+def gemm_slowed_pct(costs: Gemms, shape: Shape, dtype: str, moved_bytes_per_s: float) -> float:
+    """How much longer a GEMM takes while copies by DMA move so many bytes per second through this GPU.
+
+    The copies are not slowed in return: they ask for less than half of the memory bandwidth, and memory that
+    serves both fairly gives them that.
+    """
+    cost = costs.cost(*shape, dtype)
+    memory = costs.profile.figures.memory_tb_s * 1e12
+    taken = DMA_TRAFFIC * moved_bytes_per_s
+    return 100 * (slowed(cost.compute_s, cost.memory_bytes, taken, memory) / cost.seconds - 1)
+
+
 def contention_row(
     engine: str, gemm: tuple[float, float], copy: tuple[float, float], how: str
 ) -> dict[str, Any]:
@@ -99,7 +111,7 @@ def _flow_contention(case: Case) -> dict[str, Any]:
     work = Task(
         name="matmul", rank=0, alone_s=cost.compute_s, beside_s=cost.compute_s, memory_bytes=cost.memory_bytes
     )
-    shared = node(case, "dma")
+    shared = flow_node(case, "dma")
     alone = flow(shared, [work]).total_s
     concurrent = flow(shared, [*copies, work]).end_s[-1]
     moved = 1e9 * len(copies) / case.fabric.period

@@ -10,7 +10,17 @@ from statistics import median
 from typing import Any
 
 from weft.errors import UnavailableError, WeftError
-from weft.ops.characterize import AXES, COPY_BYTES, SHAPES, WAYS, Shape, contention_row, cut_row, cut_s
+from weft.ops.characterize import (
+    AXES,
+    COPY_BYTES,
+    SHAPES,
+    WAYS,
+    Shape,
+    contention_row,
+    cut_row,
+    cut_s,
+    gemm_slowed_pct,
+)
 from weft.sim.gemm import Gemms
 from weft.sim.profile import by_title
 
@@ -34,7 +44,14 @@ def measured(shapes: Sequence[Shape] = SHAPES, dtype: str = "bf16", repeats: int
     title = torch.cuda.get_device_name()
     kind = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[dtype]
     rows = [row for shape in shapes for row in _cuts(torch, shape, kind, repeats)]
-    _compare(rows, title, dtype)
+    square = (GEMM_SIZE,) * 3
+    shared = {
+        (square, 1): _contention(torch, "dma", kind, repeats),
+        (square, 0): _contention(torch, "sm", kind, repeats),
+        (square, 2): _contention(torch, "dma", kind, repeats, both_ways=True),
+        (MEMORY_BOUND, 2): _contention(torch, "dma", kind, repeats, MEMORY_BOUND, both_ways=True),
+    }
+    _compare(rows, shared, title, dtype)
     copies, start_us, rate = _copies(torch, repeats)
     return {
         "device": "cuda",
@@ -42,11 +59,7 @@ def measured(shapes: Sequence[Shape] = SHAPES, dtype: str = "bf16", repeats: int
         "gpu": title,
         "dtype": dtype,
         "decomposition": rows,
-        "contention": [
-            *(_contention(torch, engine, kind, repeats) for engine in ("dma", "sm")),
-            _contention(torch, "dma", kind, repeats, both_ways=True),
-            _contention(torch, "dma", kind, repeats, MEMORY_BOUND, both_ways=True),
-        ],
+        "contention": list(shared.values()),
         "copies": copies,
         "copy_start_us": start_us,
         "copy_gb_s": rate,
@@ -82,8 +95,14 @@ def interleaved(torch: Any, works: Mapping[Any, Callable[[], object]], repeats: 
     return {key: median(values) for key, values in times.items()}
 
 
-def _compare(rows: list[dict[str, Any]], title: str, dtype: str) -> None:
-    """Put the model's loss next to each measured one, where there is a model of this GPU."""
+def _compare(
+    rows: list[dict[str, Any]], shared: Mapping[tuple[Shape, int], dict[str, Any]], title: str, dtype: str
+) -> None:
+    """Put the model's loss next to each measured one, where there is a model of this GPU.
+
+    `shared`: contention by GEMM and by directions of copies; 0 for those by a kernel, which the model does
+    not put next to persistent GEMMs.
+    """
     try:
         costs = Gemms(by_title(title))
     except WeftError:
@@ -92,6 +111,11 @@ def _compare(rows: list[dict[str, Any]], title: str, dtype: str) -> None:
         m, n, k = row["gemm"]
         seconds = cut_s(costs, (m, n, k), dtype, row["axis"], row["ways"])
         row["simulated_loss_pct"] = round(100 * (seconds / costs.cost(m, n, k, dtype).seconds - 1), 2)
+    for (shape, directions), row in shared.items():
+        if directions:
+            moved = 1e9 * directions * row["copy_alone_gb_s"]
+            row["simulated_gemm_slowed_pct"] = round(gemm_slowed_pct(costs, shape, dtype, moved), 2)
+            row["simulated_copy_slowed_pct"] = 0.0
 
 
 def _graph(torch: Any, work: Callable[[], object]) -> Callable[[], object]:
@@ -202,7 +226,11 @@ def _contention(
     shape: Shape | None = None,
     both_ways: bool = False,
 ) -> dict[str, Any]:
-    """What a GEMM and copies cost each other: both sides, each timed while the other runs throughout."""
+    """What a GEMM and copies cost each other: both sides, each timed while the other runs throughout.
+
+    A round times GEMMs alone, copies alone and each with the other, in a random order; a slowdown is the
+    median over rounds of the two times of the same side in one round.
+    """
     both = _Concurrent(torch, engine, dtype, shape or (GEMM_SIZE,) * 3, both_ways)
     both.ms("gemm", 4, 4)  # warms up, and compiles the copy kernel
     copy_ms, gemm_ms = both.ms("copy", 4, 0), both.ms("gemm", 4, 0)
@@ -212,17 +240,28 @@ def _contention(
         math.ceil(2 * moves * copy_ms / gemm_ms),
         math.ceil(2 * gemms * gemm_ms / copy_ms),
     )
-    found: dict[tuple[str, bool], list[float]] = {}
+    counts = {"gemm": (gemms, other_copies), "copy": (moves, other_gemms)}
+    turns = [(of, shared) for of in counts for shared in (False, True)]
+    found: dict[tuple[str, bool], list[float]] = {turn: [] for turn in turns}
+    draw = random.Random(0)
     for _ in range(repeats):
-        for of, count, others in (("gemm", gemms, other_copies), ("copy", moves, other_gemms)):
-            for shared in (False, True):
-                found.setdefault((of, shared), []).append(both.ms(of, count, others if shared else 0))
+        for of, shared in draw.sample(turns, len(turns)):
+            count, others = counts[of]
+            found[of, shared].append(both.ms(of, count, others if shared else 0))
     ms = {key: median(values) for key, values in found.items()}
+    slowed = {
+        of: sorted(100 * (b / a - 1) for a, b in zip(found[of, False], found[of, True], strict=True))
+        for of in counts
+    }
     how = f"host to device{' and back' if both_ways else ''}{', 16 SMs' if engine == 'sm' else ''}"
     if shape is not None:
         how += f", GEMM {'x'.join(map(str, shape))}"
     rates = (CHUNK / 1e6 / ms["copy", False], CHUNK / 1e6 / ms["copy", True])
-    return contention_row(engine, (ms["gemm", False], ms["gemm", True]), rates, how)
+    row = contention_row(engine, (ms["gemm", False], ms["gemm", True]), rates, how)
+    for of, values in slowed.items():
+        row[f"{of}_slowed_pct"] = round(median(values), 2)
+        row[f"{of}_slowed_range_pct"] = [round(values[0], 2), round(values[-1], 2)]
+    return row
 
 
 def _copies(torch: Any, repeats: int) -> tuple[list[dict[str, Any]], float, float]:

@@ -117,6 +117,11 @@ def _profile_name(device: Any) -> str:
         return "h100"
 
 
+def pick_arguments(x: Any) -> tuple[str, str]:
+    """The dtype and the GPU of a tensor as the pick names them."""
+    return _DTYPES.get(str(x.dtype).removeprefix("torch."), "bf16"), _profile_name(x.device)
+
+
 def say_once(text: str) -> None:
     """Warn, but not twice of the same."""
     if text not in _SAID:

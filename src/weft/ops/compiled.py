@@ -88,6 +88,38 @@ def _(
     return [like.new_empty(like.shape if need else (0,)) for like, need in zip((x, *ws), needs, strict=True)]
 
 
+@torch.library.custom_op("weft::fused_matmuls_reduce_scatter", mutates_args=())  # type: ignore[misc,unused-ignore,untyped-decorator]
+def fused_matmuls_reduce_scatter(
+    xs: Sequence[torch.Tensor],
+    ws: Sequence[torch.Tensor],
+    call: str,
+    group: str,
+    rows: Sequence[int] | None,
+) -> torch.Tensor:
+    """The sum of several matmuls, and of all ranks: what the gradient of a gather with several weights needs.
+
+    For graphs that have their gradients already: it has none.
+    """
+    made: torch.Tensor = run_call(Call.decode(call, rows, None), xs, ws, group_named(group)).outs[0]
+    return made
+
+
+@fused_matmuls_reduce_scatter.register_fake  # type: ignore[misc,unused-ignore,untyped-decorator]
+def _(
+    xs: Sequence[torch.Tensor],
+    ws: Sequence[torch.Tensor],
+    call: str,
+    group: str,
+    rows: Sequence[int] | None,
+) -> torch.Tensor:
+    asked = Call.decode(call, rows, None)
+    check_operands(asked, xs, ws)
+    team = team_of(group_named(group))
+    first = xs[0]
+    shape = (out_rows(asked, first.shape, team.rank, team.size), *first.shape[1:-1], ws[0].shape[1])
+    return first.new_empty(shape)
+
+
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: list[torch.Tensor]) -> None:
     x, ws, scales, *ctx.more = inputs
     ctx.save_for_backward(x, *ws)

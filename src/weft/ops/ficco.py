@@ -2,34 +2,54 @@
 
 The paper chooses among its four finer schedules from static sizes: operations per byte against the machine's,
 memory traffic MK + KN + MN, and M against K; serial and whole shards are no candidates. It reports 81% of
-unseen cases right, and about 14% lost where it is wrong. Its thresholds are not stated in what we could read;
-this reading derives them from the sizes, and nothing in it was fitted:
+unseen cases right, and about 14% lost where it is wrong. Its thresholds, and which schedule each test
+selects, are not in what we could read; nothing here was fitted:
 
 1. M < K: rows are few, so cut along K (`uniform-fused-2d`).
 2. Fewer operations per byte than the machine can do: memory decides, so read w as seldom as possible
    (`uniform-fused-1d`, one GEMM a round).
 3. w is most of the traffic: a GEMM for each peer would read it again and again (`hetero-fused-1d`).
-4. Otherwise x and the result are: each piece is multiplied as it arrives (`hetero-unfused-1d`).
+4. Otherwise memory traffic allows any cut, and there are two readings. `traffic`: each piece is multiplied as
+   it arrives (`hetero-unfused-1d`). `decomposition`: the smaller GEMMs are less efficient, so a round is one
+   GEMM (`hetero-fused-1d`).
+
+Nearly all large GEMMs end in step 4, so the reading decides how often the rule is right
+(`weft.reproduce.schedule_rules` has every rule of this form).
 """
 
 from __future__ import annotations
 
+from weft.errors import UsageError
 from weft.ops.case import Case
 from weft.ops.pick import Pick
 from weft.workload import DTYPE_BYTES
 
 ENGINE = "dma"
 """The paper's copies are all by DMA engines."""
+RULE_READINGS = ("traffic", "decomposition")
+"""What the last test of the rule is taken to decide by."""
 
 
-def ficco_pick(case: Case) -> Pick:
-    """The schedule that the rule names, and why in one sentence."""
+def gemm_traffic(case: Case) -> tuple[float, float]:
+    """Operations per byte of the GEMM of one rank, and its traffic MK + KN + MN in bytes."""
     m, n, k = case.rows, case.n, case.k
-    read, weights, written = m * k, k * n, m * n
-    traffic = read + weights + written
-    intensity = 2 * m * n * k / (DTYPE_BYTES[case.dtype] * traffic)
+    traffic = float(DTYPE_BYTES[case.dtype] * (m * k + k * n + m * n))
+    return 2.0 * m * n * k / traffic, traffic
+
+
+def machine_balance(case: Case) -> float:
+    """Operations per byte of memory traffic that the GPU can do, by its data sheet."""
     spec = case.costs.profile.spec
-    balance = spec.flops(case.dtype) / spec.memory_bytes_per_s
+    return spec.flops(case.dtype) / spec.memory_bytes_per_s
+
+
+def ficco_pick(case: Case, reading: str = RULE_READINGS[0]) -> Pick:
+    """The schedule that the rule names, and why in one sentence."""
+    if reading not in RULE_READINGS:
+        raise UsageError(f"reading {reading!r} is not known; use one of {', '.join(RULE_READINGS)}")
+    m, n, k = case.rows, case.n, case.k
+    intensity, traffic = gemm_traffic(case)
+    balance = machine_balance(case)
     if m < k:
         return Pick("uniform-fused-2d", ENGINE, f"M = {m} is less than K = {k}: cut along K")
     if intensity < balance:
@@ -39,9 +59,12 @@ def ficco_pick(case: Case) -> Pick:
             f"{intensity:.0f} operations for each byte, of {balance:.0f} that the machine can do: "
             "one GEMM a round",
         )
+    weights = DTYPE_BYTES[case.dtype] * k * n
     share = 100 * weights / traffic
     if 2 * weights >= traffic:
         return Pick("hetero-fused-1d", ENGINE, f"w is {share:.0f}% of the traffic: read it once a round")
+    if reading == "decomposition":
+        return Pick("hetero-fused-1d", ENGINE, f"w is {share:.0f}% of the traffic: cut the GEMM least")
     return Pick(
         "hetero-unfused-1d", ENGINE, f"w is {share:.0f}% of the traffic: multiply each piece as it arrives"
     )

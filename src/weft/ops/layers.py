@@ -91,12 +91,10 @@ class _ParallelLinear(nn.Linear):  # type: ignore[misc,unused-ignore]
         src_data_rank: int | None = 0,
         **options: Any,
     ) -> None:
-        self.sequence_dim, self.options = sequence_dim, options
+        self.sequence_dim = sequence_dim
         self.output_layout, self.use_local_output = output_layout, use_local_output
-        self.gather_once = None
         mesh = mesh_of(group, self.weight.device.type)
-        self._mesh = _Shared(mesh)
-        self._group = _Shared(group if mesh is None else mesh.get_group())
+        self._place(mesh, group if mesh is None else mesh.get_group(), options)
         if mesh is None:
             return
         for name, placement in self.placements.items():
@@ -105,6 +103,13 @@ class _ParallelLinear(nn.Linear):  # type: ignore[misc,unused-ignore]
                 _check_shards(type(self).__name__, whole, placement, mesh.size())
                 part = distribute_tensor(whole.detach(), mesh, [placement], src_data_rank=src_data_rank)
                 self.register_parameter(name, nn.Parameter(part, requires_grad=whole.requires_grad))
+
+    def _place(self, mesh: DeviceMesh | None, group: Any, options: dict[str, Any]) -> None:
+        """Set what the operations need to know besides the parameters."""
+        self._mesh, self._group = _Shared(mesh), _Shared(group)
+        self.options, self.gather_once = options, None
+        if mesh is None:
+            return
         size = self.out_features if self.placements["weight"] == Shard(0) else self.in_features
         if size % mesh.size() and not {"schedule", "policy"} & set(options):
             # Ranks that hold different sizes cannot each find the schedule from its own: there it is fixed.
@@ -148,10 +153,10 @@ class ColumnParallelLinear(_ParallelLinear):
         return compute_columns([self], x)[0]
 
 
-def compute_columns(layers: Sequence[Any], x: torch.Tensor) -> list[Any]:
+def compute_columns(layers: Sequence[Any], x: torch.Tensor, sequence_dim: int | None = None) -> list[Any]:
     """The results of column-parallel layers that all have this input: it is gathered once."""
     first = layers[0]
-    dim = first.sequence_dim % x.dim()
+    dim = (first.sequence_dim if sequence_dim is None else sequence_dim) % x.dim()
     shape, rows = list(x.shape), None
     if isinstance(x, DTensor):
         x, rows = _local(x, Shard(dim), first.mesh), _uneven(x.shape[dim], first.mesh)

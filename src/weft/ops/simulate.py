@@ -10,10 +10,12 @@ import numpy as np
 
 from weft.errors import UsageError
 from weft.ops.case import (
+    DMA_TRAFFIC,
     FUSED_ENGINES,
     ISSUE_S,
     KERNEL_S,
     ROW_BYTES,
+    SM_COPY_SLOWED,
     SM_START_S,
     Case,
     gemm,
@@ -112,7 +114,7 @@ def simulate(case: Case, name: str, engine: str = "dma") -> ScheduleResult:
             f"cannot be simulated one by one; use {case.ranks // SWITCH_GPUS * SWITCH_GPUS} ranks"
         )
     tasks = _library(case) if name == "serial" and engine == "sm" else _tasks(case, name)
-    return ScheduleResult(case, name, engine, tasks, flow(node(case, engine), tasks))
+    return ScheduleResult(case, name, engine, tasks, flow(flow_node(case, engine), tasks))
 
 
 def exhaustive(case: Case, engines: tuple[str, ...] = FUSED_ENGINES) -> list[ScheduleResult]:
@@ -120,7 +122,7 @@ def exhaustive(case: Case, engines: tuple[str, ...] = FUSED_ENGINES) -> list[Sch
     return [simulate(case, name, engine) for name, engine in schedule_candidates(case, engines)]
 
 
-def node(case: Case, engine: str) -> FlowNode:
+def flow_node(case: Case, engine: str) -> FlowNode:
     """What the tasks of a case share."""
     figures, joined = case.costs.profile.figures, case.fabric
     shared = {
@@ -130,13 +132,13 @@ def node(case: Case, engine: str) -> FlowNode:
         "event_gap_s": figures.event_gap_us * 1e-6,
     }
     if engine == "dma":
-        return FlowNode(**shared, lanes=joined.engines, start_s=joined.copy_start_s, traffic=1.0)  # type: ignore[arg-type]
+        return FlowNode(**shared, lanes=joined.engines, start_s=joined.copy_start_s, traffic=DMA_TRAFFIC)  # type: ignore[arg-type]
     return FlowNode(
         **shared,  # type: ignore[arg-type]
         lanes=case.ranks - 1,
         start_s=SM_START_S,
         traffic=figures.comm_traffic * figures.comm_miss / 2,
-        most_bytes_per_s=figures.comm_ctas * figures.cta_gb_s * 1e9,
+        most_bytes_per_s=figures.comm_ctas * figures.cta_gb_s * 1e9 / SM_COPY_SLOWED,
         takes_sms=True,
     )
 

@@ -27,7 +27,7 @@ _log = logging.getLogger("weft.ops")
 
 GRACE_S = 5.0  # after a failure, how long to wait for the others to say what they were doing
 DEFAULT_TIMEOUT_S = 300.0
-PROBLEM = " problem"
+PROBLEM, _FAILED = " problem", "failed"
 
 KEPT = 32  # kinds of calls, and prepared calls, that a group remembers; each has its scratch memory
 
@@ -63,6 +63,8 @@ class Team:
         self.size: int = group.size()
         self.calls = 0
         self.prepared: OrderedDict[Any, Any] = OrderedDict()
+        self.promises: dict[Any, bool] = {}
+        """By sizes: whether rank 0 expects a fused operation to gain (`weft.ops.promise`)."""
         self._captured: list[Any] = []
         self._agreements: OrderedDict[str, TeamAgreement] = OrderedDict()
         self._store: Any = None
@@ -124,6 +126,7 @@ class Team:
         if self.size > 1 and not getattr(self.group, "silent", False):
             said = {"operation": operation, "problem": str(error)}
             publish(self.store, self._key(self.rank) + PROBLEM, said)
+            publish(self.store, f"{_FAILED}/{self.rank}", said)
 
     def refuse(self, operation: str, error: WeftError) -> None:
         """Instead of agreeing: make every rank raise this error."""
@@ -184,10 +187,22 @@ class Team:
 
     def _missing(self, facts: RankFacts, posted: Mapping[int, RankFacts], error: BaseException) -> PeerError:
         silent = [rank for rank in range(self.size) if rank != self.rank and rank not in posted]
-        who = f"rank {', '.join(map(str, silent))}" if silent else "a peer"
-        return self._absent(
-            facts, f"{who} did not take part (it ended, or is elsewhere in the program)", error
-        )
+        who = f"rank {' and rank '.join(map(str, silent))}" if silent else "a peer"
+        failed = [text for text in map(self._failure, silent) if text]
+        why = "; ".join(failed) or "it ended, or is elsewhere in the program"
+        return self._absent(facts, f"{who} did not take part ({why})", error)
+
+    def _failure(self, rank: int) -> str:
+        """Why a rank left an earlier call."""
+        key = f"{_FAILED}/{rank}"
+        try:
+            if not self.store.check([key]):
+                return ""
+            said = json.loads(self.store.get(key))
+        except RuntimeError as error:
+            _log.debug("the store does not answer: %s", error)
+            return ""
+        return f"rank {rank} failed in an earlier {said['operation']}: {said['problem']}"
 
     def _lost(self, facts: RankFacts, error: BaseException) -> PeerError:
         """The store is gone, and with it the process that hosts it."""
@@ -306,6 +321,11 @@ def group_named(name: str) -> Any:
     if not name:
         return None
     return host_peers(name) or dist.distributed_c10d._resolve_process_group(name)
+
+
+def known_teams() -> list[Team]:
+    """The teams of all groups that made a call."""
+    return list(_TEAMS.values())
 
 
 def forget() -> None:

@@ -25,7 +25,7 @@ _HOMES = {
     "Figures": "weft.plan.figures",
     "Method": "weft.plan.compression",
     "Model": "weft.plan.models",
-    "Network": "weft.plan.network",
+    "Network": "weft.gpu.network",
     "Prediction": "weft.plan.step",
     "TrainingJob": "weft.plan.config",
     "predict": "weft.plan.step",
@@ -34,11 +34,11 @@ _HOMES = {
 __all__ = ["Collective", "Figures", "Method", "Model", "Network", "Prediction", "TrainingJob", "predict"]
 
 if TYPE_CHECKING:
+    from weft.gpu.network import Network
     from weft.plan.compression import Method
     from weft.plan.config import TrainingJob
     from weft.plan.figures import Figures
     from weft.plan.models import Model
-    from weft.plan.network import Network
     from weft.plan.step import Collective, Prediction, predict
 
 

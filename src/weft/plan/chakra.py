@@ -26,7 +26,7 @@ Value = bool | int | str
 
 
 @dataclass(frozen=True)
-class Node:
+class ChakraNode:
     """One operation of one rank."""
 
     id: int
@@ -79,7 +79,7 @@ def _attribute(name: str, value: Value) -> bytes:
     return _text(1, name) + payload
 
 
-def encode_node(node: Node) -> bytes:
+def encode_node(node: ChakraNode) -> bytes:
     """One Node message."""
     parts = [_number(1, node.id), _text(2, node.name), _number(3, node.type)]
     if node.after:
@@ -89,12 +89,12 @@ def encode_node(node: Node) -> bytes:
     return b"".join(parts)
 
 
-def encode(nodes: Iterable[Node], version: str = CHAKRA_VERSION) -> bytes:
+def encode(nodes: Iterable[ChakraNode], version: str = CHAKRA_VERSION) -> bytes:
     """A whole trace."""
     return b"".join(_framed(message) for message in _messages(nodes, version))
 
 
-def _messages(nodes: Iterable[Node], version: str) -> Iterator[bytes]:
+def _messages(nodes: Iterable[ChakraNode], version: str) -> Iterator[bytes]:
     yield _text(1, version)
     for node in nodes:
         yield encode_node(node)

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from weft.errors import UsageError
+from weft.gpu.network import GBIT
 from weft.plan.compression import NONE
 from weft.plan.config import TrainingJob
 from weft.plan.figures import Figures, shipped
-from weft.plan.network import GBIT
 from weft.plan.step import Prediction, predict
 
 NAMES = {

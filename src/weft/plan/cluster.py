@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from weft.comm.nccl_tests import read_tables
 from weft.errors import InputError, UsageError
+from weft.gpu.collectives import collective_s, group
+from weft.gpu.network import GBIT, Network, network, usual_network
 from weft.gpu.specs import GpuSpec, spec
-from weft.plan.collectives import collective_s, group
 from weft.plan.figures import shipped
-from weft.plan.network import GBIT, Network, network, usual_network
 from weft.plan.user_files import parse_toml, read_text
 
 KEYS = (
@@ -23,8 +23,10 @@ KEYS = (
 )
 _LARGE_BYTES = 16e6
 """Only messages from this size on say something about bandwidth."""
-_LINE = re.compile(r"^\s*(\d+)\s+(\d+)\s+\w+\s+\w+\s+-?\d+\s+([\d.]+)\s+([\d.]+)\s+([\d.]+)", re.M)
-_RANK = re.compile(r"^#\s+Rank\s+(\d+)\b.*?\bon\s+(\S+)", re.M)
+
+
+_RINGS = ("all_reduce", "all_gather", "reduce_scatter")
+"""Collectives whose time says what the network does."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ class Cluster:
 def read_cluster(path: str | os.PathLike[str], gpu: str) -> Cluster:
     """The cluster of a file. `gpu`: what it is made of where the file does not say."""
     name, words = os.fspath(path), read_text(path)
-    if "busbw" in words and _LINE.search(words):
+    if "busbw" in words and read_tables(words):
         return from_nccl_tests(words, spec(gpu), usual_network(spec(gpu).name), name)
     if words.lstrip().startswith("{"):
         try:
@@ -97,28 +99,29 @@ def _number(document: Mapping[str, Any], key: str, name: str) -> float:
 
 def from_nccl_tests(words: str, gpu: GpuSpec, base: Network, name: str) -> Cluster:
     """The network whose collectives take what nccl-tests measured on several nodes, by the model of plans."""
-    ranks = _RANK.findall(words)
-    hosts = {host for _, host in ranks}
-    if len(hosts) < 2:
+    tables = read_tables(words)
+    hosts = max((table.hosts for table in tables), default=0)
+    if hosts < 2:
         raise UsageError(
-            f"--cluster {name}: nccl-tests on {len(hosts) or 'no'} node says nothing about the network "
+            f"--cluster {name}: nccl-tests on {hosts or 'no'} node says nothing about the network "
             "between nodes; run it on two or more, with the list of ranks in its output"
         )
-    kind = next((k for k in ("all_reduce", "all_gather", "reduce_scatter") if k in words), "all_reduce")
-    measured = [(float(size), 1e-6 * float(time)) for size, _, time, _, _ in _LINE.findall(words)]
-    large = [(size, seconds) for size, seconds in measured if size >= _LARGE_BYTES and seconds > 0]
+    spread = [table for table in tables if table.hosts == hosts]
+    table = next((one for one in spread if one.collective in _RINGS), spread[0])
+    kind = table.collective if table.collective in _RINGS else "all_reduce"
+    large = [(row.nbytes, row.us * 1e-6) for row in table.rows if row.nbytes >= _LARGE_BYTES]
     if not large:
         raise UsageError(
             f"--cluster {name}: no message of {_LARGE_BYTES / 1e6:.0f} MB or more; run nccl-tests with -e 1G"
         )
     size, seconds = max(large)
-    per_node = len(ranks) // len(hosts)
+    per_node = table.ranks // hosts
     links = shipped().links
     low, high = 1e6, 1e13
     for _ in range(80):
         middle = (low * high) ** 0.5
         tried = base.but(domain=per_node, rail_bytes_per_s=middle)
-        took = collective_s(kind, size, group(len(ranks), 1, tried), gpu, tried, links)
+        took = collective_s(kind, size, group(table.ranks, 1, tried), gpu, tried, links)
         low, high = (middle, high) if took > seconds else (low, middle)
     found = base.but(name=Path(name).stem, domain=per_node, rail_bytes_per_s=high)
-    return Cluster(found, "", len(ranks))
+    return Cluster(found, "", table.ranks)

@@ -7,10 +7,10 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from weft.errors import UsageError
+from weft.gpu.network import Network, network, usual_network
 from weft.gpu.specs import GpuSpec, spec
 from weft.plan.compression import NONE, Method, check_compression, parse
 from weft.plan.models import Model, model, nearest_divisor
-from weft.plan.network import Network, network, usual_network
 from weft.policy import Policy
 
 PIPELINE_SCHEDULES = ("1f1b", "gpipe", "interleaved", "zero-bubble", "dualpipe")

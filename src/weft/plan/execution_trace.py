@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from weft.errors import InputError, UsageError
-from weft.plan.chakra import COLLECTIVE, COLLECTIVE_TYPES, COMP, RECV, SEND, Node, encode
-from weft.plan.collectives import Group
+from weft.gpu.collectives import Group
+from weft.plan.chakra import COLLECTIVE, COLLECTIVE_TYPES, COMP, RECV, SEND, ChakraNode, encode
 from weft.plan.config import TrainingJob
 from weft.plan.schedule import Slot, order
 from weft.plan.step import Collective, Prediction
@@ -96,7 +96,7 @@ class _Rank:
     place: Place
     groups: RankGroups
     pieces: int
-    nodes: list[Node] = field(default_factory=list)
+    nodes: list[ChakraNode] = field(default_factory=list)
     known: dict[tuple[str, Group], str] = field(default_factory=dict)
     """Names of the rank's groups."""
     compute: int = -1
@@ -109,7 +109,7 @@ class _Rank:
     def add(
         self, name: str, kind: int, after: list[int], us: float = 0.0, **attributes: bool | int | str
     ) -> int:
-        node = Node(
+        node = ChakraNode(
             len(self.nodes),
             name,
             kind,
@@ -169,7 +169,7 @@ class _Rank:
 
 def rank_nodes(
     job: TrainingJob, found: Prediction, rank: int, groups: RankGroups, pieces: int = 1
-) -> list[Node]:
+) -> list[ChakraNode]:
     """The step of one rank."""
     build = _Rank(job, found, Place.of(rank, job), groups, pieces)
     once = [c for c in found.collectives if c.name in ("grads", "params") and not _every_pass(job, c)]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.errors import InputError, UsageError
-from weft.gpu.cost import NODE_LINKS, NodeLinks
+from weft.gpu.network import LINKS, Links
 from weft.gpu.specs import GpuSpec
 
 FIGURES_FILE = Path(__file__).parent / "data" / "figures.json"
@@ -37,6 +37,10 @@ ROUTER_LAUNCHES, EXPERT_LAUNCHES = 30, 4
 CAST_PASSES = {"delayed": 1.0, "tensorwise": 2.0, "rowwise": 4.0, "blockwise": 2.0}
 """Passes over a matmul's input to convert it to 8 or 4 bits: with a known scale, after a search for the
 maximum, in both orientations with a scale for each row, with a scale for each block."""
+
+
+BETWEEN_NODES = ("ring_us", "network_us", "network_share", "congestion")
+"""Constants that node profiles share; their values are those of `weft.gpu.network.LINKS`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,16 +83,6 @@ class Constants:
     """Share of the rail bandwidth between domains that large collectives reach."""
     congestion: float
     """Share of the bandwidth between domains that is lost for each doubling of a group's span."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Links(NodeLinks):
-    """The constants of collectives: inside a node those of `weft.gpu.cost`, between nodes see `Constants`."""
-
-    ring_us: float
-    network_us: float
-    network_share: float
-    congestion: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,7 +163,7 @@ class Figures:
 
     @cached_property
     def links(self) -> Links:
-        known = {**asdict(NODE_LINKS), **asdict(self.constants)}
+        known = {**asdict(LINKS), **asdict(self.constants)}
         return Links(**{field.name: known[field.name] for field in fields(Links)})
 
     @property
@@ -228,7 +222,8 @@ def from_dict(document: Mapping[str, Any]) -> Figures:
             Software(name=name, **{**entry, "hides": frozenset(entry["hides"])})
             for name, entry in document["software"].items()
         ]
-        return compose(Constants(**document["constants"]), software)
+        shared = {name: getattr(LINKS, name) for name in BETWEEN_NODES}
+        return compose(Constants(**{**shared, **document["constants"]}), software)
     except (KeyError, TypeError) as error:
         raise InputError(f"the figures of the planner are incomplete: {error}") from None
 

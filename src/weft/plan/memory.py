@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from weft.errors import UsageError
-from weft.plan.collectives import group
+from weft.gpu.collectives import group
 from weft.plan.compression import kept_bytes
 from weft.plan.config import TrainingJob
 from weft.plan.figures import Figures, Software

@@ -9,11 +9,11 @@ from functools import cache
 from pathlib import Path
 
 from weft.execute.sim import SimExecutor
+from weft.gpu.collectives import Group
+from weft.gpu.network import usual_network
 from weft.gpu.specs import GpuSpec
-from weft.plan.collectives import Group
 from weft.plan.compute import Work
 from weft.plan.config import AUTO
-from weft.plan.network import usual_network
 from weft.policy import Policy
 from weft.sim.profile import names, profile
 from weft.timeline import Kind

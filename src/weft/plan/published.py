@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from weft.errors import InputError
+from weft.gpu.network import GBIT, network
 from weft.gpu.specs import GpuSpec, spec
 from weft.plan.config import TrainingJob
 from weft.plan.models import Model
 from weft.plan.models import model as preset
-from weft.plan.network import GBIT, network
 
 _MODEL = (
     *("layers", "hidden", "heads", "kv_heads", "ffn", "vocab"),

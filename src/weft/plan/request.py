@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from weft.errors import UsageError
+from weft.gpu.network import GBIT, Network, network, usual_network
 from weft.gpu.specs import spec
 from weft.plan.cluster import Cluster, read_cluster
 from weft.plan.config import TrainingJob
 from weft.plan.models import Model, model
-from weft.plan.network import GBIT, Network, network, usual_network
 from weft.plan.options import PlanOptions
 from weft.plan.scaling import parse_range
 from weft.plan.user_files import FromFile, read_config

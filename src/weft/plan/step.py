@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 
-from weft.plan.collectives import Group, collective_s
+from weft.gpu.collectives import Group, collective_s
+from weft.gpu.network import Network, usual_network
 from weft.plan.compute import Pass, head, layer, optimizer_s
 from weft.plan.config import AUTO, TrainingJob
 from weft.plan.figures import Figures, half_rate, shipped
 from weft.plan.memory import check_fits, memory_bytes, stage_params, tight
-from weft.plan.network import Network, usual_network
 from weft.plan.overlap import Hidden, hide, simulated_gpu
 from weft.plan.pipeline import Stage, span_s, stages
 from weft.plan.traffic import Need, needs

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from weft.plan.collectives import Group, group, token_copies
+from weft.gpu.collectives import Group, group
+from weft.gpu.network import usual_network
 from weft.plan.compression import Matrix, Traffic, apply_compression
 from weft.plan.compute import LOW, Pass, Work
 from weft.plan.config import TrainingJob
 from weft.plan.figures import Software
 from weft.plan.memory import stage_params
-from weft.plan.network import usual_network
 from weft.plan.pipeline import Stage
 
 BUCKET_ELEMENTS = 40e6  # gradients that travel together, Megatron's default: at least this,
@@ -319,3 +319,16 @@ def _fully_sharded(
         across = group(ranks // shards, stride * shards, job.network)
         size = params * software.grad_bytes / shards
         yield Need("grads", "all_reduce", across, size, 1, work.backward, edge, sums, each_step=True)
+
+
+def token_copies(top_k: int, g: Group, dispatch: str, most_nodes: int = 0) -> float:
+    """How often a token is sent on its way to `top_k` experts that are spread evenly over a group.
+
+    `copies`: once for each expert. `node`: once for each node between nodes, once for each rank inside one;
+    the expected number of distinct ones. `most_nodes`: the router's own limit on nodes, 0 for none.
+    """
+    if dispatch == "copies":
+        return float(top_k)
+    places = g.domains if g.domains > 1 else g.ranks
+    distinct = places * (1.0 - (1.0 - 1.0 / places) ** top_k)
+    return min(distinct, float(most_nodes)) if most_nodes and g.domains > 1 else distinct

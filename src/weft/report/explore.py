@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from rich import box
@@ -210,15 +211,21 @@ def show_losses(console: Console, document: Document) -> None:
     console.print(table)
     table = Grid(title="Sharing the GPU with copies", box=box.SIMPLE_HEAD)
     for column in ("engine", "GEMM slowed", "copy slowed", "copy GB/s", "how"):
-        table.add_column(column, justify="right", no_wrap=True)
+        table.add_column(column, justify="right", no_wrap=column != "how")
     for row in records(document, "contention"):
-        slowed = (f"{row['gemm_slowed_pct']:+.1f}%", f"{row['copy_slowed_pct']:+.1f}%")
+        slowed = [_slowed(row, side) for side in ("gemm", "copy")]
         table.add_row(str(row["engine"]), *slowed, f"{row['copy_alone_gb_s']:.4g}", str(row["how"]))
     console.print(table)
     start, rate = number(document, "copy_start_us"), number(document, "copy_gb_s")
     console.print(
         f"a DMA copy costs {start:.3g} µs before its bytes, then moves {rate:.4g} GB/s", highlight=False
     )
+
+
+def _slowed(row: Mapping[str, Any], side: str) -> str:
+    """What one side loses, and the model's figure where it was measured and there is one."""
+    model = row.get(f"simulated_{side}_slowed_pct")
+    return f"{row[f'{side}_slowed_pct']:+.1f}%" + ("" if model is None else f" (model {model:+.1f}%)")
 
 
 def loss_figures(document: Document) -> dict[str, str]:
@@ -231,7 +238,7 @@ def loss_figures(document: Document) -> dict[str, str]:
         if "simulated_loss_pct" in row:
             group[f"{row['ways']} ways, simulated"] = float(row["simulated_loss_pct"])
     shared = {
-        f"{row['engine']} copies": {
+        f"{row['engine']} copies, {row['how']}": {
             "GEMM slowed": float(row["gemm_slowed_pct"]),
             "copy slowed": float(row["copy_slowed_pct"]),
         }

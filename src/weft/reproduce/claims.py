@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 from weft.execute.sim import SimExecutor
-from weft.policy import Policy, Rule
+from weft.policy import Policy
 from weft.reproduce.bus_range import SAME_GB_S, BusGain, bus_nodes, tuned_gains
 from weft.reproduce.figure import LOOKED_AT, NOT_LOOKED_AT, OnProgress, Reproduced
 from weft.reproduce.time_ratio import PAPER_GPUS, WORKERS, paper_workload, published_tables
+from weft.rules import Rule
 from weft.sim.profile import PAPER_NODE
 from weft.tuning.candidates import GEMM, residency_choices
 from weft.workload import Workload

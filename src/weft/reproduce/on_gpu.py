@@ -12,10 +12,11 @@ from weft.errors import UnavailableError, UsageError, WeftError
 from weft.execute.base import Executor, MemoryFullError
 from weft.execute.devices import has_gpu, open_executor
 from weft.execute.sim import GHOST, SimExecutor
-from weft.policy import Policy, Rule
+from weft.policy import Policy
 from weft.reproduce.figure import NOT_LOOKED_AT, OnProgress, Reproduced, Reproduction, same_sign
 from weft.reproduce.gpu_losses import measured_losses
 from weft.reproduce.time_ratio import paper_workload, published_tables
+from weft.rules import Rule
 from weft.sim.profile import PAPER_NODE, Profile, by_title
 from weft.tuning.candidates import GEMM, residency_choices
 from weft.workload import Workload, named, paper_reading
@@ -29,7 +30,7 @@ FEWEST_RUNS = 3
 RANKS_ON_GPU = 2
 GPU_CTAS = 2
 """CTAs of each rank: within one GPU a collective is as slow with few as over a link with more."""
-MOST_BYTES = 4_000_000_000
+MOST_COLLECTIVE_BYTES = 4_000_000_000
 """Largest collective: its elements are counted in 32 bits."""
 DEADLINE_S = 60.0
 STAND_IN = "h100"
@@ -149,7 +150,7 @@ def paper_share() -> float:
 def matched_bytes(run: Executor, wanted: float) -> int:
     """The size at which the collective takes `wanted` times as long as the GEMM, each alone."""
     workload = on_one_gpu()
-    return min(MOST_BYTES, round(workload.bytes * wanted / _alone_share(run, workload)))
+    return min(MOST_COLLECTIVE_BYTES, round(workload.bytes * wanted / _alone_share(run, workload)))
 
 
 def _alone_share(run: Executor, workload: Workload) -> float:

@@ -22,7 +22,7 @@ from typing import Any
 from weft.errors import UnavailableError, UsageError, WeftError
 from weft.policy import Policy
 from weft.ranks import Ranks
-from weft.shim import binding, communicators, restart
+from weft.shim import binding, communicators, nccl_binding, restart
 
 _log = logging.getLogger(__name__)
 
@@ -34,11 +34,8 @@ _WITH_SENDS = (None, "send_recv", "all_to_all")
 """Rules for these, where they are for every size, limit the channels of sends and receives, which NCCL fixes
 when a communicator is made."""
 
-_NOT_BY_LAUNCHES = {
-    "schedule": "schedule is not applied: it is for fused operations (weft.ops)",
-    "engine": "comm.engine dma is not applied: it is for fused operations (weft.ops)",
-}
-
+_NO_SCHEDULE = "schedule is not applied: it is for fused operations (weft.ops)"
+_NO_ENGINE = "comm.engine dma is not applied: it is for programs under `weft run --policy` and for weft.ops"
 _NO_FRAMEWORK = "framework controls are not applied: they are for DDP and FSDP2 models of a program"
 
 _framework: Callable[[Policy], None] | None = None
@@ -59,11 +56,11 @@ def not_applied(policy: Policy, *, framework: bool = False) -> list[str]:
 
     `framework`: the program is one whose DDP or FSDP2 models are reached.
     """
-    neutral = Policy()
-    lines = [
-        line for name, line in _NOT_BY_LAUNCHES.items() if getattr(policy, name) != getattr(neutral, name)
-    ]
-    return lines if framework or not policy.changes_framework else [*lines, _NO_FRAMEWORK]
+    lines = [_NO_SCHEDULE] if policy.schedule is not None else []
+    if framework:
+        return lines
+    lines += [_NO_ENGINE] if policy.engine == "dma" else []
+    return [*lines, _NO_FRAMEWORK] if policy.changes_framework else lines
 
 
 def refuse_rules(policy: Policy) -> None:
@@ -135,12 +132,12 @@ def apply(policy: Policy, default: Policy) -> None:
         changed = policy.max_ctas != default.max_ctas
         communicators.route(policy.max_ctas if changed else None)
     elif policy.max_ctas != default.max_ctas:
-        raise UnavailableError("the program has made no NCCL communicator that weft can see")
+        raise UnavailableError(nccl_binding.NO_COMMUNICATOR)
     shape_launches(None if policy == default else policy)
     if communicators.available():
         communicators.follow_policy()
     elif policy.comm_rules != default.comm_rules:
-        raise UnavailableError("the program has made no NCCL communicator that weft can see")
+        raise UnavailableError(nccl_binding.NO_COMMUNICATOR)
     _log.debug("policy in force: %s", policy)
 
 
@@ -160,7 +157,7 @@ def overlap(policy: Policy) -> Iterator[None]:
     if policy.max_ctas != before:
         _use_ctas(policy.max_ctas)
     shape_launches(policy)
-    ruled = bool(policy.comm_rules or (outer and outer.comm_rules))
+    ruled = any(found.comm_rules or found.engine == "dma" for found in (policy, outer) if found)
     if ruled:
         _use_rules(policy, outer)
     token = _current.set(policy)
@@ -202,7 +199,7 @@ def _use_ctas(ctas: int | None) -> None:
     problem = ""
     try:
         if not communicators.available():
-            raise UnavailableError("the program has made no NCCL communicator yet")
+            raise UnavailableError(nccl_binding.NO_COMMUNICATOR)
         able = communicators.preparable()
     except WeftError as error:
         able, problem = [], str(error)
@@ -229,7 +226,7 @@ def _use_ctas(ctas: int | None) -> None:
 def _follow_policy() -> str:
     """Apply the rules of the policy in force from the next collective on; empty, or why not."""
     if not communicators.available():
-        return "the program has made no NCCL communicator yet"
+        return nccl_binding.NO_COMMUNICATOR
     try:
         communicators.follow_policy()
     except UnavailableError as error:
@@ -245,11 +242,12 @@ def _use_rules(policy: Policy, outer: Policy | None) -> None:
         problems = [text for text in Ranks().gather(_follow_policy()) if text]
     if problems:
         kept = outer.comm_rules if outer else ()
-        shape_launches(replace(policy, comm_rules=kept))
+        shape_launches(replace(policy, comm_rules=kept, engine=outer.engine if outer else "sm"))
         _follow_policy()
+        what = "comm.rules are" if policy.comm_rules else "comm.engine dma is"
         warnings.warn(
-            f"weft: comm.rules are not applied ({problems[0]}); `weft run --policy` applies them when the "
-            "program starts",
+            f"weft: {what} not applied ({problems[0]}); `weft run --policy` applies the whole policy when "
+            "the program starts",
             RuntimeWarning,
             stacklevel=4,
         )

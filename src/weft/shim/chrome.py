@@ -11,7 +11,7 @@ from typing import Any
 
 from weft.errors import OutputError
 from weft.files import write_whole
-from weft.shim import binding, stats, tracer
+from weft.shim import layout, stats, tracer
 from weft.shim.spans import Span, graph_symbols, spans_of
 from weft.shim.tracer import Recording
 
@@ -196,9 +196,7 @@ def _collective(raw: Any, blocks: int) -> dict[str, Any]:
         return out
     several = "coalesced"
     operation = (
-        binding.NCCL_OPERATIONS[raw.operation]
-        if 0 <= raw.operation < len(binding.NCCL_OPERATIONS)
-        else several
+        layout.NCCL_OPERATIONS[raw.operation] if 0 <= raw.operation < len(layout.NCCL_OPERATIONS) else several
     )
     size, count = max(raw.comm_size, 1), raw.count
     per_rank = {"all_gather": (1, size), "reduce_scatter": (size, 1), "all_to_all": (size, size)}

@@ -25,7 +25,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from weft.errors import UnavailableError, UsageError
-from weft.shim import binding
+from weft.shim import layout, nccl_binding
 
 LIVE_VARIABLE = "WEFT_LIVE"
 """Environment variable: 1 keeps NCCL_MAX_CTAS and NCCL_MIN_CTAS changeable. `weft run --tune` sets it."""
@@ -63,7 +63,7 @@ class Communicator:
     why_not: str | None
     """Why it is never routed; None where it can be."""
     path: str
-    """How rules for collectives reach its NCCL: one of `binding.NCCL_PATHS`; `path_reason` says why."""
+    """How rules for collectives reach its NCCL: one of `layout.NCCL_PATHS`; `path_reason` says why."""
     nccl: str
     """The version of its NCCL."""
     tuner: int | None
@@ -86,7 +86,7 @@ class CommunicatorCall:
 
 def available() -> bool:
     """Whether the shim is in this process and the program has used NCCL."""
-    return binding.nccl_seen()
+    return nccl_binding.nccl_seen()
 
 
 def communicators() -> list[Communicator]:
@@ -103,17 +103,17 @@ def communicators() -> list[Communicator]:
             point_to_point=found.point_to_point,
             bytes={
                 name: amount
-                for name, amount in zip(binding.NCCL_OPERATIONS, found.bytes, strict=True)
+                for name, amount in zip(layout.NCCL_OPERATIONS, found.bytes, strict=True)
                 if amount
             },
             routed_to=found.routed_to if found.routed_to > 0 else None,
             prepared=tuple(sorted(ctas for ctas in found.prepared if ctas)),
             why_not=found.why_not.decode(errors="replace") or None,
-            path=binding.NCCL_PATHS[found.path],
+            path=layout.NCCL_PATHS[found.path],
             nccl=nccl_version(found.version),
             tuner=found.tuner or None,
         )
-        for found in binding.nccl_list()
+        for found in nccl_binding.nccl_list()
     ]
 
 
@@ -155,7 +155,7 @@ def follow_policy() -> None:
 
     Concerns all ranks, as `route` does. Raises UnavailableError with the reason where that is not possible.
     """
-    reason = binding.nccl_follow_policy()
+    reason = nccl_binding.nccl_follow_policy()
     if reason:
         raise UnavailableError(f"comm.rules cannot be applied in this run: {reason}")
 
@@ -164,7 +164,7 @@ def why_no_rules() -> str:
     """Why rules for collectives cannot be applied on this rank; empty where they can be."""
     found = communicators()
     if not found:
-        return "the program has made no NCCL communicator yet"
+        return nccl_binding.NO_COMMUNICATOR
     without = next((c for c in found if c.path not in ("config", "tuner")), None)
     return path_reason(without.path, without.nccl, without.tuner) if without else ""
 
@@ -190,7 +190,7 @@ def prepare(ctas: int, timeout_s: float, keys: Collection[str] | None = None) ->
     """
     _check(ctas)
     numbers = None if keys is None else [int(key, 16) for key in keys]
-    reason = binding.nccl_prepare(ctas, timeout_s, numbers)
+    reason = nccl_binding.nccl_prepare(ctas, timeout_s, numbers)
     if reason:
         raise UnavailableError(f"the collectives' CTAs cannot be changed in this run: {reason}")
 
@@ -204,14 +204,14 @@ def route(ctas: int | None) -> None:
     """
     if ctas is not None:
         _check(ctas)
-    reason = binding.nccl_route(ctas or 0)
+    reason = nccl_binding.nccl_route(ctas or 0)
     if reason:
         raise UnavailableError(reason)
 
 
 def release() -> None:
     """Destroy the siblings that `route` does not use now. Every rank must; nothing may run on them."""
-    reason = binding.nccl_release()
+    reason = nccl_binding.nccl_release()
     if reason:
         raise UnavailableError(reason)
 
@@ -225,12 +225,12 @@ def calls() -> list[CommunicatorCall]:
         CommunicatorCall(
             number=found.number,
             key=f"{found.key:016x}" if found.key else "",
-            operation=binding.NCCL_OPERATIONS[found.operation],
+            operation=layout.NCCL_OPERATIONS[found.operation],
             bytes=found.bytes,
             host_ns=found.host_ns,
             routed=bool(found.routed),
         )
-        for found in binding.nccl_calls()
+        for found in nccl_binding.nccl_calls()
     ]
 
 
@@ -244,12 +244,12 @@ def on_call(callback: Callable[[str, int], None] | None, key: str | None = None,
     if every < 1:
         raise UsageError(f"every {every} is not valid; use 1 or more")
     number = int(key, 16) if key else 0
-    binding.nccl_on_call((lambda k, n: callback(f"{k:016x}", n)) if callback else None, number, every)
+    nccl_binding.nccl_on_call((lambda k, n: callback(f"{k:016x}", n)) if callback else None, number, every)
 
 
 def callback_errors() -> int:
     """Exceptions that callbacks of `on_call` raised so far."""
-    return binding.nccl_callback_errors()
+    return nccl_binding.nccl_callback_errors()
 
 
 def _check(ctas: int) -> None:
@@ -257,4 +257,4 @@ def _check(ctas: int) -> None:
         raise UsageError(f"{ctas} CTAs are not valid; use 1 to {MOST_CTAS}")
 
 
-atexit.register(binding.nccl_on_call, None, 0, 1)
+atexit.register(nccl_binding.nccl_on_call, None, 0, 1)

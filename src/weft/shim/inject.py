@@ -17,7 +17,8 @@ from typing import Any
 
 from weft.errors import InputError, UnavailableError
 from weft.policy import Policy
-from weft.shim import apply, binding, communicators, job_folder, stats
+from weft.shim import apply, binding, communicators, job_folder, policy_image, stats
+from weft.shim.engine import engine_report
 from weft.shim.step_times import STEPS_VARIABLE
 
 _log = logging.getLogger("weft.shim")
@@ -95,6 +96,20 @@ def steps_environment(base: Mapping[str, str]) -> dict[str, str]:
     }
 
 
+OPS_VARIABLE = "WEFT_OPS"
+"""Environment variable: whether torch loads what replaces collectives and matmuls by fused operations."""
+
+
+def ops_environment(base: Mapping[str, str]) -> dict[str, str]:
+    """`base` with what makes torch programs use fused operations; a value that is set already stays."""
+    return {
+        OPS_VARIABLE: "1",
+        **base,
+        "PYTHONPATH": _with_autoload(base.get("PYTHONPATH", "")),
+        "WEFT_TUNE_HOME": str(PACKAGE.parent),
+    }
+
+
 def _with_autoload(path: str) -> str:
     if path.split(os.pathsep)[-1] == str(AUTOLOAD):
         return path
@@ -166,13 +181,15 @@ class Job:
         trace: TraceRequest | None = None,
         command: Sequence[str] = (),
         steps: bool = False,
+        ops: bool = False,
     ) -> None:
         self.policy, self.tune, self.trace, self.steps = policy or Policy(), tune, trace, steps
+        self.ops = ops
         self.command = tuple(command)
         self._lock = -1
 
     def __enter__(self) -> Job:
-        image = binding.control_image(self.policy)
+        image = policy_image.control_image(self.policy)
         try:
             self.folder, self._lock = job_folder.create(image)
         except OSError as error:
@@ -206,9 +223,10 @@ class Job:
     def environment(self, base: Mapping[str, str] | None = None) -> dict[str, str]:
         """The environment that starts a program in this job."""
         env = environment(self.policy, self.folder, os.environ if base is None else base)
-        if self.tune or self.policy.changes_framework:
+        if self.tune or self.policy.changes_models:
             env = tuning_environment(self.policy, env, search=self.tune)
         env = steps_environment(env) if self.steps else env
+        env = ops_environment(env) if self.ops else env
         return tracing_environment(self.trace, env) if self.trace else env
 
     def set_policy(self, policy: Policy) -> None:
@@ -232,7 +250,8 @@ class Job:
 
     def collect(self) -> dict[str, Any]:
         """What was counted so far, in all processes."""
-        return stats.collect(self.folder)
+        counted = stats.collect(self.folder)
+        return {**counted, "engine": engine_report(counted, self.policy.engine == "dma")}
 
 
 def attach(folder: str | os.PathLike[str]) -> Job:

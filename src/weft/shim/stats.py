@@ -12,7 +12,8 @@ from typing import Any
 
 from weft.errors import InputError
 from weft.policy import Policy
-from weft.shim import binding, communicators
+from weft.shim import binding, communicators, layout
+from weft.shim.engine import engine_report, engine_summary
 
 _log = logging.getLogger("weft.shim")
 
@@ -44,7 +45,7 @@ def snapshot() -> dict[str, Any]:
 def describe(process: binding.Process) -> dict[str, Any]:
     """One process's counters, largest kernels first."""
     head = process.head
-    counters = dict(zip(binding.COUNTERS, head.counters, strict=False))
+    counters = dict(zip(layout.COUNTERS, head.counters, strict=False))
     kernels = _merge(_kernel(row, cells) for row, cells in process.rows())
     if counters["head_starts"]:
         kernels.append(_wait_kernel(counters))
@@ -52,7 +53,7 @@ def describe(process: binding.Process) -> dict[str, Any]:
         "pid": head.pid,
         "rank": head.rank if head.rank >= 0 else None,
         "command": head.command.decode(errors="replace").strip(),
-        "api": binding.APIS.get(head.api, "unknown"),
+        "api": layout.APIS.get(head.api, "unknown"),
         "launches": sum(kernel["launches"] for kernel in kernels),
         "comm_launches": sum(k["launches"] for k in kernels if k["kind"] == "comm"),
         "shaped": sum(kernel["shaped"] for kernel in kernels),
@@ -62,11 +63,11 @@ def describe(process: binding.Process) -> dict[str, Any]:
     }
 
 
-def _nccl(head: binding.CHead) -> dict[str, Any] | None:
+def _nccl(head: layout.CHead) -> dict[str, Any] | None:
     """The NCCL of the latest communicator, and how rules for collectives reach it; None: there was none."""
     if not head.nccl_version:
         return None
-    version, path = communicators.nccl_version(head.nccl_version), binding.NCCL_PATHS[head.nccl_path]
+    version, path = communicators.nccl_version(head.nccl_version), layout.NCCL_PATHS[head.nccl_path]
     return {
         "version": version,
         "path": path,
@@ -76,11 +77,11 @@ def _nccl(head: binding.CHead) -> dict[str, Any] | None:
     }
 
 
-def _kernel(row: binding.CRow, cells: list[binding.CCell]) -> dict[str, Any]:
+def _kernel(row: layout.CRow, cells: list[layout.CCell]) -> dict[str, Any]:
     shaped = sum(cell.shaped for cell in cells)
     return {
         "name": demangle(row.name.decode(errors="replace")),
-        "kind": binding.KINDS[row.kind] if row.kind < len(binding.KINDS) else "unknown",
+        "kind": layout.KINDS[row.kind] if row.kind < len(layout.KINDS) else "unknown",
         "launches": sum(cell.launches for cell in cells),
         "shaped": shaped,
         "beside": sum(cell.beside for cell in cells),
@@ -89,7 +90,9 @@ def _kernel(row: binding.CRow, cells: list[binding.CCell]) -> dict[str, Any]:
         "natural_blocks_per_sm": row.natural_blocks or None,
         "threads": row.threads,
         "shared_bytes": row.shaped_bytes if shaped else row.shared_bytes,
-        "why_not": None if row.reason == 0 else binding.REASONS[min(row.reason, len(binding.REASONS) - 1)],
+        "why_not": None
+        if row.reason == 0
+        else layout.REASONS_NOT_APPLIED[min(row.reason, len(layout.REASONS_NOT_APPLIED) - 1)],
     }
 
 
@@ -123,7 +126,7 @@ def _merge(kernels: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _totals(processes: list[dict[str, Any]]) -> dict[str, int]:
-    names = ("launches", "comm_launches", "shaped", *binding.COUNTERS)
+    names = ("launches", "comm_launches", "shaped", *layout.COUNTERS)
     return {name: sum(process[name] for process in processes) for name in names}
 
 
@@ -131,8 +134,10 @@ def stats_summary(stats: dict[str, Any], policy: Policy) -> str:
     """One line that says what was done, or that nothing was, and why."""
     if not stats["launches"] and stats["unhandled"]:
         return "nothing was shaped: only graphs were launched whose kernels weft does not count"
-    if not stats["launches"]:
-        return "nothing was shaped: no process of this job launched a GPU kernel"
+    engine = engine_report(stats, policy.engine == "dma")
+    if not stats["launches"] and not engine["copied"]:
+        also = f"; {engine_summary(engine)}" if engine["asked"] else ""
+        return f"nothing was shaped: no process of this job launched a GPU kernel{also}"
     parts = []
     if policy.residency or policy.rules:
         parts.append(_shaped_part(stats))
@@ -148,6 +153,8 @@ def stats_summary(stats: dict[str, Any], policy: Policy) -> str:
         parts.append(f"{stats['routed']:,} collectives with CTAs of weft's choice")
     if policy.comm_rules:
         parts.append(_rules_part(stats))
+    if policy.engine == "dma":
+        parts.append(engine_summary(engine))
     failures = ("shape", "priority", "head_start", "tracking", "split", "tuner")
     for name in (f"{kind}_failures" for kind in failures):
         if stats[name]:
@@ -160,7 +167,7 @@ def stats_summary(stats: dict[str, Any], policy: Policy) -> str:
         parts.append(f"{stats['unlisted']:,} launches of more kernels than weft lists, counted together")
     if stats["unhandled"]:
         parts.append(f"{stats['unhandled']:,} uses of an interface that weft does not account for")
-    if not stats["comm_launches"]:
+    if not stats["comm_launches"] and not engine["copied"]:
         parts.append("no collective was launched")
     counted = f"{stats['launches']:,} kernels, {stats['comm_launches']:,} of them collectives"
     return "; ".join([counted, *(parts or ["no control was asked for"])])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from weft.comm.node import Node, Paced
 from weft.errors import UsageError
 from weft.gpu.cost import NODE_LINKS, node_transfer_s, switch_reduces
 from weft.gpu.occupancy import blocks_per_sm
@@ -35,20 +36,24 @@ class CollectiveLaunch:
 
 
 def collective(
-    workload: Workload, profile: Profile, ctas: int, *, ghost: bool, engine: str
+    workload: Workload, profile: Profile, ctas: int, *, ghost: bool, engine: str, node: Node | None = None
 ) -> CollectiveLaunch:
     """The collective of one iteration with `ctas` blocks for each rank.
 
     `ghost`: all ranks share this GPU, as in the lab; otherwise each has its own, and one is simulated.
+    `node`: has the time and the kernel of a rank's part, instead of the profile.
 
     Raises DeadlockError if the blocks cannot all be resident at once.
     """
     if engine == "dma":
-        return CollectiveLaunch(_copied(workload, profile, ghost=ghost), 1)
+        return CollectiveLaunch(_copied(workload, profile, ghost=ghost, node=node), 1)
     figures, count = profile.figures, collective_ctas(workload, ctas)
     members = workload.ranks if ghost else 1
     name = KERNEL_NAMES[workload.collective]
     size = int(figures.comm_threads), int(figures.comm_registers), round(figures.comm_shared_kib * 1024)
+    part = _part(workload, ctas, node) if node and not ghost else None
+    if part:
+        count, size = part.ctas, (part.threads, part.registers, part.shared_bytes)
     place = footprint(profile.spec, name, *size)
     _check_resident(workload, profile, members * count, members, blocks_per_sm(profile.spec, *size))
     if ghost:
@@ -61,6 +66,9 @@ def collective(
             # Point-to-point channels are as fast with a cap on CTAs as without, measured on an H200.
             rate *= FREE_CHANNELS / count
             fastest = rate
+    elif part and node:
+        start_s = min(node.constants["launch_us"], part.us / 2) * 1e-6
+        rate = fastest = workload.wire_bytes / (part.us * 1e-6 - start_s) / count
     else:
         start_s = NODE_LINKS.launch_us * 1e-6
         rate = fastest = workload.wire_bytes / _node_transfer_s(workload, profile, count) / count
@@ -77,10 +85,18 @@ def collective(
     return CollectiveLaunch(launch, members)
 
 
+def _part(workload: Workload, ctas: int, node: Node) -> Paced:
+    return node.collective(workload.collective, _larger_bytes(workload), ctas, workload.ranks)
+
+
+def _larger_bytes(workload: Workload) -> int:
+    return workload.elements * DTYPE_BYTES[workload.compute.dtype]
+
+
 def _node_transfer_s(workload: Workload, profile: Profile, ctas: int) -> float:
     """Seconds that the blocks of a collective move bytes between the GPUs of a node."""
     figures, gpu = profile.figures, profile.spec
-    larger_bytes = workload.elements * DTYPE_BYTES[workload.compute.dtype]
+    larger_bytes = _larger_bytes(workload)
     rate = min(ctas * figures.cta_gb_s, figures.bus_gb_s) * 1e9
     links = node_links(gpu, default_topology(gpu))
     # With a bus far below NVLink's rate the bottleneck is another network, and its switches do not reduce.
@@ -90,7 +106,7 @@ def _node_transfer_s(workload: Workload, profile: Profile, ctas: int) -> float:
     )
 
 
-def _copied(workload: Workload, profile: Profile, *, ghost: bool) -> Launch:
+def _copied(workload: Workload, profile: Profile, *, ghost: bool, node: Node | None) -> Launch:
     """A collective by copy engines: no SM, no reduction."""
     if workload.collective in REDUCING:
         raise UsageError(
@@ -98,7 +114,10 @@ def _copied(workload: Workload, profile: Profile, *, ghost: bool) -> Launch:
         )
     if ghost:
         raise UsageError("comm.engine dma: a copy within one GPU runs on SMs; simulate a node with sim:NAME")
-    seconds = workload.wire_bytes / (profile.figures.bus_gb_s * 1e9)
+    if node:
+        seconds = 1e-6 * node.copied(workload.collective, _larger_bytes(workload), workload.ranks).us
+    else:
+        seconds = workload.wire_bytes / (profile.figures.bus_gb_s * 1e9)
     return Launch(name="Memcpy PtoP", kind=LaunchKind.ENGINE, comm=True, seconds=seconds)
 
 

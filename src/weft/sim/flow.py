@@ -16,8 +16,8 @@ MEMORY_STALL = 0.5
 """Slowdown of a compute-bound kernel per fraction of memory bandwidth that copies take.
 
 Fitted to one measurement: an all-gather of 64 MiB shards and a GEMM as large as 8192³ on eight H100 (pytorch
-PR 172714) take 2.96 ms in sequence, 2.02 by shards on SMs, 1.77 on copy engines; the model gives 2.99, 2.00
-and 1.59."""
+PR 172714) take 2.96 ms in sequence, 2.02 by shards on SMs, 1.77 on copy engines; the model gives 2.99, 2.07
+and 1.71."""
 LEAST_MEMORY = 0.25
 """Fraction of the memory bandwidth that copies always leave to kernels."""
 _SAME_S = 1e-10

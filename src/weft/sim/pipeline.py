@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from weft.comm.node import Node
 from weft.errors import UsageError
 from weft.kernels import glob_regex
 from weft.policy import Policy
@@ -49,13 +50,17 @@ def pipeline(
     *,
     ghost: bool = False,
     ctas: int | None = None,
+    node: Node | None = None,
 ) -> list[Launch]:
-    """All launches of a run. `ctas`: CTAs of each rank's collective if the policy does not set them."""
+    """All launches of a run.
+
+    `ctas`: CTAs of each rank's collective if the policy does not set them; `node`: has its time and kernel.
+    """
     if mode not in MODES:
         raise UsageError(f"mode {mode!r} is not known; use one of {', '.join(MODES)}")
     controls = policy if mode == "overlap" else Policy()
     count = policy.max_ctas or ctas or int(profile.figures.comm_ctas)
-    comm = collective(workload, profile, count, ghost=ghost, engine=policy.engine)
+    comm = collective(workload, profile, count, ghost=ghost, engine=policy.engine, node=node)
     plain = kernels(workload.compute, profile)
     shaped = [_shapes(plain, controls, profile, collectives=n > 0) for n in (0, 1)]
     if controls.sm_reserve >= profile.spec.sms:

@@ -42,15 +42,21 @@ def analyze(*paths: str | Path, comm: str | None = None, progress: Progress | No
         raise InputError("no trace given; pass a file or a folder of ranks")
     files: list[Path] = []
     in_folder: set[Path] = set()
+    names: dict[Path, str] = {}
     with contextlib.ExitStack() as held:
         for path in map(Path, paths):
-            found = [held.enter_context(standard_input())] if str(path) == "-" else find_traces(path)
+            if str(path) == "-":
+                found = [held.enter_context(standard_input())]
+                names[found[0]] = "-"
+            else:
+                found = find_traces(path)
             files += found
             if path.is_dir():
                 in_folder.update(found)
         comm_matcher(comm)  # a bad expression is reported before any file is read
         helpers = held.enter_context(helpers_for(files, comm))
-        reading = held.enter_context(ThreadPoolExecutor(1)).submit(read_files, files, comm, helpers, progress)
+        reader = held.enter_context(ThreadPoolExecutor(1))
+        reading = reader.submit(read_files, files, comm, helpers, progress, names)
         from weft.trace.analysis import analyze_outcomes  # loads while the scanner works
 
         return analyze_outcomes(files, in_folder, reading.result())

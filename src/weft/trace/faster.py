@@ -3,6 +3,7 @@
 A span starts when the span before it on its stream and its launch are over; a collective also waits for its
 input, and a launch for the GPU span that the CPU waited for before it. Where none of these explains a start,
 it waited for the work that ended last. Each span keeps the delay that it had after the last of these.
+The CPU runs as fast as it does when nothing records it.
 """
 
 from __future__ import annotations
@@ -42,15 +43,16 @@ def with_faster_collectives(trace: Trace, found: Collectives, entered_ns: Ns, ra
     start, end = timeline.start_ns, timeline.end_ns
     length = end - start
     work = end[found.span] - np.clip(entered_ns, start[found.span], end[found.span])
-    length[found.span] -= (work * (1 - 1 / ratio)).astype(np.int64)
     part = slice(0, _MOST_SPANS)
+    before = int((_moved(trace, found, length, part) + length[part]).max())
+    length[found.span] -= (work * (1 - 1 / ratio)).astype(np.int64)
     starts = _moved(trace, found, length, part)
     ends = starts + length[part]
     comm, compute = (timeline.kind[part] == kind for kind in (Kind.COMM, Kind.COMPUTE))
     overlap = intersect(union(starts[comm], ends[comm]), union(starts[compute], ends[compute]))
     last, first = int(end[part].max()), int(start[0])
     scale = (int(end.max()) - first) / max(last - first, 1)
-    return FasterRun(round(scale * (last - int(ends.max()))), round(scale * overlap.total_ns))
+    return FasterRun(round(scale * (before - int(ends.max()))), round(scale * overlap.total_ns))
 
 
 def _moved(trace: Trace, found: Collectives, length: Ns, part: slice) -> Ns:
@@ -64,6 +66,8 @@ def _moved(trace: Trace, found: Collectives, length: Ns, part: slice) -> Ns:
         *(stream_predecessors(trace.timeline), predecessors(trace), data, host),
         *(trace.launch_ns, trace.timeline.start_ns, length),
     )
+    known = trace.launch_ns[trace.launch_ns != UNKNOWN_NS]
+    first = int(known.min()) if len(known) else 0
     old_end: list[int] = end[part].tolist()
     new_end: list[int] = []
     moved: list[int] = []
@@ -72,7 +76,8 @@ def _moved(trace: Trace, found: Collectives, length: Ns, part: slice) -> Ns:
     ):
         waited = [(old_end[span], new_end[span]) for span in (before, of_data) if 0 <= span < i]
         if launch != UNKNOWN_NS:
-            waited.append((launch, launch + (new_end[of_host] - old_end[of_host] if 0 <= of_host < i else 0)))
+            old, new = (old_end[of_host], new_end[of_host]) if 0 <= of_host < i else (first, first)
+            waited.append((launch, new + round((launch - old) / trace.host_slowed)))
         waited = [(old, new) for old, new in waited if old <= begun]
         if 0 <= last < i and old_end[last] <= begun and all(begun - old > EVENT_NS for old, _ in waited):
             waited.append((old_end[last], new_end[last]))

@@ -13,7 +13,7 @@ import contextlib
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Union
@@ -51,17 +51,25 @@ def helpers_for(files: list[Path], comm: str | None) -> Iterator[list[Helper]]:
 
 
 def read_files(
-    files: list[Path], comm: str | None, helpers: list[Helper], progress: Progress | None
+    files: list[Path],
+    comm: str | None,
+    helpers: list[Helper],
+    progress: Progress | None,
+    names: Mapping[Path, str],
 ) -> list[_Outcome]:
-    """Reads each file and tells `progress` of each."""
+    """Reads each file and tells `progress` of each. `names`: of files that the user gave by another name."""
     read: list[Path] = []
 
     def done(file: Path) -> None:
         read.append(file)
         if progress:
-            progress(str(file), len(read), len(files))
+            progress(names.get(file, str(file)), len(read), len(files))
 
-    return read_all(files, comm, helpers, done)
+    outcomes = read_all(files, comm, helpers, done)
+    return [
+        _renamed(outcome, file, names[file]) if file in names else outcome
+        for file, outcome in zip(files, outcomes, strict=True)
+    ]
 
 
 def read_all(
@@ -148,7 +156,7 @@ class Helper:
             outcome: _Outcome = pickle.load(self._process.stdout)
         except (OSError, EOFError, pickle.UnpicklingError):
             return InputError(f"{path}: the process that read it died; is there enough memory?")
-        return _renamed(outcome, path)
+        return _renamed(outcome, path, shown(path))
 
     def close(self) -> None:
         self._process.kill()
@@ -159,11 +167,11 @@ class Helper:
         self._process.wait()
 
 
-def _renamed(outcome: _Outcome, path: Path) -> _Outcome:
-    """The path as the user gave it; the helper got the absolute one."""
+def _renamed(outcome: _Outcome, path: Path, name: str) -> _Outcome:
+    """With the name that the user gave: a helper got the absolute path, and `-` is a temporary file."""
     if isinstance(outcome, WeftError):
-        return type(outcome)(str(outcome).replace(str(path.absolute()), str(path)))
-    return [replace(trace, path=shown(path)) for trace in outcome]
+        return type(outcome)(str(outcome).replace(str(path.absolute()), name))
+    return [replace(trace, path=name) for trace in outcome]
 
 
 def _requests(stream: BinaryIO) -> Iterator[Path]:

@@ -60,4 +60,6 @@ class Trace:
     cycle: int | None = None
     """Which of several traces of this rank, one after the other, this is; None where there is one."""
     partial: bool = False
+    host_slowed: float = 1.0
+    """How many times as long the CPU took because it was traced."""
     warnings: tuple[str, ...] = field(default=())

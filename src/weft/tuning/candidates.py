@@ -9,7 +9,8 @@ from typing import Any
 
 from weft.gpu.occupancy import blocks_per_sm, shared_bytes_for, tile_launch_size
 from weft.gpu.specs import GpuSpec
-from weft.policy import Policy, Rule
+from weft.policy import Policy
+from weft.rules import Rule
 from weft.workload import TRITON_KINDS, Compute, Workload
 
 GEMM = "weft_gemm"  # the name of our Triton GEMM as the driver knows it

@@ -10,11 +10,10 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import weft
+from weft.comm.paced import NODE_VARIABLE
 from weft.errors import UsageError
 from weft.policy import Policy
 
-NODE_VARIABLE = "WEFT_NODE"
-"""The node profile that ghost ranks act by, where there is one."""
 MAX_AGE_S = 30 * 86400.0
 CLOCK_SKEW_S = 86400.0
 MAX_TEXT = 2048
@@ -122,12 +121,18 @@ def setting() -> str:
 
     joined = dist.is_available() and dist.is_initialized()
     ghosts = joined and dist.get_backend() == "ghost"
-    ranks, local = dist.get_world_size() if joined else 1, os.environ.get("LOCAL_WORLD_SIZE", "")
-    nodes = ranks // int(local) if local.isdecimal() and int(local) and ranks % int(local) == 0 else 1
+    ranks = dist.get_world_size() if joined else 1
     node = os.environ.get(NODE_VARIABLE, "")
+    nodes = nodes_of(ranks)
     parts = [f"{ranks - 1} ghost ranks"] if ghosts else [f"{nodes} nodes"] if nodes > 1 else []
     parts += [f"node profile {node}"] if node and node.isprintable() else []
     return ", ".join(parts)
+
+
+def nodes_of(ranks: int) -> int:
+    """Machines that so many ranks of this process's job are on, as far as its launcher tells."""
+    local = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return ranks // int(local) if local.isdecimal() and int(local) and ranks % int(local) == 0 else 1
 
 
 def verdict_text(verdict: dict[str, Any]) -> str:

@@ -9,14 +9,17 @@ from __future__ import annotations
 import random
 import sys
 import tempfile
+from contextlib import nullcontext
 
 import torch
+import torch.distributed as dist
 from forked_ranks import run_ranks
 
 from weft.ops import all_gather_matmul, all_to_all_matmul, matmul_reduce_scatter
 from weft.policy import SCHEDULES, Policy
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}
+GROUPS: dict[str, object] = {}
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
@@ -49,6 +52,11 @@ class Case:
         self.strided, self.transposed = draw.random() < 0.3, draw.random() < 0.5
         self.rows_scaled = self.fp8 and draw.random() < 0.5
         self.seed = draw.randrange(1 << 30)
+        self.engine = draw.choice([None, None, "dma", "sm"])
+        self.fast_accum = self.fp8 and draw.random() < 0.5
+        self.out_dtype = draw.choice([None, torch.bfloat16, torch.float32]) if self.fp8 else None
+        self.group = draw.choice(["left out", "world", "own"])
+        self.no_grad = "inference" if not self.grad and draw.random() < 0.5 else ""
         step = 16 if self.fp8 else 1
         self.k = step * draw.randint(1, 3 if self.fp8 else 9)
         differ = self.schedule is not None and draw.random() < 0.4
@@ -57,6 +65,11 @@ class Case:
         n = [step * draw.randint(1, 3 if self.fp8 else 9) for _ in range(self.weights)]
         self.ns = [[each + (e if self.gathers else 0) for each in n] for e in extra]
         self._draw_rows(draw)
+
+    @property
+    def made_dtype(self) -> torch.dtype:
+        """Of the results."""
+        return self.out_dtype or torch.bfloat16 if self.fp8 else self.dtype
 
     def _draw_rows(self, draw: random.Random) -> None:
         ranks = self.ranks
@@ -91,7 +104,7 @@ class Case:
         every = range(self.ranks)
         self.xs = [new(*shape(q)).to(self.dtype) for q in every]
         self.ws = [[new(self.ks[q], n).to(self.dtype) for n in self.ns[q]] for q in every]
-        kept = torch.bfloat16 if self.fp8 else self.dtype
+        kept = self.made_dtype
         self.biases = [[new(n).to(kept) for n in self.ns[q]] for q in every]
         self.x_scales = [torch.rand(*x.shape[:-1], 1, generator=made) + 0.5 for x in self.xs]
         self.w_scales = [[torch.rand(1, n, generator=made) + 0.5 for n in self.ns[q]] for q in every]
@@ -146,13 +159,16 @@ class Case:
         return ([y.detach() for y in results[rank]], [g.detach() for g in gathered[rank : rank + 1]], *grads)
 
     def call(self, rank: int, x: torch.Tensor, ws: list[torch.Tensor], biases: list[torch.Tensor], outs):
-        options = {"pieces": self.pieces}
+        options = {"pieces": self.pieces, "engine": self.engine}
+        if self.group != "left out":
+            options["group"] = GROUPS[self.group]
         if self.by_policy:
             options["policy"] = Policy(schedule=self.schedule)
         else:
             options["schedule"] = self.schedule
         if self.fp8:
             options |= {"A_scale": self.x_scales[rank], "B_scale": self.w_scales[rank]}
+            options |= {"use_fast_accum": self.fast_accum, "out_dtype": self.out_dtype}
             if not self.as_list:
                 options["B_scale"] = self.w_scales[rank][0]
         if self.bias:
@@ -183,9 +199,10 @@ class Case:
             ws = [w.t().contiguous().t() for w in ws]
         biases = [b.clone().requires_grad_(self.grad) for b in self.biases[rank]]
         x, ws = x.requires_grad_(self.needs[0]), [w.requires_grad_(self.needs[1]) for w in ws]
-        dtype = torch.bfloat16 if self.fp8 else self.dtype
+        dtype = self.made_dtype
         outs = [torch.full(y.shape, float("nan"), dtype=dtype) for y in wanted] if self.out else None
-        got = self.call(rank, x, ws, biases, outs)
+        with torch.inference_mode() if self.no_grad else nullcontext():
+            got = self.call(rank, x, ws, biases, outs)
         if self.return_a:
             a, got = got
             if self.fp8:
@@ -249,6 +266,7 @@ def close(got: torch.Tensor, want: torch.Tensor, dtype: torch.dtype, what: str) 
 
 
 def check_calls(rank: int, ranks: int, calls: int, seed: int) -> None:
+    GROUPS["world"], GROUPS["own"] = dist.group.WORLD, dist.new_group(list(range(ranks)))
     draw = random.Random(seed * 1000 + ranks)
     for number in range(calls):
         case = Case(draw, ranks)

@@ -28,6 +28,7 @@ from weft.report.documents.lab import (
     StoreDocument,
     TuneDocument,
 )
+from weft.report.documents.node import NodeDocument, NodeListDocument
 from weft.report.documents.plan import PlanDocument, PlanScaleDocument, PlanSweepDocument
 from weft.report.documents.policy import policy_schema
 from weft.report.documents.reproduce import ReproduceDocument
@@ -43,6 +44,8 @@ SCHEMAS: dict[str, Any] = {
     "characterize": CharacterizeDocument,
     "doctor": DoctorDocument,
     "explore": ExploreDocument,
+    "node": NodeDocument,
+    "node-list": NodeListDocument,
     "plan": PlanDocument,
     "plan-scale": PlanScaleDocument,
     "plan-sweep": PlanSweepDocument,
@@ -84,7 +87,7 @@ def json_schema(name: str) -> dict[str, Any]:
 
 def _counters() -> tuple[str, ...]:
     try:
-        from weft.shim.binding import COUNTERS
+        from weft.shim.layout import COUNTERS
     except ImportError:  # it is for Linux
         raise UnavailableError("the schema of `weft run --stats` needs Linux, as weft run does") from None
     return COUNTERS

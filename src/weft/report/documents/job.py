@@ -27,7 +27,7 @@ class KernelCountJson(TypedDict):
 
 
 class CountersJson(TypedDict):
-    """Besides these keys, one for each counter of the shim (`weft.shim.binding.COUNTERS`)."""
+    """Besides these keys, one for each counter of the shim (`weft.shim.layout.COUNTERS`)."""
 
     launches: int
     comm_launches: int
@@ -43,6 +43,19 @@ class NcclJson(TypedDict):
     why: str
     tuner: int | None
     user_tuner: int | None
+
+
+class EngineJson(TypedDict):
+    """Collectives by copy engines (comm.engine dma)."""
+
+    asked: bool
+    copied: int
+    """No SM kernel was launched for them."""
+    kernels: int
+    unsure: int
+    """Not told apart from other collectives of their group."""
+    why: list[str]
+    """Why collectives were not copied, each with their number."""
 
 
 class ProcessJson(CountersJson):
@@ -115,6 +128,8 @@ class FactsJson(TypedDict):
     cta_choices: list[int]
     why_no_ctas: str
     cta_choices_at_start: list[int]
+    start_settings: list[str]
+    """Settings `NAME=VALUE` that a later start could try."""
     world: int
     processes: int
     workload: str
@@ -184,6 +199,7 @@ class RunDocument(CountersJson, _WithTuning):
     version: int
     policy: PolicyJson
     processes: list[ProcessJson]
+    engine: EngineJson
 
 
 class TopChangeDocument(TypedDict):

@@ -8,7 +8,7 @@ from typing import Any, get_type_hints
 
 import msgspec
 
-from weft import policy
+from weft import policy, rules
 from weft.policy import Policy
 
 _CHOICES = {
@@ -19,23 +19,23 @@ _CHOICES = {
     "head_start": policy.HEAD_STARTS,
 }
 _RULE_CHOICES = {
-    "collective": policy.NCCL_COLLECTIVES,
-    "algorithm": policy.ALGORITHMS,
-    "protocol": policy.PROTOCOLS,
-    "cta_policy": policy.CTA_POLICIES,
+    "collective": rules.NCCL_COLLECTIVES,
+    "algorithm": rules.ALGORITHMS,
+    "protocol": rules.PROTOCOLS,
+    "cta_policy": rules.CTA_POLICIES,
 }
 _RULE_LIMITS = {
-    "residency": (1, policy.MAX_RESIDENCY),
-    "ctas": (1, policy.MAX_COMM_CTAS),
-    "cluster": (0, policy.MAX_CLUSTER),
-    "chunk": policy.CHUNKS,
-    "min_bytes": (0, policy.MAX_COMM_BYTES),
-    "max_bytes": (0, policy.MAX_COMM_BYTES),
+    "residency": (1, rules.MAX_RESIDENCY),
+    "ctas": (1, rules.MAX_COMM_CTAS),
+    "cluster": (0, rules.MAX_CLUSTER),
+    "chunk": rules.CHUNKS,
+    "min_bytes": (0, rules.MAX_COMM_BYTES),
+    "max_bytes": (0, rules.MAX_COMM_BYTES),
 }
 _LIMITS = {
     "head_start_us": (0, policy.MAX_PLACED_US),
     "max_ctas": (1, policy.MAX_CTAS),
-    "residency": (1, policy.MAX_RESIDENCY),
+    "residency": (1, rules.MAX_RESIDENCY),
     "sm_reserve": (0, policy.MAX_SM_RESERVE),
     "forward_prefetch": (1, policy.MAX_PREFETCH),
     "backward_prefetch": (1, policy.MAX_PREFETCH),
@@ -112,7 +112,7 @@ def _limited(
         if limited.get("type") == "number" and name in _ABOVE_ZERO:
             limited["exclusiveMinimum"], limited["maximum"] = 0, _ABOVE_ZERO[name]
         if name == "kernel":
-            limited["minLength"], limited["maxLength"] = 1, policy.MAX_PATTERN_BYTES
+            limited["minLength"], limited["maxLength"] = 1, rules.MAX_PATTERN_BYTES
         found.append(limited)
     if name in _OR_NULL:
         found.append({"type": "null"})

@@ -311,7 +311,7 @@ static void fill(weft_rules *rules, const weft_policy *policy) {
     rules->shapes = policy->residency > 0;
     for (uint32_t i = 0; i < policy->rule_count; i++)
         rules->shapes |= policy->rules[i].residency > 0;
-    rules->neutral = !rules->shapes && !(policy->flags & (WEFT_PRIORITY_HIGH | WEFT_TRACK)) &&
+    rules->neutral = !rules->shapes && !(policy->flags & (WEFT_PRIORITY_HIGH | WEFT_TRACK | WEFT_ENGINE_DMA)) &&
                      policy->head_start_ns == 0 && policy->sm_reserve == 0;
 }
 

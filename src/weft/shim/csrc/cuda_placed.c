@@ -84,6 +84,7 @@ static int take_lane(CUcontext context, CUstream stream, const _Atomic uint32_t 
     if (found < 0 && spare >= 0) {
         found = spare;
         atomic_store(&lanes[found].marked, false);
+        atomic_store(&lanes[found].met, atomic_load(&lanes[found].issued)); /* all of the stream before are placed */
         atomic_store(&lanes[found].stream, stream);
         atomic_store(&lanes[found].context, context);
     }
@@ -180,10 +181,20 @@ static bool write_number(const weft_placed_mark *mark, uint32_t number) {
            weft_cuda_backend.write_word(helper, device + (uint64_t)mark->lane * sizeof(uint32_t), number);
 }
 
+/* Its wait may be in the queue, with no number behind it that would tell when it is over. The driver lets a stream that
+ * is destroyed finish what it has. */
+static void give_up_helper(int lane) {
+    if (weft_cuda()->cuStreamDestroy_v2)
+        weft_trace_side_over(lanes[lane].helper);
+    lanes[lane].helper = NULL;
+}
+
 void weft_placed_end(const weft_placed_mark *mark, bool launched) {
     uint32_t number = atomic_load(&lanes[mark->lane].issued) + 1;
     int mode = weft_capture_relax();
     bool written = launched && write_number(mark, number);
+    if (launched && !written)
+        give_up_helper(mark->lane);
     weft_capture_restore(mode);
     if (written)
         atomic_store(&lanes[mark->lane].issued, number);

@@ -105,9 +105,12 @@ static void track(const weft_backend *api, void *stream) {
     }
 }
 
+_Thread_local uint64_t weft_comm_launches_here;
+
 void weft_comm_launched(const weft_backend *api, const weft_rules *rules, void *stream, bool capturing) {
     atomic_store_explicit(&latest, stream, memory_order_relaxed);
     atomic_fetch_add_explicit(&launched, 1, memory_order_relaxed);
+    weft_comm_launches_here++;
     if (capturing)
         atomic_fetch_add(&captured, 1);
     else if (rules->data.flags & (WEFT_WHEN_OVERLAP | WEFT_TRACK) || rules->data.sm_reserve)

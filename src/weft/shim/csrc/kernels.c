@@ -188,7 +188,7 @@ static void fill(weft_variant *v, void *handle, uint64_t shape, const facts *f, 
     atomic_thread_fence(memory_order_release);
     PUT(handle, (uint64_t)(uintptr_t)handle);
     PUT(shape, shape);
-    PUT(row, row);
+    atomic_store_explicit(&v->row, row, memory_order_release); /* see look_up_slowly */
     PUT(kind, f->kind);
     PUT(sms, f->sms);
     PUT(natural_blocks, f->natural_blocks);
@@ -267,7 +267,8 @@ static void look_up_slowly(const weft_backend *api, void *handle, uint64_t shape
     for (int tries = 0; tries < TRIES; tries++) { /* something may be unloaded just now */
         now = atomic_load(&epoch);
         v = weft_map_find(&variants, (uint64_t)(uintptr_t)handle, shape);
-        ask(api, handle, (unsigned)(shape >> 32), (unsigned)shape, v ? GET(row) : 0, &f);
+        uint32_t before = v ? atomic_load_explicit(&v->row, memory_order_acquire) : 0; /* its name is read */
+        ask(api, handle, (unsigned)(shape >> 32), (unsigned)shape, before, &f);
         v = add_variant(handle, shape, &f, now);
         if (!v)
             break;

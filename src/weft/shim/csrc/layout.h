@@ -3,7 +3,7 @@
  *   control   one per job; `weft run`, or weft from outside while the job runs, writes the policy there
  *   PID.N     one per process that launched a kernel: its own policy, if it set one, and its counters
  *
- * src/weft/shim/binding.py mirrors these structures; both sides refuse a file of another version or size. */
+ * src/weft/shim/layout.py mirrors these structures; both sides refuse a file of another version or size. */
 #ifndef WEFT_LAYOUT_H
 #define WEFT_LAYOUT_H
 
@@ -36,6 +36,7 @@ enum { /* weft_policy.flags */
        WEFT_WHEN_OVERLAP = 4,
        WEFT_TRACK = 8,              /* count launches while a collective is in flight, whatever else is asked for */
        WEFT_HEAD_START_PLACED = 16, /* compute waits for the collective's placement, for head_start_ns at most */
+       WEFT_ENGINE_DMA = 32,        /* copy engines move the bytes of collectives, where NCCL can have them do it */
 };
 
 typedef struct {
@@ -157,6 +158,16 @@ enum { /* weft_process.counters */
        WEFT_COUNT_RULES_UNAPPLIED, /* collectives that a rule names and that nothing here can apply it to */
        WEFT_COUNT_COMM_BYTES,      /* that collectives and point-to-point calls were asked to move */
        WEFT_COUNT_PLACED_BEHIND,   /* none, since other collectives were to be placed first */
+       WEFT_COUNT_ENGINE_COPIED,   /* under comm.engine dma: collectives that launched no kernel */
+       WEFT_COUNT_ENGINE_KERNELS,  /* that could have been copied, and launched kernels all the same */
+       WEFT_COUNT_ENGINE_UNSURE,   /* that could be copied; what was launched for them cannot be told apart */
+       WEFT_COUNT_ENGINE_WINDOW,   /* none: a buffer is in no symmetric window of the communicator */
+       WEFT_COUNT_ENGINE_KIND,     /* none: NCCL copies only all-gather, all-to-all, gather and scatter */
+       WEFT_COUNT_ENGINE_OLD,      /* none: this NCCL is older than 2.28, or is RCCL */
+       WEFT_COUNT_ENGINE_TWO,      /* none: two ranks, of which the first copy can hang before NCCL 2.31.2 */
+       WEFT_COUNT_ENGINE_POLICY,   /* none: the communicator or the call does not ask for zero CTAs */
+       WEFT_COUNT_ENGINE_NODES,    /* kernels were launched: the ranks are on several nodes */
+       WEFT_COUNT_ENGINE_REFUSED,  /* communicators whose configuration NCCL refused with zero CTAs, made without */
        WEFT_COUNTERS_USED,
        WEFT_COUNTERS = 64,
 };

@@ -1,5 +1,5 @@
 /* The NCCL side of the shim: the program's communicators, their siblings with other limits of CTAs, and which of
- * them a collective uses. src/weft/shim/binding.py mirrors weft_nccl_info and weft_nccl_call. */
+ * them a collective uses. src/weft/shim/nccl_binding.py mirrors weft_nccl_info and weft_nccl_call. */
 #ifndef WEFT_NCCL_H
 #define WEFT_NCCL_H
 
@@ -8,7 +8,7 @@
 
 enum { NCCL_LIBRARIES = 4, NCCL_LIMITS = 16, NCCL_WHY = 256, NCCL_CONFIG_BYTES = 256 };
 
-enum { /* operations, as binding.py names them */
+enum { /* operations, as layout.py names them */
        OP_ALL_REDUCE,
        OP_BROADCAST,
        OP_REDUCE,
@@ -26,6 +26,7 @@ enum { /* operations, as binding.py names them */
 typedef struct {
     void *base; /* where it is loaded */
     int version;
+    bool amd; /* it is RCCL */
     _Atomic bool
         limits_fixed; /* it has read a limit of CTAs from the environment, which outranks every configuration */
 #define HOOK(name, args, ...) ncclResult_t (*name)(__VA_ARGS__);
@@ -38,6 +39,8 @@ typedef struct {
     ncclResult_t (*ncclCommCount)(ncclComm_t, int *);
     ncclResult_t (*ncclCommUserRank)(ncclComm_t, int *);
     ncclResult_t (*ncclCommCuDevice)(ncclComm_t, int *);
+    ncclResult_t (*ncclMemAlloc)(void **, size_t);
+    ncclResult_t (*ncclMemFree)(void *);
 } weft_nccl;
 
 typedef union {
@@ -60,7 +63,9 @@ typedef struct weft_comm {
     bool blocking, shares;
     bool leads; /* the first of this key in the process: its calls are remembered */
     _Atomic bool dead, registered;
-    _Atomic bool splitting; /* a split of weft's in the background was not over by its deadline */
+    _Atomic bool suspended;              /* by the program, to free its memory: it cannot be used */
+    _Atomic uint32_t suspended_siblings; /* a bit by place */
+    _Atomic bool splitting;              /* a split of weft's in the background was not over by its deadline */
     _Atomic uint32_t splits;
     _Atomic uint64_t collectives, point_to_point, bytes[NCCL_OPERATIONS];
     _Atomic(ncclComm_t) sibling[NCCL_LIMITS]; /* by place of the limit; place 0 is never filled */
@@ -92,11 +97,38 @@ void weft_comm_boundary(void); /* outside of groups and captures: the program's 
 /* --- nccl_config.c --------------------------------------------------------------------------------------- */
 
 void weft_comm_configure(weft_comm *c, const ncclConfig_t *config, const weft_comm *parent);
+void weft_config_copy(nccl_config *into, const ncclConfig_t *config); /* NULL: NCCL's initializer */
 
 /* The limits in the environment as part of a configuration, where they must stay changeable. A communicator that
  * inherits its configuration inherits them, too. */
 const ncclConfig_t *weft_limits_begin(weft_nccl *library, const ncclConfig_t *config, bool inherits, nccl_config *room);
 void weft_limits_end(void);
+
+/* --- nccl_windows.c: memory that all ranks of a communicator have registered as a symmetric window ------------------- */
+
+void weft_window_add(weft_comm *c, void *buffer, size_t size, void **window, int flags, ncclResult_t result);
+void weft_window_remove(weft_comm *c, const void *window);
+void weft_windows_settle(bool made);  /* a group of this thread is over, and its windows are there, or not */
+void weft_windows_drop(weft_comm *c); /* the communicator ends */
+bool weft_in_window(weft_comm *c, const void *buffer);
+
+/* --- nccl_engine.c: collectives by copy engines ----------------------------------------------------------------------- */
+
+/* What is known about one collective before it is called. */
+typedef struct {
+    weft_comm *c;
+    int why;      /* the counter of the reason why it cannot be copied; -1: it can, -2: not counted */
+    bool by_call; /* the call itself must ask for no CTAs, since the communicator does not */
+} weft_engine_call;
+
+bool weft_engine_asked(void); /* by the policy in force; for communicators that are made now */
+const ncclConfig_t *weft_engine_config(weft_nccl *l, const ncclConfig_t *config, bool inherits, int size,
+                                       nccl_config *room);
+weft_engine_call weft_engine_look(weft_nccl *l, weft_comm *c, int operation, size_t count, const void *send,
+                                  const void *recv, const ncclCollConfig_t *own);
+void weft_engine_called(const weft_engine_call *call, bool own); /* own: on the program's own communicator */
+void weft_engine_other(void);                                    /* a send or a receive of the group */
+void weft_engine_end(ncclResult_t result);                       /* it is over: did it launch a kernel? */
 
 /* --- nccl_route.c: which siblings are used ------------------------------------------------------------------------------- */
 
@@ -117,6 +149,7 @@ typedef struct weft_call_rules {
     struct weft_call_rules *next;
     uint32_t count;
     uint32_t limit; /* most CTAs of collectives that no rule with CTAs names; 0: unlimited */
+    bool copies;    /* copy engines where they can (comm.engine dma) */
     weft_comm_rule rules[WEFT_COMM_RULES];
 } weft_call_rules;
 
@@ -145,11 +178,12 @@ typedef union {
     char bytes[NCCL_CONFIG_BYTES]; /* a later version's is longer */
 } nccl_call_config;
 
-/* The program's own configuration (NULL: none) with what the rules add in `room`. NULL: there is nothing to add. */
+/* The program's own configuration (NULL: none) with what the rules add in `room`. NULL: there is nothing to add.
+ * `zero`: ask for a collective without CTAs. */
 const ncclCollConfig_t *weft_call_config(weft_nccl *l, weft_comm *c, int operation, uint64_t bytes, bool captured,
-                                         const ncclCollConfig_t *own, nccl_call_config *room);
+                                         bool zero, const ncclCollConfig_t *own, nccl_call_config *room);
 
-/* --- nccl_split.c: making siblings ---------------------------------------------------------------------------- */
+/* --- nccl_late.c: splits that end after their deadline ----------------------------------------------------------- */
 
 void weft_route_settle(weft_comm *c); /* wait until a split of weft's lets the communicator be used again */
 
@@ -166,10 +200,10 @@ typedef struct {
     const weft_call_rules *rules; /* of the group, or of the call outside of groups */
     int cluster;                  /* of the group: CTAs plus one; 0: NCCL's choice, -1: no call yet */
     bool captured;                /* a call of the group is being captured */
+    bool simulating;              /* inside ncclGroupSimulateEnd, which launches nothing */
 } weft_nccl_thread;
 
 extern _Thread_local weft_nccl_thread weft_nccl_me;
-extern _Atomic int weft_nccl_simulating;   /* threads that only ask NCCL how long their group would take */
 bool weft_nccl_in_group(void);             /* has this thread opened one? */
 void weft_nccl_private(bool on);           /* what this thread calls now is our own */
 void weft_comms_made(ncclResult_t result); /* a group is over, and with it what it was to make */

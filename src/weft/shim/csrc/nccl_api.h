@@ -14,19 +14,23 @@ typedef struct {
 } ncclUniqueId;
 
 enum { NCCL_SUCCESS = 0, NCCL_INTERNAL_ERROR = 3, NCCL_INVALID_ARGUMENT = 4, NCCL_IN_PROGRESS = 7 };
-enum { NCCL_BUILT_IN_OPS = 5 }; /* larger numbers are the program's own, known to one communicator only */
+enum { NCCL_BUILT_IN_OPS = 5 };   /* larger numbers are the program's own, known to one communicator only */
+enum { NCCL_SUSPEND_MEMORY = 1 }; /* a flag of ncclCommSuspend (2.29.7) */
 enum { NCCL_UNDEFINED = INT_MIN, NCCL_NO_COLOR = -1 };
 enum { NCCL_WITH_CTAS = 21700, NCCL_WITH_SPLIT = 21800, NCCL_WITH_TUNER = 22400, NCCL_WITH_CALL_CONFIG = 23100 };
+enum { NCCL_WITH_CTA_POLICY = 22700, NCCL_WITH_COPIES = 22800 }; /* the latter: collectives by copy engines */
+enum { NCCL_CTA_POLICY_ZERO = 2, NCCL_WIN_COLL_SYMMETRIC = 1 };
 #define NCCL_MAGIC 0xcafebeefu
 
-typedef struct { /* as of 2.18, which every later version takes */
+typedef struct { /* as of 2.27; every later version takes this one and those before it */
     size_t size;
     unsigned magic, version;
     int blocking, cgaClusterSize, minCTAs, maxCTAs;
     const char *netName;
     int splitShare;
     int trafficClass;     /* 2.25 */
-    const char *commName; /* 2.27 */
+    const char *commName; /* 2.27, as what follows */
+    int collnetEnable, CTAPolicy, shrinkShare, nvlsCTAs;
 } ncclConfig_t;
 
 typedef struct { /* of one collective call, as of 2.31, which every later version takes */

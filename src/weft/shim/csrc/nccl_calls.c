@@ -16,7 +16,6 @@ typedef struct {
 } deferred;
 
 _Thread_local weft_nccl_thread weft_nccl_me;
-_Atomic int weft_nccl_simulating;
 static _Thread_local struct {
     int place; /* of the limit that holds for this group */
     size_t waiting, room;
@@ -38,6 +37,7 @@ typedef struct {
     int place;       /* held for this call alone */
     bool configured; /* with a configuration that has to do with weft's rules */
     bool refused;    /* which NCCL did not take */
+    weft_engine_call engine;
 } call;
 
 /* The communicator to use: by the route in force and the kind of call alone, since that is all that every rank has in
@@ -87,7 +87,8 @@ static inline bool ruled(void) { return atomic_load_explicit(&weft_call_rules_us
 
 /* The configuration of this call; NULL: none of weft's. */
 static const ncclCollConfig_t *configure(call *k, weft_nccl *l, ncclComm_t comm, int operation, size_t count, int type,
-                                         void *stream, const ncclCollConfig_t *own, nccl_call_config *room) {
+                                         const void *send, const void *recv, void *stream, const ncclCollConfig_t *own,
+                                         nccl_call_config *room) {
     weft_comm *c = weft_nccl_me.inside == 0 ? weft_comm_of(comm) : NULL;
     if (!c)
         return NULL;
@@ -98,7 +99,11 @@ static const ncclCollConfig_t *configure(call *k, weft_nccl *l, ncclComm_t comm,
     }
     weft_nccl_me.captured |= captured;
     weft_nccl_private(true);
-    const ncclCollConfig_t *given = weft_call_config(l, c, operation, count * element_size(type), captured, own, room);
+    const weft_call_rules *rules = captured ? weft_call_rules_at_start() : weft_nccl_me.rules;
+    if (rules && rules->copies && operation < OP_SEND)
+        k->engine = weft_engine_look(l, c, operation, count, send, recv, own);
+    const ncclCollConfig_t *given =
+        weft_call_config(l, c, operation, count * element_size(type), captured, k->engine.by_call, own, room);
     weft_nccl_private(false);
     if (given)
         weft_count(WEFT_COUNT_PER_CALL);
@@ -117,7 +122,9 @@ static bool refused(call *k, ncclResult_t result) {
 
 static ncclResult_t leave_ruled(const call *k, ncclResult_t result) {
     if (k->refused && result != NCCL_INVALID_ARGUMENT)
-        atomic_store(&k->c->library->config_refused, true); /* it was the configuration: no more of them */
+        atomic_store(&k->c->library->config_refused, true);  /* it was the configuration: no more of them */
+    if (weft_nccl_me.depth == 0 && weft_nccl_me.inside == 1) /* else NCCL itself has called */
+        weft_engine_end(result);
     leave(k, result);
     if (weft_nccl_me.depth == 0 && weft_nccl_me.inside == 0)
         weft_nccl_me.rules = NULL;
@@ -133,8 +140,9 @@ static ncclResult_t leave_ruled(const call *k, ncclResult_t result) {
 #define MAKE_RULED(operation, op, name, with_config, args, config_args)                                                \
     call k = {0};                                                                                                      \
     nccl_call_config room;                                                                                             \
-    const ncclCollConfig_t *given = configure(&k, l, comm, operation, count, type, stream, config, &room);             \
+    const ncclCollConfig_t *given = configure(&k, l, comm, operation, count, type, send, recv, stream, config, &room); \
     ncclComm_t to = enter(&k, comm, operation, count, type, op, stream);                                               \
+    weft_engine_called(&k.engine, to == comm);                                                                         \
     if (given && l->with_config) {                                                                                     \
         ncclResult_t result = l->with_config(UNWRAP config_args, given);                                               \
         if (!refused(&k, result))                                                                                      \
@@ -192,6 +200,7 @@ COLLECTIVE(OP_SCATTER, 0, ncclScatter, (send, recv, count, type, root, comm, str
 /* It has no form with a configuration; the same broadcast between two buffers has. */
 SLOW ruled_ncclBcast(weft_nccl *l, void *buffer, size_t count, int type, int root, ncclComm_t comm, void *stream) {
     const ncclCollConfig_t *config = NULL;
+    const void *send = buffer, *recv = buffer;
     MAKE_RULED(OP_BROADCAST, 0, ncclBcast, ncclBroadcastConfig, (buffer, count, type, root, to, stream),
                (buffer, buffer, count, type, root, to, stream));
 }
@@ -224,8 +233,10 @@ static bool defer(deferred d) {
 /* The channels of sends and receives are fixed when a communicator is made: a rule that came later is counted. */
 static void note_unapplied(weft_nccl *l, ncclComm_t comm, int operation, size_t count, int type) {
     call k = {0};
-    if (UNLIKELY(ruled()))
-        configure(&k, l, comm, operation, count, type, NULL, NULL, NULL);
+    if (UNLIKELY(ruled())) {
+        configure(&k, l, comm, operation, count, type, NULL, NULL, NULL, NULL, NULL);
+        weft_engine_other();
+    }
 }
 
 static ncclResult_t send_now(weft_nccl *l, const void *send, size_t count, int type, int peer, ncclComm_t comm,
@@ -282,6 +293,9 @@ ncclResult_t weft_on_ncclGroupStart(weft_nccl *l) {
 
 static void group_over(ncclResult_t result) {
     weft_comms_made(result);
+    weft_windows_settle(result == NCCL_SUCCESS);
+    if (UNLIKELY(ruled()))
+        weft_engine_end(result);
     weft_route_give(me.place);
     me.place = 0;
     weft_nccl_me.rules = NULL;
@@ -310,9 +324,10 @@ ncclResult_t weft_on_ncclGroupEnd(weft_nccl *l) { END(ncclGroupEnd()); }
 static ncclResult_t simulate_end(weft_nccl *l, void *info) { END(ncclGroupSimulateEnd(info)); }
 
 ON(ncclGroupSimulateEnd, void *info) {
-    atomic_fetch_add(&weft_nccl_simulating, 1);
+    weft_engine_end(NCCL_INTERNAL_ERROR); /* nothing is launched, and nothing was copied */
+    weft_nccl_me.simulating = true;
     ncclResult_t result = simulate_end(l, info);
-    atomic_fetch_sub(&weft_nccl_simulating, 1);
+    weft_nccl_me.simulating = false;
     return result;
 }
 

@@ -130,6 +130,7 @@ void weft_comm_add(weft_comm *c, ncclComm_t handle) {
 }
 
 void weft_comm_gone(weft_comm *c) {
+    weft_windows_drop(c);
     pthread_mutex_lock(&lock);
     if (!atomic_exchange(&c->dead, true)) {
         uint64_t key = (uint64_t)(uintptr_t)atomic_load(&c->handle);
@@ -159,6 +160,8 @@ const char *weft_comm_why_not(weft_comm *c) {
         return "its splits share its channels (splitShare, NCCL_COMM_SPLIT_SHARE_RESOURCES)";
     if (atomic_load(&c->registered))
         return "memory is registered with it";
+    if (atomic_load(&c->suspended))
+        return "the program has suspended it (ncclCommSuspend)";
     if (atomic_load(&c->splitting))
         return "an earlier split of it is not over";
     return NULL;

@@ -42,7 +42,7 @@ static void fresh(ncclConfig_t *config) {
     config->trafficClass = NCCL_UNDEFINED;
 }
 
-static void copy_config(nccl_config *into, const ncclConfig_t *config) {
+void weft_config_copy(nccl_config *into, const ncclConfig_t *config) {
     fresh(&into->config);
     if (has_ctas(config))
         memcpy(into, config, config->size);
@@ -98,7 +98,7 @@ const ncclConfig_t *weft_limits_begin(weft_nccl *library, const ncclConfig_t *co
     pthread_mutex_unlock(&hide_lock);
     if ((!most && !least) || (!config && inherits))
         return config;
-    copy_config(room, config);
+    weft_config_copy(room, config);
     if (most)
         room->config.maxCTAs = most;
     if (least)
@@ -136,7 +136,7 @@ void weft_comm_configure(weft_comm *c, const ncclConfig_t *config, const weft_co
     if (!config && parent)
         c->config = parent->config;
     else
-        copy_config(&c->config, config);
+        weft_config_copy(&c->config, config);
     ncclConfig_t *own = &c->config.config;
     if (own->netName) /* the program may free its own */
         own->netName = kept_name(own->netName);

@@ -37,6 +37,11 @@ static weft_nccl *keep(const weft_nccl *found) {
     return l;
 }
 
+static bool is_rccl(const char *path) {
+    const char *slash = strrchr(path, '/');
+    return strstr(slash ? slash : path, "rccl") != NULL;
+}
+
 /* The library that has this function; NULL where there are too many. It is asked before our lock is taken, since the
  * loader has a lock, too, and may hold it while a library that it starts calls us. */
 weft_nccl *weft_nccl_with(void *real) {
@@ -47,7 +52,7 @@ weft_nccl *weft_nccl_with(void *real) {
     void *handle = known ? NULL : dlopen(info.dli_fname, RTLD_LAZY | RTLD_NOLOAD); /* kept: it must stay loaded */
     if (!handle)
         return known;
-    weft_nccl found = {.base = info.dli_fbase};
+    weft_nccl found = {.base = info.dli_fbase, .amd = is_rccl(info.dli_fname)};
     weft_nccl_fill(&found, handle, weft_next_symbol(PROBE) == real);
     return keep(&found);
 }

@@ -79,33 +79,42 @@ static weft_comm *by_id(weft_nccl *l, const ncclUniqueId *id, int rank, int size
     return c;
 }
 
-/* CALL is the real call, written with `given`, the configuration with the environment's limits in it. */
-#define INIT(inherits, CALL, WITHOUT, c)                                                                               \
+/* CALL is the real call, written with `given`, the configuration with the environment's limits in it and, where copy
+ * engines are asked for, the request for zero CTAs; without that where NCCL refuses it. `ranks`: -1 where unknown. */
+#define INIT(inherits, ranks, CALL, WITHOUT, c)                                                                        \
     if (weft_nccl_me.inside > 0)                                                                                       \
         return l->WITHOUT;                                                                                             \
-    nccl_config room;                                                                                                  \
-    ncclConfig_t *given = (ncclConfig_t *)weft_limits_begin(l, config, inherits, &room);                               \
+    nccl_config room, zero;                                                                                            \
+    ncclConfig_t *limited = (ncclConfig_t *)weft_limits_begin(l, config, inherits, &room);                             \
+    ncclConfig_t *given = (ncclConfig_t *)weft_engine_config(l, limited, inherits, ranks, &zero);                      \
     weft_comm *new = c;                                                                                                \
     weft_nccl_me.inside++;                                                                                             \
     ncclResult_t result = given ? l->CALL : l->WITHOUT;                                                                \
+    if (UNLIKELY(given != limited && result == NCCL_INVALID_ARGUMENT)) {                                               \
+        weft_count(WEFT_COUNT_ENGINE_REFUSED);                                                                         \
+        given = limited;                                                                                               \
+        if (new)                                                                                                       \
+            weft_comm_configure(new, given, NULL);                                                                     \
+        result = given ? l->CALL : l->WITHOUT;                                                                         \
+    }                                                                                                                  \
     weft_nccl_me.inside--;                                                                                             \
     weft_limits_end();                                                                                                 \
     return made(result, made_at, new)
 
 ON(ncclCommInitRank, ncclComm_t *made_at, int size, ncclUniqueId id, int rank) {
     const ncclConfig_t *config = NULL;
-    INIT(false, ncclCommInitRankConfig(made_at, size, id, rank, given), ncclCommInitRank(made_at, size, id, rank),
+    INIT(false, size, ncclCommInitRankConfig(made_at, size, id, rank, given), ncclCommInitRank(made_at, size, id, rank),
          by_id(l, &id, rank, size, given));
 }
 
 ON(ncclCommInitRankConfig, ncclComm_t *made_at, int size, ncclUniqueId id, int rank, ncclConfig_t *config) {
-    INIT(false, ncclCommInitRankConfig(made_at, size, id, rank, given),
+    INIT(false, size, ncclCommInitRankConfig(made_at, size, id, rank, given),
          ncclCommInitRankConfig(made_at, size, id, rank, config), by_id(l, &id, rank, size, given));
 }
 
 ON(ncclCommInitRankScalable, ncclComm_t *made_at, int size, int rank, int count, ncclUniqueId *ids,
    ncclConfig_t *config) {
-    INIT(false, ncclCommInitRankScalable(made_at, size, rank, count, ids, given),
+    INIT(false, size, ncclCommInitRankScalable(made_at, size, rank, count, ids, given),
          ncclCommInitRankScalable(made_at, size, rank, count, ids, config),
          count > 0 && ids ? by_id(l, ids, rank, size, given) : NULL);
 }
@@ -147,19 +156,19 @@ static weft_comm *child(weft_nccl *l, ncclComm_t comm, const void *what, size_t 
 }
 
 ON(ncclCommSplit, ncclComm_t comm, int color, int key, ncclComm_t *made_at, ncclConfig_t *config) {
-    INIT(true, ncclCommSplit(comm, color, key, made_at, given), ncclCommSplit(comm, color, key, made_at, config),
+    INIT(true, -1, ncclCommSplit(comm, color, key, made_at, given), ncclCommSplit(comm, color, key, made_at, config),
          child(l, comm, &color, sizeof color, given));
 }
 
 ON(ncclCommShrink, ncclComm_t comm, int *excluded, int count, ncclComm_t *made_at, ncclConfig_t *config, int flags) {
-    INIT(true, ncclCommShrink(comm, excluded, count, made_at, given, flags),
+    INIT(true, -1, ncclCommShrink(comm, excluded, count, made_at, given, flags),
          ncclCommShrink(comm, excluded, count, made_at, config, flags), child(l, comm, &count, sizeof count, given));
 }
 
 /* Ranks that join and ranks that were there have nothing in common to make a key of. */
 ON(ncclCommGrow, ncclComm_t comm, int size, const ncclUniqueId *id, int rank, ncclComm_t *made_at,
    ncclConfig_t *config) {
-    INIT(comm != NULL, ncclCommGrow(comm, size, id, rank, made_at, given),
+    INIT(comm != NULL, size, ncclCommGrow(comm, size, id, rank, made_at, given),
          ncclCommGrow(comm, size, id, rank, made_at, config), describe(l, 0, rank, size));
 }
 
@@ -199,6 +208,42 @@ ON(ncclCommDestroy, ncclComm_t comm) { WITH_SIBLINGS(false, true, ncclCommDestro
 ON(ncclCommAbort, ncclComm_t comm) { WITH_SIBLINGS(true, true, ncclCommAbort(it)); }
 ON(ncclCommRevoke, ncclComm_t comm, int flags) { WITH_SIBLINGS(false, false, ncclCommRevoke(it, flags)); }
 
+/* Siblings free their memory with the communicator and get it back with it: NCCL waits for all ranks in both, and all
+ * ranks have the same siblings. The program's own goes first, since NCCL may refuse it. */
+ON(ncclCommSuspend, ncclComm_t comm, int flags) {
+    weft_comm *c = weft_nccl_me.inside == 0 ? weft_comm_of(comm) : NULL;
+    weft_nccl_me.inside++;
+    ncclResult_t result = l->ncclCommSuspend(comm, flags);
+    if (c && (flags & NCCL_SUSPEND_MEMORY) && went_well(result)) {
+        atomic_store(&c->suspended, true);
+        for (int i = 1; i < NCCL_LIMITS; i++) {
+            ncclComm_t sibling = atomic_load(&c->sibling[i]);
+            if (sibling && went_well(l->ncclCommSuspend(sibling, flags))) /* else it keeps its memory */
+                atomic_fetch_or(&c->suspended_siblings, 1u << i);
+        }
+    }
+    weft_nccl_me.inside--;
+    return result;
+}
+
+/* A sibling that does not get its memory back cannot be used: that is an error of its communicator. */
+ON(ncclCommResume, ncclComm_t comm) {
+    weft_comm *c = weft_nccl_me.inside == 0 ? weft_comm_of(comm) : NULL;
+    weft_nccl_me.inside++;
+    ncclResult_t result = l->ncclCommResume(comm);
+    if (c && went_well(result)) {
+        uint32_t suspended = atomic_exchange(&c->suspended_siblings, 0);
+        for (int i = 1; i < NCCL_LIMITS; i++) {
+            ncclComm_t sibling = suspended >> i & 1 ? atomic_load(&c->sibling[i]) : NULL;
+            ncclResult_t resumed = sibling ? l->ncclCommResume(sibling) : NCCL_SUCCESS;
+            result = went_well(result) && !went_well(resumed) ? resumed : result;
+        }
+        atomic_store(&c->suspended, false);
+    }
+    weft_nccl_me.inside--;
+    return result;
+}
+
 static ncclResult_t error_of_sibling(weft_nccl *l, weft_comm *c, int place) {
     ncclResult_t error = NCCL_SUCCESS;
     weft_route_hold(place); /* a watchdog may ask while another thread releases it */
@@ -235,5 +280,16 @@ ON(ncclCommRegister, ncclComm_t comm, void *buffer, size_t size, void **handle) 
 }
 
 ON(ncclCommWindowRegister, ncclComm_t comm, void *buffer, size_t size, void **window, int flags) {
-    return registered(comm, l->ncclCommWindowRegister(comm, buffer, size, window, flags));
+    weft_comm *c = weft_nccl_me.inside == 0 ? weft_comm_of(comm) : NULL;
+    ncclResult_t result = registered(comm, l->ncclCommWindowRegister(comm, buffer, size, window, flags));
+    if (c)
+        weft_window_add(c, buffer, size, window, flags, result);
+    return result;
+}
+
+ON(ncclCommWindowDeregister, ncclComm_t comm, void *window) {
+    weft_comm *c = weft_nccl_me.inside == 0 ? weft_comm_of(comm) : NULL;
+    if (c)
+        weft_window_remove(c, window);
+    return l->ncclCommWindowDeregister(comm, window);
 }

@@ -55,18 +55,20 @@ static bool set_algorithm(ncclCollConfig_t *config, const weft_comm_rule *rule) 
     return true;
 }
 
-static bool set_policy(ncclCollConfig_t *config, const weft_comm_rule *rule) {
-    if (!rule || !rule->cta_policy || config->CTAPolicy != NCCL_UNDEFINED)
+static bool set_policy(ncclCollConfig_t *config, const weft_comm_rule *rule, bool zero) {
+    int asked = rule && rule->cta_policy ? (int)rule->cta_policy : zero ? NCCL_CTA_POLICY_ZERO : 0;
+    if (!asked || config->CTAPolicy != NCCL_UNDEFINED)
         return false;
-    config->CTAPolicy = (int)rule->cta_policy;
+    config->CTAPolicy = asked;
     return true;
 }
 
-static bool fill(weft_comm *c, const weft_call_rules *rules, const weft_comm_rule *rule, ncclCollConfig_t *config) {
+static bool fill(weft_comm *c, const weft_call_rules *rules, const weft_comm_rule *rule, bool zero,
+                 ncclCollConfig_t *config) {
     bool any = set_ctas(config, rule, rules ? rules->limit : 0, c->max_ctas);
     any |= set_cluster(config, rule);
     any |= set_algorithm(config, rule);
-    return set_policy(config, rule) || any;
+    return set_policy(config, rule, zero) || any;
 }
 
 static bool known(const ncclCollConfig_t *own) {
@@ -84,7 +86,7 @@ static bool reaches(weft_nccl *l, int operation, const weft_call_rules *rules, c
 }
 
 const ncclCollConfig_t *weft_call_config(weft_nccl *l, weft_comm *c, int operation, uint64_t bytes, bool captured,
-                                         const ncclCollConfig_t *own, nccl_call_config *room) {
+                                         bool zero, const ncclCollConfig_t *own, nccl_call_config *room) {
     const weft_call_rules *rules = captured ? weft_call_rules_at_start() : weft_nccl_me.rules;
     bool grouped = weft_nccl_me.depth > 0 && weft_nccl_me.cluster > 0;
     if (!rules && !grouped)
@@ -102,5 +104,5 @@ const ncclCollConfig_t *weft_call_config(weft_nccl *l, weft_comm *c, int operati
         memcpy(room, own, own->size);
     else
         fresh(&room->config);
-    return fill(c, rules, rule, &room->config) ? &room->config : NULL;
+    return fill(c, rules, rule, zero, &room->config) ? &room->config : NULL;
 }

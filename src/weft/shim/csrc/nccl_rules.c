@@ -29,13 +29,14 @@ static uint32_t routed_limit;  /* the limit of `weft_nccl_route`, which outranks
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 static bool equal(const weft_call_rules *a, const weft_call_rules *b) {
-    return a->count == b->count && a->limit == b->limit && memcmp(a->rules, b->rules, a->count * sizeof *a->rules) == 0;
+    return a->count == b->count && a->limit == b->limit && a->copies == b->copies &&
+           memcmp(a->rules, b->rules, a->count * sizeof *a->rules) == 0;
 }
 
 /* Equal rules are published once. False where there is no room left: what is in force stays. */
 static bool publish(const weft_call_rules *rules, const weft_call_rules **found) {
     *found = NULL;
-    if (!rules->count && !rules->limit)
+    if (!rules->count && !rules->limit && !rules->copies)
         return true;
     weft_call_rules *at = published;
     while (at && !equal(at, rules))
@@ -54,6 +55,7 @@ static void of_policy(const weft_policy *policy, weft_call_rules *into) {
     memset(into, 0, sizeof *into);
     into->count = policy->comm_rule_count;
     into->limit = policy->comm_ctas;
+    into->copies = (policy->flags & WEFT_ENGINE_DMA) != 0;
     memcpy(into->rules, policy->comm_rules, sizeof into->rules);
 }
 

@@ -72,8 +72,10 @@ static int limited(int ctas, size_t bytes, size_t ranks, const float *costs, int
     return channels < 1 ? 1 : channels < (size_t)ctas ? (int)channels : ctas;
 }
 
+/* NCCL versions that ask for chunks (2.30 and newer) plan on the thread that ends the group, unless the group is
+ * non-blocking, which launches even where it was to be simulated, or NCCL_SINGLE_PROC_MEM_REG_ENABLE is set. */
 static void remember_chunk(tuner *t, int function, uint64_t chunk) {
-    if (atomic_load(&weft_nccl_simulating))
+    if (weft_nccl_me.simulating)
         return;            /* no plan follows */
     if (t->chunks_asked) { /* a new plan */
         memset(t->planned, 0, sizeof t->planned);

@@ -54,7 +54,7 @@ bool weft_chunk_ready(uint32_t chunk); /* reserve the file's blocks for a chunk 
 /* clang-format off */
 #define WEFT_FORGETS(X) \
     X(kernels) X(shape) X(flight) X(limits) X(names) X(headstart) X(placed) X(cublas) X(tracer) X(stamps) X(events) \
-    X(graph) X(captures) X(comms) X(route) X(split) X(config) X(calls) X(call_rules) X(tuner) X(library)
+    X(graph) X(captures) X(comms) X(route) X(split) X(config) X(calls) X(call_rules) X(windows) X(engine) X(tuner) X(library)
 /* clang-format on */
 #define X(part) void weft_forget_##part(void);
 WEFT_FORGETS(X)
@@ -135,7 +135,8 @@ void weft_comm_capture_over(void);
 bool weft_comm_in_flight(void *stream, bool capturing); /* on another stream than this one */
 void weft_flight_context_gone(void);                    /* what it had in flight will never be reported */
 uint64_t weft_comm_count(void);
-void *weft_comm_latest(void); /* the stream of the latest collective */
+extern _Thread_local uint64_t weft_comm_launches_here; /* kernels of collectives that this thread launched */
+void *weft_comm_latest(void);                          /* the stream of the latest collective */
 
 /* Words of host memory that the GPU writes to, for other uses: WEFT_SPARE_WORDS from here. NULL: cannot be had. */
 enum { WEFT_SPARE_WORDS = 512 };

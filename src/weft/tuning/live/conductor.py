@@ -2,8 +2,8 @@
 
 Also a generator: it yields decisions for `weft.ranks` and is sent the reports of all ranks. In the watch it
 is sent only what the leading rank measured. A decision has a key `do`:
-- `run`: a step for each entry of `order`, an index into `policies`. `learn`: profile them. `light`: the next
-  decision comes without reports;
+- `run`: `each` steps for each entry of `order`, an index into `policies`. `learn`: profile them. `light`:
+  the next decision comes without reports;
 - `prepare`: make what `policy` needs; `settle`: go on with `policy`, and with `release` keep only what it
   needs. Report whether it worked;
 - `report`: wait for all steps so far and report their times;
@@ -32,8 +32,9 @@ from weft.tuning.live.watch import Watch
 
 Conductor = Generator[Decision, list[Report], None]
 BETWEEN_S = 0.25  # seconds between decisions of a watch, at least
-MEET = (8, 256)  # steps between decisions of a watch
-LAG = 2  # steps whose times need not be known when a watch decides
+MEET = (8, 256)  # trials between decisions of a watch
+TRIAL_MS, MOST_TOGETHER = 15.0, 64  # a trial of a watch: at least so long, and at most so many steps
+LAG = 2  # trials whose times need not be known when a watch decides
 
 
 class _AbandonError(Exception):
@@ -52,7 +53,7 @@ class _State:
 
     def __post_init__(self) -> None:
         self.ready |= preparations(self.default)
-        self.framework = Policy().framework
+        self.models = Policy().models
 
     def forget(self, policy: Policy) -> None:
         """What neither the default nor this policy needs was given back."""
@@ -67,20 +68,20 @@ class _State:
 def conduct(
     method: SearchMethod,
     default: Policy,
-    watch: Callable[[TunedJob, int], Watch] | None = None,
+    watch: Callable[[TunedJob, int, int], Watch] | None = None,
     result: Callable[[TunedJob], dict[str, Any]] = TunedJob.to_dict,
 ) -> Conductor:
     """All decisions of a tuning; the last is `end` or `abandon`. What it yields first has no meaning.
 
-    `watch` makes the generator that goes on after the search, from its outcome and the steps that it has to
-    decide in advance; None: the search is all. `result`: the document of an outcome.
+    `watch` makes the generator that goes on after the search, from its outcome, the trials that it has to
+    decide in advance and the steps of a trial; None: the search is all. `result`: the document of an outcome.
     """
     reports = yield {}
     state = _State(default)
     try:
         _agree(reports)
         state.hear(reports)
-        if default.changes_framework:
+        if default.changes_models:
             yield from _start(state)
         outcome = yield from _search(method, state)
         if watch is None:
@@ -90,17 +91,23 @@ def conduct(
         if not outcome.still_open:
             state.forget(outcome.policy)
         yield from _settle(outcome.policy, result(outcome), release=not outcome.still_open)
-        state.framework = outcome.policy.framework
-        steps = meeting(outcome.default_ms or 0.0)
-        yield from _watch(watch(outcome, steps + LAG), steps, state)
+        state.models = outcome.policy.models
+        each = steps_of_a_trial(outcome.default_ms or 0.0)
+        trials = meeting(each * (outcome.default_ms or 0.0))
+        yield from _watch(watch(outcome, trials + LAG, each), trials, state)
         yield {"do": "end", "policy": outcome.policy.to_dict(), "result": result(outcome)}
     except _AbandonError as error:
         yield {**ABANDON, "reason": str(error), "together": True}
 
 
-def meeting(step_ms: float) -> int:
-    """Steps between two decisions of a watch."""
-    return min(max(math.ceil(1e3 * BETWEEN_S / max(step_ms, 1e-3)), MEET[0]), MEET[1])
+def steps_of_a_trial(step_ms: float) -> int:
+    """How many steps a watch times together: it takes tens of microseconds each time."""
+    return min(max(math.ceil(TRIAL_MS / max(step_ms, 1e-3)), 1), MOST_TOGETHER)
+
+
+def meeting(trial_ms: float) -> int:
+    """Trials between two decisions of a watch."""
+    return min(max(math.ceil(1e3 * BETWEEN_S / max(trial_ms, 1e-3)), MEET[0]), MEET[1])
 
 
 def _search(method: SearchMethod, state: _State) -> Generator[Decision, list[Report], TunedJob]:
@@ -121,7 +128,7 @@ def _play(
 ) -> Generator[Decision, list[Report], list[Sample]]:
     """Run a trial and those that follow it for certain, as far as the framework controls stay the same."""
     plan = [trial.policy] * trial.steps if trial.learn else [trial.policy, *trial.then]
-    if any(policy.framework != plan[0].framework for policy in plan):
+    if any(policy.models != plan[0].models for policy in plan):
         plan = plan[:1]  # every step of such a comparison begins alike, with a meeting
     for policy in dict.fromkeys(plan):
         needed = preparations(policy)
@@ -130,7 +137,7 @@ def _play(
             if problem:
                 return [Sample(math.inf, problem) for _ in plan]
             state.ready |= needed
-    if plan[0].framework != state.framework:
+    if plan[0].models != state.models:
         problem = yield from _change(plan[0], state)
         if problem:
             return [Sample(math.inf, problem) for _ in plan]
@@ -141,13 +148,14 @@ def _play(
     if trial.learn:
         facts = [Facts.from_dict(report["facts"]) for report in reports if report.get("facts")]
         ms = sum(sample.ms for sample in samples) / len(samples)
-        return [Sample(ms, samples[-1].problem, merge(facts) if facts else None)]
+        paused_ms = sum(sample.paused_ms for sample in samples)
+        return [Sample(ms, samples[-1].problem, merge(facts) if facts else None, paused_ms)]
     return samples
 
 
 def _start(state: _State) -> Conductor:
     """Bring the framework controls of the default into force. A few steps show what there is to change."""
-    plain = replace(state.default, **Policy().framework)
+    plain = replace(state.default, **Policy().models)
     reports = yield run([plain] * LEARN, learn=True)
     _agree(reports)
     state.hear(reports)
@@ -156,37 +164,38 @@ def _start(state: _State) -> Conductor:
     problem = problem or (yield from _asked(_settlement(state.default, release=False)))
     if problem:
         raise _AbandonError(problem)
-    state.framework = state.default.framework
+    state.models = state.default.models
 
 
 def _change(policy: Policy, state: _State) -> Generator[Decision, list[Report], str]:
     """Have all ranks change their framework controls; where one cannot, all go back. Returns the reason."""
     problem = yield from _asked(_settlement(policy, release=False))
     if not problem:
-        state.framework = policy.framework
+        state.models = policy.models
         return ""
     yield from _settle(state.default, release=False)
-    state.framework = state.default.framework
+    state.models = state.default.models
     return problem
 
 
-def _watch(watch: Watch, steps: int, state: _State) -> Conductor:
-    """A watch: decisions for `steps` steps at a time, in advance. All ranks meet only for another search."""
+def _watch(watch: Watch, trials: int, state: _State) -> Conductor:
+    """A watch: decisions for `trials` at a time, in advance. All ranks meet only for another search."""
     try:
         trial = next(watch)
         said = [trial.say] if trial.say else []
-        unknown = 0  # steps that were decided and whose times have not been sent yet
+        unknown = 0  # trials that were decided and whose times have not been sent yet
         while True:
             if trial.light:
-                plan = [trial.policy, *trial.then][unknown : unknown + steps]
-                reports = yield (run(plan, light=True, say=said) if plan else {"do": "report"})
+                plan = [trial.policy, *trial.then][unknown : unknown + trials]
+                decision = run(plan, light=True, each=trial.steps, say=said)
+                reports = yield decision if plan else {"do": "report"}
                 samples = slowest(reports)
                 unknown += len(plan) - len(samples)
             else:
                 if trial.settle:
                     yield from _settle(trial.policy)
                     state.forget(trial.policy)
-                    state.framework = trial.policy.framework
+                    state.models = trial.policy.models
                 samples = yield from _play(trial, state, said)
             said = []
             for sample in samples:
@@ -213,9 +222,14 @@ def _asked(decision: Decision) -> Generator[Decision, list[Report], str]:
 
 
 def run(
-    plan: Sequence[Policy], *, learn: bool = False, light: bool = False, say: Sequence[str] = ()
+    plan: Sequence[Policy],
+    *,
+    learn: bool = False,
+    light: bool = False,
+    each: int = 1,
+    say: Sequence[str] = (),
 ) -> Decision:
-    """The decision that lets the job go on for as many steps as `plan` has policies."""
+    """The decision that lets the job go on for `each` steps under each policy of a plan."""
     policies = list(dict.fromkeys(plan))
     return {
         "do": "run",
@@ -223,16 +237,24 @@ def run(
         "order": [policies.index(policy) for policy in plan],
         "learn": learn,
         "light": light,
+        "each": each,
         "say": list(say),
     }
 
 
 def slowest(reports: Sequence[Report]) -> list[Sample]:
-    """What each step took on the slowest rank; a problem on one rank is a problem of all."""
+    """What each step took on the slowest rank; a problem on one rank is a problem of all.
+
+    What the ranks waited between steps is counted with the first.
+    """
     problem = next((str(r["problem"]) for r in reports if r.get("problem")), "")
     count = max(len(report["ms"]) for report in reports)
     every = [[float(r["ms"][index]) for r in reports if index < len(r["ms"])] for index in range(count)]
-    return [Sample(max(times), problem) for times in every]
+    paused_ms = max(float(report.get("paused_ms", 0.0)) for report in reports)
+    return [
+        Sample(max(times), problem, paused_ms=0.0 if index else paused_ms)
+        for index, times in enumerate(every)
+    ]
 
 
 def _agree(reports: Sequence[Report]) -> None:

@@ -10,9 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from weft.comm.paced import NODE_VARIABLE
 from weft.policy import Policy
-from weft.shim import apply, binding, communicators, spans, stats, tracer
+from weft.shim import apply, binding, communicators, layout, nccl_binding, spans, stats, tracer
 from weft.tuning.candidates import cta_choices
+from weft.tuning.entry import nodes_of
+from weft.tuning.live import start_trial
 from weft.tuning.live.costs import CommCosts, comm_costs
 from weft.tuning.live.frameworks import Choices, Frameworks
 from weft.tuning.live.options import Facts, Kernel
@@ -36,7 +39,7 @@ class LaunchControls:
         self._before: Counts = {}
         self._calls = 0
         self._traces = False
-        self._frameworks = Frameworks() if models else None
+        self._frameworks = Frameworks(default) if models else None
         apply.handle_framework(self._frameworks.apply if self._frameworks else None)
         tracer.watch_tracer()
 
@@ -80,6 +83,7 @@ class LaunchControls:
             why_no_ctas=why,
             framework=self._framework_choices(),
             cta_choices_at_start=at_start,
+            start_settings=_start_settings(profile, self._world) if seen and comm and _used() else (),
             kernels=_worth_telling(kernels),
             span_ms=profile.span_ms if profile else None,
             comm_ms=profile.comm_ms if profile else None,
@@ -89,6 +93,7 @@ class LaunchControls:
             calls=_sizes(calls, steps),
             deterministic=_deterministic(),
             world=self._world,
+            one_rank_per_gpu=_ranks_of_a_node(),
             workload=self._workload(kernels, Counter(call.operation for call in calls), steps),
         )
 
@@ -110,7 +115,7 @@ class LaunchControls:
 
     def _why_no_ctas(self) -> str:
         if not communicators.available():
-            return "the program has made no NCCL communicator that weft can see"
+            return nccl_binding.NO_COMMUNICATOR
         used = _used()
         if not used:
             return "no NCCL communicator has carried a collective"
@@ -214,10 +219,16 @@ def _most_ctas(used: Sequence[communicators.Communicator]) -> int:
 
     sms = _sms()
     here = Counter((found.key, found.device) for found in used)
-    own, processes = max(here.values()), int(os.environ.get("LOCAL_WORLD_SIZE", "1") or 1)
+    own = max(here.values())
+    processes = 1 if _ranks_of_a_node() else int(os.environ.get("LOCAL_WORLD_SIZE", "1") or 1)
     sharing = max(own, -(-processes // max(1, torch.cuda.device_count())))
     most = SHARED_CTAS if sharing > own else communicators.MOST_CTAS
     return int(min(most, sms // SM_SHARE // sharing))
+
+
+def _ranks_of_a_node() -> bool:
+    """Whether the other ranks are ghosts of a node profile, each of which stands for a GPU of its own."""
+    return bool(os.environ.get(NODE_VARIABLE))
 
 
 def _sms() -> int:
@@ -251,6 +262,16 @@ def _free_bytes() -> int:
     return int(torch.cuda.mem_get_info()[0])
 
 
+def _start_settings(profile: spans.StepProfile | None, world: int) -> tuple[str, ...]:
+    return start_trial.offered(
+        os.environ,
+        free_bytes=_free_bytes(),
+        one_node=nodes_of(world) == 1,
+        exposed_ms=profile.exposed_ms if profile else None,
+        step_ms=profile.span_ms if profile else None,
+    )
+
+
 def _order_of_sums_matters(used: Sequence[communicators.Communicator]) -> bool:
     return _deterministic() and max(found.size for found in used) > 2
 
@@ -269,7 +290,7 @@ def _counts() -> Counts:
             beside + sum(cell.beside for cell in cells),
             max(blocks, row.natural_blocks),
             max(grid, row.grid_blocks),
-            binding.KINDS[row.kind] if row.kind < len(binding.KINDS) else "",
+            layout.KINDS[row.kind] if row.kind < len(layout.KINDS) else "",
         )
     return found
 

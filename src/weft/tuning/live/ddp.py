@@ -90,15 +90,19 @@ class Buckets:
                 made[caps] = _new_reducer(module, caps)
 
     def use(self, bucket_mb: float | None, first_mb: float | None) -> None:
-        """Put the reducers of these sizes in place; `prepare` has made them."""
+        """Put the reducers of these sizes in place; `prepare` has made them. Raises before any change."""
+        for module, caps in self.check(bucket_mb, first_mb).items():
+            module.reducer, module.logger = self._made[module][caps]
+
+    def check(self, bucket_mb: float | None, first_mb: float | None) -> dict[Any, Caps]:
+        """Raise UnavailableError where `use` would; the modules whose reducer it exchanges, and sizes."""
         wanted = {module: self.caps(module, bucket_mb, first_mb) for module in self._made}
         if all(module.reducer is self._made[module].get(caps, (None,))[0] for module, caps in wanted.items()):
-            return
+            return {}
         self._check()
         if any(caps not in self._made[module] for module, caps in wanted.items()):
             raise UnavailableError("DDP buckets of this size were not prepared")
-        for module, caps in wanted.items():
-            module.reducer, module.logger = self._made[module][caps]
+        return wanted
 
     def release(self) -> None:
         """Drop the reducers that are neither in place nor the program's own."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import logging
 import sys
+from dataclasses import replace
 from typing import Any
 
 from weft.errors import UnavailableError
@@ -25,7 +26,9 @@ _log = logging.getLogger("weft.live")
 class Frameworks:
     """The DDP and FSDP2 models of this process."""
 
-    def __init__(self) -> None:
+    def __init__(self, default: Policy | None = None) -> None:
+        """`default`: what the job was started with."""
+        self._default = default or Policy()
         self._buckets: ddp.Buckets | None = None
         self._sharding: fsdp.Sharding | None = None
 
@@ -72,12 +75,24 @@ class Frameworks:
         buckets, sharding = self._models(policy)
         if buckets is not None and (policy.bucket_mb is not None or policy.first_bucket_mb is not None):
             buckets.prepare(policy.bucket_mb, policy.first_bucket_mb)
-        if sharding is not None:
+        if sharding is None:
+            return
+        try:
             sharding.prepare(policy)
+        except UnavailableError as error:  # on all ranks alike
+            if policy.engine == self._default.engine == "dma":
+                _log.warning("comm.engine dma: FSDP2 gathers with SM kernels: %s", error)
+                sharding.prepare(replace(policy, engine="sm"))
+            else:
+                raise
 
     def apply(self, policy: Policy) -> None:
         """Run the models under a policy from the next step on; raises before anything is changed."""
         buckets, sharding = self._models(policy)
+        if sharding is not None:
+            sharding.check(policy)
+        if buckets is not None:
+            buckets.check(policy.bucket_mb, policy.first_bucket_mb)
         if sharding is not None:
             sharding.use(policy)
         if buckets is not None:

@@ -1,4 +1,5 @@
-"""FSDP2: prefetch depth, resharding after the forward pass, and a communicator of its own for reduce-scatter.
+"""FSDP2: prefetch depth, resharding after the forward pass, a communicator of its own for reduce-scatter, and
+all-gathers by copy engines (`weft.tuning.live.copy_engines`).
 
 All of them are settings of FSDP2 that take effect in the next forward pass, change no arithmetic and are
 restored in the same way. Where parameters are gathered early or kept, every forward pass begins with what
@@ -17,6 +18,7 @@ from weakref import WeakKeyDictionary, ref
 
 from weft.errors import UnavailableError
 from weft.policy import Policy
+from weft.tuning.live.copy_engines import CopyEngines, shard_ranks
 
 DEPTHS = (1, 2, 4)
 _GROUP = "_weft_reduce_scatter_group"
@@ -35,6 +37,7 @@ class Sharding:
         self._unwatch: Callable[[], None] = lambda: None
         self._communicators: dict[tuple[int, ...], Any] = {}
         self._keep = False
+        self._engines = CopyEngines()
         states = [module._get_fsdp_state() for module in modules]
         self.why_not = next((why for state in states if (why := why_keep_sharding(state))), "")
         if not self.why_not:
@@ -106,10 +109,19 @@ class Sharding:
             found["resharding"] = [{"reshard_after_forward": False}]
         if communicator_bytes < spare_bytes and self._may_have_group():
             found["reduce-scatter group"] = [{"reduce_scatter_group": True}]
+        groups = self._all_groups()
+        why = self._engines.why_not(groups)
+        if why:
+            _log.debug("copy engines are not tried: %s", why)
+        elif communicator_bytes + self._engines.bytes(groups) < spare_bytes:
+            found["copy engines"] = [{"engine": "dma"}]
         return {name: changes for name, changes in found.items() if changes}
 
+    def _all_groups(self) -> list[Any]:
+        return [group for state in self._states for group in _groups(state)]
+
     def _may_have_group(self) -> bool:
-        groups = [g for state in self._states for g in _groups(state)]
+        groups = self._all_groups()
         taken = any(getattr(g.mesh_info, "reduce_scatter_process_group", None) is not None for g in groups)
         plain = all(type(g._reduce_scatter_comm).__name__ == "DefaultReduceScatter" for g in groups)
         return bool(groups) and plain and not taken
@@ -118,20 +130,22 @@ class Sharding:
 
     def prepare(self, policy: Policy) -> None:
         """Make the communicators that a policy needs. All ranks call it together."""
+        if policy.engine == "dma":
+            self._engines.prepare(self._all_groups())
         if not policy.reduce_scatter_group:
             return
         import torch.distributed as dist
 
-        for ranks in sorted({_shard_ranks(g) for state in self._states for g in _groups(state)}):
+        for ranks in sorted({shard_ranks(g) for state in self._states for g in _groups(state)}):
             if ranks not in self._communicators:
-                with _name_of_our_own():
+                with name_of_our_own():
                     self._communicators[ranks] = dist.new_group(
                         list(ranks), use_local_synchronization=True, group_desc="weft_reduce_scatter"
                     )
 
     def use(self, policy: Policy) -> None:
         """Set what a policy says; what it leaves open is as the program has it. Raises before any change."""
-        self._check(policy)
+        self.check(policy)
         ahead = _ahead(self._forward, policy.forward_prefetch)
         behind = _ahead(self._backward, policy.backward_prefetch)
         for state, before in list(self._states.items()):
@@ -140,10 +154,11 @@ class Sharding:
                 mesh = before.mesh(group)
                 before.reshard(group, mesh or (group.mesh_info if policy.reshard_after_forward else None))
                 if policy.reduce_scatter_group:
-                    group.__dict__[_GROUP] = self._communicators[_shard_ranks(group)]
+                    group.__dict__[_GROUP] = self._communicators[shard_ranks(group)]
                 else:
                     group.__dict__.pop(_GROUP, None)
         _route_reduce_scatter()
+        self._engines.use(self._all_groups(), policy.engine == "dma")
         self._keep = policy.reshard_after_forward is False
         guarded = policy.forward_prefetch or policy.backward_prefetch or self._keep
         for state in self._states:
@@ -171,6 +186,7 @@ class Sharding:
         """Destroy communicators that are not in use. All ranks call it together."""
         import torch.distributed as dist
 
+        self._engines.release()
         used = {id(g.__dict__[_GROUP]) for s in self._states for g in _groups(s) if _GROUP in g.__dict__}
         for ranks, group in list(self._communicators.items()):
             if id(group) not in used:
@@ -182,11 +198,12 @@ class Sharding:
         if not used:
             _restore_reduce_scatter()
 
-    def _check(self, policy: Policy) -> None:
+    def check(self, policy: Policy) -> None:
+        """Raise UnavailableError where `use` would."""
         if (policy.forward_prefetch or policy.backward_prefetch) and not self._forward:
             raise UnavailableError("FSDP2 cannot prefetch more: its modules do not run in a fixed order")
         if policy.reduce_scatter_group:
-            ranks = {_shard_ranks(g) for state in self._states for g in _groups(state)}
+            ranks = {shard_ranks(g) for state in self._states for g in _groups(state)}
             if not ranks <= set(self._communicators):
                 raise UnavailableError("a communicator for reduce-scatter was not prepared")
 
@@ -269,12 +286,6 @@ def _is_compiled_root(state: Any) -> bool:
     return any(getattr(module, "_compiled_call_impl", None) is not None for module in modules)
 
 
-def _shard_ranks(group: Any) -> tuple[int, ...]:
-    import torch.distributed as dist
-
-    return tuple(dist.get_process_group_ranks(group.mesh_info.shard_process_group))
-
-
 def _cycle(order: Sequence[int]) -> list[int]:
     """One pass over all groups, where the order is a repetition of that pass; else nothing."""
     once = list(dict.fromkeys(order))
@@ -333,7 +344,7 @@ _named = itertools.count()
 
 
 @contextmanager
-def _name_of_our_own() -> Iterator[None]:
+def name_of_our_own() -> Iterator[None]:
     """A new group gets a name that no other group has had, nor will have.
 
     torch names groups after their ranks and how many there are. After the end of one the next, of the

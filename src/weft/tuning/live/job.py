@@ -9,7 +9,6 @@ error in here ends the tuning, never the program.
 from __future__ import annotations
 
 import atexit
-import importlib
 import json
 import logging
 import os
@@ -24,19 +23,12 @@ from weft.files import write_whole
 from weft.policy import Policy
 from weft.shim.inject import APPLY, TUNE_VARIABLE
 from weft.shim.step_times import STEPS_VARIABLE
+from weft.tuning.live import settings
 from weft.tuning.live.steps import Steps, period
 from weft.tuning.live.tuned_job import RECORD_FILE, final, result_file, stopped
 
 _log = logging.getLogger("weft.live")
 
-POLICY_VARIABLE = "WEFT_TUNE_POLICY"
-CONTROLS_VARIABLE = "WEFT_TUNE_CONTROLS"
-"""For tests: `module:function` that makes the controls from the default policy and the number of ranks."""
-STALL_VARIABLE = "WEFT_TUNE_STALL_S"
-DEADLINE_VARIABLE = "WEFT_TUNE_DEADLINE_S"
-BUDGET_VARIABLE = "WEFT_TUNE_BUDGET"
-"""Share of the steps that the watch may use; 0: the job is not watched."""
-FIRST_DEADLINE_S = 20.0  # for all ranks to find their step
 EVENTS_WITHOUT_STEP = (
     1000  # optimizer steps after which a program without a period, or a group, is left alone
 )
@@ -59,6 +51,7 @@ class Live:
         self._status: Any = None
         self._record: Any = None
         self._published: Any = None
+        self._shown: tuple[str, Policy] | None = None
         self._result: dict[str, Any] | None = None
         """Of the last search."""
 
@@ -180,7 +173,7 @@ class Live:
         from weft.tuning.live.conductor import conduct
         from weft.tuning.live.earlier import Earlier
         from weft.tuning.live.search import hold, tune
-        from weft.tuning.live.session import LEAST_STALL_S, Session
+        from weft.tuning.live.session import Session
         from weft.tuning.live.trial import Record
 
         self._rank, world = dist.get_rank(), dist.get_world_size()
@@ -189,21 +182,21 @@ class Live:
             return
         base = dist.distributed_c10d._get_default_store()
         ranks = (self._rank,) if _within_process(base) else range(world)
-        deadline_s = float(os.environ.get(DEADLINE_VARIABLE, FIRST_DEADLINE_S))
+        deadline_s = settings.first_deadline_s()
         prefix = f"weft/tune/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
         agreement = Agreement(dist.PrefixStore(prefix, base), self._rank, ranks, deadline_s)
-        default = _default_policy()
-        controls = _controls(default, world, optimizer)
+        default = settings.start_policy()
+        controls = settings.controls_here(default, world, optimizer)
         if isinstance(controls, str):
             self._end(stopped(controls))
             return
         self._record, self._earlier = Record(), Earlier(default, self._warn)
         method = tune(default, self._earlier.recall, record=self._record)
-        budget = _budget()
+        budget = settings.watch_budget()
         if os.environ.get(TUNE_VARIABLE) == APPLY:
             method, budget, self._earlier = hold(default, self._record), 0.0, None
         conductor = conduct(method, default, self._watch if budget > 0 else None)
-        stall_s = float(os.environ.get(STALL_VARIABLE, LEAST_STALL_S))
+        stall_s = settings.least_stall_s()
         self._leads = agreement.leads
         self._session = Session(
             controls, agreement, conductor, self._end, self._found, self._said, least_stall_s=stall_s
@@ -214,13 +207,20 @@ class Live:
         atexit.register(self._at_exit, os.getpid())
         self._session.begin()
 
-    def _watch(self, outcome: Any, ahead: int) -> Any:
+    def _watch(self, outcome: Any, ahead: int, each: int) -> Any:
         """The watch after a search, on the leader."""
         from weft.tuning.live.watch import WatchStatus, watch
 
         self._status = WatchStatus(outcome, outcome.policy)
         # What an earlier job found was tried already.
-        return watch(outcome, budget=_budget(), ahead=ahead, record=self._record, status=self._status)
+        return watch(
+            outcome,
+            budget=settings.watch_budget(),
+            ahead=ahead,
+            each=each,
+            record=self._record,
+            status=self._status,
+        )
 
     def _found(self, result: dict[str, Any]) -> None:
         """A search is over; the job goes on and is watched."""
@@ -264,8 +264,10 @@ class Live:
                 self._published.step()
             session = self._session
             phase = "over" if self._over else "watching" if session.watching else "searching"
-            policy = session.policy if session is not None else _default_policy()
-            self._published.tuning(phase, policy.label)
+            policy = session.policy if session is not None else settings.start_policy()
+            if self._shown is None or phase != self._shown[0] or policy is not self._shown[1]:
+                self._published.tuning(phase, policy.label)
+                self._shown = phase, policy
         except Exception:
             _log.debug("steps are not published", exc_info=True)
 
@@ -396,34 +398,3 @@ def _within_process(store: Any) -> bool:
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
     return type(store).__name__ in ("HashStore", "FakeStore")
-
-
-def _budget() -> float:
-    from weft.tuning.live.watch import SHARE
-
-    return float(os.environ.get(BUDGET_VARIABLE) or SHARE)
-
-
-def _default_policy() -> Policy:
-    given = os.environ.get(POLICY_VARIABLE)
-    return Policy.from_dict(json.loads(given)) if given else Policy()
-
-
-def _controls(default: Policy, world: int, optimizer: Any) -> Any:
-    """What can be changed here, or why nothing can be."""
-    made_by = os.environ.get(CONTROLS_VARIABLE)
-    if made_by:
-        module, _, name = made_by.partition(":")
-        return getattr(importlib.import_module(module), name)(default, world)
-    import torch
-
-    from weft.shim import binding
-    from weft.tuning.live.controls import LaunchControls
-
-    if not torch.cuda.is_initialized():
-        return "the program uses no GPU"
-    if not binding.injected():
-        return "the launch shim is not in this process"
-    groups = optimizer.param_groups if optimizer is not None else ()
-    parameters = sum(p.numel() for group in groups for p in group["params"])
-    return LaunchControls(default, world, parameters, models=optimizer is not None)

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from weft.kernels import glob_regex
-from weft.policy import MAX_PATTERN_BYTES, MAX_RULES, CommRule, Policy, Rule
+from weft.policy import MAX_RULES, Policy
+from weft.rules import MAX_PATTERN_BYTES, CommRule, Rule
 from weft.tuning.candidates import HEAD_START_US
 from weft.tuning.live.costs import CommCosts
 from weft.tuning.live.options import MEMORY_KERNELS, Facts, PolicyChange
@@ -77,7 +78,8 @@ def reserve_changes(facts: Facts, default: Policy) -> list[PolicyChange]:
     gemms = any(LIBRARY_GEMMS.fullmatch(kernel.symbol) for kernel in facts.beside)
     if not (facts.launches and facts.ctas and gemms) or facts.deterministic or default.sm_reserve:
         return []
-    sharing = max(1, facts.world // facts.ranks_at_work) if facts.ranks_at_work == 1 else 1
+    ghosts = facts.ranks_at_work == 1 and not facts.one_rank_per_gpu
+    sharing = max(1, facts.world) if ghosts else 1
     return [{"sm_reserve": facts.ctas * sharing}]
 
 
@@ -114,6 +116,11 @@ def framework_changes(name: str) -> Callable[[Facts, Policy], list[PolicyChange]
         return [] if default.changes_framework else [dict(change) for change in facts.framework.get(name, ())]
 
     return changes
+
+
+def engine_changes(facts: Facts, default: Policy) -> list[PolicyChange]:
+    """Copy engines for FSDP2's all-gathers, where all ranks can."""
+    return [] if default.engine == "dma" else framework_changes("copy engines")(facts, default)
 
 
 # --- bounds -------------------------------------------------------------------------------------------------
@@ -161,6 +168,11 @@ def group_bound(facts: Facts, costs: CommCosts) -> float:
     return _exposed(costs, "all_gather", "reduce_scatter")
 
 
+def engine_bound(facts: Facts, costs: CommCosts) -> float:
+    """Copies wait for no SM and take none from compute; the links are as fast as before."""
+    return _exposed(costs, "all_gather") + costs.slowed_ms
+
+
 def rule_bound(facts: Facts, costs: CommCosts) -> float:
     return _exposed(costs) + costs.slowed_ms
 
@@ -183,6 +195,7 @@ LEVERS = (
     Lever("backward prefetch", framework_changes("backward prefetch"), gather_bound),
     Lever("resharding", framework_changes("resharding"), resharding_bound),
     Lever("reduce-scatter group", framework_changes("reduce-scatter group"), group_bound),
+    Lever("copy engines", engine_changes, engine_bound),
     Lever("rules by kind and size", rule_changes, rule_bound),
     Lever("residency", block_changes, block_bound),
 )
@@ -198,6 +211,8 @@ def preparations(policy: Policy) -> frozenset[tuple[str, Any]]:
         found.add(("reduce-scatter group", True))
     if policy.comm_rules:
         found.add(("rules", policy.comm_rules))
+    if policy.engine == "dma":
+        found.add(("copy engines", True))
     return frozenset(found)
 
 

@@ -83,6 +83,8 @@ class Facts:
     """Changes of DDP or FSDP2 models that the running job allows, by lever."""
     cta_choices_at_start: tuple[int, ...] = ()
     """Where there are none: numbers that the job could be started with."""
+    start_settings: tuple[str, ...] = ()
+    """Settings `NAME=VALUE` that only a later start could try."""
     kernels: tuple[Kernel, ...] = ()
     span_ms: float | None = None
     """A step, as the tracer recorded it; None: it could not be used."""
@@ -96,6 +98,8 @@ class Facts:
     """Ranks of the job."""
     ranks_at_work: int = 1
     """Processes that take part in tuning."""
+    one_rank_per_gpu: bool = False
+    """Whether ranks without a process are those of a node profile: their collectives are not on this GPU."""
     workload: str = ""
     """What distinguishes this job from others in the store."""
 
@@ -106,7 +110,7 @@ class Facts:
     def from_dict(cls, document: Mapping[str, Any]) -> Facts:
         kernels = tuple(Kernel(**kernel) for kernel in document["kernels"])
         more: dict[str, Any] = {
-            name: tuple(document[name]) for name in ("cta_choices", "cta_choices_at_start")
+            name: tuple(document[name]) for name in ("cta_choices", "cta_choices_at_start", "start_settings")
         }
         more["calls"] = tuple((str(kind), int(size), float(count)) for kind, size, count in document["calls"])
         more["costs"] = CommCosts(**document["costs"]) if document["costs"] else None
@@ -153,6 +157,11 @@ def merge(facts: Iterable[Facts]) -> Facts:
         most_ctas=min(one.most_ctas for one in everyone),
         why_no_ctas=refused.why_no_ctas,
         cta_choices_at_start=refused.cta_choices_at_start,
+        start_settings=tuple(
+            one
+            for one in everyone[0].start_settings
+            if all(one in other.start_settings for other in everyone)
+        ),
         kernels=tuple(kernels.values()),
         span_ms=slowest.span_ms,
         comm_ms=slowest.comm_ms,

@@ -88,7 +88,7 @@ class Proof:
     @property
     def at_meetings(self) -> bool:
         """Whether the two can only be exchanged where all ranks meet."""
-        return self.policy.framework != self.default.framework
+        return self.policy.models != self.default.models
 
     @property
     def promising(self) -> bool:

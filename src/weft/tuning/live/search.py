@@ -69,6 +69,7 @@ SETTLE = {
     "ctas": 1,
     "reduce-scatter group": 1,
     "rules": 1,
+    "copy engines": 1,
     "buckets": 2,
 }  # steps after the first use that tell nothing
 SLOW = 1.3  # times the default: out at once
@@ -170,7 +171,7 @@ class _Search:
         self.connected = set(preparations(self.default))
         self.best = self.default
         self.order = random.Random(self.seed)
-        self.effort, self.rough, self.extra_ms = 1.0, 0.0, 0.0
+        self.effort, self.rough, self.extra_ms = 1.0, 0.0, -self.record.paused_ms
 
     def warm_up(self) -> Generator[Trial, Sample, None]:
         """Steps under the default until they are even, or patience ends."""
@@ -202,6 +203,7 @@ class _Search:
         """Steps in which launches are counted and timed."""
         sample = yield from ask(Trial(self.default, LEARN, learn=True), self.record, "profile")
         self.spent += LEARN
+        self.extra_ms += LEARN * (sample.ms - self._usual()) if math.isfinite(sample.ms) else 0.0
         self.facts = sample.facts or Facts(launches=False)
         return self.facts
 
@@ -409,7 +411,7 @@ class _Search:
             default=self.default,
             steps=self.spent,
             warm_up_steps=self.warm_up_steps,
-            cost_ms=self.extra_ms,
+            cost_ms=self.extra_ms + self.record.paused_ms,
             noise_pct=100 * self.noise.sigma,
             default_ms=default.typical_ms,
             best_ms=best.typical_ms,

@@ -98,7 +98,12 @@ class Session:
         self._policy = controls.default
         self._problem = ""
         self._since: Any = None
-        self._marks: list[tuple[Any, Any]] = []
+        self._end: Any = None
+        self._marks: list[tuple[Any, Any, Any, int]] = []
+        """Where the step before a pause ended (None: there was no pause), where a step began and ended; or
+        several steps: how many."""
+        self._each = self._left = 1
+        self._before: Any = None
         self._total, self._usual_ms = 0, 0.0
 
     @property
@@ -122,10 +127,14 @@ class Session:
         if self.over:
             return
         self._total += 1
+        self._left -= 1
+        if self._left > 0:
+            return
+        self._left = self._each
         if not self._light or self.agreement.leads:
             end = self.controls.mark()
-            self._marks.append((self._since, end))
-            self._since = end
+            self._marks.append((self._before, self._since, end, self._each))
+            self._before, self._since, self._end = None, end, end
         if self._plan:
             self._next()
         elif self._light:
@@ -147,30 +156,32 @@ class Session:
     def _alone(self) -> Policy:
         """The default as far as one rank can go back to it alone: what concerns all ranks stays."""
         now = self._policy
-        return replace(
-            self.controls.default, max_ctas=now.max_ctas, comm_rules=now.comm_rules, **now.framework
-        )
+        return replace(self.controls.default, max_ctas=now.max_ctas, comm_rules=now.comm_rules, **now.models)
 
     # --- what this rank has to say ------------------------------------------------------------------------
 
     def _report(self) -> Report:
         """All steps since the last report. Waits for the device."""
         self.controls.synchronize()
-        times = self._times(len(self._marks))
+        times, paused_ms = self._times(len(self._marks))
         late = self._guard.disarm()
         if times and self._policy == self.controls.default:
             self._usual_ms = times[-1]
             self.agreement.deadline_s = max(LEAST_DEADLINE_S, DEADLINE * times[-1] / 1e3)
         clock = {"steps tuned": self._total, **self.controls.clock()}
-        report = {"ms": times, "problem": "stalled" if late else self._problem, "clock": clock}
+        problem = "stalled" if late else self._problem
+        report = {"ms": times, "paused_ms": paused_ms, "problem": problem, "clock": clock}
         report["preparable"] = self.controls.preparable()
         if self._learn:
             report["facts"] = self.controls.facts(len(times)).to_dict()
         return report
 
-    def _times(self, count: int) -> list[float]:
+    def _times(self, count: int) -> tuple[list[float], float]:
+        """What a step took in each of the first `count` marks, and the time that belongs to no step."""
         done, self._marks = self._marks[:count], self._marks[count:]
-        return [self.controls.between_ms(start, end) for start, end in done]
+        between = self.controls.between_ms
+        paused = sum(between(before, start) for before, start, *_ in done if before is not None)
+        return [between(start, end) / steps for _, start, end, steps in done], paused
 
     # --- what is decided ----------------------------------------------------------------------------------
 
@@ -190,8 +201,10 @@ class Session:
 
     def _hear(self) -> None:
         """The watch: the leader says what comes next, by the steps that the device has done."""
-        times = self._times(max(0, len(self._marks) - LAG)) if self.agreement.leads else []
-        decision = self.agreement.announce({"ms": times, "problem": ""}, self._decide)
+        known = len(self._marks) - LAG if self.agreement.leads else 0
+        times, paused_ms = self._times(max(0, known))
+        report = {"ms": times, "paused_ms": paused_ms, "problem": ""}
+        decision = self.agreement.announce(report, self._decide)
         if decision["do"] == "report":
             return self._meet(self._report())
         if decision["do"] in ("prepare", "settle"):  # comes where all times are known already
@@ -219,9 +232,10 @@ class Session:
 
     def _attempt(self, decision: Decision) -> str:
         """Prepare communicators, or settle on a policy; why it could not be, or nothing."""
+        before = self._policy
         try:
             if decision["do"] == "prepare":
-                policy, before = Policy.from_dict(decision["policy"]), self._policy
+                policy = Policy.from_dict(decision["policy"])
                 self.controls.prepare(policy, decision["keys"])
                 # If this rank cannot apply it, all ranks learn it now and not in the middle of a plan.
                 self._apply(policy)
@@ -234,6 +248,7 @@ class Session:
                     self.on_result(decision["result"])
         except Exception as error:
             _log.debug("%s failed", decision["do"], exc_info=True)
+            self._undo(before)
             return str(error) or type(error).__name__
         return ""
 
@@ -241,10 +256,18 @@ class Session:
         self.controls.apply(policy)
         self._policy = policy
 
+    def _undo(self, before: Policy) -> None:
+        """Back to this policy: of one that failed, a part that concerns all ranks may be in force here."""
+        try:
+            self._apply(before)
+        except Exception:
+            _log.debug("the policy before could not be restored", exc_info=True)
+
     def _run(self, decision: Decision) -> None:
         policies = [Policy.from_dict(policy) for policy in decision["policies"]]
         self._plan = [policies[index] for index in decision["order"]]
         self._light, self._learn, self._problem = decision["light"], decision["learn"], ""
+        self._each = self._left = decision["each"]
         for line in decision["say"]:
             self.on_say(line)
         if self._learn:
@@ -268,7 +291,7 @@ class Session:
                 self._problem = str(error) or type(error).__name__
             self._since = None
         if self._since is None and (not self._light or self.agreement.leads):
-            self._since = self.controls.mark()
+            self._before, self._since = self._end, self.controls.mark()
 
     def _finish(self, result: dict[str, Any], policy: Policy, release: bool = True) -> None:
         self.over = True

@@ -1,73 +1,95 @@
-"""Starts: the collectives' CTAs of a job that cannot change them while it runs. One number a start.
+"""Starts: settings of a job that cannot change while it runs, from start to start of one command.
 
-Where communicators cannot have siblings, NCCL_MAX_CTAS still can be set before a job begins. So each start
-under `weft run --tune` measures its step with one number of CTAs and keeps it; when all were tried, later
-starts get the best. Steps of different runs are compared, which spread more than steps of one: the best must
-be well ahead.
+Where communicators cannot have siblings, NCCL_MAX_CTAS can still be set before a job begins: each start under
+`weft run --tune` measures its step with one number of CTAs; the best, if it is well ahead, is then compared
+with the program's own. Numbers of queues and sizes of NCCL's buffers are compared directly. Only what wins
+every pair of starts (`weft.tuning.live.start_trial`) is used by later ones.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+import random
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from weft.errors import WeftError
 from weft.gpu import nvml
 from weft.policy import MAX_CTAS, Policy
+from weft.tuning.live.start_trial import CTA_VARIABLE, MOST_SETTINGS, StartTrial, known_setting, trial_of
 from weft.tuning.store import Entry, Key, Store
 
-_AHEAD = 0.03  # share of a step by which the best number must lead
+_AHEAD = 0.03  # share of a step by which a number must lead to be compared
 OWN = 0  # stands for the number that the program starts with
 NEVER_MS = 1e9  # of a start that has not ended yet: if it never does, it is not tried again
 _STORE_TIMEOUT_S = 2.0
+NEVER_ENDED = "a start with it did not end well"
 
 
 @dataclass(frozen=True)
 class Starts:
-    """What earlier starts of a command have shown: by CTAs, milliseconds of a step."""
+    """What earlier starts of a command have shown: milliseconds of a step by CTAs, and trials of settings."""
 
     ms: Mapping[int, float]
     choices: tuple[int, ...] = ()
+    trials: tuple[StartTrial, ...] = ()
 
     @property
     def untried(self) -> tuple[int, ...]:
         return tuple(count for count in self.choices if count not in self.ms)
 
     @property
-    def best(self) -> int:
-        """The number that is well ahead of the program's own, or the program's own."""
+    def leader(self) -> int:
+        """The number that is well ahead of the program's own after one run each, or the program's own."""
         first = min(self.ms, key=lambda count: self.ms[count], default=OWN)
         return first if self.ms.get(first, 0) < (1 - _AHEAD) * self.ms.get(OWN, 0) else OWN
 
+    def current(self, fixed: Collection[str] = ()) -> StartTrial | None:
+        """What starts compare now, less what the user has set. Numbers of CTAs are gone through first."""
+        free = (trial for trial in self.trials if trial.active and trial.variable not in fixed)
+        return None if self.untried else next(free, None)
+
     @property
-    def next(self) -> int:
-        """What the next start runs with. The program's own number comes first."""
-        if OWN not in self.ms:
-            return OWN
-        return self.untried[0] if self.untried else self.best
+    def confirmed(self) -> tuple[str, ...]:
+        return tuple(trial.setting for trial in self.trials if trial.confirmed)
+
+    def next(self, fixed: Collection[str] = ()) -> tuple[str, ...]:
+        """The settings that the next start runs with, less those whose variable the user has set."""
+        if self.ms and self.untried:
+            found: tuple[str, ...] = (f"{CTA_VARIABLE}={self.untried[0]}",)
+        else:
+            trial = self.current(fixed)
+            found = self.confirmed + ((trial.setting,) if trial and trial.next_has_it else ())
+        return tuple(setting for setting in found if setting.split("=")[0] not in fixed)
 
     @property
     def text(self) -> str:
         """What the next start will do, in one sentence."""
-        if self.untried:
-            return f"the next start tries {self.next} CTAs"
-        if self.best == OWN:
-            return "no number of CTAs was clearly faster in earlier starts"
-        gain = 100 * (1 - self.ms[self.best] / self.ms[OWN])
-        return (
-            f"{self.best} CTAs took {gain:.1f}% less time per step, one run each: later starts use them, "
-            "through NCCL_MAX_CTAS"
-        )
+        if self.ms and self.untried:
+            return f"the next start tries {self.untried[0]} CTAs"
+        shown = self.current() or next((trial for trial in reversed(self.trials) if trial.confirmed), None)
+        shown = shown or (self.trials[-1] if self.trials else None)
+        if shown is not None:
+            return shown.text
+        return "no number of CTAs was clearly faster in earlier starts" if self.choices else ""
 
-    def after(self, ctas: int, result: Mapping[str, Any]) -> Starts | None:
-        """With what a start has shown by its result of live tuning; None where that says nothing."""
-        facts = result.get("facts") or {}
-        choices, ms = facts.get("cta_choices_at_start") or (), result.get("default_ms")
-        if not choices or not ms:
-            return None
-        return Starts({**self.ms, ctas: float(ms)}, self.choices or tuple(map(int, choices)))
+    def with_trials(self, offered: Sequence[str]) -> Starts:
+        """With trials of the settings that the job offers, and of the leading number of CTAs."""
+        wanted = [
+            *([f"{CTA_VARIABLE}={self.leader}"] if self.leader != OWN and not self.untried else []),
+            *offered,
+        ]
+        known = {trial.setting: trial for trial in self.trials}
+        for setting in wanted:
+            if setting not in known and known_setting(setting) and len(known) < MOST_SETTINGS:
+                known[setting] = StartTrial(setting)
+        return dataclasses.replace(self, trials=tuple(known.values()))
+
+    def replaced(self, trial: StartTrial) -> Starts:
+        trials = (trial if one.setting == trial.setting else one for one in self.trials)
+        return dataclasses.replace(self, trials=tuple(trials))
 
 
 def gpu_and_driver() -> tuple[str, str] | None:
@@ -81,9 +103,17 @@ class Memory:
     """The starts of one command on this machine. A store that cannot be used costs a line, never the job."""
 
     def __init__(
-        self, command: Sequence[str], machine: Callable[[], tuple[str, str] | None] = gpu_and_driver
+        self,
+        command: Sequence[str],
+        machine: Callable[[], tuple[str, str] | None] = gpu_and_driver,
+        *,
+        fixed: Collection[str] = (),
+        coin: Callable[[], bool] = lambda: random.random() < 0.5,
     ) -> None:
+        """`fixed`: variables that the user has set; `coin` draws the order of each pair."""
         self.starts, self.problem = Starts({}), ""
+        self._fixed, self._coin = frozenset(fixed), coin
+        self._number = OWN
         self._store: Store | None = None
         found = machine()
         if found is None:
@@ -96,29 +126,73 @@ class Memory:
         except WeftError as error:
             self.problem = f"earlier starts are not used: {error}"
 
-    def begin(self) -> int | None:
-        """The CTAs that this start is to run with; None: as the program starts."""
-        ctas = self.starts.next
-        if ctas in self.starts.untried and self._store is not None:
-            try:
-                write_starts(
-                    self._store, self._key, Starts({**self.starts.ms, ctas: NEVER_MS}, self.starts.choices)
-                )
-            except WeftError as error:
-                self.problem, self._store = f"earlier starts are not used: {error}", None
-                return None
-        return ctas or None
+    def begin(self) -> dict[str, str]:
+        """The variables that this start is to run with; what it might break is noted before it begins."""
+        starts = self._settled(self.starts)
+        trial = starts.current(self._fixed)
+        if trial is not None:
+            starts = starts.replaced(trial.begun(self._coin()))
+        given = starts.next(self._fixed)
+        if starts.ms and starts.untried and given:
+            self._number = starts.untried[0]
+            starts = dataclasses.replace(starts, ms={**starts.ms, self._number: NEVER_MS})
+        if starts != self.starts and not self._keep(starts):
+            return {}
+        self.starts = starts
+        return dict(setting.split("=") for setting in given)
 
-    def learn(self, result: Mapping[str, Any]) -> str:
+    def learn(self, result: Mapping[str, Any], *, ended_well: bool = True) -> str:
         """Keep what this start has shown; what to tell about the next, or nothing."""
-        after = self.starts.after(self.starts.next, result)
-        if after is None or self._store is None:
+        if self._store is None:
             return ""
+        facts, ms = result.get("facts") or {}, result.get("default_ms")
+        after = self._measured(float(ms)) if ms else self._unmeasured(ended_well)
+        if ms:
+            choices = (
+                ()
+                if CTA_VARIABLE in self._fixed
+                else tuple(map(int, facts.get("cta_choices_at_start") or ()))
+            )
+            after = dataclasses.replace(after, choices=after.choices or choices)
+            offers = [str(one) for one in facts.get("start_settings") or ()]
+            after = after.with_trials([one for one in offers if one.split("=")[0] not in self._fixed])
+        if not after.choices and not after.trials:
+            return ""
+        return after.text if self._keep(after) else self.problem
+
+    def _settled(self, starts: Starts) -> Starts:
+        """Without trials that a start never came back from, or half a pair that cannot be completed now."""
+        for trial in starts.trials:
+            if trial.running:
+                starts = starts.replaced(trial.dropped(NEVER_ENDED))
+            elif trial.active and trial.variable in self._fixed:
+                starts = starts.replaced(StartTrial(trial.setting, trial.pairs))
+        return starts
+
+    def _measured(self, ms: float) -> Starts:
+        starts, trial = self.starts, self.starts.current(self._fixed)
+        if self._number != OWN or not starts.ms:
+            return dataclasses.replace(starts, ms={**starts.ms, self._number: ms})
+        return starts.replaced(trial.after(ms)) if trial and trial.with_first is not None else starts
+
+    def _unmeasured(self, ended_well: bool) -> Starts:
+        """A start without a step time: it is repeated, unless the setting may be why it failed."""
+        trial = self.starts.current(self._fixed)
+        if trial is None or not trial.running:
+            return self.starts
+        if ended_well:
+            return self.starts.replaced(StartTrial(trial.setting, trial.pairs))  # the pair begins anew
+        return self.starts.replaced(trial.dropped(NEVER_ENDED))
+
+    def _keep(self, starts: Starts) -> bool:
+        if self._store is None:
+            return starts == self.starts
         try:
-            write_starts(self._store, self._key, after)
+            write_starts(self._store, self._key, starts)
         except WeftError as error:
-            return f"the result of this start is not saved for the next: {error}"
-        return after.text
+            self.problem, self._store = f"starts are not saved for the next: {error}", None
+            return False
+        return True
 
 
 def key(command: Sequence[str], gpu: str, driver: str) -> Key:
@@ -134,13 +208,14 @@ def read_starts(entry: Entry | None) -> Starts:
     try:
         found = {int(count): float(ms) for count, ms in entry.verdict["starts"].items()}
         choices = tuple(int(count) for count in entry.verdict["choices"])
+        trials = tuple(trial_of(trial) for trial in entry.verdict.get("trials", ()))
     except (KeyError, TypeError, ValueError, AttributeError):
         return Starts({})
     if any(not 0 <= count <= MAX_CTAS for count in (*found, *choices)) or any(
         ms <= 0 for ms in found.values()
     ):
         return Starts({})
-    return Starts(found, choices)
+    return Starts(found, choices, trials[:MOST_SETTINGS])
 
 
 def write_starts(store: Store, where: Key, starts: Starts) -> None:
@@ -148,5 +223,7 @@ def write_starts(store: Store, where: Key, starts: Starts) -> None:
     document = {
         "starts": {str(count): ms for count, ms in starts.ms.items()},
         "choices": list(starts.choices),
+        "trials": [dataclasses.asdict(trial) for trial in starts.trials],
     }
-    store.put(where, Policy(max_ctas=starts.best or None), {**document, "text": starts.text})
+    ctas = next((int(one.split("=")[1]) for one in starts.confirmed if one.startswith(CTA_VARIABLE)), None)
+    store.put(where, Policy(max_ctas=ctas), {**document, "text": starts.text})

@@ -44,6 +44,8 @@ class Sample:
     """Why the trial does not count: it stalled, or the policy could not be applied."""
     facts: Facts | None = None
     """What was learned, where that was asked for."""
+    paused_ms: float = 0.0
+    """Time before the trial that belongs to no step: ranks met, and communicators were made or given back."""
 
 
 @dataclass(frozen=True)
@@ -64,9 +66,13 @@ class Record:
     steps: list[tuple[int, float, int, str]] = field(default_factory=list)
     """Number, ms, index of the policy, and what the step was for: a key of PURPOSES."""
     notes: list[Note] = field(default_factory=list)
+    paused_ms: float = 0.0
+    """Time so far that belongs to no step."""
 
-    def add(self, trial: Trial, ms: float, purpose: str) -> None:
+    def add(self, trial: Trial, sample: Sample, purpose: str) -> None:
         """Note what one trial took."""
+        ms = sample.ms
+        self.paused_ms += sample.paused_ms
         if trial.policy not in self.policies:
             self.policies.append(trial.policy)
         self.steps.append((self.number, ms, self.policies.index(trial.policy), purpose))
@@ -110,7 +116,7 @@ def ask(trial: Trial, record: Record, purpose: str) -> Generator[Trial, Sample, 
     if trial.say:
         record.note(trial.say)
     sample = yield trial
-    record.add(trial, sample.ms, purpose)
+    record.add(trial, sample, purpose)
     return sample
 
 

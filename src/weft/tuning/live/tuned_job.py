@@ -213,6 +213,7 @@ class TunedJob:
                 "cta_choices": list(self.facts.cta_choices),
                 "why_no_ctas": self.facts.why_no_ctas,
                 "cta_choices_at_start": list(self.facts.cta_choices_at_start),
+                "start_settings": list(self.facts.start_settings),
                 "world": self.facts.world,
                 "processes": self.facts.ranks_at_work,
                 "workload": self.facts.workload,

@@ -1,10 +1,11 @@
 """Watch: does the policy that tuning chose stay faster than the default, for the life of the job?
 
 `watch` is a generator with the protocol of `weft.tuning.live.search.tune`: it yields a Trial for every step
-and is sent a Sample for each. It goes on until it is closed, or returns where there is nothing to watch.
-`trial.policy` is what the job is to run under; `trial.say` tells what was decided. Nothing needs to be
-synchronized: every Trial names the policies of the next `ahead` steps in `then`, and its Sample may come that
-much later. Where it searches again, its trials are those of `tune`.
+(or, where steps are short, for every `each` steps) and is sent a Sample for each. It goes on until it is
+closed, or returns where there is nothing to watch. `trial.policy` is what the job is to run under;
+`trial.say` tells what was decided. Nothing needs to be synchronized: every Trial names the policies of the
+next `ahead` steps in `then`, and its Sample may come that much later. Where it searches again, its trials
+are those of `tune`.
 
     watching = watch(outcome)
     trial = next(watching)
@@ -33,8 +34,9 @@ from __future__ import annotations
 import math
 import random
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from statistics import median
 
 from weft.measure.sequential import Coins, Step, estimate
@@ -77,6 +79,8 @@ class WatchStatus:
     """Of the last search."""
     in_force: Policy
     steps: int = 0
+    ms: float = 0.0
+    """What those steps took."""
     probes: int = 0
     checks: int = 0
     searches: int = 0
@@ -104,6 +108,7 @@ def watch(
     *,
     budget: float = SHARE,
     ahead: int = AHEAD,
+    each: int = 1,
     recall: Callable[[Facts], Policy | None] = lambda facts: None,
     seed: int = 0,
     record: Record | None = None,
@@ -112,11 +117,12 @@ def watch(
     """Watch a job that was tuned; see the module for the protocol.
 
     `outcome`: what `tune` returned. `budget`: share of the steps that probes, checks and further searches may
-    use. `ahead`: steps that are decided in advance. `record`, `status`: take what happens.
+    use. `ahead`: trials that are decided in advance. `each`: steps of a trial. `record`, `status`: take what
+    happens.
     """
     state = status or WatchStatus(outcome, outcome.policy)
     order = random.Random(f"{seed} {outcome.policy.label} {outcome.default_ms} {outcome.best_ms}")
-    watching = _Watch(_reachable(outcome), budget, max(1, ahead), order, state)
+    watching = _Watch(_reachable(outcome), budget, max(1, ahead), max(1, each), order, state)
     watching.record = record or Record()
     yield from watching.finish_proof()
     while True:
@@ -126,7 +132,7 @@ def watch(
         state.searches += 1
         level = LEVEL / (state.searches + 1) ** 2
         again = yield from tune(outcome.default, recall, seed=seed, level=level, record=watching.record)
-        watching.spent += again.steps
+        watching.searched(again)
         state.outcome, state.in_force, state.reverted = again, again.policy, ""
         watching.default = _reachable(again)
         watching.announce(f"searched again, because {why}: {again.text}")
@@ -141,11 +147,26 @@ class _Watch:
     record: Record
 
     def __init__(
-        self, default: Policy, budget: float, ahead: int, order: random.Random, status: WatchStatus
+        self,
+        default: Policy,
+        budget: float,
+        ahead: int,
+        each: int,
+        order: random.Random,
+        status: WatchStatus,
     ) -> None:
-        self.default, self.budget, self.ahead, self.order = default, budget, ahead, order
-        self.status, self.spent = status, 0
+        self.default, self.budget, self.order = default, budget, order
+        self.ahead, self.each = ahead, each
+        self.status, self.spent, self.spent_ms = status, 0, 0.0
+        self.price_ms = max(0.0, status.outcome.cost_ms)
+        """What the last search cost, and so what the next one may cost."""
         self.say = ""
+
+    def searched(self, outcome: TunedJob) -> None:
+        """Count what another search has used."""
+        self.spent += outcome.steps
+        self.price_ms = max(0.0, outcome.cost_ms)
+        self.spent_ms += self.price_ms
 
     def announce(self, line: str) -> None:
         """Say a line with the next trial."""
@@ -167,12 +188,13 @@ class _Watch:
             arm, share = plan.popleft()
             policies = [proof.policy if one else self.default for one, _ in (*[(arm, share)], *plan)]
             number = self.record.number
-            trial = Trial(policies[0], then=tuple(policies[1 : self.ahead + 1]), light=True)
-            proof.add((yield from self._ask(trial, "proof")), arm, share, number)
+            then = policies[1 : self.ahead + 1]
+            proof.add((yield from self._watched(policies[0], then, "proof")), arm, share, number)
             enough = proof.proven() is not None or len(proof.drawn) >= PROMISING_STEPS
             undecided = undecided and not enough
         after = outcome.after(proof)
-        steps = outcome.steps + len(known) - sum(len(t.proof_ms) for t in outcome.tried)
+        more = len(known) - sum(len(tried.proof_ms) for tried in outcome.tried)
+        steps = outcome.steps + more * self.each
         self.status.outcome = replace(after, steps=steps)
         self.status.in_force = after.policy
         if after.kept:
@@ -202,9 +224,9 @@ class _Watch:
             while len(plan) < self.ahead + 1:
                 plan.extend(self._fill(policy, checking=left > 0))
             step = plan.popleft()
-            then = tuple(one.policy for one in list(plan)[: self.ahead])
+            then = [one.policy for one in islice(plan, self.ahead)]
             number = self.record.number
-            sample = yield from self._ask(Trial(step.policy, then=then, light=True), step.purpose)
+            sample = yield from self._watched(step.policy, then, step.purpose)
             left -= step.purpose == "check"
             if sample.problem or not 0 < sample.ms < math.inf:
                 continue
@@ -226,7 +248,7 @@ class _Watch:
                 suspicious = pace.faster(seen.log_ms) and step.arm == 0 and coins.capital >= SUSPICIOUS
                 # One probe that is clearly faster than the policy is reason enough to check, not to decide.
                 clear = step.arm == 0 and pace.well_below(seen.log_ms)
-                if (changed or suspicious or clear) and self._may(CHECK):
+                if (changed or suspicious or clear) and self._may_check():
                     left, drawn = self._draw_check(plan, policy), []
                     coins.restart()
                     self.status.checks += 1
@@ -274,8 +296,7 @@ class _Watch:
         rest = list(plan)[: self.ahead]
         while rest:
             step = rest.pop(0)
-            then = tuple(one.policy for one in rest)
-            yield from self._ask(Trial(step.policy, then=then, light=True), step.purpose)
+            yield from self._watched(step.policy, [one.policy for one in rest], step.purpose)
         self.status.in_force, self.status.reverted = self.default, why
         self.announce(f"{policy.label} was reverted; the job continues with the default: {why}")
 
@@ -289,38 +310,51 @@ class _Watch:
         pace = Pace([math.log(ms) for ms in self._proof_ms(self.default)])
         if self.say:
             yield from self.settle(self.default)
-        while not (why and self._may(BUDGET)):
-            trial = Trial(self.default, then=(self.default,) * self.ahead, light=True)
-            sample = yield from self._ask(trial, "watch")
+        while not (why and self._may_search()):
+            sample = yield from self._watched(self.default, [self.default] * self.ahead, "watch")
             if 0 < sample.ms < math.inf and pace.changed(math.log(sample.ms)):
                 why, pace = why or "the pace of the job changed", Pace()
         for left in range(self.ahead, 0, -1):
-            yield from self._ask(Trial(self.default, then=(self.default,) * (left - 1), light=True), "watch")
+            yield from self._watched(self.default, [self.default] * (left - 1), "watch")
         return why
 
     # --- both -----------------------------------------------------------------------------------------------
 
+    def _watched(
+        self, policy: Policy, then: Sequence[Policy], purpose: str
+    ) -> Generator[Trial, Sample, Sample]:
+        """A trial of the watch, which no rank waits for."""
+        return self._ask(Trial(policy, self.each, then=tuple(then), light=True), purpose)
+
     def _ask(self, trial: Trial, purpose: str) -> Generator[Trial, Sample, Sample]:
-        said, self.say = self.say, ""
-        asked = replace(trial, say=said)
-        sample = yield from ask(asked, self.record, purpose)
-        self.status.steps += 1
+        if self.say:
+            trial, self.say = replace(trial, say=self.say), ""
+        sample = yield from ask(trial, self.record, purpose)
+        self.status.steps += trial.steps
+        self.status.ms += sample.ms * trial.steps if math.isfinite(sample.ms) else 0.0
+        self.price_ms += sample.paused_ms  # what a search made was given back after it
+        self.spent_ms += sample.paused_ms if self.status.searches else 0.0
         default = trial.policy == self.default
         if purpose in ("probe", "check", "wait") and default:
-            self.spent += 1
+            self.spent += trial.steps
             self.status.probes += purpose == "probe"
         (self.status.default_ms if default else self.status.policy_ms).append(sample.ms)
         return sample
 
-    def _may(self, steps: int) -> bool:
-        """Whether the budget has so many steps left."""
-        credit = CREDIT if steps < BUDGET else 0
-        return self.spent + steps <= credit + self.budget * self.status.steps
+    def _may_check(self) -> bool:
+        """Whether the budget has the steps of a check left."""
+        return self.spent + CHECK * self.each <= CREDIT * self.each + self.budget * self.status.steps
+
+    def _may_search(self) -> bool:
+        """Whether the budget allows another search, in steps and in time: where a step is short, what a
+        search makes and gives back takes longer than its steps."""
+        enough = self.spent + BUDGET <= self.budget * self.status.steps
+        return enough and self.spent_ms + self.price_ms <= self.budget * self.status.ms
 
 
 def _reachable(outcome: TunedJob) -> Policy:
     """The default, with the framework controls that stay."""
-    return replace(outcome.default, **outcome.policy.framework)
+    return replace(outcome.default, **outcome.policy.models)
 
 
 def _slower(gain: float, steps: int) -> str:

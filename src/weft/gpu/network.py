@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 from weft.errors import UsageError
+from weft.gpu.cost import NODE_LINKS, NodeLinks
 
 GBIT = 1e9 / 8
 
@@ -44,6 +45,24 @@ class Network:
     def but(self, **changes: object) -> Network:
         """This network with other values."""
         return replace(self, **changes)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Links(NodeLinks):
+    """The constants of collectives: inside a node those of `weft.gpu.cost`, and between nodes."""
+
+    ring_us: float
+    """One hop inside a domain of a ring that spans domains: NCCL's protocol for the network is slower."""
+    network_us: float
+    """One hop between domains, on top of the network's own latency."""
+    network_share: float
+    """Share of the rail bandwidth between domains that large collectives reach."""
+    congestion: float
+    """Share of the bandwidth between domains that is lost for each doubling of a group's span."""
+
+
+LINKS = Links(**asdict(NODE_LINKS), ring_us=6.145, network_us=13.98, network_share=1.0, congestion=0.01196)
+"""Between nodes: fitted with the published training runs (benchmarks/plan/fit.py)."""
 
 
 NETWORKS: dict[str, Network] = {

@@ -1,10 +1,10 @@
 """Collectives: seconds of one alone, from its kind, bytes, ranks and the links between them.
 
-`collective_s` is the one model of network time: plans use it, and so can anything else that needs the time
-of a collective between nodes. It needs no job: a `Group` (ranks and how many share an NVLink domain), a
-GPU, a `Network` and the fitted `Links`. Inside a node it is `weft.gpu.cost`. Between nodes, all-gather and
-reduce-scatter run around a ring, as NCCL's do: every rank is a hop, so their latency grows with the ranks.
-All-reduce takes the ring or NCCL's double tree, whichever is faster.
+`collective_s` is the one model of network time: plans and node profiles use it. It needs no job: a `Group`
+(ranks and how many share an NVLink domain), a GPU, a `Network` and the fitted `Links`. Inside a node it is
+`weft.gpu.cost`. Between nodes, all-gather and reduce-scatter run around a ring, as NCCL's do: every rank is a
+hop, so their latency grows with the ranks. All-reduce takes the ring or NCCL's double tree, whichever is
+faster.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ import math
 from dataclasses import dataclass
 
 from weft.gpu.cost import link_bytes_per_s, node_collective_s, size_factor, switch_reduces
+from weft.gpu.network import Links, Network
 from weft.gpu.specs import GpuSpec
-from weft.plan.figures import Links
-from weft.plan.network import Network
 
 
 @dataclass(frozen=True)
@@ -63,75 +62,102 @@ def collective_s(
 ) -> float:
     """Seconds of a collective alone. `bytes_`: the larger buffer of a rank, as in Workload.
 
-    `kind`: `all_reduce`, `all_gather`, `reduce_scatter`, `all_to_all` or `p2p`. `flow_bytes`: of all
-    buckets that follow each other without a gap, where it is one of several: they fill the links together.
+    `kind`: `all_reduce`, `all_gather`, `reduce_scatter`, `all_to_all`, `broadcast`, `reduce` or `p2p`.
+    `flow_bytes`: of all buckets that follow each other without a gap, where it is one of several: they fill
+    the links together.
+    """
+    inside = Inside(link_bytes_per_s(gpu, links), switch_reduces(gpu))
+    return group_collective_s(kind, bytes_, g, inside, network, links, flow_bytes=flow_bytes)
+
+
+@dataclass(frozen=True)
+class Inside:
+    """The links inside a domain."""
+
+    bytes_per_s: float
+    """What a rank sends in a large collective."""
+    reduces: bool
+    """Whether the switch can reduce."""
+
+
+def group_collective_s(
+    kind: str,
+    bytes_: float,
+    g: Group,
+    inside: Inside,
+    network: Network,
+    links: Links,
+    *,
+    flow_bytes: float = 0.0,
+    algorithm: str | None = None,
+) -> float:
+    """`collective_s` for given links inside a domain, and for one algorithm where it is named.
+
+    `algorithm`: of an all-reduce: `ring`, `tree`, `nvls` or `nvlstree`; None: the fastest.
     """
     if g.ranks < 2 or bytes_ <= 0:
         return 0.0
     start = links.launch_us * 1e-6
     if kind == "p2p":
-        return start + _p2p(bytes_, g, gpu, network, links)
+        return start + _p2p(bytes_, g, inside, network, links)
     if g.domains == 1:
-        rate = link_bytes_per_s(gpu, links)
-        return node_collective_s(kind, bytes_, g.ranks, rate, links, in_switch=switch_reduces(gpu))
+        return node_collective_s(
+            kind,
+            bytes_,
+            g.ranks,
+            inside.bytes_per_s,
+            links,
+            in_switch=inside.reduces,
+            algorithm="nvls" if algorithm == "nvlstree" else algorithm,
+        )
     factor = size_factor(max(bytes_, flow_bytes), links)
     if kind == "all_to_all":
-        return start + _all_to_all(bytes_, g, gpu, network, links) * factor + _hop_s(network, links)
+        return start + _all_to_all(bytes_, g, inside, network, links) * factor + _hop_s(network, links)
     if kind == "all_reduce":
-        ring = 2 * _ring(bytes_, g, gpu, network, links, factor)
-        return start + min(ring, _tree(bytes_, g, gpu, network, links, factor))
-    return start + _ring(bytes_, g, gpu, network, links, factor)
+        ring = 2 * _ring(bytes_, g, inside, network, links, factor)
+        tree = _tree(bytes_, g, inside, network, links, factor)
+        return start + (ring if algorithm == "ring" else tree if algorithm else min(ring, tree))
+    if kind in ("broadcast", "reduce"):  # each rank passes on all bytes, not (ranks - 1) / ranks of them
+        bytes_ *= g.ranks / (g.ranks - 1)
+    return start + _ring(bytes_, g, inside, network, links, factor)
 
 
 def _hop_s(network: Network, links: Links) -> float:
     return (network.latency_us + links.network_us) * 1e-6
 
 
-def _ring(bytes_: float, g: Group, gpu: GpuSpec, network: Network, links: Links, factor: float) -> float:
+def _ring(bytes_: float, g: Group, inside: Inside, network: Network, links: Links, factor: float) -> float:
     """Reduce-scatter or all-gather around a ring; each domain sends over as many rails as it has ranks."""
     rails = g.per_domain * rail_rate(g, network, links)
-    rate = min(link_bytes_per_s(gpu, links), rails) if g.per_domain > 1 else rails
+    rate = min(inside.bytes_per_s, rails) if g.per_domain > 1 else rails
     latency = (g.ranks - g.domains) * links.ring_us * 1e-6 + g.domains * _hop_s(network, links)
     sent = bytes_ * (g.ranks - 1) / g.ranks
     return latency + sent * factor / rate
 
 
-def _tree(bytes_: float, g: Group, gpu: GpuSpec, network: Network, links: Links, factor: float) -> float:
+def _tree(bytes_: float, g: Group, inside: Inside, network: Network, links: Links, factor: float) -> float:
     """Up and down a double tree between domains; inside each a chain, or the switch."""
-    rate = link_bytes_per_s(gpu, links)
+    rate = inside.bytes_per_s
     hops = 2 * (g.per_domain - 1) * links.domain_us * 1e-6
     sent = 2.0 * bytes_ / rate
-    if switch_reduces(gpu):
+    if inside.reduces:
         hops = 2 * links.domain_us * 1e-6
         sent = 2 * bytes_ * (g.ranks - 1) / g.ranks / (rate * links.switch_gain)
     # A node sends its half up and down in both trees; two nodes just exchange halves.
-    crossing = bytes_ if g.domains == 2 and switch_reduces(gpu) else 2 * bytes_
+    crossing = bytes_ if g.domains == 2 and inside.reduces else 2 * bytes_
     sent = max(sent, crossing / (g.per_domain * rail_rate(g, network, links)))
     hops += 2 * math.ceil(math.log2(g.domains)) * _hop_s(network, links)
     return hops + sent * factor
 
 
-def _all_to_all(bytes_: float, g: Group, gpu: GpuSpec, network: Network, links: Links) -> float:
+def _all_to_all(bytes_: float, g: Group, inside: Inside, network: Network, links: Links) -> float:
     """Seconds at full bandwidth, inside domains and between them at the same time."""
-    near = bytes_ * (g.per_domain - 1) / g.ranks / link_bytes_per_s(gpu, links)
+    near = bytes_ * (g.per_domain - 1) / g.ranks / inside.bytes_per_s
     far = bytes_ * (g.ranks - g.per_domain) / g.ranks / rail_rate(g, network, links)
     return max(near, far)
 
 
-def _p2p(bytes_: float, g: Group, gpu: GpuSpec, network: Network, links: Links) -> float:
+def _p2p(bytes_: float, g: Group, inside: Inside, network: Network, links: Links) -> float:
     if g.domains == 1:
-        return bytes_ / link_bytes_per_s(gpu, links)
+        return bytes_ / inside.bytes_per_s
     return _hop_s(network, links) + bytes_ / rail_rate(g, network, links)
-
-
-def token_copies(top_k: int, g: Group, dispatch: str, most_nodes: int = 0) -> float:
-    """How often a token is sent on its way to `top_k` experts that are spread evenly over a group.
-
-    `copies`: once for each expert. `node`: once for each node between nodes, once for each rank inside one;
-    the expected number of distinct ones. `most_nodes`: the router's own limit on nodes, 0 for none.
-    """
-    if dispatch == "copies":
-        return float(top_k)
-    places = g.domains if g.domains > 1 else g.ranks
-    distinct = places * (1.0 - (1.0 - 1.0 / places) ** top_k)
-    return min(distinct, float(most_nodes)) if most_nodes and g.domains > 1 else distinct

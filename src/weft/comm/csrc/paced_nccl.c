@@ -1,0 +1,252 @@
+/* NCCL's C API for one rank of a node that is not there: collectives become paced kernels (comm/paced.py).
+ *
+ * It has NCCL's names so that whatever handles NCCL handles it: the shim recognizes its communicators and calls, and
+ * its rules reach it by the configuration of each call. A group is kept until it ends and handed over as a whole. */
+#include <limits.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#define EXPORT __attribute__((visibility("default")))
+#define NCCL_MAGIC 0xcafebeefu
+
+enum { SUCCESS = 0, UNHANDLED = 1, INTERNAL = 3, INVALID_ARGUMENT = 4 };
+enum { VERSION = 23203, UNDEFINED = INT_MIN, MOST_CALLS = 4096, CONFIG_BYTES = 256 };
+enum { ALL_REDUCE, BROADCAST, REDUCE, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL, GATHER, SCATTER, SEND, RECV };
+
+typedef struct {
+    char internal[128];
+} unique_id;
+
+typedef struct { /* ncclConfig_t as of 2.18 */
+    size_t size;
+    unsigned magic, version;
+    int blocking, cluster, min_ctas, max_ctas;
+    const char *network;
+    int split_share;
+} comm_config;
+
+typedef struct { /* ncclCollConfig_t as of 2.31 */
+    size_t size;
+    unsigned magic, version;
+    void *ext;
+    int min_ctas, max_ctas, nvls_ctas, cluster;
+    const char *algorithm;
+    int force_algorithm, cta_policy;
+    uint64_t tag;
+} call_config;
+
+typedef struct {
+    int rank, size, device, max_ctas, cluster;
+} communicator;
+
+typedef struct { /* comm/paced.py mirrors it, and remembers what it planned for equal calls */
+    const void *send;
+    void *recv;
+    uint64_t count;
+    communicator *comm;
+    void *stream;
+    const char *algorithm; /* NULL: NCCL's choice */
+    int32_t operation, type, reduction, peer, max_ctas, cluster, rank, size;
+} paced_call;
+
+typedef int (*launch_calls)(const paced_call *calls, int count);
+
+static launch_calls launch;
+static int (*current_device)(int *);
+static char last_error[512];
+static _Thread_local struct {
+    int depth, count;
+    paced_call *calls;
+} group;
+
+/* For Python: what launches calls, and what tells the current device. */
+EXPORT void weft_paced_serve(launch_calls how, int (*device)(int *)) {
+    launch = how;
+    current_device = device;
+}
+
+EXPORT void weft_paced_failed(const char *why) { snprintf(last_error, sizeof last_error, "%s", why); }
+
+EXPORT int ncclGetVersion(int *version) {
+    *version = VERSION;
+    return SUCCESS;
+}
+
+EXPORT const char *ncclGetErrorString(int result) {
+    return result == SUCCESS            ? "no error"
+           : result == INVALID_ARGUMENT ? "invalid argument"
+           : result == UNHANDLED        ? "a paced collective could not be launched"
+                                        : "internal error";
+}
+
+EXPORT const char *ncclGetLastError(const communicator *comm) {
+    (void)comm;
+    return last_error;
+}
+
+EXPORT int ncclGetUniqueId(unique_id *id) {
+    static _Atomic unsigned number;
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    memset(id, 0, sizeof *id);
+    snprintf(id->internal, sizeof id->internal, "weft %ld %ld.%09ld %u", (long)getpid(), (long)now.tv_sec, now.tv_nsec,
+             number++);
+    return SUCCESS;
+}
+
+/* --- communicators ------------------------------------------------------------------------------------------------- */
+
+static int limit_of(const char *variable, int configured) {
+    const char *text = getenv(variable); /* it outranks the configuration, as in NCCL */
+    int given = text ? atoi(text) : 0;
+    return given > 0 ? given : configured > 0 ? configured : 0;
+}
+
+static int make(communicator **made, int size, int rank, const comm_config *config) {
+    if (!made || size < 1 || rank < 0 || rank >= size || (config && config->magic != NCCL_MAGIC))
+        return INVALID_ARGUMENT;
+    communicator *c = calloc(1, sizeof *c);
+    if (!c)
+        return INTERNAL;
+    c->rank = rank;
+    c->size = size;
+    c->max_ctas = limit_of("NCCL_MAX_CTAS", config ? config->max_ctas : 0);
+    c->cluster = config && config->cluster >= 0 ? config->cluster : -1;
+    if (current_device)
+        current_device(&c->device);
+    *made = c;
+    return SUCCESS;
+}
+
+EXPORT int ncclCommInitRankConfig(communicator **made, int size, unique_id id, int rank, comm_config *config) {
+    (void)id;
+    return make(made, size, rank, config);
+}
+
+EXPORT int ncclCommInitRank(communicator **made, int size, unique_id id, int rank) {
+    (void)id;
+    return make(made, size, rank, NULL);
+}
+
+/* All ranks split alike: weft's shim does it for another limit of CTAs. A group of other ranks has a rendezvous of its
+ * own, so that only the whole communicator is split here. */
+EXPORT int ncclCommSplit(communicator *comm, int color, int key, communicator **made, comm_config *config) {
+    (void)key;
+    if (!comm || color < 0)
+        return INVALID_ARGUMENT;
+    return make(made, comm->size, comm->rank, config);
+}
+
+EXPORT int ncclCommFinalize(communicator *comm) { return comm ? SUCCESS : INVALID_ARGUMENT; }
+
+EXPORT int ncclCommDestroy(communicator *comm) {
+    free(comm);
+    return SUCCESS;
+}
+
+EXPORT int ncclCommAbort(communicator *comm) { return ncclCommDestroy(comm); }
+
+EXPORT int ncclCommGetAsyncError(communicator *comm, int *error) {
+    *error = SUCCESS;
+    return comm ? SUCCESS : INVALID_ARGUMENT;
+}
+
+EXPORT int ncclCommCount(const communicator *comm, int *count) {
+    *count = comm->size;
+    return SUCCESS;
+}
+
+EXPORT int ncclCommUserRank(const communicator *comm, int *rank) {
+    *rank = comm->rank;
+    return SUCCESS;
+}
+
+EXPORT int ncclCommCuDevice(const communicator *comm, int *device) {
+    *device = comm->device;
+    return SUCCESS;
+}
+
+/* --- calls --------------------------------------------------------------------------------------------------------- */
+
+static int hand_over(const paced_call *calls, int count) { return launch ? launch(calls, count) : INTERNAL; }
+
+static int take(paced_call call, const call_config *config) {
+    if (!call.comm)
+        return INVALID_ARGUMENT;
+    call.rank = call.comm->rank;
+    call.size = call.comm->size;
+    call.max_ctas = call.comm->max_ctas;
+    call.cluster = call.comm->cluster;
+    if (config) {
+        if (config->magic != NCCL_MAGIC || config->size < sizeof *config || config->size > CONFIG_BYTES)
+            return INVALID_ARGUMENT;
+        if (config->max_ctas > 0 && (!call.max_ctas || config->max_ctas < call.max_ctas))
+            call.max_ctas = config->max_ctas;
+        if (config->cluster >= 0)
+            call.cluster = config->cluster;
+        call.algorithm = config->algorithm;
+    }
+    if (!group.depth)
+        return hand_over(&call, 1);
+    if (!group.calls && !(group.calls = malloc(MOST_CALLS * sizeof *group.calls)))
+        return INTERNAL;
+    if (group.count == MOST_CALLS)
+        return INVALID_ARGUMENT;
+    group.calls[group.count++] = call;
+    return SUCCESS;
+}
+
+EXPORT int ncclGroupStart(void) {
+    group.depth++;
+    return SUCCESS;
+}
+
+EXPORT int ncclGroupEnd(void) {
+    if (!group.depth)
+        return INVALID_ARGUMENT;
+    if (--group.depth || !group.count)
+        return SUCCESS;
+    int count = group.count;
+    group.count = 0;
+    return hand_over(group.calls, count);
+}
+
+#define CALL(name, ...)                                                                                                \
+    (paced_call) {                                                                                                     \
+        .operation = name, .send = send, .recv = recv, .count = count, .type = type, .comm = comm, .stream = stream,   \
+        __VA_ARGS__                                                                                                    \
+    }
+#define COLLECTIVE(function, name, parameters, ...)                                                                    \
+    EXPORT int function(const void *send, void *recv, uint64_t count, int type, UNWRAP parameters communicator *comm,  \
+                        void *stream) {                                                                                \
+        return take(CALL(name, __VA_ARGS__), NULL);                                                                    \
+    }                                                                                                                  \
+    EXPORT int function##Config(const void *send, void *recv, uint64_t count, int type,                                \
+                                UNWRAP parameters communicator *comm, void *stream, const call_config *config) {       \
+        return take(CALL(name, __VA_ARGS__), config);                                                                  \
+    }
+#define UNWRAP(...) __VA_ARGS__
+
+COLLECTIVE(ncclAllReduce, ALL_REDUCE, (int reduction, ), .reduction = reduction)
+COLLECTIVE(ncclBroadcast, BROADCAST, (int root, ), .peer = root)
+COLLECTIVE(ncclReduce, REDUCE, (int reduction, int root, ), .reduction = reduction, .peer = root)
+COLLECTIVE(ncclAllGather, ALL_GATHER, (), .peer = 0)
+COLLECTIVE(ncclReduceScatter, REDUCE_SCATTER, (int reduction, ), .reduction = reduction)
+COLLECTIVE(ncclAlltoAll, ALL_TO_ALL, (), .peer = 0)
+COLLECTIVE(ncclGather, GATHER, (int root, ), .peer = root)
+COLLECTIVE(ncclScatter, SCATTER, (int root, ), .peer = root)
+
+EXPORT int ncclSend(const void *send, uint64_t count, int type, int peer, communicator *comm, void *stream) {
+    void *recv = NULL;
+    return take(CALL(SEND, .peer = peer), NULL);
+}
+
+EXPORT int ncclRecv(void *recv, uint64_t count, int type, int peer, communicator *comm, void *stream) {
+    const void *send = NULL;
+    return take(CALL(RECV, .peer = peer), NULL);
+}

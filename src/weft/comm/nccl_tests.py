@@ -1,0 +1,207 @@
+"""Read the output of nccl-tests and rccl-tests: one table for each collective that was run.
+
+Reads logs of all versions: with or without redop and root columns, launcher prefixes on every line, NCCL's
+debug lines between the rows, several runs in one file, a file that ends in the middle of a row.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+
+PROGRAMS = {
+    "all_reduce": "all_reduce",
+    "all_gather": "all_gather",
+    "reduce_scatter": "reduce_scatter",
+    "alltoall": "all_to_all",
+    "broadcast": "broadcast",
+    "reduce": "reduce",
+    "sendrecv": "send_recv",
+}
+"""Collective by the program that measures it, `all_reduce_perf` …"""
+OTHER_PROGRAMS = ("alltoallv", "scatter", "gather", "hypercube")
+MAX_LOG_BYTES = 64 << 20
+
+_NAMES = "|".join(sorted((*PROGRAMS, *OTHER_PROGRAMS), key=len, reverse=True))
+_PROGRAM = re.compile(rf"(?<![a-z])({_NAMES})_perf")
+# Launchers mark lines, and pieces of lines: `[1,0]<stdout>:`, `[0]`, `12: `, `worker-0 | `.
+_PREFIX = re.compile(r"\[\d+(?:,\d+)?\](?:<std(?:out|err)>:)?")
+_TYPES = "u?int(?:8|32|64)|char|half|float(?:16|32|64)?|bfloat16|double|f(?:p|loat)?8\\w*"
+_ROW = re.compile(rf"(?:^|[\s:|])(\d+)\s+(\d+)\s+({_TYPES})\s+(\S.*)$")
+_RANK = re.compile(r"Rank\s+(\d+)\s+.*?Pid\s+\S+\s+on\s+(\S+)\s+device\s+\d+\s+(?:\[[^\]]*\]\s*)?(.*)$")
+_HEADER = re.compile(r"\bsize\s+count\s+type\b.*\b(?:cpu)?time\b.*\balgbw\b")
+_CHANNELS = re.compile(
+    r"(\d+) coll channels,(?: \d+ collnet channels,)? (\d+) nvls channels, (\d+) p2p channels"
+)
+_UNIT = re.compile(r"\(B\).*?\((ns|us|ms|s)\)")
+_US = {"ns": 1e-3, "us": 1.0, "ms": 1e3, "s": 1e6}
+_NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[-+]?\d+)?$", re.I)
+
+
+@dataclass(frozen=True)
+class TestedSize:
+    """One line of a table: out of place, or in place where the other was not measured."""
+
+    nbytes: int
+    us: float
+    bus_gb_s: float
+    factor: float
+    """Bus bandwidth over algorithm bandwidth, which tells the collective; 0: too small to tell."""
+    redop: str
+    root: int | None
+    in_place_us: float | None
+    """None: not measured, or the collective has no such form (its check says N/A)."""
+    wrong: bool
+
+
+@dataclass
+class TestedCollective:
+    """One run of one program."""
+
+    collective: str = ""
+    """Empty: the log does not say; see `guess`."""
+    program: str = ""
+    ranks: int = 0
+    """0: the log does not list them."""
+    hosts: int = 0
+    gpu: str = ""
+    """The vendor's spelling."""
+    channels: tuple[int, int, int] | None = None
+    """CTAs of rings and trees, of reductions by the switch and of point-to-point transfers."""
+    cpu_time: bool = False
+    """Whether its times are those of the host (`-C 1`), which say nothing about the collective."""
+    rows: list[TestedSize] = field(default_factory=list)
+
+    @property
+    def alone(self) -> bool:
+        """Whether each process ran by itself, as binaries that were built without MPI do."""
+        return bool(self.rows) and self.ranks <= 1 and all(row.bus_gb_s == 0 for row in self.rows)
+
+
+def read_tables(text: str) -> list[TestedCollective]:
+    """The tables of a log that have rows, in order. A row with wrong results is left out."""
+    found = list(_tables(text.splitlines()))
+    for table in found:
+        table.rows = [row for row in table.rows if not row.wrong]
+        table.ranks = table.ranks or ranks_by_bandwidth(table)
+        if table.rows and not table.collective and table.program not in OTHER_PROGRAMS:
+            table.collective = guess(table)
+    return [table for table in found if table.rows]
+
+
+def points(tables: Iterable[TestedCollective]) -> tuple[tuple[int, float], ...]:
+    """Bytes and microseconds over tables of the same collective and ranks: medians, in order of size."""
+    times: dict[int, list[float]] = {}
+    for table in tables:
+        for row in table.rows:
+            times.setdefault(row.nbytes, []).append(row.us)
+    return tuple((size, statistics.median(times[size])) for size in sorted(times))
+
+
+def _tables(lines: Iterable[str]) -> Iterator[TestedCollective]:
+    table = TestedCollective()
+    members: dict[int, str] = {}
+    columns: list[str] = []
+    unit = 1.0
+    for raw in lines:
+        line = _PREFIX.sub(" ", raw)
+        rank = _RANK.search(line)
+        program = None if "concluded" in line else _PROGRAM.search(line)
+        if table.rows and (program or (rank and rank[1] == "0") or _HEADER.search(line)):
+            yield table  # the next run; where only a new header says so, of the same program and ranks
+            same = not program and not rank
+            table = replace(table, rows=[]) if same else TestedCollective()
+            members = members if same else {}
+        if program:
+            table.program, table.collective = program[1], PROGRAMS.get(program[1], "")
+        elif rank:
+            members[int(rank[1])] = rank[2]
+            table.ranks, table.hosts = len(members), len(set(members.values()))
+            table.gpu = table.gpu or rank[3].strip()
+        elif found := _CHANNELS.search(line):
+            table.channels = (int(found[1]), int(found[2]), int(found[3]))
+        elif _HEADER.search(line):
+            columns, unit = line.replace("#", " ", 1).split(), 1.0
+            table.cpu_time = "cputime" in columns
+        elif scale := _UNIT.search(line):
+            unit = _US[scale[1]]
+        elif (row := _ROW.search(line)) and (read := _row(int(row[1]), row[4].split(), columns, unit)):
+            table.rows.append(read)
+    if table.rows:
+        yield table
+
+
+def _row(nbytes: int, words: list[str], columns: list[str], unit: float) -> TestedSize | None:
+    """The rest of a row, after size, count and type."""
+    redop, root = "", None
+    if words and not _NUMBER.match(words[0]) and words[0] != "N/A":
+        redop = words.pop(0)
+    if "root" in columns or (not columns and len(words) in (5, 9)):
+        if not words or not _NUMBER.match(words[0]):
+            return None
+        root = int(float(words.pop(0)))
+    starts = _starts(columns)
+    first, second = (_three(words, start) for start in starts)
+    best = first or second
+    if nbytes <= 0 or best is None or not best[0] > 0:
+        return None
+    us, algorithm_gb_s, bus_gb_s = best
+    if algorithm_gb_s >= 0.5:  # the bandwidth says what the unit of the time is
+        scale = nbytes / algorithm_gb_s / 1e3 / us
+        unit = next((known for known in _US.values() if 0.97 < scale / known < 1.03), 0.0)
+        if not unit:
+            return None
+    checks = [words[start + 3] if len(words) > start + 3 else "0" for start in starts]
+    in_place = second is not None and first is not None and (checks[1] != "N/A" or checks[0] == "N/A")
+    return TestedSize(
+        nbytes=nbytes,
+        us=us * unit,
+        bus_gb_s=bus_gb_s,
+        factor=bus_gb_s / algorithm_gb_s if algorithm_gb_s >= 0.5 else 0.0,
+        redop=redop,
+        root=root,
+        in_place_us=second[0] * unit if in_place and second else None,
+        wrong=first is not None and _NUMBER.match(checks[0]) is not None and float(checks[0]) >= 1,
+    )
+
+
+def _starts(columns: list[str]) -> tuple[int, int]:
+    """Where the out-of-place and the in-place columns begin, after those that say what was measured."""
+    found = [at for at, title in enumerate(columns) if title == "time"]
+    return (0, found[1] - found[0]) if len(found) > 1 else (0, 4)
+
+
+def _three(words: list[str], start: int) -> tuple[float, float, float] | None:
+    """Time, algorithm bandwidth and bus bandwidth; None for a piece that is absent, cut off or zero."""
+    part = words[start : start + 3]
+    if len(part) < 3 or not all(_NUMBER.match(word) for word in part):
+        return None
+    us, algorithm_gb_s, bus_gb_s = (float(word) for word in part)
+    return (us, algorithm_gb_s, bus_gb_s) if us > 0 else None
+
+
+def ranks_by_bandwidth(table: TestedCollective) -> int:
+    """Ranks by bus over algorithm bandwidth, which is 2 (n - 1) / n or (n - 1) / n; 0: cannot tell."""
+    factors = [row.factor for row in sorted(table.rows, key=lambda row: -row.bus_gb_s) if row.factor]
+    left = (2 - factors[0]) / 2 if factors and factors[0] > 1.02 else 1 - factors[0] if factors else 0.0
+    return round(1 / left) if 0.0005 < left < 0.55 else 0
+
+
+def guess(table: TestedCollective) -> str:
+    """The collective by redop, root and the ratio of bus to algorithm bandwidth; empty: cannot tell."""
+    factors = [row.factor for row in table.rows if row.factor]
+    if not factors:
+        return ""
+    factor, n = statistics.median(factors), max(table.ranks, 2)
+    reduces = table.rows[-1].redop not in ("", "none")
+    rooted = table.rows[-1].root is not None and table.rows[-1].root >= 0
+    both = any(row.in_place_us is not None for row in table.rows)
+    if reduces and not rooted and (factor > 1.02 or abs(factor - 2 * (n - 1) / n) < 0.02):
+        return "all_reduce"
+    if abs(factor - (n - 1) / n) < 0.02:
+        return "reduce_scatter" if reduces else "all_gather" if both else "all_to_all"
+    if abs(factor - 1) < 0.02:
+        return ("reduce" if reduces else "broadcast") if rooted else "send_recv"
+    return ""

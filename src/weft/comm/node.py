@@ -1,0 +1,348 @@
+"""Node: one rank's part of a collective on a node, as time, CTAs, memory traffic and kernel shape.
+
+    node = load_node("dgx-h100")
+    part = node.collective("all_reduce", 256 << 20, ctas=16)
+
+A profile is data (`nodes/*.json`, read by `node_file`). Times come from the network model that plans use
+(`weft.gpu.collectives`) with constants fitted to published nccl-tests results, or from the points that a
+user's nccl-tests measured. This module runs inside user programs: standard library only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+
+from weft.comm.node_kernel import CommKernel, memory_traffic, nccl_ctas
+from weft.errors import UsageError
+from weft.gpu.collectives import Inside, group, group_collective_s
+from weft.gpu.network import LINKS, Links, Network
+
+NODE_COLLECTIVES = (
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+    "broadcast",
+    "reduce",
+    "send_recv",
+)
+"""Collectives of a node profile."""
+NODE_ALGORITHMS = ("ring", "tree", "nvls", "nvlstree", "p2p")
+NODE_BASES = ("published", "assumed", "measured")
+_MAX_NODE_BYTES = 1 << 42
+LARGE_MESSAGE_BYTES = 16 << 20
+"""From this size on errors are those of large messages."""
+SWITCH_FROM_BYTES = 2 << 20
+"""NCCL reduces in the switch from this size on (stas00/ml-engineering: 8 H200, NCCL 2.30)."""
+_START_US = 15.0
+"""Start of a collective, where a log has no small messages."""
+_NEAR = 8
+"""Sizes whose ratio is at most this are near each other."""
+_POINT_TO_POINT = ("all_to_all", "send_recv")
+_COPIED = ("all_gather", "all_to_all")
+_SWITCHED = ("all_reduce", "all_gather", "reduce_scatter")
+
+
+@dataclass(frozen=True)
+class Paced:
+    """One rank's part of one collective on a node."""
+
+    us: float
+    """From the placement of its CTAs to its end."""
+    ctas: int
+    """CTAs that the library would use; at most the requested number."""
+    threads: int
+    cluster: int
+    """CTAs of a cluster; 1: no clusters."""
+    shared_bytes: int
+    """Of a CTA, static and dynamic."""
+    registers: int
+    """Of a thread."""
+    read_bytes: int
+    write_bytes: int
+    """Through this rank's memory, writes by peers included."""
+    basis: str
+    """`published`, `assumed` or `measured`."""
+    error_pct: float | None
+    """Mean error on published results that the curve was not fitted to; None: there are none."""
+    algorithm: str = ""
+
+
+@dataclass(frozen=True)
+class CtaRate:
+    """Bus bandwidth that one CTA adds, in GB/s, and the range of what is published or assumed."""
+
+    gb_s: float
+    low: float
+    high: float
+    basis: str
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class TimeCurve:
+    """Time over bytes of one collective: constants of the network model, or measured points."""
+
+    collective: str
+    ranks: int
+    basis: str
+    algorithm: str | None = None
+    """None: the one that the library chooses."""
+    error_pct: float | None = None
+    """Mean error from LARGE_MESSAGE_BYTES on, on results of sources that were left out of the fit."""
+    error_small_pct: float | None = None
+    """The same below LARGE_MESSAGE_BYTES."""
+    sources: tuple[str, ...] = ()
+    constants: Mapping[str, float] = field(default_factory=dict)
+    """`launch_us`, `hop_us`, `gb_s`, `switch_gain`, `half_bytes`; absent: the node's."""
+    points: tuple[tuple[int, float], ...] = ()
+    """Bytes and microseconds, in order of size."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node profile."""
+
+    name: str
+    gpu: str
+    ranks: int
+    basis: str
+    """That of its all-reduce; each collective has its own."""
+    title: str
+    kernel: CommKernel
+    ctas: Mapping[str, int]
+    """CTAs that the library uses by default, by algorithm."""
+    cta_rates: Mapping[str, CtaRate]
+    """By algorithm; `ring` serves those that are absent."""
+    constants: Mapping[str, float]
+    """Of the network model, for collectives without a curve; see `TimeCurve.constants`."""
+    switch_reduces: bool = False
+    domain: int = 8
+    """Ranks that reach each other without the network."""
+    network: Network | None = None
+    curves: tuple[TimeCurve, ...] = ()
+    copy_engines: CtaRate | None = None
+    """Bus bandwidth of collectives by copy engines, all of a GPU's together; None: the node has none."""
+    assumed_pct: float = 30.0
+    """Range given for a collective whose error is not known."""
+    sources: tuple[str, ...] = ()
+
+    def collective(
+        self,
+        kind: str,
+        nbytes: int,
+        ctas: int | None = None,
+        ranks: int | None = None,
+        algorithm: str | None = None,
+    ) -> Paced:
+        """One rank's part of a collective.
+
+        `nbytes`: the size column of nccl-tests, i.e. the larger buffer of a rank; `ctas`: at most so many
+        (None: the library's default); `ranks`: None for all of the node; `algorithm`: None for the library's
+        choice. Raises UsageError.
+        """
+        return self._part(kind, nbytes, ctas, ranks, algorithm, "gb_s")
+
+    def range(
+        self,
+        kind: str,
+        nbytes: int,
+        ctas: int | None = None,
+        ranks: int | None = None,
+        algorithm: str | None = None,
+    ) -> tuple[float, float]:
+        """Lowest and highest plausible microseconds: the error of the curve and the range of the CTA rate."""
+        fast, slow = (self._part(kind, nbytes, ctas, ranks, algorithm, end) for end in ("high", "low"))
+        spread = 1 + (self.assumed_pct if fast.error_pct is None else fast.error_pct) / 100
+        return fast.us / spread, slow.us * spread
+
+    def copied(self, kind: str, nbytes: int, ranks: int | None = None) -> Paced:
+        """One rank's part of a collective by copy engines: a delay without CTAs.
+
+        Only all_gather and all_to_all inside one domain: engines cannot reduce. Raises UsageError.
+        """
+        count = self.ranks if ranks is None else ranks
+        _check(kind, nbytes, None, count)
+        rate = self.copy_engines
+        if rate is None or kind not in _COPIED or count > self.domain:
+            raise UsageError(
+                f"{kind} of {count} ranks on {self.name} has no form by copy engines; use engine sm "
+                f"(engines: {' and '.join(_COPIED)} inside one domain)"
+            )
+        moved = nbytes * bus_factor(kind, count)
+        us = self.constants["launch_us"] + moved / rate.gb_s / 1e3
+        # Each peer's share is read here and written there, without a buffer between.
+        shape = {"ctas": 0, "threads": 0, "cluster": 1, "shared_bytes": 0, "registers": 0}
+        return Paced(
+            us=us,
+            **shape,
+            read_bytes=round(moved),
+            write_bytes=round(moved),
+            basis=rate.basis,
+            error_pct=None,
+            algorithm="copy",
+        )
+
+    def curve(self, kind: str, algorithm: str | None = None) -> TimeCurve:
+        """The curve of a collective; where the profile has none, one of the node's own constants."""
+        for wanted in (algorithm, None):
+            for one in self.curves:
+                if one.collective == kind and one.algorithm == wanted:
+                    if wanted == algorithm:
+                        return one
+                    return replace(
+                        one,
+                        algorithm=algorithm,
+                        basis="assumed",
+                        error_pct=None,
+                        error_small_pct=None,
+                        points=(),
+                    )
+        return TimeCurve(kind, self.ranks, "assumed", algorithm)
+
+    def _part(
+        self, kind: str, nbytes: int, ctas: int | None, ranks: int | None, algorithm: str | None, rate: str
+    ) -> Paced:
+        count = self.ranks if ranks is None else ranks
+        _check(kind, nbytes, ctas, count)
+        usual = _choice(kind, nbytes, self.switch_reduces, -(-count // self.domain))
+        if algorithm is not None:
+            self._check_algorithm(kind, algorithm)
+        chosen = algorithm or usual
+        algorithm = None if algorithm == usual else algorithm  # the default curve is that of the usual one
+        most = self.ctas.get(chosen, self.ctas["ring"])
+        natural = nccl_ctas(chosen, nbytes, most)
+        used = natural if ctas is None else min(ctas, natural)
+        curve = self.curve(kind, algorithm)
+        per_cta = self.cta_rates.get(chosen, self.cta_rates["ring"])
+        us = self._us(curve, kind, nbytes, count, algorithm)
+        basis = curve.basis
+        if used < natural:  # the curve holds for the library's own CTAs
+            wire_bytes = nbytes * bus_factor(kind, count)
+            peak = self._peak_bytes_per_s(curve, kind, count, algorithm)
+            slower_us = 1e6 * wire_bytes * (1 / (used * getattr(per_cta, rate) * 1e9) - 1 / peak)
+            if slower_us > 0:
+                us += slower_us
+                basis = "assumed" if per_cta.basis == "assumed" else basis
+        read, write = memory_traffic(kind, nbytes, count, chosen)
+        return Paced(
+            us=us,
+            ctas=used,
+            threads=self.kernel.threads_of(chosen),
+            cluster=self.kernel.cluster_of(used),
+            shared_bytes=self.kernel.shared_bytes,
+            registers=self.kernel.registers,
+            read_bytes=read,
+            write_bytes=write,
+            basis=basis,
+            error_pct=curve.error_pct if nbytes >= LARGE_MESSAGE_BYTES else curve.error_small_pct,
+            algorithm=chosen,
+        )
+
+    def _check_algorithm(self, kind: str, algorithm: str) -> None:
+        if kind in _POINT_TO_POINT:
+            have: tuple[str, ...] = ("p2p",)
+        else:
+            have = ("ring", "tree") if kind == "all_reduce" else ("ring",)
+            if self.switch_reduces and kind in _SWITCHED:
+                have += ("nvls", "nvlstree") if kind == "all_reduce" else ("nvls",)
+        if algorithm not in have:
+            raise UsageError(
+                f"algorithm {algorithm!r}: {kind} on {self.name} has {' and '.join(have)}; use one of them"
+            )
+
+    def _us(self, curve: TimeCurve, kind: str, nbytes: int, ranks: int, algorithm: str | None) -> float:
+        """Microseconds with the library's own CTAs."""
+        us = self._model_us(curve, kind, nbytes, ranks, algorithm)
+        if not curve.points:
+            return us
+        # Points say what the measured ranks do; for other ranks the model has the ratio.
+        whole = self._model_us(curve, kind, nbytes, curve.ranks, algorithm)
+        return interpolate_us(curve.points, nbytes) * (us / whole if whole > 0 else 1.0)
+
+    def _peak_bytes_per_s(self, curve: TimeCurve, kind: str, ranks: int, algorithm: str | None) -> float:
+        """Bus bandwidth of messages so large that nothing else counts."""
+        factor = bus_factor(kind, ranks)
+        if curve.points:
+            return max(size * factor / us for size, us in curve.points) * 1e6
+        return _MAX_NODE_BYTES * factor / self._model_us(curve, kind, _MAX_NODE_BYTES, ranks, algorithm) * 1e6
+
+    def _model_us(self, curve: TimeCurve, kind: str, nbytes: int, ranks: int, algorithm: str | None) -> float:
+        known = {**self.constants, **curve.constants}
+        inside = Inside(known["gb_s"] * 1e9, self.switch_reduces and algorithm not in ("ring", "tree"))
+        network = self.network or Network(rail_bytes_per_s=1e9)  # not reached: all ranks share a domain
+        domain = self.domain if self.network else max(ranks, self.domain)
+        parts = group(ranks, 1, network.but(domain=domain))
+        name = "p2p" if kind == "send_recv" else kind
+        links = _links(known)
+        return 1e6 * group_collective_s(name, nbytes, parts, inside, network, links, algorithm=algorithm)
+
+
+def bus_factor(kind: str, ranks: int) -> float:
+    """Bytes over a rank's links for each byte of the collective, as nccl-tests counts bus bandwidth."""
+    if kind == "all_reduce":
+        return 2 * (ranks - 1) / ranks
+    return (ranks - 1) / ranks if kind in ("all_gather", "reduce_scatter", "all_to_all") else 1.0
+
+
+def interpolate_us(points: tuple[tuple[int, float], ...], nbytes: int) -> float:
+    """Microseconds between measured points: linear in the logarithms, and never falling with the size.
+
+    Where two sizes are far apart, and below the first point, as a start and a bandwidth; above the last point
+    at the bandwidth between the last two.
+    """
+    rising: list[tuple[int, float]] = []
+    most = 0.0
+    for size, us in points:
+        most = max(most, us)
+        rising.append((size, most))
+    first, least = rising[0]
+    if nbytes <= first or len(rising) == 1:
+        start = min(least, _START_US)
+        return start + (least - start) * nbytes / first
+    for (below, least), (above, greatest) in pairwise(rising):
+        if nbytes <= above:
+            if above > _NEAR * below:
+                return least + (greatest - least) * (nbytes - below) / (above - below)
+            share = math.log(nbytes / below) / math.log(above / below)
+            return least * math.pow(greatest / least, share)
+    (below, least), (above, greatest) = rising[-2:]
+    return greatest + (nbytes - above) * max((greatest - least) / (above - below), greatest / above / 2)
+
+
+def _links(known: Mapping[str, float]) -> Links:
+    """Links of the network model from the constants of a profile."""
+    names = {"launch_us": "launch_us", "hop_us": "domain_us", "switch_gain": "switch_gain"}
+    names |= {"half_bytes": "half_bytes", "ring_us": "ring_us", "network_us": "network_us"}
+    return replace(LINKS, **{names[key]: value for key, value in known.items() if key in names})
+
+
+def _choice(kind: str, nbytes: int, switch_reduces: bool, domains: int) -> str:
+    if kind in _POINT_TO_POINT:
+        return "p2p"
+    if kind != "all_reduce":
+        return "ring"
+    if switch_reduces and nbytes >= SWITCH_FROM_BYTES:
+        return "nvls" if domains == 1 else "nvlstree"
+    return "ring" if domains == 1 else "tree"
+
+
+def _check(kind: str, nbytes: int, ctas: int | None, ranks: int) -> None:
+    if kind not in NODE_COLLECTIVES:
+        raise UsageError(f"collective {kind!r} is not known; use one of {', '.join(NODE_COLLECTIVES)}")
+    if not 0 <= nbytes <= _MAX_NODE_BYTES:
+        raise UsageError(f"{nbytes} bytes of a collective: give 0 to {_MAX_NODE_BYTES}")
+    if ctas is not None and ctas < 1:
+        raise UsageError(f"{ctas} CTAs of a collective: give 1 or more")
+    if ranks < 2:
+        raise UsageError(f"ranks {ranks} is not valid; use 2 or more")
+
+
+def load_node(name_or_path: str) -> Node:
+    """The shipped profile of that name, or the one in a file of `weft node import`. Raises UsageError."""
+    from weft.comm.node_file import find_node
+
+    return find_node(name_or_path)

@@ -1,0 +1,158 @@
+"""A node profile from a user's own nccl-tests logs."""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from weft.comm.nccl_tests import MAX_LOG_BYTES, PROGRAMS, TestedCollective, points, read_tables
+from weft.comm.node import CtaRate, Node, TimeCurve, load_node
+from weft.errors import InputError
+from weft.gpu.network import usual_network
+from weft.gpu.presets import GPU_PRESETS
+
+_RELATIVE = {
+    "h100": "dgx-h100",
+    "h800": "dgx-h100",
+    "h20": "dgx-h100",
+    "h200": "dgx-h200",
+    "a100-40gb": "dgx-a100",
+    "a100-80gb": "dgx-a100",
+    "b200": "dgx-b200",
+    "b300": "dgx-b200",
+    "gb200": "gb200-nvl72",
+    "gb300": "gb200-nvl72",
+    "mi300x": "mi300x",
+    "mi355x": "mi300x",
+}
+"""Shipped profile whose kernel and CTA rates are taken; `pcie-8` for other GPUs."""
+
+
+def import_logs(paths: Sequence[Path], name: str = "", ranks: int = 0) -> Node:
+    """The node that nccl-tests measured. `ranks`: where the log does not list them. Raises InputError."""
+    tables = [table for path in paths for table in _read(path)]
+    listed = ", ".join(str(path) for path in paths)
+    for table in tables:
+        table.ranks = table.ranks or ranks
+    if any(table.alone for table in tables):
+        raise InputError(
+            f"{listed}: each process ran by itself (bus bandwidth 0); build nccl-tests with MPI=1, or run "
+            "one process with -g 8"
+        )
+    if all(table.cpu_time for table in tables):
+        raise InputError(f"{listed}: has times of the host only (-C 1); run nccl-tests without -C")
+    known = [table for table in tables if table.collective and not table.cpu_time]
+    if not known:
+        raise InputError(
+            f"{listed}: has no table of nccl-tests that says its collective; give the whole output of "
+            f"{', '.join(f'{program}_perf' for program in PROGRAMS)}"
+        )
+    count = max(table.ranks for table in known)
+    if count < 2:
+        raise InputError(f"{listed}: does not list its ranks; add --ranks N")
+    return _node(name or paths[0].stem, [table for table in known if table.ranks == count], listed)
+
+
+def _read(path: Path) -> list[TestedCollective]:
+    try:
+        if path.stat().st_size > MAX_LOG_BYTES:
+            raise InputError(f"{path}: over {MAX_LOG_BYTES >> 20} MiB; give the output of nccl-tests alone")
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror or error}") from None
+    found = read_tables(text)
+    if not found:
+        raise InputError(f"{path}: has no table of nccl-tests; give the output of all_reduce_perf or another")
+    named = re.search("|".join(sorted(PROGRAMS, key=len, reverse=True)), path.stem)
+    for table in found:
+        if not table.program and named:
+            table.collective = PROGRAMS[named[0]]
+    return found
+
+
+def gpu_name(title: str) -> str:
+    """The preset that a vendor's title names, or the title in lower case."""
+    words = title.lower().replace("gb ", " ")
+    fits = [name for name in GPU_PRESETS if re.search(rf"\b{name.split('-')[0]}\b", words)]
+    sized = [name for name in fits if name.rpartition("-")[2] in words]
+    return (sized or fits or [re.sub(r"\s+", " ", title.strip().lower()) or "unknown"])[0]
+
+
+def _node(name: str, tables: list[TestedCollective], source: str) -> Node:
+    ranks, hosts = tables[0].ranks, max(1, max(table.hosts for table in tables))
+    title = next((table.gpu for table in tables if table.gpu), "")
+    gpu = gpu_name(title)
+    relative = load_node(_RELATIVE.get(gpu, "pcie-8"))
+    curves, rates = [], []
+    for kind in dict.fromkeys(table.collective for table in tables):
+        mine = [table for table in tables if table.collective == kind]
+        found = points(mine)
+        spread = _spread_pct(mine)
+        rates.append((kind, max(row.bus_gb_s for table in mine for row in table.rows)))
+        curves.append(
+            TimeCurve(
+                kind,
+                ranks,
+                "measured",
+                error_pct=spread,
+                error_small_pct=spread,
+                sources=(source,),
+                points=found,
+            )
+        )
+    ring = [rate for kind, rate in rates if kind not in ("all_reduce", "send_recv", "all_to_all")]
+    reduced = [rate for kind, rate in rates if kind == "all_reduce"]
+    gain = relative.constants.get("switch_gain", 1.0) if relative.switch_reduces and not ring else 1.0
+    gb_s = max(ring or [rate / gain for rate in reduced] or [rate for _, rate in rates])
+    switch = relative.switch_reduces and bool(reduced) and reduced[0] > 1.1 * gb_s
+    launch = min(us for curve in curves for _, us in curve.points)
+    constants = {**relative.constants, "gb_s": max(gb_s, 1e-3), "launch_us": min(launch, 100.0)}
+    if switch:
+        constants["switch_gain"] = min(10.0, reduced[0] / gb_s)
+    channels = next((table.channels for table in tables if table.channels), None)
+    ctas = dict(relative.ctas)
+    if channels:
+        ring_ctas, switch_ctas, peer_ctas = channels
+        ctas |= {"ring": ring_ctas, "tree": ring_ctas, "p2p": peer_ctas}
+        ctas |= {"nvls": switch_ctas, "nvlstree": switch_ctas} if switch_ctas else {}
+    return replace(
+        relative,
+        name=name,
+        title=f"{ranks} {title or 'GPUs'}" + (f" on {hosts} nodes" if hosts > 1 else "") + ", nccl-tests",
+        gpu=gpu,
+        ranks=ranks,
+        basis="measured",
+        domain=max(1, ranks // hosts),
+        network=usual_network(gpu) if hosts > 1 else None,
+        switch_reduces=switch,
+        constants={key: float(f"{value:.4g}") for key, value in constants.items()},
+        ctas=ctas,
+        cta_rates={key: _at_least(rate, gb_s / ctas["ring"]) for key, rate in relative.cta_rates.items()},
+        curves=tuple(curves),
+        sources=(
+            source,
+            f"kernel and CTA rates: {relative.name}",
+            "CTAs: the log" if channels else f"CTAs: {relative.name}",
+        ),
+    )
+
+
+def _at_least(rate: CtaRate, gb_s: float) -> CtaRate:
+    """A rate of the relative, which at the default CTAs reaches at least what was measured."""
+    value = max(rate.gb_s, float(f"{gb_s:.3g}"))
+    return replace(rate, gb_s=value, low=min(rate.low, value), high=max(rate.high, value), basis="assumed")
+
+
+def _spread_pct(tables: Sequence[TestedCollective]) -> float | None:
+    """Median difference in percent between measurements of the same size: in place and out, or two runs."""
+    times: dict[int, list[float]] = {}
+    for table in tables:
+        for row in table.rows:
+            times.setdefault(row.nbytes, []).extend(
+                [row.us] if row.in_place_us is None else [row.us, row.in_place_us]
+            )
+    off = [100 * (max(found) / min(found) - 1) for found in times.values() if len(found) > 1]
+    return round(min(statistics.median(off), 1000.0), 1) if off else None

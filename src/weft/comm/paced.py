@@ -1,0 +1,235 @@
+"""Paced collectives: an NCCL whose ranks are those of a node profile, of which one is on this GPU.
+
+`load_paced` gives a library with NCCL's C API (csrc/paced_nccl.c). Its collectives take the CTAs, the memory
+traffic and the time that the node's would take for one rank. The other ranks are ghosts with its data.
+The shim handles it like any NCCL: priority, head start, limits of CTAs, rules by collective and size, traces.
+
+Not modelled: the protocol of a collective and its chunk size, copy-engine collectives (`cta_policy` is
+ignored), and calls of one group that NCCL would run as one kernel, except for sends and receives.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import random
+from collections.abc import Callable, Sequence
+from ctypes import CFUNCTYPE, POINTER, c_char_p, c_int, c_int32, c_uint64
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from weft.comm.nccl import NCCL_DTYPES, Library
+from weft.comm.node import Node, Paced
+from weft.comm.paced_launch import PacedLauncher
+from weft.comm.paced_plan import SCALED_TYPES, GhostStages, RankCall, plan_calls
+from weft.errors import UnavailableError, UsageError
+from weft.gpu.driver import load_driver
+from weft.shim.layout import NCCL_OPERATIONS
+
+_log = logging.getLogger(__name__)
+
+PACED_LIBRARY = Path(__file__).with_name("libweft_paced.so")
+NODE_VARIABLE = "WEFT_NODE"
+"""Environment variable: the node profile that ghost ranks act by."""
+LATE_VARIABLE = "WEFT_GHOST_LATE"
+"""Environment variable: how late the last rank comes, as `US` or `US,SIGMA`."""
+STAGE_VARIABLE = "WEFT_GHOST_STAGE"
+"""Environment variable: microseconds that each ghost stage of a pipeline takes for a microbatch."""
+MOST_REMEMBERED = 2048
+"""Groups of calls whose kernels are kept ready."""
+_UNHANDLED = 1  # ncclUnhandledCudaError
+_TYPE_NAMES = {number: name for name, number in reversed(NCCL_DTYPES.items())}
+_TYPE_BYTES = {0: 1, 1: 1, 2: 4, 3: 4, 4: 8, 5: 8, 6: 2, 7: 4, 8: 8, 9: 2}
+
+
+@dataclass(frozen=True)
+class Lateness:
+    """How much later than this rank the last rank comes to a collective: normal, at least 0."""
+
+    mean_us: float = 0.0
+    sigma_us: float = 0.0
+
+    @classmethod
+    def parse(cls, text: str) -> Lateness:
+        """From `US` or `US,SIGMA`."""
+        try:
+            numbers = [float(part) for part in text.split(",")]
+        except ValueError:
+            numbers = []
+        if len(numbers) not in (1, 2) or not all(0 <= number <= 1e6 for number in numbers):
+            raise UsageError(f"late {text!r} is not valid; use US or US,SIGMA in microseconds, such as 50,20")
+        return cls(*numbers)
+
+    def draw(self, source: random.Random) -> float:
+        """One collective's delay in microseconds."""
+        if not self.sigma_us:
+            return self.mean_us
+        return max(0.0, source.gauss(self.mean_us, self.sigma_us))
+
+
+def parse_stage(text: str) -> float:
+    """Microseconds of a ghost stage."""
+    try:
+        found = float(text)
+    except ValueError:
+        found = -1.0
+    if not 0 <= found <= 1e6:
+        raise UsageError(f"stage {text!r} is not valid; use microseconds of a microbatch, such as 1500")
+    return found
+
+
+class _Call(ctypes.Structure):
+    """paced_call of csrc/paced_nccl.c."""
+
+    _fields_ = (
+        ("send", c_uint64),
+        ("recv", c_uint64),
+        ("count", c_uint64),
+        ("comm", c_uint64),
+        ("stream", c_uint64),
+        ("algorithm", c_char_p),
+        ("operation", c_int32),
+        ("type", c_int32),
+        ("reduction", c_int32),
+        ("peer", c_int32),
+        ("max_ctas", c_int32),
+        ("cluster", c_int32),
+        ("rank", c_int32),
+        ("size", c_int32),
+    )
+
+
+_LAUNCH = CFUNCTYPE(c_int, POINTER(_Call), c_int)
+_DEVICE = CFUNCTYPE(c_int, POINTER(c_int))
+
+
+def rank_call(call: Any) -> RankCall:
+    """A call of the C library as plain data."""
+    return RankCall(
+        operation=NCCL_OPERATIONS[call.operation],
+        send=call.send,
+        recv=call.recv,
+        size_bytes=call.count * _TYPE_BYTES.get(call.type, 1),
+        type_name=_TYPE_NAMES.get(call.type, ""),
+        reduction=call.reduction,
+        peer=call.peer,
+        rank=call.rank,
+        ranks=call.size,
+        stream=call.stream,
+        comm=call.comm,
+        max_ctas=call.max_ctas or None,
+        cluster=call.cluster if call.cluster >= 0 else None,
+        algorithm=call.algorithm.decode() if call.algorithm else None,
+    )
+
+
+class PacedServer:
+    """Answers the calls of the C library: plans them, asks the node profile, and launches."""
+
+    def __init__(self, node: Node, launcher: Any, late: Lateness, stage_us: float = 0.0) -> None:
+        self._node, self._launcher, self._late = node, launcher, late
+        self._stages = GhostStages(stage_us)
+        self._random = random.Random(0)  # the same delays in every run
+        self._part = lru_cache(maxsize=4096)(self._ask)
+        self._ready: dict[bytes, list[Any]] = {}
+
+    def serve_group(self, calls: Any, count: int) -> None:
+        """Launch what C handed over. A training step repeats its calls: what equal ones launch is kept."""
+        key = ctypes.string_at(calls, count * ctypes.sizeof(_Call))
+        ready = self._ready.get(key)
+        if ready is not None:
+            for one in ready:
+                one.launch(self._late.draw(self._random) if one.leads else 0.0)
+            return
+        launched = self.serve([rank_call(calls[i]) for i in range(count)])
+        if launched is not None:
+            if len(self._ready) == MOST_REMEMBERED:
+                self._ready.clear()
+            self._ready[key] = launched
+
+    def serve(self, calls: Sequence[RankCall]) -> list[Any] | None:
+        """Launch the kernels of a group of calls; returns them where the same launches can be repeated."""
+        launched: list[Any] | None = []
+        for planned in plan_calls(calls):
+            call = planned.call
+            if call.ranks == 1 or not planned.node_bytes:
+                self._launcher.copy(planned)
+                launched = None
+                continue
+            paced = self._part(planned.kind, planned.node_bytes, call.max_ctas, call.ranks, call.algorithm)
+            mail = self._stages.mail(planned, self._launcher.mailbox) if self._stages.stage_us else None
+            made = self._launcher.launch(planned, paced, self._late.draw(self._random), mail)
+            answers = self._stages.stage_us and planned.kind == "send_recv"  # by number, not by address
+            launched = None if launched is None or answers else launched + made
+        return launched
+
+    def _ask(self, kind: str, nbytes: int, ctas: int | None, ranks: int, algorithm: str | None) -> Paced:
+        """A rule's algorithm that the node does not have for this collective is left to the library."""
+        try:
+            return self._node.collective(kind, nbytes, ctas, ranks, algorithm)
+        except UsageError:
+            if algorithm is None:
+                raise
+            _log.debug("%s has no %s by %s", self._node.name, kind, algorithm)
+            return self._node.collective(kind, nbytes, ctas, ranks)
+
+
+def sums_type(dtype: Any) -> bool:
+    """Whether a paced kernel itself sums tensors of this torch dtype."""
+    return str(dtype).removeprefix("torch.") in SCALED_TYPES
+
+
+_served: list[Any] = []  # callbacks that the C library holds
+
+
+def load_paced(
+    node: Node,
+    late: Lateness | None = None,
+    stage_us: float | None = None,
+    *,
+    launcher: Any = None,
+    path: Path = PACED_LIBRARY,
+) -> Library:
+    """A library with NCCL's API whose collectives are those of one rank of the node. One node per process.
+
+    `late` and `stage_us`: None for what the environment says.
+    """
+    if not path.is_file():
+        raise UnavailableError(f"{path} is missing: install a wheel of weft for Linux, or run hatch_build.py")
+    library = ctypes.CDLL(str(path))
+    launcher = launcher or PacedLauncher(load_driver())
+    if late is None:
+        late = Lateness.parse(os.environ.get(LATE_VARIABLE) or "0")
+    if stage_us is None:
+        stage_us = parse_stage(os.environ.get(STAGE_VARIABLE) or "0")
+    server = PacedServer(node, launcher, late, stage_us)
+
+    def launch(calls: Any, count: int) -> int:
+        return _guarded(library, lambda: server.serve_group(calls, count))
+
+    def device(into: Any) -> int:
+        def ask() -> None:
+            into[0] = launcher.current_device()
+
+        return _guarded(library, ask)
+
+    library.weft_paced_serve.argtypes, library.weft_paced_serve.restype = (_LAUNCH, _DEVICE), None
+    library.weft_paced_failed.argtypes, library.weft_paced_failed.restype = (c_char_p,), None
+    kept = (_LAUNCH(launch), _DEVICE(device))
+    _served.append(kept)
+    library.weft_paced_serve(*kept)
+    return Library(library, str(path))
+
+
+def _guarded(library: Any, action: Callable[[], None]) -> int:
+    """Run what C asked for; an exception becomes NCCL's error, with its text."""
+    try:
+        action()
+    except Exception as error:
+        _log.debug("a paced collective failed", exc_info=True)
+        library.weft_paced_failed(str(error).encode())
+        return _UNHANDLED
+    return 0

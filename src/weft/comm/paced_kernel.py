@@ -1,0 +1,462 @@
+"""The kernel of a paced collective, as PTX: one rank's part of a collective on a node, run on one GPU.
+
+Each CTA moves its share of the data in units. Unit j of n may start j/n of the collective's time after the
+CTA itself was placed; until then its warps poll the timer, each for itself with short naps. A CTA that is
+placed late ends late. Every wait is bounded by the GPU's timer and by clock cycles. Warps do not wait for
+each other, so that some read while others write: a CTA must be able to move what NCCL's moves and what peers
+write to this rank's memory.
+
+A ghost stage of a pipeline answers a message `latency_ns` after it has arrived, and one message per
+`period_ns`: the kernel that sends it computes when, and the kernel that receives the answer waits until then.
+
+The driver compiles the text for the GPU that it finds, so no CUDA toolkit is needed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from ctypes import c_uint32, c_uint64
+
+SEGMENTS = 64
+"""Pieces of memory that one launch can move."""
+VECTORS = 16
+"""16-byte loads in flight per thread; with them the kernel needs about as many registers as NCCL's."""
+VECTOR_BYTES = 16
+SCRATCH_UNITS = 16
+"""Units of scratch memory per CTA and direction: about an NCCL channel's buffer. A power of two."""
+FRACTION_BITS = 12
+"""Bits after the point of the time of a unit, in ns."""
+MOST_REGISTERS = 96
+REGISTERS_PER_SM = 65536
+NAP_NS = 100
+MAIL_SLOTS = 1024
+"""Messages that may wait for their answers at once; a power of two."""
+MOST_ANSWER_CYCLES = 8_000_000_000
+"""A receive waits no longer than this, about 4 s, for the message that it is the answer to."""
+
+
+class KernelSegment(ctypes.Structure):
+    """`copies` times the same `size_bytes` from `source` (0: zeros), one after the other, to `target`."""
+
+    _fields_ = (
+        ("source", c_uint64),
+        ("target", c_uint64),
+        ("size_bytes", c_uint64),
+        ("first_unit", c_uint32),
+        ("units_per_copy", c_uint32),
+    )
+
+
+class Mailbox(ctypes.Structure):
+    """In GPU memory, per peer: how many messages were sent, and when the answer to each is ready."""
+
+    _fields_ = (("sent", c_uint64), ("last_ready_ns", c_uint64), ("ready_ns", c_uint64 * MAIL_SLOTS))
+
+
+class KernelArguments(ctypes.Structure):
+    """The kernel's one parameter.
+
+    Of every `all_units` units `data_units` move data, evenly spread; the step is how many data units lie
+    between two units of a CTA, as quotient and remainder. `mailbox`: what a ghost stage of a pipeline has
+    received (see `Mailbox`). `post`: the number of the message that is sent, from 1; `answer`: that of the
+    message whose answer is received; 0: none.
+    """
+
+    _fields_ = (
+        ("wait_ns", c_uint64),
+        ("move_ns", c_uint64),
+        ("most_cycles", c_uint64),
+        ("scratch", c_uint64),
+        ("factor", c_uint64),
+        ("mailbox", c_uint64),
+        ("latency_ns", c_uint64),
+        ("period_ns", c_uint64),
+        ("segment_count", c_uint32),
+        ("unit_bytes", c_uint32),
+        ("data_units", c_uint32),
+        ("all_units", c_uint32),
+        ("read_units", c_uint32),
+        ("write_units", c_uint32),
+        ("step_quotient", c_uint32),
+        ("step_remainder", c_uint32),
+        ("post", c_uint32),
+        ("answer", c_uint32),
+        ("unused", c_uint32),
+        ("segments", KernelSegment * SEGMENTS),
+    )
+
+
+ELEMENT_BYTES = {"copy1": 1, "copy2": 2, "copy4": 4, "copy8": 8}
+"""Element size of each operation: plain copies, and multiplications by the number of ranks."""
+ELEMENT_BYTES |= {"sum_f32": 4, "sum_f16": 2, "sum_bf16": 2, "sum_f64": 8, "sum_i32": 4, "sum_i64": 8}
+
+_SCALE_WORD = {
+    "sum_f32": "mul.rn.f32 {d}, {d}, %factor;",
+    "sum_f16": "mul.rn.f16x2 {d}, {d}, %factor;",
+    # sm_80 has no multiplication of bf16; fma with -0 is one.
+    "sum_bf16": "fma.rn.bf16x2 {d}, {d}, %factor, %minus_zero;",
+    "sum_i32": "mul.lo.s32 {d}, {d}, %factor;",
+}
+_SCALE_LONG = {"sum_f64": "mul.rn.f64 {d}, {d}, %wide;", "sum_i64": "mul.lo.s64 {d}, {d}, %wide;"}
+_SCALE_HALF = {
+    "sum_f16": "mul.rn.f16 {d}, {d}, %half;",
+    "sum_bf16": "fma.rn.bf16 {d}, {d}, %half, %half_minus_zero;",
+}
+
+
+def pack_factor(operation: str, ranks: int) -> int:
+    """The number of ranks as the kernel multiplies with it, in the bits of its `factor`; 0 for copies."""
+    if operation == "sum_f16":
+        half: int = struct.unpack("<H", struct.pack("<e", ranks))[0]
+        return half | half << 16
+    if operation in ("sum_f32", "sum_bf16"):
+        word: int = struct.unpack("<I", struct.pack("<f", ranks))[0]
+        return word if operation == "sum_f32" else (word >> 16) | (word >> 16) << 16
+    if operation == "sum_f64":
+        wide: int = struct.unpack("<Q", struct.pack("<d", ranks))[0]
+        return wide
+    return ranks if operation.startswith("sum_") else 0
+
+
+def kernel_name(collective: str, operation: str) -> str:
+    """A name that is taken for one of NCCL's kernels: `ncclDevKernel_AllReduce_Sum_f32_PACED`."""
+    title = "".join(part.capitalize() for part in collective.split("_"))
+    kind = f"_Sum_{operation.removeprefix('sum_')}" if operation.startswith("sum_") else ""
+    return f"ncclDevKernel_{title}{kind}_PACED"
+
+
+def kernel_text(name: str, operation: str, threads: int, capability: int) -> str:
+    """The PTX of a kernel with this name for GPUs of compute capability `capability` (90) and newer."""
+    version, target = ("7.8", "sm_90") if capability >= 90 else ("7.0", "sm_80")
+    fields = {name: getattr(KernelArguments, name).offset for name, _ in KernelArguments._fields_}
+    element = ELEMENT_BYTES[operation]
+    vectors, indices = [[f"%v{4 * i + k}" for k in range(4)] for i in range(VECTORS)], range(VECTORS)
+    places = [i * threads * VECTOR_BYTES for i in indices]
+    moves = list(zip(places, vectors, strict=True))
+    loads = "\n".join(_load(place, words, guarded=True) for place, words in moves)
+    stores = "\n".join(_store(place, words, guarded=True) for place, words in moves)
+    whole_loads = "\n".join(_load(place, words, guarded=False) for place, words in moves)
+    whole_stores = "\n".join(_store(place, words, guarded=False) for place, words in moves)
+    scaled = "\n".join(_scale(operation, vector) for vector in vectors)
+    cleared = "\n".join(f"  mov.b32 {word}, 0;" for vector in vectors for word in vector)
+    cleared_unless_sourced = "\n".join(
+        f"  @!%sourced mov.b32 {word}, 0;" for vector in vectors for word in vector
+    )
+    return f"""\
+.version {version}
+.target {target}
+.address_size 64
+.visible .entry {name}(.param .align 8 .b8 work[{ctypes.sizeof(KernelArguments)}])
+.maxntid {threads}, 1, 1
+.maxnreg {min(MOST_REGISTERS, REGISTERS_PER_SM // threads // 8 * 8)}
+{{
+  .reg .pred %p, %q, %sourced, %reads, %writes;
+  .reg .b16 %half, %half_minus_zero, %h;
+  .reg .b32 %v<{4 * VECTORS}>, %thread, %threads, %cta, %ctas, %units, %all, %unit, %j, %length, %vectors;
+  .reg .b32 %slot, %a, %b, %count, %factor, %minus_zero, %reading, %writing, %limited, %data, %step;
+  .reg .b32 %before, %remainder, %step_remainder;
+  .reg .b64 %start, %cycles, %due, %wait, %move, %limit, %now, %work, %segment, %source, %target, %size;
+  .reg .b64 %at, %into, %offset, %x, %y, %wide, %value, %scratch, %each, %passed;
+  mov.u64 %start, %globaltimer;
+  mov.u64 %cycles, %clock64;
+  mov.b64 %work, work;
+  ld.param.u64 %wait, [work+{fields["wait_ns"]}];
+  ld.param.u64 %move, [work+{fields["move_ns"]}];
+  ld.param.u64 %limit, [work+{fields["most_cycles"]}];
+  ld.param.u64 %scratch, [work+{fields["scratch"]}];
+  ld.param.u64 %wide, [work+{fields["factor"]}];
+  ld.param.u32 %count, [work+{fields["segment_count"]}];
+  ld.param.u32 %unit, [work+{fields["unit_bytes"]}];
+  ld.param.u32 %data, [work+{fields["data_units"]}];
+  ld.param.u32 %all, [work+{fields["all_units"]}];
+  ld.param.u32 %reading, [work+{fields["read_units"]}];
+  ld.param.u32 %writing, [work+{fields["write_units"]}];
+  ld.param.u32 %step, [work+{fields["step_quotient"]}];
+  ld.param.u32 %step_remainder, [work+{fields["step_remainder"]}];
+  cvt.u32.u64 %factor, %wide;
+  cvt.u16.u32 %half, %factor;
+  mov.b32 %minus_zero, 0x80008000;
+  mov.b16 %half_minus_zero, 0x8000;
+  mov.u32 %thread, %tid.x;
+  mov.u32 %threads, %ntid.x;
+  mov.u32 %cta, %ctaid.x;
+  mov.u32 %ctas, %nctaid.x;
+{cleared}
+{_mail(fields)}
+  // units of this CTA
+  mov.u32 %units, 0;
+  setp.ge.u32 %p, %cta, %all;
+  @%p bra COUNTED;
+  sub.u32 %units, %all, %cta;
+  add.u32 %units, %units, %ctas;
+  sub.u32 %units, %units, 1;
+  div.u32 %units, %units, %ctas;
+COUNTED:
+  // time from one unit to the next, and data units before the first one
+  max.u32 %b, %units, 1;
+  cvt.u64.u32 %y, %b;
+  shl.b64 %each, %move, {FRACTION_BITS};
+  div.u64 %each, %each, %y;
+  max.u32 %b, %all, 1;
+  mul.wide.u32 %x, %cta, %data;
+  cvt.u64.u32 %y, %b;
+  div.u64 %at, %x, %y;
+  mul.lo.u64 %y, %at, %y;
+  sub.u64 %x, %x, %y;
+  cvt.u32.u64 %before, %at;
+  cvt.u32.u64 %remainder, %x;
+  mov.u64 %passed, 0;
+  mov.u32 %j, 0;
+
+NEXT:
+  // the time at which the next unit may start; after the last one, the end of the collective
+  add.u64 %due, %wait, %move;
+  setp.ge.u32 %p, %j, %units;
+  @%p bra POLL;
+  shr.u64 %x, %passed, {FRACTION_BITS};
+  add.u64 %due, %wait, %x;
+POLL:
+  mov.u64 %now, %globaltimer;
+  sub.u64 %now, %now, %start;
+  setp.ge.u64 %q, %now, %due;
+  @%q bra READY;
+  mov.u64 %now, %clock64;
+  sub.u64 %now, %now, %cycles;
+  setp.ge.u64 %q, %now, %limit;
+  @%q bra READY;
+  nanosleep.u32 {NAP_NS};
+  bra POLL;
+READY:
+  @%p bra OVER;
+
+  // a unit of data, or of scratch traffic
+  add.u32 %a, %remainder, %data;
+  setp.lt.u32 %p, %a, %all;
+  @%p bra EXTRA;
+  // the segment of this unit
+  mov.u32 %a, %before;
+  add.u64 %segment, %work, {fields["segments"]};
+SEARCH:
+  sub.u32 %count, %count, 1;
+  setp.eq.u32 %p, %count, 0;
+  @%p bra FOUND;
+  ld.param.u32 %b, [%segment+{ctypes.sizeof(KernelSegment) + KernelSegment.first_unit.offset}];
+  setp.lt.u32 %p, %a, %b;
+  @%p bra FOUND;
+  add.u64 %segment, %segment, {ctypes.sizeof(KernelSegment)};
+  bra SEARCH;
+FOUND:
+  ld.param.u32 %count, [work+{fields["segment_count"]}];
+  ld.param.u64 %source, [%segment+{KernelSegment.source.offset}];
+  ld.param.u64 %target, [%segment+{KernelSegment.target.offset}];
+  ld.param.u64 %size, [%segment+{KernelSegment.size_bytes.offset}];
+  ld.param.u32 %b, [%segment+{KernelSegment.first_unit.offset}];
+  sub.u32 %a, %a, %b;
+  ld.param.u32 %b, [%segment+{KernelSegment.units_per_copy.offset}];
+  setp.ne.u64 %sourced, %source, 0;
+  div.u32 %length, %a, %b;
+  cvt.u64.u32 %x, %length;
+  mad.lo.u64 %target, %x, %size, %target;
+  rem.u32 %a, %a, %b;
+  mul.wide.u32 %offset, %a, %unit;
+  add.u64 %source, %source, %offset;
+  add.u64 %target, %target, %offset;
+  sub.u64 %size, %size, %offset;
+  cvt.u64.u32 %x, %unit;
+  min.u64 %size, %size, %x;
+  cvt.u32.u64 %length, %size;
+
+  // whole vectors where both sides are aligned
+  mov.b32 %vectors, 0;
+  or.b64 %x, %source, %target;
+  and.b64 %x, %x, {VECTOR_BYTES - 1};
+  setp.ne.u64 %p, %x, 0;
+  @%p bra ELEMENTS;
+  and.b32 %vectors, %length, {0xFFFFFFFF - VECTOR_BYTES + 1};
+  mul.wide.u32 %x, %thread, {VECTOR_BYTES};
+  add.u64 %at, %source, %x;
+  add.u64 %into, %target, %x;
+  setp.ne.u32 %p, %vectors, {threads * VECTORS * VECTOR_BYTES};
+  @%p bra PART;
+  mov.pred %reads, %sourced;
+  mov.pred %writes, 1;
+{cleared_unless_sourced}
+{whole_loads}
+{scaled}
+{whole_stores}
+  bra ELEMENTS;
+PART:
+  mov.pred %reads, %sourced;
+  mov.pred %writes, 1;
+  mov.b32 %limited, %vectors;
+{cleared_unless_sourced}
+{loads}
+{scaled}
+{stores}
+ELEMENTS:
+  mad.lo.u32 %a, %thread, {element}, %vectors;
+  mul.lo.u32 %b, %threads, {element};
+ELEMENT:
+  setp.ge.u32 %p, %a, %length;
+  @%p bra MOVED;
+  cvt.u64.u32 %offset, %a;
+  add.u64 %x, %source, %offset;
+  add.u64 %y, %target, %offset;
+{_element(operation, element)}
+  add.u32 %a, %a, %b;
+  bra ELEMENT;
+
+EXTRA:
+  // %a: how many units of scratch traffic come before
+  mad.lo.u32 %a, %j, %ctas, %cta;
+  sub.u32 %a, %a, %before;
+  setp.lt.u32 %reads, %a, %reading;
+  setp.lt.u32 %writes, %a, %writing;
+  and.b32 %slot, %j, {SCRATCH_UNITS - 1};
+  mad.lo.u32 %slot, %cta, {SCRATCH_UNITS}, %slot;
+  shl.b32 %slot, %slot, 1;
+  mul.wide.u32 %at, %slot, %unit;
+  add.u64 %at, %at, %scratch;
+  mul.wide.u32 %x, %thread, {VECTOR_BYTES};
+  add.u64 %at, %at, %x;
+  cvt.u64.u32 %x, %unit;
+  add.u64 %into, %at, %x;
+  // what was read before is written now: reads and writes do not wait for each other
+  setp.ne.u32 %p, %unit, {threads * VECTORS * VECTOR_BYTES};
+  @%p bra EXTRA_PART;
+{whole_stores}
+{whole_loads}
+  bra MOVED;
+EXTRA_PART:
+  mov.b32 %limited, %unit;
+{stores}
+{loads}
+MOVED:
+  add.u32 %j, %j, 1;
+  add.u64 %passed, %passed, %each;
+  add.u32 %before, %before, %step;
+  add.u32 %remainder, %remainder, %step_remainder;
+  setp.lt.u32 %p, %remainder, %all;
+  @%p bra NEXT;
+  sub.u32 %remainder, %remainder, %all;
+  add.u32 %before, %before, 1;
+  bra NEXT;
+OVER:
+  ret;
+}}
+"""
+
+
+def _mail(fields: dict[str, int]) -> str:
+    """Post the message that is sent; then wait for the answer that is received."""
+    slot = f"""
+  sub.u32 %b, %a, 1;
+  and.b32 %b, %b, {MAIL_SLOTS - 1};
+  mul.wide.u32 %x, %b, 8;
+  add.u64 %x, %x, {Mailbox.ready_ns.offset};
+  add.u64 %x, %x, %segment;"""
+    return f"""\
+  ld.param.u64 %segment, [work+{fields["mailbox"]}];
+  ld.param.u32 %a, [work+{fields["post"]}];
+  setp.eq.u32 %p, %a, 0;
+  @%p bra POSTED;
+  or.b32 %b, %thread, %cta;
+  setp.ne.u32 %p, %b, 0;
+  @%p bra POSTED;
+  ld.param.u64 %due, [work+{fields["latency_ns"]}];
+  add.u64 %due, %due, %start;
+  add.u64 %due, %due, %wait;
+  add.u64 %due, %due, %move;
+  ld.param.u64 %y, [work+{fields["period_ns"]}];
+  ld.volatile.global.u64 %x, [%segment+{Mailbox.last_ready_ns.offset}];
+  add.u64 %y, %y, %x;
+  max.u64 %due, %due, %y;
+  st.volatile.global.u64 [%segment+{Mailbox.last_ready_ns.offset}], %due;{slot}
+  st.volatile.global.u64 [%x], %due;
+  membar.gl;
+  st.volatile.global.u32 [%segment], %a;
+POSTED:
+  ld.param.u32 %a, [work+{fields["answer"]}];
+  setp.eq.u32 %p, %a, 0;
+  @%p bra ANSWERED;
+  setp.ne.u32 %q, %thread, 0;
+  @%q bra ANSWER;{slot}
+AWAIT:
+  ld.volatile.global.u32 %b, [%segment];
+  setp.lt.u32 %q, %b, %a;
+  @%q bra LATER;
+  ld.volatile.global.u64 %y, [%x];
+  mov.u64 %now, %globaltimer;
+  setp.ge.u64 %q, %now, %y;
+  @%q bra ANSWER;
+LATER:
+  mov.u64 %now, %clock64;
+  sub.u64 %now, %now, %cycles;
+  setp.lt.u64 %q, %now, {MOST_ANSWER_CYCLES};
+  @%q bra AWAIT;
+ANSWER:
+  bar.sync 0;
+  mov.u64 %start, %globaltimer;
+  mov.u64 %cycles, %clock64;
+ANSWERED:"""
+
+
+def _load(place: int, words: list[str], *, guarded: bool) -> str:
+    """A thread's vector, `place` bytes after its first, from %at where %reads; guarded: inside %limited."""
+    load = f"ld.volatile.global.v4.b32 {{{', '.join(words)}}}, [%at+{place}];"
+    return _inside(place, "%reads", guarded) + load
+
+
+def _store(place: int, words: list[str], *, guarded: bool) -> str:
+    """The same to %into, where %writes."""
+    store = f"st.volatile.global.v4.b32 [%into+{place}], {{{', '.join(words)}}};"
+    return _inside(place, "%writes", guarded) + store
+
+
+def _inside(place: int, wanted: str, guarded: bool) -> str:
+    if not guarded:
+        return f"  @{wanted} "
+    return f"""\
+  mad.lo.u32 %b, %thread, {VECTOR_BYTES}, {place};
+  setp.lt.u32 %q, %b, %limited;
+  and.pred %q, %q, {wanted};
+  @%q """
+
+
+def _scale(operation: str, words: list[str]) -> str:
+    if operation in _SCALE_WORD:
+        return "\n".join("  " + _SCALE_WORD[operation].format(d=word) for word in words)
+    if operation in _SCALE_LONG:
+        lines = []
+        for low, high in (words[:2], words[2:]):
+            scale = _SCALE_LONG[operation].format(d="%value")
+            lines += [
+                f"  mov.b64 %value, {{{low}, {high}}};",
+                f"  {scale}",
+                f"  mov.b64 {{{low}, {high}}}, %value;",
+            ]
+        return "\n".join(lines)
+    return ""
+
+
+def _element(operation: str, element: int) -> str:
+    """One element from [%x], or zero, to [%y]."""
+    register, clear = {
+        1: ("%h", "mov.b16 %h, 0;"),
+        2: ("%h", "mov.b16 %h, 0;"),
+        4: ("%v0", "mov.b32 %v0, 0;"),
+        8: ("%value", "mov.b64 %value, 0;"),
+    }[element]
+    kind = f"b{8 * element}"
+    scale = {**_SCALE_WORD, **_SCALE_LONG, **_SCALE_HALF}.get(operation, "").format(d=register)
+    return "\n".join(
+        f"  {line}"
+        for line in (
+            clear,
+            f"@%sourced ld.volatile.global.{kind} {register}, [%x];",
+            scale,
+            f"st.volatile.global.{kind} [%y], {register};",
+        )
+        if line
+    )

@@ -1,0 +1,196 @@
+"""Launches paced collectives through the CUDA driver, where the shim sees them as it sees NCCL's kernels."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import c_uint, c_void_p
+from dataclasses import dataclass, field
+
+from weft.comm.node import Paced
+from weft.comm.paced_kernel import KernelArguments, Mailbox, kernel_name, kernel_text
+from weft.comm.paced_plan import (
+    CYCLES_PER_NS,
+    Mail,
+    PlannedKernel,
+    kernel_arguments,
+    scratch_bytes,
+    split_kernel,
+)
+from weft.gpu.driver import Attribute, Driver, Handle
+
+CLUSTER_DIMENSION = 4  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+FIRST_WITH_CLUSTERS = 90
+SCRATCH_CTAS = 32
+"""CTAs that scratch memory is reserved for at first."""
+
+
+class LaunchAttribute(ctypes.Structure):
+    """CUlaunchAttribute."""
+
+    _fields_ = (("id", c_uint), ("unused", c_uint), ("value", c_uint * 16))
+
+
+class LaunchConfig(ctypes.Structure):
+    """CUlaunchConfig."""
+
+    _fields_ = (
+        ("grid", c_uint * 3),
+        ("block", c_uint * 3),
+        ("shared_bytes", c_uint),
+        ("stream", c_void_p),
+        ("attributes", ctypes.POINTER(LaunchAttribute)),
+        ("attribute_count", c_uint),
+    )
+
+
+def launch_config(ctas: int, threads: int, shared_bytes: int, cluster: int, stream: int) -> LaunchConfig:
+    """A grid of CTAs; in clusters where the grid is divisible by them, as in NCCL."""
+    config = LaunchConfig((c_uint * 3)(ctas, 1, 1), (c_uint * 3)(threads, 1, 1), shared_bytes, stream)
+    if cluster > 1 and ctas % cluster == 0:
+        attribute = LaunchAttribute(CLUSTER_DIMENSION)
+        attribute.value[0], attribute.value[1], attribute.value[2] = cluster, 1, 1
+        config.attributes, config.attribute_count = ctypes.pointer(attribute), 1
+    return config
+
+
+class ReadyLaunch:
+    """A kernel with all that its launch needs. `leads`: the first one of its collective."""
+
+    def __init__(
+        self,
+        driver: Driver,
+        function: Handle,
+        config: LaunchConfig,
+        arguments: KernelArguments,
+        *,
+        leads: bool,
+    ) -> None:
+        self.leads, self._call, self._arguments = leads, driver.call, arguments
+        self._cycles = arguments.most_cycles
+        pointers = (c_void_p * 1)(ctypes.addressof(arguments))
+        self._given = ("cuLaunchKernelEx", ctypes.byref(config), function, pointers, c_void_p())
+
+    def launch(self, late_us: float) -> None:
+        """Launch it; the last rank comes `late_us` later than this one."""
+        wait_ns = round(1e3 * late_us)
+        self._arguments.wait_ns = wait_ns
+        self._arguments.most_cycles = self._cycles + CYCLES_PER_NS * wait_ns
+        self._call(*self._given)
+
+
+@dataclass
+class _Device:
+    """What is loaded in one CUDA context."""
+
+    capability: int
+    most_shared_bytes: int
+    functions: dict[tuple[str, str, int], Handle] = field(default_factory=dict)
+    """By kind of collective, operation and threads: copies of different elements have one name."""
+    mailboxes: dict[tuple[int, int], int] = field(default_factory=dict)
+    scratch: int = 0
+    scratch_size: int = 0
+
+
+class PacedLauncher:
+    """Launches planned kernels in the current CUDA context of the calling thread."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        self._devices: dict[int, _Device] = {}
+
+    def current_device(self) -> int:
+        """Index of the GPU of the current context."""
+        number = ctypes.c_int()
+        self._driver.call("cuCtxGetDevice", ctypes.byref(number))
+        return number.value
+
+    def mailbox(self, comm: int, peer: int) -> int:
+        """The address of a communicator's mailbox for a peer, in the current context."""
+        boxes = self._device().mailboxes
+        if (comm, peer) not in boxes:
+            address, size = ctypes.c_uint64(), ctypes.c_size_t(ctypes.sizeof(Mailbox))
+            self._driver.call("cuMemAlloc_v2", ctypes.byref(address), size)
+            self._driver.call("cuMemsetD8_v2", address, ctypes.c_ubyte(0), size)
+            boxes[comm, peer] = address.value
+        return boxes[comm, peer]
+
+    def launch(
+        self, planned: PlannedKernel, paced: Paced, late_us: float = 0.0, mail: Mail | None = None
+    ) -> list[ReadyLaunch]:
+        """Launch one rank's part of a collective as the node profile's `Paced` describes it.
+
+        `late_us`: how much later than this rank the last rank arrives. `mail`: for a stage of a pipeline.
+        Returns the launches, to be repeated as they are.
+        """
+        device = self._device()
+        threads, ctas = paced.threads, max(1, paced.ctas)
+        scratch = self._scratch(device, max(ctas, SCRATCH_CTAS), threads)
+        launched: list[ReadyLaunch] = []
+        for part, share in split_kernel(planned):
+            arguments = kernel_arguments(
+                part,
+                ctas=ctas,
+                threads=threads,
+                read_bytes=round(paced.read_bytes * share),
+                write_bytes=round(paced.write_bytes * share),
+                move_ns=round(1e3 * paced.us * share),
+                wait_ns=0,
+                scratch=scratch,
+                mail=mail,
+            )
+            function = self._function(device, part, threads)
+            shared = min(paced.shared_bytes, device.most_shared_bytes)
+            cluster = part.call.cluster if part.call.cluster is not None else paced.cluster
+            cluster = cluster if device.capability >= FIRST_WITH_CLUSTERS else 1
+            config = launch_config(ctas, threads, shared, cluster, part.call.stream)
+            one = ReadyLaunch(self._driver, function, config, arguments, leads=not launched)
+            one.launch(late_us)
+            launched.append(one)
+            late_us, mail = 0.0, None  # of the first kernel only
+        return launched
+
+    def copy(self, planned: PlannedKernel) -> None:
+        """Only move the data, as NCCL does where a communicator has one rank."""
+        for copy in planned.copies:
+            for number in range(copy.copies if copy.source else 0):
+                target = copy.target + number * copy.size_bytes
+                if target != copy.source:
+                    self._driver.call(
+                        "cuMemcpyDtoDAsync_v2",
+                        ctypes.c_uint64(target),
+                        ctypes.c_uint64(copy.source),
+                        ctypes.c_size_t(copy.size_bytes),
+                        c_void_p(planned.call.stream),
+                    )
+
+    def _device(self) -> _Device:
+        context = c_void_p()
+        self._driver.call("cuCtxGetCurrent", ctypes.byref(context))
+        key = context.value or 0
+        if key not in self._devices:
+            device = self.current_device()
+            known = self._driver.attribute
+            major = known(device, Attribute.COMPUTE_CAPABILITY_MAJOR)
+            capability = 10 * major + known(device, Attribute.COMPUTE_CAPABILITY_MINOR)
+            most = known(device, Attribute.MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)
+            self._devices[key] = _Device(capability, most)
+        return self._devices[key]
+
+    def _function(self, device: _Device, planned: PlannedKernel, threads: int) -> Handle:
+        key = planned.kind, planned.operation, threads
+        if key not in device.functions:
+            name = kernel_name(planned.kind, planned.operation)
+            module = self._driver.load(kernel_text(name, planned.operation, threads, device.capability))
+            function = self._driver.function(module, name)
+            self._driver.allow_dynamic_shared(function, device.most_shared_bytes)
+            device.functions[key] = function
+        return device.functions[key]
+
+    def _scratch(self, device: _Device, ctas: int, threads: int) -> int:
+        """The address of scratch memory; a larger one replaces it, and what may be in use stays allocated."""
+        size = scratch_bytes(ctas, threads)
+        if size > device.scratch_size:
+            address = ctypes.c_uint64()
+            self._driver.call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(size))
+            device.scratch, device.scratch_size = address.value, size
+        return device.scratch

@@ -1,0 +1,284 @@
+"""What a paced collective moves: NCCL calls of one rank as copies within its memory, and the time they take.
+
+Every ghost rank has the data of this rank. A sum is then this rank's input times the number of ranks, a
+gathered buffer holds this rank's part once per rank, and a ghost sends what this rank sends to itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from weft.comm.paced_kernel import (
+    SCRATCH_UNITS,
+    SEGMENTS,
+    VECTOR_BYTES,
+    VECTORS,
+    KernelArguments,
+    KernelSegment,
+    pack_factor,
+)
+from weft.errors import UsageError
+
+NCCL_SUM, NCCL_PRODUCT = 0, 1
+SCALED_TYPES = {
+    "float32": "sum_f32",
+    "float16": "sum_f16",
+    "bfloat16": "sum_bf16",
+    "float64": "sum_f64",
+    "int32": "sum_i32",
+    "int64": "sum_i64",
+}
+"""Types that the kernel itself can sum."""
+LEAST_UNIT_BYTES = 512
+CYCLES_PER_NS = 4  # twice the fastest clock, so that the bound by cycles never ends a collective early
+_SPARE_CYCLES = 20_000_000
+
+
+@dataclass(frozen=True)
+class RankCopy:
+    """`copies` times the same bytes from `source` (0: zeros), one after the other, to `target`."""
+
+    source: int
+    target: int
+    size_bytes: int
+    copies: int = 1
+
+
+@dataclass(frozen=True)
+class RankCall:
+    """One NCCL call of a rank: addresses and bytes, without a device."""
+
+    operation: str
+    send: int
+    recv: int
+    size_bytes: int
+    """The call's count times the size of its type."""
+    type_name: str
+    reduction: int
+    peer: int
+    rank: int
+    ranks: int
+    stream: int
+    comm: int
+    max_ctas: int | None = None
+    cluster: int | None = None
+    algorithm: str | None = None
+
+
+@dataclass(frozen=True)
+class PlannedKernel:
+    """One kernel: what it moves, and the collective of the node whose time and CTAs it takes."""
+
+    kind: str
+    node_bytes: int
+    """Size of the collective by nccl-tests' convention."""
+    operation: str
+    """One of paced_kernel.ELEMENT_BYTES."""
+    copies: tuple[RankCopy, ...]
+    call: RankCall
+    sent_to: int | None = None
+    received_from: int | None = None
+    """The one peer of a point-to-point transfer, by direction."""
+
+
+@dataclass(frozen=True)
+class Mail:
+    """A message to a ghost stage, and the answer to an earlier one. Numbers start at 1; 0: none."""
+
+    mailbox: int
+    """Address of the peer's Mailbox."""
+    post: int
+    answer: int
+    latency_ns: int
+    period_ns: int
+
+
+class GhostStages:
+    """The stages behind this rank: each takes `stage_us` for a message, forward and backward.
+
+    The answer to a message comes when all stages behind are done with it, and one answer per stage's time. A
+    receive is the answer to the oldest message to that peer that has none, sent before the receive's group;
+    where there is none it does not wait. This fits schedules with one stage per rank.
+    """
+
+    def __init__(self, stage_us: float) -> None:
+        self.stage_us = stage_us
+        self._sent: Counter[tuple[int, int]] = Counter()
+        self._answered: Counter[tuple[int, int]] = Counter()
+
+    def mail(self, planned: PlannedKernel, mailbox: Callable[[int, int], int]) -> Mail | None:
+        """What a kernel posts and awaits; `mailbox(comm, peer)` gives the address."""
+        comm, sent_to, source = planned.call.comm, planned.sent_to, planned.received_from
+        post = answer = 0
+        # Both sides of a pipeline are the same peer for rank 0; with two peers, only the send is a message.
+        peer = sent_to if sent_to is not None else source
+        if not self.stage_us or peer is None:
+            return None
+        if source == peer and self._answered[comm, peer] < self._sent[comm, peer]:
+            self._answered[comm, peer] += 1
+            answer = self._answered[comm, peer]
+        if sent_to is not None:
+            self._sent[comm, peer] += 1
+            post = self._sent[comm, peer]
+        if not post and not answer:
+            return None
+        behind = max(1, planned.call.ranks - 1)
+        period = round(1e3 * self.stage_us)
+        return Mail(mailbox(comm, peer), post, answer, behind * period, period)
+
+
+def plan_calls(calls: Sequence[RankCall]) -> list[PlannedKernel]:
+    """The kernels of a group of calls. Sends and receives of a communicator on a stream share one."""
+    found = [_collective(call) for call in calls if call.operation not in ("send", "recv")]
+    pairs: dict[tuple[int, int], list[RankCall]] = {}
+    for call in calls:
+        if call.operation in ("send", "recv"):
+            pairs.setdefault((call.comm, call.stream), []).append(call)
+    return found + [_exchange(group) for group in pairs.values()]
+
+
+def _collective(call: RankCall) -> PlannedKernel:
+    size, ranks, own = call.size_bytes, call.ranks, call.rank
+    whole = size * ranks
+    here = RankCopy(call.send, call.recv, size)
+    is_root = call.peer == own
+    if call.operation == "all_reduce":
+        return _planned(call, "all_reduce", size, [here])
+    if call.operation == "reduce":
+        return _planned(call, "reduce", size, [here] if is_root else [])
+    if call.operation == "broadcast":
+        return _planned(call, "broadcast", size, [] if is_root and call.send == call.recv else [here])
+    if call.operation == "all_gather":
+        return _planned(call, "all_gather", whole, [replace(here, copies=ranks)])
+    if call.operation == "reduce_scatter":
+        return _planned(call, "reduce_scatter", whole, [replace(here, source=call.send + own * size)])
+    if call.operation == "all_to_all":
+        return _planned(
+            call, "all_to_all", whole, [RankCopy(call.send + own * size, call.recv, size, copies=ranks)]
+        )
+    if call.operation == "gather":
+        copies = [replace(here, copies=ranks)] if is_root else []
+        return _planned(call, "send_recv", (ranks - 1) * size if is_root else size, copies)
+    if call.operation == "scatter":
+        source = call.send + own * size if is_root else 0
+        return _planned(
+            call, "send_recv", (ranks - 1) * size if is_root else size, [replace(here, source=source)]
+        )
+    raise UsageError(f"a paced rank has no {call.operation}")
+
+
+def _exchange(calls: Sequence[RankCall]) -> PlannedKernel:
+    """Sends and receives as one kernel: an all-to-all where there is more than one peer."""
+    own = calls[0].rank
+    kept = [call for call in calls if call.operation == "send" and call.peer == own]
+    copies: list[RankCopy] = []
+    for call in calls:
+        if call.operation == "recv":
+            source = next((k.send for k in kept if k.size_bytes == call.size_bytes), 0)
+            _append(copies, RankCopy(source, call.recv, call.size_bytes))
+    far = [call for call in calls if call.peer != own]
+    moved = max(sum(call.size_bytes for call in far if call.operation == way) for way in ("send", "recv"))
+    peers = {call.peer for call in far}
+    if len(peers) > 1:
+        size = moved * calls[0].ranks // (calls[0].ranks - 1)
+        return _planned(calls[0], "all_to_all", size, copies)
+    way = {call.operation: call.peer for call in far}
+    planned = _planned(calls[0], "send_recv", moved, copies)
+    return replace(planned, sent_to=way.get("send"), received_from=way.get("recv"))
+
+
+def _append(copies: list[RankCopy], new: RankCopy) -> None:
+    """Add a copy, as a repetition of the last one where it continues it."""
+    last = copies[-1] if copies else None
+    if (
+        last is not None
+        and (last.source, last.size_bytes) == (new.source, new.size_bytes)
+        and last.target + last.copies * last.size_bytes == new.target
+    ):
+        copies[-1] = replace(last, copies=last.copies + 1)
+    elif new.size_bytes:
+        copies.append(new)
+
+
+def _planned(call: RankCall, kind: str, node_bytes: int, copies: Sequence[RankCopy]) -> PlannedKernel:
+    kept = tuple(copy for copy in copies if copy.size_bytes)
+    reduces = call.operation in ("all_reduce", "reduce", "reduce_scatter") and call.reduction == NCCL_SUM
+    operation = SCALED_TYPES.get(call.type_name) if reduces else None
+    return PlannedKernel(kind, node_bytes, operation or _copy_operation(kept), kept, call)
+
+
+def _copy_operation(copies: Sequence[RankCopy]) -> str:
+    """The copy with the widest elements that all addresses and sizes are multiples of."""
+    numbers = [number for copy in copies for number in (copy.source, copy.target, copy.size_bytes)]
+    width = math.gcd(8, *numbers)
+    return f"copy{width}"
+
+
+def split_kernel(planned: PlannedKernel) -> list[tuple[PlannedKernel, float]]:
+    """The kernel in parts that one launch can take, each with its share of the time."""
+    total = sum(copy.size_bytes * copy.copies for copy in planned.copies)
+    if len(planned.copies) <= SEGMENTS:
+        return [(planned, 1.0)]
+    found = []
+    for start in range(0, len(planned.copies), SEGMENTS):
+        copies = planned.copies[start : start + SEGMENTS]
+        share = sum(copy.size_bytes * copy.copies for copy in copies) / total
+        found.append((replace(planned, copies=copies), share))
+    return found
+
+
+def unit_bytes(total_bytes: int, ctas: int, threads: int) -> int:
+    """Bytes that a CTA moves at a time: its share if that is little, else 16 vectors per thread."""
+    share = -(-total_bytes // max(1, ctas))
+    rounded = -(-share // LEAST_UNIT_BYTES) * LEAST_UNIT_BYTES
+    return max(LEAST_UNIT_BYTES, min(rounded, threads * VECTORS * VECTOR_BYTES))
+
+
+def kernel_arguments(
+    planned: PlannedKernel,
+    *,
+    ctas: int,
+    threads: int,
+    read_bytes: int,
+    write_bytes: int,
+    move_ns: int,
+    wait_ns: int,
+    scratch: int,
+    mail: Mail | None = None,
+) -> KernelArguments:
+    """The kernel's parameter. Traffic beyond the copies themselves goes to scratch memory."""
+    written = sum(copy.size_bytes * copy.copies for copy in planned.copies)
+    read = sum(copy.size_bytes * copy.copies for copy in planned.copies if copy.source)
+    unit = unit_bytes(max(read_bytes, write_bytes, written), ctas, threads)
+    found = KernelArguments(
+        wait_ns=wait_ns,
+        move_ns=move_ns,
+        most_cycles=CYCLES_PER_NS * (wait_ns + move_ns) + _SPARE_CYCLES,
+        scratch=scratch,
+        factor=pack_factor(planned.operation, planned.call.ranks),
+        segment_count=max(1, len(planned.copies)),
+        unit_bytes=unit,
+    )
+    if mail is not None:
+        found.mailbox, found.post, found.answer = mail.mailbox, mail.post, mail.answer
+        found.latency_ns, found.period_ns = mail.latency_ns, mail.period_ns
+    units = 0
+    for place, copy in enumerate(planned.copies):
+        per_copy = -(-copy.size_bytes // unit)
+        found.segments[place] = KernelSegment(copy.source, copy.target, copy.size_bytes, units, per_copy)
+        units += per_copy * copy.copies
+    found.data_units = units
+    found.read_units = -(-max(0, read_bytes - read) // unit)
+    found.write_units = -(-max(0, write_bytes - written) // unit)
+    found.all_units = units + max(found.read_units, found.write_units)
+    step = divmod(ctas * units, max(1, found.all_units))
+    found.step_quotient, found.step_remainder = step
+    return found
+
+
+def scratch_bytes(ctas: int, threads: int) -> int:
+    """Scratch memory that `ctas` CTAs may touch, whatever the unit."""
+    return 2 * SCRATCH_UNITS * ctas * threads * VECTORS * VECTOR_BYTES

@@ -1,0 +1,142 @@
+"""Fused operations in an unmodified program: what torch's autoload starts under `weft run --ops`.
+
+Models that torch's styles divide are reached through the styles (`weft.ops.adopt_styles`), graphs of
+torch.compile through a pass of Inductor (`weft.ops.fuse_graph`). Both are installed when the program imports
+the part of torch that they change; a program that does not is left unchanged. At its end each process leaves
+what was replaced in the job's folder.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import json
+import logging
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from weft.ops.replacements import FILES, Replacements
+
+_log = logging.getLogger("weft.ops")
+
+STYLES = "torch.distributed.tensor.parallel"
+INDUCTOR = "torch._inductor.config"
+_counted = Replacements()
+
+
+def start() -> None:
+    """Called while torch is imported, in every process of a job under `weft run --ops`."""
+    _notice_compile()
+    _AfterImport({STYLES: _install_styles, INDUCTOR: _install_pass}).install()
+    atexit.register(_leave_report, os.getpid())
+
+
+def _notice_compile() -> None:
+    """Note the program's first call of torch.compile."""
+    import torch
+
+    original = torch.compile
+
+    @functools.wraps(original)
+    def noticed(*args: Any, **kwargs: Any) -> Any:
+        _counted.compiles = True
+        return original(*args, **kwargs)
+
+    torch.compile = noticed
+
+
+class _AfterImport(importlib.abc.MetaPathFinder):
+    """Runs something once a module has been imported."""
+
+    def __init__(self, actions: dict[str, Callable[[ModuleType], None]]) -> None:
+        self._actions = actions
+
+    def install(self) -> None:
+        for name in [name for name in self._actions if name in sys.modules]:
+            self._act(name, sys.modules[name])
+        sys.meta_path.insert(0, self)
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname not in self._actions:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
+        if spec is None or spec.loader is None:
+            return None
+        load = spec.loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            load(module)
+            self._act(fullname, module)
+
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+    def _act(self, name: str, module: ModuleType) -> None:
+        """An error in here leaves the program as it is."""
+        action = self._actions.pop(name, None)
+        try:
+            if action is not None:
+                action(module)
+        except Exception as error:
+            _log.debug("%s is left unchanged", name, exc_info=True)
+            sys.stderr.write(f"weft: {name} is left unchanged: {type(error).__name__}: {error}\n")
+
+
+def _install_styles(module: ModuleType) -> None:
+    from weft.ops.adopt_styles import install_styles
+
+    install_styles(importlib.import_module(f"{module.__name__}.style"), _counted)
+
+
+def _install_pass(config: ModuleType) -> None:
+    from weft.ops.inductor_pass import FusedCollectives
+
+    given = getattr(config, "post_grad_custom_pre_pass", None)
+    config.post_grad_custom_pre_pass = FusedCollectives(given, _counted)  # type: ignore[attr-defined]
+
+
+def _leave_report(process: int) -> None:
+    """What was replaced in this process, for the closing line of `weft run` and its statistics."""
+    folder = Path(os.environ.get("WEFT_JOB") or "/nowhere")
+    if process != os.getpid() or not folder.is_dir():
+        return
+    try:
+        text = json.dumps(_report())
+        (folder / FILES.format(process)).write_text(text, encoding="utf-8")
+    except Exception:
+        _log.debug("no report of the replacements", exc_info=True)
+
+
+def _report() -> dict[str, Any]:
+    teams = sys.modules.get("weft.ops.teams")
+    found: dict[str, Any] = {
+        "rank": int(os.environ.get("RANK", "0") or 0),
+        **_counted.to_dict(),
+        "calls": 0,
+        "operations": [],
+    }
+    for team in teams.known_teams() if teams is not None else ():
+        found["calls"] += team.calls
+        for prepared in team.prepared.values():
+            problem = prepared.schedule.problem
+            found["operations"].append(
+                {
+                    "operation": prepared.call.operation,
+                    "m": problem.m,
+                    "n": problem.n,
+                    "k": problem.k,
+                    "ranks": problem.ranks,
+                    "schedule": prepared.choice.schedule,
+                    "engine": prepared.choice.engine,
+                }
+            )
+    return found

@@ -1,0 +1,315 @@
+"""Fused operations in models that torch's own styles divide, without an edit (`weft run --ops`).
+
+`ColwiseParallel`, `RowwiseParallel` and `PrepareModuleInput` do what they always do: parameters, placements,
+hooks. Only the collective waits: an input that a style would gather is passed on as a `PendingGather`, a
+DTensor that is gathered once its local tensor is read. A column-parallel layer that gets one gathers and
+multiplies in one operation; anything else that reads it has it gathered by torch, as before. A row-parallel
+layer whose result a style would scatter does both in one operation. Without the promise of a gain, and inside
+torch.compile (see `weft.ops.fuse_graph`), torch's path is taken. Where a program uses torch.compile anywhere,
+modules get no pending inputs: compiled code would be compiled again for each.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import logging
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor._dtensor_spec import DTensorSpec
+
+from weft.ops.call import Call
+from weft.ops.layers import ColumnParallelLinear, RowParallelLinear, compute_columns
+from weft.ops.promise import forced_schedule, promised, replaces_all
+from weft.ops.replacements import Replacements
+from weft.ops.steps import Problem
+from weft.ops.teams import team_of
+
+_log = logging.getLogger("weft.ops")
+
+_counted = Replacements()
+_PLAIN = (torch.Tensor, nn.Parameter, AsyncCollectiveTensor)
+
+
+class PendingGather(DTensor):  # type: ignore[misc,unused-ignore]
+    """A replicated DTensor that is gathered when anything but a fused operation reads its local tensor."""
+
+    source: DTensor
+    """Sharded along one dimension; its gradient is that of the gathered tensor."""
+    consumers: list[weakref.ref[nn.Module]]
+    """The layers that multiplied it, in their order."""
+    results: dict[int, Any]
+    """Of layers that were computed together with the first one and have not asked yet, by id."""
+    state: Any
+    fused: bool | None
+    """Whether fused operations multiply it: what the first layer found holds for the others."""
+
+    @property
+    def _local_tensor(self) -> torch.Tensor:  # type: ignore[override,unused-ignore]
+        """What torch reads. From then on this is a DTensor like any other."""
+        with torch.no_grad():
+            gathered = self.source.detach().redistribute(placements=[Replicate()]).to_local()
+        self.__class__ = DTensor
+        self._local_tensor = gathered
+        return gathered
+
+    @_local_tensor.setter
+    def _local_tensor(self, _: torch.Tensor) -> None:
+        """torch's constructor sets it; there is none yet."""
+
+    def __deepcopy__(self, memo: Any) -> DTensor:
+        _ = self._local_tensor
+        made: DTensor = copy.deepcopy(self, memo)
+        return made
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        _ = self._local_tensor
+        return self.__reduce_ex__(protocol)
+
+
+class _Defer(torch.autograd.Function):  # type: ignore[misc,unused-ignore]
+    """A sharded DTensor as a replicated one that is not gathered yet."""
+
+    @staticmethod
+    def forward(ctx: Any, given: DTensor, source: _Source) -> PendingGather:
+        ctx.placements = given.placements
+        spec = DTensorSpec(given.device_mesh, (Replicate(),), tensor_meta=given._spec.tensor_meta)
+        nothing = torch.empty(0, dtype=given.dtype, device=given.device)
+        made = PendingGather(nothing, spec, requires_grad=False)
+        made.source, made.consumers, made.results = source.tensor, [], {}
+        made.state, made.fused = None, None
+        return made
+
+    @staticmethod
+    def backward(ctx: Any, grad: DTensor) -> tuple[DTensor, None]:  # type: ignore[override,unused-ignore]
+        return grad.redistribute(placements=ctx.placements), None
+
+
+class _Source:
+    """Hides a tensor from autograd, which looks into the arguments of a function."""
+
+    def __init__(self, tensor: DTensor) -> None:
+        self.tensor = tensor
+
+
+def defer(source: DTensor) -> DTensor:
+    """What `source.redistribute(placements=[Replicate()])` gives, gathered later or never."""
+    made: DTensor = _Defer.apply(source, _Source(source))
+    return made
+
+
+def can_defer(x: Any) -> bool:
+    """Whether this is a DTensor sharded along a dimension that a fused operation can gather."""
+    if not isinstance(x, DTensor) or x.device_mesh.ndim != 1 or x.device_mesh.size() == 1:
+        return False
+    (placement,) = x.placements
+    if type(placement) is not Shard or not 0 <= placement.dim < x.dim() - 1:
+        return False
+    if not (x.device.type == "cuda" or replaces_all()) or torch._C._functorch.peek_interpreter_stack():
+        return False
+    return type(x) is DTensor and type(x._local_tensor) in _PLAIN and _works(x)
+
+
+_working: bool | None = None
+
+
+def _works(x: DTensor) -> bool:
+    """Whether this torch takes a pending DTensor for one of its own; all ranks try it once, together."""
+    global _working
+    if _working is None:
+        try:
+            made = defer(x.detach())
+            local = made._local_tensor
+            _working = type(made) is DTensor and local.shape == x.shape and made._local_tensor is local
+        except (AttributeError, TypeError, NotImplementedError):
+            _log.debug("inputs are gathered by torch: no pending DTensor in this version", exc_info=True)
+            _working = False
+    return _working
+
+
+_CONSUMERS: weakref.WeakKeyDictionary[nn.Module, list[weakref.ref[nn.Module]]] = weakref.WeakKeyDictionary()
+"""By layer: those that multiplied the same tensor when it last was the first to do so."""
+
+
+class AdoptedColumn(ColumnParallelLinear):
+    """A layer under torch's ColwiseParallel that may gather its input in the operation that multiplies it."""
+
+    def forward(self, x: torch.Tensor) -> Any:
+        if not torch.compiler.is_compiling() and type(x) is PendingGather:
+            result = _compute(self, x)
+            if result is not None:
+                return result
+        return nn.Linear.forward(self, x)
+
+
+class AdoptedRow(RowParallelLinear):
+    """A layer under torch's RowwiseParallel that may scatter its result in the operation that computes it."""
+
+    def forward(self, x: torch.Tensor) -> Any:
+        if not torch.compiler.is_compiling() and isinstance(x, DTensor) and _rows_fit(self, x):
+            return super().forward(x)
+        return nn.Linear.forward(self, x)
+
+
+def _compute(layer: AdoptedColumn, pending: PendingGather) -> Any:
+    """A layer's result, with those of the layers that had the same input as this one last time; or None."""
+    state = torch.is_grad_enabled(), torch.is_autocast_enabled(pending.device.type)
+    layers = _noted(layer, pending)
+    result = pending.results.pop(id(layer), None) if pending.state == state else None
+    if result is not None or not _weight_fits(layer, pending.source, Shard(0)):
+        return result
+    if pending.fused is None:
+        pending.fused = _columns_promised(layers, pending.source)
+    if not pending.fused:
+        return None
+    (placement,) = pending.source.placements
+    made = compute_columns(layers, pending.source, placement.dim)
+    pending.state = state
+    pending.results.update({id(each): y for each, y in zip(layers[1:], made[1:], strict=True)})
+    return made[0]
+
+
+def _noted(layer: AdoptedColumn, pending: PendingGather) -> list[Any]:
+    """This layer, and if it is the first with this input those that came after it last time."""
+    layers: list[Any] = [layer]
+    if not pending.consumers:
+        known = [each() for each in _CONSUMERS.get(layer, ())]
+        others = [each for each in known if each is not None and each is not layer]
+        layers += [each for each in others if _weight_fits(each, pending.source, Shard(0))]
+        _CONSUMERS[layer] = pending.consumers
+    if all(each() is not layer for each in pending.consumers):
+        pending.consumers.append(weakref.ref(layer))
+    return layers
+
+
+def _columns_promised(layers: list[Any], x: DTensor) -> bool:
+    rows, ranks = x.numel() // x.shape[-1], x.device_mesh.size()
+    columns = sum(-(-layer.out_features // ranks) for layer in layers)
+    problem = Problem(m=rows, n=columns, k=x.shape[-1], ranks=ranks, itemsize=x.element_size())
+    return _promised(layers[0], "all_gather_matmul", problem, x)
+
+
+def _rows_fit(layer: AdoptedRow, x: DTensor) -> bool:
+    dim = layer.sequence_dim % x.dim()
+    last = tuple(x.placements) == (Shard(x.dim() - 1),)
+    if not last or dim == x.dim() - 1 or not _weight_fits(layer, x, Shard(1)):
+        return False
+    if type(x._local_tensor) not in _PLAIN or not (x.device.type == "cuda" or replaces_all()):
+        return False
+    ranks = layer._mesh.value.size()
+    columns = -(-layer.in_features // ranks)
+    rows = x.numel() // x.shape[-1]
+    problem = Problem(m=rows, n=layer.out_features, k=columns, ranks=ranks, itemsize=x.element_size())
+    return _promised(layer, "matmul_reduce_scatter", problem, x)
+
+
+def _weight_fits(layer: Any, x: DTensor, placement: Any) -> bool:
+    weight = layer.weight
+    return (
+        isinstance(weight, DTensor)
+        and weight.device_mesh == x.device_mesh
+        and tuple(weight.placements) == (placement,)
+        and (weight.dtype == x.dtype or torch.is_autocast_enabled(x.device.type))
+        and x.numel() > 0
+    )
+
+
+def _promised(layer: Any, operation: str, problem: Problem, x: DTensor) -> bool:
+    return promised(team_of(layer.group), Call(operation), problem, x._local_tensor)
+
+
+def _adopt(module: nn.Module, kind: type[Any], mesh: Any, sequence_dim: int) -> None:
+    """Make a layer that a style has divided one that may use the fused operation."""
+    made: Any = module
+    made.__class__ = kind
+    made.sequence_dim, made.output_layout, made.use_local_output = sequence_dim, None, False
+    schedule = forced_schedule()
+    made._place(mesh, mesh.get_group(), {} if schedule is None else {"schedule": schedule})
+    _counted.layers += 1
+
+
+def install_styles(styles: Any, counted: Replacements) -> None:
+    """Let torch's styles (the module `torch.distributed.tensor.parallel.style`) defer what they gather."""
+    global _counted
+    _counted = counted
+    columns, rows, prepare = styles.ColwiseParallel, styles.RowwiseParallel, styles.PrepareModuleInput
+    _wrap(columns, "_apply", _apply_columns)
+    _wrap(columns, "_prepare_input_fn", _prepare_columns)
+    _wrap(rows, "_apply", _apply_rows)
+    _wrap(prepare, "_apply", _apply_prepare)
+    _wrap(prepare, "_prepare_input_arg", _prepare_argument)
+
+
+def _wrap(owner: type, name: str, replacement: Callable[..., Any]) -> None:
+    """Replace a method by one of the same signature (torch looks at it) that gets the original first."""
+    plain = owner.__dict__[name]
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        return replacement(original, *args, **kwargs)
+
+    setattr(owner, name, staticmethod(wrapped) if isinstance(plain, staticmethod) else wrapped)
+
+
+def _apply_columns(original: Any, style: Any, module: nn.Module, mesh: Any) -> nn.Module:
+    made: nn.Module = original(style, module, mesh)
+    if _can_adopt(style, "ColwiseParallel", made, mesh):
+        _adopt(made, AdoptedColumn, mesh, 0)
+    return made
+
+
+def _apply_rows(original: Any, style: Any, module: nn.Module, mesh: Any) -> nn.Module:
+    made: nn.Module = original(style, module, mesh)
+    layout = style.output_layouts[0]
+    if type(layout) is Shard and _can_adopt(style, "RowwiseParallel", made, mesh):
+        _adopt(made, AdoptedRow, mesh, layout.dim)
+    return made
+
+
+def _can_adopt(style: Any, name: str, module: nn.Module, mesh: Any) -> bool:
+    """Styles and layers of torch itself: what is derived from them may mean something else."""
+    known = type(style).__name__ == name and type(style).__module__.startswith("torch.distributed.")
+    return bool(known and type(module) is nn.Linear and mesh.ndim == 1 and mesh.size() > 1)
+
+
+def _prepare_columns(original: Any, layouts: Any, desired: Any, module: Any, inputs: Any, mesh: Any) -> Any:
+    if not torch.compiler.is_compiling() and isinstance(module, AdoptedColumn) and layouts != desired:
+        x = inputs[0]
+        if not isinstance(x, DTensor):
+            x = DTensor.from_local(x, mesh, layouts, run_check=False)
+        if can_defer(x) and tuple(desired) == (Replicate(),):
+            return defer(x)
+    return original(layouts, desired, module, inputs, mesh)
+
+
+def _apply_prepare(original: Any, style: Any, module: nn.Module, mesh: Any) -> nn.Module:
+    """With a style of its own for each module, so that an input knows whose it is."""
+    of_module = copy.copy(style)
+    of_module._weft_module = weakref.ref(module)
+    made: nn.Module = original(of_module, module, mesh)
+    return made
+
+
+def _prepare_argument(original: Any, style: Any, given: Any, mesh: Any, layout: Any, desired: Any) -> Any:
+    if not torch.compiler.is_compiling() and _may_pass_pending(style) and layout is not None:
+        x = given
+        if isinstance(x, torch.Tensor) and not isinstance(x, DTensor) and layout != desired:
+            x = DTensor.from_local(x, mesh, (layout,), run_check=False)
+        if layout != desired and desired == Replicate() and can_defer(x):
+            return defer(x)
+    return original(style, given, mesh, layout, desired)
+
+
+def _may_pass_pending(style: Any) -> bool:
+    """Whether the module has a layer to use it and takes DTensors, and nothing in the program is compiled."""
+    module = getattr(style, "_weft_module", lambda: None)()
+    if module is None or style.use_local_output or _counted.compiles:
+        return False
+    return any(isinstance(each, AdoptedColumn) for each in module.modules())

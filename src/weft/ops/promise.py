@@ -1,0 +1,85 @@
+"""Whether a fused operation is expected to be faster than the collective and the GEMM one after the other.
+
+Used where weft replaces what a program does: there, without that promise, nothing is replaced. The answer
+must be the same on all ranks: it is rank 0's, or follows only from sizes that all ranks have in common.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from weft.errors import WeftError
+from weft.ops.call import Call
+from weft.ops.choose import choose, pick_arguments
+from weft.ops.steps import Problem
+from weft.ops.teams import Team
+from weft.shim.inject import OPS_VARIABLE
+
+_log = logging.getLogger("weft.ops")
+
+REPLACE_ALL = "all"
+"""With this value of WEFT_OPS in the environment everything is replaced, whatever it gains; for tests."""
+EVERYWHERE = "hetero-fused-1d"
+"""The schedule where everything is replaced."""
+LEAST_TRANSFER_S = 20e-6
+"""A shorter transfer is not replaced: it could gain no more than a call costs on the CPU (docs/ops.md)."""
+
+
+def replaces_all() -> bool:
+    return os.environ.get(OPS_VARIABLE) == REPLACE_ALL
+
+
+def forced_schedule() -> str | None:
+    return EVERYWHERE if replaces_all() else None
+
+
+def promised(team: Team, call: Call, problem: Problem, x: torch.Tensor) -> bool:
+    """Whether rank 0 expects a gain; the first question for these sizes is an exchange between all ranks."""
+    if replaces_all():
+        return True
+    columns = problem.n if call.scatters else problem.k
+    if not may_gain(call.operation, problem.m, columns, problem.ranks, x):
+        return False
+    key = (call.operation, problem, x.dtype)
+    found = team.promises.get(key)
+    if found is None:
+        team.calls += 1
+        sizes = [problem.m, problem.n, problem.k]
+        facts = {"operation": call.operation, "sizes": sizes, "own promise": _expects(call, problem, x, team)}
+        found = team.promises[key] = bool(team.agree(facts)[0]["own promise"])
+    return found
+
+
+def _expects(call: Call, problem: Problem, x: torch.Tensor, team: Team) -> bool:
+    try:
+        return choose(call, problem, x, team).schedule != "serial"
+    except WeftError as error:
+        _log.debug("%s is not replaced: %s", call.operation, error)
+        return False
+
+
+def may_gain(operation: str, rows: int, columns: int, ranks: int, x: Any) -> bool:
+    """Whether a transfer of rows by columns is long enough to be worth hiding, whatever the weight."""
+    if replaces_all():
+        return True
+    if x.device.type != "cuda" or ranks == 1:
+        return False
+    kind, gpu = pick_arguments(x)
+    return _transfer_s(operation, int(rows), int(columns), ranks, kind, gpu) >= LEAST_TRANSFER_S
+
+
+@lru_cache(maxsize=1024)
+def _transfer_s(operation: str, rows: int, columns: int, ranks: int, dtype: str, gpu: str) -> float:
+    from weft.ops.case import Case, library_collective_s
+
+    try:
+        case = Case(operation=operation, m=rows, n=columns, k=columns, ranks=ranks, dtype=dtype, gpu=gpu)
+        return library_collective_s(case)
+    except WeftError as error:
+        _log.debug("%s is not replaced: %s", operation, error)
+        return 0.0

@@ -1,0 +1,107 @@
+/* Making siblings: communicators of the same ranks with another limit of CTAs, by ncclCommSplit. */
+#define _GNU_SOURCE
+#include "nccl_split.h"
+
+#include <stdio.h>
+#include <time.h>
+
+uint64_t weft_split_now_ns(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+static void configure(const weft_comm *c, int ctas, nccl_config *config) {
+    *config = c->config;
+    ncclConfig_t *own = &config->config;
+    own->blocking = c->blocking;
+    own->maxCTAs = ctas;
+    if (own->minCTAs > ctas)
+        own->minCTAs = ctas;
+    own->splitShare = 0;
+}
+
+static bool failed(weft_split *j, weft_comm *c, ncclResult_t result) {
+    if (result == NCCL_SUCCESS || result == NCCL_IN_PROGRESS)
+        return false;
+    weft_nccl *l = c->library;
+    const char *words = l->ncclGetErrorString ? l->ncclGetErrorString(result) : NULL;
+    const char *detail = l->ncclGetLastError ? l->ncclGetLastError(c->handle) : NULL;
+    snprintf(j->why, sizeof j->why, "ncclCommSplit failed: %s%s%.120s", words ? words : "error",
+             detail && *detail ? ": " : "", detail ? detail : "");
+    return true;
+}
+
+/* A communicator that works in the background is ready when it says so. */
+static bool await(weft_split *j, weft_comm *c, ncclComm_t handle) {
+    ncclResult_t state = NCCL_IN_PROGRESS;
+    while (weft_split_now_ns() < j->deadline_ns) {
+        ncclResult_t result = c->library->ncclCommGetAsyncError(handle, &state);
+        if (failed(j, c, result) || failed(j, c, state))
+            return false;
+        if (state == NCCL_SUCCESS)
+            return true;
+        weft_nap();
+    }
+    snprintf(j->why, sizeof j->why, "ncclCommSplit was not over by the deadline");
+    return false;
+}
+
+static bool await_all(weft_split *j, int from, int until) {
+    for (int i = from; i < until; i++) {
+        weft_split_part *p = &j->parts[i];
+        if (!p->c->blocking && (!await(j, p->c, p->handle) || (p->made && !await(j, p->c, p->made))))
+            return false;
+        p->settled = true;
+    }
+    return true;
+}
+
+/* Ranks of one communicator that live in this process are split as one group: each waits for the others. */
+static bool split(weft_split *j, int from, int until) {
+    weft_comm *c = j->parts[from].c;
+    weft_nccl *l = c->library;
+    if (failed(j, c, l->ncclGroupStart()))
+        return false;
+    bool well = true;
+    for (int i = from; i < until && well; i++) {
+        weft_split_part *p = &j->parts[i];
+        configure(p->c, j->ctas, &p->config);
+        p->started = true;
+        well = !failed(j, p->c, l->ncclCommSplit(p->handle, 0, p->c->rank, (ncclComm_t *)&p->made, &p->config.config));
+    }
+    ncclResult_t ended = l->ncclGroupEnd();
+    well = well && !failed(j, c, ended) && await_all(j, from, until);
+    for (int i = from; i < until && well; i++)
+        if (!j->parts[i].made) {
+            snprintf(j->why, sizeof j->why, "ncclCommSplit made no communicator");
+            well = false;
+        }
+    return well;
+}
+
+/* Of a split that failed, what it left may be freed already or come later: only whole siblings are taken back. */
+void weft_split_undo(weft_split *j) {
+    for (int i = 0; i < j->count; i++) {
+        weft_split_part *p = &j->parts[i];
+        ncclComm_t made = p->settled ? atomic_exchange(&p->made, NULL) : NULL;
+        if (made)
+            p->c->library->ncclCommAbort(made);
+    }
+}
+
+bool weft_split_make(weft_split *j) {
+    for (int from = 0, until; from < j->count; from = until) {
+        for (until = from + 1; until < j->count && j->parts[until].c->key == j->parts[from].c->key &&
+                               j->parts[until].c->library == j->parts[from].c->library;)
+            until++;
+        if (!split(j, from, until)) {
+            for (int i = from; i < until; i++) {
+                j->parts[i].settled = false;
+                j->parts[i].started &= !j->parts[i].c->blocking; /* NCCL has returned and is done with it */
+            }
+            return false;
+        }
+    }
+    return true;
+}

@@ -1,0 +1,97 @@
+/* The tracer's lanes: what it knows of each stream of the program. */
+#define _GNU_SOURCE
+#include "tracer_state.h"
+
+#include <sys/syscall.h>
+#include <unistd.h>
+
+enum { LANES = 1024, NON_BLOCKING = 1 };
+
+static weft_trace_lane lanes[LANES];
+static uint32_t lane_count;
+static _Atomic bool blocking_streams;
+
+uint32_t weft_trace_thread(void) {
+    static _Thread_local uint32_t id;
+    if (UNLIKELY(!id))
+        id = (uint32_t)syscall(SYS_gettid);
+    return id;
+}
+
+static bool is_lane(const weft_trace_lane *l, CUstream stream, const weft_trace_context *c) {
+    return l->stream == stream && l->context == c &&
+           (stream != CU_STREAM_PER_THREAD || l->thread == weft_trace_thread());
+}
+
+/* The legacy stream waits for blocking streams, and they for it, without any call that could be seen. */
+static void describe(weft_trace_lane *l) {
+    const weft_cuda_calls *cu = weft_cuda();
+    unsigned flags = 0;
+    unsigned long long id;
+    int mode = weft_capture_relax();
+    bool legacy = l->stream == CU_STREAM_LEGACY;
+    bool blocking = !legacy && (!cu->cuStreamGetFlags || cu->cuStreamGetFlags(l->stream, &flags) != CUDA_SUCCESS ||
+                                !(flags & NON_BLOCKING));
+    l->implicit = legacy || blocking;
+    if (blocking)
+        atomic_store(&blocking_streams, true);
+    bool known = cu->cuStreamGetId && cu->cuStreamGetId(l->stream, &id) == CUDA_SUCCESS;
+    l->id = known ? id : (uint64_t)(uintptr_t)l->stream;
+    if (cu->cuStreamGetPriority && cu->cuStreamGetPriority(l->stream, &l->priority) != CUDA_SUCCESS)
+        l->priority = 0;
+    weft_capture_restore(mode);
+}
+
+/* Called with the lock. A table of few streams: the latest is nearly always near the front. */
+weft_trace_lane *weft_trace_lane_of(CUstream stream, weft_trace_context *c, bool make) {
+    for (uint32_t i = 0; i < lane_count; i++)
+        if (is_lane(&lanes[i], stream, c))
+            return &lanes[i];
+    if (!make || lane_count == LANES)
+        return NULL;
+    weft_trace_lane *l = &lanes[lane_count];
+    *l = (weft_trace_lane){.stream = stream, .context = c, .thread = weft_trace_thread(), .number = lane_count++};
+    describe(l);
+    return l;
+}
+
+void weft_trace_disturbed(CUstream stream) {
+    weft_trace_context *c = weft_trace_use_begins();
+    if (c) {
+        weft_trace_lock();
+        weft_trace_lane *l = weft_trace_lane_of(stream, c, false);
+        if (l)
+            l->disturbed = true;
+        weft_trace_unlock();
+    }
+    weft_trace_use_ends();
+}
+
+bool weft_trace_blocking_streams(void) { return atomic_load(&blocking_streams); }
+
+void weft_trace_lanes_clear(void) {
+    lane_count = 0;
+    atomic_store(&blocking_streams, false);
+}
+
+void weft_trace_lanes_close(void) {
+    for (uint32_t i = 0; i < lane_count; i++) {
+        CUcontext before;
+        if (lanes[i].open && weft_trace_enter(lanes[i].context, &before)) {
+            if (lanes[i].stream != CU_STREAM_PER_THREAD || lanes[i].thread == weft_trace_thread())
+                weft_trace_close(lanes[i].open, lanes[i].stream);
+            weft_trace_leave(before);
+        }
+        lanes[i].open = NULL;
+    }
+}
+
+void weft_trace_lanes_over(void) {
+    for (uint32_t i = 0; i < lane_count; i++) {
+        CUcontext before;
+        if (lanes[i].side && weft_trace_enter(lanes[i].context, &before)) {
+            weft_trace_side_over(lanes[i].side);
+            weft_trace_leave(before);
+        }
+    }
+}

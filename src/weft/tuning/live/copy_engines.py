@@ -1,0 +1,338 @@
+"""FSDP2's all-gathers by copy engines: NCCL copies what lies in a symmetric window, and takes no SM for it.
+
+The buffers lie in one window of a communicator of its own that asks for zero CTAs; a fixed number of them is
+used in turn. All ranks must use the same buffer at the same call, and FSDP2 gathers in the same order on all
+of them. FSDP2's own `set_allocate_memory_from_process_group_for_comm` does not suffice: torch registers that
+pool without a symmetric window. Nor does `set_symm_mem_for_comm`: it needs a group that asks for zero CTAs
+from its start, cannot be undone, and a pool that grows registers at a time that the ranks have not agreed on
+(pytorch PR 192112). Here NCCL allocates and registers the memory, once.
+
+`prepare` succeeds on all ranks or on none, after a trial in which no kernel ran and every byte arrived.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+from weakref import ref
+
+from weft.errors import UnavailableError
+
+_BUFFERS = 4  # FSDP2 holds three at most without explicit prefetching
+_ALIGNMENT = 512
+_COPIES = (2, 28, 0)
+_COPIES_OF_TWO = (2, 31, 2)
+"""Before, the first copy-engine collective of two ranks can hang (github.com/NVIDIA/nccl/issues/2241)."""
+_log = logging.getLogger("weft.live")
+
+
+class WindowedAllGather:
+    """What FSDP2 gathers with (`torch.distributed.fsdp`, AllGather): buffers of a window, used in turn.
+
+    A buffer is free when FSDP2 holds no result in it. Whether its tensor still exists says nothing: threads
+    of the process group may hold it, for longer on one rank than on another. What does not fit, comes on
+    another stream than the first, or finds no free buffer is gathered as `plain`, FSDP2's own, does it.
+    """
+
+    def __init__(self, group: Any, arena: Any, plain: Any, held: Callable[[], set[int]]) -> None:
+        """`held`: the addresses of all gathered parameters that FSDP2 still needs."""
+        self._group, self._plain, self._held = group, plain, held
+        self._size = arena.numel() // _BUFFERS
+        self._buffers = [arena[i * self._size : (i + 1) * self._size] for i in range(_BUFFERS)]
+        self._addresses = [buffer.data_ptr() for buffer in self._buffers]
+        self._next = 0
+        self._stream: int | None = None
+
+    @property
+    def plain(self) -> Any:
+        """What the program gathers with by itself."""
+        return self._plain
+
+    def allocate(self, size: Sequence[int], *, dtype: Any, device: Any) -> Any:
+        """A buffer for a gathered group of parameters."""
+        count = math.prod(int(length) for length in size)
+        place = self._free(count * dtype.itemsize, device)
+        if place is None:
+            return self._plain.allocate(size, dtype=dtype, device=device)
+        self._next = (place + 1) % _BUFFERS
+        return self._buffers[place][: count * dtype.itemsize].view(dtype)
+
+    def _free(self, size: int, device: Any) -> int | None:
+        stream = _stream(device)
+        self._stream = stream if self._stream is None else self._stream
+        if not 0 < size <= self._size or stream != self._stream:
+            return None
+        held = self._held()
+        turn = ((self._next + i) % _BUFFERS for i in range(_BUFFERS))
+        return next((place for place in turn if self._addresses[place] not in held), None)
+
+    def __call__(self, output_tensor: Any, input_tensor: Any, group: Any, async_op: bool = False) -> Any:
+        """Gather; by the communicator of the window where the output lies there."""
+        return self._plain(
+            output_tensor=output_tensor,
+            input_tensor=input_tensor,
+            group=self._group if output_tensor.data_ptr() in self._addresses else group,
+            async_op=async_op,
+        )
+
+
+@dataclass(frozen=True)
+class Window:
+    """Memory that all ranks of a group registered, and how it is given back."""
+
+    group: Any
+    arena: Any
+    close: Callable[[], None]
+
+
+class CopyEngines:
+    """The windows of this process's FSDP2 parameter groups, by the ranks that share their parameters."""
+
+    def __init__(self) -> None:
+        self._windows: dict[tuple[int, ...], Window] = {}
+        self._used: set[tuple[int, ...]] = set()
+        self._held: Callable[[], set[int]] = set
+
+    def why_not(self, groups: Sequence[Any]) -> str:
+        """Why these parameter groups cannot be gathered by copy engines; empty where they can be."""
+        if not groups:
+            return "there is no FSDP2 model"
+        return next((why for group in groups if (why := _why_not(group))), "")
+
+    def bytes(self, groups: Iterable[Any]) -> int:
+        """GPU memory that the windows take."""
+        return _BUFFERS * sum(_largest(groups).values())
+
+    def prepare(self, groups: Sequence[Any]) -> None:
+        """Make the windows. All ranks call it together; UnavailableError on all of them or on none."""
+        for ranks, size in sorted(_largest(groups).items()):
+            if ranks not in self._windows:
+                of = next(group for group in groups if shard_ranks(group) == ranks)
+                problem = self.why_not(groups)
+                self._windows[ranks] = open_window(of, ranks, _BUFFERS * size, problem)
+
+    def use(self, groups: Sequence[Any], on: bool) -> None:
+        """Gather these groups by copy engines, where their windows are there; else as the program does."""
+        self._held = _held_by(groups)
+        made: dict[tuple[int, ...], WindowedAllGather] = {}
+        for group in groups:
+            ranks, now = shard_ranks(group), getattr(group, "_all_gather_comm", None)
+            plain = now.plain if isinstance(now, WindowedAllGather) else now
+            window = self._windows.get(ranks) if on else None
+            if window is None:
+                if plain is not now:
+                    group._all_gather_comm = plain
+            else:  # one for all groups of these ranks, which use its buffers in turn
+                if ranks not in made:
+                    made[ranks] = WindowedAllGather(window.group, window.arena, plain, self._held)
+                group._all_gather_comm = made[ranks]
+        self._used = set(made)
+
+    def release(self) -> None:
+        """Give back the windows that are not in use. All ranks call it together."""
+        held = self._held()
+        for ranks, window in list(self._windows.items()):
+            first = window.arena.data_ptr()
+            pending = any(first <= address < first + window.arena.numel() for address in held)
+            if ranks not in self._used and not pending:
+                self._windows.pop(ranks).close()
+
+
+def open_window(group: Any, ranks: Sequence[int], size: int, problem: str = "") -> Window:
+    """A window of so many bytes between these ranks of an FSDP2 parameter group, tried out.
+
+    All ranks call it together. Raises UnavailableError on all of them or on none; `problem`: what this rank
+    knows to be in the way.
+    """
+    import torch.distributed as dist
+
+    from weft.comm.symmetric import zero_cta_group
+    from weft.shim import communicators
+    from weft.tuning.live.fsdp import name_of_our_own
+
+    own, device = group.mesh_info.shard_process_group, group.device
+    _agree(problem, own, device)
+    made: list[Callable[[], None]] = []
+
+    def close() -> None:
+        while made:
+            try:
+                made.pop()()
+            except Exception:  # nothing uses it any more
+                _log.debug("a window of copy engines was not given back whole", exc_info=True)
+
+    arena, before = None, {found.key for found in communicators.communicators()}
+    try:
+        with name_of_our_own():
+            zero = zero_cta_group(list(ranks), use_local_synchronization=True, group_desc="weft_copy_engines")
+        made.append(lambda: dist.destroy_process_group(zero))
+        arena = _registered(zero, before, size, device, made)
+        problem = _try_out(zero, arena, len(ranks))
+    except UnavailableError as error:
+        problem = str(error)
+    except Exception as error:
+        _log.debug("no window for copy engines", exc_info=True)
+        problem = (str(error).splitlines() or [type(error).__name__])[0]
+    try:
+        _agree(problem, own, device)
+    except UnavailableError:
+        arena = None
+        close()
+        raise
+    return Window(zero, arena, close)
+
+
+def _registered(zero: Any, before: set[str], size: int, device: Any, made: list[Callable[[], None]]) -> Any:
+    """Memory in a symmetric window: one allocation, hence one window, registered once on all ranks.
+
+    `before`: keys of the communicators that were there before the group.
+    """
+    import torch
+
+    from weft.shim import communicators
+    from weft.shim.nccl_binding import NcclArena
+
+    _agree("", zero, device)  # the first collective makes the communicator, if it is not there yet
+    keys = [found.key for found in communicators.communicators() if found.key and found.key not in before]
+    memory, arena, problem = None, None, "" if len(keys) == 1 else "its communicator was not seen"
+    try:
+        if not problem:
+            memory = NcclArena(int(keys[0], 16), size)
+            made += [memory.close, lambda: torch.cuda.synchronize(device)]  # undone from the last
+            arena = torch.as_tensor(memory, device=device)
+    except (RuntimeError, UnavailableError, TypeError) as error:
+        problem = str(error).splitlines()[0]
+    _agree(problem, zero, device)  # registering waits for all ranks
+    try:
+        if memory is not None:
+            memory.register()
+    except UnavailableError as error:
+        problem = str(error)
+    _agree(problem, zero, device)
+    return arena
+
+
+def _try_out(zero: Any, arena: Any, ranks: int) -> str:
+    """Gather once through the window: every byte must arrive, and no kernel may run."""
+    import torch
+    import torch.distributed as dist
+
+    part = min(1 << 20, arena.numel() // ranks) // _ALIGNMENT * _ALIGNMENT
+    whole = arena[: part * ranks].zero_()
+    mine = whole[dist.get_rank(zero) * part :][:part].fill_(dist.get_rank(zero) + 1)
+    torch.cuda.synchronize(arena.device)
+    before = comm_kernels()
+    dist.all_gather_into_tensor(whole, mine, group=zero)
+    torch.cuda.synchronize(arena.device)
+    if comm_kernels() != before:
+        return "NCCL launched a kernel for a gather within a symmetric window (NVLink between all ranks?)"
+    expected = torch.arange(1, ranks + 1, dtype=torch.uint8, device=arena.device).repeat_interleave(part)
+    return "" if bool((whole == expected).all()) else "a gather by copy engines did not deliver its bytes"
+
+
+def comm_kernels() -> int:
+    """Kernels of collectives that this process has launched so far."""
+    from weft.shim import stats
+
+    return int(stats.snapshot()["comm_launches"])
+
+
+def _agree(problem: str, group: Any, device: Any) -> None:
+    """Raise on all ranks of a group where one of them has a problem."""
+    import torch
+    import torch.distributed as dist
+
+    failed = torch.tensor([1 if problem else 0], dtype=torch.int32, device=device)
+    dist.all_reduce(failed, op=dist.ReduceOp.MAX, group=group)
+    if int(failed.item()):
+        raise UnavailableError(problem or "copy engines cannot gather on another rank")
+
+
+def _why_not(group: Any) -> str:
+    import torch.distributed as dist
+
+    from weft.shim import communicators
+
+    ranks, device = shard_ranks(group), group.device
+    backend = group.mesh_info.shard_process_group._get_backend(device)
+    options = getattr(dist, "ProcessGroupNCCL", None)
+    versions = [_version(found.nccl) for found in communicators.communicators()]
+    two = len(ranks) == 2
+    reasons = {
+        "the process group is not one of NCCL": not type(backend).__name__.startswith("ProcessGroupNCCL"),
+        "this torch cannot ask NCCL for zero CTAs": not hasattr(options, "NCCL_CTA_POLICY_ZERO"),
+        "the program gathers in its own way": type(getattr(group, "_all_gather_comm", None)).__name__
+        not in ("DefaultAllGather", "WindowedAllGather"),
+        "NCCL is older than 2.28": not versions or min(versions) < _COPIES,
+        "two ranks need NCCL 2.31.2, before which their first copy can hang": two
+        and bool(versions)
+        and min(versions) < _COPIES_OF_TWO,
+        "its ranks are not known to be on one node": not _one_node(ranks),
+        "CUDA_DEVICE_MAX_CONNECTIONS is 1: a waiting copy would hold up all streams": os.environ.get(
+            "CUDA_DEVICE_MAX_CONNECTIONS"
+        )
+        == "1",
+        "there is one rank": len(ranks) < 2,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), "")
+
+
+def _one_node(ranks: Sequence[int]) -> bool:
+    """Whether these ranks share a node, as torchrun numbers them; without it, a world that fits on one."""
+    import torch
+    import torch.distributed as dist
+
+    local = os.environ.get("LOCAL_WORLD_SIZE", "")
+    if local.isdecimal() and int(local) > 0:
+        return len({rank // int(local) for rank in ranks}) == 1
+    return bool(dist.get_world_size() <= torch.cuda.device_count())
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(".") if part.isdecimal())
+
+
+def shard_ranks(group: Any) -> tuple[int, ...]:
+    """The ranks that share a group's parameters."""
+    import torch.distributed as dist
+
+    return tuple(dist.get_process_group_ranks(group.mesh_info.shard_process_group))
+
+
+def _held_by(groups: Iterable[Any]) -> Callable[[], set[int]]:
+    """What says where the gathered parameters lie that FSDP2 still needs: the same on all ranks."""
+    known = [ref(group) for group in groups]
+
+    def held() -> set[int]:
+        found = set()
+        for group in (group for one in known if (group := one()) is not None):
+            state = group.comm_ctx.all_gather_state  # freed after the next copy
+            for result in (group._all_gather_result, state and state.all_gather_result):
+                if result is not None:
+                    found.add(result.all_gather_output.data_ptr())
+        return found
+
+    return held
+
+
+def _largest(groups: Iterable[Any]) -> dict[tuple[int, ...], int]:
+    """By ranks: bytes of the largest group of gathered parameters, as FSDP2 allocates them."""
+    found: dict[tuple[int, ...], int] = {}
+    for group in groups:
+        ranks = shard_ranks(group)
+        size = len(ranks) * sum(
+            param._sharded_param_data.numel() * (param.param_dtype or param.orig_dtype).itemsize
+            for param in group.fsdp_params
+        )
+        found[ranks] = max(found.get(ranks, 0), -(-size // _ALIGNMENT) * _ALIGNMENT)
+    return found
+
+
+def _stream(device: Any) -> int:
+    import torch
+
+    return int(torch.cuda.current_stream(device).cuda_stream) if device.type == "cuda" else 0

@@ -1,0 +1,63 @@
+"""What `weft run --tune` hands to the processes of the job, by the environment."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+from typing import Any
+
+from weft.policy import Policy
+
+POLICY_VARIABLE = "WEFT_TUNE_POLICY"
+CONTROLS_VARIABLE = "WEFT_TUNE_CONTROLS"
+"""For tests: `module:function` that makes the controls from the default policy and the number of ranks."""
+STALL_VARIABLE = "WEFT_TUNE_STALL_S"
+DEADLINE_VARIABLE = "WEFT_TUNE_DEADLINE_S"
+BUDGET_VARIABLE = "WEFT_TUNE_BUDGET"
+FIRST_DEADLINE_S = 20.0
+
+
+def first_deadline_s() -> float:
+    """For all ranks to find their step."""
+    return float(os.environ.get(DEADLINE_VARIABLE, FIRST_DEADLINE_S))
+
+
+def least_stall_s() -> float:
+    """Seconds without a step after which a trial counts as stalled, at least."""
+    from weft.tuning.live.session import LEAST_STALL_S
+
+    return float(os.environ.get(STALL_VARIABLE, LEAST_STALL_S))
+
+
+def watch_budget() -> float:
+    """Share of the steps that the watch may use; 0: the job is not watched."""
+    from weft.tuning.live.watch import SHARE
+
+    return float(os.environ.get(BUDGET_VARIABLE) or SHARE)
+
+
+def start_policy() -> Policy:
+    """What the job was started with."""
+    given = os.environ.get(POLICY_VARIABLE)
+    return Policy.from_dict(json.loads(given)) if given else Policy()
+
+
+def controls_here(default: Policy, world: int, optimizer: Any) -> Any:
+    """What can be changed here, or why nothing can be."""
+    made_by = os.environ.get(CONTROLS_VARIABLE)
+    if made_by:
+        module, _, name = made_by.partition(":")
+        return getattr(importlib.import_module(module), name)(default, world)
+    import torch
+
+    from weft.shim import binding
+    from weft.tuning.live.controls import LaunchControls
+
+    if not torch.cuda.is_initialized():
+        return "the program uses no GPU"
+    if not binding.injected():
+        return "the launch shim is not in this process"
+    groups = optimizer.param_groups if optimizer is not None else ()
+    parameters = sum(p.numel() for group in groups for p in group["params"])
+    return LaunchControls(default, world, parameters, models=optimizer is not None)

@@ -1,0 +1,186 @@
+"""Settings that only take effect when a job starts, compared between starts of the same command.
+
+Runs of one command scatter by several percent, in ways that nobody knows beforehand (clocks, neighbours, time
+of day). So a setting is tried in pairs of starts, one with it and one without, in an order drawn at random
+for each pair. Without an effect, each pair is won with a chance of at most one half, whatever the scatter: a
+setting is used only after PAIRS wins in a row, and dropped for good after the first pair that it does not
+win. At most MOST_SETTINGS are ever tried for a command, so the chance of a false claim is at most
+MOST_SETTINGS / 2**PAIRS, which is 1.2%.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+from weft.policy import MAX_CTAS
+
+_log = logging.getLogger("weft.live")
+
+PAIRS = 8
+LEAST_GAIN = 0.01
+"""Share of a step by which each pair must be won."""
+MOST_SETTINGS = 3
+GIVEN_VARIABLE = "WEFT_START_SETTINGS"
+"""Environment variable: the settings that weft chose for this start, separated by spaces."""
+CTA_VARIABLE = "NCCL_MAX_CTAS"
+RANGES = {
+    CTA_VARIABLE: (1, MAX_CTAS),
+    "CUDA_DEVICE_MAX_CONNECTIONS": (1, 32),
+    "NCCL_BUFFSIZE": (1 << 16, 1 << 26),
+}
+MORE_QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS=32"
+"""More than the usual 8. Never fewer: a program whose streams wait for each other may hang with one queue."""
+LARGER_BUFFERS = f"NCCL_BUFFSIZE={8 << 20}"
+"""Twice the default of NCCL."""
+BUFFER_FREE_BYTES = 4 << 30
+"""GPU memory that must be free for larger buffers."""
+LEAST_EXPOSED_SHARE = 0.02
+"""Share of a step that must be exposed communication: less cannot be won."""
+
+
+@dataclass(frozen=True)
+class StartTrial:
+    """One setting, `NAME=VALUE`, and the pairs of starts that compared it: ms a step without and with it."""
+
+    setting: str
+    pairs: tuple[tuple[float, float], ...] = ()
+    with_first: bool | None = None
+    """Which start of the present pair has the setting; None: not drawn yet."""
+    half_ms: float | None = None
+    """Of the first start of the present pair, once it has ended."""
+    running: bool = False
+    """A start with the setting has begun and not ended yet."""
+    over: str = ""
+    """Why it was dropped."""
+
+    @property
+    def variable(self) -> str:
+        return self.setting.split("=")[0]
+
+    @property
+    def confirmed(self) -> bool:
+        return not self.over and len(self.pairs) >= PAIRS
+
+    @property
+    def active(self) -> bool:
+        """Whether starts still compare it."""
+        return not self.over and not self.confirmed
+
+    def begun(self, coin: bool) -> StartTrial:
+        """With the order of the present pair drawn, and this start marked where it has the setting."""
+        drawn = dataclasses.replace(self, with_first=coin if self.with_first is None else self.with_first)
+        return dataclasses.replace(drawn, running=drawn.next_has_it)
+
+    @property
+    def next_has_it(self) -> bool:
+        """Whether the start that begins now runs with the setting."""
+        return bool(self.with_first) == (self.half_ms is None)
+
+    def dropped(self, why: str) -> StartTrial:
+        return StartTrial(self.setting, self.pairs, over=why)
+
+    def after(self, ms: float) -> StartTrial:
+        """With the step time of the start that `begun` began."""
+        if self.half_ms is None:
+            return dataclasses.replace(self, half_ms=ms, running=False)
+        without_ms, with_ms = (ms, self.half_ms) if self.with_first else (self.half_ms, ms)
+        done = StartTrial(self.setting, (*self.pairs, (without_ms, with_ms)))
+        if with_ms <= (1 - LEAST_GAIN) * without_ms:
+            return done
+        change = 100 * (with_ms / without_ms - 1)
+        return done.dropped(f"{change:+.1f}% time per step in pair {len(done.pairs)} of starts")
+
+    @property
+    def gain_pct(self) -> tuple[float, float, float]:
+        """Median over the pairs and their range: an interval of 99% at PAIRS, whatever the distribution."""
+        gains = [100 * (1 - with_ms / without_ms) for without_ms, with_ms in self.pairs]
+        return (median(gains), min(gains), max(gains)) if gains else (0.0, 0.0, 0.0)
+
+    @property
+    def text(self) -> str:
+        if self.over:
+            return f"{self.setting} is not tried again: {self.over}"
+        if not self.confirmed:
+            return (
+                f"{self.setting} is being compared between starts: pair {len(self.pairs) + 1} of {PAIRS}, "
+                "until it loses one"
+            )
+        gain, low, high = self.gain_pct
+        return (
+            f"{self.setting} took {gain:.1f}% less time per step between starts ({low:.1f} to {high:.1f}%, "
+            f"{len(self.pairs)} pairs): later starts use it"
+        )
+
+
+def offered(
+    environ: Mapping[str, str],
+    *,
+    free_bytes: int,
+    one_node: bool,
+    exposed_ms: float | None,
+    step_ms: float | None,
+) -> tuple[str, ...]:
+    """What a later start of this process's job could try. Nothing that the program or its user has set."""
+    if not one_node:
+        return ()  # the launcher of each node decides alone, and ranks must be alike
+    if exposed_ms is not None and step_ms and exposed_ms < LEAST_EXPOSED_SHARE * step_ms:
+        return ()
+    given = environ.get(GIVEN_VARIABLE, "").split()
+    buffers = LARGER_BUFFERS in given or free_bytes >= BUFFER_FREE_BYTES
+    found = (MORE_QUEUES, LARGER_BUFFERS) if buffers else (MORE_QUEUES,)
+    return tuple(setting for setting in found if _free_to_set(setting, environ, given))
+
+
+def _free_to_set(setting: str, environ: Mapping[str, str], given: Iterable[str]) -> bool:
+    name, value = setting.split("=")
+    return environ.get(name) == value if setting in given else name not in environ
+
+
+def configured(environ: Mapping[str, str], system: Path = Path("/etc/nccl.conf")) -> set[str]:
+    """Variables that the user sets in NCCL's configuration files: the environment would outrank them."""
+    own = environ.get("NCCL_CONF_FILE") or f"{environ.get('HOME', '')}/.nccl.conf"
+    found = set()
+    for path in (Path(own), system):
+        try:
+            lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        except OSError:
+            _log.debug("no configuration of NCCL in %s", path)
+            continue
+        found |= {line.split("=")[0].strip() for line in lines if "=" in line and not line.startswith("#")}
+    return found
+
+
+def known_setting(setting: object) -> bool:
+    """Whether this is a setting of ours: it comes from a file, and goes into a program's environment."""
+    if not isinstance(setting, str) or not setting.isascii():
+        return False
+    name, _, value = setting.partition("=")
+    if name not in RANGES or not value.isdecimal() or len(value) > 12:
+        return False
+    least, most = RANGES[name]
+    return least <= int(value) <= most
+
+
+def trial_of(document: Mapping[str, object]) -> StartTrial:
+    """From JSON that may come from anywhere. Raises ValueError, TypeError or KeyError."""
+    setting, pairs = document["setting"], document["pairs"]
+    if not isinstance(setting, str) or not known_setting(setting) or not isinstance(pairs, list):
+        raise ValueError("not a trial")
+    times = tuple((float(a), float(b)) for a, b in pairs)
+    half, first = document["half_ms"], document["with_first"]
+    half_ms = None if half is None else float(half)  # type: ignore[arg-type]
+    if any(not 0 < ms < float("inf") for pair in (*times, (half_ms or 1.0,)) for ms in pair):
+        raise ValueError("no step time")
+    return StartTrial(
+        setting,
+        times,
+        None if first is None else bool(first),
+        half_ms,
+        bool(document["running"]),
+        str(document["over"])[:200],
+    )

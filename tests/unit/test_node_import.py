@@ -1,0 +1,337 @@
+"""Import of nccl-tests logs: every layout gives the times back, and what is no log is refused in one line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from schema_checks import problems
+
+from weft.cli.main import main
+from weft.comm.nccl_tests import read_tables
+from weft.comm.node import load_node
+from weft.comm.node_import import gpu_name, import_logs
+from weft.errors import InputError
+
+SIZES = tuple(1 << power for power in range(16, 31, 2))
+FACTORS = {
+    "all_reduce": lambda n: 2 * (n - 1) / n,
+    "all_gather": lambda n: (n - 1) / n,
+    "reduce_scatter": lambda n: (n - 1) / n,
+    "alltoall": lambda n: (n - 1) / n,
+}
+MEASURED = {size: round(20 + size / 2e5, 2) for size in SIZES}
+"""Bytes and microseconds of every log here."""
+
+
+def ranks_of(
+    count: int, hosts: int = 1, *, group: bool = True, gpu: str = "NVIDIA H100 80GB HBM3"
+) -> list[str]:
+    per_host = count // hosts
+    return [
+        f"#  Rank {i:2} {'Group  0 ' if group else ''}Pid {1000 + i:6} on     node{i // per_host} device "
+        f"{i % per_host:2} [0x{i:02x}] {gpu}"
+        for i in range(count)
+    ]
+
+
+def rows(program: str, n: int, *, redop: bool = True, root: bool = True, error: str = "0") -> list[str]:
+    """Rows as nccl-tests prints them; in place is 1% slower, which all-to-all cannot check."""
+    lines = []
+    reduces = program in ("all_reduce", "reduce_scatter", "reduce", "sendrecv")
+    for size, us in MEASURED.items():
+        words = [f"{size:12}", f"{size // 4:13}", f"{'float':>9}"]
+        words += [f"{'sum' if reduces else 'none':>7}"] if redop else []
+        words += [f"{'0' if program in ('reduce', 'broadcast') else '-1':>7}"] if root else []
+        for time, check in (
+            (us, error),
+            (us * 1.01, "N/A" if program in ("alltoall", "sendrecv") else error),
+        ):
+            algbw = size / time / 1e3
+            words += [
+                f"{time:8.2f} {algbw:7.2f} {algbw * FACTORS.get(program, lambda n: 1.0)(n):7.2f} {check:>6}"
+            ]
+        lines.append(" ".join(words))
+    return lines
+
+
+HEAD = [
+    "#                                                              out-of-place                       in-place",
+    "#       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw #wrong",
+    "#        (B)    (elements)                               (us)  (GB/s)  (GB/s)            (us)  (GB/s)  (GB/s)",
+]
+OLD = [
+    "#       size         count    type   redop     time   algbw   busbw  error     time   algbw   busbw  error",
+    "#        (B)    (elements)                     (us)  (GB/s)  (GB/s)            (us)  (GB/s)  (GB/s)",
+]
+OLDEST = [
+    "#       size         count    type     time   algbw   busbw  error     time   algbw   busbw  error",
+    "#        (B)    (elements)             (us)  (GB/s)  (GB/s)            (us)  (GB/s)  (GB/s)",
+]
+START = "# nThread 1 nGpus 1 minBytes 65536 maxBytes 1073741824 step: 4(factor) warmup iters: 5 iters: 20 agg iters: 1"
+TAIL = ["# Out of bounds values : 0 OK", "# Avg bus bandwidth    : 123.4", "#"]
+DEBUG = "node0:1000:1100 [0] NCCL INFO 22 coll channels, 22 collnet channels, 15 nvls channels, 30 p2p channels, 30 p2p channels per peer"
+
+
+def log(program: str, n: int = 8, hosts: int = 1) -> list[str]:
+    """A log of the present version."""
+    return [
+        "# nccl-tests version 2.18.3 nccl-headers=22809 nccl-library=22809",
+        f"# Collective test starting: {program}_perf",
+        START,
+        "#",
+        "# Using devices",
+        *ranks_of(n, hosts),
+        "NCCL version 2.28.9+cuda12.9",
+        *HEAD,
+        *rows(program, n),
+        *TAIL,
+        f"# Collective test concluded: {program}_perf",
+    ]
+
+
+def without_name(program: str, n: int = 8) -> list[str]:
+    return [line for line in log(program, n) if "_perf" not in line and "nccl-tests" not in line]
+
+
+def oldest(program: str) -> list[str]:
+    if program == "all_reduce":
+        table = [*OLD, *rows(program, 8, root=False, error="0e+00")]
+    else:
+        table = [*OLDEST, *rows(program, 8, redop=False, root=False, error="0e+00")]
+    return [START, *ranks_of(8, group=False, gpu="A100-SXM4-40GB"), *table, *TAIL]
+
+
+def interleaved(program: str) -> list[str]:
+    lines = log(program)
+    for at in (12, 16, 18, 20):
+        lines.insert(at, DEBUG)
+    return [
+        *lines[:-4],
+        "node0:1000:1100 [0] NCCL INFO comm 0x1 rank 0 nranks 8 - Destroy COMPLETE",
+        *lines[-4:],
+    ]
+
+
+def each_iteration(program: str) -> list[str]:
+    """`-I 1 -S 1`: four more columns in each half, and the time of day."""
+    lines = []
+    for line in log(program):
+        words = line.split()
+        if words[:2] == ["#", "size"]:
+            more = "  i_min  i_max  i_p99  i_cv"
+            line = line.replace("#wrong", f"#wrong{more}") + "  timestamp"
+        elif words and words[0].isdecimal():
+            line = "  ".join(
+                [*words[:9], "9.1 9.9 9.8 0.1", *words[9:], "8.1 8.9 8.8 0.2 2026-01-01 00:00:00"]
+            )
+        lines.append(line)
+    return lines
+
+
+LAYOUTS = {
+    "present": log,
+    "without the name": without_name,
+    "first versions": oldest,
+    "mpirun --tag-output": lambda p: [f"[1,0]<stdout>:{line}" for line in log(p)],
+    "srun --label": lambda p: [f" 0: {line}" for line in log(p)],
+    "pieces": lambda p: [f"[0] {line.replace(' -1 ', ' -1[0] ')}" for line in log(p)],
+    "kubectl": lambda p: [f"2025-01-01T00:00:00Z launcher | {line}" for line in log(p)],
+    "debug lines": interleaved,
+    "each iteration": each_iteration,
+    "comment signs lost": lambda p: [line.lstrip("#") for line in log(p)],
+    "unchecked": lambda p: [
+        line.replace("     0 ", "   N/A ") if line.startswith("   ") else line for line in log(p)
+    ],
+    "Windows line ends": lambda p: [f"{line}\r" for line in log(p)],
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("program", ["all_reduce", "all_gather"])
+def test_every_layout_gives_the_times_back(layout, program, tmp_path):
+    path = tmp_path / "out.log"
+    path.write_text("\n".join(LAYOUTS[layout](program)))
+    node = import_logs([path])
+    (curve,) = node.curves
+    assert (curve.collective, node.ranks, node.basis) == (program, 8, "measured")
+    assert dict(curve.points) == MEASURED
+    assert node.gpu == ("a100-40gb" if layout == "first versions" else "h100")
+    for size, us in MEASURED.items():
+        assert node.collective(program, size).us == pytest.approx(us)
+    assert curve.error_pct == pytest.approx(1.0, abs=0.1)
+    if layout == "debug lines":
+        assert (node.ctas["ring"], node.ctas["nvls"], node.ctas["p2p"]) == (22, 15, 30)
+
+
+@pytest.mark.parametrize("n", [3, 8])
+@pytest.mark.parametrize(
+    "program", ["all_reduce", "all_gather", "reduce_scatter", "alltoall", "broadcast", "reduce", "sendrecv"]
+)
+def test_a_log_without_its_name_shows_the_collective_by_its_columns(program, n):
+    (table,) = read_tables("\n".join(without_name(program, n)))
+    assert table.collective == {"alltoall": "all_to_all", "sendrecv": "send_recv"}.get(program, program)
+
+
+def test_several_runs_in_a_file_and_several_files(tmp_path):
+    first, second = tmp_path / "a.log", tmp_path / "b.log"
+    programs = ("all_reduce", "all_gather", "gather", "all_reduce")
+    first.write_text("\n".join(line for program in programs for line in log(program, 16, 2)))
+    second.write_text("\n".join([*log("alltoall", 16, 2), *log("reduce_scatter", 8)]))
+    node = import_logs([first, second], "pair")
+    assert [curve.collective for curve in node.curves] == ["all_reduce", "all_gather", "all_to_all"]
+    assert (node.name, node.ranks, node.domain, node.network.name) == ("pair", 16, 8, "ndr400")
+    assert dict(node.curves[0].points) == MEASURED
+
+
+def test_rccl(tmp_path):
+    lines = log("all_reduce")
+    lines = [line.replace("NVIDIA H100 80GB HBM3", "AMD Instinct MI300X") for line in lines]
+    lines[0] = "rccl-tests: Version develop:ae3e635"
+    path = tmp_path / "rccl.log"
+    path.write_text("\n".join(lines))
+    node = import_logs([path])
+    assert (node.gpu, node.kernel) == ("mi300x", load_node("mi300x").kernel)
+
+
+@given(st.integers(0, 3000))
+@settings(max_examples=60, deadline=None)
+def test_a_file_that_ends_anywhere_has_only_true_rows(end):
+    text = "\n".join(log("all_reduce"))
+    for table in read_tables(text[: len(text) - end]):
+        for row in table.rows[:-1]:
+            assert MEASURED[row.nbytes] == row.us
+
+
+def test_rows_with_wrong_results_are_left_out_and_milliseconds_are_converted():
+    lines = log("all_reduce")
+    (wrong,) = (i for i, line in enumerate(lines) if line.split()[:1] == [str(SIZES[3])])
+    words = lines[wrong].split()
+    words[8] = "1e+06"
+    lines[wrong] = "  ".join(words)
+    (table,) = read_tables("\n".join(lines))
+    assert [row.nbytes for row in table.rows] == [size for size in SIZES if size != SIZES[3]]
+    lines = log("all_reduce")
+    for i, line in enumerate(lines):
+        if (words := line.split()) and words[0].isdecimal():
+            words[5], words[9] = (f"{float(words[at]) / 1000:.5f}" for at in (5, 9))
+            lines[i] = "  ".join(words)
+    for text in ("\n".join(lines).replace("(us)", "(ms)"), "\n".join(lines)):  # the bandwidth says it, too
+        (table,) = read_tables(text)
+        assert [row.us for row in table.rows] == pytest.approx(list(MEASURED.values()), rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "has no table of nccl-tests"),
+        ("hello\n" * 50, "has no table of nccl-tests"),
+        ("\x00\xff" * 999, "has no table of nccl-tests"),
+        ('{"version": 1}', "has no table of nccl-tests"),
+        ("\n".join(log("all_reduce")[:12]), "has no table of nccl-tests"),
+        ("\n".join(log("gather")), "no table of nccl-tests that says its collective"),
+        (
+            "\n".join([START, *ranks_of(1), *HEAD, *rows("all_reduce", 1)]),
+            "build nccl-tests with MPI=1",
+        ),
+        ("\n".join(line for line in log("broadcast") if "Rank" not in line), "add --ranks N"),
+        ("\n".join(log("all_reduce")).replace("   time ", "cputime "), "times of the host only"),
+    ],
+    ids=["empty", "prose", "bytes", "json", "no rows", "gather", "no MPI", "no ranks", "CPU time"],
+)
+def test_what_is_no_log_is_refused_in_one_line(text, words, tmp_path):
+    path = tmp_path / "out.log"
+    path.write_text(text)
+    with pytest.raises(InputError, match=words) as refused:
+        import_logs([path])
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("n", [2, 8, 32, 128])
+@pytest.mark.parametrize("program", ["all_reduce", "all_gather"])
+def test_ranks_that_are_not_listed_follow_from_the_bandwidths(program, n, tmp_path):
+    path = tmp_path / f"{program}_run.log"
+    path.write_text("\n".join(line for line in without_name(program, n) if "Rank" not in line))
+    given = 2 if (program, n) == ("all_reduce", 2) else 0  # both bandwidths are the same then
+    node = import_logs([path], ranks=given)
+    assert (node.ranks, node.curves[0].collective) == (n, program)
+
+
+@pytest.mark.parametrize(
+    ("title", "name"),
+    [
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("NVIDIA A100-SXM4-80GB", "a100-80gb"),
+        ("A100-SXM4-40GB", "a100-40gb"),
+        ("NVIDIA GB200", "gb200"),
+        ("NVIDIA B200", "b200"),
+        ("AMD Instinct MI300X VF", "mi300x"),
+        ("NVIDIA GeForce RTX 4090", "nvidia geforce rtx 4090"),
+        ("", "unknown"),
+    ],
+)
+def test_the_gpu_is_known_by_its_title(title, name):
+    assert gpu_name(title) == name
+
+
+def weft_node(*words: str) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main(["node", *words])
+    return ended.value.code
+
+
+def test_the_command(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "all_reduce.log"
+    path.write_text("\n".join(log("all_reduce")))
+    assert weft_node("import", str(path), "--name", "mine", "--json") == 0
+    document = json.loads(capsys.readouterr().out)
+    assert problems("node", document) == []
+    assert json.loads((tmp_path / "mine.json").read_text()) == document
+    assert weft_node("show", "mine.json") == 0
+    shown = capsys.readouterr().out
+    assert "measured" in shown
+    assert "all_reduce.log" in shown
+    assert weft_node("list", "--json") == 0
+    assert problems("node-list", json.loads(capsys.readouterr().out)) == []
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("import", "all_reduce.log", "--out", "all_reduce.log"),
+        ("import", "all_reduce.log", "--out", "no/where.json"),
+        ("import", "all_reduce.log", "--ranks", "1"),
+        ("import",),
+        ("show",),
+        ("show", "nonsense"),
+        ("show", "all_reduce.log"),
+        ("list", "dgx-h100"),
+        ("nonsense",),
+    ],
+    ids=" ".join,
+)
+def test_wrong_arguments_are_one_line_and_exit_code_2(words, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "all_reduce.log"
+    path.write_text(before := "\n".join(log("all_reduce")))
+    assert weft_node(*words) == 2
+    said = capsys.readouterr()
+    assert (said.out, len(said.err.splitlines())) == ("", 1)
+    assert [file.name for file in tmp_path.iterdir()] == ["all_reduce.log"]
+    assert path.read_text() == before
+
+
+def test_a_table_is_read_in_linear_time():
+    (table,) = read_tables("\n".join([*log("all_reduce"), "x" * 1_000_000, " 1" * 200_000]))
+    assert len(table.rows) == len(SIZES)
+
+
+def test_paths_are_read_as_they_are(tmp_path):
+    with pytest.raises(InputError, match="cannot read"):
+        import_logs([tmp_path / "nothing.log"])
+    with pytest.raises(InputError, match="cannot read"):
+        import_logs([Path(tmp_path)])
