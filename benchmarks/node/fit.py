@@ -27,6 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
 from weft.comm.node import LARGE_MESSAGE_BYTES, Node, TimeCurve, load_node
 from weft.comm.node_file import node_to_dict
 from weft.gpu.cost import NODE_LINKS, UNFITTED_LINKS, link_bytes_per_s
+from weft.gpu.presets import PCIE4_X16
 from weft.gpu.specs import spec
 from weft.tuning.candidates import CTA_LADDER
 
@@ -219,25 +220,27 @@ def unfitted_pct(points: list[Point]) -> dict[str, float | None]:
     """By family: the error of the shared model with data-sheet bandwidth: a node nobody published."""
     found = {}
     for family in FAMILIES:
-        if family.network or family.name.startswith("pcie"):
+        if family.network:
             continue
         node = load_node(family.profiles[0])
-        gpu = spec(node.gpu)
-        links = NODE_LINKS if gpu.link_kind == "nvlink" else UNFITTED_LINKS
+        links, gb_s = UNFITTED_LINKS, PCIE4_X16 * UNFITTED_LINKS.domain_share / 1e9
+        if not family.name.startswith("pcie"):
+            gpu = spec(node.gpu)
+            links = NODE_LINKS if gpu.link_kind == "nvlink" else UNFITTED_LINKS
+            gb_s = link_bytes_per_s(gpu, links) / 1e9
         constants = {
             "launch_us": links.launch_us,
             "hop_us": links.domain_us,
-            "gb_s": link_bytes_per_s(gpu, links) / 1e9,
+            "gb_s": gb_s,
             "switch_gain": links.switch_gain,
             "half_bytes": links.half_bytes,
         }
         mine = [point for point in points if family.has(point) and point.nbytes >= LARGE_MESSAGE_BYTES]
-        found[family.name] = percent(
-            log_errors(
-                node, TimeCurve(p.collective, p.ranks, "assumed", p.algorithm, constants=constants), [p]
-            )[0]
-            for p in mine
-        )
+        errors = []
+        for p in mine:
+            curve = TimeCurve(p.collective, p.ranks, "assumed", p.algorithm, constants=constants)
+            errors += [abs(error) for error in log_errors(node, curve, [p])]
+        found[family.name] = percent(errors)  # as a factor: a range goes both ways
     return found
 
 
@@ -286,7 +289,7 @@ def main() -> None:
     unknown = unfitted_pct(points)
     print(f"a node nobody published, from 16 MiB on: {unknown}")
     if "--write" in sys.argv:
-        write_profiles(fitted, round(max(value for value in unknown.values() if value is not None)))
+        write_profiles(fitted, unknown)
     steps = cta_steps()
     for line in steps:
         print(f"CTAs: published {line['published']}, model {line['model']} ({line['source']})")
@@ -301,16 +304,21 @@ def main() -> None:
         (RESULTS / "fit.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
-def write_profiles(fitted: dict[str, list[TimeCurve]], assumed_pct: float) -> None:
-    """Put the curves into the profiles, and the range of what is assumed."""
-    for family in FAMILIES:
-        for name in family.profiles:
-            node = load_node(name)
-            curves = tuple(replace(curve, ranks=node.ranks) for curve in fitted.get(family.name, ()))
-            save(replace(node, curves=curves, basis="published", assumed_pct=assumed_pct))
-    for path in NODES.glob("*.json"):
-        if not any(path.stem in family.profiles for family in FAMILIES):
-            save(replace(load_node(path.stem), assumed_pct=assumed_pct))
+def write_profiles(fitted: dict[str, list[TimeCurve]], unknown: dict[str, float | None]) -> None:
+    """Put the curves into the profiles, and the range of what is assumed: that of a PCIe box is wider."""
+    worst = {
+        pcie: round(
+            max(v for name, v in unknown.items() if v is not None and name.startswith("pcie") == pcie)
+        )
+        for pcie in (False, True)
+    }
+    for path in sorted(NODES.glob("*.json")):
+        node = replace(load_node(path.stem), assumed_pct=worst[path.stem.startswith("pcie")])
+        for family in FAMILIES:
+            if node.name in family.profiles:
+                curves = tuple(replace(curve, ranks=node.ranks) for curve in fitted.get(family.name, ()))
+                node = replace(node, curves=curves, basis="published")
+        save(node)
 
 
 def save(node: Node) -> None:

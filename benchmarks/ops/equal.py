@@ -3,8 +3,8 @@
     python benchmarks/ops/equal.py --calls 6000 --seed 7 --out benchmarks/results/ops/equal.json
 
 Every option is drawn: operation, dtype (fp8 with scales included), schedule, engine, pieces, policy,
-dimension, several weights, bias, return_A, gradients, out, strides, uneven rows and blocks, group, inference mode. The
-reference is computed in fp64 from all ranks' tensors (`tests/dist/programs/ops_fuzz.py`).
+dimension, several weights, bias, return_A, gradients, out, strides, uneven rows and blocks, group, inference
+mode. The reference is computed in fp64 from all ranks' tensors (`tests/dist/programs/ops_fuzz.py`).
 """
 
 from __future__ import annotations

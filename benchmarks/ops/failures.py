@@ -1,4 +1,4 @@
-"""What the other ranks see when one leaves, differs or fails: every operation, forward and backward, over gloo.
+"""What other ranks see when one leaves, differs or fails: all operations, forward and backward, over gloo.
 
     python benchmarks/ops/failures.py --ranks 3 --timeout 4 --out benchmarks/results/ops/failures.json
 

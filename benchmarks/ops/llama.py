@@ -1,9 +1,10 @@
-"""A 4-layer Llama of transformers over gloo: torch's tensor parallelism, weft.ops.parallelize and `weft run --ops`.
+"""A 4-layer Llama of transformers over gloo: torch's styles, weft.ops.parallelize and `weft run --ops`.
 
     python benchmarks/ops/llama.py --steps 50 --out benchmarks/results/ops/llama.json
 
-Losses and gradient norms of each way next to torch's own styles, on 2 and 4 ranks, in fp32 and bf16; checkpoints that
-are continued on the same and on another number of ranks, and under the other implementation. No speed is measured.
+Losses and gradient norms of each way next to torch's own styles, on 2 and 4 ranks, in fp32 and bf16;
+checkpoints that are continued on the same and on another number of ranks, and under the other implementation.
+No speed is measured.
 """
 
 from __future__ import annotations
@@ -21,8 +22,10 @@ import torch
 import transformers
 
 JOB = Path(__file__).with_name("llama_job.py")
-TOLERANCE = {"float32": (1e-5, 2e-3), "bfloat16": (2e-2, 1e-1)}
-"""Of losses and of gradient norms, relative, over all steps."""
+TOLERANCE = {"float32": 1e-5, "bfloat16": 1e-2}
+"""Of losses, relative, over all steps."""
+MOST_NORM = 3.0
+"""Gradient norms may be this many times as far from the plain model's as those of torch's own styles are."""
 
 
 class Jobs:
@@ -56,13 +59,13 @@ def apart(a: list[float], b: list[float]) -> float:
 
 
 def compare(
-    jobs: Jobs, ranks: int, dtype: str, by: str, wanted: dict[str, Any], **how: Any
+    jobs: Jobs, ranks: int, dtype: str, by: str, wanted: dict[str, Any], plain: dict[str, Any], **how: Any
 ) -> dict[str, Any]:
     given = ["--ranks", ranks, "--dtype", dtype, "--by", "weft" if by == "weft.ops.parallelize" else "torch"]
     compiled = ["--compiled"] if how.pop("compiled", False) else []
     got = jobs.run(*given, *compiled, **how)
     loss, norm = apart(got["losses"], wanted["losses"]), apart(got["norms"], wanted["norms"])
-    most_loss, most_norm = TOLERANCE[dtype]
+    of_torch, of_weft = (apart(each["norms"], plain["norms"]) for each in (wanted, got))
     row = {
         "ranks": ranks,
         "dtype": dtype,
@@ -70,7 +73,9 @@ def compare(
         "loss_apart": loss,
         "norm_apart": norm,
         "first_norm_apart": apart(got["norms"][:1], wanted["norms"][:1]),
-        "equal": loss <= most_loss and norm <= most_norm,
+        "norm_from_plain": of_weft,
+        "norm_of_torch_from_plain": of_torch,
+        "equal": loss <= TOLERANCE[dtype] and of_weft <= max(1e-4, MOST_NORM * of_torch),
     }
     return row | ({"ops": got["ops"]} if "ops" in got else {})
 
@@ -102,13 +107,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         jobs = Jobs(Path(folder), given.steps)
         for dtype in TOLERANCE:
+            plain = jobs.run("--ranks", 1, "--dtype", dtype, "--by", "plain")
             for ranks in (2, 4):
                 wanted = jobs.run("--ranks", ranks, "--dtype", dtype, "--by", "torch")
-                rows.append(compare(jobs, ranks, dtype, "weft.ops.parallelize", wanted))
-                rows.append(compare(jobs, ranks, dtype, "weft run --ops", wanted, ops=True))
+                rows.append(compare(jobs, ranks, dtype, "weft.ops.parallelize", wanted, plain))
+                rows.append(compare(jobs, ranks, dtype, "weft run --ops", wanted, plain, ops=True))
                 if given.compiled and dtype == "float32" and ranks == 2:
                     way = "weft run --ops, torch.compile"
-                    rows.append(compare(jobs, ranks, dtype, way, wanted, ops=True, compiled=True))
+                    rows.append(compare(jobs, ranks, dtype, way, wanted, plain, ops=True, compiled=True))
                 print(*rows[-2:], sep="\n", flush=True)
         ours, torchs = ("weft", "weft"), ("weft", "torch")
         for ranks, then, by in ((2, 2, ours), (4, 4, ours), (4, 2, ours), (2, 4, ours), (4, 2, torchs)):
@@ -121,7 +127,7 @@ def main() -> None:
         + (" --compiled" if given.compiled else ""),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
-        "model": "Llama, 4 layers, 64 wide, 8 heads, 4 key and value heads; batch 4, 32 tokens; AdamW, clipped",
+        "model": "Llama, 4 layers, 64 wide, 8 heads, 4 key and value heads; batch 4, 32 tokens; AdamW",
         "all_equal": fine and all(row["losses_bit_identical"] for row in same),
         "rows": rows,
         "resumed": resumed,

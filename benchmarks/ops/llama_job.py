@@ -2,9 +2,10 @@
 
     python benchmarks/ops/llama_job.py --ranks 2 --steps 50 --by torch --out losses.json
 
-`--by torch`: torch's styles; nothing here imports weft. `--by weft`: `weft.ops.parallelize`. `--by plain`: one rank.
-`--save DIR` after `--at` steps, `--load DIR` to continue there: both note a digest of all whole tensors of model
-and optimizer.
+`--by torch`: torch's styles; nothing here imports weft. `--by weft`: `weft.ops.parallelize`. `--by plain`:
+one rank. `--save DIR`
+after `--at` steps, `--load DIR` to continue there: both note a digest of all whole tensors of model and
+optimizer.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import json
 import os
 import sys
 import tempfile
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -138,8 +140,7 @@ def job(rank: int, given: argparse.Namespace, folder: str) -> None:
     dist.barrier()
     dist.destroy_process_group()
     if rank == 0:
-        with open(given.out, "w", encoding="utf-8") as file:
-            json.dump(found, file)
+        Path(given.out).write_text(json.dumps(found), encoding="utf-8")
 
 
 def main() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import statistics
 import subprocess
@@ -253,3 +254,39 @@ def test_two_ranks_on_one_gpu(engine, tmp_path):
         pytest.skip("no symmetric memory between two processes on this GPU")
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.count("all well") == 2
+
+
+@pytest.mark.parametrize(
+    ("how", "width", "replaced"),
+    [("eager", 256, True), ("compiled", 256, True), ("eager", 4096, False)],
+    ids=["eager", "compiled", "eager by the pick"],
+)
+def test_weft_run_ops_on_an_unmodified_program(how, width, replaced, tmp_path):
+    """`replaced`: everything is, whatever it gains. Otherwise the pick decides, for a large layer."""
+    stats = tmp_path / "stats.json"
+    weft = [sys.executable, "-m", "weft", "run", "--ops", "--stats", str(stats), "--"]
+    program = [sys.executable, str(PROGRAM.with_name("ops_adopted.py")), str(tmp_path), str(width), how]
+    done = subprocess.run(
+        [*weft, *program],
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+            "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES": "1",
+            "WEFT_OPS": "all" if replaced else "1",
+            "WEFT_STORE": str(tmp_path / "verdicts.sqlite"),
+        },
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    if "no symmetric memory" in done.stderr and "cannot move GPU tensors" in done.stderr:
+        pytest.skip("no symmetric memory between two processes on this GPU")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "equals the whole layer" in done.stdout
+    (first, *_) = sorted(json.loads(stats.read_text())["ops"]["processes"], key=lambda each: -each["calls"])
+    if how == "compiled":  # forward: a gather and a scatter; backward: the same
+        assert (first["gathers"], first["scatters"], first["matmuls"]) == (2, 2, 6)
+    fused = {(each["operation"], each["engine"]) for each in first["operations"]}
+    wanted = {("all_gather_matmul", "dma"), ("matmul_reduce_scatter", "dma")}
+    assert fused == wanted, done.stderr[-500:]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 torch = pytest.importorskip("torch")
 
 from weft.errors import UsageError  # noqa: E402
-from weft.ops import all_gather_matmul, all_to_all_matmul, choose, matmul_reduce_scatter  # noqa: E402
+from weft.ops import all_gather_matmul, all_to_all_matmul, choose, matmul_reduce_scatter, promise  # noqa: E402
 from weft.ops.call import Call, out_rows  # noqa: E402
 from weft.ops.choose import Choice, workload  # noqa: E402
 from weft.ops.operands import Operands  # noqa: E402
@@ -301,3 +303,15 @@ def test_meta_and_fake_tensors_give_shapes_and_move_nothing(operation, monkeypat
     assert x.grad.shape == x.shape
     with FakeTensorMode():
         assert FUNCTIONS[operation](torch.empty(2, 4), torch.empty(4, 5)).shape == (2, 5)
+
+
+def test_a_transfer_that_is_too_short_to_hide_is_not_replaced(monkeypatch):
+    monkeypatch.setattr(promise, "pick_arguments", lambda x: ("bf16", "h200"))
+    monkeypatch.delenv("WEFT_OPS", raising=False)
+    gpu, cpu = (SimpleNamespace(device=SimpleNamespace(type=kind)) for kind in ("cuda", "cpu"))
+    assert promise.may_gain("all_gather_matmul", 16384, 8192, 8, gpu)
+    assert not promise.may_gain("all_gather_matmul", 64, 64, 8, gpu)
+    assert not promise.may_gain("all_gather_matmul", 16384, 8192, 1, gpu)
+    assert not promise.may_gain("matmul_reduce_scatter", 16384, 8192, 8, cpu)
+    monkeypatch.setenv("WEFT_OPS", promise.REPLACE_ALL)
+    assert promise.may_gain("matmul_reduce_scatter", 16384, 8192, 8, cpu)

@@ -9,6 +9,7 @@ what was replaced in the job's folder.
 from __future__ import annotations
 
 import atexit
+import functools
 import importlib.abc
 import importlib.machinery
 import importlib.util
@@ -32,8 +33,23 @@ _counted = Replacements()
 
 def start() -> None:
     """Called while torch is imported, in every process of a job under `weft run --ops`."""
+    _notice_compile()
     _AfterImport({STYLES: _install_styles, INDUCTOR: _install_pass}).install()
     atexit.register(_leave_report, os.getpid())
+
+
+def _notice_compile() -> None:
+    """Note the program's first call of torch.compile."""
+    import torch
+
+    original = torch.compile
+
+    @functools.wraps(original)
+    def noticed(*args: Any, **kwargs: Any) -> Any:
+        _counted.compiles = True
+        return original(*args, **kwargs)
+
+    torch.compile = noticed
 
 
 class _AfterImport(importlib.abc.MetaPathFinder):

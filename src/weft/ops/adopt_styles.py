@@ -1,17 +1,19 @@
 """Fused operations in models that torch's own styles divide, without an edit (`weft run --ops`).
 
 `ColwiseParallel`, `RowwiseParallel` and `PrepareModuleInput` do what they always do: parameters, placements,
-hooks. Only the collective waits: an input that a style would gather is passed on as a DTensor whose local
-tensor is a `PendingGather`. A column-parallel layer that gets one gathers and multiplies in one operation;
-anything else that reads it has it gathered by torch, as before. A row-parallel layer whose result a style
-would scatter does both in one operation. Without the promise of a gain, and inside torch.compile (see
-`weft.ops.fuse_graph`), torch's path is taken.
+hooks. Only the collective waits: an input that a style would gather is passed on as a `PendingGather`, a
+DTensor that is gathered once its local tensor is read. A column-parallel layer that gets one gathers and
+multiplies in one operation; anything else that reads it has it gathered by torch, as before. A row-parallel
+layer whose result a style would scatter does both in one operation. Without the promise of a gain, and inside
+torch.compile (see `weft.ops.fuse_graph`), torch's path is taken. Where a program uses torch.compile anywhere,
+modules get no pending inputs: compiled code would be compiled again for each.
 """
 
 from __future__ import annotations
 
 import copy
 import functools
+import logging
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -21,7 +23,6 @@ from torch import nn
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
-from torch.utils._pytree import tree_map_only
 
 from weft.ops.call import Call
 from weft.ops.layers import ColumnParallelLinear, RowParallelLinear, compute_columns
@@ -30,12 +31,14 @@ from weft.ops.replacements import Replacements
 from weft.ops.steps import Problem
 from weft.ops.teams import team_of
 
+_log = logging.getLogger("weft.ops")
+
 _counted = Replacements()
 _PLAIN = (torch.Tensor, nn.Parameter, AsyncCollectiveTensor)
 
 
-class PendingGather(torch.Tensor):  # type: ignore[misc,unused-ignore]
-    """A tensor that all ranks have a part of; it is gathered when anything but a fused operation reads it."""
+class PendingGather(DTensor):  # type: ignore[misc,unused-ignore]
+    """A replicated DTensor that is gathered when anything but a fused operation reads its local tensor."""
 
     source: DTensor
     """Sharded along one dimension; its gradient is that of the gathered tensor."""
@@ -44,54 +47,60 @@ class PendingGather(torch.Tensor):  # type: ignore[misc,unused-ignore]
     results: dict[int, Any]
     """Of layers that were computed together with the first one and have not asked yet, by id."""
     state: Any
-    _gathered: torch.Tensor | None
-
-    __torch_function__ = torch._C._disabled_torch_function_impl
-
-    @staticmethod
-    def __new__(cls: type[PendingGather], source: DTensor) -> PendingGather:
-        strides = torch.empty(source.shape, device="meta").stride()
-        made: PendingGather = torch.Tensor._make_wrapper_subclass(
-            cls, source.shape, strides=strides, dtype=source.dtype, device=source.device
-        )
-        made.source, made.consumers, made.results = source, [], {}
-        made.state, made._gathered = None, None
-        return made
-
-    def gathered(self) -> torch.Tensor:
-        if self._gathered is None:
-            with torch.no_grad():
-                whole = self.source.detach().redistribute(placements=[Replicate()])
-                self._gathered = whole.to_local()
-        return self._gathered
+    fused: bool | None
+    """Whether fused operations multiply it: what the first layer found holds for the others."""
 
     @property
-    def pending(self) -> bool:
-        return self._gathered is None
+    def _local_tensor(self) -> torch.Tensor:  # type: ignore[override,unused-ignore]
+        """What torch reads. From then on this is a DTensor like any other."""
+        with torch.no_grad():
+            gathered = self.source.detach().redistribute(placements=[Replicate()]).to_local()
+        self.__class__ = DTensor
+        self._local_tensor = gathered
+        return gathered
 
-    @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        args, kwargs = tree_map_only(PendingGather, PendingGather.gathered, (args, kwargs or {}))
-        return func(*args, **kwargs)
+    @_local_tensor.setter
+    def _local_tensor(self, _: torch.Tensor) -> None:
+        """torch's constructor sets it; there is none yet."""
+
+    def __deepcopy__(self, memo: Any) -> DTensor:
+        _ = self._local_tensor
+        made: DTensor = copy.deepcopy(self, memo)
+        return made
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        _ = self._local_tensor
+        return self.__reduce_ex__(protocol)
 
 
 class _Defer(torch.autograd.Function):  # type: ignore[misc,unused-ignore]
     """A sharded DTensor as a replicated one that is not gathered yet."""
 
     @staticmethod
-    def forward(ctx: Any, source: DTensor, pending: PendingGather) -> DTensor:
-        ctx.placements = source.placements
-        spec = DTensorSpec(source.device_mesh, (Replicate(),), tensor_meta=source._spec.tensor_meta)
-        return DTensor(pending, spec, requires_grad=False)
+    def forward(ctx: Any, given: DTensor, source: _Source) -> PendingGather:
+        ctx.placements = given.placements
+        spec = DTensorSpec(given.device_mesh, (Replicate(),), tensor_meta=given._spec.tensor_meta)
+        nothing = torch.empty(0, dtype=given.dtype, device=given.device)
+        made = PendingGather(nothing, spec, requires_grad=False)
+        made.source, made.consumers, made.results = source.tensor, [], {}
+        made.state, made.fused = None, None
+        return made
 
     @staticmethod
     def backward(ctx: Any, grad: DTensor) -> tuple[DTensor, None]:  # type: ignore[override,unused-ignore]
         return grad.redistribute(placements=ctx.placements), None
 
 
+class _Source:
+    """Hides a tensor from autograd, which looks into the arguments of a function."""
+
+    def __init__(self, tensor: DTensor) -> None:
+        self.tensor = tensor
+
+
 def defer(source: DTensor) -> DTensor:
     """What `source.redistribute(placements=[Replicate()])` gives, gathered later or never."""
-    made: DTensor = _Defer.apply(source, PendingGather(source))
+    made: DTensor = _Defer.apply(source, _Source(source))
     return made
 
 
@@ -104,7 +113,24 @@ def can_defer(x: Any) -> bool:
         return False
     if not (x.device.type == "cuda" or replaces_all()) or torch._C._functorch.peek_interpreter_stack():
         return False
-    return type(x._local_tensor) in _PLAIN
+    return type(x) is DTensor and type(x._local_tensor) in _PLAIN and _works(x)
+
+
+_working: bool | None = None
+
+
+def _works(x: DTensor) -> bool:
+    """Whether this torch takes a pending DTensor for one of its own; all ranks try it once, together."""
+    global _working
+    if _working is None:
+        try:
+            made = defer(x.detach())
+            local = made._local_tensor
+            _working = type(made) is DTensor and local.shape == x.shape and made._local_tensor is local
+        except (AttributeError, TypeError, NotImplementedError):
+            _log.debug("inputs are gathered by torch: no pending DTensor in this version", exc_info=True)
+            _working = False
+    return _working
 
 
 _CONSUMERS: weakref.WeakKeyDictionary[nn.Module, list[weakref.ref[nn.Module]]] = weakref.WeakKeyDictionary()
@@ -115,10 +141,10 @@ class AdoptedColumn(ColumnParallelLinear):
     """A layer under torch's ColwiseParallel that may gather its input in the operation that multiplies it."""
 
     def forward(self, x: torch.Tensor) -> Any:
-        if not torch.compiler.is_compiling() and isinstance(x, DTensor):
-            local = x._local_tensor
-            if type(local) is PendingGather and local.pending and _columns_fit(self, local.source):
-                return _compute(self, local)
+        if not torch.compiler.is_compiling() and type(x) is PendingGather:
+            result = _compute(self, x)
+            if result is not None:
+                return result
         return nn.Linear.forward(self, x)
 
 
@@ -132,33 +158,41 @@ class AdoptedRow(RowParallelLinear):
 
 
 def _compute(layer: AdoptedColumn, pending: PendingGather) -> Any:
-    """A layer's result, with those of the layers that had the same input as this one last time."""
+    """A layer's result, with those of the layers that had the same input as this one last time; or None."""
     state = torch.is_grad_enabled(), torch.is_autocast_enabled(pending.device.type)
+    layers = _noted(layer, pending)
     result = pending.results.pop(id(layer), None) if pending.state == state else None
-    if result is None:
-        layers = [layer]
-        if not pending.consumers:
-            known = [each() for each in _CONSUMERS.get(layer, ())]
-            layers += [each for each in known if each is not None and each is not layer]
-            layers = [each for each in layers if each is layer or _columns_fit(each, pending.source)]
-            _CONSUMERS[layer] = pending.consumers
-        (placement,) = pending.source.placements
-        made = compute_columns(layers, pending.source, placement.dim)
-        result, pending.state = made[0], state
-        pending.results.update({id(each): y for each, y in zip(layers[1:], made[1:], strict=True)})
+    if result is not None or not _weight_fits(layer, pending.source, Shard(0)):
+        return result
+    if pending.fused is None:
+        pending.fused = _columns_promised(layers, pending.source)
+    if not pending.fused:
+        return None
+    (placement,) = pending.source.placements
+    made = compute_columns(layers, pending.source, placement.dim)
+    pending.state = state
+    pending.results.update({id(each): y for each, y in zip(layers[1:], made[1:], strict=True)})
+    return made[0]
+
+
+def _noted(layer: AdoptedColumn, pending: PendingGather) -> list[Any]:
+    """This layer, and if it is the first with this input those that came after it last time."""
+    layers: list[Any] = [layer]
+    if not pending.consumers:
+        known = [each() for each in _CONSUMERS.get(layer, ())]
+        others = [each for each in known if each is not None and each is not layer]
+        layers += [each for each in others if _weight_fits(each, pending.source, Shard(0))]
+        _CONSUMERS[layer] = pending.consumers
     if all(each() is not layer for each in pending.consumers):
         pending.consumers.append(weakref.ref(layer))
-    return result
+    return layers
 
 
-def _columns_fit(layer: Any, x: DTensor) -> bool:
-    """Whether a layer's weight can be multiplied with this input here, and a gain is promised."""
-    if not _weight_fits(layer, x, Shard(0)):
-        return False
-    rows, mesh = x.numel() // x.shape[-1], layer.mesh
-    columns = -(-layer.out_features // mesh.size())
-    problem = Problem(m=rows, n=columns, k=x.shape[-1], ranks=mesh.size(), itemsize=x.element_size())
-    return _promised(layer, "all_gather_matmul", problem, x)
+def _columns_promised(layers: list[Any], x: DTensor) -> bool:
+    rows, ranks = x.numel() // x.shape[-1], x.device_mesh.size()
+    columns = sum(-(-layer.out_features // ranks) for layer in layers)
+    problem = Problem(m=rows, n=columns, k=x.shape[-1], ranks=ranks, itemsize=x.element_size())
+    return _promised(layers[0], "all_gather_matmul", problem, x)
 
 
 def _rows_fit(layer: AdoptedRow, x: DTensor) -> bool:
@@ -274,13 +308,8 @@ def _prepare_argument(original: Any, style: Any, given: Any, mesh: Any, layout: 
 
 
 def _may_pass_pending(style: Any) -> bool:
-    """Whether the module has a layer to use it, takes DTensors, and no part of it is compiled by itself."""
+    """Whether the module has a layer to use it and takes DTensors, and nothing in the program is compiled."""
     module = getattr(style, "_weft_module", lambda: None)()
-    if module is None or style.use_local_output:
+    if module is None or style.use_local_output or _counted.compiles:
         return False
-    found = False
-    for each in module.modules():
-        if each is not module and (each._compiled_call_impl is not None or hasattr(each, "_orig_mod")):
-            return False
-        found = found or isinstance(each, AdoptedColumn)
-    return found
+    return any(isinstance(each, AdoptedColumn) for each in module.modules())

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -46,15 +47,18 @@ def start_gather(x: torch.Tensor, rows: Sequence[int] | None, team: Team) -> Cal
     if team.size == 1:
         return lambda: x
     _check_peers(team)
+    facts = _counted(team, "all_gather")
     counts = list(rows or (x.shape[0],) * team.size)
     most = max(counts)
     mine = x if x.shape[0] == most else torch.cat([x, x.new_zeros(most - x.shape[0], x.shape[1])])
     every = x.new_empty(team.size * most, x.shape[1])
     gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-    work: Any = gather(every, mine, group=team.group, async_op=True)
+    with _explained(team, facts):
+        work: Any = gather(every, mine, group=team.group, async_op=True)
 
     def finish() -> torch.Tensor:
-        work.wait()
+        with _explained(team, facts):
+            work.wait()
         if min(counts) == most:
             return every
         return torch.cat([every[i * most : i * most + count] for i, count in enumerate(counts)])
@@ -67,9 +71,28 @@ def all_to_all(x: torch.Tensor, sent: Sequence[int], received: Sequence[int], te
     if team.size == 1:
         return x
     _check_peers(team)
+    facts = _counted(team, "all_to_all")
     made = x.new_empty(sum(received), x.shape[1])
-    dist.all_to_all_single(made, x, list(received), list(sent), group=team.group)
+    with _explained(team, facts):
+        dist.all_to_all_single(made, x, list(received), list(sent), group=team.group)
     return made
+
+
+def _counted(team: Team, collective: str) -> dict[str, Any]:
+    """Count a collective as a call of its own, so that ranks that miss each other there can say so."""
+    team.calls += 1
+    return {"operation": f"the {collective} of a gradient or of scales", "own call": team.calls}
+
+
+@contextmanager
+def _explained(team: Team, facts: dict[str, Any]) -> Iterator[None]:
+    """Raise an error that says which rank did not take part."""
+    try:
+        yield
+    except RuntimeError as error:
+        if facts["own call"] != team.calls:  # another call has begun since: its words are about that one
+            raise
+        raise team.explain(facts, error) from error
 
 
 def _check_peers(team: Team) -> None:

@@ -26,8 +26,8 @@ REPLACE_ALL = "all"
 """With this value of WEFT_OPS in the environment everything is replaced, whatever it gains; for tests."""
 EVERYWHERE = "hetero-fused-1d"
 """The schedule where everything is replaced."""
-LEAST_TRANSFER_S = 6e-6
-"""A shorter transfer cannot gain what the pick asks for at least (`weft.ops.pick.LEAST_GAIN_S`)."""
+LEAST_TRANSFER_S = 20e-6
+"""A shorter transfer is not replaced: it could gain no more than a call costs on the CPU (docs/ops.md)."""
 
 
 def replaces_all() -> bool:
@@ -42,7 +42,8 @@ def promised(team: Team, call: Call, problem: Problem, x: torch.Tensor) -> bool:
     """Whether rank 0 expects a gain; the first question for these sizes is an exchange between all ranks."""
     if replaces_all():
         return True
-    if x.device.type != "cuda" or problem.ranks == 1:
+    columns = problem.n if call.scatters else problem.k
+    if not may_gain(call.operation, problem.m, columns, problem.ranks, x):
         return False
     key = (call.operation, problem, x.dtype)
     found = team.promises.get(key)

@@ -16,6 +16,8 @@ FILES = "ops.{}.json"
 class Replacements:
     """What is replaced in this process."""
 
+    compiles: bool = False
+    """Whether the program has called torch.compile."""
     layers: int = 0
     """Layers under torch's styles that may use fused operations."""
     graphs: int = 0

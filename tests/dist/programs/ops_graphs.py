@@ -1,11 +1,14 @@
-"""The pass of weft.ops over graphs of torch.compile, on P ranks over gloo: `ops_graphs.py P`.
+"""How weft.ops replaces what a program does, on P ranks over gloo: `ops_graphs.py P`.
 
-Functions with functional collectives are traced, their graphs are fused and run, and both must give the same.
+Functions with functional collectives are traced, their graphs are fused and run, and both must give the same. A
+DTensor whose gather is pending must behave as the gathered one.
 """
 
 from __future__ import annotations
 
+import copy
 import functools
+import os
 import sys
 import tempfile
 import warnings
@@ -14,10 +17,15 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from forked_ranks import run_ranks
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import weft.ops.compiled  # noqa: F401
+from weft.ops.adopt_styles import PendingGather, can_defer, defer
 from weft.ops.fuse_graph import fuse_graph
+from weft.ops.promise import REPLACE_ALL
+from weft.shim.inject import OPS_VARIABLE
 
 
 def gather(x, dim, *weights, more=None, bias=None):
@@ -86,6 +94,43 @@ def check(rank, ranks):
         print(f"{count} graphs are equal on {ranks} ranks")
 
 
+USES = (
+    lambda x: x + 1,
+    lambda x: x.reshape(-1, 4).sum(0),
+    lambda x: x.to_local() * 2,
+    lambda x: x[:, :2],
+    lambda x: x.redistribute(placements=[Shard(0)]),
+    copy.deepcopy,
+)
+
+
+def check_pending(rank, ranks):
+    os.environ[OPS_VARIABLE] = REPLACE_ALL
+    mesh = init_device_mesh("cpu", (ranks,))
+    leaf = torch.full((2, 3, 4), rank + 1.0, requires_grad=True)
+    x = DTensor.from_local(leaf, mesh, [Shard(1)])
+    assert can_defer(x) and not can_defer(x.redistribute(placements=[Shard(2)])) and not can_defer(leaf)
+    for use in USES:
+        found = []
+        for whole in (defer(x), x.redistribute(placements=[Replicate()])):
+            made = use(whole.detach() if use is copy.deepcopy else whole)
+            made = made.full_tensor() if isinstance(made, DTensor) else made
+            leaf.grad = None
+            if made.requires_grad:
+                made.sum().backward(retain_graph=True)
+            found.append((made.detach(), torch.zeros(()) if leaf.grad is None else leaf.grad))
+        for got, want in zip(*found, strict=True):
+            torch.testing.assert_close(got, want)
+    pending = defer(x)
+    assert type(pending) is PendingGather and pending.shape == (2, 3 * ranks, 4)
+    assert type(pending.to_local()) is torch.Tensor and type(pending) is DTensor
+
+
+def check_all(rank, ranks):
+    check(rank, ranks)
+    check_pending(rank, ranks)
+
+
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
-        sys.exit(1 if run_ranks(int(sys.argv[1]), folder, 60.0, check) else 0)
+        sys.exit(1 if run_ranks(int(sys.argv[1]), folder, 60.0, check_all) else 0)

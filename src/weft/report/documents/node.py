@@ -58,6 +58,8 @@ class NodeDocument(TypedDict):
     ctas: dict[str, int]
     """CTAs that the library uses by default, by algorithm."""
     cta_rates: dict[str, CtaRateJson]
+    copy_engines: NotRequired[CtaRateJson | None]
+    """Bus bandwidth of collectives by copy engines; null: none."""
     constants: dict[str, float]
     """Of the network model, for collectives without a curve."""
     title: NotRequired[str]
