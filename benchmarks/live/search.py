@@ -80,7 +80,7 @@ class Job:
                 lane.ranks = _Silent()
 
     def _lane(self, group: Any, device: Any, ctas: int) -> Any:
-        from weft.comm.ghost_group import Lane
+        from weft.comm.ghost_lane import Lane
 
         own = self._lanes.setdefault((id(group), str(device), BASELINE_CTAS), group._lanes[device])
         key = (id(group), str(device), ctas)

@@ -27,6 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
 from weft.comm.node import LARGE_MESSAGE_BYTES, Node, TimeCurve, load_node
 from weft.comm.node_file import node_to_dict
 from weft.gpu.cost import NODE_LINKS, UNFITTED_LINKS, link_bytes_per_s
+from weft.gpu.presets import PCIE4_X16
 from weft.gpu.specs import spec
 from weft.tuning.candidates import CTA_LADDER
 
@@ -34,6 +35,7 @@ ROOT = Path(__file__).resolve().parents[2]
 NODES = ROOT / "src" / "weft" / "comm" / "nodes"
 RESULTS = ROOT / "benchmarks" / "results" / "node"
 LEAST = {"switch_gain": 1.0, "launch_us": 5.0, "ring_us": 0.1, "network_us": 0.1}
+MANY_SIZES = 12
 SATURATED = 0.95
 """Share of the greatest bandwidth at which CTAs count as saturated."""
 
@@ -173,16 +175,35 @@ def percent(errors: Iterable[float]) -> float | None:
     return round(statistics.fmean(off), 1) if off else None
 
 
-def left_out(node: Node, points: list[Point], start: TimeCurve) -> dict[str, list[tuple[Point, float]]]:
-    """By source: its points and their errors by constants fitted to the other sources."""
+def with_points(curve: TimeCurve, points: Sequence[Point]) -> TimeCurve:
+    """The curve through the published results themselves: geometric means over the sources."""
+    times: dict[int, list[float]] = {}
+    for point in points:
+        times.setdefault(point.nbytes, []).append(point.us)
+    found = [(size, round(statistics.geometric_mean(times[size]), 2)) for size in sorted(times)]
+    return replace(curve, points=tuple(found))
+
+
+def left_out(
+    node: Node, points: list[Point], start: TimeCurve, *, through: bool = False
+) -> dict[str, list[tuple[Point, float]]]:
+    """By source: its points and their errors by a curve of the other sources.
+
+    `through`: the curve goes through their points; otherwise it is the model with constants fitted to them.
+    """
     found: dict[str, list[tuple[Point, float]]] = {}
     for source in sorted({point.source for point in points}):
         rest = [point for point in points if point.source != source]
         mine = [point for point in points if point.source == source]
         if rest:
             curve = fit(node, rest, start)
+            curve = with_points(curve, rest) if through else curve
             found[source] = list(zip(mine, log_errors(node, curve, mine), strict=True))
     return found
+
+
+def mean_pct(out: dict[str, list[tuple[Point, float]]]) -> float:
+    return statistics.fmean(percent(error for _, error in lines) or 0.0 for lines in out.values())
 
 
 def judge(family: Family, node: Node, points: list[Point]) -> tuple[TimeCurve, dict[str, Any]]:
@@ -191,6 +212,11 @@ def judge(family: Family, node: Node, points: list[Point]) -> tuple[TimeCurve, d
     start = TimeCurve(first.collective, first.ranks, "published", first.algorithm)
     curve = fit(node, points, start)
     out = left_out(node, points, start)
+    # Many sizes of the same ranks: the points themselves may be closer to an unseen source than the model.
+    if len({point.ranks for point in points}) == 1 and len({point.nbytes for point in points}) >= MANY_SIZES:
+        through = left_out(node, points, start, through=True)
+        if not out or mean_pct(through) < mean_pct(out):
+            curve, out = with_points(curve, points), through
 
     def over(chosen: Callable[[Point], bool]) -> float | None:
         sources = [percent(e for p, e in lines if chosen(p)) for lines in out.values()]
@@ -211,6 +237,7 @@ def judge(family: Family, node: Node, points: list[Point]) -> tuple[TimeCurve, d
         "error_small_pct": small,
         "left_out": {name: percent(e for _, e in lines) for name, lines in out.items()},
         "constants": dict(curve.constants),
+        "through_points": bool(curve.points),
     }
     return replace(curve, error_pct=large, error_small_pct=small, sources=tuple(sources)), record
 
@@ -219,25 +246,27 @@ def unfitted_pct(points: list[Point]) -> dict[str, float | None]:
     """By family: the error of the shared model with data-sheet bandwidth: a node nobody published."""
     found = {}
     for family in FAMILIES:
-        if family.network or family.name.startswith("pcie"):
+        if family.network:
             continue
         node = load_node(family.profiles[0])
-        gpu = spec(node.gpu)
-        links = NODE_LINKS if gpu.link_kind == "nvlink" else UNFITTED_LINKS
+        links, gb_s = UNFITTED_LINKS, PCIE4_X16 * UNFITTED_LINKS.domain_share / 1e9
+        if not family.name.startswith("pcie"):
+            gpu = spec(node.gpu)
+            links = NODE_LINKS if gpu.link_kind == "nvlink" else UNFITTED_LINKS
+            gb_s = link_bytes_per_s(gpu, links) / 1e9
         constants = {
             "launch_us": links.launch_us,
             "hop_us": links.domain_us,
-            "gb_s": link_bytes_per_s(gpu, links) / 1e9,
+            "gb_s": gb_s,
             "switch_gain": links.switch_gain,
             "half_bytes": links.half_bytes,
         }
         mine = [point for point in points if family.has(point) and point.nbytes >= LARGE_MESSAGE_BYTES]
-        found[family.name] = percent(
-            log_errors(
-                node, TimeCurve(p.collective, p.ranks, "assumed", p.algorithm, constants=constants), [p]
-            )[0]
-            for p in mine
-        )
+        errors = []
+        for p in mine:
+            curve = TimeCurve(p.collective, p.ranks, "assumed", p.algorithm, constants=constants)
+            errors += [abs(error) for error in log_errors(node, curve, [p])]
+        found[family.name] = percent(errors)  # as a factor: a range goes both ways
     return found
 
 
@@ -281,12 +310,13 @@ def main() -> None:
             print(
                 f"{family.name:11} {kind:14} {algorithm or 'default':8} {record['points']:3} points, "
                 f"{record['sources']} sources: fitted {record['fitted_error_pct']}%, left out "
-                f"{' / '.join(words)} (from 16 MiB / below)  {record['constants']}"
+                f"{' / '.join(words)} (from 16 MiB / below){', points' if curve.points else ''}"
+                f"  {record['constants']}"
             )
     unknown = unfitted_pct(points)
     print(f"a node nobody published, from 16 MiB on: {unknown}")
     if "--write" in sys.argv:
-        write_profiles(fitted, round(max(value for value in unknown.values() if value is not None)))
+        write_profiles(fitted, unknown)
     steps = cta_steps()
     for line in steps:
         print(f"CTAs: published {line['published']}, model {line['model']} ({line['source']})")
@@ -301,16 +331,24 @@ def main() -> None:
         (RESULTS / "fit.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
-def write_profiles(fitted: dict[str, list[TimeCurve]], assumed_pct: float) -> None:
-    """Put the curves into the profiles, and the range of what is assumed."""
-    for family in FAMILIES:
-        for name in family.profiles:
-            node = load_node(name)
-            curves = tuple(replace(curve, ranks=node.ranks) for curve in fitted.get(family.name, ()))
-            save(replace(node, curves=curves, basis="published", assumed_pct=assumed_pct))
-    for path in NODES.glob("*.json"):
-        if not any(path.stem in family.profiles for family in FAMILIES):
-            save(replace(load_node(path.stem), assumed_pct=assumed_pct))
+def write_profiles(fitted: dict[str, list[TimeCurve]], unknown: dict[str, float | None]) -> None:
+    """Put the curves into the profiles, and the range of what is assumed: that of a PCIe box is wider."""
+    worst = {
+        pcie: round(
+            max(v for name, v in unknown.items() if v is not None and name.startswith("pcie") == pcie)
+        )
+        for pcie in (False, True)
+    }
+    for path in sorted(NODES.glob("*.json")):
+        node = replace(load_node(path.stem), assumed_pct=worst[path.stem.startswith("pcie")])
+        for family in FAMILIES:
+            if node.name in family.profiles:
+                curves = tuple(
+                    curve if curve.points else replace(curve, ranks=node.ranks)  # points are of some ranks
+                    for curve in fitted.get(family.name, ())
+                )
+                node = replace(node, curves=curves, basis="published")
+        save(node)
 
 
 def save(node: Node) -> None:

@@ -33,10 +33,12 @@ MiB = 1 << 20
 
 
 def event_us(issue: Callable[[], None], stream: Any, times: int = 12) -> float:
-    """Median microseconds of one call between two events on its stream."""
+    """Median microseconds of one call between two events on its stream, launched while the GPU waits."""
     found = []
     for _ in range(times):
         first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(1_500_000)
         first.record(stream)
         issue()
         last.record(stream)

@@ -132,6 +132,7 @@ def _computed(name: list[str], given: list[int], width: str) -> int:
         "and": lambda: a & b,
         "or": lambda: a | b,
         "shl": lambda: a << b,
+        "shr": lambda: a >> b,
         "min": lambda: min(a, b),
         "max": lambda: max(a, b),
     }[operation]()

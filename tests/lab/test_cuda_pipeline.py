@@ -11,6 +11,7 @@ from lab_fakes import FakeGpu, FakeRanksFactory, FakeShim  # noqa: E402
 from weft.errors import UnavailableError, UsageError  # noqa: E402
 from weft.execute.base import MemoryFullError, References, WrongResultError  # noqa: E402
 from weft.execute.cuda import CudaExecutor  # noqa: E402
+from weft.execute.devices import open_executor  # noqa: E402
 from weft.policy import CommRule, Policy, Rule  # noqa: E402
 from weft.workload import Compute, Workload  # noqa: E402
 
@@ -50,6 +51,12 @@ def test_one_rank_of_a_node_has_one_stream_and_its_own_data(collective):
     ranks.broken = True
     with pytest.raises(WrongResultError):
         executor.measure(workload, Policy(), "comm")
+
+
+@pytest.mark.parametrize(("device", "why"), [("sim:h100", "simulated node already"), ("cpu", "one process")])
+def test_a_node_needs_a_gpu(device, why):
+    with pytest.raises(UsageError, match=why):
+        open_executor(device, node="dgx-h100")
 
 
 def test_references_give_the_ideal_that_overlap_reaches():

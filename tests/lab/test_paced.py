@@ -196,18 +196,33 @@ def test_traffic_beyond_the_data_goes_to_scratch_memory():
 # --- the NCCL API ------------------------------------------------------------------------------------------
 
 
+class Again:
+    leads = True
+
+    def __init__(self, recorder, planned, part) -> None:
+        self.recorder, self.planned, self.part = recorder, planned, part
+
+    def launch(self, late_us):
+        self.recorder.repeated += 1
+        self.recorder.launched.append((self.planned, self.part, late_us))
+
+
 class Recorder:
     """In place of the GPU: which kernels would have been launched."""
 
     def __init__(self) -> None:
-        self.launched, self.copied = [], []
+        self.launched, self.copied, self.repeated = [], [], 0
 
     def current_device(self) -> int:
         return 3
 
+    def mailbox(self, comm, peer):
+        return 1 << 30
+
     def launch(self, planned, part, late_us, mail):
-        assert mail is None
+        self.mail = mail
         self.launched.append((planned, part, late_us))
+        return [Again(self, planned, part)]
 
     def copy(self, planned):
         self.copied.append(planned)
@@ -297,6 +312,17 @@ def test_limits_of_the_environment_and_of_a_call_hold(monkeypatch):
     assert library.ncclAllReduceConfig(*arguments) == 4
 
 
+def test_messages_to_a_stage_are_numbered_even_if_they_are_equal():
+    recorder = Recorder()
+    library = paced.load_paced(load_node("dgx-h100"), paced.Lateness(), 100.0, launcher=recorder)
+    ranks, tensor, seen = nccl.NcclRanks(library, 4, own=0), Tensor(16, 4096), []
+    for way in ("recv", "send", "send", "recv", "recv", "recv"):
+        ranks.exchange([(0, tensor, 1, None) if way == "send" else (1, None, 0, tensor)], [Stream()] * 4)
+        seen.append((recorder.mail.post, recorder.mail.answer) if recorder.mail else None)
+    assert seen == [None, (1, 0), (2, 0), (0, 1), (0, 2), None]
+    assert recorder.repeated == 0
+
+
 def test_an_error_of_the_launch_is_an_nccl_error_with_its_text():
     class Broken(Recorder):
         def launch(self, planned, part, late_us, mail):
@@ -312,6 +338,7 @@ def test_stragglers_are_drawn_from_the_distribution():
     ranks, tensor = ranks_of(recorder, late=paced.Lateness.parse("50,10")), Tensor(16, 4096)
     for _ in range(400):
         ranks.all_reduce([tensor], [tensor], [Stream()])
+    assert recorder.repeated == 399  # planned once
     late = [delay for _, _, delay in recorder.launched]
     assert np.mean(late) == pytest.approx(50, abs=3)
     assert np.std(late) == pytest.approx(10, rel=0.2)

@@ -13,7 +13,7 @@
 
 #define API __attribute__((visibility("default")))
 enum { STREAMS = 512, TRUTHS = 1 << 18, COSTS = 256, SMS = 132, NOT_READY = 600, INVALID_HANDLE = 400, WINDOW = 64 };
-enum { DISABLE_TIMING = 2, LATENCY_NS = 2000, CALL_NS = 500, EARLY_NS = 3000, STAMP_NS = 1000, EMPTY_NS = 600 };
+enum { DISABLE_TIMING = 2, LATENCY_NS = 2000, CALL_NS = 500, EARLY_NS = 3000, STAMP_NS = 1000, EMPTY_NS = 620 };
 
 int fake_failing(const char *api);     /* of fake_cuda.c */
 int fake_is_capturing(void *stream);
@@ -56,8 +56,11 @@ static int live_events, live_streams, captured_events, broken_programmatic, dead
 static int event_calls;
 static unsigned long long next_stream = 0x5000;
 
-static int64_t event_gap;
+static int64_t event_gap, kernel_gap, event_load, event_load_comm;
+API void fake_kernel_gap(int64_t ns) { kernel_gap = ns; } /* between two kernels of a busy stream */
 API void fake_event_gap(int64_t ns) { event_gap = ns; } /* from an event to the kernel queued behind it */
+/* What an event between two kernels costs more: usually, and while a collective runs. */
+API void fake_event_load(int64_t ns, int64_t during_comm) { event_load = ns, event_load_comm = during_comm; }
 
 API void fake_host(int64_t ns) { __atomic_fetch_add(&host, ns, __ATOMIC_RELAXED); }
 API uint64_t fake_clock(void) { return (uint64_t)__atomic_load_n(&host, __ATOMIC_RELAXED); }
@@ -116,6 +119,15 @@ static int64_t placed(int64_t from, int sms) {
             return from;
         from = next;
     }
+}
+
+/* The part of that cost between a kernel's end and the event behind it; the rest is in front of the next kernel. */
+static int64_t load(int64_t at, int percent) {
+    int64_t ns = event_load;
+    for (int i = truth_count > WINDOW ? truth_count - WINDOW : 0; i < truth_count; i++)
+        if (strncmp(truths[i].name, "nccl", 4) == 0 && truths[i].start <= at && at < truths[i].end)
+            ns = event_load_comm;
+    return ns * percent / 100;
 }
 
 static truth *happened(const char *name, void *stream, int64_t ready, int64_t start, int64_t ns, int sms) {
@@ -208,7 +220,7 @@ void fake_timed_launch(const char *name, void *stream, const CUlaunchAttribute *
             completion = attributes[i].value.launchCompletionEvent.event;
     }
     if (strncmp(name, "weft_", 5) == 0)
-        ns = fake_spin_ns ? fake_spin_ns + EMPTY_NS : STAMP_NS;
+        ns = fake_spin_ns ? fake_spin_ns + EMPTY_NS : strncmp(name, "weft_stamp", 10) == 0 ? EMPTY_NS : STAMP_NS;
     call_made();
     pthread_mutex_lock(&lock);
     int s = at(stream), priority = streams[s].priority;
@@ -223,8 +235,10 @@ void fake_timed_launch(const char *name, void *stream, const CUlaunchAttribute *
     } else if (programmatic) {
         broken_programmatic++;
     }
-    if (streams[s].after_event && ready < streams[s].ready + event_gap)
-        ready = streams[s].ready + event_gap;
+    if (streams[s].after_event && ready < streams[s].ready + event_gap + load(streams[s].ready, 35))
+        ready = streams[s].ready + event_gap + load(streams[s].ready, 35);
+    if (!streams[s].after_event && streams[s].last_kernel >= 0 && ready < streams[s].ready + kernel_gap && !programmatic)
+        ready = streams[s].ready + kernel_gap;
     streams[s].after_event = 0;
     int64_t from = ready;
     const truth *front = streams[s].behind ? &truths[streams[s].behind - 1] : NULL;
@@ -316,6 +330,8 @@ API CUresult cuEventRecord(CUevent e, CUstream stream) {
     int s = at(explicit_stream(stream, 0));
     if (streams[s].ready < host + LATENCY_NS)
         streams[s].ready = host + LATENCY_NS;
+    else if (streams[s].last_kernel >= 0)
+        streams[s].ready += load(streams[s].ready, 65);
     e->recorded = 1;
     streams[s].after_event = 1;
     e->of_launch = 0;

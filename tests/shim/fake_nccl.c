@@ -495,6 +495,14 @@ API ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void *buffer, size_t si
     }
     return 0;
 }
+API ncclResult_t ncclMemAlloc(void **memory, size_t size) {
+    ncclResult_t result = note("ncclCommMemAlloc", NULL);
+    return result ? result : (*memory = malloc(size), 0);
+}
+API ncclResult_t ncclMemFree(void *memory) {
+    free(memory);
+    return note("ncclCommMemFree", NULL);
+}
 API ncclResult_t ncclCommWindowDeregister(ncclComm_t comm, void *window) {
     for (int i = 0; i < WINDOWS; i++)
         if (window == &windows[i] && windows[i].comm == comm)

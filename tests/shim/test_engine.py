@@ -193,3 +193,57 @@ def test_groups_captures_and_communicators_that_end(nccl_program, ncclver):
     assert nccl_program(source, policy=DMA, folder=ncclver(23000), statistics=stats) == [2, 2, 2]
     # A group with a kernel of its own cannot be told apart; a send launches nothing in this fake.
     assert counted(stats) == {"copied": 4, "unsure": 1, "other_kind": 1, "no_window": 2}
+
+
+def test_rccl_has_no_copies_and_is_counted_so(nccl_program, ncclver, tmp_path):
+    folder = tmp_path / "rccl"
+    folder.mkdir()
+    (folder / "librccl.so.1").write_bytes((ncclver(23000) / "libnccl.so.2").read_bytes())
+    source = (
+        START.replace("Nccl()", "Nccl('librccl.so.1')")
+        + """
+    comm = made()
+    nccl.window(comm, 0x1000, 0x1000)
+    nccl.gather(comm, 0x1000, 0x1100)
+    show(policies)
+    """
+    )
+    stats = {}
+    assert nccl_program(source, policy=DMA, folder=folder, statistics=stats) == [0]
+    assert counted(stats) == {"old_nccl": 1}
+
+
+def test_memory_of_wefts_own_in_a_window(nccl_program, ncclver):
+    """As FSDP2's buffers have it; what fails has a reason, and nothing is left behind."""
+    source = (
+        START
+        + """
+    from weft.shim.nccl_binding import NcclArena
+    comm = made()
+    key = int(routes.communicators()[-1].key, 16)
+    arena = NcclArena(key, 4096)
+    arena.register()
+    nccl.gather(comm, arena.address, arena.address)
+    arena.close()
+    nccl.gather(comm, arena.address, arena.address)
+    told = [refused(NcclArena, key + 1, 4096)]
+    nccl.lib.fake_fail(b"ncclCommMemAlloc", 1, 3)
+    told.append(refused(NcclArena, key, 4096))
+    nccl.lib.fake_fail(b"ncclCommWindowRegister", 1, 3)
+    arena = NcclArena(key, 4096)
+    told.append(refused(arena.register))
+    nccl.lib.fake_without(1, 0, 0)
+    told.append(refused(arena.register))
+    nccl.check(nccl.lib.ncclCommAbort(comm))
+    told.append(refused(arena.register))
+    arena.close()
+    arena.close()
+    show([told, len(nccl.log("ncclCommMemAlloc")), len(nccl.log("ncclCommMemFree"))])
+    """
+    )
+    stats = {}
+    told, allocated, freed = nccl_program(source, policy=DMA, folder=ncclver(23000), statistics=stats)
+    assert counted(stats) == {"copied": 1, "no_window": 1}
+    words = ("no such communicator", "could not allocate", "refused", "no symmetric windows", "has ended")
+    assert [word in (text or "") for word, text in zip(words, told, strict=True)] == [True] * 5
+    assert (allocated, freed) == (3, 2)  # one of them failed

@@ -9,6 +9,7 @@ import pytest
 from building import HERE, compile_c
 
 from weft.shim.inject import Job
+from weft.shim.interval_sets import common, total, union_spans
 
 NCCL = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL"
 CLOSE_NS = 6_000  # launch latency of an idle stream
@@ -550,7 +551,85 @@ tell(recording, calibrated=list(recording.header.calibrated_ns))
 """)
     spin, twice, stamp, nothing = result["calibrated"]
     assert (twice - spin, nothing) == (6_000, 0)
-    assert stamp - 1_000 == spin - 6_600 == gap_us * 1_000
+    assert stamp - 620 == spin - 6_620 == gap_us * 1_000
     found = sum(s[3] - s[2] for s in result["spans"])
     true = sum(t[3] - t[2] for t in result["truth"])
     assert found == pytest.approx(true, rel=0.01)
+
+
+def exposed_and_overlapped(rows):
+    """Of rows (name, stream, start, end, …), in ns."""
+    comm = union_spans((row[2], row[3]) for row in rows if row[0] == NCCL)
+    compute = union_spans((row[2], row[3]) for row in rows if row[0] != NCCL)
+    both = common(comm, compute)
+    return total(comm) - both, both
+
+
+@pytest.mark.parametrize(("usual_us", "during_comm_us"), [(2.6, 5.2), (0, 4)])
+def test_exposed_time_where_events_cost_more_than_on_an_idle_gpu(traced, usual_us, during_comm_us):
+    """While the host submits, and while collectives load the memory: measured in place, with empty kernels.
+
+    The spans are those of the traced steps; the profile says what is exposed without the tracer.
+    """
+    result = traced(f"""
+library().fake_event_gap(ctypes.c_int64(2400))
+library().fake_kernel_gap(ctypes.c_int64(1000))
+names = [f"part{{i}}" for i in range(5)]
+parts = [kernel(name) for name in names]
+for name, us in zip(names, (22, 35, 9, 60, 14)): cost(name, us, sms=20)
+comm = kernel("{NCCL}")
+cost("{NCCL}", 280, sms=16)
+def steps():
+    library().fake_event_load(
+        ctypes.c_int64({int(usual_us * 1000)}), ctypes.c_int64({int(during_comm_us * 1000)})
+    )
+    for step in range(12):
+        for i in range(20):
+            launch(parts[(i + step) % 5], stream=0x10)
+            if i % 10 == 4:
+                wait(0x20, new_event(0x10))
+                launch(comm, grid=16, stream=0x20)
+    sync()
+steps()
+untraced = truths()
+library().fake_event_load(ctypes.c_int64(0), ctypes.c_int64(0))
+assert tracer.start()
+steps()
+recording = tracer.stop()
+profile = spans.span_profile(recording, 1)
+tell(recording, launched=len(launched()), untraced=untraced, profile=[profile.comm_ms, profile.exposed_ms])
+""")
+    untraced = result["untraced"]
+    found = exposed_and_overlapped(result["spans"])
+    true = exposed_and_overlapped(result["truth"][len(untraced) :])
+    assert true[0] > 0.05 * sum(true)
+    assert found == pytest.approx(true, rel=0.03)
+    exposed, overlapped = exposed_and_overlapped(untraced)
+    assert true[0] > 1.2 * exposed  # what the tracer itself does to the steps
+    comm_ms, exposed_ms = result["profile"]
+    assert 1e6 * exposed_ms == pytest.approx(exposed, abs=0.03 * (exposed + overlapped))
+    assert 1e6 * comm_ms == pytest.approx(exposed + overlapped, rel=0.03)
+    assert result["counters"]["probes"] >= 20
+    assert result["launched"] == 2 * 12 * 22
+
+
+def test_kernels_of_an_idle_stream_while_a_collective_runs(traced):
+    result = traced(f"""
+part, comm = kernel("part"), kernel("{NCCL}")
+cost("part", 30, sms=20)
+cost("{NCCL}", 3000, sms=16)
+assert tracer.start()
+library().fake_event_load(ctypes.c_int64(0), ctypes.c_int64(4000))
+launch(comm, grid=16, stream=0x20)
+for i in range(40):
+    launch(part, stream=0x10)
+    host(50)
+sync()
+tell(tracer.stop())
+""")
+    found, true = (
+        sum(row[3] - row[2] for row in rows if row[0] == "part")
+        for rows in (result["spans"], result["truth"])
+    )
+    assert found == pytest.approx(true, rel=0.05)  # 12% without probes
+    assert 3 <= result["counters"]["probes"] <= 20

@@ -7,6 +7,7 @@ from dataclasses import fields
 
 import pytest
 
+from weft.comm.node import load_node
 from weft.errors import InputError, UsageError
 from weft.execute.devices import open_executor
 from weft.execute.sim import SimExecutor
@@ -14,7 +15,7 @@ from weft.policy import Policy, Rule
 from weft.sim.core import DeadlockError, NeverFitsError
 from weft.sim.profile import SimFigures, load_profile, names, profile
 from weft.timeline import Kind
-from weft.workload import COMPUTE_SHAPES, Compute, Workload, named
+from weft.workload import COMPUTE_SHAPES, DTYPE_BYTES, Compute, Workload, named, specify
 
 SMALL = named("cb-ar").but(shape=(2048, 2048, 2048), bytes=64 << 20, ranks=2, iterations=3)
 GPUS = ("a40", "a100", "h100", "h200", "mi250x", "mi300x")
@@ -152,3 +153,26 @@ def test_the_exact_head_start_helps_where_the_collective_is_longer_than_the_gemm
         placed = gpu.measure(sized, Policy(max_ctas=8, head_start="placed")).ms
         assert placed <= timed * 1.001
         assert (placed < 0.95 * timed) is sooner
+
+
+@pytest.mark.parametrize("kind", ["all_reduce", "all_gather", "all_to_all"])
+@pytest.mark.parametrize("ctas", [None, 4])
+def test_collectives_of_a_node_profile_take_its_time_and_ctas(kind, ctas):
+    node = load_node("dgx-h200")
+    executor = SimExecutor("h200", node=node)
+    workload = specify("", gemm="4096x4096x4096", collective=kind, size="64MiB", ranks=8, iterations=1)
+    larger_bytes = workload.elements * DTYPE_BYTES[workload.compute.dtype]
+    part = node.collective(kind, larger_bytes, ctas, 8)
+    policy = Policy(max_ctas=ctas)
+    assert executor.measure(workload, policy, "comm").ms == pytest.approx(part.us * 1e-3, rel=0.02)
+    (launch,) = executor.launches(workload, policy, "comm")
+    assert launch.blocks == part.ctas
+    assert executor.device == "sim:h200 in dgx-h200"
+    if kind != "all_reduce":
+        copied = executor.measure(workload, Policy(engine="dma"), "comm").ms
+        assert copied == pytest.approx(node.copied(kind, larger_bytes, 8).us * 1e-3, rel=0.02)
+
+
+def test_a_node_has_one_gpu_for_each_rank():
+    with pytest.raises(UsageError, match="use sim:h200 with --node"):
+        SimExecutor("h200-ghost", node=load_node("dgx-h200"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -51,8 +52,8 @@ def weft(capsys):
     return call
 
 
-@pytest.fixture
-def few(monkeypatch):
+@contextmanager
+def small_tables():
     """Three grids, two choices: enough for every part of the document."""
     tables = published_tables()
     keep = [tables.grid.index(n) for n in (8, 64, 128)]
@@ -61,11 +62,31 @@ def few(monkeypatch):
         grid=tuple(tables.grid[i] for i in keep),
         tables={gpu: [[t[j][i] for i in keep] for j in keep] for gpu, t in tables.tables.items()},
     )
-    for module in (time_ratio, claims):
-        monkeypatch.setattr(module, "published_tables", lambda: small)
-    monkeypatch.setattr(time_ratio, "CHOICES", (SharedFigures(), SharedFigures(tile_loads=3)))
-    monkeypatch.setattr(claims, "OPTION_SIDES", (8,))
-    return small
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (time_ratio, claims):
+            patch.setattr(module, "published_tables", lambda: small)
+        patch.setattr(time_ratio, "CHOICES", (SharedFigures(), SharedFigures(tile_loads=3)))
+        patch.setattr(claims, "OPTION_SIDES", (8,))
+        yield
+
+
+@pytest.fixture
+def few():
+    with small_tables():
+        yield
+
+
+@pytest.fixture(scope="module")
+def found():
+    """The reproduction of a few grids, once."""
+    with small_tables():
+        return resource_aware.reproduce_overlap(no_progress)
+
+
+@pytest.fixture
+def cheap(found, monkeypatch):
+    """`weft reproduce 2606.09200` returns it."""
+    monkeypatch.setattr(resource_aware, "reproduce_overlap", lambda *_, **__: found)
 
 
 def cell(x, y, published, ours):
@@ -104,7 +125,7 @@ def test_signs(ours, published, right):
     assert same_sign(ours, published, neutral=1.0) is right
 
 
-@pytest.mark.parametrize(("gpu", "most"), [("a40", 0.05), ("a100", 0.06), ("h100", 0.06), ("mi250x", 0.1)])
+@pytest.mark.parametrize(("gpu", "most"), [("a40", 0.04), ("a100", 0.05), ("h100", 0.05), ("mi250x", 0.06)])
 def test_the_diagonal_of_figure_2(gpu, most):
     run = SimExecutor(gpu + PAPER_NODE)
     errors = [
@@ -113,6 +134,23 @@ def test_the_diagonal_of_figure_2(gpu, most):
         if x == y <= 128
     ]
     assert sum(errors) / len(errors) < most
+
+
+@pytest.mark.parametrize("gpu", PAPER_GPUS)
+def test_the_ratio_that_large_grids_approach(gpu):
+    """Published: 0.95 on all NVIDIA GPUs, however different their links and rates, and 0.98 on MI250X."""
+    run = SimExecutor(gpu + PAPER_NODE)
+    ours = time_ratio.time_ratio(run, paper_workload("cb-ar-opt2", gpu, (128, 128)))
+    published = [value for x, y, value in published_tables().cells(gpu) if min(x, y) >= 64]
+    assert ours == pytest.approx(sum(published) / len(published), abs=0.02)
+
+
+def test_priority_loses_somewhere_on_an_mi250x():
+    """Collectives that come first share compute units with the GEMM of another queue, which ends later."""
+    run = SimExecutor("mi250x" + PAPER_NODE)
+    workload = paper_workload("cb-ar", "mi250x", (16, 16))
+    plain = run.measure(workload, Policy()).ms
+    assert run.measure(workload, Policy(priority="high")).ms > 1.01 * plain
 
 
 def test_one_compute_stream_cannot_give_ratios_under_one_half():
@@ -134,7 +172,7 @@ def test_a_gpu_left_out_does_not_choose_its_own_figures(few, monkeypatch):
     assert found["a100"][1].tile_loads == 3  # now the A40 decides
 
 
-def test_the_document_and_the_page(few, weft, tmp_path):
+def test_the_document_and_the_page(cheap, weft, tmp_path):
     page = tmp_path / "page.html"
     code, out, _ = weft("reproduce", "2606.09200", "--json", "--html", page)
     document = json.loads(out)
@@ -162,24 +200,13 @@ def test_everything_has_each_of_the_papers_controls(few, monkeypatch):
     assert {"priority", "res2", "priority+res2"} <= labels
 
 
-def test_the_documents_have_the_form_of_their_schema(few, weft, monkeypatch):
-    schema = pytest.importorskip("jsonschema")
-    from weft.report.documents import json_schema
-
-    validator = schema.Draft202012Validator(json_schema("reproduce"))
-    validator.validate(json.loads(weft("reproduce", "2606.09200", "--json")[1]))
-    monkeypatch.setattr(finer_grain, "FICCO_SHAPES", finer_grain.FICCO_SHAPES[:2])
-    monkeypatch.setattr(concurrent_collectives, "SHAPES_C3", ((2048, 2048, 2048),))
-    validator.validate(json.loads(weft("reproduce", "2512.10236", "--json")[1]))
-
-
-def test_the_terminal_shows_tables_claims_findings_and_assumptions(few, weft, monkeypatch):
+def test_the_terminal_shows_tables_claims_findings_and_assumptions(cheap, weft, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     _, out, err = weft("reproduce", "arXiv:2606.09200")
     for word in ("fig2/H100", "claim/headline", "Targets", "Findings", "Assumed", "(simulated)"):
         assert word in out
     assert max(map(len, out.splitlines())) <= 80
-    assert err == "" or "Fig. 2" in err
+    assert err == ""
 
 
 @pytest.mark.parametrize(

@@ -13,11 +13,14 @@ import sys
 import tempfile
 import textwrap
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import weft
+from weft.cli.output import versioned
 
 ROOT = Path(__file__).parents[2]
 SOURCE = Path(weft.__file__).parents[1]
@@ -176,6 +179,36 @@ def exported(folder: Path) -> Any:
     return json.loads((folder / "again.json").read_text())
 
 
+def reproduced(paper: str) -> Callable[[Path], Any]:
+    """The document of `weft reproduce PAPER` with few cells: all of them take a minute."""
+
+    def make(folder: Path) -> Any:
+        from weft.reproduce import claims, concurrent_collectives, finer_grain, resource_aware, time_ratio
+        from weft.reproduce.figure import no_progress
+
+        every = time_ratio.published_tables()
+        keep = [every.grid.index(n) for n in (8, 64)]
+        tables = {gpu: [[t[j][i] for i in keep] for j in keep] for gpu, t in every.tables.items()}
+        few = replace(every, grid=(8, 64), tables=tables)
+        with ExitStack() as small:
+            for module, name, value in (
+                (time_ratio, "published_tables", lambda: few),
+                (time_ratio, "CHOICES", (time_ratio.SharedFigures(),)),
+                (claims, "published_tables", lambda: few),
+                (claims, "OPTION_SIDES", (8,)),
+                (finer_grain, "FICCO_SHAPES", finer_grain.FICCO_SHAPES[:2]),
+                (concurrent_collectives, "SHAPES_C3", ((2048, 2048, 2048),)),
+            ):
+                small.enter_context(mock.patch.object(module, name, value))
+            run = {
+                resource_aware.PAPER: resource_aware.reproduce_overlap,
+                finer_grain.PAPER_ID: finer_grain.reproduce_ficco,
+            }
+            return json.loads(json.dumps(versioned(run[paper](no_progress).to_dict())))
+
+    return make
+
+
 POLICY = {
     "version": 1,
     "comm": {"priority": "high", "head_start_us": 5.0, "max_ctas": 8, "engine": "dma"},
@@ -238,6 +271,8 @@ CASES = {
     "plan_experts": Case(printed(*EXPERTS)),
     "plan_scale": Case(printed(*PLAN[:5], "--tp", "2", "--scale", "8..64", "--json")),
     "plan_sweep": Case(printed(*PLAN, "--sweep", "--limit", "4")),
+    "reproduce": Case(reproduced("2606.09200"), maps=(".summary.tables",)),
+    "reproduce_ficco": Case(reproduced("2512.10236"), maps=(".summary.operations",)),
     "run_stats": Case(counted("--policy", "policy.json"), policies=True),
     "run_tune_stats": Case(counted("--tune")),
     "run_tune_stats_job": Case(tuned),

@@ -23,6 +23,8 @@ OF_CASE = {
     "plan_experts": "plan",
     "plan_scale": "plan-scale",
     "plan_sweep": "plan-sweep",
+    "reproduce": "reproduce",
+    "reproduce_ficco": "reproduce",
     "run_stats": "run",
     "run_tune_stats": "run",
     "run_tune_stats_job": "run",

@@ -83,6 +83,22 @@ def test_zero_ctas_without_nvlink_are_not_in_force_and_without_a_request_nothing
     assert warnings(with_nccl(22803, NCCL_CTA_POLICY="1"), "zero CTAs") == []
 
 
+@pytest.mark.parametrize(
+    ("number", "peer", "said"),
+    [
+        (22703, "nvlink", "needs 2.28"),
+        (22803, "pcie", "no NVLink"),
+        (23002, "nvlink", "not between two ranks"),
+        (23200, "nvlink", "comm.engine dma); reductions stay on SMs"),
+    ],
+)
+def test_which_collectives_copy_engines_can_serve_is_told(number, peer, said):
+    pair = [{**H200, "peers": ["self", peer]}, {**H200, "peers": [peer, "self"]}]
+    machine = replace(HEALTHY, ask=answers(gpus=pair, nccl=number))
+    (check,) = [found for found in diagnose(machine) if found.name == "copy engines"]
+    assert (check.status, said in check.detail) == ("ok", True), check.detail
+
+
 # --- torch ----------------------------------------------------------------------------------------------------------
 
 

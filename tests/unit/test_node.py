@@ -142,6 +142,18 @@ def test_what_nobody_published_says_assumed_and_gives_a_range():
     assert hopper.collective("all_gather", 64 * MIB, 4).basis == "published"
 
 
+def test_copy_engines_take_no_ctas_and_do_not_reduce():
+    node = load_node("dgx-h100")
+    part = node.copied("all_gather", 512 * MIB)
+    assert (part.ctas, part.threads, part.algorithm, part.basis) == (0, 0, "copy", "published")
+    assert part.us == pytest.approx(node.collective("all_gather", 512 * MIB).us, rel=0.1)
+    for other, kind, ranks in ((node, "all_reduce", 8), (load_node("dgx-h100-2"), "all_gather", 16)):
+        with pytest.raises(UsageError, match="no form by copy engines"):
+            other.copied(kind, MIB, ranks)
+    with pytest.raises(UsageError, match="no form by copy engines"):
+        load_node("pcie-8").copied("all_gather", MIB)
+
+
 measured = st.lists(st.tuples(st.integers(1, 1 << 40), st.floats(0.1, 1e9)), min_size=1, max_size=12)
 
 

@@ -71,6 +71,15 @@ def test_every_schedule_has_its_reason(name):
     assert module.why(case, of[name], of["serial"]).startswith(f"{name} on ")
 
 
+def test_ranks_that_cannot_be_simulated_stay_serial(monkeypatch):
+    """22 GPUs do not fill PCIe switches evenly."""
+    monkeypatch.setattr(module, "seconds", lambda case, name, engine: 1.0 if name == "serial" else 0.5)
+    module._pick.cache_clear()
+    found = pick("all_gather_matmul", 4096, 4096, 4096, 22, gpu="h100", topology="pcie")
+    module._pick.cache_clear()
+    assert found.schedule == "serial"
+
+
 def test_a_tiny_gemm_stays_serial():
     for operation in OPERATIONS:
         assert pick(operation, 64, 64, 64, 8).schedule == "serial"

@@ -28,8 +28,8 @@ TRACES = sorted(path for path in contract.TRACES.iterdir() if path.suffix != ".m
 
 def test_every_case_of_the_contract_has_a_schema_and_every_schema_is_used():
     assert OF_CASE.keys() | WITHOUT == contract.CASES.keys()
-    # tests/shim/test_top.py, tests/sim/test_reproduce.py, tests/unit/test_node.py
-    elsewhere = {"top", "top-change", "reproduce", "node", "node-list"}
+    # tests/shim/test_top.py, tests/unit/test_node.py
+    elsewhere = {"top", "top-change", "node", "node-list"}
     assert set(OF_CASE.values()) | elsewhere == SCHEMAS.keys()
 
 

@@ -14,7 +14,15 @@ import pytest
 from weft.policy import Policy
 from weft.tuning.live import starts
 from weft.tuning.live.options import Facts, merge
-from weft.tuning.live.start_trial import GIVEN_VARIABLE, LARGER_BUFFERS, MORE_QUEUES, PAIRS, RANGES, offered
+from weft.tuning.live.start_trial import (
+    GIVEN_VARIABLE,
+    LARGER_BUFFERS,
+    MORE_QUEUES,
+    PAIRS,
+    RANGES,
+    configured,
+    offered,
+)
 from weft.tuning.live.starts import OWN, Memory, Starts
 from weft.tuning.live.tuned_job import TunedJob, stopped
 from weft.tuning.store import Store
@@ -137,6 +145,14 @@ def test_what_a_job_offers():
     assert offered({**given, "CUDA_DEVICE_MAX_CONNECTIONS": "1"}, **usual) == (LARGER_BUFFERS,)
     facts = [Facts(start_settings=(MORE_QUEUES, LARGER_BUFFERS)), Facts(start_settings=(LARGER_BUFFERS,))]
     assert merge(facts).start_settings == (LARGER_BUFFERS,)
+
+
+def test_what_nccls_configuration_files_set_is_the_users(tmp_path):
+    own, system = tmp_path / ".nccl.conf", tmp_path / "etc.conf"
+    own.write_text("# NCCL_DEBUG=INFO\nNCCL_BUFFSIZE = 2097152\n\n")
+    system.write_text("NCCL_MAX_CTAS=8\n")
+    assert configured({"HOME": str(tmp_path)}, system) == {"NCCL_BUFFSIZE", "NCCL_MAX_CTAS"}
+    assert configured({"HOME": str(tmp_path), "NCCL_CONF_FILE": f"{tmp_path}/none"}, tmp_path / "no") == set()
 
 
 def history(ms, settings, number, draw):

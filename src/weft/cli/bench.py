@@ -41,7 +41,7 @@ def bench(
     ),
     dry_run: bool = typer.Option(False, "--plan", help="Print the plan and stop."),
     node: str = typer.Option(
-        "", metavar="NODE", help="Run this GPU as rank 0 of a node (see `weft node`), with paced collectives."
+        "", metavar="NODE", help="Run this GPU, or the simulated one, as rank 0 of a node (see `weft node`)."
     ),
 ) -> None:
     """Measure the effect of each control on a suite of workloads."""
@@ -54,7 +54,7 @@ def bench(
     from weft.ranks import Ranks
 
     suite, device = find(name).only(only), resolve_device(device)
-    if suite.name == FIG2 and (paper_node := paper_device(device)) is not None:
+    if suite.name == FIG2 and not node and (paper_node := paper_device(device)) is not None:
         suite, device = suite.with_ranks(paper_ranks(paper_node)), paper_node
     if node:
         suite = suite.with_ranks(load_node(node).ranks)

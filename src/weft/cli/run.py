@@ -129,7 +129,7 @@ def run(
     from weft.shim.apply import not_applied
     from weft.shim.engine import engine_summary
     from weft.shim.inject import OPS_VARIABLE, Job, TraceRequest, check_preload
-    from weft.tuning.live.start_trial import CTA_VARIABLE
+    from weft.tuning.live.start_trial import CTA_VARIABLE, configured
     from weft.tuning.live.starts import Memory
     from weft.tuning.live.tuned_job import read_record, read_result
 
@@ -149,7 +149,7 @@ def run(
     replacing = ops and _replacing(os.environ.get(OPS_VARIABLE, ""))
     for line in not_applied(policy, framework=True):
         _say(line, quiet=False)
-    fixed = {*os.environ, *([CTA_VARIABLE] if policy.max_ctas is not None else [])}
+    fixed = {*os.environ, *configured(os.environ), *([CTA_VARIABLE] if policy.max_ctas is not None else [])}
     earlier = Memory(command, fixed=fixed) if tune else None
     chosen: dict[str, str] = {}
     if earlier is not None:

@@ -67,7 +67,7 @@ def tune(
     fresh: bool = typer.Option(False, "--fresh", help="Measure even if the store has a verdict."),
     every: bool = typer.Option(False, "--every", help="Race every candidate, including unpromising ones."),
     node: str = typer.Option(
-        "", metavar="NODE", help="Run this GPU as rank 0 of a node (see `weft node`), with paced collectives."
+        "", metavar="NODE", help="Run this GPU, or the simulated one, as rank 0 of a node (see `weft node`)."
     ),
 ) -> None:
     """Find the policy that hides most of a workload's communication, or say that there is none.
@@ -88,7 +88,7 @@ def tune(
     if reading not in ("auto", *READINGS):
         raise UsageError(f"--reading {reading!r} is not known; use auto, {' or '.join(READINGS)}")
     if reading == "auto":
-        reading = "paper" if name and paper_device(device) else "lab"
+        reading = "paper" if name and paper_device(device) and not node else "lab"
     paper_node = paper_device(device) if reading == "paper" else None
     if paper_node is not None:
         device, ranks = paper_node, ranks or paper_ranks(paper_node)
@@ -276,5 +276,10 @@ def _say_how_to_apply(policy: Policy, out: Path) -> None:
     from weft.tuning.candidates import GEMM
 
     print(f"policy: {out}; apply it with `weft run --policy {out} -- CMD…`")
+    if policy.engine == "dma":
+        print(
+            "comm.engine dma is for all-gathers of FSDP2, and of buffers that your program registers as "
+            "symmetric windows, on one node with NCCL 2.28 or newer; its speed is simulated, not measured"
+        )
     if any(rule.kernel == GEMM for rule in policy.rules):
         print(f"its rule is for {GEMM}, our own kernel; `--kernel PATTERN` names that of your program")

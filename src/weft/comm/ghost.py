@@ -25,7 +25,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from weft.comm.ghost_group import BACKEND, GhostGroup, GhostOptions
+from weft.comm.ghost_group import BACKEND, GhostGroup
+from weft.comm.ghost_lane import GhostOptions
 from weft.comm.node import load_node
 from weft.comm.paced import LATE_VARIABLE, NODE_VARIABLE, STAGE_VARIABLE, Lateness, parse_stage
 from weft.errors import UsageError
@@ -43,6 +44,19 @@ def register(options: GhostOptions | None = None) -> None:
         return GhostGroup(common.group_rank, common.group_size, chosen)
 
     dist.Backend.register_backend(BACKEND, create, extended_api=True, devices=["cpu", "cuda"])
+    _batch_pairs()
+
+
+def _batch_pairs() -> None:
+    """Tell ghost groups which sends and receives belong together; torch tells only its own groups."""
+    real = dist.batch_isend_irecv
+
+    def batch(operations: list[Any]) -> list[Any]:
+        group = operations[0].group or dist.group.WORLD if operations else None
+        return group.together(lambda: real(operations)) if isinstance(group, GhostGroup) else real(operations)
+
+    dist.batch_isend_irecv = batch
+    dist.distributed_c10d.batch_isend_irecv = batch
 
 
 def init(ranks: int, options: GhostOptions | None = None) -> None:

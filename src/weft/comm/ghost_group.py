@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
@@ -14,119 +11,12 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import _create_work_from_future
 from torch._compile import _disable_dynamo
 
-from weft.comm.local import LocalRanks
-from weft.comm.paced import NODE_VARIABLE, sums_type
+from weft.comm.ghost_lane import GhostOptions, Lane, make_ghost_lane, on_stream
+from weft.comm.paced import sums_type
 from weft.errors import UsageError
 
 BACKEND = "ghost"
 """Name of the backend in torch.distributed."""
-DEFAULT_CTAS = 12
-"""CTAs of a collective per rank."""
-
-
-@dataclass(frozen=True)
-class GhostOptions:
-    """Options of the ghost ranks."""
-
-    max_ctas: int | None = DEFAULT_CTAS
-    """CTAs of a collective per rank. All ranks share one GPU, so NCCL's default would be too many."""
-    high_priority: bool = False
-    """Run collectives on high-priority streams."""
-    mirror: bool = True
-    """Ghosts contribute rank 0's data. Without it they contribute zeros: an in-place all-reduce then needs no
-    copy of its input, and averages are divided by R."""
-    node: str | None = None
-    """A node profile: collectives take one rank's CTAs, and the time that they would take on that node."""
-
-    def __post_init__(self) -> None:
-        if self.node and not self.mirror:
-            raise UsageError("WEFT_GHOST_MIRROR=0 is not for ghosts of a node: they have rank 0's data")
-
-    @classmethod
-    def from_environment(cls) -> GhostOptions:
-        """Options from WEFT_NODE, WEFT_GHOST_CTAS, _PRIORITY (`high`), _MIRROR (`0`: off).
-
-        Ranks of a node have a GPU each, so that NCCL's own number of CTAs holds where none is given.
-        """
-        env = os.environ
-        node = env.get(NODE_VARIABLE) or None
-        ctas = env.get("WEFT_GHOST_CTAS", "" if node else str(DEFAULT_CTAS))
-        return cls(
-            int(ctas) if ctas else None,
-            env.get("WEFT_GHOST_PRIORITY", "default") == "high",
-            env.get("WEFT_GHOST_MIRROR", "1") != "0",
-            node,
-        )
-
-
-class Lane:
-    """The communicators, streams and scratch memory of one group on one device.
-
-    `own`: the only rank that exists here, where the ghosts are those of a node profile and have no buffers.
-    """
-
-    def __init__(
-        self, ranks: Any, streams: Sequence[Any] | None, device: Any, own: int | None = None
-    ) -> None:
-        self.ranks, self.streams, self.device, self.own = ranks, streams, device, own
-        self.distinct = list(dict.fromkeys(streams or ()))
-        self._scratch: dict[tuple[int, str], Any] = {}
-
-    def scratch(self, rank: int, like: Any, count: int, role: str = "recv") -> Any:
-        """A ghost rank's buffer of `count` elements; nothing depends on its contents."""
-        if self.own not in (None, rank):
-            return None
-        key, size = (rank, role), count * like.element_size()
-        held = self._scratch.get(key)
-        if held is None or held.numel() < size:
-            with _on(self.streams[rank] if self.streams else None):
-                held = torch.zeros(max(size, 1024), dtype=torch.uint8, device=self.device)
-            if self.streams:  # other ranks' streams may read it, and growing is rare
-                self.streams[rank].synchronize()
-            self._scratch[key] = held
-        return held[:size].view(like.dtype)
-
-
-def _on(stream: Any) -> Any:
-    return torch.cuda.stream(stream) if stream is not None else contextlib.nullcontext()
-
-
-def _make_lane(device: Any, size: int, own: int, options: GhostOptions) -> Lane:
-    if device.type != "cuda":
-        return Lane(LocalRanks(size), None, device)
-    if options.node is not None:
-        return _node_lane(device, size, own, options)
-    from weft.comm import nccl
-    from weft.workload import Workload, check_resident
-
-    if options.max_ctas is not None:
-        sm_count = torch.cuda.get_device_properties(device).multi_processor_count
-        check_resident(Workload(name="ghost ranks", ranks=size), options.max_ctas, sm_count)
-    with torch.cuda.device(device):
-        ranks = nccl.NcclRanks(nccl.load_nccl(), size, options.max_ctas)
-    return Lane(ranks, [_stream(device, options) for _ in range(size)], device)
-
-
-def _node_lane(device: Any, size: int, own: int, options: GhostOptions) -> Lane:
-    """One rank of a node on one stream: NCCL is not needed."""
-    from weft.comm import nccl
-
-    with torch.cuda.device(device):
-        torch.cuda.current_stream().synchronize()  # the context exists
-        ranks = nccl.NcclRanks(_paced_library(str(options.node)), size, options.max_ctas, own=own)
-    return Lane(ranks, [_stream(device, options)] * size, device, own)
-
-
-@cache
-def _paced_library(node: str) -> Any:
-    from weft.comm.node import load_node
-    from weft.comm.paced import load_paced
-
-    return load_paced(load_node(node))
-
-
-def _stream(device: Any, options: GhostOptions) -> Any:
-    return torch.cuda.Stream(device, priority=-1 if options.high_priority else 0)
 
 
 class GhostGroup(dist.ProcessGroup):  # type: ignore[misc,unused-ignore]
@@ -140,7 +30,7 @@ class GhostGroup(dist.ProcessGroup):  # type: ignore[misc,unused-ignore]
         rank: int,
         size: int,
         options: GhostOptions,
-        make_lane: Callable[[Any, int, int, GhostOptions], Lane] = _make_lane,
+        make_lane: Callable[[Any, int, int, GhostOptions], Lane] = make_ghost_lane,
     ) -> None:
         super().__init__(rank, size)
         self._own, self._count, self._options = rank, size, options
@@ -223,7 +113,7 @@ class GhostGroup(dist.ProcessGroup):  # type: ignore[misc,unused-ignore]
                 send = self._mine(flat, lambda rank: self._ghost_view(lane, flat))  # noqa: B023
                 recv = self._mine(whole, lambda rank: lane.scratch(rank, whole, whole.numel()))  # noqa: B023
                 lane.ranks.all_gather(send, recv, lane.streams)
-                with _on(lane.streams[self._own] if lane.streams else None):
+                with on_stream(lane.streams[self._own] if lane.streams else None):
                     for part, piece in zip(parts, whole.chunk(self._count), strict=True):
                         part.copy_(piece.view(part.shape))
 
@@ -260,9 +150,20 @@ class GhostGroup(dist.ProcessGroup):  # type: ignore[misc,unused-ignore]
         input_split_sizes: Sequence[int] | None = None,
         opts: Any = None,
     ) -> Any:
+        if self._options.node and given.is_cuda and not output_split_sizes and not input_split_sizes:
+            return self._run(lambda lane: self._exchange_equal(lane, output, given), [output], [given])
         taken = _parts(output, output_split_sizes, self._count)
         sent = _parts(given, input_split_sizes, self._count)
         return self.alltoall(taken, sent, opts, keep=[output, given])
+
+    def _exchange_equal(self, lane: Lane, output: Any, given: Any) -> None:
+        """An all-to-all of equal parts on one rank of a node."""
+        if given.numel() % self._count or given.numel() != output.numel():
+            raise UsageError(
+                f"all-to-all of {given.numel()} elements cannot be split into {self._count} parts"
+            )
+        send, recv = (self._mine(_flat(side), lambda rank: None) for side in (given, output))
+        lane.ranks.all_to_all(send, recv, lane.streams)
 
     def alltoall(
         self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any = None, keep: Sequence[Any] = ()
@@ -362,6 +263,16 @@ class GhostGroup(dist.ProcessGroup):  # type: ignore[misc,unused-ignore]
 
         return self._run(issue, [tensor for _, tensors in pairs for tensor in tensors])
 
+    def together(self, issue: Callable[[], object]) -> list[Any]:
+        """Issue the sends and receives that `issue` makes as one exchange."""
+        self._start_coalescing()
+        try:
+            issue()
+        except BaseException:
+            self._pairs = None
+            raise
+        return [self._end_coalescing()]
+
     def _run_pair(self, issue: Callable[[Lane], None], tensors: Sequence[Any]) -> Any:
         """Issue a send or a receive, now or when the calls that belong together are complete."""
         if self._pairs is None:
@@ -392,14 +303,14 @@ class GhostGroup(dist.ProcessGroup):  # type: ignore[misc,unused-ignore]
         """Compute what a paced kernel does not: sums of types that it cannot add, and multiplication."""
         if lane.own is None or not (op == "product" or (op == "sum" and not sums_type(out.dtype))):
             return
-        with _on(lane.streams[self._own] if lane.streams else None):
+        with on_stream(lane.streams[self._own] if lane.streams else None):
             out.pow_(self._count) if op == "product" else out.mul_(self._count)
 
     def _copy(self, lane: Lane, flat: Any) -> Any:
         if lane.own is not None:
             return flat  # a paced collective has no other rank's input
         into = lane.scratch(self._own, flat, flat.numel(), "mirror")
-        with _on(lane.streams[self._own] if lane.streams else None):
+        with on_stream(lane.streams[self._own] if lane.streams else None):
             into.copy_(flat)
         if lane.streams:
             for stream in lane.streams:

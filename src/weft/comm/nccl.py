@@ -80,6 +80,11 @@ _PROTOTYPES: dict[str, tuple[Any, ...]] = {
 }
 
 
+_SINCE_2_28: dict[str, tuple[Any, ...]] = {
+    "ncclAlltoAll": (c_void_p, c_void_p, c_size_t, c_int, c_void_p, c_void_p),
+}
+
+
 class Library:
     """A loaded NCCL. Every failed call raises WeftError with NCCL's error message."""
 
@@ -91,6 +96,9 @@ class Library:
                 function = getattr(handle, name)
                 function.argtypes, function.restype = arguments, c_int
             handle.ncclGetErrorString.argtypes, handle.ncclGetErrorString.restype = (c_int,), c_char_p
+            for name, arguments in _SINCE_2_28.items():
+                if hasattr(handle, name):
+                    getattr(handle, name).argtypes = arguments
         except AttributeError as error:
             raise UnavailableError(f"{path} is not NCCL 2.18 or newer: {error}") from None
         number = c_int()
@@ -208,6 +216,11 @@ class NcclRanks:
     def all_to_all(self, send: Any, recv: Any, streams: Any) -> None:
         """Equal parts: part j of rank i's `send` becomes part i of rank j's `recv`."""
         part = next(send[rank] for rank in self._comms).numel() // self.size
+        if len(self._comms) == 1:  # one call instead of two for each rank
+            ((rank, comm),) = self._comms.items()
+            data = send[rank].data_ptr(), recv[rank].data_ptr(), part, _dtype(send[rank])
+            self.library.call("ncclAlltoAll", *data, comm, streams[rank].cuda_stream)
+            return
 
         def piece(tensors: Any, rank: int, number: int) -> Any:
             return tensors[rank][number * part : (number + 1) * part] if rank in self._comms else None
@@ -232,7 +245,8 @@ class NcclRanks:
 
     def _each(self, name: str, send: Any, recv: Any, streams: Any, counted: Any, *more: int) -> None:
         """One call per rank; the count is the number of elements of `counted`."""
-        with self.library.group():
+        alone = len(self._comms) == 1  # then the call is its own group
+        with contextlib.nullcontext() if alone else self.library.group():
             for rank in self._comms:
                 count, kind = counted[rank].numel(), _dtype(counted[rank])
                 head = (send[rank].data_ptr(), recv[rank].data_ptr(), count, kind)

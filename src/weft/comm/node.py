@@ -42,6 +42,7 @@ _START_US = 15.0
 _NEAR = 8
 """Sizes whose ratio is at most this are near each other."""
 _POINT_TO_POINT = ("all_to_all", "send_recv")
+_COPIED = ("all_gather", "all_to_all")
 _SWITCHED = ("all_reduce", "all_gather", "reduce_scatter")
 
 
@@ -123,6 +124,8 @@ class Node:
     """Ranks that reach each other without the network."""
     network: Network | None = None
     curves: tuple[TimeCurve, ...] = ()
+    copy_engines: CtaRate | None = None
+    """Bus bandwidth of collectives by copy engines, all of a GPU's together; None: the node has none."""
     assumed_pct: float = 30.0
     """Range given for a collective whose error is not known."""
     sources: tuple[str, ...] = ()
@@ -155,6 +158,33 @@ class Node:
         fast, slow = (self._part(kind, nbytes, ctas, ranks, algorithm, end) for end in ("high", "low"))
         spread = 1 + (self.assumed_pct if fast.error_pct is None else fast.error_pct) / 100
         return fast.us / spread, slow.us * spread
+
+    def copied(self, kind: str, nbytes: int, ranks: int | None = None) -> Paced:
+        """One rank's part of a collective by copy engines: a delay without CTAs.
+
+        Only all_gather and all_to_all inside one domain: engines cannot reduce. Raises UsageError.
+        """
+        count = self.ranks if ranks is None else ranks
+        _check(kind, nbytes, None, count)
+        rate = self.copy_engines
+        if rate is None or kind not in _COPIED or count > self.domain:
+            raise UsageError(
+                f"{kind} of {count} ranks on {self.name} has no form by copy engines; use engine sm "
+                f"(engines: {' and '.join(_COPIED)} inside one domain)"
+            )
+        moved = nbytes * bus_factor(kind, count)
+        us = self.constants["launch_us"] + moved / rate.gb_s / 1e3
+        # Each peer's share is read here and written there, without a buffer between.
+        shape = {"ctas": 0, "threads": 0, "cluster": 1, "shared_bytes": 0, "registers": 0}
+        return Paced(
+            us=us,
+            **shape,
+            read_bytes=round(moved),
+            write_bytes=round(moved),
+            basis=rate.basis,
+            error_pct=None,
+            algorithm="copy",
+        )
 
     def curve(self, kind: str, algorithm: str | None = None) -> TimeCurve:
         """The curve of a collective; where the profile has none, one of the node's own constants."""

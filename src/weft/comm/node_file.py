@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -24,7 +25,7 @@ NODE_CONSTANTS = ("launch_us", "hop_us", "gb_s", "switch_gain", "half_bytes", "r
 """Constants of the network model that a profile may state."""
 _KEYS = (
     *("version", "name", "title", "gpu", "ranks", "domain", "network", "switch_reduces", "basis"),
-    *("assumed_pct", "kernel", "ctas", "cta_rates", "constants", "curves", "sources"),
+    *("assumed_pct", "kernel", "ctas", "cta_rates", "copy_engines", "constants", "curves", "sources"),
 )
 _REQUIRED = ("name", "gpu", "ranks", "kernel", "ctas", "cta_rates", "constants")
 
@@ -91,6 +92,7 @@ def node_from_dict(document: Any) -> Node:
         domain=_whole(document, "domain", 1, _MAX_RANKS) if "domain" in document else ranks,
         network=NETWORKS[network] if network is not None else None,
         curves=tuple(_curve(one) for one in _list(document, "curves")),
+        copy_engines=None if document.get("copy_engines") is None else _rate(document, "copy_engines"),
         assumed_pct=_number(document, "assumed_pct", 0, 1000, 30.0),
         sources=_texts(document, "sources"),
     )
@@ -118,10 +120,8 @@ def node_to_dict(node: Node) -> dict[str, Any]:
             "source": node.kernel.source,
         },
         "ctas": dict(node.ctas),
-        "cta_rates": {
-            name: {"gb_s": r.gb_s, "low": r.low, "high": r.high, "basis": r.basis, "source": r.source}
-            for name, r in node.cta_rates.items()
-        },
+        "cta_rates": {name: asdict(rate) for name, rate in node.cta_rates.items()},
+        "copy_engines": asdict(node.copy_engines) if node.copy_engines else None,
         "constants": dict(node.constants),
         "curves": [_curve_to_dict(curve) for curve in node.curves],
         "sources": list(node.sources),

@@ -8,7 +8,14 @@ from dataclasses import dataclass, field
 
 from weft.comm.node import Paced
 from weft.comm.paced_kernel import KernelArguments, Mailbox, kernel_name, kernel_text
-from weft.comm.paced_plan import Mail, PlannedKernel, kernel_arguments, scratch_bytes, split_kernel
+from weft.comm.paced_plan import (
+    CYCLES_PER_NS,
+    Mail,
+    PlannedKernel,
+    kernel_arguments,
+    scratch_bytes,
+    split_kernel,
+)
 from weft.gpu.driver import Attribute, Driver, Handle
 
 CLUSTER_DIMENSION = 4  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
@@ -34,6 +41,41 @@ class LaunchConfig(ctypes.Structure):
         ("attributes", ctypes.POINTER(LaunchAttribute)),
         ("attribute_count", c_uint),
     )
+
+
+def launch_config(ctas: int, threads: int, shared_bytes: int, cluster: int, stream: int) -> LaunchConfig:
+    """A grid of CTAs; in clusters where the grid is divisible by them, as in NCCL."""
+    config = LaunchConfig((c_uint * 3)(ctas, 1, 1), (c_uint * 3)(threads, 1, 1), shared_bytes, stream)
+    if cluster > 1 and ctas % cluster == 0:
+        attribute = LaunchAttribute(CLUSTER_DIMENSION)
+        attribute.value[0], attribute.value[1], attribute.value[2] = cluster, 1, 1
+        config.attributes, config.attribute_count = ctypes.pointer(attribute), 1
+    return config
+
+
+class ReadyLaunch:
+    """A kernel with all that its launch needs. `leads`: the first one of its collective."""
+
+    def __init__(
+        self,
+        driver: Driver,
+        function: Handle,
+        config: LaunchConfig,
+        arguments: KernelArguments,
+        *,
+        leads: bool,
+    ) -> None:
+        self.leads, self._call, self._arguments = leads, driver.call, arguments
+        self._cycles = arguments.most_cycles
+        pointers = (c_void_p * 1)(ctypes.addressof(arguments))
+        self._given = ("cuLaunchKernelEx", ctypes.byref(config), function, pointers, c_void_p())
+
+    def launch(self, late_us: float) -> None:
+        """Launch it; the last rank comes `late_us` later than this one."""
+        wait_ns = round(1e3 * late_us)
+        self._arguments.wait_ns = wait_ns
+        self._arguments.most_cycles = self._cycles + CYCLES_PER_NS * wait_ns
+        self._call(*self._given)
 
 
 @dataclass
@@ -74,14 +116,16 @@ class PacedLauncher:
 
     def launch(
         self, planned: PlannedKernel, paced: Paced, late_us: float = 0.0, mail: Mail | None = None
-    ) -> None:
+    ) -> list[ReadyLaunch]:
         """Launch one rank's part of a collective as the node profile's `Paced` describes it.
 
         `late_us`: how much later than this rank the last rank arrives. `mail`: for a stage of a pipeline.
+        Returns the launches, to be repeated as they are.
         """
         device = self._device()
         threads, ctas = paced.threads, max(1, paced.ctas)
         scratch = self._scratch(device, max(ctas, SCRATCH_CTAS), threads)
+        launched: list[ReadyLaunch] = []
         for part, share in split_kernel(planned):
             arguments = kernel_arguments(
                 part,
@@ -90,16 +134,20 @@ class PacedLauncher:
                 read_bytes=round(paced.read_bytes * share),
                 write_bytes=round(paced.write_bytes * share),
                 move_ns=round(1e3 * paced.us * share),
-                wait_ns=round(1e3 * late_us),
+                wait_ns=0,
                 scratch=scratch,
                 mail=mail,
             )
-            late_us, mail = 0.0, None
             function = self._function(device, part, threads)
             shared = min(paced.shared_bytes, device.most_shared_bytes)
             cluster = part.call.cluster if part.call.cluster is not None else paced.cluster
             cluster = cluster if device.capability >= FIRST_WITH_CLUSTERS else 1
-            self._launch(function, ctas, threads, shared, cluster, part.call.stream, arguments)
+            config = launch_config(ctas, threads, shared, cluster, part.call.stream)
+            one = ReadyLaunch(self._driver, function, config, arguments, leads=not launched)
+            one.launch(late_us)
+            launched.append(one)
+            late_us, mail = 0.0, None  # of the first kernel only
+        return launched
 
     def copy(self, planned: PlannedKernel) -> None:
         """Only move the data, as NCCL does where a communicator has one rank."""
@@ -114,24 +162,6 @@ class PacedLauncher:
                         ctypes.c_size_t(copy.size_bytes),
                         c_void_p(planned.call.stream),
                     )
-
-    def _launch(
-        self,
-        function: Handle,
-        ctas: int,
-        threads: int,
-        shared_bytes: int,
-        cluster: int,
-        stream: int,
-        arguments: KernelArguments,
-    ) -> None:
-        config = LaunchConfig((c_uint * 3)(ctas, 1, 1), (c_uint * 3)(threads, 1, 1), shared_bytes, stream)
-        if cluster > 1 and ctas % cluster == 0:  # NCCL too launches other grids without clusters
-            attribute = LaunchAttribute(CLUSTER_DIMENSION)
-            attribute.value[0], attribute.value[1], attribute.value[2] = cluster, 1, 1
-            config.attributes, config.attribute_count = ctypes.pointer(attribute), 1
-        pointers = (c_void_p * 1)(ctypes.addressof(arguments))
-        self._driver.call("cuLaunchKernelEx", ctypes.byref(config), function, pointers, c_void_p())
 
     def _device(self) -> _Device:
         context = c_void_p()

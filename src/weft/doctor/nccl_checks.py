@@ -14,6 +14,8 @@ from weft.errors import UnavailableError
 Version = tuple[int, int, int]
 ZERO_CTA: Version = (2, 28, 0)
 """First release with copy-engine collectives (NCCL_CTA_POLICY_ZERO)."""
+COPIES_OF_TWO: Version = (2, 31, 2)
+"""Before, the first copy of two ranks can hang."""
 SYMMETRIC: Version = (2, 27, 0)
 _GUIDE = "docs.nvidia.com/deeplearning/nccl, User Buffer Registration, Zero-CTA Optimization"
 _OFF = ("0", "n", "no", "f", "false", "off")
@@ -115,6 +117,26 @@ def regressions(machine: Machine, facts: GpuFacts) -> list[Check]:
         for known in REGRESSIONS
         if known.first <= version <= known.last and (symmetric or not known.only_symmetric)
     ]
+
+
+def copy_engines(machine: Machine, facts: GpuFacts) -> list[Check]:
+    """Which collectives a policy with comm.engine dma can have copied here, and which not."""
+    version = installed_nccl(machine)
+    peers = {peer for gpu in facts.gpus for peer in gpu["peers"]} - {"self"}
+    if version is None or not peers:
+        return []
+    text = ".".join(map(str, version))
+    if version < ZERO_CTA:
+        detail = f"NCCL {text} launches SM kernels for all collectives (comm.engine dma needs 2.28)"
+    elif peers & {"pcie", "none"}:
+        detail = "no NVLink between all GPUs: NCCL launches SM kernels for all collectives"
+    else:
+        two = "" if version >= COPIES_OF_TWO else "; not between two ranks, which may hang before 2.31.2"
+        detail = (
+            f"NCCL {text} can copy all-gather, all-to-all, gather and scatter in symmetric windows (FSDP2's "
+            f"all-gathers under comm.engine dma){two}; reductions stay on SMs"
+        )
+    return [Check("copy engines", "ok", detail)]
 
 
 def asks_for_zero_ctas(machine: Machine) -> bool:

@@ -21,6 +21,7 @@ CHECKS: dict[str, Callable[[Machine, GpuFacts], list[Check]]] = {
     "nccl": software.nccl,
     "nccl regression": nccl_checks.regressions,
     "zero CTAs": nccl_checks.zero_ctas,
+    "copy engines": nccl_checks.copy_engines,
     "compile flags": torch_checks.compile_flags,
     "collective rules": software.collective_rules,
     "compiler": software.compiler,

@@ -53,13 +53,13 @@ def open_executor(
 ) -> Executor:
     """The executor of a device: one rank per process under torchrun, ghost ranks on one GPU otherwise.
 
-    `node`: a node profile; this GPU is then rank 0 of that node.
+    `node`: a node profile; this GPU, or the simulated one, is then rank 0 of that node.
     """
     device = resolve(device)
+    if device.startswith("sim:"):
+        return _simulated(device.removeprefix("sim:"), baseline_ctas, node)
     if node:
         _check_node(device)
-    if device.startswith("sim:"):
-        return _simulated(device.removeprefix("sim:"), baseline_ctas)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ:
         from weft.execute.dist import DistExecutor
 
@@ -74,16 +74,14 @@ def open_executor(
 
 
 def _check_node(device: str) -> None:
-    if device.startswith("sim:"):
-        raise UsageError(
-            f"--node runs paced collectives on a real GPU, not on {device}; a plain --device sim:NAME is a "
-            "simulated node already"
-        )
     if device != "cuda" or (int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ):
-        raise UsageError("--node is for one process on one GPU: use --device cuda, without torchrun")
+        raise UsageError(
+            "--node is for one process on one GPU: use --device cuda, without torchrun, or --device sim:NAME"
+        )
 
 
-def _simulated(name: str, baseline_ctas: int) -> Executor:
+def _simulated(name: str, baseline_ctas: int, node: str) -> Executor:
+    from weft.comm.node import load_node
     from weft.execute.sim import SimExecutor
 
-    return SimExecutor(name, baseline_ctas=baseline_ctas)
+    return SimExecutor(name, baseline_ctas=baseline_ctas, node=load_node(node) if node else None)

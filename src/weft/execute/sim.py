@@ -50,14 +50,14 @@ class SimExecutor:
             if self.ghost:
                 raise UsageError(f"a node has one GPU for each rank; use sim:{self.profile.name} with --node")
             self.device += f" in {node.name}"
-            self.ctas = max(node.ctas.values())
+            self.ctas = node.ctas["ring"]
         self._known: dict[tuple[Workload, Policy, str], float] = {}
 
     def launches(self, workload: Workload, policy: Policy, mode: str = "overlap") -> list[Launch]:
         """The launches of a run."""
-        return pipeline(
-            workload, policy, mode, self.profile, ghost=self.ghost, ctas=self.ctas, node=self.node
-        )
+        # A node has its own default for each algorithm, which a limit only lowers.
+        ctas = max(self.node.ctas.values()) if self.node else self.ctas
+        return pipeline(workload, policy, mode, self.profile, ghost=self.ghost, ctas=ctas, node=self.node)
 
     def most_ctas(self, workload: Workload) -> int:
         """Most CTAs per rank of a collective that can all be resident at once."""

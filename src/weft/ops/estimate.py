@@ -29,19 +29,9 @@ from weft.sim.fabric import fabric
 from weft.sim.flow import slowed
 from weft.workload import DTYPE_BYTES
 
-GROUPED = {"ring": 0.8}
-"""How much copies that find all engines taken wait for each other in groups; 1 where nothing is said, and the
-rest flows. Fitted by benchmarks/ops/fit_pick.py; the picks hardly depend on it."""
-DRIFT = {"pcie": 1.06}
+DRIFT = {"pcie": 1.04}
 """How much longer copies take one at a time where ranks are not alike and fall out of step. Fitted by
-benchmarks/ops/fit_pick.py, as is CAUTION."""
-CAUTION = {
-    ("pcie", "hetero-unfused-1d", "dma"): 1.03,
-    ("pcie", "hetero-fused-1d", "dma"): 1.01,
-    ("pcie", "uniform-fused-1d", "dma"): 1.01,
-    ("pcie", "uniform-fused-2d", "dma"): 1.01,
-}
-"""What is added, for the same reason, where a pick that is too hopeful would lose to serial."""
+benchmarks/ops/fit_pick.py."""
 
 
 def seconds(case: Case, name: str, engine: str) -> float:
@@ -51,9 +41,7 @@ def seconds(case: Case, name: str, engine: str) -> float:
         return lanes.serial()
     if name == "shard":
         return lanes.scattered_shards() if lanes.scatter else lanes.gathered_shards()
-    found = lanes.scattered(name) if lanes.scatter else lanes.gathered(name)
-    alike = case.fabric.period == 1
-    return found if alike else found * CAUTION.get((case.topology, name, engine), 1.0)
+    return lanes.scattered(name) if lanes.scatter else lanes.gathered(name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,9 +119,7 @@ def _loads(topology: str, ranks: int, gpu: str, lanes: int) -> _Loads:
         return _Loads(single, at_once, at_once, at_once)
     # Groups go on over the ends of rounds: after `lanes` rounds they come back to their start.
     many, one = _grouped(loads * lanes, lanes), _grouped(loads, lanes)
-    share = GROUPED.get(topology, 1.0)
-    whole = share * sum(many) / lanes + (1 - share) * at_once
-    return _Loads(single, whole, sum(one), one[0])
+    return _Loads(single, sum(many) / lanes, sum(one), one[0])
 
 
 def _grouped(loads: list[list[float]], lanes: int) -> list[float]:

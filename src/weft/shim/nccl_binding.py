@@ -79,6 +79,12 @@ def _nccl() -> Any:
         shim.weft_nccl_calls.argtypes = (ctypes.POINTER(CCall), c_int)
         shim.weft_nccl_on_call.argtypes = (ctypes.c_void_p, c_uint64, c_uint64)
         shim.weft_nccl_on_call.restype = None
+        pointer = ctypes.POINTER(ctypes.c_void_p)
+        text = (ctypes.c_char_p, ctypes.c_size_t)
+        shim.weft_nccl_arena.argtypes = (c_uint64, ctypes.c_size_t, pointer, pointer, *text)
+        shim.weft_nccl_arena_register.argtypes = (ctypes.c_void_p, *text)
+        shim.weft_nccl_arena_close.argtypes = (ctypes.c_void_p,)
+        shim.weft_nccl_arena_close.restype = None
     except AttributeError:
         return None
     return shim
@@ -171,3 +177,32 @@ def nccl_on_call(callback: Callable[[int, int], None] | None, key: int, every: i
 def nccl_callback_errors() -> int:
     """Exceptions that callbacks raised so far."""
     return _callback_errors
+
+
+class NcclArena:
+    """GPU memory of NCCL's, to be registered as a symmetric window of a communicator."""
+
+    def __init__(self, key: int, size: int) -> None:
+        """`key`: of the communicator. Raises UnavailableError where there is no such memory."""
+        made, memory = ctypes.c_void_p(), ctypes.c_void_p()
+        why = _asked("weft_nccl_arena", key, size, ctypes.byref(made), ctypes.byref(memory))
+        if why:
+            raise UnavailableError(why)
+        self._made, self.address, self.size = made, memory.value or 0, size
+
+    def register(self) -> None:
+        """Make it a window, together with all ranks. Raises UnavailableError with the reason."""
+        why = _asked("weft_nccl_arena_register", self._made)
+        if why:
+            raise UnavailableError(why)
+
+    def close(self) -> None:
+        """Give the window and the memory back; nothing may use them any more."""
+        if self._made:
+            _nccl().weft_nccl_arena_close(self._made)
+            self._made = ctypes.c_void_p()
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """As bytes, for `torch.as_tensor`."""
+        return {"data": (self.address, False), "shape": (self.size,), "typestr": "|u1", "version": 3}

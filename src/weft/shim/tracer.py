@@ -23,7 +23,7 @@ from weft.shim import binding
 
 _log = logging.getLogger("weft.tracer")
 
-_MAGIC, TRACE_VERSION = b"wefttrc", 2
+_MAGIC, TRACE_VERSION = b"wefttrc", 3
 DEVICES, COUNTERS_ROOM = 16, 16
 KERNEL_SPAN, MEMCPY_SPAN, MEMSET_SPAN, GRAPH = range(4)
 CHAINED, OPEN, LATE, FAILED, UNTIMED, COMM_SPAN, PDL_SPLIT, COOPERATIVE, STALLED = (
@@ -43,6 +43,7 @@ _COUNTERS = (
     "skipped_fronts",
     "stamps",
     "stamp_failures",
+    "probes",
 )
 READ_TIMEOUT_S = 20.0
 

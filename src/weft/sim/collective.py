@@ -86,14 +86,17 @@ def collective(
 
 
 def _part(workload: Workload, ctas: int, node: Node) -> Paced:
-    larger_bytes = workload.elements * DTYPE_BYTES[workload.compute.dtype]
-    return node.collective(workload.collective, larger_bytes, ctas, workload.ranks)
+    return node.collective(workload.collective, _larger_bytes(workload), ctas, workload.ranks)
+
+
+def _larger_bytes(workload: Workload) -> int:
+    return workload.elements * DTYPE_BYTES[workload.compute.dtype]
 
 
 def _node_transfer_s(workload: Workload, profile: Profile, ctas: int) -> float:
     """Seconds that the blocks of a collective move bytes between the GPUs of a node."""
     figures, gpu = profile.figures, profile.spec
-    larger_bytes = workload.elements * DTYPE_BYTES[workload.compute.dtype]
+    larger_bytes = _larger_bytes(workload)
     rate = min(ctas * figures.cta_gb_s, figures.bus_gb_s) * 1e9
     links = node_links(gpu, default_topology(gpu))
     # With a bus far below NVLink's rate the bottleneck is another network, and its switches do not reduce.
@@ -111,8 +114,10 @@ def _copied(workload: Workload, profile: Profile, *, ghost: bool, node: Node | N
         )
     if ghost:
         raise UsageError("comm.engine dma: a copy within one GPU runs on SMs; simulate a node with sim:NAME")
-    bus_gb_s = node.constants["gb_s"] if node else profile.figures.bus_gb_s
-    seconds = workload.wire_bytes / (bus_gb_s * 1e9)
+    if node:
+        seconds = 1e-6 * node.copied(workload.collective, _larger_bytes(workload), workload.ranks).us
+    else:
+        seconds = workload.wire_bytes / (profile.figures.bus_gb_s * 1e9)
     return Launch(name="Memcpy PtoP", kind=LaunchKind.ENGINE, comm=True, seconds=seconds)
 
 

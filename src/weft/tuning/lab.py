@@ -16,6 +16,7 @@ from weft.gpu.specs import GpuSpec
 from weft.measure.race import ROUNDS, race
 from weft.measure.result import RaceEntry, RaceResult
 from weft.policy import Policy
+from weft.sim.fabric import default_topology
 from weft.sim.profile import by_title
 from weft.tuning.candidates import Candidate, candidates, promising
 from weft.tuning.tuned_workload import TIE, TunedWorkload
@@ -41,6 +42,8 @@ def choose_candidates(
         spec, most = executor.profile.spec, executor.most_ctas(workload)
         here = workload.ranks if executor.ghost else 1
         possible = candidates(workload, spec, executor.ctas, most, here)
+        if _copies(executor, workload):
+            possible.append(Candidate.of(Policy(engine="dma")))
         return [c for c in possible if _can_run(executor, c.policy)], 0
     info = executor.info()
     title, sms = str(info.get("gpu", "")), int(info.get("sm_count") or 0)
@@ -72,6 +75,16 @@ def _can_run(executor: SimExecutor, policy: Policy) -> bool:
     more_ctas = not executor.ghost and (policy.max_ctas or 0) > executor.ctas
     cuda_only = policy.head_start_mode != "none" or policy.sm_reserve > 0
     return not more_ctas and (executor.profile.spec.vendor == "nvidia" or not cuda_only)
+
+
+def _copies(executor: SimExecutor, workload: Workload) -> bool:
+    """Whether copy engines could serve the collective under `weft run`: all-gathers between GPUs on NVLink.
+
+    The all-to-alls of programs lie in no symmetric window, and copy engines cannot reduce.
+    """
+    spec = executor.profile.spec
+    linked = spec.link_kind == "nvlink" and default_topology(spec) == "nvswitch"
+    return workload.collective == "all_gather" and linked and not executor.ghost
 
 
 def _likely(title: str, ghost: bool, workload: Workload, possible: list[Candidate]) -> list[Candidate]:

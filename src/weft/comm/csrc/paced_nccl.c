@@ -44,14 +44,14 @@ typedef struct {
     int rank, size, device, max_ctas, cluster;
 } communicator;
 
-typedef struct { /* comm/paced_library.py mirrors it */
+typedef struct { /* comm/paced.py mirrors it, and remembers what it planned for equal calls */
     const void *send;
     void *recv;
     uint64_t count;
     communicator *comm;
     void *stream;
     const char *algorithm; /* NULL: NCCL's choice */
-    int32_t operation, type, reduction, peer, max_ctas, cluster;
+    int32_t operation, type, reduction, peer, max_ctas, cluster, rank, size;
 } paced_call;
 
 typedef int (*launch_calls)(const paced_call *calls, int count);
@@ -178,6 +178,8 @@ static int hand_over(const paced_call *calls, int count) { return launch ? launc
 static int take(paced_call call, const call_config *config) {
     if (!call.comm)
         return INVALID_ARGUMENT;
+    call.rank = call.comm->rank;
+    call.size = call.comm->size;
     call.max_ctas = call.comm->max_ctas;
     call.cluster = call.comm->cluster;
     if (config) {

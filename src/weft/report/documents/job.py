@@ -45,6 +45,19 @@ class NcclJson(TypedDict):
     user_tuner: int | None
 
 
+class EngineJson(TypedDict):
+    """Collectives by copy engines (comm.engine dma)."""
+
+    asked: bool
+    copied: int
+    """No SM kernel was launched for them."""
+    kernels: int
+    unsure: int
+    """Not told apart from other collectives of their group."""
+    why: list[str]
+    """Why collectives were not copied, each with their number."""
+
+
 class ProcessJson(CountersJson):
     nccl: NcclJson | None
     pid: int
@@ -186,6 +199,7 @@ class RunDocument(CountersJson, _WithTuning):
     version: int
     policy: PolicyJson
     processes: list[ProcessJson]
+    engine: EngineJson
 
 
 class TopChangeDocument(TypedDict):

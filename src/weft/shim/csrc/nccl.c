@@ -80,6 +80,8 @@ void weft_nccl_fill(weft_nccl *l, void *handle, bool next) {
     FIND(ncclCommCount);
     FIND(ncclCommUserRank);
     FIND(ncclCommCuDevice);
+    FIND(ncclMemAlloc);
+    FIND(ncclMemFree);
     if (l->ncclGetVersion)
         l->ncclGetVersion(&l->version);
     const char *without = getenv("WEFT_NO_CALL_CONFIG");

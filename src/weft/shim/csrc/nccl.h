@@ -39,6 +39,8 @@ typedef struct {
     ncclResult_t (*ncclCommCount)(ncclComm_t, int *);
     ncclResult_t (*ncclCommUserRank)(ncclComm_t, int *);
     ncclResult_t (*ncclCommCuDevice)(ncclComm_t, int *);
+    ncclResult_t (*ncclMemAlloc)(void **, size_t);
+    ncclResult_t (*ncclMemFree)(void *);
 } weft_nccl;
 
 typedef union {

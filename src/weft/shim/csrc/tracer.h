@@ -9,7 +9,7 @@
 #include "cuda_shim.h"
 
 #define WEFT_TRACE_MAGIC "wefttrc"
-enum { WEFT_TRACE_VERSION = 2, WEFT_TRACE_DEVICES = 16, WEFT_TRACE_STEPS = 4096 };
+enum { WEFT_TRACE_VERSION = 3, WEFT_TRACE_DEVICES = 16, WEFT_TRACE_STEPS = 4096 };
 enum {
     WEFT_TRACE_OFF = 0,
     WEFT_TRACE_RECORD = 1,
@@ -32,11 +32,11 @@ enum {                        /* weft_trace_span.flags */
 };
 
 typedef struct {
-    uint64_t host_ns, host_end_ns;          /* of the call, CLOCK_MONOTONIC */
-    uint64_t host_front_ns;                 /* before the event in front was recorded */
-    uint64_t host_placed_ns;                /* after the event behind the launch completion was */
+    uint64_t host_ns, host_end_ns; /* of the call, CLOCK_MONOTONIC */
+    uint64_t host_front_ns;        /* before the event in front was recorded */
+    uint64_t host_placed_ns;       /* after the event behind the launch completion was, or the one of `again_ns` */
     int64_t before_ns, after_ns, placed_ns; /* when events fired, same clock; -1: there was none */
-    int64_t again_ns;                       /* a second event directly behind `after`: what an event costs just then */
+    int64_t again_ns; /* a second event behind `after`, with an empty kernel between: what events cost just then */
     uint64_t stream, bytes, comm_key, count, comm_sequence;
     uint32_t kind, row, lane, step, thread, flags;
     int32_t device;
@@ -64,6 +64,7 @@ enum {                              /* weft_trace_header.counters */
        WEFT_TRACED_SKIPPED_FRONTS, /* operations whose start is the end of the one in front on their stream */
        WEFT_TRACED_STAMPS,         /* kernels of ours that tell when a collective was placed */
        WEFT_TRACED_STAMP_FAILURES, /* that the driver refused: the start is "stream ready" */
+       WEFT_TRACED_PROBES,         /* empty kernels of ours on streams of the program, to time the events around them */
        WEFT_TRACED_COUNTERS = 16,
 };
 
@@ -107,6 +108,7 @@ typedef struct weft_trace_context {
     CUstream own, spare[4]; /* spare: side streams in stock */
     CUfunction wait;        /* holds a stream for a while; NULL: there is none */
     uint64_t mhz;
+    _Atomic(CUevent) comm;    /* behind the latest collective */
     CUfunction stamp[STAMPS]; /* tells when a collective was placed: of few registers, and of as many as NCCL's */
     struct {
         CUevent before, after;
@@ -212,6 +214,7 @@ void weft_trace_take_call(weft_trace_span *span, CUstream stream);
 void weft_trace_stamps_load(weft_trace_context *c); /* and what the kernels need; may wait for the GPU */
 /* A kernel as large as one CTA, or cluster, of this collective: it is placed after the collective's CTAs. */
 bool weft_trace_stamp(weft_trace_context *c, const weft_trace_op *op, CUstream side);
+bool weft_trace_probe(const weft_trace_context *c, CUstream stream); /* an empty kernel */
 void weft_trace_calibrate(weft_trace_context *c);
 void weft_trace_calibrations(weft_trace_header *h);
 void weft_trace_stamps_forget(void); /* a context went away, and our kernels with it */

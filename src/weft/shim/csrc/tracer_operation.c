@@ -10,7 +10,7 @@
 
 #include <string.h>
 
-enum { NOT_READY = 600, AGAIN_EVERY = 4, STALL_NS = 12000, MOST_STALLED = 1024 };
+enum { NOT_READY = 600, PROBE_EVERY = 8, STALL_NS = 20000, MOST_STALLED = 1024 };
 enum { WITH_COMPLETION = 12030 }; /* the CUDA version that has the attribute */
 
 static _Atomic bool completion_refused, same_priority;
@@ -224,16 +224,35 @@ static void put_placed(weft_trace_op *op) {
     r->span.host_placed_ns = weft_trace_now();
 }
 
-/* While collectives write to memory, an event fires some microseconds after the kernel in front of it has ended. Two
- * events in a row tell how much. */
-static void put_again(weft_trace_op *op, CUstream stream) {
+static bool rarely(_Atomic uint32_t *counter) {
+    uint32_t n = atomic_fetch_add_explicit(counter, 1, memory_order_relaxed) + 1;
+    return n < PROBE_EVERY ? !(n & (n - 1)) : n % PROBE_EVERY == 0;
+}
+
+/* Asked again only after the next collective, once it does not. */
+static bool comm_runs(weft_trace_context *c) {
+    CUevent latest = atomic_load_explicit(&c->comm, memory_order_relaxed);
+    if (!latest || still_busy(latest))
+        return latest != NULL;
+    atomic_compare_exchange_strong(&c->comm, &latest, NULL);
+    return false;
+}
+
+/* While the host submits work, and while collectives write to memory, an event fires some microseconds after the kernel
+ * in front of it has ended, and the kernel behind it starts later. An empty kernel between two events tells how much. It
+ * goes behind some kernels of a busy stream, those that were held back, and some of an idle stream while a collective
+ * runs; otherwise events of an idle stream cost what the calibration says. */
+static void probe(weft_trace_op *op, CUstream stream) {
     weft_trace_record *r = op->record;
-    CUevent e = NULL;
-    if (r->before || r->span.kind != WEFT_TRACE_KERNEL ||
-        (atomic_fetch_add_explicit(&op->lane->busy, 1, memory_order_relaxed) + 1) % AGAIN_EVERY)
+    if (r->span.kind != WEFT_TRACE_KERNEL || (r->span.flags & WEFT_SPAN_COMM))
         return;
-    if ((e = weft_trace_event(r->context, true)) && put(e, stream))
+    if (!(r->span.flags & WEFT_SPAN_STALLED) &&
+        !(r->before ? comm_runs(r->context) && rarely(&op->lane->idle) : rarely(&op->lane->busy)))
+        return;
+    CUevent e = weft_trace_event(r->context, true);
+    if (e && weft_trace_probe(r->context, stream) && put(e, stream))
         r->again = e;
+    r->span.host_placed_ns = weft_trace_now();
 }
 
 void weft_trace_after(weft_trace_op *op, CUstream stream, CUresult result) {
@@ -250,9 +269,11 @@ void weft_trace_after(weft_trace_op *op, CUstream stream, CUresult result) {
     else if (!put(r->after, stream))
         r->span.flags |= WEFT_SPAN_UNTIMED;
     else
-        put_again(op, stream);
+        probe(op, stream);
     if (!failed && op->completion)
         put_placed(op);
+    if (!failed && (r->span.flags & WEFT_SPAN_COMM) && !open)
+        atomic_store(&r->context->comm, r->after);
     weft_trace_lock();
     if (failed) {
         if ((r->span.flags & WEFT_SPAN_CHAINED) && l->last && (l->last->span.flags & WEFT_SPAN_OPEN))

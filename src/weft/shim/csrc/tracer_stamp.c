@@ -122,6 +122,16 @@ bool weft_trace_stamp(weft_trace_context *c, const weft_trace_op *op, CUstream s
     return launched;
 }
 
+bool weft_trace_probe(const weft_trace_context *c, CUstream stream) {
+    CUlaunchConfig one = {1, 1, 1, 1, 1, 1, 0, stream, NULL, 0};
+    uint64_t sink = 0;
+    void *params[] = {&sink};
+    if (!c->stamp[0] || REAL(cuLaunchKernelEx)(&one, c->stamp[0], params, NULL) != CUDA_SUCCESS)
+        return false;
+    weft_trace_count(WEFT_TRACED_PROBES, 1);
+    return true;
+}
+
 /* --- what events cost ----------------------------------------------------------------------------------------- */
 
 static bool between(weft_trace_context *c, int what) {

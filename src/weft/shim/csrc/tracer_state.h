@@ -29,6 +29,7 @@ struct weft_trace_lane {
     bool side_tried;
     int priority;
     _Atomic uint32_t busy; /* kernels that were launched while it had work */
+    _Atomic uint32_t idle; /* and while it had none, but a collective was running */
 };
 
 uint32_t weft_trace_thread(void);                                                       /* the calling one */

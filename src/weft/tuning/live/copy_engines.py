@@ -3,8 +3,9 @@
 The buffers lie in one window of a communicator of its own that asks for zero CTAs; a fixed number of them is
 used in turn. All ranks must use the same buffer at the same call, and FSDP2 gathers in the same order on all
 of them. FSDP2's own `set_allocate_memory_from_process_group_for_comm` does not suffice: torch registers that
-pool without a window that copy engines can use, and a pool that grows would register at a time that the ranks
-have not agreed on (pytorch PR 192112).
+pool without a symmetric window. Nor does `set_symm_mem_for_comm`: it needs a group that asks for zero CTAs
+from its start, cannot be undone, and a pool that grows registers at a time that the ranks have not agreed on
+(pytorch PR 192112). Here NCCL allocates and registers the memory, once.
 
 `prepare` succeeds on all ranks or on none, after a trial in which no kernel ran and every byte arrived.
 """
@@ -94,6 +95,7 @@ class CopyEngines:
     def __init__(self) -> None:
         self._windows: dict[tuple[int, ...], Window] = {}
         self._used: set[tuple[int, ...]] = set()
+        self._held: Callable[[], set[int]] = set
 
     def why_not(self, groups: Sequence[Any]) -> str:
         """Why these parameter groups cannot be gathered by copy engines; empty where they can be."""
@@ -115,7 +117,7 @@ class CopyEngines:
 
     def use(self, groups: Sequence[Any], on: bool) -> None:
         """Gather these groups by copy engines, where their windows are there; else as the program does."""
-        held = _held_by(groups)
+        self._held = _held_by(groups)
         made: dict[tuple[int, ...], WindowedAllGather] = {}
         for group in groups:
             ranks, now = shard_ranks(group), getattr(group, "_all_gather_comm", None)
@@ -126,14 +128,18 @@ class CopyEngines:
                     group._all_gather_comm = plain
             else:  # one for all groups of these ranks, which use its buffers in turn
                 if ranks not in made:
-                    made[ranks] = WindowedAllGather(window.group, window.arena, plain, held)
+                    made[ranks] = WindowedAllGather(window.group, window.arena, plain, self._held)
                 group._all_gather_comm = made[ranks]
         self._used = set(made)
 
     def release(self) -> None:
         """Give back the windows that are not in use. All ranks call it together."""
-        for ranks in [ranks for ranks in self._windows if ranks not in self._used]:
-            self._windows.pop(ranks).close()
+        held = self._held()
+        for ranks, window in list(self._windows.items()):
+            first = window.arena.data_ptr()
+            pending = any(first <= address < first + window.arena.numel() for address in held)
+            if ranks not in self._used and not pending:
+                self._windows.pop(ranks).close()
 
 
 def open_window(group: Any, ranks: Sequence[int], size: int, problem: str = "") -> Window:
@@ -145,6 +151,7 @@ def open_window(group: Any, ranks: Sequence[int], size: int, problem: str = "") 
     import torch.distributed as dist
 
     from weft.comm.symmetric import zero_cta_group
+    from weft.shim import communicators
     from weft.tuning.live.fsdp import name_of_our_own
 
     own, device = group.mesh_info.shard_process_group, group.device
@@ -158,43 +165,53 @@ def open_window(group: Any, ranks: Sequence[int], size: int, problem: str = "") 
             except Exception:  # nothing uses it any more
                 _log.debug("a window of copy engines was not given back whole", exc_info=True)
 
+    arena, before = None, {found.key for found in communicators.communicators()}
     try:
         with name_of_our_own():
             zero = zero_cta_group(list(ranks), use_local_synchronization=True, group_desc="weft_copy_engines")
         made.append(lambda: dist.destroy_process_group(zero))
-        _agree("", zero, device)  # the first collective makes the communicator
-        arena = _registered(zero, size, device, made)
+        arena = _registered(zero, before, size, device, made)
         problem = _try_out(zero, arena, len(ranks))
+    except UnavailableError as error:
+        problem = str(error)
     except Exception as error:
         _log.debug("no window for copy engines", exc_info=True)
         problem = (str(error).splitlines() or [type(error).__name__])[0]
     try:
         _agree(problem, own, device)
     except UnavailableError:
+        arena = None
         close()
         raise
     return Window(zero, arena, close)
 
 
-def _registered(zero: Any, size: int, device: Any, made: list[Callable[[], None]]) -> Any:
-    """Memory in a symmetric window: one allocation, hence one window, registered once on all ranks."""
+def _registered(zero: Any, before: set[str], size: int, device: Any, made: list[Callable[[], None]]) -> Any:
+    """Memory in a symmetric window: one allocation, hence one window, registered once on all ranks.
+
+    `before`: keys of the communicators that were there before the group.
+    """
     import torch
 
-    backend = zero._get_backend(device)
-    arena, problem = None, ""
+    from weft.shim import communicators
+    from weft.shim.nccl_binding import NcclArena
+
+    _agree("", zero, device)  # the first collective makes the communicator, if it is not there yet
+    keys = [found.key for found in communicators.communicators() if found.key and found.key not in before]
+    memory, arena, problem = None, None, "" if len(keys) == 1 else "its communicator was not seen"
     try:
-        pool = torch.cuda.MemPool(backend.mem_allocator)
-        with torch.cuda.use_mem_pool(pool):
-            arena = torch.empty(size, dtype=torch.uint8, device=device)
-    except RuntimeError as error:  # out of memory, or no allocator
+        if not problem:
+            memory = NcclArena(int(keys[0], 16), size)
+            made += [memory.close, lambda: torch.cuda.synchronize(device)]  # undone from the last
+            arena = torch.as_tensor(memory, device=device)
+    except (RuntimeError, UnavailableError, TypeError) as error:
         problem = str(error).splitlines()[0]
     _agree(problem, zero, device)  # registering waits for all ranks
     try:
-        torch.cuda.synchronize(device)
-        backend.register_mem_pool(pool, symm=True)
-        made.append(lambda: backend.deregister_mem_pool(pool))
-    except (RuntimeError, TypeError) as error:
-        problem = str(error).splitlines()[0]
+        if memory is not None:
+            memory.register()
+    except UnavailableError as error:
+        problem = str(error)
     _agree(problem, zero, device)
     return arena
 
@@ -232,7 +249,7 @@ def _agree(problem: str, group: Any, device: Any) -> None:
     failed = torch.tensor([1 if problem else 0], dtype=torch.int32, device=device)
     dist.all_reduce(failed, op=dist.ReduceOp.MAX, group=group)
     if int(failed.item()):
-        raise UnavailableError(f"copy engines cannot gather here: {problem or 'another rank cannot'}")
+        raise UnavailableError(problem or "copy engines cannot gather on another rank")
 
 
 def _why_not(group: Any) -> str:
@@ -248,7 +265,6 @@ def _why_not(group: Any) -> str:
     reasons = {
         "the process group is not one of NCCL": not type(backend).__name__.startswith("ProcessGroupNCCL"),
         "this torch cannot ask NCCL for zero CTAs": not hasattr(options, "NCCL_CTA_POLICY_ZERO"),
-        "this torch registers no symmetric memory": not hasattr(backend, "register_mem_pool"),
         "the program gathers in its own way": type(getattr(group, "_all_gather_comm", None)).__name__
         not in ("DefaultAllGather", "WindowedAllGather"),
         "NCCL is older than 2.28": not versions or min(versions) < _COPIES,

@@ -12,7 +12,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from weft.shim.spans import PLACED_LATENCY_NS, Span, common, total, union_spans
+from weft.shim.event_clock import PLACED_LATENCY_NS
+from weft.shim.interval_sets import common, total, union_spans
+from weft.shim.spans import Span, compute_time
 
 _COLLECTIVES = {"allgather": "all_gather", "reducescatter": "reduce_scatter", "allreduce": "all_reduce"}
 _Intervals = list[tuple[int, int]]
@@ -43,7 +45,7 @@ def comm_costs(spans: Sequence[Span], steps: int, sms: int) -> CommCosts | None:
         return None
     comm = [span for span in spans if span.kind == "comm"]
     compute = [span for span in spans if span.kind in ("compute", "graph")]
-    busy = union_spans((span.start_ns, span.end_ns) for span in compute)
+    busy = compute_time(spans)
     carried = union_spans((span.start_ns, span.end_ns) for span in comm)
     ms = 1e-6 / steps
     held = sum((s.end_ns - s.start_ns) * min(1.0, math.prod(s.raw.grid) / sms) for s in comm)

@@ -11,11 +11,15 @@ MOST_SETTINGS / 2**PAIRS, which is 1.2%.
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 
 from weft.policy import MAX_CTAS
+
+_log = logging.getLogger("weft.live")
 
 PAIRS = 8
 LEAST_GAIN = 0.01
@@ -135,6 +139,20 @@ def offered(
 def _free_to_set(setting: str, environ: Mapping[str, str], given: Iterable[str]) -> bool:
     name, value = setting.split("=")
     return environ.get(name) == value if setting in given else name not in environ
+
+
+def configured(environ: Mapping[str, str], system: Path = Path("/etc/nccl.conf")) -> set[str]:
+    """Variables that the user sets in NCCL's configuration files: the environment would outrank them."""
+    own = environ.get("NCCL_CONF_FILE") or f"{environ.get('HOME', '')}/.nccl.conf"
+    found = set()
+    for path in (Path(own), system):
+        try:
+            lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        except OSError:
+            _log.debug("no configuration of NCCL in %s", path)
+            continue
+        found |= {line.split("=")[0].strip() for line in lines if "=" in line and not line.startswith("#")}
+    return found
 
 
 def known_setting(setting: object) -> bool:

@@ -1,0 +1,48 @@
+"""Paced collectives on a GPU: right results, the time of the node, recognized by the shim. About 25 s."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SMOKE = Path(__file__).resolve().parents[2] / "benchmarks" / "node" / "smoke.py"
+
+
+@pytest.fixture(scope="module")
+def smoke():
+    """What benchmarks/node/smoke.py found under `weft run`."""
+    paths = os.pathsep.join(path for path in sys.path if path)
+    done = subprocess.run(
+        [sys.executable, "-m", "weft", "run", "--", sys.executable, str(SMOKE)],
+        env={**os.environ, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_results_are_those_of_ranks_with_equal_data(smoke):
+    assert smoke["results"]["wrong"] == []
+
+
+def test_collectives_last_as_long_as_on_the_node(smoke):
+    rows = smoke["durations"]["rows"]
+    assert len(rows) > 20
+    for kind, size, limit, ctas, asked_us, took_us in rows:
+        # Two events and the launch between them take some microseconds.
+        assert 0.95 * asked_us < took_us < 1.1 * asked_us + 15, (kind, size, limit, ctas)
+
+
+def test_the_kernel_takes_an_sm_as_nccls_does_and_the_shim_knows_its_communicators(smoke):
+    assert smoke["timer"]["registers"] in range(88, 97)
+    assert smoke["timer"]["blocks_per_sm"] == 1
+    assert {found["path"] for found in smoke["seen"]} == {"config"}
+    assert max(found["collectives"] for found in smoke["seen"]) > 100
