@@ -150,9 +150,7 @@ def _findings(
         )
     loses = next((one for one in claims if one.id == "claim/priority-loses"), None)
     if loses is not None and not loses.sign_right:
-        found.append(
-            "Not reproduced: priority never loses on the simulated MI250X."
-        )
+        found.append("Not reproduced: priority never loses on the simulated MI250X.")
     wrong = [one for one in claims if one.id.startswith("claim/opt2") and one.sign_right is False]
     if wrong:
         listed = ", ".join(f"{one.id.split('/')[-1]} {one.cell.split()[-1]}" for one in wrong)
