@@ -27,6 +27,7 @@ from weft.comm.paced_launch import PacedLauncher
 from weft.comm.paced_plan import SCALED_TYPES, GhostStages, RankCall, plan_calls
 from weft.errors import UnavailableError, UsageError
 from weft.gpu.driver import load_driver
+from weft.shim.layout import NCCL_OPERATIONS
 
 _log = logging.getLogger(__name__)
 
@@ -40,18 +41,6 @@ STAGE_VARIABLE = "WEFT_GHOST_STAGE"
 MOST_REMEMBERED = 2048
 """Groups of calls whose kernels are kept ready."""
 _UNHANDLED = 1  # ncclUnhandledCudaError
-_OPERATIONS = (
-    "all_reduce",
-    "broadcast",
-    "reduce",
-    "all_gather",
-    "reduce_scatter",
-    "all_to_all",
-    "gather",
-    "scatter",
-    "send",
-    "recv",
-)
 _TYPE_NAMES = {number: name for name, number in reversed(NCCL_DTYPES.items())}
 _TYPE_BYTES = {0: 1, 1: 1, 2: 4, 3: 4, 4: 8, 5: 8, 6: 2, 7: 4, 8: 8, 9: 2}
 
@@ -120,7 +109,7 @@ _DEVICE = CFUNCTYPE(c_int, POINTER(c_int))
 def rank_call(call: Any) -> RankCall:
     """A call of the C library as plain data."""
     return RankCall(
-        operation=_OPERATIONS[call.operation],
+        operation=NCCL_OPERATIONS[call.operation],
         send=call.send,
         recv=call.recv,
         size_bytes=call.count * _TYPE_BYTES.get(call.type, 1),

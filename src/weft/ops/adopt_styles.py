@@ -15,14 +15,15 @@ import copy
 import functools
 import logging
 import weakref
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from weft.ops.call import Call
 from weft.ops.layers import ColumnParallelLinear, RowParallelLinear, compute_columns
@@ -133,8 +134,19 @@ def _works(x: DTensor) -> bool:
     return _working
 
 
-_CONSUMERS: weakref.WeakKeyDictionary[nn.Module, list[weakref.ref[nn.Module]]] = weakref.WeakKeyDictionary()
+_Followers: TypeAlias = "weakref.WeakKeyDictionary[nn.Module, Sequence[weakref.ref[nn.Module]]]"
+_seen: _Followers = weakref.WeakKeyDictionary()
 """By layer: those that multiplied the same tensor when it last was the first to do so."""
+_settled: _Followers = weakref.WeakKeyDictionary()
+"""The same, as of the last step of an optimizer. Activation checkpointing runs a forward pass again and
+expects it to save the same tensors, so with gradients nothing changes in between."""
+
+
+def _settle(*_: Any) -> None:
+    """Called after each step of an optimizer; one inside a backward pass is too early."""
+    if not torch.compiler.is_compiling() and torch._C._current_graph_task_id() == -1:
+        for layer, followers in _seen.items():
+            _settled[layer] = tuple(followers)
 
 
 class AdoptedColumn(ColumnParallelLinear):
@@ -179,10 +191,10 @@ def _noted(layer: AdoptedColumn, pending: PendingGather) -> list[Any]:
     """This layer, and if it is the first with this input those that came after it last time."""
     layers: list[Any] = [layer]
     if not pending.consumers:
-        known = [each() for each in _CONSUMERS.get(layer, ())]
+        known = [each() for each in (_settled if torch.is_grad_enabled() else _seen).get(layer, ())]
         others = [each for each in known if each is not None and each is not layer]
         layers += [each for each in others if _weight_fits(each, pending.source, Shard(0))]
-        _CONSUMERS[layer] = pending.consumers
+        _seen[layer] = pending.consumers
     if all(each() is not layer for each in pending.consumers):
         pending.consumers.append(weakref.ref(layer))
     return layers
@@ -244,6 +256,7 @@ def install_styles(styles: Any, counted: Replacements) -> None:
     _wrap(rows, "_apply", _apply_rows)
     _wrap(prepare, "_apply", _apply_prepare)
     _wrap(prepare, "_prepare_input_arg", _prepare_argument)
+    register_optimizer_step_post_hook(_settle)
 
 
 def _wrap(owner: type, name: str, replacement: Callable[..., Any]) -> None:

@@ -130,10 +130,16 @@ def _findings(
     ]
     worse = [title for gpu, title in PAPER_GPUS.items() if errors[gpu].large_mae > errors[gpu].constant_mae]
     if worse:
+        means = [
+            f"{title} {errors[gpu].large_ours:.3f} for {errors[gpu].large_published:.3f}"
+            for gpu, title in PAPER_GPUS.items()
+            if title in worse
+        ]
         found.append(
-            f"Large grids: worse than a constant on {', '.join(worse)}. The published ratios there vary by "
-            "about 0.02 around one value, which depends only on how long the collective takes relative to "
-            "the GEMM and on how much of it starts late; neither time is published."
+            f"Large grids: worse than a constant on {', '.join(worse)} (on average {', '.join(means)}). The "
+            "published ratios there vary by about 0.02 around one value, which depends only on how long the "
+            "collective takes relative to the GEMM and on how much of it starts late; neither time is "
+            "published."
         )
     else:
         found.append(
