@@ -99,8 +99,8 @@ def run(
         bool,
         typer.Option(
             "--ops",
-            help="Fuse collectives of tensor-parallel PyTorch models with the matmuls next to them, where "
-            "that promises a gain.",
+            help="Fuse collectives of tensor-parallel PyTorch models with the matmuls next to them. Not "
+            "verified on GPUs: only with WEFT_OPS=pick or all in the environment.",
         ),
     ] = False,
     metrics: Annotated[
@@ -128,7 +128,7 @@ def run(
     from weft.shim import chrome, launch, stats
     from weft.shim.apply import not_applied
     from weft.shim.engine import engine_summary, kernels_in_traces, traced_summary
-    from weft.shim.inject import Job, TraceRequest, check_preload
+    from weft.shim.inject import OPS_VARIABLE, Job, TraceRequest, check_preload
     from weft.tuning.live.start_trial import CTA_VARIABLE, configured
     from weft.tuning.live.starts import Memory
     from weft.tuning.live.tuned_job import read_record, read_result
@@ -146,6 +146,7 @@ def run(
     for option, path in (("--stats", stats_file), ("--html", html)):
         if path is not None:
             _check_output(option, path, policy_file)
+    replacing = ops and _replacing(os.environ.get(OPS_VARIABLE, ""))
     for line in not_applied(policy, framework=True):
         _say(line, quiet=False)
     fixed = {*os.environ, *configured(os.environ), *([CTA_VARIABLE] if policy.max_ctas is not None else [])}
@@ -163,7 +164,7 @@ def run(
     with ExitStack() as held:
         counts_steps = steps or address is not None
         job = held.enter_context(
-            Job(policy, tune=tune, trace=wanted, command=command, steps=counts_steps, ops=ops)
+            Job(policy, tune=tune, trace=wanted, command=command, steps=counts_steps, ops=replacing)
         )
         _say(job.problem, quiet)
         env = {**job.environment(launch.original_environment()), **budget, **_start_environment(chosen)}
@@ -188,7 +189,7 @@ def run(
                 if earlier is not None:
                     _say(earlier.learn(counted["tuning"], ended_well=_ended_well(status)), quiet)
                 _say(engine_summary(counted["engine"]), quiet)
-            if ops:
+            if replacing:
                 from weft.ops.replacements import read_replacements
 
                 counted["ops"] = read_replacements(job.folder)
@@ -241,6 +242,22 @@ def _say(line: str, quiet: bool) -> None:
     if line and not quiet:
         with suppress(OSError):  # standard error is closed
             print(f"weft: {line}", file=sys.stderr, flush=True)
+
+
+def _replacing(wanted: str) -> bool:
+    """Whether --ops replaces anything: it has not been verified on GPUs, so the user must ask for it."""
+    from weft.shim.inject import BY_PICK, OPS_VARIABLE, REPLACE_ALL
+
+    if wanted in (BY_PICK, REPLACE_ALL):
+        return True
+    if wanted:
+        raise UsageError(f"{OPS_VARIABLE}={wanted} is not known; use {BY_PICK} or {REPLACE_ALL}")
+    _say(
+        "--ops leaves this program unchanged: replacing on GPUs has not been verified; "
+        f"{OPS_VARIABLE}={BY_PICK} in the environment replaces where a gain is promised",
+        quiet=False,
+    )
+    return False
 
 
 def _tune_budget(tune: bool, share: float | None, once: bool) -> dict[str, str]:
