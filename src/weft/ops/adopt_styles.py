@@ -27,7 +27,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from weft.ops.call import Call
 from weft.ops.layers import ColumnParallelLinear, RowParallelLinear, compute_columns
-from weft.ops.promise import forced_schedule, promised, replaces_all
+from weft.ops.promise import forced_schedule, promised, replaces_on
 from weft.ops.replacements import Replacements
 from weft.ops.steps import Problem
 from weft.ops.teams import team_of
@@ -112,7 +112,7 @@ def can_defer(x: Any) -> bool:
     (placement,) = x.placements
     if type(placement) is not Shard or not 0 <= placement.dim < x.dim() - 1:
         return False
-    if not (x.device.type == "cuda" or replaces_all()) or torch._C._functorch.peek_interpreter_stack():
+    if not replaces_on(x.device) or torch._C._functorch.peek_interpreter_stack():
         return False
     return type(x) is DTensor and type(x._local_tensor) in _PLAIN and _works(x)
 
@@ -121,13 +121,15 @@ _working: bool | None = None
 
 
 def _works(x: DTensor) -> bool:
-    """Whether this torch takes a pending DTensor for one of its own; all ranks try it once, together."""
+    """Whether this torch takes a pending DTensor for one of its own; tried once, with nothing to gather."""
     global _working
     if _working is None:
         try:
-            made = defer(x.detach())
+            nothing = torch.empty(2, 2, dtype=x.dtype, device=x.device)
+            whole = DTensor.from_local(nothing, x.device_mesh, [Replicate()], run_check=False)
+            made = defer(whole)
             local = made._local_tensor
-            _working = type(made) is DTensor and local.shape == x.shape and made._local_tensor is local
+            _working = type(made) is DTensor and local.shape == whole.shape and made._local_tensor is local
         except (AttributeError, TypeError, NotImplementedError):
             _log.debug("inputs are gathered by torch: no pending DTensor in this version", exc_info=True)
             _working = False
@@ -212,7 +214,7 @@ def _rows_fit(layer: AdoptedRow, x: DTensor) -> bool:
     last = tuple(x.placements) == (Shard(x.dim() - 1),)
     if not last or dim == x.dim() - 1 or not _weight_fits(layer, x, Shard(1)):
         return False
-    if type(x._local_tensor) not in _PLAIN or not (x.device.type == "cuda" or replaces_all()):
+    if type(x._local_tensor) not in _PLAIN or not replaces_on(x.device):
         return False
     ranks = layer._mesh.value.size()
     columns = -(-layer.in_features // ranks)
