@@ -147,6 +147,9 @@ def run(
         if path is not None:
             _check_output(option, path, policy_file)
     replacing = ops and _replacing(os.environ.get(OPS_VARIABLE, ""))
+    wanted = TraceRequest(trace_steps, trace_after) if trace is not None else None
+    if trace is not None:
+        chrome.check_folder(trace)
     for line in not_applied(policy, framework=True):
         _say(line, quiet=False)
     fixed = {*os.environ, *configured(os.environ), *([CTA_VARIABLE] if policy.max_ctas is not None else [])}
@@ -158,9 +161,6 @@ def run(
             policy = dataclasses.replace(policy, max_ctas=int(chosen[CTA_VARIABLE]))
         _say(earlier.problem, quiet)
         _say(f"this start has {_as_settings(chosen)}" if chosen else "", quiet)
-    wanted = TraceRequest(trace_steps, trace_after) if trace is not None else None
-    if trace is not None:
-        chrome.check_folder(trace)
     with ExitStack() as held:
         counts_steps = steps or address is not None
         job = held.enter_context(
