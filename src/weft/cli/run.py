@@ -127,7 +127,7 @@ def run(
     from weft.monitor.exporter import Exporter, metrics_address
     from weft.shim import chrome, launch, stats
     from weft.shim.apply import not_applied
-    from weft.shim.engine import engine_summary
+    from weft.shim.engine import engine_summary, kernels_in_traces, traced_summary
     from weft.shim.inject import OPS_VARIABLE, Job, TraceRequest, check_preload
     from weft.tuning.live.start_trial import CTA_VARIABLE, configured
     from weft.tuning.live.starts import Memory
@@ -147,6 +147,9 @@ def run(
         if path is not None:
             _check_output(option, path, policy_file)
     replacing = ops and _replacing(os.environ.get(OPS_VARIABLE, ""))
+    wanted = TraceRequest(trace_steps, trace_after) if trace is not None else None
+    if trace is not None:
+        chrome.check_folder(trace)
     for line in not_applied(policy, framework=True):
         _say(line, quiet=False)
     fixed = {*os.environ, *configured(os.environ), *([CTA_VARIABLE] if policy.max_ctas is not None else [])}
@@ -158,9 +161,6 @@ def run(
             policy = dataclasses.replace(policy, max_ctas=int(chosen[CTA_VARIABLE]))
         _say(earlier.problem, quiet)
         _say(f"this start has {_as_settings(chosen)}" if chosen else "", quiet)
-    wanted = TraceRequest(trace_steps, trace_after) if trace is not None else None
-    if trace is not None:
-        chrome.check_folder(trace)
     with ExitStack() as held:
         counts_steps = steps or address is not None
         job = held.enter_context(
@@ -196,7 +196,10 @@ def run(
                 _say(counted["ops"]["text"], quiet)
             job.leave_outcome(counted)
             if trace is not None:
-                _write_traces(job.folder, trace, quiet)
+                written = _write_traces(job.folder, trace, quiet)
+                if written and counted["engine"]["asked"]:
+                    counted["engine"]["traced"] = kernels_in_traces(written)
+                    _say(traced_summary(counted["engine"]["traced"]), quiet)
         finally:
             if exporter is not None:
                 exporter.stop()
@@ -296,18 +299,19 @@ def _write_page(path: Path | None, tuning: dict[str, Any], steps: dict[str, Any]
         _say(str(error), quiet=False)
 
 
-def _write_traces(folder: Path, out: Path, quiet: bool) -> None:
+def _write_traces(folder: Path, out: Path, quiet: bool) -> list[Path]:
     from weft.shim import chrome
 
     try:
         written = chrome.write_traces(folder, out)
     except WeftError as error:
         _say(str(error), quiet=False)
-        return
+        return []
     if written:
         _say(f"traces of {len(written)} processes: weft analyze {out}/weft.*.json", quiet)
     else:
         _say("nothing was traced: the program launched no kernel, or ended before --trace-after", quiet)
+    return written
 
 
 def _check_output(option: str, path: Path, policy_file: Path | None) -> None:

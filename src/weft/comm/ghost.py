@@ -51,9 +51,13 @@ def _batch_pairs() -> None:
     """Tell ghost groups which sends and receives belong together; torch tells only its own groups."""
     real = dist.batch_isend_irecv
 
-    def batch(operations: list[Any]) -> list[Any]:
-        group = operations[0].group or dist.group.WORLD if operations else None
-        return group.together(lambda: real(operations)) if isinstance(group, GhostGroup) else real(operations)
+    def batch(p2p_op_list: list[Any]) -> list[Any]:
+        first = next(iter(p2p_op_list), None)
+        group = (first.group or dist.group.WORLD) if isinstance(first, dist.P2POp) else None
+        if not isinstance(group, GhostGroup):
+            return real(p2p_op_list)
+        works: list[Any] = group.together(lambda: real(p2p_op_list))
+        return works
 
     dist.batch_isend_irecv = batch
     dist.distributed_c10d.batch_isend_irecv = batch
