@@ -54,9 +54,9 @@ def _batch_pairs() -> None:
     def batch(p2p_op_list: list[Any]) -> list[Any]:
         first = next(iter(p2p_op_list), None)
         group = (first.group or dist.group.WORLD) if isinstance(first, dist.P2POp) else None
-        if not isinstance(group, GhostGroup):
-            return real(p2p_op_list)
-        return group.together(lambda: real(p2p_op_list))
+        if isinstance(group, GhostGroup):
+            return group.together(lambda: real(p2p_op_list))
+        return real(p2p_op_list)
 
     dist.batch_isend_irecv = batch
     dist.distributed_c10d.batch_isend_irecv = batch

@@ -50,6 +50,8 @@ class PendingGather(DTensor):  # type: ignore[misc,unused-ignore]
     state: Any
     fused: bool | None
     """Whether fused operations multiply it: what the first layer found holds for the others."""
+    observed: bool
+    """Whether it was made where hooks see what autograd saves, as in torch's checkpoints."""
 
     @property
     def _local_tensor(self) -> torch.Tensor:  # type: ignore[override,unused-ignore]
@@ -84,7 +86,7 @@ class _Defer(torch.autograd.Function):  # type: ignore[misc,unused-ignore]
         nothing = torch.empty(0, dtype=given.dtype, device=given.device)
         made = PendingGather(nothing, spec, requires_grad=False)
         made.source, made.consumers, made.results = source.tensor, [], {}
-        made.state, made.fused = None, None
+        made.state, made.fused, made.observed = None, None, _saving_is_observed()
         return made
 
     @staticmethod
@@ -172,9 +174,16 @@ class AdoptedRow(RowParallelLinear):
 
 
 def _compute(layer: AdoptedColumn, pending: PendingGather) -> Any:
-    """A layer's result, with those of the layers that had the same input as this one last time; or None."""
+    """A layer's result, with those of the layers that had the same input as this one last time; or None.
+
+    Alone where hooks see what autograd saves: torch's checkpoints run a forward pass twice, and refuse one
+    that saves other tensors the second time.
+    """
     state = torch.is_grad_enabled(), torch.is_autocast_enabled(pending.device.type)
-    layers = _noted(layer, pending)
+    observed = _saving_is_observed()
+    if observed and not pending.observed:
+        return None  # a checkpoint that runs again may find it gathered
+    layers = [layer] if observed else _noted(layer, pending)
     result = pending.results.pop(id(layer), None) if pending.state == state else None
     if result is not None or not _weight_fits(layer, pending.source, Shard(0)):
         return result
@@ -200,6 +209,12 @@ def _noted(layer: AdoptedColumn, pending: PendingGather) -> list[Any]:
     if all(each() is not layer for each in pending.consumers):
         pending.consumers.append(weakref.ref(layer))
     return layers
+
+
+def _saving_is_observed() -> bool:
+    """Whether hooks get the tensors that autograd saves now; true where torch does not say."""
+    top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+    return top is None or top(True) is not None
 
 
 def _columns_promised(layers: list[Any], x: DTensor) -> bool:

@@ -16,6 +16,7 @@ import torch
 from weft.errors import WeftError
 from weft.ops.call import Call
 from weft.ops.choose import choose, pick_arguments
+from weft.ops.operands import DTYPES
 from weft.ops.steps import Problem
 from weft.ops.teams import Team
 from weft.shim.inject import BY_PICK, OPS_VARIABLE, REPLACE_ALL
@@ -44,7 +45,7 @@ def forced_schedule() -> str | None:
 def promised(team: Team, call: Call, problem: Problem, x: torch.Tensor) -> bool:
     """Whether rank 0 expects a gain; the first question for these sizes is an exchange between all ranks."""
     if replaces_all():
-        return True
+        return x.dtype in DTYPES
     columns = problem.n if call.scatters else problem.k
     if not may_gain(call.operation, problem.m, columns, problem.ranks, x):
         return False
@@ -68,6 +69,8 @@ def _expects(call: Call, problem: Problem, x: torch.Tensor, team: Team) -> bool:
 
 def may_gain(operation: str, rows: int, columns: int, ranks: int, x: Any) -> bool:
     """Whether a transfer of rows by columns is long enough to be worth hiding, whatever the weight."""
+    if x.dtype not in DTYPES:  # the operation would refuse it
+        return False
     if replaces_all():
         return True
     if not replaces_on(x.device) or ranks == 1:
