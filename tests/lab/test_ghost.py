@@ -75,7 +75,8 @@ def test_every_other_collective():
     dist.send(numbers(3), dst=1)
     dist.recv(torch.empty(3), src=2)
     y = numbers(3)
-    for work in dist.batch_isend_irecv([dist.P2POp(dist.isend, y, 1), dist.P2POp(dist.irecv, y[:2], 2)]):
+    pairs = [dist.P2POp(dist.isend, y, 1), dist.P2POp(dist.irecv, y[:2], 2)]
+    for work in dist.batch_isend_irecv(p2p_op_list=pairs):
         work.wait()
     assert y.tolist() == [0, 0, 3]  # a ghost has nothing to send
     dist.barrier()

@@ -125,8 +125,9 @@ def test_a_search_that_takes_long_for_such_short_steps_is_repeated_later():
     """A step of 2 ms, and a search that keeps the job waiting for 0.5 s: 5% of the time are more steps."""
     costly = replace(left_alone(), cost_ms=500.0)
     status = WatchStatus(costly, DEFAULT)
-    ran, _ = play(costly, 6500, lambda step: (2.0, 2.0) if step < 400 else (3.0, 2.4), status=status)
-    assert 500 / SHARE < 400 * 2.0 + (ran.index(POLICY) - 400) * 3.0 < 1.1 * 500 / SHARE
+    times = lambda trial: (2.0, 2.0) if trial < 400 else (3.0, 2.4)  # noqa: E731
+    ran, _ = play(costly, 1000, times, status=status, each=8)
+    assert 500 / SHARE < 8 * (400 * 2.0 + (ran.index(POLICY) - 400) * 3.0) < 1.1 * 500 / SHARE
 
 
 def test_a_promising_proof_goes_on_in_the_watch():

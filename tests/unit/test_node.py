@@ -219,6 +219,8 @@ def broken(**changes: object) -> dict[str, object]:
         (broken(ranks="8"), "ranks '8' is not valid"),
         (broken(gpu=""), "gpu '' is not valid"),
         (broken(network="net"), "network 'net' is not known"),
+        (broken(network=[]), "network [] is not known".replace("[", r"\[")),
+        (broken(basis="x" * 100_000), "basis 'xxx"),
         (broken(kernel={}), "kernel: threads is missing"),
         (broken(kernel__threads={"tree": 640}), "threads: ring is missing"),
         (broken(kernel__shared_bytes=-1), "shared_bytes -1"),
@@ -248,6 +250,7 @@ def test_a_file_that_is_no_node_is_refused_in_one_line(document, words, tmp_path
         load_node(str(path))
     assert str(path) in str(refused.value)
     assert "\n" not in str(refused.value)
+    assert len(str(refused.value)) < 1000
 
 
 def test_profiles_need_only_the_standard_library():

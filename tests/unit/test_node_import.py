@@ -326,8 +326,29 @@ def test_wrong_arguments_are_one_line_and_exit_code_2(words, tmp_path, capsys, m
 
 
 def test_a_table_is_read_in_linear_time():
-    (table,) = read_tables("\n".join([*log("all_reduce"), "x" * 1_000_000, " 1" * 200_000]))
+    hostile = ("x", " 1", "Rank 0 ", "size count type time ", "(B)(", "1" * 99 + " " * 99)
+    (table,) = read_tables("\n".join([*log("all_reduce"), *(one * 200_000 for one in hostile)]))
     assert len(table.rows) == len(SIZES)
+
+
+def test_numbers_that_nothing_can_have_are_left_out(tmp_path):
+    lines = log("all_reduce")
+    row = next(line for line in lines if line.split()[0] == "65536")
+    hostile = [
+        row.replace("65536", "9" * 5000),
+        row.replace(" -1 ", " 1e999 "),
+        row.replace("20.33", "1e999").replace("20.53", "1e999"),
+        f"# Rank {'9' * 5000} Group 0 Pid 1 on node0 device 0 [0x00] NVIDIA H100",
+        f"NCCL INFO {'9' * 5000} coll channels, 0 nvls channels, 0 p2p channels",
+        "NCCL INFO 0 coll channels, 0 nvls channels, 0 p2p channels",
+    ]
+    made = []
+    for number, more in enumerate(([], hostile)):
+        path = tmp_path / f"{number}.log"
+        path.write_text("\n".join([*lines[:-4], *more, *lines[-4:]]))
+        made.append(import_logs([path], "mine"))
+    assert made[0].curves[0].points == made[1].curves[0].points
+    assert (made[0].ctas, made[0].ranks) == (made[1].ctas, made[1].ranks)
 
 
 def test_paths_are_read_as_they_are(tmp_path):

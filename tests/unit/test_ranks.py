@@ -14,7 +14,8 @@ from weft.tuning.live.conductor import conduct, slowest
 from weft.tuning.live.options import Facts
 from weft.tuning.live.search import tune
 from weft.tuning.live.session import Session
-from weft.tuning.live.watch import watch
+from weft.tuning.live.tuned_job import TunedJob
+from weft.tuning.live.watch import Watch, WatchStatus, watch
 
 
 class MemoryStore:
@@ -283,6 +284,39 @@ def test_short_steps_are_watched_together_and_all_ranks_still_change_at_the_same
     assert "ctas16" in first.ran[1190]
     assert set(first.ran[-400:]) == {"overlap"}
     assert marked[1100] - marked[700] < 400 / 7 + 2 * 400 / 8 / 10 + 10  # besides, a probe has two
+
+
+def test_a_watch_of_short_steps_goes_on_with_single_steps_once_they_are_long():
+    """From 2 ms a step to 200: 8 steps a trial would make a check last 100 long steps. Then a search, whose cost
+    has nothing of the watch before it."""
+    store = MemoryStore()
+
+    def one(number: int) -> tuple[Rank, list[WatchStatus]]:
+        rank, statuses = Rank(number, {}), list[WatchStatus]()
+
+        def watched(outcome: TunedJob, ahead: int, each: int) -> Watch:
+            statuses.append(WatchStatus(outcome, outcome.policy))
+            return watch(outcome, ahead=ahead, each=each, status=statuses[0])
+
+        conductor = conduct(tune(rank.default), rank.default, watched)
+        session = Session(rank, Agreement(store, number, range(2), 10), conductor, rank.ended)
+        session.begin()
+        for step in range(3600):
+            rank.ran.append(rank.policy.label)
+            factor = (0.8 if step < 1400 else 1.2) if "ctas16" in rank.policy.label else 1.0
+            rank.time += (0.002 if step < 800 else 0.2) * (1 + 0.001 * (step % 7)) * factor
+            rank.steps += 1
+            session.step()
+        return rank, statuses
+
+    (first, statuses), (second, _) = together(2, one)
+    assert first.ran == second.ran
+    assert "ctas16" in first.ran[799]
+    assert 0 < sum("ctas16" not in label for label in first.ran[1100:1400]) <= 30  # probes of one step each
+    last = max(step for step, label in enumerate(first.ran[:1600]) if "ctas16" in label)
+    assert 1400 < last < 1400 + 60
+    assert statuses[0].searches == 1
+    assert abs(statuses[0].outcome.cost_ms) < 200 * statuses[0].outcome.steps
 
 
 def test_what_one_rank_cannot_prepare_is_tried_on_none():

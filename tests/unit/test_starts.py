@@ -115,7 +115,13 @@ def test_a_setting_is_dropped_for_good_after_the_first_pair_that_it_does_not_win
 
 
 @pytest.mark.parametrize(
-    ("how", "next_one"), [({"ended_well": False}, BUFFERS), ({}, QUEUES), (None, BUFFERS)]
+    ("how", "next_one"),
+    [
+        ({"ended_well": False}, BUFFERS),
+        ({"ms": 30, "ended_well": False}, BUFFERS),  # fast, until it had no memory left
+        ({}, QUEUES),
+        (None, BUFFERS),
+    ],
 )
 def test_a_start_without_a_result_is_repeated_unless_the_setting_may_have_broken_it(how, next_one):
     start(50)
@@ -229,6 +235,8 @@ TRIAL = {
         {"starts": {"x": 1}, "choices": []},
         {"starts": {"0": 5, "9999": 1}, "choices": []},
         {"starts": {"0": -1}, "choices": [8]},
+        {"starts": {"0": 10**400}, "choices": [8]},
+        {"starts": {}, "choices": [], "trials": [{**TRIAL, "pairs": [[50, 10**400]]}]},
         {"starts": {}, "choices": [], "trials": [{**TRIAL, "setting": "LD_PRELOAD=/tmp/x.so"}]},
         {"starts": {}, "choices": [], "trials": [{**TRIAL, "setting": "NCCL_BUFFSIZE=1 LD_PRELOAD=x"}]},
         {"starts": {}, "choices": [], "trials": [{**TRIAL, "setting": "CUDA_DEVICE_MAX_CONNECTIONS=33"}]},

@@ -6,6 +6,7 @@ debug lines between the rows, several runs in one file, a file that ends in the 
 
 from __future__ import annotations
 
+import math
 import re
 import statistics
 from collections.abc import Iterable, Iterator
@@ -23,17 +24,21 @@ PROGRAMS = {
 """Collective by the program that measures it, `all_reduce_perf` …"""
 OTHER_PROGRAMS = ("alltoallv", "scatter", "gather", "hypercube")
 MAX_LOG_BYTES = 64 << 20
+_MAX_LINE = 1024
+"""Characters of a line that are looked at: rows have fewer, and patterns take long on longer ones."""
 
 _NAMES = "|".join(sorted((*PROGRAMS, *OTHER_PROGRAMS), key=len, reverse=True))
 _PROGRAM = re.compile(rf"(?<![a-z])({_NAMES})_perf")
 # Launchers mark lines, and pieces of lines: `[1,0]<stdout>:`, `[0]`, `12: `, `worker-0 | `.
 _PREFIX = re.compile(r"\[\d+(?:,\d+)?\](?:<std(?:out|err)>:)?")
 _TYPES = "u?int(?:8|32|64)|char|half|float(?:16|32|64)?|bfloat16|double|f(?:p|loat)?8\\w*"
-_ROW = re.compile(rf"(?:^|[\s:|])(\d+)\s+(\d+)\s+({_TYPES})\s+(\S.*)$")
-_RANK = re.compile(r"Rank\s+(\d+)\s+.*?Pid\s+\S+\s+on\s+(\S+)\s+device\s+\d+\s+(?:\[[^\]]*\]\s*)?(.*)$")
+_ROW = re.compile(rf"(?:^|[\s:|])(\d{{1,18}})\s+(\d{{1,18}})\s+({_TYPES})\s+(\S.*)$")
+_RANK = re.compile(
+    r"Rank\s+(\d{1,9})\s+(?:(?!Rank).)*?Pid\s+\S+\s+on\s+(\S+)\s+device\s+\d+\s+(?:\[[^\]]*\]\s*)?(.*)$"
+)
 _HEADER = re.compile(r"\bsize\s+count\s+type\b.*\b(?:cpu)?time\b.*\balgbw\b")
 _CHANNELS = re.compile(
-    r"(\d+) coll channels,(?: \d+ collnet channels,)? (\d+) nvls channels, (\d+) p2p channels"
+    r"\b(\d{1,9}) coll channels,(?: \d+ collnet channels,)? (\d{1,9}) nvls channels, (\d{1,9}) p2p channels"
 )
 _UNIT = re.compile(r"\(B\).*?\((ns|us|ms|s)\)")
 _US = {"ns": 1e-3, "us": 1.0, "ms": 1e3, "s": 1e6}
@@ -106,7 +111,7 @@ def _tables(lines: Iterable[str]) -> Iterator[TestedCollective]:
     columns: list[str] = []
     unit = 1.0
     for raw in lines:
-        line = _PREFIX.sub(" ", raw)
+        line = _PREFIX.sub(" ", raw[:_MAX_LINE])
         rank = _RANK.search(line)
         program = None if "concluded" in line else _PROGRAM.search(line)
         if table.rows and (program or (rank and rank[1] == "0") or _HEADER.search(line)):
@@ -141,7 +146,10 @@ def _row(nbytes: int, words: list[str], columns: list[str], unit: float) -> Test
     if "root" in columns or (not columns and len(words) in (5, 9)):
         if not words or not _NUMBER.match(words[0]):
             return None
-        root = int(float(words.pop(0)))
+        number = float(words.pop(0))
+        if not math.isfinite(number):
+            return None
+        root = int(number)
     starts = _starts(columns)
     first, second = (_three(words, start) for start in starts)
     best = first or second
@@ -179,7 +187,8 @@ def _three(words: list[str], start: int) -> tuple[float, float, float] | None:
     if len(part) < 3 or not all(_NUMBER.match(word) for word in part):
         return None
     us, algorithm_gb_s, bus_gb_s = (float(word) for word in part)
-    return (us, algorithm_gb_s, bus_gb_s) if us > 0 else None
+    finite = all(map(math.isfinite, (us, algorithm_gb_s, bus_gb_s)))
+    return (us, algorithm_gb_s, bus_gb_s) if us > 0 and finite else None
 
 
 def ranks_by_bandwidth(table: TestedCollective) -> int:

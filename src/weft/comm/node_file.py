@@ -19,6 +19,7 @@ from weft.gpu.network import NETWORKS
 NODE_VERSION = 1
 _FOLDER = Path(__file__).parent / "nodes"
 _MAX_FILE_BYTES = 4 << 20
+_MAX_REASON = 400  # characters: it may quote what is in the file
 _MAX_RANKS = 4096
 _MAX_POINTS = 4096
 NODE_CONSTANTS = ("launch_us", "hop_us", "gb_s", "switch_gain", "half_bytes", "ring_us", "network_us")
@@ -63,7 +64,7 @@ def read_node(path: Path) -> Node:
     try:
         return node_from_dict(document)
     except UsageError as error:
-        raise InputError(f"node {path}: {error}") from None
+        raise InputError(f"node {path}: {str(error)[:_MAX_REASON]}") from None
 
 
 def node_from_dict(document: Any) -> Node:
@@ -76,7 +77,7 @@ def node_from_dict(document: Any) -> Node:
     _keys("node", document, _KEYS, _REQUIRED)
     ranks = _whole(document, "ranks", 2, _MAX_RANKS)
     network = document.get("network")
-    if network is not None and network not in NETWORKS:
+    if network is not None and (not isinstance(network, str) or network not in NETWORKS):
         raise UsageError(f"network {network!r} is not known; use one of {', '.join(NETWORKS)}")
     return Node(
         name=_text(document, "name"),

@@ -112,7 +112,7 @@ def _node(name: str, tables: list[TestedCollective], source: str) -> Node:
     constants = {**relative.constants, "gb_s": max(gb_s, 1e-3), "launch_us": min(launch, 100.0)}
     if switch:
         constants["switch_gain"] = min(10.0, reduced[0] / gb_s)
-    channels = next((table.channels for table in tables if table.channels), None)
+    channels = next((table.channels for table in tables if table.channels and all(table.channels[::2])), None)
     ctas = dict(relative.ctas)
     if channels:
         ring_ctas, switch_ctas, peer_ctas = channels

@@ -27,7 +27,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from weft.ops.call import Call
 from weft.ops.layers import ColumnParallelLinear, RowParallelLinear, compute_columns
-from weft.ops.promise import forced_schedule, promised, replaces_all
+from weft.ops.promise import forced_schedule, promised, replaces_on
 from weft.ops.replacements import Replacements
 from weft.ops.steps import Problem
 from weft.ops.teams import team_of
@@ -50,6 +50,8 @@ class PendingGather(DTensor):  # type: ignore[misc,unused-ignore]
     state: Any
     fused: bool | None
     """Whether fused operations multiply it: what the first layer found holds for the others."""
+    observed: bool
+    """Whether it was made where hooks see what autograd saves, as in torch's checkpoints."""
 
     @property
     def _local_tensor(self) -> torch.Tensor:  # type: ignore[override,unused-ignore]
@@ -84,7 +86,7 @@ class _Defer(torch.autograd.Function):  # type: ignore[misc,unused-ignore]
         nothing = torch.empty(0, dtype=given.dtype, device=given.device)
         made = PendingGather(nothing, spec, requires_grad=False)
         made.source, made.consumers, made.results = source.tensor, [], {}
-        made.state, made.fused = None, None
+        made.state, made.fused, made.observed = None, None, _saving_is_observed()
         return made
 
     @staticmethod
@@ -112,7 +114,7 @@ def can_defer(x: Any) -> bool:
     (placement,) = x.placements
     if type(placement) is not Shard or not 0 <= placement.dim < x.dim() - 1:
         return False
-    if not (x.device.type == "cuda" or replaces_all()) or torch._C._functorch.peek_interpreter_stack():
+    if not replaces_on(x.device) or torch._C._functorch.peek_interpreter_stack():
         return False
     return type(x) is DTensor and type(x._local_tensor) in _PLAIN and _works(x)
 
@@ -121,13 +123,15 @@ _working: bool | None = None
 
 
 def _works(x: DTensor) -> bool:
-    """Whether this torch takes a pending DTensor for one of its own; all ranks try it once, together."""
+    """Whether this torch takes a pending DTensor for one of its own; tried once, with nothing to gather."""
     global _working
     if _working is None:
         try:
-            made = defer(x.detach())
+            nothing = torch.empty(2, 2, dtype=x.dtype, device=x.device)
+            whole = DTensor.from_local(nothing, x.device_mesh, [Replicate()], run_check=False)
+            made = defer(whole)
             local = made._local_tensor
-            _working = type(made) is DTensor and local.shape == x.shape and made._local_tensor is local
+            _working = type(made) is DTensor and local.shape == whole.shape and made._local_tensor is local
         except (AttributeError, TypeError, NotImplementedError):
             _log.debug("inputs are gathered by torch: no pending DTensor in this version", exc_info=True)
             _working = False
@@ -170,9 +174,16 @@ class AdoptedRow(RowParallelLinear):
 
 
 def _compute(layer: AdoptedColumn, pending: PendingGather) -> Any:
-    """A layer's result, with those of the layers that had the same input as this one last time; or None."""
+    """A layer's result, with those of the layers that had the same input as this one last time; or None.
+
+    Alone where hooks see what autograd saves: torch's checkpoints run a forward pass twice, and refuse one
+    that saves other tensors the second time.
+    """
     state = torch.is_grad_enabled(), torch.is_autocast_enabled(pending.device.type)
-    layers = _noted(layer, pending)
+    observed = _saving_is_observed()
+    if observed and not pending.observed:
+        return None  # a checkpoint that runs again may find it gathered
+    layers = [layer] if observed else _noted(layer, pending)
     result = pending.results.pop(id(layer), None) if pending.state == state else None
     if result is not None or not _weight_fits(layer, pending.source, Shard(0)):
         return result
@@ -200,6 +211,12 @@ def _noted(layer: AdoptedColumn, pending: PendingGather) -> list[Any]:
     return layers
 
 
+def _saving_is_observed() -> bool:
+    """Whether hooks get the tensors that autograd saves now; true where torch does not say."""
+    top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+    return top is None or top(True) is not None
+
+
 def _columns_promised(layers: list[Any], x: DTensor) -> bool:
     rows, ranks = x.numel() // x.shape[-1], x.device_mesh.size()
     columns = sum(-(-layer.out_features // ranks) for layer in layers)
@@ -212,7 +229,7 @@ def _rows_fit(layer: AdoptedRow, x: DTensor) -> bool:
     last = tuple(x.placements) == (Shard(x.dim() - 1),)
     if not last or dim == x.dim() - 1 or not _weight_fits(layer, x, Shard(1)):
         return False
-    if type(x._local_tensor) not in _PLAIN or not (x.device.type == "cuda" or replaces_all()):
+    if type(x._local_tensor) not in _PLAIN or not replaces_on(x.device):
         return False
     ranks = layer._mesh.value.size()
     columns = -(-layer.in_features // ranks)

@@ -22,14 +22,13 @@ import torch
 from torch.fx import Graph, Node
 
 from weft.ops.call import Call
-from weft.ops.operands import NARROW_DTYPES
+from weft.ops.operands import DTYPES
 
 _log = logging.getLogger("weft.ops")
 
 aten, c10d = torch.ops.aten, torch.ops._c10d_functional
 _RESHAPES = (aten.reshape.default, aten.view.default, aten._unsafe_view.default)
 _SPLITS = (aten.split.Tensor, aten.split_with_sizes.default, aten.split.sizes)
-_DTYPES = (torch.float32, *NARROW_DTYPES)
 
 Wanted = Callable[[str, int, int, int, torch.Tensor], bool]
 """Whether to replace: operation, rows, columns that move, ranks, a (fake) tensor of them."""
@@ -201,7 +200,7 @@ def _is_piece(piece: Node, whole: Node, dim: int, step: int, i: int, ranks: int)
 def _fuse_gather(graph: Graph, gather: _Gather, wanted: Wanted, schedule: str | None, done: Replaced) -> None:
     value = _value(gather.result)
     matmuls = [each for each in _matmuls_of(gather.result) if not _depends(each.b, gather.result)]
-    if not matmuls or gather.dim >= value.dim() - 1 or value.dtype not in _DTYPES:
+    if not matmuls or gather.dim >= value.dim() - 1 or value.dtype not in DTYPES:
         return
     columns, rows = value.shape[-1], _rows(value)
     if not wanted("all_gather_matmul", rows, columns, gather.ranks, value):
@@ -238,7 +237,7 @@ def _fuse_scatter(
 ) -> None:
     value = _value(scatter.summed)
     terms = _terms(scatter.summed)
-    if terms is None or scatter.dim >= value.dim() - 1 or value.dtype not in _DTYPES:
+    if terms is None or scatter.dim >= value.dim() - 1 or value.dtype not in DTYPES:
         return
     rows, columns = _rows(value), value.shape[-1]
     if not wanted("matmul_reduce_scatter", rows, columns, scatter.ranks, value):

@@ -19,6 +19,8 @@ from weft.ops.call import Call
 from weft.ops.steps import Copy, Matmul, Region, Schedule
 
 NARROW_DTYPES = (torch.bfloat16, torch.float16)
+DTYPES = (torch.float32, *NARROW_DTYPES)
+"""What operations multiply without scales."""
 FP8_DTYPES = tuple(getattr(torch, name) for name in ("float8_e4m3fn", "float8_e5m2") if hasattr(torch, name))
 Strided = tuple[tuple[int, ...], tuple[int, ...], int]
 """Size, strides and offset of a view."""
@@ -175,7 +177,7 @@ def check_operands(
             )
     if xs[0].dtype in FP8_DTYPES:
         _check_scales(call, xs[0], ws, scales)
-    elif xs[0].dtype not in (torch.float32, *NARROW_DTYPES):
+    elif xs[0].dtype not in DTYPES:
         raise UsageError(
             f"{call.operation}: dtype {xs[0].dtype} is not supported; use bfloat16, float16, float32, or fp8 "
             "with scales"

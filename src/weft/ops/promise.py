@@ -16,14 +16,13 @@ import torch
 from weft.errors import WeftError
 from weft.ops.call import Call
 from weft.ops.choose import choose, pick_arguments
+from weft.ops.operands import DTYPES
 from weft.ops.steps import Problem
 from weft.ops.teams import Team
-from weft.shim.inject import OPS_VARIABLE
+from weft.shim.inject import BY_PICK, OPS_VARIABLE, REPLACE_ALL
 
 _log = logging.getLogger("weft.ops")
 
-REPLACE_ALL = "all"
-"""With this value of WEFT_OPS in the environment everything is replaced, whatever it gains; for tests."""
 EVERYWHERE = "hetero-fused-1d"
 """The schedule where everything is replaced."""
 LEAST_TRANSFER_S = 20e-6
@@ -34,6 +33,11 @@ def replaces_all() -> bool:
     return os.environ.get(OPS_VARIABLE) == REPLACE_ALL
 
 
+def replaces_on(device: torch.device) -> bool:
+    """Whether anything is replaced on this kind of device. There is no pick for CPUs."""
+    return replaces_all() or (device.type == "cuda" and os.environ.get(OPS_VARIABLE) == BY_PICK)
+
+
 def forced_schedule() -> str | None:
     return EVERYWHERE if replaces_all() else None
 
@@ -41,7 +45,7 @@ def forced_schedule() -> str | None:
 def promised(team: Team, call: Call, problem: Problem, x: torch.Tensor) -> bool:
     """Whether rank 0 expects a gain; the first question for these sizes is an exchange between all ranks."""
     if replaces_all():
-        return True
+        return x.dtype in DTYPES
     columns = problem.n if call.scatters else problem.k
     if not may_gain(call.operation, problem.m, columns, problem.ranks, x):
         return False
@@ -65,9 +69,11 @@ def _expects(call: Call, problem: Problem, x: torch.Tensor, team: Team) -> bool:
 
 def may_gain(operation: str, rows: int, columns: int, ranks: int, x: Any) -> bool:
     """Whether a transfer of rows by columns is long enough to be worth hiding, whatever the weight."""
+    if x.dtype not in DTYPES:  # the operation would refuse it
+        return False
     if replaces_all():
         return True
-    if x.device.type != "cuda" or ranks == 1:
+    if not replaces_on(x.device) or ranks == 1:
         return False
     kind, gpu = pick_arguments(x)
     return _transfer_s(operation, int(rows), int(columns), ranks, kind, gpu) >= LEAST_TRANSFER_S

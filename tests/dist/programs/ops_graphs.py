@@ -21,8 +21,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import weft.ops.compiled  # noqa: F401
 from weft.ops.adopt_styles import PendingGather, can_defer, defer
 from weft.ops.fuse_graph import fuse_graph
-from weft.ops.promise import REPLACE_ALL
-from weft.shim.inject import OPS_VARIABLE
+from weft.shim.inject import OPS_VARIABLE, REPLACE_ALL
 
 
 def gather(x, dim, *weights, more=None, bias=None):

@@ -10,7 +10,7 @@
 
 #include <string.h>
 
-enum { NOT_READY = 600, PROBE_EVERY = 8, STALL_NS = 20000, MOST_STALLED = 1024 };
+enum { NOT_READY = 600, PROBE_EVERY = 4, STALL_NS = 20000, MOST_STALLED = 1024 };
 enum { WITH_COMPLETION = 12030 }; /* the CUDA version that has the attribute */
 
 static _Atomic bool completion_refused, same_priority;

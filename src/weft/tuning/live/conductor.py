@@ -27,14 +27,11 @@ from weft.tuning.live.levers import preparations
 from weft.tuning.live.options import Facts, merge
 from weft.tuning.live.search import LEARN, SearchMethod
 from weft.tuning.live.trial import Sample, Trial
+from weft.tuning.live.trial_length import LAG, MEET, meeting, steps_of_a_trial
 from weft.tuning.live.tuned_job import TunedJob
 from weft.tuning.live.watch import Watch
 
 Conductor = Generator[Decision, list[Report], None]
-BETWEEN_S = 0.25  # seconds between decisions of a watch, at least
-MEET = (8, 256)  # trials between decisions of a watch
-TRIAL_MS, MOST_TOGETHER = 15.0, 64  # a trial of a watch: at least so long, and at most so many steps
-LAG = 2  # trials whose times need not be known when a watch decides
 
 
 class _AbandonError(Exception):
@@ -94,20 +91,10 @@ def conduct(
         state.models = outcome.policy.models
         each = steps_of_a_trial(outcome.default_ms or 0.0)
         trials = meeting(each * (outcome.default_ms or 0.0))
-        yield from _watch(watch(outcome, trials + LAG, each), trials, state)
+        yield from _watch(watch(outcome, trials + LAG, each), state)
         yield {"do": "end", "policy": outcome.policy.to_dict(), "result": result(outcome)}
     except _AbandonError as error:
         yield {**ABANDON, "reason": str(error), "together": True}
-
-
-def steps_of_a_trial(step_ms: float) -> int:
-    """How many steps a watch times together: it takes tens of microseconds each time."""
-    return min(max(math.ceil(TRIAL_MS / max(step_ms, 1e-3)), 1), MOST_TOGETHER)
-
-
-def meeting(trial_ms: float) -> int:
-    """Trials between two decisions of a watch."""
-    return min(max(math.ceil(1e3 * BETWEEN_S / max(trial_ms, 1e-3)), MEET[0]), MEET[1])
 
 
 def _search(method: SearchMethod, state: _State) -> Generator[Decision, list[Report], TunedJob]:
@@ -178,14 +165,18 @@ def _change(policy: Policy, state: _State) -> Generator[Decision, list[Report], 
     return problem
 
 
-def _watch(watch: Watch, trials: int, state: _State) -> Conductor:
-    """A watch: decisions for `trials` at a time, in advance. All ranks meet only for another search."""
+def _watch(watch: Watch, state: _State) -> Conductor:
+    """A watch: decisions for several trials at a time, in advance. All ranks meet only for another search, or
+    where the steps of a trial change."""
     try:
         trial = next(watch)
         said = [trial.say] if trial.say else []
         unknown = 0  # trials that were decided and whose times have not been sent yet
+        trials = MEET[0]
         while True:
             if trial.light:
+                if not unknown:
+                    trials = max(MEET[0], len(trial.then) - LAG)
                 plan = [trial.policy, *trial.then][unknown : unknown + trials]
                 decision = run(plan, light=True, each=trial.steps, say=said)
                 reports = yield decision if plan else {"do": "report"}

@@ -15,8 +15,9 @@ from typing import Any, Protocol
 from weft.policy import Policy
 from weft.ranks import ABANDON, Agreement, Decision, Report
 from weft.shim.apply import PREPARE_S
-from weft.tuning.live.conductor import LAG, Conductor
+from weft.tuning.live.conductor import Conductor
 from weft.tuning.live.options import Facts
+from weft.tuning.live.trial_length import LAG
 from weft.tuning.live.tuned_job import stopped
 from weft.tuning.live.watchdog import Guard
 
@@ -135,6 +136,8 @@ class Session:
             end = self.controls.mark()
             self._marks.append((self._before, self._since, end, self._each))
             self._before, self._since, self._end = None, end, end
+        else:
+            self._end = None  # nobody has marked where this step ended: no pause begins there
         if self._plan:
             self._next()
         elif self._light:
@@ -197,6 +200,7 @@ class Session:
             elif what == "report":
                 report = self._report()
             else:
+                self._since = None  # ranks have waited for each other: a new beginning
                 return self._obey(decision)
 
     def _hear(self) -> None:

@@ -146,7 +146,9 @@ class Memory:
         if self._store is None:
             return ""
         facts, ms = result.get("facts") or {}, result.get("default_ms")
-        after = self._measured(float(ms)) if ms else self._unmeasured(ended_well)
+        trial = self.starts.current(self._fixed)
+        broken = trial is not None and trial.running and not ended_well  # however fast it was until then
+        after = self._measured(float(ms)) if ms and not broken else self._unmeasured(ended_well)
         if ms:
             choices = (
                 ()
@@ -209,10 +211,10 @@ def read_starts(entry: Entry | None) -> Starts:
         found = {int(count): float(ms) for count, ms in entry.verdict["starts"].items()}
         choices = tuple(int(count) for count in entry.verdict["choices"])
         trials = tuple(trial_of(trial) for trial in entry.verdict.get("trials", ()))
-    except (KeyError, TypeError, ValueError, AttributeError):
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
         return Starts({})
     if any(not 0 <= count <= MAX_CTAS for count in (*found, *choices)) or any(
-        ms <= 0 for ms in found.values()
+        not 0 < ms < float("inf") for ms in found.values()
     ):
         return Starts({})
     return Starts(found, choices, trials[:MOST_SETTINGS])

@@ -46,6 +46,7 @@ from weft.tuning.live.pace import Pace
 from weft.tuning.live.proof import LEVEL, PROMISING_STEPS, draw_steps
 from weft.tuning.live.search import BUDGET, tune
 from weft.tuning.live.trial import Record, Sample, Trial, ask
+from weft.tuning.live.trial_length import RECENT, refitted
 from weft.tuning.live.tuned_job import TunedJob
 
 SHARE = 0.05  # of the steps, for probes, checks and further searches
@@ -58,6 +59,7 @@ LIKELY = 2.0  # and that is enough when its steps are used up; with less it goes
 MOST_CHECKED = 36
 SLOWER = (-0.025, -0.06, -0.15)
 LEAST_BLOCK = 8
+BETWEEN_REFITS = 64  # trials for each time that the steps of a trial change
 Watch = Generator[Trial, Sample, None]
 
 
@@ -117,8 +119,8 @@ def watch(
     """Watch a job that was tuned; see the module for the protocol.
 
     `outcome`: what `tune` returned. `budget`: share of the steps that probes, checks and further searches may
-    use. `ahead`: trials that are decided in advance. `each`: steps of a trial. `record`, `status`: take what
-    happens.
+    use. `ahead`: trials that are decided in advance. `each`: steps of a trial. Both change where the time of
+    a step changes much, once all that was decided has run. `record`, `status`: take what happens.
     """
     state = status or WatchStatus(outcome, outcome.policy)
     order = random.Random(f"{seed} {outcome.policy.label} {outcome.default_ms} {outcome.best_ms}")
@@ -157,6 +159,9 @@ class _Watch:
     ) -> None:
         self.default, self.budget, self.order = default, budget, order
         self.ahead, self.each = ahead, each
+        self.credit = CREDIT * each
+        self.recent: deque[float] = deque(maxlen=RECENT)
+        self.trials = self.refits = 0
         self.status, self.spent, self.spent_ms = status, 0, 0.0
         self.price_ms = max(0.0, status.outcome.cost_ms)
         """What the last search cost, and so what the next one may cost."""
@@ -207,20 +212,27 @@ class _Watch:
 
     def until_it_may_search(self) -> Generator[Trial, Sample, str]:
         """Watch until a search is due; returns why. Empty: there is nothing to watch."""
-        while True:
-            if self.status.in_force == self.default:
-                return (yield from self._idle())
-            yield from self._in_force()
+        refitted = False
+        while self.status.in_force != self.default:
+            refitted = yield from self._in_force(refitted)
+        return (yield from self._idle())
 
     # --- a policy is in force -------------------------------------------------------------------------------
 
-    def _in_force(self) -> Generator[Trial, Sample, None]:
-        """Until the policy is reverted."""
+    def _in_force(self, refitted: bool) -> Generator[Trial, Sample, bool]:
+        """Until the policy is reverted, or trials get other lengths (true): that begins with a check."""
         policy = self.status.in_force
         plan: deque[_Planned] = deque()
-        pace, coins, drawn = self._first_pace(), self._doubt(), list[Step]()
+        pace, coins, drawn = Pace() if refitted else self._first_pace(), self._doubt(), list[Step]()
         left = 0  # steps of a check that are still to come
+        if refitted and self._may_check():
+            left = self._draw_check(plan, policy)
+            self.status.checks += 1
         while True:
+            if (lengths := self._new_lengths()) is not None:
+                yield from self._run_decided(plan)
+                self._refit(*lengths)
+                return True
             while len(plan) < self.ahead + 1:
                 plan.extend(self._fill(policy, checking=left > 0))
             step = plan.popleft()
@@ -237,7 +249,8 @@ class _Watch:
                 gain = estimate(drawn)
                 enough = coins.capital >= (CLEAR if left else LIKELY) or len(drawn) >= MOST_CHECKED
                 if gain < 0 and enough:
-                    return (yield from self._revert(plan, _slower(gain, len(drawn))))
+                    yield from self._revert(plan, _slower(gain, len(drawn)))
+                    return False
                 if left == 0 and gain < 0:
                     left = self._draw_check(plan, policy)
                 elif left == 0:
@@ -253,7 +266,8 @@ class _Watch:
                     coins.restart()
                     self.status.checks += 1
                 elif suspicious and coins.capital >= CLEAR:
-                    return (yield from self._revert(plan, "probes of the default were faster"))
+                    yield from self._revert(plan, "probes of the default were faster")
+                    return False
 
     def _fill(self, policy: Policy, checking: bool) -> list[_Planned]:
         """What comes after the plan: while a check is open, the default, which is always safe."""
@@ -293,12 +307,16 @@ class _Watch:
     def _revert(self, plan: deque[_Planned], why: str) -> Generator[Trial, Sample, None]:
         """Back to the default, after the steps that are decided already."""
         policy = self.status.in_force
+        yield from self._run_decided(plan)
+        self.status.in_force, self.status.reverted = self.default, why
+        self.announce(f"{policy.label} was reverted; the job continues with the default: {why}")
+
+    def _run_decided(self, plan: deque[_Planned]) -> Generator[Trial, Sample, None]:
+        """Run what is decided already, and nothing after it."""
         rest = list(plan)[: self.ahead]
         while rest:
             step = rest.pop(0)
             yield from self._watched(step.policy, [one.policy for one in rest], step.purpose)
-        self.status.in_force, self.status.reverted = self.default, why
-        self.announce(f"{policy.label} was reverted; the job continues with the default: {why}")
 
     # --- the default is in force ----------------------------------------------------------------------------
 
@@ -310,13 +328,22 @@ class _Watch:
         pace = Pace([math.log(ms) for ms in self._proof_ms(self.default)])
         if self.say:
             yield from self.settle(self.default)
+        decided = self._decided()
         while not (why and self._may_search()):
             sample = yield from self._watched(self.default, [self.default] * self.ahead, "watch")
             if 0 < sample.ms < math.inf and pace.changed(math.log(sample.ms)):
                 why, pace = why or "the pace of the job changed", Pace()
-        for left in range(self.ahead, 0, -1):
-            yield from self._watched(self.default, [self.default] * (left - 1), "watch")
+            if (lengths := self._new_lengths()) is not None:
+                why = why or "the pace of the job changed"
+                yield from self._run_decided(decided)
+                self._refit(*lengths)
+                pace, decided = Pace(), self._decided()
+        yield from self._run_decided(decided)
         return why
+
+    def _decided(self) -> deque[_Planned]:
+        """Steps under the default, as far as they are decided in advance."""
+        return deque([_Planned(self.default, 0, 0.0, "watch")] * self.ahead)
 
     # --- both -----------------------------------------------------------------------------------------------
 
@@ -330,6 +357,9 @@ class _Watch:
         if self.say:
             trial, self.say = replace(trial, say=self.say), ""
         sample = yield from ask(trial, self.record, purpose)
+        self.trials += 1
+        if 0 < sample.ms < math.inf:
+            self.recent.append(sample.ms)
         self.status.steps += trial.steps
         self.status.ms += sample.ms * trial.steps if math.isfinite(sample.ms) else 0.0
         self.price_ms += sample.paused_ms  # what a search made was given back after it
@@ -341,9 +371,20 @@ class _Watch:
         (self.status.default_ms if default else self.status.policy_ms).append(sample.ms)
         return sample
 
+    def _new_lengths(self) -> tuple[int, int] | None:
+        """Steps of a trial and trials in advance, where others fit the job better. Ranks meet for that, so a
+        job whose steps vary all the time gets them rarely."""
+        return refitted(self.each, self.recent) if self.refits * BETWEEN_REFITS <= self.trials else None
+
+    def _refit(self, each: int, ahead: int) -> None:
+        self.each, self.ahead = each, ahead
+        self.credit = max(self.credit, CREDIT * each)
+        self.refits += 1
+        self.recent.clear()
+
     def _may_check(self) -> bool:
         """Whether the budget has the steps of a check left."""
-        return self.spent + CHECK * self.each <= CREDIT * self.each + self.budget * self.status.steps
+        return self.spent + CHECK * self.each <= self.credit + self.budget * self.status.steps
 
     def _may_search(self) -> bool:
         """Whether the budget allows another search, in steps and in time: where a step is short, what a
