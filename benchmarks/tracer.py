@@ -233,6 +233,7 @@ def with_kineto(step: Step) -> dict[str, Any]:
         errors += comm_errors(rows, mine)
     return {
         "same_steps": middle(same),
+        "same_steps_ratio": middle([ratio_of(one) for one in same]),
         "comm_start_error_us": quartiles(errors),
         "kineto": middle(alone),
         "tracer": middle(ours),
@@ -240,6 +241,13 @@ def with_kineto(step: Step) -> dict[str, Any]:
         "spread": {key: spread([one[key] for one in alone]) for key in alone[0]},
         "kineto_kernels": kernels,
         "traced_kernels": kernels_in(recording) // STEPS,
+    }
+
+
+def ratio_of(same: dict[str, float]) -> dict[str, float]:
+    """Ours over Kineto's, of the same steps."""
+    return {
+        key: value / (same[f"kineto_{key}"] or 1e-9) for key, value in same.items() if "kineto" not in key
     }
 
 
@@ -274,7 +282,7 @@ def compared(found: dict[str, Any]) -> dict[str, float]:
             ),
         }
         for kind, (ours, theirs, comm) in kinds.items():
-            out[f"{key}_ratio{kind}"] = ours / (theirs or 1e-9)
+            out[f"{key}_ratio{kind}"] = found["same_steps_ratio"][key] if kind else ours / (theirs or 1e-9)
             out[f"{key}_error_of_comm_pct{kind}"] = 100 * (ours - theirs) / (comm or 1.0)
     out["kernels_equal"] = float(found["traced_kernels"] == found["kineto_kernels"])
     return {key: round(value, 4) for key, value in out.items()}

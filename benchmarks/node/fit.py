@@ -35,6 +35,7 @@ ROOT = Path(__file__).resolve().parents[2]
 NODES = ROOT / "src" / "weft" / "comm" / "nodes"
 RESULTS = ROOT / "benchmarks" / "results" / "node"
 LEAST = {"switch_gain": 1.0, "launch_us": 5.0, "ring_us": 0.1, "network_us": 0.1}
+MANY_SIZES = 12
 SATURATED = 0.95
 """Share of the greatest bandwidth at which CTAs count as saturated."""
 
@@ -174,16 +175,35 @@ def percent(errors: Iterable[float]) -> float | None:
     return round(statistics.fmean(off), 1) if off else None
 
 
-def left_out(node: Node, points: list[Point], start: TimeCurve) -> dict[str, list[tuple[Point, float]]]:
-    """By source: its points and their errors by constants fitted to the other sources."""
+def with_points(curve: TimeCurve, points: Sequence[Point]) -> TimeCurve:
+    """The curve through the published results themselves: geometric means over the sources."""
+    times: dict[int, list[float]] = {}
+    for point in points:
+        times.setdefault(point.nbytes, []).append(point.us)
+    found = [(size, round(statistics.geometric_mean(times[size]), 2)) for size in sorted(times)]
+    return replace(curve, points=tuple(found))
+
+
+def left_out(
+    node: Node, points: list[Point], start: TimeCurve, *, through: bool = False
+) -> dict[str, list[tuple[Point, float]]]:
+    """By source: its points and their errors by a curve of the other sources.
+
+    `through`: the curve goes through their points; otherwise it is the model with constants fitted to them.
+    """
     found: dict[str, list[tuple[Point, float]]] = {}
     for source in sorted({point.source for point in points}):
         rest = [point for point in points if point.source != source]
         mine = [point for point in points if point.source == source]
         if rest:
             curve = fit(node, rest, start)
+            curve = with_points(curve, rest) if through else curve
             found[source] = list(zip(mine, log_errors(node, curve, mine), strict=True))
     return found
+
+
+def mean_pct(out: dict[str, list[tuple[Point, float]]]) -> float:
+    return statistics.fmean(percent(error for _, error in lines) or 0.0 for lines in out.values())
 
 
 def judge(family: Family, node: Node, points: list[Point]) -> tuple[TimeCurve, dict[str, Any]]:
@@ -192,6 +212,11 @@ def judge(family: Family, node: Node, points: list[Point]) -> tuple[TimeCurve, d
     start = TimeCurve(first.collective, first.ranks, "published", first.algorithm)
     curve = fit(node, points, start)
     out = left_out(node, points, start)
+    # Many sizes of the same ranks: the points themselves may be closer to an unseen source than the model.
+    if len({point.ranks for point in points}) == 1 and len({point.nbytes for point in points}) >= MANY_SIZES:
+        through = left_out(node, points, start, through=True)
+        if not out or mean_pct(through) < mean_pct(out):
+            curve, out = with_points(curve, points), through
 
     def over(chosen: Callable[[Point], bool]) -> float | None:
         sources = [percent(e for p, e in lines if chosen(p)) for lines in out.values()]
@@ -212,6 +237,7 @@ def judge(family: Family, node: Node, points: list[Point]) -> tuple[TimeCurve, d
         "error_small_pct": small,
         "left_out": {name: percent(e for _, e in lines) for name, lines in out.items()},
         "constants": dict(curve.constants),
+        "through_points": bool(curve.points),
     }
     return replace(curve, error_pct=large, error_small_pct=small, sources=tuple(sources)), record
 
@@ -284,7 +310,8 @@ def main() -> None:
             print(
                 f"{family.name:11} {kind:14} {algorithm or 'default':8} {record['points']:3} points, "
                 f"{record['sources']} sources: fitted {record['fitted_error_pct']}%, left out "
-                f"{' / '.join(words)} (from 16 MiB / below)  {record['constants']}"
+                f"{' / '.join(words)} (from 16 MiB / below){', points' if curve.points else ''}"
+                f"  {record['constants']}"
             )
     unknown = unfitted_pct(points)
     print(f"a node nobody published, from 16 MiB on: {unknown}")
@@ -316,7 +343,10 @@ def write_profiles(fitted: dict[str, list[TimeCurve]], unknown: dict[str, float 
         node = replace(load_node(path.stem), assumed_pct=worst[path.stem.startswith("pcie")])
         for family in FAMILIES:
             if node.name in family.profiles:
-                curves = tuple(replace(curve, ranks=node.ranks) for curve in fitted.get(family.name, ()))
+                curves = tuple(
+                    curve if curve.points else replace(curve, ranks=node.ranks)  # points are of some ranks
+                    for curve in fitted.get(family.name, ())
+                )
                 node = replace(node, curves=curves, basis="published")
         save(node)
 

@@ -9,8 +9,7 @@ collectives, which last as long alone as the real ones. For each compute operati
 - placement: what a control changes in the pipeline of the lab, relative to plain overlap (bar: the same sign
   wherever the real effect is over 2%).
 
-Rounds are interleaved; placement figures are medians, slowdowns means without the extremes. Ends by itself
-before --seconds.
+Rounds are interleaved, figures are medians. Ends by itself before --seconds.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from __future__ import annotations
 import argparse
 import faulthandler
 import json
-import random
 import statistics
 import sys
 import time
@@ -45,7 +43,7 @@ from weft.gpu.driver import load_driver
 from weft.policy import Policy, Rule
 from weft.workload import Compute, Workload
 
-RANKS, ITERATIONS, ROUNDS, SLOW_ROUNDS = 2, 8, 6, 18
+RANKS, ITERATIONS, ROUNDS = 2, 8, 7
 MiB = 1 << 20
 COMPUTES = {
     "cuBLAS": Compute(kind="gemm", shape=(8192, 8192, 8192)),
@@ -176,7 +174,7 @@ def slowdown(
         for _ in range(collectives):
             ranks[kind].all_reduce(data[:RANKS], data[RANKS:], streams)
         with gpu.on(lane):
-            gpu.sleep(random.uniform(0.1, 0.1 + length))  # collectives and compute at any phase
+            gpu.sleep(0.2)  # the first collective is running
             begin.record(lane)
             for _ in range(computes):
                 call()
@@ -184,20 +182,19 @@ def slowdown(
         gpu.synchronize()
         return gpu.elapsed_ms(begin, end)
 
-    length = workload_length(workload)
-    once("real", 0, 4)
+    alone = once("real", 0, 4)
     per_call = statistics.median(once("real", 0, 4) for _ in range(3)) / 4
     computes = max(4, round(12 / per_call))
+    length = workload_length(workload)
     collectives = max(4, round(2.2 * computes * per_call / length) + 2)
     found: dict[str, list[float]] = {kind: [] for kind in ranks}
     for kind in ranks:
         once(kind, 2, 1)
-    for _ in range(SLOW_ROUNDS):
+    for _ in range(ROUNDS):
         alone = once("real", 0, computes)
         for kind in ranks:
             found[kind].append(100 * (once(kind, collectives, computes) / alone - 1))
-    # The mean: a persistent kernel and a collective have two ways to meet, and each has its share.
-    return {kind: statistics.fmean(sorted(values)[1:-1]) for kind, values in found.items()}
+    return {kind: statistics.median(values) for kind, values in found.items()}
 
 
 @cache

@@ -3,7 +3,7 @@
 python benchmarks/ops/fit_pick.py [--count 100] [--out benchmarks/results/ops/fit_pick.json]
 
 One figure: how much longer copies take in a PCIe tree whose ranks fall out of step (DRIFT). What it prints
-goes to `weft.ops.estimate` by hand. `alike` and `unlike` have the errors that CLOSE and CLOSE_UNLIKE of
+goes to `weft.ops.estimate` by hand. `usual` and `rough` have the errors that CLOSE and CLOSE_ROUGH of
 `weft.ops.pick` cover.
 """
 
@@ -69,8 +69,8 @@ def main() -> None:
     ]
     document: dict[str, Any] = {"command": "python " + " ".join(sys.argv), "seed": options.seed}
     document["all"] = score(rows)
-    document["alike"] = score([row for row in rows if row[0].fabric.period == 1])
-    document["unlike"] = score([row for row in rows if row[0].fabric.period > 1])
+    document["usual"] = score([row for row in rows if not estimate.is_rough(row[0])])
+    document["rough"] = score([row for row in rows if estimate.is_rough(row[0])])
     document["DRIFT"] = scan([row for row in rows if row[0].topology == "pcie"])
     for name, found in document.items():
         print(name, found, flush=True)

@@ -1,6 +1,6 @@
 """The pick from sizes alone against exhaustive search, on shapes that the fit has not seen.
 
-python benchmarks/ops/pick.py [--count 60] [--seeds 24] [--first 720001] [--out FILE]
+python benchmarks/ops/pick.py [--count 60] [--seeds 24] [--first 730001] [--out FILE]
 
 Several seeds in a row. Of every four shapes the pick has both engines for two, DMA alone for one, and SMs
 alone for one.

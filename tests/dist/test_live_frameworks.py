@@ -190,20 +190,22 @@ def test_models_and_loops_of_other_projects(tmp_path, kind, needs, ranks):
     assert ran.tuning["state"] == "kept"
 
 
-@pytest.mark.parametrize(
-    ("kind", "policy", "copies"),
-    [
-        ("ddp", weft.Policy(bucket_mb=1.0), ""),
-        ("fsdp2", weft.Policy(engine="dma", forward_prefetch=1), "1"),
-        ("fsdp2", weft.Policy(engine="dma"), "refused"),
-    ],
-)
-def test_a_policy_for_models_is_applied_on_all_ranks(tmp_path, kind, policy, copies):
-    given = json.dumps(policy.to_dict())
-    ran = run(tmp_path / "with", kind, 20, WEFT_TUNE="apply", WEFT_TUNE_POLICY=given, COPIES=copies)
-    asked = {name: value for part in ("framework", "comm") for name, value in policy.to_dict().get(part, {}).items()}
-    assert {json.dumps(p) for p in ran.policies[-10:]} == {json.dumps(asked)}
-    if copies != "refused":
-        assert ran.losses == run(tmp_path / "without", kind, 20, tuned=False).losses
-    assert f"{policy.label} is in force" in ran.errors[0]
-    assert ("FSDP2 gathers with SM kernels" in ran.errors[0]) == (copies == "refused")
+def test_a_policy_with_framework_controls_is_applied_on_all_ranks(tmp_path):
+    policy = weft.Policy(bucket_mb=1.0)
+    ran = run(tmp_path / "with", "ddp", 20, WEFT_TUNE="apply", WEFT_TUNE_POLICY=json.dumps(policy.to_dict()))
+    assert {json.dumps(p) for p in ran.policies[-10:]} == {'{"bucket_mb": 1.0}'}
+    assert ran.losses == run(tmp_path / "without", "ddp", 20, tuned=False).losses
+    assert "bucket1 is in force" in ran.errors[0]
+
+
+def test_copy_engines_are_applied_on_all_ranks_or_on_none(tmp_path):
+    given = json.dumps(weft.Policy(engine="dma", forward_prefetch=1).to_dict())
+    copied, refused = (
+        run(tmp_path / copies, "fsdp2", 20, WEFT_TUNE="apply", WEFT_TUNE_POLICY=given, COPIES=copies)
+        for copies in ("1", "refused")
+    )
+    assert copied.losses == refused.losses
+    for ran in (copied, refused):
+        assert ran.policies[-1] == {"forward_prefetch": 1, "engine": "dma"}
+        assert "dma+forward1 is in force" in ran.errors[0]
+        assert ("FSDP2 gathers with SM kernels" in ran.errors[0]) == (ran is refused)

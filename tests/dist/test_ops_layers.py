@@ -36,8 +36,11 @@ def layers(count: int, folder: Path, *checks: str) -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("count", [2, 3])
 def test_layers_equal_plain_ones_and_look_like_those_of_torch(count, tmp_path):
-    """Values, gradients, uneven tokens, placements, state_dicts, gradient norms, optimizers, meta, checkpointing."""
-    more = ["checkpointed", "model", "refused"] if count == 2 else []
+    """Values, gradients, uneven tokens, placements, state_dicts, gradient norms, optimizers, meta, checkpointing.
+
+    And what replaces torch's collectives: fused graphs, DTensors with a pending gather.
+    """
+    more = ["checkpointed", "model", "refused"] if count == 2 else ["graphs", "pending"]
     layers(count, tmp_path, "values", "uneven_tokens", "like_torch", "optimizers", "meta", *more)
 
 
@@ -78,28 +81,31 @@ def test_families_of_transformers(tmp_path):
     assert "families are equal on 2 ranks" in run("ops_families.py", 2, tmp_path, timeout=500)
 
 
-@pytest.mark.timeout(300)
-def test_graphs_of_torch_compile_are_fused():
-    assert "14 graphs are equal on 3 ranks" in run("ops_graphs.py", 3)
+def weft_run_ops(wanted: str, stats: Path, *program: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "WEFT_OPS": wanted}
+    command = [sys.executable, "-m", "weft", "run", "--ops", "--stats", str(stats), "--", *program]
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=240, check=False)
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(sys.platform != "linux", reason="weft run needs Linux")
 def test_weft_run_ops_fuses_the_layers_of_an_unmodified_program(tmp_path):
     stats = tmp_path / "stats.json"
-    command = [sys.executable, "-m", "weft", "run", "--ops", "--stats", str(stats), "--"]
     program = [sys.executable, str(PROGRAMS / "ops_unmodified.py"), "2", "3", "eager"]
-    done = subprocess.run(
-        [*command, *program],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "WEFT_OPS": "all"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    done = weft_run_ops("all", stats, *program)
     assert done.returncode == 0, done.stderr[-4000:]
     assert "15 layers use fused operations" in done.stderr
     (process,) = json.loads(stats.read_text())["ops"]["processes"]
     assert {each["schedule"] for each in process["operations"]} == {"hetero-fused-1d"}
-    # From the second step on, query, key and value share a gather: 4 + 2 + 2 of 8 columns each.
+    # From the second step on, query, key and value share a gather: 16 + 8 + 8 columns.
     assert ("all_gather_matmul", 32) in {(each["operation"], each["n"]) for each in process["operations"]}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="weft run needs Linux")
+def test_weft_run_ops_replaces_nothing_that_was_not_asked_for(tmp_path):
+    stats = tmp_path / "stats.json"
+    done = weft_run_ops("", stats, "true")
+    assert done.returncode == 0 and "has not been verified" in done.stderr
+    assert "ops" not in json.loads(stats.read_text())
+    done = weft_run_ops("yes", stats, "true")
+    assert done.returncode == 2 and "use pick or all" in done.stderr

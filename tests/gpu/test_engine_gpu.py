@@ -61,11 +61,10 @@ def test_what_cannot_be_copied_is_launched_and_counted(ghosts, name, reason):
     assert found["engine"] == {reason: 10}, found
 
 
-def test_fsdp2_gathers_by_copy_engines_with_the_same_losses(nccl, tmp_path):
-    """An unmodified program, by torchrun: no kernel of NCCL gathers once the policy is in force."""
-    Policy(engine="dma").save(tmp_path / "dma.json")
-    script = [str(EXAMPLES / "fsdp2.py"), *SIZES, "--steps", str(STEPS)]
-    torchrun = [
+def torchrun(nccl: str, steps: int) -> tuple[list[str], dict[str, str]]:
+    """Command and environment of FSDP2 with two ranks on this GPU."""
+    script = [str(EXAMPLES / "fsdp2.py"), *SIZES, "--steps", str(steps)]
+    command = [
         sys.executable,
         "-m",
         "torch.distributed.run",
@@ -80,17 +79,25 @@ def test_fsdp2_gathers_by_copy_engines_with_the_same_losses(nccl, tmp_path):
         "NCCL_MAX_CTAS": "4",
         "WEFT_LOG": "debug",
     }
-    run([*torchrun, "--losses", str(tmp_path / "plain")], env)
+    return command, env
+
+
+def test_fsdp2_gathers_by_copy_engines_with_the_same_losses(nccl, tmp_path):
+    """An unmodified program, by torchrun: no kernel of NCCL gathers once the policy is in force."""
+    Policy(engine="dma").save(tmp_path / "dma.json")
+    command, env = torchrun(nccl, STEPS)
+    run([*command, "--losses", str(tmp_path / "plain")], env)
     weft = [sys.executable, "-m", "weft", "run", "--policy", str(tmp_path / "dma.json")]
     weft += ["--stats", str(tmp_path / "stats.json"), "--trace", str(tmp_path / "traces")]
     weft += ["--trace-after", "17", "--trace-steps", "2", "--"]
-    run([*weft, *torchrun, "--losses", str(tmp_path / "dma")], env, 90)
+    run([*weft, *command, "--losses", str(tmp_path / "dma")], env, 90)
     stats = json.loads((tmp_path / "stats.json").read_text())
     kernels = {kernel["name"]: kernel["launches"] for kernel in stats["kernels"] if kernel["kind"] == "comm"}
     print(stats["engine"], kernels)
     assert (tmp_path / "dma").read_text() == (tmp_path / "plain").read_text()
     assert stats["engine"]["copied"] > stats["engine_no_window"], stats["engine"]  # those of the first steps
     assert stats["engine_kernels"] == stats["engine_nodes"] == 0, stats["engine"]
+    assert stats["engine"]["traced"] == {}
     traces = [json.loads(path.read_text()) for path in (tmp_path / "traces").glob("weft.*.json")]
     assert len(traces) == 2
     for trace in traces:
@@ -98,3 +105,19 @@ def test_fsdp2_gathers_by_copy_engines_with_the_same_losses(nccl, tmp_path):
         gathers = [name for name in names if "nccl" in name.lower() and "AllGather" in name]
         assert not gathers
         assert any("ReduceScatter" in name for name in names), sorted(set(names))[:20]
+
+
+def test_live_tuning_tries_copy_engines_and_keeps_the_losses(nccl, tmp_path):
+    """Ranks that share a GPU say nothing about speed: only that it is tried, and undone or kept on both."""
+    command, env = torchrun(nccl, 160)
+    run([*command, "--losses", str(tmp_path / "plain")], env)
+    weft = [sys.executable, "-m", "weft", "run", "--tune", "--stats", str(tmp_path / "stats.json"), "--"]
+    env |= {"WEFT_STORE": str(tmp_path / "store"), "WEFT_LOG": "info"}
+    run([*weft, *command, "--losses", str(tmp_path / "tuned")], env, 120)
+    stats = json.loads((tmp_path / "stats.json").read_text())
+    tried = {found["label"]: found["note"] for found in stats["tuning"]["candidates"]}
+    print(stats["tuning"]["text"], tried, stats["engine"])
+    assert (tmp_path / "tuned").read_text() == (tmp_path / "plain").read_text()
+    if any("dma" in label.split("+") and not note for label, note in tried.items()):
+        assert stats["engine"]["copied"] > 0
+    assert stats["engine_kernels"] == 0

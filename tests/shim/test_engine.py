@@ -4,11 +4,14 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from test_nccl_routes import build_nccl, fake_nccl, nccl_program  # noqa: F401 (fixtures)
 from test_rules import ncclver  # noqa: F401 (fixtures)
 
 from weft.policy import Policy
+from weft.shim.engine import kernels_in_traces, traced_summary
 
 DMA = Policy(engine="dma")
 START = """
@@ -247,3 +250,24 @@ def test_memory_of_wefts_own_in_a_window(nccl_program, ncclver):
     words = ("no such communicator", "could not allocate", "refused", "no symmetric windows", "has ended")
     assert [word in (text or "") for word, text in zip(words, told, strict=True)] == [True] * 5
     assert (allocated, freed) == (3, 2)  # one of them failed
+
+
+def test_the_trace_says_whether_kernels_ran(tmp_path):
+    events = [
+        {"cat": "kernel", "name": "gemm", "args": {}},
+        {
+            "cat": "kernel",
+            "name": "ncclDevKernel_ReduceScatter(x)",
+            "args": {"Collective name": "reduce_scatter"},
+        },
+        {"cat": "gpu_memcpy", "name": "Memcpy PtoP", "args": {}},
+    ]
+    path = tmp_path / "weft.rank0.json"
+    path.write_text(json.dumps({"traceEvents": events}))
+    assert "no SM kernel" in traced_summary(kernels_in_traces([path]))
+    events.append(
+        {"cat": "kernel", "name": "ncclDevKernel_AllGather(x)", "args": {"Collective name": "all_gather"}}
+    )
+    path.write_text(json.dumps({"traceEvents": events}))
+    assert kernels_in_traces([path, path]) == {"ncclDevKernel_AllGather(x)": 2}
+    assert "2 of ncclDevKernel_AllGather)" in traced_summary(kernels_in_traces([path, path]))

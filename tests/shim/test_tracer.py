@@ -611,3 +611,25 @@ tell(recording, launched=len(launched()), untraced=untraced, profile=[profile.co
     assert 1e6 * comm_ms == pytest.approx(exposed + overlapped, rel=0.03)
     assert result["counters"]["probes"] >= 20
     assert result["launched"] == 2 * 12 * 22
+
+
+def test_kernels_of_an_idle_stream_while_a_collective_runs(traced):
+    result = traced(f"""
+part, comm = kernel("part"), kernel("{NCCL}")
+cost("part", 30, sms=20)
+cost("{NCCL}", 3000, sms=16)
+assert tracer.start()
+library().fake_event_load(ctypes.c_int64(0), ctypes.c_int64(4000))
+launch(comm, grid=16, stream=0x20)
+for i in range(40):
+    launch(part, stream=0x10)
+    host(50)
+sync()
+tell(tracer.stop())
+""")
+    found, true = (
+        sum(row[3] - row[2] for row in rows if row[0] == "part")
+        for rows in (result["spans"], result["truth"])
+    )
+    assert found == pytest.approx(true, rel=0.05)  # 12% without probes
+    assert 3 <= result["counters"]["probes"] <= 20

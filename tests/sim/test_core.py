@@ -63,6 +63,15 @@ def test_every_block_runs_once_and_after_its_dependencies(seed):
             assert outcome.start_s[i] >= outcome.end_s[before] + latency - 1e-15
 
 
+@pytest.mark.parametrize(("in_order", "ends_s"), [(False, 10e-6), (True, 20e-6)])
+def test_two_small_launches_share_sms_only_where_each_starts_at_the_first(in_order, ends_s):
+    both = [kernel(2, stream=0), kernel(2, stream=1)]
+    outcome = simulate_launches(replace(MACHINE, in_order=in_order), both, log=True)
+    sms = [set(outcome.changes["sm"][outcome.changes["launch"] == i]) for i in (0, 1)]
+    assert sms == ([{0, 1}, {0, 1}] if in_order else [{0, 1}, {2, 3}])
+    assert outcome.total_s == pytest.approx(ends_s)
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_simulation_is_deterministic(seed):
     launches = program(seed)

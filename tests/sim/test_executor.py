@@ -34,6 +34,14 @@ def test_every_gpu_runs_every_mode(name):
     assert executor.info()["simulated"]
 
 
+@pytest.mark.parametrize("device", ["a40-paper", "mi250x-paper", "h200-ghost"])
+def test_a_sequential_pipeline_takes_as_long_as_all_of_its_iterations(device):
+    executor = SimExecutor(device)
+    workload = SMALL.but(iterations=7, compute_streams=3)
+    every = executor.timeline(workload, Policy(), "sequential").end_ns.max() / 1e6
+    assert executor.measure(workload, Policy(), "sequential").ms == pytest.approx(every, rel=1e-3)
+
+
 @pytest.mark.parametrize("name", GPUS)
 def test_every_figure_of_a_profile_has_a_source(name):
     assert all(profile(name).sources.get(f.name) for f in fields(SimFigures) if f.name != "priority")

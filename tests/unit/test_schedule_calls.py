@@ -307,7 +307,7 @@ def test_meta_and_fake_tensors_give_shapes_and_move_nothing(operation, monkeypat
 
 def test_a_transfer_that_is_too_short_to_hide_is_not_replaced(monkeypatch):
     monkeypatch.setattr(promise, "pick_arguments", lambda x: ("bf16", "h200"))
-    monkeypatch.delenv("WEFT_OPS", raising=False)
+    monkeypatch.setenv("WEFT_OPS", "pick")
     gpu, cpu, double = (
         SimpleNamespace(device=SimpleNamespace(type=kind), dtype=dtype)
         for kind, dtype in (("cuda", torch.bfloat16), ("cpu", torch.bfloat16), ("cuda", torch.float64))
@@ -317,5 +317,7 @@ def test_a_transfer_that_is_too_short_to_hide_is_not_replaced(monkeypatch):
     assert not promise.may_gain("all_gather_matmul", 64, 64, 8, gpu)
     assert not promise.may_gain("all_gather_matmul", 16384, 8192, 1, gpu)
     assert not promise.may_gain("matmul_reduce_scatter", 16384, 8192, 8, cpu)
-    monkeypatch.setenv("WEFT_OPS", promise.REPLACE_ALL)
+    monkeypatch.delenv("WEFT_OPS")
+    assert not promise.may_gain("all_gather_matmul", 16384, 8192, 8, gpu)
+    monkeypatch.setenv("WEFT_OPS", "all")
     assert promise.may_gain("matmul_reduce_scatter", 16384, 8192, 8, cpu)

@@ -17,6 +17,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 TEXT = ("torch", "transformers", "accelerate")
 VISION = ("torch", "torchvision")
+PAUSE = 8.0
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,8 @@ class Program:
     imports: tuple[str, ...] = TEXT
     folder: str | None = None
     """Folder of a public checkout; None: this folder."""
+    pauses: bool = False
+    """It evaluates and starts new workers after each epoch: steps of more than PAUSE medians are left out."""
 
     def root(self, public: Path) -> Path:
         """The folder that the program runs in."""
@@ -140,6 +143,7 @@ PUBLIC = (
         step="optimizer",
         imports=VISION,
         folder="vision",
+        pauses=True,
     ),
     Program(
         "llmc-d24",
@@ -181,6 +185,7 @@ PUBLIC = (
         step="optimizer",
         imports=VISION,
         folder="timm",
+        pauses=True,
     ),
     Program(
         "gpt-fast-decode",

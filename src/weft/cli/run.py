@@ -99,8 +99,8 @@ def run(
         bool,
         typer.Option(
             "--ops",
-            help="Fuse collectives of tensor-parallel PyTorch models with the matmuls next to them, where "
-            "that promises a gain.",
+            help="Fuse collectives of tensor-parallel PyTorch models with the matmuls next to them. Not "
+            "verified on GPUs: only with WEFT_OPS=pick or all in the environment.",
         ),
     ] = False,
     metrics: Annotated[
@@ -127,8 +127,8 @@ def run(
     from weft.monitor.exporter import Exporter, metrics_address
     from weft.shim import chrome, launch, stats
     from weft.shim.apply import not_applied
-    from weft.shim.engine import engine_summary
-    from weft.shim.inject import Job, TraceRequest, check_preload
+    from weft.shim.engine import engine_summary, kernels_in_traces, traced_summary
+    from weft.shim.inject import OPS_VARIABLE, Job, TraceRequest, check_preload
     from weft.tuning.live.start_trial import CTA_VARIABLE, configured
     from weft.tuning.live.starts import Memory
     from weft.tuning.live.tuned_job import read_record, read_result
@@ -146,6 +146,7 @@ def run(
     for option, path in (("--stats", stats_file), ("--html", html)):
         if path is not None:
             _check_output(option, path, policy_file)
+    replacing = ops and _replacing(os.environ.get(OPS_VARIABLE, ""))
     wanted = TraceRequest(trace_steps, trace_after) if trace is not None else None
     if trace is not None:
         chrome.check_folder(trace)
@@ -163,7 +164,7 @@ def run(
     with ExitStack() as held:
         counts_steps = steps or address is not None
         job = held.enter_context(
-            Job(policy, tune=tune, trace=wanted, command=command, steps=counts_steps, ops=ops)
+            Job(policy, tune=tune, trace=wanted, command=command, steps=counts_steps, ops=replacing)
         )
         _say(job.problem, quiet)
         env = {**job.environment(launch.original_environment()), **budget, **_start_environment(chosen)}
@@ -188,14 +189,17 @@ def run(
                 if earlier is not None:
                     _say(earlier.learn(counted["tuning"], ended_well=_ended_well(status)), quiet)
                 _say(engine_summary(counted["engine"]), quiet)
-            if ops:
+            if replacing:
                 from weft.ops.replacements import read_replacements
 
                 counted["ops"] = read_replacements(job.folder)
                 _say(counted["ops"]["text"], quiet)
             job.leave_outcome(counted)
             if trace is not None:
-                _write_traces(job.folder, trace, quiet)
+                written = _write_traces(job.folder, trace, quiet)
+                if written and counted["engine"]["asked"]:
+                    counted["engine"]["traced"] = kernels_in_traces(written)
+                    _say(traced_summary(counted["engine"]["traced"]), quiet)
         finally:
             if exporter is not None:
                 exporter.stop()
@@ -240,6 +244,22 @@ def _say(line: str, quiet: bool) -> None:
             print(f"weft: {line}", file=sys.stderr, flush=True)
 
 
+def _replacing(wanted: str) -> bool:
+    """Whether --ops replaces anything: it has not been verified on GPUs, so the user must ask for it."""
+    from weft.shim.inject import BY_PICK, OPS_VARIABLE, REPLACE_ALL
+
+    if wanted in (BY_PICK, REPLACE_ALL):
+        return True
+    if wanted:
+        raise UsageError(f"{OPS_VARIABLE}={wanted} is not known; use {BY_PICK} or {REPLACE_ALL}")
+    _say(
+        "--ops leaves this program unchanged: replacing on GPUs has not been verified; "
+        f"{OPS_VARIABLE}={BY_PICK} in the environment replaces where a gain is promised",
+        quiet=False,
+    )
+    return False
+
+
 def _tune_budget(tune: bool, share: float | None, once: bool) -> dict[str, str]:
     """The environment that tells live tuning what it may use after the search."""
     if not tune and (once or share is not None):
@@ -279,18 +299,19 @@ def _write_page(path: Path | None, tuning: dict[str, Any], steps: dict[str, Any]
         _say(str(error), quiet=False)
 
 
-def _write_traces(folder: Path, out: Path, quiet: bool) -> None:
+def _write_traces(folder: Path, out: Path, quiet: bool) -> list[Path]:
     from weft.shim import chrome
 
     try:
         written = chrome.write_traces(folder, out)
     except WeftError as error:
         _say(str(error), quiet=False)
-        return
+        return []
     if written:
         _say(f"traces of {len(written)} processes: weft analyze {out}/weft.*.json", quiet)
     else:
         _say("nothing was traced: the program launched no kernel, or ended before --trace-after", quiet)
+    return written
 
 
 def _check_output(option: str, path: Path, policy_file: Path | None) -> None:

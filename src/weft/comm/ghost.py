@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch.distributed as dist
@@ -49,14 +49,14 @@ def register(options: GhostOptions | None = None) -> None:
 
 def _batch_pairs() -> None:
     """Tell ghost groups which sends and receives belong together; torch tells only its own groups."""
-    real = dist.batch_isend_irecv
+    real: Callable[[list[Any]], list[Any]] = dist.batch_isend_irecv
 
     def batch(p2p_op_list: list[Any]) -> list[Any]:
         first = next(iter(p2p_op_list), None)
         group = (first.group or dist.group.WORLD) if isinstance(first, dist.P2POp) else None
-        together: Any = group.together if isinstance(group, GhostGroup) else None
-        works: list[Any] = together(lambda: real(p2p_op_list)) if together else real(p2p_op_list)
-        return works
+        if isinstance(group, GhostGroup):
+            return group.together(lambda: real(p2p_op_list))
+        return real(p2p_op_list)
 
     dist.batch_isend_irecv = batch
     dist.distributed_c10d.batch_isend_irecv = batch

@@ -23,10 +23,6 @@ SEGMENTS = 64
 VECTORS = 16
 """16-byte loads in flight per thread; with them the kernel needs about as many registers as NCCL's."""
 VECTOR_BYTES = 16
-SCRATCH_UNITS = 16
-"""Units of scratch memory per CTA and direction: about an NCCL channel's buffer. A power of two."""
-FRACTION_BITS = 12
-"""Bits after the point of the time of a unit, in ns."""
 MOST_REGISTERS = 96
 REGISTERS_PER_SM = 65536
 NAP_NS = 100
@@ -57,10 +53,8 @@ class Mailbox(ctypes.Structure):
 class KernelArguments(ctypes.Structure):
     """The kernel's one parameter.
 
-    Of every `all_units` units `data_units` move data, evenly spread; the step is how many data units lie
-    between two units of a CTA, as quotient and remainder. `mailbox`: what a ghost stage of a pipeline has
-    received (see `Mailbox`). `post`: the number of the message that is sent, from 1; `answer`: that of the
-    message whose answer is received; 0: none.
+    `mailbox`: what a ghost stage of a pipeline has received (see `Mailbox`). `post`: the number of the
+    message that is sent, from 1; `answer`: that of the message whose answer is received; 0: none.
     """
 
     _fields_ = (
@@ -78,8 +72,7 @@ class KernelArguments(ctypes.Structure):
         ("all_units", c_uint32),
         ("read_units", c_uint32),
         ("write_units", c_uint32),
-        ("step_quotient", c_uint32),
-        ("step_remainder", c_uint32),
+        ("scratch_units", c_uint32),
         ("post", c_uint32),
         ("answer", c_uint32),
         ("unused", c_uint32),
@@ -132,17 +125,12 @@ def kernel_text(name: str, operation: str, threads: int, capability: int) -> str
     fields = {name: getattr(KernelArguments, name).offset for name, _ in KernelArguments._fields_}
     element = ELEMENT_BYTES[operation]
     vectors, indices = [[f"%v{4 * i + k}" for k in range(4)] for i in range(VECTORS)], range(VECTORS)
-    places = [i * threads * VECTOR_BYTES for i in indices]
-    moves = list(zip(places, vectors, strict=True))
-    loads = "\n".join(_load(place, words, guarded=True) for place, words in moves)
-    stores = "\n".join(_store(place, words, guarded=True) for place, words in moves)
-    whole_loads = "\n".join(_load(place, words, guarded=False) for place, words in moves)
-    whole_stores = "\n".join(_store(place, words, guarded=False) for place, words in moves)
+    loads = "\n".join(_load(i, vectors[i], "%source", "%length", "%sourced") for i in indices)
+    stores = "\n".join(_store(i, vectors[i], "%target", "%length") for i in indices)
     scaled = "\n".join(_scale(operation, vector) for vector in vectors)
+    scratch_loads = "\n".join(_load(i, vectors[i], "%source", "%unit", "%reads") for i in indices)
+    scratch_stores = "\n".join(_store(i, vectors[i], "%target", "%unit", "%writes") for i in indices)
     cleared = "\n".join(f"  mov.b32 {word}, 0;" for vector in vectors for word in vector)
-    cleared_unless_sourced = "\n".join(
-        f"  @!%sourced mov.b32 {word}, 0;" for vector in vectors for word in vector
-    )
     return f"""\
 .version {version}
 .target {target}
@@ -154,10 +142,9 @@ def kernel_text(name: str, operation: str, threads: int, capability: int) -> str
   .reg .pred %p, %q, %sourced, %reads, %writes;
   .reg .b16 %half, %half_minus_zero, %h;
   .reg .b32 %v<{4 * VECTORS}>, %thread, %threads, %cta, %ctas, %units, %all, %unit, %j, %length, %vectors;
-  .reg .b32 %slot, %a, %b, %count, %factor, %minus_zero, %reading, %writing, %limited, %data, %step;
-  .reg .b32 %before, %remainder, %step_remainder;
+  .reg .b32 %slots, %slot, %a, %b, %count, %factor, %minus_zero, %reading, %writing;
   .reg .b64 %start, %cycles, %due, %wait, %move, %limit, %now, %work, %segment, %source, %target, %size;
-  .reg .b64 %at, %into, %offset, %x, %y, %wide, %value, %scratch, %each, %passed;
+  .reg .b64 %at, %into, %offset, %x, %y, %wide, %value, %scratch, %data, %l<2>;
   mov.u64 %start, %globaltimer;
   mov.u64 %cycles, %clock64;
   mov.b64 %work, work;
@@ -168,12 +155,12 @@ def kernel_text(name: str, operation: str, threads: int, capability: int) -> str
   ld.param.u64 %wide, [work+{fields["factor"]}];
   ld.param.u32 %count, [work+{fields["segment_count"]}];
   ld.param.u32 %unit, [work+{fields["unit_bytes"]}];
-  ld.param.u32 %data, [work+{fields["data_units"]}];
+  ld.param.u32 %a, [work+{fields["data_units"]}];
   ld.param.u32 %all, [work+{fields["all_units"]}];
   ld.param.u32 %reading, [work+{fields["read_units"]}];
   ld.param.u32 %writing, [work+{fields["write_units"]}];
-  ld.param.u32 %step, [work+{fields["step_quotient"]}];
-  ld.param.u32 %step_remainder, [work+{fields["step_remainder"]}];
+  ld.param.u32 %slots, [work+{fields["scratch_units"]}];
+  cvt.u64.u32 %data, %a;
   cvt.u32.u64 %factor, %wide;
   cvt.u16.u32 %half, %factor;
   mov.b32 %minus_zero, 0x80008000;
@@ -193,20 +180,6 @@ def kernel_text(name: str, operation: str, threads: int, capability: int) -> str
   sub.u32 %units, %units, 1;
   div.u32 %units, %units, %ctas;
 COUNTED:
-  // time from one unit to the next, and data units before the first one
-  max.u32 %b, %units, 1;
-  cvt.u64.u32 %y, %b;
-  shl.b64 %each, %move, {FRACTION_BITS};
-  div.u64 %each, %each, %y;
-  max.u32 %b, %all, 1;
-  mul.wide.u32 %x, %cta, %data;
-  cvt.u64.u32 %y, %b;
-  div.u64 %at, %x, %y;
-  mul.lo.u64 %y, %at, %y;
-  sub.u64 %x, %x, %y;
-  cvt.u32.u64 %before, %at;
-  cvt.u32.u64 %remainder, %x;
-  mov.u64 %passed, 0;
   mov.u32 %j, 0;
 
 NEXT:
@@ -214,7 +187,10 @@ NEXT:
   add.u64 %due, %wait, %move;
   setp.ge.u32 %p, %j, %units;
   @%p bra POLL;
-  shr.u64 %x, %passed, {FRACTION_BITS};
+  cvt.u64.u32 %x, %j;
+  mul.lo.u64 %x, %x, %move;
+  cvt.u64.u32 %y, %units;
+  div.u64 %x, %x, %y;
   add.u64 %due, %wait, %x;
 POLL:
   mov.u64 %now, %globaltimer;
@@ -230,12 +206,19 @@ POLL:
 READY:
   @%p bra OVER;
 
-  // a unit of data, or of scratch traffic
-  add.u32 %a, %remainder, %data;
-  setp.lt.u32 %p, %a, %all;
+  // unit number of the collective, and how many data units come before it; the rest is scratch traffic
+  mad.lo.u32 %a, %j, %ctas, %cta;
+  cvt.u64.u32 %x, %a;
+  cvt.u64.u32 %y, %all;
+  mul.lo.u64 %at, %x, %data;
+  add.u64 %into, %at, %data;
+  div.u64 %at, %at, %y;
+  div.u64 %into, %into, %y;
+  setp.eq.u64 %p, %at, %into;
   @%p bra EXTRA;
+
   // the segment of this unit
-  mov.u32 %a, %before;
+  cvt.u32.u64 %a, %at;
   add.u64 %segment, %work, {fields["segments"]};
 SEARCH:
   sub.u32 %count, %count, 1;
@@ -273,27 +256,13 @@ FOUND:
   and.b64 %x, %x, {VECTOR_BYTES - 1};
   setp.ne.u64 %p, %x, 0;
   @%p bra ELEMENTS;
+  mov.b32 %a, %length;
   and.b32 %vectors, %length, {0xFFFFFFFF - VECTOR_BYTES + 1};
-  mul.wide.u32 %x, %thread, {VECTOR_BYTES};
-  add.u64 %at, %source, %x;
-  add.u64 %into, %target, %x;
-  setp.ne.u32 %p, %vectors, {threads * VECTORS * VECTOR_BYTES};
-  @%p bra PART;
-  mov.pred %reads, %sourced;
-  mov.pred %writes, 1;
-{cleared_unless_sourced}
-{whole_loads}
-{scaled}
-{whole_stores}
-  bra ELEMENTS;
-PART:
-  mov.pred %reads, %sourced;
-  mov.pred %writes, 1;
-  mov.b32 %limited, %vectors;
-{cleared_unless_sourced}
+  mov.b32 %length, %vectors;
 {loads}
 {scaled}
 {stores}
+  mov.b32 %length, %a;
 ELEMENTS:
   mad.lo.u32 %a, %thread, {element}, %vectors;
   mul.lo.u32 %b, %threads, {element};
@@ -309,38 +278,22 @@ ELEMENT:
 
 EXTRA:
   // %a: how many units of scratch traffic come before
-  mad.lo.u32 %a, %j, %ctas, %cta;
-  sub.u32 %a, %a, %before;
+  cvt.u32.u64 %b, %at;
+  sub.u32 %a, %a, %b;
   setp.lt.u32 %reads, %a, %reading;
   setp.lt.u32 %writes, %a, %writing;
-  and.b32 %slot, %j, {SCRATCH_UNITS - 1};
-  mad.lo.u32 %slot, %cta, {SCRATCH_UNITS}, %slot;
+  rem.u32 %slot, %j, %slots;
+  mad.lo.u32 %slot, %cta, %slots, %slot;
   shl.b32 %slot, %slot, 1;
-  mul.wide.u32 %at, %slot, %unit;
-  add.u64 %at, %at, %scratch;
-  mul.wide.u32 %x, %thread, {VECTOR_BYTES};
-  add.u64 %at, %at, %x;
+  mul.wide.u32 %source, %slot, %unit;
+  add.u64 %source, %source, %scratch;
   cvt.u64.u32 %x, %unit;
-  add.u64 %into, %at, %x;
+  add.u64 %target, %source, %x;
   // what was read before is written now: reads and writes do not wait for each other
-  setp.ne.u32 %p, %unit, {threads * VECTORS * VECTOR_BYTES};
-  @%p bra EXTRA_PART;
-{whole_stores}
-{whole_loads}
-  bra MOVED;
-EXTRA_PART:
-  mov.b32 %limited, %unit;
-{stores}
-{loads}
+{scratch_stores}
+{scratch_loads}
 MOVED:
   add.u32 %j, %j, 1;
-  add.u64 %passed, %passed, %each;
-  add.u32 %before, %before, %step;
-  add.u32 %remainder, %remainder, %step_remainder;
-  setp.lt.u32 %p, %remainder, %all;
-  @%p bra NEXT;
-  sub.u32 %remainder, %remainder, %all;
-  add.u32 %before, %before, 1;
   bra NEXT;
 OVER:
   ret;
@@ -402,26 +355,29 @@ ANSWER:
 ANSWERED:"""
 
 
-def _load(place: int, words: list[str], *, guarded: bool) -> str:
-    """A thread's vector, `place` bytes after its first, from %at where %reads; guarded: inside %limited."""
-    load = f"ld.volatile.global.v4.b32 {{{', '.join(words)}}}, [%at+{place}];"
-    return _inside(place, "%reads", guarded) + load
+def _guarded(index: int, side: str, limit: str, guard: str) -> str:
+    """Compute the address of a thread's vector in %at, and in %q whether it is inside."""
+    lines = [
+        f"  mad.lo.u32 %b, %threads, {index}, %thread;",
+        f"  mul.lo.u32 %b, %b, {VECTOR_BYTES};",
+        f"  setp.lt.u32 %q, %b, {limit};",
+        "  cvt.u64.u32 %at, %b;",
+        f"  add.u64 %at, {side}, %at;",
+    ]
+    if guard:
+        lines.append(f"  and.pred %q, %q, {guard};")
+    return "\n".join(lines)
 
 
-def _store(place: int, words: list[str], *, guarded: bool) -> str:
-    """The same to %into, where %writes."""
-    store = f"st.volatile.global.v4.b32 [%into+{place}], {{{', '.join(words)}}};"
-    return _inside(place, "%writes", guarded) + store
+def _load(index: int, words: list[str], side: str, limit: str, guard: str) -> str:
+    read = f"  @%q ld.volatile.global.v4.b32 {{{', '.join(words)}}}, [%at];"
+    clear = "".join(f"\n  @!%q mov.b32 {word}, 0;" for word in words)
+    return _guarded(index, side, limit, guard) + clear + "\n" + read
 
 
-def _inside(place: int, wanted: str, guarded: bool) -> str:
-    if not guarded:
-        return f"  @{wanted} "
-    return f"""\
-  mad.lo.u32 %b, %thread, {VECTOR_BYTES}, {place};
-  setp.lt.u32 %q, %b, %limited;
-  and.pred %q, %q, {wanted};
-  @%q """
+def _store(index: int, words: list[str], side: str, limit: str, guard: str = "") -> str:
+    write = f"  @%q st.volatile.global.v4.b32 [%at], {{{', '.join(words)}}};"
+    return _guarded(index, side, limit, guard) + "\n" + write
 
 
 def _scale(operation: str, words: list[str]) -> str:

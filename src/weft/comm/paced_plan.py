@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from weft.comm.paced_kernel import (
-    SCRATCH_UNITS,
     SEGMENTS,
     VECTOR_BYTES,
     VECTORS,
@@ -32,6 +31,8 @@ SCALED_TYPES = {
     "int64": "sum_i64",
 }
 """Types that the kernel itself can sum."""
+SCRATCH_UNITS = 16
+"""Units of scratch memory per CTA, for reads and for writes: about the size of an NCCL channel's buffer."""
 LEAST_UNIT_BYTES = 512
 CYCLES_PER_NS = 4  # twice the fastest clock, so that the bound by cycles never ends a collective early
 _SPARE_CYCLES = 20_000_000
@@ -261,6 +262,7 @@ def kernel_arguments(
         factor=pack_factor(planned.operation, planned.call.ranks),
         segment_count=max(1, len(planned.copies)),
         unit_bytes=unit,
+        scratch_units=SCRATCH_UNITS,
     )
     if mail is not None:
         found.mailbox, found.post, found.answer = mail.mailbox, mail.post, mail.answer
@@ -274,8 +276,6 @@ def kernel_arguments(
     found.read_units = -(-max(0, read_bytes - read) // unit)
     found.write_units = -(-max(0, write_bytes - written) // unit)
     found.all_units = units + max(found.read_units, found.write_units)
-    step = divmod(ctas * units, max(1, found.all_units))
-    found.step_quotient, found.step_remainder = step
     return found
 
 

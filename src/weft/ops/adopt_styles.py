@@ -15,18 +15,19 @@ import copy
 import functools
 import logging
 import weakref
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from weft.ops.call import Call
 from weft.ops.layers import ColumnParallelLinear, RowParallelLinear, compute_columns
-from weft.ops.promise import forced_schedule, promised, replaces_all
+from weft.ops.promise import forced_schedule, promised, replaces_on
 from weft.ops.replacements import Replacements
 from weft.ops.steps import Problem
 from weft.ops.teams import team_of
@@ -113,7 +114,7 @@ def can_defer(x: Any) -> bool:
     (placement,) = x.placements
     if type(placement) is not Shard or not 0 <= placement.dim < x.dim() - 1:
         return False
-    if not (x.device.type == "cuda" or replaces_all()) or torch._C._functorch.peek_interpreter_stack():
+    if not replaces_on(x.device) or torch._C._functorch.peek_interpreter_stack():
         return False
     return type(x) is DTensor and type(x._local_tensor) in _PLAIN and _works(x)
 
@@ -122,21 +123,34 @@ _working: bool | None = None
 
 
 def _works(x: DTensor) -> bool:
-    """Whether this torch takes a pending DTensor for one of its own; all ranks try it once, together."""
+    """Whether this torch takes a pending DTensor for one of its own; tried once, with nothing to gather."""
     global _working
     if _working is None:
         try:
-            made = defer(x.detach())
+            nothing = torch.empty(2, 2, dtype=x.dtype, device=x.device)
+            whole = DTensor.from_local(nothing, x.device_mesh, [Replicate()], run_check=False)
+            made = defer(whole)
             local = made._local_tensor
-            _working = type(made) is DTensor and local.shape == x.shape and made._local_tensor is local
+            _working = type(made) is DTensor and local.shape == whole.shape and made._local_tensor is local
         except (AttributeError, TypeError, NotImplementedError):
             _log.debug("inputs are gathered by torch: no pending DTensor in this version", exc_info=True)
             _working = False
     return _working
 
 
-_CONSUMERS: weakref.WeakKeyDictionary[nn.Module, list[weakref.ref[nn.Module]]] = weakref.WeakKeyDictionary()
+_Followers: TypeAlias = "weakref.WeakKeyDictionary[nn.Module, Sequence[weakref.ref[nn.Module]]]"
+_seen: _Followers = weakref.WeakKeyDictionary()
 """By layer: those that multiplied the same tensor when it last was the first to do so."""
+_settled: _Followers = weakref.WeakKeyDictionary()
+"""The same, as of the last step of an optimizer. Activation checkpointing runs a forward pass again and
+expects it to save the same tensors, so with gradients nothing changes in between."""
+
+
+def _settle(*_: Any) -> None:
+    """Called after each step of an optimizer; one inside a backward pass is too early."""
+    if not torch.compiler.is_compiling() and torch._C._current_graph_task_id() == -1:
+        for layer, followers in _seen.items():
+            _settled[layer] = tuple(followers)
 
 
 class AdoptedColumn(ColumnParallelLinear):
@@ -188,10 +202,10 @@ def _noted(layer: AdoptedColumn, pending: PendingGather) -> list[Any]:
     """This layer, and if it is the first with this input those that came after it last time."""
     layers: list[Any] = [layer]
     if not pending.consumers:
-        known = [each() for each in _CONSUMERS.get(layer, ())]
+        known = [each() for each in (_settled if torch.is_grad_enabled() else _seen).get(layer, ())]
         others = [each for each in known if each is not None and each is not layer]
         layers += [each for each in others if _weight_fits(each, pending.source, Shard(0))]
-        _CONSUMERS[layer] = pending.consumers
+        _seen[layer] = pending.consumers
     if all(each() is not layer for each in pending.consumers):
         pending.consumers.append(weakref.ref(layer))
     return layers
@@ -215,7 +229,7 @@ def _rows_fit(layer: AdoptedRow, x: DTensor) -> bool:
     last = tuple(x.placements) == (Shard(x.dim() - 1),)
     if not last or dim == x.dim() - 1 or not _weight_fits(layer, x, Shard(1)):
         return False
-    if type(x._local_tensor) not in _PLAIN or not (x.device.type == "cuda" or replaces_all()):
+    if type(x._local_tensor) not in _PLAIN or not replaces_on(x.device):
         return False
     ranks = layer._mesh.value.size()
     columns = -(-layer.in_features // ranks)
@@ -259,6 +273,7 @@ def install_styles(styles: Any, counted: Replacements) -> None:
     _wrap(rows, "_apply", _apply_rows)
     _wrap(prepare, "_apply", _apply_prepare)
     _wrap(prepare, "_prepare_input_arg", _prepare_argument)
+    register_optimizer_step_post_hook(_settle)
 
 
 def _wrap(owner: type, name: str, replacement: Callable[..., Any]) -> None:

@@ -119,7 +119,19 @@ def _loads(topology: str, ranks: int, gpu: str, lanes: int) -> _Loads:
         return _Loads(single, at_once, at_once, at_once)
     # Groups go on over the ends of rounds: after `lanes` rounds they come back to their start.
     many, one = _grouped(loads * lanes, lanes), _grouped(loads, lanes)
-    return _Loads(single, sum(many) / lanes, sum(one), one[0])
+    whole = sum(many) / lanes
+    if topology == "ring":  # copies that share links go on while others of their group still start
+        whole = (whole + at_once) / 2
+    return _Loads(single, whole, sum(one), one[0])
+
+
+def is_rough(case: Case) -> bool:
+    """Whether copies drift apart in ways that the estimate does not follow.
+
+    Below PCIe switches, whose ranks are not alike, and on a ring whose GPUs have fewer DMA engines than
+    peers: there the truth lies between two bounds, and the estimate in the middle.
+    """
+    return case.fabric.period > 1 or (case.topology == "ring" and case.fabric.engines < case.ranks - 1)
 
 
 def _grouped(loads: list[list[float]], lanes: int) -> list[float]:

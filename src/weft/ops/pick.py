@@ -2,7 +2,7 @@
 
 An estimate decides, in constant time, where it is sure. Otherwise the candidates whose estimates are close to
 the best are simulated, and the simulator decides: where several are close, where the gain over serial is
-small, and where the ranks of a node are not alike (below PCIe switches).
+small, and where the estimate is rough (below PCIe switches, on a ring with few DMA engines).
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from functools import lru_cache
 
 from weft.errors import UsageError
 from weft.ops.case import FUSED_ENGINES, Case, gemm, library_collective_s, schedule_candidates
-from weft.ops.estimate import seconds
+from weft.ops.estimate import is_rough, seconds
 
 _MARGIN = 0.01
 """What a schedule must gain over serial to be picked."""
 DOUBT = 0.25
 """An estimated gain below this is simulated before it is believed, except of gathered whole shards."""
-CLOSE, CLOSE_UNLIKE = 0.12, 0.25
+CLOSE, CLOSE_ROUGH = 0.12, 0.25
 """Estimates this close to the best may be in the wrong order. 99% of their errors are below 5%, but single
-ones reach this, where the ranks of a node are alike and where they are not (benchmarks/ops/fit_pick.py)."""
+ones reach this; the second where the estimate is rough (benchmarks/ops/fit_pick.py)."""
 CONFIRMED, CONFIRMED_UNLIKE = 5, 3
 """How many candidates are simulated where the estimate alone is not sure enough; fewer where ranks are not
 alike, because there a simulation takes ten times as long."""
@@ -106,7 +106,7 @@ def _first(found: Sequence[Estimate]) -> Estimate | None:
 def _sure(case: Case, found: Sequence[Estimate], serial: Estimate) -> Estimate | None:
     """The fastest, where no other is close and its gain is beyond doubt."""
     best = _first(found)
-    if best is None or case.fabric.period > 1:
+    if best is None or is_rough(case):
         return None
     if serial.seconds - best.seconds < _least_gain_s(serial.seconds):
         return None
@@ -126,7 +126,7 @@ def _simulated(case: Case, found: Sequence[Estimate], serial: Estimate) -> Estim
     ordered = sorted(found, key=lambda e: e.seconds)
     times: dict[tuple[str, str], float] = {}
     alike = case.fabric.period == 1
-    close = CLOSE if alike else CLOSE_UNLIKE
+    close = CLOSE_ROUGH if is_rough(case) else CLOSE
     most_s = serial.seconds * (1 + close) - LEAST_GAIN_S
     for one in ordered[: CONFIRMED if alike else CONFIRMED_UNLIKE]:
         if one.seconds > most_s:

@@ -19,12 +19,10 @@ from weft.ops.choose import choose, pick_arguments
 from weft.ops.operands import DTYPES
 from weft.ops.steps import Problem
 from weft.ops.teams import Team
-from weft.shim.inject import OPS_VARIABLE
+from weft.shim.inject import BY_PICK, OPS_VARIABLE, REPLACE_ALL
 
 _log = logging.getLogger("weft.ops")
 
-REPLACE_ALL = "all"
-"""With this value of WEFT_OPS in the environment everything is replaced, whatever it gains; for tests."""
 EVERYWHERE = "hetero-fused-1d"
 """The schedule where everything is replaced."""
 LEAST_TRANSFER_S = 20e-6
@@ -33,6 +31,11 @@ LEAST_TRANSFER_S = 20e-6
 
 def replaces_all() -> bool:
     return os.environ.get(OPS_VARIABLE) == REPLACE_ALL
+
+
+def replaces_on(device: torch.device) -> bool:
+    """Whether anything is replaced on this kind of device. There is no pick for CPUs."""
+    return replaces_all() or (device.type == "cuda" and os.environ.get(OPS_VARIABLE) == BY_PICK)
 
 
 def forced_schedule() -> str | None:
@@ -70,7 +73,7 @@ def may_gain(operation: str, rows: int, columns: int, ranks: int, x: Any) -> boo
         return False
     if replaces_all():
         return True
-    if x.device.type != "cuda" or ranks == 1:
+    if not replaces_on(x.device) or ranks == 1:
         return False
     kind, gpu = pick_arguments(x)
     return _transfer_s(operation, int(rows), int(columns), ranks, kind, gpu) >= LEAST_TRANSFER_S

@@ -282,15 +282,32 @@ def team_of(group: Any) -> Team:
         group = dist.group.WORLD if dist.is_initialized() else _ALONE
     team = _TEAMS.get(group)
     if team is None:
+        group = _resolved(group)
+        team = _TEAMS.get(group)
+    if team is None:
         if group is dist.GroupMember.NON_GROUP_MEMBER:
             raise UsageError("this rank is not in the group; only its members may call the operation")
         if not hasattr(group, "rank") or not hasattr(group, "size"):
             raise UsageError(
-                f"group must be a torch process group (mesh.get_group()), not {type(group).__name__}"
+                f"group must be a torch process group, its name or a mesh, not {type(group).__name__}"
             )
         _forget_destroyed()
         team = _TEAMS[group] = Team(group)
     return team
+
+
+def _resolved(group: Any) -> Any:
+    """The process group of a mesh with one dimension, or of a name; anything else as it is."""
+    if isinstance(group, dist.DeviceMesh):
+        if group.ndim != 1:
+            raise UsageError(f"group is a mesh of {group.ndim} dimensions; give one, as in mesh['tp']")
+        return group.get_group()
+    if isinstance(group, str):
+        try:
+            return group_named(group)
+        except (RuntimeError, ValueError) as error:
+            raise UsageError(f"no process group has the name {group!r}: {error}") from None
+    return group
 
 
 def _forget_destroyed() -> None:
@@ -314,7 +331,11 @@ _ALONE = Alone()
 
 def team_name(group: Any) -> str:
     """A name by which `group_named` finds this group; empty for the default."""
-    return "" if group is None else str(group.group_name)
+    if group is None or isinstance(group, str):
+        return group or ""
+    if isinstance(group, dist.DeviceMesh):
+        group = group.get_group()
+    return str(group.group_name)
 
 
 def group_named(name: str) -> Any:

@@ -123,6 +123,9 @@ class TableErrors:
     """Of grids of LARGE_GRID blocks and more."""
     constant_mae: float
     """Of the best constant at those grids."""
+    large_ours: float
+    large_published: float
+    """Mean ratios at those grids."""
     signs_right: int
     signs: int
 
@@ -132,18 +135,20 @@ def table_errors(cells: Sequence[Reproduced]) -> TableErrors:
     rows = []
     for one in cells:
         x, y = (int(part) for part in one.cell.split("x"))
-        rows.append((x, y, abs(one.error or 0.0), one.published or 0.0))
-    errors = [error for _, _, error, _ in rows]
+        rows.append((x, y, one.error or 0.0, one.published or 0.0))
+    errors = [abs(error) for _, _, error, _ in rows]
     large = [(error, value) for x, y, error, value in rows if x * y >= LARGE_GRID]
     middle = median(value for _, value in large)
     signs = [one.sign_right for one in cells if one.sign_right is not None]
     return TableErrors(
         mae=fmean(errors),
-        diagonal_mae=fmean(error for x, y, error, _ in rows if x == y),
+        diagonal_mae=fmean(abs(error) for x, y, error, _ in rows if x == y),
         largest=max(errors),
         far=sum(error > FAR for error in errors),
-        large_mae=fmean(error for error, _ in large),
+        large_mae=fmean(abs(error) for error, _ in large),
         constant_mae=fmean(abs(value - middle) for _, value in large),
+        large_ours=fmean(value + error for error, value in large),
+        large_published=fmean(value for _, value in large),
         signs_right=sum(signs),
         signs=len(signs),
     )

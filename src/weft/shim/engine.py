@@ -7,8 +7,14 @@ both.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
+
+COPIED_KINDS = ("all_gather", "all_to_all", "gather", "scatter")
+"""Collectives that copy engines can serve."""
 
 _REASONS = {
     "engine_kernels": "NCCL launched a kernel although windows and policy allow copies",
@@ -32,7 +38,14 @@ def engine_report(counts: Mapping[str, Any], asked: bool) -> dict[str, Any]:
     asked = asked or bool(copied or unsure or kernels)
     if asked and not (copied or unsure or kernels):
         why = [_NO_COLLECTIVE]
-    return {"asked": asked, "copied": copied, "kernels": kernels, "unsure": unsure, "why": why}
+    return {
+        "asked": asked,
+        "copied": copied,
+        "kernels": kernels,
+        "unsure": unsure,
+        "why": why,
+        "traced": None,
+    }
 
 
 def engine_summary(report: Mapping[str, Any]) -> str:
@@ -47,3 +60,22 @@ def engine_summary(report: Mapping[str, Any]) -> str:
     if report["kernels"]:
         parts.append(f"{report['kernels']:,} by SM kernels ({'; '.join(report['why'])})")
     return f"comm.engine dma: {', '.join(parts)}"
+
+
+def kernels_in_traces(paths: Iterable[Path]) -> dict[str, int]:
+    """Kernels that moved what copy engines could have moved, by name, in traces of `weft run --trace`."""
+    found: Counter[str] = Counter()
+    for path in paths:
+        for event in json.loads(path.read_text(encoding="utf-8"))["traceEvents"]:
+            kind = event.get("args", {}).get("Collective name")
+            if event.get("cat") == "kernel" and kind in COPIED_KINDS:
+                found[event["name"]] += 1
+    return dict(found)
+
+
+def traced_summary(kernels: Mapping[str, int]) -> str:
+    """One line about what the traced steps show."""
+    if not kernels:
+        return "traced steps: no SM kernel for an all-gather, all-to-all, gather or scatter"
+    named = ", ".join(f"{count} of {name.partition('(')[0]}" for name, count in kernels.items())
+    return f"traced steps: SM kernels in place of copies ({named})"

@@ -33,7 +33,7 @@ NEIGHBOURS = 128
 EMPTY_NS = 620
 """What a profiler shows for a kernel that does nothing."""
 MOST_OVERHEAD_NS = 10_000
-LEAST_PROBES, NEAR_PROBES = 3, 9
+LEAST_PROBES, NEAR_PROBES = 3, 15
 END_SHARE = 0.65
 """How much of what events cost more in place lies between the end of a kernel and the event behind it; the
 rest lies between that event and the next kernel. From an H200."""
@@ -172,7 +172,9 @@ class _Probes:
         during = self._in_comm(at_ns)
         found = self._found.get((kind, during), [])
         if len(found) < LEAST_PROBES and kind != IDLE_STREAM:
-            found = max(found, self._found.get((kind, not during), []), key=len)
+            # Whether a collective loads the memory matters more than whether the host submits.
+            alike = self._found.get((IDLE_STREAM, True), []) if during else []
+            found = max(found, alike or self._found.get((kind, False), []), key=len)
         if not found:
             return 0
         i = bisect_left(found, (at_ns, 0))

@@ -96,14 +96,14 @@ def steps_environment(base: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-OPS_VARIABLE = "WEFT_OPS"
-"""Environment variable: whether torch loads what replaces collectives and matmuls by fused operations."""
+OPS_VARIABLE, BY_PICK, REPLACE_ALL = "WEFT_OPS", "pick", "all"
+"""Environment variable with which a user has collectives and matmuls replaced by fused operations: on GPUs
+where the pick promises a gain, or everywhere whatever it gains (for tests)."""
 
 
 def ops_environment(base: Mapping[str, str]) -> dict[str, str]:
-    """`base` with what makes torch programs use fused operations; a value that is set already stays."""
+    """`base` with what makes torch programs use fused operations; how far, its own variable says."""
     return {
-        OPS_VARIABLE: "1",
         **base,
         "PYTHONPATH": _with_autoload(base.get("PYTHONPATH", "")),
         "WEFT_TUNE_HOME": str(PACKAGE.parent),

@@ -14,6 +14,7 @@ from contextlib import nullcontext
 import torch
 import torch.distributed as dist
 from forked_ranks import run_ranks
+from torch.distributed.device_mesh import init_device_mesh
 
 from weft.ops import all_gather_matmul, all_to_all_matmul, matmul_reduce_scatter
 from weft.policy import SCHEDULES, Policy
@@ -55,7 +56,7 @@ class Case:
         self.engine = draw.choice([None, None, "dma", "sm"])
         self.fast_accum = self.fp8 and draw.random() < 0.5
         self.out_dtype = draw.choice([None, torch.bfloat16, torch.float32]) if self.fp8 else None
-        self.group = draw.choice(["left out", "world", "own"])
+        self.group = draw.choice(["left out", "world", "own", "by name", "mesh"])
         self.no_grad = "inference" if not self.grad and draw.random() < 0.5 else ""
         step = 16 if self.fp8 else 1
         self.k = step * draw.randint(1, 3 if self.fp8 else 9)
@@ -267,6 +268,8 @@ def close(got: torch.Tensor, want: torch.Tensor, dtype: torch.dtype, what: str) 
 
 def check_calls(rank: int, ranks: int, calls: int, seed: int) -> None:
     GROUPS["world"], GROUPS["own"] = dist.group.WORLD, dist.new_group(list(range(ranks)))
+    GROUPS["by name"] = GROUPS["own"].group_name
+    GROUPS["mesh"] = init_device_mesh("cpu", (ranks,))
     draw = random.Random(seed * 1000 + ranks)
     for number in range(calls):
         case = Case(draw, ranks)

@@ -56,6 +56,8 @@ class EngineJson(TypedDict):
     """Not told apart from other collectives of their group."""
     why: list[str]
     """Why collectives were not copied, each with their number."""
+    traced: dict[str, int] | None
+    """With `--trace`: SM kernels of the traced steps that did what copy engines can, by name."""
 
 
 class ProcessJson(CountersJson):

@@ -10,7 +10,7 @@
 
 #include <string.h>
 
-enum { NOT_READY = 600, PROBE_EVERY = 8, STALL_NS = 20000, MOST_STALLED = 1024 };
+enum { NOT_READY = 600, PROBE_EVERY = 4, STALL_NS = 20000, MOST_STALLED = 1024 };
 enum { WITH_COMPLETION = 12030 }; /* the CUDA version that has the attribute */
 
 static _Atomic bool completion_refused, same_priority;
@@ -229,6 +229,15 @@ static bool rarely(_Atomic uint32_t *counter) {
     return n < PROBE_EVERY ? !(n & (n - 1)) : n % PROBE_EVERY == 0;
 }
 
+/* Asked again only after the next collective, once it does not. */
+static bool comm_runs(weft_trace_context *c) {
+    CUevent latest = atomic_load_explicit(&c->comm, memory_order_relaxed);
+    if (!latest || still_busy(latest))
+        return latest != NULL;
+    atomic_compare_exchange_strong(&c->comm, &latest, NULL);
+    return false;
+}
+
 /* While the host submits work, and while collectives write to memory, an event fires some microseconds after the kernel
  * in front of it has ended, and the kernel behind it starts later. An empty kernel between two events tells how much. It
  * goes behind some kernels of a busy stream, those that were held back, and some of an idle stream while a collective
@@ -237,11 +246,9 @@ static void probe(weft_trace_op *op, CUstream stream) {
     weft_trace_record *r = op->record;
     if (r->span.kind != WEFT_TRACE_KERNEL || (r->span.flags & WEFT_SPAN_COMM))
         return;
-    if (!(r->span.flags & WEFT_SPAN_STALLED)) {
-        CUevent comm = r->before ? atomic_load(&r->context->comm) : NULL;
-        if ((r->before && !still_busy(comm)) || !rarely(r->before ? &op->lane->idle : &op->lane->busy))
-            return;
-    }
+    if (!(r->span.flags & WEFT_SPAN_STALLED) &&
+        !(r->before ? comm_runs(r->context) && rarely(&op->lane->idle) : rarely(&op->lane->busy)))
+        return;
     CUevent e = weft_trace_event(r->context, true);
     if (e && weft_trace_probe(r->context, stream) && put(e, stream))
         r->again = e;
