@@ -52,7 +52,8 @@ def test_on_one_rank_it_is_a_matmul(operation, name):
         ((torch.ones(2, 3), torch.ones(3, 5)), {"rows": [3]}, "rows says 3 for rank 0, whose A has 2"),
         ((torch.ones(2, 3), torch.ones(3, 5)), {"out": torch.ones(5, 2)}, r"must be contiguous, \(2, 5\)"),
         ((torch.ones(2, 3), torch.ones(3, 5)), {"out": torch.ones(2, 5).half()}, "out is float16"),
-        ((torch.ones(2, 3), torch.ones(3, 5)), {"group": "tp"}, "must be a torch process group .*, not str"),
+        ((torch.ones(2, 3), torch.ones(3, 5)), {"group": 1}, "must be a torch process group, .*, not int"),
+        ((torch.ones(2, 3), torch.ones(3, 5)), {"group": "tp"}, "no process group has the name 'tp'"),
     ],
 )
 def test_what_does_not_fit_is_refused_in_one_line(arguments, options, says):
