@@ -120,8 +120,6 @@ def run(
     weft run --tune -- torchrun --nproc-per-node 8 train.py
 
     weft run --trace traces -- torchrun --nproc-per-node 8 train.py
-
-    weft run --ops -- torchrun --nproc-per-node 8 train.py
     """
     _check_platform()
     from weft.monitor.exporter import Exporter, metrics_address
