@@ -29,9 +29,7 @@ from weft.tuning.live.tuned_job import RECORD_FILE, final, result_file, stopped
 
 _log = logging.getLogger("weft.live")
 
-EVENTS_WITHOUT_STEP = (
-    1000  # optimizer steps after which a program without a period or a group is left alone
-)
+EVENTS_WITHOUT_STEP = 1000  # optimizer steps after which a program without a period or a group is left alone
 CALLS_BETWEEN_LOOKS = 256  # collectives, where no optimizer steps
 PERIODS_WITHOUT_OPTIMIZER = 12  # more micro-batches than most programs accumulate
 CALLS_OF_A_STEP = 16  # at least, if only collectives show the steps: a boundary costs a wait
