@@ -50,7 +50,7 @@ def gpu(monkeypatch, tmp_path):
     monkeypatch.setenv("WEFT_STORE", str(tmp_path / "verdicts.sqlite"))
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     made = Gpu()
-    monkeypatch.setattr("weft.execute.devices.open_executor", lambda device: made)
+    monkeypatch.setattr("weft.execute.devices.open_executor", lambda device, node="": made)
     return made
 
 
@@ -72,7 +72,8 @@ def test_the_simulator_rules_out_what_is_not_promising_and_says_so(weft, gpu):
     assert document["ranked_out"] > 0
     labels = [row["candidate"] for row in document["candidates"]]
     assert labels[:2] == ["sequential", "overlap"]
-    assert {"priority", "head5", "ctas4", "res3", "res2"} <= set(labels)  # every control alone is tried
+    assert {"priority", "head5", "ctas4"} <= set(labels)  # every control alone is tried
+    assert sum(label.removeprefix("res").isdecimal() for label in labels) >= 2
     assert "res" in document["verdict"]["candidate"]
     _, out, _ = weft(*WORDS, "--fresh")
     assert f"{document['ranked_out']} more ruled out by simulation" in " ".join(out.split())
