@@ -98,13 +98,14 @@ def run_script(arguments: Sequence[str]) -> None:
 
     options, rest = _options(arguments)
     ranks, local = options.get("--ranks", ""), None
+    chosen: dict[str, str] = {}
     if not rest or not (ranks.isdecimal() if ranks else "--node" in options):
         raise UsageError(USAGE)
     if "--node" in options:
         node = load_node(options["--node"])
         ranks = ranks or str(node.ranks)
         local = min(int(ranks), node.domain)
-        os.environ[NODE_VARIABLE] = options["--node"]
+        chosen[NODE_VARIABLE] = options["--node"]
     if int(ranks) < 2:
         raise UsageError(f"--ranks {ranks} is not valid; use 2 or more")
     for option, variable, check in (
@@ -115,7 +116,8 @@ def run_script(arguments: Sequence[str]) -> None:
             if "--node" not in options:
                 raise UsageError(f"{option} is for ranks of a node: add --node")
             check(options[option])
-            os.environ[variable] = options[option]
+            chosen[variable] = options[option]
+    os.environ.update(chosen)
     impersonate(int(ranks), local)
     sys.argv = list(rest)
     sys.path[0] = os.path.dirname(os.path.abspath(rest[0]))  # noqa: PTH100, PTH120 (as python does)
