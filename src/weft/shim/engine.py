@@ -1,8 +1,7 @@
-"""Copy engines for collectives (comm.engine dma): what became of each collective, and why.
+"""Copy engines for collectives (comm.engine dma): how many collectives were copied, and why others were not.
 
-NCCL from 2.28 on copies in place of launching a kernel where a communicator asks for zero CTAs and the
-buffers lie in symmetric windows. Where it cannot, it launches its kernels and says nothing. The shim counts
-both.
+NCCL 2.28 and newer copies instead of launching a kernel if a communicator asks for zero CTAs and the buffers
+are in symmetric windows. Otherwise it launches its kernels silently. The shim counts both.
 """
 
 from __future__ import annotations
@@ -19,19 +18,19 @@ COPIED_KINDS = ("all_gather", "all_to_all", "gather", "scatter")
 _REASONS = {
     "engine_kernels": "NCCL launched a kernel although windows and policy allow copies",
     "engine_nodes": "its ranks are on several nodes",
-    "engine_no_window": "its buffer lies in no symmetric window of the communicator",
+    "engine_no_window": "its buffer is in no symmetric window of the communicator",
     "engine_other_kind": "copy engines serve all-gather, all-to-all, gather and scatter only",
     "engine_old_nccl": "this NCCL has no copy-engine collectives (2.28 and newer have; RCCL has none)",
     "engine_two_ranks": "the first copy between two ranks can hang before NCCL 2.31.2",
-    "engine_own_policy": "its communicator does not ask for zero CTAs (NCCL_CTA_POLICY, a policy of the "
-    "program's own, ncclCommInitAll, or a configuration that NCCL refused)",
+    "engine_own_policy": "its communicator does not ask for zero CTAs (NCCL_CTA_POLICY, a policy set by "
+    "the program, ncclCommInitAll, or a configuration that NCCL refused)",
 }
 """By counter: why a collective was not copied."""
-_NO_COLLECTIVE = "comm.engine dma is not applied: no process of this job called a collective of NCCL"
+_NO_COLLECTIVE = "comm.engine dma is not applied: no process of this job called an NCCL collective"
 
 
 def engine_report(counts: Mapping[str, Any], asked: bool) -> dict[str, Any]:
-    """What `weft run --stats` says under `engine`; `asked`: the job was started with comm.engine dma."""
+    """The key `engine` of `weft run --stats`; `asked`: the job was started with comm.engine dma."""
     why = [f"{counts[name]:,}: {text}" for name, text in _REASONS.items() if counts[name]]
     copied, unsure = counts["engine_copied"], counts["engine_unsure"]
     kernels = sum(counts[name] for name in _REASONS)
@@ -49,21 +48,21 @@ def engine_report(counts: Mapping[str, Any], asked: bool) -> dict[str, Any]:
 
 
 def engine_summary(report: Mapping[str, Any]) -> str:
-    """One line about the copy engines, or nothing where nobody asked for them."""
+    """One line about the copy engines, or nothing if they were not requested."""
     if not report["asked"]:
         return ""
     if report["why"] == [_NO_COLLECTIVE]:
         return _NO_COLLECTIVE
     parts = [f"{report['copied']:,} collectives copied without an SM kernel"]
     if report["unsure"]:
-        parts.append(f"{report['unsure']:,} not told apart from others of their group")
+        parts.append(f"{report['unsure']:,} not distinguishable from others of their group")
     if report["kernels"]:
         parts.append(f"{report['kernels']:,} by SM kernels ({'; '.join(report['why'])})")
     return f"comm.engine dma: {', '.join(parts)}"
 
 
 def kernels_in_traces(paths: Iterable[Path]) -> dict[str, int]:
-    """Kernels that moved what copy engines could have moved, by name, in traces of `weft run --trace`."""
+    """SM kernels of collectives that copy engines could serve, by name, in traces of `weft run --trace`."""
     found: Counter[str] = Counter()
     for path in paths:
         for event in json.loads(path.read_text(encoding="utf-8"))["traceEvents"]:
@@ -78,4 +77,4 @@ def traced_summary(kernels: Mapping[str, int]) -> str:
     if not kernels:
         return "traced steps: no SM kernel for an all-gather, all-to-all, gather or scatter"
     named = ", ".join(f"{count} of {name.partition('(')[0]}" for name, count in kernels.items())
-    return f"traced steps: SM kernels in place of copies ({named})"
+    return f"traced steps: SM kernels instead of copies ({named})"

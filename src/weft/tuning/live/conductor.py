@@ -1,16 +1,16 @@
-"""Conduct: from trials to what every rank does at a step boundary, and from reports back to samples.
+"""Conduct: turns trials into decisions for every rank at a step boundary, and reports into samples.
 
 Also a generator: it yields decisions for `weft.ranks` and is sent the reports of all ranks. In the watch it
 is sent only what the leading rank measured. A decision has a key `do`:
 - `run`: `each` steps for each entry of `order`, an index into `policies`. `learn`: profile them. `light`:
   the next decision comes without reports;
-- `prepare`: make what `policy` needs; `settle`: go on with `policy`, and with `release` keep only what it
-  needs. Report whether it worked;
+- `prepare`: create what `policy` needs; `settle`: continue under `policy`, and with `release` keep only what
+  it needs. Report whether it worked;
 - `report`: wait for all steps so far and report their times;
-- `end`, `abandon`: tuning is over. `together`: all ranks are here, and go back to the default.
+- `end`, `abandon`: tuning is over. `together`: all ranks are present and revert to the default.
 
-Framework controls change at meetings only, where all ranks report that they could: between two meetings every
-rank has the same buckets and the same groups, whatever becomes of a rank.
+Framework controls change only at meetings, where all ranks report that they succeeded: between two meetings
+every rank has the same buckets and the same groups, even if a rank fails.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ class _AbandonError(Exception):
 
 @dataclass
 class _State:
-    """What all ranks have made, and which framework controls they run with."""
+    """What all ranks have created, and the framework controls in force."""
 
     default: Policy
     ready: set[tuple[str, Any]] = field(default_factory=set)
     framework: dict[str, Any] = field(default_factory=dict)
     keys: list[str] | None = None
-    """Communicators that siblings can be made of on all of their ranks; None: there is one process."""
+    """Communicators that can have siblings on all of their ranks; None: there is one process."""
 
     def __post_init__(self) -> None:
         self.ready |= preparations(self.default)
         self.models = Policy().models
 
     def forget(self, policy: Policy) -> None:
-        """What neither the default nor this policy needs was given back."""
+        """Record that everything was released that neither the default nor this policy needs."""
         self.ready &= preparations(self.default) | preparations(policy)
 
     def hear(self, reports: Sequence[Report]) -> None:
@@ -68,10 +68,10 @@ def conduct(
     watch: Callable[[TunedJob, int, int], Watch] | None = None,
     result: Callable[[TunedJob], dict[str, Any]] = TunedJob.to_dict,
 ) -> Conductor:
-    """All decisions of a tuning; the last is `end` or `abandon`. What it yields first has no meaning.
+    """All decisions of a tuning; the last is `end` or `abandon`. The first value has no meaning.
 
-    `watch` makes the generator that goes on after the search, from its outcome, the trials that it has to
-    decide in advance and the steps of a trial; None: the search is all. `result`: the document of an outcome.
+    `watch` makes the generator that runs after the search, from its outcome, the number of trials to decide
+    in advance and the steps of a trial; None: no watch. `result`: the document of an outcome.
     """
     reports = yield {}
     state = _State(default)
@@ -116,7 +116,7 @@ def _play(
     """Run a trial and those that follow it for certain, as far as the framework controls stay the same."""
     plan = [trial.policy] * trial.steps if trial.learn else [trial.policy, *trial.then]
     if any(policy.models != plan[0].models for policy in plan):
-        plan = plan[:1]  # every step of such a comparison begins alike, with a meeting
+        plan = plan[:1]  # every step of such a comparison begins with a meeting
     for policy in dict.fromkeys(plan):
         needed = preparations(policy)
         if not needed <= state.ready:
@@ -155,7 +155,7 @@ def _start(state: _State) -> Conductor:
 
 
 def _change(policy: Policy, state: _State) -> Generator[Decision, list[Report], str]:
-    """Have all ranks change their framework controls; where one cannot, all go back. Returns the reason."""
+    """Have all ranks change their framework controls; if one cannot, all revert. Returns the reason."""
     problem = yield from _asked(_settlement(policy, release=False))
     if not problem:
         state.models = policy.models
@@ -171,7 +171,7 @@ def _watch(watch: Watch, state: _State) -> Conductor:
     try:
         trial = next(watch)
         said = [trial.say] if trial.say else []
-        unknown = 0  # trials that were decided and whose times have not been sent yet
+        unknown = 0  # decided trials whose times have not been sent yet
         trials = MEET[0]
         while True:
             if trial.light:
@@ -197,7 +197,7 @@ def _watch(watch: Watch, state: _State) -> Conductor:
 
 
 def _settle(policy: Policy, result: dict[str, Any] | None = None, *, release: bool = True) -> Conductor:
-    """Have all ranks run under a policy and give back what it does not need."""
+    """Have all ranks run under a policy and release what it does not need."""
     problem = yield from _asked(_settlement(policy, result, release=release))
     if problem:
         raise _AbandonError(problem)
@@ -220,7 +220,7 @@ def run(
     each: int = 1,
     say: Sequence[str] = (),
 ) -> Decision:
-    """The decision that lets the job go on for `each` steps under each policy of a plan."""
+    """The decision to run `each` steps under each policy of a plan."""
     policies = list(dict.fromkeys(plan))
     return {
         "do": "run",
@@ -234,7 +234,7 @@ def run(
 
 
 def slowest(reports: Sequence[Report]) -> list[Sample]:
-    """What each step took on the slowest rank; a problem on one rank is a problem of all.
+    """The time of each step on the slowest rank; a problem on one rank is a problem of all.
 
     What the ranks waited between steps is counted with the first.
     """

@@ -1,4 +1,4 @@
-"""Controls: what can be changed in a running process, and what is learnt about it."""
+"""Controls: what can be changed in a running process, and its profile."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from weft.tuning.live.frameworks import Choices, Frameworks
 from weft.tuning.live.options import Facts, Kernel
 
 _FREE_BYTES = 2 << 30  # of the GPU's memory, for the buffers of new communicators
-SM_SHARE = 2  # collectives may take one SM of so many, all ranks on the GPU together
-SHARED_CTAS = 8  # where processes share a GPU: with 16 per rank and priority, collectives were seen to hang
+SM_SHARE = 2  # collectives of all ranks on the GPU may take one SM in this many
+SHARED_CTAS = 8  # where processes share a GPU: with 16 per rank and priority, collectives have hung
 TOLD_KERNELS, TOLD_NAME = 32, 200
 MOST_SIZES = 32
 RULE_PATHS = ("config", "tuner")
@@ -193,7 +193,7 @@ class LaunchControls:
 
 
 def _worth_telling(kernels: Sequence[Kernel]) -> tuple[Kernel, ...]:
-    """Those most often beside collectives, with names cut: all ranks' go through the rendezvous store."""
+    """The kernels that overlap most often, names shortened: all ranks' go through the rendezvous store."""
     beside = [(k.beside_ms or 0.0, k.beside) for k in kernels]
     told = sorted(zip(beside, kernels, strict=True), key=lambda pair: pair[0], reverse=True)
     most = [kernel for weight, kernel in told if any(weight)][:TOLD_KERNELS]
@@ -209,12 +209,12 @@ def _kernel(
 
 
 def _used() -> list[communicators.Communicator]:
-    """Those that carry collectives; with one rank alone, nothing is communicated."""
+    """Communicators that carry collectives; one with a single rank communicates nothing."""
     return [found for found in communicators.communicators() if found.collectives and found.size != 1]
 
 
 def _most_ctas(used: Sequence[communicators.Communicator]) -> int:
-    """What fits on the GPU at once, beside the program's own work, for all ranks that share it."""
+    """CTAs that fit on the GPU with the program's own work, for all ranks that share it."""
     import torch
 
     sms = _sms()
@@ -227,7 +227,7 @@ def _most_ctas(used: Sequence[communicators.Communicator]) -> int:
 
 
 def _ranks_of_a_node() -> bool:
-    """Whether the other ranks are ghosts of a node profile, each of which stands for a GPU of its own."""
+    """Whether the other ranks are ghosts of a node profile, each of which represents its own GPU."""
     return bool(os.environ.get(NODE_VARIABLE))
 
 
@@ -277,7 +277,7 @@ def _order_of_sums_matters(used: Sequence[communicators.Communicator]) -> bool:
 
 
 def _counts() -> Counts:
-    """By the driver's name: launches, launches beside collectives, blocks per SM, grid and kind."""
+    """By the driver's name: launches, those during collectives, blocks per SM, grid and kind."""
     path = binding.attach()
     if path is None:
         return {}

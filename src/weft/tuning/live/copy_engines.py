@@ -1,11 +1,11 @@
-"""FSDP2's all-gathers by copy engines: NCCL copies what lies in a symmetric window, and takes no SM for it.
+"""FSDP2's all-gathers by copy engines: NCCL copies buffers in a symmetric window without SMs.
 
-The buffers lie in one window of a communicator of its own that asks for zero CTAs; a fixed number of them is
-used in turn. All ranks must use the same buffer at the same call, and FSDP2 gathers in the same order on all
-of them. FSDP2's own `set_allocate_memory_from_process_group_for_comm` does not suffice: torch registers that
-pool without a symmetric window. Nor does `set_symm_mem_for_comm`: it needs a group that asks for zero CTAs
-from its start, cannot be undone, and a pool that grows registers at a time that the ranks have not agreed on
-(pytorch PR 192112). Here NCCL allocates and registers the memory, once.
+The buffers are in one window of a separate communicator that asks for zero CTAs; a fixed number of them is
+used in rotation. All ranks must use the same buffer at the same call, and FSDP2 gathers in the same order on
+all of them. FSDP2's own `set_allocate_memory_from_process_group_for_comm` does not suffice: torch registers
+that pool without a symmetric window. Nor does `set_symm_mem_for_comm`: it needs a group that asks for zero
+CTAs from its start, cannot be undone, and a pool that grows registers at a time that the ranks have not
+agreed on (pytorch PR 192112). Here NCCL allocates and registers the memory, once.
 
 `prepare` succeeds on all ranks or on none, after a trial in which no kernel ran and every byte arrived.
 """
@@ -31,11 +31,11 @@ _log = logging.getLogger("weft.live")
 
 
 class WindowedAllGather:
-    """What FSDP2 gathers with (`torch.distributed.fsdp`, AllGather): buffers of a window, used in turn.
+    """An AllGather of `torch.distributed.fsdp` whose buffers are in a window and used in rotation.
 
     A buffer is free when FSDP2 holds no result in it. Whether its tensor still exists says nothing: threads
-    of the process group may hold it, for longer on one rank than on another. What does not fit, comes on
-    another stream than the first, or finds no free buffer is gathered as `plain`, FSDP2's own, does it.
+    of the process group may hold it, for longer on one rank than on another. A gather that does not
+    fit, is on another stream than the first, or finds no free buffer uses `plain`, FSDP2's own.
     """
 
     def __init__(self, group: Any, arena: Any, plain: Any, held: Callable[[], set[int]]) -> None:
@@ -49,7 +49,7 @@ class WindowedAllGather:
 
     @property
     def plain(self) -> Any:
-        """What the program gathers with by itself."""
+        """The program's own AllGather."""
         return self._plain
 
     def allocate(self, size: Sequence[int], *, dtype: Any, device: Any) -> Any:
@@ -71,7 +71,7 @@ class WindowedAllGather:
         return next((place for place in turn if self._addresses[place] not in held), None)
 
     def __call__(self, output_tensor: Any, input_tensor: Any, group: Any, async_op: bool = False) -> Any:
-        """Gather; by the communicator of the window where the output lies there."""
+        """Gather; through the communicator of the window if the output is in the window."""
         return self._plain(
             output_tensor=output_tensor,
             input_tensor=input_tensor,
@@ -82,7 +82,7 @@ class WindowedAllGather:
 
 @dataclass(frozen=True)
 class Window:
-    """Memory that all ranks of a group registered, and how it is given back."""
+    """Memory that all ranks of a group registered, and how to release it."""
 
     group: Any
     arena: Any
@@ -116,7 +116,7 @@ class CopyEngines:
                 self._windows[ranks] = open_window(of, ranks, _BUFFERS * size, problem)
 
     def use(self, groups: Sequence[Any], on: bool) -> None:
-        """Gather these groups by copy engines, where their windows are there; else as the program does."""
+        """Gather these groups by copy engines if their windows exist; otherwise as the program does."""
         self._held = _held_by(groups)
         made: dict[tuple[int, ...], WindowedAllGather] = {}
         for group in groups:
@@ -126,14 +126,14 @@ class CopyEngines:
             if window is None:
                 if plain is not now:
                     group._all_gather_comm = plain
-            else:  # one for all groups of these ranks, which use its buffers in turn
+            else:  # one for all groups of these ranks, which share its buffers
                 if ranks not in made:
                     made[ranks] = WindowedAllGather(window.group, window.arena, plain, self._held)
                 group._all_gather_comm = made[ranks]
         self._used = set(made)
 
     def release(self) -> None:
-        """Give back the windows that are not in use. All ranks call it together."""
+        """Release the windows that are not in use. All ranks call it together."""
         held = self._held()
         for ranks, window in list(self._windows.items()):
             first = window.arena.data_ptr()
@@ -143,7 +143,7 @@ class CopyEngines:
 
 
 def open_window(group: Any, ranks: Sequence[int], size: int, problem: str = "") -> Window:
-    """A window of so many bytes between these ranks of an FSDP2 parameter group, tried out.
+    """A tested window of this many bytes between these ranks of an FSDP2 parameter group.
 
     All ranks call it together. Raises UnavailableError on all of them or on none; `problem`: what this rank
     knows to be in the way.
@@ -163,7 +163,7 @@ def open_window(group: Any, ranks: Sequence[int], size: int, problem: str = "") 
             try:
                 made.pop()()
             except Exception:  # nothing uses it any more
-                _log.debug("a window of copy engines was not given back whole", exc_info=True)
+                _log.debug("a window of copy engines was not fully released", exc_info=True)
 
     arena, before = None, {found.key for found in communicators.communicators()}
     try:
@@ -196,7 +196,7 @@ def _registered(zero: Any, before: set[str], size: int, device: Any, made: list[
     from weft.shim import communicators
     from weft.shim.nccl_binding import NcclArena
 
-    _agree("", zero, device)  # the first collective makes the communicator, if it is not there yet
+    _agree("", zero, device)  # the first collective creates the communicator, if it does not exist yet
     keys = [found.key for found in communicators.communicators() if found.key and found.key not in before]
     memory, arena, problem = None, None, "" if len(keys) == 1 else "its communicator was not seen"
     try:
@@ -263,7 +263,7 @@ def _why_not(group: Any) -> str:
     versions = [_version(found.nccl) for found in communicators.communicators()]
     two = len(ranks) == 2
     reasons = {
-        "the process group is not one of NCCL": not type(backend).__name__.startswith("ProcessGroupNCCL"),
+        "the process group is not NCCL's": not type(backend).__name__.startswith("ProcessGroupNCCL"),
         "this torch cannot ask NCCL for zero CTAs": not hasattr(options, "NCCL_CTA_POLICY_ZERO"),
         "the program gathers in its own way": type(getattr(group, "_all_gather_comm", None)).__name__
         not in ("DefaultAllGather", "WindowedAllGather"),
@@ -282,7 +282,7 @@ def _why_not(group: Any) -> str:
 
 
 def _one_node(ranks: Sequence[int]) -> bool:
-    """Whether these ranks share a node, as torchrun numbers them; without it, a world that fits on one."""
+    """Whether these ranks share a node, by torchrun's numbering; without it, if the world fits on one."""
     import torch
     import torch.distributed as dist
 
@@ -304,7 +304,7 @@ def shard_ranks(group: Any) -> tuple[int, ...]:
 
 
 def _held_by(groups: Iterable[Any]) -> Callable[[], set[int]]:
-    """What says where the gathered parameters lie that FSDP2 still needs: the same on all ranks."""
+    """A function for the addresses of gathered parameters that FSDP2 still needs: the same on all ranks."""
     known = [ref(group) for group in groups]
 
     def held() -> set[int]:

@@ -1,4 +1,4 @@
-"""Costs: what communication costs a step, by cause, from the shim's tracer. It says what is worth trying.
+"""Costs: what communication costs a step, by cause, from the shim's tracer. They show what is worth trying.
 
 Exposed communication is told apart by kind: what reduces gradients is exposed behind the computation (the
 tail), what gathers parameters in front of it. Runs inside users' programs: standard library only.
@@ -29,18 +29,18 @@ class CommCosts:
     late_ms: float = 0.0
     """Time in which collectives waited for SMs while compute kernels ran."""
     slowed_ms: float = 0.0
-    """What compute kernels took longer because collectives ran at the same time."""
+    """Extra time of compute kernels because collectives ran at the same time."""
     held_ms: float = 0.0
-    """Time of the whole GPU that the collectives' blocks take, which no SM-driven collective gives back."""
+    """Whole-GPU time that the collectives' blocks take, which no collective on SMs can avoid."""
 
     @property
     def cost_ms(self) -> float:
-        """What a step takes longer than it must: exposed and slowed, less what collectives hold anyway."""
+        """Avoidable time of a step: exposed and slowed, less the SM time that collectives always take."""
         return max(0.0, sum(self.exposed_ms.values()) + self.slowed_ms - self.held_ms)
 
 
 def comm_costs(spans: Sequence[Span], steps: int, sms: int) -> CommCosts | None:
-    """The costs in so many recorded steps on a GPU with so many SMs; None where it cannot be told."""
+    """The costs in this many recorded steps on a GPU with this many SMs; None: unknown."""
     if steps < 1 or sms < 1 or any(span.kind == "unknown" for span in spans):
         return None
     comm = [span for span in spans if span.kind == "comm"]

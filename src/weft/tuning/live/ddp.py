@@ -1,4 +1,4 @@
-"""DDP: gradient buckets of another size, in a running job and without an edit of the program.
+"""DDP: changes the size of gradient buckets in a running job, without editing the program.
 
 A reducer holds the buckets of a model. For other sizes a second reducer is made, by DDP's own code, and
 replaces the first between two steps. A reducer that is not in place ignores gradients: DDP arms only the one
@@ -39,7 +39,7 @@ class Buckets:
                 self._own[id(module)] = own_caps(module)
 
     def watch(self) -> None:
-        """Note forward passes from now on: between one and its backward pass no reducer may be exchanged."""
+        """Note forward passes from now on: between one and its backward pass no reducer may be replaced."""
         if self._made:
             _watch_forward()
 
@@ -50,7 +50,7 @@ class Buckets:
 
     @property
     def bytes(self) -> int:
-        """Of all gradients: what another set of buckets takes."""
+        """Of all gradients, which is the size of another set of buckets."""
         return sum(p.numel() * p.element_size() for module in self._made for p in _parameters(module)[0])
 
     def choices(self, most: int) -> list[dict[str, float]]:
@@ -71,7 +71,7 @@ class Buckets:
         return found[: min(most, MOST_CHOICES)]
 
     def caps(self, module: Any, bucket_mb: float | None, first_mb: float | None) -> Caps:
-        """What a policy means for a module; where it says nothing the program's own size holds."""
+        """The sizes of a policy for a module; the program's own where the policy sets none."""
         own = self._own[id(module)]
         cap = own[0] if bucket_mb is None else int(bucket_mb * _MIB)
         if first_mb is not None:
@@ -79,7 +79,7 @@ class Buckets:
         return cap, cap if own[0] == own[1] else min(own[1], cap)
 
     def prepare(self, bucket_mb: float | None, first_mb: float | None) -> None:
-        """Make the reducers of these sizes, a step or more after `watch`. No pass may be under way."""
+        """Create the reducers of these sizes, a step or more after `watch`. No pass may be running."""
         try:
             self._check()
         finally:
@@ -90,12 +90,12 @@ class Buckets:
                 made[caps] = _new_reducer(module, caps)
 
     def use(self, bucket_mb: float | None, first_mb: float | None) -> None:
-        """Put the reducers of these sizes in place; `prepare` has made them. Raises before any change."""
+        """Use the reducers of these sizes, which `prepare` created. Raises before any change."""
         for module, caps in self.check(bucket_mb, first_mb).items():
             module.reducer, module.logger = self._made[module][caps]
 
     def check(self, bucket_mb: float | None, first_mb: float | None) -> dict[Any, Caps]:
-        """Raise UnavailableError where `use` would; the modules whose reducer it exchanges, and sizes."""
+        """Raise UnavailableError if `use` would; the modules whose reducer it replaces, and sizes."""
         wanted = {module: self.caps(module, bucket_mb, first_mb) for module in self._made}
         if all(module.reducer is self._made[module].get(caps, (None,))[0] for module, caps in wanted.items()):
             return {}
@@ -105,7 +105,7 @@ class Buckets:
         return wanted
 
     def release(self) -> None:
-        """Drop the reducers that are neither in place nor the program's own."""
+        """Drop the reducers that are neither in use nor the program's own."""
         if all(module.reducer is made[self._own[id(module)]][0] for module, made in self._made.items()):
             _unwatch_forward()
         for module, made in self._made.items():
@@ -114,7 +114,7 @@ class Buckets:
                     del made[caps]
 
     def _check(self) -> None:
-        """Whether reducers can be exchanged now; what the program has done since is respected."""
+        """Whether reducers can be replaced now, considering what the program has changed since."""
         for module, made in self._made.items():
             why = why_not_now(module) or _why_under_way(module)
             if not why and all(module.reducer is not reducer for reducer, _ in made.values()):
@@ -162,7 +162,7 @@ def why_keep_buckets(module: Any, compiled: Sequence[Any] = ()) -> str:
 
 
 def why_not_now(module: Any, parameters: int | None = None) -> str:
-    """What the program may do to a module at any time, and forbids a change. A few microseconds.
+    """Why a change is not possible now; the program may cause this at any time. A few microseconds.
 
     `parameters`: how many there are to reduce now, where that is known.
     """
@@ -181,7 +181,7 @@ def why_not_now(module: Any, parameters: int | None = None) -> str:
     return next((reason for reason, holds in reasons.items() if holds), "")
 
 
-# --- a pass that is under way ------------------------------------------------------------------------------
+# --- a running pass ----------------------------------------------------------------------------------------
 
 _real: list[Any] = []
 _forward: WeakKeyDictionary[Any, tuple[Any, list[int]]] = WeakKeyDictionary()
@@ -215,7 +215,7 @@ def _unwatch_forward() -> None:
 
 
 def _why_under_way(module: Any) -> str:
-    """Why the reducer in place is still needed: another would not reduce the gradients of this pass."""
+    """Why the current reducer is still needed: another would not reduce the gradients of this pass."""
     import torch
 
     if not _real:

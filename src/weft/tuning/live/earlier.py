@@ -1,4 +1,4 @@
-"""Earlier: what jobs of the same kind ended with, in the store. Its errors cost a line, never the job."""
+"""Earlier: stored results of jobs of the same kind. An error of the store costs a line, never the job."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _log = logging.getLogger("weft.live")
 
 
 class Earlier:
-    """The stored verdict of this job, whose key is known once the job was profiled. `warn` gets lines."""
+    """The stored verdict of this job, whose key is known after its profile. `warn` gets lines."""
 
     def __init__(self, default: Policy, warn: Callable[[str], None]) -> None:
         self.default, self.warn = default, warn
         self.key: Key | None = None
 
     def recall(self, facts: Facts) -> Policy | None:
-        """What a job of this kind ended with before, unless that is too old."""
+        """The result of an earlier job of this kind, unless it is too old."""
         self.key = here(facts.workload) if facts.workload else None
         if self.key is None:
             return None
@@ -36,7 +36,7 @@ class Earlier:
             return None
         if entry is None or entry.stale:
             return None
-        # Only a job of exactly this kind tells that there is nothing to gain.
+        # Only a job of exactly this kind shows that there is nothing to gain.
         return None if entry.key != self.key and entry.policy == self.default else entry.policy
 
     def remember(self, result: dict[str, Any]) -> None:
@@ -49,7 +49,7 @@ class Earlier:
             self.warn(f"the result is not saved for the next start: {error}")
 
     def forget(self) -> None:
-        """A policy that had to be taken back is not where the next job starts."""
+        """Remove a reverted policy, so that the next job does not start from it."""
         try:
             if self.key is not None:
                 Store(timeout_s=STORE_TIMEOUT_S).remove(self.key)

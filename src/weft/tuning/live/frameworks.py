@@ -16,7 +16,7 @@ from weft.errors import UnavailableError
 from weft.policy import FRAMEWORK, Policy
 from weft.tuning.live import ddp, fsdp
 
-MARGIN_BYTES = 2 << 30  # of the GPU's memory that stays free whatever is tried
+MARGIN_BYTES = 2 << 30  # of GPU memory that always stays free
 COMMUNICATOR_BYTES = 1 << 30
 Choices = dict[str, list[dict[str, Any]]]
 """By lever: changes of a policy."""
@@ -27,7 +27,7 @@ class Frameworks:
     """The DDP and FSDP2 models of this process."""
 
     def __init__(self, default: Policy | None = None) -> None:
-        """`default`: what the job was started with."""
+        """`default`: the policy that the job was started with."""
         self._default = default or Policy()
         self._buckets: ddp.Buckets | None = None
         self._sharding: fsdp.Sharding | None = None
@@ -60,18 +60,18 @@ class Frameworks:
         if same_sums:
             _log.debug("DDP's buckets are left unchanged: they may change the order of sums")
         elif size := self._buckets.bytes:
-            # Buckets are allocated twice where a reducer orders them anew.
+            # Buckets are allocated twice when a reducer reorders them.
             sets = min(spare / size - 1, ddp.MOST_CHOICES)
             found["buckets"] = self._buckets.choices(max(0, int(sets)))
         return {name: changes for name, changes in found.items() if changes}
 
     def stop_learning(self) -> None:
-        """As before `learn`."""
+        """Undo `learn`."""
         if self._sharding is not None:
             self._sharding.order_seen()
 
     def prepare(self, policy: Policy) -> None:
-        """Make what a policy needs. Raises UnavailableError where that is not possible."""
+        """Create what a policy needs. Raises UnavailableError if that is not possible."""
         buckets, sharding = self._models(policy)
         if buckets is not None and (policy.bucket_mb is not None or policy.first_bucket_mb is not None):
             buckets.prepare(policy.bucket_mb, policy.first_bucket_mb)
@@ -99,14 +99,14 @@ class Frameworks:
             buckets.use(policy.bucket_mb, policy.first_bucket_mb)
 
     def release(self) -> None:
-        """Give back what the policy in force does not need."""
+        """Release what the policy in force does not need."""
         if self._buckets is not None:
             self._buckets.release()
         if self._sharding is not None:
             self._sharding.release()
 
     def _models(self, policy: Policy) -> tuple[ddp.Buckets | None, fsdp.Sharding | None]:
-        """Those that can be changed; raises where the policy asks for more."""
+        """The models that can be changed; raises if the policy asks for more."""
         buckets = self._buckets if self._buckets is not None and self._buckets.changeable else None
         sharding = self._sharding if self._sharding is not None and self._sharding.changeable else None
         wanted = {name for name in FRAMEWORK if getattr(policy, name) is not None}

@@ -1,10 +1,10 @@
-"""FSDP2: prefetch depth, resharding after the forward pass, a communicator of its own for reduce-scatter, and
+"""FSDP2: prefetch depth, resharding after the forward pass, a separate communicator for reduce-scatter, and
 all-gathers by copy engines (`weft.tuning.live.copy_engines`).
 
 All of them are settings of FSDP2 that take effect in the next forward pass, change no arithmetic and are
-restored in the same way. Where parameters are gathered early or kept, every forward pass begins with what
-the program would have found: parameters that an earlier pass gathered and did not use, or kept for a backward
-pass that never came, are gathered again. So no module computes with parameters of an earlier step.
+restored in the same way. Where parameters are gathered early or kept, every forward pass starts from the
+same state as without weft: parameters that an earlier pass gathered and did not use, or kept for a backward
+pass that never ran, are gathered again. So no module computes with parameters of an earlier step.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _log = logging.getLogger("weft.live")
 
 
 class Sharding:
-    """The FSDP2 modules of this process. `why_not`: why nothing of them is changed."""
+    """The FSDP2 modules of this process. `why_not`: why they are left unchanged."""
 
     def __init__(self, modules: Sequence[Any]) -> None:
         self._states: WeakKeyDictionary[Any, _Before] = WeakKeyDictionary()
@@ -92,7 +92,7 @@ class Sharding:
     # --- what can be changed ------------------------------------------------------------------------------
 
     def choices(self, spare_bytes: float, communicator_bytes: float) -> dict[str, list[dict[str, Any]]]:
-        """Changes of a policy by lever, as far as so much memory is spare."""
+        """Changes of a policy by lever, if this much memory is enough for them."""
         sizes = sorted((unsharded_bytes(g) for state in self._states for g in _groups(state)), reverse=True)
         resharded = [
             g for state in self._states for g in _groups(state) if g.post_forward_mesh_info is not None
@@ -102,7 +102,7 @@ class Sharding:
         if deep and not any(state._states_to_forward_prefetch for state in self._states):
             found["forward prefetch"] = [{"forward_prefetch": depth} for depth in deep]
         if not any(state._states_to_backward_prefetch for state in self._states):
-            # One module ahead is what FSDP2 does by itself.
+            # One module ahead is FSDP2's default.
             depths = [depth for depth in deep if depth > 1]
             found["backward prefetch"] = [{"backward_prefetch": depth} for depth in depths]
         if 0 < sum(map(unsharded_bytes, resharded)) < spare_bytes:
@@ -144,7 +144,7 @@ class Sharding:
                     )
 
     def use(self, policy: Policy) -> None:
-        """Set what a policy says; what it leaves open is as the program has it. Raises before any change."""
+        """Apply a policy; what it does not set is as in the program. Raises before any change."""
         self.check(policy)
         ahead = _ahead(self._forward, policy.forward_prefetch)
         behind = _ahead(self._backward, policy.backward_prefetch)
@@ -168,7 +168,7 @@ class Sharding:
                 state.__dict__.pop("_root_pre_forward", None)
 
     def _start_forward(self) -> None:
-        """A forward pass begins: without parameters of an earlier one, and with what holds for this one.
+        """Start a forward pass: without parameters of an earlier one, and with the settings for this one.
 
         Parameters are kept for a backward pass only: without one, the program would find them unsharded.
         """
@@ -193,7 +193,7 @@ class Sharding:
                 del self._communicators[ranks]
                 try:
                     dist.destroy_process_group(group)
-                except Exception:  # nothing uses it any more: the job is as it was
+                except Exception:  # nothing uses it any more
                     _log.debug("a communicator for reduce-scatter was not destroyed", exc_info=True)
         if not used:
             _restore_reduce_scatter()
@@ -209,7 +209,7 @@ class Sharding:
 
 
 class _Before:
-    """What the program has set, last: a value that is not the one that weft set is the program's."""
+    """The program's latest settings: a value that weft did not set is the program's."""
 
     def __init__(self, state: Any) -> None:
         self._own: dict[Any, Any] = {}
@@ -227,7 +227,7 @@ class _Before:
             setattr(state, name, self._set[name])
 
     def mesh(self, group: Any) -> Any:
-        """Where the program reshards a group to after the forward pass; None: nowhere."""
+        """The mesh to which the program reshards a group after the forward pass; None: it does not."""
         return self._program(id(group), group.post_forward_mesh_info)
 
     def reshard(self, group: Any, mesh: Any) -> None:
@@ -302,7 +302,7 @@ def _ahead(order: Sequence[ref[Any]], depth: int | None) -> dict[int, list[Any]]
     return {id(state): states[i + 1 : i + 1 + depth] for i, state in enumerate(states)}
 
 
-# --- nothing of an earlier step ----------------------------------------------------------------------------
+# --- no parameters of an earlier step ----------------------------------------------------------------------
 
 
 def _guarded(state: Any, start: Callable[[], None]) -> Any:
@@ -345,10 +345,10 @@ _named = itertools.count()
 
 @contextmanager
 def name_of_our_own() -> Iterator[None]:
-    """A new group gets a name that no other group has had, nor will have.
+    """Give a new group a name that no other group has had or will have.
 
-    torch names groups after their ranks and how many there are. After the end of one the next, of the
-    program or ours, would get the same name, and would find the addresses of the old one in the store.
+    torch names groups by their ranks and their number. After a group is destroyed, the next one, the
+    program's or ours, would get the same name and find the addresses of the old one in the store.
     """
     import torch.distributed.distributed_c10d as c10d
 
@@ -366,7 +366,7 @@ def name_of_our_own() -> Iterator[None]:
 
 
 def _route_reduce_scatter() -> None:
-    """Let a group that has a communicator of its own reduce and scatter there."""
+    """Run the reduce-scatter of a group on its separate communicator, if it has one."""
     from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 
     if _real:

@@ -2,8 +2,8 @@
 
 A process waits until the program has made a process group and its step is known, then takes part in the
 tuning (`weft.tuning.live.session`). Afterwards the job is watched (`weft.tuning.live.watch`): a mark per step
-and a decision every few steps, or, with `--tune-once`, nothing is left in the program but the policy. An
-error in here ends the tuning, never the program.
+and a decision every few steps. With `--tune-once`, only the policy stays in the program. An error in here
+ends the tuning, never the program.
 """
 
 from __future__ import annotations
@@ -29,12 +29,10 @@ from weft.tuning.live.tuned_job import RECORD_FILE, final, result_file, stopped
 
 _log = logging.getLogger("weft.live")
 
-EVENTS_WITHOUT_STEP = (
-    1000  # optimizer steps after which a program without a period, or a group, is left alone
-)
+EVENTS_WITHOUT_STEP = 1000  # optimizer steps after which a program without a period or a group is left alone
 CALLS_BETWEEN_LOOKS = 256  # collectives, where no optimizer steps
-PERIODS_WITHOUT_OPTIMIZER = 12  # more than most accumulate gradients
-CALLS_OF_A_STEP = 16  # at least, where collectives are all there is to go by: a boundary costs a wait
+PERIODS_WITHOUT_OPTIMIZER = 12  # more micro-batches than most programs accumulate
+CALLS_OF_A_STEP = 16  # at least, if only collectives show the steps: a boundary costs a wait
 
 
 class Live:
@@ -56,12 +54,12 @@ class Live:
         """Of the last search."""
 
     def watch(self) -> None:
-        """Look out for steps from now on."""
+        """Start to look for steps."""
         import torch
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
         def stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
-            if not torch.compiler.is_compiling():  # a compiled optimizer stays whole, and is not seen
+            if not torch.compiler.is_compiling():  # a compiled optimizer is not detected
                 self._optimizer_stepped(optimizer)
 
         self._hook = register_optimizer_step_post_hook(stepped)
@@ -84,7 +82,7 @@ class Live:
             self._stop(error)
 
     def _group_goes(self, group: Any = None) -> None:
-        """With the group go its store and communicators: what is made later was not prepared for trials."""
+        """The store and communicators end with the group; later ones were not prepared for trials."""
         import torch.distributed as dist
 
         if self._session is None or not self._mine() or group not in (None, dist.group.WORLD):
@@ -112,7 +110,7 @@ class Live:
             communicators.on_call(self._called, every=CALLS_BETWEEN_LOOKS)
 
     def _called(self, key: str, count: int) -> None:
-        """Now and then, while no optimizer steps: does the stream of collectives repeat itself?"""
+        """Checked at intervals while no optimizer steps: does the stream of collectives repeat?"""
         from weft.shim import communicators
 
         if self._over or self._steps.seen:
@@ -152,7 +150,7 @@ class Live:
     def _step_ended(self, optimizer: Any) -> None:
         import torch.distributed as dist
 
-        if _capturing():  # what is captured keeps the policy that it was launched under
+        if _capturing():  # a graph keeps the policy under which it was captured
             if self._session is not None and self._session.watching:
                 self._session.leave(self._final())
             else:
@@ -212,7 +210,7 @@ class Live:
         from weft.tuning.live.watch import WatchStatus, watch
 
         self._status = WatchStatus(outcome, outcome.policy)
-        # What an earlier job found was tried already.
+        # The policy of an earlier job was already tried.
         return watch(
             outcome,
             budget=settings.watch_budget(),
@@ -223,7 +221,7 @@ class Live:
         )
 
     def _found(self, result: dict[str, Any]) -> None:
-        """A search is over; the job goes on and is watched."""
+        """A search is over; from now on the job is watched."""
         self._result = result
         self._tell(result)
         self._say(f"tuning is over: {result['text']}")
@@ -272,7 +270,7 @@ class Live:
             _log.debug("steps are not published", exc_info=True)
 
     def _end(self, result: dict[str, Any]) -> None:
-        """Tuning is over, one way or the other: leave the program."""
+        """Tuning is over: remove weft's hooks from the program."""
         known, self._over = self._result is not None, True
         self._publish()
         self._remove_hook()
@@ -291,8 +289,8 @@ class Live:
         self._session = None
 
     def _remove_hook(self) -> None:
-        """Torch is going through its hooks just now, and only the last of them may go: with a hook of the
-        program behind ours, torch would raise. Ours then stays, and does nothing any more."""
+        """Torch is iterating over its hooks, and only the last may be removed: with a hook of the program
+        after ours, torch would raise. Ours then stays and does nothing."""
         from torch.optim.optimizer import _global_optimizer_post_hooks as hooks
 
         if next(reversed(hooks), None) == self._hook.id:
@@ -304,7 +302,7 @@ class Live:
             communicators.on_call(None)
 
     def _stop(self, error: Exception) -> None:
-        """Something of ours went wrong: back to the default, one line, and out of the way."""
+        """After an error in weft: revert to the default, print one line, and end the tuning."""
         reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         self._warn(f"tuning stops: {reason}")
         self._give_up(reason)
@@ -317,10 +315,10 @@ class Live:
             else:
                 self._end(stopped(reason))
 
-    # --- what it says -----------------------------------------------------------------------------------
+    # --- output -----------------------------------------------------------------------------------------
 
     def _tell(self, result: dict[str, Any]) -> None:
-        """For `weft run`, which reads it when the program has ended, however that was."""
+        """For `weft run`, which reads it when the program has ended, for whatever reason."""
         folder = os.environ.get("WEFT_JOB")
         if folder and self._rank is not None:
             with suppress(Exception):
@@ -360,7 +358,7 @@ def _nothing(*args: Any, **options: Any) -> None: ...
 
 
 def _wrap(name: str, *, before: Any = _nothing, after: Any = _nothing) -> Any:
-    """Have something called around a function of torch.distributed; returns what undoes that."""
+    """Wrap a function of torch.distributed; returns a function that undoes it."""
     import torch.distributed as dist
     import torch.distributed.device_mesh as device_mesh
 

@@ -1,8 +1,8 @@
-"""Levers: what may be changed in a running job, ordered by what each could win. Nothing that cannot matter.
+"""Levers: what may be changed in a running job, ordered by possible gain, without what cannot matter.
 
-The tracer's costs bound a lever: exposed all-reduces can be won by other buckets, exposed all-gathers by
-prefetching, slowed compute by fewer CTAs or SMs kept free, late placement by a head start. A lever whose
-bound is next to nothing is not tried, and the others get steps in proportion. Unknown costs leave them in
+The tracer's costs bound a lever: exposed all-reduces bound buckets, exposed all-gathers bound prefetching,
+slowed compute bounds fewer CTAs and SMs kept free, late placement bounds a head start. A lever whose bound
+is negligible is not tried, and the others get steps in proportion. Unknown costs leave them in
 the order of LEVERS, the most effective in our measurements first.
 """
 
@@ -29,7 +29,7 @@ LIBRARY_GEMMS = glob_regex(("*nvjet*", "*xmma*gemm*", "*cublas*", "cutlass*gemm*
 
 @dataclass(frozen=True)
 class LeverStage:
-    """A lever of this job: changes of the best policy so far, which take turns."""
+    """A lever of this job: changes of the best policy so far, tried in alternation."""
 
     lever: str
     changes: list[PolicyChange] = field(default_factory=list)
@@ -54,7 +54,7 @@ def search_stages(facts: Facts, default: Policy) -> list[LeverStage]:
 
 def cta_changes(facts: Facts, default: Policy) -> list[PolicyChange]:
     """Other numbers of CTAs that the running job can be switched to."""
-    # Fewer CTAs leave more to overlapping compute, and help nobody where there is none.
+    # Fewer CTAs leave more SMs to overlapping compute; without any they cannot help.
     counts = [c for c in facts.cta_choices if facts.shares_the_gpu or c > (facts.ctas or 0)]
     return [{"max_ctas": count} for count in counts]
 
@@ -74,7 +74,7 @@ def launch_changes(facts: Facts, default: Policy) -> list[PolicyChange]:
 
 
 def reserve_changes(facts: Facts, default: Policy) -> list[PolicyChange]:
-    """SMs that library GEMMs leave free. These may then be other kernels: not where bits must not change."""
+    """SMs that library GEMMs leave free. It may select other kernels: not tried if bits must not change."""
     gemms = any(LIBRARY_GEMMS.fullmatch(kernel.symbol) for kernel in facts.beside)
     if not (facts.launches and facts.ctas and gemms) or facts.deterministic or default.sm_reserve:
         return []
@@ -133,14 +133,14 @@ def _exposed(costs: CommCosts, *kinds: str) -> float:
 
 
 def cta_bound(facts: Facts, costs: CommCosts) -> float:
-    """More CTAs shorten what is exposed, at most in proportion; fewer give compute back what it lost."""
+    """More CTAs shorten exposed time, at most in proportion; fewer undo the slowdown of compute."""
     now, most = facts.ctas or 1, max(facts.cta_choices, default=1)
     fewer = costs.slowed_ms if min(facts.cta_choices, default=now) < now else 0.0
     return max(_exposed(costs) * max(0.0, 1 - now / most), fewer)
 
 
 def launch_bound(facts: Facts, costs: CommCosts) -> float:
-    """Earlier placement moves what is exposed at the end under computation."""
+    """Earlier placement hides communication that is exposed at the end behind compute."""
     return min(costs.late_ms, _exposed(costs)) + costs.slowed_ms / 2
 
 
@@ -149,17 +149,17 @@ def block_bound(facts: Facts, costs: CommCosts) -> float:
 
 
 def bucket_bound(facts: Facts, costs: CommCosts) -> float:
-    """What is exposed behind the backward pass."""
+    """Communication exposed after the backward pass."""
     return _exposed(costs, "all_reduce", "reduce_scatter", "other")
 
 
 def gather_bound(facts: Facts, costs: CommCosts) -> float:
-    """What is exposed in front of the modules that wait for parameters."""
+    """Communication exposed before the modules that wait for parameters."""
     return _exposed(costs, "all_gather")
 
 
 def resharding_bound(facts: Facts, costs: CommCosts) -> float:
-    """Without the second all-gather neither its exposed time nor the SMs that it holds are lost."""
+    """Skipping the second all-gather saves its exposed time and the SMs that it holds."""
     return _exposed(costs, "all_gather") + costs.slowed_ms
 
 
@@ -203,7 +203,7 @@ LEVERS = (
 
 
 def preparations(policy: Policy) -> frozenset[tuple[str, Any]]:
-    """What all ranks must make before a policy can be applied, and what is slow when it is first used."""
+    """What all ranks must create before a policy can be applied, and what is slow at first use."""
     found: set[tuple[str, Any]] = {("ctas", policy.max_ctas)}
     if policy.bucket_mb is not None or policy.first_bucket_mb is not None:
         found.add(("buckets", (policy.bucket_mb, policy.first_bucket_mb)))
@@ -217,7 +217,7 @@ def preparations(policy: Policy) -> frozenset[tuple[str, Any]]:
 
 
 def beyond(facts: Facts, best: Policy) -> list[PolicyChange]:
-    """Where the best number of CTAs is the largest or smallest that was tried: one step further."""
+    """If the best number of CTAs is the largest or smallest that was tried: one step further."""
     count = best.max_ctas
     if count is None or count not in facts.cta_choices:
         return []

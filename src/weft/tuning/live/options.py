@@ -1,4 +1,4 @@
-"""Facts: the profile of a running job, from which `weft.tuning.live.levers` takes what may be tried."""
+"""Facts: the profile of a running job, from which `weft.tuning.live.levers` derives what to try."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ class Kernel:
     """A compute kernel of the job, per step."""
 
     name: str
-    """As a person writes it."""
+    """Demangled."""
     symbol: str
-    """As the driver knows it; rules are matched against this one."""
+    """As in the driver; rules are matched against this one."""
     launches: float
     beside: float
     """Launches made while a collective was in flight."""
@@ -134,7 +134,7 @@ class Facts:
 
 
 def merge(facts: Iterable[Facts]) -> Facts:
-    """What holds for the job as a whole: a choice must be there on every rank, a kernel on any of them."""
+    """The facts of the whole job: a choice must exist on every rank, a kernel on any of them."""
     everyone = list(facts)
     kernels: dict[str, Kernel] = {}
     for kernel in (kernel for one in everyone for kernel in one.kernels):

@@ -13,12 +13,12 @@ _MEMORY = 64
 LEAST_SCATTER = 0.006  # relative: a shift below about 1% is not worth a check
 _CLIP = 4.0  # scatters: one odd step is not a change
 SLACK = 1.25  # scatters that a step may deviate
-BELOW = 2.5  # scatters below the level: no step of this pace, but for one in a hundred
-_LIMIT = 9.0  # sum of what deviates more
+BELOW = 2.5  # scatters below the level: at an unchanged pace, one step in a hundred
+_LIMIT = 9.0  # sum of the deviations beyond that
 
 
 class Pace:
-    """Told the logarithm of each step's time, it says when the level has shifted."""
+    """Detects a shift of the level from the logarithm of each step's time."""
 
     def __init__(self, known: Sequence[float] = ()) -> None:
         """`known`: logarithms of earlier steps at the pace that is expected."""
@@ -30,7 +30,7 @@ class Pace:
             self._settle()
 
     def changed(self, log_ms: float) -> bool:
-        """Note a step; whether the pace has changed. Then it starts anew."""
+        """Note a step; whether the pace has changed. Starts over if so."""
         self._recent.append(log_ms)
         self._count += 1
         still = self._above == self._below == 0.0

@@ -12,9 +12,9 @@ from weft.policy import Policy
 from weft.tuning.live.trial import Record, Sample, Trial, ask_all
 
 LEVEL = 0.012
-"""Most probability, over a whole search, of keeping a policy that changes nothing. Further searches of the
+"""Largest probability, over a whole search, of keeping a policy that changes nothing. Further searches of the
 same job get less each, so that it is at most 2% over its life."""
-KNOWN_LEVEL = 0.25  # of that, for the check of what an earlier run found
+KNOWN_LEVEL = 0.25  # of that, for the check of an earlier run's policy
 FOR_KNOWN = 24  # steps for that check
 PROOF_STEPS = (18, 26)  # kept for a proof: at least and at most
 FIRST, MORE, _LEAST = 12, 4, 8  # steps decided in advance
@@ -46,7 +46,7 @@ class Claim:
 
 @dataclass
 class Proof:
-    """A proof under way. `level`: most probability of success where the two do not differ.
+    """A running proof. `level`: largest probability of success if the two do not differ.
 
     `lead`: the effect to expect. `sigma`: scatter of a step. `before`: earlier steps of the default.
     """
@@ -87,7 +87,7 @@ class Proof:
 
     @property
     def at_meetings(self) -> bool:
-        """Whether the two can only be exchanged where all ranks meet."""
+        """Whether switching between the two needs a meeting of all ranks."""
         return self.policy.models != self.default.models
 
     @property

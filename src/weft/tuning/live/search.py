@@ -13,16 +13,16 @@
             outcome = end.value
             break
 
-It yields a Trial (nearly always a single step), is sent one Sample for each, and returns an TunedJob. Then
+It yields a Trial (nearly always a single step), is sent one Sample for each, and returns a TunedJob. Then
 `weft.tuning.live.watch.watch(outcome)`, a generator with the same protocol, watches the job to its end.
 
 In this order `tune`
 1. waits until steps are even: compilation, autotuning and first allocations are over;
-2. profiles what the job launches, and what of that overlaps with collectives;
+2. profiles the job's launches, and which of them overlap with collectives;
 3. asks whether this job was tuned before, and if so proves only that policy;
 4. goes through the stages (the collectives' CTAs, then head start and priority, then residency). In a stage
-   the best policy so far and its changes take turns, a step each, in random order; what is clearly behind
-   drops out;
+   the best policy so far and its changes alternate, a step each, in random order; those clearly behind
+   are dropped;
 5. proves the winner against the default in fresh steps (`weft.tuning.live.proof`). Which of the two a step
    gets is drawn at random, so the chance of keeping a policy that changes nothing is at most
    `weft.tuning.live.proof.LEVEL`, whatever the noise and whatever was tried before.
@@ -71,7 +71,7 @@ SETTLE = {
     "rules": 1,
     "copy engines": 1,
     "buckets": 2,
-}  # steps after the first use that tell nothing
+}  # steps after the first use that do not count
 SLOW = 1.3  # times the default: out at once
 _DROP_Z = 1.5  # standard errors behind the leader
 LEAD_Z = 0.3  # standard errors; a shorter lead changes nothing
@@ -123,7 +123,7 @@ def tune(
 
 
 def share_of(stage: LeverStage, later: Sequence[LeverStage]) -> float:
-    """Of the steps that are left, what a stage may use: by what it costs to try, and by what it could win."""
+    """The remaining steps that a stage may use, by the cost of trying it and by its possible gain."""
     stages = (stage, *later)
     bounds = [one.bound_ms or 0.0 for one in stages]
     mean = fmean(bounds)
@@ -149,7 +149,7 @@ def hold(policy: Policy, record: Record) -> SearchMethod:
 
 @dataclass
 class _Search:
-    """The parts of the method, and what they have shown so far."""
+    """The parts of the method, and their results so far."""
 
     default: Policy
     budget: int
@@ -181,13 +181,13 @@ class _Search:
             sample = yield from ask(Trial(self.default), self.record, "warm-up")
             times.append(sample.ms)
         self.warm_up_steps = len(times)
-        # Digits of measured times: a cycle of the job cannot be in step with a fixed sequence of draws.
+        # Digits of measured times: no cycle of the job can match a fixed sequence of draws.
         self.order = random.Random(f"{self.seed} {times!r}")
         self.effort = min(max((self.rough / NOISY) ** 2, 1.0), MOST_NOISY)
         self.budget = round(self.budget * self.effort)
 
     def _quiet(self, times: Sequence[float], first: int) -> bool:
-        """Learn cycle and scatter; whether they are clear. Much scatter needs more steps to be told."""
+        """Estimate cycle and scatter; whether they are clear. A large scatter needs more steps."""
         start = min(len(times) // 4, len(times) - WINDOW)
         usual = times[start:]
         self.cycle = cycle(usual, first + start)
@@ -196,7 +196,7 @@ class _Search:
         self.noise.start(even)
         self._about(self.default).ms = even[-4:]
         rough = roughness(even)
-        self.rough = min(rough, self.noise.sigma)  # a few odd steps, or a few alike, are not the rule
+        self.rough = min(rough, self.noise.sigma)  # a few outliers, or a few equal steps, are not typical
         return len(times) >= UNEVEN_WINDOW or rough <= NOISY
 
     def learn(self) -> Generator[Trial, Sample, Facts]:
@@ -216,7 +216,7 @@ class _Search:
     def race(
         self, best: Policy, changes: Sequence[dict[str, Any]], share: float
     ) -> Generator[Trial, Sample, Policy]:
-        """The best policy so far against its changes, by turns; returns the one that leads.
+        """The best policy so far against its changes, alternating; returns the leader.
 
         `share`: of the steps left, after those kept for the proof, that it may use.
         """
@@ -245,11 +245,11 @@ class _Search:
     def _doubt(
         self, leader: Policy, arms: Sequence[Policy], logs: Logs, made: Mapping[Policy, dict[str, Any]]
     ) -> None:
-        """Note what was not clearly behind, the closest first: it is measured again if steps are left."""
+        """Note those not clearly behind, the closest first: they are measured again if steps are left."""
         close = sorted((arm for arm in arms if arm != leader and logs[arm]), key=lambda arm: fmean(logs[arm]))
         names = {name for change in made.values() for name in change}
         for arm in close[:2]:
-            # Either on top of what leads, or, for the best before this stage, instead of it.
+            # Either added to the leader or, for the best before this stage, instead of it.
             self.doubts.append(made.get(arm) or {name: getattr(arm, name) for name in names})
 
     def _cost(self, arms: Sequence[Policy]) -> int:
@@ -257,7 +257,7 @@ class _Search:
         return len(arms) + sum(SETTLE[kind] for kind, _ in new)
 
     def _for_proof(self) -> int:
-        """Steps that it will take to prove the lead there is now."""
+        """Steps needed to prove the current lead."""
         least, most = PROOF_STEPS[0], round(PROOF_STEPS[1] * self.effort)
         sure = self.lead - WORTH
         steps = math.ceil(6 + 16 * (self.noise.sigma / sure) ** 2) if sure > 0 else most
@@ -267,7 +267,7 @@ class _Search:
         """Without those clearly behind; only the best so far where no other can still be worth a change."""
         best, rounds = arms[0], len(logs[arms[0]])
         margin = _DROP_Z * noise.sigma * math.sqrt(2 / rounds) * (2 if rounds == 1 else 1)
-        # After one turn an odd step may hide a good one; those behind the best so far were measured twice.
+        # After one round an outlier may hide a good one; those behind the best so far were measured twice.
         lead = fmean(logs[best]) if rounds == 1 else min(fmean(logs[arm]) for arm in arms)
         kept = []
         for arm in arms:
@@ -280,7 +280,7 @@ class _Search:
         return kept if any(gain > WORTH for gain in hope) else [best]
 
     def _leader(self, arms: Sequence[Policy], logs: Logs) -> Policy:
-        """The fastest; the best so far where its lead is next to nothing."""
+        """The fastest; the best so far if the lead is negligible."""
         best = arms[0]
         if not logs[best]:  # there were no steps left for this stage
             return best
@@ -292,7 +292,7 @@ class _Search:
         return leader
 
     def prove_known(self, policy: Policy) -> SearchMethod:
-        """What an earlier run found, against the default."""
+        """An earlier run's policy against the default."""
         about, ms = self._about(policy), (yield from self._measure(policy))
         if not about.problem and ms > self._usual() * math.exp(2 * self.noise.sigma):
             again = yield from self._step(policy)
@@ -306,7 +306,7 @@ class _Search:
         return outcome
 
     def prove(self, policy: Policy, steps: int, source: str = "", level: float | None = None) -> SearchMethod:
-        """The policy against the default, in steps of their own."""
+        """The policy against the default, in fresh steps."""
         about = self._about(policy)
         if about.problem:
             return self.left_alone(f"{policy.label} {about.problem}")
@@ -356,7 +356,7 @@ class _Search:
         return ms
 
     def _measure(self, policy: Policy) -> Generator[Trial, Sample, float]:
-        """One step under a policy, in ms; a little slow, it is measured once more."""
+        """One step under a policy, in ms; a somewhat slow step is measured once more."""
         ms = yield from self._step(policy)
         new = preparations(policy) - self.connected
         self.connected |= new
@@ -399,7 +399,7 @@ class _Search:
         return self.tried.setdefault(policy, Tried(policy))
 
     def left_alone(self, reason: str = "") -> TunedJob:
-        """The default it is."""
+        """Keep the default."""
         noise_pct = 100 * self.noise.sigma
         why = reason or why_none_was_better(self.facts, list(self.tried.values()), self.default, noise_pct)
         return self._outcome(self.default, kept=False, reason=why)

@@ -1,8 +1,8 @@
-"""Session: one rank's part in the tuning of a job. It is called at the end of every step and does the rest.
+"""Session: one rank's part in the tuning of a job. Called at the end of every step.
 
 It knows neither torch nor NCCL: what can be changed comes as controls, and how ranks agree as an Agreement.
 Steps are timed from boundary to boundary by marks that the device passes; nothing waits for them until a plan
-is over. So a step takes what it takes without tuning, launches ahead of the device included.
+is over. So a step takes as long as without tuning, including launches that run ahead of the device.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from weft.tuning.live.tuned_job import stopped
 from weft.tuning.live.watchdog import Guard
 
 LEAST_DEADLINE_S = 5.0
-DEADLINE = 10.0  # times the usual step, for the other ranks to come to the boundary
+DEADLINE = 10.0  # times the usual step, for the other ranks to reach the boundary
 STALL = 10.0  # times the usual step, for a trial
 LEAST_STALL_S = 5.0
 _log = logging.getLogger("weft.live")
@@ -32,37 +32,37 @@ class Controls(Protocol):
     """What can be changed in a process. Everything but `harmless` is called at step boundaries only."""
 
     default: Policy
-    """What the process runs under when it is left alone."""
+    """The policy of the process when it is left alone."""
 
     def learn(self) -> None:
         """Profile launches from now on."""
 
     def facts(self, steps: int) -> Facts:
-        """What was seen in the `steps` steps since `learn`."""
+        """The profile of the `steps` steps since `learn`."""
 
     def preparable(self) -> list[tuple[str, int]]:
-        """Key and size of each communicator that a sibling can be made of."""
+        """Key and size of each communicator that can have a sibling."""
 
     def prepare(self, policy: Policy, keys: Sequence[str] | None) -> None:
-        """Make what a policy needs, within PREPARE_S, or raise. Called on all ranks.
+        """Create what a policy needs, within PREPARE_S, or raise. Called on all ranks.
 
         `keys`: communicators that all of their ranks can prepare; None: there is one process.
         """
 
     def apply(self, policy: Policy) -> None:
-        """Run what follows under this policy; raises where it cannot be."""
+        """Apply this policy from now on; raises if it cannot be applied."""
 
     def harmless(self) -> None:
-        """Go back to what cannot hurt, on this rank alone, at any moment and on any thread."""
+        """Revert to a harmless policy, on this rank alone, at any time and on any thread."""
 
     def release(self) -> None:
-        """Give back what the policy in force does not need."""
+        """Release what the policy in force does not need."""
 
     def synchronize(self) -> None:
-        """Wait until the device has done all that was launched."""
+        """Wait until the device has finished all launches."""
 
     def mark(self) -> Any:
-        """Mark this point of the program; no waiting."""
+        """Mark this point of the program, without waiting."""
 
     def between_ms(self, start: Any, end: Any) -> float:
         """Milliseconds from one mark to the other, as the device passed them; waits for the second."""
@@ -72,7 +72,7 @@ class Controls(Protocol):
 
 
 class Session:
-    """The tuning of a job, on one rank. `conductor` decides, where this rank leads.
+    """The tuning of a job, on one rank. `conductor` decides if this rank leads.
 
     `on_result` gets the result of a search on every rank: the document of `weft run --stats`, key `tuning`.
     `on_end` gets the last one, once. `on_say` gets lines for the user.
@@ -114,7 +114,7 @@ class Session:
 
     @property
     def policy(self) -> Policy:
-        """What this rank runs under now."""
+        """The policy in force on this rank."""
         return self._policy
 
     def begin(self) -> None:
@@ -146,22 +146,22 @@ class Session:
             self._meet(self._report())
 
     def stop(self, reason: str) -> None:
-        """End the tuning on this rank alone, at any point; the others will miss its word and end too.
+        """End the tuning on this rank alone, at any point; the others miss its report and end too.
 
         What was made stays, as the device may not be touched now.
         """
         self._finish(stopped(reason, steps=self._total), self._alone(), release=False)
 
     def leave(self, result: dict[str, Any]) -> None:
-        """The program ends what is watched; all ranks do."""
+        """The program ends the watched process group, on all ranks."""
         self._finish(result, self._alone(), release=False)
 
     def _alone(self) -> Policy:
-        """The default as far as one rank can go back to it alone: what concerns all ranks stays."""
+        """The default as far as one rank can apply it alone: controls that concern all ranks stay."""
         now = self._policy
         return replace(self.controls.default, max_ctas=now.max_ctas, comm_rules=now.comm_rules, **now.models)
 
-    # --- what this rank has to say ------------------------------------------------------------------------
+    # --- reports ------------------------------------------------------------------------------------------
 
     def _report(self) -> Report:
         """All steps since the last report. Waits for the device."""
@@ -186,10 +186,10 @@ class Session:
         paused = sum(between(before, start) for before, start, *_ in done if before is not None)
         return [between(start, end) / steps for _, start, end, steps in done], paused
 
-    # --- what is decided ----------------------------------------------------------------------------------
+    # --- decisions ----------------------------------------------------------------------------------------
 
     def _meet(self, report: Report) -> None:
-        """Exchange reports and do what is decided, until the job may run on."""
+        """Exchange reports and carry out decisions until the job may continue."""
         what = ""
         while True:
             extra_s = PREPARE_S if what == "prepare" else 0.0
@@ -204,7 +204,7 @@ class Session:
                 return self._obey(decision)
 
     def _hear(self) -> None:
-        """The watch: the leader says what comes next, by the steps that the device has done."""
+        """The watch: the leader decides what comes next, from the steps that the device has finished."""
         known = len(self._marks) - LAG if self.agreement.leads else 0
         times, paused_ms = self._times(max(0, known))
         report = {"ms": times, "paused_ms": paused_ms, "problem": ""}
@@ -219,7 +219,7 @@ class Session:
     def _decide(self, reports: Sequence[Report]) -> Decision:
         try:
             return self._conductor.send(list(reports))
-        except Exception as error:  # a mistake of ours: the job goes on as it was
+        except Exception as error:  # an error in weft: the job continues unchanged
             _log.debug("the conductor failed", exc_info=True)
             return {**ABANDON, "reason": f"{type(error).__name__}: {error}"}
 
@@ -230,18 +230,18 @@ class Session:
         elif what == "end":
             self._finish(decision["result"], Policy.from_dict(decision["policy"]))
         else:
-            # A rank that is gone may have kept what concerns all ranks, and will not change it any more.
+            # A rank that has left may keep controls that concern all ranks, and cannot change them any more.
             policy = self.controls.default if decision.get("together") else self._alone()
             self._finish(stopped(decision["reason"], steps=self._total), policy)
 
     def _attempt(self, decision: Decision) -> str:
-        """Prepare communicators, or settle on a policy; why it could not be, or nothing."""
+        """Prepare communicators, or settle on a policy; the reason if that failed, or nothing."""
         before = self._policy
         try:
             if decision["do"] == "prepare":
                 policy = Policy.from_dict(decision["policy"])
                 self.controls.prepare(policy, decision["keys"])
-                # If this rank cannot apply it, all ranks learn it now and not in the middle of a plan.
+                # If this rank cannot apply it, all ranks find out now and not in the middle of a plan.
                 self._apply(policy)
                 self._apply(before)
             else:
@@ -261,7 +261,7 @@ class Session:
         self._policy = policy
 
     def _undo(self, before: Policy) -> None:
-        """Back to this policy: of one that failed, a part that concerns all ranks may be in force here."""
+        """Revert to this policy: a part of the failed one that concerns all ranks may be in force here."""
         try:
             self._apply(before)
         except Exception:
@@ -284,13 +284,13 @@ class Session:
         self._next()
 
     def _next(self) -> None:
-        """Go on with the next step of the plan."""
+        """Continue with the next step of the plan."""
         policy = self._plan.pop(0)
         if policy != self._policy:
             try:
                 self._apply(policy)
             except Exception as error:
-                # The others run already: it is reported at the next boundary, where all can go back.
+                # The others are already running: report it at the next boundary, where all can revert.
                 _log.debug("a policy could not be applied", exc_info=True)
                 self._problem = str(error) or type(error).__name__
             self._since = None

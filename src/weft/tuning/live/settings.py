@@ -1,4 +1,4 @@
-"""What `weft run --tune` hands to the processes of the job, by the environment."""
+"""Settings that `weft run --tune` passes to the processes of the job in the environment."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def watch_budget() -> float:
 
 
 def start_policy() -> Policy:
-    """What the job was started with."""
+    """The policy that the job was started with."""
     given = os.environ.get(POLICY_VARIABLE)
     return Policy.from_dict(json.loads(given)) if given else Policy()
 
 
 def controls_here(default: Policy, world: int, optimizer: Any) -> Any:
-    """What can be changed here, or why nothing can be."""
+    """The controls of this process, or why there are none."""
     made_by = os.environ.get(CONTROLS_VARIABLE)
     if made_by:
         module, _, name = made_by.partition(":")

@@ -1,11 +1,11 @@
 """Settings that only take effect when a job starts, compared between starts of the same command.
 
-Runs of one command scatter by several percent, in ways that nobody knows beforehand (clocks, neighbours, time
-of day). So a setting is tried in pairs of starts, one with it and one without, in an order drawn at random
-for each pair. Without an effect, each pair is won with a chance of at most one half, whatever the scatter: a
-setting is used only after PAIRS wins in a row, and dropped for good after the first pair that it does not
-win. At most MOST_SETTINGS are ever tried for a command, so the chance of a false claim is at most
-MOST_SETTINGS / 2**PAIRS, which is 1.2%.
+Runs of one command scatter by several percent, for unpredictable reasons (clocks, neighbours, time of day).
+So a setting is tried in pairs of starts, one with it and one without, in an order drawn at random for each
+pair. A setting without effect wins a pair with a probability of at most one half, whatever the scatter: it is
+used only after PAIRS wins in a row, and dropped for good after the first pair that it does not win. At most
+MOST_SETTINGS are ever tried for a command, so the probability of a false claim is at most MOST_SETTINGS /
+2**PAIRS, which is 1.2%.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ LARGER_BUFFERS = f"NCCL_BUFFSIZE={8 << 20}"
 BUFFER_FREE_BYTES = 4 << 30
 """GPU memory that must be free for larger buffers."""
 LEAST_EXPOSED_SHARE = 0.02
-"""Share of a step that must be exposed communication: less cannot be won."""
+"""Share of a step that must be exposed communication, which limits the gain."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class StartTrial:
         return not self.over and not self.confirmed
 
     def begun(self, coin: bool) -> StartTrial:
-        """With the order of the present pair drawn, and this start marked where it has the setting."""
+        """With the order of the current pair drawn, and this start marked if it has the setting."""
         drawn = dataclasses.replace(self, with_first=coin if self.with_first is None else self.with_first)
         return dataclasses.replace(drawn, running=drawn.next_has_it)
 
@@ -125,7 +125,7 @@ def offered(
     exposed_ms: float | None,
     step_ms: float | None,
 ) -> tuple[str, ...]:
-    """What a later start of this process's job could try. Nothing that the program or its user has set."""
+    """Settings that a later start of this job could try, except those that the program or user has set."""
     if not one_node:
         return ()  # the launcher of each node decides alone, and ranks must be alike
     if exposed_ms is not None and step_ms and exposed_ms < LEAST_EXPOSED_SHARE * step_ms:
@@ -158,7 +158,7 @@ def configured(environ: Mapping[str, str], system: Path = Path("/etc/nccl.conf")
 
 
 def known_setting(setting: object) -> bool:
-    """Whether this is a setting of ours: it comes from a file, and goes into a program's environment."""
+    """Whether this is one of weft's settings: it is read from a file and set in a program's environment."""
     if not isinstance(setting, str) or not setting.isascii():
         return False
     name, _, value = setting.partition("=")

@@ -1,4 +1,4 @@
-"""Starts: settings of a job that cannot change while it runs, from start to start of one command.
+"""Starts: settings of a job that cannot change while it runs, tried over several starts of one command.
 
 Where communicators cannot have siblings, NCCL_MAX_CTAS can still be set before a job begins: each start under
 `weft run --tune` measures its step with one number of CTAs; the best, if it is well ahead, is then compared
@@ -30,7 +30,7 @@ NEVER_ENDED = "a start with it did not end well"
 
 @dataclass(frozen=True)
 class Starts:
-    """What earlier starts of a command have shown: milliseconds of a step by CTAs, and trials of settings."""
+    """Results of earlier starts of a command: milliseconds of a step by CTAs, and trials of settings."""
 
     ms: Mapping[int, float]
     choices: tuple[int, ...] = ()
@@ -47,7 +47,7 @@ class Starts:
         return first if self.ms.get(first, 0) < (1 - _AHEAD) * self.ms.get(OWN, 0) else OWN
 
     def current(self, fixed: Collection[str] = ()) -> StartTrial | None:
-        """What starts compare now, less what the user has set. Numbers of CTAs are gone through first."""
+        """What starts compare now, except what the user has set. Numbers of CTAs come first."""
         free = (trial for trial in self.trials if trial.active and trial.variable not in fixed)
         return None if self.untried else next(free, None)
 
@@ -56,7 +56,7 @@ class Starts:
         return tuple(trial.setting for trial in self.trials if trial.confirmed)
 
     def next(self, fixed: Collection[str] = ()) -> tuple[str, ...]:
-        """The settings that the next start runs with, less those whose variable the user has set."""
+        """The settings of the next start, except those whose variable the user has set."""
         if self.ms and self.untried:
             found: tuple[str, ...] = (f"{CTA_VARIABLE}={self.untried[0]}",)
         else:
@@ -127,7 +127,7 @@ class Memory:
             self.problem = f"earlier starts are not used: {error}"
 
     def begin(self) -> dict[str, str]:
-        """The variables that this start is to run with; what it might break is noted before it begins."""
+        """The variables for this start. A trial is marked as running first, in case the start never ends."""
         starts = self._settled(self.starts)
         trial = starts.current(self._fixed)
         if trial is not None:
@@ -142,7 +142,7 @@ class Memory:
         return dict(setting.split("=") for setting in given)
 
     def learn(self, result: Mapping[str, Any], *, ended_well: bool = True) -> str:
-        """Keep what this start has shown; what to tell about the next, or nothing."""
+        """Store the result of this start; a line about the next one, or nothing."""
         if self._store is None:
             return ""
         facts, ms = result.get("facts") or {}, result.get("default_ms")
@@ -163,7 +163,7 @@ class Memory:
         return after.text if self._keep(after) else self.problem
 
     def _settled(self, starts: Starts) -> Starts:
-        """Without trials that a start never came back from, or half a pair that cannot be completed now."""
+        """Without trials of which a start never ended, or half a pair that cannot be completed now."""
         for trial in starts.trials:
             if trial.running:
                 starts = starts.replaced(trial.dropped(NEVER_ENDED))
@@ -183,7 +183,7 @@ class Memory:
         if trial is None or not trial.running:
             return self.starts
         if ended_well:
-            return self.starts.replaced(StartTrial(trial.setting, trial.pairs))  # the pair begins anew
+            return self.starts.replaced(StartTrial(trial.setting, trial.pairs))  # the pair starts over
         return self.starts.replaced(trial.dropped(NEVER_ENDED))
 
     def _keep(self, starts: Starts) -> bool:
@@ -204,7 +204,7 @@ def key(command: Sequence[str], gpu: str, driver: str) -> Key:
 
 
 def read_starts(entry: Entry | None) -> Starts:
-    """From the store; what is stale or of another form is tried anew."""
+    """From the store; stale entries or those in another format are tried again."""
     if entry is None or entry.stale:
         return Starts({})
     try:
@@ -221,7 +221,7 @@ def read_starts(entry: Entry | None) -> Starts:
 
 
 def write_starts(store: Store, where: Key, starts: Starts) -> None:
-    """Keep them."""
+    """Store them."""
     document = {
         "starts": {str(count): ms for count, ms in starts.ms.items()},
         "choices": list(starts.choices),

@@ -6,7 +6,7 @@ from collections.abc import Hashable, Sequence
 
 REPEATS = 3
 REPEATS_OF_ONE = 4  # one optimizer alone; a few steps of it may also be the start of a longer pattern
-LONGEST = 512  # events in which a period must show itself
+LONGEST = 512  # events within which a period must be found
 
 
 def period(stream: Sequence[Hashable], repeats: int = REPEATS) -> int | None:

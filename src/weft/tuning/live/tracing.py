@@ -36,7 +36,7 @@ class StepTracer:
 
     @property
     def by_optimizer(self) -> bool:
-        """Whether an optimizer has stepped: then collectives do not tell the steps."""
+        """Whether an optimizer has stepped: then collectives do not define the steps."""
         return self._steps.seen
 
     def event(self, which: Any) -> None:
@@ -49,7 +49,7 @@ class StepTracer:
             self.step_ended()
 
     def calls_repeated(self, steps: int) -> None:
-        """So many periods of collectives have passed."""
+        """This many periods of collectives have passed."""
         if not self.over and self._mine() and not self.by_optimizer:
             self._ended = max(self._ended + 1, steps)
             self.step_ended()
@@ -65,9 +65,9 @@ class StepTracer:
     def _begin(self) -> None:
         if not tracer.tracer_available():
             return
-        if not tracer.steps_known():  # the shim goes by time already
+        if not tracer.steps_known():  # the shim already traces by time
             self.over = True
-        elif tracer.start():  # else it is in use, as by the tuner: at a later step, then
+        elif tracer.start():  # else it is in use, for example by the tuner: try at a later step
             self._recorded = 0
 
     def _record(self) -> None:
@@ -114,7 +114,7 @@ def _watch_optimizers(traced: StepTracer) -> None:
 
 
 def _remove(hook: Any) -> None:
-    """Torch is going through its hooks just now, and only the last of them may go."""
+    """Torch is iterating over its hooks, and only the last may be removed."""
     from torch.optim.optimizer import _global_optimizer_post_hooks as hooks
 
     if next(reversed(hooks), None) == hook.id:
@@ -122,7 +122,7 @@ def _remove(hook: Any) -> None:
 
 
 def _watch_collectives(traced: StepTracer) -> None:
-    """For programs that only infer. There are no communicators before there is a process group."""
+    """For inference programs. There are no communicators before there is a process group."""
     import torch.distributed as dist
 
     if not dist.is_available():
@@ -147,7 +147,7 @@ def _watch_collectives(traced: StepTracer) -> None:
 
 
 class _Listener:
-    """While no optimizer steps: does the stream of collectives repeat itself?"""
+    """While no optimizer steps: does the stream of collectives repeat?"""
 
     def __init__(self, traced: StepTracer) -> None:
         self._traced, self._looks = traced, 0

@@ -1,4 +1,4 @@
-"""Trial and Sample: what live tuning asks for and what it is sent. Record: all steps of a job so far."""
+"""Trial and Sample: requests and results of live tuning. Record: all steps of a job so far."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Trial:
     learn: bool = False
     """Profile these steps and send Facts."""
     then: tuple[Policy, ...] = ()
-    """Policies of the single-step trials that follow for certain, whatever is sent in the meantime.
+    """Policies of the single-step trials that follow in any case, whatever is sent in the meantime.
 
     They let a job run several trials without a rendezvous of its ranks. A driver that runs one trial at a
     time may ignore them.
@@ -29,23 +29,23 @@ class Trial:
     light: bool = False
     """The watch: a timestamp per step is enough, no rank waits for another one's report."""
     settle: bool = False
-    """From now on no other policy is needed until further notice: give back what was made for others."""
+    """No other policy is needed until further notice: release what was created for others."""
     say: str = ""
     """A line for the user, at this step."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """What a trial took."""
+    """The result of a trial."""
 
     ms: float
     """Wall time of one step (the mean of a trial's steps), on the slowest rank."""
     problem: str = ""
     """Why the trial does not count: it stalled, or the policy could not be applied."""
     facts: Facts | None = None
-    """What was learned, where that was asked for."""
+    """The profile, if requested."""
     paused_ms: float = 0.0
-    """Time before the trial that belongs to no step: ranks met, and communicators were made or given back."""
+    """Time before the trial outside any step: ranks met; communicators were created or released."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Note:
 
 @dataclass
 class Record:
-    """Every step of the job that live tuning has seen, for the page and for cycles."""
+    """Every step of the job that live tuning has observed, for the page and for cycles."""
 
     number: int = 0
     """Steps so far."""
@@ -70,7 +70,7 @@ class Record:
     """Time so far that belongs to no step."""
 
     def add(self, trial: Trial, sample: Sample, purpose: str) -> None:
-        """Note what one trial took."""
+        """Note the result of one trial."""
         ms = sample.ms
         self.paused_ms += sample.paused_ms
         if trial.policy not in self.policies:
@@ -84,7 +84,7 @@ class Record:
         self.notes.append(Note(self.number, text))
 
     def _thin(self) -> None:
-        """Drop every other step of the watch that says nothing special."""
+        """Drop every other ordinary step of the watch."""
         plain = [index for index, step in enumerate(self.steps) if step[3] == "watch"]
         dropped = set(plain[::2] or range(0, len(self.steps), 2))
         self.steps = [step for index, step in enumerate(self.steps) if index not in dropped]

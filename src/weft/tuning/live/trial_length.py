@@ -8,10 +8,10 @@ from statistics import median
 
 BETWEEN_S = 0.25  # seconds between decisions of a watch, at least
 MEET = (8, 256)  # trials between decisions of a watch
-TRIAL_MS, MOST_TOGETHER = 15.0, 64  # a trial of a watch: at least so long, and at most so many steps
+TRIAL_MS, MOST_TOGETHER = 15.0, 64  # a trial of a watch: at least this long, with at most this many steps
 LAG = 2  # trials whose times need not be known when a watch decides
-RECENT = 5  # trials that tell the present time of a step
-_MISFIT = 4  # times as many steps as a trial should have, or so many times fewer
+RECENT = 5  # trials that give the current time of a step
+_MISFIT = 4  # times as many steps as a trial should have, or fewer by this factor
 
 
 def steps_of_a_trial(step_ms: float) -> int:

@@ -27,7 +27,7 @@ class Tried:
     policy: Policy
     ms: list[float] = field(default_factory=list)
     proof_ms: list[float] = field(default_factory=list)
-    """Its steps of the proof, which then stand for it."""
+    """Its steps in the proof, which then replace the others."""
     note: str = ""
     """Why it dropped out of the race."""
     problem: str = ""
@@ -55,11 +55,11 @@ class TunedJob:
     """What live tuning concludes about a job; `verdict` is the conclusion as every tuner states it."""
 
     policy: Policy
-    """What the job goes on with; the policy it was started with where it is left alone."""
+    """The policy that the job continues with; the one it was started with if it is left alone."""
     kept: bool
     """Whether that is a change."""
     default: Policy = field(default_factory=Policy)
-    """What the job was started with."""
+    """The policy that the job was started with."""
     gain_pct: float = 0.0
     """Percent less time per step than without the change; 0 where the job is left alone."""
     ci_pct: tuple[float, float] = (0.0, 0.0)
@@ -72,7 +72,7 @@ class TunedJob:
     """Steps of the job that tuning used, without warm-up."""
     warm_up_steps: int = 0
     cost_ms: float = 0.0
-    """What these steps took more (or, below 0, less) than under the default."""
+    """Extra time of these steps over the default (below 0: time saved)."""
     noise_pct: float = 0.0
     """Scatter of one step, percent of its time."""
     default_ms: float | None = None
@@ -80,12 +80,12 @@ class TunedJob:
     tried: Sequence[Tried] = ()
     facts: Facts = field(default_factory=Facts)
     levers: Sequence[tuple[str, float | None]] = ()
-    """What was tried, in order, each with the most that it could win in ms per step."""
+    """The levers tried, in order, each with the bound of its gain in ms per step."""
     proof: Proof | None = None
-    """The last proof; where it is still open and promising, a watch goes on with it."""
+    """The last proof; if it is still open and promising, the watch continues it."""
 
     def after(self, proof: Proof, source: str = "") -> TunedJob:
-        """This outcome with what a proof has shown. Before and after come from the proof's own steps."""
+        """This outcome with the result of a proof. Times before and after come from the proof's own steps."""
         claim, policy = proof.claim(), proof.policy
         gain, low, high = claim.less_pct
         about = {one.policy: one for one in self.tried}
@@ -136,7 +136,7 @@ class TunedJob:
 
     @property
     def _rest(self) -> str:
-        """What is left to win, and what a control of this policy means for results."""
+        """The possible further gain, and how a control of this policy may affect results."""
         left, span = self.left_ms, self.facts.span_ms
         rest = f"; at most {100 * left / span:.1f}% more could be gained" if left is not None and span else ""
         kernels = "; GEMMs may use other cuBLAS kernels than before" if self.policy.sm_reserve else ""
@@ -144,7 +144,7 @@ class TunedJob:
 
     @property
     def left_ms(self) -> float | None:
-        """The most that a step could still win, by the tracer's costs; None: not known.
+        """The largest possible further gain of a step, by the tracer's costs; None: not known.
 
         It is what communication costs a step, without the SM-time that collectives take anyway, less what the
         policy has won.
@@ -172,7 +172,7 @@ class TunedJob:
         )
 
     def _bound(self) -> dict[str, Any] | None:
-        """What communication costs a step, what of it is left, and the most that each lever could win."""
+        """The cost of communication per step, how much of it remains, and the bound of each lever."""
         costs = self.facts.costs
         if costs is None:
             return None
@@ -239,7 +239,7 @@ def final(status: Any) -> dict[str, Any]:
 
 
 def stopped(reason: str, **more: Any) -> dict[str, Any]:
-    """The same document where tuning did not come to an end: what is not known is None."""
+    """The same document if tuning did not finish: unknown values are None."""
     return {
         **TunedJob(policy=Policy(), kept=False, reason=reason).to_dict(),
         "state": "stopped",
@@ -255,7 +255,7 @@ def result_file(rank: int) -> str:
 
 
 def read_result(folder: Path) -> dict[str, Any]:
-    """What the processes of a job left there: the result of the lowest rank, or why there is none."""
+    """The result of the lowest rank, from the job's folder, or why there is none."""
     found = sorted(folder.glob("tuning.*.json"), key=lambda path: int(path.name.split(".")[1]))
     if found:
         result: dict[str, Any] = json.loads(found[0].read_text(encoding="utf-8"))

@@ -1,32 +1,31 @@
 """Watch: does the policy that tuning chose stay faster than the default, for the life of the job?
 
 `watch` is a generator with the protocol of `weft.tuning.live.search.tune`: it yields a Trial for every step
-(or, where steps are short, for every `each` steps) and is sent a Sample for each. It goes on until it is
-closed, or returns where there is nothing to watch. `trial.policy` is what the job is to run under;
-`trial.say` tells what was decided. Nothing needs to be synchronized: every Trial names the policies of the
-next `ahead` steps in `then`, and its Sample may come that much later. Where it searches again, its trials
-are those of `tune`.
+(or, where steps are short, for every `each` steps) and is sent a Sample for each. It runs until it is
+closed, or returns if there is nothing to watch. `trial.policy` is the policy to apply; `trial.say` reports
+what was decided. Nothing needs to be synchronized: every Trial names the policies of the next `ahead` steps
+in `then`, and its Sample may come that much later. When it searches again, its trials are those of `tune`.
 
     watching = watch(outcome)
     trial = next(watching)
     while the job runs:
         trial = watching.send(Sample(ms))  # of one step under trial.policy
 
-Framework controls stay as the search left them: they change only where all ranks meet. What is probed and
-taken back is the rest of a policy. Another search, after a change of pace, starts from the job's own default.
+Framework controls stay as the search left them: they change only where all ranks meet. Only the rest of a
+policy is probed and reverted. Another search, after a change of pace, starts from the job's own default.
 
 While a policy is in force
-- one step in `1/budget`, at a random place, runs under the default. These probes tell a policy that has
-  become slower than the default even where the job's own pace looks unchanged;
+- one step in `1/budget`, at a random position, runs under the default. These probes detect a policy that
+  has become slower than the default even if the job's own pace looks unchanged;
 - a change of pace (a cumulative sum of clipped deviations) or suspicious probes lead to a check: a few steps
   in which policy or default is drawn at random;
-- a check that finds the policy slower ends it: the job goes back to the default for good, or until a search
-  that the budget allows finds something better.
+- a check that finds the policy slower reverts it: the job stays with the default unless a later search, if
+  the budget allows one, finds something better.
 
-Bounds. A policy that is no faster than the default enters with a probability of at most LEVEL of
-`weft.tuning.live.proof`, over all searches of a job. A policy in force that turns slower than the default by
-s scatters of a step leaves when probes or pace have shown it; with s of 5 or more, within 50 steps in 95% of
-jobs (tests/unit/test_live_watch.py).
+Bounds. A policy that is no faster than the default is adopted with a probability of at most LEVEL of
+`weft.tuning.live.proof`, over all searches of a job. A policy in force that becomes slower than the default
+by s scatters of a step is reverted when probes or pace show it; with s of 5 or more, within 50 steps in 95%
+of jobs (tests/unit/test_live_watch.py).
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ CREDIT = 36  # steps of checks that a job has at once
 CHECK = 12  # steps of a check
 SUSPICIOUS = 4.0  # capital of the test against the policy that leads to a check
 CLEAR = 20.0  # capital of the test that ends a check early
-LIKELY = 2.0  # and that is enough when its steps are used up; with less it goes on, up to so many steps:
+LIKELY = 2.0  # enough when its steps are used up; with less the check continues, up to this many steps:
 MOST_CHECKED = 36
 SLOWER = (-0.025, -0.06, -0.15)
 LEAST_BLOCK = 8
@@ -82,12 +81,12 @@ class WatchStatus:
     in_force: Policy
     steps: int = 0
     ms: float = 0.0
-    """What those steps took."""
+    """The time of those steps."""
     probes: int = 0
     checks: int = 0
     searches: int = 0
     reverted: str = ""
-    """Why the job went back to the default; empty: it did not."""
+    """Why the job reverted to the default; empty: it did not."""
     policy_ms: deque[float] = field(default_factory=lambda: deque(maxlen=256))
     default_ms: deque[float] = field(default_factory=lambda: deque(maxlen=64))
 
@@ -174,11 +173,11 @@ class _Watch:
         self.spent_ms += self.price_ms
 
     def announce(self, line: str) -> None:
-        """Say a line with the next trial."""
+        """Print a line with the next trial."""
         self.say = line
 
     def finish_proof(self) -> Generator[Trial, Sample, None]:
-        """Go on with a proof that was promising when the search had used up its steps."""
+        """Continue a proof that was promising when the search had used up its steps."""
         outcome = self.status.outcome
         proof = outcome.proof
         if proof is None or not outcome.still_open or self.budget <= 0:
@@ -207,7 +206,7 @@ class _Watch:
         yield from self.settle(after.policy)
 
     def settle(self, policy: Policy) -> Generator[Trial, Sample, None]:
-        """A step at which all ranks keep only what this policy needs."""
+        """A step at which all ranks release what this policy does not need."""
         yield from self._ask(Trial(policy, settle=True), "watch")
 
     def until_it_may_search(self) -> Generator[Trial, Sample, str]:
@@ -257,7 +256,7 @@ class _Watch:
                     pace, coins = Pace([one.log_ms for one in drawn if one.arm]), self._doubt()
             elif left == 0:
                 changed = step.arm == 1 and pace.changed(seen.log_ms)
-                # Only a probe can tell: before it, the capital has grown by what the probe may cost.
+                # Only a probe can show it: before it, the capital has grown by what the probe may cost.
                 suspicious = pace.faster(seen.log_ms) and step.arm == 0 and coins.capital >= SUSPICIOUS
                 # One probe that is clearly faster than the policy is reason enough to check, not to decide.
                 clear = step.arm == 0 and pace.well_below(seen.log_ms)
@@ -270,11 +269,11 @@ class _Watch:
                     return False
 
     def _fill(self, policy: Policy, checking: bool) -> list[_Planned]:
-        """What comes after the plan: while a check is open, the default, which is always safe."""
+        """The policy after the plan: while a check is open, the default, which is always safe."""
         return [_Planned(self.default, 0, 0.0, "wait")] if checking else self._block(policy)
 
     def _block(self, policy: Policy) -> list[_Planned]:
-        """Steps under the policy with one probe of the default, at a random place."""
+        """Steps under the policy with one probe of the default, at a random position."""
         size = max(LEAST_BLOCK, round(1 / self.budget)) if self.budget > 0 else 64
         steps = [_Planned(policy, 1, 1.0, "watch")] * size
         if self.budget > 0:
@@ -297,7 +296,7 @@ class _Watch:
         return Coins(SLOWER, windows=(8,), renewed=True)
 
     def _first_pace(self) -> Pace:
-        """What the proof has shown."""
+        """The pace under the policy in force, from its steps in the proof."""
         return Pace([math.log(ms) for ms in self._proof_ms(self.status.in_force)])
 
     def _proof_ms(self, policy: Policy) -> list[float]:
@@ -305,14 +304,14 @@ class _Watch:
         return next((one.proof_ms for one in tried if one.policy == policy), [])
 
     def _revert(self, plan: deque[_Planned], why: str) -> Generator[Trial, Sample, None]:
-        """Back to the default, after the steps that are decided already."""
+        """Revert to the default, after the steps that are already decided."""
         policy = self.status.in_force
         yield from self._run_decided(plan)
         self.status.in_force, self.status.reverted = self.default, why
         self.announce(f"{policy.label} was reverted; the job continues with the default: {why}")
 
     def _run_decided(self, plan: deque[_Planned]) -> Generator[Trial, Sample, None]:
-        """Run what is decided already, and nothing after it."""
+        """Run the steps that are already decided, and none after them."""
         rest = list(plan)[: self.ahead]
         while rest:
             step = rest.pop(0)
@@ -362,7 +361,7 @@ class _Watch:
             self.recent.append(sample.ms)
         self.status.steps += trial.steps
         self.status.ms += sample.ms * trial.steps if math.isfinite(sample.ms) else 0.0
-        self.price_ms += sample.paused_ms  # what a search made was given back after it
+        self.price_ms += sample.paused_ms  # what a search created was released after it
         self.spent_ms += sample.paused_ms if self.status.searches else 0.0
         default = trial.policy == self.default
         if purpose in ("probe", "check", "wait") and default:

@@ -1,4 +1,4 @@
-"""Stall: a guard that goes back to a harmless policy where a trial does not come to its end."""
+"""Stall: a guard that reverts to a harmless policy if a trial does not end."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import suppress
 
 
 class Guard:
-    """Calls `rescue`, on a thread of its own, if it is not disarmed in time. The thread ends with `stop`."""
+    """Calls `rescue`, on a separate thread, if it is not disarmed in time. The thread ends with `stop`."""
 
     def __init__(self, rescue: Callable[[], None]) -> None:
         self._rescue = rescue
@@ -19,7 +19,7 @@ class Guard:
         self._thread: threading.Thread | None = None
 
     def arm(self, seconds: float) -> None:
-        """From now on there are so many seconds."""
+        """Start the countdown of this many seconds."""
         with self._changed:
             self._until, self._fired = time.monotonic() + seconds, False
             if self._thread is None:
