@@ -169,7 +169,7 @@ def block_interaction(found: Row) -> str:
 
 
 def block_stages(found: Row) -> str:
-    heads = ["Gbit/s for each GPU", "stages", "bubble", "data parallel exposed", "fp8", "int8", "powersgd:4"]
+    heads = ["Gbit/s per GPU", "stages", "bubble", "data parallel exposed", "fp8", "int8", "powersgd:4"]
     rows = [
         [
             f"{row['gbit_per_gpu']:g}",
@@ -236,7 +236,7 @@ def _about_scale(found: Row) -> str:
     small = [row for row in weak if row["gpus"] <= 128]
     exposed = [_range(rows, "exposed_without_pct") for rows in (small, large)]
     return (
-        "**Scale, with the batch growing.** The share of exposed communication without a control is "
+        "**Weak scaling.** The share of exposed communication without a control is "
         f"{exposed[0]} at up to 128 GPUs and {exposed[1]} from 1,024 to 16,384; contention takes "
         f"{_range(large, 'contention_without_pct')} more. The controls gain {_range(large, 'gain_pct')} of "
         f"the step from 1,024 GPUs on, {_range(small, 'gain_pct')} at up to 128."
@@ -256,9 +256,7 @@ def _about_strong(found: Row) -> str:
         for row in ends
     ]
     return (
-        "**Scale, with the batch staying.** At the largest size that the batch can be divided on: "
-        + "; ".join(parts)
-        + "."
+        "**Strong scaling.** At the largest size on which the batch can be divided: " + "; ".join(parts) + "."
     )
 
 
@@ -280,7 +278,7 @@ def _about_stages(found: Row) -> str:
 def block_schedules(found: Row) -> str:
     heads = [
         "GPUs",
-        "step as it was",
+        "original step",
         "exposed",
         "best controls gain",
         "hiding gradients and parameters gains",
@@ -321,12 +319,12 @@ def _about_compression(found: Row) -> list[str]:
     zero = [row for row in found["compression"] if row["method"] == "zero++"]
     quick = [row for row in zero if row["gbit_per_gpu"] >= 400]
     return [
-        "**Compressed gradients.** Replicated weights, one sequence a rank: the best method gains "
-        f"{_range(slow, 'gain_pct')} of the step at 100 Gbit/s for each GPU and below, and at most "
+        "**Compressed gradients.** Replicated weights, one sequence per rank: the best method gains "
+        f"{_range(slow, 'gain_pct')} of the step at 100 Gbit/s per GPU and below, and at most "
         f"{max(r['gain_pct'] for r in fast):.1f}% at 400 and above; there fp8 and int8 change it by "
         f"{_range(narrow, 'gain_pct')} and their kernels take {_range(narrow, 'kernels_pct')}. Top-k's "
         f"gather grows with the ranks: 1% density changes the step by {_range(sparse, 'gain_pct')} from 512 "
-        "GPUs on. Minus is a loss.",
+        "GPUs on. Negative values are losses.",
         "**Compressed gathers.** Fully sharded training moves weights twice and gradients once for every "
         f"layer: ZeRO++ gains {_range(zero, 'gain_pct')} over all bandwidths and scales, "
         f"{_range(quick, 'gain_pct')} at 400 Gbit/s and above.",
@@ -344,7 +342,8 @@ def _about_both(found: Row) -> str:
     bound = [r for r in rows if r["gbit_per_gpu"] <= 50]
     plain, packed = "controls_gain_pct", "controls_gain_compressed_pct"
     return (
-        "**Together.** Where the network is the bottleneck (50 Gbit/s and below, 512 GPUs) the controls gain "
+        "**Compression and controls.** Where the network is the bottleneck (50 Gbit/s and below, 512 GPUs) "
+        "the controls gain "
         f"{_range(bound, plain)} without compression and {_range(bound, packed)} with it"
         f"{_reason(bound, 'what compression makes short enough to hide, the controls then hide')}. "
         f"At 400 and above they gain {_range(hidden, plain)} without and {_range(hidden, packed)} with."

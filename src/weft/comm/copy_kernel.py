@@ -1,4 +1,4 @@
-"""A copy by SMs, in Triton, from memory that a copy engine could read as well. Imported where Triton is."""
+"""A copy by SMs, in Triton, from memory that a copy engine could also read. Needs Triton."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-CTAS = 16  # what NCCL takes for its channels on a Hopper node, about
+CTAS = 16  # about as many as NCCL's channels use on a Hopper node
 MOST_COLUMNS = 8192
 WARPS = 16
 
@@ -23,7 +23,7 @@ def weft_copy(
     target_pitch: tl.tensor,
     COLUMNS: tl.constexpr,  # noqa: N803
 ) -> None:
-    """Rows of equal length, one stretch of a row at a time."""
+    """Copy rows of equal length, one section of a row at a time."""
     stretches = tl.cdiv(cols, COLUMNS)
     for i in range(tl.program_id(0), rows * stretches, tl.num_programs(0)):
         row = tl.cast(i // stretches, tl.int64)

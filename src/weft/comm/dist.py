@@ -12,7 +12,7 @@ _TIMEOUT_S = 120
 
 
 def start_group(device: str) -> tuple[int, int]:
-    """Join the process group that torchrun describes, unless that was done already; returns rank and size."""
+    """Join the process group that torchrun describes, unless already joined; returns rank and size."""
     import torch
     import torch.distributed as dist
 
@@ -34,7 +34,7 @@ def start_group(device: str) -> tuple[int, int]:
 
 
 class Groups:
-    """Process groups by what a policy asks of them, made when first used, on all ranks in the same order."""
+    """Process groups by the policy's options, created on first use, on all ranks in the same order."""
 
     def __init__(self, device: str) -> None:
         self._device = device

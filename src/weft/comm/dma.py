@@ -1,7 +1,7 @@
-"""Copies by the GPU's copy engines, asked of the CUDA driver directly: no kernel, and a microsecond to issue.
+"""Copies by the GPU's copy engines, issued through the CUDA driver: no kernel, about 1 µs to issue.
 
-`HostPeers` lets one GPU stand for one of many: what the peers hold lies in pinned host memory, so that taking
-it is a real transfer by a copy engine.
+`HostPeers` lets one GPU act as one rank of many: the peers' data is in pinned host memory, so that reading it
+is a real transfer by a copy engine.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _NO_TIMING = 2
 _UNIFIED = 4  # CU_MEMORYTYPE_UNIFIED: the driver tells host from device by the address
 
 CopyEntry: TypeAlias = tuple[Callable[..., int], tuple[Any, ...]]
-"""A driver call ready to be made; it returns 0 when all is well."""
+"""A prepared driver call; it returns 0 on success."""
 
 
 class _Copy2D(ctypes.Structure):
@@ -86,7 +86,7 @@ class Copies:
         return function
 
     def event(self) -> int:
-        """An event to use until it is given back."""
+        """An event to use until it is returned to the pool."""
         if self._free:
             return self._free.pop()
         made = ctypes.c_void_p()
@@ -94,7 +94,7 @@ class Copies:
         return made.value or 0
 
     def give_back(self, events: Sequence[int]) -> None:
-        """Let others use these events. Work that waits for an earlier use of one still waits for that."""
+        """Return these events to the pool. Work that waits for an earlier use of one still waits for it."""
         self._free += events
 
     def entry(self, target: Block, source: Block, stream: int) -> CopyEntry:
@@ -151,13 +151,12 @@ def host_peers(name: str) -> HostPeers | None:
 class HostPeers:
     """A group of which this process is one rank and the other ranks are data in pinned host memory.
 
-    `held` has a matrix for each rank, what that rank would send from: its x, or for a reduce-scatter its
-    partial results for this rank's rows. This rank's own entry is not used. What this rank sends is written
-    to pinned memory too. One GPU then does what one of many does, with transfers over its bus; the peers
-    compute nothing.
+    `held` has the matrix that each rank would send from: its x, or for a reduce-scatter its partial results
+    for this rank's rows. This rank's own entry is not used. What this rank sends is also written to pinned
+    memory. One GPU then acts as one rank of many, with transfers over its bus; the peers compute nothing.
     """
 
-    silent = True  # no one to agree with
+    silent = True  # there are no other processes to agree with
 
     def __init__(self, held: Sequence[torch.Tensor | None], rank: int = 0) -> None:
         if not 0 <= rank < len(held):
@@ -179,7 +178,7 @@ class HostPeers:
         return self._size
 
     def outbox(self, key: Any, rows: int, cols: int, dtype: torch.dtype) -> torch.Tensor:
-        """Pinned memory that takes what goes to a peer."""
+        """Pinned memory that receives what is sent to a peer."""
         if key not in self.sent:
             self.sent[key] = torch.empty(rows, cols, dtype=dtype, pin_memory=True)
         return self.sent[key]

@@ -10,10 +10,10 @@ R copies of rank 0's shard: the model differs, but has the right shape and cost.
 
 With a node profile there is no NCCL and no second rank: a collective is one kernel with the CTAs and the
 memory traffic of one rank, and ends when it would on that node (weft.comm.paced). The results are the same.
-`--late US[,SIGMA]` adds a straggler: the last rank comes to each collective that much later than rank 0, by a
-normal distribution, and the collective holds its CTAs until then. `--stage US` is for pipelines: each stage
-behind rank 0 takes so long for a microbatch, forward and backward, and its gradients come back when they
-would; without it they come at once.
+`--late US[,SIGMA]` adds a straggler: the last rank arrives at each collective that much later than rank 0
+(normally distributed), and the collective holds its CTAs until then. `--stage US` is for pipelines: each
+stage behind rank 0 takes this long for a microbatch, forward and backward, and its gradients come back after
+that time; without `--stage` they come back immediately.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def register(options: GhostOptions | None = None) -> None:
 
 
 def _batch_pairs() -> None:
-    """Tell ghost groups which sends and receives belong together; torch tells only its own groups."""
+    """Tell ghost groups which sends and receives form one batch; torch tells only its own groups."""
     real: Callable[[list[Any]], list[Any]] = dist.batch_isend_irecv
 
     def batch(p2p_op_list: list[Any]) -> list[Any]:

@@ -52,7 +52,7 @@ class GhostGroup(dist.ProcessGroup):  # type: ignore[misc,unused-ignore]
         return self._name or dist.distributed_c10d._world.pg_names[self]
 
     def shutdown(self) -> None:
-        """torch removes the name next, and asks for it once more after that."""
+        """torch removes the name next, and reads it once more after that."""
         self._name = dist.distributed_c10d._world.pg_names.get(self)
 
     @property
@@ -180,7 +180,7 @@ class GhostGroup(dist.ProcessGroup):  # type: ignore[misc,unused-ignore]
                     (ghost, own if fits else lane.scratch(ghost, take, take.numel(), "send"), self._own, take)
                 )
                 if lane.own is not None:
-                    continue  # what ghosts send to each other is not seen here
+                    continue  # transfers between ghosts are not simulated
                 for other in (rank for rank in range(self._count) if rank not in (self._own, ghost)):
                     size = _flat(inputs[other]).numel()
                     source = lane.scratch(ghost, give, size, "send")
@@ -274,7 +274,7 @@ class GhostGroup(dist.ProcessGroup):  # type: ignore[misc,unused-ignore]
         return [self._end_coalescing()]
 
     def _run_pair(self, issue: Callable[[Lane], None], tensors: Sequence[Any]) -> Any:
-        """Issue a send or a receive, now or when the calls that belong together are complete."""
+        """Issue a send or a receive, now or when its batch is complete."""
         if self._pairs is None:
             return self._run(issue, tensors)
         self._pairs.append((issue, tensors))
@@ -300,7 +300,7 @@ class GhostGroup(dist.ProcessGroup):  # type: ignore[misc,unused-ignore]
         return self._copy(lane, flat) if self._options.mirror else self._ghost_view(lane, flat)
 
     def _complete_reduction(self, lane: Lane, out: Any, op: str) -> None:
-        """Compute what a paced kernel does not: sums of types that it cannot add, and multiplication."""
+        """Compute what a paced kernel cannot: sums of types that it cannot add, and multiplication."""
         if lane.own is None or not (op == "product" or (op == "sum" and not sums_type(out.dtype))):
             return
         with on_stream(lane.streams[self._own] if lane.streams else None):

@@ -1,4 +1,4 @@
-"""What the ghost ranks of a group have on one device: communicators, streams, scratch memory and options."""
+"""Resources of a group's ghost ranks on one device: communicators, streams, scratch memory and options."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class GhostOptions:
     """Ghosts contribute rank 0's data. Without it they contribute zeros: an in-place all-reduce then needs no
     copy of its input, and averages are divided by R."""
     node: str | None = None
-    """A node profile: collectives take one rank's CTAs, and the time that they would take on that node."""
+    """A node profile: collectives use one rank's CTAs and take as long as on that node."""
 
     def __post_init__(self) -> None:
         if self.node and not self.mirror:
@@ -41,7 +41,7 @@ class GhostOptions:
     def from_environment(cls) -> GhostOptions:
         """Options from WEFT_NODE, WEFT_GHOST_CTAS, _PRIORITY (`high`), _MIRROR (`0`: off).
 
-        Ranks of a node have a GPU each, so that NCCL's own number of CTAs holds where none is given.
+        Each rank of a node has its own GPU, so without WEFT_GHOST_CTAS NCCL's own number of CTAs applies.
         """
         env = os.environ
         node = env.get(NODE_VARIABLE) or None

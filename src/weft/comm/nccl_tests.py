@@ -25,7 +25,7 @@ PROGRAMS = {
 OTHER_PROGRAMS = ("alltoallv", "scatter", "gather", "hypercube")
 MAX_LOG_BYTES = 64 << 20
 _MAX_LINE = 1024
-"""Characters of a line that are looked at: rows have fewer, and patterns take long on longer ones."""
+"""Characters of a line that are parsed: rows are shorter, and patterns are slow on longer lines."""
 
 _NAMES = "|".join(sorted((*PROGRAMS, *OTHER_PROGRAMS), key=len, reverse=True))
 _PROGRAM = re.compile(rf"(?<![a-z])({_NAMES})_perf")
@@ -47,13 +47,13 @@ _NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[-+]?\d+)?$", re.I)
 
 @dataclass(frozen=True)
 class TestedSize:
-    """One line of a table: out of place, or in place where the other was not measured."""
+    """One row of a table: out of place, or in place if out of place was not measured."""
 
     nbytes: int
     us: float
     bus_gb_s: float
     factor: float
-    """Bus bandwidth over algorithm bandwidth, which tells the collective; 0: too small to tell."""
+    """Bus bandwidth over algorithm bandwidth, which identifies the collective; 0: too small to tell."""
     redop: str
     root: int | None
     in_place_us: float | None
@@ -76,12 +76,12 @@ class TestedCollective:
     channels: tuple[int, int, int] | None = None
     """CTAs of rings and trees, of reductions by the switch and of point-to-point transfers."""
     cpu_time: bool = False
-    """Whether its times are those of the host (`-C 1`), which say nothing about the collective."""
+    """Whether its times are host times (`-C 1`), which do not measure the collective."""
     rows: list[TestedSize] = field(default_factory=list)
 
     @property
     def alone(self) -> bool:
-        """Whether each process ran by itself, as binaries that were built without MPI do."""
+        """Whether each process ran alone, as binaries built without MPI do."""
         return bool(self.rows) and self.ranks <= 1 and all(row.bus_gb_s == 0 for row in self.rows)
 
 
@@ -115,7 +115,7 @@ def _tables(lines: Iterable[str]) -> Iterator[TestedCollective]:
         rank = _RANK.search(line)
         program = None if "concluded" in line else _PROGRAM.search(line)
         if table.rows and (program or (rank and rank[1] == "0") or _HEADER.search(line)):
-            yield table  # the next run; where only a new header says so, of the same program and ranks
+            yield table  # the next run; if only a new header marks it, of the same program and ranks
             same = not program and not rank
             table = replace(table, rows=[]) if same else TestedCollective()
             members = members if same else {}
@@ -156,7 +156,7 @@ def _row(nbytes: int, words: list[str], columns: list[str], unit: float) -> Test
     if nbytes <= 0 or best is None or not best[0] > 0:
         return None
     us, algorithm_gb_s, bus_gb_s = best
-    if algorithm_gb_s >= 0.5:  # the bandwidth says what the unit of the time is
+    if algorithm_gb_s >= 0.5:  # the bandwidth determines the unit of the time
         scale = nbytes / algorithm_gb_s / 1e3 / us
         unit = next((known for known in _US.values() if 0.97 < scale / known < 1.03), 0.0)
         if not unit:
@@ -176,7 +176,7 @@ def _row(nbytes: int, words: list[str], columns: list[str], unit: float) -> Test
 
 
 def _starts(columns: list[str]) -> tuple[int, int]:
-    """Where the out-of-place and the in-place columns begin, after those that say what was measured."""
+    """Where the out-of-place and in-place columns begin, after those that describe the measurement."""
     found = [at for at, title in enumerate(columns) if title == "time"]
     return (0, found[1] - found[0]) if len(found) > 1 else (0, 4)
 
@@ -192,14 +192,14 @@ def _three(words: list[str], start: int) -> tuple[float, float, float] | None:
 
 
 def ranks_by_bandwidth(table: TestedCollective) -> int:
-    """Ranks by bus over algorithm bandwidth, which is 2 (n - 1) / n or (n - 1) / n; 0: cannot tell."""
+    """Ranks from bus over algorithm bandwidth, which is 2 (n - 1) / n or (n - 1) / n; 0: unknown."""
     factors = [row.factor for row in sorted(table.rows, key=lambda row: -row.bus_gb_s) if row.factor]
     left = (2 - factors[0]) / 2 if factors and factors[0] > 1.02 else 1 - factors[0] if factors else 0.0
     return round(1 / left) if 0.0005 < left < 0.55 else 0
 
 
 def guess(table: TestedCollective) -> str:
-    """The collective by redop, root and the ratio of bus to algorithm bandwidth; empty: cannot tell."""
+    """The collective from redop, root and the ratio of bus to algorithm bandwidth; empty: unknown."""
     factors = [row.factor for row in table.rows if row.factor]
     if not factors:
         return ""

@@ -34,13 +34,13 @@ NODE_ALGORITHMS = ("ring", "tree", "nvls", "nvlstree", "p2p")
 NODE_BASES = ("published", "assumed", "measured")
 _MAX_NODE_BYTES = 1 << 42
 LARGE_MESSAGE_BYTES = 16 << 20
-"""From this size on errors are those of large messages."""
+"""From this size on, the error of large messages applies."""
 SWITCH_FROM_BYTES = 2 << 20
 """NCCL reduces in the switch from this size on (stas00/ml-engineering: 8 H200, NCCL 2.30)."""
 _START_US = 15.0
-"""Start of a collective, where a log has no small messages."""
+"""Start-up time of a collective, if a log has no small messages."""
 _NEAR = 8
-"""Sizes whose ratio is at most this are near each other."""
+"""Sizes whose ratio is at most this count as neighbours."""
 _POINT_TO_POINT = ("all_to_all", "send_recv")
 _COPIED = ("all_gather", "all_to_all")
 _SWITCHED = ("all_reduce", "all_gather", "reduce_scatter")
@@ -67,7 +67,7 @@ class Paced:
     basis: str
     """`published`, `assumed` or `measured`."""
     error_pct: float | None
-    """Mean error on published results that the curve was not fitted to; None: there are none."""
+    """Mean error on published results that were left out of the fit; None: there are none."""
     algorithm: str = ""
 
 
@@ -127,7 +127,7 @@ class Node:
     copy_engines: CtaRate | None = None
     """Bus bandwidth of collectives by copy engines, all of a GPU's together; None: the node has none."""
     assumed_pct: float = 30.0
-    """Range given for a collective whose error is not known."""
+    """Range for a collective whose error is not known."""
     sources: tuple[str, ...] = ()
 
     def collective(
@@ -174,7 +174,7 @@ class Node:
             )
         moved = nbytes * bus_factor(kind, count)
         us = self.constants["launch_us"] + moved / rate.gb_s / 1e3
-        # Each peer's share is read here and written there, without a buffer between.
+        # Each peer's share is read here and written there, without an intermediate buffer.
         shape = {"ctas": 0, "threads": 0, "cluster": 1, "shared_bytes": 0, "registers": 0}
         return Paced(
             us=us,
@@ -187,7 +187,7 @@ class Node:
         )
 
     def curve(self, kind: str, algorithm: str | None = None) -> TimeCurve:
-        """The curve of a collective; where the profile has none, one of the node's own constants."""
+        """The curve of a collective; if the profile has none, one from the node's own constants."""
         for wanted in (algorithm, None):
             for one in self.curves:
                 if one.collective == kind and one.algorithm == wanted:
@@ -259,12 +259,12 @@ class Node:
         us = self._model_us(curve, kind, nbytes, ranks, algorithm)
         if not curve.points:
             return us
-        # Points say what the measured ranks do; for other ranks the model has the ratio.
+        # Points hold for the measured ranks; for other ranks the model gives the ratio.
         whole = self._model_us(curve, kind, nbytes, curve.ranks, algorithm)
         return interpolate_us(curve.points, nbytes) * (us / whole if whole > 0 else 1.0)
 
     def _peak_bytes_per_s(self, curve: TimeCurve, kind: str, ranks: int, algorithm: str | None) -> float:
-        """Bus bandwidth of messages so large that nothing else counts."""
+        """Bus bandwidth in the limit of large messages."""
         factor = bus_factor(kind, ranks)
         if curve.points:
             return max(size * factor / us for size, us in curve.points) * 1e6
@@ -289,10 +289,10 @@ def bus_factor(kind: str, ranks: int) -> float:
 
 
 def interpolate_us(points: tuple[tuple[int, float], ...], nbytes: int) -> float:
-    """Microseconds between measured points: linear in the logarithms, and never falling with the size.
+    """Microseconds between measured points: linear in the logarithms, never decreasing with size.
 
-    Where two sizes are far apart, and below the first point, as a start and a bandwidth; above the last point
-    at the bandwidth between the last two.
+    If two sizes are far apart, and below the first point: a start-up time and a bandwidth. Above the last
+    point: the bandwidth between the last two.
     """
     rising: list[tuple[int, float]] = []
     most = 0.0

@@ -1,4 +1,4 @@
-"""Node profiles as JSON files: read and checked, written. A file is data; nothing in it is ever run."""
+"""Node profiles as JSON files: read and checked, written. A file is data; nothing in it is executed."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def find_node(name_or_path: str) -> Node:
 def read_node(path: Path) -> Node:
     """The profile in a file. Raises InputError, in one line."""
     try:
-        with path.open("rb") as file:  # what is no file of the disk may have no end
+        with path.open("rb") as file:  # anything but a regular file may never end
             content = file.read(_MAX_FILE_BYTES + 1)
         if len(content) > _MAX_FILE_BYTES:
             raise InputError(
@@ -70,7 +70,7 @@ def read_node(path: Path) -> Node:
 
 
 def node_from_dict(document: Any) -> Node:
-    """A profile from its JSON document. Unknown keys and impossible values are refused by name."""
+    """A profile from its JSON document. Unknown keys and impossible values are rejected by name."""
     if not isinstance(document, dict):
         raise UsageError(f"a node is a JSON object, not {type(document).__name__}")
     version = document.get("version")

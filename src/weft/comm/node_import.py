@@ -32,7 +32,7 @@ _RELATIVE = {
 
 
 def import_logs(paths: Sequence[Path], name: str = "", ranks: int = 0) -> Node:
-    """The node that nccl-tests measured. `ranks`: where the log does not list them. Raises InputError."""
+    """The node that nccl-tests measured. `ranks`: for logs that do not list them. Raises InputError."""
     tables = [table for path in paths for table in _read(path)]
     listed = ", ".join(str(path) for path in paths)
     for table in tables:
@@ -58,7 +58,7 @@ def import_logs(paths: Sequence[Path], name: str = "", ranks: int = 0) -> Node:
 
 def _read(path: Path) -> list[TestedCollective]:
     try:
-        with path.open("rb") as file:  # what is no file of the disk may have no end
+        with path.open("rb") as file:  # anything but a regular file may never end
             content = file.read(MAX_LOG_BYTES + 1)
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from None
@@ -142,7 +142,7 @@ def _node(name: str, tables: list[TestedCollective], source: str) -> Node:
 
 
 def _at_least(rate: CtaRate, gb_s: float) -> CtaRate:
-    """A rate of the relative, which at the default CTAs reaches at least what was measured."""
+    """The related profile's rate, raised so that the default CTAs reach at least the measured bandwidth."""
     value = max(rate.gb_s, float(f"{gb_s:.3g}"))
     return replace(rate, gb_s=value, low=min(rate.low, value), high=max(rate.high, value), basis="assumed")
 

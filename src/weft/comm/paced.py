@@ -33,9 +33,9 @@ _log = logging.getLogger(__name__)
 
 PACED_LIBRARY = Path(__file__).with_name("libweft_paced.so")
 NODE_VARIABLE = "WEFT_NODE"
-"""Environment variable: the node profile that ghost ranks act by."""
+"""Environment variable: the node profile of the ghost ranks."""
 LATE_VARIABLE = "WEFT_GHOST_LATE"
-"""Environment variable: how late the last rank comes, as `US` or `US,SIGMA`."""
+"""Environment variable: how late the last rank arrives, as `US` or `US,SIGMA`."""
 STAGE_VARIABLE = "WEFT_GHOST_STAGE"
 """Environment variable: microseconds that each ghost stage of a pipeline takes for a microbatch."""
 MOST_REMEMBERED = 2048
@@ -47,7 +47,7 @@ _TYPE_BYTES = {0: 1, 1: 1, 2: 4, 3: 4, 4: 8, 5: 8, 6: 2, 7: 4, 8: 8, 9: 2}
 
 @dataclass(frozen=True)
 class Lateness:
-    """How much later than this rank the last rank comes to a collective: normal, at least 0."""
+    """How much later than this rank the last rank arrives at a collective: normal, at least 0."""
 
     mean_us: float = 0.0
     sigma_us: float = 0.0
@@ -137,7 +137,7 @@ class PacedServer:
         self._ready: dict[bytes, list[Any]] = {}
 
     def serve_group(self, calls: Any, count: int) -> None:
-        """Launch what C handed over. A training step repeats its calls: what equal ones launch is kept."""
+        """Launch the calls from C. A training step repeats its calls, so their launches are cached."""
         key = ctypes.string_at(calls, count * ctypes.sizeof(_Call))
         ready = self._ready.get(key)
         if ready is not None:
@@ -151,7 +151,7 @@ class PacedServer:
             self._ready[key] = launched
 
     def serve(self, calls: Sequence[RankCall]) -> list[Any] | None:
-        """Launch the kernels of a group of calls; returns them where the same launches can be repeated."""
+        """Launch the kernels of a group of calls; returns them if the same launches can be repeated."""
         launched: list[Any] | None = []
         for planned in plan_calls(calls):
             call = planned.call
@@ -167,7 +167,7 @@ class PacedServer:
         return launched
 
     def _ask(self, kind: str, nbytes: int, ctas: int | None, ranks: int, algorithm: str | None) -> Paced:
-        """A rule's algorithm that the node does not have for this collective is left to the library."""
+        """If the node lacks a rule's algorithm for this collective, the library chooses one."""
         try:
             return self._node.collective(kind, nbytes, ctas, ranks, algorithm)
         except UsageError:
@@ -195,7 +195,7 @@ def load_paced(
 ) -> Library:
     """A library with NCCL's API whose collectives are those of one rank of the node. One node per process.
 
-    `late` and `stage_us`: None for what the environment says.
+    `late` and `stage_us`: None for the environment's values.
     """
     if not path.is_file():
         raise UnavailableError(f"{path} is missing: install a wheel of weft for Linux, or run hatch_build.py")
@@ -225,7 +225,7 @@ def load_paced(
 
 
 def _guarded(library: Any, action: Callable[[], None]) -> int:
-    """Run what C asked for; an exception becomes NCCL's error, with its text."""
+    """Run a call from C; an exception becomes NCCL's error, with its text."""
     try:
         action()
     except Exception as error:

@@ -1,7 +1,7 @@
 """The kernel of a paced collective, as PTX: one rank's part of a collective on a node, run on one GPU.
 
 Each CTA moves its share of the data in units. Unit j of n may start j/n of the collective's time after the
-CTA itself was placed; until then its warps poll the timer, each for itself with short naps. A CTA that is
+CTA itself was placed; until then its warps poll the timer, each on its own, with short sleeps. A CTA that is
 placed late ends late. Every wait is bounded by the GPU's timer and by clock cycles. Warps do not wait for
 each other, so that some read while others write: a CTA must be able to move what NCCL's moves and what peers
 write to this rank's memory.

@@ -21,7 +21,7 @@ from weft.gpu.driver import Attribute, Driver, Handle
 CLUSTER_DIMENSION = 4  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
 FIRST_WITH_CLUSTERS = 90
 SCRATCH_CTAS = 32
-"""CTAs that scratch memory is reserved for at first."""
+"""CTAs for which scratch memory is reserved initially."""
 
 
 class LaunchAttribute(ctypes.Structure):
@@ -54,7 +54,7 @@ def launch_config(ctas: int, threads: int, shared_bytes: int, cluster: int, stre
 
 
 class ReadyLaunch:
-    """A kernel with all that its launch needs. `leads`: the first one of its collective."""
+    """A kernel with everything its launch needs. `leads`: the first one of its collective."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class ReadyLaunch:
         self._given = ("cuLaunchKernelEx", ctypes.byref(config), function, pointers, c_void_p())
 
     def launch(self, late_us: float) -> None:
-        """Launch it; the last rank comes `late_us` later than this one."""
+        """Launch it; the last rank arrives `late_us` later than this one."""
         wait_ns = round(1e3 * late_us)
         self._arguments.wait_ns = wait_ns
         self._arguments.most_cycles = self._cycles + CYCLES_PER_NS * wait_ns
@@ -187,7 +187,7 @@ class PacedLauncher:
         return device.functions[key]
 
     def _scratch(self, device: _Device, ctas: int, threads: int) -> int:
-        """The address of scratch memory; a larger one replaces it, and what may be in use stays allocated."""
+        """The address of scratch memory; a larger block replaces it, the old one stays allocated."""
         size = scratch_bytes(ctas, threads)
         if size > device.scratch_size:
             address = ctypes.c_uint64()

@@ -100,9 +100,9 @@ class Mail:
 class GhostStages:
     """The stages behind this rank: each takes `stage_us` for a message, forward and backward.
 
-    The answer to a message comes when all stages behind are done with it, and one answer per stage's time. A
-    receive is the answer to the oldest message to that peer that has none, sent before the receive's group;
-    where there is none it does not wait. This fits schedules with one stage per rank.
+    A message is answered when all stages behind have processed it, with at most one answer per `stage_us`. A
+    receive gets the answer to the oldest unanswered message to that peer that was sent before the receive's
+    group; if there is none, it does not wait. This fits schedules with one stage per rank.
     """
 
     def __init__(self, stage_us: float) -> None:
@@ -192,7 +192,7 @@ def _exchange(calls: Sequence[RankCall]) -> PlannedKernel:
 
 
 def _append(copies: list[RankCopy], new: RankCopy) -> None:
-    """Add a copy, as a repetition of the last one where it continues it."""
+    """Add a copy, or extend the last one if it continues it."""
     last = copies[-1] if copies else None
     if (
         last is not None
@@ -212,14 +212,14 @@ def _planned(call: RankCall, kind: str, node_bytes: int, copies: Sequence[RankCo
 
 
 def _copy_operation(copies: Sequence[RankCopy]) -> str:
-    """The copy with the widest elements that all addresses and sizes are multiples of."""
+    """The copy with the widest elements that divide all addresses and sizes."""
     numbers = [number for copy in copies for number in (copy.source, copy.target, copy.size_bytes)]
     width = math.gcd(8, *numbers)
     return f"copy{width}"
 
 
 def split_kernel(planned: PlannedKernel) -> list[tuple[PlannedKernel, float]]:
-    """The kernel in parts that one launch can take, each with its share of the time."""
+    """The kernel in parts that fit into one launch, each with its share of the time."""
     total = sum(copy.size_bytes * copy.copies for copy in planned.copies)
     if len(planned.copies) <= SEGMENTS:
         return [(planned, 1.0)]
@@ -232,7 +232,7 @@ def split_kernel(planned: PlannedKernel) -> list[tuple[PlannedKernel, float]]:
 
 
 def unit_bytes(total_bytes: int, ctas: int, threads: int) -> int:
-    """Bytes that a CTA moves at a time: its share if that is little, else 16 vectors per thread."""
+    """Bytes that a CTA moves at a time: its share if that is small, else 16 vectors per thread."""
     share = -(-total_bytes // max(1, ctas))
     rounded = -(-share // LEAST_UNIT_BYTES) * LEAST_UNIT_BYTES
     return max(LEAST_UNIT_BYTES, min(rounded, threads * VECTORS * VECTOR_BYTES))

@@ -15,7 +15,7 @@ CHANNELS = 16
 
 
 class SymmetricBuffer:
-    """One allocation of the same size on each rank. Making it is a collective."""
+    """One allocation of the same size on each rank. Creating it is a collective."""
 
     def __init__(self, size: int, device: torch.device, group: Any, timeout_s: float) -> None:
         try:
@@ -40,16 +40,16 @@ class SymmetricBuffer:
         self._handle.barrier(channel=which, timeout_ms=self._timeout_ms)
 
     def signal(self, rank: int, message: int) -> None:
-        """On the current stream: tell a rank that what came before is there."""
+        """On the current stream: signal to a rank that earlier work is done."""
         self._handle.put_signal(rank, channel=BARRIERS + message % CHANNELS, timeout_ms=self._timeout_ms)
 
     def wait_signal(self, rank: int, message: int) -> None:
-        """On the current stream: wait until a rank has told."""
+        """On the current stream: wait for a rank's signal."""
         self._handle.wait_signal(rank, channel=BARRIERS + message % CHANNELS, timeout_ms=self._timeout_ms)
 
 
 def layout(shapes: list[tuple[int, int]], itemsize: int) -> tuple[list[int], int]:
-    """Byte offsets of matrices that lie one after the other, and their size in all."""
+    """Byte offsets of consecutive matrices, and their total size."""
     offsets, total = [], 0
     for rows, cols in shapes:
         offsets.append(total)

@@ -1,9 +1,9 @@
 """Fused operations in an unmodified program: what torch's autoload starts under `weft run --ops`.
 
-Models that torch's styles divide are reached through the styles (`weft.ops.adopt_styles`), graphs of
-torch.compile through a pass of Inductor (`weft.ops.fuse_graph`). Both are installed when the program imports
-the part of torch that they change; a program that does not is left unchanged. At its end each process leaves
-what was replaced in the job's folder.
+For models sharded with torch's styles, the styles are wrapped (`weft.ops.adopt_styles`); torch.compile graphs
+are changed by an Inductor pass (`weft.ops.fuse_graph`). Each is installed when the program imports the part
+of torch that it changes; otherwise the program is left unchanged. On exit, each process writes its
+replacements to the job's folder.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def start() -> None:
 
 
 def _notice_compile() -> None:
-    """Note the program's first call of torch.compile."""
+    """Record the program's first call of torch.compile."""
     import torch
 
     original = torch.compile
@@ -53,7 +53,7 @@ def _notice_compile() -> None:
 
 
 class _AfterImport(importlib.abc.MetaPathFinder):
-    """Runs something once a module has been imported."""
+    """Runs a callback once a module has been imported."""
 
     def __init__(self, actions: dict[str, Callable[[ModuleType], None]]) -> None:
         self._actions = actions
@@ -81,7 +81,7 @@ class _AfterImport(importlib.abc.MetaPathFinder):
         return spec
 
     def _act(self, name: str, module: ModuleType) -> None:
-        """An error in here leaves the program as it is."""
+        """An error in here leaves the program unchanged."""
         action = self._actions.pop(name, None)
         try:
             if action is not None:

@@ -1,12 +1,12 @@
-"""Fused operations in models that torch's own styles divide, without an edit (`weft run --ops`).
+"""Fused operations in models sharded with torch's own styles, without code changes (`weft run --ops`).
 
-`ColwiseParallel`, `RowwiseParallel` and `PrepareModuleInput` do what they always do: parameters, placements,
-hooks. Only the collective waits: an input that a style would gather is passed on as a `PendingGather`, a
-DTensor that is gathered once its local tensor is read. A column-parallel layer that gets one gathers and
-multiplies in one operation; anything else that reads it has it gathered by torch, as before. A row-parallel
-layer whose result a style would scatter does both in one operation. Without the promise of a gain, and inside
-torch.compile (see `weft.ops.fuse_graph`), torch's path is taken. Where a program uses torch.compile anywhere,
-modules get no pending inputs: compiled code would be compiled again for each.
+`ColwiseParallel`, `RowwiseParallel` and `PrepareModuleInput` work as usual: parameters, placements, hooks.
+Only the collective is deferred: an input that a style would gather becomes a `PendingGather`, a DTensor that
+is gathered when its local tensor is read. A column-parallel layer that gets one gathers and multiplies in one
+operation; for any other reader torch gathers it, as before. A row-parallel layer whose result a style would
+scatter does both in one operation. If no gain is expected, and inside torch.compile (see
+`weft.ops.fuse_graph`), torch's path runs. If a program uses torch.compile anywhere, modules get no pending
+inputs: compiled code would be recompiled for each.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class PendingGather(DTensor):  # type: ignore[misc,unused-ignore]
     source: DTensor
     """Sharded along one dimension; its gradient is that of the gathered tensor."""
     consumers: list[weakref.ref[nn.Module]]
-    """The layers that multiplied it, in their order."""
+    """The layers that multiplied it, in order."""
     results: dict[int, Any]
-    """Of layers that were computed together with the first one and have not asked yet, by id."""
+    """Results computed together with the first layer's and not fetched yet, by layer id."""
     state: Any
     fused: bool | None
     """Whether fused operations multiply it: what the first layer found holds for the others."""
@@ -55,7 +55,7 @@ class PendingGather(DTensor):  # type: ignore[misc,unused-ignore]
 
     @property
     def _local_tensor(self) -> torch.Tensor:  # type: ignore[override,unused-ignore]
-        """What torch reads. From then on this is a DTensor like any other."""
+        """What torch reads. After that, this is an ordinary DTensor."""
         with torch.no_grad():
             gathered = self.source.detach().redistribute(placements=[Replicate()]).to_local()
         self.__class__ = DTensor
@@ -64,7 +64,7 @@ class PendingGather(DTensor):  # type: ignore[misc,unused-ignore]
 
     @_local_tensor.setter
     def _local_tensor(self, _: torch.Tensor) -> None:
-        """torch's constructor sets it; there is none yet."""
+        """torch's constructor sets it; it does not exist yet."""
 
     def __deepcopy__(self, memo: Any) -> DTensor:
         _ = self._local_tensor
@@ -95,7 +95,7 @@ class _Defer(torch.autograd.Function):  # type: ignore[misc,unused-ignore]
 
 
 class _Source:
-    """Hides a tensor from autograd, which looks into the arguments of a function."""
+    """Hides a tensor from autograd, which inspects the arguments of a function."""
 
     def __init__(self, tensor: DTensor) -> None:
         self.tensor = tensor
@@ -123,7 +123,7 @@ _working: bool | None = None
 
 
 def _works(x: DTensor) -> bool:
-    """Whether this torch takes a pending DTensor for one of its own; tried once, with nothing to gather."""
+    """Whether this torch accepts a pending DTensor as its own; tested once, with nothing to gather."""
     global _working
     if _working is None:
         try:
@@ -176,8 +176,8 @@ class AdoptedRow(RowParallelLinear):
 def _compute(layer: AdoptedColumn, pending: PendingGather) -> Any:
     """A layer's result, with those of the layers that had the same input as this one last time; or None.
 
-    Alone where hooks see what autograd saves: torch's checkpoints run a forward pass twice, and refuse one
-    that saves other tensors the second time.
+    Only its own result if hooks see what autograd saves: torch's checkpoints run a forward pass twice, and
+    raise an error if it saves other tensors the second time.
     """
     state = torch.is_grad_enabled(), torch.is_autocast_enabled(pending.device.type)
     observed = _saving_is_observed()
@@ -264,7 +264,7 @@ def _adopt(module: nn.Module, kind: type[Any], mesh: Any, sequence_dim: int) -> 
 
 
 def install_styles(styles: Any, counted: Replacements) -> None:
-    """Let torch's styles (the module `torch.distributed.tensor.parallel.style`) defer what they gather."""
+    """Make torch's styles (the module `torch.distributed.tensor.parallel.style`) defer their gathers."""
     global _counted
     _counted = counted
     columns, rows, prepare = styles.ColwiseParallel, styles.RowwiseParallel, styles.PrepareModuleInput
@@ -277,7 +277,7 @@ def install_styles(styles: Any, counted: Replacements) -> None:
 
 
 def _wrap(owner: type, name: str, replacement: Callable[..., Any]) -> None:
-    """Replace a method by one of the same signature (torch looks at it) that gets the original first."""
+    """Wrap a method, keeping its signature (torch inspects it); `replacement` gets the original first."""
     plain = owner.__dict__[name]
     original = getattr(owner, name)
 
@@ -304,7 +304,7 @@ def _apply_rows(original: Any, style: Any, module: nn.Module, mesh: Any) -> nn.M
 
 
 def _can_adopt(style: Any, name: str, module: nn.Module, mesh: Any) -> bool:
-    """Styles and layers of torch itself: what is derived from them may mean something else."""
+    """Styles and layers of torch itself: subclasses may behave differently."""
     known = type(style).__name__ == name and type(style).__module__.startswith("torch.distributed.")
     return bool(known and type(module) is nn.Linear and mesh.ndim == 1 and mesh.size() > 1)
 
@@ -320,7 +320,7 @@ def _prepare_columns(original: Any, layouts: Any, desired: Any, module: Any, inp
 
 
 def _apply_prepare(original: Any, style: Any, module: nn.Module, mesh: Any) -> nn.Module:
-    """With a style of its own for each module, so that an input knows whose it is."""
+    """With a separate style for each module, so that an input knows its module."""
     of_module = copy.copy(style)
     of_module._weft_module = weakref.ref(module)
     made: nn.Module = original(of_module, module, mesh)

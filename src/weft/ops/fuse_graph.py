@@ -36,7 +36,7 @@ Wanted = Callable[[str, int, int, int, torch.Tensor], bool]
 
 @dataclass(frozen=True)
 class _Gather:
-    """An all-gather: what goes in, the node of its result, and all nodes between."""
+    """An all-gather: its input, the node of its result, and all nodes between."""
 
     shard: Node
     result: Node
@@ -48,7 +48,7 @@ class _Gather:
 
 @dataclass(frozen=True)
 class _Scatter:
-    """A reduce-scatter: what is added up, the node of the result, and all nodes between."""
+    """A reduce-scatter: the summed tensor, the node of the result, and all nodes between."""
 
     summed: Node
     result: Node
@@ -91,7 +91,7 @@ def fuse_graph(graph: Graph, wanted: Wanted, schedule: str | None = None) -> Rep
                 scatter = _find_scatter(node)
                 if scatter is not None:
                     _fuse_scatter(graph, scatter, wanted, schedule, done)
-        except Exception as error:  # before anything uses a new node: the graph computes what it did
+        except Exception as error:  # before anything uses a new node: the graph still computes the same
             _log.debug("%s is left unchanged", node, exc_info=True)
             done.skipped.append(f"{node}: {error}")
     if done.gathers or done.scatters:
@@ -149,7 +149,7 @@ def _parts_in_order(whole: Node, dim: int, ranks: int) -> tuple[tuple[Node, ...]
 
 
 def _cut_in_order(join: Node, ranks: int) -> tuple[Node, int, tuple[Node, ...]] | None:
-    """What was cut into equal pieces that `join` puts one behind the other; each is used there only."""
+    """The tensor whose equal pieces `join` concatenates; no piece has another use."""
     pieces = join.args[0]
     if not isinstance(pieces, (list, tuple)) or len(pieces) != ranks or _only_user(join) is None:
         return None
@@ -262,7 +262,7 @@ def _fuse_scatter(
 
 
 def _matmuls_of(x: Node) -> Iterator[_Matmul]:
-    """The matmuls that have `x`, as a matrix, for their first operand."""
+    """The matmuls whose first operand is `x`, as a matrix."""
     columns = _value(x).shape[-1]
     for matrix in (x, *_reshapes_of(x)):
         value = _value(matrix)
@@ -290,7 +290,7 @@ def _as_matmul(node: Node) -> _Matmul | None:
 
 
 def _terms(summed: Node) -> list[_Matmul] | None:
-    """The matmuls whose sum this is; None where it is anything else, or has another use."""
+    """The matmuls whose sum this is; None if it is anything else, or has another use."""
     node = summed
     if not _used_once(node):
         return None
@@ -385,7 +385,7 @@ def _depends(node: Node, on: Node) -> bool:
 
 
 def _raise_before(graph: Graph, place: Node, nodes: Sequence[Node]) -> None:
-    """Move nodes, and what they need, before `place`. They do not depend on it."""
+    """Move nodes and their inputs before `place`, on which they must not depend."""
     order = {each: i for i, each in enumerate(graph.nodes)}
     late, waiting = set(), list(nodes)
     while waiting:
@@ -407,7 +407,7 @@ def _moved(graph: Graph, node: Node, source: int, target: int) -> Node:
 
 
 def _call(graph: Graph, target: Any, args: tuple[Any, ...]) -> Node:
-    """A new node, with the fake value that the passes behind this one need."""
+    """A new node, with the fake value that later passes need."""
     node = graph.call_function(target, args)
     values = torch.fx.map_arg(args, lambda each: each.meta["val"])
     mode = next(
@@ -423,7 +423,7 @@ def _call(graph: Graph, target: Any, args: tuple[Any, ...]) -> Node:
 
 
 def _erase(graph: Graph, nodes: Sequence[Node]) -> None:
-    """Those that nothing uses any more, the last ones first."""
+    """Erase nodes that nothing uses, last ones first."""
     order = {each: i for i, each in enumerate(graph.nodes)}
     for node in sorted({each for each in nodes if each in order}, key=order.__getitem__, reverse=True):
         if not node.users:

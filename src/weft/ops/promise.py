@@ -1,6 +1,6 @@
 """Whether a fused operation is expected to be faster than the collective and the GEMM one after the other.
 
-Used where weft replaces what a program does: there, without that promise, nothing is replaced. The answer
+Used where weft replaces a program's operations: nothing is replaced unless a gain is expected. The answer
 must be the same on all ranks: it is rank 0's, or follows only from sizes that all ranks have in common.
 """
 
@@ -24,7 +24,7 @@ from weft.shim.inject import BY_PICK, OPS_VARIABLE, REPLACE_ALL
 _log = logging.getLogger("weft.ops")
 
 EVERYWHERE = "hetero-fused-1d"
-"""The schedule where everything is replaced."""
+"""The schedule to use when everything is replaced."""
 LEAST_TRANSFER_S = 20e-6
 """A shorter transfer is not replaced: it could gain no more than a call costs on the CPU (docs/ops.md)."""
 
@@ -43,7 +43,7 @@ def forced_schedule() -> str | None:
 
 
 def promised(team: Team, call: Call, problem: Problem, x: torch.Tensor) -> bool:
-    """Whether rank 0 expects a gain; the first question for these sizes is an exchange between all ranks."""
+    """Whether rank 0 expects a gain; the first call for these sizes exchanges messages between all ranks."""
     if replaces_all():
         return x.dtype in DTYPES
     columns = problem.n if call.scatters else problem.k
@@ -69,7 +69,7 @@ def _expects(call: Call, problem: Problem, x: torch.Tensor, team: Team) -> bool:
 
 def may_gain(operation: str, rows: int, columns: int, ranks: int, x: Any) -> bool:
     """Whether a transfer of rows by columns is long enough to be worth hiding, whatever the weight."""
-    if x.dtype not in DTYPES:  # the operation would refuse it
+    if x.dtype not in DTYPES:  # the operation would reject it
         return False
     if replaces_all():
         return True

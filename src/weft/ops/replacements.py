@@ -14,7 +14,7 @@ FILES = "ops.{}.json"
 
 @dataclass
 class Replacements:
-    """What is replaced in this process."""
+    """What was replaced in this process."""
 
     compiles: bool = False
     """Whether the program has called torch.compile."""

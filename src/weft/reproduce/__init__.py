@@ -1,1 +1,1 @@
-"""Published figures next to weft's own: the papers' settings on simulated nodes and, in part, on a GPU."""
+"""Published figures compared with weft's own: the papers' settings, simulated and, in part, on a GPU."""

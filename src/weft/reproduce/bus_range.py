@@ -1,4 +1,4 @@
-"""The gain of the paper's controls as a range over the bus figures that have a source."""
+"""The gain of the paper's controls as a range over published bus bandwidths."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from weft.tuning.lab import choose_candidates, tune_workload
 from weft.workload import Workload
 
 RACED_AGAIN = 6
-"""Candidates that are raced with every bus figure."""
+"""Candidates that are raced with every bus bandwidth."""
 SAME_GB_S = 0.01
 
 
@@ -25,7 +25,7 @@ class BusFigure:
 
 @dataclass(frozen=True)
 class BusGain:
-    """What tuning gains with one bus figure."""
+    """The gain from tuning with one bus bandwidth."""
 
     bus: BusFigure
     gain_pct: float

@@ -69,7 +69,7 @@ def paper_policies(run: SimExecutor, workload: Workload) -> list[Policy]:
 
 
 def headline_rows(run: SimExecutor) -> list[Reproduced]:
-    """The largest gain over plain overlap, cb-ar on A40, as a range over the bus figures with a source."""
+    """The largest gain over plain overlap, cb-ar on A40, as a range over published bus bandwidths."""
     workload = paper_workload("cb-ar", "a40")
     tuned = tuned_gains(run, workload)
     theirs = []

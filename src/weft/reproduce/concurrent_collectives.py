@@ -34,7 +34,7 @@ copy engines and, where it helps, 8 compute units fewer for the GEMM."""
 PUBLISHED_SPEEDUP = 1.67
 PUBLISHED_MEAN_SPEEDUP = 1.13
 PUBLISHED_FEWER_PCT = {32: 17.0, 64: 27.0}
-"""How much longer a compute-bound GEMM takes with so many compute units fewer."""
+"""How much longer a compute-bound GEMM takes with this many fewer compute units."""
 SHAPES_C3 = (
     (8192, 8192, 8192),
     (8192, 57344, 8192),
@@ -42,7 +42,7 @@ SHAPES_C3 = (
     (8192, 28672, 8192),
     (8192, 8192, 28672),
 )
-"""GEMMs of the reading; the paper's own are not in what we could read."""
+"""GEMMs of our reading; the parts that we could read do not list the paper's own."""
 COLLECTIVE_CTAS = {"all_gather": 32, "all_to_all": 64}
 """Collectives that copy engines can do, and the compute units that each needs for its full bandwidth."""
 COMM_SHARES = (0.5, 1.0, 2.0)
@@ -70,7 +70,7 @@ class Scenario:
         return (self.gemm_s + self.comm_s) / self.taken_s[strategy]
 
     def share_pct(self, strategy: str) -> float:
-        """Percent of the ideal speedup, as the paper counts: of what both exceed 1 by."""
+        """Percent of the ideal speedup, both minus 1, as the paper counts."""
         return 100 * (self.speedup(strategy) - 1) / (self.ideal - 1)
 
 
@@ -128,7 +128,7 @@ def concurrent_rows(progress: OnProgress) -> list[Reproduced]:
 
 
 def concurrent_findings(rows: Sequence[Reproduced]) -> list[str]:
-    """What holds of ConCCL's figures, in one sentence each."""
+    """Which of ConCCL's figures hold, in one sentence each."""
     shares = {one.cell: one.ours or 0.0 for one in rows if one.id == "conccl/fraction-of-ideal"}
     if not shares:
         return []
@@ -163,7 +163,7 @@ def _missing_rows(found: Sequence[Scenario]) -> list[Reproduced]:
 
 
 def _fewer_rows(run: SimExecutor) -> list[Reproduced]:
-    """What a GEMM loses with fewer compute units."""
+    """The slowdown of a GEMM with fewer compute units."""
     rows = []
     for count, published in PUBLISHED_FEWER_PCT.items():
         losses = []

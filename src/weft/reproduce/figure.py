@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 LOOKED_AT = "looked at"
-"""Basis of a figure that was in view while the model, the reading or its assumptions were made."""
+"""Basis of a figure that was known while the model, the reading or its assumptions were chosen."""
 NOT_LOOKED_AT = "not looked at"
-"""Basis of a figure that nothing in the model was adjusted to."""
+"""Basis of a figure to which nothing in the model was adjusted."""
 
 OnProgress = Callable[[str, int, int], None]
 """Called with what is being computed, how many parts of it are done, and how many there are."""
@@ -28,9 +28,9 @@ class Reproduced:
     cell: str
     """Which cell of it, such as `8x16` (grid X x Y)."""
     published: float | None
-    """None where the paper says something without a number."""
+    """None if the paper gives no number."""
     ours: float | None
-    """None where it could not be computed; `note` says why."""
+    """None if it could not be computed; `note` says why."""
     basis: str
     unit: str = ""
     sign_right: bool | None = None
@@ -41,7 +41,7 @@ class Reproduced:
 
     @property
     def error(self) -> float | None:
-        """Ours less the published figure."""
+        """Ours minus the published figure."""
         return None if self.published is None or self.ours is None else self.ours - self.published
 
     def to_dict(self) -> dict[str, Any]:

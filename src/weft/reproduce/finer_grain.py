@@ -186,7 +186,7 @@ def _headlines(runs: Sequence[ShapeRun]) -> list[Reproduced]:
 
 
 def _rule_rows(runs: Sequence[ShapeRun]) -> list[Reproduced]:
-    """How often each rule names the best finer schedule, and what it loses where it does not."""
+    """How often each rule picks the best finer schedule, and its loss where it does not."""
     cases = [run.rule_case for run in runs]
     found, form = readings(cases), every_rule(cases)
     limits = (form.least_pct, form.most_pct)

@@ -16,11 +16,11 @@ from weft.reproduce.figure import NOT_LOOKED_AT, OnProgress, Reproduced, Reprodu
 
 GEMM_SHAPE = (8192, 8192, 8192)
 _START_S = 60.0
-"""For Python, torch and the GPU's context, before the time of the budget counts."""
+"""For starting Python, torch and the GPU's context, before the budget starts."""
 
 
 def measured_losses(paper: str, budget_s: float, progress: OnProgress) -> Reproduction:
-    """Losses on this GPU, next to the simulator's; measured in a process of its own, within the budget."""
+    """Losses on this GPU compared with the simulator's; measured in a separate process, within the budget."""
     progress("losses", 0, 1)
     document = in_child([sys.executable, "-m", __name__], budget_s)
     progress("losses", 1, 1)

@@ -22,7 +22,7 @@ from weft.tuning.candidates import GEMM, residency_choices
 from weft.workload import Workload, named, paper_reading
 
 SIDES = (128, 32, 16, 64, 8, 256, 1024)
-"""Grids X = Y, in the order in which they are measured: where the ratio changes most first."""
+"""Grids X = Y, in order of measurement: first those where the ratio changes most."""
 RUNS = 4
 """Rounds of each grid, each with every candidate; the first third is dropped, as in the paper."""
 FEWEST_RUNS = 3
@@ -66,7 +66,7 @@ def reproduce_on_gpu(paper: str, budget_s: float, progress: OnProgress) -> Repro
 
 @dataclass
 class _Clock:
-    """The time that is left, and how much slower than the simulated one the GPU has been."""
+    """The remaining time, and how much slower the GPU has been than simulated."""
 
     now: Callable[[], float]
     until: float
@@ -102,7 +102,7 @@ def measured_overlap(
             off_model.append(abs((rows[0].ours or 0.0) - model_ratio))
         except (UnavailableError, UsageError) as error:
             if not figures and not isinstance(error, MemoryFullError):
-                raise  # nothing that another grid would change
+                raise  # another grid would not change this
             problems.append(f"{side}x{side} not measured: {error}")
         except WeftError as error:
             problems.append(f"{side}x{side} not measured: {error}")
@@ -227,7 +227,7 @@ def _medians_ms(
         start = left.now()
         for found, (policy, mode) in zip(times, tried, strict=True):
             found.append(executor.measure(workload, policy, mode).ms)
-        if rounds:  # the first one also compiles and makes communicators
+        if rounds:  # the first one also compiles and creates communicators
             left.slower = max(left.slower, (left.now() - start) / round_s)
         rounds += 1
     return [median(found[rounds // 3 :]) for found in times]

@@ -1,4 +1,4 @@
-"""How often FiCCO's rule names the best finer schedule: both readings, and every rule of the published form.
+"""How often FiCCO's rule picks the best finer schedule: both readings, and every rule of the published form.
 
 Published are the quantities (operations per byte, traffic, M against K), not the thresholds and not which
 schedule each test selects. `every_rule` tries them all: it shows what the published facts leave open.
@@ -93,7 +93,7 @@ def every_rule(cases: Sequence[RuleCase]) -> EveryRule:
 
 
 def compute_bound(cases: Sequence[RuleCase]) -> int:
-    """Cases with more operations per byte than the machine can do, which that test cannot tell apart."""
+    """Cases with more operations per byte than the machine balance, which that test cannot separate."""
     return sum(gemm_traffic(one.case)[0] >= machine_balance(one.case) for one in cases)
 
 

@@ -118,7 +118,7 @@ class TableErrors:
     diagonal_mae: float
     largest: float
     far: int
-    """Cells that are off by more than FAR."""
+    """Cells with an error of more than FAR."""
     large_mae: float
     """Of grids of LARGE_GRID blocks and more."""
     constant_mae: float
