@@ -86,7 +86,8 @@ class Job:
         key = (id(group), str(device), ctas)
         if key not in self._lanes:
             options = dataclasses.replace(group._options, max_ctas=ctas)
-            lane = Lane(group._make_lane(device, group.size(), group.rank(), options).ranks, own.streams, device)
+            ranks = group._make_lane(device, group.size(), group.rank(), options).ranks
+            lane = Lane(ranks, own.streams, device)
             lane._scratch = own._scratch
             self._lanes[key] = lane
         return self._lanes[key]
