@@ -16,11 +16,11 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-DIST = ROOT / "tests" / "dist"
+JOBS = ROOT / "tests" / "jobs"
 
 
 def scenarios(jobs: int, steps: int, folder: Path) -> dict[str, dict[str, object]]:
-    """As tests/dist/live_zoo.py reads them."""
+    """As tests/jobs/live_zoo.py reads them."""
     env = {"REAL": "1", "STEPS": str(steps), "WEFT_TUNE": "1", "WEFT_TUNE_CONTROLS": "live_job:FakeControls"}
     return {
         str(n): {"ranks": 2, "weft": True, "env": {**env, "WEFT_STORE": str(folder / f"{n}.sqlite")}}
@@ -39,9 +39,9 @@ def main() -> None:
         folder = Path(name)
         (folder / "jobs.json").write_text(json.dumps(scenarios(args.jobs, args.steps, folder)))
         (folder / "out").mkdir()
-        paths = f"{ROOT / 'src'}:{DIST}"
+        paths = f"{ROOT / 'src'}:{JOBS}"
         env = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "WEFT_TUNE_HOME": str(ROOT / "src")}
-        zoo = [sys.executable, str(DIST / "live_zoo.py"), str(folder / "jobs.json"), str(folder / "out")]
+        zoo = [sys.executable, str(JOBS / "live_zoo.py"), str(folder / "jobs.json"), str(folder / "out")]
         subprocess.run(zoo, env=env, check=True)
         results = [json.loads(path.read_text()) for path in sorted((folder / "out").glob("*/tuning.0.json"))]
         codes = [json.loads(path.read_text())["codes"] for path in (folder / "out").glob("*/codes.json")]

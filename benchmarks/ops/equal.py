@@ -4,7 +4,7 @@
 
 Every option is drawn: operation, dtype (fp8 with scales included), schedule, engine, pieces, policy,
 dimension, several weights, bias, return_A, gradients, out, strides, uneven rows and blocks, group, inference
-mode. The reference is computed in fp64 from all ranks' tensors (`tests/dist/programs/ops_fuzz.py`).
+mode. The reference is computed in fp64 from all ranks' tensors (`tests/jobs/programs/ops_fuzz.py`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 
 ROOT = Path(__file__).parents[2]
-PROGRAM = ROOT / "tests" / "dist" / "programs" / "ops_fuzz.py"
+PROGRAM = ROOT / "tests" / "jobs" / "programs" / "ops_fuzz.py"
 SHARES = {1: 0.2, 2: 0.28, 3: 0.22, 4: 0.2, 8: 0.1}
 """Of all calls, by number of ranks."""
 

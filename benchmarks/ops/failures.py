@@ -27,7 +27,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "dist" / "programs"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "jobs" / "programs"))
 
 from forked_ranks import run_ranks
 

@@ -43,7 +43,7 @@ UNDER_MPS = {
     "tensor-parallel": ("tensor_parallel.py",),
 }
 NEEDS = {"lightning": "lightning", "huggingface": "transformers"}
-RUNNER = Path(__file__).parents[1] / "dist" / "examples_runner.py"
+RUNNER = Path(__file__).parents[1] / "jobs" / "examples_runner.py"
 POLICY = ("--priority", "high", "--head-start", "5", "--residency", "2", "--when", "overlap")
 DEADLINE_S = 90
 

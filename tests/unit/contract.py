@@ -223,7 +223,7 @@ POLICY = {
 
 def tuned(folder: Path) -> Any:
     """The statistics of a DDP job of two ranks over gloo that live tuning made faster."""
-    job = ROOT / "tests/dist/live_job.py"
+    job = ROOT / "tests/jobs/live_job.py"
     launcher = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     done = run_weft(
         *("run", "--tune", "--stats", "stats.json", "--", *launcher, str(job)),

@@ -17,7 +17,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.utils.checkpoint import checkpoint
-from transformer import Settings, Transformer, torch_plan
+from transformer import Settings, Transformer
 
 from weft.errors import UsageError
 from weft.ops import (

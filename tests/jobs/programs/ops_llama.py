@@ -100,7 +100,9 @@ def check(rank: int, ranks: int) -> None:
     theirs = by_torch(llama(), mesh)
     wanted = train(theirs, optimizer_of(theirs), range(steps))
     apart = [
-        abs(a - b) / abs(b) for ours, torchs in zip(losses, wanted, strict=True) for a, b in zip(ours, torchs)
+        abs(a - b) / abs(b)
+        for ours, torchs in zip(losses, wanted, strict=True)
+        for a, b in zip(ours, torchs, strict=True)
     ]
     loss, norm = max(apart[0::2]), max(apart[1::2])
     assert loss < 1e-5, f"losses differ by {loss:.2g}: {losses} and {wanted}"

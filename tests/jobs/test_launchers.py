@@ -56,7 +56,9 @@ def test_the_page_has_a_line_for_each():
 
 def installed(module: str) -> bool:
     top, _, rest = module.partition(".")
-    return importlib.util.find_spec(top) is not None and (not rest or importlib.util.find_spec(module) is not None)
+    return importlib.util.find_spec(top) is not None and (
+        not rest or importlib.util.find_spec(module) is not None
+    )
 
 
 def launch(name: str, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -75,7 +77,13 @@ def launch(name: str, folder: Path) -> subprocess.CompletedProcess[str]:
         "HOME": str(folder),
     }
     return subprocess.run(
-        ["bash", "-c", with_port(lines()[name])], cwd=ROOT, env=env, capture_output=True, text=True, timeout=280, check=False
+        ["bash", "-c", with_port(lines()[name])],
+        cwd=ROOT,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
     )
 
 
@@ -84,7 +92,9 @@ def launched(tmp_path_factory: pytest.TempPathFactory) -> dict[str, subprocess.C
     """What every line that can run here gave; two at once."""
     names = [name for name, module in NEEDS.items() if installed(module)]
     with ThreadPoolExecutor(max_workers=2) as pool:
-        return dict(zip(names, pool.map(lambda name: launch(name, tmp_path_factory.mktemp(name)), names), strict=True))
+        return dict(
+            zip(names, pool.map(lambda name: launch(name, tmp_path_factory.mktemp(name)), names), strict=True)
+        )
 
 
 @pytest.mark.timeout(300)

@@ -84,7 +84,8 @@ def check_graphs(rank, ranks):
             torch.testing.assert_close(got, want, msg=lambda m, n=number: f"case {n}: {m}")
         small = make_fx(function, tracing_mode="fake")(*arguments)
         skipped = fuse_graph(small.graph, lambda *_: False)
-        assert (skipped.gathers, skipped.scatters) == (0, 0) and len(skipped.skipped) == sum(wanted[:2])
+        assert (skipped.gathers, skipped.scatters) == (0, 0)
+        assert len(skipped.skipped) == sum(wanted[:2])
         count += 1
     assert count == 14
 
@@ -104,7 +105,9 @@ def check_pending(rank, ranks):
     mesh = init_device_mesh("cpu", (ranks,))
     leaf = torch.full((2, 3, 4), rank + 1.0, requires_grad=True)
     x = DTensor.from_local(leaf, mesh, [Shard(1)])
-    assert can_defer(x) and not can_defer(x.redistribute(placements=[Shard(2)])) and not can_defer(leaf)
+    assert can_defer(x)
+    assert not can_defer(x.redistribute(placements=[Shard(2)]))
+    assert not can_defer(leaf)
     for use in USES:
         found = []
         for whole in (defer(x), x.redistribute(placements=[Replicate()])):
@@ -117,6 +120,8 @@ def check_pending(rank, ranks):
         for got, want in zip(*found, strict=True):
             torch.testing.assert_close(got, want)
     pending = defer(x)
-    assert type(pending) is PendingGather and pending.shape == (2, 3 * ranks, 4)
-    assert type(pending.to_local()) is torch.Tensor and type(pending) is DTensor
+    assert type(pending) is PendingGather
+    assert pending.shape == (2, 3 * ranks, 4)
+    assert type(pending.to_local()) is torch.Tensor
+    assert type(pending) is DTensor
     del os.environ[OPS_VARIABLE]

@@ -207,7 +207,8 @@ class Case:
         if self.return_a:
             a, got = got
             if self.fp8:
-                assert a.dtype == self.dtype and a.shape == gathered[0].shape
+                assert a.dtype == self.dtype
+                assert a.shape == gathered[0].shape
             else:
                 close(a, gathered[0], dtype, "gathered A")
         assert isinstance(got, list) == self.as_list

@@ -41,18 +41,30 @@ dist.destroy_process_group()
 """
 
 
-def launch(folder: Path, options: list[str], ranks: int, program: list[str], **env: str) -> subprocess.Popen[str]:
+def launch(
+    folder: Path, options: list[str], ranks: int, program: list[str], **env: str
+) -> subprocess.Popen[str]:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     weft_run = [sys.executable, "-m", "weft", "run", "--stats", "stats.json", *options, "--"]
     return subprocess.Popen(
-        [*weft_run, *torchrun, *program], cwd=folder, env=environment(folder, **env), stderr=subprocess.PIPE, text=True
+        [*weft_run, *torchrun, *program],
+        cwd=folder,
+        env=environment(folder, **env),
+        stderr=subprocess.PIPE,
+        text=True,
     )
 
 
 def environment(folder: Path, **env: str) -> dict[str, str]:
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("WEFT", "TORCH"))}
     paths = f"{SOURCE}:{HERE}"
-    return kept | {"TMPDIR": str(folder), "OMP_NUM_THREADS": "1", "PYTHONPATH": paths, "HOME": str(folder), **env}
+    return kept | {
+        "TMPDIR": str(folder),
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": paths,
+        "HOME": str(folder),
+        **env,
+    }
 
 
 def top(folder: Path) -> subprocess.Popen[str]:
