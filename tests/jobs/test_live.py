@@ -325,7 +325,6 @@ def test_torchrun_under_weft_run_is_tuned_without_an_edit(tmp_path):
     assert "ctas16" in Played(tmp_path).ends_with()
 
 
-@pytest.mark.slow
 def test_an_elastic_restart_is_tuned_again_from_the_start(tmp_path):
     torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     done = weft_run(tmp_path, launcher=(*torchrun, "--max-restarts", "1"), DIE="40@1", STEPS="110")

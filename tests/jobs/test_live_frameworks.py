@@ -18,7 +18,7 @@ import weft
 from weft.shim.inject import AUTOLOAD
 
 pytest.importorskip("torch")
-pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
+pytestmark = pytest.mark.timeout(300)
 
 HERE = Path(__file__).parent
 JOB = HERE / "programs" / "framework_job.py"

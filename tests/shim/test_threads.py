@@ -217,7 +217,7 @@ def test_where_no_file_can_be_written_only_the_counters_are_lost(hammer, environ
         assert not list(job.folder.glob("[0-9]*.*"))
 
 
-@pytest.mark.parametrize("sanitizer", [None, "address", "undefined", "thread"])
+@pytest.mark.parametrize("sanitizer", [None, "address,undefined", "thread"])
 def test_a_short_soak_counts_every_launch(sanitizer):
     """Many threads, changing policies, modules that go, forked children; benchmarks/shim_soak.py has the long one."""
     sys.path.insert(0, str(ROOT / "benchmarks"))
