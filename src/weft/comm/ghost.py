@@ -27,6 +27,7 @@ import torch.distributed as dist
 
 from weft.comm.ghost_group import BACKEND, GhostGroup
 from weft.comm.ghost_lane import GhostOptions
+from weft.comm.ghost_world import make_world_of_ghosts
 from weft.comm.node import load_node
 from weft.comm.paced import LATE_VARIABLE, NODE_VARIABLE, STAGE_VARIABLE, Lateness, parse_stage
 from weft.errors import InputError, UsageError
@@ -72,18 +73,12 @@ def init(ranks: int, options: GhostOptions | None = None) -> None:
 
 def impersonate(ranks: int, local_ranks: int | None = None) -> None:
     """Make an unmodified script rank 0 of `ranks`, whatever backend it requests."""
-    real = dist.init_process_group
     local = str(local_ranks or ranks)
     os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": local}
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
     os.environ.setdefault("MASTER_PORT", "29500")
     register()
-
-    def init_as_ghost(*_: Any, **__: Any) -> None:
-        real(BACKEND, rank=0, world_size=ranks, store=dist.HashStore())
-
-    dist.init_process_group = init_as_ghost
-    dist.distributed_c10d.init_process_group = init_as_ghost
+    make_world_of_ghosts(ranks)
 
 
 USAGE = (

@@ -48,6 +48,13 @@ class GhostGroup(dist.ProcessGroup):  # type: ignore[misc,unused-ignore]
         return BACKEND
 
     @property
+    def _device_types(self) -> list[Any]:
+        return [torch.device("cpu"), torch.device("cuda")]
+
+    def _get_backend(self, device: Any) -> Any:
+        return self
+
+    @property
     def group_name(self) -> Any:
         return self._name or dist.distributed_c10d._world.pg_names[self]
 
@@ -368,8 +375,12 @@ def _operation(op: Any) -> str:
 
 
 def _flat(tensor: Any) -> Any:
+    """The elements in the order of memory; as in NCCL, a tensor without gaps need not be contiguous."""
     if not tensor.is_contiguous():
-        raise UsageError("the ghost backend takes contiguous tensors; call .contiguous() first")
+        order = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
+        tensor = tensor.permute(order)
+        if not tensor.is_contiguous():
+            raise UsageError("the ghost backend takes tensors without gaps; call .contiguous() first")
     return tensor.detach().view(-1)
 
 
