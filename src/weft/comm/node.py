@@ -32,6 +32,9 @@ NODE_COLLECTIVES = (
 """Collectives of a node profile."""
 NODE_ALGORITHMS = ("ring", "tree", "nvls", "nvlstree", "p2p")
 NODE_BASES = ("published", "assumed", "measured")
+COPIES_AS = ("delay",)
+"""How copies by copy engines can be represented on one GPU. Within it a copy runs on SMs, and through host
+memory it is slower than on NVLink (55 GB/s on an H200), so that only the time is kept."""
 _MAX_NODE_BYTES = 1 << 42
 LARGE_MESSAGE_BYTES = 16 << 20
 """From this size on, the error of large messages applies."""
@@ -126,6 +129,8 @@ class Node:
     curves: tuple[TimeCurve, ...] = ()
     copy_engines: CtaRate | None = None
     """Bus bandwidth of collectives by copy engines, all of a GPU's together; None: the node has none."""
+    copies_as: str = "delay"
+    """How one GPU represents them, one of COPIES_AS."""
     assumed_pct: float = 30.0
     """Range for a collective whose error is not known."""
     sources: tuple[str, ...] = ()

@@ -7,6 +7,7 @@ from ctypes import c_uint, c_void_p
 from dataclasses import dataclass, field
 
 from weft.comm.node import Paced
+from weft.comm.paced_delay import ReadyDelay, StreamDelays
 from weft.comm.paced_kernel import KernelArguments, Mailbox, kernel_name, kernel_text
 from weft.comm.paced_plan import (
     CYCLES_PER_NS,
@@ -97,6 +98,7 @@ class PacedLauncher:
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
         self._devices: dict[int, _Device] = {}
+        self._delays: StreamDelays | None = None
 
     def current_device(self) -> int:
         """Index of the GPU of the current context."""
@@ -148,6 +150,31 @@ class PacedLauncher:
             launched.append(one)
             late_us, mail = 0.0, None  # of the first kernel only
         return launched
+
+    def delay(
+        self, planned: PlannedKernel, copied: Paced, paced: Paced, late_us: float = 0.0
+    ) -> list[ReadyDelay]:
+        """Issue a collective by copy engines as a delay without CTAs.
+
+        The data is moved now, by SMs, and not when the delay is repeated. `copied` has the time of the
+        copies; `paced` is the same collective on SMs, for where a delay is not possible.
+        """
+        self._delays = self._delays or StreamDelays(self._driver)
+        self.copy(planned)
+        one = ReadyDelay(
+            self._delays, planned.call.stream, copied.us, lambda late: self.launch(planned, paced, late)
+        )
+        one.launch(late_us)
+        return [one]
+
+    def memory(self, address: int, size: int) -> int:
+        """Allocate `size` bytes of GPU memory; with 0, free the memory at `address`."""
+        made = ctypes.c_uint64(address)
+        if size:
+            self._driver.call("cuMemAlloc_v2", ctypes.byref(made), ctypes.c_size_t(size))
+            return made.value
+        self._driver.call("cuMemFree_v2", made)
+        return 0
 
     def copy(self, planned: PlannedKernel) -> None:
         """Only move the data, as NCCL does where a communicator has one rank."""

@@ -67,6 +67,8 @@ class RankCall:
     max_ctas: int | None = None
     cluster: int | None = None
     algorithm: str | None = None
+    copies: bool = False
+    """Copy engines are asked for, and its buffers allow them."""
 
 
 @dataclass(frozen=True)

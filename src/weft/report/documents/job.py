@@ -58,6 +58,8 @@ class EngineJson(TypedDict):
     """Why collectives were not copied, each with their number."""
     traced: dict[str, int] | None
     """With `--trace`: SM kernels of the traced steps that did what copy engines can, by name."""
+    represented_as: list[str]
+    """With ghosts of a node: what stands for the copies, with the rate and its source. Otherwise empty."""
 
 
 class ProcessJson(CountersJson):
