@@ -146,6 +146,21 @@ def test_fsdp2_trains():
     assert losses[-1] < losses[0] / 2
 
 
+def test_copy_engines_need_a_node_that_has_them():
+    from weft.comm.symmetric import zero_cta_group
+
+    group = zero_cta_group(list(range(R)), group_desc="copies")
+    assert isinstance(group, ghost.GhostGroup)
+    for node, said in {
+        None: "use a node profile",
+        "pcie-8": "no collectives by copy",
+        "dgx-h100": "",
+    }.items():
+        why = ghost.GhostGroup(0, 8, ghost.GhostOptions(node=node)).why_no_copies
+        assert said in why
+        assert bool(why) == bool(said)
+
+
 def test_options_of_a_node_are_checked(monkeypatch, tmp_path):
     script = tmp_path / "empty.py"
     script.write_text("import os\nprint(os.environ['WORLD_SIZE'], os.environ['LOCAL_WORLD_SIZE'])")
@@ -175,13 +190,37 @@ def test_an_unmodified_script(tmp_path):
         x = torch.ones(3)
         dist.all_reduce(x)
         print(sys.argv[1:], os.environ["WORLD_SIZE"], x.tolist(), os.environ["WEFT_NODE"])
+        two = dist.new_group([0, 1], backend="gloo")  # of any backend: there is no other process to meet
+        dist.monitored_barrier(two)
+        dist.all_reduce(x := torch.ones(2, 3).t(), group=two)  # not contiguous, but without gaps
+        import torch.distributed.checkpoint as dcp
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.tensor import Shard, distribute_tensor
+        shards = distribute_tensor(torch.arange(8.0), init_device_mesh("cpu", (4,)), [Shard(0)])
+        dcp.save({"w": shards}, checkpoint_id=sys.argv[2])
+        shards.to_local().zero_()
+        dcp.load({"w": shards}, checkpoint_id=sys.argv[2])
+        print(x.tolist(), shards.to_local().tolist())
         dist.destroy_process_group()
         """)
     )
     node = ["--node", "dgx-h100", "--late", "50,20", "--stage", "1500"]
-    command = [sys.executable, "-m", "weft.comm.ghost", "--ranks", "4", *node, str(script), "--lr", "1"]
+    command = [
+        sys.executable,
+        "-m",
+        "weft.comm.ghost",
+        "--ranks",
+        "4",
+        *node,
+        str(script),
+        "--save",
+        str(tmp_path / "dcp"),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert done.stdout.strip() == "['--lr', '1'] 4 [4.0, 4.0, 4.0] dgx-h100", done.stderr
+    first, second = done.stdout.splitlines() or ["", done.stderr]
+    assert first == f"{['--save', str(tmp_path / 'dcp')]} 4 [4.0, 4.0, 4.0] dgx-h100", done.stderr
+    assert second == "[[2.0, 2.0], [2.0, 2.0], [2.0, 2.0]] [0.0, 1.0]"
+    assert "the checkpoint has rank 0's shards only" in done.stderr
     bad = subprocess.run(
         [*command[:3], "--rank", "2"], capture_output=True, text=True, timeout=60, check=False
     )

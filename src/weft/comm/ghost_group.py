@@ -12,6 +12,7 @@ from torch._C._distributed_c10d import _create_work_from_future
 from torch._compile import _disable_dynamo
 
 from weft.comm.ghost_lane import GhostOptions, Lane, make_ghost_lane, on_stream
+from weft.comm.node import load_node
 from weft.comm.paced import sums_type
 from weft.errors import UsageError
 
@@ -53,6 +54,16 @@ class GhostGroup(dist.ProcessGroup):  # type: ignore[misc,unused-ignore]
 
     def _get_backend(self, device: Any) -> Any:
         return self
+
+    @property
+    def why_no_copies(self) -> str:
+        """Why copy engines cannot serve collectives of this group; empty where they can."""
+        if self._options.node is None:
+            return "ghost ranks share one GPU, within which copies run on SMs; use a node profile"
+        node = load_node(self._options.node)
+        if node.copy_engines is None or self._count > node.domain:
+            return f"{self._count} ranks of {node.name} have no collectives by copy engines"
+        return ""
 
     @property
     def group_name(self) -> Any:

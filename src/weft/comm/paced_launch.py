@@ -124,10 +124,17 @@ class PacedLauncher:
         `late_us`: how much later than this rank the last rank arrives. `mail`: for a stage of a pipeline.
         Returns the launches, to be repeated as they are.
         """
+        made = self.ready(planned, paced, mail)
+        for one in made:
+            one.launch(late_us if one.leads else 0.0)
+        return made
+
+    def ready(self, planned: PlannedKernel, paced: Paced, mail: Mail | None = None) -> list[ReadyLaunch]:
+        """The launches of one rank's part of a collective, in order."""
         device = self._device()
         threads, ctas = paced.threads, max(1, paced.ctas)
         scratch = self._scratch(device, max(ctas, SCRATCH_CTAS), threads)
-        launched: list[ReadyLaunch] = []
+        made: list[ReadyLaunch] = []
         for part, share in split_kernel(planned):
             arguments = kernel_arguments(
                 part,
@@ -138,18 +145,15 @@ class PacedLauncher:
                 move_ns=round(1e3 * paced.us * share),
                 wait_ns=0,
                 scratch=scratch,
-                mail=mail,
+                mail=None if made else mail,
             )
             function = self._function(device, part, threads)
             shared = min(paced.shared_bytes, device.most_shared_bytes)
             cluster = part.call.cluster if part.call.cluster is not None else paced.cluster
             cluster = cluster if device.capability >= FIRST_WITH_CLUSTERS else 1
             config = launch_config(ctas, threads, shared, cluster, part.call.stream)
-            one = ReadyLaunch(self._driver, function, config, arguments, leads=not launched)
-            one.launch(late_us)
-            launched.append(one)
-            late_us, mail = 0.0, None  # of the first kernel only
-        return launched
+            made.append(ReadyLaunch(self._driver, function, config, arguments, leads=not made))
+        return made
 
     def delay(
         self, planned: PlannedKernel, copied: Paced, paced: Paced, late_us: float = 0.0

@@ -119,10 +119,18 @@ def regressions(machine: Machine, facts: GpuFacts) -> list[Check]:
     ]
 
 
+_ONE_GPU = (
+    "one GPU: a copy within it runs on SMs; ghost ranks of a node (python -m weft.comm.ghost --node) "
+    "represent collectives by copy engines as a delay without CTAs"
+)
+
+
 def copy_engines(machine: Machine, facts: GpuFacts) -> list[Check]:
     """Which collectives a policy with comm.engine dma can have copied here, and which not."""
     version = installed_nccl(machine)
     peers = {peer for gpu in facts.gpus for peer in gpu["peers"]} - {"self"}
+    if len(facts.gpus) == 1:
+        return [Check("copy engines", "ok", _ONE_GPU)]
     if version is None or not peers:
         return []
     text = ".".join(map(str, version))

@@ -8,11 +8,14 @@ from typing import Any
 import torch
 
 from weft.comm.dma import HostPeers, copies
+from weft.comm.paced_delay import stream_delays
+from weft.comm.paced_peers import PacedPeers
 from weft.comm.symmetric import SymmetricBuffer
 from weft.errors import UnavailableError, UsageError, WeftError
 from weft.ops.choose import say_once
 from weft.ops.links import HostLink, NcclLink, SymmetricLink, peer_schedule, symmetric_size
 from weft.ops.operands import Operands
+from weft.ops.paced_link import PacedLink
 from weft.ops.program import Program
 from weft.ops.run_streams import StreamRunner
 from weft.ops.steps import Schedule
@@ -40,6 +43,8 @@ def stream_runner(
     if isinstance(team.group, HostPeers):
         driver = copies()
         host = HostLink(schedule, team.group, engine, driver, lanes)
+        if isinstance(team.group, PacedPeers):
+            host = PacedLink(schedule, team.group, engine, driver, lanes, stream_delays().issue)
         program = Program(schedule, operands)
         return StreamRunner(schedule, program, host, driver, current)
     if engine == "dma":
