@@ -26,6 +26,8 @@ class GhostGroup(dist.ProcessGroup):  # type: ignore[misc,unused-ignore]
     Methods have the names and arguments of torch.distributed.ProcessGroup.
     """
 
+    silent = True  # there are no other processes to agree with (weft.ops)
+
     def __init__(
         self,
         rank: int,
@@ -191,8 +193,10 @@ class GhostGroup(dist.ProcessGroup):  # type: ignore[misc,unused-ignore]
             for ghost in (rank for rank in range(self._count) if rank != self._own):
                 give, take = _flat(inputs[ghost]), _flat(outputs[ghost])
                 moves.append((self._own, give, ghost, lane.scratch(ghost, give, give.numel())))
-                # A ghost sends rank 0 what rank 0 keeps for itself, if the sizes match.
+                # A ghost sends rank 0 what rank 0 keeps for itself, if the sizes match; if it keeps nothing,
+                # what rank 0 sends to the ghost.
                 own = _flat(inputs[self._own])
+                own = own if own.numel() else give
                 fits = self._options.mirror and own.numel() == take.numel()
                 moves.append(
                     (ghost, own if fits else lane.scratch(ghost, take, take.numel(), "send"), self._own, take)

@@ -79,6 +79,9 @@ def _symmetric(
 ) -> SymmetricLink | None:
     """A link by symmetric memory, if every rank can have it. The memory is made once for a kind of call."""
     everyone = agreement.everyone
+    if getattr(team.group, "silent", False):
+        say_once("weft.ops: engine dma is not available: ghosts have no memory; SMs move the bytes instead")
+        return None
     if everyone[team.rank].get("blocks") == "given":
         say_once(
             "weft.ops: engine dma needs sizes that every rank knows, and input_splits may change on one "
