@@ -164,6 +164,10 @@ class Node:
         spread = 1 + (self.assumed_pct if fast.error_pct is None else fast.error_pct) / 100
         return fast.us / spread, slow.us * spread
 
+    def copies(self, kind: str, ranks: int) -> bool:
+        """Whether copy engines can serve a collective of so many ranks."""
+        return self.copy_engines is not None and kind in _COPIED and ranks <= self.domain
+
     def copied(self, kind: str, nbytes: int, ranks: int | None = None) -> Paced:
         """One rank's part of a collective by copy engines: a delay without CTAs.
 
@@ -172,7 +176,7 @@ class Node:
         count = self.ranks if ranks is None else ranks
         _check(kind, nbytes, None, count)
         rate = self.copy_engines
-        if rate is None or kind not in _COPIED or count > self.domain:
+        if rate is None or not self.copies(kind, count):
             raise UsageError(
                 f"{kind} of {count} ranks on {self.name} has no form by copy engines; use engine sm "
                 f"(engines: {' and '.join(_COPIED)} inside one domain)"

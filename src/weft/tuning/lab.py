@@ -53,6 +53,9 @@ def choose_candidates(
     if info.get("node"):  # as on a node, CTAs can only be lowered
         baseline = most = node_ctas(str(info["node"]), workload)
     possible = candidates(workload, _preset(title), baseline, most, here)
+    if info.get("node") and workload.collective == "all_gather":  # as in `_copies`
+        copies = load_node(str(info["node"])).copies(workload.collective, workload.ranks)
+        possible += [Candidate.of(Policy(engine="dma"))] if copies else []
     likely = possible if every else _likely(title, ghost, workload, possible)
     ruled_out = len(possible) - len(likely)
     if before is not None and before not in [c.policy for c in likely]:
