@@ -200,6 +200,11 @@ def test_an_unmodified_script(tmp_path):
         dcp.save({"w": shards}, checkpoint_id=sys.argv[2])
         shards.to_local().zero_()
         dcp.load({"w": shards}, checkpoint_id=sys.argv[2])
+        from torch.distributed.pipelining import PipelineStage, ScheduleInterleaved1F1B
+        layers = [torch.nn.Linear(4, 4) for _ in range(2)]
+        stages = [PipelineStage(layer, 4 * i, 8, torch.device("cpu")) for i, layer in enumerate(layers)]
+        ScheduleInterleaved1F1B(stages, 4, loss_fn=torch.nn.MSELoss()).step(torch.ones(8, 4))
+        assert all(layer.weight.grad is not None for layer in layers)
         print(x.tolist(), shards.to_local().tolist())
         dist.destroy_process_group()
         """)

@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from weft.comm.ghost_group import BACKEND, GhostGroup
 from weft.comm.ghost_lane import GhostOptions
+from weft.comm.ghost_objects import GhostObjects
 
 _log = logging.getLogger("weft.comm")
 _PLANNER = "torch.distributed.checkpoint.default_planner"
@@ -54,6 +55,9 @@ def make_world_of_ghosts(ranks: int) -> None:
     _replace("init_process_group", init_as_ghost)
     _replace("gather_object", gather)
     _replace("monitored_barrier", _barrier(dist.monitored_barrier))
+    objects = GhostObjects()
+    _replace("send_object_list", objects.sending(dist.send_object_list))
+    _replace("recv_object_list", objects.receiving(dist.recv_object_list))
 
 
 def _barrier(real: Callable[..., Any]) -> Callable[..., Any]:
