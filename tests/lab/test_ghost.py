@@ -193,19 +193,7 @@ def test_an_unmodified_script(tmp_path):
         two = dist.new_group([0, 1], backend="gloo")  # of any backend: there is no other process to meet
         dist.monitored_barrier(two)
         dist.all_reduce(x := torch.ones(2, 3).t(), group=two)  # not contiguous, but without gaps
-        import torch.distributed.checkpoint as dcp
-        from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.tensor import Shard, distribute_tensor
-        shards = distribute_tensor(torch.arange(8.0), init_device_mesh("cpu", (4,)), [Shard(0)])
-        dcp.save({"w": shards}, checkpoint_id=sys.argv[2])
-        shards.to_local().zero_()
-        dcp.load({"w": shards}, checkpoint_id=sys.argv[2])
-        from torch.distributed.pipelining import PipelineStage, ScheduleInterleaved1F1B
-        layers = [torch.nn.Linear(4, 4) for _ in range(2)]
-        stages = [PipelineStage(layer, 4 * i, 8, torch.device("cpu")) for i, layer in enumerate(layers)]
-        ScheduleInterleaved1F1B(stages, 4, loss_fn=torch.nn.MSELoss()).step(torch.ones(8, 4))
-        assert all(layer.weight.grad is not None for layer in layers)
-        print(x.tolist(), shards.to_local().tolist())
+        print(x.tolist())
         dist.destroy_process_group()
         """)
     )
@@ -223,9 +211,8 @@ def test_an_unmodified_script(tmp_path):
     ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     first, second = done.stdout.splitlines() or ["", done.stderr]
-    assert first == f"{['--save', str(tmp_path / 'dcp')]} 4 [4.0, 4.0, 4.0] dgx-h100", done.stderr
-    assert second == "[[2.0, 2.0], [2.0, 2.0], [2.0, 2.0]] [0.0, 1.0]"
-    assert "the checkpoint has rank 0's shards only" in done.stderr
+    assert first == "['--lr', '1'] 4 [4.0, 4.0, 4.0] dgx-h100", done.stderr
+    assert second == "[[2.0, 2.0], [2.0, 2.0], [2.0, 2.0]]"
     bad = subprocess.run(
         [*command[:3], "--rank", "2"], capture_output=True, text=True, timeout=60, check=False
     )
