@@ -1,4 +1,4 @@
-"""Paced collectives on a GPU: right results, the time of the node, recognized by the shim. About 25 s."""
+"""Paced collectives on a GPU: right results, the time of the node, recognized by the shim. About 35 s."""
 
 from __future__ import annotations
 
@@ -46,3 +46,23 @@ def test_the_kernel_takes_an_sm_as_nccls_does_and_the_shim_knows_its_communicato
     assert smoke["timer"]["blocks_per_sm"] == 1
     assert {found["path"] for found in smoke["seen"]} == {"config"}
     assert max(found["collectives"] for found in smoke["seen"]) > 100
+
+
+def test_copy_engines_are_delays_that_take_no_cta(smoke):
+    found = smoke["copies"]
+    assert found["right"]
+    for kind, size, engine, asked_us, took_us, kernels, copied in found["rows"]:
+        assert 0.97 * asked_us < took_us < 1.1 * asked_us + 15, (kind, size, engine)
+        assert (kernels == 0, copied > 0) == ((True, True) if engine == "dma" else (False, False))
+    slowed = found["gemm_slowed_pct"]
+    assert slowed["all_gather dma"] < 2
+    assert slowed["all_gather sm"] > slowed["all_gather dma"]
+
+
+def test_fused_operations_with_peers_of_the_node(smoke):
+    found = smoke["peers"]
+    assert found["wrong"] == []
+    serial = found["us"]["all_gather_matmul serial dma"]
+    asked = found["gemm_us"] + found["transfer_us"]["copies"]
+    assert 0.95 * asked < serial < 1.15 * asked + 60
+    assert min(us for key, us in found["us"].items() if "all_gather" in key and "dma" in key) < serial
