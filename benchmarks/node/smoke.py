@@ -75,6 +75,20 @@ def durations(name: str) -> dict[str, Any]:
     return {"columns": "kind bytes limit ctas asked_us took_us", "rows": rows, "host_us": round(host_us, 1)}
 
 
+def saturation(name: str) -> dict[str, Any]:
+    """Bus bandwidth of a large all-gather by CTAs, and the fewest that reach 95% of the largest."""
+    node, library = load_node(name), paced.load_paced(load_node(name))
+    whole = torch.ones(256 * MiB, device="cuda", dtype=torch.bfloat16)
+    part, stream = whole[: whole.numel() // node.ranks].clone(), torch.cuda.Stream()
+    rows = []
+    for ctas in (1, 2, 4, 8, 16, 24):
+        ranks = nccl.NcclRanks(library, node.ranks, ctas, own=0)
+        took = event_us(lambda: ranks.all_gather([part], [whole], [stream]), stream, 6)  # noqa: B023
+        rows.append([ctas, round(512 * MiB * (node.ranks - 1) / node.ranks / took / 1e3, 1)])
+    most = max(rate for _, rate in rows)
+    return {"gb_s": rows, "saturates_at": next(ctas for ctas, rate in rows if rate >= 0.95 * most)}
+
+
 def timer() -> dict[str, Any]:
     """Steps of %globaltimer, and the registers and resident blocks of the kernel."""
     driver = load_driver()
@@ -313,6 +327,7 @@ def main() -> None:
         "rates": rates,
         "results": results,
         "durations": lambda: durations(os.environ["WEFT_NODE"]),
+        "saturation": lambda: saturation(os.environ["WEFT_NODE"]),
         "copies": lambda: copies(os.environ["WEFT_NODE"]),
         "peers": lambda: peers(os.environ["WEFT_NODE"]),
         "seen": seen,
