@@ -260,8 +260,8 @@ def gemm_slowdown(gemm: Callable[[], object], collective: Callable[[], object]) 
         last.record()
         torch.cuda.synchronize()
         times[with_it].append(first.elapsed_time(last))
-    alone, beside = (statistics.median(times[key][2:]) for key in (False, True))
-    return round(100 * (beside / alone - 1), 2)
+    alone, overlapped = (statistics.median(times[key][2:]) for key in (False, True))
+    return round(100 * (overlapped / alone - 1), 2)
 
 
 def peers(name: str) -> dict[str, Any]:
