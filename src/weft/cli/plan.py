@@ -50,7 +50,7 @@ def plan(
         Path | None,
         typer.Option(
             "--launch",
-            help="Write a launch file of the split: FILE.toml for torchtitan, FILE.sh for Megatron.",
+            help="Write a launch file for this split: FILE.toml for torchtitan, FILE.sh for Megatron.",
             metavar="FILE",
             show_default=False,
         ),
@@ -58,7 +58,10 @@ def plan(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
     **typed: Any,
 ) -> None:
-    """Predict a training step on many GPUs: simulated, with an error known from published runs."""
+    """Predict the time of a training step on many GPUs.
+
+    All results are simulated, with an interval from the errors on published runs.
+    """
     from weft.plan import request
 
     asked = request.question(PlanOptions(**typed), _given(context))

@@ -45,25 +45,26 @@ def run(
         str | None,
         typer.Option(
             metavar="US|placed",
-            help="Microseconds that compute waits after a collective's launch (5 is a good start); "
+            help="Delay compute after a collective's launch by so many microseconds (try 5), or "
             "`placed`: until its blocks are placed.",
         ),
     ] = None,
     tune: Annotated[
         bool,
         typer.Option(
-            "--tune", help="Try policies during the first steps of a PyTorch job, and keep what is faster."
+            "--tune",
+            help="Try policies during the first steps of a PyTorch job, and keep one that is proven faster.",
         ),
     ] = False,
     tune_budget: Annotated[
         float | None,
         typer.Option(
             metavar="SHARE",
-            help="With --tune: share of the steps that checks after tuning may use (0.05 where not given).",
+            help="With --tune: share of the steps that later checks may use; default: 0.05.",
         ),
     ] = None,
     tune_once: Annotated[
-        bool, typer.Option("--tune-once", help="With --tune: do not watch the job after tuning.")
+        bool, typer.Option("--tune-once", help="With --tune: do not watch the job after the search.")
     ] = False,
     html: Annotated[
         Path | None,
@@ -82,17 +83,19 @@ def run(
     trace_steps: Annotated[
         int,
         typer.Option(
-            min=1, max=1000, metavar="N", help="Steps to trace (seconds where no step can be found)."
+            min=1, max=1000, metavar="N", help="Steps to trace (seconds, if the program has no steps)."
         ),
     ] = 3,
     trace_after: Annotated[
         int,
-        typer.Option(min=0, metavar="M", help="Steps before the trace (seconds where no step can be found)."),
+        typer.Option(
+            min=0, metavar="M", help="Steps before the trace begins (seconds, if the program has no steps)."
+        ),
     ] = 10,
     steps: Annotated[
         bool,
         typer.Option(
-            "--steps", help="Publish step times of PyTorch programs for `weft top`, also without a GPU."
+            "--steps", help="Record step times of PyTorch programs for `weft top`, even without NCCL."
         ),
     ] = False,
     ops: Annotated[
@@ -105,15 +108,13 @@ def run(
     ] = False,
     metrics: Annotated[
         str | None,
-        typer.Option(
-            metavar="[HOST:]PORT", help="Serve the job's figures to Prometheus (loopback without HOST)."
-        ),
+        typer.Option(metavar="[HOST:]PORT", help="Serve metrics for Prometheus; default HOST: 127.0.0.1."),
     ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no closing line.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not print the closing line.")] = False,
 ) -> None:
-    """Run an unmodified program under a policy; torchrun and all children are included.
+    """Run an unmodified program and its children under a policy.
 
-    Exit code and signals are the program's own.
+    Exit code and signals are the program's own. The program may be a launcher, such as torchrun.
 
     weft run --priority high --head-start 5 -- torchrun --nproc-per-node 8 train.py
 
