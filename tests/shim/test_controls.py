@@ -146,7 +146,7 @@ def test_when_overlap_shapes_only_between_a_collectives_launch_and_its_end(progr
         seen.append(shaped())                    # nothing in flight
         assert launch(nccl, stream=0x20) == 0
         seen.append(shaped())
-        seen.append(shaped(stream=0x20))         # behind the collective on its own stream, not beside it
+        seen.append(shaped(stream=0x20))         # behind the collective on its own stream, so it does not overlap
         finish(0x20)
         seen.append(shaped())
         assert launch(nccl, stream=0x20) == 0 and launch(nccl, stream=0x30) == 0
@@ -276,7 +276,7 @@ def test_no_policy_changes_nothing(program):
     assert "no control was asked for" in done.stderr
 
 
-# --- which kernels run beside collectives -------------------------------------------------------------------
+# --- which kernels overlap with collectives -------------------------------------------------------------------
 
 
 TRACKED = f"""
@@ -299,7 +299,7 @@ TRACKED = f"""
 """
 
 
-def test_launches_beside_a_collective_are_counted_without_shaping_any(program):
+def test_launches_that_overlap_with_a_collective_are_counted_without_shaping_any(program):
     done = program(TRACKED)
     assert sorted(done.results) == [["gemm", 2, 5, 0, None], [NCCL, 0, 2, 0, 6], ["norm", 0, 1, 0, None]]
 

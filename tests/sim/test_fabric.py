@@ -105,7 +105,7 @@ def test_simulating_one_period_equals_simulating_all_ranks(topology, ranks, lane
             ]
             after = tuple(range(first, len(tasks)))
             tasks.append(
-                Task(name="k", rank=rank, after=after, alone_s=1e-4, beside_s=1e-4, memory_bytes=1e8)
+                Task(name="k", rank=rank, after=after, alone_s=1e-4, shared_s=1e-4, memory_bytes=1e8)
             )
         return flow(FlowNode(fabric=replace(joined, period=period), **common), tasks).total_s
 
@@ -114,7 +114,7 @@ def test_simulating_one_period_equals_simulating_all_ranks(topology, ranks, lane
 
 def test_a_kernel_is_slowed_by_the_memory_and_the_sms_that_copies_take():
     joined = fabric("nvswitch", 2, "h100")
-    work = Task(name="k", rank=0, alone_s=1e-3, beside_s=1.2e-3, memory_bytes=1e6)
+    work = Task(name="k", rank=0, alone_s=1e-3, shared_s=1.2e-3, memory_bytes=1e6)
     copy = Task(name="copy", rank=0, source=1, copied_bytes=1e9)
     for takes_sms, seconds in ((False, 1e-3), (True, 1.2e-3)):
         shared = FlowNode(

@@ -240,7 +240,7 @@ def _dma_s(work: Workload, gemm_s: float) -> float:
         rank=0,
         issue_s=ISSUE_S,
         alone_s=gemm_s,
-        beside_s=gemm_s,
+        shared_s=gemm_s,
         memory_bytes=case.costs.cost(m, n, k, case.dtype).memory_bytes,
     )
     peers = range(1, work.ranks)
