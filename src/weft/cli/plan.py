@@ -5,11 +5,8 @@ from __future__ import annotations
 import inspect
 import json
 import operator
-import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
@@ -17,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 
 from weft.cli.output import versioned
+from weft.cli.status_line import status_line
 from weft.errors import UsageError
 from weft.plan.options import PlanOptions
 
@@ -26,8 +24,6 @@ if TYPE_CHECKING:
     from weft.plan.figures import Figures
     from weft.plan.request import Question
 
-_QUIET_S = 2.0
-"""Progress is shown only when the work takes longer than this."""
 Tell = Callable[[int, int], None]
 
 
@@ -66,7 +62,12 @@ def plan(
 
     asked = request.question(PlanOptions(**typed), _given(context))
     _check_output(asked, html, chakra, launch)
-    with _progress(quiet=as_json) as tell:
+    started = time.monotonic()
+    with status_line("predicting …", quiet=as_json) as update:
+
+        def tell(done: int, total: int) -> None:
+            update(f"{done} of {total} done, {time.monotonic() - started:.0f} s …")
+
         document, best = _answer(asked, chakra, tell)
         page = _page(document) if html else ""
         script = _launch(best, launch) if launch else ""
@@ -245,39 +246,3 @@ def _page(document: dict[str, Any]) -> str:
     from weft.report.plan_page import plan_page
 
     return plan_page(document)
-
-
-@contextmanager
-def _progress(*, quiet: bool) -> Iterator[Tell]:
-    """A moving line on stderr once the work has taken a while."""
-    started, done = time.monotonic(), [0, 0]
-    shown: list[Any] = []
-
-    def start() -> None:
-        from rich.console import Console
-
-        shown.append(Console(stderr=True).status(_words(done, started)))
-        shown[0].start()
-
-    def tell(at: int, total: int) -> None:
-        done[:] = [at, total]
-        for status in shown:
-            status.update(_words(done, started))
-
-    timer = threading.Timer(_QUIET_S, start)
-    timer.daemon = True
-    if not quiet and sys.stderr.isatty():
-        timer.start()
-    try:
-        yield tell
-    finally:
-        timer.cancel()
-        if timer.ident is not None:
-            timer.join()
-        for status in shown:
-            status.stop()
-
-
-def _words(done: list[int], started: float) -> str:
-    count = f"{done[0]} of {done[1]} done" if done[1] else "predicting"
-    return f"{count}, {time.monotonic() - started:.0f} s …"
