@@ -25,7 +25,6 @@ def test_a_mesh_has_a_link_for_every_peer():
     assert mesh.in_links == 7
     assert mesh.peer_rate(1, 0) == pytest.approx(64e9 * share)
     assert mesh.rates(all_to(0, 8)) == pytest.approx([64e9 * share] * 7)
-    assert mesh.busy_links(all_to(0, 8)) == 7
 
 
 def test_a_switch_gives_one_copy_the_full_rate_and_several_equal_shares():

@@ -66,10 +66,6 @@ class Prediction:
         return sum(self.breakdown[k] for k in ("gemm", "attention", "elementwise", "recompute", "optimizer"))
 
     @property
-    def hidden_comm_s(self) -> float:
-        return sum(c.hidden_s for c in self.collectives)
-
-    @property
     def tokens_per_s_per_gpu(self) -> float:
         return self.job.tokens / self.step_s / self.job.gpus
 

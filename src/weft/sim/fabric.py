@@ -105,10 +105,6 @@ class Fabric:
         """Bytes per second of one copy alone."""
         return min(self.capacity[link] for link in self.routes[source][target])
 
-    def busy_links(self, flows: Sequence[Flow]) -> int:
-        """Number of links that concurrent copies use."""
-        return len({link for source, target in flows for link in self.routes[source][target]})
-
 
 def fair(weights: Sequence[dict[int, float]], capacity: dict[int, float], most: float) -> list[float]:
     """Max-min fair rates of flows.
