@@ -273,7 +273,7 @@ def named(name: str) -> Workload:
 
 
 def paper_reading(workload: Workload) -> Workload:
-    """A named workload as arXiv:2606.09200 ran it, as far as the paper and its Fig. 2 tell.
+    """A named workload as arXiv:2606.09200 ran it, as far as the paper and its Fig. 2 describe it.
 
     The GEMM is unpipelined (one tile in shared memory), ten iterations take four compute streams in turn
     (ratios under 0.5 cannot come from one), and each rank has a GPU of its own. The paper drops the first
@@ -298,7 +298,7 @@ def specify(
 ) -> Workload:
     """The workload of a name, or one described by its parts; parts that are given change the named one.
 
-    Shapes are texts such as `8192x8192x8192`, `size` such as `896MiB`; empty and 0 stand for "not given".
+    Shapes are texts such as `8192x8192x8192`, `size` such as `896MiB`; empty and 0 mean "not given".
     `reading`: one of READINGS, for named workloads.
     """
     check_choice("reading", reading, READINGS)

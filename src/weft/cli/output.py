@@ -19,7 +19,7 @@ def versioned(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_output(option: str, path: Path | None) -> None:
-    """Refuse before the work a file that could not be written after it. Raises UsageError."""
+    """Reject an output file that cannot be written, before any work is done. Raises UsageError."""
     try:
         if path is not None:
             check_writable(path)

@@ -122,7 +122,7 @@ def _given(context: typer.Context) -> set[str]:
 
 
 def _check_output(asked: Question, html: Path | None, chakra: Path | None, launch: Path | None) -> None:
-    """Refuse before the work what could not be written after it."""
+    """Reject output files that cannot be written, before any work is done."""
     if (asked.options.sweep or asked.options.scale) and chakra:
         which = "--sweep" if asked.options.sweep else "--scale"
         raise UsageError(f"--chakra writes one configuration; leave out {which}")

@@ -175,7 +175,7 @@ def run(
             _say(f"metrics: http://{address}/metrics", quiet)
         kept = _kept_descriptors(stats_file)
         status = launch.run(command, env, keep=kept, now_and_then=job.keep_alive)
-        held.pop_all()  # from here on the program's status stands, whatever fails
+        held.pop_all()  # from here on the exit status is the program's, whatever fails
 
     def report() -> None:
         try:
@@ -281,7 +281,7 @@ def _start_environment(chosen: dict[str, str]) -> dict[str, str]:
 
 
 def _ended_well(status: int) -> bool:
-    """Whether the program ended by itself, or because somebody wanted it to."""
+    """Whether the program succeeded, or was stopped on purpose (SIGINT, SIGTERM, SIGHUP)."""
     code = os.waitstatus_to_exitcode(status)
     wanted = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     return code == 0 or -code in wanted or code - 128 in wanted
@@ -314,7 +314,7 @@ def _write_traces(folder: Path, out: Path, quiet: bool) -> list[Path]:
 
 
 def _check_output(option: str, path: Path, policy_file: Path | None) -> None:
-    """Found out now, not after hours of training."""
+    """Reject an output that could not be written after hours of training."""
     check_output(option, path)
     if policy_file is not None and path.exists() and policy_file.samefile(path):
         raise UsageError(f"{option} {path} is the policy file: name another file")

@@ -1,4 +1,4 @@
-"""What the host does to a job without a word: shared memory of a container, clocks that are held down."""
+"""Limits of the host that silently slow a job: shared memory of a container, clocks that are held down."""
 
 from __future__ import annotations
 

@@ -222,7 +222,7 @@ def _pass(build: _Rank, slot: Slot, inside: list[Collective]) -> None:
 
 
 def _virtual(build: _Rank, slot: Slot) -> int:
-    """Where in the model the slot's chunk stands."""
+    """Position of the slot's chunk in the model."""
     return slot.chunk * build.job.pp + build.place.pp
 
 

@@ -1,4 +1,4 @@
-"""What a user can say to `weft plan`: one field for each option, with its help. Imports nothing heavy."""
+"""Options of `weft plan`: one field for each, with its help. Imports nothing heavy."""
 
 from __future__ import annotations
 

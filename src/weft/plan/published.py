@@ -1,4 +1,4 @@
-"""Published runs: a table of jobs with the step that somebody measured, to judge and to fit predictions."""
+"""Published runs: a table of jobs with their measured steps, to fit and to validate predictions."""
 
 from __future__ import annotations
 

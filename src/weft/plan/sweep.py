@@ -65,7 +65,7 @@ class SweepRow:
 
     @property
     def gpu_s_per_token(self) -> float:
-        """GPU-seconds for each token: what it costs."""
+        """GPU-seconds per token."""
         return self.prediction.step_s * self.job.gpus / self.job.tokens
 
 
@@ -248,7 +248,7 @@ def total_memory(found: Prediction) -> float:
 
 
 def room(figures: Figures | None = None) -> Callable[[TrainingJob], str]:
-    """Says why a job does not fit into memory with a margin, or nothing."""
+    """Returns a function that says why a job does not fit into memory with a margin; empty if it fits."""
     known = figures or shipped()
 
     def reason(job: TrainingJob) -> str:

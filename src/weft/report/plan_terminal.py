@@ -1,4 +1,4 @@
-"""A plan in the terminal: tables that fit 80 columns, what is simulated and how good it is said first."""
+"""A plan in the terminal: tables that fit 80 columns; that it is simulated, and its error, come first."""
 
 from __future__ import annotations
 

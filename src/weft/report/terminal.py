@@ -120,7 +120,7 @@ def _collective_row(rank: str, item: Document) -> tuple[str, ...]:
 
 
 def _shown_name(item: Document) -> str:
-    """What tells collectives apart in a narrow column: the kernel's name without what all of them share.
+    """A short name of a collective for a narrow column: the kernel's name without the parts that all share.
 
     Where the trace says what a kernel did and its name does not, what it did is enough.
     """

@@ -356,6 +356,6 @@ def _ficco_findings(runs: Sequence[ShapeRun], rows: Sequence[Reproduced]) -> lis
         f"The published facts do not determine the rule: {form.rules} rules with the published tests, over "
         f"thresholds and schedules, are right in {form.least_pct:.0f} to {form.most_pct:.0f}% of cases "
         f"(median {form.median_pct:.0f}%), and {compute_bound(cases)} of {len(cases)} cases have more "
-        "operations per byte than the machine can do, so that this test does not tell them apart.",
+        "operations per byte than the machine can do, so this test does not separate them.",
         *concurrent_findings(rows),
     ]

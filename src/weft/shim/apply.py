@@ -46,7 +46,7 @@ _routed: int | None = None
 
 
 def handle_framework(handler: Callable[[Policy], None] | None) -> None:
-    """Have `apply` call this for the framework controls of every policy; None: there is nobody to do it."""
+    """Have `apply` call this for the framework controls of every policy; None: no handler."""
     global _framework
     _framework = handler
 
@@ -143,7 +143,7 @@ def apply(policy: Policy, default: Policy) -> None:
 
 @contextmanager
 def overlap(policy: Policy) -> Iterator[None]:
-    """Launch what is inside under `policy`; raises with the fix in a process not started by `weft run`.
+    """Run launches inside the block under `policy`; raises if `weft run` did not start this process.
 
     Applies to the whole process, from the next launch on; nests; the previous policy is restored at the end.
     With `max_ctas` or `comm_rules` all ranks enter and leave together, after the first collective, and best

@@ -55,7 +55,7 @@ class CCall(ctypes.Structure):
 
 
 _CALLBACK = ctypes.CFUNCTYPE(None, c_uint64, c_uint64)
-_callbacks: list[Any] = []  # a thread may still be inside one that was taken away
+_callbacks: list[Any] = []  # a thread may still be inside one that was removed
 
 
 @cache
@@ -157,7 +157,7 @@ def _asked(name: str, *arguments: Any) -> str:
 def nccl_on_call(callback: Callable[[int, int], None] | None, key: int, every: int) -> None:
     """Have `callback(key, count)` run after collectives; None: no more."""
     if callback is None:
-        if _callbacks:  # else there is nothing to take away, and no reason to touch the shim
+        if _callbacks:  # else there is nothing to remove, and no reason to load the shim
             _nccl().weft_nccl_on_call(None, 0, 1)
         return
     shim = _nccl()

@@ -54,7 +54,7 @@ class StepProfile:
 
     span_ms: float
     comm_ms: float | None
-    """None: collectives run inside graphs, where nothing can be told apart."""
+    """None: collectives run inside graphs, whose kernels cannot be timed individually."""
     exposed_ms: float | None
     """As without the tracer: the time that its events take between kernels is not counted."""
     kernels: dict[str, tuple[float, float]]

@@ -22,7 +22,7 @@ _LATEST = ("ctas", "why_not")  # of the latest launch: equal kernels may differ 
 
 
 def collect(folder: Path) -> dict[str, Any]:
-    """Sums over all processes of a job, and each process by itself."""
+    """Sums over all processes of a job, and the figures of each process."""
     processes = []
     for path in sorted(folder.glob("[0-9]*.[0-9]*")) if folder.is_dir() else ():
         try:

@@ -143,7 +143,7 @@ def tracer_available() -> bool:
 def watch_tracer() -> None:
     """Before a trace: note which kernels are followed by programmatic dependent launches.
 
-    No event may stand between those. Costs a few nanoseconds a launch until the trace begins or `unwatch`.
+    No event may come between those. Costs a few nanoseconds a launch until the trace begins or `unwatch`.
     """
     if tracer_available() and not recording():
         _shim().weft_trace_watch()

@@ -199,6 +199,6 @@ def why_left_alone(result: RaceResult[Candidate], within: str) -> str:
 
 
 def _simplest(entries: Sequence[RaceEntry[Candidate]], chosen: int) -> int:
-    """Of the candidates that a model cannot tell from the fastest, the one with the fewest controls."""
+    """Of the candidates that the model ranks as fast as the fastest, the one with the fewest controls."""
     near = [i for i, e in enumerate(entries) if e.ms <= entries[chosen].ms * (1 + TIE)]
     return min(near, key=lambda i: (entries[i].candidate.policy.controls, entries[i].ms))
