@@ -304,6 +304,14 @@ def test_ficco_has_every_published_number(monkeypatch):
     copies = [one for one in found.figures if one.id == "dma/overhead"]
     assert max(abs(one.error) for one in copies) < 10
     assert "ficco/headline" in reproduction_page(found)
+    shard = next(one for one in found.figures if one.cell == "whole shards against finer, most")
+    assert "1 of 7 links, so at most 7x" in shard.note
+    operations = found.summary["operations"]
+    assert len(operations) == 6
+    assert {one["shapes"] for one in operations.values()} == {2}
+    assert max(one["largest_over_shard"] for one in operations.values()) == pytest.approx(shard.ours, abs=1e-4)
+    right = [one.sign_right for one in found.figures if one.sign_right is not None]
+    assert (found.summary["signs_right"], found.summary["signs"]) == (sum(right), len(right))
 
 
 def test_a_rule_of_the_published_form_can_be_anything_between_none_and_all_right():
