@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from weft.tuning.tuned_workload import TunedWorkload
     from weft.workload import Workload
 
-_SHOWN = 12  # candidates in the table; --json has them all
-
 
 def tune(
     name: str = typer.Argument(
@@ -136,7 +134,13 @@ def tune(
     elif found is not None:
         print(f"{document['verdict']['text']}\nMeasured {_made(found)}; `--fresh` measures again.")
     else:
-        _show(tuned, html)
+        from rich.console import Console
+
+        from weft.report.tune_terminal import show_tuned
+
+        show_tuned(tuned, Console())
+        if html is not None:
+            print(f"page: {html}")
         _say_assumed(document)
     if not as_json and out is not None:
         _say_how_to_apply(policy, out)
@@ -244,36 +248,6 @@ def _write(policy: Policy, out: Path | None, html: Path | None, page: str) -> No
         policy.save(out)
     if html is not None:
         write_whole(html, page)
-
-
-def _show(tuned: TunedWorkload, html: Path | None) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    note = " (simulated)" if tuned.verdict.simulated else ""
-    table = Table(title=f"{tuned.workload} on {tuned.device}{note}", box=box.SIMPLE_HEAD, width=76)
-    table.add_column("candidate", overflow="fold")
-    for heading in ("ms", "vs overlap", "% of ideal"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    measured = [(one, one.ms) for one in tuned.candidates if one.ms is not None]
-    ranked = sorted(measured, key=lambda pair: pair[1])
-    baselines = [pair for pair in ranked[_SHOWN:] if pair[0] in tuned.candidates[:2]]
-    for one, ms in ranked[:_SHOWN] + baselines:
-        share = tuned.fraction_of_ideal(ms)
-        table.add_row(
-            one.candidate + (" ←" if one.candidate == tuned.verdict.chosen else ""),
-            f"{ms:.2f}",
-            f"{100 * (ms / tuned.overlap_ms - 1):+.1f}%",
-            "-" if share is None else f"{100 * share:.0f}",
-        )
-    Console().print(table)
-    counted = f"{len(tuned.candidates)} candidates, {len(tuned.candidates) - len(measured)} not possible"
-    counted += f"; {tuned.ranked_out} more ruled out by simulation" if tuned.ranked_out else ""
-    print(f"ideal {tuned.ideal_ms:.2f} ms; {counted}")
-    print(tuned.text)
-    if html is not None:
-        print(f"page: {html}")
 
 
 def _say_how_to_apply(policy: Policy, out: Path) -> None:
