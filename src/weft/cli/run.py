@@ -45,7 +45,7 @@ def run(
         str | None,
         typer.Option(
             metavar="US|placed",
-            help="Delay compute after a collective's launch by so many microseconds (try 5), or "
+            help="Delay compute after a collective's launch by this many microseconds (try 5), or "
             "`placed`: until its blocks are placed.",
         ),
     ] = None,

@@ -25,7 +25,7 @@ _REASONS = {
 }
 _LOCKED = 0x2
 _ENOUGH = 0.95
-"""Of the highest clock: an application clock from here on is no restriction."""
+"""Share of the highest clock: an application clock at or above it is not a restriction."""
 
 
 def shared_memory(machine: Machine, facts: GpuFacts) -> list[Check]:

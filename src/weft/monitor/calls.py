@@ -22,7 +22,7 @@ _CALL = np.dtype(
         *((name, "<u4") for name in ("operation", "routed")),
     ]
 )
-_REPEATS = 6  # as the tracer asks for: a few equal calls are no step yet
+_REPEATS = 6  # as in the tracer: a few equal calls are not yet a step
 _SEARCH_EVERY_S = 5.0
 _SEARCHED = 2048  # calls; a period must show itself in them
 

@@ -38,7 +38,7 @@ class Published:
     """What the publication leaves open, and what was taken instead."""
     provenance: str
     memory_bytes: float = 0.0
-    """Published peak of the fullest GPU; 0: none is."""
+    """Published peak of the fullest GPU; 0: not published."""
 
 
 def gpu_of(name: str) -> GpuSpec:

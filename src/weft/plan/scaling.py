@@ -125,7 +125,7 @@ def curves(
 
 
 def strong_batch(job: TrainingJob, gpus: int) -> int:
-    """Sequences of a step that so many GPUs can divide, a micro-batch for each stage and rank."""
+    """Sequences of a step that this number of GPUs can divide, with a micro-batch for each stage and rank."""
     unit = job.dp * job.micro_batch * job.pp
     most = max(unit, STRONG_TOKENS // job.seq_len // unit * unit)
     wanted = gpus // (job.tp * job.pp * job.cp) * job.micro_batch * job.pp

@@ -17,7 +17,7 @@ from weft.plan.step import Prediction, predict
 from weft.policy import Policy
 
 _LIMIT = 200
-"""Predictions of a sweep where none is given."""
+"""Number of predictions of a sweep by default."""
 SCREENED = 2000
 """Splits that are predicted without controls, to keep the fastest of them; more where more are kept."""
 TENSOR = (1, 2, 4, 8)
@@ -167,7 +167,7 @@ def ways(job: TrainingJob | Options, fixed: Iterable[str] = ()) -> tuple[list[Tr
 
 
 def spread(found: Sequence[TrainingJob], most: int) -> list[TrainingJob]:
-    """At most so many of them, evenly from the first to the last."""
+    """At most this many of them, evenly spaced from the first to the last."""
     if len(found) <= most:
         return list(found)
     return [found[i * len(found) // most] for i in range(most)]

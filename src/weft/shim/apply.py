@@ -173,7 +173,7 @@ def overlap(policy: Policy) -> Iterator[None]:
 
 
 def restore() -> None:
-    """Set the policy of the innermost `overlap` anew, or the job's where there is none."""
+    """Set the policy of the innermost `overlap` again, or the job's if there is none."""
     shape_launches(_current.get())
     _follow_policy()
     if _routed is not None:
@@ -188,7 +188,7 @@ def synchronize() -> None:
 
 
 def _use_ctas(ctas: int | None) -> None:
-    """Limit collectives to so many CTAs on all ranks or none; None: the program's own communicators."""
+    """Limit collectives to this number of CTAs on all ranks or none; None: the program's communicators."""
     global _routed
     synchronize()
     if ctas is None:

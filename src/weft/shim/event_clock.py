@@ -74,7 +74,7 @@ class EventClock:
     def _valid_probes(self, spans: Iterable[Any]) -> list[tuple[Any, int]]:
         """Spans with an empty kernel behind them, and how much longer it took than on an idle GPU.
 
-        Only where all was queued before the GPU came to it: else the host's calls lie between the events.
+        Only if all was queued before the GPU reached it: otherwise the host's calls are between the events.
         """
         found = []
         for raw in spans:
@@ -85,7 +85,7 @@ class EventClock:
         return found
 
     def delay_ns(self, host_ns: int) -> int | None:
-        """From the return of a call to the GPU's doing it."""
+        """From the return of a call to its start on the GPU."""
         if not self._starts:
             return None
         i = max(0, bisect_right(self._starts, host_ns) - 1)

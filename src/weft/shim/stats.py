@@ -113,7 +113,7 @@ def _wait_kernel(counters: dict[str, int]) -> dict[str, Any]:
 
 
 def _merge(kernels: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Equal kernels of several rows or processes as one, the most launched first."""
+    """Equal kernels of several rows or processes combined, the most frequently launched first."""
     merged: dict[tuple[Any, ...], dict[str, Any]] = {}
     for kernel in kernels:
         if not kernel["launches"]:

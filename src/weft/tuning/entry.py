@@ -130,7 +130,7 @@ def setting() -> str:
 
 
 def nodes_of(ranks: int) -> int:
-    """Machines that so many ranks of this process's job are on, as far as its launcher states them."""
+    """Number of machines that the ranks of this process's job are on, as far as its launcher states it."""
     local = os.environ.get("LOCAL_WORLD_SIZE", "")
     return ranks // int(local) if local.isdecimal() and int(local) and ranks % int(local) == 0 else 1
 

@@ -80,7 +80,7 @@ def _can_run(executor: SimExecutor, policy: Policy) -> bool:
 def _copies(executor: SimExecutor, workload: Workload) -> bool:
     """Whether copy engines could serve the collective under `weft run`: all-gathers between GPUs on NVLink.
 
-    The all-to-alls of programs lie in no symmetric window, and copy engines cannot reduce.
+    All-to-alls of programs use no symmetric window, and copy engines cannot reduce.
     """
     spec = executor.profile.spec
     linked = spec.link_kind == "nvlink" and default_topology(spec) == "nvswitch"
