@@ -124,3 +124,28 @@ def test_experts_and_the_rest_share_the_compute_to_hide_behind():
     assert len({c.group for c in found.collectives if c.name == "grads"}) == 2
     assert 0 < hidden < backward
     assert found.breakdown["grads"] > 0
+
+
+KEYS_AND_VALUES = 2 * 8 * 128 * 2  # bytes of a token: 8 heads of 128, bf16
+ACTIVATION = 4096 * 2  # bytes of a token, bf16
+LAYER = 2 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336)  # bytes of its matrices, bf16
+EMBEDDINGS = 2 * 2 * 128256 * 4096
+
+
+@pytest.mark.parametrize(
+    ("split", "name", "expected"),
+    [
+        ({"cp": 2}, "cp", {4096 * KEYS_AND_VALUES: 32, 2 * 4096 * KEYS_AND_VALUES: 32}),
+        ({"cp": 4}, "cp", {2048 * KEYS_AND_VALUES: 96, 2 * 2048 * KEYS_AND_VALUES: 96}),
+        ({"cp": 2, "tp": 2}, "cp", {4096 * KEYS_AND_VALUES // 2: 32, 4096 * KEYS_AND_VALUES: 32}),
+        ({"pp": 2}, "pp", {8192 * ACTIVATION: 32}),
+        ({"pp": 2, "tp": 2}, "pp", {8192 * ACTIVATION // 2: 32}),
+        ({"sharding": "zero3"}, "grads", {LAYER + EMBEDDINGS // 32: 32}),
+        ({"sharding": "zero3"}, "params", {LAYER + EMBEDDINGS // 32: 64}),
+    ],
+)
+def test_collectives_of_llama_8b_move_the_bytes_that_its_dimensions_give(split, name, expected):
+    """Sequences of 8192 tokens, one per micro-batch; backward, context parallelism moves twice as much."""
+    found = predict(TrainingJob(model="llama3-8b", gpu="h200", gpus=16, recompute="none", **split))
+    sizes = {one.bytes: one.count for one in found.collectives if one.name == name}
+    assert sizes == expected
