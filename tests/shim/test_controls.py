@@ -273,7 +273,7 @@ def test_a_head_start_that_cannot_be_given_costs_nothing_but_a_count(program):
 def test_no_policy_changes_nothing(program):
     done = program(f'launch(kernel("{NCCL}"), stream=2); launch(kernel("gemm"), stream=1); show()')
     assert [(r["name"], r["shared"], r["attributes"]) for r in done.results] == [(NCCL, 0, 0), ("gemm", 0, 0)]
-    assert "no control was asked for" in done.stderr
+    assert "no control was requested" in done.stderr
 
 
 # --- which kernels overlap with collectives -------------------------------------------------------------------

@@ -56,7 +56,7 @@ def _buckets(one: StepCalls, where: str) -> list[Check]:
     if one.exposed_pct is not None and one.exposed_pct < EXPOSED_PCT:
         return [Check("buckets", "ok", text)]
     if count == 1 and one.sizes[0] >= LARGE_BYTES:
-        fix = "smaller DDP buckets (bucket_cap_mb=25) start before the last gradient is there"
+        fix = "smaller DDP buckets (bucket_cap_mb=25) start before the last gradient is ready"
         return [Check("buckets", "warn", f"{text}: one bucket cannot overlap with the backward pass", fix)]
     if count >= _MANY and typical < _SMALL_BYTES:
         fix = "larger buckets: DistributedDataParallel(bucket_cap_mb=25 or more), or a fused all-reduce"

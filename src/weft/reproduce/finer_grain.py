@@ -33,8 +33,14 @@ FICCO_SHAPES = (
 SHAPE_READINGS = ("split", "whole")
 """`split` divides N (of a reduce-scatter, K) by the ranks, as tensor parallelism does; `whole` does not."""
 COPY_OVERHEADS_PCT = {
-    **{1 << 10: 71.0, 1 << 12: 70.0, 1 << 14: 67.0, 1 << 16: 54.0, 1 << 18: 38.0},
-    **{1 << 20: 21.0, 1 << 22: 7.0, 1 << 24: 2.0},
+    1 << 10: 71.0,
+    1 << 12: 70.0,
+    1 << 14: 67.0,
+    1 << 16: 54.0,
+    1 << 18: 38.0,
+    1 << 20: 21.0,
+    1 << 22: 7.0,
+    1 << 24: 2.0,
 }
 """Share of a DMA copy that is overhead on an MI300X, by bytes (arXiv:2511.06605 and its repository)."""
 

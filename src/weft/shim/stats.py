@@ -170,7 +170,7 @@ def stats_summary(stats: dict[str, Any], policy: Policy) -> str:
     if not stats["comm_launches"] and not engine["copied"]:
         parts.append("no collective was launched")
     counted = f"{stats['launches']:,} kernels, {stats['comm_launches']:,} of them collectives"
-    return "; ".join([counted, *(parts or ["no control was asked for"])])
+    return "; ".join([counted, *(parts or ["no control was requested"])])
 
 
 def _placed_part(stats: dict[str, Any]) -> str:
@@ -189,7 +189,7 @@ def _placed_part(stats: dict[str, Any]) -> str:
 
 def _reserved_part(stats: dict[str, Any], policy: Policy) -> str:
     reasons = {
-        "sm_reserve_own": "with a number of SMs of the program's own",
+        "sm_reserve_own": "with a number of SMs that the program set",
         "sm_reserve_determinism": "unchanged, since CUBLAS_WORKSPACE_CONFIG asks for reproducible results",
         "sm_reserve_failures": "refused by cuBLAS",
     }
