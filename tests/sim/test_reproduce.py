@@ -183,6 +183,9 @@ def test_the_document_and_the_page(cheap, weft, tmp_path):
         assert {"id", "cell", "published", "ours", "error", "basis", "sign_right"} <= set(row)
         if row["published"] is not None and row["ours"] is not None:
             assert row["error"] == pytest.approx(row["ours"] - row["published"], abs=2e-4)
+    rate = next(row for row in document["figures"] if row["id"] == "claim/overlap-rate")
+    assert rate["note"].split(",")[0] in ("A40", "A100", "H100")
+    assert rate["ours"] == pytest.approx(83, abs=3)  # as docs/reproduce.md says
     assert {"tables", "headline_pct", "claims_right"} <= set(document["summary"])
     assert all("left_out_mae" in table for table in document["summary"]["tables"].values())
     text = page.read_text()
