@@ -149,3 +149,9 @@ def test_collectives_of_llama_8b_move_the_bytes_that_its_dimensions_give(split, 
     found = predict(TrainingJob(model="llama3-8b", gpu="h200", gpus=16, recompute="none", **split))
     sizes = {one.bytes: one.count for one in found.collectives if one.name == name}
     assert sizes == expected
+
+
+@pytest.mark.parametrize(("tp", "cp", "neighbours"), [(1, 8, 2), (8, 2, 1), (2, 8, 1)])
+def test_context_parallel_neighbours_share_a_node_as_long_as_all_their_ranks_fit_on_it(tp, cp, neighbours):
+    found = predict(TrainingJob(model="llama3-8b", gpu="h200", gpus=32, tp=tp, cp=cp))
+    assert {one.group.per_domain for one in found.collectives if one.name == "cp"} == {neighbours}
