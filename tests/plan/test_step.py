@@ -155,3 +155,13 @@ def test_collectives_of_llama_8b_move_the_bytes_that_its_dimensions_give(split, 
 def test_context_parallel_neighbours_share_a_node_as_long_as_all_their_ranks_fit_on_it(tp, cp, neighbours):
     found = predict(TrainingJob(model="llama3-8b", gpu="h200", gpus=32, tp=tp, cp=cp))
     assert {one.group.per_domain for one in found.collectives if one.name == "cp"} == {neighbours}
+
+
+@pytest.mark.parametrize(("software", "pieces"), [("torchtitan-2025", 1), ("deepspeed-2021", 4)])
+def test_a_layer_is_gathered_in_as_many_pieces_as_the_software_makes(software, pieces):
+    job = TrainingJob(
+        model="llama3-8b", gpu="h200", gpus=16, sharding="zero3", software=software, seq_len=512
+    )
+    gathers = [one for one in predict(job).collectives if one.name == "params"]
+    assert sum(one.count for one in gathers) == 2 * 32 * pieces  # forward and backward
+    assert sum(one.bytes * one.count for one in gathers) == pytest.approx(2 * 2 * job.model.params)
