@@ -634,7 +634,11 @@ def test_a_callback_runs_between_collectives_and_may_change_the_route(nccl_progr
     show([heard, n.ctas()[::2], failures])
     """
     )
-    assert seen == [[[count, True, True] for count in (2, 4, 6)], [12, 12, 4, 4, 12, 12, 4, 4], ["ZeroDivisionError"]]
+    assert seen == [
+        [[count, True, True] for count in (2, 4, 6)],
+        [12, 12, 4, 4, 12, 12, 4, 4],
+        ["ZeroDivisionError"],
+    ]
 
 
 def test_release_keeps_what_is_in_use(nccl_program):

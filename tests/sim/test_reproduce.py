@@ -312,7 +312,9 @@ def test_ficco_has_every_published_number(monkeypatch):
     operations = found.summary["operations"]
     assert len(operations) == 6
     assert {one["shapes"] for one in operations.values()} == {2}
-    assert max(one["largest_over_shard"] for one in operations.values()) == pytest.approx(shard.ours, abs=1e-4)
+    assert max(one["largest_over_shard"] for one in operations.values()) == pytest.approx(
+        shard.ours, abs=1e-4
+    )
     right = [one.sign_right for one in found.figures if one.sign_right is not None]
     assert (found.summary["signs_right"], found.summary["signs"]) == (sum(right), len(right))
 

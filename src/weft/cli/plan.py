@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from weft.plan.config import TrainingJob
     from weft.plan.figures import Figures
     from weft.plan.request import Question
-
-Tell = Callable[[int, int], None]
+    from weft.plan.step import PlanProgress
 
 
 def plan(
@@ -65,10 +64,10 @@ def plan(
     started = time.monotonic()
     with status_line("predicting …", quiet=as_json) as update:
 
-        def tell(done: int, total: int) -> None:
+        def progress(done: int, total: int) -> None:
             update(f"{done} of {total} done, {time.monotonic() - started:.0f} s …")
 
-        document, best = _answer(asked, chakra, tell)
+        document, best = _answer(asked, chakra, progress)
         page = _page(document) if html else ""
         script = _launch(best, launch) if launch else ""
     _write(html, page)
@@ -148,17 +147,19 @@ def _write(path: Path | None, text: str) -> None:
         write_whole(path, text)
 
 
-def _answer(asked: Question, chakra: Path | None, tell: Tell) -> tuple[dict[str, Any], TrainingJob]:
+def _answer(
+    asked: Question, chakra: Path | None, progress: PlanProgress
+) -> tuple[dict[str, Any], TrainingJob]:
     """The document, and the job that it recommends."""
     options = asked.options
     if options.sweep:
-        return _sweep(asked, tell)
+        return _sweep(asked, progress)
     job = asked.job()
     calibration = _calibration(options.calibrate, options.traced, job)
     figures = calibration.figures if calibration else None
     if options.scale:
-        return _scale(asked, job, figures, tell), job
-    return _one(asked, job, figures, calibration, chakra, tell), job
+        return _scale(asked, job, figures, progress), job
+    return _one(asked, job, figures, calibration, chakra, progress), job
 
 
 def _calibration(trace: Path | None, traced: str, job: TrainingJob) -> Calibration | None:
@@ -182,7 +183,7 @@ def _one(
     figures: Figures | None,
     calibration: Calibration | None,
     chakra: Path | None,
-    tell: Tell,
+    progress: PlanProgress,
 ) -> dict[str, Any]:
     from weft.plan.answer import answer, document
 
@@ -190,11 +191,11 @@ def _one(
     if chakra:
         from weft.plan.execution_trace import write
 
-        write(chakra, job, found.prediction, tell)
+        write(chakra, job, found.prediction, progress)
     return document(found, calibration=calibration, error=_known_error(), price=asked.options.price)
 
 
-def _sweep(asked: Question, tell: Tell) -> tuple[dict[str, Any], TrainingJob]:
+def _sweep(asked: Question, progress: PlanProgress) -> tuple[dict[str, Any], TrainingJob]:
     from weft.plan.answer import sweep_document
     from weft.plan.request import check_gpus
     from weft.plan.step import predict
@@ -211,7 +212,7 @@ def _sweep(asked: Question, tell: Tell) -> tuple[dict[str, Any], TrainingJob]:
         limit=asked.options.limit,
         run=lambda way: predict(way, figures),
         fits=room(figures),
-        tell=tell,
+        progress=progress,
     )
     best = found.rows[0].job
     return sweep_document(_possible(asked), found, _known_error(), asked.options.price), best
@@ -225,14 +226,18 @@ def _possible(asked: Question) -> TrainingJob | None:
         return None
 
 
-def _scale(asked: Question, job: TrainingJob, figures: Figures | None, tell: Tell) -> dict[str, Any]:
+def _scale(
+    asked: Question, job: TrainingJob, figures: Figures | None, progress: PlanProgress
+) -> dict[str, Any]:
     from weft.plan.answer import scaling_document
     from weft.plan.scaling import curves, parse_range
     from weft.plan.step import predict
 
     low, high = parse_range(asked.options.scale)
     batch = "global_batch" in asked.fixed
-    found = curves(job, low, high, batch_given=batch, run=lambda here: predict(here, figures), tell=tell)
+    found = curves(
+        job, low, high, batch_given=batch, run=lambda here: predict(here, figures), progress=progress
+    )
     return scaling_document(job, found, _known_error())
 
 

@@ -13,7 +13,7 @@ from weft.plan.figures import Figures, shipped
 from weft.plan.memory import MARGIN, check_fits, memory_bytes
 from weft.plan.models import Model
 from weft.plan.models import model as preset
-from weft.plan.step import Prediction, predict
+from weft.plan.step import PlanProgress, Predict, Prediction, predict
 from weft.policy import Policy
 
 _LIMIT = 200
@@ -33,8 +33,6 @@ _SCHEDULES = ("", "zero-bubble", "dualpipe")
 TOKENS_PER_RANK = 4096
 """Context parallelism is not tried where a rank would have fewer tokens of a sequence."""
 
-_Predict = Callable[[TrainingJob], Prediction]
-_Progress = Callable[[int, int], None]
 Options = Mapping[str, Any]
 """Keyword arguments of a TrainingJob that need not be valid together before they are split."""
 
@@ -178,9 +176,9 @@ def sweep(
     *,
     fixed: Iterable[str] = (),
     limit: int = _LIMIT,
-    run: _Predict = predict,
+    run: Predict = predict,
     fits: Callable[[TrainingJob], str] = lambda job: "",
-    tell: _Progress | None = None,
+    progress: PlanProgress | None = None,
 ) -> Sweep:
     """Predict the ways without controls, and the fastest of them with; `limit` predictions are kept.
 
@@ -204,8 +202,8 @@ def sweep(
             first.append(SweepRow(plain, run(plain)))
         except UsageError as error:
             refused.append(str(error))
-        if tell:
-            tell(at + 1, total)
+        if progress:
+            progress(at + 1, total)
     if not first:
         reason = refused[0] if refused else f"none of the {impossible} splits divides the job"
         raise UsageError(f"--sweep found nothing that can run: {reason}")
@@ -215,8 +213,8 @@ def sweep(
         for policy in policies[1:]:
             way = row.job.but(policy=policy)
             rows.append(SweepRow(way, run(way)))
-        if tell:
-            tell(min(total, len(screened) + at + 1), total)
+        if progress:
+            progress(min(total, len(screened) + at + 1), total)
     refused += [f"{impossible} splits do not divide the model, the GPUs or the batch"] if impossible else []
     return Sweep(tuple(front(rows)), tuple(refused), len(roomy) - len(chosen))
 
