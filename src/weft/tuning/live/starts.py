@@ -175,8 +175,10 @@ class Memory:
         facts, ms = result.get("facts") or {}, result.get("default_ms")
         # Of a start that failed it does not matter how fast it was.
         starts = self._with_overlaps()
-        well = ms and ended_well
-        after = self._measured(starts, float(ms)) if well else self._unmeasured(starts, ended_well)
+        if ms and ended_well:
+            after = self._measured(starts, float(ms))
+        else:
+            after = self._unmeasured(starts, ended_well)
         if ms:
             choices = (
                 ()
