@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 from weft.policy import Policy
@@ -18,6 +18,8 @@ from weft.tuning.verdict import Verdict
 
 RECORD_FILE = "steps.json"
 """All steps of a job (`weft.tuning.live.trial.Record`), in its folder."""
+
+LATELY = 64  # trials of the watch that give the step time at the end
 
 
 @dataclass
@@ -235,7 +237,21 @@ def final(status: Any) -> dict[str, Any]:
         outcome = dataclasses.replace(
             outcome, kept=False, policy=status.in_force, gain_pct=0.0, ci_pct=(0.0, 0.0), reason=why
         )
-    return {**outcome.to_dict(), "watch": status.to_dict()}
+    document = {**outcome.to_dict(), "watch": status.to_dict()}
+    return {**document, "text": document["text"] + _lately(outcome, status.policy_ms)}
+
+
+def _lately(outcome: TunedJob, recent_ms: Sequence[float]) -> str:
+    """What steps took at the end, where that is more than the policy promised by half of its gain.
+
+    Something else limits the job then, such as a data loader, or its steps have become longer.
+    """
+    best, default = outcome.best_ms, outcome.default_ms
+    times = [ms for ms in recent_ms if math.isfinite(ms)]
+    if not outcome.kept or best is None or default is None or len(times) < LATELY:
+        return ""
+    ms = fmean(times)
+    return f"; at the end a step took {ms:.4g} ms on average" if ms > (best + default) / 2 else ""
 
 
 def stopped(reason: str, **more: Any) -> dict[str, Any]:
