@@ -285,13 +285,14 @@ class _Watch:
         return [_Planned(self.default, 0, 0.0, "wait")] if checking else self._block(policy)
 
     def _block(self, policy: Policy) -> list[_Planned]:
-        """Steps under the policy with one probe of the default, at a random position."""
+        """Steps under the policy with one probe of the default, at a random position in the second half: so two
+        probes are never far apart."""
         rarer = 1 if self._may_check() else RARER
         size = max(LEAST_BLOCK, round(rarer / self.budget)) if self.budget > 0 else 64
         steps = [_Planned(policy, 1, 1.0, "watch")] * size
         if self.budget > 0:
-            at = self.order.randrange(size)
-            for index in range(at):
+            at = self.order.randrange(size // 2, size)
+            for index in range(size // 2, at):
                 steps[index] = _Planned(policy, 1, 1 - 1 / (size - index), "watch")
             steps[at] = _Planned(self.default, 0, 1 - 1 / (size - at), "probe")
         return steps
