@@ -149,6 +149,12 @@ def searched(step):
             return end.value
 
 
+def test_a_job_that_changes_all_the_time_and_gains_nothing_is_searched_ever_more_rarely():
+    status = WatchStatus(left_alone(), DEFAULT)
+    play(left_alone(), 9000, lambda step: (100.0 + 10 * (step // 50 % 2),) * 2, status=status)
+    assert 2 <= status.searches <= 3  # 58 steps are 5% of 1160, and there are 9000
+
+
 def test_a_promising_proof_goes_on_in_the_watch():
     proven = 0
     for seed in range(25):

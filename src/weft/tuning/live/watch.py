@@ -168,6 +168,8 @@ class _Watch:
         self.status, self.spent, self.spent_ms = status, 0, 0.0
         self.price_ms = max(0.0, status.outcome.cost_ms)
         """What the last search cost, and so what the next one may cost."""
+        self.in_vain = 0
+        """Further searches in a row that found nothing."""
         self.say = ""
 
     def searched(self, outcome: TunedJob) -> None:
@@ -175,6 +177,7 @@ class _Watch:
         self.spent += outcome.steps
         self.price_ms = max(0.0, outcome.cost_ms)
         self.spent_ms += self.price_ms
+        self.in_vain = 0 if outcome.kept else self.in_vain + 1
 
     def announce(self, line: str) -> None:
         """Print a line with the next trial."""
@@ -401,9 +404,11 @@ class _Watch:
 
     def _may_search(self) -> bool:
         """Whether the budget allows another search, in steps and in time: where a step is short, what a
-        search makes and gives back takes longer than its steps."""
-        enough = self.spent + BUDGET <= self.budget * self.status.steps
-        return enough and self.spent_ms + self.price_ms <= self.budget * self.status.ms
+        search makes and gives back takes longer than its steps. A job whose pace changes all the time, and
+        for which nothing is ever found, is searched half as often each time."""
+        rarer = 2**self.in_vain
+        enough = self.spent + rarer * BUDGET <= self.budget * self.status.steps
+        return enough and self.spent_ms + rarer * self.price_ms <= self.budget * self.status.ms
 
 
 def _reachable(outcome: TunedJob) -> Policy:
