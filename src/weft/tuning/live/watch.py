@@ -288,8 +288,8 @@ class _Watch:
         return [_Planned(self.default, 0, 0.0, "wait")] if checking else self._block(policy)
 
     def _block(self, policy: Policy) -> list[_Planned]:
-        """Steps under the policy with one probe of the default, at a random position in the second half: so two
-        probes are never far apart."""
+        """Steps under the policy with one probe of the default, at a random position in the second half, so
+        that two probes are never far apart."""
         rarer = 1 if self._may_check() else RARER
         size = max(LEAST_BLOCK, round(rarer / self.budget)) if self.budget > 0 else 64
         steps = [_Planned(policy, 1, 1.0, "watch")] * size
@@ -406,7 +406,7 @@ class _Watch:
         """Whether the budget allows another search, in steps and in time: where a step is short, what a
         search makes and gives back takes longer than its steps. A job whose pace changes all the time, and
         for which nothing is ever found, is searched half as often each time."""
-        rarer = 2**self.in_vain
+        rarer = 1 << self.in_vain
         enough = self.spent + rarer * BUDGET <= self.budget * self.status.steps
         return enough and self.spent_ms + rarer * self.price_ms <= self.budget * self.status.ms
 
