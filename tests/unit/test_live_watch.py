@@ -16,7 +16,8 @@ from weft.tuning.live.proof import Proof
 from weft.tuning.live.search import tune
 from weft.tuning.live.trial import Record, Sample
 from weft.tuning.live.tuned_job import Tried, TunedJob, final
-from weft.tuning.live.watch import AHEAD, CHECK, CREDIT, SHARE, WatchStatus, watch
+from weft.tuning.live.watch import AHEAD, CHECK, CREDIT, SHARE, watch
+from weft.tuning.live.watch_status import WatchStatus
 
 DEFAULT, POLICY = Policy(), Policy(max_ctas=16)
 BEFORE = (100.0, 92.0)
@@ -107,12 +108,38 @@ def test_it_says_why_and_the_result_says_so_too():
     assert [note.text for note in record.notes] == [line]
 
 
-def test_a_job_that_does_not_keep_what_was_promised_says_so():
-    """A data loader that cannot keep up: a step that ends early only makes the next one wait."""
-    for late, line in ((100.0, "; at the end a step took 100 ms on average"), (92.5, "")):
-        status = WatchStatus(kept(), POLICY)
-        status.policy_ms.extend([late] * 64)
-        assert final(status)["text"] == kept().text + line
+def test_a_job_that_does_not_run_as_promised_says_so():
+    """A data loader that needs 100 ms for a batch, with 8 batches in store: steps of 92 ms soon wait for it."""
+    claim = replace(kept(), ci_pct=(6.5, 9.4))
+    for loader_ms in (100.0, 80.0):
+        r, status = random.Random(1), WatchStatus(claim, POLICY)
+        watching = watch(claim, status=status)
+        trial, clock, ready = next(watching), 0.0, [0.0] * 8
+        for _ in range(900):
+            began = clock
+            clock = max(clock, ready.pop(0))
+            ready.append(max(ready[-1], clock) + loader_ms * math.exp(r.gauss(0, 0.2)))
+            clock += (92.0 if trial.policy == POLICY else 100.0) * math.exp(r.gauss(0, 0.005))
+            trial = watching.send(Sample(clock - began))
+        document = final(status)
+        assert document["gain_pct"] == 8
+        if loader_ms == 100:
+            assert document["ci"][0] < 0.5
+            assert document["text"].endswith(" ms on average")
+        else:
+            assert document["ci"] == [6.5, 9.4]
+            assert "at the end" not in document["text"]
+
+
+def test_slower_steps_of_the_job_itself_do_not_widen_the_claim_by_much():
+    claim, status = (
+        replace(kept(), ci_pct=(6.5, 9.4)),
+        WatchStatus(replace(kept(), ci_pct=(6.5, 9.4)), POLICY),
+    )
+    play(claim, 900, lambda step: BEFORE if step < 100 else (125.0, 115.0), status=status)
+    low, high = final(status)["ci"]
+    assert 5 < low <= 6.5
+    assert 9.4 <= high < 11
 
 
 def test_a_job_that_changes_is_searched_again_once_the_budget_allows_it():

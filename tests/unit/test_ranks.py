@@ -15,7 +15,8 @@ from weft.tuning.live.options import Facts
 from weft.tuning.live.search import tune
 from weft.tuning.live.session import Session
 from weft.tuning.live.tuned_job import TunedJob
-from weft.tuning.live.watch import Watch, WatchStatus, watch
+from weft.tuning.live.watch import Watch, watch
+from weft.tuning.live.watch_status import WatchStatus
 
 
 class MemoryStore:

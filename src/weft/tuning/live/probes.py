@@ -10,7 +10,7 @@ from collections import deque
 from statistics import fmean
 
 NEIGHBORS = 2  # steps on each side
-LAST, AGREE = 8, 7  # so many of the last probes must be faster
+COUNTED, AGREE = 8, 7  # so many of the last probes must be faster
 
 
 class Probes:
@@ -20,7 +20,7 @@ class Probes:
         self._before: deque[float] = deque(maxlen=NEIGHBORS)
         self._probe: tuple[float, float] | None = None
         self._after: list[float] = []
-        self._faster: deque[bool] = deque(maxlen=LAST)
+        self._faster: deque[bool] = deque(maxlen=COUNTED)
 
     def add(self, log_ms: float, *, probe: bool) -> None:
         """Note a step under the policy, or a probe."""
@@ -41,4 +41,4 @@ class Probes:
     @property
     def agree(self) -> bool:
         """Whether nearly all of the last probes were faster: of equal steps, one in 230 such series."""
-        return len(self._faster) == LAST and sum(self._faster) >= AGREE
+        return len(self._faster) == COUNTED and sum(self._faster) >= AGREE

@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import fmean, median
+from statistics import median
 from typing import Any
 
 from weft.policy import Policy
@@ -18,8 +18,6 @@ from weft.tuning.verdict import Verdict
 
 RECORD_FILE = "steps.json"
 """All steps of a job (`weft.tuning.live.trial.Record`), in its folder."""
-
-LATELY = 64  # trials of the watch that give the step time at the end
 
 
 @dataclass
@@ -230,28 +228,19 @@ def _rounded(value: Any) -> Any:
 
 
 def final(status: Any) -> dict[str, Any]:
-    """The document of a job that was watched (`weft.tuning.live.watch.Status`), as it stands now."""
+    """The document of a job that was watched (`weft.tuning.live.watch_status`), as it stands now."""
     outcome: TunedJob = status.outcome
     if status.reverted:
         why = f"{outcome.policy.label} was reverted: {status.reverted}"
         outcome = dataclasses.replace(
             outcome, kept=False, policy=status.in_force, gain_pct=0.0, ci_pct=(0.0, 0.0), reason=why
         )
-    document = {**outcome.to_dict(), "watch": status.to_dict()}
-    return {**document, "text": document["text"] + _lately(outcome, status.policy_ms)}
-
-
-def _lately(outcome: TunedJob, recent_ms: Sequence[float]) -> str:
-    """What steps took at the end, where that is more than the policy promised by half of its gain.
-
-    Something else limits the job then, such as a data loader, or its steps have become longer.
-    """
-    best, default = outcome.best_ms, outcome.default_ms
-    times = [ms for ms in recent_ms if math.isfinite(ms)]
-    if not outcome.kept or best is None or default is None or len(times) < LATELY:
-        return ""
-    ms = fmean(times)
-    return f"; at the end a step took {ms:.4g} ms on average" if ms > (best + default) / 2 else ""
+    lately = status.lately_ms
+    shown = dataclasses.replace(outcome, ci_pct=status.ci_pct) if lately is not None else outcome
+    document = {**shown.to_dict(), "watch": status.to_dict()}
+    if lately is not None:
+        document["text"] += f"; at the end a step took {lately:.4g} ms on average"
+    return document
 
 
 def stopped(reason: str, **more: Any) -> dict[str, Any]:

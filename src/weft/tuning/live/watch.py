@@ -35,9 +35,8 @@ import math
 import random
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import islice
-from statistics import median
 
 from weft.measure.sequential import Coins, Step, estimate
 from weft.policy import Policy
@@ -49,6 +48,7 @@ from weft.tuning.live.search import BUDGET, tune
 from weft.tuning.live.trial import Record, Sample, Trial, ask
 from weft.tuning.live.trial_length import RECENT, refitted
 from weft.tuning.live.tuned_job import TunedJob
+from weft.tuning.live.watch_status import WatchStatus
 
 SHARE = 0.05  # of the steps, for probes, checks and further searches
 AHEAD = 10  # steps that are decided before their predecessors are known
@@ -74,38 +74,6 @@ class _Planned:
     arm: int
     share: float
     purpose: str
-
-
-@dataclass
-class WatchStatus:
-    """What the watch has done so far, for the report."""
-
-    outcome: TunedJob
-    """Of the last search."""
-    in_force: Policy
-    steps: int = 0
-    ms: float = 0.0
-    """The time of those steps."""
-    probes: int = 0
-    checks: int = 0
-    searches: int = 0
-    reverted: str = ""
-    """Why the job reverted to the default; empty: it did not."""
-    policy_ms: deque[float] = field(default_factory=lambda: deque(maxlen=256))
-    default_ms: deque[float] = field(default_factory=lambda: deque(maxlen=64))
-
-    def to_dict(self) -> dict[str, object]:
-        """The key `watch` of the result."""
-        return {
-            "steps": self.steps,
-            "probes": self.probes,
-            "checks": self.checks,
-            "searches": self.searches,
-            "reverted": self.reverted,
-            "in_force": self.in_force.to_dict(),
-            "default_ms": round(median(self.default_ms), 4) if self.default_ms else None,
-            "policy_ms": round(median(self.policy_ms), 4) if self.policy_ms else None,
-        }
 
 
 def watch(
@@ -274,6 +242,7 @@ class _Watch:
                 # One probe that is clearly faster than the policy is reason enough to check, not to decide.
                 clear = step.arm == 0 and pace.well_below(seen.log_ms)
                 probes.add(seen.log_ms, probe=step.arm == 0)
+                self.status.effects.add(seen.log_ms, probe=step.arm == 0)
                 # A job whose pace changes all the time must leave a check to what its probes show.
                 if ((suspicious or clear) and self._may_check()) or (changed and self._may_check(2)):
                     left, drawn = self._draw_check(plan, policy), []
@@ -302,6 +271,7 @@ class _Watch:
 
     def _draw_check(self, plan: deque[_Planned], policy: Policy) -> int:
         """Draw the steps after those that are decided already; returns how many."""
+        self.status.effects.restart()
         while len(plan) > self.ahead:
             plan.pop()
         for arm, share in draw_steps(self.order, (), CHECK):
