@@ -74,11 +74,11 @@ def late(drift: str, seed: int, sigma: float = 0.01) -> int:
 
 @pytest.mark.parametrize("drift", [name for name in DRIFTS if "only" not in name])
 def test_a_policy_that_turns_5_percent_slower_is_gone_within_50_steps(drift):
-    assert sum(late(drift, seed) == 0 for seed in range(60)) >= 57
+    assert sum(late(drift, seed) == 0 for seed in range(40)) >= 39
 
 
 def test_probes_tell_even_where_the_pace_does_not_change():
-    assert sum(late("only the default turns faster", seed) == 0 for seed in range(200)) >= 190
+    assert sum(late("only the default turns faster", seed) == 0 for seed in range(80)) >= 77
 
 
 @pytest.mark.parametrize(("gain", "sigma"), [(0.08, 0.01), (0.03, 0.005), (0.05, 0.03), (0.3, 0.1)])
@@ -205,7 +205,7 @@ def test_a_promising_proof_goes_on_in_the_watch():
 def test_a_good_policy_stays_where_the_pace_of_the_job_changes_all_the_time():
     """A host that is 30% slower for seconds at a time: a probe at such a moment says nothing about the policy."""
     reverted = 0
-    for seed in range(15):
+    for seed in range(8):
         r, slow = random.Random(f"phases {seed}"), [False]
 
         def times(step, r=r, slow=slow):
