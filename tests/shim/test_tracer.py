@@ -466,9 +466,7 @@ tell(recording)
     # before the stream's next kernel.
     for stream, mine in spans.items():
         assert all(end <= start + 20 for (_, end), (start, _) in pairwise(mine))
-        for (_, end), (_, true_end), (next_start, _) in zip(
-            mine, truth[stream], truth[stream][1:], strict=False
-        ):
+        for (_, end), (_, true_end), (next_start, _) in zip(mine, truth[stream], truth[stream][1:], strict=False):
             assert true_end <= end + base <= next_start + 20
 
 

@@ -8,12 +8,11 @@ import random
 from dataclasses import replace
 
 import pytest
-from live_noise import FACTS, KINDS, job
+from live_noise import FACTS, KINDS, job, searched
 
 from weft.policy import Policy
 from weft.tuning.live.pace import Pace
 from weft.tuning.live.proof import Proof
-from weft.tuning.live.search import tune
 from weft.tuning.live.trial import Record, Sample
 from weft.tuning.live.tuned_job import Tried, TunedJob, final
 from weft.tuning.live.watch import AHEAD, CHECK, CREDIT, SHARE, watch
@@ -164,22 +163,6 @@ def test_a_search_that_takes_long_for_such_short_steps_is_repeated_later():
     times = lambda trial: (2.0, 2.0) if trial < 400 else (3.0, 2.4)  # noqa: E731
     ran, _ = play(costly, 1000, times, status=status, each=8)
     assert 500 / SHARE < 8 * (400 * 2.0 + (ran.index(POLICY) - 400) * 3.0) < 1.1 * 500 / SHARE
-
-
-def searched(step):
-    method = tune(DEFAULT)
-    trial = next(method)
-    while True:
-        try:
-            trial = method.send(step(trial))
-        except StopIteration as end:
-            return end.value
-
-
-def test_a_job_that_changes_all_the_time_and_gains_nothing_is_searched_ever_more_rarely():
-    status = WatchStatus(left_alone(), DEFAULT)
-    play(left_alone(), 9000, lambda step: (100.0 + 10 * (step // 50 % 2),) * 2, status=status)
-    assert 2 <= status.searches <= 3  # 58 steps are 5% of 1160, and there are 9000
 
 
 def test_a_promising_proof_goes_on_in_the_watch():
