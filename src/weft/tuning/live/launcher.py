@@ -31,7 +31,7 @@ def still_runs(launcher: str) -> bool:
 
 
 def start_time(pid: int) -> str:
-    """When a process started, in ticks: with its number, this names it for good. Empty: it has ended."""
+    """When a process started, in ticks: with its number, this identifies it. Empty: it has ended."""
     with suppress(OSError, IndexError):
         return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[19]
     return ""
