@@ -90,6 +90,22 @@ def test_uneven_all_to_all_and_objects():
     found = [None] * R
     dist.all_gather_object(found, {"a": 1})
     assert found == [{"a": 1}] * R
+    pair = dist.new_group([0, 2])
+    for source, group in ((0, None), (1, None), (2, pair)):
+        dist.broadcast_object_list(objects := [{"a": source}, "b"], src=source, group=group)
+        assert objects == [{"a": source}, "b"]
+    dist.scatter_object_list(one := [None], ["a", "b", "c"], src=2)
+    assert one == ["a"]
+    for call in (
+        lambda: dist.scatter_object_list([None], src=1),
+        lambda: dist.recv_object_list([None], src=1),
+    ):
+        with pytest.raises(UsageError, match="has no objects"):
+            call()
+    assert dist.recv(torch.ones(3)) == 1
+    assert dist.recv(torch.ones(3), group=pair) == 2
+    dist.irecv(x := torch.ones(3)).wait()
+    assert not x.any()
     with pytest.raises(UsageError, match="cannot be split"):
         dist.group.WORLD.all_to_all_single(out, numbers(6), [1, 1, 1], None)
 

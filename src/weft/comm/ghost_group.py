@@ -256,6 +256,11 @@ class GhostGroup(dist.ProcessGroup):  # type: ignore[misc,unused-ignore]
 
         return self._run_pair(issue, tensors)
 
+    def recv_anysource(self, tensors: Sequence[Any], tag: int = 0) -> Any:
+        """All ghosts are ready: the first one sends."""
+        source = int(self._own == 0)
+        return _Received(self.recv(tensors, source, tag), source)
+
     def all_gather_single_coalesced(
         self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any = None
     ) -> Any:
@@ -367,6 +372,26 @@ for _name, _method in list(vars(GhostGroup).items()):
     _public = not _name.startswith("_") and _name not in ("size", "rank", "getBackendName")
     if callable(_method) and (_public or _name in _BY_TORCH):
         setattr(GhostGroup, _name, _disable_dynamo(_method))
+
+
+class _Received(dist.Work):  # type: ignore[misc,unused-ignore]
+    """A receive from any rank, and which rank it was. Method names are torch's."""
+
+    def __init__(self, work: Any, source: int) -> None:
+        super().__init__()
+        self._work, self._source = work, source
+
+    def wait(self, *args: Any) -> bool:
+        return bool(self._work.wait(*args))
+
+    def is_completed(self) -> bool:
+        return bool(self._work.is_completed())
+
+    def get_future(self) -> Any:
+        return self._work.get_future()
+
+    def _source_rank(self) -> int:
+        return self._source
 
 
 def _finished(result: list[Any], device: Any = None) -> Any:
