@@ -13,7 +13,7 @@ from weft.ops.promise import forced_schedule, may_gain, replaces_all
 from weft.ops.replacements import Replacements
 
 _log = logging.getLogger("weft.ops")
-_SOURCES = ("inductor_pass.py", "fuse_graph.py", "promise.py", "compiled.py", "call.py")
+_SOURCES = ("inductor_pass.py", "fuse_graph.py", "graph_patterns.py", "promise.py", "compiled.py", "call.py")
 
 
 class FusedCollectives(CustomGraphPass):  # type: ignore[misc,unused-ignore]
