@@ -41,8 +41,8 @@ from weft.ops.operands import DTYPES
 
 _log = logging.getLogger("weft.ops")
 
-Wanted = Callable[[str, int, int, int, torch.Tensor], bool]
-"""Whether to replace: operation, rows, columns that move, ranks, a (fake) tensor of them."""
+Wanted = Callable[[str, int, int, int, torch.Tensor, str], bool]
+"""Whether to replace: operation, rows and columns that move, ranks, a (fake) tensor of them, the group."""
 
 
 @dataclass
@@ -140,7 +140,7 @@ def _is_wanted(
     if collective.dim >= value.dim() - 1 or value.dtype not in DTYPES:
         return False
     rows, columns = _rows(value), value.shape[-1]
-    if wanted(operation, rows, columns, collective.ranks, value):
+    if wanted(operation, rows, columns, collective.ranks, value, collective.group):
         return True
     done.skipped.append(f"{operation} {rows} rows by {columns}")
     return False
