@@ -10,6 +10,7 @@ import torch
 from weft.ops.operands import FP8_DTYPES
 from weft.ops.program import Instruction, Program, perform
 from weft.ops.steps import Recv, Schedule, Send
+from weft.ops.teams import Team
 
 
 class MessageRunner:
@@ -17,8 +18,8 @@ class MessageRunner:
 
     exchanges = True
 
-    def __init__(self, schedule: Schedule, program: Program, group: Any) -> None:
-        self.program, self._group = program, group
+    def __init__(self, schedule: Schedule, program: Program, team: Team) -> None:
+        self.program, self._group, self._patience = program, team.group, team.patience
         steps = schedule.steps
         self._recvs = [
             (step.id, program.view(step.target), step.peer, step.round)
@@ -39,7 +40,7 @@ class MessageRunner:
 
     def run(self, tensors: Sequence[torch.Tensor]) -> None:
         slots = self.program.bind(tensors)
-        group = self._group
+        group, patience = self._group, self._patience
         arriving = {
             name: group.recv([as_message(slots[slot])], peer, tag) for name, slot, peer, tag in self._recvs
         }
@@ -48,7 +49,7 @@ class MessageRunner:
             for name in waits:
                 work = arriving.pop(name, None)
                 if work is not None:
-                    work.wait()
+                    work.wait(patience)
             if send is not None:
                 slot, peer, tag = send
                 data = as_message(slots[slot].contiguous())
@@ -56,7 +57,7 @@ class MessageRunner:
             for instruction in instructions:
                 perform(slots, instruction)
         for work, _ in leaving:
-            work.wait()
+            work.wait(patience)
 
 
 class LocalRunner:
