@@ -17,6 +17,7 @@ class MessageRunner:
     """Sends and receives are posted as early as their data allows; a step waits only for what it reads."""
 
     exchanges = True
+    """Whether a peer may have failed; not while this rank computes."""
 
     def __init__(self, schedule: Schedule, program: Program, team: Team) -> None:
         self.program, self._group, self._patience = program, team.group, team.patience
@@ -39,6 +40,7 @@ class MessageRunner:
         program.finish()
 
     def run(self, tensors: Sequence[torch.Tensor]) -> None:
+        self.exchanges = True
         slots = self.program.bind(tensors)
         group, patience = self._group, self._patience
         arriving = {
@@ -54,8 +56,10 @@ class MessageRunner:
                 slot, peer, tag = send
                 data = as_message(slots[slot].contiguous())
                 leaving.append((group.send([data], peer, tag), data))
+            self.exchanges = False
             for instruction in instructions:
                 perform(slots, instruction)
+            self.exchanges = True
         for work, _ in leaving:
             work.wait(patience)
 
