@@ -9,7 +9,8 @@
 | differs | its sizes differ, in the first call of a kind or in a later one |
 | fails | its GEMM fails in the middle of the schedule |
 
-Each other rank must get an error that names it within the group's timeout; afterwards the group must work (differs, first call) or be torn down.
+Each other rank must get an error that names it within the group's timeout; afterwards the group must
+work (differs, first call) or be torn down.
 """
 
 from __future__ import annotations

@@ -29,6 +29,8 @@ _log = logging.getLogger("weft.ops")
 GRACE_S = 5.0
 GRACE_SHARE = 0.2
 """The end of a group's timeout, at most so long: time for ranks to say which of them failed, and at what."""
+SPARE_SHARE = 0.25
+"""Of that time: what is left for a busy machine to raise the error in."""
 DEFAULT_TIMEOUT_S = 300.0
 PROBLEM, _FAILED = " problem", "failed"
 
@@ -90,7 +92,7 @@ class Team:
 
     @property
     def grace_s(self) -> float:
-        """After a failure: how long to wait for the others to say what they were doing."""
+        """The time after a failed wait for data in which ranks say what they were doing."""
         return min(GRACE_S, GRACE_SHARE * self.timeout_s)
 
     @property
@@ -169,7 +171,7 @@ class Team:
         keys = [self._key(rank) for rank in range(self.size)]
         try:
             self._post(own)
-            everyone = published(self.store, keys, self.timeout_s)
+            everyone = published(self.store, keys, self.timeout_s - SPARE_SHARE * self.grace_s)
         except RuntimeError as error:
             raise self._lost(facts, error) from None
         if None in everyone:
@@ -187,7 +189,7 @@ class Team:
         try:
             if self._posted != self.calls:
                 self._post(facts)
-            end = time.monotonic() + 0.9 * self.grace_s
+            end = time.monotonic() + (1 - SPARE_SHARE) * self.grace_s
             posted = self._read()
             while len(posted) < self.size and time.monotonic() < end:
                 time.sleep(0.05)
