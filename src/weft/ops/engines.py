@@ -125,14 +125,13 @@ def can_move(team: Team, device: torch.device) -> bool:
     cannot be done is in `team.unreachable`.
     """
     lacking = no_nccl(team)
-    if lacking is None or team.reachable:
+    if lacking is None:
         return True
-    if not team.unreachable:
+    if team.reached is None and not team.unreachable:
         team.calls += 1
-        memory, reason = _try_symmetric(1, device, team, {"operation": "symmetric memory"})
-        team.reachable = memory is not None
-        team.unreachable = "" if memory is not None else f"{lacking} ({reason})"
-    return team.reachable
+        team.reached, reason = _try_symmetric(1, device, team, {"operation": "symmetric memory"})
+        team.unreachable = f"{lacking} ({reason})" if team.reached is None else ""
+    return team.reached is not None
 
 
 def no_nccl(team: Team) -> WeftError | None:

@@ -70,8 +70,10 @@ class Team:
         self.prepared: OrderedDict[Any, Any] = OrderedDict()
         self.promises: dict[Any, bool] = {}
         """By sizes: whether rank 0 expects a fused operation to gain (`weft.ops.promise`)."""
-        self.reachable, self.unreachable = False, ""
-        """Of a group without NCCL: whether GPU tensors can move between its ranks, and why they cannot."""
+        self.reached: Any = None
+        """Of a group without NCCL: symmetric memory, through which GPU tensors can move between its ranks."""
+        self.unreachable = ""
+        """Why they cannot."""
         self._captured: list[Any] = []
         self._agreements: OrderedDict[str, TeamAgreement] = OrderedDict()
         self._store: Any = None
