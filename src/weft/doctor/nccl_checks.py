@@ -16,7 +16,6 @@ ZERO_CTA: Version = (2, 28, 0)
 """First release with copy-engine collectives (NCCL_CTA_POLICY_ZERO)."""
 COPIES_OF_TWO: Version = (2, 31, 2)
 """Before, the first copy of two ranks can hang."""
-SYMMETRIC: Version = (2, 27, 0)
 _GUIDE = "docs.nvidia.com/deeplearning/nccl, User Buffer Registration, Zero-CTA Optimization"
 _OFF = ("0", "n", "no", "f", "false", "off")
 

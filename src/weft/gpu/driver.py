@@ -150,10 +150,6 @@ class Driver:
         """Load a module from PTX text, compiled for the current device."""
         return self._handle("cuModuleLoadData", ctypes.c_char_p(ptx.encode() + b"\0"))
 
-    def unload(self, module: Handle) -> None:
-        """Unload a module."""
-        self.call("cuModuleUnload", module)
-
     def function(self, module: Handle, name: str) -> Handle:
         """The kernel of that name in a module."""
         return self._handle("cuModuleGetFunction", module, ctypes.c_char_p(name.encode()))

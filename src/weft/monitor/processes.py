@@ -61,7 +61,7 @@ def _children(pid: int) -> list[int]:
 
 
 def _start(pid: int) -> str:
-    """When a process started: with its number, this names it for good."""
+    """When a process started: with its number, this identifies it uniquely."""
     with suppress(OSError, IndexError):
         return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[19]
     return ""

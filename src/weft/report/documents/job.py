@@ -53,7 +53,7 @@ class EngineJson(TypedDict):
     """No SM kernel was launched for them."""
     kernels: int
     unsure: int
-    """Not told apart from other collectives of their group."""
+    """Not distinguished from other collectives of their group."""
     why: list[str]
     """Why collectives were not copied, each with their number."""
     traced: dict[str, int] | None
