@@ -123,9 +123,11 @@ def _report() -> dict[str, Any]:
         **_counted.to_dict(),
         "calls": 0,
         "operations": [],
+        "unreachable": "",
     }
     for team in teams.known_teams() if teams is not None else ():
         found["calls"] += team.calls
+        found["unreachable"] = found["unreachable"] or team.unreachable
         for prepared in team.prepared.values():
             problem = prepared.schedule.problem
             found["operations"].append(

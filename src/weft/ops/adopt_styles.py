@@ -156,6 +156,8 @@ def _settle(*_: Any) -> None:
 class AdoptedColumn(ColumnParallelLinear):
     """A layer under torch's ColwiseParallel that may gather its input in the operation that multiplies it."""
 
+    tokens_first = False  # contiguous, as torch's result is: the program may view it
+
     def forward(self, x: torch.Tensor) -> Any:
         if not torch.compiler.is_compiling() and type(x) is PendingGather:
             result = _compute(self, x)
@@ -166,6 +168,8 @@ class AdoptedColumn(ColumnParallelLinear):
 
 class AdoptedRow(RowParallelLinear):
     """A layer under torch's RowwiseParallel that may scatter its result in the operation that computes it."""
+
+    tokens_first = False
 
     def forward(self, x: torch.Tensor) -> Any:
         if not torch.compiler.is_compiling() and isinstance(x, DTensor) and _rows_fit(self, x):

@@ -59,7 +59,7 @@ def start_gather(x: torch.Tensor, rows: Sequence[int] | None, team: Team) -> Cal
 
     def finish() -> torch.Tensor:
         with _explained(team, facts):
-            work.wait()
+            _wait(work, x, team)
         if min(counts) == most:
             return every
         return torch.cat([every[i * most : i * most + count] for i, count in enumerate(counts)])
@@ -75,8 +75,14 @@ def all_to_all(x: torch.Tensor, sent: Sequence[int], received: Sequence[int], te
     facts = _counted(team, "all_to_all")
     made = x.new_empty(sum(received), x.shape[1])
     with _explained(team, facts):
-        dist.all_to_all_single(made, x, list(received), list(sent), group=team.group)
+        work = dist.all_to_all_single(made, x, list(received), list(sent), group=team.group, async_op=True)
+        _wait(work, x, team)
     return made
+
+
+def _wait(work: Any, x: torch.Tensor, team: Team) -> None:
+    """For a collective. On a GPU the stream waits, not the process: NCCL would block for a timeout."""
+    work.wait() if x.is_cuda else work.wait(team.patience)
 
 
 def _counted(team: Team, collective: str) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from weft.ops.paced_link import PacedLink
 from weft.ops.program import Program
 from weft.ops.run_streams import StreamRunner
 from weft.ops.steps import Schedule
-from weft.ops.teams import Team, TeamAgreement
+from weft.ops.teams import RankFacts, Team, TeamAgreement
 
 PULL_LANES = 2  # one copy is on its way while the next begins
 
@@ -52,7 +52,9 @@ def stream_runner(
         if made is not None:
             program = Program(schedule, operands, made.buffers())
             return StreamRunner(schedule, program, made, copies(), current)
-    _check_nccl(team)
+    lacking = no_nccl(team)
+    if lacking is not None:
+        raise lacking
     program = Program(schedule, operands)
     if not agreement.joined:
         # All ranks are here; one that moves nothing would miss the first use of the group.
@@ -102,26 +104,52 @@ def _symmetric(
 
 def _share(agreement: TeamAgreement, size: int, device: torch.device, team: Team) -> bool:
     """Make the symmetric memory of an agreement; all ranks have it, or none."""
-    memory, reason = None, None
-    try:
-        copies()
-        memory = SymmetricBuffer(size, device, team.group, team.timeout_s)
-    except WeftError as error:
-        reason = str(error)
-    reason = team.all_can(agreement.everyone[team.rank], reason)
-    if reason is not None or memory is None:
+    memory, reason = _try_symmetric(size, device, team, agreement.everyone[team.rank])
+    if memory is None:
         say_once(f"weft.ops: engine dma is not available ({reason}); NCCL moves the bytes instead")
         return False
     agreement.memory, agreement.joined = memory, True
     return True
 
 
-def _check_nccl(team: Team) -> None:
+def _try_symmetric(
+    size: int, device: torch.device, team: Team, facts: RankFacts
+) -> tuple[SymmetricBuffer | None, str | None]:
+    """Symmetric memory, or why there is none; all ranks have it, or none. A collective."""
+    memory, reason = None, None
+    try:
+        copies()
+        memory = SymmetricBuffer(size, device, team.group, team.timeout_s)
+    except WeftError as error:
+        reason = str(error)
+    reason = team.all_can(facts, reason)
+    return (memory, None) if reason is None else (None, reason)
+
+
+def can_move(team: Team, device: torch.device) -> bool:
+    """Whether operations can move tensors of this GPU between the ranks of a group.
+
+    NCCL can. Without it the ranks try symmetric memory the first time they are here: a collective. Why it
+    cannot be done is in `team.unreachable`.
+    """
+    lacking = no_nccl(team)
+    if lacking is None:
+        return True
+    if team.reached is None and not team.unreachable:
+        team.calls += 1
+        team.reached, reason = _try_symmetric(1, device, team, {"operation": "symmetric memory"})
+        team.unreachable = f"{lacking} ({reason})" if team.reached is None else ""
+    return team.reached is not None
+
+
+def no_nccl(team: Team) -> WeftError | None:
+    """The error for a group that has no NCCL for GPU tensors; None where it has. Asks no other rank."""
     try:
         backend = team.group._get_backend(torch.device("cuda"))
     except (AttributeError, RuntimeError):
-        raise UsageError(
+        return UsageError(
             "this group has no backend for GPU tensors; make it with backend 'nccl' or 'cpu:gloo,cuda:nccl'"
-        ) from None
+        )
     if "gloo" in type(backend).__name__.lower():
-        raise UnavailableError("gloo cannot move GPU tensors between ranks; use a group with backend 'nccl'")
+        return UnavailableError("gloo cannot move GPU tensors between ranks; use a group with backend 'nccl'")
+    return None

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 
-from weft.ops.promise import forced_schedule, may_gain, replaces_all
+from weft.ops.promise import fits_graph, forced_schedule, replaces_all
 from weft.ops.replacements import Replacements
 
 _log = logging.getLogger("weft.ops")
-_SOURCES = ("inductor_pass.py", "fuse_graph.py", "promise.py", "compiled.py", "call.py")
+_SOURCES = ("inductor_pass.py", "fuse_graph.py", "graph_patterns.py", "promise.py", "compiled.py", "call.py")
 
 
 class FusedCollectives(CustomGraphPass):  # type: ignore[misc,unused-ignore]
@@ -29,7 +29,7 @@ class FusedCollectives(CustomGraphPass):  # type: ignore[misc,unused-ignore]
 
         if self._before is not None:
             self._before(graph)
-        done = fuse_graph(graph, may_gain, forced_schedule())
+        done = fuse_graph(graph, fits_graph, forced_schedule())
         self._counted.add(done.gathers, done.scatters, done.matmuls, len(done.skipped))
         _log.debug("graph: %s", done)
 

@@ -44,6 +44,8 @@ class _ParallelLinear(nn.Linear):  # type: ignore[misc,unused-ignore]
     sequence_dim: int
     output_layout: Any
     use_local_output: bool
+    tokens_first = True
+    """Whether tokens are the first dimension of a result in memory, as the operation makes it."""
     options: dict[str, Any]
     """schedule, engine, pieces or policy of the operation."""
     gather_once: GatherOnce | None
@@ -124,12 +126,16 @@ class _ParallelLinear(nn.Linear):  # type: ignore[misc,unused-ignore]
     def mesh(self) -> DeviceMesh | None:
         return self._mesh.value
 
-    def _as_output(self, y: torch.Tensor, natural: Any, shape: Sequence[int]) -> Any:
-        """A local result, or a DTensor of this shape, in the layout that was asked for."""
+    def _as_output(self, y: torch.Tensor, natural: Any, shape: Sequence[int], dim: int) -> Any:
+        """A local result, or a DTensor of this shape, in the layout asked for; dim is that of the tokens."""
         wanted = self.output_layout or natural
+        if self.tokens_first:
+            order = [shape[dim], *shape[:dim], *shape[dim + 1 :]]
+            strides = torch.empty(order, device="meta").movedim(0, dim).stride()
+        else:
+            y, strides = y.contiguous(), torch.empty(tuple(shape), device="meta").stride()
         if self.mesh is None or (self.use_local_output and wanted == natural):
             return y
-        strides = torch.empty(tuple(shape), device="meta").stride()
         made = DTensor.from_local(
             y, self.mesh, [natural], run_check=False, shape=torch.Size(shape), stride=strides
         )
@@ -172,7 +178,7 @@ def compute_columns(layers: Sequence[Any], x: torch.Tensor, sequence_dim: int | 
         **first.options,
     )
     return [
-        layer._as_output(y, Shard(y.dim() - 1), (*shape[:-1], layer.out_features))
+        layer._as_output(y, Shard(y.dim() - 1), (*shape[:-1], layer.out_features), dim)
         for layer, y in zip(layers, made, strict=True)
     ]
 
@@ -203,7 +209,7 @@ class RowParallelLinear(_ParallelLinear):
         if self.bias is not None:
             y = y + _SharedBias.apply(_own(self.bias), self.group).to(y.dtype)
         shape = [*y.shape[:dim], tokens, *y.shape[dim + 1 :]]
-        return self._as_output(y, Shard(dim), shape)
+        return self._as_output(y, Shard(dim), shape, dim)
 
 
 class _SharedBias(torch.autograd.Function):  # type: ignore[misc,unused-ignore]

@@ -7,6 +7,7 @@ the blocks are DTensors, so that a model's own code sees the shape of the whole 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,9 +25,20 @@ from weft.errors import UsageError
 from weft.ops.gather_once import GatherOnce
 from weft.ops.styles import SequenceColumnwise, SequenceRowwise
 
-ATTENTION = ((("q_proj", "k_proj", "v_proj"), "o_proj"), (("wq", "wk", "wv"), "wo"))
-FEED_FORWARD = ((("gate_proj", "up_proj"), "down_proj"), (("w1", "w3"), "w2"))
-"""Layers with the same input, and the layer that follows: Hugging Face's names, torchtitan's names."""
+ATTENTION = (
+    (("q_proj", "k_proj", "v_proj"), "o_proj"),
+    (("q_proj", "k_proj", "v_proj"), "dense"),
+    (("wq", "wk", "wv"), "wo"),
+)
+FEED_FORWARD = (
+    (("gate_proj", "up_proj"), "down_proj"),
+    (("w1", "w3"), "w2"),
+    (("up_proj",), "down_proj"),
+    (("c_fc",), "c_proj"),
+    (("fc1",), "fc2"),
+)
+"""Layers with the same input, and the layer that follows; the first that a module has counts."""
+NUMBERS_OF_HEADS = frozenset({"num_heads", "num_key_value_heads", "n_heads", "n_kv_heads"})
 OUTPUTS = ("lm_head", "output")
 _SEQUENCE_DIM, HEADS_DIM = 1, 2
 
@@ -49,7 +61,8 @@ def parallelize(model: nn.Module, mesh: Any, *, gather_logits: bool = True, **op
     fused operations. For FSDP2 call `fully_shard` afterwards, on the other dimension of the mesh.
 
     Knows models whose blocks have q_proj, k_proj, v_proj, o_proj and gate_proj, up_proj, down_proj (Llama,
-    Mistral, Qwen of Hugging Face), or wq, wk, wv, wo and w1, w3, w2 (torchtitan, the original Llama).
+    Mistral, Qwen, Gemma of Hugging Face), the same without a gate (Nemotron, Starcoder2, Phi), or wq, wk, wv,
+    wo and w1, w3, w2 (torchtitan, the original Llama).
     """
     if mesh.ndim != 1:
         raise UsageError(f"parallelize needs a mesh of one dimension, not {mesh.ndim}; give mesh['tp']")
@@ -118,7 +131,8 @@ def _plan_block(made: Plan, name: str, block: nn.Module, ranks: int, options: di
         elif any(True for _ in child.parameters()):
             raise UsageError(
                 f"parallelize does not know {path} ({type(child).__name__}); it looks for attention and a "
-                "feed-forward with gate_proj, up_proj, down_proj or w1, w3, w2"
+                "feed-forward with gate_proj, up_proj, down_proj or w1, w3, w2 (or up_proj, down_proj; c_fc, "
+                "c_proj; fc1, fc2)"
             )
     if pairs != 2:
         raise UsageError(f"parallelize found {pairs} of 2 pairs of layers in {name} ({type(block).__name__})")
@@ -137,14 +151,24 @@ def _plan_inside(made: Plan, path: str, module: nn.Module, known: tuple[str, ...
 
 
 def _check_heads(path: str, attention: nn.Module, columns: tuple[str, ...], ranks: int) -> None:
-    """A rank must have whole heads, of keys and values as well."""
+    """A rank must have whole heads, of keys and values as well, and compute with those that it has."""
+    code = getattr(inspect.unwrap(type(attention).forward), "__code__", None)
+    fixed = sorted(NUMBERS_OF_HEADS.intersection(code.co_names if code else ()))
+    if fixed and ranks > 1:
+        raise UsageError(
+            f"{path} ({type(attention).__name__}) cannot be divided: its forward pass uses {fixed[0]}, which "
+            "counts the heads of all ranks; views with -1 and head_dim work"
+        )
     head = getattr(attention, "head_dim", None)
     if not isinstance(head, int):
         return
     for each in columns:
         heads = getattr(attention, each).out_features // head
         if heads % ranks:
-            raise UsageError(f"{path}.{each} has {heads} heads, which {ranks} ranks cannot divide evenly")
+            raise UsageError(
+                f"{path}.{each} has {heads} heads, which {ranks} ranks cannot divide evenly; use a number of "
+                f"ranks that divides {heads}"
+            )
 
 
 def _is_norm(module: nn.Module) -> bool:

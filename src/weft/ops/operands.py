@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from math import prod
 
 import torch
@@ -203,10 +203,26 @@ def _check_scales(
             )
     if len({scale.dim() > 1 for scale in scales}) > 1:
         raise UsageError(f"{call.operation}: give one scale for each tensor, or all for rows and columns")
+    if scales[0].dim() > 1 and x.device.type == "cpu" and not scales_rows_on_cpus():
+        raise UsageError(
+            f"{call.operation}: this torch has no fp8 scales of rows and columns on CPUs; give one scale for "
+            "each tensor"
+        )
     if any(w.stride(0) != 1 for w in ws if w.shape[0] > 1):
         raise UsageError(
             f"{call.operation}: an fp8 B must be column-major; give weight.t() of a contiguous weight"
         )
+
+
+@cache
+def scales_rows_on_cpus() -> bool:
+    """Whether this torch has fp8 matmuls on CPUs with a scale for each row and column (2.11 has not)."""
+    x, one = torch.zeros(16, 16).to(FP8_DTYPES[0]), torch.ones(16, 1)
+    try:
+        torch._scaled_mm(x, x.t(), one, one.t(), out_dtype=torch.bfloat16)
+    except RuntimeError:
+        return False
+    return True
 
 
 def kind(tensor: torch.Tensor) -> str:

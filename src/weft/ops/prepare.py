@@ -191,7 +191,7 @@ def _runner(
         program = Program(schedule, operands)
         if team.size == 1:
             return LocalRunner(schedule, program)
-        return MessageRunner(schedule, program, team.group)
+        return MessageRunner(schedule, program, team)
     from weft.ops.engines import stream_runner
 
     return stream_runner(schedule, choice.engine, agreement, operands, team)

@@ -18,7 +18,7 @@ from weft.ops.call import Call
 from weft.ops.choose import choose, pick_arguments
 from weft.ops.operands import DTYPES
 from weft.ops.steps import Problem
-from weft.ops.teams import Team
+from weft.ops.teams import Team, group_named, team_of
 from weft.shim.inject import BY_PICK, OPS_VARIABLE, REPLACE_ALL
 
 _log = logging.getLogger("weft.ops")
@@ -45,9 +45,9 @@ def forced_schedule() -> str | None:
 def promised(team: Team, call: Call, problem: Problem, x: torch.Tensor) -> bool:
     """Whether rank 0 expects a gain; the first call for these sizes exchanges messages between all ranks."""
     if replaces_all():
-        return x.dtype in DTYPES
+        return x.dtype in DTYPES and _can_move(team, x)
     columns = problem.n if call.scatters else problem.k
-    if not may_gain(call.operation, problem.m, columns, problem.ranks, x):
+    if not may_gain(call.operation, problem.m, columns, problem.ranks, x) or not _can_move(team, x):
         return False
     key = (call.operation, problem, x.dtype)
     found = team.promises.get(key)
@@ -57,6 +57,29 @@ def promised(team: Team, call: Call, problem: Problem, x: torch.Tensor) -> bool:
         facts = {"operation": call.operation, "sizes": sizes, "own promise": _expects(call, problem, x, team)}
         found = team.promises[key] = bool(team.agree(facts)[0]["own promise"])
     return found
+
+
+def _can_move(team: Team, x: torch.Tensor) -> bool:
+    """Whether x can move between the ranks: a program whose group has no means for it is left unchanged."""
+    if x.device.type != "cuda" or team.size == 1:
+        return True
+    from weft.ops.engines import can_move
+
+    return can_move(team, x.device)
+
+
+def fits_graph(operation: str, rows: int, columns: int, ranks: int, x: Any, group: str) -> bool:
+    """`may_gain` for a compiled graph, whose group must have NCCL: while compiling, no rank may be asked."""
+    if not may_gain(operation, rows, columns, ranks, x):
+        return False
+    if x.device.type != "cuda" or replaces_all():
+        return True
+    from weft.ops.engines import no_nccl
+
+    team = team_of(group_named(group))
+    lacking = no_nccl(team)
+    team.unreachable = "" if lacking is None else str(lacking)
+    return lacking is None
 
 
 def _expects(call: Call, problem: Problem, x: torch.Tensor, team: Team) -> bool:

@@ -43,16 +43,23 @@ class Replacements:
 def read_replacements(folder: Path) -> dict[str, Any]:
     """Of all processes of a job, and a sentence about the first rank."""
     found = [read_object(path) for path in sorted(folder.glob(FILES.format("*")))] if folder.is_dir() else []
-    busy = sorted((each for each in found if each.get("calls")), key=lambda each: int(each["rank"]))
-    first = busy[0] if busy else next((each for each in found if each.get("too_small")), None)
+    busy = sorted((each for each in found if each.get("operations")), key=lambda each: int(each["rank"]))
+    first = busy[0] if busy else next((each for each in found if _reason(each)), None)
     return {"text": _text(first), "processes": found}
+
+
+def _reason(process: dict[str, Any]) -> str:
+    """Why nothing was replaced in a process that had something to replace; empty where it had nothing."""
+    if process.get("unreachable"):
+        return str(process["unreachable"])
+    return f"{process['too_small']} patterns are too small to gain" if process.get("too_small") else ""
 
 
 def _text(first: dict[str, Any] | None) -> str:
     if first is None:
         return "ops: nothing was replaced: no tensor parallelism with sharded sequences that promises a gain"
-    if not first["calls"]:
-        return f"ops: nothing was replaced: {first['too_small']} patterns are too small to gain"
+    if not first["operations"]:
+        return f"ops: nothing was replaced: {_reason(first)}"
     kinds = sorted({f"{each['schedule']} on {each['engine']}" for each in first["operations"]})
     parts = [f"{first['layers']} layers"] if first["layers"] else []
     if first["graphs"]:

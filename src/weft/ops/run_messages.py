@@ -10,15 +10,17 @@ import torch
 from weft.ops.operands import FP8_DTYPES
 from weft.ops.program import Instruction, Program, perform
 from weft.ops.steps import Recv, Schedule, Send
+from weft.ops.teams import Team
 
 
 class MessageRunner:
     """Sends and receives are posted as early as their data allows; a step waits only for what it reads."""
 
     exchanges = True
+    """Whether a peer may have failed; not while this rank computes."""
 
-    def __init__(self, schedule: Schedule, program: Program, group: Any) -> None:
-        self.program, self._group = program, group
+    def __init__(self, schedule: Schedule, program: Program, team: Team) -> None:
+        self.program, self._group, self._patience = program, team.group, team.patience
         steps = schedule.steps
         self._recvs = [
             (step.id, program.view(step.target), step.peer, step.round)
@@ -38,8 +40,9 @@ class MessageRunner:
         program.finish()
 
     def run(self, tensors: Sequence[torch.Tensor]) -> None:
+        self.exchanges = True
         slots = self.program.bind(tensors)
-        group = self._group
+        group, patience = self._group, self._patience
         arriving = {
             name: group.recv([as_message(slots[slot])], peer, tag) for name, slot, peer, tag in self._recvs
         }
@@ -48,15 +51,17 @@ class MessageRunner:
             for name in waits:
                 work = arriving.pop(name, None)
                 if work is not None:
-                    work.wait()
+                    work.wait(patience)
             if send is not None:
                 slot, peer, tag = send
                 data = as_message(slots[slot].contiguous())
                 leaving.append((group.send([data], peer, tag), data))
+            self.exchanges = False
             for instruction in instructions:
                 perform(slots, instruction)
+            self.exchanges = True
         for work, _ in leaving:
-            work.wait()
+            work.wait(patience)
 
 
 class LocalRunner:

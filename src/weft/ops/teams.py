@@ -14,6 +14,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -25,7 +26,11 @@ from weft.ranks import publish, published
 
 _log = logging.getLogger("weft.ops")
 
-GRACE_S = 5.0  # after a failure, how long to wait for the others to say what they were doing
+GRACE_S = 5.0
+GRACE_SHARE = 0.2
+"""The end of a group's timeout, at most so long: time for ranks to say which of them failed, and at what."""
+SPARE_SHARE = 0.25
+"""Of that time: what is left for a busy machine to raise the error in."""
 DEFAULT_TIMEOUT_S = 300.0
 PROBLEM, _FAILED = " problem", "failed"
 
@@ -65,6 +70,10 @@ class Team:
         self.prepared: OrderedDict[Any, Any] = OrderedDict()
         self.promises: dict[Any, bool] = {}
         """By sizes: whether rank 0 expects a fused operation to gain (`weft.ops.promise`)."""
+        self.reached: Any = None
+        """Of a group without NCCL: symmetric memory, through which GPU tensors can move between its ranks."""
+        self.unreachable = ""
+        """Why they cannot."""
         self._captured: list[Any] = []
         self._agreements: OrderedDict[str, TeamAgreement] = OrderedDict()
         self._store: Any = None
@@ -82,6 +91,16 @@ class Team:
             except (AttributeError, RuntimeError):
                 continue
         return DEFAULT_TIMEOUT_S
+
+    @property
+    def grace_s(self) -> float:
+        """The time after a failed wait for data in which ranks say what they were doing."""
+        return min(GRACE_S, GRACE_SHARE * self.timeout_s)
+
+    @property
+    def patience(self) -> timedelta:
+        """How long to wait for data. The error that names a missing rank then comes within the timeout."""
+        return timedelta(seconds=self.timeout_s - self.grace_s)
 
     @property
     def store(self) -> Any:
@@ -152,11 +171,11 @@ class Team:
         return None
 
     def _exchange(self, facts: RankFacts, own: RankFacts) -> list[Any]:
-        """What every rank posts. Who waits in a transfer posts when its timeout ends, hence the grace."""
+        """What every rank posts. A rank that waits for data posts when its patience ends."""
         keys = [self._key(rank) for rank in range(self.size)]
         try:
             self._post(own)
-            everyone = published(self.store, keys, self.timeout_s + GRACE_S)
+            everyone = published(self.store, keys, self.timeout_s - SPARE_SHARE * self.grace_s)
         except RuntimeError as error:
             raise self._lost(facts, error) from None
         if None in everyone:
@@ -174,7 +193,7 @@ class Team:
         try:
             if self._posted != self.calls:
                 self._post(facts)
-            end = time.monotonic() + GRACE_S
+            end = time.monotonic() + (1 - SPARE_SHARE) * self.grace_s
             posted = self._read()
             while len(posted) < self.size and time.monotonic() < end:
                 time.sleep(0.05)

@@ -1,7 +1,8 @@
 """A tensor-parallel feed-forward on two ranks that share a GPU; it knows nothing of weft.
 
 `ops_adopted.py FOLDER WIDTH eager|compiled`: forward without gradients under torch's styles, or forward and backward
-through torch.compile, next to the whole layer on the same GPU. The group is gloo: what weft does not replace is slow.
+through torch.compile, next to the whole layer on the same GPU. The group is gloo, which cannot gather GPU tensors
+(pytorch/pytorch#152645: SIGSEGV): the program runs only because weft replaces every collective in it.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ def main(rank: int, folder: str, width: int, how: str) -> None:
                 close(divided(part), wanted, "result")
     else:
         mine, theirs = part.requires_grad_(), x.requires_grad_()
-        compiled = torch.compile(divided, fullgraph=True)
+        compiled = torch.compile(nn.Sequential(divided), fullgraph=True)  # the input's hook is in its graph
         wanted = whole(theirs)
         wanted.backward(grad)
         for _ in range(2):

@@ -39,13 +39,16 @@ FAMILIES = (
     ("Olmo2", {}),
     ("Gemma2", {"head_dim": 8}),
     ("Cohere", {}),
+    ("Nemotron", {}),
+    ("Starcoder2", {}),
+    ("Phi", {}),
 )
-REFUSED = (("Phi3", {}), ("Mixtral", {}))
+REFUSED = (("Phi3", {}), ("Mixtral", {}), ("StableLm", {}), ("Llama", {"num_key_value_heads": 1}))
 
 
 def make(family: str, more: dict) -> nn.Module:
     torch.manual_seed(0)
-    config = getattr(transformers, f"{family}Config")(**SIZES, **more)
+    config = getattr(transformers, f"{family}Config")(**{**SIZES, **more})
     return getattr(transformers, f"{family}ForCausalLM")(config)
 
 

@@ -291,10 +291,10 @@ def check_late_disagreement(rank, ranks):
 
 
 def in_time(begun, ranks):
-    """An error has to come within the group's timeout, and the time that the ranks take to compare notes."""
-    from weft.ops.teams import GRACE_S, team_of
+    """An error has to come within the group's timeout; half as much again for a busy machine."""
+    from weft.ops.teams import team_of
 
-    took, most = time.monotonic() - begun, team_of(None).timeout_s + 2 * GRACE_S
+    took, most = time.monotonic() - begun, 1.5 * team_of(None).timeout_s
     assert took < most, f"the error took {took:.1f} s, more than {most:.1f}"
 
 
@@ -310,19 +310,19 @@ def check_fails_midway(rank, ranks):
         run_messages.perform = fail
         try:
             matmul_reduce_scatter(torch.ones(2 * ranks, 4), w, schedule="shard")
-        except MemoryError:
-            pass
+        except RuntimeError as error:
+            assert str(error) == "no such matmul", error
         else:
             raise AssertionError("the matmul did not fail")
     else:
-        with problem(f"rank {last} cannot continue: MemoryError: no memory for this matmul"):
+        with problem(f"rank {last} cannot continue: RuntimeError: no such matmul"):
             matmul_reduce_scatter(torch.ones(2 * ranks, 4), w, schedule="shard")
     in_time(begun, ranks)
     dist.destroy_process_group()
 
 
 def fail(*_):
-    raise MemoryError("no memory for this matmul")
+    raise RuntimeError("no such matmul")  # as torch raises it, and gloo when a peer is gone
 
 
 def check_first_rank_dies(rank, ranks):

@@ -80,6 +80,11 @@ def make() -> nn.Module:
     return Transformer(Settings(64, 32, 48, 4, 2, 2))
 
 
+def flat(module: nn.Module, given: object, made: torch.Tensor) -> torch.Tensor:
+    """torch's results are contiguous: a program may view batch and tokens as one dimension."""
+    return made.view(-1, made.shape[-1]).view(made.shape)
+
+
 def main(rank: int, ranks: int, folder: str) -> None:
     steps, how = int(sys.argv[2]), sys.argv[3]
     dist.init_process_group("gloo", init_method=f"file://{folder}/r", rank=rank, world_size=ranks)
@@ -90,6 +95,7 @@ def main(rank: int, ranks: int, folder: str) -> None:
             block.compile()
     else:  # what a checkpoint saves must be the same when it runs again
         last = model.layers[-1]
+        last.attention.wq.register_forward_hook(flat)
         last.forward = functools.partial(checkpoint, last.forward, use_reentrant=False)
     got, wanted = train(model, steps), train(make(), steps)
     for step, (ours, plain) in enumerate(zip(got, wanted, strict=True)):
