@@ -28,7 +28,7 @@ _KINDS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         ("reduce", r"reduce"),
         ("dispatch", r"dispatch"),
         ("combine", r"combine"),
-        ("send_recv", r"sendrecv|send|recv|collectivepermute"),
+        ("send_recv", r"sendrecv|send|recv"),
         ("barrier", r"barrier"),
         ("gather", r"gather"),
         ("scatter", r"scatter"),
