@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,7 @@ def _or_collective(known: IsComm) -> IsComm:
     return choose
 
 
+@lru_cache(maxsize=1 << 16)
 def operation(name: str) -> tuple[str, str]:
     """The short name of an XLA operation, and its opcode: both are in its HLO text, where there is one.
 
