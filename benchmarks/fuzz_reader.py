@@ -153,8 +153,8 @@ def main() -> None:
             faults += 1
             print(f"seed {seed} ended with {done.returncode}: {done.stderr[-2000:]}", file=sys.stderr)
         else:
-            told = json.loads(done.stdout.splitlines()[-1])
-            inputs, peak = inputs + told["inputs"], max(peak, told["peak_mb"])
+            result = json.loads(done.stdout.splitlines()[-1])
+            inputs, peak = inputs + result["inputs"], max(peak, result["peak_mb"])
         seed += 1
     print(json.dumps({"seconds": args.seconds, "inputs": inputs, "peak_mb": peak, "faults": faults}))
     sys.exit(1 if faults else 0)

@@ -149,11 +149,11 @@ def device_spec(trace: Trace) -> GpuSpec | None:
     """The GPU of a trace: what the trace says of it, and a preset for the rest. None for an unknown one."""
     from weft.gpu.probe import complete
 
-    told = trace.properties
+    known = trace.properties
     name = trace.device_name
 
     def figure(key: str) -> int:
-        value = told.get(key)
+        value = known.get(key)
         return value if isinstance(value, int) and value > 0 else 0
 
     if not name or not figure("computeMajor"):
