@@ -19,6 +19,9 @@ MIN_SPANS = 2
 MIXED = 1.5
 """Spans of one kernel that differ more than this, the 90th percentile over the 10th, do different work."""
 
+JITTER_NS = 5_000
+"""Spans that differ less than this do not: the shortest kernels vary by as much."""
+
 
 @dataclass(frozen=True)
 class KernelPrice:
@@ -79,4 +82,4 @@ def price_of_overlap(timeline: Timeline, sms: int | None = None) -> list[KernelP
 
 def _mixed(lengths: Ns) -> bool:
     short, long = np.percentile(lengths, (10, 90))
-    return bool(long > MIXED * short)
+    return bool(long > MIXED * short and long > short + JITTER_NS)
