@@ -228,6 +228,12 @@ def test_a_rocprof_table_of_the_documentation(tmp_path):
     assert rank.trace.device == 4
 
 
+XPROF_JSON = (
+    b'{"displayTimeUnit":"ns","metadata":{"highres-ticks":true}, "traceEvents":'
+    b'[{"ph":"M","pid":1,"name":"process_name","args":{"name":"/device:GPU:0 NVIDIA H100"}}]}'
+)
+
+
 @pytest.mark.parametrize(
     ("name", "content", "told"),
     [
@@ -240,6 +246,7 @@ def test_a_rocprof_table_of_the_documentation(tmp_path):
         ("a.json", b'{"rocprofiler-sdk-tool": 5}', "not a result of rocprofv3"),
         ("a.json", b' { "rocprofiler-sdk-tool" :[{"agents"', "not a result of rocprofv3"),
         ("a.sqlite", b"SQLite format 3\0" + b"x" * 200, "database"),
+        ("a.trace.json.gz", gzip.compress(XPROF_JSON), "the .xplane.pb file"),
         ("b_kernel_trace.csv", b'"Kernel_Name","Start_Timestamp"\n"k",1\n', "end_timestamp"),
     ],
 )
