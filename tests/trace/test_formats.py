@@ -94,13 +94,15 @@ def test_xla_operations_written_as_hlo_text(tmp_path):
     renamed = "%psum.3 = f32[8]{0} reduce-scatter(f32[8]{0} %fusion), to_apply=%add"
     copied = "%copy-done.5 = f32[8]{0:T(256)S(5)} copy-done((f32[8]{0:S(5)}, u32[]{:S(2)}) %copy-start.5)"
     events = [(loop, 0, 9_000), (fusion, 0, 1_000), (reduce, 1_000, 1_400), (renamed, 1_400, 1_700)]
-    events.append((copied, 2_000, 5_000))
-    names = [loop, fusion, reduce, renamed, copied]
+    fused = "%all-reduce-scatter.4 = f32[4]{0} fusion(f32[8]{0} %fusion), kind=kCustom, calls=%scatter"
+    hidden = "%async-collective-fusion.6 = f32[4]{0} fusion(f32[8]{0} %fusion), kind=kOutput, calls=%both"
+    events += [(copied, 2_000, 5_000), (fused, 5_000, 5_100), (hidden, 5_100, 5_300)]
+    names = [loop, fusion, reduce, renamed, copied, fused, hidden]
     (tmp_path / "host.xplane.pb").write_bytes(xspace("/device:TPU:0", [("XLA Ops", events)], names))
     (rank,) = weft.analyze(tmp_path).ranks
     figures = rank.figures
-    assert (figures.compute_ns, figures.comm_ns, figures.exposed_ns) == (1_000, 700, 700)
-    assert (figures.memory_ns, figures.span_ns) == (3_000, 5_000)
+    assert (figures.compute_ns, figures.comm_ns, figures.exposed_ns) == (1_200, 800, 800)
+    assert (figures.memory_ns, figures.span_ns) == (3_000, 5_300)
     assert set(rank.found.kind) == {"all_reduce", "reduce_scatter"}
     assert "psum.3 (reduce-scatter)" in rank.trace.timeline.names
 

@@ -22,8 +22,8 @@ _DEVICE = re.compile(r"/device:(GPU|TPU|CUSTOM)[^0-9]*(\d+)")
 _DETAILS = re.compile(r"(\w+):([0-9,]+)")
 # What XLA calls collectives where a line shows operations instead of kernels.
 _COLLECTIVE = re.compile(
-    r"(?:ragged-)?(?:all-?reduce|all-?gather|reduce-?scatter|all-?to-?all|collective-?permute|"
-    r"collective-?broadcast|send|recv)"
+    r"(?:ragged-)?(?:all-?reduce(?:-scatter)?|all-?gather|reduce-?scatter|all-?to-?all|collective-?permute|"
+    r"collective-?broadcast|async-collective|send|recv)"
     r"(?:-start|-done)?(?:[.\d)]|$)"
 )
 _OPERATION_LINES = ("XLA Ops", "Async XLA Ops")
