@@ -281,7 +281,8 @@ def judge(out: Path, results: Path | None) -> None:
         "",
         f"{sum(row['inside'] for row in advised)} of {len(advised)} measured savings are inside the stated"
         f" range; {len(lost)} advised changes won nothing. Ranges are {mean_width(advised):.1f} points wide"
-        f" on average; {sum(map(overlaps, advised))} of {len(advised)} overlap with the interval of the saving.",
+        f" on average; {sum(map(overlaps, advised))} of {len(advised)} overlap with the interval of the"
+        " saving.",
         "",
         provenance(recording_name(out)),
         "",
