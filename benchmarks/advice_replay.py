@@ -280,7 +280,9 @@ def judge(out: Path, results: Path | None) -> None:
         " is a configuration at a number of CTAs. Percent of the step, with a 95% interval.",
         "",
         f"{sum(row['inside'] for row in advised)} of {len(advised)} measured savings are inside the stated"
-        f" range; {len(lost)} advised changes won nothing.",
+        f" range; {len(lost)} advised changes won nothing. Ranges are {mean_width(advised):.1f} points wide"
+        f" on average; {sum(map(overlaps, advised))} of {len(advised)} overlap with the interval of the"
+        " saving.",
         "",
         provenance(recording_name(out)),
         "",
@@ -293,6 +295,17 @@ def judge(out: Path, results: Path | None) -> None:
         results.mkdir(parents=True, exist_ok=True)
         (results / "advice.md").write_text(text)
         (results / "advice.json").write_text(json.dumps(rows, indent=1) + "\n")
+
+
+def mean_width(rows: list[dict[str, Any]]) -> float:
+    """Of the stated ranges, in points of the step."""
+    return statistics.fmean(row["stated_pct"][1] - row["stated_pct"][0] for row in rows) if rows else 0.0
+
+
+def overlaps(row: dict[str, Any]) -> bool:
+    """Whether the stated range and the 95% interval of the saving have a value in common."""
+    (low, high), (_, least, most) = row["stated_pct"], row["saved_pct"]
+    return bool(low <= most and least <= high)
 
 
 def recording_name(out: Path) -> str:

@@ -131,14 +131,14 @@ def measure(command: list[str], env: dict[str, str]) -> dict[str, Any]:
     began = time.perf_counter()
     with tempfile.TemporaryFile() as out:
         process = subprocess.Popen(command, stdout=out, stderr=subprocess.DEVNULL, env=env)
-        peak = looks = 0
+        peak = samples = 0
         while True:
             # High-water marks only grow, so sampling rarely misses little.
             done, status, usage = os.wait4(process.pid, os.WNOHANG)
             if done:
                 break
-            if time.perf_counter() - began > 0.4 * (looks + 1):
-                peak, looks = max(peak, resident(process.pid)), looks + 1
+            if time.perf_counter() - began > 0.4 * (samples + 1):
+                peak, samples = max(peak, resident(process.pid)), samples + 1
             time.sleep(0.01)
         wall = time.perf_counter() - began
         out.seek(0)
@@ -267,10 +267,17 @@ def main() -> None:
             if plain:
                 files = [unpacked(file) for file in files]
             print(title, file=sys.stderr)
-            results["cases"][title] = compare(files, args.repeat if hta else 1, hta, env)
+            case = compare(files, args.repeat if hta else 1, hta, env)
+            results["cases"][title] = {"commit": commit(root), **case}
             if args.out:
                 save(args.out, results)
     print(json.dumps(results, indent=2))
+
+
+def commit(root: Path) -> str:
+    """The commit of weft that was measured."""
+    command = ["git", "rev-parse", "--short", "HEAD"]
+    return subprocess.run(command, capture_output=True, text=True, cwd=root, check=False).stdout.strip()
 
 
 def save(out: Path, results: dict[str, Any]) -> None:

@@ -47,12 +47,22 @@ def seeds() -> list[tuple[str, bytes]]:
     with tempfile.TemporaryDirectory() as folder:
         base = as_nsys(Path(folder) / "r.sqlite", traces).read_bytes()
     lines = [("Stream #1", [(GEMM, 0, 900)]), ("Stream #2", [(NCCL, 500, 2_000)])]
+    operations = [
+        ("%while.1 = (s32[]) while((s32[]) %tuple), body=%body", 0, 3_000),
+        ("%fusion.2 = f32[8]{0:T(256)} fusion(f32[8]{0} %p), calls=%fused", 0, 900),
+        ("%all-reduce = f32[8]{0:T(256)} all-reduce(f32[8]{0} %fusion.2), to_apply=%add", 900, 2_000),
+        ("%copy-done.3 = f32[8]{0:S(5)} copy-done((f32[8]{0:S(5)}, u32[]) %copy-start.3)", 2_000, 3_000),
+    ]
     return [
         ("rank0.json", text),
         ("rank0.json", json.dumps(json.loads(text)["traceEvents"]).encode()),
         ("rank0.json.gz", gzip.compress(text, 1)),
         ("r.sqlite", base),
         ("h.xplane.pb", xspace("/device:GPU:0", lines, [GEMM, NCCL])),
+        (
+            "h.xplane.pb",
+            xspace("/device:TPU:0", [("XLA Ops", operations)], [name for name, _, _ in operations]),
+        ),
         ("h.xplane.pb", (ROOT / "tests/data/traces/mi300x_jax.xplane.pb").read_bytes()[:20_000]),
         ("1_kernel_trace.csv", ROCPROF.encode()),
         ("1_results.json", as_rocprof_json(ROCPROF).encode()),
@@ -153,8 +163,8 @@ def main() -> None:
             faults += 1
             print(f"seed {seed} ended with {done.returncode}: {done.stderr[-2000:]}", file=sys.stderr)
         else:
-            told = json.loads(done.stdout.splitlines()[-1])
-            inputs, peak = inputs + told["inputs"], max(peak, told["peak_mb"])
+            result = json.loads(done.stdout.splitlines()[-1])
+            inputs, peak = inputs + result["inputs"], max(peak, result["peak_mb"])
         seed += 1
     print(json.dumps({"seconds": args.seconds, "inputs": inputs, "peak_mb": peak, "faults": faults}))
     sys.exit(1 if faults else 0)

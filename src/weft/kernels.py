@@ -30,6 +30,12 @@ COMM_KERNELS: dict[str, tuple[str, ...]] = {
 }
 
 
+MATRIX_KERNEL = re.compile(
+    r"gemm|matmul|nvjet|cutlass|conv|attention|flash|fmha|mfma|_mm_|\bmm\b", re.IGNORECASE
+)
+"""Names of kernels that multiply matrices: GEMM, convolution, attention."""
+
+
 def glob_regex(globs: Iterable[str]) -> re.Pattern[str]:
     """A regular expression that matches a whole name against any of the globs."""
     parts = ("".join({"*": ".*", "?": "."}.get(c, re.escape(c)) for c in glob) for glob in globs)

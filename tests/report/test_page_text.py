@@ -21,6 +21,7 @@ from report_samples import (
     tuned_workload,
 )
 
+from weft.report.compare import comparison_sentence, metric_changes
 from weft.report.page import analysis_page, bench_page, comparison_page, embedded, tune_page
 
 
@@ -285,6 +286,37 @@ def test_a_comparison_shows_the_change_and_both_analyses() -> None:
     for said in ("+30.0 points", "Exposed: behind compute", "Exposed all_reduce", "Before", "After"):
         assert said in text
     assert page.count('class="timeline"') == 2
+
+
+def test_a_comparison_is_per_step_and_by_reason() -> None:
+    change = {
+        "exposed_comm_us": {"before": 300.0, "after": 100.0},
+        "comm_us": {"before": 600.0, "after": 400.0},
+        "span_us": {"before": 3000.0, "after": 1800.0},
+        "attribution": {"nothing_to_hide_behind": {"before": 300.0, "after": 100.0}},
+        "reasons": {
+            "same_stream": {"before": 300.0, "after": 100.0},
+            "queue_full": {"before": 0.0, "after": 0.0},
+        },
+        "steps": {"before": 3, "after": 2},
+    }
+    assert comparison_sentence({"change": change}) == (
+        "Exposed communication per rank and step went from 100 µs to 50 µs (-50.0%), "
+        "the step from 1 ms to 900 µs (-10.0%)."
+    )
+    rows = {row.label: (row.before, row.after) for row in metric_changes({"change": change})}
+    assert rows["Step"] == ("1 ms", "900 µs")
+    assert rows["Exposed: same stream"] == ("100 µs", "50 µs")
+    assert not {"Span", "Exposed: queue full", "Exposed: no compute left"} & set(rows)
+    silent = {
+        **change,
+        "comm_us": {"before": 0.0, "after": 0.0},
+        "overlap_pct": {"before": 0.0, "after": 0.0},
+    }
+    assert comparison_sentence({"change": silent}).startswith(
+        "Neither run has communication; the step went from"
+    )
+    assert "Hidden behind compute" not in {row.label for row in metric_changes({"change": silent})}
 
 
 def test_a_million_spans_make_a_small_page_that_says_so() -> None:

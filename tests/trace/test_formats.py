@@ -86,6 +86,27 @@ def test_communication_in_an_xla_profile(tmp_path):
     assert (rank.figures.comm_ns, rank.figures.compute_ns, rank.figures.span_ns) == (400, 1_000, 1_400)
 
 
+def test_xla_operations_written_as_hlo_text(tmp_path):
+    """Opcodes decide: a loop only holds other operations, a wait for a DMA copy is no compute."""
+    loop = "%while.2 = (s32[], f32[8]{0:T(256)}) while((s32[], f32[8]{0:T(256)}) %tuple.1), body=%body"
+    fusion = "%fusion = f32[8]{0:T(256)} fusion(f32[8]{0} %all-gather.1), kind=kLoop, calls=%fused"
+    reduce = "%all-reduce = f32[8]{0:T(256)} all-reduce(f32[8]{0} %fusion), replica_groups={}, to_apply=%add"
+    renamed = "%psum.3 = f32[8]{0} reduce-scatter(f32[8]{0} %fusion), to_apply=%add"
+    copied = "%copy-done.5 = f32[8]{0:T(256)S(5)} copy-done((f32[8]{0:S(5)}, u32[]{:S(2)}) %copy-start.5)"
+    events = [(loop, 0, 9_000), (fusion, 0, 1_000), (reduce, 1_000, 1_400), (renamed, 1_400, 1_700)]
+    fused = "%all-reduce-scatter.4 = f32[4]{0} fusion(f32[8]{0} %fusion), kind=kCustom, calls=%scatter"
+    hidden = "%async-collective-fusion.6 = f32[4]{0} fusion(f32[8]{0} %fusion), kind=kOutput, calls=%both"
+    events += [(copied, 2_000, 5_000), (fused, 5_000, 5_100), (hidden, 5_100, 5_300)]
+    names = [loop, fusion, reduce, renamed, copied, fused, hidden]
+    (tmp_path / "host.xplane.pb").write_bytes(xspace("/device:TPU:0", [("XLA Ops", events)], names))
+    (rank,) = weft.analyze(tmp_path).ranks
+    figures = rank.figures
+    assert (figures.compute_ns, figures.comm_ns, figures.exposed_ns) == (1_200, 800, 800)
+    assert (figures.memory_ns, figures.span_ns) == (3_000, 5_300)
+    assert set(rank.found.kind) == {"all_reduce", "reduce_scatter"}
+    assert "psum.3 (reduce-scatter)" in rank.trace.timeline.names
+
+
 def as_nsys(path, traces):
     """The same runs as an export of Nsight Systems has them (its documented tables)."""
     base = sqlite3.connect(path)
@@ -209,6 +230,12 @@ def test_a_rocprof_table_of_the_documentation(tmp_path):
     assert rank.trace.device == 4
 
 
+XPROF_JSON = (
+    b'{"displayTimeUnit":"ns","metadata":{"highres-ticks":true}, "traceEvents":'
+    b'[{"ph":"M","pid":1,"name":"process_name","args":{"name":"/device:GPU:0 NVIDIA H100"}}]}'
+)
+
+
 @pytest.mark.parametrize(
     ("name", "content", "told"),
     [
@@ -221,6 +248,7 @@ def test_a_rocprof_table_of_the_documentation(tmp_path):
         ("a.json", b'{"rocprofiler-sdk-tool": 5}', "not a result of rocprofv3"),
         ("a.json", b' { "rocprofiler-sdk-tool" :[{"agents"', "not a result of rocprofv3"),
         ("a.sqlite", b"SQLite format 3\0" + b"x" * 200, "database"),
+        ("a.trace.json.gz", gzip.compress(XPROF_JSON), "the .xplane.pb file"),
         ("b_kernel_trace.csv", b'"Kernel_Name","Start_Timestamp"\n"k",1\n', "end_timestamp"),
     ],
 )

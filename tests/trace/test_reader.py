@@ -353,3 +353,32 @@ def test_no_gpu_activity_is_an_error_that_says_what_to_do(tmp_path):
 def test_the_time_text_of_the_builder():
     assert us_text(BASE_NS) == "1700000000123456.789"
     assert us_text(-1) == "-0.001"
+
+
+@pytest.mark.parametrize(("compute", "comm"), [("stream 7", "stream 16"), (7, 16), ("Compute", "NCCL")])
+def test_the_thread_names_the_stream_where_no_argument_does(tmp_path, compute, comm):
+    """As PyTorch 1.8 writes traces. With all spans on one stream, the cause would be `same_stream`."""
+
+    def span(name, thread, start, length):
+        times = {"ts": start, "dur": length}
+        return {
+            "ph": "X",
+            "cat": "Kernel",
+            "name": name,
+            "pid": 0,
+            "tid": thread,
+            **times,
+            "args": {"device": 0},
+        }
+
+    events = [
+        span("gemm", compute, 0, 100),
+        span("ncclKernel_AllReduce", comm, 100, 50),
+        span("gemm", compute, 150, 100),
+    ]
+    path = tmp_path / "t.json"
+    path.write_text(json.dumps(events))
+    (rank,) = weft.analyze(path).ranks
+    streams = rank.trace.timeline.stream.tolist()
+    assert streams[0] == streams[2] != streams[1]
+    assert rank.attribution.reasons()["same_stream"] == 0

@@ -34,28 +34,60 @@ class MetricChange:
 
 
 def metric_changes(document: Document) -> list[MetricChange]:
-    """The figures of `change`, means over ranks: of the run, by cause, and by kind of collective."""
+    """The figures of `change`, means over ranks, per step where the runs mark steps: of the run, by reason
+    (by cause in older documents), and by kind of collective. Reasons that neither run has are left out."""
     change = record(document, "change")
-    found = [_change(label, record(change, key), key, better) for label, key, better in _FIGURES]
-    why = record(change, "attribution")
+    found = [
+        _change(change, label, record(change, key), key, better)
+        for label, key, better in _FIGURES
+        if _communicates(change) or key != "overlap_pct"
+    ]
+    why = record(change, "reasons") or record(change, "attribution")
     found += [
-        _change(f"Exposed: {words.cause_name(key)}", record(why, key), key, False) for key in map(str, why)
+        _change(change, f"Exposed: {words.cause_name(key)}", record(why, key), key, False)
+        for key in map(str, why)
+        if any(_sides(record(why, key)) or ())
     ]
     found += [
-        _change(f"Exposed {text(item, 'kind', '?')}", record(item, "exposed_us"), "exposed_us", False)
+        _change(change, f"Exposed {text(item, 'kind', '?')}", record(item, "exposed_us"), "exposed_us", False)
         for item in records(change, "collectives")[:_MAX_COLLECTIVES]
     ]
     return [row for row in found if row is not None]
 
 
-def _change(label: str, entry: Document, key: str, more_is_better: bool | None) -> MetricChange | None:
-    old, new = number(entry, "before"), number(entry, "after")
-    if old is None or new is None:
+def _change(
+    change: Document, label: str, entry: Document, key: str, more_is_better: bool | None
+) -> MetricChange | None:
+    known = _sides(entry) if key.endswith("_pct") else _per_step(change, entry)
+    if known is None:
         return None
+    old, new = known
     show = words.percent if key.endswith("_pct") else words.duration
     said, large = _difference(old, new, key)
     tone = "" if not large or more_is_better is None else "good" if (new > old) == more_is_better else "bad"
+    label = "Step" if key == "span_us" and _stepped(change) else label
     return MetricChange(label, show(old), show(new), said, tone)
+
+
+def _sides(entry: Document) -> tuple[float, float] | None:
+    old, new = number(entry, "before"), number(entry, "after")
+    return None if old is None or new is None else (old, new)
+
+
+def _communicates(change: Document) -> bool:
+    """Whether a run has communication, as far as the document says."""
+    return any(_sides(record(change, "comm_us")) or (True,))
+
+
+def _stepped(change: Document) -> bool:
+    """Whether the runs mark steps: then figures are of one step."""
+    return max(_sides(record(change, "steps")) or (1.0, 1.0)) > 1
+
+
+def _per_step(change: Document, entry: Document) -> tuple[float, float] | None:
+    """Times before and after, of one step of each run."""
+    known, steps = _sides(entry), _sides(record(change, "steps")) or (1.0, 1.0)
+    return None if known is None else (known[0] / max(steps[0], 1.0), known[1] / max(steps[1], 1.0))
 
 
 def _difference(old: float, new: float, key: str) -> tuple[str, bool]:
@@ -70,17 +102,22 @@ def _difference(old: float, new: float, key: str) -> tuple[str, bool]:
 def comparison_sentence(document: Document) -> str:
     """What became of the exposed communication, in one sentence."""
     change = record(document, "change")
-    exposed, span = record(change, "exposed_comm_us"), record(change, "span_us")
-    old, new = number(exposed, "before"), number(exposed, "after")
-    if old is None or new is None:
+    exposed = _per_step(change, record(change, "exposed_comm_us"))
+    span = _per_step(change, record(change, "span_us"))
+    if exposed is None:
         return text(change, "text") or "The two runs cannot be compared: one has no figures."
-    said = f"Exposed communication per rank went from {words.duration(old)} to {words.duration(new)}"
-    said += f" ({_difference(old, new, 'us')[0]})" if old else ""
-    spans = number(span, "before"), number(span, "after")
-    if spans[0] and spans[1] is not None:
-        said += f", the span from {words.duration(spans[0])} to {words.duration(spans[1])}"
-        said += f" ({_difference(spans[0], spans[1], 'us')[0]})"
-    return said + "."
+    each, whole = ("rank and step", "step") if _stepped(change) else ("rank", "span")
+    if _communicates(change):
+        said, then = f"Exposed communication per {each} went {_from_to(exposed)}", f", the {whole} "
+    else:
+        said, then = "Neither run has communication", f"; the {whole} went "
+    return f"{said}{then}{_from_to(span)}." if span is not None else f"{said}."
+
+
+def _from_to(sides: tuple[float, float]) -> str:
+    old, new = sides
+    changed = f" ({_difference(old, new, 'us')[0]})" if old else ""
+    return f"from {words.duration(old)} to {words.duration(new)}{changed}"
 
 
 def change_table(document: Document) -> Table:

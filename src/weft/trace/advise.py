@@ -1,7 +1,8 @@
 """Which changes would shorten the step, by how much, why, and the command to try.
 
 Only exposed communication on the critical path counts. Controls of weft are priced by the simulator
-(`weft.trace.replay`) and by its figures of the GPU; a range is never wider than three points of the step.
+(`weft.trace.replay`) and by its figures of the GPU; their ranges are never wider than three points of the
+step. What a change of the program saves is not known beyond its upper bound, so its range starts at 0.
 """
 
 from __future__ import annotations
@@ -242,12 +243,14 @@ def _for_ctas(ranks: Sequence[RankAnalysis], step: Step) -> list[tuple[float, Ad
 
 
 def _for_program(ranks: Sequence[RankAnalysis], step: Step) -> list[tuple[float, Advice]]:
-    """What no control of weft can change. The range ends at all that is on the critical path."""
+    """What no control of weft can change.
+
+    The range is wide because only its end is known: it goes from nothing to all that is on the critical path.
+    """
 
     def item(us: float, title: str, detail: str, command: str | None = None) -> tuple[float, Advice]:
-        low = max(us - 2 * HALF_WIDTH * step.span_us, 0.0)
         said = f"{duration(us)} per rank on the critical path"
-        gain = (round(low, 1), round(us, 1))
+        gain = (0.0, round(us, 1))
         return us, Advice(
             "program", title, detail.format(said=said), None, gain, command, said, step.us, step.steps
         )

@@ -185,6 +185,7 @@ def analyze_traces(traces: Sequence[Trace], warnings: Sequence[str] = ()) -> Ana
 
 def _rank(trace: Trace, found: Collectives, matched: Match, transfers: dict[int, int]) -> RankAnalysis:
     why = attribute(trace, found, matched, transfers)
+    sms = trace.properties.get("numSms")
     return RankAnalysis(
         trace=trace,
         figures=trace.timeline.figures(),
@@ -193,5 +194,5 @@ def _rank(trace: Trace, found: Collectives, matched: Match, transfers: dict[int,
         attribution=why,
         path=critical_path(trace, found, why),
         steps=step_figures(trace),
-        prices=tuple(price_of_overlap(trace.timeline)),
+        prices=tuple(price_of_overlap(trace.timeline, sms if isinstance(sms, int) else None)),
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from weft.kernels import MATRIX_KERNEL
 from weft.timeline import Kind
 from weft.trace.attribute import REASONS
 from weft.trace.names import short_name
@@ -18,9 +18,6 @@ from weft.trace.record import Trace
 if TYPE_CHECKING:
     from weft.gpu.specs import GpuSpec
     from weft.trace.analysis import RankAnalysis
-
-# Matrix kernels reuse what they load, so fewer per SM cost little. Memory-bound kernels need them all.
-_MATRIX = re.compile(r"gemm|matmul|nvjet|cutlass|conv|attention|flash|fmha|mfma|_mm_|\bmm\b", re.IGNORECASE)
 
 
 class BlockingKernel(NamedTuple):
@@ -152,11 +149,11 @@ def device_spec(trace: Trace) -> GpuSpec | None:
     """The GPU of a trace: what the trace says of it, and a preset for the rest. None for an unknown one."""
     from weft.gpu.probe import complete
 
-    told = trace.properties
+    known = trace.properties
     name = trace.device_name
 
     def figure(key: str) -> int:
-        value = told.get(key)
+        value = known.get(key)
         return value if isinstance(value, int) and value > 0 else 0
 
     if not name or not figure("computeMajor"):
@@ -188,6 +185,6 @@ def judge(spec: GpuSpec | None, kernel: BlockingKernel) -> tuple[str, int, str]:
     if blocks <= fits * spec.sms:
         return "head_start", 0, f"{blocks} blocks, all resident at once: {each}"
     waves = f"{blocks} blocks, {blocks / (fits * spec.sms):.1f} waves: {each}"
-    if fits > 1 and _MATRIX.search(name):
+    if fits > 1 and MATRIX_KERNEL.search(name):  # it reuses what it loads, so fewer per SM cost little
         return "residency", max(fits // 2, 1), waves
     return "priority", 0, waves

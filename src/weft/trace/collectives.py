@@ -15,7 +15,7 @@ from weft.timeline import Kind, Ns
 from weft.trace.record import Trace
 from weft.trace.schema import Message
 
-# First match wins, on the collective's own name, then on the kernel's; underscores and case do not count.
+# First match wins, on the collective's own name, then on the kernel's; case, "_" and "-" do not count.
 _KINDS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
     (kind, re.compile(pattern))
     for kind, pattern in (
@@ -91,7 +91,7 @@ def collectives(trace: Trace) -> Collectives:
 def kind_of(kernel: str, collective: str = "") -> str:
     """The kind of collective, from its own name or its kernel's; `other` if neither tells."""
     for name in (collective, kernel):
-        plain = name.lower().replace("_", "").replace(" ", "")
+        plain = re.sub(r"[-_ ]", "", name.lower())
         for kind, pattern in _KINDS:
             if name and pattern.search(plain):
                 return kind

@@ -53,8 +53,8 @@ def _check_world(before: Analysis, after: Analysis) -> None:
     """Runs of different sizes move different bytes: they are not compared."""
     sizes = []
     for side in (before, after):
-        told = {rank.trace.world_size for rank in side.ranks if rank.trace.world_size}
-        sizes.append(max(told) if told else None)
+        known = {rank.trace.world_size for rank in side.ranks if rank.trace.world_size}
+        sizes.append(max(known) if known else None)
     if sizes[0] and sizes[1] and sizes[0] != sizes[1]:
         raise UsageError(
             f"the runs have {sizes[0]} and {sizes[1]} ranks in all: their collectives are not comparable; "

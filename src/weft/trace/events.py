@@ -39,6 +39,8 @@ KERNEL, MEMCPY, MEMSET = 0, 1, 2
 _RUNTIME, _ANNOTATION, _OPERATOR, _SYNC, _MODULE = 3, 4, 5, 6, 7
 _GPU_ROLES = (KERNEL, MEMCPY, MEMSET)
 
+_STREAM = re.compile(rb'"?(?:stream )?(\d{1,9})"?')
+_OTHER_STREAM = 1 << 30
 _OTHER_PROCESS = 1 << 20
 
 MAX_NS = 1 << 60
@@ -203,8 +205,11 @@ class Collector:
         if devices.min() < 0:
             devices = np.where(devices < 0, [self._process(bytes(e.pid)) for e in events], devices)
         rows = [
-            (a.stream, a.correlation, a.external, a.registers, a.shared_bytes, a.bytes, a.sequence)
-            for a in args
+            (
+                a.stream if a.stream >= 0 else self._stream(bytes(e.tid)),
+                *(a.correlation, a.external, a.registers, a.shared_bytes, a.bytes, a.sequence),
+            )
+            for e, a in zip(events, args, strict=True)
         ]
         blocks, threads = self._sizes([a.grid for a in args]), self._sizes([a.block for a in args])
         messages = [self.messages(message_of(a)) if a.group or a.collective else 0 for a in args]
@@ -247,6 +252,11 @@ class Collector:
     def _process(self, pid: bytes) -> int:
         """Profilers give a GPU's spans its number as their process; other names get numbers of their own."""
         return int(pid) if pid.isdigit() and len(pid) < 4 else _OTHER_PROCESS + self.pids(pid)
+
+    def _stream(self, tid: bytes) -> int:
+        """The stream of a span without that argument: some profilers write it as the thread, `stream 7`."""
+        number = _STREAM.fullmatch(tid)
+        return int(number[1]) if number else _OTHER_STREAM + self.threads(tid) if tid else -1
 
     def _call_role(self, name: bytes) -> int:
         role = _LAUNCHES if _LAUNCH.search(name) else _BLOCKS if _BLOCKING.search(name) else 0

@@ -21,6 +21,8 @@ EXPECTED = (
 )
 
 _ROCPROF_JSON = re.compile(rb'\s*\{\s*"rocprofiler-sdk-tool"\s*:')
+# XProf names its processes after the planes of the profile.
+_XPROF_JSON = re.compile(rb'"process_name".{0,40}"/(?:device:|host:CPU)', re.DOTALL)
 
 # First bytes of files that people pass by mistake: what they are, and what to do.
 _OTHERS = (
@@ -78,8 +80,13 @@ def _kind(path: Path, head: bytes) -> str:
     """The name of the module that reads such a file."""
     if head.startswith(b"SQLite format 3\0"):
         return "nsys"
-    if _ROCPROF_JSON.match(_unpacked(head)):
+    start = _unpacked(head)
+    if _ROCPROF_JSON.match(start):
         return "rocprof_json"
+    if _XPROF_JSON.search(start):
+        raise InputError(
+            f"{path}: the trace viewer's copy of an XLA profile; give the .xplane.pb file in the same folder"
+        )
     if _is_kernel_table(head):
         return "rocprof"
     for suffix, (what, advice) in _SUFFIXES.items():
@@ -96,7 +103,7 @@ def _unpacked(head: bytes) -> bytes:
     if not head.startswith(b"\x1f\x8b"):
         return head
     try:
-        return zlib.decompressobj(31).decompress(head, 256)
+        return zlib.decompressobj(31).decompress(head, _HEAD_BYTES)
     except zlib.error:
         return b""
 

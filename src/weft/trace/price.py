@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from weft.timeline import Kind, Timeline
+from weft.kernels import MATRIX_KERNEL
+from weft.timeline import Kind, Ns, Timeline
 from weft.trace.covered import Measure
 
 BESIDE = 0.5
@@ -14,6 +15,12 @@ BESIDE = 0.5
 
 MIN_SPANS = 2
 """A median needs at least this many spans on each side."""
+
+MIXED = 1.5
+"""Spans of one kernel that differ more than this, the 90th percentile over the 10th, do different work."""
+
+JITTER_NS = 5_000
+"""Spans that differ less than this do not: the shortest kernels vary by as much."""
 
 
 @dataclass(frozen=True)
@@ -40,9 +47,16 @@ class KernelPrice:
         return 100.0 * (self.beside_ns / self.alone_ns - 1) if self.alone_ns else 0.0
 
 
-def price_of_overlap(timeline: Timeline) -> list[KernelPrice]:
-    """Kernels that ran both concurrently with a collective and alone, the costliest first."""
+def price_of_overlap(timeline: Timeline, sms: int | None = None) -> list[KernelPrice]:
+    """Kernels that ran both concurrently with a collective and alone, the costliest first.
+
+    Only kernels whose name and shape tell their work: a persistent GEMM has one block per SM, of `sms`, for
+    matrices of any size.
+    """
     at = np.flatnonzero((timeline.kind == Kind.COMPUTE) & (timeline.end_ns > timeline.start_ns))
+    if sms is not None:
+        matrix = np.array([MATRIX_KERNEL.search(name) is not None for name in timeline.names], dtype=bool)
+        at = at[~(matrix[timeline.name[at]] & (timeline.resources["blocks"][at] <= sms))]
     comm = Measure(timeline.covered(Kind.COMM))
     start, end = timeline.start_ns[at], timeline.end_ns[at]
     shared = comm.between(start, end)
@@ -59,7 +73,13 @@ def price_of_overlap(timeline: Timeline) -> list[KernelPrice]:
     for low, high in zip([0, *breaks.tolist()], [*breaks.tolist(), len(keys)], strict=True):
         with_comm = length[low:high][beside[low:high]]
         without = length[low:high][~beside[low:high]]
-        if min(len(with_comm), len(without)) >= MIN_SPANS:
-            medians = (int(np.median(part)) for part in (with_comm, without))
-            out.append(KernelPrice(timeline.names[int(keys[low, 0])], len(with_comm), len(without), *medians))
+        if min(len(with_comm), len(without)) < MIN_SPANS or _mixed(with_comm) or _mixed(without):
+            continue
+        medians = (int(np.median(part)) for part in (with_comm, without))
+        out.append(KernelPrice(timeline.names[int(keys[low, 0])], len(with_comm), len(without), *medians))
     return sorted(out, key=lambda price: -price.lost_ns)
+
+
+def _mixed(lengths: Ns) -> bool:
+    short, long = np.percentile(lengths, (10, 90))
+    return bool(long > MIXED * short and long > short + JITTER_NS)

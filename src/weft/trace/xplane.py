@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,17 @@ _DEVICE = re.compile(r"/device:(GPU|TPU|CUSTOM)[^0-9]*(\d+)")
 _DETAILS = re.compile(r"(\w+):([0-9,]+)")
 # What XLA calls collectives where a line shows operations instead of kernels.
 _COLLECTIVE = re.compile(
-    r"(?:all-?reduce|all-?gather|reduce-?scatter|all-?to-?all|collective-?permute|collective-?broadcast|"
-    r"send|recv)"
-    r"(?:-start|-done)?(?:[.\d]|$)"
+    r"(?:ragged-)?(?:all-?reduce(?:-scatter)?|all-?gather|reduce-?scatter|all-?to-?all|collective-?permute|"
+    r"collective-?broadcast|async-collective|send|recv)"
+    r"(?:-start|-done)?(?:[.\d)]|$)"
 )
 _OPERATION_LINES = ("XLA Ops", "Async XLA Ops")
+# An operation as HLO text, `%name = shape opcode(operands)`; layouts in the shape have capitals: `T(8,128)`.
+_HLO = re.compile(r"%?([^\s=]+) = .*?(?<=\s)([a-z][a-z0-9-]*)\(", re.DOTALL)
+_CONTAINERS = ("while", "conditional", "call")
+"""Operations that only hold others, which have spans of their own."""
+_COPIES = ("copy-start", "copy-done")
+"""Transfers by the DMA engines, and the wait for them."""
 
 
 @dataclass
@@ -79,11 +86,25 @@ def read(path: Path, is_comm_names: IsComm | None = None) -> list[Trace]:
 def _or_collective(known: IsComm) -> IsComm:
     def choose(names: list[str]) -> list[bool]:
         return [
-            comm or _COLLECTIVE.match(name.lstrip("%")) is not None
+            comm or any(_COLLECTIVE.match(part) for part in name.split(" ("))
             for comm, name in zip(known(names), names, strict=True)
         ]
 
     return choose
+
+
+@lru_cache(maxsize=1 << 16)
+def operation(name: str) -> tuple[str, str]:
+    """The short name of an XLA operation, and its opcode: both are in its HLO text, where there is one.
+
+    The opcode is added to a name that does not tell it: `psum.3 (all-reduce)`.
+    """
+    found = _HLO.match(name)
+    if found is None:
+        short = name.lstrip("%")
+        return short, re.sub(r"[.\d]+$", "", short)
+    short, opcode = found[1], found[2]
+    return (short if short.startswith(opcode) else f"{short} ({opcode})"), opcode
 
 
 def _text(data: bytes, place: Any) -> str:
@@ -199,9 +220,14 @@ def _spans(data: bytes, plane: _Plane, device: int, columns: Columns) -> bool:
     for line in streams or [line for line in lines if line.name in _OPERATION_LINES]:
         for place in line.events:
             name, start, end, stats = _event(data, plane, line, place)
+            opcode = ""
+            if operations:
+                name, opcode = operation(name)
+                if opcode in _CONTAINERS:
+                    continue
             kind = (
                 MEMCPY
-                if name.lower().startswith("memcpy")
+                if name.lower().startswith("memcpy") or opcode in _COPIES
                 else MEMSET
                 if name.lower().startswith("memset")
                 else KERNEL

@@ -105,7 +105,9 @@ static int keep_gpu(scan *s, const event *e) {
         FIELD("Process Group Name", NULL),
     };
     int64_t known[sizeof fields / sizeof *fields], row[GPU_WIDTH];
-    if (!e->name.at || !arguments(e->args, fields, sizeof fields / sizeof *fields, known) || known[DEVICE] < 0)
+    if (!e->name.at || !arguments(e->args, fields, sizeof fields / sizeof *fields, known))
+        return 0;
+    if (known[DEVICE] < 0 || known[STREAM] < 0) /* the process or the thread may tell */
         return 0;
     int found = times(s, e, &row[0], &row[1]);
     if (found <= 0)
