@@ -61,11 +61,10 @@ def _round_up(size: int) -> int:
     return max(ALIGNMENT, -(-size // ALIGNMENT) * ALIGNMENT)
 
 
-def zero_cta_group(ranks: list[int] | None = None, **more: Any) -> Any:
-    """A new group whose NCCL collectives are copies by copy engines: they take no SM. A collective call.
+def zero_cta_options() -> Any:
+    """Options of a group whose NCCL collectives are copies by copy engines: they take no SM.
 
     NCCL does so for all-gather and all-to-all of registered buffers within an NVLink domain, from 2.28.
-    `more`: further arguments of `torch.distributed.new_group`.
     """
     import torch.distributed as dist
 
@@ -75,4 +74,15 @@ def zero_cta_group(ranks: list[int] | None = None, **more: Any) -> Any:
         raise UnavailableError("this torch has no zero-CTA collectives: it needs NCCL 2.28 or newer")
     options = kind.Options()
     options.config.cta_policy = policy
+    return options
+
+
+def zero_cta_group(ranks: list[int] | None = None, options: Any = None, **more: Any) -> Any:
+    """A new group with `zero_cta_options`. A collective call.
+
+    `options`: as `zero_cta_options` made them; `more`: further arguments of `torch.distributed.new_group`.
+    """
+    import torch.distributed as dist
+
+    options = zero_cta_options() if options is None else options
     return dist.new_group(ranks, backend="nccl", pg_options=options, **more)
