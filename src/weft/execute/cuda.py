@@ -6,7 +6,7 @@ With a node profile, its collectives are those of one rank of that node instead 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from weft.errors import UnavailableError, UsageError
@@ -18,6 +18,7 @@ from weft.execute.payload import Buffers
 from weft.execute.pipeline import Pipeline
 from weft.execute.rank_makers import NcclMaker, PacedMaker
 from weft.policy import Policy
+from weft.rules import CommRule
 from weft.shim import apply, binding
 from weft.timeline import Timeline
 from weft.workload import BASELINE_CTAS, DTYPE_BYTES, MODES, Workload, check_resident
@@ -64,6 +65,7 @@ class CudaExecutor:
         self._held: tuple[Any, Buffers] | None = None
         self._prepared: Prepared | None = None
         self._applied: Policy | None = None
+        self._rules: tuple[tuple[CommRule, ...], int | None] | None = ((), None)
 
     def measure(self, workload: Workload, policy: Policy, mode: str = "overlap") -> PipelineSample:
         """Run the pipeline once, from the first compute to the last collective, and check the result."""
@@ -116,13 +118,17 @@ class CudaExecutor:
         if mode not in MODES:
             raise UsageError(f"mode {mode!r} is not known; use one of {', '.join(MODES)}")
         ctas, here = policy.max_ctas or self.baseline_ctas, self._ranks_here(workload)
+        acting = policy if mode == "overlap" else Policy()
+        if acting.comm_rules:
+            acting = replace(acting, max_ctas=ctas)  # of collectives that no rule is for
+            ctas = acting.communicator_ctas(ctas)
         if here == workload.ranks and ctas is not None:
             check_resident(workload, ctas, self._gpu.sm_count)
-        acting = policy if mode == "overlap" else Policy()
         self._apply(acting)
         prepared = self._prepare(workload)
         streams = self._rank_streams(acting.priority, here)
         collective = self._collective(workload, ctas, prepared.payload, streams)
+        self._follow_rules(acting)
         wait_us = acting.head_start_us if self._shim is None else 0.0  # the shim waits by itself
         pipeline = Pipeline(self._gpu, prepared.lanes, prepared.calls, streams, collective, mode, wait_us)
         key = (mode == "compute", ctas, acting)
@@ -136,7 +142,6 @@ class CudaExecutor:
         return prepared, pipeline
 
     def _apply(self, policy: Policy) -> None:
-        apply.refuse_rules(policy)
         refused = apply.not_applied(policy)
         if refused:
             raise UsageError(f"the lab cannot run this policy: {refused[0]}")
@@ -150,6 +155,15 @@ class CudaExecutor:
         elif policy != self._applied:
             self._shim.shape_launches(policy)
             self._applied = policy
+
+    def _follow_rules(self, policy: Policy) -> None:
+        """Apply the rules of the policy in force to the collectives, of which a communicator exists now."""
+        rules = (policy.comm_rules, policy.max_ctas) if policy.comm_rules else ((), None)
+        if rules == self._rules:
+            return
+        self._rules = None  # until they are in force
+        self._shim.follow_rules()
+        self._rules = rules
 
     def _prepare(self, workload: Workload) -> Prepared:
         if self._prepared is not None and self._prepared.workload == workload:
@@ -213,6 +227,8 @@ def _needs_shim(policy: Policy) -> str:
     """The control that only the shim can apply; "" if there is none."""
     if policy.residency is not None or policy.rules:
         return "residency"
+    if policy.comm_rules:
+        return "comm.rules"
     if policy.head_start == "placed":
         return "the placed head start"
     return "compute.sm_reserve" if policy.sm_reserve else ""
