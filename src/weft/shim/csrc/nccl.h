@@ -64,6 +64,7 @@ typedef struct weft_comm {
     bool leads; /* the first of this key in the process: its calls are remembered */
     _Atomic bool dead, registered;
     _Atomic bool suspended;              /* by the program, to free its memory: it cannot be used */
+    _Atomic bool revoked;                /* by the program: NCCL refuses what is called on it */
     _Atomic uint32_t suspended_siblings; /* a bit by place */
     _Atomic bool splitting;              /* a split of weft's in the background was not over by its deadline */
     _Atomic uint32_t splits;

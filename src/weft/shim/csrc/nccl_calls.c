@@ -49,7 +49,8 @@ static ncclComm_t choose(call *k, weft_comm *c, ncclComm_t comm, bool collective
     if (LIKELY(place == 0) || !collective || !routable || weft_capturing(weft_stream(stream, false)))
         return comm;
     ncclComm_t sibling = atomic_load_explicit(&c->sibling[place], memory_order_acquire);
-    return sibling ? sibling : comm;
+    bool usable = !atomic_load(&c->suspended) && !atomic_load(&c->revoked); /* else NCCL's to refuse */
+    return sibling && usable ? sibling : comm;
 }
 
 static ncclComm_t enter(call *k, ncclComm_t comm, int operation, size_t count, int type, int op, void *stream) {

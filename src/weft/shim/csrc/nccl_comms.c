@@ -162,6 +162,8 @@ const char *weft_comm_why_not(weft_comm *c) {
         return "memory is registered with it";
     if (atomic_load(&c->suspended))
         return "the program has suspended it (ncclCommSuspend)";
+    if (atomic_load(&c->revoked))
+        return "the program has revoked it (ncclCommRevoke)";
     if (atomic_load(&c->splitting))
         return "an earlier split of it is not over";
     return NULL;

@@ -206,7 +206,20 @@ static bool has_siblings(weft_comm *c) {
 ON(ncclCommFinalize, ncclComm_t comm) { WITH_SIBLINGS(false, false, ncclCommFinalize(it)); }
 ON(ncclCommDestroy, ncclComm_t comm) { WITH_SIBLINGS(false, true, ncclCommDestroy(it)); }
 ON(ncclCommAbort, ncclComm_t comm) { WITH_SIBLINGS(true, true, ncclCommAbort(it)); }
-ON(ncclCommRevoke, ncclComm_t comm, int flags) { WITH_SIBLINGS(false, false, ncclCommRevoke(it, flags)); }
+
+/* What is called on it later is NCCL's to refuse, so that siblings are no longer used, whether NCCL revoked them or not.
+ * All ranks revoke it, and a rank that is late meets its peers' calls on either communicator as aborted. */
+static ncclResult_t revoke(weft_nccl *l, ncclComm_t comm, int flags) {
+    WITH_SIBLINGS(false, false, ncclCommRevoke(it, flags));
+}
+
+ON(ncclCommRevoke, ncclComm_t comm, int flags) {
+    weft_comm *c = weft_nccl_me.inside == 0 ? weft_comm_of(comm) : NULL;
+    ncclResult_t result = revoke(l, comm, flags);
+    if (c && went_well(result))
+        atomic_store(&c->revoked, true);
+    return result;
+}
 
 /* Siblings free their memory with the communicator and get it back with it: NCCL waits for all ranks in both, and all
  * ranks have the same siblings. The program's own goes first, since NCCL may refuse it. */
