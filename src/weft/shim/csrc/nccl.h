@@ -83,8 +83,9 @@ void *weft_nccl_unlisted(const char *name, void *address); /* a function of a li
 
 /* --- nccl_comms.c: what the program made, and what it called ------------------------------------------- */
 
-weft_comm *weft_comm_of(ncclComm_t handle); /* NULL: not known */
-weft_comm *weft_comm_new(void);             /* NULL: no memory */
+weft_comm *weft_comm_of(ncclComm_t handle);             /* NULL: not known */
+weft_nccl *weft_nccl_of(weft_nccl *l, ncclComm_t comm); /* the library that made it; `l`, the caller's, if not known */
+weft_comm *weft_comm_new(void);                         /* NULL: no memory */
 void weft_comm_add(weft_comm *c, ncclComm_t handle);
 void weft_comm_gone(weft_comm *c);
 weft_comm *weft_comm_first(void);
