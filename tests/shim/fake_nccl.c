@@ -45,6 +45,8 @@ static record records[LOG];
 static _Atomic int record_count;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct ncclComm *newest;
+static void after_fork(void) { pthread_mutex_init(&lock, NULL); }
+__attribute__((constructor)) static void begin(void) { pthread_atfork(NULL, NULL, after_fork); }
 static bool logging = true;
 static _Atomic int hanging;
 static _Atomic int late_us; /* how long a split in the background takes */
