@@ -146,7 +146,7 @@ def test_when_overlap_shapes_only_between_a_collectives_launch_and_its_end(progr
         seen.append(shaped())                    # nothing in flight
         assert launch(nccl, stream=0x20) == 0
         seen.append(shaped())
-        seen.append(shaped(stream=0x20))         # behind the collective on its own stream, not beside it
+        seen.append(shaped(stream=0x20))         # behind the collective on its own stream, not concurrent with it
         finish(0x20)
         seen.append(shaped())
         assert launch(nccl, stream=0x20) == 0 and launch(nccl, stream=0x30) == 0
@@ -276,7 +276,7 @@ def test_no_policy_changes_nothing(program):
     assert "no control was asked for" in done.stderr
 
 
-# --- which kernels run beside collectives -------------------------------------------------------------------
+# --- which kernels overlap with collectives -------------------------------------------------------------------
 
 
 TRACKED = f"""

@@ -43,7 +43,7 @@ def main() -> None:
         made = nccl.NcclRanks(ranks.library, 2, limit)
         fresh_ms[limit] = phase(None, made, send, recv, streams)["ms"]
         made.close()
-    # Which kernels run beside a collective: tracked without a policy of any kind.
+    # Which kernels overlap with a collective: tracked without a policy of any kind.
     binding.set_policy(None, track=True)
     a = torch.randn(2048, 2048, device="cuda", dtype=torch.bfloat16)
     torch.mm(a, a)  # the library's start-up takes longer than a collective
