@@ -4,7 +4,7 @@
 
 Each round measures every policy of the grid once, in a new random order. The best four, the default and
 those of `--also` are then measured again, out of sample. It also says how much of the step is communication,
-what the step takes without any (the most that could be gained), and which kernels run beside it.
+what the step takes without any (the most that could be gained), and which kernels overlap with it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ CTAS = (BASELINE_CTAS, 6, 16, 24, 32)
 SAMPLE_MS = 40.0  # a sample is as many steps as fill this
 WARM_STEPS, CONFIRMED, CONFIRM_ROUNDS = 10, 4, 15
 NAME = 120  # characters of a kernel's name that are kept
-SHAPED_SHARE = 0.1  # of the compute time beside communication: less is not worth shaping
+SHAPED_SHARE = 0.1  # of the compute time that overlaps with communication: less is not worth shaping
 
 
 class Job:
@@ -134,7 +134,7 @@ def _software() -> tuple[str, str]:
 
 
 def look(job: Job) -> dict[str, Any]:
-    """Three steps through the profiler: the share of communication, and the kernels beside it."""
+    """Three steps through the profiler: the share of communication, and the kernels that overlap with it."""
     import torch
 
     from weft.execute import spans
@@ -157,8 +157,8 @@ def look(job: Job) -> dict[str, Any]:
         if timeline.kind[mine][0] != Kind.COMPUTE:
             continue
         spent = union(timeline.start_ns[mine], timeline.end_ns[mine])
-        beside = intersect(spent, comm).total_ns
-        row = {"name": name[:NAME], "ms": spent.total_ns * per_step, "beside_ms": beside * per_step}
+        shared = intersect(spent, comm).total_ns
+        row = {"name": name[:NAME], "ms": spent.total_ns * per_step, "beside_ms": shared * per_step}
         kernels.append(row)
     kernels.sort(key=lambda kernel: -kernel["beside_ms"])
     return {
@@ -186,7 +186,7 @@ def residents() -> dict[str, tuple[str, int]]:
 
 
 def residencies(seen: dict[str, Any], known: dict[str, tuple[str, int]]) -> list[dict[str, Any]]:
-    """Fields of a Policy that shape the kernels which take most of the time beside communication.
+    """Fields of a Policy that shape the kernels which take most of the time that overlaps with communication.
 
     Those that wait for memory are left out: fewer blocks are pure loss for them (docs/lab.md).
     """

@@ -34,9 +34,10 @@ from typing import Any
 from configs import BASELINE_CTAS, RANKS, ROOT
 from strangers.catalog import CATALOG, HERE, PAUSE, Program, prepare
 
-SETTLE_S = 3.0  # after the first steps
+SETTLE_S = {"without": 3.0, "tune": 1.0}  # after the first steps; after the search
 TAIL_S = 5.0  # seconds that are compared: the search is over by then
 DEADLINE_S = 75.0
+MOST_FIRST_STEPS = 400
 WAYS = ("without", "tune")
 YES_NO = ("yes", "no")
 TOLD = ("state", "text", "gain_pct", "ci", "steps", "warm_up_steps", "noise_pct", "policy", "watch")
@@ -53,8 +54,13 @@ class Process:
     popen: subprocess.Popen[bytes]
     tiny: bool
 
-    def run(self, limit_s: float) -> dict[str, Any]:
-        """Let it go, to its end or to its deadline. Nothing of it is left on the GPU when this returns."""
+    def run(self, limit_s: float, first_steps: int | None) -> dict[str, Any]:
+        """Let it go, to its end or to its deadline. Nothing of it is left on the GPU when this returns.
+
+        `first_steps`: steps before the last seconds; None: a few.
+        """
+        if first_steps is not None:
+            (self.folder / "first_steps").write_text(str(first_steps))
         began, stolen = time.monotonic(), stolen_s()
         pin(self.popen.pid, running_cores())
         (self.folder / "gate").touch()
@@ -87,7 +93,7 @@ class Process:
             if now > until:
                 return "killed at its deadline", since
             if since == math.inf and (self.folder / "stepping").exists() and self.settled():
-                since = now + (SETTLE_S if self.way == "without" else 0.0)
+                since = now + SETTLE_S[self.way]
             if now > since + TAIL_S:
                 (self.folder / "stop").touch()
             time.sleep(0.1)
@@ -198,11 +204,22 @@ def plan(out: Path, chosen: list[Program], repeats: int) -> list[tuple[Program, 
     turns = []
     for repeat in range(repeats):
         for program in chosen:
-            for way in order.sample(WAYS, len(WAYS)):
+            # Where an epoch ends now and then, the second process is compared at the same step as the first.
+            ways = order.sample(WAYS, len(WAYS)) if not program.pauses else ["tune", "without"]
+            for way in ways:
                 key = (program.name, way, repeat)
                 if key not in done and failed.count(key) < 2:
                     turns.append((program, way, repeat))
     return turns
+
+
+def first_steps(out: Path, current: Process) -> int | None:
+    """Steps that the tuned process of this pair had before its last seconds, where the stretch matters."""
+    if not current.program.pauses or current.way == "tune":
+        return None
+    done = [row for row in rows(out) if row["ok"] and row.get("tail") and row["way"] == "tune"]
+    own = [r for r in done if (r["program"], r["repeat"]) == (current.program.name, current.repeat)]
+    return min(len(own[-1]["times_ms"]) - own[-1]["tail"], MOST_FIRST_STEPS) if own else None
 
 
 def measure(args: argparse.Namespace) -> None:
@@ -223,7 +240,7 @@ def measure(args: argparse.Namespace) -> None:
             break
         if number + 1 < len(turns):
             following = start(*turns[number + 1], args)
-        row = current.run(min(args.deadline, left))
+        row = current.run(min(args.deadline, left), first_steps(args.out, current))
         with (args.out / "rows.jsonl").open("a") as file:
             file.write(json.dumps(row) + "\n")
         said = (row.get("tuning") or {}).get("text", "") if row["ok"] else row["said"][-600:]
@@ -281,7 +298,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", default=["*"], help="names of programs, * and ? allowed")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--budget", type=float, default=440.0, help="seconds after which no process starts")
-    parser.add_argument("--least", type=float, default=25.0, help="seconds that a process must have left")
+    parser.add_argument("--least", type=float, default=40.0, help="seconds that a process must have left")
     parser.add_argument("--deadline", type=float, default=DEADLINE_S, help="seconds for one process")
     parser.add_argument("--tiny", action="store_true", help="sizes for a CPU: does everything work?")
     args = parser.parse_args()

@@ -118,7 +118,7 @@ def _why(line: dict[str, Any]) -> str:
         blocks = kernel.get("blocks_per_sm")
         what = f"{blocks} blocks per SM" if blocks else "blocks per SM unknown"
         parts.append(
-            f"- `{kernel['name'][:70]}`: {kernel['ms']:.2f} ms, {kernel['beside_ms']:.2f} beside; {what}\n"
+            f"- `{kernel['name'][:70]}`: {kernel['ms']:.2f} ms, {kernel['beside_ms']:.2f} shared; {what}\n"
         )
     parts += [f"- {problem}\n" for problem in line["problems"]]
     return "".join(parts)

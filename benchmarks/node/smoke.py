@@ -1,4 +1,4 @@
-"""Paced collectives on a GPU, in about 20 s: do they load, last as long as asked, and give right results?
+"""Paced collectives on a GPU, in about 30 s: do they load, last as long as asked, and give right results?
 
     python3 -m weft run --stats stats.json -- python3 benchmarks/node/smoke.py [--node dgx-h100]
 
@@ -28,7 +28,7 @@ from weft.comm import ghost, nccl, paced, paced_launch
 from weft.comm.node import load_node
 from weft.gpu.driver import FunctionAttribute, load_driver
 
-DEADLINE_S = 75
+DEADLINE_S = 100
 MiB = 1 << 20
 
 
@@ -73,6 +73,20 @@ def durations(name: str) -> dict[str, Any]:
     host_us = 1e6 * (time.perf_counter() - started) / 200
     torch.cuda.synchronize()
     return {"columns": "kind bytes limit ctas asked_us took_us", "rows": rows, "host_us": round(host_us, 1)}
+
+
+def saturation(name: str) -> dict[str, Any]:
+    """Bus bandwidth of a large all-gather by CTAs, and the fewest that reach 95% of the largest."""
+    node, library = load_node(name), paced.load_paced(load_node(name))
+    whole = torch.ones(256 * MiB, device="cuda", dtype=torch.bfloat16)
+    part, stream = whole[: whole.numel() // node.ranks].clone(), torch.cuda.Stream()
+    rows = []
+    for ctas in (1, 2, 4, 8, 16, 24):
+        ranks = nccl.NcclRanks(library, node.ranks, ctas, own=0)
+        took = event_us(lambda: ranks.all_gather([part], [whole], [stream]), stream, 6)  # noqa: B023
+        rows.append([ctas, round(512 * MiB * (node.ranks - 1) / node.ranks / took / 1e3, 1)])
+    most = max(rate for _, rate in rows)
+    return {"gb_s": rows, "saturates_at": next(ctas for ctas, rate in rows if rate >= 0.95 * most)}
 
 
 def timer() -> dict[str, Any]:
@@ -195,6 +209,95 @@ def results() -> dict[str, Any]:
     return {"wrong": wrong, "memory_gb": round(torch.cuda.max_memory_allocated() / 1e9, 2)}
 
 
+def copies(name: str) -> dict[str, Any]:
+    """Collectives by copy engines as delays: asked and measured times, kernels, what a GEMM loses."""
+    from weft.policy import Policy
+    from weft.shim import apply
+    from weft.shim.stats import snapshot
+
+    node, library = load_node(name), paced.load_paced(load_node(name))
+    ranks, stream = nccl.NcclRanks(library, node.ranks, own=0), torch.cuda.Stream()
+    a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    rows, slowed, right = [], {}, True
+    for kind in ("all_gather", "all_to_all"):
+        for size in (MiB, 32 * MiB, 512 * MiB):
+            whole = torch.zeros(size // 2, device="cuda", dtype=torch.bfloat16)
+            part = torch.randn(size // 2 // node.ranks, device="cuda").to(torch.bfloat16)
+            send = part if kind == "all_gather" else part.repeat(node.ranks)
+            ranks.register([whole])
+            call = getattr(ranks, kind)
+            for engine in ("sm", "dma"):
+                apply.apply(Policy(engine=engine), Policy())
+                call([send], [whole], [stream])  # what moves the data, where the rest is delays
+                torch.cuda.synchronize()
+                right = right and torch.equal(whole, part.repeat(node.ranks))
+                before = snapshot()
+                took = event_us(lambda: call([send], [whole], [stream]), stream)  # noqa: B023
+                after = snapshot()
+                asked = node.copied(kind, size) if engine == "dma" else node.collective(kind, size)
+                counts = [after[key] - before[key] for key in ("comm_launches", "engine_copied")]
+                rows.append([kind, size, engine, round(asked.us, 2), round(took, 2), *counts])
+                if size == 512 * MiB:
+                    slowed[f"{kind} {engine}"] = gemm_slowdown(
+                        lambda: torch.mm(a, b),
+                        lambda: call([send], [whole], [stream]),  # noqa: B023
+                    )
+            apply.apply(Policy(), Policy())
+    columns = "kind bytes engine asked_us took_us kernels copied"
+    return {"columns": columns, "rows": rows, "right": right, "gemm_slowed_pct": slowed}
+
+
+def gemm_slowdown(gemm: Callable[[], object], collective: Callable[[], object]) -> float:
+    """Percent by which a GEMM is slower while a collective runs on another stream."""
+    times: dict[bool, list[float]] = {False: [], True: []}
+    for turn in range(24):
+        with_it = turn % 2 == 1
+        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        if with_it:
+            collective()
+        first.record()
+        gemm()
+        last.record()
+        torch.cuda.synchronize()
+        times[with_it].append(first.elapsed_time(last))
+    alone, overlapped = (statistics.median(times[key][2:]) for key in (False, True))
+    return round(100 * (overlapped / alone - 1), 2)
+
+
+def peers(name: str) -> dict[str, Any]:
+    """weft.ops with peers of the node: right results in every schedule, and the time of a serial transfer."""
+    from weft.ops import PacedPeers, all_gather_matmul, matmul_reduce_scatter
+    from weft.policy import SCHEDULES
+
+    node, wrong, times = load_node(name), [], {}
+    size, rows = 8 * 1024, 1024
+    whole = torch.randn(size, size, device="cuda").to(torch.bfloat16)
+    w = (torch.randn(size, size, device="cuda") / size**0.5).to(torch.bfloat16)
+    held = list(whole.split(rows))
+    expected = {"all_gather_matmul": whole @ w}
+    sums = [torch.randn(rows, size, device="cuda").to(torch.bfloat16) for _ in range(8)]
+    own = (whole @ w)[:rows].float()
+    expected["matmul_reduce_scatter"] = own + sum(part.float() for part in sums[1:])
+    for engine in ("dma", "sm"):
+        for schedule in SCHEDULES:
+            for operation, x, group in (
+                (all_gather_matmul, held[0], PacedPeers(held, name)),
+                (matmul_reduce_scatter, whole, PacedPeers(sums, name)),
+            ):
+                key = f"{operation.__name__} {schedule} {engine}"
+                run = lambda: operation(x, w, group, schedule=schedule, engine=engine)  # noqa: B023, E731
+                for _ in range(2):
+                    got, want = run(), expected[operation.__name__]
+                    if (got.float() - want.float()).abs().max() > 0.02 * want.float().abs().max():
+                        wrong.append(key)
+                times[key] = round(event_us(run, torch.cuda.current_stream(), 6), 1)
+    moved = 7 * rows * size * 2
+    gemm_us = event_us(lambda: torch.mm(whole, w), torch.cuda.current_stream(), 6)
+    asked = {"copies": moved / node.copy_engines.gb_s / 1e3 if node.copy_engines else None}
+    asked["kernel"] = node.collective("all_to_all", moved * 8 // 7).us
+    return {"wrong": wrong, "us": times, "gemm_us": round(gemm_us, 1), "transfer_us": asked}
+
+
 def seen() -> list[dict[str, Any]]:
     """The communicators that the shim knows."""
     from weft.shim import communicators
@@ -224,6 +327,9 @@ def main() -> None:
         "rates": rates,
         "results": results,
         "durations": lambda: durations(os.environ["WEFT_NODE"]),
+        "saturation": lambda: saturation(os.environ["WEFT_NODE"]),
+        "copies": lambda: copies(os.environ["WEFT_NODE"]),
+        "peers": lambda: peers(os.environ["WEFT_NODE"]),
         "seen": seen,
     }
     for name, part in parts.items():

@@ -1,13 +1,13 @@
-"""How much of a transfer does each schedule hide on one GPU, and what do the copies cost a product?
+"""How much of a transfer does each schedule hide on one GPU, and what do the copies cost a matmul?
 
     PYTHONPATH=src python benchmarks/ops/h200.py --out DIR            # about two minutes on an H200
 
 One GPU is rank 0 of eight. What its peers hold lies in pinned host memory (`weft.ops.HostPeers`), so that
 copies are real transfers by a copy engine (`dma`) or by a kernel on 16 SMs (`sm`). Sizes are such that
-communication takes 0.5 to 1.5 times as long as the product. All variants of a size are measured in turn, in
+communication takes 0.5 to 1.5 times as long as the matmul. All variants of a size are measured in turn, in
 random order.
 
-ideal = max(product, transfer) + the product of the last piece at the finest cut tried: nothing can hide it.
+ideal = max(matmul, transfer) + the matmul of the last piece at the finest cut tried: nothing can hide it.
 fraction of ideal = (serial - measured) / (serial - ideal).
 """
 
@@ -67,14 +67,14 @@ class Case:
         self.w = torch.randn(k, n, device=device, dtype=torch.bfloat16) / k**0.5
         rows = m // RANKS
         if self.scatters:
-            self.x, self.product = x, torch.empty(m, n, device=device, dtype=torch.bfloat16)
+            self.x, self.matmul_out = x, torch.empty(m, n, device=device, dtype=torch.bfloat16)
             held: list[torch.Tensor | None] = [
                 torch.randn(rows, n, device=device, dtype=torch.bfloat16) for _ in range(RANKS)
             ]
             own = (x[:rows].float() @ self.w.float()).bfloat16()
             self.expected = (own.float() + sum(h.float() for h in held[1:] if h is not None)).bfloat16()
         else:
-            self.product = torch.empty(m, n, device=device, dtype=torch.bfloat16)
+            self.matmul_out = torch.empty(m, n, device=device, dtype=torch.bfloat16)
             self.whole = x
             if operation == "all_gather_matmul":
                 held = list(x.split(rows))
@@ -101,8 +101,8 @@ class Case:
                     label = f"{name}{'' if pieces in (None, RANKS) else f'/{pieces}'} {engine}"
                     self.variants[label] = self._variant(name, engine, pieces)
         self.moved = (RANKS - 1) * rows * (n if self.scatters else k) * 2
-        self.variants["product alone"] = lambda: torch.mm(
-            self.x if self.scatters else self.whole, self.w, out=self.product
+        self.variants["matmul alone"] = lambda: torch.mm(
+            self.x if self.scatters else self.whole, self.w, out=self.matmul_out
         )
         for engine in ("dma", "sm"):
             self.variants[f"transfer alone {engine}"] = self._transfer(engine)
@@ -185,17 +185,17 @@ def timed(call: Any) -> tuple[float, float]:
     return start.elapsed_time(end), issued * 1e6
 
 
-def beside(case: Case, engine: str, rng: random.Random) -> tuple[float, float]:
-    """A product while copies run all along, over the product alone; and a transfer while products run.
+def contention(case: Case, engine: str, rng: random.Random) -> tuple[float, float]:
+    """A matmul while copies run all along, over the matmul alone; and a transfer while matmuls run.
 
-    In random order. A product is measured behind another one, so that clocks are those of a busy GPU; of two
+    In random order. A matmul is measured behind another one, so that clocks are those of a busy GPU; of two
     transfers both count, because the first may wait for a free SM.
     """
-    product = case.variants["product alone"]
+    matmul = case.variants["matmul alone"]
     transfer = case.variants[f"transfer alone {engine}"]
     side = torch.cuda.Stream()
-    usual, moved = timed(product)[0], timed(transfer)[0]
-    copies, products = int(3 * usual / moved) + 2, int(9 * moved / usual) + 2
+    usual, moved = timed(matmul)[0], timed(transfer)[0]
+    copies, matmuls = int(3 * usual / moved) + 2, int(9 * moved / usual) + 2
 
     def one(call: Any, on: Any, other: Any, other_on: Any, count: int, both: bool) -> float:
         torch.cuda.synchronize()
@@ -216,17 +216,17 @@ def beside(case: Case, engine: str, rng: random.Random) -> tuple[float, float]:
 
     main = torch.cuda.current_stream()
     ways = {
-        "product": (product, main, transfer, side, 0, False),
-        "product beside": (product, main, transfer, side, copies, False),
-        "transfer": (transfer, side, product, main, 0, True),
-        "transfer beside": (transfer, side, product, main, products, True),
+        "matmul": (matmul, main, transfer, side, 0, False),
+        "matmul concurrent": (matmul, main, transfer, side, copies, False),
+        "transfer": (transfer, side, matmul, main, 0, True),
+        "transfer concurrent": (transfer, side, matmul, main, matmuls, True),
     }
     times: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(ROUNDS):
         for name in rng.sample(list(ways), len(ways)):
             times[name].append(one(*ways[name]))
     middle = {name: median(found) for name, found in times.items()}
-    return middle["product beside"] / middle["product"], middle["transfer beside"] / middle["transfer"]
+    return middle["matmul concurrent"] / middle["matmul"], middle["transfer concurrent"] / middle["transfer"]
 
 
 def measure(case: Case, rng: random.Random, rounds: int) -> dict[str, Any]:
@@ -250,24 +250,24 @@ def measure(case: Case, rng: random.Random, rounds: int) -> dict[str, Any]:
         "failed": case.failed,
         "variants": {},
     }
-    product = median(samples["product alone"])
-    row["product_ms"], row["tflops"] = product, 2 * case.m * case.n * case.k / product / 1e9
+    matmul = median(samples["matmul alone"])
+    row["product_ms"], row["tflops"] = matmul, 2 * case.m * case.n * case.k / matmul / 1e9
     for engine in ("dma", "sm"):
         if not {f"serial {engine}", f"transfer alone {engine}"} <= set(samples):
             continue
         transfer = median(samples[f"transfer alone {engine}"])
         serial = median(samples[f"serial {engine}"])
-        fill = product * (RANKS - 1) / RANKS / max(PIECES)
-        ideal = max(product, transfer) + fill
+        fill = matmul * (RANKS - 1) / RANKS / max(PIECES)
+        ideal = max(matmul, transfer) + fill
         tried = {
             name: times for name, times in samples.items() if name.endswith(engine) and "alone" not in name
         }
         best = min(tried, key=lambda name: median(tried[name]))
-        gemm, copy = beside(case, engine, rng)
+        gemm, copy = contention(case, engine, rng)
         row[engine] = {
             "transfer_ms": transfer,
             "gbytes_per_s": case.moved / transfer / 1e6,
-            "comm_over_compute": transfer / product,
+            "comm_over_compute": transfer / matmul,
             "serial_ms": serial,
             "ideal_ms": ideal,
             "best": best.removesuffix(f" {engine}"),
@@ -298,8 +298,8 @@ def table(rows: list[dict[str, Any]], machine: str, command: str) -> str:
         f"`{command}`. One GPU as rank 0 of {RANKS}, bf16, the peers' data in pinned host memory. Medians of "
         f"{ROUNDS} interleaved measurements.",
         "",
-        "| operation | M, N, K | engine | transfer / product | serial ms | best ms | best | speed-up | "
-        "of ideal | of ideal, no fill | product slowed | copies slowed |",
+        "| operation | M, N, K | engine | transfer / matmul | serial ms | best ms | best | speed-up | "
+        "of ideal | of ideal, no fill | matmul slowed | copies slowed |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for row in rows:
@@ -362,7 +362,7 @@ def main() -> None:
         (arguments.out / "ops_h200.md").write_text(table(rows, machine, command))
         row = rows[-1]
         best = ", ".join(
-            f"{e}: {row[e]['best']} {row[e]['speedup']:.2f}x {row[e]['fraction_of_ideal']:.0%}, product "
+            f"{e}: {row[e]['best']} {row[e]['speedup']:.2f}x {row[e]['fraction_of_ideal']:.0%}, matmul "
             f"{row[e]['product_slowed_by_copies']:+.1%}"
             for e in ("dma", "sm")
             if e in row

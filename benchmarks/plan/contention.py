@@ -41,8 +41,8 @@ def main() -> None:
             pairs.append({"pair": [gpu, kernel, collective, rate], "contention": line})
         print(gpu, len(pairs))
     head = {
-        "what": "time beside compute against alone; compute seconds lost for each second of the collective; "
-        "time alone against without a control",
+        "what": "time while compute runs over time alone; "
+        "compute seconds lost for each second of the collective; time alone over that without a control",
         "command": "python benchmarks/plan/contention.py",
         "policies": [policy.to_dict() for policy in POLICIES],
     }

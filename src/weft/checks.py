@@ -1,4 +1,4 @@
-"""Checks of the values in a document: each refusal names the key and what it may be."""
+"""Checks of the values in a document; each error names the key and the values that are valid."""
 
 from __future__ import annotations
 

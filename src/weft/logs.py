@@ -17,7 +17,7 @@ _FORMAT = "weft %(process)d %(levelname).1s %(relativeCreated).0f ms %(name)s: %
 def show(level: str | None = None) -> None:
     """Print diagnostics of this level and above on stderr; None: as WEFT_LOG says, if it says anything.
 
-    A level that is not known counts as debug: somebody wants to see something.
+    A level that is not known counts as debug.
     """
     wanted = (level if level is not None else os.environ.get(LOG_VARIABLE, "")).strip().lower()
     if not wanted:
@@ -32,7 +32,7 @@ def show(level: str | None = None) -> None:
 
 
 class _Handler(logging.StreamHandler):  # type: ignore[type-arg]
-    """Stderr; an error while logging is never the program's."""
+    """Stderr; an error while logging never reaches the program."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
         pass

@@ -37,7 +37,7 @@ SCHEDULES = (
     "uniform-fused-2d",
 )
 
-# Where each control stands in the JSON document: field of Policy → (section, key).
+# Where each control is in the JSON document: field of Policy → (section, key).
 _PLACES = {
     "priority": ("comm", "priority"),
     "head_start": ("comm", "head_start"),
@@ -72,7 +72,7 @@ class Policy:
     """The controls. The defaults change nothing: `Policy()` is plain overlap."""
 
     priority: str = "default"
-    """`high` lets pending blocks of a collective go before pending compute blocks."""
+    """`high` places pending blocks of a collective before pending compute blocks."""
     head_start: str | None = None
     """What the first compute launch after a collective's launch waits for: `none`, `timed` (for
     `head_start_us`) or `placed` (until the collective's blocks were placed, for `head_start_us` at most;
@@ -242,7 +242,7 @@ class Policy:
 
     @classmethod
     def from_dict(cls, document: Any) -> Policy:
-        """A policy from its JSON document; unknown keys and impossible values are refused by name."""
+        """A policy from its JSON document; unknown keys and impossible values are rejected by name."""
         if not isinstance(document, dict):
             raise UsageError(f"a policy is a JSON object, not {type(document).__name__}")
         if "version" not in document:

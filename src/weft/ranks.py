@@ -94,7 +94,7 @@ class Agreement:
     def exchange(
         self, report: Report, decide: Callable[[list[Report]], Decision], *, extra_s: float = 0.0
     ) -> Decision:
-        """Publish what this rank has to say; returns what all ranks do. `decide` is called on the leader.
+        """Publish this rank's report; returns the decision for all ranks. `decide` is called on the leader.
 
         `extra_s`: how much longer than the deadline the others may take this time.
         """
@@ -106,7 +106,7 @@ class Agreement:
         return self._lead(decide, deadline_s) if self.leads else self._follow(PATIENCE * deadline_s)
 
     def announce(self, report: Report, decide: Callable[[list[Report]], Decision]) -> Decision:
-        """Like `exchange`, but the leader decides by its own report and waits for nobody.
+        """Like `exchange`, but the leader decides by its own report and waits for no other rank.
 
         The others wait for its decision. Old decisions are removed from the store.
         """
@@ -137,7 +137,7 @@ class Agreement:
         return self._settle({**ABANDON, "reason": reason})
 
     def _settle(self, decision: Decision) -> Decision:
-        """Write the decision, unless another rank has abandoned the exchange: then that stands."""
+        """Write the decision, unless another rank has abandoned the exchange, which then takes precedence."""
         settled: Decision = json.loads(
             self.store.compare_set(self._key("decision"), "", json.dumps(decision))
         )

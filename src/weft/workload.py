@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+from weft.checks import check_choice, check_int
 from weft.errors import UsageError
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
@@ -123,8 +124,8 @@ class Compute:
     """For `callable` in this process: the function to call in each iteration."""
 
     def __post_init__(self) -> None:
-        _choice("compute kind", self.kind, tuple(COMPUTE_SHAPES))
-        _choice("dtype", self.dtype, tuple(DTYPE_BYTES))
+        check_choice("compute kind", self.kind, tuple(COMPUTE_SHAPES))
+        check_choice("dtype", self.dtype, tuple(DTYPE_BYTES))
         names = COMPUTE_SHAPES[self.kind]
         if self.kind == "callable":
             object.__setattr__(self, "shape", ())
@@ -134,8 +135,8 @@ class Compute:
         if len(self.shape) != len(names):
             raise UsageError(f"{self.kind} needs {'x'.join(names)}, not {len(self.shape)} numbers")
         for name, value in zip(names, self.shape, strict=True):
-            _whole(f"{self.kind} {name}", value, 1, 1 << 31)
-        _whole("repeat", self.repeat, 1, 4096)
+            check_int(f"{self.kind} {name}", value, 1, 1 << 31, optional=False)
+        check_int("repeat", self.repeat, 1, 4096, optional=False)
         _check_launch(self)
 
     @property
@@ -178,11 +179,11 @@ class Workload:
     """Streams over which the compute of the iterations is distributed in turn."""
 
     def __post_init__(self) -> None:
-        _choice("collective", self.collective, COLLECTIVES)
-        _whole("bytes", self.bytes, 1, MAX_WORKLOAD_BYTES)
-        _whole("ranks", self.ranks, 2, MAX_WORKLOAD_RANKS)
-        _whole("iterations", self.iterations, 1, MAX_ITERATIONS)
-        _whole("compute_streams", self.compute_streams, 1, MAX_COMPUTE_STREAMS)
+        check_choice("collective", self.collective, COLLECTIVES)
+        check_int("bytes", self.bytes, 1, MAX_WORKLOAD_BYTES, optional=False)
+        check_int("ranks", self.ranks, 2, MAX_WORKLOAD_RANKS, optional=False)
+        check_int("iterations", self.iterations, 1, MAX_ITERATIONS, optional=False)
+        check_int("compute_streams", self.compute_streams, 1, MAX_COMPUTE_STREAMS, optional=False)
 
     @property
     def elements(self) -> int:
@@ -277,7 +278,7 @@ def named(name: str) -> Workload:
 
 
 def paper_reading(workload: Workload) -> Workload:
-    """A named workload as arXiv:2606.09200 ran it, as far as the paper and its Fig. 2 tell.
+    """A named workload as arXiv:2606.09200 ran it, as far as the paper and its Fig. 2 describe it.
 
     The GEMM is unpipelined (one tile in shared memory), ten iterations take four compute streams in turn
     (ratios under 0.5 cannot come from one), and each rank has a GPU of its own. The paper drops the first
@@ -302,10 +303,10 @@ def specify(
 ) -> Workload:
     """The workload of a name, or one described by its parts; parts that are given change the named one.
 
-    Shapes are texts such as `8192x8192x8192`, `size` such as `896MiB`; empty and 0 stand for "not given".
+    Shapes are texts such as `8192x8192x8192`, `size` such as `896MiB`; empty and 0 mean "not given".
     `reading`: one of READINGS, for named workloads.
     """
-    _choice("reading", reading, READINGS)
+    check_choice("reading", reading, READINGS)
     if reading == "paper" and not name:
         raise UsageError("--reading paper is for the paper's workloads; give a name such as cb-ar")
     if not name and not gemm:
@@ -348,7 +349,7 @@ def _check_launch(compute: Compute) -> None:
             raise UsageError(f"grid {compute.grid!r} is not valid; a triton_gemm takes XxY blocks")
         object.__setattr__(compute, "grid", tuple(compute.grid))
         for value, most in zip(compute.grid, (2**31 - 1, 65535), strict=True):
-            _whole("grid", value, 1, most)
+            check_int("grid", value, 1, most, optional=False)
     tile = compute.tile or (64, 64, 64)
     object.__setattr__(compute, "tile", tuple(tile))
     if len(tile) != 3 or any(not isinstance(t, int) or t < 16 or t > 512 or t & (t - 1) for t in tile):
@@ -357,23 +358,13 @@ def _check_launch(compute: Compute) -> None:
         raise UsageError(f"warps {compute.warps!r} is not valid; use 1, 2, 4, 8, 16 or 32")
     if compute.kind == "tile_gemm":
         object.__setattr__(compute, "stages", 1)
-    _whole("stages", compute.stages, 1, 8)
+    check_int("stages", compute.stages, 1, 8, optional=False)
     shared = compute.stages * (tile[0] + tile[1]) * tile[2] * DTYPE_BYTES[compute.dtype]
     if shared > 227 << 10:
         raise UsageError(
             f"tile {'x'.join(map(str, tile))} with {compute.stages} stages needs {shared >> 10} KiB of "
             "shared memory; a block can have at most 227 KiB: use fewer stages or a smaller tile"
         )
-
-
-def _choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise UsageError(f"{name} {value!r} is not known; use one of {', '.join(choices)}")
-
-
-def _whole(name: str, value: Any, low: int, high: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise UsageError(f"{name} {value!r} is not valid; use an integer from {low} to {high}")
 
 
 def collective_ctas(workload: Workload, ctas: int) -> int:

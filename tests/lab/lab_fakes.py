@@ -98,6 +98,10 @@ class FakeRanksFactory:
 
     def __init__(self, comm_ms: float = 3.0, broken: bool = False, node: bool = False) -> None:
         self.comm_ms, self.broken, self.mirrored, self.made = comm_ms, broken, node, []
+        self.windows: list[int] = []
+
+    def copies(self, kind: str, size: int) -> bool:
+        return self.mirrored and kind == "all_gather"
 
     def ranks_here(self, size: int) -> int:
         return 1 if self.mirrored else size
@@ -121,6 +125,9 @@ class FakeRanksFactory:
                         stream.run(outer.comm_ms * 8 / (ctas or 8))
 
                 return issue
+
+            def register(self, tensors: Any) -> None:
+                outer.windows.append(tensors[0].data_ptr())
 
             def close(self) -> None:
                 pass

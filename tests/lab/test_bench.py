@@ -88,6 +88,12 @@ def test_suites_are_consistent():
         suite("modern").only("nope*")
 
 
+def test_residency_is_tried_only_for_grids_of_more_than_two_blocks_per_sm():
+    tries = {cell.name: [one.label for one in cell.candidates] for cell in suite("fig2").cells}
+    assert tries["cb-ar-opt2-16"] == ["sequential", "overlap", "priority"]
+    assert tries["cb-ar-opt2-32"] == ["sequential", "overlap", "priority", "priority+res3", "priority+res2"]
+
+
 def test_the_rule_names_the_kernel_that_is_launched():
     source = Path(devices.__file__).with_name("kernels.py").read_text()
     assert f"def {GEMM}(" in source

@@ -53,6 +53,21 @@ def test_one_rank_of_a_node_has_one_stream_and_its_own_data(collective):
         executor.measure(workload, Policy(), "comm")
 
 
+def test_copy_engines_of_a_node_have_a_communicator_and_windows_of_their_own():
+    ranks, shim = FakeRanksFactory(3.0, node=True), FakeShim()
+    _, executor, workload = make(ranks=ranks, shim=shim, baseline_ctas=None, node="dgx-h100")
+    gathers = workload.but(collective="all_gather", ranks=8)
+    for engine in ("sm", "dma", "dma"):
+        executor.measure(gathers, Policy(engine=engine))
+    assert ranks.made == [(8, None), (8, None)]
+    assert ranks.windows == [executor._held[1].recv[0].data_ptr()]
+    with pytest.raises(UsageError, match="comm.engine dma"):
+        executor.measure(workload.but(collective="all_reduce", ranks=8), Policy(engine="dma"))
+    _, alone, _ = make(ranks=ranks, baseline_ctas=None, node="dgx-h100")
+    with pytest.raises(UnavailableError, match="comm.engine dma needs the launch shim"):
+        alone.measure(gathers, Policy(engine="dma"))
+
+
 def test_a_node_needs_a_gpu_or_a_simulated_one():
     with pytest.raises(UsageError, match="one process on one GPU"):
         open_executor("cpu", node="dgx-h100")

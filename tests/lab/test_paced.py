@@ -211,7 +211,7 @@ class Recorder:
     """In place of the GPU: which kernels would have been launched."""
 
     def __init__(self) -> None:
-        self.launched, self.copied, self.repeated = [], [], 0
+        self.launched, self.copied, self.delayed, self.repeated = [], [], [], 0
 
     def current_device(self) -> int:
         return 3
@@ -226,6 +226,10 @@ class Recorder:
 
     def copy(self, planned):
         self.copied.append(planned)
+
+    def delay(self, planned, copied, part, late_us):
+        self.delayed.append((planned, copied, late_us))
+        return [Again(self, planned, copied)]
 
 
 class Tensor:
@@ -310,6 +314,22 @@ def test_limits_of_the_environment_and_of_a_call_hold(monkeypatch):
     assert library.ncclAllReduceConfig(*arguments) == 0
     config.magic = 1
     assert library.ncclAllReduceConfig(*arguments) == 4
+
+
+def test_copy_engines_take_their_time_and_no_cta_inside_one_domain():
+    recorder, node = Recorder(), load_node("dgx-h100")
+    server = paced.PacedServer(node, recorder, paced.Lateness())
+    asked = {"ranks": 8, "copies": True}
+    server.serve([call("all_gather", 4096, 1 << 30, 64 << 20, **asked)])
+    server.serve([call("all_to_all", 4096, 1 << 30, 64 << 20, **asked)])
+    for planned, copied, _ in recorder.delayed:
+        assert copied == node.copied(planned.kind, 512 << 20, 8)
+        assert copied.ctas == 0
+    assert (len(recorder.delayed), recorder.launched) == (2, [])
+    server.serve([call("gather", 4096, 1 << 30, 64, **asked)])  # of which the profile knows no copies
+    wide = paced.PacedServer(load_node("dgx-h100-2"), recorder, paced.Lateness())
+    wide.serve([call("all_gather", 4096, 1 << 30, 64, ranks=16, copies=True)])
+    assert (len(recorder.delayed), len(recorder.launched)) == (2, 2)
 
 
 def test_messages_to_a_stage_are_numbered_even_if_they_are_equal():

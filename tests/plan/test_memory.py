@@ -41,6 +41,19 @@ def test_activations_follow_korthikanti(changes, formula):
 
 
 @pytest.mark.parametrize(
+    ("software", "kept"),
+    [
+        # Bytes of a token: the layer's input, the attention's output, then outputs of matmuls, in bf16.
+        ("torchtitan-2025", 2 * (2 * 4096) + 2 * (2 * 4096) + 2 * 1024 + 2 * 14336),
+        ("maxtext-2024", 2 * 4096 + 2 * 4096 + 2 * 2 * 1024),
+    ],
+)
+def test_what_selective_recomputation_keeps_of_a_llama_layer(software, kept):
+    j = TrainingJob(model="llama3-8b", gpu="h200", gpus=16, software=software, recompute="selective")
+    assert activation_bytes(j, FIGURES, moe=False) == 8192 * kept
+
+
+@pytest.mark.parametrize(
     ("sharding", "each"),
     [("none", 2 + 2 + 12), ("zero1", 2 + 2 + 12 / 64), ("zero2", 2 + 14 / 64), ("zero3", 16 / 64)],
 )

@@ -102,6 +102,13 @@ def test_nobody_to_talk_to_takes_no_time():
     assert seconds("all_reduce", 0, Group(8, 8, 8)) == 0
 
 
+def test_a_broadcast_between_nodes_sends_everything_around_the_ring():
+    """An all-gather's rank already has its own part: 15 of 16 are sent."""
+    across = group(16, 1, network("ndr400"))
+    all_of_it, part = seconds("broadcast", 1e11, across), seconds("all_gather", 1e11, across)
+    assert all_of_it / part == pytest.approx(16 / 15, rel=1e-3)
+
+
 @pytest.mark.parametrize(("ranks", "least_s"), [(1024, 5e-3), (16384, 0.05), (131072, 0.3)])
 def test_a_ring_over_many_ranks_pays_for_every_hop(ranks, least_s):
     """NCCL's ring has as many hops as ranks: no gather over 131,072 of them takes milliseconds."""

@@ -89,7 +89,7 @@ def test_hiding_never_costs_more_than_waiting(
 
 
 def test_what_the_window_does_not_hide_runs_undisturbed():
-    """A long collective beside a little compute is slowed only while that runs."""
+    """A long collective that overlaps with little compute is slowed only while the compute runs."""
     window, alone = Work(elementwise=0.01), 1.0
     found = hide("all_reduce", alone, window, 0.0, H100, FAR, None)
     assert found.policy == Policy()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from weft.plan.config import TrainingJob
-from weft.plan.pipeline import in_flight, span_s, stages
+from weft.plan.pipeline import chunk_layers, in_flight, span_s, stages
 
 
 def job(**changes):
@@ -66,6 +66,14 @@ def test_interleaving_divides_the_bubble():
     times = dict.fromkeys(kinds, 1.0)
     assert span_s(times, kinds, plain) == (32.0, 7.0)
     assert span_s(times, kinds, chunked) == (32.0, pytest.approx(7 / 3))
+
+
+@pytest.mark.parametrize(
+    ("layers", "expected"),
+    [(32, [8, 8, 8, 8]), (30, [7, 8, 8, 7]), (6, [1, 2, 2, 1]), (5, [1, 2, 1, 1])],
+)
+def test_uneven_layers_leave_less_to_the_first_and_the_last_chunk(layers, expected):
+    assert chunk_layers(layers, len(expected)) == expected
 
 
 @pytest.mark.parametrize(

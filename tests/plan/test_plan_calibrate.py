@@ -125,7 +125,7 @@ def test_any_measured_times_come_back(gemm, attention, elementwise):
     assert again.attention == pytest.approx(measured.attention_s, rel=1e-3)
 
 
-def test_a_kernel_beside_a_collective_counts_as_it_runs_alone(tmp_path):
+def test_a_kernel_that_overlaps_with_a_collective_counts_as_it_runs_alone(tmp_path):
     path = trace_file(
         tmp_path / "t.json.gz",
         kernel("my_gemm", 0, 100),

@@ -71,7 +71,9 @@ def test_a_batch_that_was_not_given_is_divided_up_to_the_largest_size():
 
 def test_curves_of_real_predictions_hold_together():
     told = []
-    weak, strong = curves(JOB.but(global_batch=32), 8, 64, tell=lambda at, total: told.append((at, total)))
+    weak, strong = curves(
+        JOB.but(global_batch=32), 8, 64, progress=lambda at, total: told.append((at, total))
+    )
     assert told[-1] == (4, 4)
     for found in (weak, strong):
         for point in found.points:

@@ -82,7 +82,7 @@ def test_a_sweep_tries_each_way_with_and_without_controls():
         return fake(1.0 / job.tp + (0.0 if job.policy == AUTO else 0.1), 1.0)
 
     told = []
-    found = sweep(JOB, limit=40, run=run, tell=lambda at, total: told.append((at, total)))
+    found = sweep(JOB, limit=40, run=run, progress=lambda at, total: told.append((at, total)))
     assert len(found.rows) == 40
     # All are screened without controls; the fastest and those on the front are tried with.
     assert sum(job.policy is None for job in seen) == min(200, len(ways(JOB)[0]))

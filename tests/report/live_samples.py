@@ -11,7 +11,8 @@ from weft.tuning.live.options import Facts, Kernel
 from weft.tuning.live.search import tune
 from weft.tuning.live.trial import Record, Sample
 from weft.tuning.live.tuned_job import final
-from weft.tuning.live.watch import WatchStatus, watch
+from weft.tuning.live.watch import watch
+from weft.tuning.live.watch_status import WatchStatus
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>"
 KERNELS = (Kernel("my_gemm", "my_gemm", 40, 30, 4), Kernel("nvjet_hsh", "nvjet_hsh", 40, 30, 1))

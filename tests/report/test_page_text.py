@@ -65,6 +65,13 @@ def all_pages() -> dict[str, str]:
     }
 
 
+def test_the_navigation_has_each_section_of_the_page_and_nothing_else() -> None:
+    for page in (*all_pages().values(), bench_page({"rows": []})):
+        tags = Elements(page).tags
+        links = [at["href"] for tag, at in tags if tag == "a" and str(at.get("href")).startswith("#part0-")]
+        assert links == [f"#{at['id']}" for tag, at in tags if tag == "section" and at.get("id") != "part0"]
+
+
 def test_hostile_names_become_text() -> None:
     page = small_page()
     found = Elements(page)

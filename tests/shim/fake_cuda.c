@@ -331,6 +331,10 @@ API CUresult cuMemAlloc_v2(CUdeviceptr *at, size_t size) {
     MAY_FAIL("cuMemAlloc_v2");
     return (void)size, *at = 0x40000000, 0;
 }
+API CUresult cuMemFree_v2(CUdeviceptr at) {
+    MAY_FAIL("cuMemFree_v2");
+    return at == 0x40000000 ? 0 : 1;
+}
 
 enum { OWN = 4 };
 static struct {
@@ -423,6 +427,38 @@ API CUresult cuMemHostRegister_v2(void *p, size_t size, unsigned flags) {
     return 0;
 }
 
+/* Host memory that the GPU reaches, and what streams wait for in it: the stream goes on when the value is there. */
+enum { WAITS = 4096 };
+static char *host_memory;
+static size_t host_size;
+static struct {
+    void *stream;
+    uint32_t *where, value;
+} waits[WAITS];
+static _Atomic int wait_count;
+
+API CUresult cuMemHostAlloc(void **p, size_t size, unsigned flags) {
+    MAY_FAIL("cuMemHostAlloc");
+    (void)flags;
+    *p = host_memory = malloc(host_size = size);
+    return host_memory ? 0 : 2;
+}
+
+API CUresult cuStreamWaitValue32_v2(CUstream stream, CUdeviceptr where, uint32_t value, unsigned flags) {
+    MAY_FAIL("cuStreamWaitValue32_v2");
+    (void)flags;
+    if (!host_memory || where < (CUdeviceptr)(uintptr_t)host_memory || where >= (CUdeviceptr)(uintptr_t)host_memory + host_size)
+        abort();
+    int i = wait_count++ % WAITS;
+    waits[i].stream = stream, waits[i].where = (uint32_t *)(uintptr_t)where, waits[i].value = value;
+    return 0;
+}
+
+API int fake_waits(void) { return wait_count; }
+API int fake_wait_is_over(int i) {
+    return (int32_t)(__atomic_load_n(waits[i % WAITS].where, __ATOMIC_ACQUIRE) - waits[i % WAITS].value) >= 0;
+}
+
 API CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *d, void *p, unsigned flags) {
     MAY_FAIL("cuMemHostGetDevicePointer_v2");
     (void)flags;
@@ -433,7 +469,10 @@ API CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *d, void *p, unsigned flag
 API CUresult cuStreamWriteValue32_v2(CUstream stream, CUdeviceptr where, uint32_t value, unsigned flags) {
     MAY_FAIL("cuStreamWriteValue32_v2");
     (void)flags;
-    if (!registered || where < (CUdeviceptr)(uintptr_t)registered || where >= (CUdeviceptr)(uintptr_t)registered + 4096)
+    bool in_host = host_memory && where >= (CUdeviceptr)(uintptr_t)host_memory &&
+                   where < (CUdeviceptr)(uintptr_t)host_memory + host_size;
+    if (!in_host && (!registered || where < (CUdeviceptr)(uintptr_t)registered ||
+                     where >= (CUdeviceptr)(uintptr_t)registered + 4096))
         abort(); /* a fault on the GPU, which ends every program */
     pthread_mutex_lock(&lock);
     int s = stream_index(stream), refused = streams[s].capture || (streams[s].pending == WRITES && logging);

@@ -146,7 +146,7 @@ def test_when_overlap_shapes_only_between_a_collectives_launch_and_its_end(progr
         seen.append(shaped())                    # nothing in flight
         assert launch(nccl, stream=0x20) == 0
         seen.append(shaped())
-        seen.append(shaped(stream=0x20))         # behind the collective on its own stream, not concurrent with it
+        seen.append(shaped(stream=0x20))         # behind the collective on its own stream, so it does not overlap
         finish(0x20)
         seen.append(shaped())
         assert launch(nccl, stream=0x20) == 0 and launch(nccl, stream=0x30) == 0
@@ -273,7 +273,7 @@ def test_a_head_start_that_cannot_be_given_costs_nothing_but_a_count(program):
 def test_no_policy_changes_nothing(program):
     done = program(f'launch(kernel("{NCCL}"), stream=2); launch(kernel("gemm"), stream=1); show()')
     assert [(r["name"], r["shared"], r["attributes"]) for r in done.results] == [(NCCL, 0, 0), ("gemm", 0, 0)]
-    assert "no control was asked for" in done.stderr
+    assert "no control was requested" in done.stderr
 
 
 # --- which kernels overlap with collectives -------------------------------------------------------------------
@@ -299,7 +299,7 @@ TRACKED = f"""
 """
 
 
-def test_launches_beside_a_collective_are_counted_without_shaping_any(program):
+def test_launches_that_overlap_with_a_collective_are_counted_without_shaping_any(program):
     done = program(TRACKED)
     assert sorted(done.results) == [["gemm", 2, 5, 0, None], [NCCL, 0, 2, 0, 6], ["norm", 0, 1, 0, None]]
 

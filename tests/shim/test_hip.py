@@ -148,7 +148,7 @@ def test_when_overlap_follows_the_collectives(program):
     assert [r["shared"] > 0 for r in done.results] == [False, False, True, False]
 
 
-def test_launches_beside_a_collective_are_counted_without_shaping_any(program):
+def test_launches_that_overlap_with_a_collective_are_counted_without_shaping_any(program):
     done = program("""
         from weft.shim import binding
         gemm, rccl = kernel("gemm"), kernel("ncclDevKernel_Generic_4")

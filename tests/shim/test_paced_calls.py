@@ -63,3 +63,66 @@ show([records(), ctas(), [[c.size, c.rank, c.collectives, c.path, c.bytes] for c
     sizes = {"all_reduce": 3 << 26, "all_gather": 2 << 22}
     assert communicators == [[8, 0, 5, "config", sizes]]
     assert outcome.stats["comm_launches"] == 5
+
+
+WINDOW = (
+    RANK
+    + """
+from ctypes import byref, c_size_t
+from weft.shim.nccl_binding import NcclArena
+
+class At(Tensor):
+    def __init__(self, count, address): self.count, self.address = count, address
+    def data_ptr(self): return self.address
+
+def gather_into(address, count=1 << 20):
+    ranks.all_gather([At(count, 1 << 33)], [At(8 * count, address)], [Stream()])
+
+def ends(i):
+    library().fake_finish(c_void_p(9))
+    return wait_until(lambda: library().fake_wait_is_over(i))
+
+def wait_until(holds):
+    import time
+    for _ in range(2000):
+        if holds(): return True
+        time.sleep(0.005)
+    return False
+
+(comm,) = [c.key for c in communicators.communicators()]
+arena = NcclArena(int(comm, 16), 64 << 20)
+arena.register()
+"""
+)
+
+
+def test_gathers_in_windows_are_delays_without_a_kernel(program):
+    """comm.engine dma, as NCCL does it: kernels outside of windows, for reductions, where the driver cannot delay
+    a stream, and in a graph capture."""
+    outcome = program(
+        WINDOW
+        + """
+pending = []
+for _ in range(2):
+    gather_into(arena.address)
+    pending.append(library().fake_wait_is_over(library().fake_waits() - 1))
+    assert ends(library().fake_waits() - 1)
+kernels = ctas()
+library().fake_fail(b"cuStreamWaitValue32_v2", 1, 801)
+gather_into(arena.address)
+gather_into(1 << 34)
+reduce()
+call("cuStreamBeginCapture_v2", c_void_p(9), 0)
+gather_into(arena.address)
+arena.close()
+show([pending, kernels, library().fake_waits(), [r["name"] for r in records() if r["name"].startswith("nccl")]])
+""",
+        Policy(engine="dma"),
+    )
+    gathered, reduced = "ncclDevKernel_AllGather_PACED", "ncclDevKernel_AllReduce_Sum_f32_PACED"
+    assert outcome.results == [[0, 0], [], 2, [gathered, gathered, reduced, gathered]]
+    engine = outcome.stats["engine"]
+    assert (engine["copied"], engine["kernels"]) == (2, 4)
+    (said,) = engine["represented_as"]
+    assert said == "delay without CTAs, 368.8 GB/s (340 to 370, published), as on dgx-h100"
+    assert f"2 collectives copied without an SM kernel ({said})" in outcome.stderr

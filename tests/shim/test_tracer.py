@@ -477,14 +477,17 @@ tell(recording)
 """)
     assert len(result["spans"]) == 1600
     spans, truth = by_stream(result["spans"]), by_stream(result["truth"])
-    assert spans.keys() == truth.keys() and {len(mine) for mine in spans.values()} == {200}
+    assert spans.keys() == truth.keys()
+    assert {len(mine) for mine in spans.values()} == {200}
     pairs = [pair for stream in spans for pair in zip(spans[stream], truth[stream], strict=True)]
     base = max(true_end - end for (_, end), (_, true_end) in pairs)
     # Calls of other threads may come between a launch and the event behind it, which then fires later, but always
     # before the stream's next kernel.
     for stream, mine in spans.items():
         assert all(end <= start + 20 for (_, end), (start, _) in pairwise(mine))
-        for (_, end), (_, true_end), (next_start, _) in zip(mine, truth[stream], truth[stream][1:], strict=False):
+        for (_, end), (_, true_end), (next_start, _) in zip(
+            mine, truth[stream], truth[stream][1:], strict=False
+        ):
             assert true_end <= end + base <= next_start + 20
 
 

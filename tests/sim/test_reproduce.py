@@ -183,6 +183,9 @@ def test_the_document_and_the_page(cheap, weft, tmp_path):
         assert {"id", "cell", "published", "ours", "error", "basis", "sign_right"} <= set(row)
         if row["published"] is not None and row["ours"] is not None:
             assert row["error"] == pytest.approx(row["ours"] - row["published"], abs=2e-4)
+    rate = next(row for row in document["figures"] if row["id"] == "claim/overlap-rate")
+    assert rate["note"].split(",")[0] in ("A40", "A100", "H100")
+    assert rate["ours"] == pytest.approx(83, abs=3)  # as docs/reproduce.md says
     assert {"tables", "headline_pct", "claims_right"} <= set(document["summary"])
     assert all("left_out_mae" in table for table in document["summary"]["tables"].values())
     text = page.read_text()
@@ -304,6 +307,16 @@ def test_ficco_has_every_published_number(monkeypatch):
     copies = [one for one in found.figures if one.id == "dma/overhead"]
     assert max(abs(one.error) for one in copies) < 10
     assert "ficco/headline" in reproduction_page(found)
+    shard = next(one for one in found.figures if one.cell == "whole shards against finer, most")
+    assert "1 of 7 links, so at most 7x" in shard.note
+    operations = found.summary["operations"]
+    assert len(operations) == 6
+    assert {one["shapes"] for one in operations.values()} == {2}
+    assert max(one["largest_over_shard"] for one in operations.values()) == pytest.approx(
+        shard.ours, abs=1e-4
+    )
+    right = [one.sign_right for one in found.figures if one.sign_right is not None]
+    assert (found.summary["signs_right"], found.summary["signs"]) == (sum(right), len(right))
 
 
 def test_a_rule_of_the_published_form_can_be_anything_between_none_and_all_right():

@@ -118,6 +118,19 @@ def bursts(share: float, length: int, extra: float) -> Noise:
     return noise
 
 
+def boundaries(sigma: float, each_other: bool = True) -> Noise:
+    """What one step takes longer, the next takes less; without `each_other`, only within pairs of steps."""
+
+    def noise(r: random.Random) -> Iterator[float]:
+        owed, second = 0.0, False
+        while True:
+            more = 0.0 if second and not each_other else r.gauss(0, sigma)
+            yield max(0.05, 1 + more - owed)
+            owed, second = more, not second
+
+    return noise
+
+
 def growing(sigma: float) -> Noise:
     """The scatter itself grows and shrinks."""
 
@@ -170,6 +183,9 @@ KINDS: dict[str, Noise] = {
         )
     },
     "Cauchy": each(lambda r: math.exp(max(-1, min(3, 0.01 * math.tan(math.pi * (r.random() - 0.5)))))),
+    "Pareto 1.1": each(lambda r: 1 + min(50, 0.02 * (r.paretovariate(1.1) - 1))),
+    "boundaries that move by 2%": boundaries(0.02),
+    "pairs of steps, 30%": boundaries(0.3, each_other=False),
     "wave of 20 steps": wave(20, 0.1),
     "wave of 3.7 steps": wave(3.7, 0.1),
     "bursts of 4": bursts(0.05, 4, 0.3),
@@ -191,7 +207,12 @@ def job(noise: Noise, seed: int, faster: float = 0.0) -> Callable[[Trial], Sampl
 
 def tuned(noise: Noise, seed: int, faster: float = 0.0) -> TunedJob:
     """What live tuning concludes about such a job."""
-    play, method = job(noise, seed, faster), tune(Policy())
+    return searched(job(noise, seed, faster))
+
+
+def searched(play: Callable[[Trial], Sample]) -> TunedJob:
+    """The result of a search in a job."""
+    method = tune(Policy())
     trial = next(method)
     while True:
         try:

@@ -75,6 +75,8 @@ def test_the_page_has_the_schedules_and_both_timelines(weft, tmp_path):
     assert code == 0
     assert f"page: {page}" in out
     html = page.read_text()
+    serial = next(line.split()[1] for line in out.splitlines() if line.lstrip().startswith("serial "))
+    assert f"Serial</dt><dd>{serial} ms</dd>" in html
     for part in ("simulated", "uniform-fused-2d", "part0-timeline", "Where the time goes", "serial"):
         assert part in html
 

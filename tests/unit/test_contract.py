@@ -41,6 +41,12 @@ def test_arguments_are_in_their_places_and_no_new_one_is_required(texts, command
     assert all(word.startswith("[") for word in now[len(before) :])
 
 
+def test_the_list_of_commands_cuts_no_summary_off(texts):
+    assert [line for line in texts["weft"].splitlines() if line.endswith("...")] == [
+        "Usage: weft [OPTIONS] COMMAND [ARGS]..."
+    ]
+
+
 def test_every_golden_document_has_a_case():
     assert {path.stem for path in (GOLDEN / "json").glob("*.json")} == contract.CASES.keys()
 

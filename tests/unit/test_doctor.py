@@ -87,6 +87,7 @@ def test_a_healthy_machine_is_all_ok():
         "gpus",
         "torch",
         "nccl",
+        "copy engines",
         "collective rules",
         "compiler",
         "shim",
@@ -385,7 +386,7 @@ def test_json_is_one_object_and_nothing_else(monkeypatch, capsys):
     printed = capsys.readouterr()
     checks = json.loads(printed.out)["checks"]
     assert printed.err == ""
-    assert len(checks) == 13
+    assert len(checks) == 14
     assert all(set(c) == {"name", "status", "detail", "fix"} for c in checks)
 
 

@@ -308,3 +308,24 @@ def test_what_is_left_to_win_is_reported():
         (one["bound_ms"] for one in bound["levers"]), reverse=True
     )
     assert "more could be gained" in document["text"]
+
+
+def test_the_gain_of_a_framework_control_is_that_of_a_job_that_goes_on():
+    """After a meeting of the ranks the device has to wait for the first launches, which hides half of the gain."""
+    known = replace(
+        facts(), cta_choices=(), rules=False, kernels=(), framework={"buckets": [{"bucket_mb": 100.0}]}
+    )
+    for seed in range(6):
+        r, method = random.Random(seed), tune(Policy(), seed=seed)
+        trial, decided = next(method), False
+        while True:
+            free = 34.0 if trial.policy.bucket_mb is None else 29.0
+            ms = (free if decided else (free + 34) / 2) * math.exp(r.gauss(0, 0.005))
+            decided = bool(trial.then) and trial.then[0].models == trial.policy.models
+            try:
+                trial = method.send(Sample(ms, facts=known if trial.learn else None))
+            except StopIteration as end:
+                outcome = end.value
+                break
+        assert outcome.policy.bucket_mb == 100.0
+        assert outcome.gain_pct == pytest.approx(100 * (1 - 29 / 34), abs=1.5)

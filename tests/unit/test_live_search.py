@@ -18,7 +18,8 @@ from weft.tuning.live.options import Facts, Kernel, merge
 from weft.tuning.live.search import tune
 from weft.tuning.live.trial import Sample, Trial
 from weft.tuning.live.tuned_job import TunedJob, read_result, result_file, stopped
-from weft.tuning.live.watch import WatchStatus, watch
+from weft.tuning.live.watch import watch
+from weft.tuning.live.watch_status import WatchStatus
 
 TRITON = Kernel("my_gemm", "my_gemm", 40, 30, 4)
 CUBLAS = Kernel("nvjet_hsh", "nvjet_hsh", 40, 30, 1)

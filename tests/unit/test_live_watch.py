@@ -8,14 +8,15 @@ import random
 from dataclasses import replace
 
 import pytest
-from live_noise import FACTS, KINDS, job
+from live_noise import FACTS, KINDS, job, searched
 
 from weft.policy import Policy
 from weft.tuning.live.pace import Pace
-from weft.tuning.live.search import tune
+from weft.tuning.live.proof import Proof
 from weft.tuning.live.trial import Record, Sample
 from weft.tuning.live.tuned_job import Tried, TunedJob, final
-from weft.tuning.live.watch import AHEAD, CHECK, CREDIT, SHARE, WatchStatus, watch
+from weft.tuning.live.watch import AHEAD, CHECK, CREDIT, SHARE, watch
+from weft.tuning.live.watch_status import WatchStatus
 
 DEFAULT, POLICY = Policy(), Policy(max_ctas=16)
 BEFORE = (100.0, 92.0)
@@ -72,11 +73,11 @@ def late(drift: str, seed: int, sigma: float = 0.01) -> int:
 
 @pytest.mark.parametrize("drift", [name for name in DRIFTS if "only" not in name])
 def test_a_policy_that_turns_5_percent_slower_is_gone_within_50_steps(drift):
-    assert sum(late(drift, seed) == 0 for seed in range(60)) >= 57
+    assert sum(late(drift, seed) == 0 for seed in range(40)) >= 39
 
 
 def test_probes_tell_even_where_the_pace_does_not_change():
-    assert sum(late("only the default turns faster", seed) == 0 for seed in range(200)) >= 190
+    assert sum(late("only the default turns faster", seed) == 0 for seed in range(80)) >= 77
 
 
 @pytest.mark.parametrize(("gain", "sigma"), [(0.08, 0.01), (0.03, 0.005), (0.05, 0.03), (0.3, 0.1)])
@@ -106,6 +107,40 @@ def test_it_says_why_and_the_result_says_so_too():
     assert [note.text for note in record.notes] == [line]
 
 
+def test_a_job_that_does_not_run_as_promised_says_so():
+    """A data loader that needs 100 ms for a batch, with 8 batches in store: steps of 92 ms soon wait for it."""
+    claim = replace(kept(), ci_pct=(6.5, 9.4))
+    for loader_ms in (100.0, 80.0):
+        r, status = random.Random(1), WatchStatus(claim, POLICY)
+        watching = watch(claim, status=status)
+        trial, clock, ready = next(watching), 0.0, [0.0] * 8
+        for _ in range(900):
+            began = clock
+            clock = max(clock, ready.pop(0))
+            ready.append(max(ready[-1], clock) + loader_ms * math.exp(r.gauss(0, 0.2)))
+            clock += (92.0 if trial.policy == POLICY else 100.0) * math.exp(r.gauss(0, 0.005))
+            trial = watching.send(Sample(clock - began))
+        document = final(status)
+        assert document["gain_pct"] == 8
+        if loader_ms == 100:
+            assert document["ci"][0] < 0.5
+            assert document["text"].endswith(" ms on average")
+        else:
+            assert document["ci"] == [6.5, 9.4]
+            assert "at the end" not in document["text"]
+
+
+def test_slower_steps_of_the_job_itself_do_not_widen_the_claim_by_much():
+    claim, status = (
+        replace(kept(), ci_pct=(6.5, 9.4)),
+        WatchStatus(replace(kept(), ci_pct=(6.5, 9.4)), POLICY),
+    )
+    play(claim, 900, lambda step: BEFORE if step < 100 else (125.0, 115.0), status=status)
+    low, high = final(status)["ci"]
+    assert 5 < low <= 6.5
+    assert 9.4 <= high < 11
+
+
 def test_a_job_that_changes_is_searched_again_once_the_budget_allows_it():
     status = WatchStatus(left_alone(), DEFAULT)
 
@@ -132,15 +167,9 @@ def test_a_search_that_takes_long_for_such_short_steps_is_repeated_later():
 
 def test_a_promising_proof_goes_on_in_the_watch():
     proven = 0
-    for seed in range(40):
-        step, method = job(KINDS["scatter 1%"], seed, 0.018), tune(DEFAULT)
-        trial = next(method)
-        while True:
-            try:
-                trial = method.send(step(trial))
-            except StopIteration as end:
-                outcome = end.value
-                break
+    for seed in range(25):
+        step = job(KINDS["scatter 1%"], seed, 0.018)
+        outcome = searched(step)
         assert outcome.steps < 70
         if not outcome.still_open:
             continue
@@ -153,7 +182,40 @@ def test_a_promising_proof_goes_on_in_the_watch():
         if status.outcome.kept:
             assert status.outcome.policy.max_ctas == 16
             assert status.outcome.ci_pct[0] > 0
-    assert proven >= 5
+    assert proven >= 3
+
+
+def test_a_good_policy_stays_where_the_pace_of_the_job_changes_all_the_time():
+    """A host that is 30% slower for seconds at a time: a probe at such a moment says nothing about the policy."""
+    reverted = 0
+    for seed in range(8):
+        r, slow = random.Random(f"phases {seed}"), [False]
+
+        def times(step, r=r, slow=slow):
+            slow[0] ^= r.random() < 1 / 30
+            return tuple(ms * (1.3 if slow[0] else 1.0) for ms in (100, 90))
+
+        status = WatchStatus(kept(), POLICY)
+        play(kept(), 1500, times, seed=seed, sigma=0.005, status=status)
+        reverted += bool(status.reverted)
+        assert status.checks >= 2
+    assert reverted <= 1
+
+
+def test_a_proof_that_goes_on_follows_steps_that_become_long():
+    """8 steps of 2 ms to a trial: once a step takes 100 ms, 64 such trials would take most of a minute."""
+    proof = Proof(DEFAULT, POLICY, 1e-30, 0.02, 0.01, (1,), [])
+    for number in range(12):
+        proof.add(Sample(100.0 - 2 * (number % 2) + number % 3), number % 2, 0.5, number)
+    outcome = replace(left_alone(), proof=proof)
+    assert outcome.still_open
+    watching = watch(outcome, each=8, status=(status := WatchStatus(outcome, outcome.policy)))
+    trial, lengths = next(watching), []
+    while status.outcome is outcome:
+        lengths.append(trial.steps)
+        trial = watching.send(Sample(98.0 if trial.policy == POLICY else 100.0))
+    assert (set(lengths[:12]), set(lengths[17:])) == ({8}, {1})  # once it has run what was decided
+    assert status.outcome.steps == outcome.steps + sum(lengths)
 
 
 def test_without_a_budget_or_candidates_there_is_nothing_to_watch():

@@ -102,6 +102,7 @@ def test_a_window_opens_on_all_ranks_or_on_none(monkeypatch, failing):
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     monkeypatch.setattr(dist, "destroy_process_group", rig.destroy)
     monkeypatch.setattr(dist, "get_rank", lambda group: me.rank)
+    monkeypatch.setattr(dist, "get_backend", lambda group: "nccl")
     monkeypatch.setattr(dist, "all_gather_into_tensor", rig.gather)
     group = SimpleNamespace(mesh_info=SimpleNamespace(shard_process_group="own"), device=torch.device("cpu"))
     outcomes: list[object] = [None] * RANKS

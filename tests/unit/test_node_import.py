@@ -230,7 +230,7 @@ def test_rows_with_wrong_results_are_left_out_and_milliseconds_are_converted():
         ("", "has no table of nccl-tests"),
         ("hello\n" * 50, "has no table of nccl-tests"),
         ("\x00\xff" * 999, "has no table of nccl-tests"),
-        ('{"version": 1}', "has no table of nccl-tests"),
+        ('{"results": []}', "is JSON; give the text"),
         ("\n".join(log("all_reduce")[:12]), "has no table of nccl-tests"),
         ("\n".join(log("gather")), "no table of nccl-tests that says its collective"),
         (
@@ -248,6 +248,17 @@ def test_what_is_no_log_is_refused_in_one_line(text, words, tmp_path):
     with pytest.raises(InputError, match=words) as refused:
         import_logs([path])
     assert "\n" not in str(refused.value)
+
+
+def test_groups_of_ranks_and_other_encodings(tmp_path):
+    """With NCCL_TESTS_SPLIT="MOD 8" on two nodes each group has a rank of each."""
+    listed = [line.replace("Group  0", f"Group {i % 8:2d}") for i, line in enumerate(ranks_of(16, hosts=2))]
+    lines = [START, "all_reduce_perf", *listed, *HEAD, *rows("all_reduce", 2), *TAIL]
+    assert listed[1] != ranks_of(16, hosts=2)[1]
+    path = tmp_path / "split.log"
+    path.write_text("\n".join(lines), encoding="utf-16")
+    node = import_logs([path])
+    assert (node.ranks, node.domain, len(node.curves[0].points)) == (2, 1, len(SIZES))
 
 
 @pytest.mark.parametrize("n", [2, 8, 32, 128])

@@ -175,7 +175,7 @@ def test_levels_are_those_of_candidates_not_of_rounds():
     assert counts.tolist() == [2, 3, 2]
 
 
-def test_the_noise_is_found_also_beside_outliers():
+def test_the_noise_is_found_despite_outliers():
     rng = np.random.default_rng(5)
     values = 0.05 * rng.standard_normal((30, 12))
     values[rng.random((30, 12)) < 0.05] += 0.5

@@ -16,7 +16,8 @@ from weft.tuning.live.options import Facts
 from weft.tuning.live.search import tune
 from weft.tuning.live.session import Session
 from weft.tuning.live.tuned_job import TunedJob
-from weft.tuning.live.watch import Watch, WatchStatus, watch
+from weft.tuning.live.watch import Watch, watch
+from weft.tuning.live.watch_status import WatchStatus
 
 
 class MemoryStore:
@@ -177,7 +178,7 @@ class Rank:
     def prepare(self, policy: Policy, keys: object) -> None:
         self.prepared += 1
         self.time += self.making_s
-        if self.refuse == policy.max_ctas:
+        if self.refuse and self.refuse == policy.max_ctas:
             raise RuntimeError(f"no {policy.max_ctas} here")
 
     def apply(self, policy: Policy) -> None:
@@ -225,11 +226,17 @@ class Rank:
         self.result = result
 
 
-def job(effects: dict[str, float], **of_rank_1: object) -> list[Rank]:
-    store = MemoryStore()
+def job(
+    effects: dict[str, float],
+    default: Policy | None = None,
+    of_rank_1: dict[str, object] | None = None,
+    **more: object,
+) -> list[Rank]:
+    store, of_rank_1 = MemoryStore(), of_rank_1 or more
 
     def one(number: int) -> Rank:
         rank = Rank(number, effects)
+        rank.default = default or rank.default
         for name, value in of_rank_1.items() if number == 1 else ():
             setattr(rank, name, value)
         return rank.run(store, 3)
@@ -385,6 +392,15 @@ def test_controls_of_models_that_can_no_longer_be_changed_keep_nothing_else_in_f
     assert session.over
     assert rank.policy == Policy(bucket_mb=100)
     assert rank.released
+
+
+def test_a_framework_control_that_one_rank_cannot_apply_at_the_start_is_in_force_on_none():
+    """A group for reduce-scatter that only some ranks use would leave all of them waiting."""
+    default = Policy(reduce_scatter_group=True)
+    ranks = job({}, default=default, of_rank_1={"cannot": default.label})
+    assert {rank.ran[-1] for rank in ranks} == {"overlap"}
+    assert [rank.result["state"] for rank in ranks] == ["stopped"] * 3
+    assert {rank.ran[-1] for rank in job({}, default=default, of_rank_1={})} == {default.label}
 
 
 def test_a_rank_that_is_out_of_step_ends_the_tuning_on_all_ranks():

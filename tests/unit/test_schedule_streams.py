@@ -16,12 +16,14 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from weft.comm.dma import Copies, HostPeers  # noqa: E402
+from weft.comm.paced_peers import PacedPeers  # noqa: E402
 from weft.comm.symmetric import layout  # noqa: E402
 from weft.errors import UnavailableError  # noqa: E402
 from weft.ops import run_streams  # noqa: E402
 from weft.ops.call import Call  # noqa: E402
 from weft.ops.links import HostLink, NcclLink, SymmetricLink, symmetric_size  # noqa: E402
 from weft.ops.operands import Operands  # noqa: E402
+from weft.ops.paced_link import PacedLink  # noqa: E402
 from weft.ops.program import Program  # noqa: E402
 from weft.ops.program import perform as really_perform  # noqa: E402
 from weft.ops.run_streams import StreamRunner  # noqa: E402
@@ -228,6 +230,55 @@ def test_peers_in_host_memory(operation, name, ranks, m, monkeypatch):
         assert torch.equal(outs[1], second)
         if operation == "matmul_reduce_scatter":
             check_sent(schedule, peers, (moved[rank] @ ws[rank]).split(rows))
+
+
+@pytest.mark.parametrize(("operation", "name"), CASES)
+@pytest.mark.parametrize(("engine", "node"), [("dma", "dgx-h100"), ("dma", "mi300x"), ("sm", "dgx-h100")])
+def test_peers_of_a_node_take_its_time_and_results_are_those_of_host_peers(
+    operation, name, engine, node, monkeypatch
+):
+    ranks, m, n, k = 4, 32, 5, 6
+    gpu, rank, rows = Gpu(7), 1, split(32, 4)
+    on_gpus(monkeypatch, [gpu]).gpu = gpu
+    driver, spent = Copies(gpu.library()), {1: [], 2: []}
+    schedule = build(operation, name, problem_of(operation, ranks, m, n, k, rank, rows, None), rank)
+    xs, ws = make_inputs(operation, ranks, m, n, k, rows)
+    held = xs
+    if operation == "matmul_reduce_scatter":
+        held = [(x @ w).split(rows)[rank].contiguous() for x, w in zip(xs, ws, strict=True)]
+
+    def delay(stream, ns):
+        gpu.put(stream, "do", lambda: spent[stream].append(ns))
+        return 0
+
+    def kernel(peers, nbytes, count, stream):
+        us = peers.node.collective("all_to_all" if count > 1 else "send_recv", nbytes).us
+        return lambda: delay(stream, round(1e3 * us))
+
+    monkeypatch.setattr(PacedPeers, "kernel", kernel)
+    peers = PacedPeers(held, node, rank)
+    program = Program(schedule, Operands.of(Call(operation), (xs[rank],), (ws[rank],), ()))
+    link = PacedLink(schedule, peers, engine, driver, [Stream(gpu, 1), Stream(gpu, 2)], delay)
+    runner = StreamRunner(schedule, program, link, driver, lambda: MAIN)
+    given = [xs[rank], xs[rank] + 1]
+    outs = [torch.full(schedule.buffers["out"], float("nan")) for _ in given]
+    for x, out in zip(given, outs, strict=True):
+        runner.run((x, ws[rank], out))
+    while gpu.step():
+        pass
+    assert gpu.idle
+    for turn, out in enumerate(outs):
+        moved = [x + (turn if q == rank else 0) for q, x in enumerate(xs)]
+        assert torch.equal(out, reference(operation, moved, ws, rows)[rank])
+    if engine == "dma":
+        received = sum(step.bytes for step in schedule.recvs.values())
+        one_link = 3 if node == "mi300x" and name == "shard" else 1  # one peer at a time uses one of 3 links
+        each = len(spent[1])
+        assert sum(spent[1]) == pytest.approx(2 * one_link * 1e3 * peers.copy_us(received), abs=each)
+        assert bool(spent[2]) == (operation == "matmul_reduce_scatter")
+    else:
+        rounds = {step.round for step in (*schedule.sends.values(), *schedule.recvs.values())}
+        assert len(spent[1]) == 2 * len(rounds)
 
 
 def check_sent(schedule, peers, products):

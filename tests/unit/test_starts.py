@@ -14,6 +14,7 @@ import pytest
 
 from weft.policy import Policy
 from weft.tuning.live import starts
+from weft.tuning.live.launcher import still_runs, this_launcher
 from weft.tuning.live.options import Facts, merge
 from weft.tuning.live.start_trial import (
     GIVEN_VARIABLE,
@@ -21,6 +22,7 @@ from weft.tuning.live.start_trial import (
     MORE_QUEUES,
     PAIRS,
     RANGES,
+    USES,
     configured,
     offered,
 )
@@ -93,11 +95,16 @@ def test_another_command_or_machine_starts_afresh():
     assert Memory(["torchrun", "other.py"], machine).learn(result(44, choices=())) == ""
 
 
-def start(ms=None, *, fixed=(), ended_well=True):
-    """One start of a job that offers both settings: what it ran with and what was said. B before A."""
-    memory = Memory(COMMAND, machine, fixed=fixed, coin=lambda: True)
-    given = memory.begin()
-    done = result(ms, (), (MORE_QUEUES, LARGER_BUFFERS)) if ms else stopped("it ended too early")
+def begun(fixed=(), *, runs=False):
+    """A start that has begun: B before A. `runs`: whether others that have begun still run."""
+    memory = Memory(COMMAND, machine, fixed=fixed, coin=lambda: True, runs=lambda launcher: runs)
+    return memory, memory.begin()
+
+
+def start(ms=None, *, fixed=(), ended_well=True, offers=(MORE_QUEUES, LARGER_BUFFERS)):
+    """One start of a job that offers both settings: what it ran with and what was said."""
+    memory, given = begun(fixed)
+    done = result(ms, (), offers) if ms else stopped("it ended too early")
     return given, memory.learn(done, ended_well=ended_well)
 
 
@@ -127,7 +134,7 @@ def test_a_setting_is_dropped_for_good_after_the_first_pair_that_it_does_not_win
 def test_a_start_without_a_result_is_repeated_unless_the_setting_may_have_broken_it(how, next_one):
     start(50)
     if how is None:
-        Memory(COMMAND, machine, coin=lambda: True).begin()  # and never came back
+        begun()  # and never came back
     else:
         assert start(**how)[0] == QUEUES
     assert start(50)[0] == next_one
@@ -137,7 +144,66 @@ def test_what_the_user_sets_is_neither_tried_nor_forgotten():
     start(50)
     start(40)
     assert start(50, fixed=["CUDA_DEVICE_MAX_CONNECTIONS"])[0] == BUFFERS
+    assert start(50)[0] == {}  # the second start of that pair
     assert start(50)[0] == QUEUES  # the pair begins anew
+
+
+def used(*times, **how):
+    """Starts with these step times of a job that offers one setting: which had it, and what was said last."""
+    done = [start(ms, offers=(MORE_QUEUES,), **how) for ms in times]
+    return [given == QUEUES for given, _ in done], done[-1][1]
+
+
+def confirmed():
+    had, said = used(50, *(45, 50) * PAIRS, 45)
+    assert had == [False, *(True, False) * PAIRS, True]
+    assert said.endswith("later starts use it")
+
+
+@pytest.mark.parametrize("faster_again", [True, False])
+def test_a_confirmed_setting_that_no_longer_pays_is_dropped_after_two_lost_pairs(faster_again):
+    confirmed()
+    had, said = used(48)  # 7% slower than with it in the last pair
+    assert (had, said[-37:]) == ([True], " the next two starts compare it again")
+    assert used(47, 46)[0] == [True, False]  # lost
+    assert used(45, 49 if faster_again else 44)[0] == [True, False]
+    had, said = used(45)
+    assert had == [faster_again]
+    if not faster_again:
+        assert "not tried again: +2.3% time per step in the last of 2 pairs that it lost" in said
+
+
+def test_a_confirmed_setting_is_compared_again_now_and_then_and_after_a_failure_from_the_beginning():
+    confirmed()
+    assert used(*[45] * USES, 50, 45)[0] == [True] * USES + [False, True]
+    assert "pair 1 of 8" in used(45, ended_well=False)[1]
+
+
+def test_two_starts_at_once_are_not_compared():
+    start(50)
+    first, given = begun()
+    assert given == QUEUES
+    second, given = begun(runs=True)
+    assert (given, second.learn(result(70))) == ({}, starts.OVERLAPPED)
+    assert "pair 1 of 8" in first.learn(result(30, ()))  # not with this one, which had to share the GPU
+    assert start(45)[0] == QUEUES
+    first, _ = begun()
+    begun(runs=True)
+    first.learn(stopped("no memory left"), ended_well=False)
+    assert start(50)[0] == QUEUES  # not to blame
+
+
+def test_a_launcher_runs_until_it_ends():
+    assert still_runs(this_launcher())
+    host, boot, pid, began, now = this_launcher().split()
+    for gone in (
+        (host, "other-boot", pid, began, now),
+        (host, boot, pid, "1", now),
+        ("elsewhere", boot, pid, "", "1"),
+    ):
+        assert not still_runs(" ".join(gone))
+    assert still_runs(f"elsewhere {boot} 1 1 {now}")
+    assert not still_runs("True")
 
 
 def test_what_a_job_offers():
@@ -172,10 +238,10 @@ def history(ms, settings, number, draw):
         trial = now.current()
         if trial is None:
             break
-        now = now.replaced(trial.begun(draw.random() < 0.5))
+        now = now.replaced(trial.begun(draw.random() < 0.5, "this"))
         given = now.next()
         used.update(given)
-        now = now.replaced(now.current().after(ms(given)))
+        now = now.replaced(now.current().ended(ms(given)))
     return now.confirmed, used
 
 

@@ -1,8 +1,9 @@
 """What the programs of this folder share: their size, and the times at which their steps end.
 
 STRANGER_TINY    sizes for a CPU
-STRANGER_FOLDER  `stepping` appears there after a few steps; the program ends when `stop` appears, and leaves the
-                 times of its steps, in seconds, in `times.json`
+STRANGER_FOLDER  `stepping` appears there after a few steps, or after as many as the file `first_steps` there says;
+                 the program ends when `stop` appears, and leaves the times of its steps, in seconds, in
+                 `times.json`
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import atexit
 import json
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -19,6 +21,7 @@ STEPS = 20_000  # more than anybody waits for
 FIRST_STEPS = 5
 _folder = Path(os.environ.get("STRANGER_FOLDER", "."))
 _times: list[float] = []
+_first = [FIRST_STEPS]
 
 
 def pick(gpu: T, cpu: T) -> T:
@@ -29,7 +32,10 @@ def pick(gpu: T, cpu: T) -> T:
 def stamp() -> None:
     """A step has ended, as far as the program can tell. No synchronization."""
     _times.append(time.perf_counter())
-    if len(_times) == FIRST_STEPS:
+    if len(_times) == 1:
+        with suppress(OSError, ValueError):
+            _first[0] = int((_folder / "first_steps").read_text())
+    if len(_times) == _first[0]:
         (_folder / "stepping").touch()
     if (_folder / "stop").exists():
         raise SystemExit(0)

@@ -224,7 +224,7 @@ class Runner:
     def _comm_ms(
         self, cell: SuiteCell, workload: Workload, ctas: int | None, references: References
     ) -> float | None:
-        """The time of the collectives alone with so many CTAs; None if that cannot be measured."""
+        """The time of the collectives alone with this number of CTAs; None if it cannot be measured."""
         if ctas is None or ctas == cell.ctas:
             return references.comm_ms
         try:

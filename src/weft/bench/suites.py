@@ -13,6 +13,8 @@ from weft.tuning.candidates import CUBLAS, GEMM, PLAIN, SEQUENTIAL, Candidate
 from weft.workload import Compute, Workload, named, paper_reading
 
 PAPER_GRIDS = (8, 16, 32, 64, 128, 256, 512, 1024)
+_HOPPER_SMS = 132
+_TWO_PER_SM = 2 * _HOPPER_SMS  # blocks: with no more of them, residency has no effect
 """Blocks along each side of the grids in arXiv:2606.09200."""
 PLACED = Policy(head_start="placed")
 FIG2 = "fig2"
@@ -98,7 +100,7 @@ def compute_estimate_s(compute: Compute) -> float:
     busy = 1.0
     if compute.grid is not None:
         # A block alone on an SM is about 3.5 times as fast as one of several.
-        busy = max(1.0, 132 * 4 / (compute.grid[0] * compute.grid[1]) / 3.5 * 2)
+        busy = max(1.0, _HOPPER_SMS * 4 / (compute.grid[0] * compute.grid[1]) / 3.5 * 2)
     return busy * max(compute.flops / rate, compute.traffic_bytes / 3e12, 20e-6)
 
 
@@ -115,7 +117,7 @@ def paper_candidates(option: str, blocks: int) -> tuple[Candidate, ...]:
         Candidate.of(high()),
         Candidate.of(high(head_start_us=5)),
     ]
-    if blocks > 264:  # with at most two blocks per SM residency has no effect
+    if blocks > _TWO_PER_SM:
         for n in PAPER_RESIDENCY[option]:
             found.append(Candidate.of(high(rules=(Rule(GEMM, n),))))
         first = PAPER_RESIDENCY[option][0]
@@ -162,7 +164,7 @@ def _fig2_cells() -> Iterator[SuiteCell]:
             name = f"cb-ar-{option}-{side}"
             workload = paper_reading(named(f"cb-ar-{option}")).but(name=name, ranks=2, grid=(side, side))
             tries = [SEQUENTIAL, PLAIN, Candidate.of(high())]
-            if side * side > 264:
+            if side * side > _TWO_PER_SM:
                 tries += [Candidate.of(high(rules=(Rule(GEMM, n),))) for n in (3, 2)]
             yield SuiteCell(name, workload, tuple(tries), rounds=4, confirm=2)
 

@@ -8,24 +8,18 @@ import json
 import os
 import stat
 import sys
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from weft.cli.output import check_output, versioned
+from weft.cli.status_line import status_line
 from weft.errors import OutputError, UsageError
 from weft.files import write_whole
 
 if TYPE_CHECKING:
-    from rich.status import Status
-
     from weft.trace import Analysis
-    from weft.trace.parallel import Progress
-
-_QUIET_S = 2.0
-"""Progress is shown only when the work takes longer than this."""
 
 
 def run_analysis(
@@ -131,8 +125,12 @@ def _compare(
 def _read(traces: list[Path], comm: str | None) -> Analysis:
     import weft.trace
 
-    with _progress() as progress:
-        return weft.trace.analyze(*traces, comm=comm, progress=progress)
+    with status_line("reading traces …") as update:
+        return weft.trace.analyze(
+            *traces,
+            comm=comm,
+            progress=lambda path, done, total: update(f"reading traces, {done} of {total} done …"),
+        )
 
 
 @contextmanager
@@ -165,33 +163,3 @@ def _tell_written(*files: Path | None) -> None:
     for file in files:
         if file:
             print(f"wrote {file}", file=sys.stderr)
-
-
-@contextmanager
-def _progress() -> Iterator[Progress]:
-    """A moving line on stderr once the work has taken a while; nothing if stderr is not a terminal."""
-    shown: list[Status] = []
-    text = ["reading traces …"]
-
-    def start() -> None:
-        from rich.console import Console
-
-        shown.append(Console(stderr=True).status(text[-1]))
-        shown[0].start()
-
-    timer = threading.Timer(_QUIET_S, start)
-    timer.daemon = True
-    timer.start()
-
-    def show(path: str, done: int, total: int) -> None:
-        text.append(f"reading traces, {done} of {total} done …")
-        for status in shown:
-            status.update(text[-1])
-
-    try:
-        yield show
-    finally:
-        timer.cancel()
-        timer.join()
-        for status in shown:
-            status.stop()

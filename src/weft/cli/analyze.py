@@ -15,13 +15,15 @@ def analyze(
         list[Path],
         typer.Argument(
             metavar="TRACE",
-            help="Traces, or folders with one trace per rank; - for stdin. Two folders: before, after.",
+            help="Traces, or folders with one trace per rank; - for stdin. Two folders are compared.",
         ),
     ],
     against: Annotated[
         list[Path] | None,
         typer.Option(
-            "--against", metavar="TRACE", help="An earlier run of the same job; may be given several times."
+            "--against",
+            metavar="TRACE",
+            help="Compare with an earlier run of the same job; may be given several times.",
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
@@ -37,5 +39,5 @@ def analyze(
         ),
     ] = None,
 ) -> None:
-    """Show how much communication is exposed, why, and what would hide it."""
+    """Show how much communication is exposed, why, and what to try."""
     run_analysis(traces, against, as_json, html, perfetto, comm)

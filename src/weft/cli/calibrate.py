@@ -12,12 +12,17 @@ from weft.cli.output import check_output, check_seconds
 
 def calibrate(
     out: Path = typer.Option(Path("profile.json"), help="File to write."),  # noqa: B008
-    gpu: str = typer.Option("", metavar="NAME", help="Profile to start from; default: by the GPU's name."),
-    device: str = typer.Option("cuda", help="cuda, or auto, which must find a GPU."),
+    gpu: str = typer.Option(
+        "", metavar="NAME", help="Profile to start from; default: the one with the GPU's name."
+    ),
+    device: str = typer.Option("cuda", help="cuda or auto; both need a GPU."),
     budget: float = typer.Option(120.0, metavar="SECONDS", help="Time for the fit after the measurements."),
     repeats: int = typer.Option(3, help="Measurements of each probe; the median is used."),
 ) -> None:
-    """Measure this GPU and write a simulator profile for `--device sim:profile.json`."""
+    """Measure this GPU and write a simulator profile of it.
+
+    Other commands use it with `--device sim:profile.json`.
+    """
     from weft.errors import UnavailableError, UsageError
     from weft.execute.calibrate import Probe, error, fit_profile, probes, take
     from weft.execute.devices import has_gpu, open_executor

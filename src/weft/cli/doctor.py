@@ -21,14 +21,14 @@ _COLOURS = {"ok": "green", "warn": "yellow", "fail": "bold red", "skip": "dim"}
 def doctor(
     command: Annotated[
         list[str] | None,
-        typer.Argument(metavar="CMD…", help="After `--`: also check what this command would start with."),
+        typer.Argument(metavar="CMD…", help="After `--`: a command to check without running it."),
     ] = None,
     trace: Annotated[
         list[Path] | None,
-        typer.Option(metavar="TRACE", help="Also read bucket and prefetch settings off a trace."),
+        typer.Option(metavar="TRACE", help="Also check bucket sizes and prefetch in a profiler trace."),
     ] = None,
     job: Annotated[
-        str | None, typer.Option(metavar="JOB", help="Also check a job that runs under `weft run`.")
+        str | None, typer.Option(metavar="JOB", help="Also check a running job that `weft run` started.")
     ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object instead of the table.")

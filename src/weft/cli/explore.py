@@ -24,10 +24,10 @@ def explore(
     html: Path | None = typer.Option(None, help="Write an HTML page with the timelines."),  # noqa: B008
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object and nothing else."),
     characterize: bool = typer.Option(
-        False, "--characterize", help="Instead, measure the cost of splitting a GEMM and of sharing the GPU."
+        False, "--characterize", help="Show the cost of splitting a GEMM and of sharing the GPU instead."
     ),
 ) -> None:
-    """Compare all schedules of a collective fused with a GEMM, and pick one."""
+    """Compare all schedules of a collective fused with a GEMM."""
     from weft.errors import UsageError
     from weft.execute.devices import resolve
     from weft.workload import parse_shape

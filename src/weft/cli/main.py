@@ -70,7 +70,7 @@ def build_app(commands: Sequence[str] | None = None) -> typer.Typer:
             False,
             "--verbose",
             "-v",
-            help="Print diagnostics on stderr (WEFT_LOG=debug: in a whole job).",
+            help="Print diagnostics on stderr (of a whole job: WEFT_LOG=debug).",
         ),
     ) -> None:
         logs.show("debug" if verbose else None)
@@ -103,7 +103,7 @@ def main(argv: list[str] | None = None) -> None:
             raise
         hint = getattr(getattr(error, "ctx", None), "command_path", "weft")
         _fail(f"{error.format_message().rstrip('.')}; see `{hint} --help`", 2)
-    if code == INTERRUPTED:  # newer releases of typer turn Ctrl-C into this, without a word
+    if code == INTERRUPTED:  # newer releases of typer silently turn Ctrl-C into this
         _fail("interrupted", INTERRUPTED)
     sys.exit(code if isinstance(code, int) else 0)
 

@@ -19,10 +19,12 @@ def node(
     ),
     out: Path | None = typer.Option(None, metavar="FILE", help="Import: file to write; default: NAME.json."),  # noqa: B008
     name: str = typer.Option("", metavar="NAME", help="Import: name of the node; default: that of the log."),
-    ranks: int = typer.Option(0, metavar="N", help="Import: ranks, where the log does not list them."),
+    ranks: int = typer.Option(0, metavar="N", help="Import: number of ranks, if the log does not list them."),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object and nothing else."),
 ) -> None:
-    """List or show node profiles, or make one from the output of nccl-tests.
+    """List, show or import node profiles.
+
+    A profile is imported from the output of nccl-tests.
 
     weft node import all_reduce.log all_gather.log --name mynode
     """

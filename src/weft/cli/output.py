@@ -19,7 +19,7 @@ def versioned(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_output(option: str, path: Path | None) -> None:
-    """Refuse before the work a file that could not be written after it. Raises UsageError."""
+    """Reject an output file that cannot be written, before any work is done. Raises UsageError."""
     try:
         if path is not None:
             check_writable(path)
@@ -28,6 +28,6 @@ def check_output(option: str, path: Path | None) -> None:
 
 
 def check_seconds(option: str, seconds: float) -> None:
-    """Raises UsageError for a time that is no time, which a comparison alone would let through as NaN."""
+    """Raises UsageError for a time that is not above 0, NaN included."""
     if not seconds > 0:
         raise UsageError(f"{option} {seconds:g}: give more than 0 seconds")

@@ -5,11 +5,8 @@ from __future__ import annotations
 import inspect
 import json
 import operator
-import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
@@ -17,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 
 from weft.cli.output import versioned
+from weft.cli.status_line import status_line
 from weft.errors import UsageError
 from weft.plan.options import PlanOptions
 
@@ -25,10 +23,7 @@ if TYPE_CHECKING:
     from weft.plan.config import TrainingJob
     from weft.plan.figures import Figures
     from weft.plan.request import Question
-
-_QUIET_S = 2.0
-"""Progress is shown only when the work takes longer than this."""
-Tell = Callable[[int, int], None]
+    from weft.plan.step import PlanProgress
 
 
 def plan(
@@ -50,7 +45,7 @@ def plan(
         Path | None,
         typer.Option(
             "--launch",
-            help="Write a launch file of the split: FILE.toml for torchtitan, FILE.sh for Megatron.",
+            help="Write a launch file for this split: FILE.toml for torchtitan, FILE.sh for Megatron.",
             metavar="FILE",
             show_default=False,
         ),
@@ -58,13 +53,21 @@ def plan(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
     **typed: Any,
 ) -> None:
-    """Predict a training step on many GPUs: simulated, with an error known from published runs."""
+    """Predict the time of a training step on many GPUs.
+
+    All results are simulated, with an interval from the errors on published runs.
+    """
     from weft.plan import request
 
     asked = request.question(PlanOptions(**typed), _given(context))
     _check_output(asked, html, chakra, launch)
-    with _progress(quiet=as_json) as tell:
-        document, best = _answer(asked, chakra, tell)
+    started = time.monotonic()
+    with status_line("predicting …", quiet=as_json) as update:
+
+        def progress(done: int, total: int) -> None:
+            update(f"{done} of {total} done, {time.monotonic() - started:.0f} s …")
+
+        document, best = _answer(asked, chakra, progress)
         page = _page(document) if html else ""
         script = _launch(best, launch) if launch else ""
     _write(html, page)
@@ -118,7 +121,7 @@ def _given(context: typer.Context) -> set[str]:
 
 
 def _check_output(asked: Question, html: Path | None, chakra: Path | None, launch: Path | None) -> None:
-    """Refuse before the work what could not be written after it."""
+    """Reject output files that cannot be written, before any work is done."""
     if (asked.options.sweep or asked.options.scale) and chakra:
         which = "--sweep" if asked.options.sweep else "--scale"
         raise UsageError(f"--chakra writes one configuration; leave out {which}")
@@ -144,17 +147,19 @@ def _write(path: Path | None, text: str) -> None:
         write_whole(path, text)
 
 
-def _answer(asked: Question, chakra: Path | None, tell: Tell) -> tuple[dict[str, Any], TrainingJob]:
+def _answer(
+    asked: Question, chakra: Path | None, progress: PlanProgress
+) -> tuple[dict[str, Any], TrainingJob]:
     """The document, and the job that it recommends."""
     options = asked.options
     if options.sweep:
-        return _sweep(asked, tell)
+        return _sweep(asked, progress)
     job = asked.job()
     calibration = _calibration(options.calibrate, options.traced, job)
     figures = calibration.figures if calibration else None
     if options.scale:
-        return _scale(asked, job, figures, tell), job
-    return _one(asked, job, figures, calibration, chakra, tell), job
+        return _scale(asked, job, figures, progress), job
+    return _one(asked, job, figures, calibration, chakra, progress), job
 
 
 def _calibration(trace: Path | None, traced: str, job: TrainingJob) -> Calibration | None:
@@ -178,7 +183,7 @@ def _one(
     figures: Figures | None,
     calibration: Calibration | None,
     chakra: Path | None,
-    tell: Tell,
+    progress: PlanProgress,
 ) -> dict[str, Any]:
     from weft.plan.answer import answer, document
 
@@ -186,11 +191,11 @@ def _one(
     if chakra:
         from weft.plan.execution_trace import write
 
-        write(chakra, job, found.prediction, tell)
+        write(chakra, job, found.prediction, progress)
     return document(found, calibration=calibration, error=_known_error(), price=asked.options.price)
 
 
-def _sweep(asked: Question, tell: Tell) -> tuple[dict[str, Any], TrainingJob]:
+def _sweep(asked: Question, progress: PlanProgress) -> tuple[dict[str, Any], TrainingJob]:
     from weft.plan.answer import sweep_document
     from weft.plan.request import check_gpus
     from weft.plan.step import predict
@@ -207,7 +212,7 @@ def _sweep(asked: Question, tell: Tell) -> tuple[dict[str, Any], TrainingJob]:
         limit=asked.options.limit,
         run=lambda way: predict(way, figures),
         fits=room(figures),
-        tell=tell,
+        progress=progress,
     )
     best = found.rows[0].job
     return sweep_document(_possible(asked), found, _known_error(), asked.options.price), best
@@ -221,14 +226,18 @@ def _possible(asked: Question) -> TrainingJob | None:
         return None
 
 
-def _scale(asked: Question, job: TrainingJob, figures: Figures | None, tell: Tell) -> dict[str, Any]:
+def _scale(
+    asked: Question, job: TrainingJob, figures: Figures | None, progress: PlanProgress
+) -> dict[str, Any]:
     from weft.plan.answer import scaling_document
     from weft.plan.scaling import curves, parse_range
     from weft.plan.step import predict
 
     low, high = parse_range(asked.options.scale)
     batch = "global_batch" in asked.fixed
-    found = curves(job, low, high, batch_given=batch, run=lambda here: predict(here, figures), tell=tell)
+    found = curves(
+        job, low, high, batch_given=batch, run=lambda here: predict(here, figures), progress=progress
+    )
     return scaling_document(job, found, _known_error())
 
 
@@ -242,39 +251,3 @@ def _page(document: dict[str, Any]) -> str:
     from weft.report.plan_page import plan_page
 
     return plan_page(document)
-
-
-@contextmanager
-def _progress(*, quiet: bool) -> Iterator[Tell]:
-    """A moving line on stderr once the work has taken a while."""
-    started, done = time.monotonic(), [0, 0]
-    shown: list[Any] = []
-
-    def start() -> None:
-        from rich.console import Console
-
-        shown.append(Console(stderr=True).status(_words(done, started)))
-        shown[0].start()
-
-    def tell(at: int, total: int) -> None:
-        done[:] = [at, total]
-        for status in shown:
-            status.update(_words(done, started))
-
-    timer = threading.Timer(_QUIET_S, start)
-    timer.daemon = True
-    if not quiet and sys.stderr.isatty():
-        timer.start()
-    try:
-        yield tell
-    finally:
-        timer.cancel()
-        if timer.ident is not None:
-            timer.join()
-        for status in shown:
-            status.stop()
-
-
-def _words(done: list[int], started: float) -> str:
-    count = f"{done[0]} of {done[1]} done" if done[1] else "predicting"
-    return f"{count}, {time.monotonic() - started:.0f} s …"

@@ -19,18 +19,25 @@ DEFAULT_BUDGET_S = 100.0
 
 def reproduce(
     paper: str = typer.Argument(..., metavar="PAPER", help="2606.09200 or 2512.10236 (arXiv)."),
-    device: str = typer.Option("sim", help="sim: the paper's nodes, simulated; cuda: what one GPU can run."),
+    device: str = typer.Option(
+        "sim", help="sim: the paper's nodes, simulated; cuda: the part that one GPU can run."
+    ),
     html: Path | None = typer.Option(None, help="Write an HTML page."),  # noqa: B008
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object and nothing else."),
     everything: bool = typer.Option(
-        False, "--all", help="Also what is published nowhere: all workloads under every control (minutes)."
+        False,
+        "--all",
+        help="Also all workloads under every control, which the paper does not publish (minutes).",
     ),
     cells: bool = typer.Option(False, "--cells", help="Print every cell, not only the tables."),
     budget: float | None = typer.Option(
-        None, metavar="SECONDS", help="With --device cuda: seconds of measurements, 100 unless given."
+        None, metavar="SECONDS", help="With --device cuda: time for measurements; default: 100."
     ),
 ) -> None:
-    """Show every published figure of a paper next to weft's own, with errors, signs and assumptions."""
+    """Compare every published figure of a paper with weft's own.
+
+    Shows errors, whether the sign of an effect is right, and what was assumed.
+    """
     from weft.errors import UsageError
     from weft.files import write_whole
 

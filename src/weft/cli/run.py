@@ -45,25 +45,26 @@ def run(
         str | None,
         typer.Option(
             metavar="US|placed",
-            help="Microseconds that compute waits after a collective's launch (5 is a good start); "
+            help="Delay compute after a collective's launch by this many microseconds (try 5), or "
             "`placed`: until its blocks are placed.",
         ),
     ] = None,
     tune: Annotated[
         bool,
         typer.Option(
-            "--tune", help="Try policies during the first steps of a PyTorch job, and keep what is faster."
+            "--tune",
+            help="Try policies during the first steps of a PyTorch job, and keep one that is proven faster.",
         ),
     ] = False,
     tune_budget: Annotated[
         float | None,
         typer.Option(
             metavar="SHARE",
-            help="With --tune: share of the steps that checks after tuning may use (0.05 where not given).",
+            help="With --tune: share of the steps that later checks may use; default: 0.05.",
         ),
     ] = None,
     tune_once: Annotated[
-        bool, typer.Option("--tune-once", help="With --tune: do not watch the job after tuning.")
+        bool, typer.Option("--tune-once", help="With --tune: do not watch the job after the search.")
     ] = False,
     html: Annotated[
         Path | None,
@@ -82,17 +83,19 @@ def run(
     trace_steps: Annotated[
         int,
         typer.Option(
-            min=1, max=1000, metavar="N", help="Steps to trace (seconds where no step can be found)."
+            min=1, max=1000, metavar="N", help="Steps to trace (seconds, if the program has no steps)."
         ),
     ] = 3,
     trace_after: Annotated[
         int,
-        typer.Option(min=0, metavar="M", help="Steps before the trace (seconds where no step can be found)."),
+        typer.Option(
+            min=0, metavar="M", help="Steps before the trace begins (seconds, if the program has no steps)."
+        ),
     ] = 10,
     steps: Annotated[
         bool,
         typer.Option(
-            "--steps", help="Publish step times of PyTorch programs for `weft top`, also without a GPU."
+            "--steps", help="Record step times of PyTorch programs for `weft top`, even without NCCL."
         ),
     ] = False,
     ops: Annotated[
@@ -105,15 +108,13 @@ def run(
     ] = False,
     metrics: Annotated[
         str | None,
-        typer.Option(
-            metavar="[HOST:]PORT", help="Serve the job's figures to Prometheus (loopback without HOST)."
-        ),
+        typer.Option(metavar="[HOST:]PORT", help="Serve metrics for Prometheus; default HOST: 127.0.0.1."),
     ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no closing line.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not print the closing line.")] = False,
 ) -> None:
-    """Run an unmodified program under a policy; torchrun and all children are included.
+    """Run an unmodified program and its children under a policy.
 
-    Exit code and signals are the program's own.
+    Exit code and signals are the program's own. The program may be a launcher, such as torchrun.
 
     weft run --priority high --head-start 5 -- torchrun --nproc-per-node 8 train.py
 
@@ -174,7 +175,7 @@ def run(
             _say(f"metrics: http://{address}/metrics", quiet)
         kept = _kept_descriptors(stats_file)
         status = launch.run(command, env, keep=kept, now_and_then=job.keep_alive)
-        held.pop_all()  # from here on the program's status stands, whatever fails
+        held.pop_all()  # from here on the exit status is the program's, whatever fails
 
     def report() -> None:
         try:
@@ -280,7 +281,7 @@ def _start_environment(chosen: dict[str, str]) -> dict[str, str]:
 
 
 def _ended_well(status: int) -> bool:
-    """Whether the program ended by itself, or because somebody wanted it to."""
+    """Whether the program succeeded, or was stopped on purpose (SIGINT, SIGTERM, SIGHUP)."""
     code = os.waitstatus_to_exitcode(status)
     wanted = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     return code == 0 or -code in wanted or code - 128 in wanted
@@ -313,7 +314,7 @@ def _write_traces(folder: Path, out: Path, quiet: bool) -> list[Path]:
 
 
 def _check_output(option: str, path: Path, policy_file: Path | None) -> None:
-    """Found out now, not after hours of training."""
+    """Reject an output that could not be written after hours of training."""
     check_output(option, path)
     if policy_file is not None and path.exists() and policy_file.samefile(path):
         raise UsageError(f"{option} {path} is the policy file: name another file")

@@ -14,7 +14,9 @@ def schema(
         typer.Argument(metavar="[NAME]", help="policy, or a command: analyze, tune, plan, run, top …"),
     ] = None,
 ) -> None:
-    """Print the JSON Schema (draft 2020-12) of a policy or of a command's JSON; without NAME, list them.
+    """Print the JSON Schema of a policy or of a command's JSON.
+
+    The schemas follow draft 2020-12. Without NAME, their names are listed.
 
     weft schema policy > policy.schema.json
     """

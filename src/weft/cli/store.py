@@ -28,11 +28,11 @@ def store(
         None,
         "--store",
         metavar="PATH",
-        help="The store; default: $WEFT_STORE, or a file in your data folder.",
+        help="Path of the store; default: $WEFT_STORE, or a file in your data folder.",
     ),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object and nothing else."),
 ) -> None:
-    """List, export, import or forget verdicts that were measured on this machine."""
+    """List, export, import or forget verdicts of this machine."""
     from weft.errors import UsageError
     from weft.tuning.store import Store
 

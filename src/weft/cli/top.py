@@ -22,25 +22,24 @@ LINE_EVERY_S = 1.0
 def top(
     job: Annotated[
         str | None,
-        typer.Argument(
-            metavar="[JOB]", help="Name, folder or a process id of a job; all jobs where not given."
-        ),
+        typer.Argument(metavar="[JOB]", help="Name, folder or a process id of a job; default: all jobs."),
     ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object per second, each on its own line.")
     ] = False,
-    samples: Annotated[int | None, typer.Option(min=1, metavar="N", help="End after N samples.")] = None,
+    samples: Annotated[int | None, typer.Option(min=1, metavar="N", help="Exit after N samples.")] = None,
     policy_file: Annotated[
         Path | None,
-        typer.Option("--policy", metavar="FILE", help="Put the running job under this policy, and end."),
+        typer.Option("--policy", metavar="FILE", help="Apply this policy to the running job, and exit."),
     ] = None,
     off: Annotated[
-        bool, typer.Option("--off", help="Take back the policy of the running job, and end.")
+        bool, typer.Option("--off", help="Remove the policy of the running job, and exit.")
     ] = False,
 ) -> None:
-    """Watch jobs that `weft run` started on this machine, while they run. Adds no work to them.
+    """Watch running jobs that `weft run` started on this machine.
 
-    Controls that all ranks must change together are refused, and so is any change while a job is tuned.
+    Watching adds no work to the jobs. --policy rejects controls that all ranks must change together, and any
+    change of a job that is being tuned.
 
     weft top
 

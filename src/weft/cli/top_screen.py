@@ -85,7 +85,7 @@ def _coloured() -> bool:
 
 
 def _pressed(woken: int, keys: int | None) -> list[bytes]:
-    """Keys since the last look; a resized terminal is none, but wakes the wait."""
+    """Keys pressed since the last call; resizing the terminal is not a key, but ends the wait."""
     with suppress(BlockingIOError):
         os.read(woken, 4096)
     if keys is None or not select.select([keys], [], [], 0)[0]:
@@ -144,7 +144,7 @@ def _terminal() -> Iterator[int]:
 
 
 def _awake(number: int, frame: Any) -> None:
-    """Python notes the signal on the wake-up pipe: the wait ends, and the frame is drawn anew."""
+    """Python notes the signal on the wake-up pipe: the wait ends, and the frame is drawn again."""
 
 
 def _interrupt(number: int, frame: Any) -> None:

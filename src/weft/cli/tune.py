@@ -24,23 +24,23 @@ if TYPE_CHECKING:
     from weft.tuning.tuned_workload import TunedWorkload
     from weft.workload import Workload
 
-_SHOWN = 12  # candidates in the table; --json has them all
-
 
 def tune(
-    name: str = typer.Argument("", metavar="[WORKLOAD]", help="cb-ar, mb-ar, cb-a2a, mb-a2a, …, or none."),
+    name: str = typer.Argument(
+        "", metavar="[WORKLOAD]", help="cb-ar, mb-ar, cb-a2a, mb-a2a, …; or use --gemm."
+    ),
     device: str = typer.Option("auto", help="auto, cuda or sim:NAME (a40, a100, h100, h200, mi250x, …)."),
     out: Path | None = typer.Option(None, help="Write the policy to this file."),  # noqa: B008
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object and nothing else."),
     html: Path | None = typer.Option(None, help="Write an HTML page with both timelines."),  # noqa: B008
-    gemm: str = typer.Option("", metavar="MxNxK", help="Compute: a GEMM of this shape."),
+    gemm: str = typer.Option("", metavar="MxNxK", help="Compute operation: a GEMM of this shape."),
     dtype: str = typer.Option("", help="bf16, fp16, fp32 or fp64."),
     tile: str = typer.Option(
         "", metavar="MxNxK", help="Tile of the Triton GEMM; default: the library's GEMM."
     ),
     grid: str = typer.Option("", metavar="XxY", help="Blocks of the Triton GEMM; default: one per tile."),
     collective: str = typer.Option("", help="all_reduce, all_gather, reduce_scatter or all_to_all."),
-    size: str = typer.Option("", "--bytes", help="Bytes of each rank, such as 896MiB."),
+    size: str = typer.Option("", "--bytes", help="Bytes per rank, such as 896MiB."),
     ranks: int = typer.Option(
         0, show_default=False, help="Ranks of the collective; default: the workload's."
     ),
@@ -50,7 +50,7 @@ def tune(
     streams: int = typer.Option(
         0,
         show_default=False,
-        help="Streams over which compute is distributed in turn; default: the workload's.",
+        help="Number of compute streams, used in turn; default: the workload's.",
     ),
     reading: str = typer.Option(
         "auto",
@@ -62,7 +62,9 @@ def tune(
     ),
     seed: int = typer.Option(0, help="Seed for the order of measurements."),
     kernel: str = typer.Option(
-        "", metavar="PATTERN", help="Write the rule of the Triton GEMM for these kernels of your program."
+        "",
+        metavar="PATTERN",
+        help="Write the residency rule for these kernels of your program instead of weft's.",
     ),
     fresh: bool = typer.Option(False, "--fresh", help="Measure even if the store has a verdict."),
     every: bool = typer.Option(False, "--every", help="Race every candidate, including unpromising ones."),
@@ -70,9 +72,9 @@ def tune(
         "", metavar="NODE", help="Run this GPU, or the simulated one, as rank 0 of a node (see `weft node`)."
     ),
 ) -> None:
-    """Find the policy that hides most of a workload's communication, or say that there is none.
+    """Find the policy that hides most communication of a workload.
 
-    Verdicts measured on this machine are stored and reused.
+    The verdict may also be "leave it alone". Verdicts measured on this machine are stored and reused.
     """
     from weft.comm.node import load_node
     from weft.errors import UsageError
@@ -132,7 +134,13 @@ def tune(
     elif found is not None:
         print(f"{document['verdict']['text']}\nMeasured {_made(found)}; `--fresh` measures again.")
     else:
-        _show(tuned, html)
+        from rich.console import Console
+
+        from weft.report.tune_terminal import show_tuned
+
+        show_tuned(tuned, Console())
+        if html is not None:
+            print(f"page: {html}")
         _say_assumed(document)
     if not as_json and out is not None:
         _say_how_to_apply(policy, out)
@@ -242,36 +250,6 @@ def _write(policy: Policy, out: Path | None, html: Path | None, page: str) -> No
         write_whole(html, page)
 
 
-def _show(tuned: TunedWorkload, html: Path | None) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    note = " (simulated)" if tuned.verdict.simulated else ""
-    table = Table(title=f"{tuned.workload} on {tuned.device}{note}", box=box.SIMPLE_HEAD, width=76)
-    table.add_column("candidate", overflow="fold")
-    for heading in ("ms", "vs overlap", "% of ideal"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    measured = [(one, one.ms) for one in tuned.candidates if one.ms is not None]
-    ranked = sorted(measured, key=lambda pair: pair[1])
-    baselines = [pair for pair in ranked[_SHOWN:] if pair[0] in tuned.candidates[:2]]
-    for one, ms in ranked[:_SHOWN] + baselines:
-        share = tuned.fraction_of_ideal(ms)
-        table.add_row(
-            one.candidate + (" ←" if one.candidate == tuned.verdict.chosen else ""),
-            f"{ms:.2f}",
-            f"{100 * (ms / tuned.overlap_ms - 1):+.1f}%",
-            "-" if share is None else f"{100 * share:.0f}",
-        )
-    Console().print(table)
-    counted = f"{len(tuned.candidates)} candidates, {len(tuned.candidates) - len(measured)} not possible"
-    counted += f"; {tuned.ranked_out} more ruled out by simulation" if tuned.ranked_out else ""
-    print(f"ideal {tuned.ideal_ms:.2f} ms; {counted}")
-    print(tuned.text)
-    if html is not None:
-        print(f"page: {html}")
-
-
 def _say_how_to_apply(policy: Policy, out: Path) -> None:
     from weft.tuning.candidates import GEMM
 
@@ -279,7 +257,7 @@ def _say_how_to_apply(policy: Policy, out: Path) -> None:
     if policy.engine == "dma":
         print(
             "comm.engine dma is for all-gathers of FSDP2, and of buffers that your program registers as "
-            "symmetric windows, on one node with NCCL 2.28 or newer; its speed is simulated, not measured"
+            "symmetric windows, on one node with NCCL 2.28 or newer; its speed is modelled, not measured"
         )
     if any(rule.kernel == GEMM for rule in policy.rules):
         print(f"its rule is for {GEMM}, our own kernel; `--kernel PATTERN` names that of your program")

@@ -50,7 +50,7 @@ class Groups:
             options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=priority == "high")
             if max_ctas is not None:
                 options.config.max_ctas = max_ctas
-                options.config.min_ctas = min(max_ctas, 1)
+                options.config.min_ctas = 1
             self._groups[key] = dist.new_group(pg_options=options)
         return self._groups[key]
 

@@ -167,9 +167,12 @@ class HostPeers:
         self.group_name = f"weft.host.{next(_NUMBERS)}"
         _NAMED[self.group_name] = self
         self.held = [
-            None if peer == rank or tensor is None else _pinned(tensor) for peer, tensor in enumerate(held)
+            None if peer == rank or tensor is None else self._keep(tensor) for peer, tensor in enumerate(held)
         ]
         self.sent: dict[Any, torch.Tensor] = {}
+
+    def _keep(self, tensor: torch.Tensor) -> torch.Tensor:
+        return _pinned(tensor)
 
     def rank(self) -> int:
         return self._rank

@@ -20,13 +20,15 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch.distributed as dist
 
+from weft.comm.ghost_calls import adapt
 from weft.comm.ghost_group import BACKEND, GhostGroup
 from weft.comm.ghost_lane import GhostOptions
+from weft.comm.ghost_world import make_world_of_ghosts
 from weft.comm.node import load_node
 from weft.comm.paced import LATE_VARIABLE, NODE_VARIABLE, STAGE_VARIABLE, Lateness, parse_stage
 from weft.errors import InputError, UsageError
@@ -44,22 +46,7 @@ def register(options: GhostOptions | None = None) -> None:
         return GhostGroup(common.group_rank, common.group_size, chosen)
 
     dist.Backend.register_backend(BACKEND, create, extended_api=True, devices=["cpu", "cuda"])
-    _batch_pairs()
-
-
-def _batch_pairs() -> None:
-    """Tell ghost groups which sends and receives form one batch; torch tells only its own groups."""
-    real: Callable[[list[Any]], list[Any]] = dist.batch_isend_irecv
-
-    def batch(p2p_op_list: list[Any]) -> list[Any]:
-        first = next(iter(p2p_op_list), None)
-        group = (first.group or dist.group.WORLD) if isinstance(first, dist.P2POp) else None
-        if isinstance(group, GhostGroup):
-            return group.together(lambda: real(p2p_op_list))
-        return real(p2p_op_list)
-
-    dist.batch_isend_irecv = batch
-    dist.distributed_c10d.batch_isend_irecv = batch
+    adapt()
 
 
 def init(ranks: int, options: GhostOptions | None = None) -> None:
@@ -72,18 +59,12 @@ def init(ranks: int, options: GhostOptions | None = None) -> None:
 
 def impersonate(ranks: int, local_ranks: int | None = None) -> None:
     """Make an unmodified script rank 0 of `ranks`, whatever backend it requests."""
-    real = dist.init_process_group
     local = str(local_ranks or ranks)
     os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": local}
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
     os.environ.setdefault("MASTER_PORT", "29500")
     register()
-
-    def init_as_ghost(*_: Any, **__: Any) -> None:
-        real(BACKEND, rank=0, world_size=ranks, store=dist.HashStore())
-
-    dist.init_process_group = init_as_ghost
-    dist.distributed_c10d.init_process_group = init_as_ghost
+    make_world_of_ghosts(ranks)
 
 
 USAGE = (

@@ -12,6 +12,7 @@ from torch._C._distributed_c10d import _create_work_from_future
 from torch._compile import _disable_dynamo
 
 from weft.comm.ghost_lane import GhostOptions, Lane, make_ghost_lane, on_stream
+from weft.comm.node import load_node
 from weft.comm.paced import sums_type
 from weft.errors import UsageError
 
@@ -24,6 +25,8 @@ class GhostGroup(dist.ProcessGroup):  # type: ignore[misc,unused-ignore]
 
     Methods have the names and arguments of torch.distributed.ProcessGroup.
     """
+
+    silent = True  # there are no other processes to agree with (weft.ops)
 
     def __init__(
         self,
@@ -46,6 +49,23 @@ class GhostGroup(dist.ProcessGroup):  # type: ignore[misc,unused-ignore]
 
     def getBackendName(self) -> str:  # noqa: N802 (torch's name)
         return BACKEND
+
+    @property
+    def _device_types(self) -> list[Any]:
+        return [torch.device("cpu"), torch.device("cuda")]
+
+    def _get_backend(self, device: Any) -> Any:
+        return self
+
+    @property
+    def why_no_copies(self) -> str:
+        """Why copy engines cannot serve collectives of this group; empty where they can."""
+        if self._options.node is None:
+            return "ghost ranks share one GPU, within which copies run on SMs; use a node profile"
+        node = load_node(self._options.node)
+        if node.copy_engines is None or self._count > node.domain:
+            return f"{self._count} ranks of {node.name} have no collectives by copy engines"
+        return ""
 
     @property
     def group_name(self) -> Any:
@@ -173,8 +193,10 @@ class GhostGroup(dist.ProcessGroup):  # type: ignore[misc,unused-ignore]
             for ghost in (rank for rank in range(self._count) if rank != self._own):
                 give, take = _flat(inputs[ghost]), _flat(outputs[ghost])
                 moves.append((self._own, give, ghost, lane.scratch(ghost, give, give.numel())))
-                # A ghost sends rank 0 what rank 0 keeps for itself, if the sizes match.
+                # A ghost sends rank 0 what rank 0 keeps for itself, if the sizes match; if it keeps nothing,
+                # what rank 0 sends to the ghost.
                 own = _flat(inputs[self._own])
+                own = own if own.numel() else give
                 fits = self._options.mirror and own.numel() == take.numel()
                 moves.append(
                     (ghost, own if fits else lane.scratch(ghost, take, take.numel(), "send"), self._own, take)
@@ -233,6 +255,11 @@ class GhostGroup(dist.ProcessGroup):  # type: ignore[misc,unused-ignore]
             lane.ranks.exchange(moves, lane.streams)
 
         return self._run_pair(issue, tensors)
+
+    def recv_anysource(self, tensors: Sequence[Any], tag: int = 0) -> Any:
+        """All ghosts are ready: the first one sends."""
+        source = int(self._own == 0)
+        return _Received(self.recv(tensors, source, tag), source)
 
     def all_gather_single_coalesced(
         self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any = None
@@ -347,6 +374,26 @@ for _name, _method in list(vars(GhostGroup).items()):
         setattr(GhostGroup, _name, _disable_dynamo(_method))
 
 
+class _Received(dist.Work):  # type: ignore[misc,unused-ignore]
+    """A receive from any rank, and which rank it was. Method names are torch's."""
+
+    def __init__(self, work: Any, source: int) -> None:
+        super().__init__()
+        self._work, self._source = work, source
+
+    def wait(self, *args: Any) -> bool:
+        return bool(self._work.wait(*args))
+
+    def is_completed(self) -> bool:
+        return bool(self._work.is_completed())
+
+    def get_future(self) -> Any:
+        return self._work.get_future()
+
+    def _source_rank(self) -> int:
+        return self._source
+
+
 def _finished(result: list[Any], device: Any = None) -> Any:
     """A torch Work that completes when the current stream reaches this point."""
     future = torch.futures.Future(devices=[device] if device is not None else None)
@@ -368,8 +415,12 @@ def _operation(op: Any) -> str:
 
 
 def _flat(tensor: Any) -> Any:
+    """The elements in the order of memory; as in NCCL, a tensor without gaps need not be contiguous."""
     if not tensor.is_contiguous():
-        raise UsageError("the ghost backend takes contiguous tensors; call .contiguous() first")
+        order = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
+        tensor = tensor.permute(order)
+        if not tensor.is_contiguous():
+            raise UsageError("the ghost backend takes tensors without gaps; call .contiguous() first")
     return tensor.detach().view(-1)
 
 

@@ -82,7 +82,9 @@ _PROTOTYPES: dict[str, tuple[Any, ...]] = {
 
 _SINCE_2_28: dict[str, tuple[Any, ...]] = {
     "ncclAlltoAll": (c_void_p, c_void_p, c_size_t, c_int, c_void_p, c_void_p),
+    "ncclCommWindowRegister": (c_void_p, c_void_p, c_size_t, POINTER(c_void_p), c_int),
 }
+_SYMMETRIC_WINDOW = 1  # NCCL_WIN_COLL_SYMMETRIC
 
 
 class Library:
@@ -234,6 +236,15 @@ class NcclRanks:
             for source, given, target, taken in moves:
                 self._send_or_receive("ncclSend", given, source, target, streams)
                 self._send_or_receive("ncclRecv", taken, target, source, streams)
+
+    def register(self, tensors: Any) -> None:
+        """Make memory of each rank a symmetric window, which copy engines can serve; until `close`."""
+        with self.library.group():
+            for rank, comm in self._comms.items():
+                tensor, window = tensors[rank], c_void_p()
+                size = tensor.numel() * tensor.element_size()
+                arguments = comm, tensor.data_ptr(), size, byref(window), _SYMMETRIC_WINDOW
+                self.library.call("ncclCommWindowRegister", *arguments)
 
     def close(self, *, abort: bool = False) -> None:
         """Free the communicators; `abort` also ends collectives that are still running."""

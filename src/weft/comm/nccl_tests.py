@@ -34,7 +34,8 @@ _PREFIX = re.compile(r"\[\d+(?:,\d+)?\](?:<std(?:out|err)>:)?")
 _TYPES = "u?int(?:8|32|64)|char|half|float(?:16|32|64)?|bfloat16|double|f(?:p|loat)?8\\w*"
 _ROW = re.compile(rf"(?:^|[\s:|])(\d{{1,18}})\s+(\d{{1,18}})\s+({_TYPES})\s+(\S.*)$")
 _RANK = re.compile(
-    r"Rank\s+(\d{1,9})\s+(?:(?!Rank).)*?Pid\s+\S+\s+on\s+(\S+)\s+device\s+\d+\s+(?:\[[^\]]*\]\s*)?(.*)$"
+    r"Rank\s+(\d{1,9})\s+(?:Group\s+(\d{1,9})\s+)?(?:(?!Rank).)*?"
+    r"Pid\s+\S+\s+on\s+(\S+)\s+device\s+\d+\s+(?:\[[^\]]*\]\s*)?(.*)$"
 )
 _HEADER = re.compile(r"\bsize\s+count\s+type\b.*\b(?:cpu)?time\b.*\balgbw\b")
 _CHANNELS = re.compile(
@@ -107,7 +108,7 @@ def points(tables: Iterable[TestedCollective]) -> tuple[tuple[int, float], ...]:
 
 def _tables(lines: Iterable[str]) -> Iterator[TestedCollective]:
     table = TestedCollective()
-    members: dict[int, str] = {}
+    members, hosts, first = set[int](), set[str](), ""  # of the first group, and its number
     columns: list[str] = []
     unit = 1.0
     for raw in lines:
@@ -118,13 +119,19 @@ def _tables(lines: Iterable[str]) -> Iterator[TestedCollective]:
             yield table  # the next run; if only a new header marks it, of the same program and ranks
             same = not program and not rank
             table = replace(table, rows=[]) if same else TestedCollective()
-            members = members if same else {}
+            if not same:
+                members, hosts, first = set(), set(), ""
         if program:
             table.program, table.collective = program[1], PROGRAMS.get(program[1], "")
         elif rank:
-            members[int(rank[1])] = rank[2]
-            table.ranks, table.hosts = len(members), len(set(members.values()))
-            table.gpu = table.gpu or rank[3].strip()
+            # With NCCL_TESTS_SPLIT each group runs its own collective; the table is that of the first.
+            group = rank[2] or "0"
+            first = first or group
+            if group == first:
+                members.add(int(rank[1]))
+                hosts.add(rank[3])
+            table.ranks, table.hosts = len(members), len(hosts)
+            table.gpu = table.gpu or rank[4].strip()
         elif found := _CHANNELS.search(line):
             table.channels = (int(found[1]), int(found[2]), int(found[3]))
         elif _HEADER.search(line):

@@ -32,6 +32,9 @@ NODE_COLLECTIVES = (
 """Collectives of a node profile."""
 NODE_ALGORITHMS = ("ring", "tree", "nvls", "nvlstree", "p2p")
 NODE_BASES = ("published", "assumed", "measured")
+COPIES_AS = ("delay",)
+"""How copies by copy engines can be represented on one GPU. Within it a copy runs on SMs, and through host
+memory it is slower than on NVLink (55 GB/s on an H200), so that only the time is kept."""
 _MAX_NODE_BYTES = 1 << 42
 LARGE_MESSAGE_BYTES = 16 << 20
 """From this size on, the error of large messages applies."""
@@ -126,6 +129,8 @@ class Node:
     curves: tuple[TimeCurve, ...] = ()
     copy_engines: CtaRate | None = None
     """Bus bandwidth of collectives by copy engines, all of a GPU's together; None: the node has none."""
+    copies_as: str = "delay"
+    """How one GPU represents them, one of COPIES_AS."""
     assumed_pct: float = 30.0
     """Range for a collective whose error is not known."""
     sources: tuple[str, ...] = ()
@@ -159,6 +164,10 @@ class Node:
         spread = 1 + (self.assumed_pct if fast.error_pct is None else fast.error_pct) / 100
         return fast.us / spread, slow.us * spread
 
+    def copies(self, kind: str, ranks: int) -> bool:
+        """Whether copy engines can serve a collective of so many ranks."""
+        return self.copy_engines is not None and kind in _COPIED and ranks <= self.domain
+
     def copied(self, kind: str, nbytes: int, ranks: int | None = None) -> Paced:
         """One rank's part of a collective by copy engines: a delay without CTAs.
 
@@ -167,7 +176,7 @@ class Node:
         count = self.ranks if ranks is None else ranks
         _check(kind, nbytes, None, count)
         rate = self.copy_engines
-        if rate is None or kind not in _COPIED or count > self.domain:
+        if rate is None or not self.copies(kind, count):
             raise UsageError(
                 f"{kind} of {count} ranks on {self.name} has no form by copy engines; use engine sm "
                 f"(engines: {' and '.join(_COPIED)} inside one domain)"

@@ -11,7 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from weft.comm.node import NODE_ALGORITHMS, NODE_BASES, NODE_COLLECTIVES, CtaRate, Node, TimeCurve
+from weft.comm.node import COPIES_AS, NODE_ALGORITHMS, NODE_BASES, NODE_COLLECTIVES, CtaRate, Node, TimeCurve
 from weft.comm.node_kernel import CommKernel
 from weft.errors import InputError, UsageError
 from weft.gpu.network import NETWORKS
@@ -26,7 +26,8 @@ NODE_CONSTANTS = ("launch_us", "hop_us", "gb_s", "switch_gain", "half_bytes", "r
 """Constants of the network model that a profile may state."""
 _KEYS = (
     *("version", "name", "title", "gpu", "ranks", "domain", "network", "switch_reduces", "basis"),
-    *("assumed_pct", "kernel", "ctas", "cta_rates", "copy_engines", "constants", "curves", "sources"),
+    *("assumed_pct", "kernel", "ctas", "cta_rates", "copy_engines", "copies_as"),
+    *("constants", "curves", "sources"),
 )
 _REQUIRED = ("name", "gpu", "ranks", "kernel", "ctas", "cta_rates", "constants")
 
@@ -96,6 +97,7 @@ def node_from_dict(document: Any) -> Node:
         network=NETWORKS[network] if network is not None else None,
         curves=tuple(_curve(one) for one in _list(document, "curves")),
         copy_engines=None if document.get("copy_engines") is None else _rate(document, "copy_engines"),
+        copies_as=_choice(document, "copies_as", COPIES_AS, COPIES_AS[0]),
         assumed_pct=_number(document, "assumed_pct", 0, 1000, 30.0),
         sources=_texts(document, "sources"),
     )
@@ -125,6 +127,7 @@ def node_to_dict(node: Node) -> dict[str, Any]:
         "ctas": dict(node.ctas),
         "cta_rates": {name: asdict(rate) for name, rate in node.cta_rates.items()},
         "copy_engines": asdict(node.copy_engines) if node.copy_engines else None,
+        "copies_as": node.copies_as,
         "constants": dict(node.constants),
         "curves": [_curve_to_dict(curve) for curve in node.curves],
         "sources": list(node.sources),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import re
 import statistics
 from collections.abc import Sequence
@@ -64,7 +65,10 @@ def _read(path: Path) -> list[TestedCollective]:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from None
     if len(content) > MAX_LOG_BYTES:
         raise InputError(f"{path}: over {MAX_LOG_BYTES >> 20} MiB; give the output of nccl-tests alone")
-    found = read_tables(content.decode("utf-8", errors="replace"))
+    wide = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))  # as PowerShell writes them
+    found = read_tables(content.decode("utf-16" if wide else "utf-8", errors="replace"))
+    if not found and content.lstrip().startswith(b"{"):
+        raise InputError(f"{path}: is JSON; give the text that nccl-tests prints, not the file of -J")
     if not found:
         raise InputError(f"{path}: has no table of nccl-tests; give the output of all_reduce_perf or another")
     named = re.search("|".join(sorted(PROGRAMS, key=len, reverse=True)), path.stem)

@@ -4,8 +4,11 @@
 traffic and the time that the node's would take for one rank. The other ranks are ghosts with its data.
 The shim handles it like any NCCL: priority, head start, limits of CTAs, rules by collective and size, traces.
 
-Not modelled: the protocol of a collective and its chunk size, copy-engine collectives (`cta_policy` is
-ignored), and calls of one group that NCCL would run as one kernel, except for sends and receives.
+Collectives by copy engines (`comm.engine: dma`, for buffers in symmetric windows) are delays that take no CTA
+and move no data, except the first time that buffers are used (weft.comm.paced_delay).
+
+Not modelled: the protocol of a collective and its chunk size, and calls of one group that NCCL would run as
+one kernel, except for sends and receives.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ import logging
 import os
 import random
 from collections.abc import Callable, Sequence
-from ctypes import CFUNCTYPE, POINTER, c_char_p, c_int, c_int32, c_uint64
+from ctypes import CFUNCTYPE, POINTER, c_char_p, c_int, c_int32, c_size_t, c_uint64
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -23,15 +26,16 @@ from typing import Any
 
 from weft.comm.nccl import NCCL_DTYPES, Library
 from weft.comm.node import Node, Paced
+from weft.comm.paced_delay import PACED_LIBRARY, copies_note
 from weft.comm.paced_launch import PacedLauncher
-from weft.comm.paced_plan import SCALED_TYPES, GhostStages, RankCall, plan_calls
+from weft.comm.paced_plan import SCALED_TYPES, GhostStages, PlannedKernel, RankCall, plan_calls
 from weft.errors import UnavailableError, UsageError
 from weft.gpu.driver import load_driver
+from weft.shim.engine import leave_note
 from weft.shim.layout import NCCL_OPERATIONS
 
 _log = logging.getLogger(__name__)
 
-PACED_LIBRARY = Path(__file__).with_name("libweft_paced.so")
 NODE_VARIABLE = "WEFT_NODE"
 """Environment variable: the node profile of the ghost ranks."""
 LATE_VARIABLE = "WEFT_GHOST_LATE"
@@ -99,11 +103,14 @@ class _Call(ctypes.Structure):
         ("cluster", c_int32),
         ("rank", c_int32),
         ("size", c_int32),
+        ("copies", c_int32),
+        ("unused", c_int32),
     )
 
 
 _LAUNCH = CFUNCTYPE(c_int, POINTER(_Call), c_int)
 _DEVICE = CFUNCTYPE(c_int, POINTER(c_int))
+_MEMORY = CFUNCTYPE(c_int, POINTER(c_uint64), c_size_t)
 
 
 def rank_call(call: Any) -> RankCall:
@@ -123,6 +130,7 @@ def rank_call(call: Any) -> RankCall:
         max_ctas=call.max_ctas or None,
         cluster=call.cluster if call.cluster >= 0 else None,
         algorithm=call.algorithm.decode() if call.algorithm else None,
+        copies=bool(call.copies),
     )
 
 
@@ -134,6 +142,7 @@ class PacedServer:
         self._stages = GhostStages(stage_us)
         self._random = random.Random(0)  # the same delays in every run
         self._part = lru_cache(maxsize=4096)(self._ask)
+        self._noted = False
         self._ready: dict[bytes, list[Any]] = {}
 
     def serve_group(self, calls: Any, count: int) -> None:
@@ -160,11 +169,28 @@ class PacedServer:
                 launched = None
                 continue
             paced = self._part(planned.kind, planned.node_bytes, call.max_ctas, call.ranks, call.algorithm)
+            copied = self._by_copy_engines(planned) if call.copies else None
+            if copied is not None:
+                made = self._launcher.delay(planned, copied, paced, self._late.draw(self._random))
+                launched = None if launched is None else launched + made
+                continue
             mail = self._stages.mail(planned, self._launcher.mailbox) if self._stages.stage_us else None
             made = self._launcher.launch(planned, paced, self._late.draw(self._random), mail)
             answers = self._stages.stage_us and planned.kind == "send_recv"  # by number, not by address
             launched = None if launched is None or answers else launched + made
         return launched
+
+    def _by_copy_engines(self, planned: PlannedKernel) -> Paced | None:
+        """The collective by the node's copy engines; None: they cannot, and NCCL would launch its kernel."""
+        try:
+            found = self._node.copied(planned.kind, planned.node_bytes, planned.call.ranks)
+        except UsageError as error:
+            _log.debug("%s", error)
+            return None
+        if not self._noted:
+            self._noted = True
+            leave_note(f"{copies_note(self._node)}, as on {self._node.name}")
+        return found
 
     def _ask(self, kind: str, nbytes: int, ctas: int | None, ranks: int, algorithm: str | None) -> Paced:
         """If the node lacks a rule's algorithm for this collective, the library chooses one."""
@@ -216,9 +242,15 @@ def load_paced(
 
         return _guarded(library, ask)
 
-    library.weft_paced_serve.argtypes, library.weft_paced_serve.restype = (_LAUNCH, _DEVICE), None
+    def memory(into: Any, size: int) -> int:
+        def ask() -> None:
+            into[0] = launcher.memory(into[0], size)
+
+        return _guarded(library, ask)
+
+    library.weft_paced_serve.argtypes, library.weft_paced_serve.restype = (_LAUNCH, _DEVICE, _MEMORY), None
     library.weft_paced_failed.argtypes, library.weft_paced_failed.restype = (c_char_p,), None
-    kept = (_LAUNCH(launch), _DEVICE(device))
+    kept = (_LAUNCH(launch), _DEVICE(device), _MEMORY(memory))
     _served.append(kept)
     library.weft_paced_serve(*kept)
     return Library(library, str(path))

@@ -7,6 +7,7 @@ from ctypes import c_uint, c_void_p
 from dataclasses import dataclass, field
 
 from weft.comm.node import Paced
+from weft.comm.paced_delay import ReadyDelay, StreamDelays
 from weft.comm.paced_kernel import KernelArguments, Mailbox, kernel_name, kernel_text
 from weft.comm.paced_plan import (
     CYCLES_PER_NS,
@@ -97,6 +98,7 @@ class PacedLauncher:
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
         self._devices: dict[int, _Device] = {}
+        self._delays: StreamDelays | None = None
 
     def current_device(self) -> int:
         """Index of the GPU of the current context."""
@@ -122,10 +124,17 @@ class PacedLauncher:
         `late_us`: how much later than this rank the last rank arrives. `mail`: for a stage of a pipeline.
         Returns the launches, to be repeated as they are.
         """
+        made = self.ready(planned, paced, mail)
+        for one in made:
+            one.launch(late_us if one.leads else 0.0)
+        return made
+
+    def ready(self, planned: PlannedKernel, paced: Paced, mail: Mail | None = None) -> list[ReadyLaunch]:
+        """The launches of one rank's part of a collective, in order."""
         device = self._device()
         threads, ctas = paced.threads, max(1, paced.ctas)
         scratch = self._scratch(device, max(ctas, SCRATCH_CTAS), threads)
-        launched: list[ReadyLaunch] = []
+        made: list[ReadyLaunch] = []
         for part, share in split_kernel(planned):
             arguments = kernel_arguments(
                 part,
@@ -136,18 +145,40 @@ class PacedLauncher:
                 move_ns=round(1e3 * paced.us * share),
                 wait_ns=0,
                 scratch=scratch,
-                mail=mail,
+                mail=None if made else mail,
             )
             function = self._function(device, part, threads)
             shared = min(paced.shared_bytes, device.most_shared_bytes)
             cluster = part.call.cluster if part.call.cluster is not None else paced.cluster
             cluster = cluster if device.capability >= FIRST_WITH_CLUSTERS else 1
             config = launch_config(ctas, threads, shared, cluster, part.call.stream)
-            one = ReadyLaunch(self._driver, function, config, arguments, leads=not launched)
-            one.launch(late_us)
-            launched.append(one)
-            late_us, mail = 0.0, None  # of the first kernel only
-        return launched
+            made.append(ReadyLaunch(self._driver, function, config, arguments, leads=not made))
+        return made
+
+    def delay(
+        self, planned: PlannedKernel, copied: Paced, paced: Paced, late_us: float = 0.0
+    ) -> list[ReadyDelay]:
+        """Issue a collective by copy engines as a delay without CTAs.
+
+        The data is moved now, by SMs, and not when the delay is repeated. `copied` has the time of the
+        copies; `paced` is the same collective on SMs, for where a delay is not possible.
+        """
+        self._delays = self._delays or StreamDelays(self._driver)
+        self.copy(planned)
+        one = ReadyDelay(
+            self._delays, planned.call.stream, copied.us, lambda late: self.launch(planned, paced, late)
+        )
+        one.launch(late_us)
+        return [one]
+
+    def memory(self, address: int, size: int) -> int:
+        """Allocate `size` bytes of GPU memory; with 0, free the memory at `address`."""
+        made = ctypes.c_uint64(address)
+        if size:
+            self._driver.call("cuMemAlloc_v2", ctypes.byref(made), ctypes.c_size_t(size))
+            return made.value
+        self._driver.call("cuMemFree_v2", made)
+        return 0
 
     def copy(self, planned: PlannedKernel) -> None:
         """Only move the data, as NCCL does where a communicator has one rank."""

@@ -67,6 +67,8 @@ class RankCall:
     max_ctas: int | None = None
     cluster: int | None = None
     algorithm: str | None = None
+    copies: bool = False
+    """Copy engines are asked for, and its buffers allow them."""
 
 
 @dataclass(frozen=True)
@@ -174,16 +176,19 @@ def _collective(call: RankCall) -> PlannedKernel:
 def _exchange(calls: Sequence[RankCall]) -> PlannedKernel:
     """Sends and receives as one kernel: an all-to-all where there is more than one peer."""
     own = calls[0].rank
-    kept = [call for call in calls if call.operation == "send" and call.peer == own]
+    sends = [call for call in calls if call.operation == "send"]
+    kept = [call for call in sends if call.peer == own]
+    far = [call for call in calls if call.peer != own]
+    several = len({call.peer for call in far}) > 1
     copies: list[RankCopy] = []
     for call in calls:
         if call.operation == "recv":
-            source = next((k.send for k in kept if k.size_bytes == call.size_bytes), 0)
+            # Without a part of its own, an all-to-all gets from each ghost what it sends there.
+            given = kept or [one for one in sends if several and one.peer == call.peer]
+            source = next((one.send for one in given if one.size_bytes == call.size_bytes), 0)
             _append(copies, RankCopy(source, call.recv, call.size_bytes))
-    far = [call for call in calls if call.peer != own]
     moved = max(sum(call.size_bytes for call in far if call.operation == way) for way in ("send", "recv"))
-    peers = {call.peer for call in far}
-    if len(peers) > 1:
+    if several:
         size = moved * calls[0].ranks // (calls[0].ranks - 1)
         return _planned(calls[0], "all_to_all", size, copies)
     way = {call.operation: call.peer for call in far}

@@ -65,9 +65,12 @@ def zero_cta_options() -> Any:
     """Options of a group whose NCCL collectives are copies by copy engines: they take no SM.
 
     NCCL does so for all-gather and all-to-all of registered buffers within an NVLink domain, from 2.28.
+    None where ranks are ghosts: their calls ask for zero CTAs under comm.engine dma.
     """
     import torch.distributed as dist
 
+    if _ghosts():
+        return None
     kind = getattr(dist, "ProcessGroupNCCL", None)
     policy = getattr(kind, "NCCL_CTA_POLICY_ZERO", None)
     if kind is None or policy is None:
@@ -84,5 +87,13 @@ def zero_cta_group(ranks: list[int] | None = None, options: Any = None, **more: 
     """
     import torch.distributed as dist
 
+    if _ghosts():
+        return dist.new_group(ranks, **more)
     options = zero_cta_options() if options is None else options
     return dist.new_group(ranks, backend="nccl", pg_options=options, **more)
+
+
+def _ghosts() -> bool:
+    import torch.distributed as dist
+
+    return bool(dist.is_initialized() and dist.get_backend() == "ghost")

@@ -1,9 +1,10 @@
-"""What the host does to a job without a word: shared memory of a container, clocks that are held down."""
+"""Limits of the host that silently slow a job: shared memory of a container, clocks that are held down."""
 
 from __future__ import annotations
 
 from weft.doctor.check import Check
 from weft.doctor.machine import GpuFacts, Machine
+from weft.report import words
 
 LEAST_SHARED_BYTES = 1 << 30
 """Docker gives 64 MiB. NCCL's host transport and torch's data loaders put their buffers there."""
@@ -24,7 +25,7 @@ _REASONS = {
 }
 _LOCKED = 0x2
 _ENOUGH = 0.95
-"""Of the highest clock: an application clock from here on is no restriction."""
+"""Share of the highest clock: an application clock at or above it is not a restriction."""
 
 
 def shared_memory(machine: Machine, facts: GpuFacts) -> list[Check]:
@@ -32,7 +33,7 @@ def shared_memory(machine: Machine, facts: GpuFacts) -> list[Check]:
     size = machine.filesystem_bytes("/dev/shm")
     if size is None:
         return [Check("shared memory", "skip", "no /dev/shm on this machine")]
-    text = f"/dev/shm has {_size(size)}"
+    text = f"/dev/shm has {words.size(size)}"
     where = ", in a container" if machine.in_container() else ""
     if size >= LEAST_SHARED_BYTES:
         return [Check("shared memory", "ok", text + where)]
@@ -78,7 +79,3 @@ def _held(index: str, now: str, most: str, application: str, active: str) -> str
     if not found:
         return ""
     return f"GPU {index} runs at {now} of {highest} MHz, held by {' and '.join(found)}"
-
-
-def _size(size: int) -> str:
-    return f"{size / 2**30:.1f} GiB" if size >= 1 << 30 else f"{size / 2**20:.0f} MiB"

@@ -41,7 +41,7 @@ def filesystem_bytes(path: str) -> int | None:
 
 
 def in_container() -> bool:
-    """Whether this process runs in a container, as far as files tell."""
+    """Whether this process runs in a container, judged by the files that containers have."""
     if any(Path(mark).exists() for mark in ("/.dockerenv", "/run/.containerenv")):
         return True
     return bool(os.environ.get("KUBERNETES_SERVICE_HOST"))

@@ -16,7 +16,6 @@ ZERO_CTA: Version = (2, 28, 0)
 """First release with copy-engine collectives (NCCL_CTA_POLICY_ZERO)."""
 COPIES_OF_TWO: Version = (2, 31, 2)
 """Before, the first copy of two ranks can hang."""
-SYMMETRIC: Version = (2, 27, 0)
 _GUIDE = "docs.nvidia.com/deeplearning/nccl, User Buffer Registration, Zero-CTA Optimization"
 _OFF = ("0", "n", "no", "f", "false", "off")
 
@@ -119,10 +118,18 @@ def regressions(machine: Machine, facts: GpuFacts) -> list[Check]:
     ]
 
 
+_ONE_GPU = (
+    "one GPU: a copy within it runs on SMs; ghost ranks of a node (python -m weft.comm.ghost --node) "
+    "represent collectives by copy engines as a delay without CTAs"
+)
+
+
 def copy_engines(machine: Machine, facts: GpuFacts) -> list[Check]:
     """Which collectives a policy with comm.engine dma can have copied here, and which not."""
     version = installed_nccl(machine)
     peers = {peer for gpu in facts.gpus for peer in gpu["peers"]} - {"self"}
+    if len(facts.gpus) == 1:
+        return [Check("copy engines", "ok", _ONE_GPU)]
     if version is None or not peers:
         return []
     text = ".".join(map(str, version))

@@ -67,7 +67,7 @@ def flag_in_program(torch: Torch | None, source: str, where: str) -> list[Check]
 
 
 def no_op(torch: Torch, passes: Setting) -> str:
-    """What the installed torch makes of the flag, with the place to look at."""
+    """How the installed torch treats the flag, with the file and line that shows it."""
     file = Path("torch/_inductor/config.py")
     return (
         f"with torch {torch.version} {OVERLAP} = True alone does nothing: {OVERLAP_PASSES} is empty "

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from weft.doctor.check import Check
 from weft.doctor.environment import check_environment
+from weft.report import words
 
 if TYPE_CHECKING:
     from weft.trace import Analysis
@@ -51,11 +52,11 @@ def traffic_checks(found: Sequence[StepCalls], where: str) -> list[Check]:
 def _buckets(one: StepCalls, where: str) -> list[Check]:
     count, typical = len(one.sizes), median(one.sizes)
     exposed = "" if one.exposed_pct is None else f", {one.exposed_pct:.0f}% of their time exposed"
-    text = f"{where}: {count} all-reduces a step, {_size(typical)} each (median){exposed}"
+    text = f"{where}: {count} all-reduces a step, {words.size(typical)} each (median){exposed}"
     if one.exposed_pct is not None and one.exposed_pct < EXPOSED_PCT:
         return [Check("buckets", "ok", text)]
     if count == 1 and one.sizes[0] >= LARGE_BYTES:
-        fix = "smaller DDP buckets (bucket_cap_mb=25) start before the last gradient is there"
+        fix = "smaller DDP buckets (bucket_cap_mb=25) start before the last gradient is ready"
         return [Check("buckets", "warn", f"{text}: one bucket cannot overlap with the backward pass", fix)]
     if count >= _MANY and typical < _SMALL_BYTES:
         fix = "larger buckets: DistributedDataParallel(bucket_cap_mb=25 or more), or a fused all-reduce"
@@ -68,7 +69,7 @@ def _buckets(one: StepCalls, where: str) -> list[Check]:
 
 
 def _prefetch(one: StepCalls, what: str, where: str) -> list[Check]:
-    typical = _size(median(one.sizes))
+    typical = words.size(median(one.sizes))
     text = f"{where}: {len(one.sizes)} {what} a step, {typical} each (median)"
     if one.exposed_pct is None:
         return [Check("prefetch", "ok", text)]
@@ -145,7 +146,3 @@ def job_checks(name: str) -> list[Check]:
     return checks or [
         Check("job", "ok", f"job {job.name}: no setting that disables overlap, no NCCL call yet")
     ]
-
-
-def _size(size: float) -> str:
-    return f"{size / 2**20:.1f} MiB" if size >= 1 << 20 else f"{size / 1024:.1f} KiB"

@@ -59,7 +59,8 @@ class CudaExecutor:
         self._shim = shim if shim is not None else _find_shim()
         self.baseline_ctas = baseline_ctas
         self.device = f"cuda:{self._gpu.name}" + (f" as {node}" if node else "")
-        self._communicators: dict[tuple[int, int | None], Any] = {}
+        self._communicators: dict[tuple[int, int | None, str], Any] = {}
+        self._windows: set[tuple[tuple[int, int | None, str], int]] = set()
         self._streams: dict[str, list[Any]] = {"default": [], "high": []}
         self._lanes: list[Any] = []
         self._held: tuple[Any, Buffers] | None = None
@@ -75,7 +76,7 @@ class CudaExecutor:
             self._gpu.synchronize()
             begin, end, hidden = pipeline.issue(workload.iterations, prepared.spin_ms)
             self._gpu.synchronize()
-            if mode != "compute":
+            if mode != "compute" and policy.engine == "sm":  # a delay in place of copies moves nothing
                 prepared.payload.check(workload)
             if hidden or prepared.spin_ms >= MAX_SPIN_MS:
                 break
@@ -111,6 +112,7 @@ class CudaExecutor:
         for ranks in self._communicators.values():
             ranks.close()
         self._communicators.clear()
+        self._windows.clear()
         self._prepared, self._held = None, None
         self._gpu.release()
 
@@ -124,10 +126,10 @@ class CudaExecutor:
             ctas = acting.communicator_ctas(ctas)
         if here == workload.ranks and ctas is not None:
             check_resident(workload, ctas, self._gpu.sm_count)
-        self._apply(acting)
+        self._apply(acting, workload)
         prepared = self._prepare(workload)
         streams = self._rank_streams(acting.priority, here)
-        collective = self._collective(workload, ctas, prepared.payload, streams)
+        collective = self._collective(workload, ctas, prepared.payload, streams, acting.engine)
         self._follow_rules(acting)
         wait_us = acting.head_start_us if self._shim is None else 0.0  # the shim waits by itself
         pipeline = Pipeline(self._gpu, prepared.lanes, prepared.calls, streams, collective, mode, wait_us)
@@ -141,8 +143,10 @@ class CudaExecutor:
             prepared.warm.add(key)
         return prepared, pipeline
 
-    def _apply(self, policy: Policy) -> None:
-        refused = apply.not_applied(policy)
+    def _apply(self, policy: Policy, workload: Workload) -> None:
+        can_copy = getattr(self._make_ranks, "copies", None)
+        copies = can_copy is not None and can_copy(workload.collective, workload.ranks)
+        refused = apply.not_applied(replace(policy, engine="sm") if copies else policy)
         if refused:
             raise UsageError(f"the lab cannot run this policy: {refused[0]}")
         if self._shim is None:
@@ -213,12 +217,16 @@ class CudaExecutor:
         return streams[:count]
 
     def _collective(
-        self, workload: Workload, ctas: int | None, data: Buffers, streams: list[Any]
+        self, workload: Workload, ctas: int | None, data: Buffers, streams: list[Any], engine: str
     ) -> Callable[[], None]:
         """The function that issues the workload's collective for every rank."""
-        key = (workload.ranks, ctas)
+        key = (workload.ranks, ctas, engine)
         if key not in self._communicators:
             self._communicators[key] = self._make_ranks(workload.ranks, ctas)
+        place = (key, data.recv[0].data_ptr())
+        if engine == "dma" and place not in self._windows:
+            self._windows.add(place)
+            self._communicators[key].register(data.recv)
         issue = getattr(self._communicators[key], workload.collective)
         return lambda: issue(data.send, data.recv, streams)
 
@@ -231,6 +239,8 @@ def _needs_shim(policy: Policy) -> str:
         return "comm.rules"
     if policy.head_start == "placed":
         return "the placed head start"
+    if policy.engine == "dma":
+        return "comm.engine dma"
     return "compute.sm_reserve" if policy.sm_reserve else ""
 
 

@@ -54,6 +54,10 @@ class PacedMaker:
         """Ranks of a communicator that are on this GPU."""
         return 1
 
+    def copies(self, kind: str, size: int) -> bool:
+        """Whether copy engines of the node serve a collective of so many ranks: here, as a delay."""
+        return self._node.copies(kind, size)
+
     def info(self) -> dict[str, Any]:
         """The node, and what its figures are based on."""
         return {

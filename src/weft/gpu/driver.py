@@ -65,6 +65,12 @@ class Driver:
         """Whether the driver exports this function."""
         return hasattr(self._library, symbol)
 
+    def address(self, name: str) -> int:
+        """The address of a function, for C code that calls it; raises UnavailableError without it."""
+        if not self.has(name):
+            raise UnavailableError(f"the CUDA driver has no {name}; update the NVIDIA driver")
+        return ctypes.cast(getattr(self._library, name), ctypes.c_void_p).value or 0
+
     def call(self, name: str, *args: Any) -> None:
         """Call a function that returns a CUresult; raises UnavailableError unless it is CUDA_SUCCESS."""
         if not self.has(name):
@@ -149,10 +155,6 @@ class Driver:
     def load(self, ptx: str) -> Handle:
         """Load a module from PTX text, compiled for the current device."""
         return self._handle("cuModuleLoadData", ctypes.c_char_p(ptx.encode() + b"\0"))
-
-    def unload(self, module: Handle) -> None:
-        """Unload a module."""
-        self.call("cuModuleUnload", module)
 
     def function(self, module: Handle, name: str) -> Handle:
         """The kernel of that name in a module."""

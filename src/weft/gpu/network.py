@@ -37,7 +37,7 @@ class Network:
             )
         if not self.oversubscription >= 1:
             raise UsageError(
-                f"network oversubscription {self.oversubscription!r} is not valid; 1 is none, 2 halves it"
+                f"network oversubscription {self.oversubscription!r} is not valid; use 1 (none) or more"
             )
         if self.latency_us < 0:
             raise UsageError(f"network latency_us {self.latency_us!r} is not valid; use 0 or more")

@@ -16,7 +16,7 @@ _FLOOR = 0.002  # relative; keeps a lucky quiet start from looking exact
 _NORMAL = 1.4826  # from a median of absolute values to a standard deviation
 LONGEST_CYCLE = 8
 CYCLE_GAIN = 0.33  # a cycle must reduce the scatter of successive steps to this share
-CYCLE_STEPS = 10  # that it takes to tell a cycle
+CYCLE_STEPS = 10  # fewest steps in which a cycle can be found
 
 
 def steady(times: Sequence[float]) -> bool:
@@ -53,7 +53,7 @@ class Cycle:
 def cycle(times: Sequence[float], first: int = 0) -> Cycle:
     """The cycle in the step times of an unchanged job; `first`: number of the first of these steps.
 
-    It must have been seen twice and explain most of the scatter.
+    It must occur twice and explain most of the scatter.
     """
     logs = [math.log(t) for t in times if t > 0]
     if len(logs) < len(times) or len(logs) < CYCLE_STEPS:

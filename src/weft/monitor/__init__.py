@@ -1,5 +1,5 @@
-"""Running jobs seen from outside: what `weft run` started on this machine, read from the jobs' folders.
+"""Running jobs, observed from outside: what `weft run` started on this machine, read from the jobs' folders.
 
 Nothing here runs in a job or makes a job do more: the shim and live tuning write their counters whether
-anybody reads them or not.
+they are read or not.
 """

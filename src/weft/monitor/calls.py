@@ -22,7 +22,7 @@ _CALL = np.dtype(
         *((name, "<u4") for name in ("operation", "routed")),
     ]
 )
-_REPEATS = 6  # as the tracer asks for: a few equal calls are no step yet
+_REPEATS = 6  # as in the tracer: a few equal calls are not yet a step
 _SEARCH_EVERY_S = 5.0
 _SEARCHED = 2048  # calls; a period must show itself in them
 
@@ -54,7 +54,7 @@ class CallFile:
         return [float(ns) / 1e6 for ns in np.diff(starts.astype(np.int64))]
 
     def calls_of_a_step(self) -> list[tuple[str, int]]:
-        """Operation and bytes of the calls of one step; of all that are kept where no step can be told."""
+        """Operation and bytes of the calls of one step; of all recorded calls if no step is found."""
         self.step_times_ms()
         calls = self._calls()[-self._period :] if self._period else self._calls()
         names = layout.NCCL_OPERATIONS

@@ -41,7 +41,7 @@ def change_policy(watch: JobWatch, policy: Policy) -> Policy:
 
 
 def switch_off(watch: JobWatch) -> tuple[Policy, str]:
-    """Take back every control that can be; returns what was in force, and what stays so (or nothing)."""
+    """Remove every control that can be removed; returns what was in force, and what remains in force."""
     started = watch.job.policy
     stays = [f.name for f in fields(Policy) if f.name not in BY_LAUNCH]
     given = {name: getattr(started, name) for name in stays}
@@ -64,7 +64,7 @@ def _value(name: str, value: Any) -> str:
 
 
 def _check_idle(watch: JobWatch) -> None:
-    """Raise where somebody else decides about the job's policy."""
+    """Raise if the job has ended, is being tuned, or has a process with its own policy."""
     if watch.state != "running":
         raise UsageError(f"the job {watch.job.name} is over")
     sample = watch.sample()

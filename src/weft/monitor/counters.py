@@ -88,7 +88,7 @@ class ProcessFile:
 
     def policy(self) -> Policy | None:
         """The process's own policy, which outranks the job's; None: it has none."""
-        with suppress(InputError):  # it is being written: the last one stands until the next reading
+        with suppress(InputError):  # it is being written: keep the last one until the next reading
             self._policy = policy_image.policy_in_file(self._number)[0]
         return self._policy
 

@@ -1,4 +1,4 @@
-"""`weft run --metrics`: a process next to the job that serves its figures to Prometheus.
+"""`weft run --metrics`: a process, separate from the job, that serves its metrics to Prometheus.
 
 One process per `weft run`, not one per rank: it reads the job's folder, so nothing of it is in the program.
 Under torchrun there is one `weft run` per node and one port. Where each rank has a `weft run` of its own

@@ -14,7 +14,7 @@ _log = logging.getLogger("weft.monitor")
 
 _IN_MOVED_TO, _IN_CREATE = 0x80, 0x100
 _IN_NONBLOCK, _IN_CLOEXEC = os.O_NONBLOCK, os.O_CLOEXEC
-_BETWEEN_S = 0.005  # a folder that gets many files is looked at no more often
+_BETWEEN_S = 0.005  # a folder that gets many files is read no more often than this
 
 
 class FolderEvents:

@@ -90,7 +90,7 @@ def _mine(folder: Path) -> bool:
 
 
 def _checked(folder: Path) -> RunningJob:
-    """The job of a folder. Another user's is refused, whoever asks: its figures are that user's."""
+    """The job of a folder. Another user's job is rejected, even for root: its figures are private."""
     if not job_folder.control(folder).is_file() and _mine(folder):
         raise InputError(f"{folder} is not the folder of a job; `weft top` without arguments lists jobs")
     if not _mine(folder):

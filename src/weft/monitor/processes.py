@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from weft.monitor.jobs import RunningJob
+from weft.tuning.live.launcher import start_time
 
 _RANK_VARIABLES = (b"RANK", b"OMPI_COMM_WORLD_RANK", b"PMI_RANK", b"SLURM_PROCID")
 _MOST = 4096
@@ -60,15 +61,8 @@ def _children(pid: int) -> list[int]:
     return found
 
 
-def _start(pid: int) -> str:
-    """When a process started: with its number, this names it for good."""
-    with suppress(OSError, IndexError):
-        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[19]
-    return ""
-
-
 def _rank_process(pid: int) -> JobProcess | None:
-    identity = pid, _start(pid)
+    identity = pid, start_time(pid)
     if identity in _known:
         return _known[identity]
     try:

@@ -40,7 +40,7 @@ _File = TypeVar("_File", ProcessFile, CallFile, StepReader)
 
 
 class JobWatch:
-    """One job, from the moment somebody looks at it until after its end."""
+    """One job, sampled until after its end."""
 
     def __init__(self, job: RunningJob) -> None:
         self.job = job
@@ -139,7 +139,7 @@ class JobWatch:
 
     def policy(self) -> Policy:
         """In force for processes that have no policy of their own: its CTAs are those of the start."""
-        with suppress(InputError, OSError):  # being written: the last one stands until the next sample
+        with suppress(InputError, OSError):  # being written: keep the last one until the next sample
             found = policy_image.policy_in_file(self._control)[0] or Policy()
             self._policy = replace(found, **{name: getattr(self.job.policy, name) for name in OF_THE_START})
         return self._policy

@@ -31,6 +31,7 @@ _HOMES = {
     "SequenceColumnwise": "weft.ops.styles",
     "SequenceRowwise": "weft.ops.styles",
     "HostPeers": "weft.comm.dma",
+    "PacedPeers": "weft.comm.paced_peers",
     "parallelize": "weft.ops.model",
     "tune": "weft.ops.tuner",
 }
@@ -38,6 +39,7 @@ _HOMES = {
 __all__ = [
     "ColumnParallelLinear",
     "HostPeers",
+    "PacedPeers",
     "RowParallelLinear",
     "SequenceColumnwise",
     "SequenceRowwise",
@@ -50,6 +52,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from weft.comm.dma import HostPeers
+    from weft.comm.paced_peers import PacedPeers
     from weft.ops.functions import all_gather_matmul, all_to_all_matmul, matmul_reduce_scatter
     from weft.ops.layers import ColumnParallelLinear, RowParallelLinear
     from weft.ops.model import parallelize

@@ -109,7 +109,7 @@ def _flow_contention(case: Case) -> dict[str, Any]:
         for i in range(1, min(case.ranks, case.fabric.engines + 1))
     ]
     work = Task(
-        name="matmul", rank=0, alone_s=cost.compute_s, beside_s=cost.compute_s, memory_bytes=cost.memory_bytes
+        name="matmul", rank=0, alone_s=cost.compute_s, shared_s=cost.compute_s, memory_bytes=cost.memory_bytes
     )
     shared = flow_node(case, "dma")
     alone = flow(shared, [work]).total_s

@@ -10,6 +10,7 @@ import warnings
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weft.comm.dma import HostPeers
+from weft.comm.paced_peers import PacedPeers
 from weft.errors import UsageError, WeftError
 from weft.ops.steps import Problem
 from weft.policy import ENGINES, SCHEDULES
@@ -49,6 +50,7 @@ def choose(call: Call, problem: Problem, x: Any, team: Team) -> Choice:
 def _usual_engine(schedule: str, x: Any, team: Team) -> str:
     """The engine of a schedule that was asked for: not found from sizes, in which ranks may differ."""
     library = schedule == "serial" and not isinstance(team.group, HostPeers)
+    library = library or (isinstance(team.group, PacedPeers) and not team.group.copies)
     return "sm" if library or x.device.type != "cuda" else "dma"
 
 
@@ -67,6 +69,7 @@ def _found(call: Call, problem: Problem, x: Any, team: Team) -> Choice:
 def workload(operation: str, problem: Problem, dtype: Any, group: Any) -> str:
     """The name under which a verdict on an operation is stored."""
     where = "host peers" if isinstance(group, HostPeers) else "ranks"
+    where = f"peers of {group.node.name}" if isinstance(group, PacedPeers) else where
     kind = str(dtype).removeprefix("torch.")
     return f"weft.ops {operation} {problem.m}x{problem.n}x{problem.k} {kind} {problem.ranks} {where}"
 
@@ -89,13 +92,16 @@ def _stored(operation: str, problem: Problem, x: Any, team: Team) -> Choice | No
 def _picked(call: Call, problem: Problem, x: Any, team: Team) -> Choice:
     from weft.ops.pick import pick
 
-    topology = "host" if isinstance(team.group, HostPeers) else ""
+    topology, gpu = "host" if isinstance(team.group, HostPeers) else "", _profile_name(x.device)
     engines = (call.engine,) if call.engine else ("dma", "sm")
+    if isinstance(team.group, PacedPeers):
+        topology, gpu = "", team.group.node.gpu
+        engines = engines if call.engine or team.group.copies else ("sm",)
     k, kind = problem.k, _DTYPES.get(str(x.dtype).removeprefix("torch."), "bf16")
     if _is_fp8(x):
         k = max(1, k // 2)  # half the bytes and half the time of bf16, as with half the K
     sizes = (problem.m, problem.n, k, problem.ranks)
-    found = pick(call.operation, *sizes, kind, _profile_name(x.device), topology, engines=engines)
+    found = pick(call.operation, *sizes, kind, gpu, topology, engines=engines)
     if found.schedule == ACCUMULATES and _is_fp8(x) and not call.scatters:
         return Choice("hetero-unfused-1d", found.engine, None)
     return Choice(found.schedule, found.engine, None)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from weft.comm.dma import HostPeers
 from weft.errors import UsageError
 from weft.ops.program import Program
 from weft.ops.steps import Recv, Schedule
@@ -96,7 +97,7 @@ def _explained(team: Team, facts: dict[str, Any]) -> Iterator[None]:
 
 
 def _check_peers(team: Team) -> None:
-    if getattr(team.group, "silent", False):
+    if isinstance(team.group, HostPeers):
         raise UsageError(
             "host peers are data and cannot answer: gradients and scales of rows need a process group"
         )

@@ -8,11 +8,14 @@ from typing import Any
 import torch
 
 from weft.comm.dma import HostPeers, copies
+from weft.comm.paced_delay import stream_delays
+from weft.comm.paced_peers import PacedPeers
 from weft.comm.symmetric import SymmetricBuffer
 from weft.errors import UnavailableError, UsageError, WeftError
 from weft.ops.choose import say_once
 from weft.ops.links import HostLink, NcclLink, SymmetricLink, peer_schedule, symmetric_size
 from weft.ops.operands import Operands
+from weft.ops.paced_link import PacedLink
 from weft.ops.program import Program
 from weft.ops.run_streams import StreamRunner
 from weft.ops.steps import Schedule
@@ -40,6 +43,8 @@ def stream_runner(
     if isinstance(team.group, HostPeers):
         driver = copies()
         host = HostLink(schedule, team.group, engine, driver, lanes)
+        if isinstance(team.group, PacedPeers):
+            host = PacedLink(schedule, team.group, engine, driver, lanes, stream_delays().issue)
         program = Program(schedule, operands)
         return StreamRunner(schedule, program, host, driver, current)
     if engine == "dma":
@@ -74,6 +79,9 @@ def _symmetric(
 ) -> SymmetricLink | None:
     """A link by symmetric memory, if every rank can have it. The memory is made once for a kind of call."""
     everyone = agreement.everyone
+    if getattr(team.group, "silent", False):
+        say_once("weft.ops: engine dma is not available: ghosts have no memory; SMs move the bytes instead")
+        return None
     if everyone[team.rank].get("blocks") == "given":
         say_once(
             "weft.ops: engine dma needs sizes that every rank knows, and input_splits may change on one "

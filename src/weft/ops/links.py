@@ -3,6 +3,7 @@
 | link | engine | peers |
 | --- | --- | --- |
 | `HostLink` | dma, sm | data in pinned host memory (`weft.comm.dma.HostPeers`) |
+| `paced_link.PacedLink` | dma, sm | data on this GPU, at the rate of a node (`weft.comm.paced_peers`) |
 | `SymmetricLink` | dma | other GPUs, through torch symmetric memory |
 | `NcclLink` | sm | other GPUs, through NCCL |
 """
@@ -93,24 +94,29 @@ class HostLink:
         return self._copy(1, box, source)
 
     def recv(self, step: Recv, program: Program) -> Transfer | None:
+        target, source, after = self._arriving(step, program)
+        made = self._copy(0, target, source)
+        made.after = after
+        return made
+
+    def _arriving(self, step: Recv, program: Program) -> tuple[torch.Tensor, torch.Tensor, tuple[str, ...]]:
+        """Where a message goes, where the peer has it, and what must be done before it is sent."""
         held = self._peers.held[step.peer]
         if held is None:
             raise UsageError(f"host peer {step.peer} holds nothing")
         target = region_of(program.tensors[step.target.buffer], step.target)
-        if self._gathers:
-            source = self._theirs[step.peer].sends[self._schedule.rank, step.round].source
-            return self._copy(0, target, region_of(held, source))
-        made = self._copy(0, target, region_of(held, self._places[step.target]))
-        mine = self._schedule.sends.get((step.peer, step.round))
-        made.after = mine.after if mine else ()
-        return made
-
-    def _copy(self, lane: int, target: torch.Tensor, source: torch.Tensor) -> Transfer:
-        if target.dtype != source.dtype:
+        if target.dtype != held.dtype:
             raise UsageError(
-                f"{self._schedule.operation}: A is {target.dtype}, and host peers hold {source.dtype}; "
+                f"{self._schedule.operation}: A is {target.dtype}, and host peers hold {held.dtype}; "
                 "they must be alike"
             )
+        if self._gathers:
+            source = self._theirs[step.peer].sends[self._schedule.rank, step.round].source
+            return target, region_of(held, source), ()
+        mine = self._schedule.sends.get((step.peer, step.round))
+        return target, region_of(held, self._places[step.target]), mine.after if mine else ()
+
+    def _copy(self, lane: int, target: torch.Tensor, source: torch.Tensor) -> Transfer:
         if self._engine == "dma":
             entry = self._driver.entry(Block.of(target), Block.of(source), self.lanes[lane])
             return Transfer(lane, [entry])

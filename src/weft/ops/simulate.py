@@ -191,7 +191,7 @@ def _task(case: Case, rank: int, step: Step, after: tuple[int, ...], issue_s: fl
             after=after,
             issue_s=issue_s,
             alone_s=alone.compute_s,
-            beside_s=slowed.compute_s,
+            shared_s=slowed.compute_s,
             memory_bytes=alone.memory_bytes,
         )
     word = "sum" if isinstance(step, Add) else "permute" if step.id.startswith("permute") else "stage"
@@ -201,7 +201,7 @@ def _task(case: Case, rank: int, step: Step, after: tuple[int, ...], issue_s: fl
         after=after,
         issue_s=issue_s,
         alone_s=KERNEL_S,
-        beside_s=KERNEL_S,
+        shared_s=KERNEL_S,
         memory_bytes=step.bytes,
     )
 
@@ -214,7 +214,7 @@ def _library(case: Case) -> list[Task]:
         rank=0,
         issue_s=ISSUE_S,
         alone_s=whole.compute_s,
-        beside_s=whole.compute_s,
+        shared_s=whole.compute_s,
         memory_bytes=whole.memory_bytes,
     )
     move = Task(name=f"library {case.operation}", rank=0, issue_s=ISSUE_S, fixed_s=library_collective_s(case))

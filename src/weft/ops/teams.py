@@ -142,6 +142,8 @@ class Team:
 
     def all_can(self, facts: RankFacts, reason: str | None) -> str | None:
         """None where every rank can do something (reason None); else the first reason, on every rank."""
+        if getattr(self.group, "silent", False):
+            return reason
         self._part += 1
         own = {"operation": facts["operation"], "reason": reason}
         for rank, said in enumerate(self._exchange(facts, own)):

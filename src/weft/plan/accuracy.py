@@ -36,7 +36,7 @@ TESTED_PRECISIONS = frozenset({"bf16", "fp16", "fp8"})
 _ENOUGH = 40
 """Runs that a family needs for an interval of its own."""
 UNTESTED_FACTOR = 1.5
-"""The interval of what nobody published, against the widest measured one: a judgement, not a measurement."""
+"""Width of the interval of a job without published runs, relative to the widest measured one: a judgement."""
 
 
 def family(job: TrainingJob) -> str:

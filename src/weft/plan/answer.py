@@ -40,7 +40,7 @@ SHOWN = (
     "precision",
     "software",
 )
-"""What of a job stands in the document."""
+"""Fields of a job that the document has."""
 
 
 @dataclass(frozen=True)
@@ -214,7 +214,7 @@ def row_document(row: SweepRow) -> _Document:
 def sweep_document(
     job: TrainingJob | None, found: Sweep, error: _Document | None = None, price: float = 0.0
 ) -> _Document:
-    """What `weft plan --sweep --json` prints. `job`: as it was asked for, where that can run."""
+    """What `weft plan --sweep --json` prints. `job`: the requested job, if it can run without a split."""
     rows = [row_document(row) for row in found.rows]
     best = rows[0]
     fastest = found.rows[0].job

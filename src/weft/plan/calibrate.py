@@ -1,4 +1,4 @@
-"""The compute side from a profiler trace of one node: what its kernels took, by kind, without communication.
+"""Compute times from a profiler trace of one rank: what its kernels took, by kind, without communication.
 
 A kernel that overlapped with a collective was slowed by it: where it also ran alone, its time alone counts.
 """
@@ -33,7 +33,7 @@ _BACKWARD = re.compile(r"bwd|backward|bprop|_dkv|_dq|dgrad|wgrad", re.IGNORECASE
 _REDUCTION = re.compile(r"combine|reduce|convert|postprocess|preprocess|dot_do_o", re.IGNORECASE)
 _MAX_MATCHED = 1 << 12
 _ROUNDS = 12
-"""Figures are set one after the other until they agree; each has some effect on the others' times."""
+"""Passes over the figures until they agree; setting one changes the times of the others."""
 MAX_GAP_NS = 1_000_000
 """A longer pause is a wait, not the gap between two launches."""
 
@@ -85,7 +85,7 @@ def measure_trace(path: Path, layers: float) -> MeasuredStep:
     shared = 0.0
     names, which = np.unique(timeline.name[compute], return_inverse=True)
     blocks = timeline.resources.get("blocks", np.full(len(timeline), -1, dtype=np.int64))[compute]
-    # One kernel serves several shapes; its grid tells most of them apart.
+    # One kernel serves several shapes; its grid distinguishes most of them.
     for name, grid in {(int(n), int(b)) for n, b in zip(which, blocks, strict=True)}:
         mine = (which == name) & (blocks == grid)
         free = mine & alone

@@ -22,7 +22,7 @@ KEYS = (
     *("oversubscription", "leaf_gpus", "latency_us", "nccl_tests"),
 )
 _LARGE_BYTES = 16e6
-"""Only messages from this size on say something about bandwidth."""
+"""Messages below this size do not show the bandwidth."""
 
 
 _RINGS = ("all_reduce", "all_gather", "reduce_scatter")

@@ -89,7 +89,7 @@ class Traffic:
     ranks_per_node: int = 1
     """How many of the ranks share a node (an NVLink domain)."""
     matrices: tuple[Matrix, ...] = ()
-    """The shapes, for PowerSGD; what they leave of `elements` is sent as it is."""
+    """The shapes, for PowerSGD; the rest of `elements` is sent uncompressed."""
 
     @property
     def bytes(self) -> float:
@@ -170,7 +170,7 @@ def _number(value: str, name: str, low: float, high: float, *, whole: bool) -> f
 
 
 def check_compression(method: Method, *, sharding: str, data_ranks: int, stages: int, gpu: GpuSpec) -> None:
-    """Refuse a method where nothing implements it or nothing is there to compress."""
+    """Reject a method that no software implements for this collective, or that has nothing to compress."""
     if method == NONE:
         return
     if data_ranks < 2:
@@ -268,7 +268,7 @@ def _quantised(traffic: Traffic) -> Compressed | None:
 
 
 def _low_rank(traffic: Traffic, rank: int) -> Compressed | None:
-    """PowerSGD: two small all-reduces for the matrices, one for what is no matrix."""
+    """PowerSGD: two small all-reduces for the matrices, one for all other gradients."""
     if traffic.kind != "all_reduce":
         return None
     wide = traffic.element_bytes

@@ -23,7 +23,7 @@ SOFTWARE = "megatron-2025"
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingJob:
-    """A model on so many GPUs. Names of presets are looked up; what is left out is derived."""
+    """A model on a number of GPUs. Names of presets are looked up; what is not given is derived."""
 
     model: Model
     """Or the name of a preset."""

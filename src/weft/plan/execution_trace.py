@@ -13,7 +13,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,15 +23,13 @@ from weft.gpu.collectives import Group
 from weft.plan.chakra import COLLECTIVE, COLLECTIVE_TYPES, COMP, RECV, SEND, ChakraNode, encode
 from weft.plan.config import TrainingJob
 from weft.plan.schedule import Slot, order
-from weft.plan.step import Collective, Prediction
+from weft.plan.step import Collective, PlanProgress, Prediction
 
 _PREFIX = "weft"
 FINE_NODES = 300_000
 """Passes are cut into more pieces only as long as all files together have fewer nodes."""
 MOST_NODES = 4_000_000
 _COMPUTE = ("gemm", "attention", "elementwise", "recompute", "overhead", "contention")
-
-_Progress = Callable[[int, int], None]
 
 
 @dataclass
@@ -222,7 +220,7 @@ def _pass(build: _Rank, slot: Slot, inside: list[Collective]) -> None:
 
 
 def _virtual(build: _Rank, slot: Slot) -> int:
-    """Where in the model the slot's chunk stands."""
+    """Position of the slot's chunk in the model."""
     return slot.chunk * build.job.pp + build.place.pp
 
 
@@ -287,7 +285,7 @@ def traces(job: TrainingJob, found: Prediction, groups: RankGroups) -> Iterator[
         yield rank, encode(rank_nodes(job, found, rank, groups, pieces))
 
 
-def write(folder: Path, job: TrainingJob, found: Prediction, tell: _Progress | None = None) -> int:
+def write(folder: Path, job: TrainingJob, found: Prediction, progress: PlanProgress | None = None) -> int:
     """Write all files into a new folder, all or none, and say how many ranks there are.
 
     `weft.N.et` for rank N, and `comm_group.json`, as ASTRA-sim takes them:
@@ -300,8 +298,8 @@ def write(folder: Path, job: TrainingJob, found: Prediction, tell: _Progress | N
         partial = tempfile.mkdtemp(dir=folder.absolute().parent, prefix=f".{folder.name}.")
         for rank, data in traces(job, found, groups):
             (Path(partial) / f"{_PREFIX}.{rank}.et").write_bytes(data)
-            if tell:
-                tell(rank + 1, job.gpus)
+            if progress:
+                progress(rank + 1, job.gpus)
         listed = {str(number): list(ranks) for ranks, number in groups.ids.items()}
         (Path(partial) / "comm_group.json").write_text(json.dumps(listed), encoding="utf-8")
         umask = os.umask(0)

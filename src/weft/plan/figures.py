@@ -171,7 +171,7 @@ class Figures:
         return _MEMORY_SHARE
 
     def gemm_share(self, gpu: GpuSpec, precision: str) -> float:
-        """Share of the peak that large matmuls reach; of a GPU that nobody measured, its relative's."""
+        """Share of the peak that large matmuls reach; for an unmeasured GPU, a related one's."""
         c = self.constants
         share = c.gemm_h100 if modern(gpu) else c.gemm_a100
         if precision in ("fp8", "mxfp8", "nvfp4"):

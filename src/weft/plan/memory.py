@@ -1,4 +1,4 @@
-"""Memory: bytes of the fullest GPU by kind, and the refusal of what does not fit."""
+"""Memory: bytes of the fullest GPU by kind, and the check that a job fits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ gradient in 16 on top. Eager: the gradient in 32 bits as well."""
 MARGIN = 0.92
 """Share of a GPU's memory that a recommendation may fill: estimates are this far off in one run of five."""
 REFUSED = 1.25
-"""Jobs are refused above this share: runs that took place are estimated at up to this much of their GPU."""
+"""Jobs above this share of memory are rejected: the estimate of some published runs is that high."""
 
 
 def stage_params(job: TrainingJob, stage: Stage) -> tuple[float, float]:

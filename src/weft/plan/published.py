@@ -1,4 +1,4 @@
-"""Published runs: a table of jobs with the step that somebody measured, to judge and to fit predictions."""
+"""Published runs: a table of jobs with their measured steps, to fit and to validate predictions."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Published:
     """What the publication leaves open, and what was taken instead."""
     provenance: str
     memory_bytes: float = 0.0
-    """Published peak of the fullest GPU; 0: none is."""
+    """Published peak of the fullest GPU; 0: not published."""
 
 
 def gpu_of(name: str) -> GpuSpec:

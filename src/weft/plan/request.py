@@ -1,4 +1,4 @@
-"""From what a user says to a question about a TrainingJob: files, bounds, contradictions."""
+"""From a user's options to a question about a TrainingJob: files, bounds, contradictions."""
 
 from __future__ import annotations
 
@@ -70,10 +70,10 @@ class Question:
     job_options: dict[str, Any]
     """Arguments of TrainingJob; in a sweep they need not be valid before they are split."""
     fixed: frozenset[str]
-    """Options that the user typed: a sweep leaves them as they are."""
+    """Options that the user typed: a sweep does not vary them."""
 
     def job(self) -> TrainingJob:
-        """The job as it was asked for. Raises UsageError with the nearest that is possible."""
+        """The requested job. Raises UsageError with the nearest possible one."""
         return read_job(self.job_options)
 
 
@@ -113,7 +113,7 @@ def flag(name: str) -> str:
 
 
 def check_numbers(given: Iterable[str], values: Mapping[str, Any]) -> None:
-    """Refuse numbers that cannot be meant, with the nearest that can."""
+    """Reject numbers out of range; the error names the nearest valid one."""
     for name in sorted(given):
         value = values.get(name)
         if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -125,7 +125,7 @@ def check_numbers(given: Iterable[str], values: Mapping[str, Any]) -> None:
 
 
 def check_together(given: frozenset[str], options: PlanOptions) -> None:
-    """Refuse options that ask two questions, or that nothing reads."""
+    """Reject options that contradict each other or would have no effect."""
     if options.sweep and options.scale:
         raise UsageError("--sweep and --scale cannot be combined; run them separately")
     if "limit" in given and not options.sweep:
@@ -146,7 +146,7 @@ def check_together(given: frozenset[str], options: PlanOptions) -> None:
 
 
 def check_experts(options: PlanOptions, given: frozenset[str], wanted: Model) -> None:
-    """Refuse options about experts where the model has none."""
+    """Reject options about experts if the model has none."""
     if wanted.experts:
         return
     for name in ("experts_per_token", "expert_ffn", "expert_tp"):
@@ -241,7 +241,7 @@ def read_job(options: Mapping[str, Any]) -> TrainingJob:
 
 
 def check_gpus(gpus: int) -> None:
-    """Refuse a job without GPUs."""
+    """Reject a job without GPUs."""
     if not gpus:
         raise UsageError("no --gpus: how many GPUs does the job have? for example --gpus 1024")
 
@@ -251,7 +251,7 @@ def _divisors(whole: int) -> list[int]:
 
 
 def _divides(name: str, value: int, choices: Sequence[int], what: str, ranks: int) -> None:
-    """Refuse a split that is none of the choices; the nearest one also divides the ranks, where any does."""
+    """Reject an impossible split; the error names the nearest choice, which divides the ranks if any does."""
     if value in choices:
         return
     found = [d for d in choices if not ranks % d] or choices or [1]

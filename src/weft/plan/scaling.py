@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from weft.errors import UsageError
 from weft.plan.config import AUTO, TrainingJob
-from weft.plan.step import Prediction, predict
+from weft.plan.step import PlanProgress, Predict, Prediction, predict
 
 MAX_GPUS = 1 << 18
 _KINDS = ("weak", "strong")
 STRONG_TOKENS = 1 << 24
 """Most tokens of a step that a strong curve divides where no batch is given, as in Llama 3's largest run."""
-
-Predict = Callable[[TrainingJob], Prediction]
-_Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -82,7 +79,13 @@ def resized(job: TrainingJob, gpus: int, kind: str) -> TrainingJob:
 
 
 def curve(
-    job: TrainingJob, low: int, high: int, kind: str, *, run: Predict = predict, tell: _Progress | None = None
+    job: TrainingJob,
+    low: int,
+    high: int,
+    kind: str,
+    *,
+    run: Predict = predict,
+    progress: PlanProgress | None = None,
 ) -> Curve:
     """Predictions over a range of GPUs. A strong curve ends where the batch has nothing left to divide."""
     chosen = sizes(job, low, high)
@@ -96,8 +99,8 @@ def curve(
             note = f"{gpus} GPUs: {error}"
             if points:
                 break
-        if tell:
-            tell(at + 1, len(chosen))
+        if progress:
+            progress(at + 1, len(chosen))
     if not points:
         raise UsageError(note)
     return Curve(kind, tuple(points), note)
@@ -110,7 +113,7 @@ def curves(
     *,
     batch_given: bool = True,
     run: Predict = predict,
-    tell: _Progress | None = None,
+    progress: PlanProgress | None = None,
 ) -> Iterator[Curve]:
     """The weak and the strong curve.
 
@@ -121,11 +124,11 @@ def curves(
         base = job
         if kind == "strong" and not batch_given:
             base = job.but(global_batch=strong_batch(job, sizes(job, low, high)[-1]))
-        yield curve(base, low, high, kind, run=run, tell=tell)
+        yield curve(base, low, high, kind, run=run, progress=progress)
 
 
 def strong_batch(job: TrainingJob, gpus: int) -> int:
-    """Sequences of a step that so many GPUs can divide, a micro-batch for each stage and rank."""
+    """Sequences of a step that this number of GPUs can divide, with a micro-batch for each stage and rank."""
     unit = job.dp * job.micro_batch * job.pp
     most = max(unit, STRONG_TOKENS // job.seq_len // unit * unit)
     wanted = gpus // (job.tp * job.pp * job.cp) * job.micro_batch * job.pp

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from weft.gpu.collectives import Group, collective_s
@@ -18,6 +19,10 @@ from weft.policy import Policy
 
 MEASURED = ("a100-80gb", "h100", "h100-96gb", "h200", "h800", "v100")
 """GPUs with published runs among those that the constants were fitted to."""
+
+Predict = Callable[[TrainingJob], "Prediction"]
+PlanProgress = Callable[[int, int], None]
+"""Called with how many parts of a plan are done, and how many there are."""
 
 
 @dataclass(frozen=True)
@@ -64,10 +69,6 @@ class Prediction:
     def compute_s(self) -> float:
         """Seconds of the slowest stage's own kernels, undisturbed."""
         return sum(self.breakdown[k] for k in ("gemm", "attention", "elementwise", "recompute", "optimizer"))
-
-    @property
-    def hidden_comm_s(self) -> float:
-        return sum(c.hidden_s for c in self.collectives)
 
     @property
     def tokens_per_s_per_gpu(self) -> float:

@@ -13,11 +13,11 @@ from weft.plan.figures import Figures, shipped
 from weft.plan.memory import MARGIN, check_fits, memory_bytes
 from weft.plan.models import Model
 from weft.plan.models import model as preset
-from weft.plan.step import Prediction, predict
+from weft.plan.step import PlanProgress, Predict, Prediction, predict
 from weft.policy import Policy
 
 _LIMIT = 200
-"""Predictions of a sweep where none is given."""
+"""Number of predictions of a sweep by default."""
 SCREENED = 2000
 """Splits that are predicted without controls, to keep the fastest of them; more where more are kept."""
 TENSOR = (1, 2, 4, 8)
@@ -33,8 +33,6 @@ _SCHEDULES = ("", "zero-bubble", "dualpipe")
 TOKENS_PER_RANK = 4096
 """Context parallelism is not tried where a rank would have fewer tokens of a sequence."""
 
-_Predict = Callable[[TrainingJob], Prediction]
-_Progress = Callable[[int, int], None]
 Options = Mapping[str, Any]
 """Keyword arguments of a TrainingJob that need not be valid together before they are split."""
 
@@ -65,7 +63,7 @@ class SweepRow:
 
     @property
     def gpu_s_per_token(self) -> float:
-        """GPU-seconds for each token: what it costs."""
+        """GPU-seconds per token."""
         return self.prediction.step_s * self.job.gpus / self.job.tokens
 
 
@@ -167,7 +165,7 @@ def ways(job: TrainingJob | Options, fixed: Iterable[str] = ()) -> tuple[list[Tr
 
 
 def spread(found: Sequence[TrainingJob], most: int) -> list[TrainingJob]:
-    """At most so many of them, evenly from the first to the last."""
+    """At most this many of them, evenly spaced from the first to the last."""
     if len(found) <= most:
         return list(found)
     return [found[i * len(found) // most] for i in range(most)]
@@ -178,9 +176,9 @@ def sweep(
     *,
     fixed: Iterable[str] = (),
     limit: int = _LIMIT,
-    run: _Predict = predict,
+    run: Predict = predict,
     fits: Callable[[TrainingJob], str] = lambda job: "",
-    tell: _Progress | None = None,
+    progress: PlanProgress | None = None,
 ) -> Sweep:
     """Predict the ways without controls, and the fastest of them with; `limit` predictions are kept.
 
@@ -204,8 +202,8 @@ def sweep(
             first.append(SweepRow(plain, run(plain)))
         except UsageError as error:
             refused.append(str(error))
-        if tell:
-            tell(at + 1, total)
+        if progress:
+            progress(at + 1, total)
     if not first:
         reason = refused[0] if refused else f"none of the {impossible} splits divides the job"
         raise UsageError(f"--sweep found nothing that can run: {reason}")
@@ -215,8 +213,8 @@ def sweep(
         for policy in policies[1:]:
             way = row.job.but(policy=policy)
             rows.append(SweepRow(way, run(way)))
-        if tell:
-            tell(min(total, len(screened) + at + 1), total)
+        if progress:
+            progress(min(total, len(screened) + at + 1), total)
     refused += [f"{impossible} splits do not divide the model, the GPUs or the batch"] if impossible else []
     return Sweep(tuple(front(rows)), tuple(refused), len(roomy) - len(chosen))
 
@@ -248,7 +246,7 @@ def total_memory(found: Prediction) -> float:
 
 
 def room(figures: Figures | None = None) -> Callable[[TrainingJob], str]:
-    """Says why a job does not fit into memory with a margin, or nothing."""
+    """Returns a function that says why a job does not fit into memory with a margin; empty if it fits."""
     known = figures or shipped()
 
     def reason(job: TrainingJob) -> str:

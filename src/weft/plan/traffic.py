@@ -117,7 +117,7 @@ def _tensor(
 
 
 def _context(job: TrainingJob, software: Software, layer: Pass, layers: int) -> Iterator[Need]:
-    """Keys and values go around; each hop overlaps with the attention of the part that is there."""
+    """Keys and values travel around the ring; each hop overlaps with the attention of the part at hand."""
     m = job.model
     pair = Group(2, 1, 2) if job.tp * job.cp > job.network.domain else Group(2, 2, 2)
     width = (m.mla.kv_rank + m.mla.rope_dim) if m.mla else m.kv_heads * (m.query_dim + m.value_dim) / job.tp

@@ -54,7 +54,7 @@ def _read(words: str, name: str) -> FromFile:
     if "--num-layers" in words or "--hidden-size" in words:
         return megatron(words, name)
     raise UsageError(
-        f"--config {name} is none of a Hugging Face config.json, a torchtitan TOML and Megatron arguments "
+        f"--config {name} is neither a Hugging Face config.json nor a torchtitan TOML nor Megatron arguments "
         "(--num-layers …)"
     )
 
@@ -99,7 +99,7 @@ def _json(words: str, name: str) -> dict[str, Any]:
 
 
 def _int(document: Mapping[str, Any], *names: str, name: str = "", default: int = 0) -> int:
-    """The first of these keys that is there, as a whole number."""
+    """The first of these keys that the file has, as an integer."""
     for key in names:
         value = document.get(key)
         if value is None:

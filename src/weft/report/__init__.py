@@ -1,0 +1,1 @@
+"""Results as terminal output, HTML pages, Perfetto traces and charts. Never imports torch."""

@@ -64,7 +64,7 @@ def worst_rank_row(document: Document) -> dict[str, Any]:
 
 
 def worst_position(document: Document) -> int:
-    """Where the rank with the most exposed communication stands."""
+    """Index of the rank with the most exposed communication."""
     ranks = records(document, "ranks")
     return ranks.index(worst_rank_row(document)) if ranks else 0
 

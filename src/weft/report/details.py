@@ -166,16 +166,16 @@ def _priced_kernels(rank: Document) -> list[dict[str, object]]:
 
 
 def _price_row(label: str, item: Document) -> tuple[Cell, ...]:
-    alone, beside, lost = number(item, "alone_us"), number(item, "beside_us"), number(item, "lost_us")
+    alone, shared, lost = number(item, "alone_us"), number(item, "beside_us"), number(item, "lost_us")
     slower = number(item, "slowdown_pct")
-    if slower is None and alone and beside is not None:
-        slower = 100 * (beside / alone - 1)
+    if slower is None and alone and shared is not None:
+        slower = 100 * (shared / alone - 1)
     name = text(item, "name", "?")
     return (
         Cell(shorten(name, 80), name.lower(), "name", shorten(name, 300)),
         Cell(label, label),
         Cell(words.duration(alone), alone),
-        Cell(words.duration(beside), beside),
+        Cell(words.duration(shared), shared),
         Cell(words.percent(slower), slower),
         Cell(words.duration(lost), lost),
     )

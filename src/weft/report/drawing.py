@@ -133,7 +133,7 @@ class _Rows:
 class _Layer(NamedTuple):
     spans: Spans
     threshold: int
-    """Spans under so many nanoseconds were merged; 0: none was."""
+    """Spans shorter than this many nanoseconds were merged; 0: none were."""
     exposed: bool = False
 
 

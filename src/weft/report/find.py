@@ -36,7 +36,7 @@ class Found:
 
 
 def result_kind(document: Any) -> str | None:
-    """What a document is, by its keys; None where it is no result."""
+    """The kind of a document, by its keys; None if it is not a result."""
     if not isinstance(document, dict):
         return None
     lists = {key for key, value in document.items() if isinstance(value, list)}

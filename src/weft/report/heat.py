@@ -70,7 +70,7 @@ def _sentence(waits: Sequence[float], labels: Sequence[str], order: Sequence[int
 def _table(
     ranks: Sequence[Document], waits: Sequence[float], labels: Sequence[str], order: Sequence[int]
 ) -> Table:
-    """The first rows of the map in figures; empty where nobody waits."""
+    """The first rows of the map as a table; empty if no rank waits."""
     if not waits or max(waits) <= 0:
         return Table("Stragglers", (), ())
     columns = (

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from weft.comm.node import NODE_COLLECTIVES, Node
+from weft.comm.paced_delay import copies_note
 from weft.report.documents.node import NodeLineJson
 
 SIZES = (1 << 20, 16 << 20, 256 << 20)
@@ -75,6 +76,7 @@ def node_page(node: Node) -> Group:
             f"{name}: {rate.gb_s:g} GB/s for each CTA ({rate.low:g} to {rate.high:g}, {rate.basis})"
             for name, rate in node.cta_rates.items()
         ),
+        f"copy engines: {copies_note(node)}",
         "sources:",
         *(f"  {source}" for source in sources(node)),
     ]
@@ -84,6 +86,8 @@ def node_page(node: Node) -> Group:
 def sources(node: Node) -> list[str]:
     """Every source of a profile, once."""
     found: dict[str, Any] = dict.fromkeys(source for curve in node.curves for source in curve.sources)
+    rate = node.copy_engines
+    found |= dict.fromkeys([f"copy engines: {rate.source}"] if rate and rate.source else [])
     return [*found, *(source for source in node.sources if source not in found)]
 
 

@@ -1,4 +1,4 @@
-"""A plan in the terminal: tables that fit 80 columns, what is simulated and how good it is said first."""
+"""A plan in the terminal: tables that fit 80 columns; that it is simulated, and its error, come first."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from rich.table import Table
 from rich.text import Text
 
 from weft.report import plan, words
+from weft.report.lines import print_line, print_table
 from weft.report.reading import Document, amount, number, record, records, shorten, text
 
-_WIDTH = 80
 _MAX_ROWS = 14
 _BAR = 22
 
@@ -20,8 +20,8 @@ _BAR = 22
 def show_plan(document: dict[str, Any], console: Console | None = None) -> None:
     """Print the document of `weft plan`."""
     out = console or Console(soft_wrap=False, highlight=False)
-    _line(out, plan.plan_sentence(document), style="bold")
-    _line(out, plan.honesty(document), style="yellow")
+    print_line(out, plan.plan_sentence(document), style="bold")
+    print_line(out, plan.honesty(document), style="yellow")
     kind = text(document, "kind")
     if kind == "plan-sweep":
         _show_sweep(document, out)
@@ -30,7 +30,7 @@ def show_plan(document: dict[str, Any], console: Console | None = None) -> None:
     else:
         _show_one(document, out)
     for note in plan.notes(document):
-        _line(out, f"Note: {note}")
+        print_line(out, f"Note: {note}")
 
 
 def _table(*columns: tuple[str, str]) -> Table:
@@ -46,37 +46,27 @@ def _table(*columns: tuple[str, str]) -> Table:
     return table
 
 
-def _print(out: Console, table: Table) -> None:
-    out.print(table, width=min(out.width, _WIDTH))
-
-
-def _line(out: Console, said: str, *, style: str = "", indent: int = 0) -> None:
-    width = min(out.width, _WIDTH) - indent
-    for line in Text(said, style=style).wrap(out, width):
-        out.print(Text(" " * indent).append_text(line), soft_wrap=True)
-
-
 def _show_one(document: Document, out: Console) -> None:
     _show_breakdown(document, out)
     _show_collectives(document, out)
-    _line(out, plan.weft_sentence(document), style="bold")
+    print_line(out, plan.weft_sentence(document), style="bold")
     for entry in plan.controls(document):
-        _line(out, f"{entry.collective}: {entry.policy}", indent=2)
+        print_line(out, f"{entry.collective}: {entry.policy}", indent=2)
     if plan.change_rows(document):
-        _line(out, "What else would change the step", style="bold")
+        print_line(out, "What else would change the step", style="bold")
         table = _table(("change", "fold"), ("step", "right"), ("gain", "right"))
         for change in plan.change_rows(document):
             style = "green" if change.gain_pct > 0 else "red"
             gain = Text(f"{change.gain_pct:+.1f}%", style=style)
             table.add_row(Text(change.label), words.duration(1e6 * change.step_s), gain)
-        _print(out, table)
-    _line(out, plan.memory_sentence(document))
+        print_table(out, table)
+    print_line(out, plan.memory_sentence(document))
     if plan.cost_sentence(document):
-        _line(out, plan.cost_sentence(document))
+        print_line(out, plan.cost_sentence(document))
 
 
 def _show_breakdown(document: Document, out: Console) -> None:
-    _line(out, "Where the step goes", style="bold")
+    print_line(out, "Where the step goes", style="bold")
     table = _table(("", "left"), ("time", "right"), ("share", "right"), ("", "left"))
     table.show_header = False
     step = amount(document, "step_time_s")
@@ -84,15 +74,15 @@ def _show_breakdown(document: Document, out: Console) -> None:
         part = words.share(seconds, step)
         bar = "█" * round(_BAR * min(100.0, part or 0.0) / 100)
         table.add_row(name, words.duration(1e6 * seconds), words.percent(part), bar)
-    _print(out, table)
+    print_table(out, table)
 
 
 def _show_collectives(document: Document, out: Console) -> None:
     found = plan.planned_collective_rows(document)
     if not found:
-        _line(out, "No communication: one GPU for each part of the model.")
+        print_line(out, "No communication: one GPU for each part of the model.")
         return
-    _line(out, "Communication of a step, on the slowest stage", style="bold")
+    print_line(out, "Communication of a step, on the slowest stage", style="bold")
     heads = ("collective", "ranks", "size", "count", "alone", "hidden", "exposed")
     table = _table(*((head, "left" if at == 0 else "right") for at, head in enumerate(heads)))
     for one in found[:_MAX_ROWS]:
@@ -105,8 +95,8 @@ def _show_collectives(document: Document, out: Console) -> None:
             _short(one.hidden_s),
             Text(_short(one.exposed_s), style="bold"),
         )
-    _print(out, table)
-    _line(out, "ranks: how many, and on how many nodes where it is more than one.", indent=1)
+    print_table(out, table)
+    print_line(out, "ranks: how many, and on how many nodes where it is more than one.", indent=1)
 
 
 def _size(count: float) -> str:
@@ -142,15 +132,15 @@ def _show_sweep(document: Document, out: Console) -> None:
             _short(amount(row, "exposed_comm_s")),
             f"{amount(row, 'memory_bytes') / 2**30:.0f} GiB",
         )
-    _print(out, table)
-    _line(out, f"{len(rows)} predictions; ● nothing is faster with less memory.")
+    print_table(out, table)
+    print_line(out, f"{len(rows)} predictions; ● nothing is faster with less memory.")
     for reason in plan.refused(document):
-        _line(out, f"left out: {reason}", indent=2)
+        print_line(out, f"left out: {reason}", indent=2)
 
 
 def _show_scaling(document: Document, out: Console) -> None:
     for curve in records(document, "curves"):
-        _line(out, plan.curve_title(curve), style="bold")
+        print_line(out, plan.curve_title(curve), style="bold")
         heads = ("GPUs", "step", "exposed", "keeps", "step", "exposed", "keeps", "gain")
         table = _table(*((head, "right") for head in heads))
         for point in records(curve, "points"):
@@ -164,7 +154,7 @@ def _show_scaling(document: Document, out: Console) -> None:
                     words.percent(number(side, "efficiency_pct")),
                 ]
             table.add_row(*cells, words.percent(100 * (1 - best / base) if base else None))
-        _print(out, table)
-        _line(out, "Left: without a control; right: the best control for each collective.", indent=2)
+        print_table(out, table)
+        print_line(out, "Left: without a control; right: the best control for each collective.", indent=2)
         if text(curve, "note"):
-            _line(out, f"Left out: {text(curve, 'note')}", indent=2)
+            print_line(out, f"Left out: {text(curve, 'note')}", indent=2)

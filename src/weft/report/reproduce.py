@@ -215,7 +215,7 @@ _Sides = tuple[list[int], list[int], dict[tuple[int, int], Reproduced]]
 
 
 def _sides(rows: Sequence[Reproduced]) -> _Sides | None:
-    """X values, Y values and the cells of a two-dimensional table; None where it is none."""
+    """X values, Y values and cells of a two-dimensional table; None if the figure is not one."""
     if not all(one.cell.replace("x", "", 1).isdigit() for one in rows):
         return None
     by_cell = {}

@@ -13,10 +13,10 @@ from rich.table import Table
 from rich.text import Text
 
 from weft.report import analysis, compare, words
+from weft.report.lines import TERMINAL_WIDTH, print_line, print_table
 from weft.report.parts import causes, main_cause
 from weft.report.reading import Document, amount, number, records, shorten
 
-_WIDTH = 80
 _MAX_RANKS = 16
 MAX_COLLECTIVES = 10
 MAX_ADVICE = 5
@@ -27,12 +27,12 @@ _COPIES_SHARE = 0.05
 
 def show_analysis(document: dict[str, Any], console: Console) -> None:
     """Print the document of `weft analyze`."""
-    _line(console, analysis.analysis_sentence(document), style="bold")
+    print_line(console, analysis.analysis_sentence(document), style="bold")
     if not records(document, "ranks"):
         return
-    _print(console, _rank_table(document))
+    print_table(console, _rank_table(document))
     if any(records(rank, "collectives") for rank in records(document, "ranks")):
-        _print(console, _collective_table(document))
+        print_table(console, _collective_table(document))
     _show_causes(document, console)
     _show_advice(document, console)
     _show_warnings(document, console)
@@ -40,12 +40,12 @@ def show_analysis(document: dict[str, Any], console: Console) -> None:
 
 def show_comparison(document: dict[str, Any], console: Console) -> None:
     """Print a comparison of two analyses: `before`, `after` and `change`."""
-    _line(console, compare.comparison_sentence(document), style="bold")
+    print_line(console, compare.comparison_sentence(document), style="bold")
     table = _table(("figure", "left"), ("before", "right"), ("after", "right"), ("change", "right"))
     styles = {"good": "green", "bad": "red"}
     for row in compare.metric_changes(document):
         table.add_row(row.label, row.before, row.after, Text(row.change, style=styles.get(row.tone, "")))
-    _print(console, table)
+    print_table(console, table)
     after = document.get("after")
     if isinstance(after, dict):
         _show_causes(after, console)
@@ -98,7 +98,7 @@ def _collective_table(document: Document) -> Table:
     taken = sum(max(len(row[at]) for row in (heads, *cells)) + 3 for at in range(1, len(heads)))
     table = _table(*((head, "right" if 2 <= at <= 5 else "left") for at, head in enumerate(heads)))
     for row in cells:
-        name = _fitted(row[0], max(_WIDTH - taken - 2, 10))
+        name = _fitted(row[0], max(TERMINAL_WIDTH - taken - 2, 10))
         table.add_row(
             Text(name), *(Text(cell, style="bold" if at == 4 else "") for at, cell in enumerate(row) if at)
         )
@@ -120,7 +120,7 @@ def _collective_row(rank: str, item: Document) -> tuple[str, ...]:
 
 
 def _shown_name(item: Document) -> str:
-    """What tells collectives apart in a narrow column: the kernel's name without what all of them share.
+    """A short name of a collective for a narrow column: the kernel's name without the parts that all share.
 
     Where the trace says what a kernel did and its name does not, what it did is enough.
     """
@@ -154,43 +154,33 @@ def _show_causes(document: Document, console: Console) -> None:
     whole = sum(totals.values())
     if whole <= 0:
         return
-    _line(console, f"Why {words.duration(whole)} are exposed (all ranks)", style="bold")
+    print_line(console, f"Why {words.duration(whole)} are exposed (all ranks)", style="bold")
     table = _table(("cause", "left"), ("time", "right"), ("share", "right"), ("", "left"))
     table.show_header = False
     for key, us in sorted(((key, us) for key, us in totals.items() if us > 0), key=lambda entry: -entry[1]):
         bar = "█" * round(_BAR * us / whole)
         table.add_row(words.cause_name(key), words.duration(us), words.percent(words.share(us, whole)), bar)
-    _print(console, table)
+    print_table(console, table)
 
 
 def _show_advice(document: Document, console: Console) -> None:
     items = analysis.advice(document)
     if not items:
-        _line(console, "Nothing to gain: no control would hide more of this communication.")
+        print_line(console, "Nothing to gain: no control would hide more of this communication.")
         return
-    _line(console, "What to try", style="bold")
+    print_line(console, "What to try", style="bold")
     for position, item in enumerate(items[:MAX_ADVICE], 1):
         gain = f" ({item.gain})" if item.gain else ""
-        _line(console, f"{position}. {item.title}{gain}", indent=2)
+        print_line(console, f"{position}. {item.title}{gain}", indent=2)
         if item.detail:
-            _line(console, item.detail, indent=5)
+            print_line(console, item.detail, indent=5)
         if item.command:
             # A command is never wrapped: it is there to be copied.
             console.print(Text("     " + item.command, style="cyan"), soft_wrap=True)
     if len(items) > MAX_ADVICE:
-        _line(console, f"{len(items) - MAX_ADVICE} more in the page (--html FILE).", indent=2)
+        print_line(console, f"{len(items) - MAX_ADVICE} more in the page (--html FILE).", indent=2)
 
 
 def _show_warnings(document: Document, console: Console) -> None:
     for warning in analysis.analysis_warnings(document):
-        _line(console, f"Note: {warning}", style="yellow")
-
-
-def _line(console: Console, said: str, *, style: str = "", indent: int = 0) -> None:
-    width = min(console.width, _WIDTH) - indent
-    for line in Text(said, style=style).wrap(console, width):
-        console.print(Text(" " * indent).append_text(line), soft_wrap=True)
-
-
-def _print(console: Console, table: Table) -> None:
-    console.print(table, width=min(console.width, _WIDTH))
+        print_line(console, f"Note: {warning}", style="yellow")

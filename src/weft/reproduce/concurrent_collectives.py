@@ -1,6 +1,6 @@
 """ConCCL (arXiv:2412.14335): the share of the ideal speedup that a concurrent GEMM and collective reach.
 
-The paper's setting, as far as its abstract and public notes on it tell: a GEMM and a collective that do not
+The paper's setting, as far as its abstract and public notes describe it: a GEMM and a collective that do not
 depend on each other, both ready at once. What is launched first gets the compute units first, so a collective
 that is launched after a GEMM waits until all of its blocks have been placed. "Communication first" reverses
 the order, a partition keeps compute units free of the GEMM, and DMA needs none.
@@ -240,7 +240,7 @@ def _dma_s(work: Workload, gemm_s: float) -> float:
         rank=0,
         issue_s=ISSUE_S,
         alone_s=gemm_s,
-        beside_s=gemm_s,
+        shared_s=gemm_s,
         memory_bytes=case.costs.cost(m, n, k, case.dtype).memory_bytes,
     )
     peers = range(1, work.ranks)

@@ -33,8 +33,14 @@ FICCO_SHAPES = (
 SHAPE_READINGS = ("split", "whole")
 """`split` divides N (of a reduce-scatter, K) by the ranks, as tensor parallelism does; `whole` does not."""
 COPY_OVERHEADS_PCT = {
-    **{1 << 10: 71.0, 1 << 12: 70.0, 1 << 14: 67.0, 1 << 16: 54.0, 1 << 18: 38.0},
-    **{1 << 20: 21.0, 1 << 22: 7.0, 1 << 24: 2.0},
+    1 << 10: 71.0,
+    1 << 12: 70.0,
+    1 << 14: 67.0,
+    1 << 16: 54.0,
+    1 << 18: 38.0,
+    1 << 20: 21.0,
+    1 << 22: 7.0,
+    1 << 24: 2.0,
 }
 """Share of a DMA copy that is overhead on an MI300X, by bytes (arXiv:2511.06605 and its repository)."""
 
@@ -356,6 +362,6 @@ def _ficco_findings(runs: Sequence[ShapeRun], rows: Sequence[Reproduced]) -> lis
         f"The published facts do not determine the rule: {form.rules} rules with the published tests, over "
         f"thresholds and schedules, are right in {form.least_pct:.0f} to {form.most_pct:.0f}% of cases "
         f"(median {form.median_pct:.0f}%), and {compute_bound(cases)} of {len(cases)} cases have more "
-        "operations per byte than the machine can do, so that this test does not tell them apart.",
+        "operations per byte than the machine can do, so this test does not separate them.",
         *concurrent_findings(rows),
     ]

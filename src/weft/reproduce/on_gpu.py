@@ -1,4 +1,4 @@
-"""The part of the papers that one GPU can run: ranks share it, and an H200 stands in for their GPUs."""
+"""The part of the papers that one GPU can run: ranks share it, and an H200 takes the place of their GPUs."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ GPU_ASSUMPTIONS = (
     "The size of the collective is chosen so that, alone, it takes as long relative to the GEMM as on the "
     "simulated H100 node of the paper; on the simulator likewise.",
     "Published: the H100's table, whose SMs the H200 shares. Simulated: the same cell on sim:h200-ghost, "
-    "which has seen no measurement of this kernel.",
+    "which was not fitted to any measurement of this kernel.",
     f"Up to {RUNS} rounds of each grid, candidates in turn; the first third dropped, the median taken.",
 )
 

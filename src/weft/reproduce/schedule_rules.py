@@ -53,7 +53,7 @@ class EveryRule:
 
 
 def accuracy(lost: Sequence[float]) -> Accuracy:
-    """Of a rule that takes so many percent longer than the best finer schedule."""
+    """Of a rule whose choices take this many percent longer than the best finer schedule."""
     missed = [each for each in lost if each > NEAR_PCT]
     return Accuracy(100 * (1 - len(missed) / len(lost)), fmean(missed) if missed else 0.0)
 

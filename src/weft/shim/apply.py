@@ -47,7 +47,7 @@ _routed: int | None = None
 
 
 def handle_framework(handler: Callable[[Policy], None] | None) -> None:
-    """Have `apply` call this for the framework controls of every policy; None: there is nobody to do it."""
+    """Have `apply` call this for the framework controls of every policy; None: no handler."""
     global _framework
     _framework = handler
 
@@ -146,7 +146,7 @@ def apply(policy: Policy, default: Policy) -> None:
 
 @contextmanager
 def overlap(policy: Policy) -> Iterator[None]:
-    """Launch what is inside under `policy`; raises with the fix in a process not started by `weft run`.
+    """Run launches inside the block under `policy`; raises if `weft run` did not start this process.
 
     Applies to the whole process, from the next launch on; nests; the previous policy is restored at the end.
     With `max_ctas` or `comm_rules` all ranks enter and leave together, after the first collective, and best
@@ -176,7 +176,7 @@ def overlap(policy: Policy) -> Iterator[None]:
 
 
 def restore() -> None:
-    """Set the policy of the innermost `overlap` anew, or the job's where there is none."""
+    """Set the policy of the innermost `overlap` again, or the job's if there is none."""
     shape_launches(_current.get())
     _follow_policy()
     if _routed is not None:
@@ -191,7 +191,7 @@ def synchronize() -> None:
 
 
 def _use_ctas(ctas: int | None) -> None:
-    """Limit collectives to so many CTAs on all ranks or none; None: the program's own communicators."""
+    """Limit collectives to this number of CTAs on all ranks or none; None: the program's communicators."""
     global _routed
     synchronize()
     if ctas is None:

@@ -190,7 +190,7 @@ def _args(recording: Recording, span: Span) -> dict[str, Any]:
 
 
 def _collective(raw: Any, blocks: int) -> dict[str, Any]:
-    """As torch names it, so that readers of Kineto's traces understand it; nothing where no call was seen."""
+    """As torch names it, so that readers of Kineto's traces understand it; empty if no call was recorded."""
     out: dict[str, Any] = {"CTAs": blocks}
     if raw.calls == 0:
         return out
@@ -216,7 +216,7 @@ def _collective(raw: Any, blocks: int) -> dict[str, Any]:
 
 
 def check_folder(out: Path) -> None:
-    """Refuse now what could not be written after hours of training."""
+    """Reject a folder that could not be written to after hours of training."""
     try:
         out.mkdir(parents=True, exist_ok=True)
         probe = out / ".weft-trace"

@@ -238,18 +238,13 @@ def on_call(callback: Callable[[str, int], None] | None, key: str | None = None,
     """Run `callback(key, collectives)` on the calling thread, after `every` collectives of one communicator.
 
     `key` None: the first communicator that has carried a collective. Never inside an NCCL group or a capture:
-    then at the next boundary. What it raises is swallowed and counted (`callback_errors`). One callback at a
-    time; None takes it away.
+    then at the next boundary. What it raises is logged, not passed on to the program. One callback at a time;
+    None removes it.
     """
     if every < 1:
         raise UsageError(f"every {every} is not valid; use 1 or more")
     number = int(key, 16) if key else 0
     nccl_binding.nccl_on_call((lambda k, n: callback(f"{k:016x}", n)) if callback else None, number, every)
-
-
-def callback_errors() -> int:
-    """Exceptions that callbacks of `on_call` raised so far."""
-    return nccl_binding.nccl_callback_errors()
 
 
 def _check(ctas: int) -> None:

@@ -7,10 +7,16 @@ are in symmetric windows. Otherwise it launches its kernels silently. The shim c
 from __future__ import annotations
 
 import json
+import logging
+import os
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from weft.shim.job_folder import read_object
+
+_log = logging.getLogger("weft.shim")
 
 COPIED_KINDS = ("all_gather", "all_to_all", "gather", "scatter")
 """Collectives that copy engines can serve."""
@@ -29,8 +35,35 @@ _REASONS = {
 _NO_COLLECTIVE = "comm.engine dma is not applied: no process of this job called an NCCL collective"
 
 
-def engine_report(counts: Mapping[str, Any], asked: bool) -> dict[str, Any]:
-    """The key `engine` of `weft run --stats`; `asked`: the job was started with comm.engine dma."""
+_NOTES = "copies.{}.json"
+"""In the job's folder, by process."""
+
+
+def leave_note(text: str) -> None:
+    """From a process of a job: what represents copies by copy engines in it, where they are not real."""
+    folder = os.environ.get("WEFT_JOB")
+    if not folder:
+        return
+    try:
+        note = Path(folder) / _NOTES.format(os.getpid())
+        note.write_text(json.dumps({"as": text}), encoding="utf-8")
+    except OSError as error:
+        _log.debug("no note on copy engines in %s: %s", folder, error)
+
+
+def read_notes(folder: Path) -> list[str]:
+    """What the processes of a job left, each text once."""
+    found = [read_object(path) for path in sorted(folder.glob(_NOTES.format("*")))] if folder.is_dir() else []
+    return list(dict.fromkeys(str(note["as"]) for note in found if "as" in note))
+
+
+def engine_report(
+    counts: Mapping[str, Any], asked: bool, represented_as: Sequence[str] = ()
+) -> dict[str, Any]:
+    """The key `engine` of `weft run --stats`; `asked`: the job was started with comm.engine dma.
+
+    `represented_as`: with ghosts of a node, what stands for the copies.
+    """
     why = [f"{counts[name]:,}: {text}" for name, text in _REASONS.items() if counts[name]]
     copied, unsure = counts["engine_copied"], counts["engine_unsure"]
     kernels = sum(counts[name] for name in _REASONS)
@@ -44,6 +77,7 @@ def engine_report(counts: Mapping[str, Any], asked: bool) -> dict[str, Any]:
         "unsure": unsure,
         "why": why,
         "traced": None,
+        "represented_as": list(represented_as),
     }
 
 
@@ -53,7 +87,8 @@ def engine_summary(report: Mapping[str, Any]) -> str:
         return ""
     if report["why"] == [_NO_COLLECTIVE]:
         return _NO_COLLECTIVE
-    parts = [f"{report['copied']:,} collectives copied without an SM kernel"]
+    real = f" ({'; '.join(report['represented_as'])})" if report["represented_as"] else ""
+    parts = [f"{report['copied']:,} collectives copied without an SM kernel{real}"]
     if report["unsure"]:
         parts.append(f"{report['unsure']:,} not distinguishable from others of their group")
     if report["kernels"]:

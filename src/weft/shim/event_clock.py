@@ -23,12 +23,12 @@ from weft.shim.tracer import Recording
 PLACED_LATENCY_NS = 12_000
 """From a collective's placement to the event behind its stamp, at most: more is a wait for SMs."""
 USUAL_LATENCY_NS = 8_000
-"""Where every collective of a recording waited, so that the latency cannot be told from it."""
+"""Where every collective of a recording waited, so that the latency cannot be derived from it."""
 
 SUBMITTED_NS = 4_000
-"""An event that fires so soon after its submission tells only that the operation was over by then."""
+"""An event that fires so soon after its submission shows only that the operation was over by then."""
 LATE_NS = 1_000
-"""Delays this much above the least seen nearby are those of an idle stream."""
+"""Delays this much above the smallest nearby are those of an idle stream."""
 NEIGHBOURS = 128
 EMPTY_NS = 620
 """What a profiler shows for a kernel that does nothing."""
@@ -74,7 +74,7 @@ class EventClock:
     def _valid_probes(self, spans: Iterable[Any]) -> list[tuple[Any, int]]:
         """Spans with an empty kernel behind them, and how much longer it took than on an idle GPU.
 
-        Only where all was queued before the GPU came to it: else the host's calls lie between the events.
+        Only if all was queued before the GPU reached it: otherwise the host's calls are between the events.
         """
         found = []
         for raw in spans:
@@ -85,7 +85,7 @@ class EventClock:
         return found
 
     def delay_ns(self, host_ns: int) -> int | None:
-        """From the return of a call to the GPU's doing it."""
+        """From the return of a call to its start on the GPU."""
         if not self._starts:
             return None
         i = max(0, bisect_right(self._starts, host_ns) - 1)
@@ -126,12 +126,12 @@ class EventClock:
         return int(earliest_ns + max(0, gap_ns - self.latency_ns))
 
     def _at_once(self, raw: Any) -> bool:
-        """Whether a collective was placed before the event that tells so had even been submitted."""
+        """Whether a collective was placed before the event for its placement had been submitted."""
         delay_ns = self.delay_ns(raw.host_ns)
         return delay_ns is not None and bool(raw.placed_ns <= raw.host_placed_ns + delay_ns + SUBMITTED_NS)
 
     def _placed_latency(self, spans: Iterable[Any]) -> int:
-        """From a collective's placement on free SMs to the event behind its stamp: the least seen."""
+        """From a collective's placement on free SMs to the event behind its stamp: the smallest observed."""
         both = [s for s in spans if s.placed_ns >= 0 and s.before_ns >= 0 and not self._at_once(s)]
         gaps = (s.placed_ns - self.earliest_ns(s, -1)[0] for s in both)
         least = min((gap for gap in gaps if gap >= 0), default=USUAL_LATENCY_NS)

@@ -18,7 +18,7 @@ from typing import Any
 from weft.errors import InputError, UnavailableError
 from weft.policy import Policy
 from weft.shim import apply, binding, communicators, job_folder, policy_image, stats
-from weft.shim.engine import engine_report
+from weft.shim.engine import engine_report, read_notes
 from weft.shim.step_times import STEPS_VARIABLE
 
 _log = logging.getLogger("weft.shim")
@@ -251,7 +251,8 @@ class Job:
     def collect(self) -> dict[str, Any]:
         """What was counted so far, in all processes."""
         counted = stats.collect(self.folder)
-        return {**counted, "engine": engine_report(counted, self.policy.engine == "dma")}
+        notes = read_notes(self.folder)
+        return {**counted, "engine": engine_report(counted, self.policy.engine == "dma", notes)}
 
 
 def attach(folder: str | os.PathLike[str]) -> Job:

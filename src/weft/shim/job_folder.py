@@ -4,8 +4,8 @@ Its owner holds a lock on the folder for as long as it lives. `systemd-tmpfiles`
 cleaners go by age, so a long job touches its files. A folder without a lock belongs to a weft that was
 killed: the next start removes it.
 
-For `weft top` and `weft run --metrics`, `job.json` in the folder says what runs and `outcome.json` what it
-came to.
+For `weft top` and `weft run --metrics`, `job.json` in the folder says what runs, and `outcome.json` has the
+final figures.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def describe_job(folder: Path, description: dict[str, Any]) -> None:
 
 
 def leave_outcome(folder: Path, outcome: dict[str, Any]) -> None:
-    """Write what the job came to in place, for those that hold the file open when its folder is removed."""
+    """Write the job's final figures in place, for readers that hold the file open after the end."""
     try:
         with (folder / OUTCOME).open("r+", encoding="utf-8") as file:
             file.write(json.dumps(outcome))
@@ -119,7 +119,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def parse_object(data: bytes) -> dict[str, Any]:
-    """The JSON object in `data`; empty where it is none."""
+    """The JSON object in `data`; empty if it is not one."""
     try:
         found = json.loads(data) if data else {}
     except (ValueError, RecursionError) as error:

@@ -41,7 +41,7 @@ def run(
     """Run `command` to its end; returns its wait status.
 
     Every signal that can be caught is blocked meanwhile and passed on as it comes, so none ends weft and with
-    it the program. Standard input and output are let go unless in `keep`: a reader must see the program close
+    it the program. Standard input and output are closed unless in `keep`: a reader must see the program close
     them. `now_and_then` runs every `every_s` seconds. When the command has ended, signals stay blocked: `end`
     lets them through, once none of them can change the status any more.
     """
@@ -215,7 +215,7 @@ def _stop_like(number: int) -> None:
 
 
 def _discard_pending() -> None:
-    """Drop the signals that came when the command had ended: its status stands."""
+    """Drop signals that arrived after the command had ended: the exit status is the command's."""
     while signal.sigpending():
         if signal.sigtimedwait(signals.ALL, 0) is None:
             return

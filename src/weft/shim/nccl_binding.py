@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 from collections.abc import Callable, Collection
 from ctypes import c_char, c_double, c_int, c_int32, c_uint32, c_uint64
 from functools import cache
@@ -11,6 +12,8 @@ from typing import Any
 from weft.errors import UnavailableError
 from weft.shim.binding import attach
 from weft.shim.layout import NCCL_OPERATIONS
+
+_log = logging.getLogger("weft.shim")
 
 LIMITS = 16
 CALLS = 4096
@@ -52,8 +55,7 @@ class CCall(ctypes.Structure):
 
 
 _CALLBACK = ctypes.CFUNCTYPE(None, c_uint64, c_uint64)
-_callbacks: list[Any] = []  # a thread may still be inside one that was taken away
-_callback_errors = 0
+_callbacks: list[Any] = []  # a thread may still be inside one that was removed
 
 
 @cache
@@ -155,7 +157,7 @@ def _asked(name: str, *arguments: Any) -> str:
 def nccl_on_call(callback: Callable[[int, int], None] | None, key: int, every: int) -> None:
     """Have `callback(key, count)` run after collectives; None: no more."""
     if callback is None:
-        if _callbacks:  # else there is nothing to take away, and no reason to touch the shim
+        if _callbacks:  # else there is nothing to remove, and no reason to load the shim
             _nccl().weft_nccl_on_call(None, 0, 1)
         return
     shim = _nccl()
@@ -163,20 +165,14 @@ def nccl_on_call(callback: Callable[[int, int], None] | None, key: int, every: i
         raise UnavailableError(NOT_THERE)
 
     def guarded(found: int, count: int) -> None:
-        global _callback_errors
         try:
             callback(found, count)
         except BaseException:
-            _callback_errors += 1
+            _log.debug("the callback after a collective failed", exc_info=True)
 
     held = _CALLBACK(guarded)
     _callbacks.append(held)
     shim.weft_nccl_on_call(ctypes.cast(held, ctypes.c_void_p), key, every)
-
-
-def nccl_callback_errors() -> int:
-    """Exceptions that callbacks raised so far."""
-    return _callback_errors
 
 
 class NcclArena:

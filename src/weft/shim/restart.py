@@ -17,7 +17,7 @@ RESTARTED = "WEFT_RESTARTED"
 def restart() -> None:
     """Start this program again under `weft run`, unless it was started so; put it first in the program.
 
-    Nothing returns to the first process: the program begins anew, with the same arguments, and there this
+    Nothing returns to the first process: the program starts again, with the same arguments, and there this
     call does nothing. What ran before the call runs twice. Works for scripts, modules (`python -m`) and each
     rank of torchrun; a notebook or a prompt cannot be started again, and gets an error that says so.
     """

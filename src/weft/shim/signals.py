@@ -82,7 +82,8 @@ class Witness:
     """A process of the same group that notes the signals it gets.
 
     A signal sent to the whole group (`kill -TERM -PGID`, `timeout`) has reached the program already and must
-    not be passed on a second time; one sent to weft alone must be. Only another member of the group can tell.
+    not be passed on a second time; one sent to weft alone must be. Only another member of the group
+    can distinguish the two.
     """
 
     def __init__(self) -> None:

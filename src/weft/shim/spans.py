@@ -54,7 +54,7 @@ class StepProfile:
 
     span_ms: float
     comm_ms: float | None
-    """None: collectives run inside graphs, where nothing can be told apart."""
+    """None: collectives run inside graphs, whose kernels cannot be timed individually."""
     exposed_ms: float | None
     """As without the tracer: the time that its events take between kernels is not counted."""
     kernels: dict[str, tuple[float, float]]
@@ -82,7 +82,7 @@ def compute_time(spans: Iterable[Span]) -> list[TimeSpan]:
 
 
 def _with_own_gaps(spans: Iterable[Span]) -> list[Span]:
-    """Spans by stream, in order: what lies between two kernels of a busy stream is the tracer's doing."""
+    """Spans by stream, in order; gaps between two kernels of a busy stream are caused by the tracer."""
     found: list[Span] = []
     for span in spans:
         last = found[-1] if found else span
@@ -201,7 +201,7 @@ def graph_symbols(recording: Recording, raw: Any) -> list[str]:
 
 
 def span_profile(recording: Recording, steps: int) -> StepProfile | None:
-    """The averages of a recording of so many steps; None where it holds no span."""
+    """Averages over the steps of a recording; None if it holds no span."""
     spans = spans_of(recording)
     if not spans or steps < 1:
         return None

@@ -22,7 +22,7 @@ _LATEST = ("ctas", "why_not")  # of the latest launch: equal kernels may differ 
 
 
 def collect(folder: Path) -> dict[str, Any]:
-    """Sums over all processes of a job, and each process by itself."""
+    """Sums over all processes of a job, and the figures of each process."""
     processes = []
     for path in sorted(folder.glob("[0-9]*.[0-9]*")) if folder.is_dir() else ():
         try:
@@ -113,7 +113,7 @@ def _wait_kernel(counters: dict[str, int]) -> dict[str, Any]:
 
 
 def _merge(kernels: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Equal kernels of several rows or processes as one, the most launched first."""
+    """Equal kernels of several rows or processes combined, the most frequently launched first."""
     merged: dict[tuple[Any, ...], dict[str, Any]] = {}
     for kernel in kernels:
         if not kernel["launches"]:
@@ -134,7 +134,7 @@ def stats_summary(stats: dict[str, Any], policy: Policy) -> str:
     """One line that says what was done, or that nothing was, and why."""
     if not stats["launches"] and stats["unhandled"]:
         return "nothing was shaped: only graphs were launched whose kernels weft does not count"
-    engine = engine_report(stats, policy.engine == "dma")
+    engine = stats.get("engine") or engine_report(stats, policy.engine == "dma")
     if not stats["launches"] and not engine["copied"]:
         also = f"; {engine_summary(engine)}" if engine["asked"] else ""
         return f"nothing was shaped: no process of this job launched a GPU kernel{also}"
@@ -170,7 +170,7 @@ def stats_summary(stats: dict[str, Any], policy: Policy) -> str:
     if not stats["comm_launches"] and not engine["copied"]:
         parts.append("no collective was launched")
     counted = f"{stats['launches']:,} kernels, {stats['comm_launches']:,} of them collectives"
-    return "; ".join([counted, *(parts or ["no control was asked for"])])
+    return "; ".join([counted, *(parts or ["no control was requested"])])
 
 
 def _placed_part(stats: dict[str, Any]) -> str:
@@ -189,7 +189,7 @@ def _placed_part(stats: dict[str, Any]) -> str:
 
 def _reserved_part(stats: dict[str, Any], policy: Policy) -> str:
     reasons = {
-        "sm_reserve_own": "with a number of SMs of the program's own",
+        "sm_reserve_own": "with a number of SMs that the program set",
         "sm_reserve_determinism": "unchanged, since CUBLAS_WORKSPACE_CONFIG asks for reproducible results",
         "sm_reserve_failures": "refused by cuBLAS",
     }

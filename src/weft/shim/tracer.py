@@ -143,7 +143,7 @@ def tracer_available() -> bool:
 def watch_tracer() -> None:
     """Before a trace: note which kernels are followed by programmatic dependent launches.
 
-    No event may stand between those. Costs a few nanoseconds a launch until the trace begins or `unwatch`.
+    No event may come between those. Costs a few nanoseconds a launch until the trace begins or `unwatch`.
     """
     if tracer_available() and not recording():
         _shim().weft_trace_watch()
@@ -190,7 +190,7 @@ def stop(timeout_s: float = READ_TIMEOUT_S) -> Recording | None:
 
 
 def drop() -> None:
-    """End the trace; nothing comes of it."""
+    """End the trace and discard it."""
     if tracer_available():
         _shim().weft_trace_end()
         _shim().weft_trace_free()
@@ -202,14 +202,14 @@ def finish(timeout_s: float = READ_TIMEOUT_S) -> bool:
 
 
 def steps_come() -> None:
-    """Under `weft run --trace`: steps are looked for, so the trace does not go by time yet."""
+    """Under `weft run --trace`: steps are being searched for, so the trace does not use seconds yet."""
     function = getattr(ctypes.CDLL(None), "weft_trace_steps_come", None)
     if function is not None:
         function()
 
 
 def steps_known() -> bool:
-    """A step was found; False where the trace goes by time already."""
+    """A step was found; False if the trace already uses seconds."""
     return tracer_available() and _shim().weft_trace_steps_known() == 0
 
 

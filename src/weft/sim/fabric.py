@@ -21,8 +21,8 @@ MAX_NODE_RANKS = 64
 SWITCH_GPUS = 4
 """Most GPUs under one PCIe switch; they share its link to the host bridge."""
 
-# Overhead of a copy on an MI300X according to arXiv:2511.06605: 71% at 1 KB, 54% at 64 KB, 21% at 1 MB,
-# 2% at 16 MB. 6 µs of overhead and 2.4 µs of latency before the first byte give 71, 61, 19 and 2%.
+# Overhead of a copy on an MI300X according to arXiv:2511.06605: 71% at 1 KiB, 54% at 64 KiB, 21% at
+# 1 MiB, 2% at 16 MiB. 6 µs of overhead and 2.4 µs of latency before the first byte give 71, 61, 19 and 2%.
 COPY_OVERHEAD_US = 6.0
 """Of an AMD GPU's copy: what that paper counts as overhead. The rest of its start is latency."""
 _COPY_START_US = {"amd": COPY_OVERHEAD_US + 2.4, "nvidia": 4.0}
@@ -104,10 +104,6 @@ class Fabric:
     def peer_rate(self, source: int, target: int) -> float:
         """Bytes per second of one copy alone."""
         return min(self.capacity[link] for link in self.routes[source][target])
-
-    def busy_links(self, flows: Sequence[Flow]) -> int:
-        """Number of links that concurrent copies use."""
-        return len({link for source, target in flows for link in self.routes[source][target]})
 
 
 def fair(weights: Sequence[dict[int, float]], capacity: dict[int, float], most: float) -> list[float]:

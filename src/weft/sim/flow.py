@@ -40,7 +40,7 @@ class Task:
     copied_bytes: float = 0.0
     alone_s: float = 0.0
     """Kernel: duration of its arithmetic with all SMs."""
-    beside_s: float = 0.0
+    shared_s: float = 0.0
     """Kernel: duration of its arithmetic with the SMs that copies leave free."""
     memory_bytes: float = 0.0
     """Kernel: bytes through device memory."""
@@ -189,8 +189,8 @@ class _Run:
         for rank, i in enumerate(state.running):
             if i >= 0:
                 task = tasks[i]
-                beside = self.node.takes_sms and state.lanes[rank] < self.node.lanes
-                arithmetic = task.beside_s if beside else task.alone_s
+                copying = self.node.takes_sms and state.lanes[rank] < self.node.lanes
+                arithmetic = task.shared_s if copying else task.alone_s
                 taken = self.node.traffic * busy[rank]
                 speeds[i] = 1.0 / slowed(arithmetic, task.memory_bytes, taken, self.node.memory_bytes_per_s)
         return speeds

@@ -188,7 +188,7 @@ def profile(name: str) -> Profile:
 
 
 def paper_node(base: Profile, *, ctas: int = PAPER_CTAS) -> Profile:
-    """The node of arXiv:2606.09200 with these GPUs, as far as its Fig. 2 tells.
+    """The node of arXiv:2606.09200 with these GPUs, as far as Fig. 2 shows it.
 
     Its ratios at large grids are the same on the three NVIDIA GPUs: 0.95. With four compute streams that
     takes collectives somewhat longer than the GEMM. Half of a PCIe link gives them, NVLink does not. The

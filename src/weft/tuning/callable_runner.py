@@ -108,7 +108,7 @@ class CallableRunner:
             self.applied = None
             raise UnavailableError(problems[0])
         if changed:
-            self._run(1)  # kernels load anew when they are launched another way
+            self._run(1)  # kernels are loaded again when they are launched another way
         return self.ranks.most(self._run(self.calls))
 
     def synchronize(self) -> None:

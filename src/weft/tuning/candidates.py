@@ -16,7 +16,7 @@ from weft.workload import TRITON_KINDS, Compute, Workload
 GEMM = "weft_gemm"  # the name of our Triton GEMM as the driver knows it
 CUBLAS = "gemm"  # the kind of compute that runs in cuBLAS
 _PROMISING = 12  # candidates that a model ranks first
-NEAR_BEST = 1.02  # times the model's best: it cannot tell these apart
+NEAR_BEST = 1.02  # times the model's best: the model cannot distinguish these
 HEAD_START_US = 5.0  # enough for a collective's blocks to be placed first; 40 already costs on an H200
 _HEAD_STARTS: tuple[dict[str, Any], ...] = ({}, {"head_start_us": HEAD_START_US}, {"head_start": "placed"})
 CTA_LADDER = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64)

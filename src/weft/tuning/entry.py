@@ -130,13 +130,13 @@ def setting() -> str:
 
 
 def nodes_of(ranks: int) -> int:
-    """Machines that so many ranks of this process's job are on, as far as its launcher tells."""
+    """Number of machines that the ranks of this process's job are on, as far as its launcher states it."""
     local = os.environ.get("LOCAL_WORLD_SIZE", "")
     return ranks // int(local) if local.isdecimal() and int(local) and ranks % int(local) == 0 else 1
 
 
 def verdict_text(verdict: dict[str, Any]) -> str:
-    """A verdict as JSON; refuses what has none, or too much."""
+    """A verdict as JSON. Raises UsageError if it cannot be encoded or is too large."""
     try:
         text = json.dumps(verdict, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:

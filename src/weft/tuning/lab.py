@@ -53,6 +53,9 @@ def choose_candidates(
     if info.get("node"):  # as on a node, CTAs can only be lowered
         baseline = most = node_ctas(str(info["node"]), workload)
     possible = candidates(workload, _preset(title), baseline, most, here)
+    if info.get("node") and workload.collective == "all_gather":  # as in `_copies`
+        copies = load_node(str(info["node"])).copies(workload.collective, workload.ranks)
+        possible += [Candidate.of(Policy(engine="dma"))] if copies else []
     likely = possible if every else _likely(title, ghost, workload, possible)
     ruled_out = len(possible) - len(likely)
     if before is not None and before not in [c.policy for c in likely]:
@@ -80,7 +83,7 @@ def _can_run(executor: SimExecutor, policy: Policy) -> bool:
 def _copies(executor: SimExecutor, workload: Workload) -> bool:
     """Whether copy engines could serve the collective under `weft run`: all-gathers between GPUs on NVLink.
 
-    The all-to-alls of programs lie in no symmetric window, and copy engines cannot reduce.
+    All-to-alls of programs use no symmetric window, and copy engines cannot reduce.
     """
     spec = executor.profile.spec
     linked = spec.link_kind == "nvlink" and default_topology(spec) == "nvswitch"
@@ -199,6 +202,6 @@ def why_left_alone(result: RaceResult[Candidate], within: str) -> str:
 
 
 def _simplest(entries: Sequence[RaceEntry[Candidate]], chosen: int) -> int:
-    """Of the candidates that a model cannot tell from the fastest, the one with the fewest controls."""
+    """Of the candidates that the model ranks as fast as the fastest, the one with the fewest controls."""
     near = [i for i, e in enumerate(entries) if e.ms <= entries[chosen].ms * (1 + TIE)]
     return min(near, key=lambda i: (entries[i].candidate.policy.controls, entries[i].ms))

@@ -2,7 +2,7 @@
 
 A verdict belongs to a GPU, a driver, an NCCL, a torch, a workload and a setting (nodes, ghost ranks, node
 profile): with another of these it is measured again. No connection, hence no lock, outlives a call; nothing
-is held while somebody measures.
+is held during measurements.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 STORE_VARIABLE = "WEFT_STORE"
 SCHEMA = 2
 OLDER = (1,)  # schemas that are read as they are, and brought up to date by the first write
-APPLICATION = 0x77656674  # "weft": tells our file from the database of another program
+APPLICATION = 0x77656674  # "weft": distinguishes our file from the database of another program
 DOCUMENT_VERSION = 1
 TRANSIENT_S = 1.0  # how long an error that other processes can cause by coming and going is waited out
 MAX_ENTRIES = 10_000
@@ -80,7 +80,7 @@ def default_path() -> Path:
 
 
 class Store:
-    """Verdicts by Key. Every method raises StoreError, in one line, where the file does not let it."""
+    """Verdicts by Key. Every method raises StoreError, in one line, if the file cannot be used."""
 
     def __init__(self, path: str | os.PathLike[str] | None = None, *, timeout_s: float = 10.0) -> None:
         self.path = Path(path) if path is not None else default_path()
@@ -124,7 +124,7 @@ class Store:
     def import_(self, document: Any) -> int:
         """Add the verdicts of an export, all or none; of two for one key the newer stays.
 
-        Returns how many were new here. The document is not trusted: whatever is not an export is refused.
+        Returns how many were new here. The document is not trusted: anything but an export is rejected.
         """
         rows = [self._row(entry) for entry in _document(document)]
         newer = _UPSERT + " WHERE excluded.made > verdicts.made"
@@ -153,7 +153,7 @@ class Store:
             ) from None
 
     def _read(self, query: str, values: tuple[str, ...]) -> list[tuple[Any, ...]]:
-        """Rows of a query, whose `{}` stands for all columns."""
+        """Rows of a query, in which `{}` is replaced by all columns."""
         if not self._exists():
             return []
 
@@ -220,7 +220,7 @@ class Store:
             if write:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
             with closing(self._connect(write)) as db:
-                db.execute("PRAGMA trusted_schema = OFF")  # the file may come from somebody else
+                db.execute("PRAGMA trusted_schema = OFF")  # the file may come from another machine
                 return use(db)
 
     def _connect(self, write: bool) -> sqlite3.Connection:
@@ -274,7 +274,7 @@ class Store:
 
 
 class _BusyError(Exception):
-    """Somebody else has it just now; after `patience_s` this is an error."""
+    """Another process holds the file; after `patience_s` this is an error."""
 
     def __init__(self, line: str, patience_s: float = math.inf) -> None:
         super().__init__(line)
@@ -308,7 +308,7 @@ def _json(text: Any) -> Any:
 
 
 def _local(path: Path) -> bool:
-    """Whether the file is on a disk (or in the memory) of this host alone, as far as the system tells."""
+    """Whether the file is on a disk (or in the memory) of this host alone, as far as is known."""
     try:
         where = str(path.parent.resolve())
         lines = Path("/proc/self/mounts").read_text(encoding="utf-8", errors="replace").splitlines()

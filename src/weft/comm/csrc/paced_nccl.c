@@ -1,13 +1,18 @@
 /* NCCL's C API for one rank of a node that is not there: collectives become paced kernels (comm/paced.py).
  *
  * It has NCCL's names so that whatever handles NCCL handles it: the shim recognizes its communicators and calls, and
- * its rules reach it by the configuration of each call. A group is kept until it ends and handed over as a whole. */
+ * its rules reach it by the configuration of each call. A group is kept until it ends and handed over as a whole.
+ * As in NCCL, copy engines serve a collective whose communicator or call asks for zero CTAs and whose output lies in a
+ * symmetric window. */
+#define _GNU_SOURCE
 #include <limits.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -15,6 +20,7 @@
 #define NCCL_MAGIC 0xcafebeefu
 
 enum { SUCCESS = 0, UNHANDLED = 1, INTERNAL = 3, INVALID_ARGUMENT = 4 };
+enum { WITH_CTA_POLICY = 22700, ZERO_CTAS = 2, SYMMETRIC_WINDOW = 1 };
 enum { VERSION = 23203, UNDEFINED = INT_MIN, MOST_CALLS = 4096, CONFIG_BYTES = 256 };
 enum { ALL_REDUCE, BROADCAST, REDUCE, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL, GATHER, SCATTER, SEND, RECV };
 
@@ -22,12 +28,15 @@ typedef struct {
     char internal[128];
 } unique_id;
 
-typedef struct { /* ncclConfig_t as of 2.18 */
+typedef struct { /* ncclConfig_t as of 2.27; what follows split_share is absent before */
     size_t size;
     unsigned magic, version;
     int blocking, cluster, min_ctas, max_ctas;
     const char *network;
     int split_share;
+    int traffic_class;
+    const char *name;
+    int collnet, cta_policy;
 } comm_config;
 
 typedef struct { /* ncclCollConfig_t as of 2.31 */
@@ -40,8 +49,15 @@ typedef struct { /* ncclCollConfig_t as of 2.31 */
     uint64_t tag;
 } call_config;
 
+typedef struct window {
+    uintptr_t start, end;
+    struct window *next;
+} window;
+
 typedef struct {
     int rank, size, device, max_ctas, cluster;
+    bool zero_ctas;
+    window *windows;
 } communicator;
 
 typedef struct { /* comm/paced.py mirrors it, and remembers what it planned for equal calls */
@@ -51,23 +67,25 @@ typedef struct { /* comm/paced.py mirrors it, and remembers what it planned for 
     communicator *comm;
     void *stream;
     const char *algorithm; /* NULL: NCCL's choice */
-    int32_t operation, type, reduction, peer, max_ctas, cluster, rank, size;
+    int32_t operation, type, reduction, peer, max_ctas, cluster, rank, size, copies, unused;
 } paced_call;
 
 typedef int (*launch_calls)(const paced_call *calls, int count);
 
 static launch_calls launch;
 static int (*current_device)(int *);
+static int (*memory)(void **, size_t); /* allocates; with size 0 it frees */
 static char last_error[512];
 static _Thread_local struct {
     int depth, count;
     paced_call *calls;
 } group;
 
-/* For Python: what launches calls, and what tells the current device. */
-EXPORT void weft_paced_serve(launch_calls how, int (*device)(int *)) {
+/* For Python: what launches calls, tells the current device, and gives and takes memory. */
+EXPORT void weft_paced_serve(launch_calls how, int (*device)(int *), int (*allocate)(void **, size_t)) {
     launch = how;
     current_device = device;
+    memory = allocate;
 }
 
 EXPORT void weft_paced_failed(const char *why) { snprintf(last_error, sizeof last_error, "%s", why); }
@@ -107,6 +125,15 @@ static int limit_of(const char *variable, int configured) {
     return given > 0 ? given : configured > 0 ? configured : 0;
 }
 
+/* The environment outranks the configuration. */
+static bool asks_for_zero_ctas(const comm_config *config) {
+    const char *text = getenv("NCCL_CTA_POLICY");
+    if (text && *text)
+        return atoi(text) == ZERO_CTAS || strcasestr(text, "zero");
+    bool has = config && config->version >= WITH_CTA_POLICY && config->size >= sizeof *config;
+    return has && config->cta_policy != UNDEFINED && config->cta_policy & ZERO_CTAS;
+}
+
 static int make(communicator **made, int size, int rank, const comm_config *config) {
     if (!made || size < 1 || rank < 0 || rank >= size || (config && config->magic != NCCL_MAGIC))
         return INVALID_ARGUMENT;
@@ -117,6 +144,7 @@ static int make(communicator **made, int size, int rank, const comm_config *conf
     c->size = size;
     c->max_ctas = limit_of("NCCL_MAX_CTAS", config ? config->max_ctas : 0);
     c->cluster = config && config->cluster >= 0 ? config->cluster : -1;
+    c->zero_ctas = asks_for_zero_ctas(config);
     if (current_device)
         current_device(&c->device);
     *made = c;
@@ -139,12 +167,22 @@ EXPORT int ncclCommSplit(communicator *comm, int color, int key, communicator **
     (void)key;
     if (!comm || color < 0)
         return INVALID_ARGUMENT;
-    return make(made, comm->size, comm->rank, config);
+    int result = make(made, comm->size, comm->rank, config);
+    if (!result && !config) { /* as its parent */
+        (*made)->max_ctas = comm->max_ctas;
+        (*made)->cluster = comm->cluster;
+        (*made)->zero_ctas = comm->zero_ctas;
+    }
+    return result;
 }
 
 EXPORT int ncclCommFinalize(communicator *comm) { return comm ? SUCCESS : INVALID_ARGUMENT; }
 
 EXPORT int ncclCommDestroy(communicator *comm) {
+    for (window *next, *w = comm ? comm->windows : NULL; w; w = next) {
+        next = w->next;
+        free(w);
+    }
     free(comm);
     return SUCCESS;
 }
@@ -171,6 +209,50 @@ EXPORT int ncclCommCuDevice(const communicator *comm, int *device) {
     return SUCCESS;
 }
 
+/* --- memory in windows --------------------------------------------------------------------------------------------- */
+
+EXPORT int ncclMemAlloc(void **made, size_t size) {
+    return made && size && memory ? memory(made, size) : INVALID_ARGUMENT;
+}
+
+EXPORT int ncclMemFree(void *made) { return memory ? memory(&made, 0) : INVALID_ARGUMENT; }
+
+EXPORT int ncclCommWindowRegister(communicator *comm, void *buffer, size_t size, void **made, int flags) {
+    if (!comm || !buffer || !made)
+        return INVALID_ARGUMENT;
+    *made = NULL; /* as in NCCL, success without a window where it cannot be had */
+    window *w = flags & SYMMETRIC_WINDOW ? malloc(sizeof *w) : NULL;
+    if (w) {
+        *w = (window){(uintptr_t)buffer, (uintptr_t)buffer + size, comm->windows};
+        comm->windows = *made = w;
+    }
+    return SUCCESS;
+}
+
+EXPORT int ncclCommWindowDeregister(communicator *comm, void *made) {
+    if (!comm)
+        return INVALID_ARGUMENT;
+    for (window **at = &comm->windows; *at; at = &(*at)->next)
+        if (*at == made) {
+            *at = ((window *)made)->next;
+            free(made);
+            return SUCCESS;
+        }
+    return INVALID_ARGUMENT;
+}
+
+static bool in_window(const communicator *comm, const void *buffer) {
+    uintptr_t at = (uintptr_t)buffer;
+    for (const window *w = comm->windows; w; w = w->next)
+        if (at >= w->start && at < w->end)
+            return true;
+    return false;
+}
+
+static bool copied_kind(int operation) {
+    return operation == ALL_GATHER || operation == ALL_TO_ALL || operation == GATHER || operation == SCATTER;
+}
+
 /* --- calls --------------------------------------------------------------------------------------------------------- */
 
 static int hand_over(const paced_call *calls, int count) { return launch ? launch(calls, count) : INTERNAL; }
@@ -182,6 +264,7 @@ static int take(paced_call call, const call_config *config) {
     call.size = call.comm->size;
     call.max_ctas = call.comm->max_ctas;
     call.cluster = call.comm->cluster;
+    bool zero_ctas = call.comm->zero_ctas;
     if (config) {
         if (config->magic != NCCL_MAGIC || config->size < sizeof *config || config->size > CONFIG_BYTES)
             return INVALID_ARGUMENT;
@@ -190,7 +273,10 @@ static int take(paced_call call, const call_config *config) {
         if (config->cluster >= 0)
             call.cluster = config->cluster;
         call.algorithm = config->algorithm;
+        if (config->cta_policy != UNDEFINED)
+            zero_ctas = config->cta_policy & ZERO_CTAS;
     }
+    call.copies = zero_ctas && copied_kind(call.operation) && in_window(call.comm, call.recv);
     if (!group.depth)
         return hand_over(&call, 1);
     if (!group.calls && !(group.calls = malloc(MOST_CALLS * sizeof *group.calls)))

@@ -53,11 +53,13 @@ class EngineJson(TypedDict):
     """No SM kernel was launched for them."""
     kernels: int
     unsure: int
-    """Not told apart from other collectives of their group."""
+    """Not distinguished from other collectives of their group."""
     why: list[str]
     """Why collectives were not copied, each with their number."""
     traced: dict[str, int] | None
     """With `--trace`: SM kernels of the traced steps that did what copy engines can, by name."""
+    represented_as: list[str]
+    """With ghosts of a node: what stands for the copies, with the rate and its source. Otherwise empty."""
 
 
 class ProcessJson(CountersJson):

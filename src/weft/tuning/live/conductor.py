@@ -7,7 +7,8 @@ is sent only what the leading rank measured. A decision has a key `do`:
 - `prepare`: create what `policy` needs; `settle`: continue under `policy`, and with `release` keep only what
   it needs. Report whether it worked;
 - `report`: wait for all steps so far and report their times;
-- `end`, `abandon`: tuning is over. `together`: all ranks are present and revert to the default.
+- `end`, `abandon`: tuning is over. If all ranks are present, an `abandon` has the `policy` that they revert
+  to.
 
 Framework controls change only at meetings, where all ranks report that they succeeded: between two meetings
 every rank has the same buckets and the same groups, even if a rank fails.
@@ -51,6 +52,8 @@ class _State:
     def __post_init__(self) -> None:
         self.ready |= preparations(self.default)
         self.models = Policy().models
+        # Framework controls of the default are part of it only once all ranks have applied them.
+        self.fallback = replace(self.default, **self.models)
 
     def forget(self, policy: Policy) -> None:
         """Record that everything was released that neither the default nor this policy needs."""
@@ -94,7 +97,7 @@ def conduct(
         yield from _watch(watch(outcome, trials + LAG, each), state)
         yield {"do": "end", "policy": outcome.policy.to_dict(), "result": result(outcome)}
     except _AbandonError as error:
-        yield {**ABANDON, "reason": str(error), "together": True}
+        yield {**ABANDON, "reason": str(error), "policy": state.fallback.to_dict()}
 
 
 def _search(method: SearchMethod, state: _State) -> Generator[Decision, list[Report], TunedJob]:
@@ -151,7 +154,7 @@ def _start(state: _State) -> Conductor:
     problem = problem or (yield from _asked(_settlement(state.default, release=False)))
     if problem:
         raise _AbandonError(problem)
-    state.models = state.default.models
+    state.models, state.fallback = state.default.models, state.default
 
 
 def _change(policy: Policy, state: _State) -> Generator[Decision, list[Report], str]:

@@ -237,8 +237,10 @@ def _try_out(zero: Any, arena: Any, ranks: int, device: Any) -> None:
         raise UnavailableError(
             "NCCL launched a kernel for a gather within a symmetric window (NVLink between all ranks?)"
         )
-    expected = torch.arange(1, ranks + 1, dtype=torch.uint8, device=arena.device)
-    if not bool((whole == expected.repeat_interleave(mine.numel())).all()):
+    values = torch.arange(1, ranks + 1, dtype=torch.uint8, device=arena.device)
+    if dist.get_backend(zero) == "ghost":  # they have the data of this rank
+        values.fill_(dist.get_rank(zero) + 1)
+    if not bool((whole == values.repeat_interleave(mine.numel())).all()):
         raise UnavailableError("a gather by copy engines did not deliver its bytes")
 
 
@@ -278,13 +280,18 @@ def _why_not(group: Any) -> str:
     from weft.shim import communicators
 
     ranks, device = shard_ranks(group), group.device
-    backend = group.mesh_info.shard_process_group._get_backend(device)
+    own = group.mesh_info.shard_process_group
+    ghosts = getattr(own, "why_no_copies", None)  # of a weft.comm.ghost_group.GhostGroup
+    backend = own._get_backend(device)
     options = getattr(dist, "ProcessGroupNCCL", None)
     versions = [_version(found.nccl) for found in communicators.communicators()]
     two = len(ranks) == 2
     reasons = {
-        "the process group is not NCCL's": not type(backend).__name__.startswith("ProcessGroupNCCL"),
-        "this torch cannot ask NCCL for zero CTAs": not hasattr(options, "NCCL_CTA_POLICY_ZERO"),
+        ghosts or "": bool(ghosts),
+        "the process group is not NCCL's": ghosts is None
+        and not type(backend).__name__.startswith("ProcessGroupNCCL"),
+        "this torch cannot ask NCCL for zero CTAs": ghosts is None
+        and not hasattr(options, "NCCL_CTA_POLICY_ZERO"),
         "the program gathers in its own way": type(getattr(group, "_all_gather_comm", None)).__name__
         not in ("DefaultAllGather", "WindowedAllGather"),
         "NCCL is older than 2.28": not versions or min(versions) < _COPIES,

@@ -207,7 +207,8 @@ class Live:
 
     def _watch(self, outcome: Any, ahead: int, each: int) -> Any:
         """The watch after a search, on the leader."""
-        from weft.tuning.live.watch import WatchStatus, watch
+        from weft.tuning.live.watch import watch
+        from weft.tuning.live.watch_status import WatchStatus
 
         self._status = WatchStatus(outcome, outcome.policy)
         # The policy of an earlier job was already tried.

@@ -25,6 +25,7 @@ PROMISING_STEPS = 64  # of a proof that looks promising when its steps are used 
 _PROMISING = 0.3  # capital of the test
 WORTH = 0.005  # a smaller gain is not worth a change
 HOPELESS_Z = 2.5
+LATER_LEVEL = 0.8  # confidence from which an effect on the next step is taken into account
 LEAST_EFFECT, MOST_EFFECT = 0.01, 0.4
 
 
@@ -108,24 +109,54 @@ class Proof:
         return False if self.effect + HOPELESS_Z * error < WORTH else None
 
     def claim(self) -> Claim:
-        """What has been shown so far."""
+        """What has been shown so far, about a job that stays under the policy."""
         effect = self.effect
         ends = confidence_interval([*self.before, *self.drawn], effect, self.effects, self.periods)
+        later, later_ends = self._on_the_next_step(effect)
+        effect, ends = effect + later, (ends[0] + later_ends[0], ends[1] + later_ends[1])
         return Claim(self.proven() is True and effect > WORTH and ends[0] > 0, effect, ends)
+
+    def _on_the_next_step(self, effect: float) -> tuple[float, tuple[float, float]]:
+        """The effect of a step's policy on the next step's time, with its interval; 0 unless it is clear.
+
+        A step that ends early may only make the next one wait, for data; or a step may finish what the one
+        before has left. The draws of the steps before are as random as their own.
+        """
+        arms = {step.number: step for step in self.drawn}
+        after = [
+            Step(step.log_ms + effect * step.arm, last.arm, last.share, step.number)
+            for step in self.drawn
+            if (last := arms.get(step.number - 1))
+        ]
+        if min(sum(one.arm for one in after), sum(1 - one.arm for one in after)) < EACH:
+            return 0.0, (0.0, 0.0)
+        later = estimate(after, max(self.periods))
+        low, high = confidence_interval(
+            [*self.before, *after], later, self.effects, self.periods, LATER_LEVEL
+        )
+        return (later, (low, high)) if low > 0 or high < 0 else (0.0, (0.0, 0.0))
 
 
 def prove(proof: Proof, steps: int, order: random.Random, record: Record) -> Generator[Trial, Sample, Proof]:
     """The policy and the default in random order until the answer is clear, or `steps` are used up."""
+    runs = 2 if proof.at_meetings else 1
+    allowed = steps // runs
     while True:
         drawn = proof.drawn
-        draws = draw_steps(order, drawn, MORE if drawn else min(FIRST, max(steps, _LEAST)))
-        number = record.number
+        draws = draw_steps(order, drawn, MORE if drawn else min(FIRST, max(allowed, _LEAST)))
         policies = [proof.policy if arm else proof.default for arm, _ in draws]
-        samples = yield from ask_all(policies, record, "proof")
-        for index, ((arm, share), sample) in enumerate(zip(draws, samples, strict=True)):
-            proof.add(sample, arm, share, number + index)
+        # After a meeting the device has nothing to do yet, so a step takes longer than in a job that goes on.
+        # The step after it is the one that counts.
+        plans = [[policy] * runs for policy in policies] if runs > 1 else [policies]
+        measured: list[tuple[int, Sample]] = []
+        for plan in plans:
+            first = record.number
+            samples = yield from ask_all(plan, record, "proof")
+            measured += list(enumerate(samples, first))[runs - 1 :]
+        for (arm, share), (number, sample) in zip(draws, measured, strict=True):
+            proof.add(sample, arm, share, number)
         go_on = proof.promising and (proof.sigma > NOISY or proof.at_meetings)
-        more = max(steps, PROMISING_STEPS) if go_on else steps
+        more = max(allowed, PROMISING_STEPS) if go_on else allowed
         if proof.problem or proof.proven() is not None or len(drawn) + MORE > more:
             return proof
 

@@ -20,9 +20,9 @@ In this order `tune`
 1. waits until steps are even: compilation, autotuning and first allocations are over;
 2. profiles the job's launches, and which of them overlap with collectives;
 3. asks whether this job was tuned before, and if so proves only that policy;
-4. goes through the stages (the collectives' CTAs, then head start and priority, then residency). In a stage
-   the best policy so far and its changes alternate, a step each, in random order; those clearly behind
-   are dropped;
+4. goes through the levers (`weft.tuning.live.levers`) in the order of what each could win at most, by the
+   profile. For each, the best policy so far and its changes alternate, a step each, in random order; those
+   clearly behind are dropped;
 5. proves the winner against the default in fresh steps (`weft.tuning.live.proof`). Which of the two a step
    gets is drawn at random, so the chance of keeping a policy that changes nothing is at most
    `weft.tuning.live.proof.LEVEL`, whatever the noise and whatever was tried before.
@@ -322,7 +322,8 @@ class _Search:
         before = self.record.number
         yield from prove(proof, steps, self.order, self.record)
         self.spent += self.record.number - before
-        self.extra_ms += sum(proof.times(0)) + sum(proof.times(1)) - len(proof.drawn) * self._usual()
+        times = [ms for number, ms, *_ in self.record.steps if number >= before and math.isfinite(ms)]
+        self.extra_ms += sum(times) - len(times) * self._usual()
         if proof.problem:
             about.problem = proof.problem
             return self.left_alone(f"{policy.label} {proof.problem}")

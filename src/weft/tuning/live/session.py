@@ -232,7 +232,7 @@ class Session:
             self._finish(decision["result"], Policy.from_dict(decision["policy"]))
         else:
             # A rank that has left may keep controls that concern all ranks, and cannot change them any more.
-            policy = self.controls.default if decision.get("together") else self._alone()
+            policy = Policy.from_dict(decision["policy"]) if "policy" in decision else self._alone()
             self._finish(stopped(decision["reason"], steps=self._total), policy)
 
     def _attempt(self, decision: Decision) -> str:

@@ -6,6 +6,9 @@ pair. A setting without effect wins a pair with a probability of at most one hal
 used only after PAIRS wins in a row, and dropped for good after the first pair that it does not win. At most
 MOST_SETTINGS are ever tried for a command, so the probability of a false claim is at most MOST_SETTINGS /
 2**PAIRS, which is 1.2%.
+
+A setting that is used is compared again: in another pair after every USES starts, and as soon as a start with
+it is slower than expected. It is dropped once it has lost two such pairs in a row.
 """
 
 from __future__ import annotations
@@ -25,6 +28,12 @@ PAIRS = 8
 LEAST_GAIN = 0.01
 """Share of a step by which each pair must be won."""
 MOST_SETTINGS = 3
+USES = 10
+"""Starts with a confirmed setting after which another pair compares it."""
+LATER_SLOWER = 0.05
+"""Share of a step by which a start with a confirmed setting may be slower than in the last pair."""
+LOST_LATER = 2
+"""Pairs in a row that a confirmed setting may not lose."""
 GIVEN_VARIABLE = "WEFT_START_SETTINGS"
 """Environment variable: the settings that weft chose for this start, separated by spaces."""
 CTA_VARIABLE = "NCCL_MAX_CTAS"
@@ -53,10 +62,19 @@ class StartTrial:
     """Which start of the present pair has the setting; None: not drawn yet."""
     half_ms: float | None = None
     """Of the first start of the present pair, once it has ended."""
-    running: bool = False
-    """A start with the setting has begun and not ended yet."""
+    running: str = ""
+    """The launcher (`weft.tuning.live.launcher`) of a start that has begun and not ended yet, if there is
+    one: of the current pair, or with a confirmed setting."""
     over: str = ""
     """Why it was dropped."""
+    overlapped: bool = False
+    """Another start of the command began meanwhile: they have slowed each other down."""
+    uses: int = 0
+    """Starts with it since the last pair."""
+    due: bool = False
+    """Whether it is compared again, although it was confirmed."""
+    lost: int = 0
+    """Pairs that it has lost in a row after it was confirmed."""
 
     @property
     def variable(self) -> str:
@@ -68,32 +86,55 @@ class StartTrial:
 
     @property
     def active(self) -> bool:
-        """Whether starts still compare it."""
-        return not self.over and not self.confirmed
+        """Whether starts compare it."""
+        return not self.over and (self.due or not self.confirmed)
 
-    def begun(self, coin: bool) -> StartTrial:
-        """With the order of the current pair drawn, and this start marked if it has the setting."""
-        drawn = dataclasses.replace(self, with_first=coin if self.with_first is None else self.with_first)
-        return dataclasses.replace(drawn, running=drawn.next_has_it)
+    def begun(self, coin: bool, launcher: str) -> StartTrial:
+        """With the order of the current pair drawn; `launcher` runs this start."""
+        first = coin if self.with_first is None else self.with_first
+        return dataclasses.replace(self, with_first=first, running=launcher)
 
     @property
     def next_has_it(self) -> bool:
-        """Whether the start that begins now runs with the setting."""
-        return bool(self.with_first) == (self.half_ms is None)
+        """Whether the start that begins now, or has begun, runs with the setting."""
+        return not self.active or bool(self.with_first) == (self.half_ms is None)
 
     def dropped(self, why: str) -> StartTrial:
         return StartTrial(self.setting, self.pairs, over=why)
 
-    def after(self, ms: float) -> StartTrial:
-        """With the step time of the start that `begun` began."""
+    def from_scratch(self) -> StartTrial:
+        """A confirmed setting after a start that did not end well: it must prove itself again."""
+        return StartTrial(self.setting)
+
+    def pair_again(self) -> StartTrial:
+        """Without the current half of a pair."""
+        return dataclasses.replace(self, with_first=None, half_ms=None, running="", overlapped=False)
+
+    def ended(self, ms: float) -> StartTrial:
+        """With the step time of the start that has begun."""
+        return self._compared(ms) if self.active else self._used(ms)
+
+    def _used(self, ms: float) -> StartTrial:
+        """After a start with a confirmed setting."""
+        slow = ms > (1 + LATER_SLOWER) * self.pairs[-1][1]
+        due = slow or self.uses + 1 >= USES
+        return dataclasses.replace(self.pair_again(), uses=0 if due else self.uses + 1, due=due)
+
+    def _compared(self, ms: float) -> StartTrial:
+        """After a start of a pair."""
         if self.half_ms is None:
-            return dataclasses.replace(self, half_ms=ms, running=False)
+            return dataclasses.replace(self, half_ms=ms, running="")
         without_ms, with_ms = (ms, self.half_ms) if self.with_first else (self.half_ms, ms)
-        done = StartTrial(self.setting, (*self.pairs, (without_ms, with_ms)))
-        if with_ms <= (1 - LEAST_GAIN) * without_ms:
-            return done
+        done = dataclasses.replace(self.pair_again(), pairs=(*self.pairs, (without_ms, with_ms)))
         change = 100 * (with_ms / without_ms - 1)
-        return done.dropped(f"{change:+.1f}% time per step in pair {len(done.pairs)} of starts")
+        if not self.confirmed:
+            won = with_ms <= (1 - LEAST_GAIN) * without_ms
+            why = f"{change:+.1f}% time per step in pair {len(done.pairs)} of starts"
+            return done if won else done.dropped(why)
+        lost = self.lost + 1 if with_ms >= without_ms else 0
+        if lost >= LOST_LATER:
+            return done.dropped(f"{change:+.1f}% time per step in the last of {lost} pairs that it lost")
+        return dataclasses.replace(done, lost=lost, due=lost > 0)
 
     @property
     def gain_pct(self) -> tuple[float, float, float]:
@@ -111,9 +152,10 @@ class StartTrial:
                 "until it loses one"
             )
         gain, low, high = self.gain_pct
+        later = "the next two starts compare it again" if self.due else "later starts use it"
         return (
             f"{self.setting} took {gain:.1f}% less time per step between starts ({low:.1f} to {high:.1f}%, "
-            f"{len(self.pairs)} pairs): later starts use it"
+            f"{len(self.pairs)} pairs): {later}"
         )
 
 
@@ -174,7 +216,7 @@ def trial_of(document: Mapping[str, object]) -> StartTrial:
     if not isinstance(setting, str) or not known_setting(setting) or not isinstance(pairs, list):
         raise ValueError("not a trial")
     times = tuple((float(a), float(b)) for a, b in pairs)
-    half, first = document["half_ms"], document["with_first"]
+    half, first, running = document["half_ms"], document["with_first"], document["running"]
     half_ms = None if half is None else float(half)  # type: ignore[arg-type]
     if any(not 0 < ms < float("inf") for pair in (*times, (half_ms or 1.0,)) for ms in pair):
         raise ValueError("no step time")
@@ -183,6 +225,14 @@ def trial_of(document: Mapping[str, object]) -> StartTrial:
         times,
         None if first is None else bool(first),
         half_ms,
-        bool(document["running"]),
+        str(running)[:200] if running else "",
         str(document["over"])[:200],
+        bool(document.get("overlapped")),
+        _count(document.get("uses")),
+        bool(document.get("due")),
+        _count(document.get("lost")),
     )
+
+
+def _count(value: object) -> int:
+    return value if isinstance(value, int) and 0 <= value <= 1000 else 0

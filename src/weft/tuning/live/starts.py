@@ -18,6 +18,7 @@ from typing import Any
 from weft.errors import WeftError
 from weft.gpu import nvml
 from weft.policy import MAX_CTAS, Policy
+from weft.tuning.live.launcher import still_runs, this_launcher
 from weft.tuning.live.start_trial import CTA_VARIABLE, MOST_SETTINGS, StartTrial, known_setting, trial_of
 from weft.tuning.store import Entry, Key, Store
 
@@ -26,6 +27,7 @@ OWN = 0  # stands for the number that the program starts with
 NEVER_MS = 1e9  # of a start that has not ended yet: if it never does, it is not tried again
 _STORE_TIMEOUT_S = 2.0
 NEVER_ENDED = "a start with it did not end well"
+OVERLAPPED = "another start of this command is running: this one is not compared with others"
 
 
 @dataclass(frozen=True)
@@ -47,9 +49,13 @@ class Starts:
         return first if self.ms.get(first, 0) < (1 - _AHEAD) * self.ms.get(OWN, 0) else OWN
 
     def current(self, fixed: Collection[str] = ()) -> StartTrial | None:
-        """What starts compare now, except what the user has set. Numbers of CTAs come first."""
-        free = (trial for trial in self.trials if trial.active and trial.variable not in fixed)
-        return None if self.untried else next(free, None)
+        """What starts compare now, except what the user has set.
+
+        Numbers of CTAs come first, then half a pair: nothing else may change before its second start.
+        """
+        free = [trial for trial in self.trials if trial.active and trial.variable not in fixed]
+        begun = [trial for trial in free if trial.half_ms is not None]
+        return None if self.untried else next(iter(begun + free), None)
 
     @property
     def confirmed(self) -> tuple[str, ...]:
@@ -61,7 +67,8 @@ class Starts:
             found: tuple[str, ...] = (f"{CTA_VARIABLE}={self.untried[0]}",)
         else:
             trial = self.current(fixed)
-            found = self.confirmed + ((trial.setting,) if trial and trial.next_has_it else ())
+            found = tuple(one for one in self.confirmed if trial is None or one != trial.setting)
+            found += (trial.setting,) if trial and trial.next_has_it else ()
         return tuple(setting for setting in found if setting.split("=")[0] not in fixed)
 
     @property
@@ -109,10 +116,13 @@ class Memory:
         *,
         fixed: Collection[str] = (),
         coin: Callable[[], bool] = lambda: random.random() < 0.5,
+        runs: Callable[[str], bool] = still_runs,
     ) -> None:
-        """`fixed`: variables that the user has set; `coin` draws the order of each pair."""
+        """`fixed`: variables that the user has set; `coin` draws the order of each pair; `runs` tells whether
+        the launcher of another start has not ended."""
         self.starts, self.problem = Starts({}), ""
-        self._fixed, self._coin = frozenset(fixed), coin
+        self._fixed, self._coin, self._runs = frozenset(fixed), coin, runs
+        self._alone = True
         self._number = OWN
         self._store: Store | None = None
         found = machine()
@@ -127,12 +137,18 @@ class Memory:
             self.problem = f"earlier starts are not used: {error}"
 
     def begin(self) -> dict[str, str]:
-        """The variables for this start. A trial is marked as running first, in case the start never ends."""
+        """The variables for this start. Its trials are marked as running first, in case it never ends."""
         starts = self._settled(self.starts)
-        trial = starts.current(self._fixed)
-        if trial is not None:
-            starts = starts.replaced(trial.begun(self._coin()))
+        self._alone = not any(trial.running for trial in starts.trials)
+        if not self._alone:
+            return self._second(starts)
+        launcher, compared = this_launcher(), starts.current(self._fixed)
+        if compared is not None:
+            starts = starts.replaced(compared.begun(self._coin(), launcher))
         given = starts.next(self._fixed)
+        for trial in starts.trials:
+            if trial.confirmed and not trial.active and trial.setting in given:
+                starts = starts.replaced(dataclasses.replace(trial, running=launcher))
         if starts.ms and starts.untried and given:
             self._number = starts.untried[0]
             starts = dataclasses.replace(starts, ms={**starts.ms, self._number: NEVER_MS})
@@ -141,14 +157,28 @@ class Memory:
         self.starts = starts
         return dict(setting.split("=") for setting in given)
 
+    def _second(self, starts: Starts) -> dict[str, str]:
+        """A start while another one runs: each slows the other down, so neither is compared."""
+        known = [one for one in starts.trials if one.confirmed and one.variable not in self._fixed]
+        for trial in starts.trials:
+            if trial.running:
+                starts = starts.replaced(dataclasses.replace(trial, overlapped=True))
+        self._keep(starts)
+        return dict(trial.setting.split("=") for trial in known if not trial.active)
+
     def learn(self, result: Mapping[str, Any], *, ended_well: bool = True) -> str:
         """Store the result of this start; a line about the next one, or nothing."""
         if self._store is None:
             return ""
+        if not self._alone:
+            return OVERLAPPED
         facts, ms = result.get("facts") or {}, result.get("default_ms")
-        trial = self.starts.current(self._fixed)
-        broken = trial is not None and trial.running and not ended_well  # however fast it was until then
-        after = self._measured(float(ms)) if ms and not broken else self._unmeasured(ended_well)
+        # Of a start that failed it does not matter how fast it was.
+        starts = self._with_overlaps()
+        if ms and ended_well:
+            after = self._measured(starts, float(ms))
+        else:
+            after = self._unmeasured(starts, ended_well)
         if ms:
             choices = (
                 ()
@@ -165,26 +195,37 @@ class Memory:
     def _settled(self, starts: Starts) -> Starts:
         """Without trials of which a start never ended, or half a pair that cannot be completed now."""
         for trial in starts.trials:
-            if trial.running:
-                starts = starts.replaced(trial.dropped(NEVER_ENDED))
-            elif trial.active and trial.variable in self._fixed:
-                starts = starts.replaced(StartTrial(trial.setting, trial.pairs))
+            if trial.running and not self._runs(trial.running):
+                starts = starts.replaced(_failed(trial))
+            elif trial.active and trial.variable in self._fixed and not trial.running:
+                starts = starts.replaced(trial.pair_again())
         return starts
 
-    def _measured(self, ms: float) -> Starts:
-        starts, trial = self.starts, self.starts.current(self._fixed)
+    def _measured(self, starts: Starts, ms: float) -> Starts:
         if self._number != OWN or not starts.ms:
             return dataclasses.replace(starts, ms={**starts.ms, self._number: ms})
-        return starts.replaced(trial.after(ms)) if trial and trial.with_first is not None else starts
+        for trial in starts.trials:
+            if trial.running:
+                starts = starts.replaced(trial.pair_again() if trial.overlapped else trial.ended(ms))
+        return starts
 
-    def _unmeasured(self, ended_well: bool) -> Starts:
-        """A start without a step time: it is repeated, unless the setting may be why it failed."""
-        trial = self.starts.current(self._fixed)
-        if trial is None or not trial.running:
+    def _unmeasured(self, starts: Starts, ended_well: bool) -> Starts:
+        """A start without a step time: it is repeated, unless a setting may be why it failed."""
+        for trial in starts.trials:
+            if trial.running:
+                starts = starts.replaced(trial.pair_again() if ended_well else _failed(trial))
+        return starts
+
+    def _with_overlaps(self) -> Starts:
+        """The trials of this start, marked where another start has begun meanwhile."""
+        try:
+            stored = read_starts(self._store.get(self._key) if self._store is not None else None)
+        except WeftError as error:
+            self.problem = f"earlier starts are not used: {error}"
             return self.starts
-        if ended_well:
-            return self.starts.replaced(StartTrial(trial.setting, trial.pairs))  # the pair starts over
-        return self.starts.replaced(trial.dropped(NEVER_ENDED))
+        marked = {trial.setting for trial in stored.trials if trial.overlapped}
+        trials = (dataclasses.replace(t, overlapped=t.setting in marked) for t in self.starts.trials)
+        return dataclasses.replace(self.starts, trials=tuple(trials))
 
     def _keep(self, starts: Starts) -> bool:
         if self._store is None:
@@ -195,6 +236,14 @@ class Memory:
             self.problem, self._store = f"starts are not saved for the next: {error}", None
             return False
         return True
+
+
+def _failed(trial: StartTrial) -> StartTrial:
+    """After a start that did not end well. If the setting is not to blame, only the pair starts over: the
+    start did not have it, or another one took its share of the GPU."""
+    if trial.overlapped or not trial.next_has_it:
+        return trial.pair_again()
+    return trial.from_scratch() if trial.confirmed else trial.dropped(NEVER_ENDED)
 
 
 def key(command: Sequence[str], gpu: str, driver: str) -> Key:

@@ -228,14 +228,19 @@ def _rounded(value: Any) -> Any:
 
 
 def final(status: Any) -> dict[str, Any]:
-    """The document of a job that was watched (`weft.tuning.live.watch.Status`), as it stands now."""
+    """The document of a job that was watched (`weft.tuning.live.watch_status`), as it stands now."""
     outcome: TunedJob = status.outcome
     if status.reverted:
         why = f"{outcome.policy.label} was reverted: {status.reverted}"
         outcome = dataclasses.replace(
             outcome, kept=False, policy=status.in_force, gain_pct=0.0, ci_pct=(0.0, 0.0), reason=why
         )
-    return {**outcome.to_dict(), "watch": status.to_dict()}
+    lately = status.lately_ms
+    shown = dataclasses.replace(outcome, ci_pct=status.ci_pct) if lately is not None else outcome
+    document = {**shown.to_dict(), "watch": status.to_dict()}
+    if lately is not None:
+        document["text"] += f"; at the end a step took {lately:.4g} ms on average"
+    return document
 
 
 def stopped(reason: str, **more: Any) -> dict[str, Any]:

@@ -1,0 +1,131 @@
+"""Does a launch cost what it cost before, once live tuning is over? Within one process.
+
+    WEFT_NCCL=libnccl.so.2 weft run --tune -- python benchmarks/live/before_after.py --out FILE [--tiny]
+
+1. Blocks of thousands of small launches, before torch.distributed is initialized: weft does nothing yet.
+2. A DDP job with a ghost rank until its tuning is over, and SECONDS more, in which the watch runs.
+3. The same blocks again, with a step of the job between two of them: the watch goes on.
+
+The ratio of the medians, with a 95% interval by resampling blocks, is what tuning leaves behind. Without
+--tune the same program gives the null: what the process does to itself. About 40 seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from configs import RANKS
+
+BLOCKS, LAUNCHES = 60, 3000
+STEPS, SECONDS = 400, 4.0
+DEADLINE_S = 100
+RESAMPLED = 2000
+
+
+def block_ms(launch: Callable[[], object], launches: int, wait: Callable[[], object]) -> float:
+    wait()
+    start = time.perf_counter()
+    for _ in range(launches):
+        launch()
+    wait()
+    return 1e3 * (time.perf_counter() - start)
+
+
+def job(device: str, width: int) -> Callable[[], object]:
+    """A step of DDP that is bound by launches."""
+    import torch.distributed as dist
+
+    from weft.comm import ghost
+
+    ghost.impersonate(RANKS)
+    dist.init_process_group("nccl")
+    layers = [torch.nn.Linear(width, width) for _ in range(24)]
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(*layers).to(device))
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+    x = torch.randn(32, width, device=device)
+
+    def step() -> None:
+        model(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def tuned() -> bool:
+    """Whether the search of this process is over: its result lies in the folder of the job."""
+    folder = os.environ.get("WEFT_JOB", "")
+    return bool(folder) and (Path(folder) / "tuning.0.json").exists()
+
+
+def interval(before: list[float], after: list[float]) -> list[float]:
+    """The ratio of the medians and its 95% interval."""
+    draw = random.Random(0)
+    found = sorted(
+        statistics.median(draw.choices(after, k=len(after)))
+        / statistics.median(draw.choices(before, k=len(before)))
+        for _ in range(RESAMPLED)
+    )
+    ratio = statistics.median(after) / statistics.median(before)
+    return [round(value, 4) for value in (ratio, found[RESAMPLED // 40], found[-RESAMPLED // 40])]
+
+
+def main() -> None:
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--tiny", action="store_true", help="sizes for a CPU: does everything work?")
+    args = parser.parse_args()
+    signal.alarm(DEADLINE_S)
+    device = "cpu" if args.tiny else "cuda"
+    launches, blocks, steps = (200, 8, 30) if args.tiny else (LAUNCHES, BLOCKS, STEPS)
+    wait = (lambda: None) if args.tiny else torch.cuda.synchronize
+    small = torch.ones(4096, device=device)
+
+    def block() -> float:
+        return block_ms(lambda: small.add_(1.0), launches, wait)
+
+    for _ in range(blocks // 4):
+        block()
+    before = [block() for _ in range(blocks)]
+    step = job(device, 64 if args.tiny else 512)
+    done, until = 0, float("inf")
+    most = 5 * steps if os.environ.get("WEFT_TUNE") else steps
+    while done < most and time.monotonic() < until:
+        step()
+        done += 1
+        if until == float("inf") and tuned():
+            until = time.monotonic() + SECONDS
+    for _ in range(blocks // 4):
+        block()
+    after = []
+    for _ in range(blocks):
+        step()
+        after.append(block())
+    result: dict[str, Any] = {
+        "device": torch.cuda.get_device_name() if device == "cuda" else device,
+        "launches_of_a_block": launches,
+        "before_ms": round(statistics.median(before), 4),
+        "after_ms": round(statistics.median(after), 4),
+        "ratio": interval(before, after),
+        "steps_of_the_job": done,
+        "tuned": tuned(),
+        "blocks_before_ms": [round(ms, 4) for ms in before],
+        "blocks_after_ms": [round(ms, 4) for ms in after],
+    }
+    args.out.write_text(json.dumps(result) + "\n")
+    print(json.dumps({key: value for key, value in result.items() if "blocks_" not in key}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

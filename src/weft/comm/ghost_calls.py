@@ -1,0 +1,70 @@
+"""Functions of torch.distributed that a ghost group cannot serve by its own methods.
+
+torch tells only its own groups which sends and receives form one batch. And objects are received in buffers
+whose size another process sends, which a ghost rank cannot: it has no objects of its own.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import torch.distributed as dist
+
+from weft.comm.ghost_group import GhostGroup
+from weft.errors import UsageError
+
+
+def adapt() -> None:
+    """Replace these functions by ones that know ghost groups; other groups are served as before."""
+    _replace("batch_isend_irecv", _batch)
+    _replace("broadcast_object_list", _broadcast_objects)
+    _replace("scatter_object_list", _scatter_objects)
+    _replace("recv_object_list", _receive_objects)
+
+
+def _replace(name: str, own: Callable[[Callable[..., Any], GhostGroup, dict[str, Any]], Any]) -> None:
+    """`own` gets torch's function, the group and the arguments by name."""
+    real = getattr(dist, name)
+    signature = inspect.signature(real)
+
+    @wraps(real)
+    def called(*args: Any, **options: Any) -> Any:
+        given = signature.bind(*args, **options).arguments
+        group = _group_of(given)
+        return own(real, group, given) if isinstance(group, GhostGroup) else real(*args, **options)
+
+    setattr(dist, name, called)
+    setattr(dist.distributed_c10d, name, called)
+
+
+def _group_of(given: dict[str, Any]) -> Any:
+    first = next(iter(given.get("p2p_op_list") or ()), None)
+    return getattr(first, "group", None) or given.get("group") or dist.group.WORLD
+
+
+def _batch(real: Callable[..., Any], group: GhostGroup, given: dict[str, Any]) -> Any:
+    return group.together(lambda: real(**given))
+
+
+def _broadcast_objects(real: Callable[..., Any], group: GhostGroup, given: dict[str, Any]) -> None:
+    """Whatever the source, it has the objects of this rank: every rank has the same data."""
+    real(**_from_here(group, given))
+
+
+def _scatter_objects(real: Callable[..., Any], group: GhostGroup, given: dict[str, Any]) -> None:
+    if not given.get("scatter_object_input_list"):
+        raise UsageError("a ghost rank has no objects to scatter; use the rank of this process as the source")
+    real(**_from_here(group, given))
+
+
+def _receive_objects(real: Callable[..., Any], group: GhostGroup, given: dict[str, Any]) -> None:
+    raise UsageError("a ghost rank has no objects to send; recv_object_list does not work with ghost ranks")
+
+
+def _from_here(group: GhostGroup, given: dict[str, Any]) -> dict[str, Any]:
+    """The arguments with this process as the source."""
+    rest = {name: value for name, value in given.items() if name != "group_src"}
+    return {**rest, "src": dist.get_global_rank(group, group.rank())}

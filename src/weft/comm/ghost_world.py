@@ -1,0 +1,99 @@
+"""A world of ghost ranks for unmodified programs: every group is a ghost group, whatever its backend.
+
+A group of another backend would wait for processes that do not exist. The same holds for `monitored_barrier`,
+and a checkpoint (DCP) has rank 0's shards only, which torch would reject.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from functools import wraps
+from typing import Any
+
+import torch.distributed as dist
+
+from weft.comm.ghost_group import BACKEND, GhostGroup
+from weft.comm.ghost_lane import GhostOptions
+from weft.comm.ghost_objects import GhostObjects
+
+_log = logging.getLogger("weft.comm")
+_PLANNER = "torch.distributed.checkpoint.default_planner"
+_CHECK = "_validate_global_plan"
+
+
+def make_world_of_ghosts(ranks: int) -> None:
+    """Make `init_process_group` and all that creates groups use ghost ranks; this process is rank 0."""
+    c10d = dist.distributed_c10d
+    real_init, real_group, real_gather = (
+        dist.init_process_group,
+        c10d._new_process_group_helper,
+        dist.gather_object,
+    )
+    names = inspect.signature(real_group)
+
+    @wraps(real_init)
+    def init_as_ghost(*_: Any, **__: Any) -> None:
+        real_init(BACKEND, rank=0, world_size=ranks, store=dist.HashStore())
+
+    @wraps(real_group)
+    def make_ghosts(*args: Any, **options: Any) -> Any:
+        given = names.bind(*args, **options).arguments
+        kept = given.get("backend_options")
+        given["backend_options"] = kept if isinstance(kept, GhostOptions) else None
+        return real_group(**{**given, "backend": dist.Backend(BACKEND)})
+
+    @wraps(real_gather)
+    def gather(*args: Any, **options: Any) -> Any:
+        _accept_partial_checkpoints()
+        return real_gather(*args, **options)
+
+    c10d._new_process_group_helper = make_ghosts
+    _replace("init_process_group", init_as_ghost)
+    _replace("gather_object", gather)
+    _replace("monitored_barrier", _barrier(dist.monitored_barrier))
+    objects = GhostObjects()
+    _replace("send_object_list", objects.sending(dist.send_object_list))
+    _replace("recv_object_list", objects.receiving(dist.recv_object_list))
+
+
+def _barrier(real: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(real)
+    def barrier(group: Any = None, *args: Any, **options: Any) -> Any:
+        own = group or dist.group.WORLD
+        return dist.barrier(group) if isinstance(own, GhostGroup) else real(group, *args, **options)
+
+    return barrier
+
+
+def _replace(name: str, own: Callable[..., Any]) -> None:
+    setattr(dist, name, own)
+    setattr(dist.distributed_c10d, name, own)
+
+
+def _accept_partial_checkpoints() -> None:
+    """DCP gathers the plans of all ranks, shares out equal parts, and checks that they cover every tensor."""
+    planner = sys.modules.get(_PLANNER)
+    real_check, kind = getattr(planner, _CHECK, None), getattr(planner, "DefaultSavePlanner", None)
+    if real_check is None or kind is None or getattr(real_check, "of_ghosts", False):
+        return
+    real_plan = kind.create_global_plan
+
+    @wraps(real_check)
+    def check(*args: Any) -> Any:
+        found = real_check(*args)  # a list of problems, or in older versions whether there are none
+        if found not in ([], True):
+            _log.warning("the checkpoint has rank 0's shards only: the other ranks are ghosts")
+        return [] if isinstance(found, list) else True
+
+    @wraps(real_plan)
+    def plan(self: Any, all_plans: list[Any]) -> Any:
+        """Ghosts have rank 0's plan, and would be given parts of it to write."""
+        return real_plan(self, [all_plans[0], *(replace(one, items=[]) for one in all_plans[1:])])
+
+    check.of_ghosts = True  # type: ignore[attr-defined]
+    setattr(planner, _CHECK, check)
+    kind.create_global_plan = plan

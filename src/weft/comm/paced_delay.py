@@ -1,0 +1,108 @@
+"""Delays of a CUDA stream that take no CTA (csrc/paced_delay.c): what stands for copies by copy engines.
+
+On one GPU no engine can make such copies: within a GPU they run on SMs, and the host's bus is slower than
+NVLink. So the stream is held up as long as the copies would take. Not in a graph capture: a graph would
+repeat the wait without its end.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+from collections.abc import Callable
+from ctypes import c_int, c_uint, c_uint64, c_void_p
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from weft.errors import UnavailableError
+from weft.gpu.driver import Driver, load_driver
+
+_log = logging.getLogger(__name__)
+
+PACED_LIBRARY = Path(__file__).with_name("libweft_paced.so")
+DELAY_SLOTS = 4096
+"""Delays that can be pending at once."""
+_SLOT_BYTES = 8
+_PORTABLE_AND_MAPPED = 1 | 2  # of cuMemHostAlloc
+
+
+class StreamDelays:
+    """The delays of this process. Needs a current CUDA context; the memory is pinned once."""
+
+    def __init__(self, driver: Driver, path: Path = PACED_LIBRARY) -> None:
+        if not path.is_file():
+            raise UnavailableError(
+                f"{path} is missing: install a wheel of weft for Linux, or run hatch_build.py"
+            )
+        self._driver, library = driver, ctypes.CDLL(str(path))
+        self.issue: Callable[[int, int], int] = library.weft_delay
+        """Hold up a stream for so many nanoseconds; returns a CUDA error code, as the driver's functions."""
+        library.weft_delay.argtypes, library.weft_delay.restype = (c_void_p, c_uint64), c_int
+        library.weft_delay_counts.argtypes = (ctypes.POINTER(c_uint64),) * 2
+        library.weft_delay_open.argtypes = (c_void_p, c_void_p, c_void_p, c_uint64, c_uint)
+        self._library = library
+        functions = [driver.address(f"cuStream{name}Value32_v2") for name in ("Write", "Wait")]
+        host, device, size = c_void_p(), c_uint64(), DELAY_SLOTS * _SLOT_BYTES
+        driver.call("cuMemHostAlloc", ctypes.byref(host), ctypes.c_size_t(size), c_uint(_PORTABLE_AND_MAPPED))
+        driver.call("cuMemHostGetDevicePointer_v2", ctypes.byref(device), host, c_uint(0))
+        ctypes.memset(host, 0, size)
+        if library.weft_delay_open(*functions, host, device, DELAY_SLOTS):
+            raise UnavailableError("no thread could be started that ends the delays of streams")
+
+    def hold(self, stream: int, us: float) -> None:
+        """Hold up a stream; raises UnavailableError where the driver cannot."""
+        code = self.issue(stream, round(1e3 * us))
+        if code:
+            raise UnavailableError(f"a stream cannot be delayed without a kernel: CUDA error {code}")
+
+    def capturing(self, stream: int) -> bool:
+        """Whether a graph is captured on this stream."""
+        status = c_int()
+        self._driver.call("cuStreamIsCapturing", c_void_p(stream), ctypes.byref(status))
+        return bool(status.value)
+
+    def counts(self) -> tuple[int, float]:
+        """How many delays there were, and by how many microseconds the host ended the worst too late."""
+        count, late_ns = c_uint64(), c_uint64()
+        self._library.weft_delay_counts(ctypes.byref(count), ctypes.byref(late_ns))
+        return count.value, late_ns.value / 1e3
+
+
+@cache
+def stream_delays() -> StreamDelays:
+    """The delays of this process, on its CUDA driver."""
+    return StreamDelays(load_driver())
+
+
+class ReadyDelay:
+    """A collective by copy engines, ready to be issued again and again.
+
+    `kernel`: launches the same collective on SMs, for where a delay is not possible.
+    """
+
+    leads = True
+
+    def __init__(
+        self, delays: StreamDelays, stream: int, us: float, kernel: Callable[[float], object]
+    ) -> None:
+        self._delays, self._stream, self._us, self._kernel = delays, stream, us, kernel
+
+    def launch(self, late_us: float) -> None:
+        """Issue it; the last rank arrives `late_us` later than this one."""
+        if self._delays.capturing(self._stream):
+            self._kernel(late_us)
+            return
+        try:
+            self._delays.hold(self._stream, self._us + late_us)
+        except UnavailableError as error:
+            _log.warning("%s; the collective runs on SMs", error)
+            self._kernel(late_us)
+
+
+def copies_note(node: Any) -> str:
+    """How a node's copy engines are represented on one GPU, with the rate and where it is from."""
+    rate = node.copy_engines
+    if rate is None:
+        return "none: collectives run on SMs"
+    return f"{node.copies_as} without CTAs, {rate.gb_s:g} GB/s ({rate.low:g} to {rate.high:g}, {rate.basis})"

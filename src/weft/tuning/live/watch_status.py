@@ -1,0 +1,142 @@
+"""WatchStatus: what the watch of a job has done so far, and whether the job runs as the claim promised.
+
+A proof compares steps. A job may still not run as promised: a data loader that only just keeps up makes later
+steps wait for the time that earlier ones have gained, or the steps themselves change. The interval of a claim
+then also includes what the job has shown since.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass, field
+from statistics import fmean, median, stdev
+
+from weft.policy import Policy
+from weft.tuning.live.probes import NEIGHBORS
+from weft.tuning.live.tuned_job import TunedJob
+
+LATELY = 64  # trials that give the time of a step lately, and at most so many probes
+LEAST_EFFECTS = 5
+_NORMAL = 1.4826  # from a median of absolute values to a standard deviation
+_MEDIAN = 1.2533  # standard error of a median, relative to that of a mean
+Z = 2.0
+PAUSE = 3.0  # times the median step: longer ones are pauses of the program, such as an evaluation
+NO_GAIN_PCT = -1.0  # the least that waiting steps can make of a gain
+
+
+class ProbeEffects:
+    """By how much the default makes a step slower, and the step after it: logarithms, by probe."""
+
+    def __init__(self) -> None:
+        self.own: deque[float] = deque(maxlen=LATELY)
+        self.later: deque[float] = deque(maxlen=LATELY)
+        self.restart()
+
+    def restart(self) -> None:
+        """Other steps come in between: no probe is open."""
+        self._before: deque[float] = deque(maxlen=NEIGHBORS)
+        self._open: list[float] = []
+
+    def add(self, log_ms: float, *, probe: bool) -> None:
+        """Note a step under the policy, or a probe of the default, as a logarithm."""
+        if self._open or (probe and len(self._before) == NEIGHBORS):
+            if probe and self._open:  # another one too soon: neither has a level
+                self.restart()
+                return
+            self._open.append(log_ms)
+            if len(self._open) == 2 + NEIGHBORS:
+                own, later, *after = self._open
+                level = fmean([*self._before, *after])
+                self.own.append(own - level)
+                self.later.append(later - level)
+                self._open, self._before = [], deque(after, maxlen=NEIGHBORS)
+        elif not probe:
+            self._before.append(log_ms)
+
+
+@dataclass
+class WatchStatus:
+    """What the watch has done so far, for the report."""
+
+    outcome: TunedJob
+    """Of the last search."""
+    in_force: Policy
+    steps: int = 0
+    ms: float = 0.0
+    """The time of those steps."""
+    probes: int = 0
+    checks: int = 0
+    searches: int = 0
+    reverted: str = ""
+    """Why the job reverted to the default; empty: it did not."""
+    policy_ms: deque[float] = field(default_factory=lambda: deque(maxlen=256))
+    default_ms: deque[float] = field(default_factory=lambda: deque(maxlen=64))
+    effects: ProbeEffects = field(default_factory=ProbeEffects)
+
+    def to_dict(self) -> dict[str, object]:
+        """The key `watch` of the result."""
+        return {
+            "steps": self.steps,
+            "probes": self.probes,
+            "checks": self.checks,
+            "searches": self.searches,
+            "reverted": self.reverted,
+            "in_force": self.in_force.to_dict(),
+            "default_ms": round(median(self.default_ms), 4) if self.default_ms else None,
+            "policy_ms": round(median(self.policy_ms), 4) if self.policy_ms else None,
+        }
+
+    @property
+    def lately_ms(self) -> float | None:
+        """The mean time of a step at the end, if it is off the promised one by a quarter of the gain."""
+        best, default, times = self.outcome.best_ms, self.outcome.default_ms, self._recent()
+        if not self.outcome.kept or self.reverted or best is None or default is None or len(times) < LATELY:
+            return None
+        ms = fmean(times)
+        return ms if abs(ms - best) > abs(default - best) / 4 else None
+
+    @property
+    def ci_pct(self) -> tuple[float, float]:
+        """The interval of the claim, with what the job has shown since if it is off what was promised."""
+        low, high = self.outcome.ci_pct
+        lately_ms, default_ms = self.lately_ms, self.outcome.default_ms
+        if lately_ms is None or not default_ms:
+            return low, high
+        now, error = _middle(self.effects.own)
+        ends = [low, high, *(_less_pct(now + side * Z * error) for side in (-1, 1) if math.isfinite(error))]
+        if self._may_only_wait(lately_ms):
+            times = self._recent()
+            most_ms = lately_ms + Z * stdev(times) / math.sqrt(len(times))
+            ends.append(max(NO_GAIN_PCT, 100 * (1 - most_ms / default_ms)))
+        return min(ends), max(ends)
+
+    def _recent(self) -> list[float]:
+        """The last steps under the policy, without pauses of the program."""
+        times = [ms for ms in self.policy_ms if math.isfinite(ms)]
+        most = PAUSE * median(times) if times else 0.0
+        return [ms for ms in times if ms <= most]
+
+    def _may_only_wait(self, lately_ms: float) -> bool:
+        """Whether steps may win nothing but time to wait.
+
+        Then most steps are as fast as promised and some wait; or a slower step makes the next one faster.
+        """
+        own, own_error = _middle(self.effects.own)
+        later, error = _middle(self.effects.later)
+        best, default = self.outcome.best_ms or 0.0, self.outcome.default_ms or 0.0
+        stalls = lately_ms - median(self._recent()) > (default - best) / 4
+        return stalls or not later - Z * error > -own / 2 + Z * own_error / 2
+
+
+def _middle(values: deque[float]) -> tuple[float, float]:
+    """The median, with its standard error."""
+    if len(values) < LEAST_EFFECTS:
+        return 0.0, math.inf
+    middle = median(values)
+    scatter = _NORMAL * median(abs(value - middle) for value in values)
+    return middle, _MEDIAN * scatter / math.sqrt(len(values))
+
+
+def _less_pct(effect: float) -> float:
+    return -100 * math.expm1(-effect)
