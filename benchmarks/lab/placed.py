@@ -24,6 +24,7 @@ import statistics
 import sys
 import time
 import unittest.mock
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -31,9 +32,10 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
 
 from weft.bench.results import append
+from weft.bench.runner import HANGS_ALLOWED
 from weft.bench.suites import MODERN_COMPUTE, suite
-from weft.errors import WeftError
-from weft.execute.base import References
+from weft.errors import UnavailableError, UsageError, WeftError
+from weft.execute.base import HungError, References
 from weft.execute.worker import CUDA_FACTORY, RemoteExecutor
 from weft.policy import Policy
 from weft.workload import DTYPE_BYTES, Workload
@@ -68,6 +70,7 @@ class Lab:
             )
         self.rates: dict[tuple[Any, ...], float] = {}
         self.refused: dict[str, str] = {}
+        self.hangs: Counter[str] = Counter()
 
     def over(self) -> bool:
         return time.monotonic() > self.until
@@ -110,7 +113,9 @@ class Lab:
                     samples[label].append(self.ms(workload, policy, mode))
                 except WeftError as error:
                     problems[label] = f"{type(error).__name__}: {error}"
-                    if type(error).__name__ in ("UsageError", "UnavailableError"):
+                    self.hangs[label] += isinstance(error, HungError)
+                    refused = type(error) in (UsageError, UnavailableError)  # not a full memory
+                    if refused or self.hangs[label] >= HANGS_ALLOWED:
                         self.refused[label] = str(error)
         row = self.row(samples, workload, ctas)
         row |= {"part": part, "cell": name, "ratio": share, "ctas": ctas, "problems": problems}

@@ -186,6 +186,12 @@ def rows(out: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
+def expected_s(out: Path, config: str, way: str) -> float:
+    """Seconds that the latest such process took, so that none is started only to be killed; 0: unknown."""
+    took = [row["seconds"] for row in rows(out) if row["ok"] and (row["config"], row["way"]) == (config, way)]
+    return float(took[-1]) if took else 0.0
+
+
 def compare(args: argparse.Namespace) -> None:
     """Run what is to be run, one process at a time on the GPU."""
     until = time.monotonic() + args.budget
@@ -198,7 +204,7 @@ def compare(args: argparse.Namespace) -> None:
     try:
         for number, (comparison, way, name) in enumerate(turns):
             left = until - time.monotonic()
-            if left < (10 if args.tiny else 15):
+            if left < max(10 if args.tiny else 15, expected_s(args.out, comparison.config.name, way)):
                 print(f"out of time: {len(turns) - number} processes left", flush=True)
                 break
             process = waiting or comparison.start(way, name)

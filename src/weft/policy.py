@@ -173,6 +173,22 @@ class Policy:
         """`none`, `timed` or `placed`."""
         return self.head_start or ("timed" if self.head_start_us else "none")
 
+    def comm_rule_for(self, collective: str, size: int) -> CommRule | None:
+        """The rule that decides for a collective of so many bytes, as NCCL's tuner plugin counts them."""
+        return next((rule for rule in self.comm_rules if rule.matches(collective, size)), None)
+
+    def ctas_for(self, collective: str, size: int) -> int | None:
+        """CTAs of such a collective: the rule's or `max_ctas`; None: NCCL's choice."""
+        rule = self.comm_rule_for(collective, size)
+        return rule.ctas if rule is not None and rule.ctas is not None else self.max_ctas
+
+    def communicator_ctas(self, ctas: int | None) -> int | None:
+        """Channels of a communicator for this policy, where other calls have `ctas`; None: NCCL's choice.
+
+        A call can have no more CTAs than its communicator.
+        """
+        return ctas if ctas is None else max(ctas, *(rule.ctas or 0 for rule in self.comm_rules), 0)
+
     @property
     def label(self) -> str:
         """A short name of the controls in a fixed order, such as `priority+res3+head5+ctas12`.

@@ -114,6 +114,11 @@ class CommRule:
                 "keep collective and ctas only"
             )
 
+    def matches(self, collective: str, size: int) -> bool:
+        """Whether it is for a collective of so many bytes."""
+        most = MAX_COMM_BYTES if self.max_bytes is None else self.max_bytes
+        return self.collective in (None, collective) and self.min_bytes <= size <= most
+
     def to_dict(self) -> dict[str, Any]:
         """The JSON object: only what is set."""
         found = {field.name: getattr(self, field.name) for field in fields(self)}

@@ -193,10 +193,15 @@ class Workload:
         return -(-count // part) * part
 
     @property
+    def whole_bytes(self) -> int:
+        """Bytes of the larger buffer of a rank, rounded up as `bytes` says: what rules of a policy go by."""
+        return self.elements * DTYPE_BYTES[self.compute.dtype]
+
+    @property
     def wire_bytes(self) -> float:
         """Bytes that each rank must send (nccl-tests' bus-bandwidth factor times the size)."""
         factor = 2.0 if self.collective == "all_reduce" else 1.0
-        return factor * (self.ranks - 1) / self.ranks * self.elements * DTYPE_BYTES[self.compute.dtype]
+        return factor * (self.ranks - 1) / self.ranks * self.whole_bytes
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON document. Raises UsageError for a callable given by value."""

@@ -14,6 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from weft.execute.worker import RemoteExecutor
+from weft.policy import CommRule, Policy
+from weft.workload import Compute, Workload
+
 pytest.importorskip("torch")
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -103,3 +107,22 @@ def test_sends_and_receives_have_the_channels_that_the_job_started_with(ghosts):
 def test_a_captured_call_keeps_the_policy_of_the_job(ghosts):
     assert ghosts["captured"]["equal"]
     assert ghosts["captured"]["ctas"] in ([12], []), ghosts["captured"]  # no rule: the communicator's own 12
+
+
+def test_the_lab_measures_the_rules_of_a_policy(nccl, monkeypatch):
+    """Rules give large all-reduces 4 of the communicator's 16 CTAs, and so the time of a limit of 4."""
+    monkeypatch.setenv("WEFT_NCCL", nccl)
+    workload = Workload(
+        compute=Compute(kind="gemm", shape=(256, 256, 256)), collective="all_reduce", bytes=64 << 20
+    )
+    rule = CommRule(collective="all_reduce", min_bytes=1 << 20, ctas=4)
+    policies = {
+        "ruled": Policy(max_ctas=16, comm_rules=(rule,)),
+        "4": Policy(max_ctas=4),
+        "16": Policy(max_ctas=16),
+    }
+    with RemoteExecutor() as lab:
+        samples = [{n: lab.measure(workload, policy).ms for n, policy in policies.items()} for _ in range(4)]
+    ms = {name: min(sample[name] for sample in samples) for name in policies}
+    assert ms["ruled"] == pytest.approx(ms["4"], rel=0.2), ms
+    assert ms["16"] < 0.7 * ms["4"], ms

@@ -141,9 +141,13 @@ class FakeRanksFactory:
 class FakeShim:
     def __init__(self) -> None:
         self.policies: list[Policy] = []
+        self.followed: list[Any] = []
 
     def shape_launches(self, policy: Policy) -> None:
         self.policies.append(policy)
+
+    def follow_rules(self) -> None:
+        self.followed.append(self.policies[-1].comm_rules)
 
 
 class ModelExecutor:

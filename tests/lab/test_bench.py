@@ -16,7 +16,7 @@ from weft.cli.bench import bench
 from weft.errors import UnavailableError, UsageError, WeftError
 from weft.execute import devices
 from weft.execute.base import HungError
-from weft.policy import Policy
+from weft.policy import CommRule, Policy
 from weft.workload import Workload
 
 PAPER_GRIDS = (8, 16, 32, 64, 128, 256, 512, 1024)
@@ -240,6 +240,15 @@ def test_the_command_prints_one_json_object_and_resumes(tmp_path, monkeypatch, c
     third = call(tmp_path, monkeypatch, "quick", "--json", "--only", "cublas*", "--again")
     assert third.calls > 0
     assert len(json.loads(capsys.readouterr().out)["rows"]) == len(document["rows"])
+    Policy(comm_rules=(CommRule(collective="all_reduce", ctas=4),)).save(tmp_path / "rules.json")
+    options = ("quick", "--json", "--only", "cublas*", "--policy", str(tmp_path / "rules.json"))
+    assert call(tmp_path, monkeypatch, *options).calls > 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert len(rows) == len(document["rows"]) + 1
+    (ruled,) = [row for row in rows if row["candidate"] == "rules1"]
+    assert ruled["policy"]["comm"]["rules"] == [{"collective": "all_reduce", "ctas": 4}]
+    assert call(tmp_path, monkeypatch, *options).calls == 0
+    capsys.readouterr()
 
 
 def test_the_command_prints_plan_progress_and_table(tmp_path, monkeypatch, capsys):

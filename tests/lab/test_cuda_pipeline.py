@@ -180,15 +180,44 @@ def test_controls_that_the_pipeline_lacks_are_rejected_by_name(policy):
         executor.measure(workload, policy)
 
 
-def test_rules_for_collectives_are_not_silently_left_out():
-    _, executor, workload = make(shim=FakeShim())
-    with pytest.raises(UsageError, match=r"comm\.rules are for programs under"):
-        executor.measure(workload, Policy(comm_rules=(CommRule(ctas=4),)))
+def test_rules_for_collectives_are_followed_while_their_policy_is_measured():
+    shim, ranks = FakeShim(), FakeRanksFactory(3.0)
+    _, executor, workload = make(shim=shim, ranks=ranks, baseline_ctas=8)
+    more, fewer = (CommRule(ctas=16, min_bytes=512),), (CommRule(ctas=4, protocol="ll"),)
+    for policy in (Policy(), Policy(comm_rules=more), Policy(comm_rules=more), Policy(comm_rules=fewer)):
+        executor.measure(workload, policy)
+    executor.measure(workload, Policy(comm_rules=fewer), "sequential")  # a reference has no controls
+    assert shim.followed == [more, fewer, ()]
+    assert ranks.made == [(2, 8), (2, 16)]  # NCCL only lowers a communicator's CTAs for a call
+    assert {policy.max_ctas for policy in shim.policies if policy.comm_rules} == {8}  # for the rest
+    with pytest.raises(UsageError, match="would hang"):
+        executor.measure(workload.but(ranks=4), Policy(comm_rules=(CommRule(ctas=64),)))
+
+
+def test_rules_that_cannot_be_applied_are_refused_with_the_reason():
+    class Refusing(FakeShim):
+        def follow_rules(self) -> None:
+            super().follow_rules()
+            if self.followed[-1]:
+                raise UnavailableError("comm.rules cannot be applied: too old")
+
+    shim = Refusing()
+    _, executor, workload = make(shim=shim)
+    ruled = Policy(comm_rules=(CommRule(ctas=4),))
+    for _ in range(2):
+        with pytest.raises(UnavailableError, match="too old"):
+            executor.measure(workload, ruled)
+    executor.measure(workload, Policy())
+    assert shim.followed == [ruled.comm_rules, ruled.comm_rules, ()]
 
 
 @pytest.mark.parametrize(
     ("policy", "word"),
-    [(Policy(head_start="placed"), "placed head start"), (Policy(sm_reserve=4), "sm_reserve")],
+    [
+        (Policy(head_start="placed"), "placed head start"),
+        (Policy(sm_reserve=4), "sm_reserve"),
+        (Policy(comm_rules=(CommRule(ctas=4),)), r"comm\.rules"),
+    ],
 )
 def test_controls_that_only_the_shim_applies_need_it(policy, word):
     _, executor, workload = make()

@@ -9,7 +9,7 @@ import pytest
 from weft.errors import UnavailableError, UsageError
 from weft.execute.base import HungError, WorkerDiedError, WrongResultError
 from weft.execute.worker import RemoteExecutor, worker_environment
-from weft.policy import Policy, Rule
+from weft.policy import CommRule, Policy, Rule
 from weft.workload import Compute, Workload
 
 FACTORY = "lab_fakes:ModelExecutor"
@@ -110,6 +110,11 @@ def test_under_the_shim(tmp_path):
         assert executor.measure(WORKLOAD, HIGH).ms > 0
         mapped = Path(f"/proc/{executor._process.pid}/maps").read_text()
         assert str(library) in mapped
+        assert b"NCCL_TUNER_PLUGIN=" not in Path(f"/proc/{executor._process.pid}/environ").read_bytes()
+        assert executor.measure(WORKLOAD, Policy(comm_rules=(CommRule(ctas=4),))).ms > 0
+        given = Path(f"/proc/{executor._process.pid}/environ").read_bytes()
+        assert b"NCCL_TUNER_PLUGIN=STATIC_PLUGIN" in given  # NCCL asks the shim's plugin
+        assert executor.restarts == 0
 
 
 def test_a_suite_through_worker_and_executor():

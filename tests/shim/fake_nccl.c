@@ -21,7 +21,7 @@ enum { LOG = 65536, MAGIC = 0x6e63636c, QUEUE = 256, INVALID = 4 };
 
 struct ncclComm {
     int magic, rank, size, max_ctas, min_ctas, blocking, split_share;
-    int suspended;
+    int suspended, revoked;
     const char *net;
     _Atomic ncclResult_t async;
     _Atomic int polls; /* questions until a comm that works in the background is ready */
@@ -45,15 +45,20 @@ static record records[LOG];
 static _Atomic int record_count;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct ncclComm *newest;
+static void after_fork(void) { pthread_mutex_init(&lock, NULL); }
+__attribute__((constructor)) static void begin(void) { pthread_atfork(NULL, NULL, after_fork); }
 static bool logging = true;
 static _Atomic int hanging;
 static _Atomic int late_us; /* how long a split in the background takes */
 static _Atomic long calls, fail_at;
 static __thread int depth;
+static __thread ncclResult_t group_error; /* of any call in the group: the group then fails, whatever follows */
 static __thread struct {
     ncclComm_t *where, comm;
 } queue[QUEUE];
 static __thread int queued;
+static __thread ncclComm_t ending[QUEUE]; /* with the group */
+static __thread int ended;
 
 static struct {
     char api[32];
@@ -141,9 +146,15 @@ static int failing(const char *api) {
     return code;
 }
 
+static ncclResult_t in_group(ncclResult_t result) {
+    if (depth > 0 && result && result != NCCL_IN_PROGRESS)
+        group_error = result;
+    return result;
+}
+
 static int note(const char *name, ncclComm_t comm) {
     if (comm && comm->magic != MAGIC)
-        return INVALID;
+        return in_group(INVALID);
     if (!logging)
         return 0;
     int i = record_count++;
@@ -153,7 +164,7 @@ static int note(const char *name, ncclComm_t comm) {
         records[i].ctas = comm ? comm->max_ctas : 0;
         records[i].depth = depth;
     }
-    return failing(name);
+    return in_group(failing(name));
 }
 
 /* --- making them -------------------------------------------------------------------------------------------------- */
@@ -184,7 +195,7 @@ static ncclComm_t make(int rank, int size, const ncclConfig_t *config, ncclComm_
             return NULL;
     }
     ncclComm_t c = calloc(1, sizeof *c);
-    *c = (struct ncclComm){MAGIC, rank, size, own.maxCTAs, own.minCTAs, own.blocking, own.splitShare, 0, NULL, 0, 0, NULL, NULL,
+    *c = (struct ncclComm){MAGIC, rank, size, own.maxCTAs, own.minCTAs, own.blocking, own.splitShare, 0, 0, NULL, 0, 0, NULL, NULL,
                            own.CTAPolicy == NCCL_UNDEFINED ? 0 : own.CTAPolicy};
     if (!config && parent)
         *c = *parent;
@@ -214,7 +225,7 @@ static ncclComm_t make(int rank, int size, const ncclConfig_t *config, ncclComm_
 
 static ncclResult_t give(ncclComm_t *where, ncclComm_t comm) {
     if (!comm)
-        return INVALID;
+        return in_group(INVALID);
     *where = comm;
     return comm->async;
 }
@@ -312,6 +323,33 @@ API ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *
 }
 #endif
 
+#if FAKE_VERSION >= 22700
+API ncclResult_t ncclCommShrink(ncclComm_t comm, int *excluded, int count, ncclComm_t *made, ncclConfig_t *config, int flags) {
+    (void)excluded, (void)flags;
+    ncclResult_t result = note("ncclCommShrink", comm);
+    *made = NULL;
+    return result ? result : give(made, make(comm->rank, comm->size - count, config, comm));
+}
+#endif
+
+#if FAKE_VERSION >= 22900
+API ncclResult_t ncclCommGrow(ncclComm_t comm, int size, const ncclUniqueId *id, int rank, ncclComm_t *made,
+                              ncclConfig_t *config) {
+    (void)id;
+    ncclResult_t result = note("ncclCommGrow", comm);
+    *made = NULL;
+    return result ? result : give(made, make(comm ? comm->rank : rank, size, config, comm));
+}
+
+/* As NCCL: once, and what is called on it later fails. */
+API ncclResult_t ncclCommRevoke(ncclComm_t comm, int flags) {
+    ncclResult_t result = note("ncclCommRevoke", comm);
+    if (result || flags || comm->revoked)
+        return result ? result : INVALID;
+    return comm->revoked = 1, 0;
+}
+#endif
+
 API ncclResult_t ncclGroupStart(void) {
     ncclResult_t result = failing("ncclGroupStart");
     depth += !result;
@@ -330,6 +368,13 @@ API ncclResult_t ncclGroupEnd(void) {
             result = result ? result : queue[i].comm->async;
         }
         queued = 0;
+        for (int i = 0; i < ended; i++) {
+            ending[i]->magic = 0;
+            end_plugin(ending[i]);
+        }
+        ended = 0;
+        result = result ? result : group_error;
+        group_error = 0;
     }
     return result;
 }
@@ -372,8 +417,8 @@ static ncclResult_t collective(const char *name, int function, size_t bytes, ncc
     ncclResult_t result = check_config(config);
     if (result || (result = note(name, comm)))
         return result;
-    if (comm->suspended)
-        return INVALID;
+    if (comm->suspended || comm->revoked)
+        return in_group(INVALID);
     if (!copies(name, comm, send, recv, config)) {
         to_launch += depth > 0;
         if (depth == 0)
@@ -454,6 +499,8 @@ API ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *error) {
 
 static ncclResult_t end(const char *name, ncclComm_t comm) {
     ncclResult_t result = note(name, comm);
+    if (!result && depth > 0 && ended < QUEUE)
+        return ending[ended++] = comm, 0; /* as NCCL: when the group ends */
     if (!result)
         comm->magic = 0;
     return result ? result : end_plugin(comm);

@@ -166,6 +166,22 @@ def test_whatever_fails_is_counted_and_never_the_programs_error(
     assert counted(stats) == expected
 
 
+def test_in_a_group_an_nccl_newer_than_known_is_not_asked_for_copies(nccl_program, ncclver):
+    """NCCL fails the whole group after a refused configuration: the plain one would come too late."""
+    source = (
+        START
+        + """
+    nccl.lib.fake_without(0, 0, 1)
+    nccl.group(made, made)
+    made()
+    show(policies)
+    """
+    )
+    stats = {}
+    assert nccl_program(source, policy=DMA, folder=ncclver(23300), statistics=stats) == [0, 0, 0]
+    assert stats["engine_refused"] == 1  # outside of the group, where the program's own call follows
+
+
 def test_groups_captures_and_communicators_that_end(nccl_program, ncclver):
     source = (
         START

@@ -179,9 +179,12 @@ def test_two_nccls_in_one_process_are_kept_apart(nccl_program, fake_nccl, tmp_pa
         "-shared",
         "-fPIC",
         "-DFAKE_VERSION=22100",
+        "-Wl,-soname,libother_nccl.so",
         str(HERE / "fake_nccl.c"),
         "-lpthread",
     )
+    flags = (f"-L{other}", "-l:libother_nccl.so", f"-Wl,-rpath,{other}")
+    compile_c(other / "libuser.so", "-shared", "-fPIC", str(HERE / "nccl_user.c"), *flags)
     seen = nccl_program(f"""
     one, two = Nccl(), Nccl("{other}/libother_nccl.so")
     a, b = one.init(settings=config(10)), two.init(settings=config(20))
@@ -194,6 +197,23 @@ def test_two_nccls_in_one_process_are_kept_apart(nccl_program, fake_nccl, tmp_pa
     show([one.ctas(), two.ctas(), len(one.log("ncclCommSplit")), len(two.log("ncclCommSplit"))])
     """)
     assert seen == [[10, 4], [20, 4, 4], 1, 1]
+
+    # Libraries that are linked to one or the other come and go at one address: the linker's way is followed anew.
+    seen = nccl_program(f"""
+    import _ctypes
+    users = [("{fake_nccl}", Nccl()), ("{other}", Nccl("{other}/libother_nccl.so"))] * 2
+    seen = []
+    for folder, meant in users:
+        user = ctypes.CDLL(folder + "/libuser.so")
+        user.user_init.restype = c_void_p
+        before = len(meant.log())
+        comm = c_void_p(user.user_init(2, 0))
+        assert user.user_all_reduce(comm, 1) == user.user_group(comm) == user.user_destroy(comm) == 0
+        seen.append([ctypes.cast(user.user_init, c_void_p).value, len(meant.log()) - before])
+        _ctypes.dlclose(user._handle)
+    show([len({{address for address, _ in seen}}), [calls for _, calls in seen]])
+    """)
+    assert seen == [1, [4] * 4]
 
 
 def test_a_library_that_calls_itself_meets_itself(nccl_program, tmp_path):

@@ -148,6 +148,7 @@ def test_a_limit_stays_what_the_program_or_the_shaped_launch_needs(program):
         k = kernel("gemm")
         limit = lambda: library().fake_max_dynamic(k)
         seen = []
+        assert launch(k, shared=60_000) == 1  # the program has not allowed it: the driver refuses it
         launch(k)
         needed = records()[-1]["shared"]
         seen.append(limit() - needed)

@@ -56,11 +56,11 @@ CASES = {
     "arguments": "@ printf '<%s>' '' 'two words' '*' --flag '$x' '\\'",
     "environment": "env -i PATH=$PATH PYTHONPATH=$PYTHONPATH A= B='x y' @ env | grep -Ev '^(LD_PRELOAD|WEFT_JOB|ASAN_OPTIONS)='",
     "umask and folder": "umask 027; cd /; @ sh -c 'umask; pwd'",
-    "the end of a pipe is seen at once": "@ sh -c 'exec >&-; sleep 1; test -e early || echo late >&2; rm -f early' | { cat; touch early; }; sleep 1.2; rm -f early",
+    "the end of a pipe is seen at once": "@ sh -c 'exec >&-; until test -e early; do sleep 0.02; done' | { cat; touch early; }; rm early",
     "a writer sees its reader gone": "{ sleep 0.3; yes; } | @ sh -c 'exec <&-; sleep 0.6'",
     "timeout": "timeout -s TERM 1 @ sleep 20",
     "timeout with a trap": "timeout 1 @ sh -c 'trap \"exit 4\" TERM; while :; do sleep 0.1; done'",
-    "a group's signal comes once": 'setsid -w sh -c \'@ sh -c "trap \\"echo got\\" USR1; echo ready; sleep 0.5; sleep 0.5; sleep 0.5" & trap "" USR1; sleep 0.9; kill -USR1 0; wait\'',
+    "a group's signal comes once": 'setsid -w sh -c \'@ sh -c "trap \\"echo got\\" USR1; echo ready; touch up; until test -e sent; do :; done; sleep 0.5" & trap "" USR1; until test -e up; do sleep 0.02; done; kill -USR1 0; touch sent; wait; rm up sent\'',
     "a background child outlives": "@ sh -c 'sleep 0.2 > /dev/null 2>&1 & echo $? '",
     "a read-only TMPDIR": "TMPDIR=/proc @ sh -c 'exit 6'",
     "a TMPDIR that is not there": "TMPDIR=/nowhere @ sh -c 'exit 6'",
@@ -69,7 +69,7 @@ CASES = {
     "an alarm set before": f'{sys.executable} -c \'import os, signal; signal.alarm(2); os.execvp("sh", ["sh", "-c", "exec @ sleep 20"])\'',
     "PYTHONPATH with an empty entry": f"cd work; PYTHONPATH=:$PYTHONPATH @ {sys.executable} -c 'import sys, here; print(sys.path[1] == \"\" or here.__file__)'",
     "a module called weft": f"cd work; @ {sys.executable} -c 'import sys; sys.path.insert(0, \"own\"); import weft; print(weft.MINE)'",
-    "stopped and continued": "@ sh -c 'kill -STOP $$; echo on' & sleep 0.7; kill -CONT $! 2>/dev/null; wait $!",
+    "stopped and continued": "@ sh -c 'kill -STOP $$; echo on' & until grep -q 'State:.T' /proc/$!/status; do sleep 0.02; done; kill -CONT $!; wait $!",
 }
 
 

@@ -67,9 +67,9 @@ def test_many_places_that_call_cublas_cost_as_little_as_one(reserved):
     done = reserved("""
 import time
 def seconds(places):
-    start = time.perf_counter()
+    start = time.thread_time()
     assert user.user_places(c_void_p(0x10), places) == 0
-    return time.perf_counter() - start
+    return time.thread_time() - start
 show([min(seconds(places) for _ in range(10)) for places in (1, 32)])
 """)
     one, many = done.results

@@ -417,8 +417,26 @@ for i in range(3):
 assert tracer.start()
 run()
 tracer.drop()
-tell(recording, off=off, shown=shown, again=[run(), left(), tracer.stop() is None])
+import resource
+def mapped():
+    return int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+limit, MIB = resource.getrlimit(resource.RLIMIT_AS), 1 << 20
+refused, grown, room = 0, 0, 8
+while room < 1024:  # of address space: enough for none, for one and then for both of the tracer's reservations
+    before = mapped()
+    resource.setrlimit(resource.RLIMIT_AS, (before + room * MIB, limit[1]))
+    started = tracer.start()
+    grown = max(grown, mapped() - before) if not started else grown
+    resource.setrlimit(resource.RLIMIT_AS, limit)
+    if started:
+        break
+    refused, room = refused + 1, room + 1
+tracer.drop()
+tell(recording, off=off, shown=shown, again=[run(), left(), tracer.stop() is None],
+     refused=refused, grown=grown // MIB)
 """)
+    assert result["refused"] > 8
+    assert result["grown"] <= 1  # nothing stays of a trace that could not begin
     assert result["off"] == 0
     assert result["shown"] == [[True, 100, 0, [0, 0]]] * 3
     assert result["again"] == [0, [0, 0], True]

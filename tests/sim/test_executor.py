@@ -11,7 +11,7 @@ from weft.comm.node import load_node
 from weft.errors import InputError, UsageError
 from weft.execute.devices import open_executor
 from weft.execute.sim import SimExecutor
-from weft.policy import Policy, Rule
+from weft.policy import CommRule, Policy, Rule
 from weft.sim.core import DeadlockError, NeverFitsError
 from weft.sim.profile import SimFigures, load_profile, names, profile
 from weft.timeline import Kind
@@ -84,6 +84,19 @@ def test_controls_apply_in_overlap_only():
     for mode in ("compute", "sequential"):
         assert executor.measure(SMALL, policy, mode).ms == executor.measure(SMALL, Policy(), mode).ms
     assert executor.measure(SMALL, policy).ms != executor.measure(SMALL, Policy()).ms
+
+
+def test_a_rule_gives_collectives_of_its_kind_and_size_their_ctas():
+    executor = SimExecutor("h200-ghost")
+    size = SMALL.whole_bytes
+    ruled = Policy(max_ctas=16, comm_rules=(CommRule(collective=SMALL.collective, max_bytes=size, ctas=4),))
+    larger = Policy(
+        max_ctas=16, comm_rules=(CommRule(collective=SMALL.collective, min_bytes=size + 1, ctas=4),)
+    )
+    ms = [executor.measure(SMALL, policy).ms for policy in (ruled, larger)]
+    assert ms == [executor.measure(SMALL, Policy(max_ctas=ctas)).ms for ctas in (4, 16)]
+    with pytest.raises(UsageError, match="simulator has CTAs only"):
+        executor.measure(SMALL, Policy(comm_rules=(CommRule(protocol="ll"),)))
 
 
 def test_the_timeline_shows_fewer_blocks_per_sm():

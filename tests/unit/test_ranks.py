@@ -8,6 +8,7 @@ from datetime import timedelta
 
 import pytest
 
+from weft.errors import UnavailableError
 from weft.policy import Policy
 from weft.ranks import ABANDON, Agreement
 from weft.tuning.live.conductor import conduct, slowest
@@ -365,6 +366,32 @@ def test_a_policy_that_fails_halfway_in_its_preparation_is_taken_back():
         return [*ran, rank.policy.label]
 
     assert together(2, one) == [["overlap"] * 2] * 2
+
+
+def test_controls_of_models_that_can_no_longer_be_changed_keep_nothing_else_in_force():
+    """As where the program has given its DDP model a communication hook while a trial ran."""
+    trial = Policy(max_ctas=16, priority="high", bucket_mb=100)
+    run = {"do": "run", "policies": [trial.to_dict()], "order": [0], "light": False}
+
+    class Hooked(Rank):
+        def apply(self, policy: Policy) -> None:
+            if policy.bucket_mb != self.policy.bucket_mb and self.policy.bucket_mb is not None:
+                raise UnavailableError("it has a communication hook")
+            self.policy = policy
+
+    def method():
+        yield {}
+        yield {**run, "learn": False, "each": 1, "say": []}
+        yield {"do": "end", "result": {}, "policy": Policy().to_dict()}
+
+    rank = Hooked(0, {})
+    session = Session(rank, Agreement(MemoryStore(), 0, range(1), 5), method(), rank.ended)
+    session.begin()
+    assert rank.policy == trial
+    session.step()
+    assert session.over
+    assert rank.policy == Policy(bucket_mb=100)
+    assert rank.released
 
 
 def test_a_framework_control_that_one_rank_cannot_apply_at_the_start_is_in_force_on_none():

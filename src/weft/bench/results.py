@@ -59,6 +59,6 @@ def whole_cells(rows: Iterable[Row]) -> list[Row]:
     return [row for key, row in latest.items() if counts[key[:2]] >= row["of"]]
 
 
-def done_cells(rows: Iterable[Row], device: str) -> set[str]:
-    """Names of the cells with results of this device."""
-    return {row["cell"] for row in rows if row["device"] == device}
+def done_cells(rows: Iterable[Row], device: str, candidate: str = "") -> set[str]:
+    """Names of the cells with results of this device, and of this candidate if one is named."""
+    return {row["cell"] for row in rows if row["device"] == device and candidate in ("", row["candidate"])}

@@ -146,7 +146,7 @@ class Runner:
             if index in (1, result.chosen):
                 row["overlap_rate"] = self._overlap_rate(workload, entry)
             if references is not None and entry.samples and entry.candidate.mode == "overlap":
-                ctas = entry.candidate.policy.max_ctas
+                ctas = entry.candidate.policy.ctas_for(workload.collective, workload.whole_bytes)
                 if ctas not in comm_ms:
                     comm_ms[ctas] = self._comm_ms(cell, workload, ctas, references)
                 row |= self._own_figures(cell, workload, entry, references, comm_ms[ctas])
@@ -248,7 +248,8 @@ class Runner:
         info = self.executor.info()
         sms, shared = int(info.get("sm_count") or 0), "ghost" in str(info.get("ranks"))
         if sms:
-            ctas = entry.candidate.policy.max_ctas or self._baseline_ctas(cell, workload)
+            own_ctas = entry.candidate.policy.ctas_for(workload.collective, workload.whole_bytes)
+            ctas = own_ctas or self._baseline_ctas(cell, workload)
             bound = own.bound_ms(ctas * (workload.ranks if shared else 1), sms)
             found |= {"bound_ms": bound, "over_bound": entry.ms / bound}
         return found

@@ -64,6 +64,19 @@ class Suite:
         cells = tuple(replace(cell, workload=cell.workload.but(ranks=ranks)) for cell in self.cells)
         return replace(self, cells=cells)
 
+    def with_policy(self, policy: Policy) -> Suite:
+        """The suite with this policy as one more candidate of every cell that does not have it."""
+        more = Candidate.of(policy)
+        return replace(
+            self,
+            cells=tuple(
+                cell
+                if any(known.label == more.label for known in cell.candidates)
+                else replace(cell, candidates=(*cell.candidates, more))
+                for cell in self.cells
+            ),
+        )
+
     def only(self, pattern: str | None) -> Suite:
         """The suite with only the cells whose names match a glob."""
         if not pattern:

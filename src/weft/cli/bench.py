@@ -40,6 +40,9 @@ def bench(
         True, help="Run the worker under the launch shim (for residency and head start)."
     ),
     dry_run: bool = typer.Option(False, "--plan", help="Print the plan and stop."),
+    policy_file: Path | None = typer.Option(  # noqa: B008
+        None, "--policy", metavar="FILE", help="Also measure this policy (JSON) on every workload."
+    ),
     node: str = typer.Option(
         "", metavar="NODE", help="Run this GPU, or the simulated one, as rank 0 of a node (see `weft node`)."
     ),
@@ -51,11 +54,15 @@ def bench(
     from weft.comm.node import load_node
     from weft.execute.devices import open_executor, paper_device, paper_ranks
     from weft.execute.devices import resolve as resolve_device
+    from weft.policy import Policy
     from weft.ranks import Ranks
 
     suite, device = find(name).only(only), resolve_device(device)
     if suite.name == FIG2 and not node and (paper_node := paper_device(device)) is not None:
         suite, device = suite.with_ranks(paper_ranks(paper_node)), paper_node
+    policy = Policy.load(policy_file) if policy_file is not None else None
+    if policy is not None:
+        suite = suite.with_policy(policy)
     if node:
         suite = suite.with_ranks(load_node(node).ranks)
     budget = suite.budget_s if budget == 0 else budget
@@ -72,7 +79,7 @@ def bench(
     )
     try:
         _, before = results.load_results(target)
-        skip = set() if again else results.done_cells(before, executor.device)
+        skip = set() if again else results.done_cells(before, executor.device, policy.label if policy else "")
         skip = Ranks().first(skip)  # rank 0's file decides for all
         missing = _run(executor, suite, budget, seed, skip, target, leading=leading, quiet=as_json)
     finally:

@@ -61,20 +61,39 @@ def _round_up(size: int) -> int:
     return max(ALIGNMENT, -(-size // ALIGNMENT) * ALIGNMENT)
 
 
-def zero_cta_group(ranks: list[int] | None = None, **more: Any) -> Any:
-    """A new group whose NCCL collectives are copies by copy engines: they take no SM. A collective call.
+def zero_cta_options() -> Any:
+    """Options of a group whose NCCL collectives are copies by copy engines: they take no SM.
 
     NCCL does so for all-gather and all-to-all of registered buffers within an NVLink domain, from 2.28.
-    `more`: further arguments of `torch.distributed.new_group`.
+    None where ranks are ghosts: their calls ask for zero CTAs under comm.engine dma.
     """
     import torch.distributed as dist
 
-    if dist.is_initialized() and dist.get_backend() == "ghost":
-        return dist.new_group(ranks, **more)  # its calls ask for zero CTAs under comm.engine dma
+    if _ghosts():
+        return None
     kind = getattr(dist, "ProcessGroupNCCL", None)
     policy = getattr(kind, "NCCL_CTA_POLICY_ZERO", None)
     if kind is None or policy is None:
         raise UnavailableError("this torch has no zero-CTA collectives: it needs NCCL 2.28 or newer")
     options = kind.Options()
     options.config.cta_policy = policy
+    return options
+
+
+def zero_cta_group(ranks: list[int] | None = None, options: Any = None, **more: Any) -> Any:
+    """A new group with `zero_cta_options`. A collective call.
+
+    `options`: as `zero_cta_options` made them; `more`: further arguments of `torch.distributed.new_group`.
+    """
+    import torch.distributed as dist
+
+    if _ghosts():
+        return dist.new_group(ranks, **more)
+    options = zero_cta_options() if options is None else options
     return dist.new_group(ranks, backend="nccl", pg_options=options, **more)
+
+
+def _ghosts() -> bool:
+    import torch.distributed as dist
+
+    return bool(dist.is_initialized() and dist.get_backend() == "ghost")

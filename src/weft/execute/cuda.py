@@ -18,6 +18,7 @@ from weft.execute.payload import Buffers
 from weft.execute.pipeline import Pipeline
 from weft.execute.rank_makers import NcclMaker, PacedMaker
 from weft.policy import Policy
+from weft.rules import CommRule
 from weft.shim import apply, binding
 from weft.timeline import Timeline
 from weft.workload import BASELINE_CTAS, DTYPE_BYTES, MODES, Workload, check_resident
@@ -65,6 +66,7 @@ class CudaExecutor:
         self._held: tuple[Any, Buffers] | None = None
         self._prepared: Prepared | None = None
         self._applied: Policy | None = None
+        self._rules: tuple[tuple[CommRule, ...], int | None] | None = ((), None)
 
     def measure(self, workload: Workload, policy: Policy, mode: str = "overlap") -> PipelineSample:
         """Run the pipeline once, from the first compute to the last collective, and check the result."""
@@ -118,13 +120,17 @@ class CudaExecutor:
         if mode not in MODES:
             raise UsageError(f"mode {mode!r} is not known; use one of {', '.join(MODES)}")
         ctas, here = policy.max_ctas or self.baseline_ctas, self._ranks_here(workload)
+        acting = policy if mode == "overlap" else Policy()
+        if acting.comm_rules:
+            acting = replace(acting, max_ctas=ctas)  # of collectives that no rule is for
+            ctas = acting.communicator_ctas(ctas)
         if here == workload.ranks and ctas is not None:
             check_resident(workload, ctas, self._gpu.sm_count)
-        acting = policy if mode == "overlap" else Policy()
         self._apply(acting, workload)
         prepared = self._prepare(workload)
         streams = self._rank_streams(acting.priority, here)
         collective = self._collective(workload, ctas, prepared.payload, streams, acting.engine)
+        self._follow_rules(acting)
         wait_us = acting.head_start_us if self._shim is None else 0.0  # the shim waits by itself
         pipeline = Pipeline(self._gpu, prepared.lanes, prepared.calls, streams, collective, mode, wait_us)
         key = (mode == "compute", ctas, acting)
@@ -138,7 +144,6 @@ class CudaExecutor:
         return prepared, pipeline
 
     def _apply(self, policy: Policy, workload: Workload) -> None:
-        apply.refuse_rules(policy)
         can_copy = getattr(self._make_ranks, "copies", None)
         copies = can_copy is not None and can_copy(workload.collective, workload.ranks)
         refused = apply.not_applied(replace(policy, engine="sm") if copies else policy)
@@ -154,6 +159,15 @@ class CudaExecutor:
         elif policy != self._applied:
             self._shim.shape_launches(policy)
             self._applied = policy
+
+    def _follow_rules(self, policy: Policy) -> None:
+        """Apply the rules of the policy in force to the collectives, of which a communicator exists now."""
+        rules = (policy.comm_rules, policy.max_ctas) if policy.comm_rules else ((), None)
+        if rules == self._rules:
+            return
+        self._rules = None  # until they are in force
+        self._shim.follow_rules()
+        self._rules = rules
 
     def _prepare(self, workload: Workload) -> Prepared:
         if self._prepared is not None and self._prepared.workload == workload:
@@ -221,6 +235,8 @@ def _needs_shim(policy: Policy) -> str:
     """The control that only the shim can apply; "" if there is none."""
     if policy.residency is not None or policy.rules:
         return "residency"
+    if policy.comm_rules:
+        return "comm.rules"
     if policy.head_start == "placed":
         return "the placed head start"
     if policy.engine == "dma":

@@ -18,6 +18,7 @@ from weft.execute.compute import build_compute
 from weft.execute.gpu import TorchGpu
 from weft.policy import Policy
 from weft.ranks import Ranks
+from weft.rules import CommRule
 from weft.shim import apply, binding
 from weft.timeline import Timeline
 from weft.workload import MODES, Workload
@@ -43,6 +44,7 @@ class DistExecutor:
         self._groups = groups.Groups(device)
         self._prepared: tuple[Workload, list[Any], Any, Any] | None = None
         self._lanes: list[Any] = []
+        self._rules: tuple[CommRule, ...] = ()
 
     def measure(self, workload: Workload, policy: Policy, mode: str = "overlap") -> PipelineSample:
         """Run the pipeline once on every rank and check this rank's result."""
@@ -60,7 +62,10 @@ class DistExecutor:
             recv.copy_(send)
         else:
             recv.fill_(math.nan)
-        group = self._groups.get(policy.max_ctas, policy.priority if mode == "overlap" else "default")
+        group = self._groups.get(
+            policy.communicator_ctas(policy.max_ctas) if mode == "overlap" else policy.max_ctas,
+            policy.priority if mode == "overlap" else "default",
+        )
         import torch.distributed as dist
 
         dist.barrier()
@@ -122,9 +127,10 @@ class DistExecutor:
         return workload.but(ranks=self.size)
 
     def _apply(self, policy: Policy) -> None:
-        apply.refuse_rules(policy)
+        if policy.comm_rules and not self._cuda:
+            raise UsageError("comm.rules are for NCCL; gloo has no such choices")
         waits = policy.head_start_mode != "none"
-        if not (policy.residency or policy.rules or policy.sm_reserve or waits):
+        if not (policy.residency or policy.rules or policy.sm_reserve or policy.comm_rules or waits):
             wanted = None
         elif not self._cuda:
             return  # a CPU has no kernel launches
@@ -132,6 +138,9 @@ class DistExecutor:
             wanted = policy
         if binding.injected():
             apply.shape_launches(wanted or Policy())
+            if policy.comm_rules or self._rules:
+                apply.follow_rules()  # the barrier before each run has made a communicator
+            self._rules = policy.comm_rules
             return
         if wanted is not None:
             raise UnavailableError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -55,6 +56,7 @@ class SimExecutor:
 
     def launches(self, workload: Workload, policy: Policy, mode: str = "overlap") -> list[Launch]:
         """The launches of a run."""
+        policy = _without_rules(policy, workload)
         # A node has its own default for each algorithm, which a limit only lowers.
         ctas = max(self.node.ctas.values()) if self.node else self.ctas
         return pipeline(workload, policy, mode, self.profile, ghost=self.ghost, ctas=ctas, node=self.node)
@@ -105,6 +107,17 @@ class SimExecutor:
 
     def close(self) -> None:
         """Nothing to release."""
+
+
+def _without_rules(policy: Policy, workload: Workload) -> Policy:
+    """The policy with the CTAs that its rules give this workload's collective, and no rules."""
+    if not policy.comm_rules:
+        return policy
+    rule = policy.comm_rule_for(workload.collective, workload.whole_bytes)
+    if rule is not None and not set(rule.to_dict()) <= {"collective", "min_bytes", "max_bytes", "ctas"}:
+        raise UsageError("comm.rules: the simulator has CTAs only; remove the other fields of the rule")
+    ctas = policy.ctas_for(workload.collective, workload.whole_bytes)
+    return replace(policy, max_ctas=ctas, comm_rules=())
 
 
 def to_timeline(launches: list[Launch], outcome: SimOutcome, warp_size: int = 32) -> Timeline:

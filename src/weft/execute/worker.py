@@ -76,6 +76,7 @@ class RemoteExecutor:
         self._resources = contextlib.ExitStack()
         self._process: subprocess.Popen[bytes] | None = None
         self._job: Any = None
+        self._asks_plugin = False
         self.restarts = 0
         self.log = ""
         """The end of the output of the last worker that was replaced."""
@@ -120,6 +121,10 @@ class RemoteExecutor:
         self.close()
 
     def _ask(self, op: str, workload: Workload, policy: Policy, mode: str) -> dict[str, Any]:
+        if policy.comm_rules and not self._asks_plugin:
+            self.close()  # NCCL looks for a tuner plugin once
+            self._asks_plugin = True
+            self._start()
         if self._process is None:
             self._start()
             self.restarts += 1
@@ -134,10 +139,11 @@ class RemoteExecutor:
     def _start(self) -> dict[str, Any]:
         env = worker_environment(os.environ)
         if self._under_shim:
+            from weft.shim import apply
             from weft.shim.inject import Job
 
             self._job = self._resources.enter_context(Job())
-            env = self._job.environment(env)
+            env = self._job.environment(apply.tuner_environment(env) if self._asks_plugin else env)
         request_read, request_write = os.pipe()
         answer_read, answer_write = os.pipe()
         # From here on a failure must not leak a pipe, a folder or a process.

@@ -4,6 +4,7 @@ start_environment   what a program needs in its environment; `weft run` sets it
 apply               this process from now on; live tuning, on all ranks between the same two steps
 overlap             the same for a block of Python code, with the agreement of all ranks
 shape_launches      the part of a policy that single launches carry; the lab has communicators of its own
+follow_rules        the rules of that policy, for the lab's collectives
 not_applied         the controls of a policy that none of these can apply, each with the reason
 """
 
@@ -19,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from weft.errors import UnavailableError, UsageError, WeftError
+from weft.errors import UnavailableError, WeftError
 from weft.policy import Policy
 from weft.ranks import Ranks
 from weft.shim import binding, communicators, nccl_binding, restart
@@ -61,14 +62,6 @@ def not_applied(policy: Policy, *, framework: bool = False) -> list[str]:
         return lines
     lines += [_NO_ENGINE] if policy.engine == "dma" else []
     return [*lines, _NO_FRAMEWORK] if policy.changes_framework else lines
-
-
-def refuse_rules(policy: Policy) -> None:
-    """Raise where a policy has rules for collectives: the lab has communicators of its own for its limits."""
-    if policy.comm_rules:
-        raise UsageError(
-            "comm.rules are for programs under `weft run --policy`; the lab measures comm.max_ctas"
-        )
 
 
 def start_environment(policy: Policy, base: Mapping[str, str]) -> dict[str, str]:
@@ -116,6 +109,16 @@ def shape_launches(policy: Policy | None, *, track: bool = False) -> None:
     `track` counts the launches that overlap with collectives, and changes nothing by itself.
     """
     binding.set_policy(policy, track)
+
+
+def follow_rules() -> None:
+    """Have collectives follow the rules of the policy that `shape_launches` has set, or none again.
+
+    All ranks call it together, after the first communicator was made. Raises UnavailableError on all or none.
+    """
+    problems = _rule_problems()
+    if problems:
+        raise UnavailableError(f"comm.rules cannot be applied: {problems[0]}")
 
 
 def apply(policy: Policy, default: Policy) -> None:
@@ -235,11 +238,15 @@ def _follow_policy() -> str:
     return ""
 
 
+def _rule_problems() -> list[str]:
+    """Follow the rules of the policy in force on all ranks; else why it is not possible."""
+    problems = [text for text in Ranks().gather(communicators.why_no_rules()) if text]
+    return problems or [text for text in Ranks().gather(_follow_policy()) if text]
+
+
 def _use_rules(policy: Policy, outer: Policy | None) -> None:
     """Follow the policy's rules on all ranks or none."""
-    problems = [text for text in Ranks().gather(communicators.why_no_rules()) if text]
-    if not problems:
-        problems = [text for text in Ranks().gather(_follow_policy()) if text]
+    problems = _rule_problems()
     if problems:
         kept = outer.comm_rules if outer else ()
         shape_launches(replace(policy, comm_rules=kept, engine=outer.engine if outer else "sm"))

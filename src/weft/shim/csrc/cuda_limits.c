@@ -79,6 +79,7 @@ bool weft_pin_function(CUfunction f, unsigned threads, size_t dynamic_bytes, uns
     int fixed, before, limit = weft_cuda_device_attribute(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN);
     if (!f || !cu->cuFuncGetAttribute || !cu->cuFuncSetAttribute ||
         !get(f, CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, &fixed) || limit <= fixed || !limit_before(f, &before) ||
+        dynamic_bytes > (size_t)before || /* the driver refuses the program's own launch: we must not allow it */
         set(f, limit - fixed) != CUDA_SUCCESS)
         return false;
     bool pinned = weft_pin_size(weft_occupancy, f, threads, dynamic_bytes, (size_t)(limit - fixed), blocks, bytes);

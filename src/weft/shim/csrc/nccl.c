@@ -16,13 +16,19 @@
 enum { CALLERS = 64 };
 
 static _Thread_local struct {
-    void *address;
+    uint64_t key; /* address and generation */
     weft_nccl *library;
 } callers[CALLERS];
 
+/* A library may be unloaded, and another that means another NCCL be loaded at its address. A program makes a communicator
+ * before it uses it: callers that do so are looked up each time, and where NCCL is another one than before, all are. */
+static _Atomic uint64_t generation; /* above the bits of an address */
+static _Atomic(weft_nccl *) latest;
+#define MAKES(name) (__builtin_strncmp(#name, "ncclCommInit", strlen("ncclCommInit")) == 0)
+
 /* --- the intercepting functions, once for the linker and once for each library ------------------------------------- */
 
-static weft_nccl *of_caller(void *address);
+static weft_nccl *of_caller(void *address, bool makes);
 
 #define FOR_LIBRARY(n, name, args, ...)                                                                                \
     static ncclResult_t name##_##n(__VA_ARGS__) { return weft_on_##name(&weft_nccl_libraries[n] UNWRAP args); }
@@ -34,7 +40,7 @@ static weft_nccl *of_caller(void *address);
     EXPORT ncclResult_t name(__VA_ARGS__);                                                                             \
     ncclResult_t name(__VA_ARGS__) {                                                                                   \
         void *caller = __builtin_return_address(0);                                                                    \
-        weft_nccl *l = of_caller(caller);                                                                              \
+        weft_nccl *l = of_caller(caller, MAKES(name));                                                                 \
         if (LIKELY(l && l->name))                                                                                      \
             return weft_on_##name(l UNWRAP args);                                                                      \
         __typeof__(&name) real = l ? NULL : (__typeof__(&name))weft_nccl_unlisted(#name, caller);                      \
@@ -88,21 +94,34 @@ void weft_nccl_fill(weft_nccl *l, void *handle, bool next) {
     l->config_refused = without && *without && strcmp(without, "0") != 0;
 }
 
+static weft_nccl *search(void *address) {
+    weft_nccl *l = weft_nccl_me.inside > 0 ? weft_nccl_at(address) : NULL; /* a library that calls itself */
+    return l ? l : weft_nccl_for(address);
+}
+
+static __attribute__((noinline)) weft_nccl *of_maker(void *address) {
+    weft_nccl *l = search(address);
+    if (l && weft_nccl_me.inside == 0 && atomic_exchange(&latest, l) != l)
+        atomic_fetch_add(&generation, 1ull << 48);
+    return l;
+}
+
 /* Every place in the program that calls NCCL is looked up once per thread: a search may cost microseconds. */
-static weft_nccl *of_caller(void *address) {
-    unsigned start = (unsigned)(((uintptr_t)address * 0x9e3779b97f4a7c15u) >> 58), at = start; /* CALLERS is 2^6 */
+static weft_nccl *of_caller(void *address, bool makes) {
+    if (makes)
+        return of_maker(address);
+    uint64_t key = (uint64_t)(uintptr_t)address ^ atomic_load_explicit(&generation, memory_order_relaxed);
+    unsigned start = (unsigned)((key * 0x9e3779b97f4a7c15u) >> 58), at = start; /* CALLERS is 2^6 */
     for (int tries = 0; tries < CALLERS; tries++, at = (at + 1) % CALLERS) {
-        if (LIKELY(callers[at].address == address))
+        if (LIKELY(callers[at].key == key))
             return callers[at].library;
-        if (!callers[at].address)
+        if (!callers[at].key)
             break;
     }
-    weft_nccl *l = weft_nccl_me.inside > 0 ? weft_nccl_at(address) : NULL; /* a library that calls itself */
-    if (!l)
-        l = weft_nccl_for(address);
+    weft_nccl *l = search(address);
     if (l) {
-        at = callers[at].address ? start : at;
-        callers[at].address = address;
+        at = callers[at].key ? start : at;
+        callers[at].key = key;
         callers[at].library = l;
     }
     return l;

@@ -64,6 +64,7 @@ typedef struct weft_comm {
     bool leads; /* the first of this key in the process: its calls are remembered */
     _Atomic bool dead, registered;
     _Atomic bool suspended;              /* by the program, to free its memory: it cannot be used */
+    _Atomic bool revoked;                /* by the program: NCCL refuses what is called on it */
     _Atomic uint32_t suspended_siblings; /* a bit by place */
     _Atomic bool splitting;              /* a split of weft's in the background was not over by its deadline */
     _Atomic uint32_t splits;
@@ -82,8 +83,9 @@ void *weft_nccl_unlisted(const char *name, void *address); /* a function of a li
 
 /* --- nccl_comms.c: what the program made, and what it called ------------------------------------------- */
 
-weft_comm *weft_comm_of(ncclComm_t handle); /* NULL: not known */
-weft_comm *weft_comm_new(void);             /* NULL: no memory */
+weft_comm *weft_comm_of(ncclComm_t handle);             /* NULL: not known */
+weft_nccl *weft_nccl_of(weft_nccl *l, ncclComm_t comm); /* the library that made it; `l`, the caller's, if not known */
+weft_comm *weft_comm_new(void);                         /* NULL: no memory */
 void weft_comm_add(weft_comm *c, ncclComm_t handle);
 void weft_comm_gone(weft_comm *c);
 weft_comm *weft_comm_first(void);

@@ -49,7 +49,8 @@ static ncclComm_t choose(call *k, weft_comm *c, ncclComm_t comm, bool collective
     if (LIKELY(place == 0) || !collective || !routable || weft_capturing(weft_stream(stream, false)))
         return comm;
     ncclComm_t sibling = atomic_load_explicit(&c->sibling[place], memory_order_acquire);
-    return sibling ? sibling : comm;
+    bool usable = !atomic_load(&c->suspended) && !atomic_load(&c->revoked); /* else NCCL's to refuse */
+    return sibling && usable ? sibling : comm;
 }
 
 static ncclComm_t enter(call *k, ncclComm_t comm, int operation, size_t count, int type, int op, void *stream) {
@@ -140,6 +141,7 @@ static ncclResult_t leave_ruled(const call *k, ncclResult_t result) {
 #define MAKE_RULED(operation, op, name, with_config, args, config_args)                                                \
     call k = {0};                                                                                                      \
     nccl_call_config room;                                                                                             \
+    l = weft_nccl_of(l, comm);                                                                                         \
     const ncclCollConfig_t *given = configure(&k, l, comm, operation, count, type, send, recv, stream, config, &room); \
     ncclComm_t to = enter(&k, comm, operation, count, type, op, stream);                                               \
     weft_engine_called(&k.engine, to == comm);                                                                         \
@@ -153,7 +155,7 @@ static ncclResult_t leave_ruled(const call *k, ncclResult_t result) {
 #define MAKE(operation, op, CALL)                                                                                      \
     call k = {0};                                                                                                      \
     ncclComm_t to = enter(&k, comm, operation, count, type, op, stream);                                               \
-    return leave(&k, l->CALL)
+    return leave(&k, (LIKELY(k.c != NULL) ? k.c->library : l)->CALL)
 
 #define SLOW static __attribute__((noinline)) ncclResult_t
 

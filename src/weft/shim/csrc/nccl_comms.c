@@ -48,6 +48,12 @@ weft_comm *weft_comm_of(ncclComm_t handle) {
     return LIKELY(c && atomic_load_explicit(&c->handle, memory_order_relaxed) == handle) ? c : NULL;
 }
 
+/* Where the compiler has turned a call into a jump, the caller is not who it seems to be. */
+weft_nccl *weft_nccl_of(weft_nccl *l, ncclComm_t comm) {
+    weft_comm *c = weft_nccl_me.inside == 0 ? weft_comm_of(comm) : NULL;
+    return c ? c->library : l;
+}
+
 weft_comm *weft_comm_first(void) { return atomic_load(&first); }
 weft_comm *weft_comm_next(weft_comm *c) { return __atomic_load_n(&c->next, __ATOMIC_ACQUIRE); }
 
@@ -162,6 +168,8 @@ const char *weft_comm_why_not(weft_comm *c) {
         return "memory is registered with it";
     if (atomic_load(&c->suspended))
         return "the program has suspended it (ncclCommSuspend)";
+    if (atomic_load(&c->revoked))
+        return "the program has revoked it (ncclCommRevoke)";
     if (atomic_load(&c->splitting))
         return "an earlier split of it is not over";
     return NULL;

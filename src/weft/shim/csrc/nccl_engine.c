@@ -9,7 +9,7 @@
 #include <string.h>
 #include <strings.h>
 
-enum { COPIES_OF_TWO = 23102, SEND_ANYWHERE = 22900, WITH_TRAFFIC_CLASS = 22500 }; /* NCCL versions */
+enum { COPIES_OF_TWO = 23102, SEND_ANYWHERE = 22900, WITH_TRAFFIC_CLASS = 22500, NOT_YET_KNOWN = 23300 }; /* of NCCL */
 enum { REASONS = WEFT_COUNT_ENGINE_REFUSED - WEFT_COUNT_ENGINE_COPIED };
 enum { CAN = -1, UNCOUNTED = -2 };
 
@@ -45,7 +45,9 @@ const ncclConfig_t *weft_engine_config(weft_nccl *l, const ncclConfig_t *config,
         !weft_engine_asked())
         return config;
     bool unknown = config && (config->magic != NCCL_MAGIC || config->size > sizeof *room);
-    if (unknown || may_hang(l, size) || (size < 0 && l->version < COPIES_OF_TWO))
+    /* A refusal fails the whole group, whatever is called next: 2.28 to 2.32 are known to accept it. */
+    bool risky = weft_nccl_me.depth > 0 && l->version >= NOT_YET_KNOWN;
+    if (unknown || risky || may_hang(l, size) || (size < 0 && l->version < COPIES_OF_TWO))
         return config;
     weft_config_copy(room, config);
     widen(&room->config);

@@ -156,11 +156,13 @@ static weft_comm *child(weft_nccl *l, ncclComm_t comm, const void *what, size_t 
 }
 
 ON(ncclCommSplit, ncclComm_t comm, int color, int key, ncclComm_t *made_at, ncclConfig_t *config) {
+    l = weft_nccl_of(l, comm);
     INIT(true, -1, ncclCommSplit(comm, color, key, made_at, given), ncclCommSplit(comm, color, key, made_at, config),
          child(l, comm, &color, sizeof color, given));
 }
 
 ON(ncclCommShrink, ncclComm_t comm, int *excluded, int count, ncclComm_t *made_at, ncclConfig_t *config, int flags) {
+    l = weft_nccl_of(l, comm);
     INIT(true, -1, ncclCommShrink(comm, excluded, count, made_at, given, flags),
          ncclCommShrink(comm, excluded, count, made_at, config, flags), child(l, comm, &count, sizeof count, given));
 }
@@ -168,6 +170,7 @@ ON(ncclCommShrink, ncclComm_t comm, int *excluded, int count, ncclComm_t *made_a
 /* Ranks that join and ranks that were there have nothing in common to make a key of. */
 ON(ncclCommGrow, ncclComm_t comm, int size, const ncclUniqueId *id, int rank, ncclComm_t *made_at,
    ncclConfig_t *config) {
+    l = weft_nccl_of(l, comm);
     INIT(comm != NULL, size, ncclCommGrow(comm, size, id, rank, made_at, given),
          ncclCommGrow(comm, size, id, rank, made_at, config), describe(l, 0, rank, size));
 }
@@ -178,6 +181,7 @@ ON(ncclCommGrow, ncclComm_t comm, int size, const ncclUniqueId *id, int rank, nc
  * before any is waited for, since freeing the memory of one waits for whatever still runs on the GPU. */
 #define WITH_SIBLINGS(as_group, gone, CALL)                                                                            \
     weft_comm *c = weft_nccl_me.inside == 0 ? weft_comm_of(comm) : NULL;                                               \
+    l = c ? c->library : l;                                                                                            \
     bool grouped_ = as_group && c && has_siblings(c) && l->ncclGroupStart() == NCCL_SUCCESS;                           \
     weft_nccl_me.inside++;                                                                                             \
     for (int i = 1; c && i < NCCL_LIMITS; i++) {                                                                       \
@@ -206,11 +210,25 @@ static bool has_siblings(weft_comm *c) {
 ON(ncclCommFinalize, ncclComm_t comm) { WITH_SIBLINGS(false, false, ncclCommFinalize(it)); }
 ON(ncclCommDestroy, ncclComm_t comm) { WITH_SIBLINGS(false, true, ncclCommDestroy(it)); }
 ON(ncclCommAbort, ncclComm_t comm) { WITH_SIBLINGS(true, true, ncclCommAbort(it)); }
-ON(ncclCommRevoke, ncclComm_t comm, int flags) { WITH_SIBLINGS(false, false, ncclCommRevoke(it, flags)); }
+
+/* What is called on it later is NCCL's to refuse, so that siblings are no longer used, whether NCCL revoked them or not.
+ * All ranks revoke it, and a rank that is late meets its peers' calls on either communicator as aborted. */
+static ncclResult_t revoke(weft_nccl *l, ncclComm_t comm, int flags) {
+    WITH_SIBLINGS(false, false, ncclCommRevoke(it, flags));
+}
+
+ON(ncclCommRevoke, ncclComm_t comm, int flags) {
+    weft_comm *c = weft_nccl_me.inside == 0 ? weft_comm_of(comm) : NULL;
+    ncclResult_t result = revoke(l, comm, flags);
+    if (c && went_well(result))
+        atomic_store(&c->revoked, true);
+    return result;
+}
 
 /* Siblings free their memory with the communicator and get it back with it: NCCL waits for all ranks in both, and all
  * ranks have the same siblings. The program's own goes first, since NCCL may refuse it. */
 ON(ncclCommSuspend, ncclComm_t comm, int flags) {
+    l = weft_nccl_of(l, comm);
     weft_comm *c = weft_nccl_me.inside == 0 ? weft_comm_of(comm) : NULL;
     weft_nccl_me.inside++;
     ncclResult_t result = l->ncclCommSuspend(comm, flags);
@@ -228,6 +246,7 @@ ON(ncclCommSuspend, ncclComm_t comm, int flags) {
 
 /* A sibling that does not get its memory back cannot be used: that is an error of its communicator. */
 ON(ncclCommResume, ncclComm_t comm) {
+    l = weft_nccl_of(l, comm);
     weft_comm *c = weft_nccl_me.inside == 0 ? weft_comm_of(comm) : NULL;
     weft_nccl_me.inside++;
     ncclResult_t result = l->ncclCommResume(comm);
@@ -256,6 +275,7 @@ static ncclResult_t error_of_sibling(weft_nccl *l, weft_comm *c, int place) {
 
 /* A sibling's error is its communicator's; so is that a sibling is not ready yet. */
 ON(ncclCommGetAsyncError, ncclComm_t comm, ncclResult_t *error) {
+    l = weft_nccl_of(l, comm);
     ncclResult_t result = l->ncclCommGetAsyncError(comm, error);
     weft_comm *c = weft_nccl_me.inside == 0 && result == NCCL_SUCCESS && error && *error == NCCL_SUCCESS
                        ? weft_comm_of(comm)
@@ -276,10 +296,12 @@ static ncclResult_t registered(ncclComm_t comm, ncclResult_t result) {
 }
 
 ON(ncclCommRegister, ncclComm_t comm, void *buffer, size_t size, void **handle) {
+    l = weft_nccl_of(l, comm);
     return registered(comm, l->ncclCommRegister(comm, buffer, size, handle));
 }
 
 ON(ncclCommWindowRegister, ncclComm_t comm, void *buffer, size_t size, void **window, int flags) {
+    l = weft_nccl_of(l, comm);
     weft_comm *c = weft_nccl_me.inside == 0 ? weft_comm_of(comm) : NULL;
     ncclResult_t result = registered(comm, l->ncclCommWindowRegister(comm, buffer, size, window, flags));
     if (c)
@@ -288,6 +310,7 @@ ON(ncclCommWindowRegister, ncclComm_t comm, void *buffer, size_t size, void **wi
 }
 
 ON(ncclCommWindowDeregister, ncclComm_t comm, void *window) {
+    l = weft_nccl_of(l, comm);
     weft_comm *c = weft_nccl_me.inside == 0 ? weft_comm_of(comm) : NULL;
     if (c)
         weft_window_remove(c, window);

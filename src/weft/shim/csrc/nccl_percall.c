@@ -71,8 +71,10 @@ static bool fill(weft_comm *c, const weft_call_rules *rules, const weft_comm_rul
     return set_policy(config, rule, zero) || any;
 }
 
+/* One that NCCL would refuse stays as it is: what the rules add could make it valid. */
 static bool known(const ncclCollConfig_t *own) {
-    return own->magic == NCCL_MAGIC && own->size >= sizeof *own && own->size <= sizeof(nccl_call_config);
+    return own->magic == NCCL_MAGIC && own->size >= sizeof *own && own->size <= sizeof(nccl_call_config) &&
+           (own->forceAlgSelection == 0 || own->forceAlgSelection == 1);
 }
 
 /* Does all of the rule reach NCCL? A configuration is for all collectives, the tuner plugin for the first five; the

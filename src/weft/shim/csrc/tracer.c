@@ -64,6 +64,13 @@ static void clear(void) {
     weft_trace_completion_clear();
 }
 
+static void free_records(void) {
+    if (records)
+        munmap(records, CAPACITY * sizeof *records);
+    records = NULL;
+    weft_trace_graphs_over();
+}
+
 int weft_trace_begin(void) {
     int idle = EMPTY;
     if (!weft_attach(WEFT_API_CUDA) || !atomic_compare_exchange_strong(&state, &idle, CHANGING))
@@ -72,6 +79,8 @@ int weft_trace_begin(void) {
     clear();
     records = weft_trace_reserve(CAPACITY * sizeof *records);
     bool room = weft_trace_graphs_reserve() && records;
+    if (!room)
+        free_records();
     pthread_mutex_unlock(&lock);
     weft_trace_context *c = room ? weft_trace_context_now() : NULL;
     if (c)
@@ -126,9 +135,7 @@ void weft_trace_free(void) {
     weft_trace_lanes_over();
     weft_trace_events_over();
     pthread_mutex_lock(&lock);
-    munmap(records, CAPACITY * sizeof *records);
-    records = NULL;
-    weft_trace_graphs_over();
+    free_records();
     clear();
     pthread_mutex_unlock(&lock);
     atomic_store(&state, EMPTY);

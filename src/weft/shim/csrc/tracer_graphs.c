@@ -39,6 +39,7 @@ bool weft_trace_graphs_reserve(void) {
 void weft_trace_graphs_clear(void) { graph_row_count = 0; }
 
 void weft_trace_graphs_over(void) {
-    munmap(graph_rows, GRAPH_ROWS * sizeof *graph_rows);
+    if (graph_rows)
+        munmap(graph_rows, GRAPH_ROWS * sizeof *graph_rows);
     graph_rows = NULL;
 }

@@ -146,16 +146,16 @@ def open_window(group: Any, ranks: Sequence[int], size: int, problem: str = "") 
     """A tested window of this many bytes between these ranks of an FSDP2 parameter group.
 
     All ranks call it together. Raises UnavailableError on all of them or on none; `problem`: what this rank
-    knows to be in the way.
+    knows to be in the way. Each step that waits for other ranks follows an agreement that all of them reached
+    it, so that none waits for a rank that has failed.
     """
     import torch.distributed as dist
 
-    from weft.comm.symmetric import zero_cta_group
+    from weft.comm.symmetric import zero_cta_group, zero_cta_options
     from weft.shim import communicators
     from weft.tuning.live.fsdp import name_of_our_own
 
     own, device = group.mesh_info.shard_process_group, group.device
-    _agree(problem, own, device)
     made: list[Callable[[], None]] = []
 
     def close() -> None:
@@ -165,22 +165,28 @@ def open_window(group: Any, ranks: Sequence[int], size: int, problem: str = "") 
             except Exception:  # nothing uses it any more
                 _log.debug("a window of copy engines was not fully released", exc_info=True)
 
-    arena, before = None, {found.key for found in communicators.communicators()}
-    try:
+    def prepare() -> tuple[Any, set[str]]:
+        if problem:
+            raise UnavailableError(problem)
+        return zero_cta_options(), {found.key for found in communicators.communicators()}
+
+    def new_group() -> Any:
         with name_of_our_own():
-            zero = zero_cta_group(list(ranks), use_local_synchronization=True, group_desc="weft_copy_engines")
+            options = {"use_local_synchronization": True, "group_desc": "weft_copy_engines"}
+            zero = zero_cta_group(list(ranks), asked, **options)
         made.append(lambda: dist.destroy_process_group(zero))
+        return zero
+
+    def tested() -> Any:
         arena = _registered(zero, before, size, device, made)
-        problem = _try_out(zero, arena, len(ranks))
-    except UnavailableError as error:
-        problem = str(error)
-    except Exception as error:
-        _log.debug("no window for copy engines", exc_info=True)
-        problem = (str(error).splitlines() or [type(error).__name__])[0]
+        _try_out(zero, arena, len(ranks), device)
+        return arena
+
     try:
-        _agree(problem, own, device)
-    except UnavailableError:
-        arena = None
+        asked, before = _together(prepare, own, device)
+        zero = _together(new_group, own, device)
+        arena = _together(tested, own, device)
+    except Exception:
         close()
         raise
     return Window(zero, arena, close)
@@ -196,45 +202,46 @@ def _registered(zero: Any, before: set[str], size: int, device: Any, made: list[
     from weft.shim import communicators
     from weft.shim.nccl_binding import NcclArena
 
+    def allocate() -> tuple[Any, Any]:
+        keys = [found.key for found in communicators.communicators() if found.key and found.key not in before]
+        if len(keys) != 1:
+            raise UnavailableError("its communicator was not seen")
+        memory = NcclArena(int(keys[0], 16), size)
+        made.extend((memory.close, lambda: torch.cuda.synchronize(device)))  # undone from the last
+        return memory, torch.as_tensor(memory, device=device)
+
     _agree("", zero, device)  # the first collective creates the communicator, if it does not exist yet
-    keys = [found.key for found in communicators.communicators() if found.key and found.key not in before]
-    memory, arena, problem = None, None, "" if len(keys) == 1 else "its communicator was not seen"
-    try:
-        if not problem:
-            memory = NcclArena(int(keys[0], 16), size)
-            made += [memory.close, lambda: torch.cuda.synchronize(device)]  # undone from the last
-            arena = torch.as_tensor(memory, device=device)
-    except (RuntimeError, UnavailableError, TypeError) as error:
-        problem = str(error).splitlines()[0]
-    _agree(problem, zero, device)  # registering waits for all ranks
-    try:
-        if memory is not None:
-            memory.register()
-    except UnavailableError as error:
-        problem = str(error)
-    _agree(problem, zero, device)
+    memory, arena = _together(allocate, zero, device)
+    _together(memory.register, zero, device)  # waits for all ranks
     return arena
 
 
-def _try_out(zero: Any, arena: Any, ranks: int) -> str:
+def _try_out(zero: Any, arena: Any, ranks: int, device: Any) -> None:
     """Gather once through the window: every byte must arrive, and no kernel may run."""
     import torch
     import torch.distributed as dist
 
-    part = min(1 << 20, arena.numel() // ranks) // _ALIGNMENT * _ALIGNMENT
-    whole = arena[: part * ranks].zero_()
-    mine = whole[dist.get_rank(zero) * part :][:part].fill_(dist.get_rank(zero) + 1)
-    torch.cuda.synchronize(arena.device)
+    def fill() -> tuple[Any, Any]:
+        comm_kernels()  # can be read
+        part = min(1 << 20, arena.numel() // ranks) // _ALIGNMENT * _ALIGNMENT
+        whole = arena[: part * ranks].zero_()
+        mine = whole[dist.get_rank(zero) * part :][:part].fill_(dist.get_rank(zero) + 1)
+        torch.cuda.synchronize(arena.device)
+        return whole, mine
+
+    whole, mine = _together(fill, zero, device)
     before = comm_kernels()
     dist.all_gather_into_tensor(whole, mine, group=zero)
     torch.cuda.synchronize(arena.device)
     if comm_kernels() != before:
-        return "NCCL launched a kernel for a gather within a symmetric window (NVLink between all ranks?)"
+        raise UnavailableError(
+            "NCCL launched a kernel for a gather within a symmetric window (NVLink between all ranks?)"
+        )
     values = torch.arange(1, ranks + 1, dtype=torch.uint8, device=arena.device)
     if dist.get_backend(zero) == "ghost":  # they have the data of this rank
         values.fill_(dist.get_rank(zero) + 1)
-    expected = values.repeat_interleave(part)
-    return "" if bool((whole == expected).all()) else "a gather by copy engines did not deliver its bytes"
+    if not bool((whole == values.repeat_interleave(mine.numel())).all()):
+        raise UnavailableError("a gather by copy engines did not deliver its bytes")
 
 
 def comm_kernels() -> int:
@@ -242,6 +249,18 @@ def comm_kernels() -> int:
     from weft.shim import stats
 
     return int(stats.snapshot()["comm_launches"])
+
+
+def _together(step: Callable[[], Any], group: Any, device: Any) -> Any:
+    """What a step returns, if it succeeds on all ranks of a group; else UnavailableError on all of them."""
+    done, problem = None, ""
+    try:
+        done = step()
+    except Exception as error:
+        _log.debug("no window for copy engines", exc_info=True)
+        problem = (str(error).splitlines() or [type(error).__name__])[0]
+    _agree(problem, group, device)
+    return done
 
 
 def _agree(problem: str, group: Any, device: Any) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
+from weft.errors import UnavailableError
 from weft.policy import Policy
 from weft.ranks import ABANDON, Agreement, Decision, Report
 from weft.shim.apply import PREPARE_S
@@ -301,9 +302,23 @@ class Session:
         self.over = True
         self._guard.stop()
         try:
-            self._apply(policy)
+            self._apply_last(policy)
             if release:
                 self.controls.release()
         except Exception:
             _log.debug("the last policy could not be applied", exc_info=True)
         self.on_end(result)
+
+    def _apply_last(self, policy: Policy) -> None:
+        """Apply the policy that stays; without its framework controls where the models cannot be changed now.
+
+        A program may have changed its models since a trial began, such as by a communication hook of DDP: its
+        buckets then stay as they are, which changes no result, and everything else is still undone.
+        """
+        try:
+            self._apply(policy)
+        except UnavailableError:
+            if policy.models == self._policy.models:
+                raise
+            _log.debug("the models keep their controls", exc_info=True)
+            self._apply(replace(policy, **self._policy.models))
