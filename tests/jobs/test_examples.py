@@ -43,7 +43,7 @@ PIPELINES = (
 )  # a stage asks the next one for shapes, and a ghost cannot answer
 NEEDS = {"lightning": "lightning", "huggingface": "transformers"}
 
-pytestmark = pytest.mark.timeout(600)  # the first test of each way runs them all
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # the first test of each way runs them all
 
 
 def present(name: str) -> bool:

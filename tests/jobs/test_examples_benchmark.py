@@ -26,6 +26,7 @@ def live(monkeypatch):
             del sys.modules[name]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_configuration_from_end_to_end(tmp_path):
     command = [

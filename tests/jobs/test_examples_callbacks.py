@@ -16,7 +16,7 @@ from weft.integrations.callback import Training
 from weft.policy import Policy
 
 pytest.importorskip("torch")
-pytestmark = pytest.mark.timeout(200)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
 
 COMMON = """
 import json, sys, torch

@@ -325,6 +325,7 @@ def test_torchrun_under_weft_run_is_tuned_without_an_edit(tmp_path):
     assert "ctas16" in Played(tmp_path).ends_with()
 
 
+@pytest.mark.slow
 def test_an_elastic_restart_is_tuned_again_from_the_start(tmp_path):
     torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     done = weft_run(tmp_path, launcher=(*torchrun, "--max-restarts", "1"), DIE="40@1", STEPS="110")
@@ -337,6 +338,7 @@ def test_an_elastic_restart_is_tuned_again_from_the_start(tmp_path):
     assert done.stderr.count("weft: tuning 2 ranks") == 2
 
 
+@pytest.mark.slow
 def test_the_page_and_the_options_of_the_watch(tmp_path):
     torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     page = tmp_path / "page.html"

@@ -116,6 +116,7 @@ def ends_with(ran: Ran) -> dict:
     return json.loads(Counter(map(json.dumps, ran.policies[-9:])).most_common(1)[0][0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["ddp", "ddp views", "ddp accumulated"])
 def test_ddp_buckets_are_changed_in_the_running_job(tmp_path, kind):
     ran = both(tmp_path, kind)
@@ -124,6 +125,7 @@ def test_ddp_buckets_are_changed_in_the_running_job(tmp_path, kind):
     assert ends_with(ran) == {"bucket_mb": 1.0}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("kind", ["fsdp2", "fsdp2 irregular", "fsdp2 compiled blocks"])
 def test_fsdp2_is_changed_in_the_running_job(tmp_path, kind, ranks):
@@ -145,6 +147,7 @@ def test_fsdp2_is_changed_in_the_running_job(tmp_path, kind, ranks):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "why"),
     [
@@ -162,7 +165,9 @@ def test_what_is_not_understood_is_left_unchanged_and_the_debug_log_says_why(tmp
     assert why in ran.errors[0]
 
 
-@pytest.mark.parametrize(("kind", "part"), [("ddp", "bucket1"), ("fsdp2", "forward2")])
+@pytest.mark.parametrize(
+    ("kind", "part"), [("ddp", "bucket1"), pytest.param("fsdp2", "forward2", marks=pytest.mark.slow)]
+)
 def test_where_one_rank_fails_all_ranks_undo(tmp_path, kind, part):
     ran = both(tmp_path, kind, steps=150, FAIL=f"{part}@1")
     assert f"{part} is refused here" in json.dumps(ran.tuning["candidates"])
@@ -171,6 +176,7 @@ def test_where_one_rank_fails_all_ranks_undo(tmp_path, kind, part):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "needs", "ranks"),
     [
