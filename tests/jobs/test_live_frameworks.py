@@ -99,7 +99,7 @@ def run(folder: Path, kind: str, steps: int = 110, ranks: int = 2, *, tuned: boo
         for rank in range(ranks)
     ]
     errors = [process.communicate(timeout=200)[1] for process in started]
-    assert [process.returncode for process in started] == [0] * ranks, errors[0][-3000:]
+    assert [process.returncode for process in started] == [0] * ranks, [text[-3000:] for text in errors]
     return Ran(folder, ranks, errors)
 
 

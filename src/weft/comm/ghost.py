@@ -29,8 +29,8 @@ from weft.comm.ghost_calls import adapt
 from weft.comm.ghost_group import BACKEND, GhostGroup
 from weft.comm.ghost_lane import GhostOptions
 from weft.comm.ghost_world import make_world_of_ghosts
-from weft.comm.node import load_node
-from weft.comm.paced import LATE_VARIABLE, NODE_VARIABLE, STAGE_VARIABLE, Lateness, parse_stage
+from weft.comm.node import NODE_VARIABLE, load_node
+from weft.comm.paced import LATE_VARIABLE, STAGE_VARIABLE, Lateness, parse_stage
 from weft.errors import InputError, UsageError
 
 __all__ = ["BACKEND", "GhostGroup", "GhostOptions", "impersonate", "init", "register"]

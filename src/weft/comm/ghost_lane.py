@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from weft.comm.local import LocalRanks
-from weft.comm.paced import NODE_VARIABLE
+from weft.comm.node import NODE_VARIABLE
 from weft.errors import UsageError
 
 DEFAULT_CTAS = 12

@@ -20,6 +20,8 @@ from weft.errors import UsageError
 from weft.gpu.collectives import Inside, group, group_collective_s
 from weft.gpu.network import LINKS, Links, Network
 
+NODE_VARIABLE = "WEFT_NODE"
+"""Environment variable: the node profile of the ghost ranks."""
 NODE_COLLECTIVES = (
     "all_reduce",
     "all_gather",

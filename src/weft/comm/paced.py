@@ -36,8 +36,6 @@ from weft.shim.layout import NCCL_OPERATIONS
 
 _log = logging.getLogger(__name__)
 
-NODE_VARIABLE = "WEFT_NODE"
-"""Environment variable: the node profile of the ghost ranks."""
 LATE_VARIABLE = "WEFT_GHOST_LATE"
 """Environment variable: how late the last rank arrives, as `US` or `US,SIGMA`."""
 STAGE_VARIABLE = "WEFT_GHOST_STAGE"

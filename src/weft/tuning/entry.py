@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import weft
-from weft.comm.paced import NODE_VARIABLE
+from weft.comm.node import NODE_VARIABLE
 from weft.errors import UsageError
 from weft.policy import Policy
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from weft.comm.paced import NODE_VARIABLE
+from weft.comm.node import NODE_VARIABLE
 from weft.policy import Policy
 from weft.shim import apply, binding, communicators, layout, nccl_binding, spans, stats, tracer
 from weft.tuning.candidates import cta_choices
