@@ -13,6 +13,7 @@ deadline passes writes "abandon" there, and the first write counts for all ranks
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -26,6 +27,12 @@ PATIENCE = 2.0  # a follower waits this many times as long as the leader, so tha
 
 Report = dict[str, Any]
 Decision = dict[str, Any]
+
+
+def launched_ranks(variable: str = "WORLD_SIZE") -> int:
+    """How many ranks this process's launcher says that it started; 1 without a launcher."""
+    text = os.environ.get(variable, "")
+    return max(1, int(text)) if text.isdecimal() else 1
 
 
 class Ranks:

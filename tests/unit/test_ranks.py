@@ -10,7 +10,7 @@ import pytest
 
 from weft.errors import UnavailableError
 from weft.policy import Policy
-from weft.ranks import ABANDON, Agreement
+from weft.ranks import ABANDON, Agreement, launched_ranks
 from weft.tuning.live.conductor import conduct, slowest
 from weft.tuning.live.options import Facts
 from weft.tuning.live.search import tune
@@ -424,3 +424,11 @@ def test_a_mistake_in_the_method_ends_the_tuning_on_all_ranks():
         return rank
 
     assert {rank.result["reason"] for rank in together(2, one)} == {"ZeroDivisionError: oh"}
+
+
+@pytest.mark.parametrize(("text", "ranks"), [(None, 1), ("", 1), ("8", 8), ("0", 1), ("-2", 1), ("two", 1)])
+def test_a_launcher_that_states_no_number_of_ranks_started_one(monkeypatch, text, ranks):
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    if text is not None:
+        monkeypatch.setenv("WORLD_SIZE", text)
+    assert launched_ranks() == ranks

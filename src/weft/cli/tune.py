@@ -171,10 +171,11 @@ def _say_assumed(document: dict[str, Any]) -> None:
 
 def _remembered(executor: Executor, workload: Workload) -> Remembered:
     """What the store holds for a workload on a real GPU."""
+    from weft.ranks import launched_ranks
     from weft.tuning.remembered import Remembered, workload_key
 
     # Ranks must all do the same, and their stores may differ: there nothing is read.
-    alone = int(os.environ.get("WORLD_SIZE", "1")) == 1
+    alone = launched_ranks() == 1
     return Remembered(
         lambda: workload_key(executor, workload),
         lambda line: print(f"weft: {line}", file=sys.stderr),

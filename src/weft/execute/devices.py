@@ -8,6 +8,7 @@ from typing import Any
 
 from weft.errors import UsageError
 from weft.execute.base import Executor
+from weft.ranks import launched_ranks
 from weft.workload import BASELINE_CTAS
 
 DEFAULT_SIMULATED = "sim:h100"
@@ -60,7 +61,7 @@ def open_executor(
         return _simulated(device.removeprefix("sim:"), baseline_ctas, node)
     if node:
         _check_node(device)
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ:
+    if launched_ranks() > 1 and "RANK" in os.environ:
         from weft.execute.dist import DistExecutor
 
         return DistExecutor(device)
@@ -74,7 +75,7 @@ def open_executor(
 
 
 def _check_node(device: str) -> None:
-    if device != "cuda" or (int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ):
+    if device != "cuda" or (launched_ranks() > 1 and "RANK" in os.environ):
         raise UsageError(
             "--node is for one process on one GPU: use --device cuda, without torchrun, or --device sim:NAME"
         )

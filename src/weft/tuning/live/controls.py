@@ -12,6 +12,7 @@ from typing import Any
 
 from weft.comm.node import NODE_VARIABLE
 from weft.policy import Policy
+from weft.ranks import launched_ranks
 from weft.shim import apply, binding, communicators, layout, nccl_binding, spans, stats, tracer
 from weft.tuning.candidates import cta_choices
 from weft.tuning.entry import nodes_of
@@ -220,7 +221,7 @@ def _most_ctas(used: Sequence[communicators.Communicator]) -> int:
     sms = _sms()
     here = Counter((found.key, found.device) for found in used)
     own = max(here.values())
-    processes = 1 if _ranks_of_a_node() else int(os.environ.get("LOCAL_WORLD_SIZE", "1") or 1)
+    processes = 1 if _ranks_of_a_node() else launched_ranks("LOCAL_WORLD_SIZE")
     sharing = max(own, -(-processes // max(1, torch.cuda.device_count())))
     most = SHARED_CTAS if sharing > own else communicators.MOST_CTAS
     return int(min(most, sms // SM_SHARE // sharing))

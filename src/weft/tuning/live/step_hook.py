@@ -13,6 +13,7 @@ import threading
 from functools import cache
 from typing import Any
 
+from weft.ranks import launched_ranks
 from weft.shim.step_times import StepWriter
 from weft.tuning.live.steps import Steps
 
@@ -29,7 +30,7 @@ def published_steps(rank: int | None = None) -> StepWriter:
     dist: Any = sys.modules.get("torch.distributed")
     joined = dist is not None and dist.is_available() and dist.is_initialized()
     found = dist.get_rank() if joined else int(os.environ.get("RANK", "0") or 0)
-    world = dist.get_world_size() if joined else int(os.environ.get("WORLD_SIZE", "1") or 1)
+    world = dist.get_world_size() if joined else launched_ranks()
     return _writer(os.getpid(), found if rank is None else rank, world)
 
 
