@@ -118,6 +118,7 @@ def main() -> list[object]:
     global step_number
     import torch
     import torch.distributed as dist
+    from leaving import leave
     from torch import nn
     from torch.nn.parallel import DistributedDataParallel
 
@@ -177,8 +178,7 @@ def main() -> list[object]:
             }
         )
     )
-    if dist.is_initialized():
-        dist.destroy_process_group()
+    leave()
     return [model, optimizers]
 
 

@@ -70,7 +70,7 @@ def launch(name: str, folder: Path) -> subprocess.CompletedProcess[str]:
     env = {
         **os.environ,
         "PATH": f"{folder}:{os.environ['PATH']}",
-        "PYTHONPATH": f"{ROOT / 'src'}:{PROGRAMS}",
+        "PYTHONPATH": f"{ROOT / 'src'}:{PROGRAMS}:{PROGRAMS.parent}",
         "PET_MASTER_PORT": str(free_port()),  # torchrun's
         "OMP_NUM_THREADS": "1",
         "WEFT_STORE": str(folder / "verdicts.sqlite"),

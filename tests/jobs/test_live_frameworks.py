@@ -76,6 +76,7 @@ def run(folder: Path, kind: str, steps: int = 110, ranks: int = 2, *, tuned: boo
         port = free.getsockname()[1]
     env = {**CLEAN, "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     env |= {"RECORD": str(folder), "OMP_NUM_THREADS": "1", "LOCAL_WORLD_SIZE": str(ranks)}
+    env |= {"PYTHONPATH": str(HERE)}
     if tuned:
         env |= {
             "PYTHONPATH": f"{HERE}:{AUTOLOAD}",

@@ -21,23 +21,23 @@ SOURCE = Path(weft.__file__).parents[1]
 STEPS = """
 import json, os, sys, time
 import torch, torch.distributed as dist
+from leaving import leave
 dist.init_process_group("gloo")
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 times, begin = [], time.monotonic()
-while not os.path.exists("stop") or len(times) < 40:
+stop = torch.zeros(1)
+while not stop or len(times) <= 40:
     model(torch.randn(8, 64)).sum().backward()
     optimizer.step()
     optimizer.zero_grad()
     times.append(1e3 * (time.monotonic() - begin))
     begin = time.monotonic()
     stop = torch.tensor([float(os.path.exists("stop"))])
-    dist.all_reduce(stop)
-    if stop and len(times) > 40:
-        break
+    dist.all_reduce(stop)  # all ranks leave after the same step, whichever of them saw the file first
 rank = dist.get_rank()
 open(f"own.{rank}.json", "w").write(json.dumps(times))
-dist.destroy_process_group()
+leave()
 """
 
 
@@ -82,15 +82,13 @@ def folder(tmp_path):
 
 
 def test_4_ranks_and_their_steps(folder):
-    job = launch(folder, ["--steps"], 4, ["program.py"])
     lines = []
-    with top(folder) as watch:
+    with launch(folder, ["--steps"], 4, ["program.py"]) as job, top(folder) as watch:
         for line in watch.stdout:
             lines.append(json.loads(line)["jobs"][0])
             if sum((rank["steps"] or 0) > 60 for rank in lines[-1]["ranks"]) == 4:
                 (folder / "stop").touch()
-    assert job.wait(60) == 0, job.stderr.read()
-    job.stderr.close()
+        assert job.wait(60) == 0, job.stderr.read()
     last, stats = lines[-1], json.loads((folder / "stats.json").read_text())
     assert last["state"] == "ended"
     assert last["totals"] == {name: stats[name] for name in last["totals"]}
@@ -104,19 +102,17 @@ def test_4_ranks_and_their_steps(folder):
 
 def test_what_tuning_does_and_finds_is_that_of_the_statistics(folder):
     effects = {"ctas6": 1.8, "ctas16": 0.5, "ctas24": 0.8, "head5": 1.1, "priority": 1.1}
-    job = launch(
-        *(folder, ["--tune"], 2, [str(HERE / "live_job.py")]),
-        WEFT_TUNE_CONTROLS="live_job:FakeControls",
-        WEFT_STORE=str(folder / "store"),
-        RECORD=str(folder),
-        EFFECTS=json.dumps(effects),
-        STEPS="1500",
-    )
-    lines = []
-    with top(folder) as watch:
+    environment = {
+        "WEFT_TUNE_CONTROLS": "live_job:FakeControls",
+        "WEFT_STORE": str(folder / "store"),
+        "RECORD": str(folder),
+        "EFFECTS": json.dumps(effects),
+        "STEPS": "1500",
+    }
+    program = [str(HERE / "live_job.py")]
+    with launch(folder, ["--tune"], 2, program, **environment) as job, top(folder) as watch:
         lines = [json.loads(line)["jobs"][0] for line in watch.stdout]
-    assert job.wait(60) == 0, job.stderr.read()
-    job.stderr.close()
+        assert job.wait(60) == 0, job.stderr.read()
     stats = json.loads((folder / "stats.json").read_text())
     last = lines[-1]
     assert last["tuning"]["state"] == stats["tuning"]["state"] == "kept"

@@ -272,6 +272,8 @@ tuned = weft.tune(step, candidates=tried, rounds=4)
 with open(sys.argv[1] + f".{rank}", "w") as file:
     json.dump({"policy": tuned.policy.to_dict(), "seen": seen, "gain": tuned.gain_pct, "text": tuned.text,
                "labels": [c.candidate for c in tuned.candidates], "problems": [c.problem for c in tuned.candidates]}, file)
+dist.barrier()
+time.sleep(0.2)  # torch 2.13 may abort while a thread of gloo lets go of its last tensors
 dist.destroy_process_group()
 """
 

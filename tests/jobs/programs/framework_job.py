@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from leaving import leave
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -251,9 +252,7 @@ def main() -> None:
     losses = run(kind, steps)
     rank = os.environ["RANK"]
     Path(os.environ["RECORD"], f"losses.{rank}").write_text("\n".join(map(repr, losses)))
-    if dist.is_initialized():
-        dist.barrier()
-        dist.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":
