@@ -150,7 +150,7 @@ def test_the_last_figures_stay_on_the_screen_when_the_job_dies(start, terminal):
 
 def test_all_jobs_are_watched_until_the_user_leaves(start, terminal):  # noqa: F811
     job = start()
-    top = terminal(job)
+    top = terminal(job, size=(100, 300))  # there may be jobs of other tests
     top.shows(job.name)
     job.stop()
     top.shows("ended")
