@@ -58,9 +58,9 @@ CASES = {
     "umask and folder": "umask 027; cd /; @ sh -c 'umask; pwd'",
     "the end of a pipe is seen at once": "@ sh -c 'exec >&-; until test -e early; do sleep 0.02; done' | { cat; touch early; }; rm early",
     "a writer sees its reader gone": "{ sleep 0.3; yes; } | @ sh -c 'exec <&-; sleep 0.6'",
-    # SIGALRM is how the time of `timeout` ends: here once the program runs, however long its start takes.
-    "timeout": "timeout -s TERM 100 @ sh -c 'touch up; exec sleep 100' & until test -e up; do sleep 0.02; done; kill -ALRM $!; wait $!; code=$?; rm up; exit $code",
-    "timeout with a trap": "timeout 100 @ sh -c 'trap \"echo got; exit 4\" TERM; touch up; while :; do sleep 0.1; done' & until test -e up; do sleep 0.02; done; kill -ALRM $!; wait $!; code=$?; rm up; exit $code",
+    # SIGALRM is how the time of `timeout` ends: here once the program runs and `timeout` waits for it.
+    "timeout": "timeout -s TERM 100 @ sh -c 'touch up; exec sleep 100' & until test -e up && grep -q State:.S /proc/$!/status; do sleep 0.02; done; kill -ALRM $!; wait $!; code=$?; rm up; exit $code",
+    "timeout with a trap": "timeout 100 @ sh -c 'trap \"echo got; exit 4\" TERM; touch up; for i in $(seq 600); do sleep 0.1; done' & until test -e up && grep -q State:.S /proc/$!/status; do sleep 0.02; done; kill -ALRM $!; wait $!; code=$?; rm up; exit $code",
     "a group's signal comes once": 'setsid -w sh -c \'@ sh -c "trap \\"echo got\\" USR1; echo ready; touch up; until test -e sent; do :; done; sleep 0.5" & trap "" USR1; until test -e up; do sleep 0.02; done; kill -USR1 0; touch sent; wait; rm up sent\'',
     "a background child outlives": "@ sh -c 'sleep 0.2 > /dev/null 2>&1 & echo $? '",
     "a read-only TMPDIR": "TMPDIR=/proc @ sh -c 'exit 6'",
