@@ -161,6 +161,8 @@ def run(
         _say(earlier.problem, quiet)
         _say(f"this start has {_as_settings(chosen)}" if chosen else "", quiet)
     with ExitStack() as held:
+        mask = launch.hold_signals()  # one that ended weft now would leave the job's folder behind
+        held.callback(signal.pthread_sigmask, signal.SIG_SETMASK, mask)
         counts_steps = steps or address is not None
         job = held.enter_context(
             Job(policy, tune=tune, trace=wanted, command=command, steps=counts_steps, ops=replacing)
@@ -174,7 +176,7 @@ def run(
             held.callback(exporter.stop)
             _say(f"metrics: http://{address}/metrics", quiet)
         kept = _kept_descriptors(stats_file)
-        status = launch.run(command, env, keep=kept, now_and_then=job.keep_alive)
+        status = launch.run(command, env, mask, keep=kept, now_and_then=job.keep_alive)
         held.pop_all()  # from here on the exit status is the program's, whatever fails
 
     def report() -> None:
