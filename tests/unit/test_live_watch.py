@@ -8,14 +8,15 @@ import random
 from dataclasses import replace
 
 import pytest
-from live_noise import FACTS, KINDS, job, searched
+from live_jobs import FACTS, SimulatedJob, better_by, searched
+from live_kinds import JOBS
 
 from weft.policy import Policy
 from weft.tuning.live.pace import Pace
 from weft.tuning.live.proof import Proof
 from weft.tuning.live.trial import Record, Sample
 from weft.tuning.live.tuned_job import Tried, TunedJob, final
-from weft.tuning.live.watch import AHEAD, CHECK, CREDIT, SHARE, watch
+from weft.tuning.live.watch import AHEAD, CHECK, COSTLY, CREDIT, SHARE, watch
 from weft.tuning.live.watch_status import WatchStatus
 
 DEFAULT, POLICY = Policy(), Policy(max_ctas=16)
@@ -157,18 +158,19 @@ def test_a_job_that_changes_is_searched_again_once_the_budget_allows_it():
 
 
 def test_a_search_that_takes_long_for_such_short_steps_is_repeated_later():
-    """A step of 2 ms, and a search that keeps the job waiting for 0.5 s: 5% of the time are more steps."""
-    costly = replace(left_alone(), cost_ms=500.0)
+    """A step of 2 ms, and a search that keeps the job waiting for 50 ms: two are 1% of the time of many steps."""
+    costly = replace(left_alone(), cost_ms=50.0)
     status = WatchStatus(costly, DEFAULT)
     times = lambda trial: (2.0, 2.0) if trial < 400 else (3.0, 2.4)  # noqa: E731
     ran, _ = play(costly, 1000, times, status=status, each=8)
-    assert 500 / SHARE < 8 * (400 * 2.0 + (ran.index(POLICY) - 400) * 3.0) < 1.1 * 500 / SHARE
+    due_ms = 2 * 50 * COSTLY / SHARE
+    assert due_ms < 8 * (400 * 2.0 + (ran.index(POLICY) - 400) * 3.0) < 1.1 * due_ms
 
 
 def test_a_promising_proof_goes_on_in_the_watch():
     proven = 0
     for seed in range(25):
-        step = job(KINDS["scatter 1%"], seed, 0.018)
+        step = SimulatedJob(JOBS["scatter 1%"], seed, better_by(0.018)).run
         outcome = searched(step)
         assert outcome.steps < 70
         if not outcome.still_open:

@@ -59,6 +59,7 @@ CLEAR = 40.0  # capital of the test that ends a check early
 LIKELY = 4.0  # enough when its steps are used up; with less the check continues, up to this many steps:
 MOST_CHECKED = 36
 AT_LAST = 2.0  # enough then
+COSTLY = 5  # times less of the job's time than of its steps: a search may keep the ranks waiting
 RARER = 2  # times as few probes while the budget has no check left, which they then pay for
 SLOWER = (-0.025, -0.06, -0.15)
 LEAST_BLOCK = 8
@@ -133,9 +134,9 @@ class _Watch:
         self.credit = CREDIT * each
         self.recent: deque[float] = deque(maxlen=RECENT)
         self.trials = self.refits = 0
-        self.status, self.spent, self.spent_ms = status, 0, 0.0
-        self.price_ms = max(0.0, status.outcome.cost_ms)
-        """What the last search cost, and so what the next one may cost."""
+        self.status, self.spent = status, 0
+        self.price_ms = self.spent_ms = max(0.0, status.outcome.cost_ms)
+        """What the last search cost, and so what the next one may cost; and what all of them have cost."""
         self.in_vain = 0
         """Further searches in a row that found nothing."""
         self.say = ""
@@ -349,7 +350,7 @@ class _Watch:
         self.status.steps += trial.steps
         self.status.ms += sample.ms * trial.steps if math.isfinite(sample.ms) else 0.0
         self.price_ms += sample.paused_ms  # what a search created was released after it
-        self.spent_ms += sample.paused_ms if self.status.searches else 0.0
+        self.spent_ms += sample.paused_ms
         default = trial.policy == self.default
         if purpose in ("probe", "check", "wait") and default:
             self.spent += trial.steps
@@ -374,11 +375,12 @@ class _Watch:
 
     def _may_search(self) -> bool:
         """Whether the budget allows another search, in steps and in time: where a step is short, what a
-        search makes and gives back takes longer than its steps. A job whose pace changes all the time, and
+        search makes and gives back takes longer than its steps. All searches of a job together may take
+        1/COSTLY of the budget, of its time: 1% by default. A job whose pace changes all the time, and
         for which nothing is ever found, is searched half as often each time."""
         rarer = 1 << self.in_vain
         enough = self.spent + rarer * BUDGET <= self.budget * self.status.steps
-        return enough and self.spent_ms + rarer * self.price_ms <= self.budget * self.status.ms
+        return enough and self.spent_ms + rarer * self.price_ms <= self.budget / COSTLY * self.status.ms
 
 
 def _reachable(outcome: TunedJob) -> Policy:
