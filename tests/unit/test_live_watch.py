@@ -12,9 +12,10 @@ from live_jobs import FACTS, SimulatedJob, better_by, searched
 from live_kinds import JOBS
 
 from weft.policy import Policy
+from weft.tuning.live.conductor import conduct
 from weft.tuning.live.pace import Pace
 from weft.tuning.live.proof import Proof
-from weft.tuning.live.trial import Record, Sample
+from weft.tuning.live.trial import Record, Sample, Trial
 from weft.tuning.live.tuned_job import Tried, TunedJob, final
 from weft.tuning.live.watch import AHEAD, SHARE, watch
 from weft.tuning.live.watch_budget import CHECK, COSTLY, CREDIT
@@ -329,3 +330,33 @@ def test_a_search_after_framework_controls_begins_at_the_default():
     ran = play_at_meetings(BUCKETS, 2000, lambda step: before if step < 60 else after, status=status)
     assert status.searches == 1
     assert ran[-1] == DEFAULT
+
+
+def test_the_conductor_has_all_ranks_meet_for_every_change_of_framework_controls():
+    """Buckets that turn slower: the decisions of a whole job, as its ranks get them."""
+
+    def found():
+        yield Trial(DEFAULT)
+        return kept_at_meetings(BUCKETS)
+
+    status = WatchStatus(kept_at_meetings(BUCKETS), BUCKETS)
+    conductor = conduct(
+        found(), DEFAULT, lambda outcome, ahead, each: watch(outcome, ahead=ahead, each=each, status=status)
+    )
+    r, report, models, ran = random.Random(1), {"clock": {}, "ms": []}, DEFAULT.models, []
+    next(conductor)
+    while len(ran) < 300:
+        decision = conductor.send([report])
+        assert decision["do"] in ("run", "settle", "prepare", "report")
+        report = {"clock": {}, "ms": []}
+        if decision["do"] == "settle":
+            models = Policy.from_dict(decision["policy"]).models
+        for index in decision.get("order", ()):
+            policy = Policy.from_dict(decision["policies"][index])
+            assert policy.models == models
+            times = (100.0, 92.0) if len(ran) < 60 else (100.0, 105.0)
+            report["ms"].append(times[policy == BUCKETS] * math.exp(r.gauss(0, 0.01)))
+            ran.append(policy)
+    assert set(ran[1:60]) == {BUCKETS}
+    assert set(ran[120:]) == {DEFAULT}
+    assert status.reverted
