@@ -12,16 +12,19 @@ For each kind of tests/unit/live_kinds.py:
 With `--drift`, also the jobs of tests/unit/test_live_watch.py whose policy becomes slower than the default,
 and for each kind the share of jobs that leave such a policy within 50 steps.
 
-FILE has what is done so far; a rerun goes on from there. `--seed` begins the seeds of the jobs.
+FILE has what is done so far; a rerun goes on from there, and `--cpu-s` ends a run early. `--seed` begins the
+seeds of the jobs.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import platform
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from statistics import fmean, median
@@ -171,6 +174,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--drifts", type=int, default=1000, help="jobs of each drift of the test")
     parser.add_argument("--kind", nargs="+", default=[""], help="parts of the names of kinds")
     parser.add_argument("--seed", type=int, default=0, help="of the first job")
+    parser.add_argument("--cpu-s", type=float, default=math.inf, help="CPU time after which no kind is begun")
     parser.add_argument("--out", type=Path)
     return parser.parse_args()
 
@@ -214,12 +218,14 @@ def main() -> None:
 
     measured = parts(args)
     for name in [name for name in JOBS if any(part in name for part in args.kind)]:
-        if name not in document["kinds"]:
+        if name not in document["kinds"] and time.process_time() < args.cpu_s:
             row = {key: value for part in measured.values() for key, value in part(name).items()}
             document["kinds"][name] = row
             print(shown(name, row), flush=True)
             save()
     for name in [name for name in DRIFTS if args.drift and name not in document["drifts"]]:
+        if time.process_time() >= args.cpu_s:
+            break
         back = sum(late(name, seed) == 0 for seed in range(args.seed, args.seed + args.drifts))
         document["drifts"][name] = {"jobs": args.drifts, "back_within_50_steps": back}
         print(f"drift: {name:36} back to the default within 50 steps: {back}/{args.drifts}", flush=True)

@@ -23,6 +23,11 @@ def each(draw: Callable[[random.Random], float]) -> Noise:
     return noise
 
 
+def student(scale: float) -> Noise:
+    """Heavy tails: Student's distribution with two degrees of freedom."""
+    return each(lambda r: math.exp(scale * r.gauss(0, 1) / math.sqrt(r.expovariate(1))))
+
+
 def autocorrelated(sigma: float, rho: float) -> Noise:
     def noise(r: random.Random) -> Iterator[float]:
         x = 0.0

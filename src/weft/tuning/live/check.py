@@ -11,7 +11,7 @@ import random
 from dataclasses import dataclass, field
 
 from weft.measure.sequential import Coins, Step, estimate
-from weft.tuning.live.proof import draw_steps
+from weft.tuning.live.proof import STEPS_AFTER_MEETING, draw_steps
 from weft.tuning.live.trial import Sample
 
 SUSPICIOUS = 4.0  # capital of the test against the policy that leads to a check
@@ -21,8 +21,7 @@ MOST_CHECKED = 36
 AT_LAST = 2.0  # enough then
 SLOWER = (-0.025, -0.06, -0.15)
 MET, MOST_MET = 10, 20  # draws of a check at meetings
-RUNS = 2  # steps after each of its meetings
-MEETING_STEPS = MET * RUNS
+MEETING_STEPS = MET * STEPS_AFTER_MEETING
 
 
 def doubt() -> Coins:

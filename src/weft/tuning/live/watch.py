@@ -43,7 +43,6 @@ from weft.measure.sequential import Step, estimate
 from weft.policy import Policy
 from weft.tuning.live.check import (
     MOST_CHECKED,
-    RUNS,
     SUSPICIOUS,
     MeetingCheck,
     doubt,
@@ -53,7 +52,7 @@ from weft.tuning.live.check import (
 from weft.tuning.live.options import Facts
 from weft.tuning.live.pace import Pace
 from weft.tuning.live.probes import Probes
-from weft.tuning.live.proof import LEVEL, PROMISING_STEPS, draw_steps
+from weft.tuning.live.proof import LEVEL, PROMISING_STEPS, STEPS_AFTER_MEETING, draw_steps
 from weft.tuning.live.search import tune
 from weft.tuning.live.trial import Record, Sample, Trial, ask
 from weft.tuning.live.trial_length import RECENT, refitted
@@ -309,9 +308,11 @@ class _Watch:
         while (slower := check.slower(draws)) is None:
             arm, share = check.draw()
             one = policy if arm else self.own
-            for run in range(RUNS):
+            for run in range(STEPS_AFTER_MEETING):
                 number = self.record.number
-                sample = yield from self._ask(Trial(one, then=(one,) * (RUNS - 1 - run)), "check")
+                sample = yield from self._ask(
+                    Trial(one, then=(one,) * (STEPS_AFTER_MEETING - 1 - run)), "check"
+                )
                 waited_ms += sample.paused_ms
                 steps += arm
             check.add(sample, arm, share, number)
