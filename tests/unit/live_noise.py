@@ -1,4 +1,4 @@
-"""Kinds of noise that step times may have, and simulated jobs under live tuning whose policies matter, or not."""
+"""Kinds of noise that step times may have: factors of a step's time."""
 
 from __future__ import annotations
 
@@ -6,22 +6,7 @@ import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 
-from weft.policy import Policy
-from weft.tuning.live.options import Facts, Kernel
-from weft.tuning.live.search import tune
-from weft.tuning.live.trial import Sample, Trial
-from weft.tuning.live.tuned_job import TunedJob
-
 Noise = Callable[[random.Random], Iterator[float]]
-FACTS = Facts(
-    collectives=4,
-    ctas=12,
-    cta_choices=(6, 16, 24),
-    most_ctas=64,
-    kernels=(Kernel("gemm", "gemm", 10, 8, 4), Kernel("nvjet", "nvjet", 10, 8, 1)),
-    world=4,
-    workload="w",
-)
 
 
 def scatter(sigma: float) -> Noise:
@@ -36,6 +21,11 @@ def each(draw: Callable[[random.Random], float]) -> Noise:
             yield draw(r)
 
     return noise
+
+
+def student(scale: float) -> Noise:
+    """Heavy tails: Student's distribution with two degrees of freedom."""
+    return each(lambda r: math.exp(scale * r.gauss(0, 1) / math.sqrt(r.expovariate(1))))
 
 
 def autocorrelated(sigma: float, rho: float) -> Noise:
@@ -191,31 +181,3 @@ KINDS: dict[str, Noise] = {
     "bursts of 4": bursts(0.05, 4, 0.3),
     "growing scatter": growing(0.03),
 }
-
-
-def job(noise: Noise, seed: int, faster: float = 0.0) -> Callable[[Trial], Sample]:
-    """A job of about 100 ms a step, whose steps with 16 CTAs take `faster` less time."""
-    times = noise(random.Random(f"noise {seed}"))
-
-    def play(trial: Trial) -> Sample:
-        factor = 100 * (1 - faster * (trial.policy.max_ctas == 16))
-        ms = [factor * next(times) for _ in range(trial.steps)]
-        return Sample(sum(ms) / len(ms), facts=FACTS if trial.learn else None)
-
-    return play
-
-
-def tuned(noise: Noise, seed: int, faster: float = 0.0) -> TunedJob:
-    """What live tuning concludes about such a job."""
-    return searched(job(noise, seed, faster))
-
-
-def searched(play: Callable[[Trial], Sample]) -> TunedJob:
-    """The result of a search in a job."""
-    method = tune(Policy())
-    trial = next(method)
-    while True:
-        try:
-            trial = method.send(play(trial))
-        except StopIteration as end:
-            return end.value

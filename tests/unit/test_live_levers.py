@@ -13,9 +13,9 @@ from weft.policy import CommRule, Policy
 from weft.shim.spans import Span
 from weft.tuning.live import levers, search
 from weft.tuning.live.costs import CommCosts, comm_costs
-from weft.tuning.live.levers import LEVERS, LeverStage, preparations, search_stages
+from weft.tuning.live.levers import LEVERS, LeverStage, preparations, search_stages, share_of
 from weft.tuning.live.options import Facts, Kernel, merge
-from weft.tuning.live.search import share_of, tune
+from weft.tuning.live.search import tune
 from weft.tuning.live.trial import Sample, Trial
 from weft.tuning.live.tuned_job import TunedJob
 

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import pytest
-from live_noise import KINDS, Noise, tuned
+from live_jobs import tuned
+from live_kinds import CLOCKED, JOBS
 
 pytestmark = pytest.mark.timeout(400)
 A_A_JOBS = 10  # of each kind; benchmarks/live/noise.py plays more
+CLOCKED_JOBS = 3  # of each kind whose steps also know the clock
 
 
 def test_where_no_policy_matters_at_most_2_percent_of_jobs_are_changed():
-    claims = {name: sum(tuned(noise, seed).kept for seed in range(A_A_JOBS)) for name, noise in KINDS.items()}
-    assert sum(claims.values()) <= 0.02 * A_A_JOBS * len(KINDS)
+    jobs = {name: CLOCKED_JOBS if name in CLOCKED else A_A_JOBS for name in JOBS}
+    claims = {
+        name: sum(tuned(JOBS[name], seed).kept for seed in range(count)) for name, count in jobs.items()
+    }
+    assert sum(claims.values()) <= 0.02 * sum(jobs.values())
     # One kind in which every fifth job is changed would be a kind that the draws do not protect.
     assert max(claims.values()) <= 2, claims
 
@@ -19,7 +24,7 @@ def test_where_no_policy_matters_at_most_2_percent_of_jobs_are_changed():
 @pytest.mark.parametrize(("kind", "share"), [("scatter 1%", 0.9), ("scatter 3%", 0.7)])
 def test_a_gain_of_5_percent_is_found_and_its_interval_holds_it(kind, share):
     jobs = 60
-    found = [outcome for seed in range(jobs) if (outcome := tuned(KINDS[kind], seed, 0.05)).kept]
+    found = [outcome for seed in range(jobs) if (outcome := tuned(JOBS[kind], seed, 0.05)).kept]
     assert len(found) >= share * jobs
     assert all(outcome.policy.max_ctas == 16 for outcome in found)
     held = sum(outcome.ci_pct[0] <= 5 <= outcome.ci_pct[1] for outcome in found)
@@ -30,5 +35,4 @@ def test_a_gain_of_5_percent_is_found_and_its_interval_holds_it(kind, share):
 
 @pytest.mark.parametrize("kind", ["every 4 steps +50%", "cycle 1, 1, 2, 2", "every 6 steps +5%"])
 def test_a_cycle_of_the_job_does_not_hide_a_gain(kind):
-    noise: Noise = KINDS[kind]
-    assert sum(tuned(noise, seed, 0.05).kept for seed in range(20)) >= 16
+    assert sum(tuned(JOBS[kind], seed, 0.05).kept for seed in range(20)) >= 16

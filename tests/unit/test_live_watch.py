@@ -8,14 +8,17 @@ import random
 from dataclasses import replace
 
 import pytest
-from live_noise import FACTS, KINDS, job, searched
+from live_jobs import FACTS, SimulatedJob, better_by, searched
+from live_kinds import JOBS
 
 from weft.policy import Policy
+from weft.tuning.live.conductor import conduct
 from weft.tuning.live.pace import Pace
 from weft.tuning.live.proof import Proof
-from weft.tuning.live.trial import Record, Sample
+from weft.tuning.live.trial import Record, Sample, Trial
 from weft.tuning.live.tuned_job import Tried, TunedJob, final
-from weft.tuning.live.watch import AHEAD, CHECK, CREDIT, SHARE, watch
+from weft.tuning.live.watch import AHEAD, SHARE, watch
+from weft.tuning.live.watch_budget import CHECK, COSTLY, CREDIT
 from weft.tuning.live.watch_status import WatchStatus
 
 DEFAULT, POLICY = Policy(), Policy(max_ctas=16)
@@ -157,18 +160,19 @@ def test_a_job_that_changes_is_searched_again_once_the_budget_allows_it():
 
 
 def test_a_search_that_takes_long_for_such_short_steps_is_repeated_later():
-    """A step of 2 ms, and a search that keeps the job waiting for 0.5 s: 5% of the time are more steps."""
-    costly = replace(left_alone(), cost_ms=500.0)
+    """A step of 2 ms, and a search that keeps the job waiting for 50 ms: two are 1% of the time of many steps."""
+    costly = replace(left_alone(), cost_ms=50.0)
     status = WatchStatus(costly, DEFAULT)
     times = lambda trial: (2.0, 2.0) if trial < 400 else (3.0, 2.4)  # noqa: E731
     ran, _ = play(costly, 1000, times, status=status, each=8)
-    assert 500 / SHARE < 8 * (400 * 2.0 + (ran.index(POLICY) - 400) * 3.0) < 1.1 * 500 / SHARE
+    due_ms = 2 * 50 * COSTLY / SHARE
+    assert due_ms < 8 * (400 * 2.0 + (ran.index(POLICY) - 400) * 3.0) < 1.1 * due_ms
 
 
 def test_a_promising_proof_goes_on_in_the_watch():
     proven = 0
     for seed in range(25):
-        step = job(KINDS["scatter 1%"], seed, 0.018)
+        step = SimulatedJob(JOBS["scatter 1%"], seed, better_by(0.018)).run
         outcome = searched(step)
         assert outcome.steps < 70
         if not outcome.still_open:
@@ -255,28 +259,104 @@ def test_the_pace_changes_with_a_shift_and_not_with_odd_steps():
 # --- framework controls -------------------------------------------------------------------------------------
 
 
-def test_framework_controls_stay_and_only_the_rest_of_a_policy_is_probed():
-    both = Policy(max_ctas=16, bucket_mb=100.0)
-    tried = (Tried(DEFAULT, [100.0], [100.0] * 8), Tried(both, [92.0], [92.0] * 8))
-    outcome = TunedJob(
-        policy=both, kept=True, gain_pct=8, tried=tried, default_ms=100, best_ms=92, facts=FACTS
-    )
-    status = WatchStatus(outcome, both)
-    ran, _ = play(
-        outcome, 200, lambda step: DRIFTS["longer sequences"] if step >= 60 else BEFORE, status=status
-    )
-    assert {policy.bucket_mb for policy in ran} == {100.0}
-    assert {policy.max_ctas for policy in ran} == {16, None}
-    assert ran[-1] == Policy(bucket_mb=100.0)
-    assert Policy.from_dict(final(status)["policy"]) == Policy(bucket_mb=100.0)
+BOTH, BUCKETS = Policy(max_ctas=16, bucket_mb=100.0), Policy(bucket_mb=100.0)
 
 
-def test_with_nothing_but_framework_controls_only_the_pace_is_watched_and_a_search_begins_at_the_default():
-    policy = Policy(bucket_mb=100.0)
+def kept_at_meetings(policy: Policy) -> TunedJob:
     tried = (Tried(DEFAULT, [100.0], [100.0] * 8), Tried(policy, [92.0], [92.0] * 8))
-    outcome = TunedJob(
-        policy=policy, kept=True, gain_pct=8, tried=tried, default_ms=100, best_ms=92, facts=FACTS
+    return replace(kept(), policy=policy, tried=tried)
+
+
+def play_at_meetings(policy, steps, times, *, seed=0, sigma=0.01, status=None):
+    """`times(step)`: what a step takes by policy. Framework controls change only in trials that are not light."""
+    r, watching = random.Random(f"meetings {seed}"), watch(kept_at_meetings(policy), seed=seed, status=status)
+    trial, ran, models = next(watching), [], policy.models
+    while len(ran) < steps:
+        assert not trial.light or trial.policy.models == models
+        models = trial.policy.models
+        ms = times(len(ran)).get(trial.policy, 1e3) * math.exp(r.gauss(0, sigma))
+        ran += [trial.policy] * trial.steps
+        trial = watching.send(Sample(ms, facts=FACTS if trial.learn else None))
+    return ran
+
+
+def by_policy(default, buckets, ctas, both):
+    return {DEFAULT: default, BUCKETS: buckets, POLICY: ctas, BOTH: both}
+
+
+@pytest.mark.parametrize(
+    ("policy", "after"),
+    [
+        (BUCKETS, by_policy(100.0, 105.0, 100.0, 105.0)),
+        (BUCKETS, by_policy(160.0, 168.0, 160.0, 168.0)),
+        (BOTH, by_policy(115.0, 121.0, 115.0, 121.0)),
+        (BOTH, by_policy(115.0, 115.0, 121.0, 121.0)),
+    ],
+)
+def test_framework_controls_that_turn_slower_are_reverted_within_50_steps(policy, after):
+    before, in_time = by_policy(100.0, 92.0, 100.0, 92.0), 0
+    for seed in range(20):
+        at = random.Random(seed).randrange(3, 200)
+        ran = play_at_meetings(
+            policy, at + 90, lambda step, at=at: after if step >= at else before, seed=seed
+        )
+        in_time += all(after[one] == after[DEFAULT] for one in ran[at + 50 :])
+    assert in_time >= 19
+
+
+def test_framework_controls_that_stay_faster_stay_though_the_pace_changes():
+    times = [by_policy(*(factor * ms for ms in (100.0, 92.0, 100.0, 92.0))) for factor in (1.0, 1.5)]
+    lost, met = 0, 0
+    for seed in range(8):
+        status = WatchStatus(kept_at_meetings(BUCKETS), BUCKETS)
+        ran = play_at_meetings(BUCKETS, 900, lambda step: times[step >= 300], seed=seed, status=status)
+        lost += bool(status.reverted)
+        met += status.checks
+        assert ran.count(DEFAULT) <= SHARE * 900 + CREDIT
+    assert lost == 0
+    assert met >= 8
+
+
+def test_framework_controls_are_checked_now_and_then_even_if_the_pace_stays():
+    """Only the job's own default has become faster: nothing but a check shows that."""
+    before, after = by_policy(100.0, 92.0, 100.0, 92.0), by_policy(86.0, 92.0, 86.0, 92.0)
+    ran = play_at_meetings(BUCKETS, 800, lambda step: after if step >= 60 else before)
+    assert set(ran[700:]) == {DEFAULT}
+
+
+def test_a_search_after_framework_controls_begins_at_the_default():
+    after, before = by_policy(*[150.0] * 4), by_policy(*[92.0] * 4)
+    status = WatchStatus(kept_at_meetings(BUCKETS), BUCKETS)
+    ran = play_at_meetings(BUCKETS, 2000, lambda step: before if step < 60 else after, status=status)
+    assert status.searches == 1
+    assert ran[-1] == DEFAULT
+
+
+def test_the_conductor_has_all_ranks_meet_for_every_change_of_framework_controls():
+    """Buckets that turn slower: the decisions of a whole job, as its ranks get them."""
+
+    def found():
+        yield Trial(DEFAULT)
+        return kept_at_meetings(BUCKETS)
+
+    status = WatchStatus(kept_at_meetings(BUCKETS), BUCKETS)
+    conductor = conduct(
+        found(), DEFAULT, lambda outcome, ahead, each: watch(outcome, ahead=ahead, each=each, status=status)
     )
-    ran, _ = play(outcome, 1400, lambda step: (150.0, 150.0) if step >= 60 else (92.0, 92.0), sigma=0.005)
-    assert set(ran[:300]) == {policy}
-    assert DEFAULT in ran[300:]
+    r, report, models, ran = random.Random(1), {"clock": {}, "ms": []}, DEFAULT.models, []
+    next(conductor)
+    while len(ran) < 300:
+        decision = conductor.send([report])
+        assert decision["do"] in ("run", "settle", "prepare", "report")
+        report = {"clock": {}, "ms": []}
+        if decision["do"] == "settle":
+            models = Policy.from_dict(decision["policy"]).models
+        for index in decision.get("order", ()):
+            policy = Policy.from_dict(decision["policies"][index])
+            assert policy.models == models
+            times = (100.0, 92.0) if len(ran) < 60 else (100.0, 105.0)
+            report["ms"].append(times[policy == BUCKETS] * math.exp(r.gauss(0, 0.01)))
+            ran.append(policy)
+    assert set(ran[1:60]) == {BUCKETS}
+    assert set(ran[120:]) == {DEFAULT}
+    assert status.reverted

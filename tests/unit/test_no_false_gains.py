@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import random
+from functools import partial
+
 import numpy as np
 import pytest
+from live_noise import every, scatter, student
 
 import weft
 from weft.bench.runner import Runner
@@ -19,18 +23,16 @@ POLICIES = [Policy(max_ctas=count) for count in range(1, 12)]
 REPLAYS, ALLOWED = 500, 25
 
 
+NOISE = {
+    "normal": scatter(0.02),
+    "heavy tails": student(0.02),
+    "a cycle of four": every(4, 0.05),  # every fourth measurement is slower, whatever it is of
+}
+
+
 def noise(seed, kind):
     """Relative times of things that are all equal."""
-    rng, clock = np.random.default_rng([seed, 5]), iter(range(10**9))
-
-    def draw():
-        if kind == "heavy tails":
-            return float(np.exp(0.02 * rng.standard_t(2)))
-        if kind == "a cycle of four":  # every fourth measurement is slower, whatever it is of
-            return float(np.exp(0.005 * rng.standard_normal()) * (1.05 if next(clock) % 4 == 0 else 1.0))
-        return float(np.exp(0.02 * rng.standard_normal()))
-
-    return draw
+    return partial(next, NOISE[kind](random.Random(f"equal {seed}")))
 
 
 class Equal:

@@ -13,7 +13,6 @@ import json
 import logging
 import os
 import sys
-import threading
 from contextlib import suppress
 from functools import wraps
 from pathlib import Path
@@ -24,6 +23,7 @@ from weft.policy import Policy
 from weft.shim.inject import APPLY, TUNE_VARIABLE
 from weft.shim.step_times import STEPS_VARIABLE
 from weft.tuning.live import settings
+from weft.tuning.live.optimizer_steps import OptimizerHook, OwnThread
 from weft.tuning.live.steps import Steps, period
 from weft.tuning.live.tuned_job import RECORD_FILE, final, result_file, stopped
 
@@ -39,7 +39,7 @@ class Live:
     """The tuning of this process, from the import of torch to its end."""
 
     def __init__(self) -> None:
-        self._owner: tuple[int, int] | None = None  # process and thread
+        self._thread = OwnThread()
         self._steps, self._events = Steps(), 0
         self._session: Any = None
         self._over = self._by_calls = False
@@ -55,14 +55,7 @@ class Live:
 
     def watch(self) -> None:
         """Start to look for steps."""
-        import torch
-        from torch.optim.optimizer import register_optimizer_step_post_hook
-
-        def stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
-            if not torch.compiler.is_compiling():  # a compiled optimizer is not detected
-                self._optimizer_stepped(optimizer)
-
-        self._hook = register_optimizer_step_post_hook(stepped)
+        self._hook = OptimizerHook(self._optimizer_stepped)
         self._restore = [
             _wrap("init_process_group", after=self._group_made),
             _wrap("destroy_process_group", before=self._group_goes),
@@ -136,9 +129,7 @@ class Live:
 
     def _mine(self) -> bool:
         """Whether this is the process (not a fork of it) and the thread on which steps end."""
-        here = os.getpid(), threading.get_ident()
-        self._owner = self._owner or here
-        return not self._over and self._owner == here
+        return self._thread.here() and not self._over
 
     def _wait(self) -> None:
         self._events += 1
@@ -274,7 +265,7 @@ class Live:
         """Tuning is over: remove weft's hooks from the program."""
         known, self._over = self._result is not None, True
         self._publish()
-        self._remove_hook()
+        self._hook.remove()
         for restore in self._restore:
             restore()
         with suppress(Exception):
@@ -288,14 +279,6 @@ class Live:
         if self._leads and not known and self._earlier is not None:
             self._earlier.remember(result)
         self._session = None
-
-    def _remove_hook(self) -> None:
-        """Torch is iterating over its hooks, and only the last may be removed: with a hook of the program
-        after ours, torch would raise. Ours then stays and does nothing."""
-        from torch.optim.optimizer import _global_optimizer_post_hooks as hooks
-
-        if next(reversed(hooks), None) == self._hook.id:
-            self._hook.remove()
 
     def _unwatch_calls(self) -> None:
         communicators = sys.modules.get("weft.shim.communicators")

@@ -8,8 +8,9 @@ the order of LEVERS, the most effective in our measurements first.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Any
 
 from weft.kernels import glob_regex
@@ -23,6 +24,13 @@ SHAPED_KERNELS = 2  # kernels whose residency is tried; each costs several steps
 SHAPED_SHARE = 0.1  # of the time that overlaps with collectives: a kernel with less is not worth shaping
 LEAST_BOUND = 0.003  # of a step: a lever that can win less is not tried
 _SMALL_BYTES = 1 << 20  # collectives below wait for latency, not for bandwidth
+SETTLE = {
+    "ctas": 1,
+    "reduce-scatter group": 1,
+    "rules": 1,
+    "copy engines": 1,
+    "buckets": 2,
+}  # steps after the first use that do not count
 LIBRARY_GEMMS = glob_regex(("*nvjet*", "*xmma*gemm*", "*cublas*", "cutlass*gemm*", "*gemm*cutlass*"))
 """GEMMs of cuBLAS, which can leave SMs free."""
 
@@ -47,6 +55,25 @@ def search_stages(facts: Facts, default: Policy) -> list[LeverStage]:
     least = LEAST_BOUND * (facts.span_ms or 0.0)
     worth = [stage for stage in stages if stage.bound_ms is None or stage.bound_ms > least]
     return sorted(worth, key=lambda stage: -(stage.bound_ms or 0.0))  # stable: LEVERS' order where equal
+
+
+def share_of(stage: LeverStage, later: Sequence[LeverStage]) -> float:
+    """The remaining steps that a stage may use, by the cost of trying it and by its possible gain."""
+    stages = (stage, *later)
+    bounds = [one.bound_ms or 0.0 for one in stages]
+    mean = fmean(bounds)
+    known = mean > 0 and all(one.bound_ms is not None for one in stages)
+    weights = [
+        cost_of(one) * (0.5 + 0.5 * bound / mean if known else 1.0)
+        for one, bound in zip(stages, bounds, strict=True)
+    ]
+    return weights[0] / sum(weights)
+
+
+def cost_of(stage: LeverStage) -> int:
+    """Steps that a first round takes."""
+    new = {one for change in stage.changes for one in preparations(Policy(**change))} - preparations(Policy())
+    return 1 + len(stage.changes) + sum(SETTLE[kind] for kind, _ in new)
 
 
 # --- changes ------------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ PROOF_STEPS = (18, 26)  # kept for a proof: at least and at most
 FIRST, MORE, _LEAST = 12, 4, 8  # steps decided in advance
 EACH = 4  # steps under each policy, at least
 BALANCE, MOST_BALANCE = 0.08, 0.3  # how much less likely an arm is for each step that it is ahead
+STEPS_AFTER_MEETING = 2  # of which the last counts
 NOISY = 0.018  # scatter of a step from which a search may use more steps
 PROMISING_STEPS = 64  # of a proof that looks promising when its steps are used up
 _PROMISING = 0.3  # capital of the test
@@ -139,7 +140,7 @@ class Proof:
 
 def prove(proof: Proof, steps: int, order: random.Random, record: Record) -> Generator[Trial, Sample, Proof]:
     """The policy and the default in random order until the answer is clear, or `steps` are used up."""
-    runs = 2 if proof.at_meetings else 1
+    runs = STEPS_AFTER_MEETING if proof.at_meetings else 1
     allowed = steps // runs
     while True:
         drawn = proof.drawn

@@ -40,7 +40,15 @@ from typing import Any
 
 from weft.measure.steadiness import UNEVEN_WINDOW, WINDOW, Cycle, StepNoise, cycle, roughness, steady
 from weft.policy import Policy
-from weft.tuning.live.levers import LeverStage, beyond, preparations, search_stages
+from weft.tuning.live.levers import (
+    SETTLE,
+    LeverStage,
+    beyond,
+    cost_of,
+    preparations,
+    search_stages,
+    share_of,
+)
 from weft.tuning.live.options import Facts
 from weft.tuning.live.proof import (
     FOR_KNOWN,
@@ -65,13 +73,6 @@ MOST_WARM_UP = 40
 MOST_ROUNDS = 6
 FULL_ROUNDS = 2.0  # of all levers, that there are steps for
 BUDGET_LIMIT = 140
-SETTLE = {
-    "ctas": 1,
-    "reduce-scatter group": 1,
-    "rules": 1,
-    "copy engines": 1,
-    "buckets": 2,
-}  # steps after the first use that do not count
 SLOW = 1.3  # times the default: out at once
 _DROP_Z = 1.5  # standard errors behind the leader
 LEAD_Z = 0.3  # standard errors; a shorter lead changes nothing
@@ -120,25 +121,6 @@ def tune(
     if best == default:
         return search.left_alone()
     return (yield from search.prove(best, search.budget - search.spent))
-
-
-def share_of(stage: LeverStage, later: Sequence[LeverStage]) -> float:
-    """The remaining steps that a stage may use, by the cost of trying it and by its possible gain."""
-    stages = (stage, *later)
-    bounds = [one.bound_ms or 0.0 for one in stages]
-    mean = fmean(bounds)
-    known = mean > 0 and all(one.bound_ms is not None for one in stages)
-    weights = [
-        cost_of(one) * (0.5 + 0.5 * bound / mean if known else 1.0)
-        for one, bound in zip(stages, bounds, strict=True)
-    ]
-    return weights[0] / sum(weights)
-
-
-def cost_of(stage: LeverStage) -> int:
-    """Steps that a first round takes."""
-    new = {one for change in stage.changes for one in preparations(Policy(**change))} - preparations(Policy())
-    return 1 + len(stage.changes) + sum(SETTLE[kind] for kind, _ in new)
 
 
 def hold(policy: Policy, record: Record) -> SearchMethod:

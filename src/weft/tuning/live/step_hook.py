@@ -9,12 +9,12 @@ from __future__ import annotations
 import logging
 import os
 import sys
-import threading
 from functools import cache
 from typing import Any
 
 from weft.ranks import launched_ranks
 from weft.shim.step_times import StepWriter
+from weft.tuning.live.optimizer_steps import OptimizerHook, OwnThread
 from weft.tuning.live.steps import Steps
 
 _log = logging.getLogger("weft.live")
@@ -37,13 +37,11 @@ def published_steps(rank: int | None = None) -> StepWriter:
 class _StepHook:
     def __init__(self) -> None:
         self._steps = Steps()
-        self._owner: tuple[int, int] | None = None
+        self._thread = OwnThread()
         self._broken = False
 
     def stepped(self, optimizer: Any) -> None:
-        here = os.getpid(), threading.get_ident()
-        self._owner = self._owner or here
-        if self._broken or self._owner != here:
+        if self._broken or not self._thread.here():
             return
         try:
             if self._steps.ends_with(id(optimizer)):
@@ -55,13 +53,4 @@ class _StepHook:
 
 def start() -> None:
     """Called while torch is imported, in every process of a job that publishes its steps."""
-    import torch
-    from torch.optim.optimizer import register_optimizer_step_post_hook
-
-    hook = _StepHook()
-
-    def stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
-        if not torch.compiler.is_compiling():
-            hook.stepped(optimizer)
-
-    register_optimizer_step_post_hook(stepped)
+    OptimizerHook(_StepHook().stepped)

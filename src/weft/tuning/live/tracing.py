@@ -13,6 +13,7 @@ import threading
 from typing import Any
 
 from weft.shim import binding, communicators, tracer
+from weft.tuning.live.optimizer_steps import OptimizerHook, OwnThread
 from weft.tuning.live.steps import Steps, period
 
 _log = logging.getLogger("weft.tracer")
@@ -28,7 +29,7 @@ class StepTracer:
     def __init__(self, after: int, length: int) -> None:
         self._after, self._length = after, length
         self._steps = Steps()
-        self._owner: tuple[int, int] | None = None  # process and thread
+        self._thread = OwnThread()
         self._ended = 0  # steps so far; those before the period was found included
         self._events = 0
         self._recorded: int | None = None  # None: not begun
@@ -41,7 +42,7 @@ class StepTracer:
 
     def event(self, which: Any) -> None:
         """An optimizer stepped: does a step end with it?"""
-        if self.over or not self._mine():
+        if self.over or not self._thread.here():
             return
         self._events += 1
         if self._steps.ends_with(which):
@@ -50,7 +51,7 @@ class StepTracer:
 
     def calls_repeated(self, steps: int) -> None:
         """This many periods of collectives have passed."""
-        if not self.over and self._mine() and not self.by_optimizer:
+        if not self.over and self._thread.here() and not self.by_optimizer:
             self._ended = max(self._ended + 1, steps)
             self.step_ended()
 
@@ -79,11 +80,6 @@ class StepTracer:
             # The GPU is still busy with these steps: wait for it off the program's thread.
             threading.Thread(target=tracer.finish, name="weft-trace", daemon=True).start()
 
-    def _mine(self) -> bool:
-        here = os.getpid(), threading.get_ident()
-        self._owner = self._owner or here
-        return self._owner == here
-
 
 def start() -> None:
     """Called while torch is imported, in every process of a job under `weft run --trace`."""
@@ -94,31 +90,18 @@ def start() -> None:
 
 
 def _watch_optimizers(traced: StepTracer) -> None:
-    import torch
-    from torch.optim.optimizer import register_optimizer_step_post_hook
-
-    def stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
-        if torch.compiler.is_compiling():
-            return
+    def stepped(optimizer: Any) -> None:
         try:
             traced.event(id(optimizer))
             if traced.over:
-                _remove(hook)
+                hook.remove()
         except Exception:
             _log.debug("the search for steps ends", exc_info=True)
             traced.over = True
 
-    hook = register_optimizer_step_post_hook(stepped)
+    hook = OptimizerHook(stepped)
     if not os.environ.get("WEFT_TUNE"):  # else the tuner listens to collectives itself
         _watch_collectives(traced)
-
-
-def _remove(hook: Any) -> None:
-    """Torch is iterating over its hooks, and only the last may be removed."""
-    from torch.optim.optimizer import _global_optimizer_post_hooks as hooks
-
-    if next(reversed(hooks), None) == hook.id:
-        hook.remove()
 
 
 def _watch_collectives(traced: StepTracer) -> None:

@@ -11,8 +11,9 @@ in `then`, and its Sample may come that much later. When it searches again, its 
     while the job runs:
         trial = watching.send(Sample(ms))  # of one step under trial.policy
 
-Framework controls stay as the search left them: they change only where all ranks meet. Only the rest of a
-policy is probed and reverted. Another search, after a change of pace, starts from the job's own default.
+Framework controls change only where all ranks meet, so only the rest of a policy is probed. A policy that has
+some is checked as a whole, at meetings, where the pace changes or the rest was reverted, and rarely without a
+reason. Another search, after a change of pace, starts from the job's own default.
 
 While a policy is in force
 - one step in `1/budget`, at a random position, runs under the default. These probes detect a policy that
@@ -35,45 +36,36 @@ import math
 import random
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 
-from weft.measure.sequential import Coins, Step, estimate
+from weft.measure.sequential import Step, estimate
 from weft.policy import Policy
+from weft.tuning.live.check import (
+    MOST_CHECKED,
+    SUSPICIOUS,
+    MeetingCheck,
+    doubt,
+    refuted,
+    why_slower,
+)
 from weft.tuning.live.options import Facts
 from weft.tuning.live.pace import Pace
 from weft.tuning.live.probes import Probes
-from weft.tuning.live.proof import LEVEL, PROMISING_STEPS, draw_steps
-from weft.tuning.live.search import BUDGET, tune
+from weft.tuning.live.proof import LEVEL, PROMISING_STEPS, STEPS_AFTER_MEETING, draw_steps
+from weft.tuning.live.search import tune
 from weft.tuning.live.trial import Record, Sample, Trial, ask
 from weft.tuning.live.trial_length import RECENT, refitted
 from weft.tuning.live.tuned_job import TunedJob
+from weft.tuning.live.watch_budget import CHECK, WatchBudget
+from weft.tuning.live.watch_plan import Planned, probed_block
 from weft.tuning.live.watch_status import WatchStatus
 
 SHARE = 0.05  # of the steps, for probes, checks and further searches
 AHEAD = 10  # steps that are decided before their predecessors are known
-CREDIT = 36  # steps of checks that a job has at once
-CHECK = 12  # steps of a check
-SUSPICIOUS = 4.0  # capital of the test against the policy that leads to a check
-CLEAR = 40.0  # capital of the test that ends a check early
-LIKELY = 4.0  # enough when its steps are used up; with less the check continues, up to this many steps:
-MOST_CHECKED = 36
-AT_LAST = 2.0  # enough then
-RARER = 2  # times as few probes while the budget has no check left, which they then pay for
-SLOWER = (-0.025, -0.06, -0.15)
-LEAST_BLOCK = 8
+BETWEEN_MEETINGS = 512  # trials until framework controls are checked without a reason; then twice as many
 BETWEEN_REFITS = 64  # trials for each time that the steps of a trial change
 Watch = Generator[Trial, Sample, None]
-
-
-@dataclass(frozen=True)
-class _Planned:
-    """A step that is decided: its arm (1: the policy), the probability of arm 1, and what it is for."""
-
-    policy: Policy
-    arm: int
-    share: float
-    purpose: str
 
 
 def watch(
@@ -106,8 +98,6 @@ def watch(
         level = LEVEL / (state.searches + 1) ** 2
         again = yield from tune(outcome.default, recall, seed=seed, level=level, record=watching.record)
         watching.searched(again)
-        state.outcome, state.in_force, state.reverted = again, again.policy, ""
-        watching.default = _reachable(again)
         watching.announce(f"searched again, because {why}: {again.text}")
         if not again.still_open:
             yield from watching.settle(again.policy)
@@ -128,24 +118,25 @@ class _Watch:
         order: random.Random,
         status: WatchStatus,
     ) -> None:
-        self.default, self.budget, self.order = default, budget, order
+        self.default, self.order = default, order
         self.ahead, self.each = ahead, each
-        self.credit = CREDIT * each
+        self.own = status.outcome.default
+        """The job's own default, whose framework controls may differ from those in force."""
+        at_meetings = status.in_force.models != self.own.models
+        self.budget = WatchBudget(budget, each, at_meetings, max(0.0, status.outcome.cost_ms))
         self.recent: deque[float] = deque(maxlen=RECENT)
         self.trials = self.refits = 0
-        self.status, self.spent, self.spent_ms = status, 0, 0.0
-        self.price_ms = max(0.0, status.outcome.cost_ms)
-        """What the last search cost, and so what the next one may cost."""
-        self.in_vain = 0
-        """Further searches in a row that found nothing."""
+        self.status = status
+        self.meeting_due, self.meeting_interval = BETWEEN_MEETINGS, BETWEEN_MEETINGS
+        self.checked: list[float] | None = None
+        """Logarithms of steps under the policy in its last check; None: expect those of the proof."""
         self.say = ""
 
     def searched(self, outcome: TunedJob) -> None:
-        """Count what another search has used."""
-        self.spent += outcome.steps
-        self.price_ms = max(0.0, outcome.cost_ms)
-        self.spent_ms += self.price_ms
-        self.in_vain = 0 if outcome.kept else self.in_vain + 1
+        """Take over what another search has found."""
+        self.budget.searched(outcome)
+        self.status.outcome, self.status.in_force, self.status.reverted = outcome, outcome.policy, ""
+        self.default, self.checked = _reachable(outcome), None
 
     def announce(self, line: str) -> None:
         """Print a line with the next trial."""
@@ -155,7 +146,7 @@ class _Watch:
         """Continue a proof that was promising when the search had used up its steps."""
         outcome = self.status.outcome
         proof = outcome.proof
-        if proof is None or not outcome.still_open or self.budget <= 0:
+        if proof is None or not outcome.still_open or self.budget.share <= 0:
             return
         plan: deque[tuple[int, float]] = deque()
         known, undecided, first = list(proof.drawn), True, self.record.number
@@ -198,13 +189,17 @@ class _Watch:
     # --- a policy is in force -------------------------------------------------------------------------------
 
     def _in_force(self, refitted: bool) -> Generator[Trial, Sample, bool]:
-        """Until the policy is reverted, or trials get other lengths (true): that begins with a check."""
+        """Until the policy is reverted or was checked as a whole, or trials get other lengths (true): then it
+        begins with a check."""
         policy = self.status.in_force
-        plan: deque[_Planned] = deque()
-        pace, coins, drawn = Pace() if refitted else self._first_pace(), self._doubt(), list[Step]()
+        plan: deque[Planned] = deque()
+        pace, coins, drawn = self._first_pace(), doubt(), list[Step]()
         probes = Probes()
         left = 0  # steps of a check that are still to come
-        if refitted and self._may_check():
+        if refitted and self._meeting_wanted(True):
+            yield from self._check_at_meetings(plan)
+            return False
+        if refitted and self.budget.may_check():
             left = self._draw_check(plan, policy)
             self.status.checks += 1
         while True:
@@ -227,13 +222,13 @@ class _Watch:
                 drawn.append(seen)
                 gain = estimate(drawn)
                 last = len(drawn) >= MOST_CHECKED
-                if gain < 0 and coins.capital >= (AT_LAST if last else CLEAR if left else LIKELY):
-                    yield from self._revert(plan, _slower(gain, len(drawn)))
+                if refuted(gain, coins.capital, left=left, last=last):
+                    yield from self._revert(plan, why_slower(gain, len(drawn)))
                     return False
                 if left == 0 and gain < 0 and not last:
                     left = self._draw_check(plan, policy)
                 elif left == 0:
-                    pace, coins = Pace([one.log_ms for one in drawn if one.arm]), self._doubt()
+                    pace, coins = Pace([one.log_ms for one in drawn if one.arm]), doubt()
                     probes = Probes()
             elif left == 0:
                 changed = step.arm == 1 and pace.changed(seen.log_ms)
@@ -244,7 +239,11 @@ class _Watch:
                 probes.add(seen.log_ms, probe=step.arm == 0)
                 self.status.effects.add(seen.log_ms, probe=step.arm == 0)
                 # A job whose pace changes all the time must leave a check to what its probes show.
-                if ((suspicious or clear) and self._may_check()) or (changed and self._may_check(2)):
+                doubtful = suspicious or clear
+                if self._meeting_wanted(doubtful or changed):
+                    yield from self._check_at_meetings(plan)
+                    return False
+                if (doubtful or changed) and self.budget.may_check(1 if doubtful else 2):
                     left, drawn = self._draw_check(plan, policy), []
                     coins.restart()
                     self.status.checks += 1
@@ -252,84 +251,117 @@ class _Watch:
                     yield from self._revert(plan, "probes of the default were faster")
                     return False
 
-    def _fill(self, policy: Policy, checking: bool) -> list[_Planned]:
+    def _fill(self, policy: Policy, checking: bool) -> list[Planned]:
         """The policy after the plan: while a check is open, the default, which is always safe."""
-        return [_Planned(self.default, 0, 0.0, "wait")] if checking else self._block(policy)
+        if checking:
+            return [Planned(self.default, 0, 0.0, "wait")]
+        return probed_block(policy, self.default, self.budget.probe_share, self.order)
 
-    def _block(self, policy: Policy) -> list[_Planned]:
-        """Steps under the policy with one probe of the default, at a random position in the second half, so
-        that two probes are never far apart."""
-        rarer = 1 if self._may_check() else RARER
-        size = max(LEAST_BLOCK, round(rarer / self.budget)) if self.budget > 0 else 64
-        steps = [_Planned(policy, 1, 1.0, "watch")] * size
-        if self.budget > 0:
-            at = self.order.randrange(size // 2, size)
-            for index in range(size // 2, at):
-                steps[index] = _Planned(policy, 1, 1 - 1 / (size - index), "watch")
-            steps[at] = _Planned(self.default, 0, 1 - 1 / (size - at), "probe")
-        return steps
-
-    def _draw_check(self, plan: deque[_Planned], policy: Policy) -> int:
+    def _draw_check(self, plan: deque[Planned], policy: Policy) -> int:
         """Draw the steps after those that are decided already; returns how many."""
         self.status.effects.restart()
         while len(plan) > self.ahead:
             plan.pop()
         for arm, share in draw_steps(self.order, (), CHECK):
-            plan.append(_Planned(policy if arm else self.default, arm, share, "check"))
+            plan.append(Planned(policy if arm else self.default, arm, share, "check"))
         return CHECK
 
-    def _doubt(self) -> Coins:
-        """A test for "the policy is slower than the default" that never runs out of capital."""
-        return Coins(SLOWER, windows=(8,), renewed=True)
-
     def _first_pace(self) -> Pace:
-        """The pace under the policy in force, from its steps in the proof."""
+        """The pace under the policy in force, from its steps in the proof or since."""
+        if self.checked is not None:
+            return Pace(self.checked)
         return Pace([math.log(ms) for ms in self._proof_ms(self.status.in_force)])
 
     def _proof_ms(self, policy: Policy) -> list[float]:
         tried = self.status.outcome.tried
         return next((one.proof_ms for one in tried if one.policy == policy), [])
 
-    def _revert(self, plan: deque[_Planned], why: str) -> Generator[Trial, Sample, None]:
+    def _revert(self, plan: deque[Planned], why: str) -> Generator[Trial, Sample, None]:
         """Revert to the default, after the steps that are already decided."""
         policy = self.status.in_force
         yield from self._run_decided(plan)
         self.status.in_force, self.status.reverted = self.default, why
         self.announce(f"{policy.label} was reverted; the job continues with the default: {why}")
 
-    def _run_decided(self, plan: deque[_Planned]) -> Generator[Trial, Sample, None]:
+    def _run_decided(self, plan: deque[Planned]) -> Generator[Trial, Sample, None]:
         """Run the steps that are already decided, and none after them."""
         rest = list(plan)[: self.ahead]
         while rest:
             step = rest.pop(0)
             yield from self._watched(step.policy, [one.policy for one in rest], step.purpose)
 
+    # --- framework controls are in force --------------------------------------------------------------------
+
+    def _meeting_wanted(self, doubtful: bool, *, rarely: bool = True) -> bool:
+        """Whether to check the policy as a whole: it is doubtful, or (`rarely`) has not been for long."""
+        if self.status.in_force.models == self.own.models or self.budget.share <= 0:
+            return False
+        return (doubtful or (rarely and self.trials >= self.meeting_due)) and self.budget.may_meet()
+
+    def _check_at_meetings(self, plan: deque[Planned]) -> Generator[Trial, Sample, bool]:
+        """The policy against the job's own default, after the decided steps; whether it is reverted."""
+        yield from self._run_decided(plan)
+        policy, check, draws = self.status.in_force, MeetingCheck(self.order), 0
+        self.status.effects.restart()
+        self.status.checks += 1
+        waited_ms, steps = 0.0, 0
+        while (slower := check.slower(draws)) is None:
+            arm, share = check.draw()
+            one = policy if arm else self.own
+            for run in range(STEPS_AFTER_MEETING):
+                number = self.record.number
+                sample = yield from self._ask(
+                    Trial(one, then=(one,) * (STEPS_AFTER_MEETING - 1 - run)), "check"
+                )
+                waited_ms += sample.paused_ms
+                steps += arm
+            check.add(sample, arm, share, number)
+            draws += 1
+        self.budget.met(steps, waited_ms)
+        self.checked = check.first_policy_steps
+        self.meeting_interval *= 2
+        self.meeting_due = self.trials + self.meeting_interval
+        if slower:
+            self.default = self.status.in_force = self.own
+            self.status.reverted = check.why
+            self.announce(f"{policy.label} was reverted; the job continues with the default: {check.why}")
+        else:
+            yield from self.settle(policy)
+        return slower
+
     # --- the default is in force ----------------------------------------------------------------------------
 
     def _idle(self) -> Generator[Trial, Sample, str]:
         """The job runs under the default. Until it changes, and the budget allows a search."""
-        if not self.status.outcome.candidates_exist or self.budget <= 0:
+        if not self.status.outcome.candidates_exist or self.budget.share <= 0:
             return ""
         why = "a policy was reverted" if self.status.reverted else ""
         pace = Pace([math.log(ms) for ms in self._proof_ms(self.default)])
         if self.say:
             yield from self.settle(self.default)
-        decided = self._decided()
-        while not (why and self._may_search()):
+        decided, changed = deque[Planned](), bool(why)
+        while not (why and self.budget.may_search()):
+            if self._meeting_wanted(changed, rarely=not why):
+                if (yield from self._check_at_meetings(decided)):
+                    why = "a policy was reverted"
+                    yield from self.settle(self.default)
+                pace = Pace() if self.status.in_force == self.own else self._first_pace()
+            decided = self._decided()
             sample = yield from self._watched(self.default, [self.default] * self.ahead, "watch")
-            if 0 < sample.ms < math.inf and pace.changed(math.log(sample.ms)):
+            changed = 0 < sample.ms < math.inf and pace.changed(math.log(sample.ms))
+            if changed:
                 why, pace = why or "the pace of the job changed", Pace()
             if (lengths := self._new_lengths()) is not None:
                 why = why or "the pace of the job changed"
                 yield from self._run_decided(decided)
                 self._refit(*lengths)
-                pace, decided = Pace(), self._decided()
+                pace, decided, changed = Pace(), deque(), True
         yield from self._run_decided(decided)
         return why
 
-    def _decided(self) -> deque[_Planned]:
+    def _decided(self) -> deque[Planned]:
         """Steps under the default, as far as they are decided in advance."""
-        return deque([_Planned(self.default, 0, 0.0, "watch")] * self.ahead)
+        return deque([Planned(self.default, 0, 0.0, "watch")] * self.ahead)
 
     # --- both -----------------------------------------------------------------------------------------------
 
@@ -346,14 +378,13 @@ class _Watch:
         self.trials += 1
         if 0 < sample.ms < math.inf:
             self.recent.append(sample.ms)
+        ms = sample.ms * trial.steps if math.isfinite(sample.ms) else 0.0
         self.status.steps += trial.steps
-        self.status.ms += sample.ms * trial.steps if math.isfinite(sample.ms) else 0.0
-        self.price_ms += sample.paused_ms  # what a search created was released after it
-        self.spent_ms += sample.paused_ms if self.status.searches else 0.0
-        default = trial.policy == self.default
-        if purpose in ("probe", "check", "wait") and default:
-            self.spent += trial.steps
-            self.status.probes += purpose == "probe"
+        self.status.ms += ms
+        default = trial.policy in (self.default, self.own)
+        spent = default and purpose in ("probe", "check", "wait")
+        self.budget.ran(trial.steps, ms, sample.paused_ms, spent=spent)
+        self.status.probes += spent and purpose == "probe"
         (self.status.default_ms if default else self.status.policy_ms).append(sample.ms)
         return sample
 
@@ -364,27 +395,12 @@ class _Watch:
 
     def _refit(self, each: int, ahead: int) -> None:
         self.each, self.ahead = each, ahead
-        self.credit = max(self.credit, CREDIT * each)
+        self.budget.refit(each)
+        self.checked = []
         self.refits += 1
         self.recent.clear()
-
-    def _may_check(self, checks: int = 1) -> bool:
-        """Whether the budget has the steps of so many checks left."""
-        return self.spent + checks * CHECK * self.each <= self.credit + self.budget * self.status.steps
-
-    def _may_search(self) -> bool:
-        """Whether the budget allows another search, in steps and in time: where a step is short, what a
-        search makes and gives back takes longer than its steps. A job whose pace changes all the time, and
-        for which nothing is ever found, is searched half as often each time."""
-        rarer = 1 << self.in_vain
-        enough = self.spent + rarer * BUDGET <= self.budget * self.status.steps
-        return enough and self.spent_ms + rarer * self.price_ms <= self.budget * self.status.ms
 
 
 def _reachable(outcome: TunedJob) -> Policy:
     """The default, with the framework controls that stay."""
     return replace(outcome.default, **outcome.policy.models)
-
-
-def _slower(gain: float, steps: int) -> str:
-    return f"it took {100 * math.expm1(-gain):.1f}% more time than the default in a check of {steps} steps"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, median, stdev
 
@@ -16,12 +17,16 @@ from weft.policy import Policy
 from weft.tuning.live.probes import NEIGHBORS
 from weft.tuning.live.tuned_job import TunedJob
 
-LATELY = 64  # trials that give the time of a step lately, and at most so many probes
+LATELY = 64  # trials that give the time of a step lately, at least, and at most so many probes
+END = 256  # trials that give it, at most
 LEAST_EFFECTS = 5
 _NORMAL = 1.4826  # from a median of absolute values to a standard deviation
 _MEDIAN = 1.2533  # standard error of a median, relative to that of a mean
 Z = 2.0
-PAUSE = 3.0  # times the median step: longer ones are pauses of the program, such as an evaluation
+PAUSE = (
+    3.0  # times the median step: longer ones are pauses of the program, such as an evaluation, if they are
+)
+ALIKE = 0.15  # so alike (relative scatter of what they add); those that differ may be waits for data
 NO_GAIN_PCT = -1.0  # the least that waiting steps can make of a gain
 
 
@@ -70,7 +75,7 @@ class WatchStatus:
     searches: int = 0
     reverted: str = ""
     """Why the job reverted to the default; empty: it did not."""
-    policy_ms: deque[float] = field(default_factory=lambda: deque(maxlen=256))
+    policy_ms: deque[float] = field(default_factory=lambda: deque(maxlen=1024))
     default_ms: deque[float] = field(default_factory=lambda: deque(maxlen=64))
     effects: ProbeEffects = field(default_factory=ProbeEffects)
 
@@ -84,7 +89,7 @@ class WatchStatus:
             "reverted": self.reverted,
             "in_force": self.in_force.to_dict(),
             "default_ms": round(median(self.default_ms), 4) if self.default_ms else None,
-            "policy_ms": round(median(self.policy_ms), 4) if self.policy_ms else None,
+            "policy_ms": round(median(self._recent()), 4) if self.policy_ms else None,
         }
 
     @property
@@ -93,7 +98,7 @@ class WatchStatus:
         best, default, times = self.outcome.best_ms, self.outcome.default_ms, self._recent()
         if not self.outcome.kept or self.reverted or best is None or default is None or len(times) < LATELY:
             return None
-        ms = fmean(times)
+        ms = max(fmean(times), median(times) + self._stall_ms)
         return ms if abs(ms - best) > abs(default - best) / 4 else None
 
     @property
@@ -113,9 +118,20 @@ class WatchStatus:
 
     def _recent(self) -> list[float]:
         """The last steps under the policy, without pauses of the program."""
+        return self._counted[-END:]
+
+    @property
+    def _counted(self) -> list[float]:
         times = [ms for ms in self.policy_ms if math.isfinite(ms)]
-        most = PAUSE * median(times) if times else 0.0
-        return [ms for ms in times if ms <= most]
+        return without_pauses(times) if times else []
+
+    @property
+    def _stall_ms(self) -> float:
+        """What a step has waited on average. Rare waits need more steps than the time of a step does."""
+        times = self._counted
+        blocks = [times[at : at + LATELY] for at in range(0, len(times), LATELY)]
+        # Block by block: the pace of the job may have changed.
+        return sum(sum(block) - len(block) * median(block) for block in blocks) / max(1, len(times))
 
     def _may_only_wait(self, lately_ms: float) -> bool:
         """Whether steps may win nothing but time to wait.
@@ -125,8 +141,19 @@ class WatchStatus:
         own, own_error = _middle(self.effects.own)
         later, error = _middle(self.effects.later)
         best, default = self.outcome.best_ms or 0.0, self.outcome.default_ms or 0.0
-        stalls = lately_ms - median(self._recent()) > (default - best) / 4
+        stalls = max(self._stall_ms, lately_ms - median(self._recent())) > (default - best) / 4
         return stalls or not later - Z * error > -own / 2 + Z * own_error / 2
+
+
+def without_pauses(times: Sequence[float]) -> list[float]:
+    """Times of steps, without those that are much longer if they have about the same length."""
+    usual = median(times)
+    pauses = [ms - usual for ms in times if ms > PAUSE * usual]
+    if not pauses:
+        return list(times)
+    middle = median(pauses)
+    alike = _NORMAL * median(abs(ms - middle) for ms in pauses) <= ALIKE * middle
+    return [ms for ms in times if ms <= PAUSE * usual] if alike else list(times)
 
 
 def _middle(values: deque[float]) -> tuple[float, float]:

@@ -1,0 +1,43 @@
+"""Hooks on a torch program's optimizers: called after each step, on the thread on which steps end."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from typing import Any
+
+
+class OwnThread:
+    """The process (not a fork of it) and the thread that asked first."""
+
+    def __init__(self) -> None:
+        self._owner: tuple[int, int] | None = None
+
+    def here(self) -> bool:
+        """Whether this is the one."""
+        now = os.getpid(), threading.get_ident()
+        self._owner = self._owner or now
+        return self._owner == now
+
+
+class OptimizerHook:
+    """Calls a function with each optimizer that has stepped, until it is removed."""
+
+    def __init__(self, stepped: Callable[[Any], None]) -> None:
+        import torch
+        from torch.optim.optimizer import register_optimizer_step_post_hook
+
+        def hook(optimizer: Any, args: Any, kwargs: Any) -> None:
+            if not torch.compiler.is_compiling():  # a compiled optimizer is not detected
+                stepped(optimizer)
+
+        self._hook = register_optimizer_step_post_hook(hook)
+
+    def remove(self) -> None:
+        """Torch is iterating over its hooks, and only the last may be removed: with a hook of the program
+        after ours, torch would raise. Ours then stays."""
+        from torch.optim.optimizer import _global_optimizer_post_hooks as hooks
+
+        if next(reversed(hooks), None) == self._hook.id:
+            self._hook.remove()

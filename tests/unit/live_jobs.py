@@ -1,0 +1,181 @@
+"""Simulated jobs under the search and the watch of live tuning, in which one policy matters or none does."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from functools import cache
+from statistics import fmean
+
+from live_kinds import Kind
+from live_machines import Moment
+
+from weft.policy import Policy
+from weft.tuning.live.options import Facts, Kernel
+from weft.tuning.live.search import tune
+from weft.tuning.live.trial import Sample, Trial
+from weft.tuning.live.trial_length import LAG, meeting, steps_of_a_trial
+from weft.tuning.live.tuned_job import Tried, TunedJob
+from weft.tuning.live.watch import watch
+from weft.tuning.live.watch_status import WatchStatus, without_pauses
+
+FACTS = Facts(
+    collectives=4,
+    ctas=12,
+    cta_choices=(6, 16, 24),
+    most_ctas=64,
+    kernels=(Kernel("gemm", "gemm", 10, 8, 4), Kernel("nvjet", "nvjet", 10, 8, 1)),
+    world=4,
+    workload="w",
+)
+DEFAULT, BETTER = Policy(), Policy(max_ctas=16)
+MEETING_MS = 3.0  # that a meeting of all ranks takes
+Less = Callable[[Policy, int], float]
+"""How much less time than the default a policy takes in a step, as a share: by the step's number."""
+
+
+def better_by(share: float) -> Less:
+    """The policy with 16 CTAs takes so much less time; nothing else matters."""
+    return lambda policy, number: share * (policy.max_ctas == BETTER.max_ctas)
+
+
+class SimulatedJob:
+    """Runs trials. `meeting_ms`: what a trial costs that all ranks meet for."""
+
+    def __init__(self, kind: Kind, seed: object, less: Less, meeting_ms: float = 0.0) -> None:
+        self._kind, self._less, self._meeting_ms = kind, less, meeting_ms
+        self._times = kind.times(random.Random(f"noise {seed}"))
+        self._policy = DEFAULT
+        self._decided = 0  # trials that need no meeting, because the one before named them
+        self.clock_ms, self.number = 0.0, 0
+        self.last: dict[Policy, int] = {}
+        """The last step under each policy."""
+
+    def step(self, policy: Policy) -> float:
+        """The wall time of one step under a policy, in ms."""
+        ms = self._kind.step_ms * (1 - self._less(policy, self.number))
+        now = Moment(ms, self.clock_ms, self.number, switched=policy != self._policy)
+        took = self._times(now)
+        self._policy = policy
+        self.last[policy] = self.number
+        self.clock_ms += took
+        self.number += 1
+        return took
+
+    def run(self, trial: Trial) -> Sample:
+        paused_ms = 0.0 if trial.light or self._decided else self._meeting_ms
+        self._decided = max(0, self._decided - 1) if self._decided else len(trial.then)
+        self.clock_ms += paused_ms
+        mean_ms = sum(self.step(trial.policy) for _ in range(trial.steps)) / trial.steps
+        return Sample(mean_ms, facts=FACTS if trial.learn else None, paused_ms=paused_ms)
+
+
+def searched(play: Callable[[Trial], Sample], seed: int = 0) -> TunedJob:
+    """The outcome of a search in a job."""
+    method = tune(DEFAULT, seed=seed)
+    trial = next(method)
+    while True:
+        try:
+            trial = method.send(play(trial))
+        except StopIteration as end:
+            outcome: TunedJob = end.value
+            return outcome
+
+
+def tuned(kind: Kind, seed: object, share: float = 0.0) -> TunedJob:
+    """What live tuning concludes about a job in which one policy takes so much less time."""
+    return searched(SimulatedJob(kind, seed, better_by(share)).run)
+
+
+def kept(kind: Kind, seed: object, share: float) -> TunedJob:
+    """A job that was tuned, in which a policy takes so much less time and was found."""
+    job = SimulatedJob(kind, f"{seed} before", better_by(share))
+    default_ms = [job.step(DEFAULT) for _ in range(13)]
+    better_ms = [job.step(BETTER) for _ in range(13)]
+    tried = (Tried(DEFAULT, default_ms[:1], default_ms), Tried(BETTER, better_ms[:1], better_ms))
+    return TunedJob(
+        policy=BETTER,
+        kept=True,
+        gain_pct=100 * share,
+        tried=tried,
+        default_ms=tried[0].typical_ms,
+        best_ms=tried[1].typical_ms,
+        facts=FACTS,
+    )
+
+
+def followed(
+    job: SimulatedJob, outcome: TunedJob, steps: int, seed: int = 0
+) -> Generator[WatchStatus, None, None]:
+    """Watch a job until it has run so many steps; the status after every trial."""
+    status = WatchStatus(outcome, outcome.policy)
+    step_ms = outcome.default_ms or 0.0
+    each = steps_of_a_trial(step_ms)
+    watching = watch(outcome, ahead=meeting(each * step_ms) + LAG, each=each, seed=seed, status=status)
+    trial = next(watching, None)
+    while job.number < steps:
+        sample = job.run(trial or Trial(status.in_force, light=True))
+        try:
+            trial = watching.send(sample) if trial else None
+        except StopIteration:
+            trial = None
+        yield status
+
+
+def reverted(kind: Kind, seed: int, share: float, steps: int) -> bool:
+    """Whether a policy that stays so much faster is reverted within so many steps."""
+    job = SimulatedJob(kind, seed, better_by(share))
+    return any(status.reverted for status in followed(job, kept(kind, seed, share), steps, seed))
+
+
+def steps_after_drift(kind: Kind, seed: int, limit: int, drift: float = -0.05) -> int:
+    """The last step under a policy, counted from where it turns slower than the default; at most `limit`."""
+    at = random.Random(f"drift {seed}").randrange(20, 200)
+    before = better_by(0.08)
+    less = lambda policy, number: before(policy, number) * (1 if number < at else drift / 0.08)  # noqa: E731
+    job = SimulatedJob(kind, seed, less)
+    for _ in followed(job, kept(kind, seed, 0.08), at + limit, seed):
+        pass
+    return max(0, job.last[BETTER] - at)
+
+
+@dataclass(frozen=True)
+class Life:
+    """A whole job under live tuning: search and watch."""
+
+    status: WatchStatus
+    extra_pct: float
+    """Percent more time than the same job without weft (below 0: less)."""
+    extra_ms: float
+
+    @property
+    def claims(self) -> bool:
+        return self.status.outcome.kept and not self.status.reverted
+
+
+def lived(kind: Kind, seed: int, share: float, steps: int, worse: tuple[float, float] = (0.15, 0.03)) -> Life:
+    """`worse`: by how much more time two other candidates take."""
+    costs = {6: worse[0], 24: worse[1]}
+    better = better_by(share)
+    less = lambda policy, number: better(policy, number) - costs.get(policy.max_ctas or 0, 0.0)  # noqa: E731
+    job = SimulatedJob(kind, seed, less, MEETING_MS)
+    without = SimulatedJob(kind, seed, less)
+    outcome = searched(job.run)
+    (*_, status) = followed(job, outcome, steps, seed)
+    while without.number < job.number:
+        without.step(DEFAULT)
+    extra_ms = job.clock_ms - without.clock_ms
+    return Life(status, 100 * extra_ms / without.clock_ms, extra_ms)
+
+
+@cache
+def total_gain_pct(kind: Kind, share: float, steps: int = 6000, jobs: int = 3) -> float:
+    """Percent less time of long jobs that always run under the better policy, without pauses of the program."""
+    if not kind.waits:
+        return 100 * share
+    ms = {}
+    for policy in (DEFAULT, BETTER):
+        played = [SimulatedJob(kind, f"long {seed}", better_by(share)) for seed in range(jobs)]
+        ms[policy] = fmean(without_pauses([job.step(policy) for job in played for _ in range(steps)]))
+    return 100 * (1 - ms[BETTER] / ms[DEFAULT])

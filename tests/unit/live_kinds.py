@@ -1,0 +1,121 @@
+"""Every kind of simulated job that live tuning is checked with, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from live_machines import (
+    Times,
+    clock_levels,
+    clock_ticks,
+    congestion,
+    cron,
+    heap_growth,
+    heat_wave,
+    heavy,
+    imbalance,
+    loader,
+    multiplied,
+    pauses,
+    phases,
+    pink,
+    saw_tooth,
+    stragglers,
+    switching,
+    target_rate,
+    throttling,
+    time_slices,
+    workers,
+)
+from live_noise import KINDS
+from live_programs import (
+    accumulation,
+    adversarial_pair,
+    checkpoints,
+    curriculum,
+    evaluation,
+    larger_batches,
+    profiled,
+    recompilation,
+    rollouts,
+    serving,
+    two_models,
+    two_speeds,
+    unfreezing,
+)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of job: its steps, and their time without noise."""
+
+    times: Times
+    step_ms: float = 100.0
+    waits: bool = False
+    """Whether its total time gains less than its steps do: they wait, or have parts that no policy changes."""
+
+
+def _of_the_clock() -> Iterator[tuple[str, Kind]]:
+    """Kinds whose steps know the clock, their number or their predecessors."""
+    for extra, mean_s, ms in ((0.1, 2, 30), (0.3, 3, 100), (0.08, 5, 300), (0.5, 1, 20), (0.05, 2, 10)):
+        yield f"phases +{100 * extra:g}% of {mean_s} s, {ms} ms", Kind(phases(extra, mean_s), ms)
+    for pause_ms, steps, ms in ((60, 40, 30), (200, 15, 100), (20, 5, 50)):
+        yield f"pauses of {pause_ms} ms every {steps}, {ms} ms", Kind(pauses(pause_ms, steps), ms, waits=True)
+    for ratio, depth, sigma, burst in (
+        (0.9, 8, 0.5, 1),
+        (1.0, 16, 0.2, 1),
+        (1.1, 4, 0.3, 4),
+        (0.97, 2, 0.8, 1),
+        (0.95, 16, 0.3, 8),
+    ):
+        name = f"loader {ratio}, depth {depth}, {100 * sigma:g}%, burst {burst}"
+        yield name, Kind(loader(ratio, depth, sigma, burst), waits=True)
+    for steps, cost in ((7, 3), (20, 10), (50, 30), (13, 1)):
+        yield f"evaluation every {steps}, cost {cost}", Kind(evaluation(steps, cost), waits=True)
+    for counts, hold in (((1, 2, 4, 8), 25), ((4, 8), 10), ((1, 2, 3), 4)):
+        yield (
+            f"accumulation {'/'.join(map(str, counts))}, hold {hold}",
+            Kind(accumulation(counts, hold), waits=True),
+        )
+    for steps, growth in ((30, 0.1), (10, 0.05), (60, 0.5)):
+        yield f"batches +{100 * growth:g}% every {steps}", Kind(larger_batches(steps, growth))
+    for steps, height in ((100, 0.04), (300, 0.06), (40, 0.03)):
+        yield f"heat wave of {steps}, {100 * height:g}%", Kind(heat_wave(steps, height))
+    for alpha, scale in ((1.5, 0.02), (2.5, 0.1)):
+        yield f"heavy tails {alpha}, {100 * scale:g}%", Kind(heavy(alpha, scale))
+    yield "two models 1.6, swap 5%", Kind(two_models(1.6, 0.05))
+    yield "two models 3", Kind(two_models(3, 0))
+    yield "two speeds, 2 and 200 ms", Kind(two_speeds(100, 40), 2)
+    yield "busy host, 0.3 ms", Kind(time_slices(0.02, 4, 0.05), 0.3, waits=True)
+    yield "busy host, 2 ms", Kind(time_slices(0.05, 1, 0.03), 2, waits=True)
+    yield "busy host, 5 s", Kind(time_slices(0.2, 500, 0.005), 5000, waits=True)
+    yield "quiet, 0.3 ms", Kind(time_slices(0, 0, 0.02), 0.3)
+    yield "quiet, 5 s", Kind(time_slices(0, 0, 0.004), 5000)
+    yield "clock of 1 µs, 0.3 ms", Kind(clock_ticks(0.001, 0.01), 0.3)
+    yield "throttling", Kind(throttling)
+    yield "growing heap", Kind(heap_growth, waits=True)
+    yield "8 workers, epochs of 50", Kind(workers(8, 50), waits=True)
+    yield "busy every minute", Kind(cron)
+    yield "curriculum", Kind(curriculum)
+    yield "GAN, 5 to 1", Kind(adversarial_pair(5, 0.0))
+    yield "GAN, 2 to 1, slips", Kind(adversarial_pair(2, 0.1))
+    yield "layers unfrozen", Kind(unfreezing)
+    yield "recompilation", Kind(recompilation, waits=True)
+    yield "rollouts and updates", Kind(rollouts)
+    yield "serving", Kind(serving, 20)
+    yield "checkpoints", Kind(checkpoints, waits=True)
+    yield "profiled by itself", Kind(profiled, waits=True)
+    yield "saw-tooth of heat", Kind(saw_tooth)
+    yield "clock levels", Kind(clock_levels)
+    yield "expert imbalance", Kind(imbalance)
+    yield "rotating stragglers", Kind(stragglers)
+    yield "congestion", Kind(congestion)
+    yield "pink noise", Kind(pink)
+    yield "switching costs 3%", Kind(switching(0.03, 0.0))
+    yield "switching costs 10%, then 3%", Kind(switching(0.1, 0.03))
+    yield "target of 100 ms", Kind(target_rate)  # a gain becomes larger batches: of time per sample
+
+
+CLOCKED: dict[str, Kind] = dict(_of_the_clock())
+JOBS: dict[str, Kind] = {**{name: Kind(multiplied(noise)) for name, noise in KINDS.items()}, **CLOCKED}
