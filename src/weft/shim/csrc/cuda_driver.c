@@ -171,7 +171,7 @@ void weft_capture_restore(int mode) {
 /* --- what the driver knows about a kernel ------------------------------------------------------------- */
 
 /* A handle may be a CUfunction, or a CUkernel, which has a function of its own in every context. */
-static CUfunction function_of(void *handle) {
+CUfunction weft_cuda_function(void *handle) {
     const weft_cuda_calls *cu = weft_cuda();
     CUfunction f = NULL;
     int bytes;
@@ -186,7 +186,7 @@ static CUfunction function_of(void *handle) {
 void weft_cuda_kernel_sizes(void *handle, int *registers, int *static_shared) {
     const weft_cuda_calls *cu = weft_cuda();
     int mode = weft_capture_relax();
-    CUfunction f = function_of(handle);
+    CUfunction f = weft_cuda_function(handle);
     if (f && cu->cuFuncGetAttribute) {
         cu->cuFuncGetAttribute(registers, CU_FUNC_ATTRIBUTE_NUM_REGS, f);
         cu->cuFuncGetAttribute(static_shared, CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, f);
@@ -219,7 +219,7 @@ int weft_occupancy(void *f, unsigned threads, size_t dynamic_bytes) {
 
 static int cuda_blocks_per_sm(void *handle, unsigned threads, size_t dynamic_bytes) {
     int mode = weft_capture_relax();
-    int blocks = weft_occupancy(function_of(handle), threads, dynamic_bytes);
+    int blocks = weft_occupancy(weft_cuda_function(handle), threads, dynamic_bytes);
     weft_capture_restore(mode);
     return blocks;
 }
@@ -240,9 +240,16 @@ static uint32_t cuda_sm_count(void) {
 
 static bool cuda_pin(void *handle, unsigned threads, size_t dynamic_bytes, unsigned blocks, uint32_t *bytes) {
     int mode = weft_capture_relax();
-    bool found = weft_pin_function(function_of(handle), threads, dynamic_bytes, blocks, bytes);
+    bool found = weft_pin_function(weft_cuda_function(handle), threads, dynamic_bytes, blocks, bytes);
     weft_capture_restore(mode);
     return found;
+}
+
+static bool cuda_exceeds_limit(void *handle, size_t dynamic_bytes) {
+    int mode = weft_capture_relax();
+    bool over = weft_limit_exceeded(handle, dynamic_bytes);
+    weft_capture_restore(mode);
+    return over;
 }
 
 static bool register_memory(void *memory, size_t size, uint64_t *device) {
@@ -273,6 +280,7 @@ const weft_backend weft_cuda_backend = {
     .blocks_per_sm = cuda_blocks_per_sm,
     .sm_count = cuda_sm_count,
     .pin = cuda_pin,
+    .exceeds_limit = cuda_exceeds_limit,
     .share = cuda_share,
     .write_word = cuda_write_word,
 };

@@ -230,6 +230,8 @@ static CUresult launch_cooperative(const launch *l, const weft_kernel *k, CUresu
     }
     if (result == CUDA_SUCCESS)
         count(k, l, false);
+    else
+        weft_limit_restore();
     return result;
 }
 
@@ -260,6 +262,8 @@ static CUresult route(launch *l) {
         CUresult result = make(l);
         if (result == CUDA_SUCCESS)
             count(&k, l, false);
+        else
+            weft_limit_restore();
         return result;
     }
     return k.kind == WEFT_KIND_COMM ? launch_comm(rules, &k, l) : launch_compute(rules, &k, l);
