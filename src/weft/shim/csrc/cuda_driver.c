@@ -129,12 +129,12 @@ CUresult cuGetProcAddress_v2(const char *symbol, void **pfn, int version, cuuint
 }
 
 static weft_cuda_calls calls;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static const weft_cuda_calls no_calls;
 
 /* Asked for again until there is a driver: Python may come before it. */
 const weft_cuda_calls *weft_cuda(void) {
     static _Atomic bool found;
-    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
     if (LIKELY(atomic_load_explicit(&found, memory_order_acquire)))
         return &calls;
     void *handle = library();
@@ -153,6 +153,8 @@ const weft_cuda_calls *weft_cuda(void) {
     dlerror(); /* the program must not see our failed lookups */
     return &calls;
 }
+
+void weft_forget_driver(void) { pthread_mutex_init(&lock, NULL); }
 
 int weft_capture_relax(void) {
     int mode = CU_STREAM_CAPTURE_MODE_RELAXED;

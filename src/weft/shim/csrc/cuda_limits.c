@@ -27,6 +27,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_mutex_t turns[TURNS] = {[0 ... TURNS - 1] =
                                            PTHREAD_MUTEX_INITIALIZER}; /* by function: a call may wait for the GPU */
 static _Atomic bool raised;               /* some function's limit is, or was, above the program's own */
+static _Thread_local bool in_turn;        /* a profiler may call us back from inside the driver */
 static _Thread_local CUfunction withheld; /* whose limit is the program's own until its launch was refused */
 
 static pthread_mutex_t *turn_of(CUfunction f) { return &turns[weft_map_hash((uint64_t)(uintptr_t)f, 0) % TURNS]; }
@@ -195,7 +196,8 @@ void weft_limit_restore(void) {
 
 /* The function whose limit the program speaks of; NULL: the driver alone is asked. */
 static CUfunction of_program(void *handle, int attribute) {
-    if (attribute != CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES || !handle || !weft_attach(WEFT_API_CUDA))
+    if (attribute != CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES || !handle || in_turn ||
+        !weft_attach(WEFT_API_CUDA))
         return NULL;
     return weft_cuda_function(handle);
 }
@@ -227,7 +229,9 @@ static void tell_own(CUfunction f, int *value) {
 #define IN_TURN(f, CALL, THEN)                                                                                         \
     pthread_mutex_t *turn = turn_of(f);                                                                                \
     pthread_mutex_lock(turn);                                                                                          \
+    in_turn = true;                                                                                                    \
     CUresult result = CALL;                                                                                            \
+    in_turn = false;                                                                                                   \
     if (result == CUDA_SUCCESS)                                                                                        \
         THEN;                                                                                                          \
     pthread_mutex_unlock(turn);                                                                                        \

@@ -53,12 +53,16 @@ bool weft_chunk_ready(uint32_t chunk); /* reserve the file's blocks for a chunk 
 /* What each part forgets in a child that was forked: the driver's handles, and locks that other threads held. */
 /* clang-format off */
 #define WEFT_FORGETS(X) \
-    X(kernels) X(shape) X(flight) X(limits) X(names) X(headstart) X(placed) X(cublas) X(tracer) X(stamps) X(events) \
+    X(kernels) X(shape) X(flight) X(driver) X(limits) X(names) X(headstart) X(placed) X(cublas) X(tracer) X(output) X(stamps) X(events) \
     X(graph) X(captures) X(comms) X(route) X(split) X(config) X(calls) X(call_rules) X(windows) X(engine) X(tuner) X(library)
 /* clang-format on */
 #define X(part) void weft_forget_##part(void);
 WEFT_FORGETS(X)
 #undef X
+
+/* --- guard.c ---------------------------------------------------------------------------------------- */
+
+EXPORT void weft_shim_guard(void *memory, size_t size); /* of a file that may be truncated while it is in use */
 
 /* --- kernels.c: what is known about each kernel --------------------------------------------------- */
 
