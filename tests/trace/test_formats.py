@@ -50,16 +50,17 @@ def field(number, value):
     return varint(number << 3 | 2) + varint(len(data)) + data
 
 
-def xspace(device, lines, names):
+def xspace(device, lines, names, stats=()):
+    """A profile of one plane. A fourth part of an event is its value of the first of `stats`."""
     plane = field(2, device)
-    for i, name in enumerate(names, 1):
-        plane += field(4, field(1, i) + field(2, field(1, i) + field(2, name)))
+    for number, texts in ((4, names), (5, stats)):
+        for i, name in enumerate(texts, 1):
+            plane += field(number, field(1, i) + field(2, field(1, i) + field(2, name)))
     for identity, (title, events) in enumerate(lines, 1):
         body = field(1, identity) + field(2, title) + field(3, 1_700_000_000_000_000_000)
-        for name, start, end in events:
-            body += field(
-                4, field(1, names.index(name) + 1) + field(2, start * 1000) + field(3, (end - start) * 1000)
-            )
+        for name, start, end, *values in events:
+            event = field(1, names.index(name) + 1) + field(2, start * 1000) + field(3, (end - start) * 1000)
+            body += field(4, event + b"".join(field(4, field(1, 1) + field(4, value)) for value in values))
         plane += field(3, body)
     return field(1, plane)
 
@@ -84,6 +85,25 @@ def test_communication_in_an_xla_profile(tmp_path):
     (tmp_path / "host.xplane.pb").write_bytes(xspace("/device:TPU:0", lines, names))
     (rank,) = weft.analyze(tmp_path).ranks
     assert (rank.figures.comm_ns, rank.figures.compute_ns, rank.figures.span_ns) == (400, 1_000, 1_400)
+
+
+def test_steps_in_an_xla_profile(tmp_path):
+    """A TPU's own steps; on a GPU those that the program marked."""
+    operations = [("fusion.1", 0, 1_000), ("all-reduce.2", 1_000, 1_400), ("fusion.1", 5_000, 7_000)]
+    lines = [("XLA Ops", operations), ("Steps", [("7", 0, 4_000), ("8", 4_000, 8_000)])]
+    tpu = xspace("/device:TPU:0", lines, ["fusion.1", "all-reduce.2", "7", "8"])
+    gpu = xspace("/device:GPU:0", [("Stream #1", [(GEMM, 0, 900), (NCCL, 5_000, 5_300)])], [GEMM, NCCL])
+    marked = [("python", [("train", 0, 4_000, 7), ("train", 4_000, 8_000, 8)])]
+    host = xspace("/host:CPU", marked, ["train"], ["step_num"])
+    for profile, compute_ns, comm_ns in (
+        (tpu + host, [1_000, 2_000], [400, 0]),
+        (gpu + host, [900, 0], [0, 300]),
+    ):
+        (tmp_path / "host.xplane.pb").write_bytes(profile)
+        (rank,) = weft.analyze(tmp_path).ranks
+        assert [step.name for step in rank.steps] == ["ProfilerStep#7", "ProfilerStep#8"]
+        assert [step.figures.compute_ns for step in rank.steps] == compute_ns
+        assert [step.figures.comm_ns for step in rank.steps] == comm_ns
 
 
 def test_xla_operations_written_as_hlo_text(tmp_path):

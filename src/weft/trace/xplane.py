@@ -55,17 +55,22 @@ def read(path: Path, is_comm_names: IsComm | None = None) -> list[Trace]:
         planes = [
             _plane(data, *place) for number, place in fields(data) if number == 1 and isinstance(place, tuple)
         ]
-        host = [_host_calls(data, plane) for plane in planes if plane.name.startswith("/host:CPU")]
+        hosts = [_host(data, plane) for plane in planes if plane.name.startswith("/host:CPU")]
         out: list[Trace] = []
         for plane in planes:
             device = _DEVICE.search(plane.name)
             if device is None:
                 continue
             columns = Columns()
-            for calls in host:
-                for call in calls:
-                    columns.call(*call)
             operations = _spans(data, plane, int(device[2]), columns)
+            own_steps = bool(
+                columns.marks
+            )  # a device's own steps are more exact than when they were launched
+            for host in hosts:
+                for call in host.calls:
+                    columns.call(*call)
+                for step in () if own_steps else host.steps:
+                    columns.mark(*step)
             if columns.gpu:
                 known = is_comm_names or kernel_table
                 choose = _or_collective(known) if operations else known
@@ -191,25 +196,27 @@ def _event(
     return name, start_ps // 1000, (start_ps + length) // 1000, stats
 
 
-def _host_calls(data: bytes, plane: _Plane) -> list[tuple[str, int, int, Any, int]]:
+@dataclass
+class _Host:
+    calls: list[tuple[str, int, int, int, int]] = field(default_factory=list)
     """Calls on the CPU that launched work on a GPU: name, start, end, correlation and thread."""
-    found = []
+    steps: list[tuple[str, int, int]] = field(default_factory=list)
+    """Steps that the program marked (`jax.profiler.StepTraceAnnotation`): name, start and end."""
+
+
+def _host(data: bytes, plane: _Plane) -> _Host:
+    host = _Host()
     for place in plane.lines:
         line = _line(data, *place)
         for event in line.events:
             name, start, end, stats = _event(data, plane, line, event)
-            correlation = stats.get("correlation_id")
+            correlation, step = stats.get("correlation_id"), stats.get("step_num")
             if isinstance(correlation, int):
-                found.append(
-                    (
-                        name if "ynchronize" in name else f"launch {name}",
-                        start,
-                        end,
-                        correlation,
-                        line.identity,
-                    )
-                )
-    return found
+                said = name if "ynchronize" in name else f"launch {name}"
+                host.calls.append((said, start, end, correlation, line.identity))
+            elif isinstance(step, int) and end > start:
+                host.steps.append((f"ProfilerStep#{step}", start, end))
+    return host
 
 
 def _spans(data: bytes, plane: _Plane, device: int, columns: Columns) -> bool:
@@ -217,6 +224,12 @@ def _spans(data: bytes, plane: _Plane, device: int, columns: Columns) -> bool:
     lines = [_line(data, *place) for place in plane.lines]
     streams = [line for line in lines if line.name.startswith("Stream")]
     operations = not streams
+    for line in lines:
+        if line.name == "Steps":
+            for place in line.events:
+                name, start, end, _ = _event(data, plane, line, place)
+                if name.isdecimal() and end > start:
+                    columns.mark(f"ProfilerStep#{name}", start, end)
     for line in streams or [line for line in lines if line.name in _OPERATION_LINES]:
         for place in line.events:
             name, start, end, stats = _event(data, plane, line, place)
