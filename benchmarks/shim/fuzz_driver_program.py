@@ -9,6 +9,7 @@ the driver was misused. With `trace`, and under weft, the tracer starts and stop
 from __future__ import annotations
 
 import json
+import os
 import random
 import sys
 from ctypes import byref, c_int, c_size_t, c_uint, c_ulonglong, c_void_p
@@ -69,6 +70,7 @@ class Program:
             self.exchange_mode: 1,
             self.unload: 1,
             self.reset: 1,
+            self.fork: 1,
             self.trace: 2,
         }
         for action in self.random.choices(list(actions), list(actions.values()), k=STEPS):
@@ -196,6 +198,16 @@ class Program:
         if not self.capturing:
             self.results.append(("reset", self.lib.cuDevicePrimaryCtxReset_v2(0)))
             self.lib.fake_context_alive()
+
+    def fork(self) -> None:
+        """A child launches what it inherited, which only the fake driver allows."""
+        if self.capturing:
+            return
+        child = os.fork()
+        if child == 0:
+            results = [launch(one, 100, 128, 0, 0x10) for one in self.kernels]
+            os._exit(sum(bool(result) << place for place, result in enumerate(results)))
+        self.results.append(("fork", os.waitpid(child, 0)[1]))
 
     def trace(self) -> None:
         if self.traced and not self.capturing:

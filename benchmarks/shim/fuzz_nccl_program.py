@@ -301,7 +301,7 @@ class Program:
         if name in ("ncclAllReduce", "ncclReduceScatter"):
             numbers = [choice([0, 4, 9])]
         count, kind = c_size_t(choice([0, 1, 256, 1 << 20])), choice([2, 7, 7, 12, 99])
-        arguments = [*buffers, count, kind, *numbers, comm, None]
+        arguments: list[Any] = [*buffers, count, kind, *numbers, comm, None]
         if self.version >= 23100 and name != "ncclBcast" and self.random.random() < 0.35:
             settings = choice(CALL_CONFIGS)()
             self.keep.append(settings)
