@@ -110,17 +110,27 @@ static void lower(CUfunction f, int before, int shaped) {
     pthread_mutex_unlock(turn);
 }
 
+/* Where the limit in the driver is not weft's, it is the program's: it may have been set by a way that is not seen. */
+static bool learn_limit(CUfunction f, need *n) {
+    int limit;
+    if (n->measured_by)
+        return true;
+    if (!get(f, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, &limit))
+        return false;
+    if (n->asked < 0 || limit != n->in_driver)
+        n->asked = n->in_driver = limit;
+    return true;
+}
+
 /* Raise it as far as it goes, to measure. `before`: what it was before weft ever raised it; another thread may be
  * measuring right now. */
 static bool raise_from(CUfunction f, size_t dynamic_bytes, int most, int *before) {
     pthread_mutex_t *turn = turn_of(f);
     pthread_mutex_lock(turn);
     need *n = need_of(f);
-    bool known = get(f, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, before);
-    if (n && n->asked >= 0)
+    bool known = n ? learn_limit(f, n) : get(f, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, before);
+    if (n && known)
         *before = n->asked;
-    else if (n && known)
-        n->asked = n->in_driver = *before; /* the first to look sees the limit as the program left it */
     bool done = known && dynamic_bytes <= (size_t)*before && /* else the driver refuses the program's own launch */
                 set(f, most) == CUDA_SUCCESS;
     if (done && n)
@@ -142,17 +152,6 @@ bool weft_pin_function(CUfunction f, unsigned threads, size_t dynamic_bytes, uns
 }
 
 /* --- launches over the program's own limit ------------------------------------------------------------------- */
-
-/* Where weft has not raised it, the driver's limit is the program's. */
-static bool learn_limit(CUfunction f, need *n) {
-    int limit;
-    if (n->measured_by || (n->asked >= 0 && n->in_driver > n->asked))
-        return true;
-    if (!get(f, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, &limit))
-        return false;
-    n->asked = n->in_driver = limit;
-    return true;
-}
 
 static bool exceeded(CUfunction f, need *n, size_t dynamic_bytes) {
     if (!learn_limit(f, n) || dynamic_bytes <= (size_t)n->asked)
