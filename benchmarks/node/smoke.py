@@ -228,9 +228,12 @@ def copies(name: str) -> dict[str, Any]:
             call = getattr(ranks, kind)
             for engine in ("sm", "dma"):
                 apply.apply(Policy(engine=engine), Policy())
-                call([send], [whole], [stream])  # what moves the data, where the rest is delays
-                torch.cuda.synchronize()
-                right = right and torch.equal(whole, part.repeat(node.ranks))
+                for _ in range(3):  # new data each time, in the same buffers
+                    send.mul_(-1.5)
+                    torch.cuda.synchronize()
+                    call([send], [whole], [stream])
+                    torch.cuda.synchronize()
+                    right = right and torch.equal(whole, send[: part.numel()].repeat(node.ranks))
                 before = snapshot()
                 took = event_us(lambda: call([send], [whole], [stream]), stream)  # noqa: B023
                 after = snapshot()

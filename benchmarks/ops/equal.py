@@ -17,9 +17,8 @@ import sys
 import time
 from pathlib import Path
 
-import torch
+from provenance import ROOT, provenance
 
-ROOT = Path(__file__).parents[2]
 PROGRAM = ROOT / "tests" / "jobs" / "programs" / "ops_fuzz.py"
 SHARES = {1: 0.2, 2: 0.28, 3: 0.22, 4: 0.2, 8: 0.1}
 """Of all calls, by number of ranks."""
@@ -51,13 +50,14 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
+    measured_with = provenance()
     rows = []
     for ranks, share in SHARES.items():
         rows.append(run(ranks, round(given.calls * share), given.seed))
         print(rows[-1], flush=True)
     document = {
         "command": f"python benchmarks/ops/equal.py --calls {given.calls} --seed {given.seed}",
-        "torch": torch.__version__,
+        **measured_with,
         "calls": sum(int(row["calls"]) for row in rows),
         "all_equal": all(row["equal"] for row in rows),
         "rows": rows,

@@ -24,3 +24,13 @@ def check_int(name: str, value: Any, low: int, high: int, *, optional: bool = Tr
         return
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise UsageError(f"{name} {value!r} is not valid; use an integer from {low} to {high}")
+
+
+def check_number(name: str, value: Any, low: float, high: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
+        raise UsageError(f"{name} {value!r} is not valid; use a number from {low:g} to {high:g}")
+
+
+def check_flag(name: str, value: Any) -> None:
+    if not isinstance(value, bool):
+        raise UsageError(f"{name} {value!r} is not valid; use true or false")

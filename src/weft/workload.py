@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from weft.checks import check_choice, check_int
+from weft.checks import check_choice, check_int, check_keys
 from weft.errors import UsageError
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
@@ -220,9 +220,7 @@ class Workload:
         compute = dict(values.pop("compute", {}))
         for known, given, where in ((cls, values, "workload"), (Compute, compute, "compute")):
             names = [f.name for f in fields(known) if f.name not in ("call", "compute")]
-            for key in given:
-                if key not in names:
-                    raise UsageError(f"{where}: unknown key {key!r}; known are {', '.join(names)}")
+            check_keys(where, given, names)
         for key in ("shape", "tile", "grid"):
             if compute.get(key) is not None:
                 compute[key] = tuple(compute[key])

@@ -40,6 +40,18 @@ class DevToolsError(Exception):
     """The browser refused, threw, or did not answer in time."""
 
 
+class PageGoneError(DevToolsError):
+    """The page that was asked is being replaced by another."""
+
+
+GONE = (
+    "context was destroyed",
+    "Cannot find context",
+    "Cannot find default execution context",
+    "navigated or closed",
+)
+
+
 class Browser:
     """One browser process with a profile of its own."""
 
@@ -74,7 +86,7 @@ class Browser:
         """End the browser and what it started."""
         if self._process.poll() is None:
             os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait(10)
+        self._process.wait(60)
         os.close(self._write)
         os.close(self._read)
         self._profile.cleanup()
@@ -87,10 +99,11 @@ class Browser:
             message["sessionId"] = session
         os.write(self._write, json.dumps(message).encode() + b"\0")
         while True:
-            answer = self._receive(60)
+            answer = self._receive(110)
             if answer.get("id") == self._last_id:
                 if "error" in answer:
-                    raise DevToolsError(f"{method}: {answer['error']}")
+                    gone = any(words in str(answer["error"]) for words in GONE)
+                    raise (PageGoneError if gone else DevToolsError)(f"{method}: {answer['error']}")
                 return answer["result"]
             self.events.append(answer)
 
@@ -156,12 +169,17 @@ class Page:
             raise DevToolsError(f"{expression}: {answer['exceptionDetails']}")
         return answer["result"].get("value")
 
-    def wait(self, condition: str, timeout: float = 30.0) -> None:
-        """Wait until an expression is true."""
-        deadline = time.monotonic() + timeout
-        while not self.run(condition):
+    def wait(self, condition: str, timeout: float = 90.0) -> None:
+        """Wait until an expression is true. Where a page goes away while it is asked, the next one is."""
+        deadline, last = time.monotonic() + timeout, ""
+        while True:
+            try:
+                if self.run(condition):
+                    return
+            except PageGoneError as error:
+                last = f"; {error}"
             if time.monotonic() > deadline:
-                raise DevToolsError(f"still not true after {timeout} s: {condition}")
+                raise DevToolsError(f"still not true after {timeout} s: {condition}{last}")
             time.sleep(0.02)
 
     def settle(self) -> None:

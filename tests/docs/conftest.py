@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import sys
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import doc_workspace
 import pytest
 from doc_blocks import Command, runnable
+
+sys.path.append(str(Path(__file__).parents[1] / "jobs"))
+from ports import held_port
 
 
 @pytest.fixture(scope="session")
@@ -20,7 +24,8 @@ def typed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     def type_page(page: Path) -> list[tuple[int, str]]:
         folder = doc_workspace.make(tmp_path_factory.mktemp(page.stem))
         commands: list[Command] = runnable(page)
-        return doc_workspace.typed(commands, folder, doc_workspace.environment(folder))
+        with held_port() as port:
+            return doc_workspace.typed(commands, folder, doc_workspace.environment(folder, port))
 
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
         begun: dict[Path, Future[list[tuple[int, str]]]] = {

@@ -6,7 +6,6 @@ import gzip
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -60,8 +59,11 @@ def make(folder: Path) -> Path:
     return folder
 
 
-def environment(folder: Path) -> dict[str, str]:
-    """Nothing of the caller's but what finds the programs: a new user's terminal of 80 columns."""
+def environment(folder: Path, port: int) -> dict[str, str]:
+    """Nothing of the caller's but what finds the programs: a new user's terminal of 80 columns.
+
+    torchrun uses this port instead of 29500, since pages are typed at the same time.
+    """
     kept = {name: os.environ[name] for name in ("TMPDIR", "LD_LIBRARY_PATH") if name in os.environ}
     return {
         **kept,
@@ -71,16 +73,8 @@ def environment(folder: Path) -> dict[str, str]:
         "WEFT_STORE": str(folder / "verdicts.sqlite"),
         "COLUMNS": "80",
         "LC_ALL": "C.UTF-8",
-        "PET_MASTER_PORT": str(
-            _free_port()
-        ),  # torchrun takes 29500 otherwise, and pages are typed at the same time
+        "PET_MASTER_PORT": str(port),
     }
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def typed(commands: list[Command], folder: Path, env: dict[str, str]) -> list[tuple[int, str]]:

@@ -8,6 +8,7 @@ REAL        steps take what they take, by the clock on the wall: no policy chang
 STEPS       how many; OPTIMIZERS: sgd,adam or none; NO_GROUP: without torch.distributed
 AGAIN       step at which the process group is destroyed and made anew
 DIE         step@rank, at the first start; PAUSE: step@rank that takes 3 s; REFUSE: ctas@rank; RECORD: the folder for what was seen
+HOLD        {"100": "seen"}: at this step, wait for this file in RECORD; at "start" before the process group is made
 """
 
 from __future__ import annotations
@@ -114,6 +115,13 @@ def work() -> None:
         time.sleep(0.01)
 
 
+def hold(when: str) -> None:
+    """Wait for the file that the test makes, if this is a moment for which it asked that."""
+    name = json.loads(os.environ.get("HOLD", "{}")).get(when)
+    while name is not None and not Path(os.environ["RECORD"], name).exists():
+        time.sleep(0.01)
+
+
 def main() -> list[object]:
     global step_number
     import torch
@@ -125,6 +133,7 @@ def main() -> list[object]:
     torch.manual_seed(0)
     torch.set_num_threads(1)
     model: nn.Module = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 8))
+    hold("start")
     if os.environ.get("NO_GROUP") != "1":
         dist.init_process_group("gloo")
         rank = dist.get_rank()
@@ -139,6 +148,7 @@ def main() -> list[object]:
     losses, policies = [], []
     for step in range(int(os.environ.get("STEPS", "90"))):
         step_number = step
+        hold(str(step))
         policies.append(now.label)
         if os.environ.get("DIE") == f"{step}@{rank}" and not int(
             os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
@@ -187,3 +197,6 @@ if __name__ == "__main__":
     sys.modules["live_job"] = sys.modules["__main__"]
     settings()
     main()
+    from leaving import end
+
+    end()

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import sqlite3
 import sys
 import time
-from contextlib import closing
 from pathlib import Path
 
 import live_job
 import torch
+from ports import held_port
 
 from weft.shim.inject import AUTOLOAD
 
@@ -24,12 +23,6 @@ sys.path.append(str(AUTOLOAD))
 import weft_autoload
 
 DEADLINE_S = 60
-
-
-def free_port() -> int:
-    with closing(socket.socket()) as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 def rank(number: int, scenario: dict, folder: Path, port: int) -> object:
@@ -50,9 +43,9 @@ def rank(number: int, scenario: dict, folder: Path, port: int) -> object:
     return live_job.main()
 
 
-def play(name: str, scenario: dict, folder: Path) -> None:
+def play(scenario: dict, folder: Path, port: int) -> None:
     folder.mkdir()
-    port, children, began = free_port(), {}, time.monotonic()
+    children, began = {}, time.monotonic()
     locked = None
     if scenario.get("lock"):
         locked = sqlite3.connect(scenario["env"]["WEFT_STORE"], isolation_level=None)
@@ -100,4 +93,5 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     warm_up()
     for name, scenario in json.loads(Path(sys.argv[1]).read_text()).items():
-        play(name, scenario, Path(sys.argv[2], name))
+        with held_port() as port:
+            play(scenario, Path(sys.argv[2], name), port)

@@ -7,13 +7,18 @@ import os
 import subprocess
 import sys
 import textwrap
+from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
+from ports import held_port
 
 pytest.importorskip("torch")
+HERE = Path(__file__).parent
 
 PROGRAM = """
 import json, os, sys
+from leaving import end
 from weft.execute.dist import DistExecutor
 from weft.policy import Policy
 from weft.workload import Compute, Workload
@@ -41,66 +46,60 @@ for collective in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all"):
                     assert ms > 0
                 except WeftError as error:
                     print(f"problem rank {executor.rank}: {error}", flush=True)
-                    sys.exit(3)
+                    os._exit(3)  # gloo's threads may still hold tensors: torch 2.13 would abort
     if os.environ.get("DIE") == str(executor.rank):
         os._exit(9)
 print("done", executor.rank, executor.device, flush=True)
-executor.close()
+end()
 """
 
 
-def start(ranks: int, tmp_path, program=PROGRAM, arguments=(), **extra: str) -> list[subprocess.Popen[str]]:
-    port = 20000 + (os.getpid() * 7 + ranks * 131 + len(extra) * 17 + len(program)) % 20000
+def run(ranks: int, tmp_path, program=PROGRAM, arguments=(), **extra: str) -> tuple[list[int], list[str]]:
+    """The exit code and the output of each rank."""
     script = tmp_path / "rank.py"
     script.write_text(textwrap.dedent(program))
     common = {
         "WORLD_SIZE": str(ranks),
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
         "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]),
     }
-    return [
-        subprocess.Popen(
-            [sys.executable, str(script), *arguments],
-            env={**os.environ, **common, **extra, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(ranks)
-    ]
-
-
-def finish(processes: list[subprocess.Popen[str]]) -> list[str]:
-    try:
-        return [process.communicate(timeout=90)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
+    with ExitStack() as stack:
+        port = stack.enter_context(held_port())
+        processes = []
+        for rank in range(ranks):
+            env = {**os.environ, **common, **extra, "MASTER_PORT": str(port)}
+            process = subprocess.Popen(
+                [sys.executable, str(script), *arguments],
+                env={**env, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+            processes.append(stack.enter_context(process))
+            stack.callback(process.kill)
+        outputs = [process.communicate(timeout=100)[0] for process in processes]
+    return [process.returncode for process in processes], outputs
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_every_collective_is_right(ranks, tmp_path):
-    processes = start(ranks, tmp_path)
-    outputs = finish(processes)
-    assert [process.returncode for process in processes] == [0] * ranks, "\n".join(outputs)
+    codes, outputs = run(ranks, tmp_path)
+    assert codes == [0] * ranks, "\n".join(outputs)
     assert all("done" in text and f"cpu:{ranks}xgloo" in text for text in outputs)
 
 
 def test_a_wrong_result_is_told_on_every_rank(tmp_path):
-    outputs = finish(start(2, tmp_path, CORRUPT="1"))
+    _, outputs = run(2, tmp_path, CORRUPT="1")
     assert "problem rank 1" in outputs[1]
     assert "gave rank 1" in outputs[1]
     assert "problem rank 0" in outputs[0]
 
 
 def test_a_rank_that_dies_is_one_line_on_the_others(tmp_path):
-    processes = start(3, tmp_path, DIE="2")
-    outputs = finish(processes)
-    assert processes[2].returncode == 9
-    for process, text in list(zip(processes, outputs, strict=True))[:2]:
-        assert process.returncode == 3
+    codes, outputs = run(3, tmp_path, DIE="2")
+    assert codes == [3, 3, 9], "\n".join(outputs)
+    for text in outputs[:2]:
         assert sum("problem rank" in line for line in text.splitlines()) == 1
         assert "did another rank exit?" in text
 
@@ -115,9 +114,8 @@ app(["check", "--device", "cpu", "--json", "--out", sys.argv[1]])
 
 
 def test_the_check_suite_over_gloo(tmp_path):
-    processes = start(2, tmp_path, program=BENCH, arguments=[str(tmp_path / "out")])
-    outputs = finish(processes)
-    assert [process.returncode for process in processes] == [0, 0], "\n".join(outputs)
+    codes, outputs = run(2, tmp_path, program=BENCH, arguments=[str(tmp_path / "out")])
+    assert codes == [0, 0], "\n".join(outputs)
     lines = outputs[0].splitlines()
     document = json.loads(next(line for line in lines if line.startswith("{")))
     assert document["device"] == "cpu:2xgloo"

@@ -5,13 +5,13 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
-import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from ports import held_port
 
 pytest.importorskip("torch")
 ROOT = Path(__file__).parents[2]
@@ -38,16 +38,10 @@ def lines() -> dict[str, str]:
     return {name: line for line, name in found}
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-def with_port(line: str) -> str:
+def with_port(line: str, port: int) -> str:
     """The line with a port of its own, for launchers that take 29500 whatever else runs on the machine."""
-    line = line.replace("accelerate launch", f"accelerate launch --main_process_port {free_port()}")
-    return line.replace("-- deepspeed", f"-- deepspeed --master_port {free_port()}")
+    line = line.replace("accelerate launch", f"accelerate launch --main_process_port {port}")
+    return line.replace("-- deepspeed", f"-- deepspeed --master_port {port}")
 
 
 def test_the_page_has_a_line_for_each():
@@ -71,20 +65,20 @@ def launch(name: str, folder: Path) -> subprocess.CompletedProcess[str]:
         **os.environ,
         "PATH": f"{folder}:{os.environ['PATH']}",
         "PYTHONPATH": f"{ROOT / 'src'}:{PROGRAMS}:{PROGRAMS.parent}",
-        "PET_MASTER_PORT": str(free_port()),  # torchrun's
         "OMP_NUM_THREADS": "1",
         "WEFT_STORE": str(folder / "verdicts.sqlite"),
         "HOME": str(folder),
     }
-    return subprocess.run(
-        ["bash", "-c", with_port(lines()[name])],
-        cwd=ROOT,
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
+    with held_port() as port:
+        return subprocess.run(
+            ["bash", "-c", with_port(lines()[name], port)],
+            cwd=ROOT,
+            env={**env, "PET_MASTER_PORT": str(port)},  # torchrun's
+            capture_output=True,
+            text=True,
+            timeout=280,
+            check=False,
+        )
 
 
 @pytest.fixture(scope="module")

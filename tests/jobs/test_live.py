@@ -96,7 +96,7 @@ def zoo(tmp_path_factory):
     scenarios["killed late without weft"] = job(3, weft=False, DIE="130@1", STEPS="160")
     scenarios["paused in the watch"] = job(3, PAUSE="130@1", STEPS="160")
     scenarios["leader paused in the watch"] = job(2, PAUSE="130@0", STEPS="160")
-    scenarios["stalled"] = job(4, STEPS="90", EFFECTS=json.dumps(stall), WEFT_TUNE_STALL_S="1.5")
+    scenarios["stalled"] = job(4, STEPS="90", EFFECTS=json.dumps(stall), WEFT_TUNE_STALL_S="4")
     scenarios["refused"] = job(3, STEPS="90", REFUSE="16@1")
     scenarios["two optimizers"] = job(STEPS="90", OPTIMIZERS="sgd,adam")
     scenarios["no optimizer"] = job(STEPS="20", OPTIMIZERS="")

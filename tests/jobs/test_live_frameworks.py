@@ -5,14 +5,15 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections import Counter
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from ports import held_port
 
 import weft
 from weft.shim.inject import AUTOLOAD
@@ -71,10 +72,7 @@ class Ran:
 
 def run(folder: Path, kind: str, steps: int = 110, ranks: int = 2, *, tuned: bool = True, **more: str) -> Ran:
     folder.mkdir()
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    env = {**CLEAN, "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    env = {**CLEAN, "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1"}
     env |= {"RECORD": str(folder), "OMP_NUM_THREADS": "1", "LOCAL_WORLD_SIZE": str(ranks)}
     env |= {"PYTHONPATH": str(HERE)}
     if tuned:
@@ -89,17 +87,20 @@ def run(folder: Path, kind: str, steps: int = 110, ranks: int = 2, *, tuned: boo
             "WEFT_LOG": "debug",
             **more,
         }
-    started = [
-        subprocess.Popen(
-            [sys.executable, str(JOB), kind, str(steps)],
-            env={**env, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stderr=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            text=True,
-        )
-        for rank in range(ranks)
-    ]
-    errors = [process.communicate(timeout=200)[1] for process in started]
+    with ExitStack() as stack:
+        port = stack.enter_context(held_port())
+        started = []
+        for rank in range(ranks):
+            process = subprocess.Popen(
+                [sys.executable, str(JOB), kind, str(steps)],
+                env={**env, "MASTER_PORT": str(port), "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                stderr=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                text=True,
+            )
+            started.append(stack.enter_context(process))
+            stack.callback(process.kill)
+        errors = [process.communicate(timeout=200)[1] for process in started]
     assert [process.returncode for process in started] == [0] * ranks, [text[-3000:] for text in errors]
     return Ran(folder, ranks, errors)
 

@@ -61,6 +61,10 @@ def test_copy_engines_of_a_node_have_a_communicator_and_windows_of_their_own():
         executor.measure(gathers, Policy(engine=engine))
     assert ranks.made == [(8, None), (8, None)]
     assert ranks.windows == [executor._held[1].recv[0].data_ptr()]
+    ranks.broken = True
+    with pytest.raises(WrongResultError):
+        executor.measure(gathers, Policy(engine="dma"))
+    ranks.broken = False
     with pytest.raises(UsageError, match="comm.engine dma"):
         executor.measure(workload.but(collective="all_reduce", ranks=8), Policy(engine="dma"))
     _, alone, _ = make(ranks=ranks, baseline_ctas=None, node="dgx-h100")

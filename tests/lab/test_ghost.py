@@ -211,14 +211,17 @@ def test_an_unmodified_script(tmp_path):
         dist.all_reduce(x := torch.ones(2, 3).t(), group=two)  # not contiguous, but without gaps
         print(x.tolist())
         dist.destroy_process_group()
+        from torch.distributed.device_mesh import init_device_mesh
+        print(init_device_mesh("cpu", (4,)).size())  # which starts torch.distributed itself
         """)
     )
     node = ["--node", "dgx-h100", "--late", "50,20", "--stage", "1500"]
     command = [sys.executable, "-m", "weft.comm.ghost", "--ranks", "4", *node, str(script), "--lr", "1"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
-    first, second = done.stdout.splitlines() or ["", done.stderr]
+    first, second, third = done.stdout.splitlines() or ["", "", done.stderr]
     assert first == "['--lr', '1'] 4 [4.0, 4.0, 4.0] dgx-h100", done.stderr
     assert second == "[[2.0, 2.0], [2.0, 2.0], [2.0, 2.0]]"
+    assert third == "4"
     bad = subprocess.run(
         [*command[:3], "--rank", "2"], capture_output=True, text=True, timeout=60, check=False
     )

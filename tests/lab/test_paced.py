@@ -11,7 +11,7 @@ from ptx_interpreter import Memory, run_kernel
 
 from weft.comm import nccl, paced, paced_kernel, paced_launch, paced_plan
 from weft.comm.node import load_node
-from weft.errors import UsageError, WeftError
+from weft.errors import UnavailableError, UsageError, WeftError
 from weft.gpu.driver import Attribute, Driver
 
 THREADS = 32
@@ -191,6 +191,97 @@ def test_traffic_beyond_the_data_goes_to_scratch_memory():
     assert made.write_units == made.data_units
     assert made.all_units == 3 * made.data_units
     assert made.unit_bytes == THREADS * 256
+
+
+class CopyingDriver(Driver):
+    """Makes the driver's copies in the interpreter's memory, and logs its calls with those of the delays."""
+
+    def __init__(self, memory: Memory) -> None:
+        self.memory, self.log = memory, []
+
+    def attribute(self, device, attribute):
+        return 9
+
+    def call(self, name, *given):
+        self.log.append(name)
+        if name == "cuMemcpyDtoDAsync_v2":
+            target, source, size, _ = (value.value for value in given)
+            self.memory.at(target, size)[:] = self.memory.at(source, size)
+        elif name == "cuMemsetD8Async":
+            target, byte, size, _ = (value.value for value in given)
+            self.memory.at(target, size)[:] = byte
+
+
+class Delays:
+    """In place of StreamDelays."""
+
+    def __init__(self, log: list[str], *, works: bool = True) -> None:
+        self.log, self.works, self.held = log, works, []
+
+    def capturing(self, stream):
+        return False
+
+    def hold(self, stream, us, action):
+        if not self.works:
+            raise UnavailableError("no delays")
+        self.log.append("begin")
+        action()
+        self.log.append("end")
+        self.held.append((stream, us))
+
+
+@pytest.mark.parametrize(
+    ("operation", "in_place", "root"),
+    [
+        ("all_gather", False, 0),
+        ("all_gather", True, 0),
+        ("all_to_all", False, 0),
+        ("gather", False, 1),
+        ("scatter", False, 1),
+        ("scatter", False, 0),
+    ],
+)
+def test_copies_leave_what_the_kernel_leaves_each_time(operation, in_place, root):
+    """comm.engine dma: the same bytes as by SMs, at every repetition and with new data."""
+    memory, size, source = Memory(), 96, np.random.default_rng(0)
+    given, out = np.zeros(4 * size, np.uint8), np.zeros(4 * size, np.uint8)
+    recv = memory.add(out)
+    send = recv + size if in_place else memory.add(given)
+    (planned,) = paced_plan.plan_calls([call(operation, send, recv, size, rank=1, peer=root)])
+    driver = CopyingDriver(memory)
+    launcher = paced_launch.PacedLauncher(driver)
+    launcher._delays = delays = Delays(driver.log)
+    node = load_node("dgx-h100")
+    copied, part = node.copied("all_gather", 4 * size, 4), node.collective("all_gather", 4 * size, None, 4)
+    ready = []
+    for turn in range(3):
+        given[:], out[:] = source.integers(0, 255, (2, 4 * size))
+        before = out.copy()
+        run(planned, memory)
+        wanted = out.copy()
+        out[:] = before
+        if ready:
+            ready[0].launch(5.0)
+        else:
+            ready = launcher.delay(planned, copied, part, 5.0)
+        assert np.array_equal(out, wanted)
+        assert not np.array_equal(out, before)
+        assert delays.held[turn:] == [(7, copied.us + 5.0)]
+        issued = driver.log[driver.log.index("begin") :]
+        assert (issued[1], issued[-2:]) == ("cuEventRecord", ["cuStreamWaitEvent", "end"])
+        assert "cuLaunchKernelEx" not in driver.log
+        driver.log.clear()
+
+
+def test_without_delays_the_kernel_runs_in_place_of_copies(monkeypatch):
+    launcher, launched = paced_launch.PacedLauncher(FakeDriver()), []
+    launcher._delays = Delays([], works=False)
+    monkeypatch.setattr(launcher, "launch", lambda *given: launched.append(given))
+    node = load_node("dgx-h100")
+    copied, part = node.copied("all_gather", 4096, 4), node.collective("all_gather", 4096, None, 4)
+    (planned,) = paced_plan.plan_calls([call("all_gather", 4096, 1 << 20, 1024)])
+    launcher.delay(planned, copied, part, 2.0)
+    assert launched == [(planned, part, 2.0)]
 
 
 # --- the NCCL API ------------------------------------------------------------------------------------------

@@ -49,7 +49,7 @@ static void after_fork(void) { pthread_mutex_init(&lock, NULL); }
 __attribute__((constructor)) static void begin(void) { pthread_atfork(NULL, NULL, after_fork); }
 static bool logging = true;
 static _Atomic int hanging;
-static _Atomic int late_us; /* how long a split in the background takes */
+static _Atomic int late, late_ended; /* whether splits in the background are held, and how many have ended */
 static _Atomic long calls, fail_at;
 static __thread int depth;
 static __thread ncclResult_t group_error; /* of any call in the group: the group then fails, whatever follows */
@@ -112,7 +112,8 @@ API int fake_calls(void) { return record_count; }
 API const record *fake_call(int i) { return &records[i]; }
 API void fake_logging(int on) { logging = on; }
 API void fake_hang(int on) { hanging = on; }
-API void fake_late(int microseconds) { late_us = microseconds; }
+API void fake_late(int on) { late = on; }
+API int fake_late_ended(void) { return late_ended; }
 API long fake_nccl_calls_so_far(void) { return calls; }
 API void fake_nccl_fail_at(long n) {
     calls = 0;
@@ -281,11 +282,13 @@ struct late_split {
 /* In the background: the pointer is written when the split is over. */
 static void *split_late(void *argument) {
     struct late_split *l = argument;
-    usleep((unsigned)late_us);
+    while (late)
+        usleep(1000);
     *l->made = l->child;
     l->parent->polls = 0;
     l->parent->async = 0;
     free(l);
+    late_ended++;
     return NULL;
 }
 
@@ -304,7 +307,7 @@ API ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *
     if (!child)
         return INVALID;
     child->rank = key;
-    if (comm->blocking == 0 && late_us) {
+    if (comm->blocking == 0 && late) {
         pthread_t thread;
         struct late_split *l = malloc(sizeof *l);
         *l = (struct late_split){made, child, comm};

@@ -151,7 +151,7 @@ LATE = """
     while error.value == 7:
         n.lib.ncclCommGetAsyncError(a, byref(error))
     n.all_reduce(a)
-    n.lib.fake_late(400_000)
+    n.lib.fake_late(1)  # until it is 0
 """
 
 
@@ -160,8 +160,8 @@ def test_a_split_that_ends_after_the_deadline_writes_into_nobodys_memory(nccl_pr
         LATE
         + """
     whys = [refused(routes.prepare, 24, 0.1), routes.communicators()[0].why_not, refused(routes.prepare, 24, 0.1)]
+    threading.Timer(0.3, n.lib.fake_late, (0,)).start()
     n.all_reduce(a)  # waits for the split: NCCL would refuse it
-    n.lib.fake_late(0)
     routes.prepare(24, 5)
     routes.route(24)
     n.all_reduce(a)
@@ -184,8 +184,9 @@ def test_a_communicator_that_ends_before_its_late_split_is_let_go(nccl_program):
     n.all_reduce(b)
     refused(routes.prepare, 24, 0.1)
     n.check(n.lib.ncclCommAbort(a))
-    time.sleep(0.6)
     n.lib.fake_late(0)
+    while not n.lib.fake_late_ended():
+        time.sleep(0.01)
     routes.prepare(24, 5)
     routes.route(24)
     n.all_reduce(b)
@@ -203,6 +204,7 @@ def test_children_of_a_split_in_the_background_are_counted_as_not_handled(nccl_p
         + """
     made = c_void_p()
     n.check(n.lib.ncclCommSplit(a, 0, 0, byref(made), None), (7,))
+    n.lib.fake_late(0)
     error = c_int(7)
     while error.value == 7:
         n.lib.ncclCommGetAsyncError(a, byref(error))

@@ -124,5 +124,5 @@ show([pending, kernels, library().fake_waits(), [r["name"] for r in records() if
     engine = outcome.stats["engine"]
     assert (engine["copied"], engine["kernels"]) == (2, 4)
     (said,) = engine["represented_as"]
-    assert said == "delay without CTAs, 368.8 GB/s (340 to 370, published), as on dgx-h100"
+    assert said == "delay with a local copy, 368.8 GB/s (340 to 370, published), as on dgx-h100"
     assert f"2 collectives copied without an SM kernel ({said})" in outcome.stderr

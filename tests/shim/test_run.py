@@ -61,7 +61,7 @@ def test_signals_reach_the_program_and_its_answer_stands(environment, temporary,
         assert running.stdout is not None
         assert running.stdout.readline() == "ready\n"
         running.send_signal(number)
-        assert running.wait(timeout=20) == 42
+        assert running.wait(timeout=60) == 42
     assert not list(temporary.iterdir())
 
 
@@ -69,17 +69,17 @@ def test_a_program_does_not_outlive_weft(environment, tmp_path):
     script = (
         f"echo $$ > {tmp_path}/pid; exec sleep 60"  # weft, killed, cannot clear up: its files go to tmp_path
     )
-    running = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-m", "weft", "run", "--", "sh", "-c", script],
         env={**environment, "TMPDIR": str(tmp_path)},
-    )
-    pid_file = tmp_path / "pid"
-    while not pid_file.exists() or not pid_file.read_text().strip():
-        time.sleep(0.02)
-    running.kill()
-    running.wait()
+    ) as running:
+        pid_file = tmp_path / "pid"
+        while not pid_file.exists() or not pid_file.read_text().endswith("\n"):
+            assert running.poll() is None
+            time.sleep(0.02)
+        running.kill()
     pid = int(pid_file.read_text())
-    for _ in range(200):
+    for _ in range(1000):
         try:
             os.kill(pid, 0)
             state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]

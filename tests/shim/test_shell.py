@@ -58,8 +58,9 @@ CASES = {
     "umask and folder": "umask 027; cd /; @ sh -c 'umask; pwd'",
     "the end of a pipe is seen at once": "@ sh -c 'exec >&-; until test -e early; do sleep 0.02; done' | { cat; touch early; }; rm early",
     "a writer sees its reader gone": "{ sleep 0.3; yes; } | @ sh -c 'exec <&-; sleep 0.6'",
-    "timeout": "timeout -s TERM 1 @ sleep 20",
-    "timeout with a trap": "timeout 1 @ sh -c 'trap \"exit 4\" TERM; while :; do sleep 0.1; done'",
+    # SIGALRM is how the time of `timeout` ends: here once the program runs and `timeout` waits for it.
+    "timeout": "timeout -s TERM 100 @ sh -c 'touch up; exec sleep 100' & until test -e up && grep -q State:.S /proc/$!/status; do sleep 0.02; done; kill -ALRM $!; wait $!; code=$?; rm up; exit $code",
+    "timeout with a trap": "timeout 100 @ sh -c 'trap \"echo got; exit 4\" TERM; touch up; for i in $(seq 600); do sleep 0.1; done' & until test -e up && grep -q State:.S /proc/$!/status; do sleep 0.02; done; kill -ALRM $!; wait $!; code=$?; rm up; exit $code",
     "a group's signal comes once": 'setsid -w sh -c \'@ sh -c "trap \\"echo got\\" USR1; echo ready; touch up; until test -e sent; do :; done; sleep 0.5" & trap "" USR1; until test -e up; do sleep 0.02; done; kill -USR1 0; touch sent; wait; rm up sent\'',
     "a background child outlives": "@ sh -c 'sleep 0.2 > /dev/null 2>&1 & echo $? '",
     "a read-only TMPDIR": "TMPDIR=/proc @ sh -c 'exit 6'",
@@ -204,7 +205,7 @@ ANSWER = """
 import os, signal, sys, time
 signal.signal(int(sys.argv[1]), lambda *_: os._exit(42))
 print("ready", flush=True)
-time.sleep(20)
+time.sleep(100)
 """
 
 
@@ -218,7 +219,7 @@ def test_every_signal_that_can_be_caught_reaches_the_program(folder, number):
         assert running.stdout is not None
         assert running.stdout.readline() == "ready\n"
         running.send_signal(number)
-        assert running.wait(20) == 42
+        assert running.wait(60) == 42
     assert not list((folder / "tmp").iterdir())
 
 
@@ -232,7 +233,7 @@ def note(*_):
     got += 1
 signal.signal({int(number)}, note)
 print("ready", flush=True)
-end = time.monotonic() + 20
+end = time.monotonic() + 80
 while got < 20 and time.monotonic() < end:
     time.sleep(0.01)
 os._exit(0 if got >= 20 else 1)
@@ -266,9 +267,57 @@ def test_a_signal_after_the_program_has_ended_does_not_change_its_exit_code(fold
         time.sleep(0.3)
         running.send_signal(number)
         time.sleep(0.3)
-        if running.poll() is None:
-            (folder / "stats").read_bytes()
-        assert running.wait(20) == 3
+        reader = os.open(folder / "stats", os.O_RDONLY | os.O_NONBLOCK)  # weft may end without a report
+        end = time.monotonic() + 60
+        while running.poll() is None and time.monotonic() < end:
+            with suppress(BlockingIOError):
+                os.read(reader, 4096)
+            time.sleep(0.01)
+        os.close(reader)
+        assert running.returncode == 3
+
+
+WITNESS = """
+import os, signal, threading
+from weft.shim import signals
+os.setsid()
+signal.pthread_sigmask(signal.SIG_BLOCK, signals.ALL)
+witness = signals.Witness()
+for send in (lambda: os.killpg(0, signal.SIGUSR1), lambda: os.kill(os.getpid(), signal.SIGUSR1)):
+    os.kill(witness.pid, signal.SIGSTOP)
+    send()
+    info = signal.sigwaitinfo({signal.SIGUSR1})
+    threading.Timer(0.3, os.kill, (witness.pid, signal.SIGCONT)).start()
+    print(witness.saw(info.si_signo, info.si_pid))
+witness.end()
+"""
+
+
+def test_a_groups_signal_is_told_from_one_to_weft_however_late_the_witness_runs():
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    done = subprocess.run(
+        [sys.executable, "-c", WITNESS], env=env, capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout == "True\nFalse\n"
+
+
+def test_a_signal_during_the_start_reaches_the_program_and_nothing_stays_behind(folder):
+    """It comes while the loader is checked, when the job's folder is there and the program is not."""
+    (folder / "true").write_text("#!/bin/sh\ntouch checked; until test -e sent; do sleep 0.02; done\n")
+    (folder / "true").chmod(0o755)
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "TMPDIR": str(folder / "tmp")}
+    env["PATH"] = f"{folder}:{env['PATH']}"
+    for number in (signal.SIGTERM, signal.SIGINT):
+        with subprocess.Popen([*WEFT.split(), "sleep", "100"], cwd=folder, env=env) as running:
+            while not (folder / "checked").exists():
+                assert running.poll() is None
+                time.sleep(0.02)
+            running.send_signal(number)
+            (folder / "sent").touch()
+            assert running.wait(60) == -number
+        assert not list((folder / "tmp").iterdir())
+        (folder / "checked").unlink()
+        (folder / "sent").unlink()
 
 
 def send(running: subprocess.Popen, number: int) -> None:
@@ -285,7 +334,7 @@ def at_a_terminal(command: list[str], keys: list[tuple[str, bytes]], folder: Pat
     pid, terminal = pty.fork()
     if pid == 0:
         os.execvpe(command[0], command, env)
-    seen, end = b"", time.monotonic() + 40
+    seen, end = b"", time.monotonic() + 50
     try:
         while time.monotonic() < end:
             if keys and keys[0][0].encode() in seen:
@@ -335,9 +384,9 @@ TERMINAL = {
     "control-Z and fg": (
         ["bash", "--norc", "--noprofile", "-i"],
         [
-            ("$ ", b"@ sh -c 'echo he''re; sleep 1; echo aw''ake'\n"),
+            ("$ ", b"@ sh -c 'echo he''re; until test -e $TMPDIR/go; do sleep 0.05; done; echo aw''ake'\n"),
             ("here", b"\x1a"),
-            ("topped", b"fg\n"),
+            ("topped", b"touch $TMPDIR/go; fg\n"),
             ("awake", b"exit 0\n"),
         ],
     ),
@@ -351,6 +400,7 @@ def test_a_terminal_sees_no_difference(folder, name):
     def outcome(prefix: str) -> tuple[int, list[str]]:
         words = [word.replace("@ ", prefix) for word in command]
         typed = [(when, key.replace(b"@ ", prefix.encode())) for when, key in keys]
+        (folder / "tmp" / "go").unlink(missing_ok=True)
         status, seen = at_a_terminal(words, typed, folder)
         lines = [line.strip() for line in seen.decode(errors="replace").splitlines()]
         return status, [

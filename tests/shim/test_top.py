@@ -9,9 +9,10 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
-from statistics import median
 
 import pytest
 from building import HERE, compile_c
@@ -52,15 +53,14 @@ class Running:
         self.process = subprocess.Popen(
             [*weft, sys.executable, "-c", code], cwd=folder, env=self.env, stderr=subprocess.PIPE, text=True
         )
-        self.name = self._name()
+        self.name = ""
 
-    def _name(self) -> str:
-        while self.process.poll() is None:
-            found = [path for path in self.folder.glob("weft-job-*") if list(path.glob("[0-9]*.[0-9]*"))]
-            if found:
-                return found[0].name.removeprefix("weft-job-")
+    def await_counters(self) -> None:
+        """Wait until a process of the job counts its launches."""
+        while not (found := list(self.folder.glob("weft-job-*/[0-9]*.[0-9]*"))):
+            assert self.process.poll() is None, self.process.stderr.read()
             time.sleep(0.01)
-        raise AssertionError(self.process.stderr.read())
+        self.name = found[0].parent.name.removeprefix("weft-job-")
 
     @property
     def path(self) -> Path:
@@ -93,6 +93,7 @@ def start(tmp_path, environment, fake_nccl):  # noqa: F811
         folder.mkdir()
         env = {**environment, "LD_LIBRARY_PATH": f"{fake_nccl}:{environment['LD_LIBRARY_PATH']}"}
         started.append(Running(folder, env, source, *options, **more))
+        started[-1].await_counters()
         return started[-1]
 
     yield run
@@ -103,31 +104,40 @@ def start(tmp_path, environment, fake_nccl):  # noqa: F811
         job.process.stderr.close()
 
 
-def watched(job: Running) -> list[dict]:
-    """The lines of `weft top JOB --json` from now to the job's end."""
-    top = subprocess.Popen(
+def watched(job: Running, enough: Callable[[dict], object]) -> tuple[dict, dict, dict]:
+    """Of the lines of `weft top JOB --json`: the first, the first that is enough, and the one at the job's end."""
+    with subprocess.Popen(
         [sys.executable, "-m", "weft", "top", job.name, "--json"],
         env=job.env,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-    )
-    lines = [top.stdout.readline(), top.stdout.readline()]
-    job.stats = job.stop()
-    rest, error = top.communicate(timeout=30)
+    ) as top:
+        lines: list[dict] = []
+        while not lines or not enough(lines[-1]):
+            text = top.stdout.readline()
+            assert text, top.stderr.read()
+            lines.append(checked_line(text))
+        job.stats = job.stop()
+        rest, error = top.communicate(timeout=60)
     assert top.returncode == 0, error
-    documents = [json.loads(line) for line in [*lines, *rest.splitlines()]]
-    for document in documents:
-        Draft202012Validator(json_schema("top")).validate(document)
-    return [document["jobs"][0] for document in documents]
+    return lines[0], lines[-1], [lines[-1], *map(checked_line, rest.splitlines())][-1]
+
+
+def checked_line(text: str) -> dict:
+    """The only job of a line of `weft top --json`, which is as its schema says."""
+    document = json.loads(text)
+    Draft202012Validator(json_schema("top")).validate(document)
+    return document["jobs"][0]
 
 
 def test_the_last_figures_are_those_of_the_statistics(start):
     # A second process starts and ends in the job's last moment.
     late = BUSY + "\n    if os.fork() == 0:\n        step()\n        os._exit(0)\n    os.wait()\n    step()\n"
     job = start(late, "--priority", "high", "--residency", "2", "--head-start", "5")
-    lines = watched(job)
-    first, last = lines[0], lines[-1]
+    first, later, last = watched(
+        job, lambda line: line["collectives_per_s"] and line["launches_per_s"] > line["collectives_per_s"]
+    )
     assert (first["state"], last["state"]) == ("running", "ended")
     assert last["totals"] == {name: job.stats[name] for name in last["totals"]}
     assert last["totals"].keys() >= {"launches", "comm_launches", "shaped", *layout.COUNTERS}
@@ -139,34 +149,31 @@ def test_the_last_figures_are_those_of_the_statistics(start):
     assert last["totals"]["shaped"] > 0
     assert first["policy"] == job.stats["policy"]
     assert first["policy_label"] == "priority+res2+head5"
-    assert first["ranks"][0]["ctas"] == 12
-    assert lines[1]["launches_per_s"] > lines[1]["collectives_per_s"] > 0
+    assert later["ranks"][0]["ctas"] == 12
 
 
 STEPS = """
     n = Nccl()
     comm = n.init(2, 0)
-    steps = []
-    while not os.path.exists("stop"):
-        begin = time.monotonic()
+    begun = []
+    while len(begun) < 80 or not os.path.exists("stop"):
+        begun.append(1e3 * time.monotonic())
         for count in (256, 1024, 256):
             n.all_reduce(comm, count)
         time.sleep(0.004)
-        steps.append(1e3 * (time.monotonic() - begin))
-    open("steps.json", "w").write(json.dumps(steps))
+    open("steps.json", "w").write(json.dumps(begun))
 """
 
 
 def test_steps_and_bytes_come_from_the_calls_of_nccl(start):
     job = start(STEPS, header="nccl_driver")
-    lines = watched(job)
-    own = json.loads((job.folder / "steps.json").read_text())
-    assert lines[-1]["totals"]["comm_bytes"] == job.stats["comm_bytes"] == 4 * 1536 * len(own)
-    assert lines[-1]["step_ms"] == pytest.approx(median(own[-64:]), rel=0.25)
-    assert (
-        lines[-1]["ranks"][0]["step_p10_ms"] <= lines[-1]["step_ms"] <= lines[-1]["ranks"][0]["step_p90_ms"]
-    )
-    assert lines[1]["comm_bytes_per_s"] > 0
+    _, _, last = watched(job, lambda line: line["comm_bytes_per_s"])
+    begun = json.loads((job.folder / "steps.json").read_text())
+    assert last["totals"]["comm_bytes"] == job.stats["comm_bytes"] == 4 * 1536 * len(begun)
+    # The last steps may not be known yet as steps: of the 64 whose median is shown, at least 56 are these.
+    own = sorted(after - before for before, after in pairwise(begun[-65:]))
+    assert 0.8 * own[32 - 9] <= last["step_ms"] <= 1.25 * own[32 + 8]
+    assert last["ranks"][0]["step_p10_ms"] <= last["step_ms"] <= last["ranks"][0]["step_p90_ms"]
 
 
 TRACED = """
@@ -213,7 +220,7 @@ SEEN = """
 """
 
 
-def until(condition, seconds=20.0) -> None:
+def until(condition, seconds=60.0) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end
@@ -413,6 +420,14 @@ MANY = """
 """
 
 
+def additions(_: int) -> float:
+    """CPU time of a loop in Python, which tells how fast this machine is."""
+    before, total = time.process_time(), 0
+    for number in range(100_000):
+        total += number
+    return time.process_time() - before
+
+
 def test_64_ranks_are_watched_for_about_a_hundredth_of_a_core(start):
     job = start(MANY)
     until(lambda: len(list(job.folder.glob("ready.*"))) == 64, 60)
@@ -425,8 +440,8 @@ def test_64_ranks_are_watched_for_about_a_hundredth_of_a_core(start):
     ranks = [rank for rank in sample.ranks if rank.rank is not None]
     assert [rank.rank for rank in ranks] == list(range(64))
     assert [rank.comm_launches for rank in ranks] == list(range(1, 65))
-    # CPU time, of the second between two samples; 0.008 where it was written, and machines differ.
-    assert min(spent) < 0.02
+    # CPU time, of the second between two samples: 0.008 where 100,000 additions took 0.0025, and machines differ.
+    assert min(spent) < 8 * min(map(additions, range(12)))
     watch.close()
     stats = job.stop()
     assert stats["launches"] == sample.totals["launches"] == 64 * 60 + sum(range(1, 65)) + 1
@@ -495,7 +510,7 @@ def test_a_torn_or_foreign_file_is_no_process(tmp_path, monkeypatch):
         for _ in range(3):
             sample = watch.sample()
         assert (sample.state, sample.ranks, sample.totals["launches"]) == ("running", [], 0)
-        assert len([*Path("/proc/self/fd").iterdir()]) == before
+        assert len([*Path("/proc/self/fd").iterdir()]) <= before  # fewer, where another test's are collected
         watch.close()
     assert job_folder.in_use(job.folder) is False
 

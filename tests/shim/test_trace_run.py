@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 import textwrap
-from itertools import pairwise
+from itertools import dropwhile, pairwise
 
 import pytest
 from building import HERE, compile_c
@@ -244,7 +244,9 @@ def test_collectives_carry_their_sizes_and_communicators(trace_run, environment,
         LAUNCHING + UNTIL_TRACED, *options, env={"LD_LIBRARY_PATH": path, "RANK": "2", "WORLD_SIZE": "4"}
     )
     trace = traces["weft.rank2.json"]
-    found = [e["args"] for e in trace["traceEvents"] if e["cat"] == "kernel"]
+    kernels = [e["args"] for e in trace["traceEvents"] if e["cat"] == "kernel"]
+    # The trace may begin between a call of NCCL and its kernel: of that call nothing is known.
+    found = list(dropwhile(lambda args: "Collective name" not in args, kernels))
     names = (
         "Collective name",
         "In msg nelems",
@@ -262,8 +264,9 @@ def test_collectives_carry_their_sizes_and_communicators(trace_run, environment,
         ("all_reduce", 30, 30, "Float", 4, 3, 2),
         ("all_gather", 7, 14, "Float", 2, 1, 0),
     ]
-    first = told.index(step[0])
-    assert told[first : first + 10] == step * 2
+    whole = told[told.index(step[0]) :]
+    assert len(whole) >= len(step)
+    assert whole == (step * len(whole))[: len(whole)]
     groups = {args["Process Group Name"] for args in found}
     assert len(groups) == 2
     assert trace["distributedInfo"] == {"backend": "nccl", "pg_count": 2, "rank": 2, "world_size": 4}

@@ -102,7 +102,7 @@ def test_which_collectives_copy_engines_can_serve_is_told(number, peer, said):
 def test_one_gpu_represents_copy_engines_by_a_delay():
     machine = replace(HEALTHY, ask=answers(gpus=[{**H200, "peers": ["self"]}], nccl=23200))
     (check,) = [found for found in diagnose(machine) if found.name == "copy engines"]
-    assert "a delay without CTAs" in check.detail
+    assert "a delay with a local copy" in check.detail
 
 
 # --- torch ----------------------------------------------------------------------------------------------------------

@@ -35,7 +35,8 @@ class Rig:
             raise OSError(f"no {name} here")
 
     def agree(self, problem: str, group: str, device: object) -> None:
-        self.problems[group] = problem or self.problems[group]
+        if problem:  # not a read and a write by both ranks: one would undo the other's
+            self.problems[group] = problem
         self.barriers[group].wait()
         failed = bool(self.problems[group])
         self.barriers[group].wait()  # both have read it

@@ -75,7 +75,9 @@ def test_a_silent_rank_ends_the_exchange_for_all_and_is_named():
     store = MemoryStore()
 
     def rank(number: int) -> dict | None:
-        agreement = Agreement(store, number, range(4), deadline_s=0.3)
+        if number == 0:  # its patience begins once the others have reported, and ends long before theirs
+            store.wait(["1/report/1", "1/report/3"], timedelta(seconds=60))
+        agreement = Agreement(store, number, range(4), deadline_s=20 if number else 0.3)
         return None if number == 2 else agreement.exchange({}, lambda reports: {"do": "run"})
 
     zero, one, two, three = together(4, rank)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -124,13 +125,16 @@ for turn in range(15):
 
 def test_many_processes_write_at_once(tmp_path):
     path = tmp_path / "new" / "verdicts.sqlite"  # made by whoever comes first
-    writers = [
-        subprocess.Popen([sys.executable, "-c", WRITER, path, str(n)], stderr=subprocess.PIPE)
-        for n in range(6)
-    ]
-    for writer in writers:
-        _, error = writer.communicate(timeout=110)
-        assert writer.returncode == 0, error.decode()
+    with ExitStack() as stack:
+        writers = [
+            stack.enter_context(
+                subprocess.Popen([sys.executable, "-c", WRITER, path, str(n)], stderr=subprocess.PIPE)
+            )
+            for n in range(6)
+        ]
+        for writer in writers:
+            _, error = writer.communicate(timeout=110)
+            assert writer.returncode == 0, error.decode()
     found = {entry.key.workload: entry for entry in Store(path).entries()}
     assert set(found) == {"shared", *(f"own {n}" for n in range(6))}
     assert all(found[f"own {n}"].policy.max_ctas == 15 for n in range(6))
@@ -141,8 +145,10 @@ def test_a_writer_waits_for_its_turn(store):
     store.timeout_s = 60
     other = sqlite3.connect(store.path, isolation_level=None, check_same_thread=False)
     other.execute("BEGIN IMMEDIATE")
-    threading.Timer(0.3, other.rollback).start()
+    end = threading.Timer(0.3, other.rollback)
+    end.start()
     store.put(KEY, Policy(), {})
+    end.join()
     assert store.get(KEY).policy == Policy()
     other.close()
 

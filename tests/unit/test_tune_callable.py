@@ -6,10 +6,9 @@ import inspect
 import itertools
 import os
 import random
-import socket
 import subprocess
 import sys
-import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -126,7 +125,9 @@ def test_on_the_cpu_by_the_clock_when_asked():
 
 
 class FakeControls:
-    """What LaunchControls offers, over a sleep whose length depends on the policy."""
+    """What LaunchControls offers, over a step whose length, on a clock of its own, depends on the policy."""
+
+    seconds = 0.0
 
     def __init__(self, refuses=()):
         self.applied, self.prepared, self.released, self.refuses = [], [], 0, refuses
@@ -154,7 +155,7 @@ class FakeControls:
 
     def step(self):
         now = self.applied[-1] if self.applied else Policy()
-        time.sleep(0.002 if isinstance(now, Policy) and now.max_ctas == 16 else 0.004)
+        self.seconds += 0.002 if isinstance(now, Policy) and now.max_ctas == 16 else 0.004
 
 
 @pytest.fixture
@@ -165,6 +166,7 @@ def live(monkeypatch, tmp_path):
     monkeypatch.setenv("WEFT_STORE", str(tmp_path / "verdicts.sqlite"))
     monkeypatch.setattr("weft.tuning.callable.here", lambda workload: Key("g", "d", "n", "t", workload))
     monkeypatch.setattr(stage, "SAMPLE_MS", 1.0)
+    monkeypatch.setattr(stage, "time", SimpleNamespace(perf_counter=lambda: controls.seconds))
     return controls
 
 
@@ -231,13 +233,17 @@ def test_a_stored_verdict_of_another_kind_is_measured_again(live, tmp_path):
 
 
 RANKS = """
-import json, os, sys, time
+import json, os, sys
+from types import SimpleNamespace
 import torch.distributed as dist
 import weft
 from weft.tuning import callable_runner as stage
-dist.init_process_group("gloo")
+dist.init_process_group(
+    "gloo", init_method="INIT", rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"])
+)
 rank = dist.get_rank()
-seen = []
+seen, seconds = [], 0.0
+stage.time = SimpleNamespace(perf_counter=lambda: seconds)
 
 class Controls:
     now = weft.Policy()
@@ -265,7 +271,8 @@ def step():
     seen.append(str(controls.now))
     # fast on rank 0 alone is no gain: the slowest rank counts
     quick = controls.now.priority == "high" or (controls.now.head_start_us == 5 and rank == 0)
-    time.sleep(0.004 if quick else 0.02)
+    global seconds
+    seconds += 0.004 if quick else 0.02
 
 tried = [weft.Policy(priority="high"), weft.Policy(head_start_us=5), weft.Policy(head_start_us=7), weft.Policy(max_ctas=4)]
 tuned = weft.tune(step, candidates=tried, rounds=4)
@@ -273,8 +280,8 @@ with open(sys.argv[1] + f".{rank}", "w") as file:
     json.dump({"policy": tuned.policy.to_dict(), "seen": seen, "gain": tuned.gain_pct, "text": tuned.text,
                "labels": [c.candidate for c in tuned.candidates], "problems": [c.problem for c in tuned.candidates]}, file)
 dist.barrier()
-time.sleep(0.2)  # torch 2.13 may abort while a thread of gloo lets go of its last tensors
 dist.destroy_process_group()
+os._exit(0)  # torch 2.13 may abort at the end of the interpreter, while a thread of gloo lets go of its last tensors
 """
 
 
@@ -282,14 +289,11 @@ def test_two_ranks_try_the_same_and_judge_the_slowest(tmp_path):
     pytest.importorskip("torch")
     import json
 
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    env = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    program = RANKS.replace("INIT", f"file://{tmp_path}/rendezvous")
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-c", RANKS, tmp_path / "out"],
-            env={**env, "RANK": str(rank)},
+            [sys.executable, "-c", program, tmp_path / "out"],
+            env={**os.environ, "WORLD_SIZE": "2", "RANK": str(rank)},
             stderr=subprocess.PIPE,
         )
         for rank in range(2)

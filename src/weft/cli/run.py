@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import signal
 import sys
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -192,6 +193,8 @@ def _run_job(asked: JobOptions, wanted: ReportOptions) -> None:
     from weft.shim.inject import Job, check_preload
 
     with ExitStack() as held:
+        mask = launch.hold_signals()  # one that ended weft now would leave the job's folder behind
+        held.callback(signal.pthread_sigmask, signal.SIG_SETMASK, mask)
         job = held.enter_context(
             Job(
                 asked.policy,
@@ -211,7 +214,7 @@ def _run_job(asked: JobOptions, wanted: ReportOptions) -> None:
             held.callback(exporter.stop)
             say(f"metrics: http://{asked.metrics}/metrics", wanted.quiet)
         kept = _kept_descriptors(wanted.stats_file)
-        status = launch.run(asked.command, env, keep=kept, now_and_then=job.keep_alive)
+        status = launch.run(asked.command, env, mask, keep=kept, now_and_then=job.keep_alive)
         held.pop_all()  # from here on the exit status is the program's, whatever fails
     launch.end(status, lambda: report_job(job, exporter, asked, wanted, status))
 

@@ -9,7 +9,7 @@ import sys
 import termios
 import time
 import tty
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -36,8 +36,8 @@ def show_top(only: RunningJob | None, samples: int | None) -> None:
             watch.wait(REFRESH_S)  # rates need two samples
             print("\n".join(top_frame(watch.sample(), Screen(100, 10_000))))
             return
-        with _terminal() as woken:
-            last = _draw_until_quit(watch, samples, woken)
+        with _terminal() as (woken, suspend_if_asked):
+            last = _draw_until_quit(watch, samples, woken, suspend_if_asked)
         if watch.over:
             size = os.get_terminal_size(sys.stdout.fileno())
             print("\n".join(top_frame(last, Screen(size.columns, 10_000, _coloured()))))
@@ -47,7 +47,9 @@ def show_top(only: RunningJob | None, samples: int | None) -> None:
         watch.close()
 
 
-def _draw_until_quit(watch: Any, samples: int | None, woken: int) -> Any:
+def _draw_until_quit(
+    watch: Any, samples: int | None, woken: int, suspend_if_asked: Callable[[], None]
+) -> Any:
     from weft.report.top import LINES_OF_A_JOB, Screen, top_frame
 
     offset, drawn, keys = 0, 0, sys.stdin.fileno() if sys.stdin.isatty() else None
@@ -67,6 +69,7 @@ def _draw_until_quit(watch: Any, samples: int | None, woken: int) -> Any:
         due = max(due, time.monotonic() + min(10.0, cost_s / _SHARE))
         if watch.wait(due - time.monotonic(), [woken, *([keys] if keys is not None else [])]):
             pressed = _pressed(woken, keys)
+            suspend_if_asked()
             if b"q" in pressed or b"\x03" in pressed:
                 return sample
             ranks = max((len(job.ranks) for job in sample.jobs), default=0)
@@ -101,8 +104,11 @@ def _pressed(woken: int, keys: int | None) -> list[bytes]:
 
 
 @contextmanager
-def _terminal() -> Iterator[int]:
-    """The alternate screen and single keys; yields what can be read when the size has changed."""
+def _terminal() -> Iterator[tuple[int, Callable[[], None]]]:
+    """The alternate screen and single keys.
+
+    Yields what can be read when the size has changed or Ctrl-Z was pressed, and what is to be called then.
+    """
     reader, writer = os.pipe()
     for number in (reader, writer):
         os.set_blocking(number, False)
@@ -123,17 +129,23 @@ def _terminal() -> Iterator[int]:
             with suppress(termios.error):
                 termios.tcsetattr(keys, termios.TCSADRAIN, before)
 
-    def suspend(number: int, frame: Any) -> None:
-        """Ctrl-Z: the shell gets its terminal back, and `fg` brings the screen back."""
-        leave()
-        os.kill(os.getpid(), signal.SIGSTOP)
-        enter()
+    def suspend() -> None:
+        """After Ctrl-Z: the shell gets its terminal back, and `fg` brings the screen back."""
+        if asked:
+            asked.clear()
+            leave()
+            os.kill(os.getpid(), signal.SIGSTOP)
+            enter()
 
-    handlers = {signal.SIGWINCH: _awake, signal.SIGTERM: _interrupt, signal.SIGTSTP: suspend}
+    def ask(number: int, frame: Any) -> None:
+        asked.append(number)  # no more here: it may come in the middle of a write to the terminal
+
+    asked: list[int] = []
+    handlers = {signal.SIGWINCH: _awake, signal.SIGTERM: _interrupt, signal.SIGTSTP: ask}
     handled = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         enter()
-        yield reader
+        yield reader, suspend
     finally:
         leave()
         for number, handler in handled.items():

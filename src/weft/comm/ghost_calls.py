@@ -7,6 +7,7 @@ whose size another process sends, which a ghost rank cannot: it has no objects o
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
@@ -36,8 +37,15 @@ def _replace(name: str, own: Callable[[Callable[..., Any], GhostGroup, dict[str,
         group = _group_of(given)
         return own(real, group, given) if isinstance(group, GhostGroup) else real(*args, **options)
 
-    setattr(dist, name, called)
-    setattr(dist.distributed_c10d, name, called)
+    replace_function(name, called)
+
+
+def replace_function(name: str, own: Callable[..., Any]) -> None:
+    """Replace a function of torch.distributed, also in modules of torch that have imported it by name."""
+    real = getattr(dist, name)
+    for place, module in list(sys.modules.items()):
+        if place.startswith("torch.distributed") and getattr(module, "__dict__", {}).get(name) is real:
+            setattr(module, name, own)
 
 
 def _group_of(given: dict[str, Any]) -> Any:

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import _create_work_from_future
 from torch._compile import _disable_dynamo
 
 from weft.comm.ghost_lane import GhostOptions, Lane, make_ghost_lane, on_stream
+from weft.comm.ghost_tensors import ReceivedFrom, finished, flat_view, reduction_name, split_rows
 from weft.comm.node import load_node
 from weft.comm.paced import sums_type
 from weft.errors import UsageError
@@ -80,11 +80,11 @@ class GhostGroup(dist.ProcessGroup):  # type: ignore[misc,unused-ignore]
         return self.group_name
 
     def allreduce(self, tensors: Sequence[Any], opts: Any = None) -> Any:
-        op = _operation(opts.reduceOp if opts is not None else dist.ReduceOp.SUM)
+        op = reduction_name(opts.reduceOp if opts is not None else dist.ReduceOp.SUM)
 
         def issue(lane: Lane) -> None:
             for tensor in tensors:
-                flat = _flat(tensor)
+                flat = flat_view(tensor)
                 others = self._ghost_input(lane, flat)
                 send = self._mine(flat, lambda rank: others)  # noqa: B023 (called at once)
                 recv = self._mine(flat, lambda rank: lane.scratch(rank, flat, flat.numel()))  # noqa: B023
@@ -107,7 +107,7 @@ class GhostGroup(dist.ProcessGroup):  # type: ignore[misc,unused-ignore]
 
         def issue(lane: Lane) -> None:
             for tensor in tensors:
-                flat = _flat(tensor)
+                flat = flat_view(tensor)
                 source = flat if root == self._own else self._copy(lane, flat)
                 send = self._mine(flat, lambda rank: source)  # noqa: B023
                 recv = self._mine(flat, lambda rank: lane.scratch(rank, flat, flat.numel()))  # noqa: B023
@@ -118,7 +118,7 @@ class GhostGroup(dist.ProcessGroup):  # type: ignore[misc,unused-ignore]
     def all_gather_single(self, output: Any, given: Any, opts: Any = None) -> Any:
         def issue(lane: Lane) -> None:
             # The input is not overwritten, even where it is part of the output.
-            flat, whole = _flat(given), _flat(output)
+            flat, whole = flat_view(given), flat_view(output)
             send = self._mine(flat, lambda rank: self._ghost_view(lane, flat))
             recv = self._mine(whole, lambda rank: lane.scratch(rank, whole, whole.numel()))
             lane.ranks.all_gather(send, recv, lane.streams)
@@ -128,7 +128,7 @@ class GhostGroup(dist.ProcessGroup):  # type: ignore[misc,unused-ignore]
     def allgather(self, outputs: Sequence[Sequence[Any]], inputs: Sequence[Any], opts: Any = None) -> Any:
         def issue(lane: Lane) -> None:
             for parts, given in zip(outputs, inputs, strict=True):
-                flat = _flat(given)
+                flat = flat_view(given)
                 whole = lane.scratch(self._own, flat, flat.numel() * self._count, "gathered")
                 send = self._mine(flat, lambda rank: self._ghost_view(lane, flat))  # noqa: B023
                 recv = self._mine(whole, lambda rank: lane.scratch(rank, whole, whole.numel()))  # noqa: B023
@@ -140,10 +140,10 @@ class GhostGroup(dist.ProcessGroup):  # type: ignore[misc,unused-ignore]
         return self._run(issue, [part for parts in outputs for part in parts], inputs)
 
     def reduce_scatter_single(self, output: Any, given: Any, opts: Any = None) -> Any:
-        op = _operation(opts.reduceOp if opts is not None else dist.ReduceOp.SUM)
+        op = reduction_name(opts.reduceOp if opts is not None else dist.ReduceOp.SUM)
 
         def issue(lane: Lane) -> None:
-            part, whole = _flat(output), _flat(given)
+            part, whole = flat_view(output), flat_view(given)
             shared = part.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()
             others = self._ghost_input(lane, whole) if shared else self._ghost_view(lane, whole)
             send = self._mine(whole, lambda rank: others)
@@ -172,8 +172,8 @@ class GhostGroup(dist.ProcessGroup):  # type: ignore[misc,unused-ignore]
     ) -> Any:
         if self._options.node and given.is_cuda and not output_split_sizes and not input_split_sizes:
             return self._run(lambda lane: self._exchange_equal(lane, output, given), [output], [given])
-        taken = _parts(output, output_split_sizes, self._count)
-        sent = _parts(given, input_split_sizes, self._count)
+        taken = split_rows(output, output_split_sizes, self._count)
+        sent = split_rows(given, input_split_sizes, self._count)
         return self.alltoall(taken, sent, opts, keep=[output, given])
 
     def _exchange_equal(self, lane: Lane, output: Any, given: Any) -> None:
@@ -182,20 +182,20 @@ class GhostGroup(dist.ProcessGroup):  # type: ignore[misc,unused-ignore]
             raise UsageError(
                 f"all-to-all of {given.numel()} elements cannot be split into {self._count} parts"
             )
-        send, recv = (self._mine(_flat(side), lambda rank: None) for side in (given, output))
+        send, recv = (self._mine(flat_view(side), lambda rank: None) for side in (given, output))
         lane.ranks.all_to_all(send, recv, lane.streams)
 
     def alltoall(
         self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any = None, keep: Sequence[Any] = ()
     ) -> Any:
         def issue(lane: Lane) -> None:
-            moves = [(self._own, _flat(inputs[self._own]), self._own, _flat(outputs[self._own]))]
+            moves = [(self._own, flat_view(inputs[self._own]), self._own, flat_view(outputs[self._own]))]
             for ghost in (rank for rank in range(self._count) if rank != self._own):
-                give, take = _flat(inputs[ghost]), _flat(outputs[ghost])
+                give, take = flat_view(inputs[ghost]), flat_view(outputs[ghost])
                 moves.append((self._own, give, ghost, lane.scratch(ghost, give, give.numel())))
                 # A ghost sends rank 0 what rank 0 keeps for itself, if the sizes match; if it keeps nothing,
                 # what rank 0 sends to the ghost.
-                own = _flat(inputs[self._own])
+                own = flat_view(inputs[self._own])
                 own = own if own.numel() else give
                 fits = self._options.mirror and own.numel() == take.numel()
                 moves.append(
@@ -204,7 +204,7 @@ class GhostGroup(dist.ProcessGroup):  # type: ignore[misc,unused-ignore]
                 if lane.own is not None:
                     continue  # transfers between ghosts are not simulated
                 for other in (rank for rank in range(self._count) if rank not in (self._own, ghost)):
-                    size = _flat(inputs[other]).numel()
+                    size = flat_view(inputs[other]).numel()
                     source = lane.scratch(ghost, give, size, "send")
                     moves.append((ghost, source, other, lane.scratch(other, give, size, f"from{ghost}")))
             lane.ranks.exchange(moves, lane.streams)
@@ -215,13 +215,13 @@ class GhostGroup(dist.ProcessGroup):  # type: ignore[misc,unused-ignore]
         root = opts.rootRank if opts is not None else 0
 
         def issue(lane: Lane) -> None:
-            out = _flat(outputs[0])
+            out = flat_view(outputs[0])
             if root != self._own:
                 lane.ranks.exchange(
                     [(root, lane.scratch(root, out, out.numel(), "send"), self._own, out)], lane.streams
                 )
                 return
-            parts = [_flat(part) for part in inputs[0]]
+            parts = [flat_view(part) for part in inputs[0]]
             moves = self._mine(out, lambda rank: lane.scratch(rank, out, parts[rank].numel()))
             pairs = zip(parts, moves, strict=True)
             lane.ranks.exchange([(root, a, rank, b) for rank, (a, b) in enumerate(pairs)], lane.streams)
@@ -232,26 +232,28 @@ class GhostGroup(dist.ProcessGroup):  # type: ignore[misc,unused-ignore]
         root = opts.rootRank if opts is not None else 0
 
         def issue(lane: Lane) -> None:
-            given = _flat(inputs[0])
+            given = flat_view(inputs[0])
             if root != self._own:
                 into = lane.scratch(root, given, given.numel())
                 lane.ranks.exchange([(self._own, given, root, into)], lane.streams)
                 return
-            moves = [(rank, given, root, _flat(part)) for rank, part in enumerate(outputs[0])]
+            moves = [(rank, given, root, flat_view(part)) for rank, part in enumerate(outputs[0])]
             lane.ranks.exchange(moves, lane.streams)
 
         return self._run(issue, outputs[0] if outputs else [], inputs)
 
     def send(self, tensors: Sequence[Any], peer: int, tag: int = 0) -> Any:
         def issue(lane: Lane) -> None:
-            moves = [(self._own, _flat(t), peer, lane.scratch(peer, t, t.numel())) for t in tensors]
+            moves = [(self._own, flat_view(t), peer, lane.scratch(peer, t, t.numel())) for t in tensors]
             lane.ranks.exchange(moves, lane.streams)
 
         return self._run_pair(issue, tensors)
 
     def recv(self, tensors: Sequence[Any], peer: int, tag: int = 0) -> Any:
         def issue(lane: Lane) -> None:
-            moves = [(peer, lane.scratch(peer, t, t.numel(), "send"), self._own, _flat(t)) for t in tensors]
+            moves = [
+                (peer, lane.scratch(peer, t, t.numel(), "send"), self._own, flat_view(t)) for t in tensors
+            ]
             lane.ranks.exchange(moves, lane.streams)
 
         return self._run_pair(issue, tensors)
@@ -259,7 +261,7 @@ class GhostGroup(dist.ProcessGroup):  # type: ignore[misc,unused-ignore]
     def recv_anysource(self, tensors: Sequence[Any], tag: int = 0) -> Any:
         """All ghosts are ready: the first one sends."""
         source = int(self._own == 0)
-        return _Received(self.recv(tensors, source, tag), source)
+        return ReceivedFrom(self.recv(tensors, source, tag), source)
 
     def all_gather_single_coalesced(
         self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any = None
@@ -272,7 +274,7 @@ class GhostGroup(dist.ProcessGroup):  # type: ignore[misc,unused-ignore]
         return [self.reduce_scatter_single(o, i, opts) for o, i in zip(outputs, inputs, strict=True)][-1]
 
     def barrier(self, opts: Any = None) -> Any:
-        return _finished([])  # ghost ranks are always ready
+        return finished([])  # ghost ranks are always ready
 
     def _start_coalescing(self, device: Any = None) -> None:
         self._pairs = []
@@ -281,7 +283,7 @@ class GhostGroup(dist.ProcessGroup):  # type: ignore[misc,unused-ignore]
         """Issue the sends and receives since `_start_coalescing`; a node's rank runs them as one kernel."""
         pairs, self._pairs = self._pairs, None
         if not pairs:
-            return _finished([])
+            return finished([])
 
         def issue(lane: Lane) -> None:
             with lane.ranks.library.group() if lane.own is not None else contextlib.nullcontext():
@@ -305,7 +307,7 @@ class GhostGroup(dist.ProcessGroup):  # type: ignore[misc,unused-ignore]
         if self._pairs is None:
             return self._run(issue, tensors)
         self._pairs.append((issue, tensors))
-        return _finished(list(tensors))
+        return finished(list(tensors))
 
     # Their names before torch 2.13.
     _allgather_base = all_gather_single
@@ -352,7 +354,7 @@ class GhostGroup(dist.ProcessGroup):  # type: ignore[misc,unused-ignore]
         lane = self._lanes[device]
         if not lane.streams:
             issue(lane)
-            return _finished(list(outputs))
+            return finished(list(outputs))
         main = lane.streams[self._own]
         for stream in lane.distinct:
             stream.wait_stream(torch.cuda.current_stream(device))
@@ -363,7 +365,7 @@ class GhostGroup(dist.ProcessGroup):  # type: ignore[misc,unused-ignore]
         for tensor in (*outputs, *inputs):
             tensor.record_stream(main)
         with torch.cuda.stream(main):
-            return _finished(list(outputs), device)
+            return finished(list(outputs), device)
 
 
 # torch calls these from C++, also from a compiled forward pass; torch.compile must not trace into them.
@@ -372,60 +374,3 @@ for _name, _method in list(vars(GhostGroup).items()):
     _public = not _name.startswith("_") and _name not in ("size", "rank", "getBackendName")
     if callable(_method) and (_public or _name in _BY_TORCH):
         setattr(GhostGroup, _name, _disable_dynamo(_method))
-
-
-class _Received(dist.Work):  # type: ignore[misc,unused-ignore]
-    """A receive from any rank, and which rank it was. Method names are torch's."""
-
-    def __init__(self, work: Any, source: int) -> None:
-        super().__init__()
-        self._work, self._source = work, source
-
-    def wait(self, *args: Any) -> bool:
-        return bool(self._work.wait(*args))
-
-    def is_completed(self) -> bool:
-        return bool(self._work.is_completed())
-
-    def get_future(self) -> Any:
-        return self._work.get_future()
-
-    def _source_rank(self) -> int:
-        return self._source
-
-
-def _finished(result: list[Any], device: Any = None) -> Any:
-    """A torch Work that completes when the current stream reaches this point."""
-    future = torch.futures.Future(devices=[device] if device is not None else None)
-    future.set_result(result)
-    return _create_work_from_future(future)
-
-
-def _operation(op: Any) -> str:
-    for name, known in (
-        ("sum", "SUM"),
-        ("avg", "AVG"),
-        ("max", "MAX"),
-        ("min", "MIN"),
-        ("product", "PRODUCT"),
-    ):
-        if op == getattr(dist.ReduceOp, known):
-            return name
-    raise UsageError(f"the ghost backend has no reduction {op}; use SUM, AVG, MAX, MIN or PRODUCT")
-
-
-def _flat(tensor: Any) -> Any:
-    """The elements in the order of memory; as in NCCL, a tensor without gaps need not be contiguous."""
-    if not tensor.is_contiguous():
-        order = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
-        tensor = tensor.permute(order)
-        if not tensor.is_contiguous():
-            raise UsageError("the ghost backend takes tensors without gaps; call .contiguous() first")
-    return tensor.detach().view(-1)
-
-
-def _parts(tensor: Any, sizes: Sequence[int] | None, count: int) -> list[Any]:
-    rows = list(sizes) if sizes else [len(tensor) // count] * count
-    if sum(rows) != len(tensor):
-        raise UsageError(f"all-to-all of {len(tensor)} rows cannot be split as {rows}")
-    return list(tensor.split(rows))

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from weft.comm.ghost_calls import replace_function
 from weft.comm.ghost_group import BACKEND, GhostGroup
 from weft.comm.ghost_lane import GhostOptions
 from weft.comm.ghost_objects import GhostObjects
@@ -52,12 +53,12 @@ def make_world_of_ghosts(ranks: int) -> None:
         return real_gather(*args, **options)
 
     c10d._new_process_group_helper = make_ghosts
-    _replace("init_process_group", init_as_ghost)
-    _replace("gather_object", gather)
-    _replace("monitored_barrier", _barrier(dist.monitored_barrier))
+    replace_function("init_process_group", init_as_ghost)
+    replace_function("gather_object", gather)
+    replace_function("monitored_barrier", _barrier(dist.monitored_barrier))
     objects = GhostObjects()
-    _replace("send_object_list", objects.sending(dist.send_object_list))
-    _replace("recv_object_list", objects.receiving(dist.recv_object_list))
+    replace_function("send_object_list", objects.sending(dist.send_object_list))
+    replace_function("recv_object_list", objects.receiving(dist.recv_object_list))
 
 
 def _barrier(real: Callable[..., Any]) -> Callable[..., Any]:
@@ -67,11 +68,6 @@ def _barrier(real: Callable[..., Any]) -> Callable[..., Any]:
         return dist.barrier(group) if isinstance(own, GhostGroup) else real(group, *args, **options)
 
     return barrier
-
-
-def _replace(name: str, own: Callable[..., Any]) -> None:
-    setattr(dist, name, own)
-    setattr(dist.distributed_c10d, name, own)
 
 
 def _accept_partial_checkpoints() -> None:

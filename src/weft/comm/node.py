@@ -36,7 +36,7 @@ NODE_ALGORITHMS = ("ring", "tree", "nvls", "nvlstree", "p2p")
 NODE_BASES = ("published", "assumed", "measured")
 COPIES_AS = ("delay",)
 """How copies by copy engines can be represented on one GPU. Within it a copy runs on SMs, and through host
-memory it is slower than on NVLink (55 GB/s on an H200), so that only the time is kept."""
+memory it is slower than on NVLink (55 GB/s on an H200): a delay has their time, a local copy their data."""
 _MAX_NODE_BYTES = 1 << 42
 LARGE_MESSAGE_BYTES = 16 << 20
 """From this size on, the error of large messages applies."""

@@ -11,6 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from weft.checks import check_choice, check_flag, check_int, check_keys, check_number
 from weft.comm.node import COPIES_AS, NODE_ALGORITHMS, NODE_BASES, NODE_COLLECTIVES, CtaRate, Node, TimeCurve
 from weft.comm.node_kernel import CommKernel
 from weft.errors import InputError, UsageError
@@ -80,8 +81,8 @@ def node_from_dict(document: Any) -> Node:
     _keys("node", document, _KEYS, _REQUIRED)
     ranks = _whole(document, "ranks", 2, _MAX_RANKS)
     network = document.get("network")
-    if network is not None and (not isinstance(network, str) or network not in NETWORKS):
-        raise UsageError(f"network {network!r} is not known; use one of {', '.join(NETWORKS)}")
+    if network is not None:
+        check_choice("network", network, tuple(NETWORKS))
     return Node(
         name=_text(document, "name"),
         gpu=_text(document, "gpu"),
@@ -238,9 +239,7 @@ def _by_algorithm(
 
 
 def _keys(where: str, home: Mapping[str, Any], known: tuple[str, ...], needed: tuple[str, ...]) -> None:
-    for key in home:
-        if key not in known:
-            raise UsageError(f"{where}: unknown key {key!r}; known are {', '.join(known)}")
+    check_keys(where, home, known)
     for key in needed:
         if key not in home:
             raise UsageError(f"{where}: {key} is missing")
@@ -273,29 +272,25 @@ def _texts(home: Mapping[str, Any], key: str) -> tuple[str, ...]:
 
 def _flag(home: Mapping[str, Any], key: str) -> bool:
     value = home.get(key, False)
-    if not isinstance(value, bool):
-        raise UsageError(f"{key} {value!r} is not valid; use true or false")
-    return value
+    check_flag(key, value)
+    return bool(value)
 
 
 def _choice(home: Mapping[str, Any], key: str, choices: tuple[str, ...], default: str) -> str:
     value = home.get(key, default)
-    if value not in choices:
-        raise UsageError(f"{key} {value!r} is not known; use one of {', '.join(choices)}")
+    check_choice(key, value, choices)
     return str(value)
 
 
 def _whole(home: Mapping[str, Any], key: str, low: int, high: int) -> int:
-    value = home.get(key)
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise UsageError(f"{key} {value!r} is not valid; use an integer from {low} to {high}")
-    return value
+    value: Any = home.get(key)
+    check_int(key, value, low, high, optional=False)
+    return int(value)
 
 
 def _number(
     home: Mapping[str, Any], key: str, low: float, high: float, default: float | None = None
 ) -> float:
-    value = home.get(key, default)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
-        raise UsageError(f"{key} {value!r} is not valid; use a number from {low:g} to {high:g}")
+    value: Any = home.get(key, default)
+    check_number(key, value, low, high)
     return float(value)

@@ -4,8 +4,8 @@
 traffic and the time that the node's would take for one rank. The other ranks are ghosts with its data.
 The shim handles it like any NCCL: priority, head start, limits of CTAs, rules by collective and size, traces.
 
-Collectives by copy engines (`comm.engine: dma`, for buffers in symmetric windows) are delays that take no CTA
-and move no data, except the first time that buffers are used (weft.comm.paced_delay).
+Collectives by copy engines (`comm.engine: dma`, buffers in symmetric windows) are delays that take no CTA,
+during which the driver copies the data within the GPU (weft.comm.paced_delay, weft.comm.paced_copies).
 
 Not modelled: the protocol of a collective and its chunk size, and calls of one group that NCCL would run as
 one kernel, except for sends and receives.

@@ -1,8 +1,8 @@
-"""Delays of a CUDA stream that take no CTA (csrc/paced_delay.c): what stands for copies by copy engines.
+"""Delays of a CUDA stream that take no CTA (csrc/paced_delay.c): they represent copies by copy engines.
 
-On one GPU no engine can make such copies: within a GPU they run on SMs, and the host's bus is slower than
-NVLink. So the stream is held up as long as the copies would take. Not in a graph capture: a graph would
-repeat the wait without its end.
+On one GPU no engine can make such copies: within a GPU the driver copies with SMs, and the host's bus is
+slower than NVLink. So the stream is held up as long as the node's copies would take, and during this time the
+driver copies the data within the GPU. Not in a graph capture: a graph would repeat the wait without its end.
 """
 
 from __future__ import annotations
@@ -39,7 +39,10 @@ class StreamDelays:
         self.issue: Callable[[int, int], int] = library.weft_delay
         """Hold up a stream for so many nanoseconds; returns a CUDA error code, as the driver's functions."""
         library.weft_delay.argtypes, library.weft_delay.restype = (c_void_p, c_uint64), c_int
-        library.weft_delay_counts.argtypes = (ctypes.POINTER(c_uint64),) * 2
+        ticket = ctypes.POINTER(c_uint64)
+        library.weft_delay_begin.argtypes = (c_void_p, c_uint64, ticket)
+        library.weft_delay_end.argtypes = (c_void_p, c_uint64)
+        library.weft_delay_counts.argtypes, library.weft_delay_counts.restype = (ticket, ticket), None
         library.weft_delay_open.argtypes = (c_void_p, c_void_p, c_void_p, c_uint64, c_uint)
         self._library = library
         functions = [driver.address(f"cuStream{name}Value32_v2") for name in ("Write", "Wait")]
@@ -50,9 +53,18 @@ class StreamDelays:
         if library.weft_delay_open(*functions, host, device, DELAY_SLOTS):
             raise UnavailableError("no thread could be started that ends the delays of streams")
 
-    def hold(self, stream: int, us: float) -> None:
-        """Hold up a stream; raises UnavailableError where the driver cannot."""
-        code = self.issue(stream, round(1e3 * us))
+    def hold(self, stream: int, us: float, action: Callable[[], object]) -> None:
+        """Hold up a stream. What `action` issues on it runs during the delay, which is not shorter than that.
+
+        Raises UnavailableError if the driver cannot.
+        """
+        ticket = c_uint64()
+        self._check(self._library.weft_delay_begin(stream, round(1e3 * us), ctypes.byref(ticket)))
+        action()
+        self._check(self._library.weft_delay_end(stream, ticket))
+
+    @staticmethod
+    def _check(code: int) -> None:
         if code:
             raise UnavailableError(f"a stream cannot be delayed without a kernel: CUDA error {code}")
 
@@ -78,15 +90,21 @@ def stream_delays() -> StreamDelays:
 class ReadyDelay:
     """A collective by copy engines, ready to be issued again and again.
 
-    `kernel`: launches the same collective on SMs, for where a delay is not possible.
+    `copy` copies its data on the stream. `kernel` launches the same collective on SMs, for graph captures and
+    drivers that cannot delay a stream.
     """
 
     leads = True
 
     def __init__(
-        self, delays: StreamDelays, stream: int, us: float, kernel: Callable[[float], object]
+        self,
+        delays: StreamDelays,
+        stream: int,
+        us: float,
+        copy: Callable[[], object],
+        kernel: Callable[[float], object],
     ) -> None:
-        self._delays, self._stream, self._us, self._kernel = delays, stream, us, kernel
+        self._delays, self._stream, self._us, self._copy, self._kernel = delays, stream, us, copy, kernel
 
     def launch(self, late_us: float) -> None:
         """Issue it; the last rank arrives `late_us` later than this one."""
@@ -94,7 +112,7 @@ class ReadyDelay:
             self._kernel(late_us)
             return
         try:
-            self._delays.hold(self._stream, self._us + late_us)
+            self._delays.hold(self._stream, self._us + late_us, self._copy)
         except UnavailableError as error:
             _log.warning("%s; the collective runs on SMs", error)
             self._kernel(late_us)
@@ -105,4 +123,5 @@ def copies_note(node: Any) -> str:
     rate = node.copy_engines
     if rate is None:
         return "none: collectives run on SMs"
-    return f"{node.copies_as} without CTAs, {rate.gb_s:g} GB/s ({rate.low:g} to {rate.high:g}, {rate.basis})"
+    rated = f"{rate.gb_s:g} GB/s ({rate.low:g} to {rate.high:g}, {rate.basis})"
+    return f"{node.copies_as} with a local copy, {rated}"

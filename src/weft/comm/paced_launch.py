@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import c_uint, c_void_p
+from ctypes import c_size_t, c_ubyte, c_uint, c_uint64, c_void_p
 from dataclasses import dataclass, field
 
 from weft.comm.node import Paced
+from weft.comm.paced_copies import UrgentCopies, driver_copies
 from weft.comm.paced_delay import ReadyDelay, StreamDelays
 from weft.comm.paced_kernel import KernelArguments, Mailbox, kernel_name, kernel_text
 from weft.comm.paced_plan import (
@@ -90,6 +91,7 @@ class _Device:
     mailboxes: dict[tuple[int, int], int] = field(default_factory=dict)
     scratch: int = 0
     scratch_size: int = 0
+    urgent: UrgentCopies | None = None
 
 
 class PacedLauncher:
@@ -110,9 +112,10 @@ class PacedLauncher:
         """The address of a communicator's mailbox for a peer, in the current context."""
         boxes = self._device().mailboxes
         if (comm, peer) not in boxes:
-            address, size = ctypes.c_uint64(), ctypes.c_size_t(ctypes.sizeof(Mailbox))
+            address, size = c_uint64(), c_size_t(ctypes.sizeof(Mailbox))
             self._driver.call("cuMemAlloc_v2", ctypes.byref(address), size)
-            self._driver.call("cuMemsetD8_v2", address, ctypes.c_ubyte(0), size)
+            self._driver.call("cuMemsetD8_v2", address, c_ubyte(0), size)
+            self._driver.call("cuStreamSynchronize", c_void_p())  # other streams do not wait for a memset
             boxes[comm, peer] = address.value
         return boxes[comm, peer]
 
@@ -158,41 +161,37 @@ class PacedLauncher:
     def delay(
         self, planned: PlannedKernel, copied: Paced, paced: Paced, late_us: float = 0.0
     ) -> list[ReadyDelay]:
-        """Issue a collective by copy engines as a delay without CTAs.
+        """Issue a collective by copy engines as a delay, during which the driver copies the data.
 
-        The data is moved now, by SMs, and not when the delay is repeated. `copied` has the time of the
-        copies; `paced` is the same collective on SMs, for where a delay is not possible.
+        `copied` has the time of the node's copies; `paced` is the same collective on SMs, for graph captures
+        and drivers that cannot delay a stream.
         """
         self._delays = self._delays or StreamDelays(self._driver)
-        self.copy(planned)
+        device = self._device()
+        device.urgent = device.urgent or UrgentCopies(self._driver)
         one = ReadyDelay(
-            self._delays, planned.call.stream, copied.us, lambda late: self.launch(planned, paced, late)
+            self._delays,
+            planned.call.stream,
+            copied.us,
+            device.urgent.ready(planned),
+            lambda late: self.launch(planned, paced, late),
         )
         one.launch(late_us)
         return [one]
 
     def memory(self, address: int, size: int) -> int:
         """Allocate `size` bytes of GPU memory; with 0, free the memory at `address`."""
-        made = ctypes.c_uint64(address)
+        made = c_uint64(address)
         if size:
-            self._driver.call("cuMemAlloc_v2", ctypes.byref(made), ctypes.c_size_t(size))
+            self._driver.call("cuMemAlloc_v2", ctypes.byref(made), c_size_t(size))
             return made.value
         self._driver.call("cuMemFree_v2", made)
         return 0
 
     def copy(self, planned: PlannedKernel) -> None:
         """Only move the data, as NCCL does where a communicator has one rank."""
-        for copy in planned.copies:
-            for number in range(copy.copies if copy.source else 0):
-                target = copy.target + number * copy.size_bytes
-                if target != copy.source:
-                    self._driver.call(
-                        "cuMemcpyDtoDAsync_v2",
-                        ctypes.c_uint64(target),
-                        ctypes.c_uint64(copy.source),
-                        ctypes.c_size_t(copy.size_bytes),
-                        c_void_p(planned.call.stream),
-                    )
+        for given in driver_copies(planned, planned.call.stream):
+            self._driver.call(*given)
 
     def _device(self) -> _Device:
         context = c_void_p()
@@ -221,7 +220,7 @@ class PacedLauncher:
         """The address of scratch memory; a larger block replaces it, the old one stays allocated."""
         size = scratch_bytes(ctas, threads)
         if size > device.scratch_size:
-            address = ctypes.c_uint64()
-            self._driver.call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(size))
+            address = c_uint64()
+            self._driver.call("cuMemAlloc_v2", ctypes.byref(address), c_size_t(size))
             device.scratch, device.scratch_size = address.value, size
         return device.scratch

@@ -120,7 +120,7 @@ def regressions(machine: Machine, facts: GpuFacts) -> list[Check]:
 
 _ONE_GPU = (
     "one GPU: a copy within it runs on SMs; ghost ranks of a node (python -m weft.comm.ghost --node) "
-    "represent collectives by copy engines as a delay without CTAs"
+    "represent collectives by copy engines as a delay with a local copy"
 )
 
 

@@ -97,6 +97,7 @@ def serve_metrics(folder: str, host: str, port: str, parent: str) -> None:
     from weft.shim import signals
 
     signals.die_with_parent(int(parent), signal.SIGTERM)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, signals.ALL)  # `weft run` holds them
     try:
         from prometheus_client import CollectorRegistry, start_http_server
 

@@ -17,6 +17,21 @@ from weft.ops.run import run_call
 from weft.ops.teams import group_named, team_name, team_of
 
 
+@torch.compiler.assume_constant_result  # type: ignore[misc,unused-ignore,untyped-decorator]
+def place_in(name: str) -> str:
+    """The `group` argument of the operators: a group's name, with this rank's place in it.
+
+    Sizes of results depend on the place, and Inductor finds graphs in its cache by their text: without it, a
+    graph compiled by one rank, or in a job of another size, would be taken for this one.
+    """
+    team = team_of(group_named(name))
+    return f"{team.rank} of {team.size} in {name}"
+
+
+def _group_at(place: str) -> Any:
+    return group_named(place.split(" in ", 1)[1])
+
+
 @torch.library.custom_op("weft::fused_matmul", mutates_args=())  # type: ignore[misc,unused-ignore,untyped-decorator]
 def fused_matmul(
     x: torch.Tensor,
@@ -28,7 +43,7 @@ def fused_matmul(
     sent: Sequence[int] | None,
 ) -> list[torch.Tensor]:
     asked = Call.decode(call, rows, sent)
-    made = run_call(asked, (x,), ws, group_named(group), scales=scales)
+    made = run_call(asked, (x,), ws, _group_at(group), scales=scales)
     if not asked.return_gathered:
         return made.outs
     gathered = made.gathered()
@@ -47,7 +62,7 @@ def _(
 ) -> list[torch.Tensor]:
     asked = Call.decode(call, rows, sent)
     check_operands(asked, (x,), ws, scales)
-    team = team_of(group_named(group))
+    team = team_of(_group_at(group))
     shape = (out_rows(asked, x.shape, team.rank, team.size), *x.shape[1:-1])
     dtype = out_dtype(asked, x.dtype)
     made = [x.new_empty((*shape, w.shape[1]), dtype=dtype) for w in ws]
@@ -67,7 +82,7 @@ def fused_matmul_backward(
 ) -> list[torch.Tensor]:
     """The gradient of x and of each w; those that are not needed are empty."""
     asked, (needs_x, *needs_w) = Call.decode(call, rows, sent), needs
-    dx, dws = backward_of(asked, grads, x, ws, group_named(group), (needs_x, needs_w))
+    dx, dws = backward_of(asked, grads, x, ws, _group_at(group), (needs_x, needs_w))
     return [
         like.new_empty(0) if grad is None else grad.contiguous()
         for like, grad in zip((x, *ws), (dx, *dws), strict=True)
@@ -100,7 +115,7 @@ def fused_matmuls_reduce_scatter(
 
     For graphs that have their gradients already: it has none.
     """
-    made: torch.Tensor = run_call(Call.decode(call, rows, None), xs, ws, group_named(group)).outs[0]
+    made: torch.Tensor = run_call(Call.decode(call, rows, None), xs, ws, _group_at(group)).outs[0]
     return made
 
 
@@ -114,7 +129,7 @@ def _(
 ) -> torch.Tensor:
     asked = Call.decode(call, rows, None)
     check_operands(asked, xs, ws)
-    team = team_of(group_named(group))
+    team = team_of(_group_at(group))
     first = xs[0]
     shape = (out_rows(asked, first.shape, team.rank, team.size), *first.shape[1:-1], ws[0].shape[1])
     return first.new_empty(shape)
@@ -142,6 +157,6 @@ def compiled(
 ) -> list[torch.Tensor]:
     """What torch.compile traces."""
     made: list[torch.Tensor] = fused_matmul(
-        x, list(ws), list(scales), call.encode(), team_name(group), call.rows, call.sent
+        x, list(ws), list(scales), call.encode(), place_in(team_name(group)), call.rows, call.sent
     )
     return made

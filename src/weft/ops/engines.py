@@ -52,7 +52,7 @@ def stream_runner(
         if made is not None:
             program = Program(schedule, operands, made.buffers())
             return StreamRunner(schedule, program, made, copies(), current)
-    lacking = no_nccl(team)
+    lacking = no_nccl(team.group)
     if lacking is not None:
         raise lacking
     program = Program(schedule, operands)
@@ -132,7 +132,7 @@ def can_move(team: Team, device: torch.device) -> bool:
     NCCL can. Without it the ranks try symmetric memory the first time they are here: a collective. Why it
     cannot be done is in `team.unreachable`.
     """
-    lacking = no_nccl(team)
+    lacking = no_nccl(team.group)
     if lacking is None:
         return True
     if team.reached is None and not team.unreachable:
@@ -142,10 +142,10 @@ def can_move(team: Team, device: torch.device) -> bool:
     return team.reached is not None
 
 
-def no_nccl(team: Team) -> WeftError | None:
+def no_nccl(group: Any) -> WeftError | None:
     """The error for a group that has no NCCL for GPU tensors; None where it has. Asks no other rank."""
     try:
-        backend = team.group._get_backend(torch.device("cuda"))
+        backend = group._get_backend(torch.device("cuda"))
     except (AttributeError, RuntimeError):
         return UsageError(
             "this group has no backend for GPU tensors; make it with backend 'nccl' or 'cpu:gloo,cuda:nccl'"

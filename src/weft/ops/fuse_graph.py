@@ -22,6 +22,7 @@ import torch
 from torch.fx import Graph, Node
 
 from weft.ops.call import Call
+from weft.ops.compiled import place_in
 from weft.ops.graph_patterns import (
     RESHAPES,
     GraphCollective,
@@ -92,7 +93,7 @@ def _fuse_gather(
         made = _call(
             graph,
             torch.ops.weft.fused_matmul.default,
-            (shard, [each.b for each in matmuls], [], call.encode(), gather.group, None, None),
+            (shard, [each.b for each in matmuls], [], call.encode(), place_in(gather.group), None, None),
         )
         for i, each in enumerate(matmuls):
             y = _moved(graph, _call(graph, operator.getitem, (made, i)), 0, gather.dim)
@@ -124,7 +125,9 @@ def _fuse_scatter(
                 a = _call(graph, aten.reshape.default, (a, [*lead, value_of(a).shape[-1]]))
             xs.append(_moved(graph, a, scatter.dim, 0))
         op = torch.ops.weft.fused_matmuls_reduce_scatter.default
-        made = _call(graph, op, (xs, [each.b for each in terms], call.encode(), scatter.group, None))
+        made = _call(
+            graph, op, (xs, [each.b for each in terms], call.encode(), place_in(scatter.group), None)
+        )
         _use_instead(scatter.result, _moved(graph, made, 0, scatter.dim))
     added = sum_nodes(scatter.given)
     _erase(graph, [*scatter.nodes, *added, *(each.node for each in terms)])

@@ -1,4 +1,4 @@
-"""Layers that have the same input (query, key, value; gate, up) share one gather, in a model nobody rewrote.
+"""Layers that have the same input (query, key, value; gate, up) share one gather, in an unmodified model.
 
 The first of them that is called computes all, by one call of the operation; the others find their results. A
 result is used once, and only for the very tensor it was computed from.

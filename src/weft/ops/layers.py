@@ -69,6 +69,7 @@ class _ParallelLinear(nn.Linear):  # type: ignore[misc,unused-ignore]
     @classmethod
     def from_linear(cls, linear: nn.Linear, group: Any = None, **settings: Any) -> Any:
         """This rank's part of a layer that is whole on every rank; rank 0's weights count."""
+        _check_plain(cls.__name__, linear)
         made = cls.__new__(cls)
         nn.Module.__init__(made)
         made.__dict__.update(
@@ -80,8 +81,18 @@ class _ParallelLinear(nn.Linear):  # type: ignore[misc,unused-ignore]
     @classmethod
     def convert(cls, linear: nn.Linear, group: Any = None, **settings: Any) -> None:
         """Make a whole layer this rank's part, in place."""
+        _check_plain(cls.__name__, linear)
         linear.__class__ = cls
         linear._divide(group, **settings)
+
+    @classmethod
+    def check(cls, name: str, linear: nn.Linear, ranks: int) -> None:
+        """Raise an error, which has this name, if the layer cannot be divided over so many ranks."""
+        _check_plain(name, linear)
+        for each, placement in cls.placements.items():
+            whole = linear._parameters.get(each)
+            if whole is not None:
+                _check_shards(name, whole, placement, ranks)
 
     def _divide(
         self,
@@ -241,6 +252,19 @@ def mesh_of(group: Any, device_type: str) -> DeviceMesh | None:
     if device_type == "meta":
         device_type = "cuda" if dist.get_backend(group) == "nccl" else "cpu"
     return DeviceMesh.from_group(group, device_type)
+
+
+def _check_plain(name: str, linear: nn.Linear) -> None:
+    """Only `x @ weight.T + bias` can be divided: not what quantization, adapters or hooks make of a layer."""
+    if isinstance(linear, _ParallelLinear) or isinstance(linear._parameters.get("weight"), DTensor):
+        raise UsageError(f"{name}: this layer is divided already")
+    own = type(linear).forward is not nn.Linear.forward or "forward" in vars(linear)
+    if own or linear._parameters.get("weight") is None:
+        what = "a forward pass" if own else "a weight"
+        raise UsageError(
+            f"{name}: {type(linear).__name__} has {what} of its own, which a parallel layer would replace; "
+            "divide the model before it is quantized, parametrized or hooked"
+        )
 
 
 def _check_shards(name: str, whole: torch.Tensor, placement: Any, ranks: int) -> None:

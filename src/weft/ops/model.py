@@ -7,7 +7,7 @@ the blocks are DTensors, so that a model's own code sees the shape of the whole 
 
 from __future__ import annotations
 
-import inspect
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,8 +22,9 @@ from torch.distributed.tensor.parallel import (
 )
 
 from weft.errors import UsageError
+from weft.ops.attention_heads import check_attention
 from weft.ops.gather_once import GatherOnce
-from weft.ops.styles import SequenceColumnwise, SequenceRowwise
+from weft.ops.styles import SequenceColumnwise, SequenceRowwise, SequenceStyle
 
 ATTENTION = (
     (("q_proj", "k_proj", "v_proj"), "o_proj"),
@@ -38,7 +39,8 @@ FEED_FORWARD = (
     (("fc1",), "fc2"),
 )
 """Layers with the same input, and the layer that follows; the first that a module has counts."""
-NUMBERS_OF_HEADS = frozenset({"num_heads", "num_key_value_heads", "n_heads", "n_kv_heads"})
+FUSED_ATTENTION = re.compile(r"qkv|query_key_value|c_attn$|Wqkv")
+"""Names of layers that compute queries, keys and values together."""
 OUTPUTS = ("lm_head", "output")
 _SEQUENCE_DIM, HEADS_DIM = 1, 2
 
@@ -85,12 +87,33 @@ def plan_model(model: nn.Module, ranks: int, *, gather_logits: bool = True, **op
     for name, block in _blocks(model):
         _plan_block(made, name, block, ranks, options)
     if not made.blocks:
-        raise UsageError(
-            "parallelize knows no layer of this model: it looks for q_proj, k_proj, v_proj, o_proj or wq, "
-            "wk, wv, wo in its blocks; use SequenceColumnwise and SequenceRowwise with parallelize_module"
-        )
+        raise UsageError(_unknown(model))
     _plan_ends(made, model, gather_logits, options)
+    for name, style in made.styles.items():
+        if isinstance(style, SequenceStyle):
+            style.layer.check(name, model.get_submodule(name), ranks)
     return made
+
+
+def _unknown(model: nn.Module) -> str:
+    """Why no block was found, with the names of the first layers that could have been one."""
+    names = [name for name, module in model.named_modules() if name and _is_dense(module)]
+    wanted = "it looks for q_proj, k_proj, v_proj, o_proj or wq, wk, wv, wo in its blocks"
+    fused = next((name for name in names if FUSED_ATTENTION.search(name.split(".")[-1])), None)
+    if fused is not None:
+        return (
+            f"parallelize cannot divide {fused}, one layer for queries, keys and values: a rank's part would "
+            f"not be its heads; {wanted}"
+        )
+    found = ", ".join(names[:4]) or "no nn.Linear"
+    return (
+        f"parallelize knows no layer of this model ({found}): {wanted}; use SequenceColumnwise and "
+        "SequenceRowwise with parallelize_module"
+    )
+
+
+def _is_dense(module: nn.Module) -> bool:
+    return isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
 
 
 def _blocks(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -117,7 +140,7 @@ def _plan_block(made: Plan, name: str, block: nn.Module, ranks: int, options: di
         if match is not None:
             columns, row = match
             if _match(child, ATTENTION):
-                _check_heads(path, child, columns, ranks)
+                check_attention(path, child, columns, ranks)
             _plan_inside(made, path, child, (*columns, row))
             pairs += 1
             for each in columns:
@@ -150,27 +173,6 @@ def _plan_inside(made: Plan, path: str, module: nn.Module, known: tuple[str, ...
         raise UsageError(f"parallelize does not know the parameters of {path} ({type(module).__name__})")
 
 
-def _check_heads(path: str, attention: nn.Module, columns: tuple[str, ...], ranks: int) -> None:
-    """A rank must have whole heads, of keys and values as well, and compute with those that it has."""
-    code = getattr(inspect.unwrap(type(attention).forward), "__code__", None)
-    fixed = sorted(NUMBERS_OF_HEADS.intersection(code.co_names if code else ()))
-    if fixed and ranks > 1:
-        raise UsageError(
-            f"{path} ({type(attention).__name__}) cannot be divided: its forward pass uses {fixed[0]}, which "
-            "counts the heads of all ranks; views with -1 and head_dim work"
-        )
-    head = getattr(attention, "head_dim", None)
-    if not isinstance(head, int):
-        return
-    for each in columns:
-        heads = getattr(attention, each).out_features // head
-        if heads % ranks:
-            raise UsageError(
-                f"{path}.{each} has {heads} heads, which {ranks} ranks cannot divide evenly; use a number of "
-                f"ranks that divides {heads}"
-            )
-
-
 def _is_norm(module: nn.Module) -> bool:
     return "norm" in type(module).__name__.lower()
 
@@ -199,6 +201,10 @@ def _plan_ends(made: Plan, model: nn.Module, gather_logits: bool, options: dict[
                 output_layouts=Replicate() if gather_logits else None,
                 use_local_output=gather_logits,
                 **options,
+            )
+        elif any(True for _ in module.parameters(recurse=False)):
+            raise UsageError(
+                f"parallelize does not know the parameters of {name or 'the model'} ({type(module).__name__})"
             )
     if embeddings != 1:
         raise UsageError(f"parallelize needs a model with one token embedding; this one has {embeddings}")

@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from weft.errors import WeftError
 from weft.ops.call import Call
@@ -77,9 +78,20 @@ def fits_graph(operation: str, rows: int, columns: int, ranks: int, x: Any, grou
     from weft.ops.engines import no_nccl
 
     team = team_of(group_named(group))
-    lacking = no_nccl(team)
+    lacking = no_nccl(team.group)
     team.unreachable = "" if lacking is None else str(lacking)
     return lacking is None
+
+
+def graph_conditions() -> tuple[str | None, tuple[str, ...]]:
+    """What `fits_graph` depends on besides the graph and weft's files: the mode, and groups without NCCL."""
+    mode = os.environ.get(OPS_VARIABLE)
+    if mode == REPLACE_ALL or not dist.is_available() or not dist.is_initialized():
+        return mode, ()
+    from weft.ops.engines import no_nccl
+
+    groups = dist.distributed_c10d._world.pg_map
+    return mode, tuple(sorted(str(each.group_name) for each in groups if no_nccl(each) is not None))
 
 
 def _expects(call: Call, problem: Problem, x: torch.Tensor, team: Team) -> bool:

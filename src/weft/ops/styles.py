@@ -17,7 +17,9 @@ from weft.errors import UsageError
 from weft.ops.layers import SEQUENCE_DIM, ColumnParallelLinear, RowParallelLinear
 
 
-class _Style(ParallelStyle):  # type: ignore[misc,unused-ignore]
+class SequenceStyle(ParallelStyle):  # type: ignore[misc,unused-ignore]
+    """What both styles have in common."""
+
     layer: type[Any]
 
     def __init__(
@@ -50,13 +52,13 @@ class _Style(ParallelStyle):  # type: ignore[misc,unused-ignore]
         return module
 
 
-class SequenceColumnwise(_Style):
+class SequenceColumnwise(SequenceStyle):
     """Makes a layer a ColumnParallelLinear. Its input is sharded by tokens, its result by features."""
 
     layer = ColumnParallelLinear
 
 
-class SequenceRowwise(_Style):
+class SequenceRowwise(SequenceStyle):
     """Makes a layer a RowParallelLinear. Its input is sharded by features, its result by tokens."""
 
     layer = RowParallelLinear

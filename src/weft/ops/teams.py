@@ -2,8 +2,8 @@
 
 The first call of a kind is checked through the group's key-value store: each rank posts what it is about to
 do and reads what the others posted. Later calls of that kind cost nothing. A kind is what all ranks have in
-common; what one rank may change alone (its blocks of an all-to-all) is prepared anew there, asking nobody. If
-a rank fails or finds itself alone, what was posted tells both sides.
+common; what one rank may change alone (its blocks of an all-to-all) is prepared again there, without the
+others. If a rank fails or finds itself alone, what was posted tells both sides.
 """
 
 from __future__ import annotations

@@ -190,25 +190,22 @@ class Job:
 
     def __enter__(self) -> Job:
         image = policy_image.control_image(self.policy)
+        description = {
+            "version": 1,
+            "pid": os.getpid(),
+            "command": list(self.command),
+            "started": time.time(),
+            "policy": self.policy.to_dict(),
+            "tune": self.tune,
+        }
         try:
-            self.folder, self._lock = job_folder.create(image)
+            self.folder, self._lock = job_folder.create(image, description)
         except OSError as error:
             self.problem = (
                 f"no temporary folder can be written ({error.strerror}): the policy holds, but nothing is "
                 "counted; set TMPDIR"
             )
             self.folder, self._lock = job_folder.in_memory(image)
-        job_folder.describe_job(
-            self.folder,
-            {
-                "version": 1,
-                "pid": os.getpid(),
-                "command": list(self.command),
-                "started": time.time(),
-                "policy": self.policy.to_dict(),
-                "tune": self.tune,
-            },
-        )
         return self
 
     def __exit__(

@@ -35,13 +35,16 @@ OUTCOME = "outcome.json"
 """Empty until the job has ended."""
 
 
-def create(control: bytes) -> tuple[Path, int]:
-    """A new folder with this control file, and its lock. Raises OSError where no folder can be written."""
+def create(control: bytes, description: dict[str, Any]) -> tuple[Path, int]:
+    """A new folder with this control file and description, and its lock.
+
+    Whoever sees the folder sees all of that. Raises OSError where no folder can be written.
+    """
     problem: OSError | None = None
     for parent in _parents():
         _remove_leftovers(parent)
         try:
-            return _create_in(parent, control)
+            return _create_in(parent, control, description)
         except OSError as error:
             problem = problem or error
             _log.debug("no job folder in %s: %s", parent, error)
@@ -57,10 +60,11 @@ def _parents() -> Iterator[Path]:
             yield folder
 
 
-def _create_in(parent: Path, control_image: bytes) -> tuple[Path, int]:
+def _create_in(parent: Path, control_image: bytes, description: dict[str, Any]) -> tuple[Path, int]:
     made = Path(tempfile.mkdtemp(prefix=_UNFINISHED, dir=parent))  # no leftover yet: a name of its own
     try:
         (made / "control").write_bytes(control_image)
+        describe_job(made, description)
         lock = os.open(made, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
         folder = made.with_name(_PREFIX + made.name.removeprefix(_UNFINISHED))

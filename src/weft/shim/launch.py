@@ -30,32 +30,43 @@ def original_environment() -> dict[str, str]:
     return env
 
 
+def hold_signals() -> set[int | signal.Signals]:
+    """Block signals until `run` passes them on; returns the mask before, for `run`."""
+    return signal.pthread_sigmask(signal.SIG_BLOCK, signals.ALL)
+
+
 def run(
     command: list[str],
     env: Mapping[str, str],
+    mask: set[int | signal.Signals],
     *,
     keep: tuple[int, ...] = (),
     every_s: float = 3600.0,
     now_and_then: Callable[[], None] = lambda: None,
 ) -> int:
-    """Run `command` to its end; returns its wait status.
+    """Run `command`, with this mask of signals, to its end; returns its wait status.
 
-    Every signal that can be caught is blocked meanwhile and passed on as it comes, so none ends weft and with
-    it the program. Standard input and output are closed unless in `keep`: a reader must see the program close
-    them. `now_and_then` runs every `every_s` seconds. When the command has ended, signals stay blocked: `end`
-    lets them through, once none of them can change the status any more.
+    Every signal that can be caught is blocked meanwhile (`hold_signals`) and passed on as it comes, so none
+    ends weft and with it the program. Standard input and output are closed unless in `keep`: a reader must
+    see the program close them. `now_and_then` runs every `every_s` seconds. When the command has ended,
+    signals stay blocked: `end` lets them through, once none of them can change the status any more.
     """
-    previous = signal.pthread_sigmask(signal.SIG_BLOCK, signals.ALL)
+    hold_signals()
     inherited = signals.inherited()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, it would keep the exit status from us
     witness = signals.Witness()
     try:
-        pid = _start(command, env, previous, inherited)
+        early = signal.sigpending() - {signal.SIGCHLD}  # the command was not there to get its own copy
+        pid = _start(command, env, mask, inherited)
+        for number in early:
+            signal.sigtimedwait({number}, 0)
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, number)
         _let_go(keep)
         return _attend(pid, witness, every_s, now_and_then)
     except BaseException:
         _discard_pending()
-        signal.pthread_sigmask(signal.SIG_SETMASK, previous)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         raise
     finally:
         witness.end()

@@ -20,6 +20,8 @@ FAULTS = frozenset(
 HARMLESS = frozenset((signal.SIGCHLD, signal.SIGCONT, signal.SIGURG, signal.SIGWINCH, signal.SIGTSTP))
 _RECORD = struct.Struct("ii")
 _WITNESS_S = 0.05  # a group's signal reaches all of its processes in one system call
+_ANSWER_S = 10.0  # for the witness to say what it got, on a machine with no processor free
+_ASK = max(ALL)  # of all pending signals, a process gets this one last
 _REMEMBER_S = 1.0
 _PR_SET_PDEATHSIG = 1
 _SHELLS = ("sh", "bash", "dash", "zsh", "ksh", "mksh", "busybox", "ash")
@@ -103,20 +105,32 @@ class Witness:
         self._reader = reader
 
     def saw(self, number: int, sender: int) -> bool:
-        """Whether the group got this signal, too."""
+        """Whether the group got this signal, too.
+
+        The witness may not have run since. So it is asked, by a signal that it gets after all pending ones.
+        """
         if self.pid < 0:
             return False
-        deadline = time.monotonic() + _WITNESS_S
+        if self._noted(number, sender, _WITNESS_S):
+            return True
+        try:
+            os.kill(self.pid, _ASK)
+        except ProcessLookupError:
+            return False
+        answered = self._noted(_ASK, os.getpid(), _ANSWER_S)
+        return answered and self._noted(number, sender, 0.0)
+
+    def _noted(self, number: int, sender: int, wait_s: float) -> bool:
+        """Whether the witness has noted this signal by then; a note is used once."""
+        deadline = time.monotonic() + wait_s
         while True:
-            left = deadline - time.monotonic()
-            ready, _, _ = select.select([self._reader], [], [], max(0.0, left))
-            if ready and not self._read():
-                return False
             for record in self._seen:
                 if record[1:] == (number, sender):
                     self._seen.remove(record)
                     return True
-            if left <= 0:
+            left = deadline - time.monotonic()
+            ready, _, _ = select.select([self._reader], [], [], max(0.0, left))
+            if not (self._read() if ready else left > 0):
                 return False
 
     def _read(self) -> bool:

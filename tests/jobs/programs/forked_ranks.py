@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import datetime
 import os
-import socket
 import sys
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
+sys.path.append(str(Path(__file__).parents[1]))
+from ports import held_port
+
 
 def run_ranks(ranks: int, folder: str, timeout_s: float, main: Callable[[int, int], None]) -> int:
     """How many ranks failed. The modules that `main` needs are best imported before, once for all ranks."""
-    init = f"file://{folder}/rendezvous"
     if os.environ.get("OPS_STORE") == "tcp":  # then rank 0 hosts the store
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            init = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+        with held_port() as port:
+            return _run_ranks(ranks, f"tcp://127.0.0.1:{port}", timeout_s, main)
+    return _run_ranks(ranks, f"file://{folder}/rendezvous", timeout_s, main)
+
+
+def _run_ranks(ranks: int, init: str, timeout_s: float, main: Callable[[int, int], None]) -> int:
     children = []
     for rank in range(ranks):
         child = os.fork()

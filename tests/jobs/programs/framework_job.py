@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from leaving import leave
+from leaving import end
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -252,7 +252,7 @@ def main() -> None:
     losses = run(kind, steps)
     rank = os.environ["RANK"]
     Path(os.environ["RECORD"], f"losses.{rank}").write_text("\n".join(map(repr, losses)))
-    leave()
+    end()
 
 
 if __name__ == "__main__":

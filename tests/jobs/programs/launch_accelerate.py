@@ -3,6 +3,7 @@
 import torch
 from accelerate import Accelerator
 from launched import report
+from leaving import end
 
 accelerator = Accelerator(cpu=True)
 torch.manual_seed(0)
@@ -17,3 +18,4 @@ for _ in range(3):
     losses.append(loss.item())
 report("accelerate", accelerator.num_processes, losses)
 accelerator.end_training()
+end()

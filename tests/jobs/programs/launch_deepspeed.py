@@ -4,7 +4,7 @@ import deepspeed
 import deepspeed.ops
 import torch
 from launched import report
-from leaving import leave
+from leaving import end
 
 # DeepSpeed would compile its all-reduce in shared memory first, for a minute; gloo does it as well.
 deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
@@ -20,4 +20,4 @@ for _ in range(3):
     engine.step()
     losses.append(loss.item())
 report("deepspeed", torch.distributed.get_world_size(), losses)
-leave()
+end()

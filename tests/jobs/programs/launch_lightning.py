@@ -5,7 +5,7 @@ import warnings
 import lightning.pytorch as pl
 import torch
 from launched import report
-from leaving import leave
+from leaving import end
 
 
 class Model(pl.LightningModule):
@@ -30,4 +30,4 @@ settings = {"logger": False, "enable_checkpointing": False, "enable_progress_bar
 trainer = pl.Trainer(accelerator="cpu", devices=2, strategy="ddp", max_steps=3, **settings)
 trainer.fit(model, torch.utils.data.DataLoader(torch.ones(8, 16), batch_size=1))
 report("lightning", trainer.world_size, model.losses)
-leave()
+end()

@@ -7,7 +7,7 @@ warnings.simplefilter("ignore")
 import torch
 import torch.distributed as dist
 from launched import report
-from leaving import leave
+from leaving import end
 from megatron.core import parallel_state, tensor_parallel
 from megatron.core.model_parallel_config import ModelParallelConfig
 
@@ -31,4 +31,4 @@ for _ in range(3):
     optimizer.step()
     losses.append(loss.item())
 report("megatron", dist.get_world_size(), losses)
-leave()
+end()

@@ -19,9 +19,11 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import weft.ops.compiled  # noqa: F401
+from weft.ops import matmul_reduce_scatter
 from weft.ops.adopt_styles import PendingGather, can_defer, defer
 from weft.ops.fuse_graph import fuse_graph
-from weft.shim.inject import OPS_VARIABLE, REPLACE_ALL
+from weft.ops.inductor_pass import FusedCollectives
+from weft.shim.inject import BY_PICK, OPS_VARIABLE, REPLACE_ALL
 
 
 def gather(x, dim, *weights, more=None, bias=None):
@@ -88,6 +90,35 @@ def check_graphs(rank, ranks):
         assert len(skipped.skipped) == sum(wanted[:2])
         count += 1
     assert count == 14
+    check_cache_keys(rank, ranks)
+
+
+def check_cache_keys(rank, ranks):
+    """Inductor takes a graph from its cache if text and passes are the same: what else decides is in them."""
+    texts = []
+
+    def keep(module, inputs):
+        texts.append(module.code)
+        return module.forward
+
+    def uneven(x, w):
+        return matmul_reduce_scatter(x, w, schedule="serial")
+
+    x = torch.randn(ranks + 1, 6)
+    made = torch.compile(uneven, backend=keep, fullgraph=True)(x, torch.randn(6, 5))
+    assert made.shape[0] == (2 if rank == 0 else 1)
+    assert f"{rank} of {ranks} in " in texts[0], texts
+    keys = []
+    for mode in (REPLACE_ALL, BY_PICK):
+        os.environ[OPS_VARIABLE] = mode
+        keys.append(FusedCollectives().uuid())
+    del os.environ[OPS_VARIABLE]
+    (sources, for_all, _), (same_sources, by_pick, _) = keys
+    assert sources == same_sources
+    assert for_all == (REPLACE_ALL, ())
+    assert by_pick == (BY_PICK, (dist.group.WORLD.group_name,))  # gloo moves no GPU tensors
+    assert FusedCollectives([lambda graph: None]).uuid() is None
+    assert FusedCollectives([FusedCollectives(), None]).uuid() != FusedCollectives().uuid()
 
 
 USES = (

@@ -296,16 +296,44 @@ def check_model(rank, ranks):
 def check_refused(rank, ranks):
     mesh = init_device_mesh("cpu", (ranks,))
     odd = SETTINGS._replace(heads=ranks + 1, key_heads=ranks + 1, width=8 * (ranks + 1))
+    few = SETTINGS._replace(heads=2 * ranks, key_heads=1, width=16 * ranks)
     for model, words in (
         (Mlp(), "knows no layer of this model"),
         (transformer(settings=odd), f"{ranks + 1} heads, which {ranks} ranks cannot divide"),
+        (transformer(settings=few), "wk has 1 head, which"),
+        (with_layer(Quantized(32, 48)), "w3: Quantized has a forward pass of its own"),
+        (with_layer(nn.utils.parametrizations.weight_norm(nn.Linear(32, 48))), "w3: ParametrizedLinear has"),
+        (with_layer(nn.Linear(32, ranks - 1)), f"leave some of {ranks} ranks without any"),
+        (with_position(), "does not know the parameters of the model"),
+        (parallelize(transformer(), mesh), "divided already"),
     ):
+        before = {name: (id(each), type(each)) for name, each in model.named_parameters()}
         try:
             parallelize(model, mesh)
         except UsageError as error:
             assert words in str(error), error
         else:
             raise AssertionError(f"not refused: {words}")
+        after = {name: (id(each), type(each)) for name, each in model.named_parameters()}
+        assert after == before, f"changed: {words}"
+
+
+class Quantized(nn.Linear):
+    def forward(self, x):
+        return nn.functional.linear(x.round(), self.weight, self.bias)
+
+
+def with_layer(layer):
+    """A model with one layer that cannot be divided, in its last block."""
+    model = transformer()
+    model.layers[-1].feed_forward.w3 = layer
+    return model
+
+
+def with_position():
+    model = transformer()
+    model.position = nn.Parameter(torch.zeros(3))
+    return model
 
 
 def check_checkpointed(rank, ranks):

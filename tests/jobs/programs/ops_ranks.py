@@ -291,10 +291,10 @@ def check_late_disagreement(rank, ranks):
 
 
 def in_time(begun, ranks):
-    """An error has to come within the group's timeout; half as much again for a busy machine."""
+    """An error has to come by the group's timeout, not by the half hour of torch; a busy machine may take longer."""
     from weft.ops.teams import team_of
 
-    took, most = time.monotonic() - begun, 1.5 * team_of(None).timeout_s
+    took, most = time.monotonic() - begun, 10 * team_of(None).timeout_s
     assert took < most, f"the error took {took:.1f} s, more than {most:.1f}"
 
 

@@ -143,8 +143,9 @@ static int find_slot(unsigned *place, uint32_t *number) {
     return TIMEOUT;
 }
 
-/* Hold up a stream for `ns` from the moment it gets here. Returns a CUresult; on an error the stream is not held up. */
-EXPORT int weft_delay(void *stream, uint64_t ns) {
+/* Start a delay of `ns` when the stream gets here; `weft_delay_end` holds the stream up until it is over. Work between
+ * the two is part of the delay. Returns a CUresult; on an error there is no delay. */
+EXPORT int weft_delay_begin(void *stream, uint64_t ns, uint64_t *ticket) {
     unsigned place;
     uint32_t number;
     if (!all.running)
@@ -152,11 +153,7 @@ EXPORT int weft_delay(void *stream, uint64_t ns) {
     int result = find_slot(&place, &number);
     if (result)
         return result;
-    uint64_t at = all.address + place * sizeof(slot);
-    result = all.write(stream, at, number, 0);
-    if (!result && (result = all.wait(stream, at + sizeof(uint32_t), number, 0)))
-        atomic_store(&all.slots[place].ended, number);
-    if (result) {
+    if ((result = all.write(stream, all.address + place * sizeof(slot), number, 0))) {
         give_back(place);
         return result;
     }
@@ -165,7 +162,21 @@ EXPORT int weft_delay(void *stream, uint64_t ns) {
     all.given[all.given_count++] = (pending){.place = place, .number = number, .ns = ns};
     pthread_mutex_unlock(&lock);
     sem_post(&work);
+    *ticket = (uint64_t)place << 32 | number;
     return 0;
+}
+
+/* The slot may have been used again since then: the stream waits for a number that is at least this one. */
+EXPORT int weft_delay_end(void *stream, uint64_t ticket) {
+    uint64_t at = all.address + (ticket >> 32) * sizeof(slot) + sizeof(uint32_t);
+    return all.wait(stream, at, (uint32_t)ticket, 0);
+}
+
+/* Hold up a stream for `ns` from the moment it gets here. Returns a CUresult; on an error the stream is not held up. */
+EXPORT int weft_delay(void *stream, uint64_t ns) {
+    uint64_t ticket;
+    int result = weft_delay_begin(stream, ns, &ticket);
+    return result ? result : weft_delay_end(stream, ticket);
 }
 
 /* How many delays there were, and by how much the worst of them was too long on the host's side. */

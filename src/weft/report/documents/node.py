@@ -60,7 +60,7 @@ class _NodeDocumentOptions(TypedDict, total=False):
     copy_engines: CtaRateJson | None
     """Bus bandwidth of collectives by copy engines; null: none."""
     copies_as: str
-    """How ghost ranks represent copies by copy engines: `delay`, without CTAs and memory traffic."""
+    """How ghost ranks represent copies by copy engines: `delay`, during which the driver copies the data."""
     title: str
     domain: int
     """Ranks that reach each other without the network."""
