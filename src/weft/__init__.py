@@ -5,8 +5,7 @@ Importing weft loads neither torch nor the launch shim; each name below is loade
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from weft.lazy import TYPE_CHECKING, lazy_names
 
 __version__ = "0.1.0"
 
@@ -18,6 +17,7 @@ _HOMES = {
     "overlap": "weft.shim.apply",
     "restart": "weft.shim.restart",
     "analyze": "weft.trace",
+    "ops": "weft.ops",
     "tune": "weft.tuning.callable",
 }
 
@@ -46,12 +46,7 @@ if TYPE_CHECKING:
     from weft.tuning.callable import tune
 
 
-def __getattr__(name: str) -> Any:
-    if name == "ops":
-        return importlib.import_module("weft.ops")
-    if name not in _HOMES:
-        raise AttributeError(f"module 'weft' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+__getattr__ = lazy_names(__name__, _HOMES)
 
 
 def __dir__() -> list[str]:

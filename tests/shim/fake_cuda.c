@@ -233,6 +233,11 @@ API CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, CUfunction
     return 0;
 }
 
+API CUresult cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, CUfunction f, int threads, size_t dynamic,
+                                                                  unsigned flags) {
+    return (void)flags, cuOccupancyMaxActiveBlocksPerMultiprocessor(blocks, f, threads, dynamic);
+}
+
 /* --- facts ------------------------------------------------------------------------------------------------ */
 
 API CUresult cuInit(unsigned flags) { return (void)flags, 0; }
@@ -368,6 +373,18 @@ API CUresult cuKernelSetAttribute(int attribute, int value, CUkernel k, CUdevice
     if (!f || attribute != CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES || value + f->static_shared > BLOCK_SHARED)
         return CUDA_ERROR_INVALID_VALUE;
     f->max_dynamic = value;
+    return 0;
+}
+
+API CUresult cuKernelGetAttribute(int *value, int attribute, CUkernel k, CUdevice d) {
+    MAY_FAIL("cuKernelGetAttribute");
+    (void)d;
+    kernel *f = ((kernel *)k)->magic == 'K' ? function(k) : NULL;
+    if (!f)
+        return INVALID_HANDLE;
+    *value = attribute == CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES ? f->static_shared
+             : attribute == CU_FUNC_ATTRIBUTE_NUM_REGS        ? f->registers
+                                                              : f->max_dynamic;
     return 0;
 }
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+import textwrap
 
 import pytest
 from building import HERE, compile_c
@@ -168,6 +170,54 @@ def test_a_limit_stays_what_the_program_or_the_shaped_launch_needs(program):
     assert seen == [0, 120_000, 120_000, 0]
     assert needed > 50_000
     assert all(shaped)
+
+
+LIMIT = """
+from ctypes import byref, c_size_t
+lib = library()
+
+def limit(k):
+    value = c_int(-1)
+    as_kernel = lib.cuFuncGetAttribute(byref(value), 8, k) != 0
+    assert not as_kernel or lib.cuKernelGetAttribute(byref(value), 8, k, 0) == 0
+    return value.value
+
+def fits(k, bytes, function="cuOccupancyMaxActiveBlocksPerMultiprocessor", *flags):
+    return getattr(lib, function)(byref(c_int()), k, 128, c_size_t(bytes), *flags)
+"""
+
+
+@pytest.mark.parametrize("as_kernel", [False, True])
+def test_the_program_meets_its_own_limit_where_residency_raised_it(program, environment, as_kernel):
+    """Natively and under a policy: what is allowed, what is refused and what the program is told is the same."""
+    source = f"""
+        k, seen = kernel("gemm", as_kernel={as_kernel}), []
+        set_limit = lambda bytes: lib.cuFuncSetAttribute(k, 8, bytes)
+        sizes = [c_uint(n) for n in (100, 1, 1, 128, 1, 1, 60_000)]
+        over = lambda: [launch(k, shared=60_000), launch_ex(k, shared=60_000), launch(k, shared=60_000, threads=64),
+                        call("cuLaunchCooperativeKernel", k, *sizes, None, None)]
+        def look():
+            again = fits(k, 60_000, "cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags", 0)
+            seen.append([limit(k), over(), fits(k, 60_000), again, launch(k), over(), launch(k, 5000)])
+        for _ in range(2):
+            look()
+        for bytes in (100_000, 59_999, 60_000, 1000, 10**6):  # what was allowed is forbidden again
+            seen.append(set_limit(bytes))
+            look()
+        lib.cuModuleUnload(None)  # the handles may be others' from here on
+        look()
+        begun = lib.cuStreamBeginCapture_v2(c_void_p(0x10), 2)
+        seen.append([begun, launch(k, shared=60_000, stream=0x10), launch(k, stream=0x10)])
+        show([seen, lib.fake_max_dynamic(k)])
+    """
+    source = LIMIT + textwrap.dedent(source)
+    command = [sys.executable, "-c", "from driver import *\n" + source]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    native, shaped = json.loads(done.stdout), program(source, Policy(residency=2))
+    assert shaped.results[0] == native[0]
+    assert shaped.results[1] > native[1] == 1000
+    assert shaped.stats["shaped"] > 0
+    assert [shaped.stats[name] for name in ("unknown", "unlisted", "shape_failures")] == [0, 0, 0]
 
 
 @pytest.mark.parametrize("path", ["", ":/x", "/x:", "a::b", "/x"])

@@ -9,7 +9,6 @@ from dataclasses import replace
 
 import pytest
 
-from weft.cli import main as cli
 from weft.errors import UnavailableError, WeftError
 from weft.execute.base import PipelineSample
 from weft.execute.sim import SimExecutor
@@ -37,19 +36,6 @@ from weft.reproduce.time_ratio import (
     table_errors,
 )
 from weft.sim.profile import PAPER_NODE, profile
-
-
-@pytest.fixture
-def weft(capsys):
-    """Run a command line; returns its exit code, stdout and stderr."""
-
-    def call(*words):
-        with pytest.raises(SystemExit) as end:
-            cli.main([str(word) for word in words])
-        captured = capsys.readouterr()
-        return end.value.code, captured.out, captured.err
-
-    return call
 
 
 @contextmanager

@@ -7,7 +7,6 @@ import random
 
 import pytest
 
-from weft.cli import main as cli
 from weft.errors import UsageError
 from weft.execute.base import PipelineSample
 from weft.gpu.specs import spec
@@ -21,19 +20,6 @@ SPELLED = [
     *("--gemm", "2048x2048x2048", "--dtype", "bf16", "--tile", "64x64x64", "--grid", "32x32"),
     *("--collective", "all_reduce", "--bytes", "64MiB", "--ranks", "2", "--iterations", "4"),
 ]
-
-
-@pytest.fixture
-def weft(capsys):
-    """Run a command line; returns its exit code, stdout and stderr."""
-
-    def call(*words):
-        with pytest.raises(SystemExit) as end:
-            cli.main([str(word) for word in words])
-        captured = capsys.readouterr()
-        return end.value.code, captured.out, captured.err
-
-    return call
 
 
 def test_the_json_document_has_all_keys(weft):

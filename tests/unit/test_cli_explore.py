@@ -6,25 +6,10 @@ import json
 
 import pytest
 
-from weft.cli import main as cli
 from weft.policy import SCHEDULES
 
 SHAPE = ["explore", "--gemm", "131072x2048x16384", "--collective", "all_gather", "--ranks", "8"]
 MI300X = [*SHAPE, "--device", "sim:mi300x"]
-
-
-@pytest.fixture
-def weft(monkeypatch, capsys):
-    """Run a command line; returns its exit code, stdout and stderr."""
-    monkeypatch.setenv("COLUMNS", "80")
-
-    def call(*words):
-        with pytest.raises(SystemExit) as end:
-            cli.main([str(word) for word in words])
-        captured = capsys.readouterr()
-        return end.value.code, captured.out, captured.err
-
-    return call
 
 
 def test_the_document_keeps_its_contract(weft):

@@ -15,7 +15,10 @@ import weft
 SOURCE = Path(weft.__file__).parent
 # Every package and module of weft, each importing only those before it. Modules at the root import each other
 # but no package.
-ROOT = ("checks", "errors", "files", "kernels", "logs", "policy", "ranks", "rules", "timeline", "workload")
+ROOT = (
+    *("checks", "errors", "files", "kernels", "lazy", "logs"),
+    *("policy", "ranks", "rules", "timeline", "workload"),
+)
 PACKAGES = (
     "gpu",
     "shim",

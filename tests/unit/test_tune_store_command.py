@@ -6,7 +6,6 @@ import json
 
 import pytest
 
-from weft.cli import main as cli
 from weft.execute.base import PipelineSample
 from weft.gpu.specs import spec
 from weft.policy import Policy, Rule
@@ -52,17 +51,6 @@ def gpu(monkeypatch, tmp_path):
     made = Gpu()
     monkeypatch.setattr("weft.execute.devices.open_executor", lambda device, node="": made)
     return made
-
-
-@pytest.fixture
-def weft(capsys):
-    def call(*words):
-        with pytest.raises(SystemExit) as end:
-            cli.main([str(word) for word in words])
-        captured = capsys.readouterr()
-        return end.value.code, captured.out, captured.err
-
-    return call
 
 
 def test_the_simulator_rules_out_what_is_not_promising_and_says_so(weft, gpu):

@@ -1,8 +1,10 @@
-"""What commands write: JSON with the version of its keys, and files that are checked before the work."""
+"""What commands write: lines of their own, JSON with the version of its keys, and checked output files."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,3 +33,10 @@ def check_seconds(option: str, seconds: float) -> None:
     """Raises UsageError for a time that is not above 0, NaN included."""
     if not seconds > 0:
         raise UsageError(f"{option} {seconds:g}: give more than 0 seconds")
+
+
+def say(line: str, quiet: bool) -> None:
+    """Print a line of weft's own, if there is one and there is somewhere to print it."""
+    if line and not quiet:
+        with suppress(OSError):  # standard error is closed
+            print(f"weft: {line}", file=sys.stderr, flush=True)

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import signal
 import sys
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from weft.cli.output import check_output, versioned
-from weft.errors import UnavailableError, UsageError, WeftError
-from weft.files import write_whole
+from weft.cli.output import check_output, say
+from weft.errors import UnavailableError, UsageError
 from weft.policy import Policy
+
+if TYPE_CHECKING:
+    from weft.cli.run_report import JobOptions, ReportOptions
+    from weft.tuning.live.starts import Memory
 
 MOST_BUDGET = 0.5
 
@@ -123,14 +126,11 @@ def run(
     weft run --trace traces -- torchrun --nproc-per-node 8 train.py
     """
     _check_platform()
-    from weft.monitor.exporter import Exporter, metrics_address
-    from weft.shim import chrome, launch, stats
+    from weft.cli.run_report import JobOptions, ReportOptions
+    from weft.monitor.exporter import metrics_address
+    from weft.shim import chrome
     from weft.shim.apply import not_applied
-    from weft.shim.engine import engine_summary, kernels_in_traces, traced_summary
-    from weft.shim.inject import OPS_VARIABLE, Job, TraceRequest, check_preload
-    from weft.tuning.live.start_trial import CTA_VARIABLE, configured
-    from weft.tuning.live.starts import Memory
-    from weft.tuning.live.tuned_job import read_record, read_result
+    from weft.shim.inject import OPS_VARIABLE, TraceRequest
 
     if not command:
         raise UsageError(
@@ -140,77 +140,83 @@ def run(
     policy = _with_head_start(policy, head_start)
     address = None if metrics is None else metrics_address(metrics, os.environ)
     budget = _tune_budget(tune, tune_budget, tune_once)
-    if html is not None and not tune:
-        raise UsageError("--html is the page of live tuning: add --tune")
-    for option, path in (("--stats", stats_file), ("--html", html)):
-        if path is not None:
-            _check_output(option, path, policy_file)
+    _check_outputs(policy_file, stats_file, html, tune)
     replacing = ops and _replacing(os.environ.get(OPS_VARIABLE, ""))
-    wanted = TraceRequest(trace_steps, trace_after) if trace is not None else None
     if trace is not None:
         chrome.check_folder(trace)
     for line in not_applied(policy, framework=True):
-        _say(line, quiet=False)
+        say(line, quiet=False)
+    start = _settle_start(command, policy, tune, quiet)
+    asked = JobOptions(
+        command=command,
+        policy=start.policy,
+        earlier=start.earlier,
+        variables={**budget, **_start_environment(start.chosen)},
+        trace=TraceRequest(trace_steps, trace_after) if trace is not None else None,
+        count_steps=steps or address is not None,
+        replacing=replacing,
+        metrics=address,
+    )
+    _run_job(asked, ReportOptions(stats_file=stats_file, html=html, traces=trace, quiet=quiet))
+
+
+@dataclass(frozen=True)
+class _Start:
+    """What this start of the program has: live tuning tries some settings from start to start."""
+
+    policy: Policy
+    earlier: Memory | None
+    chosen: dict[str, str]
+
+
+def _settle_start(command: list[str], policy: Policy, tune: bool, quiet: bool) -> _Start:
+    from weft.tuning.live.start_trial import CTA_VARIABLE, configured
+    from weft.tuning.live.starts import Memory
+
+    if not tune:
+        return _Start(policy, None, {})
     fixed = {*os.environ, *configured(os.environ), *([CTA_VARIABLE] if policy.max_ctas is not None else [])}
-    earlier = Memory(command, fixed=fixed) if tune else None
-    chosen: dict[str, str] = {}
-    if earlier is not None:
-        chosen = earlier.begin()
-        if CTA_VARIABLE in chosen:
-            policy = dataclasses.replace(policy, max_ctas=int(chosen[CTA_VARIABLE]))
-        _say(earlier.problem, quiet)
-        _say(f"this start has {_as_settings(chosen)}" if chosen else "", quiet)
+    earlier = Memory(command, fixed=fixed)
+    chosen = earlier.begin()
+    if CTA_VARIABLE in chosen:
+        policy = dataclasses.replace(policy, max_ctas=int(chosen[CTA_VARIABLE]))
+    say(earlier.problem, quiet)
+    say(f"this start has {_as_settings(chosen)}" if chosen else "", quiet)
+    return _Start(policy, earlier, chosen)
+
+
+def _run_job(asked: JobOptions, wanted: ReportOptions) -> None:
+    """Run the program to its end, report, and end as it did."""
+    from weft.cli.run_report import report_job
+    from weft.monitor.exporter import Exporter
+    from weft.shim import launch
+    from weft.shim.inject import Job, check_preload
+
     with ExitStack() as held:
         mask = launch.hold_signals()  # one that ended weft now would leave the job's folder behind
         held.callback(signal.pthread_sigmask, signal.SIG_SETMASK, mask)
-        counts_steps = steps or address is not None
         job = held.enter_context(
-            Job(policy, tune=tune, trace=wanted, command=command, steps=counts_steps, ops=replacing)
+            Job(
+                asked.policy,
+                tune=asked.tune,
+                trace=asked.trace,
+                command=asked.command,
+                steps=asked.count_steps,
+                ops=asked.replacing,
+            )
         )
-        _say(job.problem, quiet)
-        env = {**job.environment(launch.original_environment()), **budget, **_start_environment(chosen)}
+        say(job.problem, wanted.quiet)
+        env = {**job.environment(launch.original_environment()), **asked.variables}
         check_preload(env)
         exporter = None
-        if address is not None:
-            exporter = Exporter(job.folder, address)
+        if asked.metrics is not None:
+            exporter = Exporter(job.folder, asked.metrics)
             held.callback(exporter.stop)
-            _say(f"metrics: http://{address}/metrics", quiet)
-        kept = _kept_descriptors(stats_file)
-        status = launch.run(command, env, mask, keep=kept, now_and_then=job.keep_alive)
+            say(f"metrics: http://{asked.metrics}/metrics", wanted.quiet)
+        kept = _kept_descriptors(wanted.stats_file)
+        status = launch.run(asked.command, env, mask, keep=kept, now_and_then=job.keep_alive)
         held.pop_all()  # from here on the exit status is the program's, whatever fails
-
-    def report() -> None:
-        try:
-            counted = job.collect()
-            line = stats.stats_summary(counted, policy)
-            if tune:
-                counted["tuning"] = read_result(job.folder)
-                line = counted["tuning"]["text"]
-                _write_page(html, counted["tuning"], read_record(job.folder))
-                if earlier is not None:
-                    _say(earlier.learn(counted["tuning"], ended_well=_ended_well(status)), quiet)
-                _say(engine_summary(counted["engine"]), quiet)
-            if replacing:
-                from weft.ops.replacements import read_replacements
-
-                counted["ops"] = read_replacements(job.folder)
-                _say(counted["ops"]["text"], quiet)
-            job.leave_outcome(counted)
-            if trace is not None:
-                written = _write_traces(job.folder, trace, quiet)
-                if written and counted["engine"]["asked"]:
-                    counted["engine"]["traced"] = kernels_in_traces(written)
-                    _say(traced_summary(counted["engine"]["traced"]), quiet)
-        finally:
-            if exporter is not None:
-                exporter.stop()
-            job.close()
-        _say(line, quiet)
-        if stats_file is not None:
-            document = versioned({"policy": policy.to_dict(), **counted})
-            write_whole(stats_file, json.dumps(document, indent=1) + "\n")
-
-    launch.end(status, report)
+    launch.end(status, lambda: report_job(job, exporter, asked, wanted, status))
 
 
 def _check_platform() -> None:
@@ -239,12 +245,6 @@ def _with_head_start(policy: Policy, given: str | None) -> Policy:
     return dataclasses.replace(policy, head_start=None, head_start_us=us)
 
 
-def _say(line: str, quiet: bool) -> None:
-    if line and not quiet:
-        with suppress(OSError):  # standard error is closed
-            print(f"weft: {line}", file=sys.stderr, flush=True)
-
-
 def _replacing(wanted: str) -> bool:
     """Whether --ops replaces anything: it has not been verified on GPUs, so the user must ask for it."""
     from weft.shim.inject import BY_PICK, OPS_VARIABLE, REPLACE_ALL
@@ -253,7 +253,7 @@ def _replacing(wanted: str) -> bool:
         return True
     if wanted:
         raise UsageError(f"{OPS_VARIABLE}={wanted} is not known; use {BY_PICK} or {REPLACE_ALL}")
-    _say(
+    say(
         "--ops leaves this program unchanged: replacing on GPUs has not been verified; "
         f"{OPS_VARIABLE}={BY_PICK} in the environment replaces where a gain is promised",
         quiet=False,
@@ -282,44 +282,14 @@ def _start_environment(chosen: dict[str, str]) -> dict[str, str]:
     return {**rest, GIVEN_VARIABLE: _as_settings(rest)} if rest else {}
 
 
-def _ended_well(status: int) -> bool:
-    """Whether the program succeeded, or was stopped on purpose (SIGINT, SIGTERM, SIGHUP)."""
-    code = os.waitstatus_to_exitcode(status)
-    wanted = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    return code == 0 or -code in wanted or code - 128 in wanted
-
-
-def _write_page(path: Path | None, tuning: dict[str, Any], steps: dict[str, Any]) -> None:
-    if path is None:
-        return
-    from weft.report.live import live_page
-
-    try:
-        write_whole(path, live_page(tuning, steps))
-    except WeftError as error:
-        _say(str(error), quiet=False)
-
-
-def _write_traces(folder: Path, out: Path, quiet: bool) -> list[Path]:
-    from weft.shim import chrome
-
-    try:
-        written = chrome.write_traces(folder, out)
-    except WeftError as error:
-        _say(str(error), quiet=False)
-        return []
-    if written:
-        _say(f"traces of {len(written)} processes: weft analyze {out}/weft.*.json", quiet)
-    else:
-        _say("nothing was traced: the program launched no kernel, or ended before --trace-after", quiet)
-    return written
-
-
-def _check_output(option: str, path: Path, policy_file: Path | None) -> None:
+def _check_outputs(policy_file: Path | None, stats_file: Path | None, html: Path | None, tune: bool) -> None:
     """Reject an output that could not be written after hours of training."""
-    check_output(option, path)
-    if policy_file is not None and path.exists() and policy_file.samefile(path):
-        raise UsageError(f"{option} {path} is the policy file: name another file")
+    if html is not None and not tune:
+        raise UsageError("--html is the page of live tuning: add --tune")
+    for option, path in (("--stats", stats_file), ("--html", html)):
+        check_output(option, path)
+        if policy_file is not None and path is not None and path.exists() and policy_file.samefile(path):
+            raise UsageError(f"{option} {path} is the policy file: name another file")
 
 
 def _kept_descriptors(stats_file: Path | None) -> tuple[int, ...]:

@@ -20,8 +20,9 @@ A map of the package, from the call to the bytes:
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from weft.lazy import lazy_names
 
 _HOMES = {
     "all_gather_matmul": "weft.ops.functions",
@@ -61,10 +62,7 @@ if TYPE_CHECKING:
     from weft.ops.tuner import tune
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'weft.ops' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+__getattr__ = lazy_names(__name__, _HOMES)
 
 
 def __dir__() -> list[str]:

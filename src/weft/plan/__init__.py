@@ -17,8 +17,9 @@ Where to look, from the question to the answer:
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from weft.lazy import lazy_names
 
 _HOMES = {
     "Collective": "weft.plan.step",
@@ -42,7 +43,4 @@ if TYPE_CHECKING:
     from weft.plan.step import Collective, Prediction, predict
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+__getattr__ = lazy_names(__name__, _HOMES)

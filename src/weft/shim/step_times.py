@@ -8,6 +8,7 @@ Only the standard library: the writer runs in the user's program.
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import mmap
 import os
@@ -54,6 +55,7 @@ class StepWriter:
                 self._memory = mmap.mmap(number, _SIZE)
             finally:
                 os.close(number)
+            _guard(self._memory)
             _HEAD.pack_into(self._memory, 0, _MAGIC, _VERSION, os.getpid(), rank, world, 0, 0, b"", b"")
         except (OSError, ValueError) as error:
             _log.debug("steps are not published: %s", error)
@@ -75,6 +77,17 @@ class StepWriter:
         if self._memory is not None:
             texts = phase.encode()[: _PHASE_BYTES - 1], policy.encode()[: _POLICY_BYTES - 1]
             struct.pack_into("=32s160s", self._memory, _PHASE, *texts)
+
+
+def _guard(memory: mmap.mmap) -> None:
+    """Have the shim, where it is loaded, survive that the file is truncated while it is in use."""
+    try:
+        guard = ctypes.CDLL(None).weft_shim_guard
+    except AttributeError:
+        _log.debug("the shim is not loaded: a truncated step file would be a bus error")
+        return
+    start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    guard(ctypes.c_void_p(start), ctypes.c_size_t(len(memory)))
 
 
 @dataclass(frozen=True)

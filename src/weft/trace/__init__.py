@@ -6,11 +6,11 @@ What is imported here is light: processes that only read a file need no more.
 from __future__ import annotations
 
 import contextlib
-import importlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from weft.errors import InputError
+from weft.lazy import lazy_names
 
 _HOMES = {
     "Analysis": "weft.trace.analysis",
@@ -62,7 +62,4 @@ def analyze(*paths: str | Path, comm: str | None = None, progress: Progress | No
         return analyze_outcomes(files, in_folder, reading.result())
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'weft.trace' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+__getattr__ = lazy_names(__name__, _HOMES)

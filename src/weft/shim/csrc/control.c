@@ -46,7 +46,10 @@ void weft_count(int counter) {
 
 static void *map_file(int fd, size_t size, int protection) {
     void *memory = mmap(NULL, size, protection, MAP_SHARED, fd, 0);
-    return memory == MAP_FAILED ? NULL : memory;
+    if (memory == MAP_FAILED)
+        return NULL;
+    weft_shim_guard(memory, size);
+    return memory;
 }
 
 /* Where no folder could be written, the job is a control file in memory. */
@@ -261,10 +264,12 @@ weft_process *weft_attach(uint32_t api) {
         return weft_self;
     if (state < 0 || !weft_enabled())
         return NULL;
+    int error = errno;
     pthread_mutex_lock(&lock);
     if (atomic_load(&attach_state) == 0)
         attach_locked(api);
     pthread_mutex_unlock(&lock);
+    errno = error;
     if (atomic_load(&attach_state) != 1)
         return NULL;
     weft_refresh();

@@ -129,12 +129,12 @@ CUresult cuGetProcAddress_v2(const char *symbol, void **pfn, int version, cuuint
 }
 
 static weft_cuda_calls calls;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static const weft_cuda_calls no_calls;
 
 /* Asked for again until there is a driver: Python may come before it. */
 const weft_cuda_calls *weft_cuda(void) {
     static _Atomic bool found;
-    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
     if (LIKELY(atomic_load_explicit(&found, memory_order_acquire)))
         return &calls;
     void *handle = library();
@@ -154,6 +154,8 @@ const weft_cuda_calls *weft_cuda(void) {
     return &calls;
 }
 
+void weft_forget_driver(void) { pthread_mutex_init(&lock, NULL); }
+
 int weft_capture_relax(void) {
     int mode = CU_STREAM_CAPTURE_MODE_RELAXED;
     const weft_cuda_calls *cu = weft_cuda();
@@ -171,7 +173,7 @@ void weft_capture_restore(int mode) {
 /* --- what the driver knows about a kernel ------------------------------------------------------------- */
 
 /* A handle may be a CUfunction, or a CUkernel, which has a function of its own in every context. */
-static CUfunction function_of(void *handle) {
+CUfunction weft_cuda_function(void *handle) {
     const weft_cuda_calls *cu = weft_cuda();
     CUfunction f = NULL;
     int bytes;
@@ -186,7 +188,7 @@ static CUfunction function_of(void *handle) {
 void weft_cuda_kernel_sizes(void *handle, int *registers, int *static_shared) {
     const weft_cuda_calls *cu = weft_cuda();
     int mode = weft_capture_relax();
-    CUfunction f = function_of(handle);
+    CUfunction f = weft_cuda_function(handle);
     if (f && cu->cuFuncGetAttribute) {
         cu->cuFuncGetAttribute(registers, CU_FUNC_ATTRIBUTE_NUM_REGS, f);
         cu->cuFuncGetAttribute(static_shared, CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, f);
@@ -219,7 +221,7 @@ int weft_occupancy(void *f, unsigned threads, size_t dynamic_bytes) {
 
 static int cuda_blocks_per_sm(void *handle, unsigned threads, size_t dynamic_bytes) {
     int mode = weft_capture_relax();
-    int blocks = weft_occupancy(function_of(handle), threads, dynamic_bytes);
+    int blocks = weft_occupancy(weft_cuda_function(handle), threads, dynamic_bytes);
     weft_capture_restore(mode);
     return blocks;
 }
@@ -240,9 +242,16 @@ static uint32_t cuda_sm_count(void) {
 
 static bool cuda_pin(void *handle, unsigned threads, size_t dynamic_bytes, unsigned blocks, uint32_t *bytes) {
     int mode = weft_capture_relax();
-    bool found = weft_pin_function(function_of(handle), threads, dynamic_bytes, blocks, bytes);
+    bool found = weft_pin_function(weft_cuda_function(handle), threads, dynamic_bytes, blocks, bytes);
     weft_capture_restore(mode);
     return found;
+}
+
+static bool cuda_exceeds_limit(void *handle, size_t dynamic_bytes) {
+    int mode = weft_capture_relax();
+    bool over = weft_limit_exceeded(handle, dynamic_bytes);
+    weft_capture_restore(mode);
+    return over;
 }
 
 static bool register_memory(void *memory, size_t size, uint64_t *device) {
@@ -273,6 +282,7 @@ const weft_backend weft_cuda_backend = {
     .blocks_per_sm = cuda_blocks_per_sm,
     .sm_count = cuda_sm_count,
     .pin = cuda_pin,
+    .exceeds_limit = cuda_exceeds_limit,
     .share = cuda_share,
     .write_word = cuda_write_word,
 };

@@ -42,6 +42,7 @@ static bool describe(CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS *p, weft_gr
     }
     weft_kernel k;
     weft_lookup(&weft_cuda_backend, handle, threads, p->sharedMemBytes, &k);
+    weft_limit_restore(); /* it was captured while the program allowed it */
     out->row = k.row;
     out->communicates = k.kind == WEFT_KIND_COMM;
     return true;

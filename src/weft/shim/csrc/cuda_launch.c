@@ -222,14 +222,20 @@ static CUresult launch_compute(const weft_rules *rules, const weft_kernel *k, co
     return result;
 }
 
+__attribute__((noinline, cold)) static CUresult refused(CUresult result) {
+    weft_limit_restore();
+    return result;
+}
+
 static CUresult launch_cooperative(const launch *l, const weft_kernel *k, CUresult result) {
     weft_count(WEFT_COUNT_COOPERATIVE);
     if (k->row >= WEFT_FIRST_ROW) {
         weft_row_at(k->row)->reason = WEFT_COOPERATIVE;
         atomic_store_explicit(&k->v->noted, UINT32_MAX, memory_order_relaxed);
     }
-    if (result == CUDA_SUCCESS)
-        count(k, l, false);
+    if (result != CUDA_SUCCESS)
+        return refused(result);
+    count(k, l, false);
     return result;
 }
 
@@ -258,9 +264,10 @@ static CUresult route(launch *l) {
     const weft_rules *rules = weft_policy_now();
     if (rules->neutral || k.kind >= WEFT_KIND_WEFT) {
         CUresult result = make(l);
-        if (result == CUDA_SUCCESS)
-            count(&k, l, false);
-        return result;
+        if (UNLIKELY(result != CUDA_SUCCESS))
+            return refused(result);
+        count(&k, l, false);
+        return CUDA_SUCCESS;
     }
     return k.kind == WEFT_KIND_COMM ? launch_comm(rules, &k, l) : launch_compute(rules, &k, l);
 }

@@ -2,7 +2,9 @@
  * for its own launches and by weft for shaped ones.
  *
  * The limit in the driver is never under what the program set: weft raises it and lowers it again only to the larger
- * of both needs, and the program's own calls take turns with that. */
+ * of both needs, and the program's own calls take turns with that. The program must not notice: it is told its own
+ * limit, and a launch that is over it meets that limit in the driver, which refuses it as it would without weft. Such
+ * launches are found where a kernel is looked up for the first time; they are not remembered, so each is found. */
 #include "cuda_shim.h"
 
 #include <pthread.h>
@@ -11,34 +13,24 @@
 enum { TURNS = 64, KNOWN = 1 << 17 };
 
 typedef struct {
-    int asked;      /* by the program; -1: never */
-    int needed;     /* by shaped launches */
-    uint32_t epoch; /* a handle that came back since is another function's */
+    int asked;        /* by the program; -1: never looked at */
+    int needed;       /* by shaped launches */
+    int in_driver;    /* as weft or the program set it last */
+    int measured_by;  /* threads that have raised it for a moment */
+    uint32_t largest; /* of the launches that were looked up */
+    void *launched;   /* the handle of those, where it is not the function: a CUkernel */
+    uint32_t epoch;   /* a handle that came back since may be another function's */
 } need;
 
 static weft_map needs; /* by function */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_mutex_t turns[TURNS] = {[0 ... TURNS - 1] =
                                            PTHREAD_MUTEX_INITIALIZER}; /* by function: a call may wait for the GPU */
+static _Atomic bool raised;               /* some function's limit is, or was, above the program's own */
+static _Thread_local bool in_turn;        /* a profiler may call us back from inside the driver */
+static _Thread_local CUfunction withheld; /* whose limit is the program's own until its launch was refused */
 
 static pthread_mutex_t *turn_of(CUfunction f) { return &turns[weft_map_hash((uint64_t)(uintptr_t)f, 0) % TURNS]; }
-
-/* Callers have the function's turn. NULL where no memory is left: then nothing is lowered. */
-static need *need_of(CUfunction f) {
-    pthread_mutex_lock(&lock);
-    need *n = weft_map_find(&needs, (uint64_t)(uintptr_t)f, 0);
-    if (!n && needs.live < KNOWN && (n = malloc(sizeof *n))) {
-        *n = (need){-1, 0, 0};
-        if (!weft_map_put(&needs, (uint64_t)(uintptr_t)f, 0, n)) {
-            free(n);
-            n = NULL;
-        }
-    }
-    pthread_mutex_unlock(&lock);
-    if (n && n->epoch != weft_handle_epoch())
-        *n = (need){-1, 0, weft_handle_epoch()};
-    return n;
-}
 
 static CUresult set(CUfunction f, int bytes) {
     return weft_cuda()->cuFuncSetAttribute(f, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, bytes);
@@ -48,75 +40,245 @@ static bool get(CUfunction f, int attribute, int *value) {
     return weft_cuda()->cuFuncGetAttribute(value, attribute, f) == CUDA_SUCCESS;
 }
 
+/* Something was unloaded: a function whose limit is as weft raised it is the same as before. */
+static void check_age(CUfunction f, need *n) {
+    uint32_t now = weft_handle_epoch();
+    int limit;
+    if (n->epoch == now)
+        return;
+    if (n->asked >= 0 && n->in_driver > n->asked && get(f, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, &limit) &&
+        limit == n->in_driver)
+        n->epoch = now;
+    else
+        *n = (need){.asked = -1, .epoch = now};
+}
+
+static need *known_need(CUfunction f) {
+    pthread_mutex_lock(&lock);
+    need *n = weft_map_find(&needs, (uint64_t)(uintptr_t)f, 0);
+    pthread_mutex_unlock(&lock);
+    if (n)
+        check_age(f, n);
+    return n;
+}
+
+/* Callers have the function's turn. NULL where no memory is left: then nothing is lowered. */
+static need *need_of(CUfunction f) {
+    pthread_mutex_lock(&lock);
+    need *n = weft_map_find(&needs, (uint64_t)(uintptr_t)f, 0);
+    if (!n && needs.live < KNOWN && (n = malloc(sizeof *n))) {
+        *n = (need){.asked = -1, .epoch = weft_handle_epoch()};
+        if (!weft_map_put(&needs, (uint64_t)(uintptr_t)f, 0, n)) {
+            free(n);
+            n = NULL;
+        }
+    }
+    pthread_mutex_unlock(&lock);
+    if (n)
+        check_age(f, n);
+    return n;
+}
+
+/* The limit in the driver is above the program's own: launches that were looked up before are to be found again. */
+static void note_raised(CUfunction f, const need *n) {
+    atomic_store(&raised, true);
+    if (n->largest > (uint32_t)n->asked) {
+        weft_forget_larger(f, (uint32_t)n->asked);
+        if (n->launched)
+            weft_forget_larger(n->launched, (uint32_t)n->asked);
+    }
+}
+
+static void set_to_both(CUfunction f, need *n) {
+    int bytes = n->asked > n->needed ? n->asked : n->needed;
+    if (set(f, bytes) == CUDA_SUCCESS)
+        n->in_driver = bytes;
+    if (n->in_driver > n->asked)
+        note_raised(f, n);
+}
+
 static void lower(CUfunction f, int before, int shaped) {
     pthread_mutex_t *turn = turn_of(f);
     pthread_mutex_lock(turn);
     need *n = need_of(f);
     if (n) {
+        n->measured_by -= n->measured_by > 0;
         n->needed = shaped > n->needed ? shaped : n->needed;
-        int own = n->asked >= 0 ? n->asked : before;
-        set(f, own > n->needed ? own : n->needed);
+        n->asked = n->asked >= 0 ? n->asked : before;
+        set_to_both(f, n);
     }
     pthread_mutex_unlock(turn);
 }
 
-/* What it was before weft ever raised it: another thread may be measuring right now. */
-static bool limit_before(CUfunction f, int *before) {
+/* Where the limit in the driver is not weft's, it is the program's: it may have been set by a way that is not seen. */
+static bool learn_limit(CUfunction f, need *n) {
+    int limit;
+    if (n->measured_by)
+        return true;
+    if (!get(f, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, &limit))
+        return false;
+    if (n->asked < 0 || limit != n->in_driver)
+        n->asked = n->in_driver = limit;
+    return true;
+}
+
+/* Raise it as far as it goes, to measure. `before`: what it was before weft ever raised it; another thread may be
+ * measuring right now. */
+static bool raise_from(CUfunction f, size_t dynamic_bytes, int most, int *before) {
     pthread_mutex_t *turn = turn_of(f);
     pthread_mutex_lock(turn);
     need *n = need_of(f);
-    bool known = get(f, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, before);
-    if (n && n->asked >= 0)
+    bool known = n ? learn_limit(f, n) : get(f, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, before);
+    if (n && known)
         *before = n->asked;
-    else if (n && known)
-        n->asked = *before; /* the first to look sees the limit as the program left it */
+    bool done = known && dynamic_bytes <= (size_t)*before && /* else the driver refuses the program's own launch */
+                set(f, most) == CUDA_SUCCESS;
+    if (done && n)
+        n->measured_by++;
     pthread_mutex_unlock(turn);
-    return known;
+    return done;
 }
 
 bool weft_pin_function(CUfunction f, unsigned threads, size_t dynamic_bytes, unsigned blocks, uint32_t *bytes) {
     const weft_cuda_calls *cu = weft_cuda();
     int fixed, before, limit = weft_cuda_device_attribute(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN);
     if (!f || !cu->cuFuncGetAttribute || !cu->cuFuncSetAttribute ||
-        !get(f, CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, &fixed) || limit <= fixed || !limit_before(f, &before) ||
-        dynamic_bytes > (size_t)before || /* the driver refuses the program's own launch: we must not allow it */
-        set(f, limit - fixed) != CUDA_SUCCESS)
+        !get(f, CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, &fixed) || limit <= fixed ||
+        !raise_from(f, dynamic_bytes, limit - fixed, &before))
         return false;
     bool pinned = weft_pin_size(weft_occupancy, f, threads, dynamic_bytes, (size_t)(limit - fixed), blocks, bytes);
     lower(f, before, pinned ? (int)*bytes : 0);
     return pinned;
 }
 
+/* --- launches over the program's own limit ------------------------------------------------------------------- */
+
+static bool exceeded(CUfunction f, need *n, size_t dynamic_bytes) {
+    if (!learn_limit(f, n) || dynamic_bytes <= (size_t)n->asked)
+        return false;
+    if (n->in_driver > n->asked && set(f, n->asked) == CUDA_SUCCESS)
+        withheld = f;
+    return true;
+}
+
+bool weft_limit_exceeded(void *handle, size_t dynamic_bytes) {
+    const weft_cuda_calls *cu = weft_cuda();
+    CUfunction f = dynamic_bytes > 0 && cu->cuFuncSetAttribute ? weft_cuda_function(handle) : NULL;
+    if (!f || !cu->cuFuncGetAttribute)
+        return false;
+    pthread_mutex_t *turn = turn_of(f);
+    pthread_mutex_lock(turn);
+    need *n = need_of(f);
+    bool over = n && exceeded(f, n, dynamic_bytes);
+    if (n && !over) {
+        n->largest = dynamic_bytes > n->largest ? (uint32_t)dynamic_bytes : n->largest;
+        n->launched = handle != (void *)f ? handle : n->launched;
+    }
+    pthread_mutex_unlock(turn);
+    return over;
+}
+
+void weft_limit_restore(void) {
+    CUfunction f = withheld;
+    if (LIKELY(!f))
+        return;
+    withheld = NULL;
+    pthread_mutex_t *turn = turn_of(f);
+    pthread_mutex_lock(turn);
+    need *n = known_need(f);
+    if (n && n->asked >= 0 && n->in_driver > n->asked)
+        set(f, n->in_driver);
+    pthread_mutex_unlock(turn);
+}
+
 /* --- the program's own calls --------------------------------------------------------------------------------- */
 
-/* Call the driver with the program's value, which it may refuse, and then with ours where that is larger. */
-#define IN_TURN(f, CALL, AGAIN)                                                                                        \
+/* The function whose limit the program speaks of; NULL: the driver alone is asked. */
+static CUfunction of_program(void *handle, int attribute) {
+    if (attribute != CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES || !handle || in_turn ||
+        !weft_attach(WEFT_API_CUDA))
+        return NULL;
+    return weft_cuda_function(handle);
+}
+
+static CUfunction of_program_on(CUkernel kernel, int attribute, CUdevice device) {
+    CUdevice current;
+    if (!weft_cuda()->cuCtxGetDevice || weft_cuda()->cuCtxGetDevice(&current) != CUDA_SUCCESS || current != device)
+        return NULL;
+    return of_program(kernel, attribute);
+}
+
+/* The driver has taken the program's value; it needs ours where that is larger. */
+static void note_set(CUfunction f, int value) {
+    need *n = need_of(f);
+    if (!n)
+        return;
+    n->asked = n->in_driver = value;
+    if (n->needed > value)
+        set_to_both(f, n);
+}
+
+static void tell_own(CUfunction f, int *value) {
+    need *n = known_need(f);
+    if (n && n->asked >= 0 && (n->measured_by || *value == n->in_driver))
+        *value = n->asked;
+}
+
+/* The driver's call in the function's turn, and then what it means here. */
+#define IN_TURN(f, CALL, THEN)                                                                                         \
     pthread_mutex_t *turn = turn_of(f);                                                                                \
     pthread_mutex_lock(turn);                                                                                          \
+    in_turn = true;                                                                                                    \
     CUresult result = CALL;                                                                                            \
-    need *n = result == CUDA_SUCCESS ? need_of(f) : NULL;                                                              \
-    if (n) {                                                                                                           \
-        n->asked = value;                                                                                              \
-        if (n->needed > value)                                                                                         \
-            AGAIN;                                                                                                     \
-    }                                                                                                                  \
+    in_turn = false;                                                                                                   \
+    if (result == CUDA_SUCCESS)                                                                                        \
+        THEN;                                                                                                          \
     pthread_mutex_unlock(turn);                                                                                        \
     return result
 
 CUresult cuFuncSetAttribute(CUfunction f, int attribute, int value) {
-    if (attribute != CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES || !f || !weft_attach(WEFT_API_CUDA))
+    CUfunction own = of_program(f, attribute);
+    if (!own)
         return REAL(cuFuncSetAttribute)(f, attribute, value);
-    IN_TURN(f, REAL(cuFuncSetAttribute)(f, attribute, value), set(f, n->needed));
+    IN_TURN(own, REAL(cuFuncSetAttribute)(f, attribute, value), note_set(own, value));
 }
 
 CUresult cuKernelSetAttribute(int attribute, int value, CUkernel kernel, CUdevice device) {
-    CUfunction f = NULL;
-    CUdevice current;
-    if (attribute != CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES || !kernel || !weft_attach(WEFT_API_CUDA) ||
-        !weft_cuda()->cuCtxGetDevice || weft_cuda()->cuCtxGetDevice(&current) != CUDA_SUCCESS || current != device ||
-        !weft_cuda()->cuKernelGetFunction || weft_cuda()->cuKernelGetFunction(&f, kernel) != CUDA_SUCCESS)
+    CUfunction own = of_program_on(kernel, attribute, device);
+    if (!own)
         return REAL(cuKernelSetAttribute)(attribute, value, kernel, device);
-    IN_TURN(f, REAL(cuKernelSetAttribute)(attribute, value, kernel, device), set(f, n->needed));
+    IN_TURN(own, REAL(cuKernelSetAttribute)(attribute, value, kernel, device), note_set(own, value));
+}
+
+CUresult cuFuncGetAttribute(int *value, int attribute, CUfunction f) {
+    CUfunction own = atomic_load(&raised) ? of_program(f, attribute) : NULL;
+    if (!own)
+        return REAL(cuFuncGetAttribute)(value, attribute, f);
+    IN_TURN(own, REAL(cuFuncGetAttribute)(value, attribute, f), tell_own(own, value));
+}
+
+CUresult cuKernelGetAttribute(int *value, int attribute, CUkernel kernel, CUdevice device) {
+    CUfunction own = atomic_load(&raised) ? of_program_on(kernel, attribute, device) : NULL;
+    if (!own)
+        return REAL(cuKernelGetAttribute)(value, attribute, kernel, device);
+    IN_TURN(own, REAL(cuKernelGetAttribute)(value, attribute, kernel, device), tell_own(own, value));
+}
+
+/* The driver answers by the limit as well. */
+#define OCCUPANCY(CALL)                                                                                                \
+    bool over = atomic_load(&raised) && weft_attach(WEFT_API_CUDA) && weft_limit_exceeded(f, dynamic_bytes);           \
+    CUresult result = CALL;                                                                                            \
+    if (over)                                                                                                          \
+        weft_limit_restore();                                                                                          \
+    return result
+
+CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, CUfunction f, int threads, size_t dynamic_bytes) {
+    OCCUPANCY(REAL(cuOccupancyMaxActiveBlocksPerMultiprocessor)(blocks, f, threads, dynamic_bytes));
+}
+
+CUresult cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, CUfunction f, int threads,
+                                                              size_t dynamic_bytes, unsigned flags) {
+    OCCUPANCY(REAL(cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags)(blocks, f, threads, dynamic_bytes, flags));
 }
 
 void weft_forget_limits(void) {
@@ -124,4 +286,6 @@ void weft_forget_limits(void) {
     for (int i = 0; i < TURNS; i++)
         pthread_mutex_init(&turns[i], NULL);
     weft_map_clear(&needs);
+    atomic_store(&raised, false);
+    withheld = NULL;
 }

@@ -37,6 +37,12 @@ EXPORT CUresult cuGraphExecDestroy(CUgraphExec exec);
 PAIR(cuGraphLaunch, CUgraphExec exec, CUstream stream);
 EXPORT CUresult cuFuncSetAttribute(CUfunction f, int attribute, int value);
 EXPORT CUresult cuKernelSetAttribute(int attribute, int value, CUkernel kernel, CUdevice device);
+EXPORT CUresult cuFuncGetAttribute(int *value, int attribute, CUfunction f);
+EXPORT CUresult cuKernelGetAttribute(int *value, int attribute, CUkernel kernel, CUdevice device);
+EXPORT CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, CUfunction f, int threads,
+                                                            size_t dynamic_bytes);
+EXPORT CUresult cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, CUfunction f, int threads,
+                                                                     size_t dynamic_bytes, unsigned flags);
 EXPORT CUresult cuModuleGetFunction(CUfunction *f, CUmodule module, const char *name);
 EXPORT CUresult cuLibraryGetKernel(CUkernel *kernel, CUlibrary library, const char *name);
 EXPORT CUresult cuKernelGetFunction(CUfunction *f, CUkernel kernel);
@@ -140,6 +146,7 @@ typedef struct {
 const weft_cuda_calls *weft_cuda(void);
 
 extern const weft_backend weft_cuda_backend;
+CUfunction weft_cuda_function(void *handle); /* of a CUfunction or a CUkernel, in this context; NULL: unknown */
 void weft_cuda_kernel_sizes(void *handle, int *registers, int *static_shared); /* left unchanged where unknown */
 int weft_cuda_device_attribute(int attribute); /* of the current context's device; 0: unknown */
 
@@ -156,6 +163,10 @@ static inline CUstream weft_stream(CUstream stream, bool per_thread) {
 
 /* Dynamic shared memory that makes exactly `blocks` blocks of this function fit; it may then be launched with it. */
 bool weft_pin_function(CUfunction f, unsigned threads, size_t dynamic_bytes, unsigned blocks, uint32_t *bytes);
+/* Is this more than the program allowed? Where weft has raised the limit, the driver has the program's own until
+ * weft_limit_restore, which this thread calls when the driver has refused the launch. */
+bool weft_limit_exceeded(void *handle, size_t dynamic_bytes);
+void weft_limit_restore(void);
 int weft_occupancy(void *f, unsigned threads, size_t dynamic_bytes); /* 0: unknown */
 bool weft_name_noted(void *handle, char *out, size_t size);          /* as the program asked for it */
 

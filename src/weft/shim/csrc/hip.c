@@ -214,9 +214,10 @@ static bool write_word(void *stream, uint64_t device, uint32_t value) {
     return hip.hipStreamWriteValue32(stream, (void *)(uintptr_t)device, value, 0) == 0;
 }
 
-static const weft_backend host_backend = {WEFT_API_HIP, host_name, host_blocks, cu_count, host_pin, share, write_word};
+static const weft_backend host_backend = {WEFT_API_HIP, host_name, host_blocks, cu_count,
+                                          host_pin,     NULL,      share,       write_word};
 static const weft_backend module_backend = {WEFT_API_HIP, module_name, module_blocks, cu_count,
-                                            module_pin,   share,       write_word};
+                                            module_pin,   NULL,        share,         write_word};
 
 /* --- launches ------------------------------------------------------------------------------------------------ */
 

@@ -268,6 +268,18 @@ static void look_up_slowly(const weft_backend *api, void *handle, uint64_t shape
         now = atomic_load(&epoch);
         v = weft_map_find(&variants, (uint64_t)(uintptr_t)handle, shape);
         uint32_t before = v ? atomic_load_explicit(&v->row, memory_order_acquire) : 0; /* its name is read */
+        if (UNLIKELY(api->exceeds_limit && api->exceeds_limit(handle, (unsigned)shape))) {
+            *out = (weft_kernel){NULL,
+                                 weft_cell_at(WEFT_ROW_OTHER_COMPUTE),
+                                 handle,
+                                 out->threads,
+                                 out->shared,
+                                 WEFT_ROW_OTHER_COMPUTE,
+                                 WEFT_KIND_REFUSED,
+                                 0,
+                                 0};
+            return;
+        }
         ask(api, handle, (unsigned)(shape >> 32), (unsigned)shape, before, &f);
         v = add_variant(handle, shape, &f, now);
         if (!v)
@@ -309,7 +321,7 @@ void weft_lookup(const weft_backend *api, void *handle, unsigned threads, unsign
         v = find_and_keep(place, key, shape);
     if (UNLIKELY(!v || worth_another_look(v) || !copy(v, key, shape, out)))
         look_up_slowly(api, handle, shape, out);
-    if (UNLIKELY(out->row < WEFT_FIRST_ROW))
+    if (UNLIKELY(out->row < WEFT_FIRST_ROW) && out->kind != WEFT_KIND_REFUSED)
         weft_count(out->row == WEFT_ROW_UNNAMED ? WEFT_COUNT_UNKNOWN : WEFT_COUNT_UNLISTED);
 }
 
@@ -318,6 +330,17 @@ uint32_t weft_handle_epoch(void) { return atomic_load(&epoch); }
 void weft_forget_handles(void) {
     if (atomic_fetch_add(&epoch, 1) == UINT32_MAX)
         atomic_store(&epoch, 1);
+}
+
+void weft_forget_larger(void *handle, uint32_t shared) {
+    pthread_mutex_lock(&lock);
+    weft_table *t = atomic_load(&variants.table);
+    for (uint64_t i = 0; t && i <= t->mask; i++) {
+        weft_variant *v = atomic_load(&t->entries[i].value);
+        if (v && GET(handle) == (uint64_t)(uintptr_t)handle && (uint32_t)GET(shape) > shared)
+            PUT(epoch, 0);
+    }
+    pthread_mutex_unlock(&lock);
 }
 
 /* --- shaped forms ------------------------------------------------------------------------------------------ */

@@ -53,13 +53,27 @@ static void *open_user_library(void) {
     return found ? found : open_net_plugin();
 }
 
-user_tuner weft_user_tuner(int newest) {
+/* Opened without our lock: the loader has one, too, and holds it while a library that it starts may call NCCL. */
+static void *user_library(void) {
     pthread_mutex_lock(&lock);
-    if (!searched)
-        library = open_user_library();
-    searched = true;
+    bool known = searched;
     void *from = library;
     pthread_mutex_unlock(&lock);
+    if (known)
+        return from;
+    void *found = open_user_library();
+    pthread_mutex_lock(&lock);
+    bool first = !searched;
+    searched = true;
+    from = library = first ? found : library;
+    pthread_mutex_unlock(&lock);
+    if (!first && found)
+        dlclose(found);
+    return from;
+}
+
+user_tuner weft_user_tuner(int newest) {
+    void *from = user_library();
     dlerror(); /* the program must not see our failed lookups */
     user_tuner found = {NULL, 0};
     for (int version = newest; from && !found.plugin && version >= TUNER_OLDEST; version--) {

@@ -154,8 +154,9 @@ static int write_trace(void) {
     return good && rename(partial, whole) == 0 ? 0 : -1;
 }
 
+static pthread_mutex_t once = PTHREAD_MUTEX_INITIALIZER;
+
 int weft_trace_finish(double timeout_s) {
-    static pthread_mutex_t once = PTHREAD_MUTEX_INITIALIZER;
     int result = -1;
     pthread_mutex_lock(&once);
     if (weft_trace_state() == 1)
@@ -225,6 +226,14 @@ static void *trace_by_time(void *context) {
         weft_trace_finish(LONGEST_WAIT_S);
     }
     return NULL;
+}
+
+/* A child that was forked while a trace is being written has no thread that would unlock these: it would hang when it
+ * ends, and finishes its own traces. */
+void weft_forget_output(void) {
+    pthread_mutex_init(&once, NULL);
+    pthread_mutex_init(&lock, NULL);
+    pthread_cond_init(&changed, NULL);
 }
 
 static void at_exit(void) { weft_trace_finish(EXIT_WAIT_S); }

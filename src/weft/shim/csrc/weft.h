@@ -53,16 +53,21 @@ bool weft_chunk_ready(uint32_t chunk); /* reserve the file's blocks for a chunk 
 /* What each part forgets in a child that was forked: the driver's handles, and locks that other threads held. */
 /* clang-format off */
 #define WEFT_FORGETS(X) \
-    X(kernels) X(shape) X(flight) X(limits) X(names) X(headstart) X(placed) X(cublas) X(tracer) X(stamps) X(events) \
+    X(kernels) X(shape) X(flight) X(driver) X(limits) X(names) X(headstart) X(placed) X(cublas) X(tracer) X(output) X(stamps) X(events) \
     X(graph) X(captures) X(comms) X(route) X(split) X(config) X(calls) X(call_rules) X(windows) X(engine) X(tuner) X(library)
 /* clang-format on */
 #define X(part) void weft_forget_##part(void);
 WEFT_FORGETS(X)
 #undef X
 
+/* --- guard.c ---------------------------------------------------------------------------------------- */
+
+EXPORT void weft_shim_guard(void *memory, size_t size); /* of a file that may be truncated while it is in use */
+
 /* --- kernels.c: what is known about each kernel --------------------------------------------------- */
 
 enum { WEFT_PLANS = 4 };
+enum { WEFT_KIND_REFUSED = WEFT_KIND_UNKNOWN + 1 }; /* over the program's limit of shared memory */
 
 /* A kernel as launched with one block size and one amount of shared memory. Its memory is only ever used again for
  * another variant, and a reader compares handle, shape and epoch after reading the rest. */
@@ -97,6 +102,8 @@ typedef struct {
     uint32_t (*sm_count)(void);
     /* Dynamic shared memory that makes exactly `blocks` blocks fit; false where there is none. */
     bool (*pin)(void *handle, unsigned threads, size_t dynamic_bytes, unsigned blocks, uint32_t *bytes);
+    /* Is this more than the program allowed this kernel? NULL: there is no such limit. */
+    bool (*exceeds_limit)(void *handle, size_t dynamic_bytes);
     /* Let the GPU write to our memory, in the current context, and to where; and a write to it in stream order. */
     bool (*share)(void *memory, size_t size, uint64_t *device);
     bool (*write_word)(void *stream, uint64_t device, uint32_t value);
@@ -104,6 +111,7 @@ typedef struct {
 
 void weft_lookup(const weft_backend *api, void *handle, unsigned threads, unsigned shared, weft_kernel *out);
 void weft_forget_handles(void); /* a module or context went away: its handles may be used again */
+void weft_forget_larger(void *handle, uint32_t shared); /* variants with more shared memory: look them up again */
 uint32_t weft_handle_epoch(void);
 bool weft_glob(const char *pattern, const char *name);
 weft_row *weft_row_at(uint32_t row);

@@ -1,0 +1,22 @@
+"""Names of a package that are loaded on first use, so that importing the package stays cheap."""
+
+from __future__ import annotations
+
+import importlib
+
+TYPE_CHECKING = False  # typing would be most of the time that `import weft` takes
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Any
+
+
+def lazy_names(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
+    """The `__getattr__` of a package whose names come from the modules in `homes`, or are those modules."""
+
+    def load(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        module = importlib.import_module(homes[name])
+        return module if homes[name] == f"{package}.{name}" else getattr(module, name)
+
+    return load

@@ -1,0 +1,7 @@
+"""Fixtures of these tests."""
+
+from __future__ import annotations
+
+from command_line import weft
+
+__all__ = ["weft"]
