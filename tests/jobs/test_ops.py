@@ -33,7 +33,7 @@ def ranks(count: int, folder: Path, *checks: str, timeout_s: float = 60.0) -> No
         (2, ["again_and_again", "tuned", "compiled"]),
         (3, ["again_and_again", "disagreements"]),
         (4, []),
-        (8, []),
+        pytest.param(8, [], marks=pytest.mark.slow),
     ],
     ids=["2", "3", "4", "8"],
 )

@@ -34,7 +34,7 @@ def layers(count: int, folder: Path, *checks: str) -> None:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("count", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_layers_equal_plain_ones_and_look_like_those_of_torch(count, tmp_path):
     """Values, gradients, uneven tokens, placements, state_dicts, gradient norms, optimizers, meta, checkpointing.
 
@@ -69,13 +69,14 @@ def test_random_calls_equal_plain_torch(count, calls):
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_llama_of_transformers_trains_as_with_the_styles_of_torch(count, tmp_path):
     pytest.importorskip("transformers")
     assert "equal" in run("ops_llama.py", count, tmp_path, 6, timeout=500)
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.slow
 def test_families_of_transformers(tmp_path):
     pytest.importorskip("transformers")
     assert "families are equal on 2 ranks" in run("ops_families.py", 2, tmp_path, timeout=500)

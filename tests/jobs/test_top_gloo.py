@@ -103,6 +103,7 @@ def test_4_ranks_and_their_steps(folder):
         assert rank["step_ms"] >= 0.8 * sorted(own[-64:])[32 - 10 - 1]
 
 
+@pytest.mark.slow
 def test_what_tuning_does_and_finds_is_that_of_the_statistics(folder):
     effects = {"ctas6": 1.8, "ctas16": 0.5, "ctas24": 0.8, "head5": 1.1, "priority": 1.1}
     environment = {

@@ -7,8 +7,8 @@ from live_jobs import tuned
 from live_kinds import CLOCKED, JOBS
 
 pytestmark = pytest.mark.timeout(400)
-A_A_JOBS = 10  # of each kind; benchmarks/live/noise.py plays more
-CLOCKED_JOBS = 3  # of each kind whose steps also know the clock
+A_A_JOBS = 6  # of each kind; benchmarks/live/noise.py plays more
+CLOCKED_JOBS = 2  # of each kind whose steps also know the clock
 
 
 def test_where_no_policy_matters_at_most_2_percent_of_jobs_are_changed():
