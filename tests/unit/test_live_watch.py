@@ -8,7 +8,7 @@ import random
 from dataclasses import replace
 
 import pytest
-from live_jobs import FACTS, SimulatedJob, better_by, searched
+from live_jobs import FACTS, SimulatedJob, better_by, reverted, searched
 from live_kinds import JOBS
 
 from weft.policy import Policy
@@ -204,6 +204,12 @@ def test_a_good_policy_stays_where_the_pace_of_the_job_changes_all_the_time():
         reverted += bool(status.reverted)
         assert status.checks >= 2
     assert reverted <= 1
+
+
+@pytest.mark.parametrize("kind", ["every 3 steps +50%", "cycle 1, 2", "GAN, 2 to 1, slips"])
+def test_a_good_policy_stays_where_steps_alternate(kind):
+    """Most short steps of such a job are faster than the steps on both sides of them, probes or not."""
+    assert sum(reverted(JOBS[kind], seed, 0.05, 2000) for seed in range(6)) <= 1
 
 
 def test_a_proof_that_goes_on_follows_steps_that_become_long():
