@@ -26,8 +26,8 @@ While a policy is in force
 
 Bounds. A policy that is no faster than the default is adopted with a probability of at most LEVEL of
 `weft.tuning.live.proof`, over all searches of a job. A policy in force that becomes slower than the default
-by 5%, at a scatter of 1%, is reverted within 50 steps in at least 999 of 1,000 simulated jobs for each kind
-of drift that the pace of the job shows, and in 998 where only probes do (tests/unit/test_live_watch.py).
+by 5%, at a scatter of 1%, is reverted within 50 steps in at least 998 of 1,000 simulated jobs for each kind
+of drift (benchmarks/live/noise.py), also for one that only probes show.
 """
 
 from __future__ import annotations
