@@ -21,8 +21,11 @@ def typed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     asked = [item.callspec.params for item in request.session.items if hasattr(item, "callspec")]
     pages = list(dict.fromkeys(params["page"] for params in asked if "page" in params))
 
+    # Made before the threads begin: pytest's first folder must not be asked for by two of them at once.
+    folders = {page: tmp_path_factory.mktemp(page.stem) for page in pages}
+
     def type_page(page: Path) -> list[tuple[int, str]]:
-        folder = doc_workspace.make(tmp_path_factory.mktemp(page.stem))
+        folder = doc_workspace.make(folders[page])
         commands: list[Command] = runnable(page)
         with held_port() as port:
             return doc_workspace.typed(commands, folder, doc_workspace.environment(folder, port))
