@@ -10,8 +10,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import doc_workspace
 import pytest
 from doc_blocks import PAGES, ROOT, Block, Command, blocks, matches, runnable
+
+sys.path.append(str(ROOT / "tests/jobs"))
+from ports import held_port
 
 pytestmark = [
     pytest.mark.timeout(300),
@@ -36,8 +40,10 @@ def check(page: Path, commands: list[Command], results: list[tuple[int, str]]) -
     [page for page in PAGES if page.name not in INSTALLING and runnable(page)],
     ids=lambda page: page.name,
 )
-def test_what_a_page_shows_is_what_happens(page: Path, typed: dict[Path, list[tuple[int, str]]]):
-    check(page, runnable(page), typed[page])
+def test_what_a_page_shows_is_what_happens(page: Path, tmp_path: Path):
+    folder, commands = doc_workspace.make(tmp_path), runnable(page)
+    with held_port() as port:
+        check(page, commands, doc_workspace.typed(commands, folder, doc_workspace.environment(folder, port)))
 
 
 def test_a_block_that_is_not_run_says_what_it_needs():

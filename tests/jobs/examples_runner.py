@@ -12,7 +12,6 @@ import json
 import os
 import runpy
 import signal
-import socket
 import sys
 import time
 import traceback
@@ -23,6 +22,7 @@ import torch.distributed as dist
 import torch.distributed.fsdp
 import torch.distributed.pipelining
 import torch.distributed.tensor.parallel
+from ports import held_port
 
 from weft.comm import ghost
 
@@ -67,20 +67,21 @@ def keep_the_group() -> None:
     dist.destroy_process_group = destroy
 
 
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
-
-
 def run(folder: Path, name: str, command: list[str], with_ghost: bool) -> list[int]:
-    port, until = free_port(), time.monotonic() + DEADLINE_S
-    children: list[int] = []
-    for rank in range(1 if with_ghost else RANKS):
-        child = os.fork()
-        if child == 0:
-            run_rank(rank, port, folder, name, command, with_ghost)
-        children.append(child)
+    """The exit code of each rank of one example."""
+    until = time.monotonic() + DEADLINE_S
+    with held_port() as port:
+        children: list[int] = []
+        for rank in range(1 if with_ghost else RANKS):
+            child = os.fork()
+            if child == 0:
+                run_rank(rank, port, folder, name, command, with_ghost)
+            children.append(child)
+        return exit_codes(children, until)
+
+
+def exit_codes(children: list[int], until: float) -> list[int]:
+    """Wait for all of them; after one failed, or at the deadline, the others are killed."""
     codes: dict[int, int] = {}
     while len(codes) < len(children):
         for child in set(children) - set(codes):

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import textwrap
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from ports import held_port
+from rank_processes import run_rank_processes
 
 pytest.importorskip("torch")
 HERE = Path(__file__).parent
@@ -58,28 +55,9 @@ def run(ranks: int, tmp_path, program=PROGRAM, arguments=(), **extra: str) -> tu
     """The exit code and the output of each rank."""
     script = tmp_path / "rank.py"
     script.write_text(textwrap.dedent(program))
-    common = {
-        "WORLD_SIZE": str(ranks),
-        "MASTER_ADDR": "127.0.0.1",
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]),
-    }
-    with ExitStack() as stack:
-        port = stack.enter_context(held_port())
-        processes = []
-        for rank in range(ranks):
-            env = {**os.environ, **common, **extra, "MASTER_PORT": str(port)}
-            process = subprocess.Popen(
-                [sys.executable, str(script), *arguments],
-                env={**env, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-            processes.append(stack.enter_context(process))
-            stack.callback(process.kill)
-        outputs = [process.communicate(timeout=100)[0] for process in processes]
-    return [process.returncode for process in processes], outputs
+    path = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
+    env = {**os.environ, **extra, "PYTHONPATH": path}
+    return run_rank_processes([script, *arguments], ranks, env, tmp_path, timeout_s=100)
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])

@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -81,23 +80,13 @@ def launch(name: str, folder: Path) -> subprocess.CompletedProcess[str]:
         )
 
 
-@pytest.fixture(scope="module")
-def launched(tmp_path_factory: pytest.TempPathFactory) -> dict[str, subprocess.CompletedProcess[str]]:
-    """What every line that can run here gave; two at once."""
-    names = [name for name, module in NEEDS.items() if installed(module)]
-    with ThreadPoolExecutor(max_workers=2) as pool:
-        return dict(
-            zip(names, pool.map(lambda name: launch(name, tmp_path_factory.mktemp(name)), names), strict=True)
-        )
-
-
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(sys.platform != "linux", reason="the shim is for Linux")
 @pytest.mark.parametrize("name", NEEDS)
-def test_a_launch_line_runs_under_weft(name: str, launched: dict[str, subprocess.CompletedProcess[str]]):
-    if name not in launched:
+def test_a_launch_line_runs_under_weft(name: str, tmp_path: Path):
+    if not installed(NEEDS[name]):
         pytest.skip(f"{NEEDS[name]} is not installed")
-    done = launched[name]
+    done = launch(name, tmp_path)
     said = done.stdout + done.stderr
     assert done.returncode == 0, said
     for rank in range(2):

@@ -5,15 +5,12 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import subprocess
-import sys
 from collections import Counter
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from ports import held_port
+from rank_processes import run_rank_processes
 
 import weft
 from weft.shim.inject import AUTOLOAD
@@ -46,7 +43,7 @@ class Ran:
 
     folder: Path
     ranks: int
-    errors: list[str]
+    outputs: list[str]
 
     @property
     def losses(self) -> list[str]:
@@ -72,9 +69,7 @@ class Ran:
 
 def run(folder: Path, kind: str, steps: int = 110, ranks: int = 2, *, tuned: bool = True, **more: str) -> Ran:
     folder.mkdir()
-    env = {**CLEAN, "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1"}
-    env |= {"RECORD": str(folder), "OMP_NUM_THREADS": "1", "LOCAL_WORLD_SIZE": str(ranks)}
-    env |= {"PYTHONPATH": str(HERE)}
+    env = {**CLEAN, "RECORD": str(folder), "PYTHONPATH": str(HERE)}
     if tuned:
         env |= {
             "PYTHONPATH": f"{HERE}:{AUTOLOAD}",
@@ -87,22 +82,9 @@ def run(folder: Path, kind: str, steps: int = 110, ranks: int = 2, *, tuned: boo
             "WEFT_LOG": "debug",
             **more,
         }
-    with ExitStack() as stack:
-        port = stack.enter_context(held_port())
-        started = []
-        for rank in range(ranks):
-            process = subprocess.Popen(
-                [sys.executable, str(JOB), kind, str(steps)],
-                env={**env, "MASTER_PORT": str(port), "RANK": str(rank), "LOCAL_RANK": str(rank)},
-                stderr=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                text=True,
-            )
-            started.append(stack.enter_context(process))
-            stack.callback(process.kill)
-        errors = [process.communicate(timeout=200)[1] for process in started]
-    assert [process.returncode for process in started] == [0] * ranks, [text[-3000:] for text in errors]
-    return Ran(folder, ranks, errors)
+    codes, outputs = run_rank_processes([JOB, kind, str(steps)], ranks, env, folder)
+    assert codes == [0] * ranks, [text[-3000:] for text in outputs]
+    return Ran(folder, ranks, outputs)
 
 
 def both(folder: Path, kind: str, **options) -> Ran:
@@ -163,8 +145,8 @@ def test_fsdp2_is_changed_in_the_running_job(tmp_path, kind, ranks):
 def test_what_is_not_understood_is_left_unchanged_and_the_debug_log_says_why(tmp_path, kind, why):
     ran = both(tmp_path, kind, steps=30)
     assert not any(ran.policies)
-    assert "DDP (1 modules) is left unchanged: it" in ran.errors[0]
-    assert why in ran.errors[0]
+    assert "DDP (1 modules) is left unchanged: it" in ran.outputs[0]
+    assert why in ran.outputs[0]
 
 
 @pytest.mark.parametrize(
@@ -203,7 +185,7 @@ def test_a_policy_with_framework_controls_is_applied_on_all_ranks(tmp_path):
     ran = run(tmp_path / "with", "ddp", 20, WEFT_TUNE="apply", WEFT_TUNE_POLICY=json.dumps(policy.to_dict()))
     assert {json.dumps(p) for p in ran.policies[-10:]} == {'{"bucket_mb": 1.0}'}
     assert ran.losses == run(tmp_path / "without", "ddp", 20, tuned=False).losses
-    assert "bucket1 is in force" in ran.errors[0]
+    assert "bucket1 is in force" in ran.outputs[0]
 
 
 def test_copy_engines_are_applied_on_all_ranks_or_on_none(tmp_path):
@@ -215,5 +197,5 @@ def test_copy_engines_are_applied_on_all_ranks_or_on_none(tmp_path):
     assert copied.losses == refused.losses
     for ran in (copied, refused):
         assert ran.policies[-1] == {"forward_prefetch": 1, "engine": "dma"}
-        assert "dma+forward1 is in force" in ran.errors[0]
-        assert ("FSDP2 gathers with SM kernels" in ran.errors[0]) == (ran is refused)
+        assert "dma+forward1 is in force" in ran.outputs[0]
+        assert ("FSDP2 gathers with SM kernels" in ran.outputs[0]) == (ran is refused)
