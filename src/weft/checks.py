@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from weft.errors import UsageError
@@ -14,9 +14,24 @@ def check_keys(where: str, mapping: Mapping[str, Any], known: Any) -> None:
             raise UsageError(f"{where}: unknown key {key!r}; known are {', '.join(known)}")
 
 
-def check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
+def check_choice(name: str, value: Any, choices: Collection[str]) -> None:
     if value not in choices:
-        raise UsageError(f"{name} {value!r} is not known; use one of {', '.join(choices)}")
+        raise UsageError(f"{name} {value!r} is not known; {use_one_of(value, choices)}")
+
+
+def unknown_name(kind: str, name: str, choices: Iterable[str]) -> UsageError:
+    """The error for a name that none of these has."""
+    return UsageError(f"no {kind} named {name!r}; {use_one_of(name, choices)}")
+
+
+def use_one_of(value: Any, choices: Iterable[str]) -> str:
+    """All choices, after the one that `value` looks like, if any does."""
+    import difflib  # only an error needs it
+
+    known = list(choices)
+    near = difflib.get_close_matches(str(value).lower(), known, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return f"{hint}use one of {', '.join(known)}"
 
 
 def check_int(name: str, value: Any, low: int, high: int, *, optional: bool = True) -> None:

@@ -40,21 +40,22 @@ def write_whole(path: str | os.PathLike[str], data: str | bytes) -> None:
         raise OutputError(f"cannot write {os.fspath(path)}: {error.strerror or error}") from None
 
 
-def check_writable(path: str | os.PathLike[str]) -> None:
-    """Raise OutputError now for a path that `write_whole` could not write later. Writes nothing."""
+def why_not_writable(path: str | os.PathLike[str]) -> str:
+    """Why `write_whole` could not write this path; empty if it could. Writes nothing."""
     target = _behind_links(path)
     if _descriptor(target) is not None:
-        return
+        return ""
     if target.is_dir():
-        raise OutputError(f"cannot write {os.fspath(path)}: it is a folder; name a file")
+        return "it is a folder; name a file"
     if target.exists() and os.access(target, os.W_OK):
-        return
+        return ""
     if not target.parent.is_dir():
-        raise OutputError(f"cannot write {os.fspath(path)}: there is no folder {target.parent}")
+        return f"there is no folder {target.parent}; create it, or name another"
     if target.exists() and not target.is_file():
-        raise OutputError(f"cannot write {os.fspath(path)}: {os.strerror(errno.EACCES)}")
+        return os.strerror(errno.EACCES)
     if not os.access(target.parent, os.W_OK | os.X_OK):
-        raise OutputError(f"cannot write {os.fspath(path)}: the folder {target.parent} is not writable")
+        return f"the folder {target.parent} is not writable; name another"
+    return ""
 
 
 def open_regular(path: str | os.PathLike[str]) -> int:

@@ -269,7 +269,9 @@ class Policy:
         try:
             document = json.loads(Path(path).read_text(encoding="utf-8"))
         except OSError as error:
-            raise InputError(f"cannot read policy {os.fspath(path)}: {error.strerror}") from None
+            raise InputError(
+                f"cannot read policy {os.fspath(path)}: {error.strerror}; `weft tune --out FILE` writes one"
+            ) from None
         except (ValueError, RecursionError) as error:
             raise InputError(f"policy {os.fspath(path)} is not JSON: {error}") from None
         try:

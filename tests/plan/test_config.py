@@ -66,7 +66,7 @@ WRONG = [
         {"interleave": 5, "schedule": "interleaved"},
     ),
     ({"schedule": "interleaved"}, "needs interleave 2 or more", {"schedule": "1f1b"}),
-    ({"schedule": "1f1"}, "did you mean 1f1b", {"schedule": "1f1b"}),
+    ({"schedule": "1f1"}, "did you mean '1f1b'", {"schedule": "1f1b"}),
     ({"sharding": "zero4"}, "sharding 'zero4' is not known", {"sharding": "zero3"}),
     ({"recompute": "some"}, "recompute 'some' is not known", {"recompute": "none"}),
     (

@@ -47,7 +47,7 @@ def test_the_page_of_a_folder_has_every_result(tmp_path, capsys) -> None:
     report(tmp_path, None)
     said = capsys.readouterr()
     assert said.out.strip() == str(tmp_path / "report.html")
-    assert said.err == "weft: skipped foreign.json: not a result of analyze, bench or tune\n"
+    assert said.err == "weft: skipped foreign.json: not a result of analyze, bench, tune or plan\n"
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     for expected in ("Analysis", "Tune cb-ar", "Bench night", NO_TIMELINE, 'class="badge">simulated<'):
         assert expected in page

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 
+from weft.checks import check_choice
 from weft.errors import UsageError
 from weft.policy import Policy
 from weft.rules import Rule
@@ -332,6 +333,5 @@ def suites() -> dict[str, Suite]:
 def suite(name: str) -> Suite:
     """The suite with this name. Raises UsageError for an unknown name."""
     known = suites()
-    if name not in known:
-        raise UsageError(f"suite {name!r} is not known; use one of {', '.join(known)}")
+    check_choice("suite", name, known)
     return known[name]

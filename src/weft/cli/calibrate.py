@@ -40,7 +40,7 @@ def calibrate(
         )
     if device in ("auto", "cuda") and not has_gpu():
         raise UnavailableError(
-            "weft calibrate needs a GPU and this machine has none; simulated GPUs have profiles already "
+            "calibrate needs a GPU, and this machine has none; simulated GPUs have profiles already "
             "(weft tune --device sim:NAME)"
         )
     executor = open_executor(device, baseline_ctas=BASELINE_CTAS)

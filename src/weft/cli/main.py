@@ -70,7 +70,7 @@ def build_app(commands: Sequence[str] | None = None) -> typer.Typer:
             False,
             "--verbose",
             "-v",
-            help="Print diagnostics on stderr (of a whole job: WEFT_LOG=debug).",
+            help="Print diagnostics on stderr; for all processes of a job, set WEFT_LOG=debug.",
         ),
     ) -> None:
         logs.show("debug" if verbose else None)

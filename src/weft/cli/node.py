@@ -28,10 +28,10 @@ def node(
 
     weft node import all_reduce.log all_gather.log --name mynode
     """
+    from weft.checks import check_choice
     from weft.errors import UsageError
 
-    if action not in NODE_ACTIONS:
-        raise UsageError(f"node {action!r} is not known; use one of {', '.join(NODE_ACTIONS)}")
+    check_choice("node", action, NODE_ACTIONS)
     given = what or []
     if action == "list":
         if given:
@@ -39,7 +39,7 @@ def node(
         _list(as_json)
     elif action == "show":
         if len(given) != 1:
-            raise UsageError("weft node show takes one NAME or FILE; `weft node list` has the names")
+            raise UsageError("node show takes one NAME or FILE; `weft node list` has the names")
         _show(given[0], as_json)
     else:
         if not given:

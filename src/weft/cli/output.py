@@ -8,8 +8,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from weft.errors import OutputError, UsageError
-from weft.files import check_writable
+from weft.errors import UsageError
+from weft.files import why_not_writable
 
 RESULT_VERSION = 1
 """Changes where a key is removed or gets another type, not where one is added."""
@@ -22,11 +22,14 @@ def versioned(document: Mapping[str, Any]) -> dict[str, Any]:
 
 def check_output(option: str, path: Path | None) -> None:
     """Reject an output file that cannot be written, before any work is done. Raises UsageError."""
+    if path is None:
+        return
     try:
-        if path is not None:
-            check_writable(path)
-    except (OutputError, OSError) as error:
-        raise UsageError(f"{option} {path}: {error}") from None
+        reason = why_not_writable(path)
+    except OSError as error:
+        reason = str(error)
+    if reason:
+        raise UsageError(f"{option} {path}: cannot write: {reason}")
 
 
 def check_seconds(option: str, seconds: float) -> None:

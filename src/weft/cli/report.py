@@ -10,7 +10,7 @@ import typer
 
 def report(
     folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="A folder with results of analyze, bench or tune.")
+        Path, typer.Argument(metavar="DIR", help="A folder with results of analyze, bench, tune or plan.")
     ],
     out: Annotated[
         Optional[Path],  # noqa: UP045 - typer reads the annotation on Python 3.10 too

@@ -38,12 +38,12 @@ def reproduce(
 
     Shows errors, whether the sign of an effect is right, and what was assumed.
     """
+    from weft.checks import check_choice
     from weft.errors import UsageError
     from weft.files import write_whole
 
     wanted = paper.lower().removeprefix("arxiv:")
-    if wanted not in _PAPERS:
-        raise UsageError(f"paper {paper!r} is not known; use one of {', '.join(_PAPERS)}")
+    check_choice("paper", paper, _PAPERS)
     if device not in ("sim", "cuda"):
         raise UsageError(f"device {device!r} is not known; use sim (the paper's nodes) or cuda")
     if budget is not None:

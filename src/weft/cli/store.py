@@ -33,13 +33,14 @@ def store(
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object and nothing else."),
 ) -> None:
     """List, export, import or forget verdicts of this machine."""
+    from weft.checks import check_choice
     from weft.errors import UsageError
     from weft.tuning.store import Store
 
-    if action not in ACTIONS:
-        raise UsageError(f"store {action!r} is not known; use one of {', '.join(ACTIONS)}")
+    check_choice("store", action, ACTIONS)
     if (file is not None) != (action in ("export", "import")):
-        raise UsageError(f"weft store {action} {'needs a FILE' if file is None else 'takes no FILE'}")
+        hint = "needs a FILE, such as verdicts.json" if file is None else "takes no FILE; leave it out"
+        raise UsageError(f"store {action} {hint}")
     opened = Store(path)
     document = _act(opened, action, file or Path(), workload, everything)
     if as_json:
@@ -90,7 +91,7 @@ def _forget(opened: Store, workload: str, everything: bool) -> dict[str, Any]:
     from weft.errors import UsageError
 
     if everything == bool(workload):
-        raise UsageError("weft store forget: give either --workload TEXT or --all")
+        raise UsageError("store forget: give either --workload TEXT or --all")
     if everything:
         return {"forgot": opened.clear()}
     found = [entry.key for entry in opened.entries() if workload in entry.key.workload]

@@ -32,7 +32,7 @@ def tune(
     device: str = typer.Option("auto", help="auto, cuda or sim:NAME (a40, a100, h100, h200, mi250x, …)."),
     out: Path | None = typer.Option(None, help="Write the policy to this file."),  # noqa: B008
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object and nothing else."),
-    html: Path | None = typer.Option(None, help="Write an HTML page with both timelines."),  # noqa: B008
+    html: Path | None = typer.Option(None, help="Write an HTML page of the result."),  # noqa: B008
     gemm: str = typer.Option("", metavar="MxNxK", help="Compute operation: a GEMM of this shape."),
     dtype: str = typer.Option("", help="bf16, fp16, fp32 or fp64."),
     tile: str = typer.Option(
@@ -41,15 +41,13 @@ def tune(
     grid: str = typer.Option("", metavar="XxY", help="Blocks of the Triton GEMM; default: one per tile."),
     collective: str = typer.Option("", help="all_reduce, all_gather, reduce_scatter or all_to_all."),
     size: str = typer.Option("", "--bytes", help="Bytes per rank, such as 896MiB."),
-    ranks: int = typer.Option(
-        0, show_default=False, help="Ranks of the collective; default: the workload's."
+    ranks: int | None = typer.Option(None, min=1, help="Ranks of the collective; default: the workload's."),
+    iterations: int | None = typer.Option(
+        None, min=1, help="Iterations of the pipeline; default: the workload's."
     ),
-    iterations: int = typer.Option(
-        0, show_default=False, help="Iterations of the pipeline; default: the workload's."
-    ),
-    streams: int = typer.Option(
-        0,
-        show_default=False,
+    streams: int | None = typer.Option(
+        None,
+        min=1,
         help="Number of compute streams, used in turn; default: the workload's.",
     ),
     reading: str = typer.Option(
@@ -104,9 +102,9 @@ def tune(
         grid=grid,
         collective=collective,
         size=size,
-        ranks=ranks,
-        iterations=iterations,
-        streams=streams,
+        ranks=ranks or 0,
+        iterations=iterations or 0,
+        streams=streams or 0,
         reading=reading,
     )
     executor = open_executor(device, node=node)

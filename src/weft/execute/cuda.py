@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from weft.checks import check_choice
 from weft.errors import UnavailableError, UsageError
 from weft.execute import spans
 from weft.execute.base import MemoryFullError, PipelineSample
@@ -117,8 +118,7 @@ class CudaExecutor:
         self._gpu.release()
 
     def _ready(self, workload: Workload, policy: Policy, mode: str) -> tuple[Prepared, Pipeline]:
-        if mode not in MODES:
-            raise UsageError(f"mode {mode!r} is not known; use one of {', '.join(MODES)}")
+        check_choice("mode", mode, MODES)
         ctas, here = policy.max_ctas or self.baseline_ctas, self._ranks_here(workload)
         acting = policy if mode == "overlap" else Policy()
         if acting.comm_rules:

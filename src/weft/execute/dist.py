@@ -10,6 +10,7 @@ import math
 import time
 from typing import Any
 
+from weft.checks import check_choice
 from weft.comm import dist as groups
 from weft.errors import UnavailableError, UsageError, WeftError
 from weft.execute import payload, spans
@@ -105,8 +106,7 @@ class DistExecutor:
             dist.destroy_process_group()
 
     def _ready(self, workload: Workload, policy: Policy, mode: str) -> tuple[list[Any], Any, Any]:
-        if mode not in MODES:
-            raise UsageError(f"mode {mode!r} is not known; use one of {', '.join(MODES)}")
+        check_choice("mode", mode, MODES)
         self._apply(policy if mode == "overlap" else Policy())
         workload = self._own(workload)
         if self._prepared is None or self._prepared[0] != workload:

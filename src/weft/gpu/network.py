@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import asdict, dataclass, replace
 
+from weft.checks import unknown_name
 from weft.errors import UsageError
 from weft.gpu.cost import NODE_LINKS, NodeLinks
 
@@ -103,8 +103,7 @@ def network(name: str) -> Network:
     """The preset of that name. Raises UsageError with the nearest valid name."""
     key = name.strip().lower()
     if key not in NETWORKS:
-        near = difflib.get_close_matches(key, list(NETWORKS), n=1, cutoff=0.0)
-        raise UsageError(f"no network named {name!r}; did you mean {near[0]!r}? ({', '.join(NETWORKS)})")
+        raise unknown_name("network", name, NETWORKS)
     return NETWORKS[key]
 
 

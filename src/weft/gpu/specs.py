@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass, fields
 
+from weft.checks import unknown_name
 from weft.errors import UsageError
 
 
@@ -129,8 +129,5 @@ def spec(name: str) -> GpuSpec:
     key = name.strip().lower().replace("_", "-").replace(" ", "-")
     key = ALIASES.get(key, key)
     if key not in GPU_PRESETS:
-        near = difflib.get_close_matches(key, [*GPU_PRESETS, *ALIASES], n=1, cutoff=0.0)
-        raise UsageError(
-            f"no GPU preset named {name!r}; did you mean {near[0]!r}? ({', '.join(GPU_PRESETS)})"
-        )
+        raise unknown_name("GPU preset", name, [*GPU_PRESETS, *ALIASES])
     return GPU_PRESETS[key]

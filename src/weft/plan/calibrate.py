@@ -5,7 +5,6 @@ A kernel that overlapped with a collective was slowed by it: where it also ran a
 
 from __future__ import annotations
 
-import difflib
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from weft.checks import use_one_of
 from weft.errors import InputError, UsageError
 from weft.gpu.presets import GPU_PRESETS
 from weft.plan.compute import Pass, Work, head, layer
@@ -235,9 +235,8 @@ def traced_job(job: TrainingJob, words: str) -> TrainingJob:
         name, _, value = part.partition("=")
         key = name.strip().replace("-", "_")
         if key not in known or not value.isdecimal() or len(value) > 9 or not int(value):
-            near = difflib.get_close_matches(key, sorted(known), n=1, cutoff=0.0)[0]
             raise UsageError(
-                f"--traced {part!r} is not valid; write it as {near}=4 ({', '.join(sorted(known))})"
+                f"--traced {part!r} is not valid; write it as layers=4; {use_one_of(key, sorted(known))}"
             )
         changes[key] = int(value)
     layers = changes.pop("layers", None)

@@ -16,11 +16,11 @@ Where the counts come from
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from weft.checks import use_one_of
 from weft.errors import UsageError
 from weft.gpu.specs import GpuSpec
 
@@ -152,10 +152,9 @@ def parse(words: str) -> Method:
         return Method("topk", density=_number(value or "0.01", "topk density", 1e-6, 1.0, whole=False))
     if head in METHODS and not value:
         return Method(head)
-    near = difflib.get_close_matches(head, METHODS, n=1, cutoff=0.0)[0]
     raise UsageError(
-        f"no compression named {words!r}; did you mean {near!r}? "
-        f"({', '.join(METHODS)}; powersgd:RANK, topk:DENSITY, qwz+hpz+qgz)"
+        f"no compression named {words!r}; {use_one_of(head, METHODS)}; "
+        "or powersgd:RANK, topk:DENSITY, qwz+hpz+qgz"
     )
 
 

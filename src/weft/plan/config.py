@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from weft.checks import check_choice
 from weft.errors import UsageError
 from weft.gpu.network import Network, network, usual_network
 from weft.gpu.specs import GpuSpec, spec
@@ -77,7 +77,7 @@ class TrainingJob:
             ("recompute", RECOMPUTES),
             ("precision", PRECISIONS),
         ):
-            _choice(field, getattr(self, field), choices)
+            check_choice(field, getattr(self, field), choices)
         self._derive_dp()
         self._check_split()
         self._derive_pipeline()
@@ -164,7 +164,7 @@ class TrainingJob:
         v = self.interleave
         if not self.schedule:
             self._set("schedule", "interleaved" if v > 1 else "1f1b")
-        _choice("schedule", self.schedule, PIPELINE_SCHEDULES)
+        check_choice("schedule", self.schedule, PIPELINE_SCHEDULES)
         if v > 1 and self.pp == 1:
             raise UsageError(f"interleave {v} needs pipeline stages: set pp to 2 or more, or interleave to 1")
         if v > 1 and self.schedule != "interleaved":
@@ -294,9 +294,3 @@ def _has(gpu: GpuSpec, precision: str) -> bool:
 def _whole(name: str, value: Any) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise UsageError(f"{name} {value!r} is not valid; use an integer above 0")
-
-
-def _choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        near = difflib.get_close_matches(str(value), choices, n=1, cutoff=0.0)
-        raise UsageError(f"{name} {value!r} is not known; did you mean {near[0]}? ({', '.join(choices)})")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
@@ -10,7 +9,8 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-from weft.errors import InputError, UsageError
+from weft.checks import unknown_name
+from weft.errors import InputError
 from weft.gpu.network import LINKS, Links
 from weft.gpu.specs import GpuSpec
 
@@ -193,10 +193,7 @@ class Figures:
     def find(self, name: str) -> Software:
         """The software of that name. Raises UsageError with the nearest valid name."""
         if name not in self.software:
-            near = difflib.get_close_matches(name, list(self.software), n=1, cutoff=0.0)
-            raise UsageError(
-                f"no software named {name!r}; did you mean {near[0]!r}? ({', '.join(self.software)})"
-            )
+            raise unknown_name("software", name, self.software)
         return self.software[name]
 
 

@@ -159,7 +159,7 @@ def check_fits(job: TrainingJob, kinds: dict[str, float], share: float = REFUSED
     states = sum(kinds[kind] for kind in ("parameters", "gradients", "optimizer"))
     raise UsageError(
         f"{job} needs {total / 2**30:.0f} GiB on its fullest GPU, {job.gpu.title} has "
-        f"{job.gpu.memory_bytes / 2**30:.0f} GiB ({most} take {kinds[most] / 2**30:.0f}); "
+        f"{job.gpu.memory_bytes / 2**30:.0f} GiB ({most}: {kinds[most] / 2**30:.0f} GiB); "
         f"{_fix(job, states > total / 2)}"
     )
 

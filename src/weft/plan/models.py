@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass, replace
 
+from weft.checks import use_one_of
 from weft.errors import UsageError
 
 
@@ -399,8 +399,8 @@ def model(name: str) -> Model:
     key = name.strip().lower().replace("_", "-").replace(" ", "-").replace("llama-", "llama")
     key = key.replace("llama3.1", "llama3").replace("gpt3", "gpt")
     if key not in MODELS:
-        near = difflib.get_close_matches(key, list(MODELS), n=1, cutoff=0.0)
         raise UsageError(
-            f"no model named {name!r}; did you mean {near[0]!r}? ({', '.join(MODELS)}, or give dimensions)"
+            f"no model named {name!r}; {use_one_of(key, MODELS)}, "
+            "or give its dimensions (--layers, --hidden, --heads)"
         )
     return MODELS[key]

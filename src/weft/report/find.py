@@ -1,4 +1,4 @@
-"""Finding the results in a folder: which files are documents of analyze, bench or tune."""
+"""Finding the results in a folder: which files are documents of analyze, bench, tune or plan."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def find_results(folder: Path) -> Found:
     """Every result in a folder; InputError where there is none."""
     if not folder.is_dir():
         raise InputError(
-            f"{folder} is not a folder; give the one that holds the results of analyze, bench or tune"
+            f"{folder} is not a folder; give the one that holds the results of analyze, bench, tune or plan"
         )
     files = sorted(path for path in folder.iterdir() if path.suffix in (".json", ".jsonl") and path.is_file())
     results: list[Result] = []
@@ -75,11 +75,11 @@ def find_results(folder: Path) -> Found:
             skipped.append(f"{path.name}: {_reason(error)}")
             continue
         results += found
-        skipped += [] if found else [f"{path.name}: not a result of analyze, bench or tune"]
+        skipped += [] if found else [f"{path.name}: not a result of analyze, bench, tune or plan"]
     if not results:
         raise InputError(
             f"no results in {folder}: none of its {len(files)} .json or .jsonl files is one of analyze, "
-            "bench or tune (write one with --json or --out)"
+            "bench, tune or plan; write one with `--json > FILE`"
         )
     return Found(tuple(results), tuple(skipped))
 

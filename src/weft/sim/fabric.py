@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-from weft.errors import UsageError
+from weft.checks import check_choice, check_int
 from weft.gpu.cost import NODE_LINKS, UNFITTED_LINKS, NodeLinks
 from weft.gpu.specs import GpuSpec
 from weft.sim.gemm import machine
@@ -160,11 +159,8 @@ def node_links(gpu: GpuSpec, topology: str) -> NodeLinks:
 def fabric(topology: str, ranks: int, gpu: str) -> Fabric:
     """A node of `ranks` GPUs with this topology; `gpu`: name or profile file."""
     if topology not in _BUILDERS:
-        near = difflib.get_close_matches(topology, TOPOLOGIES, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise UsageError(f"topology {topology!r} is not known; {hint}use one of {', '.join(TOPOLOGIES)}")
-    if isinstance(ranks, bool) or not isinstance(ranks, int) or not 2 <= ranks <= MAX_NODE_RANKS:
-        raise UsageError(f"ranks {ranks!r} is not valid; use an integer from 2 to {MAX_NODE_RANKS}")
+        check_choice("topology", topology, TOPOLOGIES)
+    check_int("ranks", ranks, 2, MAX_NODE_RANKS, optional=False)
     of = machine(gpu)
     # Fraction of the links' rate that collectives reach, protocol included.
     share = min(1.0, of.figures.bus_gb_s * 1e9 / of.spec.fabric_bytes_per_s) if of.spec.links else 1.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from weft.checks import check_choice
 from weft.comm.node import Node
 from weft.errors import UsageError
 from weft.kernels import glob_regex
@@ -56,8 +57,7 @@ def pipeline(
 
     `ctas`: CTAs of each rank's collective if the policy does not set them; `node`: has its time and kernel.
     """
-    if mode not in MODES:
-        raise UsageError(f"mode {mode!r} is not known; use one of {', '.join(MODES)}")
+    check_choice("mode", mode, MODES)
     controls = policy if mode == "overlap" else Policy()
     count = policy.max_ctas or ctas or int(profile.figures.comm_ctas)
     comm = collective(workload, profile, count, ghost=ghost, engine=policy.engine, node=node)

@@ -87,7 +87,8 @@ class Scanner:
             self._at += 1
             self._object(take, salvage, keep)
         else:
-            raise InputError(f"{self._name}: not JSON (it starts with {first!r}); expected a profiler trace")
+            begins = first.decode("latin-1")
+            raise InputError(f"{self._name}: not JSON (it starts with {begins!r}); expected a profiler trace")
         self.truncated = self.truncated or self._source.truncated
 
     def _object(self, take: Take, salvage: Take, keep: Callable[[str, bytes], None]) -> None:
