@@ -28,5 +28,7 @@ def test_schedules_and_losses_are_drawn(browser: Browser, tmp_path: Path):
     path.write_text(losses_page(simulated("h200")), encoding="utf-8")
     shown = browser.open(path)
     shown.wait("[...document.images].length === 3 && [...document.images].every(i => i.naturalWidth > 100)")
+    shown.resize(360, 700)
+    assert shown.run("document.documentElement.scrollWidth") <= 360
     assert [e["entry"]["text"] for e in shown.events("Log.entryAdded")] == []
     shown.close()

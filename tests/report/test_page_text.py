@@ -250,6 +250,12 @@ def test_a_bench_page_shows_ratios_intervals_and_the_best() -> None:
     assert "priority high" in text
 
 
+def test_a_large_bench_says_what_its_heatmap_leaves_out() -> None:
+    rows = [{"cell": f"cell {at}", "candidate": "overlap", "time_ratio": 0.9} for at in range(4100)]
+    html = bench_page({"suite": "x", "device": "gpu", "rows": rows})
+    assert "100 more workloads are left out here" in html
+
+
 def test_a_tune_page_shows_candidates_against_the_references() -> None:
     page = tune_page(tuned_workload(), None, None)
     text = Elements(page).text

@@ -25,6 +25,8 @@ class Heatmap:
     note: str
     policies: tuple[str, ...]
     rows: tuple[tuple[str, tuple[Cell, ...]], ...]
+    left_out: int = 0
+    """Workloads that do not fit."""
 
 
 def heatmaps(document: Document) -> list[Heatmap]:
@@ -55,7 +57,8 @@ def _heatmap(document: Document, key: str, title: str, note: str) -> Heatmap | N
     if not values:
         return None
     policies = list(dict.fromkeys(policy for _, policy in values))[:MAX_POLICIES]
-    workloads = list(dict.fromkeys(workload for workload, _ in values))[: MAX_CELLS // len(policies)]
+    every = list(dict.fromkeys(workload for workload, _ in values))
+    workloads = every[: MAX_CELLS // len(policies)]
     better = min if key == "time_ratio" else max
     rows = []
     for workload in workloads:
@@ -63,7 +66,8 @@ def _heatmap(document: Document, key: str, title: str, note: str) -> Heatmap | N
         best = better((v for v in mine if v is not None), default=0.0)
         cells = [_heat_cell(value, key, best) for value in mine]
         rows.append((shorten(workload, 60), tuple(cells)))
-    return Heatmap(title, note, tuple(shorten(policy, 60) for policy in policies), tuple(rows))
+    names = tuple(shorten(policy, 60) for policy in policies)
+    return Heatmap(title, note, names, tuple(rows), len(every) - len(workloads))
 
 
 def _heat_cell(value: float | None, key: str, best: float) -> Cell:

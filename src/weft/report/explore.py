@@ -233,14 +233,15 @@ def loss_figures(document: Document) -> dict[str, str]:
     note = f"{text(document, 'gpu')}, {'simulated' if is_simulated(document) else 'measured'}"
     cuts: dict[str, dict[str, float | None]] = {}
     for row in records(document, "decomposition"):
-        group = cuts.setdefault(f"{'x'.join(map(str, row['gemm']))} along {row['axis']}", {})
-        group[f"{row['ways']} ways"] = float(row["loss_pct"])
+        shape = "x".join(map(str, row.get("gemm") or ()))
+        group = cuts.setdefault(f"{shape} along {text(row, 'axis')}", {})
+        group[f"{text(row, 'ways')} ways"] = number(row, "loss_pct")
         if "simulated_loss_pct" in row:
-            group[f"{row['ways']} ways, simulated"] = float(row["simulated_loss_pct"])
+            group[f"{text(row, 'ways')} ways, simulated"] = number(row, "simulated_loss_pct")
     shared = {
-        f"{row['engine']} copies, {row['how']}": {
-            "GEMM slowed": float(row["gemm_slowed_pct"]),
-            "copy slowed": float(row["copy_slowed_pct"]),
+        f"{text(row, 'engine')} copies, {text(row, 'how')}": {
+            "GEMM slowed": number(row, "gemm_slowed_pct"),
+            "copy slowed": number(row, "copy_slowed_pct"),
         }
         for row in records(document, "contention")
     }
@@ -250,8 +251,8 @@ def loss_figures(document: Document) -> dict[str, str]:
         "contention": figures.bars(f"Time lost by sharing the GPU ({note})", shared, unit="%"),
         "copies": figures.lines(
             f"Share of a DMA copy that is not moving bytes ({note})",
-            {"": {"overhead": [float(row["overhead_pct"]) for row in copies]}},
-            [words.size(row["bytes"]) for row in copies],
+            {"": {"overhead": [number(row, "overhead_pct") for row in copies]}},
+            [words.size(number(row, "bytes")) for row in copies],
             y_label="%",
             low=0.0,
         ),
@@ -263,7 +264,7 @@ def losses_page(document: Document) -> str:
     captions = {
         "decomposition": "All pieces, back to back, against the whole; along K they add to one result.",
         "contention": "A GEMM while copies run, and copies while GEMMs run, each against itself alone.",
-        "copies": "What a copy costs besides its bytes, by its size.",
+        "copies": "Share of a copy's time in which no byte moves, by its size.",
     }
     pictures = [
         Picture(

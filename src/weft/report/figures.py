@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from html import escape
 
@@ -41,9 +42,9 @@ def _legend(names: Sequence[str], x: float, y: float, width: float) -> tuple[lis
 
 
 def _ticks(low: float, high: float) -> list[float]:
-    step = next(
-        s for s in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 1e9) if (high - low) / s <= 6
-    )
+    """Round numbers from low to high, six steps at most."""
+    power = 10.0 ** math.floor(math.log10(max(high - low, 1e-3) / 6))
+    step = next(power * factor for factor in (1, 2, 5, 10, 20) if (high - low) / (power * factor) <= 6)
     first = int(low / step)
     return [round(i * step, 6) for i in range(first, int(high / step) + 2) if low <= i * step <= high + 1e-9]
 
@@ -146,7 +147,8 @@ def bars(
             colour = _PALETTE[i % len(_PALETTE)]
             size = f'width="{length:.1f}" height="{thick - 3:.1f}"'
             body.append(f'<rect x="{left:.1f}" y="{at:.1f}" {size} fill="{colour}"/>')
-            body.append(_text(left + length + 4, at + thick - 5, f"{value:.{digits}f}{unit}", size=11))
+            said = f"{round(value, digits) + 0.0:.{digits}f}{unit}"  # never -0
+            body.append(_text(left + length + 4, at + thick - 5, said, size=11))
         y += step
     if mark is not None:
         x = left + wide * mark[1] / top

@@ -73,7 +73,7 @@ def live_page(document: Document, steps: Document) -> str:
         template="live.html.j2",
         title="Live tuning",
         subtitle=_subtitle(document),
-        sentence=text(document, "text"),
+        sentence=_capitalized(text(document, "text")),
         contents=(("summary", "Summary"), *drawn, ("candidates", "Candidates"), ("kernels", "Kernels")),
         cards=tuple(_cards(document)),
         plot=plot,
@@ -82,6 +82,10 @@ def live_page(document: Document, steps: Document) -> str:
         kernels=_kernels(document),
     )
     return render([part])
+
+
+def _capitalized(sentence: str) -> str:
+    return sentence[:1].upper() + sentence[1:]
 
 
 def _subtitle(document: Document) -> str:

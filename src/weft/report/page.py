@@ -20,6 +20,7 @@ from markupsafe import Markup
 import weft
 from weft.report.build import Part, analysis_part, bench_part, comparison_parts, tune_part
 from weft.report.occupancy import Picture
+from weft.report.reading import shorten
 from weft.timeline import Ns, Timeline
 from weft.tuning.tuned_workload import TunedWorkload
 
@@ -109,6 +110,7 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
     )
     environment.filters["embedded"] = embedded
+    environment.filters["shorten"] = shorten
     return environment
 
 

@@ -84,6 +84,7 @@ def plan_part(document: Document) -> PlanPart:
 
 
 def _part(document: Document, sections: tuple[tuple[str, str], ...], **content: object) -> PlanPart:
+    interval = _interval_bars(document)
     return PlanPart(
         template="plan.html.j2",
         title=f"Plan {plan.title(document)}",
@@ -91,9 +92,9 @@ def _part(document: Document, sections: tuple[tuple[str, str], ...], **content: 
         sentence=plan.plan_sentence(document),
         contents=(("summary", "Summary"), *sections),
         simulated=True,
-        warnings=(plan.honesty(document), *plan.notes(document)),
+        warnings=(*(() if interval else (plan.honesty(document),)), *plan.notes(document)),
         cards=tuple(_cards(document)),
-        interval=_interval_bars(document),
+        interval=interval,
         interval_note=plan.honesty(document),
         cost=plan.cost_sentence(document),
         **content,  # type: ignore[arg-type]

@@ -81,7 +81,7 @@ function setUpTimeline(root) {
 document.querySelectorAll(".timeline").forEach(setUpTimeline);
 for (const root of document.querySelectorAll(".ranks")) maps.push(new RankMap(root));
 document.querySelectorAll("table.sortable").forEach(makeSortable);
-document.querySelectorAll("table.sortable").forEach(foldLong);
+document.querySelectorAll("table.sortable, table.heat").forEach(foldLong);
 document.querySelectorAll(".copy").forEach(setUpCopy);
 setUpTheme();
 showTheme();
