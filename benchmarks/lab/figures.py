@@ -21,6 +21,7 @@ from weft.bench.results import load_results
 from weft.bench.suites import PAPER_GRIDS
 from weft.bench.tables import by_cell, chosen, geometric_mean, regret
 from weft.execute.base import NO_ROOM
+from weft.policy import Policy
 from weft.report.figures import bars, heatmap, lines
 
 HERE = Path(__file__).resolve().parent
@@ -119,6 +120,13 @@ def modern_pictures(cells: Cells) -> dict[str, str]:
     return {"modern": bars(title, groups, unit="%", mark=("ConCCL with DMA", 72.0), digits=0)}
 
 
+def label(row: dict[str, Any]) -> str:
+    """Today's label of a candidate; results of older versions order its parts differently."""
+    name = str(row["candidate"])
+    today = Policy.from_dict(row["policy"]).label
+    return today if sorted(today.split("+")) == sorted(name.split("+")) else name
+
+
 def markdown(cells: Cells) -> str:
     head = ["workload", "sequential", "overlap", "best", "ideal", "overlap, % of ideal", "best, % of ideal"]
     head += ["best, % of own ideal", "overlap rate, %", "policy"]
@@ -141,7 +149,7 @@ def markdown(cells: Cells) -> str:
         ]
         places = (2, 2, 2, 2, 0, 0, 0, 0)
         shown = ["-" if n is None else f"{n:.{d}f}" for n, d in zip(numbers, places, strict=True)]
-        body.append(f"| {name} | {' | '.join(shown)} | {best['candidate']} |")
+        body.append(f"| {name} | {' | '.join(shown)} | {label(best)} |")
     body += ["", summary(cells)]
     return "\n".join(body)
 
