@@ -27,7 +27,7 @@ from weft.plan.compute import layer
 from weft.plan.config import TrainingJob
 from weft.plan.figures import shipped
 from weft.plan.memory import REFUSED
-from weft.plan.models import model
+from weft.plan.model_presets import model
 from weft.plan.published import Published, load
 from weft.plan.step import Prediction, predict
 

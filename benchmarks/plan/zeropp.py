@@ -22,7 +22,7 @@ from weft.gpu.presets import GPU_PRESETS
 from weft.gpu.specs import Throughput
 from weft.plan import Model, Network, TrainingJob, predict
 from weft.plan.figures import shipped
-from weft.plan.models import MODELS as MODELS
+from weft.plan.model_presets import MODELS as MODELS
 
 V100 = replace(
     GPU_PRESETS["a100-40gb"],  # figures of the V100 data sheet and the DGX-2 user guide

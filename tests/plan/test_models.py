@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from weft.errors import UsageError
-from weft.plan.models import MODELS, Model, model, nearest_divisor
+from weft.plan.model_presets import MODELS, model
+from weft.plan.models import Model, nearest_divisor
 
 # Parameters in billions as published.
 PUBLISHED = {

@@ -13,7 +13,7 @@ from weft.plan.accuracy import error_interval, family
 from weft.plan.compute import peak_rate
 from weft.plan.config import PIPELINE_SCHEDULES, PRECISIONS, RECOMPUTES, SHARDINGS
 from weft.plan.figures import shipped
-from weft.plan.models import MODELS as MODELS
+from weft.plan.model_presets import MODELS as MODELS
 
 JOBS, SEED = 2000, 20
 POWERS = (1, 2, 4, 8, 16, 32, 64)

@@ -14,7 +14,7 @@ from weft.plan import TrainingJob, predict
 from weft.plan.cluster import from_nccl_tests, read_cluster
 from weft.plan.figures import shipped
 from weft.plan.launch import launch_text
-from weft.plan.models import MODELS
+from weft.plan.model_presets import MODELS
 from weft.plan.options import PlanOptions
 from weft.plan.request import question
 from weft.plan.user_files import read_config

@@ -103,6 +103,13 @@ class Nccl:
         )
         return comm
 
+    def settled(self, comm):
+        """The communicator, once what works in the background on it is over."""
+        error = c_int(7)
+        while error.value == 7:
+            self.lib.ncclCommGetAsyncError(comm, byref(error))
+        return comm
+
     def unique(self):
         made = UniqueId()
         self.check(self.lib.ncclGetUniqueId(byref(made)))

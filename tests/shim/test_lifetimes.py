@@ -146,10 +146,7 @@ def test_a_storm_of_forks_is_counted(program):
 
 LATE = """
     n = Nccl()
-    a = n.init(settings=config(12, blocking=0))
-    error = c_int(7)
-    while error.value == 7:
-        n.lib.ncclCommGetAsyncError(a, byref(error))
+    a = n.settled(n.init(settings=config(12, blocking=0)))
     n.all_reduce(a)
     n.lib.fake_late(1)  # until it is 0
 """
@@ -205,9 +202,7 @@ def test_children_of_a_split_in_the_background_are_counted_as_not_handled(nccl_p
     made = c_void_p()
     n.check(n.lib.ncclCommSplit(a, 0, 0, byref(made), None), (7,))
     n.lib.fake_late(0)
-    error = c_int(7)
-    while error.value == 7:
-        n.lib.ncclCommGetAsyncError(a, byref(error))
+    n.settled(a)
     n.all_reduce(made)
     show([bool(made.value), len(routes.communicators())])
     """,

@@ -462,10 +462,7 @@ def test_a_split_that_hangs_is_given_up_and_an_abort_frees_it(nccl_program):
 def test_communicators_that_work_in_the_background_are_waited_for(nccl_program):
     seen = nccl_program("""
     n = Nccl()
-    a = n.init(settings=config(12, blocking=0))
-    error = c_int(7)
-    while error.value == 7:
-        n.lib.ncclCommGetAsyncError(a, byref(error))
+    a, error = n.settled(n.init(settings=config(12, blocking=0))), c_int(7)
     n.all_reduce(a)
     routes.prepare(4, 10)
     routes.route(4)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,7 @@ def test_each_module_of_a_path_imports_one_before_it_or_is_imported_by_it(title)
         assert linked or name in BY_NAME, name
 
 
+@cache
 def reachable() -> dict[str, set[str]]:
     """For each module, every module that it loads, at once or later."""
     names = {".".join(("weft", *path.relative_to(SOURCE).with_suffix("").parts)): path for path in modules()}

@@ -4,7 +4,7 @@ Where to look, from the question to the answer:
 
 - the question: `options` (what a user can say), `user_files` (Hugging Face, torchtitan, Megatron and cluster
   files), `request` (a TrainingJob from both)
-- the job: `models`, `network`, `config` (TrainingJob, and what it refuses)
+- the job: `models`, `model_presets`, `network`, `config` (TrainingJob, and what it refuses)
 - what a rank does: `compute` (kernels), `memory`, `pipeline` (stages and bubble)
 - what it sends: `traffic` (which collectives, overlapping which compute), `compression`, `collectives`
   (seconds alone), `overlap` (what both take from each other, from the block-level simulator)

@@ -10,7 +10,8 @@ from weft.errors import UsageError
 from weft.gpu.network import Network, network, usual_network
 from weft.gpu.specs import GpuSpec, spec
 from weft.plan.compression import NONE, Method, check_compression, parse
-from weft.plan.models import Model, model, nearest_divisor
+from weft.plan.model_presets import model
+from weft.plan.models import Model, nearest_divisor
 from weft.policy import Policy
 
 PIPELINE_SCHEDULES = ("1f1b", "gpipe", "interleaved", "zero-bubble", "dualpipe")

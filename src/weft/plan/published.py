@@ -12,8 +12,8 @@ from weft.errors import InputError
 from weft.gpu.network import GBIT, network
 from weft.gpu.specs import GpuSpec, spec
 from weft.plan.config import TrainingJob
+from weft.plan.model_presets import model as preset
 from weft.plan.models import Model
-from weft.plan.models import model as preset
 
 _MODEL = (
     *("layers", "hidden", "heads", "kv_heads", "ffn", "vocab"),

@@ -12,7 +12,8 @@ from weft.gpu.network import GBIT, Network, network, usual_network
 from weft.gpu.specs import spec
 from weft.plan.cluster import Cluster, read_cluster
 from weft.plan.config import TrainingJob
-from weft.plan.models import Model, model
+from weft.plan.model_presets import model
+from weft.plan.models import Model
 from weft.plan.options import PlanOptions
 from weft.plan.scaling import parse_range
 from weft.plan.user_files import FromFile, read_config

@@ -11,8 +11,8 @@ from weft.errors import UsageError
 from weft.plan.config import AUTO, TrainingJob
 from weft.plan.figures import Figures, shipped
 from weft.plan.memory import MARGIN, check_fits, memory_bytes
+from weft.plan.model_presets import model as preset
 from weft.plan.models import Model
-from weft.plan.models import model as preset
 from weft.plan.step import PlanProgress, Predict, Prediction, predict
 from weft.policy import Policy
 

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from weft.errors import InputError, UsageError
-from weft.plan.models import MODELS, Mla, Model
+from weft.plan.model_presets import MODELS
+from weft.plan.models import Mla, Model
 
 MOST_BYTES = 1 << 20
 """Configuration files are small; anything larger is another file."""

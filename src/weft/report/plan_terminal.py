@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from weft.report import plan, words
-from weft.report.lines import print_line, print_table
+from weft.report.lines import plain_table, print_line, print_table
 from weft.report.reading import Document, amount, number, record, records, shorten, text
 
 _MAX_ROWS = 14
@@ -34,16 +33,7 @@ def show_plan(document: dict[str, Any], console: Console | None = None) -> None:
 
 
 def _table(*columns: tuple[str, str]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
-    for label, justify in columns:
-        text_column = justify != "right"
-        table.add_column(
-            label,
-            justify="left" if text_column else "right",
-            no_wrap=justify != "fold",
-            overflow="fold" if justify == "fold" else "ellipsis",
-        )
-    return table
+    return plain_table(*columns, edge=False)
 
 
 def _show_one(document: Document, out: Console) -> None:

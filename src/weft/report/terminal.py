@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from weft.report import analysis, compare, words
-from weft.report.lines import TERMINAL_WIDTH, print_line, print_table
+from weft.report.lines import TERMINAL_WIDTH, plain_table, print_line, print_table
 from weft.report.parts import causes, main_cause
 from weft.report.reading import Document, amount, number, records, shorten
 
@@ -41,7 +40,7 @@ def show_analysis(document: dict[str, Any], console: Console) -> None:
 def show_comparison(document: dict[str, Any], console: Console) -> None:
     """Print a comparison of two analyses: `before`, `after` and `change`."""
     print_line(console, compare.comparison_sentence(document), style="bold")
-    table = _table(("figure", "left"), ("before", "right"), ("after", "right"), ("change", "right"))
+    table = plain_table(("figure", "left"), ("before", "right"), ("after", "right"), ("change", "right"))
     styles = {"good": "green", "bad": "red"}
     for row in compare.metric_changes(document):
         table.add_row(row.label, row.before, row.after, Text(row.change, style=styles.get(row.tone, "")))
@@ -53,20 +52,11 @@ def show_comparison(document: dict[str, Any], console: Console) -> None:
     _show_warnings(document, console)
 
 
-def _table(*columns: tuple[str, str]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
-    for label, justify in columns:
-        table.add_column(
-            label, justify="left" if justify == "left" else "right", no_wrap=True, overflow="ellipsis"
-        )
-    return table
-
-
 def _rank_table(document: Document) -> Table:
     names, ranks = analysis.labels(document), records(document, "ranks")
     copies = any(amount(rank, "memory_us") > _COPIES_SHARE * amount(rank, "span_us") for rank in ranks)
     heads = ("span", "compute", "comm", "exposed", "hidden", *(("copies",) if copies else ()), "idle")
-    table = _table(("rank", "left"), *((head, "right") for head in heads))
+    table = plain_table(("rank", "left"), *((head, "right") for head in heads))
     # The most exposed ranks are the ones to look at when there are too many to show.
     chosen = sorted(range(len(ranks)), key=lambda i: -amount(ranks[i], "exposed_comm_us"))[:_MAX_RANKS]
     for i in sorted(chosen):
@@ -96,7 +86,7 @@ def _collective_table(document: Document) -> Table:
     cells = [_collective_row(name, item) for name, item in rows[:MAX_COLLECTIVES]]
     # The name takes what the figures leave: figures are never cut.
     taken = sum(max(len(row[at]) for row in (heads, *cells)) + 3 for at in range(1, len(heads)))
-    table = _table(*((head, "right" if 2 <= at <= 5 else "left") for at, head in enumerate(heads)))
+    table = plain_table(*((head, "right" if 2 <= at <= 5 else "left") for at, head in enumerate(heads)))
     for row in cells:
         name = _fitted(row[0], max(TERMINAL_WIDTH - taken - 2, 10))
         table.add_row(
@@ -155,7 +145,7 @@ def _show_causes(document: Document, console: Console) -> None:
     if whole <= 0:
         return
     print_line(console, f"Why {words.duration(whole)} are exposed (all ranks)", style="bold")
-    table = _table(("cause", "left"), ("time", "right"), ("share", "right"), ("", "left"))
+    table = plain_table(("cause", "left"), ("time", "right"), ("share", "right"), ("", "left"))
     table.show_header = False
     for key, us in sorted(((key, us) for key, us in totals.items() if us > 0), key=lambda entry: -entry[1]):
         bar = "█" * round(_BAR * us / whole)
