@@ -1,11 +1,22 @@
-"""Starts the ranks of a job as processes of their own, under a port that is held for them."""
+"""Runs a program of several ranks under a held port. Ranks are forks: torch is imported once for all of them.
+
+    python rank_processes.py RANKS FOLDER PROGRAM.py ARGUMENTS…
+
+Leaves FOLDER/output.RANK and FOLDER/codes.json. With WEFT_TUNE in the environment each rank starts weft's part, as
+torch does when it is imported under `weft run --tune`.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
+import runpy
+import signal
 import subprocess
 import sys
+import traceback
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 
 from ports import held_port
@@ -16,23 +27,73 @@ def run_rank_processes(
 ) -> tuple[list[int], list[str]]:
     """Run a Python program once per rank, with torchrun's variables; the exit code and the output of each rank.
 
-    The output goes to `folder`/output.RANK, not to a pipe: a rank that writes more than a pipe holds would wait for
-    its reader, and the other ranks for it. Ranks that have not ended after `timeout_s` are killed.
+    The output goes to files, not to pipes: a rank that writes more than a pipe holds would wait for its reader, and
+    the other ranks for it.
     """
-    outputs = [folder / f"output.{rank}" for rank in range(ranks)]
-    common = {**env, "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "OMP_NUM_THREADS": "1"}
-    with ExitStack() as stack:
-        port = stack.enter_context(held_port())
-        common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        processes = []
-        for rank, output in enumerate(outputs):
-            process = subprocess.Popen(
-                [sys.executable, *map(str, program)],
-                env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-                stdout=stack.enter_context(output.open("w")),
-                stderr=subprocess.STDOUT,
-            )
-            processes.append(stack.enter_context(process))
-            stack.callback(process.kill)
-        codes = [process.wait(timeout_s) for process in processes]
-    return codes, [output.read_text(errors="replace") for output in outputs]
+    command = [sys.executable, __file__, str(ranks), str(folder), *map(str, program)]
+    with (folder / "runner").open("w+") as said:
+        runner = subprocess.Popen(
+            command, env={**env, "OMP_NUM_THREADS": "1"}, stderr=said, start_new_session=True
+        )
+        try:
+            code = runner.wait(timeout_s)
+        finally:
+            with contextlib.suppress(ProcessLookupError):  # its ranks too, if any is left
+                os.killpg(runner.pid, signal.SIGKILL)
+            runner.wait()
+        said.seek(0)
+        assert code == 0, said.read()[-3000:]
+    outputs = [(folder / f"output.{rank}").read_text(errors="replace") for rank in range(ranks)]
+    return json.loads((folder / "codes.json").read_text()), outputs
+
+
+def be_rank(rank: int, ranks: int, port: int, folder: Path, program: list[str]) -> None:
+    """In the fork: one rank, to its end."""
+    output = os.open(folder / f"output.{rank}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1"}
+    os.environ |= {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "MASTER_PORT": str(port)}
+    code = 1
+    try:
+        if os.environ.get("WEFT_TUNE"):
+            from weft.shim.inject import AUTOLOAD
+
+            sys.path.append(str(AUTOLOAD))
+            import weft_autoload
+
+            weft_autoload.start()
+        sys.argv = program
+        sys.path.insert(0, str(Path(program[0]).parent))
+        runpy.run_path(program[0], run_name="__main__")
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def main() -> None:
+    import torch._dynamo  # what programs of these tests import, or torch imports late
+    import torch.distributed.fsdp
+    import torch.nn.parallel
+
+    ranks, folder, program = int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:]
+    torch.set_num_threads(1)
+    with held_port() as port:
+        children = []
+        for rank in range(ranks):
+            child = os.fork()
+            if child == 0:
+                be_rank(rank, ranks, port, folder, program)
+            children.append(child)
+        codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    (folder / "codes.json").write_text(json.dumps(codes))
+
+
+if __name__ == "__main__":
+    main()

@@ -13,7 +13,6 @@ import pytest
 from rank_processes import run_rank_processes
 
 import weft
-from weft.shim.inject import AUTOLOAD
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.timeout(300)
@@ -69,10 +68,9 @@ class Ran:
 
 def run(folder: Path, kind: str, steps: int = 110, ranks: int = 2, *, tuned: bool = True, **more: str) -> Ran:
     folder.mkdir()
-    env = {**CLEAN, "RECORD": str(folder), "PYTHONPATH": str(HERE)}
+    env = {**CLEAN, "RECORD": str(folder), "PYTHONPATH": f"{HERE}:{HOME}"}
     if tuned:
         env |= {
-            "PYTHONPATH": f"{HERE}:{AUTOLOAD}",
             "WEFT_TUNE": "1",
             "WEFT_TUNE_HOME": HOME,
             "WEFT_TUNE_CONTROLS": "framework_controls:FrameworkControls",
