@@ -56,22 +56,22 @@ def build_fake(folder: Path) -> None:
     (folder / "libcuda.so").symlink_to("libcuda.so.1")
 
 
-def build(folder: Path, sanitizer: str | None) -> Path:
+def build(folder: Path, sanitizer: str | None, library: Path | None) -> Path:
     build_fake(folder)
     link = [f"-L{folder}", "-lcuda", "-lpthread"]
     if sanitizer:
         flags = (f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all")
-        library = build_shim(ROOT, folder / "libweft_shim.so", flags)
-        link = [*flags, "-rdynamic", str(library), *link, *LINK, f"-Wl,-rpath,{folder}"]
+        library = library or build_shim(ROOT, folder / "libweft_shim.so", flags)
+        link = [*flags, "-rdynamic", str(library), *link, *LINK, f"-Wl,-rpath,{library.parent}"]
     program = folder / "soak"
     subprocess.run([*CC, str(TESTS / "soak.c"), "-o", str(program), *link], check=True)
     return program
 
 
-def soak(launches: int, threads: int, sanitizer: str | None) -> dict[str, Any]:
-    """One run, as a row; `clean` where everything is as it must be."""
+def soak(launches: int, threads: int, sanitizer: str | None, library: Path | None = None) -> dict[str, Any]:
+    """One run, as a row; `clean` where everything is as it must be. `library`: a shim with that sanitizer."""
     with tempfile.TemporaryDirectory() as name:
-        program = build(Path(name), sanitizer)
+        program = build(Path(name), sanitizer, library)
         start = time.monotonic()
         with Job(POLICIES[0]) as job:
             env = job.environment({**os.environ, "LD_LIBRARY_PATH": name})

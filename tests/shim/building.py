@@ -11,6 +11,10 @@ CSRC = ROOT / "src/weft/shim/csrc"
 WARNINGS = ("-std=gnu11", "-Wall", "-Wextra", "-Werror")
 
 
+def sanitizer_flags(sanitizer: str) -> tuple[str, ...]:
+    return (f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all")
+
+
 def compile_c(output: Path, *arguments: str) -> Path:
     """Compile with the shim's headers in reach; any warning fails the test."""
     subprocess.run(["cc", *WARNINGS, "-O2", "-g", f"-I{CSRC}", "-o", str(output), *arguments], check=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from building import HERE, ROOT, compile_c
+from building import HERE, ROOT, compile_c, sanitizer_flags
 from hatch_build import LINK, build_shim
 
 from weft.policy import Policy
@@ -38,21 +39,37 @@ def fake_driver(tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def sanitized_shim(tmp_path_factory):
+    """The shim with a sanitizer, compiled once for all tests, also if several processes run them: it takes a while."""
+    folder = tmp_path_factory.getbasetemp()
+    shared = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+
+    def library(sanitizer: str) -> Path:
+        made = shared / f"sanitized-{sanitizer.replace(',', '-')}" / "libweft_shim.so"  # no comma: -Wl splits there
+        made.parent.mkdir(exist_ok=True)
+        with (made.parent / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not made.exists():
+                flags = sanitizer_flags(sanitizer)
+                probe = made.parent / "probe.c"
+                probe.write_text("int main(void) { return 0; }")
+                probed = ["cc", *flags, str(probe), "-o", str(probe.with_suffix(""))]
+                if subprocess.run(probed, capture_output=True, check=False).returncode:
+                    pytest.skip("this compiler has no such sanitizer")
+                build_shim(ROOT, made, flags)
+        return made
+
+    return library
+
+
 @pytest.fixture(scope="session", params=["address,undefined", "thread"])
-def sanitized(request, tmp_path_factory):
+def sanitized(request, sanitized_shim):
     """Compiles a program with a sanitizer, and links it to a sanitized shim: they need to be in one executable."""
-    folder = tmp_path_factory.mktemp("sanitized")
-    flags = (f"-fsanitize={request.param}", "-fno-sanitize-recover=all")
-    probe = folder / "probe.c"
-    probe.write_text("int main(void) { return 0; }")
-    probed = ["cc", *flags, str(probe), "-o", str(folder / "probe")]
-    if subprocess.run(probed, capture_output=True, check=False).returncode:
-        pytest.skip("this compiler has no such sanitizer")
-    library = build_shim(ROOT, folder / "libweft_shim.so", flags)
-    assert library is not None
+    flags, library = sanitizer_flags(request.param), sanitized_shim(request.param)
 
     def build(output: Path, *arguments: str) -> Path:
-        linked = (str(library), *LINK, f"-Wl,-rpath,{folder}")
+        linked = (str(library), *LINK, f"-Wl,-rpath,{library.parent}")
         return compile_c(output, *flags, "-rdynamic", arguments[0], *linked[:1], *arguments[1:], *linked[1:])
 
     return build

@@ -216,11 +216,12 @@ def test_where_no_file_can_be_written_only_the_counters_are_lost(hammer, environ
 
 
 @pytest.mark.parametrize("sanitizer", [None, "address,undefined", "thread"])
-def test_a_short_soak_counts_every_launch(sanitizer):
+def test_a_short_soak_counts_every_launch(sanitizer, sanitized_shim):
     """Many threads, changing policies, modules that go, forked children; benchmarks/shim_soak.py has the long one."""
     sys.path.insert(0, str(ROOT / "benchmarks"))
     from shim_soak import soak
 
-    row = soak(160_000 if sanitizer else 1_600_000, 16, sanitizer)
+    library = sanitized_shim(sanitizer) if sanitizer else None
+    row = soak(160_000 if sanitizer else 1_600_000, 16, sanitizer, library)
     assert row["clean"], row
     assert row["counted"] == row["launches"] > 0
