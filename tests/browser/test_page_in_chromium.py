@@ -305,8 +305,17 @@ def test_dark_and_light_follow_the_system_and_the_button(show: Opener) -> None:
 
 @pytest.mark.parametrize("width", [1280, 768, 390])
 def test_no_page_is_wider_than_the_window(show: Opener, width: int) -> None:
-    line = small_timeline()
-    for html in (analysis(2), bench_page(bench_document()), tune_page(tuned_workload(), line, line)):
+    line, bench = small_timeline(), bench_document()
+    long_names = analysis_document([line])
+    long_names["advice"][0] |= dict.fromkeys(("title", "detail"), "elementwise_kernel<" + "Functor" * 80)
+    bench["suite"] = bench["rows"][0]["workload"] = "w" * 600
+    pages = (
+        analysis(2),
+        analysis_page(long_names, [line]),
+        bench_page(bench),
+        tune_page(tuned_workload(), line, line),
+    )
+    for html in pages:
         page = show(html, width=width)
         assert page.run("document.documentElement.scrollWidth") <= width
 
