@@ -46,7 +46,9 @@ def sanitized_shim(tmp_path_factory):
     shared = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
 
     def library(sanitizer: str) -> Path:
-        made = shared / f"sanitized-{sanitizer.replace(',', '-')}" / "libweft_shim.so"  # no comma: -Wl splits there
+        made = (
+            shared / f"sanitized-{sanitizer.replace(',', '-')}" / "libweft_shim.so"
+        )  # no comma: -Wl splits there
         made.parent.mkdir(exist_ok=True)
         with (made.parent / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
