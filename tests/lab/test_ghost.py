@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
+from datetime import timedelta
 
 import pytest
 
@@ -110,9 +111,45 @@ def test_uneven_all_to_all_and_objects():
         dist.group.WORLD.all_to_all_single(out, numbers(6), [1, 1, 1], None)
 
 
-def test_unsupported_reductions_are_rejected_by_name():
-    with pytest.raises(UsageError, match="use SUM, AVG"):
-        dist.all_reduce(torch.ones(3, dtype=torch.int32), op=dist.ReduceOp.BAND)
+def test_reductions_with_a_factor_and_of_bits():
+    dist.all_reduce(x := numbers(4), op=dist._make_nccl_premul_sum(0.5))
+    assert torch.equal(x, numbers(4) * R / 2)
+    dist.reduce_scatter_tensor(
+        part := torch.empty(2), numbers(2 * R), op=dist._make_nccl_premul_sum(torch.tensor([2.0]))
+    )
+    assert torch.equal(part, numbers(2) * R * 2)
+    pair = ghost.GhostGroup(0, 2, ghost.GhostOptions())
+    for op, three, two in (("BAND", 5, 5), ("BOR", 5, 5), ("BXOR", 5, 0)):
+        dist.all_reduce(bits := torch.tensor([5]), op=getattr(dist.ReduceOp, op))
+        pair.allreduce(even := torch.tensor([5]), getattr(dist.ReduceOp, op))
+        assert (bits.item(), even.item()) == (three, two)
+    zeros = ghost.GhostGroup(0, R, ghost.GhostOptions(mirror=False))
+    with pytest.raises(UsageError, match="bitwise"):
+        zeros.allreduce([torch.tensor([5])], dist.ReduceOp.BAND)
+
+
+def test_works_wait_with_a_limit_and_futures_have_the_lists_of_a_gather():
+    work = dist.all_gather([torch.empty(2) for _ in range(R)], numbers(2), async_op=True)
+    work.wait(timedelta(seconds=60))
+    assert torch.equal(work.get_future().value()[0][R - 1], numbers(2))
+    dist.all_gather_coalesced(
+        parts := [[torch.empty(2), torch.empty(3)] for _ in range(R)], [numbers(2), numbers(3)]
+    )
+    assert torch.equal(parts[R - 1][1], numbers(3))
+
+
+def test_methods_of_a_group_take_tensors_without_lists():
+    group = dist.group.WORLD
+    group.allreduce(x := numbers(2)).wait()
+    assert torch.equal(x, numbers(2) * R)
+    group.reduce(x := numbers(2), 0, dist.ReduceOp.MAX).wait()
+    group.broadcast(x, 1).wait()
+    group.allgather(parts := [torch.empty(2) for _ in range(R)], x).wait()
+    group.reduce_scatter(out := torch.empty(2), parts).wait()
+    group.gather([parts], [out]).wait()
+    group.scatter(x, parts, 0).wait()
+    assert torch.equal(x, numbers(2) * R)
+    assert group._get_sequence_number_for_group() == 7
 
 
 def test_without_mirror_ghosts_contribute_zeros():
@@ -222,6 +259,13 @@ def test_an_unmodified_script(tmp_path):
     assert first == "['--lr', '1'] 4 [4.0, 4.0, 4.0] dgx-h100", done.stderr
     assert second == "[[2.0, 2.0], [2.0, 2.0], [2.0, 2.0]]"
     assert third == "4"
+    for program, words in (
+        (["torchrun", "train.py"], "give the script itself"),
+        (["-m", "no.such.module"], "no such module"),
+        ([str(tmp_path / "absent.py")], "no such file"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            ghost.run_script(["--ranks", "4", *program])
     bad = subprocess.run(
         [*command[:3], "--rank", "2"], capture_output=True, text=True, timeout=60, check=False
     )

@@ -11,7 +11,16 @@ import torch.distributed as dist
 from torch._compile import _disable_dynamo
 
 from weft.comm.ghost_lane import GhostOptions, Lane, make_ghost_lane, on_stream
-from weft.comm.ghost_tensors import ReceivedFrom, finished, flat_view, reduction_name, split_rows
+from weft.comm.ghost_tensors import (
+    ReceivedFrom,
+    finished,
+    flat_view,
+    in_list,
+    in_lists,
+    reduction,
+    root_rank,
+    split_rows,
+)
 from weft.comm.node import load_node
 from weft.comm.paced import sums_type
 from weft.errors import UsageError
@@ -38,6 +47,7 @@ class GhostGroup(dist.ProcessGroup):  # type: ignore[misc,unused-ignore]
         super().__init__(rank, size)
         self._own, self._count, self._options = rank, size, options
         self._name: Any = None
+        self._issued = 0
         self._make_lane, self._lanes = make_lane, dict[Any, Lane]()
         self._pairs: list[tuple[Callable[[Lane], None], Sequence[Any]]] | None = None
 
@@ -75,12 +85,15 @@ class GhostGroup(dist.ProcessGroup):  # type: ignore[misc,unused-ignore]
         """torch removes the name next, and reads it once more after that."""
         self._name = dist.distributed_c10d._world.pg_names.get(self)
 
+    def _get_sequence_number_for_group(self) -> int:
+        return self._issued
+
     @property
     def pg_name(self) -> Any:
         return self.group_name
 
-    def allreduce(self, tensors: Sequence[Any], opts: Any = None) -> Any:
-        op = reduction_name(opts.reduceOp if opts is not None else dist.ReduceOp.SUM)
+    def allreduce(self, tensors: Any, opts: Any = None) -> Any:
+        tensors, (op, factor) = in_list(tensors), reduction(opts)
 
         def issue(lane: Lane) -> None:
             for tensor in tensors:
@@ -88,22 +101,23 @@ class GhostGroup(dist.ProcessGroup):  # type: ignore[misc,unused-ignore]
                 others = self._ghost_input(lane, flat)
                 send = self._mine(flat, lambda rank: others)  # noqa: B023 (called at once)
                 recv = self._mine(flat, lambda rank: lane.scratch(rank, flat, flat.numel()))  # noqa: B023
-                lane.ranks.all_reduce(send, recv, lane.streams, op)
-                self._complete_reduction(lane, flat, op)
+                self._reduce(lane, "all_reduce", send, recv, op)
+                self._complete_reduction(lane, flat, op, factor)
 
         return self._run(issue, tensors)
 
     def allreduce_coalesced(self, tensors: Sequence[Any], opts: Any = None) -> Any:
         return self.allreduce(tensors, opts)
 
-    def reduce(self, tensors: Sequence[Any], opts: Any = None) -> Any:
-        if opts is None or opts.rootRank == self._own:
-            return self.allreduce(tensors, opts)
-        copies = [tensor.clone() for tensor in tensors]  # only the root's tensor changes
-        return self.allreduce(copies, opts)
+    def reduce(self, tensors: Any, opts: Any = None, op: Any = None) -> Any:
+        root, how = root_rank(opts), op if isinstance(opts, int) else opts
+        if root == self._own:
+            return self.allreduce(tensors, how)
+        copies = [tensor.clone() for tensor in in_list(tensors)]  # only the root's tensor changes
+        return self.allreduce(copies, how)
 
-    def broadcast(self, tensors: Sequence[Any], opts: Any = None) -> Any:
-        root = opts.rootRank if opts is not None else 0
+    def broadcast(self, tensors: Any, opts: Any = None) -> Any:
+        tensors, root = in_list(tensors), root_rank(opts)
 
         def issue(lane: Lane) -> None:
             for tensor in tensors:
@@ -125,7 +139,9 @@ class GhostGroup(dist.ProcessGroup):  # type: ignore[misc,unused-ignore]
 
         return self._run(issue, [output], [given])
 
-    def allgather(self, outputs: Sequence[Sequence[Any]], inputs: Sequence[Any], opts: Any = None) -> Any:
+    def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
+        outputs, inputs = in_lists(outputs), in_list(inputs)
+
         def issue(lane: Lane) -> None:
             for parts, given in zip(outputs, inputs, strict=True):
                 flat = flat_view(given)
@@ -137,10 +153,17 @@ class GhostGroup(dist.ProcessGroup):  # type: ignore[misc,unused-ignore]
                     for part, piece in zip(parts, whole.chunk(self._count), strict=True):
                         part.copy_(piece.view(part.shape))
 
-        return self._run(issue, [part for parts in outputs for part in parts], inputs)
+        parts = [part for parts in outputs for part in parts]
+        return self._run(issue, parts, inputs, [list(one) for one in outputs])
+
+    def allgather_coalesced(
+        self, outputs: Sequence[Sequence[Any]], inputs: Sequence[Any], opts: Any = None
+    ) -> Any:
+        """`outputs`: for each rank, one tensor for each input."""
+        return self.allgather([list(parts) for parts in zip(*outputs, strict=True)], inputs, opts)
 
     def reduce_scatter_single(self, output: Any, given: Any, opts: Any = None) -> Any:
-        op = reduction_name(opts.reduceOp if opts is not None else dist.ReduceOp.SUM)
+        op, factor = reduction(opts)
 
         def issue(lane: Lane) -> None:
             part, whole = flat_view(output), flat_view(given)
@@ -148,17 +171,15 @@ class GhostGroup(dist.ProcessGroup):  # type: ignore[misc,unused-ignore]
             others = self._ghost_input(lane, whole) if shared else self._ghost_view(lane, whole)
             send = self._mine(whole, lambda rank: others)
             recv = self._mine(part, lambda rank: lane.scratch(rank, part, part.numel()))
-            lane.ranks.reduce_scatter(send, recv, lane.streams, op)
-            self._complete_reduction(lane, part, op)
+            self._reduce(lane, "reduce_scatter", send, recv, op)
+            self._complete_reduction(lane, part, op, factor)
 
         return self._run(issue, [output], [given])
 
-    def reduce_scatter(
-        self, outputs: Sequence[Any], inputs: Sequence[Sequence[Any]], opts: Any = None
-    ) -> Any:
+    def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
         works = [
             self.reduce_scatter_single(output, torch.cat([part.reshape(-1) for part in parts]), opts)
-            for output, parts in zip(outputs, inputs, strict=True)
+            for output, parts in zip(in_list(outputs), in_lists(inputs), strict=True)
         ]
         return works[-1]
 
@@ -211,8 +232,8 @@ class GhostGroup(dist.ProcessGroup):  # type: ignore[misc,unused-ignore]
 
         return self._run(issue, outputs, [*inputs, *keep])
 
-    def scatter(self, outputs: Sequence[Any], inputs: Sequence[Sequence[Any]], opts: Any = None) -> Any:
-        root = opts.rootRank if opts is not None else 0
+    def scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
+        outputs, inputs, root = in_list(outputs), in_lists(inputs), root_rank(opts)
 
         def issue(lane: Lane) -> None:
             out = flat_view(outputs[0])
@@ -228,8 +249,8 @@ class GhostGroup(dist.ProcessGroup):  # type: ignore[misc,unused-ignore]
 
         return self._run(issue, outputs, inputs[0] if inputs else [])
 
-    def gather(self, outputs: Sequence[Sequence[Any]], inputs: Sequence[Any], opts: Any = None) -> Any:
-        root = opts.rootRank if opts is not None else 0
+    def gather(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
+        outputs, inputs, root = in_lists(outputs), in_list(inputs), root_rank(opts)
 
         def issue(lane: Lane) -> None:
             given = flat_view(inputs[0])
@@ -240,16 +261,20 @@ class GhostGroup(dist.ProcessGroup):  # type: ignore[misc,unused-ignore]
             moves = [(rank, given, root, flat_view(part)) for rank, part in enumerate(outputs[0])]
             lane.ranks.exchange(moves, lane.streams)
 
-        return self._run(issue, outputs[0] if outputs else [], inputs)
+        return self._run(issue, outputs[0] if outputs else [], inputs, [list(one) for one in outputs])
 
-    def send(self, tensors: Sequence[Any], peer: int, tag: int = 0) -> Any:
+    def send(self, tensors: Any, peer: int, tag: int = 0) -> Any:
+        tensors = in_list(tensors)
+
         def issue(lane: Lane) -> None:
             moves = [(self._own, flat_view(t), peer, lane.scratch(peer, t, t.numel())) for t in tensors]
             lane.ranks.exchange(moves, lane.streams)
 
         return self._run_pair(issue, tensors)
 
-    def recv(self, tensors: Sequence[Any], peer: int, tag: int = 0) -> Any:
+    def recv(self, tensors: Any, peer: int, tag: int = 0) -> Any:
+        tensors = in_list(tensors)
+
         def issue(lane: Lane) -> None:
             moves = [
                 (peer, lane.scratch(peer, t, t.numel(), "send"), self._own, flat_view(t)) for t in tensors
@@ -328,12 +353,26 @@ class GhostGroup(dist.ProcessGroup):  # type: ignore[misc,unused-ignore]
         """Ghost input where the operation overwrites rank 0's input: a copy of it, or zeros."""
         return self._copy(lane, flat) if self._options.mirror else self._ghost_view(lane, flat)
 
-    def _complete_reduction(self, lane: Lane, out: Any, op: str) -> None:
-        """Compute what a paced kernel cannot: sums of types that it cannot add, and multiplication."""
-        if lane.own is None or not (op == "product" or (op == "sum" and not sums_type(out.dtype))):
-            return
+    def _reduce(self, lane: Lane, kind: str, send: Any, recv: Any, op: str) -> None:
+        """Bitwise reductions of equal data give that data, as `max` does; `_complete_reduction` does the XOR."""
+        bitwise = op in ("band", "bor", "bxor")
+        if bitwise and lane.streams:
+            raise UsageError(f"NCCL has no bitwise reduction {op.upper()}; use SUM, AVG, MAX, MIN or PRODUCT")
+        if bitwise and not self._options.mirror:
+            raise UsageError("bitwise reductions need ghosts with rank 0's data: leave WEFT_GHOST_MIRROR out")
+        getattr(lane.ranks, kind)(send, recv, lane.streams, "max" if bitwise else op)
+
+    def _complete_reduction(self, lane: Lane, out: Any, op: str, factor: Any = None) -> None:
+        """Compute what the collective did not: factors, XOR, and what a paced kernel cannot reduce."""
         with on_stream(lane.streams[self._own] if lane.streams else None):
-            out.pow_(self._count) if op == "product" else out.mul_(self._count)
+            if factor is not None:
+                out.mul_(factor * self._count)
+            elif op == "bxor" and self._count % 2 == 0:
+                out.zero_()
+            elif lane.own is not None and op == "product":
+                out.pow_(self._count)
+            elif lane.own is not None and op == "sum" and not sums_type(out.dtype):
+                out.mul_(self._count)
 
     def _copy(self, lane: Lane, flat: Any) -> Any:
         if lane.own is not None:
@@ -346,15 +385,26 @@ class GhostGroup(dist.ProcessGroup):  # type: ignore[misc,unused-ignore]
                 stream.wait_stream(lane.streams[self._own])
         return into
 
-    def _run(self, issue: Callable[[Lane], None], outputs: Sequence[Any], inputs: Sequence[Any] = ()) -> Any:
-        """Issue on the group's streams, after the work of the caller's stream; returns a torch Work."""
+    def _run(
+        self,
+        issue: Callable[[Lane], None],
+        outputs: Sequence[Any],
+        inputs: Sequence[Any] = (),
+        result: list[Any] | None = None,
+    ) -> Any:
+        """Issue on the group's streams, after the work of the caller's stream; returns a torch Work.
+
+        `result`: the value of its future, if that is not the outputs.
+        """
+        self._issued += 1
+        value = list(outputs) if result is None else result
         device = (outputs or inputs)[0].device
         if device not in self._lanes:
             self._lanes[device] = self._make_lane(device, self._count, self._own, self._options)
         lane = self._lanes[device]
         if not lane.streams:
             issue(lane)
-            return finished(list(outputs))
+            return finished(value)
         main = lane.streams[self._own]
         for stream in lane.distinct:
             stream.wait_stream(torch.cuda.current_stream(device))
@@ -365,7 +415,7 @@ class GhostGroup(dist.ProcessGroup):  # type: ignore[misc,unused-ignore]
         for tensor in (*outputs, *inputs):
             tensor.record_stream(main)
         with torch.cuda.stream(main):
-            return finished(list(outputs), device)
+            return finished(value, device)
 
 
 # torch calls these from C++, also from a compiled forward pass; torch.compile must not trace into them.

@@ -39,18 +39,46 @@ def finished(result: list[Any], device: Any = None) -> Any:
     return _create_work_from_future(future)
 
 
-def reduction_name(op: Any) -> str:
-    """weft's name of a torch ReduceOp; raises UsageError for those that ghosts do not have."""
-    for name, known in (
-        ("sum", "SUM"),
-        ("avg", "AVG"),
-        ("max", "MAX"),
-        ("min", "MIN"),
-        ("product", "PRODUCT"),
-    ):
+_NAMES = {
+    "SUM": "sum",
+    "AVG": "avg",
+    "MAX": "max",
+    "MIN": "min",
+    "PRODUCT": "product",
+    "BAND": "band",
+    "BOR": "bor",
+    "BXOR": "bxor",
+}
+
+
+def reduction(opts: Any) -> tuple[str, Any]:
+    """weft's name of a torch ReduceOp or of the one in a call's options, and the factor of a PREMUL_SUM.
+
+    Each rank multiplies its data by that factor. The mean, times ranks and factor, is the same and cannot
+    overflow; so its name is `avg`. The factor is None for all others.
+    """
+    op = getattr(opts, "reduceOp", dist.ReduceOp.SUM if opts is None else opts)
+    for known, name in _NAMES.items():
         if op == getattr(dist.ReduceOp, known):
-            return name
-    raise UsageError(f"the ghost backend has no reduction {op}; use SUM, AVG, MAX, MIN or PRODUCT")
+            return name, None
+    if op == dist.ReduceOp.PREMUL_SUM:
+        return "avg", op.__getstate__()[1]
+    raise UsageError(f"the ghost backend has no reduction {op}; use {', '.join(_NAMES)} or PREMUL_SUM")
+
+
+def root_rank(opts: Any) -> int:
+    """The root in the options of a call, or given as a number."""
+    return int(getattr(opts, "rootRank", opts or 0))
+
+
+def in_list(tensors: Any) -> Sequence[Any]:
+    """A process group's methods take lists, or one tensor."""
+    return [tensors] if torch.is_tensor(tensors) else tensors
+
+
+def in_lists(tensors: Any) -> Sequence[Sequence[Any]]:
+    """They take a list of lists, or one list."""
+    return [tensors] if tensors and torch.is_tensor(tensors[0]) else tensors
 
 
 def flat_view(tensor: Any) -> Any:
