@@ -33,6 +33,7 @@ from weft.comm.ghost_lane import GhostOptions
 from weft.comm.ghost_processes import LAUNCHER_MODULES, LAUNCHERS
 from weft.comm.ghost_world import make_world_of_ghosts
 from weft.comm.node import NODE_VARIABLE, load_node
+from weft.comm.node_file import MAX_NODE_RANKS
 from weft.comm.paced import LATE_VARIABLE, STAGE_VARIABLE, Lateness, parse_stage
 from weft.errors import InputError, UsageError
 
@@ -81,17 +82,18 @@ def run_script(arguments: Sequence[str]) -> None:
     import runpy
 
     options, rest = _options(arguments)
-    ranks, local = options.get("--ranks", ""), None
+    ranks, local = options.get("--ranks"), None
     chosen: dict[str, str] = {}
-    if not rest or not (ranks.isdecimal() if ranks else "--node" in options):
+    if not rest or not options.keys() & {"--ranks", "--node"}:
         raise UsageError(USAGE)
+    if ranks is not None and not (ranks.isdecimal() and 2 <= int(ranks) <= MAX_NODE_RANKS):
+        raise UsageError(f"--ranks {ranks} is not valid; use 2 to {MAX_NODE_RANKS}")
     if "--node" in options:
         node = load_node(options["--node"])
         ranks = ranks or str(node.ranks)
         local = min(int(ranks), node.domain)
         chosen[NODE_VARIABLE] = options["--node"]
-    if int(ranks) < 2:
-        raise UsageError(f"--ranks {ranks} is not valid; use 2 or more")
+    count = int(ranks or 2)
     for option, variable, check in (
         ("--late", LATE_VARIABLE, Lateness.parse),
         ("--stage", STAGE_VARIABLE, parse_stage),
@@ -104,7 +106,7 @@ def run_script(arguments: Sequence[str]) -> None:
     module = rest[1] if rest[0] == "-m" else None
     _check_program(rest[0] if module is None else module, module is not None)
     os.environ.update(chosen)
-    impersonate(int(ranks), local)
+    impersonate(count, local)
     if module is not None:
         sys.argv = rest[1:]
         sys.path[0] = os.getcwd()  # noqa: PTH109 (as python does)
@@ -120,6 +122,8 @@ def _check_program(name: str, is_module: bool) -> None:
         raise UsageError(f"{name} starts other processes, which are not ghost ranks; give the script itself")
     if not is_module and not Path(name).exists():
         raise UsageError(f"cannot run {name}: no such file")
+    if not is_module and Path(name).is_dir() and not (Path(name) / "__main__.py").exists():
+        raise UsageError(f"cannot run {name}: a folder without __main__.py")
     if is_module and not _has_module(name):
         raise UsageError(f"cannot run -m {name}: no such module")
 
@@ -135,13 +139,13 @@ def _has_module(name: str) -> bool:
 
 
 def _options(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """The options before the script, and the script with its arguments."""
+    """The options before the script, as `--ranks 8` or `--ranks=8`, and the script with its arguments."""
     found, rest = dict[str, str](), list(arguments)
-    while rest and rest[0] in ("--ranks", "--node", "--late", "--stage"):
-        if len(rest) < 2:
+    while rest and (word := rest[0].partition("="))[0] in ("--ranks", "--node", "--late", "--stage"):
+        if not word[1] and len(rest) < 2:
             raise UsageError(USAGE)
-        found[rest[0]] = rest[1]
-        rest = rest[2:]
+        found[word[0]] = word[2] if word[1] else rest[1]
+        rest = rest[1 if word[1] else 2 :]
     missing = rest[:1] == ["-m"] and len(rest) < 2
     return found, [] if missing or (rest and rest[0].startswith("-") and rest[0] != "-m") else rest
 

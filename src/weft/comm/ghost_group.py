@@ -354,7 +354,7 @@ class GhostGroup(dist.ProcessGroup):  # type: ignore[misc,unused-ignore]
         return self._copy(lane, flat) if self._options.mirror else self._ghost_view(lane, flat)
 
     def _reduce(self, lane: Lane, kind: str, send: Any, recv: Any, op: str) -> None:
-        """Bitwise reductions of equal data give that data, as `max` does; `_complete_reduction` does the XOR."""
+        """Bitwise reductions of equal data give that data, as `max` does; the caller completes an XOR."""
         bitwise = op in ("band", "bor", "bxor")
         if bitwise and lane.streams:
             raise UsageError(f"NCCL has no bitwise reduction {op.upper()}; use SUM, AVG, MAX, MIN or PRODUCT")

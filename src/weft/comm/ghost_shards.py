@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from weft.comm.ghost_group import GhostGroup
+from weft.errors import UsageError
 
 _log = logging.getLogger("weft.comm")
 
@@ -69,6 +70,32 @@ def _state_like(known: Any, values: dict[str, Any], parameter: Any) -> dict[str,
         return deepcopy(value)
 
     return {key: one(value) for key, value in values.items()}
+
+
+def explain_missing_state(utils: ModuleType) -> None:
+    """FSDP1 with `use_orig_params` asks every rank for the state of its parameters; ghosts have none."""
+    real = utils._optim_state_dict
+
+    @wraps(real)
+    def collect(*args: Any, **options: Any) -> Any:
+        try:
+            return real(*args, **options)
+        except RuntimeError as error:
+            if "is not in the optimizer state" not in str(error):
+                raise
+            raise UsageError(
+                f"FSDP1's optimizer state of {str(error).split()[0]} is on another rank, and ghost ranks "
+                "have none; save the model only, or use fully_shard"
+            ) from error
+
+    utils._optim_state_dict = collect  # type: ignore[attr-defined]
+
+
+def save_in_a_thread(saver: ModuleType) -> None:
+    """Asynchronous checkpoints by another process: it would wait for the other ranks' processes."""
+    saver._ProcessBasedAsyncCheckpointExecutor = (  # type: ignore[attr-defined]
+        saver._ThreadBasedAsyncCheckpointExecutor
+    )
 
 
 def lay_out_ghost_shards(api: ModuleType) -> None:

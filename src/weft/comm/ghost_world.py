@@ -23,7 +23,12 @@ from weft.comm.ghost_group import BACKEND, GhostGroup
 from weft.comm.ghost_lane import GhostOptions
 from weft.comm.ghost_objects import GhostObjects
 from weft.comm.ghost_processes import make_stores_wait_for_nobody, reject_rpc, run_first_rank_here
-from weft.comm.ghost_shards import consolidate_with_ghosts, lay_out_ghost_shards
+from weft.comm.ghost_shards import (
+    consolidate_with_ghosts,
+    explain_missing_state,
+    lay_out_ghost_shards,
+    save_in_a_thread,
+)
 
 _log = logging.getLogger("weft.comm")
 _PLANNER = "torch.distributed.checkpoint.default_planner"
@@ -76,6 +81,8 @@ def make_world_of_ghosts(ranks: int, local_ranks: int | None = None) -> None:
             "torch.distributed.rpc": reject_rpc,
             "torch.distributed.optim.zero_redundancy_optimizer": consolidate_with_ghosts,
             "torch.distributed._shard.sharded_tensor.api": lay_out_ghost_shards,
+            "torch.distributed.fsdp._optim_utils": explain_missing_state,
+            "torch.distributed.checkpoint.state_dict_saver": save_in_a_thread,
         }
     ).install()
 
