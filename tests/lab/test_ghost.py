@@ -128,6 +128,23 @@ def test_reductions_with_a_factor_and_of_bits():
         zeros.allreduce([torch.tensor([5])], dist.ReduceOp.BAND)
 
 
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: dist.send(numbers(2), 99), "rank 99 is not in this group"),
+        (lambda: dist.broadcast(numbers(2), 99), "rank 99 is not in this group"),
+        (lambda: dist.gather(numbers(2), [torch.empty(2)] * 2), "2 tensors for 3 ranks"),
+        (lambda: dist.all_gather([torch.empty(2)] * 2, numbers(2)), "2 tensors for 3 ranks"),
+        (lambda: dist.reduce_scatter(torch.empty(2), [numbers(2)] * 4), "4 tensors for 3 ranks"),
+        (lambda: dist.all_reduce(numbers(2).to_sparse()), "dense tensors"),
+    ],
+    ids=["peer", "root", "gather", "all-gather", "reduce-scatter", "sparse"],
+)
+def test_impossible_calls_are_rejected_in_one_line(call, words):
+    with pytest.raises(UsageError, match=words):
+        call()
+
+
 def test_works_wait_with_a_limit_and_futures_have_the_lists_of_a_gather():
     work = dist.all_gather([torch.empty(2) for _ in range(R)], numbers(2), async_op=True)
     work.wait(timedelta(seconds=60))
@@ -221,7 +238,13 @@ def test_options_of_a_node_are_checked(monkeypatch, tmp_path):
         (["--late", "5", str(script)], "usage"),
         (["--ranks", "2", "--late", "5", str(script)], "add --node"),
         (["--node", "no-such-node", str(script)], "no-such-node"),
-        (["--node", "dgx-h100", "--ranks", "1", str(script)], "--ranks 1 is not valid; use 2 or more"),
+        (["--node", "dgx-h100", "--ranks", "1", str(script)], "--ranks 1 is not valid; use 2 to 4096"),
+        (["--ranks=5000", str(script)], "--ranks 5000 is not valid"),
+        (["--ranks=2", "--node=", str(script)], "no node named ''"),
+        (["--ranks", "4", "torchrun", str(script)], "give the script itself"),
+        (["--ranks", "4", "-m", "no.such.module"], "no such module"),
+        (["--ranks", "4", str(tmp_path / "absent.py")], "no such file"),
+        (["--ranks", "4", str(tmp_path)], "a folder without"),
         (["--node", "dgx-h100", "--stage", "soon", str(script)], "use microseconds"),
         (["--node", "dgx-h100", "--late", "1,2,3", str(script)], "US,SIGMA"),
         (["--node", "dgx-h100"], "usage"),
@@ -232,6 +255,10 @@ def test_options_of_a_node_are_checked(monkeypatch, tmp_path):
         ghost.GhostOptions(mirror=False, node="dgx-h100")
     monkeypatch.setenv("WEFT_NODE", "dgx-h100")
     assert ghost.GhostOptions.from_environment().max_ctas is None
+    for ctas in ("many", "0", "-4"):
+        monkeypatch.setenv("WEFT_GHOST_CTAS", ctas)
+        with pytest.raises(UsageError, match="WEFT_GHOST_CTAS"):
+            ghost.GhostOptions.from_environment()
 
 
 def test_an_unmodified_script(tmp_path):
@@ -259,13 +286,6 @@ def test_an_unmodified_script(tmp_path):
     assert first == "['--lr', '1'] 4 [4.0, 4.0, 4.0] dgx-h100", done.stderr
     assert second == "[[2.0, 2.0], [2.0, 2.0], [2.0, 2.0]]"
     assert third == "4"
-    for program, words in (
-        (["torchrun", "train.py"], "give the script itself"),
-        (["-m", "no.such.module"], "no such module"),
-        ([str(tmp_path / "absent.py")], "no such file"),
-    ):
-        with pytest.raises(UsageError, match=words):
-            ghost.run_script(["--ranks", "4", *program])
     bad = subprocess.run(
         [*command[:3], "--rank", "2"], capture_output=True, text=True, timeout=60, check=False
     )

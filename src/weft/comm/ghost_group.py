@@ -13,6 +13,8 @@ from torch._compile import _disable_dynamo
 from weft.comm.ghost_lane import GhostOptions, Lane, make_ghost_lane, on_stream
 from weft.comm.ghost_tensors import (
     ReceivedFrom,
+    checked_parts,
+    checked_rank,
     finished,
     flat_view,
     in_list,
@@ -110,14 +112,14 @@ class GhostGroup(dist.ProcessGroup):  # type: ignore[misc,unused-ignore]
         return self.allreduce(tensors, opts)
 
     def reduce(self, tensors: Any, opts: Any = None, op: Any = None) -> Any:
-        root, how = root_rank(opts), op if isinstance(opts, int) else opts
+        root, how = checked_rank(root_rank(opts), self._count), op if isinstance(opts, int) else opts
         if root == self._own:
             return self.allreduce(tensors, how)
         copies = [tensor.clone() for tensor in in_list(tensors)]  # only the root's tensor changes
         return self.allreduce(copies, how)
 
     def broadcast(self, tensors: Any, opts: Any = None) -> Any:
-        tensors, root = in_list(tensors), root_rank(opts)
+        tensors, root = in_list(tensors), checked_rank(root_rank(opts), self._count)
 
         def issue(lane: Lane) -> None:
             for tensor in tensors:
@@ -141,6 +143,8 @@ class GhostGroup(dist.ProcessGroup):  # type: ignore[misc,unused-ignore]
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
         outputs, inputs = in_lists(outputs), in_list(inputs)
+        for parts in outputs:
+            checked_parts(parts, self._count)
 
         def issue(lane: Lane) -> None:
             for parts, given in zip(outputs, inputs, strict=True):
@@ -178,7 +182,7 @@ class GhostGroup(dist.ProcessGroup):  # type: ignore[misc,unused-ignore]
 
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
         works = [
-            self.reduce_scatter_single(output, torch.cat([part.reshape(-1) for part in parts]), opts)
+            self.reduce_scatter_single(output, _joined(checked_parts(parts, self._count)), opts)
             for output, parts in zip(in_list(outputs), in_lists(inputs), strict=True)
         ]
         return works[-1]
@@ -209,6 +213,9 @@ class GhostGroup(dist.ProcessGroup):  # type: ignore[misc,unused-ignore]
     def alltoall(
         self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any = None, keep: Sequence[Any] = ()
     ) -> Any:
+        for parts in (outputs, inputs):
+            checked_parts(parts, self._count)
+
         def issue(lane: Lane) -> None:
             moves = [(self._own, flat_view(inputs[self._own]), self._own, flat_view(outputs[self._own]))]
             for ghost in (rank for rank in range(self._count) if rank != self._own):
@@ -233,7 +240,9 @@ class GhostGroup(dist.ProcessGroup):  # type: ignore[misc,unused-ignore]
         return self._run(issue, outputs, [*inputs, *keep])
 
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
-        outputs, inputs, root = in_list(outputs), in_lists(inputs), root_rank(opts)
+        outputs, inputs, root = in_list(outputs), in_lists(inputs), checked_rank(root_rank(opts), self._count)
+        if root == self._own:
+            checked_parts(inputs[0], self._count)
 
         def issue(lane: Lane) -> None:
             out = flat_view(outputs[0])
@@ -250,7 +259,9 @@ class GhostGroup(dist.ProcessGroup):  # type: ignore[misc,unused-ignore]
         return self._run(issue, outputs, inputs[0] if inputs else [])
 
     def gather(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
-        outputs, inputs, root = in_lists(outputs), in_list(inputs), root_rank(opts)
+        outputs, inputs, root = in_lists(outputs), in_list(inputs), checked_rank(root_rank(opts), self._count)
+        if root == self._own:
+            checked_parts(outputs[0], self._count)
 
         def issue(lane: Lane) -> None:
             given = flat_view(inputs[0])
@@ -264,7 +275,7 @@ class GhostGroup(dist.ProcessGroup):  # type: ignore[misc,unused-ignore]
         return self._run(issue, outputs[0] if outputs else [], inputs, [list(one) for one in outputs])
 
     def send(self, tensors: Any, peer: int, tag: int = 0) -> Any:
-        tensors = in_list(tensors)
+        tensors, peer = in_list(tensors), checked_rank(peer, self._count)
 
         def issue(lane: Lane) -> None:
             moves = [(self._own, flat_view(t), peer, lane.scratch(peer, t, t.numel())) for t in tensors]
@@ -273,7 +284,7 @@ class GhostGroup(dist.ProcessGroup):  # type: ignore[misc,unused-ignore]
         return self._run_pair(issue, tensors)
 
     def recv(self, tensors: Any, peer: int, tag: int = 0) -> Any:
-        tensors = in_list(tensors)
+        tensors, peer = in_list(tensors), checked_rank(peer, self._count)
 
         def issue(lane: Lane) -> None:
             moves = [
@@ -364,14 +375,20 @@ class GhostGroup(dist.ProcessGroup):  # type: ignore[misc,unused-ignore]
 
     def _complete_reduction(self, lane: Lane, out: Any, op: str, factor: Any = None) -> None:
         """Compute what the collective did not: factors, XOR, and what a paced kernel cannot reduce."""
+        paced = lane.own is not None
+        powers = paced and op == "product"
+        sums = paced and op == "sum" and not sums_type(out.dtype)
+        clears = op == "bxor" and self._count % 2 == 0
+        if factor is None and not (powers or sums or clears):
+            return
         with on_stream(lane.streams[self._own] if lane.streams else None):
             if factor is not None:
                 out.mul_(factor * self._count)
-            elif op == "bxor" and self._count % 2 == 0:
+            elif clears:
                 out.zero_()
-            elif lane.own is not None and op == "product":
+            elif powers:
                 out.pow_(self._count)
-            elif lane.own is not None and op == "sum" and not sums_type(out.dtype):
+            else:
                 out.mul_(self._count)
 
     def _copy(self, lane: Lane, flat: Any) -> Any:
@@ -416,6 +433,10 @@ class GhostGroup(dist.ProcessGroup):  # type: ignore[misc,unused-ignore]
             tensor.record_stream(main)
         with torch.cuda.stream(main):
             return finished(value, device)
+
+
+def _joined(parts: Sequence[Any]) -> Any:
+    return torch.cat([part.reshape(-1) for part in parts])
 
 
 # torch calls these from C++, also from a compiled forward pass; torch.compile must not trace into them.

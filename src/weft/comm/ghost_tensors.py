@@ -83,12 +83,28 @@ def in_lists(tensors: Any) -> Sequence[Sequence[Any]]:
 
 def flat_view(tensor: Any) -> Any:
     """The elements in the order of memory; as in NCCL, a tensor without gaps need not be contiguous."""
+    if tensor.layout != torch.strided:
+        raise UsageError("the ghost backend takes dense tensors; call .to_dense() first")
     if not tensor.is_contiguous():
         order = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
         tensor = tensor.permute(order)
         if not tensor.is_contiguous():
             raise UsageError("the ghost backend takes tensors without gaps; call .contiguous() first")
     return tensor.detach().view(-1)
+
+
+def checked_rank(rank: int, size: int) -> int:
+    """A root or a peer, which must be a rank of the group."""
+    if not 0 <= rank < size:
+        raise UsageError(f"rank {rank} is not in this group; it has ranks 0 to {size - 1}")
+    return rank
+
+
+def checked_parts(parts: Sequence[Any], size: int) -> Sequence[Any]:
+    """The list of a gather, scatter or all-to-all: one tensor for each rank."""
+    if len(parts) != size:
+        raise UsageError(f"a list of {len(parts)} tensors for {size} ranks; give one for each rank")
+    return parts
 
 
 def split_rows(tensor: Any, sizes: Sequence[int] | None, count: int) -> list[Any]:
