@@ -33,7 +33,7 @@ from weft.comm.ghost_lane import GhostOptions
 from weft.comm.ghost_processes import LAUNCHER_MODULES, LAUNCHERS
 from weft.comm.ghost_world import make_world_of_ghosts
 from weft.comm.node import NODE_VARIABLE, load_node
-from weft.comm.node_file import MAX_NODE_RANKS
+from weft.comm.node_file import MAX_PROFILE_RANKS
 from weft.comm.paced import LATE_VARIABLE, STAGE_VARIABLE, Lateness, parse_stage
 from weft.errors import InputError, UsageError
 
@@ -86,8 +86,8 @@ def run_script(arguments: Sequence[str]) -> None:
     chosen: dict[str, str] = {}
     if not rest or not options.keys() & {"--ranks", "--node"}:
         raise UsageError(USAGE)
-    if ranks is not None and not (ranks.isdecimal() and 2 <= int(ranks) <= MAX_NODE_RANKS):
-        raise UsageError(f"--ranks {ranks} is not valid; use 2 to {MAX_NODE_RANKS}")
+    if ranks is not None and not (ranks.isdecimal() and 2 <= int(ranks) <= MAX_PROFILE_RANKS):
+        raise UsageError(f"--ranks {ranks} is not valid; use 2 to {MAX_PROFILE_RANKS}")
     if "--node" in options:
         node = load_node(options["--node"])
         ranks = ranks or str(node.ranks)

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch._compile import _disable_dynamo
 
 from weft.comm.ghost_lane import GhostOptions, Lane, make_ghost_lane, on_stream
+from weft.comm.ghost_reduce import complete_reduction, reduce_ranks, reduction
 from weft.comm.ghost_tensors import (
     ReceivedFrom,
     checked_parts,
@@ -19,12 +20,10 @@ from weft.comm.ghost_tensors import (
     flat_view,
     in_list,
     in_lists,
-    reduction,
     root_rank,
     split_rows,
 )
 from weft.comm.node import load_node
-from weft.comm.paced import sums_type
 from weft.errors import UsageError
 
 BACKEND = "ghost"
@@ -103,8 +102,8 @@ class GhostGroup(dist.ProcessGroup):  # type: ignore[misc,unused-ignore]
                 others = self._ghost_input(lane, flat)
                 send = self._mine(flat, lambda rank: others)  # noqa: B023 (called at once)
                 recv = self._mine(flat, lambda rank: lane.scratch(rank, flat, flat.numel()))  # noqa: B023
-                self._reduce(lane, "all_reduce", send, recv, op)
-                self._complete_reduction(lane, flat, op, factor)
+                reduce_ranks(lane, "all_reduce", send, recv, op, self._options.mirror)
+                complete_reduction(lane, self._own, self._count, flat, op, factor)
 
         return self._run(issue, tensors)
 
@@ -175,8 +174,8 @@ class GhostGroup(dist.ProcessGroup):  # type: ignore[misc,unused-ignore]
             others = self._ghost_input(lane, whole) if shared else self._ghost_view(lane, whole)
             send = self._mine(whole, lambda rank: others)
             recv = self._mine(part, lambda rank: lane.scratch(rank, part, part.numel()))
-            self._reduce(lane, "reduce_scatter", send, recv, op)
-            self._complete_reduction(lane, part, op, factor)
+            reduce_ranks(lane, "reduce_scatter", send, recv, op, self._options.mirror)
+            complete_reduction(lane, self._own, self._count, part, op, factor)
 
         return self._run(issue, [output], [given])
 
@@ -363,33 +362,6 @@ class GhostGroup(dist.ProcessGroup):  # type: ignore[misc,unused-ignore]
     def _ghost_input(self, lane: Lane, flat: Any) -> Any:
         """Ghost input where the operation overwrites rank 0's input: a copy of it, or zeros."""
         return self._copy(lane, flat) if self._options.mirror else self._ghost_view(lane, flat)
-
-    def _reduce(self, lane: Lane, kind: str, send: Any, recv: Any, op: str) -> None:
-        """Bitwise reductions of equal data give that data, as `max` does; the caller completes an XOR."""
-        bitwise = op in ("band", "bor", "bxor")
-        if bitwise and lane.streams:
-            raise UsageError(f"NCCL has no bitwise reduction {op.upper()}; use SUM, AVG, MAX, MIN or PRODUCT")
-        if bitwise and not self._options.mirror:
-            raise UsageError("bitwise reductions need ghosts with rank 0's data: leave WEFT_GHOST_MIRROR out")
-        getattr(lane.ranks, kind)(send, recv, lane.streams, "max" if bitwise else op)
-
-    def _complete_reduction(self, lane: Lane, out: Any, op: str, factor: Any = None) -> None:
-        """Compute what the collective did not: factors, XOR, and what a paced kernel cannot reduce."""
-        paced = lane.own is not None
-        powers = paced and op == "product"
-        sums = paced and op == "sum" and not sums_type(out.dtype)
-        clears = op == "bxor" and self._count % 2 == 0
-        if factor is None and not (powers or sums or clears):
-            return
-        with on_stream(lane.streams[self._own] if lane.streams else None):
-            if factor is not None:
-                out.mul_(factor * self._count)
-            elif clears:
-                out.zero_()
-            elif powers:
-                out.pow_(self._count)
-            else:
-                out.mul_(self._count)
 
     def _copy(self, lane: Lane, flat: Any) -> Any:
         if lane.own is not None:

@@ -39,33 +39,6 @@ def finished(result: list[Any], device: Any = None) -> Any:
     return _create_work_from_future(future)
 
 
-_NAMES = {
-    "SUM": "sum",
-    "AVG": "avg",
-    "MAX": "max",
-    "MIN": "min",
-    "PRODUCT": "product",
-    "BAND": "band",
-    "BOR": "bor",
-    "BXOR": "bxor",
-}
-
-
-def reduction(opts: Any) -> tuple[str, Any]:
-    """weft's name of a torch ReduceOp or of the one in a call's options, and the factor of a PREMUL_SUM.
-
-    Each rank multiplies its data by that factor. The mean, times ranks and factor, is the same and cannot
-    overflow; so its name is `avg`. The factor is None for all others.
-    """
-    op = getattr(opts, "reduceOp", dist.ReduceOp.SUM if opts is None else opts)
-    for known, name in _NAMES.items():
-        if op == getattr(dist.ReduceOp, known):
-            return name, None
-    if op == dist.ReduceOp.PREMUL_SUM:
-        return "avg", op.__getstate__()[1]
-    raise UsageError(f"the ghost backend has no reduction {op}; use {', '.join(_NAMES)} or PREMUL_SUM")
-
-
 def root_rank(opts: Any) -> int:
     """The root in the options of a call, or given as a number."""
     return int(getattr(opts, "rootRank", opts or 0))
