@@ -721,6 +721,15 @@ API CUresult cuGraphKernelNodeGetParams_v2(CUgraphNode handle, CUDA_KERNEL_NODE_
 API CUresult cuGetProcAddress(const char *symbol, void **pfn, int version, cuuint64_t flags);
 API CUresult cuGetProcAddress_v2(const char *symbol, void **pfn, int version, cuuint64_t flags, int *status);
 
+API CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags);
+API CUresult cuLaunchHostFunc(CUstream stream, void *f, void *data);
+API CUresult cuLaunchHostFunc_ptsz(CUstream stream, void *f, void *data);
+API CUresult cuLaunchHostFunc_v2(CUstream stream, void *f, void *data, unsigned mode);
+API CUresult cuLaunchHostFunc_v2_ptsz(CUstream stream, void *f, void *data, unsigned mode);
+API CUresult fake_newer_wait(CUstream stream, CUevent event, unsigned flags, void *more) {
+    return (void)stream, (void)event, (void)flags, (void)more, 0;
+}
+
 static const struct {
     const char *asked;
     int from, until, per_thread;
@@ -734,6 +743,12 @@ static const struct {
     {"cuGraphInstantiate", 12000, 1 << 30, 2, (void *)cuGraphInstantiateWithFlags},
     {"cuGraphExecUpdate", 0, 11999, 2, (void *)cuGraphExecUpdate},
     {"cuGraphExecUpdate", 12000, 1 << 30, 2, (void *)cuGraphExecUpdate_v2},
+    {"cuLaunchHostFunc", 10000, 13009, 0, (void *)cuLaunchHostFunc},
+    {"cuLaunchHostFunc", 10000, 13009, 1, (void *)cuLaunchHostFunc_ptsz},
+    {"cuLaunchHostFunc", 13010, 1 << 30, 0, (void *)cuLaunchHostFunc_v2},
+    {"cuLaunchHostFunc", 13010, 1 << 30, 1, (void *)cuLaunchHostFunc_v2_ptsz},
+    {"cuStreamWaitEvent", 0, 14999, 2, (void *)cuStreamWaitEvent},
+    {"cuStreamWaitEvent", 15000, 1 << 30, 2, (void *)fake_newer_wait}, /* as a version that nobody knows yet */
     TWO(cuLaunchKernel, cuLaunchKernel),
     TWO(cuLaunchKernelEx, cuLaunchKernelEx),
     TWO(cuLaunchCooperativeKernel, cuLaunchCooperativeKernel),

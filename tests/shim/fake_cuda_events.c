@@ -448,4 +448,8 @@ API CUresult cuStreamWaitEvent(CUstream s, CUevent e, unsigned flags) {
 }
 API CUresult cuStreamWaitEvent_ptsz(CUstream s, CUevent e, unsigned flags) { return (void)flags, wait_event(explicit_stream(s, 1), e); }
 API CUresult cuLaunchHostFunc(CUstream s, void *f, void *d) { return (void)s, (void)f, (void)d, 0; }
+static unsigned host_mode;
+API unsigned fake_host_mode(void) { return host_mode; }
+API CUresult cuLaunchHostFunc_v2(CUstream s, void *f, void *d, unsigned mode) { return (void)s, (void)f, (void)d, host_mode = mode, 0; }
+API CUresult cuLaunchHostFunc_v2_ptsz(CUstream s, void *f, void *d, unsigned mode) { return cuLaunchHostFunc_v2(s, f, d, mode); }
 API CUresult cuLaunchHostFunc_ptsz(CUstream s, void *f, void *d) { return (void)s, (void)f, (void)d, 0; }

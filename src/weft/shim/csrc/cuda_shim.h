@@ -51,6 +51,7 @@ EXPORT CUresult cuGreenCtxCreate(CUgreenCtx *made, void *resources, CUdevice dev
 EXPORT CUresult cuGreenCtxDestroy(CUgreenCtx context);
 PAIR(cuStreamWaitEvent, CUstream stream, CUevent event, unsigned flags);
 PAIR(cuLaunchHostFunc, CUstream stream, void *function, void *data);
+PAIR(cuLaunchHostFunc_v2, CUstream stream, void *function, void *data, unsigned mode);
 PAIR(cuStreamWaitValue32_v2, CUstream stream, CUdeviceptr at, uint32_t value, unsigned flags);
 PAIR(cuStreamWaitValue64_v2, CUstream stream, CUdeviceptr at, cuuint64_t value, unsigned flags);
 PAIR(cuStreamBatchMemOp_v2, CUstream stream, unsigned count, void *operations, unsigned flags);

@@ -20,6 +20,8 @@ enum { POINTER_MEMORY_TYPE = 2, POINTER_DEVICE = 9, TYPE_HOST = 1, TYPE_DEVICE =
 
 DELAYS_PAIR(cuStreamWaitEvent, (CUstream stream, CUevent event, unsigned flags), stream, event, flags)
 DELAYS_PAIR(cuLaunchHostFunc, (CUstream stream, void *function, void *data), stream, function, data)
+DELAYS_PAIR(cuLaunchHostFunc_v2, (CUstream stream, void *function, void *data, unsigned mode), stream, function, data,
+            mode)
 DELAYS_PAIR(cuStreamWaitValue32_v2, (CUstream stream, CUdeviceptr at, uint32_t value, unsigned flags), stream, at,
             value, flags)
 DELAYS_PAIR(cuStreamWaitValue64_v2, (CUstream stream, CUdeviceptr at, cuuint64_t value, unsigned flags), stream, at,
