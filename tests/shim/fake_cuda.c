@@ -198,6 +198,8 @@ static void unsafe(void) {
             unsafe_calls++;
 }
 
+void fake_unsafe(void) { unsafe(); }
+
 static void *explicit_stream(void *stream, bool per_thread) {
     return stream ? stream : per_thread ? (void *)CU_STREAM_PER_THREAD : (void *)CU_STREAM_LEGACY;
 }

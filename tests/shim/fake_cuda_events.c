@@ -17,6 +17,7 @@ enum { DISABLE_TIMING = 2, LATENCY_NS = 2000, CALL_NS = 500, EARLY_NS = 3000, ST
 
 int fake_failing(const char *api);     /* of fake_cuda.c */
 int fake_is_capturing(void *stream);
+void fake_unsafe(void);                /* a call that a capture may forbid to this thread */
 
 __thread int64_t fake_spin_ns;
 
@@ -43,7 +44,7 @@ static struct {
     void *stream;
     int64_t ready;
     int behind;      /* 1 + the truth that a kernel of no higher priority is placed after */
-    int priority, after_event;
+    int priority, after_event, destroyed;
     int last_kernel; /* index of the truth that a programmatic launch may follow; -1: none */
 } streams[STREAMS];
 static struct {
@@ -224,6 +225,7 @@ void fake_timed_launch(const char *name, void *stream, const CUlaunchAttribute *
     call_made();
     pthread_mutex_lock(&lock);
     int s = at(stream), priority = streams[s].priority;
+    streams[s].destroyed = 0;
     for (unsigned i = 0; i < count; i++)
         if (attributes[i].id == CU_LAUNCH_ATTRIBUTE_PRIORITY)
             priority = attributes[i].value.priority;
@@ -328,6 +330,7 @@ API CUresult cuEventRecord(CUevent e, CUstream stream) {
     call_made();
     pthread_mutex_lock(&lock);
     int s = at(explicit_stream(stream, 0));
+    dead_calls += streams[s].destroyed;
     if (streams[s].ready < host + LATENCY_NS)
         streams[s].ready = host + LATENCY_NS;
     else if (streams[s].last_kernel >= 0)
@@ -344,6 +347,7 @@ API CUresult cuEventRecord(CUevent e, CUstream stream) {
 API CUresult cuEventQuery(CUevent e) {
     if (context_dead)
         return dead_calls++, INVALID_HANDLE;
+    fake_unsafe();
     __atomic_fetch_add(&event_calls, 1, __ATOMIC_RELAXED);
     call_made();
     pthread_mutex_lock(&lock);
@@ -383,6 +387,7 @@ API CUresult cuStreamDestroy_v2(CUstream s) {
     int i = at(s);
     streams[i].ready = 0;
     streams[i].behind = 0;
+    streams[i].destroyed = 1; /* until something is launched on a stream of this handle */
     pthread_mutex_unlock(&lock);
     __atomic_fetch_sub(&live_streams, 1, __ATOMIC_RELAXED);
     return 0;
@@ -392,9 +397,11 @@ API CUresult cuStreamGetFlags(CUstream s, unsigned *flags) { return *flags = s !
 API CUresult cuStreamGetId(CUstream s, unsigned long long *id) { return *id = (unsigned long long)(uintptr_t)s, 0; }
 
 API CUresult cuStreamQuery(CUstream stream) {
+    fake_unsafe();
     call_made();
     pthread_mutex_lock(&lock);
-    int idle = streams[at(explicit_stream(stream, 0))].ready <= host;
+    int s = at(explicit_stream(stream, 0)), idle = streams[s].ready <= host;
+    dead_calls += streams[s].destroyed;
     pthread_mutex_unlock(&lock);
     return idle ? 0 : NOT_READY;
 }

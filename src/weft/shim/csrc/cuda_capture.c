@@ -23,6 +23,10 @@ bool weft_capturing(CUstream stream) {
     return is_capturing(stream);
 }
 
+int weft_capture_relax_where_open(void) {
+    return LIKELY(atomic_load_explicit(&captures, memory_order_relaxed) <= 0) ? -1 : weft_capture_relax();
+}
+
 static CUresult begun(CUresult result, CUstream stream) {
     if (result != CUDA_SUCCESS)
         return result;
@@ -110,6 +114,7 @@ BEGINS(_ptsz, true)
 
 CUresult cuStreamDestroy_v2(CUstream stream) {
     stream_gone(stream);
+    weft_trace_stream_gone(stream);
     return REAL(cuStreamDestroy_v2)(stream);
 }
 

@@ -153,6 +153,7 @@ int weft_cuda_device_attribute(int attribute); /* of the current context's devic
 
 /* Our own calls are allowed while another thread captures: they touch nothing that is being captured. */
 int weft_capture_relax(void);
+int weft_capture_relax_where_open(void); /* the same; costs one load while nothing is captured */
 void weft_capture_restore(int mode);
 
 /* A stream as an explicit handle, whatever the default stream of the calling convention. */

@@ -173,7 +173,8 @@ void weft_trace_completion_refused(weft_trace_op *op);
 
 /* --- tracer_lanes.c ------------------------------------------------------------------------------------------- */
 
-void weft_trace_disturbed(CUstream stream); /* something may delay what comes next on this stream */
+void weft_trace_disturbed(CUstream stream);   /* something may delay what comes next on this stream */
+void weft_trace_stream_gone(CUstream stream); /* about to be destroyed; its handle may come back as another stream's */
 
 /* --- tracer_graphs.c ------------------------------------------------------------------------------------------ */
 
