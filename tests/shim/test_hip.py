@@ -148,6 +148,42 @@ def test_when_overlap_follows_the_collectives(program):
     assert [r["shared"] > 0 for r in done.results] == [False, False, True, False]
 
 
+def test_a_captured_collective_gets_nothing_that_would_end_its_capture(program):
+    done = program(
+        """
+        gemm, rccl = kernel("gemm"), kernel("ncclDevKernel_Generic_4")
+        hip.fake_capture(c_void_p(0x20))
+        launch(rccl, stream=0x20), launch(gemm, stream=0x10), launch(rccl, stream=None)
+        launch(rccl, stream=0x30), launch(gemm, stream=0x20), launch(gemm, stream=0x10)
+        assert hip.fake_capture_lost() == 0
+        show()
+        """,
+        Policy(residency=2, when="overlap"),
+    )
+    assert [r["shared"] > 0 for r in done.results] == [False, False, False, False, False, True]
+    assert done.stats["tracking_failures"] == 0
+
+
+def test_default_streams_are_told_apart_and_known_to_every_rocm(program):
+    done = program(
+        """
+        gemm, rccl = kernel("gemm"), kernel("ncclDevKernel_Generic_4")
+        hip.fake_write_stream.restype = c_void_p
+        launch(rccl, stream=None)
+        written = [hip.fake_write_stream(0)]
+        launch(gemm, stream=None), launch(gemm, "hipLaunchKernel_spt", stream=None)
+        hip.fake_finish()
+        launch(rccl, "hipLaunchKernel_spt", stream=None)
+        assert [*written, hip.fake_write_stream(0)] == [None, 2]
+        launch(gemm, stream=None), launch(gemm, "hipLaunchKernel_spt", stream=None)
+        show()
+        """,
+        Policy(residency=2, when="overlap"),
+    )
+    assert [r["shared"] > 0 for r in done.results if r["name"] == "gemm"] == [False, True, True, False]
+    assert done.stats["tracking_failures"] == 0
+
+
 def test_launches_that_overlap_with_a_collective_are_counted_without_shaping_any(program):
     done = program("""
         from weft.shim import binding
