@@ -669,6 +669,22 @@ API CUresult cuGraphExecDestroy(CUgraphExec e) {
     MAY_FAIL("cuGraphExecDestroy");
     return (void)e, 0;
 }
+static CUresult allowed(const CUDA_KERNEL_NODE_PARAMS *p) {
+    kernel *k = function(p->func ? (void *)p->func : (void *)p->kern);
+    return k && (int)p->sharedMemBytes <= k->max_dynamic ? 0 : CUDA_ERROR_INVALID_VALUE;
+}
+API CUresult cuGraphAddKernelNode_v2(CUgraphNode *n, CUgraph graph, const CUgraphNode *d, size_t count, const CUDA_KERNEL_NODE_PARAMS *p) {
+    struct graph *g = (struct graph *)graph;
+    (void)d, (void)count;
+    if (allowed(p) != 0 || g->count == NODES)
+        return CUDA_ERROR_INVALID_VALUE;
+    g->nodes[g->count] = (node){.k = p->func ? (void *)p->func : (void *)p->kern, .grid = p->gridDimX, .block = p->blockDimX, .shared = p->sharedMemBytes};
+    return *n = (CUgraphNode)&g->nodes[g->count++], 0;
+}
+API CUresult cuGraphAddNode_v2(CUgraphNode *n, CUgraph g, const CUgraphNode *d, const void *data, size_t count, CUgraphNodeParams *p) {
+    return (void)data, cuGraphAddKernelNode_v2(n, g, d, count, &p->kernel);
+}
+API CUresult cuGraphKernelNodeSetParams_v2(CUgraphNode n, const CUDA_KERNEL_NODE_PARAMS *p) { return (void)n, allowed(p); }
 API CUresult cuGraphExecKernelNodeSetParams_v2(CUgraphExec e, CUgraphNode n, const CUDA_KERNEL_NODE_PARAMS *p) {
     MAY_FAIL("cuGraphExecKernelNodeSetParams_v2");
     return (void)e, (void)n, (void)p, 0;

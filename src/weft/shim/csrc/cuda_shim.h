@@ -27,6 +27,20 @@ PAIR(cuStreamEndCapture, CUstream stream, CUgraph *graph);
 EXPORT CUresult cuGraphInstantiate_v2(CUgraphExec *exec, CUgraph graph, CUgraphNode *error, char *log, size_t size);
 EXPORT CUresult cuGraphInstantiateWithFlags(CUgraphExec *exec, CUgraph graph, unsigned long long flags);
 PAIR(cuGraphInstantiateWithParams, CUgraphExec *exec, CUgraph graph, void *params);
+EXPORT CUresult cuGraphAddKernelNode(CUgraphNode *made, CUgraph graph, const CUgraphNode *dependencies, size_t count,
+                                     const CUDA_KERNEL_NODE_PARAMS *params);
+EXPORT CUresult cuGraphAddKernelNode_v2(CUgraphNode *made, CUgraph graph, const CUgraphNode *dependencies, size_t count,
+                                        const CUDA_KERNEL_NODE_PARAMS *params);
+EXPORT CUresult cuGraphKernelNodeSetParams(CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS *params);
+EXPORT CUresult cuGraphKernelNodeSetParams_v2(CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS *params);
+EXPORT CUresult cuGraphAddNode(CUgraphNode *made, CUgraph graph, const CUgraphNode *dependencies, size_t count,
+                               CUgraphNodeParams *params);
+EXPORT CUresult cuGraphAddNode_v2(CUgraphNode *made, CUgraph graph, const CUgraphNode *dependencies, const void *data,
+                                  size_t count, CUgraphNodeParams *params);
+EXPORT CUresult cuGraphAddNode_v3(CUgraphNode *made, CUgraph graph, const CUgraphNode *dependencies, const void *data,
+                                  size_t count, CUgraphNodeParams *params);
+EXPORT CUresult cuGraphNodeSetParams(CUgraphNode node, CUgraphNodeParams *params);
+EXPORT CUresult cuGraphNodeSetParams_v2(CUgraphNode node, CUgraphNodeParams *params);
 EXPORT CUresult cuGraphExecUpdate(CUgraphExec exec, CUgraph graph, CUgraphNode *error, int *result);
 EXPORT CUresult cuGraphExecUpdate_v2(CUgraphExec exec, CUgraph graph, void *result);
 EXPORT CUresult cuGraphExecKernelNodeSetParams(CUgraphExec exec, CUgraphNode node, const void *params);
@@ -169,6 +183,7 @@ bool weft_pin_function(CUfunction f, unsigned threads, size_t dynamic_bytes, uns
  * weft_limit_restore, which this thread calls when the driver has refused the launch. */
 bool weft_limit_exceeded(void *handle, size_t dynamic_bytes);
 void weft_limit_restore(void);
+bool weft_limit_withheld(void *handle, size_t dynamic_bytes); /* the same; costs one load where weft raised none */
 int weft_occupancy(void *f, unsigned threads, size_t dynamic_bytes); /* 0: unknown */
 bool weft_name_noted(void *handle, char *out, size_t size);          /* as the program asked for it */
 
