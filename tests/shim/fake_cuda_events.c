@@ -225,7 +225,6 @@ void fake_timed_launch(const char *name, void *stream, const CUlaunchAttribute *
     call_made();
     pthread_mutex_lock(&lock);
     int s = at(stream), priority = streams[s].priority;
-    streams[s].destroyed = 0;
     for (unsigned i = 0; i < count; i++)
         if (attributes[i].id == CU_LAUNCH_ATTRIBUTE_PRIORITY)
             priority = attributes[i].value.priority;
@@ -387,10 +386,17 @@ API CUresult cuStreamDestroy_v2(CUstream s) {
     int i = at(s);
     streams[i].ready = 0;
     streams[i].behind = 0;
-    streams[i].destroyed = 1; /* until something is launched on a stream of this handle */
+    streams[i].destroyed = 1;
     pthread_mutex_unlock(&lock);
     __atomic_fetch_sub(&live_streams, 1, __ATOMIC_RELAXED);
     return 0;
+}
+
+/* A new stream has the handle of one that was destroyed. */
+API void fake_stream_again(void *stream) {
+    pthread_mutex_lock(&lock);
+    streams[at(stream)].destroyed = 0;
+    pthread_mutex_unlock(&lock);
 }
 
 API CUresult cuStreamGetFlags(CUstream s, unsigned *flags) { return *flags = s != CU_STREAM_LEGACY, 0; }

@@ -148,39 +148,27 @@ def test_when_overlap_follows_the_collectives(program):
     assert [r["shared"] > 0 for r in done.results] == [False, False, True, False]
 
 
-def test_a_captured_collective_gets_nothing_that_would_end_its_capture(program):
-    done = program(
-        """
-        gemm, rccl = kernel("gemm"), kernel("ncclDevKernel_Generic_4")
-        hip.fake_capture(c_void_p(0x20))
-        launch(rccl, stream=0x20), launch(gemm, stream=0x10), launch(rccl, stream=None)
-        launch(rccl, stream=0x30), launch(gemm, stream=0x20), launch(gemm, stream=0x10)
-        assert hip.fake_capture_lost() == 0
-        show()
-        """,
-        Policy(residency=2, when="overlap"),
-    )
-    assert [r["shared"] > 0 for r in done.results] == [False, False, False, False, False, True]
-    assert done.stats["tracking_failures"] == 0
-
-
-def test_default_streams_are_told_apart_and_known_to_every_rocm(program):
+def test_captures_stay_whole_and_default_streams_have_the_names_that_every_rocm_knows(program):
     done = program(
         """
         gemm, rccl = kernel("gemm"), kernel("ncclDevKernel_Generic_4")
         hip.fake_write_stream.restype = c_void_p
-        launch(rccl, stream=None)
-        written = [hip.fake_write_stream(0)]
-        launch(gemm, stream=None), launch(gemm, "hipLaunchKernel_spt", stream=None)
-        hip.fake_finish()
-        launch(rccl, "hipLaunchKernel_spt", stream=None)
-        assert [*written, hip.fake_write_stream(0)] == [None, 2]
-        launch(gemm, stream=None), launch(gemm, "hipLaunchKernel_spt", stream=None)
+        hip.fake_capture(c_void_p(0x20))
+        launch(rccl, stream=0x20), launch(gemm, stream=0x10), launch(rccl, stream=None)
+        launch(rccl, stream=0x30), launch(gemm, stream=0x20), launch(gemm, stream=0x10)
+        assert hip.fake_capture_lost() == 0
+        hip.fake_capture(None), hip.fake_finish()
+        for route, stream in (("hipLaunchKernel", None), ("hipLaunchKernel_spt", 2)):
+            launch(rccl, route, stream=None)
+            assert hip.fake_write_stream(0) == stream
+            launch(gemm, stream=None), launch(gemm, "hipLaunchKernel_spt", stream=None)
+            hip.fake_finish()
         show()
         """,
         Policy(residency=2, when="overlap"),
     )
-    assert [r["shared"] > 0 for r in done.results if r["name"] == "gemm"] == [False, True, True, False]
+    captured, default = [False, False, True], [False, True, True, False]
+    assert [r["shared"] > 0 for r in done.results if r["name"] == "gemm"] == captured + default
     assert done.stats["tracking_failures"] == 0
 
 
