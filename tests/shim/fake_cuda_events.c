@@ -436,6 +436,9 @@ PAIR(cuMemcpyDtoDAsync_v2, (int64_t)n, (CUdeviceptr a __attribute__((unused)), C
 PAIR(cuMemsetD8Async, (int64_t)n, (CUdeviceptr a __attribute__((unused)), unsigned char v __attribute__((unused)), size_t n, CUstream s), s)
 PAIR(cuMemsetD32Async, (int64_t)n * 4, (CUdeviceptr a __attribute__((unused)), unsigned v __attribute__((unused)), size_t n, CUstream s), s)
 
+static int64_t first_of(const size_t *sizes, size_t count) { return count ? (int64_t)sizes[0] : 0; }
+PAIR(cuMemcpyBatchAsync_v2, first_of(n, count), (CUdeviceptr *a __attribute__((unused)), CUdeviceptr *b __attribute__((unused)), size_t *n, size_t count, void *c __attribute__((unused)), size_t *d __attribute__((unused)), size_t e __attribute__((unused)), CUstream s), s)
+
 static CUresult wait_event(void *stream, CUevent e) {
     call_made();
     pthread_mutex_lock(&lock);

@@ -75,6 +75,10 @@ PAIR(cuMemcpyDtoHAsync_v2, void *to, CUdeviceptr from, size_t size, CUstream str
 PAIR(cuMemcpyDtoDAsync_v2, CUdeviceptr to, CUdeviceptr from, size_t size, CUstream stream);
 PAIR(cuMemcpyPeerAsync, CUdeviceptr to, CUcontext to_context, CUdeviceptr from, CUcontext from_context, size_t size,
      CUstream stream);
+PAIR(cuMemcpyBatchAsync, CUdeviceptr *to, CUdeviceptr *from, size_t *sizes, size_t count, void *attributes,
+     size_t *places, size_t attribute_count, size_t *failed, CUstream stream);
+PAIR(cuMemcpyBatchAsync_v2, CUdeviceptr *to, CUdeviceptr *from, size_t *sizes, size_t count, void *attributes,
+     size_t *places, size_t attribute_count, CUstream stream);
 PAIR(cuMemcpy2DAsync_v2, const CUDA_MEMCPY2D *copy, CUstream stream);
 PAIR(cuMemcpy3DAsync_v2, const CUDA_MEMCPY3D *copy, CUstream stream);
 PAIR(cuMemsetD8Async, CUdeviceptr to, unsigned char value, size_t count, CUstream stream);
