@@ -105,8 +105,8 @@ def run(
         bool,
         typer.Option(
             "--ops",
-            help="Fuse collectives of tensor-parallel PyTorch models with the matmuls next to them, where that "
-            "should be faster.",
+            help="Fuse collectives of tensor-parallel PyTorch models with the matmuls next to them, where "
+            "that should be faster.",
         ),
     ] = False,
     metrics: Annotated[
