@@ -198,6 +198,8 @@ static void unsafe(void) {
             unsafe_calls++;
 }
 
+void fake_unsafe(void) { unsafe(); }
+
 static void *explicit_stream(void *stream, bool per_thread) {
     return stream ? stream : per_thread ? (void *)CU_STREAM_PER_THREAD : (void *)CU_STREAM_LEGACY;
 }
@@ -667,6 +669,22 @@ API CUresult cuGraphExecDestroy(CUgraphExec e) {
     MAY_FAIL("cuGraphExecDestroy");
     return (void)e, 0;
 }
+static CUresult allowed(const CUDA_KERNEL_NODE_PARAMS *p) {
+    kernel *k = function(p->func ? (void *)p->func : (void *)p->kern);
+    return k && (int)p->sharedMemBytes <= k->max_dynamic ? 0 : CUDA_ERROR_INVALID_VALUE;
+}
+API CUresult cuGraphAddKernelNode_v2(CUgraphNode *n, CUgraph graph, const CUgraphNode *d, size_t count, const CUDA_KERNEL_NODE_PARAMS *p) {
+    struct graph *g = (struct graph *)graph;
+    (void)d, (void)count;
+    if (allowed(p) != 0 || g->count == NODES)
+        return CUDA_ERROR_INVALID_VALUE;
+    g->nodes[g->count] = (node){.k = p->func ? (void *)p->func : (void *)p->kern, .grid = p->gridDimX, .block = p->blockDimX, .shared = p->sharedMemBytes};
+    return *n = (CUgraphNode)&g->nodes[g->count++], 0;
+}
+API CUresult cuGraphAddNode_v2(CUgraphNode *n, CUgraph g, const CUgraphNode *d, const void *data, size_t count, CUgraphNodeParams *p) {
+    return (void)data, cuGraphAddKernelNode_v2(n, g, d, count, &p->kernel);
+}
+API CUresult cuGraphKernelNodeSetParams_v2(CUgraphNode n, const CUDA_KERNEL_NODE_PARAMS *p) { return (void)n, allowed(p); }
 API CUresult cuGraphExecKernelNodeSetParams_v2(CUgraphExec e, CUgraphNode n, const CUDA_KERNEL_NODE_PARAMS *p) {
     MAY_FAIL("cuGraphExecKernelNodeSetParams_v2");
     return (void)e, (void)n, (void)p, 0;
@@ -721,6 +739,15 @@ API CUresult cuGraphKernelNodeGetParams_v2(CUgraphNode handle, CUDA_KERNEL_NODE_
 API CUresult cuGetProcAddress(const char *symbol, void **pfn, int version, cuuint64_t flags);
 API CUresult cuGetProcAddress_v2(const char *symbol, void **pfn, int version, cuuint64_t flags, int *status);
 
+API CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags);
+API CUresult cuLaunchHostFunc(CUstream stream, void *f, void *data);
+API CUresult cuLaunchHostFunc_ptsz(CUstream stream, void *f, void *data);
+API CUresult cuLaunchHostFunc_v2(CUstream stream, void *f, void *data, unsigned mode);
+API CUresult cuLaunchHostFunc_v2_ptsz(CUstream stream, void *f, void *data, unsigned mode);
+API CUresult fake_newer_wait(CUstream stream, CUevent event, unsigned flags, void *more) {
+    return (void)stream, (void)event, (void)flags, (void)more, 0;
+}
+
 static const struct {
     const char *asked;
     int from, until, per_thread;
@@ -734,6 +761,12 @@ static const struct {
     {"cuGraphInstantiate", 12000, 1 << 30, 2, (void *)cuGraphInstantiateWithFlags},
     {"cuGraphExecUpdate", 0, 11999, 2, (void *)cuGraphExecUpdate},
     {"cuGraphExecUpdate", 12000, 1 << 30, 2, (void *)cuGraphExecUpdate_v2},
+    {"cuLaunchHostFunc", 10000, 13009, 0, (void *)cuLaunchHostFunc},
+    {"cuLaunchHostFunc", 10000, 13009, 1, (void *)cuLaunchHostFunc_ptsz},
+    {"cuLaunchHostFunc", 13010, 1 << 30, 0, (void *)cuLaunchHostFunc_v2},
+    {"cuLaunchHostFunc", 13010, 1 << 30, 1, (void *)cuLaunchHostFunc_v2_ptsz},
+    {"cuStreamWaitEvent", 0, 14999, 2, (void *)cuStreamWaitEvent},
+    {"cuStreamWaitEvent", 15000, 1 << 30, 2, (void *)fake_newer_wait}, /* as a version that nobody knows yet */
     TWO(cuLaunchKernel, cuLaunchKernel),
     TWO(cuLaunchKernelEx, cuLaunchKernelEx),
     TWO(cuLaunchCooperativeKernel, cuLaunchCooperativeKernel),

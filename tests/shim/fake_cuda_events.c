@@ -17,6 +17,7 @@ enum { DISABLE_TIMING = 2, LATENCY_NS = 2000, CALL_NS = 500, EARLY_NS = 3000, ST
 
 int fake_failing(const char *api);     /* of fake_cuda.c */
 int fake_is_capturing(void *stream);
+void fake_unsafe(void);                /* a call that a capture may forbid to this thread */
 
 __thread int64_t fake_spin_ns;
 
@@ -43,7 +44,7 @@ static struct {
     void *stream;
     int64_t ready;
     int behind;      /* 1 + the truth that a kernel of no higher priority is placed after */
-    int priority, after_event;
+    int priority, after_event, destroyed;
     int last_kernel; /* index of the truth that a programmatic launch may follow; -1: none */
 } streams[STREAMS];
 static struct {
@@ -328,6 +329,7 @@ API CUresult cuEventRecord(CUevent e, CUstream stream) {
     call_made();
     pthread_mutex_lock(&lock);
     int s = at(explicit_stream(stream, 0));
+    dead_calls += streams[s].destroyed;
     if (streams[s].ready < host + LATENCY_NS)
         streams[s].ready = host + LATENCY_NS;
     else if (streams[s].last_kernel >= 0)
@@ -344,6 +346,7 @@ API CUresult cuEventRecord(CUevent e, CUstream stream) {
 API CUresult cuEventQuery(CUevent e) {
     if (context_dead)
         return dead_calls++, INVALID_HANDLE;
+    fake_unsafe();
     __atomic_fetch_add(&event_calls, 1, __ATOMIC_RELAXED);
     call_made();
     pthread_mutex_lock(&lock);
@@ -383,18 +386,28 @@ API CUresult cuStreamDestroy_v2(CUstream s) {
     int i = at(s);
     streams[i].ready = 0;
     streams[i].behind = 0;
+    streams[i].destroyed = 1;
     pthread_mutex_unlock(&lock);
     __atomic_fetch_sub(&live_streams, 1, __ATOMIC_RELAXED);
     return 0;
+}
+
+/* A new stream has the handle of one that was destroyed. */
+API void fake_stream_again(void *stream) {
+    pthread_mutex_lock(&lock);
+    streams[at(stream)].destroyed = 0;
+    pthread_mutex_unlock(&lock);
 }
 
 API CUresult cuStreamGetFlags(CUstream s, unsigned *flags) { return *flags = s != CU_STREAM_LEGACY, 0; }
 API CUresult cuStreamGetId(CUstream s, unsigned long long *id) { return *id = (unsigned long long)(uintptr_t)s, 0; }
 
 API CUresult cuStreamQuery(CUstream stream) {
+    fake_unsafe();
     call_made();
     pthread_mutex_lock(&lock);
-    int idle = streams[at(explicit_stream(stream, 0))].ready <= host;
+    int s = at(explicit_stream(stream, 0)), idle = streams[s].ready <= host;
+    dead_calls += streams[s].destroyed;
     pthread_mutex_unlock(&lock);
     return idle ? 0 : NOT_READY;
 }
@@ -423,6 +436,9 @@ PAIR(cuMemcpyDtoDAsync_v2, (int64_t)n, (CUdeviceptr a __attribute__((unused)), C
 PAIR(cuMemsetD8Async, (int64_t)n, (CUdeviceptr a __attribute__((unused)), unsigned char v __attribute__((unused)), size_t n, CUstream s), s)
 PAIR(cuMemsetD32Async, (int64_t)n * 4, (CUdeviceptr a __attribute__((unused)), unsigned v __attribute__((unused)), size_t n, CUstream s), s)
 
+static int64_t first_of(const size_t *sizes, size_t count) { return count ? (int64_t)sizes[0] : 0; }
+PAIR(cuMemcpyBatchAsync_v2, first_of(n, count), (CUdeviceptr *a __attribute__((unused)), CUdeviceptr *b __attribute__((unused)), size_t *n, size_t count, void *c __attribute__((unused)), size_t *d __attribute__((unused)), size_t e __attribute__((unused)), CUstream s), s)
+
 static CUresult wait_event(void *stream, CUevent e) {
     call_made();
     pthread_mutex_lock(&lock);
@@ -448,4 +464,8 @@ API CUresult cuStreamWaitEvent(CUstream s, CUevent e, unsigned flags) {
 }
 API CUresult cuStreamWaitEvent_ptsz(CUstream s, CUevent e, unsigned flags) { return (void)flags, wait_event(explicit_stream(s, 1), e); }
 API CUresult cuLaunchHostFunc(CUstream s, void *f, void *d) { return (void)s, (void)f, (void)d, 0; }
+static unsigned host_mode;
+API unsigned fake_host_mode(void) { return host_mode; }
+API CUresult cuLaunchHostFunc_v2(CUstream s, void *f, void *d, unsigned mode) { return (void)s, (void)f, (void)d, host_mode = mode, 0; }
+API CUresult cuLaunchHostFunc_v2_ptsz(CUstream s, void *f, void *d, unsigned mode) { return cuLaunchHostFunc_v2(s, f, d, mode); }
 API CUresult cuLaunchHostFunc_ptsz(CUstream s, void *f, void *d) { return (void)s, (void)f, (void)d, 0; }

@@ -28,6 +28,8 @@ static struct {
     uint32_t *where, value;
 } pending[64];
 static int pending_count;
+static void *writes[64];
+void *fake_write_stream(int i) { return writes[i]; }
 
 void *fake_kernel(const char *name, int vgprs, int static_lds) {
     kernel *k = &kernels[kernel_count++];
@@ -74,13 +76,32 @@ int hipOccupancyMaxActiveBlocksPerMultiprocessor(int *n, const void *f, int thre
 int hipModuleOccupancyMaxActiveBlocksPerMultiprocessor(int *n, void *f, int threads, size_t lds) { return *n = fit(f, threads, lds), 0; }
 int hipGetDevice(int *d) { return *d = 0, 0; }
 int hipDeviceGetAttribute(int *v, int a, int d) { return (void)d, *v = a == 63 ? 104 : a == 74 ? LDS : 0, 0; }
+static void *captured_stream;
+static int capture_mode, capture_lost;
+void fake_capture(void *stream) { captured_stream = stream; }
+int fake_capture_lost(void) { return capture_lost; }
+int hipThreadExchangeStreamCaptureMode(int *mode) {
+    int before = capture_mode;
+    capture_mode = *mode;
+    return *mode = before, 0;
+}
+int hipStreamIsCapturing(void *stream, int *status) {
+    *status = captured_stream && stream == captured_stream;
+    return captured_stream && !stream ? 906 : 0; /* the legacy stream: not told, and the capture goes on */
+}
 int hipHostRegister(void *p, size_t size, unsigned flags) {
     (void)p, (void)size, (void)flags;
+    capture_lost += captured_stream && capture_mode != 2;
     return 0;
 }
 int hipHostGetDevicePointer(void **d, void *h, unsigned flags) { return (void)flags, *d = h, 0; }
 int hipStreamWriteValue32(void *stream, void *where, uint32_t value, unsigned flags) {
-    (void)stream, (void)flags;
+    (void)flags;
+    if (stream == (void *)1)
+        return 400; /* ROCm before 6.2 knows no such stream */
+    if (captured_stream && (!stream || stream == captured_stream))
+        return capture_lost++, 900;
+    writes[pending_count] = stream;
     pending[pending_count].where = where;
     pending[pending_count++].value = value;
     return 0;

@@ -91,3 +91,29 @@ def test_counting_goes_on_after_a_capture_that_failed(program):
         assert launch(kernel("gemm"), stream=0x10) == 0
     """)
     assert done.kernel("gemm")["launches"] == 1
+
+
+def test_a_node_over_the_programs_own_limit_is_refused_under_residency_too(program):
+    """weft has raised the limit of shared memory for its own launches: a node of a graph must not meet that one."""
+    source = """
+        k, graph, node, stream = kernel("gemm"), c_void_p(), c_void_p(), c_void_p(0x300)
+        class Params(ctypes.Structure):
+            _fields_ = (("f", c_void_p), ("sizes", c_uint * 7), ("params", c_void_p), ("extra", c_void_p), ("kern", c_void_p), ("ctx", c_void_p))
+        class AnyParams(ctypes.Structure):
+            _fields_ = (("type", c_int), ("reserved", c_int * 3), ("kernel", Params), ("rest", c_char * 168))
+        def params(shared):
+            return Params(k, (c_uint * 7)(100, 1, 1, 128, 1, 1, shared))
+        def add(shared):
+            return call("cuGraphAddKernelNode_v2", ctypes.byref(node), graph, None, c_uint64(0), ctypes.byref(params(shared)))
+        def add_any(shared):
+            some = AnyParams(0, (c_int * 3)(), params(shared))
+            return call("cuGraphAddNode_v2", ctypes.byref(node), graph, None, None, c_uint64(0), ctypes.byref(some))
+        def change(shared):
+            return call("cuGraphKernelNodeSetParams_v2", node, ctypes.byref(params(shared)))
+        launch(k)
+        raised = library().fake_max_dynamic(k)
+        call("cuStreamBeginCapture_v2", stream, 0), call("cuStreamEndCapture", stream, ctypes.byref(graph))
+        seen = [do(shared) for do in (add, add_any, change) for shared in (48 << 10, 60 << 10)]
+        show([seen, raised > 60 << 10, library().fake_max_dynamic(k) == raised])
+    """
+    assert program(source, Policy(residency=1)).results == [[0, 1] * 3, True, True]

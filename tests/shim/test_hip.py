@@ -148,6 +148,30 @@ def test_when_overlap_follows_the_collectives(program):
     assert [r["shared"] > 0 for r in done.results] == [False, False, True, False]
 
 
+def test_captures_stay_whole_and_default_streams_have_the_names_that_every_rocm_knows(program):
+    done = program(
+        """
+        gemm, rccl = kernel("gemm"), kernel("ncclDevKernel_Generic_4")
+        hip.fake_write_stream.restype = c_void_p
+        hip.fake_capture(c_void_p(0x20))
+        launch(rccl, stream=0x20), launch(gemm, stream=0x10), launch(rccl, stream=None)
+        launch(rccl, stream=0x30), launch(gemm, stream=0x20), launch(gemm, stream=0x10)
+        assert hip.fake_capture_lost() == 0
+        hip.fake_capture(None), hip.fake_finish()
+        for route, stream in (("hipLaunchKernel", None), ("hipLaunchKernel_spt", 2)):
+            launch(rccl, route, stream=None)
+            assert hip.fake_write_stream(0) == stream
+            launch(gemm, stream=None), launch(gemm, "hipLaunchKernel_spt", stream=None)
+            hip.fake_finish()
+        show()
+        """,
+        Policy(residency=2, when="overlap"),
+    )
+    captured, default = [False, False, True], [False, True, True, False]
+    assert [r["shared"] > 0 for r in done.results if r["name"] == "gemm"] == captured + default
+    assert done.stats["tracking_failures"] == 0
+
+
 def test_launches_that_overlap_with_a_collective_are_counted_without_shaping_any(program):
     done = program("""
         from weft.shim import binding

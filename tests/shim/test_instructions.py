@@ -32,8 +32,8 @@ def hammer(fake_driver, tmp_path_factory):
     return compile_c(program, str(HERE / "hammer.c"), f"-L{fake_driver}", "-lcuda", "-lpthread")
 
 
-def instructions(command: list[str], env: dict[str, str]) -> int:
-    valgrind = ["valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null"]
+def instructions(command: list[str], env: dict[str, str], *options: str) -> int:
+    valgrind = ["valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null", *options]
     done = subprocess.run([*valgrind, *command], env=env, capture_output=True, text=True, check=True)
     found = re.search(r"Collected : (\d+)", done.stderr)
     assert found, done.stderr
@@ -72,3 +72,17 @@ def test_a_collective_takes_no_more_instructions_than_it_did(fake_nccl, environm
     with Job() as job:
         under = each(program, job.environment(env), "time") / rounds
     assert 0 < under - direct < MOST_PER_COLLECTIVE
+
+
+def test_a_graph_costs_by_its_kernels_and_not_by_its_nodes(fake_driver, environment, tmp_path):
+    program = compile_c(tmp_path / "graph", str(HERE / "graph_hammer.c"), f"-L{fake_driver}", "-lcuda")
+    launches = 500
+    with Job() as job:
+        env = job.environment(environment)
+        few, many = (
+            instructions([str(program), str(nodes), str(launches)], env, "--toggle-collect=replay")
+            for nodes in (2, 120)
+        )
+        kernels = {k["name"]: k["launches"] for k in job.collect()["kernels"]}
+    assert kernels == dict.fromkeys(("gemm", "norm"), (launches + 1) * (1 + 60))
+    assert 0 < few <= many < 1.02 * few

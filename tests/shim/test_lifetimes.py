@@ -210,3 +210,29 @@ def test_children_of_a_split_in_the_background_are_counted_as_not_handled(nccl_p
     )
     assert seen == [True, 1]
     assert statistics["unhandled"] == 1
+
+
+def test_a_release_that_leaves_the_context_alive_costs_no_launch_and_no_trace(program):
+    """Some libraries retain and release the primary context for every operation."""
+    done = program("""
+        from tracer_driver import *
+        k, lib = kernel("gemm"), library()
+        lib.fake_calls_so_far.restype = ctypes.c_long
+        def calls():
+            before = lib.fake_calls_so_far()
+            launch(k, stream=0x10)
+            return lib.fake_calls_so_far() - before
+        lib.fake_fail_at(ctypes.c_long(1 << 40))  # counts the driver's calls
+        launch(k, stream=0x10)
+        known = calls()
+        assert call("cuDevicePrimaryCtxRelease_v2", 0) == 0
+        counted = [known, calls()]
+        before = left()
+        assert tracer.start()
+        launch(k, stream=0x10)
+        assert call("cuDevicePrimaryCtxRelease_v2", 0) == 0
+        launch(k, stream=0x10)
+        recording = tracer.stop()
+        show([*counted, len(recording.spans), recording.counters["contexts_gone"], left() == before])
+    """)
+    assert done.results == [1, 1, 2, 0, True]

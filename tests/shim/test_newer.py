@@ -99,3 +99,31 @@ def test_nothing_is_put_in_front_of_a_dependent_launch(program):
     )
     assert done.results == [[NCCL, "gemm"], ["weft_head_start", "gemm"]]
     assert done.stats["unhandled"] == 1
+
+
+def test_functions_that_cuda_changed_later_keep_all_their_parameters(program):
+    """CUDA 13.1 added a mode to cuLaunchHostFunc; what changes after the CUDA that weft knows is not intercepted."""
+    done = program(
+        """
+        from weft.shim import tracer
+        launch(kernel("gemm"), stream=0x10)
+        shown = []
+        for flags in (0, PER_THREAD):
+            older, newer = (by_proc_address("cuLaunchHostFunc", version, flags) for version in (13000, 13010))
+            for mode in (1, 0, 7):
+                assert call(older, c_void_p(0x10), None, None) == 0
+                assert call(newer, c_void_p(0x10), None, None, c_uint(mode)) == 0
+                shown.append(library().fake_host_mode())
+            assert tracer.start()  # the shim then makes calls of its own in between
+            assert call(newer, c_void_p(0x10), None, None, c_uint(5)) == 0
+            tracer.drop()
+            shown += [library().fake_host_mode(), older != newer]
+        names = ("cuStreamWaitEvent", "cuLaunchKernel")
+        known, same, changed = ([by_proc_address(n, version) for n in names] for version in (13040, 14000, 15000))
+        own = ctypes.cast(library().fake_newer_wait, c_void_p).value
+        launch(kernel("other"), function=changed[1])
+        show([*shown, same == known, changed == [own, known[1]]])
+        """
+    )
+    assert done.results == [1, 0, 7, 5, True, 1, 0, 7, 5, True, True, True]
+    assert done.kernel("other")["launches"] == 1

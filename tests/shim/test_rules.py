@@ -523,7 +523,8 @@ def user_tuner(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("version", "nccl", "chunk"), [(3, 22400, CHUNK), (4, 23000, CHUNK), (5, 22800, CHUNK), (6, 23000, 4096)]
+    ("version", "nccl", "chunk"),
+    [(2, 22400, CHUNK), (3, 22400, CHUNK), (4, 23000, CHUNK), (5, 22800, CHUNK), (6, 23000, 4096)],
 )
 def test_the_users_plugin_answers_where_no_rule_does(nccl_program, ncclver, user_tuner, version, nccl, chunk):
     """Found as libnccl-tuner.so, where nothing else is named."""
@@ -542,15 +543,20 @@ def test_a_plugin_that_this_nccl_would_not_know_is_not_asked(nccl_program, ncclv
     assert plans == [[RING, SIMPLE, 32, CHUNK], [RING, SIMPLE, 3, CHUNK]]
 
 
-@pytest.mark.parametrize("given", ["path", "short name", "none", "net plugin"])
+@pytest.mark.parametrize("given", ["path", "short name", "none", "net plugin", "file", "static"])
 def test_the_users_plugin_is_found_where_nccl_would_find_it(nccl_program, ncclver, user_tuner, given):
-    names = {"path": "mine.so", "short name": "libnccl-tuner-mine.so", "net plugin": "libnccl-net.so"}
+    names = {"short name": "libnccl-tuner-mine.so", "net plugin": "libnccl-net.so"}
+    names |= dict.fromkeys(("path", "file", "static"), "mine.so")
     folder = user_tuner(6, names.get(given, "libnccl-tuner.so"))
-    value = {"path": str(folder / "mine.so"), "short name": "mine", "none": "none"}
+    value = {"path": str(folder / "mine.so"), "short name": "mine", "none": "none", "static": "STATIC_PLUGIN"}
     env = {"LD_LIBRARY_PATH": f"{ncclver(23000)}:{folder}"}
     if given in value:
         env["NCCL_TUNER_PLUGIN"] = value[given]
+    if given == "file":  # as /etc/nccl.conf
+        env["NCCL_CONF_FILE"] = str(folder / "conf")
+        (folder / "conf").write_text(f"# NCCL_TUNER_PLUGIN=other\nNCCL_TUNER_PLUGIN={folder / 'mine.so'}\n")
     loaded = 'ctypes.CDLL("libnccl-net.so")' if given == "net plugin" else ""  # as NCCL does before
+    loaded = 'ctypes.CDLL("mine.so", ctypes.RTLD_GLOBAL)' if given == "static" else loaded
     plans = nccl_program("\n    " + loaded + ASKED, env=env, folder=ncclver(23000), policy=REDUCE_ONLY)
     assert plans[0] == ([RING, SIMPLE, 32, CHUNK] if given == "none" else [TREE, LL, 5, 4096])
     assert plans[1][:3] == [RING, SIMPLE, 3]
@@ -664,6 +670,9 @@ def test_live_tuning_has_the_plugin_and_keeps_what_the_user_had():
         assert (asked["NCCL_TUNER_PLUGIN"], asked["WEFT_NCCL_TUNER_PLUGIN"]) == ("STATIC_PLUGIN", "mine")
         again = job.environment(asked)  # one weft inside another
         assert (again["NCCL_TUNER_PLUGIN"], again["WEFT_NCCL_TUNER_PLUGIN"]) == ("STATIC_PLUGIN", "mine")
+        own = job.environment(job.environment({"NCCL_TUNER_PLUGIN": "STATIC_PLUGIN"}))
+        assert own["WEFT_NCCL_TUNER_PLUGIN"] == "STATIC_PLUGIN"
+        assert job.environment(job.environment({}))["WEFT_NCCL_TUNER_PLUGIN"] == ""
         assert "NCCL_TUNER_PLUGIN" not in job.environment({"NCCL_CTA_POLICY": "EFFICIENCY"})
     with Job() as job:
         assert "NCCL_TUNER_PLUGIN" not in job.environment({})

@@ -239,6 +239,9 @@ copy("cuMemcpyAsync", 0x100, 0x20000, 30_000, 0x30)
 copy("cuMemcpyDtoDAsync_v2", 0x9000000, 0x20000, 20_000, 0x30)
 copy("cuMemcpyDtoHAsync_v2", 0x100, 0x20000, 10_000, 0x30)
 assert library().cuMemsetD8Async(c_void_p(0x20000), 0, ctypes.c_size_t(5_000), c_void_p(0x30)) == 0
+to, sizes = (c_void_p * 2)(0x20000, 0x9000000), (ctypes.c_size_t * 2)(15_000, 1_000)
+batch = (to, (c_void_p * 2)(0x20000, 0x20000), sizes, ctypes.c_size_t(2), None, None, ctypes.c_size_t(0))
+assert library().cuMemcpyBatchAsync_v2(*batch, c_void_p(0x30)) == 0
 sync()
 recording = tracer.stop()
 tell(recording, kinds=[[s.kind, s.raw.bytes] for s in spans.spans_of(recording)])
@@ -252,6 +255,7 @@ tell(recording, kinds=[[s.kind, s.raw.bytes] for s in spans.spans_of(recording)]
         "Memcpy PtoP",
         "Memcpy DtoH",
         "Memset (Device)",
+        "Memcpy PtoP",
     ]
     assert result["kinds"] == [
         ["compute", 0],
@@ -260,6 +264,7 @@ tell(recording, kinds=[[s.kind, s.raw.bytes] for s in spans.spans_of(recording)]
         ["comm", 20_000],
         ["memory", 10_000],
         ["memory", 5_000],
+        ["comm", 16_000],
     ]
 
 

@@ -84,8 +84,8 @@ def tuner_environment(base: Mapping[str, str]) -> dict[str, str]:
     """`base` with what makes NCCL ask weft's tuner plugin, and weft the one that the user had."""
     env = dict(base)
     given = env.get("NCCL_TUNER_PLUGIN")
-    if given is not None and given != STATIC_PLUGIN:
-        env[USER_TUNER] = given
+    if given not in (None, STATIC_PLUGIN) or USER_TUNER not in env:  # else it is weft's own value
+        env[USER_TUNER] = given or ""
     env["NCCL_TUNER_PLUGIN"] = STATIC_PLUGIN
     return env
 

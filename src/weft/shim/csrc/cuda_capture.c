@@ -23,6 +23,10 @@ bool weft_capturing(CUstream stream) {
     return is_capturing(stream);
 }
 
+int weft_capture_relax_where_open(void) {
+    return LIKELY(atomic_load_explicit(&captures, memory_order_relaxed) <= 0) ? -1 : weft_capture_relax();
+}
+
 static CUresult begun(CUresult result, CUstream stream) {
     if (result != CUDA_SUCCESS)
         return result;
@@ -110,6 +114,7 @@ BEGINS(_ptsz, true)
 
 CUresult cuStreamDestroy_v2(CUstream stream) {
     stream_gone(stream);
+    weft_trace_stream_gone(stream);
     return REAL(cuStreamDestroy_v2)(stream);
 }
 
@@ -147,16 +152,18 @@ CUresult cuDevicePrimaryCtxReset_v2(CUdevice device) {
     return context_gone(REAL(cuDevicePrimaryCtxReset_v2)(device), NULL, true);
 }
 
-/* The last release destroys it. */
+/* The last release destroys it. Libraries retain and release it for every operation (UCX): nothing is forgotten where it
+ * lives on. */
 CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device) {
     unsigned flags;
     int active = 0;
-    weft_trace_context_gone(NULL);
-    weft_forget_handles();
+    uint32_t held = weft_trace_context_gone(NULL); /* until it is known */
     CUresult result = REAL(cuDevicePrimaryCtxRelease_v2)(device);
     if (weft_cuda()->cuDevicePrimaryCtxGetState &&
         weft_cuda()->cuDevicePrimaryCtxGetState(device, &flags, &active) != CUDA_SUCCESS)
         active = 0;
+    if (held && active)
+        weft_trace_contexts_back(held);
     return context_gone(result, NULL, !active);
 }
 

@@ -104,28 +104,34 @@ static const hook *by_question(const char *asked, int version, cuuint64_t flags)
     return NULL;
 }
 
-static void substitute_answer(const char *symbol, void **pfn, int version, cuuint64_t flags) {
-    if (!symbol || !pfn || !*pfn || !weft_enabled())
-        return;
-    const hook *h = by_question(symbol, version, flags);
-    if (h) {
-        remember(h, *pfn);
-        *pfn = h->ours;
-    }
-}
+/* The newest CUDA whose headers were compared with the table of hooks. A later one may give a function more parameters:
+ * ours takes its place only where the driver answers both versions with the same function. */
+enum { KNOWN_CUDA = 13040 };
+
+/* AS_OF asks the driver the same question for the version `version_` and writes to `known_`. */
+#define SUBSTITUTE_ANSWER(AS_OF)                                                                                       \
+    const hook *h = result == CUDA_SUCCESS && symbol && pfn && *pfn && weft_enabled()                                  \
+                        ? by_question(symbol, version, flags)                                                          \
+                        : NULL;                                                                                        \
+    void *known_ = NULL;                                                                                               \
+    int version_ = KNOWN_CUDA;                                                                                         \
+    if (h && version > version_ && (AS_OF != CUDA_SUCCESS || known_ != *pfn))                                          \
+        h = NULL;                                                                                                      \
+    if (h) {                                                                                                           \
+        remember(h, *pfn);                                                                                             \
+        *pfn = h->ours;                                                                                                \
+    }                                                                                                                  \
+    return result
 
 CUresult cuGetProcAddress(const char *symbol, void **pfn, int version, cuuint64_t flags) {
     CUresult result = REAL(cuGetProcAddress)(symbol, pfn, version, flags);
-    if (result == CUDA_SUCCESS)
-        substitute_answer(symbol, pfn, version, flags);
-    return result;
+    SUBSTITUTE_ANSWER(REAL(cuGetProcAddress)(symbol, &known_, version_, flags));
 }
 
 CUresult cuGetProcAddress_v2(const char *symbol, void **pfn, int version, cuuint64_t flags, int *status) {
     CUresult result = REAL(cuGetProcAddress_v2)(symbol, pfn, version, flags, status);
-    if (result == CUDA_SUCCESS)
-        substitute_answer(symbol, pfn, version, flags);
-    return result;
+    int found_;
+    SUBSTITUTE_ANSWER(REAL(cuGetProcAddress_v2)(symbol, &known_, version_, flags, &found_));
 }
 
 static weft_cuda_calls calls;

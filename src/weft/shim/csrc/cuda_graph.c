@@ -5,10 +5,20 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* How often one launch of a graph runs a kernel. */
+typedef struct {
+    uint32_t row;
+    bool shaped, communicates;
+    uint64_t times;
+} graph_tally;
+
 typedef struct {
     size_t count, room;
     bool unhandled; /* it holds nodes whose kernels cannot be counted: bodies that run as often as the GPU decides */
     weft_graph_kernel *kernels;
+    size_t tallied, tally_room;
+    graph_tally *tally;      /* of all kernels: a graph has thousands of nodes and few kernels */
+    size_t changed;          /* the node after the one that was changed last */
     _Atomic uint64_t traced; /* where the tracer listed its kernels */
 } graph_kernels;
 
@@ -85,13 +95,58 @@ static void read_graph(CUgraph graph, graph_kernels *into, int depth) {
     free(nodes);
 }
 
+/* --- how often it launches each kernel -------------------------------------------------------------------- */
+
+static void tally(graph_kernels *g, weft_graph_kernel k, uint64_t times) {
+    size_t i = 0;
+    while (i < g->tallied && (g->tally[i].row != k.row || g->tally[i].shaped != k.shaped))
+        i++;
+    if (i == g->tallied && i == g->tally_room) {
+        size_t room = g->tally_room ? g->tally_room * 2 : 16;
+        graph_tally *grown = realloc(g->tally, room * sizeof *grown);
+        if (!grown) {
+            g->unhandled = true; /* it will not be counted */
+            return;
+        }
+        g->tally = grown;
+        g->tally_room = room;
+    }
+    if (i == g->tallied)
+        g->tally[g->tallied++] = (graph_tally){k.row, k.shaped, k.communicates, 0};
+    g->tally[i].times += times;
+}
+
+static int by_kernel(const void *a, const void *b) {
+    const weft_graph_kernel *x = a, *y = b;
+    return x->row != y->row ? (x->row > y->row) - (x->row < y->row) : x->shaped - y->shaped;
+}
+
+/* Sorted, so that each kernel is looked for once, whatever the number of nodes. */
+static void tally_all(graph_kernels *g) {
+    weft_graph_kernel *sorted = malloc((g->count ? g->count : 1) * sizeof *sorted);
+    if (!sorted) {
+        g->unhandled = true;
+        return;
+    }
+    memcpy(sorted, g->kernels ? g->kernels : sorted, g->count * sizeof *sorted);
+    qsort(sorted, g->count, sizeof *sorted, by_kernel);
+    for (size_t i = 0, same; i < g->count; i += same) {
+        for (same = 1; i + same < g->count && by_kernel(&sorted[i], &sorted[i + same]) == 0;)
+            same++;
+        tally(g, sorted[i], same);
+    }
+    free(sorted);
+}
+
 /* --- what each executable graph launches ---------------------------------------------------------------- */
 
 static uint64_t key_of(CUgraphExec exec) { return (uint64_t)(uintptr_t)exec; }
 
 static void drop(graph_kernels *g) {
-    if (g)
+    if (g) {
         free(g->kernels);
+        free(g->tally);
+    }
     free(g);
 }
 
@@ -113,8 +168,10 @@ static void remember(CUgraphExec exec, CUgraph graph) {
     if (!weft_attach(WEFT_API_CUDA))
         return;
     graph_kernels *g = calloc(1, sizeof *g);
-    if (g)
+    if (g) {
         read_graph(graph, g, 0);
+        tally_all(g);
+    }
     replace(exec, g);
 }
 
@@ -155,9 +212,16 @@ static void change(CUgraphExec exec, CUgraphNode node, const CUDA_KERNEL_NODE_PA
         return;
     pthread_mutex_lock(&lock);
     graph_kernels *g = weft_map_find(&executables, key_of(exec), 0);
-    for (size_t i = 0; g && i < g->count; i++)
-        if (g->kernels[i].node == node)
-            g->kernels[i] = k;
+    size_t i = g ? g->changed : 0, looked = 0; /* programs change their nodes in order */
+    while (g && looked < g->count && g->kernels[i % g->count].node != node)
+        i++, looked++;
+    if (g && looked < g->count) {
+        weft_graph_kernel *was = &g->kernels[i % g->count];
+        tally(g, *was, (uint64_t)-1);
+        tally(g, k, 1);
+        *was = k;
+        g->changed = i % g->count + 1;
+    }
     pthread_mutex_unlock(&lock);
 }
 
@@ -203,9 +267,10 @@ static CUresult launched(CUresult result, CUgraphExec exec, CUstream stream) {
     bool communicates = false;
     pthread_mutex_lock(&lock);
     graph_kernels *g = weft_map_find(&executables, key_of(exec), 0);
-    for (size_t i = 0; g && i < g->count; i++) {
-        weft_count_launch(weft_cell_at(g->kernels[i].row), 1, g->kernels[i].shaped);
-        communicates |= g->kernels[i].communicates;
+    for (size_t i = 0; g && i < g->tallied; i++) {
+        const graph_tally *t = &g->tally[i];
+        weft_count_launch(weft_cell_at(t->row), t->times, t->shaped);
+        communicates |= t->communicates && t->times;
     }
     bool unhandled = !g || g->unhandled;
     pthread_mutex_unlock(&lock);

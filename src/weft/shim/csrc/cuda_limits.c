@@ -191,6 +191,10 @@ void weft_limit_restore(void) {
     pthread_mutex_unlock(turn);
 }
 
+bool weft_limit_withheld(void *handle, size_t dynamic_bytes) {
+    return atomic_load(&raised) && weft_attach(WEFT_API_CUDA) && weft_limit_exceeded(handle, dynamic_bytes);
+}
+
 /* --- the program's own calls --------------------------------------------------------------------------------- */
 
 /* The function whose limit the program speaks of; NULL: the driver alone is asked. */
@@ -266,7 +270,7 @@ CUresult cuKernelGetAttribute(int *value, int attribute, CUkernel kernel, CUdevi
 
 /* The driver answers by the limit as well. */
 #define OCCUPANCY(CALL)                                                                                                \
-    bool over = atomic_load(&raised) && weft_attach(WEFT_API_CUDA) && weft_limit_exceeded(f, dynamic_bytes);           \
+    bool over = weft_limit_withheld(f, dynamic_bytes);                                                                 \
     CUresult result = CALL;                                                                                            \
     if (over)                                                                                                          \
         weft_limit_restore();                                                                                          \

@@ -27,6 +27,20 @@ PAIR(cuStreamEndCapture, CUstream stream, CUgraph *graph);
 EXPORT CUresult cuGraphInstantiate_v2(CUgraphExec *exec, CUgraph graph, CUgraphNode *error, char *log, size_t size);
 EXPORT CUresult cuGraphInstantiateWithFlags(CUgraphExec *exec, CUgraph graph, unsigned long long flags);
 PAIR(cuGraphInstantiateWithParams, CUgraphExec *exec, CUgraph graph, void *params);
+EXPORT CUresult cuGraphAddKernelNode(CUgraphNode *made, CUgraph graph, const CUgraphNode *dependencies, size_t count,
+                                     const CUDA_KERNEL_NODE_PARAMS *params);
+EXPORT CUresult cuGraphAddKernelNode_v2(CUgraphNode *made, CUgraph graph, const CUgraphNode *dependencies, size_t count,
+                                        const CUDA_KERNEL_NODE_PARAMS *params);
+EXPORT CUresult cuGraphKernelNodeSetParams(CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS *params);
+EXPORT CUresult cuGraphKernelNodeSetParams_v2(CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS *params);
+EXPORT CUresult cuGraphAddNode(CUgraphNode *made, CUgraph graph, const CUgraphNode *dependencies, size_t count,
+                               CUgraphNodeParams *params);
+EXPORT CUresult cuGraphAddNode_v2(CUgraphNode *made, CUgraph graph, const CUgraphNode *dependencies, const void *data,
+                                  size_t count, CUgraphNodeParams *params);
+EXPORT CUresult cuGraphAddNode_v3(CUgraphNode *made, CUgraph graph, const CUgraphNode *dependencies, const void *data,
+                                  size_t count, CUgraphNodeParams *params);
+EXPORT CUresult cuGraphNodeSetParams(CUgraphNode node, CUgraphNodeParams *params);
+EXPORT CUresult cuGraphNodeSetParams_v2(CUgraphNode node, CUgraphNodeParams *params);
 EXPORT CUresult cuGraphExecUpdate(CUgraphExec exec, CUgraph graph, CUgraphNode *error, int *result);
 EXPORT CUresult cuGraphExecUpdate_v2(CUgraphExec exec, CUgraph graph, void *result);
 EXPORT CUresult cuGraphExecKernelNodeSetParams(CUgraphExec exec, CUgraphNode node, const void *params);
@@ -51,6 +65,7 @@ EXPORT CUresult cuGreenCtxCreate(CUgreenCtx *made, void *resources, CUdevice dev
 EXPORT CUresult cuGreenCtxDestroy(CUgreenCtx context);
 PAIR(cuStreamWaitEvent, CUstream stream, CUevent event, unsigned flags);
 PAIR(cuLaunchHostFunc, CUstream stream, void *function, void *data);
+PAIR(cuLaunchHostFunc_v2, CUstream stream, void *function, void *data, unsigned mode);
 PAIR(cuStreamWaitValue32_v2, CUstream stream, CUdeviceptr at, uint32_t value, unsigned flags);
 PAIR(cuStreamWaitValue64_v2, CUstream stream, CUdeviceptr at, cuuint64_t value, unsigned flags);
 PAIR(cuStreamBatchMemOp_v2, CUstream stream, unsigned count, void *operations, unsigned flags);
@@ -60,6 +75,10 @@ PAIR(cuMemcpyDtoHAsync_v2, void *to, CUdeviceptr from, size_t size, CUstream str
 PAIR(cuMemcpyDtoDAsync_v2, CUdeviceptr to, CUdeviceptr from, size_t size, CUstream stream);
 PAIR(cuMemcpyPeerAsync, CUdeviceptr to, CUcontext to_context, CUdeviceptr from, CUcontext from_context, size_t size,
      CUstream stream);
+PAIR(cuMemcpyBatchAsync, CUdeviceptr *to, CUdeviceptr *from, size_t *sizes, size_t count, void *attributes,
+     size_t *places, size_t attribute_count, size_t *failed, CUstream stream);
+PAIR(cuMemcpyBatchAsync_v2, CUdeviceptr *to, CUdeviceptr *from, size_t *sizes, size_t count, void *attributes,
+     size_t *places, size_t attribute_count, CUstream stream);
 PAIR(cuMemcpy2DAsync_v2, const CUDA_MEMCPY2D *copy, CUstream stream);
 PAIR(cuMemcpy3DAsync_v2, const CUDA_MEMCPY3D *copy, CUstream stream);
 PAIR(cuMemsetD8Async, CUdeviceptr to, unsigned char value, size_t count, CUstream stream);
@@ -152,6 +171,7 @@ int weft_cuda_device_attribute(int attribute); /* of the current context's devic
 
 /* Our own calls are allowed while another thread captures: they touch nothing that is being captured. */
 int weft_capture_relax(void);
+int weft_capture_relax_where_open(void); /* the same; costs one load while nothing is captured */
 void weft_capture_restore(int mode);
 
 /* A stream as an explicit handle, whatever the default stream of the calling convention. */
@@ -167,6 +187,7 @@ bool weft_pin_function(CUfunction f, unsigned threads, size_t dynamic_bytes, uns
  * weft_limit_restore, which this thread calls when the driver has refused the launch. */
 bool weft_limit_exceeded(void *handle, size_t dynamic_bytes);
 void weft_limit_restore(void);
+bool weft_limit_withheld(void *handle, size_t dynamic_bytes); /* the same; costs one load where weft raised none */
 int weft_occupancy(void *f, unsigned threads, size_t dynamic_bytes); /* 0: unknown */
 bool weft_name_noted(void *handle, char *out, size_t size);          /* as the program asked for it */
 

@@ -113,7 +113,7 @@ void weft_comm_launched(const weft_backend *api, const weft_rules *rules, void *
     weft_comm_launches_here++;
     if (capturing)
         atomic_fetch_add(&captured, 1);
-    else if (rules->data.flags & (WEFT_WHEN_OVERLAP | WEFT_TRACK) || rules->data.sm_reserve)
+    else if (weft_comm_tracked(rules))
         track(api, stream);
 }
 

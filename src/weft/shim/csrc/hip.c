@@ -2,7 +2,8 @@
  *
  * Residency works by dynamic LDS, as on CUDA by shared memory. HIP has no launch attribute for priority: a policy
  * with high priority reaches torch's collectives by an environment variable (see inject.py). There is neither a head
- * start nor a way to keep SMs free of GEMMs: both are counted as not applied. Written from the HIP headers and tested against a fake libamdhip64; not run on AMD hardware. */
+ * start nor a way to keep SMs free of GEMMs: both are counted as not applied. Graphs are not followed: what is captured
+ * counts once. Written from the HIP headers and tested against a fake libamdhip64; not run on AMD hardware. */
 #define _GNU_SOURCE
 #include "weft.h"
 
@@ -123,6 +124,8 @@ void weft_hip_found(const char *name, void *function) {
     X(hipDeviceGetAttribute, int (*)(int *, int, int))                                                                 \
     X(hipHostRegister, int (*)(void *, size_t, unsigned))                                                              \
     X(hipHostGetDevicePointer, int (*)(void **, void *, unsigned))                                                     \
+    X(hipThreadExchangeStreamCaptureMode, int (*)(int *))                                                              \
+    X(hipStreamIsCapturing, int (*)(void *, int *))                                                                    \
     X(hipStreamWriteValue32, int (*)(void *, void *, uint32_t, unsigned))
 
 static struct {
@@ -198,20 +201,44 @@ static bool module_pin(void *f, unsigned threads, size_t lds, unsigned blocks, u
     return pin(module_blocks, f, threads, lds, blocks, bytes);
 }
 
+/* Allowed while another thread captures: it touches nothing that is being captured. */
+static int register_memory(void *memory, size_t size) {
+    enum { PORTABLE_AND_MAPPED = 3, RELAXED = 2 };
+    int mode = RELAXED;
+    bool relaxed = hip.hipThreadExchangeStreamCaptureMode && hip.hipThreadExchangeStreamCaptureMode(&mode) == 0;
+    int result = hip.hipHostRegister(memory, size, PORTABLE_AND_MAPPED);
+    if (relaxed)
+        hip.hipThreadExchangeStreamCaptureMode(&mode);
+    return result;
+}
+
 static bool share(void *memory, size_t size, uint64_t *device) {
-    enum { PORTABLE_AND_MAPPED = 3, ALREADY_REGISTERED = 712 };
+    enum { ALREADY_REGISTERED = 712 };
     void *address;
     if (!hip.hipHostRegister || !hip.hipHostGetDevicePointer || !hip.hipStreamWriteValue32)
         return false;
-    int result = hip.hipHostRegister(memory, size, PORTABLE_AND_MAPPED);
+    int result = register_memory(memory, size);
     if ((result != 0 && result != ALREADY_REGISTERED) || hip.hipHostGetDevicePointer(&address, memory, 0) != 0)
         return false;
     *device = (uint64_t)(uintptr_t)address;
     return true;
 }
 
+/* Default streams have handles here, so that they can be told apart. That of the legacy stream is new in ROCm 6.2. */
+#define STREAM_LEGACY ((void *)1)
+#define STREAM_PER_THREAD ((void *)2)
+
+static void *as_hip_knows_it(void *stream) { return stream == STREAM_LEGACY ? NULL : stream; }
+
 static bool write_word(void *stream, uint64_t device, uint32_t value) {
-    return hip.hipStreamWriteValue32(stream, (void *)(uintptr_t)device, value, 0) == 0;
+    return hip.hipStreamWriteValue32(as_hip_knows_it(stream), (void *)(uintptr_t)device, value, 0) == 0;
+}
+
+/* Nothing of ours goes into a capture: a word that the GPU writes would be refused there, and the capture lost. The
+ * legacy stream is an error while another stream captures, and must not be used then, either. */
+static bool capturing(void *stream) {
+    int status = 0;
+    return hip.hipStreamIsCapturing && (hip.hipStreamIsCapturing(as_hip_knows_it(stream), &status) != 0 || status != 0);
 }
 
 static const weft_backend host_backend = {WEFT_API_HIP, host_name, host_blocks, cu_count,
@@ -232,7 +259,7 @@ typedef struct {
 
 static decision decide(const weft_backend *api, const void *f, uint64_t blocks, unsigned threads, size_t shared,
                        void *stream) {
-    decision d = {.api = api, .asked = shared, .shared = shared, .stream = stream ? stream : (void *)1};
+    decision d = {.api = api, .asked = shared, .shared = shared, .stream = stream ? stream : STREAM_LEGACY};
     if (!f || shared > UINT32_MAX || !weft_attach(WEFT_API_HIP))
         return d;
     ready();
@@ -242,7 +269,7 @@ static decision decide(const weft_backend *api, const void *f, uint64_t blocks, 
     bool track = d.rules->data.flags & WEFT_TRACK, reserve = d.rules->data.sm_reserve > 0;
     if (d.k.kind != WEFT_KIND_COMPUTE || !(track || reserve || d.rules->shapes))
         return d;
-    bool in_flight = weft_comm_in_flight(d.stream, false);
+    bool in_flight = weft_comm_in_flight(d.stream, false) && !capturing(d.stream);
     if (reserve && in_flight)
         weft_count(WEFT_COUNT_SM_OTHERS);
     if (track && in_flight)
@@ -269,7 +296,7 @@ static int finished(const decision *d, int result) {
             if (d->rules->data.head_start_ns)
                 weft_count(d->rules->data.flags & WEFT_HEAD_START_PLACED ? WEFT_COUNT_PLACED_FAILURES
                                                                          : WEFT_COUNT_HEAD_START_FAILURES);
-            weft_comm_launched(d->api, d->rules, d->stream, false);
+            weft_comm_launched(d->api, d->rules, d->stream, weft_comm_tracked(d->rules) && capturing(d->stream));
         }
     }
     return result;
@@ -290,7 +317,8 @@ int hipLaunchKernel(const void *f, dim3 grid, dim3 block, void **args, size_t sh
 }
 
 int hipLaunchKernel_spt(const void *f, dim3 grid, dim3 block, void **args, size_t shared, void *stream) {
-    decision d = decide(&host_backend, f, COUNT(grid), (unsigned)COUNT(block), shared, stream);
+    void *named = stream ? stream : STREAM_PER_THREAD;
+    decision d = decide(&host_backend, f, COUNT(grid), (unsigned)COUNT(block), shared, named);
     MAKE(REAL(hipLaunchKernel_spt)(f, grid, block, args, d.shared, stream));
 }
 

@@ -161,6 +161,26 @@ static ncclResult_t init_v6(void **context, uint64_t id, size_t ranks, size_t no
     return start_newer(6, __builtin_return_address(0), context, id, ranks, nodes, log, domain, constants);
 }
 
+static bool has(const float *costs, int algorithm, int algorithms, int protocols) {
+    return algorithm < algorithms && PROTOCOL_SIMPLE < protocols &&
+           is_possible(costs[algorithm * protocols + PROTOCOL_SIMPLE]);
+}
+
+/* v2 names one algorithm and protocol, where the later versions fill a table: as NCCL itself translates it. */
+static ncclResult_t ask_v2(tuner *t, int function, size_t bytes, int pipelined, float *costs, int algorithms,
+                           int protocols, int *channels) {
+    int algorithm = -1, protocol = -1;
+    bool nvls =
+        has(costs, ALGORITHM_NVLS, algorithms, protocols) || has(costs, ALGORITHM_NVLS_TREE, algorithms, protocols);
+    bool collnet = has(costs, ALGORITHM_COLLNET_CHAIN, algorithms, protocols);
+    ncclResult_t result = ((tuner_info_v2)t->user.plugin->info)(t->user_context, function, bytes, collnet, nvls,
+                                                                pipelined, &algorithm, &protocol, channels);
+    bool named = algorithm >= 0 && algorithm < algorithms && protocol >= 0 && protocol < protocols;
+    if (named && is_possible(costs[algorithm * protocols + protocol]))
+        costs[algorithm * protocols + protocol] = 0;
+    return result;
+}
+
 static void ask_user(tuner *t, int function, size_t bytes, int pipelined, float **costs, int algorithms, int protocols,
                      int registered, int *channels) {
     float kept[COSTS];
@@ -170,10 +190,12 @@ static void ask_user(tuner *t, int function, size_t bytes, int pipelined, float 
         return;
     memcpy(kept, costs, size);
     ncclResult_t result =
-        t->user.version == 3 ? ((tuner_info_v3)t->user.plugin->info)(t->user_context, function, bytes, pipelined, costs,
-                                                                     algorithms, protocols, channels)
-                             : ((tuner_info_v4)t->user.plugin->info)(t->user_context, function, bytes, pipelined, costs,
-                                                                     algorithms, protocols, registered, channels);
+        t->user.version == 2 ? ask_v2(t, function, bytes, pipelined, (float *)costs, algorithms, protocols, channels)
+        : t->user.version == 3
+            ? ((tuner_info_v3)t->user.plugin->info)(t->user_context, function, bytes, pipelined, costs, algorithms,
+                                                    protocols, channels)
+            : ((tuner_info_v4)t->user.plugin->info)(t->user_context, function, bytes, pipelined, costs, algorithms,
+                                                    protocols, registered, channels);
     if (result != NCCL_SUCCESS) {
         weft_count(WEFT_COUNT_TUNER_FAILURES);
         memcpy(costs, kept, size);

@@ -40,16 +40,48 @@ static void *open_net_plugin(void) {
     return found;
 }
 
-/* `weft run` keeps the user's NCCL_TUNER_PLUGIN under this name. */
+static bool named_in(const char *path, char *name, size_t size) {
+    static const char variable[] = "NCCL_TUNER_PLUGIN=";
+    char line[4096];
+    bool found = false;
+    FILE *file = fopen(path, "re");
+    while (file && !found && fgets(line, sizeof line, file)) {
+        line[strcspn(line, "\r\n")] = 0;
+        found = strncmp(line, variable, strlen(variable)) == 0;
+    }
+    if (file)
+        fclose(file);
+    if (found)
+        snprintf(name, size, "%.*s", (int)size - 1, line + strlen(variable));
+    return found;
+}
+
+/* What NCCL would have read from its files: the environment outranks them, and `weft run` has set the variable. */
+static const char *name_in_files(char *name, size_t size) {
+    char path[1024];
+    const char *given = getenv("NCCL_CONF_FILE"), *home = getenv("HOME");
+    if (given && *given)
+        snprintf(path, sizeof path, "%s", given);
+    else
+        snprintf(path, sizeof path, "%s/.nccl.conf", home ? home : "");
+    return named_in(path, name, size) || named_in("/etc/nccl.conf", name, size) ? name : NULL;
+}
+
+static bool in_process; /* the user's plugin is in no library of its own; written before `searched` */
+
+/* `weft run` keeps the user's NCCL_TUNER_PLUGIN under this name; empty where there was none. */
 static void *open_user_library(void) {
+    char room[512];
     const char *name = getenv("WEFT_NCCL_TUNER_PLUGIN");
+    if (!name || !*name)
+        name = name_in_files(room, sizeof room);
     if (name && strcasecmp(name, "none") == 0)
         return NULL;
-    void *found = NULL;
-    if (!name || !*name)
-        found = opened("libnccl-tuner.so", 0);
-    else if (!is_static(name))
-        found = open_named("libnccl-tuner", name, 0);
+    if (name && *name && is_static(name)) {
+        in_process = true;
+        return NULL;
+    }
+    void *found = !name || !*name ? opened("libnccl-tuner.so", 0) : open_named("libnccl-tuner", name, 0);
     return found ? found : open_net_plugin();
 }
 
@@ -76,10 +108,11 @@ user_tuner weft_user_tuner(int newest) {
     void *from = user_library();
     dlerror(); /* the program must not see our failed lookups */
     user_tuner found = {NULL, 0};
-    for (int version = newest; from && !found.plugin && version >= TUNER_OLDEST; version--) {
+    bool anywhere = from || in_process;
+    for (int version = newest; anywhere && !found.plugin && version >= TUNER_OLDEST; version--) {
         char name[32];
         snprintf(name, sizeof name, "ncclTunerPlugin_v%d", version);
-        found.plugin = weft_real_symbol(from, name);
+        found.plugin = from ? weft_real_symbol(from, name) : weft_next_symbol(name);
         found.version = found.plugin ? version : 0;
     }
     dlerror();

@@ -16,7 +16,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static weft_trace_record *records;
 static uint64_t record_count;
 static uint64_t marks[WEFT_TRACE_STEPS], mark_count, period[2];
-static uint32_t epoch;
+static _Atomic uint32_t epoch;
 
 weft_trace_context *weft_trace_use_begins(void) {
     atomic_fetch_add(&users, 1);
@@ -26,7 +26,7 @@ weft_trace_context *weft_trace_use_begins(void) {
 void weft_trace_use_ends(void) { atomic_fetch_sub(&users, 1); }
 void weft_trace_lock(void) { pthread_mutex_lock(&lock); }
 void weft_trace_unlock(void) { pthread_mutex_unlock(&lock); }
-uint32_t weft_trace_epoch(void) { return epoch; }
+uint32_t weft_trace_epoch(void) { return atomic_load_explicit(&epoch, memory_order_relaxed); }
 
 weft_trace_record *weft_trace_new_record(weft_trace_context *c) {
     if (atomic_load(&state) != RECORDING || record_count == CAPACITY) {
@@ -58,7 +58,7 @@ void weft_forget_tracer(void) {
 
 static void clear(void) {
     record_count = mark_count = 0;
-    epoch++;
+    atomic_fetch_add_explicit(&epoch, 1, memory_order_relaxed);
     weft_trace_lanes_clear();
     weft_trace_graphs_clear();
     weft_trace_completion_clear();

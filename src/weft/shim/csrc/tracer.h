@@ -136,8 +136,9 @@ bool weft_trace_enter(weft_trace_context *c, CUcontext *before); /* make it curr
 void weft_trace_leave(CUcontext before);
 void weft_trace_devices(weft_trace_header *h);
 weft_trace_context *weft_trace_contexts(int *count);
-void weft_trace_events_over(void);               /* destroys everything */
-void weft_trace_context_gone(CUcontext context); /* NULL: all of them */
+void weft_trace_events_over(void);                   /* destroys everything */
+uint32_t weft_trace_context_gone(CUcontext context); /* NULL: all of them; returns which, as bits */
+void weft_trace_contexts_back(uint32_t which);       /* they have not gone */
 
 /* --- tracer_operation.c: one operation -------------------------------------------------------------------- */
 
@@ -173,7 +174,8 @@ void weft_trace_completion_refused(weft_trace_op *op);
 
 /* --- tracer_lanes.c ------------------------------------------------------------------------------------------- */
 
-void weft_trace_disturbed(CUstream stream); /* something may delay what comes next on this stream */
+void weft_trace_disturbed(CUstream stream);   /* something may delay what comes next on this stream */
+void weft_trace_stream_gone(CUstream stream); /* about to be destroyed; its handle may come back as another stream's */
 
 /* --- tracer_graphs.c ------------------------------------------------------------------------------------------ */
 

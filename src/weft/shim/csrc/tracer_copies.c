@@ -20,6 +20,8 @@ enum { POINTER_MEMORY_TYPE = 2, POINTER_DEVICE = 9, TYPE_HOST = 1, TYPE_DEVICE =
 
 DELAYS_PAIR(cuStreamWaitEvent, (CUstream stream, CUevent event, unsigned flags), stream, event, flags)
 DELAYS_PAIR(cuLaunchHostFunc, (CUstream stream, void *function, void *data), stream, function, data)
+DELAYS_PAIR(cuLaunchHostFunc_v2, (CUstream stream, void *function, void *data, unsigned mode), stream, function, data,
+            mode)
 DELAYS_PAIR(cuStreamWaitValue32_v2, (CUstream stream, CUdeviceptr at, uint32_t value, unsigned flags), stream, at,
             value, flags)
 DELAYS_PAIR(cuStreamWaitValue64_v2, (CUstream stream, CUdeviceptr at, cuuint64_t value, unsigned flags), stream, at,
@@ -51,6 +53,24 @@ static uint32_t between(CUdeviceptr to, CUdeviceptr from) {
     bool a = on_device(to, &to_device), b = on_device(from, &from_device);
     weft_capture_restore(mode);
     return direction(a, b, to_device != from_device);
+}
+
+/* A batch of several directions has that of a copy between devices, if there is one: it communicates. */
+static uint32_t of_batch(const CUdeviceptr *to, const CUdeviceptr *from, size_t count) {
+    enum { LOOKED_AT = 64 };
+    uint32_t found = WEFT_COPY_UNKNOWN;
+    for (size_t i = 0; to && from && i < count && i < LOOKED_AT && found != WEFT_COPY_PTOP; i++) {
+        uint32_t one = between(to[i], from[i]);
+        found = i == 0 || one == WEFT_COPY_PTOP ? one : found;
+    }
+    return found;
+}
+
+static size_t sum(const size_t *sizes, size_t count) {
+    size_t all = 0;
+    for (size_t i = 0; sizes && i < count; i++)
+        all += sizes[i];
+    return all;
 }
 
 static uint32_t of_types(int to, int from) {
@@ -88,6 +108,15 @@ COPY(cuMemcpyDtoDAsync_v2, between(to, from), size, (CUdeviceptr to, CUdeviceptr
 COPY(cuMemcpyPeerAsync, to_context == from_context ? WEFT_COPY_DTOD : WEFT_COPY_PTOP, size,
      (CUdeviceptr to, CUcontext to_context, CUdeviceptr from, CUcontext from_context, size_t size, CUstream stream), to,
      to_context, from, from_context, size, stream)
+/* NCCL's collectives by copy engines come as batches. Each is one span: its copies may run in any order. */
+COPY(cuMemcpyBatchAsync, of_batch(to, from, count), sum(sizes, count),
+     (CUdeviceptr * to, CUdeviceptr *from, size_t *sizes, size_t count, void *attributes, size_t *places,
+      size_t attribute_count, size_t *failed, CUstream stream),
+     to, from, sizes, count, attributes, places, attribute_count, failed, stream)
+COPY(cuMemcpyBatchAsync_v2, of_batch(to, from, count), sum(sizes, count),
+     (CUdeviceptr * to, CUdeviceptr *from, size_t *sizes, size_t count, void *attributes, size_t *places,
+      size_t attribute_count, CUstream stream),
+     to, from, sizes, count, attributes, places, attribute_count, stream)
 COPY(cuMemcpy2DAsync_v2, copy ? of_types(copy->dstMemoryType, copy->srcMemoryType) : WEFT_COPY_UNKNOWN,
      copy ? copy->WidthInBytes * copy->Height : 0, (const CUDA_MEMCPY2D *copy, CUstream stream), copy, stream)
 COPY(cuMemcpy3DAsync_v2, copy ? of_types(copy->dstMemoryType, copy->srcMemoryType) : WEFT_COPY_UNKNOWN,

@@ -9,7 +9,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { CONTEXTS = 32, CHUNK = 256, NOT_READY = 600, DISABLE_TIMING = 2, NON_BLOCKING = 1 };
+enum { CONTEXTS = 32 /* bits of a word */, CHUNK = 256, NOT_READY = 600, DISABLE_TIMING = 2, NON_BLOCKING = 1 };
 enum { WARM = 8, BASE_TRIES = 8, BASE_LIMIT_NS = 1000000000, REBASE_NS = 50000000 };
 
 static weft_trace_context contexts[CONTEXTS];
@@ -317,13 +317,25 @@ void weft_trace_events_over(void) {
 }
 
 /* Its events and streams die with it. */
-void weft_trace_context_gone(CUcontext context) {
+uint32_t weft_trace_context_gone(CUcontext context) {
+    uint32_t which = 0;
     if (LIKELY(atomic_load_explicit(&context_count, memory_order_relaxed) == 0))
-        return;
+        return which;
     pthread_mutex_lock(&lock);
     for (int i = 0; i < atomic_load(&context_count); i++)
-        if ((!context || contexts[i].context == context) && !atomic_exchange(&contexts[i].gone, true))
+        if ((!context || contexts[i].context == context) && !atomic_exchange(&contexts[i].gone, true)) {
             weft_trace_count(WEFT_TRACED_CONTEXTS_GONE, 1);
+            which |= 1u << i;
+        }
+    pthread_mutex_unlock(&lock);
+    return which;
+}
+
+void weft_trace_contexts_back(uint32_t which) {
+    pthread_mutex_lock(&lock);
+    for (int i = 0; i < atomic_load(&context_count); i++)
+        if (which >> i & 1 && contexts[i].base && atomic_exchange(&contexts[i].gone, false))
+            weft_trace_count(WEFT_TRACED_CONTEXTS_GONE, (uint64_t)-1);
     pthread_mutex_unlock(&lock);
 }
 

@@ -67,6 +67,25 @@ void weft_trace_disturbed(CUstream stream) {
     weft_trace_use_ends();
 }
 
+/* What is still open on it ends here: later its handle must not be used. No stream is NULL in a lane. */
+void weft_trace_stream_gone(CUstream stream) {
+    if (LIKELY(weft_trace_state() != 1) || !stream)
+        return;
+    weft_trace_record *open = NULL;
+    weft_trace_use_begins(); /* whatever context is current */
+    weft_trace_lock();
+    for (uint32_t i = 0; i < lane_count; i++)
+        if (lanes[i].stream == stream) {
+            open = atomic_load(&lanes[i].context->gone) ? NULL : lanes[i].open;
+            lanes[i].stream = NULL;
+            lanes[i].open = NULL;
+        }
+    weft_trace_unlock();
+    if (open && !weft_capturing(stream))
+        weft_trace_close(open, stream);
+    weft_trace_use_ends();
+}
+
 bool weft_trace_blocking_streams(void) { return atomic_load(&blocking_streams); }
 
 void weft_trace_lanes_clear(void) {
@@ -78,7 +97,8 @@ void weft_trace_lanes_close(void) {
     for (uint32_t i = 0; i < lane_count; i++) {
         CUcontext before;
         if (lanes[i].open && weft_trace_enter(lanes[i].context, &before)) {
-            if (lanes[i].stream != CU_STREAM_PER_THREAD || lanes[i].thread == weft_trace_thread())
+            bool reachable = lanes[i].stream != CU_STREAM_PER_THREAD || lanes[i].thread == weft_trace_thread();
+            if (reachable && !weft_capturing(lanes[i].stream)) /* a capture must not get our event */
                 weft_trace_close(lanes[i].open, lanes[i].stream);
             weft_trace_leave(before);
         }

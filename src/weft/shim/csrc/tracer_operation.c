@@ -48,13 +48,22 @@ static bool put(CUevent e, CUstream stream) {
 }
 
 /* Whether work that was launched earlier on this stream is still to be done, with some to spare. */
-static bool still_busy(CUevent earlier) { return earlier && weft_cuda()->cuEventQuery(earlier) == NOT_READY; }
+static bool still_busy(CUevent earlier) {
+    if (!earlier)
+        return false;
+    int mode = weft_capture_relax_where_open();
+    bool busy = weft_cuda()->cuEventQuery(earlier) == NOT_READY;
+    weft_capture_restore(mode);
+    return busy;
+}
 
 void weft_trace_close(weft_trace_record *open, CUstream stream) {
     if (!open)
         return;
+    int mode = weft_capture_relax_where_open();
     if (weft_cuda()->cuStreamQuery && weft_cuda()->cuStreamQuery(stream) == CUDA_SUCCESS)
         open->span.flags |= WEFT_SPAN_LATE;
+    weft_capture_restore(mode);
     if (put(open->after, stream))
         open->span.flags &= ~(uint32_t)WEFT_SPAN_OPEN;
 }
@@ -64,6 +73,8 @@ static weft_trace_lane *enter(weft_trace_op *op, CUstream stream, weft_trace_con
                               weft_trace_record **open, bool *front, CUevent *earlier) {
     weft_trace_lock();
     weft_trace_lane *l = weft_trace_lane_of(stream, c, true);
+    if (!l)
+        weft_trace_count(WEFT_TRACED_DROPPED, 1);
     if (l && (op->record = weft_trace_new_record(c))) {
         weft_trace_record *last = l->last;
         *programmatic &= last && !l->disturbed && last->span.kind == WEFT_TRACE_KERNEL;

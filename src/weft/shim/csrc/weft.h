@@ -138,6 +138,11 @@ void weft_sms_partitioned(void); /* streams may own fewer SMs than the device ha
 
 /* --- flight.c: collectives in flight ---------------------------------------------------------------- */
 
+/* Does the policy need to know which collectives are in flight? */
+static inline bool weft_comm_tracked(const weft_rules *rules) {
+    return rules->data.flags & (WEFT_WHEN_OVERLAP | WEFT_TRACK) || rules->data.sm_reserve;
+}
+
 void weft_comm_launched(const weft_backend *api, const weft_rules *rules, void *stream, bool capturing);
 void weft_comm_capture_over(void);
 bool weft_comm_in_flight(void *stream, bool capturing); /* on another stream than this one */
