@@ -50,7 +50,7 @@ def check_feed_forward(path: str, module: nn.Module, columns: Sequence[str], row
 
 @torch.no_grad()  # type: ignore[misc,unused-ignore,untyped-decorator]
 def _apart(module: nn.Module, columns: Sequence[str], row: str, ranks: int) -> float:
-    draws = torch.Generator().manual_seed(0)
+    draws = torch.Generator("cpu").manual_seed(0)
     layers: dict[str, Any] = {each: module.get_submodule(each) for each in (*columns, row)}
 
     def draw(*shape: int) -> torch.Tensor:

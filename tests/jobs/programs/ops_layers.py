@@ -321,7 +321,8 @@ def check_given_embeddings(mesh):
     same(given[1].grad, given[0].grad, "gradient of embeddings")
     used = plain.layers[0].feed_forward.w1, model.layers[0].feed_forward.w1
     same(used[1].weight.grad, used[0].weight.grad, "gradient of the layer that is used")
-    assert model.layers[0].feed_forward.w3.weight.grad is None
+    unused = model.layers[0].feed_forward.w3.weight.grad
+    assert unused is None or not whole(unused).any()  # zeros in torch 2.11, whose DTensors fill them in
 
 
 def check_refused(rank, ranks):
