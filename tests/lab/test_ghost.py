@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
+from datetime import timedelta
 
 import pytest
 
@@ -110,9 +111,62 @@ def test_uneven_all_to_all_and_objects():
         dist.group.WORLD.all_to_all_single(out, numbers(6), [1, 1, 1], None)
 
 
-def test_unsupported_reductions_are_rejected_by_name():
-    with pytest.raises(UsageError, match="use SUM, AVG"):
-        dist.all_reduce(torch.ones(3, dtype=torch.int32), op=dist.ReduceOp.BAND)
+def test_reductions_with_a_factor_and_of_bits():
+    dist.all_reduce(x := numbers(4), op=dist._make_nccl_premul_sum(0.5))
+    assert torch.equal(x, numbers(4) * R / 2)
+    dist.reduce_scatter_tensor(
+        part := torch.empty(2), numbers(2 * R), op=dist._make_nccl_premul_sum(torch.tensor([2.0]))
+    )
+    assert torch.equal(part, numbers(2) * R * 2)
+    pair = ghost.GhostGroup(0, 2, ghost.GhostOptions())
+    for op, three, two in (("BAND", 5, 5), ("BOR", 5, 5), ("BXOR", 5, 0)):
+        dist.all_reduce(bits := torch.tensor([5]), op=getattr(dist.ReduceOp, op))
+        pair.allreduce(even := torch.tensor([5]), getattr(dist.ReduceOp, op))
+        assert (bits.item(), even.item()) == (three, two)
+    zeros = ghost.GhostGroup(0, R, ghost.GhostOptions(mirror=False))
+    with pytest.raises(UsageError, match="bitwise"):
+        zeros.allreduce([torch.tensor([5])], dist.ReduceOp.BAND)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: dist.send(numbers(2), 99), "rank 99 is not in this group"),
+        (lambda: dist.broadcast(numbers(2), 99), "rank 99 is not in this group"),
+        (lambda: dist.gather(numbers(2), [torch.empty(2)] * 2), "2 tensors for 3 ranks"),
+        (lambda: dist.all_gather([torch.empty(2)] * 2, numbers(2)), "2 tensors for 3 ranks"),
+        (lambda: dist.reduce_scatter(torch.empty(2), [numbers(2)] * 4), "4 tensors for 3 ranks"),
+        (lambda: dist.all_reduce(numbers(2).to_sparse()), "dense tensors"),
+    ],
+    ids=["peer", "root", "gather", "all-gather", "reduce-scatter", "sparse"],
+)
+def test_impossible_calls_are_rejected_in_one_line(call, words):
+    with pytest.raises(UsageError, match=words):
+        call()
+
+
+def test_works_wait_with_a_limit_and_futures_have_the_lists_of_a_gather():
+    work = dist.all_gather([torch.empty(2) for _ in range(R)], numbers(2), async_op=True)
+    work.wait(timedelta(seconds=60))
+    assert torch.equal(work.get_future().value()[0][R - 1], numbers(2))
+    dist.all_gather_coalesced(
+        parts := [[torch.empty(2), torch.empty(3)] for _ in range(R)], [numbers(2), numbers(3)]
+    )
+    assert torch.equal(parts[R - 1][1], numbers(3))
+
+
+def test_methods_of_a_group_take_tensors_without_lists():
+    group = dist.group.WORLD
+    group.allreduce(x := numbers(2)).wait()
+    assert torch.equal(x, numbers(2) * R)
+    group.reduce(x := numbers(2), 0, dist.ReduceOp.MAX).wait()
+    group.broadcast(x, 1).wait()
+    group.allgather(parts := [torch.empty(2) for _ in range(R)], x).wait()
+    group.reduce_scatter(out := torch.empty(2), parts).wait()
+    group.gather([parts], [out]).wait()
+    group.scatter(x, parts, 0).wait()
+    assert torch.equal(x, numbers(2) * R)
+    assert group._get_sequence_number_for_group() == 7
 
 
 def test_without_mirror_ghosts_contribute_zeros():
@@ -184,7 +238,13 @@ def test_options_of_a_node_are_checked(monkeypatch, tmp_path):
         (["--late", "5", str(script)], "usage"),
         (["--ranks", "2", "--late", "5", str(script)], "add --node"),
         (["--node", "no-such-node", str(script)], "no-such-node"),
-        (["--node", "dgx-h100", "--ranks", "1", str(script)], "--ranks 1 is not valid; use 2 or more"),
+        (["--node", "dgx-h100", "--ranks", "1", str(script)], "--ranks 1 is not valid; use 2 to 4096"),
+        (["--ranks=5000", str(script)], "--ranks 5000 is not valid"),
+        (["--ranks=2", "--node=", str(script)], "no node named ''"),
+        (["--ranks", "4", "torchrun", str(script)], "give the script itself"),
+        (["--ranks", "4", "-m", "no.such.module"], "no such module"),
+        (["--ranks", "4", str(tmp_path / "absent.py")], "no such file"),
+        (["--ranks", "4", str(tmp_path)], "a folder without"),
         (["--node", "dgx-h100", "--stage", "soon", str(script)], "use microseconds"),
         (["--node", "dgx-h100", "--late", "1,2,3", str(script)], "US,SIGMA"),
         (["--node", "dgx-h100"], "usage"),
@@ -195,6 +255,10 @@ def test_options_of_a_node_are_checked(monkeypatch, tmp_path):
         ghost.GhostOptions(mirror=False, node="dgx-h100")
     monkeypatch.setenv("WEFT_NODE", "dgx-h100")
     assert ghost.GhostOptions.from_environment().max_ctas is None
+    for ctas in ("many", "0", "-4"):
+        monkeypatch.setenv("WEFT_GHOST_CTAS", ctas)
+        with pytest.raises(UsageError, match="WEFT_GHOST_CTAS"):
+            ghost.GhostOptions.from_environment()
 
 
 def test_an_unmodified_script(tmp_path):

@@ -197,6 +197,62 @@ def test_rccl(tmp_path):
     assert (node.gpu, node.kernel) == ("mi300x", load_node("mi300x").kernel)
 
 
+def test_bandwidths_of_2020_and_lists_of_ranks_that_are_cut(tmp_path):
+    """Both bandwidths of an all-gather were those of the other ranks' bytes; reports leave out rank lines."""
+    lines = oldest("all_gather")
+    for at, line in enumerate(lines):
+        if (words := line.split())[0].isdecimal():
+            words[4], words[8] = words[5], words[9]
+            lines[at] = " ".join(words)
+    first = tmp_path / "2020.log"
+    first.write_text("\n".join(lines))
+    (curve,) = import_logs([first]).curves
+    assert (curve.collective, dict(curve.points)) == ("all_gather", MEASURED)
+    two = [line for n in (16, 32) for line in log("all_reduce", n, n // 4)]
+    last = [line for line in two if "Rank" not in line or " 15 " in line or " 31 " in line]
+    second = tmp_path / "cut.log"
+    second.write_text("\n".join(last))
+    node = import_logs([second])
+    assert (node.ranks, node.domain, dict(node.curves[0].points)) == (32, 4, MEASURED)
+
+
+def as_json(size: int, us: float) -> dict[str, object]:
+    rate = size / us / 1e3
+    half = {"time": us, "alg_bw": rate, "bus_bw": rate * 1.75, "nwrong": 0.0}
+    row = {"size": size, "count": size // 4, "type": "float", "redop": "sum", "root": "-1"}
+    return {**row, "out_of_place": half, "in_place": None}
+
+
+def test_json_of_both_vendors(tmp_path):
+    devices = [
+        {
+            "rank": i,
+            "group": 0,
+            "pid": 1,
+            "hostname": "a",
+            "device": i,
+            "device_hex": "0",
+            "device_info": "NVIDIA H100",
+        }
+        for i in range(8)
+    ]
+    rows_of = [as_json(size, us) for size, us in MEASURED.items()]
+    nvidia = {"version": 1, "args": ["./all_reduce_perf"], "config": {"devices": devices}, "results": rows_of}
+    amd = [
+        {"numCycle": 0, "name": "AllReduce", "nodes": 1, "ranks": 8, "ranksPerNode": 8, "gpusPerRank": 1}
+        | {"size": size, "type": "float", "redop": "sum", "inPlace": place, "time": us * (1 + place / 50)}
+        | {"algBw": size / us / 1e3, "busBw": 1.75 * size / us / 1e3, "wrong": "0"}
+        for size, us in MEASURED.items()
+        for place in (0, 1)
+    ]
+    path = tmp_path / "run.json"
+    for document, gpu in ((nvidia, "h100"), (amd, "unknown")):
+        path.write_text(json.dumps(document))
+        node = import_logs([path])
+        assert (node.ranks, node.gpu, node.curves[0].collective) == (8, gpu, "all_reduce")
+        assert dict(node.curves[0].points) == MEASURED
+
+
 @given(st.integers(0, 3000))
 @settings(max_examples=60, deadline=None)
 def test_a_file_that_ends_anywhere_has_only_true_rows(end):
@@ -230,7 +286,7 @@ def test_rows_with_wrong_results_are_left_out_and_milliseconds_are_converted():
         ("", "has no table of nccl-tests"),
         ("hello\n" * 50, "has no table of nccl-tests"),
         ("\x00\xff" * 999, "has no table of nccl-tests"),
-        ('{"results": []}', "is JSON; give the text"),
+        ('{"results": []}', "is JSON, but not a file of nccl-tests"),
         ("\n".join(log("all_reduce")[:12]), "has no table of nccl-tests"),
         ("\n".join(log("gather")), "no table of nccl-tests that says its collective"),
         (

@@ -18,9 +18,11 @@ that time; without `--stage` they come back immediately.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
@@ -28,8 +30,10 @@ import torch.distributed as dist
 from weft.comm.ghost_calls import adapt
 from weft.comm.ghost_group import BACKEND, GhostGroup
 from weft.comm.ghost_lane import GhostOptions
+from weft.comm.ghost_processes import LAUNCHER_MODULES, LAUNCHERS
 from weft.comm.ghost_world import make_world_of_ghosts
 from weft.comm.node import NODE_VARIABLE, load_node
+from weft.comm.node_file import MAX_PROFILE_RANKS
 from weft.comm.paced import LATE_VARIABLE, STAGE_VARIABLE, Lateness, parse_stage
 from weft.errors import InputError, UsageError
 
@@ -64,12 +68,12 @@ def impersonate(ranks: int, local_ranks: int | None = None) -> None:
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
     os.environ.setdefault("MASTER_PORT", "29500")
     register()
-    make_world_of_ghosts(ranks)
+    make_world_of_ghosts(ranks, local_ranks)
 
 
 USAGE = (
-    "usage: python -m weft.comm.ghost [--ranks R] [--node NODE [--late US[,SIGMA]] [--stage US]] script.py "
-    "[arguments]; give --ranks, --node or both"
+    "usage: python -m weft.comm.ghost [--ranks R] [--node NODE [--late US[,SIGMA]] [--stage US]] "
+    "(script.py | -m module) [arguments]; give --ranks, --node or both"
 )
 
 
@@ -78,17 +82,18 @@ def run_script(arguments: Sequence[str]) -> None:
     import runpy
 
     options, rest = _options(arguments)
-    ranks, local = options.get("--ranks", ""), None
+    ranks, local = options.get("--ranks"), None
     chosen: dict[str, str] = {}
-    if not rest or not (ranks.isdecimal() if ranks else "--node" in options):
+    if not rest or not options.keys() & {"--ranks", "--node"}:
         raise UsageError(USAGE)
+    if ranks is not None and not (ranks.isdecimal() and 2 <= int(ranks) <= MAX_PROFILE_RANKS):
+        raise UsageError(f"--ranks {ranks} is not valid; use 2 to {MAX_PROFILE_RANKS}")
     if "--node" in options:
         node = load_node(options["--node"])
         ranks = ranks or str(node.ranks)
         local = min(int(ranks), node.domain)
         chosen[NODE_VARIABLE] = options["--node"]
-    if int(ranks) < 2:
-        raise UsageError(f"--ranks {ranks} is not valid; use 2 or more")
+    count = int(ranks or 2)
     for option, variable, check in (
         ("--late", LATE_VARIABLE, Lateness.parse),
         ("--stage", STAGE_VARIABLE, parse_stage),
@@ -98,22 +103,51 @@ def run_script(arguments: Sequence[str]) -> None:
                 raise UsageError(f"{option} is for ranks of a node: add --node")
             check(options[option])
             chosen[variable] = options[option]
+    module = rest[1] if rest[0] == "-m" else None
+    _check_program(rest[0] if module is None else module, module is not None)
     os.environ.update(chosen)
-    impersonate(int(ranks), local)
+    impersonate(count, local)
+    if module is not None:
+        sys.argv = rest[1:]
+        sys.path[0] = os.getcwd()  # noqa: PTH109 (as python does)
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+        return
     sys.argv = list(rest)
     sys.path[0] = os.path.dirname(os.path.abspath(rest[0]))  # noqa: PTH100, PTH120 (as python does)
     runpy.run_path(rest[0], run_name="__main__")
 
 
+def _check_program(name: str, is_module: bool) -> None:
+    if Path(name).name in LAUNCHERS or name in LAUNCHER_MODULES:
+        raise UsageError(f"{name} starts other processes, which are not ghost ranks; give the script itself")
+    if not is_module and not Path(name).exists():
+        raise UsageError(f"cannot run {name}: no such file")
+    if not is_module and Path(name).is_dir() and not (Path(name) / "__main__.py").exists():
+        raise UsageError(f"cannot run {name}: a folder without __main__.py")
+    if is_module and not _has_module(name):
+        raise UsageError(f"cannot run -m {name}: no such module")
+
+
+def _has_module(name: str) -> bool:
+    sys.path.insert(0, os.getcwd())  # noqa: PTH109 (as python does)
+    try:
+        return importlib.util.find_spec(name) is not None
+    except (ImportError, ValueError):
+        return False
+    finally:
+        sys.path.pop(0)
+
+
 def _options(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """The options before the script, and the script with its arguments."""
+    """The options before the script, as `--ranks 8` or `--ranks=8`, and the script with its arguments."""
     found, rest = dict[str, str](), list(arguments)
-    while rest and rest[0] in ("--ranks", "--node", "--late", "--stage"):
-        if len(rest) < 2:
+    while rest and (word := rest[0].partition("="))[0] in ("--ranks", "--node", "--late", "--stage"):
+        if not word[1] and len(rest) < 2:
             raise UsageError(USAGE)
-        found[rest[0]] = rest[1]
-        rest = rest[2:]
-    return found, [] if rest and rest[0].startswith("-") else rest
+        found[word[0]] = word[2] if word[1] else rest[1]
+        rest = rest[1 if word[1] else 2 :]
+    missing = rest[:1] == ["-m"] and len(rest) < 2
+    return found, [] if missing or (rest and rest[0].startswith("-") and rest[0] != "-m") else rest
 
 
 if __name__ == "__main__":

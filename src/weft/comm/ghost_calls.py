@@ -24,6 +24,23 @@ def adapt() -> None:
     _replace("broadcast_object_list", _broadcast_objects)
     _replace("scatter_object_list", _scatter_objects)
     _replace("recv_object_list", _receive_objects)
+    _accept_timeouts()
+
+
+def _accept_timeouts() -> None:
+    """A ghost collective's work waits without a limit only: it always ends."""
+    real = dist.Work.wait
+
+    @wraps(real)
+    def wait(self: Any, *args: Any, **options: Any) -> Any:
+        try:
+            return real(self, *args, **options)
+        except RuntimeError as error:
+            if "finite timeout not implemented" not in str(error):
+                raise
+            return real(self)
+
+    dist.Work.wait = wait
 
 
 def _replace(name: str, own: Callable[[Callable[..., Any], GhostGroup, dict[str, Any]], Any]) -> None:

@@ -11,9 +11,19 @@ import torch.distributed as dist
 from torch._compile import _disable_dynamo
 
 from weft.comm.ghost_lane import GhostOptions, Lane, make_ghost_lane, on_stream
-from weft.comm.ghost_tensors import ReceivedFrom, finished, flat_view, reduction_name, split_rows
+from weft.comm.ghost_reduce import complete_reduction, reduce_ranks, reduction
+from weft.comm.ghost_tensors import (
+    ReceivedFrom,
+    checked_parts,
+    checked_rank,
+    finished,
+    flat_view,
+    in_list,
+    in_lists,
+    root_rank,
+    split_rows,
+)
 from weft.comm.node import load_node
-from weft.comm.paced import sums_type
 from weft.errors import UsageError
 
 BACKEND = "ghost"
@@ -38,6 +48,7 @@ class GhostGroup(dist.ProcessGroup):  # type: ignore[misc,unused-ignore]
         super().__init__(rank, size)
         self._own, self._count, self._options = rank, size, options
         self._name: Any = None
+        self._issued = 0
         self._make_lane, self._lanes = make_lane, dict[Any, Lane]()
         self._pairs: list[tuple[Callable[[Lane], None], Sequence[Any]]] | None = None
 
@@ -75,12 +86,15 @@ class GhostGroup(dist.ProcessGroup):  # type: ignore[misc,unused-ignore]
         """torch removes the name next, and reads it once more after that."""
         self._name = dist.distributed_c10d._world.pg_names.get(self)
 
+    def _get_sequence_number_for_group(self) -> int:
+        return self._issued
+
     @property
     def pg_name(self) -> Any:
         return self.group_name
 
-    def allreduce(self, tensors: Sequence[Any], opts: Any = None) -> Any:
-        op = reduction_name(opts.reduceOp if opts is not None else dist.ReduceOp.SUM)
+    def allreduce(self, tensors: Any, opts: Any = None) -> Any:
+        tensors, (op, factor) = in_list(tensors), reduction(opts)
 
         def issue(lane: Lane) -> None:
             for tensor in tensors:
@@ -88,22 +102,23 @@ class GhostGroup(dist.ProcessGroup):  # type: ignore[misc,unused-ignore]
                 others = self._ghost_input(lane, flat)
                 send = self._mine(flat, lambda rank: others)  # noqa: B023 (called at once)
                 recv = self._mine(flat, lambda rank: lane.scratch(rank, flat, flat.numel()))  # noqa: B023
-                lane.ranks.all_reduce(send, recv, lane.streams, op)
-                self._complete_reduction(lane, flat, op)
+                reduce_ranks(lane, "all_reduce", send, recv, op, self._options.mirror)
+                complete_reduction(lane, self._own, self._count, flat, op, factor)
 
         return self._run(issue, tensors)
 
     def allreduce_coalesced(self, tensors: Sequence[Any], opts: Any = None) -> Any:
         return self.allreduce(tensors, opts)
 
-    def reduce(self, tensors: Sequence[Any], opts: Any = None) -> Any:
-        if opts is None or opts.rootRank == self._own:
-            return self.allreduce(tensors, opts)
-        copies = [tensor.clone() for tensor in tensors]  # only the root's tensor changes
-        return self.allreduce(copies, opts)
+    def reduce(self, tensors: Any, opts: Any = None, op: Any = None) -> Any:
+        root, how = checked_rank(root_rank(opts), self._count), op if isinstance(opts, int) else opts
+        if root == self._own:
+            return self.allreduce(tensors, how)
+        copies = [tensor.clone() for tensor in in_list(tensors)]  # only the root's tensor changes
+        return self.allreduce(copies, how)
 
-    def broadcast(self, tensors: Sequence[Any], opts: Any = None) -> Any:
-        root = opts.rootRank if opts is not None else 0
+    def broadcast(self, tensors: Any, opts: Any = None) -> Any:
+        tensors, root = in_list(tensors), checked_rank(root_rank(opts), self._count)
 
         def issue(lane: Lane) -> None:
             for tensor in tensors:
@@ -125,7 +140,11 @@ class GhostGroup(dist.ProcessGroup):  # type: ignore[misc,unused-ignore]
 
         return self._run(issue, [output], [given])
 
-    def allgather(self, outputs: Sequence[Sequence[Any]], inputs: Sequence[Any], opts: Any = None) -> Any:
+    def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
+        outputs, inputs = in_lists(outputs), in_list(inputs)
+        for parts in outputs:
+            checked_parts(parts, self._count)
+
         def issue(lane: Lane) -> None:
             for parts, given in zip(outputs, inputs, strict=True):
                 flat = flat_view(given)
@@ -137,10 +156,17 @@ class GhostGroup(dist.ProcessGroup):  # type: ignore[misc,unused-ignore]
                     for part, piece in zip(parts, whole.chunk(self._count), strict=True):
                         part.copy_(piece.view(part.shape))
 
-        return self._run(issue, [part for parts in outputs for part in parts], inputs)
+        parts = [part for parts in outputs for part in parts]
+        return self._run(issue, parts, inputs, [list(one) for one in outputs])
+
+    def allgather_coalesced(
+        self, outputs: Sequence[Sequence[Any]], inputs: Sequence[Any], opts: Any = None
+    ) -> Any:
+        """`outputs`: for each rank, one tensor for each input."""
+        return self.allgather([list(parts) for parts in zip(*outputs, strict=True)], inputs, opts)
 
     def reduce_scatter_single(self, output: Any, given: Any, opts: Any = None) -> Any:
-        op = reduction_name(opts.reduceOp if opts is not None else dist.ReduceOp.SUM)
+        op, factor = reduction(opts)
 
         def issue(lane: Lane) -> None:
             part, whole = flat_view(output), flat_view(given)
@@ -148,17 +174,15 @@ class GhostGroup(dist.ProcessGroup):  # type: ignore[misc,unused-ignore]
             others = self._ghost_input(lane, whole) if shared else self._ghost_view(lane, whole)
             send = self._mine(whole, lambda rank: others)
             recv = self._mine(part, lambda rank: lane.scratch(rank, part, part.numel()))
-            lane.ranks.reduce_scatter(send, recv, lane.streams, op)
-            self._complete_reduction(lane, part, op)
+            reduce_ranks(lane, "reduce_scatter", send, recv, op, self._options.mirror)
+            complete_reduction(lane, self._own, self._count, part, op, factor)
 
         return self._run(issue, [output], [given])
 
-    def reduce_scatter(
-        self, outputs: Sequence[Any], inputs: Sequence[Sequence[Any]], opts: Any = None
-    ) -> Any:
+    def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
         works = [
-            self.reduce_scatter_single(output, torch.cat([part.reshape(-1) for part in parts]), opts)
-            for output, parts in zip(outputs, inputs, strict=True)
+            self.reduce_scatter_single(output, _joined(checked_parts(parts, self._count)), opts)
+            for output, parts in zip(in_list(outputs), in_lists(inputs), strict=True)
         ]
         return works[-1]
 
@@ -188,6 +212,9 @@ class GhostGroup(dist.ProcessGroup):  # type: ignore[misc,unused-ignore]
     def alltoall(
         self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any = None, keep: Sequence[Any] = ()
     ) -> Any:
+        for parts in (outputs, inputs):
+            checked_parts(parts, self._count)
+
         def issue(lane: Lane) -> None:
             moves = [(self._own, flat_view(inputs[self._own]), self._own, flat_view(outputs[self._own]))]
             for ghost in (rank for rank in range(self._count) if rank != self._own):
@@ -211,8 +238,10 @@ class GhostGroup(dist.ProcessGroup):  # type: ignore[misc,unused-ignore]
 
         return self._run(issue, outputs, [*inputs, *keep])
 
-    def scatter(self, outputs: Sequence[Any], inputs: Sequence[Sequence[Any]], opts: Any = None) -> Any:
-        root = opts.rootRank if opts is not None else 0
+    def scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
+        outputs, inputs, root = in_list(outputs), in_lists(inputs), checked_rank(root_rank(opts), self._count)
+        if root == self._own:
+            checked_parts(inputs[0], self._count)
 
         def issue(lane: Lane) -> None:
             out = flat_view(outputs[0])
@@ -228,8 +257,10 @@ class GhostGroup(dist.ProcessGroup):  # type: ignore[misc,unused-ignore]
 
         return self._run(issue, outputs, inputs[0] if inputs else [])
 
-    def gather(self, outputs: Sequence[Sequence[Any]], inputs: Sequence[Any], opts: Any = None) -> Any:
-        root = opts.rootRank if opts is not None else 0
+    def gather(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
+        outputs, inputs, root = in_lists(outputs), in_list(inputs), checked_rank(root_rank(opts), self._count)
+        if root == self._own:
+            checked_parts(outputs[0], self._count)
 
         def issue(lane: Lane) -> None:
             given = flat_view(inputs[0])
@@ -240,16 +271,20 @@ class GhostGroup(dist.ProcessGroup):  # type: ignore[misc,unused-ignore]
             moves = [(rank, given, root, flat_view(part)) for rank, part in enumerate(outputs[0])]
             lane.ranks.exchange(moves, lane.streams)
 
-        return self._run(issue, outputs[0] if outputs else [], inputs)
+        return self._run(issue, outputs[0] if outputs else [], inputs, [list(one) for one in outputs])
 
-    def send(self, tensors: Sequence[Any], peer: int, tag: int = 0) -> Any:
+    def send(self, tensors: Any, peer: int, tag: int = 0) -> Any:
+        tensors, peer = in_list(tensors), checked_rank(peer, self._count)
+
         def issue(lane: Lane) -> None:
             moves = [(self._own, flat_view(t), peer, lane.scratch(peer, t, t.numel())) for t in tensors]
             lane.ranks.exchange(moves, lane.streams)
 
         return self._run_pair(issue, tensors)
 
-    def recv(self, tensors: Sequence[Any], peer: int, tag: int = 0) -> Any:
+    def recv(self, tensors: Any, peer: int, tag: int = 0) -> Any:
+        tensors, peer = in_list(tensors), checked_rank(peer, self._count)
+
         def issue(lane: Lane) -> None:
             moves = [
                 (peer, lane.scratch(peer, t, t.numel(), "send"), self._own, flat_view(t)) for t in tensors
@@ -328,13 +363,6 @@ class GhostGroup(dist.ProcessGroup):  # type: ignore[misc,unused-ignore]
         """Ghost input where the operation overwrites rank 0's input: a copy of it, or zeros."""
         return self._copy(lane, flat) if self._options.mirror else self._ghost_view(lane, flat)
 
-    def _complete_reduction(self, lane: Lane, out: Any, op: str) -> None:
-        """Compute what a paced kernel cannot: sums of types that it cannot add, and multiplication."""
-        if lane.own is None or not (op == "product" or (op == "sum" and not sums_type(out.dtype))):
-            return
-        with on_stream(lane.streams[self._own] if lane.streams else None):
-            out.pow_(self._count) if op == "product" else out.mul_(self._count)
-
     def _copy(self, lane: Lane, flat: Any) -> Any:
         if lane.own is not None:
             return flat  # a paced collective has no other rank's input
@@ -346,15 +374,26 @@ class GhostGroup(dist.ProcessGroup):  # type: ignore[misc,unused-ignore]
                 stream.wait_stream(lane.streams[self._own])
         return into
 
-    def _run(self, issue: Callable[[Lane], None], outputs: Sequence[Any], inputs: Sequence[Any] = ()) -> Any:
-        """Issue on the group's streams, after the work of the caller's stream; returns a torch Work."""
+    def _run(
+        self,
+        issue: Callable[[Lane], None],
+        outputs: Sequence[Any],
+        inputs: Sequence[Any] = (),
+        result: list[Any] | None = None,
+    ) -> Any:
+        """Issue on the group's streams, after the work of the caller's stream; returns a torch Work.
+
+        `result`: the value of its future, if that is not the outputs.
+        """
+        self._issued += 1
+        value = list(outputs) if result is None else result
         device = (outputs or inputs)[0].device
         if device not in self._lanes:
             self._lanes[device] = self._make_lane(device, self._count, self._own, self._options)
         lane = self._lanes[device]
         if not lane.streams:
             issue(lane)
-            return finished(list(outputs))
+            return finished(value)
         main = lane.streams[self._own]
         for stream in lane.distinct:
             stream.wait_stream(torch.cuda.current_stream(device))
@@ -365,7 +404,11 @@ class GhostGroup(dist.ProcessGroup):  # type: ignore[misc,unused-ignore]
         for tensor in (*outputs, *inputs):
             tensor.record_stream(main)
         with torch.cuda.stream(main):
-            return finished(list(outputs), device)
+            return finished(value, device)
+
+
+def _joined(parts: Sequence[Any]) -> Any:
+    return torch.cat([part.reshape(-1) for part in parts])
 
 
 # torch calls these from C++, also from a compiled forward pass; torch.compile must not trace into them.

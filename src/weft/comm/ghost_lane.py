@@ -45,7 +45,9 @@ class GhostOptions:
         """
         env = os.environ
         node = env.get(NODE_VARIABLE) or None
-        ctas = env.get("WEFT_GHOST_CTAS", "" if node else str(DEFAULT_CTAS))
+        ctas = env.get("WEFT_GHOST_CTAS", "" if node else str(DEFAULT_CTAS)).strip()
+        if ctas and not (ctas.isdecimal() and int(ctas) > 0):
+            raise UsageError(f"WEFT_GHOST_CTAS {ctas!r} is not valid; use 1 or more CTAs")
         return cls(
             int(ctas) if ctas else None,
             env.get("WEFT_GHOST_PRIORITY", "default") == "high",

@@ -39,28 +39,45 @@ def finished(result: list[Any], device: Any = None) -> Any:
     return _create_work_from_future(future)
 
 
-def reduction_name(op: Any) -> str:
-    """weft's name of a torch ReduceOp; raises UsageError for those that ghosts do not have."""
-    for name, known in (
-        ("sum", "SUM"),
-        ("avg", "AVG"),
-        ("max", "MAX"),
-        ("min", "MIN"),
-        ("product", "PRODUCT"),
-    ):
-        if op == getattr(dist.ReduceOp, known):
-            return name
-    raise UsageError(f"the ghost backend has no reduction {op}; use SUM, AVG, MAX, MIN or PRODUCT")
+def root_rank(opts: Any) -> int:
+    """The root in the options of a call, or given as a number."""
+    return int(getattr(opts, "rootRank", opts or 0))
+
+
+def in_list(tensors: Any) -> Sequence[Any]:
+    """A process group's methods take lists, or one tensor."""
+    return [tensors] if torch.is_tensor(tensors) else tensors
+
+
+def in_lists(tensors: Any) -> Sequence[Sequence[Any]]:
+    """They take a list of lists, or one list."""
+    return [tensors] if tensors and torch.is_tensor(tensors[0]) else tensors
 
 
 def flat_view(tensor: Any) -> Any:
     """The elements in the order of memory; as in NCCL, a tensor without gaps need not be contiguous."""
+    if tensor.layout != torch.strided:
+        raise UsageError("the ghost backend takes dense tensors; call .to_dense() first")
     if not tensor.is_contiguous():
         order = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
         tensor = tensor.permute(order)
         if not tensor.is_contiguous():
             raise UsageError("the ghost backend takes tensors without gaps; call .contiguous() first")
     return tensor.detach().view(-1)
+
+
+def checked_rank(rank: int, size: int) -> int:
+    """A root or a peer, which must be a rank of the group."""
+    if not 0 <= rank < size:
+        raise UsageError(f"rank {rank} is not in this group; it has ranks 0 to {size - 1}")
+    return rank
+
+
+def checked_parts(parts: Sequence[Any], size: int) -> Sequence[Any]:
+    """The list of a gather, scatter or all-to-all: one tensor for each rank."""
+    if len(parts) != size:
+        raise UsageError(f"a list of {len(parts)} tensors for {size} ranks; give one for each rank")
+    return parts
 
 
 def split_rows(tensor: Any, sizes: Sequence[int] | None, count: int) -> list[Any]:

@@ -1,7 +1,7 @@
 """A world of ghost ranks for unmodified programs: every group is a ghost group, whatever its backend.
 
-A group of another backend would wait for processes that do not exist. The same holds for `monitored_barrier`,
-and a checkpoint (DCP) has rank 0's shards only, which torch would reject.
+A group of another backend would wait for processes that do not exist. The same holds for `monitored_barrier`
+and stores, and a checkpoint (DCP) has rank 0's shards only, which torch would reject.
 """
 
 from __future__ import annotations
@@ -11,22 +11,33 @@ import logging
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import timedelta
 from functools import wraps
 from typing import Any
 
 import torch.distributed as dist
 
+from weft.comm.after_import import AfterImport
 from weft.comm.ghost_calls import replace_function
 from weft.comm.ghost_group import BACKEND, GhostGroup
 from weft.comm.ghost_lane import GhostOptions
 from weft.comm.ghost_objects import GhostObjects
+from weft.comm.ghost_processes import make_stores_wait_for_nobody, reject_rpc, run_first_rank_here
+from weft.comm.ghost_shards import (
+    consolidate_with_ghosts,
+    explain_missing_state,
+    lay_out_ghost_shards,
+    save_in_a_thread,
+)
 
 _log = logging.getLogger("weft.comm")
 _PLANNER = "torch.distributed.checkpoint.default_planner"
 _CHECK = "_validate_global_plan"
+_STORE_WAIT = timedelta(seconds=30)
+"""How long a key is waited for: only another thread of this process can set it."""
 
 
-def make_world_of_ghosts(ranks: int) -> None:
+def make_world_of_ghosts(ranks: int, local_ranks: int | None = None) -> None:
     """Make `init_process_group` and all that creates groups use ghost ranks; this process is rank 0."""
     c10d = dist.distributed_c10d
     real_init, real_group, real_gather = (
@@ -38,7 +49,9 @@ def make_world_of_ghosts(ranks: int) -> None:
 
     @wraps(real_init)
     def init_as_ghost(*_: Any, **__: Any) -> None:
-        real_init(BACKEND, rank=0, world_size=ranks, store=dist.HashStore())
+        store = dist.HashStore()
+        store.set_timeout(_STORE_WAIT)
+        real_init(BACKEND, rank=0, world_size=ranks, store=store)
 
     @wraps(real_group)
     def make_ghosts(*args: Any, **options: Any) -> Any:
@@ -55,10 +68,41 @@ def make_world_of_ghosts(ranks: int) -> None:
     c10d._new_process_group_helper = make_ghosts
     replace_function("init_process_group", init_as_ghost)
     replace_function("gather_object", gather)
+    if hasattr(dist, "split_group"):  # since torch 2.5
+        replace_function("split_group", _split(dist.split_group))
     replace_function("monitored_barrier", _barrier(dist.monitored_barrier))
     objects = GhostObjects()
     replace_function("send_object_list", objects.sending(dist.send_object_list))
     replace_function("recv_object_list", objects.receiving(dist.recv_object_list))
+    make_stores_wait_for_nobody()
+    run_first_rank_here({1, ranks, local_ranks or ranks})
+    AfterImport(
+        {
+            "torch.distributed.rpc": reject_rpc,
+            "torch.distributed.optim.zero_redundancy_optimizer": consolidate_with_ghosts,
+            "torch.distributed._shard.sharded_tensor.api": lay_out_ghost_shards,
+            "torch.distributed.fsdp._optim_utils": explain_missing_state,
+            "torch.distributed.checkpoint.state_dict_saver": save_in_a_thread,
+        }
+    ).install()
+
+
+def _split(real: Callable[..., Any]) -> Callable[..., Any]:
+    """torch splits NCCL's communicators; ghosts have none, so that the part of this rank is a new group."""
+    names = inspect.signature(real)
+
+    @wraps(real)
+    def split(*args: Any, **options: Any) -> Any:
+        given = names.bind(*args, **options).arguments
+        parent = given.get("parent_pg") or dist.group.WORLD
+        own = next((part for part in given.get("split_ranks") or () if parent.rank() in part), None)
+        if own is None:
+            return None
+        return dist.new_group(
+            [dist.get_global_rank(parent, rank) for rank in sorted(own)], group_desc=given.get("group_desc")
+        )
+
+    return split
 
 
 def _barrier(real: Callable[..., Any]) -> Callable[..., Any]:

@@ -35,7 +35,7 @@ _TYPES = "u?int(?:8|32|64)|char|half|float(?:16|32|64)?|bfloat16|double|f(?:p|lo
 _ROW = re.compile(rf"(?:^|[\s:|])(\d{{1,18}})\s+(\d{{1,18}})\s+({_TYPES})\s+(\S.*)$")
 _RANK = re.compile(
     r"Rank\s+(\d{1,9})\s+(?:Group\s+(\d{1,9})\s+)?(?:(?!Rank).)*?"
-    r"Pid\s+\S+\s+on\s+(\S+)\s+device\s+\d+\s+(?:\[[^\]]*\]\s*)?(.*)$"
+    r"Pid\s+\S+\s+on\s+(?:(\S+)\s+)?device\s+(\d{1,9})\s+(?:\[[^\]]*\]\s*)?(.*)$"
 )
 _HEADER = re.compile(r"\bsize\s+count\s+type\b.*\b(?:cpu)?time\b.*\balgbw\b")
 _CHANNELS = re.compile(
@@ -86,6 +86,42 @@ class TestedCollective:
         return bool(self.rows) and self.ranks <= 1 and all(row.bus_gb_s == 0 for row in self.rows)
 
 
+@dataclass
+class _Listed:
+    """The ranks that a log lists.
+
+    With NCCL_TESTS_SPLIT each group runs its own collective; the table is that of the first.
+    """
+
+    first: str = ""
+    members: set[int] = field(default_factory=set)
+    names: set[str] = field(default_factory=set)
+    others: bool = False
+    devices: int = 0
+
+    def add(self, rank: int, group: str, host: str, device: int) -> None:
+        self.first = self.first or group
+        self.others |= group != self.first
+        if group == self.first:
+            self.members.add(rank)
+            self.names.add(host)
+            self.devices = max(self.devices, device + 1)
+
+    @property
+    def _cut(self) -> bool:
+        """Whether ranks are missing, as where a report shows only some lines of the list."""
+        return not self.others and max(self.members) + 1 > len(self.members)
+
+    @property
+    def ranks(self) -> int:
+        return max(self.members) + 1 if self._cut else len(self.members)
+
+    @property
+    def hosts(self) -> int:
+        """By their names; if ranks are missing, by the largest device number."""
+        return -(-self.ranks // self.devices) if self._cut else len(self.names)
+
+
 def read_tables(text: str) -> list[TestedCollective]:
     """The tables of a log that have rows, in order. A row with wrong results is left out."""
     found = list(_tables(text.splitlines()))
@@ -107,31 +143,24 @@ def points(tables: Iterable[TestedCollective]) -> tuple[tuple[int, float], ...]:
 
 
 def _tables(lines: Iterable[str]) -> Iterator[TestedCollective]:
-    table = TestedCollective()
-    members, hosts, first = set[int](), set[str](), ""  # of the first group, and its number
+    table, listed = TestedCollective(), _Listed()
     columns: list[str] = []
     unit = 1.0
     for raw in lines:
         line = _PREFIX.sub(" ", raw[:_MAX_LINE])
         rank = _RANK.search(line)
         program = None if "concluded" in line else _PROGRAM.search(line)
-        if table.rows and (program or (rank and rank[1] == "0") or _HEADER.search(line)):
+        if table.rows and (program or rank or _HEADER.search(line)):
             yield table  # the next run; if only a new header marks it, of the same program and ranks
             same = not program and not rank
             table = replace(table, rows=[]) if same else TestedCollective()
-            if not same:
-                members, hosts, first = set(), set(), ""
+            listed = listed if same else _Listed()
         if program:
             table.program, table.collective = program[1], PROGRAMS.get(program[1], "")
         elif rank:
-            # With NCCL_TESTS_SPLIT each group runs its own collective; the table is that of the first.
-            group = rank[2] or "0"
-            first = first or group
-            if group == first:
-                members.add(int(rank[1]))
-                hosts.add(rank[3])
-            table.ranks, table.hosts = len(members), len(hosts)
-            table.gpu = table.gpu or rank[4].strip()
+            listed.add(int(rank[1]), rank[2] or "0", rank[3] or "", int(rank[4]))
+            table.ranks, table.hosts = listed.ranks, listed.hosts
+            table.gpu = table.gpu or rank[5].strip()
         elif found := _CHANNELS.search(line):
             table.channels = (int(found[1]), int(found[2]), int(found[3]))
         elif _HEADER.search(line):
@@ -165,9 +194,13 @@ def _row(nbytes: int, words: list[str], columns: list[str], unit: float) -> Test
     us, algorithm_gb_s, bus_gb_s = best
     if algorithm_gb_s >= 0.5:  # the bandwidth determines the unit of the time
         scale = nbytes / algorithm_gb_s / 1e3 / us
-        unit = next((known for known in _US.values() if 0.97 < scale / known < 1.03), 0.0)
+        most = 2.05 if algorithm_gb_s == bus_gb_s else 1.03
+        unit = next((known for known in _US.values() if 0.97 < scale / known < most), 0.0)
         if not unit:
             return None
+        if scale / unit >= 1.03:
+            # Until 2020, both bandwidths of all-gather and reduce-scatter left out the rank's own bytes.
+            algorithm_gb_s *= scale / unit
     checks = [words[start + 3] if len(words) > start + 3 else "0" for start in starts]
     in_place = second is not None and first is not None and (checks[1] != "N/A" or checks[0] == "N/A")
     return TestedSize(

@@ -21,7 +21,7 @@ NODE_VERSION = 1
 _FOLDER = Path(__file__).parent / "nodes"
 _MAX_FILE_BYTES = 4 << 20
 _MAX_REASON = 400  # characters: it may quote what is in the file
-_MAX_RANKS = 4096
+MAX_PROFILE_RANKS = 4096
 _MAX_POINTS = 4096
 NODE_CONSTANTS = ("launch_us", "hop_us", "gb_s", "switch_gain", "half_bytes", "ring_us", "network_us")
 """Constants of the network model that a profile may state."""
@@ -45,7 +45,7 @@ def find_node(name_or_path: str) -> Node:
     if key in shipped_nodes():
         return read_node(_FOLDER / f"{key}.json")
     path = Path(name_or_path)
-    if path.suffix or os.sep in name_or_path or path.exists():
+    if key and (path.suffix or os.sep in name_or_path or path.exists()):
         return read_node(path)
     names = ", ".join(shipped_nodes())
     raise UsageError(f"no node named {name_or_path!r}; use one of {names}, or a file of `weft node import`")
@@ -79,7 +79,7 @@ def node_from_dict(document: Any) -> Node:
     if version != NODE_VERSION or isinstance(version, bool):
         raise UsageError(f"node version {version!r} is not known; this weft reads {NODE_VERSION}")
     _keys("node", document, _KEYS, _REQUIRED)
-    ranks = _whole(document, "ranks", 2, _MAX_RANKS)
+    ranks = _whole(document, "ranks", 2, MAX_PROFILE_RANKS)
     network = document.get("network")
     if network is not None:
         check_choice("network", network, tuple(NETWORKS))
@@ -94,7 +94,7 @@ def node_from_dict(document: Any) -> Node:
         cta_rates=_by_algorithm(_object(document, "cta_rates"), "cta_rates", _rate),
         constants=_constants(_object(document, "constants"), ("launch_us", "hop_us", "gb_s")),
         switch_reduces=_flag(document, "switch_reduces"),
-        domain=_whole(document, "domain", 1, _MAX_RANKS) if "domain" in document else ranks,
+        domain=_whole(document, "domain", 1, MAX_PROFILE_RANKS) if "domain" in document else ranks,
         network=NETWORKS[network] if network is not None else None,
         curves=tuple(_curve(one) for one in _list(document, "curves")),
         copy_engines=None if document.get("copy_engines") is None else _rate(document, "copy_engines"),
@@ -189,7 +189,7 @@ def _curve(home: Any) -> TimeCurve:
         algorithm = _choice(home, "algorithm", NODE_ALGORITHMS, "ring")
     return TimeCurve(
         collective=_choice(home, "collective", NODE_COLLECTIVES, ""),
-        ranks=_whole(home, "ranks", 2, _MAX_RANKS),
+        ranks=_whole(home, "ranks", 2, MAX_PROFILE_RANKS),
         basis=_choice(home, "basis", NODE_BASES, "assumed"),
         algorithm=algorithm,
         error_pct=_percent(home, "error_pct"),

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from weft.comm.nccl_tests import MAX_LOG_BYTES, PROGRAMS, TestedCollective, points, read_tables
+from weft.comm.nccl_tests_json import text_of_json
 from weft.comm.node import CtaRate, Node, TimeCurve, load_node
 from weft.errors import InputError
 from weft.gpu.network import usual_network
@@ -66,9 +67,11 @@ def _read(path: Path) -> list[TestedCollective]:
     if len(content) > MAX_LOG_BYTES:
         raise InputError(f"{path}: over {MAX_LOG_BYTES >> 20} MiB; give the output of nccl-tests alone")
     wide = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))  # as PowerShell writes them
-    found = read_tables(content.decode("utf-16" if wide else "utf-8", errors="replace"))
-    if not found and content.lstrip().startswith(b"{"):
-        raise InputError(f"{path}: is JSON; give the text that nccl-tests prints, not the file of -J")
+    text = content.decode("utf-16" if wide else "utf-8", errors="replace")
+    is_json = text.lstrip().startswith(("{", "["))
+    found = read_tables((is_json and text_of_json(text)) or text)
+    if not found and text.lstrip().startswith("{"):
+        raise InputError(f"{path}: is JSON, but not a file of nccl-tests -J with results")
     if not found:
         raise InputError(f"{path}: has no table of nccl-tests; give the output of all_reduce_perf or another")
     named = re.search("|".join(sorted(PROGRAMS, key=len, reverse=True)), path.stem)

@@ -10,18 +10,16 @@ from __future__ import annotations
 
 import atexit
 import functools
-import importlib.abc
-import importlib.machinery
-import importlib.util
+import importlib
 import json
 import logging
 import os
 import sys
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from weft.comm.after_import import AfterImport
 from weft.ops.replacements import FILES, Replacements
 
 _log = logging.getLogger("weft.ops")
@@ -34,7 +32,7 @@ _counted = Replacements()
 def start() -> None:
     """Called while torch is imported, in every process of a job under `weft run --ops`."""
     _notice_compile()
-    _AfterImport({STYLES: _install_styles, INDUCTOR: _install_pass}).install()
+    AfterImport({STYLES: _install_styles, INDUCTOR: _install_pass}).install()
     atexit.register(_leave_report, os.getpid())
 
 
@@ -50,45 +48,6 @@ def _notice_compile() -> None:
         return original(*args, **kwargs)
 
     torch.compile = noticed
-
-
-class _AfterImport(importlib.abc.MetaPathFinder):
-    """Runs a callback once a module has been imported."""
-
-    def __init__(self, actions: dict[str, Callable[[ModuleType], None]]) -> None:
-        self._actions = actions
-
-    def install(self) -> None:
-        for name in [name for name in self._actions if name in sys.modules]:
-            self._act(name, sys.modules[name])
-        sys.meta_path.insert(0, self)
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        if fullname not in self._actions:
-            return None
-        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
-        if spec is None or spec.loader is None:
-            return None
-        load = spec.loader.exec_module
-
-        def exec_module(module: ModuleType) -> None:
-            load(module)
-            self._act(fullname, module)
-
-        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
-        return spec
-
-    def _act(self, name: str, module: ModuleType) -> None:
-        """An error in here leaves the program unchanged."""
-        action = self._actions.pop(name, None)
-        try:
-            if action is not None:
-                action(module)
-        except Exception as error:
-            _log.debug("%s is left unchanged", name, exc_info=True)
-            sys.stderr.write(f"weft: {name} is left unchanged: {type(error).__name__}: {error}\n")
 
 
 def _install_styles(module: ModuleType) -> None:

@@ -1,0 +1,61 @@
+"""Other processes that a program starts or waits for: ghosts have none.
+
+`torch.multiprocessing.spawn` with one process for each rank runs rank 0 in this process. RPC, which needs the
+other processes, is rejected; a store does not wait for them.
+"""
+
+from __future__ import annotations
+
+from functools import wraps
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import torch.distributed as dist
+import torch.multiprocessing
+
+from weft.errors import UsageError
+
+LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "mpirun", "mpiexec", "srun", "python", "python3")
+"""Programs that start others: the processes that they start are not ghosts."""
+LAUNCHER_MODULES = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
+
+
+def run_first_rank_here(counts: set[int]) -> None:
+    """`spawn` of this many processes runs the first of them here: it is rank 0."""
+    real = torch.multiprocessing.spawn
+
+    @wraps(real)
+    def spawn(fn: Any, args: Any = (), nprocs: int = 1, join: bool = True, *rest: Any, **more: Any) -> Any:
+        if nprocs not in counts:
+            return real(fn, args, nprocs, join, *rest, **more)
+        fn(0, *args)
+        return None if join else SimpleNamespace(join=lambda timeout=None: True, processes=[])
+
+    torch.multiprocessing.spawn = spawn
+
+
+def reject_rpc(rpc: ModuleType) -> None:
+    """RPC waits for all ranks to connect, and the ghosts cannot."""
+
+    def init_rpc(name: str, *_: Any, **__: Any) -> None:
+        raise UsageError(f"init_rpc({name!r}) needs the other ranks' processes, and ghost ranks have none")
+
+    rpc.init_rpc = init_rpc  # type: ignore[attr-defined]
+
+
+def make_stores_wait_for_nobody() -> None:
+    """A TCPStore waits until all ranks have connected; this rank is the only one."""
+    real = dist.TCPStore
+
+    class GhostStore(real):  # type: ignore[misc,valid-type,unused-ignore]
+        def __init__(self, host_name: str, port: int, *args: Any, **options: Any) -> None:
+            for name, value in zip(("world_size", "is_master", "timeout"), args, strict=False):
+                options.setdefault(name, value)
+            more = dict(zip(("wait_for_workers", "multi_tenant"), args[3:], strict=False))
+            options = {**options, **more, "is_master": True, "wait_for_workers": False}
+            super().__init__(host_name, port, **options)
+
+    for module in (dist, dist.distributed_c10d, dist.rendezvous.__globals__):
+        home = module if isinstance(module, dict) else vars(module)
+        if home.get("TCPStore") is real:
+            home["TCPStore"] = GhostStore

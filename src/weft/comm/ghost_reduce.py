@@ -1,0 +1,69 @@
+"""Reductions of ghost ranks: torch's operations by weft's names, and what the collective leaves over."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.distributed as dist
+
+from weft.comm.ghost_lane import Lane, on_stream
+from weft.comm.paced import sums_type
+from weft.errors import UsageError
+
+_NAMES = {
+    "SUM": "sum",
+    "AVG": "avg",
+    "MAX": "max",
+    "MIN": "min",
+    "PRODUCT": "product",
+    "BAND": "band",
+    "BOR": "bor",
+    "BXOR": "bxor",
+}
+
+
+def reduction(opts: Any) -> tuple[str, Any]:
+    """weft's name of a torch ReduceOp or of the one in a call's options, and the factor of a PREMUL_SUM.
+
+    Each rank multiplies its data by that factor. The mean, times ranks and factor, is the same and cannot
+    overflow; so its name is `avg`. The factor is None for all others.
+    """
+    op = getattr(opts, "reduceOp", dist.ReduceOp.SUM if opts is None else opts)
+    for known, name in _NAMES.items():
+        if op == getattr(dist.ReduceOp, known):
+            return name, None
+    if op == dist.ReduceOp.PREMUL_SUM:
+        return "avg", op.__getstate__()[1]
+    raise UsageError(f"the ghost backend has no reduction {op}; use {', '.join(_NAMES)} or PREMUL_SUM")
+
+
+def reduce_ranks(lane: Lane, kind: str, send: Any, recv: Any, op: str, mirror: bool) -> None:
+    """Issue an `all_reduce` or `reduce_scatter`.
+
+    Bitwise reductions of equal data give that data, as `max` does; `complete_reduction` completes an XOR.
+    """
+    bitwise = op in ("band", "bor", "bxor")
+    if bitwise and lane.streams:
+        raise UsageError(f"NCCL has no bitwise reduction {op.upper()}; use SUM, AVG, MAX, MIN or PRODUCT")
+    if bitwise and not mirror:
+        raise UsageError("bitwise reductions need ghosts with rank 0's data: leave WEFT_GHOST_MIRROR out")
+    getattr(lane.ranks, kind)(send, recv, lane.streams, "max" if bitwise else op)
+
+
+def complete_reduction(lane: Lane, own: int, ranks: int, out: Any, op: str, factor: Any) -> None:
+    """Compute what the collective did not: factors, XOR, and what a paced kernel cannot reduce."""
+    paced = lane.own is not None
+    powers = paced and op == "product"
+    sums = paced and op == "sum" and not sums_type(out.dtype)
+    clears = op == "bxor" and ranks % 2 == 0
+    if factor is None and not (powers or sums or clears):
+        return
+    with on_stream(lane.streams[own] if lane.streams else None):
+        if factor is not None:
+            out.mul_(factor * ranks)
+        elif clears:
+            out.zero_()
+        elif powers:
+            out.pow_(ranks)
+        else:
+            out.mul_(ranks)
