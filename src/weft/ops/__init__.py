@@ -9,7 +9,7 @@ A map of the package, from the call to the bytes:
 | --- | --- |
 | `adopt`, `adopt_styles`, `promise`, `replacements` | `weft run --ops`: what it replaces |
 | `inductor_pass`, `fuse_graph`, `graph_patterns` | the same in graphs of torch.compile |
-| `model`, `attention_heads`, `styles`, `layers`, `gather_once` | models and layers, on DTensors |
+| `model`, `attention_heads`, `feed_forward`, `styles`, `layers`, `gather_once` | models, layers: DTensors |
 | `functions`, `call`, `autograd`, `compiled` | what users call; gradients; torch.compile |
 | `run`, `prepare`, `operands`, `teams`, `choose` | one call: tensors, what ranks agree on, schedule |
 | `schedule`, `steps`, `builder`, `build_gather`, `build_scatter` | schedules as data; no torch |

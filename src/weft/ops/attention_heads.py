@@ -12,20 +12,23 @@ from torch import nn
 
 from weft.errors import UsageError
 
-HEAD_COUNT = re.compile(r"(n|num)_(local_)?((q|query|k|kv|key_value|v|attention|attn)_)?heads?")
+_KINDS = "local|all|total|q|query|k|kv|key|v|value|attention|attn"
+HEAD_COUNT = re.compile(rf"_?((n|nb|num)_?)?(({_KINDS})_)*heads?(_({_KINDS}))?|nh|h|n_h")
 """How models name the number of heads of all ranks."""
+HEAD_SIZES = ("head_dim", "d_head", "dim_head", "head_size", "dim_per_head", "d_k")
 
 
 def check_attention(path: str, attention: nn.Module, columns: Sequence[str], ranks: int) -> None:
     """Raise an error, before anything is changed, if the attention cannot be divided over so many ranks."""
-    name = _head_count(type(attention))
+    name = _head_count(attention)
     if name is not None and ranks > 1:
         raise UsageError(
             f"{path} ({type(attention).__name__}) cannot be divided: its forward pass uses {name}, which "
             "counts the heads of all ranks; views with -1 and head_dim work"
         )
-    head = getattr(attention, "head_dim", None)
-    if not isinstance(head, int) or head < 1:
+    sizes = (getattr(attention, each, None) for each in HEAD_SIZES)
+    head = next((each for each in sizes if isinstance(each, int) and each > 0), None)
+    if head is None:
         return
     heads = {each: getattr(attention, each).out_features // head for each in columns}
     if all(count % ranks == 0 for count in heads.values()):
@@ -39,17 +42,33 @@ def check_attention(path: str, attention: nn.Module, columns: Sequence[str], ran
     )
 
 
-def _head_count(kind: type[Any]) -> str | None:
-    """A name in the forward pass, or in the methods of the class that it calls, that counts all heads."""
-    waiting, known = ["forward"], {"forward"}
+def _head_count(attention: nn.Module) -> str | None:
+    """A name in the forward pass that counts all heads.
+
+    Also in what it calls: methods of the class, functions of the model's files, modules without parameters.
+    """
+    inner = [each for each in attention.modules() if not any(True for _ in each.parameters())]
+    waiting: list[tuple[type[Any], Any]] = [
+        (type(each), type(each).forward)
+        for each in (attention, *inner)
+        if not type(each).__module__.startswith("torch.")
+    ]
+    known: set[Any] = set()
     while waiting:
-        function = inspect.unwrap(getattr(kind, waiting.pop()))
+        owner, function = waiting.pop(0)
+        function = inspect.unwrap(function)
+        if function in known:
+            continue
+        known.add(function)
         for name in _names(getattr(function, "__code__", None)):
-            if HEAD_COUNT.fullmatch(name):
+            called = inspect.getattr_static(owner, name, None)
+            if not inspect.isfunction(called):
+                called = getattr(function, "__globals__", {}).get(name)
+            if inspect.isfunction(called):
+                if not called.__module__.startswith("torch."):
+                    waiting.append((owner, called))
+            elif HEAD_COUNT.fullmatch(name):
                 return name
-            if name not in known and inspect.isfunction(inspect.getattr_static(kind, name, None)):
-                known.add(name)
-                waiting.append(name)
     return None
 
 

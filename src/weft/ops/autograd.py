@@ -71,7 +71,9 @@ def backward(
             w.new_zeros(made) if grad is None else grad.reshape(made).contiguous()
             for grad, made, w in zip(grads, shapes, ws, strict=True)
         ]
-        dx, dws = BACKWARDS[prepared.call.operation](_Backward(prepared, matrices, kept, whole, ws, *needs))
+        needs_w = [need and grad is not None for need, grad in zip(needs[1], grads, strict=True)]
+        asked = _Backward(prepared, matrices, kept, whole, ws, needs[0], needs_w)
+        dx, dws = BACKWARDS[prepared.call.operation](asked)
     if of_gathered is not None and needs[0]:
         returned = _sum_over_ranks(
             prepared, of_gathered.reshape(shapes[0][0], prepared.schedule.problem.k).contiguous()

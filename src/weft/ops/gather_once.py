@@ -36,10 +36,14 @@ class GatherOnce:
             self._x, self._state, self._results = None, None, []
         return result
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies have no results: after a forward pass that raised an error some are left."""
+        return {"layers": self.layers, "_x": None, "_state": None, "_results": []}
+
     def _now(self, x: torch.Tensor) -> Any:
         """What must not have changed between the gather and the use of a result."""
         grad = torch.is_grad_enabled()
-        if torch.compiler.is_compiling() or x.is_inference():
+        if torch.compiler.is_compiling() or x.is_inference() or self.layers[0].weight.is_inference():
             return grad
         return grad, x._version, [layer.weight._version for layer in self.layers]
 

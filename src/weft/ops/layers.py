@@ -26,13 +26,13 @@ SEQUENCE_DIM = -2
 """Tokens by features, or batch, sequence, features."""
 
 
-class _Shared:
+class SharedByCopies:
     """Something in a module that a copy of the module shares: a mesh, a process group."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
 
-    def __deepcopy__(self, _: Any) -> _Shared:
+    def __deepcopy__(self, _: Any) -> SharedByCopies:
         return self
 
 
@@ -49,8 +49,8 @@ class _ParallelLinear(nn.Linear):  # type: ignore[misc,unused-ignore]
     options: dict[str, Any]
     """schedule, engine, pieces or policy of the operation."""
     gather_once: GatherOnce | None
-    _mesh: _Shared
-    _group: _Shared
+    _mesh: SharedByCopies
+    _group: SharedByCopies
 
     def __init__(
         self,
@@ -119,7 +119,7 @@ class _ParallelLinear(nn.Linear):  # type: ignore[misc,unused-ignore]
 
     def _place(self, mesh: DeviceMesh | None, group: Any, options: dict[str, Any]) -> None:
         """Set what the operations need to know besides the parameters."""
-        self._mesh, self._group = _Shared(mesh), _Shared(group)
+        self._mesh, self._group = SharedByCopies(mesh), SharedByCopies(group)
         self.options, self.gather_once = options, None
         if mesh is None:
             return

@@ -12,8 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import nn
-from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ParallelStyle,
     RowwiseParallel,
@@ -23,7 +24,9 @@ from torch.distributed.tensor.parallel import (
 
 from weft.errors import UsageError
 from weft.ops.attention_heads import check_attention
+from weft.ops.feed_forward import check_feed_forward
 from weft.ops.gather_once import GatherOnce
+from weft.ops.layers import SharedByCopies
 from weft.ops.styles import SequenceColumnwise, SequenceRowwise, SequenceStyle
 
 ATTENTION = (
@@ -76,9 +79,26 @@ def parallelize(model: nn.Module, mesh: Any, *, gather_logits: bool = True, **op
         shared = GatherOnce(layers)
         for layer in layers:
             layer.gather_once = shared
+    for _, block in _blocks(model):
+        block.register_forward_pre_hook(_Sharded(mesh), with_kwargs=True)
     for module, name, source in tied:
         module.register_parameter(name, model.get_parameter(source))
     return model
+
+
+class _Sharded:
+    """Divides hidden states that are whole on every rank, as `inputs_embeds` are; others are DTensors."""
+
+    def __init__(self, mesh: Any) -> None:
+        self._mesh = SharedByCopies(mesh)
+
+    def __call__(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        x = args[0] if args else kwargs.get("hidden_states")
+        if x is None or type(x) is not torch.Tensor:
+            return None
+        whole = DTensor.from_local(x, self._mesh.value, [Replicate()], run_check=False)
+        x = whole.redistribute(placements=[Shard(_SEQUENCE_DIM)])
+        return ((x, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": x})
 
 
 def plan_model(model: nn.Module, ranks: int, *, gather_logits: bool = True, **options: Any) -> Plan:
@@ -105,6 +125,9 @@ def _unknown(model: nn.Module) -> str:
             f"parallelize cannot divide {fused}, one layer for queries, keys and values: a rank's part would "
             f"not be its heads; {wanted}"
         )
+    adapted = next((name for name in names if name.endswith(".base_layer")), None)
+    if adapted is not None:
+        return f"parallelize cannot divide {adapted}, which has adapters: merge them first"
     found = ", ".join(names[:4]) or "no nn.Linear"
     return (
         f"parallelize knows no layer of this model ({found}): {wanted}; use SequenceColumnwise and "
@@ -139,9 +162,11 @@ def _plan_block(made: Plan, name: str, block: nn.Module, ranks: int, options: di
         match = _match(child, ATTENTION) or _match(child, FEED_FORWARD)
         if match is not None:
             columns, row = match
+            _plan_inside(made, path, child, (*columns, row))
             if _match(child, ATTENTION):
                 check_attention(path, child, columns, ranks)
-            _plan_inside(made, path, child, (*columns, row))
+            else:
+                check_feed_forward(path, child, columns, row, ranks)
             pairs += 1
             for each in columns:
                 made.styles[f"{path}.{each}"] = SequenceColumnwise(sequence_dim=_SEQUENCE_DIM, **options)
@@ -174,7 +199,8 @@ def _plan_inside(made: Plan, path: str, module: nn.Module, known: tuple[str, ...
 
 
 def _is_norm(module: nn.Module) -> bool:
-    return "norm" in type(module).__name__.lower()
+    """By its name, and not one of the modules around it (a PreNormTransformer)."""
+    return "norm" in type(module).__name__.lower() and not any(True for _ in module.children())
 
 
 def _plan_ends(made: Plan, model: nn.Module, gather_logits: bool, options: dict[str, Any]) -> None:

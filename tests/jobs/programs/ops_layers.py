@@ -17,7 +17,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.utils.checkpoint import checkpoint
-from transformer import Settings, Transformer
+from transformer import Attention, FeedForward, Settings, Transformer
 
 from weft.errors import UsageError
 from weft.ops import (
@@ -291,6 +291,38 @@ def check_model(rank, ranks):
     assert tuple(sharded.placements) == (Shard(2),)
     same(sharded.flatten(0, 1), transformer()(tokens).flatten(0, 1), "sharded logits")
     same(copy.deepcopy(parallelize(transformer(), mesh))(tokens), transformer()(tokens), "a copy")
+    check_interrupted(mesh, tokens)
+    check_given_embeddings(mesh)
+
+
+def check_interrupted(mesh, tokens):
+    """A forward pass that ends between query and key leaves a model that can be copied and used."""
+    plain, model = transformer(), parallelize(transformer(), mesh)
+
+    def interrupt(*_):
+        raise KeyError("interrupted")
+
+    hook = model.layers[0].attention.wk.register_forward_pre_hook(interrupt)
+    try:
+        model(tokens)
+    except KeyError:
+        hook.remove()
+    same(copy.deepcopy(model)(tokens), plain(tokens), "a copy after an error")
+
+
+def check_given_embeddings(mesh):
+    """Blocks get embeddings that are whole on every rank; a layer that nothing uses has no gradient."""
+    plain, model = transformer(), parallelize(transformer(), mesh)
+    x = torch.randn(2, 9, SETTINGS.width, generator=torch.Generator().manual_seed(3))
+    given = [x.clone().requires_grad_() for _ in range(2)]
+    for net, embedded in zip((plain, model), given, strict=True):
+        net.layers[0].feed_forward.forward = lambda x, of=net.layers[0].feed_forward: of.w2(of.w1(x))
+        net.output(net.norm(net.layers[0](embedded))).square().mean().backward()
+    same(given[1].grad, given[0].grad, "gradient of embeddings")
+    used = plain.layers[0].feed_forward.w1, model.layers[0].feed_forward.w1
+    same(used[1].weight.grad, used[0].weight.grad, "gradient of the layer that is used")
+    unused = model.layers[0].feed_forward.w3.weight.grad
+    assert unused is None or not whole(unused).any()  # zeros in torch 2.11, whose DTensors fill them in
 
 
 def check_refused(rank, ranks):
@@ -305,6 +337,16 @@ def check_refused(rank, ranks):
         (with_layer(nn.utils.parametrizations.weight_norm(nn.Linear(32, 48))), "w3: ParametrizedLinear has"),
         (with_layer(nn.Linear(32, ranks - 1)), f"leave some of {ranks} ranks without any"),
         (with_position(), "does not know the parameters of the model"),
+        (
+            with_module("feed_forward", SoftmaxGate),
+            "feed_forward (SoftmaxGate) cannot be divided: its forward",
+        ),
+        (with_module("feed_forward", GateAndUp), "GateAndUp) cannot be divided: its forward pass mixes"),
+        (
+            with_module("attention", CountsHeads),
+            "CountsHeads) cannot be divided: its forward pass uses heads",
+        ),
+        (with_adapter(), "wq.base_layer, which has adapters"),
         (parallelize(transformer(), mesh), "divided already"),
     ):
         before = {name: (id(each), type(each)) for name, each in model.named_parameters()}
@@ -316,6 +358,49 @@ def check_refused(rank, ranks):
             raise AssertionError(f"not refused: {words}")
         after = {name: (id(each), type(each)) for name, each in model.named_parameters()}
         assert after == before, f"changed: {words}"
+
+
+class SoftmaxGate(FeedForward):
+    def forward(self, x):
+        return self.w2(self.w1(x).softmax(-1) * self.w3(x))
+
+
+class GateAndUp(nn.Module):
+    def __init__(self, s):
+        super().__init__()
+        self.up_proj, self.down_proj = nn.Linear(s.width, 2 * s.inner), nn.Linear(s.inner, s.width)
+
+    def forward(self, x):
+        gate, up = self.up_proj(x).chunk(2, -1)
+        return self.down_proj(nn.functional.silu(gate) * up)
+
+
+class CountsHeads(Attention):
+    heads = 4
+
+    def forward(self, x):
+        q, k, v = (split(w(x), self) for w in (self.wq, self.wk, self.wv))
+        made = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.wo(made.transpose(1, 2).flatten(2))
+
+
+def split(x, attention):
+    return x.unflatten(-1, (attention.heads, -1)).transpose(1, 2)
+
+
+def with_module(name, kind):
+    model = transformer()
+    setattr(model.layers[-1], name, kind(SETTINGS))
+    return model
+
+
+def with_adapter():
+    """A model whose layers are wrapped, as peft does it."""
+    model = transformer()
+    for layer in model.layers:
+        wrapper = nn.Module()
+        wrapper.base_layer, layer.attention.wq = layer.attention.wq, wrapper
+    return model
 
 
 class Quantized(nn.Linear):
