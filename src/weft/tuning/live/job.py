@@ -13,6 +13,7 @@ import json
 import logging
 import os
 import sys
+import time
 from contextlib import suppress
 from functools import wraps
 from pathlib import Path
@@ -32,6 +33,7 @@ _log = logging.getLogger("weft.live")
 EVENTS_WITHOUT_STEP = 1000  # optimizer steps after which a program without a period or a group is left alone
 CALLS_BETWEEN_LOOKS = 256  # collectives, where no optimizer steps
 PERIODS_WITHOUT_OPTIMIZER = 12  # more micro-batches than most programs accumulate
+SAVED_S = (5.0, 60.0)  # seconds between two saved states, at first and at most
 CALLS_OF_A_STEP = 16  # at least, if only collectives show the steps: a boundary costs a wait
 
 
@@ -52,6 +54,8 @@ class Live:
         self._shown: tuple[str, Policy] | None = None
         self._result: dict[str, Any] | None = None
         """Of the last search."""
+        self._save_after_s = SAVED_S[0]
+        self._saved_at = time.monotonic()
 
     def watch(self) -> None:
         """Start to look for steps."""
@@ -149,6 +153,8 @@ class Live:
         elif self._session is not None:
             self._session.step()
             self._publish(ended=True)
+            if self._leads and time.monotonic() > self._saved_at + self._save_after_s:
+                self._save()
         elif dist.is_available() and dist.is_initialized():
             self._begin(optimizer)
             self._publish(ended=True)
@@ -216,6 +222,7 @@ class Live:
         """A search is over; from now on the job is watched."""
         self._result = result
         self._tell(result)
+        self._write_record()
         self._say(f"tuning is over: {result['text']}")
         if self._leads:
             self._earlier.remember(result)
@@ -237,11 +244,20 @@ class Live:
             return final(self._status)
         return self._result or stopped("the job ended before tuning was over")
 
-    def _at_exit(self, process: int) -> None:
-        """The program ends while it is watched."""
-        if process == os.getpid() and self._session is not None and self._session.watching:
+    def _save(self) -> None:
+        """Leave the state so far: a program that is killed, or calls os._exit, is not asked at its end."""
+        if self._session is None:
+            return
+        if self._session.watching:
             self._tell(self._final())
-            self._write_record()
+        self._write_record()
+        self._save_after_s = min(2 * self._save_after_s, SAVED_S[1])
+        self._saved_at = time.monotonic()
+
+    def _at_exit(self, process: int) -> None:
+        """The program ends while it is tuned or watched."""
+        if process == os.getpid():
+            self._save()
 
     def _publish(self, *, ended: bool = False) -> None:
         """For `weft top`: that a step has ended, and what tuning does. A few stores into shared memory."""

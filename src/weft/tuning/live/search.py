@@ -17,7 +17,8 @@ It yields a Trial (nearly always a single step), is sent one Sample for each, an
 `weft.tuning.live.watch.watch(outcome)`, a generator with the same protocol, watches the job to its end.
 
 In this order `tune`
-1. waits until steps are even: compilation, autotuning and first allocations are over;
+1. waits until steps are even: compilation, autotuning and first allocations are over; longer where steps are
+   shorter than a meeting of the ranks (`weft.tuning.live.short_steps`);
 2. profiles the job's launches, and which of them overlap with collectives;
 3. asks whether this job was tuned before, and if so proves only that policy;
 4. goes through the levers (`weft.tuning.live.levers`) in the order of what each could win at most, by the
@@ -61,6 +62,7 @@ from weft.tuning.live.proof import (
     earlier,
     prove,
 )
+from weft.tuning.live.short_steps import run_until_affordable
 from weft.tuning.live.trial import Record, Sample, Trial, ask, ask_all
 from weft.tuning.live.tuned_job import Tried, TunedJob, why_none_was_better, why_nothing_to_try
 
@@ -158,11 +160,15 @@ class _Search:
     def warm_up(self) -> Generator[Trial, Sample, None]:
         """Steps under the default until they are even, or patience ends."""
         times: list[float] = []
-        first = self.record.number
+        begin = first = self.record.number
+        if begin == 0:  # the watch allows a further search only where it is affordable
+            times = yield from run_until_affordable(self.default, self.record)
+        if self.record.number > first + len(times):  # it had to wait: those steps are long ago
+            times, first = [], self.record.number
         while len(times) < MOST_WARM_UP and not (steady(times) and self._quiet(times, first)):
             sample = yield from ask(Trial(self.default), self.record, "warm-up")
             times.append(sample.ms)
-        self.warm_up_steps = len(times)
+        self.warm_up_steps = self.record.number - begin
         # Digits of measured times: no cycle of the job can match a fixed sequence of draws.
         self.order = random.Random(f"{self.seed} {times!r}")
         self.effort = min(max((self.rough / NOISY) ** 2, 1.0), MOST_NOISY)
@@ -304,8 +310,9 @@ class _Search:
         before = self.record.number
         yield from prove(proof, steps, self.order, self.record)
         self.spent += self.record.number - before
-        times = [ms for number, ms, *_ in self.record.steps if number >= before and math.isfinite(ms)]
-        self.extra_ms += sum(times) - len(times) * self._usual()
+        for number, ms, index, purpose in self.record.steps:
+            if number >= before and purpose != "pause":
+                self._count_extra(self.record.policies[index], ms)
         if proof.problem:
             about.problem = proof.problem
             return self.left_alone(f"{policy.label} {proof.problem}")
@@ -319,10 +326,8 @@ class _Search:
         """
         ms: dict[Policy, float] = {}
         if all(self._about(arm).ms for arm in arms):
-            number = self.record.number
-            samples = yield from ask_all(arms, self.record, "search")
-            for index, (arm, sample) in enumerate(zip(arms, samples, strict=True)):
-                ms[arm] = self._noted(arm, sample, number + index)
+            for arm, found in zip(arms, (yield from self._ask_all(arms)), strict=True):
+                ms[arm] = found
             for arm in arms:
                 ms[arm] = yield from self._unless_odd(arm, ms[arm])
         else:
@@ -362,9 +367,15 @@ class _Search:
         return ms > slow * median(self.tried[self.default].ms[-8:])
 
     def _step(self, policy: Policy) -> Generator[Trial, Sample, float]:
-        number = self.record.number
-        sample = yield from ask(Trial(policy), self.record, "search")
-        return self._noted(policy, sample, number)
+        return (yield from self._ask_all([policy]))[0]
+
+    def _ask_all(self, policies: Sequence[Policy]) -> Generator[Trial, Sample, list[float]]:
+        """A step under each policy, in ms."""
+        first = self.record.number
+        samples = yield from ask_all(policies, self.record, "search")
+        last = self.record.number - len(policies)
+        self.spent += last - first  # steps that had to be measured again
+        return [self._noted(policies[i], sample, last + i) for i, sample in enumerate(samples)]
 
     def _noted(self, policy: Policy, sample: Sample, number: int) -> float:
         """Count a step; its time without what its place in the job's cycle explains."""
@@ -372,8 +383,13 @@ class _Search:
         if sample.problem:
             self._about(policy).problem = sample.problem
         ms = max(sample.ms, 1e-6) / math.exp(self.cycle.level(number))
-        self.extra_ms += sample.ms - self._usual() if math.isfinite(sample.ms) else 0.0
+        self._count_extra(policy, sample.ms)
         return ms
+
+    def _count_extra(self, policy: Policy, ms: float) -> None:
+        """Count what a step cost the job. Under the default it takes as long as without weft."""
+        if policy != self.default and math.isfinite(ms):
+            self.extra_ms += ms - self._usual()
 
     def _usual(self) -> float:
         return median(self._about(self.default).ms or [0.0])
