@@ -46,11 +46,13 @@ class Live:
         self._session: Any = None
         self._over = self._by_calls = False
         self._rank: int | None = None
+        self._group_process: int | None = None
         self._leads = False
         self._earlier: Any = None
         self._status: Any = None
         self._record: Any = None
         self._published: Any = None
+        self._publishes = STEPS_VARIABLE not in os.environ  # else a hook of its own counts the steps
         self._shown: tuple[str, Policy] | None = None
         self._result: dict[str, Any] | None = None
         """Of the last search."""
@@ -59,6 +61,9 @@ class Live:
 
     def watch(self) -> None:
         """Start to look for steps."""
+        import torch.cuda
+
+        self._cuda: Any = torch.cuda
         self._hook = OptimizerHook(self._optimizer_stepped)
         self._restore = [
             _wrap("init_process_group", after=self._group_made),
@@ -71,6 +76,7 @@ class Live:
         try:
             import torch.distributed as dist
 
+            self._group_process = os.getpid()
             if self._rank is None and not self._over:
                 self._rank = dist.get_rank()
                 self._tell(stopped("no optimizer step and no repeating NCCL collective was found"))
@@ -143,18 +149,26 @@ class Live:
     # --- the tuning -------------------------------------------------------------------------------------
 
     def _step_ended(self, optimizer: Any) -> None:
-        import torch.distributed as dist
-
-        if _capturing():  # a graph keeps the policy under which it was captured
-            if self._session is not None and self._session.watching:
-                self._session.leave(self._final())
+        # Steps may take less than a millisecond: nothing here is imported or looked up at each of them.
+        session = self._session
+        if self._cuda.is_initialized() and self._cuda.is_current_stream_capturing():
+            if session is not None and session.watching:  # a graph keeps the policy of its capture
+                session.leave(self._final())
             else:
                 self._give_up("the program captures its step in a CUDA graph")
-        elif self._session is not None:
-            self._session.step()
+        elif session is not None:
+            session.step()
             self._publish(ended=True)
             if self._leads and time.monotonic() > self._saved_at + self._save_after_s:
                 self._save()
+        else:
+            self._first_step(optimizer)
+
+    def _first_step(self, optimizer: Any) -> None:
+        import torch.distributed as dist
+
+        if self._group_process not in (None, os.getpid()):
+            self._over = True  # a fork of the rank, with optimizer steps of its own: the store is not its
         elif dist.is_available() and dist.is_initialized():
             self._begin(optimizer)
             self._publish(ended=True)
@@ -266,7 +280,7 @@ class Live:
                 from weft.tuning.live.step_hook import published_steps
 
                 self._published = published_steps(self._rank)
-            if ended and STEPS_VARIABLE not in os.environ:  # else a hook of its own counts the steps
+            if ended and self._publishes:
                 self._published.step()
             session = self._session
             phase = "over" if self._over else "watching" if session.watching else "searching"
@@ -383,12 +397,6 @@ def _wrap(name: str, *, before: Any = _nothing, after: Any = _nothing) -> Any:
                 setattr(place, name, real)
 
     return restore
-
-
-def _capturing() -> bool:
-    import torch
-
-    return torch.cuda.is_initialized() and bool(torch.cuda.is_current_stream_capturing())
 
 
 def _within_process(store: Any) -> bool:

@@ -17,8 +17,8 @@ It yields a Trial (nearly always a single step), is sent one Sample for each, an
 `weft.tuning.live.watch.watch(outcome)`, a generator with the same protocol, watches the job to its end.
 
 In this order `tune`
-1. waits until steps are even: compilation, autotuning and first allocations are over; longer where steps are
-   shorter than a meeting of the ranks (`weft.tuning.live.short_steps`);
+1. waits until steps are even: compilation, autotuning and first allocations are over; longer where steps take
+   a fraction of a millisecond (`weft.tuning.live.short_steps`);
 2. profiles the job's launches, and which of them overlap with collectives;
 3. asks whether this job was tuned before, and if so proves only that policy;
 4. goes through the levers (`weft.tuning.live.levers`) in the order of what each could win at most, by the

@@ -18,7 +18,7 @@ from weft.ranks import ABANDON, Agreement, Decision, Report
 from weft.shim.apply import PREPARE_S
 from weft.tuning.live.conductor import Conductor
 from weft.tuning.live.options import Facts
-from weft.tuning.live.trial import PAUSED, STALLED
+from weft.tuning.live.trial import POLICY_STALLED, PROGRAM_PAUSED
 from weft.tuning.live.trial_length import LAG
 from weft.tuning.live.tuned_job import stopped
 from weft.tuning.live.watchdog import Guard
@@ -190,7 +190,7 @@ class Session:
         if late_s is None:
             return ""
         self._rescued = True
-        return STALLED if late_s <= RESCUED * self._allowed_s else PAUSED
+        return POLICY_STALLED if late_s <= RESCUED * self._allowed_s else PROGRAM_PAUSED
 
     def _times(self, count: int) -> tuple[list[float], float]:
         """What a step took in each of the first `count` marks, and the time that belongs to no step."""

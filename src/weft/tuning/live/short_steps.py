@@ -1,8 +1,8 @@
-"""Short steps: a search of a job whose steps are shorter than a meeting of its ranks begins later.
+"""Short steps: the search of a job whose steps take a fraction of a millisecond begins later.
 
 A search keeps all ranks waiting at about a hundred meetings, whatever the length of a step. Where steps are
-shorter than a meeting, that is long compared with the first steps of the job. So such a job first runs until
-the meetings of a search are a small share of its time; one that ends earlier is left unchanged.
+much shorter than a meeting, that takes as long as thousands of them. So such a job first runs until the
+meetings of a search are a small share of its time; one that ends earlier is left unchanged.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from statistics import median
 from weft.policy import Policy
 from weft.tuning.live.trial import Record, Sample, Trial, ask
 
+_SHORT_MS = 0.5  # steps of this length: a job of a minute, with longer ones, affords a search at once
 _MEETINGS = 120  # of a search
 _SHARE = 0.006  # of the time of a job, for them
 _FIRST, _MOST = 32, 4096  # steps between two meetings while it waits
@@ -30,7 +31,7 @@ def run_until_affordable(default: Policy, record: Record) -> Generator[Trial, Sa
     meeting_ms = median(sample.paused_ms for sample in samples[1:])  # nobody waited before the first
     step_ms = min(sample.ms for sample in samples)
     ran_ms, steps = 0.0, _FIRST
-    while 0 < step_ms < meeting_ms and _SHARE * ran_ms < _MEETINGS * meeting_ms:
+    while 0 < step_ms < min(meeting_ms, _SHORT_MS) and _SHARE * ran_ms < _MEETINGS * meeting_ms:
         sample = yield from ask(Trial(default, steps), record, "warm-up")
         step_ms = sample.ms
         ran_ms += steps * step_ms

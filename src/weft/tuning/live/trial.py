@@ -9,8 +9,8 @@ from typing import Any
 from weft.policy import Policy
 from weft.tuning.live.options import Facts
 
-STALLED = "stalled"
-PAUSED = "paused"
+POLICY_STALLED = "stalled"
+PROGRAM_PAUSED = "paused"
 """Problem of a trial that took too long although its policy was reverted: the program itself paused."""
 MOST_STEPS = 6000  # that a record holds; of older steps every other one is dropped
 
@@ -120,7 +120,7 @@ def ask(trial: Trial, record: Record, purpose: str) -> Generator[Trial, Sample, 
     if trial.say:
         record.note(trial.say)
     sample = yield trial
-    record.add(trial, sample, "pause" if sample.problem == PAUSED else purpose)
+    record.add(trial, sample, "pause" if sample.problem == PROGRAM_PAUSED else purpose)
     return sample
 
 
@@ -129,10 +129,12 @@ def ask_all(
 ) -> Generator[Trial, Sample, list[Sample]]:
     """Single-step trials in a given order, decided in advance; once more if the program paused meanwhile."""
     samples = yield from _ask_in_order(policies, record, purpose)
-    if any(sample.problem == PAUSED for sample in samples):  # such as for an evaluation
+    if any(sample.problem == PROGRAM_PAUSED for sample in samples):  # such as for an evaluation
         again = yield from _ask_in_order(policies, record, purpose)
         # Twice in a row is taken for the policies' fault.
-        samples = [replace(one, problem=STALLED) if one.problem == PAUSED else one for one in again]
+        samples = [
+            replace(one, problem=POLICY_STALLED) if one.problem == PROGRAM_PAUSED else one for one in again
+        ]
     return samples
 
 
