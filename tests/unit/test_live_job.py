@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 from weft.shim import binding, communicators  # noqa: E402
 from weft.tuning.live import job, settings  # noqa: E402
 from weft.tuning.live.options import Facts  # noqa: E402
-from weft.tuning.live.tuned_job import read_result  # noqa: E402
+from weft.tuning.live.tuned_job import read_record, read_result  # noqa: E402
 
 
 class Calls:
@@ -118,6 +118,31 @@ def test_an_optimizer_that_steps_goes_before_the_collectives(monkeypatch, group,
     (session,) = Session.made
     assert session.steps == 40 - 4
     assert calls.callback is None
+
+
+def test_a_fork_of_a_rank_with_steps_of_its_own_is_not_tuned(group, watching):
+    group()
+    watching._group_process = -1  # the group is of the process that this one was forked from
+    weight = torch.zeros(2, requires_grad=True)
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    for _ in range(8):
+        weight.sum().backward()
+        optimizer.step()
+    assert not Session.made
+
+
+def test_what_is_known_is_saved_now_and_then(monkeypatch, group, watching, tmp_path):
+    """A program may be killed, or call os._exit, and is then not asked at its end."""
+    monkeypatch.setattr(job, "SAVED_S", (0.0, 0.0))
+    watching._save_after_s = 0.0
+    group()
+    weight = torch.zeros(2, requires_grad=True)
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    for _ in range(8):
+        weight.sum().backward()
+        optimizer.step()
+    assert read_record(tmp_path)["policies"] == []
+    assert "ended before tuning was over" in read_result(tmp_path)["text"]
 
 
 def test_a_group_without_a_step_is_reported_as_such(monkeypatch, group, watching, tmp_path):
