@@ -15,7 +15,6 @@ import os
 import sys
 import time
 from contextlib import suppress
-from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from weft.policy import Policy
 from weft.shim.inject import APPLY, TUNE_VARIABLE
 from weft.shim.step_times import STEPS_VARIABLE
 from weft.tuning.live import settings
+from weft.tuning.live.group_functions import wrap_group_function
 from weft.tuning.live.optimizer_steps import OptimizerHook, OwnThread
 from weft.tuning.live.steps import Steps, period
 from weft.tuning.live.tuned_job import RECORD_FILE, final, result_file, stopped
@@ -66,8 +66,8 @@ class Live:
         self._cuda: Any = torch.cuda
         self._hook = OptimizerHook(self._optimizer_stepped)
         self._restore = [
-            _wrap("init_process_group", after=self._group_made),
-            _wrap("destroy_process_group", before=self._group_goes),
+            wrap_group_function("init_process_group", after=self._group_made),
+            wrap_group_function("destroy_process_group", before=self._group_goes),
         ]
 
     # --- where a step ends ------------------------------------------------------------------------------
@@ -366,37 +366,6 @@ def start() -> None:
 
     if dist.is_available():
         Live().watch()
-
-
-def _nothing(*args: Any, **options: Any) -> None: ...
-
-
-def _wrap(name: str, *, before: Any = _nothing, after: Any = _nothing) -> Any:
-    """Wrap a function of torch.distributed; returns a function that undoes it."""
-    import torch.distributed as dist
-    import torch.distributed.device_mesh as device_mesh
-
-    real = getattr(dist, name)
-
-    @wraps(real)
-    def wrapped(*args: Any, **options: Any) -> Any:
-        with suppress(Exception):
-            before(*args, **options)
-        returned = real(*args, **options)
-        with suppress(Exception):
-            after(*args, **options)
-        return returned
-
-    places = [place for place in (dist, dist.distributed_c10d, device_mesh) if hasattr(place, name)]
-    for place in places:
-        setattr(place, name, wrapped)
-
-    def restore() -> None:
-        for place in places:
-            if getattr(place, name) is wrapped:
-                setattr(place, name, real)
-
-    return restore
 
 
 def _within_process(store: Any) -> bool:
