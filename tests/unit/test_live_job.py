@@ -198,3 +198,16 @@ def test_a_result_that_cannot_be_kept_stays_the_result(monkeypatch, group, watch
     watching._end({"text": "ctas16", "state": "kept", "policy": Policy(max_ctas=16).to_dict()})
     assert read_result(tmp_path)["state"] == "kept"
     assert "not saved for the next start: the verdict has no JSON" in capsys.readouterr().err
+
+
+def test_no_start_reads_the_decisions_of_an_earlier_one():
+    """torchrun keeps the store where a restart changes the number of nodes, with the same count of restarts."""
+    import torch.distributed as dist
+
+    base = dist.HashStore()
+    for start in range(3):
+        zero, one = (job._own_keys(base, rank, 2) for rank in range(2))
+        assert not one.check(["1/decision"])
+        zero.set("1/decision", str(start))
+        assert one.get("1/decision") == str(start).encode()
+    assert not job._own_keys(base, 0, 3).check(["1/decision"])

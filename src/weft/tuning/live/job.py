@@ -192,8 +192,13 @@ class Live:
         base = dist.distributed_c10d._get_default_store()
         ranks = (self._rank,) if _within_process(base) else range(world)
         deadline_s = settings.first_deadline_s()
-        prefix = f"weft/tune/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
-        agreement = Agreement(dist.PrefixStore(prefix, base), self._rank, ranks, deadline_s)
+        try:
+            keys = _own_keys(base, self._rank, world)
+        except Exception:  # such as torch's FakeStore, which keeps nothing
+            _log.debug("no keys of our own", exc_info=True)
+            self._end(stopped("the job's rendezvous store cannot be used"))
+            return
+        agreement = Agreement(keys, self._rank, ranks, deadline_s)
         default = settings.start_policy()
         controls = settings.controls_here(default, world, optimizer)
         if isinstance(controls, str):
@@ -366,6 +371,19 @@ def start() -> None:
 
     if dist.is_available():
         Live().watch()
+
+
+def _own_keys(store: Any, rank: int, world: int) -> Any:
+    """The store, with keys that no earlier start of the job has used.
+
+    The store may outlive the ranks: torchrun keeps it over restarts, and does not count those after which the
+    job has more or fewer nodes. So each rank counts how often it has come here. A rank that was not there the
+    last time finds keys of that start, which has decided nothing but to abandon: decisions need all ranks.
+    """
+    import torch.distributed as dist
+
+    start = f"weft/tune/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{world}"
+    return dist.PrefixStore(f"{start}/{store.add(f'{start}/starts of {rank}', 1)}", store)
 
 
 def _within_process(store: Any) -> bool:
