@@ -23,7 +23,7 @@ from typing import Any, Protocol
 
 ABANDON = {"do": "abandon"}
 _KEPT = 64  # decisions that stay in the store
-WATCH_PATIENCE_S = 120.0
+WATCH_PATIENCE_S = 60.0
 """How long a follower waits for an announcement, at least: the leader may write a checkpoint meanwhile, and
 programs that run ahead of their device reach the next step before it."""
 PATIENCE = 2.0  # a follower waits this many times as long as the leader, so that the leader gives the reason
