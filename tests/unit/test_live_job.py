@@ -89,6 +89,15 @@ def watching():
     found._end({"text": "", "state": "stopped"})
 
 
+def optimize() -> None:
+    """A few steps of the program."""
+    weight = torch.zeros(2, requires_grad=True)
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    for _ in range(8):
+        weight.sum().backward()
+        optimizer.step()
+
+
 def test_without_an_optimizer_the_period_of_the_collectives_is_the_step(monkeypatch, group, watching):
     calls = Calls(monkeypatch)
     group()
@@ -123,11 +132,7 @@ def test_an_optimizer_that_steps_goes_before_the_collectives(monkeypatch, group,
 def test_a_fork_of_a_rank_with_steps_of_its_own_is_not_tuned(group, watching):
     group()
     watching._group_process = -1  # the group is of the process that this one was forked from
-    weight = torch.zeros(2, requires_grad=True)
-    optimizer = torch.optim.SGD([weight], lr=0.1)
-    for _ in range(8):
-        weight.sum().backward()
-        optimizer.step()
+    optimize()
     assert not Session.made
 
 
@@ -136,11 +141,7 @@ def test_what_is_known_is_saved_now_and_then(monkeypatch, group, watching, tmp_p
     monkeypatch.setattr(job, "SAVED_S", (0.0, 0.0))
     watching._save_after_s = 0.0
     group()
-    weight = torch.zeros(2, requires_grad=True)
-    optimizer = torch.optim.SGD([weight], lr=0.1)
-    for _ in range(8):
-        weight.sum().backward()
-        optimizer.step()
+    optimize()
     assert read_record(tmp_path)["policies"] == []
     assert "ended before tuning was over" in read_result(tmp_path)["text"]
 
@@ -172,11 +173,7 @@ def test_an_error_of_ours_is_one_line_and_the_hooks_are_gone(monkeypatch, group,
     assert not set(untouched) & set(entries())
     assert len(hooks._global_optimizer_post_hooks) == hooks_before + 1
     group()
-    weight = torch.zeros(2, requires_grad=True)
-    optimizer = torch.optim.SGD([weight], lr=0.1)
-    for _ in range(8):
-        weight.sum().backward()
-        optimizer.step()
+    optimize()
     assert len(hooks._global_optimizer_post_hooks) == hooks_before
     assert entries() == untouched
     assert capsys.readouterr().err.count("tuning stops: ZeroDivisionError: ours") == 1
