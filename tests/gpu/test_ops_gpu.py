@@ -272,7 +272,7 @@ def test_weft_run_ops_on_an_unmodified_program(how, width, replaced, tmp_path):
             **os.environ,
             "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
             "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES": "1",
-            "WEFT_OPS": "all" if replaced else "pick",
+            "WEFT_OPS": "all" if replaced else "",
             "WEFT_STORE": str(tmp_path / "verdicts.sqlite"),
         },
         capture_output=True,

@@ -103,12 +103,11 @@ def test_weft_run_ops_fuses_the_layers_of_an_unmodified_program(tmp_path):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="weft run needs Linux")
-def test_weft_run_ops_replaces_nothing_that_was_not_asked_for(tmp_path):
+def test_weft_run_ops_goes_by_the_pick_unless_the_environment_says_otherwise(tmp_path):
     stats = tmp_path / "stats.json"
-    done = weft_run_ops("", stats, "true")
-    assert done.returncode == 0
-    assert "has not been verified" in done.stderr
-    assert "ops" not in json.loads(stats.read_text())
+    done = weft_run_ops("", stats, sys.executable, "-c", "import os; print(os.environ['WEFT_OPS'])")
+    assert (done.returncode, done.stdout) == (0, "pick\n"), done.stderr
+    assert json.loads(stats.read_text())["ops"]["processes"] == []
     done = weft_run_ops("yes", stats, "true")
     assert done.returncode == 2
     assert "use pick or all" in done.stderr

@@ -1,16 +1,21 @@
-"""What the programs of this folder share: their size, and the times at which their steps end.
+"""What the programs of this folder share: their size, the times at which their steps end, and their turns.
 
 STRANGER_TINY    sizes for a CPU
-STRANGER_FOLDER  `stepping` appears there after a few steps, or after as many as the file `first_steps` there says;
-                 the program ends when `stop` appears, and leaves the times of its steps, in seconds, in
-                 `times.json`
+STRANGER_FOLDER  `stepping` appears there after a few steps. The program ends when `stop` appears, and leaves
+                 the times at which its steps ended, in seconds, in `times.json`: a list for each of its turns.
+                 The first turn ends with the step in which `pause` appears: the program waits until the device
+                 has finished, stops its data loaders, and makes `paused`. The next turn begins when `pause` is
+                 gone, and has as many steps as `turn` says.
 """
 
 from __future__ import annotations
 
 import atexit
 import json
+import multiprocessing
 import os
+import signal
+import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -20,8 +25,8 @@ T = TypeVar("T")
 STEPS = 20_000  # more than anybody waits for
 FIRST_STEPS = 5
 _folder = Path(os.environ.get("STRANGER_FOLDER", "."))
-_times: list[float] = []
-_first = [FIRST_STEPS]
+_turns: list[list[float]] = [[]]
+_left = [STEPS * 1000]  # steps of this turn
 
 
 def pick(gpu: T, cpu: T) -> T:
@@ -30,20 +35,43 @@ def pick(gpu: T, cpu: T) -> T:
 
 
 def stamp() -> None:
-    """A step has ended, as far as the program can tell. No synchronization."""
-    _times.append(time.perf_counter())
-    if len(_times) == 1:
-        with suppress(OSError, ValueError):
-            _first[0] = int((_folder / "first_steps").read_text())
-    if len(_times) == _first[0]:
+    """A step has ended, as far as the program can tell. No synchronization, except where a turn ends."""
+    _turns[-1].append(time.perf_counter())
+    if len(_turns) == 1 and len(_turns[0]) == FIRST_STEPS:
         (_folder / "stepping").touch()
     if (_folder / "stop").exists():
         raise SystemExit(0)
+    if len(_turns[-1]) > _left[0] or (len(_turns) == 1 and (_folder / "pause").exists()):
+        _wait()
+
+
+def _wait() -> None:
+    """The other process's turn."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+    _signal_loaders(signal.SIGSTOP)
+    (_folder / "pause").touch()
+    (_folder / "paused").touch()
+    while (_folder / "pause").exists():
+        time.sleep(0.001)
+    _signal_loaders(signal.SIGCONT)
+    if (_folder / "stop").exists():
+        raise SystemExit(0)
+    _left[0] = int((_folder / "turn").read_text())
+    _turns.append([time.perf_counter()])
+
+
+def _signal_loaders(number: signal.Signals) -> None:
+    for child in multiprocessing.active_children():
+        if child.pid:
+            with suppress(OSError):
+                os.kill(child.pid, number)
 
 
 def _write() -> None:
-    if os.environ.get("STRANGER_FOLDER") and os.environ.get("RANK", "0") == "0" and _times:
-        (_folder / "times.json").write_text(json.dumps(_times))
+    if os.environ.get("STRANGER_FOLDER") and os.environ.get("RANK", "0") == "0" and _turns[0]:
+        (_folder / "times.json").write_text(json.dumps(_turns))
 
 
 atexit.register(_write)

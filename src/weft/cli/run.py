@@ -105,8 +105,8 @@ def run(
         bool,
         typer.Option(
             "--ops",
-            help="Fuse collectives of tensor-parallel PyTorch models with the matmuls next to them. Not "
-            "verified on GPUs: only with WEFT_OPS=pick or all in the environment.",
+            help="Fuse collectives of tensor-parallel PyTorch models with the matmuls next to them, where "
+            "that should be faster.",
         ),
     ] = False,
     metrics: Annotated[
@@ -130,7 +130,7 @@ def run(
     from weft.monitor.exporter import metrics_address
     from weft.shim import chrome
     from weft.shim.apply import not_applied
-    from weft.shim.inject import OPS_VARIABLE, TraceRequest
+    from weft.shim.inject import TraceRequest
 
     if not command:
         raise UsageError(
@@ -141,7 +141,8 @@ def run(
     address = None if metrics is None else metrics_address(metrics, os.environ)
     budget = _tune_budget(tune, tune_budget, tune_once)
     _check_outputs(policy_file, stats_file, html, tune)
-    replacing = ops and _replacing(os.environ.get(OPS_VARIABLE, ""))
+    if ops:
+        _check_replacing()
     if trace is not None:
         chrome.check_folder(trace)
     for line in not_applied(policy, framework=True):
@@ -154,7 +155,7 @@ def run(
         variables={**budget, **_start_environment(start.chosen)},
         trace=TraceRequest(trace_steps, trace_after) if trace is not None else None,
         count_steps=steps or address is not None,
-        replacing=replacing,
+        replacing=ops,
         metrics=address,
     )
     _run_job(asked, ReportOptions(stats_file=stats_file, html=html, traces=trace, quiet=quiet))
@@ -245,20 +246,13 @@ def _with_head_start(policy: Policy, given: str | None) -> Policy:
     return dataclasses.replace(policy, head_start=None, head_start_us=us)
 
 
-def _replacing(wanted: str) -> bool:
-    """Whether --ops replaces anything: it has not been verified on GPUs, so the user must ask for it."""
+def _check_replacing() -> None:
+    """Refuse a value of the environment that the processes of the job would ignore."""
     from weft.shim.inject import BY_PICK, OPS_VARIABLE, REPLACE_ALL
 
-    if wanted in (BY_PICK, REPLACE_ALL):
-        return True
-    if wanted:
+    wanted = os.environ.get(OPS_VARIABLE) or BY_PICK
+    if wanted not in (BY_PICK, REPLACE_ALL):
         raise UsageError(f"{OPS_VARIABLE}={wanted} is not known; use {BY_PICK} or {REPLACE_ALL}")
-    say(
-        "--ops leaves this program unchanged: replacing on GPUs has not been verified; "
-        f"{OPS_VARIABLE}={BY_PICK} in the environment replaces where a gain is promised",
-        quiet=False,
-    )
-    return False
 
 
 def _tune_budget(tune: bool, share: float | None, once: bool) -> dict[str, str]:

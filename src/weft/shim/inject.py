@@ -97,14 +97,15 @@ def steps_environment(base: Mapping[str, str]) -> dict[str, str]:
 
 
 OPS_VARIABLE, BY_PICK, REPLACE_ALL = "WEFT_OPS", "pick", "all"
-"""Environment variable with which a user has collectives and matmuls replaced by fused operations: on GPUs
-where the pick promises a gain, or everywhere whatever it gains (for tests)."""
+"""Environment variable: what `weft run --ops` replaces by fused operations. On GPUs where the pick promises a
+gain (the default), or everywhere regardless of the gain (for tests)."""
 
 
 def ops_environment(base: Mapping[str, str]) -> dict[str, str]:
-    """`base` with what makes torch programs use fused operations; how far, its own variable says."""
+    """`base` with what makes torch programs use fused operations."""
     return {
         **base,
+        OPS_VARIABLE: base.get(OPS_VARIABLE) or BY_PICK,
         "PYTHONPATH": _with_autoload(base.get("PYTHONPATH", "")),
         "WEFT_TUNE_HOME": str(PACKAGE.parent),
     }

@@ -1,0 +1,181 @@
+"""A program in a process of its own, without weft or under `weft run --tune`, that runs and waits by turns."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from configs import BASELINE_CTAS, RANKS, ROOT
+
+from strangers.catalog import HERE, Program
+
+WAYS = ("without", "tune")
+TOLD = ("state", "text", "gain_pct", "ci", "steps", "warm_up_steps", "noise_pct", "policy", "watch")
+
+
+class EndedError(Exception):
+    """The process has ended, or its time is over."""
+
+
+@dataclass
+class Process:
+    """A process that has imported what it needs and waits for its turn (see stopwatch.py, watched.py)."""
+
+    program: Program
+    way: str
+    folder: Path
+    popen: subprocess.Popen[bytes]
+    problem: str = ""
+    log: str = ""
+    tuning: dict[str, Any] = field(default_factory=dict)
+
+    def begin(self) -> None:
+        """Its first turn."""
+        pin(self.popen.pid, running_cores())
+        (self.folder / "gate").touch()
+
+    def wait(self, until: float, condition: Callable[[], bool]) -> None:
+        """Wait for something that this process does."""
+        while not condition():
+            if self.popen.poll() is not None:
+                raise EndedError(f"{self.way}: exit {self.popen.returncode}")
+            if time.monotonic() > until:
+                raise EndedError(f"{self.way}: killed at its deadline")
+            time.sleep(0.005)
+
+    def stepping(self) -> bool:
+        """Whether it has made its first steps."""
+        return (self.folder / "stepping").exists()
+
+    def tuned(self) -> bool:
+        """Whether no search goes on."""
+        return "tuning is over" in self._log()
+
+    def pause(self, until: float) -> None:
+        """End its first turn."""
+        (self.folder / "pause").touch()
+        self.wait(until, (self.folder / "paused").exists)
+
+    def turn(self, steps: int, until: float) -> float:
+        """Have it run so many steps; the seconds that they took."""
+        (self.folder / "turn").write_text(str(steps))
+        (self.folder / "paused").unlink()
+        (self.folder / "pause").unlink()
+        began = time.monotonic()
+        self.wait(until, (self.folder / "paused").exists)
+        return time.monotonic() - began
+
+    def stop(self, until: float) -> None:
+        """Have it end by itself, as a program does."""
+        (self.folder / "stop").touch()
+        (self.folder / "pause").unlink(missing_ok=True)
+        with suppress(EndedError):
+            self.wait(until, lambda: False)
+
+    def close(self) -> list[list[float]]:
+        """Kill what is left of it; when its steps ended, by turns."""
+        code = self.popen.poll()
+        self.problem = "" if code == 0 else "killed" if code is None else f"exit {code}"
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.popen.pid, signal.SIGKILL)
+        for process in family(self.popen.pid):
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(process, signal.SIGKILL)
+        self.popen.wait()
+        self.log = self._log()
+        times, stats = self.folder / "times.json", self.folder / "stats.json"
+        found: list[list[float]] = json.loads(times.read_text()) if times.exists() else []
+        if stats.exists():
+            tuning = json.loads(stats.read_text()).get("tuning") or {}
+            self.tuning = {name: tuning.get(name) for name in TOLD}
+        shutil.rmtree(self.folder, ignore_errors=True)
+        return found
+
+    def _log(self) -> str:
+        return (self.folder / "log").read_text(errors="replace")
+
+
+def start(program: Program, way: str, public: Path, tiny: bool) -> Process:
+    """Start a process; it waits at its gate."""
+    folder = Path(tempfile.mkdtemp(prefix="weft-strangers-"))
+    command = [sys.executable, "-m", "weft.comm.ghost", "--ranks", str(RANKS), str(HERE / "watched.py")]
+    command += program.arguments(public)
+    if way == "tune":
+        stats = str(folder / "stats.json")
+        command = [sys.executable, "-m", "weft", "run", "--tune", "--stats", stats, "--", *command]
+    with (folder / "log").open("w") as log:
+        popen = subprocess.Popen(
+            command,
+            env=environment(program, folder, public, tiny),
+            cwd=program.root(public),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    pin(popen.pid, waiting_cores())
+    return Process(program, way, folder, popen)
+
+
+def environment(program: Program, folder: Path, public: Path, tiny: bool) -> dict[str, str]:
+    """The baseline's CTAs, no memory of earlier tuning."""
+    paths = (str(ROOT / "src"), str(HERE), str(public / "stubs"), os.environ.get("PYTHONPATH"))
+    env = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+        "WEFT_GHOST_CTAS": str(BASELINE_CTAS),
+        "WEFT_STORE": str(folder / "store.sqlite"),
+        "STRANGER_FOLDER": str(folder),
+        "STRANGER_STEP": program.step,
+        "STRANGER_IMPORTS": ",".join(program.imports),
+        "OMP_NUM_THREADS": "1",  # as torchrun sets it
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    return {**env, "STRANGER_TINY": "1"} if tiny else env
+
+
+# --- cores -------------------------------------------------------------------------------------------------
+
+
+def waiting_cores() -> set[int]:
+    """A quarter of the cores, for processes that get ready."""
+    cores = sorted(os.sched_getaffinity(0))
+    return set(cores[len(cores) * 3 // 4 :])
+
+
+def running_cores() -> set[int]:
+    """The other cores, for the processes that are measured; all of them where there are few."""
+    cores = os.sched_getaffinity(0)
+    return cores - waiting_cores() if len(cores) >= 8 else cores
+
+
+def pin(root: int, cores: set[int]) -> None:
+    """Move a process, its children and all their threads to some cores."""
+    for process in family(root):
+        with suppress(OSError):
+            for thread in Path(f"/proc/{process}/task").iterdir():
+                with suppress(OSError):
+                    os.sched_setaffinity(int(thread.name), cores)
+
+
+def family(root: int) -> list[int]:
+    """A process that leads a session, and everything that it started."""
+    numbers = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
+    found = []
+    for number in numbers:
+        with suppress(OSError):
+            if os.getsid(number) == root:
+                found.append(number)
+    return found
