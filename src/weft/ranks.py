@@ -23,6 +23,9 @@ from typing import Any, Protocol
 
 ABANDON = {"do": "abandon"}
 _KEPT = 64  # decisions that stay in the store
+WATCH_PATIENCE_S = 60.0
+"""How long a follower waits for an announcement, at least: the leader may write a checkpoint meanwhile, and
+programs that run ahead of their device reach the next step before it."""
 PATIENCE = 2.0  # a follower waits this many times as long as the leader, so that the leader gives the reason
 
 Report = dict[str, Any]
@@ -121,7 +124,7 @@ class Agreement:
         if len(self.ranks) == 1:
             return decide([report])
         if not self.leads:
-            return self._follow(PATIENCE * self.deadline_s)
+            return self._follow(max(PATIENCE * self.deadline_s, WATCH_PATIENCE_S))
         with suppress(Exception):
             self.store.delete_key(f"{self.number - _KEPT}/decision")
         return self._settle(decide([report]))

@@ -71,16 +71,19 @@ class SimulatedJob:
         return Sample(mean_ms, facts=FACTS if trial.learn else None, paused_ms=paused_ms)
 
 
-def searched(play: Callable[[Trial], Sample], seed: int = 0) -> TunedJob:
-    """The outcome of a search in a job."""
+def searched(
+    play: Callable[[Trial], Sample], seed: int = 0, ended: Callable[[], bool] = lambda: False
+) -> TunedJob:
+    """The outcome of a search in a job; nothing was found if the job ends before it."""
     method = tune(DEFAULT, seed=seed)
     trial = next(method)
-    while True:
+    while not ended():
         try:
             trial = method.send(play(trial))
         except StopIteration as end:
             outcome: TunedJob = end.value
             return outcome
+    return TunedJob(policy=DEFAULT, kept=False, default=DEFAULT, reason="the job has ended")
 
 
 def tuned(kind: Kind, seed: object, share: float = 0.0) -> TunedJob:
@@ -161,8 +164,8 @@ def lived(kind: Kind, seed: int, share: float, steps: int, worse: tuple[float, f
     less = lambda policy, number: better(policy, number) - costs.get(policy.max_ctas or 0, 0.0)  # noqa: E731
     job = SimulatedJob(kind, seed, less, MEETING_MS)
     without = SimulatedJob(kind, seed, less)
-    outcome = searched(job.run)
-    (*_, status) = followed(job, outcome, steps, seed)
+    outcome = searched(job.run, ended=lambda: job.number >= steps)
+    (*_, status) = (WatchStatus(outcome, outcome.policy), *followed(job, outcome, steps, seed))
     while without.number < job.number:
         without.step(DEFAULT)
     extra_ms = job.clock_ms - without.clock_ms

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 from weft.shim import binding, communicators  # noqa: E402
 from weft.tuning.live import job, settings  # noqa: E402
 from weft.tuning.live.options import Facts  # noqa: E402
-from weft.tuning.live.tuned_job import read_result  # noqa: E402
+from weft.tuning.live.tuned_job import read_record, read_result  # noqa: E402
 
 
 class Calls:
@@ -89,6 +89,15 @@ def watching():
     found._end({"text": "", "state": "stopped"})
 
 
+def optimize() -> None:
+    """A few steps of the program."""
+    weight = torch.zeros(2, requires_grad=True)
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    for _ in range(8):
+        weight.sum().backward()
+        optimizer.step()
+
+
 def test_without_an_optimizer_the_period_of_the_collectives_is_the_step(monkeypatch, group, watching):
     calls = Calls(monkeypatch)
     group()
@@ -120,6 +129,23 @@ def test_an_optimizer_that_steps_goes_before_the_collectives(monkeypatch, group,
     assert calls.callback is None
 
 
+def test_a_fork_of_a_rank_with_steps_of_its_own_is_not_tuned(group, watching):
+    group()
+    watching._group_process = -1  # the group is of the process that this one was forked from
+    optimize()
+    assert not Session.made
+
+
+def test_what_is_known_is_saved_now_and_then(monkeypatch, group, watching, tmp_path):
+    """A program may be killed, or call os._exit, and is then not asked at its end."""
+    monkeypatch.setattr(job, "SAVED_S", (0.0, 0.0))
+    watching._save_after_s = 0.0
+    group()
+    optimize()
+    assert read_record(tmp_path)["policies"] == []
+    assert "ended before tuning was over" in read_result(tmp_path)["text"]
+
+
 def test_a_group_without_a_step_is_reported_as_such(monkeypatch, group, watching, tmp_path):
     Calls(monkeypatch)
     group()
@@ -147,11 +173,7 @@ def test_an_error_of_ours_is_one_line_and_the_hooks_are_gone(monkeypatch, group,
     assert not set(untouched) & set(entries())
     assert len(hooks._global_optimizer_post_hooks) == hooks_before + 1
     group()
-    weight = torch.zeros(2, requires_grad=True)
-    optimizer = torch.optim.SGD([weight], lr=0.1)
-    for _ in range(8):
-        weight.sum().backward()
-        optimizer.step()
+    optimize()
     assert len(hooks._global_optimizer_post_hooks) == hooks_before
     assert entries() == untouched
     assert capsys.readouterr().err.count("tuning stops: ZeroDivisionError: ours") == 1
@@ -173,3 +195,16 @@ def test_a_result_that_cannot_be_kept_stays_the_result(monkeypatch, group, watch
     watching._end({"text": "ctas16", "state": "kept", "policy": Policy(max_ctas=16).to_dict()})
     assert read_result(tmp_path)["state"] == "kept"
     assert "not saved for the next start: the verdict has no JSON" in capsys.readouterr().err
+
+
+def test_no_start_reads_the_decisions_of_an_earlier_one():
+    """torchrun keeps the store where a restart changes the number of nodes, with the same count of restarts."""
+    import torch.distributed as dist
+
+    base = dist.HashStore()
+    for start in range(3):
+        zero, one = (job._own_keys(base, rank, 2) for rank in range(2))
+        assert not one.check(["1/decision"])
+        zero.set("1/decision", str(start))
+        assert one.get("1/decision") == str(start).encode()
+    assert not job._own_keys(base, 0, 3).check(["1/decision"])

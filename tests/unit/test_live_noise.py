@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from live_jobs import tuned
+from live_jobs import lived, tuned
 from live_kinds import CLOCKED, JOBS
 
 pytestmark = pytest.mark.timeout(400)
@@ -36,3 +36,8 @@ def test_a_gain_of_5_percent_is_found_and_its_interval_holds_it(kind, share):
 @pytest.mark.parametrize("kind", ["every 4 steps +50%", "cycle 1, 1, 2, 2", "every 6 steps +5%"])
 def test_a_cycle_of_the_job_does_not_hide_a_gain(kind):
     assert sum(tuned(JOBS[kind], seed, 0.05).kept for seed in range(20)) >= 16
+
+
+def test_a_job_of_very_short_steps_is_not_slowed_down_by_a_search_that_it_cannot_afford():
+    life = lived(JOBS["quiet, 0.3 ms"], 0, 0.0, 30_000)
+    assert life.extra_pct < 1

@@ -16,7 +16,7 @@ from weft.tuning.live import proof, search
 from weft.tuning.live.levers import beyond, search_stages
 from weft.tuning.live.options import Facts, Kernel, merge
 from weft.tuning.live.search import tune
-from weft.tuning.live.trial import Sample, Trial
+from weft.tuning.live.trial import Record, Sample, Trial
 from weft.tuning.live.tuned_job import TunedJob, read_result, result_file, stopped
 from weft.tuning.live.watch import watch
 from weft.tuning.live.watch_status import WatchStatus
@@ -178,6 +178,42 @@ def test_a_policy_that_stalls_is_dropped_and_the_rest_still_tried():
     assert outcome.policy.max_ctas == 16
     assert next(one for one in outcome.tried if one.policy.max_ctas == 24).problem == "stalled"
     assert job.ran.count(Policy(max_ctas=24)) == 1
+
+
+def paused(job: Job, at: set[int], problem: str = "paused") -> tuple[TunedJob, Record]:
+    """A search of a job that pauses, for an evaluation, in these plans (counted from 0)."""
+    record, plans = Record(), 0
+    method = tune(Policy(), record=record)
+    trial = next(method)
+    while True:
+        plan = [trial, *(Trial(policy) for policy in trial.then)] if not trial.learn else [trial]
+        changed = any(one.policy != Policy() for one in plan)
+        samples = [job.trial(one) for one in plan]
+        if changed and plans in at:
+            samples = [Sample(9000.0, problem) for _ in samples]
+        plans += changed
+        for sample in samples:
+            try:
+                trial = method.send(sample)
+            except StopIteration as end:
+                return end.value, record
+
+
+def test_a_plan_in_which_the_program_paused_is_measured_again():
+    for first in (0, 3, 6, 9):
+        job = quiet(ctas={3: 1.4, 6: 1.2, 16: 0.9, 24: 1.0, 32: 1.0})
+        outcome, record = paused(job, {first})
+        assert outcome.policy.max_ctas == 16
+        assert not any(one.problem for one in outcome.tried)
+        repeated = sum(purpose == "pause" for *_, purpose in record.steps)
+        assert repeated > 0
+        assert record.number == outcome.steps + outcome.warm_up_steps == job.steps
+        assert outcome.cost_ms < 9000.0
+
+
+def test_a_plan_that_is_late_twice_drops_its_candidates():
+    outcome, _ = paused(quiet(), {0, 1})
+    assert [one.problem for one in outcome.tried if one.problem] == ["stalled"]
 
 
 def test_whatever_happens_it_ends_in_time_and_says_something():

@@ -70,7 +70,7 @@ def test_a_rescue_that_fails_does_not_end_the_guard():
     for _ in range(2):
         guard.arm(0.01)
         assert tried.acquire(timeout=20)
-        assert guard.disarm()
+        assert guard.disarm() is not None
     guard.stop()
 
 
@@ -78,10 +78,23 @@ def test_a_guard_rescues_once_and_only_when_it_is_late():
     rescued = threading.Event()
     guard = Guard(rescued.set)
     guard.arm(60)
-    assert not guard.disarm()
+    assert guard.disarm() is None
     guard.arm(0.01)
     assert rescued.wait(20)
-    assert guard.disarm()
+    assert guard.disarm() is not None
+    assert guard.disarm() is None  # the next trial, under the default, is not late
     guard.arm(60)
-    assert not guard.disarm()
+    assert guard.disarm() is None
     guard.stop()
+
+
+def test_the_thread_of_a_guard_ends_with_stop_and_a_later_trial_gets_another():
+    rescued = threading.Semaphore(0)
+    guard = Guard(rescued.release)
+    for _ in range(2):
+        guard.arm(0.01)
+        thread = guard._thread
+        assert rescued.acquire(timeout=20)
+        guard.stop()
+        thread.join(20)
+        assert not thread.is_alive()

@@ -123,6 +123,19 @@ def test_one_process_alone_needs_no_store():
     }
 
 
+def test_a_follower_of_the_watch_waits_while_the_leader_writes_a_checkpoint():
+    waited: list[timedelta] = []
+
+    class Noting(MemoryStore):
+        def wait(self, keys: list[str], timeout: timedelta) -> None:
+            waited.append(timeout)
+            raise TimeoutError
+
+    for meet in (Agreement.announce, Agreement.exchange):
+        assert meet(Agreement(Noting(), 1, range(2), 5.0), {}, lambda reports: {})["do"] == "abandon"
+    assert waited[0] >= timedelta(seconds=60) > waited[1]
+
+
 def test_an_error_of_the_store_is_not_taken_for_a_late_rank():
     class Broken(MemoryStore):
         def wait(self, keys: list[str], timeout: timedelta) -> None:

@@ -248,6 +248,9 @@ def test_a_folder_in_its_place_and_a_file_in_its_folders_place(tmp_path):
         Store(tmp_path).get(KEY)
     with pytest.raises(StoreError, match="this is a folder"):
         Store(tmp_path).put(KEY, POLICY, VERDICT)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(StoreError, match="this is not a file"):
+        Store(tmp_path / "pipe").get(KEY)
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError, match="file/verdicts.sqlite: .*WEFT_STORE"):
         Store(tmp_path / "file" / "verdicts.sqlite").put(KEY, POLICY, VERDICT)

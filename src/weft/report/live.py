@@ -24,6 +24,7 @@ _CSS = {
     "probe": "probe",
     "check": "proof",
     "wait": "probe",
+    "pause": "faint",
     "watch": "watch",
 }
 

@@ -215,6 +215,8 @@ class Store:
         with self._problems():
             if self.path.is_dir():
                 raise StoreError(f"store {self.path}: this is a folder; set {STORE_VARIABLE} to a file")
+            if self.path.exists() and not self.path.is_file():  # SQLite would wait for the writer of a pipe
+                raise StoreError(f"store {self.path}: this is not a file; set {STORE_VARIABLE} to one")
             if self.path.exists() and 0 < self.path.stat().st_size < HEADER_BYTES:
                 raise sqlite3.DatabaseError("file is not a database")  # SQLite would take it for an empty one
             if write:

@@ -131,7 +131,8 @@ def _play(
         problem = yield from _change(plan[0], state)
         if problem:
             return [Sample(math.inf, problem) for _ in plan]
-    reports = yield run(plan, learn=trial.learn, say=say)
+    each = 1 if trial.learn or trial.then else trial.steps
+    reports = yield run(plan, learn=trial.learn, each=each, say=say)
     _agree(reports)
     state.hear(reports)
     samples = slowest(reports)

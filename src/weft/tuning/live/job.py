@@ -13,8 +13,8 @@ import json
 import logging
 import os
 import sys
+import time
 from contextlib import suppress
-from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from weft.policy import Policy
 from weft.shim.inject import APPLY, TUNE_VARIABLE
 from weft.shim.step_times import STEPS_VARIABLE
 from weft.tuning.live import settings
+from weft.tuning.live.group_functions import wrap_group_function
 from weft.tuning.live.optimizer_steps import OptimizerHook, OwnThread
 from weft.tuning.live.steps import Steps, period
 from weft.tuning.live.tuned_job import RECORD_FILE, final, result_file, stopped
@@ -32,6 +33,7 @@ _log = logging.getLogger("weft.live")
 EVENTS_WITHOUT_STEP = 1000  # optimizer steps after which a program without a period or a group is left alone
 CALLS_BETWEEN_LOOKS = 256  # collectives, where no optimizer steps
 PERIODS_WITHOUT_OPTIMIZER = 12  # more micro-batches than most programs accumulate
+SAVED_S = (5.0, 60.0)  # seconds between two saved states, at first and at most
 CALLS_OF_A_STEP = 16  # at least, if only collectives show the steps: a boundary costs a wait
 
 
@@ -44,21 +46,28 @@ class Live:
         self._session: Any = None
         self._over = self._by_calls = False
         self._rank: int | None = None
+        self._group_process: int | None = None
         self._leads = False
         self._earlier: Any = None
         self._status: Any = None
         self._record: Any = None
         self._published: Any = None
+        self._publishes = STEPS_VARIABLE not in os.environ  # else a hook of its own counts the steps
         self._shown: tuple[str, Policy] | None = None
         self._result: dict[str, Any] | None = None
         """Of the last search."""
+        self._save_after_s = SAVED_S[0]
+        self._saved_at = time.monotonic()
 
     def watch(self) -> None:
         """Start to look for steps."""
+        import torch.cuda
+
+        self._cuda: Any = torch.cuda
         self._hook = OptimizerHook(self._optimizer_stepped)
         self._restore = [
-            _wrap("init_process_group", after=self._group_made),
-            _wrap("destroy_process_group", before=self._group_goes),
+            wrap_group_function("init_process_group", after=self._group_made),
+            wrap_group_function("destroy_process_group", before=self._group_goes),
         ]
 
     # --- where a step ends ------------------------------------------------------------------------------
@@ -67,6 +76,7 @@ class Live:
         try:
             import torch.distributed as dist
 
+            self._group_process = os.getpid()
             if self._rank is None and not self._over:
                 self._rank = dist.get_rank()
                 self._tell(stopped("no optimizer step and no repeating NCCL collective was found"))
@@ -139,16 +149,26 @@ class Live:
     # --- the tuning -------------------------------------------------------------------------------------
 
     def _step_ended(self, optimizer: Any) -> None:
-        import torch.distributed as dist
-
-        if _capturing():  # a graph keeps the policy under which it was captured
-            if self._session is not None and self._session.watching:
-                self._session.leave(self._final())
+        # Steps may take less than a millisecond: nothing here is imported or looked up at each of them.
+        session = self._session
+        if self._cuda.is_initialized() and self._cuda.is_current_stream_capturing():
+            if session is not None and session.watching:  # a graph keeps the policy of its capture
+                session.leave(self._final())
             else:
                 self._give_up("the program captures its step in a CUDA graph")
-        elif self._session is not None:
-            self._session.step()
+        elif session is not None:
+            session.step()
             self._publish(ended=True)
+            if self._leads and time.monotonic() > self._saved_at + self._save_after_s:
+                self._save()
+        else:
+            self._first_step(optimizer)
+
+    def _first_step(self, optimizer: Any) -> None:
+        import torch.distributed as dist
+
+        if self._group_process not in (None, os.getpid()):
+            self._over = True  # a fork of the rank, with optimizer steps of its own: the store is not its
         elif dist.is_available() and dist.is_initialized():
             self._begin(optimizer)
             self._publish(ended=True)
@@ -172,8 +192,13 @@ class Live:
         base = dist.distributed_c10d._get_default_store()
         ranks = (self._rank,) if _within_process(base) else range(world)
         deadline_s = settings.first_deadline_s()
-        prefix = f"weft/tune/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
-        agreement = Agreement(dist.PrefixStore(prefix, base), self._rank, ranks, deadline_s)
+        try:
+            keys = _own_keys(base, self._rank, world)
+        except Exception:  # such as torch's FakeStore, which keeps nothing
+            _log.debug("no keys of our own", exc_info=True)
+            self._end(stopped("the job's rendezvous store cannot be used"))
+            return
+        agreement = Agreement(keys, self._rank, ranks, deadline_s)
         default = settings.start_policy()
         controls = settings.controls_here(default, world, optimizer)
         if isinstance(controls, str):
@@ -216,6 +241,7 @@ class Live:
         """A search is over; from now on the job is watched."""
         self._result = result
         self._tell(result)
+        self._write_record()
         self._say(f"tuning is over: {result['text']}")
         if self._leads:
             self._earlier.remember(result)
@@ -237,11 +263,20 @@ class Live:
             return final(self._status)
         return self._result or stopped("the job ended before tuning was over")
 
-    def _at_exit(self, process: int) -> None:
-        """The program ends while it is watched."""
-        if process == os.getpid() and self._session is not None and self._session.watching:
+    def _save(self) -> None:
+        """Leave the state so far: a program that is killed, or calls os._exit, is not asked at its end."""
+        if self._session is None:
+            return
+        if self._session.watching:
             self._tell(self._final())
-            self._write_record()
+        self._write_record()
+        self._save_after_s = min(2 * self._save_after_s, SAVED_S[1])
+        self._saved_at = time.monotonic()
+
+    def _at_exit(self, process: int) -> None:
+        """The program ends while it is tuned or watched."""
+        if process == os.getpid():
+            self._save()
 
     def _publish(self, *, ended: bool = False) -> None:
         """For `weft top`: that a step has ended, and what tuning does. A few stores into shared memory."""
@@ -250,7 +285,7 @@ class Live:
                 from weft.tuning.live.step_hook import published_steps
 
                 self._published = published_steps(self._rank)
-            if ended and STEPS_VARIABLE not in os.environ:  # else a hook of its own counts the steps
+            if ended and self._publishes:
                 self._published.step()
             session = self._session
             phase = "over" if self._over else "watching" if session.watching else "searching"
@@ -338,41 +373,17 @@ def start() -> None:
         Live().watch()
 
 
-def _nothing(*args: Any, **options: Any) -> None: ...
+def _own_keys(store: Any, rank: int, world: int) -> Any:
+    """The store, with keys that no earlier start of the job has used.
 
-
-def _wrap(name: str, *, before: Any = _nothing, after: Any = _nothing) -> Any:
-    """Wrap a function of torch.distributed; returns a function that undoes it."""
+    The store may outlive the ranks: torchrun keeps it over restarts, and does not count those after which the
+    job has more or fewer nodes. So each rank counts how often it has come here. A rank that was not there the
+    last time finds keys of that start, which has decided nothing but to abandon: decisions need all ranks.
+    """
     import torch.distributed as dist
-    import torch.distributed.device_mesh as device_mesh
 
-    real = getattr(dist, name)
-
-    @wraps(real)
-    def wrapped(*args: Any, **options: Any) -> Any:
-        with suppress(Exception):
-            before(*args, **options)
-        returned = real(*args, **options)
-        with suppress(Exception):
-            after(*args, **options)
-        return returned
-
-    places = [place for place in (dist, dist.distributed_c10d, device_mesh) if hasattr(place, name)]
-    for place in places:
-        setattr(place, name, wrapped)
-
-    def restore() -> None:
-        for place in places:
-            if getattr(place, name) is wrapped:
-                setattr(place, name, real)
-
-    return restore
-
-
-def _capturing() -> bool:
-    import torch
-
-    return torch.cuda.is_initialized() and bool(torch.cuda.is_current_stream_capturing())
+    start = f"weft/tune/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{world}"
+    return dist.PrefixStore(f"{start}/{store.add(f'{start}/starts of {rank}', 1)}", store)
 
 
 def _within_process(store: Any) -> bool:

@@ -12,13 +12,14 @@ class OwnThread:
     """The process (not a fork of it) and the thread that asked first."""
 
     def __init__(self) -> None:
-        self._owner: tuple[int, int] | None = None
+        self._process: int | None = None
+        self._ident = 0
 
     def here(self) -> bool:
         """Whether this is the one."""
-        now = os.getpid(), threading.get_ident()
-        self._owner = self._owner or now
-        return self._owner == now
+        if self._process is None:
+            self._process, self._ident = os.getpid(), threading.get_ident()
+        return self._ident == threading.get_ident() and self._process == os.getpid()
 
 
 class OptimizerHook:
@@ -28,8 +29,10 @@ class OptimizerHook:
         import torch
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
+        compiling = torch.compiler.is_compiling
+
         def hook(optimizer: Any, args: Any, kwargs: Any) -> None:
-            if not torch.compiler.is_compiling():  # a compiled optimizer is not detected
+            if not compiling():  # a compiled optimizer is not detected
                 stepped(optimizer)
 
         self._hook = register_optimizer_step_post_hook(hook)

@@ -151,9 +151,8 @@ def prove(proof: Proof, steps: int, order: random.Random, record: Record) -> Gen
         plans = [[policy] * runs for policy in policies] if runs > 1 else [policies]
         measured: list[tuple[int, Sample]] = []
         for plan in plans:
-            first = record.number
             samples = yield from ask_all(plan, record, "proof")
-            measured += list(enumerate(samples, first))[runs - 1 :]
+            measured += list(enumerate(samples, record.number - len(plan)))[runs - 1 :]
         for (arm, share), (number, sample) in zip(draws, measured, strict=True):
             proof.add(sample, arm, share, number)
         go_on = proof.promising and (proof.sigma > NOISY or proof.at_meetings)
@@ -177,5 +176,5 @@ def draw_steps(order: random.Random, drawn: Sequence[Step], count: int) -> list[
 def earlier(default: Policy, record: Record) -> list[Step]:
     """Earlier steps under the default, which give the level."""
     index = record.policies.index(default) if default in record.policies else -1
-    known = [s for s in record.steps if s[2] == index and s[1] > 0 and s[3] != "profile"]
+    known = [s for s in record.steps if s[2] == index and s[1] > 0 and s[3] not in ("profile", "pause")]
     return [Step(math.log(ms), 0, 0.0, number) for number, ms, _, _ in known[-32:] if math.isfinite(ms)]

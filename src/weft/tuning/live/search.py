@@ -17,7 +17,8 @@ It yields a Trial (nearly always a single step), is sent one Sample for each, an
 `weft.tuning.live.watch.watch(outcome)`, a generator with the same protocol, watches the job to its end.
 
 In this order `tune`
-1. waits until steps are even: compilation, autotuning and first allocations are over;
+1. waits until steps are even: compilation, autotuning and first allocations are over; longer where steps take
+   a fraction of a millisecond (`weft.tuning.live.short_steps`);
 2. profiles the job's launches, and which of them overlap with collectives;
 3. asks whether this job was tuned before, and if so proves only that policy;
 4. goes through the levers (`weft.tuning.live.levers`) in the order of what each could win at most, by the
@@ -35,10 +36,10 @@ import math
 import random
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean, median
+from statistics import fmean
 from typing import Any
 
-from weft.measure.steadiness import UNEVEN_WINDOW, WINDOW, Cycle, StepNoise, cycle, roughness, steady
+from weft.measure.steadiness import UNEVEN_WINDOW, WINDOW, StepNoise, cycle, roughness, steady
 from weft.policy import Policy
 from weft.tuning.live.levers import (
     SETTLE,
@@ -61,8 +62,10 @@ from weft.tuning.live.proof import (
     earlier,
     prove,
 )
-from weft.tuning.live.trial import Record, Sample, Trial, ask, ask_all
-from weft.tuning.live.tuned_job import Tried, TunedJob, why_none_was_better, why_nothing_to_try
+from weft.tuning.live.search_steps import SearchSteps
+from weft.tuning.live.short_steps import run_until_affordable
+from weft.tuning.live.trial import Record, Sample, Trial, ask
+from weft.tuning.live.tuned_job import TunedJob, why_none_was_better, why_nothing_to_try
 
 __all__ = ["BUDGET", "SearchMethod", "Sample", "Trial", "tune"]
 
@@ -73,10 +76,8 @@ MOST_WARM_UP = 40
 MOST_ROUNDS = 6
 FULL_ROUNDS = 2.0  # of all levers, that there are steps for
 BUDGET_LIMIT = 140
-SLOW = 1.3  # times the default: out at once
 _DROP_Z = 1.5  # standard errors behind the leader
 LEAD_Z = 0.3  # standard errors; a shorter lead changes nothing
-ODD_Z, ODD_LEAST = 4.0, 0.02  # a step this far above expectation is measured once more
 
 SearchMethod = Generator[Trial, Sample, TunedJob]
 Logs = dict[Policy, list[float]]
@@ -97,7 +98,7 @@ def tune(
     measured times of the warm-up it gives the random order. `level`: most probability of keeping a policy
     that changes nothing. `record`: takes all steps.
     """
-    search = _Search(default, budget, seed, level, record or Record())
+    search = _Search(default, budget, record or Record(), seed=seed, level=level)
     yield from search.warm_up()
     facts = yield from search.learn()
     known = recall(facts)
@@ -130,39 +131,35 @@ def hold(policy: Policy, record: Record) -> SearchMethod:
 
 
 @dataclass
-class _Search:
+class _Search(SearchSteps):
     """The parts of the method, and their results so far."""
 
-    default: Policy
-    budget: int
-    seed: int
-    level: float
-    record: Record
-    spent: int = 0
+    seed: int = 0
+    level: float = LEVEL
     lead: float = 0.0
     """Of the best so far over the default, in logarithms."""
     warm_up_steps: int = 0
     doubts: list[dict[str, Any]] = field(default_factory=list)
-    noise: StepNoise = field(default_factory=StepNoise)
-    cycle: Cycle = field(default_factory=Cycle)
-    tried: dict[Policy, Tried] = field(default_factory=dict)
     facts: Facts = field(default_factory=Facts)
     levers: list[tuple[str, float | None]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.connected = set(preparations(self.default))
-        self.best = self.default
+        super().__post_init__()
         self.order = random.Random(self.seed)
-        self.effort, self.rough, self.extra_ms = 1.0, 0.0, -self.record.paused_ms
+        self.effort, self.rough = 1.0, 0.0
 
     def warm_up(self) -> Generator[Trial, Sample, None]:
         """Steps under the default until they are even, or patience ends."""
         times: list[float] = []
-        first = self.record.number
+        begin = first = self.record.number
+        if begin == 0:  # the watch allows a further search only where it is affordable
+            times = yield from run_until_affordable(self.default, self.record)
+        if self.record.number > first + len(times):  # it had to wait: those steps are long ago
+            times, first = [], self.record.number
         while len(times) < MOST_WARM_UP and not (steady(times) and self._quiet(times, first)):
             sample = yield from ask(Trial(self.default), self.record, "warm-up")
             times.append(sample.ms)
-        self.warm_up_steps = len(times)
+        self.warm_up_steps = self.record.number - begin
         # Digits of measured times: no cycle of the job can match a fixed sequence of draws.
         self.order = random.Random(f"{self.seed} {times!r}")
         self.effort = min(max((self.rough / NOISY) ** 2, 1.0), MOST_NOISY)
@@ -176,7 +173,7 @@ class _Search:
         even = [ms / math.exp(self.cycle.level(first + start + i)) for i, ms in enumerate(usual)]
         self.noise = StepNoise()
         self.noise.start(even)
-        self._about(self.default).ms = even[-4:]
+        self.about(self.default).ms = even[-4:]
         rough = roughness(even)
         self.rough = min(rough, self.noise.sigma)  # a few outliers, or a few equal steps, are not typical
         return len(times) >= UNEVEN_WINDOW or rough <= NOISY
@@ -185,7 +182,7 @@ class _Search:
         """Steps in which launches are counted and timed."""
         sample = yield from ask(Trial(self.default, LEARN, learn=True), self.record, "profile")
         self.spent += LEARN
-        self.extra_ms += LEARN * (sample.ms - self._usual()) if math.isfinite(sample.ms) else 0.0
+        self.extra_ms += LEARN * (sample.ms - self.usual_ms()) if math.isfinite(sample.ms) else 0.0
         self.facts = sample.facts or Facts(launches=False)
         return self.facts
 
@@ -202,18 +199,18 @@ class _Search:
 
         `share`: of the steps left, after those kept for the proof, that it may use.
         """
-        if self._about(best).problem:  # found out since it became the best
+        if self.about(best).problem:  # found out since it became the best
             best, self.lead = self.default, 0.0
         made = {dataclasses.replace(best, **change): change for change in reversed(changes)}
         arms = list(dict.fromkeys([best, *(dataclasses.replace(best, **change) for change in changes)]))
-        arms = [arm for arm in arms if arm == best or not self._about(arm).problem]
+        arms = [arm for arm in arms if arm == best or not self.about(arm).problem]
         logs: Logs = {arm: [] for arm in arms}
         self.best = best
         until = self.spent + share * (self.budget - self.spent - self._for_proof())
         noise = self.noise
         rounds = MOST_ROUNDS * self.effort
         while len(arms) > 1 and len(logs[best]) < rounds and self.spent + self._cost(arms) <= until:
-            turn = yield from self._turn(self.order.sample(arms, len(arms)))
+            turn = yield from self.turn(self.order.sample(arms, len(arms)))
             for arm, ms in turn.items():
                 logs[arm].append(math.log(ms))
             arms = [arm for arm in arms if arm == best or not self.tried[arm].problem]
@@ -275,12 +272,12 @@ class _Search:
 
     def prove_known(self, policy: Policy) -> SearchMethod:
         """An earlier run's policy against the default."""
-        about, ms = self._about(policy), (yield from self._measure(policy))
-        if not about.problem and ms > self._usual() * math.exp(2 * self.noise.sigma):
-            again = yield from self._step(policy)
-            if not about.problem and again > self._usual() * math.exp(2 * self.noise.sigma):
+        about, ms = self.about(policy), (yield from self.measure(policy))
+        if not about.problem and ms > self.usual_ms() * math.exp(2 * self.noise.sigma):
+            again = yield from self.step(policy)
+            if not about.problem and again > self.usual_ms() * math.exp(2 * self.noise.sigma):
                 return self.left_alone(f"{policy.label}, from an earlier run, is no longer faster")
-        self.lead = math.log(self._usual() / ms) if 0 < ms < math.inf else 0.0
+        self.lead = math.log(self.usual_ms() / ms) if 0 < ms < math.inf else 0.0
         source, level = "an earlier run, measured again", self.level * KNOWN_LEVEL
         self.level -= level
         outcome = yield from self.prove(policy, FOR_KNOWN, source, level=level)
@@ -289,7 +286,7 @@ class _Search:
 
     def prove(self, policy: Policy, steps: int, source: str = "", level: float | None = None) -> SearchMethod:
         """The policy against the default, in fresh steps."""
-        about = self._about(policy)
+        about = self.about(policy)
         if about.problem:
             return self.left_alone(f"{policy.label} {about.problem}")
         proof = Proof(
@@ -304,82 +301,13 @@ class _Search:
         before = self.record.number
         yield from prove(proof, steps, self.order, self.record)
         self.spent += self.record.number - before
-        times = [ms for number, ms, *_ in self.record.steps if number >= before and math.isfinite(ms)]
-        self.extra_ms += sum(times) - len(times) * self._usual()
+        for number, ms, index, purpose in self.record.steps:
+            if number >= before and purpose != "pause":
+                self.count_extra(self.record.policies[index], ms)
         if proof.problem:
             about.problem = proof.problem
             return self.left_alone(f"{policy.label} {proof.problem}")
         return self._outcome(self.default, kept=False).after(proof, source)
-
-    def _turn(self, arms: Sequence[Policy]) -> Generator[Trial, Sample, dict[Policy, float]]:
-        """A step under each policy, in ms.
-
-        The first step under a policy is a trial of its own. One that is clearly slower is left at once. It
-        gets a second chance, as one odd step proves nothing, and if that is slow too it is out.
-        """
-        ms: dict[Policy, float] = {}
-        if all(self._about(arm).ms for arm in arms):
-            number = self.record.number
-            samples = yield from ask_all(arms, self.record, "search")
-            for index, (arm, sample) in enumerate(zip(arms, samples, strict=True)):
-                ms[arm] = self._noted(arm, sample, number + index)
-            for arm in arms:
-                ms[arm] = yield from self._unless_odd(arm, ms[arm])
-        else:
-            for arm in arms:
-                ms[arm] = yield from self._measure(arm)
-        for arm in [arm for arm in arms if arm != self.default and self._slow(ms[arm])]:
-            if not self.tried[arm].problem and self.spent + 2 <= self.budget - PROOF_STEPS[0]:
-                yield from self._step(self.default)
-                ms[arm] = yield from self._measure(arm)
-                if self._slow(ms[arm]) and not self.tried[arm].problem:
-                    self.tried[arm].problem = f"took more than {SLOW} times as long as the default"
-        for arm in arms:
-            self.tried[arm].ms.extend([ms[arm]] if math.isfinite(ms[arm]) else [])
-        return ms
-
-    def _measure(self, policy: Policy) -> Generator[Trial, Sample, float]:
-        """One step under a policy, in ms; a somewhat slow step is measured once more."""
-        ms = yield from self._step(policy)
-        new = preparations(policy) - self.connected
-        self.connected |= new
-        # A new communicator connects in its first step, new buckets are ordered in their second.
-        for _ in range(max((SETTLE[kind] for kind, _ in new), default=0)):
-            if not self._about(policy).problem:
-                ms = yield from self._step(policy)
-        return (yield from self._unless_odd(policy, ms))
-
-    def _unless_odd(self, policy: Policy, ms: float) -> Generator[Trial, Sample, float]:
-        about = self._about(policy)
-        excess = math.log(ms / median(about.ms or self.tried[self.best].ms))
-        odd = excess > max(ODD_Z * self.noise.sigma, ODD_LEAST) and self.spent < self.budget - PROOF_STEPS[0]
-        if odd and not about.problem and (policy == self.default or not self._slow(ms)):
-            ms = min(ms, (yield from self._step(policy)))
-        return ms
-
-    def _slow(self, ms: float) -> bool:
-        slow = max(SLOW, math.exp(3 * self.noise.sigma))
-        return ms > slow * median(self.tried[self.default].ms[-8:])
-
-    def _step(self, policy: Policy) -> Generator[Trial, Sample, float]:
-        number = self.record.number
-        sample = yield from ask(Trial(policy), self.record, "search")
-        return self._noted(policy, sample, number)
-
-    def _noted(self, policy: Policy, sample: Sample, number: int) -> float:
-        """Count a step; its time without what its place in the job's cycle explains."""
-        self.spent += 1
-        if sample.problem:
-            self._about(policy).problem = sample.problem
-        ms = max(sample.ms, 1e-6) / math.exp(self.cycle.level(number))
-        self.extra_ms += sample.ms - self._usual() if math.isfinite(sample.ms) else 0.0
-        return ms
-
-    def _usual(self) -> float:
-        return median(self._about(self.default).ms or [0.0])
-
-    def _about(self, policy: Policy) -> Tried:
-        return self.tried.setdefault(policy, Tried(policy))
 
     def left_alone(self, reason: str = "") -> TunedJob:
         """Keep the default."""
@@ -388,7 +316,7 @@ class _Search:
         return self._outcome(self.default, kept=False, reason=why)
 
     def _outcome(self, policy: Policy, **more: Any) -> TunedJob:
-        default, best = self._about(self.default), self._about(policy)
+        default, best = self.about(self.default), self.about(policy)
         return TunedJob(
             policy=policy,
             default=self.default,

@@ -18,6 +18,7 @@ from weft.ranks import ABANDON, Agreement, Decision, Report
 from weft.shim.apply import PREPARE_S
 from weft.tuning.live.conductor import Conductor
 from weft.tuning.live.options import Facts
+from weft.tuning.live.trial import POLICY_STALLED, PROGRAM_PAUSED
 from weft.tuning.live.trial_length import LAG
 from weft.tuning.live.tuned_job import stopped
 from weft.tuning.live.watchdog import Guard
@@ -26,6 +27,7 @@ LEAST_DEADLINE_S = 5.0
 DEADLINE = 10.0  # times the usual step, for the other ranks to reach the boundary
 STALL = 10.0  # times the usual step, for a trial
 LEAST_STALL_S = 5.0
+RESCUED = 0.25  # of the time allowed for a trial: a rescued one that takes longer to end had another reason
 _log = logging.getLogger("weft.live")
 
 
@@ -95,9 +97,12 @@ class Session:
         self.over = False
         self._conductor = conductor
         self._guard, self._least_stall_s = Guard(controls.harmless), least_stall_s
+        self._allowed_s = 0.0
         self._plan: list[Policy] = []
         self._light = self._learn = False
         self._policy = controls.default
+        self._rescued = False
+        """The guard has reverted a policy, so that `_policy` may not be in force."""
         self._problem = ""
         self._since: Any = None
         self._end: Any = None
@@ -168,17 +173,24 @@ class Session:
         """All steps since the last report. Waits for the device."""
         self.controls.synchronize()
         times, paused_ms = self._times(len(self._marks))
-        late = self._guard.disarm()
+        stall = self._stall()
         if times and self._policy == self.controls.default:
             self._usual_ms = times[-1]
             self.agreement.deadline_s = max(LEAST_DEADLINE_S, DEADLINE * times[-1] / 1e3)
         clock = {"steps tuned": self._total, **self.controls.clock()}
-        problem = "stalled" if late else self._problem
-        report = {"ms": times, "paused_ms": paused_ms, "problem": problem, "clock": clock}
+        report = {"ms": times, "paused_ms": paused_ms, "problem": stall or self._problem, "clock": clock}
         report["preparable"] = self.controls.preparable()
         if self._learn:
             report["facts"] = self.controls.facts(len(times)).to_dict()
         return report
+
+    def _stall(self) -> str:
+        """Whether the trial took so long that its policy was reverted, and whether that helped."""
+        late_s = self._guard.disarm()
+        if late_s is None:
+            return ""
+        self._rescued = True
+        return POLICY_STALLED if late_s <= RESCUED * self._allowed_s else PROGRAM_PAUSED
 
     def _times(self, count: int) -> tuple[list[float], float]:
         """What a step took in each of the first `count` marks, and the time that belongs to no step."""
@@ -259,7 +271,7 @@ class Session:
 
     def _apply(self, policy: Policy) -> None:
         self.controls.apply(policy)
-        self._policy = policy
+        self._policy, self._rescued = policy, False
 
     def _undo(self, before: Policy) -> None:
         """Revert to this policy: a part of the failed one that concerns all ranks may be in force here."""
@@ -277,17 +289,20 @@ class Session:
             self.on_say(line)
         if self._learn:
             self.controls.learn()
-        if not self._light:
+        if self._light:
+            self._guard.stop()
+        else:
             self._since = None  # ranks have waited for each other: a new beginning
             if set(self._plan) != {self.controls.default}:
                 usual_s = self._usual_ms / 1e3
-                self._guard.arm(max(self._least_stall_s, STALL * usual_s * len(self._plan)))
+                self._allowed_s = max(self._least_stall_s, STALL * usual_s * len(self._plan))
+                self._guard.arm(self._allowed_s)
         self._next()
 
     def _next(self) -> None:
         """Continue with the next step of the plan."""
         policy = self._plan.pop(0)
-        if policy != self._policy:
+        if policy != self._policy or self._rescued:
             try:
                 self._apply(policy)
             except Exception as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Hashable, Sequence
 
 REPEATS = 3
@@ -36,7 +37,7 @@ class Steps:
     """
 
     def __init__(self) -> None:
-        self._seen: list[Hashable] = []
+        self._seen: deque[Hashable] = deque(maxlen=LONGEST)
         self._known: set[Hashable] = set()
         self._last: Hashable | None = None
         self.length: int | None = None
@@ -48,15 +49,15 @@ class Steps:
 
     def ends_with(self, event: Hashable) -> bool:
         """Note an event; whether a step has ended with it. Never before a period was found."""
-        self._seen = [*self._seen, event][-LONGEST:]
+        self._seen.append(event)
         if self.length is not None and event in self._known:
             return event == self._last
         self._known.add(event)
         self.length = None
-        found = period(self._seen)
+        found = period(tuple(self._seen))
         if found is None or (found == 1 and len(self._seen) < REPEATS_OF_ONE):
             return False
-        cycle = self._seen[-found:]
+        cycle = list(self._seen)[-found:]
         self._last = next((e for e in reversed(cycle) if cycle.count(e) == 1), event)
         self.length = found
         return event == self._last

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from weft.policy import Policy
 from weft.tuning.live.options import Facts
 
+POLICY_STALLED = "stalled"
+PROGRAM_PAUSED = "paused"
+"""Problem of a trial that took too long although its policy was reverted: the program itself paused."""
 MOST_STEPS = 6000  # that a record holds; of older steps every other one is dropped
 
 
@@ -108,6 +111,7 @@ PURPOSES = {
     "probe": "probe of the default",
     "check": "policy and default in random order",
     "wait": "default, until a check is decided",
+    "pause": "measured again: the program paused",
 }
 
 
@@ -116,14 +120,27 @@ def ask(trial: Trial, record: Record, purpose: str) -> Generator[Trial, Sample, 
     if trial.say:
         record.note(trial.say)
     sample = yield trial
-    record.add(trial, sample, purpose)
+    record.add(trial, sample, "pause" if sample.problem == PROGRAM_PAUSED else purpose)
     return sample
 
 
 def ask_all(
     policies: Sequence[Policy], record: Record, purpose: str
 ) -> Generator[Trial, Sample, list[Sample]]:
-    """Single-step trials in a given order, decided in advance."""
+    """Single-step trials in a given order, decided in advance; once more if the program paused meanwhile."""
+    samples = yield from _ask_in_order(policies, record, purpose)
+    if any(sample.problem == PROGRAM_PAUSED for sample in samples):  # such as for an evaluation
+        again = yield from _ask_in_order(policies, record, purpose)
+        # Twice in a row is taken for the policies' fault.
+        samples = [
+            replace(one, problem=POLICY_STALLED) if one.problem == PROGRAM_PAUSED else one for one in again
+        ]
+    return samples
+
+
+def _ask_in_order(
+    policies: Sequence[Policy], record: Record, purpose: str
+) -> Generator[Trial, Sample, list[Sample]]:
     samples = []
     for index, policy in enumerate(policies):
         trial = Trial(policy, then=tuple(policies[index + 1 :]))

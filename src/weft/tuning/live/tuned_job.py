@@ -100,10 +100,11 @@ class TunedJob:
             return dataclasses.replace(
                 shown, policy=policy, kept=True, gain_pct=gain, ci_pct=ends, source=source, best_ms=best_ms
             )
-        reason = (
-            f"{policy.label} was best, but its gain of {gain:.1f}% (95%: {low:.1f} to {high:.1f}) "
-            "is not proven"
-        )
+        interval = f"(95%: {low:.1f} to {high:.1f})"
+        found = f"its gain of {gain:.1f}% {interval} is not proven"
+        if gain <= 0:
+            found = f"not in its proof: a gain of {gain:.1f}% {interval}"
+        reason = f"{policy.label} was best, but {found}"
         return dataclasses.replace(shown, reason=reason, best_ms=shown.default_ms)
 
     @property

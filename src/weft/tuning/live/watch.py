@@ -35,7 +35,7 @@ from __future__ import annotations
 import math
 import random
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from dataclasses import replace
 from itertools import islice
 
@@ -54,17 +54,16 @@ from weft.tuning.live.pace import Pace
 from weft.tuning.live.probes import Probes
 from weft.tuning.live.proof import LEVEL, PROMISING_STEPS, STEPS_AFTER_MEETING, draw_steps
 from weft.tuning.live.search import tune
-from weft.tuning.live.trial import Record, Sample, Trial, ask
-from weft.tuning.live.trial_length import RECENT, refitted
+from weft.tuning.live.trial import Record, Sample, Trial
 from weft.tuning.live.tuned_job import TunedJob
-from weft.tuning.live.watch_budget import CHECK, WatchBudget
+from weft.tuning.live.watch_budget import CHECK
 from weft.tuning.live.watch_plan import Planned, probed_block
 from weft.tuning.live.watch_status import WatchStatus
+from weft.tuning.live.watch_trials import WatchTrials
 
 SHARE = 0.05  # of the steps, for probes, checks and further searches
 AHEAD = 10  # steps that are decided before their predecessors are known
 BETWEEN_MEETINGS = 512  # trials until framework controls are checked without a reason; then twice as many
-BETWEEN_REFITS = 64  # trials for each time that the steps of a trial change
 Watch = Generator[Trial, Sample, None]
 
 
@@ -87,8 +86,9 @@ def watch(
     """
     state = status or WatchStatus(outcome, outcome.policy)
     order = random.Random(f"{seed} {outcome.policy.label} {outcome.default_ms} {outcome.best_ms}")
-    watching = _Watch(_reachable(outcome), budget, max(1, ahead), max(1, each), order, state)
-    watching.record = record or Record()
+    watching = _Watch(
+        _reachable(outcome), budget, max(1, ahead), max(1, each), order, state, record or Record()
+    )
     yield from watching.finish_proof()
     while True:
         why = yield from watching.until_it_may_search()
@@ -104,10 +104,8 @@ def watch(
         yield from watching.finish_proof()
 
 
-class _Watch:
+class _Watch(WatchTrials):
     """The state of a watch between searches."""
-
-    record: Record
 
     def __init__(
         self,
@@ -117,30 +115,17 @@ class _Watch:
         each: int,
         order: random.Random,
         status: WatchStatus,
+        record: Record,
     ) -> None:
-        self.default, self.order = default, order
-        self.ahead, self.each = ahead, each
-        self.own = status.outcome.default
-        """The job's own default, whose framework controls may differ from those in force."""
-        at_meetings = status.in_force.models != self.own.models
-        self.budget = WatchBudget(budget, each, at_meetings, max(0.0, status.outcome.cost_ms))
-        self.recent: deque[float] = deque(maxlen=RECENT)
-        self.trials = self.refits = 0
-        self.status = status
+        super().__init__(default, budget, ahead, each, status, record)
+        self.order = order
         self.meeting_due, self.meeting_interval = BETWEEN_MEETINGS, BETWEEN_MEETINGS
-        self.checked: list[float] | None = None
-        """Logarithms of steps under the policy in its last check; None: expect those of the proof."""
-        self.say = ""
 
     def searched(self, outcome: TunedJob) -> None:
         """Take over what another search has found."""
         self.budget.searched(outcome)
         self.status.outcome, self.status.in_force, self.status.reverted = outcome, outcome.policy, ""
         self.default, self.checked = _reachable(outcome), None
-
-    def announce(self, line: str) -> None:
-        """Print a line with the next trial."""
-        self.say = line
 
     def finish_proof(self) -> Generator[Trial, Sample, None]:
         """Continue a proof that was promising when the search had used up its steps."""
@@ -152,9 +137,9 @@ class _Watch:
         known, undecided, first = list(proof.drawn), True, self.record.number
         lengths: tuple[int, int] | None = None
         while undecided or plan:
-            lengths = lengths or self._new_lengths()
+            lengths = lengths or self.new_lengths()
             if lengths and not plan:
-                self._refit(*lengths)
+                self.refit(*lengths)
                 lengths = None
             while undecided and not lengths and len(plan) < self.ahead + 1:
                 (arm, share), *_ = draw_steps(self.order, known, 1)
@@ -164,7 +149,7 @@ class _Watch:
             policies = [proof.policy if one else self.default for one, _ in (*[(arm, share)], *plan)]
             number = self.record.number
             then = policies[1 : self.ahead + 1]
-            proof.add((yield from self._watched(policies[0], then, "proof")), arm, share, number)
+            proof.add((yield from self.watched(policies[0], then, "proof")), arm, share, number)
             enough = proof.proven() is not None or len(proof.drawn) >= PROMISING_STEPS
             undecided = undecided and not enough
         after = outcome.after(proof)
@@ -177,7 +162,7 @@ class _Watch:
 
     def settle(self, policy: Policy) -> Generator[Trial, Sample, None]:
         """A step at which all ranks release what this policy does not need."""
-        yield from self._ask(Trial(policy, settle=True), "watch")
+        yield from self.ask(Trial(policy, settle=True), "watch")
 
     def until_it_may_search(self) -> Generator[Trial, Sample, str]:
         """Watch until a search is due; returns why. Empty: there is nothing to watch."""
@@ -203,16 +188,16 @@ class _Watch:
             left = self._draw_check(plan, policy)
             self.status.checks += 1
         while True:
-            if (lengths := self._new_lengths()) is not None:
-                yield from self._run_decided(plan)
-                self._refit(*lengths)
+            if (lengths := self.new_lengths()) is not None:
+                yield from self.run_decided(plan)
+                self.refit(*lengths)
                 return True
             while len(plan) < self.ahead + 1:
                 plan.extend(self._fill(policy, checking=left > 0))
             step = plan.popleft()
             then = [one.policy for one in islice(plan, self.ahead)]
             number = self.record.number
-            sample = yield from self._watched(step.policy, then, step.purpose)
+            sample = yield from self.watched(step.policy, then, step.purpose)
             left -= step.purpose == "check"
             if sample.problem or not 0 < sample.ms < math.inf:
                 continue
@@ -279,16 +264,9 @@ class _Watch:
     def _revert(self, plan: deque[Planned], why: str) -> Generator[Trial, Sample, None]:
         """Revert to the default, after the steps that are already decided."""
         policy = self.status.in_force
-        yield from self._run_decided(plan)
+        yield from self.run_decided(plan)
         self.status.in_force, self.status.reverted = self.default, why
         self.announce(f"{policy.label} was reverted; the job continues with the default: {why}")
-
-    def _run_decided(self, plan: deque[Planned]) -> Generator[Trial, Sample, None]:
-        """Run the steps that are already decided, and none after them."""
-        rest = list(plan)[: self.ahead]
-        while rest:
-            step = rest.pop(0)
-            yield from self._watched(step.policy, [one.policy for one in rest], step.purpose)
 
     # --- framework controls are in force --------------------------------------------------------------------
 
@@ -300,7 +278,7 @@ class _Watch:
 
     def _check_at_meetings(self, plan: deque[Planned]) -> Generator[Trial, Sample, bool]:
         """The policy against the job's own default, after the decided steps; whether it is reverted."""
-        yield from self._run_decided(plan)
+        yield from self.run_decided(plan)
         policy, check, draws = self.status.in_force, MeetingCheck(self.order), 0
         self.status.effects.restart()
         self.status.checks += 1
@@ -310,7 +288,7 @@ class _Watch:
             one = policy if arm else self.own
             for run in range(STEPS_AFTER_MEETING):
                 number = self.record.number
-                sample = yield from self._ask(
+                sample = yield from self.ask(
                     Trial(one, then=(one,) * (STEPS_AFTER_MEETING - 1 - run)), "check"
                 )
                 waited_ms += sample.paused_ms
@@ -347,58 +325,21 @@ class _Watch:
                     yield from self.settle(self.default)
                 pace = Pace() if self.status.in_force == self.own else self._first_pace()
             decided = self._decided()
-            sample = yield from self._watched(self.default, [self.default] * self.ahead, "watch")
+            sample = yield from self.watched(self.default, [self.default] * self.ahead, "watch")
             changed = 0 < sample.ms < math.inf and pace.changed(math.log(sample.ms))
             if changed:
                 why, pace = why or "the pace of the job changed", Pace()
-            if (lengths := self._new_lengths()) is not None:
+            if (lengths := self.new_lengths()) is not None:
                 why = why or "the pace of the job changed"
-                yield from self._run_decided(decided)
-                self._refit(*lengths)
+                yield from self.run_decided(decided)
+                self.refit(*lengths)
                 pace, decided, changed = Pace(), deque(), True
-        yield from self._run_decided(decided)
+        yield from self.run_decided(decided)
         return why
 
     def _decided(self) -> deque[Planned]:
         """Steps under the default, as far as they are decided in advance."""
         return deque([Planned(self.default, 0, 0.0, "watch")] * self.ahead)
-
-    # --- both -----------------------------------------------------------------------------------------------
-
-    def _watched(
-        self, policy: Policy, then: Sequence[Policy], purpose: str
-    ) -> Generator[Trial, Sample, Sample]:
-        """A trial of the watch, which no rank waits for."""
-        return self._ask(Trial(policy, self.each, then=tuple(then), light=True), purpose)
-
-    def _ask(self, trial: Trial, purpose: str) -> Generator[Trial, Sample, Sample]:
-        if self.say:
-            trial, self.say = replace(trial, say=self.say), ""
-        sample = yield from ask(trial, self.record, purpose)
-        self.trials += 1
-        if 0 < sample.ms < math.inf:
-            self.recent.append(sample.ms)
-        ms = sample.ms * trial.steps if math.isfinite(sample.ms) else 0.0
-        self.status.steps += trial.steps
-        self.status.ms += ms
-        default = trial.policy in (self.default, self.own)
-        spent = default and purpose in ("probe", "check", "wait")
-        self.budget.ran(trial.steps, ms, sample.paused_ms, spent=spent)
-        self.status.probes += spent and purpose == "probe"
-        (self.status.default_ms if default else self.status.policy_ms).append(sample.ms)
-        return sample
-
-    def _new_lengths(self) -> tuple[int, int] | None:
-        """Steps of a trial and trials in advance, where others fit the job better. Ranks meet for that, so a
-        job whose steps vary all the time gets them rarely."""
-        return refitted(self.each, self.recent) if self.refits * BETWEEN_REFITS <= self.trials else None
-
-    def _refit(self, each: int, ahead: int) -> None:
-        self.each, self.ahead = each, ahead
-        self.budget.refit(each)
-        self.checked = []
-        self.refits += 1
-        self.recent.clear()
 
 
 def _reachable(outcome: TunedJob) -> Policy:

@@ -15,35 +15,36 @@ class Guard:
         self._rescue = rescue
         self._changed = threading.Condition()
         self._until: float | None = None
-        self._fired = self._stopped = False
+        self._fired: float | None = None
         self._thread: threading.Thread | None = None
 
     def arm(self, seconds: float) -> None:
         """Start the countdown of this many seconds."""
         with self._changed:
-            self._until, self._fired = time.monotonic() + seconds, False
+            self._until, self._fired = time.monotonic() + seconds, None
             if self._thread is None:
                 self._thread = threading.Thread(target=self._watch, name="weft stall guard", daemon=True)
                 self._thread.start()
-            self._changed.notify()
+            self._changed.notify_all()
 
-    def disarm(self) -> bool:
-        """The trial is over; whether that was too late."""
+    def disarm(self) -> float | None:
+        """The trial is over; how many seconds ago it was rescued, or None."""
         with self._changed:
-            self._until = None
-            return self._fired
+            fired, self._until, self._fired = self._fired, None, None
+            return None if fired is None else time.monotonic() - fired
 
     def stop(self) -> None:
+        """End the thread; `arm` starts another one."""
         with self._changed:
-            self._stopped, self._until = True, None
-            self._changed.notify()
+            self._until = self._thread = None
+            self._changed.notify_all()
 
     def _watch(self) -> None:
         with self._changed:
-            while not self._stopped:
+            while self._thread is threading.current_thread():
                 left = None if self._until is None else self._until - time.monotonic()
                 if left is not None and left <= 0:
-                    self._until, self._fired = None, True
+                    self._until, self._fired = None, time.monotonic()
                     with suppress(Exception):  # the guard must outlive it
                         self._rescue()
                 else:

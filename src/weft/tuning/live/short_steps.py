@@ -1,0 +1,39 @@
+"""Short steps: the search of a job whose steps take a fraction of a millisecond begins later.
+
+A search keeps all ranks waiting at about a hundred meetings, whatever the length of a step. Where steps are
+much shorter than a meeting, that takes as long as thousands of them. So such a job first runs until the
+meetings of a search are a small share of its time; one that ends earlier is left unchanged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from statistics import median
+
+from weft.policy import Policy
+from weft.tuning.live.trial import Record, Sample, Trial, ask
+
+_SHORT_MS = 0.5  # steps of this length: a job of a minute, with longer ones, affords a search at once
+_MEETINGS = 120  # of a search
+_SHARE = 0.006  # of the time of a job, for them
+_FIRST, _MOST = 32, 4096  # steps between two meetings while it waits
+_ENOUGH = 4  # steps that give the time of a step and of a meeting
+
+
+def run_until_affordable(default: Policy, record: Record) -> Generator[Trial, Sample, list[float]]:
+    """Run the first steps of a job, as long as a search would be too large a part of its time.
+
+    Returns the times of the single steps.
+    """
+    samples = []
+    for _ in range(_ENOUGH):
+        samples.append((yield from ask(Trial(default), record, "warm-up")))
+    meeting_ms = median(sample.paused_ms for sample in samples[1:])  # nobody waited before the first
+    step_ms = min(sample.ms for sample in samples)
+    ran_ms, steps = 0.0, _FIRST
+    while 0 < step_ms < min(meeting_ms, _SHORT_MS) and _SHARE * ran_ms < _MEETINGS * meeting_ms:
+        sample = yield from ask(Trial(default, steps), record, "warm-up")
+        step_ms = sample.ms
+        ran_ms += steps * step_ms
+        steps = min(2 * steps, _MOST)
+    return [sample.ms for sample in samples]

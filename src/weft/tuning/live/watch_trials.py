@@ -1,0 +1,85 @@
+"""The trials of a watch: how they run, what they cost, and how long they are."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Generator, Sequence
+from dataclasses import replace
+
+from weft.policy import Policy
+from weft.tuning.live.trial import Record, Sample, Trial, ask
+from weft.tuning.live.trial_length import RECENT, refitted
+from weft.tuning.live.watch_budget import WatchBudget
+from weft.tuning.live.watch_plan import Planned
+from weft.tuning.live.watch_status import WatchStatus
+
+BETWEEN_REFITS = 64  # trials for each time that the steps of a trial change
+
+
+class WatchTrials:
+    """Runs the trials of a watch, within its budget. `each`: steps of a trial. `ahead`: decided early."""
+
+    def __init__(
+        self, default: Policy, budget: float, ahead: int, each: int, status: WatchStatus, record: Record
+    ) -> None:
+        self.default, self.record = default, record
+        self.ahead, self.each = ahead, each
+        self.own = status.outcome.default
+        """The job's own default, whose framework controls may differ from those in force."""
+        at_meetings = status.in_force.models != self.own.models
+        self.budget = WatchBudget(budget, each, at_meetings, max(0.0, status.outcome.cost_ms))
+        self.recent: deque[float] = deque(maxlen=RECENT)
+        self.trials = self.refits = 0
+        self.status = status
+        self.checked: list[float] | None = None
+        """Logarithms of steps under the policy in its last check; None: expect those of the proof."""
+        self.say = ""
+
+    def announce(self, line: str) -> None:
+        """Print a line with the next trial."""
+        self.say = line
+
+    def watched(
+        self, policy: Policy, then: Sequence[Policy], purpose: str
+    ) -> Generator[Trial, Sample, Sample]:
+        """A trial of the watch, which no rank waits for."""
+        return self.ask(Trial(policy, self.each, then=tuple(then), light=True), purpose)
+
+    def ask(self, trial: Trial, purpose: str) -> Generator[Trial, Sample, Sample]:
+        """Yield a trial, with the line to print, and count its sample."""
+        if self.say:
+            trial, self.say = replace(trial, say=self.say), ""
+        sample = yield from ask(trial, self.record, purpose)
+        self.trials += 1
+        if 0 < sample.ms < math.inf:
+            self.recent.append(sample.ms)
+        ms = sample.ms * trial.steps if math.isfinite(sample.ms) else 0.0
+        self.status.steps += trial.steps
+        self.status.ms += ms
+        default = trial.policy in (self.default, self.own)
+        spent = default and purpose in ("probe", "check", "wait")
+        self.budget.ran(trial.steps, ms, sample.paused_ms, spent=spent)
+        self.status.probes += spent and purpose == "probe"
+        (self.status.default_ms if default else self.status.policy_ms).append(sample.ms)
+        return sample
+
+    def new_lengths(self) -> tuple[int, int] | None:
+        """Steps of a trial and trials in advance, where others fit the job better. Ranks meet for that, so a
+        job whose steps vary all the time gets them rarely."""
+        return refitted(self.each, self.recent) if self.refits * BETWEEN_REFITS <= self.trials else None
+
+    def refit(self, each: int, ahead: int) -> None:
+        """Trials have other lengths from now on."""
+        self.each, self.ahead = each, ahead
+        self.budget.refit(each)
+        self.checked = []
+        self.refits += 1
+        self.recent.clear()
+
+    def run_decided(self, plan: deque[Planned]) -> Generator[Trial, Sample, None]:
+        """Run the steps that are already decided, and none after them."""
+        rest = list(plan)[: self.ahead]
+        while rest:
+            step = rest.pop(0)
+            yield from self.watched(step.policy, [one.policy for one in rest], step.purpose)
