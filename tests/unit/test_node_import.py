@@ -372,6 +372,7 @@ def test_the_command(tmp_path, capsys, monkeypatch):
         ("import", "all_reduce.log", "--out", "all_reduce.log"),
         ("import", "all_reduce.log", "--out", "no/where.json"),
         ("import", "all_reduce.log", "--ranks", "1"),
+        ("import", "all_reduce.log", "--name", "../mine"),
         ("import",),
         ("show",),
         ("show", "nonsense"),

@@ -86,6 +86,8 @@ def _import(logs: list[Path], out: Path | None, name: str, ranks: int, as_json: 
     from weft.files import write_whole
     from weft.report.node import node_page
 
+    if name != Path(name).name:
+        raise UsageError(f"--name {name} is a path; give a name, and the file by --out")
     target = out or Path(f"{name or logs[0].stem}.json")
     if any(target.exists() and log.exists() and target.samefile(log) for log in logs):
         raise UsageError(f"--out {target} is the log itself; name another file")

@@ -43,6 +43,7 @@ class Live:
     def __init__(self) -> None:
         self._thread = OwnThread()
         self._steps, self._events = Steps(), 0
+        self._event_at, self._between_s = time.monotonic(), 0.0
         self._session: Any = None
         self._over = self._by_calls = False
         self._rank: int | None = None
@@ -98,6 +99,8 @@ class Live:
     def _optimizer_stepped(self, optimizer: Any) -> None:
         if self._by_calls or not self._mine():
             return
+        if self._session is None:
+            self._note_event()
         try:
             if self._steps.ends_with(id(optimizer)):
                 self._step_ended(optimizer)
@@ -132,6 +135,8 @@ class Live:
             communicators.on_call(None)
         elif self._mine():
             self._by_calls = True
+            if self._session is None:
+                self._note_event()
             try:
                 self._step_ended(None)
             except Exception as error:
@@ -164,6 +169,10 @@ class Live:
         else:
             self._first_step(optimizer)
 
+    def _note_event(self) -> None:
+        now = time.monotonic()
+        self._event_at, self._between_s = now, now - self._event_at
+
     def _first_step(self, optimizer: Any) -> None:
         import torch.distributed as dist
 
@@ -191,7 +200,7 @@ class Live:
             return
         base = dist.distributed_c10d._get_default_store()
         ranks = (self._rank,) if _within_process(base) else range(world)
-        deadline_s = settings.first_deadline_s()
+        deadline_s = settings.first_deadline_s(self._between_s)
         try:
             keys = _own_keys(base, self._rank, world)
         except Exception:  # such as torch's FakeStore, which keeps nothing

@@ -254,7 +254,8 @@ class _Search(SearchSteps):
             if arm == best or behind <= margin:
                 kept.append(arm)
             else:
-                self.tried[arm].note = f"{100 * math.expm1(behind):.1f}% behind after {rounds} rounds"
+                after = "1 round" if rounds == 1 else f"{rounds} rounds"
+                self.tried[arm].note = f"{100 * math.expm1(behind):.1f}% behind after {after}"
         hope = (fmean(logs[best]) - fmean(logs[arm]) + margin for arm in kept[1:])
         return kept if any(gain > WORTH for gain in hope) else [best]
 

@@ -15,12 +15,15 @@ CONTROLS_VARIABLE = "WEFT_TUNE_CONTROLS"
 STALL_VARIABLE = "WEFT_TUNE_STALL_S"
 DEADLINE_VARIABLE = "WEFT_TUNE_DEADLINE_S"
 BUDGET_VARIABLE = "WEFT_TUNE_BUDGET"
-FIRST_DEADLINE_S = 20.0
+MOST_DEADLINE_S = 20.0
 
 
-def first_deadline_s() -> float:
-    """For all ranks to find their step."""
-    return float(os.environ.get(DEADLINE_VARIABLE, FIRST_DEADLINE_S))
+def first_deadline_s(step_s: float) -> float:
+    """For all ranks to find their step, which last took `step_s`: not all of them may make steps."""
+    from weft.tuning.live.session import DEADLINE, LEAST_DEADLINE_S
+
+    usual = min(max(DEADLINE * step_s, LEAST_DEADLINE_S), MOST_DEADLINE_S)
+    return float(os.environ.get(DEADLINE_VARIABLE, usual))
 
 
 def least_stall_s() -> float:
