@@ -18,7 +18,6 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from datetime import timedelta
 from typing import Any, Protocol
 
 ABANDON = {"do": "abandon"}
@@ -26,6 +25,8 @@ _KEPT = 64  # decisions that stay in the store
 WATCH_PATIENCE_S = 60.0
 """How long a follower waits for an announcement, at least: the leader may write a checkpoint meanwhile, and
 programs that run ahead of their device reach the next step before it."""
+_PAUSE = 0.05  # of the time waited so far, between two looks at a store
+_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 1e-4, 0.25
 PATIENCE = 2.0  # a follower waits this many times as long as the leader, so that the leader gives the reason
 
 Report = dict[str, Any]
@@ -80,7 +81,6 @@ class KeyValueStore(Protocol):
     def set(self, key: str, value: str) -> None: ...
     def get(self, key: str) -> bytes: ...
     def check(self, keys: list[str]) -> bool: ...
-    def wait(self, keys: list[str], timeout: timedelta) -> None: ...
     def compare_set(self, key: str, expected: str, desired: str) -> bytes: ...
     def delete_key(self, key: str) -> bool: ...
 
@@ -88,7 +88,7 @@ class KeyValueStore(Protocol):
 class Agreement:
     """The exchanges of one rank. `ranks` are those that take part, and the first of them leads.
 
-    Everything that a store raises passes through, except that time runs out: that is an abandoned exchange.
+    Everything that a store raises passes through. If time runs out, the exchange is abandoned.
     """
 
     def __init__(self, store: KeyValueStore, rank: int, ranks: Sequence[int], deadline_s: float) -> None:
@@ -163,16 +163,17 @@ def publish(store: KeyValueStore, key: str, report: Report) -> None:
 
 
 def published(store: KeyValueStore, keys: Sequence[str], wait_s: float) -> list[Report | None]:
-    """The report under each key, once all are there; None for those that are missing when the time is up."""
-    try:
-        store.wait(list(keys), timedelta(seconds=wait_s))
-    except Exception as error:  # each store has its own kind for "time is up"
-        if not _time_is_up(error):
-            raise
-        return [json.loads(store.get(key)) if store.check([key]) else None for key in keys]
+    """The report under each key, once all are there; None for those that are missing when the time is up.
+
+    It asks again and again instead of calling the store's `wait`, in which Python runs no signal handler (so
+    that Ctrl-C and SIGTERM would have no effect for all that time), other threads cannot use the store, and
+    after which torch prints warnings.
+    """
+    start = time.monotonic()
+    while not store.check(list(keys)):
+        waited_s = time.monotonic() - start
+        if waited_s >= wait_s:
+            return [json.loads(store.get(key)) if store.check([key]) else None for key in keys]
+        pause_s = min(max(_SHORTEST_PAUSE_S, _PAUSE * waited_s), _LONGEST_PAUSE_S)
+        time.sleep(min(pause_s, wait_s - waited_s))
     return [json.loads(store.get(key)) for key in keys]
-
-
-def _time_is_up(error: Exception) -> bool:
-    text = str(error).lower()
-    return isinstance(error, TimeoutError) or "timeout" in text or "timed out" in text

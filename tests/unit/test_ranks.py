@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
 
+from weft import ranks
 from weft.errors import UnavailableError
 from weft.policy import Policy
-from weft.ranks import ABANDON, Agreement, launched_ranks
+from weft.ranks import ABANDON, Agreement, launched_ranks, published
 from weft.tuning.live.conductor import conduct, slowest
 from weft.tuning.live.options import Facts
 from weft.tuning.live.search import tune
@@ -123,22 +125,71 @@ def test_one_process_alone_needs_no_store():
     }
 
 
-def test_a_follower_of_the_watch_waits_while_the_leader_writes_a_checkpoint():
-    waited: list[timedelta] = []
+class Clock:
+    """Time that passes only in `sleep`."""
 
-    class Noting(MemoryStore):
-        def wait(self, keys: list[str], timeout: timedelta) -> None:
-            waited.append(timeout)
-            raise TimeoutError
+    def __init__(self) -> None:
+        self.now, self.pauses = 0.0, list[float]()
 
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+        self.now += seconds
+
+
+def test_a_follower_of_the_watch_waits_while_the_leader_writes_a_checkpoint(monkeypatch):
+    waited = []
     for meet in (Agreement.announce, Agreement.exchange):
-        assert meet(Agreement(Noting(), 1, range(2), 5.0), {}, lambda reports: {})["do"] == "abandon"
-    assert waited[0] >= timedelta(seconds=60) > waited[1]
+        clock = Clock()
+        monkeypatch.setattr(ranks, "time", clock)
+        assert meet(Agreement(MemoryStore(), 1, range(2), 5.0), {}, lambda reports: {})["do"] == "abandon"
+        waited.append(clock.now)
+        assert max(clock.pauses) <= 0.25
+        assert len(clock.pauses) < 500  # the store serves all ranks
+    assert waited[0] >= 60 > waited[1]
+
+
+def test_a_decision_is_read_soon_after_it_was_written(monkeypatch):
+    for comes_s in (0.0003, 0.02, 3.0):
+        clock, store = Clock(), MemoryStore()
+        monkeypatch.setattr(ranks, "time", clock)
+        monkeypatch.setattr(store, "check", lambda keys, clock=clock, at=comes_s: clock.now >= at)
+        store.set("1/decision", "{}")
+        assert Agreement(store, 1, range(2), 5.0).announce({}, lambda reports: {}) == {}
+        assert comes_s <= clock.now <= 1.05 * comes_s + 1e-4
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, TimeoutError])
+def test_what_a_signal_handler_raises_while_a_rank_waits_reaches_the_program(kind):
+    """In the `wait` of a store of torch no handler runs before the time is up."""
+    looks = []
+
+    class Signalled(MemoryStore):
+        def check(self, keys: list[str]) -> bool:
+            looks.append(keys)
+            if len(looks) == 3:
+                signal.raise_signal(signal.SIGUSR1)
+            return False
+
+        def wait(self, keys: list[str], timeout: timedelta) -> None:
+            raise AssertionError("no handler runs in here")
+
+    def handler(number: int, frame: object) -> None:
+        raise kind("of the program")
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        with pytest.raises(kind, match="of the program"):
+            published(Signalled(), ["never"], 600.0)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
 
 
 def test_an_error_of_the_store_is_not_taken_for_a_late_rank():
     class Broken(MemoryStore):
-        def wait(self, keys: list[str], timeout: timedelta) -> None:
+        def check(self, keys: list[str]) -> bool:
             raise RuntimeError("Connection reset by peer")
 
     with pytest.raises(RuntimeError, match="reset by peer"):
