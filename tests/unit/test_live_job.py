@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import signal
+from functools import partial
 from typing import ClassVar
 
 import pytest
@@ -178,6 +180,54 @@ def test_an_error_of_ours_is_one_line_and_the_hooks_are_gone(monkeypatch, group,
     assert entries() == untouched
     assert capsys.readouterr().err.count("tuning stops: ZeroDivisionError: ours") == 1
     assert "ZeroDivisionError" in json.loads((tmp_path / "tuning.0.json").read_text())["text"]
+
+
+class PreemptedError(Exception):
+    """Of a program that saves a checkpoint and leaves."""
+
+
+class Handler:
+    """A signal handler in one of the forms that programs give it."""
+
+    def __call__(self, number, frame) -> None:
+        self.save_and_leave(number, frame)
+
+    def save_and_leave(self, number, frame) -> None:
+        raise PreemptedError
+
+    @staticmethod
+    def interrupt(number, frame) -> None:
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    ("handler", "kind"),
+    [
+        (Handler(), PreemptedError),
+        (partial(Handler().save_and_leave), PreemptedError),
+        (Handler.interrupt, KeyboardInterrupt),
+    ],
+)
+def test_what_a_signal_handler_raises_in_weft_reaches_the_program_and_ends_the_tuning(
+    monkeypatch, group, watching, tmp_path, handler, kind
+):
+    def step(self) -> None:
+        signal.raise_signal(signal.SIGUSR1)
+
+    def stop(self, reason: str) -> None:
+        self.on_end({"text": reason, "state": "stopped"})
+
+    monkeypatch.setattr(Session, "step", step)
+    monkeypatch.setattr(Session, "stop", stop, raising=False)
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        group()
+        with pytest.raises(kind):
+            optimize()
+        optimize()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert "was interrupted" in read_result(tmp_path)["text"]
 
 
 def test_a_result_that_cannot_be_kept_stays_the_result(monkeypatch, group, watching, tmp_path, capsys):

@@ -7,6 +7,7 @@ import threading
 
 import pytest
 
+from weft.tuning.live import optimizer_steps
 from weft.tuning.live.steps import Steps, period
 from weft.tuning.live.watchdog import Guard
 
@@ -57,6 +58,24 @@ def test_a_rare_optimizer_makes_it_learn_again():
     found = ends("aaaaab" * 5)
     assert found.endswith("|.....|")
     assert found.count("|") < 8
+
+
+def test_another_training_loop_has_its_steps_found_before_it_is_as_long_as_the_one_before():
+    assert ends("a" * 700 + "b" * 100).endswith("|" * 30)
+    assert ends("a" * 700 + "bcc" * 60).endswith("|..|..")
+
+
+def test_an_optimizer_is_not_taken_for_one_that_is_gone(monkeypatch):
+    """Else a rank on which it has the same id would count steps that other ranks do not count."""
+
+    class Optimizer: ...
+
+    monkeypatch.setattr(optimizer_steps, "id", lambda optimizer: 7, raising=False)
+    numbers, first = optimizer_steps.OptimizerNumbers(), Optimizer()
+    assert [numbers.of(first) for _ in range(3)] == [1, 1, 1]
+    del first
+    second = Optimizer()
+    assert [numbers.of(second) for _ in range(3)] == [2, 2, 2]
 
 
 def test_a_rescue_that_fails_does_not_end_the_guard():

@@ -24,7 +24,8 @@ from weft.shim.inject import APPLY, TUNE_VARIABLE
 from weft.shim.step_times import STEPS_VARIABLE
 from weft.tuning.live import settings
 from weft.tuning.live.group_functions import wrap_group_function
-from weft.tuning.live.optimizer_steps import OptimizerHook, OwnThread
+from weft.tuning.live.interrupts import of_the_program
+from weft.tuning.live.optimizer_steps import OptimizerHook, OptimizerNumbers, OwnThread
 from weft.tuning.live.steps import Steps, period
 from weft.tuning.live.tuned_job import RECORD_FILE, final, result_file, stopped
 
@@ -42,7 +43,7 @@ class Live:
 
     def __init__(self) -> None:
         self._thread = OwnThread()
-        self._steps, self._events = Steps(), 0
+        self._steps, self._numbers, self._events = Steps(), OptimizerNumbers(), 0
         self._event_at, self._between_s = time.monotonic(), 0.0
         self._session: Any = None
         self._over = self._by_calls = False
@@ -91,10 +92,14 @@ class Live:
 
         if self._session is None or not self._mine() or group not in (None, dist.group.WORLD):
             return
-        if self._session.watching:
+        self._leave("the program destroyed its process group before tuning finished")
+
+    def _leave(self, reason: str) -> None:
+        """End the tuning on this rank, or the watch, whose result then remains."""
+        if self._session is not None and self._session.watching:
             self._session.leave(self._final())
         else:
-            self._give_up("the program destroyed its process group before tuning finished")
+            self._give_up(reason)
 
     def _optimizer_stepped(self, optimizer: Any) -> None:
         if self._by_calls or not self._mine():
@@ -102,12 +107,12 @@ class Live:
         if self._session is None:
             self._note_event()
         try:
-            if self._steps.ends_with(id(optimizer)):
+            if self._steps.ends_with(self._numbers.of(optimizer)):
                 self._step_ended(optimizer)
             elif self._session is None:
                 self._wait()
-        except Exception as error:
-            self._stop(error)
+        except BaseException as error:
+            self._caught(error)
 
     def _watch_calls(self) -> None:
         from weft.shim import binding, communicators
@@ -139,8 +144,8 @@ class Live:
                 self._note_event()
             try:
                 self._step_ended(None)
-            except Exception as error:
-                self._stop(error)
+            except BaseException as error:
+                self._caught(error)
 
     def _mine(self) -> bool:
         """Whether this is the process (not a fork of it) and the thread on which steps end."""
@@ -157,10 +162,8 @@ class Live:
         # Steps may take less than a millisecond: nothing here is imported or looked up at each of them.
         session = self._session
         if self._cuda.is_initialized() and self._cuda.is_current_stream_capturing():
-            if session is not None and session.watching:  # a graph keeps the policy of its capture
-                session.leave(self._final())
-            else:
-                self._give_up("the program captures its step in a CUDA graph")
+            # A graph keeps the policy of its capture.
+            self._leave("the program captures its step in a CUDA graph")
         elif session is not None:
             session.step()
             self._publish(ended=True)
@@ -329,7 +332,16 @@ class Live:
         if communicators is not None:
             communicators.on_call(None)
 
-    def _stop(self, error: Exception) -> None:
+    def _caught(self, error: BaseException) -> None:
+        """One of weft's ends the tuning; one of the program's ends it on this rank and is raised again."""
+        if not of_the_program(error):
+            self._stop(error)
+            return
+        with suppress(Exception):
+            self._leave("the program was interrupted")
+        raise error
+
+    def _stop(self, error: BaseException) -> None:
         """After an error in weft: revert to the default, print one line, and end the tuning."""
         reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         self._warn(f"tuning stops: {reason}")

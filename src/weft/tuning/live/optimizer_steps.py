@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +21,26 @@ class OwnThread:
         if self._process is None:
             self._process, self._ident = os.getpid(), threading.get_ident()
         return self._ident == threading.get_ident() and self._process == os.getpid()
+
+
+class OptimizerNumbers:
+    """Numbers optimizers by their first step, so that all ranks of a job have the same numbers.
+
+    The `id` of a new optimizer may be that of one that is gone, on some of the ranks: those would count its
+    first steps and the others not, and later change policies at different steps.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[weakref.ref[Any], int]] = {}
+        self._last = 0
+
+    def of(self, optimizer: Any) -> int:
+        """The number of this optimizer."""
+        found = self._known.get(id(optimizer))
+        if found is None or found[0]() is not optimizer:
+            self._last += 1
+            found = self._known[id(optimizer)] = weakref.ref(optimizer), self._last
+        return found[1]
 
 
 class OptimizerHook:

@@ -17,6 +17,7 @@ from weft.policy import Policy
 from weft.ranks import ABANDON, Agreement, Decision, Report
 from weft.shim.apply import PREPARE_S
 from weft.tuning.live.conductor import Conductor
+from weft.tuning.live.interrupts import of_the_program
 from weft.tuning.live.options import Facts
 from weft.tuning.live.trial import POLICY_STALLED, PROGRAM_PAUSED
 from weft.tuning.live.trial_length import LAG
@@ -264,6 +265,8 @@ class Session:
                 if decision["result"] is not None:
                     self.on_result(decision["result"])
         except Exception as error:
+            if of_the_program(error):
+                raise
             _log.debug("%s failed", decision["do"], exc_info=True)
             self._undo(before)
             return str(error) or type(error).__name__

@@ -14,7 +14,7 @@ from typing import Any
 
 from weft.ranks import launched_ranks
 from weft.shim.step_times import StepWriter
-from weft.tuning.live.optimizer_steps import OptimizerHook, OwnThread
+from weft.tuning.live.optimizer_steps import OptimizerHook, OptimizerNumbers, OwnThread
 from weft.tuning.live.steps import Steps
 
 _log = logging.getLogger("weft.live")
@@ -36,7 +36,7 @@ def published_steps(rank: int | None = None) -> StepWriter:
 
 class _StepHook:
     def __init__(self) -> None:
-        self._steps = Steps()
+        self._steps, self._numbers = Steps(), OptimizerNumbers()
         self._thread = OwnThread()
         self._broken = False
 
@@ -44,7 +44,7 @@ class _StepHook:
         if self._broken or not self._thread.here():
             return
         try:
-            if self._steps.ends_with(id(optimizer)):
+            if self._steps.ends_with(self._numbers.of(optimizer)):
                 published_steps().step()
         except Exception:
             _log.debug("steps are no longer published", exc_info=True)

@@ -7,6 +7,7 @@ from collections.abc import Hashable, Sequence
 
 REPEATS = 3
 REPEATS_OF_ONE = 4  # one optimizer alone; a few steps of it may also be the start of a longer pattern
+_KEPT = 64  # events before one never seen before, which may be the first of a longer period
 LONGEST = 512  # events within which a period must be found
 
 
@@ -33,7 +34,8 @@ class Steps:
 
     Several optimizers, or several steps of one of them before another, make a longer period. A step ends with
     an event that a period has only once, so that one left out, as by a gradient scaler, does no harm. An
-    event never seen before, as of an optimizer that steps rarely, makes it learn again.
+    event never seen before, as of an optimizer that steps rarely, makes it learn again. So does the optimizer
+    of another training loop: most of the events before it are then forgotten, as they do not come again.
     """
 
     def __init__(self) -> None:
@@ -53,7 +55,9 @@ class Steps:
         if self.length is not None and event in self._known:
             return event == self._last
         self._known.add(event)
-        self.length = None
+        if self.length is not None:
+            self.length = None
+            self._seen = deque(list(self._seen)[-_KEPT:], maxlen=LONGEST)
         found = period(tuple(self._seen))
         if found is None or (found == 1 and len(self._seen) < REPEATS_OF_ONE):
             return False

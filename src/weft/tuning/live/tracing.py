@@ -13,7 +13,7 @@ import threading
 from typing import Any
 
 from weft.shim import binding, communicators, tracer
-from weft.tuning.live.optimizer_steps import OptimizerHook, OwnThread
+from weft.tuning.live.optimizer_steps import OptimizerHook, OptimizerNumbers, OwnThread
 from weft.tuning.live.steps import Steps, period
 
 _log = logging.getLogger("weft.tracer")
@@ -90,9 +90,11 @@ def start() -> None:
 
 
 def _watch_optimizers(traced: StepTracer) -> None:
+    numbers = OptimizerNumbers()
+
     def stepped(optimizer: Any) -> None:
         try:
-            traced.event(id(optimizer))
+            traced.event(numbers.of(optimizer))
             if traced.over:
                 hook.remove()
         except Exception:
