@@ -60,9 +60,13 @@ def test_a_rare_optimizer_makes_it_learn_again():
     assert found.count("|") < 8
 
 
-def test_another_training_loop_has_its_steps_found_before_it_is_as_long_as_the_one_before():
-    assert ends("a" * 700 + "b" * 100).endswith("|" * 30)
-    assert ends("a" * 700 + "bcc" * 60).endswith("|..|..")
+def test_the_steps_of_another_training_loop_are_found_as_soon_as_those_of_the_first():
+    assert ends("a" * 700 + "b" * 9 + "c" * 9) == "..." + "|" * 697 + 2 * ("..." + "|" * 6)
+    assert ends("ab" * 300 + "cd" * 5).endswith(".....|.|.|")
+
+
+def test_an_optimizer_that_steps_seldom_begins_no_other_loop():
+    assert ends("a" * 100 + ("b" + "a" * 9) * 40).endswith("|.........")
 
 
 def test_an_optimizer_is_not_taken_for_one_that_is_gone(monkeypatch):

@@ -7,7 +7,6 @@ from collections.abc import Hashable, Sequence
 
 REPEATS = 3
 REPEATS_OF_ONE = 4  # one optimizer alone; a few steps of it may also be the start of a longer pattern
-_KEPT = 64  # events before one never seen before, which may be the first of a longer period
 LONGEST = 512  # events within which a period must be found
 
 
@@ -34,13 +33,17 @@ class Steps:
 
     Several optimizers, or several steps of one of them before another, make a longer period. A step ends with
     an event that a period has only once, so that one left out, as by a gradient scaler, does no harm. An
-    event never seen before, as of an optimizer that steps rarely, makes it learn again. So does the optimizer
-    of another training loop: most of the events before it are then forgotten, as they do not come again.
+    event never seen before makes it learn again: from the events that follow, if it begins another training
+    loop, or from all of them, if an earlier event comes again, as with an optimizer that steps rarely.
     """
 
     def __init__(self) -> None:
         self._seen: deque[Hashable] = deque(maxlen=LONGEST)
+        self._loop: deque[Hashable] = deque(maxlen=LONGEST)
+        """The events of this training loop, if there was one before."""
         self._known: set[Hashable] = set()
+        self._earlier: frozenset[Hashable] = frozenset()
+        """Events of the training loops before this one."""
         self._last: Hashable | None = None
         self.length: int | None = None
 
@@ -52,16 +55,21 @@ class Steps:
     def ends_with(self, event: Hashable) -> bool:
         """Note an event; whether a step has ended with it. Never before a period was found."""
         self._seen.append(event)
-        if self.length is not None and event in self._known:
+        if event in self._earlier:
+            self._earlier = frozenset()  # no other training loop has begun
+        elif self.length is not None and event in self._known:
             return event == self._last
+        elif self.length is not None:
+            self._earlier = frozenset(self._known)
+            self._loop.clear()
+        self._loop.append(event)
         self._known.add(event)
-        if self.length is not None:
-            self.length = None
-            self._seen = deque(list(self._seen)[-_KEPT:], maxlen=LONGEST)
-        found = period(tuple(self._seen))
-        if found is None or (found == 1 and len(self._seen) < REPEATS_OF_ONE):
+        self.length = None
+        stream = tuple(self._loop if self._earlier else self._seen)
+        found = period(stream)
+        if found is None or (found == 1 and len(stream) < REPEATS_OF_ONE):
             return False
-        cycle = list(self._seen)[-found:]
+        cycle = stream[-found:]
         self._last = next((e for e in reversed(cycle) if cycle.count(e) == 1), event)
         self.length = found
         return event == self._last
