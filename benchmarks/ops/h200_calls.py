@@ -53,6 +53,7 @@ CALLS = (
     Call("batch first", "all_gather_matmul", 32768, (11264,), 8192, batch=8),
     Call("query, key, value", "all_gather_matmul", 32768, (8192, 1536, 1536), 8192),
     Call("gate and up, batch first", "all_gather_matmul", 32768, (5632, 5632), 8192, batch=8),
+    Call("tokens first", "matmul_reduce_scatter", 32768, (8192,), 11264),
     Call("batch first", "matmul_reduce_scatter", 32768, (8192,), 11264, batch=8),
     Call("fp8", "all_gather_matmul", 32768, (11264,), 8192, dtype=FP8),
     Call("fp8, gate and up, batch first", "all_gather_matmul", 32768, (5632, 5632), 8192, batch=8, dtype=FP8),

@@ -126,6 +126,26 @@ def test_a_cuda_graph_replays_the_operation(operation, engine):
     assert torch.equal(out, eager)
 
 
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_batch_first_reduce_scatter_eager_and_in_a_cuda_graph(name):
+    """Its rows are copied to tokens-first order piece by piece."""
+    case = Case("matmul_reduce_scatter", 1024, 512, 256, ranks=8)
+    x = case.x.view(128, 8, 256).movedim(0, 1).contiguous()
+
+    def run():
+        return matmul_reduce_scatter(x, case.w, case.peers, scatter_dim=1, schedule=name, engine="dma")
+
+    for _ in range(3):
+        case.check(run().movedim(1, 0).reshape(128, 512))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = run()
+    for _ in range(2):
+        out.fill_(float("nan"))
+        graph.replay()
+        case.check(out.movedim(1, 0).reshape(128, 512))
+
+
 def test_a_cuda_graph_outlives_the_plans_of_many_other_sizes():
     case = Case("all_gather_matmul", 1024, 512, 256, ranks=4)
     out = case.run(schedule="uniform-fused-1d")

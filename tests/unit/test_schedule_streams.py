@@ -232,6 +232,37 @@ def test_peers_in_host_memory(operation, name, ranks, m, monkeypatch):
             check_sent(schedule, peers, (moved[rank] @ ws[rank]).split(rows))
 
 
+@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("pieces", [None, 3])
+def test_rows_in_another_order_are_copied_in_front_of_the_matmul_that_reads_them(name, pieces, monkeypatch):
+    ranks, tokens, batch, n, k, rank = 4, 8, 3, 5, 6, 1
+    rows = tuple(count * batch for count in split(tokens, ranks))
+    schedule = build(
+        OPERATIONS[1], name, Problem(m=24, n=n, k=k, ranks=ranks, itemsize=4, pieces=pieces, rows=rows), rank
+    )
+    gpu = Gpu(2)
+    on_gpus(monkeypatch, [gpu]).gpu = gpu
+    driver = Copies(gpu.library())
+    xs, ws = make_inputs(OPERATIONS[1], ranks, 24, n, k, rows)
+    held = [(x @ w).split(rows)[rank].contiguous() for x, w in zip(xs, ws, strict=True)]
+    monkeypatch.setattr("weft.comm.dma._pinned", lambda tensor: tensor)
+    given = xs[rank].view(tokens, batch, k).movedim(0, 1).contiguous().movedim(1, 0)  # batch first in memory
+    operands = Operands.of(
+        Call(OPERATIONS[1]), (xs[rank],), (ws[rank],), (), ((0, given.shape, given.stride()),)
+    )
+    program = Program(schedule, operands)
+    link = HostLink(schedule, Peers(held, rank), "dma", driver, [Stream(gpu, 1), Stream(gpu, 2)])
+    runner = StreamRunner(schedule, program, link, driver, lambda: MAIN)
+    flat, out = torch.full((24, k), float("nan")), torch.full(schedule.buffers["out"], float("nan"))
+    runner.run((flat, ws[rank], out, given))
+    done = [sum(bool(torch.isfinite(row).all()) for row in flat)]
+    while gpu.step():
+        done.append(sum(bool(torch.isfinite(row).all()) for row in flat))
+    assert torch.equal(flat, xs[rank])  # whole: a gradient uses it
+    assert torch.equal(out, reference(OPERATIONS[1], xs, ws, rows)[rank])
+    assert (len(set(done)) > 2) == (name not in ("serial", "uniform-fused-2d"))
+
+
 @pytest.mark.parametrize(("operation", "name"), CASES)
 @pytest.mark.parametrize(("engine", "node"), [("dma", "dgx-h100"), ("dma", "mi300x"), ("sm", "dgx-h100")])
 def test_peers_of_a_node_take_its_time_and_results_are_those_of_host_peers(

@@ -28,7 +28,7 @@ class Fused(torch.autograd.Function):  # type: ignore[misc,unused-ignore]
     ) -> tuple[torch.Tensor, ...]:
         made = run_call(call, (x,), ws, group)
         results = tuple(made.outs)
-        kept: torch.Tensor | None = made.flat
+        kept: torch.Tensor | None = made.flats[0]
         ctx.whole = call.return_gathered or (call.operation == "all_to_all_matmul")
         if ctx.whole:
             wanted = call.return_gathered or any(ctx.needs_input_grad[3:])
@@ -67,18 +67,19 @@ def backward(
     if all(grad is None for grad in grads):
         dx, dws = None, [None] * len(ws)
     else:
-        matrices = [
-            w.new_zeros(made) if grad is None else grad.reshape(made).contiguous()
-            for grad, made, w in zip(grads, shapes, ws, strict=True)
+        rows = next(grad.shape[:-1] for grad in grads if grad is not None)
+        every = [
+            w.new_zeros(*rows, w.shape[1]) if grad is None else grad
+            for grad, w in zip(grads, ws, strict=True)
         ]
         needs_w = [need and grad is not None for need, grad in zip(needs[1], grads, strict=True)]
-        asked = _Backward(prepared, matrices, kept, whole, ws, needs[0], needs_w)
+        asked = _Backward(prepared, every, kept, whole, ws, needs[0], needs_w)
         dx, dws = BACKWARDS[prepared.call.operation](asked)
     if of_gathered is not None and needs[0]:
         returned = _sum_over_ranks(
             prepared, of_gathered.reshape(shapes[0][0], prepared.schedule.problem.k).contiguous()
         )
-        dx = returned if dx is None else dx + returned
+        dx = returned if dx is None else dx.view(returned.shape) + returned
     return (None if dx is None else dx.view(shape)), dws
 
 
@@ -88,7 +89,7 @@ class _Backward:
 
     prepared: PreparedCall
     grads: Tensors
-    """Of each result, as matrices."""
+    """Of each result, in its shape and any order."""
     kept: torch.Tensor | None
     whole: bool
     """Whether `kept` is all rows that were multiplied, and not x."""
@@ -96,11 +97,16 @@ class _Backward:
     needs_x: bool
     needs_w: Sequence[bool]
 
-    def gradients_of_w(self, rows: torch.Tensor | None) -> list[torch.Tensor | None]:
-        """From all rows that were multiplied."""
+    def matrices(self) -> list[torch.Tensor]:
+        """The gradients of the results, contiguous."""
+        shapes = self.prepared.out_shapes
+        return [grad.reshape(made).contiguous() for grad, made in zip(self.grads, shapes, strict=True)]
+
+    def gradients_of_w(self, rows: torch.Tensor | None, grads: Tensors) -> list[torch.Tensor | None]:
+        """From all rows that were multiplied and the gradients of the results, as matrices."""
         return [
             None if rows is None or not need else rows.t() @ grad
-            for grad, need in zip(self.grads, self.needs_w, strict=True)
+            for grad, need in zip(grads, self.needs_w, strict=True)
         ]
 
 
@@ -112,32 +118,34 @@ def _all_gather_matmul(of: _Backward) -> Gradients:
     gathering: Callable[[], torch.Tensor] = lambda: kept  # noqa: E731
     if any(of.needs_w) and not of.whole:
         gathering = start_gather(kept, rows, team)
-    dx = None
     if of.needs_x:
         call = prepared.call.backward("matmul_reduce_scatter", rows)
-        dx = run_call(call, of.grads, [w.t() for w in of.ws], team.group).outs[0]
+        made = run_call(call, of.grads, [w.t() for w in of.ws], team.group)
+        dx, grads = made.outs[0], made.flats
+    else:
+        dx, grads = None, of.matrices()
     gathered = gathering() if any(of.needs_w) else None
-    return dx, of.gradients_of_w(gathered)
+    return dx, of.gradients_of_w(gathered, grads)
 
 
 def _matmul_reduce_scatter(of: _Backward) -> Gradients:
     """The gathered gradient serves both."""
     assert of.kept is not None
     call = of.prepared.call.backward("all_gather_matmul", of.prepared.schedule.problem.rows)
-    made = run_call(call, of.grads, [of.ws[0].t()], of.prepared.team.group)
+    made = run_call(call, of.matrices(), [of.ws[0].t()], of.prepared.team.group)
     dw = of.kept.t() @ made.gathered() if of.needs_w[0] else None
     return (made.outs[0] if of.needs_x else None), [dw]
 
 
 def _all_to_all_matmul(of: _Backward) -> Gradients:
     """The matmuls, then the blocks go back where they came from."""
-    problem, dx = of.prepared.schedule.problem, None
+    problem, dx, grads = of.prepared.schedule.problem, None, of.matrices()
     if of.needs_x:
-        blocks = of.grads[0] @ of.ws[0].t()
-        for grad, w in zip(of.grads[1:], of.ws[1:], strict=True):
+        blocks = grads[0] @ of.ws[0].t()
+        for grad, w in zip(grads[1:], of.ws[1:], strict=True):
             blocks = torch.addmm(blocks, grad, w.t())
         dx = all_to_all(blocks, problem.rows or (), problem.sent or (), of.prepared.team)
-    return dx, of.gradients_of_w(of.kept)
+    return dx, of.gradients_of_w(of.kept, grads)
 
 
 def _sum_over_ranks(prepared: PreparedCall, grad: torch.Tensor) -> torch.Tensor:
@@ -160,7 +168,9 @@ def backward_of(
     needs: tuple[bool, Sequence[bool]],
 ) -> Gradients:
     """The gradients of a call from its inputs alone; what an all-to-all brought is fetched once more."""
-    (flat,), ws, prepared = prepare_call(call, (x,), ws, group)
+    (flat,), given, ws, prepared = prepare_call(call, (x,), ws, group)
+    if given:
+        flat = x.reshape(flat.shape)  # no matmul of the call is run here that would copy the rows
     kept: torch.Tensor | None = flat
     whole = call.operation == "all_to_all_matmul"
     if whole:

@@ -215,15 +215,22 @@ def sum_nodes(summed: Node) -> list[Node]:
 
 
 def reshapes_of(x: Node) -> list[Node]:
-    return [user for user in x.users if user.target in RESHAPES]
+    """The reshapes of x, and of those, that keep its rows: torch has two for a batch of one sequence."""
+    kept = [user for user in x.users if _keeps_rows(user, x)]
+    return [each for user in kept for each in (user, *reshapes_of(user))]
 
 
 def users_through_reshapes(x: Node) -> Iterator[Node]:
+    """What uses the rows of x, other than the reshapes that keep them."""
     for user in x.users:
-        if user.target in RESHAPES and value_of(user).dim() == 2:
-            yield from user.users
+        if _keeps_rows(user, x):
+            yield from users_through_reshapes(user)
         else:
             yield user
+
+
+def _keeps_rows(node: Node, x: Node) -> bool:
+    return node.target in RESHAPES and value_of(node).shape[-1:] == value_of(x).shape[-1:]
 
 
 def depends_on(node: Node, on: Node) -> bool:

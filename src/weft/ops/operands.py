@@ -24,6 +24,8 @@ DTYPES = (torch.float32, *NARROW_DTYPES)
 FP8_DTYPES = tuple(getattr(torch, name) for name in ("float8_e4m3fn", "float8_e5m2") if hasattr(torch, name))
 Strided = tuple[tuple[int, ...], tuple[int, ...], int]
 """Size, strides and offset of a view."""
+Layout = tuple[int, tuple[int, ...], tuple[int, ...]]
+"""Which x, and the size and strides in which its rows are given."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,8 @@ class Operands:
     scale_columns: tuple[bool, ...] = ()
     """Whether there is a scale for each column, by weight."""
     fast_accum: bool = False
+    layouts: tuple[Layout, ...] = ()
+    """Of a reduce-scatter: the x whose rows lie in another order, to be copied in front of the matmuls."""
 
     @classmethod
     def of(
@@ -50,6 +54,7 @@ class Operands:
         xs: Sequence[torch.Tensor],
         ws: Sequence[torch.Tensor],
         scales: Sequence[torch.Tensor],
+        layouts: tuple[Layout, ...] = (),
     ) -> Operands:
         dtype = xs[0].dtype
         return cls(
@@ -62,6 +67,7 @@ class Operands:
             scale_rows=scales[0].dim() > 1 if scales else None,
             scale_columns=tuple(scale.dim() > 1 for scale in scales[1:]),
             fast_accum=call.fast_accum,
+            layouts=layouts,
         )
 
     @property
@@ -80,7 +86,7 @@ class Operands:
         xs = self._numbered("x") if self.scatters else ("x",)
         outs = ("out",) if self.scatters else self._numbered("out")
         scales = ("scale.a", *(f"scale.b.{i}" for i in numbers)) if self.scaled else ()
-        return *xs, *self._numbered("w"), *outs, *scales
+        return *xs, *self._numbered("w"), *outs, *scales, *(given_name(xs[i]) for i, *_ in self.layouts)
 
     def _numbered(self, name: str) -> tuple[str, ...]:
         return (name,) if len(self.widths) == 1 else tuple(f"{name}.{i}" for i in range(len(self.widths)))
@@ -124,6 +130,16 @@ class Operands:
                 c = tuple(self._part(region, i) for region in step.c)
                 yield step.a, Region(name, step.b.row, step.b.rows, 0, width), c
 
+    def rows_given(
+        self, first: int, rows: int
+    ) -> Iterator[tuple[str, range, tuple[int, ...], tuple[int, ...]]]:
+        """For each x in another order: its name, the part of its first dimension that holds these rows, its
+        size and its strides."""
+        for i, size, strides in self.layouts:
+            inner = prod(size[1:-1])
+            held = range(first // inner, -(-(first + rows) // inner))
+            yield self._numbered("x")[i], held, size, strides
+
     def copies(self, step: Copy) -> Iterator[tuple[Sequence[Region], Sequence[Region]]]:
         """The copies of a step: those between scratch and what is divided, one for each weight."""
         divided = "x" if self.scatters else "out"
@@ -143,6 +159,11 @@ class Operands:
         if not self.scale_columns[i]:
             return f"scale.b.{i}", (), (), 0
         return f"scale.b.{i}", (1, b.cols), (b.cols, 1), b.col
+
+
+def given_name(x: str) -> str:
+    """What the caller gave for an x whose rows lie in another order."""
+    return f"{x}.given"
 
 
 def out_dtype(call: Call, dtype: torch.dtype) -> torch.dtype:

@@ -15,7 +15,7 @@ import torch
 from weft.errors import UsageError, WeftError
 from weft.ops.call import Call
 from weft.ops.choose import Choice, choose
-from weft.ops.operands import Operands, check_operands
+from weft.ops.operands import Layout, Operands, check_operands
 from weft.ops.program import Program
 from weft.ops.schedule import Problem, Schedule, build, split
 from weft.ops.teams import RankFacts, Team, TeamAgreement, team_of
@@ -63,8 +63,18 @@ class PreparedCall:
             raise self.team.explain(self.facts, error) from error
 
 
-def prepared_call(call: Call, xs: Tensors, ws: Tensors, group: Any, scales: Tensors = ()) -> PreparedCall:
-    """The prepared call; x is two-dimensional. Counts the call."""
+def prepared_call(
+    call: Call,
+    xs: Tensors,
+    ws: Tensors,
+    group: Any,
+    scales: Tensors = (),
+    layouts: tuple[Layout, ...] = (),
+) -> PreparedCall:
+    """The prepared call; x is two-dimensional. Counts the call.
+
+    layouts: of those x that the call itself has to fill (`Operands.layouts`).
+    """
     team = team_of(group)
     team.calls += 1
     x = xs[0]
@@ -75,10 +85,11 @@ def prepared_call(call: Call, xs: Tensors, ws: Tensors, group: Any, scales: Tens
         *[each.shape for each in xs],
         *[(w.shape, w.stride(), w.dtype) for w in ws],
         *[(scale.shape, scale.dtype) for scale in scales],
+        *layouts,
     )
     prepared: PreparedCall | None = team.prepared.get(key)
     if prepared is None:
-        prepared = _prepare(team, call, xs, ws, scales)
+        prepared = _prepare(team, call, xs, ws, scales, layouts)
         team.keep(key, prepared)
     team.used(key, prepared)
     if x.is_cuda and torch.cuda.is_current_stream_capturing():
@@ -86,7 +97,9 @@ def prepared_call(call: Call, xs: Tensors, ws: Tensors, group: Any, scales: Tens
     return prepared
 
 
-def _prepare(team: Team, call: Call, xs: Tensors, ws: Tensors, scales: Tensors) -> PreparedCall:
+def _prepare(
+    team: Team, call: Call, xs: Tensors, ws: Tensors, scales: Tensors, layouts: tuple[Layout, ...]
+) -> PreparedCall:
     try:
         check_operands(call, xs, ws, scales)
         problem = problem_of(call, xs, ws, team.rank, team.size)
@@ -99,7 +112,7 @@ def _prepare(team: Team, call: Call, xs: Tensors, ws: Tensors, scales: Tensors) 
     choice = Choice(*agreement.everyone[0]["own choice"])
     problem = replace(problem, pieces=choice.pieces)
     schedule = build(call.operation, choice.schedule, problem, team.rank)
-    operands = Operands.of(call, xs, ws, scales)
+    operands = Operands.of(call, xs, ws, scales, layouts)
     with torch.inference_mode(False):  # scratch made there could not be written elsewhere
         runner = _runner(schedule, choice, agreement, operands, team)
     rows, columns = schedule.buffers["out"]

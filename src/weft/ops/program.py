@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from weft.ops.operands import NARROW_DTYPES, Operands
+from weft.ops.operands import NARROW_DTYPES, Operands, given_name
 from weft.ops.steps import Add, Copy, Matmul, Region, Schedule, Step, runs
 
 MM, BMM, _COPY, SUM, WIDE_FIRST, WIDE_MORE, NARROW, ADDMM, BADDBMM, SCALED = range(10)
@@ -59,6 +59,7 @@ class Program:
         self._wanted: dict[str, list[tuple[tuple[int, ...], tuple[int, ...], int, int]]] = {}
         self._bindings: tuple[list[Binding], ...] = tuple([] for _ in self._callers)
         self._nothing = -1
+        self._filled: set[tuple[str, int]] = set()
         self._kept: dict[tuple[int, ...], list[Any]] = {}
         self._views_at: tuple[dict[int, Views], ...] = tuple({} for _ in self._callers)
 
@@ -98,16 +99,38 @@ class Program:
     def compute(self, step: Step) -> list[Instruction]:
         """The instructions of a step that stays on this rank."""
         if isinstance(step, Matmul):
-            return self._matmul(step)
+            return [*self._fill(step.a), *self._matmul(step)]
         if isinstance(step, Copy):
             return [
-                made
-                for sources, targets in self.operands.copies(step)
-                for made in self._copies(sources, targets)
+                *self._fill(step.sources),
+                *(
+                    made
+                    for sources, targets in self.operands.copies(step)
+                    for made in self._copies(sources, targets)
+                ),
             ]
         if isinstance(step, Add):
             return [(SUM, self.view(*step.sources), -1, self.view(step.target))]
         raise TypeError(f"{step.id} is not local")
+
+    def _fill(self, regions: Sequence[Region]) -> list[Instruction]:
+        """Copies of the rows of x that are read here first, where the caller's x has them in another order.
+
+        Steps are compiled in the order in which they run, so each row is copied once, as late as it can be.
+        """
+        made: list[Instruction] = []
+        for region in regions:
+            if region.buffer != "x" or not region.rows:
+                continue
+            for name, held, size, strides in self.operands.rows_given(region.row, region.rows):
+                new = [place for place in held if (name, place) not in self._filled]
+                self._filled.update((name, place) for place in new)
+                dense = torch.empty(size, device="meta").stride()
+                for first, count in _consecutive(new):
+                    part = (count, *size[1:])
+                    source = self._slot(given_name(name), part, strides, first * strides[0])
+                    made.append((_COPY, source, -1, self._slot(name, part, dense, first * dense[0])))
+        return made
 
     def _copies(self, sources: Sequence[Region], targets: Sequence[Region]) -> list[Instruction]:
         return [
@@ -269,6 +292,13 @@ def _alias(tensor: torch.Tensor) -> torch.Tensor:
     storage = make(tensor.data_ptr(), tensor.device, span * tensor.element_size())
     made = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
     return made.set_(storage, 0, tensor.shape, tensor.stride())
+
+
+def _consecutive(places: Sequence[int]) -> list[tuple[int, int]]:
+    """First and count of each run of consecutive numbers."""
+    starts = [i for i, place in enumerate(places) if not i or place != places[i - 1] + 1]
+    ends = [*starts[1:], len(places)]
+    return [(places[start], end - start) for start, end in zip(starts, ends, strict=False)]
 
 
 def _evenly_spaced(places: list[tuple[int, int]]) -> list[list[tuple[int, int]]]:

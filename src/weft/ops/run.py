@@ -11,7 +11,7 @@ import torch
 from weft.errors import UsageError, WeftError
 from weft.ops.call import Call
 from weft.ops.collect import all_to_all, arrived, start_gather
-from weft.ops.operands import kind
+from weft.ops.operands import Layout, kind
 from weft.ops.prepare import PreparedCall, Tensors, prepared_call
 from weft.ops.schedule import split
 from weft.ops.teams import team_of
@@ -22,13 +22,13 @@ class Ran(NamedTuple):
 
     outs: list[torch.Tensor]
     prepared: PreparedCall
-    flat: torch.Tensor
-    """The first x as a contiguous matrix."""
+    flats: Sequence[torch.Tensor]
+    """Each x as a contiguous matrix."""
 
     def gathered(self) -> torch.Tensor:
         """All rows that were multiplied, in the order of the result, as one new matrix."""
-        made = arrived(self.prepared.schedule, self.prepared.runner.program, self.flat)
-        return made.clone() if made is self.flat else made
+        made = arrived(self.prepared.schedule, self.prepared.runner.program, self.flats[0])
+        return made.clone() if made is self.flats[0] else made
 
 
 def run_call(
@@ -40,7 +40,7 @@ def run_call(
     scales: Tensors = (),
 ) -> Ran:
     """Run an operation. One x and several w for a gather, as many x as w for a reduce-scatter."""
-    flats, ws, prepared = prepare_call(call, xs, ws, group, scales)
+    flats, given, ws, prepared = prepare_call(call, xs, ws, group, scales, whole=outs is not None)
     if outs is None:
         results = [flats[0].new_empty(shape, dtype=prepared.out_dtype) for shape in prepared.out_shapes]
     else:
@@ -49,30 +49,55 @@ def run_call(
         except WeftError as error:
             prepared.team.tell(call.operation, error)
             raise
-    prepared.run((*flats, *ws, *results, *_for_all_rows(prepared, scales)))
+    prepared.run((*flats, *ws, *results, *_for_all_rows(prepared, scales), *given))
     if outs is not None:
-        return Ran(list(outs), prepared, flats[0])
+        return Ran(list(outs), prepared, flats)
     if xs[0].dim() != 2:
         shape = _shape(prepared, xs[0])
         results = [result.view(*shape, result.shape[1]) for result in results]
-    return Ran(results, prepared, flats[0])
+    return Ran(results, prepared, flats)
 
 
 def prepare_call(
-    call: Call, xs: Tensors, ws: Tensors, group: Any, scales: Tensors = ()
-) -> tuple[Sequence[torch.Tensor], Sequence[torch.Tensor], PreparedCall]:
-    """x as contiguous matrices, w with one contiguous dimension, and the prepared call."""
+    call: Call, xs: Tensors, ws: Tensors, group: Any, scales: Tensors = (), *, whole: bool = False
+) -> tuple[Tensors, Tensors, Tensors, PreparedCall]:
+    """x as contiguous matrices, those x that the call copies there, w with one contiguous dimension, and the
+    prepared call.
+
+    A reduce-scatter copies rows that lie in another order (batch first) in front of the matmuls that read
+    them, so that transfers need not wait for the last row. whole: copy them here.
+    """
     flats: Sequence[torch.Tensor] = xs
+    layouts: tuple[Layout, ...] = ()
     if xs[0].dim() != 2:
         try:
             call = _for_matrix(call, xs[0], group)
-            flats = [x.reshape(-1, x.shape[-1]) for x in xs]
         except WeftError as error:
             refuse(call, group, error)
             raise
+        if call.scatters and not whole:
+            layouts = tuple((i, x.shape, x.stride()) for i, x in enumerate(xs) if _permuted(x))
+        permuted = [i for i, *_ in layouts]
+        flats = [
+            x.new_empty(prod(x.shape[:-1]), x.shape[-1]) if i in permuted else x.reshape(-1, x.shape[-1])
+            for i, x in enumerate(xs)
+        ]
     flats = [flat.contiguous() for flat in flats]  # itself, where it is
     ws = [w if 1 in w.stride() else w.contiguous() for w in ws]
-    return flats, ws, prepared_call(call, flats, ws, group, scales)
+    given = [xs[i] for i, *_ in layouts]
+    return flats, given, ws, prepared_call(call, flats, ws, group, scales, layouts)
+
+
+def _permuted(x: torch.Tensor) -> bool:
+    """Whether x is dense, with whole rows, in another order: there are few such layouts of one shape.
+
+    Any other x is copied at once: each of its layouts would need a prepared call with memory of its own.
+    """
+    if x.is_contiguous() or x.stride(-1) != 1:
+        return False
+    order = sorted(range(x.dim()), key=x.stride, reverse=True)
+    dense: bool = x.permute(order).is_contiguous()
+    return dense
 
 
 def refuse(call: Call, group: Any, error: WeftError) -> None:

@@ -54,6 +54,8 @@ def cases(ranks):
 
     yield lambda x, w: gather(x, 0, w), [new(3, 6), new(5, 6)], (1, 0, 1)
     yield lambda x, w: gather(x, 1, w), [new(2, 3, 6), new(5, 6)], (1, 0, 1)
+    yield lambda x, w: gather(x, 1, w), [new(1, 3, 6), new(5, 6)], (1, 0, 1)
+    yield lambda x, w: gather(x, 1, w, more=lambda y: y.sum(1)), [new(1, 3, 6), new(5, 6)], (1, 0, 1)
     yield lambda x, w, v, u: gather(x, 1, w, v, u), [new(2, 3, 6), *(new(n, 6) for n in (5, 2, 4))], (1, 0, 3)
     yield lambda x, w, b: gather(x, 1, w, bias=b), [new(2, 3, 6), new(5, 6), new(5)], (1, 0, 1)
     yield lambda x, w: gather(x, 1, w, more=lambda y: y.sum(0)), [new(2, 3, 6), new(5, 6)], (1, 0, 1)
@@ -89,7 +91,7 @@ def check_graphs(rank, ranks):
         assert (skipped.gathers, skipped.scatters) == (0, 0)
         assert len(skipped.skipped) == sum(wanted[:2])
         count += 1
-    assert count == 14
+    assert count == 16
     check_cache_keys(rank, ranks)
 
 
