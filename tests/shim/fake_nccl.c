@@ -28,6 +28,7 @@ struct ncclComm {
     void *tuner;
     struct ncclComm *older; /* never freed, so that a test can look */
     int policy;             /* NCCL_CTA_POLICY_* */
+    _Atomic int stuck;      /* a collective that never ends is on the GPU, until it is aborted */
 };
 
 #include "fake_nccl_tuner.h"
@@ -59,6 +60,7 @@ static __thread struct {
 static __thread int queued;
 static __thread ncclComm_t ending[QUEUE]; /* with the group */
 static __thread int ended;
+static __thread bool to_wait; /* until what is aborted has left the GPU */
 
 static struct {
     char api[32];
@@ -119,6 +121,30 @@ API void fake_nccl_fail_at(long n) {
     calls = 0;
     fail_at = n;
 }
+/* NCCL waits for what is on the GPU; a wait that would never end is counted instead. */
+static _Atomic int endless_waits;
+API void fake_stick(ncclComm_t comm) { comm->stuck = 1; }
+API int fake_endless_waits(void) { return endless_waits; }
+
+static bool anything_stuck(void) {
+    bool stuck = false;
+    pthread_mutex_lock(&lock);
+    for (struct ncclComm *c = newest; c; c = c->older)
+        stuck |= c->stuck;
+    pthread_mutex_unlock(&lock);
+    return stuck;
+}
+
+static void wait_for_gpu(int most_ms) {
+    for (int waited_ms = 0; anything_stuck(); waited_ms++) {
+        if (waited_ms >= most_ms) {
+            endless_waits++;
+            return;
+        }
+        usleep(1000);
+    }
+}
+
 API void fake_async(ncclComm_t comm, int code) { comm->async = code; }
 API int fake_ctas(ncclComm_t comm) { return comm->max_ctas; }
 API const char *fake_net(ncclComm_t comm) { return comm->net; }
@@ -197,7 +223,7 @@ static ncclComm_t make(int rank, int size, const ncclConfig_t *config, ncclComm_
     }
     ncclComm_t c = calloc(1, sizeof *c);
     *c = (struct ncclComm){MAGIC, rank, size, own.maxCTAs, own.minCTAs, own.blocking, own.splitShare, 0, 0, NULL, 0, 0, NULL, NULL,
-                           own.CTAPolicy == NCCL_UNDEFINED ? 0 : own.CTAPolicy};
+                           own.CTAPolicy == NCCL_UNDEFINED ? 0 : own.CTAPolicy, 0};
     if (!config && parent)
         *c = *parent;
     c->tuner = NULL;
@@ -328,9 +354,13 @@ API ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *
 
 #if FAKE_VERSION >= 22700
 API ncclResult_t ncclCommShrink(ncclComm_t comm, int *excluded, int count, ncclComm_t *made, ncclConfig_t *config, int flags) {
-    (void)excluded, (void)flags;
+    (void)excluded;
     ncclResult_t result = note("ncclCommShrink", comm);
     *made = NULL;
+    if (flags & NCCL_SHRINK_ABORT) {
+        comm->stuck = 0;
+        wait_for_gpu(20000); /* another thread may abort the rest */
+    }
     return result ? result : give(made, make(comm->rank, comm->size - count, config, comm));
 }
 #endif
@@ -349,6 +379,10 @@ API ncclResult_t ncclCommRevoke(ncclComm_t comm, int flags) {
     ncclResult_t result = note("ncclCommRevoke", comm);
     if (result || flags || comm->revoked)
         return result ? result : INVALID;
+    comm->stuck = 0;
+    to_wait = true;
+    if (depth == 0)
+        wait_for_gpu(0);
     return comm->revoked = 1, 0;
 }
 #endif
@@ -376,6 +410,9 @@ API ncclResult_t ncclGroupEnd(void) {
             end_plugin(ending[i]);
         }
         ended = 0;
+        if (to_wait)
+            wait_for_gpu(0);
+        to_wait = false;
         result = result ? result : group_error;
         group_error = 0;
     }
@@ -513,6 +550,8 @@ API ncclResult_t ncclCommFinalize(ncclComm_t comm) { return note("ncclCommFinali
 API ncclResult_t ncclCommDestroy(ncclComm_t comm) { return end("ncclCommDestroy", comm); }
 API ncclResult_t ncclCommAbort(ncclComm_t comm) {
     hanging = 0;
+    if (comm->magic == MAGIC)
+        comm->stuck = 0;
     return end("ncclCommAbort", comm);
 }
 static ncclResult_t set_suspended(const char *name, ncclComm_t comm, int to) {

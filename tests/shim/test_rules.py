@@ -369,6 +369,27 @@ def test_a_revoked_communicator_is_refused_with_and_without_siblings(nccl_progra
     assert shown == [0, 4, 4, 4, [12, 12, 24, 12, 12]]  # as NCCL answers on the communicator itself
 
 
+@pytest.mark.parametrize("call", ["ncclCommRevoke(comm, 0)", "ncclCommShrink(*shrinking, 1)", "ncclCommAbort(comm)"])
+def test_ending_work_on_a_communicator_ends_what_hangs_on_its_siblings(nccl_program, ncclver, call):
+    """A collective hangs on each of them, and a wait for the GPU must not begin before all are aborted."""
+    source = f"""
+        nccl = Nccl()
+        comm, made = nccl.init(settings=config(12)), c_void_p()
+        shrinking = comm, byref(c_int(1)), 1, byref(made), None
+        nccl.all_reduce(comm)
+        for ctas in (24, 16):
+            routes.prepare(ctas, 5)
+            routes.route(ctas)
+            nccl.all_reduce(comm)
+        for _, used, _ in nccl.log("ncclAllReduce"):
+            nccl.lib.fake_stick(c_void_p(used))
+        result = nccl.lib.{call}
+        show([result, nccl.lib.fake_endless_waits(), len(routes.communicators())])
+    """
+    shown = nccl_program(source, folder=ncclver(23000), env={"NCCL_TUNER_PLUGIN": "none"})
+    assert shown == [0, 0, 1 + ("Shrink" in call) - ("Abort" in call)]
+
+
 def test_rules_for_some_sizes_of_all_to_all_are_counted_where_nothing_can_apply_them(nccl_program, ncclver):
     source = """
         nccl = Nccl()

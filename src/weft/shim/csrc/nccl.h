@@ -144,6 +144,10 @@ const char *weft_route_not_now(void); /* why siblings can be neither made nor en
 int weft_refuse(char *why, size_t size, const char *reason);
 void weft_nap(void);
 
+/* --- nccl_siblings.c --------------------------------------------------------------------------------------------------- */
+
+void weft_abort_siblings(weft_comm *c); /* those of a communicator whose work is to be aborted; NULL: none */
+
 /* --- nccl_rules.c: which rule holds for a call ------------------------------------------------------------------ */
 
 /* Immutable once published and never freed, so readers need no lock. */
