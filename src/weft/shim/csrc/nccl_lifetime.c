@@ -124,8 +124,7 @@ ON(ncclCommInitAll, ncclComm_t *made_at, int count, const int *devices) {
     static _Atomic uint32_t number;
     if (weft_nccl_me.inside > 0)
         return l->ncclCommInitAll(made_at, count, devices);
-    if (getenv("NCCL_MAX_CTAS") || getenv("NCCL_MIN_CTAS"))
-        l->limits_fixed = true; /* there is no configuration to put them into */
+    weft_limits_fix(l); /* there is no configuration to put them into */
     weft_nccl_me.inside++;
     ncclResult_t result = l->ncclCommInitAll(made_at, count, devices);
     weft_nccl_me.inside--;
