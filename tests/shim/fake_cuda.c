@@ -632,6 +632,17 @@ API CUresult cuStreamIsCapturing(CUstream stream, int *status) {
         streams[s].capture = NULL;                                                                           \
         return 0;                                                                                            \
     }                                                                                                        \
+    API CUresult cuStreamBeginCaptureToCig##suffix(CUstream stream, void *params) {                          \
+        MAY_FAIL("cuStreamBeginCaptureToCig" #suffix);                                                       \
+        (void)params;                                                                                        \
+        streams[stream_index(explicit_stream(stream, per_thread))].capture = calloc(1, sizeof(struct graph)); \
+        return 0;                                                                                            \
+    }                                                                                                        \
+    API CUresult cuStreamEndCaptureToCig##suffix(CUstream stream) {                                          \
+        MAY_FAIL("cuStreamEndCaptureToCig" #suffix);                                                         \
+        streams[stream_index(explicit_stream(stream, per_thread))].capture = NULL;                           \
+        return 0;                                                                                            \
+    }                                                                                                        \
     API CUresult cuGraphInstantiateWithParams##suffix(CUgraphExec *e, CUgraph g, void *p) {                  \
         MAY_FAIL("cuGraphInstantiateWithParams" #suffix);                                                    \
         (void)p;                                                                                             \
@@ -696,6 +707,14 @@ API CUresult cuGraphExecKernelNodeSetParams(CUgraphExec e, CUgraphNode n, const 
 API CUresult cuGraphExecNodeSetParams(CUgraphExec e, CUgraphNode n, CUgraphNodeParams *p) {
     MAY_FAIL("cuGraphExecNodeSetParams");
     return (void)e, (void)n, (void)p, 0;
+}
+API CUresult cuGraphExecChildGraphNodeSetParams(CUgraphExec e, CUgraphNode n, CUgraph g) {
+    MAY_FAIL("cuGraphExecChildGraphNodeSetParams");
+    return (void)e, (void)n, (void)g, 0;
+}
+API CUresult cuGraphNodeSetEnabled(CUgraphExec e, CUgraphNode n, unsigned enabled) {
+    MAY_FAIL("cuGraphNodeSetEnabled");
+    return (void)e, (void)n, (void)enabled, 0;
 }
 API void fake_add_conditional(CUgraph graph) { ((struct graph *)graph)->nodes[((struct graph *)graph)->count++].conditional = true; }
 void fake_stream_destroyed(void *stream) {
@@ -781,6 +800,10 @@ static const struct {
     {"cuGraphExecKernelNodeSetParams", 0, 11999, 2, (void *)cuGraphExecKernelNodeSetParams},
     {"cuGraphExecKernelNodeSetParams", 12000, 1 << 30, 2, (void *)cuGraphExecKernelNodeSetParams_v2},
     ONE(cuGraphExecNodeSetParams, cuGraphExecNodeSetParams),
+    ONE(cuGraphExecChildGraphNodeSetParams, cuGraphExecChildGraphNodeSetParams),
+    ONE(cuGraphNodeSetEnabled, cuGraphNodeSetEnabled),
+    TWO(cuStreamBeginCaptureToCig, cuStreamBeginCaptureToCig),
+    TWO(cuStreamEndCaptureToCig, cuStreamEndCaptureToCig),
     ONE(cuFuncSetAttribute, cuFuncSetAttribute),
     ONE(cuKernelSetAttribute, cuKernelSetAttribute),
     ONE(cuModuleGetFunction, cuModuleGetFunction),
