@@ -324,7 +324,10 @@ API CUresult cuFuncSetAttribute(CUfunction f, int attribute, int value) {
     return 0;
 }
 
+static _Atomic int module_loads;
+API int fake_module_loads(void) { return module_loads; }
 API CUresult cuModuleLoadData(CUmodule *module, const void *image) {
+    module_loads++;
     unsafe();
     MAY_FAIL("cuModuleLoadData");
     *module = (CUmodule)0x2000;
@@ -430,6 +433,10 @@ API CUresult cuDevicePrimaryCtxRelease_v2(CUdevice d) {
 API CUresult cuGreenCtxCreate(CUgreenCtx *made, void *resources, CUdevice d, unsigned flags) {
     MAY_FAIL("cuGreenCtxCreate");
     return (void)resources, (void)d, (void)flags, *made = (CUgreenCtx)0x9000, 0;
+}
+API CUresult cuCtxFromGreenCtx(CUcontext *c, CUgreenCtx g) {
+    MAY_FAIL("cuCtxFromGreenCtx");
+    return (void)g, *c = (CUcontext)0x9100, 0;
 }
 API CUresult cuGreenCtxDestroy(CUgreenCtx g) {
     MAY_FAIL("cuGreenCtxDestroy");

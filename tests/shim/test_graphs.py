@@ -111,6 +111,28 @@ run()
     assert done.stats["unhandled"] == 0
 
 
+def test_a_handle_that_came_back_as_another_kernel_is_not_taken_for_a_shaped_one(program):
+    done = program(
+        """
+        k, graph, executable = kernel("gemm"), c_void_p(), c_void_p()
+        launch(k)
+        shaped = records()[-1]["shared"]
+        call("cuModuleUnload", c_void_p(0x2000))
+        library().fake_rename(k, b"other")
+        call("cuStreamBeginCapture_v2", c_void_p(0x10), 0)
+        assert launch(k, shared=shaped, stream=0x10) == 0
+        call("cuStreamEndCapture", c_void_p(0x10), ctypes.byref(graph))
+        call("cuGraphInstantiateWithFlags", ctypes.byref(executable), graph, c_uint64(0))
+        call("cuGraphLaunch", executable, None)
+        """,
+        Policy(residency=5),
+    )
+    assert {k["name"]: (k["launches"], k["shaped"]) for k in done.stats["kernels"]} == {
+        "gemm": (1, 1),
+        "other": (1, 0),
+    }
+
+
 def test_captures_for_graphics_are_seen(program):
     done = program(f"""
 gemm, nccl = kernel("gemm"), kernel("{NCCL}")

@@ -569,13 +569,16 @@ LIMITS = """
 
 
 @pytest.mark.parametrize(
-    ("given", "variables", "in_file"), [("", "12", ""), ("40", "12", ""), ("40", "12", "9"), ("40", None, "12")]
+    ("given", "variables", "in_file"),
+    [("", "12", ""), ("40", "12", ""), ("40", "12", "9"), ("40", None, "12")],
 )
 def test_limits_of_the_environment_hold_and_can_be_changed_in_a_live_job(
     nccl_program, tmp_path, given, variables, in_file
 ):
     """Also those of nccl.conf, which the environment outranks."""
-    env = {"NCCL_CONF_FILE": str(tmp_path / "nccl.conf")} | ({"NCCL_MAX_CTAS": variables} if variables else {})
+    env = {"NCCL_CONF_FILE": str(tmp_path / "nccl.conf")} | (
+        {"NCCL_MAX_CTAS": variables} if variables else {}
+    )
     (tmp_path / "nccl.conf").write_text(f"NCCL_MAX_CTAS={in_file}\n" if in_file else "")
     fixed = nccl_program(LIMITS.format(given=given), env=env)
     live = nccl_program(LIMITS.format(given=given), env={**env, "WEFT_LIVE": "1"})

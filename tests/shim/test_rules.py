@@ -288,13 +288,14 @@ def test_a_refused_configuration_leads_to_the_plain_call_once(nccl_program, nccl
         nccl = Nccl()
         comm = nccl.init(size=4)
         nccl.lib.fake_refuse(1)
-        nccl.all_reduce(comm, 256)
-        nccl.all_reduce(comm, 256)
+        reduce = lambda: nccl.all_reduce(comm, 256)
+        nccl.group(reduce, reduce)  # NCCL checks a configuration before the call becomes the group's
+        reduce()
         show([[found["name"] for found in nccl.plans()], routes.communicators()[0].path])
     """
     stats = {}
     names, path = nccl_program(source, policy=RULES, folder=ncclver(23200), statistics=stats)
-    assert names == ["ncclAllReduce", "ncclAllReduce"]
+    assert names == ["ncclAllReduce"] * 3
     assert stats["config_refused"] == 1  # and no other is tried
     assert path == "tuner"
 
@@ -369,7 +370,9 @@ def test_a_revoked_communicator_is_refused_with_and_without_siblings(nccl_progra
     assert shown == [0, 4, 4, 4, [12, 12, 24, 12, 12]]  # as NCCL answers on the communicator itself
 
 
-@pytest.mark.parametrize("call", ["ncclCommRevoke(comm, 0)", "ncclCommShrink(*shrinking, 1)", "ncclCommAbort(comm)"])
+@pytest.mark.parametrize(
+    "call", ["ncclCommRevoke(comm, 0)", "ncclCommShrink(*shrinking, 1)", "ncclCommAbort(comm)"]
+)
 def test_ending_work_on_a_communicator_ends_what_hangs_on_its_siblings(nccl_program, ncclver, call):
     """A collective hangs on each of them, and a wait for the GPU must not begin before all are aborted."""
     source = f"""

@@ -46,7 +46,7 @@ static bool describe(CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS *p, weft_gr
     *out = (weft_graph_kernel){.node = node};
     if (!handle)
         return false;
-    if (weft_shaped_form(handle, threads, p->sharedMemBytes, &out->row)) {
+    if (weft_shaped_form(&weft_cuda_backend, handle, threads, p->sharedMemBytes, &out->row)) {
         out->shaped = true;
         return true;
     }

@@ -59,8 +59,7 @@ void weft_comm_configure(weft_comm *c, const ncclConfig_t *config, const weft_co
     int fixed = c->library->limits_fixed ? weft_nccl_limit(NCCL_LIMIT_MAX) : 0;
     c->max_ctas = fixed ? fixed : own->maxCTAs > 0 ? own->maxCTAs : 0;
     char text[16];
-    c->blocking =
-        weft_nccl_setting("NCCL_COMM_BLOCKING", text, sizeof text) ? atoi(text) != 0 : own->blocking != 0;
+    c->blocking = weft_nccl_setting("NCCL_COMM_BLOCKING", text, sizeof text) ? atoi(text) != 0 : own->blocking != 0;
     c->shares = weft_nccl_setting("NCCL_COMM_SPLIT_SHARE_RESOURCES", text, sizeof text) ? atoi(text) == 1
                                                                                         : own->splitShare == 1;
 }
