@@ -122,7 +122,11 @@ def test_launches_of_graphs_are_counted_as_not_accounted_for(program):
         calls = hip.hipGraphLaunch, hip.hipGraphLaunch_spt
         assert [call(c_void_p(exec), None) for call in calls for exec in (8, None)] == [0, 1, 0, 1]
     """)
-    assert (done.stats["graph_launches"], done.stats["unhandled"], done.kernel("gemm")["launches"]) == (2, 2, 1)
+    assert (done.stats["graph_launches"], done.stats["unhandled"], done.kernel("gemm")["launches"]) == (
+        2,
+        2,
+        1,
+    )
 
 
 @pytest.mark.parametrize("n", range(1, 9))
