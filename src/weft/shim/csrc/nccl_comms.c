@@ -155,8 +155,7 @@ const char *weft_comm_why_not(weft_comm *c) {
         return "this NCCL cannot split a communicator (2.18 and newer can)";
     if (c->library->limits_fixed)
         return "NCCL_MAX_CTAS or NCCL_MIN_CTAS is in the environment or in nccl.conf and outranks every other limit: "
-               "unset "
-               "it, or set WEFT_LIVE=1 when the job is started";
+               "unset it, or set WEFT_LIVE=1 when the job is started";
     if (!c->key)
         return "its ranks have no key in common (ncclCommGrow)";
     if (c->rank < 0 || c->size < 0)
