@@ -324,7 +324,10 @@ API CUresult cuFuncSetAttribute(CUfunction f, int attribute, int value) {
     return 0;
 }
 
+static _Atomic int module_loads;
+API int fake_module_loads(void) { return module_loads; }
 API CUresult cuModuleLoadData(CUmodule *module, const void *image) {
+    module_loads++;
     unsafe();
     MAY_FAIL("cuModuleLoadData");
     *module = (CUmodule)0x2000;
@@ -430,6 +433,10 @@ API CUresult cuDevicePrimaryCtxRelease_v2(CUdevice d) {
 API CUresult cuGreenCtxCreate(CUgreenCtx *made, void *resources, CUdevice d, unsigned flags) {
     MAY_FAIL("cuGreenCtxCreate");
     return (void)resources, (void)d, (void)flags, *made = (CUgreenCtx)0x9000, 0;
+}
+API CUresult cuCtxFromGreenCtx(CUcontext *c, CUgreenCtx g) {
+    MAY_FAIL("cuCtxFromGreenCtx");
+    return (void)g, *c = (CUcontext)0x9100, 0;
 }
 API CUresult cuGreenCtxDestroy(CUgreenCtx g) {
     MAY_FAIL("cuGreenCtxDestroy");
@@ -632,6 +639,17 @@ API CUresult cuStreamIsCapturing(CUstream stream, int *status) {
         streams[s].capture = NULL;                                                                           \
         return 0;                                                                                            \
     }                                                                                                        \
+    API CUresult cuStreamBeginCaptureToCig##suffix(CUstream stream, void *params) {                          \
+        MAY_FAIL("cuStreamBeginCaptureToCig" #suffix);                                                       \
+        (void)params;                                                                                        \
+        streams[stream_index(explicit_stream(stream, per_thread))].capture = calloc(1, sizeof(struct graph)); \
+        return 0;                                                                                            \
+    }                                                                                                        \
+    API CUresult cuStreamEndCaptureToCig##suffix(CUstream stream) {                                          \
+        MAY_FAIL("cuStreamEndCaptureToCig" #suffix);                                                         \
+        streams[stream_index(explicit_stream(stream, per_thread))].capture = NULL;                           \
+        return 0;                                                                                            \
+    }                                                                                                        \
     API CUresult cuGraphInstantiateWithParams##suffix(CUgraphExec *e, CUgraph g, void *p) {                  \
         MAY_FAIL("cuGraphInstantiateWithParams" #suffix);                                                    \
         (void)p;                                                                                             \
@@ -696,6 +714,14 @@ API CUresult cuGraphExecKernelNodeSetParams(CUgraphExec e, CUgraphNode n, const 
 API CUresult cuGraphExecNodeSetParams(CUgraphExec e, CUgraphNode n, CUgraphNodeParams *p) {
     MAY_FAIL("cuGraphExecNodeSetParams");
     return (void)e, (void)n, (void)p, 0;
+}
+API CUresult cuGraphExecChildGraphNodeSetParams(CUgraphExec e, CUgraphNode n, CUgraph g) {
+    MAY_FAIL("cuGraphExecChildGraphNodeSetParams");
+    return (void)e, (void)n, (void)g, 0;
+}
+API CUresult cuGraphNodeSetEnabled(CUgraphExec e, CUgraphNode n, unsigned enabled) {
+    MAY_FAIL("cuGraphNodeSetEnabled");
+    return (void)e, (void)n, (void)enabled, 0;
 }
 API void fake_add_conditional(CUgraph graph) { ((struct graph *)graph)->nodes[((struct graph *)graph)->count++].conditional = true; }
 void fake_stream_destroyed(void *stream) {
@@ -781,6 +807,10 @@ static const struct {
     {"cuGraphExecKernelNodeSetParams", 0, 11999, 2, (void *)cuGraphExecKernelNodeSetParams},
     {"cuGraphExecKernelNodeSetParams", 12000, 1 << 30, 2, (void *)cuGraphExecKernelNodeSetParams_v2},
     ONE(cuGraphExecNodeSetParams, cuGraphExecNodeSetParams),
+    ONE(cuGraphExecChildGraphNodeSetParams, cuGraphExecChildGraphNodeSetParams),
+    ONE(cuGraphNodeSetEnabled, cuGraphNodeSetEnabled),
+    TWO(cuStreamBeginCaptureToCig, cuStreamBeginCaptureToCig),
+    TWO(cuStreamEndCaptureToCig, cuStreamEndCaptureToCig),
     ONE(cuFuncSetAttribute, cuFuncSetAttribute),
     ONE(cuKernelSetAttribute, cuKernelSetAttribute),
     ONE(cuModuleGetFunction, cuModuleGetFunction),

@@ -28,6 +28,7 @@ struct ncclComm {
     void *tuner;
     struct ncclComm *older; /* never freed, so that a test can look */
     int policy;             /* NCCL_CTA_POLICY_* */
+    _Atomic int stuck;      /* a collective that never ends is on the GPU, until it is aborted */
 };
 
 #include "fake_nccl_tuner.h"
@@ -59,6 +60,7 @@ static __thread struct {
 static __thread int queued;
 static __thread ncclComm_t ending[QUEUE]; /* with the group */
 static __thread int ended;
+static __thread bool to_wait; /* until what is aborted has left the GPU */
 
 static struct {
     char api[32];
@@ -119,6 +121,30 @@ API void fake_nccl_fail_at(long n) {
     calls = 0;
     fail_at = n;
 }
+/* NCCL waits for what is on the GPU; a wait that would never end is counted instead. */
+static _Atomic int endless_waits;
+API void fake_stick(ncclComm_t comm) { comm->stuck = 1; }
+API int fake_endless_waits(void) { return endless_waits; }
+
+static bool anything_stuck(void) {
+    bool stuck = false;
+    pthread_mutex_lock(&lock);
+    for (struct ncclComm *c = newest; c; c = c->older)
+        stuck |= c->stuck;
+    pthread_mutex_unlock(&lock);
+    return stuck;
+}
+
+static void wait_for_gpu(int most_ms) {
+    for (int waited_ms = 0; anything_stuck(); waited_ms++) {
+        if (waited_ms >= most_ms) {
+            endless_waits++;
+            return;
+        }
+        usleep(1000);
+    }
+}
+
 API void fake_async(ncclComm_t comm, int code) { comm->async = code; }
 API int fake_ctas(ncclComm_t comm) { return comm->max_ctas; }
 API const char *fake_net(ncclComm_t comm) { return comm->net; }
@@ -170,7 +196,21 @@ static int note(const char *name, ncclComm_t comm) {
 
 /* --- making them -------------------------------------------------------------------------------------------------- */
 
+/* As NCCL: what is not in the environment, and the first time only. */
+static void read_file_of_settings(void) {
+    static bool read;
+    const char *path = getenv("NCCL_CONF_FILE");
+    FILE *file = read || !path ? NULL : fopen(path, "r");
+    char name[256], value[256];
+    read = true;
+    while (file && fscanf(file, "%255[^=]=%255s\n", name, value) == 2)
+        setenv(name, value, 0);
+    if (file)
+        fclose(file);
+}
+
 static int environment(const char *name, int *cache) {
+    read_file_of_settings();
     if (!*cache) {
         const char *text = getenv(name);
         *cache = text && atoi(text) > 0 ? atoi(text) : -1;
@@ -178,8 +218,13 @@ static int environment(const char *name, int *cache) {
     return *cache;
 }
 
+static void (*while_making)(void);
+API void fake_while_making(void (*callback)(void)) { while_making = callback; }
+
 static ncclComm_t make(int rank, int size, const ncclConfig_t *config, ncclComm_t parent) {
     static int most, least; /* read once, as NCCL does */
+    if (while_making)
+        while_making();
     ncclConfig_t own;
     memset(&own, 0, sizeof own);
     own.blocking = own.minCTAs = own.maxCTAs = own.splitShare = own.CTAPolicy = NCCL_UNDEFINED;
@@ -197,7 +242,7 @@ static ncclComm_t make(int rank, int size, const ncclConfig_t *config, ncclComm_
     }
     ncclComm_t c = calloc(1, sizeof *c);
     *c = (struct ncclComm){MAGIC, rank, size, own.maxCTAs, own.minCTAs, own.blocking, own.splitShare, 0, 0, NULL, 0, 0, NULL, NULL,
-                           own.CTAPolicy == NCCL_UNDEFINED ? 0 : own.CTAPolicy};
+                           own.CTAPolicy == NCCL_UNDEFINED ? 0 : own.CTAPolicy, 0};
     if (!config && parent)
         *c = *parent;
     c->tuner = NULL;
@@ -328,9 +373,13 @@ API ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *
 
 #if FAKE_VERSION >= 22700
 API ncclResult_t ncclCommShrink(ncclComm_t comm, int *excluded, int count, ncclComm_t *made, ncclConfig_t *config, int flags) {
-    (void)excluded, (void)flags;
+    (void)excluded;
     ncclResult_t result = note("ncclCommShrink", comm);
     *made = NULL;
+    if (flags & NCCL_SHRINK_ABORT) {
+        comm->stuck = 0;
+        wait_for_gpu(20000); /* another thread may abort the rest */
+    }
     return result ? result : give(made, make(comm->rank, comm->size - count, config, comm));
 }
 #endif
@@ -349,6 +398,10 @@ API ncclResult_t ncclCommRevoke(ncclComm_t comm, int flags) {
     ncclResult_t result = note("ncclCommRevoke", comm);
     if (result || flags || comm->revoked)
         return result ? result : INVALID;
+    comm->stuck = 0;
+    to_wait = true;
+    if (depth == 0)
+        wait_for_gpu(0);
     return comm->revoked = 1, 0;
 }
 #endif
@@ -376,6 +429,9 @@ API ncclResult_t ncclGroupEnd(void) {
             end_plugin(ending[i]);
         }
         ended = 0;
+        if (to_wait)
+            wait_for_gpu(0);
+        to_wait = false;
         result = result ? result : group_error;
         group_error = 0;
     }
@@ -513,6 +569,8 @@ API ncclResult_t ncclCommFinalize(ncclComm_t comm) { return note("ncclCommFinali
 API ncclResult_t ncclCommDestroy(ncclComm_t comm) { return end("ncclCommDestroy", comm); }
 API ncclResult_t ncclCommAbort(ncclComm_t comm) {
     hanging = 0;
+    if (comm->magic == MAGIC)
+        comm->stuck = 0;
     return end("ncclCommAbort", comm);
 }
 static ncclResult_t set_suspended(const char *name, ncclComm_t comm, int to) {

@@ -85,6 +85,66 @@ assert call("cuGraphLaunch", executable, None) == 0
     assert done.stats["launches"] == 6 + 3
 
 
+def test_disabled_nodes_and_changed_child_graphs_are_counted_as_they_run(program):
+    done = program(f"""
+{CAPTURE}
+inner, node, count = c_void_p(graph.value), (c_void_p * 8)(), c_uint64(8)
+capture()
+library().fake_add_child(graph, inner)
+assert call("cuGraphGetNodes", graph, node, ctypes.byref(count)) == 0
+assert call("cuGraphInstantiateWithFlags", ctypes.byref(executable), graph, c_uint64(0)) == 0
+def run():
+    assert call("cuGraphLaunch", executable, None) == 0
+for on in (0, 0, 1, 1):
+    assert call("cuGraphNodeSetEnabled", executable, c_void_p(node[0]), on) == 0
+    run()
+other = c_void_p()
+assert call("cuStreamBeginCapture_v2", c_void_p(0x10), 0) == 0
+for _ in range(3):
+    launch(nccl, stream=0x10)
+assert call("cuStreamEndCapture", c_void_p(0x10), ctypes.byref(other)) == 0
+assert call("cuGraphExecChildGraphNodeSetParams", executable, c_void_p(node[3]), other) == 0
+run()
+""")
+    assert done.kernel("gemm")["launches"] == 3 + 3 + 4 + 4 + 2
+    assert done.kernel(NCCL)["launches"] == 4 * 2 + 4
+    assert done.stats["unhandled"] == 0
+
+
+def test_a_handle_that_came_back_as_another_kernel_is_not_taken_for_a_shaped_one(program):
+    done = program(
+        """
+        k, graph, executable = kernel("gemm"), c_void_p(), c_void_p()
+        launch(k)
+        shaped = records()[-1]["shared"]
+        call("cuModuleUnload", c_void_p(0x2000))
+        library().fake_rename(k, b"other")
+        call("cuStreamBeginCapture_v2", c_void_p(0x10), 0)
+        assert launch(k, shared=shaped, stream=0x10) == 0
+        call("cuStreamEndCapture", c_void_p(0x10), ctypes.byref(graph))
+        call("cuGraphInstantiateWithFlags", ctypes.byref(executable), graph, c_uint64(0))
+        call("cuGraphLaunch", executable, None)
+        """,
+        Policy(residency=5),
+    )
+    assert {k["name"]: (k["launches"], k["shaped"]) for k in done.stats["kernels"]} == {
+        "gemm": (1, 1),
+        "other": (1, 0),
+    }
+
+
+def test_captures_for_graphics_are_seen(program):
+    done = program(f"""
+gemm, nccl = kernel("gemm"), kernel("{NCCL}")
+launch(nccl, stream=0x10)
+assert call("cuStreamBeginCaptureToCig", c_void_p(0x20), None) == 0
+launch(gemm, stream=0x20)
+assert call("cuStreamEndCaptureToCig", c_void_p(0x20)) == 0
+launch(gemm, stream=0x20)
+""")
+    assert (done.stats["captured"], done.kernel("gemm")["launches"]) == (1, 1)
+
+
 def test_counting_goes_on_after_a_capture_that_failed(program):
     done = program("""
         assert call("cuStreamEndCapture", c_void_p(0x10), None) == 401

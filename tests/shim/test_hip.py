@@ -116,6 +116,19 @@ def test_a_function_found_by_get_proc_address_is_counted(program):
     assert done.kernel("gemm")["launches"] == 1
 
 
+def test_launches_of_graphs_are_counted_as_not_accounted_for(program):
+    done = program("""
+        launch(kernel("gemm"))
+        calls = hip.hipGraphLaunch, hip.hipGraphLaunch_spt
+        assert [call(c_void_p(exec), None) for call in calls for exec in (8, None)] == [0, 1, 0, 1]
+    """)
+    assert (done.stats["graph_launches"], done.stats["unhandled"], done.kernel("gemm")["launches"]) == (
+        2,
+        2,
+        1,
+    )
+
+
 @pytest.mark.parametrize("n", range(1, 9))
 def test_residency_is_exact(program, n):
     done = program('assert launch(kernel("gemm", lds=1024)) == 0; show()', Policy(residency=n))

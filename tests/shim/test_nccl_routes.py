@@ -568,10 +568,20 @@ LIMITS = """
 """
 
 
-@pytest.mark.parametrize("given", ["", "40"])
-def test_limits_of_the_environment_hold_and_can_be_changed_in_a_live_job(nccl_program, given):
-    fixed = nccl_program(LIMITS.format(given=given), env={"NCCL_MAX_CTAS": "12"})
-    live = nccl_program(LIMITS.format(given=given), env={"NCCL_MAX_CTAS": "12", "WEFT_LIVE": "1"})
+@pytest.mark.parametrize(
+    ("given", "variables", "in_file"),
+    [("", "12", ""), ("40", "12", ""), ("40", "12", "9"), ("40", None, "12")],
+)
+def test_limits_of_the_environment_hold_and_can_be_changed_in_a_live_job(
+    nccl_program, tmp_path, given, variables, in_file
+):
+    """Also those of nccl.conf, which the environment outranks."""
+    env = {"NCCL_CONF_FILE": str(tmp_path / "nccl.conf")} | (
+        {"NCCL_MAX_CTAS": variables} if variables else {}
+    )
+    (tmp_path / "nccl.conf").write_text(f"NCCL_MAX_CTAS={in_file}\n" if in_file else "")
+    fixed = nccl_program(LIMITS.format(given=given), env=env)
+    live = nccl_program(LIMITS.format(given=given), env={**env, "WEFT_LIVE": "1"})
     assert fixed[:3] == live[:3] == [[12] * 4, [12] * 4, "12"]
     assert "WEFT_LIVE=1" in fixed[3]
     assert live[3] is None
@@ -583,6 +593,23 @@ def test_a_live_job_routes_under_limits_of_the_environment(nccl_program):
         + "    step(); routes.prepare(4, 5); routes.prepare(16, 5); routes.route(16); step(); show(n.ctas())",
         env={"NCCL_MAX_CTAS": "8", "NCCL_MIN_CTAS": "8", "WEFT_LIVE": "1"},
     ) == [8, 8, 16, 16]
+
+
+def test_what_the_program_sets_while_limits_are_hidden_stays(nccl_program):
+    """Another thread may set a limit while a communicator is made; here NCCL itself calls back."""
+    assert nccl_program(
+        """
+    n, seen = Nccl(), []
+    def change():
+        seen.append(environ("NCCL_MAX_CTAS"))
+        ctypes.CDLL(None).setenv(b"NCCL_MAX_CTAS", b"20", 1)
+    back = ctypes.CFUNCTYPE(None)(change)
+    n.lib.fake_while_making(back)
+    n.init()
+    show([*seen, environ("NCCL_MAX_CTAS")])
+    """,
+        env={"NCCL_MAX_CTAS": "8", "WEFT_LIVE": "1"},
+    ) == [None, "20"]
 
 
 # --- keys, clocks, callbacks -----------------------------------------------------------------------------------

@@ -85,6 +85,19 @@ def test_with_green_contexts_a_grid_that_may_be_resident_at_once_is_not_shaped(p
     assert program(source, Policy(residency=2)).results == [True, True, False, True]
 
 
+def test_the_end_of_a_green_context_leaves_the_wait_kernels_of_others(program):
+    source = f"""
+        green, comm, gemm = c_void_p(), kernel("{NCCL}"), kernel("gemm")
+        for _ in range(3):
+            launch(comm, stream=0x200), launch(gemm, stream=0x100)
+            assert call("cuGreenCtxCreate", ctypes.byref(green), None, 0, 1) == 0
+            assert call("cuGreenCtxDestroy", green) == 0
+        show(library().fake_module_loads())
+    """
+    done = program(source, Policy(head_start_us=5))
+    assert (done.results, done.stats["head_starts"]) == (1, 3)
+
+
 def test_nothing_is_put_in_front_of_a_dependent_launch(program):
     done = program(
         f"""

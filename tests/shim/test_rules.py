@@ -288,13 +288,14 @@ def test_a_refused_configuration_leads_to_the_plain_call_once(nccl_program, nccl
         nccl = Nccl()
         comm = nccl.init(size=4)
         nccl.lib.fake_refuse(1)
-        nccl.all_reduce(comm, 256)
-        nccl.all_reduce(comm, 256)
+        reduce = lambda: nccl.all_reduce(comm, 256)
+        nccl.group(reduce, reduce)  # NCCL checks a configuration before the call becomes the group's
+        reduce()
         show([[found["name"] for found in nccl.plans()], routes.communicators()[0].path])
     """
     stats = {}
     names, path = nccl_program(source, policy=RULES, folder=ncclver(23200), statistics=stats)
-    assert names == ["ncclAllReduce", "ncclAllReduce"]
+    assert names == ["ncclAllReduce"] * 3
     assert stats["config_refused"] == 1  # and no other is tried
     assert path == "tuner"
 
@@ -367,6 +368,29 @@ def test_a_revoked_communicator_is_refused_with_and_without_siblings(nccl_progra
     """
     shown = nccl_program(source, folder=ncclver(23000), env={"NCCL_TUNER_PLUGIN": "none"})
     assert shown == [0, 4, 4, 4, [12, 12, 24, 12, 12]]  # as NCCL answers on the communicator itself
+
+
+@pytest.mark.parametrize(
+    "call", ["ncclCommRevoke(comm, 0)", "ncclCommShrink(*shrinking, 1)", "ncclCommAbort(comm)"]
+)
+def test_ending_work_on_a_communicator_ends_what_hangs_on_its_siblings(nccl_program, ncclver, call):
+    """A collective hangs on each of them, and a wait for the GPU must not begin before all are aborted."""
+    source = f"""
+        nccl = Nccl()
+        comm, made = nccl.init(settings=config(12)), c_void_p()
+        shrinking = comm, byref(c_int(1)), 1, byref(made), None
+        nccl.all_reduce(comm)
+        for ctas in (24, 16):
+            routes.prepare(ctas, 5)
+            routes.route(ctas)
+            nccl.all_reduce(comm)
+        for _, used, _ in nccl.log("ncclAllReduce"):
+            nccl.lib.fake_stick(c_void_p(used))
+        result = nccl.lib.{call}
+        show([result, nccl.lib.fake_endless_waits(), len(routes.communicators())])
+    """
+    shown = nccl_program(source, folder=ncclver(23000), env={"NCCL_TUNER_PLUGIN": "none"})
+    assert shown == [0, 0, 1 + ("Shrink" in call) - ("Abort" in call)]
 
 
 def test_rules_for_some_sizes_of_all_to_all_are_counted_where_nothing_can_apply_them(nccl_program, ncclver):

@@ -12,9 +12,9 @@ with it.
 collectives, and `prepare` with the GPU idle (a sibling's memory is allocated). The sequence of collectives on
 a communicator is the same on all of its ranks: `Communicator.collectives` is a clock that all of them share.
 
-NCCL_MAX_CTAS and NCCL_MIN_CTAS in the environment outrank a communicator's own limit, and NCCL reads them
-once. Set `LIVE_VARIABLE` to 1 where the job is started: the shim then gives every communicator these limits
-as its own, with the same effect, and they can be changed.
+NCCL_MAX_CTAS and NCCL_MIN_CTAS in the environment or in nccl.conf outrank a communicator's own limit, and
+NCCL reads them once. Set `LIVE_VARIABLE` to 1 where the job is started: the shim then gives every
+communicator these limits as its own, with the same effect, and they can be changed.
 """
 
 from __future__ import annotations

@@ -106,6 +106,15 @@ static void stream_gone(CUstream stream) {
         CUresult result = REAL(cuStreamEndCapture##suffix)(stream, graph);                                             \
         ended(which, was_capturing && (result == CUDA_SUCCESS || !is_capturing(which)));                               \
         return result;                                                                                                 \
+    }                                                                                                                  \
+    CUresult cuStreamBeginCaptureToCig##suffix(CUstream stream, void *params) {                                        \
+        return begun(REAL(cuStreamBeginCaptureToCig##suffix)(stream, params), weft_stream(stream, per_thread));        \
+    }                                                                                                                  \
+    CUresult cuStreamEndCaptureToCig##suffix(CUstream stream) {                                                        \
+        CUresult result = REAL(cuStreamEndCaptureToCig##suffix)(stream);                                               \
+        if (result == CUDA_SUCCESS)                                                                                    \
+            stream_gone(weft_stream(stream, per_thread)); /* as a capture */                                           \
+        return result;                                                                                                 \
     }
 BEGINS(, false)
 BEGINS(_ptsz, true)
@@ -172,9 +181,13 @@ CUresult cuGreenCtxCreate(CUgreenCtx *made, void *resources, CUdevice device, un
     return REAL(cuGreenCtxCreate)(made, resources, device, flags);
 }
 
-CUresult cuGreenCtxDestroy(CUgreenCtx context) {
+/* What other contexts have stays: only where the driver does not tell which one this is, all are forgotten. */
+CUresult cuGreenCtxDestroy(CUgreenCtx green) {
+    CUcontext context = NULL;
+    if (!weft_cuda()->cuCtxFromGreenCtx || weft_cuda()->cuCtxFromGreenCtx(&context, green) != CUDA_SUCCESS)
+        context = NULL;
     weft_forget_handles();
-    return context_gone(REAL(cuGreenCtxDestroy)(context), NULL, true);
+    return context_gone(REAL(cuGreenCtxDestroy)(green), context, true);
 }
 
 void weft_forget_captures(void) {

@@ -46,7 +46,7 @@ static bool describe(CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS *p, weft_gr
     *out = (weft_graph_kernel){.node = node};
     if (!handle)
         return false;
-    if (weft_shaped_form(handle, threads, p->sharedMemBytes, &out->row)) {
+    if (weft_shaped_form(&weft_cuda_backend, handle, threads, p->sharedMemBytes, &out->row)) {
         out->shaped = true;
         return true;
     }
@@ -58,17 +58,20 @@ static bool describe(CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS *p, weft_gr
     return true;
 }
 
-static void read_kernel(CUgraphNode node, graph_kernels *into) {
+static void read_kernel(CUgraphNode node, CUgraphNode child, graph_kernels *into) {
     CUDA_KERNEL_NODE_PARAMS p = {0};
     weft_graph_kernel k;
     if (weft_cuda()->cuGraphKernelNodeGetParams_v2 &&
-        weft_cuda()->cuGraphKernelNodeGetParams_v2(node, &p) == CUDA_SUCCESS && describe(node, &p, &k))
+        weft_cuda()->cuGraphKernelNodeGetParams_v2(node, &p) == CUDA_SUCCESS && describe(node, &p, &k)) {
+        k.child = child;
         append(into, k);
-    else
+    } else {
         into->unhandled = true;
+    }
 }
 
-static void read_graph(CUgraph graph, graph_kernels *into, int depth) {
+/* `within`: the node of the outermost graph that this one belongs to; NULL: it is that graph. */
+static void read_graph(CUgraph graph, graph_kernels *into, CUgraphNode within, int depth) {
     const weft_cuda_calls *cu = weft_cuda();
     size_t count = 0;
     if (depth > 16 || !cu->cuGraphGetNodes || !cu->cuGraphNodeGetType ||
@@ -85,10 +88,10 @@ static void read_graph(CUgraph graph, graph_kernels *into, int depth) {
         if (cu->cuGraphNodeGetType(nodes[i], &type) != CUDA_SUCCESS)
             into->unhandled = true;
         else if (type == CU_GRAPH_NODE_TYPE_KERNEL)
-            read_kernel(nodes[i], into);
+            read_kernel(nodes[i], within, into);
         else if (type == CU_GRAPH_NODE_TYPE_GRAPH && cu->cuGraphChildGraphNodeGetGraph &&
                  cu->cuGraphChildGraphNodeGetGraph(nodes[i], &child) == CUDA_SUCCESS)
-            read_graph(child, into, depth + 1);
+            read_graph(child, into, within ? within : nodes[i], depth + 1);
         else if (type == CU_GRAPH_NODE_TYPE_GRAPH || type == CU_GRAPH_NODE_TYPE_CONDITIONAL)
             into->unhandled = true;
     }
@@ -169,7 +172,7 @@ static void remember(CUgraphExec exec, CUgraph graph) {
         return;
     graph_kernels *g = calloc(1, sizeof *g);
     if (g) {
-        read_graph(graph, g, 0);
+        read_graph(graph, g, NULL, 0);
         tally_all(g);
     }
     replace(exec, g);
@@ -205,6 +208,28 @@ CUresult cuGraphExecUpdate_v2(CUgraphExec exec, CUgraph graph, void *outcome) {
     return instantiated(REAL(cuGraphExecUpdate_v2)(exec, graph, outcome), &exec, graph);
 }
 
+/* Callers of these hold the lock. */
+static weft_graph_kernel *kernel_at(graph_kernels *g, CUgraphNode node) {
+    size_t i = g->changed, looked = 0; /* programs change their nodes in order */
+    while (looked < g->count && g->kernels[i % g->count].node != node)
+        i++, looked++;
+    if (looked == g->count)
+        return NULL;
+    g->changed = i % g->count + 1;
+    return &g->kernels[i % g->count];
+}
+
+static void put(graph_kernels *g, weft_graph_kernel *was, weft_graph_kernel now) {
+    now.node = was->node;
+    now.child = was->child;
+    now.disabled = was->disabled;
+    if (!was->disabled) {
+        tally(g, *was, (uint64_t)-1);
+        tally(g, now, 1);
+    }
+    *was = now;
+}
+
 /* A node of the executable graph now launches another kernel, or this one with another shape. */
 static void change(CUgraphExec exec, CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS *params) {
     weft_graph_kernel k;
@@ -212,17 +237,56 @@ static void change(CUgraphExec exec, CUgraphNode node, const CUDA_KERNEL_NODE_PA
         return;
     pthread_mutex_lock(&lock);
     graph_kernels *g = weft_map_find(&executables, key_of(exec), 0);
-    size_t i = g ? g->changed : 0, looked = 0; /* programs change their nodes in order */
-    while (g && looked < g->count && g->kernels[i % g->count].node != node)
-        i++, looked++;
-    if (g && looked < g->count) {
-        weft_graph_kernel *was = &g->kernels[i % g->count];
-        tally(g, *was, (uint64_t)-1);
-        tally(g, k, 1);
-        *was = k;
-        g->changed = i % g->count + 1;
+    weft_graph_kernel *was = g ? kernel_at(g, node) : NULL;
+    if (was)
+        put(g, was, k);
+    pthread_mutex_unlock(&lock);
+}
+
+/* The graph that a node holds is now another one of the same form. Its own nodes keep their handles, and which of them
+ * launches what may be mistaken where the driver lists them in another order; how often each kernel runs is not. */
+static void change_child(CUgraphExec exec, CUgraphNode node, CUgraph graph) {
+    graph_kernels now = {0};
+    size_t used = 0;
+    if (!weft_attach(WEFT_API_CUDA))
+        return;
+    read_graph(graph, &now, node, 1);
+    pthread_mutex_lock(&lock);
+    graph_kernels *g = weft_map_find(&executables, key_of(exec), 0);
+    for (size_t i = 0; g && i < g->count && used < now.count; i++)
+        if (g->kernels[i].child == node)
+            put(g, &g->kernels[i], now.kernels[used++]);
+    if (g)
+        g->unhandled |= now.unhandled || used < now.count; /* the child of a child is not found by its node */
+    pthread_mutex_unlock(&lock);
+    free(now.kernels);
+}
+
+static void enable(CUgraphExec exec, CUgraphNode node, bool enabled) {
+    if (!weft_attach(WEFT_API_CUDA))
+        return;
+    pthread_mutex_lock(&lock);
+    graph_kernels *g = weft_map_find(&executables, key_of(exec), 0);
+    weft_graph_kernel *k = g ? kernel_at(g, node) : NULL;
+    if (k && k->disabled == enabled) {
+        tally(g, *k, enabled ? 1 : (uint64_t)-1);
+        k->disabled = !enabled;
     }
     pthread_mutex_unlock(&lock);
+}
+
+CUresult cuGraphNodeSetEnabled(CUgraphExec exec, CUgraphNode node, unsigned enabled) {
+    CUresult result = REAL(cuGraphNodeSetEnabled)(exec, node, enabled);
+    if (result == CUDA_SUCCESS)
+        enable(exec, node, enabled != 0);
+    return result;
+}
+
+CUresult cuGraphExecChildGraphNodeSetParams(CUgraphExec exec, CUgraphNode node, CUgraph child) {
+    CUresult result = REAL(cuGraphExecChildGraphNodeSetParams)(exec, node, child);
+    if (result == CUDA_SUCCESS && child)
+        change_child(exec, node, child);
+    return result;
 }
 
 /* Version 1 of the structure is the first part of version 2. */
@@ -247,6 +311,8 @@ CUresult cuGraphExecNodeSetParams(CUgraphExec exec, CUgraphNode node, CUgraphNod
     CUresult result = REAL(cuGraphExecNodeSetParams)(exec, node, params);
     if (result == CUDA_SUCCESS && params && params->type == CU_GRAPH_NODE_TYPE_KERNEL)
         change(exec, node, &params->kernel);
+    else if (result == CUDA_SUCCESS && params && params->type == CU_GRAPH_NODE_TYPE_GRAPH)
+        change_child(exec, node, (CUgraph)params->kernel.func); /* the first member, as for a kernel */
     return result;
 }
 

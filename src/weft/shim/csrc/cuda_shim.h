@@ -24,6 +24,8 @@ PAIR(cuStreamBeginCaptureToGraph, CUstream stream, CUgraph graph, const CUgraphN
      size_t count, int mode);
 PAIR(cuStreamBeginRecaptureToGraph, CUstream stream, int mode, CUgraph graph, void *callback, void *data);
 PAIR(cuStreamEndCapture, CUstream stream, CUgraph *graph);
+PAIR(cuStreamBeginCaptureToCig, CUstream stream, void *params);
+PAIR(cuStreamEndCaptureToCig, CUstream stream);
 EXPORT CUresult cuGraphInstantiate_v2(CUgraphExec *exec, CUgraph graph, CUgraphNode *error, char *log, size_t size);
 EXPORT CUresult cuGraphInstantiateWithFlags(CUgraphExec *exec, CUgraph graph, unsigned long long flags);
 PAIR(cuGraphInstantiateWithParams, CUgraphExec *exec, CUgraph graph, void *params);
@@ -47,6 +49,8 @@ EXPORT CUresult cuGraphExecKernelNodeSetParams(CUgraphExec exec, CUgraphNode nod
 EXPORT CUresult cuGraphExecKernelNodeSetParams_v2(CUgraphExec exec, CUgraphNode node,
                                                   const CUDA_KERNEL_NODE_PARAMS *params);
 EXPORT CUresult cuGraphExecNodeSetParams(CUgraphExec exec, CUgraphNode node, CUgraphNodeParams *params);
+EXPORT CUresult cuGraphExecChildGraphNodeSetParams(CUgraphExec exec, CUgraphNode node, CUgraph child);
+EXPORT CUresult cuGraphNodeSetEnabled(CUgraphExec exec, CUgraphNode node, unsigned enabled);
 EXPORT CUresult cuGraphExecDestroy(CUgraphExec exec);
 PAIR(cuGraphLaunch, CUgraphExec exec, CUstream stream);
 EXPORT CUresult cuFuncSetAttribute(CUfunction f, int attribute, int value);
@@ -126,6 +130,7 @@ void weft_cuda_found(const char *name, void *real); /* the program found the rea
     X(cuOccupancyMaxActiveBlocksPerMultiprocessor, CUresult (*)(int *, CUfunction, int, size_t))                       \
     X(cuCtxGetCurrent, CUresult (*)(CUcontext *))                                                                      \
     X(cuCtxSetCurrent, CUresult (*)(CUcontext))                                                                        \
+    X(cuCtxFromGreenCtx, CUresult (*)(CUcontext *, CUgreenCtx))                                                        \
     X(cuCtxGetDevice, CUresult (*)(CUdevice *))                                                                        \
     X(cuCtxGetStreamPriorityRange, CUresult (*)(int *, int *))                                                         \
     X(cuDeviceGetAttribute, CUresult (*)(int *, int, CUdevice))                                                        \
@@ -196,8 +201,9 @@ bool weft_name_noted(void *handle, char *out, size_t size);          /* as the p
 /* A kernel of a graph. */
 typedef struct {
     CUgraphNode node;
+    CUgraphNode child; /* the node of the outermost graph that holds it; NULL: that graph itself */
     uint32_t row;
-    bool shaped, communicates;
+    bool shaped, communicates, disabled;
 } weft_graph_kernel;
 
 /* --- cuda_capture.c ------------------------------------------------------------------------------------ */

@@ -3,7 +3,7 @@
  * Residency works by dynamic LDS, as on CUDA by shared memory. HIP has no launch attribute for priority: a policy
  * with high priority reaches torch's collectives by an environment variable (see inject.py). There is neither a head
  * start nor a way to keep SMs free of GEMMs: both are counted as not applied. Graphs are not followed: what is captured
- * counts once. Written from the HIP headers and tested against a fake libamdhip64; not run on AMD hardware. */
+ * counts once, and each launch of a graph as one that weft does not account for. Written from the HIP headers and tested against a fake libamdhip64; not run on AMD hardware. */
 #define _GNU_SOURCE
 #include "weft.h"
 
@@ -43,6 +43,8 @@ EXPORT int hipExtModuleLaunchKernel(MODULE_ARGS, size_t shared, void *stream, vo
                                     void *stop, uint32_t flags);
 EXPORT int hipDrvLaunchKernelEx(const HIP_LAUNCH_CONFIG *config, void *f, void **params, void **extra);
 EXPORT int hipGetProcAddress(const char *symbol, void **pfn, int version, uint64_t flags, void *status);
+EXPORT int hipGraphLaunch(void *exec, void *stream);
+EXPORT int hipGraphLaunch_spt(void *exec, void *stream);
 EXPORT int hipModuleUnload(void *module);
 EXPORT int hipDeviceReset(void);
 
@@ -370,6 +372,17 @@ int hipGetProcAddress(const char *symbol, void **pfn, int version, uint64_t flag
     }
     return result;
 }
+
+static int replayed(int result) {
+    if (result == 0 && weft_attach(WEFT_API_HIP)) {
+        weft_count(WEFT_COUNT_GRAPH_LAUNCHES);
+        weft_count(WEFT_COUNT_UNHANDLED);
+    }
+    return result;
+}
+
+int hipGraphLaunch(void *exec, void *stream) { return replayed(REAL(hipGraphLaunch)(exec, stream)); }
+int hipGraphLaunch_spt(void *exec, void *stream) { return replayed(REAL(hipGraphLaunch_spt)(exec, stream)); }
 
 int hipModuleUnload(void *module) {
     weft_forget_handles();

@@ -11,9 +11,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { VARIANTS = 1 << 18, BATCH = 256, SPILL = 256, FORMS = 1 << 16, LOOK_AGAIN = 256, TRIES = 4, LATELY = 4096 };
+enum { VARIANTS = 1 << 18, BATCH = 256, SPILL = 256, LOOK_AGAIN = 256, TRIES = 4, LATELY = 4096 };
 
-static weft_map variants, forms;
+static weft_map variants;
 
 /* The variants that were launched lately, close together: the map of many kernels is spread over many pages. Whatever
  * is found here is compared as what is found there. */
@@ -25,11 +25,8 @@ static struct batch {
 } *batches;                       /* never freed */
 static _Atomic uint32_t made;     /* variants in use */
 static _Atomic uint32_t swept_at; /* the epoch of the latest sweep */
-static uint32_t forms_made;
 static _Atomic uint32_t epoch = 1;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-
-static uint64_t shape_of(unsigned threads, unsigned shared) { return (uint64_t)threads << 32 | shared; }
 
 /* Case-insensitive; `*` any run, `?` one character. One point to come back to. */
 bool weft_glob(const char *pattern, const char *name) {
@@ -311,7 +308,7 @@ static weft_variant *find_and_keep(_Atomic(weft_variant *) *place, uint64_t key,
 }
 
 void weft_lookup(const weft_backend *api, void *handle, unsigned threads, unsigned shared, weft_kernel *out) {
-    uint64_t key = (uint64_t)(uintptr_t)handle, shape = shape_of(threads, shared);
+    uint64_t key = (uint64_t)(uintptr_t)handle, shape = weft_shape_of(threads, shared);
     out->handle = handle;
     out->threads = threads;
     out->shared = shared;
@@ -343,72 +340,13 @@ void weft_forget_larger(void *handle, uint32_t shared) {
     pthread_mutex_unlock(&lock);
 }
 
-/* --- shaped forms ------------------------------------------------------------------------------------------ */
-
-void weft_add_shaped_form(const weft_kernel *k, uint32_t bytes) {
-    pthread_mutex_lock(&lock);
-    if (forms_made < FORMS || weft_map_find(&forms, (uint64_t)(uintptr_t)k->handle, shape_of(k->threads, bytes)))
-        weft_map_put(&forms, (uint64_t)(uintptr_t)k->handle, shape_of(k->threads, bytes), (void *)(uintptr_t)k->row);
-    forms_made = forms.live;
-    pthread_mutex_unlock(&lock);
-}
-
-bool weft_shaped_form(void *handle, unsigned threads, unsigned shared, uint32_t *row) {
-    pthread_mutex_lock(&lock);
-    *row = (uint32_t)(uintptr_t)weft_map_find(&forms, (uint64_t)(uintptr_t)handle, shape_of(threads, shared));
-    pthread_mutex_unlock(&lock);
-    return *row >= WEFT_FIRST_ROW;
-}
-
-/* --- counters ----------------------------------------------------------------------------------------------- */
-
-static uint32_t shard_of_this_thread(void) {
-    static _Atomic uint32_t threads;
-    static _Thread_local uint32_t mine; /* 0: not chosen yet */
-    if (UNLIKELY(mine == 0)) {
-        uint32_t n = atomic_fetch_add(&threads, 1);
-        mine = 1 + (n < WEFT_SHARDS - 1 ? n : WEFT_SHARDS - 1);
-    }
-    return mine - 1;
-}
-
-void weft_note_ctas(const weft_kernel *k, uint64_t blocks) {
-    _Atomic uint32_t *noted = &weft_row_at(k->row)->grid_blocks;
-    if (UNLIKELY(atomic_load_explicit(noted, memory_order_relaxed) != (uint32_t)blocks)) /* spare the cache line */
-        atomic_store_explicit(noted, (uint32_t)blocks, memory_order_relaxed);
-}
-
-void weft_count_overlapped(weft_cell *cell) {
-    cell += shard_of_this_thread() * WEFT_CHUNK_ROWS;
-    atomic_fetch_add_explicit(&cell->beside, 1, memory_order_relaxed);
-}
-
-void weft_count_launch(weft_cell *cell, uint64_t times, bool shaped) {
-    uint32_t shard = shard_of_this_thread();
-    cell += shard * WEFT_CHUNK_ROWS;
-    if (LIKELY(shard < WEFT_SHARDS - 1)) { /* this thread alone writes here: no locked instruction */
-        uint64_t n = atomic_load_explicit(&cell->launches, memory_order_relaxed);
-        atomic_store_explicit(&cell->launches, n + times, memory_order_relaxed);
-        if (shaped) {
-            n = atomic_load_explicit(&cell->shaped, memory_order_relaxed);
-            atomic_store_explicit(&cell->shaped, n + times, memory_order_relaxed);
-        }
-        return;
-    }
-    atomic_fetch_add_explicit(&cell->launches, times, memory_order_relaxed);
-    if (shaped)
-        atomic_fetch_add_explicit(&cell->shaped, times, memory_order_relaxed);
-}
-
 void weft_forget_kernels(void) {
     pthread_mutex_init(&lock, NULL);
     weft_map_clear(&variants);
-    weft_map_clear(&forms);
     memset(lately, 0, sizeof lately);
     row_index = NULL; /* the parent's memory stays as it is: writing to it would copy it into every child */
     unused = NULL;
     made = 0;
-    forms_made = 0;
     batches = NULL;
     weft_forget_handles();
 }

@@ -101,6 +101,15 @@ void weft_comm_boundary(void); /* outside of groups and captures: the program's 
 void weft_comm_configure(weft_comm *c, const ncclConfig_t *config, const weft_comm *parent);
 void weft_config_copy(nccl_config *into, const ncclConfig_t *config); /* NULL: NCCL's initializer */
 
+/* --- nccl_environment.c: what NCCL reads from its environment and from nccl.conf -------------------------------------- */
+
+enum { NCCL_LIMIT_MAX, NCCL_LIMIT_MIN, NCCL_ENVIRONMENT_LIMITS };
+
+bool weft_nccl_setting(const char *name, char *value, size_t size);      /* false: unset or empty */
+bool weft_nccl_set_in_files(const char *name, char *value, size_t size); /* whatever the environment says */
+int weft_nccl_limit(int which);                                          /* CTAs; 0: none */
+void weft_limits_fix(weft_nccl *library); /* it is about to read the limits, if there are any */
+
 /* The limits in the environment as part of a configuration, where they must stay changeable. A communicator that
  * inherits its configuration inherits them, too. */
 const ncclConfig_t *weft_limits_begin(weft_nccl *library, const ncclConfig_t *config, bool inherits, nccl_config *room);
@@ -143,6 +152,10 @@ void weft_route_set_limit(int place, int ctas);
 const char *weft_route_not_now(void); /* why siblings can be neither made nor ended here; NULL: they can */
 int weft_refuse(char *why, size_t size, const char *reason);
 void weft_nap(void);
+
+/* --- nccl_siblings.c --------------------------------------------------------------------------------------------------- */
+
+void weft_abort_siblings(weft_comm *c); /* those of a communicator whose work is to be aborted; NULL: none */
 
 /* --- nccl_rules.c: which rule holds for a call ------------------------------------------------------------------ */
 

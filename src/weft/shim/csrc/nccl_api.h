@@ -16,6 +16,7 @@ typedef struct {
 enum { NCCL_SUCCESS = 0, NCCL_INTERNAL_ERROR = 3, NCCL_INVALID_ARGUMENT = 4, NCCL_IN_PROGRESS = 7 };
 enum { NCCL_BUILT_IN_OPS = 5 };   /* larger numbers are the program's own, known to one communicator only */
 enum { NCCL_SUSPEND_MEMORY = 1 }; /* a flag of ncclCommSuspend (2.29.7) */
+enum { NCCL_SHRINK_ABORT = 1 };   /* a flag of ncclCommShrink (2.27) */
 enum { NCCL_UNDEFINED = INT_MIN, NCCL_NO_COLOR = -1 };
 enum { NCCL_WITH_CTAS = 21700, NCCL_WITH_SPLIT = 21800, NCCL_WITH_TUNER = 22400, NCCL_WITH_CALL_CONFIG = 23100 };
 enum { NCCL_WITH_CTA_POLICY = 22700, NCCL_WITH_COPIES = 22800 }; /* the latter: collectives by copy engines */

@@ -113,7 +113,9 @@ static const ncclCollConfig_t *configure(call *k, weft_nccl *l, ncclComm_t comm,
 }
 
 /* A configuration is checked before anything is enqueued: after a refusal the program's own call is still to be made.
- * The same error may be about the program's arguments, and its own call then says so again. */
+ * Before the call becomes a group's, too (ncclParseCollConfig of 2.31): an error there would fail the whole group, as one
+ * about an algorithm does, which weft's configurations do not force. The same error may be about the program's arguments,
+ * and its own call then says so again. */
 static bool refused(call *k, ncclResult_t result) {
     if (LIKELY(result != NCCL_INVALID_ARGUMENT) || !k->c)
         return false;

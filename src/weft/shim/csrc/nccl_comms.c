@@ -154,8 +154,8 @@ const char *weft_comm_why_not(weft_comm *c) {
     if (c->library->version < NCCL_WITH_SPLIT || !c->library->ncclCommSplit)
         return "this NCCL cannot split a communicator (2.18 and newer can)";
     if (c->library->limits_fixed)
-        return "NCCL_MAX_CTAS or NCCL_MIN_CTAS is in the environment and outranks every other limit: unset it, or set "
-               "WEFT_LIVE=1 when the job is started";
+        return "NCCL_MAX_CTAS or NCCL_MIN_CTAS is in the environment or in nccl.conf and outranks every other limit: "
+               "unset it, or set WEFT_LIVE=1 when the job is started";
     if (!c->key)
         return "its ranks have no key in common (ncclCommGrow)";
     if (c->rank < 0 || c->size < 0)

@@ -124,8 +124,7 @@ ON(ncclCommInitAll, ncclComm_t *made_at, int count, const int *devices) {
     static _Atomic uint32_t number;
     if (weft_nccl_me.inside > 0)
         return l->ncclCommInitAll(made_at, count, devices);
-    if (getenv("NCCL_MAX_CTAS") || getenv("NCCL_MIN_CTAS"))
-        l->limits_fixed = true; /* there is no configuration to put them into */
+    weft_limits_fix(l); /* there is no configuration to put them into */
     weft_nccl_me.inside++;
     ncclResult_t result = l->ncclCommInitAll(made_at, count, devices);
     weft_nccl_me.inside--;
@@ -163,6 +162,8 @@ ON(ncclCommSplit, ncclComm_t comm, int color, int key, ncclComm_t *made_at, nccl
 
 ON(ncclCommShrink, ncclComm_t comm, int *excluded, int count, ncclComm_t *made_at, ncclConfig_t *config, int flags) {
     l = weft_nccl_of(l, comm);
+    if (flags & NCCL_SHRINK_ABORT && weft_nccl_me.inside == 0)
+        weft_abort_siblings(weft_comm_of(comm));
     INIT(true, -1, ncclCommShrink(comm, excluded, count, made_at, given, flags),
          ncclCommShrink(comm, excluded, count, made_at, config, flags), child(l, comm, &count, sizeof count, given));
 }
@@ -212,9 +213,11 @@ ON(ncclCommDestroy, ncclComm_t comm) { WITH_SIBLINGS(false, true, ncclCommDestro
 ON(ncclCommAbort, ncclComm_t comm) { WITH_SIBLINGS(true, true, ncclCommAbort(it)); }
 
 /* What is called on it later is NCCL's to refuse, so that siblings are no longer used, whether NCCL revoked them or not.
- * All ranks revoke it, and a rank that is late meets its peers' calls on either communicator as aborted. */
+ * All ranks revoke it, and a rank that is late meets its peers' calls on either communicator as aborted. NCCL waits for
+ * what a revoked communicator has on its stream, which may be behind a collective of another sibling that hangs: hence
+ * the group. */
 static ncclResult_t revoke(weft_nccl *l, ncclComm_t comm, int flags) {
-    WITH_SIBLINGS(false, false, ncclCommRevoke(it, flags));
+    WITH_SIBLINGS(true, false, ncclCommRevoke(it, flags));
 }
 
 ON(ncclCommRevoke, ncclComm_t comm, int flags) {

@@ -3,6 +3,7 @@
 #include "nccl_split.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <time.h>
 
 uint64_t weft_split_now_ns(void) {
@@ -104,4 +105,43 @@ bool weft_split_make(weft_split *j) {
         }
     }
     return true;
+}
+
+/* --- the end of siblings whose communicator stays -------------------------------------------------------------------- */
+
+typedef struct {
+    weft_nccl *l;
+    ncclComm_t handles[NCCL_LIMITS];
+} ending;
+
+static void *abort_all(void *argument) {
+    ending *e = argument;
+    weft_nccl_private(true);
+    bool grouped = e->l->ncclGroupStart() == NCCL_SUCCESS; /* all are told before one is waited for */
+    for (int i = 0; i < NCCL_LIMITS; i++)
+        if (e->handles[i])
+            e->l->ncclCommAbort(e->handles[i]);
+    if (grouped)
+        e->l->ncclGroupEnd();
+    free(e);
+    return NULL;
+}
+
+/* NCCL waits for what runs on the communicator, which may be behind a sibling's collective, and for what runs on a
+ * sibling, which may be behind the communicator's: so a thread of its own aborts the siblings meanwhile. A group would
+ * not do: an abort makes it blocking, and NCCL refuses a communicator that works in the background in such a group. */
+void weft_abort_siblings(weft_comm *c) {
+    ending *e = c ? calloc(1, sizeof *e) : NULL;
+    bool any = false;
+    pthread_t thread;
+    for (int i = 1; e && i < NCCL_LIMITS; i++)
+        any |= (e->handles[i] = atomic_exchange(&c->sibling[i], NULL)) != NULL;
+    if (any) {
+        e->l = c->library;
+        if (pthread_create(&thread, NULL, abort_all, e) == 0) {
+            pthread_detach(thread);
+            return;
+        }
+    }
+    free(e);
 }

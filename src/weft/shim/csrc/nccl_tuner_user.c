@@ -40,41 +40,14 @@ static void *open_net_plugin(void) {
     return found;
 }
 
-static bool named_in(const char *path, char *name, size_t size) {
-    static const char variable[] = "NCCL_TUNER_PLUGIN=";
-    char line[4096];
-    bool found = false;
-    FILE *file = fopen(path, "re");
-    while (file && !found && fgets(line, sizeof line, file)) {
-        line[strcspn(line, "\r\n")] = 0;
-        found = strncmp(line, variable, strlen(variable)) == 0;
-    }
-    if (file)
-        fclose(file);
-    if (found)
-        snprintf(name, size, "%.*s", (int)size - 1, line + strlen(variable));
-    return found;
-}
-
-/* What NCCL would have read from its files: the environment outranks them, and `weft run` has set the variable. */
-static const char *name_in_files(char *name, size_t size) {
-    char path[1024];
-    const char *given = getenv("NCCL_CONF_FILE"), *home = getenv("HOME");
-    if (given && *given)
-        snprintf(path, sizeof path, "%s", given);
-    else
-        snprintf(path, sizeof path, "%s/.nccl.conf", home ? home : "");
-    return named_in(path, name, size) || named_in("/etc/nccl.conf", name, size) ? name : NULL;
-}
-
 static bool in_process; /* the user's plugin is in no library of its own; written before `searched` */
 
 /* `weft run` keeps the user's NCCL_TUNER_PLUGIN under this name; empty where there was none. */
 static void *open_user_library(void) {
     char room[512];
     const char *name = getenv("WEFT_NCCL_TUNER_PLUGIN");
-    if (!name || !*name)
-        name = name_in_files(room, sizeof room);
+    if (!name || !*name) /* `weft run` has set the variable itself */
+        name = weft_nccl_set_in_files("NCCL_TUNER_PLUGIN", room, sizeof room) ? room : NULL;
     if (name && strcasecmp(name, "none") == 0)
         return NULL;
     if (name && *name && is_static(name)) {

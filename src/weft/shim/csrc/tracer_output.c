@@ -3,6 +3,7 @@
 #define _GNU_SOURCE
 #include "tracer.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -210,6 +211,12 @@ static bool wait_until(double seconds) {
     return !steps_known;
 }
 
+static void sleep_for(double seconds) {
+    struct timespec left = {(time_t)seconds, (long)((seconds - (double)(time_t)seconds) * 1e9)};
+    while (nanosleep(&left, &left) != 0 && errno == EINTR)
+        ;
+}
+
 static void *trace_by_time(void *context) {
     pthread_mutex_lock(&lock);
     bool alone = wait_until(after_s);
@@ -222,7 +229,7 @@ static void *trace_by_time(void *context) {
     if (context && weft_cuda()->cuCtxSetCurrent)
         weft_cuda()->cuCtxSetCurrent(context);
     if (weft_trace_begin() == 0) {
-        usleep((useconds_t)(for_s * 1e6));
+        sleep_for(for_s);
         weft_trace_finish(LONGEST_WAIT_S);
     }
     return NULL;

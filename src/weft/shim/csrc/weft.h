@@ -53,8 +53,8 @@ bool weft_chunk_ready(uint32_t chunk); /* reserve the file's blocks for a chunk 
 /* What each part forgets in a child that was forked: the driver's handles, and locks that other threads held. */
 /* clang-format off */
 #define WEFT_FORGETS(X) \
-    X(kernels) X(shape) X(flight) X(driver) X(limits) X(names) X(headstart) X(placed) X(cublas) X(tracer) X(output) X(stamps) X(events) \
-    X(graph) X(captures) X(comms) X(route) X(split) X(config) X(calls) X(call_rules) X(windows) X(engine) X(tuner) X(library)
+    X(kernels) X(counts) X(shape) X(flight) X(driver) X(limits) X(names) X(headstart) X(placed) X(cublas) X(tracer) X(output) X(stamps) X(events) \
+    X(graph) X(captures) X(comms) X(route) X(split) X(config) X(environment) X(calls) X(call_rules) X(windows) X(engine) X(tuner) X(library)
 /* clang-format on */
 #define X(part) void weft_forget_##part(void);
 WEFT_FORGETS(X)
@@ -116,12 +116,17 @@ uint32_t weft_handle_epoch(void);
 bool weft_glob(const char *pattern, const char *name);
 weft_row *weft_row_at(uint32_t row);
 weft_cell *weft_cell_at(uint32_t row); /* of the first shard */
+
+static inline uint64_t weft_shape_of(unsigned threads, unsigned shared) { return (uint64_t)threads << 32 | shared; }
+
+/* --- counts.c: launches ------------------------------------------------------------------------------------------ */
+
 void weft_count_launch(weft_cell *cell, uint64_t times, bool shaped);
 void weft_count_overlapped(weft_cell *cell);                /* launched while a collective was in flight */
 void weft_note_ctas(const weft_kernel *k, uint64_t blocks); /* of a kernel that communicates */
 
 /* The row of the kernel whose shaped form has this handle and shape, as nodes of a graph have it; false: none. */
-bool weft_shaped_form(void *handle, unsigned threads, unsigned shared, uint32_t *row);
+bool weft_shaped_form(const weft_backend *api, void *handle, unsigned threads, unsigned shared, uint32_t *row);
 void weft_add_shaped_form(const weft_kernel *k, uint32_t bytes);
 
 /* --- shape.c: residency --------------------------------------------------------------------------- */
