@@ -24,6 +24,8 @@ BROWSERS = 2  # at once: the check takes most of a second for each page
 # are alike to it and take half of its time. The home page is checked whole.
 SHORTEN = """for (const body of document.querySelectorAll("tbody")) while (body.rows.length > 8) body.deleteRow(-1);
     for (const item of document.querySelectorAll(".md-sidebar li:nth-child(n+4)")) item.remove(); 0"""
+STILL = """document.head.insertAdjacentHTML("beforeend",
+    "<style>*, *::before, *::after { transition: none !important; animation: none !important }</style>"); 0"""
 HOME = "index.html"
 
 
@@ -69,8 +71,10 @@ def tab(browser: Browser, address: str, dark: bool = False) -> Page:
 
 
 def visit(page: Page, url: str) -> None:
+    """Open a page, without transitions: axe would see colors that are half way to another."""
     page.call("Page.navigate", {"url": url})
     page.wait(f"location.href === {url!r} && document.readyState === 'complete'")
+    page.run(STILL)
     page.settle()
 
 

@@ -151,7 +151,7 @@ for step in range(20):
     if step == 19:
         sync()
     for hook in list(hooks.values()):
-        hook("optimizer", (), {})
+        hook(optimizer, (), {})
     host(10_000)
 """.replace("COLLECTIVE", NCCL)
 

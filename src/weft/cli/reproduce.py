@@ -43,7 +43,7 @@ def reproduce(
     from weft.files import write_whole
 
     wanted = paper.lower().removeprefix("arxiv:")
-    check_choice("paper", paper, _PAPERS)
+    check_choice("paper", wanted, _PAPERS)
     if device not in ("sim", "cuda"):
         raise UsageError(f"device {device!r} is not known; use sim (the paper's nodes) or cuda")
     if budget is not None:

@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { LIBRARIES = 16, CALLERS = 128, SM_COUNT_TARGET = 15 };
+enum { CALLERS = 128, SM_COUNT_TARGET = 15 };
 enum { SUCCESS = 0, NOT_INITIALIZED = 1, ALLOC_FAILED = 3, INVALID_VALUE = 7, ARCH_MISMATCH = 8, NOT_SUPPORTED = 15 };
 
 typedef int status;
@@ -31,7 +31,8 @@ EXPORT status cublasLtMatmulAlgoGetHeuristic(LT_HEURISTIC);
 EXPORT status cublasLtMatmul(LT_MATMUL);
 
 /* One library's own functions; cuBLAS and cuBLASLt are two libraries. */
-typedef struct {
+typedef struct blas {
+    struct blas *next;
     void *base;
 #define GEMM(name, args, ...) __typeof__(&name) name;
 #include "cublas_hooks.def"
@@ -44,8 +45,7 @@ typedef struct {
     status (*cublasLtMatmulDescGetAttribute)(void *, int, void *, size_t, size_t *);
 } blas;
 
-static blas libraries[LIBRARIES];
-static _Atomic int library_count;
+static blas *libraries; /* under the lock; never freed, as callers keep them */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 static _Thread_local struct {
@@ -107,15 +107,16 @@ static const blas *with(void *real) {
     blas found = {.base = info.dli_fbase};
     fill(&found, handle);
     pthread_mutex_lock(&lock);
-    int count = atomic_load(&library_count), i = 0;
-    while (i < count && libraries[i].base != found.base)
-        i++;
-    if (i == count && count < LIBRARIES) {
-        libraries[i] = found;
-        atomic_store(&library_count, count + 1);
+    blas *known = libraries;
+    while (known && known->base != found.base)
+        known = known->next;
+    if (!known && (known = malloc(sizeof *known))) {
+        *known = found;
+        known->next = libraries;
+        libraries = known;
     }
     pthread_mutex_unlock(&lock);
-    return i < LIBRARIES ? &libraries[i] : NULL;
+    return known;
 }
 
 /* Every place that calls cuBLAS is looked up once per thread. A lookup costs microseconds, at every launch: places
