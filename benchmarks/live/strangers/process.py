@@ -58,6 +58,17 @@ class Process:
         """Whether it has made its first steps."""
         return (self.folder / "stepping").exists()
 
+    def hold(self) -> None:
+        """Give the threads that launch kernels a core each for good, the same in both processes of a pair:
+        on a shared host every core has neighbors of its own."""
+        rank = int((self.folder / "stepping").read_text())
+        cores = sorted(running_cores())
+        if len(cores) < 8:
+            return
+        main, backward, others = {cores[0]}, {cores[2]}, set(cores[4:])  # without their siblings
+        for thread, name in threads(self.popen.pid):
+            pin_thread(thread, main if thread == rank else backward if name == "pt_autograd_0" else others)
+
     def tuned(self) -> bool:
         """Whether no search goes on."""
         return "tuning is over" in self._log()
@@ -163,11 +174,25 @@ def running_cores() -> set[int]:
 
 def pin(root: int, cores: set[int]) -> None:
     """Move a process, its children and all their threads to some cores."""
+    for thread, _ in threads(root):
+        pin_thread(thread, cores)
+
+
+def pin_thread(thread: int, cores: set[int]) -> None:
+    """Move a thread to some cores, if it still exists."""
+    with suppress(OSError):
+        os.sched_setaffinity(thread, cores)
+
+
+def threads(root: int) -> list[tuple[int, str]]:
+    """Number and name of each thread of a process that leads a session, and of everything that it started."""
+    found = []
     for process in family(root):
         with suppress(OSError):
             for thread in Path(f"/proc/{process}/task").iterdir():
                 with suppress(OSError):
-                    os.sched_setaffinity(int(thread.name), cores)
+                    found.append((int(thread.name), (thread / "comm").read_text().strip()))
+    return found
 
 
 def family(root: int) -> list[int]:

@@ -1,7 +1,7 @@
 """What the programs of this folder share: their size, the times at which their steps end, and their turns.
 
 STRANGER_TINY    sizes for a CPU
-STRANGER_FOLDER  `stepping` appears there after a few steps. The program ends when `stop` appears, and leaves
+STRANGER_FOLDER  `stepping` appears there after a few steps, with the process's number. The program ends when `stop` appears, and leaves
                  the times at which its steps ended, in seconds, in `times.json`: a list for each of its turns.
                  The first turn ends with the step in which `pause` appears: the program waits until the device
                  has finished, stops its data loaders, and makes `paused`. The next turn begins when `pause` is
@@ -38,11 +38,18 @@ def stamp() -> None:
     """A step has ended, as far as the program can tell. No synchronization, except where a turn ends."""
     _turns[-1].append(time.perf_counter())
     if len(_turns) == 1 and len(_turns[0]) == FIRST_STEPS:
-        (_folder / "stepping").touch()
+        _note_stepping()
     if (_folder / "stop").exists():
         raise SystemExit(0)
     if len(_turns[-1]) > _left[0] or (len(_turns) == 1 and (_folder / "pause").exists()):
         _wait()
+
+
+def _note_stepping() -> None:
+    """Tell which process steps; the file appears whole."""
+    written = _folder / "stepping.part"
+    written.write_text(str(os.getpid()))
+    written.rename(_folder / "stepping")
 
 
 def _wait() -> None:
