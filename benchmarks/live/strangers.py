@@ -3,9 +3,9 @@
     python benchmarks/live/strangers.py --out DIR [--public FOLDER] [--only NAME …] [--repeats 3] [--tiny]
 
 Each program of strangers/catalog.py runs twice at once, as rank 0 of two with a ghost rank: without weft, and
-under `weft run --tune`. The search has the GPU for itself. Then the two take turns of a quarter of a second, in
-random order: one waits, between two of its steps and with an idle device, while the other runs. So both meet
-the same clocks, neighbors and disks. A stopwatch that is not weft's notes when each step ends
+under `weft run --tune`. The search has the GPU for itself. Then the two take turns of a quarter of a second,
+in random order: one waits, between two of its steps and with an idle device, while the other runs. So both
+meet the same clocks, neighbors and disks. A stopwatch that is not weft's notes when each step ends
 (strangers/watched.py). The next pair imports its libraries meanwhile, on cores of its own.
 
 DIR/rows.jsonl has a line for each pair as soon as it ends, and a rerun goes on from there, so that the table

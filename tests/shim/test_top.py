@@ -158,18 +158,19 @@ STEPS = """
     begun = []
     while len(begun) < 80 or not os.path.exists("stop"):
         begun.append(1e3 * time.monotonic())
-        for count in (256, 1024, 256):
+        for count in COUNTS:
             n.all_reduce(comm, count)
         time.sleep(0.004)
     open("steps.json", "w").write(json.dumps(begun))
 """
 
 
-def test_steps_and_bytes_come_from_the_calls_of_nccl(start):
-    job = start(STEPS, header="nccl_driver")
+@pytest.mark.parametrize("counts", [(256, 1024, 256), (512, 512, 512, 512)], ids=["different", "equal"])
+def test_steps_and_bytes_come_from_the_calls_of_nccl(start, counts):
+    job = start(STEPS.replace("COUNTS", str(counts)), header="nccl_driver")
     _, _, last = watched(job, lambda line: line["comm_bytes_per_s"])
     begun = json.loads((job.folder / "steps.json").read_text())
-    assert last["totals"]["comm_bytes"] == job.stats["comm_bytes"] == 4 * 1536 * len(begun)
+    assert last["totals"]["comm_bytes"] == job.stats["comm_bytes"] == 4 * sum(counts) * len(begun)
     # The last steps may not be known yet as steps: of the 64 whose median is shown, at least 56 are these.
     own = sorted(after - before for before, after in pairwise(begun[-65:]))
     assert 0.8 * own[32 - 9] <= last["step_ms"] <= 1.25 * own[32 + 8]

@@ -15,7 +15,7 @@ from weft.policy import Policy
 from weft.tuning.live.options import Facts, Kernel
 from weft.tuning.live.search import tune
 from weft.tuning.live.trial import Sample, Trial
-from weft.tuning.live.trial_length import LAG, meeting, steps_of_a_trial
+from weft.tuning.live.trial_length import lengths
 from weft.tuning.live.tuned_job import Tried, TunedJob
 from weft.tuning.live.watch import watch
 from weft.tuning.live.watch_status import WatchStatus, without_pauses
@@ -114,8 +114,8 @@ def followed(
     """Watch a job until it has run so many steps; the status after every trial."""
     status = WatchStatus(outcome, outcome.policy)
     step_ms = outcome.default_ms or 0.0
-    each = steps_of_a_trial(step_ms)
-    watching = watch(outcome, ahead=meeting(each * step_ms) + LAG, each=each, seed=seed, status=status)
+    each, ahead = lengths(step_ms)
+    watching = watch(outcome, ahead=ahead, each=each, seed=seed, status=status)
     trial = next(watching, None)
     while job.number < steps:
         sample = job.run(trial or Trial(status.in_force, light=True))

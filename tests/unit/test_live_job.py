@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import threading
 from functools import partial
 from typing import ClassVar
 
@@ -14,6 +15,7 @@ torch = pytest.importorskip("torch")
 from weft.shim import binding, communicators  # noqa: E402
 from weft.tuning.live import job, settings  # noqa: E402
 from weft.tuning.live.options import Facts  # noqa: E402
+from weft.tuning.live.steps import Steps  # noqa: E402
 from weft.tuning.live.tuned_job import read_record, read_result  # noqa: E402
 
 
@@ -37,20 +39,27 @@ class Calls:
 
 
 class Session:
-    """Stands in for the tuning; counts steps."""
+    """Stands in for the tuning; counts steps, and needs a look at every `each`-th."""
 
     made: ClassVar[list[Session]] = []
+    each: ClassVar[int] = 1
 
     watching = False
 
     def __init__(self, controls, agreement, conductor, on_end, *_: object, **__: object) -> None:
-        self.steps, self.over, self.on_end = 0, False, on_end
+        self.steps, self.looks, self.over, self.on_end = 0, 0, False, on_end
         Session.made.append(self)
 
     def begin(self) -> None: ...
 
-    def step(self) -> None:
-        self.steps += 1
+    @property
+    def free_steps(self) -> int:
+        return self.each - 1 - self.steps % self.each
+
+    def step(self, count: int = 1) -> None:
+        assert count <= self.free_steps + 1
+        self.steps += count
+        self.looks += self.steps % self.each == 0
 
 
 class Controls:
@@ -129,6 +138,35 @@ def test_an_optimizer_that_steps_goes_before_the_collectives(monkeypatch, group,
     (session,) = Session.made
     assert session.steps == 40 - 4
     assert calls.callback is None
+
+
+def test_steps_that_need_no_look_are_counted_later(monkeypatch, group, watching):
+    """By one optimizer; another one ends that, and its steps are told apart as if each had been looked at."""
+    monkeypatch.setattr(Session, "each", 10)
+    group()
+    weights = [torch.zeros(2, requires_grad=True) for _ in range(2)]
+    often, rarely = (torch.optim.SGD([weight], lr=0.1) for weight in weights)
+    seen = []
+    ends_with = watching._steps.ends_with
+    monkeypatch.setattr(watching._steps, "ends_with", lambda event: seen.append(event) or ends_with(event))
+    for optimizer in [often] * 67:
+        sum(weight.sum() for weight in weights).backward()
+        optimizer.step()
+    (session,) = Session.made
+    assert session.steps == 60
+    assert session.looks == 6
+    assert len(seen) == 4 + 6  # those that show the period, and every tenth
+    worker = threading.Thread(target=often.step)  # not the thread on which steps end
+    worker.start()
+    worker.join()
+    assert session.steps == 60
+    rarely.step()
+    assert watching._steps.length is None
+    looked_at = Steps()
+    for event in [1] * 67 + [2]:
+        looked_at.ends_with(event)
+    assert watching._steps._seen == looked_at._seen
+    assert session.steps == 63
 
 
 def test_a_fork_of_a_rank_with_steps_of_its_own_is_not_tuned(group, watching):

@@ -271,7 +271,7 @@ def test_over_all_levers_it_ends_near_the_exhaustive_optimum_and_never_slower():
         assert job.ms(outcome.policy) <= 40 * 1.003
         behind.append(job.ms(outcome.policy) / job.best_ms - 1)
         steps.append(outcome.steps)
-    assert max(steps) <= search.BUDGET_LIMIT + 10
+    assert max(steps) <= search.BUDGET_LIMIT + 40  # a policy that is proven is measured a little longer
     assert sum(excess <= 0.01 for excess in behind) >= 0.9 * len(behind)
     assert sum(excess <= 0.02 for excess in behind) >= 0.97 * len(behind)
 

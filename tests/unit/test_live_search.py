@@ -120,13 +120,13 @@ def quiet(**given: object) -> Job:
     return Job(1, **{"noise": 0.004, "wave": 0.0, "slope": 0.0, "odd": 0.0, **same, **given})
 
 
-def test_it_ends_near_the_best_and_never_slower_in_under_70_steps():
+def test_it_ends_near_the_best_and_never_slower_in_under_90_steps():
     behind, slower = [], 0
     for seed in range(200):
         job = Job(seed)
         outcome = play(job, seed=seed)
         slower += job.ms(outcome.policy) > 40 * 1.005
-        assert outcome.steps < 70
+        assert outcome.steps < 90
         assert outcome.steps + outcome.warm_up_steps == job.steps
         assert outcome.warm_up_steps <= search.MOST_WARM_UP
         outcome = watched(job, outcome) if outcome.still_open else outcome
@@ -261,14 +261,14 @@ def test_what_an_earlier_run_found_is_measured_and_not_believed():
     good = quiet(ctas={3: 1.4, 6: 1.2, 16: 0.9, 24: 0.95, 32: 1.0})
     outcome = play(good, recall=lambda facts: known)
     assert outcome.policy == known
-    assert outcome.steps <= search.FOR_KNOWN + search.LEARN
+    assert outcome.steps <= search.FOR_KNOWN + search.LEARN + proof.MORE
     assert set(good.ran) == {Policy(), known}
     assert "an earlier run, measured again" in outcome.text
 
     changed = quiet(ctas={3: 1.4, 6: 0.9, 16: 1.1, 24: 1.1, 32: 1.2})
     outcome = play(changed, recall=lambda facts: known)
     assert outcome.policy.max_ctas == 6
-    assert outcome.steps < 60
+    assert outcome.steps < 70
 
     alone = quiet()
     outcome = play(alone, recall=lambda facts: Policy())
@@ -398,3 +398,23 @@ def test_times_count_only_if_every_rank_has_them():
     slower = seen(long, comm_ms=9)
     assert merge([timed, slower]).comm_ms == 9
     assert merge([timed, Facts(kernels=(TRITON,))]).comm_ms is None
+
+
+def test_what_only_steps_after_a_meeting_show_is_not_claimed():
+    """The device is idle after a meeting: there, fewer launches make the next two steps shorter, and no others."""
+    default, buckets = Policy(), Policy(bucket_mb=400.0)
+    claims = 0
+    for seed in range(20):
+        noise, record = random.Random(seed), Record()
+        shown = proof.Proof(default, buckets, 0.012, 0.1, 0.01, (1,), [])
+        playing = proof.prove(shown, 26, random.Random(f"order {seed}"), record)
+        trial, after, promised = next(playing), 0, ()
+        try:
+            while True:
+                after = after + 1 if promised else 0
+                promised = trial.then
+                ms = 30.0 + (8.0 if after < 2 and trial.policy == default else 0.0)
+                trial = playing.send(Sample(ms * math.exp(noise.gauss(0, 0.01))))
+        except StopIteration:
+            claims += shown.claim().proven
+    assert claims <= 1

@@ -1,7 +1,8 @@
 """Step times from the collective calls that the shim keeps of a process: where their sequence repeats itself.
 
 The shim writes these calls in any case (`calls.PID.N` in the job's folder), so that a program of any language
-has step times without a hook. A step begins with the first call of the period; its time is host time.
+has step times without a hook. A step begins with the first call of the period; its time is host time. Where
+all calls of a step are equal, as DDP's buckets may be, the pauses between them show which belong together.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ _CALL = np.dtype(
 _REPEATS = 6  # as in the tracer: a few equal calls are not yet a step
 _SEARCH_EVERY_S = 5.0
 _SEARCHED = 2048  # calls; a period must show itself in them
+_GAPS = 512  # between calls, in which a cycle must show itself
+_EXPLAINED = 0.5  # of their variance, that a cycle must explain
 
 
 class CallFile:
@@ -47,7 +50,7 @@ class CallFile:
             return []
         identity = calls["operation"].astype(np.uint64) ^ (calls["bytes"] << np.uint64(4))
         if self._period is None or not _repeats(identity, self._period):
-            self._period = self._search(identity)
+            self._period = self._search(identity, calls["host_ns"].astype(np.int64))
         if self._period is None:
             return []
         starts = calls["host_ns"][(len(calls) - 1) % self._period :: self._period]
@@ -71,12 +74,24 @@ class CallFile:
         chosen: np.ndarray = calls[calls["key"] == keys[counts.argmax()]]
         return chosen
 
-    def _search(self, identity: np.ndarray) -> int | None:
+    def _search(self, identity: np.ndarray, host_ns: np.ndarray) -> int | None:
         now = time.monotonic()
         if now - self._searched_s < _SEARCH_EVERY_S:
             return None
         self._searched_s = now
-        return period(identity[-_SEARCHED:].tolist(), _REPEATS)
+        found = period(identity[-_SEARCHED:].tolist(), _REPEATS)
+        return found and found * _cycle(np.diff(host_ns[-_SEARCHED:][::-found][::-1]))
+
+
+def _cycle(gaps: np.ndarray) -> int:
+    """After how many gaps their lengths repeat themselves; 1: they do not."""
+    logs = np.log(np.maximum(gaps[-_GAPS:], 1))
+    for length in range(2, len(logs) // _REPEATS + 1):
+        table = logs[len(logs) % length :].reshape(-1, length)
+        by_chance = (length - 1) / (table.size - 1)
+        if table.var() and table.mean(axis=0).var() / table.var() - by_chance >= _EXPLAINED:
+            return length
+    return 1
 
 
 def _repeats(identity: np.ndarray, length: int) -> bool:

@@ -60,15 +60,16 @@ class StepWriter:
         except (OSError, ValueError) as error:
             _log.debug("steps are not published: %s", error)
 
-    def step(self) -> None:
-        """A step has ended."""
+    def step(self, count: int = 1) -> None:
+        """A step has ended, or several, whose mean then stands for each."""
         if self._memory is None:
             return
         now = time.monotonic_ns()
         if self._end_ns:
-            place = _HEAD.size + 8 * (self._steps % KEPT_STEPS)
-            struct.pack_into("=Q", self._memory, place, now - self._end_ns)
-            self._steps += 1
+            took = (now - self._end_ns) // count
+            for number in range(self._steps + max(0, count - KEPT_STEPS), self._steps + count):
+                struct.pack_into("=Q", self._memory, _HEAD.size + 8 * (number % KEPT_STEPS), took)
+            self._steps += count
         self._end_ns = now
         struct.pack_into("=QQ", self._memory, _STEPS, self._steps, now)
 

@@ -28,7 +28,7 @@ from weft.tuning.live.levers import preparations
 from weft.tuning.live.options import Facts, merge
 from weft.tuning.live.search import LEARN, SearchMethod
 from weft.tuning.live.trial import Sample, Trial
-from weft.tuning.live.trial_length import LAG, MEET, meeting, steps_of_a_trial
+from weft.tuning.live.trial_length import LAG, MEET, lengths
 from weft.tuning.live.tuned_job import TunedJob
 from weft.tuning.live.watch import Watch
 
@@ -92,9 +92,8 @@ def conduct(
             state.forget(outcome.policy)
         yield from _settle(outcome.policy, result(outcome), release=not outcome.still_open)
         state.models = outcome.policy.models
-        each = steps_of_a_trial(outcome.default_ms or 0.0)
-        trials = meeting(each * (outcome.default_ms or 0.0))
-        yield from _watch(watch(outcome, trials + LAG, each), state)
+        each, ahead = lengths(outcome.default_ms or 0.0)
+        yield from _watch(watch(outcome, ahead, each), state)
         yield {"do": "end", "policy": outcome.policy.to_dict(), "result": result(outcome)}
     except _AbandonError as error:
         yield {**ABANDON, "reason": str(error), "policy": state.fallback.to_dict()}

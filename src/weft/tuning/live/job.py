@@ -25,7 +25,7 @@ from weft.shim.step_times import STEPS_VARIABLE
 from weft.tuning.live import settings
 from weft.tuning.live.group_functions import wrap_group_function
 from weft.tuning.live.interrupts import of_the_program
-from weft.tuning.live.optimizer_steps import OptimizerHook, OptimizerNumbers, OwnThread
+from weft.tuning.live.optimizer_steps import FreeSteps, OptimizerHook, OptimizerNumbers, OwnThread
 from weft.tuning.live.steps import Steps, period
 from weft.tuning.live.tuned_job import RECORD_FILE, final, result_file, stopped
 
@@ -46,6 +46,7 @@ class Live:
         self._steps, self._numbers, self._events = Steps(), OptimizerNumbers(), 0
         self._event_at, self._between_s = time.monotonic(), 0.0
         self._session: Any = None
+        self._free = FreeSteps()
         self._over = self._by_calls = False
         self._rank: int | None = None
         self._group_process: int | None = None
@@ -102,15 +103,22 @@ class Live:
             self._give_up(reason)
 
     def _optimizer_stepped(self, optimizer: Any) -> None:
-        if self._by_calls or not self._mine():
+        if self._free.take(optimizer) or self._by_calls or not self._mine():
             return
         if self._session is None:
             self._note_event()
         try:
-            if self._steps.ends_with(self._numbers.of(optimizer)):
-                self._step_ended(optimizer)
+            skipped, number = self._free.end()
+            if skipped:
+                self._steps.repeat(number, skipped)
+                self._session.step(skipped)
+            event = self._numbers.of(optimizer)
+            if self._steps.ends_with(event):
+                self._step_ended(optimizer, 1 + skipped)
             elif self._session is None:
                 self._wait()
+            if self._session is not None and self._steps.length == 1:
+                self._free.begin(optimizer, event, self._session.free_steps)
         except BaseException as error:
             self._caught(error)
 
@@ -158,7 +166,8 @@ class Live:
 
     # --- the tuning -------------------------------------------------------------------------------------
 
-    def _step_ended(self, optimizer: Any) -> None:
+    def _step_ended(self, optimizer: Any, steps: int = 1) -> None:
+        """A step has ended, after others that were not looked at: `steps` in all."""
         # Steps may take less than a millisecond: nothing here is imported or looked up at each of them.
         session = self._session
         if self._cuda.is_initialized() and self._cuda.is_current_stream_capturing():
@@ -166,7 +175,7 @@ class Live:
             self._leave("the program captures its step in a CUDA graph")
         elif session is not None:
             session.step()
-            self._publish(ended=True)
+            self._publish(ended=steps)
             if self._leads and time.monotonic() > self._saved_at + self._save_after_s:
                 self._save()
         else:
@@ -183,7 +192,7 @@ class Live:
             self._over = True  # a fork of the rank, with optimizer steps of its own: the store is not its
         elif dist.is_available() and dist.is_initialized():
             self._begin(optimizer)
-            self._publish(ended=True)
+            self._publish(ended=1)
         else:
             self._wait()
 
@@ -290,15 +299,15 @@ class Live:
         if process == os.getpid():
             self._save()
 
-    def _publish(self, *, ended: bool = False) -> None:
-        """For `weft top`: that a step has ended, and what tuning does. A few stores into shared memory."""
+    def _publish(self, *, ended: int = 0) -> None:
+        """For `weft top`: that steps have ended, and what tuning does. A few stores into shared memory."""
         try:
             if self._published is None:
                 from weft.tuning.live.step_hook import published_steps
 
                 self._published = published_steps(self._rank)
             if ended and self._publishes:
-                self._published.step()
+                self._published.step(ended)
             session = self._session
             phase = "over" if self._over else "watching" if session.watching else "searching"
             policy = session.policy if session is not None else settings.start_policy()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from weft.measure.sequential import Coins, Step, confidence_interval, estimate
 from weft.policy import Policy
@@ -20,7 +20,8 @@ PROOF_STEPS = (18, 26)  # kept for a proof: at least and at most
 FIRST, MORE, _LEAST = 12, 4, 8  # steps decided in advance
 EACH = 4  # steps under each policy, at least
 BALANCE, MOST_BALANCE = 0.08, 0.3  # how much less likely an arm is for each step that it is ahead
-STEPS_AFTER_MEETING = 2  # of which the last counts
+STEPS_AFTER_MEETING, COUNTED = 4, 2  # of the steps, the mean of the last ones counts
+PRECISE = 0.04  # width of an interval, or half the effect, at which it is not measured any further
 NOISY = 0.018  # scatter of a step from which a search may use more steps
 PROMISING_STEPS = 64  # of a proof that looks promising when its steps are used up
 _PROMISING = 0.3  # capital of the test
@@ -63,6 +64,8 @@ class Proof:
     drawn: list[Step] = field(default_factory=list)
     problem: str = ""
     """Why the policy may not be used at all."""
+    first: Claim | None = None
+    """The claim when it was proven. An effect looks largest at that moment, so it is measured further."""
 
     def __post_init__(self) -> None:
         middle = min(max(self.lead, 2 * LEAST_EFFECT), MOST_EFFECT / 2)
@@ -99,8 +102,8 @@ class Proof:
 
     def proven(self) -> bool | None:
         """Whether it is proven, or hopeless; None: open."""
-        if self.problem:
-            return False
+        if self.problem or self.first is not None:
+            return not self.problem
         count, changed = len(self.drawn), sum(step.arm for step in self.drawn)
         if min(changed, count - changed) < EACH:
             return None
@@ -115,6 +118,9 @@ class Proof:
         ends = confidence_interval([*self.before, *self.drawn], effect, self.effects, self.periods)
         later, later_ends = self._on_the_next_step(effect)
         effect, ends = effect + later, (ends[0] + later_ends[0], ends[1] + later_ends[1])
+        if self.first is not None:  # both intervals are valid at any time, and so is what they share
+            low, high = max(ends[0], self.first.ends[0]), min(ends[1], self.first.ends[1])
+            effect, ends = min(max(effect, low), high), (low, high)
         return Claim(self.proven() is True and effect > WORTH and ends[0] > 0, effect, ends)
 
     def _on_the_next_step(self, effect: float) -> tuple[float, tuple[float, float]]:
@@ -139,26 +145,47 @@ class Proof:
 
 
 def prove(proof: Proof, steps: int, order: random.Random, record: Record) -> Generator[Trial, Sample, Proof]:
-    """The policy and the default in random order until the answer is clear, or `steps` are used up."""
-    runs = STEPS_AFTER_MEETING if proof.at_meetings else 1
-    allowed = steps // runs
+    """The policy and the default in random order until the answer is clear, or `steps` are used up.
+
+    A policy that is proven is measured in as many steps again, unless its effect is known well enough.
+    """
+    runs, counted = (STEPS_AFTER_MEETING, COUNTED) if proof.at_meetings else (1, 1)
+    allowed = max(steps // 3, _LEAST) if proof.at_meetings else steps
+    enough = 0
     while True:
         drawn = proof.drawn
         draws = draw_steps(order, drawn, MORE if drawn else min(FIRST, max(allowed, _LEAST)))
         policies = [proof.policy if arm else proof.default for arm, _ in draws]
-        # After a meeting the device has nothing to do yet, so a step takes longer than in a job that goes on.
-        # The step after it is the one that counts.
+        # After a meeting the device has nothing to do yet, so a step takes longer than in a job that goes on,
+        # and the next one, whose launches are ahead by then, takes less.
         plans = [[policy] * runs for policy in policies] if runs > 1 else [policies]
         measured: list[tuple[int, Sample]] = []
         for plan in plans:
             samples = yield from ask_all(plan, record, "proof")
-            measured += list(enumerate(samples, record.number - len(plan)))[runs - 1 :]
+            if runs > 1:
+                samples = [mean_sample(samples[-counted:])]
+            measured += list(enumerate(samples, record.number - len(samples)))
         for (arm, share), (number, sample) in zip(draws, measured, strict=True):
             proof.add(sample, arm, share, number)
+        if proof.first is None and proof.proven():
+            proof.first, enough = proof.claim(), 2 * len(drawn)
+        if proof.first is not None and not proof.problem:
+            claim = proof.claim()
+            width = claim.ends[1] - claim.ends[0]
+            if width <= max(PRECISE, claim.effect / 2) or len(drawn) + MORE > enough:
+                return proof
+            continue
         go_on = proof.promising and (proof.sigma > NOISY or proof.at_meetings)
-        more = max(allowed, PROMISING_STEPS) if go_on else allowed
+        most = PROMISING_STEPS // 2 if proof.at_meetings else PROMISING_STEPS
+        more = max(allowed, most) if go_on else allowed
         if proof.problem or proof.proven() is not None or len(drawn) + MORE > more:
             return proof
+
+
+def mean_sample(samples: Sequence[Sample]) -> Sample:
+    """Several steps under one policy as one sample."""
+    problem = next((sample.problem for sample in samples if sample.problem), "")
+    return replace(samples[-1], ms=sum(sample.ms for sample in samples) / len(samples), problem=problem)
 
 
 def draw_steps(order: random.Random, drawn: Sequence[Step], count: int) -> list[tuple[int, float]]:

@@ -7,6 +7,7 @@ is over. So a step takes as long as without tuning, including launches that run 
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -100,6 +101,7 @@ class Session:
         self._guard, self._least_stall_s = Guard(controls.harmless), least_stall_s
         self._allowed_s = 0.0
         self._plan: list[Policy] = []
+        self._known: dict[str, Policy] = {}
         self._light = self._learn = False
         self._policy = controls.default
         self._rescued = False
@@ -130,12 +132,17 @@ class Session:
         self.controls.synchronize()
         self._meet(self._report())
 
-    def step(self) -> None:
-        """A step has ended."""
+    @property
+    def free_steps(self) -> int:
+        """How many steps may end before `step` has anything to do but count them."""
+        return self._left - 1 if self._light and not self.over else 0
+
+    def step(self, count: int = 1) -> None:
+        """A step has ended, or several, of which `free_steps` allowed all but the last to go unnoticed."""
         if self.over:
             return
-        self._total += 1
-        self._left -= 1
+        self._total += count
+        self._left -= count
         if self._left > 0:
             return
         self._left = self._each
@@ -284,7 +291,7 @@ class Session:
             _log.debug("the policy before could not be restored", exc_info=True)
 
     def _run(self, decision: Decision) -> None:
-        policies = [Policy.from_dict(policy) for policy in decision["policies"]]
+        policies = [self._read(policy) for policy in decision["policies"]]
         self._plan = [policies[index] for index in decision["order"]]
         self._light, self._learn, self._problem = decision["light"], decision["learn"], ""
         self._each = self._left = decision["each"]
@@ -301,6 +308,13 @@ class Session:
                 self._allowed_s = max(self._least_stall_s, STALL * usual_s * len(self._plan))
                 self._guard.arm(self._allowed_s)
         self._next()
+
+    def _read(self, document: dict[str, Any]) -> Policy:
+        """A policy of a decision. The watch names the same few again and again."""
+        key = json.dumps(document)
+        if key not in self._known:
+            self._known[key] = Policy.from_dict(document)
+        return self._known[key]
 
     def _next(self) -> None:
         """Continue with the next step of the plan."""

@@ -52,6 +52,10 @@ class Steps:
         """Whether there was any event."""
         return bool(self._known)
 
+    def repeat(self, event: Hashable, times: int) -> None:
+        """Note an event that came so many times in a row, each of which ended a step."""
+        self._seen.extend([event] * min(times, LONGEST))
+
     def ends_with(self, event: Hashable) -> bool:
         """Note an event; whether a step has ended with it. Never before a period was found."""
         self._seen.append(event)

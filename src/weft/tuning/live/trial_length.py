@@ -9,14 +9,22 @@ from statistics import median
 BETWEEN_S = 0.25  # seconds between decisions of a watch, at least
 MEET = (8, 256)  # trials between decisions of a watch
 TRIAL_MS, MOST_TOGETHER = 15.0, 64  # a trial of a watch: at least this long, with at most this many steps
+IDLE_MS, MOST_IDLE = 250.0, 4096  # the same where no policy is in force, and only the pace is watched
 LAG = 2  # trials whose times need not be known when a watch decides
 RECENT = 5  # trials that give the current time of a step
 _MISFIT = 4  # times as many steps as a trial should have, or fewer by this factor
 
 
-def steps_of_a_trial(step_ms: float) -> int:
+def steps_of_a_trial(step_ms: float, *, idle: bool = False) -> int:
     """How many steps a watch times together: it takes tens of microseconds each time."""
-    return min(max(math.ceil(TRIAL_MS / max(step_ms, 1e-3)), 1), MOST_TOGETHER)
+    trial_ms, most = (IDLE_MS, MOST_IDLE) if idle else (TRIAL_MS, MOST_TOGETHER)
+    return min(max(math.ceil(trial_ms / max(step_ms, 1e-3)), 1), most)
+
+
+def lengths(step_ms: float, *, idle: bool = False) -> tuple[int, int]:
+    """Steps of a trial and trials to decide in advance."""
+    each = steps_of_a_trial(step_ms, idle=idle)
+    return each, meeting(each * step_ms) + LAG
 
 
 def meeting(trial_ms: float) -> int:
@@ -24,12 +32,12 @@ def meeting(trial_ms: float) -> int:
     return min(max(math.ceil(1e3 * BETWEEN_S / max(trial_ms, 1e-3)), MEET[0]), MEET[1])
 
 
-def refitted(each: int, recent_ms: Sequence[float]) -> tuple[int, int] | None:
+def refitted(each: int, recent_ms: Sequence[float], *, idle: bool = False) -> tuple[int, int] | None:
     """Steps of a trial and trials to decide in advance, where `each` steps no longer fit the job's pace."""
     if len(recent_ms) < RECENT:
         return None
     step_ms = median(recent_ms)
-    wanted = steps_of_a_trial(step_ms)
+    wanted = steps_of_a_trial(step_ms, idle=idle)
     if each / _MISFIT < wanted < each * _MISFIT:
         return None
-    return wanted, meeting(wanted * step_ms) + LAG
+    return lengths(step_ms, idle=idle)

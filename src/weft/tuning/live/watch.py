@@ -42,6 +42,7 @@ from itertools import islice
 from weft.measure.sequential import Step, estimate
 from weft.policy import Policy
 from weft.tuning.live.check import (
+    CHECKED_AFTER_MEETING,
     MOST_CHECKED,
     SUSPICIOUS,
     MeetingCheck,
@@ -52,7 +53,7 @@ from weft.tuning.live.check import (
 from weft.tuning.live.options import Facts
 from weft.tuning.live.pace import Pace
 from weft.tuning.live.probes import Probes
-from weft.tuning.live.proof import LEVEL, PROMISING_STEPS, STEPS_AFTER_MEETING, draw_steps
+from weft.tuning.live.proof import LEVEL, PROMISING_STEPS, draw_steps, mean_sample
 from weft.tuning.live.search import tune
 from weft.tuning.live.trial import Record, Sample, Trial
 from weft.tuning.live.tuned_job import TunedJob
@@ -169,7 +170,9 @@ class _Watch(WatchTrials):
         refitted = False
         while self.status.in_force != self.default:
             refitted = yield from self._in_force(refitted)
-        return (yield from self._idle())
+        why = yield from self._idle()
+        self.relax(False)
+        return why
 
     # --- a policy is in force -------------------------------------------------------------------------------
 
@@ -286,14 +289,14 @@ class _Watch(WatchTrials):
         while (slower := check.slower(draws)) is None:
             arm, share = check.draw()
             one = policy if arm else self.own
-            for run in range(STEPS_AFTER_MEETING):
+            samples = []
+            for run in range(CHECKED_AFTER_MEETING):
                 number = self.record.number
-                sample = yield from self.ask(
-                    Trial(one, then=(one,) * (STEPS_AFTER_MEETING - 1 - run)), "check"
-                )
-                waited_ms += sample.paused_ms
-                steps += arm
-            check.add(sample, arm, share, number)
+                then = (one,) * (CHECKED_AFTER_MEETING - 1 - run)
+                samples.append((yield from self.ask(Trial(one, then=then), "check")))
+            waited_ms += sum(sample.paused_ms for sample in samples)
+            steps += CHECKED_AFTER_MEETING * arm
+            check.add(mean_sample(samples), arm, share, number)
             draws += 1
         self.budget.met(steps, waited_ms)
         self.checked = check.first_policy_steps
@@ -314,16 +317,18 @@ class _Watch(WatchTrials):
         if not self.status.outcome.candidates_exist or self.budget.share <= 0:
             return ""
         why = "a policy was reverted" if self.status.reverted else ""
-        pace = Pace([math.log(ms) for ms in self._proof_ms(self.default)])
         if self.say:
             yield from self.settle(self.default)
+        self.relax(self.status.in_force == self.own)
+        pace = self._idle_pace()
         decided, changed = deque[Planned](), bool(why)
         while not (why and self.budget.may_search()):
             if self._meeting_wanted(changed, rarely=not why):
                 if (yield from self._check_at_meetings(decided)):
                     why = "a policy was reverted"
                     yield from self.settle(self.default)
-                pace = Pace() if self.status.in_force == self.own else self._first_pace()
+                    self.relax(True)
+                pace = self._idle_pace()
             decided = self._decided()
             sample = yield from self.watched(self.default, [self.default] * self.ahead, "watch")
             changed = 0 < sample.ms < math.inf and pace.changed(math.log(sample.ms))
@@ -336,6 +341,10 @@ class _Watch(WatchTrials):
                 pace, decided, changed = Pace(), deque(), True
         yield from self.run_decided(decided)
         return why
+
+    def _idle_pace(self) -> Pace:
+        """The pace of a job that is left alone is that of longer trials than those of a proof."""
+        return Pace() if self.idle else self._first_pace()
 
     def _decided(self) -> deque[Planned]:
         """Steps under the default, as far as they are decided in advance."""

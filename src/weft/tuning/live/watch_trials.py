@@ -6,10 +6,11 @@ import math
 from collections import deque
 from collections.abc import Generator, Sequence
 from dataclasses import replace
+from statistics import median
 
 from weft.policy import Policy
 from weft.tuning.live.trial import Record, Sample, Trial, ask
-from weft.tuning.live.trial_length import RECENT, refitted
+from weft.tuning.live.trial_length import RECENT, lengths, refitted
 from weft.tuning.live.watch_budget import WatchBudget
 from weft.tuning.live.watch_plan import Planned
 from weft.tuning.live.watch_status import WatchStatus
@@ -31,6 +32,8 @@ class WatchTrials:
         self.budget = WatchBudget(budget, each, at_meetings, max(0.0, status.outcome.cost_ms))
         self.recent: deque[float] = deque(maxlen=RECENT)
         self.trials = self.refits = 0
+        self.idle = False
+        """No policy is in force: trials are longer, so that they take next to no time."""
         self.status = status
         self.checked: list[float] | None = None
         """Logarithms of steps under the policy in its last check; None: expect those of the proof."""
@@ -67,15 +70,28 @@ class WatchTrials:
     def new_lengths(self) -> tuple[int, int] | None:
         """Steps of a trial and trials in advance, where others fit the job better. Ranks meet for that, so a
         job whose steps vary all the time gets them rarely."""
-        return refitted(self.each, self.recent) if self.refits * BETWEEN_REFITS <= self.trials else None
+        if self.refits * BETWEEN_REFITS > self.trials:
+            return None
+        return refitted(self.each, self.recent, idle=self.idle)
 
     def refit(self, each: int, ahead: int) -> None:
         """Trials have other lengths from now on."""
         self.each, self.ahead = each, ahead
-        self.budget.refit(each)
+        if not self.idle:
+            self.budget.refit(each)
         self.checked = []
         self.refits += 1
         self.recent.clear()
+
+    def relax(self, idle: bool) -> None:
+        """Trials get the lengths of a job that is left alone, or of one with a policy in force. None may be
+        decided already."""
+        if idle != self.idle:
+            self.idle = idle
+            step_ms = median(self.recent) if self.recent else self.status.outcome.default_ms or 0.0
+            self.each, self.ahead = lengths(step_ms, idle=idle)
+            if not idle:
+                self.budget.refit(self.each)
 
     def run_decided(self, plan: deque[Planned]) -> Generator[Trial, Sample, None]:
         """Run the steps that are already decided, and none after them."""
