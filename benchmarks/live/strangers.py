@@ -55,7 +55,10 @@ def run(pair: Pair, limit_s: float, order: random.Random, tiny: bool) -> dict[st
             process.hold()
         each_s = without.turn(FIRST_STEPS, until) / FIRST_STEPS
         steps = max(NOT_COUNTED + LEAST_STEPS, round(TURN_S / each_s))
-        for _ in range(min(max(round(TURNS_S / (2 * steps * each_s)), TURNS[0]), TURNS[1])):
+        turning = time.monotonic()
+        for number in range(min(max(round(TURNS_S / (2 * steps * each_s)), TURNS[0]), TURNS[1])):
+            if number >= TURNS[0] and time.monotonic() > turning + 1.5 * TURNS_S:
+                break  # its data loaders start slowly
             for way in order.sample(WAYS, len(WAYS)):
                 pair[way].turn(steps, until)
         for process in pair.values():
