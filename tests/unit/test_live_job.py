@@ -169,6 +169,25 @@ def test_steps_that_need_no_look_are_counted_later(monkeypatch, group, watching)
     assert session.steps == 63
 
 
+def test_an_optimizer_that_ends_no_step_has_no_free_ones(monkeypatch, group, watching):
+    """It steps now and then, perhaps several times in a row. What `weft top` shows are the other one's steps."""
+    monkeypatch.setattr(Session, "each", 10)
+    group()
+    weights = [torch.zeros(2, requires_grad=True) for _ in range(2)]
+    often, rarely = (torch.optim.SGD([weight], lr=0.1) for weight in weights)
+    published = []
+    sum(weight.sum() for weight in weights).backward()
+    for optimizer in [*[often] * 4, rarely, *[often] * 30, rarely]:  # a period of one, though both are known
+        optimizer.step()
+    monkeypatch.setattr(watching, "_publish", lambda *, ended=0: published.append(ended))
+    (session,) = Session.made
+    before = session.steps
+    for optimizer in [*[often] * 7, *[rarely] * 12, *[often] * 16, rarely] * 2:
+        optimizer.step()
+    assert session.steps == before + 2 * 23
+    assert sum(published) == 2 * 23
+
+
 def test_a_fork_of_a_rank_with_steps_of_its_own_is_not_tuned(group, watching):
     group()
     watching._group_process = -1  # the group is of the process that this one was forked from

@@ -16,6 +16,7 @@ from weft.tuning.live.conductor import conduct
 from weft.tuning.live.pace import Pace
 from weft.tuning.live.proof import Proof
 from weft.tuning.live.trial import Record, Sample, Trial
+from weft.tuning.live.trial_length import steps_of_a_trial
 from weft.tuning.live.tuned_job import Tried, TunedJob, final
 from weft.tuning.live.watch import AHEAD, SHARE, watch
 from weft.tuning.live.watch_budget import CHECK, COSTLY, CREDIT
@@ -157,6 +158,23 @@ def test_a_job_that_changes_is_searched_again_once_the_budget_allows_it():
     assert status.in_force.max_ctas == 16
     assert "searched again, because the pace of the job changed: " in said[0]
     assert ran[-100:].count(status.in_force) > 85
+
+
+@pytest.mark.parametrize("ms", [2.0, 5000.0])
+def test_trials_after_another_search_have_the_length_for_the_steps_of_now(ms):
+    """Where no policy is in force they were long, and the steps of the search before may have been short."""
+    before = replace(left_alone(), default_ms=ms)
+    status = WatchStatus(before, DEFAULT)
+    watching = watch(before, each=steps_of_a_trial(ms), status=status)
+    trial, number, watched = next(watching), 0, []
+    while len(watched) < 30:
+        number += trial.steps
+        now = ms if number < 20_000 else 100.0 - 30.0 * (trial.policy.max_ctas == 16)
+        if trial.light and status.in_force != DEFAULT:
+            watched.append(trial.steps)
+        trial = watching.send(Sample(now, facts=FACTS if trial.learn else None))
+    assert set(watched) == {1}
+    assert not status.reverted
 
 
 def test_a_search_that_takes_long_for_such_short_steps_is_repeated_later():

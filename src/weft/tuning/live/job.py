@@ -113,11 +113,14 @@ class Live:
                 self._steps.repeat(number, skipped)
                 self._session.step(skipped)
             event = self._numbers.of(optimizer)
-            if self._steps.ends_with(event):
+            ends = self._steps.ends_with(event)
+            if ends:
                 self._step_ended(optimizer, 1 + skipped)
             elif self._session is None:
                 self._wait()
-            if self._session is not None and self._steps.length == 1:
+            elif skipped:
+                self._publish(ended=skipped)
+            if ends and self._session is not None and self._steps.length == 1:
                 self._free.begin(optimizer, event, self._session.free_steps)
         except BaseException as error:
             self._caught(error)

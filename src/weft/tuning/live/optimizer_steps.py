@@ -47,7 +47,7 @@ class FreeSteps:
     """Steps of one optimizer that need not be looked at: between two looks, a call takes a microsecond."""
 
     def __init__(self) -> None:
-        self._left = self._taken = self._number = self._ident = 0
+        self._left = self._free = self._number = self._ident = 0
         self._optimizer: Callable[[], Any] = lambda: None
 
     def begin(self, optimizer: Any, number: int, free: int) -> None:
@@ -55,19 +55,20 @@ class FreeSteps:
         if free > 0:
             if self._optimizer() is not optimizer:
                 self._optimizer = weakref.ref(optimizer)
-            self._left, self._number, self._ident = free, number, threading.get_ident()
+            self._left = self._free = free
+            self._number, self._ident = number, threading.get_ident()
 
     def take(self, optimizer: Any) -> bool:
         """Whether this step is free."""
         if not self._left or optimizer is not self._optimizer() or threading.get_ident() != self._ident:
             return False
-        self._left -= 1
-        self._taken += 1
+        self._left -= 1  # the only store: a signal handler that raises leaves the step counted, or not begun
         return True
 
     def end(self) -> tuple[int, int]:
         """No more steps are free; how many were taken, and of which optimizer."""
-        taken, self._taken, self._left = self._taken, 0, 0
+        taken = self._free - self._left
+        self._free = self._left = 0
         return taken, self._number
 
 

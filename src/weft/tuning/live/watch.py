@@ -127,6 +127,7 @@ class _Watch(WatchTrials):
         self.budget.searched(outcome)
         self.status.outcome, self.status.in_force, self.status.reverted = outcome, outcome.policy, ""
         self.default, self.checked = _reachable(outcome), None
+        self.start_over(outcome.default_ms)
 
     def finish_proof(self) -> Generator[Trial, Sample, None]:
         """Continue a proof that was promising when the search had used up its steps."""
@@ -170,9 +171,7 @@ class _Watch(WatchTrials):
         refitted = False
         while self.status.in_force != self.default:
             refitted = yield from self._in_force(refitted)
-        why = yield from self._idle()
-        self.relax(False)
-        return why
+        return (yield from self._idle())
 
     # --- a policy is in force -------------------------------------------------------------------------------
 

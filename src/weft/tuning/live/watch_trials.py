@@ -88,10 +88,20 @@ class WatchTrials:
         decided already."""
         if idle != self.idle:
             self.idle = idle
-            step_ms = median(self.recent) if self.recent else self.status.outcome.default_ms or 0.0
-            self.each, self.ahead = lengths(step_ms, idle=idle)
-            if not idle:
-                self.budget.refit(self.each)
+            self._fit(median(self.recent) if self.recent else self.status.outcome.default_ms)
+
+    def start_over(self, step_ms: float | None) -> None:
+        """After a search: the times before it may be those of another pace, and so may the lengths."""
+        self.idle = False
+        self.recent.clear()
+        self._fit(step_ms)
+
+    def _fit(self, step_ms: float | None) -> None:
+        """Trials get the lengths for such a step; None or 0: it is not known, and they keep theirs."""
+        if step_ms:
+            self.each, self.ahead = lengths(step_ms, idle=self.idle)
+        if not self.idle:
+            self.budget.refit(self.each)
 
     def run_decided(self, plan: deque[Planned]) -> Generator[Trial, Sample, None]:
         """Run the steps that are already decided, and none after them."""
