@@ -418,3 +418,15 @@ def test_what_only_steps_after_a_meeting_show_is_not_claimed():
         except StopIteration:
             claims += shown.claim().proven
     assert claims <= 1
+
+
+def test_an_effect_that_changes_while_it_is_measured_has_an_interval_all_the_same():
+    """Two intervals that do not overlap have nothing in common to state."""
+    noise = random.Random(309)
+    shown = proof.Proof(Policy(), Policy(max_ctas=16), 0.012, 0.1, 0.001, (1,), [])
+    shown.first = proof.Claim(True, 0.1, (0.08, 0.12))
+    for number, (arm, share) in enumerate(proof.draw_steps(random.Random(1), (), 40)):
+        shown.add(Sample(100 * math.exp(noise.gauss(0, 0.001) + 0.3 * arm)), arm, share, number)
+    claim = shown.claim()
+    assert claim.ends[0] <= claim.effect <= claim.ends[1] < 0
+    assert not claim.proven

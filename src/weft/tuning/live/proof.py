@@ -120,7 +120,8 @@ class Proof:
         effect, ends = effect + later, (ends[0] + later_ends[0], ends[1] + later_ends[1])
         if self.first is not None:  # both intervals are valid at any time, and so is what they share
             low, high = max(ends[0], self.first.ends[0]), min(ends[1], self.first.ends[1])
-            effect, ends = min(max(effect, low), high), (low, high)
+            if low <= high:  # if not, the effect itself has changed since, and the later interval counts
+                effect, ends = min(max(effect, low), high), (low, high)
         return Claim(self.proven() is True and effect > WORTH and ends[0] > 0, effect, ends)
 
     def _on_the_next_step(self, effect: float) -> tuple[float, tuple[float, float]]:
