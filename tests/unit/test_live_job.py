@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+import math
 import signal
 import threading
 from functools import partial
 from typing import ClassVar
+from unittest.mock import Mock
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
 from weft.shim import binding, communicators  # noqa: E402
-from weft.tuning.live import job, settings  # noqa: E402
+from weft.tuning.live import job, optimizer_steps, settings  # noqa: E402
 from weft.tuning.live.options import Facts  # noqa: E402
 from weft.tuning.live.steps import Steps  # noqa: E402
 from weft.tuning.live.tuned_job import read_record, read_result  # noqa: E402
@@ -44,7 +46,7 @@ class Session:
     made: ClassVar[list[Session]] = []
     each: ClassVar[int] = 1
 
-    watching = False
+    watching = changed = False
 
     def __init__(self, controls, agreement, conductor, on_end, *_: object, **__: object) -> None:
         self.steps, self.looks, self.over, self.on_end = 0, 0, False, on_end
@@ -93,7 +95,8 @@ def group(monkeypatch, tmp_path):
 
 
 @pytest.fixture
-def watching():
+def watching(monkeypatch):
+    monkeypatch.setattr(optimizer_steps, "LONGEST_FREE_S", math.inf)  # the machine may be slow
     found = job.Live()
     found.watch()
     yield found
@@ -186,6 +189,35 @@ def test_an_optimizer_that_ends_no_step_has_no_free_ones(monkeypatch, group, wat
         optimizer.step()
     assert session.steps == before + 2 * 23
     assert sum(published) == 2 * 23
+
+
+@pytest.mark.parametrize(("changed", "ended"), [(True, True), (False, False)])
+def test_a_capture_between_two_looks_ends_the_watch_of_a_policy(monkeypatch, group, watching, changed, ended):
+    monkeypatch.setattr(Session, "each", 1000)
+    monkeypatch.setattr(Session, "changed", changed)
+    capturing = Mock(is_current_stream_capturing=Mock(return_value=False))
+    monkeypatch.setattr(watching, "_cuda", capturing)
+    leave = Mock()
+    monkeypatch.setattr(watching, "_leave", leave)
+    group()
+    optimize()
+    capturing.is_current_stream_capturing.return_value = True
+    watching._free.begin(optimizer := torch.optim.SGD([torch.zeros(1)], lr=0.1), 1, 5)
+    optimizer.step()
+    assert leave.called == ended
+
+
+def test_free_steps_that_take_long_are_counted_meanwhile(monkeypatch):
+    """A job whose steps have become slow is not silent until hundreds of them are over."""
+    now = Mock(return_value=5.0)
+    monkeypatch.setattr(optimizer_steps, "time", Mock(monotonic=now))
+    optimizer, free = torch.optim.SGD([torch.zeros(1)], lr=0.1), optimizer_steps.FreeSteps()
+    free.begin(optimizer, 3, 100)
+    assert [free.take(optimizer) for _ in range(7)] == [True] * 7
+    now.return_value += 2 * optimizer_steps.LONGEST_FREE_S
+    assert not free.take(optimizer)
+    assert free.end() == (7, 3)
+    assert free.end() == (0, 3)
 
 
 def test_a_fork_of_a_rank_with_steps_of_its_own_is_not_tuned(group, watching):

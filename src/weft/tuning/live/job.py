@@ -46,7 +46,7 @@ class Live:
         self._steps, self._numbers, self._events = Steps(), OptimizerNumbers(), 0
         self._event_at, self._between_s = time.monotonic(), 0.0
         self._session: Any = None
-        self._free = FreeSteps()
+        self._free, self._changed = FreeSteps(), False
         self._over = self._by_calls = False
         self._rank: int | None = None
         self._group_process: int | None = None
@@ -103,7 +103,14 @@ class Live:
             self._give_up(reason)
 
     def _optimizer_stepped(self, optimizer: Any) -> None:
-        if self._free.take(optimizer) or self._by_calls or not self._mine():
+        if self._free.take(optimizer):
+            try:
+                if self._changed:
+                    self._leaves_at_capture()
+            except BaseException as error:
+                self._caught(error)
+            return
+        if self._by_calls or not self._mine():
             return
         if self._session is None:
             self._note_event()
@@ -122,8 +129,16 @@ class Live:
                 self._publish(ended=skipped)
             if ends and self._session is not None and self._steps.length == 1:
                 self._free.begin(optimizer, event, self._session.free_steps)
+                self._changed = self._session.changed
         except BaseException as error:
             self._caught(error)
+
+    def _leaves_at_capture(self) -> bool:
+        """A graph keeps the policy of its capture, and its steps are not seen: then the watch is over."""
+        capturing = self._cuda.is_initialized() and self._cuda.is_current_stream_capturing()
+        if capturing:
+            self._leave("the program captures its step in a CUDA graph")
+        return bool(capturing)
 
     def _watch_calls(self) -> None:
         from weft.shim import binding, communicators
@@ -173,10 +188,9 @@ class Live:
         """A step has ended, after others that were not looked at: `steps` in all."""
         # Steps may take less than a millisecond: nothing here is imported or looked up at each of them.
         session = self._session
-        if self._cuda.is_initialized() and self._cuda.is_current_stream_capturing():
-            # A graph keeps the policy of its capture.
-            self._leave("the program captures its step in a CUDA graph")
-        elif session is not None:
+        if self._leaves_at_capture():
+            return
+        if session is not None:
             session.step()
             self._publish(ended=steps)
             if self._leads and time.monotonic() > self._saved_at + self._save_after_s:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from typing import Any
+
+LONGEST_FREE_S = 1.0  # steps that became slow are still shown by `weft top`
 
 
 class OwnThread:
@@ -44,10 +47,14 @@ class OptimizerNumbers:
 
 
 class FreeSteps:
-    """Steps of one optimizer that need not be looked at: between two looks, a call takes a microsecond."""
+    """Steps of one optimizer that need not be looked at: between two looks, a call takes a microsecond.
+
+    They end early where they take long, on this rank alone: what has been skipped is shown and saved then.
+    """
 
     def __init__(self) -> None:
         self._left = self._free = self._number = self._ident = 0
+        self._until_s = 0.0
         self._optimizer: Callable[[], Any] = lambda: None
 
     def begin(self, optimizer: Any, number: int, free: int) -> None:
@@ -57,10 +64,13 @@ class FreeSteps:
                 self._optimizer = weakref.ref(optimizer)
             self._left = self._free = free
             self._number, self._ident = number, threading.get_ident()
+            self._until_s = time.monotonic() + LONGEST_FREE_S
 
     def take(self, optimizer: Any) -> bool:
         """Whether this step is free."""
         if not self._left or optimizer is not self._optimizer() or threading.get_ident() != self._ident:
+            return False
+        if time.monotonic() > self._until_s:
             return False
         self._left -= 1  # the only store: a signal handler that raises leaves the step counted, or not begun
         return True

@@ -126,6 +126,11 @@ class Session:
         """The policy in force on this rank."""
         return self._policy
 
+    @property
+    def changed(self) -> bool:
+        """Whether that is another one than the job's default."""
+        return self._policy != self.controls.default
+
     def begin(self) -> None:
         """Meet the other ranks for the first time, at the end of a step."""
         next(self._conductor)

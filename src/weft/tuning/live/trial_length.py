@@ -9,7 +9,7 @@ from statistics import median
 BETWEEN_S = 0.25  # seconds between decisions of a watch, at least
 MEET = (8, 256)  # trials between decisions of a watch
 TRIAL_MS, MOST_TOGETHER = 15.0, 64  # a trial of a watch: at least this long, with at most this many steps
-IDLE_MS, MOST_IDLE = 250.0, 4096  # the same where no policy is in force, and only the pace is watched
+IDLE_MS, MOST_IDLE = 250.0, 512  # the same where no policy is in force; counting 512 costs as much as a look
 LAG = 2  # trials whose times need not be known when a watch decides
 RECENT = 5  # trials that give the current time of a step
 _MISFIT = 4  # times as many steps as a trial should have, or fewer by this factor
