@@ -167,7 +167,7 @@ class Live:
             self._leave("the program captures its step in a CUDA graph")
         elif session is not None:
             session.step()
-            self._publish(ended=steps)
+            self._output.publish(session, ended=steps, over=self._over)
             if self._output.leads and time.monotonic() > self._saved_at + self._save_after_s:
                 self._save()
         else:
@@ -184,7 +184,7 @@ class Live:
             self._over = True  # a fork of the rank, with optimizer steps of its own: the store is not its
         elif dist.is_available() and dist.is_initialized():
             self._begin(optimizer)
-            self._publish(ended=1)
+            self._output.publish(self._session, ended=1, over=self._over)
         else:
             self._wait()
 
@@ -291,16 +291,10 @@ class Live:
         if process == os.getpid():
             self._save()
 
-    def _publish(self, *, ended: int = 0) -> None:
-        session = self._session
-        phase = "over" if self._over else "watching" if session.watching else "searching"
-        policy = session.policy if session is not None else settings.start_policy()
-        self._output.publish(phase, policy, ended=ended)
-
     def _end(self, result: dict[str, Any]) -> None:
         """Tuning is over: remove weft's hooks from the program."""
         known, self._over = self._result is not None, True
-        self._publish()
+        self._output.publish(self._session, over=True)
         self._hook.remove()
         for restore in self._restore:
             restore()

@@ -8,14 +8,18 @@ import os
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from weft.files import write_whole
 from weft.policy import Policy
 from weft.shim.step_times import STEPS_VARIABLE
+from weft.tuning.live.settings import start_policy
 from weft.tuning.live.step_hook import published_steps
 from weft.tuning.live.trial import Record
 from weft.tuning.live.tuned_job import RECORD_FILE, result_file
+
+if TYPE_CHECKING:
+    from weft.tuning.live.session import Session
 
 _log = logging.getLogger("weft.live")
 
@@ -59,13 +63,19 @@ class JobOutput:
                 labels = [policy.label for policy in self.record.policies]
                 write_whole(Path(folder, RECORD_FILE), json.dumps(self.record.to_dict(labels)))
 
-    def publish(self, phase: str, policy: Policy, *, ended: int = 0) -> None:
-        """For `weft top`: that steps have ended, and what tuning does. A few stores into shared memory."""
+    def publish(self, session: Session | None, *, ended: int = 0, over: bool = False) -> None:
+        """For `weft top`: that steps have ended, and what tuning does. A few stores into shared memory.
+
+        `session`: the tuning, if it has begun. `over`: it has ended; its policy stays.
+        """
         try:
             if self._published is None:
                 self._published = published_steps(self.rank)
             if ended and self._publishes:
                 self._published.step(ended)
+            watching = session is not None and session.watching
+            phase = "over" if over else "watching" if watching else "searching"
+            policy = start_policy() if session is None else session.policy
             if self._shown is None or phase != self._shown[0] or policy is not self._shown[1]:
                 self._published.tuning(phase, policy.label)
                 self._shown = phase, policy
