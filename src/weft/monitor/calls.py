@@ -2,7 +2,9 @@
 
 The shim writes these calls in any case (`calls.PID.N` in the job's folder), so that a program of any language
 has step times without a hook. A step begins with the first call of the period; its time is host time. Where
-all calls of a step are equal, as DDP's buckets may be, the pauses between them show which belong together.
+all calls of a step are equal, as DDP's buckets may be, the gaps between them show which belong together: one
+of them is at least a third of the step. A shorter one is taken for a pause of a program with one call to a step,
+which logs or evaluates every so many steps; a longer one of that kind cannot be told from a step.
 """
 
 from __future__ import annotations
@@ -27,7 +29,10 @@ _REPEATS = 6  # as in the tracer: a few equal calls are not yet a step
 _SEARCH_EVERY_S = 5.0
 _SEARCHED = 2048  # calls; a period must show itself in them
 _GAPS = 512  # between calls, in which a cycle must show itself
-_EXPLAINED = 0.5  # of their variance, that a cycle must explain
+_EXPLAINED = 0.5  # of the variance of their logarithms, that a cycle must explain
+_BETTER = 0.2  # of their deviations, that it must explain in addition to a shorter one
+_BETWEEN_STEPS, _LONGER = 1 / 3, 2.0  # of a cycle, and times the others, that its longest gap takes at least
+_LEAST_SCATTER = 1e-3  # of the logarithms: equal gaps have no cycle
 
 
 class CallFile:
@@ -38,7 +43,7 @@ class CallFile:
         self._number = open_regular(path)
         self._buffer = bytearray(nccl_binding.CALLS * _CALL.itemsize)
         self._period: int | None = None
-        self._searched_s = -_SEARCH_EVERY_S
+        self._searched_s, self._searched_calls = -_SEARCH_EVERY_S, 0
 
     def close(self) -> None:
         os.close(self._number)
@@ -49,8 +54,10 @@ class CallFile:
         if len(calls) < 2 * _REPEATS:
             return []
         identity = calls["operation"].astype(np.uint64) ^ (calls["bytes"] << np.uint64(4))
-        if self._period is None or not _repeats(identity, self._period):
-            self._period = self._search(identity, calls["host_ns"].astype(np.int64))
+        if self._search_is_due(int(calls["number"][-1])):
+            self._period = _calls_of_a_period(identity[-_SEARCHED:], calls["host_ns"][-_SEARCHED:])
+        elif self._period is not None and not _repeats(identity, self._period):
+            self._period = None
         if self._period is None:
             return []
         starts = calls["host_ns"][(len(calls) - 1) % self._period :: self._period]
@@ -74,24 +81,44 @@ class CallFile:
         chosen: np.ndarray = calls[calls["key"] == keys[counts.argmax()]]
         return chosen
 
-    def _search(self, identity: np.ndarray, host_ns: np.ndarray) -> int | None:
+    def _search_is_due(self, made: int) -> bool:
+        """Now and then, and whenever the program has made twice as many calls: the first few may mislead."""
         now = time.monotonic()
-        if now - self._searched_s < _SEARCH_EVERY_S:
-            return None
-        self._searched_s = now
-        found = period(identity[-_SEARCHED:].tolist(), _REPEATS)
-        return found and found * _cycle(np.diff(host_ns[-_SEARCHED:][::-found][::-1]))
+        due = now - self._searched_s >= _SEARCH_EVERY_S or made >= 2 * self._searched_calls
+        if due:
+            self._searched_s, self._searched_calls = now, made
+        return due
+
+
+def _calls_of_a_period(identity: np.ndarray, host_ns: np.ndarray) -> int | None:
+    found = period(identity.tolist(), _REPEATS)
+    return found and found * _cycle(np.diff(host_ns.astype(np.int64)[::-found][::-1]))
 
 
 def _cycle(gaps: np.ndarray) -> int:
     """After how many gaps their lengths repeat themselves; 1: they do not."""
-    logs = np.log(np.maximum(gaps[-_GAPS:], 1))
-    for length in range(2, len(logs) // _REPEATS + 1):
-        table = logs[len(logs) % length :].reshape(-1, length)
+    gaps = np.maximum(gaps[-_GAPS:], 1)
+    logs = np.log(gaps)
+    if logs.std() < _LEAST_SCATTER:
+        return 1
+    best, least = 1, 1.0
+    for length in range(2, len(gaps) // _REPEATS + 1):
+        table = logs[len(gaps) % length :].reshape(-1, length)
         by_chance = (length - 1) / (table.size - 1)
-        if table.var() and table.mean(axis=0).var() / table.var() - by_chance >= _EXPLAINED:
-            return length
-    return 1
+        explained = table.mean(axis=0).var() / max(table.var(), _LEAST_SCATTER**2) - by_chance
+        if explained < _EXPLAINED:
+            continue
+        usual = np.median(table, axis=0)
+        # Absolute values and not squares: a few long pauses of the program do not make a longer cycle.
+        left = by_chance + np.abs(table - usual).sum() / np.abs(table - np.median(table)).sum()
+        if left <= least - _BETTER and _ends_a_step(np.sort(np.exp(usual))):
+            best, least = length, left
+    return best
+
+
+def _ends_a_step(gaps: np.ndarray) -> bool:
+    """Whether the last of these gaps, the longest, is long enough to be the one between two steps."""
+    return bool(gaps[-1] >= max(_BETWEEN_STEPS * gaps.sum(), _LONGER * np.median(gaps[:-1])))
 
 
 def _repeats(identity: np.ndarray, length: int) -> bool:
