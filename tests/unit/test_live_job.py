@@ -182,7 +182,9 @@ def test_an_optimizer_that_ends_no_step_has_no_free_ones(monkeypatch, group, wat
     sum(weight.sum() for weight in weights).backward()
     for optimizer in [*[often] * 4, rarely, *[often] * 30, rarely]:  # a period of one, though both are known
         optimizer.step()
-    monkeypatch.setattr(watching, "_publish", lambda *, ended=0: published.append(ended))
+    monkeypatch.setattr(
+        watching._output, "publish", lambda session, *, ended=0, over: published.append(ended)
+    )
     (session,) = Session.made
     before = session.steps
     for optimizer in [*[often] * 7, *[rarely] * 12, *[often] * 16, rarely] * 2:

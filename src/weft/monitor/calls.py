@@ -3,8 +3,8 @@
 The shim writes these calls in any case (`calls.PID.N` in the job's folder), so that a program of any language
 has step times without a hook. A step begins with the first call of the period; its time is host time. Where
 all calls of a step are equal, as DDP's buckets may be, the gaps between them show which belong together: one
-of them is at least a third of the step. A shorter one is taken for a pause of a program with one call to a step,
-which logs or evaluates every so many steps; a longer one of that kind cannot be told from a step.
+of them is at least a third of the step. A shorter one is taken for a pause of a program with one call to a
+step, which logs or evaluates every so many steps; a longer pause of that kind looks like the end of a step.
 """
 
 from __future__ import annotations

@@ -118,7 +118,7 @@ class Live:
             elif self._session is None:
                 self._wait()
             elif skipped:
-                self._publish(ended=skipped)
+                self._output.publish(self._session, ended=skipped, over=self._over)
             if ends and self._session is not None and self._steps.length == 1:
                 self._free.begin(optimizer, event, self._session.free_steps)
                 self._changed = self._session.changed
