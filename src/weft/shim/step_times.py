@@ -66,12 +66,19 @@ class StepWriter:
             return
         now = time.monotonic_ns()
         if self._end_ns:
-            took = (now - self._end_ns) // count
-            for number in range(self._steps + max(0, count - KEPT_STEPS), self._steps + count):
-                struct.pack_into("=Q", self._memory, _HEAD.size + 8 * (number % KEPT_STEPS), took)
+            self._keep(min(count, KEPT_STEPS), (now - self._end_ns) // count)
             self._steps += count
         self._end_ns = now
         struct.pack_into("=QQ", self._memory, _STEPS, self._steps, now)
+
+    def _keep(self, count: int, took_ns: int) -> None:
+        """The time of the next steps, up to the end of the ring and from its beginning."""
+        assert self._memory is not None
+        at, times = self._steps % KEPT_STEPS, struct.pack("=Q", took_ns)
+        first = min(count, KEPT_STEPS - at)
+        for place, number in ((at, first), (0, count - first)):
+            start = _HEAD.size + 8 * place
+            self._memory[start : start + 8 * number] = times * number
 
     def tuning(self, phase: str, policy: str) -> None:
         """What live tuning does from now on, and the label of the policy that is in force."""
