@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from weft.tuning.live import optimizer_steps
-from weft.tuning.live.steps import Steps, period
+from weft.tuning.live.steps import RUN, Steps, period
 from weft.tuning.live.watchdog import Guard
 
 
@@ -67,6 +67,17 @@ def test_the_steps_of_another_training_loop_are_found_as_soon_as_those_of_the_fi
 
 def test_an_optimizer_that_steps_seldom_begins_no_other_loop():
     assert ends("a" * 100 + ("b" + "a" * 9) * 40).endswith("|.........")
+
+
+@pytest.mark.parametrize("run", [200, 700])
+def test_optimizers_that_alternate_in_long_runs_are_steps_each(run):
+    """As in reinforcement learning: steps of the policy, then as many of the value function."""
+    found = ends(("a" * run + "b" * run) * 3)
+    assert found[2 * run :] == ("." * (RUN - 1) + "|" * (run - RUN + 1)) * 4
+
+
+def test_a_long_run_that_is_part_of_a_period_stays_part_of_it():
+    assert ends(("a" * 40 + "b") * 20).endswith("|" + ("." * 40 + "|") * 8)
 
 
 def test_an_optimizer_is_not_taken_for_one_that_is_gone(monkeypatch):

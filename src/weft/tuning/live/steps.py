@@ -8,6 +8,7 @@ from collections.abc import Hashable, Sequence
 REPEATS = 3
 REPEATS_OF_ONE = 4  # one optimizer alone; a few steps of it may also be the start of a longer pattern
 LONGEST = 512  # events within which a period must be found
+RUN = 128  # times in a row that an event comes until it ends a step by itself, whatever came before
 
 
 def period(stream: Sequence[Hashable], repeats: int = REPEATS) -> int | None:
@@ -34,7 +35,8 @@ class Steps:
     Several optimizers, or several steps of one of them before another, make a longer period. A step ends with
     an event that a period has only once, so that one left out, as by a gradient scaler, does no harm. An
     event never seen before makes it learn again: from the events that follow, if it begins another training
-    loop, or from all of them, if an earlier event comes again, as with an optimizer that steps rarely.
+    loop, or from all of them, if an earlier event comes again, as with an optimizer that steps rarely. Where
+    optimizers alternate in long runs, each is a step by itself once its run is long.
     """
 
     def __init__(self) -> None:
@@ -45,6 +47,8 @@ class Steps:
         self._earlier: frozenset[Hashable] = frozenset()
         """Events of the training loops before this one."""
         self._last: Hashable | None = None
+        self._run = 0
+        """How many times in a row the latest event came."""
         self.length: int | None = None
 
     @property
@@ -54,15 +58,18 @@ class Steps:
 
     def repeat(self, event: Hashable, times: int) -> None:
         """Note an event that came so many times in a row, each of which ended a step."""
+        self._count(event, times)
         self._seen.extend([event] * min(times, LONGEST))
 
     def ends_with(self, event: Hashable) -> bool:
         """Note an event; whether a step has ended with it. Never before a period was found."""
+        self._count(event, 1)
         self._seen.append(event)
         if event in self._earlier:
             self._earlier = frozenset()  # no other training loop has begun
         elif self.length is not None and event in self._known:
-            return event == self._last
+            if event == self._last or self._run != RUN:
+                return event == self._last
         elif self.length is not None:
             self._earlier = frozenset(self._known)
             self._loop.clear()
@@ -70,10 +77,14 @@ class Steps:
         self._known.add(event)
         self.length = None
         stream = tuple(self._loop if self._earlier else self._seen)
-        found = period(stream)
+        found = period(stream) or (1 if self._run >= RUN else None)
         if found is None or (found == 1 and len(stream) < REPEATS_OF_ONE):
             return False
         cycle = stream[-found:]
         self._last = next((e for e in reversed(cycle) if cycle.count(e) == 1), event)
         self.length = found
         return event == self._last
+
+    def _count(self, event: Hashable, times: int) -> None:
+        before = self._run if self._seen and self._seen[-1] == event else 0
+        self._run = before + times
