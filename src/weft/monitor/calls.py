@@ -54,10 +54,10 @@ class CallFile:
         if len(calls) < 2 * _REPEATS:
             return []
         identity = calls["operation"].astype(np.uint64) ^ (calls["bytes"] << np.uint64(4))
+        if self._period is not None and not _repeats(identity, self._period):
+            self._period = None
         if self._search_is_due(int(calls["number"][-1])):
             self._period = _calls_of_a_period(identity[-_SEARCHED:], calls["host_ns"][-_SEARCHED:])
-        elif self._period is not None and not _repeats(identity, self._period):
-            self._period = None
         if self._period is None:
             return []
         starts = calls["host_ns"][(len(calls) - 1) % self._period :: self._period]
@@ -82,12 +82,14 @@ class CallFile:
         return chosen
 
     def _search_is_due(self, made: int) -> bool:
-        """Now and then, and whenever the program has made twice as many calls: the first few may mislead."""
+        """Now and then while no period is known, and whenever the program has made twice as many calls: the
+        first few may mislead."""
         now = time.monotonic()
-        due = now - self._searched_s >= _SEARCH_EVERY_S or made >= 2 * self._searched_calls
-        if due:
-            self._searched_s, self._searched_calls = now, made
-        return due
+        late = self._period is None and now - self._searched_s >= _SEARCH_EVERY_S
+        if not late and made < 2 * self._searched_calls:
+            return False
+        self._searched_s, self._searched_calls = now, made
+        return True
 
 
 def _calls_of_a_period(identity: np.ndarray, host_ns: np.ndarray) -> int | None:
