@@ -10,7 +10,10 @@ import typer
 
 def report(
     folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="A folder with results of analyze, bench, tune or plan.")
+        Path,
+        typer.Argument(
+            metavar="DIR", help="A folder with results of analyze, bench, tune, plan, explore or reproduce."
+        ),
     ],
     out: Annotated[
         Optional[Path],  # noqa: UP045 - typer reads the annotation on Python 3.10 too
