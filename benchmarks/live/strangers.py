@@ -3,7 +3,7 @@
     python benchmarks/live/strangers.py --out DIR [--public FOLDER] [--only NAME …] [--repeats 3] [--tiny]
 
 Each program of strangers/catalog.py runs twice at once, as rank 0 of two with a ghost rank: without weft, and
-under `weft run --tune`. The search has the GPU for itself. Then the two take turns of a quarter of a second,
+under `weft run --tune`. The search has the GPU for itself. Then the two take turns of half a second or more,
 in random order: one waits, between two of its steps and with an idle device, while the other runs. So both
 meet the same clocks, neighbors and disks. A stopwatch that is not weft's notes when each step ends
 (strangers/watched.py). The next pair imports its libraries meanwhile, on cores of its own.
@@ -30,8 +30,8 @@ from strangers.catalog import CATALOG, PAUSE, Program, prepare
 from strangers.process import WAYS, EndedError, Process, start
 
 SETTLE_S = {"without": 2.0, "tune": 1.0}  # after the first steps; after the search
-TURN_S, TURNS_S, TURNS = 0.25, 22.0, (6, 44)  # seconds of a turn, of all of them; turns of each process
-FIRST_STEPS, LEAST_STEPS = 10, 6  # that show how many steps a turn has; that are counted in a turn
+TURN_S, TURNS_S, TURNS = 0.5, 22.0, (6, 22)  # seconds of a turn, of all of them; turns of each process
+FIRST_STEPS, LEAST_STEPS = 10, 12  # that show how many steps a turn has; that are counted in a turn
 NOT_COUNTED = 2  # steps at the beginning of a turn
 DEADLINE_S = 110.0
 Pair = dict[str, Process]
@@ -44,15 +44,17 @@ def run(pair: Pair, limit_s: float, order: random.Random, tiny: bool) -> dict[st
     tune, without = pair["tune"], pair["without"]
     try:
         tune.begin()
-        tune.wait(until, tune.stepping if tiny else tune.tuned)
+        tune.wait(until, tune.stepping)
+        tune.hold()
+        if not tiny:
+            tune.wait(until, tune.tuned)
         time.sleep(SETTLE_S["tune"])
         tune.pause(until)
         without.begin()
         without.wait(until, without.stepping)
+        without.hold()
         time.sleep(SETTLE_S["without"])
         without.pause(until)
-        for process in pair.values():
-            process.hold()
         each_s = without.turn(FIRST_STEPS, until) / FIRST_STEPS
         steps = max(NOT_COUNTED + LEAST_STEPS, round(TURN_S / each_s))
         turning = time.monotonic()

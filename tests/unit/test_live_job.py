@@ -272,13 +272,14 @@ def test_a_result_that_cannot_be_kept_stays_the_result(monkeypatch, group, watch
     from weft.errors import UsageError
     from weft.policy import Policy
     from weft.tuning.live.earlier import Earlier
+    from weft.tuning.live.job_output import warn
 
     def refuse(*_: object) -> None:
         raise UsageError("the verdict has no JSON")
 
     monkeypatch.setattr("weft.tuning.store.Store.put", refuse)
     group()
-    watching._leads, watching._earlier = True, Earlier(Policy(), watching._warn)
+    watching._output.leads, watching._earlier = True, Earlier(Policy(), warn)
     watching._earlier.key = object()
     watching._end({"text": "ctas16", "state": "kept", "policy": Policy(max_ctas=16).to_dict()})
     assert read_result(tmp_path)["state"] == "kept"

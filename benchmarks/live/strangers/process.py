@@ -66,6 +66,7 @@ class Process:
         if len(cores) < 8:
             return
         main, backward, others = {cores[0]}, {cores[2]}, set(cores[4:])  # without their siblings
+        (self.folder / "cores").write_text(json.dumps(sorted(others)))
         for thread, name in threads(self.popen.pid):
             pin_thread(thread, main if thread == rank else backward if name == "pt_autograd_0" else others)
 

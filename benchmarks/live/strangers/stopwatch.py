@@ -5,7 +5,8 @@ STRANGER_FOLDER  `stepping` appears there after a few steps, with the process's 
                  the times at which its steps ended, in seconds, in `times.json`: a list for each of its turns.
                  The first turn ends with the step in which `pause` appears: the program waits until the device
                  has finished, stops its data loaders, and makes `paused`. The next turn begins when `pause` is
-                 gone, and has as many steps as `turn` says.
+                 gone, and has as many steps as `turn` says. `cores`: those of the data loaders that are forked
+                 from now on; the program's own thread may have but one.
 """
 
 from __future__ import annotations
@@ -69,6 +70,12 @@ def _wait() -> None:
     _turns.append([time.perf_counter()])
 
 
+def _leave_core() -> None:
+    """In a fork: not the one core of the thread that forked it."""
+    with suppress(OSError, ValueError):
+        os.sched_setaffinity(0, json.loads((_folder / "cores").read_text()))
+
+
 def _signal_loaders(number: signal.Signals) -> None:
     for child in multiprocessing.active_children():
         if child.pid:
@@ -82,3 +89,4 @@ def _write() -> None:
 
 
 atexit.register(_write)
+os.register_at_fork(after_in_child=_leave_core)

@@ -9,7 +9,6 @@ ends the tuning, never the program.
 from __future__ import annotations
 
 import atexit
-import json
 import logging
 import os
 import sys
@@ -18,16 +17,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from weft.files import write_whole
-from weft.policy import Policy
 from weft.shim.inject import APPLY, TUNE_VARIABLE
-from weft.shim.step_times import STEPS_VARIABLE
 from weft.tuning.live import settings
 from weft.tuning.live.group_functions import wrap_group_function
 from weft.tuning.live.interrupts import of_the_program
+from weft.tuning.live.job_output import JobOutput, warn
 from weft.tuning.live.optimizer_steps import FreeSteps, OptimizerHook, OptimizerNumbers, OwnThread
 from weft.tuning.live.steps import Steps, period
-from weft.tuning.live.tuned_job import RECORD_FILE, final, result_file, stopped
+from weft.tuning.live.tuned_job import final, stopped
 
 _log = logging.getLogger("weft.live")
 
@@ -48,15 +45,10 @@ class Live:
         self._session: Any = None
         self._free = FreeSteps()
         self._over = self._by_calls = False
-        self._rank: int | None = None
+        self._output = JobOutput()
         self._group_process: int | None = None
-        self._leads = False
         self._earlier: Any = None
         self._status: Any = None
-        self._record: Any = None
-        self._published: Any = None
-        self._publishes = STEPS_VARIABLE not in os.environ  # else a hook of its own counts the steps
-        self._shown: tuple[str, Policy] | None = None
         self._result: dict[str, Any] | None = None
         """Of the last search."""
         self._save_after_s = SAVED_S[0]
@@ -80,9 +72,9 @@ class Live:
             import torch.distributed as dist
 
             self._group_process = os.getpid()
-            if self._rank is None and not self._over:
-                self._rank = dist.get_rank()
-                self._tell(stopped("no optimizer step and no repeating NCCL collective was found"))
+            if self._output.rank is None and not self._over:
+                self._output.rank = dist.get_rank()
+                self._output.tell(stopped("no optimizer step and no repeating NCCL collective was found"))
                 self._watch_calls()
         except Exception as error:
             self._stop(error)
@@ -175,8 +167,8 @@ class Live:
             self._leave("the program captures its step in a CUDA graph")
         elif session is not None:
             session.step()
-            self._publish(ended=steps)
-            if self._leads and time.monotonic() > self._saved_at + self._save_after_s:
+            self._output.publish(session, ended=steps, over=self._over)
+            if self._output.leads and time.monotonic() > self._saved_at + self._save_after_s:
                 self._save()
         else:
             self._first_step(optimizer)
@@ -192,7 +184,7 @@ class Live:
             self._over = True  # a fork of the rank, with optimizer steps of its own: the store is not its
         elif dist.is_available() and dist.is_initialized():
             self._begin(optimizer)
-            self._publish(ended=1)
+            self._output.publish(self._session, ended=1, over=self._over)
         else:
             self._wait()
 
@@ -206,39 +198,39 @@ class Live:
         from weft.tuning.live.session import Session
         from weft.tuning.live.trial import Record
 
-        self._rank, world = dist.get_rank(), dist.get_world_size()
+        self._output.rank, world = dist.get_rank(), dist.get_world_size()
         if world < 2:
             self._end(stopped("the job has one rank and therefore no collectives"))
             return
         base = dist.distributed_c10d._get_default_store()
-        ranks = (self._rank,) if _within_process(base) else range(world)
+        ranks = (self._output.rank,) if _within_process(base) else range(world)
         deadline_s = settings.first_deadline_s(self._between_s)
         try:
-            keys = _own_keys(base, self._rank, world)
+            keys = _own_keys(base, self._output.rank, world)
         except Exception:  # such as torch's FakeStore, which keeps nothing
             _log.debug("no keys of our own", exc_info=True)
             self._end(stopped("the job's rendezvous store cannot be used"))
             return
-        agreement = Agreement(keys, self._rank, ranks, deadline_s)
+        agreement = Agreement(keys, self._output.rank, ranks, deadline_s)
         default = settings.start_policy()
         controls = settings.controls_here(default, world, optimizer)
         if isinstance(controls, str):
             self._end(stopped(controls))
             return
-        self._record, self._earlier = Record(), Earlier(default, self._warn)
-        method = tune(default, self._earlier.recall, record=self._record)
+        self._output.record, self._earlier = Record(), Earlier(default, warn)
+        method = tune(default, self._earlier.recall, record=self._output.record)
         budget = settings.watch_budget()
         if os.environ.get(TUNE_VARIABLE) == APPLY:
-            method, budget, self._earlier = hold(default, self._record), 0.0, None
+            method, budget, self._earlier = hold(default, self._output.record), 0.0, None
         conductor = conduct(method, default, self._watch if budget > 0 else None)
         stall_s = settings.least_stall_s()
-        self._leads = agreement.leads
+        self._output.leads = agreement.leads
         self._session = Session(
             controls, agreement, conductor, self._end, self._found, self._said, least_stall_s=stall_s
         )
-        self._tell(stopped("the job ended before tuning was over"))
+        self._output.tell(stopped("the job ended before tuning was over"))
         if self._earlier is not None:
-            self._say(f"tuning {world} ranks during the next steps")
+            self._output.say(f"tuning {world} ranks during the next steps")
         atexit.register(self._at_exit, os.getpid())
         self._session.begin()
 
@@ -254,25 +246,25 @@ class Live:
             budget=settings.watch_budget(),
             ahead=ahead,
             each=each,
-            record=self._record,
+            record=self._output.record,
             status=self._status,
         )
 
     def _found(self, result: dict[str, Any]) -> None:
         """A search is over; from now on the job is watched."""
         self._result = result
-        self._tell(result)
-        self._write_record()
-        self._say(f"tuning is over: {result['text']}")
-        if self._leads:
+        self._output.tell(result)
+        self._output.write_record()
+        self._output.say(f"tuning is over: {result['text']}")
+        if self._output.leads:
             self._earlier.remember(result)
 
     def _said(self, line: str) -> None:
         """Something happened in the watch."""
-        self._say(line)
-        if self._leads and self._status is not None:
+        self._output.say(line)
+        if self._output.leads and self._status is not None:
             result = self._final()
-            self._tell(result)
+            self._output.tell(result)
             if self._status.reverted:
                 self._earlier.forget()
             elif self._status.searches:
@@ -289,8 +281,8 @@ class Live:
         if self._session is None:
             return
         if self._session.watching:
-            self._tell(self._final())
-        self._write_record()
+            self._output.tell(self._final())
+        self._output.write_record()
         self._save_after_s = min(2 * self._save_after_s, SAVED_S[1])
         self._saved_at = time.monotonic()
 
@@ -299,40 +291,22 @@ class Live:
         if process == os.getpid():
             self._save()
 
-    def _publish(self, *, ended: int = 0) -> None:
-        """For `weft top`: that steps have ended, and what tuning does. A few stores into shared memory."""
-        try:
-            if self._published is None:
-                from weft.tuning.live.step_hook import published_steps
-
-                self._published = published_steps(self._rank)
-            if ended and self._publishes:
-                self._published.step(ended)
-            session = self._session
-            phase = "over" if self._over else "watching" if session.watching else "searching"
-            policy = session.policy if session is not None else settings.start_policy()
-            if self._shown is None or phase != self._shown[0] or policy is not self._shown[1]:
-                self._published.tuning(phase, policy.label)
-                self._shown = phase, policy
-        except Exception:
-            _log.debug("steps are not published", exc_info=True)
-
     def _end(self, result: dict[str, Any]) -> None:
         """Tuning is over: remove weft's hooks from the program."""
         known, self._over = self._result is not None, True
-        self._publish()
+        self._output.publish(self._session, over=True)
         self._hook.remove()
         for restore in self._restore:
             restore()
         with suppress(Exception):
             self._unwatch_calls()
-        self._tell(result)
-        self._write_record()
+        self._output.tell(result)
+        self._output.write_record()
         if self._earlier is None and self._session is not None:
-            self._say(result["text"])
+            self._output.say(result["text"])
         elif not known or result["state"] == "stopped":
-            self._say(f"tuning is over: {result['text']}")
-        if self._leads and not known and self._earlier is not None:
+            self._output.say(f"tuning is over: {result['text']}")
+        if self._output.leads and not known and self._earlier is not None:
             self._earlier.remember(result)
         self._session = None
 
@@ -353,7 +327,7 @@ class Live:
     def _stop(self, error: BaseException) -> None:
         """After an error in weft: revert to the default, print one line, and end the tuning."""
         reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-        self._warn(f"tuning stops: {reason}")
+        warn(f"tuning stops: {reason}")
         self._give_up(reason)
 
     def _give_up(self, reason: str) -> None:
@@ -363,32 +337,6 @@ class Live:
                 session.stop(reason)
             else:
                 self._end(stopped(reason))
-
-    # --- output -----------------------------------------------------------------------------------------
-
-    def _tell(self, result: dict[str, Any]) -> None:
-        """For `weft run`, which reads it when the program has ended, for whatever reason."""
-        folder = os.environ.get("WEFT_JOB")
-        if folder and self._rank is not None:
-            with suppress(Exception):
-                write_whole(Path(folder, result_file(self._rank)), json.dumps(result))
-
-    def _write_record(self) -> None:
-        """All steps, for the page of `weft run --tune --html`."""
-        folder = os.environ.get("WEFT_JOB")
-        if folder and self._leads and self._record is not None:
-            with suppress(Exception):
-                labels = [policy.label for policy in self._record.policies]
-                write_whole(Path(folder, RECORD_FILE), json.dumps(self._record.to_dict(labels)))
-
-    def _say(self, line: str) -> None:
-        if self._leads:
-            self._warn(line)
-
-    def _warn(self, line: str) -> None:
-        with suppress(Exception):
-            sys.stderr.write(f"weft: {line}\n")
-            sys.stderr.flush()
 
 
 def start() -> None:

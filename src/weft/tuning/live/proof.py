@@ -20,7 +20,7 @@ PROOF_STEPS = (18, 26)  # kept for a proof: at least and at most
 FIRST, MORE, _LEAST = 12, 4, 8  # steps decided in advance
 EACH = 4  # steps under each policy, at least
 BALANCE, MOST_BALANCE = 0.08, 0.3  # how much less likely an arm is for each step that it is ahead
-STEPS_AFTER_MEETING, COUNTED = 4, 2  # of the steps, the mean of the last ones counts
+STEPS_AFTER_MEETING, _COUNTED = 4, 2  # of the steps, the mean of the last ones counts
 PRECISE = 0.04  # width of an interval, or half the effect, at which it is not measured any further
 NOISY = 0.018  # scatter of a step from which a search may use more steps
 PROMISING_STEPS = 64  # of a proof that looks promising when its steps are used up
@@ -149,7 +149,7 @@ def prove(proof: Proof, steps: int, order: random.Random, record: Record) -> Gen
 
     A policy that is proven is measured in as many steps again, unless its effect is known well enough.
     """
-    runs, counted = (STEPS_AFTER_MEETING, COUNTED) if proof.at_meetings else (1, 1)
+    runs, counted = (STEPS_AFTER_MEETING, _COUNTED) if proof.at_meetings else (1, 1)
     allowed = max(steps // 3, _LEAST) if proof.at_meetings else steps
     enough = 0
     while True:
