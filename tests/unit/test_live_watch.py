@@ -330,6 +330,16 @@ def test_framework_controls_are_checked_now_and_then_even_if_the_pace_stays():
     assert set(ran[700:]) == {DEFAULT}
 
 
+def test_framework_controls_that_bring_less_than_promised_are_reported():
+    status = WatchStatus(kept_at_meetings(BUCKETS), BUCKETS)
+    play_at_meetings(BUCKETS, 400, lambda step: by_policy(100.0, 97.0, 100.0, 97.0), status=status)
+    document = final(status)
+    assert document["state"] == "kept"
+    assert document["watch"]["policy_ms"] == pytest.approx(97, rel=0.01)
+    assert document["text"].endswith(" ms on average")
+    assert document["ci"][0] < 4
+
+
 def test_a_search_after_framework_controls_begins_at_the_default():
     after, before = by_policy(*[150.0] * 4), by_policy(*[92.0] * 4)
     status = WatchStatus(kept_at_meetings(BUCKETS), BUCKETS)

@@ -60,7 +60,7 @@ class WatchTrials:
         ms = sample.ms * trial.steps if math.isfinite(sample.ms) else 0.0
         self.status.steps += trial.steps
         self.status.ms += ms
-        default = trial.policy in (self.default, self.own)
+        default = trial.policy == self.own or (trial.policy == self.default != self.status.in_force)
         spent = default and purpose in ("probe", "check", "wait")
         self.budget.ran(trial.steps, ms, sample.paused_ms, spent=spent)
         self.status.probes += spent and purpose == "probe"
