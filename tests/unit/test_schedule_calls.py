@@ -12,11 +12,10 @@ from weft.errors import UsageError  # noqa: E402
 from weft.ops import all_gather_matmul, all_to_all_matmul, choose, matmul_reduce_scatter, promise  # noqa: E402
 from weft.ops.call import Call, out_rows  # noqa: E402
 from weft.ops.choose import Choice, workload  # noqa: E402
-from weft.ops.facts import DisagreementError, compare_facts  # noqa: E402
 from weft.ops.operands import Operands  # noqa: E402
 from weft.ops.program import Program  # noqa: E402
 from weft.ops.schedule import OPERATIONS, Problem, build  # noqa: E402
-from weft.ops.teams import team_of  # noqa: E402
+from weft.ops.teams import DisagreementError, compare_facts, team_of  # noqa: E402
 from weft.policy import SCHEDULES, Policy  # noqa: E402
 
 FUNCTIONS = {
@@ -205,12 +204,10 @@ def test_prepared_calls_go_when_many_came_after_them_but_not_those_that_a_graph_
     import weakref
     from types import SimpleNamespace
 
-    from weft.ops.facts import TeamAgreement
-    from weft.ops.teams import KEPT, Team
+    from weft.ops.teams import KEPT, Team, TeamAgreement
 
     class Prepared:
-        agreement, device, scratch_bytes = TeamAgreement([], "a kind"), torch.device("cpu"), 0
-        call = SimpleNamespace(operation="all_gather_matmul")
+        agreement = TeamAgreement([], "a kind")
 
     team = Team(SimpleNamespace(rank=lambda: 0, size=lambda: 1))
     team._agreements["a kind"] = Prepared.agreement
@@ -223,46 +220,12 @@ def test_prepared_calls_go_when_many_came_after_them_but_not_those_that_a_graph_
     for number in range(KEPT):
         team.keep(number, Prepared())
         team.used(number, Prepared)
-    team.drop(lambda agreement: True)
+    team.drop(lambda prepared: True)
     del replayed, eager
     gc.collect()
     assert alive[0]() is not None
     assert alive[1]() is None
     assert len(team._captured) == 1
-
-
-def test_prepared_calls_are_dropped_by_the_bytes_of_their_scratch(monkeypatch):
-    from weft.ops import teams
-
-    def prepared(size):
-        call = SimpleNamespace(operation="all_gather_matmul")
-        return SimpleNamespace(device=torch.device("cpu"), scratch_bytes=size, call=call)
-
-    monkeypatch.setattr(teams, "device_bytes", lambda device: 800)
-    monkeypatch.setattr(teams, "KEPT_SHARE", 1 / 8)
-    team = teams.Team(SimpleNamespace(rank=lambda: 0, size=lambda: 1))
-    for name, size in (("first", 40), ("second", 40), ("third", 20)):
-        team.keep(name, prepared(size))
-    assert list(team.prepared) == ["first", "second", "third"]
-    team.prepared.move_to_end("first")  # as `used` does
-    team.keep("fourth", prepared(30))
-    assert list(team.prepared) == ["third", "first", "fourth"], "the least recently used one goes first"
-    team.keep("large", prepared(1000))
-    assert list(team.prepared) == ["large"], "the call that is about to run stays"
-    with team.racing():
-        team.keep("other", prepared(1000))
-    assert list(team.prepared) == ["large", "other"]
-    team.keep("next", prepared(0))
-    assert list(team.prepared) == ["next"]
-
-
-def test_scratch_of_symmetric_memory_is_not_the_programs_own():
-    schedule = build("all_gather_matmul", "hetero-fused-1d", Problem(m=8, n=3, k=4, ranks=2, itemsize=4), 0)
-    call = Call(operation="all_gather_matmul")
-    operands = Operands.of(call, [torch.ones(4, 4)], [torch.ones(4, 3)], [])
-    own = Program(schedule, operands)
-    assert own.scratch_bytes == sum(tensor.nbytes for tensor in own.tensors.values()) > 0
-    assert Program(schedule, operands, own.tensors).scratch_bytes == 0
 
 
 def test_batch_first_several_weights_bias_and_the_gathered_input():

@@ -505,7 +505,7 @@ def test_peers_by_rounds_of_sends_and_receives(operation, name, monkeypatch):
 def test_what_is_not_available_is_said_once(monkeypatch):
     """Without symmetric memory NCCL is used; without NCCL the error says what to do."""
     from weft.ops import choose, engines
-    from weft.ops.facts import TeamAgreement
+    from weft.ops.teams import TeamAgreement
 
     gpu = Gpu(0)
     monkeypatch.setattr(engines, "copies", lambda: Copies(gpu.library()))
@@ -551,7 +551,7 @@ def test_what_is_not_available_is_said_once(monkeypatch):
 def test_calls_of_one_kind_share_their_symmetric_memory(monkeypatch):
     """Making it takes all ranks, and a rank may prepare a call alone. Given blocks go by NCCL: sizes may change."""
     from weft.ops import choose, engines
-    from weft.ops.facts import TeamAgreement
+    from weft.ops.teams import TeamAgreement
 
     gpu, made = Gpu(0), []
     monkeypatch.setattr(engines, "copies", lambda: Copies(gpu.library()))

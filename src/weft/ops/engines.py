@@ -13,14 +13,13 @@ from weft.comm.paced_peers import PacedPeers
 from weft.comm.symmetric import SymmetricBuffer
 from weft.errors import UnavailableError, UsageError, WeftError
 from weft.ops.choose import say_once
-from weft.ops.facts import RankFacts, TeamAgreement
 from weft.ops.links import HostLink, NcclLink, SymmetricLink, peer_schedule, symmetric_size
 from weft.ops.operands import Operands
 from weft.ops.paced_link import PacedLink
 from weft.ops.program import Program
 from weft.ops.run_streams import StreamRunner
 from weft.ops.steps import Schedule
-from weft.ops.teams import Team
+from weft.ops.teams import RankFacts, Team, TeamAgreement
 
 PULL_LANES = 2  # one copy is on its way while the next begins
 

@@ -21,26 +21,23 @@ _REPEATS = 7
 def measure_schedules(operation: str, m: int, n: int, k: int, ranks: int, dtype: str) -> dict[str, Any]:
     """The JSON document. One GPU does what one rank does: it pulls from and pushes to pinned host memory."""
     torch = torch_with_gpu()
-    from weft.ops.teams import team_of
-
     title = torch.cuda.get_device_name()
     gpu = _profile_name(title)
     case = Case(operation=operation, m=m, n=n, k=k, ranks=ranks, dtype=dtype, gpu=gpu, topology=TOPOLOGY)
     setup = _Setup(torch, case)
     works: dict[Any, Callable[[], object]] = {"product": setup.gemm, "transfer": setup.transfer}
     refused: dict[str, str] = {}
-    with team_of(setup.peers).racing():
-        for engine in FUSED_ENGINES:
-            for name in SCHEDULES:
-                work = partial(setup.fused, name, engine)
-                try:
-                    work()
-                    torch.cuda.synchronize()
-                except (WeftError, ImportError) as error:
-                    refused[f"{name} {engine}"] = str(error)
-                    continue
-                works[name, engine] = work
-        times = interleaved(torch, works, _REPEATS)
+    for engine in FUSED_ENGINES:
+        for name in SCHEDULES:
+            work = partial(setup.fused, name, engine)
+            try:
+                work()
+                torch.cuda.synchronize()
+            except (WeftError, ImportError) as error:
+                refused[f"{name} {engine}"] = str(error)
+                continue
+            works[name, engine] = work
+    times = interleaved(torch, works, _REPEATS)
     found = {key: ms for key, ms in times.items() if isinstance(key, tuple)}
     if not any(name == "serial" for name, _ in found):
         raise UsageError(f"{operation} cannot run here: {next(iter(refused.values()), 'no engine')}")

@@ -15,11 +15,10 @@ import torch
 from weft.errors import UsageError, WeftError
 from weft.ops.call import Call
 from weft.ops.choose import Choice, choose
-from weft.ops.facts import LEFT_OPEN, RankFacts, TeamAgreement
 from weft.ops.operands import Layout, Operands, check_operands
 from weft.ops.program import Program
 from weft.ops.schedule import Problem, Schedule, build, split
-from weft.ops.teams import Team, team_of
+from weft.ops.teams import RankFacts, Team, TeamAgreement, team_of
 
 Tensors = Sequence[torch.Tensor]
 
@@ -49,16 +48,6 @@ class PreparedCall:
     out_dtype: torch.dtype
     choice: Choice
     agreement: TeamAgreement
-
-    @property
-    def device(self) -> torch.device:
-        """The device of the tensors and of the scratch memory."""
-        return self.runner.program.device
-
-    @property
-    def scratch_bytes(self) -> int:
-        """Memory that only this call uses."""
-        return self.runner.program.scratch_bytes
 
     def run(self, tensors: Tensors) -> None:
         try:
@@ -185,10 +174,10 @@ def _facts(call: Call, problem: Problem, x: torch.Tensor, choice: Choice, scales
         "dtype": str(x.dtype).removeprefix("torch."),
         "device": x.device.type,
         "dimension": call.dim,
-        "schedule": call.schedule or LEFT_OPEN,
-        "engine": call.engine or LEFT_OPEN,
-        "pieces": call.pieces or LEFT_OPEN,
-        "result's dtype": call.out_dtype or LEFT_OPEN,
+        "schedule": call.schedule or "left open",
+        "engine": call.engine or "left open",
+        "pieces": call.pieces or "left open",
+        "result's dtype": call.out_dtype or "left open",
         "scales": "none" if not scales else "of rows" if scales[0].dim() > 1 else "of tensors",
         "own choice": [choice.schedule, choice.engine, choice.pieces],
     }

@@ -46,7 +46,6 @@ class Program:
         self._callers = operands.names
         self._strides: dict[str, tuple[int, int]] = dict(operands.strides(schedule))
         self.tensors: dict[str, torch.Tensor] = {}
-        self._given = frozenset(memory or ())
         for name, (rows, cols) in schedule.buffers.items():
             if name in ("x", "w", "out"):
                 continue
@@ -63,11 +62,6 @@ class Program:
         self._filled: set[tuple[str, int]] = set()
         self._kept: dict[tuple[int, ...], list[Any]] = {}
         self._views_at: tuple[dict[int, Views], ...] = tuple({} for _ in self._callers)
-
-    @property
-    def scratch_bytes(self) -> int:
-        """Scratch memory of the program's own."""
-        return sum(tensor.nbytes for name, tensor in self.tensors.items() if name not in self._given)
 
     def _add(self, name: str, tensor: torch.Tensor) -> None:
         self.tensors[name] = tensor

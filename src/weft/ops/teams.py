@@ -10,14 +10,11 @@ from __future__ import annotations
 
 import json
 import logging
-import math
-import os
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import timedelta
-from functools import cache
 from typing import Any
 
 import torch
@@ -25,7 +22,6 @@ import torch.distributed as dist
 
 from weft.comm.dma import host_peers
 from weft.errors import UsageError, WeftError
-from weft.ops.facts import DisagreementError, RankFacts, TeamAgreement, compare_facts
 from weft.ranks import publish, published
 
 _log = logging.getLogger("weft.ops")
@@ -39,14 +35,28 @@ DEFAULT_TIMEOUT_S = 300.0
 PROBLEM, _FAILED = " problem", "failed"
 
 KEPT = 32  # kinds of calls, and prepared calls, that a group remembers; each has its scratch memory
-KEPT_SHARE = 1 / 8
-"""Of a device's memory: the scratch memory that the prepared calls of a group may keep together."""
-UNKNOWN_BYTES = 16 << 30
-"""Memory that is assumed for a machine that does not tell."""
+
+RankFacts = Mapping[str, Any]
+
+
+class DisagreementError(UsageError):
+    """Ranks of one group are about to do different things."""
 
 
 class PeerError(WeftError):
     """A peer did not take part, or its connection broke."""
+
+
+@dataclass(slots=True)
+class TeamAgreement:
+    """What all ranks said about one kind of call, and what they made together for it."""
+
+    everyone: list[RankFacts]
+    kind: str = ""
+    memory: Any = None
+    """Symmetric memory, where there is any."""
+    joined: bool = False
+    """Whether the ranks have tried to make what they share."""
 
 
 class Team:
@@ -65,7 +75,6 @@ class Team:
         self.unreachable = ""
         """Why they cannot."""
         self._captured: list[Any] = []
-        self._racing = False
         self._agreements: OrderedDict[str, TeamAgreement] = OrderedDict()
         self._store: Any = None
         self._posted = -1
@@ -106,31 +115,15 @@ class Team:
         if found is None:
             found = self._agreements[kind] = TeamAgreement(self.agree(facts), kind)
             if len(self._agreements) > KEPT:
-                oldest = next(iter(self._agreements))
-                self.drop(lambda agreement: agreement.kind == oldest)
+                old, _ = self._agreements.popitem(last=False)
+                self.drop(lambda prepared: prepared.agreement.kind == old)
         return found
 
     def keep(self, key: Any, prepared: Any) -> None:
-        """Remember a prepared call; the least recently used ones are dropped, by number and by bytes.
-
-        A rank may do this alone: agreements stay, and a dropped call is prepared again without the others.
-        """
+        """Remember a prepared call; the least recently used one is dropped."""
         self.prepared[key] = prepared
-        most_bytes = math.inf if self._racing else KEPT_SHARE * device_bytes(prepared.device)
-        kept_bytes = sum(each.scratch_bytes for each in self.prepared.values())
-        while len(self.prepared) > 1 and (len(self.prepared) > KEPT or kept_bytes > most_bytes):
-            _, dropped = self.prepared.popitem(last=False)
-            kept_bytes -= dropped.scratch_bytes
-            _log.debug("dropped a prepared %s with %d bytes", dropped.call.operation, dropped.scratch_bytes)
-
-    @contextmanager
-    def racing(self) -> Iterator[None]:
-        """Drop no call by bytes: one that is prepared again during a race would be timed with that."""
-        self._racing = True
-        try:
-            yield
-        finally:
-            self._racing = False
+        if len(self.prepared) > KEPT:
+            self.prepared.popitem(last=False)
 
     def hold(self, prepared: Any) -> None:
         """Never drop a prepared call: a CUDA graph replays it, on the call's own scratch memory."""
@@ -142,13 +135,10 @@ class Team:
         self.prepared.move_to_end(key)
         self._agreements.move_to_end(prepared.agreement.kind)
 
-    def drop(self, unwanted: Callable[[TeamAgreement], bool]) -> None:
-        """Forget agreements, on all ranks alike, and the calls that were prepared for them."""
-        for kind in [kind for kind, agreement in self._agreements.items() if unwanted(agreement)]:
-            del self._agreements[kind]
-        left = [key for key, each in self.prepared.items() if each.agreement.kind not in self._agreements]
-        for key in left:
-            del self.prepared[key]
+    def drop(self, unwanted: Callable[[Any], bool]) -> None:
+        """Forget prepared calls and what was agreed for them; on all ranks alike."""
+        for key in [key for key, prepared in self.prepared.items() if unwanted(prepared)]:
+            self._agreements.pop(self.prepared.pop(key).agreement.kind, None)
 
     def tell(self, operation: str, error: WeftError) -> None:
         """Say why this rank does not move its data, for those who then miss it."""
@@ -268,14 +258,40 @@ class Team:
         return None
 
 
-@cache
-def device_bytes(device: torch.device) -> int:
-    """The memory of a device; of the machine, for a CPU."""
-    if device.type == "cuda":
-        return int(torch.cuda.get_device_properties(device).total_memory)
-    if not hasattr(os, "sysconf"):
-        return UNKNOWN_BYTES
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+def compare_facts(everyone: list[RankFacts | None]) -> None:
+    """Raise unless all that is said fits together. A fact `problem` is a rank that cannot go on at all."""
+    said = [(rank, facts) for rank, facts in enumerate(everyone) if facts is not None]
+    for rank, facts in said:
+        if "problem" in facts:
+            raise DisagreementError(f"rank {rank} cannot continue: {facts['problem']}")
+    first_rank, first = said[0]
+    for rank, facts in said[1:]:
+        for name in [*first, *facts]:
+            if name.startswith("own "):
+                continue
+            here, there = first.get(name), facts.get(name)
+            if here != there:
+                raise DisagreementError(
+                    f"{first['operation']}: ranks disagree on {name}: rank {first_rank} has "
+                    f"{_said(here)}, rank {rank} has {_said(there)}; all ranks must make the same call"
+                )
+    _compare_blocks(said)
+
+
+def _compare_blocks(said: list[tuple[int, RankFacts]]) -> None:
+    """All-to-all: what one rank sends is what the other expects."""
+    for rank, facts in said:
+        for peer, other in said:
+            sent, expected = facts.get("own sent"), other.get("own received")
+            if sent is not None and expected is not None and sent[peer] != expected[rank]:
+                raise DisagreementError(
+                    f"{facts['operation']}: rank {rank} sends {sent[peer]} rows to rank {peer}, which "
+                    f"expects {expected[rank]}; input_splits and output_splits must fit"
+                )
+
+
+def _said(value: Any) -> str:
+    return "nothing" if value is None else str(value)
 
 
 _TEAMS: dict[Any, Team] = {}

@@ -51,12 +51,11 @@ def tune(
         return _slowest(team, x.device, _timed(function, x, w, group, choice, options))
 
     candidates = _candidates(team, x)
-    with team.racing():
-        for choice in candidates:
-            measure(choice)  # the first call of each prepares it
-        choice, verdict = decide(candidates, measure, rounds)
+    for choice in candidates:
+        measure(choice)  # the first call of each prepares it
+    choice, verdict = decide(candidates, measure, rounds)
     # Calls that were prepared before the verdict was known must not answer for it.
-    team.drop(lambda agreement: agreement.leaves_open(operation))
+    team.drop(lambda prepared: prepared.call.operation == operation and prepared.call.schedule is None)
     if store and team.rank == 0:
         name = workload(operation, _problem(operation, x, w, team, options), x.dtype, team.group)
         Store().put(here(name), verdict.policy, {**verdict.to_dict(), "pieces": choice.pieces})

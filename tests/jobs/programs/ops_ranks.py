@@ -171,29 +171,6 @@ def check_changes_alone(rank, ranks):
         close(y, torch.full((1, 3), 5.0 * (ranks - 1) + size).double(), torch.float32, f"k {own}")
 
 
-def check_dropped_by_bytes(rank, ranks):
-    """Ranks that keep different numbers of prepared calls get the same results, and ask each other for nothing."""
-    from weft.ops import teams
-
-    team, share = teams.team_of(None), teams.KEPT_SHARE
-    team.drop(lambda agreement: True)
-    teams.KEPT_SHARE = 0.0 if rank % 2 else share
-    try:
-        for _ in range(2):
-            for rows in (2, 3, 4):
-                y = all_gather_matmul(torch.ones(rows, 4), torch.ones(4, 3), schedule="hetero-fused-1d")
-                close(y, torch.full((rows * ranks, 3), 4.0).double(), torch.float32, f"{rows} rows")
-        assert len(team.prepared) == (1 if rank % 2 else 3)
-        assert [len(each.everyone) for each in team._agreements.values()] == [ranks] * 3
-    finally:
-        teams.KEPT_SHARE = share
-    team.drop(lambda agreement: True)  # on all ranks alike, although some have dropped the prepared calls
-    assert not team.prepared
-    assert not team._agreements
-    y = all_gather_matmul(torch.ones(2, 4), torch.ones(4, 3), schedule="hetero-fused-1d")
-    close(y, torch.full((2 * ranks, 3), 4.0).double(), torch.float32, "agreed again")
-
-
 def check_odd_calls(rank, ranks):
     """Refused alike on every rank, and the group lives on."""
     from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
