@@ -10,11 +10,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import runpy
 import signal
 import sys
 import time
-import traceback
+from functools import partial
 from pathlib import Path
 
 import torch._dynamo
@@ -22,6 +21,7 @@ import torch.distributed as dist
 import torch.distributed.fsdp
 import torch.distributed.pipelining
 import torch.distributed.tensor.parallel
+from forked import run_program, run_to_end
 from ports import held_port
 
 from weft.comm import ghost
@@ -41,18 +41,8 @@ def run_rank(rank: int, port: int, folder: Path, name: str, command: list[str], 
     if with_ghost:
         ghost.impersonate(RANKS)
     keep_the_group()
-    code = 1
-    try:
-        sys.argv = [str(EXAMPLES / command[0]), *command[1:], "--losses", str(folder / f"{name}.losses")]
-        sys.path.insert(0, str(EXAMPLES))
-        runpy.run_path(sys.argv[0], run_name="__main__")
-        code = 0
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+    losses = str(folder / f"{name}.losses")
+    run_to_end(partial(run_program, [EXAMPLES / command[0], *command[1:], "--losses", losses]))
 
 
 def keep_the_group() -> None:

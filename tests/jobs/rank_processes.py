@@ -11,14 +11,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import runpy
 import signal
 import subprocess
 import sys
-import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from forked import run_program, run_to_end
 from ports import held_port
 
 
@@ -54,8 +53,8 @@ def be_rank(rank: int, ranks: int, port: int, folder: Path, program: list[str]) 
     os.dup2(output, 2)
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1"}
     os.environ |= {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "MASTER_PORT": str(port)}
-    code = 1
-    try:
+
+    def part() -> None:
         if os.environ.get("WEFT_TUNE"):
             from weft.shim.inject import AUTOLOAD
 
@@ -63,18 +62,9 @@ def be_rank(rank: int, ranks: int, port: int, folder: Path, program: list[str]) 
             import weft_autoload
 
             weft_autoload.start()
-        sys.argv = program
-        sys.path.insert(0, str(Path(program[0]).parent))
-        runpy.run_path(program[0], run_name="__main__")
-        code = 0
-    except SystemExit as end:
-        code = end.code if isinstance(end.code, int) else int(end.code is not None)
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+        run_program(program)
+
+    run_to_end(part)
 
 
 def main() -> None:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from report_samples import analysis_document, bench_document, small_timeline, tune_document
 
 from weft.cli.report import report
-from weft.errors import InputError, OutputError
-from weft.report.find import find_results, result_kind
+from weft.errors import InputError, UsageError
+from weft.ops.case import Case
+from weft.ops.characterize import simulated
+from weft.ops.explore import explore
+from weft.report.find import COMMANDS_SHOWN, find_results, result_kind
 from weft.report.folder import NO_TIMELINE
+from weft.reproduce.figure import LOOKED_AT, NOT_LOOKED_AT, Reproduced, Reproduction, Target
 
 
 def write(folder: Path, name: str, *documents: object) -> None:
@@ -47,7 +52,7 @@ def test_the_page_of_a_folder_has_every_result(tmp_path, capsys) -> None:
     report(tmp_path, None)
     said = capsys.readouterr()
     assert said.out.strip() == str(tmp_path / "report.html")
-    assert said.err == "weft: skipped foreign.json: not a result of analyze, bench, tune or plan\n"
+    assert said.err == f"weft: skipped foreign.json: not a result of {COMMANDS_SHOWN}\n"
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     for expected in ("Analysis", "Tune cb-ar", "Bench night", NO_TIMELINE, 'class="badge">simulated<'):
         assert expected in page
@@ -57,13 +62,61 @@ def test_the_page_of_a_folder_has_every_result(tmp_path, capsys) -> None:
     ]  # fmt: skip
 
 
+def reproduction() -> Reproduction:
+    cells = [Reproduced(id="fig2", cell=f"{x}x{y}", published=0.9, ours=x / 4, basis=LOOKED_AT)
+             for x in (1, 2) for y in (1, 2)]  # fmt: skip
+    claim = Reproduced(id="claim", cell="gain", published=None, ours=None, basis=NOT_LOOKED_AT, note="no GPU")
+    ranged = replace(claim, cell="range", ours=1.5, ours_range=(1.0, 2.0), sign_right=True, unit="%")
+    return Reproduction(
+        paper="2606.09200",
+        title="A paper",
+        device="sim:a40-paper",
+        simulated=True,
+        figures=(*cells, claim, ranged),
+        summary={"mean": 0.1},
+        bars=(Target(name="mean error", value=0.1, target="below 0.2", met=True, note="of all cells"),),
+        assumptions=("eight CTAs",),
+        findings=("the sign holds",),
+    )
+
+
+def test_explorations_and_reproductions_are_shown(tmp_path, capsys) -> None:
+    case = Case(operation="all_gather_matmul", m=1024, n=1024, k=1024, ranks=2, gpu="h100")
+    write(tmp_path, "explore.json", explore(case).to_dict())
+    write(tmp_path, "losses.json", simulated("h100", [(1024, 1024, 1024)], "bf16"))
+    write(tmp_path, "reproduce.json", reproduction().to_dict())
+    report(tmp_path, None)
+    assert capsys.readouterr().err == ""
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert page.count("<article") == 3
+    for expected in (
+        "Explore all_gather_matmul 1024x1024x1024",
+        "Losses on",
+        "arXiv:2606.09200",
+        "1.5 (1 to 2)",
+    ):
+        assert expected in page
+
+
+def test_a_reproduction_is_read_back_as_it_was() -> None:
+    assert Reproduction.from_dict(json.loads(json.dumps(reproduction().to_dict()))) == reproduction()
+
+
+@pytest.mark.parametrize("damage", [{"figures": [{}]}, {"bars": None}, {"figures": [3]}, {"summary": 1}])
+def test_a_damaged_reproduction_is_skipped_with_the_reason(tmp_path, damage) -> None:
+    write(tmp_path, "bench.json", bench_document())
+    write(tmp_path, "broken.json", {**reproduction().to_dict(), **damage})
+    (reason,) = find_results(tmp_path).skipped
+    assert reason.startswith("broken.json: not a result of `weft reproduce`")
+
+
 def test_out_says_where(tmp_path, capsys) -> None:
     write(tmp_path, "bench.json", bench_document())
     target = tmp_path / "deep.html"
     report(tmp_path, target)
     assert capsys.readouterr().out.strip() == str(target)
     assert target.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
-    with pytest.raises(OutputError, match="cannot write"):
+    with pytest.raises(UsageError, match="cannot write"):
         report(tmp_path, tmp_path / "missing" / "x.html")
 
 
@@ -98,8 +151,8 @@ def test_the_result_file_of_a_bench_is_understood(tmp_path) -> None:
     ]
     lines = [json.dumps({"header": "night", "device": "NVIDIA H200"}), *map(json.dumps, rows)]
     (tmp_path / "night.jsonl").write_text(lines[0] + '\n{"broken": \n' + "\n".join(lines[1:]) + "\n")
-    simulated, measured = find_results(tmp_path).results
-    assert [len(simulated.document["rows"]), len(measured.document["rows"])] == [1, 3]
+    modelled, measured = find_results(tmp_path).results
+    assert [len(modelled.document["rows"]), len(measured.document["rows"])] == [1, 3]
     assert [row["ms"] for row in measured.document["rows"]] == [9.0, 7.0, None], "the last run counts"
     report(tmp_path, None)
     page = (tmp_path / "report.html").read_text(encoding="utf-8")

@@ -68,6 +68,51 @@ def test_a_reading_that_is_not_known_names_all_readings(capsys):
     assert "use auto, lab or paper" in text
 
 
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("top nojob --policy broken.json", "policy broken.json"),
+        ("top nojob --policy broken.json --off", "exclude each other"),
+        ("doctor --job nojob", "no running job 'nojob'"),
+        ("doctor --trace nowhere.json", "nowhere.json: no such file"),
+        ("analyze nowhere.json --comm (", "--comm '(' is not a regular expression"),
+        ("report nowhere --out nowhere/page.html", "--out nowhere/page.html: cannot write"),
+        ("calibrate --gpu nogpu", "no GPU preset named 'nogpu'"),
+        ("calibrate --gpu broken.json --out broken.json", "--out broken.json is the profile to start from"),
+        ("explore --characterize --ranks 0", "ranks 0 is not valid"),
+        ("explore --gemm 64x64x64 --device cuda --ranks 0", "ranks 0 is not valid"),
+        ("explore --characterize --collective nosuch", "collective 'nosuch'"),
+        ("bench quick --device sim:nogpu", "no GPU preset named 'nogpu'"),
+        ("bench quick --device cuda --out broken.json", "broken.json is not a folder"),
+        ("bench quick --device cuda --out broken.json/x", "broken.json is not a folder"),
+        ("tune cb-ar --device sim:h100 --out x --html x", "--html x: --out writes there too"),
+        ("run --tune --stats x --html x -- true", "--html x: --stats writes there too"),
+        ("plan --model llama3-8b --gpus 8 --html x.sh --launch x.sh", "--html writes there too"),
+        ("plan --model gpt-175b --gpus 64 --tp 8 --launch x.toml --chakra c", "torchtitan has no flavor"),
+        ("store export nowhere/x.json --store store.db", "store export nowhere/x.json: cannot write"),
+    ],
+)
+def test_an_argument_that_is_wrong_in_itself_is_the_first_error(capsys, tmp_path, monkeypatch, line, said):
+    """Nothing is searched, measured, started or written before."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("weft.monitor.jobs.running_jobs", list)
+    monkeypatch.setattr("weft.doctor.diagnose", lambda **_: pytest.fail("the machine was examined first"))
+    (tmp_path / "broken.json").write_text("{}")
+    assert said in refused(capsys, *line.split())
+    assert [path.name for path in tmp_path.iterdir()] == ["broken.json"]
+
+
+def test_no_result_and_no_store_is_overwritten(capsys, tmp_path):
+    result = tmp_path / "plan.json"
+    result.write_text('{"kind": "plan", "step_time_s": 1.0}')
+    before = result.read_text()
+    assert "is one of the results" in refused(capsys, "report", str(tmp_path), "--out", str(result))
+    assert result.read_text() == before
+    store = tmp_path / "store.db"
+    store.touch()
+    assert "the store itself" in refused(capsys, "store", "export", str(store), "--store", str(store))
+
+
 @pytest.mark.parametrize("arguments", [("reproduce", "2606.09200", "--json"), ("analyze", "-")], ids=" ".join)
 def test_ctrl_c_is_one_line_whichever_way_the_command_line_was_read(arguments):
     """The first is read by typer, the second without it."""

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from weft.cli.output import check_output, versioned
+from weft.cli.output import check_distinct, check_output, versioned
 from weft.cli.status_line import status_line
 from weft.errors import OutputError, UsageError
 from weft.files import write_whole
@@ -51,7 +51,6 @@ def check_outputs(inputs: Sequence[Path], outputs: dict[str, Path | None]) -> No
 
     given = [path for path in inputs if str(path) != "-" and path.exists()]
     read = [file for path in given for file in find_traces(path)]
-    taken: dict[str, str] = {}
     for option, path in outputs.items():
         if path is None:
             continue
@@ -68,10 +67,7 @@ def check_outputs(inputs: Sequence[Path], outputs: dict[str, Path | None]) -> No
         for file in read:
             if path.exists() and path.samefile(file):
                 raise UsageError(f"{option} {path} is a trace to be read; give another file to write")
-        place = os.path.realpath(path)
-        if place in taken:
-            raise UsageError(f"{option} {path}: {taken[place]} writes there too; give another file")
-        taken[place] = option
+    check_distinct(outputs)
 
 
 def _analyze(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from weft.cli.output import check_seconds, versioned
+from weft.cli.output import check_output_folder, check_seconds, versioned
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -52,7 +52,7 @@ def bench(
     from weft.bench.suites import FIG2
     from weft.bench.suites import suite as find
     from weft.comm.node import load_node
-    from weft.execute.devices import open_executor, paper_device, paper_ranks
+    from weft.execute.devices import check_device, open_executor, paper_device, paper_ranks
     from weft.execute.devices import resolve as resolve_device
     from weft.policy import Policy
     from weft.ranks import Ranks
@@ -68,6 +68,8 @@ def bench(
     budget = suite.budget_s if budget == 0 else budget
     check_seconds("--budget", budget)
     check_seconds("--deadline", deadline)
+    check_device(device, node)
+    check_output_folder("--out", out)
     leading = os.environ.get("RANK", "0") == "0"  # under torchrun every rank measures and rank 0 reports
     target = out / f"{suite.name}.jsonl"
     if leading and not as_json:

@@ -33,11 +33,14 @@ def calibrate(
     if repeats < 1:
         raise UsageError(f"--repeats {repeats}: give 1 or more")
     check_output("--out", out)
+    if gpu.endswith(".json") and Path(gpu).resolve() == out.resolve():
+        raise UsageError(f"--out {out} is the profile to start from; name another file")
     if device.startswith("sim:"):
         raise UsageError(
             f"device {device!r} is simulated: its profile cannot be measured; run weft calibrate where "
             "the GPU is, with --device cuda"
         )
+    start = profile(gpu) if gpu else None
     if device in ("auto", "cuda") and not has_gpu():
         raise UnavailableError(
             "calibrate needs a GPU, and this machine has none; simulated GPUs have profiles already "
@@ -46,7 +49,7 @@ def calibrate(
     executor = open_executor(device, baseline_ctas=BASELINE_CTAS)
     try:
         title = str(executor.info().get("gpu", ""))
-        start = profile(gpu) if gpu else by_title(title)
+        start = start or by_title(title)
 
         def measure(probe: Probe) -> float:
             return median(

@@ -43,14 +43,15 @@ def doctor(
     from weft.doctor import diagnose
 
     if as_json:
-        findings = diagnose(command=command) + _seen(trace, job)
+        seen = _seen(trace, job)  # first: a trace or a job that does not exist is reported at once
+        findings = diagnose(command=command) + seen
         print(json.dumps(versioned({"checks": [finding.to_dict() for finding in findings]}), indent=2))
     else:
         # Progress goes to stderr, so that stdout has only the table.
         with Console(stderr=True).status("checking") as status:
-            findings = diagnose(
-                on_start=lambda name: status.update(f"checking {name}"), command=command
-            ) + _seen(trace, job)
+            seen = _seen(trace, job)
+            findings = diagnose(on_start=lambda name: status.update(f"checking {name}"), command=command)
+            findings += seen
         show_findings(findings, Console(highlight=False))
     if any(finding.status == "fail" for finding in findings):
         raise typer.Exit(1)

@@ -28,13 +28,21 @@ def explore(
     ),
 ) -> None:
     """Compare all schedules of a collective fused with a GEMM."""
+    from weft.checks import check_choice, check_int
     from weft.errors import UsageError
     from weft.execute.devices import resolve
+    from weft.ops.explore import operation_of
+    from weft.sim.fabric import MAX_NODE_RANKS, TOPOLOGIES
     from weft.workload import parse_shape
 
     if dtype not in ("bf16", "fp16", "fp32"):
         raise UsageError(f"dtype {dtype!r} is not known; use bf16, fp16 or fp32")
     check_output("--html", html)
+    operation = operation_of(collective)
+    check_int("ranks", ranks, 2, MAX_NODE_RANKS, optional=False)
+    topology = topology.lower()
+    if topology:
+        check_choice("topology", topology, TOPOLOGIES)
     where = resolve(device)
     if where == "cpu":
         raise UsageError("device cpu is not supported here; use sim:NAME or cuda")
@@ -46,13 +54,13 @@ def explore(
         return
     if not shape:
         raise UsageError("no GEMM: give its shape, such as --gemm 8192x8192x8192")
-    _explore(where, shape, collective, ranks, topology, dtype, html, as_json)
+    _explore(where, shape, operation, ranks, topology, dtype, html, as_json)
 
 
 def _explore(
     device: str,
     shape: tuple[int, ...],
-    collective: str,
+    operation: str,
     ranks: int,
     topology: str,
     dtype: str,
@@ -60,9 +68,7 @@ def _explore(
     as_json: bool,
 ) -> None:
     from weft.files import write_whole
-    from weft.ops.explore import operation_of
 
-    operation = operation_of(collective)
     if device == "cuda":
         document, timelines = _measured(operation, shape, ranks, topology, dtype)
     else:
@@ -91,9 +97,7 @@ def _simulated(
 
     m, n, k = shape
     gpu = device.removeprefix("sim:")
-    case = Case(
-        operation=operation, m=m, n=n, k=k, ranks=ranks, dtype=dtype, gpu=gpu, topology=topology.lower()
-    )
+    case = Case(operation=operation, m=m, n=n, k=k, ranks=ranks, dtype=dtype, gpu=gpu, topology=topology)
     found = run(case)
     timelines = [("serial", found.serial.timeline)]
     if found.best.name != "serial":

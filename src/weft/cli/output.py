@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
@@ -30,6 +31,27 @@ def check_output(option: str, path: Path | None) -> None:
         reason = str(error)
     if reason:
         raise UsageError(f"{option} {path}: cannot write: {reason}")
+
+
+def check_distinct(outputs: Mapping[str, Path | None]) -> None:
+    """Refuse two options that name the same file to write; a device such as /dev/null may be named twice."""
+    taken: dict[str, str] = {}
+    for option, path in outputs.items():
+        if path is None or (path.exists() and not path.is_file()):
+            continue
+        place = os.path.realpath(path)
+        if place in taken:
+            raise UsageError(f"{option} {path}: {taken[place]} writes there too; give another file")
+        taken[place] = option
+
+
+def check_output_folder(option: str, folder: Path) -> None:
+    """Refuse a folder that could not be written to, or not be created. Writes nothing."""
+    known = next(place for place in (folder, *folder.absolute().parents) if os.path.lexists(place))
+    if not known.is_dir():
+        raise UsageError(f"{option} {folder}: {known} is not a folder; name another")
+    if not os.access(known, os.W_OK | os.X_OK):
+        raise UsageError(f"{option} {folder}: the folder {known} is not writable; name another")
 
 
 def check_seconds(option: str, seconds: float) -> None:

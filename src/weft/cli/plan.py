@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from weft.cli.output import versioned
+from weft.cli.output import check_distinct, versioned
 from weft.cli.status_line import status_line
 from weft.errors import UsageError
 from weft.plan.options import PlanOptions
@@ -61,6 +61,8 @@ def plan(
 
     asked = request.question(PlanOptions(**typed), _given(context))
     _check_output(asked, html, chakra, launch)
+    if launch and not asked.options.sweep:
+        _launch(asked.job(), launch)  # refuses what the file cannot express, before the work
     started = time.monotonic()
     with status_line("predicting …", quiet=as_json) as update:
 
@@ -128,6 +130,7 @@ def _check_output(asked: Question, html: Path | None, chakra: Path | None, launc
     for name, path in (("html", html), ("launch", launch)):
         if path and (path.is_dir() or not path.parent.is_dir()):
             raise UsageError(f"--{name} {path}: give a file in an existing folder")
+    check_distinct({"--html": html, "--launch": launch})
     for path in (html, launch):
         for read in (asked.options.config, asked.options.cluster, asked.options.calibrate):
             if path and read and path.resolve() == read.resolve():

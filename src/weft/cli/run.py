@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from weft.cli.output import check_output, say
+from weft.cli.output import check_distinct, check_output, say
 from weft.errors import UnavailableError, UsageError
 from weft.policy import Policy
 
@@ -280,6 +280,7 @@ def _check_outputs(policy_file: Path | None, stats_file: Path | None, html: Path
     """Reject an output that could not be written after hours of training."""
     if html is not None and not tune:
         raise UsageError("--html is the page of live tuning: add --tune")
+    check_distinct({"--stats": stats_file, "--html": html})
     for option, path in (("--stats", stats_file), ("--html", html)):
         check_output(option, path)
         if policy_file is not None and path is not None and path.exists() and policy_file.samefile(path):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from weft.cli.output import versioned
+from weft.cli.output import check_output, versioned
 
 if TYPE_CHECKING:
     from weft.tuning.store import Entry, Store
@@ -63,8 +63,12 @@ def _act(opened: Store, action: str, file: Path, workload: str, everything: bool
 
 
 def _export(opened: Store, file: Path) -> dict[str, Any]:
+    from weft.errors import UsageError
     from weft.files import write_whole
 
+    check_output("store export", file)
+    if file.exists() and opened.path.exists() and file.samefile(opened.path):
+        raise UsageError(f"store export {file}: this is the store itself; name another file")
     document = opened.export()
     write_whole(file, json.dumps(document, indent=1) + "\n")
     return {"exported": len(document["entries"])}

@@ -15,6 +15,7 @@ from weft.errors import UnavailableError, UsageError
 
 if TYPE_CHECKING:
     from weft.monitor.jobs import RunningJob
+    from weft.policy import Policy
 
 LINE_EVERY_S = 1.0
 
@@ -50,12 +51,14 @@ def top(
     if sys.platform != "linux":
         raise UnavailableError("weft top needs Linux, where `weft run` works")
     from weft.monitor.jobs import select_job
+    from weft.policy import Policy
 
+    if policy_file is not None and off:
+        raise UsageError("--policy and --off exclude each other: give one of them")
+    policy = Policy.load(policy_file) if policy_file is not None else None
     only = select_job(job) if job is not None else None
-    if policy_file is not None or off:
-        if policy_file is not None and off:
-            raise UsageError("--policy and --off exclude each other: give one of them")
-        _change(only or _only_job(), policy_file, as_json)
+    if policy is not None or off:
+        _change(only or _only_job(), policy, as_json)
     elif as_json:
         _print_lines(only, samples)
     else:
@@ -74,15 +77,15 @@ def _only_job() -> RunningJob:
     return jobs[0]
 
 
-def _change(job: RunningJob, policy_file: Path | None, as_json: bool) -> None:
+def _change(job: RunningJob, policy: Policy | None, as_json: bool) -> None:
+    """Apply the policy to the job, or remove the job's own."""
     from weft.monitor.change import change_policy, switch_off
     from weft.monitor.watch_job import JobWatch
-    from weft.policy import Policy
 
     watch, stays = JobWatch(job), ""
     try:
-        if policy_file is not None:
-            before = change_policy(watch, Policy.load(policy_file))
+        if policy is not None:
+            before = change_policy(watch, policy)
         else:
             before, stays = switch_off(watch)
         now = watch.policy()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from weft.cli.output import check_output, check_seconds, versioned
+from weft.cli.output import check_distinct, check_output, check_seconds, versioned
 
 if TYPE_CHECKING:
     from weft.execute.base import Executor
@@ -84,6 +84,7 @@ def tune(
     check_seconds("--budget", budget)
     check_output("--out", out)
     check_output("--html", html)
+    check_distinct({"--out": out, "--html": html})
     device = resolve(device)
     if reading not in ("auto", *READINGS):
         raise UsageError(f"--reading {reading!r} is not known; use auto, {' or '.join(READINGS)}")

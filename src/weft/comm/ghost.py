@@ -28,7 +28,8 @@ from typing import Any
 import torch.distributed as dist
 
 from weft.comm.ghost_calls import adapt
-from weft.comm.ghost_group import BACKEND, GhostGroup
+from weft.comm.ghost_group import GhostGroup
+from weft.comm.ghost_issue import BACKEND
 from weft.comm.ghost_lane import GhostOptions
 from weft.comm.ghost_processes import LAUNCHER_MODULES, LAUNCHERS
 from weft.comm.ghost_world import make_world_of_ghosts

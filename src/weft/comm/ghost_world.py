@@ -19,7 +19,8 @@ import torch.distributed as dist
 
 from weft.comm.after_import import AfterImport
 from weft.comm.ghost_calls import replace_function
-from weft.comm.ghost_group import BACKEND, GhostGroup
+from weft.comm.ghost_group import GhostGroup
+from weft.comm.ghost_issue import BACKEND
 from weft.comm.ghost_lane import GhostOptions
 from weft.comm.ghost_objects import GhostObjects
 from weft.comm.ghost_processes import make_stores_wait_for_nobody, reject_rpc, run_first_rank_here

@@ -44,6 +44,14 @@ def paper_ranks(device: str) -> int:
     return PAPER_RANKS[device.removeprefix("sim:").removesuffix(PAPER_NODE)]
 
 
+def check_device(device: str, node: str = "") -> None:
+    """Refuse a simulated GPU or a node that does not exist, or a pair that does not fit; starts nothing."""
+    if device.startswith("sim:"):
+        _simulated(device.removeprefix("sim:"), BASELINE_CTAS, node)
+    elif node:
+        _check_node(device)
+
+
 def open_executor(
     device: str,
     *,
@@ -59,8 +67,7 @@ def open_executor(
     device = resolve(device)
     if device.startswith("sim:"):
         return _simulated(device.removeprefix("sim:"), baseline_ctas, node)
-    if node:
-        _check_node(device)
+    check_device(device, node)
     if launched_ranks() > 1 and "RANK" in os.environ:
         from weft.execute.dist import DistExecutor
 

@@ -44,7 +44,7 @@ class ExplorePart(Part):
     pictures: tuple[Picture, ...] = ()
 
 
-def title(document: Document) -> str:
+def _title(document: Document) -> str:
     """The operation in one line."""
     shape = "x".join(str(size) for size in document.get("gemm", []))
     return f"{text(document, 'operation')} {shape} {text(document, 'dtype')} on {document.get('ranks')} ranks"
@@ -62,7 +62,7 @@ def show_schedules(
     """The table, the sentences and the pictures of both timelines."""
     rows = records(document, "schedules")
     losses = LOSSES if any("exposed_ms" in row for row in rows) else ()
-    table = Grid(title=f"{title(document)}\n{where(document)}", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table = Grid(title=f"{_title(document)}\n{where(document)}", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("schedule", no_wrap=True)
     for head in ("ms", "gain", "by", *(head for _, head, _ in losses)):
         table.add_column(head, justify="right", no_wrap=True)
@@ -124,13 +124,18 @@ def strip(name: str, line: Timeline) -> list[str]:
 
 def page(document: Document, timelines: Sequence[tuple[str, Timeline]] = ()) -> str:
     """The page of an exploration."""
+    return render([explore_part(document, timelines)])
+
+
+def explore_part(document: Document, timelines: Sequence[tuple[str, Timeline]] = ()) -> ExplorePart:
+    """The page part of `weft explore`."""
     names, lines = [name for name, _ in timelines], [line for _, line in timelines]
     drawn = draw(lines, names) if lines else None
     rows = [{**row, "candidate": text(row, "name")} for row in records(document, "schedules")]
     best = number(next((r for r in rows if r.get("name") == document.get("best")), {}), "ms")
-    part = ExplorePart(
+    return ExplorePart(
         template="explore.html.j2",
-        title=f"Explore {title(document)}",
+        title=f"Explore {_title(document)}",
         subtitle=where(document),
         sentence=text(document, "reason"),
         contents=(
@@ -147,7 +152,6 @@ def page(document: Document, timelines: Sequence[tuple[str, Timeline]] = ()) -> 
         stream_table=stream_table(lines, names) if lines else Part.stream_table,
         exposed_table=exposed_table(lines, names) if lines else Part.exposed_table,
     )
-    return render([part])
 
 
 def _cards(document: Document, best: float | None) -> list[Card]:
@@ -261,6 +265,11 @@ def loss_figures(document: Document) -> dict[str, str]:
 
 def losses_page(document: Document) -> str:
     """The page of `--characterize`."""
+    return render([losses_part(document)])
+
+
+def losses_part(document: Document) -> ExplorePart:
+    """The page part of `weft explore --characterize`."""
     captions = {
         "decomposition": "All pieces, back to back, against the whole; along K they add to one result.",
         "contention": "A GEMM while copies run, and copies while GEMMs run, each against itself alone.",
@@ -274,7 +283,7 @@ def losses_page(document: Document) -> str:
         )
         for name, svg in loss_figures(document).items()
     ]
-    part = ExplorePart(
+    return ExplorePart(
         template="explore.html.j2",
         title=f"Losses on {text(document, 'gpu')}",
         subtitle=f"{text(document, 'device')} · {text(document, 'dtype')}",
@@ -283,4 +292,3 @@ def losses_page(document: Document) -> str:
         simulated=is_simulated(document),
         pictures=tuple(pictures),
     )
-    return render([part])

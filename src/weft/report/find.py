@@ -1,4 +1,4 @@
-"""Finding the results in a folder: which files are documents of analyze, bench, tune or plan."""
+"""Finding the results in a folder: which files are documents of a command that `weft report` shows."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from weft.errors import InputError, UsageError
+from weft.reproduce.figure import Reproduction
 from weft.tuning.tuned_workload import TunedWorkload
 
+COMMANDS_SHOWN = "analyze, bench, tune, plan, explore or reproduce"
 MAX_RESULT_BYTES = 64 << 20
 """Larger files are traces, not results."""
 
@@ -22,7 +24,7 @@ class Result:
 
     path: Path
     kind: str
-    """`analysis`, `comparison`, `bench`, `tune` or `plan`."""
+    """`analysis`, `comparison`, `bench`, `tune`, `plan`, `explore`, `losses` or `reproduction`."""
     document: dict[str, Any]
 
 
@@ -52,7 +54,17 @@ def result_kind(document: Any) -> str | None:
         )
     if "candidates" in lists and ("policy" in document or "best_ms" in document):
         return "tune"
+    if lists >= {"schedules", "gemm"} and "picked" in document:
+        return "explore"
+    if lists >= {"decomposition", "contention"} and all(_is_cut(row) for row in document["decomposition"]):
+        return "losses"
+    if "figures" in lists and "paper" in document:
+        return "reproduction"
     return "bench" if "rows" in lists and all(_is_row(row) for row in document["rows"]) else None
+
+
+def _is_cut(row: Any) -> bool:
+    return isinstance(row, dict) and isinstance(row.get("gemm"), list)
 
 
 def _is_row(row: Any) -> bool:
@@ -62,9 +74,7 @@ def _is_row(row: Any) -> bool:
 def find_results(folder: Path) -> Found:
     """Every result in a folder; InputError where there is none."""
     if not folder.is_dir():
-        raise InputError(
-            f"{folder} is not a folder; give the one that holds the results of analyze, bench, tune or plan"
-        )
+        raise InputError(f"{folder} is not a folder; give the one that holds the results of {COMMANDS_SHOWN}")
     files = sorted(path for path in folder.iterdir() if path.suffix in (".json", ".jsonl") and path.is_file())
     results: list[Result] = []
     skipped: list[str] = []
@@ -75,11 +85,11 @@ def find_results(folder: Path) -> Found:
             skipped.append(f"{path.name}: {_reason(error)}")
             continue
         results += found
-        skipped += [] if found else [f"{path.name}: not a result of analyze, bench, tune or plan"]
+        skipped += [] if found else [f"{path.name}: not a result of {COMMANDS_SHOWN}"]
     if not results:
         raise InputError(
-            f"no results in {folder}: none of its {len(files)} .json or .jsonl files is one of analyze, "
-            "bench, tune or plan; write one with `--json > FILE`"
+            f"no results in {folder}: none of its {len(files)} .json or .jsonl files is one of "
+            f"{COMMANDS_SHOWN}; write one with `--json > FILE`"
         )
     return Found(tuple(results), tuple(skipped))
 
@@ -87,7 +97,7 @@ def find_results(folder: Path) -> Found:
 def _reason(error: Exception) -> str:
     if isinstance(error, OSError):
         return error.strerror or "cannot be read"
-    return "not JSON" if not isinstance(error, _TooLargeError) else str(error)
+    return str(error) if isinstance(error, (_TooLargeError, UsageError)) else "not JSON"
 
 
 class _TooLargeError(ValueError):
@@ -103,6 +113,8 @@ def _read(path: Path) -> Iterator[Result]:
         kind = result_kind(document)
         if kind == "tune":
             TunedWorkload.from_dict(document)  # raises for one that is damaged
+        if kind == "reproduction":
+            Reproduction.from_dict(document)
         if kind is not None:
             yield Result(path, kind, document)
 

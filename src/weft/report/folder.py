@@ -9,10 +9,13 @@ from pathlib import Path
 from weft.errors import WeftError
 from weft.report.build import Part, analysis_part, bench_part, comparison_parts, tune_part
 from weft.report.drawing import MAX_JSON_BYTES
+from weft.report.explore import explore_part, losses_part
 from weft.report.find import Result
 from weft.report.page import render
 from weft.report.plan_page import plan_part
 from weft.report.reading import Document, number, records, text
+from weft.report.reproduce import reproduction_part
+from weft.reproduce.figure import Reproduction
 from weft.timeline import Timeline
 from weft.tuning.tuned_workload import TunedWorkload
 
@@ -39,6 +42,12 @@ def _parts(result: Result, max_bytes: int) -> Sequence[Part]:
         return [plan_part(result.document)]
     if result.kind == "tune":
         return [tune_part(TunedWorkload.from_dict(result.document))]
+    if result.kind == "explore":
+        return [explore_part(result.document)]
+    if result.kind == "losses":
+        return [losses_part(result.document)]
+    if result.kind == "reproduction":
+        return [reproduction_part(Reproduction.from_dict(result.document))]
     return [bench_part(result.document)]
 
 

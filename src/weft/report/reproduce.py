@@ -113,10 +113,16 @@ def _texts(one: Reproduced) -> list[str]:
 
 def reproduction_page(found: Reproduction) -> str:
     """The page."""
+    return render([reproduction_part(found)])
+
+
+def reproduction_part(found: Reproduction) -> ReproducePart:
+    """The page part of `weft reproduce`."""
     met = sum(bar.met for bar in found.bars)
     signs = [one.sign_right for one in found.figures if one.sign_right is not None]
     published = sum(one.published is not None for one in found.figures)
-    part = ReproducePart(
+    pictures = tuple(_pictures(found))
+    return ReproducePart(
         template="reproduce.html.j2",
         title=f"arXiv:{found.paper} next to weft",
         subtitle=f"{found.title} · {found.device}",
@@ -124,7 +130,7 @@ def reproduction_page(found: Reproduction) -> str:
         contents=(
             ("summary", "Summary"),
             ("findings", "Findings"),
-            ("plots", "Tables"),
+            *((("plots", "Tables"),) if pictures else ()),
             ("cells", "Every cell"),
         ),
         simulated=found.simulated,
@@ -136,10 +142,9 @@ def reproduction_page(found: Reproduction) -> str:
         bars=_bar_table(found),
         findings=found.findings,
         assumptions=found.assumptions,
-        pictures=tuple(_pictures(found)),
+        pictures=pictures,
         tables=tuple(_page_table(name, rows) for name, rows in _groups(found.figures).items()),
     )
-    return render([part])
 
 
 def _bar_table(found: Reproduction) -> Table:
@@ -216,7 +221,7 @@ _Sides = tuple[list[int], list[int], dict[tuple[int, int], Reproduced]]
 
 def _sides(rows: Sequence[Reproduced]) -> _Sides | None:
     """X values, Y values and cells of a two-dimensional table; None if the figure is not one."""
-    if not all(one.cell.replace("x", "", 1).isdigit() for one in rows):
+    if not all(one.cell.replace("x", "", 1).isdecimal() for one in rows):
         return None
     by_cell = {}
     for one in rows:

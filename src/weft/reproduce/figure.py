@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from weft.errors import UsageError
+
 LOOKED_AT = "looked at"
 """Basis of a figure that was known while the model, the reading or its assumptions were chosen."""
 NOT_LOOKED_AT = "not looked at"
@@ -50,6 +52,22 @@ class Reproduced:
         limits = None if self.ours_range is None else [_round(value) for value in self.ours_range]
         return {**rounded, "ours_range": limits, "error": _round(self.error)}
 
+    @classmethod
+    def from_dict(cls, document: Mapping[str, Any]) -> Reproduced:
+        """From an entry of `figures`. Raises KeyError, TypeError or ValueError for another document."""
+        limits, sign = document.get("ours_range"), document.get("sign_right")
+        return cls(
+            id=str(document["id"]),
+            cell=str(document["cell"]),
+            published=_number(document["published"]),
+            ours=_number(document["ours"]),
+            basis=str(document["basis"]),
+            unit=str(document.get("unit", "")),
+            sign_right=None if sign is None else bool(sign),
+            ours_range=None if limits is None else (float(limits[0]), float(limits[1])),
+            note=str(document.get("note", "")),
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
@@ -92,12 +110,43 @@ class Reproduction:
             "findings": list(self.findings),
         }
 
+    @classmethod
+    def from_dict(cls, document: Mapping[str, Any]) -> Reproduction:
+        """From the document of `weft reproduce --json`, which may come from anywhere. Raises UsageError."""
+        try:
+            return cls(
+                paper=str(document["paper"]),
+                title=str(document["title"]),
+                device=str(document["device"]),
+                simulated=bool(document["simulated"]),
+                figures=tuple(Reproduced.from_dict(one) for one in document["figures"]),
+                summary=dict(document["summary"]),
+                bars=tuple(
+                    Target(
+                        name=str(bar["name"]),
+                        value=float(bar["value"]),
+                        target=str(bar["target"]),
+                        met=bool(bar["met"]),
+                        note=str(bar.get("note", "")),
+                    )
+                    for bar in document["bars"]
+                ),
+                assumptions=tuple(map(str, document["assumptions"])),
+                findings=tuple(map(str, document["findings"])),
+            )
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+            raise UsageError(f"not a result of `weft reproduce`: {type(error).__name__} at {error}") from None
+
 
 def same_sign(ours: float, published: float, neutral: float = 0.0, within: float = 0.02) -> bool | None:
     """Whether two effects are on the same side of `neutral`; None where the published one is within noise."""
     if abs(published - neutral) <= within:
         return None
     return (ours - neutral) * (published - neutral) > 0
+
+
+def _number(value: Any) -> float | None:
+    return None if value is None else float(value)
 
 
 def _round(value: Any) -> Any:

@@ -40,6 +40,7 @@ def analyze(*paths: str | Path, comm: str | None = None, progress: Progress | No
 
     if not paths:
         raise InputError("no trace given; pass a file or a folder of ranks")
+    comm_matcher(comm)  # a bad expression is reported before any file is searched or read
     files: list[Path] = []
     in_folder: set[Path] = set()
     names: dict[Path, str] = {}
@@ -53,7 +54,6 @@ def analyze(*paths: str | Path, comm: str | None = None, progress: Progress | No
             files += found
             if path.is_dir():
                 in_folder.update(found)
-        comm_matcher(comm)  # a bad expression is reported before any file is read
         helpers = held.enter_context(helpers_for(files, comm))
         reader = held.enter_context(ThreadPoolExecutor(1))
         reading = reader.submit(read_files, files, comm, helpers, progress, names)

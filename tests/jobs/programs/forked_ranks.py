@@ -5,14 +5,15 @@ from __future__ import annotations
 import datetime
 import os
 import sys
-import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 sys.path.append(str(Path(__file__).parents[1]))
+from forked import run_to_end
 from ports import held_port
 
 
@@ -29,22 +30,13 @@ def _run_ranks(ranks: int, init: str, timeout_s: float, main: Callable[[int, int
     for rank in range(ranks):
         child = os.fork()
         if child == 0:
-            code = 1
-            try:
-                torch.set_num_threads(1)
-                dist.init_process_group(
-                    "gloo",
-                    init_method=init,
-                    rank=rank,
-                    world_size=ranks,
-                    timeout=datetime.timedelta(seconds=timeout_s),
-                )
-                main(rank, ranks)
-                code = 0
-            except BaseException:
-                traceback.print_exc()
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(code)
+            run_to_end(partial(_be_rank, rank, ranks, init, timeout_s, main))
         children.append(child)
     return sum(os.waitpid(child, 0)[1] != 0 for child in children)
+
+
+def _be_rank(rank: int, ranks: int, init: str, timeout_s: float, main: Callable[[int, int], None]) -> None:
+    torch.set_num_threads(1)
+    timeout = datetime.timedelta(seconds=timeout_s)
+    dist.init_process_group("gloo", init_method=init, rank=rank, world_size=ranks, timeout=timeout)
+    main(rank, ranks)
