@@ -103,12 +103,16 @@ def watching(monkeypatch):
     found._end({"text": "", "state": "stopped"})
 
 
+def optimizer_of_two_weights() -> torch.optim.Optimizer:
+    weights = torch.zeros(2, requires_grad=True)
+    weights.sum().backward()
+    return torch.optim.SGD([weights], lr=0.1)
+
+
 def optimize() -> None:
     """A few steps of the program."""
-    weight = torch.zeros(2, requires_grad=True)
-    optimizer = torch.optim.SGD([weight], lr=0.1)
+    optimizer = optimizer_of_two_weights()
     for _ in range(8):
-        weight.sum().backward()
         optimizer.step()
 
 
@@ -147,13 +151,11 @@ def test_steps_that_need_no_look_are_counted_later(monkeypatch, group, watching)
     """By one optimizer; another one ends that, and its steps are told apart as if each had been looked at."""
     monkeypatch.setattr(Session, "each", 10)
     group()
-    weights = [torch.zeros(2, requires_grad=True) for _ in range(2)]
-    often, rarely = (torch.optim.SGD([weight], lr=0.1) for weight in weights)
+    often, rarely = optimizer_of_two_weights(), optimizer_of_two_weights()
     seen = []
     ends_with = watching._steps.ends_with
     monkeypatch.setattr(watching._steps, "ends_with", lambda event: seen.append(event) or ends_with(event))
     for optimizer in [often] * 67:
-        sum(weight.sum() for weight in weights).backward()
         optimizer.step()
     (session,) = Session.made
     assert session.steps == 60
@@ -176,10 +178,8 @@ def test_an_optimizer_that_ends_no_step_has_no_free_ones(monkeypatch, group, wat
     """It steps now and then, perhaps several times in a row. What `weft top` shows are the other one's steps."""
     monkeypatch.setattr(Session, "each", 10)
     group()
-    weights = [torch.zeros(2, requires_grad=True) for _ in range(2)]
-    often, rarely = (torch.optim.SGD([weight], lr=0.1) for weight in weights)
+    often, rarely = optimizer_of_two_weights(), optimizer_of_two_weights()
     published = []
-    sum(weight.sum() for weight in weights).backward()
     for optimizer in [*[often] * 4, rarely, *[often] * 30, rarely]:  # a period of one, though both are known
         optimizer.step()
     monkeypatch.setattr(
