@@ -87,6 +87,8 @@ def test_a_reading_that_is_not_known_names_all_readings(capsys):
         ("bench quick --device cuda --out broken.json/x", "broken.json is not a folder"),
         ("tune cb-ar --device sim:h100 --out x --html x", "--html x: --out writes there too"),
         ("run --tune --stats x --html x -- true", "--html x: --stats writes there too"),
+        ("run --trace-steps 5 -- true", "--trace-steps needs --trace DIR"),
+        ("top nojob --off --samples 2", "--samples counts"),
         ("plan --model llama3-8b --gpus 8 --html x.sh --launch x.sh", "--html writes there too"),
         ("plan --model gpt-175b --gpus 64 --tp 8 --launch x.toml --chakra c", "torchtitan has no flavor"),
         ("store export nowhere/x.json --store store.db", "store export nowhere/x.json: cannot write"),

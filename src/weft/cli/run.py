@@ -19,9 +19,11 @@ from weft.policy import Policy
 
 if TYPE_CHECKING:
     from weft.cli.run_report import JobOptions, ReportOptions
+    from weft.shim.inject import TraceRequest
     from weft.tuning.live.starts import Memory
 
 MOST_BUDGET = 0.5
+TRACE_STEPS, TRACE_AFTER = 3, 10
 
 
 def run(
@@ -84,17 +86,23 @@ def run(
         ),
     ] = None,
     trace_steps: Annotated[
-        int,
+        int | None,
         typer.Option(
-            min=1, max=1000, metavar="N", help="Steps to trace (seconds, if the program has no steps)."
+            min=1,
+            max=1000,
+            metavar="N",
+            help="With --trace: steps to trace (seconds, if the program has no steps); default: 3.",
         ),
-    ] = 3,
+    ] = None,
     trace_after: Annotated[
-        int,
+        int | None,
         typer.Option(
-            min=0, metavar="M", help="Steps before the trace begins (seconds, if the program has no steps)."
+            min=0,
+            metavar="M",
+            help="With --trace: steps before the trace begins (seconds, if the program has no steps); "
+            "default: 10.",
         ),
-    ] = 10,
+    ] = None,
     steps: Annotated[
         bool,
         typer.Option(
@@ -130,7 +138,6 @@ def run(
     from weft.monitor.exporter import metrics_address
     from weft.shim import chrome
     from weft.shim.apply import not_applied
-    from weft.shim.inject import TraceRequest
 
     if not command:
         raise UsageError(
@@ -143,6 +150,7 @@ def run(
     _check_outputs(policy_file, stats_file, html, tune)
     if ops:
         _check_replacing()
+    request = _trace_request(trace, trace_steps, trace_after)
     if trace is not None:
         chrome.check_folder(trace)
     for line in not_applied(policy, framework=True):
@@ -153,12 +161,23 @@ def run(
         policy=start.policy,
         earlier=start.earlier,
         variables={**budget, **_start_environment(start.chosen)},
-        trace=TraceRequest(trace_steps, trace_after) if trace is not None else None,
+        trace=request,
         count_steps=steps or address is not None,
         replacing=ops,
         metrics=address,
     )
     _run_job(asked, ReportOptions(stats_file=stats_file, html=html, traces=trace, quiet=quiet))
+
+
+def _trace_request(folder: Path | None, steps: int | None, after: int | None) -> TraceRequest | None:
+    from weft.shim.inject import TraceRequest
+
+    given = {"--trace-steps": steps, "--trace-after": after}
+    if folder is None:
+        if needless := next((name for name, value in given.items() if value is not None), ""):
+            raise UsageError(f"{needless} needs --trace DIR, the folder for the traces")
+        return None
+    return TraceRequest(TRACE_STEPS if steps is None else steps, TRACE_AFTER if after is None else after)
 
 
 @dataclass(frozen=True)

@@ -55,6 +55,8 @@ def top(
 
     if policy_file is not None and off:
         raise UsageError("--policy and --off exclude each other: give one of them")
+    if samples is not None and (policy_file is not None or off):
+        raise UsageError("--samples counts what `weft top` shows; --policy and --off show nothing")
     policy = Policy.load(policy_file) if policy_file is not None else None
     only = select_job(job) if job is not None else None
     if policy is not None or off:
