@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from ptx_interpreter import Memory, run_kernel
 
-from weft.comm import nccl, paced, paced_kernel, paced_launch, paced_plan
+from weft.comm import nccl, paced, paced_kernel, paced_launch, paced_mail, paced_plan
 from weft.comm.node import load_node
 from weft.errors import UnavailableError, UsageError, WeftError
 from weft.gpu.driver import Attribute, Driver
@@ -144,7 +144,7 @@ def test_progress_is_linear_from_the_placement_of_each_cta(placed_ns):
 
 def test_a_ghost_stage_answers_when_it_would():
     """Two messages 10 us apart to stages that take 50 us each: answers after 3 of them, then one per stage."""
-    memory, box, now = Memory(), np.zeros(2 + paced_kernel.MAIL_SLOTS, np.uint64), [1 << 40]
+    memory, box, now = Memory(), np.zeros(2 + paced_mail.MAIL_SLOTS, np.uint64), [1 << 40]
     address, stages = memory.add(box), paced_plan.GhostStages(50.0)
     tensor = memory.add(np.zeros(16, np.float32))
 

@@ -6,9 +6,6 @@ placed late ends late. Every wait is bounded by the GPU's timer and by clock cyc
 each other, so that some read while others write: a CTA must be able to move what NCCL's moves and what peers
 write to this rank's memory.
 
-A ghost stage of a pipeline answers a message `latency_ns` after it has arrived, and one message per
-`period_ns`: the kernel that sends it computes when, and the kernel that receives the answer waits until then.
-
 The driver compiles the text for the GPU that it finds, so no CUDA toolkit is needed.
 """
 
@@ -18,6 +15,8 @@ import ctypes
 import struct
 from ctypes import c_uint32, c_uint64
 
+from weft.comm.paced_mail import mail_text
+
 SEGMENTS = 64
 """Pieces of memory that one launch can move."""
 VECTORS = 16
@@ -26,10 +25,6 @@ VECTOR_BYTES = 16
 MOST_REGISTERS = 96
 REGISTERS_PER_SM = 65536
 NAP_NS = 100
-MAIL_SLOTS = 1024
-"""Messages that may wait for their answers at once; a power of two."""
-MOST_ANSWER_CYCLES = 8_000_000_000
-"""A receive waits no longer than this, about 4 s, for the message that it is the answer to."""
 
 
 class KernelSegment(ctypes.Structure):
@@ -44,17 +39,11 @@ class KernelSegment(ctypes.Structure):
     )
 
 
-class Mailbox(ctypes.Structure):
-    """In GPU memory, per peer: how many messages were sent, and when the answer to each is ready."""
-
-    _fields_ = (("sent", c_uint64), ("last_ready_ns", c_uint64), ("ready_ns", c_uint64 * MAIL_SLOTS))
-
-
 class KernelArguments(ctypes.Structure):
     """The kernel's one parameter.
 
-    `mailbox`: what a ghost stage of a pipeline has received (see `Mailbox`). `post`: the number of the
-    message that is sent, from 1; `answer`: that of the message whose answer is received; 0: none.
+    `mailbox`: what a ghost stage of a pipeline has received (`weft.comm.paced_mail`). `post`: the number of
+    the message that is sent, from 1; `answer`: that of the message whose answer is received; 0: none.
     """
 
     _fields_ = (
@@ -170,7 +159,7 @@ def kernel_text(name: str, operation: str, threads: int, capability: int) -> str
   mov.u32 %cta, %ctaid.x;
   mov.u32 %ctas, %nctaid.x;
 {cleared}
-{_mail(fields)}
+{mail_text(fields)}
   // units of this CTA
   mov.u32 %units, 0;
   setp.ge.u32 %p, %cta, %all;
@@ -299,60 +288,6 @@ OVER:
   ret;
 }}
 """
-
-
-def _mail(fields: dict[str, int]) -> str:
-    """Post the message that is sent; then wait for the answer that is received."""
-    slot = f"""
-  sub.u32 %b, %a, 1;
-  and.b32 %b, %b, {MAIL_SLOTS - 1};
-  mul.wide.u32 %x, %b, 8;
-  add.u64 %x, %x, {Mailbox.ready_ns.offset};
-  add.u64 %x, %x, %segment;"""
-    return f"""\
-  ld.param.u64 %segment, [work+{fields["mailbox"]}];
-  ld.param.u32 %a, [work+{fields["post"]}];
-  setp.eq.u32 %p, %a, 0;
-  @%p bra POSTED;
-  or.b32 %b, %thread, %cta;
-  setp.ne.u32 %p, %b, 0;
-  @%p bra POSTED;
-  ld.param.u64 %due, [work+{fields["latency_ns"]}];
-  add.u64 %due, %due, %start;
-  add.u64 %due, %due, %wait;
-  add.u64 %due, %due, %move;
-  ld.param.u64 %y, [work+{fields["period_ns"]}];
-  ld.volatile.global.u64 %x, [%segment+{Mailbox.last_ready_ns.offset}];
-  add.u64 %y, %y, %x;
-  max.u64 %due, %due, %y;
-  st.volatile.global.u64 [%segment+{Mailbox.last_ready_ns.offset}], %due;{slot}
-  st.volatile.global.u64 [%x], %due;
-  membar.gl;
-  st.volatile.global.u32 [%segment], %a;
-POSTED:
-  ld.param.u32 %a, [work+{fields["answer"]}];
-  setp.eq.u32 %p, %a, 0;
-  @%p bra ANSWERED;
-  setp.ne.u32 %q, %thread, 0;
-  @%q bra ANSWER;{slot}
-AWAIT:
-  ld.volatile.global.u32 %b, [%segment];
-  setp.lt.u32 %q, %b, %a;
-  @%q bra LATER;
-  ld.volatile.global.u64 %y, [%x];
-  mov.u64 %now, %globaltimer;
-  setp.ge.u64 %q, %now, %y;
-  @%q bra ANSWER;
-LATER:
-  mov.u64 %now, %clock64;
-  sub.u64 %now, %now, %cycles;
-  setp.lt.u64 %q, %now, {MOST_ANSWER_CYCLES};
-  @%q bra AWAIT;
-ANSWER:
-  bar.sync 0;
-  mov.u64 %start, %globaltimer;
-  mov.u64 %cycles, %clock64;
-ANSWERED:"""
 
 
 def _guarded(index: int, side: str, limit: str, guard: str) -> str:

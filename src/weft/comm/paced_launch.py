@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from weft.comm.node import Paced
 from weft.comm.paced_copies import UrgentCopies, driver_copies
 from weft.comm.paced_delay import ReadyDelay, StreamDelays
-from weft.comm.paced_kernel import KernelArguments, Mailbox, kernel_name, kernel_text
+from weft.comm.paced_kernel import KernelArguments, kernel_name, kernel_text
+from weft.comm.paced_mail import Mailbox
 from weft.comm.paced_plan import (
     CYCLES_PER_NS,
     Mail,
