@@ -74,7 +74,8 @@ def run(pair: Pair, limit_s: float, order: random.Random, tiny: bool) -> dict[st
     for way, turns in found.items():
         times = [[round(1e3 * (b - a), 3) for a, b in itertools.pairwise(turn)] for turn in turns]
         row[way] = {"before": times[0] if times else [], "turns": times[2 if way == "without" else 1 :]}
-    row["said"] = {way: pair[way].log[-1500:] for way in WAYS if problem or way == "tune"}
+    said = {way: pair[way].log[-1500:] for way in WAYS if problem or way == "tune"}
+    row["said"] = {way: log.replace(f"{ROOT}/", "") for way, log in said.items()}
     return row
 
 
