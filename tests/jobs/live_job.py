@@ -159,8 +159,11 @@ def main() -> list[object]:
         if os.environ.get("AGAIN") == str(step):
             plain = model.module
             del model
+            world = dist.get_world_size()
             dist.destroy_process_group()
-            dist.init_process_group("gloo")
+            # Not by the port of the first group: a rank may find its store, which the first rank is about to close.
+            store = dist.FileStore(str(Path(os.environ["RECORD"], "again")), world)
+            dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
             model = DistributedDataParallel(plain)
         x = torch.randn(16, 32)
         loss = model(x).pow(2).mean()

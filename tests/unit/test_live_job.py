@@ -339,6 +339,32 @@ def test_a_result_that_cannot_be_kept_stays_the_result(monkeypatch, group, watch
     assert "not saved for the next start: the verdict has no JSON" in capsys.readouterr().err
 
 
+def test_files_are_written_once_the_group_is_gone(monkeypatch, group, tmp_path):
+    """The rank that serves the store must not go later than without weft: others may make the next group already."""
+    import torch.distributed as dist
+
+    seen, real = [], dist.destroy_process_group
+
+    def destroy(*args: object) -> None:
+        seen.append((live._session, read_result(tmp_path)["text"]))
+        real(*args)
+
+    monkeypatch.setattr(dist, "destroy_process_group", destroy)
+    monkeypatch.setattr(
+        Session, "stop", lambda self, reason: self.on_end({"text": reason, "state": "stopped"}), raising=False
+    )
+    live = job.Live()
+    live.watch()
+    group()
+    optimize()
+    assert live._session is not None
+    dist.destroy_process_group()
+    assert seen == [(None, "left alone: the job ended before tuning was over")]
+    assert read_result(tmp_path)["text"] == "the program destroyed its process group before tuning finished"
+    monkeypatch.undo()
+    group()  # the fixture destroys it
+
+
 def test_no_start_reads_the_decisions_of_an_earlier_one():
     """torchrun keeps the store where a restart changes the number of nodes, with the same count of restarts."""
     import torch.distributed as dist

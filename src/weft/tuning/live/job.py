@@ -13,7 +13,9 @@ import logging
 import os
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +53,8 @@ class Live:
         self._status: Any = None
         self._result: dict[str, Any] | None = None
         """Of the last search."""
+        self._reports: list[Callable[[], None]] | None = None
+        """What is reported once the process group is gone; without a list, all is reported at once."""
         self._save_after_s = SAVED_S[0]
         self._saved_at = time.monotonic()
 
@@ -62,7 +66,7 @@ class Live:
         self._hook = OptimizerHook(self._optimizer_stepped)
         self._restore = [
             wrap_group_function("init_process_group", after=self._group_made),
-            wrap_group_function("destroy_process_group", before=self._group_goes),
+            wrap_group_function("destroy_process_group", before=self._group_goes, after=self._group_gone),
         ]
 
     # --- where a step ends ------------------------------------------------------------------------------
@@ -85,7 +89,15 @@ class Live:
 
         if self._session is None or not self._mine() or group not in (None, dist.group.WORLD):
             return
+        # The first rank serves the store. If it wrote files now, others that make a new group meanwhile would
+        # find the old store, and lose it.
+        self._reports = []
         self._leave("the program destroyed its process group before tuning finished")
+
+    def _group_gone(self, group: Any = None) -> None:
+        reports, self._reports = self._reports or [], None
+        for report in reports:
+            report()
 
     def _leave(self, reason: str) -> None:
         """End the tuning on this rank, or the watch, whose result then remains."""
@@ -306,6 +318,7 @@ class Live:
     def _at_exit(self, process: int) -> None:
         """The program ends while it is tuned or watched."""
         if process == os.getpid():
+            self._group_gone()  # if destroying it failed, that was not called
             self._save()
 
     def _end(self, result: dict[str, Any]) -> None:
@@ -317,15 +330,23 @@ class Live:
             restore()
         with suppress(Exception):
             self._unwatch_calls()
+        began, self._session = self._session is not None, None
+        report = partial(self._report_end, result, began=began, known=known)
+        if self._reports is None:
+            report()
+        else:
+            self._reports.append(report)
+
+    def _report_end(self, result: dict[str, Any], *, began: bool, known: bool) -> None:
+        """`began`: a search had begun; `known`: its result has been reported."""
         self._output.tell(result)
         self._output.write_record()
-        if self._earlier is None and self._session is not None:
+        if self._earlier is None and began:
             self._output.say(result["text"])
         elif not known or result["state"] == "stopped":
             self._output.say(f"tuning is over: {result['text']}")
         if self._output.leads and not known and self._earlier is not None:
             self._earlier.remember(result)
-        self._session = None
 
     def _unwatch_calls(self) -> None:
         communicators = sys.modules.get("weft.shim.communicators")
