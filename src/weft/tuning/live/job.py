@@ -302,7 +302,8 @@ class Live:
     def _final(self) -> dict[str, Any]:
         """The result as it stands now, the watch included."""
         if self._status is not None:
-            return final(self._status)
+            untimed = self._session.untimed_steps if self._session is not None else 0
+            return final(self._status, untimed + self._free.taken)
         return self._result or stopped("the job ended before tuning was over")
 
     def _save(self) -> None:

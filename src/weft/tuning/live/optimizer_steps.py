@@ -75,9 +75,14 @@ class FreeSteps:
         self._left -= 1  # the only store: a signal handler that raises leaves the step counted, or not begun
         return True
 
+    @property
+    def taken(self) -> int:
+        """How many were taken since `begin`."""
+        return self._free - self._left
+
     def end(self) -> tuple[int, int]:
         """No more steps are free; how many were taken, and of which optimizer."""
-        taken = self._free - self._left
+        taken = self.taken
         self._free = self._left = 0
         return taken, self._number
 
