@@ -321,6 +321,25 @@ def test_what_a_signal_handler_raises_in_weft_reaches_the_program_and_ends_the_t
     assert "was interrupted" in read_result(tmp_path)["text"]
 
 
+@pytest.mark.parametrize("others", [0, 1])
+def test_a_rank_that_runs_out_of_inputs_before_others_leaves_the_tuning(
+    monkeypatch, group, watching, tmp_path, others
+):
+    from torch.distributed.algorithms.join import Join
+
+    monkeypatch.setattr(Join, "_get_num_nonjoined_procs", lambda self: others)
+    agreement = Mock()
+    monkeypatch.setattr(Session, "agreement", agreement, raising=False)
+    monkeypatch.setattr(
+        Session, "stop", lambda self, reason: self.on_end({"text": reason, "state": "stopped"}), raising=False
+    )
+    group()
+    optimize()
+    assert Join._get_num_nonjoined_procs(None) == others
+    assert agreement.leave.called == (watching._session is None) == bool(others)
+    assert ("fewer inputs" in read_result(tmp_path)["text"]) == bool(others)
+
+
 def test_a_result_that_cannot_be_kept_stays_the_result(monkeypatch, group, watching, tmp_path, capsys):
     from weft.errors import UsageError
     from weft.policy import Policy
