@@ -88,7 +88,8 @@ class Live:
         """The store and communicators end with the group; later ones were not prepared for trials."""
         import torch.distributed as dist
 
-        if self._session is None or not self._mine() or group not in (None, dist.group.WORLD):
+        mine = self._group_process == os.getpid() and not self._over  # on whichever thread
+        if self._session is None or not mine or group not in (None, dist.group.WORLD):
             return
         # The first rank serves the store. If it wrote files now, others that make a new group meanwhile would
         # find the old store, and lose it.
