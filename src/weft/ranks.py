@@ -129,9 +129,22 @@ class Agreement:
             self.store.delete_key(f"{self.number - _KEPT}/decision")
         return self._settle(decide([report]))
 
+    def leave(self, reason: str) -> None:
+        """Abandon the next exchange, to which this rank will not come, so that no other waits for it.
+
+        All ranks must have ended the same exchanges. Other reports of this rank are not read any more.
+        """
+        self.number += 1
+        if len(self.ranks) > 1:
+            abandoned = self._settle({**ABANDON, "reason": reason})
+            publish(self.store, self._key(f"report/{self.rank}"), abandoned)
+
     def _lead(self, decide: Callable[[list[Report]], Decision], deadline_s: float) -> Decision:
         keys = [self._key(f"report/{rank}") for rank in self.ranks]
         reports = published(self.store, keys, deadline_s)
+        left = next((report for report in reports if report and report.get("do") == ABANDON["do"]), None)
+        if left is not None:
+            return self._settle(left)
         absent = [rank for rank, report in zip(self.ranks, reports, strict=True) if report is None]
         if absent:
             ranks = ", ".join(map(str, absent[:8]))

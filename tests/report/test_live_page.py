@@ -52,3 +52,11 @@ def test_a_long_run_is_thinned_out():
     page = live_page(document, {"policies": ["overlap"], "times": times, "notes": []})
     assert page.count("<circle") <= 3001
     assert len(page) < 1_500_000
+
+
+def test_steps_that_were_timed_together_are_all_counted():
+    document, _ = tuned_job()
+    times = [[10 * n, 50.0, 0, "watch"] for n in range(20)]
+    page = live_page(document, {"steps": 200, "policies": ["overlap"], "times": times, "notes": []})
+    assert "200 steps, from 50 to 50 ms" in page
+    assert "step 199" in page

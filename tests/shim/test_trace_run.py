@@ -282,6 +282,14 @@ def test_a_folder_that_cannot_be_written_is_refused_at_once(environment, tmp_pat
     assert len(done.stderr.strip().splitlines()) == 1
 
 
+def test_a_program_that_cannot_be_started_leaves_no_folder(environment, tmp_path):
+    out = tmp_path / "traces"
+    weft = [sys.executable, "-m", "weft", "run", "--trace", str(out), "--", "/no/such/program"]
+    done = subprocess.run(weft, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 127
+    assert not out.exists()
+
+
 REAL_TORCH = f"""
 import torch
 from tracer_driver import *

@@ -11,6 +11,7 @@ import time
 import pytest
 
 from weft.cli.main import main
+from weft.errors import UnavailableError
 
 
 def refused(capsys, *arguments: str) -> str:
@@ -102,6 +103,14 @@ def test_an_argument_that_is_wrong_in_itself_is_the_first_error(capsys, tmp_path
     (tmp_path / "broken.json").write_text("{}")
     assert said in refused(capsys, *line.split())
     assert [path.name for path in tmp_path.iterdir()] == ["broken.json"]
+
+
+def test_bench_without_a_gpu_says_that_and_nothing_else(capsys, tmp_path, monkeypatch):
+    def no_gpu(*_: object, **__: object) -> None:
+        raise UnavailableError("this machine has no GPU")
+
+    monkeypatch.setattr("weft.execute.devices.open_executor", no_gpu)
+    assert "no GPU" in refused(capsys, "bench", "quick", "--device", "cuda", "--out", str(tmp_path / "out"))
 
 
 def test_no_result_and_no_store_is_overwritten(capsys, tmp_path):

@@ -6,6 +6,7 @@ import json
 import math
 import signal
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import ClassVar
 from unittest.mock import Mock
@@ -209,6 +210,32 @@ def test_a_capture_between_two_looks_ends_the_watch_of_a_policy(monkeypatch, gro
     assert leave.called == ended
 
 
+def test_a_thread_takes_over_from_one_that_has_ended():
+    """The second one runs already when the first one ends, so that they cannot have the same identifier."""
+    own, both, ended, found = optimizer_steps.OwnThread(), threading.Barrier(2), threading.Event(), []
+
+    def first() -> None:
+        found.append(own.here())
+        both.wait()
+        both.wait()
+
+    def second() -> None:
+        both.wait()
+        found.append(own.here())
+        both.wait()
+        ended.wait()
+        found.append(own.here())
+
+    threads = [threading.Thread(target=first), threading.Thread(target=second)]
+    for thread in threads:
+        thread.start()
+    threads[0].join()
+    ended.set()
+    threads[1].join()
+    assert found == [True, False, True]
+    assert own.here()
+
+
 def test_free_steps_that_take_long_are_counted_meanwhile(monkeypatch):
     """A job whose steps have become slow is not silent until hundreds of them are over."""
     now = Mock(return_value=5.0)
@@ -321,6 +348,25 @@ def test_what_a_signal_handler_raises_in_weft_reaches_the_program_and_ends_the_t
     assert "was interrupted" in read_result(tmp_path)["text"]
 
 
+@pytest.mark.parametrize("others", [0, 1])
+def test_a_rank_that_runs_out_of_inputs_before_others_leaves_the_tuning(
+    monkeypatch, group, watching, tmp_path, others
+):
+    from torch.distributed.algorithms.join import Join
+
+    monkeypatch.setattr(Join, "_get_num_nonjoined_procs", lambda self: others)
+    agreement = Mock()
+    monkeypatch.setattr(Session, "agreement", agreement, raising=False)
+    monkeypatch.setattr(
+        Session, "stop", lambda self, reason: self.on_end({"text": reason, "state": "stopped"}), raising=False
+    )
+    group()
+    optimize()
+    assert Join._get_num_nonjoined_procs(None) == others
+    assert agreement.leave.called == (watching._session is None) == bool(others)
+    assert ("fewer inputs" in read_result(tmp_path)["text"]) == bool(others)
+
+
 def test_a_result_that_cannot_be_kept_stays_the_result(monkeypatch, group, watching, tmp_path, capsys):
     from weft.errors import UsageError
     from weft.policy import Policy
@@ -356,9 +402,10 @@ def test_files_are_written_once_the_group_is_gone(monkeypatch, group, tmp_path):
     live = job.Live()
     live.watch()
     group()
-    optimize()
-    assert live._session is not None
-    dist.destroy_process_group()
+    with ThreadPoolExecutor(1) as trainer:  # alive to the end, as in programs that train on a thread
+        trainer.submit(optimize).result()
+        assert live._session is not None
+        dist.destroy_process_group()
     assert seen == [(None, "left alone: the job ended before tuning was over")]
     assert read_result(tmp_path)["text"] == "the program destroyed its process group before tuning finished"
     monkeypatch.undo()

@@ -73,6 +73,18 @@ def test_all_ranks_do_what_the_first_decides_from_all_reports():
     assert [d["sum"] for d in decisions[0]] == [0, 6, 12, 18, 24]
 
 
+@pytest.mark.parametrize("gone", [0, 1])
+@pytest.mark.parametrize("exchange", [Agreement.exchange, Agreement.announce])
+def test_no_rank_waits_for_one_that_has_left(monkeypatch, gone, exchange):
+    """The time that a wait would take passes at once, so that a wait ends as an exchange without a reason."""
+    monkeypatch.setattr(ranks, "WATCH_PATIENCE_S", 0.0)
+    store = MemoryStore()
+    left, other = (Agreement(store, rank, range(2), deadline_s=0) for rank in (gone, 1 - gone))
+    left.leave("it has no inputs left")
+    decision = exchange(other, {}, lambda reports: {"do": "run"})
+    assert decision == {**ABANDON, "reason": "it has no inputs left"}
+
+
 def test_a_silent_rank_ends_the_exchange_for_all_and_is_named():
     store = MemoryStore()
 

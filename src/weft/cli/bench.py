@@ -72,14 +72,17 @@ def bench(
     check_output_folder("--out", out)
     leading = os.environ.get("RANK", "0") == "0"  # under torchrun every rank measures and rank 0 reports
     target = out / f"{suite.name}.jsonl"
-    if leading and not as_json:
-        _print_plan(suite, device, budget, target)
+    describe = leading and not as_json
     if dry_run:
+        if describe:
+            _print_plan(suite, device, budget, target)
         return
     executor = open_executor(
         device, baseline_ctas=suite.baseline_ctas, deadline_s=deadline, under_shim=shim, node=node
     )
     try:
+        if describe:  # not before a device is there to carry it out
+            _print_plan(suite, device, budget, target)
         _, before = results.load_results(target)
         skip = set() if again else results.done_cells(before, executor.device, policy.label if policy else "")
         skip = Ranks().first(skip)  # rank 0's file decides for all

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from weft.cli.output import check_distinct, check_output, say
+from weft.cli.output import check_distinct, check_output, check_output_folder, say
 from weft.errors import UnavailableError, UsageError
 from weft.policy import Policy
 
@@ -136,7 +136,6 @@ def run(
     _check_platform()
     from weft.cli.run_report import JobOptions, ReportOptions
     from weft.monitor.exporter import metrics_address
-    from weft.shim import chrome
     from weft.shim.apply import not_applied
 
     if not command:
@@ -152,7 +151,7 @@ def run(
         _check_replacing()
     request = _trace_request(trace, trace_steps, trace_after)
     if trace is not None:
-        chrome.check_folder(trace)
+        check_output_folder("--trace", trace)
     for line in not_applied(policy, framework=True):
         say(line, quiet=False)
     start = _settle_start(command, policy, tune, quiet)

@@ -150,7 +150,9 @@ def _plot(steps: Document) -> LivePlot | None:
     rows = _rows(steps)
     if len(rows) < 2:
         return None
-    last = max(at for at, *_ in rows) or 1.0
+    # A row may be the mean of several steps, and a long record keeps only some of them.
+    counted = max(number(steps, "steps") or 0.0, 1.0 + max(at for at, *_ in rows))
+    last = counted - 1.0
     times = [ms for _, ms, *_ in rows]
     top = min(max(times), HEADROOM * median(times)) * 1.02
     bottom = min(times) * 0.98
@@ -180,7 +182,7 @@ def _plot(steps: Document) -> LivePlot | None:
         "watch": "as the job goes on",
     }
     legend = tuple((f"step-{css}", names[css], "") for css in present)
-    description = f"{len(rows)} steps, from {min(times):.4g} to {max(times):.4g} ms"
+    description = f"{counted:.0f} steps, from {min(times):.4g} to {max(times):.4g} ms"
     return LivePlot(points, marks, ticks, round(last), legend, description)
 
 

@@ -53,6 +53,7 @@ UNSEEN = (
 
 def write_traces(folder: Path, out: Path) -> list[Path]:
     """Turn what the processes of a job left in `folder` into traces in `out`; returns the files written."""
+    _make_folder(out)
     written: list[Path] = []
     for path in sorted(folder.glob("trace.*")):
         recording = tracer.read_file(path)
@@ -62,6 +63,15 @@ def write_traces(folder: Path, out: Path) -> list[Path]:
         write_whole(target, document(recording))
         written.append(target)
     return written
+
+
+def _make_folder(out: Path) -> None:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(
+            f"--trace {out}: cannot be created ({error.strerror}); give a writable folder"
+        ) from None
 
 
 def _file_name(recording: Recording, taken: set[str]) -> str:
@@ -213,16 +223,3 @@ def _collective(raw: Any, blocks: int) -> dict[str, Any]:
         "Seq": raw.comm_sequence,
         "calls": raw.calls,
     }
-
-
-def check_folder(out: Path) -> None:
-    """Reject a folder that could not be written to after hours of training."""
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        probe = out / ".weft-trace"
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        raise OutputError(
-            f"--trace {out}: cannot be written ({error.strerror}); give a writable folder"
-        ) from None

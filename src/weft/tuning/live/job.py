@@ -27,6 +27,7 @@ from weft.tuning.live.job_output import JobOutput, warn
 from weft.tuning.live.optimizer_steps import FreeSteps, OptimizerHook, OptimizerNumbers, OwnThread
 from weft.tuning.live.steps import Steps, period
 from weft.tuning.live.tuned_job import final, stopped
+from weft.tuning.live.uneven_inputs import on_inputs_used_up
 
 _log = logging.getLogger("weft.live")
 
@@ -87,7 +88,8 @@ class Live:
         """The store and communicators end with the group; later ones were not prepared for trials."""
         import torch.distributed as dist
 
-        if self._session is None or not self._mine() or group not in (None, dist.group.WORLD):
+        mine = self._group_process == os.getpid() and not self._over  # on whichever thread
+        if self._session is None or not mine or group not in (None, dist.group.WORLD):
             return
         # The first rank serves the store. If it wrote files now, others that make a new group meanwhile would
         # find the old store, and lose it.
@@ -98,6 +100,14 @@ class Live:
         reports, self._reports = self._reports or [], None
         for report in reports:
             report()
+
+    def _inputs_used_up(self) -> None:
+        """Other ranks go on without steps of this one, which would be missed at the next meeting."""
+        if self._session is None or not self._mine():
+            return
+        reason = f"rank {self._output.rank} had fewer inputs than others (Join)"
+        self._session.agreement.leave(reason)
+        self._leave(reason)
 
     def _leave(self, reason: str) -> None:
         """End the tuning on this rank, or the watch, whose result then remains."""
@@ -260,6 +270,7 @@ class Live:
         self._output.tell(stopped("the job ended before tuning was over"))
         if self._earlier is not None:
             self._output.say(f"tuning {world} ranks during the next steps")
+        self._restore.append(on_inputs_used_up(self._inputs_used_up))
         atexit.register(self._at_exit, os.getpid())
         self._session.begin()
 
@@ -302,7 +313,8 @@ class Live:
     def _final(self) -> dict[str, Any]:
         """The result as it stands now, the watch included."""
         if self._status is not None:
-            return final(self._status)
+            untimed = self._session.untimed_steps if self._session is not None else 0
+            return final(self._status, untimed + self._free.taken)
         return self._result or stopped("the job ended before tuning was over")
 
     def _save(self) -> None:

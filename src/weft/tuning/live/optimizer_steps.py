@@ -13,17 +13,28 @@ LONGEST_FREE_S = 1.0  # steps that became slow are still shown by `weft top`
 
 
 class OwnThread:
-    """The process (not a fork of it) and the thread that asked first."""
+    """The process (not a fork of it) and the thread that asked first, or the first one after its end.
+
+    A program may train each epoch on a thread of its own. Whether the next one gets the identifier of the one
+    that has ended differs between ranks, so that must not decide.
+    """
 
     def __init__(self) -> None:
         self._process: int | None = None
         self._ident = 0
+        self._thread: threading.Thread | None = None
 
     def here(self) -> bool:
         """Whether this is the one."""
+        ident = threading.get_ident()
         if self._process is None:
-            self._process, self._ident = os.getpid(), threading.get_ident()
-        return self._ident == threading.get_ident() and self._process == os.getpid()
+            self._process = os.getpid()
+        if self._ident != ident and self._process == os.getpid() and not self._alive():
+            self._ident, self._thread = ident, threading.current_thread()
+        return self._ident == ident and self._process == os.getpid()
+
+    def _alive(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
 
 
 class OptimizerNumbers:
@@ -75,9 +86,14 @@ class FreeSteps:
         self._left -= 1  # the only store: a signal handler that raises leaves the step counted, or not begun
         return True
 
+    @property
+    def taken(self) -> int:
+        """How many were taken since `begin`."""
+        return self._free - self._left
+
     def end(self) -> tuple[int, int]:
         """No more steps are free; how many were taken, and of which optimizer."""
-        taken = self._free - self._left
+        taken = self.taken
         self._free = self._left = 0
         return taken, self._number
 

@@ -138,6 +138,13 @@ class Session:
         self._meet(self._report())
 
     @property
+    def untimed_steps(self) -> int:
+        """Steps of the watch that have ended on the leader and whose times were not sent to the conductor."""
+        if not self._light or self.over:
+            return 0
+        return sum(steps for *_, steps in self._marks) + self._each - self._left
+
+    @property
     def free_steps(self) -> int:
         """How many steps may end before `step` has anything to do but count them."""
         return self._left - 1 if self._light and not self.over else 0

@@ -228,8 +228,11 @@ def _rounded(value: Any) -> Any:
     return value if value is None else round(value, 4)
 
 
-def final(status: Any) -> dict[str, Any]:
-    """The document of a job that was watched (`weft.tuning.live.watch_status`), as it stands now."""
+def final(status: Any, untimed: int = 0) -> dict[str, Any]:
+    """The document of a job that was watched (`weft.tuning.live.watch_status`), as it stands now.
+
+    `untimed`: steps that have ended since, whose times the watch has not been sent.
+    """
     outcome: TunedJob = status.outcome
     if status.reverted:
         why = f"{outcome.policy.label} was reverted: {status.reverted}"
@@ -238,7 +241,8 @@ def final(status: Any) -> dict[str, Any]:
         )
     lately = status.lately_ms
     shown = dataclasses.replace(outcome, ci_pct=status.ci_pct) if lately is not None else outcome
-    document = {**shown.to_dict(), "watch": status.to_dict()}
+    watched = {**status.to_dict(), "steps": status.steps + untimed}
+    document = {**shown.to_dict(), "watch": watched}
     if lately is not None:
         document["text"] += f"; at the end a step took {lately:.4g} ms on average"
     return document

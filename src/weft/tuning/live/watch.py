@@ -183,6 +183,7 @@ class _Watch(WatchTrials):
         pace, coins, drawn = self._first_pace(), doubt(), list[Step]()
         probes = Probes()
         left = 0  # steps of a check that are still to come
+        framework = policy.models != self.own.models  # not compared at each step
         if refitted and self._meeting_wanted(True):
             yield from self._check_at_meetings(plan)
             return False
@@ -227,7 +228,7 @@ class _Watch(WatchTrials):
                 self.status.effects.add(seen.log_ms, probe=step.arm == 0)
                 # A job whose pace changes all the time must leave a check to what its probes show.
                 doubtful = suspicious or clear
-                if self._meeting_wanted(doubtful or changed):
+                if framework and self._meeting_wanted(doubtful or changed):
                     yield from self._check_at_meetings(plan)
                     return False
                 if (doubtful or changed) and self.budget.may_check(1 if doubtful else 2):
