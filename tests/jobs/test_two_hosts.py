@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from live_scenarios import PATIENT
 
 pytest.importorskip("torch")
 
@@ -94,7 +95,7 @@ def test_a_job_on_two_hosts_is_tuned_as_one(tmp_path):
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]),
         "WEFT_TUNE_CONTROLS": "examples_controls:VirtualControls",
-        "WEFT_TUNE_DEADLINE_S": "60",
+        **PATIENT,
         "RECORD": str(tmp_path),
     }
     code = namespaces(NETWORK, tmp_path, env, timeout=280)
