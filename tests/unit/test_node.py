@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,15 @@ def test_more_bytes_never_make_it_faster_and_the_range_includes_it(node, kind, o
     assert node.collective(kind, small).us <= node.collective(kind, large).us * (1 + 1e-9)
     low, high = node.range(kind, large, ctas)
     assert 0 < low <= node.collective(kind, large, ctas).us <= high
+
+
+@pytest.mark.parametrize("node", NODES, ids=lambda node: node.name)
+def test_no_size_takes_less_time_than_a_smaller_one(node):
+    """Also where the points are of fewer ranks than the node has: the ratio of the model falls with size."""
+    sizes = sorted({*range(1, 20), *(round(1.2**n) for n in range(16, 110))})
+    for kind in NODE_COLLECTIVES:
+        times = [node.collective(kind, size).us for size in sizes]
+        assert all(less <= more * (1 + 1e-9) for less, more in pairwise(times)), kind
 
 
 @pytest.mark.parametrize("name", ["dgx-h100", "mi300x", "dgx-a100-2"])
