@@ -277,7 +277,7 @@ class Node:
             here, there = (self._model_us(curve, kind, size, n, algorithm) for n in (ranks, curve.ranks))
             return interpolate_us(curve.points, size) * (here / there if there > 0 else 1.0)
 
-        # The ratio may fall with size where the points hardly rise; the time of a smaller message is the least.
+        # The ratio may fall with size where the points hardly rise: no message takes less than a smaller one.
         smaller = [size for size in (1, *(size for size, _ in curve.points)) if size < nbytes]
         return max(map(scaled_us, (*smaller, nbytes)))
 
