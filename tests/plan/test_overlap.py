@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from properties import examples
 from weft.errors import WeftError
 from weft.gpu.collectives import Group
 from weft.gpu.specs import spec
@@ -72,7 +73,7 @@ def test_contention_is_real_and_copies_cost_no_sm():
     group=st.sampled_from([NEAR, FAR]),
     policy=st.sampled_from([None, "auto", COPY, *CANDIDATES]),
 )
-@settings(deadline=None, max_examples=200)
+@examples(200)
 def test_hiding_never_costs_more_than_waiting(
     kind, alone, gemm, attention, elementwise, floor, group, policy
 ):

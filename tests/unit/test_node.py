@@ -11,10 +11,11 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from schema_checks import problems
 
+from properties import examples
 from weft.comm.node import NODE_COLLECTIVES, Node, TimeCurve, interpolate_us, load_node
 from weft.comm.node_file import node_from_dict, node_to_dict, shipped_nodes
 from weft.comm.node_kernel import memory_traffic
@@ -34,7 +35,7 @@ sizes = st.integers(1, 8 << 30)
 
 
 @given(nodes, kinds, sizes, st.integers(1, 40), st.integers(1, 40))
-@settings(max_examples=80, deadline=None)
+@examples(80)
 def test_more_ctas_never_make_a_collective_slower(node, kind, size, one, other):
     fewer, more = sorted((one, other))
     slow, fast = node.collective(kind, size, fewer), node.collective(kind, size, more)
@@ -46,7 +47,7 @@ def test_more_ctas_never_make_a_collective_slower(node, kind, size, one, other):
 
 
 @given(nodes, kinds, sizes, sizes, st.none() | st.integers(1, 40))
-@settings(max_examples=80, deadline=None)
+@examples(80)
 def test_more_bytes_never_make_it_faster_and_the_range_includes_it(node, kind, one, other, ctas):
     small, large = sorted((one, other))
     assert node.collective(kind, small).us <= node.collective(kind, large).us * (1 + 1e-9)
@@ -168,7 +169,7 @@ measured = st.lists(st.tuples(st.integers(1, 1 << 40), st.floats(0.1, 1e9)), min
 
 
 @given(measured, sizes, sizes)
-@settings(max_examples=80, deadline=None)
+@examples(80)
 def test_interpolation_is_monotone_and_exact_where_times_rise(found, one, other):
     points = tuple(sorted(dict(found).items()))
     small, large = sorted((one, other))
