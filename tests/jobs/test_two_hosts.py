@@ -29,7 +29,7 @@ ip link set lo up
 unshare --net -- sleep 600 </dev/null >/dev/null 2>&1 &
 other=$!
 trap 'kill $other 2>/dev/null || true' EXIT
-for _ in $(seq 100); do
+for _ in $(seq 1000); do
   [ "$(readlink /proc/$other/ns/net)" != "$(readlink /proc/self/ns/net)" ] && break
   sleep 0.05
 done
