@@ -9,7 +9,7 @@ collectives, which last as long alone as the real ones. For each compute operati
 - placement: what a control changes in the pipeline of the lab, relative to plain overlap (bar: the same sign
   wherever the real effect is over 2%).
 
-Rounds are interleaved, figures are medians. Ends by itself before --seconds.
+Rounds are interleaved, figures are medians with their 95% intervals. Ends by itself before --seconds.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import faulthandler
 import json
+import math
 import statistics
 import sys
 import time
@@ -40,10 +41,11 @@ from weft.execute.compute import build_compute
 from weft.execute.cuda import CudaExecutor
 from weft.execute.gpu import TorchGpu
 from weft.gpu.driver import load_driver
+from weft.measure.intervals import bootstrap_ci, ratio_ci
 from weft.policy import Policy, Rule
 from weft.workload import Compute, Workload
 
-RANKS, ITERATIONS, ROUNDS = 2, 8, 7
+RANKS, ITERATIONS, ROUNDS = 2, 8, 9
 MiB = 1 << 20
 COMPUTES = {
     "cuBLAS": Compute(kind="gemm", shape=(8192, 8192, 8192)),
@@ -137,64 +139,110 @@ def placement(labs: dict[str, Lab], workload: Workload, ctas: int, name: str) ->
     controls = {**CONTROLS, **(RESIDENCY if name == "Triton GEMM" else {})}
     policies = {"plain": Policy(max_ctas=ctas)}
     policies |= {label: replace(one, max_ctas=ctas) for label, one in controls.items()}
-    ratios: dict[tuple[str, str], list[float]] = {}
     times: dict[tuple[str, str], list[float]] = {}
     for _ in range(ROUNDS):
         for kind, lab in labs.items():
-            took = {label: lab.measure(workload, policy).ms for label, policy in policies.items()}
-            for label, ms in took.items():
-                times.setdefault((kind, label), []).append(ms)
-                ratios.setdefault((kind, label), []).append(ms / took["plain"])
+            for label, policy in policies.items():
+                times.setdefault((kind, label), []).append(lab.measure(workload, policy).ms)
+    plain = {f"plain_{kind}_ms": round(statistics.median(times[kind, "plain"]), 3) for kind in labs}
     rows = []
     for label in controls:
-        effect = {kind: 100 * (statistics.median(ratios[kind, label]) - 1) for kind in labs}
-        rows.append({"control": label, **{f"{kind}_pct": round(value, 2) for kind, value in effect.items()}})
-    plain = {f"plain_{kind}_ms": round(statistics.median(times[kind, "plain"]), 3) for kind in labs}
-    return [{**row, **plain} for row in rows]
+        row: dict[str, Any] = {"control": label}
+        for kind in labs:
+            effect = [100 * (ratio - 1) for ratio in ratio_ci(times[kind, label], times[kind, "plain"])]
+            row[f"{kind}_pct"], *row[f"{kind}_ci"] = (round(value, 2) for value in effect)
+        rows.append({**row, **plain})
+    return rows
+
+
+class Concurrent:
+    """Compute while collectives run back to back, real or paced."""
+
+    def __init__(self, gpu: TorchGpu, ranks: dict[str, Any], compute: Compute, elements: int) -> None:
+        self.gpu, self.ranks = gpu, ranks
+        self.lane, self.streams = gpu.stream(), [gpu.stream() for _ in range(RANKS)]
+        with gpu.on(self.lane):
+            self.call = build_compute(compute, gpu.device)
+        data = [torch.ones(elements, dtype=torch.bfloat16, device=gpu.device) for _ in range(2 * RANKS)]
+        self.sent, self.received = data[:RANKS], data[RANKS:]
+
+    def run(self, kind: str, collectives: int, computes: int, marks: list[Any] | None = None) -> float:
+        """Milliseconds of `computes` calls, the first of them 0.2 ms after the first collective.
+
+        With `marks`, an event per collective and those around the compute are appended to it.
+        """
+        begin, end = self.gpu.event(timing=True), self.gpu.event(timing=True)
+        with self.gpu.on(self.lane):
+            self.gpu.sleep(6.0)
+            started = self.gpu.event()
+            started.record(self.lane)
+        for stream in self.streams:
+            stream.wait_event(started)
+        for _ in range(collectives):
+            self.ranks[kind].all_reduce(self.sent, self.received, self.streams)
+            if marks is not None:
+                marks.append(self.gpu.event(timing=True))
+                marks[-1].record(self.streams[0])
+        with self.gpu.on(self.lane):
+            self.gpu.sleep(0.2)  # the first collective is running
+            begin.record(self.lane)
+            for _ in range(computes):
+                self.call()
+            end.record(self.lane)
+        self.gpu.synchronize()
+        if marks is not None:
+            marks += [begin, end]
+        return self.gpu.elapsed_ms(begin, end)
+
+    def collective_ms(self, kind: str, collectives: int, computes: int) -> float:
+        """What a collective takes while compute runs, the time between two of them included."""
+        marks: list[Any] = []
+        self.run(kind, collectives, computes, marks)
+        *ends, begin, end = marks
+        within = [
+            mark
+            for mark in ends
+            if self.gpu.elapsed_ms(begin, mark) > 0 and self.gpu.elapsed_ms(mark, end) > 0
+        ]
+        if len(within) < 2:
+            return math.nan
+        return self.gpu.elapsed_ms(within[0], within[-1]) / (len(within) - 1)
 
 
 def slowdown(
-    gpu: TorchGpu, makers: dict[str, Any], compute: Compute, workload: Workload, ctas: int
-) -> dict[str, float]:
-    """Percent by which compute takes longer while collectives run back to back."""
-    lane, streams = gpu.stream(), [gpu.stream() for _ in range(RANKS)]
-    with gpu.on(lane):
-        call = build_compute(compute, gpu.device)
-    data = [torch.ones(workload.elements, dtype=torch.bfloat16, device=gpu.device) for _ in range(2 * RANKS)]
+    gpu: TorchGpu, makers: dict[str, Any], compute: Compute, workload: Workload, ctas: int, length_ms: float
+) -> dict[str, Any]:
+    """Percent by which compute takes longer while collectives run back to back, and how long they then take.
+
+    "again" is the real one a second time in every round: what real and paced may differ by without a cause.
+    """
     ranks = {"real": real_pair(makers["real"], ctas), "paced": makers["paced"](RANKS, ctas)}
-
-    def once(kind: str, collectives: int, computes: int) -> float:
-        begin, end = gpu.event(timing=True), gpu.event(timing=True)
-        with gpu.on(lane):
-            gpu.sleep(6.0)
-            started = gpu.event()
-            started.record(lane)
-        for stream in streams:
-            stream.wait_event(started)
-        for _ in range(collectives):
-            ranks[kind].all_reduce(data[:RANKS], data[RANKS:], streams)
-        with gpu.on(lane):
-            gpu.sleep(0.2)  # the first collective is running
-            begin.record(lane)
-            for _ in range(computes):
-                call()
-            end.record(lane)
-        gpu.synchronize()
-        return gpu.elapsed_ms(begin, end)
-
-    alone = once("real", 0, 4)
-    per_call = statistics.median(once("real", 0, 4) for _ in range(3)) / 4
+    pair = Concurrent(gpu, ranks, compute, workload.elements)
+    pair.run("real", 0, 4)
+    per_call = statistics.median(pair.run("real", 0, 4) for _ in range(3)) / 4
     computes = max(4, round(12 / per_call))
-    length = workload_length(workload)
-    collectives = max(4, round(2.2 * computes * per_call / length) + 2)
-    found: dict[str, list[float]] = {kind: [] for kind in ranks}
+    collectives = max(4, round(2.2 * computes * per_call / length_ms) + 2)
     for kind in ranks:
-        once(kind, 2, 1)
-    for _ in range(ROUNDS):
-        alone = once("real", 0, computes)
-        for kind in ranks:
-            found[kind].append(100 * (once(kind, collectives, computes) / alone - 1))
-    return {kind: statistics.median(values) for kind, values in found.items()}
+        pair.run(kind, 2, 1)
+    order = ("real", "paced", "real")
+    found: dict[str, list[float]] = {"real": [], "paced": [], "again": []}
+    for _ in range(2 * ROUNDS):
+        alone = pair.run("real", 0, computes)
+        for label, kind in zip(found, order, strict=True):
+            found[label].append(100 * (pair.run(kind, collectives, computes) / alone - 1))
+    result: dict[str, Any] = {
+        "slowdown_pct": {label: round(statistics.median(values), 2) for label, values in found.items()}
+    }
+    for label in ("paced", "again"):
+        apart = [value - real for value, real in zip(found[label], found["real"], strict=True)]
+        result[f"{label}_minus_real"] = [
+            round(value, 2) for value in (statistics.median(apart), *bootstrap_ci(apart))
+        ]
+    result["collective_ms"] = {
+        kind: round(statistics.median(pair.collective_ms(kind, collectives, computes) for _ in range(5)), 4)
+        for kind in ranks
+    }
+    return result
 
 
 @cache
@@ -202,20 +250,12 @@ def real_pair(make: Any, ctas: int) -> Any:
     return make(RANKS, ctas)
 
 
-_lengths: dict[int, float] = {}
-
-
-def workload_length(workload: Workload) -> float:
-    """Milliseconds of the workload's collective alone, as `same_length` measured it."""
-    return _lengths[workload.bytes]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--seconds", type=float, default=85.0)
+    parser.add_argument("--seconds", type=float, default=125.0)
     args = parser.parse_args()
     faulthandler.dump_traceback_later(args.seconds + 12, exit=True)
     until = time.monotonic() + args.seconds
@@ -236,16 +276,13 @@ def main() -> None:
                 compute_ms = median_ms(labs["real"], workload.but(bytes=64 * MiB), Policy(), "compute", 3)
                 workload = sized(labs["real"], workload, share, compute_ms, ctas)
                 lengths = same_length(labs, node, workload, ctas)
-                _lengths[workload.bytes] = lengths["real_ms"] / ITERATIONS
                 row |= {
                     "bytes": workload.bytes,
                     **{k: round(v, 3) for k, v in lengths.items()},
                     "us": round(node.us, 1),
                 }
-                row["slowdown_pct"] = {
-                    kind: round(value, 2)
-                    for kind, value in slowdown(gpu, makers, compute, workload, ctas).items()
-                }
+                length_ms = lengths["real_ms"] / ITERATIONS
+                row |= slowdown(gpu, makers, compute, workload, ctas, length_ms)
                 row["placement"] = placement(labs, workload, ctas, name)
             except WeftError as error:
                 row["error"] = str(error)
@@ -270,18 +307,21 @@ class NcclReal:
 
 
 def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """The bars."""
-    slow = [r["slowdown_pct"] for r in rows if "slowdown_pct" in r]
-    apart = [round(abs(s["real"] - s["paced"]), 2) for s in slow]
+    """The bars. `certain`: neither interval of an effect includes zero."""
+    slow = [r for r in rows if "slowdown_pct" in r]
+    apart = sorted(abs(r["slowdown_pct"]["real"] - r["slowdown_pct"]["paced"]) for r in slow)
     effects = [p for r in rows for p in r.get("placement", ())]
     large = [p for p in effects if abs(p["real_pct"]) > 2]
-    same = [p for p in large if p["real_pct"] * p["paced_pct"] > 0]
+    certain = [p for p in large if all(low * high > 0 for low, high in (p["real_ci"], p["paced_ci"]))]
     return {
         "cases": len(apart),
-        "slowdown_apart_points": sorted(apart),
-        "slowdown_within_3": sum(a <= 3 for a in apart),
+        "slowdown_apart_points": [round(points, 2) for points in apart],
+        "slowdown_within_3": sum(points <= 3 for points in apart),
+        "real_apart_from_itself": sorted(abs(r["again_minus_real"][0]) for r in slow),
         "effects_over_2_pct": len(large),
-        "same_sign": len(same),
+        "same_sign": sum(p["real_pct"] * p["paced_pct"] > 0 for p in large),
+        "certain": len(certain),
+        "certain_same_sign": sum(p["real_pct"] * p["paced_pct"] > 0 for p in certain),
     }
 
 
