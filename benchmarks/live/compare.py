@@ -35,8 +35,8 @@ from levers import levers_of, write_levers
 from table import write_table
 
 HERE = Path(__file__).resolve().parent
-STEPS, TINY_STEPS = 170, 110
-LEVER_STEPS = {"tune": 240, "without": 90, "lever": 60}  # with --levers; a search has more levers now
+STEPS, TINY_STEPS = 260, 110
+LEVER_STEPS = {"tune": 340, "without": 90, "lever": 60}  # with --levers; a search has more levers now
 SIX = 6  # configurations of CONFIGS that --levers takes where none is named
 TAIL = 60  # steps at the end of a job that are compared: tuning is over by then
 DEADLINE_S, SEARCH_S = 90.0, 25.0

@@ -249,7 +249,7 @@ class Policy:
             raise UsageError(f'there is no version; add "version": {VERSION}')
         version = document["version"]
         if version != VERSION or isinstance(version, bool):
-            raise UsageError(f"policy version {version!r} is not known; this weft reads {VERSION}")
+            raise UsageError(f"policy version {version!r} is not known; this weft reads {VERSION}; update it")
         check_keys("policy", document, ("version", "comm", "compute", "framework", "schedule"))
         values: dict[str, Any] = {}
         for name, (section, key) in _PLACES.items():

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import json
 import re
 import shutil
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import doc_workspace
@@ -72,6 +74,39 @@ def test_other_blocks_are_what_their_fence_says():
     for _, text in fenced("json"):
         json.loads(text)
     assert {"kubernetes.md"} <= {name for name, _ in fenced("yaml")}
+
+
+def missing_names(text: str) -> list[str]:
+    """What a Python block imports from weft, or reads from such a module, that does not exist.
+
+    Packages that import torch are left out: that takes seconds.
+    """
+    tree, modules, missing = ast.parse(text), {}, []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and re.match(
+            r"weft(?!\.ops|\.integrations)\b", node.module or ""
+        ):
+            for name in (alias.name for alias in node.names):
+                try:
+                    home = importlib.import_module(node.module or "")
+                    found = getattr(home, name, None) or importlib.import_module(f"{node.module}.{name}")
+                except ModuleNotFoundError as error:
+                    if (error.name or "").startswith("weft"):
+                        missing.append(f"{node.module}.{name}")
+                else:
+                    modules[name] = found
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            home = modules.get(node.value.id)
+            if isinstance(home, types.ModuleType) and not hasattr(home, node.attr):
+                missing.append(f"{home.__name__}.{node.attr}")
+    return missing
+
+
+def test_python_blocks_name_what_exists():
+    assert [(page, name) for page, text in fenced("python") for name in missing_names(text)] == []
+    wrong = "from weft.shim import spans, nothing\nspans.profile(1)\nspans.span_profile(1)\n"
+    assert missing_names(wrong) == ["weft.shim.nothing", "weft.shim.spans.profile"]
 
 
 def test_manifests_are_yaml():

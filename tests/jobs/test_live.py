@@ -258,7 +258,7 @@ def test_the_page_and_the_options_of_the_watch(tmp_path):
 @pytest.mark.parametrize(
     ("env", "told"),
     [
-        ({"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}, "no process of this job loaded weft's part"),
+        ({"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}, "no process of this job loaded weft's tuner"),
         ({}, "no process of this job initialised torch.distributed"),
     ],
 )

@@ -103,7 +103,7 @@ def ends_with(ran: Ran) -> dict:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["ddp", "ddp views", "ddp accumulated"])
 def test_ddp_buckets_are_changed_in_the_running_job(tmp_path, kind):
-    ran = both(tmp_path, kind, steps=150)
+    ran = both(tmp_path, kind, steps=240)
     assert {json.dumps(policy) for policy in ran.policies} >= {"{}", '{"bucket_mb": 1.0}'}
     assert ran.tuning["state"] == "kept", ran.tuning["text"]
     assert ends_with(ran) == {"bucket_mb": 1.0}
@@ -116,7 +116,7 @@ def test_fsdp2_is_changed_in_the_running_job(tmp_path, kind, ranks):
     if ranks == 4 and kind != "fsdp2":
         pytest.skip("the same code as with two ranks")
     copies = kind == "fsdp2 irregular"
-    ran = both(tmp_path, kind, steps=180 if copies else 150, ranks=ranks, COPIES="1" if copies else "")
+    ran = both(tmp_path, kind, steps=290 if copies else 260, ranks=ranks, COPIES="1" if copies else "")
     assert {name for policy in ran.policies for name in policy} == {
         "forward_prefetch",
         "backward_prefetch",
@@ -153,7 +153,7 @@ def test_what_is_not_understood_is_left_unchanged_and_the_debug_log_says_why(tmp
     ("kind", "part"), [("ddp", "bucket1"), pytest.param("fsdp2", "forward2", marks=pytest.mark.slow)]
 )
 def test_where_one_rank_fails_all_ranks_undo(tmp_path, kind, part):
-    ran = both(tmp_path, kind, steps=150, FAIL=f"{part}@1")
+    ran = both(tmp_path, kind, steps=240, FAIL=f"{part}@1")
     assert f"{part} is refused here" in json.dumps(ran.tuning["candidates"])
     assert part not in json.dumps(
         [weft.Policy.from_dict({"version": 1, "framework": p}).label for p in ran.policies]

@@ -145,7 +145,7 @@ def test_a_process_that_touches_no_gpu_is_said_to(weft_run):
     done = weft_run(["true"], Policy(residency=3))
     assert done.code == 0
     assert done.stats["launches"] == 0
-    assert done.stderr == "weft: nothing was shaped: no process of this job launched a GPU kernel\n"
+    assert done.stderr == "weft: no launch was changed: no process of this job launched a GPU kernel\n"
 
 
 def test_the_stats_file_has_the_contracts_keys(program):

@@ -134,3 +134,11 @@ def test_ctrl_c_is_one_line_whichever_way_the_command_line_was_read(arguments):
         out, error = process.communicate(timeout=60)
     said = [line for line in error.splitlines() if not line.startswith(b"import time:")]
     assert (process.returncode, out, said) == (130, b"", [b"weft: interrupted"])
+
+
+def test_weft_alone_shows_its_help_line_by_line(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main([])
+    output = capsys.readouterr()
+    assert (ended.value.code, output.out) == (2, "")
+    assert any(line.split()[:1] == ["analyze"] for line in output.err.splitlines())

@@ -400,24 +400,44 @@ def test_times_count_only_if_every_rank_has_them():
     assert merge([timed, Facts(kernels=(TRITON,))]).comm_ms is None
 
 
+def prove_buckets(seed: int, default_ms, buckets_ms, scatter: float = 0.01) -> proof.Claim:
+    """The proof of a policy that needs meetings, in a job whose steps depend on how many there were since the last."""
+    default, buckets = Policy(), Policy(bucket_mb=400.0)
+    noise = random.Random(seed)
+    shown = proof.Proof(default, buckets, 0.012, 0.1, scatter, (1,), [])
+    playing = proof.prove(shown, 26, random.Random(f"order {seed}"), Record())
+    trial, after, promised = next(playing), 0, ()
+    try:
+        while True:
+            after = after + 1 if promised else 0
+            promised = trial.then
+            ms = default_ms(after) if trial.policy == default else buckets_ms(after)
+            trial = playing.send(Sample(ms * math.exp(noise.gauss(0, scatter))))
+    except StopIteration:
+        return shown.claim()
+
+
 def test_what_only_steps_after_a_meeting_show_is_not_claimed():
     """The device is idle after a meeting: there, fewer launches make the next two steps shorter, and no others."""
-    default, buckets = Policy(), Policy(bucket_mb=400.0)
-    claims = 0
-    for seed in range(20):
-        noise, record = random.Random(seed), Record()
-        shown = proof.Proof(default, buckets, 0.012, 0.1, 0.01, (1,), [])
-        playing = proof.prove(shown, 26, random.Random(f"order {seed}"), record)
-        trial, after, promised = next(playing), 0, ()
-        try:
-            while True:
-                after = after + 1 if promised else 0
-                promised = trial.then
-                ms = 30.0 + (8.0 if after < 2 and trial.policy == default else 0.0)
-                trial = playing.send(Sample(ms * math.exp(noise.gauss(0, 0.01))))
-        except StopIteration:
-            claims += shown.claim().proven
-    assert claims <= 1
+    claims = [
+        prove_buckets(seed, lambda after: 38.0 if after < 2 else 30.0, lambda after: 30.0)
+        for seed in range(20)
+    ]
+    assert sum(claim.proven for claim in claims) <= 1
+
+
+def test_the_gain_of_a_policy_that_needs_meetings_is_that_of_a_job_that_goes_on():
+    """It is proven right after meetings, where it looks larger, and then measured further away from them."""
+    for seed in range(10):
+        claim = prove_buckets(seed, lambda after: 40.0 if after < 4 else 32.0, lambda after: 30.0)
+        assert claim.proven
+        assert abs(claim.effect - math.log(32 / 30)) < 0.01
+        assert claim.ends[1] - claim.ends[0] < 0.03
+    gone = [
+        prove_buckets(seed, lambda after: 40.0 if after < 4 else 30.0, lambda after: 30.0)
+        for seed in range(20)
+    ]
+    assert sum(claim.proven for claim in gone) <= 1
 
 
 def test_an_effect_that_changes_while_it_is_measured_has_an_interval_all_the_same():

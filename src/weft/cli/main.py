@@ -101,6 +101,9 @@ def main(argv: list[str] | None = None) -> None:
             _fail("interrupted", INTERRUPTED)
         if not hasattr(error, "format_message"):
             raise
+        if type(error).__name__ == "NoArgsIsHelpError":  # `weft` alone: its message is the help text
+            print(error.format_message(), file=sys.stderr)
+            sys.exit(2)
         hint = getattr(getattr(error, "ctx", None), "command_path", "weft")
         _fail(f"{error.format_message().rstrip('.')}; see `{hint} --help`", 2)
     if code == INTERRUPTED:  # newer releases of typer silently turn Ctrl-C into this

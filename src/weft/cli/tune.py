@@ -257,7 +257,7 @@ def _say_how_to_apply(policy: Policy, out: Path) -> None:
     if policy.engine == "dma":
         print(
             "comm.engine dma is for all-gathers of FSDP2, and of buffers that your program registers as "
-            "symmetric windows, on one node with NCCL 2.28 or newer; its speed is modelled, not measured"
+            "symmetric windows, on one node with NCCL 2.28 or newer; its speed is modeled, not measured"
         )
     if any(rule.kernel == GEMM for rule in policy.rules):
         print(f"its rule is for {GEMM}, our own kernel; `--kernel PATTERN` names that of your program")

@@ -77,7 +77,7 @@ def node_from_dict(document: Any) -> Node:
         raise UsageError(f"a node is a JSON object, not {type(document).__name__}")
     version = document.get("version")
     if version != NODE_VERSION or isinstance(version, bool):
-        raise UsageError(f"node version {version!r} is not known; this weft reads {NODE_VERSION}")
+        raise UsageError(f"node version {version!r} is not known; this weft reads {NODE_VERSION}; update it")
     _keys("node", document, _KEYS, _REQUIRED)
     ranks = _whole(document, "ranks", 2, MAX_PROFILE_RANKS)
     network = document.get("network")

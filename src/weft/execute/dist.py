@@ -34,7 +34,7 @@ class DistExecutor:
         try:
             import torch
         except ImportError:
-            raise UnavailableError("the lab needs PyTorch: pip install torch") from None
+            raise UnavailableError("ranks are measured through PyTorch: pip install torch") from None
         self.rank, self.size = groups.start_group(device)
         self._ranks = Ranks()
         self._cuda = device == "cuda"

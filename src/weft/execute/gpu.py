@@ -21,7 +21,9 @@ class TorchGpu:
         try:
             import torch
         except ImportError:
-            raise UnavailableError("the lab needs PyTorch: pip install torch") from None
+            raise UnavailableError(
+                "a GPU is measured through PyTorch: pip install torch, or simulate one with --device sim:h100"
+            ) from None
         if not torch.cuda.is_available() or torch.cuda.device_count() <= index:
             raise UnavailableError(
                 "this machine has no GPU that PyTorch can use; check nvidia-smi and the torch build, "

@@ -59,7 +59,7 @@ class Exporter:
 
     def __init__(self, folder: Path, address: Address) -> None:
         if importlib.util.find_spec("prometheus_client") is None:
-            raise UnavailableError("--metrics needs prometheus_client: pip install 'weft[metrics]'")
+            raise UnavailableError("--metrics needs prometheus_client: pip install prometheus_client")
         if not folder.is_dir():
             raise UnavailableError("--metrics needs the job's folder, and none can be written: set TMPDIR")
         root = str(Path(__file__).parents[2])

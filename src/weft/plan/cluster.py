@@ -51,7 +51,10 @@ def read_cluster(path: str | os.PathLike[str], gpu: str) -> Cluster:
         except ValueError as error:
             raise InputError(f"{name} is not JSON: {error}") from None
     else:
-        document = parse_toml(words, name)
+        try:
+            document = parse_toml(words, name)
+        except InputError as error:
+            raise InputError(f"{error}; give TOML, JSON or nccl-tests output with its table") from None
     if not isinstance(document, dict):
         raise InputError(f"{name} is not a table of numbers about a cluster")
     return from_numbers(document, gpu, name)

@@ -122,7 +122,10 @@ def hugging_face(document: Mapping[str, Any], name: str) -> FromFile:
     layers, hidden = get("num_hidden_layers", "n_layer"), get("hidden_size", "n_embd", "d_model")
     heads = get("num_attention_heads", "n_head")
     if not (layers and hidden and heads):
-        raise UsageError(f"--config {name} states no num_hidden_layers, hidden_size and num_attention_heads")
+        raise UsageError(
+            f"--config {name} states no num_hidden_layers, hidden_size and num_attention_heads; "
+            "give a model's config.json"
+        )
     experts = get("n_routed_experts", "num_local_experts", "num_experts")
     each = get("moe_intermediate_size", "intermediate_size_mlp", default=get("intermediate_size"))
     shared = get("shared_expert_intermediate_size") or each * get("n_shared_experts")

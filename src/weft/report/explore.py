@@ -72,6 +72,9 @@ def show_schedules(
         cells = [_number(row, "ms"), _number(row, "speedup_vs_serial"), text(row, "engine")]
         table.add_row(f"{name} {marks}".strip(), *cells, *(_number(row, key) for key, _, _ in losses))
     console.print(table)
+    if losses:
+        said = "ms lost to: cut GEMMs; shared memory and SMs; staging on the rank; exposed waits"
+        console.print(said, markup=False, highlight=False)
     console.print(_sentences(document), markup=False, highlight=False)
     for name, line in timelines:
         console.print("\n".join(strip(name, line)), markup=False, highlight=False)

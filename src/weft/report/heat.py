@@ -59,11 +59,12 @@ def heat(
 
 def _sentence(waits: Sequence[float], labels: Sequence[str], order: Sequence[int]) -> str:
     if not waits or max(waits) <= 0:
-        return "A row per rank; the darker, the more is exposed. No rank waits for a slower one."
+        return "A row per rank; the stronger the color, the more is exposed. No rank waits for a slower one."
     mean = sum(waits) / len(waits)
     return (
         f"A row per rank, stragglers first: {clean(labels[order[0]])} keeps the others waiting most; "
-        f"ranks wait {words.duration(mean)} for slower ones on average. The darker, the more is exposed."
+        f"ranks wait {words.duration(mean)} for slower ones on average. "
+        "The stronger the color, the more is exposed."
     )
 
 

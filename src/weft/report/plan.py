@@ -42,6 +42,8 @@ FAMILY = {
     "untested": "on this GPU or in this precision",
 }
 EXPOSED = tuple(OF)
+WAY_PARTS = "ppSxC: C chunks per stage; mb: micro-batch; z: ZeRO; re, re-all: recomputation; zb: zero-bubble"
+"""What the less obvious parts of a sweep's labels mean."""
 _COMPUTE = ("gemm", "attention", "elementwise", "recompute", "optimizer", "compression")
 
 

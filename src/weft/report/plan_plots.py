@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from weft.report import words
 from weft.report.parts import Cell, Column, Table
-from weft.report.plan import curve_title
+from weft.report.plan import WAY_PARTS, curve_title
 from weft.report.reading import Document, amount, number, record, records, text
 
 _WIDTH, _HEIGHT = 900.0, 360.0
@@ -111,7 +111,8 @@ def pareto(document: Document) -> Plot:
     )
     return Plot(
         title="Step time against memory",
-        note="Every dot is a way to run the job. On the line, nothing is faster with as little memory.",
+        note="Every dot is a way to run the job. On the line, nothing is faster with as little memory. "
+        f"{WAY_PARTS}.",
         description=f"Step time against memory of {len(rows)} ways; the table below says the same",
         x_label="GiB on the fullest GPU",
         y_label="seconds a step",

@@ -123,7 +123,7 @@ def _show_sweep(document: Document, out: Console) -> None:
             f"{amount(row, 'memory_bytes') / 2**30:.0f} GiB",
         )
     print_table(out, table)
-    print_line(out, f"{len(rows)} predictions; ● nothing is faster with less memory.")
+    print_line(out, f"{len(rows)} predictions; ● nothing is faster with less memory. {plan.WAY_PARTS}.")
     for reason in plan.refused(document):
         print_line(out, f"left out: {reason}", indent=2)
 

@@ -133,11 +133,11 @@ def _totals(processes: list[dict[str, Any]]) -> dict[str, int]:
 def stats_summary(stats: dict[str, Any], policy: Policy) -> str:
     """One line that says what was done, or that nothing was, and why."""
     if not stats["launches"] and stats["unhandled"]:
-        return "nothing was shaped: only graphs were launched whose kernels weft does not count"
+        return "no launch was changed: only graphs were launched whose kernels weft does not count"
     engine = stats.get("engine") or engine_report(stats, policy.engine == "dma")
     if not stats["launches"] and not engine["copied"]:
         also = f"; {engine_summary(engine)}" if engine["asked"] else ""
-        return f"nothing was shaped: no process of this job launched a GPU kernel{also}"
+        return f"no launch was changed: no process of this job launched a GPU kernel{also}"
     parts = []
     if policy.residency or policy.rules:
         parts.append(_shaped_part(stats))

@@ -45,9 +45,7 @@ def find_traces(path: Path) -> list[Path]:
     if path.is_file():
         return [path]
     if not path.exists():
-        raise InputError(
-            f"{path}: no such file or folder; give a profiler trace (.json, .json.gz, .json.zst)"
-        )
+        raise InputError(f"{path}: no such file or folder; give a profiler trace or a folder of traces")
     if not path.is_dir():
         raise InputError(f"{path}: neither a file nor a folder; give a profiler trace")
     for depth in range(_MAX_DEPTH):

@@ -36,8 +36,8 @@ _OTHERS = (
     (b"<", "an HTML or XML document", EXPECTED),
 )
 _SUFFIXES = {
-    ".nsys-rep": ("an Nsight Systems report", "export it with: nsys export --type sqlite"),
-    ".qdrep": ("an Nsight Systems report", "export it with: nsys export --type sqlite"),
+    ".nsys-rep": ("an Nsight Systems report", "export it with: nsys export --type sqlite {path}"),
+    ".qdrep": ("an Nsight Systems report", "export it with: nsys export --type sqlite {path}"),
     ".ncu-rep": ("an Nsight Compute report", "it has no timeline; profile with nsys or torch.profiler"),
     ".pftrace": ("a Perfetto trace", "export the profiler's own JSON instead"),
     ".perfetto-trace": ("a Perfetto trace", "export the profiler's own JSON instead"),
@@ -91,7 +91,7 @@ def _kind(path: Path, head: bytes) -> str:
         return "rocprof"
     for suffix, (what, advice) in _SUFFIXES.items():
         if path.name.endswith(suffix):
-            raise InputError(f"{path}: {what}; {advice}")
+            raise InputError(f"{path}: {what}; {advice.format(path=path)}")
     for magic, what, advice in _OTHERS:
         if head.startswith(magic):
             raise InputError(f"{path}: {what}; {advice}")

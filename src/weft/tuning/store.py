@@ -289,7 +289,7 @@ def _document(document: Any) -> list[Entry]:
     if document.get("version") != DOCUMENT_VERSION:
         raise UsageError(
             f"verdicts: version {str(document.get('version'))[:40]!r} is not known; this weft reads "
-            f"{DOCUMENT_VERSION}"
+            f"{DOCUMENT_VERSION}; update it"
         )
     found = document.get("entries")
     if not isinstance(found, list) or len(found) > MAX_ENTRIES:

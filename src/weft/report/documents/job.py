@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypedDict
+from typing import Any, TypedDict
 
 
 class PolicyJson(TypedDict):
@@ -192,9 +192,19 @@ class TuningJson(TypedDict):
     facts: FactsJson | None
 
 
+class ReplacedJson(TypedDict):
+    """What `--ops` replaced."""
+
+    text: str
+    processes: list[dict[str, Any]]
+    """The replacements in each process, with sizes, schedules and engines."""
+
+
 class _WithTuning(TypedDict, total=False):
     tuning: TuningJson
     """With `--tune`."""
+    ops: ReplacedJson
+    """With `--ops`."""
 
 
 class RunDocument(CountersJson, _WithTuning):

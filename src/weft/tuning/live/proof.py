@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import statistics
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -21,7 +22,10 @@ FIRST, MORE, _LEAST = 12, 4, 8  # steps decided in advance
 EACH = 4  # steps under each policy, at least
 BALANCE, MOST_BALANCE = 0.08, 0.3  # how much less likely an arm is for each step that it is ahead
 STEPS_AFTER_MEETING, _COUNTED = 4, 2  # of the steps, the mean of the last ones counts
+BLOCK, _COUNTED_OF_BLOCK, MOST_BLOCKS = 12, 8, 20  # the same, once it is proven
 PRECISE = 0.04  # width of an interval, or half the effect, at which it is not measured any further
+_MEDIAN = 1.2  # a median of few blocks scatters more than their mean
+_PRECISE_ERROR = 0.005, 0.05  # standard error of blocks at which they suffice: at least, and by effect
 NOISY = 0.018  # scatter of a step from which a search may use more steps
 PROMISING_STEPS = 64  # of a proof that looks promising when its steps are used up
 _PROMISING = 0.3  # capital of the test
@@ -38,7 +42,7 @@ class Claim:
     proven: bool
     effect: float = 0.0
     ends: tuple[float, float] = (0.0, 0.0)
-    """95% confidence interval, valid at any stopping time."""
+    """95% confidence interval."""
 
     @property
     def less_pct(self) -> tuple[float, float, float]:
@@ -66,6 +70,9 @@ class Proof:
     """Why the policy may not be used at all."""
     first: Claim | None = None
     """The claim when it was proven. An effect looks largest at that moment, so it is measured further."""
+    blocks: list[Step] = field(default_factory=list)
+    """If switching needs meetings, the claim comes from these alone: a job that goes on, after its proof. A
+    block of steps is one step here, with their mean time."""
 
     def __post_init__(self) -> None:
         middle = min(max(self.lead, 2 * LEAST_EFFECT), MOST_EFFECT / 2)
@@ -79,12 +86,15 @@ class Proof:
         self.problem = self.problem or sample.problem
         if not self.problem:
             step = Step(math.log(max(sample.ms, 1e-6)), arm, share, number)
-            self.coins.add(step)
-            self.drawn.append(step)
+            if self.in_blocks:
+                self.blocks.append(step)
+            else:
+                self.coins.add(step)
+                self.drawn.append(step)
 
     def times(self, arm: int) -> list[float]:
         """Milliseconds of the steps under the policy (1) or the default (0)."""
-        return [math.exp(step.log_ms) for step in self.drawn if step.arm == arm]
+        return [math.exp(step.log_ms) for step in self.blocks or self.drawn if step.arm == arm]
 
     @property
     def effect(self) -> float:
@@ -94,6 +104,11 @@ class Proof:
     def at_meetings(self) -> bool:
         """Whether switching between the two needs a meeting of all ranks."""
         return self.policy.models != self.default.models
+
+    @property
+    def in_blocks(self) -> bool:
+        """Whether it is proven, and measured in blocks of steps."""
+        return self.at_meetings and self.first is not None
 
     @property
     def promising(self) -> bool:
@@ -114,6 +129,10 @@ class Proof:
 
     def claim(self) -> Claim:
         """What has been shown so far, about a job that stays under the policy."""
+        if self.blocks:
+            effect, half = self._by_blocks()
+            proven = self.proven() is True and effect > WORTH and effect > half
+            return Claim(proven, effect, (effect - half, effect + half))
         effect = self.effect
         ends = confidence_interval([*self.before, *self.drawn], effect, self.effects, self.periods)
         later, later_ends = self._on_the_next_step(effect)
@@ -123,6 +142,22 @@ class Proof:
             if low <= high:  # if not, the effect itself has changed since, and the later interval counts
                 effect, ends = min(max(effect, low), high), (low, high)
         return Claim(self.proven() is True and effect > WORTH and ends[0] > 0, effect, ends)
+
+    def block_error(self) -> float:
+        """Standard error of the effect that the blocks show."""
+        arms = [[step.log_ms for step in self.blocks if step.arm == arm] for arm in (0, 1)]
+        if min(map(len, arms)) < 2:
+            return math.inf
+        return math.sqrt(sum(statistics.variance(times) / len(times) for times in arms))
+
+    def _by_blocks(self) -> tuple[float, float]:
+        """The effect, and half its 95% interval by Student's distribution (Cornish-Fisher).
+
+        How many blocks there are depends on their scatter, not on their effect: nothing was stopped when it
+        looked largest. So it need not hold at any stopping time, which takes many more blocks.
+        """
+        free = max(len(self.blocks) - 2, 1)
+        return estimate(self.blocks), _MEDIAN * (1.96 + 2.372 / free + 2.82 / free**2) * self.block_error()
 
     def _on_the_next_step(self, effect: float) -> tuple[float, tuple[float, float]]:
         """The effect of a step's policy on the next step's time, with its interval; 0 unless it is clear.
@@ -148,39 +183,59 @@ class Proof:
 def prove(proof: Proof, steps: int, order: random.Random, record: Record) -> Generator[Trial, Sample, Proof]:
     """The policy and the default in random order until the answer is clear, or `steps` are used up.
 
-    A policy that is proven is measured in as many steps again, unless its effect is known well enough.
+    A policy that is proven is measured further, unless its effect is known well enough: in as many steps
+    again, or in blocks of steps. Compared with the default, that costs nothing.
     """
-    runs, counted = (STEPS_AFTER_MEETING, _COUNTED) if proof.at_meetings else (1, 1)
     allowed = max(steps // 3, _LEAST) if proof.at_meetings else steps
     enough = 0
     while True:
-        drawn = proof.drawn
-        draws = draw_steps(order, drawn, MORE if drawn else min(FIRST, max(allowed, _LEAST)))
-        policies = [proof.policy if arm else proof.default for arm, _ in draws]
-        # After a meeting the device has nothing to do yet, so a step takes longer than in a job that goes on,
-        # and the next one, whose launches are ahead by then, takes less.
-        plans = [[policy] * runs for policy in policies] if runs > 1 else [policies]
-        measured: list[tuple[int, Sample]] = []
-        for plan in plans:
-            samples = yield from ask_all(plan, record, "proof")
-            if runs > 1:
-                samples = [mean_sample(samples[-counted:])]
-            measured += list(enumerate(samples, record.number - len(samples)))
-        for (arm, share), (number, sample) in zip(draws, measured, strict=True):
-            proof.add(sample, arm, share, number)
+        yield from _draw(proof, allowed, order, record)
+        count = len(proof.drawn)
         if proof.first is None and proof.proven():
-            proof.first, enough = proof.claim(), 2 * len(drawn)
+            proof.first, enough = proof.claim(), 2 * count
+            if proof.at_meetings:
+                continue
         if proof.first is not None and not proof.problem:
-            claim = proof.claim()
-            width = claim.ends[1] - claim.ends[0]
-            if width <= max(PRECISE, claim.effect / 2) or len(drawn) + MORE > enough:
+            used_up = len(proof.blocks) + MORE > MOST_BLOCKS if proof.in_blocks else count + MORE > enough
+            if used_up or _known_well(proof):
                 return proof
             continue
         go_on = proof.promising and (proof.sigma > NOISY or proof.at_meetings)
         most = PROMISING_STEPS // 2 if proof.at_meetings else PROMISING_STEPS
         more = max(allowed, most) if go_on else allowed
-        if proof.problem or proof.proven() is not None or len(drawn) + MORE > more:
+        if proof.problem or proof.proven() is not None or count + MORE > more:
             return proof
+
+
+def _draw(proof: Proof, allowed: int, order: random.Random, record: Record) -> Generator[Trial, Sample, None]:
+    """Draw some steps and run them."""
+    drawn = proof.blocks if proof.in_blocks else proof.drawn
+    first = 2 * EACH if proof.in_blocks else min(FIRST, max(allowed, _LEAST))
+    draws = draw_steps(order, drawn, MORE if drawn else first)
+    policies = [proof.policy if arm else proof.default for arm, _ in draws]
+    # After a meeting the device has nothing to do yet, so a step takes longer than in a job that goes on,
+    # and the next one, whose launches are ahead by then, takes less.
+    runs, counted = (BLOCK, _COUNTED_OF_BLOCK) if proof.in_blocks else (STEPS_AFTER_MEETING, _COUNTED)
+    plans = [[policy] * runs for policy in policies] if proof.at_meetings else [policies]
+    measured: list[tuple[int, Sample]] = []
+    for plan in plans:
+        samples = yield from ask_all(plan, record, "proof")
+        if proof.at_meetings:
+            samples = [mean_sample(samples[-counted:])]
+        measured += list(enumerate(samples, record.number - len(samples)))
+    for (arm, share), (number, sample) in zip(draws, measured, strict=True):
+        proof.add(sample, arm, share, number)
+
+
+def _known_well(proof: Proof) -> bool:
+    """Whether a proven effect is known well enough."""
+    if not proof.in_blocks:
+        claim = proof.claim()
+        return claim.ends[1] - claim.ends[0] <= max(PRECISE, claim.effect / 2)
+    under_policy = sum(step.arm for step in proof.blocks)
+    least, share = _PRECISE_ERROR
+    precise = proof.block_error() <= max(least, share * proof.claim().effect)
+    return precise and min(under_policy, len(proof.blocks) - under_policy) >= EACH
 
 
 def mean_sample(samples: Sequence[Sample]) -> Sample:

@@ -269,7 +269,7 @@ def read_result(folder: Path) -> dict[str, Any]:
     if (folder / "tuning.loaded").exists():
         return stopped("no process of this job initialised torch.distributed")
     return stopped(
-        "no process of this job loaded weft's part: it needs torch 2.5 or later, without "
+        "no process of this job loaded weft's tuner: it needs torch 2.5 or later, without "
         "TORCH_DEVICE_BACKEND_AUTOLOAD=0, `python -I` or `python -E`"
     )
 
