@@ -19,13 +19,17 @@ ROOT = Path(__file__).resolve().parents[2]
 JOBS = ROOT / "tests" / "jobs"
 
 
-def scenarios(jobs: int, steps: int, folder: Path) -> dict[str, dict[str, object]]:
+def scenarios(jobs: int, steps: int, folder: Path) -> list[dict[str, object]]:
     """As tests/jobs/live_zoo.py reads them."""
     env = {"REAL": "1", "STEPS": str(steps), "WEFT_TUNE": "1", "WEFT_TUNE_CONTROLS": "live_job:FakeControls"}
-    return {
-        str(n): {"ranks": 2, "weft": True, "env": {**env, "WEFT_STORE": str(folder / f"{n}.sqlite")}}
+    return [
+        {
+            "folder": str(folder / str(n)),
+            "ranks": 2,
+            "env": {**env, "WEFT_STORE": str(folder / f"{n}.sqlite")},
+        }
         for n in range(jobs)
-    }
+    ]
 
 
 def main() -> None:
@@ -37,14 +41,13 @@ def main() -> None:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        (folder / "jobs.json").write_text(json.dumps(scenarios(args.jobs, args.steps, folder)))
-        (folder / "out").mkdir()
+        lines = "".join(json.dumps(job) + "\n" for job in scenarios(args.jobs, args.steps, folder))
         paths = f"{ROOT / 'src'}:{JOBS}"
         env = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "WEFT_TUNE_HOME": str(ROOT / "src")}
-        zoo = [sys.executable, str(JOBS / "live_zoo.py"), str(folder / "jobs.json"), str(folder / "out")]
-        subprocess.run(zoo, env=env, check=True)
-        results = [json.loads(path.read_text()) for path in sorted((folder / "out").glob("*/tuning.0.json"))]
-        codes = [json.loads(path.read_text())["codes"] for path in (folder / "out").glob("*/codes.json")]
+        zoo = [sys.executable, str(JOBS / "live_zoo.py")]
+        subprocess.run(zoo, env=env, check=True, input=lines, text=True, stdout=subprocess.DEVNULL)
+        results = [json.loads(path.read_text()) for path in sorted(folder.glob("*/tuning.0.json"))]
+        codes = [json.loads(path.read_text()) for path in folder.glob("*/codes.json")]
     claims = [result["text"] for result in results if result["state"] == "kept"]
     over = [result for result in results if result["state"] != "stopped"]
     document = {

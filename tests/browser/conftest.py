@@ -1,4 +1,4 @@
-"""One headless Chromium for all tests of this folder; without one they are skipped."""
+"""One headless Chromium for the tests of this folder; without one they are skipped."""
 
 from __future__ import annotations
 
@@ -14,10 +14,23 @@ for folder in ("report", "docs"):
 
 
 @pytest.fixture(scope="session")
-def browser() -> Iterator[Browser]:
+def browsers() -> Iterator[list[Browser]]:
+    """The browser of all tests, once it is started."""
+    started: list[Browser] = []
+    yield started
+    for one in started:
+        one.close()
+
+
+@pytest.fixture
+def browser(browsers: list[Browser], request: pytest.FixtureRequest) -> Browser:
+    """The browser of all tests; another one if it has ended, and for a test that runs again after it failed."""
     executable = find_chromium()
     if executable is None:
         pytest.skip("no Chromium found; install one or set WEFT_CHROMIUM")
-    found = Browser(executable)
-    yield found
-    found.close()
+    again = getattr(request.node, "execution_count", 1) > 1
+    if browsers and (again or not browsers[0].alive):
+        browsers.pop().close()
+    if not browsers:
+        browsers.append(Browser(executable))
+    return browsers[0]

@@ -82,6 +82,10 @@ class Browser:
         self._last_id = 0
         self.events: list[dict[str, Any]] = []
 
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
     def close(self) -> None:
         """End the browser and what it started."""
         if self._process.poll() is None:

@@ -1,7 +1,7 @@
 """Runs many small jobs of `live_job`, each with ranks forked from this process: torch is imported only once.
 
-usage: live_zoo.py SCENARIOS.json OUT      {"name": {"ranks": 4, "weft": true, "env": {…}}, …}
-Leaves in OUT/name: rankN.json (what the job recorded), N.err, tuning.N.json, and codes.json (exit codes, seconds).
+Reads a job per line, {"folder": "…", "ranks": 4, "weft": true, "env": {…}}, and answers "played" when it is over.
+Leaves in the folder: rankN.json (what the job recorded), N.out, N.err, tuning.N.json, and codes.json.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from weft.shim.inject import AUTOLOAD
 sys.path.append(str(AUTOLOAD))
 import weft_autoload
 
-DEADLINE_S = 60
+DEADLINE_S = 150
 
 
 def rank(number: int, scenario: dict, folder: Path, port: int) -> object:
     """In a forked child: one rank of the job, to its end. Returns what must not be torn down: in a fork that may hang."""
-    error = os.open(folder / f"{number}.err", os.O_CREAT | os.O_WRONLY)
-    os.dup2(error, 2)
+    for name, descriptor in (("out", 1), ("err", 2)):
+        os.dup2(os.open(folder / f"{number}.{name}", os.O_CREAT | os.O_WRONLY), descriptor)
     common = {"WORLD_SIZE": str(scenario["ranks"]), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     os.environ |= {
         **common,
@@ -73,10 +73,7 @@ def play(scenario: dict, folder: Path, port: int) -> None:
         time.sleep(0.02)
     if locked is not None:
         locked.close()
-    seconds = time.monotonic() - began
-    (folder / "codes.json").write_text(
-        json.dumps({"codes": [codes[n] for n in range(len(codes))], "seconds": seconds})
-    )
+    (folder / "codes.json").write_text(json.dumps([codes[n] for n in range(len(codes))]))
 
 
 def warm_up() -> None:
@@ -92,6 +89,8 @@ def warm_up() -> None:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     warm_up()
-    for name, scenario in json.loads(Path(sys.argv[1]).read_text()).items():
+    for line in sys.stdin:
+        scenario = json.loads(line)
         with held_port() as port:
-            play(scenario, Path(sys.argv[2], name), port)
+            play(scenario, Path(scenario["folder"]), port)
+        print("played", flush=True)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from live_scenarios import PATIENT
 
 pytest.importorskip("torch")
 
@@ -157,7 +158,7 @@ def test_a_frameworks_steps_are_found_and_tuned_on_all_ranks_alike(plain, tmp_pa
     if not present(name):
         pytest.skip(f"needs {NEEDS[name]}")
     path = os.pathsep.join([str(RUNNER.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
-    controls = {"WEFT_TUNE_CONTROLS": "examples_controls:VirtualControls", "WEFT_TUNE_DEADLINE_S": "60"}
+    controls = {"WEFT_TUNE_CONTROLS": "examples_controls:VirtualControls", **PATIENT}
     tuning, found = tune(name, tmp_path, 120, RECORD=str(tmp_path), PYTHONPATH=path, **controls)
     assert tuning["state"] == "kept", tuning["text"]
     assert tuning["policy"]["comm"]["max_ctas"] == 16

@@ -3,124 +3,28 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections import Counter
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
-
-import weft
+from live_scenarios import BASE, CLEAN, HERE, HOME, Played, Zoo
 
 pytest.importorskip("torch")
 
-HERE = Path(__file__).parent
-JOB, ZOO = HERE / "live_job.py", HERE / "live_zoo.py"
-EFFECTS = {
-    "ctas6": 1.8,
-    "ctas16": 0.5,
-    "ctas24": 0.8,
-    "ctas32": 0.9,
-    "head5": 1.1,
-    "priority": 1.1,
-    "res3": 1.2,
-    "res2": 1.25,
-}
-CLEAN = {
-    name: value for name, value in os.environ.items() if not name.startswith(("WEFT", "TORCH", "PYTHONPATH"))
-}
-BASE = {
-    "EFFECTS": json.dumps(EFFECTS),
-    "WEFT_TUNE": "1",
-    "WEFT_TUNE_CONTROLS": "live_job:FakeControls",
-}
-
-
-@dataclass
-class Played:
-    """What one job left behind."""
-
-    folder: Path
-
-    @property
-    def codes(self) -> list[int]:
-        return json.loads((self.folder / "codes.json").read_text())["codes"]
-
-    @property
-    def ranks(self) -> list[dict]:
-        return [json.loads(path.read_text()) for path in sorted(self.folder.glob("rank*.json"))]
-
-    def tuning(self, rank: int = 0) -> dict:
-        return json.loads((self.folder / f"tuning.{rank}.json").read_text())
-
-    def error(self, rank: int = 0) -> str:
-        return (self.folder / f"{rank}.err").read_text()
-
-    def in_step(self) -> list[str]:
-        """The policy of each step, which must be the same on all ranks."""
-        first, *others = (rank["policies"] for rank in self.ranks)
-        assert all(other == first for other in others)
-        return first
-
-    def ends_with(self) -> str:
-        """What the last steps ran under, apart from single steps of the watch."""
-        return Counter(self.in_step()[-9:]).most_common(1)[0][0]
-
 
 @pytest.fixture(scope="module")
-def zoo(tmp_path_factory):
-    """All jobs, played once."""
-    folder = tmp_path_factory.mktemp("live")
-    store = str(folder / "store.sqlite")
-    broken = folder / "broken.sqlite"
-    broken.write_bytes(b"this was a database once " * 400)
-    stall = {**EFFECTS, "ctas24": 1000}
+def shared_zoo(tmp_path_factory):
+    with Zoo(tmp_path_factory.mktemp("live")) as zoo:
+        yield zoo
 
-    def job(ranks: int = 2, weft: bool = True, lock: bool = False, **env: str) -> dict:
-        env = {**BASE, "WEFT_STORE": str(folder / f"{len(scenarios)}.sqlite"), **env}
-        return {"ranks": ranks, "weft": weft, "lock": lock, "env": env}
 
-    scenarios: dict[str, dict] = {}
-    scenarios["tuned"] = job(4, STEPS="100", WEFT_STORE=store)
-    first = {**EFFECTS, "ctas16": 0.9, "ctas24": 1.1, "ctas32": 1.1}
-    drift = {"DRIFT_AT": "120", "DRIFT": json.dumps({**first, "ctas16": 1.06})}
-    scenarios["drift"] = job(3, STEPS="200", EFFECTS=json.dumps(first), **drift)
-    scenarios["once"] = job(2, STEPS="100", WEFT_TUNE_BUDGET="0")
-    scenarios["without"] = job(4, weft=False, STEPS="100")
-    scenarios["restarted"] = job(4, STEPS="45", WEFT_STORE=store)
-    scenarios["killed"] = job(4, DIE="20@2", STEPS="60")
-    scenarios["killed without weft"] = job(4, weft=False, DIE="20@2", STEPS="60")
-    scenarios["killed in the watch"] = job(3, DIE="130@1", STEPS="160")
-    scenarios["killed late without weft"] = job(3, weft=False, DIE="130@1", STEPS="160")
-    scenarios["paused in the watch"] = job(3, PAUSE="130@1", STEPS="160")
-    scenarios["leader paused in the watch"] = job(2, PAUSE="130@0", STEPS="160")
-    scenarios["stalled"] = job(4, STEPS="90", EFFECTS=json.dumps(stall), WEFT_TUNE_STALL_S="4")
-    scenarios["refused"] = job(3, STEPS="90", REFUSE="16@1")
-    scenarios["two optimizers"] = job(STEPS="90", OPTIMIZERS="sgd,adam")
-    scenarios["no optimizer"] = job(STEPS="20", OPTIMIZERS="")
-    scenarios["short"] = job(STEPS="18")
-    scenarios["a new group"] = job(STEPS="60", AGAIN="25")
-    scenarios["uneven"] = job(STEPS="240", EFFECTS="{}", UNEVEN="1")
-    scenarios["broken store"] = job(STEPS="90", WEFT_STORE=str(broken))
-    scenarios["locked store"] = job(STEPS="45", WEFT_STORE=store, lock=True)
-    scenarios["no group"] = job(1, STEPS="10", NO_GROUP="1")
-    (folder / "scenarios.json").write_text(json.dumps(scenarios))
-    home = str(Path(weft.__file__).parent.parent)
-    env = {**CLEAN, "PYTHONPATH": f"{home}:{HERE}", "OMP_NUM_THREADS": "1", "WEFT_TUNE_HOME": home}
-    out = folder / "out"
-    out.mkdir()
-    done = subprocess.run(
-        [sys.executable, str(ZOO), str(folder / "scenarios.json"), str(out)],
-        env=env,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=400,
-    )
-    assert done.returncode == 0, done.stderr
-    return lambda name: Played(out / name)
+@pytest.fixture
+def zoo(shared_zoo, request):
+    """Plays a job by its name, once for all tests. A test that runs again, after it failed, gets jobs of its own."""
+    return partial(shared_zoo.play, run=getattr(request.node, "execution_count", 1))
 
 
 pytestmark = pytest.mark.timeout(420)
@@ -303,11 +207,10 @@ def weft_run(
     ]
     program = launcher or (sys.executable,)
     everything = {**CLEAN, **BASE, "RECORD": str(folder), "OMP_NUM_THREADS": "1", "STEPS": "80", **env}
-    home = Path(weft.__file__).parent.parent
-    everything |= {"PYTHONPATH": f"{home}:{HERE}", "WEFT_STORE": str(folder / "store.sqlite")}
+    everything |= {"PYTHONPATH": f"{HOME}:{HERE}", "WEFT_STORE": str(folder / "store.sqlite")}
     everything.pop("WEFT_TUNE")
     return subprocess.run(
-        [*command, *program, str(JOB)],
+        [*command, *program, str(HERE / "live_job.py")],
         env=everything,
         capture_output=True,
         text=True,

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from live_scenarios import PATIENT
 from rank_processes import run_rank_processes
 
 import weft
@@ -78,6 +79,7 @@ def run(folder: Path, kind: str, steps: int = 110, ranks: int = 2, *, tuned: boo
             "WEFT_STORE": str(folder / "store.sqlite"),
             "EFFECTS": json.dumps(EFFECTS),
             "WEFT_LOG": "debug",
+            **PATIENT,
             **more,
         }
     codes, outputs = run_rank_processes([JOB, kind, str(steps)], ranks, env, folder)

@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from live_scenarios import PATIENT
 
 pytest.importorskip("torch")
 
@@ -28,7 +29,7 @@ ip link set lo up
 unshare --net -- sleep 600 </dev/null >/dev/null 2>&1 &
 other=$!
 trap 'kill $other 2>/dev/null || true' EXIT
-for _ in $(seq 100); do
+for _ in $(seq 1000); do
   [ "$(readlink /proc/$other/ns/net)" != "$(readlink /proc/self/ns/net)" ] && break
   sleep 0.05
 done
@@ -94,7 +95,7 @@ def test_a_job_on_two_hosts_is_tuned_as_one(tmp_path):
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]),
         "WEFT_TUNE_CONTROLS": "examples_controls:VirtualControls",
-        "WEFT_TUNE_DEADLINE_S": "60",
+        **PATIENT,
         "RECORD": str(tmp_path),
     }
     code = namespaces(NETWORK, tmp_path, env, timeout=280)

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from properties import examples
 from weft.errors import UsageError
 from weft.workload import COLLECTIVES, Compute, Workload, named, named_workloads, parse_bytes, parse_shape
 
@@ -117,6 +118,7 @@ def test_json_and_changes():
         Workload(compute=Compute(kind="callable", call=print)).to_dict()
 
 
+@examples()
 @given(
     st.sampled_from(COLLECTIVES), st.integers(1, 10**9), st.integers(2, 9), st.sampled_from(["bf16", "fp64"])
 )

@@ -7,9 +7,10 @@ import struct
 from collections import defaultdict
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from properties import examples
 from weft.errors import InputError, UsageError
 from weft.plan import TrainingJob, predict
 from weft.plan.chakra import COLLECTIVE, COMP, RECV, SEND, ChakraNode, encode, varint
@@ -100,7 +101,7 @@ nodes_lists = st.lists(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(nodes_lists)
 def test_every_trace_reads_back(nodes):
     assert decode(encode(nodes)) == ("0.0.4", nodes)
@@ -169,7 +170,7 @@ def chakra_messages():
     ]
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(nodes_lists)
 def test_protobuf_reads_what_we_write_and_writes_the_same(nodes):
     metadata, node_message = chakra_messages()

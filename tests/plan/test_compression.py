@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from properties import examples
 from weft.errors import UsageError
 from weft.gpu.specs import spec
 from weft.plan import Network, Prediction, TrainingJob, predict
@@ -48,7 +49,7 @@ def weight(purpose: str = "weight") -> Traffic:
     return Traffic("all_gather", purpose, 1e9, 2.0, 64, 8)
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(methods, traffics)
 def test_what_replaces_a_collective_is_possible(name, traffic):
     found = apply_compression(parse(name), traffic, H100)
@@ -65,7 +66,7 @@ def test_what_replaces_a_collective_is_possible(name, traffic):
         ]
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(methods, traffics)
 def test_nothing_is_compressed_twice_as_large_a_job_costs_twice(name, traffic):
     method = parse(name)
@@ -244,7 +245,7 @@ def step(*arguments, **changes) -> Prediction:
 METHOD_NAMES = ["none", "bf16", "fp8", "int8", "powersgd:2", "topk:0.01", "zero++", "qwz", "hpz", "qgz"]
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(
     st.sampled_from(METHOD_NAMES),
     st.sampled_from([16, 128, 1024]),
@@ -258,7 +259,7 @@ def test_more_bandwidth_is_never_slower_under_any_method(name, gpus, gbit, more,
     assert fast.step_s <= slow.step_s * (1 + 1e-9)
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(st.sampled_from(METHOD_NAMES), st.sampled_from([16, 256, 2048]), st.floats(5, 800))
 def test_a_step_holds_its_kernels_and_its_collectives(name, gpus, gbit):
     found = step(name, gpus, gbit)

@@ -8,9 +8,10 @@ import statistics
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from properties import examples
 from weft.gpu.collectives import Group, collective_s, group
 from weft.gpu.network import NETWORKS, network
 from weft.gpu.specs import spec
@@ -79,7 +80,7 @@ def test_groups_know_which_ranks_share_a_domain():
     gpu=st.sampled_from(["a100-80gb", "h100", "mi300x"]),
     faster=st.floats(1, 10),
 )
-@settings(deadline=None, max_examples=150)
+@examples(150)
 def test_more_bytes_never_faster_more_bandwidth_never_slower(kind, size, ranks, stride, gpu, faster):
     net = NETWORKS["ndr400"]
     g = group(ranks, stride, net)

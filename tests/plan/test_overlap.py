@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from properties import examples
 from weft.errors import WeftError
 from weft.gpu.collectives import Group
 from weft.gpu.specs import spec
@@ -72,7 +73,7 @@ def test_contention_is_real_and_copies_cost_no_sm():
     group=st.sampled_from([NEAR, FAR]),
     policy=st.sampled_from([None, "auto", COPY, *CANDIDATES]),
 )
-@settings(deadline=None, max_examples=200)
+@examples(200)
 def test_hiding_never_costs_more_than_waiting(
     kind, alone, gemm, attention, elementwise, floor, group, policy
 ):
@@ -81,11 +82,11 @@ def test_hiding_never_costs_more_than_waiting(
     assert found.cost_s <= alone * (1 + 1e-9)
     assert found.exposed_s >= floor * alone * 0.98 - 1e-12
     assert found.hidden_s == pytest.approx(max(0.0, alone - found.exposed_s))
-    assert found.hidden_s <= window.total * 1.03
+    assert found.hidden_s <= window.total * 1.03 + 1e-12 * alone  # a difference of times, rounded
     assert found.slows_compute_by_s >= 0
     best = hide(kind, alone, window, floor, H100, group, "auto")
     plain = hide(kind, alone, window, floor, H100, group, None)
-    assert best.cost_s <= plain.cost_s
+    assert best.cost_s <= plain.cost_s * (1 + 1e-9)
 
 
 def test_what_the_window_does_not_hide_runs_undisturbed():

@@ -7,9 +7,10 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from properties import examples
 from weft.errors import InputError, UsageError
 from weft.plan import Model, TrainingJob
 from weft.plan.calibrate import (
@@ -104,7 +105,7 @@ def test_calibrated_figures_give_the_trace_back():
     assert before == shipped()
 
 
-@settings(max_examples=20, deadline=None)
+@examples(20)
 @given(st.floats(0.85, 3), st.floats(1, 3), st.floats(0.5, 3))
 def test_any_measured_times_come_back(gemm, attention, elementwise):
     job, figures = traced(), shipped()

@@ -5,9 +5,10 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from properties import examples
 from weft.plan import TrainingJob, predict
 from weft.plan.pipeline import bubble_share, chunk_layers, stage_list
 from weft.plan.schedule import drawing
@@ -52,7 +53,7 @@ def test_one_stage_has_no_picture():
 
 
 @given(layers=st.integers(1, 200), chunks=st.integers(1, 64))
-@settings(deadline=None, max_examples=200)
+@examples(200)
 def test_chunks_hold_all_layers_as_evenly_as_can_be(layers, chunks):
     if chunks > layers:
         return

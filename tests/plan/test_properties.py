@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from properties import examples
 from weft.errors import UsageError
 from weft.gpu.network import NETWORKS
 from weft.plan import TrainingJob, predict
@@ -50,7 +51,7 @@ def step(job, **changes):
 
 
 @given(job=jobs(), faster=st.floats(1, 20))
-@settings(deadline=None, max_examples=60)
+@examples(60)
 def test_more_bandwidth_is_never_slower(job, faster):
     net = job.network
     assert step(job, network=net.but(rail_bytes_per_s=net.rail_bytes_per_s * faster)) <= step(job) * (
@@ -59,7 +60,7 @@ def test_more_bandwidth_is_never_slower(job, faster):
 
 
 @given(job=jobs(), worse=st.floats(1, 8))
-@settings(deadline=None, max_examples=40)
+@examples(40)
 def test_oversubscription_and_latency_never_help(job, worse):
     net = job.network
     assert step(job, network=net.but(oversubscription=worse)) >= step(job) * (1 - 1e-9)
@@ -67,7 +68,7 @@ def test_oversubscription_and_latency_never_help(job, worse):
 
 
 @given(job=jobs())
-@settings(deadline=None, max_examples=60)
+@examples(60)
 def test_more_exposed_time_is_never_faster(job):
     names = {"cp", "ep", "pp", "grads", "params"}
     bare = predict(job.but(hide=frozenset()), check_memory=False)
@@ -77,7 +78,7 @@ def test_more_exposed_time_is_never_faster(job):
 
 
 @given(job=jobs())
-@settings(deadline=None, max_examples=80)
+@examples(80)
 def test_compute_is_a_floor_and_the_parts_a_ceiling(job):
     p = predict(job, check_memory=False)
     parts = p.breakdown
@@ -91,7 +92,7 @@ def test_compute_is_a_floor_and_the_parts_a_ceiling(job):
 
 
 @given(job=jobs(), more=st.sampled_from([2, 4]))
-@settings(deadline=None, max_examples=40)
+@examples(40)
 def test_weak_scaling_is_never_faster_per_gpu(job, more):
     bigger = job.but(gpus=job.gpus * more, global_batch=job.global_batch * more)
     if job.sharding == "none":  # a sharded optimizer has less to do on more GPUs
@@ -101,7 +102,7 @@ def test_weak_scaling_is_never_faster_per_gpu(job, more):
 
 
 @given(job=jobs())
-@settings(deadline=None, max_examples=60)
+@examples(60)
 def test_what_does_not_fit_is_refused_with_the_number_and_only_that(job):
     needed = sum(predict(job, check_memory=False).memory_bytes.values())
     if needed <= REFUSED * job.gpu.memory_bytes:
@@ -112,7 +113,7 @@ def test_what_does_not_fit_is_refused_with_the_number_and_only_that(job):
 
 
 @given(tp=st.integers(1, 16), pp=st.integers(1, 16), gpus=st.integers(1, 4096))
-@settings(deadline=None, max_examples=150)
+@examples(150)
 def test_a_job_multiplies_up_or_is_refused_in_one_line(tp, pp, gpus):
     wrong = ""
     try:

@@ -9,10 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from properties import examples
 from weft.plan import TrainingJob
 from weft.plan.answer import answer, document, scaling_document, sweep_document
 from weft.plan.scaling import curves
@@ -87,7 +88,7 @@ junk = st.recursive(
 )
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(
     st.sampled_from(["plan", "plan-sweep", "plan-scaling", "?"]),
     st.dictionaries(

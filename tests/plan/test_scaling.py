@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from properties import examples
 from weft.errors import UsageError
 from weft.plan import TrainingJob
 from weft.plan.scaling import curve, curves, parse_range, resized, sizes, strong_batch
@@ -36,7 +37,7 @@ def test_wrong_ranges_get_a_right_one(words, said):
         parse_range(words)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.integers(1, 300), st.integers(0, 9))
 def test_sizes_are_multiples_in_the_range(low, more):
     high = low * 2**more + 8

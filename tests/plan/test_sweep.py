@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from properties import examples
 from weft.errors import UsageError
 from weft.plan import TrainingJob, predict
 from weft.plan.config import AUTO
@@ -51,7 +52,7 @@ def test_ways_where_the_compression_cannot_apply_are_left_out():
     assert all(way.dp * way.cp > 1 for way in found)
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(st.integers(1, 300), st.integers(1, 100))
 def test_a_limit_spreads_evenly(count, most):
     chosen = spread(list(range(count)), most)
@@ -60,7 +61,7 @@ def test_a_limit_spreads_evenly(count, most):
     assert chosen[0] == 0
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(st.lists(st.tuples(st.floats(0.1, 10), st.floats(1, 100)), min_size=1, max_size=30))
 def test_the_front_is_what_nothing_beats(points):
     rows = front([SweepRow(JOB, fake(step, memory)) for step, memory in points])

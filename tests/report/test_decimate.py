@@ -6,10 +6,11 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from report_samples import large_timeline, small_timeline, timeline
 
+from properties import examples
 from weft.report.decimate import decimate, exposed_spans
 from weft.report.drawing import MAX_SPANS, draw
 from weft.timeline import Kind, Timeline, intersect, subtract, union
@@ -25,7 +26,7 @@ def columns(spans: list[tuple[int, int, int]]) -> tuple[np.ndarray, np.ndarray, 
 
 
 @given(SPANS, st.integers(1, 130))
-@settings(max_examples=150, deadline=None)
+@examples(150)
 def test_what_is_merged_covers_exactly_the_originals_and_only_tiny_ones(spans, budget) -> None:
     start, end, lane = columns(spans)
     merged, threshold = decimate(start, end, lane, budget)

@@ -159,7 +159,7 @@ def test_a_split_that_ends_after_the_deadline_writes_into_nobodys_memory(nccl_pr
     whys = [refused(routes.prepare, 24, 0.1), routes.communicators()[0].why_not, refused(routes.prepare, 24, 0.1)]
     threading.Timer(0.3, n.lib.fake_late, (0,)).start()
     n.all_reduce(a)  # waits for the split: NCCL would refuse it
-    routes.prepare(24, 5)
+    routes.prepare(24, 60)
     routes.route(24)
     n.all_reduce(a)
     late = [comm for name, comm, ctas in n.log("ncclCommAbort") if ctas == 24]
@@ -184,7 +184,7 @@ def test_a_communicator_that_ends_before_its_late_split_is_let_go(nccl_program):
     n.lib.fake_late(0)
     while not n.lib.fake_late_ended():
         time.sleep(0.01)
-    routes.prepare(24, 5)
+    routes.prepare(24, 60)
     routes.route(24)
     n.all_reduce(b)
     show(n.ctas()[-1])

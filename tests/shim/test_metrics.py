@@ -55,7 +55,7 @@ def port() -> Iterator[int]:
 
 
 def scrape(port: int, host: str = "127.0.0.1") -> dict[str, list]:
-    with urllib.request.urlopen(f"http://{host}:{port}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://{host}:{port}/metrics", timeout=60) as answer:
         text = answer.read().decode()
     return {family.name: family.samples for family in text_string_to_metric_families(text)}
 

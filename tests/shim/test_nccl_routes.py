@@ -98,8 +98,8 @@ def test_ghost_ranks_are_routed_between_limits_and_back(nccl_program):
         TWO_GHOSTS
         + """
     step()
-    routes.prepare(4, 10)
-    routes.prepare(16, 10)
+    routes.prepare(4, 60)
+    routes.prepare(16, 60)
     for limit in (4, 16, None, 16):
         routes.route(limit)
         step()
@@ -121,7 +121,7 @@ def test_a_library_that_is_linked_to_nccl_out_of_global_sight_is_routed(nccl_pro
     u = user()
     comm = u.user_init(2, 0)
     assert u.user_all_reduce(comm, 2) == 0
-    routes.prepare(4, 10)
+    routes.prepare(4, 60)
     routes.route(4)
     assert u.user_all_reduce(comm, 1) == 0 and u.user_group(comm) == 0
     routes.route(None)
@@ -190,7 +190,7 @@ def test_two_nccls_in_one_process_are_kept_apart(nccl_program, fake_nccl, tmp_pa
     a, b = one.init(settings=config(10)), two.init(settings=config(20))
     one.all_reduce(a)
     two.group(lambda: two.all_reduce(b))
-    routes.prepare(4, 10)
+    routes.prepare(4, 60)
     routes.route(4)
     one.all_reduce(a)
     two.group(lambda: two.all_reduce(b), lambda: two.all_reduce(b))
@@ -258,7 +258,7 @@ def test_nothing_changes_inside_a_group(nccl_program):
         TWO_GHOSTS
         + """
     step()
-    routes.prepare(4, 10)
+    routes.prepare(4, 60)
     inside = []
     def middle():
         routes.route(4)
@@ -279,7 +279,7 @@ def test_what_a_sibling_cannot_do_stays_with_the_original(nccl_program):
     n = Nccl()
     a = n.init(settings=config(12))
     n.all_reduce(a)
-    routes.prepare(4, 10)
+    routes.prepare(4, 60)
     routes.route(4)
     n.all_reduce(a, op=5)
     n.send(a)
@@ -297,7 +297,7 @@ def test_mixed_groups_use_the_same_communicators_in_the_same_order_on_every_rank
     unique = n.unique()
     n.group(*(lambda r=r: ranks.append(n.init({ranks}, r, unique, config(12))) for r in range({ranks})))
     n.group(*(lambda c=c: n.all_reduce(c) for c in ranks))
-    routes.prepare(4, 10)
+    routes.prepare(4, 60)
     routes.route(4)
     def calls(*order):
         before = len(n.log())
@@ -327,7 +327,7 @@ def test_captured_collectives_stay_with_the_original(nccl_program):
     n = Nccl()
     a = n.init(settings=config(12))
     n.all_reduce(a, stream=0x70)
-    routes.prepare(4, 10)
+    routes.prepare(4, 60)
     routes.route(4)
     heard = []
     routes.on_call(lambda key, count: heard.append(count))
@@ -347,8 +347,8 @@ def test_siblings_end_with_their_communicator(nccl_program, end):
         TWO_GHOSTS
         + f"""
     step()
-    routes.prepare(4, 10)
-    routes.prepare(16, 10)
+    routes.prepare(4, 60)
+    routes.prepare(16, 60)
     routes.route(4)
     step()
     for ghost in ghosts:
@@ -365,7 +365,7 @@ def test_finalize_reaches_siblings_and_their_errors_reach_the_program(nccl_progr
     n = Nccl()
     a = n.init(settings=config(12))
     n.all_reduce(a)
-    routes.prepare(4, 10)
+    routes.prepare(4, 60)
     routes.route(4)
     n.all_reduce(a)
     sibling = c_void_p(n.log("ncclAllReduce")[-1][1])
@@ -388,7 +388,7 @@ def test_siblings_are_suspended_and_resumed_with_their_communicator(nccl_program
     n = Nccl()
     a = n.init(settings=config(12))
     n.all_reduce(a)
-    routes.prepare(4, 10)
+    routes.prepare(4, 60)
     routes.route(4)
     n.all_reduce(a)
     n.lib.fake_fail(b"ncclCommSuspend", 1, 5)
@@ -397,7 +397,7 @@ def test_siblings_are_suspended_and_resumed_with_their_communicator(nccl_program
     results += [n.lib.ncclCommSuspend(a, 0), n.lib.ncclCommSuspend(a, 1)]
     why = refused(routes.prepare, 6, 10)
     results.append(n.lib.ncclCommResume(a))
-    routes.prepare(6, 10)
+    routes.prepare(6, 60)
     n.all_reduce(a)
     calls = [n.ctas("ncclCommSuspend"), n.ctas("ncclCommResume"), n.ctas("ncclAllReduce")]
     n.lib.ncclCommSuspend(a, 1)
@@ -422,7 +422,7 @@ def test_a_failed_split_leaves_the_program_as_it_was(nccl_program):
     why = refused(routes.prepare, 4, 10)
     not_prepared = refused(routes.route, 4)
     step()
-    routes.prepare(4, 10)
+    routes.prepare(4, 60)
     routes.route(4)
     step()
     show([why, not_prepared, n.ctas()])
@@ -464,7 +464,7 @@ def test_communicators_that_work_in_the_background_are_waited_for(nccl_program):
     n = Nccl()
     a, error = n.settled(n.init(settings=config(12, blocking=0))), c_int(7)
     n.all_reduce(a)
-    routes.prepare(4, 10)
+    routes.prepare(4, 60)
     routes.route(4)
     n.all_reduce(a)
     n.lib.fake_async(c_void_p(n.log("ncclAllReduce")[-1][1]), 7)
@@ -481,7 +481,7 @@ def test_a_sibling_has_the_rest_of_its_communicators_configuration(nccl_program)
     child = n.split(a, 0, 0)
     n.all_reduce(a)
     n.all_reduce(child)
-    routes.prepare(4, 10)
+    routes.prepare(4, 60)
     routes.route(4)
     n.all_reduce(a)
     n.all_reduce(child)
@@ -590,7 +590,7 @@ def test_limits_of_the_environment_hold_and_can_be_changed_in_a_live_job(
 def test_a_live_job_routes_under_limits_of_the_environment(nccl_program):
     assert nccl_program(
         TWO_GHOSTS
-        + "    step(); routes.prepare(4, 5); routes.prepare(16, 5); routes.route(16); step(); show(n.ctas())",
+        + "    step(); routes.prepare(4, 60); routes.prepare(16, 60); routes.route(16); step(); show(n.ctas())",
         env={"NCCL_MAX_CTAS": "8", "NCCL_MIN_CTAS": "8", "WEFT_LIVE": "1"},
     ) == [8, 8, 16, 16]
 
@@ -658,7 +658,7 @@ def test_a_callback_runs_between_collectives_and_may_change_the_route(nccl_progr
         TWO_GHOSTS
         + """
     step()
-    routes.prepare(4, 10)
+    routes.prepare(4, 60)
     heard = []
     def change(key, count):
         heard.append([count, key == routes.communicators()[0].key, threading.get_ident() == threading.main_thread().ident])
@@ -691,7 +691,7 @@ def test_release_keeps_what_is_in_use(nccl_program):
         + """
     step()
     for limit in range(1, 16):
-        routes.prepare(limit, 10)
+        routes.prepare(limit, 60)
     full = refused(routes.prepare, 32, 10)
     routes.route(9)
     routes.release()
@@ -700,7 +700,7 @@ def test_release_keeps_what_is_in_use(nccl_program):
     routes.route(None)
     routes.release()
     step()
-    routes.prepare(32, 10)
+    routes.prepare(32, 60)
     show([full, n.ctas(), left, len(n.log("ncclCommDestroy"))])
     """
     )

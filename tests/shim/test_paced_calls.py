@@ -39,7 +39,7 @@ def test_priority_limits_and_rules_reach_paced_collectives(program):
 start = Policy.from_dict({start.to_dict()!r})
 reduce(); gather()
 launch(kernel("some_gemm"))
-communicators.prepare(4, 5.0)
+communicators.prepare(4, 60.0)
 apply.apply(Policy(priority="high", max_ctas=4, comm_rules=start.comm_rules), start)
 reduce(); gather()
 apply.apply(start, start)

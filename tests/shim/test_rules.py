@@ -248,10 +248,10 @@ def test_fewer_ctas_need_no_sibling_and_more_do(nccl_program, ncclver, version):
         comm = nccl.init(size=4, settings=config(most=12))
         one = lambda: nccl.all_reduce(comm, 1 << 20)
         one()
-        routes.prepare(4, 5), routes.route(4), one()
+        routes.prepare(4, 60), routes.route(4), one()
         splits = len(nccl.log("ncclCommSplit"))
         limited = routes.communicators()[0].routed_to
-        routes.prepare(16, 5), routes.route(16), one()
+        routes.prepare(16, 60), routes.route(16), one()
         routes.route(None), one()
         show([nccl.plans(), nccl.ctas("ncclAllReduce", "ncclAllReduceConfig"), splits, limited, len(nccl.log("ncclCommSplit"))])
     """
@@ -360,7 +360,7 @@ def test_a_revoked_communicator_is_refused_with_and_without_siblings(nccl_progra
             nccl.all_reduce(comm)
         reduce = lambda comm: nccl.lib.ncclAllReduce(None, None, c_size_t(4), FLOAT32, 0, comm, None)
         nccl.check(nccl.lib.ncclCommRevoke(late, 0))
-        routes.prepare(24, 5)  # of the one that is not revoked
+        routes.prepare(24, 60)  # of the one that is not revoked
         routes.route(24)
         shown = [reduce(early), reduce(late), nccl.lib.ncclCommRevoke(late, 0)]
         nccl.check(nccl.lib.ncclCommRevoke(early, 0))
@@ -381,7 +381,7 @@ def test_ending_work_on_a_communicator_ends_what_hangs_on_its_siblings(nccl_prog
         shrinking = comm, byref(c_int(1)), 1, byref(made), None
         nccl.all_reduce(comm)
         for ctas in (24, 16):
-            routes.prepare(ctas, 5)
+            routes.prepare(ctas, 60)
             routes.route(ctas)
             nccl.all_reduce(comm)
         for _, used, _ in nccl.log("ncclAllReduce"):

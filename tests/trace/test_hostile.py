@@ -8,11 +8,12 @@ import os
 import zlib
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from trace_building import GEMM, NCCL, TraceBuilder, write_text
 
 import weft
+from properties import examples
 from weft.errors import InputError, UsageError, WeftError
 from weft.trace import custom, files, scan
 from weft.trace.files import Blocks
@@ -257,12 +258,7 @@ DOCUMENT = st.lists(EVENT, max_size=25) | st.fixed_dictionaries(
     {"traceEvents": st.lists(EVENT, max_size=25)},
     optional={"distributedInfo": JSON, "deviceProperties": JSON, "other": JSON},
 )
-FUZZ = settings(
-    max_examples=150,
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
+FUZZ = examples(150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def survives(path) -> None:

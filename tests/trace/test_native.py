@@ -12,12 +12,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from test_hostile import DOCUMENT
 from test_reader import random_trace
 from trace_building import GEMM, TraceBuilder, write_text
 
 import weft
+from properties import examples
 from weft.errors import WeftError
 from weft.trace import bulk, files, native
 
@@ -95,12 +96,7 @@ def test_text_that_looks_like_the_end_of_an_event(tmp_path, monkeypatch, inside)
     assert json.loads(compiled)["ranks"][0]["gpu_events"] == 120
 
 
-@settings(
-    max_examples=150,
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
+@examples(150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(document=DOCUMENT)
 def test_any_document(tmp_path, monkeypatch, document):
     compiled, python = both(write_text(tmp_path / "t.json", json.dumps(document)), monkeypatch)

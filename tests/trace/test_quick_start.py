@@ -7,10 +7,11 @@ import sys
 
 import pytest
 import typer.main
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from trace_building import GEMM, TraceBuilder
 
+from properties import examples
 from weft.cli import analyze, quick
 from weft.cli.main import build_app
 
@@ -36,7 +37,7 @@ def test_the_table_is_that_of_the_command():
             )
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@examples(300)
 @given(words=st.lists(WORDS, max_size=6))
 def test_what_is_plain_means_the_same_to_typer(words):
     """A command line that is read quickly has the meaning that typer gives it."""

@@ -7,13 +7,15 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from schema_checks import problems
 
+from properties import examples
 from weft.comm.node import NODE_COLLECTIVES, Node, TimeCurve, interpolate_us, load_node
 from weft.comm.node_file import node_from_dict, node_to_dict, shipped_nodes
 from weft.comm.node_kernel import memory_traffic
@@ -33,7 +35,7 @@ sizes = st.integers(1, 8 << 30)
 
 
 @given(nodes, kinds, sizes, st.integers(1, 40), st.integers(1, 40))
-@settings(max_examples=80, deadline=None)
+@examples(80)
 def test_more_ctas_never_make_a_collective_slower(node, kind, size, one, other):
     fewer, more = sorted((one, other))
     slow, fast = node.collective(kind, size, fewer), node.collective(kind, size, more)
@@ -45,12 +47,21 @@ def test_more_ctas_never_make_a_collective_slower(node, kind, size, one, other):
 
 
 @given(nodes, kinds, sizes, sizes, st.none() | st.integers(1, 40))
-@settings(max_examples=80, deadline=None)
+@examples(80)
 def test_more_bytes_never_make_it_faster_and_the_range_includes_it(node, kind, one, other, ctas):
     small, large = sorted((one, other))
     assert node.collective(kind, small).us <= node.collective(kind, large).us * (1 + 1e-9)
     low, high = node.range(kind, large, ctas)
     assert 0 < low <= node.collective(kind, large, ctas).us <= high
+
+
+@pytest.mark.parametrize("node", NODES, ids=lambda node: node.name)
+def test_no_size_takes_less_time_than_a_smaller_one(node):
+    """Also where the points are of fewer ranks than the node has: the ratio of the model falls with size."""
+    sizes = sorted({*range(1, 20), *(round(1.2**n) for n in range(16, 110))})
+    for kind in NODE_COLLECTIVES:
+        times = [node.collective(kind, size).us for size in sizes]
+        assert all(less <= more * (1 + 1e-9) for less, more in pairwise(times)), kind
 
 
 @pytest.mark.parametrize("name", ["dgx-h100", "mi300x", "dgx-a100-2"])
@@ -158,7 +169,7 @@ measured = st.lists(st.tuples(st.integers(1, 1 << 40), st.floats(0.1, 1e9)), min
 
 
 @given(measured, sizes, sizes)
-@settings(max_examples=80, deadline=None)
+@examples(80)
 def test_interpolation_is_monotone_and_exact_where_times_rise(found, one, other):
     points = tuple(sorted(dict(found).items()))
     small, large = sorted((one, other))

@@ -6,10 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from schema_checks import problems
 
+from properties import examples
 from weft.cli.main import main
 from weft.comm.nccl_tests import read_tables
 from weft.comm.node import load_node
@@ -254,7 +255,7 @@ def test_json_of_both_vendors(tmp_path):
 
 
 @given(st.integers(0, 3000))
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_a_file_that_ends_anywhere_has_only_true_rows(end):
     text = "\n".join(log("all_reduce"))
     for table in read_tables(text[: len(text) - end]):

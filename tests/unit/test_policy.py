@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from properties import examples
 from weft.errors import InputError, UsageError
 from weft.policy import ENGINES, MAX_RESIDENCY, MOMENTS, PRIORITIES, SCHEDULES, CommRule, Policy, Rule
 
@@ -27,6 +28,7 @@ policies = st.builds(
 )
 
 
+@examples()
 @given(policies)
 def test_a_policy_survives_json(policy):
     assert Policy.from_dict(json.loads(json.dumps(policy.to_dict()))) == policy

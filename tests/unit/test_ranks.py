@@ -6,6 +6,7 @@ import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from functools import partial
 
 import pytest
 
@@ -16,10 +17,13 @@ from weft.ranks import ABANDON, Agreement, launched_ranks, published
 from weft.tuning.live.conductor import conduct, slowest
 from weft.tuning.live.options import Facts
 from weft.tuning.live.search import tune
-from weft.tuning.live.session import Session
+from weft.tuning.live.session import Session as ImpatientSession
 from weft.tuning.live.tuned_job import TunedJob
 from weft.tuning.live.watch import Watch, watch
 from weft.tuning.live.watch_status import WatchStatus
+
+# Time is simulated here; how long a thread waits for a processor has no meaning.
+Session = partial(ImpatientSession, least_stall_s=60.0, least_deadline_s=60.0)
 
 
 class MemoryStore:
@@ -285,7 +289,7 @@ class Rank:
         return {"steps": self.steps}
 
     def run(self, store: MemoryStore, ranks: int, steps: int = 160) -> Rank:
-        agreement = Agreement(store, self.number, range(ranks), deadline_s=10)
+        agreement = Agreement(store, self.number, range(ranks), deadline_s=60)
         session = Session(self, agreement, conduct(tune(self.default), self.default), self.ended)
         session.begin()
         for _ in range(steps):
@@ -297,6 +301,7 @@ class Rank:
             self.steps += 2 if self.steps == self.skip - 1 else 1
             if not session.over:
                 session.step()
+        assert agreement.deadline_s == 60  # by the steps alone it would be 5 s
         return self
 
     def ended(self, result: dict) -> None:
@@ -353,7 +358,7 @@ def test_short_steps_are_watched_together_and_all_ranks_still_change_at_the_same
             rank.default,
             lambda outcome, ahead, each: watch(outcome, ahead=ahead, each=each),
         )
-        session = Session(rank, Agreement(store, number, range(2), 10), conductor, rank.ended)
+        session = Session(rank, Agreement(store, number, range(2), 60), conductor, rank.ended)
         session.begin()
         for step in range(2400):
             rank.ran.append(rank.policy.label)
@@ -385,7 +390,7 @@ def test_a_watch_of_short_steps_goes_on_with_single_steps_once_they_are_long():
             return watch(outcome, ahead=ahead, each=each, status=statuses[0])
 
         conductor = conduct(tune(rank.default), rank.default, watched)
-        session = Session(rank, Agreement(store, number, range(2), 10), conductor, rank.ended)
+        session = Session(rank, Agreement(store, number, range(2), 60), conductor, rank.ended)
         session.begin()
         for step in range(3600):
             rank.ran.append(rank.policy.label)
@@ -437,7 +442,7 @@ def test_a_policy_that_fails_halfway_in_its_preparation_is_taken_back():
     def one(number: int) -> list[str]:
         rank = Rank(number, {})
         rank.cannot, rank.halfway = "ctas24" if number else "", True
-        session = Session(rank, Agreement(store, number, range(2), 5), method(), rank.ended)
+        session = Session(rank, Agreement(store, number, range(2), 60), method(), rank.ended)
         session.begin()
         ran = [rank.policy.label]
         session.step()
@@ -496,7 +501,7 @@ def test_a_mistake_in_the_method_ends_the_tuning_on_all_ranks():
 
     def one(number: int) -> Rank:
         rank = Rank(number, {})
-        session = Session(rank, Agreement(store, number, range(2), 5), broken(), rank.ended)
+        session = Session(rank, Agreement(store, number, range(2), 60), broken(), rank.ended)
         session.begin()
         assert session.over
         return rank

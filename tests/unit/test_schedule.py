@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from properties import examples
 from weft.errors import UsageError
 from weft.ops.schedule import (
     OPERATIONS,
@@ -143,7 +144,7 @@ def reference(schedules, xs, ws):
     return [np.concatenate([block[r] for block in blocks]) @ ws[r] for r in range(len(schedules))]
 
 
-@settings(max_examples=250, deadline=None)
+@examples(250)
 @given(cases())
 def test_every_output_is_produced_once_and_every_copy_is_used(schedules):
     xs, ws = inputs(schedules, np.random.default_rng(0))
@@ -157,7 +158,7 @@ def test_every_output_is_produced_once_and_every_copy_is_used(schedules):
                 assert (rank.reads[name] > 0).all(), f"something in {name} is moved or computed for nothing"
 
 
-@settings(max_examples=250, deadline=None)
+@examples(250)
 @given(cases())
 def test_the_parts_fit_together(schedules):
     for schedule in schedules:
@@ -181,7 +182,7 @@ def test_the_parts_fit_together(schedules):
         assert rows_in_all == sum(len(other.recvs) for other in schedules)
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(cases())
 def test_nothing_is_moved_or_multiplied_twice(schedules):
     for schedule in schedules:

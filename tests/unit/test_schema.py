@@ -9,12 +9,13 @@ from pathlib import Path
 
 import contract
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 from schema_checks import OF_CASE, WITHOUT, invalid, problems
 
 import weft
+from properties import examples
 from weft.errors import UsageError
 from weft.monitor.jobs import select_job
 from weft.monitor.watch_jobs import JobsWatch
@@ -147,7 +148,7 @@ policies = st.builds(
 )
 
 
-@settings(deadline=None)
+@examples()
 @given(policies)
 def test_every_policy_has_the_described_form(policy):
     assert problems("policy", json.loads(json.dumps(policy.to_dict()))) == []

@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import weft
+from properties import examples
 from weft.errors import UsageError
 from weft.policy import Policy, Rule
 from weft.tuning import entry
@@ -368,6 +369,7 @@ def test_an_import_that_is_no_export_changes_nothing(store, document, said):
     assert not store.path.exists()
 
 
+@examples()
 @given(
     st.recursive(
         st.none() | st.booleans() | st.floats() | st.text(),

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from properties import examples
 from weft.timeline import Intervals, Kind, OverlapFigures, Timeline, intersect, subtract, union
 
 SPANS = st.lists(st.tuples(st.integers(-40, 60), st.integers(-3, 25)), max_size=14)
@@ -31,7 +32,7 @@ def is_disjoint(intervals: Intervals) -> bool:
     return bool(np.all(intervals.end > intervals.start) and np.all(intervals.start[1:] > intervals.end[:-1]))
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(SPANS, SPANS)
 def test_union_intersection_and_difference(a, b):
     first, second = made(a), made(b)
@@ -42,7 +43,7 @@ def test_union_intersection_and_difference(a, b):
     assert points(subtract(first, second)) == counted(a) - counted(b)
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(SPANS, SPANS, SPANS)
 def test_figures(compute, comm, memory):
     spans = [

@@ -267,12 +267,19 @@ class Node:
 
     def _us(self, curve: TimeCurve, kind: str, nbytes: int, ranks: int, algorithm: str | None) -> float:
         """Microseconds with the library's own CTAs."""
-        us = self._model_us(curve, kind, nbytes, ranks, algorithm)
         if not curve.points:
-            return us
-        # Points hold for the measured ranks; for other ranks the model gives the ratio.
-        whole = self._model_us(curve, kind, nbytes, curve.ranks, algorithm)
-        return interpolate_us(curve.points, nbytes) * (us / whole if whole > 0 else 1.0)
+            return self._model_us(curve, kind, nbytes, ranks, algorithm)
+        if ranks == curve.ranks:
+            return interpolate_us(curve.points, nbytes)
+
+        def scaled_us(size: int) -> float:
+            """Points hold for the measured ranks; for other ranks the model gives the ratio."""
+            here, there = (self._model_us(curve, kind, size, n, algorithm) for n in (ranks, curve.ranks))
+            return interpolate_us(curve.points, size) * (here / there if there > 0 else 1.0)
+
+        # The ratio may fall with size where the points hardly rise: no message takes less than a smaller one.
+        smaller = [size for size in (1, *(size for size, _ in curve.points)) if size < nbytes]
+        return max(map(scaled_us, (*smaller, nbytes)))
 
     def _peak_bytes_per_s(self, curve: TimeCurve, kind: str, ranks: int, algorithm: str | None) -> float:
         """Bus bandwidth in the limit of large messages."""

@@ -6,6 +6,7 @@ import itertools
 import os
 import sys
 import time
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -282,12 +283,20 @@ def check_disagreements(rank, ranks):
 
 
 def check_late_disagreement(rank, ranks):
-    """One rank changes its shape, the others repeat a call they have agreed on before."""
-    w = torch.ones(4, 4)
-    all_gather_matmul(torch.ones(2, 4), w)
+    """One rank changes its shape, the others repeat a call they have agreed on before, and wait for its data.
+
+    That takes the group's timeout: a short one, which begins when all ranks are here, whatever their start took.
+    The others must fail before the odd rank, which waits for their word, gives up; it comes a while after them.
+    """
+    w, timeout_s = torch.ones(4, 4), 4.0
+    hasty = dist.new_group(timeout=timedelta(seconds=timeout_s))
+    all_gather_matmul(torch.ones(2, 4), w, hasty)
     odd = rank == ranks - 1
+    dist.barrier()
+    if odd:
+        time.sleep(0.35 * timeout_s)
     with problem("rows" if ranks > 1 else "", f"rank {ranks - 1}"):
-        all_gather_matmul(torch.ones(3 if odd else 2, 4), w)
+        all_gather_matmul(torch.ones(3 if odd else 2, 4), w, hasty)
 
 
 def in_time(begun, ranks):

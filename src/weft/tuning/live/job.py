@@ -262,11 +262,9 @@ class Live:
         if os.environ.get(TUNE_VARIABLE) == APPLY:
             method, budget, self._earlier = hold(default, self._output.record), 0.0, None
         conductor = conduct(method, default, self._watch if budget > 0 else None)
-        stall_s = settings.least_stall_s()
         self._output.leads = agreement.leads
-        self._session = Session(
-            controls, agreement, conductor, self._end, self._found, self._said, least_stall_s=stall_s
-        )
+        least = {"least_stall_s": settings.least_stall_s(), "least_deadline_s": settings.least_deadline_s()}
+        self._session = Session(controls, agreement, conductor, self._end, self._found, self._said, **least)
         self._output.tell(stopped("the job ended before tuning was over"))
         if self._earlier is not None:
             self._output.say(f"tuning {world} ranks during the next steps")

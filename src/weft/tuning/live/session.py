@@ -93,13 +93,14 @@ class Session:
         on_say: Callable[[str], None] = lambda line: None,
         *,
         least_stall_s: float = LEAST_STALL_S,
+        least_deadline_s: float = LEAST_DEADLINE_S,
     ) -> None:
         self.controls, self.agreement = controls, agreement
         self.on_end, self.on_result, self.on_say = on_end, on_result, on_say
         self.over = False
         self._conductor = conductor
         self._guard, self._least_stall_s = Guard(controls.harmless), least_stall_s
-        self._allowed_s = 0.0
+        self._allowed_s, self._least_deadline_s = 0.0, least_deadline_s
         self._plan: list[Policy] = []
         self._known: dict[str, Policy] = {}
         self._light = self._learn = False
@@ -196,7 +197,7 @@ class Session:
         stall = self._stall()
         if times and self._policy == self.controls.default:
             self._usual_ms = times[-1]
-            self.agreement.deadline_s = max(LEAST_DEADLINE_S, DEADLINE * times[-1] / 1e3)
+            self.agreement.deadline_s = max(self._least_deadline_s, DEADLINE * times[-1] / 1e3)
         clock = {"steps tuned": self._total, **self.controls.clock()}
         report = {"ms": times, "paused_ms": paused_ms, "problem": stall or self._problem, "clock": clock}
         report["preparable"] = self.controls.preparable()

@@ -20,10 +20,16 @@ MOST_DEADLINE_S = 20.0
 
 def first_deadline_s(step_s: float) -> float:
     """For all ranks to find their step, which last took `step_s`: not all of them may make steps."""
-    from weft.tuning.live.session import DEADLINE, LEAST_DEADLINE_S
+    from weft.tuning.live.session import DEADLINE
 
-    usual = min(max(DEADLINE * step_s, LEAST_DEADLINE_S), MOST_DEADLINE_S)
-    return float(os.environ.get(DEADLINE_VARIABLE, usual))
+    return max(least_deadline_s(), min(DEADLINE * step_s, MOST_DEADLINE_S))
+
+
+def least_deadline_s() -> float:
+    """Seconds that ranks wait for each other at a boundary of trials, at least."""
+    from weft.tuning.live.session import LEAST_DEADLINE_S
+
+    return float(os.environ.get(DEADLINE_VARIABLE, LEAST_DEADLINE_S))
 
 
 def least_stall_s() -> float:
