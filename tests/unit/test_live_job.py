@@ -16,7 +16,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from weft.shim import binding, communicators  # noqa: E402
-from weft.tuning.live import job, optimizer_steps, settings  # noqa: E402
+from weft.tuning.live import job, job_store, optimizer_steps, settings  # noqa: E402
 from weft.tuning.live.options import Facts  # noqa: E402
 from weft.tuning.live.steps import Steps  # noqa: E402
 from weft.tuning.live.tuned_job import read_record, read_result  # noqa: E402
@@ -418,8 +418,8 @@ def test_no_start_reads_the_decisions_of_an_earlier_one():
 
     base = dist.HashStore()
     for start in range(3):
-        zero, one = (job._own_keys(base, rank, 2) for rank in range(2))
+        zero, one = (job_store.own_keys(base, rank, 2) for rank in range(2))
         assert not one.check(["1/decision"])
         zero.set("1/decision", str(start))
         assert one.get("1/decision") == str(start).encode()
-    assert not job._own_keys(base, 0, 3).check(["1/decision"])
+    assert not job_store.own_keys(base, 0, 3).check(["1/decision"])

@@ -24,6 +24,7 @@ from weft.tuning.live import settings
 from weft.tuning.live.group_functions import wrap_group_function
 from weft.tuning.live.interrupts import of_the_program
 from weft.tuning.live.job_output import JobOutput, warn
+from weft.tuning.live.job_store import own_keys, within_process
 from weft.tuning.live.optimizer_steps import FreeSteps, OptimizerHook, OptimizerNumbers, OwnThread
 from weft.tuning.live.steps import Steps, period
 from weft.tuning.live.tuned_job import final, stopped
@@ -242,10 +243,10 @@ class Live:
             self._end(stopped("the job has one rank and therefore no collectives"))
             return
         base = dist.distributed_c10d._get_default_store()
-        ranks = (self._output.rank,) if _within_process(base) else range(world)
+        ranks = (self._output.rank,) if within_process(base) else range(world)
         deadline_s = settings.first_deadline_s(self._between_s)
         try:
-            keys = _own_keys(base, self._output.rank, world)
+            keys = own_keys(base, self._output.rank, world)
         except Exception:  # such as torch's FakeStore, which keeps nothing
             _log.debug("no keys of our own", exc_info=True)
             self._end(stopped("the job's rendezvous store cannot be used"))
@@ -397,23 +398,3 @@ def start() -> None:
 
     if dist.is_available():
         Live().watch()
-
-
-def _own_keys(store: Any, rank: int, world: int) -> Any:
-    """The store, with keys that no earlier start of the job has used.
-
-    The store may outlive the ranks: torchrun keeps it over restarts, and does not count those after which the
-    job has more or fewer nodes. So each rank counts how often it has come here. A rank that was not there the
-    last time finds keys of that start, which has decided nothing but to abandon: decisions need all ranks.
-    """
-    import torch.distributed as dist
-
-    start = f"weft/tune/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{world}"
-    return dist.PrefixStore(f"{start}/{store.add(f'{start}/starts of {rank}', 1)}", store)
-
-
-def _within_process(store: Any) -> bool:
-    """Whether nobody else can see this store, as with ghost ranks: then this process is the only one."""
-    while hasattr(store, "underlying_store"):
-        store = store.underlying_store
-    return type(store).__name__ in ("HashStore", "FakeStore")
