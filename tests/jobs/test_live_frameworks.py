@@ -175,7 +175,7 @@ def test_where_one_rank_fails_all_ranks_undo(tmp_path, kind, part):
 def test_models_and_loops_of_other_projects(tmp_path, kind, needs, ranks):
     if importlib.util.find_spec(needs) is None:
         pytest.skip(f"{needs} is not installed")
-    ran = both(tmp_path, kind, steps=150, ranks=ranks)
+    ran = both(tmp_path, kind, steps=260, ranks=ranks)
     assert any(ran.policies)
     assert ran.tuning["state"] == "kept"
 
