@@ -195,7 +195,7 @@ def parts(args: argparse.Namespace) -> dict[str, Callable[[str], Row]]:
         "costs": lambda name: (
             costs(JOBS[name], seeds(args.lives), share, life(JOBS[name], steps)) if args.lives else {}
         ),
-        "drifts": lambda name: drifts(JOBS[name], seeds(args.watched)) if args.drift else {},
+        "drifts": lambda name: drifts(JOBS[name], seeds(args.watched)) if args.drift and args.watched else {},
     }
 
 
