@@ -15,6 +15,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from document import show
+
 ROOT = Path(__file__).resolve().parents[2]
 JOBS = ROOT / "tests" / "jobs"
 
@@ -60,10 +62,7 @@ def main() -> None:
         "taken_back": sum(bool((result.get("watch") or {}).get("reverted")) for result in results),
         "all_exit_codes_0": all(code == 0 for job in codes for code in job),
     }
-    text = json.dumps(document, indent=1)
-    print(text)
-    if args.out:
-        args.out.write_text(text + "\n")
+    show(document, args.out)
 
 
 if __name__ == "__main__":

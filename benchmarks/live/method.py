@@ -6,10 +6,11 @@ python benchmarks/live/method.py [--jobs 2000] [--out FILE]
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 from pathlib import Path
+
+from document import show
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests" / "unit")]
@@ -55,10 +56,7 @@ def main() -> None:
         "command": f"python benchmarks/live/method.py --jobs {args.jobs}",
         "scatter of a step": found,
     }
-    text = json.dumps(document, indent=1)
-    print(text)
-    if args.out:
-        args.out.write_text(text + "\n")
+    show(document, args.out)
 
 
 if __name__ == "__main__":

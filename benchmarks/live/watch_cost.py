@@ -23,6 +23,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from document import show
+
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests" / "unit")]
 
@@ -165,10 +167,7 @@ def main() -> None:
         },
         "left alone, two gloo ranks": in_a_job(),
     }
-    text = json.dumps(document, indent=1)
-    print(text)
-    if args.out:
-        args.out.write_text(text + "\n")
+    show(document, args.out)
 
 
 if __name__ == "__main__":
