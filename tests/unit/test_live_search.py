@@ -440,6 +440,11 @@ def test_the_gain_of_a_policy_that_needs_meetings_is_that_of_a_job_that_goes_on(
     assert sum(claim.proven for claim in gone) <= 1
 
 
+def test_a_problem_before_the_counted_steps_counts():
+    stalled, fine = Sample(90.0, problem="it stalled"), Sample(30.0)
+    assert proof.mean_sample([stalled, fine, fine], 2) == Sample(30.0, problem="it stalled")
+
+
 def test_an_effect_that_changes_while_it_is_measured_has_an_interval_all_the_same():
     """Two intervals that do not overlap have nothing in common to state."""
     noise = random.Random(309)

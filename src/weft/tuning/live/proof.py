@@ -221,7 +221,7 @@ def _draw(proof: Proof, allowed: int, order: random.Random, record: Record) -> G
     for plan in plans:
         samples = yield from ask_all(plan, record, "proof")
         if proof.at_meetings:
-            samples = [mean_sample(samples[-counted:])]
+            samples = [mean_sample(samples, counted)]
         measured += list(enumerate(samples, record.number - len(samples)))
     for (arm, share), (number, sample) in zip(draws, measured, strict=True):
         proof.add(sample, arm, share, number)
@@ -229,19 +229,20 @@ def _draw(proof: Proof, allowed: int, order: random.Random, record: Record) -> G
 
 def _known_well(proof: Proof) -> bool:
     """Whether a proven effect is known well enough."""
-    if not proof.in_blocks:
+    if proof.first is None or not proof.at_meetings:
         claim = proof.claim()
         return claim.ends[1] - claim.ends[0] <= max(PRECISE, claim.effect / 2)
     under_policy = sum(step.arm for step in proof.blocks)
     least, share = _PRECISE_ERROR
-    precise = proof.block_error() <= max(least, share * proof.claim().effect)
+    precise = proof.block_error() <= max(least, share * proof.first.effect)
     return precise and min(under_policy, len(proof.blocks) - under_policy) >= EACH
 
 
-def mean_sample(samples: Sequence[Sample]) -> Sample:
-    """Several steps under one policy as one sample."""
+def mean_sample(samples: Sequence[Sample], counted: int) -> Sample:
+    """Several steps under one policy as one sample: the mean time of the last `counted`, a problem of any."""
     problem = next((sample.problem for sample in samples if sample.problem), "")
-    return replace(samples[-1], ms=sum(sample.ms for sample in samples) / len(samples), problem=problem)
+    ms = sum(sample.ms for sample in samples[-counted:]) / len(samples[-counted:])
+    return replace(samples[-1], ms=ms, problem=problem)
 
 
 def draw_steps(order: random.Random, drawn: Sequence[Step], count: int) -> list[tuple[int, float]]:

@@ -296,7 +296,7 @@ class _Watch(WatchTrials):
                 samples.append((yield from self.ask(Trial(one, then=then), "check")))
             waited_ms += sum(sample.paused_ms for sample in samples)
             steps += CHECKED_AFTER_MEETING * arm
-            check.add(mean_sample(samples), arm, share, number)
+            check.add(mean_sample(samples, len(samples)), arm, share, number)
             draws += 1
         self.budget.met(steps, waited_ms)
         self.checked = check.first_policy_steps
