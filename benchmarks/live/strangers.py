@@ -2,13 +2,14 @@
 
     python benchmarks/live/strangers.py --out DIR [--public FOLDER] [--only NAME …] [--repeats 3] [--tiny]
 
-Each program of strangers/catalog.py runs twice at once, as rank 0 of two with a ghost rank: without weft, and
-under `weft run --tune`. The search has the GPU for itself. Then the two take turns of half a second or more,
-in random order: one waits, between two of its steps and with an idle device, while the other runs. So both
-meet the same clocks, neighbors and disks. A stopwatch that is not weft's notes when each step ends
-(strangers/watched.py). The next pair imports its libraries meanwhile, on cores of its own.
+Each program of strangers/catalog.py runs three times at once, as rank 0 of two with a ghost rank: twice
+without weft, once under `weft run --tune`. All make their first steps; then the search has the GPU to itself.
+Then the three take turns of half a second or more, in random order: two wait, between two of their steps and
+with an idle device, while the third one runs. So all meet the same clocks, neighbors and disks. The two
+without weft show how far apart equal processes are. A stopwatch that is not weft's notes when each step ends
+(strangers/watched.py). The next three import their libraries meanwhile, on cores of their own.
 
-DIR/rows.jsonl has a line for each pair as soon as it ends, and a rerun goes on from there, so that the table
+DIR/rows.jsonl has a line for each run as soon as it ends, and a rerun goes on from there, so that the table
 may grow over several sessions. DIR/table.md is the table.
 """
 
@@ -29,58 +30,74 @@ from configs import ROOT
 from strangers.catalog import CATALOG, PAUSE, Program, prepare
 from strangers.process import WAYS, EndedError, Process, start
 
-SETTLE_S = {"without": 2.0, "tune": 1.0}  # after the first steps; after the search
-TURN_S, TURNS_S, TURNS = 0.5, 22.0, (6, 22)  # seconds of a turn, of all of them; turns of each process
-FIRST_STEPS, LEAST_STEPS = 10, 12  # that show how many steps a turn has; that are counted in a turn
+SETTLE_S = 1.5  # after the first steps, and after the search
+TURN_S, TURNS_S, TURNS = 0.6, 24.0, (6, 16)  # seconds of a turn, of all of them; turns of each process
+FIRST_STEPS, LEAST_STEPS = 6, 4  # that show how many steps a turn has; that are counted in a turn
 NOT_COUNTED = 2  # steps at the beginning of a turn
-DEADLINE_S = 110.0
-Pair = dict[str, Process]
+ENDING_S = 12.0  # that processes have to end by themselves
+DEADLINE_S = 120.0
+Run = dict[str, Process]
 
 
-def run(pair: Pair, limit_s: float, order: random.Random, tiny: bool) -> dict[str, Any]:
-    """Both processes of a pair, to their end or to their deadline. Nothing of them is left on the GPU."""
+def run(processes: Run, limit_s: float, order: random.Random, tiny: bool) -> dict[str, Any]:
+    """The processes of a run, to their end or to their deadline. Nothing of them is left on the GPU."""
     began = time.monotonic()
-    until, problem = began + limit_s, ""
-    tune, without = pair["tune"], pair["without"]
+    until, problem, turns_from, spent = began + limit_s, "", 0, {}
+    tune, plain = processes["tune"], [p for way, p in processes.items() if way != "tune"]
+
+    def note(what: str) -> None:
+        spent[what] = round(time.monotonic() - began, 1)
+
     try:
-        tune.begin()
-        tune.wait(until, tune.stepping)
-        tune.hold()
+        for process in processes.values():
+            process.begin()
+        for process in processes.values():
+            process.made_first_steps(until)
+            process.hold()
+        note("first steps")
+        for process in plain:
+            process.go_on()
+            time.sleep(SETTLE_S)
+            process.pause(until)
+        note("settled")
+        tune.go_on()
         if not tiny:
             tune.wait(until, tune.tuned)
-        time.sleep(SETTLE_S["tune"])
+        note("search")
+        time.sleep(SETTLE_S)
         tune.pause(until)
-        without.begin()
-        without.wait(until, without.stepping)
-        without.hold()
-        time.sleep(SETTLE_S["without"])
-        without.pause(until)
-        each_s = without.turn(FIRST_STEPS, until) / FIRST_STEPS
+        each_s = min(process.turn(FIRST_STEPS, until) for process in processes.values()) / FIRST_STEPS
+        turns_from = 3  # the first steps, settling or the search, and these
         steps = max(NOT_COUNTED + LEAST_STEPS, round(TURN_S / each_s))
         turning = time.monotonic()
-        for number in range(min(max(round(TURNS_S / (2 * steps * each_s)), TURNS[0]), TURNS[1])):
-            if number >= TURNS[0] and time.monotonic() > turning + 1.5 * TURNS_S:
+        for number in range(min(max(round(TURNS_S / (len(WAYS) * steps * each_s)), TURNS[0]), TURNS[1])):
+            if number >= TURNS[0] and time.monotonic() > turning + 1.3 * TURNS_S:
                 break  # its data loaders start slowly
             for way in order.sample(WAYS, len(WAYS)):
-                pair[way].turn(steps, until)
-        for process in pair.values():
-            process.stop(min(until, time.monotonic() + 20))
+                processes[way].turn(steps, until)
+        note("turns")
+        for process in processes.values():
+            process.stop()
+        ending = min(until, time.monotonic() + ENDING_S)
+        while time.monotonic() < ending and not all(process.ended() for process in processes.values()):
+            time.sleep(0.02)
+        note("end")
     except EndedError as error:
         problem = str(error)
-    found = {way: process.close() for way, process in pair.items()}
-    problem = problem or next((f"{way}: {p.problem}" for way, p in pair.items() if p.problem), "")
+    found = {way: process.close() for way, process in processes.items()}
+    problem = problem or next((f"{way}: {p.problem}" for way, p in processes.items() if p.problem), "")
     row: dict[str, Any] = {"program": tune.program.name, "ok": not problem, "problem": problem}
-    row |= {"seconds": round(time.monotonic() - began, 1), "tuning": tune.tuning}
+    row |= {"seconds": round(time.monotonic() - began, 1), "until": spent, "tuning": tune.tuning}
     for way, turns in found.items():
         times = [[round(1e3 * (b - a), 3) for a, b in itertools.pairwise(turn)] for turn in turns]
-        row[way] = {"before": times[0] if times else [], "turns": times[2 if way == "without" else 1 :]}
-    said = {way: pair[way].log[-1500:] for way in WAYS if problem or way == "tune"}
+        row[way] = {"before": times[1] if len(times) > 1 else [], "turns": times[turns_from:]}
+    said = {way: processes[way].log[-1500:] for way in WAYS if problem or way == "tune"}
     row["said"] = {way: log.replace(f"{ROOT}/", "") for way, log in said.items()}
     return row
 
 
 def rows(out: Path) -> list[dict[str, Any]]:
-    """What earlier pairs showed."""
+    """What earlier runs showed."""
     path = out / "rows.jsonl"
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
@@ -99,7 +116,7 @@ def plan(out: Path, chosen: list[Program], repeats: int) -> list[Program]:
 
 
 def measure(args: argparse.Namespace) -> None:
-    """Run what is to be run, a pair at a time; the next one gets ready meanwhile."""
+    """Run what is to be run, one program at a time; the next one gets ready meanwhile."""
     until = time.monotonic() + args.budget
     chosen = [p for p in CATALOG.values() if any(fnmatch.fnmatch(p.name, only) for only in args.only)]
     if any(program.folder for program in chosen):
@@ -107,7 +124,7 @@ def measure(args: argparse.Namespace) -> None:
     programs = plan(args.out, chosen, args.repeats)
     order = random.Random(len(rows(args.out)))
 
-    def ready(number: int) -> Pair | None:
+    def ready(number: int) -> Run | None:
         if number >= len(programs):
             return None
         return {way: start(programs[number], way, args.public, args.tiny) for way in WAYS}
@@ -117,7 +134,7 @@ def measure(args: argparse.Namespace) -> None:
         current, following = following, None
         left = until - time.monotonic()
         if current is None or left < args.least:
-            print(f"out of time: {len(programs) - number} pairs left", flush=True)
+            print(f"out of time: {len(programs) - number} runs left", flush=True)
             for process in (current or {}).values():
                 process.close()
             break
@@ -130,13 +147,14 @@ def measure(args: argparse.Namespace) -> None:
 
 
 def line_of(row: dict[str, Any]) -> str:
-    """A pair in one line."""
+    """A run in one line."""
     text = f"{row['program']:20} {row['seconds']:5.1f} s  "
     if not row["ok"]:
         said = " ".join(each[-400:] for each in row["said"].values())
         return f"{text}{row['problem']}: {said}"
-    ratio, low, high = interval(ratios(row))
-    return f"{text}{ratio:.3f} ({low:.3f} to {high:.3f})  {(row['tuning'] or {}).get('text', '')}"
+    ratio, null = (text_of(interval(logs)) for logs in (ratios(row), against_itself(row)))
+    told = (row["tuning"] or {}).get("text", "")
+    return f"{text}{ratio}; without against without {null}  {told}  until {row['until']}"
 
 
 # --- statistics --------------------------------------------------------------------------------------------
@@ -153,18 +171,20 @@ def turn_ms(row: dict[str, Any], way: str) -> list[float]:
 
 
 def ratios(row: dict[str, Any]) -> list[float]:
-    """Logarithms of the time under `--tune` over that without weft, a number for each two turns."""
-    pairs = zip(turn_ms(row, "tune"), turn_ms(row, "without"), strict=True)
-    return [math.log(tune / without) for tune, without in pairs]
+    """Logarithms of the time under `--tune` over that without weft, a number for each round of turns."""
+    rounds = zip(*(turn_ms(row, way) for way in ("tune", "without", "again")), strict=True)
+    return [math.log(tune / math.sqrt(without * again)) for tune, without, again in rounds]
 
 
-def against_itself(found: list[dict[str, Any]]) -> float:
-    """How far a program's ratio to itself may be from 1, in percent, by as many turns as were measured."""
-    apart = []
-    for row in found:
-        times = [math.log(ms) for ms in turn_ms(row, "without")]
-        apart += [b - a for a, b in itertools.pairwise(times)]
-    return 100 * math.expm1(student(len(apart)) * statistics.pstdev(apart, 0.0) / math.sqrt(len(apart)))
+def against_itself(row: dict[str, Any]) -> list[float]:
+    """The same for the two processes without weft."""
+    rounds = zip(turn_ms(row, "again"), turn_ms(row, "without"), strict=True)
+    return [math.log(again / without) for again, without in rounds]
+
+
+def text_of(found: tuple[float, float, float]) -> str:
+    ratio, low, high = found
+    return f"{ratio:.3f} ({low:.3f} to {high:.3f})"
 
 
 def interval(logs: list[float]) -> tuple[float, float, float]:
@@ -198,24 +218,28 @@ def claims(found: list[dict[str, Any]]) -> tuple[list[str], bool]:
 def write_table(out: Path) -> None:
     """A line for each program: its times, their ratio with its interval, the claims and whether they hold."""
     lines = [
-        "| program | runs | without weft, ms | after `--tune`, ms | ratio (95%) | a program against itself "
-        "| claimed | holds |",
-        "|---|---|---|---|---|---|---|---|",
+        "| program | runs | without weft, ms | after `--tune`, ms | ratio (95%) | ratio of each run "
+        "| without weft against itself | claimed | holds |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for program in CATALOG.values():
         found = [row for row in rows(out) if row["program"] == program.name and row["ok"]]
         if not found:
             continue
-        ratio, low, high = interval([log for row in found for log in ratios(row)])
+        ratio, null = (
+            text_of(interval([log for row in found for log in logs(row)]))
+            for logs in (ratios, against_itself)
+        )
+        each = ", ".join(f"{interval(ratios(row))[0]:.3f}" for row in found)
         base, after = (
-            statistics.fmean(ms for row in found for ms in turn_ms(row, way)) for way in ("without", "tune")
+            statistics.fmean(ms for row in found for way in ways for ms in turn_ms(row, way))
+            for ways in (("without", "again"), ("tune",))
         )
         texts, inside = claims(found)
         told = "; ".join(texts) or "left alone"
         lines.append(
-            f"| {program.name}: {program.about} | {len(found)} | {base:.2f} | {after:.2f} "
-            f"| {ratio:.3f} ({low:.3f} to {high:.3f}) | ±{against_itself(found):.1f}% | {told} "
-            f"| {'yes' if inside else 'no'} |"
+            f"| {program.name}: {program.about} | {len(found)} | {base:.2f} | {after:.2f} | {ratio} | {each} "
+            f"| {null} | {told} | {'yes' if inside else 'no'} |"
         )
     (out / "table.md").write_text("\n".join(lines) + "\n")
 
@@ -228,9 +252,9 @@ def main() -> None:
     parser.add_argument("--public", type=Path, default=default, help="checkouts: see strangers/catalog.py")
     parser.add_argument("--only", nargs="+", default=["*"], help="names of programs, * and ? allowed")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--budget", type=float, default=440.0, help="seconds after which no pair starts")
-    parser.add_argument("--least", type=float, default=60.0, help="seconds that a pair must have left")
-    parser.add_argument("--deadline", type=float, default=DEADLINE_S, help="seconds for a pair")
+    parser.add_argument("--budget", type=float, default=440.0, help="seconds after which no run starts")
+    parser.add_argument("--least", type=float, default=60.0, help="seconds that a run must have left")
+    parser.add_argument("--deadline", type=float, default=DEADLINE_S, help="seconds for a run")
     parser.add_argument("--tiny", action="store_true", help="sizes for a CPU: does everything work?")
     args = parser.parse_args()
     args.out, args.public = args.out.resolve(), args.public.resolve()

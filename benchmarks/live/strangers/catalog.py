@@ -225,7 +225,7 @@ def prepare(public: Path) -> None:
     header = numpy.zeros(256, dtype=numpy.int32)
     header[:3] = 20240520, 1, len(tokens)  # llm.c's magic number, version, count
     (data / "tokens.bin").write_bytes(header.tobytes() + tokens.tobytes())
-    for split, count in (("train", 12_800), ("val", 64)):
+    for split, count in (("train", 51_200), ("val", 64)):
         for number in range(count):
             folder = data / "images" / split / f"class{number % 8}"
             folder.mkdir(parents=True, exist_ok=True)

@@ -20,8 +20,22 @@ from configs import BASELINE_CTAS, RANKS, ROOT
 
 from strangers.catalog import HERE, Program
 
-WAYS = ("without", "tune")
-TOLD = ("state", "text", "gain_pct", "ci", "steps", "warm_up_steps", "noise_pct", "policy", "watch")
+STEPS = 10**9  # more than any turn has
+WAYS = ("without", "again", "tune")
+"""Two processes without weft show how far a program is from itself."""
+TOLD = (
+    "state",
+    "text",
+    "gain_pct",
+    "ci",
+    "default_ms",
+    "best_ms",
+    "noise_pct",
+    "steps",
+    "warm_up_steps",
+    "cost_ms",
+)
+TOLD += ("policy", "candidates", "watch")
 
 
 class EndedError(Exception):
@@ -41,8 +55,9 @@ class Process:
     tuning: dict[str, Any] = field(default_factory=dict)
 
     def begin(self) -> None:
-        """Its first turn."""
+        """Its first turn, which ends after a few steps."""
         pin(self.popen.pid, running_cores())
+        (self.folder / "pause").touch()
         (self.folder / "gate").touch()
 
     def wait(self, until: float, condition: Callable[[], bool]) -> None:
@@ -54,12 +69,12 @@ class Process:
                 raise EndedError(f"{self.way}: killed at its deadline")
             time.sleep(0.005)
 
-    def stepping(self) -> bool:
-        """Whether it has made its first steps."""
-        return (self.folder / "stepping").exists()
+    def made_first_steps(self, until: float) -> None:
+        """Wait for the end of its first turn."""
+        self.wait(until, (self.folder / "paused").exists)
 
     def hold(self) -> None:
-        """Give the threads that launch kernels a core each for good, the same in both processes of a pair:
+        """Give the threads that launch kernels a core each for good, the same in all processes of a run:
         on a shared host every core has neighbors of its own."""
         rank = int((self.folder / "stepping").read_text())
         cores = sorted(running_cores())
@@ -74,26 +89,34 @@ class Process:
         """Whether no search goes on."""
         return "tuning is over" in self._log()
 
+    def go_on(self) -> None:
+        """Its next turn, which ends with `pause`."""
+        self._begin_turn(STEPS)
+
     def pause(self, until: float) -> None:
-        """End its first turn."""
+        """End its turn."""
         (self.folder / "pause").touch()
         self.wait(until, (self.folder / "paused").exists)
 
     def turn(self, steps: int, until: float) -> float:
         """Have it run so many steps; the seconds that they took."""
-        (self.folder / "turn").write_text(str(steps))
-        (self.folder / "paused").unlink()
-        (self.folder / "pause").unlink()
+        self._begin_turn(steps)
         began = time.monotonic()
         self.wait(until, (self.folder / "paused").exists)
         return time.monotonic() - began
 
-    def stop(self, until: float) -> None:
+    def _begin_turn(self, steps: int) -> None:
+        (self.folder / "turn").write_text(str(steps))
+        (self.folder / "paused").unlink()
+        (self.folder / "pause").unlink()
+
+    def stop(self) -> None:
         """Have it end by itself, as a program does."""
         (self.folder / "stop").touch()
         (self.folder / "pause").unlink(missing_ok=True)
-        with suppress(EndedError):
-            self.wait(until, lambda: False)
+
+    def ended(self) -> bool:
+        return self.popen.poll() is not None
 
     def close(self) -> list[list[float]]:
         """Kill what is left of it; when its steps ended, by turns."""

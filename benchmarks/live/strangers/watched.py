@@ -4,8 +4,8 @@
 
 STRANGER_STEP   what ends a step: `optimizer` (a call of any optimizer's step), `forward` (the end of the
                 outermost module's forward), or `self` (the script calls stopwatch.stamp itself)
-STRANGER_IMPORTS  modules, separated by commas; they are imported, then this waits for a file `gate` in
-                STRANGER_FOLDER: a process can get ready while another one is measured
+STRANGER_IMPORTS  modules, separated by commas; they are imported, a CUDA context is made, then this waits for
+                a file `gate` in STRANGER_FOLDER: a process can get ready while another one is measured
 """
 
 from __future__ import annotations
@@ -27,6 +27,9 @@ def wait_for_gate() -> None:
     for name in filter(None, os.environ.get("STRANGER_IMPORTS", "").split(",")):
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available():
+        torch.zeros(1, device="cuda")
     folder = os.environ.get("STRANGER_FOLDER")
     while folder and not (Path(folder) / "gate").exists():
         time.sleep(0.02)
