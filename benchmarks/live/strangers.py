@@ -23,26 +23,32 @@ import math
 import random
 import statistics
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from configs import ROOT
 from strangers.catalog import CATALOG, PAUSE, Program, prepare
+from strangers.cores import layout
 from strangers.process import WAYS, EndedError, Process, start
 
 SETTLE_S = 1.5  # after the first steps, and after the search
-TURN_S, TURNS_S, TURNS = 0.6, 24.0, (6, 16)  # seconds of a turn, of all of them; turns of each process
+SETTLE_KEPT_S = (
+    12.0  # where the search has changed the policy: the watch first uses up the checks it begins with
+)
+TURN_S, TURNS_S, TURNS = 0.5, 18.0, (6, 14)  # seconds of a turn, of all of them; turns of each process
 FIRST_STEPS, LEAST_STEPS = 6, 4  # that show how many steps a turn has; that are counted in a turn
 NOT_COUNTED = 2  # steps at the beginning of a turn
+NOT_TURNS = 3  # turns before these: the first steps, then the search or the time to settle, then FIRST_STEPS
 ENDING_S = 12.0  # that processes have to end by themselves
 DEADLINE_S = 120.0
 Run = dict[str, Process]
 
 
 def run(processes: Run, limit_s: float, order: random.Random, tiny: bool) -> dict[str, Any]:
-    """The processes of a run, to their end or to their deadline. Nothing of them is left on the GPU."""
+    """The processes of a run, until they are told to end or their time is over: what happened when."""
     began = time.monotonic()
-    until, problem, turns_from, spent = began + limit_s, "", 0, {}
+    until, spent, problem = began + limit_s, {}, ""
     tune, plain = processes["tune"], [p for way, p in processes.items() if way != "tune"]
 
     def note(what: str) -> None:
@@ -64,33 +70,39 @@ def run(processes: Run, limit_s: float, order: random.Random, tiny: bool) -> dic
         if not tiny:
             tune.wait(until, tune.tuned)
         note("search")
-        time.sleep(SETTLE_S)
+        time.sleep(SETTLE_KEPT_S if tune.changed() else SETTLE_S)
         tune.pause(until)
         each_s = min(process.turn(FIRST_STEPS, until) for process in processes.values()) / FIRST_STEPS
-        turns_from = 3  # the first steps, settling or the search, and these
         steps = max(NOT_COUNTED + LEAST_STEPS, round(TURN_S / each_s))
+        note("turns begin")
         turning = time.monotonic()
         for number in range(min(max(round(TURNS_S / (len(WAYS) * steps * each_s)), TURNS[0]), TURNS[1])):
             if number >= TURNS[0] and time.monotonic() > turning + 1.3 * TURNS_S:
                 break  # its data loaders start slowly
             for way in order.sample(WAYS, len(WAYS)):
                 processes[way].turn(steps, until)
-        note("turns")
+        note("turns end")
         for process in processes.values():
             process.stop()
-        ending = min(until, time.monotonic() + ENDING_S)
-        while time.monotonic() < ending and not all(process.ended() for process in processes.values()):
-            time.sleep(0.02)
-        note("end")
     except EndedError as error:
         problem = str(error)
+    return {"problem": problem, "until": spent}
+
+
+def finish(processes: Run, happened: dict[str, Any]) -> dict[str, Any]:
+    """Wait for the end of a run. Nothing of it is left on the GPU."""
+    until = time.monotonic() + (0.0 if happened["problem"] else ENDING_S)
+    while time.monotonic() < until and not all(process.ended() for process in processes.values()):
+        time.sleep(0.05)
     found = {way: process.close() for way, process in processes.items()}
+    problem = happened["problem"]
     problem = problem or next((f"{way}: {p.problem}" for way, p in processes.items() if p.problem), "")
+    tune = processes["tune"]
     row: dict[str, Any] = {"program": tune.program.name, "ok": not problem, "problem": problem}
-    row |= {"seconds": round(time.monotonic() - began, 1), "until": spent, "tuning": tune.tuning}
+    row |= {"until": happened["until"], "tuning": tune.tuning}
     for way, turns in found.items():
         times = [[round(1e3 * (b - a), 3) for a, b in itertools.pairwise(turn)] for turn in turns]
-        row[way] = {"before": times[1] if len(times) > 1 else [], "turns": times[turns_from:]}
+        row[way] = {"before": times[1] if len(times) > 1 else [], "turns": times[NOT_TURNS:]}
     said = {way: processes[way].log[-1500:] for way in WAYS if problem or way == "tune"}
     row["said"] = {way: log.replace(f"{ROOT}/", "") for way, log in said.items()}
     return row
@@ -129,26 +141,35 @@ def measure(args: argparse.Namespace) -> None:
             return None
         return {way: start(programs[number], way, args.public, args.tiny) for way in WAYS}
 
-    following = ready(0)
-    for number in range(len(programs)):
-        current, following = following, None
-        left = until - time.monotonic()
-        if current is None or left < args.least:
-            print(f"out of time: {len(programs) - number} runs left", flush=True)
-            for process in (current or {}).values():
-                process.close()
-            break
-        following = ready(number + 1)
-        row = run(current, min(args.deadline, left), order, args.tiny)
+    def write(ending: Future[dict[str, Any]] | None) -> None:
+        if ending is None:
+            return
+        row = ending.result()
         with (args.out / "rows.jsonl").open("a") as file:
             file.write(json.dumps(row) + "\n")
         print(line_of(row), flush=True)
         write_table(args.out)
 
+    following, ending = ready(0), None
+    with ThreadPoolExecutor(1) as executor:
+        for number in range(len(programs)):
+            current, following = following, None
+            left = until - time.monotonic()
+            if current is None or left < args.least:
+                print(f"out of time: {len(programs) - number} runs left", flush=True)
+                for process in (current or {}).values():
+                    process.close()
+                break
+            following = ready(number + 1)
+            happened = run(current, min(args.deadline, left), order, args.tiny)
+            write(ending)
+            ending = executor.submit(finish, current, happened)
+        write(ending)
+
 
 def line_of(row: dict[str, Any]) -> str:
     """A run in one line."""
-    text = f"{row['program']:20} {row['seconds']:5.1f} s  "
+    text = f"{row['program']:18} "
     if not row["ok"]:
         said = " ".join(each[-400:] for each in row["said"].values())
         return f"{text}{row['problem']}: {said}"
@@ -259,6 +280,7 @@ def main() -> None:
     args = parser.parse_args()
     args.out, args.public = args.out.resolve(), args.public.resolve()
     args.out.mkdir(parents=True, exist_ok=True)
+    print(layout(), flush=True)
     measure(args)
     print((args.out / "table.md").read_text())
 

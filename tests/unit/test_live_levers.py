@@ -255,7 +255,7 @@ class FullJob:
 def play(job: FullJob) -> TunedJob:
     method = tune(Policy(), seed=job.seed)
     trial = next(method)
-    for _ in range(600):
+    for _ in range(search.BUDGET_LIMIT + proof.MOST_BLOCKS * proof.BLOCK + 100):
         try:
             trial = method.send(job.trial(trial))
         except StopIteration as end:

@@ -100,6 +100,18 @@ PUBLIC = (
         folder="nanogpt",
     ),
     Program(
+        "nanogpt-medium",
+        (
+            *_NANOGPT,
+            *("--n_embd=1024", "--n_head=16", "--n_layer=24", "--batch_size=8"),
+            *("--gradient_accumulation_steps=2", "--compile=False"),
+        ),
+        "nanoGPT train.py, GPT-2 350M, eager, DDP",
+        step="optimizer",
+        imports=("torch",),
+        folder="nanogpt",
+    ),
+    Program(
         "imagenet-resnet50",
         (*_IMAGENET, "--gpu", "0", "-a", "resnet50", "-b", "64", "-j", "10"),
         "pytorch/examples imagenet, ResNet-50, DDP, fake images by a data loader",
@@ -111,6 +123,14 @@ PUBLIC = (
         "imagenet-vgg16",
         (*_IMAGENET, "--gpu", "0", "-a", "vgg16", "-b", "64", "-j", "10"),
         "pytorch/examples imagenet, VGG-16, DDP, fake images by a data loader",
+        step="optimizer",
+        imports=VISION,
+        folder="examples",
+    ),
+    Program(
+        "imagenet-vit",
+        (*_IMAGENET, "--gpu", "0", "-a", "vit_b_16", "-b", "64", "-j", "10"),
+        "pytorch/examples imagenet, ViT-B/16, DDP, fake images by a data loader",
         step="optimizer",
         imports=VISION,
         folder="examples",
@@ -156,10 +176,10 @@ PUBLIC = (
     Program(
         "llmc-zero1",
         (
-            *(*_LLMC, *_BF16, "--model", "d12", "--batch_size", "16", "--total_batch_size", "65536"),
+            *(*_LLMC, *_BF16, "--model", "d12", "--batch_size", "16", "--total_batch_size", "32768"),
             *("--zero_stage", "1"),
         ),
-        "llm.c train_gpt2.py, 124M, 2 micro-batches, ZeRO-1",
+        "llm.c train_gpt2.py, 124M, ZeRO-1",
         step="optimizer",
         imports=("torch", "torch._inductor.config"),
         folder="llmc",

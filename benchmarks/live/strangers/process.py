@@ -19,6 +19,7 @@ from typing import Any
 from configs import BASELINE_CTAS, RANKS, ROOT
 
 from strangers.catalog import HERE, Program
+from strangers.cores import layout
 
 STEPS = 10**9  # more than any turn has
 WAYS = ("without", "again", "tune")
@@ -56,7 +57,7 @@ class Process:
 
     def begin(self) -> None:
         """Its first turn, which ends after a few steps."""
-        pin(self.popen.pid, running_cores())
+        pin(self.popen.pid, layout().running)
         (self.folder / "pause").touch()
         (self.folder / "gate").touch()
 
@@ -74,20 +75,23 @@ class Process:
         self.wait(until, (self.folder / "paused").exists)
 
     def hold(self) -> None:
-        """Give the threads that launch kernels a core each for good, the same in all processes of a run:
-        on a shared host every core has neighbors of its own."""
+        """Give the threads that launch kernels a core each for good, the same in all processes of a run."""
         rank = int((self.folder / "stepping").read_text())
-        cores = sorted(running_cores())
-        if len(cores) < 8:
-            return
-        main, backward, others = {cores[0]}, {cores[2]}, set(cores[4:])  # without their siblings
-        (self.folder / "cores").write_text(json.dumps(sorted(others)))
+        found = layout()
+        (self.folder / "cores").write_text(json.dumps(sorted(found.others)))
         for thread, name in threads(self.popen.pid):
-            pin_thread(thread, main if thread == rank else backward if name == "pt_autograd_0" else others)
+            pin_thread(
+                thread,
+                found.main if thread == rank else found.backward if name == "pt_autograd_0" else found.others,
+            )
 
     def tuned(self) -> bool:
         """Whether no search goes on."""
         return "tuning is over" in self._log()
+
+    def changed(self) -> bool:
+        """Whether the search has found a policy."""
+        return "less time per step" in self._log()
 
     def go_on(self) -> None:
         """Its next turn, which ends with `pause`."""
@@ -159,7 +163,7 @@ def start(program: Program, way: str, public: Path, tiny: bool) -> Process:
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-    pin(popen.pid, waiting_cores())
+    pin(popen.pid, layout().waiting)
     return Process(program, way, folder, popen)
 
 
@@ -184,25 +188,13 @@ def environment(program: Program, folder: Path, public: Path, tiny: bool) -> dic
 # --- cores -------------------------------------------------------------------------------------------------
 
 
-def waiting_cores() -> set[int]:
-    """A quarter of the cores, for processes that get ready."""
-    cores = sorted(os.sched_getaffinity(0))
-    return set(cores[len(cores) * 3 // 4 :])
-
-
-def running_cores() -> set[int]:
-    """The other cores, for the processes that are measured; all of them where there are few."""
-    cores = os.sched_getaffinity(0)
-    return cores - waiting_cores() if len(cores) >= 8 else cores
-
-
-def pin(root: int, cores: set[int]) -> None:
+def pin(root: int, cores: frozenset[int]) -> None:
     """Move a process, its children and all their threads to some cores."""
     for thread, _ in threads(root):
         pin_thread(thread, cores)
 
 
-def pin_thread(thread: int, cores: set[int]) -> None:
+def pin_thread(thread: int, cores: frozenset[int]) -> None:
     """Move a thread to some cores, if it still exists."""
     with suppress(OSError):
         os.sched_setaffinity(thread, cores)
