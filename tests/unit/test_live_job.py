@@ -385,6 +385,27 @@ def test_a_result_that_cannot_be_kept_stays_the_result(monkeypatch, group, watch
     assert "not saved for the next start: the verdict has no JSON" in capsys.readouterr().err
 
 
+def test_a_user_without_a_home_folder_is_tuned_without_earlier_results(monkeypatch):
+    """As in a container whose user has no entry in /etc/passwd."""
+    from pathlib import Path
+
+    from weft.policy import Policy
+    from weft.tuning.live.earlier import Earlier
+
+    def nowhere() -> None:
+        raise RuntimeError("Could not determine home directory.")
+
+    for name in ("WEFT_STORE", "XDG_DATA_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Path, "home", nowhere)
+    said: list[str] = []
+    earlier = Earlier(Policy(), said.append)
+    assert earlier.recall(Facts(workload="job")) is None
+    earlier.remember({"state": "kept", "policy": Policy(max_ctas=16).to_dict()})
+    earlier.forget()
+    assert ["no home folder" in line and "WEFT_STORE" in line for line in said] == [True, True]
+
+
 def test_files_are_written_once_the_group_is_gone(monkeypatch, group, tmp_path):
     """The rank that serves the store must not go later than without weft: others may make the next group already."""
     import torch.distributed as dist
