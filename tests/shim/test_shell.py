@@ -140,6 +140,24 @@ def test_a_full_or_read_only_tmpdir_costs_the_counters_only(folder, spoil):
     assert "nothing is counted; set TMPDIR" in done.stderr
 
 
+def test_a_signal_that_a_write_of_weft_causes_is_not_passed_on():
+    """Such as a line for a terminal that is gone, written while signals are held for the program."""
+    source = """
+import os
+from weft.shim import launch
+mask = launch.hold_signals()
+reader, writer = os.pipe()
+os.close(reader)
+try:
+    os.write(writer, b"a line")
+except BrokenPipeError:
+    os._exit(os.waitstatus_to_exitcode(launch.run(["sh", "-c", "exit 4"], os.environ, mask)))
+"""
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    done = subprocess.run([sys.executable, "-c", source], env=env, check=False, timeout=60)
+    assert done.returncode == 4
+
+
 # --- static and setuid programs -----------------------------------------------------------------------------
 
 
