@@ -44,6 +44,7 @@ CASES = {
     "SIGCHLD ignored": "trap '' CHLD; @ sh -c 'exit 9'",
     "blocked signals": "@ grep SigBlk /proc/self/status",
     "SIGXFSZ": "ulimit -f 1; @ sh -c 'trap - XFSZ; head -c 100000 /dev/zero > big'; rm -f big",
+    "no byte of a file": "ulimit -f 0; @ sh -c 'exit 5'",
     "limit of open files": "ulimit -n 64; @ sh -c 'ulimit -n'",
     "limit of memory": "ulimit -v 4000000; @ sh -c 'ulimit -v'",
     "no core files": "ulimit -c 0; @ sh -c 'ulimit -c'",
