@@ -44,6 +44,7 @@ CASES = {
     "SIGCHLD ignored": "trap '' CHLD; @ sh -c 'exit 9'",
     "blocked signals": "@ grep SigBlk /proc/self/status",
     "SIGXFSZ": "ulimit -f 1; @ sh -c 'trap - XFSZ; head -c 100000 /dev/zero > big'; rm -f big",
+    "no byte of a file": "ulimit -f 0; @ sh -c 'exit 5'",
     "limit of open files": "ulimit -n 64; @ sh -c 'ulimit -n'",
     "limit of memory": "ulimit -v 4000000; @ sh -c 'ulimit -v'",
     "no core files": "ulimit -c 0; @ sh -c 'ulimit -c'",
@@ -138,6 +139,24 @@ def test_a_full_or_read_only_tmpdir_costs_the_counters_only(folder, spoil):
         pytest.skip("cannot mount here")
     assert done.returncode == 6, done.stderr
     assert "nothing is counted; set TMPDIR" in done.stderr
+
+
+def test_a_signal_that_a_write_of_weft_causes_is_not_passed_on():
+    """Such as a line for a terminal that is gone, written while signals are held for the program."""
+    source = """
+import os
+from weft.shim import launch
+mask = launch.hold_signals()
+reader, writer = os.pipe()
+os.close(reader)
+try:
+    os.write(writer, b"a line")
+except BrokenPipeError:
+    os._exit(os.waitstatus_to_exitcode(launch.run(["sh", "-c", "exit 4"], os.environ, mask)))
+"""
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    done = subprocess.run([sys.executable, "-c", source], env=env, check=False, timeout=60)
+    assert done.returncode == 4
 
 
 # --- static and setuid programs -----------------------------------------------------------------------------

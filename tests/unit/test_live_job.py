@@ -367,6 +367,61 @@ def test_a_rank_that_runs_out_of_inputs_before_others_leaves_the_tuning(
     assert ("fewer inputs" in read_result(tmp_path)["text"]) == bool(others)
 
 
+@pytest.mark.parametrize("may_leave", [False, True])
+def test_two_threads_that_train_at_the_same_time_end_the_tuning(
+    monkeypatch, group, watching, tmp_path, may_leave
+):
+    """At a boundary of the one, ranks may be at different steps of the other, whose models change as well."""
+    agreement = Mock()
+    monkeypatch.setattr(Session, "agreement", agreement, raising=False)
+    monkeypatch.setattr(Session, "may_leave", may_leave, raising=False)
+    monkeypatch.setattr(
+        Session, "stop", lambda self, reason: self.on_end({"text": reason, "state": "stopped"}), raising=False
+    )
+    group()
+    optimize()
+    other = threading.Thread(target=optimize)
+    other.start()
+    other.join()
+    assert watching._session is not None
+    optimize()
+    assert agreement.leave.called == (watching._session is None) == may_leave
+    assert ("several threads" in read_result(tmp_path)["text"]) == may_leave
+
+
+def test_a_rank_leaves_the_others_only_where_they_notice_it_under_the_same_policy():
+    from weft.policy import Policy
+    from weft.tuning.live.session import Session as RealSession
+
+    class Both:
+        leads = True
+
+        def exchange(self, report, decide, *, extra_s=0.0):
+            return decisions.pop(0)
+
+        announce = exchange
+
+    def run(light: bool) -> dict:
+        policies = [Policy().to_dict(), Policy(max_ctas=16).to_dict()]
+        order = {"policies": policies, "order": [0, 1], "learn": False, "light": light, "each": 2, "say": []}
+        return {"do": "run", **order}
+
+    for light, leads in ((False, False), (False, True), (True, True), (True, False)):
+        decisions = [run(light)]
+        agreement = Both()
+        agreement.leads = leads
+        controls = Mock(default=Policy(), **{"between_ms.return_value": 1.0, "clock.return_value": {}})
+        session = RealSession(controls, agreement, iter([{}]), Mock())
+        session.begin()
+        left = []
+        for _ in range(4):
+            left.append(session.may_leave)
+            if len(left) < 4:
+                session.step()
+        session.stop("")
+        assert left == [False, False, False, leads or not light]
+
+
 def test_a_result_that_cannot_be_kept_stays_the_result(monkeypatch, group, watching, tmp_path, capsys):
     from weft.errors import UsageError
     from weft.policy import Policy
@@ -383,6 +438,27 @@ def test_a_result_that_cannot_be_kept_stays_the_result(monkeypatch, group, watch
     watching._end({"text": "ctas16", "state": "kept", "policy": Policy(max_ctas=16).to_dict()})
     assert read_result(tmp_path)["state"] == "kept"
     assert "not saved for the next start: the verdict has no JSON" in capsys.readouterr().err
+
+
+def test_a_user_without_a_home_folder_is_tuned_without_earlier_results(monkeypatch):
+    """As in a container whose user has no entry in /etc/passwd."""
+    from pathlib import Path
+
+    from weft.policy import Policy
+    from weft.tuning.live.earlier import Earlier
+
+    def nowhere() -> None:
+        raise RuntimeError("Could not determine home directory.")
+
+    for name in ("WEFT_STORE", "XDG_DATA_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Path, "home", nowhere)
+    said: list[str] = []
+    earlier = Earlier(Policy(), said.append)
+    assert earlier.recall(Facts(workload="job")) is None
+    earlier.remember({"state": "kept", "policy": Policy(max_ctas=16).to_dict()})
+    earlier.forget()
+    assert ["no home folder" in line and "WEFT_STORE" in line for line in said] == [True, True]
 
 
 def test_files_are_written_once_the_group_is_gone(monkeypatch, group, tmp_path):

@@ -256,6 +256,18 @@ def test_it_waits_for_even_steps_but_not_for_ever(warm_up):
     assert uneven.ms(outcome.policy) <= 40.4
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_steps_that_become_faster_during_all_of_the_warm_up_do_not_end_the_search(seed):
+    """Such as where compilation, or another job on the machine, slows down the first hundred steps."""
+    job = quiet(noise=0.01, ctas={3: 1.4, 6: 1.2, 16: 0.8, 24: 0.95, 32: 1.0})
+    step = job.step
+    job.step = lambda policy: step(policy) * math.exp(-0.02 * job.steps)  # type: ignore[method-assign]
+    outcome = play(job, seed=seed)
+    assert outcome.warm_up_steps == search.MOST_WARM_UP
+    assert outcome.noise_pct > 0.5
+    assert outcome.policy.max_ctas in (None, 16)
+
+
 def test_what_an_earlier_run_found_is_measured_and_not_believed():
     known = Policy(max_ctas=16, priority="high")
     good = quiet(ctas={3: 1.4, 6: 1.2, 16: 0.9, 24: 0.95, 32: 1.0})

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import random
 import threading
+from types import SimpleNamespace
 
 import pytest
 
-from weft.tuning.live import optimizer_steps
+from weft.tuning.live import optimizer_steps, watchdog
 from weft.tuning.live.steps import RUN, Steps, period
 from weft.tuning.live.watchdog import Guard
 
@@ -119,6 +120,21 @@ def test_a_guard_rescues_once_and_only_when_it_is_late():
     assert guard.disarm() is None  # the next trial, under the default, is not late
     guard.arm(60)
     assert guard.disarm() is None
+    guard.stop()
+
+
+def test_a_process_that_was_stopped_is_not_taken_for_one_that_the_rescue_helped(monkeypatch):
+    """Its guard and its step go on at the same moment, whatever the policy was."""
+    clock_s = 100.0
+    monkeypatch.setattr(watchdog, "time", SimpleNamespace(monotonic=lambda: clock_s))
+    rescued = threading.Event()
+    guard = Guard(rescued.set)
+    guard.arm(5)
+    clock_s = 112.0
+    with guard._changed:
+        guard._changed.notify_all()
+    assert rescued.wait(20)
+    assert guard.disarm() == 7
     guard.stop()
 
 

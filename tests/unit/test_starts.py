@@ -62,6 +62,14 @@ def play(times: dict[int | None, float], number: int) -> tuple[list[int | None],
     return ran, said
 
 
+@pytest.mark.parametrize("program", ["/home/jos\udce9/bin/torchrun", "a\tb", "/x" * 2000])
+def test_a_program_of_any_name_is_started(program):
+    command = [program, "train.py"]
+    Memory(command, machine).learn(result(50))
+    assert Memory(command, machine).begin() == {"NCCL_MAX_CTAS": "8"}
+    assert not Memory([f"{program}2", "train.py"], machine).begin()
+
+
 def test_each_start_tries_one_number_and_the_best_must_win_every_pair():
     ran, said = play({None: 50, 8: 55, 16: 47, 24: 46}, 4 + 2 * PAIRS + 2)
     assert ran[:4] == [None, 8, 16, 24]

@@ -202,11 +202,13 @@ class Job:
         try:
             self.folder, self._lock = job_folder.create(image, description)
         except OSError as error:
-            self.problem = (
-                f"no temporary folder can be written ({error.strerror}): the policy holds, but nothing is "
-                "counted; set TMPDIR"
-            )
             self.folder, self._lock = job_folder.in_memory(image)
+            holds = os.fstat(self._lock).st_size == len(image)
+            self.problem = f"no temporary folder can be written ({error.strerror}): " + (
+                "the policy holds, but nothing is counted; set TMPDIR"
+                if holds
+                else "no policy is in force and nothing is counted; raise the limit of file sizes (ulimit -f)"
+            )
         return self
 
     def __exit__(

@@ -76,9 +76,13 @@ def _create_in(parent: Path, control_image: bytes, description: dict[str, Any]) 
 
 
 def in_memory(control_image: bytes) -> tuple[Path, int]:
-    """A control file that is in no file system, and its descriptor; there is no folder for counters."""
+    """A control file that is in no file system, and its descriptor; there is no folder for counters.
+
+    A limit of file sizes holds for memory too: the file then has only a part, and the shim has no policy.
+    """
     number = os.memfd_create("weft-control", os.MFD_CLOEXEC)
-    os.write(number, control_image)
+    with suppress(OSError):
+        os.write(number, control_image)
     return Path(f"/proc/{os.getpid()}/fd/{number}"), number
 
 

@@ -59,9 +59,10 @@ def run(
         early = signal.sigpending() - {signal.SIGCHLD}  # the command was not there to get its own copy
         pid = _start(command, env, mask, inherited)
         for number in early:
-            signal.sigtimedwait({number}, 0)
-            with suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, number)
+            info = signal.sigtimedwait({number}, 0)
+            if info is None or not signals.of_own_write(info):
+                with suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, number)
         _let_go(keep)
         return _attend(pid, witness, every_s, now_and_then)
     except BaseException:

@@ -45,6 +45,13 @@ def from_terminal(info: signal.struct_siginfo) -> bool:
     return info.si_code > 0 and info.si_signo in _TERMINAL
 
 
+def of_own_write(info: signal.struct_siginfo) -> bool:
+    """Whether a write of this process has caused it, to a pipe without a reader or past the limit of a file's
+    size. Python ignores such signals, but one that is blocked stays pending."""
+    by_itself = info.si_code == 0 and info.si_pid == os.getpid()
+    return by_itself and info.si_signo in (signal.SIGPIPE, signal.SIGXFSZ)
+
+
 def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
     """End this process when `parent` ends, however it ends."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)

@@ -28,8 +28,8 @@ class Earlier:
         self.key = here(facts.workload) if facts.workload else None
         if self.key is None:
             return None
-        store = Store(timeout_s=STORE_TIMEOUT_S)
         try:
+            store = Store(timeout_s=STORE_TIMEOUT_S)
             entry = store.get(self.key) or _alike(store, self.key)
         except StoreError as error:
             self.warn(f"earlier results are not used: {error}")

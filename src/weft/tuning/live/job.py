@@ -48,7 +48,7 @@ class Live:
         self._event_at, self._between_s = time.monotonic(), 0.0
         self._session: Any = None
         self._free, self._changed = FreeSteps(), False
-        self._over = self._by_calls = False
+        self._over = self._by_calls = self._crowded = False
         self._output = JobOutput()
         self._group_process: int | None = None
         self._earlier: Any = None
@@ -106,7 +106,10 @@ class Live:
         """Other ranks go on without steps of this one, which would be missed at the next meeting."""
         if self._session is None or not self._mine():
             return
-        reason = f"rank {self._output.rank} had fewer inputs than others (Join)"
+        self._leave_others(f"rank {self._output.rank} had fewer inputs than others (Join)")
+
+    def _leave_others(self, reason: str) -> None:
+        """End the tuning on this rank, and on the others where they would wait for it."""
         self._session.agreement.leave(reason)
         self._leave(reason)
 
@@ -125,7 +128,10 @@ class Live:
             except BaseException as error:
                 self._caught(error)
             return
-        if self._by_calls or not self._mine():
+        if self._by_calls:
+            return
+        if not self._mine():
+            self._crowded |= self._thread.elsewhere()
             return
         if self._session is None:
             self._note_event()
@@ -205,7 +211,10 @@ class Live:
         session = self._session
         if self._leaves_at_capture():
             return
-        if session is not None:
+        if session is not None and self._crowded and session.may_leave:
+            # At the end of a step of one thread, the other is somewhere else in its own on every rank.
+            self._leave_others("several threads of the program step optimizers at the same time")
+        elif session is not None:
             session.step()
             self._output.publish(session, ended=steps, over=self._over)
             if self._output.leads and time.monotonic() > self._saved_at + self._save_after_s:

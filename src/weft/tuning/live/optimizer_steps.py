@@ -33,6 +33,10 @@ class OwnThread:
             self._ident, self._thread = ident, threading.current_thread()
         return self._ident == ident and self._process == os.getpid()
 
+    def elsewhere(self) -> bool:
+        """Whether this is another thread of that process, while the one still runs."""
+        return self._process == os.getpid() and self._ident != threading.get_ident() and self._alive()
+
     def _alive(self) -> bool:
         return self._thread is not None and self._thread.is_alive()
 

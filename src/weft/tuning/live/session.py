@@ -150,6 +150,12 @@ class Session:
         """How many steps may end before `step` has anything to do but count them."""
         return self._left - 1 if self._light and not self.over else 0
 
+    @property
+    def may_leave(self) -> bool:
+        """Whether the others would end with this rank at the end of this step, under the same policy: where
+        all of them meet, or hear from this one."""
+        return not self._plan and self._left <= 1 and (not self._light or self.agreement.leads)
+
     def step(self, count: int = 1) -> None:
         """A step has ended, or several, of which `free_steps` allowed all but the last to go unnoticed."""
         if self.over:

@@ -26,6 +26,7 @@ _AHEAD = 0.03  # share of a step by which a number must lead to be compared
 OWN = 0  # stands for the number that the program starts with
 NEVER_MS = 1e9  # of a start that has not ended yet: if it never does, it is not tried again
 _STORE_TIMEOUT_S = 2.0
+_LONGEST_NAME = 1024  # characters of a program's path in its key; the rest of the command is a hash
 NEVER_ENDED = "a start with it did not end well"
 OVERLAPPED = "another start of this command is running: this one is not compared with others"
 
@@ -249,7 +250,8 @@ def _failed(trial: StartTrial) -> StartTrial:
 def key(command: Sequence[str], gpu: str, driver: str) -> Key:
     """Of a command on a GPU. NCCL and torch are the program's, and not known before it starts."""
     mark = hashlib.sha256("\0".join(command).encode(errors="surrogateescape")).hexdigest()[:16]
-    return Key(gpu, driver, "of the program", "of the program", f"starts of {command[0]}, {mark}")
+    name = "".join(letter if letter.isprintable() else "?" for letter in command[0][-_LONGEST_NAME:])
+    return Key(gpu, driver, "of the program", "of the program", f"starts of {name}, {mark}")
 
 
 def read_starts(entry: Entry | None) -> Starts:

@@ -28,7 +28,7 @@ class Guard:
             self._changed.notify_all()
 
     def disarm(self) -> float | None:
-        """The trial is over; how many seconds ago it was rescued, or None."""
+        """The trial is over; how many seconds ago its time was up, or None if it was not rescued."""
         with self._changed:
             fired, self._until, self._fired = self._fired, None, None
             return None if fired is None else time.monotonic() - fired
@@ -44,7 +44,8 @@ class Guard:
             while self._thread is threading.current_thread():
                 left = None if self._until is None else self._until - time.monotonic()
                 if left is not None and left <= 0:
-                    self._until, self._fired = None, time.monotonic()
+                    # Not the time now: a process that was stopped meanwhile (SIGSTOP) is late itself.
+                    self._until, self._fired = None, self._until
                     with suppress(Exception):  # the guard must outlive it
                         self._rescue()
                 else:
