@@ -118,6 +118,42 @@ def test_what_the_program_sets_later_holds_after_an_undo(shards, policy):
     assert [mesh is None for mesh in meshes] == [False, True, False, False]
 
 
+class Calling(nn.Module):
+    """Calls another model in the middle of its own forward pass."""
+
+    def __init__(self, other):
+        super().__init__()
+        self.first, self.second, self.other = net(), net(), [other]
+        self.scale = nn.Parameter(torch.ones(WIDTH))
+
+    def forward(self, x):
+        x = self.first(x)
+        with torch.no_grad():
+            x = x + self.other[0](x)
+        return self.second(x) * self.scale
+
+
+@pytest.mark.parametrize("policy", [Policy(forward_prefetch=1), Policy(reshard_after_forward=False)])
+def test_a_model_that_another_one_calls_leaves_its_parameters_in_place(policy):
+    called = fully_shard(net())
+    model = Calling(called)
+    fully_shard(model.first)
+    fully_shard(model.second)
+    fully_shard(model, reshard_after_forward=True)
+    expected = loss_of(model)
+    expected.backward()
+    sharding = Sharding([called, model, model.first, model.second])
+    sharding.watch_order()
+    loss_of(model).backward()
+    sharding.order_seen()
+    sharding.use(policy)
+    loss = loss_of(model)
+    loss.backward()
+    assert loss.item() == expected.item()
+    sharding.use(Policy())
+    sharding.release()
+
+
 def test_where_one_of_two_models_cannot_be_changed_neither_is(replica, shards):
     """A policy for both raises before anything is changed, whichever of them is not ready."""
     model, buckets = replica

@@ -167,16 +167,17 @@ class Sharding:
             else:
                 state.__dict__.pop("_root_pre_forward", None)
 
-    def _start_forward(self) -> None:
+    def _start_forward(self, model: Any) -> None:
         """Start a forward pass: without parameters of an earlier one, and with the settings for this one.
 
+        `model`: what the states of one model share. Another model may be in the middle of its own pass.
         Parameters are kept for a backward pass only: without one, the program would find them unsharded.
         """
         import torch
 
         keep = self._keep and torch.is_grad_enabled()
         for state, before in self._states.items():
-            for group in _groups(state):
+            for group in _groups(state) if state._state_ctx is model else ():
                 mesh = before.mesh(group)
                 _drop(group, resharded=mesh is not None)
                 if self._keep:
@@ -305,13 +306,13 @@ def _ahead(order: Sequence[ref[Any]], depth: int | None) -> dict[int, list[Any]]
 # --- no parameters of an earlier step ----------------------------------------------------------------------
 
 
-def _guarded(state: Any, start: Callable[[], None]) -> Any:
+def _guarded(state: Any, start: Callable[[Any], None]) -> Any:
     """FSDP2's own start of a forward pass, with ours before it."""
     real = type(state)._root_pre_forward
 
     def root_pre_forward(*args: Any, **options: Any) -> Any:
         if state._state_ctx.iter_forward_root is None and not _in_backward():
-            start()
+            start(state._state_ctx)
         return real(state, *args, **options)
 
     return root_pre_forward
