@@ -59,6 +59,18 @@ def test_a_reducer_whose_backward_pass_is_to_come_is_not_exchanged(replica):
     assert model.reducer is not before
 
 
+def test_parameters_that_ddp_does_not_reduce_are_not_reduced_by_another_reducer():
+    """DDP never reduces the gradients of parameters that the program unfreezes later."""
+    model = DistributedDataParallel(net().requires_grad_(False).append(nn.Linear(WIDTH, WIDTH)))
+    buckets = Buckets([model])
+    buckets.watch()
+    loss_of(model).backward()
+    model.module[3].requires_grad_(True)
+    with pytest.raises(UnavailableError, match="its parameters have changed"):
+        buckets.prepare(0.001, None)
+    buckets.release()
+
+
 def test_a_reducer_is_not_exchanged_in_the_middle_of_a_backward_pass(replica):
     model, buckets = replica
     found = []
