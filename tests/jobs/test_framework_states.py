@@ -130,6 +130,22 @@ def test_what_the_program_sets_later_holds_after_an_undo(shards, policy):
     assert [mesh is None for mesh in meshes] == [False, True, False, False]
 
 
+@pytest.mark.parametrize("kept", [True, False])
+def test_resharding_that_the_program_asks_for_itself_holds_after_an_undo(shards, kept):
+    """A policy has the same effect meanwhile, so that the group's settings do not show it."""
+    model, sharding = shards
+    setter = type(model).set_reshard_after_forward
+    model.set_reshard_after_forward(kept)
+    sharding.use(Policy(reshard_after_forward=not kept))
+    loss_of(model).backward()
+    model.set_reshard_after_forward(not kept)
+    loss_of(model).backward()
+    sharding.use(Policy())
+    meshes = [part._get_fsdp_state()._fsdp_param_group.post_forward_mesh_info for part in model]
+    assert [mesh is not None for mesh in meshes] == 4 * [not kept]
+    assert type(model).set_reshard_after_forward is setter
+
+
 class Calling(nn.Module):
     """Calls another model in the middle of its own forward pass."""
 

@@ -37,6 +37,7 @@ class Sharding:
         self._unwatch: Callable[[], None] = lambda: None
         self._communicators: dict[tuple[int, ...], Any] = {}
         self._keep = False
+        self._setter: list[Any] = []
         self._engines = CopyEngines()
         states = [module._get_fsdp_state() for module in modules]
         self.why_not = next((why for state in states if (why := why_keep_sharding(state))), "")
@@ -160,12 +161,37 @@ class Sharding:
         _route_reduce_scatter()
         self._engines.use(self._all_groups(), policy.engine == "dma")
         self._keep = policy.reshard_after_forward is False
+        self._watch_setter(policy.reshard_after_forward is not None)
         guarded = policy.forward_prefetch or policy.backward_prefetch or self._keep
         for state in self._states:
             if guarded:
                 state.__dict__["_root_pre_forward"] = _guarded(state, self._start_forward)
             else:
                 state.__dict__.pop("_root_pre_forward", None)
+
+    def _watch_setter(self, on: bool) -> None:
+        """Have the program change its own settings of resharding, not ours.
+
+        The values are the same for both: where the program asks for what is in force, nothing would show it.
+        """
+        from torch.distributed.fsdp import FSDPModule
+
+        name = "set_reshard_after_forward"
+        if on == bool(self._setter):
+            return
+        if not on:
+            setattr(FSDPModule, name, self._setter.pop())
+            return
+        real = FSDPModule.__dict__[name]
+        self._setter.append(real)
+
+        def called(*args: Any, **options: Any) -> Any:
+            for state, before in self._states.items():
+                for group in _groups(state):
+                    before.reshard(group, before.mesh(group))
+            return real(*args, **options)
+
+        setattr(FSDPModule, name, called)
 
     def _start_forward(self, model: Any) -> None:
         """Start a forward pass: without parameters of an earlier one, and with the settings for this one.
