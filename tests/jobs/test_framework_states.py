@@ -59,6 +59,18 @@ def test_a_reducer_whose_backward_pass_is_to_come_is_not_exchanged(replica):
     assert model.reducer is not before
 
 
+def test_parameters_that_ddp_does_not_reduce_are_not_reduced_by_another_reducer():
+    """DDP never reduces the gradients of parameters that the program unfreezes later."""
+    model = DistributedDataParallel(net().requires_grad_(False).append(nn.Linear(WIDTH, WIDTH)))
+    buckets = Buckets([model])
+    buckets.watch()
+    loss_of(model).backward()
+    model.module[3].requires_grad_(True)
+    with pytest.raises(UnavailableError, match="its parameters have changed"):
+        buckets.prepare(0.001, None)
+    buckets.release()
+
+
 def test_a_reducer_is_not_exchanged_in_the_middle_of_a_backward_pass(replica):
     model, buckets = replica
     found = []
@@ -116,6 +128,58 @@ def test_what_the_program_sets_later_holds_after_an_undo(shards, policy):
     assert model[0]._get_fsdp_state()._states_to_forward_prefetch is listed
     meshes = [part._get_fsdp_state()._fsdp_param_group.post_forward_mesh_info for part in model]
     assert [mesh is None for mesh in meshes] == [False, True, False, False]
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_resharding_that_the_program_asks_for_itself_holds_after_an_undo(shards, kept):
+    """A policy has the same effect meanwhile, so that the group's settings do not show it."""
+    model, sharding = shards
+    setter = type(model).set_reshard_after_forward
+    model.set_reshard_after_forward(kept)
+    sharding.use(Policy(reshard_after_forward=not kept))
+    loss_of(model).backward()
+    model.set_reshard_after_forward(not kept)
+    loss_of(model).backward()
+    sharding.use(Policy())
+    meshes = [part._get_fsdp_state()._fsdp_param_group.post_forward_mesh_info for part in model]
+    assert [mesh is not None for mesh in meshes] == 4 * [not kept]
+    assert type(model).set_reshard_after_forward is setter
+
+
+class Calling(nn.Module):
+    """Calls another model in the middle of its own forward pass."""
+
+    def __init__(self, other):
+        super().__init__()
+        self.first, self.second, self.other = net(), net(), [other]
+        self.scale = nn.Parameter(torch.ones(WIDTH))
+
+    def forward(self, x):
+        x = self.first(x)
+        with torch.no_grad():
+            x = x + self.other[0](x)
+        return self.second(x) * self.scale
+
+
+@pytest.mark.parametrize("policy", [Policy(forward_prefetch=1), Policy(reshard_after_forward=False)])
+def test_a_model_that_another_one_calls_leaves_its_parameters_in_place(policy):
+    called = fully_shard(net())
+    model = Calling(called)
+    fully_shard(model.first)
+    fully_shard(model.second)
+    fully_shard(model, reshard_after_forward=True)
+    expected = loss_of(model)
+    expected.backward()
+    sharding = Sharding([called, model, model.first, model.second])
+    sharding.watch_order()
+    loss_of(model).backward()
+    sharding.order_seen()
+    sharding.use(policy)
+    loss = loss_of(model)
+    loss.backward()
+    assert loss.item() == expected.item()
+    sharding.use(Policy())
+    sharding.release()
 
 
 def test_where_one_of_two_models_cannot_be_changed_neither_is(replica, shards):

@@ -318,6 +318,27 @@ def test_mixed_groups_use_the_same_communicators_in_the_same_order_on_every_rank
     assert seen[5] == [both[0]] * ranks + [both[1]] * ranks
 
 
+@pytest.mark.parametrize("end", ["ncclCommAbort", "ncclCommDestroy", "ncclCommFinalize"])
+def test_sends_of_a_group_reach_a_communicator_before_it_ends_in_that_group(nccl_program, end):
+    seen = nccl_program(f"""
+    n = Nccl()
+    a, b = n.init(settings=config(12)), n.init(settings=config(12))
+    n.all_reduce(a), n.all_reduce(b)
+    routes.prepare(4, 60)
+    routes.route(4)
+    before = len(n.log())
+    n.group(
+        lambda: n.send(a),
+        lambda: n.send(b),
+        lambda: n.check(n.lib.{end}(a)),
+        lambda: n.all_reduce(b),
+    )
+    ours = {{a.value: "a", b.value: "b"}}
+    show([[name, ours[comm]] for name, comm, _ in n.log()[before:] if comm in ours])
+    """)
+    assert seen == [["ncclSend", "a"], [end, "a"], ["ncclSend", "b"]]
+
+
 def test_captured_collectives_stay_with_the_original(nccl_program):
     """A graph lives on; a sibling need not."""
     assert nccl_program("""

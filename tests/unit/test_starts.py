@@ -130,6 +130,14 @@ def test_a_setting_is_dropped_for_good_after_the_first_pair_that_it_does_not_win
     assert [start(50)[0] for _ in range(3)] == [{}, {}, {}]
 
 
+def test_settings_are_compared_although_the_first_start_did_not_end_well():
+    assert start(50, ended_well=False)[0] == {}
+    assert start(45)[0] == QUEUES
+    given, said = start(50)
+    assert given == {}
+    assert "pair 2 of 8" in said
+
+
 @pytest.mark.parametrize(
     ("how", "next_one"),
     [

@@ -219,9 +219,10 @@ typedef struct {
 } weft_nccl_thread;
 
 extern _Thread_local weft_nccl_thread weft_nccl_me;
-bool weft_nccl_in_group(void);             /* has this thread opened one? */
-void weft_nccl_private(bool on);           /* what this thread calls now is our own */
-void weft_comms_made(ncclResult_t result); /* a group is over, and with it what it was to make */
+bool weft_nccl_in_group(void);               /* has this thread opened one? */
+void weft_nccl_private(bool on);             /* what this thread calls now is our own */
+void weft_calls_before_end(ncclComm_t comm); /* it is about to end: NCCL must have what waits for the group's end */
+void weft_comms_made(ncclResult_t result);   /* a group is over, and with it what it was to make */
 
 /* --- nccl.c ---------------------------------------------------------------------------------------------------- */
 

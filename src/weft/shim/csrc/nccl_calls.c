@@ -267,19 +267,33 @@ ON(ncclRecv, void *recv, size_t count, int type, int peer, ncclComm_t comm, void
     return receive_now(l, recv, count, type, peer, comm, stream);
 }
 
-/* An error is the group's: NCCL reports it again when the group ends. */
-static ncclResult_t issue_deferred(void) {
+/* Those of one communicator, or all where it is NULL. An error is the group's: NCCL reports it again when the group
+ * ends. */
+static ncclResult_t issue_deferred(ncclComm_t only) {
     ncclResult_t worst = NCCL_SUCCESS;
+    size_t kept = 0;
     for (size_t i = 0; i < me.waiting; i++) {
         const deferred *d = &me.calls[i];
+        if (only && d->comm != only) {
+            me.calls[kept++] = *d;
+            continue;
+        }
         ncclResult_t result = (d->send ? send_now(d->l, d->buffer, d->count, d->type, d->peer, d->comm, d->stream)
                                        : receive_now(d->l, d->buffer, d->count, d->type, d->peer, d->comm, d->stream));
         worst = worst ? worst : result;
     }
-    free(me.calls);
-    me.calls = NULL;
-    me.waiting = me.room = 0;
+    me.waiting = kept;
+    if (kept == 0) {
+        free(me.calls);
+        me.calls = NULL;
+        me.room = 0;
+    }
     return worst;
+}
+
+void weft_calls_before_end(ncclComm_t comm) {
+    if (UNLIKELY(me.waiting) && weft_nccl_me.inside == 0 && comm)
+        issue_deferred(comm);
 }
 
 /* --- groups -------------------------------------------------------------------------------------------------------- */
@@ -317,7 +331,7 @@ static ncclResult_t group_ended(ncclResult_t result) {
 /* The library works inside its last GroupEnd: what it calls by the linker's way then is not the program's. */
 #define END(CALL)                                                                                                      \
     ncclResult_t late =                                                                                                \
-        weft_nccl_me.inside == 0 && weft_nccl_me.depth == 1 && me.waiting ? issue_deferred() : NCCL_SUCCESS;           \
+        weft_nccl_me.inside == 0 && weft_nccl_me.depth == 1 && me.waiting ? issue_deferred(NULL) : NCCL_SUCCESS;       \
     weft_nccl_me.inside++;                                                                                             \
     ncclResult_t result = l->CALL;                                                                                     \
     weft_nccl_me.inside--;                                                                                             \

@@ -181,6 +181,7 @@ ON(ncclCommGrow, ncclComm_t comm, int size, const ncclUniqueId *id, int rank, nc
 /* CALL is made for every sibling with `it`, and then for the program's own. In one group where asked: all are told
  * before any is waited for, since freeing the memory of one waits for whatever still runs on the GPU. */
 #define WITH_SIBLINGS(as_group, gone, CALL)                                                                            \
+    weft_calls_before_end(comm);                                                                                       \
     weft_comm *c = weft_nccl_me.inside == 0 ? weft_comm_of(comm) : NULL;                                               \
     l = c ? c->library : l;                                                                                            \
     bool grouped_ = as_group && c && has_siblings(c) && l->ncclGroupStart() == NCCL_SUCCESS;                           \

@@ -81,7 +81,7 @@ class Buckets:
     def prepare(self, bucket_mb: float | None, first_mb: float | None) -> None:
         """Create the reducers of these sizes, a step or more after `watch`. No pass may be running."""
         try:
-            self._check()
+            self._check(new=True)
         finally:
             self.watch()
         for module, made in self._made.items():
@@ -113,10 +113,13 @@ class Buckets:
                 if made[caps][0] is not module.reducer:
                     del made[caps]
 
-    def _check(self) -> None:
-        """Whether reducers can be replaced now, considering what the program has changed since."""
+    def _check(self, *, new: bool = False) -> None:
+        """Whether reducers can be replaced now, considering what the program has changed since.
+
+        `new`: whether some are to be created, which would take the parameters as they are now.
+        """
         for module, made in self._made.items():
-            why = why_not_now(module) or _why_under_way(module)
+            why = why_not_now(module, len(_parameters(module)[0]) if new else None) or _why_under_way(module)
             if not why and all(module.reducer is not reducer for reducer, _ in made.values()):
                 why = "the program has created its own reducer"
             if why:

@@ -37,6 +37,7 @@ class Sharding:
         self._unwatch: Callable[[], None] = lambda: None
         self._communicators: dict[tuple[int, ...], Any] = {}
         self._keep = False
+        self._setter: list[Any] = []
         self._engines = CopyEngines()
         states = [module._get_fsdp_state() for module in modules]
         self.why_not = next((why for state in states if (why := why_keep_sharding(state))), "")
@@ -160,6 +161,7 @@ class Sharding:
         _route_reduce_scatter()
         self._engines.use(self._all_groups(), policy.engine == "dma")
         self._keep = policy.reshard_after_forward is False
+        self._watch_setter(policy.reshard_after_forward is not None)
         guarded = policy.forward_prefetch or policy.backward_prefetch or self._keep
         for state in self._states:
             if guarded:
@@ -167,16 +169,41 @@ class Sharding:
             else:
                 state.__dict__.pop("_root_pre_forward", None)
 
-    def _start_forward(self) -> None:
+    def _watch_setter(self, on: bool) -> None:
+        """Have the program change its own settings of resharding, not ours.
+
+        The values are the same for both: where the program asks for what is in force, nothing would show it.
+        """
+        from torch.distributed.fsdp import FSDPModule
+
+        name = "set_reshard_after_forward"
+        if on == bool(self._setter):
+            return
+        if not on:
+            setattr(FSDPModule, name, self._setter.pop())
+            return
+        real = FSDPModule.__dict__[name]
+        self._setter.append(real)
+
+        def called(*args: Any, **options: Any) -> Any:
+            for state, before in self._states.items():
+                for group in _groups(state):
+                    before.reshard(group, before.mesh(group))
+            return real(*args, **options)
+
+        setattr(FSDPModule, name, called)
+
+    def _start_forward(self, model: Any) -> None:
         """Start a forward pass: without parameters of an earlier one, and with the settings for this one.
 
+        `model`: what the states of one model share. Another model may be in the middle of its own pass.
         Parameters are kept for a backward pass only: without one, the program would find them unsharded.
         """
         import torch
 
         keep = self._keep and torch.is_grad_enabled()
         for state, before in self._states.items():
-            for group in _groups(state):
+            for group in _groups(state) if state._state_ctx is model else ():
                 mesh = before.mesh(group)
                 _drop(group, resharded=mesh is not None)
                 if self._keep:
@@ -305,13 +332,13 @@ def _ahead(order: Sequence[ref[Any]], depth: int | None) -> dict[int, list[Any]]
 # --- no parameters of an earlier step ----------------------------------------------------------------------
 
 
-def _guarded(state: Any, start: Callable[[], None]) -> Any:
+def _guarded(state: Any, start: Callable[[Any], None]) -> Any:
     """FSDP2's own start of a forward pass, with ours before it."""
     real = type(state)._root_pre_forward
 
     def root_pre_forward(*args: Any, **options: Any) -> Any:
         if state._state_ctx.iter_forward_root is None and not _in_backward():
-            start()
+            start(state._state_ctx)
         return real(state, *args, **options)
 
     return root_pre_forward

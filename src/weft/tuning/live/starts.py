@@ -203,11 +203,11 @@ class Memory:
         return starts
 
     def _measured(self, starts: Starts, ms: float) -> Starts:
-        if self._number != OWN or not starts.ms:
+        running = [trial for trial in starts.trials if trial.running]
+        if self._number != OWN or not (starts.ms or running):
             return dataclasses.replace(starts, ms={**starts.ms, self._number: ms})
-        for trial in starts.trials:
-            if trial.running:
-                starts = starts.replaced(trial.pair_again() if trial.overlapped else trial.ended(ms))
+        for trial in running:
+            starts = starts.replaced(trial.pair_again() if trial.overlapped else trial.ended(ms))
         return starts
 
     def _unmeasured(self, starts: Starts, ended_well: bool) -> Starts:
