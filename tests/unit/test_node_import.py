@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -249,9 +250,15 @@ def test_json_of_both_vendors(tmp_path):
     path = tmp_path / "run.json"
     for document, gpu in ((nvidia, "h100"), (amd, "unknown")):
         path.write_text(json.dumps(document))
-        node = import_logs([path])
+        warned: list[str] = []
+        node = import_logs([path], warn=warned.append)
         assert (node.ranks, node.gpu, node.curves[0].collective) == (8, gpu, "all_reduce")
         assert dict(node.curves[0].points) == MEASURED
+        assert warned == []
+    nvidia["out_of_bounds"] = {"count": 3, "okay": False}
+    path.write_text(json.dumps(nvidia))
+    with pytest.raises(InputError, match="3 results are wrong"):
+        import_logs([path])
 
 
 @given(st.integers(0, 3000))
@@ -279,6 +286,117 @@ def test_rows_with_wrong_results_are_left_out_and_milliseconds_are_converted():
     for text in ("\n".join(lines).replace("(us)", "(ms)"), "\n".join(lines)):  # the bandwidth says it, too
         (table,) = read_tables(text)
         assert [row.us for row in table.rows] == pytest.approx(list(MEASURED.values()), rel=1e-3)
+
+
+def with_wrong(lines: list[str], sizes: tuple[int, ...], half: int) -> list[str]:
+    """The log with wrong results in the rows of some sizes, out of place (0) or in place (1)."""
+    found = []
+    for line in lines:
+        words = line.split()
+        if words[:1] and words[0].isdecimal() and int(words[0]) in sizes:
+            words[(8, 12)[half]] = "7"
+            line = "  ".join(words)
+        found.append(line)
+    return found
+
+
+NCCL_FAILURE = "node0: Test NCCL failure common.cu:1204 'unhandled cuda error / '"
+CUDA_FAILURE = "node0: Test CUDA failure common.cu:291 'out of memory'"
+MORE_FAILURE = " .. node0 pid 757466: Test failure common.cu:915"
+FAILED = [line.replace(": 0 OK", ": 3 FAILED") for line in log("all_reduce")]
+FAILED_RUNS = {
+    "wrong out of place": (with_wrong(FAILED, SIZES[:2], 0), SIZES[2:], "skipped 2 rows with wrong results"),
+    "wrong in place": (
+        with_wrong(FAILED, SIZES[:2], 1),
+        SIZES[2:],
+        r"\(65536, 262144 bytes\); rows left: 6",
+    ),
+    "NaN": (with_wrong(log("all_reduce"), SIZES[:2], 0), SIZES[2:], "skipped 2 rows"),
+    "no memory": (
+        [*log("all_reduce")[:-5], CUDA_FAILURE, MORE_FAILURE],
+        SIZES[:-1],
+        "common.cu:291 'out of mem",
+    ),
+    "in a row": (
+        [*log("all_reduce")[:-5], log("all_reduce")[-5].rpartition("0 ")[0] + NCCL_FAILURE, MORE_FAILURE],
+        SIZES[:-1],
+        "failed .Test NCCL failure common.cu:1204 'unhandled cuda error / '.; rows left: 7",
+    ),
+    "aborted": (
+        log("all_reduce")[:-5],
+        SIZES[:-1],
+        "no summary at its end, as if it was aborted; rows left: 7",
+    ),
+    "failed, then well": (
+        [*log("all_gather")[:12], NCCL_FAILURE, MORE_FAILURE, *log("all_reduce")],
+        SIZES,
+        "all_gather: the run failed .* rows left: 0",
+    ),
+    "one of two": (
+        [*[line.replace(": 0 OK", ": 3 FAILED") for line in log("all_gather")], *log("all_reduce")],
+        SIZES,
+        "all_gather: skipped all rows: 3 results are wrong, and no row says which",
+    ),
+}
+FAILED_RUNS["NaN"] = (
+    [line.replace("  7  ", "  nan  ") for line in FAILED_RUNS["NaN"][0]],
+    *FAILED_RUNS["NaN"][1:],
+)
+
+
+@pytest.mark.parametrize("run", FAILED_RUNS)
+def test_what_a_failed_run_left_is_used_and_the_rest_is_named(run, tmp_path, capsys, monkeypatch):
+    lines, sizes, words = FAILED_RUNS[run]
+    monkeypatch.chdir(tmp_path)
+    Path("out.log").write_text("\n".join(lines))
+    warned: list[str] = []
+    (curve,) = import_logs([Path("out.log")], warn=warned.append).curves
+    assert (curve.collective, dict(curve.points)) == ("all_reduce", {size: MEASURED[size] for size in sizes})
+    assert len(warned) == 1
+    assert re.search(f"^out.log: .*{words}", warned[0])
+    assert weft_node("import", "out.log", "--json") == 0
+    said = capsys.readouterr()
+    assert said.err == f"weft: {warned[0]}\n"
+    assert json.loads(said.out)["name"] == "out"
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        (FAILED, "all_reduce: skipped all rows: 3 results are wrong, and no row says which"),
+        (
+            with_wrong(FAILED, SIZES, 0),
+            r"skipped 8 rows with wrong results \(65536, 262144, 1048576, … bytes\)",
+        ),
+        (
+            [*log("all_reduce")[:12], NCCL_FAILURE, MORE_FAILURE],
+            "all_reduce: the run failed .Test NCCL failure",
+        ),
+        (
+            [*log("all_reduce")[:4], CUDA_FAILURE, MORE_FAILURE],
+            "all_reduce: the run failed .Test CUDA failure",
+        ),
+        ([*FAILED, *FAILED], "and 1 more"),
+    ],
+    ids=["summary", "all wrong", "NCCL", "CUDA", "twice"],
+)
+def test_a_log_with_nothing_to_trust_is_refused(lines, words, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("out.log").write_text("\n".join(lines))
+    assert weft_node("import", "out.log") == 2
+    said = capsys.readouterr()
+    assert (said.out, len(said.err.splitlines())) == ("", 1)
+    assert re.search(f"out.log: .*{words}.*; run nccl-tests again", said.err)
+    assert [file.name for file in tmp_path.iterdir()] == ["out.log"]
+
+
+def test_a_run_that_ended_well_is_imported_without_a_word(tmp_path):
+    warned: list[str] = []
+    for number, layout in enumerate(LAYOUTS.values()):
+        path = tmp_path / f"{number}.log"
+        path.write_text("\n".join(layout("all_reduce")))
+        import_logs([path], warn=warned.append)
+    assert warned == []
 
 
 @pytest.mark.parametrize(
