@@ -199,6 +199,23 @@ def test_rccl(tmp_path):
     assert (node.gpu, node.kernel) == ("mi300x", load_node("mi300x").kernel)
 
 
+def test_the_first_logs_list_ranks_without_processes_and_times_in_milliseconds(tmp_path):
+    listed = [
+        re.sub(r"Pid +\d+ ", "", line) for line in ranks_of(8, 2, group=False, gpu="Tesla P100-SXM2-16GB")
+    ]
+    head = "#      bytes             N    type      op     time  algbw  busbw      res"
+    lines = [START, *listed, "", f"{head}     time  algbw  busbw      res"]
+    for row in rows("all_reduce", 8, root=False, error="1e-07"):
+        words = row.split()
+        words[4], words[8] = (f"{float(words[at]) / 1000:.5f}" for at in (4, 8))
+        lines.append("  ".join(words))
+    path = tmp_path / "2017.log"
+    path.write_text("\n".join([*lines, *(line.lstrip("#") for line in TAIL)]))
+    node = import_logs([path])
+    assert (node.ranks, node.domain, node.gpu) == (8, 4, "tesla p100-sxm2-16gb")
+    assert dict(node.curves[0].points) == pytest.approx(MEASURED)
+
+
 def test_bandwidths_of_2020_and_lists_of_ranks_that_are_cut(tmp_path):
     """Both bandwidths of an all-gather were those of the other ranks' bytes; reports leave out rank lines."""
     lines = oldest("all_gather")
