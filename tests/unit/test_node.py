@@ -56,6 +56,15 @@ def test_more_bytes_never_make_it_faster_and_the_range_includes_it(node, kind, o
 
 
 @pytest.mark.parametrize("node", NODES, ids=lambda node: node.name)
+def test_no_bytes_take_no_time(node):
+    """Also where a curve has points, which begin at a start-up time, and for fewer ranks than it has."""
+    for kind in NODE_COLLECTIVES:
+        for ranks in (2, node.ranks):
+            assert node.collective(kind, 0, ranks=ranks).us == 0, kind
+            assert node.range(kind, 0, ranks=ranks) == (0, 0), kind
+
+
+@pytest.mark.parametrize("node", NODES, ids=lambda node: node.name)
 def test_no_size_takes_less_time_than_a_smaller_one(node):
     """Also where the points are of fewer ranks than the node has: the ratio of the model falls with size."""
     sizes = sorted({*range(1, 20), *(round(1.2**n) for n in range(16, 110))})
