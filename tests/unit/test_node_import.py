@@ -189,6 +189,24 @@ def test_several_runs_in_a_file_and_several_files(tmp_path):
     assert dict(node.curves[0].points) == MEASURED
 
 
+def test_a_log_of_large_sizes_alone_says_nothing_about_the_start(tmp_path):
+    large = [
+        line
+        for line in log("all_gather")
+        if not line.split()[:1] or line.split()[0] not in map(str, SIZES[:-1])
+    ]
+    assert len(large) == len(log("all_gather")) - len(SIZES) + 1
+    nodes = []
+    for name, lines in (("all", log("all_gather")), ("large", large)):
+        path = tmp_path / f"{name}.log"
+        path.write_text("\n".join(lines))
+        nodes.append(import_logs([path]))
+    assert [node.constants["launch_us"] for node in nodes] == [
+        MEASURED[SIZES[0]],
+        load_node("dgx-h100").constants["launch_us"],
+    ]
+
+
 def test_rccl(tmp_path):
     lines = log("all_reduce")
     lines = [line.replace("NVIDIA H100 80GB HBM3", "AMD Instinct MI300X") for line in lines]

@@ -31,6 +31,8 @@ _RELATIVE = {
     "mi355x": "mi300x",
 }
 """Shipped profile whose kernel and CTA rates are taken; `pcie-8` for other GPUs."""
+_SMALL_BYTES = 64 << 10
+"""Up to this size, a time is mostly start-up."""
 _MAX_QUOTE = 160  # characters of a log in a message
 
 
@@ -149,7 +151,8 @@ def _node(name: str, tables: list[TestedCollective], source: str) -> Node:
     gain = relative.constants.get("switch_gain", 1.0) if relative.switch_reduces and not ring else 1.0
     gb_s = max(ring or [rate / gain for rate in reduced] or [rate for _, rate in rates])
     switch = relative.switch_reduces and bool(reduced) and reduced[0] > 1.1 * gb_s
-    launch = min(us for curve in curves for _, us in curve.points)
+    small = [us for curve in curves for size, us in curve.points if size <= _SMALL_BYTES]
+    launch = min(small, default=relative.constants["launch_us"])
     constants = {**relative.constants, "gb_s": max(gb_s, 1e-3), "launch_us": min(launch, 100.0)}
     if switch:
         constants["switch_gain"] = min(10.0, reduced[0] / gb_s)
