@@ -290,6 +290,10 @@ def test_json_of_both_vendors(tmp_path):
         assert (node.ranks, node.gpu, node.curves[0].collective) == (8, gpu, "all_reduce")
         assert dict(node.curves[0].points) == MEASURED
         assert warned == []
+    amd = [{**one, "name": "Broadcast", "ranks": 16, "ranksPerNode": 8, "nodes": 2, "root": 0} for one in amd]
+    path.write_text(json.dumps(amd))
+    node = import_logs([path])
+    assert (node.ranks, node.domain, node.curves[0].collective) == (16, 8, "broadcast")
     nvidia["out_of_bounds"] = {"count": 3, "okay": False}
     path.write_text(json.dumps(nvidia))
     with pytest.raises(InputError, match="3 results are wrong"):

@@ -35,7 +35,7 @@ _TYPES = "u?int(?:8|32|64)|char|half|float(?:16|32|64)?|bfloat16|double|f(?:p|lo
 _ROW = re.compile(rf"(?:^|[\s:|])(\d{{1,18}})\s+(\d{{1,18}})\s+({_TYPES})\s+(\S.*)$")
 _RANK = re.compile(
     r"Rank\s+(\d{1,9})\s+(?:Group\s+(\d{1,9})\s+)?(?:(?!Rank).)*?"
-    r"(?:Pid\s+\S+\s+)?\bon\s+(?:(\S+)\s+)?device\s+(\d{1,9})\s+(?:\[[^\]]*\]\s*)?(.*)$"
+    r"(?:Pid\s+\S+\s+)?\bon\s+(?:(\S+)\s+)?device\s+(\d{1,9})(?:\s+|$)(?:\[[^\]]*\]\s*)?(.*)$"
 )
 _HEADER = re.compile(r"\bsize\s+count\s+type\b.*\b(?:cpu)?time\b.*\balgbw\b")
 _CHANNELS = re.compile(
