@@ -300,6 +300,16 @@ def test_json_of_both_vendors(tmp_path):
         import_logs([path])
 
 
+@pytest.mark.parametrize("wrong", [{"ranksPerNode": 0}, {"numCycle": float("inf")}, {"size": 1e999}], ids=str)
+def test_json_with_numbers_that_nothing_can_have_is_refused(wrong, tmp_path):
+    record = {"numCycle": 0, "name": "AllReduce", "ranks": 8, "ranksPerNode": 8, "size": 1 << 20}
+    record |= {"type": "float", "redop": "sum", "inPlace": 0, "time": 20.0, "algBw": 52.4, "busBw": 91.8}
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps([{**record, **wrong}]))
+    with pytest.raises(InputError, match="has no table of nccl-tests"):
+        import_logs([path])
+
+
 @given(st.integers(0, 3000))
 @examples(60)
 def test_a_file_that_ends_anywhere_has_only_true_rows(end):

@@ -28,7 +28,7 @@ def text_of_json(content: str) -> str:
         document = json.loads(content)
         lines = _nvidia(document) if isinstance(document, dict) else _amd(document)
         return "\n".join(lines)
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+    except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError):
         return ""
 
 
