@@ -571,6 +571,14 @@ def test_a_table_is_read_in_linear_time():
     assert len(table.rows) == len(SIZES)
 
 
+def test_many_ranks_are_counted_in_linear_time():
+    """A quadratic count takes minutes."""
+    lines = log("all_reduce")
+    at = next(i for i, line in enumerate(lines) if "Rank" in line)
+    (table,) = read_tables("\n".join([*lines[:at], *ranks_of(50_000, 50_000 // 8), *lines[at + 8 :]]))
+    assert (table.ranks, table.hosts, len(table.rows)) == (50_000, 50_000 // 8, len(SIZES))
+
+
 def test_numbers_that_nothing_can_have_are_left_out(tmp_path):
     lines = log("all_reduce")
     row = next(line for line in lines if line.split()[0] == "65536")

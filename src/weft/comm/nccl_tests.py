@@ -109,23 +109,25 @@ class _Listed:
     names: set[str] = field(default_factory=set)
     others: bool = False
     devices: int = 0
+    largest: int = -1
 
     def add(self, rank: int, group: str, host: str, device: int) -> None:
         self.first = self.first or group
         self.others |= group != self.first
         if group == self.first:
             self.members.add(rank)
+            self.largest = max(self.largest, rank)
             self.names.add(host)
             self.devices = max(self.devices, device + 1)
 
     @property
     def _cut(self) -> bool:
         """Whether ranks are missing, as where a report shows only some lines of the list."""
-        return not self.others and max(self.members) + 1 > len(self.members)
+        return not self.others and self.largest + 1 > len(self.members)
 
     @property
     def ranks(self) -> int:
-        return max(self.members) + 1 if self._cut else len(self.members)
+        return self.largest + 1 if self._cut else len(self.members)
 
     @property
     def hosts(self) -> int:
