@@ -148,6 +148,7 @@ LAYOUTS = {
     "unchecked": lambda p: [
         line.replace("     0 ", "   N/A ") if line.startswith("   ") else line for line in log(p)
     ],
+    "colored": lambda p: [f"\x1b[1;32m{line}\x1b[0m" for line in log(p)],
     "Windows line ends": lambda p: [f"{line}\r" for line in log(p)],
 }
 
@@ -162,6 +163,7 @@ def test_every_layout_gives_the_times_back(layout, program, tmp_path):
     assert (curve.collective, node.ranks, node.basis) == (program, 8, "measured")
     assert dict(curve.points) == MEASURED
     assert node.gpu == ("a100-40gb" if layout == "first versions" else "h100")
+    assert node.title.isprintable()
     for size, us in MEASURED.items():
         assert node.collective(program, size).us == pytest.approx(us)
     assert curve.error_pct == pytest.approx(1.0, abs=0.1)
@@ -387,6 +389,10 @@ FAILED_RUNS = {
         "all_gather: skipped all rows: 3 results are wrong, and no row says which",
     ),
 }
+FAILED_RUNS["colored"] = (
+    [f"\x1b[31m{line}\x1b[0m" for line in FAILED_RUNS["wrong in place"][0]],
+    *FAILED_RUNS["wrong in place"][1:],
+)
 FAILED_RUNS["asterisk"] = (
     [line.replace("  7  ", "  2e-01*  ") for line in FAILED_RUNS["NaN"][0]],
     *FAILED_RUNS["NaN"][1:],

@@ -31,6 +31,7 @@ _NAMES = "|".join(sorted((*PROGRAMS, *OTHER_PROGRAMS), key=len, reverse=True))
 _PROGRAM = re.compile(rf"(?<![a-z])({_NAMES})_perf")
 # Launchers mark lines, and pieces of lines: `[1,0]<stdout>:`, `[0]`, `12: `, `worker-0 | `.
 _PREFIX = re.compile(r"\[\d+(?:,\d+)?\](?:<std(?:out|err)>:)?")
+_COLOR = re.compile(r"\x1b\[[0-9;]{0,20}[A-Za-z]")
 _TYPES = "u?int(?:8|32|64)|char|half|float(?:16|32|64)?|bfloat16|double|f(?:p|loat)?8\\w*"
 _ROW = re.compile(rf"(?:^|[\s:|])(\d{{1,18}})\s+(\d{{1,18}})\s+({_TYPES})\s+(\S.*)$")
 _RANK = re.compile(
@@ -171,7 +172,7 @@ def _tables(lines: Iterable[str]) -> Iterator[TestedCollective]:
     columns: list[str] = []
     unit = 1.0
     for raw in lines:
-        line = _PREFIX.sub(" ", raw[:_MAX_LINE])
+        line = _PREFIX.sub(" ", _COLOR.sub("", raw[:_MAX_LINE]))
         failure, rank = _FAILURE.search(line), _RANK.search(line)
         program = None if failure or "concluded" in line else _PROGRAM.search(line)
         if (table.rows or table.failure) and (program or rank or _HEADER.search(line)):
