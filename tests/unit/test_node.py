@@ -216,6 +216,14 @@ def test_a_name_that_is_not_there_lists_those_that_are():
         load_node("/nowhere/x.json")
 
 
+def test_texts_of_a_profile_cannot_control_a_terminal(tmp_path):
+    path = tmp_path / "node.json"
+    hostile = "a\x1b[2Jb\nc\u202ed\ud800"
+    path.write_text(json.dumps({**broken(name=hostile, title=hostile), "sources": [hostile]}))
+    node = load_node(str(path))
+    assert {node.name, node.title, *node.sources} == {"a [2Jb c d "}
+
+
 def broken(**changes: object) -> dict[str, object]:
     document = copy.deepcopy(node_to_dict(load_node("dgx-h100")))
     for path, value in changes.items():

@@ -263,7 +263,7 @@ def _text(home: Mapping[str, Any], key: str, default: str | None = None) -> str:
     value = home.get(key, default)
     if not isinstance(value, str) or len(value) > 1000 or (default is None and not value.strip()):
         raise UsageError(f"{key} {str(value)[:40]!r} is not valid; use a short text")
-    return value
+    return "".join(letter if letter.isprintable() else " " for letter in value)  # it goes to terminals
 
 
 def _texts(home: Mapping[str, Any], key: str) -> tuple[str, ...]:
