@@ -216,6 +216,15 @@ def test_a_name_that_is_not_there_lists_those_that_are():
         load_node("/nowhere/x.json")
 
 
+@pytest.mark.parametrize("key", ["ranks", "launch_us"])
+def test_a_key_that_is_there_twice_is_refused(key, tmp_path):
+    path = tmp_path / "node.json"
+    text = json.dumps(broken())
+    path.write_text(text.replace(f'"{key}":', f'"{key}": 4, "{key}":', 1))
+    with pytest.raises(InputError, match=f"^node {path}: '{key}' is there twice; remove one of them$"):
+        load_node(str(path))
+
+
 def test_texts_of_a_profile_cannot_control_a_terminal(tmp_path):
     path = tmp_path / "node.json"
     hostile = "a\x1b[2Jb\nc\u202ed\ud800"
