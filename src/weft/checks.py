@@ -34,11 +34,13 @@ def use_one_of(value: Any, choices: Iterable[str]) -> str:
     return f"{hint}use one of {', '.join(known)}"
 
 
-def check_int(name: str, value: Any, low: int, high: int, *, optional: bool = True) -> None:
+def check_int(name: str, value: Any, low: int, high: int, *, optional: bool = True, why: str = "") -> None:
+    """`why`: where the limits come from, for the error."""
     if value is None and optional:
         return
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise UsageError(f"{name} {value!r} is not valid; use an integer from {low} to {high}")
+        reason = f" ({why})" if why else ""
+        raise UsageError(f"{name} {value!r} is not valid; use an integer from {low} to {high}{reason}")
 
 
 def check_number(name: str, value: Any, low: float, high: float) -> None:

@@ -11,13 +11,13 @@ from typing import Any
 from weft.checks import check_choice, check_int, check_keys
 from weft.errors import InputError, UsageError
 from weft.files import write_whole
-from weft.rules import MAX_RESIDENCY, CommRule, Rule, parse_comm_rules, parse_rules
+from weft.rules import MAX_COMM_CTAS, MAX_RESIDENCY, CommRule, Rule, parse_comm_rules, parse_rules
 
 VERSION = 1
 MAX_HEAD_START_US = 1000.0  # a longer wait is a stall, not a head start: 40 µs already costs on an H200
 MAX_PLACED_US = 100_000.0
 PLACED_BOUND_US = 5000.0  # longest wait for a collective's placement where the policy gives none: a long GEMM
-MAX_CTAS = 1024
+MAX_CTAS = 128  # channels of RCCL (MAXCHANNELS in src/include/device.h); NCCL has MAX_COMM_CTAS
 MAX_RULES = 64  # the shim's control block has this many places
 MAX_SM_RESERVE = 1024
 MAX_BUCKET_MB = 1 << 16
@@ -115,7 +115,8 @@ class Policy:
         if self.schedule is not None:
             check_choice("schedule", self.schedule, SCHEDULES)
         check_int("compute.residency", self.residency, 1, MAX_RESIDENCY)
-        check_int("comm.max_ctas", self.max_ctas, 1, MAX_CTAS)
+        channels = f"NCCL has at most {MAX_COMM_CTAS} channels, RCCL {MAX_CTAS}"
+        check_int("comm.max_ctas", self.max_ctas, 1, MAX_CTAS, why=channels)
         check_int("compute.sm_reserve", self.sm_reserve, 0, MAX_SM_RESERVE, optional=False)
         most_us = MAX_PLACED_US if self.head_start == "placed" else MAX_HEAD_START_US
         _check_head_start_us(self.head_start_us, most_us)

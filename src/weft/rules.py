@@ -12,7 +12,7 @@ MAX_RESIDENCY = (
     32  # no GPU of today holds more blocks on an SM (CUDA programming guide, compute capabilities)
 )
 MAX_PATTERN_BYTES = 127
-MAX_COMM_CTAS = 64  # NCCL has no more channels than these
+MAX_COMM_CTAS = 64  # channels of NCCL (MAXCHANNELS in src/include/device.h)
 MAX_CLUSTER = 8
 MAX_COMM_BYTES = 2**63 - 1
 CHUNKS = (4096, 1 << 24)  # NCCL rounds down to its grain (at most 1920 bytes) and limits to its buffers
@@ -97,7 +97,7 @@ class CommRule:
             raise UsageError(
                 f"comm.rules: max_bytes {self.max_bytes} is below min_bytes {self.min_bytes}; swap them"
             )
-        check_int("comm.rules: ctas", self.ctas, 1, MAX_COMM_CTAS)
+        check_int("comm.rules: ctas", self.ctas, 1, MAX_COMM_CTAS, why="the channels of NCCL")
         check_int("comm.rules: cluster", self.cluster, 0, MAX_CLUSTER)
         check_int("comm.rules: chunk", self.chunk, *CHUNKS)
         for name, choices in (

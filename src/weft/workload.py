@@ -42,6 +42,7 @@ MAX_ITERATIONS = 4096
 MAX_COMPUTE_STREAMS = 16
 MAX_WORKLOAD_BYTES = 1 << 40
 
+_MAX_DIGITS = 40  # of a size: more are no number that a computer has, and may overflow
 _UNITS = {"": 1, "b": 1}
 _UNITS |= {f"{p}ib": 1 << (10 * i) for i, p in enumerate("kmgt", 1)}
 _UNITS |= {f"{p}b": 10 ** (3 * i) for i, p in enumerate("kmgt", 1)}
@@ -86,7 +87,7 @@ def parse_bytes(text: str | int) -> int:
     if isinstance(text, int) and not isinstance(text, bool):
         return text
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", str(text))
-    if not match or match[2].lower() not in _UNITS:
+    if not match or len(match[1]) > _MAX_DIGITS or match[2].lower() not in _UNITS:
         raise UsageError(f"size {text!r} is not a size; write a number with kB/MB/GB or KiB/MiB/GiB")
     return round(float(match[1]) * _UNITS[match[2].lower()])
 
@@ -326,12 +327,14 @@ def specify(
         workload = Workload(compute=Compute(kind=kind, shape=parse_shape(gemm), **compute))
     changes = {
         "collective": collective,
-        "bytes": parse_bytes(size) if size else 0,
         "ranks": ranks,
         "iterations": iterations,
         "compute_streams": streams,
     }
-    return workload.but(**{key: value for key, value in changes.items() if value})
+    given = {key: value for key, value in changes.items() if value}
+    if size:
+        given["bytes"] = parse_bytes(size)  # 0 is refused, not taken for the default
+    return workload.but(**given)
 
 
 def _check_launch(compute: Compute) -> None:

@@ -31,7 +31,7 @@ def test_sizes(text, count):
     assert parse_bytes(text) == count
 
 
-@pytest.mark.parametrize("text", ["", "MiB", "-1MB", "1e3", "12 QB", "1,5GiB", "0x10"])
+@pytest.mark.parametrize("text", ["", "MiB", "-1MB", "1e3", "12 QB", "1,5GiB", "0x10", "9" * 400])
 def test_invalid_sizes(text):
     with pytest.raises(UsageError, match="KiB/MiB/GiB"):
         parse_bytes(text)

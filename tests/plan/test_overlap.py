@@ -118,8 +118,12 @@ def test_launch_gaps_alone_contend_with_nothing():
     assert hide("all_gather", 0.1, Work(overhead=1.0), 0.0, H100, FAR, None).cost_s == 0
 
 
-@pytest.mark.parametrize("policy", [Policy(max_ctas=1024), Policy(sm_reserve=132)], ids=str)
-def test_a_policy_that_no_gpu_can_run_is_refused_in_one_line(policy):
+@pytest.mark.parametrize(
+    ("gpu", "policy"),
+    [("a100-40gb", Policy(max_ctas=128)), ("h100", Policy(sm_reserve=132))],
+    ids=["ctas", "reserve"],
+)
+def test_a_policy_that_the_gpu_cannot_run_is_refused_in_one_line(gpu, policy):
     with pytest.raises(WeftError) as caught:
-        hide("all_gather", 0.1, Work(gemm=1.0), 0.0, H100, NEAR, policy)
+        hide("all_gather", 0.1, Work(gemm=1.0), 0.0, spec(gpu), NEAR, policy)
     assert len(str(caught.value).splitlines()) == 1

@@ -69,6 +69,8 @@ def test_policy_and_page_are_written(weft, tmp_path):
         (["tune"], "no workload: give a name such as cb-ar"),
         (["tune", "cb-ar", "--gemm", "1x1x1"], "both the workload"),
         (["tune", "cb-ar", "--bytes", "many"], "size 'many' is not a size"),
+        (["tune", "cb-ar", "--bytes", "0", "--device", "sim:h100"], "bytes 0 is not valid"),
+        (["tune", "cb-ar", "--bytes", "0.2", "--device", "sim:h100"], "bytes 0 is not valid"),
         (["tune", *SPELLED, "--device", "sim:h200-ghost", "--ranks", 40], "would hang"),
         (
             ["tune", "cb-ar", "--reading", "lab", "--tile", "128x128x128", "--device", "sim:a40"],

@@ -56,6 +56,15 @@ def test_more_bytes_never_make_it_faster_and_the_range_includes_it(node, kind, o
 
 
 @pytest.mark.parametrize("node", NODES, ids=lambda node: node.name)
+def test_no_bytes_take_no_time(node):
+    """Also where a curve has points, which begin at a start-up time, and for fewer ranks than it has."""
+    for kind in NODE_COLLECTIVES:
+        for ranks in (2, node.ranks):
+            assert node.collective(kind, 0, ranks=ranks).us == 0, kind
+            assert node.range(kind, 0, ranks=ranks) == (0, 0), kind
+
+
+@pytest.mark.parametrize("node", NODES, ids=lambda node: node.name)
 def test_no_size_takes_less_time_than_a_smaller_one(node):
     """Also where the points are of fewer ranks than the node has: the ratio of the model falls with size."""
     sizes = sorted({*range(1, 20), *(round(1.2**n) for n in range(16, 110))})
@@ -205,6 +214,23 @@ def test_a_name_that_is_not_there_lists_those_that_are():
         load_node("dgx")
     with pytest.raises(InputError, match="cannot read node /nowhere/x.json: No such file"):
         load_node("/nowhere/x.json")
+
+
+@pytest.mark.parametrize("key", ["ranks", "launch_us"])
+def test_a_key_that_is_there_twice_is_refused(key, tmp_path):
+    path = tmp_path / "node.json"
+    text = json.dumps(broken())
+    path.write_text(text.replace(f'"{key}":', f'"{key}": 4, "{key}":', 1))
+    with pytest.raises(InputError, match=f"^node {path}: '{key}' is there twice; remove one of them$"):
+        load_node(str(path))
+
+
+def test_texts_of_a_profile_cannot_control_a_terminal(tmp_path):
+    path = tmp_path / "node.json"
+    hostile = "a\x1b[2Jb\nc\u202ed\ud800"
+    path.write_text(json.dumps({**broken(name=hostile, title=hostile), "sources": [hostile]}))
+    node = load_node(str(path))
+    assert {node.name, node.title, *node.sources} == {"a [2Jb c d "}
 
 
 def broken(**changes: object) -> dict[str, object]:

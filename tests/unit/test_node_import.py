@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -147,6 +148,7 @@ LAYOUTS = {
     "unchecked": lambda p: [
         line.replace("     0 ", "   N/A ") if line.startswith("   ") else line for line in log(p)
     ],
+    "colored": lambda p: [f"\x1b[1;32m{line}\x1b[0m" for line in log(p)],
     "Windows line ends": lambda p: [f"{line}\r" for line in log(p)],
 }
 
@@ -161,6 +163,7 @@ def test_every_layout_gives_the_times_back(layout, program, tmp_path):
     assert (curve.collective, node.ranks, node.basis) == (program, 8, "measured")
     assert dict(curve.points) == MEASURED
     assert node.gpu == ("a100-40gb" if layout == "first versions" else "h100")
+    assert node.title.isprintable()
     for size, us in MEASURED.items():
         assert node.collective(program, size).us == pytest.approx(us)
     assert curve.error_pct == pytest.approx(1.0, abs=0.1)
@@ -188,6 +191,24 @@ def test_several_runs_in_a_file_and_several_files(tmp_path):
     assert dict(node.curves[0].points) == MEASURED
 
 
+def test_a_log_of_large_sizes_alone_says_nothing_about_the_start(tmp_path):
+    large = [
+        line
+        for line in log("all_gather")
+        if not line.split()[:1] or line.split()[0] not in map(str, SIZES[:-1])
+    ]
+    assert len(large) == len(log("all_gather")) - len(SIZES) + 1
+    nodes = []
+    for name, lines in (("all", log("all_gather")), ("large", large)):
+        path = tmp_path / f"{name}.log"
+        path.write_text("\n".join(lines))
+        nodes.append(import_logs([path]))
+    assert [node.constants["launch_us"] for node in nodes] == [
+        MEASURED[SIZES[0]],
+        load_node("dgx-h100").constants["launch_us"],
+    ]
+
+
 def test_rccl(tmp_path):
     lines = log("all_reduce")
     lines = [line.replace("NVIDIA H100 80GB HBM3", "AMD Instinct MI300X") for line in lines]
@@ -196,6 +217,23 @@ def test_rccl(tmp_path):
     path.write_text("\n".join(lines))
     node = import_logs([path])
     assert (node.gpu, node.kernel) == ("mi300x", load_node("mi300x").kernel)
+
+
+def test_the_first_logs_list_ranks_without_processes_and_times_in_milliseconds(tmp_path):
+    listed = [
+        re.sub(r"Pid +\d+ ", "", line) for line in ranks_of(8, 2, group=False, gpu="Tesla P100-SXM2-16GB")
+    ]
+    head = "#      bytes             N    type      op     time  algbw  busbw      res"
+    lines = [START, *listed, "", f"{head}     time  algbw  busbw      res"]
+    for row in rows("all_reduce", 8, root=False, error="1e-07"):
+        words = row.split()
+        words[4], words[8] = (f"{float(words[at]) / 1000:.5f}" for at in (4, 8))
+        lines.append("  ".join(words))
+    path = tmp_path / "2017.log"
+    path.write_text("\n".join([*lines, *(line.lstrip("#") for line in TAIL)]))
+    node = import_logs([path])
+    assert (node.ranks, node.domain, node.gpu) == (8, 4, "tesla p100-sxm2-16gb")
+    assert dict(node.curves[0].points) == pytest.approx(MEASURED)
 
 
 def test_bandwidths_of_2020_and_lists_of_ranks_that_are_cut(tmp_path):
@@ -249,9 +287,29 @@ def test_json_of_both_vendors(tmp_path):
     path = tmp_path / "run.json"
     for document, gpu in ((nvidia, "h100"), (amd, "unknown")):
         path.write_text(json.dumps(document))
-        node = import_logs([path])
+        warned: list[str] = []
+        node = import_logs([path], warn=warned.append)
         assert (node.ranks, node.gpu, node.curves[0].collective) == (8, gpu, "all_reduce")
         assert dict(node.curves[0].points) == MEASURED
+        assert warned == []
+    amd = [{**one, "name": "Broadcast", "ranks": 16, "ranksPerNode": 8, "nodes": 2, "root": 0} for one in amd]
+    path.write_text(json.dumps(amd))
+    node = import_logs([path])
+    assert (node.ranks, node.domain, node.curves[0].collective) == (16, 8, "broadcast")
+    nvidia["out_of_bounds"] = {"count": 3, "okay": False}
+    path.write_text(json.dumps(nvidia))
+    with pytest.raises(InputError, match="3 results are wrong"):
+        import_logs([path])
+
+
+@pytest.mark.parametrize("wrong", [{"ranksPerNode": 0}, {"numCycle": float("inf")}, {"size": 1e999}], ids=str)
+def test_json_with_numbers_that_nothing_can_have_is_refused(wrong, tmp_path):
+    record = {"numCycle": 0, "name": "AllReduce", "ranks": 8, "ranksPerNode": 8, "size": 1 << 20}
+    record |= {"type": "float", "redop": "sum", "inPlace": 0, "time": 20.0, "algBw": 52.4, "busBw": 91.8}
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps([{**record, **wrong}]))
+    with pytest.raises(InputError, match="has no table of nccl-tests"):
+        import_logs([path])
 
 
 @given(st.integers(0, 3000))
@@ -279,6 +337,125 @@ def test_rows_with_wrong_results_are_left_out_and_milliseconds_are_converted():
     for text in ("\n".join(lines).replace("(us)", "(ms)"), "\n".join(lines)):  # the bandwidth says it, too
         (table,) = read_tables(text)
         assert [row.us for row in table.rows] == pytest.approx(list(MEASURED.values()), rel=1e-3)
+
+
+def with_wrong(lines: list[str], sizes: tuple[int, ...], half: int) -> list[str]:
+    """The log with wrong results in the rows of some sizes, out of place (0) or in place (1)."""
+    found = []
+    for line in lines:
+        words = line.split()
+        if words[:1] and words[0].isdecimal() and int(words[0]) in sizes:
+            words[(8, 12)[half]] = "7"
+            line = "  ".join(words)
+        found.append(line)
+    return found
+
+
+NCCL_FAILURE = "node0: Test NCCL failure common.cu:1204 'unhandled cuda error / '"
+CUDA_FAILURE = "node0: Test CUDA failure common.cu:291 'out of memory'"
+MORE_FAILURE = " .. node0 pid 757466: Test failure common.cu:915"
+FAILED = [line.replace(": 0 OK", ": 3 FAILED") for line in log("all_reduce")]
+FAILED_RUNS = {
+    "wrong out of place": (with_wrong(FAILED, SIZES[:2], 0), SIZES[2:], "skipped 2 rows with wrong results"),
+    "wrong in place": (
+        with_wrong(FAILED, SIZES[:2], 1),
+        SIZES[2:],
+        r"\(65536, 262144 bytes\); rows left: 6",
+    ),
+    "NaN": (with_wrong(log("all_reduce"), SIZES[:2], 0), SIZES[2:], "skipped 2 rows"),
+    "no memory": (
+        [*log("all_reduce")[:-5], CUDA_FAILURE, MORE_FAILURE],
+        SIZES[:-1],
+        "common.cu:291 'out of mem",
+    ),
+    "in a row": (
+        [*log("all_reduce")[:-5], log("all_reduce")[-5].rpartition("0 ")[0] + NCCL_FAILURE, MORE_FAILURE],
+        SIZES[:-1],
+        "failed .Test NCCL failure common.cu:1204 'unhandled cuda error / '.; rows left: 7",
+    ),
+    "aborted": (
+        log("all_reduce")[:-5],
+        SIZES[:-1],
+        "no summary at its end, as if it was aborted; rows left: 7",
+    ),
+    "failed, then well": (
+        [*log("all_gather")[:12], NCCL_FAILURE, MORE_FAILURE, *log("all_reduce")],
+        SIZES,
+        "all_gather: the run failed .* rows left: 0",
+    ),
+    "one of two": (
+        [*[line.replace(": 0 OK", ": 3 FAILED") for line in log("all_gather")], *log("all_reduce")],
+        SIZES,
+        "all_gather: skipped all rows: 3 results are wrong, and no row says which",
+    ),
+}
+FAILED_RUNS["colored"] = (
+    [f"\x1b[31m{line}\x1b[0m" for line in FAILED_RUNS["wrong in place"][0]],
+    *FAILED_RUNS["wrong in place"][1:],
+)
+FAILED_RUNS["asterisk"] = (
+    [line.replace("  7  ", "  2e-01*  ") for line in FAILED_RUNS["NaN"][0]],
+    *FAILED_RUNS["NaN"][1:],
+)
+FAILED_RUNS["NaN"] = (
+    [line.replace("  7  ", "  nan  ") for line in FAILED_RUNS["NaN"][0]],
+    *FAILED_RUNS["NaN"][1:],
+)
+
+
+@pytest.mark.parametrize("run", FAILED_RUNS)
+def test_what_a_failed_run_left_is_used_and_the_rest_is_named(run, tmp_path, capsys, monkeypatch):
+    lines, sizes, words = FAILED_RUNS[run]
+    monkeypatch.chdir(tmp_path)
+    Path("out.log").write_text("\n".join(lines))
+    warned: list[str] = []
+    (curve,) = import_logs([Path("out.log")], warn=warned.append).curves
+    assert (curve.collective, dict(curve.points)) == ("all_reduce", {size: MEASURED[size] for size in sizes})
+    assert len(warned) == 1
+    assert re.search(f"^out.log: .*{words}", warned[0])
+    assert weft_node("import", "out.log", "--json") == 0
+    said = capsys.readouterr()
+    assert said.err == f"weft: {warned[0]}\n"
+    assert json.loads(said.out)["name"] == "out"
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        (FAILED, "all_reduce: skipped all rows: 3 results are wrong, and no row says which"),
+        (
+            with_wrong(FAILED, SIZES, 0),
+            r"skipped 8 rows with wrong results \(65536, 262144, 1048576, … bytes\)",
+        ),
+        (
+            [*log("all_reduce")[:12], NCCL_FAILURE, MORE_FAILURE],
+            "all_reduce: the run failed .Test NCCL failure",
+        ),
+        (
+            [*log("all_reduce")[:4], CUDA_FAILURE, MORE_FAILURE],
+            "all_reduce: the run failed .Test CUDA failure",
+        ),
+        ([*FAILED, *FAILED], "and 1 more"),
+    ],
+    ids=["summary", "all wrong", "NCCL", "CUDA", "twice"],
+)
+def test_a_log_with_nothing_to_trust_is_refused(lines, words, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("out.log").write_text("\n".join(lines))
+    assert weft_node("import", "out.log") == 2
+    said = capsys.readouterr()
+    assert (said.out, len(said.err.splitlines())) == ("", 1)
+    assert re.search(f"out.log: .*{words}.*; run nccl-tests again", said.err)
+    assert [file.name for file in tmp_path.iterdir()] == ["out.log"]
+
+
+def test_a_run_that_ended_well_is_imported_without_a_word(tmp_path):
+    warned: list[str] = []
+    for number, layout in enumerate(LAYOUTS.values()):
+        path = tmp_path / f"{number}.log"
+        path.write_text("\n".join(layout("all_reduce")))
+        import_logs([path], warn=warned.append)
+    assert warned == []
 
 
 @pytest.mark.parametrize(
@@ -398,6 +575,14 @@ def test_a_table_is_read_in_linear_time():
     hostile = ("x", " 1", "Rank 0 ", "size count type time ", "(B)(", "1" * 99 + " " * 99)
     (table,) = read_tables("\n".join([*log("all_reduce"), *(one * 200_000 for one in hostile)]))
     assert len(table.rows) == len(SIZES)
+
+
+def test_many_ranks_are_counted_in_linear_time():
+    """A quadratic count takes minutes."""
+    lines = log("all_reduce")
+    at = next(i for i, line in enumerate(lines) if "Rank" in line)
+    (table,) = read_tables("\n".join([*lines[:at], *ranks_of(50_000, 50_000 // 8), *lines[at + 8 :]]))
+    assert (table.ranks, table.hosts, len(table.rows)) == (50_000, 50_000 // 8, len(SIZES))
 
 
 def test_numbers_that_nothing_can_have_are_left_out(tmp_path):

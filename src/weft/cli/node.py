@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import typer
@@ -94,7 +95,9 @@ def _import(logs: list[Path], out: Path | None, name: str, ranks: int, as_json: 
     check_output("--out", target)
     if ranks < 0 or ranks == 1:
         raise UsageError(f"--ranks {ranks}: give 2 or more")
-    found = import_logs(logs, name, ranks)
+    found = import_logs(
+        logs, name, ranks, lambda line: print(f"weft: {' '.join(line.split())}", file=sys.stderr)
+    )
     document = node_to_dict(found)
     node_from_dict(document)
     write_whole(target, json.dumps(document, indent=1) + "\n")

@@ -25,7 +25,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
+try:
+    import torch.distributed as dist
+except ImportError as error:
+    if __name__ != "__main__":
+        raise
+    reason = str(error).partition("\n")[0]
+    print(f"weft: ghost ranks are ranks of PyTorch: pip install torch ({reason})", file=sys.stderr)
+    sys.exit(2)
 
 from weft.comm.ghost_calls import adapt
 from weft.comm.ghost_group import GhostGroup

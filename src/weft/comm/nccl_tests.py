@@ -31,11 +31,12 @@ _NAMES = "|".join(sorted((*PROGRAMS, *OTHER_PROGRAMS), key=len, reverse=True))
 _PROGRAM = re.compile(rf"(?<![a-z])({_NAMES})_perf")
 # Launchers mark lines, and pieces of lines: `[1,0]<stdout>:`, `[0]`, `12: `, `worker-0 | `.
 _PREFIX = re.compile(r"\[\d+(?:,\d+)?\](?:<std(?:out|err)>:)?")
+_COLOR = re.compile(r"\x1b\[[0-9;]{0,20}[A-Za-z]")
 _TYPES = "u?int(?:8|32|64)|char|half|float(?:16|32|64)?|bfloat16|double|f(?:p|loat)?8\\w*"
 _ROW = re.compile(rf"(?:^|[\s:|])(\d{{1,18}})\s+(\d{{1,18}})\s+({_TYPES})\s+(\S.*)$")
 _RANK = re.compile(
     r"Rank\s+(\d{1,9})\s+(?:Group\s+(\d{1,9})\s+)?(?:(?!Rank).)*?"
-    r"Pid\s+\S+\s+on\s+(?:(\S+)\s+)?device\s+(\d{1,9})\s+(?:\[[^\]]*\]\s*)?(.*)$"
+    r"(?:Pid\s+\S+\s+)?\bon\s+(?:(\S+)\s+)?device\s+(\d{1,9})(?:\s+|$)(?:\[[^\]]*\]\s*)?(.*)$"
 )
 _HEADER = re.compile(r"\bsize\s+count\s+type\b.*\b(?:cpu)?time\b.*\balgbw\b")
 _CHANNELS = re.compile(
@@ -44,6 +45,9 @@ _CHANNELS = re.compile(
 _UNIT = re.compile(r"\(B\).*?\((ns|us|ms|s)\)")
 _US = {"ns": 1e-3, "us": 1.0, "ms": 1e3, "s": 1e6}
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[-+]?\d+)?$", re.I)
+_FAILURE = re.compile(r"\bTest (?:[A-Z]+ )?(?:failure|timeout)\b.*")
+_OUT_OF_BOUNDS = re.compile(r"\bOut of bounds values\s*:\s*(\d{1,18})\b")
+_SUMMARY = re.compile(r"\b(?:Out of bounds values\s*:|Avg bus bandwidth\s*:|Collective test concluded)")
 
 
 @dataclass(frozen=True)
@@ -79,6 +83,14 @@ class TestedCollective:
     cpu_time: bool = False
     """Whether its times are host times (`-C 1`), which do not measure the collective."""
     rows: list[TestedSize] = field(default_factory=list)
+    wrong: tuple[int, ...] = ()
+    """Sizes whose rows were left out because their results were wrong."""
+    out_of_bounds: int = 0
+    """Wrong results that the summary counts."""
+    failure: str = ""
+    """The line in which the program says that it failed."""
+    ended: bool = False
+    """Whether the summary that ends a run is there."""
 
     @property
     def alone(self) -> bool:
@@ -98,23 +110,25 @@ class _Listed:
     names: set[str] = field(default_factory=set)
     others: bool = False
     devices: int = 0
+    largest: int = -1
 
     def add(self, rank: int, group: str, host: str, device: int) -> None:
         self.first = self.first or group
         self.others |= group != self.first
         if group == self.first:
             self.members.add(rank)
+            self.largest = max(self.largest, rank)
             self.names.add(host)
             self.devices = max(self.devices, device + 1)
 
     @property
     def _cut(self) -> bool:
         """Whether ranks are missing, as where a report shows only some lines of the list."""
-        return not self.others and max(self.members) + 1 > len(self.members)
+        return not self.others and self.largest + 1 > len(self.members)
 
     @property
     def ranks(self) -> int:
-        return max(self.members) + 1 if self._cut else len(self.members)
+        return self.largest + 1 if self._cut else len(self.members)
 
     @property
     def hosts(self) -> int:
@@ -123,14 +137,25 @@ class _Listed:
 
 
 def read_tables(text: str) -> list[TestedCollective]:
-    """The tables of a log that have rows, in order. A row with wrong results is left out."""
+    """The tables of a log that have rows to trust, in order; see `read_runs`."""
+    return [table for table in read_runs(text) if table.rows]
+
+
+def read_runs(text: str) -> list[TestedCollective]:
+    """The runs in a log that measured something or failed, in order.
+
+    A row with wrong results is left out; all rows are, if the summary counts some and no row shows them.
+    """
     found = list(_tables(text.splitlines()))
     for table in found:
+        table.wrong = tuple(row.nbytes for row in table.rows if row.wrong)
         table.rows = [row for row in table.rows if not row.wrong]
+        if table.out_of_bounds and not table.wrong:
+            table.rows = []
         table.ranks = table.ranks or ranks_by_bandwidth(table)
         if table.rows and not table.collective and table.program not in OTHER_PROGRAMS:
             table.collective = guess(table)
-    return [table for table in found if table.rows]
+    return found
 
 
 def points(tables: Iterable[TestedCollective]) -> tuple[tuple[int, float], ...]:
@@ -147,15 +172,18 @@ def _tables(lines: Iterable[str]) -> Iterator[TestedCollective]:
     columns: list[str] = []
     unit = 1.0
     for raw in lines:
-        line = _PREFIX.sub(" ", raw[:_MAX_LINE])
-        rank = _RANK.search(line)
-        program = None if "concluded" in line else _PROGRAM.search(line)
-        if table.rows and (program or rank or _HEADER.search(line)):
+        line = _PREFIX.sub(" ", _COLOR.sub("", raw[:_MAX_LINE]))
+        failure, rank = _FAILURE.search(line), _RANK.search(line)
+        program = None if failure or "concluded" in line else _PROGRAM.search(line)
+        if (table.rows or table.failure) and (program or rank or _HEADER.search(line)):
             yield table  # the next run; if only a new header marks it, of the same program and ranks
             same = not program and not rank
-            table = replace(table, rows=[]) if same else TestedCollective()
+            kept = replace(table, rows=[], out_of_bounds=0, failure="", ended=False)
+            table = kept if same else TestedCollective()
             listed = listed if same else _Listed()
-        if program:
+        if failure:  # a row that it interrupts was not finished
+            table.failure = table.failure or " ".join(failure[0].split())
+        elif program:
             table.program, table.collective = program[1], PROGRAMS.get(program[1], "")
         elif rank:
             listed.add(int(rank[1]), rank[2] or "0", rank[3] or "", int(rank[4]))
@@ -168,9 +196,13 @@ def _tables(lines: Iterable[str]) -> Iterator[TestedCollective]:
             table.cpu_time = "cputime" in columns
         elif scale := _UNIT.search(line):
             unit = _US[scale[1]]
+        elif _SUMMARY.search(line):
+            table.ended = True
+            if wrong := _OUT_OF_BOUNDS.search(line):
+                table.out_of_bounds = int(wrong[1])
         elif (row := _ROW.search(line)) and (read := _row(int(row[1]), row[4].split(), columns, unit)):
             table.rows.append(read)
-    if table.rows:
+    if table.rows or table.failure:
         yield table
 
 
@@ -211,7 +243,19 @@ def _row(nbytes: int, words: list[str], columns: list[str], unit: float) -> Test
         redop=redop,
         root=root,
         in_place_us=second[0] * unit if in_place and second else None,
-        wrong=first is not None and _NUMBER.match(checks[0]) is not None and float(checks[0]) >= 1,
+        wrong=any(half and _is_wrong(check) for half, check in zip((first, second), checks, strict=True)),
+    )
+
+
+def _is_wrong(check: str) -> bool:
+    """Whether a check failed: a number of wrong elements or, until 2022, the largest difference.
+
+    rccl-tests marks a difference that it does not accept with an asterisk.
+    """
+    if check.endswith("*"):
+        return True
+    return check.lstrip("-").lower() in ("nan", "inf") or (
+        _NUMBER.match(check) is not None and float(check) >= 1
     )
 
 

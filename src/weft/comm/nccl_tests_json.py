@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 _HEADER = "# size count type redop root time algbw busbw #wrong time algbw busbw #wrong"
+_END = "# Collective test concluded"
 _RCCL = {
     "AllReduce": "all_reduce",
     "AllGather": "all_gather",
@@ -27,7 +28,7 @@ def text_of_json(content: str) -> str:
         document = json.loads(content)
         lines = _nvidia(document) if isinstance(document, dict) else _amd(document)
         return "\n".join(lines)
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+    except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError):
         return ""
 
 
@@ -46,6 +47,7 @@ def _nvidia(document: dict[str, Any]) -> Iterator[str]:
         halves = (one.get("out_of_place"), one.get("in_place"))
         keys = ("cpu_time" if cpu else "time", "alg_bw", "bus_bw", "nwrong")
         yield f"{head} {' '.join(_half(half, keys) for half in halves)}"
+    yield f"# Out of bounds values : {(document.get('out_of_bounds') or {}).get('count', 0)}"
 
 
 def _amd(records: list[dict[str, Any]]) -> Iterator[str]:
@@ -57,6 +59,7 @@ def _amd(records: list[dict[str, Any]]) -> Iterator[str]:
     for (_, size, title), halves in found.items():
         first = next(iter(halves.values()))
         if title != name:
+            yield _END
             name, ranks = title, int(first["ranks"])
             yield f"{_RCCL[title]}_perf"
             for rank in range(min(ranks, _MAX_RANKS)):
@@ -65,6 +68,7 @@ def _amd(records: list[dict[str, Any]]) -> Iterator[str]:
             yield _HEADER
         words = [_half(halves.get(place), ("time", "algBw", "busBw", "wrong")) for place in (False, True)]
         yield f"{size} 0 {first['type']} {first['redop']} {first.get('root', -1)} {' '.join(words)}"
+    yield _END
 
 
 def _half(values: dict[str, Any] | None, keys: tuple[str, ...]) -> str:

@@ -267,6 +267,8 @@ class Node:
 
     def _us(self, curve: TimeCurve, kind: str, nbytes: int, ranks: int, algorithm: str | None) -> float:
         """Microseconds with the library's own CTAs."""
+        if nbytes == 0:
+            return 0.0  # NCCL launches nothing
         if not curve.points:
             return self._model_us(curve, kind, nbytes, ranks, algorithm)
         if ranks == curve.ranks:

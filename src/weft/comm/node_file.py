@@ -60,7 +60,9 @@ def read_node(path: Path) -> Node:
             raise InputError(
                 f"node {path}: over {_MAX_FILE_BYTES >> 20} MiB; give a file of `weft node import`"
             )
-        document = json.loads(content.decode("utf-8"))
+        document = json.loads(content.decode("utf-8"), object_pairs_hook=_once)
+    except UsageError as error:
+        raise InputError(f"node {path}: {str(error)[:_MAX_REASON]}") from None
     except OSError as error:
         raise InputError(f"cannot read node {path}: {error.strerror or error}") from None
     except (ValueError, RecursionError) as error:
@@ -69,6 +71,16 @@ def read_node(path: Path) -> Node:
         return node_from_dict(document)
     except UsageError as error:
         raise InputError(f"node {path}: {str(error)[:_MAX_REASON]}") from None
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object. A key that is there twice is rejected: json would take the last one silently."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise UsageError(f"{twice!r} is there twice; remove one of them")
+    return found
 
 
 def node_from_dict(document: Any) -> Node:
@@ -263,7 +275,7 @@ def _text(home: Mapping[str, Any], key: str, default: str | None = None) -> str:
     value = home.get(key, default)
     if not isinstance(value, str) or len(value) > 1000 or (default is None and not value.strip()):
         raise UsageError(f"{key} {str(value)[:40]!r} is not valid; use a short text")
-    return value
+    return "".join(letter if letter.isprintable() else " " for letter in value)  # it goes to terminals
 
 
 def _texts(home: Mapping[str, Any], key: str) -> tuple[str, ...]:

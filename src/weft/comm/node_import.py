@@ -5,11 +5,11 @@ from __future__ import annotations
 import codecs
 import re
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from weft.comm.nccl_tests import MAX_LOG_BYTES, PROGRAMS, TestedCollective, points, read_tables
+from weft.comm.nccl_tests import MAX_LOG_BYTES, PROGRAMS, TestedCollective, points, read_runs
 from weft.comm.nccl_tests_json import text_of_json
 from weft.comm.node import CtaRate, Node, TimeCurve, load_node
 from weft.errors import InputError
@@ -31,12 +31,26 @@ _RELATIVE = {
     "mi355x": "mi300x",
 }
 """Shipped profile whose kernel and CTA rates are taken; `pcie-8` for other GPUs."""
+_SMALL_BYTES = 64 << 10
+"""Up to this size, a time is mostly start-up."""
+_MAX_QUOTE = 160  # characters of a log in a message
 
 
-def import_logs(paths: Sequence[Path], name: str = "", ranks: int = 0) -> Node:
-    """The node that nccl-tests measured. `ranks`: for logs that do not list them. Raises InputError."""
-    tables = [table for path in paths for table in _read(path)]
+def import_logs(
+    paths: Sequence[Path], name: str = "", ranks: int = 0, warn: Callable[[str], None] = lambda line: None
+) -> Node:
+    """The node that nccl-tests measured. Raises InputError.
+
+    `ranks`: for logs that do not list them. `warn`: gets a line for each run that failed or that has rows
+    which were left out.
+    """
+    runs = [(path, run) for path in paths for run in _read(path)]
     listed = ", ".join(str(path) for path in paths)
+    doubts = [f"{path}: {doubt}" for path, run in runs if (doubt := _doubt(run))]
+    tables = [run for _, run in runs if run.rows]
+    if not tables:
+        more = f" (and {len(doubts) - 1} more)" if len(doubts) > 1 else ""
+        raise InputError(f"{doubts[0]}{more}; run nccl-tests again")
     for table in tables:
         table.ranks = table.ranks or ranks
     if any(table.alone for table in tables):
@@ -55,7 +69,28 @@ def import_logs(paths: Sequence[Path], name: str = "", ranks: int = 0) -> Node:
     count = max(table.ranks for table in known)
     if count < 2:
         raise InputError(f"{listed}: does not list its ranks; add --ranks N")
-    return _node(name or paths[0].stem, [table for table in known if table.ranks == count], listed)
+    node = _node(name or paths[0].stem, [table for table in known if table.ranks == count], listed)
+    for doubt in doubts:
+        warn(doubt)
+    return node
+
+
+def _doubt(run: TestedCollective) -> str:
+    """What was left out of a run, or what is missing; empty: nothing."""
+    what, rest = run.collective or run.program or "a run", f"rows left: {len(run.rows)}"
+    said = []
+    if run.wrong:
+        sizes = dict.fromkeys(run.wrong)
+        some = ", ".join(str(size) for size in list(sizes)[:3]) + (", …" if len(sizes) > 3 else "")
+        said.append(f"skipped {len(run.wrong)} rows with wrong results ({some} bytes)")
+    elif run.out_of_bounds:
+        said.append(f"skipped all rows: {run.out_of_bounds} results are wrong, and no row says which")
+    if run.failure:
+        quote = "".join(letter for letter in run.failure if letter.isprintable())
+        said.append(f"the run failed ({quote[:_MAX_QUOTE]})")
+    elif not run.ended:
+        said.append("the run has no summary at its end, as if it was aborted")
+    return f"{what}: {'; '.join((*said, rest))}" if said else ""
 
 
 def _read(path: Path) -> list[TestedCollective]:
@@ -69,7 +104,7 @@ def _read(path: Path) -> list[TestedCollective]:
     wide = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))  # as PowerShell writes them
     text = content.decode("utf-16" if wide else "utf-8", errors="replace")
     is_json = text.lstrip().startswith(("{", "["))
-    found = read_tables((is_json and text_of_json(text)) or text)
+    found = read_runs((is_json and text_of_json(text)) or text)
     if not found and text.lstrip().startswith("{"):
         raise InputError(f"{path}: is JSON, but not a file of nccl-tests -J with results")
     if not found:
@@ -116,7 +151,8 @@ def _node(name: str, tables: list[TestedCollective], source: str) -> Node:
     gain = relative.constants.get("switch_gain", 1.0) if relative.switch_reduces and not ring else 1.0
     gb_s = max(ring or [rate / gain for rate in reduced] or [rate for _, rate in rates])
     switch = relative.switch_reduces and bool(reduced) and reduced[0] > 1.1 * gb_s
-    launch = min(us for curve in curves for _, us in curve.points)
+    small = [us for curve in curves for size, us in curve.points if size <= _SMALL_BYTES]
+    launch = min(small, default=relative.constants["launch_us"])
     constants = {**relative.constants, "gb_s": max(gb_s, 1e-3), "launch_us": min(launch, 100.0)}
     if switch:
         constants["switch_gain"] = min(10.0, reduced[0] / gb_s)
