@@ -488,6 +488,41 @@ def test_files_are_written_once_the_group_is_gone(monkeypatch, group, tmp_path):
     group()  # the fixture destroys it
 
 
+@pytest.mark.parametrize("destroys", [True, False])
+def test_a_proven_policy_of_a_job_that_ends_during_its_measurement_is_kept(
+    monkeypatch, group, tmp_path, destroys
+):
+    """Short jobs: otherwise each would search again, and end before its search does."""
+    import torch.distributed as dist
+
+    from weft.policy import Policy
+    from weft.tuning.live.tuned_job import TunedJob
+
+    remembered = []
+    monkeypatch.setattr(
+        "weft.tuning.live.earlier.Earlier.remember", lambda _, result: remembered.append(result)
+    )
+    monkeypatch.setattr(Session, "leave", lambda self, result: self.on_end(result), raising=False)
+    live = job.Live()
+    live.watch()
+    group()
+    live._output.leads = True
+    optimize()
+    live._note_proven(TunedJob(policy=Policy(), kept=False, reason="not proven"))
+    assert live._final()["state"] == "stopped"
+    live._note_proven(TunedJob(policy=Policy(bucket_mb=400.0), kept=True, gain_pct=12.0, ci_pct=(9.0, 15.0)))
+    if destroys:
+        dist.destroy_process_group()
+        group()  # the fixture destroys it
+    else:
+        live._at_exit(live._group_process)
+    result = read_result(tmp_path)
+    assert (result["state"], result["gain_pct"], result["ci"]) == ("kept", 12.0, [9.0, 15.0])
+    assert result["text"].endswith("the job ended before this was measured any further")
+    assert remembered == [result]
+    live._session = None
+
+
 def test_no_start_reads_the_decisions_of_an_earlier_one():
     """torchrun keeps the store where a restart changes the number of nodes, with the same count of restarts."""
     import torch.distributed as dist

@@ -412,6 +412,34 @@ def test_times_count_only_if_every_rank_has_them():
     assert merge([timed, Facts(kernels=(TRITON,))]).comm_ms is None
 
 
+def measured_blocks(seed: int, gain: float, host: float) -> int:
+    """How many blocks a proven gain is measured in, where the pace of the host changes every quarter of a second."""
+    noise = random.Random(seed)
+    shown = proof.Proof(Policy(), Policy(bucket_mb=400.0), 0.012, gain, 0.02, (1,), [])
+    claims: list[proof.Claim] = []
+    playing = proof.prove(
+        shown, 26, random.Random(f"order {seed}"), Record(), lambda: claims.append(shown.claim())
+    )
+    trial, step, pace = next(playing), 0, 0.0
+    try:
+        while True:
+            pace = pace if step % 6 else noise.gauss(0, host)
+            less = gain if trial.policy.bucket_mb else 0.0
+            trial, step = playing.send(Sample(40 * math.exp(pace + noise.gauss(0, 0.01) - less))), step + 1
+    except StopIteration:
+        assert len(claims) == max(0, (len(shown.blocks) - 8) // 4)
+        return len(shown.blocks)
+
+
+def test_a_gain_that_is_not_known_well_is_measured_longer():
+    quiet = [measured_blocks(seed, 0.3, 0.0) for seed in range(20)]
+    some = [measured_blocks(seed, 0.3, 0.06) for seed in range(20)]
+    noisy = [measured_blocks(seed, 0.2, 0.15) for seed in range(20)]
+    assert max(quiet) <= 12
+    assert max(some) <= proof.USUAL_BLOCKS
+    assert proof.USUAL_BLOCKS < max(noisy) <= proof.MOST_BLOCKS
+
+
 def prove_buckets(seed: int, default_ms, buckets_ms, scatter: float = 0.01) -> proof.Claim:
     """The proof of a policy that needs meetings, in a job whose steps depend on how many there were since the last."""
     default, buckets = Policy(), Policy(bucket_mb=400.0)

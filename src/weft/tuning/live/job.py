@@ -11,7 +11,6 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -21,22 +20,20 @@ from typing import Any
 
 from weft.shim.inject import APPLY, TUNE_VARIABLE
 from weft.tuning.live import settings
+from weft.tuning.live.call_steps import CallSteps
 from weft.tuning.live.group_functions import wrap_group_function
 from weft.tuning.live.interrupts import of_the_program
 from weft.tuning.live.job_output import JobOutput, warn
 from weft.tuning.live.job_store import own_keys, within_process
 from weft.tuning.live.optimizer_steps import FreeSteps, OptimizerHook, OptimizerNumbers, OwnThread
-from weft.tuning.live.steps import Steps, period
-from weft.tuning.live.tuned_job import final, stopped
+from weft.tuning.live.steps import Steps
+from weft.tuning.live.tuned_job import final, stopped, unfinished
 from weft.tuning.live.uneven_inputs import on_inputs_used_up
 
 _log = logging.getLogger("weft.live")
 
 EVENTS_WITHOUT_STEP = 1000  # optimizer steps after which a program without a period or a group is left alone
-CALLS_BETWEEN_LOOKS = 256  # collectives, where no optimizer steps
-PERIODS_WITHOUT_OPTIMIZER = 12  # more micro-batches than most programs accumulate
 SAVED_S = (5.0, 60.0)  # seconds between two saved states, at first and at most
-CALLS_OF_A_STEP = 16  # at least, if only collectives show the steps: a boundary costs a wait
 
 
 class Live:
@@ -46,6 +43,7 @@ class Live:
         self._thread = OwnThread()
         self._steps, self._numbers, self._events = Steps(), OptimizerNumbers(), 0
         self._event_at, self._between_s = time.monotonic(), 0.0
+        self._calls = CallSteps(self._calls_repeated, lambda: self._over or self._steps.seen)
         self._session: Any = None
         self._free, self._changed = FreeSteps(), False
         self._over = self._by_calls = self._crowded = False
@@ -55,6 +53,8 @@ class Live:
         self._status: Any = None
         self._result: dict[str, Any] | None = None
         """Of the last search."""
+        self._proven: Any = None
+        """What a search has proven, while it is still measured."""
         self._reports: list[Callable[[], None]] | None = None
         """What is reported once the process group is gone; without a list, all is reported at once."""
         self._save_after_s = SAVED_S[0]
@@ -81,7 +81,7 @@ class Live:
             if self._output.rank is None and not self._over:
                 self._output.rank = dist.get_rank()
                 self._output.tell(stopped("no optimizer step and no repeating NCCL collective was found"))
-                self._watch_calls()
+                self._calls.watch()
         except Exception as error:
             self._stop(error)
 
@@ -95,7 +95,10 @@ class Live:
         # The first rank serves the store. If it wrote files now, others that make a new group meanwhile would
         # find the old store, and lose it.
         self._reports = []
-        self._leave("the program destroyed its process group before tuning finished")
+        if self._proven is not None and not self._session.watching:
+            self._session.leave(self._final())
+        else:
+            self._leave("the program destroyed its process group before tuning finished")
 
     def _group_gone(self, group: Any = None) -> None:
         reports, self._reports = self._reports or [], None
@@ -161,31 +164,8 @@ class Live:
             self._leave("the program captures its step in a CUDA graph")
         return bool(capturing)
 
-    def _watch_calls(self) -> None:
-        from weft.shim import binding, communicators
-
-        if binding.injected():
-            communicators.on_call(self._called, every=CALLS_BETWEEN_LOOKS)
-
-    def _called(self, key: str, count: int) -> None:
-        """Checked at intervals while no optimizer steps: does the stream of collectives repeat?"""
-        from weft.shim import communicators
-
-        if self._over or self._steps.seen:
-            communicators.on_call(None)
-            return
-        calls = [(c.operation, c.bytes) for c in communicators.calls() if c.key == key]
-        length = period(calls, PERIODS_WITHOUT_OPTIMIZER)
-        if length is not None:
-            every = length * -(-CALLS_OF_A_STEP // length)
-            communicators.on_call(self._calls_repeated, key, every=every)
-
-    def _calls_repeated(self, key: str, count: int) -> None:
-        from weft.shim import communicators
-
-        if self._steps.seen:
-            communicators.on_call(None)
-        elif self._mine():
+    def _calls_repeated(self) -> None:
+        if self._mine():
             self._by_calls = True
             if self._session is None:
                 self._note_event()
@@ -267,7 +247,7 @@ class Live:
             self._end(stopped(controls))
             return
         self._output.record, self._earlier = Record(), Earlier(default, warn)
-        method = tune(default, self._earlier.recall, record=self._output.record)
+        method = tune(default, self._earlier.recall, record=self._output.record, on_proven=self._note_proven)
         budget = settings.watch_budget()
         if os.environ.get(TUNE_VARIABLE) == APPLY:
             method, budget, self._earlier = hold(default, self._output.record), 0.0, None
@@ -298,9 +278,13 @@ class Live:
             status=self._status,
         )
 
+    def _note_proven(self, outcome: Any) -> None:
+        """The outcome of a search so far, while a gain is still being measured."""
+        self._proven = outcome if outcome.kept else None
+
     def _found(self, result: dict[str, Any]) -> None:
         """A search is over; from now on the job is watched."""
-        self._result = result
+        self._result, self._proven = result, None
         self._output.tell(result)
         self._output.write_record()
         self._output.say(f"tuning is over: {result['text']}")
@@ -323,13 +307,15 @@ class Live:
         if self._status is not None:
             untimed = self._session.untimed_steps if self._session is not None else 0
             return final(self._status, untimed + self._free.taken)
+        if self._proven is not None:
+            return unfinished(self._proven)
         return self._result or stopped("the job ended before tuning was over")
 
     def _save(self) -> None:
         """Leave the state so far: a program that is killed, or calls os._exit, is not asked at its end."""
         if self._session is None:
             return
-        if self._session.watching:
+        if self._session.watching or self._proven is not None:
             self._output.tell(self._final())
         self._output.write_record()
         self._save_after_s = min(2 * self._save_after_s, SAVED_S[1])
@@ -340,6 +326,8 @@ class Live:
         if process == os.getpid():
             self._group_gone()  # if destroying it failed, that was not called
             self._save()
+            if self._proven is not None and self._session is not None:
+                self._earlier.remember(self._final())
 
     def _end(self, result: dict[str, Any]) -> None:
         """Tuning is over: remove weft's hooks from the program."""
@@ -349,7 +337,7 @@ class Live:
         for restore in self._restore:
             restore()
         with suppress(Exception):
-            self._unwatch_calls()
+            self._calls.stop()
         began, self._session = self._session is not None, None
         report = partial(self._report_end, result, began=began, known=known)
         if self._reports is None:
@@ -367,11 +355,6 @@ class Live:
             self._output.say(f"tuning is over: {result['text']}")
         if self._output.leads and not known and self._earlier is not None:
             self._earlier.remember(result)
-
-    def _unwatch_calls(self) -> None:
-        communicators = sys.modules.get("weft.shim.communicators")
-        if communicators is not None:
-            communicators.on_call(None)
 
     def _caught(self, error: BaseException) -> None:
         """One of weft's ends the tuning; one of the program's ends it on this rank and is raised again."""

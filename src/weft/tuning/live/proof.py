@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 import statistics
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field, replace
 
 from weft.measure.sequential import Coins, Step, confidence_interval, estimate
@@ -22,7 +22,9 @@ FIRST, MORE, _LEAST = 12, 4, 8  # steps decided in advance
 EACH = 4  # steps under each policy, at least
 BALANCE, MOST_BALANCE = 0.08, 0.3  # how much less likely an arm is for each step that it is ahead
 STEPS_AFTER_MEETING, _COUNTED = 4, 2  # of the steps, the mean of the last ones counts
-BLOCK, _COUNTED_OF_BLOCK, MOST_BLOCKS = 12, 8, 48  # the same, once it is proven
+BLOCK, _COUNTED_OF_BLOCK = 12, 8  # the same, once it is proven
+USUAL_BLOCKS, MOST_BLOCKS = 20, 48  # more than usual where the error is a large part of the effect:
+_LARGE_ERROR = 1 / 8
 PRECISE = 0.04  # width of an interval, or half the effect, at which it is not measured any further
 _MEDIAN = 1.2  # a median of few blocks scatters more than their mean
 _PRECISE_ERROR = 0.005, 0.05  # standard error of blocks at which they suffice: at least, and by effect
@@ -180,11 +182,18 @@ class Proof:
         return (later, (low, high)) if low > 0 or high < 0 else (0.0, (0.0, 0.0))
 
 
-def prove(proof: Proof, steps: int, order: random.Random, record: Record) -> Generator[Trial, Sample, Proof]:
+def prove(
+    proof: Proof,
+    steps: int,
+    order: random.Random,
+    record: Record,
+    on_proven: Callable[[], None] = lambda: None,
+) -> Generator[Trial, Sample, Proof]:
     """The policy and the default in random order until the answer is clear, or `steps` are used up.
 
     A policy that is proven is measured further, unless its effect is known well enough: in as many steps
-    again, or in blocks of steps. Compared with the default, that costs nothing.
+    again, or in blocks of steps. Compared with the default, that costs nothing. `on_proven` is called when
+    there is a claim and before it is measured further: the job may end meanwhile.
     """
     allowed = max(steps // 3, _LEAST) if proof.at_meetings else steps
     enough = 0
@@ -196,9 +205,10 @@ def prove(proof: Proof, steps: int, order: random.Random, record: Record) -> Gen
             if proof.at_meetings:
                 continue
         if proof.first is not None and not proof.problem:
-            used_up = len(proof.blocks) + MORE > MOST_BLOCKS if proof.in_blocks else count + MORE > enough
+            used_up = _blocks_used_up(proof) if proof.in_blocks else count + MORE > enough
             if used_up or _known_well(proof):
                 return proof
+            on_proven()
             continue
         go_on = proof.promising and (proof.sigma > NOISY or proof.at_meetings)
         most = PROMISING_STEPS // 2 if proof.at_meetings else PROMISING_STEPS
@@ -236,6 +246,12 @@ def _known_well(proof: Proof) -> bool:
     least, share = _PRECISE_ERROR
     precise = proof.block_error() <= max(least, share * proof.first.effect)
     return precise and min(under_policy, len(proof.blocks) - under_policy) >= EACH
+
+
+def _blocks_used_up(proof: Proof) -> bool:
+    """Whether there are as many blocks as the effect may take."""
+    large = proof.block_error() > _LARGE_ERROR * abs(estimate(proof.blocks))
+    return len(proof.blocks) + MORE > (MOST_BLOCKS if large else USUAL_BLOCKS)
 
 
 def mean_sample(samples: Sequence[Sample], counted: int) -> Sample:

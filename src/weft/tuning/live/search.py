@@ -91,14 +91,16 @@ def tune(
     seed: int = 0,
     level: float = LEVEL,
     record: Record | None = None,
+    on_proven: Callable[[TunedJob], None] = lambda outcome: None,
 ) -> SearchMethod:
     """The whole method; see the module for the protocol.
 
     `recall`: the policy that the same job ended with before, if there is one. `seed`: together with the
     measured times of the warm-up it gives the random order. `level`: most probability of keeping a policy
-    that changes nothing. `record`: takes all steps.
+    that changes nothing. `record`: takes all steps. `on_proven`: takes the outcome so far, of a job that may
+    end while the gain of a proven policy is still being measured.
     """
-    search = _Search(default, budget, record or Record(), seed=seed, level=level)
+    search = _Search(default, budget, record or Record(), seed=seed, level=level, on_proven=on_proven)
     yield from search.warm_up()
     facts = yield from search.learn()
     known = recall(facts)
@@ -136,6 +138,7 @@ class _Search(SearchSteps):
 
     seed: int = 0
     level: float = LEVEL
+    on_proven: Callable[[TunedJob], None] = lambda outcome: None
     lead: float = 0.0
     """Of the best so far over the default, in logarithms."""
     warm_up_steps: int = 0
@@ -302,7 +305,14 @@ class _Search(SearchSteps):
             earlier(self.default, self.record),
         )
         before = self.record.number
-        yield from prove(proof, steps, self.order, self.record)
+
+        def so_far() -> None:
+            outcome = dataclasses.replace(
+                self._outcome(self.default, kept=False), steps=self.spent + self.record.number - before
+            )
+            self.on_proven(outcome.after(proof, source))
+
+        yield from prove(proof, steps, self.order, self.record, so_far)
         self.spent += self.record.number - before
         for number, ms, index, purpose in self.record.steps:
             if number >= before and purpose != "pause":

@@ -248,6 +248,13 @@ def final(status: Any, untimed: int = 0) -> dict[str, Any]:
     return document
 
 
+def unfinished(outcome: TunedJob) -> dict[str, Any]:
+    """The document of a job that has ended while the gain of a proven policy was being measured."""
+    document = outcome.to_dict()
+    document["text"] += "; the job ended before this was measured any further"
+    return document
+
+
 def stopped(reason: str, **more: Any) -> dict[str, Any]:
     """The same document if tuning did not finish: unknown values are None."""
     return {
