@@ -29,7 +29,6 @@ from typing import Any
 
 from configs import ROOT
 from strangers.catalog import CATALOG, PAUSE, Program, prepare
-from strangers.cores import layout
 from strangers.process import WAYS, EndedError, Process, start
 
 SETTLE_S = 1.5  # after the first steps, and after the search
@@ -280,7 +279,6 @@ def main() -> None:
     args = parser.parse_args()
     args.out, args.public = args.out.resolve(), args.public.resolve()
     args.out.mkdir(parents=True, exist_ok=True)
-    print(layout(), flush=True)
     measure(args)
     print((args.out / "table.md").read_text())
 

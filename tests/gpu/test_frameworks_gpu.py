@@ -154,7 +154,7 @@ def ghost(name: str, steps: int) -> list[str]:
 
 @pytest.mark.parametrize("name", ["triton", "inference"])
 def test_tuned_with_ghost_ranks_same_losses(name, nccl, tmp_path):
-    env, command = {"WEFT_NCCL": nccl}, ghost(name, 400)
+    env, command = {"WEFT_NCCL": nccl}, ghost(name, 800)
     plain = run(command, tmp_path, env, None)
     assert run(command, tmp_path, env, ("--tune",)) == plain
     tuning = json.loads((tmp_path / "stats.json").read_text())["tuning"]

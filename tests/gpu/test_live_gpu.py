@@ -47,10 +47,10 @@ def job(nccl, tmp_path):
 
 
 def test_a_ddp_job_is_tuned_and_its_losses_stay_the_same_to_the_last_bit(job):
-    stats, losses = job("ddp.py", steps=900)
+    stats, losses = job("ddp.py", steps=700)
     tuning = stats["tuning"]
     assert tuning["state"] in ("kept", "left alone"), tuning
-    assert 0 < tuning["steps"] < 860
+    assert 0 < tuning["steps"] < 660
     assert tuning["facts"]["ctas"] == 12
     assert tuning["facts"]["cta_choices"] == [6, 16, 24, 32]
     assert tuning["facts"]["collectives_per_step"] > 0
@@ -59,10 +59,10 @@ def test_a_ddp_job_is_tuned_and_its_losses_stay_the_same_to_the_last_bit(job):
     assert not [c for c in tuning["candidates"] if "stalled" in c["note"]]
     assert tuning["explanation"], "no kernel overlapped with a collective"
     assert stats["routed"] > 0
-    _, plain = job("ddp.py", steps=900, tune=False)
+    _, plain = job("ddp.py", steps=700, tune=False)
     assert losses == plain
 
-    again, _ = job("ddp.py", steps=900)  # the next start knows this job
+    again, _ = job("ddp.py", steps=700)  # the next start knows this job
     assert again["tuning"]["facts"]["workload"] == tuning["facts"]["workload"]
 
 

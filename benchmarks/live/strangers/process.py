@@ -19,7 +19,6 @@ from typing import Any
 from configs import BASELINE_CTAS, RANKS, ROOT
 
 from strangers.catalog import HERE, Program
-from strangers.cores import layout
 
 STEPS = 10**9  # more than any turn has
 WAYS = ("without", "again", "tune")
@@ -57,7 +56,7 @@ class Process:
 
     def begin(self) -> None:
         """Its first turn, which ends after a few steps."""
-        pin(self.popen.pid, layout().running)
+        pin(self.popen.pid, running_cores())
         (self.folder / "pause").touch()
         (self.folder / "gate").touch()
 
@@ -77,13 +76,13 @@ class Process:
     def hold(self) -> None:
         """Give the threads that launch kernels a core each for good, the same in all processes of a run."""
         rank = int((self.folder / "stepping").read_text())
-        found = layout()
-        (self.folder / "cores").write_text(json.dumps(sorted(found.others)))
+        cores = sorted(running_cores())
+        if len(cores) < 8:
+            return
+        main, backward, others = {cores[0]}, {cores[1]}, set(cores[2:])
+        (self.folder / "cores").write_text(json.dumps(sorted(others)))
         for thread, name in threads(self.popen.pid):
-            pin_thread(
-                thread,
-                found.main if thread == rank else found.backward if name == "pt_autograd_0" else found.others,
-            )
+            pin_thread(thread, main if thread == rank else backward if name == "pt_autograd_0" else others)
 
     def tuned(self) -> bool:
         """Whether no search goes on."""
@@ -163,7 +162,7 @@ def start(program: Program, way: str, public: Path, tiny: bool) -> Process:
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-    pin(popen.pid, layout().waiting)
+    pin(popen.pid, waiting_cores())
     return Process(program, way, folder, popen)
 
 
@@ -188,13 +187,25 @@ def environment(program: Program, folder: Path, public: Path, tiny: bool) -> dic
 # --- cores -------------------------------------------------------------------------------------------------
 
 
-def pin(root: int, cores: frozenset[int]) -> None:
+def waiting_cores() -> set[int]:
+    """A quarter of the cores, for processes that get ready."""
+    cores = sorted(os.sched_getaffinity(0))
+    return set(cores[len(cores) * 3 // 4 :])
+
+
+def running_cores() -> set[int]:
+    """The other cores, for the processes that are measured; all of them where there are few."""
+    cores = os.sched_getaffinity(0)
+    return cores - waiting_cores() if len(cores) >= 8 else cores
+
+
+def pin(root: int, cores: set[int]) -> None:
     """Move a process, its children and all their threads to some cores."""
     for thread, _ in threads(root):
         pin_thread(thread, cores)
 
 
-def pin_thread(thread: int, cores: frozenset[int]) -> None:
+def pin_thread(thread: int, cores: set[int]) -> None:
     """Move a thread to some cores, if it still exists."""
     with suppress(OSError):
         os.sched_setaffinity(thread, cores)
