@@ -203,6 +203,20 @@ def test_where_one_of_two_models_cannot_be_changed_neither_is(replica, shards):
     assert [part._get_fsdp_state()._states_to_forward_prefetch for part in sharded] != listed
 
 
+def test_models_that_cannot_be_examined_leave_the_others_their_levers(replica, shards, monkeypatch):
+    """The process group of a model that nobody uses any more may be gone."""
+
+    def gone(*_: object) -> None:
+        raise KeyError("group")
+
+    frameworks = Frameworks()
+    frameworks._buckets, frameworks._sharding = replica[1], shards[1]
+    monkeypatch.setattr(replica[1], "choices", lambda most: [{"bucket_mb": 5.0}])
+    assert {"buckets", "resharding"} <= set(frameworks.choices())
+    monkeypatch.setattr(shards[1], "choices", gone)
+    assert frameworks.choices() == {"buckets": [{"bucket_mb": 5.0}]}
+
+
 def test_a_communicator_never_has_the_name_of_another_one(shards):
     _, sharding = shards
     c10d = dist.distributed_c10d

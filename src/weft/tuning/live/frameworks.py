@@ -56,7 +56,11 @@ class Frameworks:
             return {}
         self._sharding.order_seen()
         spare = spare_bytes()
-        found = self._sharding.choices(spare, COMMUNICATOR_BYTES)
+        try:
+            found = self._sharding.choices(spare, COMMUNICATOR_BYTES)
+        except Exception:  # a model of a group that was destroyed may still be among the objects
+            _log.debug("FSDP2 is left unchanged: its models cannot be examined", exc_info=True)
+            found = {}
         if same_sums:
             _log.debug("DDP's buckets are left unchanged: they may change the order of sums")
         elif size := self._buckets.bytes:
