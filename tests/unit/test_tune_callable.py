@@ -98,7 +98,7 @@ def test_candidates_that_cannot_run_are_no_trouble():
         (lambda: weft.tune(nothing, budget_s=0), "greater than zero"),
         (
             lambda: weft.tune(
-                nothing, measure=times(), candidates=[Policy(max_ctas=n) for n in range(1, 200)]
+                nothing, measure=times(), candidates=[Policy(sm_reserve=n) for n in range(1, 200)]
             ),
             "too many",
         ),
