@@ -1,13 +1,14 @@
 """Is an unmodified program ever slower under `weft run --tune`, and do its claims hold outside?
 
-    python benchmarks/live/strangers.py --out DIR [--public FOLDER] [--only NAME …] [--repeats 3] [--tiny]
+    python benchmarks/live/strangers.py --out DIR [--public FOLDER] [--only NAME …] [--repeats 3] [--shim]
 
 Each program of strangers/catalog.py runs three times at once, as rank 0 of two with a ghost rank: twice
 without weft, once under `weft run --tune`. All make their first steps; then the search has the GPU to itself.
 Then the three take turns of half a second or more, in random order: two wait, between two of their steps and
 with an idle device, while the third one runs. So all meet the same clocks, neighbors and disks. The two
-without weft show how far apart equal processes are. A stopwatch that is not weft's notes when each step ends
-(strangers/watched.py). The next three import their libraries meanwhile, on cores of their own.
+without weft show how far apart equal processes are; with --shim a fourth one is under `weft run` alone. A
+stopwatch that is not weft's notes when each step ends (strangers/watched.py). The next processes import their
+libraries meanwhile, on cores of their own.
 
 DIR/rows.jsonl has a line for each run as soon as it ends, and a rerun goes on from there, so that the table
 may grow over several sessions. DIR/table.md is the table.
@@ -29,7 +30,7 @@ from typing import Any
 
 from configs import ROOT
 from strangers.catalog import CATALOG, PAUSE, Program, prepare
-from strangers.process import WAYS, EndedError, Process, start
+from strangers.process import SHIM, WAYS, EndedError, Process, start
 
 SETTLE_S = 1.5  # after the first steps, and after the search
 SETTLE_KEPT_S = (
@@ -75,10 +76,10 @@ def run(processes: Run, limit_s: float, order: random.Random, tiny: bool) -> dic
         steps = max(NOT_COUNTED + LEAST_STEPS, round(TURN_S / each_s))
         note("turns begin")
         turning = time.monotonic()
-        for number in range(min(max(round(TURNS_S / (len(WAYS) * steps * each_s)), TURNS[0]), TURNS[1])):
+        for number in range(min(max(round(TURNS_S / (len(processes) * steps * each_s)), TURNS[0]), TURNS[1])):
             if number >= TURNS[0] and time.monotonic() > turning + 1.3 * TURNS_S:
                 break  # its data loaders start slowly
-            for way in order.sample(WAYS, len(WAYS)):
+            for way in order.sample(list(processes), len(processes)):
                 processes[way].turn(steps, until)
         note("turns end")
         for process in processes.values():
@@ -102,7 +103,7 @@ def finish(processes: Run, happened: dict[str, Any]) -> dict[str, Any]:
     for way, turns in found.items():
         times = [[round(1e3 * (b - a), 3) for a, b in itertools.pairwise(turn)] for turn in turns]
         row[way] = {"before": times[1] if len(times) > 1 else [], "turns": times[NOT_TURNS:]}
-    said = {way: processes[way].log[-1500:] for way in WAYS if problem or way == "tune"}
+    said = {way: processes[way].log[-1500:] for way in processes if problem or way == "tune"}
     row["said"] = {way: log.replace(f"{ROOT}/", "") for way, log in said.items()}
     return row
 
@@ -138,7 +139,8 @@ def measure(args: argparse.Namespace) -> None:
     def ready(number: int) -> Run | None:
         if number >= len(programs):
             return None
-        return {way: start(programs[number], way, args.public, args.tiny) for way in WAYS}
+        ways = (*WAYS, SHIM) if args.shim else WAYS
+        return {way: start(programs[number], way, args.public, args.tiny) for way in ways}
 
     def write(ending: Future[dict[str, Any]] | None) -> None:
         if ending is None:
@@ -174,7 +176,8 @@ def line_of(row: dict[str, Any]) -> str:
         return f"{text}{row['problem']}: {said}"
     ratio, null = (text_of(interval(logs)) for logs in (ratios(row), against_itself(row)))
     told = (row["tuning"] or {}).get("text", "")
-    return f"{text}{ratio}; without against without {null}  {told}  until {row['until']}"
+    shim = f"; `weft run` alone {text_of(interval(ratios(row, SHIM)))}" if SHIM in row else ""
+    return f"{text}{ratio}{shim}; without against without {null}  {told}  until {row['until']}"
 
 
 # --- statistics --------------------------------------------------------------------------------------------
@@ -190,10 +193,10 @@ def turn_ms(row: dict[str, Any], way: str) -> list[float]:
     return found
 
 
-def ratios(row: dict[str, Any]) -> list[float]:
+def ratios(row: dict[str, Any], way: str = "tune") -> list[float]:
     """Logarithms of the time under `--tune` over that without weft, a number for each round of turns."""
-    rounds = zip(*(turn_ms(row, way) for way in ("tune", "without", "again")), strict=True)
-    return [math.log(tune / math.sqrt(without * again)) for tune, without, again in rounds]
+    rounds = zip(*(turn_ms(row, one) for one in (way, "without", "again")), strict=True)
+    return [math.log(ms / math.sqrt(without * again)) for ms, without, again in rounds]
 
 
 def against_itself(row: dict[str, Any]) -> list[float]:
@@ -256,6 +259,8 @@ def write_table(out: Path) -> None:
             for ways in (("without", "again"), ("tune",))
         )
         texts, inside = claims(found)
+        shim = [log for row in found if SHIM in row for log in ratios(row, SHIM)]
+        texts += [f"`weft run` alone: {text_of(interval(shim))}"] if shim else []
         told = "; ".join(texts) or "left alone"
         lines.append(
             f"| {program.name}: {program.about} | {len(found)} | {base:.2f} | {after:.2f} | {ratio} | {each} "
@@ -275,6 +280,7 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=440.0, help="seconds after which no run starts")
     parser.add_argument("--least", type=float, default=60.0, help="seconds that a run must have left")
     parser.add_argument("--deadline", type=float, default=DEADLINE_S, help="seconds for a run")
+    parser.add_argument("--shim", action="store_true", help="a process under `weft run` alone, too")
     parser.add_argument("--tiny", action="store_true", help="sizes for a CPU: does everything work?")
     args = parser.parse_args()
     args.out, args.public = args.out.resolve(), args.public.resolve()

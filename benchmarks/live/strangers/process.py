@@ -23,6 +23,7 @@ from strangers.catalog import HERE, Program
 STEPS = 10**9  # more than any turn has
 WAYS = ("without", "again", "tune")
 """Two processes without weft show how far a program is from itself."""
+SHIM = "shim"  # a way of its own: under `weft run`, with nothing to do
 TOLD = (
     "state",
     "text",
@@ -149,9 +150,9 @@ def start(program: Program, way: str, public: Path, tiny: bool) -> Process:
     folder = Path(tempfile.mkdtemp(prefix="weft-strangers-"))
     command = [sys.executable, "-m", "weft.comm.ghost", "--ranks", str(RANKS), str(HERE / "watched.py")]
     command += program.arguments(public)
-    if way == "tune":
-        stats = str(folder / "stats.json")
-        command = [sys.executable, "-m", "weft", "run", "--tune", "--stats", stats, "--", *command]
+    if way in ("tune", SHIM):
+        options = ["--tune", "--stats", str(folder / "stats.json")] if way == "tune" else []
+        command = [sys.executable, "-m", "weft", "run", *options, "--", *command]
     with (folder / "log").open("w") as log:
         popen = subprocess.Popen(
             command,
