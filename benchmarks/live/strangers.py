@@ -259,9 +259,9 @@ def write_table(out: Path) -> None:
             for ways in (("without", "again"), ("tune",))
         )
         texts, inside = claims(found)
-        shim = [log for row in found if SHIM in row for log in ratios(row, SHIM)]
-        texts += [f"`weft run` alone: {text_of(interval(shim))}"] if shim else []
         told = "; ".join(texts) or "left alone"
+        if shim := [log for row in found if SHIM in row for log in ratios(row, SHIM)]:
+            told += f"; `weft run` alone {text_of(interval(shim))}"
         lines.append(
             f"| {program.name}: {program.about} | {len(found)} | {base:.2f} | {after:.2f} | {ratio} | {each} "
             f"| {null} | {told} | {'yes' if inside else 'no'} |"
