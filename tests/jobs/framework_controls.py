@@ -19,7 +19,7 @@ from weft.errors import UnavailableError
 from weft.policy import Policy
 from weft.tuning.live import copy_engines
 from weft.tuning.live.frameworks import Frameworks
-from weft.tuning.live.fsdp import name_of_our_own
+from weft.tuning.live.fsdp_communicator import name_of_our_own
 from weft.tuning.live.options import Facts
 
 

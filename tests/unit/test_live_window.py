@@ -15,7 +15,7 @@ import torch.distributed as dist  # noqa: E402
 from weft.comm import symmetric  # noqa: E402
 from weft.errors import UnavailableError  # noqa: E402
 from weft.shim import communicators, nccl_binding  # noqa: E402
-from weft.tuning.live import copy_engines, fsdp  # noqa: E402
+from weft.tuning.live import copy_engines  # noqa: E402
 
 RANKS = 2
 STEPS = ("options", "group", "communicators", "allocate", "register", "counters", "gather")
@@ -97,9 +97,8 @@ def test_a_window_opens_on_all_ranks_or_on_none(monkeypatch, failing):
     monkeypatch.setattr(communicators, "communicators", rig.seen)
     monkeypatch.setattr(nccl_binding, "NcclArena", arena_of(rig))
     monkeypatch.setattr(torch, "as_tensor", lambda memory, device: memory.bytes)
-    monkeypatch.setattr(
-        fsdp, "name_of_our_own", nullcontext
-    )  # it changes torch for a moment, for all threads
+    # It changes torch for a moment, for all threads.
+    monkeypatch.setattr(copy_engines, "name_of_our_own", nullcontext)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     monkeypatch.setattr(dist, "destroy_process_group", rig.destroy)
     monkeypatch.setattr(dist, "get_rank", lambda group: me.rank)

@@ -21,6 +21,7 @@ from typing import Any
 from weakref import ref
 
 from weft.errors import UnavailableError
+from weft.tuning.live.fsdp_communicator import name_of_our_own
 
 _BUFFERS = 4  # FSDP2 holds three at most without explicit prefetching
 _ALIGNMENT = 512
@@ -153,7 +154,6 @@ def open_window(group: Any, ranks: Sequence[int], size: int, problem: str = "") 
 
     from weft.comm.symmetric import zero_cta_group, zero_cta_options
     from weft.shim import communicators
-    from weft.tuning.live.fsdp import name_of_our_own
 
     own, device = group.mesh_info.shard_process_group, group.device
     made: list[Callable[[], None]] = []

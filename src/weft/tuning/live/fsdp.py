@@ -9,19 +9,22 @@ pass that never ran, are gathered again. So no module computes with parameters o
 
 from __future__ import annotations
 
-import itertools
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
 from weft.errors import UnavailableError
 from weft.policy import Policy
 from weft.tuning.live.copy_engines import CopyEngines, shard_ranks
+from weft.tuning.live.fsdp_communicator import (
+    GROUP,
+    name_of_our_own,
+    restore_reduce_scatter,
+    route_reduce_scatter,
+)
 
 DEPTHS = (1, 2, 4)
-_GROUP = "_weft_reduce_scatter_group"
 _PREFETCH = ("_states_to_forward_prefetch", "_states_to_backward_prefetch")
 _log = logging.getLogger("weft.live")
 
@@ -155,10 +158,10 @@ class Sharding:
                 mesh = before.mesh(group)
                 before.reshard(group, mesh or (group.mesh_info if policy.reshard_after_forward else None))
                 if policy.reduce_scatter_group:
-                    group.__dict__[_GROUP] = self._communicators[shard_ranks(group)]
+                    group.__dict__[GROUP] = self._communicators[shard_ranks(group)]
                 else:
-                    group.__dict__.pop(_GROUP, None)
-        _route_reduce_scatter()
+                    group.__dict__.pop(GROUP, None)
+        route_reduce_scatter()
         self._engines.use(self._all_groups(), policy.engine == "dma")
         self._keep = policy.reshard_after_forward is False
         self._watch_setter(policy.reshard_after_forward is not None)
@@ -214,7 +217,7 @@ class Sharding:
         import torch.distributed as dist
 
         self._engines.release()
-        used = {id(g.__dict__[_GROUP]) for s in self._states for g in _groups(s) if _GROUP in g.__dict__}
+        used = {id(g.__dict__[GROUP]) for s in self._states for g in _groups(s) if GROUP in g.__dict__}
         for ranks, group in list(self._communicators.items()):
             if id(group) not in used:
                 del self._communicators[ranks]
@@ -223,7 +226,7 @@ class Sharding:
                 except Exception:  # nothing uses it any more
                     _log.debug("a communicator for reduce-scatter was not destroyed", exc_info=True)
         if not used:
-            _restore_reduce_scatter()
+            restore_reduce_scatter()
 
     def check(self, policy: Policy) -> None:
         """Raise UnavailableError where `use` would."""
@@ -362,54 +365,3 @@ def _in_backward() -> bool:
     import torch
 
     return bool(torch._C._current_graph_task_id() != -1)
-
-
-# --- another communicator ----------------------------------------------------------------------------------
-
-_real: list[Any] = []
-_named = itertools.count()
-
-
-@contextmanager
-def name_of_our_own() -> Iterator[None]:
-    """Give a new group a name that no other group has had or will have.
-
-    torch names groups by their ranks and their number. After a group is destroyed, the next one, the
-    program's or ours, would get the same name and find the addresses of the old one in the store.
-    """
-    import torch.distributed.distributed_c10d as c10d
-
-    real = c10d._process_group_name
-    number = next(_named)
-
-    def name(ranks: Sequence[int], use_hashed_name: bool) -> Any:
-        return f"weft_{number}_{real(ranks, use_hashed_name)}"
-
-    c10d._process_group_name = name
-    try:
-        yield
-    finally:
-        c10d._process_group_name = real
-
-
-def _route_reduce_scatter() -> None:
-    """Run the reduce-scatter of a group on its separate communicator, if it has one."""
-    from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
-
-    if _real:
-        return
-    name = "_reduce_scatter_process_group"
-    real = FSDPParamGroup.__dict__[name]
-    _real.append(real)
-
-    def process_group(group: Any) -> Any:
-        return group.__dict__.get(_GROUP) or real.fget(group)
-
-    setattr(FSDPParamGroup, name, property(process_group))
-
-
-def _restore_reduce_scatter() -> None:
-    from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
-
-    if _real:
-        FSDPParamGroup._reduce_scatter_process_group = _real.pop()
