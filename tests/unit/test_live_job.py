@@ -508,9 +508,10 @@ def test_a_proven_policy_of_a_job_that_ends_during_its_measurement_is_kept(
     group()
     live._output.leads = True
     optimize()
-    live._note_proven(TunedJob(policy=Policy(), kept=False, reason="not proven"))
-    assert live._final()["state"] == "stopped"
-    live._note_proven(TunedJob(policy=Policy(bucket_mb=400.0), kept=True, gain_pct=12.0, ci_pct=(9.0, 15.0)))
+    live._note_proven(lambda: TunedJob(policy=Policy(), kept=False, reason="not proven"))
+    assert live._proven_so_far() is None
+    found = TunedJob(policy=Policy(bucket_mb=400.0), kept=True, gain_pct=12.0, ci_pct=(9.0, 15.0))
+    live._note_proven(lambda: found)
     if destroys:
         dist.destroy_process_group()
         group()  # the fixture destroys it

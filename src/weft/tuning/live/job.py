@@ -53,8 +53,8 @@ class Live:
         self._status: Any = None
         self._result: dict[str, Any] | None = None
         """Of the last search."""
-        self._proven: Any = None
-        """What a search has proven, while it is still measured."""
+        self._proven: Callable[[], Any] | None = None
+        """What a search has proven, while it is still measured; computed when it is asked for."""
         self._reports: list[Callable[[], None]] | None = None
         """What is reported once the process group is gone; without a list, all is reported at once."""
         self._save_after_s = SAVED_S[0]
@@ -95,8 +95,8 @@ class Live:
         # The first rank serves the store. If it wrote files now, others that make a new group meanwhile would
         # find the old store, and lose it.
         self._reports = []
-        if self._proven is not None and not self._session.watching:
-            self._session.leave(self._final())
+        if found := self._proven_so_far():
+            self._session.leave(found)
         else:
             self._leave("the program destroyed its process group before tuning finished")
 
@@ -278,9 +278,14 @@ class Live:
             status=self._status,
         )
 
-    def _note_proven(self, outcome: Any) -> None:
-        """The outcome of a search so far, while a gain is still being measured."""
-        self._proven = outcome if outcome.kept else None
+    def _note_proven(self, so_far: Callable[[], Any]) -> None:
+        """A policy is proven, and its gain is still being measured."""
+        self._proven = so_far
+
+    def _proven_so_far(self) -> dict[str, Any] | None:
+        """The result of a job that ends now, if a policy is proven and no search is over yet."""
+        outcome = self._proven() if self._proven is not None else None
+        return unfinished(outcome) if outcome is not None and outcome.kept else None
 
     def _found(self, result: dict[str, Any]) -> None:
         """A search is over; from now on the job is watched."""
@@ -307,16 +312,14 @@ class Live:
         if self._status is not None:
             untimed = self._session.untimed_steps if self._session is not None else 0
             return final(self._status, untimed + self._free.taken)
-        if self._proven is not None:
-            return unfinished(self._proven)
         return self._result or stopped("the job ended before tuning was over")
 
     def _save(self) -> None:
         """Leave the state so far: a program that is killed, or calls os._exit, is not asked at its end."""
         if self._session is None:
             return
-        if self._session.watching or self._proven is not None:
-            self._output.tell(self._final())
+        if found := self._final() if self._session.watching else self._proven_so_far():
+            self._output.tell(found)
         self._output.write_record()
         self._save_after_s = min(2 * self._save_after_s, SAVED_S[1])
         self._saved_at = time.monotonic()
@@ -325,9 +328,10 @@ class Live:
         """The program ends while it is tuned or watched."""
         if process == os.getpid():
             self._group_gone()  # if destroying it failed, that was not called
-            self._save()
-            if self._proven is not None and self._session is not None:
-                self._earlier.remember(self._final())
+            with suppress(Exception):
+                self._save()
+                if self._session is not None and (found := self._proven_so_far()):
+                    self._earlier.remember(found)
 
     def _end(self, result: dict[str, Any]) -> None:
         """Tuning is over: remove weft's hooks from the program."""

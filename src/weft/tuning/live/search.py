@@ -91,14 +91,14 @@ def tune(
     seed: int = 0,
     level: float = LEVEL,
     record: Record | None = None,
-    on_proven: Callable[[TunedJob], None] = lambda outcome: None,
+    on_proven: Callable[[Callable[[], TunedJob]], None] = lambda so_far: None,
 ) -> SearchMethod:
     """The whole method; see the module for the protocol.
 
     `recall`: the policy that the same job ended with before, if there is one. `seed`: together with the
     measured times of the warm-up it gives the random order. `level`: most probability of keeping a policy
-    that changes nothing. `record`: takes all steps. `on_proven`: takes the outcome so far, of a job that may
-    end while the gain of a proven policy is still being measured.
+    that changes nothing. `record`: takes all steps. `on_proven`: takes what computes the outcome so far, of a
+    job that may end while the gain of a proven policy is still being measured.
     """
     search = _Search(default, budget, record or Record(), seed=seed, level=level, on_proven=on_proven)
     yield from search.warm_up()
@@ -138,7 +138,7 @@ class _Search(SearchSteps):
 
     seed: int = 0
     level: float = LEVEL
-    on_proven: Callable[[TunedJob], None] = lambda outcome: None
+    on_proven: Callable[[Callable[[], TunedJob]], None] = lambda so_far: None
     lead: float = 0.0
     """Of the best so far over the default, in logarithms."""
     warm_up_steps: int = 0
@@ -306,13 +306,13 @@ class _Search(SearchSteps):
         )
         before = self.record.number
 
-        def so_far() -> None:
-            outcome = dataclasses.replace(
-                self._outcome(self.default, kept=False), steps=self.spent + self.record.number - before
+        def so_far() -> TunedJob:
+            steps = self.spent + self.record.number - before
+            return dataclasses.replace(self._outcome(self.default, kept=False), steps=steps).after(
+                proof, source
             )
-            self.on_proven(outcome.after(proof, source))
 
-        yield from prove(proof, steps, self.order, self.record, so_far)
+        yield from prove(proof, steps, self.order, self.record, lambda: self.on_proven(so_far))
         self.spent += self.record.number - before
         for number, ms, index, purpose in self.record.steps:
             if number >= before and purpose != "pause":
