@@ -34,15 +34,19 @@ def arguments(about: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--lr", type=float, default=0.01)
     parser.add_argument("--losses", type=Path, help="file for the loss of every step, as exact hex")
     parser.add_argument("--times", type=Path, help="file for the milliseconds of every step")
+    parser.add_argument(
+        "--any-order", action="store_true", help="do not ask for the same order of sums in every run"
+    )
     return parser
 
 
 def start(args: argparse.Namespace) -> torch.device:
-    """Join the process group (NCCL on GPUs, gloo without) and make this rank's work repeatable."""
+    """Join the process group (NCCL on GPUs, gloo without); unless told otherwise, the work is repeatable."""
     cuda = torch.cuda.is_available()
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS then repeats itself bit by bit
-    torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = False
+    if not args.any_order:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS then repeats itself bit by bit
+        torch.use_deterministic_algorithms(True)
+        torch.utils.deterministic.fill_uninitialized_memory = False
     dist.init_process_group("nccl" if cuda else "gloo")
     torch.manual_seed(args.seed)
     if not cuda:

@@ -2,14 +2,12 @@
 
     python benchmarks/live/compare.py --out DIR [--only NAME …] [--repeats 2] [--budget SECONDS] [--tiny]
     python benchmarks/live/compare.py --out DIR --levers [NAME …] [--only NAME …] [--budget SECONDS]
-    python benchmarks/live/compare.py --out DIR --node dgx-h100 [--only NAME …] [--budget SECONDS]
 
 For each configuration: the job without weft and under `weft run --tune`, by turns, each in a process of its
 own; then an exhaustive search in one process (search.py), where the tuner's policy is measured among all
 others; with `--policy` also the job under `weft run --policy` with its best. With `--levers` there is
 no search: each lever of levers.py is tried alone by `weft run --policy`, and the step without communication
-is measured; levers.md has what each brought. With `--node` the jobs are rank 0 of that node instead of one of
-two real ranks, and there is no search. Every process has a deadline. While one runs on the GPU the next
+is measured; levers.md has what each brought. Every process has a deadline. While one runs on the GPU the next
 one starts up and waits. DIR has a line of JSON for each process as soon as it ends (a rerun goes on from
 there), what the search found, and table.md.
 """
@@ -93,9 +91,7 @@ class Comparison:
     def plan(self) -> list[tuple[str, str]]:
         """(way, name) of each process, less those that are done."""
         turns = [(way, f"{way}-{n}") for n in range(self.args.repeats) for way in ("without", "tune")]
-        if self.args.node is not None:
-            pass
-        elif self.args.levers is None:
+        if self.args.levers is None:
             turns += [("search", "search")] + ([("policy", "policy-0")] if self.args.policy else [])
         else:
             levers = [("lever", f"lever-{name}-0") for name in self.levers]
@@ -126,8 +122,7 @@ class Comparison:
             steps = STEPS if self.args.levers is None else LEVER_STEPS[way]
             steps = TINY_STEPS if self.args.tiny else steps
             files = [f"--{kind}={self.folder / f'{name}.{kind}'}" for kind in ("losses", "times")]
-            node = ["--node", self.args.node] if self.args.node else []
-            job = [sys.executable, str(HERE / "job.py"), *gate, *node, *self.config.arguments(steps), *files]
+            job = [sys.executable, str(HERE / "job.py"), *gate, *self.config.arguments(steps), *files]
             options = {
                 "without": None,
                 "tune": ["--tune"],
@@ -135,10 +130,7 @@ class Comparison:
                 "lever": ["--policy", str(self.folder / f"{name}.policy.json")],
             }[way]
             command = job if options is None else [*weft, *options, "--", *job]
-        env = environment(self.folder / f"{name}.store")
-        if self.args.node is not None:
-            del env["WEFT_GHOST_CTAS"]  # a node's ranks have NCCL's own number
-        return Process(name, command, env, self.folder)
+        return Process(name, command, environment(self.folder / f"{name}.store"), self.folder)
 
     def row(self, way: str, name: str, code: int | str, seconds: float) -> dict[str, Any]:
         """What one process showed."""
@@ -195,8 +187,7 @@ def expected_s(out: Path, config: str, way: str) -> float:
 def compare(args: argparse.Namespace) -> None:
     """Run what is to be run, one process at a time on the GPU."""
     until = time.monotonic() + args.budget
-    six = args.levers is not None or args.node is not None
-    names = args.only or (list(CONFIGS)[:SIX] if six else ["*"])
+    names = args.only or (list(CONFIGS)[:SIX] if args.levers is not None else ["*"])
     chosen = [c for c in CONFIGS.values() if any(fnmatch.fnmatch(c.name, only) for only in names)]
     comparisons = [Comparison(c.tiny() if args.tiny else c, args) for c in chosen]
     turns = [(comparison, *turn) for comparison in comparisons for turn in comparison.plan()]
@@ -245,10 +236,7 @@ def main() -> None:
     parser.add_argument("--deadline", type=float, default=DEADLINE_S, help="seconds for one process")
     parser.add_argument("--search", type=float, default=SEARCH_S, help="seconds of measurements in a search")
     parser.add_argument("--tiny", action="store_true", help="sizes for a CPU: does everything work?")
-    parser.add_argument("--node", help="a node profile: the jobs are its rank 0")
     args = parser.parse_args()
-    if args.node is not None and (args.levers is not None or args.policy):
-        parser.error("--node takes neither --levers nor --policy")
     args.out = args.out.resolve()
     args.out.mkdir(parents=True, exist_ok=True)
     compare(args)

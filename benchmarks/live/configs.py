@@ -40,7 +40,7 @@ class Config:
     def tiny(self) -> Config:
         """The same job for a CPU, in seconds."""
         more = tuple("aot_eager" if text == "inductor" else text for text in self.more)
-        return replace(self, layers=2, length=16, batch=2, width=64, heads=4, more=more)
+        return replace(self, layers=2, length=16, batch=2, width=64, heads=8, more=more)
 
 
 _COMPILE = ("--compiler", "inductor")

@@ -1,10 +1,6 @@
 """One job: an example as rank 0 of two, the other a ghost. It starts up, then waits for its turn on the GPU.
 
-python benchmarks/live/job.py [--gate FILE] [--node NODE] examples/ddp.py …
-
-With --node it is rank 0 of that node. The examples request deterministic algorithms; with more than two ranks
-weft then leaves the collectives' CTAs unchanged, since they may change the order of sums. The jobs of a node
-run without that request, as most programs do.
+python benchmarks/live/job.py [--gate FILE] examples/ddp.py …
 """
 
 from __future__ import annotations
@@ -42,13 +38,7 @@ def main() -> None:
     rest = take_gate(sys.argv[1:])
     from weft.comm import ghost
 
-    if rest[:1] != ["--node"]:
-        ghost.run_script(["--ranks", str(RANKS), *rest])
-        return
-    import torch
-
-    torch.use_deterministic_algorithms = lambda *_, **__: None
-    ghost.run_script(rest)
+    ghost.run_script(["--ranks", str(RANKS), *rest])
 
 
 if __name__ == "__main__":

@@ -1,14 +1,16 @@
 """Is an unmodified program ever slower under `weft run --tune`, and do its claims hold outside?
 
     python benchmarks/live/strangers.py --out DIR [--public FOLDER] [--only NAME …] [--repeats 3] [--shim]
+    python benchmarks/live/strangers.py --out DIR --node dgx-h100 --only NAME …
 
-Each program of strangers/catalog.py runs three times at once, as rank 0 of two with a ghost rank: twice
-without weft, once under `weft run --tune`. All make their first steps; then the search has the GPU to itself.
-Then the three take turns of half a second or more, in random order: two wait, between two of their steps and
-with an idle device, while the third one runs. So all meet the same clocks, neighbors and disks. The two
-without weft show how far apart equal processes are; with --shim a fourth one is under `weft run` alone. A
-stopwatch that is not weft's notes when each step ends (strangers/watched.py). The next processes import their
-libraries meanwhile, on cores of their own.
+Each program of strangers/catalog.py runs three times at once, as rank 0 of two with a ghost rank, or with
+--node as rank 0 of that node: twice without weft, once under `weft run --tune`. All make their first steps;
+then the search has the GPU to itself. Then the three take turns of half a second or more, in random order,
+until the ratio is known within 0.4% or the time for it is over: two wait, between two of their steps and with
+an idle device, while the third one runs. So all meet the same clocks, neighbors and disks. The two without
+weft show how far apart equal processes are; with --shim a fourth one is under `weft run` alone. A stopwatch
+that is not weft's notes when each step ends (strangers/watched.py). The next processes import their libraries
+meanwhile, on cores of their own.
 
 DIR/rows.jsonl has a line for each run as soon as it ends, and a rerun goes on from there, so that the table
 may grow over several sessions. DIR/table.md is the table.
@@ -36,6 +38,7 @@ SETTLE_S = 1.5  # after the first steps, and after the search
 SETTLE_KEPT_S = (
     12.0  # where the search has changed the policy: the watch first uses up the checks it begins with
 )
+ENOUGH = 0.004  # half the interval of the ratio, at which the turns end
 TURN_S, TURNS_S, TURNS = 0.5, 18.0, (6, 14)  # seconds of a turn, of all of them; turns of each process
 FIRST_STEPS, LEAST_STEPS = 6, 4  # that show how many steps a turn has; that are counted in a turn
 NOT_COUNTED = 2  # steps at the beginning of a turn
@@ -75,12 +78,15 @@ def run(processes: Run, limit_s: float, order: random.Random, tiny: bool) -> dic
         each_s = min(process.turn(FIRST_STEPS, until) for process in processes.values()) / FIRST_STEPS
         steps = max(NOT_COUNTED + LEAST_STEPS, round(TURN_S / each_s))
         note("turns begin")
-        turning = time.monotonic()
+        turning, logs = time.monotonic(), list[float]()
         for number in range(min(max(round(TURNS_S / (len(processes) * steps * each_s)), TURNS[0]), TURNS[1])):
             if number >= TURNS[0] and time.monotonic() > turning + 1.3 * TURNS_S:
                 break  # its data loaders start slowly
-            for way in order.sample(list(processes), len(processes)):
-                processes[way].turn(steps, until)
+            if number >= TURNS[0] and math.log(interval(logs)[2] / interval(logs)[1]) < 2 * ENOUGH:
+                break
+            ways = order.sample(list(processes), len(processes))
+            took = {way: processes[way].turn(steps, until) for way in ways}
+            logs.append(math.log(took["tune"] / math.sqrt(took["without"] * took["again"])))
         note("turns end")
         for process in processes.values():
             process.stop()
@@ -140,7 +146,7 @@ def measure(args: argparse.Namespace) -> None:
         if number >= len(programs):
             return None
         ways = (*WAYS, SHIM) if args.shim else WAYS
-        return {way: start(programs[number], way, args.public, args.tiny) for way in ways}
+        return {way: start(programs[number], way, args.public, args.tiny, args.node) for way in ways}
 
     def write(ending: Future[dict[str, Any]] | None) -> None:
         if ending is None:
@@ -280,6 +286,7 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=440.0, help="seconds after which no run starts")
     parser.add_argument("--least", type=float, default=60.0, help="seconds that a run must have left")
     parser.add_argument("--deadline", type=float, default=DEADLINE_S, help="seconds for a run")
+    parser.add_argument("--node", help="a node profile: the programs are its rank 0")
     parser.add_argument("--shim", action="store_true", help="a process under `weft run` alone, too")
     parser.add_argument("--tiny", action="store_true", help="sizes for a CPU: does everything work?")
     args = parser.parse_args()

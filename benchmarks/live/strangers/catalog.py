@@ -1,6 +1,7 @@
 """The programs that live tuning is tried on, and the data that they read.
 
-OURS are written in the style of the libraries' own examples. PUBLIC are scripts of public repositories, run as
+JOBS are examples of this repository, at the sizes of configs.py. OURS are written in the style of the
+libraries' own examples. PUBLIC are scripts of public repositories, run as
 they are; their checkouts lie in a folder that is not part of this repository:
 
     nanogpt/    karpathy/nanoGPT                   simsiam/   facebookresearch/simsiam
@@ -13,6 +14,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+
+from configs import CONFIGS, Config
 
 HERE = Path(__file__).resolve().parent
 TEXT = ("torch", "transformers", "accelerate")
@@ -32,6 +35,8 @@ class Program:
     imports: tuple[str, ...] = TEXT
     folder: str | None = None
     """Folder of a public checkout; None: this folder."""
+    tiny: tuple[str, ...] = ()
+    """The command line for a CPU; empty: the same, the script reads STRANGER_TINY."""
     pauses: bool = False
     """It evaluates and starts new workers after each epoch: steps of more than PAUSE medians are left out."""
 
@@ -39,12 +44,10 @@ class Program:
         """The folder that the program runs in."""
         return HERE if self.folder is None else public / self.folder
 
-    def arguments(self, public: Path) -> list[str]:
+    def arguments(self, public: Path, tiny: bool) -> list[str]:
         """Script and arguments."""
-        data = str(public / "data")
-        return [str(self.root(public) / self.command[0])] + [
-            text.replace("DATA", data) for text in self.command[1:]
-        ]
+        data, command = str(public / "data"), (tiny and self.tiny) or self.command
+        return [str(self.root(public) / command[0])] + [text.replace("DATA", data) for text in command[1:]]
 
 
 OURS = (
@@ -224,7 +227,16 @@ PUBLIC = (
         folder="gptfast",
     ),
 )
-CATALOG = {program.name: program for program in (*PUBLIC, *OURS)}
+
+
+def _job(config: Config) -> Program:
+    command, tiny = ((*size.arguments(10**6), "--any-order") for size in (config, config.tiny()))
+    imports = ("torch", "torch.distributed.fsdp", "torch.distributed.tensor.parallel")
+    return Program(config.name, command, config.about, "optimizer", imports, tiny=tiny)
+
+
+JOBS = tuple(map(_job, list(CONFIGS.values())[:6]))
+CATALOG = {program.name: program for program in (*PUBLIC, *OURS, *JOBS)}
 
 
 def prepare(public: Path) -> None:

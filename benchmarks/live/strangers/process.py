@@ -145,18 +145,19 @@ class Process:
         return (self.folder / "log").read_text(errors="replace")
 
 
-def start(program: Program, way: str, public: Path, tiny: bool) -> Process:
-    """Start a process; it waits at its gate."""
+def start(program: Program, way: str, public: Path, tiny: bool, node: str | None) -> Process:
+    """Start a process, as one of two ranks or as rank 0 of a node; it waits at its gate."""
     folder = Path(tempfile.mkdtemp(prefix="weft-strangers-"))
-    command = [sys.executable, "-m", "weft.comm.ghost", "--ranks", str(RANKS), str(HERE / "watched.py")]
-    command += program.arguments(public)
+    ranks = ["--ranks", str(RANKS)] if node is None else ["--node", node]
+    command = [sys.executable, "-m", "weft.comm.ghost", *ranks, str(HERE / "watched.py")]
+    command += program.arguments(public, tiny)
     if way in ("tune", SHIM):
         options = ["--tune", "--stats", str(folder / "stats.json")] if way == "tune" else []
         command = [sys.executable, "-m", "weft", "run", *options, "--", *command]
     with (folder / "log").open("w") as log:
         popen = subprocess.Popen(
             command,
-            env=environment(program, folder, public, tiny),
+            env=environment(program, folder, public, tiny, node),
             cwd=program.root(public),
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -167,13 +168,13 @@ def start(program: Program, way: str, public: Path, tiny: bool) -> Process:
     return Process(program, way, folder, popen)
 
 
-def environment(program: Program, folder: Path, public: Path, tiny: bool) -> dict[str, str]:
-    """The baseline's CTAs, no memory of earlier tuning."""
+def environment(program: Program, folder: Path, public: Path, tiny: bool, node: str | None) -> dict[str, str]:
+    """The baseline's CTAs (on a node NCCL's own number), no memory of earlier tuning."""
     paths = (str(ROOT / "src"), str(HERE), str(public / "stubs"), os.environ.get("PYTHONPATH"))
     env = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(filter(None, paths)),
-        "WEFT_GHOST_CTAS": str(BASELINE_CTAS),
+        **({"WEFT_GHOST_CTAS": str(BASELINE_CTAS)} if node is None else {}),
         "WEFT_STORE": str(folder / "store.sqlite"),
         "STRANGER_FOLDER": str(folder),
         "STRANGER_STEP": program.step,

@@ -64,6 +64,8 @@ def _wait() -> None:
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         torch.cuda.synchronize()
+    if len(_turns) > 1:
+        _turns[-1][-1] = time.perf_counter()  # the turn's launches are counted until the device has finished
     _signal_loaders(signal.SIGSTOP)
     (_folder / "pause").touch()
     (_folder / "paused").touch()
