@@ -40,8 +40,7 @@ SETTLE_KEPT_S = (
 )
 ENOUGH = 0.004  # half the interval of the ratio, at which the turns end
 TURN_S, TURNS_S, TURNS = 0.5, 18.0, (6, 14)  # seconds of a turn, of all of them; turns of each process
-FIRST_STEPS, LEAST_STEPS = 6, 4  # that show how many steps a turn has; that are counted in a turn
-NOT_COUNTED = 2  # steps at the beginning of a turn
+FIRST_STEPS = 6  # that show how many steps a turn has, at least as many as these
 NOT_TURNS = 3  # turns before these: the first steps, then the search or the time to settle, then FIRST_STEPS
 ENDING_S = 12.0  # that processes have to end by themselves
 DEADLINE_S = 120.0
@@ -76,7 +75,7 @@ def run(processes: Run, limit_s: float, order: random.Random, tiny: bool) -> dic
         time.sleep(SETTLE_KEPT_S if tune.changed() else SETTLE_S)
         tune.pause(until)
         each_s = min(process.turn(FIRST_STEPS, until) for process in processes.values()) / FIRST_STEPS
-        steps = max(NOT_COUNTED + LEAST_STEPS, round(TURN_S / each_s))
+        steps = max(FIRST_STEPS, round(TURN_S / each_s))
         note("turns begin")
         turning, logs = time.monotonic(), list[float]()
         for number in range(min(max(round(TURNS_S / (len(processes) * steps * each_s)), TURNS[0]), TURNS[1])):
@@ -109,6 +108,7 @@ def finish(processes: Run, happened: dict[str, Any]) -> dict[str, Any]:
     for way, turns in found.items():
         times = [[round(1e3 * (b - a), 3) for a, b in itertools.pairwise(turn)] for turn in turns]
         row[way] = {"before": times[1] if len(times) > 1 else [], "turns": times[NOT_TURNS:]}
+        row[way] |= processes[way].memory
     said = {way: processes[way].log[-1500:] for way in processes if problem or way == "tune"}
     row["said"] = {way: log.replace(f"{ROOT}/", "") for way, log in said.items()}
     return row
@@ -192,8 +192,7 @@ def line_of(row: dict[str, Any]) -> str:
 def turn_ms(row: dict[str, Any], way: str) -> list[float]:
     """Mean step of each turn, less the program's own pauses where it is known to make some."""
     found = []
-    for turn in row[way]["turns"]:
-        times = turn[NOT_COUNTED:] or turn
+    for times in row[way]["turns"]:
         limit = PAUSE * statistics.median(times) if CATALOG[row["program"]].pauses else math.inf
         found.append(statistics.fmean(ms for ms in times if ms <= limit))
     return found

@@ -212,20 +212,6 @@ class Concurrent:
         return self.gpu.elapsed_ms(within[0], within[-1]) / (len(within) - 1)
 
 
-def stretched(pair: Concurrent, node: FixedNode, make: Any, ctas: int, shape: tuple[int, int]) -> None:
-    """Add paced ranks whose collectives take as long as the real ones while compute runs."""
-    real = statistics.median(pair.collective_ms("real", *shape) for _ in range(3))
-    alone_us = node.us
-    for _ in range(4):
-        pair.ranks["stretched"] = make(RANKS, ctas)
-        pair.run("stretched", 2, 1)
-        took = statistics.median(pair.collective_ms("stretched", *shape) for _ in range(3))
-        if not abs(took / real - 1) > 0.02:  # nor where fewer than two collectives ended
-            break
-        node.us = max(1.0, node.us + 1e3 * (real - took))
-    node.us = alone_us
-
-
 def slowdown(
     gpu: TorchGpu, makers: dict[str, Any], compute: Compute, workload: Workload, ctas: int, length_ms: float
 ) -> dict[str, Any]:
@@ -241,26 +227,55 @@ def slowdown(
     collectives = max(4, round(2.2 * computes * per_call / length_ms) + 2)
     for kind in ranks:
         pair.run(kind, 2, 1)
-    stretched(pair, makers["paced"].node, makers["paced"], ctas, (collectives, computes))
-    order = ("real", "paced", "real", "stretched")
-    found: dict[str, list[float]] = {"real": [], "paced": [], "again": [], "stretched": []}
+    shape = collectives, computes
+    found = compared(pair, shape, {"real": "real", "paced": "paced", "again": "real"})
+    lengths = {kind: concurrent_ms(pair, kind, shape) for kind in ranks}
+    # The library has one server, the latest: from here on, `paced` is stretched, too.
+    stretch(pair, makers["paced"], ctas, shape, lengths["real"])
+    longer = compared(pair, shape, {"real": "real", "stretched": "stretched"})
+    lengths["stretched"] = concurrent_ms(pair, "stretched", shape)
+    apart = {label: minus(found[label], found["real"]) for label in ("paced", "again")}
+    apart["stretched"] = minus(longer["stretched"], longer["real"])
+    found["stretched"] = longer["stretched"]
+    return {
+        "slowdown_pct": {label: round(statistics.median(values), 2) for label, values in found.items()},
+        **{f"{label}_minus_real": values for label, values in apart.items()},
+        "collective_ms": {kind: round(ms, 4) for kind, ms in lengths.items()},
+    }
+
+
+def compared(pair: Concurrent, shape: tuple[int, int], kinds: dict[str, str]) -> dict[str, list[float]]:
+    """Percent by which compute takes longer, by label, a figure of each per round."""
+    found: dict[str, list[float]] = {label: [] for label in kinds}
     for _ in range(2 * ROUNDS):
-        alone = pair.run("real", 0, computes)
-        for label, kind in zip(found, order, strict=True):
-            found[label].append(100 * (pair.run(kind, collectives, computes) / alone - 1))
-    result: dict[str, Any] = {
-        "slowdown_pct": {label: round(statistics.median(values), 2) for label, values in found.items()}
-    }
-    for label in ("paced", "again", "stretched"):
-        apart = [value - real for value, real in zip(found[label], found["real"], strict=True)]
-        result[f"{label}_minus_real"] = [
-            round(value, 2) for value in (statistics.median(apart), *bootstrap_ci(apart))
-        ]
-    result["collective_ms"] = {
-        kind: round(statistics.median(pair.collective_ms(kind, collectives, computes) for _ in range(5)), 4)
-        for kind in ranks
-    }
-    return result
+        alone = pair.run("real", 0, shape[1])
+        for label, kind in kinds.items():
+            found[label].append(100 * (pair.run(kind, *shape) / alone - 1))
+    return found
+
+
+def minus(some: list[float], real: list[float]) -> list[float]:
+    """The median of the differences with its interval, in points."""
+    apart = [a - b for a, b in zip(some, real, strict=True)]
+    return [round(value, 2) for value in (statistics.median(apart), *bootstrap_ci(apart))]
+
+
+def concurrent_ms(pair: Concurrent, kind: str, shape: tuple[int, int]) -> float:
+    """What a collective takes while compute runs."""
+    return statistics.median(pair.collective_ms(kind, *shape) for _ in range(5))
+
+
+def stretch(pair: Concurrent, make: PacedPair, ctas: int, shape: tuple[int, int], wanted_ms: float) -> None:
+    """Add paced ranks whose collectives take as long as wanted while compute runs."""
+    alone_us = make.node.us
+    for _ in range(4):
+        pair.ranks["stretched"] = make(RANKS, ctas)
+        pair.run("stretched", 2, 1)
+        took = concurrent_ms(pair, "stretched", shape)
+        if not abs(took / wanted_ms - 1) > 0.02:  # nor where fewer than two collectives ended
+            break
+        make.node.us = max(1.0, make.node.us + 1e3 * (wanted_ms - took))
+    make.node.us = alone_us
 
 
 @cache
@@ -305,6 +320,7 @@ def main() -> None:
                 length_ms = lengths["real_ms"] / ITERATIONS
                 if "slowdown" in args.parts:
                     row |= slowdown(gpu, makers, compute, workload, ctas, length_ms)
+                labs["paced"]._communicators.clear()  # the library has one server, the latest
                 if "placement" in args.parts:
                     row["placement"] = placement(labs, workload, ctas, name)
             except WeftError as error:
@@ -333,8 +349,7 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """The bars. `certain`: neither interval of an effect includes zero."""
     slow = [r for r in rows if "slowdown_pct" in r]
     apart, apart_stretched = (
-        sorted(abs(r["slowdown_pct"]["real"] - r["slowdown_pct"][kind]) for r in slow)
-        for kind in ("paced", "stretched")
+        sorted(abs(r[f"{kind}_minus_real"][0]) for r in slow) for kind in ("paced", "stretched")
     )
     effects = [p for r in rows for p in r.get("placement", ())]
     large = [p for p in effects if abs(p["real_pct"]) > 2]

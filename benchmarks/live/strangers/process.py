@@ -54,6 +54,7 @@ class Process:
     problem: str = ""
     log: str = ""
     tuning: dict[str, Any] = field(default_factory=dict)
+    memory: dict[str, float] = field(default_factory=dict)
 
     def begin(self) -> None:
         """Its first turn, which ends after a few steps."""
@@ -134,12 +135,14 @@ class Process:
         self.popen.wait()
         self.log = self._log()
         times, stats = self.folder / "times.json", self.folder / "stats.json"
-        found: list[list[float]] = json.loads(times.read_text()) if times.exists() else []
+        found = json.loads(times.read_text()) if times.exists() else {"turns": [], "memory": {}}
+        self.memory = found["memory"]
         if stats.exists():
             tuning = json.loads(stats.read_text()).get("tuning") or {}
             self.tuning = {name: tuning.get(name) for name in TOLD}
         shutil.rmtree(self.folder, ignore_errors=True)
-        return found
+        turns: list[list[float]] = found["turns"]
+        return turns
 
     def _log(self) -> str:
         return (self.folder / "log").read_text(errors="replace")

@@ -3,7 +3,7 @@
 STRANGER_TINY    sizes for a CPU
 STRANGER_FOLDER  `stepping` appears there after a few steps, with the process's number. The program ends when
                  `stop` appears, and leaves the times at which its steps ended, in seconds, in `times.json`: a
-                 list for each of its turns. A turn ends with the step in which `pause` appears, or after as
+                 list for each of its turns; and what memory it took. A turn ends with the step in which `pause` appears, or after as
                  many steps as `turn` said when it began: the program waits until the device has finished,
                  stops its data loaders, and makes `paused`. The next turn begins when `pause` is gone.
                  `cores`: those of the data loaders that are forked from now on; the program's own thread may
@@ -91,9 +91,21 @@ def _signal_loaders(number: signal.Signals) -> None:
                 os.kill(child.pid, number)
 
 
+def _memory() -> dict[str, float]:
+    """What the allocator took at most, and how often it had to free memory first, which waits for the GPU."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return {}
+    found = torch.cuda.memory_stats()
+    return {
+        "reserved_gb": round(found.get("reserved_bytes.all.peak", 0) / 1e9, 2),
+        "retries": found.get("num_alloc_retries", 0),
+    }
+
+
 def _write() -> None:
     if os.environ.get("STRANGER_FOLDER") and os.environ.get("RANK", "0") == "0" and _turns[0]:
-        (_folder / "times.json").write_text(json.dumps(_turns))
+        (_folder / "times.json").write_text(json.dumps({"turns": _turns, "memory": _memory()}))
 
 
 atexit.register(_write)
