@@ -92,7 +92,7 @@ def _signal_loaders(number: signal.Signals) -> None:
 
 
 def _memory() -> dict[str, float]:
-    """What the allocator took at most, and how often it had to free memory first, which waits for the GPU."""
+    """What the allocator took at most, and how often it asked the driver, which may wait for the GPU."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return {}
@@ -100,6 +100,8 @@ def _memory() -> dict[str, float]:
     return {
         "reserved_gb": round(found.get("reserved_bytes.all.peak", 0) / 1e9, 2),
         "retries": found.get("num_alloc_retries", 0),
+        "device_allocations": found.get("num_device_alloc", 0),
+        "device_frees": found.get("num_device_free", 0),
     }
 
 
