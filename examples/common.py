@@ -14,6 +14,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+AHEAD = 2  # steps
+
 
 def arguments(about: str | None) -> argparse.ArgumentParser:
     """The flags of every example. The defaults are tiny, for a CPU."""
@@ -69,11 +71,17 @@ def tokens(args: argparse.Namespace, device: torch.device, *, shared: bool = Fal
 
 
 def loop(step: Callable[[int], torch.Tensor], args: argparse.Namespace) -> None:
-    """Call `step` for every step, time it without stopping the GPU, and say how it went."""
+    """Call `step` for every step, time it without stopping the GPU, and say how it went.
+
+    The host stays at most AHEAD steps ahead, as in programs that print their losses; otherwise memory that
+    several streams use piles up.
+    """
     losses, marks = [], [mark()]
     for number in range(args.steps):
         losses.append(step(number).detach().float().clone())
         marks.append(mark())
+        if number >= AHEAD and torch.cuda.is_available():
+            marks[-1 - AHEAD].synchronize()
     finish(losses, milliseconds(marks), args)
 
 
