@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 from live_scenarios import PATIENT
 
+from weft.tuning.live.proof import BLOCK, USUAL_BLOCKS
+
 pytest.importorskip("torch")
 
 ROOT = Path(__file__).parents[2]
@@ -159,10 +161,10 @@ def test_a_frameworks_steps_are_found_and_tuned_on_all_ranks_alike(plain, tmp_pa
         pytest.skip(f"needs {NEEDS[name]}")
     path = os.pathsep.join([str(RUNNER.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
     controls = {"WEFT_TUNE_CONTROLS": "examples_controls:VirtualControls", **PATIENT}
-    tuning, found = tune(name, tmp_path, 120, RECORD=str(tmp_path), PYTHONPATH=path, **controls)
+    tuning, found = tune(name, tmp_path, 260, RECORD=str(tmp_path), PYTHONPATH=path, **controls)
     assert tuning["state"] == "kept", tuning["text"]
     assert tuning["policy"]["comm"]["max_ctas"] == 16
-    assert 0 < tuning["steps"] < 60
+    assert 0 < tuning["steps"] < 60 + USUAL_BLOCKS * BLOCK
     first, second = (json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in (0, 1))
     assert first == second
     assert found[:STEPS] == losses(plain, name)

@@ -63,7 +63,7 @@ def command(host: int, folder: Path) -> str:
         *("--node-rank", str(host), "--rdzv-backend", "c10d", "--rdzv-id", "weft"),
         *("--rdzv-endpoint", f"{ADDRESSES[0]}:29417", "--rdzv-conf", f"is_host={int(host == 0)}"),
         *("--local-addr", ADDRESSES[host]),
-        *(str(HERE.parents[1] / "examples" / "ddp.py"), "--width", "32", "--length", "16", "--steps", "120"),
+        *(str(HERE.parents[1] / "examples" / "ddp.py"), "--width", "32", "--length", "16", "--steps", "240"),
     ]
     return " ".join(words)
 
