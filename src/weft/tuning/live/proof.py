@@ -22,7 +22,8 @@ FIRST, MORE, _LEAST = 12, 4, 8  # steps decided in advance
 EACH = 4  # steps under each policy, at least
 BALANCE, MOST_BALANCE = 0.08, 0.3  # how much less likely an arm is for each step that it is ahead
 STEPS_AFTER_MEETING, _COUNTED = 4, 2  # of the steps, the mean of the last ones counts
-BLOCK, _COUNTED_OF_BLOCK = 12, 8  # the same, once it is proven
+BLOCK, _COUNTED_OF_BLOCK = 12, 8  # about the same, once it is proven
+_MANY = 6
 USUAL_BLOCKS, MOST_BLOCKS = 20, 48  # more than usual where the error is a large part of the effect:
 _LARGE_ERROR = 1 / 8
 _MEDIAN = 1.2  # a median of few blocks scatters more than their mean
@@ -112,6 +113,12 @@ class Proof:
         return self.first is not None
 
     @property
+    def counted_of_block(self) -> int:
+        """Steps at the end of a block that count: whole cycles of the job."""
+        period = max(self.periods)
+        return period * max(1, round(_COUNTED_OF_BLOCK / period))
+
+    @property
     def promising(self) -> bool:
         """Whether more steps may well lead to a proof."""
         return not self.problem and self.coins.capital > _PROMISING and self.effect > WORTH
@@ -138,9 +145,12 @@ class Proof:
             return Claim(self.proven() is True and effect > WORTH and ends[0] > 0, effect, ends)
         effect, half = self._by_blocks()
         proven, ends = self.proven() is True and effect > WORTH, (effect - half, effect + half)
-        if abs(effect) > half or self.at_meetings:
+        if abs(effect) > half or self.at_meetings or self.problem:
             return Claim(proven and effect > half, effect, ends)
-        # The blocks are too uneven to tell. The steps of the proof can: the claim is the smaller of both.
+        # The blocks are too uneven to tell. The steps of the proof can: the claim is the smaller of both, or
+        # that of the proof alone where blocks could not show such an effect at all.
+        if half > self.first.effect:
+            return self.first
         low, high = min(ends[0], self.first.ends[0]), max(ends[1], self.first.ends[1])
         return Claim(proven, min(effect, self.first.effect), (low, high))
 
@@ -222,7 +232,10 @@ def _draw(proof: Proof, allowed: int, order: random.Random, record: Record) -> G
     draws = draw_steps(order, drawn, MORE if drawn else first)
     # After a meeting the device has nothing to do yet, so a step takes longer than in a job that goes on,
     # and the next one, whose launches are ahead by then, takes less.
-    runs, counted = (BLOCK, _COUNTED_OF_BLOCK) if proof.in_blocks else (STEPS_AFTER_MEETING, _COUNTED)
+    runs, counted = STEPS_AFTER_MEETING, _COUNTED
+    if proof.in_blocks:
+        counted = proof.counted_of_block
+        runs = BLOCK - _COUNTED_OF_BLOCK + counted
     policies = [proof.policy if arm else proof.default for arm, _ in draws]
     together = proof.at_meetings or proof.in_blocks
     plans = [[policy] * runs for policy in policies] if together else [policies]
@@ -252,10 +265,15 @@ def _blocks_used_up(proof: Proof) -> bool:
 
 
 def mean_sample(samples: Sequence[Sample], counted: int) -> Sample:
-    """Several steps under one policy as one sample: the mean time of the last `counted`, a problem of any."""
+    """Several steps under one policy as one sample: the mean time of the last `counted`, a problem of any.
+
+    Of many, the longest and the shortest do not count: one may be a stall that comes now and then.
+    """
     problem = next((sample.problem for sample in samples if sample.problem), "")
-    ms = sum(sample.ms for sample in samples[-counted:]) / len(samples[-counted:])
-    return replace(samples[-1], ms=ms, problem=problem)
+    times = sorted(sample.ms for sample in samples[-counted:])
+    if len(times) >= _MANY:
+        times = times[1:-1]
+    return replace(samples[-1], ms=statistics.fmean(times), problem=problem)
 
 
 def draw_steps(order: random.Random, drawn: Sequence[Step], count: int) -> list[tuple[int, float]]:
