@@ -138,7 +138,7 @@ optimizer = types.ModuleType("torch.optim.optimizer")
 optimizer.register_optimizer_step_post_hook = register
 optimizer._global_optimizer_post_hooks = hooks
 torch = types.ModuleType("torch")
-torch.compiler = types.SimpleNamespace(is_compiling=lambda: False)
+torch.compiler = types.SimpleNamespace(is_dynamo_compiling=lambda: False)
 dist = types.ModuleType("torch.distributed")
 dist.is_available = lambda: False
 torch.distributed = dist

@@ -249,6 +249,24 @@ def test_free_steps_that_take_long_are_counted_meanwhile(monkeypatch):
     assert free.end() == (0, 3)
 
 
+def test_of_many_free_steps_the_hook_counts_most_by_itself():
+    """A call of Python after a step of the program, which has filled the caches, takes microseconds."""
+    seen, free, optimizer = list[object](), optimizer_steps.FreeSteps(), optimizer_of_two_weights()
+    hook = optimizer_steps.OptimizerHook(lambda one: free.take(one) and seen.append(one), free)
+    try:
+        for watched, looks in ((False, 6), (True, 100)):
+            free.begin(optimizer, 1, 100, each_looked_at=watched)
+            for _ in range(100):
+                optimizer.step()
+            assert (len(seen), free.end()) == (looks, (100, 1))
+            seen.clear()
+        free.begin(optimizer, 1, 100)
+        optimizer_of_two_weights().step()
+        assert free.taken == 0
+    finally:
+        hook.remove()
+
+
 def test_a_fork_of_a_rank_with_steps_of_its_own_is_not_tuned(group, watching):
     group()
     watching._group_process = -1  # the group is of the process that this one was forked from

@@ -274,6 +274,15 @@ def test_steps_that_become_faster_during_all_of_the_warm_up_do_not_end_the_searc
     assert outcome.policy.max_ctas in (None, 16)
 
 
+@pytest.mark.parametrize("slow", range(28, 42))
+def test_a_job_may_become_even_in_any_step_of_the_warm_up(slow):
+    """Also in its last one: then the search has not looked at these steps before."""
+    job = quiet(ctas={3: 1.4, 6: 1.2, 16: 0.8, 24: 0.95, 32: 1.0})
+    step = job.step
+    job.step = lambda policy: step(policy) * 1.05 ** max(0, slow - job.steps)  # type: ignore[method-assign]
+    assert play(job).policy.max_ctas == 16
+
+
 def test_what_an_earlier_run_found_is_measured_and_not_believed():
     known = Policy(max_ctas=16, priority="high")
     good = quiet(ctas={3: 1.4, 6: 1.2, 16: 0.9, 24: 0.95, 32: 1.0})

@@ -16,17 +16,17 @@
 
 enum { POLICIES = 128, RETRY_EVERY = 256 };
 
-weft_process *weft_self;
-_Atomic(const weft_rules *) weft_active;
-_Atomic uint64_t *weft_job_sequence;
-_Atomic uint64_t weft_seen_job, weft_seen_self;
+HOT_DATA weft_process *weft_self;
+HOT_DATA _Atomic(const weft_rules *) weft_active;
+HOT_DATA _Atomic uint64_t *weft_job_sequence;
+HOT_DATA _Atomic uint64_t weft_seen_job, weft_seen_self;
 
 static weft_control *job;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static weft_rules
     *known[POLICIES]; /* the latest; a thread may still read one that was replaced long ago, never free it */
 static uint32_t published;
-static _Atomic int attach_state; /* 0 not tried, 1 attached, -1 cannot or must not */
+HOT_DATA static _Atomic int attach_state; /* 0 not tried, 1 attached, -1 cannot or must not */
 
 bool weft_enabled(void) {
     static _Atomic int state;
@@ -258,7 +258,7 @@ static void attach_locked(uint32_t api) {
     atomic_store(&attach_state, 1);
 }
 
-weft_process *weft_attach(uint32_t api) {
+HOT weft_process *weft_attach(uint32_t api) {
     int state = atomic_load_explicit(&attach_state, memory_order_acquire);
     if (LIKELY(state == 1))
         return weft_self;

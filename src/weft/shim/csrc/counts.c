@@ -37,14 +37,15 @@ bool weft_shaped_form(const weft_backend *api, void *handle, unsigned threads, u
 
 /* --- counters ----------------------------------------------------------------------------------------------- */
 
+_Thread_local uint32_t weft_shard;
+
 static uint32_t shard_of_this_thread(void) {
     static _Atomic uint32_t threads;
-    static _Thread_local uint32_t mine; /* 0: not chosen yet */
-    if (UNLIKELY(mine == 0)) {
+    if (UNLIKELY(weft_shard == 0)) {
         uint32_t n = atomic_fetch_add(&threads, 1);
-        mine = 1 + (n < WEFT_SHARDS - 1 ? n : WEFT_SHARDS - 1);
+        weft_shard = 1 + (n < WEFT_SHARDS - 1 ? n : WEFT_SHARDS - 1);
     }
-    return mine - 1;
+    return weft_shard - 1;
 }
 
 void weft_note_ctas(const weft_kernel *k, uint64_t blocks) {
@@ -58,7 +59,7 @@ void weft_count_overlapped(weft_cell *cell) {
     atomic_fetch_add_explicit(&cell->beside, 1, memory_order_relaxed);
 }
 
-void weft_count_launch(weft_cell *cell, uint64_t times, bool shaped) {
+HOT void weft_count_launch(weft_cell *cell, uint64_t times, bool shaped) {
     uint32_t shard = shard_of_this_thread();
     cell += shard * WEFT_CHUNK_ROWS;
     if (LIKELY(shard < WEFT_SHARDS - 1)) { /* this thread alone writes here: no locked instruction */

@@ -9,22 +9,16 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 /* Streams that capture now. One too many costs a question per launch and no more. */
 static CUstream capture_streams[CAPTURES]; /* guarded by the lock */
-static _Atomic int captures;               /* how many, those that are not listed included */
+HOT_DATA _Atomic int weft_captures;        /* how many, those that are not listed included */
 
-static bool is_capturing(CUstream stream) {
+bool weft_is_capturing(CUstream stream) {
     int status = 0;
     return weft_cuda()->cuStreamIsCapturing && weft_cuda()->cuStreamIsCapturing(stream, &status) == CUDA_SUCCESS &&
            status != 0;
 }
 
-bool weft_capturing(CUstream stream) {
-    if (LIKELY(atomic_load_explicit(&captures, memory_order_relaxed) <= 0))
-        return false;
-    return is_capturing(stream);
-}
-
 int weft_capture_relax_where_open(void) {
-    return LIKELY(atomic_load_explicit(&captures, memory_order_relaxed) <= 0) ? -1 : weft_capture_relax();
+    return LIKELY(atomic_load_explicit(&weft_captures, memory_order_relaxed) <= 0) ? -1 : weft_capture_relax();
 }
 
 static CUresult begun(CUresult result, CUstream stream) {
@@ -36,7 +30,7 @@ static CUresult begun(CUresult result, CUstream stream) {
         i++;
     if (i < CAPTURES)
         capture_streams[i] = stream;
-    atomic_fetch_add(&captures, 1);
+    atomic_fetch_add(&weft_captures, 1);
     pthread_mutex_unlock(&lock);
     return result;
 }
@@ -44,7 +38,7 @@ static CUresult begun(CUresult result, CUstream stream) {
 /* Callers hold the lock. */
 static void close_capture(int i) {
     capture_streams[i] = NULL;
-    if (atomic_fetch_sub(&captures, 1) <= 1)
+    if (atomic_fetch_sub(&weft_captures, 1) <= 1)
         weft_comm_capture_over();
 }
 
@@ -57,7 +51,7 @@ static void ended(CUstream stream, bool was_capturing) {
         i++;
     if (i < CAPTURES)
         close_capture(i);
-    else if (atomic_fetch_sub(&captures, 1) <= 1) /* one that had no place */
+    else if (atomic_fetch_sub(&weft_captures, 1) <= 1) /* one that had no place */
         weft_comm_capture_over();
     pthread_mutex_unlock(&lock);
 }
@@ -65,19 +59,19 @@ static void ended(CUstream stream, bool was_capturing) {
 /* A capture ends without cuStreamEndCapture where its stream is destroyed; those still listed are asked. */
 bool weft_capture_open(void) {
     CUstream streams[CAPTURES];
-    if (atomic_load(&captures) <= 0)
+    if (atomic_load(&weft_captures) <= 0)
         return false;
     pthread_mutex_lock(&lock);
     memcpy(streams, capture_streams, sizeof streams);
     pthread_mutex_unlock(&lock);
     for (int i = 0; i < CAPTURES; i++)
-        if (streams[i] && !is_capturing(streams[i]))
+        if (streams[i] && !weft_is_capturing(streams[i]))
             ended(streams[i], true);
-    return atomic_load(&captures) > 0;
+    return atomic_load(&weft_captures) > 0;
 }
 
 static void stream_gone(CUstream stream) {
-    if (atomic_load(&captures) <= 0)
+    if (atomic_load(&weft_captures) <= 0)
         return;
     pthread_mutex_lock(&lock);
     for (int i = 0; i < CAPTURES; i++)
@@ -104,7 +98,7 @@ static void stream_gone(CUstream stream) {
         CUstream which = weft_stream(stream, per_thread);                                                              \
         bool was_capturing = weft_capturing(which);                                                                    \
         CUresult result = REAL(cuStreamEndCapture##suffix)(stream, graph);                                             \
-        ended(which, was_capturing && (result == CUDA_SUCCESS || !is_capturing(which)));                               \
+        ended(which, was_capturing && (result == CUDA_SUCCESS || !weft_is_capturing(which)));                          \
         return result;                                                                                                 \
     }                                                                                                                  \
     CUresult cuStreamBeginCaptureToCig##suffix(CUstream stream, void *params) {                                        \
@@ -193,5 +187,5 @@ CUresult cuGreenCtxDestroy(CUgreenCtx green) {
 void weft_forget_captures(void) {
     pthread_mutex_init(&lock, NULL);
     memset(capture_streams, 0, sizeof capture_streams);
-    atomic_store(&captures, 0);
+    atomic_store(&weft_captures, 0);
 }

@@ -16,7 +16,7 @@ typedef struct {
     weft_variant *v;        /* NULL: not known */
 } launch;
 
-static CUresult make_untraced(const launch *l, const CUlaunchConfig *c) {
+HOT static CUresult make_untraced(const launch *l, const CUlaunchConfig *c) {
     if (l->plain && c->numAttrs == 0)
         return (l->per_thread ? REAL(cuLaunchKernel_ptsz) : REAL(cuLaunchKernel))(
             l->f, c->gridDimX, c->gridDimY, c->gridDimZ, c->blockDimX, c->blockDimY, c->blockDimZ, c->sharedMemBytes,
@@ -71,7 +71,7 @@ static CUresult make_with(const launch *l, const CUlaunchConfig *c) {
 
 static CUresult make(const launch *l) { return make_with(l, l->config); }
 
-static void count(const weft_kernel *k, const launch *l, bool shaped) {
+HOT static void count(const weft_kernel *k, const launch *l, bool shaped) {
     const CUlaunchConfig *c = l->config;
     if (k->kind == WEFT_KIND_COMM)
         weft_note_ctas(k, (uint64_t)c->gridDimX * c->gridDimY * c->gridDimZ);
@@ -254,11 +254,12 @@ static inline bool find_kernel(const launch *l, weft_kernel *k) {
     return true;
 }
 
-static CUresult route(launch *l) {
+HOT static CUresult route(launch *l) {
     weft_kernel k;
     if (UNLIKELY(!find_kernel(l, &k)))
         return make(l);
     l->v = k.v;
+    weft_count_soon(k.cell);
     if (UNLIKELY(l->config->numAttrs && is_cooperative(l->config)))
         return launch_cooperative(l, &k, make(l));
     const weft_rules *rules = weft_policy_now();
@@ -277,28 +278,29 @@ static CUresult route(launch *l) {
     CUlaunchConfig config = {gx, gy, gz, bx, by, bz, shared, stream, NULL, 0};                                         \
     launch l = {&config, f, params, extra, per_thread, true, NULL}
 
-CUresult cuLaunchKernel(LAUNCH_ARGS, void **extra) {
+HOT CUresult cuLaunchKernel(LAUNCH_ARGS, void **extra) {
     PLAIN(false, extra);
     return route(&l);
 }
 
-CUresult cuLaunchKernel_ptsz(LAUNCH_ARGS, void **extra) {
+HOT CUresult cuLaunchKernel_ptsz(LAUNCH_ARGS, void **extra) {
     PLAIN(true, extra);
     return route(&l);
 }
 
-static CUresult launch_ex(const CUlaunchConfig *config, CUfunction f, void **params, void **extra, bool per_thread) {
+HOT static CUresult launch_ex(const CUlaunchConfig *config, CUfunction f, void **params, void **extra,
+                              bool per_thread) {
     if (UNLIKELY(!config)) /* the driver's to refuse */
         return (per_thread ? REAL(cuLaunchKernelEx_ptsz) : REAL(cuLaunchKernelEx))(config, f, params, extra);
     launch l = {config, f, params, extra, per_thread, false, NULL};
     return route(&l);
 }
 
-CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction f, void **params, void **extra) {
+HOT CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction f, void **params, void **extra) {
     return launch_ex(config, f, params, extra, false);
 }
 
-CUresult cuLaunchKernelEx_ptsz(const CUlaunchConfig *config, CUfunction f, void **params, void **extra) {
+HOT CUresult cuLaunchKernelEx_ptsz(const CUlaunchConfig *config, CUfunction f, void **params, void **extra) {
     return launch_ex(config, f, params, extra, true);
 }
 

@@ -25,7 +25,7 @@ static struct batch {
 } *batches;                       /* never freed */
 static _Atomic uint32_t made;     /* variants in use */
 static _Atomic uint32_t swept_at; /* the epoch of the latest sweep */
-static _Atomic uint32_t epoch = 1;
+HOT_DATA static _Atomic uint32_t epoch = 1;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 /* Case-insensitive; `*` any run, `?` one character. One point to come back to. */
@@ -307,17 +307,41 @@ static weft_variant *find_and_keep(_Atomic(weft_variant *) *place, uint64_t key,
     return v;
 }
 
-void weft_lookup(const weft_backend *api, void *handle, unsigned threads, unsigned shared, weft_kernel *out) {
+/* A program repeats its launches. What followed the latest one the last time most likely follows it again, and has been
+ * fetched since: the maps and the variants of many kernels do not fit into the caches near the core. */
+static _Thread_local weft_variant *latest;
+
+static inline weft_variant *expected(uint64_t key, uint64_t shape) {
+    weft_variant *v = latest ? atomic_load_explicit(&latest->after, memory_order_acquire) : NULL;
+    return v && GET(handle) == key && GET(shape) == shape ? v : NULL;
+}
+
+static inline void remember(weft_variant *v) {
+    if (UNLIKELY(!v))
+        return;
+    if (latest && atomic_load_explicit(&latest->after, memory_order_relaxed) != v)
+        atomic_store_explicit(&latest->after, v, memory_order_release);
+    latest = v;
+    __builtin_prefetch(GET(after));
+}
+
+static weft_variant *find(uint64_t key, uint64_t shape) {
+    _Atomic(weft_variant *) *place = lately[weft_map_hash(key, shape) % LATELY];
+    weft_variant *v = atomic_load_explicit(&place[0], memory_order_acquire);
+    return v && GET(handle) == key && GET(shape) == shape ? v : find_and_keep(place, key, shape);
+}
+
+HOT void weft_lookup(const weft_backend *api, void *handle, unsigned threads, unsigned shared, weft_kernel *out) {
     uint64_t key = (uint64_t)(uintptr_t)handle, shape = weft_shape_of(threads, shared);
     out->handle = handle;
     out->threads = threads;
     out->shared = shared;
-    _Atomic(weft_variant *) *place = lately[weft_map_hash(key, shape) % LATELY];
-    weft_variant *v = atomic_load_explicit(&place[0], memory_order_acquire);
-    if (UNLIKELY(!v || GET(handle) != key || GET(shape) != shape))
-        v = find_and_keep(place, key, shape);
+    weft_variant *v = expected(key, shape);
+    if (!v)
+        v = find(key, shape);
     if (UNLIKELY(!v || worth_another_look(v) || !copy(v, key, shape, out)))
         look_up_slowly(api, handle, shape, out);
+    remember(out->v);
     if (UNLIKELY(out->row < WEFT_FIRST_ROW) && out->kind != WEFT_KIND_REFUSED)
         weft_count(out->row == WEFT_ROW_UNNAMED ? WEFT_COUNT_UNKNOWN : WEFT_COUNT_UNLISTED);
 }

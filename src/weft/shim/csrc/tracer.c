@@ -8,7 +8,7 @@
 
 enum { CAPACITY = 1 << 18 };
 
-_Atomic int weft_trace_on;
+HOT_DATA _Atomic int weft_trace_on;
 enum { EMPTY, RECORDING, ENDED, CHANGING };
 static _Atomic int state;
 static _Atomic int users; /* threads between weft_trace_use_begins and weft_trace_use_ends */

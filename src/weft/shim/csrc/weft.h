@@ -12,6 +12,11 @@
 #define LIKELY(x) __builtin_expect(!!(x), 1)
 #define UNLIKELY(x) __builtin_expect(!!(x), 0)
 
+/* What every launch runs and reads is kept together. A program that launches from Python has filled the caches since
+ * its last launch: then each further line and page costs more than all instructions of the shim. */
+#define HOT __attribute__((hot))
+#define HOT_DATA __attribute__((section("weft_hot")))
+
 /* --- control.c: the job's files and the policy in force ------------------------------------------ */
 
 /* A policy as taken from a control block; immutable once published, so readers need no lock. */
@@ -76,15 +81,17 @@ typedef struct weft_variant {
     _Atomic uint64_t shape; /* threads per block << 32 | dynamic shared bytes */
     _Atomic uint32_t epoch; /* 0: being written */
     _Atomic uint32_t row, kind, sms, natural_blocks;
-    _Atomic(weft_cell *) cell; /* of the first shard */
+    _Atomic bool before_programmatic;     /* a programmatic dependent launch was seen to follow it */
+    _Atomic(weft_cell *) cell;            /* of the first shard */
+    _Atomic(struct weft_variant *) after; /* what the same thread launched next the last time; may be out of date */
     _Atomic uint32_t refusals, looks;
     _Atomic uint32_t noted;                    /* what its row says of the latest launch: reason << 8 | blocks */
     _Atomic uint64_t plans[WEFT_PLANS];        /* by policy id: see plan_* in shape.c */
     struct weft_variant *next;                 /* where it is kept for use again */
     _Atomic uint32_t registers, static_shared; /* registers plus one; 0: not asked yet */
     _Atomic uint64_t idle_launches;            /* in the trace of the upper half's number, on an idle stream */
-    _Atomic bool before_programmatic;          /* a programmatic dependent launch was seen to follow it */
 } weft_variant;
+_Static_assert(sizeof(weft_variant) == 128, "a program may have very many");
 
 /* What a launch needs of a variant: a private copy. */
 typedef struct {
@@ -120,6 +127,14 @@ weft_cell *weft_cell_at(uint32_t row); /* of the first shard */
 static inline uint64_t weft_shape_of(unsigned threads, unsigned shared) { return (uint64_t)threads << 32 | shared; }
 
 /* --- counts.c: launches ------------------------------------------------------------------------------------------ */
+
+extern _Thread_local uint32_t weft_shard; /* of this thread, plus one; 0: not chosen yet */
+
+/* This thread will count a launch there: fetch it while the driver makes the launch. */
+static inline void weft_count_soon(const weft_cell *cell) {
+    if (LIKELY(weft_shard))
+        __builtin_prefetch(cell + (weft_shard - 1) * WEFT_CHUNK_ROWS, 1);
+}
 
 void weft_count_launch(weft_cell *cell, uint64_t times, bool shaped);
 void weft_count_overlapped(weft_cell *cell);                /* launched while a collective was in flight */

@@ -65,7 +65,7 @@ class Live:
         import torch.cuda
 
         self._cuda: Any = torch.cuda
-        self._hook = OptimizerHook(self._optimizer_stepped)
+        self._hook = OptimizerHook(self._optimizer_stepped, self._free)
         self._restore = [
             wrap_group_function("init_process_group", after=self._group_made),
             wrap_group_function("destroy_process_group", before=self._group_goes, after=self._group_gone),
@@ -152,8 +152,9 @@ class Live:
             elif skipped:
                 self._output.publish(self._session, ended=skipped, over=self._over)
             if ends and self._session is not None and self._steps.length == 1:
-                self._free.begin(optimizer, event, self._session.free_steps)
                 self._changed = self._session.changed
+                free = self._session.free_steps
+                self._free.begin(optimizer, event, free, each_looked_at=self._changed)
         except BaseException as error:
             self._caught(error)
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 LONGEST_FREE_S = 1.0  # steps that became slow are still shown by `weft top`
+COUNTED = 16  # of so many free steps, a power of two, the hook counts all but one by itself
 
 
 class OwnThread:
@@ -62,57 +63,70 @@ class OptimizerNumbers:
 
 
 class FreeSteps:
-    """Steps of one optimizer that need not be looked at: between two looks, a call takes a microsecond.
+    """Steps of one optimizer that need not be looked at.
 
     They end early where they take long, on this rank alone: what has been skipped is shown and saved then.
+    Where there are many, a hook counts most of them by itself (`counted`, see OptimizerHook): since the step
+    before, the program has filled the caches, and every further call of Python takes a microsecond or more.
     """
 
     def __init__(self) -> None:
-        self._left = self._free = self._number = self._ident = 0
+        self.left = self._free = self._number = self._ident = 0
+        self.counted = 0
+        """Bits of `left` that are set for a step that the hook counts by itself; 0: it counts none."""
         self._until_s = 0.0
-        self._optimizer: Callable[[], Any] = lambda: None
+        self.optimizer: Callable[[], Any] = lambda: None
 
-    def begin(self, optimizer: Any, number: int, free: int) -> None:
-        """The next `free` steps of this optimizer, on this thread, are free. `number`: the optimizer's."""
+    def begin(self, optimizer: Any, number: int, free: int, *, each_looked_at: bool = False) -> None:
+        """The next `free` steps of this optimizer, on this thread, are free. `number`: the optimizer's.
+
+        `each_looked_at`: the hook counts none of them by itself.
+        """
         if free > 0:
-            if self._optimizer() is not optimizer:
-                self._optimizer = weakref.ref(optimizer)
-            self._left = self._free = free
+            if self.optimizer() is not optimizer:
+                self.optimizer = weakref.ref(optimizer)
+            self.counted = 0 if each_looked_at or free < COUNTED else COUNTED - 1
+            self.left = self._free = free
             self._number, self._ident = number, threading.get_ident()
             self._until_s = time.monotonic() + LONGEST_FREE_S
 
     def take(self, optimizer: Any) -> bool:
         """Whether this step is free."""
-        if not self._left or optimizer is not self._optimizer() or threading.get_ident() != self._ident:
+        if not self.left or optimizer is not self.optimizer() or threading.get_ident() != self._ident:
             return False
         if time.monotonic() > self._until_s:
             return False
-        self._left -= 1  # the only store: a signal handler that raises leaves the step counted, or not begun
+        self.left -= 1  # the only store: a signal handler that raises leaves the step counted, or not begun
         return True
 
     @property
     def taken(self) -> int:
         """How many were taken since `begin`."""
-        return self._free - self._left
+        return self._free - self.left
 
     def end(self) -> tuple[int, int]:
         """No more steps are free; how many were taken, and of which optimizer."""
         taken = self.taken
-        self._free = self._left = 0
+        self._free = self.left = 0
         return taken, self._number
 
 
 class OptimizerHook:
-    """Calls a function with each optimizer that has stepped, until it is removed."""
+    """Calls a function with each optimizer that has stepped, but for free steps, until it is removed."""
 
-    def __init__(self, stepped: Callable[[Any], None]) -> None:
+    def __init__(self, stepped: Callable[[Any], None], free: FreeSteps | None = None) -> None:
         import torch
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
-        compiling = torch.compiler.is_compiling
+        compiling = torch.compiler.is_dynamo_compiling  # the cheapest of its kind
+        steps = free or FreeSteps()
 
         def hook(optimizer: Any, args: Any, kwargs: Any) -> None:
-            if not compiling():  # a compiled optimizer is not detected
+            if compiling():  # a compiled optimizer is not detected
+                return
+            if steps.left & steps.counted and optimizer is steps.optimizer():
+                steps.left -= 1
+            else:
                 stepped(optimizer)
 
         self._hook = register_optimizer_step_post_hook(hook)

@@ -162,7 +162,7 @@ class _Search(SearchSteps):
         while len(times) < MOST_WARM_UP and not (steady(times) and self._quiet(times, first)):
             sample = yield from ask(Trial(self.default), self.record, "warm-up")
             times.append(sample.ms)
-        if not steady(times):  # patience ended: scatter is not known, or only that of steps long ago
+        if len(times) >= MOST_WARM_UP:  # patience ended: scatter is not known, or only that of earlier steps
             self._quiet(times, first)
         self.warm_up_steps = self.record.number - begin
         # Digits of measured times: no cycle of the job can match a fixed sequence of draws.
