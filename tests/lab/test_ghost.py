@@ -239,6 +239,7 @@ def test_options_of_a_node_are_checked(monkeypatch, tmp_path):
         (["--ranks", "2", "--late", "5", str(script)], "add --node"),
         (["--node", "no-such-node", str(script)], "no-such-node"),
         (["--node", "dgx-h100", "--ranks", "1", str(script)], "--ranks 1 is not valid; use 2 to 4096"),
+        (["--node", "dgx-h100", "--ranks", "16", str(script)], "16 ranks: dgx-h100 has 8 and no network"),
         (["--ranks=5000", str(script)], "--ranks 5000 is not valid"),
         (["--ranks=2", "--node=", str(script)], "no node named ''"),
         (["--ranks", "4", "torchrun", str(script)], "give the script itself"),

@@ -98,7 +98,7 @@ def run_script(arguments: Sequence[str]) -> None:
         raise UsageError(f"--ranks {ranks} is not valid; use 2 to {MAX_PROFILE_RANKS}")
     if "--node" in options:
         node = load_node(options["--node"])
-        ranks = ranks or str(node.ranks)
+        ranks = str(node.world(int(ranks) if ranks else None))
         local = min(int(ranks), node.domain)
         chosen[NODE_VARIABLE] = options["--node"]
     count = int(ranks or 2)

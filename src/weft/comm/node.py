@@ -72,7 +72,8 @@ class Paced:
     basis: str
     """`published`, `assumed` or `measured`."""
     error_pct: float | None
-    """Mean error on published results that were left out of the fit; None: there are none."""
+    """Mean error on published results that were left out of the fit; None: there are none, or the ranks or
+    the size are outside of what was measured."""
     algorithm: str = ""
 
 
@@ -166,6 +167,15 @@ class Node:
         spread = 1 + (self.assumed_pct if fast.error_pct is None else fast.error_pct) / 100
         return fast.us / spread, slow.us * spread
 
+    def world(self, ranks: int | None = None) -> int:
+        """Ranks of a job on this node: all by default. Raises UsageError for more than it can connect."""
+        if ranks and self.network is None and ranks > self.ranks:
+            raise UsageError(
+                f"{ranks} ranks: {self.name} has {self.ranks} and no network between nodes; use a profile of "
+                "several nodes (`weft node list`)"
+            )
+        return ranks or self.ranks
+
     def copies(self, kind: str, ranks: int) -> bool:
         """Whether copy engines can serve a collective of so many ranks."""
         return self.copy_engines is not None and kind in _COPIED and ranks <= self.domain
@@ -249,9 +259,17 @@ class Node:
             read_bytes=read,
             write_bytes=write,
             basis=basis,
-            error_pct=curve.error_pct if nbytes >= LARGE_MESSAGE_BYTES else curve.error_small_pct,
+            error_pct=self._error_pct(curve, nbytes, count),
             algorithm=chosen,
         )
+
+    @staticmethod
+    def _error_pct(curve: TimeCurve, nbytes: int, ranks: int) -> float | None:
+        """Errors are those of the curve's ranks and, where it has points, of sizes between them."""
+        inside = not curve.points or curve.points[0][0] <= nbytes <= curve.points[-1][0]
+        if ranks != curve.ranks or not inside:
+            return None
+        return curve.error_pct if nbytes >= LARGE_MESSAGE_BYTES else curve.error_small_pct
 
     def _check_algorithm(self, kind: str, algorithm: str) -> None:
         if kind in _POINT_TO_POINT:
