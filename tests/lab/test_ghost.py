@@ -14,6 +14,7 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 
 from weft.comm import ghost  # noqa: E402
+from weft.comm.ghost_lane import Lane  # noqa: E402
 from weft.errors import UsageError  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings(
@@ -128,6 +129,24 @@ def test_reductions_with_a_factor_and_of_bits():
         zeros.allreduce([torch.tensor([5])], dist.ReduceOp.BAND)
 
 
+def test_sums_of_booleans_are_their_or_also_on_a_gpu():
+    """In memory, two true bytes would add up to 2; torch cannot multiply booleans where a node's kernel copied."""
+
+    class Recorded:
+        def all_reduce(self, send, recv, streams, op):
+            names.append(op)
+
+    names: list[str] = []
+    one_rank = Lane(Recorded(), None, torch.device("cpu"), own=0)
+    group = ghost.GhostGroup(0, 8, ghost.GhostOptions(), lambda *_: one_rank)
+    for op in (dist.ReduceOp.SUM, dist.ReduceOp.PRODUCT):
+        flags = torch.tensor([True, False])
+        group.allreduce([flags], op)
+        dist.all_reduce(flags, op)
+        assert flags.tolist() == [True, False]
+    assert names == ["max", "min"]
+
+
 @pytest.mark.parametrize(
     ("call", "words"),
     [
@@ -137,8 +156,30 @@ def test_reductions_with_a_factor_and_of_bits():
         (lambda: dist.all_gather([torch.empty(2)] * 2, numbers(2)), "2 tensors for 3 ranks"),
         (lambda: dist.reduce_scatter(torch.empty(2), [numbers(2)] * 4), "4 tensors for 3 ranks"),
         (lambda: dist.all_reduce(numbers(2).to_sparse()), "dense tensors"),
+        (lambda: dist.all_gather_into_tensor(torch.empty(5), numbers(2)), "5 elements .* for 3 x 2 of"),
+        (
+            lambda: dist.all_gather_into_tensor(torch.empty(6).double(), numbers(2)),
+            "6 elements of torch.float64",
+        ),
+        (lambda: dist.reduce_scatter_tensor(torch.empty(2), numbers(5)), "5 elements .* for 3 x 2 of"),
+        (lambda: dist.all_gather([torch.empty(2), torch.empty(3), torch.empty(2)], numbers(2)), "3 elements"),
+        (lambda: dist.gather(numbers(2), [torch.empty(3)] * 3), "3 elements .* for 1 x 2"),
+        (lambda: dist.scatter(torch.empty(1), [numbers(2)] * 3), "1 elements .* for 1 x 2"),
+        (lambda: dist.all_to_all([torch.empty(1)] * 3, [numbers(2)] * 3), "1 elements .* for 1 x 2"),
     ],
-    ids=["peer", "root", "gather", "all-gather", "reduce-scatter", "sparse"],
+    ids=[
+        *(
+            "peer",
+            "root",
+            "gather",
+            "all-gather",
+            "reduce-scatter",
+            "sparse",
+            "gathered size",
+            "gathered type",
+        ),
+        *("scattered size", "uneven all-gather", "gather size", "scatter size", "all-to-all size"),
+    ],
 )
 def test_impossible_calls_are_rejected_in_one_line(call, words):
     with pytest.raises(UsageError, match=words):

@@ -359,6 +359,10 @@ def test_calls_of_one_rank_take_the_time_and_ctas_of_the_node():
     ranks_of(recorder, ctas=4).all_reduce([tensor, *none], [tensor, *none], [Stream()] * 8)
     assert recorder.launched[-1][1].ctas <= 4
     assert recorder.launched[-1][1].us > part.us
+    eighth = Tensor(1 << 20, 4096)
+    eighth.dtype = "torch.float8_e4m3fn"
+    ranks.all_gather([eighth, *none], [Tensor(8 << 20, 1 << 30), *none], [Stream()] * 8)
+    assert recorder.launched[-1][1] == node.collective("all_gather", 8 << 20, None, 8)
     alone = ranks_of(recorder, size=1)
     alone.all_reduce([tensor], [Tensor(16 << 20, 8192)], [Stream()])
     assert len(recorder.copied) == 1

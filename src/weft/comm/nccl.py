@@ -30,7 +30,7 @@ NCCL_DTYPES = {
     "int32": 2,
     "int64": 4,
 }
-NCCL_DTYPES |= {"bool": 1, "uint32": 3, "uint64": 5}
+NCCL_DTYPES |= {"bool": 1, "uint32": 3, "uint64": 5, "float8_e4m3fn": 10, "float8_e5m2": 11}
 OPS = {"sum": 0, "product": 1, "max": 2, "min": 3, "avg": 4}
 
 
