@@ -333,3 +333,31 @@ def test_an_unmodified_script(tmp_path):
     )
     assert bad.returncode == 2
     assert "usage: python -m weft.comm.ghost" in bad.stderr
+
+
+def test_processes_that_a_script_starts_are_no_ghosts(tmp_path):
+    """A forked one inherits the ghosts, and would be rank 0, too, whatever it asks for."""
+    (tmp_path / "train.py").write_text(
+        textwrap.dedent("""
+        import os, torch, torch.distributed as dist, torch.multiprocessing as mp
+        def rank(number, count):
+            dist.init_process_group("gloo", rank=number, world_size=count)
+            print("rank", dist.get_rank(), dist.get_world_size(), flush=True)
+        def nothing(number):
+            pass
+        if __name__ == "__main__":
+            child = mp.get_context("fork").Process(target=rank, args=(1, 4))
+            child.start()
+            child.join()
+            print("child", child.exitcode, flush=True)
+            mp.spawn(nothing, nprocs=2)
+            mp.spawn(rank, args=(4,), nprocs=4)
+            os.chdir("/")
+            print(os.path.exists(__file__))
+        """)
+    )
+    command = [sys.executable, "-m", "weft.comm.ghost", "--ranks", "4", "train.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=180, check=False)
+    assert done.stdout.splitlines() == ["child 1", "rank 0 4", "True"], done.stderr
+    assert "UsageError: a child process is not a ghost rank" in done.stderr
+    assert "spawn starts 2 processes, which are not ghost ranks: of these there are 4" in done.stderr

@@ -121,8 +121,9 @@ def run_script(arguments: Sequence[str]) -> None:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
         return
     sys.argv = list(rest)
-    sys.path[0] = os.path.dirname(os.path.abspath(rest[0]))  # noqa: PTH100, PTH120 (as python does)
-    runpy.run_path(rest[0], run_name="__main__")
+    path = os.path.abspath(rest[0])  # noqa: PTH100 (as python does; __file__ holds after a chdir, too)
+    sys.path[0] = os.path.dirname(path)  # noqa: PTH120
+    runpy.run_path(path, run_name="__main__")
 
 
 def _check_program(name: str, is_module: bool) -> None:
