@@ -272,6 +272,17 @@ def test_copy_engines_need_a_node_that_has_them():
         assert bool(why) == bool(said)
 
 
+def test_groups_know_how_far_apart_their_ranks_are_on_several_nodes():
+    dist.destroy_process_group()
+    ghost.init(16)
+    options = ghost.GhostOptions(node="dgx-h100-2")
+    found = {}
+    for ranks in ([0, 1], [0, 8], list(range(8)), list(range(16))):
+        group = dist.new_group(ranks, pg_options=options)
+        found[len(ranks), ranks[1]] = group._options.stride, bool(group.why_no_copies)
+    assert found == {(2, 1): (1, False), (2, 8): (8, True), (8, 1): (1, False), (16, 1): (1, True)}
+
+
 def test_options_of_a_node_are_checked(monkeypatch, tmp_path):
     script = tmp_path / "empty.py"
     script.write_text("import os\nprint(os.environ['WORLD_SIZE'], os.environ['LOCAL_WORLD_SIZE'])")

@@ -369,6 +369,38 @@ def test_calls_of_one_rank_take_the_time_and_ctas_of_the_node():
     alone.close()
 
 
+def test_groups_of_several_nodes_take_the_time_of_their_places():
+    """A group with one rank on each node uses the network, and so do the communicators that the shim splits."""
+    recorder, node = Recorder(), load_node("dgx-h100-2")
+    library = paced.load_paced(node, paced.Lateness(), launcher=recorder)
+    assert [node.stride(ranks) for ranks in (range(16), range(8), (0, 2), (0, 8), (0, 4, 8, 12))] == [
+        1,
+        1,
+        1,
+        8,
+        4,
+    ]
+    pair, tensor = nccl.NcclRanks(library, 2, own=0), Tensor(16 << 20, 4096)
+
+    def reduced(handle) -> float:
+        library.call("ncclAllReduce", 4096, 8192, 16 << 20, 7, 0, handle, 77)
+        return recorder.launched[-1][1].us
+
+    inside = reduced(pair.communicator(0))
+    library.call("weft_paced_spread", pair.communicator(0), node.stride((0, 8)))
+    outside, split = reduced(pair.communicator(0)), ctypes.c_void_p()
+    library.call("ncclCommSplit", pair.communicator(0), 0, 0, ctypes.byref(split), None)
+    assert outside == reduced(split) == node.collective("all_reduce", 64 << 20, ranks=2, stride=8).us
+    assert outside > 4 * inside
+    assert node.copies("all_gather", 2)
+    assert not node.copies("all_gather", 2, stride=8)
+    world = nccl.NcclRanks(library, 16, own=0)
+    for peer in (1, 8):
+        world.exchange([(0, tensor, peer, None)], [Stream()] * 16)
+    near, far = (part.us for _, part, _ in recorder.launched[-2:])
+    assert near == node.collective("send_recv", 64 << 20, ranks=8).us < far / 4
+
+
 def test_limits_of_the_environment_and_of_a_call_hold(monkeypatch):
     monkeypatch.setenv("NCCL_MAX_CTAS", "6")
     recorder = Recorder()

@@ -22,6 +22,7 @@ import importlib.util
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,9 @@ def register(options: GhostOptions | None = None) -> None:
 
     def create(common: Any, given: Any) -> GhostGroup:
         chosen = given if isinstance(given, GhostOptions) else options or GhostOptions.from_environment()
+        members = common.global_ranks_in_group or range(common.group_size)  # none: all ranks
+        if chosen.node is not None:
+            chosen = replace(chosen, stride=load_node(chosen.node).stride(members))
         return GhostGroup(common.group_rank, common.group_size, chosen)
 
     dist.Backend.register_backend(BACKEND, create, extended_api=True, devices=["cpu", "cuda"])

@@ -199,6 +199,10 @@ class NcclRanks:
             for rank, comm in self._comms.items():
                 library.call("ncclCommInitRankConfig", byref(comm), size, unique, rank, byref(config))
 
+    def communicator(self, rank: int) -> c_void_p:
+        """The communicator of a rank that is here."""
+        return self._comms[rank]
+
     def all_reduce(self, send: Any, recv: Any, streams: Any, op: str = "sum") -> None:
         """Reduce all inputs into every output."""
         self._each("ncclAllReduce", send, recv, streams, send, OPS[op])
