@@ -401,6 +401,18 @@ def test_groups_of_several_nodes_take_the_time_of_their_places():
     assert near == node.collective("send_recv", 64 << 20, ranks=8).us < far / 4
 
 
+def test_an_all_to_all_of_thousands_of_ranks_is_one_group():
+    recorder, size = Recorder(), 4096
+    ranks = ranks_of(recorder, size=size)
+    part = Tensor(256, 4096)
+    moves = [(0, part, 0, part)]
+    for peer in range(1, size):
+        moves += [(0, part, peer, None), (peer, None, 0, part)]
+    ranks.exchange(moves, [Stream()] * size)
+    ((planned, _, _),) = recorder.launched
+    assert (planned.kind, planned.node_bytes) == ("all_to_all", 1024 * size)
+
+
 def test_limits_of_the_environment_and_of_a_call_hold(monkeypatch):
     monkeypatch.setenv("NCCL_MAX_CTAS", "6")
     recorder = Recorder()

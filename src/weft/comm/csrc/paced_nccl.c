@@ -21,7 +21,7 @@
 
 enum { SUCCESS = 0, UNHANDLED = 1, INTERNAL = 3, INVALID_ARGUMENT = 4 };
 enum { WITH_CTA_POLICY = 22700, ZERO_CTAS = 2, SYMMETRIC_WINDOW = 1 };
-enum { VERSION = 23203, UNDEFINED = INT_MIN, MOST_CALLS = 4096, CONFIG_BYTES = 256 };
+enum { VERSION = 23203, UNDEFINED = INT_MIN, FIRST_CALLS = 32, CONFIG_BYTES = 256 };
 enum { ALL_REDUCE, BROADCAST, REDUCE, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL, GATHER, SCATTER, SEND, RECV };
 
 typedef struct {
@@ -78,7 +78,7 @@ static int (*current_device)(int *);
 static int (*memory)(void **, size_t); /* allocates; with size 0 it frees */
 static char last_error[512];
 static _Thread_local struct {
-    int depth, count;
+    int depth, count, room;
     paced_call *calls;
 } group;
 
@@ -290,10 +290,14 @@ static int take(paced_call call, const call_config *config) {
     call.copies = zero_ctas && copied_kind(call.operation) && in_window(call.comm, call.recv);
     if (!group.depth)
         return hand_over(&call, 1);
-    if (!group.calls && !(group.calls = malloc(MOST_CALLS * sizeof *group.calls)))
-        return INTERNAL;
-    if (group.count == MOST_CALLS)
-        return INVALID_ARGUMENT;
+    if (group.count == group.room) { /* an all-to-all has two calls for each rank */
+        int room = group.room ? 2 * group.room : FIRST_CALLS;
+        paced_call *more = realloc(group.calls, room * sizeof *more);
+        if (!more)
+            return INTERNAL;
+        group.calls = more;
+        group.room = room;
+    }
     group.calls[group.count++] = call;
     return SUCCESS;
 }
