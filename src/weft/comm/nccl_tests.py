@@ -86,7 +86,7 @@ class TestedCollective:
     wrong: tuple[int, ...] = ()
     """Sizes whose rows were left out because their results were wrong."""
     unread: list[int] = field(default_factory=list)
-    """Sizes whose rows have no possible time and bandwidth, or are cut off."""
+    """Sizes whose rows have impossible numbers, or are cut off."""
     out_of_bounds: int = 0
     """Wrong results that the summary counts."""
     failure: str = ""
@@ -229,6 +229,8 @@ def _row(nbytes: int, words: list[str], columns: list[str], unit: float) -> Test
     if nbytes <= 0 or best is None or not best[0] > 0:
         return None
     us, algorithm_gb_s, bus_gb_s = best
+    if bus_gb_s > 2.05 * algorithm_gb_s + 0.02:  # it is 2 (n - 1) / n times as much at most, both rounded
+        return None
     if algorithm_gb_s >= 0.5:  # the bandwidth determines the unit of the time
         scale = nbytes / algorithm_gb_s / 1e3 / us
         most = 2.05 if algorithm_gb_s == bus_gb_s else 1.03

@@ -103,7 +103,9 @@ def _doubt(run: TestedCollective, largest: TestedCollective | None) -> str:
     elif run.out_of_bounds:
         said.append(f"skipped all rows: {run.out_of_bounds} results are wrong, and no row says which")
     if run.unread:
-        said.append(f"skipped {len(run.unread)} rows without a possible time ({_sizes(run.unread)} bytes)")
+        said.append(
+            f"skipped {len(run.unread)} rows with impossible or missing numbers ({_sizes(run.unread)} bytes)"
+        )
     if run.rows and largest and (why := _unused(run, largest)):
         said.append(f"skipped {'the other' if said else 'all'} rows: {why}")
         left = 0
