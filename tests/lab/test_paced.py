@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from ptx_interpreter import Memory, run_kernel
 
 from weft.comm import nccl, paced, paced_kernel, paced_launch, paced_mail, paced_plan
 from weft.comm.node import load_node
+from weft.comm.paced_copies import UrgentCopies
 from weft.errors import UnavailableError, UsageError, WeftError
 from weft.gpu.driver import Attribute, Driver
 
@@ -271,6 +274,31 @@ def test_copies_leave_what_the_kernel_leaves_each_time(operation, in_place, root
         assert (issued[1], issued[-2:]) == ("cuEventRecord", ["cuStreamWaitEvent", "end"])
         assert "cuLaunchKernelEx" not in driver.log
         driver.log.clear()
+
+
+def test_copies_of_two_threads_wait_for_their_own_streams():
+    """The driver is called without Python's lock, and both threads use the same two events."""
+    issued: list[int] = []
+
+    class SlowDriver(CopyingDriver):
+        def call(self, name, *given):
+            if name in ("cuEventRecord", "cuStreamWaitEvent", "cuMemcpyDtoDAsync_v2"):
+                issued.append(threading.get_ident())
+                time.sleep(1e-4)
+
+    memory = Memory()
+    urgent = UrgentCopies(SlowDriver(memory))
+    (planned,) = paced_plan.plan_calls([call("all_gather", 4096, 1 << 20, 96, rank=0)])
+    issue = urgent.ready(planned)
+    issue()
+    each = len(issued)
+    threads = [threading.Thread(target=lambda: [issue() for _ in range(20)]) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(issued) == 41 * each
+    assert all(len(set(issued[at : at + each])) == 1 for at in range(0, len(issued), each))
 
 
 def test_without_delays_the_kernel_runs_in_place_of_copies(monkeypatch):
