@@ -283,6 +283,12 @@ def test_groups_know_how_far_apart_their_ranks_are_on_several_nodes():
     assert found == {(2, 1): (1, False), (2, 8): (8, True), (8, 1): (1, False), (16, 1): (1, True)}
 
 
+@pytest.mark.parametrize("word", ["-h", "--help"])
+def test_help_is_the_usage(word, capsys):
+    ghost.run_script([word])
+    assert capsys.readouterr().out == f"{ghost.USAGE}\n"
+
+
 def test_options_of_a_node_are_checked(monkeypatch, tmp_path):
     script = tmp_path / "empty.py"
     script.write_text("import os\nprint(os.environ['WORLD_SIZE'], os.environ['LOCAL_WORLD_SIZE'])")

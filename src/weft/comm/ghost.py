@@ -93,6 +93,9 @@ def run_script(arguments: Sequence[str]) -> None:
     """Run a script as rank 0; `arguments`: the options of USAGE, the script and its own arguments."""
     import runpy
 
+    if list(arguments[:1]) in (["-h"], ["--help"]):
+        print(USAGE)
+        return
     options, rest = _options(arguments)
     ranks, local = options.get("--ranks"), None
     chosen: dict[str, str] = {}
