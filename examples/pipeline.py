@@ -39,6 +39,7 @@ def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--schedule", default="1F1B", help="GPipe, 1F1B, Interleaved1F1B, …")
     parser.add_argument("--microbatches", type=int, default=4)
+    parser.set_defaults(batch=4)  # a row for each microbatch
     args = parser.parse_args()
     device = start(args)
     rank, world = dist.get_rank(), dist.get_world_size()

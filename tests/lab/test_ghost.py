@@ -14,6 +14,7 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 
 from weft.comm import ghost  # noqa: E402
+from weft.comm.ghost_lane import Lane  # noqa: E402
 from weft.errors import UsageError  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings(
@@ -128,6 +129,24 @@ def test_reductions_with_a_factor_and_of_bits():
         zeros.allreduce([torch.tensor([5])], dist.ReduceOp.BAND)
 
 
+def test_sums_of_booleans_are_their_or_also_on_a_gpu():
+    """In memory, two true bytes would add up to 2; torch cannot multiply booleans where a node's kernel copied."""
+
+    class Recorded:
+        def all_reduce(self, send, recv, streams, op):
+            names.append(op)
+
+    names: list[str] = []
+    one_rank = Lane(Recorded(), None, torch.device("cpu"), own=0)
+    group = ghost.GhostGroup(0, 8, ghost.GhostOptions(), lambda *_: one_rank)
+    for op in (dist.ReduceOp.SUM, dist.ReduceOp.PRODUCT):
+        flags = torch.tensor([True, False])
+        group.allreduce([flags], op)
+        dist.all_reduce(flags, op)
+        assert flags.tolist() == [True, False]
+    assert names == ["max", "min"]
+
+
 @pytest.mark.parametrize(
     ("call", "words"),
     [
@@ -137,8 +156,30 @@ def test_reductions_with_a_factor_and_of_bits():
         (lambda: dist.all_gather([torch.empty(2)] * 2, numbers(2)), "2 tensors for 3 ranks"),
         (lambda: dist.reduce_scatter(torch.empty(2), [numbers(2)] * 4), "4 tensors for 3 ranks"),
         (lambda: dist.all_reduce(numbers(2).to_sparse()), "dense tensors"),
+        (lambda: dist.all_gather_into_tensor(torch.empty(5), numbers(2)), "5 elements .* for 3 x 2 of"),
+        (
+            lambda: dist.all_gather_into_tensor(torch.empty(6).double(), numbers(2)),
+            "6 elements of torch.float64",
+        ),
+        (lambda: dist.reduce_scatter_tensor(torch.empty(2), numbers(5)), "5 elements .* for 3 x 2 of"),
+        (lambda: dist.all_gather([torch.empty(2), torch.empty(3), torch.empty(2)], numbers(2)), "3 elements"),
+        (lambda: dist.gather(numbers(2), [torch.empty(3)] * 3), "3 elements .* for 1 x 2"),
+        (lambda: dist.scatter(torch.empty(1), [numbers(2)] * 3), "1 elements .* for 1 x 2"),
+        (lambda: dist.all_to_all([torch.empty(1)] * 3, [numbers(2)] * 3), "1 elements .* for 1 x 2"),
     ],
-    ids=["peer", "root", "gather", "all-gather", "reduce-scatter", "sparse"],
+    ids=[
+        *(
+            "peer",
+            "root",
+            "gather",
+            "all-gather",
+            "reduce-scatter",
+            "sparse",
+            "gathered size",
+            "gathered type",
+        ),
+        *("scattered size", "uneven all-gather", "gather size", "scatter size", "all-to-all size"),
+    ],
 )
 def test_impossible_calls_are_rejected_in_one_line(call, words):
     with pytest.raises(UsageError, match=words):
@@ -231,6 +272,23 @@ def test_copy_engines_need_a_node_that_has_them():
         assert bool(why) == bool(said)
 
 
+def test_groups_know_how_far_apart_their_ranks_are_on_several_nodes():
+    dist.destroy_process_group()
+    ghost.init(16)
+    options = ghost.GhostOptions(node="dgx-h100-2")
+    found = {}
+    for ranks in ([0, 1], [0, 8], list(range(8)), list(range(16))):
+        group = dist.new_group(ranks, pg_options=options)
+        found[len(ranks), ranks[1]] = group._options.stride, bool(group.why_no_copies)
+    assert found == {(2, 1): (1, False), (2, 8): (8, True), (8, 1): (1, False), (16, 1): (1, True)}
+
+
+@pytest.mark.parametrize("word", ["-h", "--help"])
+def test_help_is_the_usage(word, capsys):
+    ghost.run_script([word])
+    assert capsys.readouterr().out == f"{ghost.USAGE}\n"
+
+
 def test_options_of_a_node_are_checked(monkeypatch, tmp_path):
     script = tmp_path / "empty.py"
     script.write_text("import os\nprint(os.environ['WORLD_SIZE'], os.environ['LOCAL_WORLD_SIZE'])")
@@ -239,6 +297,7 @@ def test_options_of_a_node_are_checked(monkeypatch, tmp_path):
         (["--ranks", "2", "--late", "5", str(script)], "add --node"),
         (["--node", "no-such-node", str(script)], "no-such-node"),
         (["--node", "dgx-h100", "--ranks", "1", str(script)], "--ranks 1 is not valid; use 2 to 4096"),
+        (["--node", "dgx-h100", "--ranks", "16", str(script)], "16 ranks: dgx-h100 has 8 and no network"),
         (["--ranks=5000", str(script)], "--ranks 5000 is not valid"),
         (["--ranks=2", "--node=", str(script)], "no node named ''"),
         (["--ranks", "4", "torchrun", str(script)], "give the script itself"),
@@ -291,3 +350,31 @@ def test_an_unmodified_script(tmp_path):
     )
     assert bad.returncode == 2
     assert "usage: python -m weft.comm.ghost" in bad.stderr
+
+
+def test_processes_that_a_script_starts_are_no_ghosts(tmp_path):
+    """A forked one inherits the ghosts, and would be rank 0, too, whatever it asks for."""
+    (tmp_path / "train.py").write_text(
+        textwrap.dedent("""
+        import os, torch, torch.distributed as dist, torch.multiprocessing as mp
+        def rank(number, count):
+            dist.init_process_group("gloo", rank=number, world_size=count)
+            print("rank", dist.get_rank(), dist.get_world_size(), flush=True)
+        def nothing(number):
+            pass
+        if __name__ == "__main__":
+            child = mp.get_context("fork").Process(target=rank, args=(1, 4))
+            child.start()
+            child.join()
+            print("child", child.exitcode, flush=True)
+            mp.spawn(nothing, nprocs=2)
+            mp.spawn(rank, args=(4,), nprocs=4)
+            os.chdir("/")
+            print(os.path.exists(__file__))
+        """)
+    )
+    command = [sys.executable, "-m", "weft.comm.ghost", "--ranks", "4", "train.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=180, check=False)
+    assert done.stdout.splitlines() == ["child 1", "rank 0 4", "True"], done.stderr
+    assert "UsageError: a child process is not a ghost rank" in done.stderr
+    assert "spawn starts 2 processes, which are not ghost ranks: of these there are 4" in done.stderr

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from ptx_interpreter import Memory, run_kernel
 
 from weft.comm import nccl, paced, paced_kernel, paced_launch, paced_mail, paced_plan
 from weft.comm.node import load_node
+from weft.comm.paced_copies import UrgentCopies
 from weft.errors import UnavailableError, UsageError, WeftError
 from weft.gpu.driver import Attribute, Driver
 
@@ -273,6 +276,31 @@ def test_copies_leave_what_the_kernel_leaves_each_time(operation, in_place, root
         driver.log.clear()
 
 
+def test_copies_of_two_threads_wait_for_their_own_streams():
+    """The driver is called without Python's lock, and both threads use the same two events."""
+    issued: list[int] = []
+
+    class SlowDriver(CopyingDriver):
+        def call(self, name, *given):
+            if name in ("cuEventRecord", "cuStreamWaitEvent", "cuMemcpyDtoDAsync_v2"):
+                issued.append(threading.get_ident())
+                time.sleep(1e-4)
+
+    memory = Memory()
+    urgent = UrgentCopies(SlowDriver(memory))
+    (planned,) = paced_plan.plan_calls([call("all_gather", 4096, 1 << 20, 96, rank=0)])
+    issue = urgent.ready(planned)
+    issue()
+    each = len(issued)
+    threads = [threading.Thread(target=lambda: [issue() for _ in range(20)]) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(issued) == 41 * each
+    assert all(len(set(issued[at : at + each])) == 1 for at in range(0, len(issued), each))
+
+
 def test_without_delays_the_kernel_runs_in_place_of_copies(monkeypatch):
     launcher, launched = paced_launch.PacedLauncher(FakeDriver()), []
     launcher._delays = Delays([], works=False)
@@ -359,10 +387,58 @@ def test_calls_of_one_rank_take_the_time_and_ctas_of_the_node():
     ranks_of(recorder, ctas=4).all_reduce([tensor, *none], [tensor, *none], [Stream()] * 8)
     assert recorder.launched[-1][1].ctas <= 4
     assert recorder.launched[-1][1].us > part.us
+    eighth = Tensor(1 << 20, 4096)
+    eighth.dtype = "torch.float8_e4m3fn"
+    ranks.all_gather([eighth, *none], [Tensor(8 << 20, 1 << 30), *none], [Stream()] * 8)
+    assert recorder.launched[-1][1] == node.collective("all_gather", 8 << 20, None, 8)
     alone = ranks_of(recorder, size=1)
     alone.all_reduce([tensor], [Tensor(16 << 20, 8192)], [Stream()])
     assert len(recorder.copied) == 1
     alone.close()
+
+
+def test_groups_of_several_nodes_take_the_time_of_their_places():
+    """A group with one rank on each node uses the network, and so do the communicators that the shim splits."""
+    recorder, node = Recorder(), load_node("dgx-h100-2")
+    library = paced.load_paced(node, paced.Lateness(), launcher=recorder)
+    assert [node.stride(ranks) for ranks in (range(16), range(8), (0, 2), (0, 8), (0, 4, 8, 12))] == [
+        1,
+        1,
+        1,
+        8,
+        4,
+    ]
+    pair, tensor = nccl.NcclRanks(library, 2, own=0), Tensor(16 << 20, 4096)
+
+    def reduced(handle) -> float:
+        library.call("ncclAllReduce", 4096, 8192, 16 << 20, 7, 0, handle, 77)
+        return recorder.launched[-1][1].us
+
+    inside = reduced(pair.communicator(0))
+    library.call("weft_paced_spread", pair.communicator(0), node.stride((0, 8)))
+    outside, split = reduced(pair.communicator(0)), ctypes.c_void_p()
+    library.call("ncclCommSplit", pair.communicator(0), 0, 0, ctypes.byref(split), None)
+    assert outside == reduced(split) == node.collective("all_reduce", 64 << 20, ranks=2, stride=8).us
+    assert outside > 4 * inside
+    assert node.copies("all_gather", 2)
+    assert not node.copies("all_gather", 2, stride=8)
+    world = nccl.NcclRanks(library, 16, own=0)
+    for peer in (1, 8):
+        world.exchange([(0, tensor, peer, None)], [Stream()] * 16)
+    near, far = (part.us for _, part, _ in recorder.launched[-2:])
+    assert near == node.collective("send_recv", 64 << 20, ranks=8).us < far / 4
+
+
+def test_an_all_to_all_of_thousands_of_ranks_is_one_group():
+    recorder, size = Recorder(), 4096
+    ranks = ranks_of(recorder, size=size)
+    part = Tensor(256, 4096)
+    moves = [(0, part, 0, part)]
+    for peer in range(1, size):
+        moves += [(0, part, peer, None), (peer, None, 0, part)]
+    ranks.exchange(moves, [Stream()] * size)
+    ((planned, _, _),) = recorder.launched
+    assert (planned.kind, planned.node_bytes) == ("all_to_all", 1024 * size)
 
 
 def test_limits_of_the_environment_and_of_a_call_hold(monkeypatch):

@@ -148,6 +148,27 @@ def test_errors_are_those_that_the_benchmark_recorded():
     assert all(line["steps"] <= 1 for line in recorded["ctas"])
 
 
+def test_an_error_holds_for_the_ranks_and_sizes_that_it_was_found_with():
+    """Beyond them the range is that of an unknown error."""
+    node = load_node("dgx-h100")
+    curve = node.curve("all_reduce")
+    assert node.collective("all_reduce", 256 * MIB).error_pct == curve.error_pct
+    largest = curve.points[-1][0]
+    for nbytes, ranks in ((256 * MIB, 4), (256 * MIB, 16), (2 * largest, 8), (8, 8)):
+        part = node.collective("all_reduce", nbytes, ranks=ranks)
+        assert part.error_pct is None
+        low, high = node.range("all_reduce", nbytes, ranks=ranks)
+        assert high / part.us == pytest.approx(1 + node.assumed_pct / 100) == part.us / low
+
+
+def test_a_job_has_no_more_ranks_than_a_node_without_a_network():
+    assert load_node("dgx-h100").world() == 8
+    assert load_node("dgx-h100").world(3) == 3
+    assert load_node("dgx-h100-2").world(64) == 64
+    with pytest.raises(UsageError, match="9 ranks: dgx-h100 has 8"):
+        load_node("dgx-h100").world(9)
+
+
 def test_what_nobody_published_says_assumed_and_gives_a_range():
     node = load_node("pcie-a40")
     part = node.collective("all_gather", 64 * MIB)

@@ -449,6 +449,62 @@ def test_a_log_with_nothing_to_trust_is_refused(lines, words, tmp_path, capsys, 
     assert [file.name for file in tmp_path.iterdir()] == ["out.log"]
 
 
+OTHER_RUNS = {
+    "program": (log("gather"), "gather: skipped all rows: profiles have no gather"),
+    "ranks": (
+        log("all_gather", 4),
+        "all_gather: skipped all rows: it has 4 ranks, the node 8",
+    ),
+    "no ranks": (
+        [line for line in log("broadcast") if "Rank" not in line],
+        "broadcast: skipped all rows: its ranks are not listed; add --ranks N",
+    ),
+    "hosts": (
+        log("all_reduce"),
+        "all_reduce: skipped all rows: its ranks are on one host, those of the node on 2",
+    ),
+    "GPU": (
+        [line.replace("H100 80GB HBM3", "A100-SXM4-80GB") for line in log("all_gather", hosts=2)],
+        "all_gather: skipped all rows: its GPU is a100-80gb, that of the node h100",
+    ),
+    "host times": (
+        [line.replace("   time ", "cputime ") for line in log("all_gather", hosts=2)],
+        r"all_gather: skipped all rows: they are times of the host \(-C 1\)",
+    ),
+    "numbers": (
+        [
+            re.sub(r"^( +65536 .* -1 ).*", r"\1 nan nan nan 0 -5.0 1.0 1.0 0", line)
+            for line in log("reduce_scatter", hosts=2)
+        ],
+        r"reduce_scatter: skipped 1 rows with impossible or missing numbers \(65536 bytes\); rows left: 7",
+    ),
+}
+
+
+OTHER_RUNS["bandwidth"] = (
+    [
+        re.sub(r"^( +1073741824 .* -1 +[0-9.]+ +[0-9.]+) +[0-9.]+(.*)", r"\1 9999999.5\2", line)
+        for line in log("all_gather", hosts=2)
+    ],
+    r"all_gather: skipped 1 rows with impossible or missing numbers \(1073741824 bytes\); rows left: 7",
+)
+
+
+@pytest.mark.parametrize("run", OTHER_RUNS)
+def test_runs_that_are_not_used_are_named(run, tmp_path):
+    """A node's profile has the curves of one GPU and of one number of ranks and hosts."""
+    lines, words = OTHER_RUNS[run]
+    main_run, other = tmp_path / "main.log", tmp_path / "other.log"
+    main_run.write_text("\n".join(log("all_reduce", hosts=2)))
+    other.write_text("\n".join(lines))
+    warned: list[str] = []
+    node = import_logs([main_run, other], warn=warned.append)
+    (curve,) = (curve for curve in node.curves if curve.collective == "all_reduce")
+    assert (dict(curve.points), node.ranks, node.domain, node.gpu) == (MEASURED, 8, 4, "h100")
+    (line,) = warned
+    assert re.search(words, line)
+
+
 def test_a_run_that_ended_well_is_imported_without_a_word(tmp_path):
     warned: list[str] = []
     for number, layout in enumerate(LAYOUTS.values()):

@@ -94,7 +94,7 @@ def tune(
     if paper_node is not None:
         device, ranks = paper_node, ranks or paper_ranks(paper_node)
     if node:
-        ranks = ranks or load_node(node).ranks
+        ranks = load_node(node).world(ranks)
     workload = specify(
         name,
         gemm=gemm,

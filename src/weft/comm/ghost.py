@@ -22,6 +22,7 @@ import importlib.util
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,9 @@ def register(options: GhostOptions | None = None) -> None:
 
     def create(common: Any, given: Any) -> GhostGroup:
         chosen = given if isinstance(given, GhostOptions) else options or GhostOptions.from_environment()
+        members = common.global_ranks_in_group or range(common.group_size)  # none: all ranks
+        if chosen.node is not None:
+            chosen = replace(chosen, stride=load_node(chosen.node).stride(members))
         return GhostGroup(common.group_rank, common.group_size, chosen)
 
     dist.Backend.register_backend(BACKEND, create, extended_api=True, devices=["cpu", "cuda"])
@@ -89,6 +93,9 @@ def run_script(arguments: Sequence[str]) -> None:
     """Run a script as rank 0; `arguments`: the options of USAGE, the script and its own arguments."""
     import runpy
 
+    if list(arguments[:1]) in (["-h"], ["--help"]):
+        print(USAGE)
+        return
     options, rest = _options(arguments)
     ranks, local = options.get("--ranks"), None
     chosen: dict[str, str] = {}
@@ -98,7 +105,7 @@ def run_script(arguments: Sequence[str]) -> None:
         raise UsageError(f"--ranks {ranks} is not valid; use 2 to {MAX_PROFILE_RANKS}")
     if "--node" in options:
         node = load_node(options["--node"])
-        ranks = ranks or str(node.ranks)
+        ranks = str(node.world(int(ranks) if ranks else None))
         local = min(int(ranks), node.domain)
         chosen[NODE_VARIABLE] = options["--node"]
     count = int(ranks or 2)
@@ -121,8 +128,9 @@ def run_script(arguments: Sequence[str]) -> None:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
         return
     sys.argv = list(rest)
-    sys.path[0] = os.path.dirname(os.path.abspath(rest[0]))  # noqa: PTH100, PTH120 (as python does)
-    runpy.run_path(rest[0], run_name="__main__")
+    path = os.path.abspath(rest[0])  # noqa: PTH100 (as python does; __file__ holds after a chdir, too)
+    sys.path[0] = os.path.dirname(path)  # noqa: PTH120
+    runpy.run_path(path, run_name="__main__")
 
 
 def _check_program(name: str, is_module: bool) -> None:

@@ -9,6 +9,7 @@ from weft.comm.ghost_issue import IssuingGroup, outside_graphs
 from weft.comm.ghost_lane import Lane
 from weft.comm.ghost_tensors import (
     ReceivedFrom,
+    check_shares,
     checked_parts,
     checked_rank,
     flat_view,
@@ -54,6 +55,7 @@ class ExchangingGroup(IssuingGroup):
     ) -> Any:
         for parts in (outputs, inputs):
             checked_parts(parts, self._count)
+        check_shares(outputs[self._own], inputs[self._own])
 
         def issue(lane: Lane) -> None:
             moves = [(self._own, flat_view(inputs[self._own]), self._own, flat_view(outputs[self._own]))]
@@ -104,7 +106,7 @@ class ExchangingGroup(IssuingGroup):
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
         outputs, inputs, root = in_list(outputs), in_lists(inputs), checked_rank(root_rank(opts), self._count)
         if root == self._own:
-            checked_parts(inputs[0], self._count)
+            check_shares(outputs[0], checked_parts(inputs[0], self._count)[root])
 
         def issue(lane: Lane) -> None:
             out = flat_view(outputs[0])
@@ -123,7 +125,8 @@ class ExchangingGroup(IssuingGroup):
     def gather(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
         outputs, inputs, root = in_lists(outputs), in_list(inputs), checked_rank(root_rank(opts), self._count)
         if root == self._own:
-            checked_parts(outputs[0], self._count)
+            for part in checked_parts(outputs[0], self._count):
+                check_shares(part, inputs[0])
 
         def issue(lane: Lane) -> None:
             given = flat_view(inputs[0])

@@ -12,6 +12,7 @@ from weft.comm.ghost_issue import outside_graphs
 from weft.comm.ghost_lane import Lane, on_stream
 from weft.comm.ghost_reduce import complete_reduction, reduce_ranks, reduction
 from weft.comm.ghost_tensors import (
+    check_shares,
     checked_parts,
     checked_rank,
     finished,
@@ -30,7 +31,8 @@ class GhostGroup(ExchangingGroup):
     """
 
     def allreduce(self, tensors: Any, opts: Any = None) -> Any:
-        tensors, (op, factor) = in_list(tensors), reduction(opts)
+        tensors = in_list(tensors)
+        op, factor = reduction(opts, tensors[0].dtype)
 
         def issue(lane: Lane) -> None:
             for tensor in tensors:
@@ -54,7 +56,8 @@ class GhostGroup(ExchangingGroup):
         return self.allreduce(copies, how)
 
     def reduce_scatter_single(self, output: Any, given: Any, opts: Any = None) -> Any:
-        op, factor = reduction(opts)
+        op, factor = reduction(opts, given.dtype)
+        check_shares(given, output, self._count)
 
         def issue(lane: Lane) -> None:
             part, whole = flat_view(output), flat_view(given)
@@ -93,6 +96,8 @@ class GhostGroup(ExchangingGroup):
         return self._run(issue, tensors)
 
     def all_gather_single(self, output: Any, given: Any, opts: Any = None) -> Any:
+        check_shares(output, given, self._count)
+
         def issue(lane: Lane) -> None:
             # The input is not overwritten, even where it is part of the output.
             flat, whole = flat_view(given), flat_view(output)
@@ -104,8 +109,9 @@ class GhostGroup(ExchangingGroup):
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
         outputs, inputs = in_lists(outputs), in_list(inputs)
-        for parts in outputs:
-            checked_parts(parts, self._count)
+        for parts, given in zip(outputs, inputs, strict=True):
+            for part in checked_parts(parts, self._count):
+                check_shares(part, given)
 
         def issue(lane: Lane) -> None:
             for parts, given in zip(outputs, inputs, strict=True):

@@ -71,7 +71,7 @@ class IssuingGroup(dist.ProcessGroup):  # type: ignore[misc,unused-ignore]
         if self._options.node is None:
             return "ghost ranks share one GPU, within which copies run on SMs; use a node profile"
         node = load_node(self._options.node)
-        if node.copy_engines is None or self._count > node.domain:
+        if node.copy_engines is None or self._count * self._options.stride > node.domain:
             return f"{self._count} ranks of {node.name} have no collectives by copy engines"
         return ""
 

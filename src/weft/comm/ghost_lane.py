@@ -32,6 +32,8 @@ class GhostOptions:
     copy of its input, and averages are divided by R."""
     node: str | None = None
     """A node profile: collectives use one rank's CTAs and take as long as on that node."""
+    stride: int = 1
+    """GPUs of the node from one rank of the group to the next."""
 
     def __post_init__(self) -> None:
         if self.node and not self.mirror:
@@ -113,6 +115,7 @@ def _node_lane(device: Any, size: int, own: int, options: GhostOptions) -> Lane:
     with torch.cuda.device(device):
         torch.cuda.current_stream().synchronize()  # the context exists
         ranks = nccl.NcclRanks(_paced_library(str(options.node)), size, options.max_ctas, own=own)
+        ranks.library.call("weft_paced_spread", ranks.communicator(own), options.stride)
     return Lane(ranks, [_stream(device, options)] * size, device, own)
 
 

@@ -6,6 +6,7 @@ other processes, is rejected; a store does not wait for them.
 
 from __future__ import annotations
 
+import logging
 from functools import wraps
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -15,6 +16,7 @@ import torch.multiprocessing
 
 from weft.errors import UsageError
 
+_log = logging.getLogger("weft.comm")
 LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "mpirun", "mpiexec", "srun", "python", "python3")
 """Programs that start others: the processes that they start are not ghosts."""
 LAUNCHER_MODULES = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
@@ -27,6 +29,11 @@ def run_first_rank_here(counts: set[int]) -> None:
     @wraps(real)
     def spawn(fn: Any, args: Any = (), nprocs: int = 1, join: bool = True, *rest: Any, **more: Any) -> Any:
         if nprocs not in counts:
+            _log.warning(
+                "spawn starts %d processes, which are not ghost ranks: of these there are %d",
+                nprocs,
+                max(counts),
+            )
             return real(fn, args, nprocs, join, *rest, **more)
         fn(0, *args)
         return None if join else SimpleNamespace(join=lambda timeout=None: True, processes=[])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from weft.comm.ghost_lane import Lane, on_stream
@@ -22,16 +23,20 @@ _NAMES = {
 }
 
 
-def reduction(opts: Any) -> tuple[str, Any]:
+_OF_BOOLS = {"sum": "max", "product": "min"}
+"""A sum of booleans is their OR, a product their AND, as in torch's NCCL groups."""
+
+
+def reduction(opts: Any, dtype: Any) -> tuple[str, Any]:
     """weft's name of a torch ReduceOp or of the one in a call's options, and the factor of a PREMUL_SUM.
 
-    Each rank multiplies its data by that factor. The mean, times ranks and factor, is the same and cannot
-    overflow; so its name is `avg`. The factor is None for all others.
+    `dtype`: that of the tensors. With PREMUL_SUM each rank multiplies its data by the factor. The mean, times
+    ranks and factor, is the same and cannot overflow; so its name is `avg`. For others the factor is None.
     """
     op = getattr(opts, "reduceOp", dist.ReduceOp.SUM if opts is None else opts)
     for known, name in _NAMES.items():
         if op == getattr(dist.ReduceOp, known):
-            return name, None
+            return _OF_BOOLS.get(name, name) if dtype == torch.bool else name, None
     if op == dist.ReduceOp.PREMUL_SUM:
         return "avg", op.__getstate__()[1]
     raise UsageError(f"the ghost backend has no reduction {op}; use {', '.join(_NAMES)} or PREMUL_SUM")

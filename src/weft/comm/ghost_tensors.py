@@ -80,6 +80,15 @@ def checked_parts(parts: Sequence[Any], size: int) -> Sequence[Any]:
     return parts
 
 
+def check_shares(whole: Any, share: Any, count: int = 1) -> None:
+    """One tensor has the elements of `count` others; NCCL would read or write beyond its end."""
+    if whole.numel() != count * share.numel() or whole.dtype != share.dtype:
+        raise UsageError(
+            f"{whole.numel()} elements of {whole.dtype} for {count} x {share.numel()} of {share.dtype}: "
+            "ghost ranks have tensors of the same size and type as this rank"
+        )
+
+
 def split_rows(tensor: Any, sizes: Sequence[int] | None, count: int) -> list[Any]:
     """The parts of an all-to-all: of these numbers of rows, or `count` equal ones."""
     rows = list(sizes) if sizes else [len(tensor) // count] * count

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -30,6 +31,7 @@ from weft.comm.ghost_shards import (
     lay_out_ghost_shards,
     save_in_a_thread,
 )
+from weft.errors import UsageError
 
 _log = logging.getLogger("weft.comm")
 _PLANNER = "torch.distributed.checkpoint.default_planner"
@@ -46,10 +48,14 @@ def make_world_of_ghosts(ranks: int, local_ranks: int | None = None) -> None:
         c10d._new_process_group_helper,
         dist.gather_object,
     )
-    names = inspect.signature(real_group)
+    names, process = inspect.signature(real_group), os.getpid()
 
     @wraps(real_init)
     def init_as_ghost(*_: Any, **__: Any) -> None:
+        if os.getpid() != process:
+            raise UsageError(
+                "a child process is not a ghost rank: rank 0 is the process of the script itself"
+            )
         store = dist.HashStore()
         store.set_timeout(_STORE_WAIT)
         real_init(BACKEND, rank=0, world_size=ranks, store=store)

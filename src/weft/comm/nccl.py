@@ -30,7 +30,7 @@ NCCL_DTYPES = {
     "int32": 2,
     "int64": 4,
 }
-NCCL_DTYPES |= {"bool": 1, "uint32": 3, "uint64": 5}
+NCCL_DTYPES |= {"bool": 1, "uint32": 3, "uint64": 5, "float8_e4m3fn": 10, "float8_e5m2": 11}
 OPS = {"sum": 0, "product": 1, "max": 2, "min": 3, "avg": 4}
 
 
@@ -198,6 +198,10 @@ class NcclRanks:
         with library.group():
             for rank, comm in self._comms.items():
                 library.call("ncclCommInitRankConfig", byref(comm), size, unique, rank, byref(config))
+
+    def communicator(self, rank: int) -> c_void_p:
+        """The communicator of a rank that is here."""
+        return self._comms[rank]
 
     def all_reduce(self, send: Any, recv: Any, streams: Any, op: str = "sum") -> None:
         """Reduce all inputs into every output."""

@@ -85,6 +85,8 @@ class TestedCollective:
     rows: list[TestedSize] = field(default_factory=list)
     wrong: tuple[int, ...] = ()
     """Sizes whose rows were left out because their results were wrong."""
+    unread: list[int] = field(default_factory=list)
+    """Sizes whose rows have impossible numbers, or are cut off."""
     out_of_bounds: int = 0
     """Wrong results that the summary counts."""
     failure: str = ""
@@ -175,10 +177,10 @@ def _tables(lines: Iterable[str]) -> Iterator[TestedCollective]:
         line = _PREFIX.sub(" ", _COLOR.sub("", raw[:_MAX_LINE]))
         failure, rank = _FAILURE.search(line), _RANK.search(line)
         program = None if failure or "concluded" in line else _PROGRAM.search(line)
-        if (table.rows or table.failure) and (program or rank or _HEADER.search(line)):
+        if (table.rows or table.unread or table.failure) and (program or rank or _HEADER.search(line)):
             yield table  # the next run; if only a new header marks it, of the same program and ranks
             same = not program and not rank
-            kept = replace(table, rows=[], out_of_bounds=0, failure="", ended=False)
+            kept = replace(table, rows=[], unread=[], out_of_bounds=0, failure="", ended=False)
             table = kept if same else TestedCollective()
             listed = listed if same else _Listed()
         if failure:  # a row that it interrupts was not finished
@@ -200,9 +202,12 @@ def _tables(lines: Iterable[str]) -> Iterator[TestedCollective]:
             table.ended = True
             if wrong := _OUT_OF_BOUNDS.search(line):
                 table.out_of_bounds = int(wrong[1])
-        elif (row := _ROW.search(line)) and (read := _row(int(row[1]), row[4].split(), columns, unit)):
-            table.rows.append(read)
-    if table.rows or table.failure:
+        elif row := _ROW.search(line):
+            if read := _row(int(row[1]), row[4].split(), columns, unit):
+                table.rows.append(read)
+            elif int(row[1]):  # nothing is measured with 0 bytes
+                table.unread.append(int(row[1]))
+    if table.rows or table.unread or table.failure:
         yield table
 
 
@@ -224,6 +229,8 @@ def _row(nbytes: int, words: list[str], columns: list[str], unit: float) -> Test
     if nbytes <= 0 or best is None or not best[0] > 0:
         return None
     us, algorithm_gb_s, bus_gb_s = best
+    if bus_gb_s > 2.05 * algorithm_gb_s + 0.02:  # it is 2 (n - 1) / n times as much at most, both rounded
+        return None
     if algorithm_gb_s >= 0.5:  # the bandwidth determines the unit of the time
         scale = nbytes / algorithm_gb_s / 1e3 / us
         most = 2.05 if algorithm_gb_s == bus_gb_s else 1.03

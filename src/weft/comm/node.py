@@ -11,7 +11,7 @@ user's nccl-tests measured. This module runs inside user programs: standard libr
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
@@ -72,7 +72,8 @@ class Paced:
     basis: str
     """`published`, `assumed` or `measured`."""
     error_pct: float | None
-    """Mean error on published results that were left out of the fit; None: there are none."""
+    """Mean error on published results that were left out of the fit; None: there are none, or the ranks or
+    the size are outside of what was measured."""
     algorithm: str = ""
 
 
@@ -144,14 +145,15 @@ class Node:
         ctas: int | None = None,
         ranks: int | None = None,
         algorithm: str | None = None,
+        stride: int = 1,
     ) -> Paced:
         """One rank's part of a collective.
 
         `nbytes`: the size column of nccl-tests, i.e. the larger buffer of a rank; `ctas`: at most so many
         (None: the library's default); `ranks`: None for all of the node; `algorithm`: None for the library's
-        choice. Raises UsageError.
+        choice; `stride`: GPUs from one rank to the next, see `stride`. Raises UsageError.
         """
-        return self._part(kind, nbytes, ctas, ranks, algorithm, "gb_s")
+        return self._part(kind, nbytes, ctas, ranks, algorithm, stride, "gb_s")
 
     def range(
         self,
@@ -160,17 +162,42 @@ class Node:
         ctas: int | None = None,
         ranks: int | None = None,
         algorithm: str | None = None,
+        stride: int = 1,
     ) -> tuple[float, float]:
         """Lowest and highest plausible microseconds: the error of the curve and the range of the CTA rate."""
-        fast, slow = (self._part(kind, nbytes, ctas, ranks, algorithm, end) for end in ("high", "low"))
+        fast, slow = (
+            self._part(kind, nbytes, ctas, ranks, algorithm, stride, end) for end in ("high", "low")
+        )
         spread = 1 + (self.assumed_pct if fast.error_pct is None else fast.error_pct) / 100
         return fast.us / spread, slow.us * spread
 
-    def copies(self, kind: str, ranks: int) -> bool:
-        """Whether copy engines can serve a collective of so many ranks."""
-        return self.copy_engines is not None and kind in _COPIED and ranks <= self.domain
+    def world(self, ranks: int | None = None) -> int:
+        """Ranks of a job on this node: all by default. Raises UsageError for more than it can connect."""
+        if ranks and self.network is None and ranks > self.ranks:
+            raise UsageError(
+                f"{ranks} ranks: {self.name} has {self.ranks} and no network between nodes; use a profile of "
+                "several nodes (`weft node list`)"
+            )
+        return ranks or self.ranks
 
-    def copied(self, kind: str, nbytes: int, ranks: int | None = None) -> Paced:
+    def stride(self, ranks: Sequence[int]) -> int:
+        """GPUs from one rank of a group to the next: 1 where they share a domain or fill several.
+
+        `ranks`: their numbers in the job. Of a group with one rank on each node, no two share a domain.
+        """
+        near = sum(rank // self.domain == ranks[0] // self.domain for rank in ranks)
+        return 1 if self.network is None or near == len(ranks) else max(1, self.domain // near)
+
+    def neighbours(self, one: int, other: int, stride: int = 1) -> bool:
+        """Whether two ranks of a group share a domain."""
+        near = max(1, self.domain // stride)
+        return one // near == other // near
+
+    def copies(self, kind: str, ranks: int, stride: int = 1) -> bool:
+        """Whether copy engines can serve a collective of so many ranks."""
+        return self.copy_engines is not None and kind in _COPIED and ranks * stride <= self.domain
+
+    def copied(self, kind: str, nbytes: int, ranks: int | None = None, stride: int = 1) -> Paced:
         """One rank's part of a collective by copy engines: a delay without CTAs.
 
         Only all_gather and all_to_all inside one domain: engines cannot reduce. Raises UsageError.
@@ -178,7 +205,7 @@ class Node:
         count = self.ranks if ranks is None else ranks
         _check(kind, nbytes, None, count)
         rate = self.copy_engines
-        if rate is None or not self.copies(kind, count):
+        if rate is None or not self.copies(kind, count, stride):
             raise UsageError(
                 f"{kind} of {count} ranks on {self.name} has no form by copy engines; use engine sm "
                 f"(engines: {' and '.join(_COPIED)} inside one domain)"
@@ -215,11 +242,19 @@ class Node:
         return TimeCurve(kind, self.ranks, "assumed", algorithm)
 
     def _part(
-        self, kind: str, nbytes: int, ctas: int | None, ranks: int | None, algorithm: str | None, rate: str
+        self,
+        kind: str,
+        nbytes: int,
+        ctas: int | None,
+        ranks: int | None,
+        algorithm: str | None,
+        stride: int,
+        rate: str,
     ) -> Paced:
         count = self.ranks if ranks is None else ranks
         _check(kind, nbytes, ctas, count)
-        usual = _choice(kind, nbytes, self.switch_reduces, -(-count // self.domain))
+        near = max(1, self.domain // stride)
+        usual = _choice(kind, nbytes, self.switch_reduces and near > 1, -(-count // near))
         if algorithm is not None:
             self._check_algorithm(kind, algorithm)
         chosen = algorithm or usual
@@ -229,11 +264,11 @@ class Node:
         used = natural if ctas is None else min(ctas, natural)
         curve = self.curve(kind, algorithm)
         per_cta = self.cta_rates.get(chosen, self.cta_rates["ring"])
-        us = self._us(curve, kind, nbytes, count, algorithm)
+        us = self._us(curve, kind, nbytes, count, algorithm, stride)
         basis = curve.basis
         if used < natural:  # the curve holds for the library's own CTAs
             wire_bytes = nbytes * bus_factor(kind, count)
-            peak = self._peak_bytes_per_s(curve, kind, count, algorithm)
+            peak = self._peak_bytes_per_s(curve, kind, count, algorithm, stride)
             slower_us = 1e6 * wire_bytes * (1 / (used * getattr(per_cta, rate) * 1e9) - 1 / peak)
             if slower_us > 0:
                 us += slower_us
@@ -249,9 +284,17 @@ class Node:
             read_bytes=read,
             write_bytes=write,
             basis=basis,
-            error_pct=curve.error_pct if nbytes >= LARGE_MESSAGE_BYTES else curve.error_small_pct,
+            error_pct=self._error_pct(curve, nbytes, count, stride),
             algorithm=chosen,
         )
+
+    @staticmethod
+    def _error_pct(curve: TimeCurve, nbytes: int, ranks: int, stride: int) -> float | None:
+        """Errors are those of the curve's ranks and, where it has points, of sizes between them."""
+        inside = not curve.points or curve.points[0][0] <= nbytes <= curve.points[-1][0]
+        if ranks != curve.ranks or stride != 1 or not inside:
+            return None
+        return curve.error_pct if nbytes >= LARGE_MESSAGE_BYTES else curve.error_small_pct
 
     def _check_algorithm(self, kind: str, algorithm: str) -> None:
         if kind in _POINT_TO_POINT:
@@ -265,37 +308,44 @@ class Node:
                 f"algorithm {algorithm!r}: {kind} on {self.name} has {' and '.join(have)}; use one of them"
             )
 
-    def _us(self, curve: TimeCurve, kind: str, nbytes: int, ranks: int, algorithm: str | None) -> float:
+    def _us(
+        self, curve: TimeCurve, kind: str, nbytes: int, ranks: int, algorithm: str | None, stride: int
+    ) -> float:
         """Microseconds with the library's own CTAs."""
         if nbytes == 0:
             return 0.0  # NCCL launches nothing
         if not curve.points:
-            return self._model_us(curve, kind, nbytes, ranks, algorithm)
-        if ranks == curve.ranks:
+            return self._model_us(curve, kind, nbytes, ranks, algorithm, stride)
+        if ranks == curve.ranks and stride == 1:
             return interpolate_us(curve.points, nbytes)
 
         def scaled_us(size: int) -> float:
             """Points hold for the measured ranks; for other ranks the model gives the ratio."""
-            here, there = (self._model_us(curve, kind, size, n, algorithm) for n in (ranks, curve.ranks))
+            here = self._model_us(curve, kind, size, ranks, algorithm, stride)
+            there = self._model_us(curve, kind, size, curve.ranks, algorithm)
             return interpolate_us(curve.points, size) * (here / there if there > 0 else 1.0)
 
         # The ratio may fall with size where the points hardly rise: no message takes less than a smaller one.
         smaller = [size for size in (1, *(size for size, _ in curve.points)) if size < nbytes]
         return max(map(scaled_us, (*smaller, nbytes)))
 
-    def _peak_bytes_per_s(self, curve: TimeCurve, kind: str, ranks: int, algorithm: str | None) -> float:
+    def _peak_bytes_per_s(
+        self, curve: TimeCurve, kind: str, ranks: int, algorithm: str | None, stride: int
+    ) -> float:
         """Bus bandwidth in the limit of large messages."""
-        factor = bus_factor(kind, ranks)
-        if curve.points:
+        factor, most = bus_factor(kind, ranks), _MAX_NODE_BYTES
+        if curve.points and stride == 1:
             return max(size * factor / us for size, us in curve.points) * 1e6
-        return _MAX_NODE_BYTES * factor / self._model_us(curve, kind, _MAX_NODE_BYTES, ranks, algorithm) * 1e6
+        return most * factor / self._model_us(curve, kind, most, ranks, algorithm, stride) * 1e6
 
-    def _model_us(self, curve: TimeCurve, kind: str, nbytes: int, ranks: int, algorithm: str | None) -> float:
+    def _model_us(
+        self, curve: TimeCurve, kind: str, nbytes: int, ranks: int, algorithm: str | None, stride: int = 1
+    ) -> float:
         known = {**self.constants, **curve.constants}
         inside = Inside(known["gb_s"] * 1e9, self.switch_reduces and algorithm not in ("ring", "tree"))
         network = self.network or Network(rail_bytes_per_s=1e9)  # not reached: all ranks share a domain
         domain = self.domain if self.network else max(ranks, self.domain)
-        parts = group(ranks, 1, network.but(domain=domain))
+        parts = group(ranks, stride, network.but(domain=domain))
         name = "p2p" if kind == "send_recv" else kind
         links = _links(known)
         return 1e6 * group_collective_s(name, nbytes, parts, inside, network, links, algorithm=algorithm)

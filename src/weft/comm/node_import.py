@@ -46,9 +46,9 @@ def import_logs(
     """
     runs = [(path, run) for path in paths for run in _read(path)]
     listed = ", ".join(str(path) for path in paths)
-    doubts = [f"{path}: {doubt}" for path, run in runs if (doubt := _doubt(run))]
     tables = [run for _, run in runs if run.rows]
     if not tables:
+        doubts = _doubts(runs)
         more = f" (and {len(doubts) - 1} more)" if len(doubts) > 1 else ""
         raise InputError(f"{doubts[0]}{more}; run nccl-tests again")
     for table in tables:
@@ -66,31 +66,70 @@ def import_logs(
             f"{listed}: has no table of nccl-tests that says its collective; give the whole output of "
             f"{', '.join(f'{program}_perf' for program in PROGRAMS)}"
         )
-    count = max(table.ranks for table in known)
-    if count < 2:
+    largest = max(known, key=lambda table: (table.ranks, table.hosts))
+    if largest.ranks < 2:
         raise InputError(f"{listed}: does not list its ranks; add --ranks N")
-    node = _node(name or paths[0].stem, [table for table in known if table.ranks == count], listed)
-    for doubt in doubts:
+    node = _node(name or paths[0].stem, [table for table in known if not _other(table, largest)], listed)
+    for doubt in _doubts(runs, largest):
         warn(doubt)
     return node
 
 
-def _doubt(run: TestedCollective) -> str:
+def _other(run: TestedCollective, largest: TestedCollective) -> str:
+    """How a run differs from the largest one, which decides on the node; empty: it does not."""
+    if not run.ranks:
+        return "its ranks are not listed; add --ranks N"
+    if run.ranks != largest.ranks:
+        return f"it has {run.ranks} ranks, the node {largest.ranks}"
+    if run.hosts and run.hosts != largest.hosts:
+        mine = f"{run.hosts} hosts" if run.hosts > 1 else "one host"
+        return f"its ranks are on {mine}, those of the node on {largest.hosts}"
+    gpu, others = (gpu_name(one.gpu) if one.gpu else "" for one in (run, largest))
+    return f"its GPU is {gpu}, that of the node {others}" if gpu and others and gpu != others else ""
+
+
+def _doubts(
+    runs: Sequence[tuple[Path, TestedCollective]], largest: TestedCollective | None = None
+) -> list[str]:
+    return [f"{path}: {doubt}" for path, run in runs if (doubt := _doubt(run, largest))]
+
+
+def _doubt(run: TestedCollective, largest: TestedCollective | None) -> str:
     """What was left out of a run, or what is missing; empty: nothing."""
-    what, rest = run.collective or run.program or "a run", f"rows left: {len(run.rows)}"
+    what, left = run.collective or run.program or "a run", len(run.rows)
     said = []
     if run.wrong:
-        sizes = dict.fromkeys(run.wrong)
-        some = ", ".join(str(size) for size in list(sizes)[:3]) + (", …" if len(sizes) > 3 else "")
-        said.append(f"skipped {len(run.wrong)} rows with wrong results ({some} bytes)")
+        said.append(f"skipped {len(run.wrong)} rows with wrong results ({_sizes(run.wrong)} bytes)")
     elif run.out_of_bounds:
         said.append(f"skipped all rows: {run.out_of_bounds} results are wrong, and no row says which")
+    if run.unread:
+        said.append(
+            f"skipped {len(run.unread)} rows with impossible or missing numbers ({_sizes(run.unread)} bytes)"
+        )
+    if run.rows and largest and (why := _unused(run, largest)):
+        said.append(f"skipped {'the other' if said else 'all'} rows: {why}")
+        left = 0
     if run.failure:
         quote = "".join(letter for letter in run.failure if letter.isprintable())
         said.append(f"the run failed ({quote[:_MAX_QUOTE]})")
     elif not run.ended:
         said.append("the run has no summary at its end, as if it was aborted")
-    return f"{what}: {'; '.join((*said, rest))}" if said else ""
+    return f"{what}: {'; '.join((*said, f'rows left: {left}'))}" if said else ""
+
+
+def _unused(run: TestedCollective, largest: TestedCollective) -> str:
+    """Why no row of a run is used; empty: they are."""
+    if run.cpu_time:
+        return "they are times of the host (-C 1)"
+    if not run.collective:
+        return f"profiles have no {run.program}" if run.program else "nothing says which collective it is"
+    return _other(run, largest)
+
+
+def _sizes(sizes: Sequence[int]) -> str:
+    """The first of some sizes."""
+    different = list(dict.fromkeys(sizes))
+    return ", ".join(map(str, different[:3])) + (", …" if len(different) > 3 else "")
 
 
 def _read(path: Path) -> list[TestedCollective]:

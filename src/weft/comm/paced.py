@@ -102,7 +102,7 @@ class _Call(ctypes.Structure):
         ("rank", c_int32),
         ("size", c_int32),
         ("copies", c_int32),
-        ("unused", c_int32),
+        ("stride", c_int32),
     )
 
 
@@ -129,6 +129,7 @@ def rank_call(call: Any) -> RankCall:
         cluster=call.cluster if call.cluster >= 0 else None,
         algorithm=call.algorithm.decode() if call.algorithm else None,
         copies=bool(call.copies),
+        stride=call.stride,
     )
 
 
@@ -166,7 +167,9 @@ class PacedServer:
                 self._launcher.copy(planned)
                 launched = None
                 continue
-            paced = self._part(planned.kind, planned.node_bytes, call.max_ctas, call.ranks, call.algorithm)
+            ranks, stride = self._place(planned)
+            asked = planned.kind, planned.node_bytes, call.max_ctas, ranks, call.algorithm, stride
+            paced = self._part(*asked)
             copied = self._by_copy_engines(planned) if call.copies else None
             if copied is not None:
                 made = self._launcher.delay(planned, copied, paced, self._late.draw(self._random))
@@ -178,10 +181,19 @@ class PacedServer:
             launched = None if launched is None or answers else launched + made
         return launched
 
+    def _place(self, planned: PlannedKernel) -> tuple[int, int]:
+        """Ranks and stride that the time depends on: a message to a neighbour does not leave the domain."""
+        call, peer = planned.call, planned.sent_to
+        peer = planned.received_from if peer is None else peer
+        if peer is not None and self._node.network and self._node.neighbours(call.rank, peer, call.stride):
+            return 2, 1
+        return call.ranks, call.stride
+
     def _by_copy_engines(self, planned: PlannedKernel) -> Paced | None:
         """The collective by the node's copy engines; None: they cannot, and NCCL would launch its kernel."""
         try:
-            found = self._node.copied(planned.kind, planned.node_bytes, planned.call.ranks)
+            call = planned.call
+            found = self._node.copied(planned.kind, planned.node_bytes, call.ranks, call.stride)
         except UsageError as error:
             _log.debug("%s", error)
             return None
@@ -190,15 +202,17 @@ class PacedServer:
             leave_note(f"{copies_note(self._node)}, as on {self._node.name}")
         return found
 
-    def _ask(self, kind: str, nbytes: int, ctas: int | None, ranks: int, algorithm: str | None) -> Paced:
+    def _ask(
+        self, kind: str, nbytes: int, ctas: int | None, ranks: int, algorithm: str | None, stride: int
+    ) -> Paced:
         """If the node lacks a rule's algorithm for this collective, the library chooses one."""
         try:
-            return self._node.collective(kind, nbytes, ctas, ranks, algorithm)
+            return self._node.collective(kind, nbytes, ctas, ranks, algorithm, stride)
         except UsageError:
             if algorithm is None:
                 raise
             _log.debug("%s has no %s by %s", self._node.name, kind, algorithm)
-            return self._node.collective(kind, nbytes, ctas, ranks)
+            return self._node.collective(kind, nbytes, ctas, ranks, stride=stride)
 
 
 def sums_type(dtype: Any) -> bool:

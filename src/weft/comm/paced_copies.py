@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from ctypes import c_size_t, c_ubyte, c_uint, c_uint64, c_void_p
+from threading import Lock
 from typing import Any
 
 from weft.comm.paced_plan import PlannedKernel
@@ -48,6 +49,7 @@ class UrgentCopies:
         _, highest = driver.priority_range()
         self._stream = driver.stream(highest)
         self._before, self._after = driver.event(timing=False), driver.event(timing=False)
+        self._lock = Lock()  # another thread would record the events of its stream in between
 
     def ready(self, planned: PlannedKernel) -> Callable[[], None]:
         """A function that issues the copies of a planned kernel as part of its stream."""
@@ -61,7 +63,8 @@ class UrgentCopies:
         ]
 
         def issue() -> None:
-            for given in calls:
-                call(*given)
+            with self._lock:
+                for given in calls:
+                    call(*given)
 
         return issue

@@ -69,6 +69,8 @@ class RankCall:
     algorithm: str | None = None
     copies: bool = False
     """Copy engines are asked for, and its buffers allow them."""
+    stride: int = 1
+    """GPUs from one rank of the communicator to the next."""
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,7 @@ def node_page(node: Node) -> Group:
         times = [f"{node.collective(kind, size).us:.0f}" for size in SIZES]
         spread = 100 * (node.range(kind, SIZES[-1])[1] / last.us - 1)
         ctas = f"{last.ctas} {last.algorithm}"
-        basis = last.basis if last.error_pct else _said(last.basis, None)
+        basis = last.basis if last.error_pct is not None else _said(last.basis, None)
         table.add_row(kind, ctas, *times, f"±{spread:.0f}%", basis)
     kernel = node.kernel
     lines = [

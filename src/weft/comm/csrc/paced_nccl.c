@@ -21,7 +21,7 @@
 
 enum { SUCCESS = 0, UNHANDLED = 1, INTERNAL = 3, INVALID_ARGUMENT = 4 };
 enum { WITH_CTA_POLICY = 22700, ZERO_CTAS = 2, SYMMETRIC_WINDOW = 1 };
-enum { VERSION = 23203, UNDEFINED = INT_MIN, MOST_CALLS = 4096, CONFIG_BYTES = 256 };
+enum { VERSION = 23203, UNDEFINED = INT_MIN, FIRST_CALLS = 32, CONFIG_BYTES = 256 };
 enum { ALL_REDUCE, BROADCAST, REDUCE, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL, GATHER, SCATTER, SEND, RECV };
 
 typedef struct {
@@ -56,6 +56,7 @@ typedef struct window {
 
 typedef struct {
     int rank, size, device, max_ctas, cluster;
+    int stride; /* GPUs from one rank to the next */
     bool zero_ctas;
     window *windows;
 } communicator;
@@ -67,7 +68,7 @@ typedef struct { /* comm/paced.py mirrors it, and remembers what it planned for 
     communicator *comm;
     void *stream;
     const char *algorithm; /* NULL: NCCL's choice */
-    int32_t operation, type, reduction, peer, max_ctas, cluster, rank, size, copies, unused;
+    int32_t operation, type, reduction, peer, max_ctas, cluster, rank, size, copies, stride;
 } paced_call;
 
 typedef int (*launch_calls)(const paced_call *calls, int count);
@@ -77,7 +78,7 @@ static int (*current_device)(int *);
 static int (*memory)(void **, size_t); /* allocates; with size 0 it frees */
 static char last_error[512];
 static _Thread_local struct {
-    int depth, count;
+    int depth, count, room;
     paced_call *calls;
 } group;
 
@@ -142,6 +143,7 @@ static int make(communicator **made, int size, int rank, const comm_config *conf
         return INTERNAL;
     c->rank = rank;
     c->size = size;
+    c->stride = 1;
     c->max_ctas = limit_of("NCCL_MAX_CTAS", config ? config->max_ctas : 0);
     c->cluster = config && config->cluster >= 0 ? config->cluster : -1;
     c->zero_ctas = asks_for_zero_ctas(config);
@@ -168,12 +170,20 @@ EXPORT int ncclCommSplit(communicator *comm, int color, int key, communicator **
     if (!comm || color < 0)
         return INVALID_ARGUMENT;
     int result = make(made, comm->size, comm->rank, config);
+    if (!result)
+        (*made)->stride = comm->stride;
     if (!result && !config) { /* as its parent */
         (*made)->max_ctas = comm->max_ctas;
         (*made)->cluster = comm->cluster;
         (*made)->zero_ctas = comm->zero_ctas;
     }
     return result;
+}
+
+/* For Python: where the ranks of a communicator are. */
+EXPORT int weft_paced_spread(communicator *comm, int stride) {
+    comm->stride = stride;
+    return SUCCESS;
 }
 
 EXPORT int ncclCommFinalize(communicator *comm) { return comm ? SUCCESS : INVALID_ARGUMENT; }
@@ -262,6 +272,7 @@ static int take(paced_call call, const call_config *config) {
         return INVALID_ARGUMENT;
     call.rank = call.comm->rank;
     call.size = call.comm->size;
+    call.stride = call.comm->stride;
     call.max_ctas = call.comm->max_ctas;
     call.cluster = call.comm->cluster;
     bool zero_ctas = call.comm->zero_ctas;
@@ -279,10 +290,14 @@ static int take(paced_call call, const call_config *config) {
     call.copies = zero_ctas && copied_kind(call.operation) && in_window(call.comm, call.recv);
     if (!group.depth)
         return hand_over(&call, 1);
-    if (!group.calls && !(group.calls = malloc(MOST_CALLS * sizeof *group.calls)))
-        return INTERNAL;
-    if (group.count == MOST_CALLS)
-        return INVALID_ARGUMENT;
+    if (group.count == group.room) { /* an all-to-all has two calls for each rank */
+        int room = group.room ? 2 * group.room : FIRST_CALLS;
+        paced_call *more = realloc(group.calls, room * sizeof *more);
+        if (!more)
+            return INTERNAL;
+        group.calls = more;
+        group.room = room;
+    }
     group.calls[group.count++] = call;
     return SUCCESS;
 }
