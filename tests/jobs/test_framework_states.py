@@ -146,6 +146,20 @@ def test_resharding_that_the_program_asks_for_itself_holds_after_an_undo(shards,
     assert type(model).set_reshard_after_forward is setter
 
 
+def test_the_pass_after_an_undo_computes_with_the_parameters_of_its_own_step(shards):
+    """A program may call its model once more, for a log, before the optimizer's step that ends with the undo."""
+    model, sharding = shards
+    model.set_reshard_after_forward(True)
+    of_the_optimizer = list(model[3].parameters())
+    sharding.use(Policy(reshard_after_forward=False))
+    assert loss_of(model).item() != 0
+    with torch.no_grad():
+        for parameter in of_the_optimizer:
+            parameter.zero_()
+    sharding.use(Policy())
+    assert loss_of(model).item() == 0
+
+
 class Calling(nn.Module):
     """Calls another model in the middle of its own forward pass."""
 
