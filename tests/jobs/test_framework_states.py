@@ -71,6 +71,11 @@ def test_parameters_that_ddp_does_not_reduce_are_not_reduced_by_another_reducer(
     buckets.release()
 
 
+def test_larger_buckets_are_offered_to_a_program_that_reduces_every_parameter_by_itself():
+    model = DistributedDataParallel(net(), bucket_cap_mb=0)
+    assert Buckets([model]).choices(4) == [{"bucket_mb": 1.0}]
+
+
 def test_a_reducer_is_not_exchanged_in_the_middle_of_a_backward_pass(replica):
     model, buckets = replica
     found = []
