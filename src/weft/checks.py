@@ -14,6 +14,16 @@ def check_keys(where: str, mapping: Mapping[str, Any], known: Any) -> None:
             raise UsageError(f"{where}: unknown key {key!r}; known are {', '.join(known)}")
 
 
+def unique_keys(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object, for `object_pairs_hook`. A key that is there twice is rejected: json takes the last."""
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise UsageError(f"{key!r} is there twice; remove one of them")
+        found[key] = value
+    return found
+
+
 def check_choice(name: str, value: Any, choices: Collection[str]) -> None:
     if value not in choices:
         raise UsageError(f"{name} {value!r} is not known; {use_one_of(value, choices)}")

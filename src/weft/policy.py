@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from weft.checks import check_choice, check_int, check_keys
+from weft.checks import check_choice, check_int, check_keys, unique_keys
 from weft.errors import InputError, UsageError
 from weft.files import write_whole
 from weft.rules import MAX_COMM_CTAS, MAX_RESIDENCY, CommRule, Rule, parse_comm_rules, parse_rules
@@ -268,17 +268,16 @@ class Policy:
     def load(cls, path: str | os.PathLike[str]) -> Policy:
         """Read a policy file."""
         try:
-            document = json.loads(Path(path).read_text(encoding="utf-8"))
+            text = Path(path).read_text(encoding="utf-8")
+            return cls.from_dict(json.loads(text, object_pairs_hook=unique_keys))
+        except UsageError as error:
+            raise InputError(f"policy {os.fspath(path)}: {error}") from None
         except OSError as error:
             raise InputError(
                 f"cannot read policy {os.fspath(path)}: {error.strerror}; `weft tune --out FILE` writes one"
             ) from None
         except (ValueError, RecursionError) as error:
             raise InputError(f"policy {os.fspath(path)} is not JSON: {error}") from None
-        try:
-            return cls.from_dict(document)
-        except UsageError as error:
-            raise InputError(f"policy {os.fspath(path)}: {error}") from None
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a policy file, whole or not at all."""

@@ -71,6 +71,11 @@ def test_parameters_that_ddp_does_not_reduce_are_not_reduced_by_another_reducer(
     buckets.release()
 
 
+def test_larger_buckets_are_offered_to_a_program_that_reduces_every_parameter_by_itself():
+    model = DistributedDataParallel(net(), bucket_cap_mb=0)
+    assert Buckets([model]).choices(4) == [{"bucket_mb": 1.0}]
+
+
 def test_a_reducer_is_not_exchanged_in_the_middle_of_a_backward_pass(replica):
     model, buckets = replica
     found = []
@@ -144,6 +149,20 @@ def test_resharding_that_the_program_asks_for_itself_holds_after_an_undo(shards,
     meshes = [part._get_fsdp_state()._fsdp_param_group.post_forward_mesh_info for part in model]
     assert [mesh is not None for mesh in meshes] == 4 * [not kept]
     assert type(model).set_reshard_after_forward is setter
+
+
+def test_the_pass_after_an_undo_computes_with_the_parameters_of_its_own_step(shards):
+    """A program may call its model once more, for a log, before the optimizer's step that ends with the undo."""
+    model, sharding = shards
+    model.set_reshard_after_forward(True)
+    of_the_optimizer = list(model[3].parameters())
+    sharding.use(Policy(reshard_after_forward=False))
+    assert loss_of(model).item() != 0
+    with torch.no_grad():
+        for parameter in of_the_optimizer:
+            parameter.zero_()
+    sharding.use(Policy())
+    assert loss_of(model).item() == 0
 
 
 class Calling(nn.Module):

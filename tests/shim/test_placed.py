@@ -248,6 +248,21 @@ def test_nothing_is_put_between_a_dependent_launch_and_its_predecessor(program):
     assert done.results == [["gemm", NCCL, "gemm", WAIT, "gemm"], 0]
 
 
+def test_a_launch_with_the_dependency_switched_off_gets_its_head_start(program):
+    """Libraries set the attribute on every launch, with the value 0 where PDL is off."""
+    done = program(
+        f"""
+        gemm = kernel("gemm")
+        launch(kernel("{NCCL}"), stream=0x20)
+        launch_ex(gemm, stream=0x10, attributes=(({PROGRAMMATIC}, 0),))
+        show([r["name"] for r in records()])
+        """,
+        PLACED,
+    )
+    assert done.results == [NCCL, WAIT, "gemm"]
+    assert done.stats["unhandled"] == 0
+
+
 def test_a_capture_has_neither_event_nor_wait(program):
     done = program(
         f"""

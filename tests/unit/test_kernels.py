@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from weft.kernels import COMM_KERNELS, comm_globs, glob_regex, is_comm
@@ -62,3 +65,28 @@ def test_globs_match_whole_names_and_nothing_else_is_special():
 def test_the_shim_gets_the_same_table():
     assert comm_globs() == tuple(g for globs in COMM_KERNELS.values() for g in globs)
     assert len(set(comm_globs())) == len(comm_globs())
+
+
+@pytest.mark.parametrize(
+    ("glob", "name", "matches"),
+    [
+        ("*a*b*c*", "xaxbxc", True),
+        ("*a*b*c*", "xcxbxa", False),
+        ("a*b*b*c", "abbbc", True),
+        ("a*b*b*c", "abc", False),
+        ("*1*1?*1", "121x1", True),
+        ("a*a", "a", False),
+        ("**", "", True),
+    ],
+)
+def test_text_between_stars_is_matched_in_its_order(glob, name, matches):
+    assert (glob_regex(["never", glob]).fullmatch(name) is not None) == matches
+
+
+def test_a_hostile_pattern_is_decided_and_does_not_try_every_split():
+    """There are more splits of this name among the stars than a computer can try."""
+    code = "from weft.kernels import glob_regex; print(glob_regex(['*?' * 63 + 'z']).fullmatch('a' * 200))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True
+    )
+    assert done.stdout == "None\n"

@@ -65,6 +65,16 @@ def test_one_head_start_has_one_form(given, mode, document, label):
     assert replace(policy, head_start=None, head_start_us=0) == Policy()
 
 
+@pytest.mark.parametrize("key", ["comm", "max_ctas"])
+def test_a_key_that_is_there_twice_is_refused(key, tmp_path):
+    """json would take the last one: half of such a policy would be applied."""
+    text = '{"version": 1, "comm": {"max_ctas": 8}}'
+    path = tmp_path / "policy.json"
+    path.write_text(text.replace(f'"{key}":', f'"{key}": {{}}, "{key}":'))
+    with pytest.raises(InputError, match=f"^policy {path}: '{key}' is there twice; remove one of them$"):
+        Policy.load(path)
+
+
 def test_save_and_load(tmp_path):
     policy = Policy(
         priority="high", residency=3, rules=(Rule("*gemm*", 2), Rule("*norm*", None)), when="overlap"

@@ -11,7 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from weft.checks import check_choice, check_flag, check_int, check_keys, check_number
+from weft.checks import check_choice, check_flag, check_int, check_keys, check_number, unique_keys
 from weft.comm.node import COPIES_AS, NODE_ALGORITHMS, NODE_BASES, NODE_COLLECTIVES, CtaRate, Node, TimeCurve
 from weft.comm.node_kernel import CommKernel
 from weft.errors import InputError, UsageError
@@ -60,7 +60,7 @@ def read_node(path: Path) -> Node:
             raise InputError(
                 f"node {path}: over {_MAX_FILE_BYTES >> 20} MiB; give a file of `weft node import`"
             )
-        document = json.loads(content.decode("utf-8"), object_pairs_hook=_once)
+        document = json.loads(content.decode("utf-8"), object_pairs_hook=unique_keys)
     except UsageError as error:
         raise InputError(f"node {path}: {str(error)[:_MAX_REASON]}") from None
     except OSError as error:
@@ -71,16 +71,6 @@ def read_node(path: Path) -> Node:
         return node_from_dict(document)
     except UsageError as error:
         raise InputError(f"node {path}: {str(error)[:_MAX_REASON]}") from None
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object. A key that is there twice is rejected: json would take the last one silently."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for key in keys if keys.count(key) > 1)
-        raise UsageError(f"{twice!r} is there twice; remove one of them")
-    return found
 
 
 def node_from_dict(document: Any) -> Node:

@@ -173,9 +173,9 @@ static CUresult make_shaped(const launch *l, const weft_kernel *k, uint32_t shar
     return result;
 }
 
-static bool has_attribute(const CUlaunchConfig *c, unsigned id) {
+static bool sets_programmatic_event(const CUlaunchConfig *c) {
     for (unsigned i = 0; i < c->numAttrs; i++)
-        if (c->attrs[i].id == id)
+        if (c->attrs[i].id == CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT)
             return true;
     return false;
 }
@@ -183,8 +183,7 @@ static bool has_attribute(const CUlaunchConfig *c, unsigned id) {
 /* A dependent launch (PDL) may start before its predecessor on the stream ends: nothing is put between them. */
 static void head_start(const weft_rules *rules, const launch *l, CUstream stream) {
     const CUlaunchConfig *c = l->config;
-    if (UNLIKELY(c->numAttrs && (has_attribute(c, CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION) ||
-                                 has_attribute(c, CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT)))) {
+    if (UNLIKELY(c->numAttrs && (weft_trace_programmatic(c) || sets_programmatic_event(c)))) {
         weft_count(WEFT_COUNT_UNHANDLED);
         return;
     }

@@ -236,13 +236,13 @@ def _why_under_way(module: Any) -> str:
 
 
 def own_caps(module: Any) -> Caps:
-    """The sizes that the program has chosen, or DDP for it."""
+    """The sizes that the program has chosen, or DDP for it; 1 where 0 asks for a bucket of each parameter."""
     config = getattr(module, "_bucket_config", None)
     if config is not None:
-        return int(config.bucket_bytes_cap), int(config.first_bucket_bytes_cap)
+        return max(1, int(config.bucket_bytes_cap)), max(1, int(config.first_bucket_bytes_cap))
     import torch.distributed as dist
 
-    cap = int(module.bucket_bytes_cap)
+    cap = max(1, int(module.bucket_bytes_cap))
     small_first = getattr(module, "bucket_bytes_cap_default", True)
     return cap, int(dist._DEFAULT_FIRST_BUCKET_BYTES) if small_first else cap
 

@@ -166,11 +166,12 @@ class Sharding:
         self._keep = policy.reshard_after_forward is False
         self._watch_setter(policy.reshard_after_forward is not None)
         guarded = policy.forward_prefetch or policy.backward_prefetch or self._keep
-        for state in self._states:
+        for state, before in self._states.items():
             if guarded:
                 state.__dict__["_root_pre_forward"] = _guarded(state, self._start_forward)
-            else:
-                state.__dict__.pop("_root_pre_forward", None)
+            elif state.__dict__.pop("_root_pre_forward", None):
+                for group in _groups(state):  # as the next pass would have done
+                    _drop(group, resharded=before.mesh(group) is not None)
 
     def _watch_setter(self, on: bool) -> None:
         """Have the program change its own settings of resharding, not ours.
