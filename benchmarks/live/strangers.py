@@ -36,7 +36,7 @@ from strangers.process import SHIM, WAYS, EndedError, Process, start
 
 SETTLE_S = 1.5  # after the first steps, and after the search
 SETTLE_KEPT_S = (
-    12.0  # where the search has changed the policy: the watch first uses up the checks it begins with
+    8.0  # where the search has changed the policy: the watch first uses up the checks it begins with
 )
 ENOUGH = 0.004  # half the interval of the ratio, at which the turns end
 TURN_S, TURNS_S, TURNS = 0.5, 18.0, (6, 14)  # seconds of a turn, of all of them; turns of each process
@@ -71,6 +71,9 @@ def run(processes: Run, limit_s: float, order: random.Random, tiny: bool) -> dic
         tune.go_on()
         if not tiny:
             tune.wait(until, tune.tuned)
+            time.sleep(SETTLE_S)
+            if tune.still_open():  # what was nearly proven is measured in further steps
+                time.sleep(SETTLE_KEPT_S)
         note("search")
         time.sleep(SETTLE_KEPT_S if tune.changed() else SETTLE_S)
         tune.pause(until)
@@ -168,8 +171,8 @@ def measure(args: argparse.Namespace) -> None:
                     process.close()
                 break
             following = ready(number + 1)
+            write(ending)  # its processes have left the GPU's memory
             happened = run(current, min(args.deadline, left), order, args.tiny)
-            write(ending)
             ending = executor.submit(finish, current, happened)
         write(ending)
 

@@ -20,7 +20,7 @@ from weft.tuning.live.trial_length import steps_of_a_trial
 from weft.tuning.live.tuned_job import Tried, TunedJob, final
 from weft.tuning.live.watch import AHEAD, SHARE, watch
 from weft.tuning.live.watch_budget import CHECK, COSTLY, CREDIT
-from weft.tuning.live.watch_status import WatchStatus
+from weft.tuning.live.watch_status import ProbeEffects, WatchStatus
 
 DEFAULT, POLICY = Policy(), Policy(max_ctas=16)
 BEFORE = (100.0, 92.0)
@@ -394,3 +394,14 @@ def test_the_conductor_has_all_ranks_meet_for_every_change_of_framework_controls
     assert set(ran[1:60]) == {BUCKETS}
     assert set(ran[120:]) == {DEFAULT}
     assert status.reverted
+
+
+def test_a_pause_next_to_a_probe_says_nothing_about_the_policy():
+    effects = ProbeEffects()
+    for number in range(20):
+        for _ in range(10):
+            effects.add(math.log(50), probe=False)
+        effects.add(math.log(55), probe=True)
+        effects.add(math.log(1500 if number % 2 else 50), probe=False)  # an evaluation after every second one
+    assert len(effects.own) == 10
+    assert list(effects.own) == pytest.approx([math.log(1.1)] * 10)

@@ -90,6 +90,10 @@ class Process:
         """Whether no search goes on."""
         return "tuning is over" in self._log()
 
+    def still_open(self) -> bool:
+        """Whether a proof may go on: a policy was best, but its gain is not proven."""
+        return "is not proven" in self._log() and "proven in further steps" not in self._log()
+
     def changed(self) -> bool:
         """Whether the search has found a policy."""
         return "less time per step" in self._log()

@@ -52,9 +52,10 @@ class ProbeEffects:
             self._open.append(log_ms)
             if len(self._open) == 2 + NEIGHBORS:
                 own, later, *after = self._open
-                level = fmean([*self._before, *after])
-                self.own.append(own - level)
-                self.later.append(later - level)
+                around = [*self._before, *after]
+                if max(own, later, *around) - median(around) < math.log(PAUSE):  # no pause among them
+                    self.own.append(own - fmean(around))
+                    self.later.append(later - fmean(around))
                 self._open, self._before = [], deque(after, maxlen=NEIGHBORS)
         elif not probe:
             self._before.append(log_ms)
