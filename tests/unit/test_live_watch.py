@@ -15,6 +15,7 @@ from weft.policy import Policy
 from weft.tuning.live.conductor import conduct
 from weft.tuning.live.pace import Pace
 from weft.tuning.live.proof import Proof
+from weft.tuning.live.search import DOUBT_STEPS
 from weft.tuning.live.trial import Record, Sample, Trial
 from weft.tuning.live.trial_length import steps_of_a_trial
 from weft.tuning.live.tuned_job import Tried, TunedJob, final
@@ -194,7 +195,7 @@ def test_a_promising_proof_goes_on_in_the_watch():
         outcome = searched(step)
         if not outcome.still_open:
             continue
-        assert outcome.steps < 70
+        assert outcome.steps < 70 + DOUBT_STEPS
         status = WatchStatus(outcome, outcome.policy)
         watching = watch(outcome, seed=seed, status=status)
         trial = next(watching)

@@ -8,6 +8,7 @@ the order of LEVERS, the most effective in our measurements first.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
@@ -31,6 +32,8 @@ SETTLE = {
     "copy engines": 1,
     "buckets": 2,
 }  # steps after the first use that do not count
+AFTER_CTAS = ("SMs kept free", "rules by kind and size")
+"""Levers whose effect depends on the number of CTAs, and which may hide that of CTAs that are tried later."""
 LIBRARY_GEMMS = glob_regex(("*nvjet*", "*xmma*gemm*", "*cublas*", "cutlass*gemm*", "*gemm*cutlass*"))
 """GEMMs of cuBLAS, which can leave SMs free."""
 
@@ -54,7 +57,12 @@ def search_stages(facts: Facts, default: Policy) -> list[LeverStage]:
     ]
     least = LEAST_BOUND * (facts.span_ms or 0.0)
     worth = [stage for stage in stages if stage.bound_ms is None or stage.bound_ms > least]
-    return sorted(worth, key=lambda stage: -(stage.bound_ms or 0.0))  # stable: LEVERS' order where equal
+    of_ctas = next((stage.bound_ms or 0.0 for stage in worth if stage.lever == "CTAs"), math.inf)
+
+    def bound(stage: LeverStage) -> float:
+        return min(stage.bound_ms or 0.0, of_ctas if stage.lever in AFTER_CTAS else math.inf)
+
+    return sorted(worth, key=lambda stage: -bound(stage))  # stable: LEVERS' order where equal
 
 
 def share_of(stage: LeverStage, later: Sequence[LeverStage]) -> float:

@@ -75,7 +75,8 @@ LEARN = 2
 MOST_WARM_UP = 40
 MOST_ROUNDS = 6
 FULL_ROUNDS = 2.0  # of all levers, that there are steps for
-BUDGET_LIMIT = 140
+DOUBT_STEPS = 12  # to measure again what was close: a change may be bad together with later ones
+BUDGET_LIMIT = 140 + DOUBT_STEPS
 _DROP_Z = 1.5  # standard errors behind the leader
 LEAD_Z = 0.3  # standard errors; a shorter lead changes nothing
 
@@ -117,7 +118,8 @@ def tune(
     best = default
     while plan:
         stage = plan.pop(0)
-        best = yield from search.race(best, stage.changes, share=share_of(stage, plan))
+        share = share_of(stage, plan)
+        best = yield from search.race(best, stage.changes, share, keep=search.for_doubts)
         if stage.lever == "CTAs" and (further := beyond(facts, best)):
             plan.insert(0, LeverStage("more CTAs", further, stage.bound_ms))
     best = yield from search.race(best, search.doubts, share=1)
@@ -145,6 +147,8 @@ class _Search(SearchSteps):
     doubts: list[dict[str, Any]] = field(default_factory=list)
     facts: Facts = field(default_factory=Facts)
     levers: list[tuple[str, float | None]] = field(default_factory=list)
+    for_doubts: int = 0
+    """Steps to measure again what was close."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -192,17 +196,18 @@ class _Search(SearchSteps):
         return self.facts
 
     def widen(self, plan: Sequence[LeverStage]) -> None:
-        """Allow as many steps as the levers need for FULL_ROUNDS, and a proof."""
+        """Allow as many steps as the levers need for FULL_ROUNDS, doubts and a proof."""
         self.levers = [(stage.lever, stage.bound_ms) for stage in plan]
-        needed = LEARN + PROOF_STEPS[1] + round(FULL_ROUNDS * sum(map(cost_of, plan)))
+        needed = LEARN + DOUBT_STEPS + PROOF_STEPS[1] + round(FULL_ROUNDS * sum(map(cost_of, plan)))
         self.budget += round(max(0, min(needed, BUDGET_LIMIT) - BUDGET) * self.effort)
+        self.for_doubts = round(DOUBT_STEPS * self.effort)
 
     def race(
-        self, best: Policy, changes: Sequence[dict[str, Any]], share: float
+        self, best: Policy, changes: Sequence[dict[str, Any]], share: float, keep: int = 0
     ) -> Generator[Trial, Sample, Policy]:
         """The best policy so far against its changes, alternating; returns the leader.
 
-        `share`: of the steps left, after those kept for the proof, that it may use.
+        `share`: of the steps left, after those for the proof and `keep`, that it may use.
         """
         if self.about(best).problem:  # found out since it became the best
             best, self.lead = self.default, 0.0
@@ -211,7 +216,7 @@ class _Search(SearchSteps):
         arms = [arm for arm in arms if arm == best or not self.about(arm).problem]
         logs: Logs = {arm: [] for arm in arms}
         self.best = best
-        until = self.spent + share * (self.budget - self.spent - self._for_proof())
+        until = self.spent + share * (self.budget - self.spent - self._for_proof() - keep)
         noise = self.noise
         rounds = MOST_ROUNDS * self.effort
         while len(arms) > 1 and len(logs[best]) < rounds and self.spent + self._cost(arms) <= until:
