@@ -24,7 +24,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
 
-from weft.comm.node import LARGE_MESSAGE_BYTES, Node, TimeCurve, load_node
+from weft.comm.node import Node, load_node
+from weft.comm.node_curve import LARGE_MESSAGE_BYTES, TimeCurve
 from weft.comm.node_file import node_to_dict
 from weft.gpu.cost import NODE_LINKS, UNFITTED_LINKS, link_bytes_per_s
 from weft.gpu.presets import PCIE4_X16

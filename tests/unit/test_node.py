@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from schema_checks import problems
 
 from properties import examples
-from weft.comm.node import NODE_COLLECTIVES, Node, TimeCurve, interpolate_us, load_node
+from weft.comm.node import NODE_COLLECTIVES, Node, load_node
+from weft.comm.node_curve import TimeCurve, interpolate_us
 from weft.comm.node_file import node_from_dict, node_to_dict, shipped_nodes
 from weft.comm.node_kernel import memory_traffic
 from weft.errors import InputError, UsageError

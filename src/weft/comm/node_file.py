@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from weft.checks import check_choice, check_flag, check_int, check_keys, check_number, unique_keys
-from weft.comm.node import COPIES_AS, NODE_ALGORITHMS, NODE_BASES, NODE_COLLECTIVES, CtaRate, Node, TimeCurve
+from weft.comm.node import COPIES_AS, NODE_ALGORITHMS, NODE_BASES, NODE_COLLECTIVES, Node
+from weft.comm.node_curve import CtaRate, TimeCurve
 from weft.comm.node_kernel import CommKernel
 from weft.errors import InputError, UsageError
 from weft.gpu.network import NETWORKS

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from weft.comm.nccl_tests import MAX_LOG_BYTES, PROGRAMS, TestedCollective, points, read_runs
 from weft.comm.nccl_tests_json import text_of_json
-from weft.comm.node import CtaRate, Node, TimeCurve, load_node
+from weft.comm.node import Node, load_node
+from weft.comm.node_curve import CtaRate, TimeCurve
 from weft.errors import InputError
 from weft.gpu.network import usual_network
 from weft.gpu.presets import GPU_PRESETS
