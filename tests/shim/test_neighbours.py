@@ -172,6 +172,22 @@ def test_a_limit_stays_what_the_program_or_the_shaped_launch_needs(program):
     assert all(shaped)
 
 
+@pytest.mark.parametrize("as_kernel", [False, True])
+def test_a_limit_that_is_set_before_every_launch_costs_one_question(program, as_kernel):
+    done = program(
+        f"""
+        k = kernel("conv", as_kernel={as_kernel})
+        assert call("cuFuncSetAttribute", k, 8, 60_000) == 0
+        library().fake_fail_at(c_int(1_000_000))
+        for _ in range(50):
+            assert call("cuFuncSetAttribute", k, 8, 60_000) == 0
+        show(library().fake_calls_so_far())
+        """,
+        Policy(),
+    )
+    assert done.results <= 2 * 50  # the call itself, and which context is current
+
+
 LIMIT = """
 from ctypes import byref, c_size_t
 lib = library()

@@ -197,12 +197,36 @@ bool weft_limit_withheld(void *handle, size_t dynamic_bytes) {
 
 /* --- the program's own calls --------------------------------------------------------------------------------- */
 
+/* cuDNN sets the limit before many launches: the driver is asked once which function a handle is, not each time. A
+ * CUkernel is another function in another context. */
+static CUfunction function_of(void *handle) {
+    enum { REMEMBERED = 64 };
+    static _Thread_local struct {
+        void *handle;
+        CUcontext context;
+        CUfunction function;
+        uint32_t epoch;
+    } remembered[REMEMBERED];
+    CUcontext context;
+    uint32_t now = weft_handle_epoch();
+    if (!weft_cuda()->cuCtxGetCurrent || weft_cuda()->cuCtxGetCurrent(&context) != CUDA_SUCCESS)
+        return weft_cuda_function(handle);
+    __typeof__(&remembered[0]) one = &remembered[weft_map_hash((uint64_t)(uintptr_t)handle, 0) % REMEMBERED];
+    if (one->handle != handle || one->context != context || one->epoch != now) {
+        one->function = weft_cuda_function(handle);
+        one->handle = one->function ? handle : NULL;
+        one->context = context;
+        one->epoch = now;
+    }
+    return one->function;
+}
+
 /* The function whose limit the program speaks of; NULL: the driver alone is asked. */
 static CUfunction of_program(void *handle, int attribute) {
     if (attribute != CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES || !handle || in_turn ||
         !weft_attach(WEFT_API_CUDA))
         return NULL;
-    return weft_cuda_function(handle);
+    return function_of(handle);
 }
 
 static CUfunction of_program_on(CUkernel kernel, int attribute, CUdevice device) {
