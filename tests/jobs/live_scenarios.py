@@ -85,26 +85,26 @@ def scenarios(folder: Path) -> dict[str, dict[str, Any]]:
         jobs[name] = {"ranks": ranks, "weft": weft, "after": after, "lock": lock, "env": env}
 
     slower_later = {**EFFECTS, "ctas16": 0.9, "ctas24": 1.1, "ctas32": 1.1}
-    drift = {"DRIFT_AT": "220", "DRIFT": json.dumps({**slower_later, "ctas16": 1.06})}
+    drift = {"DRIFT_AT": "280", "DRIFT": json.dumps({**slower_later, "ctas16": 1.06})}
     stall = {"EFFECTS": json.dumps({**EFFECTS, "ctas24": 1000}), "WEFT_TUNE_STALL_S": "4"}
-    job("tuned", 4, STEPS="200", WEFT_STORE=store)
-    job("drift", 3, STEPS="300", EFFECTS=json.dumps(slower_later), **drift)
-    job("once", 2, STEPS="200", WEFT_TUNE_BUDGET="0")
-    job("without", 4, weft=False, STEPS="200")
+    job("tuned", 4, STEPS="260", WEFT_STORE=store)
+    job("drift", 3, STEPS="360", EFFECTS=json.dumps(slower_later), **drift)
+    job("once", 2, STEPS="260", WEFT_TUNE_BUDGET="0")
+    job("without", 4, weft=False, STEPS="260")
     job("restarted", 4, after="tuned", STEPS="45", WEFT_STORE=store)
     job("killed", 4, DIE="20@2", STEPS="60")
     job("killed without weft", 4, weft=False, DIE="20@2", STEPS="60")
-    job("killed in the watch", 3, DIE="230@1", STEPS="260")
-    job("killed late without weft", 3, weft=False, DIE="230@1", STEPS="260")
-    job("paused in the watch", 3, PAUSE="230@1", STEPS="260")
-    job("leader paused in the watch", 2, PAUSE="230@0", STEPS="260")
+    job("killed in the watch", 3, DIE="280@1", STEPS="310")
+    job("killed late without weft", 3, weft=False, DIE="280@1", STEPS="310")
+    job("paused in the watch", 3, PAUSE="280@1", STEPS="310")
+    job("leader paused in the watch", 2, PAUSE="280@0", STEPS="310")
     job("stalled", 4, STEPS="90", **stall)
     job("refused", 3, STEPS="90", REFUSE="16@1")
     job("two optimizers", STEPS="90", OPTIMIZERS="sgd,adam")
     job("no optimizer", STEPS="20", OPTIMIZERS="")
     job("short", STEPS="18")
     job("a new group", STEPS="60", AGAIN="25")
-    job("uneven", STEPS="240", EFFECTS="{}", UNEVEN="1")
+    job("uneven", STEPS="340", EFFECTS="{}", UNEVEN="1")
     job("broken store", STEPS="90", WEFT_STORE=broken)
     job("locked store", after="tuned", lock=True, STEPS="45", WEFT_STORE=store)
     job("no group", 1, STEPS="10", NO_GROUP="1")

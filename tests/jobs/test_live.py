@@ -67,8 +67,8 @@ def test_a_policy_that_turns_slower_is_taken_back_on_all_ranks_at_the_same_step(
     played = zoo("drift")
     assert played.codes == [0] * 3
     steps = played.in_step()
-    assert "ctas16" in Counter(steps[200:219]).most_common(1)[0][0]
-    assert set(steps[275:]) == {"overlap"}
+    assert "ctas16" in Counter(steps[260:279]).most_common(1)[0][0]
+    assert set(steps[335:]) == {"overlap"}
     result = played.tuning()
     assert result["state"] == "left alone"
     assert "was reverted: it took" in result["text"]
@@ -79,7 +79,7 @@ def test_a_policy_that_turns_slower_is_taken_back_on_all_ranks_at_the_same_step(
 
 def test_losses_are_the_same_to_the_last_bit(zoo):
     for tuned, without in zip(zoo("tuned").ranks, zoo("without").ranks, strict=True):
-        assert len(tuned["losses"]) == 200
+        assert len(tuned["losses"]) == 260
         assert tuned["losses"] == without["losses"]
 
 
@@ -208,7 +208,7 @@ def weft_run(
         "--",
     ]
     program = launcher or (sys.executable,)
-    everything = {**CLEAN, **BASE, "RECORD": str(folder), "OMP_NUM_THREADS": "1", "STEPS": "80", **env}
+    everything = {**CLEAN, **BASE, "RECORD": str(folder), "OMP_NUM_THREADS": "1", "STEPS": "260", **env}
     everything |= {"PYTHONPATH": f"{HOME}:{HERE}", "WEFT_STORE": str(folder / "store.sqlite")}
     everything.pop("WEFT_TUNE")
     job = [*command, *program, str(HERE / "live_job.py")]

@@ -288,7 +288,7 @@ class Rank:
     def clock(self) -> dict[str, int]:
         return {"steps": self.steps}
 
-    def run(self, store: MemoryStore, ranks: int, steps: int = 160) -> Rank:
+    def run(self, store: MemoryStore, ranks: int, steps: int = 400) -> Rank:
         agreement = Agreement(store, self.number, range(ranks), deadline_s=60)
         session = Session(self, agreement, conduct(tune(self.default), self.default), self.ended)
         session.begin()
@@ -414,7 +414,7 @@ def test_what_one_rank_cannot_prepare_is_tried_on_none():
     ranks = job({"ctas6": 1.2, "ctas16": 0.8, "ctas24": 0.9}, refuse=16)
     assert ranks[0].ran == ranks[1].ran == ranks[2].ran
     assert not any("ctas16" in policy for policy in ranks[0].ran)
-    assert ranks[0].ran[-1].startswith("ctas")
+    assert "ctas24" in ranks[0].ran[-1]
     assert "no 16 here" in str(ranks[0].result["candidates"])
 
 
