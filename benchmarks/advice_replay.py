@@ -70,7 +70,7 @@ class Replay:
         self.name, self.out, self.limit_s = name, out, limit_s
 
     def __call__(self, step: Any, _args: Any) -> None:
-        from search import Job
+        from running_job import Job
 
         job = Job(step)
         job.steps(WARM_STEPS)
@@ -154,10 +154,10 @@ class Logged:
 
 def logged_calls() -> tuple[list[dict[str, Any]], Any]:
     """Notes collectives from now on; returns the notes, and what ends it."""
-    from search import _groups
+    from running_job import groups
 
     calls: list[dict[str, Any]] = []
-    held = [(lane, lane.ranks) for group in _groups() for lane in group._lanes.values()]
+    held = [(lane, lane.ranks) for group in groups() for lane in group._lanes.values()]
     for lane, ranks in held:
         lane.ranks = Logged(ranks, calls)
 

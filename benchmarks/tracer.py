@@ -144,11 +144,11 @@ def ratios(blocks: list[tuple[float, float]]) -> dict[str, Any]:
     }
 
 
-def control(step: Step) -> dict[str, Any]:
+def control(step: Step, episodes: int) -> dict[str, Any]:
     for _ in range(5):
         step()
     blocks, cores = [], set()
-    for _ in range(EPISODES):
+    for _ in range(episodes):
         before = step_ms(step, BLOCK)
         time.sleep(SLEEP_S)
         blocks.append((before, step_ms(step, BLOCK)))
@@ -156,11 +156,11 @@ def control(step: Step) -> dict[str, Any]:
     return {**ratios(blocks), "cores": sorted(cores)}
 
 
-def without_kineto(step: Step) -> dict[str, Any]:
+def without_kineto(step: Step, episodes: int) -> dict[str, Any]:
     for _ in range(3):
         step()
     blocks, costs, recordings, cores = [], [], [], set()
-    for _ in range(EPISODES):
+    for _ in range(episodes):
         before = step_ms(step, BLOCK)
         ms, recording = traced(step)
         after = step_ms(step, BLOCK)
@@ -293,6 +293,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     parser.add_argument("programs", nargs="*", default=list(PROGRAMS), help=" ".join(PROGRAMS))
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--episodes", type=int, default=EPISODES, help="of parts 1 and 2")
     parser.add_argument("--details", type=Path, help="raw events and Kineto's kernels, as json.gz")
     args = parser.parse_args()
     signal.alarm(DEADLINE_S)
@@ -302,10 +303,10 @@ def main() -> None:
     steps = {name: PROGRAMS[name]() for name in args.programs if name != "anatomy"}
 
     for name, step in steps.items():
-        results[name] = {"control": control(step)}
+        results[name] = {"control": control(step, args.episodes)}
         print(name, json.dumps(results[name]), flush=True)
     for name, step in steps.items():
-        results[name] |= without_kineto(step)
+        results[name] |= without_kineto(step, args.episodes)
         print(name, json.dumps(results[name]), flush=True)
     for name in args.programs:
         everything.clear()

@@ -1,313 +1,313 @@
-"""What is the best policy for one training job? Every policy of a grid, interleaved, in one process.
+"""What does each lever bring to a training job, what is the best combination, and is the tuner's as good?
 
-    weft run -- python benchmarks/live/search.py CONFIG --out FILE [--also POLICY.json …] [--limit SECONDS]
+    python benchmarks/live/search.py --out DIR [--only NAME …] [--tuned ROWS.jsonl] [--limit SECONDS] [--tiny]
 
-Each round measures every policy of the grid once, in a new random order. The best four, the default and
-those of `--also` are then measured again, out of sample. It also says how much of the step is communication,
-what the step takes without any (the most that could be gained), and which kernels overlap with it.
+For each job of configs.py, in one process under `weft run`, with the levers and controls of live tuning:
+
+1. every change of every lever alone, against the default, in interleaved rounds;
+2. every combination of the changes that were faster than the default, the best of each lever, and its
+   runner-up where that is close; the most promising ones if there are more than COMBINATIONS;
+3. the best of them, the default and the policies that `weft run --tune` ended with (`tuning.policy` in the
+   rows of strangers.py), measured again: out of sample;
+4. the step without communication. With the SM-time that the collectives take it is the floor.
+
+A sample is several steps in a row, as the job lives them. DIR/NAME.json has all samples, DIR/levers.md the
+tables. About 45 seconds a job.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import fnmatch
 import itertools
 import json
 import math
+import os
 import random
-import runpy
 import statistics
+import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from configs import BASELINE_CTAS, CONFIGS, EXAMPLES, RANKS, Config
-from job import take_gate
+from configs import BASELINE_CTAS, CONFIGS, ROOT, Config
 
-from weft.errors import InputError
-from weft.kernels import glob_regex, is_comm
 from weft.measure.intervals import bootstrap_ci, ratio_ci
 from weft.policy import Policy
-from weft.rules import MAX_PATTERN_BYTES, Rule
-from weft.shim import binding, stats
-from weft.timeline import Kind, intersect, union
-from weft.tuning.live.options import MEMORY_KERNELS
+from weft.tuning.live.levers import LeverStage, search_stages
+from weft.tuning.live.options import Facts
 
-CTAS = (BASELINE_CTAS, 6, 16, 24, 32)
-SAMPLE_MS = 40.0  # a sample is as many steps as fill this
-WARM_STEPS, CONFIRMED, CONFIRM_ROUNDS = 10, 4, 15
-NAME = 120  # characters of a kernel's name that are kept
-SHAPED_SHARE = 0.1  # of the compute time that overlaps with communication: less is not worth shaping
-
-
-class Job:
-    """The job under measurement: its step, and the controls on it."""
-
-    def __init__(self, step: Callable[[int], Any]) -> None:
-        self._step, self._number = step, 0
-        self._lanes: dict[tuple[int, str, int], Any] = {}
-
-    def steps(self, count: int) -> None:
-        for _ in range(count):
-            self._step(self._number)
-            self._number += 1
-
-    def ms(self, policy: Policy, count: int) -> float:
-        """Milliseconds of a step under a policy."""
-        self.apply(policy)
-        return self.ms_as_is(count)
-
-    def ms_as_is(self, count: int) -> float:
-        """Milliseconds of a step; one more step before is not counted."""
-        self.steps(1)
-        start = _now()
-        self.steps(count)
-        return _ms_between(start, _now()) / count
-
-    def apply(self, policy: Policy) -> None:
-        """From the next launch on: CTAs by communicators of our own, the rest by the shim."""
-        for group in _groups():
-            for device in group._lanes:
-                group._lanes[device] = self._lane(group, device, policy.max_ctas or BASELINE_CTAS)
-        binding.set_policy(dataclasses.replace(policy, max_ctas=None))
-
-    def silence(self) -> None:
-        """From now on collectives do nothing. The job computes nonsense, in the time that compute takes."""
-        for group in _groups():
-            for lane in group._lanes.values():
-                lane.ranks = _Silent()
-
-    def _lane(self, group: Any, device: Any, ctas: int) -> Any:
-        from weft.comm.ghost_lane import Lane
-
-        own = self._lanes.setdefault((id(group), str(device), BASELINE_CTAS), group._lanes[device])
-        key = (id(group), str(device), ctas)
-        if key not in self._lanes:
-            options = dataclasses.replace(group._options, max_ctas=ctas)
-            ranks = group._make_lane(device, group.size(), group.rank(), options).ranks
-            lane = Lane(ranks, own.streams, device)
-            lane._scratch = own._scratch
-            self._lanes[key] = lane
-        return self._lanes[key]
-
-
-class _Silent:
-    def __getattr__(self, name: str) -> Callable[..., None]:
-        return lambda *_, **__: None
-
-
-def _groups() -> list[Any]:
-    import torch.distributed as dist
-
-    from weft.comm.ghost import GhostGroup
-
-    return [group for group in dist.distributed_c10d._world.pg_map if isinstance(group, GhostGroup)]
-
-
-def _now() -> Any:
-    import torch
-
-    if not torch.cuda.is_available():
-        return time.perf_counter()
-    event = torch.cuda.Event(enable_timing=True)
-    event.record()
-    return event
-
-
-def _ms_between(start: Any, end: Any) -> float:
-    if isinstance(start, float):
-        return 1e3 * (end - start)
-    end.synchronize()
-    return float(start.elapsed_time(end))
-
-
-def _software() -> tuple[str, str]:
-    import torch
-
-    if not torch.cuda.is_available():
-        return "", "cpu"
-    from weft.comm import nccl
-
-    return nccl.load_nccl().version_text, f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
-
-
-def look(job: Job) -> dict[str, Any]:
-    """Three steps through the profiler: the share of communication, and the kernels that overlap with it."""
-    import torch
-
-    from weft.execute import spans
-
-    count = 3
-
-    def once() -> None:
-        job.steps(count)
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-
-    timeline = spans.record_timeline(once) if torch.cuda.is_available() else None
-    if timeline is None or not len(timeline):
-        return {"share_pct": None, "kernels": []}
-    figures, comm = timeline.figures(), timeline.covered(Kind.COMM)
-    per_step = 1e-6 / count
-    kernels = []
-    for index, name in enumerate(timeline.names):
-        mine = timeline.name == index
-        if timeline.kind[mine][0] != Kind.COMPUTE:
-            continue
-        spent = union(timeline.start_ns[mine], timeline.end_ns[mine])
-        shared = intersect(spent, comm).total_ns
-        row = {"name": name[:NAME], "ms": spent.total_ns * per_step, "beside_ms": shared * per_step}
-        kernels.append(row)
-    kernels.sort(key=lambda kernel: -kernel["beside_ms"])
-    return {
-        "share_pct": 100 * figures.comm_ns / figures.span_ns,
-        "comm_ms": figures.comm_ns * per_step,
-        "exposed_ms": figures.exposed_ns * per_step,
-        "compute_ms": figures.compute_ns * per_step,
-        "idle_ms": figures.idle_ns * per_step,
-        "kernels": kernels[:12],
-    }
-
-
-def residents() -> dict[str, tuple[str, int]]:
-    """By the name a person reads: the driver's name of each compute kernel, and its blocks per SM."""
-    path = binding.attach()
-    if path is None:
-        raise InputError("this needs the shim: start it with `weft run -- python …`")
-    process, found = binding.read_process(path), {}
-    for row, _ in process.rows():
-        symbol = row.name.decode(errors="replace")
-        if not is_comm(symbol):
-            name = stats.demangle(symbol)[:NAME]
-            found[name] = (symbol, max(row.natural_blocks, found.get(name, ("", 0))[1]))
-    return found
-
-
-def residencies(seen: dict[str, Any], known: dict[str, tuple[str, int]]) -> list[dict[str, Any]]:
-    """Fields of a Policy that shape the kernels which take most of the time that overlaps with communication.
-
-    Those that wait for memory are left out: fewer blocks are pure loss for them (docs/lab.md).
-    """
-    waits = glob_regex(MEMORY_KERNELS)
-    total = sum(kernel["beside_ms"] for kernel in seen["kernels"]) or 1.0
-    shapable = [
-        known[kernel["name"]]
-        for kernel in seen["kernels"]
-        if known.get(kernel["name"], ("", 0))[1] > 1
-        and kernel["beside_ms"] / total >= SHAPED_SHARE
-        and waits.fullmatch(known[kernel["name"]][0]) is None
-    ]
-    choices: list[dict[str, Any]] = [{}]
-    for symbol, natural in shapable[:2]:
-        pattern = symbol if len(symbol) <= MAX_PATTERN_BYTES else symbol[: MAX_PATTERN_BYTES - 1] + "*"
-        for count in sorted({natural - 1, math.ceil(natural / 2)}):
-            rules = (Rule(pattern, count),)
-            choices.append({"rules": rules, "when": "overlap"})
-    return choices
-
-
-def grid(shapes: list[dict[str, Any]]) -> list[Policy]:
-    """Every policy, the default first. Shaped kernels have a head start and priority together, or neither."""
-    policies = []
-    for shape, ctas in itertools.product(shapes, CTAS):
-        for head, priority in itertools.product((0.0, 5.0), ("default", "high")):
-            if not shape or (head > 0) == (priority == "high"):
-                limit = None if ctas == BASELINE_CTAS else ctas
-                policies.append(Policy(max_ctas=limit, head_start_us=head, priority=priority, **shape))
-    return policies
+SAMPLE_MS = 250.0  # a sample is as many steps as fill this
+WARM_STEPS = 10
+ROUNDS = {"levers": (3, 8), "combinations": (2, 4), "confirmed": (5, 12)}  # at least and at most
+SHARES = {"levers": 0.45, "combinations": 0.75, "confirmed": 1.0}  # of the time, until the end of each part
+COMBINATIONS, CONFIRMED = 16, 4
+CLOSE = 0.004  # behind the best change of a lever, as a logarithm: combined as well
+SIX = 6
+DEADLINE_S = 110.0
+Samples = dict[Policy, list[float]]
 
 
 class Search:
-    """Measures the grid and writes what it knows after every round."""
+    """Measures a job, and writes what it knows after every part."""
 
-    def __init__(self, config: Config, out: Path, also: list[Path], limit_s: float) -> None:
-        self.out, self.limit_s, self.start = out, limit_s, time.monotonic()
-        self.also = [Policy.load(path) for path in also if path.exists()]
+    def __init__(self, config: Config, out: Path, tuned: Sequence[Policy], limit_s: float) -> None:
+        self.out, self.limit_s, self.tuned = out, limit_s, tuned
         self.document: dict[str, Any] = {"config": config.name, "about": config.about}
+        self.begin = time.monotonic()
 
-    def __call__(self, step: Callable[[int], Any], args: Any) -> None:
-        """Takes the place of the examples' loop."""
+    def __call__(self, step: Callable[[int], Any], _args: Any) -> None:
+        """Takes the place of the example's loop."""
+        from running_job import Job, alone_ms, look, software
+
         job, default = Job(step), Policy()
         job.steps(WARM_STEPS)
-        self.start = time.monotonic()
-        rough = statistics.median(job.ms(default, 2) for _ in range(3))
-        self.count = max(2, math.ceil(SAMPLE_MS / rough))
-        seen = look(job)
-        known = residents()
-        for kernel in seen["kernels"]:
-            kernel["blocks_per_sm"] = known.get(kernel["name"], ("", None))[1] or None
-        policies = list(dict.fromkeys([*grid(residencies(seen, known)), *self.also]))
-        self.document |= {"step_ms": rough, "steps_per_sample": self.count, "communication": seen}
-        self.document["nccl"], self.document["device"] = _software()
+        facts = job.profile()
+        stages = search_stages(facts, default)
+        self.begin = time.monotonic()
+        self.count = max(3, math.ceil(SAMPLE_MS / statistics.median(job.ms(default, 2) for _ in range(3))))
+        self.document |= {"steps_per_sample": self.count, "facts": about(facts)}
+        self.document["nccl"], self.document["device"] = software()
+        singles = {
+            stage.lever: [dataclasses.replace(default, **change) for change in stage.changes]
+            for stage in stages
+        }
+        alone = self.rounds(job, [default, *itertools.chain(*singles.values())], "levers")
+        self.document["levers"] = [
+            {"lever": lever, **self.row(policy, alone)}
+            for lever, policies in singles.items()
+            for policy in policies
+            if policy in alone
+        ]
+        together = self.rounds(job, [default, *combinations(stages, alone)], "combinations")
+        self.document["combinations"] = [self.row(policy, together) for policy in together]
+        # Ratios are taken within a part: each has its own samples of the default.
+        leads = {
+            policy: mean_log(samples[policy], samples[default])
+            for samples in (alone, together)
+            for policy in samples
+        }
+        best = sorted(leads, key=lambda policy: leads[policy])[:CONFIRMED]
+        again = self.rounds(job, [default, *best, *self.tuned], "confirmed")
+        rows = {policy: self.row(policy, again) for policy in again}
+        self.document["confirmed"] = list(rows.values())
+        self.document["best"] = min(rows.values(), key=lambda row: row["ms"])
+        self.document["tuned"] = [rows[policy] for policy in self.tuned if policy in rows]
         self.save()
-        for ctas in {policy.max_ctas for policy in policies}:
-            job.ms(Policy(max_ctas=ctas), 1)  # new communicators connect at their first collective
-        samples = self.rounds(job, policies, self.limit_s * 0.6, least=3, most=12)
-        self.document["grid"] = [self.row(policy, samples[policy], samples[default]) for policy in policies]
-        self.save()
-        best = sorted(policies, key=lambda policy: statistics.median(samples[policy]))[:CONFIRMED]
-        chosen = list(dict.fromkeys([default, *best, *self.also]))
-        again = self.rounds(job, chosen, self.limit_s, least=5, most=CONFIRM_ROUNDS)
-        rows = [self.row(policy, again[policy], again[default]) for policy in chosen]
-        self.document["confirmed"] = rows
-        self.document["best"] = min(rows, key=lambda row: row["ms"])
-        self.document["also"] = [next(row for row in rows if row["policy"] == p.to_dict()) for p in self.also]
         job.apply(default)
-        job.silence()
-        alone = [job.ms_as_is(self.count) for _ in range(3)]
-        self.document["without_communication_ms"] = statistics.median(alone)
+        self.document["profiled"] = look(job)
+        self.document["without_communication_ms"] = alone_ms(job, self.count)
         self.save()
 
-    def rounds(
-        self, job: Job, policies: list[Policy], until_s: float, least: int, most: int
-    ) -> dict[Policy, list[float]]:
-        samples: dict[Policy, list[float]] = {policy: [] for policy in policies}
-        order = random.Random(len(policies))
+    def rounds(self, job: Any, policies: Sequence[Policy], part: str) -> Samples:
+        """Every policy once a round, in random order; one that cannot be applied is left out."""
+        samples: Samples = {policy: [] for policy in dict.fromkeys(policies)}
+        order, (least, most) = random.Random(len(samples)), ROUNDS[part]
         for number in range(most):
-            late = time.monotonic() - self.start > until_s * (1 if number >= least else 2)
-            if number and late:
+            if number >= least and time.monotonic() - self.begin > SHARES[part] * self.limit_s:
                 break
-            for policy in order.sample(policies, len(policies)):
-                samples[policy].append(job.ms(policy, self.count))
+            for policy in order.sample(list(samples), len(samples)):
+                try:
+                    samples[policy].append(job.ms(policy, self.count))
+                except Exception as error:
+                    self.document.setdefault("problems", {})[policy.label] = (
+                        f"{type(error).__name__}: {error}"
+                    )
+                    samples.pop(policy)
+        self.save()
         return samples
 
-    def row(self, policy: Policy, samples: list[float], default: list[float]) -> dict[str, Any]:
-        ratio, low, high = ratio_ci(samples, default)
+    def row(self, policy: Policy, samples: Samples) -> dict[str, Any]:
+        own, default = samples[policy], samples[Policy()]
+        ratio, low, high = ratio_ci(own, default)
         return {
             "label": policy.label,
             "policy": policy.to_dict(),
-            "ms": statistics.median(samples),
-            "ci_ms": bootstrap_ci(samples),
+            "ms": statistics.median(own),
+            "ci_ms": bootstrap_ci(own),
             "to_default": [ratio, low, high],
-            "samples": len(samples),
+            "samples_ms": [round(ms, 4) for ms in own],
         }
 
     def save(self) -> None:
-        self.document["seconds"] = round(time.monotonic() - self.start, 1)
+        self.document["seconds"] = round(time.monotonic() - self.begin, 1)
         self.out.write_text(json.dumps(self.document, indent=1) + "\n")
+
+
+def about(facts: Facts) -> dict[str, Any]:
+    """What the floor and the table need of a profile."""
+    costs = dataclasses.asdict(facts.costs) if facts.costs else None
+    return {"ctas": facts.ctas, "comm_ms": facts.comm_ms, "exposed_ms": facts.exposed_ms, "costs": costs}
+
+
+def mean_log(own: Sequence[float], default: Sequence[float]) -> float:
+    """How far the samples are from the default's."""
+    return math.log(statistics.median(own) / statistics.median(default))
+
+
+def combinations(stages: Sequence[LeverStage], samples: Samples) -> list[Policy]:
+    """Policies with one change of each of two or more levers that helped, the most promising first."""
+    default = Policy()
+    helped: list[list[tuple[float, dict[str, Any]]]] = []
+    for stage in stages:
+        found = [
+            (mean_log(samples[policy], samples[default]), change)
+            for change in stage.changes
+            if samples.get(policy := dataclasses.replace(default, **change))
+        ]
+        found = sorted((one for one in found if one[0] < 0), key=lambda one: one[0])
+        if found:
+            helped.append([one for one in found if one[0] <= found[0][0] + CLOSE][:2])
+    chosen: dict[Policy, float] = {}
+    for size in range(2, len(helped) + 1):
+        for levers in itertools.combinations(helped, size):
+            for changes in itertools.product(*levers):
+                merged_change = {name: value for _, change in changes for name, value in change.items()}
+                chosen[dataclasses.replace(default, **merged_change)] = sum(gain for gain, _ in changes)
+    return sorted(chosen, key=lambda policy: chosen[policy])[:COMBINATIONS]
+
+
+# --- the driver ---------------------------------------------------------------------------------------------
+
+
+def tuned_policies(path: Path | None, config: str) -> list[Policy]:
+    """What `weft run --tune` ended with, by the rows of strangers.py."""
+    if path is None:
+        return []
+    found = (json.loads(line) for line in path.read_text().splitlines())
+    given = ((row.get("tuning") or {}).get("policy") for row in found if row["program"] == config)
+    return list(dict.fromkeys(Policy.from_dict(policy) for policy in given if policy))
+
+
+def start(config: str, args: argparse.Namespace) -> None:
+    """Search one job in a process of its own, which ends at its deadline."""
+    command = [
+        sys.executable,
+        "-m",
+        "weft",
+        "run",
+        "--quiet",
+        "--",
+        sys.executable,
+        __file__,
+        "--one",
+        config,
+    ]
+    command += ["--out", str(args.out), "--limit", str(args.limit), *(["--tiny"] if args.tiny else [])]
+    command += ["--tuned", str(args.tuned)] if args.tuned else []
+    path = os.pathsep.join(filter(None, (str(ROOT / "src"), os.environ.get("PYTHONPATH"))))
+    env = {**os.environ, "PYTHONPATH": path, "WEFT_GHOST_CTAS": str(BASELINE_CTAS)}
+    began = time.monotonic()
+    try:
+        done = subprocess.run(
+            command, env=env, capture_output=True, text=True, timeout=DEADLINE_S, check=False
+        )
+        said = "" if done.returncode == 0 else f"exit {done.returncode}: {done.stderr[-600:]}"
+    except subprocess.TimeoutExpired:
+        said = "killed at its deadline"
+    print(f"{config}: {time.monotonic() - began:.0f} s {said}", flush=True)
+
+
+def summary(found: dict[str, Any]) -> dict[str, Any]:
+    """One job: what could be won, what each lever brought, the best and the tuner's policies."""
+    default, best = found["confirmed"][0], found["best"]
+    costs = found["facts"]["costs"] or {}
+    alone, held = found.get("without_communication_ms"), costs.get("held_ms", 0.0)
+    floor = None if alone is None else alone + held
+    could = None if floor is None else 100 * max(0.0, 1 - floor / default["ms"])
+    tuned = max(found["tuned"] or [default], key=lambda row: row["ms"])  # of several, the worst
+    gain = 100 * (1 - tuned["to_default"][0])
+    return {
+        "config": found["config"],
+        "about": found["about"],
+        "default_ms": default["ms"],
+        "alone_ms": alone,
+        "held_ms": held,
+        "floor_ms": floor,
+        "could_win_pct": could,
+        "best": best["label"],
+        "best_pct": 100 * (1 - best["to_default"][0]),
+        "tuned": tuned["label"],
+        "tuned_pct": gain,
+        "tuned_over_best": tuned["ms"] / best["ms"],
+        "share_won": gain / could if could else None,
+    }
+
+
+def markdown(documents: Sequence[dict[str, Any]]) -> str:
+    """The table of jobs, then the levers of each."""
+    lines = [
+        "| job | default, ms | floor, ms (without communication + SM-time) | could be won "
+        "| best of the search | after `--tune` | over the best | of what could be won |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    jobs = [summary(found) for found in documents]
+    for job in jobs:
+        floor = (
+            "unknown"
+            if job["floor_ms"] is None
+            else (f"{job['floor_ms']:.2f} ({job['alone_ms']:.2f} + {job['held_ms']:.2f})")
+        )
+        could = "" if job["could_win_pct"] is None else f"{job['could_win_pct']:.1f}%"
+        share = "" if job["share_won"] is None else f"{100 * job['share_won']:.0f}%"
+        lines.append(
+            f"| {job['config']}: {job['about']} | {job['default_ms']:.2f} | {floor} | {could} "
+            f"| {job['best']}: {job['best_pct']:.1f}% | {job['tuned']}: {job['tuned_pct']:.1f}% "
+            f"| {job['tuned_over_best']:.3f} | {share} |"
+        )
+    shares = [job["share_won"] for job in jobs if job["share_won"] is not None]
+    if jobs:
+        mean = statistics.fmean(job["tuned_pct"] for job in jobs)
+        most = statistics.fmean(job["best_pct"] for job in jobs)
+        of = f"; of what could be won: {100 * statistics.fmean(shares):.0f}%" if shares else ""
+        lines.append(
+            f"\nMean gain after `--tune`: {mean:.2f}%, of the best: {most:.2f}%, {len(jobs)} jobs{of}"
+        )
+    for found in documents:
+        lines += [
+            f"\n**{found['config']}**: each lever alone, percent less time (95%)\n",
+            "| lever | policy | gain |",
+        ]
+        lines.append("|---|---|---|")
+        for row in sorted(found["levers"], key=lambda row: row["to_default"][0]):
+            gain, low, high = (100 * (1 - row["to_default"][at]) for at in (0, 2, 1))
+            lines.append(f"| {row['lever']} | {row['label']} | {gain:.1f} ({low:.1f} to {high:.1f}) |")
+        lines += [f"- {label}: {problem}" for label, problem in found.get("problems", {}).items()]
+    return "\n".join(lines) + "\n"
 
 
 def main() -> None:
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
-    parser.add_argument("config", choices=CONFIGS)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--also", type=Path, action="append", default=[], help="policies to measure too")
-    parser.add_argument("--limit", type=float, default=25.0, help="seconds for all measurements")
-    parser.add_argument("--tiny", action="store_true", help="sizes for a CPU")
-    args = parser.parse_args(take_gate(sys.argv[1:]))
-    from weft.comm import ghost
+    parser.add_argument("--only", nargs="+", help="names of configurations, * and ? allowed; default: six")
+    parser.add_argument("--tuned", type=Path, help="rows of strangers.py, with the tuner's policies")
+    parser.add_argument("--limit", type=float, default=38.0, help="seconds for the measurements of a job")
+    parser.add_argument("--budget", type=float, default=1e9, help="seconds after which no job starts")
+    parser.add_argument("--tiny", action="store_true", help="sizes for a CPU: does everything work?")
+    parser.add_argument("--one", choices=CONFIGS, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    args.out = args.out.resolve()
+    args.out.mkdir(parents=True, exist_ok=True)
+    if args.one:
+        from running_job import run
 
-    config = CONFIGS[args.config].tiny() if args.tiny else CONFIGS[args.config]
-    ghost.impersonate(RANKS)
-    sys.path.insert(0, str(EXAMPLES))
-    import common
-
-    common.loop = Search(config, args.out, args.also, args.limit)
-    sys.argv = config.arguments(steps=1)
-    runpy.run_path(sys.argv[0], run_name="__main__")
+        config = CONFIGS[args.one].tiny() if args.tiny else CONFIGS[args.one]
+        tuned = tuned_policies(args.tuned, config.name)
+        run(config, Search(config, args.out / f"{config.name}.json", tuned, args.limit))
+        return
+    until = time.monotonic() + args.budget
+    chosen = [name for name in CONFIGS if any(fnmatch.fnmatch(name, only) for only in args.only or ["*"])]
+    for name in chosen if args.only else chosen[:SIX]:
+        if time.monotonic() < until:
+            start(name, args)
+    found = [json.loads(path.read_text()) for name in CONFIGS if (path := args.out / f"{name}.json").exists()]
+    found = [document for document in found if "best" in document]
+    (args.out / "levers.md").write_text(markdown(found))
+    print((args.out / "levers.md").read_text())
 
 
 if __name__ == "__main__":

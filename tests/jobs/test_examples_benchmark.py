@@ -22,98 +22,85 @@ def live(monkeypatch):
     before = set(sys.modules)
     yield
     for name in set(sys.modules) - before:
-        if name in ("configs", "job", "search", "table", "compare"):
+        if name in ("configs", "running_job", "search"):
             del sys.modules[name]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_configuration_from_end_to_end(tmp_path):
-    command = [
-        sys.executable,
-        str(LIVE / "compare.py"),
-        "--out",
-        str(tmp_path / "out"),
-        "--only",
-        "triton-ddp-1024",
-    ]
-    command += ["--tiny", "--repeats", "1", "--search", "1", "--budget", "250"]
+    rows = tmp_path / "rows.jsonl"
+    policy = {"version": 1, "framework": {"forward_prefetch": 1}}
+    rows.write_text(json.dumps({"program": "fsdp2-3072", "tuning": {"policy": policy}}) + "\n")
+    command = [sys.executable, str(LIVE / "search.py"), "--out", str(tmp_path), "--only", "fsdp2-3072"]
+    command += ["--tiny", "--limit", "1", "--tuned", str(rows)]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
-    (line,) = json.loads((tmp_path / "out" / "summary.json").read_text())
-    assert line["problems"] == []
-    assert line["losses_identical"] is True
-    assert line["best_ms"] <= line["search_default_ms"]
-    assert line["without_communication_ms"] > 0
-    assert len(line["without_ms"]) == len(line["tune_ms"]) == 1
-    assert "triton-ddp-1024" in (tmp_path / "out" / "table.md").read_text()
-    again = subprocess.run(command, env=env, capture_output=True, text=True, timeout=100, check=False)
-    assert "without-0" not in again.stdout, "a rerun repeats nothing that is done"
+    found = json.loads((tmp_path / "fsdp2-3072.json").read_text())
+    assert "problems" not in found
+    assert found["without_communication_ms"] > 0
+    levers = {row["lever"] for row in found["levers"]}
+    assert {"forward prefetch", "resharding"} <= levers
+    assert [row["label"] for row in found["tuned"]] == ["forward1"]
+    assert found["best"]["ms"] == min(row["ms"] for row in found["confirmed"])
+    assert all(len(row["samples_ms"]) >= 5 for row in found["confirmed"])
+    assert "| forward prefetch | forward1 |" in done.stdout
 
 
-def test_what_is_seen_of_kernels_makes_the_grid(live, monkeypatch):
+def test_changes_that_helped_are_combined(live):
     import search
 
-    from weft.execute import spans
+    from weft.tuning.live.levers import LeverStage
 
-    rows = [
-        (0, 100, 7, "tile_gemm"),
-        (100, 200, 7, "nvjet_sm90"),
-        (50, 150, 9, "ncclDevKernel_AllReduce"),
-        (200, 210, 7, "small"),
-        (205, 215, 9, "ncclDevKernel_AllReduce"),
+    stages = [
+        LeverStage("CTAs", [{"max_ctas": 6}, {"max_ctas": 16}, {"max_ctas": 24}]),
+        LeverStage("buckets", [{"bucket_mb": 5.0}, {"bucket_mb": 400.0}]),
+        LeverStage("head start and priority", [{"priority": "high"}]),
     ]
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(spans, "record_timeline", lambda once: spans.from_rows(rows))
-    seen = search.look(search.Job(lambda number: None))
-    assert seen["share_pct"] == pytest.approx(100 * 110 / 215)
-    beside = {kernel["name"]: round(kernel["beside_ms"] * 3e6) for kernel in seen["kernels"]}
-    assert beside == {"tile_gemm": 50, "nvjet_sm90": 50, "small": 5}
-    known = {"tile_gemm": ("tile_gemm", 4), "nvjet_sm90": ("nvjet_sm90", 1), "small": ("small", 16)}
-    shapes = search.residencies(seen, known)
-    assert {shape["when"] for shape in shapes if shape} == {"overlap"}
-    counts = {(shape["rules"][0].kernel, shape["rules"][0].residency) for shape in shapes if shape}
-    assert counts == {("tile_gemm", 2), ("tile_gemm", 3)}  # one block per SM, or hardly any time: not shaped
-    policies = search.grid(shapes)
-    assert policies[0] == search.Policy()
-    assert len(set(policies)) == len(policies) == 5 * 4 + 2 * 5 * 2
+    policy = search.Policy
+    samples = {
+        policy(): [10.0, 10.0, 10.1],
+        policy(max_ctas=6): [11.0] * 3,
+        policy(max_ctas=16): [9.5] * 3,
+        policy(max_ctas=24): [9.52] * 3,  # close to the best of its lever
+        policy(bucket_mb=5.0): [9.9] * 3,
+        policy(bucket_mb=400.0): [9.0] * 3,
+        policy(priority="high"): [10.2] * 3,  # did not help
+    }
+    found = search.combinations(stages, samples)
+    assert found == [policy(max_ctas=16, bucket_mb=400.0), policy(max_ctas=24, bucket_mb=400.0)]
+    samples.pop(policy(max_ctas=24))  # it could not be applied
+    assert search.combinations(stages, samples) == found[:1]
 
 
-def test_the_table_tells_different_losses_and_the_worst_of_two_tunings(live):
-    import table
+def test_the_table_has_the_floor_and_the_worst_of_two_tunings(live):
+    import search
 
-    def row(way: str, ms: float, losses: list[str], **more: object) -> dict[str, object]:
-        return {
-            "config": "c",
-            "way": way,
-            "name": way,
-            "ok": True,
-            "exit": 0,
-            "times": [ms] * 8,
-            "losses": losses,
-            **more,
-        }
-
-    def policy(label: str, ms: float) -> dict[str, object]:
-        return {"label": label, "ms": ms, "to_default": [ms / 10, ms / 10, ms / 10]}
+    def row(label: str, ms: float, **more: object) -> dict[str, object]:
+        return {"label": label, "ms": ms, "to_default": [ms / 10, ms / 10, ms / 10], **more}
 
     found = {
-        "confirmed": [policy("default", 10.0)],
-        "best": policy("ctas24", 9.0),
-        "also": [policy("ctas24", 9.0), policy("ctas16", 9.5)],
-        "communication": {"share_pct": 40.0, "kernels": []},
+        "config": "c",
+        "about": "a job",
+        "facts": {"costs": {"held_ms": 0.5}},
+        "levers": [row("ctas24", 9.2, lever="CTAs")],
+        "confirmed": [row("overlap", 10.0), row("ctas24", 9.0), row("ctas16", 9.5)],
+        "best": row("ctas24", 9.0),
+        "tuned": [row("ctas24", 9.0), row("ctas16", 9.5)],
+        "without_communication_ms": 7.5,
+        "problems": {"dma": "UnavailableError: no copy engine"},
     }
-    tuning = {"text": "ctas16: 5% less time", "steps": 40}
-    rows = [row("without", 10.0, ["0x1"]), row("tune", 9.5, ["0x2"], tuning=tuning)]
-    rows.append({**row("search", 0, [], search=found), "times": [], "losses": None})
-    line = table.summarise(rows, tail=4)
-    assert line["losses_identical"] is False
-    assert line["tuned_label"] == "ctas16"
-    assert line["tuned_to_best"] == pytest.approx(9.5 / 9)
-    assert line["tune_to_without"][0] == pytest.approx(0.95)
-    text = table.markdown([line])
-    assert "DIFFERENT" in text
-    assert "| 40 |" in text
-    assert table.same_losses([row("without", 1, ["0x1"]), row("tune", 1, ["0x1"])]) is True
-    assert table.same_losses([]) is None
+    job = search.summary(found)
+    assert job["could_win_pct"] == pytest.approx(20)
+    assert job["tuned"] == "ctas16"
+    assert job["tuned_pct"] == pytest.approx(5)
+    assert job["tuned_over_best"] == pytest.approx(9.5 / 9)
+    assert job["share_won"] == pytest.approx(0.25)
+    text = search.markdown([found])
+    assert "8.00 (7.50 + 0.50)" in text
+    assert "| CTAs | ctas24 | 8.0 (8.0 to 8.0) |" in text
+    assert "dma: UnavailableError" in text
+    unknown = search.summary({**found, "without_communication_ms": None, "tuned": []})
+    assert unknown["share_won"] is None
+    assert unknown["tuned"] == "overlap"
