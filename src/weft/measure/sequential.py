@@ -14,8 +14,10 @@ the effect share the capital, so the bets of the best one soon dominate.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, insort
+from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import median
 
 FASTER = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32)
@@ -25,43 +27,60 @@ _MEMORY = 32  # recent errors of a prediction that give its scatter
 _FLOOR = 0.0015  # relative; keeps a quiet start from looking exact
 _NORMAL = 1.4826  # from a median of absolute values to a standard deviation
 TAILS = 4.0  # degrees of freedom of the Student distribution
+_POWER = -(TAILS + 1) / 2
 WIDEST, PRECISION = 0.7, 0.03  # of an interval's ends
 _CAUTION = 0.05  # of the capital is kept out of every bet
 
 
-@dataclass
 class _Bet:
     """One model with one effect: its capital, the recent level, and the errors of its predictions."""
 
-    effect: float
-    window: int
-    period: int
-    log_capital: float = 0.0
-    errors: list[float] = field(default_factory=list)
-    recent: dict[int, list[float]] = field(default_factory=dict)
-    """By place in the cycle: recent steps as they would have been under arm 0."""
+    __slots__ = ("_errors", "_magnitudes", "_recent", "effect", "log_capital", "period", "window")
+
+    def __init__(self, effect: float, window: int, period: int) -> None:
+        self.effect, self.window, self.period = effect, window, period
+        self.log_capital = 0.0
+        self._errors: deque[float] = deque()
+        """Magnitudes of recent errors, the oldest first; and the same in order of size."""
+        self._magnitudes: list[float] = []
+        self._recent: list[list[float]] = [[] for _ in range(period)]
+        """By place in the cycle: recent steps as they would have been under arm 0."""
 
     def bet(self, step: Step) -> None:
         """Predict the arm of a step from its time, and bet on that."""
-        recent = self.recent.get(step.number % self.period)
+        recent = self._recent[step.number % self.period]
         if not recent:
             return
-        level = median(recent)
-        if 0 < step.share < 1 and len(self.errors) >= 3:
-            scatter = max(_FLOOR, _NORMAL * median(map(abs, self.errors)))
-            default = _student((step.log_ms - level) / scatter)
-            changed = _student((step.log_ms + self.effect - level) / scatter)
-            expected = step.share * changed + (1 - step.share) * default
+        log_ms, share, magnitudes = step.log_ms, step.share, self._magnitudes
+        level = _middle(sorted(recent))
+        if 0 < share < 1 and len(magnitudes) >= 3:
+            scatter = max(_FLOOR, _NORMAL * _middle(magnitudes))
+            # Densities of Student's distribution, up to a factor.
+            x = (log_ms - level) / scatter
+            default = math.pow(1 + x * x / TAILS, _POWER)
+            x = (log_ms + self.effect - level) / scatter
+            changed = math.pow(1 + x * x / TAILS, _POWER)
+            expected = share * changed + (1 - share) * default
             odds = (changed if step.arm else default) / expected
             self.log_capital += math.log((1 - _CAUTION) * odds + _CAUTION)
-        self.errors = [*self.errors, step.log_ms + self.effect * step.arm - level][-_MEMORY:]
+        error = abs(log_ms + self.effect * step.arm - level)
+        self._errors.append(error)
+        if len(self._errors) > _MEMORY:
+            del magnitudes[bisect_left(magnitudes, self._errors.popleft())]
+        insort(magnitudes, error)
 
     def note(self, step: Step) -> None:
         """Let a step count towards the level."""
-        recent = self.recent.setdefault(step.number % self.period, [])
+        recent = self._recent[step.number % self.period]
         recent.append(step.log_ms + self.effect * step.arm)
         if len(recent) > self.window:
             del recent[0]
+
+
+def _middle(ordered: Sequence[float]) -> float:
+    """The median of values in order of size."""
+    half = len(ordered) >> 1
+    return ordered[half] if len(ordered) & 1 else (ordered[half - 1] + ordered[half]) / 2
 
 
 @dataclass(frozen=True)
@@ -115,11 +134,6 @@ class Coins:
                 if self._renewed:
                     bet.log_capital = max(0.0, bet.log_capital)
             bet.note(step)
-
-
-def _student(x: float) -> float:
-    """Density of Student's distribution, up to a factor."""
-    return math.pow(1 + x * x / TAILS, -(TAILS + 1) / 2)
 
 
 def capital(
