@@ -49,41 +49,57 @@ def fit_scores(rounds: Sequence[Round], members: Sequence[int], known: Noise) ->
     """
     held = [found for found in rounds if any(i in found for i in members)]
     x = np.array([[found.get(i, math.nan) for found in held] for i in members]).reshape(len(members), -1)
-    last = np.arange(len(members)), (np.sum(~np.isnan(x), axis=1) - 1) // 2
+    missing = np.isnan(x)
+    any_missing = bool(missing.any())
+    last = np.arange(len(members)), ((~missing).sum(axis=1) - 1) // 2
     part = math.sqrt(max(len(members) - 1, 1) / len(members))
-    whole = x[:, ~np.isnan(x).any(axis=0)]  # rounds that measured all members give the initial level
-    level = np.median(whole - np.median(whole, axis=0), axis=1) if whole.size else _median(x, 1)
+    whole = x[:, ~missing.any(axis=0)]  # rounds that measured all members give the initial level
+    level = _middle(whole - _middle(whole, 0), 1) if whole.size else _median(x, 1, any_missing)
     noise = known
     for number in range(PASSES):
-        clean = x - _median(x - level[:, None], 0)
+        clean = x - _median(x - level[:, None], 0, any_missing)
         rest = clean - level[:, None]
+        left_out = missing
         if number:  # measurements far from the member's median are outliers
             middle = np.sort(clean, axis=1)[last]
-            clean[np.abs(clean - middle[:, None]) > HICCUP * noise.sigma * part] = math.nan
-        level = np.nanmean(clean, axis=1)
-        noise = _noise(rest, known)
-    return level, np.sum(~np.isnan(clean), axis=1), noise
+            left_out = missing | (np.abs(clean - middle[:, None]) > HICCUP * noise.sigma * part)
+        counts = (~left_out).sum(axis=1)
+        level = np.where(left_out, 0.0, clean).sum(axis=1) / counts
+        noise = _noise(rest, missing, any_missing, known)
+    return level, counts, noise
 
 
-def _median(x: Array, axis: int) -> Array:
+def _median(x: Array, axis: int, any_missing: bool) -> Array:
     """Median that ignores missing values; many times faster where there are none."""
-    found: Array = np.nanmedian(x, axis=axis) if np.isnan(x).any() else np.median(x, axis=axis)
+    found: Array = np.nanmedian(x, axis=axis) if any_missing else _middle(x, axis)
     return found
 
 
-def _noise(rest: Array, known: Noise) -> Noise:
+def _middle(x: Array, axis: int) -> Array:
+    """Median of values of which none is missing: as np.median, without its checks."""
+    ordered, half = np.sort(x, axis=axis), x.shape[axis] // 2
+    upper: Array = ordered.take(half, axis=axis)
+    return upper if x.shape[axis] % 2 else (ordered.take(half - 1, axis=axis) + upper) / 2
+
+
+def _noise(rest: Array, missing: npt.NDArray[np.bool_], any_missing: bool, known: Noise) -> Noise:
     """The noise of the residuals, with the levels of members and rounds removed."""
-    rest = rest[np.sum(~np.isnan(rest), axis=1) > 1]
-    rest = rest[:, np.sum(~np.isnan(rest), axis=0) > 1]
-    found = rest[~np.isnan(rest)]
+    if any_missing or min(rest.shape) < 2:
+        rest = rest[(~missing).sum(axis=1) > 1]
+        rest = rest[:, (~np.isnan(rest)).sum(axis=0) > 1]
+        found = rest[~np.isnan(rest)]
+    else:
+        found = rest.ravel()
     freedom = found.size - sum(rest.shape) + 1 if found.size else 0
     if freedom < min(SURE, max(known.freedom, 1)):
         return known
     part = math.sqrt(freedom / found.size)  # the fitted levels absorbed part of the noise
-    scale = float(np.sqrt(np.mean(found**2)))
+    magnitudes = np.abs(found)
+    scale = math.sqrt(float((found * found).sum()) / found.size)
     if freedom >= STEADY:  # a starting value that is robust to outliers
-        scale = min(scale, NORMAL_MAD * float(np.median(np.abs(found))))
+        scale = min(scale, NORMAL_MAD * float(_middle(magnitudes, 0)))
     for _ in range(PASSES):
-        scale = math.sqrt(float(np.mean(np.clip(found, -_CLIP * scale, _CLIP * scale) ** 2)) / CLIPPED)
+        clipped = np.minimum(magnitudes, _CLIP * scale)
+        scale = math.sqrt(float((clipped * clipped).sum()) / found.size / CLIPPED)
     sigma = max(scale / part, NOISE_FLOOR)
-    return Noise(sigma, freedom, bool(np.max(np.abs(found)) > HICCUP * part * sigma))
+    return Noise(sigma, freedom, bool(magnitudes.max() > HICCUP * part * sigma))
