@@ -125,9 +125,10 @@ def quiet(**given: object) -> Job:
     return Job(1, **{"noise": 0.004, "wave": 0.0, "slope": 0.0, "odd": 0.0, **same, **given})
 
 
-def test_it_ends_near_the_best_and_never_slower_and_proves_it_in_under_90_steps():
+@pytest.mark.parametrize("jobs", [100, pytest.param(200, marks=pytest.mark.slow)])
+def test_it_ends_near_the_best_and_never_slower_and_proves_it_in_under_90_steps(jobs):
     behind, slower = [], 0
-    for seed in range(200):
+    for seed in range(jobs):
         job = Job(seed)
         outcome = play(job, seed=seed)
         slower += job.ms(outcome.policy) > 40 * 1.005
@@ -221,8 +222,9 @@ def test_a_plan_that_is_late_twice_drops_its_candidates():
     assert [one.problem for one in outcome.tried if one.problem] == ["stalled"]
 
 
-def test_whatever_happens_it_ends_in_time_and_says_something():
-    for seed in range(300):
+@pytest.mark.parametrize("jobs", [120, pytest.param(300, marks=pytest.mark.slow)])
+def test_whatever_happens_it_ends_in_time_and_says_something(jobs):
+    for seed in range(jobs):
         some = random.Random(seed)
         job = Job(seed, noise=some.choice([0.0, 0.01, 0.5, 2.0]), odd=some.choice([0.0, 0.3]))
         trial, share = job.trial, some.choice([0.02, 0.3])

@@ -1,4 +1,4 @@
-"""Where all candidates are equal, a tuner says so: at most 5% of 500 replays may find a gain that is not there."""
+"""Where all candidates are equal, a tuner says so: at most 5% of replays may find a gain that is not there."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from weft.tuning.lab import tune_workload
 from weft.workload import named
 
 POLICIES = [Policy(max_ctas=count) for count in range(1, 12)]
-REPLAYS, ALLOWED = 500, 25
+ALLOWED = 0.05
 
 
 NOISE = {
@@ -79,11 +79,18 @@ def by_bench(seed, draw):
     return not any(row["chosen"] for row in rows[:2])
 
 
-@pytest.mark.parametrize("kind", ["normal", "heavy tails", "a cycle of four"])
+@pytest.mark.parametrize(
+    ("kind", "replays"),
+    [
+        ("normal", 160),  # where each finds a gain with 10%, more than 8 of these do with 98%
+        ("heavy tails", 100),
+        ("a cycle of four", 100),
+        pytest.param("normal", 500, marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("tuner", [by_race, by_callable, by_workload, by_bench])
-def test_equal_candidates_are_left_alone(tuner, kind):
-    replays = REPLAYS if kind == "normal" else REPLAYS // 5
-    assert sum(tuner(seed, noise(seed, kind)) for seed in range(replays)) <= ALLOWED * replays / REPLAYS
+def test_equal_candidates_are_left_alone(tuner, kind, replays):
+    assert sum(tuner(seed, noise(seed, kind)) for seed in range(replays)) <= ALLOWED * replays
 
 
 @pytest.mark.parametrize("gain", [0.03, 0.05])
