@@ -8,17 +8,15 @@ torch does when it is imported under `weft run --tune`.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import signal
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from forked import run_program, run_to_end
 from ports import held_port
+from torch_programs import run_torch_program
 
 
 def run_rank_processes(
@@ -29,19 +27,12 @@ def run_rank_processes(
     The output goes to files, not to pipes: a rank that writes more than a pipe holds would wait for its reader, and
     the other ranks for it.
     """
-    command = [sys.executable, __file__, str(ranks), str(folder), *map(str, program)]
-    with (folder / "runner").open("w+") as said:
-        runner = subprocess.Popen(
-            command, env={**env, "OMP_NUM_THREADS": "1"}, stderr=said, start_new_session=True
-        )
-        try:
-            code = runner.wait(timeout_s)
-        finally:
-            with contextlib.suppress(ProcessLookupError):  # its ranks too, if any is left
-                os.killpg(runner.pid, signal.SIGKILL)
-            runner.wait()
-        said.seek(0)
-        assert code == 0, said.read()[-3000:]
+    command = [__file__, ranks, folder, *program]
+    said = folder / "runner"
+    code = run_torch_program(
+        command, {**env, "OMP_NUM_THREADS": "1"}, Path(os.devnull), said, timeout_s=timeout_s
+    )
+    assert code == 0, said.read_text()[-3000:]
     outputs = [(folder / f"output.{rank}").read_text(errors="replace") for rank in range(ranks)]
     return json.loads((folder / "codes.json").read_text()), outputs
 

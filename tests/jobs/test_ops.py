@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from torch_programs import run_torch_program
 
 pytest.importorskip("torch")
 
@@ -15,15 +14,15 @@ PROGRAM = Path(__file__).parent / "programs" / "ops_ranks.py"
 
 
 def ranks(count: int, folder: Path, *checks: str, timeout_s: float = 60.0) -> None:
-    done = subprocess.run(
-        [sys.executable, str(PROGRAM), str(count), str(folder), str(timeout_s), *checks],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "WEFT_STORE": str(folder / "verdicts.sqlite")},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
+    output, errors = folder / "output", folder / "errors"
+    code = run_torch_program(
+        [PROGRAM, count, folder, timeout_s, *checks],
+        {**os.environ, "OMP_NUM_THREADS": "1", "WEFT_STORE": str(folder / "verdicts.sqlite")},
+        output,
+        errors,
+        timeout_s=240,
     )
-    assert done.returncode == 0, done.stderr[-4000:] + done.stdout[-500:]
+    assert code == 0, errors.read_text()[-4000:] + output.read_text()[-500:]
 
 
 @pytest.mark.timeout(300)

@@ -9,28 +9,29 @@ import sys
 from pathlib import Path
 
 import pytest
+from torch_programs import run_torch_program
 
 pytest.importorskip("torch")
 
 PROGRAMS = Path(__file__).parent / "programs"
 
 
-def run(program: str, *arguments: object, timeout: float = 240) -> str:
-    done = subprocess.run(
-        [sys.executable, str(PROGRAMS / program), *map(str, arguments)],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "WEFT_STORE": "/nonexistent/store"},
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        check=False,
+def run(folder: Path, program: str, *arguments: object, timeout: float = 240) -> str:
+    output, errors = folder / "output", folder / "errors"
+    code = run_torch_program(
+        [PROGRAMS / program, *arguments],
+        {**os.environ, "OMP_NUM_THREADS": "1", "WEFT_STORE": "/nonexistent/store"},
+        output,
+        errors,
+        timeout_s=timeout,
     )
-    assert done.returncode == 0, done.stderr[-4000:] + done.stdout[-500:]
-    return done.stdout
+    assert code == 0, errors.read_text()[-4000:] + output.read_text()[-500:]
+    return output.read_text()
 
 
 def layers(count: int, folder: Path, *checks: str) -> None:
     folder.mkdir(exist_ok=True)
-    run("ops_layers.py", count, folder, *checks)
+    run(folder, "ops_layers.py", count, folder, *checks)
 
 
 @pytest.mark.timeout(300)
@@ -63,23 +64,23 @@ def test_a_checkpoint_resumes_bit_identical_and_on_another_number_of_ranks(tmp_p
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("count", "calls"), [(1, 60), (2, 60), (3, 40), (4, 30), (8, 10)])
-def test_random_calls_equal_plain_torch(count, calls):
+def test_random_calls_equal_plain_torch(count, calls, tmp_path):
     """`ops_fuzz.py P CALLS SEED` runs as many as you like."""
-    assert f"{calls} calls on {count} ranks" in run("ops_fuzz.py", count, calls, 11)
+    assert f"{calls} calls on {count} ranks" in run(tmp_path, "ops_fuzz.py", count, calls, 11)
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_llama_of_transformers_trains_as_with_the_styles_of_torch(count, tmp_path):
     pytest.importorskip("transformers")
-    assert "equal" in run("ops_llama.py", count, tmp_path, 6, timeout=500)
+    assert "equal" in run(tmp_path, "ops_llama.py", count, tmp_path, 6, timeout=500)
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.slow
 def test_families_of_transformers(tmp_path):
     pytest.importorskip("transformers")
-    assert "families are equal on 2 ranks" in run("ops_families.py", 2, tmp_path, timeout=500)
+    assert "families are equal on 2 ranks" in run(tmp_path, "ops_families.py", 2, tmp_path, timeout=500)
 
 
 def weft_run_ops(wanted: str, stats: Path, *program: str) -> subprocess.CompletedProcess[str]:
