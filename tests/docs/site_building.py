@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import importlib.util
 import os
 import subprocess
@@ -11,16 +12,28 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-_BUILT: list[Path] = []
 
 
-def build(folder: Path) -> Path:
-    """The site, built strictly, once for all tests of a run; skips where MkDocs is not installed."""
-    if _BUILT:
-        return _BUILT[0]
+def build(temporary: pytest.TempPathFactory) -> Path:
+    """The site, built strictly, once for all tests of a run, also if several processes run them.
+
+    Skips where MkDocs is not installed.
+    """
     for name in ("mkdocs", "material", "mkdocstrings"):
         if importlib.util.find_spec(name) is None:
             pytest.skip("no MkDocs: pip install -e '.[docs]'")
+    own = temporary.getbasetemp()
+    shared = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+    folder, done = shared / "site", shared / "site-is-built"
+    with (shared / "site-lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not done.exists():
+            _build(folder)
+            done.touch()
+    return folder
+
+
+def _build(folder: Path) -> None:
     env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "NO_MKDOCS_2_WARNING": "1"}
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "-f", str(ROOT / "mkdocs.yml")]
     done = subprocess.run(
@@ -28,5 +41,3 @@ def build(folder: Path) -> Path:
     )
     assert done.returncode == 0, done.stderr
     assert done.stderr.strip() == ""
-    _BUILT.append(folder)
-    return folder

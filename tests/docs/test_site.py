@@ -23,7 +23,7 @@ from weft.cli.main import COMMANDS
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory) -> Path:
-    return build(tmp_path_factory.mktemp("site"))
+    return build(tmp_path_factory)
 
 
 def text_of(page: Path) -> str:
