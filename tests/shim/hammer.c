@@ -2,7 +2,9 @@
  *
  *   hammer THREADS LAUNCHES                   every thread makes LAUNCHES launches; exits with 0 if all succeeded
  *   hammer THREADS LAUNCHES time              prints the nanoseconds of one launch, the least of several rounds
- *   hammer THREADS LAUNCHES run|time ALL HOT  of ALL kernels that were launched once, HOT are launched */
+ *   hammer THREADS LAUNCHES run|time ALL HOT  of ALL kernels that were launched once, HOT are launched
+ *   hammer THREADS LAUNCHES turns N           first N turns of some launches, traced and not; after each it waits for
+ *                                             a line, in which time a test may change the policy */
 #define _GNU_SOURCE
 #include "cuda_api.h"
 
@@ -19,7 +21,11 @@ extern void *fake_kernel(const char *, int, int, int);
 extern void fake_logging(int);
 extern void fake_finish(void *);
 
-enum { KERNELS = 8, ROUNDS = 9 };
+extern int weft_trace_begin(void) __attribute__((weak));
+extern void weft_trace_end(void) __attribute__((weak));
+extern void weft_trace_free(void) __attribute__((weak));
+
+enum { KERNELS = 8, ROUNDS = 9, IN_A_TURN = 64 };
 static CUfunction *kernels;
 static long hot = KERNELS;
 static long launches;
@@ -60,6 +66,29 @@ static void *work(void *id) {
     return result;
 }
 
+static long some_launches(void) {
+    long failed = 0;
+    for (long i = 0; i < IN_A_TURN; i++)
+        failed += one(i, (CUstream)(uintptr_t)(i % hot ? 0x100 : 0x110)) != 0;
+    return failed;
+}
+
+static int take_turns(long turns) {
+    while (turns--) {
+        long failed = some_launches();
+        if (weft_trace_begin && weft_trace_begin() == 0) {
+            failed += some_launches();
+            weft_trace_end();
+            weft_trace_free();
+        }
+        puts("ready");
+        fflush(stdout);
+        if (failed || getchar() != '\n')
+            return 4;
+    }
+    return 0;
+}
+
 int main(int argc, char **argv) {
     long threads = argc > 1 ? atol(argv[1]) : 1;
     launches = argc > 2 ? atol(argv[2]) : 1000;
@@ -77,6 +106,8 @@ int main(int argc, char **argv) {
     for (long i = 0; argc > 5 && i < all_kernels; i++)
         if (cuLaunchKernel(kernels[i], 4096, 8, 1, 128, 1, 1, 0, (CUstream)0x100, NULL, NULL))
             return 3;
+    if (argc == 5 && take_turns(atol(argv[4])))
+        return 4;
     pthread_t all[64];
     pthread_barrier_init(&barrier, NULL, (unsigned)threads);
     for (long i = 0; i < threads; i++)

@@ -25,6 +25,12 @@ MOST = {
 MOST_PER_COLLECTIVE = 335  # measured 327
 MOST_LINES = 1.8  # measured 1.4: the counter, and most of the time what is known of the kernel
 FEW, MANY = 3_000, 9_000
+TRIED = (
+    Policy(residency=2),
+    Policy(residency=3, priority="high", when="overlap", head_start_us=5),
+    Policy(head_start="placed", priority="high"),
+    Policy(sm_reserve=24),
+)
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +60,40 @@ def test_a_launch_takes_no_more_instructions_than_it_did(hammer, environment, na
     with Job(policy) as job:
         under = each(hammer, job.environment(environment))
     assert 0 < under - direct < most
+
+
+def after_trials(program, job: Job, env: dict[str, str], launches: int) -> int:
+    """Instructions of a program that was traced, and ran under each of some policies, before its launches."""
+    command = ["valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null", str(program)]
+    command += ["1", str(launches), "turns", str(len(TRIED) + 1)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, env=env, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        for policy in (*TRIED, Policy()):
+            assert process.stdout.readline() == "ready\n"
+            job.set_policy(policy)
+            process.stdin.write("\n")
+            process.stdin.flush()
+        said = process.communicate(timeout=100)[1]
+    assert process.returncode == 0, said
+    found = re.search(r"Collected : (\d+)", said)
+    assert found, said
+    return int(found[1])
+
+
+def test_a_launch_costs_what_it_cost_before_levers_and_the_tracer_were_used(hammer, environment):
+    with Job() as job:
+        before = each(hammer, job.environment(environment))
+    counts = []
+    for launches in (FEW, MANY):
+        with Job() as job:
+            counts.append(after_trials(hammer, job, job.environment(environment), launches))
+            done = job.collect()
+        assert done["policy_changes"] == len(TRIED) + 1
+        assert done["shaped"] > 0
+    after = (counts[1] - counts[0]) / (MANY - FEW)
+    assert abs(after - before) < 0.01 * before
 
 
 def test_many_kernels_cost_a_launch_nothing(hammer, environment):
