@@ -47,7 +47,9 @@ DEADLINE_S = 120.0
 Run = dict[str, Process]
 
 
-def run(processes: Run, limit_s: float, order: random.Random, tiny: bool) -> dict[str, Any]:
+def run(
+    processes: Run, limit_s: float, order: random.Random, tiny: bool, turns_s: float = TURNS_S
+) -> dict[str, Any]:
     """The processes of a run, until they are told to end or their time is over: what happened when."""
     began = time.monotonic()
     until, spent, problem = began + limit_s, {}, ""
@@ -81,8 +83,9 @@ def run(processes: Run, limit_s: float, order: random.Random, tiny: bool) -> dic
         steps = max(FIRST_STEPS, round(TURN_S / each_s))
         note("turns begin")
         turning, logs = time.monotonic(), list[float]()
-        for number in range(min(max(round(TURNS_S / (len(processes) * steps * each_s)), TURNS[0]), TURNS[1])):
-            if number >= TURNS[0] and time.monotonic() > turning + 1.3 * TURNS_S:
+        most = round(TURNS[1] * max(1.0, turns_s / TURNS_S))
+        for number in range(min(max(round(turns_s / (len(processes) * steps * each_s)), TURNS[0]), most)):
+            if number >= TURNS[0] and time.monotonic() > turning + 1.3 * turns_s:
                 break  # its data loaders start slowly
             if number >= TURNS[0] and math.log(interval(logs)[2] / interval(logs)[1]) < 2 * ENOUGH:
                 break
@@ -172,7 +175,7 @@ def measure(args: argparse.Namespace) -> None:
                 break
             following = ready(number + 1)
             write(ending)  # its processes have left the GPU's memory
-            happened = run(current, min(args.deadline, left), order, args.tiny)
+            happened = run(current, min(args.deadline, left), order, args.tiny, args.seconds)
             ending = executor.submit(finish, current, happened)
         write(ending)
 
@@ -288,6 +291,9 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=440.0, help="seconds after which no run starts")
     parser.add_argument("--least", type=float, default=60.0, help="seconds that a run must have left")
     parser.add_argument("--deadline", type=float, default=DEADLINE_S, help="seconds for a run")
+    parser.add_argument(
+        "--seconds", type=float, default=TURNS_S, help="of the turns, of all processes together"
+    )
     parser.add_argument("--node", help="a node profile: the programs are its rank 0")
     parser.add_argument("--shim", action="store_true", help="a process under `weft run` alone, too")
     parser.add_argument("--tiny", action="store_true", help="sizes for a CPU: does everything work?")
