@@ -40,7 +40,7 @@ def test_the_home_page_is_the_readme(site: Path):
 
 
 def test_files_outside_docs_that_pages_link_to_are_there(site: Path):
-    assert (site / "benchmarks/results/live/rows.jsonl").is_file()
+    assert (site / "benchmarks/results/lab/placed.jsonl").is_file()
     assert (site / "benchmarks/results/plan/index.html").is_file()
 
 
