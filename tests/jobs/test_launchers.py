@@ -22,7 +22,9 @@ NEEDS = {
     "lightning": "lightning",
     "megatron": "megatron.core",
 }
-BY_TORCHRUN = ("accelerate", "megatron")  # these start ranks by torchrun's agent, as jobs of test_live.py do
+# Accelerate and Megatron-Core start ranks by torchrun's agent, as jobs of test_live.py do; DeepSpeed starts them as
+# processes of its own, as Lightning does.
+SLOW = ("accelerate", "deepspeed", "megatron")
 COMMANDS = {
     "python": "",
     "weft": "-m weft",
@@ -84,7 +86,7 @@ def launch(name: str, folder: Path) -> subprocess.CompletedProcess[str]:
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(sys.platform != "linux", reason="the shim is for Linux")
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if name in BY_TORCHRUN else ()) for name in NEEDS]
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in NEEDS]
 )
 def test_a_launch_line_runs_under_weft(name: str, tmp_path: Path):
     if not installed(NEEDS[name]):
