@@ -60,7 +60,7 @@ def run(ranks: int, tmp_path, program=PROGRAM, arguments=(), **extra: str) -> tu
     return run_rank_processes([script, *arguments], ranks, env, tmp_path, timeout_s=100)
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("ranks", [2, 3, pytest.param(4, marks=pytest.mark.slow)])
 def test_every_collective_is_right(ranks, tmp_path):
     codes, outputs = run(ranks, tmp_path)
     assert codes == [0] * ranks, "\n".join(outputs)
