@@ -11,6 +11,7 @@ import pytest
 from live_jobs import FACTS, SimulatedJob, better_by, reverted, searched
 from live_kinds import JOBS
 
+from weft.measure.sequential import Step
 from weft.policy import Policy
 from weft.tuning.live.conductor import conduct
 from weft.tuning.live.pace import Pace
@@ -133,6 +134,36 @@ def test_a_job_that_does_not_run_as_promised_says_so():
         else:
             assert document["ci"] == [6.5, 9.4]
             assert "at the end" not in document["text"]
+
+
+def drawn(effect: float, count: int = 20, scatter: float = 0.01) -> list[Step]:
+    """Draws of a check in which the policy takes this much less time, as a logarithm."""
+    r = random.Random(7)
+    return [Step(4.6 - effect * (n % 2) + r.gauss(0, scatter), n % 2, 0.5, n) for n in range(count)]
+
+
+def test_a_claim_becomes_smaller_where_later_checks_show_less_and_never_larger():
+    claim = replace(kept(), gain_pct=19.3, ci_pct=(5.0, 30.0))
+    status = WatchStatus(claim, POLICY)
+    assert final(status)["gain_pct"] == 19.3
+    status.checked += drawn(0.09)
+    document = final(status)
+    assert 8 < document["gain_pct"] < 11
+    assert document["ci"][0] <= document["gain_pct"] <= document["ci"][1]
+    assert document["text"].endswith("; its proof had shown 19.3%, checks since then less")
+    status.checked[:] = drawn(0.4)
+    assert final(status)["gain_pct"] == 19.3
+    status.checked[:] = drawn(-0.5)
+    assert final(status)["gain_pct"] == 0  # such a policy is reverted
+    status.checked[:] = drawn(0.09, count=6)
+    assert final(status)["gain_pct"] == 19.3  # too few to tell
+
+
+def test_checks_of_an_exact_claim_leave_it_as_it_is():
+    """A check has few steps of two: what a proof has shown to 0.1% does not move by their scatter."""
+    status = WatchStatus(replace(kept(), gain_pct=8.0, ci_pct=(7.9, 8.1)), POLICY)
+    status.checked += drawn(0.07, scatter=0.02)
+    assert 7.9 < final(status)["gain_pct"] <= 8
 
 
 def test_slower_steps_of_the_job_itself_do_not_widen_the_claim_by_much():

@@ -239,10 +239,15 @@ def final(status: Any, untimed: int = 0) -> dict[str, Any]:
         outcome = dataclasses.replace(
             outcome, kept=False, policy=status.in_force, gain_pct=0.0, ci_pct=(0.0, 0.0), reason=why
         )
-    lately = status.lately_ms
-    shown = dataclasses.replace(outcome, ci_pct=status.ci_pct) if lately is not None else outcome
+    lately, gain_pct = status.lately_ms, status.gain_pct if outcome.kept else 0.0
+    less = gain_pct < outcome.gain_pct
+    shown = outcome
+    if lately is not None or less:
+        shown = dataclasses.replace(outcome, gain_pct=gain_pct, ci_pct=status.ci_pct)
     watched = {**status.to_dict(), "steps": status.steps + untimed}
     document = {**shown.to_dict(), "watch": watched}
+    if less:
+        document["text"] += f"; its proof had shown {outcome.gain_pct:.1f}%, checks since then less"
     if lately is not None:
         document["text"] += f"; at the end a step took {lately:.4g} ms on average"
     return document

@@ -126,6 +126,7 @@ class _Watch(WatchTrials):
         """Take over what another search has found."""
         self.budget.searched(outcome)
         self.status.outcome, self.status.in_force, self.status.reverted = outcome, outcome.policy, ""
+        self.status.checked.clear()
         self.default, self.checked = _reachable(outcome), None
         self.start_over(outcome.default_ms)
 
@@ -300,6 +301,7 @@ class _Watch(WatchTrials):
             draws += 1
         self.budget.met(steps, waited_ms)
         self.checked = check.first_policy_steps
+        self.status.checked += check.drawn
         self.meeting_interval *= 2
         self.meeting_due = self.trials + self.meeting_interval
         if slower:

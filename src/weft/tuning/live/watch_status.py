@@ -2,7 +2,9 @@
 
 A proof compares steps. A job may still not run as promised: a data loader that only just keeps up makes later
 steps wait for the time that earlier ones have gained, or the steps themselves change. The interval of a claim
-then also includes what the job has shown since.
+then also includes what the job has shown since. Where later checks of the whole policy have shown less than
+its proof, because the job or its machine has changed meanwhile, the claim itself becomes smaller; never
+larger, as the steps of a check say less about a job than the blocks of a proof.
 """
 
 from __future__ import annotations
@@ -11,8 +13,9 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from statistics import fmean, median, stdev
+from statistics import fmean, median, stdev, variance
 
+from weft.measure.sequential import Step, estimate
 from weft.policy import Policy
 from weft.tuning.live.probes import NEIGHBORS
 from weft.tuning.live.tuned_job import TunedJob
@@ -20,9 +23,11 @@ from weft.tuning.live.tuned_job import TunedJob
 LATELY = 64  # trials that give the time of a step lately, at least, and at most so many probes
 END = 256  # trials that give it, at most
 LEAST_EFFECTS = 5
+LEAST_CHECKED = 4  # steps of checks under each policy
 _NORMAL = 1.4826  # from a median of absolute values to a standard deviation
 _MEDIAN = 1.2533  # standard error of a median, relative to that of a mean
 Z = 2.0
+_LEAST_ERROR = 1e-4
 PAUSE = (
     3.0  # times the median step: longer ones are pauses of the program, such as an evaluation, if they are
 )
@@ -79,6 +84,8 @@ class WatchStatus:
     policy_ms: deque[float] = field(default_factory=lambda: deque(maxlen=1024))
     default_ms: deque[float] = field(default_factory=lambda: deque(maxlen=64))
     effects: ProbeEffects = field(default_factory=ProbeEffects)
+    checked: list[Step] = field(default_factory=list)
+    """The draws of checks of the whole policy since the last search."""
 
     def to_dict(self) -> dict[str, object]:
         """The key `watch` of the result."""
@@ -103,9 +110,29 @@ class WatchStatus:
         return ms if abs(ms - best) > abs(default - best) / 4 else None
 
     @property
+    def gain_pct(self) -> float:
+        """The gain that is claimed: the proof's, or with what checks have shown since where that is less."""
+        return min(self.outcome.gain_pct, max(0.0, self._with_checks[0]))
+
+    @property
+    def _with_checks(self) -> tuple[float, float]:
+        """The gain by the proof and all checks, each with the weight of its precision, and its lower end."""
+        gain, (low, high) = self.outcome.gain_pct, self.outcome.ci_pct
+        arms = [[step.log_ms for step in self.checked if step.arm == arm] for arm in (0, 1)]
+        if not self.outcome.kept or self.reverted or min(map(len, arms)) < LEAST_CHECKED:
+            return gain, low
+        checks = math.sqrt(sum(variance(times) / len(times) for times in arms))
+        proof = (_effect(high) - _effect(low)) / (2 * Z)
+        weights = [1 / max(error, _LEAST_ERROR) ** 2 for error in (proof, checks)]
+        effect = (weights[0] * _effect(gain) + weights[1] * estimate(self.checked)) / sum(weights)
+        return _less_pct(effect), _less_pct(effect - Z / math.sqrt(sum(weights)))
+
+    @property
     def ci_pct(self) -> tuple[float, float]:
         """The interval of the claim, with what the job has shown since if it is off what was promised."""
         low, high = self.outcome.ci_pct
+        if self.gain_pct < self.outcome.gain_pct:
+            low = min(low, self._with_checks[1])
         lately_ms, default_ms = self.lately_ms, self.outcome.default_ms
         if lately_ms is None or not default_ms:
             return low, high
@@ -168,3 +195,7 @@ def _middle(values: deque[float]) -> tuple[float, float]:
 
 def _less_pct(effect: float) -> float:
     return -100 * math.expm1(-effect)
+
+
+def _effect(less_pct: float) -> float:
+    return -math.log1p(-less_pct / 100)
