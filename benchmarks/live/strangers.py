@@ -10,7 +10,7 @@ until the ratio is known within 0.4% or the time for it is over: two wait, betwe
 an idle device, while the third one runs. So all meet the same clocks, neighbors and disks. The two without
 weft show how far apart equal processes are; with --shim a fourth one is under `weft run` alone. A stopwatch
 that is not weft's notes when each step ends (strangers/watched.py). The next processes import their libraries
-meanwhile, on cores of their own.
+during the first steps, on cores of their own, and are done before the search begins.
 
 DIR/rows.jsonl has a line for each run as soon as it ends, and a rerun goes on from there, so that the table
 may grow over several sessions. DIR/table.md is the table.
@@ -44,13 +44,17 @@ FIRST_STEPS = 6  # that show how many steps a turn has, at least as many as thes
 NOT_TURNS = 3  # turns before these: the first steps, then the search or the time to settle, then FIRST_STEPS
 ENDING_S = 12.0  # that processes have to end by themselves
 DEADLINE_S = 120.0
+LEAST_RUNS = 3  # for an interval of their means
 Run = dict[str, Process]
 
 
 def run(
-    processes: Run, limit_s: float, order: random.Random, tiny: bool, turns_s: float = TURNS_S
+    processes: Run, following: Run, limit_s: float, order: random.Random, tiny: bool, turns_s: float = TURNS_S
 ) -> dict[str, Any]:
-    """The processes of a run, until they are told to end or their time is over: what happened when."""
+    """The processes of a run, until they are told to end or their time is over: what happened when.
+
+    `following`: those of the next run, which get ready.
+    """
     began = time.monotonic()
     until, spent, problem = began + limit_s, {}, ""
     tune, plain = processes["tune"], [p for way, p in processes.items() if way != "tune"]
@@ -70,6 +74,9 @@ def run(
             time.sleep(SETTLE_S)
             process.pause(until)
         note("settled")
+        for process in following.values():  # it would disturb the search more than the turns
+            process.wait(until, process.ready)
+        note("next is ready")
         tune.go_on()
         if not tiny:
             tune.wait(until, tune.tuned)
@@ -175,7 +182,8 @@ def measure(args: argparse.Namespace) -> None:
                 break
             following = ready(number + 1)
             write(ending)  # its processes have left the GPU's memory
-            happened = run(current, min(args.deadline, left), order, args.tiny, args.seconds)
+            limit_s = min(args.deadline, left)
+            happened = run(current, following or {}, limit_s, order, args.tiny, args.seconds)
             ending = executor.submit(finish, current, happened)
         write(ending)
 
@@ -228,6 +236,13 @@ def interval(logs: list[float]) -> tuple[float, float, float]:
     return math.exp(mean), math.exp(mean - half), math.exp(min(mean + half, 9.0))
 
 
+def of_runs(logs: list[list[float]]) -> tuple[float, float, float]:
+    """The same over several runs: processes differ by more than the turns of one. Of two runs, by turns."""
+    if len(logs) < LEAST_RUNS:
+        return interval([log for run in logs for log in run])
+    return interval([statistics.fmean(run) for run in logs])
+
+
 def student(count: int) -> float:
     """The 97.5% point of Student's distribution for the mean of so many numbers (Cornish-Fisher)."""
     free = max(count - 1, 1)
@@ -260,10 +275,7 @@ def write_table(out: Path) -> None:
         found = [row for row in rows(out) if row["program"] == program.name and row["ok"]]
         if not found:
             continue
-        ratio, null = (
-            text_of(interval([log for row in found for log in logs(row)]))
-            for logs in (ratios, against_itself)
-        )
+        ratio, null = (text_of(of_runs([logs(row) for row in found])) for logs in (ratios, against_itself))
         each = ", ".join(f"{interval(ratios(row))[0]:.3f}" for row in found)
         base, after = (
             statistics.fmean(ms for row in found for way in ways for ms in turn_ms(row, way))
@@ -271,8 +283,8 @@ def write_table(out: Path) -> None:
         )
         texts, inside = claims(found)
         told = "; ".join(texts) or "left alone"
-        if shim := [log for row in found if SHIM in row for log in ratios(row, SHIM)]:
-            told += f"; `weft run` alone {text_of(interval(shim))}"
+        if shim := [ratios(row, SHIM) for row in found if SHIM in row]:
+            told += f"; `weft run` alone {text_of(of_runs(shim))} in {len(shim)} of the runs"
         lines.append(
             f"| {program.name}: {program.about} | {len(found)} | {base:.2f} | {after:.2f} | {ratio} | {each} "
             f"| {null} | {told} | {'yes' if inside else 'no'} |"

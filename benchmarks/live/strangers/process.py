@@ -56,6 +56,10 @@ class Process:
     tuning: dict[str, Any] = field(default_factory=dict)
     memory: dict[str, float] = field(default_factory=dict)
 
+    def ready(self) -> bool:
+        """Whether it has imported what it needs, or has ended."""
+        return (self.folder / "ready").exists() or self.ended()
+
     def begin(self) -> None:
         """Its first turn, which ends after a few steps."""
         pin(self.popen.pid, running_cores())

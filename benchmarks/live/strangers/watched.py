@@ -31,6 +31,8 @@ def wait_for_gate() -> None:
     if torch is not None and torch.cuda.is_available():
         torch.zeros(1, device="cuda")
     folder = os.environ.get("STRANGER_FOLDER")
+    if folder:
+        (Path(folder) / "ready").touch()
     while folder and not (Path(folder) / "gate").exists():
         time.sleep(0.02)
 
