@@ -14,7 +14,6 @@ from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 from weft.errors import UnavailableError  # noqa: E402
 from weft.policy import Policy  # noqa: E402
-from weft.tuning.live.bucket_memory import BucketMemory  # noqa: E402
 from weft.tuning.live.ddp import Buckets  # noqa: E402
 from weft.tuning.live.frameworks import Frameworks  # noqa: E402
 from weft.tuning.live.fsdp import Sharding  # noqa: E402
@@ -102,56 +101,6 @@ def test_forward_passes_are_watched_for_as_long_as_buckets_can_be_changed(replic
     assert DistributedDataParallel._post_forward.__module__.startswith("torch")
     with pytest.raises(UnavailableError, match="not been observed yet"):
         buckets.prepare(0.001, None)
-
-
-def test_buckets_that_are_tried_have_memory_of_their_own(monkeypatch):
-    """When they are made and when they are ordered; the program's own buckets and its tensors do not."""
-    calls = []
-    monkeypatch.setattr(BucketMemory, "during", lambda self, make: calls.append(made := make()) or made)
-    model = DistributedDataParallel(net())
-    buckets = Buckets([model])
-    buckets.watch()
-    loss_of(model).backward()
-    loss_of(model).backward()
-    assert not calls
-    buckets.prepare(0.001, None)
-    assert calls.pop()[0] is not model.reducer
-    buckets.use(0.001, None)
-    for ordered in (False, True):
-        loss_of(model).backward()
-        assert calls.pop() is ordered
-    buckets.use(None, None)
-    loss_of(model).backward()
-    buckets.use(0.001, None)
-    loss_of(model).backward()
-    assert not calls
-    buckets.use(None, None)
-    buckets.release()
-    assert DistributedDataParallel._pre_forward.__module__.startswith("torch")
-
-
-def test_a_pool_is_given_back_when_the_buckets_in_it_are_gone(monkeypatch):
-    """In the order in which torch must see it; fake pools, as the GPU's are tested on one."""
-    from contextlib import nullcontext
-    from types import SimpleNamespace
-
-    alive = []
-
-    class Pool:
-        def __init__(self):
-            alive.append(self)
-
-    monkeypatch.setattr(torch.cuda, "MemPool", Pool, raising=False)
-    monkeypatch.setattr(torch.cuda, "use_mem_pool", lambda pool, device: nullcontext(), raising=False)
-    monkeypatch.setattr(torch._C, "_cuda_beginAllocateCurrentThreadToPool", None, raising=False)
-    memory = BucketMemory([SimpleNamespace(device=torch.device("cuda", 0))])
-    assert memory.during(lambda: "buckets") == "buckets"
-    (first,) = alive
-    assert memory._pool is first
-    assert memory.during(lambda: False) is False  # nothing to order yet
-    assert memory._pool is first
-    assert memory.during(lambda: True)
-    assert memory._pool is alive[-1] is not first
 
 
 @pytest.fixture

@@ -3,8 +3,7 @@
 A reducer holds the buckets of a model. For other sizes a second reducer is made, by DDP's own code, and
 replaces the first between two steps. A reducer that is not in place ignores gradients: DDP arms only the one
 that it finds in its module. So several exist at once, at the price of their buckets' memory, and a change is
-free once a reducer has seen two steps (in the second it orders its buckets by the gradients' arrival). That
-memory is taken outside of torch's cache and given back with the reducer.
+free once a reducer has seen two steps (in the second it orders its buckets by the gradients' arrival).
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from weft.errors import UnavailableError
-from weft.tuning.live.bucket_memory import BucketMemory
 
 _MIB = 1 << 20
 LADDER_MB = (1.0, 5.0, 25.0, 100.0, 400.0, 1600.0)
@@ -28,32 +26,16 @@ Caps = tuple[int, int]
 _log = logging.getLogger("weft.live")
 
 
-@dataclasses.dataclass
-class _Reducer:
-    """A reducer of DDP, with its logger; the program's own has no `memory`."""
-
-    reducer: Any
-    logger: Any
-    memory: BucketMemory | None = None
-    ordered: bool = False
-    """Whether it has ordered its buckets, as far as it was seen."""
-
-    def drop(self) -> None:
-        """The buckets first, then the memory that they were in."""
-        self.reducer = self.logger = None
-        self.memory = None
-
-
 class Buckets:
     """The DDP modules of this process. `why_not`: why their buckets are never changed."""
 
     def __init__(self, modules: Sequence[Any], compiled: Sequence[Any] = ()) -> None:
-        self._made: WeakKeyDictionary[Any, dict[Caps, _Reducer]] = WeakKeyDictionary()
+        self._made: WeakKeyDictionary[Any, dict[Caps, tuple[Any, Any]]] = WeakKeyDictionary()
         self._own: dict[int, Caps] = {}
         self.why_not = next((why for module in modules if (why := why_keep_buckets(module, compiled))), "")
         if not self.why_not:
             for module in modules:
-                self._made[module] = {own_caps(module): _Reducer(module.reducer, module.logger)}
+                self._made[module] = {own_caps(module): (module.reducer, module.logger)}
                 self._own[id(module)] = own_caps(module)
 
     def watch(self) -> None:
@@ -110,16 +92,12 @@ class Buckets:
     def use(self, bucket_mb: float | None, first_mb: float | None) -> None:
         """Use the reducers of these sizes, which `prepare` created. Raises before any change."""
         for module, caps in self.check(bucket_mb, first_mb).items():
-            made = self._made[module][caps]
-            module.reducer, module.logger = made.reducer, made.logger
-            if not made.ordered:
-                _in_place[module] = made
+            module.reducer, module.logger = self._made[module][caps]
 
     def check(self, bucket_mb: float | None, first_mb: float | None) -> dict[Any, Caps]:
         """Raise UnavailableError if `use` would; the modules whose reducer it replaces, and sizes."""
         wanted = {module: self.caps(module, bucket_mb, first_mb) for module in self._made}
-        now = {module: self._in_place(module) for module in self._made}
-        if all(caps in self._made[m] and self._made[m][caps] is now[m] for m, caps in wanted.items()):
+        if all(module.reducer is self._made[module].get(caps, (None,))[0] for module, caps in wanted.items()):
             return {}
         self._check()
         if any(caps not in self._made[module] for module, caps in wanted.items()):
@@ -128,27 +106,21 @@ class Buckets:
 
     def release(self) -> None:
         """Drop the reducers that are neither in use nor the program's own."""
-        if all(self._in_place(module) is made[self._own[id(module)]] for module, made in self._made.items()):
+        if all(module.reducer is made[self._own[id(module)]][0] for module, made in self._made.items()):
             _unwatch_forward()
         for module, made in self._made.items():
-            if module in _forward and _forward[module][0] is not module.reducer:
-                del _forward[module]
             for caps in [caps for caps in made if caps != self._own[id(module)]]:
-                if made[caps] is not self._in_place(module):
-                    made.pop(caps).drop()
-
-    def _in_place(self, module: Any) -> _Reducer | None:
-        """The one that its module uses; None: one that the program has created."""
-        return next((one for one in self._made[module].values() if one.reducer is module.reducer), None)
+                if made[caps][0] is not module.reducer:
+                    del made[caps]
 
     def _check(self, *, new: bool = False) -> None:
         """Whether reducers can be replaced now, considering what the program has changed since.
 
         `new`: whether some are to be created, which would take the parameters as they are now.
         """
-        for module in self._made:
+        for module, made in self._made.items():
             why = why_not_now(module, len(_parameters(module)[0]) if new else None) or _why_under_way(module)
-            if not why and self._in_place(module) is None:
+            if not why and all(module.reducer is not reducer for reducer, _ in made.values()):
                 why = "the program has created its own reducer"
             if why:
                 raise UnavailableError(f"DDP buckets cannot be changed: {why}")
@@ -217,8 +189,6 @@ def why_not_now(module: Any, parameters: int | None = None) -> str:
 _real: list[Any] = []
 _forward: WeakKeyDictionary[Any, tuple[Any, list[int]]] = WeakKeyDictionary()
 """By module: the reducer that its latest forward pass armed, and that reducer's times of gradients before."""
-_in_place: WeakKeyDictionary[Any, _Reducer] = WeakKeyDictionary()
-"""By module: the reducer that was put in place last, until it has ordered its buckets."""
 
 
 def _watch_forward() -> None:
@@ -226,43 +196,25 @@ def _watch_forward() -> None:
 
     if _real:
         return
-    import torch
-
-    before, after = (DistributedDataParallel.__dict__[name] for name in ("_pre_forward", "_post_forward"))
-    _real.append((before, after))
-
-    def pre_forward(module: Any, *inputs: Any, **options: Any) -> Any:
-        made = _in_place.get(module)
-        if made is not None and torch.is_grad_enabled():
-            _order_buckets(module, made)
-        return before(module, *inputs, **options)
+    real = DistributedDataParallel.__dict__["_post_forward"]
+    _real.append(real)
 
     def post_forward(module: Any, output: Any) -> Any:
+        import torch
+
         if torch.is_grad_enabled() and module.require_backward_grad_sync:
             _forward[module] = module.reducer, module.reducer.get_backward_stats()
-        return after(module, output)
+        return real(module, output)
 
-    DistributedDataParallel._pre_forward = pre_forward
     DistributedDataParallel._post_forward = post_forward
-
-
-def _order_buckets(module: Any, made: _Reducer) -> None:
-    """As DDP does next, where there is something to order; the new buckets have memory of their own, too."""
-    if made.memory is None or made.reducer is not module.reducer:
-        del _in_place[module]
-        return
-    if made.memory.during(module.reducer._rebuild_buckets):
-        made.ordered = True
-        del _in_place[module]
 
 
 def _unwatch_forward() -> None:
     from torch.nn.parallel import DistributedDataParallel
 
     _forward.clear()
-    _in_place.clear()
     if _real:
-        DistributedDataParallel._pre_forward, DistributedDataParallel._post_forward = _real.pop()
+        DistributedDataParallel._post_forward = _real.pop()
 
 
 def _why_under_way(module: Any) -> str:
@@ -295,7 +247,7 @@ def own_caps(module: Any) -> Caps:
     return cap, int(dist._DEFAULT_FIRST_BUCKET_BYTES) if small_first else cap
 
 
-def _new_reducer(module: Any, caps: Caps) -> _Reducer:
+def _new_reducer(module: Any, caps: Caps) -> tuple[Any, Any]:
     """A reducer and its logger as DDP makes them; the module is left as it was."""
     import torch.distributed as dist
 
@@ -314,13 +266,8 @@ def _new_reducer(module: Any, caps: Caps) -> _Reducer:
             module.bucket_bytes_cap_default = True
             dist._DEFAULT_FIRST_BUCKET_BYTES = first
         named = module._build_debug_param_to_name_mapping(parameters)
-        memory = BucketMemory(parameters)
-
-        def make() -> tuple[Any, Any]:
-            module._ddp_init_helper(parameters, sparse, named, module.static_graph)
-            return module.reducer, module.logger
-
-        return _Reducer(*memory.during(make), memory)
+        module._ddp_init_helper(parameters, sparse, named, module.static_graph)
+        return module.reducer, module.logger
     finally:
         dist._DEFAULT_FIRST_BUCKET_BYTES = first_before
         for name, value in before.items():
