@@ -3,11 +3,12 @@
 STRANGER_TINY    sizes for a CPU
 STRANGER_FOLDER  `stepping` appears there after a few steps, with the process's number. The program ends when
                  `stop` appears, and leaves the times at which its steps ended, in seconds, in `times.json`: a
-                 list for each of its turns; and what memory it took. A turn ends with the step in which `pause` appears, or after as
-                 many steps as `turn` said when it began: the program waits until the device has finished,
-                 stops its data loaders, and makes `paused`. The next turn begins when `pause` is gone.
-                 `cores`: those of the data loaders that are forked from now on; the program's own thread may
-                 have but one.
+                 list for each of its turns; and what memory it took. A turn ends with the step in which
+                 `pause` appears, or after as many steps as `turn` said when it began: the program waits until
+                 the device has finished, stops its data loaders, and makes `paused`. The next turn begins when
+                 `pause` is gone. `cores`: those of the data loaders that are forked, and of the threads that
+                 start, from now on (a loader of the next epoch has one that copies its batches); the
+                 program's own thread may have but one.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -79,7 +81,7 @@ def _wait() -> None:
 
 
 def _leave_core() -> None:
-    """In a fork: not the one core of the thread that forked it."""
+    """In a fork or a new thread: not the one core of the thread that started it."""
     with suppress(OSError, ValueError):
         os.sched_setaffinity(0, json.loads((_folder / "cores").read_text()))
 
@@ -110,5 +112,14 @@ def _write() -> None:
         (_folder / "times.json").write_text(json.dumps({"turns": _turns, "memory": _memory()}))
 
 
+_run = threading.Thread.run
+
+
+def _run_elsewhere(thread: threading.Thread) -> None:
+    _leave_core()
+    _run(thread)
+
+
 atexit.register(_write)
 os.register_at_fork(after_in_child=_leave_core)
+threading.Thread.run = _run_elsewhere  # type: ignore[method-assign]
