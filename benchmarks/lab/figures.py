@@ -129,13 +129,13 @@ def label(row: dict[str, Any]) -> str:
 
 def markdown(cells: Cells) -> str:
     head = ["workload", "sequential", "overlap", "best", "ideal", "overlap, % of ideal", "best, % of ideal"]
-    head += ["best, % of own ideal", "overlap rate, %", "policy"]
+    head += ["best, % of own ideal", "best, over the bound", "overlap rate, %", "policy"]
     body = [f"| {' | '.join(head)} |", "|" + " --- |" * len(head)]
     for name, cell in cells.items():
         best, plain = chosen(cell), cell.get("overlap")
         if best is None:
             problem = next((row["problem"] for row in cell.values() if row["problem"]), "no result")
-            body.append(f"| {name} | | | | | | | | {problem} |")
+            body.append(f"| {name} | | | | | | | | | | {problem} |")
             continue
         numbers = [
             figure(cell.get("sequential"), "ms"),
@@ -145,9 +145,10 @@ def markdown(cells: Cells) -> str:
             figure(plain, "fraction_of_ideal", 100),
             figure(best, "fraction_of_ideal", 100),
             figure(best, "fraction_of_own_ideal", 100),
+            figure(best, "over_bound"),
             figure(best, "overlap_rate", 100),
         ]
-        places = (2, 2, 2, 2, 0, 0, 0, 0)
+        places = (2, 2, 2, 2, 0, 0, 0, 3, 0)
         shown = ["-" if n is None else f"{n:.{d}f}" for n, d in zip(numbers, places, strict=True)]
         body.append(f"| {name} | {' | '.join(shown)} | {label(best)} |")
     body += ["", summary(cells)]
