@@ -7,8 +7,8 @@ STRANGER_FOLDER  `stepping` appears there after a few steps, with the process's 
                  `pause` appears, or after as many steps as `turn` said when it began: the program waits until
                  the device has finished, stops its data loaders, and makes `paused`. The next turn begins when
                  `pause` is gone. `cores`: those of the data loaders that are forked, and of the threads that
-                 start, from now on (a loader of the next epoch has one that copies its batches); the
-                 program's own thread may have but one.
+                 start, from now on (a loader of the next epoch has one that copies its batches), or at the
+                 latest from the next turn on; the program's own thread may have but one.
 """
 
 from __future__ import annotations
@@ -74,6 +74,7 @@ def _wait() -> None:
     while (_folder / "pause").exists():
         time.sleep(WAITING_S)
     _signal_loaders(signal.SIGCONT)
+    _spread_threads()
     if (_folder / "stop").exists():
         raise SystemExit(0)
     _left[0] = int((_folder / "turn").read_text())
@@ -84,6 +85,16 @@ def _leave_core() -> None:
     """In a fork or a new thread: not the one core of the thread that started it."""
     with suppress(OSError, ValueError):
         os.sched_setaffinity(0, json.loads((_folder / "cores").read_text()))
+
+
+def _spread_threads() -> None:
+    """Threads that libraries have started since, such as NCCL's, have this thread's one core, too."""
+    with suppress(OSError, ValueError):
+        cores, own = json.loads((_folder / "cores").read_text()), os.sched_getaffinity(0)
+        for task in os.listdir("/proc/self/task"):  # noqa: PTH208 (they may end meanwhile)
+            thread = int(task)
+            if thread != threading.get_native_id() and os.sched_getaffinity(thread) == own:
+                os.sched_setaffinity(thread, cores)
 
 
 def _signal_loaders(number: signal.Signals) -> None:
