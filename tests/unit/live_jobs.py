@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
@@ -88,7 +89,15 @@ def searched(
 
 def tuned(kind: Kind, seed: object, share: float = 0.0) -> TunedJob:
     """What live tuning concludes about a job in which one policy takes so much less time."""
-    return searched(SimulatedJob(kind, seed, better_by(share)).run)
+    job = SimulatedJob(kind, seed, better_by(share))
+    outcome = searched(job.run)
+    return settled(job, outcome) if outcome.still_open else outcome
+
+
+def settled(job: SimulatedJob, outcome: TunedJob) -> TunedJob:
+    """What the watch makes of a proof that the search has left open."""
+    ends = (status for status in followed(job, outcome) if status.outcome is not outcome)
+    return next(status.outcome for status in ends if not status.measuring)
 
 
 def kept(kind: Kind, seed: object, share: float) -> TunedJob:
@@ -109,7 +118,7 @@ def kept(kind: Kind, seed: object, share: float) -> TunedJob:
 
 
 def followed(
-    job: SimulatedJob, outcome: TunedJob, steps: int, seed: int = 0
+    job: SimulatedJob, outcome: TunedJob, steps: float = math.inf, seed: int = 0
 ) -> Generator[WatchStatus, None, None]:
     """Watch a job until it has run so many steps; the status after every trial."""
     status = WatchStatus(outcome, outcome.policy)

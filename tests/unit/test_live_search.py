@@ -237,7 +237,7 @@ def test_whatever_happens_it_ends_in_time_and_says_something(jobs):
 
         job.trial = hostile  # type: ignore[method-assign]
         outcome = play(job, seed=seed)
-        most = 70 * search.MOST_NOISY + proof.PROMISING_STEPS
+        most = 70 * search.MOST_NOISY + proof.PROMISING_DRAWS
         assert outcome.steps < most + proof.MOST_BLOCKS * proof.BLOCK
         assert json.dumps(outcome.to_dict(), allow_nan=False)
         assert outcome.text

@@ -8,7 +8,7 @@ import random
 from dataclasses import replace
 
 import pytest
-from live_jobs import FACTS, SimulatedJob, better_by, reverted, searched
+from live_jobs import FACTS, SimulatedJob, better_by, reverted, searched, settled
 from live_kinds import JOBS
 
 from weft.measure.sequential import Step
@@ -276,6 +276,58 @@ def test_a_proof_that_goes_on_follows_steps_that_become_long():
         trial = watching.send(Sample(98.0 if trial.policy == POLICY else 100.0))
     assert (set(lengths[:12]), set(lengths[17:])) == ({8}, {1})  # once it has run what was decided
     assert status.outcome.steps == outcome.steps + sum(lengths)
+
+
+def still_open(effect: float, scatter: float, seed: int = 0) -> TunedJob:
+    """A search that has ended while the proof of POLICY, of this effect, was promising and still open."""
+    for number in range(seed, seed + 500):
+        r = random.Random(f"open {number}")
+        proof = Proof(DEFAULT, POLICY, 1 / 83, effect, scatter, (1,), [])
+        for step in range(20):
+            ms = 100 * math.exp(r.gauss(0, scatter) - effect * (step % 2))
+            proof.add(Sample(ms), step % 2, 0.5, step)
+        outcome = replace(left_alone(), proof=proof)
+        if outcome.still_open and proof.proven() is None:
+            return outcome
+    raise AssertionError("no such proof")
+
+
+@pytest.mark.parametrize("each", [1, 8, 64])
+def test_a_gain_that_is_proven_in_the_watch_is_measured_in_blocks_of_steps(each):
+    """Single steps show 8%, the job as it goes on 4%: its steps after the first three of a policy say so."""
+    outcome = still_open(0.08, 0.03)
+    status, policy, ran, r = WatchStatus(outcome, outcome.policy), DEFAULT, 0, random.Random("blocks")
+    watching = watch(outcome, each=each, status=status)
+    trial, seen = next(watching), []
+    while not seen or status.measuring or status.outcome is outcome:
+        ran = ran + 1 if trial.policy == policy else 0
+        policy = trial.policy
+        less = 0.04 if ran * each > 3 else 0.08
+        step_ms = 100 / each
+        ms = step_ms * math.exp(r.gauss(0, 0.01) - less * (policy == POLICY))
+        trial = watching.send(Sample(ms))
+        if status.measuring:
+            seen.append(final(status)["text"])
+    assert seen[0].endswith("; the job ended before this was measured any further")
+    end = final(status)
+    assert end["state"] == "kept"
+    assert "measured any further" not in end["text"]
+    assert status.outcome.proof.blocks
+    if each == 1:  # else a trial is as long as the effect of a change
+        assert end["gain_pct"] == pytest.approx(4, abs=1)
+        low, high = end["ci"]
+        assert low <= 4 <= high
+
+
+def test_a_proof_that_stays_promising_finds_gains_below_the_scatter_of_a_step():
+    found = false = 0
+    for seed in range(30):
+        job = SimulatedJob(JOBS["scatter 3%"], f"small {seed}", better_by(0.025))
+        found += settled(job, still_open(0.025, 0.03, seed)).kept
+        same = SimulatedJob(JOBS["scatter 3%"], f"none {seed}", better_by(0))
+        false += settled(same, still_open(0.01, 0.03, seed)).kept
+    assert found >= 20
+    assert false <= 3  # proofs chosen because they looked promising
 
 
 def test_without_a_budget_or_candidates_there_is_nothing_to_watch():

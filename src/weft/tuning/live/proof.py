@@ -29,7 +29,8 @@ _LARGE_ERROR = 1 / 8
 _MEDIAN = 1.2  # a median of few blocks scatters more than their mean
 _PRECISE_ERROR = 0.005, 0.05  # standard error of blocks at which they suffice: at least, and by effect
 NOISY = 0.018  # scatter of a step from which a search may use more steps
-PROMISING_STEPS = 64  # of a proof that looks promising when its steps are used up
+PROMISING_DRAWS = 64  # of a proof that looks promising when its steps are used up
+PROMISING_AT_MEETINGS = 128  # the same where each needs a meeting: the watch cannot continue such a proof
 _PROMISING = 0.3  # capital of the test
 WORTH = 0.005  # a smaller gain is not worth a change
 HOPELESS_Z = 2.5
@@ -113,10 +114,27 @@ class Proof:
         return self.first is not None
 
     @property
-    def counted_of_block(self) -> int:
-        """Steps at the end of a block that count: whole cycles of the job."""
-        period = max(self.periods)
-        return period * max(1, round(_COUNTED_OF_BLOCK / period))
+    def run(self) -> tuple[int, int]:
+        """The steps of a draw, and how many of them count: the last ones, and of a block whole cycles."""
+        if self.in_blocks:
+            period = max(self.periods)
+            counted = period * max(1, round(_COUNTED_OF_BLOCK / period))
+            return BLOCK - _COUNTED_OF_BLOCK + counted, counted
+        # After a meeting the device has nothing to do yet, so a step takes longer than in a job that goes on,
+        # and the next one, whose launches are ahead by then, takes less.
+        return (STEPS_AFTER_MEETING, _COUNTED) if self.at_meetings else (1, 1)
+
+    @property
+    def measured(self) -> bool:
+        """Whether the effect of a proven policy is known well enough, or no block is left to know it better."""
+        assert self.first is not None
+        error, changed = self.block_error(), sum(step.arm for step in self.blocks)
+        large = error > _LARGE_ERROR * abs(estimate(self.blocks))
+        if len(self.blocks) + MORE > (MOST_BLOCKS if large else USUAL_BLOCKS):
+            return True
+        least, share = _PRECISE_ERROR
+        precise = error <= max(least, share * self.first.effect)
+        return precise and min(changed, len(self.blocks) - changed) >= EACH
 
     @property
     def promising(self) -> bool:
@@ -214,12 +232,12 @@ def prove(
                 on_proven()
             continue
         if proof.first is not None and not proof.problem:
-            if _blocks_used_up(proof) or _known_well(proof):
+            if proof.measured:
                 return proof
             on_proven()
             continue
         go_on = proof.promising and (proof.sigma > NOISY or proof.at_meetings)
-        most = PROMISING_STEPS // 2 if proof.at_meetings else PROMISING_STEPS
+        most = PROMISING_AT_MEETINGS if proof.at_meetings else PROMISING_DRAWS
         more = max(allowed, most) if go_on else allowed
         if proof.problem or proof.proven() is not None or count + MORE > more:
             return proof
@@ -230,14 +248,9 @@ def _draw(proof: Proof, allowed: int, order: random.Random, record: Record) -> G
     drawn = proof.blocks if proof.in_blocks else proof.drawn
     first = 2 * EACH if proof.in_blocks else min(FIRST, max(allowed, _LEAST))
     draws = draw_steps(order, drawn, MORE if drawn else first)
-    # After a meeting the device has nothing to do yet, so a step takes longer than in a job that goes on,
-    # and the next one, whose launches are ahead by then, takes less.
-    runs, counted = STEPS_AFTER_MEETING, _COUNTED
-    if proof.in_blocks:
-        counted = proof.counted_of_block
-        runs = BLOCK - _COUNTED_OF_BLOCK + counted
+    runs, counted = proof.run
     policies = [proof.policy if arm else proof.default for arm, _ in draws]
-    together = proof.at_meetings or proof.in_blocks
+    together = runs > 1
     plans = [[policy] * runs for policy in policies] if together else [policies]
     measured: list[tuple[int, Sample]] = []
     for plan in plans:
@@ -247,21 +260,6 @@ def _draw(proof: Proof, allowed: int, order: random.Random, record: Record) -> G
         measured += list(enumerate(samples, record.number - len(samples)))
     for (arm, share), (number, sample) in zip(draws, measured, strict=True):
         proof.add(sample, arm, share, number)
-
-
-def _known_well(proof: Proof) -> bool:
-    """Whether the effect of a proven policy is known well enough."""
-    assert proof.first is not None
-    under_policy = sum(step.arm for step in proof.blocks)
-    least, share = _PRECISE_ERROR
-    precise = proof.block_error() <= max(least, share * proof.first.effect)
-    return precise and min(under_policy, len(proof.blocks) - under_policy) >= EACH
-
-
-def _blocks_used_up(proof: Proof) -> bool:
-    """Whether there are as many blocks as the effect may take."""
-    large = proof.block_error() > _LARGE_ERROR * abs(estimate(proof.blocks))
-    return len(proof.blocks) + MORE > (MOST_BLOCKS if large else USUAL_BLOCKS)
 
 
 def mean_sample(samples: Sequence[Sample], counted: int) -> Sample:

@@ -16,6 +16,7 @@ from weft.tuning.live.options import Facts, explain
 from weft.tuning.live.proof import Proof
 from weft.tuning.verdict import Verdict
 
+_UNFINISHED = "; the job ended before this was measured any further"
 RECORD_FILE = "steps.json"
 """All steps of a job (`weft.tuning.live.trial.Record`), in its folder."""
 
@@ -250,13 +251,15 @@ def final(status: Any, untimed: int = 0) -> dict[str, Any]:
         document["text"] += f"; its proof had shown {outcome.gain_pct:.1f}%, checks since then less"
     if lately is not None:
         document["text"] += f"; at the end a step took {lately:.4g} ms on average"
+    if status.measuring:
+        document["text"] += _UNFINISHED
     return document
 
 
 def unfinished(outcome: TunedJob) -> dict[str, Any]:
     """The document of a job that has ended while the gain of a proven policy was being measured."""
     document = outcome.to_dict()
-    document["text"] += "; the job ended before this was measured any further"
+    document["text"] += _UNFINISHED
     return document
 
 

@@ -53,14 +53,14 @@ from weft.tuning.live.check import (
 from weft.tuning.live.options import Facts
 from weft.tuning.live.pace import Pace
 from weft.tuning.live.probes import Probes
-from weft.tuning.live.proof import LEVEL, PROMISING_STEPS, draw_steps, mean_sample
+from weft.tuning.live.proof import LEVEL, draw_steps, mean_sample
 from weft.tuning.live.search import tune
 from weft.tuning.live.trial import Record, Sample, Trial
 from weft.tuning.live.tuned_job import TunedJob
 from weft.tuning.live.watch_budget import CHECK
 from weft.tuning.live.watch_plan import Planned, probed_block
+from weft.tuning.live.watch_proof import ProofTrials
 from weft.tuning.live.watch_status import WatchStatus
-from weft.tuning.live.watch_trials import WatchTrials
 
 SHARE = 0.05  # of the steps, for probes, checks and further searches
 AHEAD = 10  # steps that are decided before their predecessors are known
@@ -105,7 +105,7 @@ def watch(
         yield from watching.finish_proof()
 
 
-class _Watch(WatchTrials):
+class _Watch(ProofTrials):
     """The state of a watch between searches."""
 
     def __init__(
@@ -118,8 +118,7 @@ class _Watch(WatchTrials):
         status: WatchStatus,
         record: Record,
     ) -> None:
-        super().__init__(default, budget, ahead, each, status, record)
-        self.order = order
+        super().__init__(default, budget, ahead, each, order, status, record)
         self.meeting_due, self.meeting_interval = BETWEEN_MEETINGS, BETWEEN_MEETINGS
 
     def searched(self, outcome: TunedJob) -> None:
@@ -129,43 +128,6 @@ class _Watch(WatchTrials):
         self.status.checked.clear()
         self.default, self.checked = _reachable(outcome), None
         self.start_over(outcome.default_ms)
-
-    def finish_proof(self) -> Generator[Trial, Sample, None]:
-        """Continue a proof that was promising when the search had used up its steps."""
-        outcome = self.status.outcome
-        proof = outcome.proof
-        if proof is None or not outcome.still_open or self.budget.share <= 0:
-            return
-        plan: deque[tuple[int, float]] = deque()
-        known, undecided, first = list(proof.drawn), True, self.record.number
-        lengths: tuple[int, int] | None = None
-        while undecided or plan:
-            lengths = lengths or self.new_lengths()
-            if lengths and not plan:
-                self.refit(*lengths)
-                lengths = None
-            while undecided and not lengths and len(plan) < self.ahead + 1:
-                (arm, share), *_ = draw_steps(self.order, known, 1)
-                plan.append((arm, share))
-                known.append(Step(0.0, arm, share, 0))
-            arm, share = plan.popleft()
-            policies = [proof.policy if one else self.default for one, _ in (*[(arm, share)], *plan)]
-            number = self.record.number
-            then = policies[1 : self.ahead + 1]
-            proof.add((yield from self.watched(policies[0], then, "proof")), arm, share, number)
-            enough = proof.proven() is not None or len(proof.drawn) >= PROMISING_STEPS
-            undecided = undecided and not enough
-        after = outcome.after(proof)
-        steps = outcome.steps + self.record.number - first
-        self.status.outcome = replace(after, steps=steps)
-        self.status.in_force = after.policy
-        if after.kept:
-            self.announce(f"proven in further steps: {self.status.outcome.text}")
-        yield from self.settle(after.policy)
-
-    def settle(self, policy: Policy) -> Generator[Trial, Sample, None]:
-        """A step at which all ranks release what this policy does not need."""
-        yield from self.ask(Trial(policy, settle=True), "watch")
 
     def until_it_may_search(self) -> Generator[Trial, Sample, str]:
         """Watch until a search is due; returns why. Empty: there is nothing to watch."""

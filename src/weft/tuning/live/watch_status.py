@@ -81,6 +81,8 @@ class WatchStatus:
     searches: int = 0
     reverted: str = ""
     """Why the job reverted to the default; empty: it did not."""
+    measuring: bool = False
+    """The policy is proven, and its gain is still being measured."""
     policy_ms: deque[float] = field(default_factory=lambda: deque(maxlen=1024))
     default_ms: deque[float] = field(default_factory=lambda: deque(maxlen=64))
     effects: ProbeEffects = field(default_factory=ProbeEffects)

@@ -1,0 +1,100 @@
+"""The proof that a search has left open: it goes on while the job is already being watched."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable, Generator
+from dataclasses import replace
+
+from weft.measure.sequential import Step
+from weft.policy import Policy
+from weft.tuning.live.proof import PROMISING_DRAWS, Proof, draw_steps, mean_sample
+from weft.tuning.live.trial import Record, Sample, Trial
+from weft.tuning.live.watch_plan import Planned
+from weft.tuning.live.watch_status import WatchStatus
+from weft.tuning.live.watch_trials import WatchTrials
+
+MOST_DRAWS = 256  # of a proof that stays promising: half of its steps run under the policy
+
+
+class ProofTrials(WatchTrials):
+    """The trials of a watch, and those of an open proof."""
+
+    def __init__(
+        self,
+        default: Policy,
+        budget: float,
+        ahead: int,
+        each: int,
+        order: random.Random,
+        status: WatchStatus,
+        record: Record,
+    ) -> None:
+        super().__init__(default, budget, ahead, each, status, record)
+        self.order = order
+
+    def finish_proof(self) -> Generator[Trial, Sample, None]:
+        """Continue a proof that was promising when the search had used up its steps.
+
+        If it succeeds, the gain is measured as a search does: in blocks of steps.
+        """
+        outcome = self.status.outcome
+        proof = outcome.proof
+        if proof is None or not outcome.still_open or self.budget.share <= 0:
+            return
+        first = self.record.number
+        yield from self._draw(proof, lambda: _decided(proof))
+        so_far = outcome.after(proof)
+        if so_far.kept:
+            steps = outcome.steps + self.record.number - first
+            self.status.outcome, self.status.in_force = replace(so_far, steps=steps), so_far.policy
+            self.status.measuring, proof.first = True, proof.claim()
+            yield from self._draw(proof, lambda: proof.measured)
+            self.status.measuring = False
+        after = outcome.after(proof)
+        self.status.outcome = replace(after, steps=outcome.steps + self.record.number - first)
+        self.status.in_force = after.policy
+        if after.kept:
+            self.announce(f"proven in further steps: {self.status.outcome.text}")
+        yield from self.settle(after.policy)
+
+    def settle(self, policy: Policy) -> Generator[Trial, Sample, None]:
+        """A step at which all ranks release what this policy does not need."""
+        yield from self.ask(Trial(policy, settle=True), "watch")
+
+    def _draw(self, proof: Proof, enough: Callable[[], bool]) -> Generator[Trial, Sample, None]:
+        """Further draws of a proof, decided in advance, until there are enough."""
+        plan: deque[Planned] = deque()
+        known, undecided = list(proof.blocks if proof.in_blocks else proof.drawn), True
+        lengths: tuple[int, int] | None = None
+        samples: list[Sample] = []
+        while undecided or plan:
+            lengths = lengths or self.new_lengths()
+            if lengths and not plan:
+                self.refit(*lengths)
+                lengths = None
+            runs, counted = (-(-steps // self.each) for steps in proof.run)
+            while undecided and not lengths and len(plan) < self.ahead + 1:
+                (arm, share), *_ = draw_steps(self.order, known, 1)
+                policy = proof.policy if arm else self.default
+                plan.extend([Planned(policy, arm, share, "proof")] * runs)
+                known.append(Step(0.0, arm, share, 0))
+            step = plan.popleft()
+            number = self.record.number
+            then = [one.policy for one in plan][: self.ahead]
+            samples.append((yield from self.watched(step.policy, then, step.purpose)))
+            if len(samples) == runs:
+                proof.add(mean_sample(samples, counted), step.arm, step.share, number)
+                samples = []
+                undecided = undecided and not enough()
+
+
+def _decided(proof: Proof) -> bool:
+    """Whether there is an answer, or none to be expected from more draws."""
+    draws = len(proof.drawn)
+    return (
+        proof.proven() is not None
+        or draws >= MOST_DRAWS
+        or (draws >= PROMISING_DRAWS and not proof.promising)
+    )
