@@ -126,7 +126,7 @@ class Proof:
 
     @property
     def measured(self) -> bool:
-        """Whether the effect of a proven policy is known well enough, or no block is left to know it better."""
+        """Whether the effect of a proven policy is known well enough, or no block is left for that."""
         assert self.first is not None
         error, changed = self.block_error(), sum(step.arm for step in self.blocks)
         large = error > _LARGE_ERROR * abs(estimate(self.blocks))
@@ -155,6 +155,8 @@ class Proof:
 
     def claim(self) -> Claim:
         """What has been shown so far, about a job that stays under the policy."""
+        if self.first is not None and not self.blocks and not self.problem:
+            return self.first  # not computed again: it takes tens of milliseconds
         if not self.blocks or self.first is None:
             effect = self.effect
             ends = confidence_interval([*self.before, *self.drawn], effect, self.effects, self.periods)

@@ -45,14 +45,16 @@ class ProofTrials(WatchTrials):
             return
         first = self.record.number
         yield from self._draw(proof, lambda: _decided(proof))
-        so_far = outcome.after(proof)
-        if so_far.kept:
+        if proof.proven():
+            proof.first = proof.claim()
+        after = outcome.after(proof)
+        if after.kept:
             steps = outcome.steps + self.record.number - first
-            self.status.outcome, self.status.in_force = replace(so_far, steps=steps), so_far.policy
-            self.status.measuring, proof.first = True, proof.claim()
+            self.status.outcome, self.status.in_force = replace(after, steps=steps), after.policy
+            self.status.measuring = True
             yield from self._draw(proof, lambda: proof.measured)
             self.status.measuring = False
-        after = outcome.after(proof)
+            after = outcome.after(proof)
         self.status.outcome = replace(after, steps=outcome.steps + self.record.number - first)
         self.status.in_force = after.policy
         if after.kept:
