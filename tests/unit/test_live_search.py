@@ -513,6 +513,19 @@ def test_a_gain_that_is_gone_in_a_job_that_goes_on_is_not_claimed():
     assert not claim.proven
 
 
+@pytest.mark.parametrize(("slower", "blocks"), [(0.4, range(8, 13)), (-0.1, range(12, 50))])
+def test_a_proven_policy_that_turns_slower_is_not_measured_for_long(slower, blocks):
+    noise, order = random.Random(309), random.Random(2)
+    shown = proof.Proof(Policy(), Policy(max_ctas=16), 0.012, 0.1, 0.001, (1,), [])
+    shown.first = proof.Claim(True, 0.1, (0.08, 0.12))
+    while not shown.measured:
+        for arm, share in proof.draw_steps(order, shown.blocks, 4):
+            ms = 100 * math.exp(noise.gauss(0, 0.05) + slower * arm)
+            shown.add(Sample(ms), arm, share, len(shown.blocks))
+    assert len(shown.blocks) in blocks
+    assert shown.claim().proven == (slower < 0)
+
+
 def test_blocks_that_are_too_uneven_leave_the_smaller_claim_and_the_wider_interval():
     noise = random.Random(309)
     shown = proof.Proof(Policy(), Policy(max_ctas=16), 0.012, 0.1, 0.001, (1,), [])

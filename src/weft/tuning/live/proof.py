@@ -126,15 +126,15 @@ class Proof:
 
     @property
     def measured(self) -> bool:
-        """Whether the effect of a proven policy is known well enough, or no block is left for that."""
+        """Whether the effect of a proven policy is known well enough, is gone, or no block is left."""
         assert self.first is not None
-        error, changed = self.block_error(), sum(step.arm for step in self.blocks)
-        large = error > _LARGE_ERROR * abs(estimate(self.blocks))
-        if len(self.blocks) + MORE > (MOST_BLOCKS if large else USUAL_BLOCKS):
+        count, changed = len(self.blocks), sum(step.arm for step in self.blocks)
+        (effect, half), error = self._by_blocks(), self.block_error()
+        if count + MORE > (MOST_BLOCKS if error > _LARGE_ERROR * abs(effect) else USUAL_BLOCKS):
             return True
         least, share = _PRECISE_ERROR
-        precise = error <= max(least, share * self.first.effect)
-        return precise and min(changed, len(self.blocks) - changed) >= EACH
+        clear = error <= max(least, share * self.first.effect) or effect + half < 0
+        return clear and min(changed, count - changed) >= EACH
 
     @property
     def promising(self) -> bool:
