@@ -73,6 +73,8 @@ def make_world_of_ghosts(ranks: int, local_ranks: int | None = None) -> None:
         return real_gather(*args, **options)
 
     c10d._new_process_group_helper = make_ghosts
+    if hasattr(c10d, "_maybe_attach_flight_recorder"):  # since torch 2.15; it needs a backend that is C++
+        c10d._maybe_attach_flight_recorder = _unless_ghosts(c10d._maybe_attach_flight_recorder)
     replace_function("init_process_group", init_as_ghost)
     replace_function("gather_object", gather)
     if hasattr(dist, "split_group"):  # since torch 2.5
@@ -110,6 +112,14 @@ def _split(real: Callable[..., Any]) -> Callable[..., Any]:
         )
 
     return split
+
+
+def _unless_ghosts(real: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(real)
+    def attach(group: Any, *args: Any, **options: Any) -> Any:
+        return None if isinstance(group, GhostGroup) else real(group, *args, **options)
+
+    return attach
 
 
 def _barrier(real: Callable[..., Any]) -> Callable[..., Any]:
