@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 
 import pytest
+from test_live_search import most_steps, watched
 
 from weft.policy import CommRule, Policy
 from weft.shim.spans import Span
@@ -255,7 +256,7 @@ class FullJob:
 def play(job: FullJob) -> TunedJob:
     method = tune(Policy(), seed=job.seed)
     trial = next(method)
-    for _ in range(search.BUDGET_LIMIT + proof.MOST_BLOCKS * proof.BLOCK + 100):
+    for _ in range(most_steps()):
         try:
             trial = method.send(job.trial(trial))
         except StopIteration as end:
@@ -281,20 +282,23 @@ def test_more_levers_claim_no_more_gains_that_are_not_there():
     assert kept <= 0.02 * 200
 
 
+def found_5_percent(seed: int, noise: float) -> bool:
+    """Whether a job claims it in which one change takes 5% less time and nothing else matters."""
+    job = FullJob(seed, noise=noise, matters=False)
+    names = sorted(job.effects, key=str)
+    job.effects[names[seed % len(names)]] = 0.05
+    job.known.clear()
+    stages = [job.key(change) for stage in search_stages(job.facts, Policy()) for change in stage.changes]
+    if names[seed % len(names)] not in stages:
+        return True  # its bound says that it cannot win so much: no job has it
+    outcome = play(job)
+    outcome = watched(job, outcome) if outcome.still_open else outcome
+    return outcome.kept and outcome.gain_pct > 2
+
+
 @pytest.mark.parametrize(("noise", "share"), [(0.01, 0.9), (0.03, 0.7)])
 def test_a_gain_of_5_percent_is_found_among_all_levers(noise, share):
-    found = 0
-    for seed in range(60):
-        job = FullJob(seed, noise=noise, matters=False)
-        names = sorted(job.effects, key=str)
-        job.effects[names[seed % len(names)]] = 0.05
-        job.known.clear()
-        stages = [job.key(c) for stage in search_stages(job.facts, Policy()) for c in stage.changes]
-        if names[seed % len(names)] not in stages:
-            found += 1  # its bound says that it cannot win so much: no job has it
-            continue
-        outcome = play(job)
-        found += outcome.kept and outcome.gain_pct > 2
+    found = sum(found_5_percent(seed, noise) for seed in range(60))
     assert found >= share * 60
 
 

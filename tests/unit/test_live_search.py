@@ -92,7 +92,7 @@ class Job:
 def play(job: Job, default: Policy | None = None, **options: object) -> TunedJob:
     method = tune(default or Policy(), **options)  # type: ignore[arg-type]
     trial = next(method)
-    for _ in range(500 + proof.MOST_BLOCKS * proof.BLOCK):
+    for _ in range(most_steps()):
         try:
             trial = method.send(job.trial(trial))
         except StopIteration as end:
@@ -100,17 +100,24 @@ def play(job: Job, default: Policy | None = None, **options: object) -> TunedJob
     raise AssertionError("the method does not end")
 
 
+def most_steps() -> int:
+    """Of warm-up and search, at most."""
+    at_meetings = proof.PROMISING_AT_MEETINGS * proof.STEPS_AFTER_MEETING
+    budget = round(search.BUDGET_LIMIT * search.MOST_NOISY)
+    return search.MOST_WARM_UP + budget + at_meetings + proof.MOST_BLOCKS * proof.BLOCK
+
+
 def steps_to_proof(outcome: TunedJob) -> int:
     """Without those that only measure what a proven policy gains."""
     return outcome.steps - (len(outcome.proof.blocks) * proof.BLOCK if outcome.proof else 0)
 
 
-def watched(job: Job, outcome: TunedJob, steps: int = 100) -> TunedJob:
-    """After so many further steps, in which a promising proof goes on."""
+def watched(job: Job, outcome: TunedJob) -> TunedJob:
+    """What the watch makes of a proof that the search has left open."""
     status = WatchStatus(outcome, outcome.policy)
     watching = watch(outcome, status=status)
-    trial = next(watching, None)
-    for _ in range(steps if trial else 0):
+    trial = next(watching)
+    while status.outcome is outcome or status.measuring:
         trial = watching.send(job.trial(trial))
     return status.outcome
 
