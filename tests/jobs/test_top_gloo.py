@@ -8,6 +8,8 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -42,18 +44,23 @@ end()
 """
 
 
+@contextmanager
 def launch(
     folder: Path, options: list[str], ranks: int, program: list[str], **env: str
-) -> subprocess.Popen[str]:
+) -> Iterator[subprocess.Popen[str]]:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     weft_run = [sys.executable, "-m", "weft", "run", "--stats", "stats.json", *options, "--"]
-    return subprocess.Popen(
+    with subprocess.Popen(
         [*weft_run, *torchrun, *program],
         cwd=folder,
         env=environment(folder, **env),
         stderr=subprocess.PIPE,
         text=True,
-    )
+    ) as job:
+        try:
+            yield job
+        finally:
+            job.terminate()  # a test that has failed leaves it waiting
 
 
 def environment(folder: Path, **env: str) -> dict[str, str]:
@@ -112,9 +119,9 @@ def test_what_tuning_does_and_finds_is_that_of_the_statistics(folder):
         "WEFT_STORE": str(folder / "store"),
         "RECORD": str(folder),
         "EFFECTS": json.dumps(effects),
-        "STEPS": "300",
+        "STEPS": "560",
         # The job waits to be seen from outside, at the start and in the watch, where a step may be a probe.
-        "HOLD": json.dumps({"start": "seen.0", "200": "seen.1", "215": "seen.2", "230": "seen.3"}),
+        "HOLD": json.dumps({"start": "seen.0", "430": "seen.1", "445": "seen.2", "460": "seen.3"}),
     }
     program = [str(HERE / "live_job.py")]
     lines, seen = [], itertools.count()

@@ -30,6 +30,7 @@ TAILS = 4.0  # degrees of freedom of the Student distribution
 _POWER = -(TAILS + 1) / 2
 WIDEST, PRECISION = 0.7, 0.03  # of an interval's ends
 _CAUTION = 0.05  # of the capital is kept out of every bet
+_NEAREST = 3  # steps of the other arm that a step is compared with
 
 
 class _Bet:
@@ -154,16 +155,33 @@ def estimate(steps: Sequence[Step], period: int = 1) -> float:
 
     Steps are compared at the same place of a cycle.
     """
-    drawn = [step for step in steps if 0 < step.share < 1]
+    drawn = sorted((step for step in steps if 0 < step.share < 1), key=lambda step: step.number)
+    times: dict[tuple[int, int], tuple[list[int], list[float]]] = {}
+    for step in drawn:
+        numbers, logs = times.setdefault((step.number % period, step.arm), ([], []))
+        numbers.append(step.number)
+        logs.append(step.log_ms)
     differences = []
     for one in drawn:
-        others = [s for s in drawn if s.arm != one.arm and (s.number - one.number) % period == 0]
-        others.sort(key=lambda s: abs(s.number - one.number))
-        if others:
-            near = others[:3]
-            level = sum(s.log_ms for s in near) / len(near)
+        numbers, logs = times.get((one.number % period, 1 - one.arm), ([], []))
+        if near := _nearest(numbers, one.number):
+            level = sum(logs[index] for index in near) / len(near)
             differences.append(level - one.log_ms if one.arm else one.log_ms - level)
     return median(differences) if differences else 0.0
+
+
+def _nearest(numbers: Sequence[int], number: int) -> list[int]:
+    """Where in ascending numbers the nearest three are."""
+    after = bisect_left(numbers, number)
+    before, found = after - 1, list[int]()
+    while len(found) < _NEAREST and (before >= 0 or after < len(numbers)):
+        if after == len(numbers) or (before >= 0 and number - numbers[before] <= numbers[after] - number):
+            found.append(before)
+            before -= 1
+        else:
+            found.append(after)
+            after += 1
+    return found
 
 
 def confidence_interval(
