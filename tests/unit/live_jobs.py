@@ -97,7 +97,7 @@ def tuned(kind: Kind, seed: object, share: float = 0.0) -> TunedJob:
 def settled(job: SimulatedJob, outcome: TunedJob) -> TunedJob:
     """What the watch makes of a proof that the search has left open."""
     ends = (status for status in followed(job, outcome) if status.outcome is not outcome)
-    return next(status.outcome for status in ends if not status.measuring)
+    return next(status.outcome for status in ends if not status.proving)
 
 
 def kept(kind: Kind, seed: object, share: float) -> TunedJob:

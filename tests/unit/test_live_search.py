@@ -117,7 +117,7 @@ def watched(job: Job, outcome: TunedJob) -> TunedJob:
     status = WatchStatus(outcome, outcome.policy)
     watching = watch(outcome, status=status)
     trial = next(watching)
-    while status.outcome is outcome or status.measuring:
+    while status.outcome is outcome or status.proving:
         trial = watching.send(job.trial(trial))
     return status.outcome
 
@@ -538,7 +538,7 @@ def test_blocks_that_are_too_uneven_leave_the_smaller_claim_and_the_wider_interv
     shown = proof.Proof(Policy(), Policy(max_ctas=16), 0.012, 0.1, 0.001, (1,), [])
     shown.first = proof.Claim(True, 0.1, (0.08, 0.12))
     for number, (arm, share) in enumerate(proof.draw_steps(random.Random(2), (), 12)):
-        shown.add(Sample(100 * math.exp(noise.gauss(0, 0.04) - 0.05 * arm)), arm, share, number)
+        shown.add(Sample(100 * math.exp(noise.gauss(0, 0.05) - 0.03 * arm)), arm, share, number)
     claim = shown.claim()
     assert claim.effect < 0.1
     assert claim.ends[0] < 0.08 < 0.12 <= claim.ends[1]

@@ -150,8 +150,11 @@ def capital(
     return coins.capital
 
 
-def estimate(steps: Sequence[Step], period: int = 1) -> float:
-    """The effect: median difference between each step and the nearest steps of the other arm.
+def estimate(
+    steps: Sequence[Step], period: int = 1, middle: Callable[[Sequence[float]], float] = median
+) -> float:
+    """The effect: median difference between each step and the nearest steps of the other arm, or another
+    `middle` of them.
 
     Steps are compared at the same place of a cycle.
     """
@@ -167,7 +170,7 @@ def estimate(steps: Sequence[Step], period: int = 1) -> float:
         if near := _nearest(numbers, one.number):
             level = sum(logs[index] for index in near) / len(near)
             differences.append(level - one.log_ms if one.arm else one.log_ms - level)
-    return median(differences) if differences else 0.0
+    return middle(differences) if differences else 0.0
 
 
 def _nearest(numbers: Sequence[int], number: int) -> list[int]:

@@ -10,6 +10,8 @@ from typing import Any
 
 from weft.policy import Policy
 from weft.tuning.live.options import Facts
+from weft.tuning.live.tuned_job import TunedJob
+from weft.tuning.live.watch_status import WatchStatus
 from weft.tuning.store import Entry, Key, Store, StoreError, here
 
 STORE_TIMEOUT_S = 2.0
@@ -22,6 +24,9 @@ class Earlier:
     def __init__(self, default: Policy, warn: Callable[[str], None]) -> None:
         self.default, self.warn = default, warn
         self.key: Key | None = None
+        self._known: TunedJob | None = None
+        """The outcome that the store has, or that a search left open: then it is no verdict yet."""
+        self._reverted = ""
 
     def recall(self, facts: Facts) -> Policy | None:
         """The result of an earlier job of this kind, unless it is too old."""
@@ -39,9 +44,25 @@ class Earlier:
         # Only a job of exactly this kind shows that there is nothing to gain.
         return None if entry.key != self.key and entry.policy == self.default else entry.policy
 
+    def found(self, outcome: TunedJob) -> dict[str, Any]:
+        """The result of the first search, which `remember` is then given."""
+        self._known = outcome
+        return outcome.to_dict()
+
+    def follow(self, status: WatchStatus, result: dict[str, Any]) -> None:
+        """Keep what the watch has come to, if that has changed."""
+        before, self._reverted = self._reverted, status.reverted
+        if status.reverted:
+            if not before:
+                self.forget()
+        elif status.outcome is not self._known and (status.outcome.kept or not status.proving):
+            self._known = status.outcome
+            self.remember(result)
+
     def remember(self, result: dict[str, Any]) -> None:
         """Keep the result of a search for the next start."""
-        if self.key is None or result["state"] == "stopped":
+        is_open = self._known is not None and self._known.still_open
+        if self.key is None or result["state"] == "stopped" or is_open:
             return
         try:
             Store(timeout_s=STORE_TIMEOUT_S).put(self.key, Policy.from_dict(result["policy"]), result)

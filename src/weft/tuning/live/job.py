@@ -252,7 +252,8 @@ class Live:
         budget = settings.watch_budget()
         if os.environ.get(TUNE_VARIABLE) == APPLY:
             method, budget, self._earlier = hold(default, self._output.record), 0.0, None
-        conductor = conduct(method, default, self._watch if budget > 0 else None)
+        found = {} if self._earlier is None else {"result": self._earlier.found}
+        conductor = conduct(method, default, self._watch if budget > 0 else None, **found)
         self._output.leads = agreement.leads
         least = {"least_stall_s": settings.least_stall_s(), "least_deadline_s": settings.least_deadline_s()}
         self._session = Session(controls, agreement, conductor, self._end, self._found, self._said, **least)
@@ -303,10 +304,7 @@ class Live:
         if self._output.leads and self._status is not None:
             result = self._final()
             self._output.tell(result)
-            if self._status.reverted:
-                self._earlier.forget()
-            elif self._status.searches:
-                self._earlier.remember(result)
+            self._earlier.follow(self._status, result)
 
     def _final(self) -> dict[str, Any]:
         """The result as it stands now, the watch included."""
@@ -321,6 +319,8 @@ class Live:
             return
         if found := self._final() if self._session.watching else self._proven_so_far():
             self._output.tell(found)
+            if self._output.leads and self._status is not None:
+                self._earlier.follow(self._status, found)
         self._output.write_record()
         self._save_after_s = min(2 * self._save_after_s, SAVED_S[1])
         self._saved_at = time.monotonic()

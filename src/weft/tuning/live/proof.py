@@ -26,7 +26,7 @@ BLOCK, _COUNTED_OF_BLOCK = 12, 8  # about the same, once it is proven
 _MANY = 6
 USUAL_BLOCKS, MOST_BLOCKS = 20, 48  # more than usual where the error is a large part of the effect:
 _LARGE_ERROR = 1 / 8
-_MEDIAN = 1.2  # a median of few blocks scatters more than their mean
+_NEIGHBORS = 1.2  # differences of neighbors scatter more than those of all
 _PRECISE_ERROR = 0.005, 0.05  # standard error of blocks at which they suffice: at least, and by effect
 NOISY = 0.018  # scatter of a step from which a search may use more steps
 PROMISING_DRAWS = 64  # of a proof that looks promising when its steps are used up
@@ -73,6 +73,8 @@ class Proof:
     """Why the policy may not be used at all."""
     first: Claim | None = None
     """The claim when it was proven. An effect looks largest at that moment, so it is measured further."""
+    reached: bool = False
+    """The capital has once been as high as a proof needs: what it is later does not matter."""
     blocks: list[Step] = field(default_factory=list)
     """The job as it goes on under either policy, after the proof: a block of steps is one step here, with
     their mean time. Single steps may show more than a job gains: on an H200, 9.8% where it gained 5.4%."""
@@ -94,6 +96,7 @@ class Proof:
             else:
                 self.coins.add(step)
                 self.drawn.append(step)
+                self.reached = self.reached or (self._both_known and self.coins.capital >= 1 / self.level)
 
     def times(self, arm: int) -> list[float]:
         """Milliseconds of the steps under the policy (1) or the default (0)."""
@@ -128,6 +131,8 @@ class Proof:
     def measured(self) -> bool:
         """Whether the effect of a proven policy is known well enough, is gone, or no block is left."""
         assert self.first is not None
+        if self.problem:
+            return True
         count, changed = len(self.blocks), sum(step.arm for step in self.blocks)
         (effect, half), error = self._by_blocks(), self.block_error()
         if count + MORE > (MOST_BLOCKS if error > _LARGE_ERROR * abs(effect) else USUAL_BLOCKS):
@@ -141,15 +146,19 @@ class Proof:
         """Whether more steps may well lead to a proof."""
         return not self.problem and self.coins.capital > _PROMISING and self.effect > WORTH
 
+    @property
+    def _both_known(self) -> bool:
+        """Whether there are enough steps of either arm."""
+        changed = sum(step.arm for step in self.drawn)
+        return min(changed, len(self.drawn) - changed) >= EACH
+
     def proven(self) -> bool | None:
         """Whether it is proven, or hopeless; None: open."""
         if self.problem or self.first is not None:
             return not self.problem
+        if self.reached or not self._both_known:
+            return self.reached or None
         count, changed = len(self.drawn), sum(step.arm for step in self.drawn)
-        if min(changed, count - changed) < EACH:
-            return None
-        if self.coins.capital >= 1 / self.level:
-            return True
         error = self.sigma * math.sqrt(1 / changed + 1 / (count - changed))
         return False if self.effect + HOPELESS_Z * error < WORTH else None
 
@@ -181,6 +190,11 @@ class Proof:
             return math.inf
         return math.sqrt(sum(statistics.variance(times) / len(times) for times in arms))
 
+    @property
+    def _effect_of_blocks(self) -> float:
+        """A mean: where a cycle of the job gives its blocks two levels, a median would choose one of them."""
+        return estimate(self.blocks, middle=statistics.fmean)
+
     def _by_blocks(self) -> tuple[float, float]:
         """The effect, and half its 95% interval by Student's distribution (Cornish-Fisher).
 
@@ -188,7 +202,9 @@ class Proof:
         looked largest. So it need not hold at any stopping time, which takes many more blocks.
         """
         free = max(len(self.blocks) - 2, 1)
-        return estimate(self.blocks), _MEDIAN * (1.96 + 2.372 / free + 2.82 / free**2) * self.block_error()
+        return self._effect_of_blocks, _NEIGHBORS * (
+            1.96 + 2.372 / free + 2.82 / free**2
+        ) * self.block_error()
 
     def _on_the_next_step(self, effect: float) -> tuple[float, tuple[float, float]]:
         """The effect of a step's policy on the next step's time, with its interval; 0 unless it is clear.

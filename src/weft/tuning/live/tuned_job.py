@@ -101,6 +101,10 @@ class TunedJob:
             return dataclasses.replace(
                 shown, policy=policy, kept=True, gain_pct=gain, ci_pct=ends, source=source, best_ms=best_ms
             )
+        if proof.problem:
+            return dataclasses.replace(
+                shown, reason=f"{policy.label} {proof.problem}", best_ms=shown.default_ms
+            )
         interval = f"(95%: {low:.1f} to {high:.1f})"
         found = f"its gain of {gain:.1f}% {interval} is not proven"
         if gain <= 0:
@@ -112,7 +116,9 @@ class TunedJob:
     def still_open(self) -> bool:
         """Whether more steps may well prove the best candidate, one that needs no meeting of all ranks."""
         proof = self.proof
-        return not self.kept and proof is not None and proof.promising and not proof.at_meetings
+        if self.kept or proof is None or proof.in_blocks:  # blocks have answered it
+            return False
+        return proof.promising and not proof.at_meetings
 
     @property
     def candidates_exist(self) -> bool:
@@ -251,7 +257,7 @@ def final(status: Any, untimed: int = 0) -> dict[str, Any]:
         document["text"] += f"; its proof had shown {outcome.gain_pct:.1f}%, checks since then less"
     if lately is not None:
         document["text"] += f"; at the end a step took {lately:.4g} ms on average"
-    if status.measuring:
+    if status.proving and outcome.kept:
         document["text"] += _UNFINISHED
     return document
 

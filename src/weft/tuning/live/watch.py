@@ -124,8 +124,7 @@ class _Watch(ProofTrials):
     def searched(self, outcome: TunedJob) -> None:
         """Take over what another search has found."""
         self.budget.searched(outcome)
-        self.status.outcome, self.status.in_force, self.status.reverted = outcome, outcome.policy, ""
-        self.status.checked.clear()
+        self.status.found(outcome)
         self.default, self.checked = _reachable(outcome), None
         self.start_over(outcome.default_ms)
 

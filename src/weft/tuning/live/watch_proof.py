@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections import deque
 from collections.abc import Callable, Generator
@@ -9,13 +10,14 @@ from dataclasses import replace
 
 from weft.measure.sequential import Step
 from weft.policy import Policy
-from weft.tuning.live.proof import PROMISING_DRAWS, Proof, draw_steps, mean_sample
+from weft.tuning.live.proof import MORE, PROMISING_DRAWS, Proof, draw_steps, mean_sample
 from weft.tuning.live.trial import Record, Sample, Trial
 from weft.tuning.live.watch_plan import Planned
 from weft.tuning.live.watch_status import WatchStatus
 from weft.tuning.live.watch_trials import WatchTrials
 
 MOST_DRAWS = 256  # of a proof that stays promising: half of its steps run under the policy
+_UNUSABLE = "could not be timed"
 
 
 class ProofTrials(WatchTrials):
@@ -43,30 +45,41 @@ class ProofTrials(WatchTrials):
         proof = outcome.proof
         if proof is None or not outcome.still_open or self.budget.share <= 0:
             return
-        first = self.record.number
-        yield from self._draw(proof, lambda: _decided(proof))
+        first, under_policy = self.record.number, list[tuple[int, float]]()
+
+        def after() -> None:
+            """Take over what the proof shows now."""
+            found = outcome.after(proof)
+            default_ms = found.default_ms or 0.0
+            extra_ms = sum(steps * (ms - default_ms) for steps, ms in under_policy)
+            steps, cost_ms = outcome.steps + self.record.number - first, outcome.cost_ms + extra_ms
+            self.status.outcome = replace(found, steps=steps, cost_ms=cost_ms)
+            self.status.in_force = found.policy
+
+        self.status.proving = True
+        yield from self._draw(proof, lambda: _decided(proof), under_policy)
         if proof.proven():
             proof.first = proof.claim()
-        after = outcome.after(proof)
-        if after.kept:
-            steps = outcome.steps + self.record.number - first
-            self.status.outcome, self.status.in_force = replace(after, steps=steps), after.policy
-            self.status.measuring = True
-            yield from self._draw(proof, lambda: proof.measured)
-            self.status.measuring = False
-            after = outcome.after(proof)
-        self.status.outcome = replace(after, steps=outcome.steps + self.record.number - first)
-        self.status.in_force = after.policy
-        if after.kept:
+            after()  # the job may end meanwhile
+            yield from self._draw(proof, lambda: proof.measured, under_policy)
+        after()
+        self.status.proving = False
+        if self.status.outcome.kept:
+            self.budget.in_vain = 0
             self.announce(f"proven in further steps: {self.status.outcome.text}")
-        yield from self.settle(after.policy)
+        yield from self.settle(self.status.in_force)
 
     def settle(self, policy: Policy) -> Generator[Trial, Sample, None]:
         """A step at which all ranks release what this policy does not need."""
         yield from self.ask(Trial(policy, settle=True), "watch")
 
-    def _draw(self, proof: Proof, enough: Callable[[], bool]) -> Generator[Trial, Sample, None]:
-        """Further draws of a proof, decided in advance, until there are enough."""
+    def _draw(
+        self, proof: Proof, enough: Callable[[], bool], under_policy: list[tuple[int, float]]
+    ) -> Generator[Trial, Sample, None]:
+        """Further draws of a proof, decided in advance, until there are enough.
+
+        `under_policy`: takes the steps of each trial under its policy, with their mean time.
+        """
         plan: deque[Planned] = deque()
         known, undecided = list(proof.blocks if proof.in_blocks else proof.drawn), True
         lengths: tuple[int, int] | None = None
@@ -85,7 +98,12 @@ class ProofTrials(WatchTrials):
             step = plan.popleft()
             number = self.record.number
             then = [one.policy for one in plan][: self.ahead]
-            samples.append((yield from self.watched(step.policy, then, step.purpose)))
+            sample = yield from self.watched(step.policy, then, step.purpose)
+            if not 0 < sample.ms < math.inf:
+                sample = replace(sample, ms=1.0, problem=sample.problem or _UNUSABLE)
+            elif step.arm:
+                under_policy.append((self.each, sample.ms))
+            samples.append(sample)
             if len(samples) == runs:
                 proof.add(mean_sample(samples, counted), step.arm, step.share, number)
                 samples = []
@@ -95,8 +113,8 @@ class ProofTrials(WatchTrials):
 def _decided(proof: Proof) -> bool:
     """Whether there is an answer, or none to be expected from more draws."""
     draws = len(proof.drawn)
-    return (
-        proof.proven() is not None
-        or draws >= MOST_DRAWS
-        or (draws >= PROMISING_DRAWS and not proof.promising)
-    )
+    if proof.reached or proof.problem or draws >= MOST_DRAWS:
+        return True
+    if draws % MORE:  # the rest takes a while
+        return False
+    return proof.proven() is not None or (draws >= PROMISING_DRAWS and not proof.promising)

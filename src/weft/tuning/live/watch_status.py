@@ -81,13 +81,21 @@ class WatchStatus:
     searches: int = 0
     reverted: str = ""
     """Why the job reverted to the default; empty: it did not."""
-    measuring: bool = False
-    """The policy is proven, and its gain is still being measured."""
+    proving: bool = False
+    """A proof that the search has left open goes on, or what it has shown is being measured."""
     policy_ms: deque[float] = field(default_factory=lambda: deque(maxlen=1024))
     default_ms: deque[float] = field(default_factory=lambda: deque(maxlen=64))
     effects: ProbeEffects = field(default_factory=ProbeEffects)
-    checked: list[Step] = field(default_factory=list)
-    """The draws of checks of the whole policy since the last search."""
+    checked: deque[Step] = field(default_factory=lambda: deque(maxlen=256))
+    """The latest draws of checks of the whole policy since the last search."""
+
+    def found(self, outcome: TunedJob) -> None:
+        """Another search is over. What was seen before it says nothing about its outcome."""
+        self.outcome, self.in_force, self.reverted = outcome, outcome.policy, ""
+        self.policy_ms.clear()
+        self.default_ms.clear()
+        self.checked.clear()
+        self.effects = ProbeEffects()
 
     def to_dict(self) -> dict[str, object]:
         """The key `watch` of the result."""
@@ -126,7 +134,7 @@ class WatchStatus:
         checks = math.sqrt(sum(variance(times) / len(times) for times in arms))
         proof = (_effect(high) - _effect(low)) / (2 * Z)
         weights = [1 / max(error, _LEAST_ERROR) ** 2 for error in (proof, checks)]
-        effect = (weights[0] * _effect(gain) + weights[1] * estimate(self.checked)) / sum(weights)
+        effect = (weights[0] * _effect(gain) + weights[1] * estimate(tuple(self.checked))) / sum(weights)
         return _less_pct(effect), _less_pct(effect - Z / math.sqrt(sum(weights)))
 
     @property

@@ -64,7 +64,8 @@ class WatchTrials:
         spent = default and purpose in ("probe", "check", "wait")
         self.budget.ran(trial.steps, ms, sample.paused_ms, spent=spent)
         self.status.probes += spent and purpose == "probe"
-        (self.status.default_ms if default else self.status.policy_ms).append(sample.ms)
+        if purpose != "proof":  # whose steps are not those of a job that goes on
+            (self.status.default_ms if default else self.status.policy_ms).append(sample.ms)
         return sample
 
     def new_lengths(self) -> tuple[int, int] | None:
