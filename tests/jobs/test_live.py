@@ -261,7 +261,7 @@ def test_an_elastic_restart_is_tuned_again_from_the_start(tmp_path):
 def test_the_page_and_the_options_of_the_watch(tmp_path):
     torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     page = tmp_path / "page.html"
-    done = weft_run(tmp_path, "--html", str(page), "--tune-budget", "0.1", launcher=torchrun, STEPS="140")
+    done = weft_run(tmp_path, "--html", str(page), "--tune-budget", "0.1", launcher=torchrun, STEPS="420")
     assert done.returncode == 0, done.stderr
     stats = json.loads((tmp_path / "stats.json").read_text())
     watch = stats["tuning"]["watch"]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 from live_jobs import lived, tuned
-from live_kinds import CLOCKED, JOBS
+from live_kinds import CLOCKED, JOBS, Kind
+from live_machines import multiplied
+from live_noise import pattern
 
 pytestmark = pytest.mark.timeout(400)
 CLOCKED_JOBS = 2  # of each kind whose steps also know the clock
@@ -37,6 +39,14 @@ def test_a_gain_of_5_percent_is_found_and_its_interval_holds_it(kind, share):
 @pytest.mark.parametrize("kind", ["every 4 steps +50%", "cycle 1, 1, 2, 2", "every 6 steps +5%"])
 def test_a_cycle_of_the_job_does_not_hide_a_gain(kind):
     assert sum(tuned(JOBS[kind], seed, 0.05).kept for seed in range(20)) >= 16
+
+
+def test_a_cycle_of_two_blocks_does_not_spoil_the_interval():
+    """12 steps that are 3% slower and 12 that are not: each block of the measurement has one level or the other."""
+    kind = Kind(multiplied(pattern([1.03] * 12 + [1.0] * 12, 0.005)))
+    found = [outcome for seed in range(60) if (outcome := tuned(kind, seed, 0.05)).kept]
+    assert len(found) >= 50
+    assert sum(outcome.ci_pct[0] <= 5 <= outcome.ci_pct[1] for outcome in found) >= 0.88 * len(found)
 
 
 def test_a_job_of_very_short_steps_is_not_slowed_down_by_a_search_that_it_cannot_afford():
