@@ -13,11 +13,12 @@ from live_kinds import JOBS
 from test_live_watch import DEFAULT, POLICY, left_alone
 
 from weft.tuning.live.earlier import Earlier
-from weft.tuning.live.proof import Claim, Proof
+from weft.tuning.live.proof import MOST_BLOCKS, Claim, Proof
 from weft.tuning.live.search import DOUBT_STEPS
 from weft.tuning.live.trial import Sample
 from weft.tuning.live.tuned_job import TunedJob, final
 from weft.tuning.live.watch import Watch, watch
+from weft.tuning.live.watch_proof import MOST_DRAWS
 from weft.tuning.live.watch_status import WatchStatus
 
 
@@ -154,6 +155,19 @@ def test_steps_that_have_no_time_end_the_proof(ms, at):
         trial = watching.send(Sample(ms if number == at else usual))
         json.dumps(final(status), allow_nan=False)
     assert not status.proving
+
+
+def test_no_more_is_drawn_than_a_proof_may_have():
+    """81 trials of 64 steps are decided in advance."""
+    outcome = still_open(0.03, 0.03)
+    watching, status = begin(outcome, each=64, ahead=81)
+    trial, r = next(watching), random.Random(4)
+    while status.outcome is outcome or status.proving:
+        # As fast as the default half of the time: promising, and never clear.
+        ms = math.exp(r.gauss(0, 0.03) - 0.03 * (trial.policy == POLICY) * r.randrange(2))
+        trial = watching.send(Sample(ms))
+    assert len(outcome.proof.drawn) <= MOST_DRAWS
+    assert len(outcome.proof.blocks) <= MOST_BLOCKS
 
 
 def test_blocks_that_refuted_a_policy_are_not_drawn_again():

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from weft.measure.sequential import Step
 from weft.policy import Policy
-from weft.tuning.live.proof import MORE, PROMISING_DRAWS, Proof, draw_steps, mean_sample
+from weft.tuning.live.proof import MORE, MOST_BLOCKS, PROMISING_DRAWS, Proof, draw_steps, mean_sample
 from weft.tuning.live.trial import Record, Sample, Trial
 from weft.tuning.live.watch_plan import Planned
 from weft.tuning.live.watch_status import WatchStatus
@@ -81,7 +81,8 @@ class ProofTrials(WatchTrials):
         `under_policy`: takes the steps of each trial under its policy, with their mean time.
         """
         plan: deque[Planned] = deque()
-        known, undecided = list(proof.blocks if proof.in_blocks else proof.drawn), True
+        known, most = (proof.blocks, MOST_BLOCKS) if proof.in_blocks else (proof.drawn, MOST_DRAWS)
+        known, undecided = list(known), True
         lengths: tuple[int, int] | None = None
         samples: list[Sample] = []
         while undecided or plan:
@@ -90,7 +91,7 @@ class ProofTrials(WatchTrials):
                 self.refit(*lengths)
                 lengths = None
             runs, counted = (-(-steps // self.each) for steps in proof.run)
-            while undecided and not lengths and len(plan) < self.ahead + 1:
+            while undecided and not lengths and len(plan) < self.ahead + 1 and len(known) < most:
                 (arm, share), *_ = draw_steps(self.order, known, 1)
                 policy = proof.policy if arm else self.default
                 plan.extend([Planned(policy, arm, share, "proof")] * runs)
