@@ -291,7 +291,9 @@ class _Search(SearchSteps):
         self.lead = math.log(self.usual_ms() / ms) if 0 < ms < math.inf else 0.0
         source, level = "an earlier run, measured again", self.level * KNOWN_LEVEL
         self.level -= level
+        before = self.spent
         outcome = yield from self.prove(policy, FOR_KNOWN, source, level=level)
+        self.budget += max(0, self.spent - before - FOR_KNOWN)  # a search that follows still has its steps
         self.lead = 0.0
         return outcome
 
