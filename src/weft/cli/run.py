@@ -65,7 +65,7 @@ def run(
         float | None,
         typer.Option(
             metavar="SHARE",
-            help="With --tune: share of the steps that later checks may use; default: 0.05.",
+            help="With --tune: share of the steps for checks and further searches; default: 0.05.",
         ),
     ] = None,
     tune_once: Annotated[
@@ -73,7 +73,7 @@ def run(
     ] = False,
     html: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="With --tune: write a page with all steps and candidates."),
+        typer.Option(metavar="FILE", help="With --tune: write a page with step times and candidates."),
     ] = None,
     stats_file: Annotated[
         Path | None,
@@ -121,7 +121,7 @@ def run(
         str | None,
         typer.Option(metavar="[HOST:]PORT", help="Serve metrics for Prometheus; default HOST: 127.0.0.1."),
     ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not print the closing line.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no lines of this command but errors.")] = False,
 ) -> None:
     """Run an unmodified program and its children under a policy.
 

@@ -40,7 +40,7 @@ def top(
     """Watch running jobs that `weft run` started on this machine.
 
     Watching adds no work to the jobs. --policy rejects controls that all ranks must change together, and any
-    change of a job that is being tuned.
+    change of a job that is tuned or watched (--tune).
 
     weft top
 
