@@ -840,6 +840,7 @@ static CUresult get_address(const char *symbol, void **pfn, int version, cuuint6
 API CUresult cuGetProcAddress(const char *symbol, void **pfn, int version, cuuint64_t flags) { return get_address(symbol, pfn, version, flags); }
 API CUresult cuGetProcAddress_v2(const char *symbol, void **pfn, int version, cuuint64_t flags, int *status) {
     CUresult result = get_address(symbol, pfn, version, flags);
-    *status = result ? 1 : 0; /* a caller that takes the wrong version for this one passes no pointer */
+    if (status) /* the CUDA runtime of a torch built for CUDA passes NULL */
+        *status = result ? 1 : 0;
     return result;
 }

@@ -121,7 +121,7 @@ def run(
         str | None,
         typer.Option(metavar="[HOST:]PORT", help="Serve metrics for Prometheus; default HOST: 127.0.0.1."),
     ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no lines of this command but errors.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no lines but errors.")] = False,
 ) -> None:
     """Run an unmodified program and its children under a policy.
 
