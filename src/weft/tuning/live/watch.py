@@ -108,18 +108,7 @@ def watch(
 class _Watch(ProofTrials):
     """The state of a watch between searches."""
 
-    def __init__(
-        self,
-        default: Policy,
-        budget: float,
-        ahead: int,
-        each: int,
-        order: random.Random,
-        status: WatchStatus,
-        record: Record,
-    ) -> None:
-        super().__init__(default, budget, ahead, each, order, status, record)
-        self.meeting_due, self.meeting_interval = BETWEEN_MEETINGS, BETWEEN_MEETINGS
+    meeting_due = meeting_interval = BETWEEN_MEETINGS
 
     def searched(self, outcome: TunedJob) -> None:
         """Take over what another search has found."""

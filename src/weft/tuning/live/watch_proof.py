@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 from collections import deque
 from collections.abc import Callable, Generator
 from dataclasses import replace
@@ -11,9 +10,8 @@ from dataclasses import replace
 from weft.measure.sequential import Step
 from weft.policy import Policy
 from weft.tuning.live.proof import MORE, MOST_BLOCKS, PROMISING_DRAWS, Proof, draw_steps, mean_sample
-from weft.tuning.live.trial import Record, Sample, Trial
+from weft.tuning.live.trial import Sample, Trial
 from weft.tuning.live.watch_plan import Planned
-from weft.tuning.live.watch_status import WatchStatus
 from weft.tuning.live.watch_trials import WatchTrials
 
 MOST_DRAWS = 256  # of a proof that stays promising: half of its steps run under the policy
@@ -22,19 +20,6 @@ _UNUSABLE = "could not be timed"
 
 class ProofTrials(WatchTrials):
     """The trials of a watch, and those of an open proof."""
-
-    def __init__(
-        self,
-        default: Policy,
-        budget: float,
-        ahead: int,
-        each: int,
-        order: random.Random,
-        status: WatchStatus,
-        record: Record,
-    ) -> None:
-        super().__init__(default, budget, ahead, each, status, record)
-        self.order = order
 
     def finish_proof(self) -> Generator[Trial, Sample, None]:
         """Continue a proof that was promising when the search had used up its steps.

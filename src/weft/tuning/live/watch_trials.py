@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from collections import deque
 from collections.abc import Generator, Sequence
 from dataclasses import replace
@@ -19,12 +20,22 @@ BETWEEN_REFITS = 64  # trials for each time that the steps of a trial change
 
 
 class WatchTrials:
-    """Runs the trials of a watch, within its budget. `each`: steps of a trial. `ahead`: decided early."""
+    """Runs the trials of a watch, within its budget. `each`: steps of a trial. `ahead`: decided early.
+
+    `order`: gives the draws.
+    """
 
     def __init__(
-        self, default: Policy, budget: float, ahead: int, each: int, status: WatchStatus, record: Record
+        self,
+        default: Policy,
+        budget: float,
+        ahead: int,
+        each: int,
+        order: random.Random,
+        status: WatchStatus,
+        record: Record,
     ) -> None:
-        self.default, self.record = default, record
+        self.default, self.order, self.record = default, order, record
         self.ahead, self.each = ahead, each
         self.own = status.outcome.default
         """The job's own default, whose framework controls may differ from those in force."""
