@@ -23,6 +23,7 @@ def main(about: str | None, name: str, measure: Callable[[int], Rows]) -> None:
     rows = measure(args.repeats)
     for row in rows:
         kernels = f"  {row['kernels']} kernels" if "kernels" in row else ""
+        kernels += "  cold" if row.get("cold") else ""
         print(
             f"{row.get('policy', ''):<64} {row['threads']} threads{kernels}  {row['cost_ns']:>6} ns".lstrip()
         )

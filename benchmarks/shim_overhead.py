@@ -2,7 +2,8 @@
 
 Runs tests/shim/hammer.c against the fake driver, directly and under the shim, interleaved, with 1 to
 8 threads, and with 100,000 kernels loaded of which 2,000 are launched. CPU time of one launch, the least of
-nine rounds, median over repeats; the cost is the difference.
+nine rounds, median over repeats; the cost is the difference. In the rows named "cold", the thread writes 3 MB before
+each launch, so that the caches of its core hold nothing of the shim; their time is that of a clock.
 
     python benchmarks/shim_overhead.py [--repeats 7] [--out benchmarks/results/shim_overhead.json]
 """
@@ -15,6 +16,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
 from overhead_main import Rows, main
@@ -32,10 +34,29 @@ POLICIES = {
         residency=3, priority="high", when="overlap", head_start_us=5
     ),
 }
-THREADS = (1, 2, 4, 8)
-LAUNCHES = 200_000
-FEW, MANY = (8, 8), (100_000, 2_000)
-"""Kernels that are loaded, and how many of them are launched."""
+
+
+@dataclass(frozen=True)
+class Load:
+    """What is launched: of so many `kernels` that are loaded, `hot` ones in turn."""
+
+    threads: int = 1
+    kernels: int = 8
+    hot: int = 8
+    cold: bool = False
+
+    @property
+    def arguments(self) -> list[str]:
+        launches, mode = (COLD_LAUNCHES, "cold") if self.cold else (LAUNCHES, "time")
+        return [str(self.threads), str(launches), mode, str(self.kernels), str(self.hot)]
+
+
+LOADS = (
+    *(Load(threads) for threads in (1, 2, 4, 8)),
+    Load(kernels=100_000, hot=2_000),
+    Load(kernels=2_000, hot=2_000, cold=True),
+)
+LAUNCHES, COLD_LAUNCHES = 200_000, 800
 
 
 def build(folder: Path) -> Path:
@@ -51,42 +72,38 @@ def build(folder: Path) -> Path:
     return program
 
 
-def launch_ns(program: Path, threads: int, kernels: tuple[int, int], env: dict[str, str]) -> float:
-    command = [str(program), str(threads), str(LAUNCHES), "time", *map(str, kernels)]
+def launch_ns(program: Path, load: Load, env: dict[str, str]) -> float:
+    command = [str(program), *load.arguments]
     return float(subprocess.run(command, env=env, check=True, capture_output=True, text=True).stdout)
 
 
 def measure(repeats: int) -> Rows:
-    samples: dict[tuple[str, int, tuple[int, int]], list[float]] = {}
+    samples: dict[tuple[str, Load], list[float]] = {}
     with tempfile.TemporaryDirectory() as name:
         program = build(Path(name))
         plain = {**os.environ, "LD_LIBRARY_PATH": name}
-        loads = [*((threads, FEW) for threads in THREADS), (1, MANY)]
-        cases = [(label, *load) for label in ("direct", *POLICIES) for load in loads]
+        cases = [(label, load) for label in ("direct", *POLICIES) for load in LOADS]
         for _ in range(repeats):
             random.shuffle(cases)
-            for label, threads, kernels in cases:
+            for label, load in cases:
                 if label == "direct":
-                    ns = launch_ns(program, threads, kernels, plain)
+                    ns = launch_ns(program, load, plain)
                 else:
                     with Job(POLICIES[label]) as job:
-                        ns = launch_ns(program, threads, kernels, job.environment(plain))
-                samples.setdefault((label, threads, kernels), []).append(ns)
+                        ns = launch_ns(program, load, job.environment(plain))
+                samples.setdefault((label, load), []).append(ns)
     rows = []
     for label in POLICIES:
-        for threads, kernels in loads:
-            direct = statistics.median(samples["direct", threads, kernels])
-            under = statistics.median(samples[label, threads, kernels])
+        for load in LOADS:
+            direct, under = (statistics.median(samples[one, load]) for one in ("direct", label))
             rows.append(
                 {
                     "policy": label,
-                    "threads": threads,
-                    "kernels": kernels[0],
-                    "hot": kernels[1],
+                    **vars(load),
                     "direct_ns": round(direct, 1),
                     "under_shim_ns": round(under, 1),
                     "cost_ns": round(under - direct, 1),
-                    "samples_ns": samples[label, threads, kernels],
+                    "samples_ns": samples[label, load],
                 }
             )
     return rows

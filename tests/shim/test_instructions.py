@@ -15,12 +15,12 @@ from weft.shim.inject import Job
 
 pytestmark = pytest.mark.skipif(shutil.which("valgrind") is None, reason="needs valgrind")
 
-# Instructions of a launch over those of the fake driver, measured 263, 378 and 483 (gcc 12, x86-64), plus a tenth for
+# Instructions of a launch over those of the fake driver, measured 172, 400 and 506 (gcc 12, x86-64), plus a tenth for
 # other compilers. 1 of 8 launches is a collective.
 MOST = {
-    "no policy": (Policy(), 270),
-    "residency and priority": (Policy(residency=3, priority="high"), 402),
-    "overlap and head start": (Policy(residency=3, priority="high", when="overlap", head_start_us=5), 495),
+    "no policy": (Policy(), 190),
+    "residency and priority": (Policy(residency=3, priority="high"), 440),
+    "overlap and head start": (Policy(residency=3, priority="high", when="overlap", head_start_us=5), 556),
 }
 MOST_PER_COLLECTIVE = 335  # measured 327
 MOST_LINES = 1.8  # measured 1.4: the counter, and most of the time what is known of the kernel

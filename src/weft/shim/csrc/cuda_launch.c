@@ -245,13 +245,16 @@ static bool is_cooperative(const CUlaunchConfig *c) {
     return false;
 }
 
+static inline unsigned threads_of(const CUlaunchConfig *c) { return c->blockDimX * c->blockDimY * c->blockDimZ; }
+
 static inline bool find_kernel(const launch *l, weft_kernel *k) {
-    const CUlaunchConfig *c = l->config;
     if (UNLIKELY(!weft_attach(WEFT_API_CUDA) || !l->f))
         return false;
-    weft_lookup(&weft_cuda_backend, l->f, c->blockDimX * c->blockDimY * c->blockDimZ, c->sharedMemBytes, k);
+    weft_lookup(&weft_cuda_backend, l->f, threads_of(l->config), l->config->sharedMemBytes, k);
     return true;
 }
+
+/* --- the launches ------------------------------------------------------------------------------------------ */
 
 HOT static CUresult route(launch *l) {
     weft_kernel k;
@@ -272,36 +275,59 @@ HOT static CUresult route(launch *l) {
     return k.kind == WEFT_KIND_COMM ? launch_comm(rules, &k, l) : launch_compute(rules, &k, l);
 }
 
+/* No policy changes launches, and nobody traces them: most of the time of most programs. */
+static inline bool quiet(void) {
+    const weft_rules *latest = atomic_load_explicit(&weft_active, memory_order_acquire); /* it may be out of date */
+    return latest && latest->neutral && !weft_tracing() &&
+           atomic_load_explicit(&weft_captures, memory_order_relaxed) <= 0;
+}
+
+/* Where a launch is counted that needs nothing else. NULL: see `route`. */
+HOT static _Atomic uint64_t *only_counted(CUfunction f, unsigned threads, unsigned shared) {
+    _Atomic uint64_t *counter;
+    weft_variant *v = weft_usual(f, weft_shape_of(threads, shared), &counter);
+    if (UNLIKELY(!v || !weft_policy_now()->neutral)) /* the job's files are there: what is known of `v` is up to date */
+        return NULL;
+    weft_launched(v);
+    __builtin_prefetch(counter, 1); /* while the driver makes the launch */
+    return counter;
+}
+
+HOT static inline CUresult counted(_Atomic uint64_t *counter, CUresult result) {
+    if (UNLIKELY(result != CUDA_SUCCESS))
+        return refused(result);
+    uint64_t n = atomic_load_explicit(counter, memory_order_relaxed); /* this thread alone writes here */
+    atomic_store_explicit(counter, n + 1, memory_order_relaxed);
+    return result;
+}
+
 /* Declares `l`, a launch by the arguments of cuLaunchKernel. */
 #define PLAIN(per_thread, extra)                                                                                       \
     CUlaunchConfig config = {gx, gy, gz, bx, by, bz, shared, stream, NULL, 0};                                         \
     launch l = {&config, f, params, extra, per_thread, true, NULL}
 
-HOT CUresult cuLaunchKernel(LAUNCH_ARGS, void **extra) {
-    PLAIN(false, extra);
-    return route(&l);
-}
-
-HOT CUresult cuLaunchKernel_ptsz(LAUNCH_ARGS, void **extra) {
-    PLAIN(true, extra);
-    return route(&l);
-}
-
-HOT static CUresult launch_ex(const CUlaunchConfig *config, CUfunction f, void **params, void **extra,
-                              bool per_thread) {
-    if (UNLIKELY(!config)) /* the driver's to refuse */
-        return (per_thread ? REAL(cuLaunchKernelEx_ptsz) : REAL(cuLaunchKernelEx))(config, f, params, extra);
-    launch l = {config, f, params, extra, per_thread, false, NULL};
-    return route(&l);
-}
-
-HOT CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction f, void **params, void **extra) {
-    return launch_ex(config, f, params, extra, false);
-}
-
-HOT CUresult cuLaunchKernelEx_ptsz(const CUlaunchConfig *config, CUfunction f, void **params, void **extra) {
-    return launch_ex(config, f, params, extra, true);
-}
+#define LAUNCHES(suffix, per_thread)                                                                                   \
+    HOT CUresult cuLaunchKernel##suffix(LAUNCH_ARGS, void **extra) {                                                   \
+        _Atomic uint64_t *counter = quiet() ? only_counted(f, bx * by * bz, shared) : NULL;                            \
+        if (counter)                                                                                                   \
+            return counted(counter,                                                                                    \
+                           REAL(cuLaunchKernel##suffix)(f, gx, gy, gz, bx, by, bz, shared, stream, params, extra));    \
+        PLAIN(per_thread, extra);                                                                                      \
+        return route(&l);                                                                                              \
+    }                                                                                                                  \
+    HOT CUresult cuLaunchKernelEx##suffix(const CUlaunchConfig *config, CUfunction f, void **params, void **extra) {   \
+        if (UNLIKELY(!config)) /* the driver's to refuse */                                                            \
+            return REAL(cuLaunchKernelEx##suffix)(config, f, params, extra);                                           \
+        _Atomic uint64_t *counter = quiet() && !(config->numAttrs && is_cooperative(config))                           \
+                                        ? only_counted(f, threads_of(config), config->sharedMemBytes)                  \
+                                        : NULL;                                                                        \
+        if (counter)                                                                                                   \
+            return counted(counter, REAL(cuLaunchKernelEx##suffix)(config, f, params, extra));                         \
+        launch l = {config, f, params, extra, per_thread, false, NULL};                                                \
+        return route(&l);                                                                                              \
+    }
+LAUNCHES(, false)
+LAUNCHES(_ptsz, true)
 
 #define COOPERATIVE(name, per_thread)                                                                                  \
     CUresult name(LAUNCH_ARGS) {                                                                                       \

@@ -25,7 +25,7 @@ static struct batch {
 } *batches;                       /* never freed */
 static _Atomic uint32_t made;     /* variants in use */
 static _Atomic uint32_t swept_at; /* the epoch of the latest sweep */
-HOT_DATA static _Atomic uint32_t epoch = 1;
+HOT_DATA _Atomic uint32_t weft_epoch = 1;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 /* Case-insensitive; `*` any run, `?` one character. One point to come back to. */
@@ -135,7 +135,7 @@ static void ask(const weft_backend *api, void *handle, unsigned threads, unsigne
 
 /* Of variants that were not launched since a module or context went away, the memory is used again. */
 static void sweep(void) {
-    uint32_t now = atomic_load(&epoch);
+    uint32_t now = atomic_load(&weft_epoch);
     weft_table *t = atomic_load(&variants.table);
     if (swept_at == now)
         return; /* all that is left is in use */
@@ -219,7 +219,7 @@ static weft_variant *add_variant(void *handle, uint64_t shape, const facts *f, u
 
 /* A copy of the variant's facts; false where they were rewritten meanwhile or are out of date. */
 static inline bool copy(weft_variant *v, uint64_t handle, uint64_t shape, weft_kernel *out) {
-    uint32_t now = atomic_load_explicit(&epoch, memory_order_relaxed);
+    uint32_t now = atomic_load_explicit(&weft_epoch, memory_order_relaxed);
     if (UNLIKELY(atomic_load_explicit(&v->epoch, memory_order_acquire) != now))
         return false;
     out->v = v;
@@ -253,7 +253,7 @@ static void spill(void *handle, const facts *f, uint32_t asked_at, weft_kernel *
 }
 
 static void look_up_slowly(const weft_backend *api, void *handle, uint64_t shape, weft_kernel *out) {
-    uint32_t now = atomic_load(&epoch);
+    uint32_t now = atomic_load(&weft_epoch);
     facts f;
     if (UNLIKELY(atomic_load(&made) >= VARIANTS && atomic_load(&swept_at) == now)) {
         spill(handle, NULL, now, out);
@@ -262,7 +262,7 @@ static void look_up_slowly(const weft_backend *api, void *handle, uint64_t shape
     }
     weft_variant *v = NULL;
     for (int tries = 0; tries < TRIES; tries++) { /* something may be unloaded just now */
-        now = atomic_load(&epoch);
+        now = atomic_load(&weft_epoch);
         v = weft_map_find(&variants, (uint64_t)(uintptr_t)handle, shape);
         uint32_t before = v ? atomic_load_explicit(&v->row, memory_order_acquire) : 0; /* its name is read */
         if (UNLIKELY(api->exceeds_limit && api->exceeds_limit(handle, (unsigned)shape))) {
@@ -307,22 +307,20 @@ static weft_variant *find_and_keep(_Atomic(weft_variant *) *place, uint64_t key,
     return v;
 }
 
-/* A program repeats its launches. What followed the latest one the last time most likely follows it again, and has been
- * fetched since: the maps and the variants of many kernels do not fit into the caches near the core. */
-static _Thread_local weft_variant *latest;
+_Thread_local weft_variant *weft_latest;
 
 static inline weft_variant *expected(uint64_t key, uint64_t shape) {
-    weft_variant *v = latest ? atomic_load_explicit(&latest->after, memory_order_acquire) : NULL;
+    weft_variant *v = weft_after_latest();
     return v && GET(handle) == key && GET(shape) == shape ? v : NULL;
 }
 
 static inline void remember(weft_variant *v) {
+    weft_variant *before = weft_latest;
     if (UNLIKELY(!v))
         return;
-    if (latest && atomic_load_explicit(&latest->after, memory_order_relaxed) != v)
-        atomic_store_explicit(&latest->after, v, memory_order_release);
-    latest = v;
-    __builtin_prefetch(GET(after));
+    if (before && atomic_load_explicit(&before->after, memory_order_relaxed) != v)
+        atomic_store_explicit(&before->after, v, memory_order_release);
+    weft_launched(v);
 }
 
 static weft_variant *find(uint64_t key, uint64_t shape) {
@@ -346,11 +344,11 @@ HOT void weft_lookup(const weft_backend *api, void *handle, unsigned threads, un
         weft_count(out->row == WEFT_ROW_UNNAMED ? WEFT_COUNT_UNKNOWN : WEFT_COUNT_UNLISTED);
 }
 
-uint32_t weft_handle_epoch(void) { return atomic_load(&epoch); }
+uint32_t weft_handle_epoch(void) { return atomic_load(&weft_epoch); }
 
 void weft_forget_handles(void) {
-    if (atomic_fetch_add(&epoch, 1) == UINT32_MAX)
-        atomic_store(&epoch, 1);
+    if (atomic_fetch_add(&weft_epoch, 1) == UINT32_MAX)
+        atomic_store(&weft_epoch, 1);
 }
 
 void weft_forget_larger(void *handle, uint32_t shared) {

@@ -120,11 +120,25 @@ void weft_lookup(const weft_backend *api, void *handle, unsigned threads, unsign
 void weft_forget_handles(void); /* a module or context went away: its handles may be used again */
 void weft_forget_larger(void *handle, uint32_t shared); /* variants with more shared memory: look them up again */
 uint32_t weft_handle_epoch(void);
+extern _Atomic uint32_t weft_epoch; /* the same, for the launch path */
 bool weft_glob(const char *pattern, const char *name);
 weft_row *weft_row_at(uint32_t row);
 weft_cell *weft_cell_at(uint32_t row); /* of the first shard */
 
 static inline uint64_t weft_shape_of(unsigned threads, unsigned shared) { return (uint64_t)threads << 32 | shared; }
+
+/* A program repeats its launches. What followed the latest one the last time most likely follows it again, and has been
+ * fetched since: the maps and the variants of many kernels do not fit into the caches near the core. */
+extern _Thread_local weft_variant *weft_latest; /* of this thread; NULL: none yet */
+
+static inline weft_variant *weft_after_latest(void) {
+    return weft_latest ? atomic_load_explicit(&weft_latest->after, memory_order_acquire) : NULL;
+}
+
+static inline void weft_launched(weft_variant *v) {
+    weft_latest = v;
+    __builtin_prefetch(atomic_load_explicit(&v->after, memory_order_relaxed));
+}
 
 /* --- counts.c: launches ------------------------------------------------------------------------------------------ */
 
@@ -134,6 +148,24 @@ extern _Thread_local uint32_t weft_shard; /* of this thread, plus one; 0: not ch
 static inline void weft_count_soon(const weft_cell *cell) {
     if (LIKELY(weft_shard))
         __builtin_prefetch(cell + (weft_shard - 1) * WEFT_CHUNK_ROWS, 1);
+}
+
+/* The usual launch: of a kernel that is known, has a row and does not communicate, and that followed the latest launch
+ * before. Its variant, and where this thread, which has a shard of its own, counts it. NULL: look it up. */
+static inline weft_variant *weft_usual(void *handle, uint64_t shape, _Atomic uint64_t **counter) {
+    weft_variant *v = weft_after_latest();
+    uint32_t now = atomic_load_explicit(&weft_epoch, memory_order_relaxed), shard = weft_shard - 1;
+    if (!v || shard >= WEFT_SHARDS - 1 || atomic_load_explicit(&v->epoch, memory_order_acquire) != now ||
+        atomic_load_explicit(&v->kind, memory_order_relaxed) != WEFT_KIND_COMPUTE ||
+        atomic_load_explicit(&v->row, memory_order_relaxed) < WEFT_FIRST_ROW)
+        return NULL;
+    *counter = &(atomic_load_explicit(&v->cell, memory_order_relaxed) + shard * WEFT_CHUNK_ROWS)->launches;
+    atomic_thread_fence(memory_order_acquire); /* as where a variant is copied */
+    return atomic_load_explicit(&v->handle, memory_order_relaxed) == (uint64_t)(uintptr_t)handle &&
+                   atomic_load_explicit(&v->shape, memory_order_relaxed) == shape &&
+                   atomic_load_explicit(&v->epoch, memory_order_relaxed) == now
+               ? v
+               : NULL;
 }
 
 void weft_count_launch(weft_cell *cell, uint64_t times, bool shaped);
