@@ -2,8 +2,8 @@
 
 Runs tests/shim/hammer.c against the fake driver, directly and under the shim, interleaved, with 1 to
 8 threads, and with 100,000 kernels loaded of which 2,000 are launched. CPU time of one launch, the least of
-nine rounds, median over repeats; the cost is the difference. In the rows named "cold", the thread writes 3 MB before
-each launch, so that the caches of its core hold nothing of the shim; their time is that of a clock.
+nine rounds, median over repeats; the cost is the difference. In the rows named "cold", the thread writes 3 MB
+before each launch, so that the caches of its core hold nothing of the shim; their time is that of a clock.
 
     python benchmarks/shim_overhead.py [--repeats 7] [--out benchmarks/results/shim_overhead.json]
 """

@@ -23,7 +23,11 @@ def launches(done) -> list[int]:
 
 def test_repeated_launches_reach_the_driver_as_they_are(program):
     done = program(STEP + "    show()")
-    assert [r["route"] for r in done.results] == 10 * ["cuLaunchKernel", "cuLaunchKernelEx", "cuLaunchKernel_ptsz"]
+    assert [r["route"] for r in done.results] == 10 * [
+        "cuLaunchKernel",
+        "cuLaunchKernelEx",
+        "cuLaunchKernel_ptsz",
+    ]
     assert launches(done) == [10, 10, 10]
     assert done.stats["launches"] == 30
 

@@ -16,17 +16,13 @@
 
 enum { POLICIES = 128, RETRY_EVERY = 256 };
 
-HOT_DATA weft_process *weft_self;
-HOT_DATA _Atomic(const weft_rules *) weft_active;
-HOT_DATA _Atomic uint64_t *weft_job_sequence;
-HOT_DATA _Atomic uint64_t weft_seen_job, weft_seen_self;
+weft_hot_data weft_hot = {.epoch = 1};
 
 static weft_control *job;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static weft_rules
     *known[POLICIES]; /* the latest; a thread may still read one that was replaced long ago, never free it */
 static uint32_t published;
-HOT_DATA static _Atomic int attach_state; /* 0 not tried, 1 attached, -1 cannot or must not */
 
 bool weft_enabled(void) {
     static _Atomic int state;
@@ -40,8 +36,8 @@ bool weft_enabled(void) {
 }
 
 void weft_count(int counter) {
-    if (weft_self)
-        atomic_fetch_add_explicit(&weft_self->counters[counter], 1, memory_order_relaxed);
+    if (weft_hot.self)
+        atomic_fetch_add_explicit(&weft_hot.self->counters[counter], 1, memory_order_relaxed);
 }
 
 static void *map_file(int fd, size_t size, int protection) {
@@ -210,12 +206,13 @@ static weft_process *create_process(const char *folder) {
  * the parent knew is valid in it. It attaches anew when it first needs to. */
 static void after_fork_in_child(void) {
     pthread_mutex_init(&lock, NULL);
-    weft_self = NULL;
+    weft_hot.self = NULL;
     job = NULL;
-    weft_job_sequence = NULL;
+    weft_hot.job_sequence = NULL;
     self_path[0] = '\0';
-    atomic_store(&weft_active, NULL);
-    atomic_store(&attach_state, 0);
+    atomic_store(&weft_hot.active, NULL);
+    atomic_store(&weft_hot.neutral, false);
+    atomic_store(&weft_hot.attached, 0);
 #define X(part) weft_forget_##part();
     WEFT_FORGETS(X)
 #undef X
@@ -248,33 +245,33 @@ static void attach_locked(uint32_t api) {
         registered = true;
     }
     if (!self) {
-        atomic_store(&attach_state, -1);
+        atomic_store(&weft_hot.attached, -1);
         return;
     }
     describe(self, api);
-    weft_job_sequence = &job->sequence;
-    weft_seen_job = weft_seen_self = UINT64_MAX; /* so that the first launch reads the policy */
-    __atomic_store_n(&weft_self, self, __ATOMIC_RELEASE);
-    atomic_store(&attach_state, 1);
+    weft_hot.job_sequence = &job->sequence;
+    weft_hot.seen_job = weft_hot.seen_self = UINT64_MAX; /* so that the first launch reads the policy */
+    __atomic_store_n(&weft_hot.self, self, __ATOMIC_RELEASE);
+    atomic_store(&weft_hot.attached, 1);
 }
 
 HOT weft_process *weft_attach(uint32_t api) {
-    int state = atomic_load_explicit(&attach_state, memory_order_acquire);
+    int state = atomic_load_explicit(&weft_hot.attached, memory_order_acquire);
     if (LIKELY(state == 1))
-        return weft_self;
+        return weft_hot.self;
     if (state < 0 || !weft_enabled())
         return NULL;
     int error = errno;
     pthread_mutex_lock(&lock);
-    if (atomic_load(&attach_state) == 0)
+    if (atomic_load(&weft_hot.attached) == 0)
         attach_locked(api);
     pthread_mutex_unlock(&lock);
     errno = error;
-    if (atomic_load(&attach_state) != 1)
+    if (atomic_load(&weft_hot.attached) != 1)
         return NULL;
     weft_refresh();
     weft_trace_attached();
-    return weft_self;
+    return weft_hot.self;
 }
 
 static uint64_t checksum(const void *data, size_t size) { /* Adler-32, which zlib has too */
@@ -327,13 +324,13 @@ static const weft_rules *publish(const weft_policy *policy) {
         if (memcmp(&known[i]->data, policy, sizeof *policy) == 0)
             return known[i];
     uint32_t place = published % POLICIES;
-    if (known[place] && known[place] == atomic_load(&weft_active))
+    if (known[place] && known[place] == atomic_load(&weft_hot.active))
         place = ++published % POLICIES;
     if (!known[place])
         known[place] = calloc(1, sizeof *known[place]);
     weft_rules *rules = known[place];
     if (!rules)
-        return atomic_load(&weft_active); /* keep what is in force */
+        return atomic_load(&weft_hot.active); /* keep what is in force */
     atomic_store(&rules->id, 0);
     fill(rules, policy);
     atomic_store(&rules->id, ++published & 0xffffff ? published & 0xffffff : (published = 1));
@@ -348,16 +345,17 @@ static void adopt(weft_policy *own, weft_policy *of_job) {
     }
     of_job->flags |= own->flags & WEFT_TRACK;
     const weft_rules *rules = publish(outranks ? own : of_job);
-    if (rules && rules != atomic_load(&weft_active)) {
-        if (atomic_load(&weft_active))
+    if (rules && rules != atomic_load(&weft_hot.active)) {
+        if (atomic_load(&weft_hot.active))
             weft_count(WEFT_COUNT_POLICY_CHANGES);
-        atomic_store_explicit(&weft_active, rules, memory_order_release);
+        atomic_store_explicit(&weft_hot.active, rules, memory_order_release);
+        atomic_store_explicit(&weft_hot.neutral, rules->neutral, memory_order_release);
     }
 }
 
 static const weft_rules *in_force(void) {
     static const weft_rules nothing = {.neutral = true};
-    const weft_rules *now = atomic_load_explicit(&weft_active, memory_order_acquire);
+    const weft_rules *now = atomic_load_explicit(&weft_hot.active, memory_order_acquire);
     return now ? now : &nothing; /* nothing whole was read yet: change nothing until it is */
 }
 
@@ -371,14 +369,15 @@ const weft_rules *weft_refresh(void) {
         return in_force();
     pthread_mutex_lock(&lock);
     uint64_t job_sequence, self_sequence;
-    bool job_whole = take(job, &theirs, &job_sequence), self_whole = take(&weft_self->control, &mine, &self_sequence);
+    bool job_whole = take(job, &theirs, &job_sequence),
+         self_whole = take(&weft_hot.self->control, &mine, &self_sequence);
     bool being_written = (!job_whole && job_sequence & 1) || (!self_whole && self_sequence & 1);
     if (job_whole && self_whole)
         adopt(&mine, &theirs);
     bool settled = being_written || (job_whole && self_whole);
     if (settled) {
-        weft_seen_job = job_sequence;
-        weft_seen_self = self_sequence;
+        weft_hot.seen_job = job_sequence;
+        weft_hot.seen_self = self_sequence;
     }
     atomic_store(&torn, settled ? 0 : 1);
     pthread_mutex_unlock(&lock);

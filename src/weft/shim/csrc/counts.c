@@ -37,15 +37,13 @@ bool weft_shaped_form(const weft_backend *api, void *handle, unsigned threads, u
 
 /* --- counters ----------------------------------------------------------------------------------------------- */
 
-_Thread_local uint32_t weft_shard;
-
 static uint32_t shard_of_this_thread(void) {
     static _Atomic uint32_t threads;
-    if (UNLIKELY(weft_shard == 0)) {
+    if (UNLIKELY(weft_thread.shard == 0)) {
         uint32_t n = atomic_fetch_add(&threads, 1);
-        weft_shard = 1 + (n < WEFT_SHARDS - 1 ? n : WEFT_SHARDS - 1);
+        weft_thread.shard = 1 + (n < WEFT_SHARDS - 1 ? n : WEFT_SHARDS - 1);
     }
-    return weft_shard - 1;
+    return weft_thread.shard - 1;
 }
 
 void weft_note_ctas(const weft_kernel *k, uint64_t blocks) {

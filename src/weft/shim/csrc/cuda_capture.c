@@ -9,7 +9,6 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 /* Streams that capture now. One too many costs a question per launch and no more. */
 static CUstream capture_streams[CAPTURES]; /* guarded by the lock */
-HOT_DATA _Atomic int weft_captures;        /* how many, those that are not listed included */
 
 bool weft_is_capturing(CUstream stream) {
     int status = 0;
@@ -18,7 +17,7 @@ bool weft_is_capturing(CUstream stream) {
 }
 
 int weft_capture_relax_where_open(void) {
-    return LIKELY(atomic_load_explicit(&weft_captures, memory_order_relaxed) <= 0) ? -1 : weft_capture_relax();
+    return LIKELY(atomic_load_explicit(&weft_hot.captures, memory_order_relaxed) <= 0) ? -1 : weft_capture_relax();
 }
 
 static CUresult begun(CUresult result, CUstream stream) {
@@ -30,7 +29,7 @@ static CUresult begun(CUresult result, CUstream stream) {
         i++;
     if (i < CAPTURES)
         capture_streams[i] = stream;
-    atomic_fetch_add(&weft_captures, 1);
+    atomic_fetch_add(&weft_hot.captures, 1);
     pthread_mutex_unlock(&lock);
     return result;
 }
@@ -38,7 +37,7 @@ static CUresult begun(CUresult result, CUstream stream) {
 /* Callers hold the lock. */
 static void close_capture(int i) {
     capture_streams[i] = NULL;
-    if (atomic_fetch_sub(&weft_captures, 1) <= 1)
+    if (atomic_fetch_sub(&weft_hot.captures, 1) <= 1)
         weft_comm_capture_over();
 }
 
@@ -51,7 +50,7 @@ static void ended(CUstream stream, bool was_capturing) {
         i++;
     if (i < CAPTURES)
         close_capture(i);
-    else if (atomic_fetch_sub(&weft_captures, 1) <= 1) /* one that had no place */
+    else if (atomic_fetch_sub(&weft_hot.captures, 1) <= 1) /* one that had no place */
         weft_comm_capture_over();
     pthread_mutex_unlock(&lock);
 }
@@ -59,7 +58,7 @@ static void ended(CUstream stream, bool was_capturing) {
 /* A capture ends without cuStreamEndCapture where its stream is destroyed; those still listed are asked. */
 bool weft_capture_open(void) {
     CUstream streams[CAPTURES];
-    if (atomic_load(&weft_captures) <= 0)
+    if (atomic_load(&weft_hot.captures) <= 0)
         return false;
     pthread_mutex_lock(&lock);
     memcpy(streams, capture_streams, sizeof streams);
@@ -67,11 +66,11 @@ bool weft_capture_open(void) {
     for (int i = 0; i < CAPTURES; i++)
         if (streams[i] && !weft_is_capturing(streams[i]))
             ended(streams[i], true);
-    return atomic_load(&weft_captures) > 0;
+    return atomic_load(&weft_hot.captures) > 0;
 }
 
 static void stream_gone(CUstream stream) {
-    if (atomic_load(&weft_captures) <= 0)
+    if (atomic_load(&weft_hot.captures) <= 0)
         return;
     pthread_mutex_lock(&lock);
     for (int i = 0; i < CAPTURES; i++)
@@ -187,5 +186,5 @@ CUresult cuGreenCtxDestroy(CUgreenCtx green) {
 void weft_forget_captures(void) {
     pthread_mutex_init(&lock, NULL);
     memset(capture_streams, 0, sizeof capture_streams);
-    atomic_store(&weft_captures, 0);
+    atomic_store(&weft_hot.captures, 0);
 }

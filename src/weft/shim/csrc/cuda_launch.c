@@ -277,16 +277,15 @@ HOT static CUresult route(launch *l) {
 
 /* No policy changes launches, and nobody traces them: most of the time of most programs. */
 static inline bool quiet(void) {
-    const weft_rules *latest = atomic_load_explicit(&weft_active, memory_order_acquire); /* it may be out of date */
-    return latest && latest->neutral && !weft_tracing() &&
-           atomic_load_explicit(&weft_captures, memory_order_relaxed) <= 0;
+    return atomic_load_explicit(&weft_hot.neutral, memory_order_relaxed) && !weft_tracing() &&
+           atomic_load_explicit(&weft_hot.captures, memory_order_relaxed) <= 0;
 }
 
 /* Where a launch is counted that needs nothing else. NULL: see `route`. */
 HOT static _Atomic uint64_t *only_counted(CUfunction f, unsigned threads, unsigned shared) {
     _Atomic uint64_t *counter;
     weft_variant *v = weft_usual(f, weft_shape_of(threads, shared), &counter);
-    if (UNLIKELY(!v || !weft_policy_now()->neutral)) /* the job's files are there: what is known of `v` is up to date */
+    if (UNLIKELY(!v || !weft_policy_current() || !atomic_load_explicit(&weft_hot.neutral, memory_order_relaxed)))
         return NULL;
     weft_launched(v);
     __builtin_prefetch(counter, 1); /* while the driver makes the launch */

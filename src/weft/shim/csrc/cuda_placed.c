@@ -113,13 +113,13 @@ static void take_over(const _Atomic uint32_t *word, _Atomic uint32_t *seen, int 
     uint32_t now = atomic_load_explicit(word, memory_order_relaxed);
     uint32_t before = atomic_exchange_explicit(seen, now, memory_order_relaxed);
     if (now != before)
-        atomic_fetch_add_explicit(&weft_self->counters[counter], now - before, memory_order_relaxed);
+        atomic_fetch_add_explicit(&weft_hot.self->counters[counter], now - before, memory_order_relaxed);
 }
 
 /* What the waiting kernels have counted is taken over at every collective, and at the end. */
 static void note_tally(void) {
     const _Atomic uint32_t *words = weft_spare_words_known();
-    if (!words || !weft_self)
+    if (!words || !weft_hot.self)
         return;
     take_over(&words[TALLY], &timeouts_seen, WEFT_COUNT_PLACED_TIMEOUTS);
     take_over(&words[TALLY + 3], &behind_seen, WEFT_COUNT_PLACED_BEHIND);

@@ -208,11 +208,10 @@ typedef struct {
 
 /* --- cuda_capture.c ------------------------------------------------------------------------------------ */
 
-extern _Atomic int weft_captures;        /* that are open */
 bool weft_is_capturing(CUstream stream); /* asks the driver */
 
 static inline bool weft_capturing(CUstream stream) {
-    return UNLIKELY(atomic_load_explicit(&weft_captures, memory_order_relaxed) > 0) && weft_is_capturing(stream);
+    return UNLIKELY(atomic_load_explicit(&weft_hot.captures, memory_order_relaxed) > 0) && weft_is_capturing(stream);
 }
 
 bool weft_capture_open(void); /* on any stream; asks the driver */

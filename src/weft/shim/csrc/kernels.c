@@ -25,7 +25,6 @@ static struct batch {
 } *batches;                       /* never freed */
 static _Atomic uint32_t made;     /* variants in use */
 static _Atomic uint32_t swept_at; /* the epoch of the latest sweep */
-HOT_DATA _Atomic uint32_t weft_epoch = 1;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 /* Case-insensitive; `*` any run, `?` one character. One point to come back to. */
@@ -65,9 +64,11 @@ static uint32_t classify(const char *name) {
 enum { ROW_INDEX = WEFT_ROWS * 2 };
 static uint16_t *row_index; /* by what tells rows apart; 0: free */
 
-weft_row *weft_row_at(uint32_t row) { return &weft_self->chunks[row / WEFT_CHUNK_ROWS].rows[row % WEFT_CHUNK_ROWS]; }
+weft_row *weft_row_at(uint32_t row) {
+    return &weft_hot.self->chunks[row / WEFT_CHUNK_ROWS].rows[row % WEFT_CHUNK_ROWS];
+}
 weft_cell *weft_cell_at(uint32_t row) {
-    return &weft_self->chunks[row / WEFT_CHUNK_ROWS].cells[0][row % WEFT_CHUNK_ROWS];
+    return &weft_hot.self->chunks[row / WEFT_CHUNK_ROWS].cells[0][row % WEFT_CHUNK_ROWS];
 }
 
 /* What the driver says of a kernel. */
@@ -106,7 +107,7 @@ static uint32_t row_for(const facts *f, uint64_t shape) {
     for (; (row = row_index[at]); at = (at + 1) % ROW_INDEX)
         if (is_row(weft_row_at(row), f, shape))
             return row;
-    row = atomic_load(&weft_self->rows_used);
+    row = atomic_load(&weft_hot.self->rows_used);
     if (row == WEFT_ROWS || (row % WEFT_CHUNK_ROWS == 0 && !weft_chunk_ready(row / WEFT_CHUNK_ROWS)))
         return shared_row(f->kind);
     weft_row *r = weft_row_at(row);
@@ -117,7 +118,7 @@ static uint32_t row_for(const facts *f, uint64_t shape) {
     r->natural_blocks = f->natural_blocks;
     r->reason = WEFT_NOT_ASKED;
     row_index[at] = (uint16_t)row;
-    atomic_store_explicit(&weft_self->rows_used, row + 1, memory_order_release);
+    atomic_store_explicit(&weft_hot.self->rows_used, row + 1, memory_order_release);
     return row;
 }
 
@@ -135,7 +136,7 @@ static void ask(const weft_backend *api, void *handle, unsigned threads, unsigne
 
 /* Of variants that were not launched since a module or context went away, the memory is used again. */
 static void sweep(void) {
-    uint32_t now = atomic_load(&weft_epoch);
+    uint32_t now = atomic_load(&weft_hot.epoch);
     weft_table *t = atomic_load(&variants.table);
     if (swept_at == now)
         return; /* all that is left is in use */
@@ -219,7 +220,7 @@ static weft_variant *add_variant(void *handle, uint64_t shape, const facts *f, u
 
 /* A copy of the variant's facts; false where they were rewritten meanwhile or are out of date. */
 static inline bool copy(weft_variant *v, uint64_t handle, uint64_t shape, weft_kernel *out) {
-    uint32_t now = atomic_load_explicit(&weft_epoch, memory_order_relaxed);
+    uint32_t now = atomic_load_explicit(&weft_hot.epoch, memory_order_relaxed);
     if (UNLIKELY(atomic_load_explicit(&v->epoch, memory_order_acquire) != now))
         return false;
     out->v = v;
@@ -253,7 +254,7 @@ static void spill(void *handle, const facts *f, uint32_t asked_at, weft_kernel *
 }
 
 static void look_up_slowly(const weft_backend *api, void *handle, uint64_t shape, weft_kernel *out) {
-    uint32_t now = atomic_load(&weft_epoch);
+    uint32_t now = atomic_load(&weft_hot.epoch);
     facts f;
     if (UNLIKELY(atomic_load(&made) >= VARIANTS && atomic_load(&swept_at) == now)) {
         spill(handle, NULL, now, out);
@@ -262,7 +263,7 @@ static void look_up_slowly(const weft_backend *api, void *handle, uint64_t shape
     }
     weft_variant *v = NULL;
     for (int tries = 0; tries < TRIES; tries++) { /* something may be unloaded just now */
-        now = atomic_load(&weft_epoch);
+        now = atomic_load(&weft_hot.epoch);
         v = weft_map_find(&variants, (uint64_t)(uintptr_t)handle, shape);
         uint32_t before = v ? atomic_load_explicit(&v->row, memory_order_acquire) : 0; /* its name is read */
         if (UNLIKELY(api->exceeds_limit && api->exceeds_limit(handle, (unsigned)shape))) {
@@ -307,7 +308,7 @@ static weft_variant *find_and_keep(_Atomic(weft_variant *) *place, uint64_t key,
     return v;
 }
 
-_Thread_local weft_variant *weft_latest;
+_Thread_local struct weft_thread weft_thread;
 
 static inline weft_variant *expected(uint64_t key, uint64_t shape) {
     weft_variant *v = weft_after_latest();
@@ -315,7 +316,7 @@ static inline weft_variant *expected(uint64_t key, uint64_t shape) {
 }
 
 static inline void remember(weft_variant *v) {
-    weft_variant *before = weft_latest;
+    weft_variant *before = weft_thread.latest;
     if (UNLIKELY(!v))
         return;
     if (before && atomic_load_explicit(&before->after, memory_order_relaxed) != v)
@@ -344,11 +345,11 @@ HOT void weft_lookup(const weft_backend *api, void *handle, unsigned threads, un
         weft_count(out->row == WEFT_ROW_UNNAMED ? WEFT_COUNT_UNKNOWN : WEFT_COUNT_UNLISTED);
 }
 
-uint32_t weft_handle_epoch(void) { return atomic_load(&weft_epoch); }
+uint32_t weft_handle_epoch(void) { return atomic_load(&weft_hot.epoch); }
 
 void weft_forget_handles(void) {
-    if (atomic_fetch_add(&weft_epoch, 1) == UINT32_MAX)
-        atomic_store(&weft_epoch, 1);
+    if (atomic_fetch_add(&weft_hot.epoch, 1) == UINT32_MAX)
+        atomic_store(&weft_hot.epoch, 1);
 }
 
 void weft_forget_larger(void *handle, uint32_t shared) {

@@ -191,7 +191,7 @@ void weft_comm_called(weft_comm *c, int operation, uint64_t bytes, bool routed) 
     uint64_t before = atomic_load_explicit(&c->bytes[operation], memory_order_relaxed);
     atomic_store_explicit(&c->bytes[operation], before + bytes, memory_order_relaxed);
     /* A communicator is known only where the process is attached. */
-    atomic_fetch_add_explicit(&weft_self->counters[WEFT_COUNT_COMM_BYTES], bytes, memory_order_relaxed);
+    atomic_fetch_add_explicit(&weft_hot.self->counters[WEFT_COUNT_COMM_BYTES], bytes, memory_order_relaxed);
     if (operation >= OP_SEND) {
         atomic_fetch_add_explicit(&c->point_to_point, 1, memory_order_relaxed);
         return;

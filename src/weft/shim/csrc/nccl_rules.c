@@ -75,7 +75,7 @@ static bool put_in_force(const weft_call_rules *asked, uint32_t limit) {
 }
 
 void weft_call_rules_begin(void) {
-    if (LIKELY(atomic_load_explicit(&begun, memory_order_acquire)) || !weft_self)
+    if (LIKELY(atomic_load_explicit(&begun, memory_order_acquire)) || !weft_hot.self)
         return;
     weft_call_rules asked;
     of_policy(&weft_policy_now()->data, &asked);
@@ -128,11 +128,11 @@ const char *weft_rule_why_not(weft_nccl *l, const weft_comm_rule *rule) {
 
 void weft_path_note(weft_nccl *l) {
     weft_call_rules_begin();
-    if (!weft_self)
+    if (!weft_hot.self)
         return;
-    atomic_store(&weft_self->nccl_version, (uint32_t)l->version);
-    atomic_store(&weft_self->nccl_path, (uint32_t)weft_nccl_path(l));
-    atomic_store(&weft_self->nccl_tuner, (uint32_t)atomic_load(&l->tuner));
+    atomic_store(&weft_hot.self->nccl_version, (uint32_t)l->version);
+    atomic_store(&weft_hot.self->nccl_path, (uint32_t)weft_nccl_path(l));
+    atomic_store(&weft_hot.self->nccl_tuner, (uint32_t)atomic_load(&l->tuner));
 }
 
 /* NCCL plans the calls of a communicator that works in the background on a thread of its own, by the rules in force

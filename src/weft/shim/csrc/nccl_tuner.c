@@ -120,7 +120,7 @@ static tuner *start(int version, void *caller, size_t ranks, void **context) {
         atomic_store(&t->library->tuner, version);
     t->user = weft_user_tuner(version);
     if (weft_attach(WEFT_API_CUDA)) {
-        atomic_store(&weft_self->nccl_user_tuner, (uint32_t)t->user.version);
+        atomic_store(&weft_hot.self->nccl_user_tuner, (uint32_t)t->user.version);
         weft_call_rules_begin();
     }
     return t;

@@ -8,7 +8,6 @@
 
 enum { CAPACITY = 1 << 18 };
 
-HOT_DATA _Atomic int weft_trace_on;
 enum { EMPTY, RECORDING, ENDED, CHANGING };
 static _Atomic int state;
 static _Atomic int users; /* threads between weft_trace_use_begins and weft_trace_use_ends */
@@ -50,7 +49,7 @@ void *weft_trace_reserve(size_t size) {
 
 /* A forked child traces nothing that its parent was tracing. */
 void weft_forget_tracer(void) {
-    atomic_store(&weft_trace_on, WEFT_TRACE_OFF);
+    atomic_store(&weft_hot.tracing, WEFT_TRACE_OFF);
     atomic_store(&state, EMPTY);
     atomic_store(&users, 0);
     pthread_mutex_init(&lock, NULL);
@@ -87,14 +86,14 @@ int weft_trace_begin(void) {
         weft_trace_warm(c);
     period[0] = period[1] = weft_trace_now();
     atomic_store(&state, room ? RECORDING : EMPTY);
-    atomic_store(&weft_trace_on, room ? WEFT_TRACE_RECORD : WEFT_TRACE_OFF);
+    atomic_store(&weft_hot.tracing, room ? WEFT_TRACE_RECORD : WEFT_TRACE_OFF);
     return room ? 0 : -1;
 }
 
 void weft_trace_watch(void) {
     int off = WEFT_TRACE_OFF;
     if (weft_attach(WEFT_API_CUDA) && atomic_load(&state) == EMPTY)
-        atomic_compare_exchange_strong(&weft_trace_on, &off, WEFT_TRACE_LEARN);
+        atomic_compare_exchange_strong(&weft_hot.tracing, &off, WEFT_TRACE_LEARN);
 }
 
 void weft_trace_mark(void) {
@@ -111,11 +110,11 @@ static bool wait_for_users(void) {
     return atomic_load(&users) == 0;
 }
 
-void weft_trace_pause(void) { atomic_store(&weft_trace_on, WEFT_TRACE_OFF); }
+void weft_trace_pause(void) { atomic_store(&weft_hot.tracing, WEFT_TRACE_OFF); }
 
 void weft_trace_end(void) {
     int recording = RECORDING;
-    atomic_store(&weft_trace_on, WEFT_TRACE_OFF);
+    atomic_store(&weft_hot.tracing, WEFT_TRACE_OFF);
     if (!atomic_compare_exchange_strong(&state, &recording, CHANGING))
         return;
     period[1] = weft_trace_now();

@@ -92,8 +92,7 @@ typedef struct {
     char process_file[256]; /* whose rows hold the kernels' names */
 } weft_trace_header;
 
-extern _Atomic int weft_trace_on;
-static inline int weft_tracing(void) { return atomic_load_explicit(&weft_trace_on, memory_order_relaxed); }
+static inline int weft_tracing(void) { return atomic_load_explicit(&weft_hot.tracing, memory_order_relaxed); }
 
 enum { CALIBRATION_ROUNDS = 4, STAMPS = 2 };
 

@@ -41,7 +41,7 @@ static void fill_header(weft_trace_header *h) {
     h->graph_rows = weft_trace_graph_rows(&rows);
     clock_gettime(CLOCK_REALTIME, &real);
     h->realtime_offset_ns = (int64_t)real.tv_sec * 1000000000 + real.tv_nsec - (int64_t)weft_trace_now();
-    h->rank = weft_self ? weft_self->rank : -1;
+    h->rank = weft_hot.self ? weft_hot.self->rank : -1;
     h->world = number_in(worlds);
     h->pid = (int32_t)getpid();
     const char *path = weft_shim_attach(), *name = path ? strrchr(path, '/') : NULL;

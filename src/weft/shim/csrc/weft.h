@@ -15,7 +15,6 @@
 /* What every launch runs and reads is kept together. A program that launches from Python has filled the caches since
  * its last launch: then each further line and page costs more than all instructions of the shim. */
 #define HOT __attribute__((hot))
-#define HOT_DATA __attribute__((section("weft_hot")))
 
 /* --- control.c: the job's files and the policy in force ------------------------------------------ */
 
@@ -33,24 +32,37 @@ void weft_count(int counter);
 void *weft_shared_file(const char *name, size_t size);
 const weft_rules *weft_refresh(void);
 
-extern weft_process *weft_self; /* NULL until the first launch */
-extern _Atomic(const weft_rules *) weft_active;
-extern _Atomic uint64_t *weft_job_sequence;
-extern _Atomic uint64_t weft_seen_job, weft_seen_self;
+/* What every launch reads, in one line. */
+typedef struct {
+    _Alignas(64) weft_process *self; /* NULL until the first launch */
+    _Atomic(const weft_rules *) active;
+    _Atomic uint64_t *job_sequence;
+    _Atomic uint64_t seen_job, seen_self;
+    _Atomic int attached; /* 0 not tried, 1 attached, -1 cannot or must not */
+    _Atomic int captures; /* that are open, those that are not listed included */
+    _Atomic int tracing;
+    _Atomic uint32_t epoch; /* see weft_handle_epoch */
+    _Atomic bool neutral;   /* the active policy changes no launch; false: there is none */
+} weft_hot_data;
+_Static_assert(sizeof(weft_hot_data) == 64, "one line");
+extern weft_hot_data weft_hot;
 
 static inline void weft_add(int counter, uint64_t amount) {
-    if (weft_self)
-        atomic_fetch_add_explicit(&weft_self->counters[counter], amount, memory_order_relaxed);
+    if (weft_hot.self)
+        atomic_fetch_add_explicit(&weft_hot.self->counters[counter], amount, memory_order_relaxed);
+}
+
+/* Whether the active policy is that of the job's files. */
+static inline bool weft_policy_current(void) {
+    uint64_t job = atomic_load_explicit(weft_hot.job_sequence, memory_order_relaxed);
+    uint64_t self = atomic_load_explicit(&weft_hot.self->control.sequence, memory_order_relaxed);
+    return LIKELY(job == atomic_load_explicit(&weft_hot.seen_job, memory_order_acquire) &&
+                  self == atomic_load_explicit(&weft_hot.seen_self, memory_order_acquire));
 }
 
 /* The policy in force now. Costs two loads while nothing changes. */
 static inline const weft_rules *weft_policy_now(void) {
-    uint64_t job = atomic_load_explicit(weft_job_sequence, memory_order_relaxed);
-    uint64_t self = atomic_load_explicit(&weft_self->control.sequence, memory_order_relaxed);
-    if (UNLIKELY(job != atomic_load_explicit(&weft_seen_job, memory_order_relaxed) ||
-                 self != atomic_load_explicit(&weft_seen_self, memory_order_relaxed)))
-        return weft_refresh();
-    return atomic_load_explicit(&weft_active, memory_order_acquire);
+    return weft_policy_current() ? atomic_load_explicit(&weft_hot.active, memory_order_acquire) : weft_refresh();
 }
 
 bool weft_chunk_ready(uint32_t chunk); /* reserve the file's blocks for a chunk of rows; false: there are none */
@@ -120,7 +132,6 @@ void weft_lookup(const weft_backend *api, void *handle, unsigned threads, unsign
 void weft_forget_handles(void); /* a module or context went away: its handles may be used again */
 void weft_forget_larger(void *handle, uint32_t shared); /* variants with more shared memory: look them up again */
 uint32_t weft_handle_epoch(void);
-extern _Atomic uint32_t weft_epoch; /* the same, for the launch path */
 bool weft_glob(const char *pattern, const char *name);
 weft_row *weft_row_at(uint32_t row);
 weft_cell *weft_cell_at(uint32_t row); /* of the first shard */
@@ -129,32 +140,33 @@ static inline uint64_t weft_shape_of(unsigned threads, unsigned shared) { return
 
 /* A program repeats its launches. What followed the latest one the last time most likely follows it again, and has been
  * fetched since: the maps and the variants of many kernels do not fit into the caches near the core. */
-extern _Thread_local weft_variant *weft_latest; /* of this thread; NULL: none yet */
+extern _Thread_local struct weft_thread {
+    weft_variant *latest; /* NULL: none yet */
+    uint32_t shard;       /* where this thread counts, plus one; 0: not chosen yet */
+} weft_thread;
 
 static inline weft_variant *weft_after_latest(void) {
-    return weft_latest ? atomic_load_explicit(&weft_latest->after, memory_order_acquire) : NULL;
+    return weft_thread.latest ? atomic_load_explicit(&weft_thread.latest->after, memory_order_acquire) : NULL;
 }
 
 static inline void weft_launched(weft_variant *v) {
-    weft_latest = v;
+    weft_thread.latest = v;
     __builtin_prefetch(atomic_load_explicit(&v->after, memory_order_relaxed));
 }
 
 /* --- counts.c: launches ------------------------------------------------------------------------------------------ */
 
-extern _Thread_local uint32_t weft_shard; /* of this thread, plus one; 0: not chosen yet */
-
 /* This thread will count a launch there: fetch it while the driver makes the launch. */
 static inline void weft_count_soon(const weft_cell *cell) {
-    if (LIKELY(weft_shard))
-        __builtin_prefetch(cell + (weft_shard - 1) * WEFT_CHUNK_ROWS, 1);
+    if (LIKELY(weft_thread.shard))
+        __builtin_prefetch(cell + (weft_thread.shard - 1) * WEFT_CHUNK_ROWS, 1);
 }
 
 /* The usual launch: of a kernel that is known, has a row and does not communicate, and that followed the latest launch
  * before. Its variant, and where this thread, which has a shard of its own, counts it. NULL: look it up. */
 static inline weft_variant *weft_usual(void *handle, uint64_t shape, _Atomic uint64_t **counter) {
     weft_variant *v = weft_after_latest();
-    uint32_t now = atomic_load_explicit(&weft_epoch, memory_order_relaxed), shard = weft_shard - 1;
+    uint32_t now = atomic_load_explicit(&weft_hot.epoch, memory_order_relaxed), shard = weft_thread.shard - 1;
     if (!v || shard >= WEFT_SHARDS - 1 || atomic_load_explicit(&v->epoch, memory_order_acquire) != now ||
         atomic_load_explicit(&v->kind, memory_order_relaxed) != WEFT_KIND_COMPUTE ||
         atomic_load_explicit(&v->row, memory_order_relaxed) < WEFT_FIRST_ROW)
